@@ -23,6 +23,7 @@
 #include "daemon/memory/punch.h"
 #include "daemon/record/records.h"
 #include "daemon/handover/restore.h"
+#include "daemon/admin/lease.h"
 #include "daemon/admin/retire.h"
 #include "daemon/net/server.h"
 #include "daemon/session/shared.h"
@@ -220,6 +221,7 @@ static const struct upcalls upcalls = {
         .retire = retire_extents,
         .unmaps_soon = retire_unmaps_soon,
         .trim = trim_ask,
+        .lease_gone = lease_gone,
         .trim_excess = trim_excess,
 };
 

@@ -18,6 +18,7 @@ enum record_kind {
         RECORD_DRAIN,
         RECORD_START,
         RECORD_STOP,
+        RECORD_LEASE, /* a lease ended, and its last session */
         RECORD_KINDS,
 };
 
@@ -32,6 +33,7 @@ static const struct {
         [RECORD_DRAIN] = { "drain", "eb4a19e8631948dd98257476a0051823" },
         [RECORD_START] = { "start", "9b181a0d28a749ed97a33c4a8baa4194" },
         [RECORD_STOP] = { "stop", "fff65da7d5df40899f21907e46871947" },
+        [RECORD_LEASE] = { "lease", "605b816774e1400d89c2ec8e74503692" },
 };
 
 #endif

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "daemon/log.h"
+#include "daemon/admin/lease.h"
 #include "daemon/admin/report.h"
 #include "daemon/handover/restore.h"
 
@@ -34,6 +35,7 @@ static const struct upcalls upcalls = {
         .retire = retire_extents,
         .unmaps_soon = retire_unmaps_soon,
         .trim = trim_ask,
+        .lease_gone = lease_gone,
         .trim_excess = trim_excess,
 };
 
@@ -224,6 +226,8 @@ static void check_usage_pages(const struct broker *b)
                         Bfcd__Statistics f = BFCD__STATISTICS__INIT;
                         uint64_t page[PAGES_N_STATS];
 
+                        if (q->lease)
+                                continue;
                         MUST(q->page ==
                              usage_page_entry(b->tenants[i].usage, (size_t)(q->partition - b->partitions)));
                         MUST(pages_read(q->page, page) == 0);

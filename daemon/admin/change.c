@@ -12,6 +12,7 @@
 
 #include "daemon/admin/drain.h"
 #include "daemon/config/schema.h"
+#include "daemon/memory/broker_lease.h"
 #include "daemon/number.h"
 
 struct change_tenant {
@@ -74,7 +75,7 @@ static struct tenant *find_tenant(const struct change *c, const char *name)
 static struct quota *find_quota(const struct tenant *t, const struct partition *p)
 {
         for (size_t i = 0; t && i < t->n_quotas; i++)
-                if (t->quotas[i]->partition == p)
+                if (t->quotas[i]->partition == p && !t->quotas[i]->parent)
                         return t->quotas[i];
         return NULL;
 }
@@ -182,10 +183,15 @@ static void change_count_quota(struct change *c, const struct quota *q, const st
         uint64_t limit = to ? to->limit_bytes : q->account.limit_bytes;
         uint64_t n_sessions = to ? to->max_sessions : q->max_sessions;
         uint64_t n_blocks = to ? to->max_blocks : q->max_blocks;
-        uint64_t reserve = to ? to->reserve_bytes : 0;
+        uint64_t committed =
+                to ? max_u64(to->reserve_bytes, q->account.committed_bytes) : q->account.charged_bytes;
 
+        if (q->parent) /* counted there, too */
+                n_blocks = committed = 0;
+        else
+                n_blocks = max_u64(n_blocks, q->all.n_blocks);
         change_count(c, partition, arena_extent_room(q->arena, limit), max_u64(n_sessions, q->sessions.n),
-                     max_u64(n_blocks, q->n_blocks), max_u64(reserve, q->account.charged_bytes));
+                     n_blocks, committed);
 }
 
 static int change_prepare_quota(struct change *c, struct quota *q, const struct config_quota *to)
@@ -199,6 +205,12 @@ static int change_prepare_quota(struct change *c, struct quota *q, const struct 
                             q->tenant, q->partition->name, SIZE(q->account.limit_bytes));
                 return 0;
         }
+        if (to->limit_bytes < q->account.promised_bytes)
+                change_fail(c,
+                            "tenant '%s': limit %s in partition '%s' is below the %s that are guaranteed to "
+                            "its leases: lower their reserves (bfcctl lease set), or end them first",
+                            q->tenant, SIZE(to->limit_bytes), q->partition->name,
+                            SIZE(q->account.promised_bytes));
         r = quota_prepare_limit(q, to->limit_bytes);
         if (r == -ENOTSUP) {
                 change_fail(c,
@@ -262,7 +274,7 @@ static void change_check_pools(struct change *c)
                 const struct partition *p = &c->b->partitions[i];
                 const struct change_partition *to = &c->partitions[i];
 
-                if (pool_fits(&p->pool, to->limit_bytes, to->committed_bytes))
+                if (account_fits(&p->pool, to->limit_bytes, to->committed_bytes))
                         continue;
                 change_fail(c,
                             "partition '%s': guaranteed memory and memory reserved beyond it would total "
@@ -337,7 +349,7 @@ static int change_check(struct change *c)
                 const struct config_tenant *to = change_config_of(c, t);
 
                 for (size_t k = 0; k < t->n_quotas; k++)
-                        if (!find_config_quota(c, to, t->quotas[k]))
+                        if (t->quotas[k]->parent || !find_config_quota(c, to, t->quotas[k]))
                                 change_count_quota(c, t->quotas[k], NULL);
         }
         change_check_pools(c);
@@ -432,7 +444,8 @@ static void tell_removed(struct change *c, const struct tenant *t, const struct 
                         "continue\n",
                         t->name, t->n_sessions);
         for (size_t k = 0; to && k < t->n_quotas; k++)
-                if (!t->quotas[k]->is_removed && !find_config_quota(c, to, t->quotas[k]))
+                if (!t->quotas[k]->is_removed && !t->quotas[k]->parent &&
+                    !find_config_quota(c, to, t->quotas[k]))
                         fprintf(c->changes,
                                 "tenant '%s': its quota in partition '%s' is removed; its existing "
                                 "sessions there (%" PRIu32 ") continue\n",
@@ -528,6 +541,10 @@ static void apply_quotas(struct change *c, struct tenant *t)
                 struct quota *q = t->quotas[i];
                 const struct config_quota *to = find_config_quota(c, t->config, q);
 
+                if (q->parent) /* its tenant's quota is before it */
+                        lease_follow(c->b, lease_of(c->b, q));
+                if (q->parent)
+                        continue;
                 if (!to) {
                         quota_remove(q);
                         broker_note_leave(c->b, q);

@@ -244,17 +244,23 @@ static bool reason_is_printable(const char *reason)
         return n <= REASON_MAX && reason[n] == '\0';
 }
 
+bool command_may_evict(const struct session *s)
+{
+        return !s->admin && (s->state == SESSION_LIVE || session_is_suspended(s));
+}
+
 /* The client is told once, on its connection; a client that resumes the session is told by resume.c. */
-static int command_tell_eviction(struct session *other, const char *reason)
+int command_evict(struct session *s, const char *reason)
 {
         char *sentence;
 
-        if (asprintf(&sentence, "session %" PRIu64 " was evicted by an operator%s%s", other->id,
-                     *reason ? ": " : "", reason) < 0)
+        if (asprintf(&sentence, "session %" PRIu64 " was evicted%s", s->id, reason) < 0)
                 return -ENOMEM;
-        free(other->eviction);
-        other->eviction = sentence;
-        session_refuse(other, 0, -EIDRM, sentence);
+        free(s->eviction);
+        s->eviction = sentence;
+        session_refuse(s, 0, -EIDRM, sentence);
+        session_forbid_resume(s);
+        s->ops->abort(s->userdata, "evicted by an operator");
         return 0;
 }
 
@@ -272,7 +278,7 @@ int handle_evict(struct session *s, const Bfcd__Request *r, const char **ret_why
                 return 0;
         }
         other = find_session(s->broker, r->evict->session_id);
-        if (!other || other->admin || (other->state != SESSION_LIVE && !session_is_suspended(other))) {
+        if (!other || !command_may_evict(other)) {
                 snprintf(sentence, sizeof(sentence), "session %" PRIu64 " cannot be evicted: %s%s",
                          r->evict->session_id, other ? "it is " : "",
                          !other         ? "there is no such session"
@@ -281,18 +287,17 @@ int handle_evict(struct session *s, const Bfcd__Request *r, const char **ret_why
                 session_refuse(s, r->id, -ENOENT, sentence);
                 return 0;
         }
-        if (command_tell_eviction(other, r->evict->reason) < 0) {
-                session_refuse(s, r->id, -ENOMEM, "the daemon is out of memory");
-                return 0;
-        }
         log_notice("session %" PRIu64 " (tenant '%s', uid %u, pid %d, %s): evicted by session %" PRIu64
                    " (uid %u, pid %d)%s%s",
                    other->id, other->tenant->name, (unsigned)other->who.uid, (int)other->who.pid, other->name,
                    s->id, (unsigned)s->who.uid, (int)s->who.pid, *r->evict->reason ? ": " : "",
                    r->evict->reason);
-        session_forbid_resume(other);
-        other->ops->abort(other->userdata, "evicted by an operator");
-        session_done(s, r->id);
+        snprintf(sentence, sizeof(sentence), " by an operator%s%s", *r->evict->reason ? ": " : "",
+                 r->evict->reason);
+        if (command_evict(other, sentence) < 0)
+                session_refuse(s, r->id, -ENOMEM, "the daemon is out of memory");
+        else
+                session_done(s, r->id);
         return 0;
 }
 

@@ -41,6 +41,10 @@ int handle_evict(struct session *s, const Bfcd__Request *r, const char **ret_why
 int handle_drain(struct session *s, const Bfcd__Request *r, const char **ret_why);
 int handle_resume(struct session *s, const Bfcd__Request *r, const char **ret_why);
 
+/* Ends a session that command_may_evict(). reason: continues "session N was evicted". -ENOMEM. */
+bool command_may_evict(const struct session *s);
+int command_evict(struct session *s, const char *reason);
+
 /* Tells a new session which of its partitions are draining. */
 void command_tell_drains(struct session *s);
 

@@ -90,7 +90,7 @@ static void tell_session(struct session *s)
 }
 
 /* One event for each limit. The event queue bounds a client that does not read; it is not waited for. */
-static void tell_sessions(struct broker *b)
+void reload_tell_sessions(struct broker *b)
 {
         for (size_t i = 0; i < b->sessions.n_slots; i++) {
                 struct session *s = b->sessions.table[i];
@@ -108,7 +108,7 @@ int reload_config(struct broker *b, struct config *next, bool dry_run, FILE *cha
         int r = change_config(b, next, dry_run, changes, errors);
 
         if (r == 0 && !dry_run)
-                tell_sessions(b);
+                reload_tell_sessions(b);
         if (r == 0 && !dry_run)
                 shared_review_kept(b);
         return r;

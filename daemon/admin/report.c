@@ -14,6 +14,7 @@
 
 #include "daemon/clock.h"
 #include "daemon/admin/drain.h"
+#include "daemon/memory/broker_lease.h"
 #include "daemon/record/records.h"
 
 #define REPORT_SCAN       4096u  /* records looked at for one page */
@@ -42,9 +43,9 @@ void report_quota_stats(const struct quota *q, Bfcd__Statistics *f)
         f->bytes_limit = q->account.limit_bytes;
         f->bytes_reserved = q->account.charged_bytes;
         f->peak_bytes_reserved = q->account.peak_charged_bytes;
-        f->bytes_in_use = q->bytes_in_use;
+        f->bytes_in_use = q->all.bytes_in_use;
         f->peak_bytes_in_use = q->peaks.bytes_in_use;
-        f->bytes_requested = q->bytes_requested;
+        f->bytes_requested = q->all.bytes_requested;
         f->peak_bytes_requested = q->peaks.bytes_requested;
         f->num_allocs = stats.num_allocs;
         f->largest_alloc_size = stats.largest_alloc_size;
@@ -52,7 +53,7 @@ void report_quota_stats(const struct quota *q, Bfcd__Statistics *f)
         f->bytes_free = stats.bytes_free;
         if (stats.bytes_free > stats.largest_free_block_bytes)
                 f->bytes_fragmented = stats.bytes_free - stats.largest_free_block_bytes;
-        f->num_blocks = q->n_blocks;
+        f->num_blocks = q->all.n_blocks;
         f->num_sessions = q->sessions.n;
         f->num_extents = arena_n_extents(q->arena);
         f->num_refusals = q->refusals.n;
@@ -77,6 +78,18 @@ static void report_pool_stats(const struct partition *p, Bfcd__Statistics *f)
         f->lifetime_peak_bytes_in_use = p->use.lifetime_peak_bytes;
 }
 
+/* What includes the tenant's leases. */
+static void add_tenants_stats(Bfcd__Statistics *f, const Bfcd__Statistics *one)
+{
+        f->bytes_in_use += one->bytes_in_use;
+        f->bytes_requested += one->bytes_requested;
+        f->num_blocks += one->num_blocks;
+        f->num_refusals += one->num_refusals;
+        f->num_over_quota += one->num_over_quota;
+        f->num_out_of_memory += one->num_out_of_memory;
+        f->bytes_guaranteed += one->bytes_guaranteed;
+}
+
 /* All viewers see the limit and the charges of a partition, which explain a refusal. */
 static void sum_partition_stats(const struct session *viewer, const struct partition *p, Bfcd__Statistics *f)
 {
@@ -93,21 +106,16 @@ static void sum_partition_stats(const struct session *viewer, const struct parti
                 if (!report_shows(viewer, q))
                         continue;
                 report_quota_stats(q, &one);
-                f->bytes_in_use += one.bytes_in_use;
+                if (!q->parent)
+                        add_tenants_stats(f, &one);
                 f->bytes_unreclaimed += one.bytes_unreclaimed;
-                f->bytes_requested += one.bytes_requested;
                 f->num_allocs += one.num_allocs;
                 f->bytes_free += one.bytes_free;
                 f->bytes_fragmented += one.bytes_fragmented;
-                f->num_blocks += one.num_blocks;
                 f->num_sessions += one.num_sessions;
                 f->num_extents += one.num_extents;
-                f->num_refusals += one.num_refusals;
-                f->num_over_quota += one.num_over_quota;
-                f->num_out_of_memory += one.num_out_of_memory;
                 if (one.last_refusal_time_ms > f->last_refusal_time_ms)
                         f->last_refusal_time_ms = one.last_refusal_time_ms;
-                f->bytes_guaranteed += one.bytes_guaranteed;
                 if (one.largest_alloc_size > f->largest_alloc_size)
                         f->largest_alloc_size = one.largest_alloc_size;
                 if (one.largest_free_block_bytes > f->largest_free_block_bytes)
@@ -371,13 +379,14 @@ static void report_tenants(const struct session *viewer, uint64_t cursor, struct
                 for (size_t k = 0; k < t->n_quotas; k++) {
                         Bfcd__TenantRow *row = &r->rows.tenants[r->n_rows];
 
-                        if (n++ < cursor || !viewer_sees(viewer, t))
+                        if (n++ < cursor || !viewer_sees(viewer, t) || t->quotas[k]->parent)
                                 continue;
                         if (report_page_ends(r)) {
                                 r->list.next_cursor = n - 1;
                                 goto out;
                         }
                         bfcd__tenant_row__init(row);
+                        row->num_leases = t->quotas[k]->account.n_children;
                         row->is_removed = t->quotas[k]->is_removed;
                         row->bytes_pending = arena_retiring_bytes(t->quotas[k]->arena);
                         row->bytes_kept = quota_kept_bytes(t->quotas[k]);
@@ -394,6 +403,57 @@ static void report_tenants(const struct session *viewer, uint64_t cursor, struct
 out:
         r->list.n_tenants = r->n_rows;
         r->list.tenants = (Bfcd__TenantRow **)r->pointers;
+}
+
+static void report_lease(const struct broker *b, const struct lease *lease, Bfcd__LeaseRow *row,
+                         char match[static 24])
+{
+        const struct ledger_lease *record = lease_record(b, lease);
+        const struct quota *q = lease->quota;
+        uint64_t now_ms = clock_ms(), until_ms = record->ended_ms != 0 ? record->evicts_ms : 0;
+
+        row->name = report_borrow(lease->name);
+        row->tenant = report_borrow(lease->tenant->name);
+        row->partition = report_borrow(q->partition->name);
+        report_quota_stats(q, row->stats);
+        row->stats->bytes_limit = record->limit_bytes;
+        row->match_kind = report_borrow(lease_kind_name(record->kind));
+        snprintf(match, 24, "%" PRIu32, record->kind == LEASE_PID ? record->pid : record->uid);
+        row->match = report_borrow(record->match[0] ? record->match : match);
+        row->state = report_borrow(record->ended_ms != 0 ? "ending" : "active");
+        row->age_ms = now_ms - record->born_ms;
+        if (record->ended_ms == 0 && record->ends_ms != 0) /* at least 1: 0 means that there is none */
+                row->ttl_ms = record->ends_ms > now_ms ? record->ends_ms - now_ms : 1;
+        row->evicts = record->ended_ms != 0 ? until_ms != 0 : record->evicts != 0;
+        row->grace_ms = record->ended_ms == 0 ? record->grace_ms : until_ms > now_ms ? until_ms - now_ms : 0;
+        row->bytes_pending = arena_retiring_bytes(q->arena);
+        row->num_waiting = q->queue.n;
+        row->bytes_waiting = q->queue.n_bytes;
+        row->waited_ns = ledger_quota_at(b->ledger, q->index)->life.waited_ns;
+}
+
+/* The cursor counts leases. */
+static void report_leases(const struct session *viewer, uint64_t cursor, struct report *r)
+{
+        const struct broker *b = viewer->broker;
+
+        for (uint64_t i = cursor; i < b->leases.n; i++) {
+                struct report_lease *row;
+
+                if (!viewer_sees(viewer, b->leases.list[i]->tenant))
+                        continue;
+                if (report_page_ends(r) || r->n_rows == REPORT_LEASES) {
+                        r->list.next_cursor = i;
+                        break;
+                }
+                row = &r->rows.leases[r->n_rows];
+                bfcd__lease_row__init(&row->row);
+                row->row.stats = report_stats(r);
+                report_lease(b, b->leases.list[i], &row->row, row->match);
+                add_row(r, &row->row);
+        }
+        r->list.n_leases = r->n_rows;
+        r->list.leases = (Bfcd__LeaseRow **)r->pointers;
 }
 
 static bool way_is_empty(const struct grants_of_way *g)
@@ -440,7 +500,8 @@ static void report_grants(const struct session *viewer, uint64_t cursor, struct 
                         const struct quota *q = t->quotas[k / GRANT_WAYS];
                         enum grant_way way = (enum grant_way)(k % GRANT_WAYS);
 
-                        if (n++ < cursor || !viewer_sees(viewer, t) || way_is_empty(&q->grants.ways[way]))
+                        if (n++ < cursor || !viewer_sees(viewer, t) || q->parent ||
+                            way_is_empty(&q->grants.ways[way]))
                                 continue;
                         if (report_page_ends(r)) {
                                 r->list.next_cursor = n - 1;
@@ -455,7 +516,7 @@ out:
         r->list.grants = (Bfcd__GrantsRow **)r->pointers;
 }
 
-static void report_session(const struct session *s, Bfcd__SessionRow *row)
+void report_session(const struct session *s, Bfcd__SessionRow *row)
 {
         const struct ledger_session *record = ledger_session_at(s->broker->ledger, s->index);
         struct client_usage client;
@@ -480,6 +541,16 @@ static void report_session(const struct session *s, Bfcd__SessionRow *row)
         row->is_unresponsive = s->recall.n_overdue > 0;
 }
 
+static size_t list_leases(const struct session *s, char *ret[static LEDGER_SESSION_LEASES])
+{
+        size_t n = 0;
+
+        for (size_t i = 0; i < s->n_shares && n < LEDGER_SESSION_LEASES; i++)
+                if (s->shares[i].quota->lease)
+                        ret[n++] = report_borrow(s->shares[i].quota->lease);
+        return n;
+}
+
 static void report_sessions(const struct session *viewer, uint64_t cursor, struct report *r)
 {
         const struct broker *b = viewer->broker;
@@ -487,11 +558,15 @@ static void report_sessions(const struct session *viewer, uint64_t cursor, struc
 
         for (i = cursor; i < b->sessions.n_slots && !report_page_ends(r); i++) {
                 const struct session *s = b->sessions.table[i];
+                Bfcd__SessionRow *row;
 
                 if (!s || !viewer_sees(viewer, s->tenant))
                         continue;
-                report_session(s, &r->rows.sessions[r->n_rows]);
-                add_row(r, &r->rows.sessions[r->n_rows]);
+                row = &r->rows.sessions.rows[r->n_rows];
+                report_session(s, row);
+                row->leases = r->rows.sessions.leases[r->n_rows];
+                row->n_leases = list_leases(s, row->leases);
+                add_row(r, row);
         }
         r->list.next_cursor = i < b->sessions.n_slots ? i : 0;
         r->list.n_sessions = r->n_rows;
@@ -525,6 +600,7 @@ static void report_block(const struct session *viewer, const struct ledger_block
                 row->shared_name = ledger_shared_at(b->ledger, block->shared)->name;
         row->tenant = report_borrow(q->tenant);
         row->partition = report_borrow(q->partition->name);
+        row->lease = report_borrow(q->lease ? q->lease : "");
         row->region_id = place.region_id;
         row->offset = place.offset;
         row->n_bytes = block->n_bytes;
@@ -561,6 +637,7 @@ static void report_extent(const struct quota *q, const struct ledger_extent *ext
         bfcd__extent_row__init(row);
         row->tenant = report_borrow(q->tenant);
         row->partition = report_borrow(q->partition->name);
+        row->lease = report_borrow(q->lease ? q->lease : "");
         row->region_id = place.region_id;
         row->region_bytes = place.region_bytes;
         row->offset = place.offset;
@@ -612,6 +689,7 @@ static void report_shared_block(const struct session *viewer, const struct ledge
         row->name = report_borrow(shared->name);
         row->tenant = report_borrow(q->tenant);
         row->partition = report_borrow(q->partition->name);
+        row->lease = report_borrow(q->lease ? q->lease : "");
         row->block_id = block->id;
         row->n_bytes = block->n_bytes;
         row->n_requested = block->n_requested;
@@ -692,6 +770,7 @@ static void report_session_ages(const struct session *s, size_t share, const str
         row->session_id = s->id;
         row->tenant = report_borrow(of->quota->tenant);
         row->partition = report_borrow(of->quota->partition->name);
+        row->lease = report_borrow(of->quota->lease ? of->quota->lease : "");
         row->least_age_ms = r->rows.ages.least_ms[r->n_rows];
         row->bytes = r->rows.ages.bytes[r->n_rows];
         row->n_bytes = clamp_ages(s, of->usage.bytes, ages->bytes[share], row->least_age_ms, row->bytes);
@@ -750,6 +829,8 @@ static void report_whoami(const struct session *viewer, uint64_t cursor, struct 
                 add_row(r, report_borrow(b->selection.order[viewer->who.matches.tenants[i]]->name));
         r->whoami.n_matching_tenants = r->n_rows;
         r->whoami.matching_tenants = (char **)r->pointers;
+        r->whoami.leases = r->whoami_leases;
+        r->whoami.n_leases = list_leases(viewer, r->whoami_leases);
         r->list.whoami = &r->whoami;
 }
 
@@ -767,6 +848,7 @@ int report_list(const struct session *viewer, const Bfcd__List *request, struct 
                 [BFCD__LIST__KIND__GRANTS] = report_grants,
                 [BFCD__LIST__KIND__EXTENTS] = report_extents,
                 [BFCD__LIST__KIND__KEPT] = report_kept,
+                [BFCD__LIST__KIND__LEASES] = report_leases,
         };
         size_t kind = (size_t)request->kind;
 

@@ -12,20 +12,29 @@
 #include "proto/ages.h"
 #include "proto/bfcd.pb-c.h"
 
-#define REPORT_ROWS  96u /* a page; about 500 bytes a row at most */
-#define REPORT_LOOKS 24u /* at clients' pages for one page of AGES: each takes several copies */
+#define REPORT_ROWS   96u /* a page; about 500 bytes a row at most */
+#define REPORT_LEASES 40u /* a page; a control group makes a row longer */
+#define REPORT_LOOKS  24u /* at clients' pages for one page of AGES: each takes several copies */
 
 /* A page and the memory of its rows; names are borrowed. */
 struct report {
         Bfcd__ListReply list;
         Bfcd__Status status;
         Bfcd__Whoami whoami;
+        char *whoami_leases[LEDGER_SESSION_LEASES];
         size_t n_rows;
         uint64_t end_ns; /* the page ends after the row that is made then; 0: when it is full */
         union {
                 Bfcd__PartitionRow partitions[REPORT_ROWS];
                 Bfcd__TenantRow tenants[REPORT_ROWS];
-                Bfcd__SessionRow sessions[REPORT_ROWS];
+                struct {
+                        Bfcd__SessionRow rows[REPORT_ROWS];
+                        char *leases[REPORT_ROWS][LEDGER_SESSION_LEASES];
+                } sessions;
+                struct report_lease {
+                        Bfcd__LeaseRow row;
+                        char match[24]; /* of an id */
+                } leases[REPORT_LEASES];
                 Bfcd__BlockRow blocks[REPORT_ROWS];
                 Bfcd__SharedRow shared[REPORT_ROWS];
                 Bfcd__ExtentRow extents[REPORT_ROWS];
@@ -55,7 +64,11 @@ static inline char *report_borrow(const char *s)
 /* True: the viewer may see this quota's tenant. */
 bool report_shows(const struct session *viewer, const struct quota *q);
 
+/* With the bytes, blocks and refusals of its leases. */
 void report_quota_stats(const struct quota *q, Bfcd__Statistics *ret);
+
+/* Without the leases of the session. */
+void report_session(const struct session *s, Bfcd__SessionRow *row);
 
 /* What all viewers see of the partition, and sums of what this viewer may see. */
 void report_partition_stats(const struct session *viewer, const struct partition *p, Bfcd__Statistics *ret);

@@ -475,17 +475,17 @@ static size_t round_look(struct round *r, struct trim_quota *t, const struct quo
 }
 
 /* Of the quotas whose sessions are asked for this shortage, the next after `each`. NULL: the first one. */
-static struct quota *next_asked(struct quota *q, int refusal, const struct quota *each)
+static struct quota *next_asked(struct quota *q, const struct account *scope, const struct quota *each)
 {
         struct partition *p = q->partition;
         struct quota *next;
 
-        if (refusal != -ENOMEM)
+        if (!scope)
                 return !each && q->may_have_idle ? q : NULL;
         for (next = each ? TAILQ_NEXT(each, of_asked) : TAILQ_FIRST(&p->asked); next;
              next = TAILQ_NEXT(next, of_asked)) {
                 p->lists.n_visits++;
-                if (next == q || quota_surplus(next) > 0)
+                if (next == q || account_surplus(&next->account, scope) > 0)
                         return next;
         }
         return NULL;
@@ -498,15 +498,15 @@ struct survey {
         bool is_fresh; /* some of these were sent just now */
 };
 
-static void survey_make(struct quota *q, int refusal, uint64_t now_ms, struct survey *ret)
+static void survey_make(struct quota *q, const struct account *scope, uint64_t now_ms, struct survey *ret)
 {
         struct quota *each, *next;
 
         *ret = (struct survey){ 0 };
-        for (each = next_asked(q, refusal, NULL); each; each = next) {
+        for (each = next_asked(q, scope, NULL); each; each = next) {
                 const struct trim_quota *t = each->asked;
 
-                next = next_asked(q, refusal, each);
+                next = next_asked(q, scope, each);
                 if (t->n_empty >= t->n_shares && t->n_open == 0) { /* until something changes */
                         trim_quota_unlist(each);
                         continue;
@@ -522,10 +522,10 @@ static void survey_make(struct quota *q, int refusal, uint64_t now_ms, struct su
  * reserve keeps does not help. One extent is added, because blocks do not end where extents do. The
  * amount doubles with each answer that did not make enough extents wholly free. */
 static uint64_t trim_bytes(const struct trim_share *share, const struct quota *q,
-                           const struct quota_asking *asking, uint64_t missing)
+                           const struct quota_asking *asking, const struct account *scope, uint64_t missing)
 {
         const struct quota *its = share->share->quota;
-        uint64_t n_bytes = its == q ? missing : min_u64(missing, quota_surplus(its));
+        uint64_t n_bytes = its == q ? missing : min_u64(missing, account_surplus(&its->account, scope));
 
         if (n_bytes == 0)
                 return 0;
@@ -536,49 +536,52 @@ static uint64_t trim_bytes(const struct trim_share *share, const struct quota *q
 }
 
 /* The requesting session comes first, where its own tenant's limit is short. */
-static bool trim_ask_requester(const struct quota *q, struct quota_request *first, int refusal,
-                               uint64_t missing, uint64_t now_ms)
+static bool trim_ask_requester(const struct quota *q, struct quota_request *first,
+                               const struct account *scope, uint64_t missing, uint64_t now_ms)
 {
         const struct session *s = first->requester;
 
-        if (refusal != -EDQUOT || !s || first->asking.n_round > 0)
+        if (scope == &q->partition->pool || !s || first->asking.n_round > 0)
                 return false;
         for (size_t i = 0; i < s->n_shares; i++)
                 if (s->shares[i].quota == q)
                         return share_can_trim(&s->shares[i].trim, &first->asking) &&
                                trim_send(&s->shares[i].trim,
-                                         trim_bytes(&s->shares[i].trim, q, &first->asking, missing), now_ms);
+                                         trim_bytes(&s->shares[i].trim, q, &first->asking, scope, missing),
+                                         now_ms);
         return false;
 }
 
 /* Returns how many sessions could be asked. *ret_looked: it looked at so many of each quota; SIZE_MAX: at
  * all. */
-static size_t trim_ask_round(struct quota *q, struct quota_request *first, int refusal, uint64_t missing,
-                             size_t n_looks, uint64_t now_ms, size_t *ret_looked)
+static size_t trim_ask_round(struct quota *q, struct quota_request *first, const struct account *scope,
+                             uint64_t missing, size_t n_looks, uint64_t now_ms, size_t *ret_looked)
 {
         unsigned n_round = first->asking.n_round;
         struct round round = { .max = n_round < 4 ? (size_t)1 << n_round : TRIM_MAX_ROUND, .now_ms = now_ms };
         struct quota *each;
 
         *ret_looked = SIZE_MAX;
-        for (each = next_asked(q, refusal, NULL); each; each = next_asked(q, refusal, each)) {
+        for (each = next_asked(q, scope, NULL); each; each = next_asked(q, scope, each)) {
                 size_t n = round_look(&round, each->asked, &first->asking, n_looks);
 
                 *ret_looked = n < *ret_looked ? n : *ret_looked;
         }
         for (size_t i = 0; i < round.n; i++)
-                (void)trim_send(round.best[i], trim_bytes(round.best[i], q, &first->asking, missing), now_ms);
+                (void)trim_send(round.best[i], trim_bytes(round.best[i], q, &first->asking, scope, missing),
+                                now_ms);
         return round.n;
 }
 
-bool trim_ask(struct broker *b, struct quota *q, struct quota_request *first, int refusal, uint64_t missing)
+bool trim_ask(struct broker *b, struct quota *q, struct quota_request *first, const struct account *scope,
+              uint64_t missing)
 {
         struct quota_asking *asking = &first->asking;
         uint64_t now_ms = clock_ms();
         struct survey survey;
         size_t n_looks, n_looked;
 
-        survey_make(q, refusal, now_ms, &survey);
+        survey_make(q, scope, now_ms, &survey);
         if (survey.n_quotas == 0)
                 return false;
         if (asking->clock == 0)
@@ -586,8 +589,8 @@ bool trim_ask(struct broker *b, struct quota *q, struct quota_request *first, in
         if (survey.is_fresh)
                 return true;
         n_looks = TRIM_MAX_LOOKS / survey.n_quotas;
-        if (trim_ask_requester(q, first, refusal, missing, now_ms) ||
-            trim_ask_round(q, first, refusal, missing, n_looks, now_ms, &n_looked) > 0) {
+        if (trim_ask_requester(q, first, scope, missing, now_ms) ||
+            trim_ask_round(q, first, scope, missing, n_looks, now_ms, &n_looked) > 0) {
                 asking->n_vain = 0;
                 asking->n_round++;
                 q->queue.look_again = true; /* whether it was sent or not, there may be more to ask */

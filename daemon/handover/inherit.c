@@ -11,6 +11,7 @@
 
 #include "daemon/handover/crash.h"
 #include "daemon/log.h"
+#include "daemon/memory/broker_lease.h"
 #include "daemon/number.h"
 #include "device/host_free.h"
 
@@ -173,7 +174,7 @@ static const struct config_quota *find_config_quota(const struct tenant *t, size
 static struct quota *find_quota(const struct tenant *t, const struct partition *p)
 {
         for (size_t i = 0; i < t->n_quotas; i++)
-                if (t->quotas[i]->partition == p)
+                if (t->quotas[i]->partition == p && !t->quotas[i]->parent)
                         return t->quotas[i];
         return NULL;
 }
@@ -309,6 +310,8 @@ static int inherit_quota(struct broker *b, struct tenant *t, struct inherited_qu
                           from->tenant, from->partition, from->n_bytes, from->arena.n_extents);
                 return 0;
         }
+        if (from->lease != LEDGER_NONE && is_there && b->partitions[partition].share != DEVICE_SHARE_FD)
+                return 0; /* it is made again */
         if (is_there && b->partitions[partition].share != DEVICE_SHARE_FD) {
                 inherited_forget(b->inherited, from); /* its memory ended with its process */
                 return 0;
@@ -317,7 +320,7 @@ static int inherit_quota(struct broker *b, struct tenant *t, struct inherited_qu
                 close_quota(b, from, "the configuration no longer has this partition");
         else if (!has_all_fds(from))
                 close_quota(b, from, "the service manager has not stored all of its extents");
-        else
+        else if (!from->is_lease) /* leases come later */
                 return restore_quota(b, t, partition, from);
         return 0;
 }
@@ -327,6 +330,103 @@ static int compare_ids(const void *x, const void *y)
         const struct inherited_quota *const *p = x, *const *q = y;
 
         return (*p)->id < (*q)->id ? -1 : (*p)->id > (*q)->id;
+}
+
+/* It was closed when its quota in the partition was made already: that is charged for it. */
+static void charge_closed(struct quota *q, uint64_t n_bytes)
+{
+        struct charge charge;
+        uint64_t missing;
+
+        if (charge_take(&q->account, n_bytes, &charge, &missing) == 0)
+                charge_join(&q->closed, &charge);
+}
+
+/* Within the quota of its tenant, which has room for all that is charged. */
+static int restore_lease(struct broker *b, struct tenant *t, struct quota *parent,
+                         struct inherited_quota *from)
+{
+        const struct ledger_lease *record = ledger_lease_at(b->ledger, from->lease);
+        const char *why = NULL;
+        struct quota_options options = {
+                .parent = parent,
+                .lease = record->name, /* until lease_adopt() */
+                .limit_bytes = max_u64(record->limit_bytes, from->n_bytes),
+                .max_sessions = parent->max_sessions,
+                .max_blocks = parent->max_blocks,
+                .inherited = &from->arena,
+                .index = from->index,
+                .inherited_bytes = from->n_bytes,
+                .ret_why = &why,
+        };
+        struct lease *lease;
+        struct quota *q;
+        int r;
+
+        if (parent->partition->share != DEVICE_SHARE_FD) { /* its memory ended with its process */
+                const struct ledger_lease facts = *record;
+
+                inherited_forget(b->inherited, from);
+                r = facts.ended_ms == 0 ? lease_new(b, t, parent, &facts, &lease) : 0;
+                return is_fatal(r) ? r : 0;
+        }
+        r = broker_make_quota(b, t, (size_t)(parent->partition - b->partitions), &options);
+
+        if (r < 0 && !is_fatal(r)) {
+                close_quota(b, from, why ? why : strerror(-r));
+                charge_closed(parent, from->n_bytes);
+                return 0;
+        }
+        if (r < 0)
+                return r;
+        took_fds(b->inherited, from);
+        b->restored.n_bytes += from->n_bytes;
+        b->restored.n_blocks += (uint32_t)from->arena.n_blocks;
+        q = from->quota = t->quotas[t->n_quotas - 1];
+        r = quota_prepare_limit(q, record->limit_bytes);
+        if (r == 0)
+                quota_set_early(q, &(struct quota_limits){ record->limit_bytes, record->reserve_bytes,
+                                                           parent->max_sessions, parent->max_blocks, 0, 0 });
+        note_interrupted_growth(q, from->growing_mib, from->oom_kills);
+        quota_restore_lifetime(q, &from->life);
+        return r == 0 ? lease_adopt(b, t, q, from->lease, &lease) : r;
+}
+
+/* Leases in the order in which they were made, after the quotas of tenants. */
+static int inherit_leases(struct broker *b)
+{
+        struct inherited *r = b->inherited;
+        struct inherited_quota **list = calloc(r->n_quotas + 1, sizeof(*list));
+        size_t n = 0;
+        int error = list ? 0 : -ENOMEM;
+
+        for (size_t i = 0; list && i < r->n_quotas; i++)
+                if (r->quotas[i].lease != LEDGER_NONE && !r->quotas[i].is_closed)
+                        list[n++] = &r->quotas[i];
+        if (list)
+                qsort(list, n, sizeof(*list), compare_ids);
+        for (size_t i = 0; error == 0 && i < n; i++) {
+                size_t k = 0, partition = find_partition(b, list[i]->partition);
+                struct quota *parent;
+                uint64_t limit, reserve;
+
+                while (k < b->n_tenants && strcmp(b->tenants[k].name, list[i]->tenant) != 0)
+                        k++;
+                parent = k < b->n_tenants && partition < b->n_partitions
+                                 ? find_quota(&b->tenants[k], &b->partitions[partition])
+                                 : NULL;
+                if (!parent) {
+                        close_quota(b, list[i], "the quota of its tenant was closed");
+                        continue;
+                }
+                limit = parent->account.limit_bytes;
+                reserve = parent->account.reserve_bytes;
+                account_set(&parent->account, NO_LIMIT / 2, reserve);
+                error = restore_lease(b, &b->tenants[k], parent, list[i]);
+                account_set(&parent->account, limit, reserve);
+        }
+        free(list);
+        return error;
 }
 
 /* The quotas of a tenant in their original order, which its sessions know. */
@@ -431,7 +531,7 @@ static void keep_lives(struct broker *b)
                 const struct inherited_quota *from = &b->inherited->quotas[i];
                 size_t partition = find_partition(b, from->partition);
 
-                if (partition == b->n_partitions)
+                if (partition == b->n_partitions || from->is_lease)
                         continue;
                 partition_restore_lifetime(&b->partitions[partition], &from->life);
                 for (size_t k = 0; k < b->n_tenants; k++) {
@@ -495,12 +595,14 @@ int inherit_quotas(struct broker *b, char *ret_sentence, size_t n_sentence)
 
         inherited_finish(b->inherited, device_of, b);
         for (size_t i = 0; i < b->n_partitions; i++)
-                pool_set_limit(&b->partitions[i].pool, NO_LIMIT);
+                account_set(&b->partitions[i].pool, NO_LIMIT, 0);
         r = inherit_tenants(b);
         for (size_t i = 0; r == 0 && i < b->selection.n; i++)
                 r = add_quotas(b, b->selection.order[i], ret_sentence, n_sentence);
+        if (r == 0)
+                r = inherit_leases(b);
         for (size_t i = 0; i < b->n_partitions; i++)
-                pool_set_limit(&b->partitions[i].pool, b->config->partitions[i].limit_bytes);
+                account_set(&b->partitions[i].pool, b->config->partitions[i].limit_bytes, 0);
         if (r < 0)
                 return r;
         keep_lives(b);

@@ -140,6 +140,14 @@ static int inherited_slice(struct inherited *r)
         return 0;
 }
 
+static uint32_t find_lease(struct ledger *l, uint32_t quota)
+{
+        for (uint32_t i = 0; i < ledger_lease_end(l); i++)
+                if (ledger_lease_get(l, i) && ledger_lease_get(l, i)->quota == quota)
+                        return i;
+        return LEDGER_NONE;
+}
+
 static int inherited_read_quotas(struct inherited *r)
 {
         uint32_t end = ledger_quota_end(r->ledger);
@@ -156,6 +164,8 @@ static int inherited_read_quotas(struct inherited *r)
                 r->n_quotas++;
                 q->index = i;
                 q->id = from->id;
+                q->is_lease = from->is_lease != 0;
+                q->lease = q->is_lease ? find_lease(r->ledger, i) : LEDGER_NONE;
                 q->is_closed = from->is_closed != 0;
                 q->growing_mib = from->growing_mib;
                 q->oom_kills = from->oom_kills;
@@ -211,12 +221,17 @@ size_t inherited_first_of(const struct inherited *r, const char *tenant)
 
 static void inherited_note_sessions(struct inherited *r)
 {
+        for (size_t i = 0; i < r->n_quotas; i++) /* a lease is kept until it ends, and what it is in */
+                for (size_t k = i; r->quotas[i].lease != LEDGER_NONE && k < r->n_quotas &&
+                                   compare_tenant(r, k, r->quotas[i].tenant, r->quotas[i].partition) == 0;
+                     k++)
+                        r->quotas[k].has_sessions = true;
         for (uint32_t k = 0; k < ledger_session_end(r->ledger); k++) {
                 const struct ledger_session *s = ledger_session_get(r->ledger, k);
                 size_t i = s ? inherited_place(r, s->tenant, NULL) : r->n_quotas;
 
                 for (; i < r->n_quotas && compare_tenant(r, i, s->tenant, NULL) == 0; i++)
-                        if (r->quotas[i].id < s->quotas_end)
+                        if (r->quotas[i].id < s->quotas_end && !r->quotas[i].is_lease)
                                 r->quotas[i].has_sessions = true;
         }
 }
@@ -255,8 +270,16 @@ static void inherited_clear(struct inherited *r, struct inherited_quota *q)
         }
 }
 
+static void clear_lease(struct inherited *r, struct inherited_quota *q)
+{
+        if (q->lease != LEDGER_NONE)
+                ledger_lease_clear(r->ledger, q->lease);
+        q->lease = LEDGER_NONE;
+}
+
 void inherited_close(struct inherited *r, struct inherited_quota *q)
 {
+        clear_lease(r, q);
         q->is_closed = true;
         ledger_quota_close(r->ledger, q->index);
         inherited_clear(r, q);
@@ -264,6 +287,7 @@ void inherited_close(struct inherited *r, struct inherited_quota *q)
 
 void inherited_forget(struct inherited *r, struct inherited_quota *q)
 {
+        clear_lease(r, q);
         inherited_clear(r, q);
         for (size_t i = 0; i < q->arena.n_extents; i++)
                 ledger_extent_clear(r->ledger, q->arena.extents[i]);
@@ -288,9 +312,9 @@ static void inherited_close_twins(struct inherited *r)
                 while (i + n < r->n_quotas && compare_tenant(r, i + n, q->tenant, q->partition) == 0)
                         n++;
                 for (size_t k = 0; k < n; k++)
-                        n_open += !q[k].is_closed;
+                        n_open += !q[k].is_closed && !q[k].is_lease;
                 for (size_t k = 0; k < n; k++)
-                        q[k].is_closed = q[k].is_closed || n_open > 1;
+                        q[k].is_closed = q[k].is_closed || (n_open > 1 && !q[k].is_lease);
                 i += n - 1;
         }
 }

@@ -24,6 +24,8 @@ struct inherited_quota {
         uint64_t id;
         char tenant[LEDGER_NAME_BYTES];
         char partition[LEDGER_NAME_BYTES];
+        bool is_lease;
+        uint32_t lease;                  /* its record in the ledger; LEDGER_NONE: none */
         bool is_closed;                  /* in the ledger too */
         struct quota *quota;             /* the broker's quota for it; NULL: none */
         bool has_sessions;               /* some session of its tenant was told of it */

@@ -88,13 +88,37 @@ static int restore_refs(struct session *s)
 
 /* ---- a session ------------------------------------------------------------ */
 
-/* Whether the session knew a quota that is gone: of a tenant's quotas in a partition it knew the last one
- * that existed at its hello. */
-static bool has_lost_a_quota(const struct broker *b, const char *tenant, uint64_t quotas_end)
+static bool is_leased(const struct ledger_session *record, uint64_t quota_id)
+{
+        for (size_t i = 0; i < LEDGER_SESSION_LEASES; i++)
+                if (record->leases[i] == quota_id)
+                        return true;
+        return false;
+}
+
+static bool has_lost_a_lease(const struct broker *b, const struct ledger_session *record)
 {
         const struct inherited *r = b->inherited;
+        size_t n = 0;
+
+        for (size_t i = inherited_first_of(r, record->tenant);
+             i < r->n_quotas && strcmp(r->quotas[i].tenant, record->tenant) == 0; i++)
+                n += r->quotas[i].quota && r->quotas[i].is_lease && is_leased(record, r->quotas[i].id);
+        for (size_t i = 0; i < LEDGER_SESSION_LEASES; i++)
+                n -= record->leases[i] != 0;
+        return n != 0;
+}
+
+/* Whether the session knew a quota that is gone: of a tenant's quotas in a partition it knew the last one
+ * that existed at its hello; and its leases. */
+static bool has_lost_a_quota(const struct broker *b, const struct ledger_session *record)
+{
+        const struct inherited *r = b->inherited;
+        const char *tenant = record->tenant;
         size_t i = inherited_first_of(r, tenant);
 
+        if (has_lost_a_lease(b, record))
+                return true;
         while (i < r->n_quotas && strcmp(r->quotas[i].tenant, tenant) == 0) {
                 const char *partition = r->quotas[i].partition;
                 const struct inherited_quota *known = NULL;
@@ -102,7 +126,7 @@ static bool has_lost_a_quota(const struct broker *b, const char *tenant, uint64_
                 for (; i < r->n_quotas && strcmp(r->quotas[i].tenant, tenant) == 0 &&
                        strcmp(r->quotas[i].partition, partition) == 0;
                      i++)
-                        if (r->quotas[i].id < quotas_end)
+                        if (r->quotas[i].id < record->quotas_end && !r->quotas[i].is_lease)
                                 known = &r->quotas[i];
                 if (known && !known->quota)
                         return true;
@@ -149,7 +173,7 @@ static void describe(struct session *s, const struct ledger_session *record)
         s->born_ms = record->born_ms;
         session_set_name(s, record->name);
         s->has_events = record->has_events;
-        if (has_lost_a_quota(s->broker, record->tenant, record->quotas_end))
+        if (has_lost_a_quota(s->broker, record))
                 s->resume.fault = "memory of this session was lost: its arena was closed when the daemon "
                                   "restarted; see the daemon's log for the cause";
 }
@@ -176,7 +200,7 @@ static int restore_session(struct broker *b, struct tenant *tenant, uint32_t ind
         describe(s, record);
         session_enlist(s);
         b->suspended.records[b->suspended.n_slots++] = (struct kept_record){ s->id, index };
-        r = session_take_shares(s, record->quotas_end);
+        r = session_take_shares_again(s, record);
         if (r == 0)
                 r = restore_exports(s);
         if (r == 0)

@@ -41,7 +41,8 @@
         X(TABLE_BLOCK, n_blocks)                                                                             \
         X(TABLE_SHARED, n_shared)                                                                            \
         X(TABLE_REF, n_refs)                                                                                 \
-        X(TABLE_METADATA, n_metadata)
+        X(TABLE_METADATA, n_metadata)                                                                        \
+        X(TABLE_LEASE, n_leases)
 
 /* ---- making and ending ---------------------------------------------------- */
 
@@ -51,7 +52,7 @@ static uint64_t to_pages(uint64_t n_bytes, uint64_t page_bytes)
 }
 
 /* Fills *ret with the offset of each table; no overflow: 2^32 records of
- * the largest kind, a session's 240 bytes, are less than 2^40 bytes. */
+ * the largest kind, the 4112 bytes of metadata, are less than 2^40 bytes. */
 int ledger_lay_out(const struct ledger_limits *limits, struct header *ret)
 {
 #define N_RECORDS(table, limit) [table] = limits->limit,
@@ -409,6 +410,17 @@ int ledger_region_add(struct ledger *l, const struct ledger_region *facts, uint3
         r = make(l, TABLE_REGION, facts, ret_index);
         if (r == 0)
                 commit_next(&l->tables[TABLE_REGION], *ret_index);
+        return r;
+}
+
+int ledger_lease_add(struct ledger *l, const struct ledger_lease *facts, uint32_t *ret_index)
+{
+        int r;
+
+        assert(ledger_quota_at(l, facts->quota)->is_lease);
+        r = make(l, TABLE_LEASE, facts, ret_index);
+        if (r == 0)
+                commit_next(&l->tables[TABLE_LEASE], *ret_index);
         return r;
 }
 

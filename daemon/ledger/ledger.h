@@ -44,6 +44,8 @@
 #define LEDGER_TAG_BYTES      32         /* of blocks, NUL included */
 #define LEDGER_METADATA_BYTES 4096       /* of a shared block */
 #define LEDGER_FOREVER        UINT64_MAX /* a time that does not come */
+#define LEDGER_PLACE_BYTES    512        /* of a lease's control group or unit, NUL included */
+#define LEDGER_SESSION_LEASES 16 /* leases of a session: in so many partitions a tenant can have leases */
 
 /* Records are addressed by index inside their table. */
 
@@ -55,11 +57,12 @@ struct ledger_lifetime {
         uint64_t n_over_quota;
         uint64_t n_out_of_memory;
         uint64_t last_refusal_ms; /* since 1970; 0: none */
+        uint64_t waited_ns;       /* the sum over requests that were not served at once */
         uint64_t partition_peak_in_use;
         uint64_t partition_peak_reserved;
 };
 
-struct ledger_quota { /* one tenant in one partition */
+struct ledger_quota { /* one tenant in one partition, or a lease of it */
         _Atomic uint64_t id;
         char tenant[LEDGER_NAME_BYTES];
         char partition[LEDGER_NAME_BYTES];
@@ -71,6 +74,8 @@ struct ledger_quota { /* one tenant in one partition */
         _Atomic uint32_t growing_mib; /* being allocated for it: the kernel may kill the daemon; rounded up */
         _Atomic uint32_t oom_kills;   /* host_free_oom_kills() when that began */
         uint32_t extents_per_zone;
+        uint32_t is_lease; /* not 0: a ledger_lease names it; without that it is unused */
+        uint32_t pad;
 };
 
 struct ledger_region { /* a range of an arena's space with its extents; none where each extent is a region */
@@ -86,13 +91,15 @@ struct ledger_region { /* a range of an arena's space with its extents; none whe
 struct ledger_session {
         _Atomic uint64_t id;
         uint8_t secret[16];
-        uint64_t start_time;   /* of the process, /proc/PID/stat field 22; 0: unknown */
-        uint64_t born_ms;      /* CLOCK_BOOTTIME */
-        uint32_t has_events;   /* not 0: it has an events socket */
-        uint32_t can_resume;   /* not 0: its client can resume it */
-        uint64_t quotas_end;   /* its hello had the tenant's quotas with lower ids */
-        uint64_t split_id;     /* its block that was split last; 0: none */
-        uint64_t split_off_id; /* the high part of that split */
+        uint64_t start_time; /* of the process, /proc/PID/stat field 22; 0: unknown */
+        uint64_t born_ms;    /* CLOCK_BOOTTIME */
+        uint32_t has_events; /* not 0: it has an events socket */
+        uint32_t can_resume; /* not 0: its client can resume it */
+        uint64_t quotas_end; /* its hello had the tenant's quotas with lower ids, not leases */
+        uint64_t
+                leases[LEDGER_SESSION_LEASES]; /* and instead of some of them these: ids of quotas; 0: none */
+        uint64_t split_id;                     /* its block that was split last; 0: none */
+        uint64_t split_off_id;                 /* the high part of that split */
         uint32_t pid;
         uint32_t uid;
         uint32_t gid;
@@ -152,6 +159,28 @@ struct ledger_block {
         } links;
 };
 
+enum ledger_lease_kind { LEASE_CGROUP = 1, LEASE_UNIT, LEASE_PID, LEASE_USER, LEASE_KINDS };
+
+/* A lease: what makes a quota one, and which processes it is for. The limits are words that change. */
+struct ledger_lease {
+        _Atomic uint64_t id;
+        char name[LEDGER_NAME_BYTES]; /* unique */
+        uint32_t quota;
+        uint32_t kind;                  /* enum ledger_lease_kind */
+        char match[LEDGER_PLACE_BYTES]; /* the control group, or the unit */
+        char place[LEDGER_PLACE_BYTES]; /* the control group whose end ends the lease; "": not known yet */
+        uint64_t start_time;            /* of the process */
+        uint32_t pid, uid;              /* by kind */
+        uint64_t born_ms;               /* CLOCK_BOOTTIME, like the other times */
+        _Atomic uint64_t limit_bytes, reserve_bytes;
+        _Atomic uint64_t ends_ms;       /* by its time-out; 0: none */
+        _Atomic uint64_t grace_ms;      /* see evicts */
+        _Atomic uint64_t ended_ms;      /* not 0: it has ended */
+        _Atomic uint64_t evicts_ms;     /* when its sessions are evicted; 0: they are not */
+        _Atomic uint32_t evicts;        /* not 0: grace_ms after the end its sessions are evicted */
+        _Atomic uint32_t place_is_seen; /* not 0: the control group existed */
+};
+
 struct ledger_shared { /* a block with a name, unique in its tenant */
         _Atomic uint64_t id;
         uint64_t born_ms;          /* when it was published, CLOCK_BOOTTIME */
@@ -197,6 +226,7 @@ struct ledger_limits {
         uint32_t n_shared; /* may be 0, and so may the next */
         uint32_t n_refs;
         uint32_t n_metadata;
+        uint32_t n_leases;
 };
 
 struct ledger;
@@ -271,6 +301,7 @@ int ledger_export_add(struct ledger *l, uint32_t session, uint32_t extent, uint3
 int ledger_block_add(struct ledger *l, const struct ledger_block *facts, uint32_t *ret_index);
 int ledger_shared_add(struct ledger *l, const struct ledger_shared *facts, uint32_t *ret_index);
 int ledger_ref_add(struct ledger *l, uint32_t session, uint32_t shared, uint32_t *ret_index); /* once */
+int ledger_lease_add(struct ledger *l, const struct ledger_lease *facts, uint32_t *ret_index);
 
 /* Gives a shared record its metadata, at most LEDGER_METADATA_BYTES and not 0; once. It goes with the shared
  * record. -ENOSPC. */
@@ -309,7 +340,8 @@ uint32_t ledger_block_split_off(const struct ledger *l, uint32_t index, uint64_t
         X(TABLE_SHARED, shared)                                                                              \
         X(TABLE_REF, ref)                                                                                    \
         X(TABLE_METADATA, metadata)                                                                          \
-        X(TABLE_REGION, region)
+        X(TABLE_REGION, region)                                                                              \
+        X(TABLE_LEASE, lease)
 
 /* ledger_NAME_clear(): clears a record (id first) and removes it from its lists. A session must have no
  * blocks, exports and references, an extent no exports, a shared record no references; asserted. A shared
@@ -332,7 +364,7 @@ LEDGER_RECORDS(X)
 uint32_t ledger_block_find(const struct ledger *l, uint64_t id);
 
 struct ledger_counts { /* records in use */
-        uint32_t n_quotas, n_sessions, n_extents, n_exports, n_blocks, n_shared, n_refs, n_metadata;
+        uint32_t n_quotas, n_sessions, n_extents, n_exports, n_blocks, n_shared, n_refs, n_metadata, n_leases;
 };
 void ledger_count(const struct ledger *l, struct ledger_counts *ret);
 

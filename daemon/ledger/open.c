@@ -192,6 +192,29 @@ static const char *session_fault(struct opening *o, uint32_t index)
         return memchr(s->name, '\0', sizeof(s->name)) ? NULL : "its name is not terminated";
 }
 
+/* ---- leases ------------------------------------------------------------------------- */
+
+static void reject_lease(struct opening *o, int kind, uint32_t index, const char *why)
+{
+        const struct ledger_lease *lease = record(table_of(o, kind), index);
+
+        reject(o, kind, index, lease->quota, LEDGER_NONE, why);
+}
+
+static const char *lease_fault(struct opening *o, uint32_t index)
+{
+        const struct ledger_lease *lease = record(table_of(o, TABLE_LEASE), index);
+
+        if (!is_name(lease->name))
+                return "it has no name";
+        if (lease->kind < LEASE_CGROUP || lease->kind >= LEASE_KINDS)
+                return "what it matches is invalid";
+        if (!memchr(lease->match, '\0', sizeof(lease->match)) ||
+            !memchr(lease->place, '\0', sizeof(lease->place)))
+                return "its match is not terminated";
+        return ledger_quota_at(o->l, lease->quota)->is_lease ? NULL : "its quota is not that of a lease";
+}
+
 /* ---- regions ------------------------------------------------------------------------ */
 
 static void reject_region(struct opening *o, int kind, uint32_t index, const char *why)
@@ -515,7 +538,7 @@ static const struct {
         [TABLE_SESSION] = { session_fault, reject_alone },   [TABLE_EXTENT] = { extent_fault, reject_extent },
         [TABLE_EXPORT] = { export_fault, reject_export },    [TABLE_SHARED] = { shared_fault, reject_shared },
         [TABLE_BLOCK] = { block_fault, reject_block },       [TABLE_REF] = { ref_fault, reject_ref },
-        [TABLE_METADATA] = { metadata_fault, reject_alone },
+        [TABLE_METADATA] = { metadata_fault, reject_alone }, [TABLE_LEASE] = { lease_fault, reject_lease },
 };
 
 static const char *record_fault(struct opening *o, int kind, uint32_t index)
@@ -728,9 +751,9 @@ static int open_header(struct opening *o)
 
 static int open_tables(struct opening *o)
 {
-        static const int ORDER[N_TABLES] = { TABLE_QUOTA,  TABLE_REGION, TABLE_SESSION,
-                                             TABLE_EXTENT, TABLE_EXPORT, TABLE_METADATA,
-                                             TABLE_SHARED, TABLE_BLOCK,  TABLE_REF };
+        static const int ORDER[N_TABLES] = { TABLE_QUOTA,  TABLE_LEASE,  TABLE_REGION,   TABLE_SESSION,
+                                             TABLE_EXTENT, TABLE_EXPORT, TABLE_METADATA, TABLE_SHARED,
+                                             TABLE_BLOCK,  TABLE_REF };
         struct ledger *l = o->l;
         int r = 0;
 

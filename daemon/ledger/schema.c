@@ -49,6 +49,9 @@ const struct kind LEDGER_KINDS[N_TABLES] = {
                            .n_bytes = FIELD(region, n_bytes),
                            .unique = { { FIELD(region, quota), FIELD(region, number),
                                          "its number is used twice" } } },
+        [TABLE_LEASE] = { RECORD(lease, "lease", kind), .refs = { { FIELD(lease, quota), TABLE_QUOTA } },
+                          .unique = { UNIQUE_ID(lease),
+                                      { .a = FIELD(lease, quota), .why = "its quota is used twice" } } },
 };
 
 #define LIST(MEMBER, member, OWNER, owner)                                                                   \
@@ -71,12 +74,13 @@ const struct list LEDGER_LISTS[N_LISTS] = {
 
 /* The layout is an interface between versions: a change must be seen, and bump
  * LEDGER_LAYOUT. There may be millions of blocks. */
-_Static_assert(sizeof(struct ledger_quota) == 224, "layout of a quota");
+_Static_assert(sizeof(struct ledger_quota) == 240, "layout of a quota");
 _Static_assert(sizeof(struct ledger_region) == 40, "layout of a region");
-_Static_assert(sizeof(struct ledger_session) == 240, "layout of a session");
+_Static_assert(sizeof(struct ledger_session) == 368, "layout of a session");
 _Static_assert(sizeof(struct ledger_extent) == 56, "layout of an extent");
 _Static_assert(sizeof(struct ledger_export) == 40, "layout of an export");
 _Static_assert(sizeof(struct ledger_shared) == 112, "layout of a shared block");
+_Static_assert(sizeof(struct ledger_lease) == 1184, "layout of a lease");
 _Static_assert(sizeof(struct ledger_metadata) == 4112, "layout of metadata");
 _Static_assert(sizeof(struct ledger_ref) == 48, "layout of a reference");
 _Static_assert(sizeof(struct ledger_block) == 112, "layout of a block");
@@ -86,5 +90,5 @@ _Static_assert(offsetof(struct ledger_quota, id) == 0 && offsetof(struct ledger_
                        offsetof(struct ledger_extent, id) == 0 && offsetof(struct ledger_export, id) == 0 &&
                        offsetof(struct ledger_block, id) == 0 && offsetof(struct ledger_shared, id) == 0 &&
                        offsetof(struct ledger_ref, id) == 0 && offsetof(struct ledger_region, id) == 0 &&
-                       offsetof(struct ledger_metadata, id) == 0,
+                       offsetof(struct ledger_metadata, id) == 0 && offsetof(struct ledger_lease, id) == 0,
                "every record starts with its id");

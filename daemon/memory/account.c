@@ -17,158 +17,246 @@ void account_note_change(struct account *a)
                 a->changed(a);
 }
 
-/* What the account takes out of its pool when so much is charged. */
-static uint64_t account_committed(const struct account *a, uint64_t charged)
+/* What the account takes from its parent when so much is committed. */
+static uint64_t account_takes(const struct account *a, uint64_t committed)
 {
-        return max_u64(a->reserve_bytes, charged);
+        return max_u64(a->reserve_bytes, committed);
 }
 
-void pool_init(struct pool *p, uint64_t limit_bytes)
+/* What is guaranteed to it, or to accounts below. */
+static uint64_t account_guaranteed(const struct account *a)
 {
-        *p = (struct pool){ .limit_bytes = limit_bytes, .ceiling_bytes = limit_bytes };
+        return max_u64(a->reserve_bytes, a->promised_bytes);
 }
 
-int account_init(struct account *a, struct pool *p, uint64_t limit_bytes, uint64_t reserve_bytes)
+static uint64_t account_free(const struct account *a)
+{
+        return excess_u64(a->limit_bytes, a->committed_bytes);
+}
+
+/* How much more it takes from its parent with n_bytes more. */
+static uint64_t account_takes_more(const struct account *a, uint64_t n_bytes)
+{
+        return account_takes(a, a->committed_bytes + n_bytes) - account_takes(a, a->committed_bytes);
+}
+
+/* ---- the tree ------------------------------------------------------------ */
+
+void account_init_root(struct account *a, uint64_t limit_bytes)
+{
+        *a = (struct account){ .limit_bytes = limit_bytes, .ceiling_bytes = limit_bytes };
+}
+
+/* What a takes of its parent, and what is guaranteed to it, were so many bytes: brings those above up to
+ * date. */
+static void account_lift(const struct account *a, uint64_t takes, uint64_t guaranteed)
+{
+        for (struct account *p = a->parent; p; a = p, p = p->parent) {
+                uint64_t its_takes = account_takes(p, p->committed_bytes);
+                uint64_t its_guaranteed = account_guaranteed(p);
+
+                p->committed_bytes += account_takes(a, a->committed_bytes) - takes;
+                p->promised_bytes += account_guaranteed(a) - guaranteed;
+                takes = its_takes;
+                guaranteed = its_guaranteed;
+        }
+}
+
+/* Ceilings fall with what is committed. */
+static void account_lower_ceilings(struct account *a)
+{
+        for (; a; a = a->parent)
+                a->ceiling_bytes = max_u64(a->limit_bytes, min_u64(a->ceiling_bytes, a->committed_bytes));
+}
+
+static const struct account *account_lacks(const struct account *a, uint64_t n_bytes)
+{
+        for (; a && n_bytes > 0; a = a->parent) {
+                if (n_bytes > account_free(a))
+                        return a;
+                n_bytes = account_takes_more(a, n_bytes);
+        }
+        return NULL;
+}
+
+const struct account *account_lacks_reserve(const struct account *a, uint64_t reserve_bytes)
+{
+        uint64_t after = max_u64(reserve_bytes, a->committed_bytes);
+
+        return account_lacks(a->parent, excess_u64(after, account_takes(a, a->committed_bytes)));
+}
+
+int account_init(struct account *a, struct account *parent, uint64_t limit_bytes, uint64_t reserve_bytes)
 {
         if (reserve_bytes > limit_bytes)
                 return -EINVAL;
-        if (reserve_bytes > 0 && reserve_bytes > excess_u64(p->limit_bytes, p->committed_bytes))
+        if (account_lacks(parent, reserve_bytes))
                 return -ENOMEM;
-        p->committed_bytes += reserve_bytes;
-        p->reserve_bytes += reserve_bytes;
-        *a = (struct account){ .pool = p,
+        *a = (struct account){ .parent = parent,
                                .limit_bytes = limit_bytes,
                                .ceiling_bytes = limit_bytes,
                                .reserve_bytes = reserve_bytes };
+        parent->n_children++;
+        account_lift(a, 0, 0);
         return 0;
 }
 
 void account_deinit(struct account *a)
 {
-        if (!a->pool)
+        uint64_t reserve_bytes = a->reserve_bytes;
+
+        if (!a->parent)
                 return;
-        assert(a->charged_bytes == 0);
-        assert(a->pool->committed_bytes >= a->reserve_bytes);
-        a->pool->committed_bytes -= a->reserve_bytes;
-        a->pool->reserve_bytes -= a->reserve_bytes;
-        a->pool->ceiling_bytes =
-                max_u64(a->pool->limit_bytes, min_u64(a->pool->ceiling_bytes, a->pool->committed_bytes));
-        a->pool = NULL;
+        assert(a->charged_bytes == 0 && a->committed_bytes == 0 && a->n_children == 0);
+        a->reserve_bytes = 0;
+        account_lift(a, reserve_bytes, reserve_bytes);
+        account_lower_ceilings(a->parent);
+        a->parent->n_children--;
+        a->parent = NULL;
+}
+
+bool account_is_in(const struct account *a, const struct account *scope)
+{
+        while (a && a != scope)
+                a = a->parent;
+        return a != NULL;
 }
 
 /* ---- limits that change -------------------------------------------------- */
 
 void account_set(struct account *a, uint64_t limit_bytes, uint64_t reserve_bytes)
 {
-        struct pool *p = a->pool;
+        uint64_t takes = account_takes(a, a->committed_bytes), guaranteed = account_guaranteed(a);
 
         assert(reserve_bytes <= limit_bytes);
-        p->committed_bytes -= account_committed(a, a->charged_bytes);
-        p->reserve_bytes = p->reserve_bytes - a->reserve_bytes + reserve_bytes;
         a->limit_bytes = limit_bytes;
         a->reserve_bytes = reserve_bytes;
-        a->ceiling_bytes = max_u64(limit_bytes, a->charged_bytes);
-        p->committed_bytes += account_committed(a, a->charged_bytes);
-        p->ceiling_bytes = max_u64(p->limit_bytes, p->committed_bytes);
+        account_lift(a, takes, guaranteed);
+        for (struct account *each = a; each; each = each->parent)
+                each->ceiling_bytes = max_u64(each->limit_bytes, each->committed_bytes);
         account_note_change(a);
 }
 
-void pool_set_limit(struct pool *p, uint64_t limit_bytes)
+bool account_fits(const struct account *a, uint64_t limit_bytes, uint64_t committed_bytes)
 {
-        p->limit_bytes = limit_bytes;
-        p->ceiling_bytes = max_u64(limit_bytes, p->committed_bytes);
-}
-
-bool pool_fits(const struct pool *p, uint64_t limit_bytes, uint64_t committed_bytes)
-{
-        return committed_bytes <= max_u64(limit_bytes, min_u64(p->committed_bytes, p->ceiling_bytes));
+        return committed_bytes <= max_u64(limit_bytes, min_u64(a->committed_bytes, a->ceiling_bytes));
 }
 
 uint64_t account_excess(const struct account *a)
 {
-        return excess_u64(a->charged_bytes, a->limit_bytes);
+        return excess_u64(a->committed_bytes, a->limit_bytes);
 }
 
-uint64_t pool_excess(const struct pool *p)
+/* ---- what could be charged ------------------------------------------------- */
+
+const struct account *account_short_of(const struct account *a, uint64_t n_bytes)
 {
-        return excess_u64(p->committed_bytes, p->limit_bytes);
+        return account_lacks(a, n_bytes);
 }
-
-/* ---- charging ------------------------------------------------------------ */
 
 /* What is over a limit already is missing too: it must go before anything fits. */
 int account_probe(const struct account *a, uint64_t n_bytes, uint64_t *ret_missing_bytes)
 {
-        const struct pool *p = a->pool;
-        uint64_t more;
-
-        if (n_bytes == 0)
-                return 0;
-        if (n_bytes > excess_u64(a->limit_bytes, a->charged_bytes)) {
-                *ret_missing_bytes = n_bytes + a->charged_bytes - a->limit_bytes;
-                return -EDQUOT;
-        }
-        more = account_committed(a, a->charged_bytes + n_bytes) - account_committed(a, a->charged_bytes);
-        if (more > 0 && more > excess_u64(p->limit_bytes, p->committed_bytes)) {
-                *ret_missing_bytes = more + p->committed_bytes - p->limit_bytes;
-                return -ENOMEM;
+        for (; a && n_bytes > 0; a = a->parent) {
+                if (n_bytes > account_free(a)) {
+                        *ret_missing_bytes = n_bytes + a->committed_bytes - a->limit_bytes;
+                        return a->parent ? -EDQUOT : -ENOMEM;
+                }
+                n_bytes = account_takes_more(a, n_bytes);
         }
         return 0;
 }
 
-uint64_t account_attainable(const struct account *a)
+uint64_t account_takes_of_root(const struct account *a, uint64_t n_bytes)
 {
-        return min_u64(a->limit_bytes,
-                       excess_u64(a->pool->limit_bytes, a->pool->reserve_bytes - a->reserve_bytes));
+        for (; a->parent; a = a->parent)
+                n_bytes = account_takes_more(a, n_bytes);
+        return n_bytes;
+}
+
+uint64_t account_attainable(const struct account *a, const struct account *scope)
+{
+        uint64_t others = a->promised_bytes, most = excess_u64(a->limit_bytes, others);
+
+        for (const struct account *p = a->parent; p && a != scope; a = p, p = p->parent) {
+                others += p->promised_bytes - account_guaranteed(a);
+                most = min_u64(most, excess_u64(p->limit_bytes, others));
+        }
+        return most;
 }
 
 uint64_t account_room(const struct account *a)
 {
-        uint64_t own = excess_u64(a->limit_bytes, a->charged_bytes);
-        uint64_t pool = excess_u64(a->pool->limit_bytes, a->pool->committed_bytes) +
-                        (account_committed(a, a->charged_bytes) - a->charged_bytes);
+        uint64_t room = UINT64_MAX, guaranteed = 0;
 
-        return min_u64(own, pool);
+        for (; a; a = a->parent) {
+                room = min_u64(room, account_free(a) + guaranteed);
+                guaranteed += excess_u64(a->reserve_bytes, a->committed_bytes);
+        }
+        return room;
 }
 
-/* The present values may be new peaks. */
-static void account_note_peaks(struct account *a)
+uint64_t account_surplus(const struct account *a, const struct account *scope)
 {
-        struct pool *p = a->pool;
-        bool is_new = a->charged_bytes > a->peak_charged_bytes;
-        bool is_pools = p->charged_bytes > p->peak_charged_bytes;
-        uint64_t now_ms = is_new || is_pools ? clock_wall_ms() : 0;
+        uint64_t n_bytes = a->own_bytes;
 
-        if (a->charged_bytes > a->window_peak_bytes)
-                a->window_peak_bytes = a->charged_bytes;
-        if (is_new) {
-                a->peak_charged_bytes = a->charged_bytes;
-                a->peak_charged_ms = now_ms;
-        }
-        if (is_pools) {
-                p->peak_charged_bytes = p->charged_bytes;
-                p->peak_charged_ms = now_ms;
-        }
+        for (; a && a != scope; a = a->parent)
+                n_bytes = min_u64(n_bytes, excess_u64(a->committed_bytes, a->reserve_bytes));
+        return a ? n_bytes : 0;
+}
+
+void account_clear_tally(struct account *a)
+{
+        for (; a; a = a->parent)
+                a->tally_bytes = 0;
+}
+
+uint64_t account_tally(struct account *a, const struct account *scope, uint64_t n_bytes)
+{
+        struct account *each;
+
+        if (!account_is_in(a, scope))
+                return 0;
+        for (each = a; each != scope; each = each->parent)
+                n_bytes = min_u64(n_bytes, excess_u64(excess_u64(each->committed_bytes, each->reserve_bytes),
+                                                      each->tally_bytes));
+        for (each = a; each != scope; each = each->parent)
+                each->tally_bytes += n_bytes;
+        return n_bytes;
+}
+
+/* ---- charging ------------------------------------------------------------ */
+
+/* The present value may be a new peak. */
+static void account_note_peak(struct account *a)
+{
+        a->window_peak_bytes = max_u64(a->window_peak_bytes, a->charged_bytes);
+        a->lifetime_peak_charged_bytes = max_u64(a->lifetime_peak_charged_bytes, a->charged_bytes);
+        if (a->charged_bytes <= a->peak_charged_bytes)
+                return;
+        a->peak_charged_bytes = a->charged_bytes;
+        a->peak_charged_ms = clock_wall_ms();
 }
 
 int charge_take(struct account *a, uint64_t n_bytes, struct charge *ret, uint64_t *ret_missing_bytes)
 {
-        struct pool *p = a->pool;
+        uint64_t takes = account_takes(a, a->committed_bytes), guaranteed = account_guaranteed(a);
         int r = account_probe(a, n_bytes, ret_missing_bytes);
 
         if (r < 0)
                 return r;
-        p->committed_bytes +=
-                account_committed(a, a->charged_bytes + n_bytes) - account_committed(a, a->charged_bytes);
-        a->charged_bytes += n_bytes;
-        p->charged_bytes += n_bytes;
-        account_note_peaks(a);
-        a->lifetime_peak_charged_bytes = max_u64(a->lifetime_peak_charged_bytes, a->charged_bytes);
-        p->lifetime_peak_charged_bytes = max_u64(p->lifetime_peak_charged_bytes, p->charged_bytes);
-        assert(a->charged_bytes <= a->ceiling_bytes);
-        assert(p->charged_bytes <= p->committed_bytes && p->committed_bytes <= p->ceiling_bytes);
+        a->own_bytes += n_bytes;
+        a->committed_bytes += n_bytes;
+        account_lift(a, takes, guaranteed);
+        for (struct account *each = a; each; each = each->parent) {
+                each->charged_bytes += n_bytes;
+                account_note_peak(each);
+                assert(each->charged_bytes <= each->committed_bytes &&
+                       each->committed_bytes <= each->ceiling_bytes);
+        }
         *ret = (struct charge){ .account = a, .n_bytes = n_bytes };
-        account_note_change(a);
+        for (struct account *each = a; each; each = each->parent)
+                account_note_change(each);
         return 0;
 }
 
@@ -191,31 +279,28 @@ void charge_split(struct charge *c, uint64_t n_bytes, struct charge *ret)
 void charge_drop(struct charge *c)
 {
         struct account *a = c->account;
-        uint64_t before;
+        uint64_t takes, guaranteed, n_bytes = c->n_bytes;
 
         if (!a)
                 return;
-        assert(c->n_bytes <= a->charged_bytes);
-        before = account_committed(a, a->charged_bytes);
-        a->charged_bytes -= c->n_bytes;
-        a->pool->charged_bytes -= c->n_bytes;
-        a->pool->committed_bytes -= before - account_committed(a, a->charged_bytes);
-        a->ceiling_bytes = max_u64(a->limit_bytes, min_u64(a->ceiling_bytes, a->charged_bytes));
-        a->pool->ceiling_bytes =
-                max_u64(a->pool->limit_bytes, min_u64(a->pool->ceiling_bytes, a->pool->committed_bytes));
-        assert(a->pool->charged_bytes <= a->pool->committed_bytes);
+        assert(n_bytes <= a->own_bytes);
+        takes = account_takes(a, a->committed_bytes);
+        guaranteed = account_guaranteed(a);
+        a->own_bytes -= n_bytes;
+        a->committed_bytes -= n_bytes;
+        account_lift(a, takes, guaranteed);
+        for (struct account *each = a; each; each = each->parent) {
+                each->charged_bytes -= n_bytes;
+                assert(each->charged_bytes <= each->committed_bytes);
+        }
+        account_lower_ceilings(a);
         *c = (struct charge){ .account = NULL };
-        account_note_change(a);
+        for (struct account *each = a; each; each = each->parent)
+                account_note_change(each);
 }
 
 void account_clear_peaks(struct account *a)
 {
         a->peak_charged_bytes = a->charged_bytes;
         a->peak_charged_ms = clock_wall_ms();
-}
-
-void pool_clear_peaks(struct pool *p)
-{
-        p->peak_charged_bytes = p->charged_bytes;
-        p->peak_charged_ms = clock_wall_ms();
 }

@@ -1,44 +1,42 @@
 /* Accounts: how many extent bytes may be charged.
  *
- * A pool belongs to a partition; an account is one tenant's part of it; a charge is bytes taken from an
- * account, embedded in the object that it pays for.
+ * Accounts are a tree. The root is a partition, its children are the quotas of tenants, and theirs are
+ * leases. A charge is bytes taken from an account, embedded in the object that it pays for. An account at any
+ * level can have charges of its own.
  *
- * Invariants, asserted at every change:
- *   account: charged == sum of its charges <= ceiling
- *   pool:    committed == sum over accounts of max(reserve, charged) <= ceiling
+ * Invariants, asserted at every change, for each account:
+ *   charged == sum of its charges + sum over its children of charged
+ *   committed == sum of its charges + sum over its children of max(reserve, committed) <= ceiling
  *
- * A ceiling is the limit, or the bytes that were charged (committed) when the limit was set below them.
- * It falls with every charge that is dropped, and nothing beyond the limit is charged meanwhile. A
- * ceiling grows only by a change of limits, which the caller must check; see pool_fits().
+ * So what an account guarantees to a child is taken from all accounts above it, too.
+ *
+ * A ceiling is the limit, or the bytes that were committed when the limit was set below them. It falls with
+ * every charge that is dropped, and nothing beyond the limit is charged meanwhile. A ceiling grows only by a
+ * change of limits, which the caller must check; see account_fits().
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFCD_ACCOUNT_H
 #define BFCD_ACCOUNT_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
-struct pool {
+struct account {
+        struct account *parent; /* NULL: the root, or not in a tree */
+        size_t n_children;
         uint64_t limit_bytes;
         uint64_t ceiling_bytes;   /* the limit, or what was committed when it was lowered */
-        uint64_t committed_bytes; /* what is charged or guaranteed */
-        uint64_t reserve_bytes;   /* the sum over all accounts */
-        uint64_t charged_bytes;
+        uint64_t reserve_bytes;   /* guaranteed */
+        uint64_t own_bytes;       /* of its own charges */
+        uint64_t charged_bytes;   /* with those of the accounts below */
+        uint64_t committed_bytes; /* what is charged or guaranteed to the accounts below */
+        uint64_t promised_bytes;  /* the sum over its children of what is guaranteed to them */
         uint64_t peak_charged_bytes;
         uint64_t peak_charged_ms; /* when: milliseconds since 1970; 0: never */
         uint64_t lifetime_peak_charged_bytes;
-};
-
-struct account {
-        struct pool *pool;
-        uint64_t limit_bytes;
-        uint64_t ceiling_bytes; /* the limit, or what was charged when it was lowered */
-        uint64_t reserve_bytes; /* guaranteed */
-        uint64_t charged_bytes;
-        uint64_t peak_charged_bytes;
-        uint64_t peak_charged_ms;
-        uint64_t lifetime_peak_charged_bytes;
         uint64_t window_peak_bytes;         /* since the quota's last record */
+        uint64_t tally_bytes;               /* for account_tally() */
         void (*changed)(struct account *a); /* see account_note_change(); may be NULL */
 };
 
@@ -47,43 +45,63 @@ struct charge {
         uint64_t n_bytes;
 };
 
-void pool_init(struct pool *p, uint64_t limit_bytes);
+void account_init_root(struct account *a, uint64_t limit_bytes);
 
-/* Adds an account to a pool and takes its reserve from it. -ENOMEM: the pool does not have the reserve.
- * -EINVAL: the reserve is above the limit. */
-int account_init(struct account *a, struct pool *p, uint64_t limit_bytes, uint64_t reserve_bytes);
+/* Adds an account below another one and takes its reserve from all above. -ENOMEM: one of these does not have the
+ * reserve. -EINVAL: the reserve is above the limit. */
+int account_init(struct account *a, struct account *parent, uint64_t limit_bytes, uint64_t reserve_bytes);
 
-/* Removes the account from the pool; it must have no charges (asserted). */
+/* Removes the account from its parent; it must have no charges and no children (asserted). */
 void account_deinit(struct account *a);
 
-/* Changes limits and reserves while there are charges; cannot fail. Between two changes the pool may
- * promise more than it has: before several changes the caller checks pool_fits(), and it sets the pool's
- * limit last. */
+/* Changes limits and reserves while there are charges; cannot fail. Between two changes the accounts above may
+ * promise more than they have: before several changes the caller checks account_fits(), and it sets the
+ * root's limit last. */
 void account_set(struct account *a, uint64_t limit_bytes, uint64_t reserve_bytes);
-void pool_set_limit(struct pool *p, uint64_t limit_bytes);
+
+/* Which of the accounts above has not the bytes for this reserve; NULL: all have. */
+const struct account *account_lacks_reserve(const struct account *a, uint64_t reserve_bytes);
 
 /* Calls a->changed, as every change of charged_bytes does. */
 void account_note_change(struct account *a);
 
-/* True: a pool can have this limit with committed_bytes after the change. It may exceed its limit only by
+/* True: an account can have this limit with committed_bytes after the change. It may exceed its limit only by
  * existing charges, never by a reserve. */
-bool pool_fits(const struct pool *p, uint64_t limit_bytes, uint64_t committed_bytes);
+bool account_fits(const struct account *a, uint64_t limit_bytes, uint64_t committed_bytes);
 
 /* The excess over its limit, or 0. */
 uint64_t account_excess(const struct account *a);
-uint64_t pool_excess(const struct pool *p);
 
 /* Whether n_bytes can be charged now; fails as charge_take() does. */
 int account_probe(const struct account *a, uint64_t n_bytes, uint64_t *ret_missing_bytes);
 
-/* The most that it can ever have charged, with all other accounts at their reserves. */
-uint64_t account_attainable(const struct account *a);
+/* The account whose limit refuses n_bytes more: a, or one above it. NULL: none does. */
+const struct account *account_short_of(const struct account *a, uint64_t n_bytes);
+
+/* How many of n_bytes more the accounts below the root do not have: the root must have them. */
+uint64_t account_takes_of_root(const struct account *a, uint64_t n_bytes);
+
+/* The most that it can ever have charged itself, with all other accounts at their reserves; by the limits of
+ * the accounts up to `scope`, which is a or above it. NULL: up to the root. */
+uint64_t account_attainable(const struct account *a, const struct account *scope);
 
 /* The most that could be charged now. */
 uint64_t account_room(const struct account *a);
 
-/* Charges n_bytes. -EDQUOT: the account's limit; -ENOMEM: the pool's. A failure changes nothing and
- * returns the missing bytes. */
+/* How many of its own bytes return to `scope` when they are dropped: the rest is guaranteed to a, or to
+ * accounts between. 0: it is not in this account. */
+uint64_t account_surplus(const struct account *a, const struct account *scope);
+
+/* The same for several accounts together: how many of n_bytes return to `scope`, after those that were
+ * tallied before. account_clear_tally() comes first, for each of the accounts. */
+uint64_t account_tally(struct account *a, const struct account *scope, uint64_t n_bytes);
+void account_clear_tally(struct account *a);
+
+/* Whether a is `scope` or below it. */
+bool account_is_in(const struct account *a, const struct account *scope);
+
+/* Charges n_bytes. -EDQUOT: the limit of the account or of one above it that is not the root; -ENOMEM: the
+ * root's. A failure changes nothing and returns the missing bytes. */
 int charge_take(struct account *a, uint64_t n_bytes, struct charge *ret, uint64_t *ret_missing_bytes);
 
 /* Adds the charge `from` of the same account, which is empty afterwards. */
@@ -97,6 +115,5 @@ void charge_drop(struct charge *c);
 
 /* Resets peaks to the current values; lifetime peaks stay. */
 void account_clear_peaks(struct account *a);
-void pool_clear_peaks(struct pool *p);
 
 #endif

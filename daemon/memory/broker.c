@@ -11,6 +11,7 @@
 
 #include "daemon/clock.h"
 #include "daemon/handover/crash.h"
+#include "daemon/memory/broker_lease.h"
 #include "daemon/memory/capacity.h"
 #include "daemon/admin/drain.h"
 #include "daemon/number.h"
@@ -131,7 +132,7 @@ static int broker_open_partitions(struct broker *b, const struct broker_options 
                 p->store = b->options.store;
                 p->watch = b->watch;
                 p->standby.standby = b->devices[from->device].standby;
-                pool_init(&p->pool, from->limit_bytes);
+                account_init_root(&p->pool, from->limit_bytes);
                 partition_init_lists(p);
                 p->keepers = &b->keepers;
                 p->reclaim_timeout_ms = c->reclaim_timeout_ms;
@@ -155,7 +156,7 @@ int broker_make_quota(struct broker *b, struct tenant *t, size_t partition, stru
         options->tenant = t->name;
         options->partition = &b->partitions[partition];
         options->ledger = b->ledger;
-        options->page = usage_page_entry(t->usage, partition);
+        options->page = options->parent ? NULL : usage_page_entry(t->usage, partition);
         r = quota_new(options, &t->quotas[t->n_quotas]);
         if (r == 0)
                 b->quotas[t->quotas[t->n_quotas]->index] = t->quotas[t->n_quotas];
@@ -320,8 +321,10 @@ static struct broker *broker_end(struct broker *b, struct quota *(*end_quota)(st
         while (broker_n_pending(b) > 0)
                 for (size_t i = 0; i < b->n_devices; i++)
                         worker_drain(b->devices[i].worker);
+        leases_forget(b, end_quota == quota_abandon);
         for (size_t i = 0; i < b->n_tenants; i++) {
-                for (size_t k = 0; k < b->tenants[i].n_quotas; k++)
+                for (size_t k = b->tenants[i].n_quotas;
+                     k-- > 0;) /* leases before the quotas that they are in */
                         end_quota(b->tenants[i].quotas[k]);
                 tenant_deinit(&b->tenants[i]);
         }
@@ -387,13 +390,27 @@ void broker_note_leave(struct broker *b, const struct quota *q)
                 broker_look_for_gone(b);
 }
 
+static void broker_free_gone_quota(struct broker *b, struct quota *q)
+{
+        struct lease *lease = q->parent ? lease_of(b, q) : NULL;
+
+        if (q->parent) /* which may be gone now */
+                broker_look_for_gone(b);
+        if (lease && b->options.upcalls)
+                b->options.upcalls->lease_gone(b, lease);
+        if (lease)
+                lease_free(b, lease);
+        else
+                quota_free(q);
+}
+
 static bool tenant_free_gone_quotas(struct broker *b, struct tenant *t)
 {
         size_t kept = 0;
 
         for (size_t i = 0; i < t->n_quotas; i++) {
                 if (quota_is_gone(t->quotas[i])) {
-                        quota_free(t->quotas[i]);
+                        broker_free_gone_quota(b, t->quotas[i]);
                         continue;
                 }
                 b->changes.has_removed = b->changes.has_removed || t->quotas[i]->is_removed;
@@ -456,7 +473,7 @@ bool broker_is_blocked(const struct broker *b)
         for (size_t i = 0; i < b->n_partitions; i++)
                 if (partition_is_blocked(&b->partitions[i]))
                         return true;
-        return b->unreclaimed.may_be;
+        return b->unreclaimed.may_be || b->leases.n > 0;
 }
 
 bool broker_is_deferred(const struct broker *b)

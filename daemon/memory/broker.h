@@ -90,6 +90,13 @@ struct broker_selection {
         struct matcher *matcher; /* of the same config */
 };
 
+struct lease;
+struct broker_leases {
+        struct lease **list; /* the oldest first */
+        size_t n;
+        size_t next_look; /* of the session layer: at whether their control groups and processes exist */
+};
+
 struct broker_changes {
         bool may_have_gone; /* a removed object may be empty by now */
         bool has_removed;   /* there was such a quota at the last look */
@@ -121,6 +128,7 @@ struct broker {
         struct quota **quotas; /* by index in the ledger; only valid for quotas with blocks or extents */
         struct broker_sessions sessions;
         struct broker_changes changes;
+        struct broker_leases leases;
         struct {
                 uint64_t check_ms; /* when devices were last asked */
                 bool may_be;       /* some quota's device may have returned memory */

@@ -87,6 +87,7 @@ struct ledger_limits capacity_ledger(const struct capacity_records *n)
                 .n_shared = with_room(n->n_blocks, MORE_BLOCKS),
                 .n_refs = with_room(n->n_refs, MORE_REFS),
                 .n_metadata = with_room(n->n_metadata, MORE_METADATA),
+                .n_leases = CAPACITY_LEASES,
         };
 }
 

@@ -32,6 +32,9 @@ uint64_t capacity_refs(const struct config *c);
 /* Shared blocks of a tenant that are kept or have metadata. */
 #define CAPACITY_KEPT 256u
 
+/* Leases of all tenants. */
+#define CAPACITY_LEASES 1024u
+
 /* The approximate number of fds for the sessions and extents of the config, and everything else: with
  * fewer, connections may be refused below the limits. */
 uint64_t capacity_fds(const struct config *c);

@@ -82,7 +82,7 @@ struct partition {
         struct store *store;             /* of its extents' fds; NULL: none */
         struct watch *watch;             /* of its destroyed extents; NULL: none */
         struct standby_consumer standby; /* of its device */
-        struct pool pool;
+        struct account pool;
         struct partition_use use;
         struct quota_list quotas;
         size_t n_quotas;
@@ -124,7 +124,7 @@ static inline void partition_init_lists(struct partition *p)
 /* Resets peaks to the current values; lifetime peaks stay. */
 static inline void partition_clear_peaks(struct partition *p)
 {
-        pool_clear_peaks(&p->pool);
+        account_clear_peaks(&p->pool);
         p->use.peak_bytes = p->use.n_bytes;
         p->use.peak_ms = p->pool.peak_charged_ms;
 }

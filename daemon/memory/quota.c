@@ -14,8 +14,7 @@
 #include "daemon/memory/reclaim.h"
 #include "daemon/number.h"
 
-/* Before any reply that goes out because of the change: a client that knows of it reads it. */
-void quota_publish(struct quota *q)
+static void quota_write_page(const struct quota *q)
 {
         uint64_t values[PAGES_N_STATS];
         struct bfc_stats stats;
@@ -26,15 +25,22 @@ void quota_publish(struct quota *q)
         values[PAGES_BYTES_LIMIT] = q->account.limit_bytes;
         values[PAGES_BYTES_RESERVED] = q->account.charged_bytes;
         values[PAGES_PEAK_BYTES_RESERVED] = q->account.peak_charged_bytes;
-        values[PAGES_BYTES_IN_USE] = q->bytes_in_use;
+        values[PAGES_BYTES_IN_USE] = q->all.bytes_in_use;
         values[PAGES_PEAK_BYTES_IN_USE] = q->peaks.bytes_in_use;
-        values[PAGES_BYTES_REQUESTED] = q->bytes_requested;
-        values[PAGES_NUM_BLOCKS] = q->n_blocks;
+        values[PAGES_BYTES_REQUESTED] = q->all.bytes_requested;
+        values[PAGES_NUM_BLOCKS] = q->all.n_blocks;
         values[PAGES_NUM_SESSIONS] = q->sessions.n;
         values[PAGES_LARGEST_FREE_BLOCK_BYTES] = stats.largest_free_block_bytes;
         values[PAGES_LIFETIME_PEAK_BYTES_IN_USE] = ledger_quota_at(q->ledger, q->index)->life.peak_in_use;
         values[PAGES_LIFETIME_PEAK_BYTES_RESERVED] = q->account.lifetime_peak_charged_bytes;
         pages_write(q->page, values);
+}
+
+/* Before any reply that goes out because of the change: a client that knows of it reads it. */
+void quota_publish(struct quota *q)
+{
+        for (; q; q = q->parent)
+                quota_write_page(q);
 }
 
 void quota_note_change(struct quota *q)
@@ -66,35 +72,53 @@ static void quota_charge_changed(struct account *a)
         struct quota *q = (struct quota *)(void *)((char *)a - offsetof(struct quota, account));
 
         quota_note_change(q);
-        quota_publish(q);
+        quota_write_page(q);
 }
 
 static void quota_assert(const struct quota *q)
 {
-        assert(q->bytes_in_use <= q->account.charged_bytes);
-        assert(q->account.charged_bytes <= q->account.ceiling_bytes);
-        assert(q->n_blocks <= q->blocks_ceiling);
         assert(q->bytes_requested <= q->bytes_in_use);
-        (void)q;
+        assert(q->bytes_in_use <= q->account.own_bytes);
+        for (; q; q = q->parent) {
+                assert(q->all.bytes_in_use <= q->account.charged_bytes);
+                assert(q->account.committed_bytes <= q->account.ceiling_bytes);
+                assert(q->all.n_blocks <= q->blocks_ceiling);
+        }
+}
+
+/* Its blocks, and those of the quotas above, are so many more (modulo 2^64). */
+static void quota_count_blocks(struct quota *q, uint32_t n_blocks, uint64_t n_bytes, uint64_t n_requested)
+{
+        q->n_blocks += n_blocks;
+        q->bytes_in_use += n_bytes;
+        q->bytes_requested += n_requested;
+        q->partition->use.n_bytes += n_bytes;
+        for (; q; q = q->parent) {
+                q->all.n_blocks += n_blocks;
+                q->all.bytes_in_use += n_bytes;
+                q->all.bytes_requested += n_requested;
+                if (q->blocks_ceiling > q->max_blocks)
+                        q->blocks_ceiling = (uint32_t)max_u64(q->all.n_blocks, q->max_blocks);
+        }
 }
 
 /* The present values may be new peaks. */
 static void quota_note_peaks(struct quota *q)
 {
         struct partition *p = q->partition;
-        bool is_new = q->bytes_in_use > q->peaks.bytes_in_use;
-        bool is_partitions = p->use.n_bytes > p->use.peak_bytes;
-        uint64_t now_ms = is_new || is_partitions ? clock_wall_ms() : 0;
 
-        q->peaks.window_in_use = max_u64(q->peaks.window_in_use, q->bytes_in_use);
-        q->peaks.window_is_used = true;
-        if (is_new) {
-                q->peaks.bytes_in_use = q->bytes_in_use;
-                q->peaks.in_use_ms = now_ms;
+        for (; q; q = q->parent) {
+                q->peaks.window_in_use = max_u64(q->peaks.window_in_use, q->all.bytes_in_use);
+                q->peaks.window_is_used = true;
+                q->peaks.bytes_requested = max_u64(q->peaks.bytes_requested, q->all.bytes_requested);
+                if (q->all.bytes_in_use > q->peaks.bytes_in_use) {
+                        q->peaks.bytes_in_use = q->all.bytes_in_use;
+                        q->peaks.in_use_ms = clock_wall_ms();
+                }
         }
-        if (is_partitions) {
+        if (p->use.n_bytes > p->use.peak_bytes) {
                 p->use.peak_bytes = p->use.n_bytes;
-                p->use.peak_ms = now_ms;
+                p->use.peak_ms = clock_wall_ms();
         }
 }
 
@@ -103,16 +127,18 @@ static void quota_note_peaks(struct quota *q)
 /* The only way to charge: the ledger learns of the peak. */
 int quota_charge(struct quota *q, uint64_t n_bytes, struct charge *ret, uint64_t *ret_missing_bytes)
 {
-        bool empty = q->account.charged_bytes == 0;
+        bool empty = q->account.own_bytes == 0;
         int r = charge_take(&q->account, n_bytes, ret, ret_missing_bytes);
         struct ledger_lifetime *life;
 
         if (r < 0)
                 return r;
-        q->growth.high_bytes = empty ? n_bytes : max_u64(q->growth.high_bytes, q->account.charged_bytes);
-        life = &ledger_quota_at(q->ledger, q->index)->life;
-        life->peak_reserved = q->account.lifetime_peak_charged_bytes;
-        life->partition_peak_reserved = q->partition->pool.lifetime_peak_charged_bytes;
+        q->growth.high_bytes = empty ? n_bytes : max_u64(q->growth.high_bytes, q->account.own_bytes);
+        for (; q; q = q->parent) {
+                life = &ledger_quota_at(q->ledger, q->index)->life;
+                life->peak_reserved = q->account.lifetime_peak_charged_bytes;
+                life->partition_peak_reserved = q->partition->pool.lifetime_peak_charged_bytes;
+        }
         return 0;
 }
 
@@ -169,7 +195,7 @@ uint64_t quota_growth_pause_ms(const struct quota *q)
 
 int quota_back_early(struct quota *q)
 {
-        uint64_t n_room = excess_u64(q->account.limit_bytes, q->account.charged_bytes);
+        uint64_t n_room = excess_u64(q->account.limit_bytes, q->account.own_bytes);
         uint64_t n_bytes = 0;
         struct charge charge;
         int r;
@@ -202,6 +228,7 @@ static int quota_open_arena(struct quota *q, const struct quota_options *from)
 
         snprintf(facts.tenant, sizeof(facts.tenant), "%s", q->tenant);
         snprintf(facts.partition, sizeof(facts.partition), "%s", p->name);
+        facts.is_lease = q->parent != NULL;
         r = ledger_quota_add(q->ledger, &facts, &q->index);
         if (r < 0)
                 return r;
@@ -222,13 +249,10 @@ static void quota_count_inherited(struct quota *q, const struct arena_inherited 
         for (size_t i = 0; i < from->n_blocks; i++) {
                 const struct ledger_block *b = ledger_block_at(q->ledger, from->blocks[i]);
 
-                q->bytes_in_use += b->n_bytes;
-                q->bytes_requested += b->n_requested;
+                quota_count_blocks(q, 1, b->n_bytes, b->n_requested);
         }
-        q->n_blocks = (uint32_t)from->n_blocks;
-        q->blocks_ceiling = (uint32_t)max_u64(q->n_blocks, q->max_blocks);
-        q->peaks.bytes_requested = q->bytes_requested;
-        p->use.n_bytes += q->bytes_in_use;
+        for (struct quota *each = q; each; each = each->parent)
+                each->blocks_ceiling = (uint32_t)max_u64(each->all.n_blocks, each->max_blocks);
         p->use.lifetime_peak_bytes = max_u64(p->use.lifetime_peak_bytes, p->use.n_bytes);
         quota_note_peaks(q);
 }
@@ -267,7 +291,8 @@ static int quota_open(struct quota *q, const struct quota_options *from)
         uint64_t missing;
         int r;
 
-        r = account_init(&q->account, &q->partition->pool, from->limit_bytes, from->reserve_bytes);
+        r = account_init(&q->account, q->parent ? &q->parent->account : &q->partition->pool,
+                         from->limit_bytes, from->reserve_bytes);
         if (r == 0)
                 r = charge_take(&q->account, from->closed_bytes, &q->closed, &missing);
         if (r < 0)
@@ -284,6 +309,8 @@ int quota_new(const struct quota_options *options, struct quota **ret)
                 return -ENOMEM;
         q->partition = options->partition;
         q->tenant = options->tenant;
+        q->parent = options->parent;
+        q->lease = options->lease;
         q->ledger = options->ledger;
         q->max_sessions = options->max_sessions;
         q->max_blocks = options->max_blocks;
@@ -356,7 +383,7 @@ struct quota *quota_abandon(struct quota *q)
         q->page = NULL;
         q->account.changed = NULL;
         q->arena = arena_leave(q->arena);
-        q->partition->use.n_bytes -= q->bytes_in_use;
+        quota_count_blocks(q, -q->n_blocks, -q->bytes_in_use, -q->bytes_requested);
         quota_end(q);
         return NULL;
 }
@@ -365,20 +392,26 @@ struct quota *quota_abandon(struct quota *q)
 
 void quota_count_alloc(struct quota *q, uint64_t n_bytes)
 {
-        struct ledger_quota *record = ledger_quota_at(q->ledger, q->index);
         struct partition *p = q->partition;
 
-        q->n_blocks++;
-        q->bytes_in_use += bfc_block_bytes(n_bytes);
-        q->bytes_requested += n_bytes;
-        p->use.n_bytes += bfc_block_bytes(n_bytes);
+        quota_count_blocks(q, 1, bfc_block_bytes(n_bytes), n_bytes);
         quota_note_peaks(q);
         p->use.lifetime_peak_bytes = max_u64(p->use.lifetime_peak_bytes, p->use.n_bytes);
-        q->peaks.bytes_requested = max_u64(q->peaks.bytes_requested, q->bytes_requested);
-        record->life.peak_in_use = max_u64(record->life.peak_in_use, q->bytes_in_use);
-        record->life.partition_peak_in_use = p->use.lifetime_peak_bytes;
+        for (struct quota *each = q; each; each = each->parent) {
+                struct ledger_lifetime *life = &ledger_quota_at(each->ledger, each->index)->life;
+
+                life->peak_in_use = max_u64(life->peak_in_use, each->all.bytes_in_use);
+                life->partition_peak_in_use = p->use.lifetime_peak_bytes;
+        }
         quota_assert(q);
         quota_publish(q);
+}
+
+const struct quota *quota_without_block(const struct quota *q)
+{
+        while (q && q->all.n_blocks < q->max_blocks)
+                q = q->parent;
+        return q;
 }
 
 int quota_try(struct quota *q, uint64_t n_bytes, bool in_extent, bfc_handle *ret_handle, uint64_t *ret_offset)
@@ -389,7 +422,7 @@ int quota_try(struct quota *q, uint64_t n_bytes, bool in_extent, bfc_handle *ret
                 return -EBUSY;
         if (q->partition->is_lost)
                 return -ENODEV;
-        if (q->n_blocks >= q->max_blocks)
+        if (quota_without_block(q))
                 return -EDQUOT;
         r = in_extent ? arena_alloc_in_extent(q->arena, n_bytes, ret_handle, ret_offset)
                       : arena_alloc(q->arena, n_bytes, ret_handle, ret_offset);
@@ -398,12 +431,10 @@ int quota_try(struct quota *q, uint64_t n_bytes, bool in_extent, bfc_handle *ret
         return r;
 }
 
-void quota_count_refusal(struct quota *q, int r)
+static void quota_count_one_refusal(struct quota *q, int r)
 {
         struct ledger_lifetime *life = &ledger_quota_at(q->ledger, q->index)->life;
 
-        if (r != -EDQUOT && r != -ENOMEM)
-                return;
         q->refusals.n++;
         if (r == -EDQUOT)
                 q->refusals.n_over_quota++;
@@ -413,6 +444,12 @@ void quota_count_refusal(struct quota *q, int r)
         life->n_over_quota = q->refusals.n_over_quota;
         life->n_out_of_memory = q->refusals.n_out_of_memory;
         life->last_refusal_ms = q->refusals.last_ms;
+}
+
+void quota_count_refusal(struct quota *q, int r)
+{
+        for (; q && (r == -EDQUOT || r == -ENOMEM); q = q->parent)
+                quota_count_one_refusal(q, r);
 }
 
 void partition_keep_life(struct partition *p)
@@ -447,21 +484,25 @@ void quota_restore_lifetime(struct quota *q, const struct ledger_lifetime *from)
         life->n_out_of_memory = q->refusals.n_out_of_memory =
                 max_u64(q->refusals.n_out_of_memory, from->n_out_of_memory);
         life->last_refusal_ms = q->refusals.last_ms = max_u64(q->refusals.last_ms, from->last_refusal_ms);
+        life->waited_ns = max_u64(life->waited_ns, from->waited_ns);
         q->refusals.n = q->refusals.n_over_quota + q->refusals.n_out_of_memory;
         q->peaks.window_refusals = q->refusals.n;
         quota_publish(q);
 }
 
-bool quota_is_impossible(const struct quota *q, uint64_t n_bytes)
+int quota_is_impossible(const struct quota *q, uint64_t n_bytes)
 {
-        return n_bytes > max_u64(account_attainable(&q->account), q->account.charged_bytes);
+        const struct account *a = &q->account;
+
+        for (const struct account *scope = a; scope; scope = scope->parent)
+                if (n_bytes > max_u64(account_attainable(a, scope), a->own_bytes))
+                        return scope->parent ? -EDQUOT : -ENOMEM;
+        return 0;
 }
 
 static int quota_never_holds(const struct quota *q, uint64_t n_bytes)
 {
-        if (n_bytes > q->account.limit_bytes)
-                return -EDQUOT;
-        return quota_is_impossible(q, n_bytes) ? -ENOMEM : 0;
+        return n_bytes > q->account.limit_bytes ? -EDQUOT : quota_is_impossible(q, n_bytes);
 }
 
 int quota_refuse_at_once(struct quota *q, uint64_t n_bytes)
@@ -491,11 +532,14 @@ int quota_alloc_or_again(struct quota *q, uint64_t n_bytes, bool in_extent, bfc_
                 r = QUOTA_WAIT; /* requests that came before are looked at first */
         else
                 r = quota_try(q, n_bytes, in_extent, ret_handle, ret_offset);
-        if (r == 0)
-                q->grants.ways[GRANT_BACKED].n[0]++;
-        if (r > 0 && quota_is_impossible(q, n_bytes))
-                r = -ENOMEM;
-        return r > 0 ? QUOTA_WAIT : r;
+        for (struct quota *each = q; each && r == 0; each = each->parent)
+                each->grants.ways[GRANT_BACKED].n[0]++;
+        if (r > 0) {
+                int never = q->is_ended ? -EDQUOT : quota_is_impossible(q, n_bytes);
+
+                r = never < 0 ? never : QUOTA_WAIT;
+        }
+        return r;
 }
 
 int quota_alloc(struct quota *q, uint64_t n_bytes, bool in_extent, bfc_handle *ret_handle,
@@ -525,12 +569,7 @@ void quota_dealloc(struct quota *q, bfc_handle handle, uint64_t n_bytes, uint64_
         assert(r == 0);
         (void)r;
         assert(q->n_blocks > 0);
-        q->n_blocks--;
-        if (q->blocks_ceiling > q->max_blocks)
-                q->blocks_ceiling = (uint32_t)max_u64(q->n_blocks, q->max_blocks);
-        q->bytes_in_use -= n_bytes;
-        q->bytes_requested -= n_requested;
-        q->partition->use.n_bytes -= n_bytes;
+        quota_count_blocks(q, -(uint32_t)1, -n_bytes, -n_requested);
         reclaim_note_free(q);
         quota_assert(q);
         quota_publish(q);
@@ -544,12 +583,15 @@ void quota_dealloc(struct quota *q, bfc_handle handle, uint64_t n_bytes, uint64_
 
 int quota_split(struct quota *q, bfc_handle handle, uint64_t at, uint32_t n_more, bfc_handle *ret_high)
 {
-        bool has_room = (uint64_t)q->n_blocks + n_more < q->max_blocks;
-        int r = has_room ? arena_split(q->arena, handle, at, ret_high) : -EDQUOT;
+        bool has_room = true;
+        int r;
 
+        for (const struct quota *each = q; each; each = each->parent)
+                has_room = has_room && (uint64_t)each->all.n_blocks + n_more < each->max_blocks;
+        r = has_room ? arena_split(q->arena, handle, at, ret_high) : -EDQUOT;
         if (r < 0)
                 return r;
-        q->n_blocks++;
+        quota_count_blocks(q, 1, 0, 0);
         quota_assert(q);
         quota_publish(q);
         return 0;
@@ -641,7 +683,7 @@ void quota_set_early(struct quota *q, const struct quota_limits *limits)
         account_set(&q->account, limits->limit_bytes, limits->reserve_bytes);
         q->max_sessions = limits->max_sessions;
         q->max_blocks = limits->max_blocks;
-        q->blocks_ceiling = (uint32_t)max_u64(q->n_blocks, q->max_blocks);
+        q->blocks_ceiling = (uint32_t)max_u64(q->all.n_blocks, q->max_blocks);
         q->is_removed = false;
         quota_assert(q);
 }
@@ -655,22 +697,26 @@ void quota_set(struct quota *q, const struct quota_limits *limits)
 
 void quota_remove(struct quota *q)
 {
-        account_set(&q->account, q->account.limit_bytes, 0);
+        uint64_t limit = q->account.limit_bytes;
+
+        q->is_ended = q->parent != NULL;
+        account_set(&q->account, q->is_ended ? min_u64(limit, q->account.own_bytes) : limit, 0);
         q->is_removed = true;
         reclaim_unkeep(q);
         reclaim_release_unused(q);
+        quota_make_due(q);
 }
 
 bool quota_is_gone(const struct quota *q)
 {
         return q->is_removed && q->sessions.n_told == 0 && q->sessions.n == 0 && q->n_blocks == 0 &&
                !q->growth.is_running && !q->growth.backed && TAILQ_EMPTY(&q->queue.requests) &&
-               q->account.charged_bytes == 0 && arena_is_quiet(q->arena);
+               q->account.n_children == 0 && q->account.charged_bytes == 0 && arena_is_quiet(q->arena);
 }
 
 void partition_set_limit(struct partition *p, uint64_t limit_bytes, uint64_t reclaim_timeout_ms)
 {
-        pool_set_limit(&p->pool, limit_bytes);
+        account_set(&p->pool, limit_bytes, 0);
         p->reclaim_timeout_ms = reclaim_timeout_ms;
         reclaim_release_partition_excess(p);
         partition_make_due(p);
@@ -686,7 +732,7 @@ int quota_join(struct quota *q)
                 return -EDQUOT;
         /* The peak of jobs that have ended does not excuse what the next one reserves. */
         if (q->sessions.n == 0 && q->keep.until_ms != 0)
-                q->growth.high_bytes = q->account.charged_bytes;
+                q->growth.high_bytes = q->account.own_bytes;
         q->sessions.n++;
         quota_publish(q);
         return 0;
@@ -700,7 +746,7 @@ void quota_rejoin(struct quota *q)
 
 void quota_release_free(struct quota *q)
 {
-        if (q->sessions.n == 0 && q->account.charged_bytes > 0)
+        if (q->sessions.n == 0 && q->account.own_bytes > 0)
                 quota_keep(q);
         quota_release_unused(q);
 }
@@ -738,8 +784,8 @@ void quota_leave(struct quota *q)
 
 void quota_clear_peaks(struct quota *q)
 {
-        q->peaks.bytes_in_use = q->bytes_in_use;
-        q->peaks.bytes_requested = q->bytes_requested;
+        q->peaks.bytes_in_use = q->all.bytes_in_use;
+        q->peaks.bytes_requested = q->all.bytes_requested;
         account_clear_peaks(&q->account);
         quota_publish(q);
         q->peaks.in_use_ms = q->account.peak_charged_ms;
@@ -760,7 +806,7 @@ bool quota_take_window(struct quota *q, struct quota_window *ret)
                                       .peak_charged = q->account.window_peak_bytes,
                                       .n_refusals = q->refusals.n - q->peaks.window_refusals };
         q->peaks.window_ms = now_ms;
-        q->peaks.window_in_use = q->bytes_in_use;
+        q->peaks.window_in_use = q->all.bytes_in_use;
         q->peaks.window_refusals = q->refusals.n;
         q->peaks.window_is_used = false;
         q->account.window_peak_bytes = q->account.charged_bytes;

@@ -1,5 +1,5 @@
-/* A quota: one tenant's part of one partition. It decides, and the arena carries out: which request is
- * granted now, which waits, what is released to make room, and which is refused.
+/* A quota: one tenant's part of one partition, or a lease's part of such a quota. It decides, and the arena
+ * carries out: which request is granted now, which waits, what is released to make room, and which is refused.
  *
  * A request that fits into backed space is granted at once, also before others that wait. Otherwise it
  * waits in order, and room is made for the first in line: the quota grows within the limits, after it has
@@ -159,9 +159,18 @@ struct quota_refusals {
         uint64_t last_ms; /* since 1970; 0: none */
 };
 
+/* Of a quota with its leases. */
+struct quota_sums {
+        uint32_t n_blocks;
+        uint64_t bytes_in_use;
+        uint64_t bytes_requested;
+};
+
 struct quota {
         struct partition *partition;
-        const char *tenant; /* name, the config's */
+        const char *tenant;   /* name, the tenant's own */
+        struct quota *parent; /* of a lease: its tenant's; NULL: this is a tenant's */
+        const char *lease;    /* name, the lease's own; NULL: none */
         struct account account;
         struct arena *arena;
         struct ledger *ledger;
@@ -170,11 +179,13 @@ struct quota {
         uint32_t max_sessions;
         uint32_t max_blocks;
         uint32_t blocks_ceiling; /* max_blocks, or the number of blocks when it was lowered */
-        bool is_removed;         /* the config no longer has it; its sessions may stay */
-        bool is_left;            /* left to the next daemon: nothing is released */
+        bool is_removed; /* the config no longer has it, or the lease has ended; its sessions may stay */
+        bool is_ended;   /* the lease has ended: nothing is charged any more */
+        bool is_left;    /* left to the next daemon: nothing is released */
         uint32_t n_blocks;
         uint64_t bytes_in_use;
         uint64_t bytes_requested;
+        struct quota_sums all;
         struct charge closed; /* for quota_options.closed_bytes */
         struct quota_peaks peaks;
         struct quota_refusals refusals;
@@ -197,6 +208,8 @@ struct quota {
 struct quota_options {
         const char *tenant;
         struct partition *partition;
+        struct quota *parent; /* of a lease; else NULL */
+        const char *lease;    /* its name, which outlives the quota; or NULL */
         struct ledger *ledger;
         struct pages_entry *page; /* borrowed, outlives the quota; may be NULL */
         uint64_t limit_bytes;
@@ -248,8 +261,9 @@ void partition_set_limit(struct partition *p, uint64_t limit_bytes, uint64_t rec
 /* The same before there are sessions: quota_release_free() releases free extents then. */
 void quota_set_early(struct quota *q, const struct quota_limits *limits);
 
-/* No session can join and nothing is guaranteed any more; joined sessions stay. And: they have ended and
- * nothing is left, so it can be freed. */
+/* No session can join and nothing is guaranteed any more; joined sessions stay. The quota of a lease is also
+ * charged no more than now, so its waiting requests are refused. And: they have ended and nothing is left, so it
+ * can be freed. */
 void quota_remove(struct quota *q);
 bool quota_is_gone(const struct quota *q);
 
@@ -275,6 +289,9 @@ int quota_refuse_at_once(struct quota *q, uint64_t n_bytes);
 
 /* Frees a block: its rounded size, and the requested one. */
 void quota_dealloc(struct quota *q, bfc_handle handle, uint64_t n_bytes, uint64_t n_requested);
+
+/* The quota whose max_blocks are in use: it, or its tenant's. NULL: neither. */
+const struct quota *quota_without_block(const struct quota *q);
 
 /* Splits a block, see bfc_split(). -EDQUOT: max_blocks does not allow this one and n_more. -EINVAL,
  * -ENOMEM. */
@@ -315,10 +332,7 @@ void quota_explain(const struct quota_request *refused, int error, char *buf, si
 
 /* ---- release ----------------------------------------------------------------- */
 
-/* Charges above its reserve: only these can return to its pool. */
-uint64_t quota_surplus(const struct quota *q);
-
-/* Charges above lowered limits: its own, or its partition's as far as releasing helps that. */
+/* Charges above lowered limits: its own, or those above as far as releasing helps that. */
 uint64_t quota_excess(const struct quota *q);
 
 /* Releases all free extents. */

@@ -9,6 +9,15 @@
 
 #include "daemon/number.h"
 
+/* "lease 'x' of tenant 'y'", or "tenant 'y'". */
+#define QUOTA_NAME(q) quota_name(q, (char[2 * LEDGER_NAME_BYTES + 32]){ 0 })
+static const char *quota_name(const struct quota *q, char ret[static 2 * LEDGER_NAME_BYTES + 32])
+{
+        snprintf(ret, 2 * LEDGER_NAME_BYTES + 32, "%s%s%stenant '%s'", q->lease ? "lease '" : "",
+                 q->lease ? q->lease : "", q->lease ? "' of " : "", q->tenant);
+        return ret;
+}
+
 /* A block that must be in one extent is larger than that. */
 static void quota_explain_extent(const struct quota_request *refused, char *buf, size_t n_buf)
 {
@@ -16,9 +25,9 @@ static void quota_explain_extent(const struct quota_request *refused, char *buf,
         const struct partition *p = q->partition;
 
         snprintf(buf, n_buf,
-                 "a block of %" PRIu64 " bytes does not fit in one extent of tenant '%s' in '%s', which "
+                 "a block of %" PRIu64 " bytes does not fit in one extent of %s in '%s', which "
                  "has at most %" PRIu64 " bytes: request less, or raise the limit to %s or more%s",
-                 refused->n_bytes, q->tenant, p->name, arena_max_in_extent(q->arena),
+                 refused->n_bytes, QUOTA_NAME(q), p->name, arena_max_in_extent(q->arena),
                  NUMBER_SIZE(extent_limit_for(refused->n_bytes, device_granularity(p->device))),
                  p->is_cuda ? ", or set 'share: cuda-ipc', where every block is in one extent" : "");
 }
@@ -29,55 +38,81 @@ static void quota_explain_partition(const struct quota_request *refused, char *b
         const char *how = refused->in_extent ? " in one extent" : "";
         const struct quota *q = refused->quota;
         const struct account *a = &q->account;
-        const struct pool *p = &q->partition->pool;
+        const struct account *p = &q->partition->pool;
+        uint64_t attainable = account_attainable(a, NULL);
         uint64_t claims = reclaim_claims_before(refused);
         struct bfc_stats stats;
         int n;
 
-        if (quota_is_impossible(q, refused->n_bytes)) {
+        if (quota_is_impossible(q, refused->n_bytes) < 0) {
                 snprintf(buf, n_buf,
-                         "partition '%s' can never serve this request: asked %s, tenant '%s' can have at "
-                         "most %s, because %s of %s are guaranteed to other tenants",
-                         q->partition->name, NUMBER_SIZE(refused->n_bytes), q->tenant,
-                         NUMBER_SIZE(p->limit_bytes - (p->reserve_bytes - a->reserve_bytes)),
-                         NUMBER_SIZE(p->reserve_bytes - a->reserve_bytes), NUMBER_SIZE(p->limit_bytes));
+                         "partition '%s' can never serve this request: asked %s, %s can have at "
+                         "most %s, because %s of %s are guaranteed to %s",
+                         q->partition->name, NUMBER_SIZE(refused->n_bytes), QUOTA_NAME(q),
+                         NUMBER_SIZE(attainable), NUMBER_SIZE(p->limit_bytes - attainable),
+                         NUMBER_SIZE(p->limit_bytes), q->parent ? "others" : "other tenants");
                 return;
         }
         arena_read_stats(q->arena, &stats);
-        n = snprintf(
-                buf, n_buf,
-                "partition '%s' is full: asked %s%s, %s of %s reserved or guaranteed; tenant '%s': %s of %s "
-                "reserved, %s in blocks, largest free piece %s",
-                q->partition->name, NUMBER_SIZE(refused->n_bytes), how, NUMBER_SIZE(p->committed_bytes),
-                NUMBER_SIZE(p->limit_bytes), q->tenant, NUMBER_SIZE(a->charged_bytes),
-                NUMBER_SIZE(a->limit_bytes), NUMBER_SIZE(q->bytes_in_use),
-                NUMBER_SIZE(stats.largest_free_block_bytes));
+        n = snprintf(buf, n_buf,
+                     "partition '%s' is full: asked %s%s, %s of %s reserved or guaranteed; %s: %s of %s "
+                     "reserved, %s in blocks, largest free piece %s",
+                     q->partition->name, NUMBER_SIZE(refused->n_bytes), how, NUMBER_SIZE(p->committed_bytes),
+                     NUMBER_SIZE(p->limit_bytes), QUOTA_NAME(q), NUMBER_SIZE(a->charged_bytes),
+                     NUMBER_SIZE(a->limit_bytes), NUMBER_SIZE(q->bytes_in_use),
+                     NUMBER_SIZE(stats.largest_free_block_bytes));
         if (claims > 0 && n > 0 && (size_t)n < n_buf)
                 snprintf(buf + n, n_buf - (size_t)n, "; earlier requests of other tenants wait for %s",
                          NUMBER_SIZE(claims));
 }
 
-static void quota_explain_limit(const struct quota_request *refused, char *buf, size_t n_buf)
+/* Which limit refuses it: the quota's, or that of the quota above. */
+static const struct quota *quota_of_limit(const struct quota_request *refused)
 {
         const struct quota *q = refused->quota;
-        struct bfc_stats stats;
+        const struct account *a = &q->account, *above = q->parent ? &q->parent->account : NULL;
 
-        if (q->n_blocks >= q->max_blocks) {
+        if (!above || refused->n_bytes > account_attainable(a, a))
+                return q;
+        return refused->n_bytes > account_attainable(a, above) ||
+                               account_short_of(a, refused->n_bytes) == above
+                       ? q->parent
+                       : q;
+}
+
+static void quota_explain_limit(const struct quota_request *refused, char *buf, size_t n_buf)
+{
+        const struct quota *q = refused->quota, *full = quota_without_block(q), *at = quota_of_limit(refused);
+        const char *how = refused->in_extent ? " in one extent" : "";
+        const struct account *a = &at->account;
+        struct bfc_stats stats;
+        int n;
+
+        if (q->is_ended)
+                snprintf(buf, n_buf, "%s has ended in '%s' and gets no more memory: asked %s, %s reserved",
+                         QUOTA_NAME(q), q->partition->name, NUMBER_SIZE(refused->n_bytes),
+                         NUMBER_SIZE(q->account.own_bytes));
+        else if (full)
                 snprintf(buf, n_buf,
-                         "tenant '%s' is at its limit in '%s': it has %" PRIu32
-                         " blocks, and max_blocks is %" PRIu32,
-                         q->tenant, q->partition->name, q->n_blocks, q->max_blocks);
+                         "%s is at its limit in '%s': it has %" PRIu32 " blocks, and max_blocks is %" PRIu32,
+                         QUOTA_NAME(full), q->partition->name, full->all.n_blocks, full->max_blocks);
+        if (q->is_ended || full)
                 return;
-        }
         arena_read_stats(q->arena, &stats);
-        snprintf(
-                buf, n_buf,
-                "tenant '%s' %s its limit in '%s': asked %s%s, %s of %s reserved, %s in blocks, largest free "
-                "piece %s",
-                q->tenant, refused->n_bytes > q->account.limit_bytes ? "asked for more than" : "is at",
-                q->partition->name, NUMBER_SIZE(refused->n_bytes), refused->in_extent ? " in one extent" : "",
-                NUMBER_SIZE(q->account.charged_bytes), NUMBER_SIZE(q->account.limit_bytes),
-                NUMBER_SIZE(q->bytes_in_use), NUMBER_SIZE(stats.largest_free_block_bytes));
+        n = snprintf(buf, n_buf, "%s %s its limit in '%s': asked %s%s, %s of %s reserved", QUOTA_NAME(at),
+                     refused->n_bytes > a->limit_bytes ? "asked for more than" : "is at", q->partition->name,
+                     NUMBER_SIZE(refused->n_bytes), how, NUMBER_SIZE(a->committed_bytes),
+                     NUMBER_SIZE(a->limit_bytes));
+        if (at != q && n > 0 && (size_t)n < n_buf)
+                n += snprintf(buf + n, n_buf - (size_t)n, " or guaranteed; lease '%s': %s of %s reserved",
+                              q->lease, NUMBER_SIZE(q->account.own_bytes),
+                              NUMBER_SIZE(q->account.limit_bytes));
+        else if (a->n_children > 0 && n > 0 && (size_t)n < n_buf)
+                n += snprintf(buf + n, n_buf - (size_t)n, " or guaranteed, %s of it by its leases",
+                              NUMBER_SIZE(a->committed_bytes - a->own_bytes));
+        if (n > 0 && (size_t)n < n_buf)
+                snprintf(buf + n, n_buf - (size_t)n, ", %s in blocks, largest free piece %s",
+                         NUMBER_SIZE(q->bytes_in_use), NUMBER_SIZE(stats.largest_free_block_bytes));
 }
 
 void quota_explain(const struct quota_request *refused, int error, char *buf, size_t n_buf)

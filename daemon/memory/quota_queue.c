@@ -130,14 +130,23 @@ static enum grant_way request_way(const struct quota_request *request)
                                         : GRANT_BACKED;
 }
 
+static void quota_count_wait(const struct quota_request *request)
+{
+        uint64_t ns = clock_ns() - request->since_ns;
+
+        for (struct quota *q = request->quota; q; q = q->parent)
+                ledger_quota_at(q->ledger, q->index)->life.waited_ns += ns;
+}
+
 void quota_complete(struct quota_request *request, int result, bfc_handle handle, uint64_t offset)
 {
         struct quota *q = request->quota;
 
+        quota_count_wait(request);
         q->queue.n--;
         q->queue.n_bytes -= request->n_bytes;
-        if (result == 0)
-                grants_add(&q->grants, request_way(request), clock_ns() - request->since_ns);
+        for (struct quota *each = q; each && result == 0; each = each->parent)
+                grants_add(&each->grants, request_way(request), clock_ns() - request->since_ns);
         if (!request->is_no_refusal)
                 quota_count_refusal(request->quota, result);
         request->done(request, result, handle, offset);
@@ -170,6 +179,7 @@ void quota_cancel(struct quota_request *request)
 {
         struct quota *q = request->quota;
 
+        quota_count_wait(request);
         q->queue.n--;
         q->queue.n_bytes -= request->n_bytes;
         if (q->growth.request == request)
@@ -316,7 +326,7 @@ void quota_note_free(struct quota *q)
         struct bfc_stats stats;
 
         arena_read_stats(q->arena, &stats);
-        if (stats.largest_free_block_bytes >= q->queue.least_bytes || q->n_blocks + 1 >= q->max_blocks ||
+        if (stats.largest_free_block_bytes >= q->queue.least_bytes || quota_without_block(q) ||
             clock_ms() - q->queue.round_ms >= QUOTA_ROUND_MS)
                 quota_make_due(q);
         else

@@ -86,7 +86,7 @@ static void quota_grown(void *userdata, int result, bfc_handle handle, uint64_t 
         q->growth.request = NULL;
         if (request && result == 0 && q->partition->is_draining)
                 result = -EBUSY;
-        else if (request && result == 0 && q->n_blocks >= q->max_blocks)
+        else if (request && result == 0 && quota_without_block(q))
                 result = -EDQUOT; /* others that passed by took the last ones */
         else if (request && result < 0)
                 request->device_failed = true;
@@ -169,18 +169,17 @@ uint64_t reclaim_claims_before(const struct quota_request *request)
 
 /* Whether n_bytes may be charged now for this request, with `claims` bytes of the partition left to other
  * requests; fails as account_probe() does. What is free in the partition is for the request that has waited
- * the longest; what the reserve keeps is available to all. *ret_pool_bytes: how much of the partition's it
+ * the longest; what reserves keep is available to all. *ret_pool_bytes: how much of the partition's it
  * would take. */
 static int reclaim_probe(const struct quota_request *request, uint64_t n_bytes, uint64_t claims,
                          uint64_t *ret_missing_bytes, uint64_t *ret_pool_bytes)
 {
         const struct account *a = &request->quota->account;
-        const struct pool *pool = a->pool;
-        uint64_t after = a->charged_bytes + n_bytes;
+        const struct account *pool = &request->quota->partition->pool;
         uint64_t room = excess_u64(pool->limit_bytes, pool->committed_bytes);
         int r = account_probe(a, n_bytes, ret_missing_bytes);
 
-        *ret_pool_bytes = max_u64(after, a->reserve_bytes) - max_u64(a->charged_bytes, a->reserve_bytes);
+        *ret_pool_bytes = account_takes_of_root(a, n_bytes);
         if (r == -EDQUOT || *ret_pool_bytes == 0)
                 return r;
         room -= min_u64(room, claims);
@@ -267,7 +266,7 @@ void reclaim_release_unused(struct quota *q)
         uint64_t n_kept = quota_keep_limit(q);
 
         if (q->sessions.n > 0 || q->growth.is_running || !quota_may_release(q) ||
-            (n_kept > 0 && q->account.charged_bytes <= n_kept + quota_unusable_bytes(q)))
+            (n_kept > 0 && q->account.own_bytes <= n_kept + quota_unusable_bytes(q)))
                 return;
         (void)quota_begin_release(q, arena_release_beyond(q->arena, n_kept, quota_released, q));
 }
@@ -278,56 +277,61 @@ static uint64_t quota_coming(const struct quota *q)
         return arena_leaving_bytes(q->arena) + arena_suspended_bytes(q->arena);
 }
 
-/* What a quota holds beyond what its reserve keeps anyway: only that can come
- * back to its pool. */
-uint64_t quota_surplus(const struct quota *q)
-{
-        const struct account *a = &q->account;
-
-        return excess_u64(a->charged_bytes, a->reserve_bytes);
-}
-
 /* Of what is released for the next growth, what is still being released. */
 static uint64_t quota_own_released(const struct quota *q)
 {
         return min_u64(q->growth.own_release_bytes, quota_coming(q));
 }
 
-/* What is being released to the pool. */
-static uint64_t partition_coming(struct partition *p)
+/* What is being released to `scope`, which is the account of the partition or one in it; without what q (may
+ * be NULL) releases for its own growth. */
+static uint64_t coming_beside(struct partition *p, const struct account *scope, const struct quota *q)
 {
-        const struct quota *each;
+        struct quota *each;
         uint64_t n_bytes = 0;
 
         TAILQ_FOREACH(each, &p->lists.releasing, lists.of_releasing)
+        account_clear_tally(&each->account);
+        TAILQ_FOREACH(each, &p->lists.releasing, lists.of_releasing)
         {
+                uint64_t coming = quota_coming(each);
+
                 p->lists.n_visits++;
-                n_bytes += min_u64(quota_coming(each), quota_surplus(each));
+                coming -= each == q ? min_u64(q->growth.own_release_bytes, coming) : 0;
+                n_bytes += account_tally(&each->account, scope, coming);
         }
         return n_bytes;
 }
 
-/* The same without what q releases for its own growth. */
-static uint64_t partition_coming_beside(const struct quota *q)
+static uint64_t coming_in(struct partition *p, const struct account *scope)
 {
-        uint64_t sum = partition_coming(q->partition); /* first: what is late meanwhile counts no more */
-        uint64_t coming = quota_coming(q), surplus = quota_surplus(q);
-
-        return sum - min_u64(coming, surplus) + min_u64(coming - quota_own_released(q), surplus);
+        return coming_beside(p, scope, NULL);
 }
 
-/* What a quota could return to its pool by releasing free extents, without what is being released anyway. */
-static uint64_t quota_yield(struct quota *q)
+/* Free extents that it could release for others. */
+static uint64_t quota_free_bytes(struct quota *q)
 {
-        uint64_t surplus = quota_surplus(q), coming = min_u64(quota_coming(q), surplus), n_free;
+        uint64_t n_free;
 
         q->partition->lists.n_visits++;
-        if (q->partition->preallocate || (surplus == coming && q->account.charged_bytes > 0))
+        if (q->partition->preallocate)
                 return 0;
         n_free = arena_releasable(q->arena, NULL);
         if (n_free == 0)
                 reclaim_unlist_free(q);
-        return min_u64(n_free, surplus - coming);
+        return n_free;
+}
+
+/* What a quota could return to `scope` by releasing free extents, without what is being released anyway. */
+static uint64_t quota_yield(struct quota *q, const struct account *scope)
+{
+        uint64_t surplus = account_surplus(&q->account, scope), coming = min_u64(quota_coming(q), surplus);
+
+        if (surplus == coming && q->account.own_bytes > 0) {
+                q->partition->lists.n_visits++;
+                return 0;
+        }
+        return min_u64(quota_free_bytes(q), surplus - coming);
 }
 
 /* So many bytes are released for a growth, which gets the room. */
@@ -376,10 +380,10 @@ static bool quota_can_trim(const struct quota *q, bool again)
         return !again || arena_suspended_bytes(q->arena) == 0;
 }
 
-/* Begins to release want_bytes of free extents of the partition's quotas, or as many as there are. except:
+/* Begins to release want_bytes of free extents of the quotas in `scope`, or as many as there are. except:
  * may be NULL. */
-static void partition_release(struct partition *p, uint64_t want_bytes, const struct quota *except,
-                              bool again)
+static void release_in(struct partition *p, const struct account *scope, uint64_t want_bytes,
+                       const struct quota *except, bool again)
 {
         struct quota *q, *next;
 
@@ -388,33 +392,46 @@ static void partition_release(struct partition *p, uint64_t want_bytes, const st
                 uint64_t yield;
 
                 next = TAILQ_NEXT(q, lists.of_freed);
-                yield = ask ? quota_yield(q) : 0;
+                yield = ask ? quota_yield(q, scope) : 0;
                 if (yield > 0)
                         want_bytes =
                                 excess_u64(want_bytes, quota_release(q, min_u64(want_bytes, yield), NULL));
         }
 }
 
-/* The partition lacks `missing` bytes: releases free extents, the quota's own first, then others'. False: they
- * are not enough. `again`: skips quotas that were asked without success. */
-static bool quota_reclaim_from_partition(struct quota *q, uint64_t missing, const struct bfc_growth *plan,
-                                         bool again)
+/* What other quotas could return to `scope`, beside what they are releasing. */
+static uint64_t others_yield(const struct quota *q, const struct account *scope, bool again)
 {
-        uint64_t own = quota_can_trim(q, again) ? quota_own_yield(q, plan) : 0, sum = own;
+        struct partition *p = q->partition;
         struct quota *other, *next;
+        uint64_t sum = 0;
 
-        for (other = TAILQ_FIRST(&q->partition->lists.freed); other; other = next) {
+        TAILQ_FOREACH(other, &p->lists.freed, lists.of_freed)
+        account_clear_tally(&other->account);
+        (void)coming_in(p, scope);
+        for (other = TAILQ_FIRST(&p->lists.freed); other; other = next) {
                 next = TAILQ_NEXT(other, lists.of_freed);
-                if (other != q && quota_can_trim(other, again))
-                        sum += quota_yield(other);
+                if (other != q && quota_can_trim(other, again) && quota_yield(other, scope) > 0)
+                        sum += account_tally(&other->account, scope, arena_releasable(other->arena, NULL));
         }
-        if (sum < missing)
+        return sum;
+}
+
+/* `scope` lacks `missing` bytes: releases free extents, the quota's own first, then others'. False: they
+ * are not enough. `again`: skips quotas that were asked without success. */
+static bool quota_reclaim_from(struct quota *q, const struct account *scope, uint64_t missing,
+                               const struct bfc_growth *plan, bool again)
+{
+        uint64_t own = quota_can_trim(q, again) ? quota_own_yield(q, plan) : 0;
+
+        if (own + others_yield(q, scope, again) < missing)
                 return false;
 
         if (own > 0)
                 missing = excess_u64(missing, quota_give_for(q, plan, min_u64(missing, own)));
-        partition_release(q->partition, missing, q, again);
-        return quota_own_released(q) + partition_coming_beside(q) > 0; /* none where all are late */
+        release_in(q->partition, scope, missing, q, again);
+        return quota_own_released(q) + coming_beside(q->partition, scope, q) >
+               0; /* none where all are late */
 }
 
 /* Begins the time in which the first request waits for others, unless it has begun. True: it is over. */
@@ -454,21 +471,30 @@ static int quota_reclaim(struct quota *q, uint64_t missing, const struct bfc_gro
         return quota_wait_for_own(q, missing, refusal);
 }
 
-/* The partition lacks so many bytes, without those that the quota releases itself. 0: they are being
+/* How much the request lacks, and of what. */
+struct shortage {
+        int refusal; /* 0: nothing is lacking */
+        uint64_t missing;
+        const struct account
+                *scope; /* what is returned to it helps; NULL: only the quota's own memory does */
+};
+
+/* It lacks so many bytes of lack->scope, without those that the quota releases itself. 0: they are being
  * released. */
-static int quota_reclaim_in_partition(struct quota *q, uint64_t missing, const struct bfc_growth *plan)
+static int quota_reclaim_in(struct quota *q, const struct shortage *lack, uint64_t missing,
+                            const struct bfc_growth *plan)
 {
         struct quota_request *first = TAILQ_FIRST(&q->queue.requests);
-        uint64_t coming = partition_coming_beside(q);
+        uint64_t coming = coming_beside(q->partition, lack->scope, q);
 
         if (coming < missing && q->partition->queue.n_closing == 0 &&
-            !quota_reclaim_from_partition(q, missing - coming, plan, false))
-                return -ENOMEM;
+            !quota_reclaim_from(q, lack->scope, missing - coming, plan, false))
+                return lack->refusal;
         if (!quota_time_out(q))
                 return 0;
         /* What did not come may hide what others would give: they are asked as if it never came. */
-        if (first->asked_again || !quota_reclaim_from_partition(q, missing, plan, true))
-                return -ENOMEM;
+        if (first->asked_again || !quota_reclaim_from(q, lack->scope, missing, plan, true))
+                return lack->refusal;
         first->asked_again = true;
         quota_set_blocked(q, clock_ms());
         return 0;
@@ -519,19 +545,30 @@ static uint64_t growth_need(const struct quota *q, const struct bfc_growth *plan
         return excess_u64(plan->new_bytes, q->growth.held.n_bytes);
 }
 
-/* How much the request lacks, and of what. */
-struct shortage {
-        int refusal; /* -EDQUOT: only its own memory helps; -ENOMEM: others' too; 0: nothing is lacking */
-        uint64_t missing;
-};
+/* What the request lacks to grow by `need`; 0: nothing. It claims what it lacks of the partition. */
+static int reclaim_look(struct quota *q, struct quota_request *request, uint64_t need, struct shortage *ret)
+{
+        uint64_t after = q->account.own_bytes + need, missing = 0, of_pool, most;
+        int r = reclaim_probe(request, need, reclaim_claims_before(request), &missing, &of_pool);
+
+        *ret = (struct shortage){ r, missing, NULL };
+        if (r < 0) {
+                ret->scope = r == -EDQUOT ? account_short_of(&q->account, need) : &q->partition->pool;
+                most = account_attainable(&q->account, ret->scope);
+                if (after > most) { /* the others have it for good: nothing is claimed of them */
+                        ret->missing = after - most;
+                        ret->scope = NULL;
+                }
+        }
+        reclaim_claim(request, ret->scope == &q->partition->pool ? of_pool : 0);
+        return r;
+}
 
 /* The steps that ask no session: free extents are released, or are being released. */
 static int reclaim_make_room_by_itself(struct quota *q, struct quota_request *request, struct shortage *ret)
 {
-        uint64_t need, after, want, own_released = quota_own_released(q), missing = 0, of_pool;
-        uint64_t most = account_attainable(&q->account);
+        uint64_t need, want, own_released = quota_own_released(q);
         struct bfc_growth plan;
-        bool of_own;
         int r;
 
         if (request->has_recalled && q->partition->keepers->n_recalled > 0 && !quota_time_out(q))
@@ -543,17 +580,12 @@ static int reclaim_make_room_by_itself(struct quota *q, struct quota_request *re
                 q->queue.look_again = true;
                 return 0;
         }
-        if (quota_is_impossible(q, request->n_bytes))
-                return -ENOMEM;
+        r = q->is_ended ? -EDQUOT : quota_is_impossible(q, request->n_bytes);
+        if (r < 0)
+                return r;
         need = growth_need(q, &plan);
-        after = q->account.charged_bytes + need;
-        r = reclaim_probe(request, need, reclaim_claims_before(request), &missing, &of_pool);
-        of_own = r == -EDQUOT || (r == -ENOMEM && after > most);
-        if (r == -ENOMEM && of_own) /* the others have it for good: nothing is claimed of them */
-                missing = after - most;
-        *ret = (struct shortage){ of_own ? -EDQUOT : r, missing };
-        reclaim_claim(request, r == -ENOMEM && !of_own ? of_pool : 0);
-        want = max_u64(missing, excess_u64(after, q->growth.high_bytes));
+        r = reclaim_look(q, request, need, ret);
+        want = max_u64(ret->missing, excess_u64(q->account.own_bytes + need, q->growth.high_bytes));
         if (want > own_released && (r < 0 || !quota_time_out(q)) &&
             quota_release_own(q, &plan, want - own_released)) {
                 request->has_reclaimed = true;
@@ -562,19 +594,19 @@ static int reclaim_make_room_by_itself(struct quota *q, struct quota_request *re
         if (r == 0)
                 return own_released > 0 && !quota_time_out(q) ? 0 : quota_grow(q, request, &plan);
         request->has_reclaimed = true; /* or it is refused */
-        if (of_own)
-                return quota_reclaim(q, missing, &plan, r);
-        if (own_released >= missing)
-                return quota_wait_for_own(q, missing, r);
-        return quota_reclaim_in_partition(q, missing - own_released, &plan);
+        if (!ret->scope)
+                return quota_reclaim(q, ret->missing, &plan, r);
+        if (own_released >= ret->missing)
+                return quota_wait_for_own(q, ret->missing, r);
+        return quota_reclaim_in(q, ret, ret->missing - own_released, &plan);
 }
 
 /* What sessions freed is being released to where it is needed. */
-static bool reclaim_is_coming(const struct quota *q, const struct quota_request *request, int refusal,
-                              uint64_t now)
+static bool reclaim_is_coming(const struct quota *q, const struct quota_request *request,
+                              const struct account *scope, uint64_t now)
 {
         uint64_t coming =
-                refusal == -EDQUOT ? quota_coming(q) : quota_own_released(q) + partition_coming_beside(q);
+                !scope ? quota_coming(q) : quota_own_released(q) + coming_beside(q->partition, scope, q);
 
         return coming > 0 && request->asking.heard_ms != 0 &&
                now - request->asking.heard_ms <= q->partition->reclaim_timeout_ms;
@@ -590,9 +622,9 @@ static bool reclaim_ask_sessions(struct quota *q, struct quota_request *request,
         if (asking->begun_ms == 0)
                 asking->begun_ms = now;
         if (p->up.calls && now - asking->begun_ms <= p->reclaim_timeout_ms &&
-            p->up.calls->trim(p->up.broker, q, request, lack->refusal, lack->missing))
+            p->up.calls->trim(p->up.broker, q, request, lack->scope, lack->missing))
                 return true;
-        return reclaim_is_coming(q, request, lack->refusal, now);
+        return reclaim_is_coming(q, request, lack->scope, now);
 }
 
 /* For as long as the request itself says. More memory may become idle meanwhile, so sessions are asked
@@ -638,14 +670,14 @@ int reclaim_make_room(struct quota *q, struct quota_request *request)
                 quota_set_blocked(q, now);
         if (reclaim_ask_sessions(q, request, &lack, now) || reclaim_queue(q, request, now))
                 return 0;
-        r = r == -ENOMEM ? reclaim_last_chance(q, request) : r;
+        r = r == -ENOMEM || lack.scope ? reclaim_last_chance(q, request) : r;
         return r == RECLAIM_WAIT ? 0 : r;
 }
 
 void reclaim_release_surplus(struct quota *q)
 {
         uint64_t kept = q->sessions.peaks_bytes + quota_unusable_bytes(q) + quota_keep_limit(q);
-        uint64_t surplus = excess_u64(q->account.charged_bytes, kept);
+        uint64_t surplus = excess_u64(q->account.own_bytes, kept);
 
         /* A waiting request uses the free extents, or releases them itself. */
         if (surplus == 0 || q->is_left || q->growth.is_running || q->growth.backed ||
@@ -675,27 +707,22 @@ uint64_t quota_release_soon(struct quota *q, uint64_t n_bytes)
 
 /* ---- what there is room for ------------------------------------------------ */
 
-/* Bytes of the pool that new extents may take, once all that is being released is returned. */
-static uint64_t partition_room(struct partition *p)
-{
-        uint64_t room = p->pool.limit_bytes, committed = p->pool.committed_bytes;
-
-        committed -= partition_coming(p);
-        room -= min_u64(room, committed);
-        return excess_u64(room, p->claims.n_bytes);
-}
-
-/* Bytes of new extents that the quota may have. */
+/* Bytes of new extents that the quota may have, once all that is being released is returned. */
 static uint64_t quota_growth_room(const struct quota *q)
 {
-        const struct account *a = &q->account;
-        uint64_t after = excess_u64(a->charged_bytes, quota_coming(q));
-        uint64_t kept = excess_u64(a->reserve_bytes, after); /* by its own reserve */
-        uint64_t room;
+        uint64_t room = UINT64_MAX, guaranteed = 0;
 
-        if (quota_growth_pause_ms(q) > 0)
+        if (quota_growth_pause_ms(q) > 0 || q->is_ended)
                 return 0;
-        room = min_u64(excess_u64(a->limit_bytes, after), kept + partition_room(q->partition));
+        for (const struct account *a = &q->account; a; a = a->parent) {
+                uint64_t after = excess_u64(a->committed_bytes, coming_in(q->partition, a));
+                uint64_t n_free = excess_u64(a->limit_bytes, after);
+
+                if (!a->parent)
+                        n_free = excess_u64(n_free, q->partition->claims.n_bytes);
+                room = min_u64(room, n_free + guaranteed);
+                guaranteed += excess_u64(a->reserve_bytes, after);
+        }
         return arena_growable(q->arena, room);
 }
 
@@ -703,7 +730,7 @@ uint64_t quota_obtainable(struct quota *q)
 {
         struct bfc_stats stats;
 
-        if (q->partition->is_draining || q->partition->is_lost || q->n_blocks >= q->max_blocks)
+        if (q->partition->is_draining || q->partition->is_lost || quota_without_block(q))
                 return 0;
         arena_read_stats(q->arena, &stats);
         return stats.bytes_free + quota_growth_room(q);
@@ -713,19 +740,24 @@ uint64_t quota_obtainable(struct quota *q)
 
 uint64_t quota_excess(const struct quota *q)
 {
-        return max_u64(account_excess(&q->account),
-                       min_u64(pool_excess(&q->partition->pool), quota_surplus(q)));
+        uint64_t n_bytes = 0;
+
+        for (const struct account *a = &q->account; a; a = a->parent)
+                n_bytes = max_u64(n_bytes, min_u64(account_excess(a), account_surplus(&q->account, a)));
+        return n_bytes;
 }
 
 void reclaim_release_excess(struct quota *q)
 {
-        uint64_t excess = excess_u64(account_excess(&q->account), quota_coming(q));
+        uint64_t excess = excess_u64(account_excess(&q->account), coming_in(q->partition, &q->account));
 
-        if (excess > 0)
+        if (excess > 0 && q->account.n_children > 0)
+                release_in(q->partition, &q->account, excess, NULL, false);
+        else if (excess > 0)
                 (void)quota_release(q, excess, NULL);
 }
 
 void reclaim_release_partition_excess(struct partition *p)
 {
-        partition_release(p, excess_u64(pool_excess(&p->pool), partition_coming(p)), NULL, false);
+        release_in(p, &p->pool, excess_u64(account_excess(&p->pool), coming_in(p, &p->pool)), NULL, false);
 }

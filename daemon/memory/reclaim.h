@@ -84,8 +84,8 @@ void quota_note_change(struct quota *q);
 /* The only way to charge: the ledger learns of the peak. Fails as charge_take() does. */
 int quota_charge(struct quota *q, uint64_t n_bytes, struct charge *ret, uint64_t *ret_missing_bytes);
 
-/* True: more than it could get if all others had only their reserves. */
-bool quota_is_impossible(const struct quota *q, uint64_t n_bytes);
+/* More than it could get if all others had only their reserves: -EDQUOT or -ENOMEM. 0: it is possible. */
+int quota_is_impossible(const struct quota *q, uint64_t n_bytes);
 
 /* Allocates a block in backed space, if that is allowed now: as arena_alloc(), or a refusal. */
 int quota_try(struct quota *q, uint64_t n_bytes, bool in_extent, bfc_handle *ret_handle,

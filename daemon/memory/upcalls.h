@@ -9,7 +9,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
+struct account;
 struct broker;
+struct lease;
 struct quota;
 struct quota_request;
 
@@ -22,16 +24,19 @@ struct upcalls {
         /* All sessions that have this extent can be expected to unmap it soon. */
         bool (*unmaps_soon)(const struct broker *b, uint32_t extent);
 
-        /* The first request in line is about to be refused: it lacks missing_bytes of its quota (-EDQUOT)
-         * or of the partition (-ENOMEM). Asks sessions for idle memory, more with each call. False: no
-         * session is left to ask, and all have answered. May call no function of a quota except
-         * quota_surplus(). */
-        bool (*trim)(struct broker *b, struct quota *q, struct quota_request *first, int refusal,
-                     uint64_t missing);
+        /* The first request in line is about to be refused: it lacks missing_bytes of `scope`, an account
+         * above; NULL: of its quota, whose own memory alone helps. Asks sessions for idle memory, more with
+         * each call. False: no session is left to ask, and all have answered. May call no function of a
+         * quota. */
+        bool (*trim)(struct broker *b, struct quota *q, struct quota_request *first,
+                     const struct account *scope, uint64_t missing);
 
         /* A limit was lowered below what is charged. Asks each of the quota's sessions with the most idle
          * memory for n_bytes; the answers are not waited for. */
         void (*trim_excess)(struct broker *b, struct quota *q, uint64_t n_bytes);
+
+        /* An ended lease has no session and no memory any more: it is about to be forgotten. */
+        void (*lease_gone)(struct broker *b, const struct lease *lease);
 };
 
 #endif

@@ -4,8 +4,6 @@
 #include "daemon/net/peer_process.h"
 
 #include <errno.h>
-#include <fcntl.h>
-#include <inttypes.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,6 +13,7 @@
 
 #include "daemon/handover/restore.h"
 #include "daemon/memory/cgroup.h"
+#include "daemon/memory/process.h"
 
 #define FEW_GROUPS 1024u /* as many are matched when the process connects */
 
@@ -71,30 +70,12 @@ static int match_late(const struct peer_process *p, struct matcher *m, int fd, s
         return r;
 }
 
-/* Field 22 of /proc/PID/stat; the name before it may contain anything. */
+/* 0: unknown. */
 static uint64_t process_start_time(pid_t pid)
 {
-        char path[64], buf[1024], *at;
-        uint64_t start_time = 0;
-        ssize_t n;
-        int fd;
+        struct process p;
 
-        snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
-        fd = open(path, O_RDONLY | O_CLOEXEC);
-        if (fd < 0)
-                return 0;
-        n = read(fd, buf, sizeof(buf) - 1);
-        close(fd);
-        if (n <= 0)
-                return 0;
-        buf[n] = '\0';
-        at = strrchr(buf, ')');
-        if (!at ||
-            sscanf(at + 1,
-                   " %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %" SCNu64,
-                   &start_time) != 1)
-                return 0;
-        return start_time;
+        return process_read("/proc", pid, &p) == 0 ? p.start_time : 0;
 }
 
 int peer_process_new(struct peer_process *p, int fd, struct credentials *ret_who)
@@ -152,7 +133,7 @@ int peer_process_match(struct peer_process *p, const struct broker *b, int fd, s
         p->is_known = true;
         if (match_is_known(b->selection.matcher, who))
                 return 0;
-        if (b->config->has_patterns && !who->cgroup)
+        if ((b->config->has_patterns || b->leases.n > 0) && !who->cgroup)
                 read_cgroup(p, who);
         if (!match_ids_are_known(b->selection.matcher, who))
                 r = match_late(p, b->selection.matcher, fd, who);

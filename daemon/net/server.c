@@ -24,6 +24,7 @@
 #include "daemon/net/fd_reserve.h"
 #include "daemon/log.h"
 #include "daemon/admin/command.h"
+#include "daemon/admin/lease.h"
 #include "daemon/record/records.h"
 #include "daemon/handover/restore.h"
 #include "daemon/admin/recall.h"
@@ -333,6 +334,7 @@ static void on_tick(uv_timer_t *timer)
         recall_tick(s->broker, clock_ms());
         shared_tick(s->broker, clock_ms());
         command_tick(s->broker, clock_ms());
+        lease_tick(s->broker, clock_ms());
         server_wake(s); /* which starts the timer again if needed */
 }
 

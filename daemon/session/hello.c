@@ -72,7 +72,7 @@ static int find_place(struct session *s, const Bfcd__Request *r, size_t *ret_sha
                 session_refuse(s, r->id, -EDQUOT, sentence);
                 return -EDQUOT;
         }
-        if (session_take_shares(s, UINT64_MAX) < 0) {
+        if (session_take_shares(s) < 0) {
                 session_refuse(s, r->id, -ENOMEM, "the daemon is out of memory");
                 return -ENOMEM;
         }
@@ -96,6 +96,7 @@ static int add_record(struct session *s)
         };
         int r;
 
+        session_note_leases(s, &facts);
         snprintf(facts.name, sizeof(facts.name), "%s", s->name);
         if (getrandom(facts.secret, sizeof(facts.secret), 0) != (ssize_t)sizeof(facts.secret))
                 return -EIO;
@@ -119,7 +120,8 @@ static void describe_partition(const struct broker *b, const struct quota *q, Bf
         ret->device = (char *)(uintptr_t)p->device_id;
         ret->bytes_limit = q->account.limit_bytes;
         ret->share = (char *)(uintptr_t)partition_share_name(p);
-        ret->usage_entry = (uint32_t)(p - b->partitions);
+        ret->usage_entry = q->lease ? UINT32_MAX : (uint32_t)(p - b->partitions); /* a lease has no entry */
+        ret->lease = (char *)(uintptr_t)(q->lease ? q->lease : "");
         if (p->is_cuda) {
                 ret->device_uuid.data = (uint8_t *)(uintptr_t)p->uuid;
                 ret->device_uuid.len = sizeof(p->uuid);

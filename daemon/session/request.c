@@ -13,6 +13,7 @@
 
 #include "daemon/admin/command.h"
 #include "daemon/admin/explain.h"
+#include "daemon/admin/lease.h"
 #include "daemon/admin/report.h"
 #include "daemon/clock.h"
 #include "daemon/handover/resume.h"
@@ -618,6 +619,9 @@ static const session_handler handlers[] = {
         [BFCD__REQUEST__BODY_SPLIT] = handle_split,
         [BFCD__REQUEST__BODY_METADATA] = shared_handle_metadata,
         [BFCD__REQUEST__BODY_FORGET] = shared_handle_forget,
+        [BFCD__REQUEST__BODY_LEASE_CREATE] = handle_lease_create,
+        [BFCD__REQUEST__BODY_LEASE_SET] = handle_lease_set,
+        [BFCD__REQUEST__BODY_LEASE_END] = handle_lease_end,
 };
 
 /* What a monitor may send; every other request changes something, or is for memory. */

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/memory/broker_lease.h"
 #include "daemon/number.h"
 #include "daemon/session/accounting.h"
 #include "daemon/session/session.h"
@@ -63,8 +64,9 @@ static void refuse_join(struct session *s, uint64_t id, const struct quota *q, i
         char sentence[SESSION_SENTENCE_BYTES];
 
         snprintf(sentence, sizeof(sentence),
-                 "tenant '%s' has %" PRIu32 " sessions in partition '%s': its limit max_sessions is %" PRIu32,
-                 s->tenant->name, q->sessions.n, q->partition->name, q->max_sessions);
+                 "%s '%s' has %" PRIu32 " sessions in partition '%s': its limit max_sessions is %" PRIu32,
+                 q->lease ? "lease" : "tenant", q->lease ? q->lease : s->tenant->name, q->sessions.n,
+                 q->partition->name, q->max_sessions);
         accounting_refuse(s, &(struct accounting_refusal){ .partition = q->partition->name,
                                                            .limit = "max_sessions",
                                                            .sentence = sentence });
@@ -78,6 +80,11 @@ int session_join(struct session *s, struct session_share *share, uint64_t id)
         if (share->joined)
                 return 0;
         r = quota_join(share->quota);
+        if (r == -ENOENT && share->quota->is_ended) {
+                session_refuse_format(s, id, r, "lease '%s' of tenant '%s' has ended in partition '%s'",
+                                      share->quota->lease, s->tenant->name, share->quota->partition->name);
+                return r;
+        }
         if (r == -ENOENT) {
                 session_refuse_format(
                         s, id, r,
@@ -146,22 +153,70 @@ void session_leave_shares(struct session *s)
         s->n_shares = 0;
 }
 
-int session_take_shares(struct session *s, uint64_t quotas_end)
+static int shares_alloc(struct session *s)
+{
+        s->shares = calloc(s->tenant->n_quotas + 1, sizeof(*s->shares));
+        return s->shares ? 0 : -ENOMEM;
+}
+
+static void take_share(struct session *s, struct quota *q)
+{
+        s->shares[s->n_shares++].quota = q;
+        q->sessions.n_told++;
+}
+
+int session_take_shares(struct session *s)
+{
+        struct lease_peer peer = { .who = &s->who };
+        const struct tenant *t = s->tenant;
+        int r = shares_alloc(s);
+
+        for (size_t i = 0; r == 0 && i < t->n_quotas; i++) {
+                const struct lease *lease;
+
+                if (t->quotas[i]->is_removed || t->quotas[i]->parent)
+                        continue;
+                lease = lease_match(s->broker, t->quotas[i], &peer);
+                take_share(s, lease ? lease->quota : t->quotas[i]);
+        }
+        return r;
+}
+
+/* The lease of the session within a quota; else the quota. */
+static struct quota *innermost(const struct session *s, const struct ledger_session *record, struct quota *q)
+{
+        for (size_t i = 0; q->account.n_children > 0 && i < s->tenant->n_quotas; i++) {
+                struct quota *each = s->tenant->quotas[i];
+
+                for (size_t k = 0; each->parent == q && k < LEDGER_SESSION_LEASES; k++)
+                        if (record->leases[k] == ledger_quota_at(each->ledger, each->index)->id)
+                                return each;
+        }
+        return q;
+}
+
+int session_take_shares_again(struct session *s, const struct ledger_session *record)
 {
         const struct tenant *t = s->tenant;
+        int r = shares_alloc(s);
 
-        s->shares = calloc(t->n_quotas + 1, sizeof(*s->shares));
-        if (!s->shares)
-                return -ENOMEM;
-        for (size_t i = 0; i < t->n_quotas; i++) {
-                bool is_late = ledger_quota_at(s->broker->ledger, t->quotas[i]->index)->id >= quotas_end;
+        for (size_t i = 0; r == 0 && i < t->n_quotas; i++)
+                if (!t->quotas[i]->parent &&
+                    ledger_quota_at(s->broker->ledger, t->quotas[i]->index)->id < record->quotas_end)
+                        take_share(s, innermost(s, record, t->quotas[i]));
+        return r;
+}
 
-                if (is_late || (s->index == LEDGER_NONE && t->quotas[i]->is_removed))
-                        continue;
-                s->shares[s->n_shares++].quota = t->quotas[i];
-                t->quotas[i]->sessions.n_told++;
+void session_note_leases(const struct session *s, struct ledger_session *facts)
+{
+        size_t n = 0;
+
+        for (size_t i = 0; i < s->n_shares; i++) {
+                const struct quota *q = s->shares[i].quota;
+
+                if (q->parent && n < LEDGER_SESSION_LEASES)
+                        facts->leases[n++] = ledger_quota_at(q->ledger, q->index)->id;
         }
-        return 0;
 }
 
 void session_add_block(struct session *s, struct session_share *share, uint64_t offset, uint64_t n_bytes)

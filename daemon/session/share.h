@@ -27,8 +27,14 @@ struct session_share {
         struct trim_share trim;
 };
 
-/* One share for each quota of the session's tenant with an id below quotas_end. -ENOMEM. */
-int session_take_shares(struct session *s, uint64_t quotas_end);
+/* One share for each quota of the session's tenant, or for the lease in it that the session matches. -ENOMEM. */
+int session_take_shares(struct session *s);
+
+/* The same for a session of the previous daemon: it had the quotas with ids below quotas_end, and leases. */
+int session_take_shares_again(struct session *s, const struct ledger_session *record);
+
+/* Notes in the record of a new session which leases it is in. */
+void session_note_leases(const struct session *s, struct ledger_session *facts);
 void session_leave_shares(struct session *s);
 
 /* By the quota's index in the ledger. NULL: the quota was added after the hello. */

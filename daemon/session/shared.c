@@ -461,6 +461,23 @@ static int attach_count_up(struct session *s, uint64_t id, uint32_t shared, bool
         return 0;
 }
 
+/* The block is in a quota that the session does not have. */
+static void refuse_foreign(struct session *s, uint64_t id, const struct quota *q)
+{
+        size_t share;
+
+        if (session_find_share(s, q->partition->name, &share) < 0)
+                session_refuse(s, id, -ENOENT,
+                               "the shared block is in a partition in which the tenant had no quota "
+                               "when this session started: connect again");
+        else
+                session_refuse_format(
+                        s, id, -EXDEV,
+                        "the shared block is in %s%s%s, and this session is not: sessions share "
+                        "blocks only within a lease",
+                        q->lease ? "lease '" : "no lease", q->lease ? q->lease : "", q->lease ? "'" : "");
+}
+
 /* Answers an attach of a published name. */
 static void attach_give(struct session *s, uint64_t id, uint32_t shared, const struct shared_wait *w)
 {
@@ -471,9 +488,7 @@ static void attach_give(struct session *s, uint64_t id, uint32_t shared, const s
         const struct partition *p;
 
         if (!share) {
-                session_refuse(s, id, -ENOENT,
-                               "the shared block is in a partition in which the tenant had no quota "
-                               "when this session started: connect again");
+                refuse_foreign(s, id, s->broker->quotas[ledger_block_at(l, index)->quota]);
                 return;
         }
         p = share->quota->partition;

@@ -24,10 +24,9 @@ uint32_t life_random(struct life *life, uint32_t below)
 
 struct ledger *life_ledger(void)
 {
-        static const struct ledger_limits LIMITS = {
-                LIFE_QUOTAS, LIFE_SESSIONS, LIFE_EXTENTS, LIFE_EXPORTS,
-                LIFE_BLOCKS, LIFE_SHARED,   LIFE_REFS,    LIFE_METADATA
-        };
+        static const struct ledger_limits LIMITS = { LIFE_QUOTAS,  LIFE_SESSIONS, LIFE_EXTENTS,
+                                                     LIFE_EXPORTS, LIFE_BLOCKS,   LIFE_SHARED,
+                                                     LIFE_REFS,    LIFE_METADATA, 0 };
         struct ledger *l = NULL;
 
         ck_assert_int_eq(ledger_new(&LIMITS, &l), 0);

@@ -9,12 +9,12 @@
 
 TEST(test_limits)
 {
-        struct pool pool;
+        struct account pool;
         struct account a, b;
         struct charge w, x, y, z;
         uint64_t missing = 0;
 
-        pool_init(&pool, 100);
+        account_init_root(&pool, 100);
         ck_assert_int_eq(account_init(&a, &pool, 80, 0), 0);
         ck_assert_int_eq(account_init(&b, &pool, 60, 30), 0);
         ck_assert_uint_eq(pool.committed_bytes, 30);
@@ -67,10 +67,10 @@ TEST(test_limits)
 
 TEST(test_reserves)
 {
-        struct pool pool;
+        struct account pool;
         struct account a, b;
 
-        pool_init(&pool, 100);
+        account_init_root(&pool, 100);
         ck_assert_int_eq(account_init(&a, &pool, 10, 20), -EINVAL);
         ck_assert_int_eq(account_init(&a, &pool, 100, 60), 0);
         ck_assert_int_eq(account_init(&b, &pool, 100, 50), -ENOMEM);
@@ -80,12 +80,12 @@ TEST(test_reserves)
 /* Σ max(reserve, charged) against a plain sum, over random takes and drops. */
 TEST(test_random)
 {
-        struct pool pool;
+        struct account pool;
         struct account accounts[4];
         struct charge charges[64] = { { NULL, 0 } };
         unsigned seed = 7;
 
-        pool_init(&pool, 1000);
+        account_init_root(&pool, 1000);
         for (unsigned i = 0; i < 4; i++)
                 ck_assert_int_eq(account_init(&accounts[i], &pool, 400 + 100 * i, 50 * i), 0);
         for (unsigned step = 0; step < 20000; step++) {
@@ -121,12 +121,12 @@ TEST(test_random)
  * what is dropped stays away. */
 TEST(test_lowered_limits)
 {
-        struct pool pool;
+        struct account pool;
         struct account a, b;
         struct charge x, y, z;
         uint64_t missing = 0;
 
-        pool_init(&pool, 100);
+        account_init_root(&pool, 100);
         ck_assert_int_eq(account_init(&a, &pool, 80, 0), 0);
         ck_assert_int_eq(account_init(&b, &pool, 60, 30), 0);
         ck_assert_int_eq(charge_take(&a, 60, &x, &missing), 0);
@@ -145,36 +145,36 @@ TEST(test_lowered_limits)
         ck_assert_int_eq(charge_take(&a, 1, &z, &missing), -EDQUOT);
 
         /* The pool: committed 62 + 30, of 40. */
-        pool_set_limit(&pool, 40);
+        account_set(&pool, 40, 0);
         account_set(&a, 80, 0);
-        ck_assert_uint_eq(pool_excess(&pool), 52);
+        ck_assert_uint_eq(account_excess(&pool), 52);
         ck_assert_int_eq(charge_take(&a, 1, &z, &missing), -ENOMEM);
         ck_assert_uint_eq(missing, 53);
         ck_assert_int_eq(charge_take(&b, 30, &z, &missing), 0); /* guaranteed */
         ck_assert_uint_eq(account_room(&b), 0);
-        ck_assert(!pool_fits(&pool, 40, 93));
-        ck_assert(pool_fits(&pool, 40, 92)); /* it is there already */
-        ck_assert(pool_fits(&pool, 93, 93));
+        ck_assert(!account_fits(&pool, 40, 93));
+        ck_assert(account_fits(&pool, 40, 92)); /* it is there already */
+        ck_assert(account_fits(&pool, 93, 93));
         charge_drop(&x);
         charge_drop(&y);
         charge_drop(&z);
         ck_assert_uint_eq(pool.ceiling_bytes, 40);
         ck_assert_uint_eq(pool.committed_bytes, 30);
-        ck_assert(!pool_fits(&pool, 40, 41));
+        ck_assert(!account_fits(&pool, 40, 41));
         account_deinit(&a);
         account_deinit(&b);
 }
 
 /* Limits and reserves that change at random under random charges, as far as
- * pool_fits() lets them: guarantees hold, and nothing passes a limit. */
+ * account_fits() lets them: guarantees hold, and nothing passes a limit. */
 TEST(test_random_limits)
 {
-        struct pool pool;
+        struct account pool;
         struct account accounts[4];
         struct charge charges[64] = { { NULL, 0 } };
         unsigned seed = 11, n_changes = 0, n_over = 0;
 
-        pool_init(&pool, 1000);
+        account_init_root(&pool, 1000);
         for (unsigned i = 0; i < 4; i++)
                 ck_assert_int_eq(account_init(&accounts[i], &pool, 500, 0), 0);
         for (unsigned step = 0; step < 40000; step++) {
@@ -194,9 +194,9 @@ TEST(test_random_limits)
                         after = pool.committed_bytes -
                                 (a->charged_bytes > a->reserve_bytes ? a->charged_bytes : a->reserve_bytes) +
                                 (a->charged_bytes > reserve ? a->charged_bytes : reserve);
-                        if (guaranteed <= pool_limit && pool_fits(&pool, pool_limit, after)) {
+                        if (guaranteed <= pool_limit && account_fits(&pool, pool_limit, after)) {
                                 account_set(a, limit, reserve);
-                                pool_set_limit(&pool, pool_limit);
+                                account_set(&pool, pool_limit, 0);
                                 n_changes++;
                         }
                 } else if (c->account) {
@@ -228,6 +228,247 @@ TEST(test_random_limits)
                 account_deinit(&accounts[i]);
         ck_assert_uint_eq(pool.charged_bytes + pool.committed_bytes, 0);
         ck_assert_uint_eq(pool.ceiling_bytes, pool.limit_bytes);
+}
+
+/* ---- the tree -------------------------------------------------------------- */
+
+/* A lease lacks what its tenant lacks, and what is guaranteed to a lease is taken at each level. */
+TEST(test_tree)
+{
+        struct account pool, tenant, other, x, y;
+        struct charge c, d, e;
+        uint64_t missing = 0;
+
+        account_init_root(&pool, 100);
+        ck_assert_int_eq(account_init(&tenant, &pool, 60, 0), 0);
+        ck_assert_int_eq(account_init(&other, &pool, 100, 0), 0);
+        ck_assert_int_eq(account_init(&x, &tenant, 50, 20), 0);
+        ck_assert_int_eq(account_init(&y, &tenant, 50, 0), 0);
+        ck_assert_uint_eq(tenant.committed_bytes, 20);
+        ck_assert_uint_eq(pool.committed_bytes, 20);
+        ck_assert_uint_eq(account_attainable(&y, NULL), 40);
+        ck_assert_uint_eq(account_attainable(&tenant, NULL), 40);
+        ck_assert_uint_eq(account_attainable(&other, NULL), 80);
+
+        ck_assert_int_eq(charge_take(&y, 41, &c, &missing), -EDQUOT); /* the tenant's limit */
+        ck_assert_ptr_eq(account_short_of(&y, 41), &tenant);
+        ck_assert_uint_eq(missing, 1);
+        ck_assert_int_eq(charge_take(&y, 51, &c, &missing), -EDQUOT);
+        ck_assert_ptr_eq(account_short_of(&y, 51), &y);
+        ck_assert_int_eq(charge_take(&y, 40, &c, &missing), 0);
+        ck_assert_int_eq(charge_take(&tenant, 1, &d, &missing), -EDQUOT);
+        ck_assert_int_eq(charge_take(&other, 40, &d, &missing), 0);
+        ck_assert_int_eq(charge_take(&other, 1, &e, &missing), -ENOMEM);
+        ck_assert_int_eq(charge_take(&x, 20, &e, &missing), 0); /* guaranteed */
+        ck_assert_uint_eq(tenant.charged_bytes, 60);
+        ck_assert_uint_eq(tenant.own_bytes, 0);
+        ck_assert_uint_eq(account_surplus(&y, &pool), 40);
+        ck_assert_uint_eq(account_surplus(&x, &pool), 0); /* its reserve keeps them */
+        ck_assert_uint_eq(account_surplus(&y, &other), 0);
+        ck_assert_ptr_eq(account_lacks_reserve(&y, 45), &tenant);
+        ck_assert_ptr_null(account_lacks_reserve(&y, 40));
+
+        charge_drop(&c);
+        charge_drop(&d);
+        charge_drop(&e);
+        account_deinit(&x);
+        account_deinit(&y);
+        account_deinit(&tenant);
+        account_deinit(&other);
+        ck_assert_uint_eq(pool.committed_bytes + pool.promised_bytes, 0);
+}
+
+#define MODEL_TENANTS 3u
+#define MODEL_LEASES  4u /* of each tenant */
+#define MODEL_NODES   (1u + MODEL_TENANTS * (1u + MODEL_LEASES))
+#define MODEL_CHARGES 48u
+
+/* Node 0 is the partition, then each tenant with its leases. */
+static struct {
+        struct account accounts[MODEL_NODES];
+        bool exists[MODEL_NODES];
+        struct charge charges[MODEL_CHARGES];
+        unsigned of[MODEL_CHARGES];
+        unsigned seed;
+} m;
+
+static unsigned pick(unsigned n)
+{
+        return (unsigned)rand_r(&m.seed) % n;
+}
+
+static bool is_tenant(unsigned i)
+{
+        return i > 0 && (i - 1) % (1 + MODEL_LEASES) == 0;
+}
+
+static unsigned parent_of(unsigned i)
+{
+        return is_tenant(i) ? 0 : i - (i - 1) % (1 + MODEL_LEASES);
+}
+
+static uint64_t model_own(unsigned i)
+{
+        uint64_t sum = 0;
+
+        for (unsigned k = 0; k < MODEL_CHARGES; k++)
+                sum += m.charges[k].account && m.of[k] == i ? m.charges[k].n_bytes : 0;
+        return sum;
+}
+
+/* What it has charged, or has charged and guaranteed, with all below. */
+static uint64_t model_sum(unsigned i, bool committed)
+{
+        uint64_t sum = model_own(i);
+
+        for (unsigned k = 1; k < MODEL_NODES; k++) {
+                uint64_t its;
+
+                if (!m.exists[k] || parent_of(k) != i)
+                        continue;
+                its = model_sum(k, committed);
+                sum += committed && its < m.accounts[k].reserve_bytes ? m.accounts[k].reserve_bytes : its;
+        }
+        return sum;
+}
+
+/* Whether the limit of each level has n bytes more for node i, by trying. */
+static int model_probe(unsigned i, uint64_t n)
+{
+        for (unsigned at = i;; at = parent_of(at)) {
+                uint64_t before = model_sum(at, true), after = before + n;
+
+                if (n > 0 && after > m.accounts[at].limit_bytes)
+                        return at > 0 ? -EDQUOT : -ENOMEM;
+                if (at == 0)
+                        return 0;
+                before = before > m.accounts[at].reserve_bytes ? before : m.accounts[at].reserve_bytes;
+                after = after > m.accounts[at].reserve_bytes ? after : m.accounts[at].reserve_bytes;
+                n = after - before;
+        }
+}
+
+static void model_charge(unsigned i)
+{
+        unsigned k = pick(MODEL_CHARGES);
+        uint64_t n = pick(80), missing = 0, room;
+        int r;
+
+        if (m.charges[k].account) {
+                charge_drop(&m.charges[k]);
+                return;
+        }
+        if (i == 0 || !m.exists[i])
+                return;
+        room = account_room(&m.accounts[i]);
+        ck_assert_int_eq(model_probe(i, room), 0);
+        ck_assert_int_lt(model_probe(i, room + 1), 0);
+        r = model_probe(i, n);
+        m.of[k] = i;
+        ck_assert_int_eq(charge_take(&m.accounts[i], n, &m.charges[k], &missing), r);
+        ck_assert(r == 0 || missing > 0);
+}
+
+/* A guarantee may be made if all levels have it. */
+static bool model_may_reserve(unsigned i, uint64_t reserve)
+{
+        uint64_t its = m.exists[i] ? model_sum(i, true) : 0,
+                 was = m.exists[i] ? m.accounts[i].reserve_bytes : 0;
+        uint64_t before = its > was ? its : was, after = its > reserve ? its : reserve;
+
+        return after <= before || model_probe(parent_of(i), after - before) == 0;
+}
+
+static void model_create(unsigned i)
+{
+        uint64_t limit = 1 + pick(400), reserve = pick(3) ? 0 : pick(150);
+        int r;
+
+        if (i == 0 || m.exists[i] || !m.exists[parent_of(i)])
+                return;
+        r = reserve > limit ? -EINVAL : model_may_reserve(i, reserve) ? 0 : -ENOMEM;
+        ck_assert_int_eq(account_init(&m.accounts[i], &m.accounts[parent_of(i)], limit, reserve), r);
+        m.exists[i] = r == 0;
+}
+
+static void model_end(unsigned i)
+{
+        bool is_used = i == 0 || !m.exists[i];
+
+        for (unsigned k = 1; k < MODEL_NODES; k++)
+                is_used = is_used || (m.exists[k] && parent_of(k) == i);
+        if (is_used)
+                return;
+        for (unsigned k = 0; k < MODEL_CHARGES; k++)
+                if (m.charges[k].account && m.of[k] == i)
+                        charge_drop(&m.charges[k]);
+        account_deinit(&m.accounts[i]);
+        m.exists[i] = false;
+}
+
+/* Limits may be set below what is charged; guarantees must fit. */
+static void model_set(unsigned i)
+{
+        struct account *a = &m.accounts[i];
+        uint64_t limit = 1 + pick(i == 0 ? 1200 : 400), reserve = i == 0 || pick(2) ? 0 : pick(150);
+
+        if (!m.exists[i] || reserve > limit)
+                return;
+        if (i > 0) {
+                bool may = model_may_reserve(i, reserve);
+
+                ck_assert_int_eq(!account_lacks_reserve(a, reserve), may);
+                if (!may)
+                        return;
+        }
+        account_set(a, limit, reserve);
+}
+
+static void model_check(void)
+{
+        for (unsigned i = 0; i < MODEL_NODES; i++) {
+                const struct account *a = &m.accounts[i];
+                uint64_t committed;
+
+                if (!m.exists[i])
+                        continue;
+                committed = model_sum(i, true);
+                ck_assert_uint_eq(a->own_bytes, model_own(i));
+                ck_assert_uint_eq(a->charged_bytes, model_sum(i, false));
+                ck_assert_uint_eq(a->committed_bytes, committed);
+                ck_assert_uint_le(committed, a->ceiling_bytes);
+                ck_assert(a->ceiling_bytes == a->limit_bytes || a->ceiling_bytes >= committed);
+                ck_assert_uint_eq(account_excess(a),
+                                  committed > a->limit_bytes ? committed - a->limit_bytes : 0);
+        }
+}
+
+/* The tree beside a plain model, in random steps: create, set, end, charge, release. */
+TEST(test_tree_model)
+{
+        const char *text = getenv("BFC_TEST_STEPS");
+        uint64_t n_steps = text ? strtoull(text, NULL, 10) : 50000;
+
+        m.seed = 3;
+        account_init_root(&m.accounts[0], 1000);
+        m.exists[0] = true;
+        for (uint64_t step = 0; step < n_steps; step++) {
+                unsigned i = pick(MODEL_NODES), what = pick(16);
+
+                if (what == 0)
+                        model_end(i);
+                else if (what <= 2)
+                        model_set(i);
+                else if (what <= 5)
+                        model_create(i);
+                else
+                        model_charge(i);
+                model_check();
+        }
+        for (unsigned i = MODEL_NODES; i-- > 1;)
+                model_end(i);
+        ck_assert_uint_eq(m.accounts[0].committed_bytes + m.accounts[0].promised_bytes, 0);
+        ck_assert_uint_eq(m.accounts[0].n_children, 0);
 }
 
 int main(void)

@@ -33,7 +33,7 @@ static const struct upcalls upcalls = { .retire = on_retire, .unmaps_soon = on_u
 static struct fake_device device;
 static struct worker *worker;
 static struct ledger *ledger;
-static struct pool pool;
+static struct account pool;
 static struct account account;
 static struct arena *a;
 static uint32_t quota;
@@ -76,7 +76,7 @@ static void open_shared(enum device_share share, uint64_t limit_bytes)
                 .broker = (struct broker *)&n_asked,
         };
 
-        pool_init(&pool, limit_bytes);
+        account_init_root(&pool, limit_bytes);
         ck_assert_int_eq(account_init(&account, &pool, limit_bytes, 0), 0);
         ck_assert_int_eq(arena_new(&o, &a), 0);
         check();

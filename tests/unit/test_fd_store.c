@@ -31,7 +31,7 @@ static struct device_ops ops; /* the fake's, with steps before and after */
 static const struct device_ops *fake;
 static struct worker *worker;
 static struct ledger *ledger;
-static struct pool pool;
+static struct account pool;
 static struct account account;
 static struct arena *a;
 static uint32_t quota, session;
@@ -136,14 +136,14 @@ static void open_device(bool empties_mappings)
         device.device.ops = &ops;
         device.device.empties_mappings = empties_mappings;
         worker_new_inline(&worker);
-        pool_init(&pool, 20 * E);
+        account_init_root(&pool, 20 * E);
         account_init(&account, &pool, 20 * E, 0);
 }
 
 /* The first process. */
 static int open_all(bool empties_mappings, enum device_share share)
 {
-        const struct ledger_limits limits = { 2, 2, 64, 64, 2, 0, 0, 0 };
+        const struct ledger_limits limits = { 2, 2, 64, 64, 2, 0, 0, 0, 0 };
         struct ledger_quota facts = { .tenant = "t", .partition = "p", .extent_bytes = E };
         struct arena_options o;
 

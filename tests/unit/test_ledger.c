@@ -57,7 +57,7 @@ static void assert_sound(const struct ledger *l)
 static struct ledger *make(uint32_t n_quotas, uint32_t n_sessions, uint32_t n_extents, uint32_t n_exports,
                            uint32_t n_blocks)
 {
-        struct ledger_limits limits = { n_quotas, n_sessions, n_extents, n_exports, n_blocks, 0, 0, 0 };
+        struct ledger_limits limits = { n_quotas, n_sessions, n_extents, n_exports, n_blocks, 0, 0, 0, 0 };
         struct ledger *l = NULL;
 
         ck_assert_int_eq(ledger_new(&limits, &l), 0);
@@ -412,8 +412,8 @@ static void compare(const struct model *m, struct ledger *l)
 
 LOOP_TEST(test_random_operations, 3)
 {
-        struct ledger_limits limits = { M_QUOTAS, M_SESSIONS, M_EXTENTS, M_EXPORTS,
-                                        M_BLOCKS, M_SHARED,   M_REFS,    0 };
+        struct ledger_limits limits = { M_QUOTAS, M_SESSIONS, M_EXTENTS, M_EXPORTS, M_BLOCKS,
+                                        M_SHARED, M_REFS,     0,         0 };
         struct ledger *l = NULL;
         struct model *m = calloc(1, sizeof(*m));
         uint64_t rnd = UINT64_C(20240607) + (uint64_t)_i;
@@ -451,10 +451,11 @@ LOOP_TEST(test_random_operations, 3)
 TEST(test_limits_refused)
 {
         struct ledger_limits none[] = {
-                { 0, 1, 1, 1, 1, 1, 1, 1 },           { 1, 0, 1, 1, 1, 1, 1, 1 },
-                { 1, 1, 0, 1, 1, 1, 1, 1 },           { 1, 1, 1, 0, 1, 1, 1, 1 },
-                { 1, 1, 1, 1, LEDGER_NONE, 0, 0, 0 }, { 1, 1, 1, 1, 1, LEDGER_NONE, 0, 0 },
-                { 1, 1, 1, 1, 1, 1, LEDGER_NONE, 0 }, { 1, 1, 1, 1, 1, 1, 1, LEDGER_NONE }
+                { 0, 1, 1, 1, 1, 1, 1, 1, 1 },           { 1, 0, 1, 1, 1, 1, 1, 1, 1 },
+                { 1, 1, 0, 1, 1, 1, 1, 1, 1 },           { 1, 1, 1, 0, 1, 1, 1, 1, 1 },
+                { 1, 1, 1, 1, LEDGER_NONE, 0, 0, 0, 1 }, { 1, 1, 1, 1, 1, LEDGER_NONE, 0, 0, 1 },
+                { 1, 1, 1, 1, 1, 1, LEDGER_NONE, 0, 1 }, { 1, 1, 1, 1, 1, 1, 1, LEDGER_NONE, 1 },
+                { 1, 1, 1, 1, 1, 1, 1, 1, LEDGER_NONE }
         };
         struct ledger *l = NULL;
 

@@ -672,7 +672,7 @@ TEST(test_random_damage)
 /* The time that a large ledger takes, which clients wait for at a restart. */
 TEST(test_large)
 {
-        const struct ledger_limits limits = { 1, 1000, 256, 1000, 200000, 0, 0, 0 };
+        const struct ledger_limits limits = { 1, 1000, 256, 1000, 200000, 0, 0, 0, 0 };
         struct ledger_quota q = { .tenant = "vision", .partition = "train" };
         struct ledger_session s = { .tenant = "vision" };
         struct ledger_extent e = { .n_bytes = 1 << 20 };

@@ -75,7 +75,7 @@ static int open_quota(const char *tenant, uint64_t limit, uint64_t reserve, uint
 /* q and its neighbour, each with a session, in a partition of this limit. */
 static void open_both(uint64_t pool_bytes, uint64_t limit_bytes, uint64_t reserve_bytes)
 {
-        pool_init(&p.pool, pool_bytes);
+        account_init_root(&p.pool, pool_bytes);
         ck_assert_int_eq(open_quota("alpha", limit_bytes, 0, 20000, &q), 0);
         ck_assert_int_eq(open_quota("beta", limit_bytes, reserve_bytes, 20000, &neighbour), 0);
         ck_assert_int_eq(quota_join(q), 0);
@@ -84,7 +84,7 @@ static void open_both(uint64_t pool_bytes, uint64_t limit_bytes, uint64_t reserv
 
 static void open_one(uint64_t limit_bytes, uint32_t max_blocks)
 {
-        pool_init(&p.pool, limit_bytes);
+        account_init_root(&p.pool, limit_bytes);
         ck_assert_int_eq(open_quota("alpha", limit_bytes, 0, max_blocks, &q), 0);
         ck_assert_int_eq(quota_join(q), 0);
 }
@@ -1107,7 +1107,7 @@ TEST(test_explain)
 TEST(test_preallocated)
 {
         p.preallocate = true;
-        pool_init(&p.pool, 4 * E);
+        account_init_root(&p.pool, 4 * E);
         fake_device_fail_make(&device, 3, -ENOMEM);
         ck_assert_int_eq(open_quota("alpha", 4 * E, 4 * E, 10, &q), -ENOMEM);
         ck_assert_ptr_null(q);
@@ -1126,7 +1126,7 @@ TEST(test_preallocated)
 
 TEST(test_no_room_for_a_quota)
 {
-        pool_init(&p.pool, 2 * E);
+        account_init_root(&p.pool, 2 * E);
         ck_assert_int_eq(open_quota("alpha", 4 * E, 3 * E, 10, &q), -ENOMEM);
         ck_assert_int_eq(open_quota("alpha", E, 2 * E, 10, &q), -EINVAL);
         ck_assert_uint_eq(p.n_quotas, 0);

@@ -23,7 +23,7 @@ enum { MAX_BLOCKS = 400, MAX_EXTENTS = 200, HAND_OVERS = 60, STEPS = 250 };
 static struct fake_device device;
 static struct worker *worker;
 static struct ledger *ledger;
-static struct pool pool;
+static struct account pool;
 static struct account account;
 static struct arena *a;
 static uint32_t quota, session;
@@ -57,7 +57,7 @@ static struct arena_options options(void)
 
 static void open_account(void)
 {
-        pool_init(&pool, 200 * MIB);
+        account_init_root(&pool, 200 * MIB);
         ck_assert_int_eq(account_init(&account, &pool, 200 * MIB, 0), 0);
 }
 

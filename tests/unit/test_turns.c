@@ -35,7 +35,7 @@ struct side {
 static struct fake_device device;
 static struct worker *worker;
 static struct ledger *ledger;
-static struct pool pool;
+static struct account pool;
 static struct side a, b;
 static sem_t arrived, gate, notified;
 static atomic_bool is_open; /* calls of the device do not wait */
@@ -118,7 +118,7 @@ static void setup_threads(unsigned n_threads)
         is_open = false;
         ck_assert_int_eq(worker_new(n_threads, on_notify, &notified, &worker), 0);
         ck_assert_int_eq(ledger_new(&limits, &ledger), 0);
-        pool_init(&pool, 2 * N_EXTENTS * E);
+        account_init_root(&pool, 2 * N_EXTENTS * E);
         side_open(&a, "a");
         side_open(&b, "b");
 }

@@ -168,7 +168,7 @@ TEST(bounds)
 struct on_host {
         struct worker *worker;
         struct ledger *ledger;
-        struct pool pool;
+        struct account pool;
         struct account account;
         struct arena *arena;
         uint32_t quota;
@@ -196,7 +196,7 @@ static void open_arena(struct on_host *h, uint64_t limit_bytes)
         ck_assert_int_eq(worker_new_inline(&h->worker), 0);
         ck_assert_int_eq(ledger_new(&limits, &h->ledger), 0);
         ck_assert_int_eq(ledger_quota_add(h->ledger, &facts, &h->quota), 0);
-        pool_init(&h->pool, limit_bytes);
+        account_init_root(&h->pool, limit_bytes);
         ck_assert_int_eq(account_init(&h->account, &h->pool, limit_bytes, 0), 0);
         o.worker = h->worker;
         o.ledger = h->ledger;

@@ -1,0 +1,323 @@
+/* Leases; see broker_lease.h.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/memory/broker_lease.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "daemon/clock.h"
+#include "daemon/memory/broker.h"
+#include "daemon/memory/cgroup.h"
+
+const char *lease_kind_name(enum ledger_lease_kind kind)
+{
+        static const char *const names[LEASE_KINDS] = {
+                [LEASE_CGROUP] = "cgroup", [LEASE_UNIT] = "unit", [LEASE_PID] = "pid", [LEASE_USER] = "user"
+        };
+
+        return names[kind];
+}
+
+struct lease *lease_find(const struct broker *b, const char *name)
+{
+        for (size_t i = 0; i < b->leases.n; i++)
+                if (strcmp(b->leases.list[i]->name, name) == 0)
+                        return b->leases.list[i];
+        return NULL;
+}
+
+struct lease *lease_of(const struct broker *b, const struct quota *q)
+{
+        for (size_t i = 0; i < b->leases.n; i++)
+                if (b->leases.list[i]->quota == q)
+                        return b->leases.list[i];
+        return NULL;
+}
+
+struct ledger_lease *lease_record(const struct broker *b, const struct lease *lease)
+{
+        return ledger_lease_at(b->ledger, lease->index);
+}
+
+size_t lease_count(const struct broker *b, const struct tenant *t, const struct quota *parent)
+{
+        size_t n = 0;
+
+        for (size_t i = 0; i < b->leases.n; i++)
+                n += b->leases.list[i]->tenant == t &&
+                     (!parent || b->leases.list[i]->quota->parent == parent);
+        return n;
+}
+
+/* ---- making one ---------------------------------------------------------------- */
+
+static int lease_alloc(struct broker *b, struct tenant *t, const char *name, struct lease **ret)
+{
+        struct lease **list = reallocarray(b->leases.list, b->leases.n + 1, sizeof(struct lease *));
+
+        if (list)
+                b->leases.list = list;
+        *ret = list ? calloc(1, sizeof(**ret)) : NULL;
+        if (!*ret)
+                return -ENOMEM;
+        snprintf((*ret)->name, sizeof((*ret)->name), "%s", name);
+        (*ret)->tenant = t;
+        return 0;
+}
+
+static void lease_enlist(struct broker *b, struct lease *lease, struct quota *q, uint32_t index)
+{
+        lease->quota = q;
+        lease->index = index;
+        b->leases.list[b->leases.n++] = lease; /* the newest last */
+}
+
+int lease_new(struct broker *b, struct tenant *t, struct quota *parent, const struct ledger_lease *facts,
+              struct lease **ret)
+{
+        struct quota_options options = {
+                .parent = parent,
+                .limit_bytes = facts->limit_bytes,
+                .reserve_bytes = facts->reserve_bytes,
+                .max_sessions = parent->max_sessions,
+                .max_blocks = parent->max_blocks,
+        };
+        struct ledger_lease record = *facts;
+        struct lease *lease;
+        uint32_t index;
+        int r = lease_alloc(b, t, facts->name, &lease);
+
+        if (r < 0)
+                return r;
+        options.lease = lease->name;
+        r = broker_make_quota(b, t, (size_t)(parent->partition - b->partitions), &options);
+        if (r < 0) {
+                free(lease);
+                return r;
+        }
+        record.quota = t->quotas[t->n_quotas - 1]->index;
+        r = ledger_lease_add(b->ledger, &record, &index);
+        if (r < 0) {
+                quota_free(t->quotas[--t->n_quotas]);
+                free(lease);
+                return r;
+        }
+        lease_enlist(b, lease, t->quotas[t->n_quotas - 1], index);
+        *ret = lease;
+        return 0;
+}
+
+int lease_adopt(struct broker *b, struct tenant *t, struct quota *q, uint32_t index, struct lease **ret)
+{
+        struct lease *lease;
+        int r = lease_alloc(b, t, ledger_lease_at(b->ledger, index)->name, &lease);
+
+        if (r < 0)
+                return r;
+        q->lease = lease->name;
+        lease_enlist(b, lease, q, index);
+        if (lease_record(b, lease)->ended_ms != 0)
+                quota_remove(q);
+        *ret = lease;
+        return 0;
+}
+
+/* ---- matching ------------------------------------------------------------------ */
+
+/* How deep a path is below the root. */
+static unsigned path_depth(const char *path)
+{
+        unsigned n = 0;
+
+        for (; *path; path++)
+                n += path[0] == '/' && path[1] != '\0';
+        return n;
+}
+
+/* Whether a path is in a control group, or is it. */
+static bool path_is_in(const char *path, const char *group)
+{
+        size_t n = strlen(group);
+
+        if (strcmp(group, "/") == 0)
+                return true;
+        return strncmp(path, group, n) == 0 && (path[n] == '\0' || path[n] == '/');
+}
+
+static unsigned match_process(const struct ledger_lease *record, struct lease_peer *peer)
+{
+        if (!peer->has_ancestors)
+                peer->n_ancestors =
+                        process_ancestors("/proc", peer->who->pid, peer->ancestors, PROCESS_MAX_ANCESTORS);
+        peer->has_ancestors = true;
+        for (size_t i = 0; i < peer->n_ancestors; i++)
+                if ((uint32_t)peer->ancestors[i].pid == record->pid &&
+                    peer->ancestors[i].start_time == record->start_time)
+                        return PROCESS_MAX_ANCESTORS - (unsigned)i;
+        return 0;
+}
+
+/* 0: the process does not match. The larger, the more specific: a process tree, the nearest ancestor first; a
+ * control group, the deepest first; a unit; a user. */
+static unsigned match_rank(const struct ledger_lease *record, struct lease_peer *peer)
+{
+        const struct credentials *who = peer->who;
+        char unit[CGROUP_UNIT_BYTES];
+        unsigned n;
+
+        switch ((enum ledger_lease_kind)record->kind) {
+        case LEASE_PID:
+                n = match_process(record, peer);
+                return n > 0 ? CGROUP_PATH_BYTES + 3 + n : 0;
+        case LEASE_CGROUP:
+                return who->cgroup && path_is_in(who->cgroup, record->match) ? 3 + path_depth(record->match)
+                                                                             : 0;
+        case LEASE_UNIT:
+                if (!who->cgroup)
+                        return 0;
+                cgroup_unit(who->cgroup, unit);
+                return strcmp(unit, record->match) == 0 ? 2 : 0;
+        default:
+                return who->uid == record->uid ? 1 : 0;
+        }
+}
+
+/* The control group of a unit, which the first session shows. */
+static void learn_place(struct ledger_lease *record, const char *cgroup)
+{
+        size_t n = strlen(record->match);
+
+        for (const char *at = cgroup; record->place[0] == '\0' && (at = strstr(at, record->match)); at++)
+                if (at > cgroup && at[-1] == '/' && (at[n] == '\0' || at[n] == '/') &&
+                    (size_t)(at - cgroup) + n < sizeof(record->place))
+                        memcpy(record->place, cgroup, (size_t)(at - cgroup) + n); /* zeros follow */
+}
+
+struct lease *lease_match(const struct broker *b, const struct quota *parent, struct lease_peer *peer)
+{
+        struct lease *best = NULL;
+        unsigned best_rank = 0;
+
+        for (size_t i = 0; parent->account.n_children > 0 && i < b->leases.n; i++) {
+                struct lease *lease = b->leases.list[i];
+                unsigned rank;
+
+                if (lease->quota->parent != parent || lease->quota->is_ended)
+                        continue;
+                rank = match_rank(lease_record(b, lease), peer);
+                if (rank == 0 || rank < best_rank)
+                        continue;
+                best = lease;
+                best_rank = rank;
+        }
+        if (best && lease_record(b, best)->kind == LEASE_UNIT)
+                learn_place(lease_record(b, best), peer->who->cgroup);
+        return best;
+}
+
+/* ---- the end ------------------------------------------------------------------- */
+
+static bool place_exists(const char *place)
+{
+        static const char *const roots[] = { "/sys/fs/cgroup", "/sys/fs/cgroup/unified",
+                                             "/sys/fs/cgroup/systemd" };
+        char path[LEDGER_PLACE_BYTES + 64];
+        struct stat st;
+
+        for (size_t i = 0; i < sizeof(roots) / sizeof(roots[0]); i++) {
+                snprintf(path, sizeof(path), "%s%s", roots[i], place);
+                if (stat(path, &st) == 0 || (errno != ENOENT && errno != ENOTDIR))
+                        return true;
+        }
+        return false;
+}
+
+/* A unit of the system, before a session shows where it is. */
+static void guess_place(struct ledger_lease *record)
+{
+        char place[LEDGER_PLACE_BYTES + 32];
+
+        snprintf(place, sizeof(place), "/system.slice/%s", record->match);
+        if (strlen(place) < sizeof(record->place) && place_exists(place))
+                memcpy(record->place, place, strlen(place) + 1);
+}
+
+bool lease_has_lost_match(struct broker *b, const struct lease *lease)
+{
+        struct ledger_lease *record = lease_record(b, lease);
+        struct process p;
+        int r;
+
+        if (record->kind == LEASE_PID) {
+                r = process_read("/proc", (pid_t)record->pid, &p);
+                return r == -ESRCH ||
+                       (r == 0 && (p.start_time != record->start_time || p.state == 'Z' || p.state == 'X'));
+        }
+        if (record->kind == LEASE_UNIT && record->place[0] == '\0')
+                guess_place(record);
+        if (record->kind == LEASE_USER || record->place[0] == '\0')
+                return false;
+        if (!place_exists(record->place))
+                return record->place_is_seen != 0;
+        record->place_is_seen = 1;
+        return false;
+}
+
+void lease_end(struct broker *b, struct lease *lease)
+{
+        struct ledger_lease *record = lease_record(b, lease);
+
+        if (record->ended_ms == 0)
+                record->ended_ms = clock_ms();
+        if (!lease->quota->is_ended)
+                quota_remove(lease->quota);
+        broker_note_leave(b, lease->quota);
+}
+
+void lease_follow(struct broker *b, struct lease *lease)
+{
+        const struct quota *parent = lease->quota->parent;
+
+        if (parent->is_removed) {
+                lease_end(b, lease);
+                return;
+        }
+        lease->quota->max_sessions = parent->max_sessions;
+        lease->quota->max_blocks = parent->max_blocks;
+        lease->quota->blocks_ceiling = lease->quota->all.n_blocks > parent->max_blocks
+                                               ? lease->quota->all.n_blocks
+                                               : parent->max_blocks;
+}
+
+void lease_free(struct broker *b, struct lease *lease)
+{
+        struct quota *q = lease->quota;
+        size_t i = 0;
+
+        assert(quota_is_gone(q));
+        while (b->leases.list[i] != lease)
+                i++;
+        b->leases.n--;
+        memmove(&b->leases.list[i], &b->leases.list[i + 1], (b->leases.n - i) * sizeof(*b->leases.list));
+        ledger_lease_clear(b->ledger, lease->index);
+        quota_free(q);
+        free(lease);
+}
+
+void leases_forget(struct broker *b, bool leave)
+{
+        while (b->leases.n > 0) {
+                struct lease *lease = b->leases.list[--b->leases.n];
+
+                if (!leave)
+                        ledger_lease_clear(b->ledger, lease->index);
+                free(lease);
+        }
+        free(b->leases.list);
+        b->leases.list = NULL;
+}

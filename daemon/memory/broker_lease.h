@@ -1,0 +1,77 @@
+/* Leases: quotas that are made at run time within the quotas of tenants.
+ *
+ * A lease says which processes of its tenant it is for: those in a control group or unit, descendants of a
+ * process, or processes of a user. A session is matched at its hello, to the innermost lease in each partition, and
+ * stays in it. A lease that has ended takes no new session and is charged no more. It disappears with its last session.
+ *
+ * All facts of a lease are in its record of the ledger.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef BFCD_BROKER_LEASE_H
+#define BFCD_BROKER_LEASE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "daemon/ledger/ledger.h"
+#include "daemon/memory/match.h"
+#include "daemon/memory/process.h"
+
+#define LEASES_PER_TENANT 256u
+
+struct broker;
+struct quota;
+struct tenant;
+
+struct lease {
+        char name[LEDGER_NAME_BYTES];
+        struct tenant *tenant;
+        struct quota *quota;
+        uint32_t index; /* in the ledger */
+};
+
+/* By name; by its quota. NULL: none. */
+struct lease *lease_find(const struct broker *b, const char *name);
+struct lease *lease_of(const struct broker *b, const struct quota *q);
+
+struct ledger_lease *lease_record(const struct broker *b, const struct lease *lease);
+size_t lease_count(const struct broker *b, const struct tenant *t, const struct quota *parent);
+
+/* Makes a lease of these facts, whose limits the caller has checked, within a quota of the tenant. Fails as quota_new()
+ * does; -ENOSPC: the ledger is full. */
+int lease_new(struct broker *b, struct tenant *t, struct quota *parent, const struct ledger_lease *facts,
+              struct lease **ret);
+
+/* The same for the lease with this index in the ledger, whose quota has been restored. -ENOMEM. */
+int lease_adopt(struct broker *b, struct tenant *t, struct quota *q, uint32_t index, struct lease **ret);
+
+/* The innermost lease within the quota that is for the process. NULL: none. The ancestors of the process are looked
+ * up when a lease asks for them. */
+struct lease_peer {
+        const struct credentials *who;
+        struct process ancestors[PROCESS_MAX_ANCESTORS];
+        size_t n_ancestors;
+        bool has_ancestors; /* they were looked up */
+};
+struct lease *lease_match(const struct broker *b, const struct quota *parent, struct lease_peer *peer);
+
+/* No session joins it any more, nothing is guaranteed to it, and it is charged no more than now. */
+void lease_end(struct broker *b, struct lease *lease);
+
+/* After a reload: it follows its tenant's quota. */
+void lease_follow(struct broker *b, struct lease *lease);
+
+/* What its control group, its process or its unit was is gone. Looks at /proc or /sys/fs/cgroup. */
+bool lease_has_lost_match(struct broker *b, const struct lease *lease);
+
+/* Its quota is gone (quota_is_gone()): forgets it, and frees the quota. */
+void lease_free(struct broker *b, struct lease *lease);
+
+/* All of them, without their quotas. leave: their records stay for the next daemon. */
+void leases_forget(struct broker *b, bool leave);
+
+/* In lists. */
+const char *lease_kind_name(enum ledger_lease_kind kind);
+
+#endif

@@ -1,0 +1,26 @@
+/* Processes and their ancestors, by /proc.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef BFCD_PROCESS_H
+#define BFCD_PROCESS_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+struct process {
+        pid_t pid;
+        pid_t parent;        /* 0: none that is visible here */
+        uint64_t start_time; /* /proc/PID/stat field 22, which tells a process from later ones with its pid */
+        char state;          /* 'Z': it has exited */
+};
+
+/* -ESRCH: there is no such process, or it may not be seen; -errno. */
+int process_read(const char *proc, pid_t pid, struct process *ret);
+
+/* The process and its ancestors, the nearest first, at most n_max. Returns how many. A process whose parent has
+ * exited has the nearest subreaper as its parent (PR_SET_CHILD_SUBREAPER), or init. */
+#define PROCESS_MAX_ANCESTORS 64u
+size_t process_ancestors(const char *proc, pid_t pid, struct process *ret, size_t n_max);
+
+#endif

@@ -1,0 +1,497 @@
+/* Leases, by sessions without sockets: who joins which, limits at every level, the end, reloads, and restarts.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/admin/lease.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "daemon/clock.h"
+#include "daemon/handover/restore.h"
+#include "daemon/memory/broker_lease.h"
+#include "tests/fake_store.h"
+#include "tests/suite.h"
+#include "tests/unit/sessions.h"
+#include "tests/unit/still_clock.h"
+
+#define MIB (UINT64_C(1) << 20)
+
+#define CONFIG(red)                                                                                          \
+        "devices:\n"                                                                                         \
+        "  - id: host\n"                                                                                     \
+        "    size: 256MiB\n"                                                                                 \
+        "    partitions: [{name: a, limit: 64MiB}, {name: pre, limit: 8MiB, growth: preallocate}]\n"         \
+        "tenants:\n"                                                                                         \
+        "  - {name: red, match: {uid: [1, 3]}, quotas: [" red "{partition: pre, limit: 4MiB}]}\n"            \
+        "  - {name: blue, match: {uid: 2}, quotas: [{partition: a, limit: 64MiB}]}\n"
+static const char config_text[] = CONFIG("{partition: a, limit: 40MiB}, ");
+
+static struct peer *admin;
+static struct store *store;
+static int n_fds_before;
+
+static void setup(void)
+{
+        n_fds_before = suite_count_fds();
+        store = fake_store_new();
+        b = peer_broker_kept(config_text, NULL, store, &config);
+        admin = open_admin_session();
+}
+
+static void teardown(void)
+{
+        settle();
+        ck_assert_uint_eq(b->leases.n, 0);
+        must_close(admin);
+        b = peer_broker_free(b, config);
+        store = fake_store_free(store);
+        ck_assert_int_eq(suite_count_fds(), n_fds_before);
+}
+
+FIXTURE(lease, setup, teardown);
+
+struct wanted {
+        const char *name, *tenant, *partition, *cgroup, *unit;
+        uint64_t limit, reserve, pid, uid, ttl_ms, grace_ms;
+        bool by_user, evicts;
+};
+
+static uint64_t ask_create(const struct wanted *w)
+{
+        Bfcd__Request r = BFCD__REQUEST__INIT;
+        Bfcd__LeaseCreate m = BFCD__LEASE_CREATE__INIT;
+        uint64_t id;
+
+        m.name = (char *)(uintptr_t)w->name;
+        m.tenant = (char *)(uintptr_t)(w->tenant ? w->tenant : "red");
+        m.partition = (char *)(uintptr_t)(w->partition ? w->partition : "a");
+        m.bytes_limit = w->limit;
+        m.bytes_reserve = w->reserve;
+        m.ttl_ms = w->ttl_ms;
+        m.evicts = w->evicts;
+        m.grace_ms = w->grace_ms;
+        if (w->cgroup)
+                m.match_case = BFCD__LEASE_CREATE__MATCH_CGROUP, m.cgroup = (char *)(uintptr_t)w->cgroup;
+        else if (w->unit)
+                m.match_case = BFCD__LEASE_CREATE__MATCH_UNIT, m.unit = (char *)(uintptr_t)w->unit;
+        else if (w->pid)
+                m.match_case = BFCD__LEASE_CREATE__MATCH_PID, m.pid = w->pid;
+        else if (w->by_user)
+                m.match_case = BFCD__LEASE_CREATE__MATCH_UID, m.uid = w->uid;
+        r.body_case = BFCD__REQUEST__BODY_LEASE_CREATE;
+        r.lease_create = &m;
+        ck_assert_int_eq(peer_send(admin, &r, &id), 0);
+        return id;
+}
+
+#define CREATE(...) ck_assert_int_eq(peer_error(admin, ask_create(&(struct wanted){ __VA_ARGS__ })), 0)
+#define REFUSED(error, text, ...)                                                                            \
+        do {                                                                                                 \
+                const char *sentence_ =                                                                      \
+                        refusal_of(admin, ask_create(&(struct wanted){ __VA_ARGS__ }), error);               \
+                ck_assert_msg(strstr(sentence_, text), "%s", sentence_);                                     \
+        } while (0)
+
+static uint64_t ask_set(const char *name, uint64_t limit, bool sets_reserve, uint64_t reserve)
+{
+        Bfcd__Request r = BFCD__REQUEST__INIT;
+        Bfcd__LeaseSet m = BFCD__LEASE_SET__INIT;
+        uint64_t id;
+
+        m.name = (char *)(uintptr_t)name;
+        m.bytes_limit = limit;
+        m.sets_reserve = sets_reserve;
+        m.bytes_reserve = reserve;
+        r.body_case = BFCD__REQUEST__BODY_LEASE_SET;
+        r.lease_set = &m;
+        ck_assert_int_eq(peer_send(admin, &r, &id), 0);
+        return id;
+}
+
+static const Bfcd__LeaseEndReply *end(const char *name, bool evicts, uint64_t grace_ms)
+{
+        Bfcd__Request r = BFCD__REQUEST__INIT;
+        Bfcd__LeaseEnd m = BFCD__LEASE_END__INIT;
+        uint64_t id;
+
+        m.name = (char *)(uintptr_t)name;
+        m.evicts = evicts;
+        m.grace_ms = grace_ms;
+        r.body_case = BFCD__REQUEST__BODY_LEASE_END;
+        r.lease_end = &m;
+        ck_assert_int_eq(peer_send(admin, &r, &id), 0);
+        settle();
+        ck_assert_int_eq(peer_error(admin, id), 0);
+        return peer_reply(admin, id)->lease_end;
+}
+
+/* In this control group; and its lease in the partition `a`, "": none. */
+static struct peer *join(uid_t uid, const char *cgroup, const char *lease)
+{
+        struct peer *p = peer_new(b, uid, false);
+
+        p->session->who.cgroup = cgroup ? strdup(cgroup) : NULL;
+        say_hello(p);
+        ck_assert_str_eq(p->session->shares[0].quota->lease ? p->session->shares[0].quota->lease : "", lease);
+        return p;
+}
+
+static const char *refused_block(struct peer *p, uint64_t n_bytes, int error)
+{
+        return refusal_of(p, peer_malloc(p, 0, n_bytes), error);
+}
+
+static void assert_has(const char *sentence, const char *text)
+{
+        ck_assert_msg(strstr(sentence, text), "\"%s\" does not have \"%s\"", sentence, text);
+}
+
+static struct quota *quota_of(const char *name)
+{
+        return lease_find(b, name)->quota;
+}
+
+/* ---- names, sizes and matches ---------------------------------------------------- */
+
+TEST_OF(lease, what_is_wrong_is_refused)
+{
+        CREATE(.name = "x", .cgroup = "/jobs/x", .limit = 8 * MIB);
+        REFUSED(EEXIST, "lease 'x' exists", .name = "x", .cgroup = "/jobs/y", .limit = 8 * MIB);
+        REFUSED(EINVAL, "name", .name = "", .cgroup = "/jobs/y", .limit = 8 * MIB);
+        REFUSED(EINVAL, "name", .name = "a b", .cgroup = "/jobs/y", .limit = 8 * MIB);
+        REFUSED(ENOENT, "red in a", .name = "y", .tenant = "green", .cgroup = "/y", .limit = 8 * MIB);
+        REFUSED(ENOENT, "no quota", .name = "y", .tenant = "blue", .partition = "pre", .cgroup = "/y",
+                .limit = 2 * MIB);
+        REFUSED(EOPNOTSUPP, "preallocates", .name = "y", .partition = "pre", .cgroup = "/y",
+                .limit = 2 * MIB);
+        REFUSED(EINVAL, "multiples", .name = "y", .cgroup = "/y", .limit = 3 * MIB);
+        REFUSED(EINVAL, "multiples", .name = "y", .cgroup = "/y", .limit = 0);
+        REFUSED(EINVAL, "reserve", .name = "y", .cgroup = "/y", .limit = 4 * MIB, .reserve = 6 * MIB);
+        REFUSED(EINVAL, "limit of tenant 'red'", .name = "y", .cgroup = "/y", .limit = 42 * MIB);
+        REFUSED(EINVAL, "which processes", .name = "y", .limit = 4 * MIB);
+        REFUSED(EINVAL, "control group", .name = "y", .cgroup = "y", .limit = 4 * MIB);
+        REFUSED(EINVAL, "unit", .name = "y", .unit = "y", .limit = 4 * MIB);
+        REFUSED(ESRCH, "no process", .name = "y", .pid = INT32_MAX, .limit = 4 * MIB);
+        REFUSED(EINVAL, "uid", .name = "y", .by_user = true, .uid = UINT64_MAX, .limit = 4 * MIB);
+        ck_assert_uint_eq(b->leases.n, 1);
+        ck_assert_ptr_nonnull(
+                strstr(refusal_of(admin, ask_set("none", 4 * MIB, false, 0), ENOENT), "'none'"));
+        ck_assert_uint_eq(end("x", false, 0)->num_sessions, 0);
+}
+
+TEST_OF(lease, guarantees_must_fit_every_level)
+{
+        struct peer *blue = open_session(2);
+        uint64_t block;
+
+        CREATE(.name = "x", .cgroup = "/x", .limit = 32 * MIB, .reserve = 30 * MIB);
+        REFUSED(ENOMEM, "tenant 'red'", .name = "y", .cgroup = "/y", .limit = 32 * MIB, .reserve = 12 * MIB);
+        block = must_malloc(blue, 0, 32 * MIB);
+        refused_block(blue, 4 * MIB, ENOMEM); /* 30 MiB are promised to x */
+        ck_assert_int_eq(peer_error(admin, ask_set("x", 0, true, 32 * MIB)), 0);
+        CREATE(.name = "y", .cgroup = "/y", .limit = 32 * MIB);
+        assert_has(refusal_of(admin, ask_set("y", 0, true, 2 * MIB), ENOMEM), "partition 'a'");
+        ck_assert_int_eq(peer_error(admin, ask_set("x", 0, true, 0)), 0);
+        ck_assert_int_eq(peer_error(admin, ask_set("y", 0, true, 2 * MIB)), 0);
+        must_free(blue, block);
+        must_close(blue);
+        end("x", false, 0);
+        end("y", false, 0);
+}
+
+TEST_OF(lease, the_innermost_lease_is_joined)
+{
+        struct peer *p[8];
+
+        CREATE(.name = "user", .by_user = true, .uid = 3, .limit = 8 * MIB);
+        CREATE(.name = "unit", .unit = "job.service", .limit = 8 * MIB);
+        CREATE(.name = "slice", .cgroup = "/system.slice", .limit = 8 * MIB);
+        CREATE(.name = "deep", .cgroup = "/system.slice/other.service/deep/", .limit = 8 * MIB);
+        CREATE(.name = "blue", .tenant = "blue", .cgroup = "/", .limit = 8 * MIB);
+        p[0] = join(3, NULL, "user");
+        p[1] = join(1, NULL, "");
+        p[2] = join(1, "/user.slice/job.service/x", "unit");
+        p[3] = join(1, "/system.slice/job.service", "slice");
+        p[4] = join(3, "/system.slice/other.service/deep/er", "deep");
+        p[5] = join(1, "/system.slice/other.service/deeper", "slice");
+        p[6] = join(1, "/system.slicer", "");
+        p[7] = join(2, "/anything", "blue");
+        ck_assert_str_eq(lease_record(b, lease_find(b, "unit"))->place, "/user.slice/job.service");
+        for (size_t i = 0; i < 8; i++)
+                must_close(p[i]);
+        CREATE(.name = "newer", .by_user = true, .uid = 3, .limit = 8 * MIB);
+        must_close(join(3, NULL, "newer"));
+        CREATE(.name = "tree", .pid = (uint64_t)getppid(), .limit = 8 * MIB);
+        must_close(join(3, "/system.slice", "tree"));
+        CREATE(.name = "self", .pid = (uint64_t)getpid(), .limit = 8 * MIB);
+        must_close(join(3, NULL, "self"));
+        for (const char *const *name = (const char *const[]){ "user", "unit", "slice", "deep", "blue",
+                                                              "newer", "tree", "self", NULL };
+             *name; name++)
+                end(*name, false, 0);
+}
+
+/* ---- limits ---------------------------------------------------------------------- */
+
+TEST_OF(lease, each_level_refuses_by_name)
+{
+        struct peer *x, *y, *own, *blue = open_session(2);
+        uint64_t block;
+
+        CREATE(.name = "x", .cgroup = "/x", .limit = 16 * MIB);
+        CREATE(.name = "y", .cgroup = "/y", .limit = 32 * MIB);
+        x = join(1, "/x", "x");
+        y = join(1, "/y", "y");
+        own = join(1, "/z", "");
+        assert_has(refused_block(x, 18 * MIB, EDQUOT),
+                   "lease 'x' of tenant 'red' asked for more than its limit");
+        must_malloc(x, 0, 16 * MIB);
+        assert_has(refused_block(x, 1, EDQUOT), "lease 'x' of tenant 'red' is at its limit");
+        must_malloc(own, 0, 4 * MIB);
+        assert_has(refused_block(y, 22 * MIB, EDQUOT), "tenant 'red' is at its limit");
+        must_malloc(y, 0, 20 * MIB);
+        assert_has(refused_block(own, 2 * MIB, EDQUOT), "tenant 'red' is at its limit");
+        ck_assert_uint_eq(quota_of("y")->parent->account.charged_bytes, 40 * MIB);
+        block = must_malloc(blue, 0, 24 * MIB);
+        assert_has(refused_block(blue, 2 * MIB, ENOMEM), "partition 'a' is full");
+        must_free(blue, block);
+        must_close(x);
+        must_close(y);
+        must_close(own);
+        must_close(blue);
+        ck_assert_uint_eq(b->partitions[0].pool.charged_bytes, 0);
+        end("x", false, 0);
+        end("y", false, 0);
+}
+
+/* A lease whose tenant is at its limit gets what another lease has free. */
+TEST_OF(lease, free_memory_moves_between_leases)
+{
+        struct peer *x, *y;
+        uint64_t block;
+
+        CREATE(.name = "x", .cgroup = "/x", .limit = 40 * MIB);
+        CREATE(.name = "y", .cgroup = "/y", .limit = 40 * MIB);
+        x = join(1, "/x", "x");
+        y = join(1, "/y", "y");
+        block = must_malloc(x, 0, 30 * MIB);
+        must_malloc(x, 0, 1);
+        must_free(x, block);
+        ck_assert_uint_gt(quota_of("x")->account.own_bytes, 20 * MIB); /* it keeps its free extents */
+        must_malloc(y, 0, 30 * MIB);
+        ck_assert_uint_le(quota_of("x")->account.own_bytes, 10 * MIB);
+        ck_assert_uint_le(quota_of("x")->parent->account.charged_bytes, 40 * MIB);
+        must_close(x);
+        must_close(y);
+        end("x", false, 0);
+        end("y", false, 0);
+}
+
+/* ---- the end --------------------------------------------------------------------- */
+
+TEST_OF(lease, an_ended_lease_waits_for_its_sessions)
+{
+        const Bfcd__LeaseEndReply *reply;
+        struct peer *x, *idle;
+        uint64_t block;
+
+        CREATE(.name = "x", .cgroup = "/x", .limit = 8 * MIB, .reserve = 8 * MIB);
+        x = join(1, "/x", "x");
+        idle = join(1, "/x", "x");
+        block = must_malloc(x, 0, 8 * MIB);
+        reply = end("x", false, 0);
+        ck_assert_uint_eq(reply->num_sessions, 2);
+        ck_assert_uint_eq(reply->n_sessions, 2);
+        ck_assert_uint_eq(reply->bytes_in_use, 8 * MIB);
+        settle();
+        ck_assert_ptr_nonnull(lease_find(b, "x"));
+        ck_assert_uint_eq(b->partitions[0].pool.promised_bytes, 0);
+        must_close(join(1, "/x", "")); /* new sessions are in the tenant's quota */
+        must_free(x, block);
+        must_free(x, must_malloc(x, 0, 2 * MIB)); /* in what the lease has */
+        assert_has(refused_block(x, 10 * MIB, EDQUOT), "has ended");
+        must_close(x);
+        ck_assert_ptr_nonnull(lease_find(b, "x"));
+        must_close(idle);
+        ck_assert_ptr_null(lease_find(b, "x"));
+}
+
+TEST_OF(lease, sessions_are_evicted_after_the_grace_time)
+{
+        struct peer *x;
+
+        CREATE(.name = "x", .cgroup = "/x", .limit = 8 * MIB);
+        x = join(1, "/x", "x");
+        must_malloc(x, 0, 4 * MIB);
+        ck_assert_uint_eq(end("x", true, 5000)->num_sessions, 1);
+        lease_tick(b, clock_ms());
+        ck_assert_ptr_null(x->session->eviction);
+        still_clock_pass(5000);
+        lease_tick(b, clock_ms());
+        ck_assert_ptr_nonnull(x->session->eviction);
+        assert_has(x->session->eviction, "its lease 'x' has ended");
+        must_close(x);
+        ck_assert_ptr_null(lease_find(b, "x"));
+}
+
+TEST_OF(lease, a_lease_ends_by_its_time_or_its_process)
+{
+        pid_t child = fork();
+
+        if (child == 0) {
+                pause();
+                _exit(0);
+        }
+        CREATE(.name = "t", .cgroup = "/t", .limit = 8 * MIB, .ttl_ms = 1000);
+        CREATE(.name = "p", .pid = (uint64_t)child, .limit = 8 * MIB);
+        CREATE(.name = "g", .cgroup = "/does/not/exist", .limit = 8 * MIB);
+        still_clock_pass(999);
+        lease_tick(b, clock_ms());
+        settle();
+        ck_assert_uint_eq(b->leases.n, 3);
+        still_clock_pass(1);
+        lease_tick(b, clock_ms());
+        settle();
+        ck_assert_ptr_null(lease_find(b, "t"));
+        ck_assert_ptr_nonnull(lease_find(b, "p"));
+        kill(child, SIGKILL);
+        for (siginfo_t info; waitid(P_PID, (id_t)child, &info, WEXITED | WNOWAIT) < 0;)
+                ;
+        lease_tick(b, clock_ms()); /* a zombie */
+        settle();
+        ck_assert_ptr_null(lease_find(b, "p"));
+        ck_assert_int_eq(waitpid(child, NULL, 0), child);
+        ck_assert_ptr_nonnull(lease_find(b, "g")); /* it may come into being */
+        end("g", false, 0);
+}
+
+/* ---- reloads --------------------------------------------------------------------- */
+
+static int reload(const char *text)
+{
+        char *changes = NULL, *errors = NULL;
+        size_t n;
+        FILE *c = open_memstream(&changes, &n), *e = open_memstream(&errors, &n);
+        const struct config_machine machine = { .serves = true, .running = b->config };
+        struct config *next = NULL;
+        int r = config_parse("next.yaml", text, strlen(text), &machine, e, &next);
+
+        if (r == 0)
+                r = reload_config(b, next, false, c, e);
+        fclose(c);
+        fclose(e);
+        free(changes);
+        free(errors);
+        if (r < 0)
+                config_free(next);
+        settle();
+        return r;
+}
+
+TEST_OF(lease, a_reload_keeps_leases_or_ends_them)
+{
+        struct peer *x;
+
+        CREATE(.name = "x", .cgroup = "/x", .limit = 16 * MIB, .reserve = 8 * MIB);
+        x = join(1, "/x", "x");
+        must_malloc(x, 0, 12 * MIB);
+        ck_assert_int_eq(reload(CONFIG("{partition: a, limit: 6MiB}, ")), -EINVAL); /* below the reserve */
+        ck_assert_int_eq(reload(CONFIG("{partition: a, limit: 8MiB}, ")), 0);
+        assert_has(refused_block(x, 2 * MIB, EDQUOT), "tenant 'red'");
+        ck_assert_int_eq(reload(config_text), 0);
+        must_malloc(x, 0, 2 * MIB);
+        ck_assert_int_eq(reload(CONFIG("")), 0);
+        ck_assert(quota_of("x")->is_ended);
+        ck_assert_str_eq(lease_find(b, "x")->tenant->name, "red");
+        ck_assert_int_eq(reload(config_text), 0);
+        ck_assert(quota_of("x")->is_ended);
+        must_close(x);
+        ck_assert_ptr_null(lease_find(b, "x"));
+}
+
+/* ---- restarts -------------------------------------------------------------------- */
+
+static struct session *session_with(uint64_t id)
+{
+        size_t i = 0;
+
+        while (!b->sessions.table[i] || b->sessions.table[i]->id != id)
+                ck_assert_uint_lt(++i, b->sessions.n_slots);
+        return b->sessions.table[i];
+}
+
+/* Those that no client resumed. */
+static void end_sessions(void)
+{
+        for (size_t i = 0; i < b->sessions.n_slots; i++) {
+                struct session *s = b->sessions.table[i];
+
+                if (!s || s->admin)
+                        continue;
+                session_close(s, "test");
+                while (session_reap(s, 64) != 0)
+                        ;
+                session_free(s);
+        }
+}
+
+/* Another daemon inherits the leases, with their sessions in them. */
+TEST_OF(lease, a_restart_keeps_leases)
+{
+        struct peer *x, *own;
+        uint64_t id, quota;
+
+        CREATE(.name = "x", .cgroup = "/x", .limit = 16 * MIB, .reserve = 4 * MIB, .ttl_ms = 60000);
+        CREATE(.name = "ended", .cgroup = "/e", .limit = 16 * MIB);
+        CREATE(.name = "empty", .unit = "job.service", .limit = 6 * MIB);
+        x = join(1, "/x", "x");
+        x->session->is_watched = true;
+        own = join(1, "/e", "ended");
+        must_malloc(x, 0, 12 * MIB);
+        must_malloc(own, 0, 2 * MIB);
+        end("ended", false, 0);
+        assert_has(refused_block(x, 18 * MIB, EDQUOT), "lease 'x'");
+        id = x->session->id;
+        quota = ledger_quota_at(b->ledger, quota_of("x")->index)->id;
+
+        for (unsigned i = 0; i < 3; i++) {
+                if (i == 0) {
+                        peer_drop(x);
+                        peer_drop(own);
+                }
+                peer_drop(admin);
+                fake_store_die(store);
+                peer_broker_leave(b, config);
+                b = peer_broker_kept(config_text, NULL, store, &config);
+                (void)store_drop_rest(store);
+                check();
+                admin = open_admin_session();
+                ck_assert_uint_eq(b->leases.n, 3);
+                ck_assert_uint_eq(ledger_quota_at(b->ledger, quota_of("x")->index)->id, quota);
+                ck_assert_uint_eq(quota_of("x")->account.own_bytes, 12 * MIB);
+                ck_assert_uint_eq(quota_of("x")->account.limit_bytes, 16 * MIB);
+                ck_assert_uint_eq(quota_of("x")->account.reserve_bytes, 4 * MIB);
+                ck_assert_uint_eq(quota_of("x")->parent->account.charged_bytes, 14 * MIB);
+                ck_assert_uint_eq(quota_of("x")->parent->account.limit_bytes, 40 * MIB);
+                ck_assert_uint_eq(quota_of("x")->refusals.n_over_quota, 1);
+                ck_assert_uint_ne(lease_record(b, lease_find(b, "x"))->ends_ms, 0);
+                ck_assert(quota_of("ended")->is_ended);
+                ck_assert_uint_eq(quota_of("empty")->account.limit_bytes, 6 * MIB);
+                ck_assert_str_eq(session_with(id)->shares[0].quota->lease, "x");
+        }
+        end_sessions();
+        settle();
+        ck_assert_ptr_null(lease_find(b, "ended"));
+        end("x", false, 0);
+        end("empty", false, 0);
+}
+
+int main(void)
+{
+        return suite_main("lease");
+}
