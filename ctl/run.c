@@ -72,9 +72,18 @@ static bool choose(const char *option, const char *variable, char ret[static NAM
         return snprintf(ret, NAME_BYTES, "%s", value ? value : "") < NAME_BYTES;
 }
 
+/* Not by ask_socket()'s rule: in a job of another bfcctl run, BFC_SOCKET is set. */
+static const char *choose_socket(const char *option, const char *variable, const char *path)
+{
+        const char *value = option ? option : getenv(variable);
+
+        return value && *value ? value : path;
+}
+
 static int read_run(const struct invocation *i, const struct command *c, struct run *ret)
 {
-        struct run run = { .socket = ask_socket(i->socket), .client_socket = getenv("BFC_SOCKET") };
+        struct run run = { .socket = choose_socket(i->socket, "BFC_ADMIN_SOCKET", PATHS_ADMIN_SOCKET),
+                           .client_socket = choose_socket(NULL, "BFC_SOCKET", PATHS_CLIENT_SOCKET) };
 
         if (i->json)
                 return command_usage("--json is not valid for", c->name, command_right_use(c));
@@ -96,8 +105,6 @@ static int read_run(const struct invocation *i, const struct command *c, struct 
                 return command_usage("the partition's name is too long", NULL, "it has at most 63 bytes");
         if (!choose(i->lease ? i->lease : "", "", run.lease))
                 return command_usage("wrong value for --lease", i->lease, "it has at most 63 bytes");
-        if (!run.client_socket || !*run.client_socket)
-                run.client_socket = PATHS_CLIENT_SOCKET;
         run.has_own_name = *run.lease;
         run.evicts = i->evict || i->grace;
         run.is_quiet = i->quiet != NULL;
@@ -335,7 +342,9 @@ static void print_rest(const struct run *run, const Bfcd__LeaseEndReply *rest)
                 free(name);
         }
         fputs(rest->num_sessions > MAX_NAMED ? "; ...\n" : "\n", stderr);
-        if (run->evicts)
+        if (run->evicts && run->grace_ms == 0)
+                say("these sessions are evicted now");
+        else if (run->evicts)
                 say("these sessions are evicted in %s", text_duration(run->grace_ms, size));
         else
                 say("these sessions keep their memory until they end, and get no more");

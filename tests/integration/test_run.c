@@ -14,18 +14,24 @@
 
 #include "ctl/text.h"
 #include "tests/integration/json.h"
+#include "tests/integration/kept.h"
 #include "tests/integration/tools.h"
 
 static const struct rig_config config = { .tenants = TENANT("red", "@UID@", "train, limit: 64MiB") };
 static char self[4096]; /* this program */
 static struct rig *rig;
 
-static void setup(void)
+static void set_environment(void)
 {
-        rig = rig_start(&config);
         ck_assert_int_eq(setenv("BFC_SOCKET", rig->socket, 1), 0);
         ck_assert_int_eq(setenv("BFC_ADMIN_SOCKET", rig->admin_socket, 1), 0);
         ck_assert_int_eq(setenv("BFC_CACHE", "off", 1), 0);
+}
+
+static void setup(void)
+{
+        rig = rig_start(&config);
+        set_environment();
 }
 
 /* The caller releases it. */
@@ -58,6 +64,7 @@ static void teardown(void)
 }
 
 FIXTURE(run, setup, teardown);
+FIXTURE(restarted, NULL, NULL);
 
 /* ---- the program ------------------------------------------------------------ */
 
@@ -91,7 +98,20 @@ static void say(const char *text)
         fflush(stdout);
 }
 
-/* orphan, release, pause, malloc N (in MiB; prints its pid and the result) */
+static void wait_for_eviction(bfc_client *client)
+{
+        void *block;
+        int r;
+
+        while ((r = bfc_malloc(client, MIB, &block)) != -EIDRM) {
+                if (r == 0)
+                        bfc_free(client, block);
+                usleep(2000);
+        }
+        say("evicted");
+}
+
+/* orphan, release, pause, evicted, malloc N (in MiB; prints its pid and the result) */
 static int be_job(char **words)
 {
         bfc_client *client = NULL;
@@ -104,6 +124,8 @@ static int be_job(char **words)
                         close(PARENT_FD);
                 } else if (strcmp(*words, "pause") == 0) {
                         pause();
+                } else if (strcmp(*words, "evicted") == 0) {
+                        wait_for_eviction(client);
                 } else if (strcmp(*words, "malloc") == 0) {
                         words++;
                         if (!client && bfc_connect(NULL, &client) < 0)
@@ -321,6 +343,40 @@ TEST_OF(run, processes_that_are_left)
         ck_assert(list_has("ending"));
         ck_assert_int_eq(kill(pid, SIGKILL), 0);
         ck_assert_int_eq(job_wait(&j), 0);
+}
+
+TEST_OF(run, sessions_that_are_evicted)
+{
+        char text[4096] = "";
+        struct job j;
+
+        job_start(&j, RUN("--limit", "8MiB", "--lease", "left", "--evict", self, "--job", "orphan", "malloc",
+                          "4", "release", "evicted"));
+        while (fgets(j.line, sizeof(j.line), j.out))
+                snprintf(text + strlen(text), sizeof(text) - strlen(text), "%s", j.line);
+        ck_assert_msg(strstr(text, " evicted\n"), "%s", text);
+        ck_assert_msg(strstr(text, "these sessions are evicted now\n"), "%s", text);
+        ck_assert_int_eq(job_wait(&j), 0);
+}
+
+/* The connection to the daemon is not needed while the program runs. */
+TEST_OF(restarted, restart_of_the_daemon)
+{
+        struct kept *k = kept_start(&config);
+        struct job j;
+
+        rig = k->rig;
+        set_environment();
+        job_start(&j, RUN("--limit", "8MiB", "--lease", "long", self, "--job", "malloc", "4", "pause"));
+        job_reads(&j, " ok");
+        kept_restart(k, SIGKILL);
+        ck_assert(list_has("long"));
+        ck_assert_int_eq(kill(j.pid, SIGUSR1), 0);
+        job_reads(&j, "bfcctl: lease 'long': peak ");
+        ck_assert_ptr_nonnull(strstr(j.line, " 0 B left"));
+        ck_assert_int_eq(job_wait(&j), 128 + SIGUSR1);
+        ck_assert(WAIT_FOR(count_leases() == 0, SETTLE_MS));
+        kept_stop(k);
 }
 
 /* ---- waiting --------------------------------------------------------------------- */
