@@ -44,6 +44,8 @@ enum {
         TTL,
         EVICT,
         GRACE,
+        LEASE,
+        QUIET,
         N_OWN_OPTIONS
 };
 
@@ -58,7 +60,8 @@ static const struct {
 #define MAP_USE     "usage: bfcctl map PARTITION [--svg FILE] [--tenant TENANT]"
 #define METRICS_USE "usage: bfcctl metrics [--openmetrics]"
 #define SOME_TRIM                                                                                            \
-        "--partition and --bytes are not valid for", "they are valid for trim, --partition also for lease"
+        "--partition and --bytes are not valid for",                                                         \
+                "they are valid for trim, --partition also for lease and run"
 #define OF_TENSORBOARD "--logdir and --count are not valid for", "they are valid for tensorboard"
 #define TOP_USE        "usage: bfcctl top [sessions|tenants|partitions] [--interval SECONDS] [--once]"
 #define HISTORY_USE    "usage: bfcctl history [--since TIME] [--until TIME] [--tenant TENANT] [--file PATH]"
@@ -67,12 +70,16 @@ static const struct {
         "(--cgroup PATH | --unit UNIT | --pid PID | --user USER) [--ttl TIME] [--evict] [--grace TIME]; "    \
         "or bfcctl lease list; or bfcctl lease set NAME [--limit SIZE] [--reserve SIZE] [--ttl TIME]; or "   \
         "bfcctl lease end NAME [--evict] [--grace TIME]"
+#define RUN_USE                                                                                                \
+        "usage: bfcctl run --limit SIZE [--reserve SIZE] [--lease NAME] [--tenant TENANT] [--partition NAME] " \
+        "[--wait [SECONDS]] [--evict] [--grace TIME] [--quiet] [--] COMMAND [ARGUMENT...]"
 #define OF_LEASE     "options of lease are not valid for", "they are valid for lease"
+#define OF_RUN       "--lease and --quiet are not valid for", "they are valid for run"
 #define SOME_HISTORY "--since, --until and --file are not valid for", HISTORY_USE
         [DRY_RUN] = { "dry-run", no_argument, OWN(dry_run), "--dry-run is not valid for",
                       "usage: bfcctl reload --dry-run [FILE]" },
         [TENANT] = { "tenant", required_argument, OWN(tenant), "--tenant is not valid for",
-                     "it is valid for explain, leaks, map, lease, tensorboard and history" },
+                     "it is valid for explain, leaks, map, lease, run, tensorboard and history" },
         [OLDER] = { "older", required_argument, OWN(older), OLDER_OR_BY },
         [BY] = { "by", required_argument, OWN(by), OLDER_OR_BY },
         [PARTITION] = { "partition", required_argument, OWN(partition), SOME_TRIM },
@@ -82,7 +89,7 @@ static const struct {
         [REASON] = { "reason", required_argument, OWN(reason), "--reason is not valid for",
                      "usage: bfcctl evict SESSION --reason TEXT" },
         [WAIT] = { "wait", optional_argument, OWN(wait), "--wait is not valid for",
-                   "usage: bfcctl drain DEVICE [--wait [SECONDS]]" },
+                   "it is valid for drain and run" },
         [OPENMETRICS] = { "openmetrics", no_argument, OWN(openmetrics), "--openmetrics is not valid for",
                           METRICS_USE },
         [SVG] = { "svg", required_argument, OWN(svg), "--svg is not valid for", MAP_USE },
@@ -102,6 +109,8 @@ static const struct {
         [TTL] = { "ttl", required_argument, OWN(ttl), OF_LEASE },
         [EVICT] = { "evict", no_argument, OWN(evict), OF_LEASE },
         [GRACE] = { "grace", required_argument, OWN(grace), OF_LEASE },
+        [LEASE] = { "lease", required_argument, OWN(lease), OF_RUN },
+        [QUIET] = { "quiet", no_argument, OWN(quiet), OF_RUN },
         [FILE_OF] = { "file", required_argument, OWN(file), SOME_HISTORY },
 #undef OWN
 #undef OLDER_OR_BY
@@ -109,6 +118,7 @@ static const struct {
 #undef OF_TENSORBOARD
 #undef SOME_HISTORY
 #undef OF_LEASE
+#undef OF_RUN
 };
 
 #define BIT(option) (1u << (option))
@@ -148,6 +158,10 @@ static const struct command commands[] = {
                   BIT(USER) | BIT(TTL) | BIT(EVICT) | BIT(GRACE),
           LEASE_USE },
         { "drain", 1, ADMIN, 0, run_drain, BIT(WAIT), "usage: bfcctl drain DEVICE [--wait [SECONDS]]" },
+        { "run", RUNS_PROGRAM, ITSELF, 0, run_run,
+          BIT(TENANT) | BIT(PARTITION) | BIT(WAIT) | BIT(LEASE) | BIT(LIMIT) | BIT(RESERVE) | BIT(EVICT) |
+                  BIT(GRACE) | BIT(QUIET),
+          RUN_USE },
         { "resume", 1, ADMIN, 0, run_resume, 0, "usage: bfcctl resume DEVICE" },
 };
 
@@ -226,14 +240,15 @@ static int take_own_option(struct invocation *i, int own, int argc, char **argv)
         return -1;
 }
 
-/* The same. */
-static int read_options(int argc, char **argv, struct invocation *i)
+/* The same. is_all: also those after the first argument. *ret: the index of the first argument. */
+static int read_options(int argc, char **argv, bool is_all, struct invocation *i, int *ret)
 {
         struct option longs[N_OWN_OPTIONS + 6];
         int option, status;
 
         list_options(longs);
-        while ((option = getopt_long(argc, argv, ":s:jwh", longs, NULL)) >= 0) {
+        optind = 0; /* glibc scans from the first one again */
+        while ((option = getopt_long(argc, argv, is_all ? ":s:jwh" : "+:s:jwh", longs, NULL)) >= 0) {
                 switch (option) {
                 case 's':
                         i->socket = optarg;
@@ -265,6 +280,25 @@ static int read_options(int argc, char **argv, struct invocation *i)
         if (i->socket && !*i->socket)
                 return command_usage("--socket is empty", NULL,
                                      "it takes a path, as in --socket " PATHS_CLIENT_SOCKET);
+        *ret = optind;
+        return -1;
+}
+
+/* The options and arguments after the command. An exit status; -1: continue. */
+static int read_arguments(const struct command *c, int argc, char **argv, struct invocation *i)
+{
+        int first, status = read_options(argc, argv, c->max_arguments != RUNS_PROGRAM, i, &first);
+
+        if (status >= 0)
+                return status;
+        for (int own = 0; own < N_OWN_OPTIONS; own++)
+                if (*value_of(i, own) && !(c->options & BIT(own)))
+                        return command_usage(own_options[own].wrong, c->name, own_options[own].right);
+        i->arguments = argv + first;
+        i->n_arguments = argc - first;
+        if (i->n_arguments > c->max_arguments)
+                return command_usage("too many arguments from", i->arguments[c->max_arguments],
+                                     command_right_use(c));
         return -1;
 }
 
@@ -272,26 +306,21 @@ int main(int argc, char **argv)
 {
         struct invocation i = { 0 };
         const struct command *c;
-        int status;
+        int status, first;
 
         table_look.is_cut = isatty(STDOUT_FILENO);
         table_look.has_colour = table_may_colour(STDOUT_FILENO);
-        status = read_options(argc, argv, &i);
+        status = read_options(argc, argv, false, &i, &first);
         if (status >= 0)
                 return status;
-        if (optind == argc)
+        if (first == argc)
                 return command_usage("no command", NULL,
                                      "\"bfcctl --help\" lists them; try \"bfcctl status\"");
-        c = find(argv[optind]);
+        c = find(argv[first]);
         if (!c)
-                return command_usage("unknown command", argv[optind], "\"bfcctl --help\" lists them");
-        for (int own = 0; own < N_OWN_OPTIONS; own++)
-                if (*value_of(&i, own) && !(c->options & BIT(own)))
-                        return command_usage(own_options[own].wrong, c->name, own_options[own].right);
-        i.arguments = argv + optind + 1;
-        i.n_arguments = argc - optind - 1;
-        if (i.n_arguments > c->max_arguments)
-                return command_usage("too many arguments from", i.arguments[c->max_arguments],
-                                     command_right_use(c));
-        return run(c, &i);
+                return command_usage("unknown command", argv[first], "\"bfcctl --help\" lists them");
+        status = read_arguments(c, argc - first, argv + first, &i);
+        if (status > 0 && c->max_arguments == RUNS_PROGRAM)
+                status = EXIT_RUN_FAILED;
+        return status >= 0 ? status : run(c, &i);
 }

@@ -9,6 +9,7 @@
 #ifndef CTL_COMMAND_H
 #define CTL_COMMAND_H
 
+#include <limits.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -18,6 +19,10 @@ enum {
         EXIT_REFUSED = 1,
         EXIT_USAGE = 2,
         EXIT_TIMED_OUT = 3, /* the request is still in progress */
+        /* Of run, whose other statuses are those of its program, as of env(1). */
+        EXIT_RUN_FAILED = 125,
+        EXIT_NOT_EXECUTABLE = 126,
+        EXIT_NOT_FOUND = 127,
 };
 
 struct invocation {
@@ -26,15 +31,17 @@ struct invocation {
         /* The values of `own_options`; "" for those without one; NULL: not given. */
         const char *dry_run, *tenant, *older, *by, *partition, *bytes, *reason, *timeout, *wait, *openmetrics,
                 *svg, *logdir, *interval, *count, *once, *since, *until, *file, *limit, *reserve, *cgroup,
-                *unit, *pid, *user, *ttl, *evict, *grace;
+                *unit, *pid, *user, *ttl, *evict, *grace, *lease, *quiet;
         int64_t wait_ms;  /* -1: as long as it takes */
         char **arguments; /* after the command */
         int n_arguments;
 };
 
+#define RUNS_PROGRAM INT_MAX
+
 struct command {
         const char *name;
-        int max_arguments;
+        int max_arguments;                              /* RUNS_PROGRAM: its options end at the first one */
         enum { ANYONE, SEES_ALL, ADMIN, ITSELF } needs; /* ITSELF: it connects by itself */
         Bfcd__List__Kind kind;
         int (*run)(struct ask *a, const struct invocation *i, const struct command *c);
@@ -63,6 +70,7 @@ int run_drain(struct ask *a, const struct invocation *i, const struct command *c
 int run_resume(struct ask *a, const struct invocation *i, const struct command *c);
 int run_tensorboard(struct ask *a, const struct invocation *i, const struct command *c);
 int run_history(struct ask *a, const struct invocation *i, const struct command *c);
+int run_run(struct ask *a, const struct invocation *i, const struct command *c);
 
 /* Prints the error and what would be right. EXIT_USAGE. */
 int command_usage(const char *what, const char *which, const char *right);

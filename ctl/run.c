@@ -1,0 +1,444 @@
+/* bfcctl run: a program in a lease of its own.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * The lease matches the process tree of bfcctl, which is the subreaper of the program's descendants (child.h). So it
+ * needs neither systemd nor a control group, and the daemon ends it when bfcctl is killed. The lease exists before
+ * the program begins. The connection to the daemon is closed while the program runs, so a restart of the daemon has
+ * no effect on bfcctl. */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "ctl/child.h"
+#include "ctl/clock.h"
+#include "ctl/command.h"
+#include "ctl/leaks.h"
+#include "ctl/progress.h"
+#include "ctl/text.h"
+#include "proto/paths.h"
+
+#define NAME_BYTES       64 /* of a lease, a tenant or a partition, with the 0 */
+#define MAX_NAME_TRIES   10
+#define FIRST_PAUSE_MS   50
+#define LONGEST_PAUSE_MS 1000
+#define END_MS           5000 /* for the daemon to be back, and for sessions of ended processes to end */
+#define MAX_NAMED        8    /* processes and sessions in a message */
+
+struct run {
+        const char *socket, *client_socket;
+        char lease[NAME_BYTES], tenant[NAME_BYTES], partition[NAME_BYTES];
+        bool has_own_name; /* the user's */
+        uint64_t limit, reserve, grace_ms;
+        bool evicts, is_quiet;
+        bool waits;
+        int64_t wait_ms; /* -1: without a limit */
+};
+
+static void __attribute__((format(printf, 1, 2))) say(const char *format, ...)
+{
+        va_list arguments;
+
+        fputs("bfcctl: ", stderr);
+        va_start(arguments, format);
+        vfprintf(stderr, format, arguments);
+        va_end(arguments);
+        fputc('\n', stderr);
+}
+
+static int complain(const struct ask *a)
+{
+        say("%s", a->error);
+        return EXIT_RUN_FAILED;
+}
+
+static void pause_ms(unsigned ms)
+{
+        nanosleep(&(struct timespec){ .tv_sec = ms / 1000, .tv_nsec = (long)(ms % 1000) * 1000000 }, NULL);
+}
+
+/* ---- what is asked for ----------------------------------------------------- */
+
+/* The option, else the environment; "": neither. False: too long. */
+static bool choose(const char *option, const char *variable, char ret[static NAME_BYTES])
+{
+        const char *value = option ? option : getenv(variable);
+
+        return snprintf(ret, NAME_BYTES, "%s", value ? value : "") < NAME_BYTES;
+}
+
+/* Not by ask_socket()'s rule: in a job of another bfcctl run, BFC_SOCKET is set. */
+static const char *choose_socket(const char *option, const char *variable, const char *path)
+{
+        const char *value = option ? option : getenv(variable);
+
+        return value && *value ? value : path;
+}
+
+static int read_run(const struct invocation *i, const struct command *c, struct run *ret)
+{
+        struct run run = { .socket = choose_socket(i->socket, "BFC_ADMIN_SOCKET", PATHS_ADMIN_SOCKET),
+                           .client_socket = choose_socket(NULL, "BFC_SOCKET", PATHS_CLIENT_SOCKET) };
+
+        if (i->json)
+                return command_usage("--json is not valid for", c->name, command_right_use(c));
+        if (i->n_arguments == 0)
+                return command_usage("no command to run", NULL, command_right_use(c));
+        if (!i->limit)
+                return command_usage("no --limit", NULL, command_right_use(c));
+        if (!command_read_size(i->limit, &run.limit) || run.limit == 0)
+                return command_usage("wrong value for --limit", i->limit, "a size, as in --limit 512MiB");
+        if (i->reserve && !command_read_size(i->reserve, &run.reserve))
+                return command_usage("wrong value for --reserve", i->reserve,
+                                     "a size, as in --reserve 256MiB");
+        if (i->grace && leaks_parse_age(i->grace, &run.grace_ms) < 0)
+                return command_usage("wrong value for --grace", i->grace,
+                                     "a number and ms, s, m, h or d, as in 30s, or 0");
+        if (!choose(i->tenant, "BFC_TENANT", run.tenant))
+                return command_usage("the tenant's name is too long", NULL, "it has at most 63 bytes");
+        if (!choose(i->partition, "BFC_PARTITION", run.partition))
+                return command_usage("the partition's name is too long", NULL, "it has at most 63 bytes");
+        if (!choose(i->lease ? i->lease : "", "", run.lease))
+                return command_usage("wrong value for --lease", i->lease, "it has at most 63 bytes");
+        run.has_own_name = *run.lease;
+        run.evicts = i->evict || i->grace;
+        run.is_quiet = i->quiet != NULL;
+        run.waits = i->wait != NULL;
+        run.wait_ms = i->wait_ms;
+        *ret = run;
+        return EXIT_SUCCESS;
+}
+
+/* The tenant of this user. */
+static int find_tenant(struct run *run)
+{
+        struct list *l;
+        struct ask a;
+        int status = EXIT_SUCCESS;
+
+        if (ask_open(&a, run->client_socket, NULL) < 0 || ask_list(&a, BFCD__LIST__KIND__WHOAMI, &l) < 0) {
+                say("No --tenant, and this user's tenant is not known: %s", a.error);
+                status = EXIT_RUN_FAILED;
+        } else {
+                if (snprintf(run->tenant, NAME_BYTES, "%s", l->whoami->tenant) >= NAME_BYTES ||
+                    !*run->tenant) {
+                        say("No --tenant, and %s is not the client socket. Set BFC_SOCKET to it.",
+                            run->client_socket);
+                        status = EXIT_RUN_FAILED;
+                }
+                list_free(l);
+        }
+        ask_close(&a);
+        return status;
+}
+
+/* The partition in which the tenant has a quota, if it is the only one. */
+static int find_partition(struct ask *a, struct run *run)
+{
+        char names[512] = "";
+        size_t n = 0, n_text = 0;
+        struct list *l;
+
+        if (ask_list(a, BFCD__LIST__KIND__TENANTS, &l) < 0)
+                return complain(a);
+        if (ask_check_name(a, l, BFCD__LIST__KIND__TENANTS, run->tenant) < 0) {
+                list_free(l);
+                return complain(a);
+        }
+        for (size_t i = 0; i < l->n_tenants; i++) {
+                if (strcmp(l->tenants[i]->tenant, run->tenant) != 0)
+                        continue;
+                snprintf(run->partition, NAME_BYTES, "%s", l->tenants[i]->partition);
+                if (n_text < sizeof(names))
+                        n_text += (size_t)snprintf(names + n_text, sizeof(names) - n_text, "%s%s",
+                                                   n ? ", " : "", run->partition);
+                n++;
+        }
+        list_free(l);
+        if (n == 1)
+                return EXIT_SUCCESS;
+        say("No --partition, and tenant '%s' has quotas in several: %s", run->tenant, names);
+        return EXIT_RUN_FAILED;
+}
+
+/* ---- the lease ------------------------------------------------------------- */
+
+/* This process as the daemon sees it: it may be in another PID namespace. */
+static int ask_own_pid(struct ask *a, uint64_t *ret)
+{
+        struct list *l;
+        int r = ask_list(a, BFCD__LIST__KIND__WHOAMI, &l);
+
+        if (r < 0)
+                return r;
+        *ret = l->whoami->pid;
+        list_free(l);
+        if (*ret != 0)
+                return 0;
+        snprintf(a->error, sizeof(a->error),
+                 "bfcd does not see this process, which is in a PID namespace outside of bfcd's.");
+        return -ESRCH;
+}
+
+static int create_once(struct ask *a, struct run *run, uint64_t pid)
+{
+        Bfcd__LeaseCreate lease = BFCD__LEASE_CREATE__INIT;
+        int r = -EEXIST;
+
+        lease.tenant = run->tenant;
+        lease.partition = run->partition;
+        lease.bytes_limit = run->limit;
+        lease.bytes_reserve = run->reserve;
+        lease.match_case = BFCD__LEASE_CREATE__MATCH_PID;
+        lease.pid = pid;
+        lease.evicts = run->evicts;
+        lease.grace_ms = run->grace_ms;
+        lease.name = run->lease;
+        if (run->has_own_name)
+                return ask_lease_create(a, &lease);
+        /* A lease of an earlier process with this pid may be ending. */
+        for (int i = 1; i <= MAX_NAME_TRIES && r == -EEXIST; i++) {
+                snprintf(run->lease, NAME_BYTES, i == 1 ? "run-%d" : "run-%d-%d", (int)getpid(), i);
+                r = ask_lease_create(a, &lease);
+        }
+        return r;
+}
+
+/* -ENOMEM: the reserve is not free now. */
+static int create(struct ask *a, struct run *run)
+{
+        int64_t until_ms = run->wait_ms < 0 ? INT64_MAX : (int64_t)clock_ms() + run->wait_ms, left_ms;
+        unsigned wait_ms = FIRST_PAUSE_MS;
+        struct progress progress;
+        uint64_t pid;
+        int r = ask_own_pid(a, &pid);
+
+        if (r < 0)
+                return r;
+        progress_begin(&progress, NULL, "waiting for the reserve", 0);
+        while ((r = create_once(a, run, pid)) == -ENOMEM && run->waits) {
+                left_ms = until_ms - (int64_t)clock_ms();
+                if (left_ms <= 0)
+                        break;
+                pause_ms(left_ms < wait_ms ? (unsigned)left_ms : wait_ms);
+                wait_ms = 2 * wait_ms < LONGEST_PAUSE_MS ? 2 * wait_ms : LONGEST_PAUSE_MS;
+                progress_set(&progress, 0, 0);
+        }
+        progress_end(&progress);
+        return r;
+}
+
+static int make_lease(struct run *run)
+{
+        struct ask a;
+        int status = EXIT_SUCCESS;
+
+        if (!*run->tenant && (status = find_tenant(run)) != EXIT_SUCCESS)
+                return status;
+        if (ask_open(&a, run->socket, NULL) < 0) {
+                status = complain(&a);
+        } else if (!a.admin) {
+                say("\"run\" needs the admin socket, and %s is the %s socket. Set --socket or "
+                    "BFC_ADMIN_SOCKET to it",
+                    a.socket, a.monitor ? "monitor" : "client");
+                status = EXIT_RUN_FAILED;
+        } else if (*run->partition || (status = find_partition(&a, run)) == EXIT_SUCCESS) {
+                if (create(&a, run) < 0)
+                        status = complain(&a);
+        }
+        ask_close(&a);
+        return status;
+}
+
+/* ---- its end --------------------------------------------------------------- */
+
+static const Bfcd__LeaseRow *find_lease(const struct list *l, const char *name)
+{
+        for (size_t i = 0; i < l->n_leases; i++)
+                if (strcmp(l->leases[i]->name, name) == 0)
+                        return l->leases[i];
+        return NULL;
+}
+
+/* Whether a session of the lease is one of a process that has ended, whose memory the daemon reclaims just now. */
+static bool has_ended_session(const struct list *l, const char *lease)
+{
+        for (size_t i = 0; i < l->n_sessions; i++)
+                for (size_t k = 0; k < l->sessions[i]->n_leases; k++)
+                        if (strcmp(l->sessions[i]->leases[k], lease) == 0 &&
+                            kill((pid_t)l->sessions[i]->pid, 0) < 0 && errno == ESRCH)
+                                return true;
+        return false;
+}
+
+/* The lease as its program leaves it. The caller frees *ret with list_free(). */
+static int look(struct ask *a, const struct run *run, struct list **ret)
+{
+        static const Bfcd__List__Kind kinds[] = { BFCD__LIST__KIND__LEASES, BFCD__LIST__KIND__SESSIONS };
+        uint64_t until_ms = clock_ms() + END_MS;
+        struct list *l;
+        int r;
+
+        while ((r = ask_lists(a, kinds, sizeof(kinds) / sizeof(kinds[0]), &l)) == 0 &&
+               has_ended_session(l, run->lease) && clock_ms() < until_ms) {
+                list_free(l);
+                pause_ms(FIRST_PAUSE_MS);
+        }
+        if (r == 0)
+                *ret = l;
+        return r;
+}
+
+static void print_summary(const struct run *run, const Bfcd__LeaseRow *row)
+{
+        char peak[TEXT_MAX], limit[TEXT_MAX], blocks[TEXT_MAX], left[TEXT_MAX], waited[TEXT_MAX];
+        const Bfcd__Statistics *s = row->stats;
+
+        if (!s)
+                return;
+        say("lease '%s': peak %s of %s, %s in blocks; requests waited %s in total; %" PRIu64
+            " refused; %s left",
+            run->lease, text_size(s->lifetime_peak_bytes_reserved, peak), text_size(s->bytes_limit, limit),
+            text_size(s->lifetime_peak_bytes_in_use, blocks), text_time(row->waited_ns, waited),
+            s->num_refusals, text_size(s->bytes_in_use, left));
+}
+
+static void print_processes(void)
+{
+        struct child_process named[MAX_NAMED];
+        char *name;
+        size_t n;
+
+        if (child_remaining(named, MAX_NAMED, &n) < 0 || n == 0)
+                return;
+        fprintf(stderr, "bfcctl: %zu %s of the job still %s:", n, n == 1 ? "process" : "processes",
+                n == 1 ? "runs" : "run");
+        for (size_t i = 0; i < n && i < MAX_NAMED; i++) {
+                name = text_escape(named[i].name);
+                fprintf(stderr, "%s %d (%s)", i ? "," : "", (int)named[i].pid, name ? name : "");
+                free(name);
+        }
+        fputs(n > MAX_NAMED ? ", ...\n" : "\n", stderr);
+}
+
+static void print_rest(const struct run *run, const Bfcd__LeaseEndReply *rest)
+{
+        char size[TEXT_MAX], *name;
+
+        if (rest->num_sessions == 0)
+                return;
+        fprintf(stderr, "bfcctl: lease '%s' is still used by %" PRIu64 " %s", run->lease, rest->num_sessions,
+                rest->num_sessions == 1 ? "session" : "sessions");
+        for (size_t i = 0; i < rest->n_sessions && i < MAX_NAMED; i++) {
+                name = text_escape(rest->sessions[i]->name);
+                fprintf(stderr, "%s session %" PRIu64 " (pid %" PRIu64 ", %s): %s", i ? ";" : ":",
+                        rest->sessions[i]->session_id, rest->sessions[i]->pid, name ? name : "",
+                        text_size(rest->sessions[i]->bytes_in_use, size));
+                free(name);
+        }
+        fputs(rest->num_sessions > MAX_NAMED ? "; ...\n" : "\n", stderr);
+        if (run->evicts && run->grace_ms == 0)
+                say("these sessions are evicted now");
+        else if (run->evicts)
+                say("these sessions are evicted in %s", text_duration(run->grace_ms, size));
+        else
+                say("these sessions keep their memory until they end, and get no more");
+}
+
+/* The daemon may be restarting. */
+static int reopen(struct ask *a, const struct run *run)
+{
+        uint64_t until_ms = clock_ms() + END_MS;
+        int r;
+
+        while ((r = ask_open(a, run->socket, NULL)) < 0 && clock_ms() < until_ms) {
+                ask_close(a);
+                pause_ms(FIRST_PAUSE_MS);
+        }
+        return r;
+}
+
+/* prints: false if the program did not begin. */
+static void end_lease(const struct run *run, bool prints)
+{
+        Bfcd__LeaseEnd question = BFCD__LEASE_END__INIT;
+        const Bfcd__LeaseRow *row;
+        Bfcd__Reply *reply = NULL;
+        struct list *l = NULL;
+        struct ask a;
+        int r = reopen(&a, run);
+
+        if (r == 0)
+                r = look(&a, run, &l);
+        question.name = (char *)(uintptr_t)run->lease;
+        question.evicts = run->evicts;
+        question.grace_ms = run->grace_ms;
+        row = r == 0 ? find_lease(l, run->lease) : NULL;
+        if (r == 0 && !row)
+                say("lease '%s' has been ended before the job", run->lease);
+        if (row)
+                r = ask_lease_end(&a, &question, &reply);
+        if (r < 0)
+                say("lease '%s' was not ended: %s bfcd ends it when it finds that process %d has ended.",
+                    run->lease, a.error, (int)getpid());
+        if (reply)
+                print_rest(run, reply->lease_end);
+        if (row && prints && !run->is_quiet)
+                print_summary(run, row);
+        if (reply)
+                bfcd__reply__free_unpacked(reply, NULL);
+        list_free(l);
+        ask_close(&a);
+}
+
+/* ---- the program ----------------------------------------------------------- */
+
+static int run_in_lease(const struct run *run, char *const *argv)
+{
+        const struct child_variable variables[] = { { "BFC_SOCKET", run->client_socket },
+                                                    { "BFC_PARTITION", run->partition },
+                                                    { "BFC_TENANT", run->tenant } };
+        struct child child;
+        int error, status, r;
+
+        r = child_start(argv, variables, sizeof(variables) / sizeof(variables[0]), &child, &error);
+        if (r < 0 || error != 0) {
+                if (r < 0)
+                        say("The command cannot be started: %s", strerror(-r));
+                else
+                        say("%s: %s", argv[0], strerror(error));
+                end_lease(run, false);
+                if (r < 0)
+                        return EXIT_RUN_FAILED;
+                return error == ENOENT ? EXIT_NOT_FOUND : EXIT_NOT_EXECUTABLE;
+        }
+        r = child_wait(&child, &status);
+        child_end(&child);
+        if (r < 0)
+                say("The end of the command was not seen: %s", strerror(-r));
+        print_processes();
+        end_lease(run, true);
+        return r < 0 ? EXIT_RUN_FAILED : child_exit_as(status);
+}
+
+int run_run(struct ask *a, const struct invocation *i, const struct command *c)
+{
+        struct run run;
+        int r;
+
+        (void)a;
+        if (read_run(i, c, &run) != EXIT_SUCCESS)
+                return EXIT_RUN_FAILED;
+        r = child_adopt();
+        if (r < 0) {
+                say("This process cannot become a subreaper: %s", strerror(-r));
+                return EXIT_RUN_FAILED;
+        }
+        r = make_lease(&run);
+        return r == EXIT_SUCCESS ? run_in_lease(&run, i->arguments) : r;
+}
