@@ -30,8 +30,11 @@ struct invocation {
         bool json;
         /* The values of `own_options`; "" for those without one; NULL: not given. */
         const char *dry_run, *tenant, *older, *by, *partition, *bytes, *reason, *timeout, *wait, *openmetrics,
-                *svg, *logdir, *interval, *count, *once, *since, *until, *file, *limit, *reserve, *cgroup,
-                *unit, *pid, *user, *ttl, *evict, *grace, *lease, *quiet;
+                *svg, *logdir, *interval, *count, *once, *since, *until, *file;
+        struct {
+                const char *name, *limit, *reserve, *cgroup, *unit, *pid, *user, *ttl, *evict, *grace;
+        } lease;
+        const char *quiet;
         int64_t wait_ms;  /* -1: as long as it takes */
         char **arguments; /* after the command */
         int n_arguments;

@@ -59,20 +59,23 @@ static int read_user(const char *value, uint64_t *ret)
 
 static int read_match(const struct invocation *i, const struct command *c, Bfcd__LeaseCreate *m)
 {
-        int n = (i->cgroup != NULL) + (i->unit != NULL) + (i->pid != NULL) + (i->user != NULL);
+        int n = (i->lease.cgroup != NULL) + (i->lease.unit != NULL) + (i->lease.pid != NULL) +
+                (i->lease.user != NULL);
 
         if (n != 1)
                 return command_usage("one of --cgroup, --unit, --pid and --user is needed", NULL,
                                      command_right_use(c));
-        m->match_case = i->cgroup ? BFCD__LEASE_CREATE__MATCH_CGROUP
-                        : i->unit ? BFCD__LEASE_CREATE__MATCH_UNIT
-                        : i->pid  ? BFCD__LEASE_CREATE__MATCH_PID
-                                  : BFCD__LEASE_CREATE__MATCH_UID;
-        if (i->cgroup)
-                m->cgroup = (char *)(uintptr_t)i->cgroup;
-        if (i->unit)
-                m->unit = (char *)(uintptr_t)i->unit;
-        return i->pid ? read_pid(i->pid, &m->pid) : i->user ? read_user(i->user, &m->uid) : EXIT_SUCCESS;
+        m->match_case = i->lease.cgroup ? BFCD__LEASE_CREATE__MATCH_CGROUP
+                        : i->lease.unit ? BFCD__LEASE_CREATE__MATCH_UNIT
+                        : i->lease.pid  ? BFCD__LEASE_CREATE__MATCH_PID
+                                        : BFCD__LEASE_CREATE__MATCH_UID;
+        if (i->lease.cgroup)
+                m->cgroup = (char *)(uintptr_t)i->lease.cgroup;
+        if (i->lease.unit)
+                m->unit = (char *)(uintptr_t)i->lease.unit;
+        return i->lease.pid    ? read_pid(i->lease.pid, &m->pid)
+               : i->lease.user ? read_user(i->lease.user, &m->uid)
+                               : EXIT_SUCCESS;
 }
 
 /* What was done with the lease. */
@@ -90,24 +93,24 @@ static int create(struct ask *a, const struct invocation *i, const struct comman
         Bfcd__LeaseCreate m = BFCD__LEASE_CREATE__INIT;
         int r;
 
-        if (!i->tenant || !i->partition || !i->limit)
+        if (!i->tenant || !i->partition || !i->lease.limit)
                 return command_usage("--tenant, --partition and --limit are needed", NULL,
                                      command_right_use(c));
         r = read_match(i, c, &m);
         if (r == EXIT_SUCCESS)
-                r = read_bytes("--limit", i->limit, &m.bytes_limit);
+                r = read_bytes("--limit", i->lease.limit, &m.bytes_limit);
         if (r == EXIT_SUCCESS)
-                r = read_bytes("--reserve", i->reserve, &m.bytes_reserve);
+                r = read_bytes("--reserve", i->lease.reserve, &m.bytes_reserve);
         if (r == EXIT_SUCCESS)
-                r = read_time("--ttl", i->ttl, &m.ttl_ms);
+                r = read_time("--ttl", i->lease.ttl, &m.ttl_ms);
         if (r == EXIT_SUCCESS)
-                r = read_time("--grace", i->grace, &m.grace_ms);
+                r = read_time("--grace", i->lease.grace, &m.grace_ms);
         if (r != EXIT_SUCCESS)
                 return r;
         m.name = (char *)(uintptr_t)name;
         m.tenant = (char *)(uintptr_t)i->tenant;
         m.partition = (char *)(uintptr_t)i->partition;
-        m.evicts = i->evict || i->grace;
+        m.evicts = i->lease.evict || i->lease.grace;
         return ask_lease_create(a, &m) < 0 ? command_complain(a) : print_done(i, name, "is made");
 }
 
@@ -116,20 +119,20 @@ static int set(struct ask *a, const struct invocation *i, const struct command *
         Bfcd__LeaseSet m = BFCD__LEASE_SET__INIT;
         int r;
 
-        if (!i->limit && !i->reserve && !i->ttl)
+        if (!i->lease.limit && !i->lease.reserve && !i->lease.ttl)
                 return command_usage("nothing to set", NULL, command_right_use(c));
-        r = read_bytes("--limit", i->limit, &m.bytes_limit);
-        if (r == EXIT_SUCCESS && i->limit && m.bytes_limit == 0)
-                r = wrong_value("--limit", i->limit, "a size, as in 512MiB");
+        r = read_bytes("--limit", i->lease.limit, &m.bytes_limit);
+        if (r == EXIT_SUCCESS && i->lease.limit && m.bytes_limit == 0)
+                r = wrong_value("--limit", i->lease.limit, "a size, as in 512MiB");
         if (r == EXIT_SUCCESS)
-                r = read_bytes("--reserve", i->reserve, &m.bytes_reserve);
+                r = read_bytes("--reserve", i->lease.reserve, &m.bytes_reserve);
         if (r == EXIT_SUCCESS)
-                r = read_time("--ttl", i->ttl, &m.ttl_ms);
+                r = read_time("--ttl", i->lease.ttl, &m.ttl_ms);
         if (r != EXIT_SUCCESS)
                 return r;
         m.name = (char *)(uintptr_t)name;
-        m.sets_reserve = i->reserve != NULL;
-        m.sets_ttl = i->ttl != NULL;
+        m.sets_reserve = i->lease.reserve != NULL;
+        m.sets_ttl = i->lease.ttl != NULL;
         return ask_lease_set(a, &m) < 0 ? command_complain(a) : print_done(i, name, "is changed");
 }
 
@@ -170,13 +173,13 @@ static int end(struct ask *a, const struct invocation *i, const struct command *
 {
         Bfcd__LeaseEnd m = BFCD__LEASE_END__INIT;
         Bfcd__Reply *reply;
-        int r = read_time("--grace", i->grace, &m.grace_ms);
+        int r = read_time("--grace", i->lease.grace, &m.grace_ms);
 
         (void)c;
         if (r != EXIT_SUCCESS)
                 return r;
         m.name = (char *)(uintptr_t)name;
-        m.evicts = i->evict || i->grace;
+        m.evicts = i->lease.evict || i->lease.grace;
         if (ask_lease_end(a, &m, &reply) < 0)
                 return command_complain(a);
         r = 0;
@@ -203,11 +206,12 @@ static int list(struct ask *a, const struct invocation *i)
 
 static bool has_option(const struct invocation *i, bool of_create, bool of_set, bool of_end)
 {
-        bool is_made_with = i->tenant || i->partition || i->cgroup || i->unit || i->pid || i->user;
+        bool is_made_with = i->tenant || i->partition || i->lease.cgroup || i->lease.unit || i->lease.pid ||
+                            i->lease.user;
 
         return (is_made_with && !of_create) ||
-               ((i->limit || i->reserve || i->ttl) && !of_create && !of_set) ||
-               ((i->evict || i->grace) && !of_create && !of_end);
+               ((i->lease.limit || i->lease.reserve || i->lease.ttl) && !of_create && !of_set) ||
+               ((i->lease.evict || i->lease.grace) && !of_create && !of_end);
 }
 
 int run_lease(struct ask *a, const struct invocation *i, const struct command *c)

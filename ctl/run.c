@@ -89,24 +89,25 @@ static int read_run(const struct invocation *i, const struct command *c, struct 
                 return command_usage("--json is not valid for", c->name, command_right_use(c));
         if (i->n_arguments == 0)
                 return command_usage("no command to run", NULL, command_right_use(c));
-        if (!i->limit)
+        if (!i->lease.limit)
                 return command_usage("no --limit", NULL, command_right_use(c));
-        if (!command_read_size(i->limit, &run.limit) || run.limit == 0)
-                return command_usage("wrong value for --limit", i->limit, "a size, as in --limit 512MiB");
-        if (i->reserve && !command_read_size(i->reserve, &run.reserve))
-                return command_usage("wrong value for --reserve", i->reserve,
+        if (!command_read_size(i->lease.limit, &run.limit) || run.limit == 0)
+                return command_usage("wrong value for --limit", i->lease.limit,
+                                     "a size, as in --limit 512MiB");
+        if (i->lease.reserve && !command_read_size(i->lease.reserve, &run.reserve))
+                return command_usage("wrong value for --reserve", i->lease.reserve,
                                      "a size, as in --reserve 256MiB");
-        if (i->grace && leaks_parse_age(i->grace, &run.grace_ms) < 0)
-                return command_usage("wrong value for --grace", i->grace,
+        if (i->lease.grace && leaks_parse_age(i->lease.grace, &run.grace_ms) < 0)
+                return command_usage("wrong value for --grace", i->lease.grace,
                                      "a number and ms, s, m, h or d, as in 30s, or 0");
         if (!choose(i->tenant, "BFC_TENANT", run.tenant))
                 return command_usage("the tenant's name is too long", NULL, "it has at most 63 bytes");
         if (!choose(i->partition, "BFC_PARTITION", run.partition))
                 return command_usage("the partition's name is too long", NULL, "it has at most 63 bytes");
-        if (!choose(i->lease ? i->lease : "", "", run.lease))
-                return command_usage("wrong value for --lease", i->lease, "it has at most 63 bytes");
+        if (!choose(i->lease.name ? i->lease.name : "", "", run.lease))
+                return command_usage("wrong value for --lease", i->lease.name, "it has at most 63 bytes");
         run.has_own_name = *run.lease;
-        run.evicts = i->evict || i->grace;
+        run.evicts = i->lease.evict || i->lease.grace;
         run.is_quiet = i->quiet != NULL;
         run.waits = i->wait != NULL;
         run.wait_ms = i->wait_ms;
