@@ -164,7 +164,8 @@ TEST_OF(lease, what_is_wrong_is_refused)
         REFUSED(EEXIST, "lease 'x' exists", .name = "x", .cgroup = "/jobs/y", .limit = 8 * MIB);
         REFUSED(EINVAL, "name", .name = "", .cgroup = "/jobs/y", .limit = 8 * MIB);
         REFUSED(EINVAL, "name", .name = "a b", .cgroup = "/jobs/y", .limit = 8 * MIB);
-        REFUSED(ENOENT, "red in a", .name = "y", .tenant = "green", .cgroup = "/y", .limit = 8 * MIB);
+        REFUSED(ENOENT, "see: red in a, blue in a", .name = "y", .tenant = "green", .cgroup = "/y",
+                .limit = 8 * MIB);
         REFUSED(ENOENT, "no quota", .name = "y", .tenant = "blue", .partition = "pre", .cgroup = "/y",
                 .limit = 2 * MIB);
         REFUSED(EOPNOTSUPP, "preallocates", .name = "y", .partition = "pre", .cgroup = "/y",
