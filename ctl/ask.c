@@ -386,6 +386,33 @@ int ask_forget(struct ask *a, const char *tenant, const char *name)
         return ask_done(a, &request);
 }
 
+int ask_lease_create(struct ask *a, Bfcd__LeaseCreate *question)
+{
+        Bfcd__Request request = BFCD__REQUEST__INIT;
+
+        request.body_case = BFCD__REQUEST__BODY_LEASE_CREATE;
+        request.lease_create = question;
+        return ask_done(a, &request);
+}
+
+int ask_lease_set(struct ask *a, Bfcd__LeaseSet *question)
+{
+        Bfcd__Request request = BFCD__REQUEST__INIT;
+
+        request.body_case = BFCD__REQUEST__BODY_LEASE_SET;
+        request.lease_set = question;
+        return ask_done(a, &request);
+}
+
+int ask_lease_end(struct ask *a, Bfcd__LeaseEnd *question, Bfcd__Reply **ret)
+{
+        Bfcd__Request request = BFCD__REQUEST__INIT;
+
+        request.body_case = BFCD__REQUEST__BODY_LEASE_END;
+        request.lease_end = question;
+        return ask(a, &request, BFCD__REPLY__BODY_LEASE_END, ret);
+}
+
 int ask_drain(struct ask *a, const char *device)
 {
         Bfcd__Request request = BFCD__REQUEST__INIT;

@@ -68,6 +68,11 @@ int ask_trim(struct ask *a, const char *tenant, const char *partition, uint64_t 
 int ask_evict(struct ask *a, uint64_t session_id, const char *reason);
 int ask_forget(struct ask *a, const char *tenant, const char *name);
 
+/* What still uses the lease: the caller frees *ret by bfcd__reply__free_unpacked(). */
+int ask_lease_create(struct ask *a, Bfcd__LeaseCreate *question);
+int ask_lease_set(struct ask *a, Bfcd__LeaseSet *question);
+int ask_lease_end(struct ask *a, Bfcd__LeaseEnd *question, Bfcd__Reply **ret);
+
 /* Begins to drain a device; and resumes it, which may take as long as its partitions' preallocation. */
 int ask_drain(struct ask *a, const char *device);
 int ask_resume(struct ask *a, const char *device);

@@ -35,6 +35,15 @@ enum {
         SINCE,
         UNTIL,
         FILE_OF,
+        LIMIT,
+        RESERVE,
+        CGROUP,
+        UNIT,
+        PID,
+        USER,
+        TTL,
+        EVICT,
+        GRACE,
         N_OWN_OPTIONS
 };
 
@@ -44,19 +53,26 @@ static const struct {
         size_t member;             /* of struct invocation */
         const char *wrong, *right; /* the error for a command without this option */
 } own_options[N_OWN_OPTIONS] = {
-#define OWN(member)    offsetof(struct invocation, member)
-#define OLDER_OR_BY    "--older and --by are not valid for", "they are valid for leaks"
-#define MAP_USE        "usage: bfcctl map PARTITION [--svg FILE] [--tenant TENANT]"
-#define METRICS_USE    "usage: bfcctl metrics [--openmetrics]"
-#define SOME_TRIM      "--partition and --bytes are not valid for", "they are valid for trim"
+#define OWN(member) offsetof(struct invocation, member)
+#define OLDER_OR_BY "--older and --by are not valid for", "they are valid for leaks"
+#define MAP_USE     "usage: bfcctl map PARTITION [--svg FILE] [--tenant TENANT]"
+#define METRICS_USE "usage: bfcctl metrics [--openmetrics]"
+#define SOME_TRIM                                                                                            \
+        "--partition and --bytes are not valid for", "they are valid for trim, --partition also for lease"
 #define OF_TENSORBOARD "--logdir and --count are not valid for", "they are valid for tensorboard"
 #define TOP_USE        "usage: bfcctl top [sessions|tenants|partitions] [--interval SECONDS] [--once]"
 #define HISTORY_USE    "usage: bfcctl history [--since TIME] [--until TIME] [--tenant TENANT] [--file PATH]"
-#define SOME_HISTORY   "--since, --until and --file are not valid for", HISTORY_USE
+#define LEASE_USE                                                                                            \
+        "usage: bfcctl lease create NAME --tenant TENANT --partition NAME --limit SIZE [--reserve SIZE] "    \
+        "(--cgroup PATH | --unit UNIT | --pid PID | --user USER) [--ttl TIME] [--evict] [--grace TIME]; "    \
+        "or bfcctl lease list; or bfcctl lease set NAME [--limit SIZE] [--reserve SIZE] [--ttl TIME]; or "   \
+        "bfcctl lease end NAME [--evict] [--grace TIME]"
+#define OF_LEASE     "options of lease are not valid for", "they are valid for lease"
+#define SOME_HISTORY "--since, --until and --file are not valid for", HISTORY_USE
         [DRY_RUN] = { "dry-run", no_argument, OWN(dry_run), "--dry-run is not valid for",
                       "usage: bfcctl reload --dry-run [FILE]" },
         [TENANT] = { "tenant", required_argument, OWN(tenant), "--tenant is not valid for",
-                     "it is valid for explain, leaks, map, tensorboard and history" },
+                     "it is valid for explain, leaks, map, lease, tensorboard and history" },
         [OLDER] = { "older", required_argument, OWN(older), OLDER_OR_BY },
         [BY] = { "by", required_argument, OWN(by), OLDER_OR_BY },
         [PARTITION] = { "partition", required_argument, OWN(partition), SOME_TRIM },
@@ -77,12 +93,22 @@ static const struct {
         [ONCE] = { "once", no_argument, OWN(once), "--once is not valid for", TOP_USE },
         [SINCE] = { "since", required_argument, OWN(since), SOME_HISTORY },
         [UNTIL] = { "until", required_argument, OWN(until), SOME_HISTORY },
+        [LIMIT] = { "limit", required_argument, OWN(limit), OF_LEASE },
+        [RESERVE] = { "reserve", required_argument, OWN(reserve), OF_LEASE },
+        [CGROUP] = { "cgroup", required_argument, OWN(cgroup), OF_LEASE },
+        [UNIT] = { "unit", required_argument, OWN(unit), OF_LEASE },
+        [PID] = { "pid", required_argument, OWN(pid), OF_LEASE },
+        [USER] = { "user", required_argument, OWN(user), OF_LEASE },
+        [TTL] = { "ttl", required_argument, OWN(ttl), OF_LEASE },
+        [EVICT] = { "evict", no_argument, OWN(evict), OF_LEASE },
+        [GRACE] = { "grace", required_argument, OWN(grace), OF_LEASE },
         [FILE_OF] = { "file", required_argument, OWN(file), SOME_HISTORY },
 #undef OWN
 #undef OLDER_OR_BY
 #undef SOME_TRIM
 #undef OF_TENSORBOARD
 #undef SOME_HISTORY
+#undef OF_LEASE
 };
 
 #define BIT(option) (1u << (option))
@@ -116,6 +142,10 @@ static const struct command commands[] = {
           "usage: bfcctl trim [TENANT] [--partition NAME] [--bytes N] [--timeout SECONDS]" },
         { "evict", 1, ADMIN, 0, run_evict, BIT(REASON), "usage: bfcctl evict SESSION [--reason TEXT]" },
         { "forget", 2, ADMIN, 0, run_forget, 0, "usage: bfcctl forget TENANT NAME" },
+        { "lease", 2, ANYONE, 0, run_lease,
+          BIT(TENANT) | BIT(PARTITION) | BIT(LIMIT) | BIT(RESERVE) | BIT(CGROUP) | BIT(UNIT) | BIT(PID) |
+                  BIT(USER) | BIT(TTL) | BIT(EVICT) | BIT(GRACE),
+          LEASE_USE },
         { "drain", 1, ADMIN, 0, run_drain, BIT(WAIT), "usage: bfcctl drain DEVICE [--wait [SECONDS]]" },
         { "resume", 1, ADMIN, 0, run_resume, 0, "usage: bfcctl resume DEVICE" },
 };

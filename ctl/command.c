@@ -291,7 +291,7 @@ int run_snapshot(struct ask *a, const struct invocation *i, const struct command
 }
 
 /* "123", "512KiB", "3MiB", "2GiB". False: none of these, or too much. */
-static bool read_size(const char *text, uint64_t *ret)
+bool command_read_size(const char *text, uint64_t *ret)
 {
         static const char *const units[] = { "", "KiB", "MiB", "GiB", "TiB" };
         char *end;
@@ -354,7 +354,7 @@ int run_trim(struct ask *a, const struct invocation *i, const struct command *c)
         int r;
 
         (void)c;
-        if (i->bytes && (!read_size(i->bytes, &want) || want == 0))
+        if (i->bytes && (!command_read_size(i->bytes, &want) || want == 0))
                 return command_usage("wrong value for --bytes", i->bytes, "a size, as in --bytes 512MiB");
         if (i->timeout && !command_read_seconds(i->timeout, &timeout_ms))
                 return command_usage("wrong value for --timeout", i->timeout,
@@ -372,7 +372,7 @@ int run_trim(struct ask *a, const struct invocation *i, const struct command *c)
 }
 
 /* "123", not 0 and nothing else. */
-static bool read_id(const char *text, uint64_t *ret)
+bool command_read_id(const char *text, uint64_t *ret)
 {
         uint64_t n = 0;
 
@@ -389,7 +389,7 @@ bool command_read_seconds(const char *text, int64_t *ret_ms)
 {
         uint64_t n = 0;
 
-        if (strcmp(text, "0") != 0 && (!read_id(text, &n) || n > UINT64_C(366) * 24 * 3600))
+        if (strcmp(text, "0") != 0 && (!command_read_id(text, &n) || n > UINT64_C(366) * 24 * 3600))
                 return false;
         *ret_ms = (int64_t)n * 1000;
         return true;
@@ -400,7 +400,7 @@ int run_evict(struct ask *a, const struct invocation *i, const struct command *c
         uint64_t id = 0;
 
         (void)c;
-        if (i->n_arguments == 0 || !read_id(i->arguments[0], &id))
+        if (i->n_arguments == 0 || !command_read_id(i->arguments[0], &id))
                 return command_usage(
                         i->n_arguments == 0 ? "no session" : "not a session number:",
                         i->n_arguments == 0 ? NULL : i->arguments[0],
@@ -486,7 +486,7 @@ int run_tensorboard(struct ask *a, const struct invocation *i, const struct comm
         if (i->interval && (!command_read_seconds(i->interval, &interval_ms) || interval_ms == 0))
                 return command_usage("wrong value for --interval", i->interval,
                                      "a number of seconds, as in --interval 30");
-        if (i->count && !read_id(i->count, &options.n_steps))
+        if (i->count && !command_read_id(i->count, &options.n_steps))
                 return command_usage("wrong value for --count", i->count, "a number, as in --count 100");
         options.interval_ms = (uint64_t)interval_ms;
         return tensorboard_run(&options);

@@ -25,7 +25,8 @@ struct invocation {
         bool json;
         /* The values of `own_options`; "" for those without one; NULL: not given. */
         const char *dry_run, *tenant, *older, *by, *partition, *bytes, *reason, *timeout, *wait, *openmetrics,
-                *svg, *logdir, *interval, *count, *once, *since, *until, *file;
+                *svg, *logdir, *interval, *count, *once, *since, *until, *file, *limit, *reserve, *cgroup,
+                *unit, *pid, *user, *ttl, *evict, *grace;
         int64_t wait_ms;  /* -1: as long as it takes */
         char **arguments; /* after the command */
         int n_arguments;
@@ -57,6 +58,7 @@ int run_snapshot(struct ask *a, const struct invocation *i, const struct command
 int run_trim(struct ask *a, const struct invocation *i, const struct command *c);
 int run_evict(struct ask *a, const struct invocation *i, const struct command *c);
 int run_forget(struct ask *a, const struct invocation *i, const struct command *c);
+int run_lease(struct ask *a, const struct invocation *i, const struct command *c);
 int run_drain(struct ask *a, const struct invocation *i, const struct command *c);
 int run_resume(struct ask *a, const struct invocation *i, const struct command *c);
 int run_tensorboard(struct ask *a, const struct invocation *i, const struct command *c);
@@ -66,7 +68,9 @@ int run_history(struct ask *a, const struct invocation *i, const struct command 
 int command_usage(const char *what, const char *which, const char *right);
 const char *command_right_use(const struct command *c);
 bool command_read_seconds(const char *text, int64_t *ret_ms);
-int command_complain(const struct ask *a); /* the daemon's error. EXIT_REFUSED */
+bool command_read_size(const char *text, uint64_t *ret); /* "123", "512KiB", "3MiB", "2GiB" */
+bool command_read_id(const char *text, uint64_t *ret);   /* "123", not 0 and nothing else */
+int command_complain(const struct ask *a);               /* the daemon's error. EXIT_REFUSED */
 int command_finish(int r); /* the exit status after writing to standard output with result r */
 
 #endif

@@ -412,8 +412,8 @@ static bool is_in_time(const struct history_options *o, enum record_kind kind, u
 
 int history_add(struct history *h, enum record_kind kind, uint64_t time_us, const json_t *f)
 {
-        bool is_event =
-                kind == RECORD_RELOAD || kind == RECORD_DRAIN || kind == RECORD_START || kind == RECORD_STOP;
+        bool is_event = kind == RECORD_RELOAD || kind == RECORD_DRAIN || kind == RECORD_START ||
+                        kind == RECORD_STOP || kind == RECORD_LEASE;
 
         if (!is_in_time(&h->options, kind, time_us, f))
                 return 0;

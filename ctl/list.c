@@ -27,6 +27,7 @@ struct list *list_free(struct list *l)
         free(l->partitions);
         free(l->tenants);
         free(l->sessions);
+        free(l->leases);
         free(l->shared);
         free(l->extents);
         free(l->ages);
@@ -79,6 +80,7 @@ int list_add(struct list *l, Bfcd__List__Kind kind, Bfcd__Reply *reply, uint64_t
         if ((r = append(&l->partitions, &l->n_partitions, page->partitions, page->n_partitions)) < 0 ||
             (r = append(&l->tenants, &l->n_tenants, page->tenants, page->n_tenants)) < 0 ||
             (r = append(&l->sessions, &l->n_sessions, page->sessions, page->n_sessions)) < 0 ||
+            (r = append(&l->leases, &l->n_leases, page->leases, page->n_leases)) < 0 ||
             (r = append(&l->shared, &l->n_shared, page->shared, page->n_shared)) < 0 ||
             (r = append(&l->extents, &l->n_extents, page->extents, page->n_extents)) < 0 ||
             (r = append(&l->ages, &l->n_ages, page->ages, page->n_ages)) < 0 ||
@@ -157,6 +159,13 @@ static int by_shared(const void *left, const void *right)
         return by_text((*a)->tenant, (*b)->tenant, (*a)->name, (*b)->name);
 }
 
+static int by_lease(const void *left, const void *right)
+{
+        const Bfcd__LeaseRow *const *a = left, *const *b = right;
+
+        return by_text((*a)->tenant, (*b)->tenant, (*a)->name, (*b)->name);
+}
+
 static void sort(void *rows, size_t n_rows, int (*compare)(const void *left, const void *right))
 {
         if (n_rows > 0)
@@ -169,6 +178,7 @@ void list_sort(struct list *l)
         sort(l->sessions, l->n_sessions, by_session);
         sort(l->shared, l->n_shared, by_shared);
         sort(l->grants, l->n_grants, by_way);
+        sort(l->leases, l->n_leases, by_lease);
 }
 
 void list_leave_out(struct list *l, uint64_t session_id)

@@ -24,6 +24,8 @@ struct list {
         size_t n_tenants;
         Bfcd__SessionRow **sessions;
         size_t n_sessions;
+        Bfcd__LeaseRow **leases;
+        size_t n_leases;
         Bfcd__SharedRow **shared;
         size_t n_shared;
         Bfcd__ExtentRow **extents;
@@ -48,7 +50,7 @@ int list_add(struct list *l, Bfcd__List__Kind kind, Bfcd__Reply *reply, uint64_t
 /* The same with a page of Explain. */
 int list_add_explained(struct list *l, Bfcd__Reply *reply, uint64_t *ret_cursor);
 
-/* Sorts rows in a stable order: tenants, their grants and shared blocks by name, sessions by number.
+/* Sorts rows in a stable order: tenants, their grants and shared blocks and leases by name, sessions by number.
  * Partitions stay in the config's order. */
 void list_sort(struct list *l);
 

@@ -15,12 +15,13 @@
 
 const Bfcd__List__Kind metrics_lists[METRICS_LISTS] = { BFCD__LIST__KIND__STATUS,
                                                         BFCD__LIST__KIND__PARTITIONS,
-                                                        BFCD__LIST__KIND__TENANTS, BFCD__LIST__KIND__GRANTS };
+                                                        BFCD__LIST__KIND__TENANTS, BFCD__LIST__KIND__GRANTS,
+                                                        BFCD__LIST__KIND__LEASES };
 
 /* ---- the families ------------------------------------------------------------- */
 
 enum metric_type { GAUGE, COUNTER };
-enum metric_rows { OF_STATUS, OF_DEVICES, OF_PARTITIONS, OF_TENANTS };
+enum metric_rows { OF_STATUS, OF_DEVICES, OF_PARTITIONS, OF_TENANTS, OF_LEASES };
 enum metric_unit { PLAIN, MILLISECONDS, NANOSECONDS }; /* of the value; it is written in seconds */
 
 struct family {
@@ -59,6 +60,12 @@ struct family {
 #define TENANT_ROW(name, member, help)                                                                       \
         {                                                                                                    \
                 "tenant_" name, GAUGE, OF_TENANTS, PLAIN, 0, offsetof(Bfcd__TenantRow, member), help         \
+        }
+
+#define LEASE(name, type, member, help)                                                                      \
+        {                                                                                                    \
+                "lease_" name, type, OF_LEASES, PLAIN, offsetof(Bfcd__LeaseRow, stats),                      \
+                        offsetof(Bfcd__Statistics, member), help                                             \
         }
 
 static const struct family families[] = {
@@ -149,6 +156,22 @@ static const struct family families[] = {
                "Time of the last refusal since 1970; 0: there was none."),
         TENANT_ROW("waiting_requests", num_waiting, "Requests that wait for memory."),
         TENANT_ROW("waiting_bytes", bytes_waiting, "Memory that waiting requests ask for."),
+
+        LEASE("limit_bytes", GAUGE, bytes_limit, "Limit of the lease."),
+        LEASE("guaranteed_bytes", GAUGE, bytes_guaranteed, "Memory that is guaranteed to the lease."),
+        LEASE("reserved_bytes", GAUGE, bytes_reserved, "Memory of extents, to which the limit applies."),
+        LEASE("peak_reserved_bytes", GAUGE, lifetime_peak_bytes_reserved, "Peak of the reserved memory."),
+        LEASE("in_use_bytes", GAUGE, bytes_in_use, "Memory of blocks."),
+        LEASE("peak_in_use_bytes", GAUGE, lifetime_peak_bytes_in_use, "Peak of the memory of blocks."),
+        LEASE("sessions", GAUGE, num_sessions, "Sessions in the lease."),
+        LEASE("refusals_over_quota", COUNTER, num_over_quota,
+              "Requests that were refused by the limits of the lease or of its tenant."),
+        LEASE("refusals_out_of_memory", COUNTER, num_out_of_memory,
+              "Requests that were refused because the partition or the device had no memory."),
+        { "lease_waiting_requests", GAUGE, OF_LEASES, PLAIN, 0, offsetof(Bfcd__LeaseRow, num_waiting),
+          "Requests that wait for memory." },
+        { "lease_waited_seconds", COUNTER, OF_LEASES, NANOSECONDS, 0, offsetof(Bfcd__LeaseRow, waited_ns),
+          "Time that requests have waited." },
 };
 
 static const struct {
@@ -177,14 +200,15 @@ static void put_value(FILE *out, const char *text)
 }
 
 struct labels {
-        const char *device, *partition, *tenant; /* NULL: without it */
+        const char *device, *partition, *tenant, *lease; /* NULL: without it */
 };
 
 /* With `le` where bound is not NULL. */
 static void put_labels(FILE *out, const struct labels *labels, const char *bound)
 {
-        const char *const names[] = { "device", "partition", "tenant", "le" };
-        const char *const values[] = { labels->device, labels->partition, labels->tenant, bound };
+        const char *const names[] = { "device", "partition", "tenant", "lease", "le" };
+        const char *const values[] = { labels->device, labels->partition, labels->tenant, labels->lease,
+                                       bound };
         const char *before = "{";
 
         for (size_t i = 0; i < N_ELEMENTS(names); i++) {
@@ -209,7 +233,7 @@ static const char *device_of(const struct list *l, const char *partition)
 
 static struct labels tenant_labels(const struct list *l, const char *tenant, const char *partition)
 {
-        return (struct labels){ device_of(l, partition), partition, tenant };
+        return (struct labels){ device_of(l, partition), partition, tenant, NULL };
 }
 
 /* ---- samples -------------------------------------------------------------------- */
@@ -270,10 +294,16 @@ static void put_family(const struct writer *w, const struct family *f)
                            (struct labels){ .device = l->status->devices[i]->id });
         for (size_t i = 0; f->rows == OF_PARTITIONS && i < l->n_partitions; i++)
                 put_sample(w, f, l->partitions[i],
-                           (struct labels){ l->partitions[i]->device, l->partitions[i]->name, NULL });
+                           (struct labels){ l->partitions[i]->device, l->partitions[i]->name, NULL, NULL });
         for (size_t i = 0; f->rows == OF_TENANTS && i < l->n_tenants; i++)
                 put_sample(w, f, l->tenants[i],
                            tenant_labels(l, l->tenants[i]->tenant, l->tenants[i]->partition));
+        for (size_t i = 0; f->rows == OF_LEASES && i < l->n_leases; i++) {
+                struct labels labels = tenant_labels(l, l->leases[i]->tenant, l->leases[i]->partition);
+
+                labels.lease = l->leases[i]->name;
+                put_sample(w, f, l->leases[i], labels);
+        }
 }
 
 /* The state of devices: 1 for the one in which each is. */

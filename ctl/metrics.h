@@ -10,7 +10,7 @@
 #include "ctl/list.h"
 
 /* The kinds that it needs in one list; see ask_lists(). */
-#define METRICS_LISTS 4u
+#define METRICS_LISTS 5u
 extern const Bfcd__List__Kind metrics_lists[METRICS_LISTS];
 
 /* The list has these. openmetrics: in this format; else in the text

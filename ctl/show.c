@@ -112,6 +112,7 @@ static const struct table_column tenant_columns[] = {
         COLUMN(NULL, "removed", 0, TABLE_BOOL, Bfcd__TenantRow, is_removed),
         COLUMN(NULL, "bytes_pending", 0, TABLE_SIZE, Bfcd__TenantRow, bytes_pending),
         COLUMN(NULL, "kept_ms", 0, TABLE_DURATION, Bfcd__TenantRow, kept_ms),
+        COLUMN(NULL, "num_leases", 0, TABLE_NUMBER, Bfcd__TenantRow, num_leases),
         STATS(Bfcd__TenantRow),
         /* A partition has no such peak. */
         { .key = "peak_bytes_requested",
@@ -211,6 +212,26 @@ static void command_text(const void *row, char ret[static TABLE_TEXT_MAX])
 
 _Static_assert(PROCESS_TEXT_MAX <= TABLE_TEXT_MAX, "a column has room for the texts of a process");
 
+static json_t *session_leases_json(const void *row)
+{
+        const Bfcd__SessionRow *s = row;
+        json_t *array = json_array();
+
+        for (size_t i = 0; array && i < s->n_leases; i++)
+                json_array_append_new(array, table_json_string(s->leases[i]));
+        return array;
+}
+
+static void session_leases_text(const void *row, char ret[static TABLE_TEXT_MAX])
+{
+        const Bfcd__SessionRow *s = row;
+
+        ret[0] = '\0';
+        for (size_t i = 0; i < s->n_leases; i++)
+                snprintf(ret + strlen(ret), TABLE_TEXT_MAX - strlen(ret), "%s%s", i > 0 ? "," : "",
+                         s->leases[i]);
+}
+
 static const struct table_column session_columns[] = {
         COLUMN("SESSION", "session_id", R, TABLE_NUMBER, Bfcd__SessionRow, session_id),
         COLUMN("TENANT", "tenant", 0, TABLE_TEXT, Bfcd__SessionRow, tenant),
@@ -230,8 +251,49 @@ static const struct table_column session_columns[] = {
           TABLE_MEMBER(Bfcd__SessionRow, client_bytes_in_use), .instead = no_usage },
         { "IDLE", "client_bytes_idle", R | SUM, TABLE_SIZE, TABLE_MEMBER(Bfcd__SessionRow, client_bytes_idle),
           .instead = no_usage },
+        { "LEASES", NULL, WIDE, TABLE_MADE, .text = session_leases_text },
+        { .key = "leases", .json = session_leases_json },
         { "UNIT", "unit", WIDE, TABLE_MADE, .text = unit_text },
         { "COMMAND", "command", WIDE, TABLE_MADE, .text = command_text },
+        { 0 },
+};
+
+static void lease_match_text(const void *row, char ret[static TABLE_TEXT_MAX])
+{
+        const Bfcd__LeaseRow *l = row;
+
+        snprintf(ret, TABLE_TEXT_MAX, "%s %s", l->match_kind, l->match);
+}
+
+static const char *no_ttl(const void *row)
+{
+        return ((const Bfcd__LeaseRow *)row)->ttl_ms == 0 ? "-" : NULL;
+}
+
+static const struct table_column lease_columns[] = {
+        COLUMN("LEASE", "name", 0, TABLE_TEXT, Bfcd__LeaseRow, name),
+        COLUMN("TENANT", "tenant", 0, TABLE_TEXT, Bfcd__LeaseRow, tenant),
+        COLUMN("PARTITION", "partition", 0, TABLE_TEXT, Bfcd__LeaseRow, partition),
+        COLUMN("STATE", "state", 0, TABLE_TEXT, Bfcd__LeaseRow, state),
+        STAT("IN-USE", R | SUM, TABLE_SIZE, Bfcd__LeaseRow, bytes_in_use),
+        STAT("PEAK", R | WIDE, TABLE_SIZE, Bfcd__LeaseRow, peak_bytes_in_use),
+        STAT("RESERVED", R | SUM, TABLE_SIZE, Bfcd__LeaseRow, bytes_reserved),
+        STAT("LIMIT", R, TABLE_SIZE, Bfcd__LeaseRow, bytes_limit),
+        STAT("RESERVE", R | WIDE | SUM, TABLE_SIZE, Bfcd__LeaseRow, bytes_guaranteed),
+        STAT("SESSIONS", R | WIDE | SUM, TABLE_NUMBER, Bfcd__LeaseRow, num_sessions),
+        STAT("REFUSED", R | TABLE_NARROW | SUM, TABLE_NUMBER, Bfcd__LeaseRow, num_refusals),
+        COLUMN("AGE", "age_ms", R | WIDE, TABLE_DURATION, Bfcd__LeaseRow, age_ms),
+        { "TTL", "ttl_ms", R, TABLE_DURATION, TABLE_MEMBER(Bfcd__LeaseRow, ttl_ms), .instead = no_ttl },
+        COLUMN(NULL, "evicts", 0, TABLE_BOOL, Bfcd__LeaseRow, evicts),
+        COLUMN(NULL, "grace_ms", 0, TABLE_DURATION, Bfcd__LeaseRow, grace_ms),
+        COLUMN(NULL, "bytes_pending", 0, TABLE_SIZE, Bfcd__LeaseRow, bytes_pending),
+        COLUMN("WAITING", "num_waiting", R | WIDE | SUM, TABLE_NUMBER, Bfcd__LeaseRow, num_waiting),
+        COLUMN(NULL, "bytes_waiting", 0, TABLE_SIZE, Bfcd__LeaseRow, bytes_waiting),
+        COLUMN(NULL, "waited_ns", 0, TABLE_NUMBER, Bfcd__LeaseRow, waited_ns),
+        { "MATCH", NULL, 0, TABLE_MADE, .text = lease_match_text },
+        COLUMN(NULL, "match_kind", 0, TABLE_TEXT, Bfcd__LeaseRow, match_kind),
+        COLUMN(NULL, "match", 0, TABLE_TEXT, Bfcd__LeaseRow, match),
+        STATS(Bfcd__LeaseRow),
         { 0 },
 };
 
@@ -242,6 +304,7 @@ static const char *no_session(const void *row)
 
 static const struct table_column block_columns[] = {
         COLUMN("BLOCK", "block_id", R, TABLE_ID, Bfcd__BlockRow, block_id),
+        COLUMN(NULL, "lease", 0, TABLE_TEXT, Bfcd__BlockRow, lease),
         { "SESSION", "session_id", R, TABLE_NUMBER, TABLE_MEMBER(Bfcd__BlockRow, session_id),
           .instead = no_session },
         COLUMN("TENANT", "tenant", 0, TABLE_TEXT, Bfcd__BlockRow, tenant),
@@ -512,6 +575,7 @@ static const struct view {
         [BFCD__LIST__KIND__SHARED] = ROWS(shared, shared_columns),
         [BFCD__LIST__KIND__KEPT] = { "keep", kept_columns, offsetof(struct list, shared),
                                      offsetof(struct list, n_shared) },
+        [BFCD__LIST__KIND__LEASES] = ROWS(leases, lease_columns),
         [BFCD__LIST__KIND__WHOAMI] = { "whoami", whoami_columns, offsetof(struct list, whoami), 0 },
 #undef ROWS
 };

@@ -471,7 +471,6 @@ static void report_quota_grants(const struct quota *q, enum grant_way way, Bfcd_
         bfcd__grants_row__init(row);
         row->tenant = report_borrow(q->tenant);
         row->partition = report_borrow(q->partition->name);
-        row->lease = report_borrow(q->lease ? q->lease : "");
         row->way = report_borrow(grant_way_name(way));
         row->counts = (uint64_t *)(uintptr_t)g->n;
         row->n_counts = GRANT_CLASSES;
@@ -501,7 +500,8 @@ static void report_grants(const struct session *viewer, uint64_t cursor, struct 
                         const struct quota *q = t->quotas[k / GRANT_WAYS];
                         enum grant_way way = (enum grant_way)(k % GRANT_WAYS);
 
-                        if (n++ < cursor || !viewer_sees(viewer, t) || way_is_empty(&q->grants.ways[way]))
+                        if (n++ < cursor || !viewer_sees(viewer, t) || q->parent ||
+                            way_is_empty(&q->grants.ways[way]))
                                 continue;
                         if (report_page_ends(r)) {
                                 r->list.next_cursor = n - 1;

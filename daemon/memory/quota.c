@@ -532,8 +532,8 @@ int quota_alloc_or_again(struct quota *q, uint64_t n_bytes, bool in_extent, bfc_
                 r = QUOTA_WAIT; /* requests that came before are looked at first */
         else
                 r = quota_try(q, n_bytes, in_extent, ret_handle, ret_offset);
-        if (r == 0)
-                q->grants.ways[GRANT_BACKED].n[0]++;
+        for (struct quota *each = q; each && r == 0; each = each->parent)
+                each->grants.ways[GRANT_BACKED].n[0]++;
         if (r > 0) {
                 int never = q->is_ended ? -EDQUOT : quota_is_impossible(q, n_bytes);
 

@@ -145,8 +145,8 @@ void quota_complete(struct quota_request *request, int result, bfc_handle handle
         quota_count_wait(request);
         q->queue.n--;
         q->queue.n_bytes -= request->n_bytes;
-        if (result == 0)
-                grants_add(&q->grants, request_way(request), clock_ns() - request->since_ns);
+        for (struct quota *each = q; each && result == 0; each = each->parent)
+                grants_add(&each->grants, request_way(request), clock_ns() - request->since_ns);
         if (!request->is_no_refusal)
                 quota_count_refusal(request->quota, result);
         request->done(request, result, handle, offset);

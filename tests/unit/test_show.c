@@ -196,10 +196,10 @@ TEST(tenants)
                 BFCD__LIST__KIND__TENANTS, l,
                 "{\"schema\":1,\"tenants\":["
                 "{\"tenant\":\"vision\",\"partition\":\"train\",\"removed\":false,"
-                "\"bytes_pending\":2097152,\"bytes_kept\":6291456,\"kept_ms\":30000,\"num_waiting\":2,"
+                "\"bytes_pending\":2097152,\"num_leases\":0,\"bytes_kept\":6291456,\"kept_ms\":30000,\"num_waiting\":2,"
                 "\"bytes_waiting\":1048576," STATS_JSON "," REQUESTED_JSON "},"
                 "{\"tenant\":\"\\u001b[31m\\ufffd\",\"partition\":\"dev\",\"removed\":true,\"bytes_pending\":0,"
-                "\"bytes_kept\":0,\"kept_ms\":0,\"num_waiting\":0,\"bytes_waiting\":0," NO_STATS_JSON
+                "\"num_leases\":0,\"bytes_kept\":0,\"kept_ms\":0,\"num_waiting\":0,\"bytes_waiting\":0," NO_STATS_JSON
                 "," NO_REQUESTED_JSON "}]}");
         text = table_of(BFCD__LIST__KIND__TENANTS, l);
         ck_assert_ptr_nonnull(strstr(text, "TENANT PARTITION IN-USE PEAK "));
@@ -302,17 +302,17 @@ TEST(sessions)
                 "{\"schema\":1,\"sessions\":[{\"session_id\":9,\"tenant\":\"vision\",\"pid\":4294967295,"
                 "\"uid\":4294967294,\"user\":\"4294967294\",\"unit\":\"\",\"command\":\"\",\"name\":\"python3\",\"state\":\"live\",\"unresponsive\":false,\"age_ms\":61000,"
                 "\"num_blocks\":3,\"bytes_in_use\":768,\"peak_bytes_in_use\":1024,"
-                "\"client_bytes_reserved\":768,\"client_bytes_in_use\":256,\"client_bytes_idle\":512},"
+                "\"leases\":[],\"client_bytes_reserved\":768,\"client_bytes_in_use\":256,\"client_bytes_idle\":512},"
                 "{\"session_id\":0,\"tenant\":\"x\",\"pid\":0,"
                 "\"uid\":0,\"user\":\"root\",\"unit\":\"\",\"command\":\"\",\"name\":\"x\",\"state\":\"x\",\"unresponsive\":true,\"age_ms\":0,"
                 "\"num_blocks\":0,\"bytes_in_use\":100,\"peak_bytes_in_use\":0,"
-                "\"client_bytes_reserved\":0,\"client_bytes_in_use\":0,\"client_bytes_idle\":0}]}");
+                "\"leases\":[],\"client_bytes_reserved\":0,\"client_bytes_in_use\":0,\"client_bytes_idle\":0}]}");
         text = table_of(BFCD__LIST__KIND__SESSIONS, l);
         ck_assert_str_eq(
                 text,
-                "SESSION TENANT USER UID PID NAME STATE UNRESPONSIVE AGE BLOCKS HELD PEAK-HELD USED IDLE UNIT COMMAND\n"
-                "9 vision 4294967294 4294967294 4294967295 python3 live no 1m 01s 3 768 B 1.0 KiB 256 B 512 B - -\n"
-                "0 x root 0 0 x x yes 0.0 s 0 100 B 0 B - - - -\n");
+                "SESSION TENANT USER UID PID NAME STATE UNRESPONSIVE AGE BLOCKS HELD PEAK-HELD USED IDLE LEASES UNIT COMMAND\n"
+                "9 vision 4294967294 4294967294 4294967295 python3 live no 1m 01s 3 768 B 1.0 KiB 256 B 512 B - - -\n"
+                "0 x root 0 0 x x yes 0.0 s 0 100 B 0 B - - - - -\n");
         free(text);
         list_free(l);
 }
@@ -366,7 +366,7 @@ TEST(blocks)
         row.tag = (char[]){ "weights" };
         check_blocks(
                 &row, 1,
-                "{\"schema\":1,\"blocks\":[{\"block_id\":\"18446744073709551615\",\"session_id\":9,"
+                "{\"schema\":1,\"blocks\":[{\"block_id\":\"18446744073709551615\",\"lease\":\"\",\"session_id\":9,"
                 "\"tenant\":\"vision\",\"partition\":\"train\",\"region_id\":2,\"offset\":4096,"
                 "\"n_bytes\":512,\"n_requested\":300,\"age_ms\":5,\"tag\":\"weights\",\"shared_name\":null}]}");
         check_blocks(&row, 0, "{\"schema\":1,\"blocks\":[]}");

@@ -1,0 +1,240 @@
+/* bfcctl lease: makes, lists, changes and ends leases.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <pwd.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ctl/command.h"
+#include "ctl/leaks.h"
+#include "ctl/show.h"
+#include "ctl/table.h"
+#include "ctl/text.h"
+
+static int wrong_value(const char *option, const char *value, const char *right)
+{
+        char what[64];
+
+        snprintf(what, sizeof(what), "wrong value for %s", option);
+        return command_usage(what, value, right);
+}
+
+/* Options that are not given keep *ret. EXIT_USAGE, or EXIT_SUCCESS. */
+static int read_bytes(const char *option, const char *value, uint64_t *ret)
+{
+        if (value && !command_read_size(value, ret))
+                return wrong_value(option, value, "a size, as in 512MiB");
+        return EXIT_SUCCESS;
+}
+
+static int read_time(const char *option, const char *value, uint64_t *ret_ms)
+{
+        if (value && leaks_parse_age(value, ret_ms) < 0)
+                return wrong_value(option, value, "a number and ms, s, m, h or d, as in 90m, or 0");
+        return EXIT_SUCCESS;
+}
+
+static int read_pid(const char *value, uint64_t *ret)
+{
+        if (!command_read_id(value, ret))
+                return wrong_value("--pid", value, "the number of a process");
+        return EXIT_SUCCESS;
+}
+
+/* A name, or a number. */
+static int read_user(const char *value, uint64_t *ret)
+{
+        const struct passwd *user = getpwnam(value);
+
+        if (user)
+                *ret = user->pw_uid;
+        else if (strcmp(value, "0") == 0)
+                *ret = 0;
+        else if (!command_read_id(value, ret))
+                return wrong_value("--user", value, "the name of a user, or a uid");
+        return EXIT_SUCCESS;
+}
+
+static int read_match(const struct invocation *i, const struct command *c, Bfcd__LeaseCreate *m)
+{
+        int n = (i->cgroup != NULL) + (i->unit != NULL) + (i->pid != NULL) + (i->user != NULL);
+
+        if (n != 1)
+                return command_usage("one of --cgroup, --unit, --pid and --user is needed", NULL,
+                                     command_right_use(c));
+        m->match_case = i->cgroup ? BFCD__LEASE_CREATE__MATCH_CGROUP
+                        : i->unit ? BFCD__LEASE_CREATE__MATCH_UNIT
+                        : i->pid  ? BFCD__LEASE_CREATE__MATCH_PID
+                                  : BFCD__LEASE_CREATE__MATCH_UID;
+        if (i->cgroup)
+                m->cgroup = (char *)(uintptr_t)i->cgroup;
+        if (i->unit)
+                m->unit = (char *)(uintptr_t)i->unit;
+        return i->pid ? read_pid(i->pid, &m->pid) : i->user ? read_user(i->user, &m->uid) : EXIT_SUCCESS;
+}
+
+/* What was done with the lease. */
+static int print_done(const struct invocation *i, const char *name, const char *what)
+{
+        if (i->json)
+                return command_finish(show_print(
+                        stdout, show_document("lease", json_pack("{s:o}", "name", table_json_string(name)))));
+        printf("Lease %s %s.\n", name, what);
+        return command_finish(0);
+}
+
+static int create(struct ask *a, const struct invocation *i, const struct command *c, const char *name)
+{
+        Bfcd__LeaseCreate m = BFCD__LEASE_CREATE__INIT;
+        int r;
+
+        if (!i->tenant || !i->partition || !i->limit)
+                return command_usage("--tenant, --partition and --limit are needed", NULL,
+                                     command_right_use(c));
+        r = read_match(i, c, &m);
+        if (r == EXIT_SUCCESS)
+                r = read_bytes("--limit", i->limit, &m.bytes_limit);
+        if (r == EXIT_SUCCESS)
+                r = read_bytes("--reserve", i->reserve, &m.bytes_reserve);
+        if (r == EXIT_SUCCESS)
+                r = read_time("--ttl", i->ttl, &m.ttl_ms);
+        if (r == EXIT_SUCCESS)
+                r = read_time("--grace", i->grace, &m.grace_ms);
+        if (r != EXIT_SUCCESS)
+                return r;
+        m.name = (char *)(uintptr_t)name;
+        m.tenant = (char *)(uintptr_t)i->tenant;
+        m.partition = (char *)(uintptr_t)i->partition;
+        m.evicts = i->evict || i->grace;
+        return ask_lease_create(a, &m) < 0 ? command_complain(a) : print_done(i, name, "is made");
+}
+
+static int set(struct ask *a, const struct invocation *i, const struct command *c, const char *name)
+{
+        Bfcd__LeaseSet m = BFCD__LEASE_SET__INIT;
+        int r;
+
+        if (!i->limit && !i->reserve && !i->ttl)
+                return command_usage("nothing to set", NULL, command_right_use(c));
+        r = read_bytes("--limit", i->limit, &m.bytes_limit);
+        if (r == EXIT_SUCCESS && i->limit && m.bytes_limit == 0)
+                r = wrong_value("--limit", i->limit, "a size, as in 512MiB");
+        if (r == EXIT_SUCCESS)
+                r = read_bytes("--reserve", i->reserve, &m.bytes_reserve);
+        if (r == EXIT_SUCCESS)
+                r = read_time("--ttl", i->ttl, &m.ttl_ms);
+        if (r != EXIT_SUCCESS)
+                return r;
+        m.name = (char *)(uintptr_t)name;
+        m.sets_reserve = i->reserve != NULL;
+        m.sets_ttl = i->ttl != NULL;
+        return ask_lease_set(a, &m) < 0 ? command_complain(a) : print_done(i, name, "is changed");
+}
+
+static json_t *end_json(const char *name, const Bfcd__LeaseEndReply *end)
+{
+        return show_document("lease",
+                             json_pack("{s:o, s:o, s:o, s:o}", "name", table_json_string(name),
+                                       "num_sessions", table_json_number(end->num_sessions), "bytes_in_use",
+                                       table_json_number(end->bytes_in_use), "sessions",
+                                       table_json_rows(show_columns(BFCD__LIST__KIND__SESSIONS),
+                                                       (const void *const *)end->sessions, end->n_sessions)));
+}
+
+static void print_end(const char *name, const Bfcd__LeaseEndReply *end)
+{
+        char size[TEXT_MAX];
+
+        if (end->num_sessions == 0) {
+                printf("Lease %s has ended. No session was in it.\n", name);
+                return;
+        }
+        printf("Lease %s has ended. %llu sessions still have %s:\n", name,
+               (unsigned long long)end->num_sessions, text_size(end->bytes_in_use, size));
+        for (size_t k = 0; k < end->n_sessions; k++) {
+                char *program = text_escape(end->sessions[k]->name);
+
+                printf("  session %llu (pid %llu, uid %llu, %s): %s\n",
+                       (unsigned long long)end->sessions[k]->session_id,
+                       (unsigned long long)end->sessions[k]->pid, (unsigned long long)end->sessions[k]->uid,
+                       program ? program : "?", text_size(end->sessions[k]->bytes_in_use, size));
+                free(program);
+        }
+        if (end->num_sessions > end->n_sessions)
+                printf("  and %llu more\n", (unsigned long long)(end->num_sessions - end->n_sessions));
+}
+
+static int end(struct ask *a, const struct invocation *i, const struct command *c, const char *name)
+{
+        Bfcd__LeaseEnd m = BFCD__LEASE_END__INIT;
+        Bfcd__Reply *reply;
+        int r = read_time("--grace", i->grace, &m.grace_ms);
+
+        (void)c;
+        if (r != EXIT_SUCCESS)
+                return r;
+        m.name = (char *)(uintptr_t)name;
+        m.evicts = i->evict || i->grace;
+        if (ask_lease_end(a, &m, &reply) < 0)
+                return command_complain(a);
+        r = 0;
+        if (i->json)
+                r = show_print(stdout, end_json(name, reply->lease_end));
+        else
+                print_end(name, reply->lease_end);
+        bfcd__reply__free_unpacked(reply, NULL);
+        return command_finish(r);
+}
+
+static int list(struct ask *a, const struct invocation *i)
+{
+        struct list *l;
+        int r;
+
+        if (ask_list(a, BFCD__LIST__KIND__LEASES, &l) < 0)
+                return command_complain(a);
+        r = i->json ? show_print(stdout, show_json(BFCD__LIST__KIND__LEASES, l))
+                    : show_table(stdout, BFCD__LIST__KIND__LEASES, l);
+        list_free(l);
+        return command_finish(r);
+}
+
+static bool has_option(const struct invocation *i, bool of_create, bool of_set, bool of_end)
+{
+        bool is_made_with = i->tenant || i->partition || i->cgroup || i->unit || i->pid || i->user;
+
+        return (is_made_with && !of_create) ||
+               ((i->limit || i->reserve || i->ttl) && !of_create && !of_set) ||
+               ((i->evict || i->grace) && !of_create && !of_end);
+}
+
+int run_lease(struct ask *a, const struct invocation *i, const struct command *c)
+{
+        static const struct {
+                const char *verb;
+                int (*run)(struct ask *a, const struct invocation *i, const struct command *c,
+                           const char *name);
+                bool creates, sets, ends;
+        } verbs[] = { { "create", create, true, false, false },
+                      { "set", set, false, true, false },
+                      { "end", end, false, false, true } };
+
+        if (i->n_arguments == 0)
+                return command_usage("no create, list, set or end", NULL, command_right_use(c));
+        if (strcmp(i->arguments[0], "list") == 0 && i->n_arguments == 1 &&
+            !has_option(i, false, false, false))
+                return list(a, i);
+        for (size_t k = 0; k < sizeof(verbs) / sizeof(verbs[0]); k++) {
+                if (strcmp(verbs[k].verb, i->arguments[0]) != 0)
+                        continue;
+                if (i->n_arguments < 2)
+                        return command_usage("no name of a lease", NULL, command_right_use(c));
+                if (has_option(i, verbs[k].creates, verbs[k].sets, verbs[k].ends))
+                        return command_usage("an option is not valid for lease", verbs[k].verb,
+                                             command_right_use(c));
+                return verbs[k].run(a, i, c, i->arguments[1]);
+        }
+        return command_usage("wrong use of lease", i->arguments[0], command_right_use(c));
+}

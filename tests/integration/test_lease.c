@@ -1,0 +1,305 @@
+/* Leases with a real daemon: bfcctl lease, limits at every level, restarts, the end with and without evictions, and
+ * processes that leave their session.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+#include "tests/integration/json.h"
+#include "tests/integration/kept.h"
+#include "tests/integration/tools.h"
+
+static const struct rig_config config = {
+        .tenants =
+                TENANT("red", "@UID@", "train, limit: 64MiB") TENANT("blue", "@UID@", "train, limit: 128MiB"),
+};
+
+#define KEEPS_MEMORY (rig_device() != ON_CUDA_IPC) /* sessions survive a restart of the daemon */
+
+static struct kept *k;
+
+static void setup(void)
+{
+        k = kept_start(&config);
+}
+
+static void teardown(void)
+{
+        kept_stop(k);
+}
+
+FIXTURE(lease, setup, teardown);
+
+/* bfcctl lease WORD...; it succeeds. */
+#define LEASE(...) free(ctl_text(k->rig, WORDS("lease", __VA_ARGS__)))
+
+static size_t n_leases(void)
+{
+        json_t *rows;
+        char *out;
+        size_t n;
+
+        ck_assert_int_eq(ctl(k->rig->monitor_socket, WORDS("--json", "lease", "list"), &out, NULL), 0);
+        rows = json_loads(out, 0, NULL);
+        n = json_array_size(json_object_get(rows, "leases"));
+        json_decref(rows);
+        free(out);
+        return n;
+}
+
+static char *own_pid(void)
+{
+        static char text[32];
+
+        snprintf(text, sizeof(text), "%d", (int)getpid());
+        return text;
+}
+
+/* ---- a job: a process that allocates when it is told ------------------------------- */
+
+struct job {
+        pid_t pid;
+        int to, from;
+};
+
+struct order {
+        uint64_t n_bytes; /* 0: exit */
+};
+
+struct answer {
+        int error;
+        char text[1000];
+};
+
+static void job_work(int from, int to)
+{
+        bfc_client *client = child_client_with(.socket = k->rig->socket, .tenant = "red");
+        struct answer answer = { 0 };
+        struct order order;
+        void *block;
+
+        REQUIRE(write(to, &answer, sizeof(answer)) == sizeof(answer), "write");
+        while (read(from, &order, sizeof(order)) == sizeof(order) && order.n_bytes > 0) {
+                answer.error = bfc_malloc_flags(client, NULL, order.n_bytes, BFC_WHOLE, &block);
+                snprintf(answer.text, sizeof(answer.text), "%s", answer.error < 0 ? bfc_last_error() : "");
+                REQUIRE(write(to, &answer, sizeof(answer)) == sizeof(answer), "write");
+        }
+        bfc_disconnect(client);
+        _exit(0);
+}
+
+static void job_read(const struct job *j, struct answer *ret)
+{
+        ck_assert_int_eq(read(j->from, ret, sizeof(*ret)), sizeof(*ret));
+}
+
+/* is_orphan: its process is a child of one that has exited, in a session of its own. */
+static void job_start(struct job *j, bool is_orphan)
+{
+        int to[2], from[2];
+        struct answer ready;
+
+        ck_assert_int_eq(pipe2(to, O_CLOEXEC), 0);
+        ck_assert_int_eq(pipe2(from, O_CLOEXEC), 0);
+        j->pid = fork();
+        if (j->pid == 0) {
+                close(to[1]);
+                close(from[0]);
+                if (is_orphan && (setsid() < 0 || fork() > 0))
+                        _exit(0);
+                job_work(to[0], from[1]);
+        }
+        close(to[0]);
+        close(from[1]);
+        j->to = to[1];
+        j->from = from[0];
+        if (is_orphan)
+                ck_assert_int_eq(waitpid(j->pid, NULL, 0), j->pid);
+        job_read(j, &ready);
+}
+
+static int job_malloc(const struct job *j, uint64_t n_bytes, struct answer *ret)
+{
+        struct order order = { n_bytes };
+
+        ck_assert_int_eq(write(j->to, &order, sizeof(order)), sizeof(order));
+        job_read(j, ret);
+        return ret->error;
+}
+
+static void job_end(struct job *j)
+{
+        close(j->to);
+        close(j->from);
+        while (waitpid(-1, NULL, 0) > 0 || errno == EINTR) /* also orphans, of which this is the subreaper */
+                ;
+}
+
+/* ---- limits ------------------------------------------------------------------------ */
+
+TEST_OF(lease, limits_hold_at_every_level)
+{
+        bfc_client *own, *blue;
+        struct answer answer;
+        struct job job;
+        void *p;
+
+        own = client_with(.socket = k->rig->socket, .tenant = "red"); /* before the lease: not in it */
+        LEASE("create", "one", "--tenant", "red", "--partition", "train", "--limit", "32MiB", "--pid",
+              own_pid());
+        LEASE("create", "two", "--tenant", "red", "--partition", "train", "--limit", "64MiB", "--cgroup",
+              "/none");
+        ctl_refuses(k->rig,
+                    WORDS("lease", "create", "one", "--tenant", "red", "--partition", "train", "--limit",
+                          "2MiB", "--user", "0"),
+                    1, "lease 'one' exists already");
+        ctl_refuses(k->rig, WORDS("lease", "create", "x", "--tenant", "red", "--limit", "2MiB"), 2,
+                    "--partition");
+        ck_assert_uint_eq(n_leases(), 2);
+        job_start(&job, false);
+        ck_assert_int_eq(job_malloc(&job, 34 * MIB, &answer), -EDQUOT);
+        ck_assert_msg(strstr(answer.text, "lease 'one' of tenant 'red'"), "%s", answer.text);
+        ck_assert_int_eq(job_malloc(&job, 30 * MIB, &answer), 0);
+        ck_assert_ok(bfc_malloc_flags(own, NULL, 32 * MIB, BFC_WHOLE, &p));
+        ck_assert_int_eq(bfc_malloc_flags(own, NULL, 32 * MIB, BFC_WHOLE, &p), -EDQUOT);
+        ck_assert_msg(strstr(bfc_last_error(), "tenant 'red' is at its limit"), "%s", bfc_last_error());
+        LEASE("set", "one", "--limit", "64MiB");
+        ck_assert_int_eq(job_malloc(&job, 32 * MIB, &answer), -EDQUOT);
+        ck_assert_msg(strstr(answer.text, "tenant 'red' is at its limit"), "%s", answer.text);
+        blue = client_with(.socket = k->rig->socket, .tenant = "blue");
+        ck_assert_int_eq(bfc_malloc_flags(blue, NULL, 96 * MIB, BFC_WHOLE, &p), -ENOMEM);
+        bfc_disconnect(blue);
+        bfc_disconnect(own);
+        job_end(&job);
+        LEASE("end", "one");
+        LEASE("end", "two");
+        ck_assert(WAIT_FOR(n_leases() == 0, SETTLE_MS));
+}
+
+/* ---- the end ------------------------------------------------------------------------- */
+
+TEST_OF(lease, the_end_waits_or_evicts)
+{
+        struct answer answer;
+        struct job job;
+        char *out;
+
+        LEASE("create", "one", "--tenant", "red", "--partition", "train", "--limit", "32MiB", "--pid",
+              own_pid());
+        job_start(&job, false);
+        ck_assert_int_eq(job_malloc(&job, 8 * MIB, &answer), 0);
+        out = ctl_text(k->rig, WORDS("lease", "end", "one"));
+        text_has(out, "1 sessions still have 8.0 MiB");
+        ck_assert_int_eq(job_malloc(&job, 32 * MIB, &answer), -EDQUOT);
+        ck_assert_msg(strstr(answer.text, "has ended"), "%s", answer.text);
+        ck_assert_uint_eq(n_leases(), 1);
+        LEASE("end", "one", "--evict", "--grace", "1ms");
+        ck_assert(WAIT_FOR(job_malloc(&job, MIB, &answer) == -EIDRM, SETTLE_MS));
+        job_end(&job);
+        ck_assert(WAIT_FOR(n_leases() == 0, SETTLE_MS));
+
+        LEASE("create", "short", "--tenant", "red", "--partition", "train", "--limit", "32MiB", "--user", "0",
+              "--ttl", "50ms");
+        ck_assert(WAIT_FOR(n_leases() == 0, SETTLE_MS));
+}
+
+/* A process that left its session and its parent is in the lease as long as a subreaper is above it. */
+TEST_OF(lease, orphans_stay_in_a_process_tree)
+{
+        struct answer answer;
+        struct job job;
+
+        ck_assert_int_eq(prctl(PR_SET_CHILD_SUBREAPER, 1), 0);
+        LEASE("create", "tree", "--tenant", "red", "--partition", "train", "--limit", "8MiB", "--pid",
+              own_pid());
+        job_start(&job, true);
+        ck_assert_int_eq(job_malloc(&job, 10 * MIB, &answer), -EDQUOT);
+        ck_assert_msg(strstr(answer.text, "lease 'tree'"), "%s", answer.text);
+        job_end(&job);
+        LEASE("end", "tree");
+        ck_assert(WAIT_FOR(n_leases() == 0, SETTLE_MS));
+}
+
+TEST_OF(lease, a_lease_ends_with_its_process)
+{
+        char pid[32];
+        pid_t child = fork();
+
+        if (child == 0) {
+                pause();
+                _exit(0);
+        }
+        snprintf(pid, sizeof(pid), "%d", (int)child);
+        LEASE("create", "one", "--tenant", "red", "--partition", "train", "--limit", "32MiB", "--pid", pid);
+        ck_assert_uint_eq(n_leases(), 1);
+        kill(child, SIGKILL);
+        ck_assert_int_eq(waitpid(child, NULL, 0), child);
+        ck_assert(WAIT_FOR(n_leases() == 0, SETTLE_MS));
+}
+
+/* Where control groups can be made. */
+TEST_OF(lease, a_lease_ends_with_its_control_group)
+{
+        static const char *const roots[] = { "/sys/fs/cgroup", "/sys/fs/cgroup/unified",
+                                             "/sys/fs/cgroup/systemd" };
+        char path[128] = "", name[64];
+        size_t i = 0;
+
+        snprintf(name, sizeof(name), "/bfcd-test-%d", (int)getpid());
+        for (; i < 3; i++) {
+                snprintf(path, sizeof(path), "%s/cgroup.procs", roots[i]);
+                if (access(path, F_OK) < 0)
+                        continue;
+                snprintf(path, sizeof(path), "%s%s", roots[i], name);
+                if (mkdir(path, 0755) == 0)
+                        break;
+        }
+        if (i == 3)
+                return;
+        LEASE("create", "group", "--tenant", "red", "--partition", "train", "--limit", "32MiB", "--cgroup",
+              name);
+        ck_assert_uint_eq(n_leases(), 1);
+        ck_assert_int_eq(rmdir(path), 0);
+        ck_assert(WAIT_FOR(n_leases() == 0, SETTLE_MS));
+}
+
+/* ---- restarts ------------------------------------------------------------------------ */
+
+TEST_OF(lease, kills_of_the_daemon_keep_leases_and_sessions)
+{
+        struct answer answer;
+        struct job job;
+
+        LEASE("create", "one", "--tenant", "red", "--partition", "train", "--limit", "32MiB", "--reserve",
+              "4MiB", "--pid", own_pid());
+        LEASE("create", "idle", "--tenant", "blue", "--partition", "train", "--limit", "16MiB", "--cgroup",
+              "/none");
+        job_start(&job, false);
+        ck_assert_int_eq(job_malloc(&job, 16 * MIB, &answer), 0);
+        for (unsigned i = 0; i < 3; i++) {
+                kept_restart(k, i == 1 ? SIGTERM : SIGKILL);
+                ck_assert_uint_eq(n_leases(), 2);
+                if (!KEEPS_MEMORY)
+                        continue;
+                ck_assert(WAIT_FOR(kept_all_are(k, "live", 1), SETTLE_MS));
+                ctl_says(k->rig, WORDS("-w", "sessions"), "one");
+                ctl_says(k->rig, WORDS("lease", "list"), "16.0 MiB");
+                ck_assert_int_eq(job_malloc(&job, 18 * MIB, &answer), -EDQUOT);
+                ck_assert_msg(strstr(answer.text, "lease 'one'"), "%s", answer.text);
+        }
+        job_end(&job);
+        LEASE("end", "one");
+        LEASE("end", "idle");
+        ck_assert(WAIT_FOR(n_leases() == 0, SETTLE_MS));
+}
+
+int main(void)
+{
+        return harness_cases("lease");
+}
