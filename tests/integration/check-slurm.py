@@ -22,7 +22,7 @@ import time
 
 ROOT = os.path.realpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', '..'))
 SLURM = os.path.join(ROOT, 'integrations', 'slurm')
-LIMIT_S = 300
+LIMIT_S = 240
 MIB = 1 << 20
 USER, OTHER = 'games', 'news'
 n = 0
@@ -151,13 +151,25 @@ def write(path, text, mode=0o644):
     os.chmod(path, mode)
 
 
+def groups():
+    """The control groups of jobs."""
+    return {f'{where}/{f}' for where, folders, _ in os.walk('/sys/fs/cgroup') for f in folders if f.startswith('bfcd-job-')}
+
+
+def is_running(pid):
+    try:
+        return read(f'/proc/{pid}/stat').rpartition(')')[2].split()[0] != 'Z'
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 class Rig:
     """The daemons. Each is a process of ours, so its end is seen."""
 
     def __init__(self, bfcd, bfcctl, library, plugin):
         self.folder = tempfile.mkdtemp(prefix='bfc-slurm-', dir='/tmp')
         os.chmod(self.folder, 0o755)
-        for name, mode in (('state', 0o700), ('spool', 0o755), ('out', 0o777), ('bin', 0o755)):
+        for name, mode in (('state', 0o700), ('jobs', 0o700), ('spool', 0o755), ('out', 0o777), ('bin', 0o755)):
             os.mkdir(self.path(name))
             os.chmod(self.path(name), mode)
         # The users may not be able to read the build's folder.
@@ -172,6 +184,7 @@ class Rig:
         write(self.path('bfcd.yaml'), BFCD_YAML)
         self.bfcd_program = bfcd
         self.processes = {}
+        self.of_others = groups()
         self.env = {**os.environ, 'SLURM_CONF': self.path('slurm.conf'), 'PYTHONDONTWRITEBYTECODE': '1'}
         for name in list(self.env):
             if name.startswith(('BFC_', 'SLURM_', 'SBATCH_')) and name != 'SLURM_CONF':
@@ -243,10 +256,10 @@ class Rig:
         return next(v for v in self.ctl(*words).values() if isinstance(v, list))
 
     def lease(self, job):
-        return next((r for r in self.rows('lease', 'list') if r['lease'] == f'slurm-{job}'), None)
+        return next((r for r in self.rows('lease', 'list') if r['name'] == f'slurm-{job}'), None)
 
-    def as_user(self, *command, user=USER):
-        return run(['setpriv', f'--reuid={user}', f'--regid={user}', '--init-groups', *command], env=self.env,
+    def as_user(self, *command, user=USER, env=None):
+        return run(['setpriv', f'--reuid={user}', f'--regid={user}', '--init-groups', *command], env=env or self.env,
                    cwd=self.path('out'))
 
     def sbatch(self, script, *options, user=USER):
@@ -278,14 +291,11 @@ class Rig:
 
     def left(self):
         """What is left in bfcd and of control groups, as a text; '': nothing."""
-        found = [f'lease {r["lease"]}' for r in self.rows('lease', 'list')]
+        found = [f'lease {r["name"]}' for r in self.rows('lease', 'list')]
         found += [f'session {r["session_id"]}' for r in self.rows('sessions')]
         found += [f'{r["bytes_reserved"]} bytes in {r["partition"]}' for r in self.rows('partitions') if r['bytes_reserved']]
         found += [f'mark of job {name}' for name in os.listdir(self.path('jobs'))]
-        for mount in ('/sys/fs/cgroup/systemd', '/sys/fs/cgroup/unified', '/sys/fs/cgroup'):
-            for where, folders, _ in os.walk(mount) if os.path.isdir(mount) else ():
-                found += [f'{where}/{f}' for f in folders if f.startswith('bfcd-job-')]
-        return '\n'.join(found)
+        return '\n'.join(found + sorted(groups() - self.of_others))
 
     def wait_nothing_left(self, name):
         try:
@@ -329,6 +339,8 @@ def check_queue(rig):
     lease = rig.lease(first)
     ok(lease and lease['bytes_limit'] == 600 * MIB and lease['tenant'] == 'players', 'the first has a lease', lease)
     ok(rig.lease(second) is None, 'the second has none yet')
+    done = rig.as_user(*rig.job(500).split(), env={**rig.env, 'BFC_SOCKET': rig.path('client.sock')})
+    ok('refused:' in done.stdout, 'others cannot take what the first may still use', done.stdout + done.stderr)
     write(gate, '')
     for job in (first, second):
         rig.wait_state(job, 'COMPLETED', 'FAILED')
@@ -362,7 +374,7 @@ def check_refusals(rig):
     ok(done.returncode != 0 and "no GRES 'bfcd'" in done.stderr, 'a step has no lease without its job', done.stderr)
     done = rig.as_user('srun', '--bfcd-mem=64M', 'true', user=OTHER)
     ok(done.returncode != 0 and 'matches no tenant' in done.stderr, 'a user without a tenant is refused', done.stderr)
-    done = rig.as_user('srun', rig.job(2))
+    done = rig.as_user('srun', f'--export=ALL,BFC_SOCKET={rig.path("client.sock")}', *rig.job(2).split())
     ok(done.returncode == 0 and 'has 2' in done.stdout, 'a job without --bfcd-mem is not touched', done.stderr)
     rig.wait_nothing_left('nothing is left of refused jobs')
 
@@ -384,10 +396,7 @@ def check_kill(rig):
     run(['scancel', job], env=rig.env)
     rig.wait_state(job, 'CANCELLED', 'FAILED', 'NODE_FAIL')
     rig.wait_nothing_left('nothing is left after kill -9 of slurmstepd')
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
+    wait_for(lambda: not is_running(pid), 'end of the process')
 
 
 def check_down(rig):
@@ -398,9 +407,10 @@ def check_down(rig):
     rig.configure(down='requeue')
     job = rig.sbatch(rig.job(50), '--bfcd-mem=64M')
     wait_for(lambda: rig.show(job, 'Restarts') == '1', 'requeue')
-    ok(rig.state(job) == 'PENDING', 'with down=requeue it is requeued', rig.state(job))
+    ok(rig.wait_state(job, 'PENDING', 'FAILED') == 'PENDING', 'with down=requeue it is requeued')
     ok(f'job {job} is requeued' in read(rig.path('slurmd.log')), 'and the log of slurmd says why')
     rig.start_bfcd()
+    time.sleep(3)  # Slurm lets it wait for 2 minutes: slurmd refuses a job in the second in which it was requeued
     wait_for(lambda: run(['scontrol', 'update', f'JobId={job}', 'StartTime=now'], env=rig.env).returncode == 0, 'start')
     rig.wait_state(job, 'COMPLETED', 'FAILED')
     ok('has 50' in rig.output(job), 'it runs when bfcd is back', rig.output(job))
