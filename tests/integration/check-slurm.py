@@ -9,6 +9,8 @@
 #
 # BFC_TEST_KEEP=1 leaves the folder with the logs. Exits with 77 without root or the Debian packages munge, slurmctld and
 # slurmd.
+import importlib.machinery
+import importlib.util
 import json
 import os
 import re
@@ -328,6 +330,21 @@ def check_submission(rig):
        done.stderr)
 
 
+def check_groups(rig):
+    """Of which control group the lease is."""
+    loader = importlib.machinery.SourceFileLoader('bfcd_slurm', rig.path('bin', 'bfcd-slurm'))
+    helper = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
+    loader.exec_module(helper)
+    slurm, unit = '/system.slice/slurmstepd.scope', '/system.slice/slurmd.service'
+    for ours, path, folder, is_ours in (
+            (f'{slurm}/job_7/step_0/slurm', f'{slurm}/job_7', f'/cg{slurm}/job_7', False),
+            (f'{slurm}/job_77/step_0', f'{slurm}/job_77/step_0/bfcd-job-7', f'/cg{slurm}/job_77/step_0/bfcd-job-7', True),
+            (unit, f'{unit}/bfcd-job-7', f'/cg{unit}/bfcd-job-7', True), ('/', '/bfcd-job-7', '/cg/bfcd-job-7', True)):
+        helper.hierarchy = lambda: ('/cg', ours)
+        got = helper.control_group('7')
+        ok(got == (path, folder, is_ours), f'the control group of a job in {ours}', got)
+
+
 def check_queue(rig):
     """Two jobs with 600 MiB each: the second waits in Slurm's queue."""
     gate = rig.path('out', 'gate')
@@ -418,7 +435,7 @@ def check_down(rig):
     rig.wait_nothing_left('nothing is left of it')
 
 
-CASES = [check_submission, check_queue, check_limit, check_refusals, check_cancel, check_kill, check_down]
+CASES = [check_submission, check_groups, check_queue, check_limit, check_refusals, check_cancel, check_kill, check_down]
 
 
 def main():
@@ -427,6 +444,7 @@ def main():
         return 77
     only = os.environ.get('BFC_TEST_ONLY', '').split()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit('ended by SIGTERM'))
+    sys.dont_write_bytecode = True
     rig = Rig(*sys.argv[1:5])
     try:
         rig.start_bfcd()
