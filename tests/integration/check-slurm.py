@@ -8,7 +8,7 @@
 # usage: check-slurm.py BFCD BFCCTL LIBBFCCLIENT SPANK-PLUGIN       as root
 #
 # BFC_TEST_KEEP=1 leaves the folder with the logs. Exits with 77 without root or the Debian packages munge, slurmctld and
-# slurmd.
+# slurmd. With slurmdbd and mariadb-server, it also looks at the records of sacct.
 import importlib.machinery
 import importlib.util
 import json
@@ -72,6 +72,29 @@ ReturnToService=2
 SchedulerParameters=sched_min_interval=0,bf_interval=1
 NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={slurmd_port} CPUs=8 {gres}
 PartitionName=main Nodes=ALL Default=YES MaxTime=60
+'''
+
+ACCOUNTING = '''
+AccountingStorageType=accounting_storage/slurmdbd
+AccountingStorageHost=127.0.0.1
+AccountingStoragePort={port}
+AccountingStoragePass={folder}/munge.socket
+'''
+
+SLURMDBD_CONF = '''
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+DbdHost={host}
+DbdAddr=127.0.0.1
+DbdPort={port}
+SlurmUser=root
+StorageType=accounting_storage/mysql
+StorageHost=127.0.0.1
+StoragePort={database_port}
+StorageUser=root
+StoragePass=none
+LogFile={folder}/slurmdbd.log
+PidFile={folder}/slurmdbd.pid
 '''
 
 JOB_SUBMIT = '''
@@ -142,6 +165,11 @@ def free_ports(count):
     return ports
 
 
+def has_port(port):
+    with socket.socket() as s:
+        return s.connect_ex(('127.0.0.1', port)) == 0
+
+
 def read(path):
     with open(path, encoding='utf-8') as f:
         return f.read()
@@ -186,6 +214,7 @@ class Rig:
         write(self.path('bfcd.yaml'), BFCD_YAML)
         self.bfcd_program = bfcd
         self.processes = {}
+        self.has_accounting = all(map(shutil.which, ('slurmdbd', 'mariadbd', 'mariadb-install-db')))
         self.of_others = groups()
         self.env = {**os.environ, 'SLURM_CONF': self.path('slurm.conf'), 'PYTHONDONTWRITEBYTECODE': '1'}
         for name in list(self.env):
@@ -229,7 +258,7 @@ class Rig:
         ok('Name=bfcd Type=train Count=1024' in lines.stdout, 'bfcd-slurm gres prints the partition',
            lines.stdout + lines.stderr)
         gres = re.search(r'\bGres=\S+', lines.stdout)[0]
-        ports = free_ports(2)
+        ports = free_ports(4)
         host = socket.gethostname().split('.')[0]
         write(self.path('gres.conf'), lines.stdout)
         write(self.path('job_submit.lua'), JOB_SUBMIT.format(slurm=SLURM))
@@ -242,9 +271,29 @@ class Rig:
                               f'--socket={self.path("munge.socket")}', f'--pid-file={self.path("munge.pid")}',
                               f'--log-file={self.path("munge.log")}', f'--seed-file={self.path("munge.seed")}'])
         wait_for(lambda: os.path.exists(self.path('munge.socket')), 'munged')
+        if self.has_accounting:
+            self.start_accounting(host, *ports[2:])
         self.start('slurmctld', ['slurmctld', '-D'])
         self.start('slurmd', ['slurmd', '-D'])
         wait_for(lambda: 'idle' in run(['sinfo', '--noheader', '--format=%T'], env=self.env).stdout, 'idle node')
+
+    def start_accounting(self, host, port, database_port):
+        data = self.path('database')
+        made = run(['mariadb-install-db', '--no-defaults', '--user=root', '--skip-test-db', f'--datadir={data}'])
+        if made.returncode != 0:
+            raise RuntimeError(f'mariadb-install-db failed: {made.stdout}{made.stderr}')
+        self.start('mariadbd', ['mariadbd', '--no-defaults', '--user=root', f'--datadir={data}', '--skip-grant-tables',
+                                '--bind-address=127.0.0.1', f'--port={database_port}', f'--socket={data}/socket'])
+        wait_for(lambda: has_port(database_port), 'mariadbd')
+        write(self.path('slurmdbd.conf'), SLURMDBD_CONF.format(folder=self.folder, host=host, port=port,
+                                                               database_port=database_port), 0o600)
+        self.start('slurmdbd', ['slurmdbd', '-D'])
+        wait_for(lambda: has_port(port), 'slurmdbd')
+        with open(self.path('slurm.conf'), 'a', encoding='utf-8') as f:
+            f.write(ACCOUNTING.format(folder=self.folder, port=port))
+        added = run(['sacctmgr', '-i', 'add', 'cluster', 'bfctest'], env=self.env)
+        if added.returncode != 0:
+            raise RuntimeError(f'sacctmgr failed: {added.stdout}{added.stderr}')
 
     def ctl(self, *words, check=True):
         done = run([self.path('bin/bfcctl'), '--socket', self.path('admin.sock'), '--json', *words])
@@ -310,7 +359,7 @@ class Rig:
         if 'slurmctld' in self.processes:
             run(['scancel', '--user', USER], env=self.env)
             run(['scancel', '--user', OTHER], env=self.env)
-        for name in ('slurmd', 'slurmctld', 'munged', 'bfcd'):
+        for name in ('slurmd', 'slurmctld', 'slurmdbd', 'mariadbd', 'munged', 'bfcd'):
             self.stop(name)
         if os.environ.get('BFC_TEST_KEEP') != '1':
             shutil.rmtree(self.folder, ignore_errors=True)
@@ -364,8 +413,9 @@ def check_queue(rig):
         ok(rig.state(job) == 'COMPLETED' and 'has 500' in rig.output(job), f'job {job} has run', rig.output(job))
     wait_for(lambda: rig.show(second, 'AdminComment'), 'comment')
     text = rig.show(second, 'AdminComment')
-    ok(re.search(r"bfcd n1: peak 500\.0 MiB of 600\.0 MiB in 'train', 0 refusals", text), 'the comment has the peak', text)
+    ok(re.search(r"bfcd n1: peak 500\.0 MiB of 600\.0 MiB in train, 0 refusals", text), 'the comment has the peak', text)
     rig.wait_nothing_left('nothing is left of both')
+    check_accounting(rig, second, 'peak 500.0 MiB of 600.0 MiB')
 
 
 def check_limit(rig):
@@ -402,6 +452,16 @@ def check_cancel(rig):
     run(['scancel', job], env=rig.env)
     rig.wait_state(job, 'CANCELLED')
     rig.wait_nothing_left('nothing is left after scancel')
+    check_accounting(rig, job, 'peak 300.0 MiB of 600.0 MiB')
+
+
+def check_accounting(rig, job, words):
+    if not rig.has_accounting:
+        ok(True, f'the record of job {job} # SKIP needs the packages slurmdbd and mariadb-server')
+        return
+    command = ['sacct', '--allocations', '--noheader', '--parsable2', '--jobs', job, '--format=AdminComment']
+    text = wait_for(lambda: run(command, env=rig.env).stdout.strip(), f'comment of job {job} in sacct')
+    ok(words.lower() in text.lower(), f'sacct shows the peak of job {job}', text)
 
 
 def check_kill(rig):
