@@ -330,8 +330,8 @@ class Rig:
             return ''
 
     def show(self, job, key):
-        found = re.search(rf'\b{key}=(.*?)(?: \w+=|$)', run(['scontrol', '--oneliner', 'show', 'job', job],
-                                                             env=self.env).stdout.strip())
+        found = re.search(rf'^   (?:(?:JobState|Requeue)=\S+ )?{key}=(.*?)(?: \w+=|$)', run(['scontrol', 'show', 'job', job],
+                                                                    env=self.env).stdout, re.M)
         return found[1].strip() if found else ''
 
     def state(self, job):
@@ -359,6 +359,9 @@ class Rig:
         if 'slurmctld' in self.processes:
             run(['scancel', '--user', USER], env=self.env)
             run(['scancel', '--user', OTHER], env=self.env)
+            end = time.monotonic() + 60
+            while run(['squeue', '--noheader'], env=self.env).stdout and time.monotonic() < end:
+                time.sleep(0.1)
         for name in ('slurmd', 'slurmctld', 'slurmdbd', 'mariadbd', 'munged', 'bfcd'):
             self.stop(name)
         if os.environ.get('BFC_TEST_KEEP') != '1':
@@ -419,12 +422,13 @@ def check_queue(rig):
 
 
 def check_limit(rig):
-    job = rig.sbatch(rig.job(60, 60), '--bfcd-mem=99M')
+    name = 'a TresPerNode=gres:bfcd:train:900 AdminComment=forged b'
+    job = rig.sbatch(rig.job(60, 60), '--bfcd-mem=99M', f'--job-name={name}', f'--comment={name}')
     rig.wait_state(job, 'COMPLETED', 'FAILED')
     text = rig.output(job)
     ok('has 60' in text and f"lease 'slurm-{job}'" in text, 'the refusal names the lease', text)
     text = rig.show(job, 'AdminComment')
-    ok("peak 60.0 MiB of 100.0 MiB" in text and '1 refusals' in text, 'the comment counts the refusal', text)
+    ok(text.startswith('bfcd n1: peak 60.0 MiB of 100.0 MiB') and '1 refusals' in text, 'the comment counts the refusal', text)
     # Steps of a job share its lease, and none can make it larger.
     gate = rig.path('out', 'gate-steps')
     job = rig.sbatch(f'srun --overlap {rig.job("--until", gate, 60)} & srun --overlap --bfcd-mem=900M '
