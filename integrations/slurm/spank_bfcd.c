@@ -277,8 +277,6 @@ static void begin_step(spank_t sp, int ac, char *av[])
             !is_name(tenant, strlen(tenant)))
                 tenant[0] = '\0';
         help(sp, "begin", job, ac, av, more);
-        if (problem[0] != '\0')
-                slurm_error("bfcd: job %" PRIu32 ": %s", job, problem);
 }
 
 static void end_step(spank_t sp, int ac, char *av[])

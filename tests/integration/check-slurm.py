@@ -440,6 +440,16 @@ def check_limit(rig):
     rig.wait_nothing_left('nothing is left of the steps')
 
 
+def check_array(rig):
+    """Each job of an array has a lease of its own, and Slurm's number of the first is also that of the array."""
+    array = rig.sbatch(rig.job(60, 60), '--bfcd-mem=100M', '--array=0-1%1', '--output', rig.path('out', 'array-%a'))
+    wait_for(lambda: not run(['squeue', '--noheader', f'--jobs={array}'], env=rig.env).stdout, 'end of the array')
+    for k in range(2):
+        text = rig.output(f'array-{k}')
+        ok('has 60' in text and "lease 'slurm-" in text, f'job {k} of an array has a lease', text)
+    rig.wait_nothing_left('nothing is left of the array')
+
+
 def check_refusals(rig):
     done = rig.as_user('salloc', 'srun', '--bfcd-mem=64M', 'true')
     ok(done.returncode != 0 and "no GRES 'bfcd'" in done.stderr, 'a step has no lease without its job', done.stderr)
@@ -499,7 +509,7 @@ def check_down(rig):
     rig.wait_nothing_left('nothing is left of it')
 
 
-CASES = [check_submission, check_groups, check_queue, check_limit, check_refusals, check_cancel, check_kill, check_down]
+CASES = [check_submission, check_groups, check_queue, check_limit, check_array, check_refusals, check_cancel, check_kill, check_down]
 
 
 def main():
