@@ -57,7 +57,7 @@ static size_t command_count_quotas(const struct trim_command *c, uint64_t *ret_r
                 for (size_t k = 0; k < b->tenants[i].n_quotas; k++) {
                         if (!command_matches(c, b->tenants[i].quotas[k]))
                                 continue;
-                        *ret_reserved_bytes += b->tenants[i].quotas[k]->account.charged_bytes;
+                        *ret_reserved_bytes += b->tenants[i].quotas[k]->account.own_bytes;
                         n++;
                 }
         }

@@ -20,9 +20,7 @@
 #define REPORT_SCAN       4096u  /* records looked at for one page */
 #define REPORT_GRANTS     512u   /* ways of quotas, for a page of GRANTS */
 #define REPORT_MONITOR_NS 10000u /* of a page for a monitor */
-#define REPORT_MANY       64u    /* quotas of a partition, whose sums are kept for monitors for so long */
-#define REPORT_KEPT_MS    100u
-#define REPORT_MEMORY_MS  1000u /* between looks at the daemon's own memory for monitors */
+#define REPORT_MEMORY_MS  1000u  /* between looks at the daemon's own memory for monitors */
 
 static bool viewer_sees(const struct session *viewer, const struct tenant *t)
 {
@@ -66,87 +64,6 @@ void report_quota_stats(const struct quota *q, Bfcd__Statistics *f)
         f->lifetime_peak_bytes_reserved = q->account.lifetime_peak_charged_bytes;
         f->bytes_guaranteed = q->account.reserve_bytes;
         f->bytes_unreclaimed = arena_extentless_bytes(q->arena);
-}
-
-static void report_pool_stats(const struct partition *p, Bfcd__Statistics *f)
-{
-        f->peak_bytes_reserved = p->pool.peak_charged_bytes;
-        f->lifetime_peak_bytes_reserved = p->pool.lifetime_peak_charged_bytes;
-        f->peak_bytes_reserved_time_ms = p->pool.peak_charged_ms;
-        f->peak_bytes_in_use = p->use.peak_bytes;
-        f->peak_bytes_in_use_time_ms = p->use.peak_ms;
-        f->lifetime_peak_bytes_in_use = p->use.lifetime_peak_bytes;
-}
-
-/* What includes the tenant's leases. */
-static void add_tenants_stats(Bfcd__Statistics *f, const Bfcd__Statistics *one)
-{
-        f->bytes_in_use += one->bytes_in_use;
-        f->bytes_requested += one->bytes_requested;
-        f->num_blocks += one->num_blocks;
-        f->num_refusals += one->num_refusals;
-        f->num_over_quota += one->num_over_quota;
-        f->num_out_of_memory += one->num_out_of_memory;
-        f->bytes_guaranteed += one->bytes_guaranteed;
-}
-
-/* All viewers see the limit and the charges of a partition, which explain a refusal. */
-static void sum_partition_stats(const struct session *viewer, const struct partition *p, Bfcd__Statistics *f)
-{
-        const struct quota *q;
-
-        f->bytes_limit = p->pool.limit_bytes;
-        f->bytes_reserved = p->pool.charged_bytes;
-        if (viewer->admin)
-                report_pool_stats(p, f);
-        TAILQ_FOREACH(q, &p->quotas, lists.of_partition)
-        {
-                Bfcd__Statistics one = BFCD__STATISTICS__INIT;
-
-                if (!report_shows(viewer, q))
-                        continue;
-                report_quota_stats(q, &one);
-                if (!q->parent)
-                        add_tenants_stats(f, &one);
-                f->bytes_unreclaimed += one.bytes_unreclaimed;
-                f->num_allocs += one.num_allocs;
-                f->bytes_free += one.bytes_free;
-                f->bytes_fragmented += one.bytes_fragmented;
-                f->num_sessions += one.num_sessions;
-                f->num_extents += one.num_extents;
-                if (one.last_refusal_time_ms > f->last_refusal_time_ms)
-                        f->last_refusal_time_ms = one.last_refusal_time_ms;
-                if (one.largest_alloc_size > f->largest_alloc_size)
-                        f->largest_alloc_size = one.largest_alloc_size;
-                if (one.largest_free_block_bytes > f->largest_free_block_bytes)
-                        f->largest_free_block_bytes = one.largest_free_block_bytes;
-        }
-}
-
-/* Sums over many quotas for monitors: they can ask again and again. */
-struct partition_report {
-        uint64_t looked_ms; /* 0: never */
-        Bfcd__Statistics stats;
-};
-
-void report_partition_stats(const struct session *viewer, const struct partition *p, Bfcd__Statistics *f)
-{
-        struct broker *b = viewer->broker;
-        struct partition_report *kept = NULL;
-        uint64_t now_ms;
-
-        if (viewer->is_monitor && p->n_quotas > REPORT_MANY && !b->reports.partitions)
-                b->reports.partitions = calloc(b->n_partitions, sizeof(*b->reports.partitions));
-        if (viewer->is_monitor && p->n_quotas > REPORT_MANY && b->reports.partitions)
-                kept = &b->reports.partitions[p - b->partitions];
-        now_ms = kept ? clock_ms() : 0;
-        if (kept && kept->looked_ms != 0 && now_ms - kept->looked_ms < REPORT_KEPT_MS) {
-                *f = kept->stats;
-                return;
-        }
-        sum_partition_stats(viewer, p, f);
-        if (kept)
-                *kept = (struct partition_report){ now_ms, *f };
 }
 
 static bool report_is_full(const struct report *r)
@@ -367,6 +284,27 @@ static void report_partitions(const struct session *viewer, uint64_t cursor, str
         r->list.partitions = (Bfcd__PartitionRow **)r->pointers;
 }
 
+/* What report_quota_stats() has without leases. */
+static void add_leases(const struct tenant *t, const struct quota *q, Bfcd__TenantRow *row)
+{
+        for (size_t i = 0; row->num_leases > 0 && i < t->n_quotas; i++) {
+                Bfcd__Statistics one = BFCD__STATISTICS__INIT;
+
+                if (t->quotas[i]->parent != q)
+                        continue;
+                report_quota_stats(t->quotas[i], &one);
+                row->stats->num_sessions += one.num_sessions;
+                row->stats->num_extents += one.num_extents;
+                row->stats->num_allocs += one.num_allocs;
+                row->stats->bytes_free += one.bytes_free;
+                row->stats->bytes_fragmented += one.bytes_fragmented;
+                row->stats->bytes_unreclaimed += one.bytes_unreclaimed;
+                row->bytes_pending += arena_retiring_bytes(t->quotas[i]->arena);
+                row->num_waiting += t->quotas[i]->queue.n;
+                row->bytes_waiting += t->quotas[i]->queue.n_bytes;
+        }
+}
+
 /* The cursor counts the quotas of all tenants. */
 static void report_tenants(const struct session *viewer, uint64_t cursor, struct report *r)
 {
@@ -397,6 +335,7 @@ static void report_tenants(const struct session *viewer, uint64_t cursor, struct
                         row->partition = report_borrow(t->quotas[k]->partition->name);
                         row->stats = report_stats(r);
                         report_quota_stats(t->quotas[k], row->stats);
+                        add_leases(t, t->quotas[k], row);
                         add_row(r, row);
                 }
         }
@@ -432,7 +371,6 @@ static void report_lease(const struct broker *b, const struct lease *lease, Bfcd
         row->waited_ns = ledger_quota_at(b->ledger, q->index)->life.waited_ns;
 }
 
-/* The cursor counts leases. */
 static void report_leases(const struct session *viewer, uint64_t cursor, struct report *r)
 {
         const struct broker *b = viewer->broker;

@@ -452,44 +452,6 @@ void quota_count_refusal(struct quota *q, int r)
                 quota_count_one_refusal(q, r);
 }
 
-void partition_keep_life(struct partition *p)
-{
-        struct quota *q;
-
-        TAILQ_FOREACH(q, &p->quotas, lists.of_partition)
-        {
-                struct ledger_lifetime *life = &ledger_quota_at(q->ledger, q->index)->life;
-
-                life->partition_peak_in_use = p->use.lifetime_peak_bytes;
-                life->partition_peak_reserved = p->pool.lifetime_peak_charged_bytes;
-        }
-}
-
-void partition_restore_lifetime(struct partition *p, const struct ledger_lifetime *life)
-{
-        p->use.lifetime_peak_bytes = max_u64(p->use.lifetime_peak_bytes, life->partition_peak_in_use);
-        p->pool.lifetime_peak_charged_bytes =
-                max_u64(p->pool.lifetime_peak_charged_bytes, life->partition_peak_reserved);
-}
-
-void quota_restore_lifetime(struct quota *q, const struct ledger_lifetime *from)
-{
-        struct ledger_lifetime *life = &ledger_quota_at(q->ledger, q->index)->life;
-        struct account *a = &q->account;
-
-        life->peak_in_use = max_u64(life->peak_in_use, from->peak_in_use);
-        a->lifetime_peak_charged_bytes = max_u64(a->lifetime_peak_charged_bytes, from->peak_reserved);
-        life->peak_reserved = a->lifetime_peak_charged_bytes;
-        life->n_over_quota = q->refusals.n_over_quota = max_u64(q->refusals.n_over_quota, from->n_over_quota);
-        life->n_out_of_memory = q->refusals.n_out_of_memory =
-                max_u64(q->refusals.n_out_of_memory, from->n_out_of_memory);
-        life->last_refusal_ms = q->refusals.last_ms = max_u64(q->refusals.last_ms, from->last_refusal_ms);
-        life->waited_ns = max_u64(life->waited_ns, from->waited_ns);
-        q->refusals.n = q->refusals.n_over_quota + q->refusals.n_out_of_memory;
-        q->peaks.window_refusals = q->refusals.n;
-        quota_publish(q);
-}
-
 int quota_is_impossible(const struct quota *q, uint64_t n_bytes)
 {
         const struct account *a = &q->account;
@@ -778,37 +740,4 @@ void quota_leave(struct quota *q)
         q->sessions.n--;
         reclaim_release_unused(q);
         quota_publish(q);
-}
-
-/* ---- statistics --------------------------------------------------- */
-
-void quota_clear_peaks(struct quota *q)
-{
-        q->peaks.bytes_in_use = q->all.bytes_in_use;
-        q->peaks.bytes_requested = q->all.bytes_requested;
-        account_clear_peaks(&q->account);
-        quota_publish(q);
-        q->peaks.in_use_ms = q->account.peak_charged_ms;
-}
-
-bool quota_take_window(struct quota *q, struct quota_window *ret)
-{
-        uint64_t now_ms = clock_wall_ms();
-
-        if (!q->peaks.window_is_used && q->account.window_peak_bytes == 0 &&
-            q->peaks.window_refusals == q->refusals.n) {
-                q->peaks.window_ms = now_ms;
-                return false;
-        }
-        *ret = (struct quota_window){ .begin_ms = q->peaks.window_ms,
-                                      .end_ms = now_ms,
-                                      .peak_in_use = q->peaks.window_in_use,
-                                      .peak_charged = q->account.window_peak_bytes,
-                                      .n_refusals = q->refusals.n - q->peaks.window_refusals };
-        q->peaks.window_ms = now_ms;
-        q->peaks.window_in_use = q->all.bytes_in_use;
-        q->peaks.window_refusals = q->refusals.n;
-        q->peaks.window_is_used = false;
-        q->account.window_peak_bytes = q->account.charged_bytes;
-        return true;
 }

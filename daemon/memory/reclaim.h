@@ -3,6 +3,7 @@
  *   quota.c          blocks, sessions, limits
  *   quota_queue.c    waiting requests
  *   quota_explain.c  the sentences of refusals
+ *   quota_stats.c    peaks and statistics that outlive it
  *   reclaim.c        makes room for the first in line
  *   keep.c           memory that is kept for the next session
  *

@@ -77,6 +77,11 @@ static void record_end(const struct session *s, const char *why, uint64_t lasted
         record_add_text(r, "tenant", s->tenant->name, CONFIG_NAME_MAX);
         record_add_number(r, "session", s->id);
         add_client(r, s);
+        for (size_t i = 0; i < s->n_shares; i++)
+                if (s->shares[i].joined && s->shares[i].quota->lease) {
+                        record_add_text(r, "lease", s->shares[i].quota->lease, CONFIG_NAME_MAX);
+                        break; /* a job's leases in several partitions are one job's */
+                }
         record_add_number(r, "begin_us", now_us - min_u64(now_us, lasted_ms * 1000));
         record_add_number(r, "end_us", now_us);
         record_add_number(r, "peak_bytes", s->stats.peak_bytes_in_use);
@@ -248,7 +253,8 @@ static void record_usage(struct quota *q)
         struct record r;
 
         q->logged.recorded_ms = clock_ms();
-        if (!quota_take_window(q, &w))
+        if (q->parent ||
+            !quota_take_window(q, &w)) /* a tenant's peaks are with its leases, which have their record */
                 return;
         record_init(&r, RECORD_USAGE);
         record_add_text(&r, "tenant", q->tenant, CONFIG_NAME_MAX);

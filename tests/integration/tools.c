@@ -20,7 +20,7 @@ void rig_rewrite_config(struct rig *rig, const struct rig_config *config)
 
 int ctl(const char *socket, const char *const *words, char **ret_out, char **ret_err)
 {
-        const char *argv[16] = { program_bfcctl(), "--socket", socket };
+        const char *argv[24] = { program_bfcctl(), "--socket", socket };
 
         for (size_t i = 0; words[i]; i++) {
                 ck_assert_uint_lt(i + 4, sizeof(argv) / sizeof(argv[0]));

@@ -292,6 +292,51 @@ TEST_OF(lease, free_memory_moves_between_leases)
         end("y", false, 0);
 }
 
+/* Many short jobs: no level is ever above its limit, and nothing is left of them. */
+TEST_OF(lease, many_leases_come_and_go)
+{
+        enum { N_LEASES = 100, N_SESSIONS = 3 };
+        struct peer *peers[N_LEASES][N_SESSIONS];
+        struct ledger_counts before, after;
+        unsigned n_granted = 0, n_refused = 0;
+        char name[32], group[32];
+
+        ledger_count(b->ledger, &before);
+        for (unsigned round = 0; round < 3; round++) {
+                for (unsigned i = 0; i < N_LEASES; i++) {
+                        snprintf(name, sizeof(name), "job-%u", i);
+                        snprintf(group, sizeof(group), "/job-%u", i);
+                        CREATE(.name = name, .cgroup = group, .limit = 2 * MIB);
+                        for (unsigned k = 0; k < N_SESSIONS; k++) {
+                                uint64_t id;
+
+                                peers[i][k] = join(1, group, name);
+                                id = peer_malloc(peers[i][k], 0, 64 << 10);
+                                peer_settle(b);
+                                n_granted += peer_error(peers[i][k], id) == 0;
+                                n_refused += peer_error(peers[i][k], id) == EDQUOT;
+                                ck_assert_uint_le(quota_of(name)->account.charged_bytes, 2 * MIB);
+                                ck_assert_uint_le(quota_of(name)->parent->account.committed_bytes, 40 * MIB);
+                        }
+                        peer_forget_replies(admin);
+                }
+                check();
+                for (unsigned i = 0; i < N_LEASES; i++) {
+                        snprintf(name, sizeof(name), "job-%u", i);
+                        ck_assert_uint_eq(end(name, false, 0)->num_sessions, N_SESSIONS);
+                        for (unsigned k = 0; k < N_SESSIONS; k++)
+                                peer_free(peers[i][k]);
+                        peer_settle(b);
+                        ck_assert_ptr_null(lease_find(b, name));
+                        peer_forget_replies(admin);
+                }
+        }
+        ck_assert_uint_eq(n_granted, 3 * 20 * N_SESSIONS); /* 40 MiB are 20 leases */
+        ck_assert_uint_eq(n_granted + n_refused, 3 * N_LEASES * N_SESSIONS);
+        ledger_count(b->ledger, &after);
+        ck_assert_int_eq(memcmp(&before, &after, sizeof(before)), 0);
+}
+
 /* ---- the end --------------------------------------------------------------------- */
 
 TEST_OF(lease, an_ended_lease_waits_for_its_sessions)
