@@ -192,7 +192,7 @@ static int check_count(const struct broker *b, const struct tenant *t, const str
         size_t n_partitions = 0;
 
         for (size_t i = 0; i < t->n_quotas; i++)
-                n_partitions += !t->quotas[i]->parent && t->quotas[i] != parent &&
+                n_partitions += !t->quotas[i]->lease.parent && t->quotas[i] != parent &&
                                 t->quotas[i]->account.n_children > 0;
         if (b->leases.n >= CAPACITY_LEASES)
                 snprintf(why, n, "there are %zu leases, which is the most: end some of them", b->leases.n);
@@ -219,7 +219,7 @@ static struct tenant *find_tenant(const struct broker *b, const char *name)
 static struct quota *find_quota(const struct tenant *t, const char *partition)
 {
         for (size_t i = 0; t && i < t->n_quotas; i++)
-                if (!t->quotas[i]->parent && !t->quotas[i]->is_removed &&
+                if (!t->quotas[i]->lease.parent && !t->quotas[i]->is_removed &&
                     strcmp(t->quotas[i]->partition->name, partition) == 0)
                         return t->quotas[i];
         return NULL;
@@ -344,7 +344,7 @@ static int check_set(const struct lease *lease, const Bfcd__LeaseSet *m, const s
         const struct quota *q = lease->quota;
         int r;
 
-        if (q->is_ended) {
+        if (q->lease.is_ended) {
                 snprintf(why, n, "lease '%s' has ended: make another one", lease->name);
                 return -EBUSY;
         }
@@ -352,9 +352,9 @@ static int check_set(const struct lease *lease, const Bfcd__LeaseSet *m, const s
                 snprintf(why, n, "the time-out is too long");
                 return -EINVAL;
         }
-        r = check_sizes(q->parent, limits->limit_bytes, limits->reserve_bytes, why, n);
+        r = check_sizes(q->lease.parent, limits->limit_bytes, limits->reserve_bytes, why, n);
         if (r == 0)
-                r = check_reserve(q->parent, account_lacks_reserve(&q->account, limits->reserve_bytes),
+                r = check_reserve(q->lease.parent, account_lacks_reserve(&q->account, limits->reserve_bytes),
                                   limits->reserve_bytes, why, n);
         if (r == 0 && quota_prepare_limit(lease->quota, limits->limit_bytes) < 0) {
                 snprintf(why, n, "the sizes of its extents allow at most %s: make another lease",
@@ -532,7 +532,7 @@ void lease_tick(struct broker *b, uint64_t now_ms)
         for (size_t n = 0; n < LEASE_LOOKS && n < b->leases.n; n++) {
                 struct lease *lease = b->leases.list[b->leases.next_look++ % b->leases.n];
 
-                if (!lease->quota->is_ended && lease_has_lost_match(b, lease))
+                if (!lease->quota->lease.is_ended && lease_has_lost_match(b, lease))
                         end_by_itself(b, lease,
                                       lease_record(b, lease)->kind == LEASE_PID
                                               ? "its process has exited"

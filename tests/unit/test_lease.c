@@ -137,7 +137,9 @@ static struct peer *join(uid_t uid, const char *cgroup, const char *lease)
 
         p->session->who.cgroup = cgroup ? strdup(cgroup) : NULL;
         say_hello(p);
-        ck_assert_str_eq(p->session->shares[0].quota->lease ? p->session->shares[0].quota->lease : "", lease);
+        ck_assert_str_eq(p->session->shares[0].quota->lease.name ? p->session->shares[0].quota->lease.name
+                                                                 : "",
+                         lease);
         return p;
 }
 
@@ -256,7 +258,7 @@ TEST_OF(lease, each_level_refuses_by_name)
         assert_has(refused_block(y, 22 * MIB, EDQUOT), "tenant 'red' is at its limit");
         must_malloc(y, 0, 20 * MIB);
         assert_has(refused_block(own, 2 * MIB, EDQUOT), "tenant 'red' is at its limit");
-        ck_assert_uint_eq(quota_of("y")->parent->account.charged_bytes, 40 * MIB);
+        ck_assert_uint_eq(quota_of("y")->lease.parent->account.charged_bytes, 40 * MIB);
         block = must_malloc(blue, 0, 24 * MIB);
         assert_has(refused_block(blue, 2 * MIB, ENOMEM), "partition 'a' is full");
         must_free(blue, block);
@@ -285,7 +287,7 @@ TEST_OF(lease, free_memory_moves_between_leases)
         ck_assert_uint_gt(quota_of("x")->account.own_bytes, 20 * MIB); /* it keeps its free extents */
         must_malloc(y, 0, 30 * MIB);
         ck_assert_uint_le(quota_of("x")->account.own_bytes, 10 * MIB);
-        ck_assert_uint_le(quota_of("x")->parent->account.charged_bytes, 40 * MIB);
+        ck_assert_uint_le(quota_of("x")->lease.parent->account.charged_bytes, 40 * MIB);
         must_close(x);
         must_close(y);
         end("x", false, 0);
@@ -316,7 +318,8 @@ TEST_OF(lease, many_leases_come_and_go)
                                 n_granted += peer_error(peers[i][k], id) == 0;
                                 n_refused += peer_error(peers[i][k], id) == EDQUOT;
                                 ck_assert_uint_le(quota_of(name)->account.charged_bytes, 2 * MIB);
-                                ck_assert_uint_le(quota_of(name)->parent->account.committed_bytes, 40 * MIB);
+                                ck_assert_uint_le(quota_of(name)->lease.parent->account.committed_bytes,
+                                                  40 * MIB);
                         }
                         peer_forget_replies(admin);
                 }
@@ -451,10 +454,10 @@ TEST_OF(lease, a_reload_keeps_leases_or_ends_them)
         ck_assert_int_eq(reload(config_text), 0);
         must_malloc(x, 0, 2 * MIB);
         ck_assert_int_eq(reload(CONFIG("")), 0);
-        ck_assert(quota_of("x")->is_ended);
+        ck_assert(quota_of("x")->lease.is_ended);
         ck_assert_str_eq(lease_find(b, "x")->tenant->name, "red");
         ck_assert_int_eq(reload(config_text), 0);
-        ck_assert(quota_of("x")->is_ended);
+        ck_assert(quota_of("x")->lease.is_ended);
         must_close(x);
         ck_assert_ptr_null(lease_find(b, "x"));
 }
@@ -521,13 +524,13 @@ TEST_OF(lease, a_restart_keeps_leases)
                 ck_assert_uint_eq(quota_of("x")->account.own_bytes, 12 * MIB);
                 ck_assert_uint_eq(quota_of("x")->account.limit_bytes, 16 * MIB);
                 ck_assert_uint_eq(quota_of("x")->account.reserve_bytes, 4 * MIB);
-                ck_assert_uint_eq(quota_of("x")->parent->account.charged_bytes, 14 * MIB);
-                ck_assert_uint_eq(quota_of("x")->parent->account.limit_bytes, 40 * MIB);
+                ck_assert_uint_eq(quota_of("x")->lease.parent->account.charged_bytes, 14 * MIB);
+                ck_assert_uint_eq(quota_of("x")->lease.parent->account.limit_bytes, 40 * MIB);
                 ck_assert_uint_eq(quota_of("x")->refusals.n_over_quota, 1);
                 ck_assert_uint_ne(lease_record(b, lease_find(b, "x"))->ends_ms, 0);
-                ck_assert(quota_of("ended")->is_ended);
+                ck_assert(quota_of("ended")->lease.is_ended);
                 ck_assert_uint_eq(quota_of("empty")->account.limit_bytes, 6 * MIB);
-                ck_assert_str_eq(session_with(id)->shares[0].quota->lease, "x");
+                ck_assert_str_eq(session_with(id)->shares[0].quota->lease.name, "x");
         }
         end_sessions();
         settle();
