@@ -8,12 +8,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "daemon/clock.h"
 #include "daemon/handover/restore.h"
 #include "daemon/memory/broker_lease.h"
+#include "daemon/net/fd_reserve.h"
 #include "tests/fake_store.h"
 #include "tests/suite.h"
 #include "tests/unit/sessions.h"
@@ -21,14 +23,15 @@
 
 #define MIB (UINT64_C(1) << 20)
 
-#define CONFIG(red)                                                                                          \
+#define CONFIG(red) CONFIG_WITH(red, "64MiB")
+#define CONFIG_WITH(red, blue)                                                                               \
         "devices:\n"                                                                                         \
         "  - id: host\n"                                                                                     \
         "    size: 256MiB\n"                                                                                 \
         "    partitions: [{name: a, limit: 64MiB}, {name: pre, limit: 8MiB, growth: preallocate}]\n"         \
         "tenants:\n"                                                                                         \
         "  - {name: red, match: {uid: [1, 3]}, quotas: [" red "{partition: pre, limit: 4MiB}]}\n"            \
-        "  - {name: blue, match: {uid: 2}, quotas: [{partition: a, limit: 64MiB}]}\n"
+        "  - {name: blue, match: {uid: 2}, quotas: [{partition: a, limit: " blue "}]}\n"
 static const char config_text[] = CONFIG("{partition: a, limit: 40MiB}, ");
 
 static struct peer *admin;
@@ -460,6 +463,32 @@ TEST_OF(lease, a_reload_keeps_leases_or_ends_them)
         ck_assert(quota_of("x")->lease.is_ended);
         must_close(x);
         ck_assert_ptr_null(lease_find(b, "x"));
+}
+
+/* Each extent is an fd. The limit is what two leases need, in a partition that has more than its quotas. */
+TEST_OF(lease, leases_need_fds)
+{
+        const struct capacity_lease both[] = { { 0, 2 * MIB }, { 0, 16 * MIB } };
+        struct rlimit tight = { 0 };
+        uint64_t n_both;
+
+        ck_assert_int_eq(reload(CONFIG_WITH("{partition: a, limit: 20MiB}, ", "2MiB")), 0);
+        n_both = capacity_fds(b->config, 0, both, 2);
+        ck_assert_uint_gt(n_both, capacity_fds(b->config, 0, both, 1));
+        while (fd_reserve_usable_of(&tight) < n_both)
+                tight.rlim_cur = ++tight.rlim_max;
+        ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &tight), 0); /* of the process of this case only */
+        CREATE(.name = "x", .cgroup = "/x", .limit = 2 * MIB);
+        CREATE(.name = "y", .cgroup = "/y", .limit = 16 * MIB);
+        REFUSED(EMFILE, "LimitNOFILE=", .name = "z", .cgroup = "/z", .limit = 16 * MIB);
+        assert_has(refusal_of(admin, ask_set("x", 16 * MIB, false, 0), EMFILE), "file descriptors");
+        ck_assert_uint_eq(quota_of("x")->account.limit_bytes, 2 * MIB);
+        end("x", false, 0);
+        ck_assert_int_eq(peer_error(admin, ask_set("y", 14 * MIB, false, 0)), 0);
+        ck_assert_int_eq(peer_error(admin, ask_set("y", 16 * MIB, false, 0)), 0);
+        CREATE(.name = "z", .cgroup = "/z", .limit = 2 * MIB);
+        end("y", false, 0);
+        end("z", false, 0);
 }
 
 /* ---- restarts -------------------------------------------------------------------- */
