@@ -75,7 +75,7 @@ static struct tenant *find_tenant(const struct change *c, const char *name)
 static struct quota *find_quota(const struct tenant *t, const struct partition *p)
 {
         for (size_t i = 0; t && i < t->n_quotas; i++)
-                if (t->quotas[i]->partition == p && !t->quotas[i]->parent)
+                if (t->quotas[i]->partition == p && !t->quotas[i]->lease.parent)
                         return t->quotas[i];
         return NULL;
 }
@@ -186,7 +186,7 @@ static void change_count_quota(struct change *c, const struct quota *q, const st
         uint64_t committed =
                 to ? max_u64(to->reserve_bytes, q->account.committed_bytes) : q->account.charged_bytes;
 
-        if (q->parent) /* counted there, too */
+        if (q->lease.parent) /* counted there, too */
                 n_blocks = committed = 0;
         else
                 n_blocks = max_u64(n_blocks, q->all.n_blocks);
@@ -349,7 +349,7 @@ static int change_check(struct change *c)
                 const struct config_tenant *to = change_config_of(c, t);
 
                 for (size_t k = 0; k < t->n_quotas; k++)
-                        if (t->quotas[k]->parent || !find_config_quota(c, to, t->quotas[k]))
+                        if (t->quotas[k]->lease.parent || !find_config_quota(c, to, t->quotas[k]))
                                 change_count_quota(c, t->quotas[k], NULL);
         }
         change_check_pools(c);
@@ -444,7 +444,7 @@ static void tell_removed(struct change *c, const struct tenant *t, const struct 
                         "continue\n",
                         t->name, t->n_sessions);
         for (size_t k = 0; to && k < t->n_quotas; k++)
-                if (!t->quotas[k]->is_removed && !t->quotas[k]->parent &&
+                if (!t->quotas[k]->is_removed && !t->quotas[k]->lease.parent &&
                     !find_config_quota(c, to, t->quotas[k]))
                         fprintf(c->changes,
                                 "tenant '%s': its quota in partition '%s' is removed; its existing "
@@ -541,9 +541,9 @@ static void apply_quotas(struct change *c, struct tenant *t)
                 struct quota *q = t->quotas[i];
                 const struct config_quota *to = find_config_quota(c, t->config, q);
 
-                if (q->parent) /* its tenant's quota is before it */
+                if (q->lease.parent) /* its tenant's quota is before it */
                         lease_follow(c->b, lease_of(c->b, q));
-                if (q->parent)
+                if (q->lease.parent)
                         continue;
                 if (!to) {
                         quota_remove(q);

@@ -168,7 +168,7 @@ void command_drop(struct session *s)
 
         if (!s->command.trim)
                 return;
-        TAILQ_FOREACH(r, &s->broker->recalls[RECALL_TRIM], of_broker)
+        TAILQ_FOREACH(r, &s->broker->recalls.lists[RECALL_TRIM], of_broker)
         if (((struct trim_share *)r)->command == s->command.trim)
                 ((struct trim_share *)r)->command = NULL;
         free(s->command.trim);

@@ -72,7 +72,7 @@ static void append_usages(char *sentence, size_t n, struct usage *const *usages,
 void explain_to_tenant(struct quota *q, int error, char *sentence, size_t n)
 {
         bool by_blocks = error == -EDQUOT && quota_without_block(q);
-        const struct quota *top = q->parent ? q->parent : q;
+        const struct quota *top = q->lease.parent ? q->lease.parent : q;
         struct usage *ranks[QUOTA_RANKS];
         size_t n_ranks = usage_rank(q, by_blocks, ranks);
 
@@ -277,7 +277,7 @@ static void explain_quota(struct quota *q, struct explanation *ret)
 
         report_quota_stats(q, &ret->stats);
         ret->row.tenant = report_borrow(q->tenant);
-        ret->row.lease = report_borrow(q->lease ? q->lease : "");
+        ret->row.lease = report_borrow(q->lease.name ? q->lease.name : "");
         ret->row.num_waiting = q->queue.n;
         ret->row.bytes_retiring = arena_retiring_bytes(q->arena);
         ret->row.occupancy = report_borrow(report ? report->picture : "");

@@ -17,6 +17,7 @@
 #include "daemon/log.h"
 #include "daemon/memory/broker_lease.h"
 #include "daemon/memory/cgroup.h"
+#include "daemon/net/fd_reserve.h"
 #include "daemon/number.h"
 #include "daemon/record/records.h"
 #include "daemon/session/session.h"
@@ -185,6 +186,41 @@ static int check_room(const struct broker *b, const struct quota *parent, uint64
         return -ENOSPC;
 }
 
+/* As many fds as all extents may need beside the sessions that exist, with a lease of this limit. lease: it exists;
+ * NULL: a new one. As at the start, it is only a warning if max_sessions would need more. */
+static int check_fds(const struct broker *b, const struct quota *parent, const struct lease *lease,
+                     uint64_t limit, char *why, size_t n)
+{
+        uint64_t n_usable = fd_reserve_usable(), max_sessions = b->config->max_sessions, n_wanted;
+        struct capacity_lease leases[CAPACITY_LEASES + 1];
+        size_t k = 0;
+
+        for (size_t i = 0; i < b->leases.n; i++) {
+                const struct quota *q = b->leases.list[i]->quota;
+
+                if (b->leases.list[i] != lease)
+                        leases[k++] = (struct capacity_lease){ (size_t)(q->partition - b->partitions),
+                                                               q->account.limit_bytes };
+        }
+        leases[k++] = (struct capacity_lease){ (size_t)(parent->partition - b->partitions), limit };
+        n_wanted = capacity_fds(b->config, b->sessions.n_clients, leases, k);
+        if (n_wanted > n_usable) {
+                snprintf(why, n,
+                         "the limit on file descriptors is too low for a lease of %s: with it, all extents "
+                         "and the %zu sessions that exist can need %" PRIu64 ", and %" PRIu64
+                         " are available: raise LimitNOFILE= of the service, or end other leases",
+                         NUMBER_SIZE(limit), b->sessions.n_clients, n_wanted, n_usable);
+                return -EMFILE;
+        }
+        n_wanted = capacity_fds(b->config, max_sessions, leases, k);
+        if (n_wanted > n_usable && capacity_fds(b->config, max_sessions, leases, k - 1) <= n_usable)
+                log_warning("the limit on file descriptors is too low for all leases beside max_sessions: "
+                            "%" PRIu64 ", which together can need %" PRIu64 ": %" PRIu64
+                            " are available; raise LimitNOFILE= of the service, or lower max_sessions",
+                            max_sessions, n_wanted, n_usable);
+        return 0;
+}
+
 /* How many leases there may be. */
 static int check_count(const struct broker *b, const struct tenant *t, const struct quota *parent, char *why,
                        size_t n)
@@ -192,7 +228,7 @@ static int check_count(const struct broker *b, const struct tenant *t, const str
         size_t n_partitions = 0;
 
         for (size_t i = 0; i < t->n_quotas; i++)
-                n_partitions += !t->quotas[i]->parent && t->quotas[i] != parent &&
+                n_partitions += !t->quotas[i]->lease.parent && t->quotas[i] != parent &&
                                 t->quotas[i]->account.n_children > 0;
         if (b->leases.n >= CAPACITY_LEASES)
                 snprintf(why, n, "there are %zu leases, which is the most: end some of them", b->leases.n);
@@ -219,7 +255,7 @@ static struct tenant *find_tenant(const struct broker *b, const char *name)
 static struct quota *find_quota(const struct tenant *t, const char *partition)
 {
         for (size_t i = 0; t && i < t->n_quotas; i++)
-                if (!t->quotas[i]->parent && !t->quotas[i]->is_removed &&
+                if (!t->quotas[i]->lease.parent && !t->quotas[i]->is_removed &&
                     strcmp(t->quotas[i]->partition->name, partition) == 0)
                         return t->quotas[i];
         return NULL;
@@ -267,7 +303,9 @@ static int check_create(const struct session *s, const Bfcd__LeaseCreate *m, str
                                   m->bytes_reserve, why, n);
         if (r == 0)
                 r = check_count(b, t, parent, why, n);
-        return r == 0 ? check_room(b, parent, m->bytes_limit, why, n) : r;
+        if (r == 0)
+                r = check_room(b, parent, m->bytes_limit, why, n);
+        return r == 0 ? check_fds(b, parent, NULL, m->bytes_limit, why, n) : r;
 }
 
 /* For lists and the log. */
@@ -338,13 +376,13 @@ static struct lease *find_lease(struct session *s, uint64_t id, const char *name
         return lease;
 }
 
-static int check_set(const struct lease *lease, const Bfcd__LeaseSet *m, const struct quota_limits *limits,
-                     char *why, size_t n)
+static int check_set(const struct broker *b, const struct lease *lease, const Bfcd__LeaseSet *m,
+                     const struct quota_limits *limits, char *why, size_t n)
 {
         const struct quota *q = lease->quota;
         int r;
 
-        if (q->is_ended) {
+        if (q->lease.is_ended) {
                 snprintf(why, n, "lease '%s' has ended: make another one", lease->name);
                 return -EBUSY;
         }
@@ -352,10 +390,12 @@ static int check_set(const struct lease *lease, const Bfcd__LeaseSet *m, const s
                 snprintf(why, n, "the time-out is too long");
                 return -EINVAL;
         }
-        r = check_sizes(q->parent, limits->limit_bytes, limits->reserve_bytes, why, n);
+        r = check_sizes(q->lease.parent, limits->limit_bytes, limits->reserve_bytes, why, n);
         if (r == 0)
-                r = check_reserve(q->parent, account_lacks_reserve(&q->account, limits->reserve_bytes),
+                r = check_reserve(q->lease.parent, account_lacks_reserve(&q->account, limits->reserve_bytes),
                                   limits->reserve_bytes, why, n);
+        if (r == 0 && limits->limit_bytes > q->account.limit_bytes)
+                r = check_fds(b, q->lease.parent, lease, limits->limit_bytes, why, n);
         if (r == 0 && quota_prepare_limit(lease->quota, limits->limit_bytes) < 0) {
                 snprintf(why, n, "the sizes of its extents allow at most %s: make another lease",
                          NUMBER_SIZE(arena_limit_max(q->arena)));
@@ -400,7 +440,7 @@ int handle_lease_set(struct session *s, const Bfcd__Request *r, const char **ret
                 .max_sessions = lease->quota->max_sessions,
                 .max_blocks = lease->quota->max_blocks,
         };
-        result = check_set(lease, m, &limits, why, sizeof(why));
+        result = check_set(s->broker, lease, m, &limits, why, sizeof(why));
         if (result < 0) {
                 session_refuse(s, r->id, result, why);
                 return 0;
@@ -532,7 +572,7 @@ void lease_tick(struct broker *b, uint64_t now_ms)
         for (size_t n = 0; n < LEASE_LOOKS && n < b->leases.n; n++) {
                 struct lease *lease = b->leases.list[b->leases.next_look++ % b->leases.n];
 
-                if (!lease->quota->is_ended && lease_has_lost_match(b, lease))
+                if (!lease->quota->lease.is_ended && lease_has_lost_match(b, lease))
                         end_by_itself(b, lease,
                                       lease_record(b, lease)->kind == LEASE_PID
                                               ? "its process has exited"

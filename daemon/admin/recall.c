@@ -30,7 +30,7 @@ void recall_begin(struct recall *r, enum recall_kind kind, struct session *s, ui
 {
         *r = (struct recall){ .kind = kind, .session = s, .since_ms = now_ms, .has_deadline = true };
         TAILQ_INSERT_TAIL(&queue_of(r)->open, r, of_session);
-        TAILQ_INSERT_TAIL(&s->broker->recalls[kind], r, of_broker);
+        TAILQ_INSERT_TAIL(&s->broker->recalls.lists[kind], r, of_broker);
 }
 
 uint64_t recall_number(struct recall *r)
@@ -46,7 +46,7 @@ void recall_clear_deadline(struct recall *r)
 {
         if (!r->has_deadline)
                 return;
-        TAILQ_REMOVE(&r->session->broker->recalls[r->kind], r, of_broker);
+        TAILQ_REMOVE(&r->session->broker->recalls.lists[r->kind], r, of_broker);
         r->has_deadline = false;
         if (r->session->recall.n_overdue++ == 0)
                 r->session->tenant->n_unresponsive++;
@@ -85,7 +85,7 @@ void recall_tick(struct broker *b, uint64_t now_ms)
         for (size_t i = 0; i < RECALL_KINDS; i++) {
                 struct recall *r;
 
-                while ((r = TAILQ_FIRST(&b->recalls[i])) && r->since_ms + timeouts_ms[i] <= now_ms) {
+                while ((r = TAILQ_FIRST(&b->recalls.lists[i])) && r->since_ms + timeouts_ms[i] <= now_ms) {
                         queue_of(r)->n_missed++;
                         recall_clear_deadline(r);
                         kinds[i].miss(r);
@@ -146,7 +146,7 @@ const char *recall_check(const struct broker *b, enum recall_kind kind)
         const char *why = NULL;
         uint64_t since_ms = 0;
 
-        TAILQ_FOREACH(r, &b->recalls[kind], of_broker)
+        TAILQ_FOREACH(r, &b->recalls.lists[kind], of_broker)
         {
                 if (r->kind != kind || !r->session || !r->has_deadline || r->since_ms < since_ms)
                         return "recalls are not in the order of their deadlines";

@@ -288,7 +288,7 @@ static void add_leases(const struct tenant *t, const struct quota *q, Bfcd__Tena
         for (size_t i = 0; row->num_leases > 0 && i < t->n_quotas; i++) {
                 Bfcd__Statistics one = BFCD__STATISTICS__INIT;
 
-                if (t->quotas[i]->parent != q)
+                if (t->quotas[i]->lease.parent != q)
                         continue;
                 report_quota_stats(t->quotas[i], &one);
                 row->stats->num_sessions += one.num_sessions;
@@ -315,7 +315,7 @@ static void report_tenants(const struct session *viewer, uint64_t cursor, struct
                 for (size_t k = 0; k < t->n_quotas; k++) {
                         Bfcd__TenantRow *row = &r->rows.tenants[r->n_rows];
 
-                        if (n++ < cursor || !report_sees(viewer, t) || t->quotas[k]->parent)
+                        if (n++ < cursor || !report_sees(viewer, t) || t->quotas[k]->lease.parent)
                                 continue;
                         if (report_page_ends(r)) {
                                 r->list.next_cursor = n - 1;
@@ -422,8 +422,8 @@ static size_t list_leases(const struct session *s, char *ret[static LEDGER_SESSI
         size_t n = 0;
 
         for (size_t i = 0; i < s->n_shares && n < LEDGER_SESSION_LEASES; i++)
-                if (s->shares[i].quota->lease)
-                        ret[n++] = report_borrow(s->shares[i].quota->lease);
+                if (s->shares[i].quota->lease.name)
+                        ret[n++] = report_borrow(s->shares[i].quota->lease.name);
         return n;
 }
 
@@ -476,7 +476,7 @@ static void report_block(const struct session *viewer, const struct ledger_block
                 row->shared_name = ledger_shared_at(b->ledger, block->shared)->name;
         row->tenant = report_borrow(q->tenant);
         row->partition = report_borrow(q->partition->name);
-        row->lease = report_borrow(q->lease ? q->lease : "");
+        row->lease = report_borrow(q->lease.name ? q->lease.name : "");
         row->region_id = place.region_id;
         row->offset = place.offset;
         row->n_bytes = block->n_bytes;
@@ -513,7 +513,7 @@ static void report_extent(const struct quota *q, const struct ledger_extent *ext
         bfcd__extent_row__init(row);
         row->tenant = report_borrow(q->tenant);
         row->partition = report_borrow(q->partition->name);
-        row->lease = report_borrow(q->lease ? q->lease : "");
+        row->lease = report_borrow(q->lease.name ? q->lease.name : "");
         row->region_id = place.region_id;
         row->region_bytes = place.region_bytes;
         row->offset = place.offset;
@@ -565,7 +565,7 @@ static void report_shared_block(const struct session *viewer, const struct ledge
         row->name = report_borrow(shared->name);
         row->tenant = report_borrow(q->tenant);
         row->partition = report_borrow(q->partition->name);
-        row->lease = report_borrow(q->lease ? q->lease : "");
+        row->lease = report_borrow(q->lease.name ? q->lease.name : "");
         row->block_id = block->id;
         row->n_bytes = block->n_bytes;
         row->n_requested = block->n_requested;
@@ -646,7 +646,7 @@ static void report_session_ages(const struct session *s, size_t share, const str
         row->session_id = s->id;
         row->tenant = report_borrow(of->quota->tenant);
         row->partition = report_borrow(of->quota->partition->name);
-        row->lease = report_borrow(of->quota->lease ? of->quota->lease : "");
+        row->lease = report_borrow(of->quota->lease.name ? of->quota->lease.name : "");
         row->least_age_ms = r->rows.ages.least_ms[r->n_rows];
         row->bytes = r->rows.ages.bytes[r->n_rows];
         row->n_bytes = clamp_ages(s, of->usage.bytes, ages->bytes[share], row->least_age_ms, row->bytes);

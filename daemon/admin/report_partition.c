@@ -48,7 +48,7 @@ static void sum_partition_stats(const struct session *viewer, const struct parti
                 if (!report_shows(viewer, q))
                         continue;
                 report_quota_stats(q, &one);
-                if (!q->parent)
+                if (!q->lease.parent)
                         add_tenants_stats(f, &one);
                 f->bytes_unreclaimed += one.bytes_unreclaimed;
                 f->num_allocs += one.num_allocs;

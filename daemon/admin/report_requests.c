@@ -49,7 +49,7 @@ void report_grants(const struct session *viewer, uint64_t cursor, struct report 
                         const struct quota *q = t->quotas[k / GRANT_WAYS];
                         enum grant_way way = (enum grant_way)(k % GRANT_WAYS);
 
-                        if (n++ < cursor || !report_sees(viewer, t) || q->parent ||
+                        if (n++ < cursor || !report_sees(viewer, t) || q->lease.parent ||
                             way_is_empty(&q->grants.ways[way]))
                                 continue;
                         if (report_page_ends(r)) {

@@ -49,61 +49,62 @@ static struct trim_quota *trim_quota_of(struct quota *q)
 {
         size_t n = arena_n_slots(q->arena);
 
-        if (!q->asked) {
-                q->asked = calloc(1, sizeof(*q->asked));
-                if (!q->asked)
+        if (!q->trim.state) {
+                q->trim.state = calloc(1, sizeof(*q->trim.state));
+                if (!q->trim.state)
                         return NULL;
-                TAILQ_INIT(&q->asked->shares);
-                q->asked->n_changes = 1;
+                TAILQ_INIT(&q->trim.state->shares);
+                q->trim.state->n_changes = 1;
         }
-        if (q->asked->n_slots < n) {
-                struct trim_slot *slots = grow_zeroed(q->asked->slots, &q->asked->n_slots, n, sizeof(*slots));
+        if (q->trim.state->n_slots < n) {
+                struct trim_slot *slots =
+                        grow_zeroed(q->trim.state->slots, &q->trim.state->n_slots, n, sizeof(*slots));
 
                 if (slots)
-                        q->asked->slots = slots;
+                        q->trim.state->slots = slots;
         }
-        return q->asked;
+        return q->trim.state;
 }
 
 /* The partition's list of quotas whose sessions may have idle memory. */
 static void trim_quota_list(struct quota *q)
 {
-        if (!q->may_have_idle)
-                TAILQ_INSERT_TAIL(&q->partition->asked, q, of_asked);
-        q->may_have_idle = true;
+        if (!q->trim.may_have_idle)
+                TAILQ_INSERT_TAIL(&q->partition->asked, q, trim.of_asked);
+        q->trim.may_have_idle = true;
 }
 
 static void trim_quota_unlist(struct quota *q)
 {
-        if (q->may_have_idle)
-                TAILQ_REMOVE(&q->partition->asked, q, of_asked);
-        q->may_have_idle = false;
+        if (q->trim.may_have_idle)
+                TAILQ_REMOVE(&q->partition->asked, q, trim.of_asked);
+        q->trim.may_have_idle = false;
 }
 
 static void trim_quota_drop(struct quota *q)
 {
-        struct trim_quota *t = q->asked;
+        struct trim_quota *t = q->trim.state;
 
         if (!t || t->n_shares > 0 || t->n_blocks > 0)
                 return;
         trim_quota_unlist(q);
         free(t->slots);
         free(t);
-        q->asked = NULL;
+        q->trim.state = NULL;
 }
 
 void trim_forget(struct quota *q)
 {
-        if (q->asked)
-                q->asked->n_blocks = 0;
+        if (q->trim.state)
+                q->trim.state->n_blocks = 0;
         trim_quota_drop(q);
 }
 
 /* Sessions that had no range may have one now. */
 static void trim_quota_change(struct quota *q)
 {
-        q->asked->n_changes++;
-        q->asked->n_empty = 0;
+        q->trim.state->n_changes++;
+        q->trim.state->n_empty = 0;
         trim_quota_list(q);
 }
 
@@ -115,7 +116,7 @@ static bool share_is_responsive(const struct trim_share *share)
 /* Its session answers from now on, or does not. */
 static void share_count_responsive(struct trim_share *share, struct quota *q, bool responsive)
 {
-        struct trim_quota *t = q->asked;
+        struct trim_quota *t = q->trim.state;
 
         trim_quota_change(q);
         for (size_t i = 0; i < share->n_slots && i < t->n_slots; i++)
@@ -129,8 +130,8 @@ static void share_list(struct session *s, struct session_share *session_share)
 
         share->session = s;
         share->share = session_share;
-        TAILQ_INSERT_TAIL(&q->asked->shares, share, of_quota);
-        q->asked->n_shares++;
+        TAILQ_INSERT_TAIL(&q->trim.state->shares, share, of_quota);
+        q->trim.state->n_shares++;
 }
 
 /* Without memory for the counts less can be asked for. */
@@ -147,7 +148,7 @@ static void share_reserve(struct trim_share *share, size_t n)
 /* share: of the block's session; NULL: the block is shared. */
 static void count(struct quota *q, struct trim_share *share, uint64_t offset, uint64_t n_bytes)
 {
-        struct trim_quota *t = q->asked;
+        struct trim_quota *t = q->trim.state;
         size_t slot, last;
 
         t->n_blocks++;
@@ -189,7 +190,7 @@ void trim_begin(struct session *s)
                 struct session_share *share = &s->shares[i];
 
                 if (!s->has_events || share->trim.session || share->trim.bytes_held == 0 ||
-                    !share->quota->asked)
+                    !share->quota->trim.state)
                         continue;
                 share_list(s, share);
                 share_count_responsive(&share->trim, share->quota, true);
@@ -199,7 +200,7 @@ void trim_begin(struct session *s)
 /* The share loses a block. of_all: the quota loses it, too. */
 static void uncount(struct quota *q, struct trim_share *share, uint64_t offset, uint64_t n_bytes, bool of_all)
 {
-        struct trim_quota *t = q->asked;
+        struct trim_quota *t = q->trim.state;
         size_t slot, last;
 
         trim_quota_change(q);
@@ -222,7 +223,7 @@ void trim_remove_block(struct session_share *session_share, uint64_t offset, uin
 
         share->bytes_held -= n_bytes;
         share->bytes_freed += n_bytes;
-        if (q->asked)
+        if (q->trim.state)
                 uncount(q, share, offset, n_bytes, true);
         trim_quota_drop(q);
 }
@@ -230,7 +231,7 @@ void trim_remove_block(struct session_share *session_share, uint64_t offset, uin
 void trim_split_block(struct session *s, struct session_share *session_share, uint64_t offset,
                       uint64_t n_bytes, uint64_t at)
 {
-        if (session_share->quota->asked)
+        if (session_share->quota->trim.state)
                 uncount(session_share->quota, &session_share->trim, offset, n_bytes, true);
         session_share->trim.bytes_held -= n_bytes;
         trim_add_block(s, session_share, offset, at);
@@ -240,13 +241,13 @@ void trim_split_block(struct session *s, struct session_share *session_share, ui
 void trim_publish_block(struct session_share *session_share, uint64_t offset, uint64_t n_bytes)
 {
         session_share->trim.bytes_held -= n_bytes;
-        if (session_share->quota->asked)
+        if (session_share->quota->trim.state)
                 uncount(session_share->quota, &session_share->trim, offset, n_bytes, false);
 }
 
 void trim_remove_shared_block(struct quota *q, uint64_t offset, uint64_t n_bytes)
 {
-        if (q->asked)
+        if (q->trim.state)
                 uncount(q, NULL, offset, n_bytes, true);
         trim_quota_drop(q);
 }
@@ -298,7 +299,7 @@ static void ranges_sort(struct ranges *r)
 /* How many slots are counted, both of the session and of the quota. */
 static size_t share_n_slots(const struct trim_share *share)
 {
-        return (size_t)min_u64(share->n_slots, share->share->quota->asked->n_slots);
+        return (size_t)min_u64(share->n_slots, share->share->quota->trim.state->n_slots);
 }
 
 /* The slot's extent, if it would become wholly free when the session and all others that answer return
@@ -306,7 +307,7 @@ static size_t share_n_slots(const struct trim_share *share)
 static uint32_t share_extent(const struct trim_share *share, size_t slot)
 {
         const struct quota *q = share->share->quota;
-        const struct trim_slot *counts = &q->asked->slots[slot];
+        const struct trim_slot *counts = &q->trim.state->slots[slot];
 
         return share->n_own[slot] > 0 && counts->n_responsive == counts->n_all
                        ? arena_slot_extent(q->arena, slot)
@@ -324,8 +325,9 @@ static void share_find_ranges(struct trim_share *share, struct ranges *ret)
         for (; slot < end; slot++) {
                 uint32_t extent = share_extent(share, slot);
 
-                if (extent != LEDGER_NONE && !ranges_add(ret, q->arena, ledger_extent_at(q->ledger, extent),
-                                                         share->n_own[slot] == q->asked->slots[slot].n_all))
+                if (extent != LEDGER_NONE &&
+                    !ranges_add(ret, q->arena, ledger_extent_at(q->ledger, extent),
+                                share->n_own[slot] == q->trim.state->slots[slot].n_all))
                         break;
         }
         share->cursor = slot < n ? slot : 0;
@@ -345,7 +347,7 @@ static bool share_has_ranges(const struct trim_share *share)
 static void share_send(struct trim_share *share, struct ranges *ranges, uint64_t n_bytes, uint64_t now_ms)
 {
         struct session *s = share->session;
-        struct trim_quota *t = share->share->quota->asked;
+        struct trim_quota *t = share->share->quota->trim.state;
         Bfcd__Event event = BFCD__EVENT__INIT;
         Bfcd__Trim message = BFCD__TRIM__INIT;
 
@@ -367,7 +369,7 @@ static void share_send(struct trim_share *share, struct ranges *ranges, uint64_t
 /* It has nothing more for the requests that wait already. */
 static void share_mark_spent(struct trim_share *share)
 {
-        share->spent_clock = ++share->session->broker->trim_clock;
+        share->spent_clock = ++share->session->broker->recalls.trim_clock;
 }
 
 bool trim_send(struct trim_share *share, uint64_t n_bytes, uint64_t now_ms)
@@ -443,7 +445,7 @@ static size_t round_look_at(struct round *r, struct trim_share *share, const str
 
         if (!share_can_trim(share, asking))
                 return 1;
-        t = share->share->quota->asked;
+        t = share->share->quota->trim.state;
         if (share->empty_since == t->n_changes)
                 return 1;
         if (share_has_ranges(share)) {
@@ -481,9 +483,9 @@ static struct quota *next_asked(struct quota *q, const struct account *scope, co
         struct quota *next;
 
         if (!scope)
-                return !each && q->may_have_idle ? q : NULL;
-        for (next = each ? TAILQ_NEXT(each, of_asked) : TAILQ_FIRST(&p->asked); next;
-             next = TAILQ_NEXT(next, of_asked)) {
+                return !each && q->trim.may_have_idle ? q : NULL;
+        for (next = each ? TAILQ_NEXT(each, trim.of_asked) : TAILQ_FIRST(&p->asked); next;
+             next = TAILQ_NEXT(next, trim.of_asked)) {
                 p->lists.n_visits++;
                 if (next == q || account_surplus(&next->account, scope) > 0)
                         return next;
@@ -504,7 +506,7 @@ static void survey_make(struct quota *q, const struct account *scope, uint64_t n
 
         *ret = (struct survey){ 0 };
         for (each = next_asked(q, scope, NULL); each; each = next) {
-                const struct trim_quota *t = each->asked;
+                const struct trim_quota *t = each->trim.state;
 
                 next = next_asked(q, scope, each);
                 if (t->n_empty >= t->n_shares && t->n_open == 0) { /* until something changes */
@@ -563,7 +565,7 @@ static size_t trim_ask_round(struct quota *q, struct quota_request *first, const
 
         *ret_looked = SIZE_MAX;
         for (each = next_asked(q, scope, NULL); each; each = next_asked(q, scope, each)) {
-                size_t n = round_look(&round, each->asked, &first->asking, n_looks);
+                size_t n = round_look(&round, each->trim.state, &first->asking, n_looks);
 
                 *ret_looked = n < *ret_looked ? n : *ret_looked;
         }
@@ -585,7 +587,7 @@ bool trim_ask(struct broker *b, struct quota *q, struct quota_request *first, co
         if (survey.n_quotas == 0)
                 return false;
         if (asking->clock == 0)
-                asking->clock = ++b->trim_clock;
+                asking->clock = ++b->recalls.trim_clock;
         if (survey.is_fresh)
                 return true;
         n_looks = TRIM_MAX_LOOKS / survey.n_quotas;
@@ -607,12 +609,12 @@ bool trim_ask(struct broker *b, struct quota *q, struct quota_request *first, co
 
 void trim_excess(struct broker *b, struct quota *q, uint64_t n_bytes)
 {
-        struct quota_asking asking = { .clock = ++b->trim_clock };
+        struct quota_asking asking = { .clock = ++b->recalls.trim_clock };
         uint64_t now_ms = clock_ms();
         struct round round = { .max = TRIM_MAX_ROUND, .now_ms = now_ms };
 
-        if (q->asked)
-                (void)round_look(&round, q->asked, &asking, TRIM_MAX_LOOKS);
+        if (q->trim.state)
+                (void)round_look(&round, q->trim.state, &asking, TRIM_MAX_LOOKS);
         for (size_t i = 0; i < round.n; i++)
                 (void)trim_send(round.best[i], n_bytes, now_ms);
 }
@@ -621,7 +623,7 @@ void trim_excess(struct broker *b, struct quota *q, uint64_t n_bytes)
 
 static void share_end_recall(struct trim_share *share)
 {
-        share->share->quota->asked->n_open -= share->recall.has_deadline;
+        share->share->quota->trim.state->n_open -= share->recall.has_deadline;
         recall_end(&share->recall);
 }
 
@@ -670,8 +672,8 @@ void trim_end(struct session *s)
                 if (share->recall.session)
                         share_end_recall(share);
                 share->session = NULL;
-                TAILQ_REMOVE(&q->asked->shares, share, of_quota);
-                q->asked->n_shares--;
+                TAILQ_REMOVE(&q->trim.state->shares, share, of_quota);
+                q->trim.state->n_shares--;
                 trim_quota_change(q);
                 trim_quota_drop(q);
                 quota_note_answer(q, false);
@@ -698,7 +700,7 @@ void trim_miss(struct recall *r)
                     "session %" PRIu64 " (uid %u, pid %d): the client did not answer a Trim within "
                     "timeouts.reclaim; it is skipped until it answers",
                     s->id, (unsigned)s->who.uid, (int)s->who.pid);
-        q->asked->n_open--;
+        q->trim.state->n_open--;
         share_count_responsive(share, q, false);
         share_tell_command(share);
         quota_note_answer(q, false);
@@ -708,7 +710,7 @@ void trim_miss(struct recall *r)
 
 static const char *check_slots(const struct quota *q)
 {
-        const struct trim_quota *t = q->asked;
+        const struct trim_quota *t = q->trim.state;
 
         for (size_t i = 0; i < t->n_slots; i++) {
                 const struct trim_share *share;
@@ -725,7 +727,7 @@ static const char *check_slots(const struct quota *q)
 
 static const char *check_quota(const struct quota *q)
 {
-        const struct trim_quota *t = q->asked;
+        const struct trim_quota *t = q->trim.state;
         const struct trim_share *share;
         size_t n_shares = 0, n_open = 0;
 
@@ -740,7 +742,7 @@ static const char *check_quota(const struct quota *q)
                 if (share->recall.session && share->recall.session != share->session)
                         return "a session has another session's Trim";
         }
-        if (!q->may_have_idle && (t->n_empty < t->n_shares || t->n_open > 0))
+        if (!q->trim.may_have_idle && (t->n_empty < t->n_shares || t->n_open > 0))
                 return "a quota with sessions to ask is not listed";
         if (n_shares != t->n_shares || n_open != t->n_open)
                 return "a quota's count of sessions to ask or of open Trims is wrong";

@@ -60,7 +60,7 @@ struct trim_share {
         uint64_t bytes_held;
         uint64_t bytes_freed;      /* in all */
         uint64_t bytes_freed_then; /* value when the Trim was sent */
-        /* The broker's trim_clock when it last had nothing more to return. A request that began to ask
+        /* The broker's recalls.trim_clock when it last had nothing more to return. A request that began to ask
          * before that does not ask it again. */
         uint64_t spent_clock;
         uint64_t empty_since;         /* the quota's n_changes, when it had no range; 0: never */

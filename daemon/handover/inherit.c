@@ -174,7 +174,7 @@ static const struct config_quota *find_config_quota(const struct tenant *t, size
 static struct quota *find_quota(const struct tenant *t, const struct partition *p)
 {
         for (size_t i = 0; i < t->n_quotas; i++)
-                if (t->quotas[i]->partition == p && !t->quotas[i]->parent)
+                if (t->quotas[i]->partition == p && !t->quotas[i]->lease.parent)
                         return t->quotas[i];
         return NULL;
 }

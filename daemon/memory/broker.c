@@ -260,9 +260,9 @@ int broker_new(const struct broker_options *options, struct broker **ret, char *
         b->config = options->config;
         b->options = *options;
         TAILQ_INIT(&b->keepers.quotas);
-        TAILQ_INIT(&b->mapped_sessions);
+        TAILQ_INIT(&b->sessions.mapped);
         for (size_t i = 0; i < RECALL_KINDS; i++)
-                TAILQ_INIT(&b->recalls[i]);
+                TAILQ_INIT(&b->recalls.lists[i]);
         TAILQ_INIT(&b->shared.due);
         b->started_ms = clock_ms();
         ret_sentence[0] = '\0';
@@ -304,7 +304,7 @@ void broker_note_well(struct broker *b)
 
 static bool broker_has_recalls(const struct broker *b)
 {
-        return !TAILQ_EMPTY(&b->recalls[RECALL_RETIRE]) || !TAILQ_EMPTY(&b->recalls[RECALL_TRIM]);
+        return !TAILQ_EMPTY(&b->recalls.lists[RECALL_RETIRE]) || !TAILQ_EMPTY(&b->recalls.lists[RECALL_TRIM]);
 }
 
 static struct broker *broker_end(struct broker *b, struct quota *(*end_quota)(struct quota *q))
@@ -392,9 +392,9 @@ void broker_note_leave(struct broker *b, const struct quota *q)
 
 static void broker_free_gone_quota(struct broker *b, struct quota *q)
 {
-        struct lease *lease = q->parent ? lease_of(b, q) : NULL;
+        struct lease *lease = q->lease.parent ? lease_of(b, q) : NULL;
 
-        if (q->parent) /* which may be gone now */
+        if (q->lease.parent) /* which may be gone now */
                 broker_look_for_gone(b);
         if (lease && b->options.upcalls)
                 b->options.upcalls->lease_gone(b, lease);

@@ -75,11 +75,12 @@ struct broker_restored {
 };
 
 struct broker_sessions {
-        struct session **table; /* by index in the ledger; NULL: none */
-        size_t n_slots;         /* one past the highest index ever used */
-        size_t n;               /* after their hello, including quarantined and closing ones */
-        size_t n_clients;       /* of these, those that are not admins */
-        size_t n_promised;      /* unused places of tenants' shares, which no other tenant can take */
+        struct session **table;     /* by index in the ledger; NULL: none */
+        size_t n_slots;             /* one past the highest index ever used */
+        size_t n;                   /* after their hello, including quarantined and closing ones */
+        size_t n_clients;           /* of these, those that are not admins */
+        size_t n_promised;          /* unused places of tenants' shares, which no other tenant can take */
+        struct session_list mapped; /* in quarantine; their memory may be unmapped, see mappings.h */
 };
 
 /* Which tenant a session belongs to. */
@@ -143,10 +144,11 @@ struct broker {
                 struct loop_turns turns;
                 struct partition_report *partitions; /* by partition; NULL: none yet */
         } reports;
-        struct session_list mapped_sessions; /* in quarantine; their memory may be unmapped, see mappings.h */
-        struct recall_list recalls[RECALL_KINDS]; /* those with a deadline, the earliest first */
-        uint64_t trim_clock;                      /* counts Trims and their answers */
-        struct reloads *reloads;                  /* borrowed */
+        struct {
+                struct recall_list lists[RECALL_KINDS]; /* those with a deadline, the earliest first */
+                uint64_t trim_clock;                    /* counts Trims and their answers */
+        } recalls;
+        struct reloads *reloads; /* borrowed */
 };
 
 /* Makes all objects, and backs preallocating partitions, which may take long. If the store has a ledger,

@@ -50,7 +50,7 @@ size_t lease_count(const struct broker *b, const struct tenant *t, const struct 
 
         for (size_t i = 0; i < b->leases.n; i++)
                 n += b->leases.list[i]->tenant == t &&
-                     (!parent || b->leases.list[i]->quota->parent == parent);
+                     (!parent || b->leases.list[i]->quota->lease.parent == parent);
         return n;
 }
 
@@ -119,7 +119,7 @@ int lease_adopt(struct broker *b, struct tenant *t, struct quota *q, uint32_t in
 
         if (r < 0)
                 return r;
-        q->lease = lease->name;
+        q->lease.name = lease->name;
         lease_enlist(b, lease, q, index);
         if (lease_record(b, lease)->ended_ms != 0)
                 quota_remove(q);
@@ -207,7 +207,7 @@ struct lease *lease_match(const struct broker *b, const struct quota *parent, st
                 struct lease *lease = b->leases.list[i];
                 unsigned rank;
 
-                if (lease->quota->parent != parent || lease->quota->is_ended)
+                if (lease->quota->lease.parent != parent || lease->quota->lease.is_ended)
                         continue;
                 rank = match_rank(lease_record(b, lease), peer);
                 if (rank == 0 || rank < best_rank)
@@ -274,14 +274,14 @@ void lease_end(struct broker *b, struct lease *lease)
 
         if (record->ended_ms == 0)
                 record->ended_ms = clock_ms();
-        if (!lease->quota->is_ended)
+        if (!lease->quota->lease.is_ended)
                 quota_remove(lease->quota);
         broker_note_leave(b, lease->quota);
 }
 
 void lease_follow(struct broker *b, struct lease *lease)
 {
-        const struct quota *parent = lease->quota->parent;
+        const struct quota *parent = lease->quota->lease.parent;
 
         if (parent->is_removed) {
                 lease_end(b, lease);

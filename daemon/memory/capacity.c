@@ -93,36 +93,66 @@ struct ledger_limits capacity_ledger(const struct capacity_records *n)
 
 /* ---- fds and standby memory --------------------------------------------------- */
 
-/* How many extents of this size the quotas of a partition can have, whatever the partition has. */
-static uint64_t quotas_max_extents(const struct config *c, size_t partition, uint64_t size)
+/* Of one partition, with the leases in it. */
+struct in_partition {
+        const struct config *config;
+        const struct capacity_lease *leases;
+        size_t n_leases;
+        size_t partition;
+};
+
+/* How many extents of this size a quota can have. */
+static uint64_t quota_max_extents(uint64_t limit_bytes, uint64_t size)
 {
+        struct extent_sizes g = extent_sizes_for(DEVICE_SHARE_FD, limit_bytes, CONFIG_GRANULARITY);
+
+        return extent_max_count_of_size(limit_bytes, &g, size);
+}
+
+/* The same of all quotas and leases, whatever the partition has. */
+static uint64_t quotas_max_extents(const struct in_partition *in, uint64_t size)
+{
+        const struct config *c = in->config;
         uint64_t n = 0;
 
         for (size_t i = 0; i < c->n_tenants; i++) {
                 for (size_t k = 0; k < c->tenants[i].n_quotas; k++) {
                         const struct config_quota *q = &c->tenants[i].quotas[k];
-                        struct extent_sizes g =
-                                extent_sizes_for(DEVICE_SHARE_FD, q->limit_bytes, CONFIG_GRANULARITY);
 
-                        if (q->partition == partition)
-                                n += extent_max_count_of_size(q->limit_bytes, &g, size);
+                        if (q->partition == in->partition)
+                                n += quota_max_extents(q->limit_bytes, size);
                 }
         }
+        for (size_t i = 0; i < in->n_leases; i++)
+                if (in->leases[i].partition == in->partition)
+                        n += quota_max_extents(in->leases[i].limit_bytes, size);
+        return n;
+}
+
+static uint64_t count_quotas(const struct in_partition *in)
+{
+        const struct config *c = in->config;
+        uint64_t n = 0;
+
+        for (size_t i = 0; i < c->n_tenants; i++)
+                for (size_t k = 0; k < c->tenants[i].n_quotas; k++)
+                        n += c->tenants[i].quotas[k].partition == in->partition;
+        for (size_t i = 0; i < in->n_leases; i++)
+                n += in->leases[i].partition == in->partition;
         return n;
 }
 
 /* The extents of all tenants together are no more than the partition: the smallest come first. */
-static uint64_t partition_max_extents(const struct config *c, size_t partition)
+static uint64_t partition_max_extents(const struct in_partition *in)
 {
-        uint64_t rest = c->partitions[partition].limit_bytes, n = 0;
+        const struct config_partition *p = &in->config->partitions[in->partition];
+        uint64_t rest = p->limit_bytes, n;
 
-        if (capacity_share(&c->partitions[partition]) != DEVICE_SHARE_FD)
-                return 0;                         /* they are no fds */
-        for (size_t i = 0; i < c->n_tenants; i++) /* the first extent of each may have any size */
-                for (size_t k = 0; k < c->tenants[i].n_quotas; k++)
-                        n += c->tenants[i].quotas[k].partition == partition;
+        if (capacity_share(p) != DEVICE_SHARE_FD)
+                return 0;     /* they are no fds */
+        n = count_quotas(in); /* the first extent of each may have any size */
         for (uint64_t size = CONFIG_GRANULARITY; size <= rest; size *= 2) {
-                uint64_t n_here = min_u64(rest / size, quotas_max_extents(c, partition, size));
+                uint64_t n_here = min_u64(rest / size, quotas_max_extents(in, size));
 
                 n += n_here;
                 rest -= n_here * size;
@@ -155,12 +185,13 @@ static uint64_t device_max_spares(const struct config *c, size_t device)
         return standby_n_extents(&goal);
 }
 
-uint64_t capacity_fds(const struct config *c)
+uint64_t capacity_fds(const struct config *c, uint64_t n_sessions, const struct capacity_lease *leases,
+                      size_t n_leases)
 {
-        uint64_t n = (uint64_t)c->max_sessions * SESSION_FDS + MORE_FDS + (uint64_t)c->n_tenants * TENANT_FDS;
+        uint64_t n = n_sessions * SESSION_FDS + MORE_FDS + (uint64_t)c->n_tenants * TENANT_FDS;
 
         for (size_t i = 0; i < c->n_partitions; i++)
-                n += partition_max_extents(c, i);
+                n += partition_max_extents(&(struct in_partition){ c, leases, n_leases, i });
         for (size_t i = 0; i < c->n_devices; i++)
                 n += device_max_spares(c, i);
         return n + n / (FDS_PER_WATCHED - 1);

@@ -35,9 +35,14 @@ uint64_t capacity_refs(const struct config *c);
 /* Leases of all tenants. */
 #define CAPACITY_LEASES 1024u
 
-/* The approximate number of fds for the sessions and extents of the config, and everything else: with
- * fewer, connections may be refused below the limits. */
-uint64_t capacity_fds(const struct config *c);
+/* The approximate number of fds for so many sessions, for all extents of the config and of the leases, and everything
+ * else. With fewer than for max_sessions, connections may be refused below the limits. */
+struct capacity_lease {
+        size_t partition; /* index */
+        uint64_t limit_bytes;
+};
+uint64_t capacity_fds(const struct config *c, uint64_t n_sessions, const struct capacity_lease *leases,
+                      size_t n_leases);
 
 /* How many destroyed extents may be watched without taking fds that live sessions need. */
 size_t capacity_watched(void);

@@ -39,7 +39,7 @@ static void quota_write_page(const struct quota *q)
 /* Before any reply that goes out because of the change: a client that knows of it reads it. */
 void quota_publish(struct quota *q)
 {
-        for (; q; q = q->parent)
+        for (; q; q = q->lease.parent)
                 quota_write_page(q);
 }
 
@@ -79,7 +79,7 @@ static void quota_assert(const struct quota *q)
 {
         assert(q->bytes_requested <= q->bytes_in_use);
         assert(q->bytes_in_use <= q->account.own_bytes);
-        for (; q; q = q->parent) {
+        for (; q; q = q->lease.parent) {
                 assert(q->all.bytes_in_use <= q->account.charged_bytes);
                 assert(q->account.committed_bytes <= q->account.ceiling_bytes);
                 assert(q->all.n_blocks <= q->blocks_ceiling);
@@ -93,7 +93,7 @@ static void quota_count_blocks(struct quota *q, uint32_t n_blocks, uint64_t n_by
         q->bytes_in_use += n_bytes;
         q->bytes_requested += n_requested;
         q->partition->use.n_bytes += n_bytes;
-        for (; q; q = q->parent) {
+        for (; q; q = q->lease.parent) {
                 q->all.n_blocks += n_blocks;
                 q->all.bytes_in_use += n_bytes;
                 q->all.bytes_requested += n_requested;
@@ -107,7 +107,7 @@ static void quota_note_peaks(struct quota *q)
 {
         struct partition *p = q->partition;
 
-        for (; q; q = q->parent) {
+        for (; q; q = q->lease.parent) {
                 q->peaks.window_in_use = max_u64(q->peaks.window_in_use, q->all.bytes_in_use);
                 q->peaks.window_is_used = true;
                 q->peaks.bytes_requested = max_u64(q->peaks.bytes_requested, q->all.bytes_requested);
@@ -134,7 +134,7 @@ int quota_charge(struct quota *q, uint64_t n_bytes, struct charge *ret, uint64_t
         if (r < 0)
                 return r;
         q->growth.high_bytes = empty ? n_bytes : max_u64(q->growth.high_bytes, q->account.own_bytes);
-        for (; q; q = q->parent) {
+        for (; q; q = q->lease.parent) {
                 life = &ledger_quota_at(q->ledger, q->index)->life;
                 life->peak_reserved = q->account.lifetime_peak_charged_bytes;
                 life->partition_peak_reserved = q->partition->pool.lifetime_peak_charged_bytes;
@@ -228,7 +228,7 @@ static int quota_open_arena(struct quota *q, const struct quota_options *from)
 
         snprintf(facts.tenant, sizeof(facts.tenant), "%s", q->tenant);
         snprintf(facts.partition, sizeof(facts.partition), "%s", p->name);
-        facts.is_lease = q->parent != NULL;
+        facts.is_lease = q->lease.parent != NULL;
         r = ledger_quota_add(q->ledger, &facts, &q->index);
         if (r < 0)
                 return r;
@@ -251,7 +251,7 @@ static void quota_count_inherited(struct quota *q, const struct arena_inherited 
 
                 quota_count_blocks(q, 1, b->n_bytes, b->n_requested);
         }
-        for (struct quota *each = q; each; each = each->parent)
+        for (struct quota *each = q; each; each = each->lease.parent)
                 each->blocks_ceiling = (uint32_t)max_u64(each->all.n_blocks, each->max_blocks);
         p->use.lifetime_peak_bytes = max_u64(p->use.lifetime_peak_bytes, p->use.n_bytes);
         quota_note_peaks(q);
@@ -291,7 +291,7 @@ static int quota_open(struct quota *q, const struct quota_options *from)
         uint64_t missing;
         int r;
 
-        r = account_init(&q->account, q->parent ? &q->parent->account : &q->partition->pool,
+        r = account_init(&q->account, q->lease.parent ? &q->lease.parent->account : &q->partition->pool,
                          from->limit_bytes, from->reserve_bytes);
         if (r == 0)
                 r = charge_take(&q->account, from->closed_bytes, &q->closed, &missing);
@@ -309,8 +309,8 @@ int quota_new(const struct quota_options *options, struct quota **ret)
                 return -ENOMEM;
         q->partition = options->partition;
         q->tenant = options->tenant;
-        q->parent = options->parent;
-        q->lease = options->lease;
+        q->lease.parent = options->parent;
+        q->lease.name = options->lease;
         q->ledger = options->ledger;
         q->max_sessions = options->max_sessions;
         q->max_blocks = options->max_blocks;
@@ -363,7 +363,7 @@ struct quota *quota_free(struct quota *q)
         if (!q)
                 return NULL;
         assert(q->sessions.n == 0 && q->n_blocks == 0 && TAILQ_EMPTY(&q->queue.requests));
-        assert(!q->growth.is_running && !q->growth.backed && q->growth.held.n_bytes == 0 && !q->asked);
+        assert(!q->growth.is_running && !q->growth.backed && q->growth.held.n_bytes == 0 && !q->trim.state);
         q->page = NULL; /* the arena is freed first */
         q->arena = arena_free(q->arena);
         p = q->partition;
@@ -397,7 +397,7 @@ void quota_count_alloc(struct quota *q, uint64_t n_bytes)
         quota_count_blocks(q, 1, bfc_block_bytes(n_bytes), n_bytes);
         quota_note_peaks(q);
         p->use.lifetime_peak_bytes = max_u64(p->use.lifetime_peak_bytes, p->use.n_bytes);
-        for (struct quota *each = q; each; each = each->parent) {
+        for (struct quota *each = q; each; each = each->lease.parent) {
                 struct ledger_lifetime *life = &ledger_quota_at(each->ledger, each->index)->life;
 
                 life->peak_in_use = max_u64(life->peak_in_use, each->all.bytes_in_use);
@@ -410,7 +410,7 @@ void quota_count_alloc(struct quota *q, uint64_t n_bytes)
 const struct quota *quota_without_block(const struct quota *q)
 {
         while (q && q->all.n_blocks < q->max_blocks)
-                q = q->parent;
+                q = q->lease.parent;
         return q;
 }
 
@@ -448,7 +448,7 @@ static void quota_count_one_refusal(struct quota *q, int r)
 
 void quota_count_refusal(struct quota *q, int r)
 {
-        for (; q && (r == -EDQUOT || r == -ENOMEM); q = q->parent)
+        for (; q && (r == -EDQUOT || r == -ENOMEM); q = q->lease.parent)
                 quota_count_one_refusal(q, r);
 }
 
@@ -494,10 +494,10 @@ int quota_alloc_or_again(struct quota *q, uint64_t n_bytes, bool in_extent, bfc_
                 r = QUOTA_WAIT; /* requests that came before are looked at first */
         else
                 r = quota_try(q, n_bytes, in_extent, ret_handle, ret_offset);
-        for (struct quota *each = q; each && r == 0; each = each->parent)
+        for (struct quota *each = q; each && r == 0; each = each->lease.parent)
                 each->grants.ways[GRANT_BACKED].n[0]++;
         if (r > 0) {
-                int never = q->is_ended ? -EDQUOT : quota_is_impossible(q, n_bytes);
+                int never = q->lease.is_ended ? -EDQUOT : quota_is_impossible(q, n_bytes);
 
                 r = never < 0 ? never : QUOTA_WAIT;
         }
@@ -548,7 +548,7 @@ int quota_split(struct quota *q, bfc_handle handle, uint64_t at, uint32_t n_more
         bool has_room = true;
         int r;
 
-        for (const struct quota *each = q; each; each = each->parent)
+        for (const struct quota *each = q; each; each = each->lease.parent)
                 has_room = has_room && (uint64_t)each->all.n_blocks + n_more < each->max_blocks;
         r = has_room ? arena_split(q->arena, handle, at, ret_high) : -EDQUOT;
         if (r < 0)
@@ -661,8 +661,8 @@ void quota_remove(struct quota *q)
 {
         uint64_t limit = q->account.limit_bytes;
 
-        q->is_ended = q->parent != NULL;
-        account_set(&q->account, q->is_ended ? min_u64(limit, q->account.own_bytes) : limit, 0);
+        q->lease.is_ended = q->lease.parent != NULL;
+        account_set(&q->account, q->lease.is_ended ? min_u64(limit, q->account.own_bytes) : limit, 0);
         q->is_removed = true;
         reclaim_unkeep(q);
         reclaim_release_unused(q);

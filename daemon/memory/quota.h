@@ -175,11 +175,24 @@ struct quota_sums {
         uint64_t bytes_requested;
 };
 
+/* What makes a quota a lease's. */
+struct quota_lease {
+        struct quota *parent; /* its tenant's quota; NULL: this is a tenant's */
+        const char *name;     /* the lease's own; NULL: none */
+        bool is_ended;        /* the lease has ended: nothing is charged any more */
+};
+
+/* Of trim.h. */
+struct quota_trim {
+        struct trim_quota *state; /* NULL: it has no session of this quota */
+        bool may_have_idle;       /* it is in partition.asked */
+        TAILQ_ENTRY(quota) of_asked;
+};
+
 struct quota {
         struct partition *partition;
-        const char *tenant;   /* name, the tenant's own */
-        struct quota *parent; /* of a lease: its tenant's; NULL: this is a tenant's */
-        const char *lease;    /* name, the lease's own; NULL: none */
+        const char *tenant; /* name, the tenant's own */
+        struct quota_lease lease;
         struct account account;
         struct arena *arena;
         struct ledger *ledger;
@@ -189,7 +202,6 @@ struct quota {
         uint32_t max_blocks;
         uint32_t blocks_ceiling; /* max_blocks, or the number of blocks when it was lowered */
         bool is_removed; /* the config no longer has it, or the lease has ended; its sessions may stay */
-        bool is_ended;   /* the lease has ended: nothing is charged any more */
         bool is_left;    /* left to the next daemon: nothing is released */
         uint32_t n_blocks;
         uint64_t bytes_in_use;
@@ -210,9 +222,7 @@ struct quota {
                 uint64_t unreclaimed_bytes, n_refills;
                 uint64_t recorded_ms; /* when its peaks were a record, by accounting.h; 0: never */
         } logged;                     /* by the broker */
-        struct trim_quota *asked;     /* of trim.h; NULL: it has no session of this quota */
-        bool may_have_idle;           /* of trim.h: it is in partition.asked */
-        TAILQ_ENTRY(quota) of_asked;
+        struct quota_trim trim;
 };
 
 struct quota_options {

@@ -577,7 +577,7 @@ static int reclaim_make_room_by_itself(struct quota *q, struct quota_request *re
                 q->queue.look_again = true;
                 return 0;
         }
-        r = q->is_ended ? -EDQUOT : quota_is_impossible(q, request->n_bytes);
+        r = q->lease.is_ended ? -EDQUOT : quota_is_impossible(q, request->n_bytes);
         if (r < 0)
                 return r;
         need = growth_need(q, &plan);
@@ -709,7 +709,7 @@ static uint64_t quota_growth_room(const struct quota *q)
 {
         uint64_t room = UINT64_MAX, guaranteed = 0;
 
-        if (quota_growth_pause_ms(q) > 0 || q->is_ended)
+        if (quota_growth_pause_ms(q) > 0 || q->lease.is_ended)
                 return 0;
         for (const struct account *a = &q->account; a; a = a->parent) {
                 uint64_t after = excess_u64(a->committed_bytes, coming_in(q->partition, a));

@@ -3,24 +3,33 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/net/fd_reserve.h"
 
-#include <sys/resource.h>
-
 #define FD_RESERVE_PART 8u /* of a small hard limit */
 
 static struct {
         struct rlimit usual, raised;
 } limits;
 
+uint64_t fd_reserve_usable_of(const struct rlimit *limit)
+{
+        rlim_t n = limit->rlim_max / FD_RESERVE_PART;
+
+        return limit->rlim_max - (n < FD_RESERVE_MAX ? n : FD_RESERVE_MAX);
+}
+
+uint64_t fd_reserve_usable(void)
+{
+        struct rlimit now;
+
+        return getrlimit(RLIMIT_NOFILE, &now) < 0 ? UINT64_MAX : fd_reserve_usable_of(&now);
+}
+
 uint64_t fd_reserve_set(void)
 {
-        rlim_t n;
-
         if (getrlimit(RLIMIT_NOFILE, &limits.raised) < 0)
                 return UINT64_MAX;
-        n = limits.raised.rlim_max / FD_RESERVE_PART;
         limits.raised.rlim_cur = limits.raised.rlim_max;
         limits.usual = limits.raised;
-        limits.usual.rlim_cur -= n < FD_RESERVE_MAX ? n : FD_RESERVE_MAX;
+        limits.usual.rlim_cur = fd_reserve_usable_of(&limits.raised);
         (void)setrlimit(RLIMIT_NOFILE, &limits.usual);
         return limits.usual.rlim_cur;
 }

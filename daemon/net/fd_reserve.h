@@ -14,11 +14,16 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/resource.h>
 
 #define FD_RESERVE_MAX 144u /* the socket and the process of 64 administrators, and files that are read */
 
-/* Sets the soft limit to the hard one, less the reserve: FD_RESERVE_MAX, or an eighth of a small hard limit.
- * Returns how many file descriptors are left for everything else. */
+/* How many file descriptors a hard limit leaves for everything else: without the reserve, which is FD_RESERVE_MAX or an
+ * eighth of a small limit. And those of this process. */
+uint64_t fd_reserve_usable_of(const struct rlimit *limit);
+uint64_t fd_reserve_usable(void);
+
+/* Makes this the soft limit, and returns it. */
 uint64_t fd_reserve_set(void);
 
 /* Whether this number is of the reserve. From any thread. */

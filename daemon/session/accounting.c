@@ -78,8 +78,8 @@ static void record_end(const struct session *s, const char *why, uint64_t lasted
         record_add_number(r, "session", s->id);
         add_client(r, s);
         for (size_t i = 0; i < s->n_shares; i++)
-                if (s->shares[i].joined && s->shares[i].quota->lease) {
-                        record_add_text(r, "lease", s->shares[i].quota->lease, CONFIG_NAME_MAX);
+                if (s->shares[i].joined && s->shares[i].quota->lease.name) {
+                        record_add_text(r, "lease", s->shares[i].quota->lease.name, CONFIG_NAME_MAX);
                         break; /* a job's leases in several partitions are one job's */
                 }
         record_add_number(r, "begin_us", now_us - min_u64(now_us, lasted_ms * 1000));
@@ -253,7 +253,7 @@ static void record_usage(struct quota *q)
         struct record r;
 
         q->logged.recorded_ms = clock_ms();
-        if (q->parent ||
+        if (q->lease.parent ||
             !quota_take_window(q, &w)) /* a tenant's peaks are with its leases, which have their record */
                 return;
         record_init(&r, RECORD_USAGE);

@@ -36,14 +36,14 @@ void mappings_begin(struct session *s)
                 return;
         s->mappings.is_listed = true;
         s->mappings.id = 0;
-        TAILQ_INSERT_TAIL(&s->broker->mapped_sessions, s, mappings.link);
+        TAILQ_INSERT_TAIL(&s->broker->sessions.mapped, s, mappings.link);
         broker_wake(s->broker);
 }
 
 void mappings_end(struct session *s)
 {
         if (s->mappings.is_listed)
-                TAILQ_REMOVE(&s->broker->mapped_sessions, s, mappings.link);
+                TAILQ_REMOVE(&s->broker->sessions.mapped, s, mappings.link);
         s->mappings.is_listed = false;
 }
 
@@ -88,16 +88,16 @@ static bool session_look(struct session *s, size_t n_max, size_t *ret_n)
 /* Each session at most once. A session whose memory is mapped costs one look. */
 void mappings_look(struct broker *b)
 {
-        const struct session *last = TAILQ_LAST(&b->mapped_sessions, session_list);
+        const struct session *last = TAILQ_LAST(&b->sessions.mapped, session_list);
         size_t n_left = MAPPINGS_LOOKS, n;
         bool is_last = !last;
 
         while (!is_last && n_left > 0) {
-                struct session *s = TAILQ_FIRST(&b->mapped_sessions);
+                struct session *s = TAILQ_FIRST(&b->sessions.mapped);
 
                 is_last = s == last;
-                TAILQ_REMOVE(&b->mapped_sessions, s, mappings.link);
-                TAILQ_INSERT_TAIL(&b->mapped_sessions, s, mappings.link);
+                TAILQ_REMOVE(&b->sessions.mapped, s, mappings.link);
+                TAILQ_INSERT_TAIL(&b->sessions.mapped, s, mappings.link);
                 if (session_look(s, min_u64(n_left, MAPPINGS_LOOKS_OF_ONE), &n))
                         session_close(s, "process has unmapped all its memory");
                 n_left -= n > 0 ? n : 1;
@@ -106,5 +106,5 @@ void mappings_look(struct broker *b)
 
 bool mappings_are_watched(const struct broker *b)
 {
-        return !TAILQ_EMPTY(&b->mapped_sessions);
+        return !TAILQ_EMPTY(&b->sessions.mapped);
 }

@@ -65,8 +65,8 @@ static void refuse_join(struct session *s, uint64_t id, const struct quota *q, i
 
         snprintf(sentence, sizeof(sentence),
                  "%s '%s' has %" PRIu32 " sessions in partition '%s': its limit max_sessions is %" PRIu32,
-                 q->lease ? "lease" : "tenant", q->lease ? q->lease : s->tenant->name, q->sessions.n,
-                 q->partition->name, q->max_sessions);
+                 q->lease.name ? "lease" : "tenant", q->lease.name ? q->lease.name : s->tenant->name,
+                 q->sessions.n, q->partition->name, q->max_sessions);
         accounting_refuse(s, &(struct accounting_refusal){ .partition = q->partition->name,
                                                            .limit = "max_sessions",
                                                            .sentence = sentence });
@@ -80,9 +80,10 @@ int session_join(struct session *s, struct session_share *share, uint64_t id)
         if (share->joined)
                 return 0;
         r = quota_join(share->quota);
-        if (r == -ENOENT && share->quota->is_ended) {
+        if (r == -ENOENT && share->quota->lease.is_ended) {
                 session_refuse_format(s, id, r, "lease '%s' of tenant '%s' has ended in partition '%s'",
-                                      share->quota->lease, s->tenant->name, share->quota->partition->name);
+                                      share->quota->lease.name, s->tenant->name,
+                                      share->quota->partition->name);
                 return r;
         }
         if (r == -ENOENT) {
@@ -174,7 +175,7 @@ int session_take_shares(struct session *s)
         for (size_t i = 0; r == 0 && i < t->n_quotas; i++) {
                 const struct lease *lease;
 
-                if (t->quotas[i]->is_removed || t->quotas[i]->parent)
+                if (t->quotas[i]->is_removed || t->quotas[i]->lease.parent)
                         continue;
                 lease = lease_match(s->broker, t->quotas[i], &peer);
                 take_share(s, lease ? lease->quota : t->quotas[i]);
@@ -188,7 +189,7 @@ static struct quota *innermost(const struct session *s, const struct ledger_sess
         for (size_t i = 0; q->account.n_children > 0 && i < s->tenant->n_quotas; i++) {
                 struct quota *each = s->tenant->quotas[i];
 
-                for (size_t k = 0; each->parent == q && k < LEDGER_SESSION_LEASES; k++)
+                for (size_t k = 0; each->lease.parent == q && k < LEDGER_SESSION_LEASES; k++)
                         if (record->leases[k] == ledger_quota_at(each->ledger, each->index)->id)
                                 return each;
         }
@@ -201,7 +202,7 @@ int session_take_shares_again(struct session *s, const struct ledger_session *re
         int r = shares_alloc(s);
 
         for (size_t i = 0; r == 0 && i < t->n_quotas; i++)
-                if (!t->quotas[i]->parent &&
+                if (!t->quotas[i]->lease.parent &&
                     ledger_quota_at(s->broker->ledger, t->quotas[i]->index)->id < record->quotas_end)
                         take_share(s, innermost(s, record, t->quotas[i]));
         return r;
@@ -214,7 +215,7 @@ void session_note_leases(const struct session *s, struct ledger_session *facts)
         for (size_t i = 0; i < s->n_shares; i++) {
                 const struct quota *q = s->shares[i].quota;
 
-                if (q->parent && n < LEDGER_SESSION_LEASES)
+                if (q->lease.parent && n < LEDGER_SESSION_LEASES)
                         facts->leases[n++] = ledger_quota_at(q->ledger, q->index)->id;
         }
 }

@@ -8,12 +8,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "daemon/clock.h"
 #include "daemon/handover/restore.h"
 #include "daemon/memory/broker_lease.h"
+#include "daemon/net/fd_reserve.h"
 #include "tests/fake_store.h"
 #include "tests/suite.h"
 #include "tests/unit/sessions.h"
@@ -21,14 +23,15 @@
 
 #define MIB (UINT64_C(1) << 20)
 
-#define CONFIG(red)                                                                                          \
+#define CONFIG(red) CONFIG_WITH(red, "64MiB")
+#define CONFIG_WITH(red, blue)                                                                               \
         "devices:\n"                                                                                         \
         "  - id: host\n"                                                                                     \
         "    size: 256MiB\n"                                                                                 \
         "    partitions: [{name: a, limit: 64MiB}, {name: pre, limit: 8MiB, growth: preallocate}]\n"         \
         "tenants:\n"                                                                                         \
         "  - {name: red, match: {uid: [1, 3]}, quotas: [" red "{partition: pre, limit: 4MiB}]}\n"            \
-        "  - {name: blue, match: {uid: 2}, quotas: [{partition: a, limit: 64MiB}]}\n"
+        "  - {name: blue, match: {uid: 2}, quotas: [{partition: a, limit: " blue "}]}\n"
 static const char config_text[] = CONFIG("{partition: a, limit: 40MiB}, ");
 
 static struct peer *admin;
@@ -137,7 +140,9 @@ static struct peer *join(uid_t uid, const char *cgroup, const char *lease)
 
         p->session->who.cgroup = cgroup ? strdup(cgroup) : NULL;
         say_hello(p);
-        ck_assert_str_eq(p->session->shares[0].quota->lease ? p->session->shares[0].quota->lease : "", lease);
+        ck_assert_str_eq(p->session->shares[0].quota->lease.name ? p->session->shares[0].quota->lease.name
+                                                                 : "",
+                         lease);
         return p;
 }
 
@@ -257,7 +262,7 @@ TEST_OF(lease, each_level_refuses_by_name)
         assert_has(refused_block(y, 22 * MIB, EDQUOT), "tenant 'red' is at its limit");
         must_malloc(y, 0, 20 * MIB);
         assert_has(refused_block(own, 2 * MIB, EDQUOT), "tenant 'red' is at its limit");
-        ck_assert_uint_eq(quota_of("y")->parent->account.charged_bytes, 40 * MIB);
+        ck_assert_uint_eq(quota_of("y")->lease.parent->account.charged_bytes, 40 * MIB);
         block = must_malloc(blue, 0, 24 * MIB);
         assert_has(refused_block(blue, 2 * MIB, ENOMEM), "partition 'a' is full");
         must_free(blue, block);
@@ -286,7 +291,7 @@ TEST_OF(lease, free_memory_moves_between_leases)
         ck_assert_uint_gt(quota_of("x")->account.own_bytes, 20 * MIB); /* it keeps its free extents */
         must_malloc(y, 0, 30 * MIB);
         ck_assert_uint_le(quota_of("x")->account.own_bytes, 10 * MIB);
-        ck_assert_uint_le(quota_of("x")->parent->account.charged_bytes, 40 * MIB);
+        ck_assert_uint_le(quota_of("x")->lease.parent->account.charged_bytes, 40 * MIB);
         must_close(x);
         must_close(y);
         end("x", false, 0);
@@ -317,7 +322,8 @@ TEST_OF(lease, many_leases_come_and_go)
                                 n_granted += peer_error(peers[i][k], id) == 0;
                                 n_refused += peer_error(peers[i][k], id) == EDQUOT;
                                 ck_assert_uint_le(quota_of(name)->account.charged_bytes, 2 * MIB);
-                                ck_assert_uint_le(quota_of(name)->parent->account.committed_bytes, 40 * MIB);
+                                ck_assert_uint_le(quota_of(name)->lease.parent->account.committed_bytes,
+                                                  40 * MIB);
                         }
                         peer_forget_replies(admin);
                 }
@@ -452,12 +458,38 @@ TEST_OF(lease, a_reload_keeps_leases_or_ends_them)
         ck_assert_int_eq(reload(config_text), 0);
         must_malloc(x, 0, 2 * MIB);
         ck_assert_int_eq(reload(CONFIG("")), 0);
-        ck_assert(quota_of("x")->is_ended);
+        ck_assert(quota_of("x")->lease.is_ended);
         ck_assert_str_eq(lease_find(b, "x")->tenant->name, "red");
         ck_assert_int_eq(reload(config_text), 0);
-        ck_assert(quota_of("x")->is_ended);
+        ck_assert(quota_of("x")->lease.is_ended);
         must_close(x);
         ck_assert_ptr_null(lease_find(b, "x"));
+}
+
+/* Each extent is an fd. The limit is what two leases need, in a partition that has more than its quotas. */
+TEST_OF(lease, leases_need_fds)
+{
+        const struct capacity_lease both[] = { { 0, 2 * MIB }, { 0, 16 * MIB } };
+        struct rlimit tight = { 0 };
+        uint64_t n_both;
+
+        ck_assert_int_eq(reload(CONFIG_WITH("{partition: a, limit: 20MiB}, ", "2MiB")), 0);
+        n_both = capacity_fds(b->config, 0, both, 2);
+        ck_assert_uint_gt(n_both, capacity_fds(b->config, 0, both, 1));
+        while (fd_reserve_usable_of(&tight) < n_both)
+                tight.rlim_cur = ++tight.rlim_max;
+        ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &tight), 0); /* of the process of this case only */
+        CREATE(.name = "x", .cgroup = "/x", .limit = 2 * MIB);
+        CREATE(.name = "y", .cgroup = "/y", .limit = 16 * MIB);
+        REFUSED(EMFILE, "LimitNOFILE=", .name = "z", .cgroup = "/z", .limit = 16 * MIB);
+        assert_has(refusal_of(admin, ask_set("x", 16 * MIB, false, 0), EMFILE), "file descriptors");
+        ck_assert_uint_eq(quota_of("x")->account.limit_bytes, 2 * MIB);
+        end("x", false, 0);
+        ck_assert_int_eq(peer_error(admin, ask_set("y", 14 * MIB, false, 0)), 0);
+        ck_assert_int_eq(peer_error(admin, ask_set("y", 16 * MIB, false, 0)), 0);
+        CREATE(.name = "z", .cgroup = "/z", .limit = 2 * MIB);
+        end("y", false, 0);
+        end("z", false, 0);
 }
 
 /* ---- restarts -------------------------------------------------------------------- */
@@ -522,13 +554,13 @@ TEST_OF(lease, a_restart_keeps_leases)
                 ck_assert_uint_eq(quota_of("x")->account.own_bytes, 12 * MIB);
                 ck_assert_uint_eq(quota_of("x")->account.limit_bytes, 16 * MIB);
                 ck_assert_uint_eq(quota_of("x")->account.reserve_bytes, 4 * MIB);
-                ck_assert_uint_eq(quota_of("x")->parent->account.charged_bytes, 14 * MIB);
-                ck_assert_uint_eq(quota_of("x")->parent->account.limit_bytes, 40 * MIB);
+                ck_assert_uint_eq(quota_of("x")->lease.parent->account.charged_bytes, 14 * MIB);
+                ck_assert_uint_eq(quota_of("x")->lease.parent->account.limit_bytes, 40 * MIB);
                 ck_assert_uint_eq(quota_of("x")->refusals.n_over_quota, 1);
                 ck_assert_uint_ne(lease_record(b, lease_find(b, "x"))->ends_ms, 0);
-                ck_assert(quota_of("ended")->is_ended);
+                ck_assert(quota_of("ended")->lease.is_ended);
                 ck_assert_uint_eq(quota_of("empty")->account.limit_bytes, 6 * MIB);
-                ck_assert_str_eq(session_with(id)->shares[0].quota->lease, "x");
+                ck_assert_str_eq(session_with(id)->shares[0].quota->lease.name, "x");
         }
         end_sessions();
         settle();

@@ -388,7 +388,7 @@ TEST(test_quarantine)
         ck_assert_int_eq(session_hang_up(q->session), 1);
         release(qa, UINT64_MAX);
         assert_pending(0, E);
-        ck_assert(TAILQ_EMPTY(&b->recalls[RECALL_RETIRE]));
+        ck_assert(TAILQ_EMPTY(&b->recalls.lists[RECALL_RETIRE]));
         die(q);
         assert_pending(0, 0);
         peer_free(later);
@@ -610,7 +610,7 @@ TEST(no_release_that_would_be_late)
         must_free(p, block); /* one extent is wholly free */
         must_malloc(p, 0, 4 * MIB);
         ck_assert_uint_eq(arena_pending_bytes(qa->arena), 0);
-        ck_assert(TAILQ_EMPTY(&b->recalls[RECALL_RETIRE]));
+        ck_assert(TAILQ_EMPTY(&b->recalls.lists[RECALL_RETIRE]));
         recall_tick(b, clock_ms() + RELEASE_MS);
         ck_assert(!p->aborted);
         die(p);
@@ -682,7 +682,7 @@ LOOP_TEST(session_ends_during_a_trim_command, 2)
                 (void)session_hang_up(p->session);
         check();
         ck_assert_int_eq(peer_error(admin, id), 0);
-        ck_assert(TAILQ_EMPTY(&b->recalls[RECALL_RETIRE]));
+        ck_assert(TAILQ_EMPTY(&b->recalls.lists[RECALL_RETIRE]));
         ck_assert(TAILQ_EMPTY(&p->session->recall.queues[RECALL_RETIRE].open));
         peer_free(p);
         peer_free(admin);

@@ -15,6 +15,7 @@
 #include <time.h>
 
 #include "daemon/clock.h"
+#include "daemon/admin/lease.h"
 #include "daemon/admin/reload.h"
 #define SUITE_TIMEOUT 3600.0
 #include "tests/suite.h"
@@ -82,9 +83,13 @@ static bool can_ask(const struct slot *s)
 
 static void op_connect(struct slot *s)
 {
+        const char *group;
+
         if (s->peer)
                 return;
         s->peer = peer_new(w.b, (uid_t)(1 + dice(5)), false);
+        group = walk_some_group();
+        s->peer->session->who.cgroup = group ? strdup(group) : NULL;
         s->peer->auto_ack = dice(4) > 0;
         s->peer->wants_events = dice(8) > 0;
         s->n_pending = 0;
@@ -103,6 +108,8 @@ static void op_hello(struct slot *s)
                 (void)peer_hello(s->peer, tenants[dice(6)], partitions[dice(5)]);
         else
                 (void)session_hang_up(s->peer->session); /* or it would never leave */
+        if (s->peer->session->state == SESSION_LIVE)
+                walk_joined(s->peer->session);
 }
 
 static void op_malloc(struct slot *s)
@@ -114,7 +121,7 @@ static void op_malloc(struct slot *s)
         if (!can_ask(s) || w.n_blocks > N_BLOCKS - N_SLOTS * N_PENDING)
                 return;
         q = expect(s, MALLOC, -1);
-        q->share = (uint32_t)dice(s->peer->session->tenant->n_quotas);
+        q->share = (uint32_t)dice(s->peer->session->n_shares);
         q->n_bytes = n_bytes;
         if (dice(4) == 0)
                 (void)peer_malloc_flags(s->peer, q->share, n_bytes,
@@ -127,6 +134,14 @@ static void op_malloc(struct slot *s)
                 (void)peer_malloc(s->peer, q->share, n_bytes);
 }
 
+/* Its first quota is a lease that has ended, and it had no block there yet. */
+static bool is_too_late(const struct session *s)
+{
+        const struct quota *q = s->shares[0].quota;
+
+        return q->lease.name && lease_model_of(q->lease.name)->is_ended && !s->shares[0].joined;
+}
+
 static void op_malloc_wrong(struct slot *s)
 {
         struct pending *q;
@@ -135,7 +150,7 @@ static void op_malloc_wrong(struct slot *s)
                 return;
         switch (dice(3)) {
         case 0:
-                q = expect(s, MALLOC, EINVAL);
+                q = expect(s, MALLOC, is_too_late(s->peer->session) ? ENOENT : EINVAL);
                 (void)peer_malloc(s->peer, 0, 0);
                 break;
         case 1:
@@ -143,7 +158,7 @@ static void op_malloc_wrong(struct slot *s)
                 (void)peer_malloc(s->peer, 2 + (uint32_t)dice(UINT32_MAX - 2), 1);
                 break;
         default:
-                q = expect(s, MALLOC, EDQUOT);
+                q = expect(s, MALLOC, is_too_late(s->peer->session) ? ENOENT : EDQUOT);
                 (void)peer_malloc(s->peer, 0, 33 * MIB + dice(UINT64_C(1) << 62));
                 break;
         }
@@ -512,6 +527,7 @@ static void op_tick(struct slot *s)
         broker_tick(w.b);
         recall_tick(w.b, clock_ms());
         shared_tick(w.b, clock_ms());
+        lease_tick(w.b, clock_ms());
         time_passed();
 }
 
@@ -552,20 +568,21 @@ static const struct {
         unsigned weight;
         void (*act)(struct slot *s);
 } operations[] = {
-        { "connect", 40, op_connect }, { "hello", 40, op_hello },
-        { "malloc", 250, op_malloc },  { "malloc wrongly", 8, op_malloc_wrong },
-        { "free", 200, op_free },      { "free wrongly", 12, op_free_wrong },
-        { "publish", 30, op_publish }, { "attach", 50, op_attach },
-        { "ack", 120, op_ack },        { "list", 8, op_list },
-        { "usage", 4, op_usage },      { "explain", 4, op_explain },
-        { "admin", 4, op_admin },      { "retired", 60, op_retired },
-        { "goodbye", 20, op_goodbye }, { "hang up", 20, op_hang_up },
-        { "violate", 10, op_violate }, { "exit", 60, op_exit },
-        { "reap", 120, op_reap },      { "poll", 120, op_poll },
-        { "turn", 120, op_turn },      { "tick", 10, op_tick },
-        { "settle", 2, op_settle },    { "reload", 2, op_reload },
-        { "trimmed", 80, op_trimmed }, { "trim", 2, op_trim_now },
-        { "evict", 10, op_evict },
+        { "connect", 40, op_connect },    { "hello", 40, op_hello },
+        { "malloc", 250, op_malloc },     { "malloc wrongly", 8, op_malloc_wrong },
+        { "free", 200, op_free },         { "free wrongly", 12, op_free_wrong },
+        { "publish", 30, op_publish },    { "attach", 50, op_attach },
+        { "ack", 120, op_ack },           { "list", 8, op_list },
+        { "usage", 4, op_usage },         { "explain", 4, op_explain },
+        { "admin", 4, op_admin },         { "retired", 60, op_retired },
+        { "goodbye", 20, op_goodbye },    { "hang up", 20, op_hang_up },
+        { "violate", 10, op_violate },    { "exit", 60, op_exit },
+        { "reap", 120, op_reap },         { "poll", 120, op_poll },
+        { "turn", 120, op_turn },         { "tick", 10, op_tick },
+        { "settle", 2, op_settle },       { "reload", 2, op_reload },
+        { "trimmed", 80, op_trimmed },    { "trim", 2, op_trim_now },
+        { "evict", 10, op_evict },        { "lease create", 12, op_lease_create },
+        { "lease set", 8, op_lease_set }, { "lease end", 3, op_lease_end },
 };
 #define N_OPERATIONS (sizeof(operations) / sizeof(operations[0]))
 
@@ -606,11 +623,13 @@ static void walk(bool sticky)
         for (w.step = 0; w.step < n_steps; w.step++) {
                 act();
                 collect();
+                walk_check_levels();
                 if (w.step % CHECK_EVERY == 0)
                         check_all();
         }
         for (size_t i = 0; i < N_SLOTS; i++)
                 w.slots[i].peer = peer_free(w.slots[i].peer);
+        walk_end_leases();
         peer_free(w.admin);
         peer_broker_free(w.b, config);
         ck_assert_int_eq(suite_count_fds(), n_fds);
@@ -622,6 +641,10 @@ static void walk(bool sticky)
         printf("# %" PRIu64 " Trims, %" PRIu64 " answered, %" PRIu64 " not in time, %" PRIu64
                " for operators; %" PRIu64 " evicted, %" PRIu64 " lies; the longest waited %" PRIu64 " ms\n",
                w.n_trims, w.n_answers, w.n_missed, w.n_orders, w.n_evicted, w.n_lies, w.longest_wait_ms);
+        printf("# %" PRIu64 " leases, %" PRIu64 " gone, %" PRIu64 " ended with evictions, %" PRIu64
+               " commands refused; %" PRIu64 " sessions in leases\n",
+               w.n_leases, w.n_leases_gone, w.n_lease_evictions, w.n_leases_refused, w.n_joined);
+        ck_assert(w.n_leases_gone > 0 && w.n_lease_evictions > 0 && w.n_leases_refused > 0 && w.n_joined > 0);
         for (int i = MALLOC; i <= GOODBYE; i++)
                 ck_assert_uint_gt(w.n_done[i], 0);
         ck_assert_uint_gt(w.n_answers, 0);

@@ -2,6 +2,7 @@
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
+#include "daemon/memory/broker_lease.h"
 #include "tests/checks.h"
 #include "tests/unit/walk_model.h"
 
@@ -138,25 +139,29 @@ struct sums {
         bool is_all;        /* no other tenant can have memory */
 };
 
-static void sum_up(unsigned tenant, uint32_t share, struct sums *ret)
+/* Of a tenant's quota with its leases, or of a lease. */
+static void sum_up(unsigned tenant, uint32_t share, const struct quota *q, struct sums *ret)
 {
-        uint32_t quota = w.b->tenants[tenant].quotas[share]->index;
         bool refs[N_SLOTS] = { false };
 
         *ret = (struct sums){ .is_all = true };
         for (size_t i = 0; i < w.n_blocks; i++) {
-                if (w.blocks[i].quota != quota)
+                const struct block *block = &w.blocks[i];
+
+                if (q->lease.parent ? block->quota != q->index
+                                    : block->tenant != tenant || block->share != share)
                         continue;
                 ret->n_blocks++;
-                ret->n_bytes += w.blocks[i].n_bytes;
-                ret->n_requested += w.blocks[i].n_requested;
-                if (w.blocks[i].owner >= 0)
-                        refs[w.blocks[i].owner] = true;
+                ret->n_bytes += block->n_bytes;
+                ret->n_requested += block->n_requested;
+                if (block->owner >= 0 && block->quota == q->index)
+                        refs[block->owner] = true;
         }
         for (size_t i = 0; i < N_SLOTS; i++) {
                 const struct slot *s = &w.slots[i];
 
-                if (!s->peer || !s->peer->session->tenant || tenant_index(s->peer->session) != tenant)
+                if (!s->peer || !s->peer->session->tenant || tenant_index(s->peer->session) != tenant ||
+                    (q->lease.parent && s->peer->session->shares[share].quota != q))
                         continue;
                 ret->n_peers++;
                 ret->n_holders += refs[i];
@@ -167,11 +172,22 @@ static void sum_up(unsigned tenant, uint32_t share, struct sums *ret)
         ret->is_all = ret->is_all && ret->n_asked == 0;
 }
 
-static void check_stats(unsigned tenant, uint32_t share, const Bfcd__Statistics *f)
+/* 0: unknown, because the lease has ended. */
+static uint64_t limit_of(unsigned tenant, uint32_t share, const struct quota *q)
 {
+        const struct lease_model *m = q->lease.name ? lease_model_of(q->lease.name) : NULL;
+
+        HOLDS(m || !q->lease.name, "lease '%s'", q->lease.name);
+        return !m ? w.limits[tenant][share] : m->is_ended ? 0 : m->limit;
+}
+
+static void check_stats(unsigned tenant, uint32_t share, const struct quota *q, const Bfcd__Statistics *f)
+{
+        uint64_t limit = limit_of(tenant, share, q);
         struct sums sums;
 
-        sum_up(tenant, share, &sums);
+        HOLDS(limit == 0 || f->bytes_limit == limit, "limit: %" PRIu64, f->bytes_limit);
+        sum_up(tenant, share, q, &sums);
         HOLDS(f->num_blocks >= sums.n_blocks && f->bytes_in_use >= sums.n_bytes &&
                       f->bytes_requested >= sums.n_requested,
               "blocks that are there are not counted");
@@ -190,8 +206,7 @@ static void answered_usage(const struct slot *s, const struct pending *q, const 
 {
         unsigned tenant = tenant_index(s->peer->session);
 
-        check_stats(tenant, q->share, m->stats);
-        HOLDS(m->stats->bytes_limit == w.limits[tenant][q->share], "%" PRIu64, m->stats->bytes_limit);
+        check_stats(tenant, q->share, s->peer->session->shares[q->share].quota, m->stats);
 }
 
 static const struct slot *slot_of_session(uint64_t id)
@@ -202,10 +217,9 @@ static const struct slot *slot_of_session(uint64_t id)
         return NULL;
 }
 
-static void check_holder(unsigned tenant, uint32_t share, const Bfcd__Holder *h)
+static void check_holder(unsigned tenant, uint32_t share, const struct quota *q, const Bfcd__Holder *h)
 {
         const struct slot *s = slot_of_session(h->session_id);
-        uint32_t quota = w.b->tenants[tenant].quotas[share]->index;
         uint64_t n_blocks = 0, n_bytes = 0, n_asked = 0;
 
         HOLDS(s && tenant_index(s->peer->session) == tenant, "a stranger is told of");
@@ -213,7 +227,7 @@ static void check_holder(unsigned tenant, uint32_t share, const Bfcd__Holder *h)
         for (size_t i = 0; i < w.n_blocks; i++) {
                 const struct block *block = &w.blocks[i];
 
-                if (block->owner != (int)slot_index(s) || block->quota != quota)
+                if (block->owner != (int)slot_index(s) || block->quota != q->index)
                         continue;
                 n_blocks++;
                 n_bytes += block->n_bytes;
@@ -234,6 +248,7 @@ static void answered_explain(const struct slot *s, const Bfcd__ExplainReply *m)
         HOLDS(m->n_rows <= 1, "%zu rows", m->n_rows);
         for (size_t i = 0; i < m->n_rows; i++) {
                 const Bfcd__ExplainRow *row = m->rows[i];
+                const struct quota *q;
                 uint32_t share = 0;
                 struct sums sums;
 
@@ -241,17 +256,17 @@ static void answered_explain(const struct slot *s, const Bfcd__ExplainReply *m)
                        strcmp(session->shares[share].quota->partition->name, row->partition) != 0)
                         share++;
                 HOLDS(share < session->n_shares, "it is told of partition '%s'", row->partition);
-                sum_up(tenant, share, &sums);
+                q = row->lease[0] ? lease_find(w.b, row->lease)->quota : w.b->tenants[tenant].quotas[share];
+                sum_up(tenant, share, q, &sums);
                 HOLDS(row->num_waiting <= sums.n_asked || !sums.is_all, "%" PRIu64 " wait", row->num_waiting);
                 HOLDS(row->fragmentation >= 0 && row->fragmentation <= 1, "%f", row->fragmentation);
                 if (!row->tenant[0])
                         continue; /* the partition in all */
                 HOLDS(strcmp(row->tenant, session->tenant->name) == 0, "it is told of '%s'", row->tenant);
-                check_stats(tenant, share, row->stats);
-                HOLDS(row->stats->bytes_limit == w.limits[tenant][share], "limit");
+                check_stats(tenant, share, q, row->stats);
                 HOLDS(!row->occupancy[0] || strlen(row->occupancy) == 100, "'%s'", row->occupancy);
                 for (size_t k = 0; k < row->n_holders; k++)
-                        check_holder(tenant, share, row->holders[k]);
+                        check_holder(tenant, share, q, row->holders[k]);
         }
 }
 
@@ -345,6 +360,7 @@ static struct block *block_add(const struct slot *s, const Bfcd__Block *m, uint3
                 .n_requested = n_requested,
                 .quota = s->peer->session->shares[share].quota->index,
                 .tenant = tenant_index(s->peer->session),
+                .share = share,
                 .owner = (int)slot_index(s),
                 .name = -1,
         };

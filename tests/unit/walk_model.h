@@ -21,6 +21,7 @@
 #define N_PENDING 48u   /* of a session */
 #define N_NAMES   6u
 #define N_SHARES  2u /* of a tenant, at most */
+#define N_LEASES  6u
 
 #define RECLAIM_MS 40u    /* timeouts.reclaim */
 #define TIMEOUT_MS 20000u /* no request waits longer, with N_PENDING before it */
@@ -31,6 +32,7 @@ struct block {
         uint64_t id, region, offset, n_bytes, n_requested;
         uint32_t quota;         /* in the ledger */
         unsigned tenant;        /* index */
+        uint32_t share;         /* of the tenant */
         int owner;              /* a slot; -1: it is shared */
         int name;               /* where it is shared */
         uint64_t refs[N_SLOTS]; /* where it is shared */
@@ -65,6 +67,18 @@ struct slot {
         uint64_t n_missed; /* Trims, in time */
 };
 
+struct lease_model {
+        bool exists, is_ended;
+        char name[8];
+        unsigned tenant, partition; /* indices */
+        uint32_t share;             /* of the tenant */
+        uint64_t limit, reserve;
+        uint64_t allowed;  /* the limit, or what was charged when it was lowered, less what was released */
+        const char *group; /* NULL: it is for a user */
+        uint32_t uid;
+        uint64_t number; /* the newest has the highest */
+};
+
 struct walk {
         uint64_t seed, random, step;
         bool sticky;
@@ -80,6 +94,9 @@ struct walk {
         uint64_t n_trims, n_answers, n_missed; /* answered truly or not; not in time */
         uint64_t n_orders, n_evicted, n_lies;
         uint64_t longest_wait_ms;
+        struct lease_model leases[N_LEASES];
+        uint64_t allowed[3][N_SHARES], partitions_allowed[2]; /* as in leases */
+        uint64_t n_leases, n_leases_gone, n_leases_refused, n_lease_evictions, n_joined;
 };
 extern struct walk w;
 extern uint64_t walk_now_ns; /* of the only clock there is */
@@ -137,5 +154,23 @@ void collect(void);
 
 /* All that the model knows, against the daemon. */
 void check_all(void);
+
+/* ---- leases (walk_lease.c) ------------------------------------------------------ */
+
+struct lease_model *lease_model_of(const char *name);
+
+/* For a session that begins; NULL: none. And: it is in the leases that it should be in. */
+const char *walk_some_group(void);
+void walk_joined(const struct session *s);
+
+/* Sums and limits of leases, tenants and partitions, after each step. */
+void walk_check_levels(void);
+
+void op_lease_create(struct slot *s);
+void op_lease_set(struct slot *s);
+void op_lease_end(struct slot *s);
+
+/* When there is no session any more. */
+void walk_end_leases(void);
 
 #endif
