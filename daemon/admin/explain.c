@@ -129,7 +129,7 @@ static bool list_names(const struct session *viewer, bool tenants, char *list, s
 
                 TAILQ_FOREACH(q, &b->partitions[i].quotas, lists.of_partition)
                 {
-                        if (q->is_removed || q->parent || !report_shows(viewer, q) ||
+                        if (q->is_removed || q->lease.parent || !report_shows(viewer, q) ||
                             (!tenants && strcmp(last, b->partitions[i].name) == 0))
                                 continue;
                         last = b->partitions[i].name;
