@@ -21,6 +21,7 @@
 #define MAX_SESSIONS   1000u
 #define SHOWN_SESSIONS 20u /* in the table; --wide shows all that are kept */
 #define MAX_EVENTS     1000u
+#define MAX_LEASES     1000u
 
 struct ended {
         uint64_t peak_bytes, begin_us, duration_ms, id, uid, pid, n_allocs, n_refusals, waited_ms, bytes_left;
@@ -38,6 +39,11 @@ struct refused {
         uint64_t n, n_suppressed, largest_bytes, last_us;
 };
 
+struct ended_lease {
+        uint64_t begin_us, duration_ms, limit_bytes, peak_bytes, peak_reserved_bytes, n_refusals, waited_ms;
+        char *name, *tenant, *partition;
+};
+
 struct event {
         uint64_t time_us;
         const char *what;
@@ -53,7 +59,9 @@ struct history {
         size_t n_peaks;
         struct refused *refusals;
         size_t n_refusals;
-        struct event *events; /* the last ones */
+        struct ended_lease *leases; /* the last ones */
+        size_t n_leases;
+        struct event *events; /* the same */
         size_t n_events;
 };
 
@@ -68,7 +76,8 @@ int history_new(const struct history_options *options, struct history **ret)
         h->options = *options;
         h->sessions = calloc(MAX_SESSIONS + 1, sizeof(*h->sessions));
         h->events = calloc(MAX_EVENTS, sizeof(*h->events));
-        if (!h->sessions || !h->events) {
+        h->leases = calloc(MAX_LEASES, sizeof(*h->leases));
+        if (!h->sessions || !h->events || !h->leases) {
                 history_free(h);
                 return -ENOMEM;
         }
@@ -93,6 +102,14 @@ static void event_clear(struct event *e)
         *e = (struct event){ 0 };
 }
 
+static void ended_lease_clear(struct ended_lease *l)
+{
+        free(l->name);
+        free(l->tenant);
+        free(l->partition);
+        *l = (struct ended_lease){ 0 };
+}
+
 struct history *history_free(struct history *h)
 {
         if (!h)
@@ -111,6 +128,9 @@ struct history *history_free(struct history *h)
         }
         for (size_t i = 0; i < h->n_events; i++)
                 event_clear(&h->events[i]);
+        for (size_t i = 0; i < h->n_leases; i++)
+                ended_lease_clear(&h->leases[i]);
+        free(h->leases);
         free(h->sessions);
         free(h->peaks);
         free(h->refusals);
@@ -401,6 +421,34 @@ static int add_event(struct history *h, enum record_kind kind, uint64_t time_us,
         return 0;
 }
 
+static int add_lease(struct history *h, const json_t *f)
+{
+        uint64_t begin_us = number_at(f, "begin_us"), end_us = number_at(f, "end_us");
+        struct ended_lease l = {
+                .begin_us = begin_us,
+                .duration_ms = end_us > begin_us ? (end_us - begin_us) / 1000 : 0,
+                .limit_bytes = number_at(f, "limit_bytes"),
+                .peak_bytes = number_at(f, "peak_bytes"),
+                .peak_reserved_bytes = number_at(f, "peak_reserved_bytes"),
+                .n_refusals = number_at(f, "refusals"),
+                .waited_ms = number_at(f, "waited_us") / 1000,
+                .name = strdup(text_at(f, "lease")),
+                .tenant = strdup(text_at(f, "tenant")),
+                .partition = strdup(text_at(f, "partition")),
+        };
+
+        if (!l.name || !l.tenant || !l.partition) {
+                ended_lease_clear(&l);
+                return -ENOMEM;
+        }
+        if (h->n_leases == MAX_LEASES) {
+                ended_lease_clear(&h->leases[0]);
+                memmove(h->leases, h->leases + 1, --h->n_leases * sizeof(l));
+        }
+        h->leases[h->n_leases++] = l;
+        return 0;
+}
+
 /* A record of an interval counts if the interval is partly in the time. */
 static bool is_in_time(const struct history_options *o, enum record_kind kind, uint64_t time_us,
                        const json_t *f)
@@ -412,8 +460,8 @@ static bool is_in_time(const struct history_options *o, enum record_kind kind, u
 
 int history_add(struct history *h, enum record_kind kind, uint64_t time_us, const json_t *f)
 {
-        bool is_event = kind == RECORD_RELOAD || kind == RECORD_DRAIN || kind == RECORD_START ||
-                        kind == RECORD_STOP || kind == RECORD_LEASE;
+        bool is_event =
+                kind == RECORD_RELOAD || kind == RECORD_DRAIN || kind == RECORD_START || kind == RECORD_STOP;
 
         if (!is_in_time(&h->options, kind, time_us, f))
                 return 0;
@@ -431,6 +479,8 @@ int history_add(struct history *h, enum record_kind kind, uint64_t time_us, cons
                 return add_usage(h, time_us, f);
         case RECORD_REFUSAL:
                 return add_refusal(h, time_us, f);
+        case RECORD_LEASE:
+                return add_lease(h, f);
         default:
                 return 0;
         }
@@ -446,6 +496,11 @@ int history_add(struct history *h, enum record_kind kind, uint64_t time_us, cons
 static void began_text(const void *row, char ret[static TABLE_TEXT_MAX])
 {
         when_text(((const struct ended *)row)->begin_us, ret);
+}
+
+static void lease_began_text(const void *row, char ret[static TABLE_TEXT_MAX])
+{
+        when_text(((const struct ended_lease *)row)->begin_us, ret);
 }
 
 static void peak_time_text(const void *row, char ret[static TABLE_TEXT_MAX])
@@ -488,6 +543,21 @@ static const struct table_column session_columns[] = {
         COLUMN(NULL, "bytes_left", 0, TABLE_NUMBER, ended, bytes_left),
         COLUMN("ENDED", "ended", WIDE, TABLE_TEXT, ended, ended),
         COLUMN("CGROUP", "cgroup", WIDE, TABLE_TEXT, ended, cgroup),
+        { 0 },
+};
+
+static const struct table_column lease_columns[] = {
+        COLUMN("LEASE", "lease", 0, TABLE_TEXT, ended_lease, name),
+        COLUMN("TENANT", "tenant", 0, TABLE_TEXT, ended_lease, tenant),
+        COLUMN("PARTITION", "partition", 0, TABLE_TEXT, ended_lease, partition),
+        { "BEGAN", NULL, WIDE, TABLE_MADE, .text = lease_began_text },
+        COLUMN(NULL, "begin_time_us", 0, TABLE_NUMBER, ended_lease, begin_us),
+        COLUMN("LIMIT", "bytes_limit", R, TABLE_SIZE, ended_lease, limit_bytes),
+        COLUMN("PEAK", "peak_bytes_in_use", R, TABLE_SIZE, ended_lease, peak_bytes),
+        COLUMN("RESERVED", "peak_bytes_reserved", R | WIDE, TABLE_SIZE, ended_lease, peak_reserved_bytes),
+        COLUMN("REFUSED", "num_refusals", R, TABLE_NUMBER, ended_lease, n_refusals),
+        COLUMN("WAITED", "waited_ms", R, TABLE_DURATION, ended_lease, waited_ms),
+        COLUMN("DURATION", "duration_ms", R, TABLE_DURATION, ended_lease, duration_ms),
         { 0 },
 };
 
@@ -563,13 +633,15 @@ struct section {
         size_t n_rows, row_bytes;
 };
 
-enum { SESSIONS, PEAKS, REFUSALS, EVENTS, SECTIONS };
+enum { SESSIONS, LEASES, PEAKS, REFUSALS, EVENTS, SECTIONS };
 
 static void list_sections(const struct history *h, struct section ret[static SECTIONS])
 {
         ret[SESSIONS] = (struct section){ "sessions",      "Sessions that ended, the largest peak first",
                                           session_columns, h->sessions,
                                           h->n_sessions,   sizeof(*h->sessions) };
+        ret[LEASES] = (struct section){ "leases",  "Leases that ended", lease_columns,
+                                        h->leases, h->n_leases,         sizeof(*h->leases) };
         ret[PEAKS] = (struct section){
                 "tenants",    "Peaks of tenants: a limit could have been as low as RESERVED",
                 peak_columns, h->peaks,

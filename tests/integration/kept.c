@@ -112,6 +112,7 @@ static void assert_empty_ledger(struct kept *k)
         ck_assert_uint_eq(n.n_blocks, 0);
         ck_assert_uint_eq(n.n_shared, 0);
         ck_assert_uint_eq(n.n_refs, 0);
+        ck_assert_uint_eq(n.n_leases, 0);
         ck_assert_uint_eq(n.n_extents, k->rig->n_extents);
         ledger_free(ledger);
 }

@@ -156,21 +156,28 @@ static json_int_t number(const json_t *object, const char *key)
         "\",\"partition\":\"train\",\"bytes\":" bytes ",\"limit\":\"" limit "\",\"sentence\":\"why at " time \
         "\",\"suppressed\":" more ",\"suppressed_partition\":\"train\",\"suppressed_limit\":\"quota\"}\n"
 
-static const char records[] = SESSION("100", "red", "1", "4096") SESSION("200", "red", "2", "8192") SESSION(
-        "200", "blue", "3", "512") USAGE("50", "150", "red", "4096", "2097152",
-                                         "67108864") USAGE("150", "250", "red", "8192", "4194304",
-                                                           "33554432") USAGE("50", "150", "blue", "512",
-                                                                             "2097152", "67108864")
-        REFUSAL("110", "red", "1000", "quota", "0") REFUSAL("120", "red", "9000", "quota", "3") REFUSAL(
-                "130", "red", "10", "partition",
-                "4") "{\"time_us\":140000000,\"record\":\"refusal\",\"message\":\"m\",\"tenant\":\"red\",\"suppressed\":7}\n"
-                     "{\"time_us\":150000000,\"record\":\"sessions\",\"message\":\"m\",\"tenant\":\"red\",\"sessions\":40}\n"
-                     "{\"time_us\":160000000,\"record\":\"reload\",\"message\":\"reloaded\",\"result\":\"rejected\","
-                     "\"changes\":\"a\\nb\\n\"}\n"
-                     "{\"time_us\":170000000,\"record\":\"drain\",\"message\":\"m\",\"device\":\"host\",\"state\":\"begun\"}\n"
-                     "no record\n"
-                     "{\"time_us\":170000000,\"record\":\"unknown\"}\n"
-                     "{\"time_us\":180000000,\"record\":\"start\",\"version\":\"0.1.0\",\"sessi";
+#define LEASE(time, name, tenant)                                                                            \
+        "{\"time_us\":" time "000000,\"record\":\"lease\",\"message\":\"m\",\"tenant\":\"" tenant            \
+        "\",\"partition\":\"train\",\"lease\":\"" name "\",\"begin_us\":10000000,\"end_us\":" time           \
+        "000000,\"limit_bytes\":4194304,\"peak_bytes\":4096,\"peak_reserved_bytes\":2097152,"                \
+        "\"refusals\":3,\"waited_us\":7000}\n"
+
+static const char records[] = LEASE("140", "one", "red") LEASE("190", "two", "red") LEASE(
+        "190", "three", "blue") SESSION("100", "red", "1", "4096") SESSION("200", "red", "2", "8192")
+        SESSION("200", "blue", "3", "512") USAGE("50", "150", "red", "4096", "2097152", "67108864") USAGE(
+                "150", "250", "red", "8192", "4194304",
+                "33554432") USAGE("50", "150", "blue", "512", "2097152",
+                                  "67108864") REFUSAL("110", "red", "1000", "quota",
+                                                      "0") REFUSAL("120", "red", "9000", "quota", "3")
+                REFUSAL("130", "red", "10", "partition",
+                        "4") "{\"time_us\":140000000,\"record\":\"refusal\",\"message\":\"m\",\"tenant\":\"red\",\"suppressed\":7}\n"
+                             "{\"time_us\":150000000,\"record\":\"sessions\",\"message\":\"m\",\"tenant\":\"red\",\"sessions\":40}\n"
+                             "{\"time_us\":160000000,\"record\":\"reload\",\"message\":\"reloaded\",\"result\":\"rejected\","
+                             "\"changes\":\"a\\nb\\n\"}\n"
+                             "{\"time_us\":170000000,\"record\":\"drain\",\"message\":\"m\",\"device\":\"host\",\"state\":\"begun\"}\n"
+                             "no record\n"
+                             "{\"time_us\":170000000,\"record\":\"unknown\"}\n"
+                             "{\"time_us\":180000000,\"record\":\"start\",\"version\":\"0.1.0\",\"sessi";
 
 static void check_all(const json_t *h)
 {
@@ -195,6 +202,16 @@ static void check_all(const json_t *h)
         ck_assert_int_eq(number(row(h, "refusals", 2), "num_suppressed"), 7);
         ck_assert_int_eq(number(row(h, "refusals", 2), "largest_bytes"), 9000);
         ck_assert_str_eq(json_string_value(json_object_get(row(h, "refusals", 2), "sentence")), "why at 120");
+        ck_assert_uint_eq(n_rows(h, "leases"), 3);
+        ck_assert_str_eq(json_string_value(json_object_get(row(h, "leases", 0), "lease")), "one");
+        ck_assert_str_eq(json_string_value(json_object_get(row(h, "leases", 2), "tenant")), "blue");
+        ck_assert_str_eq(json_string_value(json_object_get(row(h, "leases", 0), "partition")), "train");
+        ck_assert_int_eq(number(row(h, "leases", 0), "bytes_limit"), 4194304);
+        ck_assert_int_eq(number(row(h, "leases", 0), "peak_bytes_in_use"), 4096);
+        ck_assert_int_eq(number(row(h, "leases", 0), "peak_bytes_reserved"), 2097152);
+        ck_assert_int_eq(number(row(h, "leases", 0), "num_refusals"), 3);
+        ck_assert_int_eq(number(row(h, "leases", 0), "waited_ms"), 7);
+        ck_assert_int_eq(number(row(h, "leases", 0), "duration_ms"), 130000);
         ck_assert_uint_eq(n_rows(h, "events"), 2);
         ck_assert_str_eq(json_string_value(json_object_get(row(h, "events", 0), "event")), "reload rejected");
         ck_assert_str_eq(json_string_value(json_object_get(row(h, "events", 0), "changes")), "a\nb\n");
@@ -220,6 +237,8 @@ TEST(a_time_and_a_tenant_are_chosen)
         ck_assert_uint_eq(n_rows(h, "tenants"), 1);
         ck_assert_int_eq(number(row(h, "tenants", 0), "peak_bytes_in_use"), 8192);
         ck_assert_uint_eq(n_rows(h, "refusals"), 0);
+        ck_assert_uint_eq(n_rows(h, "leases"), 1);
+        ck_assert_str_eq(json_string_value(json_object_get(row(h, "leases", 0), "lease")), "two");
         ck_assert_uint_eq(n_rows(h, "events"), 2);
         json_decref(h);
         /* The second interval begins in this time. */
