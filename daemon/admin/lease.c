@@ -364,6 +364,15 @@ static int check_set(const struct lease *lease, const Bfcd__LeaseSet *m, const s
         return r;
 }
 
+/* The reserve is never above the limit, also if the daemon is killed between the stores. */
+static void store_limits(struct ledger_lease *record, const struct quota_limits *limits)
+{
+        if (limits->reserve_bytes < record->reserve_bytes)
+                record->reserve_bytes = limits->reserve_bytes;
+        record->limit_bytes = limits->limit_bytes;
+        record->reserve_bytes = limits->reserve_bytes;
+}
+
 static void apply_set(struct session *s, struct lease *lease, const Bfcd__LeaseSet *m,
                       const struct quota_limits *limits)
 {
@@ -374,8 +383,7 @@ static void apply_set(struct session *s, struct lease *lease, const Bfcd__LeaseS
         if (m->sets_ttl)
                 record->ends_ms = m->ttl_ms > 0 ? clock_ms() + m->ttl_ms : 0;
         q->sessions.limit_changed = q->account.limit_bytes != limits->limit_bytes;
-        record->limit_bytes = limits->limit_bytes;
-        record->reserve_bytes = limits->reserve_bytes;
+        store_limits(record, limits);
         quota_set(q, limits);
         partition_set_limit(p, p->pool.limit_bytes, p->reclaim_timeout_ms); /* its requests look again */
         reload_tell_sessions(s->broker);

@@ -537,6 +537,35 @@ TEST_OF(lease, a_restart_keeps_leases)
         end("empty", false, 0);
 }
 
+static void restart(void)
+{
+        peer_drop(admin);
+        fake_store_die(store);
+        peer_broker_leave(b, config);
+        b = peer_broker_kept(config_text, NULL, store, &config);
+        (void)store_drop_rest(store);
+        check();
+        admin = open_admin_session();
+}
+
+/* A kill between the two stores of `lease set`, or a damaged record, does not stop the next start. */
+TEST_OF(lease, a_restart_repairs_sizes)
+{
+        CREATE(.name = "torn", .cgroup = "/torn", .limit = 20 * MIB, .reserve = 16 * MIB);
+        CREATE(.name = "none", .cgroup = "/none", .limit = 4 * MIB);
+        CREATE(.name = "odd", .cgroup = "/odd", .limit = 4 * MIB, .reserve = 2 * MIB);
+        lease_record(b, lease_find(b, "torn"))->limit_bytes = 10 * MIB;
+        lease_record(b, lease_find(b, "none"))->limit_bytes = 0;
+        lease_record(b, lease_find(b, "odd"))->reserve_bytes = MIB;
+        restart();
+        ck_assert_ptr_null(lease_find(b, "none"));
+        ck_assert_ptr_null(lease_find(b, "odd"));
+        ck_assert_uint_eq(quota_of("torn")->account.limit_bytes, 10 * MIB);
+        ck_assert_uint_eq(quota_of("torn")->account.reserve_bytes, 10 * MIB);
+        ck_assert_uint_eq(lease_record(b, lease_find(b, "torn"))->reserve_bytes, 10 * MIB);
+        end("torn", false, 0);
+}
+
 int main(void)
 {
         return suite_main("lease");
