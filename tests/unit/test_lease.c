@@ -35,6 +35,17 @@ static struct peer *admin;
 static struct store *store;
 static int n_fds_before;
 
+void __real_reload_tell_sessions(struct broker *b);
+void __wrap_reload_tell_sessions(struct broker *b);
+
+static unsigned n_tellings; /* passes over all sessions and quotas */
+
+void __wrap_reload_tell_sessions(struct broker *of)
+{
+        n_tellings++;
+        __real_reload_tell_sessions(of);
+}
+
 static void setup(void)
 {
         n_fds_before = suite_count_fds();
@@ -414,6 +425,52 @@ TEST_OF(lease, a_lease_ends_by_its_time_or_its_process)
         ck_assert_int_eq(waitpid(child, NULL, 0), child);
         ck_assert_ptr_nonnull(lease_find(b, "g")); /* it may come into being */
         end("g", false, 0);
+}
+
+/* However many leases end at once: one pass tells the sessions, and one evicts them. */
+TEST_OF(lease, a_tick_is_a_pass_over_all_sessions)
+{
+        enum { N = 8 };
+        struct peer *peers[N];
+        char name[16], group[16];
+        unsigned n_before;
+
+        for (unsigned i = 0; i < N; i++) {
+                snprintf(name, sizeof(name), "l%u", i);
+                snprintf(group, sizeof(group), "/l%u", i);
+                CREATE(.name = name, .cgroup = group, .limit = 2 * MIB, .ttl_ms = 1000, .evicts = true);
+                peers[i] = join(1, group, name);
+        }
+        still_clock_pass(1000);
+        n_before = n_tellings;
+        lease_tick(b, clock_ms());
+        ck_assert_uint_eq(n_tellings - n_before, 1);
+        for (unsigned i = 0; i < N; i++)
+                ck_assert_ptr_nonnull(peers[i]->session->eviction);
+        free(peers[0]->session->eviction);
+        peers[0]->session->eviction = NULL;
+        lease_tick(b, clock_ms()); /* which does not look at the sessions: all were evicted */
+        ck_assert_ptr_null(peers[0]->session->eviction);
+        ck_assert_uint_eq(n_tellings - n_before, 1);
+        for (unsigned i = 0; i < N; i++)
+                must_close(peers[i]);
+}
+
+/* A session that is being resumed is evicted once it is live. */
+TEST_OF(lease, an_eviction_is_tried_again)
+{
+        struct peer *x;
+
+        CREATE(.name = "x", .cgroup = "/x", .limit = 2 * MIB, .ttl_ms = 1000, .evicts = true);
+        x = join(1, "/x", "x");
+        x->session->state = SESSION_LISTING;
+        still_clock_pass(1000);
+        lease_tick(b, clock_ms());
+        ck_assert_ptr_null(x->session->eviction);
+        x->session->state = SESSION_LIVE;
+        lease_tick(b, clock_ms());
+        ck_assert_ptr_nonnull(x->session->eviction);
+        must_close(x);
 }
 
 /* ---- reloads --------------------------------------------------------------------- */
