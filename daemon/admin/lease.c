@@ -404,6 +404,15 @@ static int check_set(const struct broker *b, const struct lease *lease, const Bf
         return r;
 }
 
+/* The reserve is never above the limit, also if the daemon is killed between the stores. */
+static void store_limits(struct ledger_lease *record, const struct quota_limits *limits)
+{
+        if (limits->reserve_bytes < record->reserve_bytes)
+                record->reserve_bytes = limits->reserve_bytes;
+        record->limit_bytes = limits->limit_bytes;
+        record->reserve_bytes = limits->reserve_bytes;
+}
+
 static void apply_set(struct session *s, struct lease *lease, const Bfcd__LeaseSet *m,
                       const struct quota_limits *limits)
 {
@@ -414,8 +423,7 @@ static void apply_set(struct session *s, struct lease *lease, const Bfcd__LeaseS
         if (m->sets_ttl)
                 record->ends_ms = m->ttl_ms > 0 ? clock_ms() + m->ttl_ms : 0;
         q->sessions.limit_changed = q->account.limit_bytes != limits->limit_bytes;
-        record->limit_bytes = limits->limit_bytes;
-        record->reserve_bytes = limits->reserve_bytes;
+        store_limits(record, limits);
         quota_set(q, limits);
         partition_set_limit(p, p->pool.limit_bytes, p->reclaim_timeout_ms); /* its requests look again */
         reload_tell_sessions(s->broker);
@@ -461,8 +469,8 @@ static bool is_in_lease(const struct session *s, const struct lease *lease)
         return false;
 }
 
-/* evicts: its sessions are evicted at evicts_ms. */
-static void end_lease(struct broker *b, struct lease *lease, bool evicts, uint64_t grace_ms, const char *why)
+/* evicts: its sessions are evicted at evicts_ms. True: it had not ended before; call tell_ended(). */
+static bool end_lease(struct broker *b, struct lease *lease, bool evicts, uint64_t grace_ms, const char *why)
 {
         struct ledger_lease *record = lease_record(b, lease);
         bool was_ended = record->ended_ms != 0;
@@ -471,32 +479,57 @@ static void end_lease(struct broker *b, struct lease *lease, bool evicts, uint64
         if (evicts)
                 record->evicts_ms = clock_ms() + grace_ms;
         if (was_ended)
-                return;
+                return false;
         log_info("lease '%s' of tenant '%s' in partition '%s' ends: %s; %" PRIu32
                  " sessions have %s reserved",
                  lease->name, lease->tenant->name, lease->quota->partition->name, why,
                  lease->quota->sessions.n_told, NUMBER_SIZE(lease->quota->account.own_bytes));
         lease->quota->sessions.limit_changed = true;
+        return true;
+}
+
+/* Once for all leases that ended. */
+static void tell_ended(struct broker *b)
+{
         reload_tell_sessions(b);
         shared_review_kept(b);
 }
 
-static void evict_sessions(struct broker *b, struct lease *lease)
+/* NULL: no lease of the session says that it is to be evicted. */
+static const char *evicting_lease(const struct session *s)
+{
+        for (size_t i = 0; i < s->n_shares; i++)
+                if (s->shares[i].quota->sessions.are_evicted)
+                        return s->shares[i].quota->lease;
+        return NULL;
+}
+
+static void evict_session(struct session *s, const char *lease)
 {
         char reason[LEDGER_NAME_BYTES + 64];
 
-        snprintf(reason, sizeof(reason), ": its lease '%s' has ended", lease->name);
+        snprintf(reason, sizeof(reason), ": its lease '%s' has ended", lease);
+        if (command_evict(s, reason) == 0)
+                log_notice("session %" PRIu64
+                           " (tenant '%s', uid %u, pid %d, %s): evicted, because its lease '%s' has ended",
+                           s->id, s->tenant->name, (unsigned)s->who.uid, (int)s->who.pid, s->name, lease);
+}
+
+/* In one pass. False: none is left to evict. */
+static bool evict_sessions(struct broker *b)
+{
+        bool are_left = false;
+
         for (size_t i = 0; i < b->sessions.n_slots; i++) {
                 struct session *s = b->sessions.table[i];
+                const char *lease =
+                        s && !s->eviction && s->state < SESSION_CLOSING ? evicting_lease(s) : NULL;
 
-                if (is_in_lease(s, lease) && command_may_evict(s) && !s->eviction &&
-                    command_evict(s, reason) == 0)
-                        log_notice("session %" PRIu64
-                                   " (tenant '%s', uid %u, pid %d, %s): evicted, because its "
-                                   "lease '%s' has ended",
-                                   s->id, s->tenant->name, (unsigned)s->who.uid, (int)s->who.pid, s->name,
-                                   lease->name);
+                if (lease && command_may_evict(s))
+                        evict_session(s, lease);
+                are_left = are_left || (lease && !s->eviction);
         }
+        return are_left;
 }
 
 static void reply_end(struct session *s, uint64_t id, const struct lease *lease)
@@ -540,44 +573,54 @@ int handle_lease_end(struct session *s, const Bfcd__Request *r, const char **ret
         }
         snprintf(why, sizeof(why), "requested by session %" PRIu64 " (uid %u, pid %d)", s->id,
                  (unsigned)s->who.uid, (int)s->who.pid);
-        end_lease(s->broker, lease, m->evicts, m->grace_ms, why);
+        if (end_lease(s->broker, lease, m->evicts, m->grace_ms, why))
+                tell_ended(s->broker);
         reply_end(s, r->id, lease);
         return 0;
 }
 
 /* ---- the end by itself ------------------------------------------------------- */
 
-static void end_by_itself(struct broker *b, struct lease *lease, const char *why)
+static bool end_by_itself(struct broker *b, struct lease *lease, const char *why)
 {
         const struct ledger_lease *record = lease_record(b, lease);
 
-        end_lease(b, lease, record->evicts != 0, record->grace_ms, why);
+        return end_lease(b, lease, record->evicts != 0, record->grace_ms, why);
 }
 
-static void tick_one(struct broker *b, struct lease *lease, uint64_t now_ms)
+/* True: it has ended now. */
+static bool tick_one(struct broker *b, struct lease *lease, uint64_t now_ms)
 {
         struct ledger_lease *record = lease_record(b, lease);
+        bool ends = record->ended_ms == 0 && record->ends_ms != 0 && now_ms >= record->ends_ms &&
+                    end_by_itself(b, lease, "its time is over");
 
-        if (record->ended_ms == 0 && record->ends_ms != 0 && now_ms >= record->ends_ms)
-                end_by_itself(b, lease, "its time is over");
-        if (record->evicts_ms == 0 || now_ms < record->evicts_ms)
-                return;
-        evict_sessions(b, lease);
+        if (record->evicts_ms != 0 && now_ms >= record->evicts_ms && !lease->quota->sessions.are_evicted) {
+                lease->quota->sessions.are_evicted = true;
+                b->leases.may_evict = true;
+        }
+        return ends;
 }
 
 void lease_tick(struct broker *b, uint64_t now_ms)
 {
-        for (size_t i = 0; i < b->leases.n; i++)
-                tick_one(b, b->leases.list[i], now_ms);
+        bool has_ended = false;
+
         for (size_t n = 0; n < LEASE_LOOKS && n < b->leases.n; n++) {
                 struct lease *lease = b->leases.list[b->leases.next_look++ % b->leases.n];
 
-                if (!lease->quota->lease.is_ended && lease_has_lost_match(b, lease))
-                        end_by_itself(b, lease,
-                                      lease_record(b, lease)->kind == LEASE_PID
-                                              ? "its process has exited"
-                                              : "its control group is gone");
+                if (!lease->quota->lease.is_ended && lease_has_lost_match(b, lease) &&
+                    end_by_itself(b, lease,
+                                  lease_record(b, lease)->kind == LEASE_PID ? "its process has exited"
+                                                                            : "its control group is gone"))
+                        has_ended = true;
         }
+        for (size_t i = 0; i < b->leases.n; i++)
+                has_ended = tick_one(b, b->leases.list[i], now_ms) || has_ended;
+        if (has_ended)
+                tell_ended(b);
+        if (b->leases.may_evict)
+                b->leases.may_evict = evict_sessions(b);
 }
 
 void lease_gone(struct broker *b, const struct lease *lease)

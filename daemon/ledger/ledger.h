@@ -46,6 +46,7 @@
 #define LEDGER_FOREVER        UINT64_MAX /* a time that does not come */
 #define LEDGER_PLACE_BYTES    512        /* of a lease's control group or unit, NUL included */
 #define LEDGER_SESSION_LEASES 16 /* leases of a session: in so many partitions a tenant can have leases */
+#define LEDGER_STEP_BYTES     (UINT64_C(2) << 20) /* limits and reserves of leases are multiples */
 
 /* Records are addressed by index inside their table. */
 

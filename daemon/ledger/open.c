@@ -201,9 +201,10 @@ static void reject_lease(struct opening *o, int kind, uint32_t index, const char
         reject(o, kind, index, lease->quota, LEDGER_NONE, why);
 }
 
+/* The last store of a change is made here if it was not. */
 static const char *lease_fault(struct opening *o, uint32_t index)
 {
-        const struct ledger_lease *lease = record(table_of(o, TABLE_LEASE), index);
+        struct ledger_lease *lease = record(table_of(o, TABLE_LEASE), index);
 
         if (!is_name(lease->name))
                 return "it has no name";
@@ -212,6 +213,11 @@ static const char *lease_fault(struct opening *o, uint32_t index)
         if (!memchr(lease->match, '\0', sizeof(lease->match)) ||
             !memchr(lease->place, '\0', sizeof(lease->place)))
                 return "its match is not terminated";
+        if (lease->limit_bytes == 0 || lease->limit_bytes % LEDGER_STEP_BYTES != 0 ||
+            lease->reserve_bytes % LEDGER_STEP_BYTES != 0)
+                return "its limit or reserve is invalid";
+        if (lease->reserve_bytes > lease->limit_bytes)
+                lease->reserve_bytes = lease->limit_bytes;
         return ledger_quota_at(o->l, lease->quota)->is_lease ? NULL : "its quota is not that of a lease";
 }
 

@@ -95,7 +95,9 @@ struct lease;
 struct broker_leases {
         struct lease **list; /* the oldest first */
         size_t n;
-        size_t next_look; /* of the session layer: at whether their control groups and processes exist */
+        /* The session layer's. */
+        size_t next_look; /* at whether their control groups and processes exist */
+        bool may_evict;   /* sessions may be left that are to be evicted */
 };
 
 struct broker_changes {

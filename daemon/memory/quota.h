@@ -141,6 +141,7 @@ struct quota_sessions {
         uint32_t n_closing;   /* of n, those that ended and whose blocks are being freed */
         uint64_t peaks_bytes; /* the sum of the sessions' peaks: what they may need again together */
         bool limit_changed;   /* the sessions are to be told */
+        bool are_evicted;     /* its lease has ended, and the time for it has come */
 };
 
 struct quota_peaks { /* since the start or the last reset */

@@ -38,6 +38,17 @@ static struct peer *admin;
 static struct store *store;
 static int n_fds_before;
 
+void __real_reload_tell_sessions(struct broker *b);
+void __wrap_reload_tell_sessions(struct broker *b);
+
+static unsigned n_tellings; /* passes over all sessions and quotas */
+
+void __wrap_reload_tell_sessions(struct broker *of)
+{
+        n_tellings++;
+        __real_reload_tell_sessions(of);
+}
+
 static void setup(void)
 {
         n_fds_before = suite_count_fds();
@@ -422,6 +433,52 @@ TEST_OF(lease, a_lease_ends_by_its_time_or_its_process)
         end("g", false, 0);
 }
 
+/* However many leases end at once: one pass tells the sessions, and one evicts them. */
+TEST_OF(lease, a_tick_is_a_pass_over_all_sessions)
+{
+        enum { N = 8 };
+        struct peer *peers[N];
+        char name[16], group[16];
+        unsigned n_before;
+
+        for (unsigned i = 0; i < N; i++) {
+                snprintf(name, sizeof(name), "l%u", i);
+                snprintf(group, sizeof(group), "/l%u", i);
+                CREATE(.name = name, .cgroup = group, .limit = 2 * MIB, .ttl_ms = 1000, .evicts = true);
+                peers[i] = join(1, group, name);
+        }
+        still_clock_pass(1000);
+        n_before = n_tellings;
+        lease_tick(b, clock_ms());
+        ck_assert_uint_eq(n_tellings - n_before, 1);
+        for (unsigned i = 0; i < N; i++)
+                ck_assert_ptr_nonnull(peers[i]->session->eviction);
+        free(peers[0]->session->eviction);
+        peers[0]->session->eviction = NULL;
+        lease_tick(b, clock_ms()); /* which does not look at the sessions: all were evicted */
+        ck_assert_ptr_null(peers[0]->session->eviction);
+        ck_assert_uint_eq(n_tellings - n_before, 1);
+        for (unsigned i = 0; i < N; i++)
+                must_close(peers[i]);
+}
+
+/* A session that is being resumed is evicted once it is live. */
+TEST_OF(lease, an_eviction_is_tried_again)
+{
+        struct peer *x;
+
+        CREATE(.name = "x", .cgroup = "/x", .limit = 2 * MIB, .ttl_ms = 1000, .evicts = true);
+        x = join(1, "/x", "x");
+        x->session->state = SESSION_LISTING;
+        still_clock_pass(1000);
+        lease_tick(b, clock_ms());
+        ck_assert_ptr_null(x->session->eviction);
+        x->session->state = SESSION_LIVE;
+        lease_tick(b, clock_ms());
+        ck_assert_ptr_nonnull(x->session->eviction);
+        must_close(x);
+}
+
 /* ---- reloads --------------------------------------------------------------------- */
 
 static int reload(const char *text)
@@ -567,6 +624,35 @@ TEST_OF(lease, a_restart_keeps_leases)
         ck_assert_ptr_null(lease_find(b, "ended"));
         end("x", false, 0);
         end("empty", false, 0);
+}
+
+static void restart(void)
+{
+        peer_drop(admin);
+        fake_store_die(store);
+        peer_broker_leave(b, config);
+        b = peer_broker_kept(config_text, NULL, store, &config);
+        (void)store_drop_rest(store);
+        check();
+        admin = open_admin_session();
+}
+
+/* A kill between the two stores of `lease set`, or a damaged record, does not stop the next start. */
+TEST_OF(lease, a_restart_repairs_sizes)
+{
+        CREATE(.name = "torn", .cgroup = "/torn", .limit = 20 * MIB, .reserve = 16 * MIB);
+        CREATE(.name = "none", .cgroup = "/none", .limit = 4 * MIB);
+        CREATE(.name = "odd", .cgroup = "/odd", .limit = 4 * MIB, .reserve = 2 * MIB);
+        lease_record(b, lease_find(b, "torn"))->limit_bytes = 10 * MIB;
+        lease_record(b, lease_find(b, "none"))->limit_bytes = 0;
+        lease_record(b, lease_find(b, "odd"))->reserve_bytes = MIB;
+        restart();
+        ck_assert_ptr_null(lease_find(b, "none"));
+        ck_assert_ptr_null(lease_find(b, "odd"));
+        ck_assert_uint_eq(quota_of("torn")->account.limit_bytes, 10 * MIB);
+        ck_assert_uint_eq(quota_of("torn")->account.reserve_bytes, 10 * MIB);
+        ck_assert_uint_eq(lease_record(b, lease_find(b, "torn"))->reserve_bytes, 10 * MIB);
+        end("torn", false, 0);
 }
 
 int main(void)
