@@ -37,13 +37,16 @@ int process_read(const char *proc, pid_t pid, struct process *ret)
         return 0;
 }
 
-size_t process_ancestors(const char *proc, pid_t pid, struct process *ret, size_t n_max)
+int process_ancestors(const char *proc, pid_t pid, struct process *ret, size_t n_max)
 {
         size_t n = 0;
 
-        while (n < n_max && process_read(proc, pid, &ret[n]) == 0) {
-                pid = ret[n].parent;
-                n++;
-        }
-        return n;
+        do {
+                int r = n < n_max ? process_read(proc, pid, &ret[n]) : -ELOOP;
+
+                if (r < 0)
+                        return r;
+                pid = ret[n++].parent;
+        } while (pid != 0);
+        return (int)n;
 }

@@ -18,9 +18,10 @@ struct process {
 /* -ESRCH: there is no such process, or it may not be seen; -errno. */
 int process_read(const char *proc, pid_t pid, struct process *ret);
 
-/* The process and its ancestors, the nearest first, at most n_max. Returns how many. A process whose parent has
- * exited has the nearest subreaper as its parent (PR_SET_CHILD_SUBREAPER), or init. */
+/* The process and its ancestors, the nearest first. A process whose parent has exited has the nearest subreaper as its
+ * parent (PR_SET_CHILD_SUBREAPER), or init. Returns how many there are. -ELOOP: more than n_max; -errno: one of them
+ * could not be read, so it is not known which processes are above it. */
 #define PROCESS_MAX_ANCESTORS 64u
-size_t process_ancestors(const char *proc, pid_t pid, struct process *ret, size_t n_max);
+int process_ancestors(const char *proc, pid_t pid, struct process *ret, size_t n_max);
 
 #endif
