@@ -204,6 +204,8 @@ static int refuse_unknown(const struct lease *lease, int error, char *sentence, 
 
         if (error == -ELOOP)
                 snprintf(why, sizeof(why), "it has more than %u ancestors", PROCESS_MAX_ANCESTORS);
+        else if (error == -EAGAIN)
+                snprintf(why, sizeof(why), "its ancestors exit or change; try again");
         else
                 snprintf(why, sizeof(why), "its ancestors could not be read: %s", strerror(-error));
         snprintf(sentence, n,
