@@ -149,34 +149,33 @@ static bool path_is_in(const char *path, const char *group)
         return strncmp(path, group, n) == 0 && (path[n] == '\0' || path[n] == '/');
 }
 
-static unsigned match_process(const struct ledger_lease *record, struct lease_peer *peer)
+static int match_process(const struct ledger_lease *record, struct lease_peer *peer)
 {
         if (!peer->has_ancestors)
                 peer->n_ancestors =
                         process_ancestors("/proc", peer->who->pid, peer->ancestors, PROCESS_MAX_ANCESTORS);
         peer->has_ancestors = true;
-        for (size_t i = 0; i < peer->n_ancestors; i++)
+        for (int i = 0; i < peer->n_ancestors; i++)
                 if ((uint32_t)peer->ancestors[i].pid == record->pid &&
                     peer->ancestors[i].start_time == record->start_time)
-                        return PROCESS_MAX_ANCESTORS - (unsigned)i;
-        return 0;
+                        return (int)(CGROUP_PATH_BYTES + 3 + PROCESS_MAX_ANCESTORS) - i;
+        return peer->n_ancestors < 0 ? peer->n_ancestors : 0;
 }
 
 /* 0: the process does not match. The larger, the more specific: a process tree, the nearest ancestor first; a
- * control group, the deepest first; a unit; a user. */
-static unsigned match_rank(const struct ledger_lease *record, struct lease_peer *peer)
+ * control group, the deepest first; a unit; a user. -errno: it is not known whether it matches. */
+static int match_rank(const struct ledger_lease *record, struct lease_peer *peer)
 {
         const struct credentials *who = peer->who;
         char unit[CGROUP_UNIT_BYTES];
-        unsigned n;
 
         switch ((enum ledger_lease_kind)record->kind) {
         case LEASE_PID:
-                n = match_process(record, peer);
-                return n > 0 ? CGROUP_PATH_BYTES + 3 + n : 0;
+                return match_process(record, peer);
         case LEASE_CGROUP:
-                return who->cgroup && path_is_in(who->cgroup, record->match) ? 3 + path_depth(record->match)
-                                                                             : 0;
+                return who->cgroup && path_is_in(who->cgroup, record->match)
+                               ? 3 + (int)path_depth(record->match)
+                               : 0;
         case LEASE_UNIT:
                 if (!who->cgroup)
                         return 0;
@@ -198,26 +197,47 @@ static void learn_place(struct ledger_lease *record, const char *cgroup)
                         memcpy(record->place, cgroup, (size_t)(at - cgroup) + n); /* zeros follow */
 }
 
-struct lease *lease_match(const struct broker *b, const struct quota *parent, struct lease_peer *peer)
+/* A process that cannot be matched may belong to this lease. */
+static int refuse_unknown(const struct lease *lease, int error, char *sentence, size_t n)
+{
+        char why[64];
+
+        if (error == -ELOOP)
+                snprintf(why, sizeof(why), "it has more than %u ancestors", PROCESS_MAX_ANCESTORS);
+        else if (error == -EAGAIN)
+                snprintf(why, sizeof(why), "its ancestors exit or change; try again");
+        else
+                snprintf(why, sizeof(why), "its ancestors could not be read: %s", strerror(-error));
+        snprintf(sentence, n,
+                 "the daemon cannot tell whether the process belongs to lease '%s' in partition '%s': %s",
+                 lease->name, lease->quota->partition->name, why);
+        return -EACCES;
+}
+
+int lease_match(const struct broker *b, const struct quota *parent, struct lease_peer *peer,
+                struct lease **ret, char *sentence, size_t n_sentence)
 {
         struct lease *best = NULL;
-        unsigned best_rank = 0;
+        int best_rank = 1;
 
         for (size_t i = 0; parent->account.n_children > 0 && i < b->leases.n; i++) {
                 struct lease *lease = b->leases.list[i];
-                unsigned rank;
+                int rank;
 
                 if (lease->quota->lease.parent != parent || lease->quota->lease.is_ended)
                         continue;
                 rank = match_rank(lease_record(b, lease), peer);
-                if (rank == 0 || rank < best_rank)
+                if (rank < 0)
+                        return refuse_unknown(lease, rank, sentence, n_sentence);
+                if (rank < best_rank)
                         continue;
                 best = lease;
                 best_rank = rank;
         }
         if (best && lease_record(b, best)->kind == LEASE_UNIT)
                 learn_place(lease_record(b, best), peer->who->cgroup);
-        return best;
+        *ret = best;
+        return 0;
 }
 
 /* ---- the end ------------------------------------------------------------------- */

@@ -46,15 +46,16 @@ int lease_new(struct broker *b, struct tenant *t, struct quota *parent, const st
 /* The same for the lease with this index in the ledger, whose quota has been restored. -ENOMEM. */
 int lease_adopt(struct broker *b, struct tenant *t, struct quota *q, uint32_t index, struct lease **ret);
 
-/* The innermost lease within the quota that is for the process. NULL: none. The ancestors of the process are looked
- * up when a lease asks for them. */
+/* The innermost lease within the quota that is for the process; NULL: none. -EACCES: it is not known which one it is,
+ * and the sentence says why. The ancestors of the process are looked up when a lease asks for them. */
 struct lease_peer {
         const struct credentials *who;
         struct process ancestors[PROCESS_MAX_ANCESTORS];
-        size_t n_ancestors;
+        int n_ancestors;    /* -errno: unknown */
         bool has_ancestors; /* they were looked up */
 };
-struct lease *lease_match(const struct broker *b, const struct quota *parent, struct lease_peer *peer);
+int lease_match(const struct broker *b, const struct quota *parent, struct lease_peer *peer,
+                struct lease **ret, char *sentence, size_t n_sentence);
 
 /* No session joins it any more, nothing is guaranteed to it, and it is charged no more than now. */
 void lease_end(struct broker *b, struct lease *lease);

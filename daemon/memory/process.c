@@ -10,6 +10,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#define WALKS 4u /* while ancestors change */
+
 int process_read(const char *proc, pid_t pid, struct process *ret)
 {
         char path[64], buf[1024], *at;
@@ -20,11 +22,13 @@ int process_read(const char *proc, pid_t pid, struct process *ret)
                 return -ESRCH;
         fd = open(path, O_RDONLY | O_CLOEXEC);
         if (fd < 0)
-                return errno == ENOENT || errno == EACCES ? -ESRCH : -errno;
+                return errno == ENOENT ? -ESRCH : -errno;
         n = read(fd, buf, sizeof(buf) - 1);
+        if (n < 0)
+                n = -errno;
         close(fd);
         if (n <= 0)
-                return -ESRCH;
+                return n < 0 ? (int)n : -ESRCH;
         buf[n] = '\0';
         at = strrchr(buf, ')'); /* the name before it may contain anything */
         *ret = (struct process){ .pid = pid };
@@ -37,13 +41,40 @@ int process_read(const char *proc, pid_t pid, struct process *ret)
         return 0;
 }
 
-size_t process_ancestors(const char *proc, pid_t pid, struct process *ret, size_t n_max)
+/* Of ret[n - 1], which has one. It may exit meanwhile, or its child, and its pid may be used again. The parent was
+ * read while the child had it as its parent if both are as before, and a parent is never younger than its child. */
+static int read_parent(const char *proc, struct process *ret, size_t n)
 {
-        size_t n = 0;
+        struct process *child = &ret[n - 1], again;
+        int r = process_read(proc, child->parent, &ret[n]);
 
-        while (n < n_max && process_read(proc, pid, &ret[n]) == 0) {
-                pid = ret[n].parent;
+        if (r == 0)
+                r = process_read(proc, child->pid, &again);
+        if (r == -ESRCH)
+                return -EAGAIN;
+        if (r == 0 && (again.parent != child->parent || again.start_time != child->start_time ||
+                       ret[n].start_time > child->start_time))
+                r = -EAGAIN;
+        return r;
+}
+
+static int walk(const char *proc, pid_t pid, struct process *ret, size_t n_max)
+{
+        int r = process_read(proc, pid, &ret[0]);
+        size_t n = 1;
+
+        while (r == 0 && ret[n - 1].parent != 0) {
+                r = n < n_max ? read_parent(proc, ret, n) : -ELOOP;
                 n++;
         }
-        return n;
+        return r < 0 ? r : (int)n;
+}
+
+int process_ancestors(const char *proc, pid_t pid, struct process *ret, size_t n_max)
+{
+        int r = -EAGAIN;
+
+        for (unsigned i = 0; r == -EAGAIN && i < WALKS; i++)
+                r = walk(proc, pid, ret, n_max);
+        return r;
 }

@@ -15,12 +15,14 @@ struct process {
         char state;          /* 'Z': it has exited */
 };
 
-/* -ESRCH: there is no such process, or it may not be seen; -errno. */
+/* -ESRCH: there is no such process, or it may not be seen. Other errors: it is not known. */
 int process_read(const char *proc, pid_t pid, struct process *ret);
 
-/* The process and its ancestors, the nearest first, at most n_max. Returns how many. A process whose parent has
- * exited has the nearest subreaper as its parent (PR_SET_CHILD_SUBREAPER), or init. */
+/* The process and its ancestors, the nearest first. A process whose parent has exited has the nearest subreaper as its
+ * parent (PR_SET_CHILD_SUBREAPER), or init. Returns how many there are. -ELOOP: more than n_max; -EAGAIN: they changed
+ * during each of several walks; -errno: one of them could not be read. Then it is not known which processes are above
+ * it. n_max is at least 1. */
 #define PROCESS_MAX_ANCESTORS 64u
-size_t process_ancestors(const char *proc, pid_t pid, struct process *ret, size_t n_max);
+int process_ancestors(const char *proc, pid_t pid, struct process *ret, size_t n_max);
 
 #endif

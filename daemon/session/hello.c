@@ -50,11 +50,25 @@ static void refuse_partition(struct session *s, const Bfcd__Request *r)
         session_refuse(s, r->id, -ENOENT, sentence);
 }
 
+/* Refuses the hello where that fails. */
+static int take_shares(struct session *s, uint64_t id)
+{
+        char sentence[SESSION_SENTENCE_BYTES] = "the daemon is out of memory";
+        int r = session_take_shares(s, sentence, sizeof(sentence));
+
+        if (r < 0 && r != -ENOMEM)
+                accounting_refuse_hello(s, "lease", sentence);
+        if (r < 0)
+                session_refuse(s, id, r, sentence);
+        return r;
+}
+
 /* Finds the tenant and joins a quota. Refuses the hello where that fails. */
 static int find_place(struct session *s, const Bfcd__Request *r, size_t *ret_share)
 {
         struct broker *b = s->broker;
         char sentence[SESSION_SENTENCE_BYTES];
+        int result;
 
         if (hello_match(s) < 0) {
                 session_refuse(s, r->id, -ENOMEM, "the daemon is out of memory");
@@ -72,10 +86,9 @@ static int find_place(struct session *s, const Bfcd__Request *r, size_t *ret_sha
                 session_refuse(s, r->id, -EDQUOT, sentence);
                 return -EDQUOT;
         }
-        if (session_take_shares(s) < 0) {
-                session_refuse(s, r->id, -ENOMEM, "the daemon is out of memory");
-                return -ENOMEM;
-        }
+        result = take_shares(s, r->id);
+        if (result < 0)
+                return result;
         if (session_find_share(s, r->hello->partition, ret_share) < 0) {
                 refuse_partition(s, r);
                 return -ENOENT;

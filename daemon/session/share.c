@@ -166,19 +166,20 @@ static void take_share(struct session *s, struct quota *q)
         q->sessions.n_told++;
 }
 
-int session_take_shares(struct session *s)
+int session_take_shares(struct session *s, char *sentence, size_t n_sentence)
 {
         struct lease_peer peer = { .who = &s->who };
         const struct tenant *t = s->tenant;
         int r = shares_alloc(s);
 
         for (size_t i = 0; r == 0 && i < t->n_quotas; i++) {
-                const struct lease *lease;
+                struct lease *lease = NULL;
 
                 if (t->quotas[i]->is_removed || t->quotas[i]->lease.parent)
                         continue;
-                lease = lease_match(s->broker, t->quotas[i], &peer);
-                take_share(s, lease ? lease->quota : t->quotas[i]);
+                r = lease_match(s->broker, t->quotas[i], &peer, &lease, sentence, n_sentence);
+                if (r == 0)
+                        take_share(s, lease ? lease->quota : t->quotas[i]);
         }
         return r;
 }

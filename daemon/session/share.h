@@ -27,8 +27,9 @@ struct session_share {
         struct trim_share trim;
 };
 
-/* One share for each quota of the session's tenant, or for the lease in it that the session matches. -ENOMEM. */
-int session_take_shares(struct session *s);
+/* One share for each quota of the session's tenant, or for the lease in it that the session matches. -ENOMEM. Other
+ * errors: no lease or quota can be chosen, and the sentence says why. */
+int session_take_shares(struct session *s, char *sentence, size_t n_sentence);
 
 /* The same for a session of the previous daemon: it had the quotas with ids below quotas_end, and leases. */
 int session_take_shares_again(struct session *s, const struct ledger_session *record);

@@ -253,6 +253,68 @@ TEST_OF(lease, the_innermost_lease_is_joined)
                 end(*name, false, 0);
 }
 
+/* The last of n processes, each the parent of the next. */
+static pid_t fork_chain(unsigned n)
+{
+        pid_t leaf;
+        int fds[2];
+
+        ck_assert_int_eq(pipe(fds), 0);
+        if (fork() == 0) {
+                for (pid_t child = 0; child == 0 && --n > 0;)
+                        child = fork();
+                leaf = getpid();
+                if (n == 0 && write(fds[1], &leaf, sizeof(leaf)) != sizeof(leaf))
+                        _exit(1);
+                close(fds[0]);
+                close(fds[1]);
+                pause();
+                _exit(0);
+        }
+        close(fds[1]);
+        ck_assert_int_eq(read(fds[0], &leaf, sizeof(leaf)), sizeof(leaf));
+        close(fds[0]);
+        return leaf;
+}
+
+/* From the leaf up to this process. */
+static void kill_chain(pid_t leaf)
+{
+        struct process p;
+
+        for (pid_t pid = leaf; pid != getpid(); pid = p.parent) {
+                ck_assert_int_eq(process_read("/proc", pid, &p), 0);
+                kill(pid, SIGKILL);
+                if (p.parent == getpid())
+                        ck_assert_int_eq(waitpid(pid, NULL, 0), pid);
+        }
+}
+
+static struct peer *peer_of_process(pid_t pid)
+{
+        struct peer *p = peer_new(b, 1, false);
+
+        p->session->who.pid = pid;
+        return p;
+}
+
+TEST_OF(lease, a_job_cannot_hide_behind_many_ancestors)
+{
+        pid_t leaf = fork_chain(70);
+        struct peer *x = peer_of_process(leaf);
+        const char *sentence;
+
+        CREATE(.name = "p", .pid = (uint64_t)getpid(), .limit = 8 * MIB);
+        sentence = refusal_of(x, peer_hello(x, "", ""), EACCES);
+        assert_has(sentence, "lease 'p' in partition 'a'");
+        assert_has(sentence, "more than 64 ancestors");
+        ck_assert_uint_eq(x->session->n_shares, 0);
+        end("p", false, 0);
+        say_hello(x); /* no lease asks for its ancestors */
+        must_close(x);
+        kill_chain(leaf);
+}
+
 /* ---- limits ---------------------------------------------------------------------- */
 
 TEST_OF(lease, each_level_refuses_by_name)
