@@ -500,7 +500,7 @@ static const char *evicting_lease(const struct session *s)
 {
         for (size_t i = 0; i < s->n_shares; i++)
                 if (s->shares[i].quota->sessions.are_evicted)
-                        return s->shares[i].quota->lease;
+                        return s->shares[i].quota->lease.name;
         return NULL;
 }
 

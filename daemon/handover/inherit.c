@@ -429,6 +429,36 @@ static int inherit_leases(struct broker *b)
         return error;
 }
 
+/* The new config may leave less for a guarantee than it had. */
+static void guarantee_lease(struct broker *b, struct lease *lease)
+{
+        struct ledger_lease *record = lease_record(b, lease);
+        struct account *a = &lease->quota->account;
+        uint64_t most = account_reserve_max(a) / CONFIG_GRANULARITY * CONFIG_GRANULARITY;
+
+        if (record->reserve_bytes > most) {
+                log_warning("lease '%s' of tenant '%s' in partition '%s': the configuration does not leave "
+                            "%" PRIu64 " bytes for its reserve, which is now %" PRIu64 " bytes",
+                            lease->name, lease->tenant->name, lease->quota->partition->name,
+                            (uint64_t)record->reserve_bytes, most);
+                record->reserve_bytes = most;
+        }
+        account_set(a, a->limit_bytes, record->reserve_bytes);
+}
+
+/* With the limits of the config in force, and all memory charged; the oldest lease first. */
+static void guarantee_leases(struct broker *b)
+{
+        for (size_t i = 0; i < b->leases.n; i++) {
+                struct account *a = &b->leases.list[i]->quota->account;
+
+                account_set(a, a->limit_bytes, 0);
+        }
+        for (size_t i = 0; i < b->leases.n; i++)
+                if (!b->leases.list[i]->quota->is_ended)
+                        guarantee_lease(b, b->leases.list[i]);
+}
+
 /* The quotas of a tenant in their original order, which its sessions know. */
 static int inherit_tenant(struct broker *b, struct tenant *t, struct inherited_quota *first, size_t n)
 {
@@ -605,6 +635,7 @@ int inherit_quotas(struct broker *b, char *ret_sentence, size_t n_sentence)
                 account_set(&b->partitions[i].pool, b->config->partitions[i].limit_bytes, 0);
         if (r < 0)
                 return r;
+        guarantee_leases(b);
         keep_lives(b);
         r = note_extents(b);
         if (r == 0)

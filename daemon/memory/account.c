@@ -86,6 +86,18 @@ const struct account *account_lacks_reserve(const struct account *a, uint64_t re
         return account_lacks(a->parent, excess_u64(after, account_takes(a, a->committed_bytes)));
 }
 
+uint64_t account_reserve_max(const struct account *a)
+{
+        uint64_t most = UINT64_MAX, has = a->committed_bytes, within = 0;
+
+        for (const struct account *p = a->parent; p; p = p->parent) {
+                most = min_u64(most, max_u64(excess_u64(has + p->limit_bytes, p->committed_bytes), within));
+                has += excess_u64(p->reserve_bytes, p->committed_bytes);
+                within = max_u64(within, excess_u64(p->reserve_bytes, p->promised_bytes));
+        }
+        return most;
+}
+
 int account_init(struct account *a, struct account *parent, uint64_t limit_bytes, uint64_t reserve_bytes)
 {
         if (reserve_bytes > limit_bytes)

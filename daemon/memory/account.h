@@ -62,6 +62,10 @@ void account_set(struct account *a, uint64_t limit_bytes, uint64_t reserve_bytes
 /* Which of the accounts above has not the bytes for this reserve; NULL: all have. */
 const struct account *account_lacks_reserve(const struct account *a, uint64_t reserve_bytes);
 
+/* The largest reserve that all accounts above have the bytes for, of an account without one: with it none of
+ * these exceeds its limit except by existing charges. */
+uint64_t account_reserve_max(const struct account *a);
+
 /* Calls a->changed, as every change of charged_bytes does. */
 void account_note_change(struct account *a);
 

@@ -23,15 +23,15 @@
 
 #define MIB (UINT64_C(1) << 20)
 
-#define CONFIG(red) CONFIG_WITH(red, "64MiB")
-#define CONFIG_WITH(red, blue)                                                                               \
+#define CONFIG(red) CONFIG_BLUE(red, "limit: 64MiB")
+#define CONFIG_BLUE(red, blue)                                                                               \
         "devices:\n"                                                                                         \
         "  - id: host\n"                                                                                     \
         "    size: 256MiB\n"                                                                                 \
         "    partitions: [{name: a, limit: 64MiB}, {name: pre, limit: 8MiB, growth: preallocate}]\n"         \
         "tenants:\n"                                                                                         \
         "  - {name: red, match: {uid: [1, 3]}, quotas: [" red "{partition: pre, limit: 4MiB}]}\n"            \
-        "  - {name: blue, match: {uid: 2}, quotas: [{partition: a, limit: " blue "}]}\n"
+        "  - {name: blue, match: {uid: 2}, quotas: [{partition: a, " blue "}]}\n"
 static const char config_text[] = CONFIG("{partition: a, limit: 40MiB}, ");
 
 static struct peer *admin;
@@ -592,7 +592,7 @@ TEST_OF(lease, leases_need_fds)
         struct rlimit tight = { 0 };
         uint64_t n_both;
 
-        ck_assert_int_eq(reload(CONFIG_WITH("{partition: a, limit: 20MiB}, ", "2MiB")), 0);
+        ck_assert_int_eq(reload(CONFIG_BLUE("{partition: a, limit: 20MiB}, ", "limit: 2MiB")), 0);
         n_both = capacity_fds(b->config, 0, both, 2);
         ck_assert_uint_gt(n_both, capacity_fds(b->config, 0, both, 1));
         while (fd_reserve_usable_of(&tight) < n_both)
@@ -637,6 +637,18 @@ static void end_sessions(void)
         }
 }
 
+/* Another daemon with this config. */
+static void restart(const char *text)
+{
+        peer_drop(admin);
+        fake_store_die(store);
+        peer_broker_leave(b, config);
+        b = peer_broker_kept(text, NULL, store, &config);
+        (void)store_drop_rest(store);
+        check();
+        admin = open_admin_session();
+}
+
 /* Another daemon inherits the leases, with their sessions in them. */
 TEST_OF(lease, a_restart_keeps_leases)
 {
@@ -661,13 +673,7 @@ TEST_OF(lease, a_restart_keeps_leases)
                         peer_drop(x);
                         peer_drop(own);
                 }
-                peer_drop(admin);
-                fake_store_die(store);
-                peer_broker_leave(b, config);
-                b = peer_broker_kept(config_text, NULL, store, &config);
-                (void)store_drop_rest(store);
-                check();
-                admin = open_admin_session();
+                restart(config_text);
                 ck_assert_uint_eq(b->leases.n, 3);
                 ck_assert_uint_eq(ledger_quota_at(b->ledger, quota_of("x")->index)->id, quota);
                 ck_assert_uint_eq(quota_of("x")->account.own_bytes, 12 * MIB);
@@ -688,17 +694,6 @@ TEST_OF(lease, a_restart_keeps_leases)
         end("empty", false, 0);
 }
 
-static void restart(void)
-{
-        peer_drop(admin);
-        fake_store_die(store);
-        peer_broker_leave(b, config);
-        b = peer_broker_kept(config_text, NULL, store, &config);
-        (void)store_drop_rest(store);
-        check();
-        admin = open_admin_session();
-}
-
 /* A kill between the two stores of `lease set`, or a damaged record, does not stop the next start. */
 TEST_OF(lease, a_restart_repairs_sizes)
 {
@@ -708,13 +703,43 @@ TEST_OF(lease, a_restart_repairs_sizes)
         lease_record(b, lease_find(b, "torn"))->limit_bytes = 10 * MIB;
         lease_record(b, lease_find(b, "none"))->limit_bytes = 0;
         lease_record(b, lease_find(b, "odd"))->reserve_bytes = MIB;
-        restart();
+        restart(config_text);
         ck_assert_ptr_null(lease_find(b, "none"));
         ck_assert_ptr_null(lease_find(b, "odd"));
         ck_assert_uint_eq(quota_of("torn")->account.limit_bytes, 10 * MIB);
         ck_assert_uint_eq(quota_of("torn")->account.reserve_bytes, 10 * MIB);
         ck_assert_uint_eq(lease_record(b, lease_find(b, "torn"))->reserve_bytes, 10 * MIB);
         end("torn", false, 0);
+}
+
+/* A reserve is lowered to what the config leaves for it, so that no account promises what it has not. */
+TEST_OF(lease, a_restart_lowers_reserves_to_the_config)
+{
+        struct peer *x = NULL, *blue;
+
+        CREATE(.name = "x", .cgroup = "/x", .limit = 32 * MIB, .reserve = 32 * MIB);
+        CREATE(.name = "y", .cgroup = "/y", .limit = 8 * MIB, .reserve = 8 * MIB);
+        x = join(1, "/x", "x");
+        x->session->is_watched = true;
+        must_malloc(x, 0, 8 * MIB);
+        peer_drop(x);
+        restart(CONFIG_BLUE("{partition: a, limit: 12MiB}, ", "limit: 64MiB, reserve: 46MiB"));
+        ck_assert_uint_eq(quota_of("x")->account.reserve_bytes, 12 * MIB);
+        ck_assert_uint_eq(lease_record(b, lease_find(b, "x"))->reserve_bytes, 12 * MIB);
+        ck_assert_uint_eq(quota_of("x")->account.limit_bytes, 32 * MIB);
+        ck_assert_uint_eq(quota_of("y")->account.reserve_bytes, 0);
+        restart(CONFIG_BLUE("{partition: a, limit: 40MiB}, ", "limit: 64MiB, reserve: 54MiB"));
+        ck_assert_uint_eq(quota_of("x")->account.reserve_bytes, 10 * MIB);
+        blue = open_session(2);
+        must_malloc(blue, 0, 54 * MIB);
+        refused_block(blue, 2 * MIB, ENOMEM);
+        ck_assert_uint_eq(b->partitions[0].pool.committed_bytes, 64 * MIB);
+        must_close(blue);
+        restart(CONFIG_BLUE("{partition: a, limit: 6MiB}, ", "limit: 64MiB"));
+        ck_assert_uint_eq(quota_of("x")->account.reserve_bytes, 6 * MIB); /* of 8 MiB charged */
+        end_sessions();
+        end("x", false, 0);
+        end("y", false, 0);
 }
 
 int main(void)
