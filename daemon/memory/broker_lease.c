@@ -224,7 +224,7 @@ int lease_match(const struct broker *b, const struct quota *parent, struct lease
                 struct lease *lease = b->leases.list[i];
                 int rank;
 
-                if (lease->quota->parent != parent || lease->quota->is_ended)
+                if (lease->quota->parent != parent)
                         continue;
                 rank = match_rank(lease_record(b, lease), peer);
                 if (rank < 0)
@@ -233,6 +233,11 @@ int lease_match(const struct broker *b, const struct quota *parent, struct lease
                         continue;
                 best = lease;
                 best_rank = rank;
+        }
+        if (best && best->quota->is_ended) {
+                snprintf(sentence, n_sentence, "lease '%s' in partition '%s' has ended", best->name,
+                         parent->partition->name);
+                return -EACCES;
         }
         if (best && lease_record(b, best)->kind == LEASE_UNIT)
                 learn_place(lease_record(b, best), peer->who->cgroup);

@@ -405,7 +405,7 @@ TEST_OF(lease, many_leases_come_and_go)
 TEST_OF(lease, an_ended_lease_waits_for_its_sessions)
 {
         const Bfcd__LeaseEndReply *reply;
-        struct peer *x, *idle;
+        struct peer *x, *idle, *late;
         uint64_t block;
 
         CREATE(.name = "x", .cgroup = "/x", .limit = 8 * MIB, .reserve = 8 * MIB);
@@ -419,7 +419,14 @@ TEST_OF(lease, an_ended_lease_waits_for_its_sessions)
         settle();
         ck_assert_ptr_nonnull(lease_find(b, "x"));
         ck_assert_uint_eq(b->partitions[0].pool.promised_bytes, 0);
-        must_close(join(1, "/x", "")); /* new sessions are in the tenant's quota */
+        late = peer_new(b, 1, false);
+        late->session->who.cgroup = strdup("/x");
+        assert_has(refusal_of(late, peer_hello(late, "", ""), EACCES),
+                   "lease 'x' in partition 'a' has ended");
+        CREATE(.name = "y", .cgroup = "/x", .limit = 2 * MIB); /* the newer one */
+        ck_assert_str_eq(say_hello(late)->session->shares[0].quota->lease, "y");
+        must_close(late);
+        end("y", false, 0);
         must_free(x, block);
         must_free(x, must_malloc(x, 0, 2 * MIB)); /* in what the lease has */
         assert_has(refused_block(x, 10 * MIB, EDQUOT), "has ended");
