@@ -173,12 +173,12 @@ static int match_rank(const struct ledger_lease *record, struct lease_peer *peer
         case LEASE_PID:
                 return match_process(record, peer);
         case LEASE_CGROUP:
-                return who->cgroup && path_is_in(who->cgroup, record->match)
-                               ? 3 + (int)path_depth(record->match)
-                               : 0;
+                if (!who->cgroup)
+                        return -ENODATA;
+                return path_is_in(who->cgroup, record->match) ? 3 + (int)path_depth(record->match) : 0;
         case LEASE_UNIT:
                 if (!who->cgroup)
-                        return 0;
+                        return -ENODATA;
                 cgroup_unit(who->cgroup, unit);
                 return strcmp(unit, record->match) == 0 ? 2 : 0;
         default:
@@ -204,6 +204,8 @@ static int refuse_unknown(const struct lease *lease, int error, char *sentence, 
 
         if (error == -ELOOP)
                 snprintf(why, sizeof(why), "it has more than %u ancestors", PROCESS_MAX_ANCESTORS);
+        else if (error == -ENODATA)
+                snprintf(why, sizeof(why), "its control group could not be read");
         else if (error == -EAGAIN)
                 snprintf(why, sizeof(why), "its ancestors exit or change; try again");
         else
@@ -224,7 +226,7 @@ int lease_match(const struct broker *b, const struct quota *parent, struct lease
                 struct lease *lease = b->leases.list[i];
                 int rank;
 
-                if (lease->quota->lease.parent != parent || lease->quota->lease.is_ended)
+                if (lease->quota->lease.parent != parent)
                         continue;
                 rank = match_rank(lease_record(b, lease), peer);
                 if (rank < 0)
@@ -233,6 +235,11 @@ int lease_match(const struct broker *b, const struct quota *parent, struct lease
                         continue;
                 best = lease;
                 best_rank = rank;
+        }
+        if (best && best->quota->lease.is_ended) {
+                snprintf(sentence, n_sentence, "lease '%s' in partition '%s' has ended", best->name,
+                         parent->partition->name);
+                return -EACCES;
         }
         if (best && lease_record(b, best)->kind == LEASE_UNIT)
                 learn_place(lease_record(b, best), peer->who->cgroup);

@@ -2,7 +2,8 @@
  *
  * A lease says which processes of its tenant it is for: those in a control group or unit, descendants of a
  * process, or processes of a user. A session is matched at its hello, to the innermost lease in each partition, and
- * stays in it. A lease that has ended takes no new session and is charged no more. It disappears with its last session.
+ * stays in it. A lease that has ended refuses its processes' new sessions and is charged no more.
+ * It disappears with its last session.
  *
  * All facts of a lease are in its record of the ledger.
  *
@@ -47,7 +48,7 @@ int lease_new(struct broker *b, struct tenant *t, struct quota *parent, const st
 int lease_adopt(struct broker *b, struct tenant *t, struct quota *q, uint32_t index, struct lease **ret);
 
 /* The innermost lease within the quota that is for the process; NULL: none. -EACCES: it is not known which one it is,
- * and the sentence says why. The ancestors of the process are looked up when a lease asks for them. */
+ * or it has ended, and the sentence says why. The ancestors of the process are looked up when a lease asks for them. */
 struct lease_peer {
         const struct credentials *who;
         struct process ancestors[PROCESS_MAX_ANCESTORS];

@@ -375,9 +375,12 @@ static int connection_handle_frame(struct connection *c, const uint8_t *payload,
 {
         const Bfcd__Request *request = message_unpack_request(c->host->arena, payload, n_bytes);
         const char *why = "the client sent a frame that is not a request";
+        bool is_hello = request && request->body_case == BFCD__REQUEST__BODY_HELLO;
         int r = request ? 0 : -EPROTO;
 
-        if (request && peer_process_match(&c->process, c->host->broker, c->stream.fd, &c->session->who) < 0) {
+        if (request &&
+            peer_process_match(&c->process, c->host->broker, c->stream.fd,
+                               is_hello && !session_is_greeted(c->session), &c->session->who) < 0) {
                 why = "out of memory";
                 r = -ENOMEM;
         }

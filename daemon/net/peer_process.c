@@ -109,7 +109,7 @@ int peer_process_find(struct peer_process *p, const struct credentials *who)
         return -ESRCH;
 }
 
-/* A cgroup that cannot be read matches no pattern. */
+/* A cgroup that cannot be read matches no pattern, and lease_match() fails where a lease needs it. */
 static void read_cgroup(const struct peer_process *p, struct credentials *who)
 {
         char path[CGROUP_PATH_BYTES];
@@ -124,10 +124,16 @@ bool peer_process_is_named(const struct broker *b, const struct credentials *who
                restore_has_suspended(b, who->uid);
 }
 
-int peer_process_match(struct peer_process *p, const struct broker *b, int fd, struct credentials *who)
+int peer_process_match(struct peer_process *p, const struct broker *b, int fd, bool is_hello,
+                       struct credentials *who)
 {
         int r = 0;
 
+        if (is_hello) {
+                free(who->cgroup);
+                who->cgroup = NULL;
+                who->matches.generation = 0;
+        }
         if (!p->is_known)
                 who->start_time = process_start_time(who->pid);
         p->is_known = true;

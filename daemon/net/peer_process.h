@@ -34,8 +34,10 @@ int peer_process_match_early(struct peer_process *p, const struct broker *b, int
  * resumed. */
 bool peer_process_is_named(const struct broker *b, const struct credentials *who);
 
-/* Reads and matches what is not known yet, also after a reload. -ENOMEM; -errno. */
-int peer_process_match(struct peer_process *p, const struct broker *b, int fd, struct credentials *who);
+/* Reads and matches what is not known yet, also after a reload. is_hello: the control group is read again, because it is
+ * what a lease is chosen by. -ENOMEM; -errno. */
+int peer_process_match(struct peer_process *p, const struct broker *b, int fd, bool is_hello,
+                       struct credentials *who);
 
 bool peer_process_has_exited(const struct peer_process *p);
 

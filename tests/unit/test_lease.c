@@ -230,8 +230,8 @@ TEST_OF(lease, the_innermost_lease_is_joined)
         CREATE(.name = "slice", .cgroup = "/system.slice", .limit = 8 * MIB);
         CREATE(.name = "deep", .cgroup = "/system.slice/other.service/deep/", .limit = 8 * MIB);
         CREATE(.name = "blue", .tenant = "blue", .cgroup = "/", .limit = 8 * MIB);
-        p[0] = join(3, NULL, "user");
-        p[1] = join(1, NULL, "");
+        p[0] = join(3, "/else", "user");
+        p[1] = join(1, "/else", "");
         p[2] = join(1, "/user.slice/job.service/x", "unit");
         p[3] = join(1, "/system.slice/job.service", "slice");
         p[4] = join(3, "/system.slice/other.service/deep/er", "deep");
@@ -242,11 +242,11 @@ TEST_OF(lease, the_innermost_lease_is_joined)
         for (size_t i = 0; i < 8; i++)
                 must_close(p[i]);
         CREATE(.name = "newer", .by_user = true, .uid = 3, .limit = 8 * MIB);
-        must_close(join(3, NULL, "newer"));
+        must_close(join(3, "/else", "newer"));
         CREATE(.name = "tree", .pid = (uint64_t)getppid(), .limit = 8 * MIB);
         must_close(join(3, "/system.slice", "tree"));
         CREATE(.name = "self", .pid = (uint64_t)getpid(), .limit = 8 * MIB);
-        must_close(join(3, NULL, "self"));
+        must_close(join(3, "/else", "self"));
         for (const char *const *name = (const char *const[]){ "user", "unit", "slice", "deep", "blue",
                                                               "newer", "tree", "self", NULL };
              *name; name++)
@@ -313,6 +313,19 @@ TEST_OF(lease, a_job_cannot_hide_behind_many_ancestors)
         say_hello(x); /* no lease asks for its ancestors */
         must_close(x);
         kill_chain(leaf);
+}
+
+TEST_OF(lease, a_job_cannot_hide_its_control_group)
+{
+        struct peer *x = peer_new(b, 1, false);
+
+        CREATE(.name = "g", .cgroup = "/g", .limit = 8 * MIB);
+        assert_has(refusal_of(x, peer_hello(x, "", ""), EACCES), "its control group could not be read");
+        end("g", false, 0);
+        CREATE(.name = "u", .unit = "job.service", .limit = 8 * MIB);
+        assert_has(refusal_of(x, peer_hello(x, "", ""), EACCES), "lease 'u'");
+        end("u", false, 0);
+        must_close(say_hello(x));
 }
 
 /* ---- limits ---------------------------------------------------------------------- */
@@ -422,7 +435,7 @@ TEST_OF(lease, many_leases_come_and_go)
 TEST_OF(lease, an_ended_lease_waits_for_its_sessions)
 {
         const Bfcd__LeaseEndReply *reply;
-        struct peer *x, *idle;
+        struct peer *x, *idle, *late;
         uint64_t block;
 
         CREATE(.name = "x", .cgroup = "/x", .limit = 8 * MIB, .reserve = 8 * MIB);
@@ -436,7 +449,14 @@ TEST_OF(lease, an_ended_lease_waits_for_its_sessions)
         settle();
         ck_assert_ptr_nonnull(lease_find(b, "x"));
         ck_assert_uint_eq(b->partitions[0].pool.promised_bytes, 0);
-        must_close(join(1, "/x", "")); /* new sessions are in the tenant's quota */
+        late = peer_new(b, 1, false);
+        late->session->who.cgroup = strdup("/x");
+        assert_has(refusal_of(late, peer_hello(late, "", ""), EACCES),
+                   "lease 'x' in partition 'a' has ended");
+        CREATE(.name = "y", .cgroup = "/x", .limit = 2 * MIB); /* the newer one */
+        ck_assert_str_eq(say_hello(late)->session->shares[0].quota->lease, "y");
+        must_close(late);
+        end("y", false, 0);
         must_free(x, block);
         must_free(x, must_malloc(x, 0, 2 * MIB)); /* in what the lease has */
         assert_has(refused_block(x, 10 * MIB, EDQUOT), "has ended");
