@@ -166,6 +166,8 @@ static int by_queue(const void *left, const void *right)
         const Bfcd__WaitingRow *const *a = left, *const *b = right;
         int r = by_text((*a)->partition, (*b)->partition, (*a)->tenant, (*b)->tenant);
 
+        if (r == 0)
+                r = strcmp((*a)->lease, (*b)->lease);
         return r ? r : by_id((*a)->position, (*b)->position);
 }
 

@@ -390,11 +390,18 @@ static const char *place_instead(const void *row)
         return ((const Bfcd__WaitingRow *)row)->partition_position == 0 ? "-" : NULL;
 }
 
+static const char *lease_instead(const void *row)
+{
+        return ((const Bfcd__WaitingRow *)row)->lease[0] == '\0' ? "-" : NULL;
+}
+
 static const struct table_column waiting_columns[] = {
         COLUMN("PARTITION", "partition", 0, TABLE_TEXT, Bfcd__WaitingRow, partition),
         { "PLACE", "partition_position", R | WIDE, TABLE_NUMBER,
           TABLE_MEMBER(Bfcd__WaitingRow, partition_position), .instead = place_instead, .json = place_json },
         COLUMN("TENANT", "tenant", 0, TABLE_TEXT, Bfcd__WaitingRow, tenant),
+        { "LEASE", "lease", WIDE, TABLE_TEXT, TABLE_MEMBER(Bfcd__WaitingRow, lease),
+          .instead = lease_instead },
         COLUMN("POS", "position", R, TABLE_NUMBER, Bfcd__WaitingRow, position),
         COLUMN("SESSION", "session_id", R, TABLE_NUMBER, Bfcd__WaitingRow, session_id),
         COLUMN("PID", "pid", R | WIDE, TABLE_NUMBER, Bfcd__WaitingRow, pid),

@@ -72,6 +72,7 @@ static void report_waiting_request(const struct quota *q, const struct quota_wai
 
         bfcd__waiting_row__init(row);
         row->tenant = report_borrow(q->tenant);
+        row->lease = report_borrow(q->lease.name ? q->lease.name : "");
         row->partition = report_borrow(q->partition->name);
         row->session_id = s ? s->id : 0;
         row->pid = s ? (uint64_t)s->who.pid : 0;

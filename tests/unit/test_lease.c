@@ -361,6 +361,31 @@ TEST_OF(lease, each_level_refuses_by_name)
         end("y", false, 0);
 }
 
+TEST_OF(lease, waiting_requests_name_their_lease)
+{
+        Bfcd__Request r = BFCD__REQUEST__INIT;
+        Bfcd__List list = BFCD__LIST__INIT;
+        const Bfcd__ListReply *reply;
+        struct peer *x;
+        uint64_t id;
+
+        CREATE(.name = "x", .cgroup = "/x", .limit = 8 * MIB);
+        x = join(1, "/x", "x");
+        must_malloc(x, 0, 8 * MIB);
+        (void)peer_malloc_wait(x, 0, 2 * MIB, 60000);
+        settle();
+        list.kind = BFCD__LIST__KIND__WAITING;
+        r.body_case = BFCD__REQUEST__BODY_LIST;
+        r.list = &list;
+        ck_assert_int_eq(peer_send(admin, &r, &id), 0);
+        reply = peer_reply(admin, id)->list;
+        ck_assert_uint_eq(reply->n_waiting, 1);
+        ck_assert_str_eq(reply->waiting[0]->lease, "x");
+        ck_assert_str_eq(reply->waiting[0]->tenant, "red");
+        must_close(x);
+        end("x", false, 0);
+}
+
 /* A lease whose tenant is at its limit gets what another lease has free. */
 TEST_OF(lease, free_memory_moves_between_leases)
 {

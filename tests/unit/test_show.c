@@ -503,6 +503,7 @@ TEST(waiting)
         first.left_ms = 58500;
         first.estimate_ms = 125000;
         second.position = 2;
+        second.lease = (char[]){ "job" };
         second.bytes_lacking = second.estimate_ms = UINT64_MAX;
         page.n_waiting = 2;
         page.waiting = rows;
@@ -511,16 +512,17 @@ TEST(waiting)
         list_sort(l);
         check_json(BFCD__LIST__KIND__WAITING, l,
                    "{\"schema\":1,\"waiting\":[{\"partition\":\"train\",\"partition_position\":3,"
-                   "\"tenant\":\"vision\",\"position\":1,\"session_id\":7,\"pid\":99,"
+                   "\"tenant\":\"vision\",\"lease\":\"\",\"position\":1,\"session_id\":7,\"pid\":99,"
                    "\"n_bytes\":41943040,\"bytes_lacking\":31457280,\"wait_ms\":60000,\"waited_ms\":1500,"
                    "\"left_ms\":58500,\"estimate_ms\":125000},"
                    "{\"partition\":\"train\",\"partition_position\":null,"
-                   "\"tenant\":\"vision\",\"position\":2,\"session_id\":7,\"pid\":99,"
+                   "\"tenant\":\"vision\",\"lease\":\"job\",\"position\":2,\"session_id\":7,\"pid\":99,"
                    "\"n_bytes\":41943040,\"bytes_lacking\":null,\"wait_ms\":0,\"waited_ms\":0,"
                    "\"left_ms\":0,\"estimate_ms\":null}]}");
         text = table_of(BFCD__LIST__KIND__WAITING, l);
-        ck_assert_ptr_nonnull(strstr(text, "train 3 vision 1 7 99 40.0 MiB 30.0 MiB 1.5 s 58.5 s 2m 05s\n"));
-        ck_assert_ptr_nonnull(strstr(text, "train - vision 2 7 99 40.0 MiB - 0.0 s 0.0 s -\n"));
+        ck_assert_ptr_nonnull(
+                strstr(text, "train 3 vision - 1 7 99 40.0 MiB 30.0 MiB 1.5 s 58.5 s 2m 05s\n"));
+        ck_assert_ptr_nonnull(strstr(text, "train - vision job 2 7 99 40.0 MiB - 0.0 s 0.0 s -\n"));
         free(text);
         list_free(l);
 }
