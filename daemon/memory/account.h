@@ -62,6 +62,9 @@ void account_set(struct account *a, uint64_t limit_bytes, uint64_t reserve_bytes
 /* Which of the accounts above has not the bytes for this reserve; NULL: all have. */
 const struct account *account_lacks_reserve(const struct account *a, uint64_t reserve_bytes);
 
+/* What is guaranteed to it, or to accounts below. */
+uint64_t account_guaranteed(const struct account *a);
+
 /* Calls a->changed, as every change of charged_bytes does. */
 void account_note_change(struct account *a);
 
