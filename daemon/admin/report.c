@@ -272,7 +272,7 @@ static void report_partitions(const struct session *viewer, uint64_t cursor, str
                 row->share = report_borrow(partition_share_name(p));
                 row->clears_on_release = p->clears;
                 report_partition_pages(viewer, p, row);
-                row->num_tenants = p->n_quotas;
+                row->num_tenants = p->n_tenants;
                 row->stats = report_stats(r);
                 report_partition_stats(viewer, p, row->stats);
                 report_add_row(r, row);

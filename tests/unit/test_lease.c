@@ -351,14 +351,27 @@ static const Bfcd__TenantRow *row_of_red(void)
         ck_abort_msg("red has no row");
 }
 
+static const Bfcd__PartitionRow *row_of_a(void)
+{
+        return list_page(admin, BFCD__LIST__KIND__PARTITIONS, 0)->partitions[0];
+}
+
+TEST_OF(lease, a_lease_is_no_tenant_of_its_partition)
+{
+        CREATE(.name = "x", .cgroup = "/x", .limit = 16 * MIB);
+        ck_assert_uint_eq(row_of_a()->num_tenants, 2);
+        ck_assert_uint_eq(b->partitions[0].n_quotas, 3);
+        end("x", false, 0);
+        ck_assert_uint_eq(row_of_a()->num_tenants, 2);
+        ck_assert_uint_eq(b->partitions[0].n_quotas, 2);
+}
+
 TEST_OF(lease, guarantees_are_summed)
 {
         CREATE(.name = "x", .cgroup = "/x", .limit = 16 * MIB, .reserve = 8 * MIB);
         CREATE(.name = "y", .cgroup = "/y", .limit = 16 * MIB, .reserve = 4 * MIB);
         ck_assert_uint_eq(row_of_red()->stats->bytes_guaranteed, 12 * MIB);
-        ck_assert_uint_eq(
-                list_page(admin, BFCD__LIST__KIND__PARTITIONS, 0)->partitions[0]->stats->bytes_guaranteed,
-                12 * MIB);
+        ck_assert_uint_eq(row_of_a()->stats->bytes_guaranteed, 12 * MIB);
         end("x", false, 0);
         ck_assert_uint_eq(row_of_red()->stats->bytes_guaranteed, 4 * MIB);
         end("y", false, 0);
