@@ -61,7 +61,7 @@ void report_quota_stats(const struct quota *q, Bfcd__Statistics *f)
         f->peak_bytes_reserved_time_ms = q->account.peak_charged_ms;
         f->lifetime_peak_bytes_in_use = record->life.peak_in_use;
         f->lifetime_peak_bytes_reserved = q->account.lifetime_peak_charged_bytes;
-        f->bytes_guaranteed = q->account.reserve_bytes;
+        f->bytes_guaranteed = account_guaranteed(&q->account);
         f->bytes_unreclaimed = arena_extentless_bytes(q->arena);
 }
 
@@ -272,7 +272,7 @@ static void report_partitions(const struct session *viewer, uint64_t cursor, str
                 row->share = report_borrow(partition_share_name(p));
                 row->clears_on_release = p->clears;
                 report_partition_pages(viewer, p, row);
-                row->num_tenants = p->n_quotas;
+                row->num_tenants = p->n_tenants;
                 row->stats = report_stats(r);
                 report_partition_stats(viewer, p, row->stats);
                 report_add_row(r, row);

@@ -76,7 +76,7 @@ static inline char *report_borrow(const char *s)
 /* True: the viewer may see this quota's tenant. */
 bool report_shows(const struct session *viewer, const struct quota *q);
 
-/* With the bytes, blocks and refusals of its leases. */
+/* With the bytes, guarantees, blocks and refusals of its leases. */
 void report_quota_stats(const struct quota *q, Bfcd__Statistics *ret);
 
 /* Without the leases of the session. */

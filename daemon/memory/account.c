@@ -23,8 +23,7 @@ static uint64_t account_takes(const struct account *a, uint64_t committed)
         return max_u64(a->reserve_bytes, committed);
 }
 
-/* What is guaranteed to it, or to accounts below. */
-static uint64_t account_guaranteed(const struct account *a)
+uint64_t account_guaranteed(const struct account *a)
 {
         return max_u64(a->reserve_bytes, a->promised_bytes);
 }

@@ -66,6 +66,9 @@ const struct account *account_lacks_reserve(const struct account *a, uint64_t re
  * these exceeds its limit except by existing charges. */
 uint64_t account_reserve_max(const struct account *a);
 
+/* What is guaranteed to it, or to accounts below. */
+uint64_t account_guaranteed(const struct account *a);
+
 /* Calls a->changed, as every change of charged_bytes does. */
 void account_note_change(struct account *a);
 

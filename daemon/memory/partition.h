@@ -86,7 +86,8 @@ struct partition {
         struct account pool;
         struct partition_use use;
         struct quota_list quotas;
-        size_t n_quotas;
+        size_t n_quotas;         /* with leases */
+        size_t n_tenants;        /* quotas that are no leases */
         struct keepers *keepers; /* of all partitions; NULL: nothing is kept */
         struct partition_queue queue;
         struct partition_lists lists;

@@ -455,6 +455,46 @@ TEST_OF(lease, many_leases_come_and_go)
         ck_assert_int_eq(memcmp(&before, &after, sizeof(before)), 0);
 }
 
+/* ---- reports --------------------------------------------------------------------- */
+
+static const Bfcd__TenantRow *row_of_red(void)
+{
+        const Bfcd__ListReply *rows = list_page(admin, BFCD__LIST__KIND__TENANTS, 0);
+
+        for (size_t i = 0; i < rows->n_tenants; i++)
+                if (strcmp(rows->tenants[i]->tenant, "red") == 0 &&
+                    strcmp(rows->tenants[i]->partition, "a") == 0)
+                        return rows->tenants[i];
+        ck_abort_msg("red has no row");
+}
+
+static const Bfcd__PartitionRow *row_of_a(void)
+{
+        return list_page(admin, BFCD__LIST__KIND__PARTITIONS, 0)->partitions[0];
+}
+
+TEST_OF(lease, a_lease_is_no_tenant_of_its_partition)
+{
+        CREATE(.name = "x", .cgroup = "/x", .limit = 16 * MIB);
+        ck_assert_uint_eq(row_of_a()->num_tenants, 2);
+        ck_assert_uint_eq(b->partitions[0].n_quotas, 3);
+        end("x", false, 0);
+        ck_assert_uint_eq(row_of_a()->num_tenants, 2);
+        ck_assert_uint_eq(b->partitions[0].n_quotas, 2);
+}
+
+TEST_OF(lease, guarantees_are_summed)
+{
+        CREATE(.name = "x", .cgroup = "/x", .limit = 16 * MIB, .reserve = 8 * MIB);
+        CREATE(.name = "y", .cgroup = "/y", .limit = 16 * MIB, .reserve = 4 * MIB);
+        ck_assert_uint_eq(row_of_red()->stats->bytes_guaranteed, 12 * MIB);
+        ck_assert_uint_eq(row_of_a()->stats->bytes_guaranteed, 12 * MIB);
+        end("x", false, 0);
+        ck_assert_uint_eq(row_of_red()->stats->bytes_guaranteed, 4 * MIB);
+        end("y", false, 0);
+        ck_assert_uint_eq(row_of_red()->stats->bytes_guaranteed, 0);
+}
+
 /* ---- the end --------------------------------------------------------------------- */
 
 TEST_OF(lease, an_ended_lease_waits_for_its_sessions)
