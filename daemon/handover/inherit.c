@@ -455,7 +455,7 @@ static void guarantee_leases(struct broker *b)
                 account_set(a, a->limit_bytes, 0);
         }
         for (size_t i = 0; i < b->leases.n; i++)
-                if (!b->leases.list[i]->quota->is_ended)
+                if (!b->leases.list[i]->quota->lease.is_ended)
                         guarantee_lease(b, b->leases.list[i]);
 }
 

@@ -323,7 +323,7 @@ int quota_new(const struct quota_options *options, struct quota **ret)
         quota_usages_init(&q->usages);
         TAILQ_INSERT_TAIL(&q->partition->quotas, q, lists.of_partition);
         q->partition->n_quotas++;
-        q->partition->n_tenants += !q->parent;
+        q->partition->n_tenants += !q->lease.parent;
         reclaim_note_free(q);
 
         r = quota_open(q, options);
@@ -353,7 +353,7 @@ static void quota_end(struct quota *q)
         quota_forget_change(q);
         TAILQ_REMOVE(&p->quotas, q, lists.of_partition);
         p->n_quotas--;
-        p->n_tenants -= !q->parent;
+        p->n_tenants -= !q->lease.parent;
         quota_usages_deinit(&q->usages);
         free(q);
 }

@@ -519,7 +519,7 @@ TEST_OF(lease, an_ended_lease_waits_for_its_sessions)
         assert_has(refusal_of(late, peer_hello(late, "", ""), EACCES),
                    "lease 'x' in partition 'a' has ended");
         CREATE(.name = "y", .cgroup = "/x", .limit = 2 * MIB); /* the newer one */
-        ck_assert_str_eq(say_hello(late)->session->shares[0].quota->lease, "y");
+        ck_assert_str_eq(say_hello(late)->session->shares[0].quota->lease.name, "y");
         must_close(late);
         end("y", false, 0);
         must_free(x, block);
