@@ -24,6 +24,8 @@
 
 #define LEASE_MAX_MS   (UINT64_C(1) << 42) /* of times from outside: more than a hundred years */
 #define LEASE_MAX_ROWS 64u                 /* sessions in a reply */
+#define LEASE_LOOK_MS  1000u               /* between looks at one lease */
+#define LEASE_EVICT_MS 50u                 /* between attempts to evict a session that is being resumed */
 
 /* ---- create ---------------------------------------------------------------- */
 
@@ -355,6 +357,7 @@ int handle_lease_create(struct session *s, const Bfcd__Request *r, const char **
                  s->id, (unsigned)s->who.uid, (int)s->who.pid, lease->name, lease->tenant->name,
                  lease->quota->partition->name, NUMBER_SIZE(m->bytes_limit), NUMBER_SIZE(m->bytes_reserve),
                  lease_kind_name(facts.kind), match_text(&facts, match));
+        s->broker->leases.due_ms = 0;
         broker_wake(s->broker);
         session_done(s, r->id);
         return 0;
@@ -422,6 +425,7 @@ static void apply_set(struct session *s, struct lease *lease, const Bfcd__LeaseS
 
         if (m->sets_ttl)
                 record->ends_ms = m->ttl_ms > 0 ? clock_ms() + m->ttl_ms : 0;
+        s->broker->leases.due_ms = 0;
         q->sessions.limit_changed = q->account.limit_bytes != limits->limit_bytes;
         store_limits(record, limits);
         quota_set(q, limits);
@@ -478,6 +482,7 @@ static bool end_lease(struct broker *b, struct lease *lease, bool evicts, uint64
         lease_end(b, lease);
         if (evicts)
                 record->evicts_ms = clock_ms() + grace_ms;
+        b->leases.due_ms = 0;
         if (was_ended)
                 return false;
         log_info("lease '%s' of tenant '%s' in partition '%s' ends: %s; %" PRIu32
@@ -602,6 +607,31 @@ static bool tick_one(struct broker *b, struct lease *lease, uint64_t now_ms)
         return ends;
 }
 
+/* Of a time that has not passed. */
+static uint64_t earlier(uint64_t due_ms, uint64_t at_ms, uint64_t now_ms)
+{
+        return at_ms > now_ms ? min_u64(due_ms, at_ms) : due_ms;
+}
+
+static void plan_tick(struct broker *b, uint64_t now_ms)
+{
+        uint64_t wait_ms = LEASE_LOOK_MS * LEASE_LOOKS / max_u64(b->leases.n, LEASE_LOOKS);
+
+        b->leases.due_ms = now_ms + (b->leases.may_evict ? min_u64(wait_ms, LEASE_EVICT_MS) : wait_ms);
+        for (size_t i = 0; i < b->leases.n; i++) {
+                const struct ledger_lease *record = lease_record(b, b->leases.list[i]);
+
+                b->leases.due_ms =
+                        earlier(b->leases.due_ms, record->ended_ms == 0 ? record->ends_ms : record->evicts_ms,
+                                now_ms);
+        }
+}
+
+uint64_t lease_tick_due(const struct broker *b)
+{
+        return b->leases.n > 0 ? max_u64(b->leases.due_ms, 1) : 0;
+}
+
 void lease_tick(struct broker *b, uint64_t now_ms)
 {
         bool has_ended = false;
@@ -621,6 +651,7 @@ void lease_tick(struct broker *b, uint64_t now_ms)
                 tell_ended(b);
         if (b->leases.may_evict)
                 b->leases.may_evict = evict_sessions(b);
+        plan_tick(b, now_ms);
 }
 
 void lease_gone(struct broker *b, const struct lease *lease)

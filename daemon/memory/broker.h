@@ -98,6 +98,7 @@ struct broker_leases {
         /* The session layer's. */
         size_t next_look; /* at whether their control groups and processes exist */
         bool may_evict;   /* sessions may be left that are to be evicted */
+        uint64_t due_ms;  /* when lease_tick() is due; 0: at once */
 };
 
 struct broker_changes {

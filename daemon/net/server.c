@@ -70,7 +70,7 @@ struct server {
         uv_timer_t tick;  /* while requests wait for others */
         uv_timer_t again; /* while looks after frees are delayed */
         uv_timer_t look;  /* while destroyed extents are watched */
-        uv_timer_t keep;  /* while memory is kept, until keep_ms */
+        uv_timer_t keep;  /* while memory is kept or there are leases, until keep_ms */
         uint64_t keep_ms;
         uv_timer_t account;      /* while lines of the log are due later */
         uv_timer_t beat;         /* for the service manager */
@@ -334,7 +334,6 @@ static void on_tick(uv_timer_t *timer)
         recall_tick(s->broker, clock_ms());
         shared_tick(s->broker, clock_ms());
         command_tick(s->broker, clock_ms());
-        lease_tick(s->broker, clock_ms());
         server_wake(s); /* which starts the timer again if needed */
 }
 
@@ -370,15 +369,19 @@ static void on_keep(uv_timer_t *timer)
         s->keep_ms = 0;
         broker_expire_kept(s->broker);
         shared_expire_kept(s->broker, clock_ms());
+        if (lease_tick_due(s->broker) != 0 && clock_ms() >= lease_tick_due(s->broker))
+                lease_tick(s->broker, clock_ms());
         server_wake(s);
 }
 
 static void server_arm_keep(struct server *s)
 {
-        uint64_t until_ms = broker_keeps_until(s->broker), shared_ms = shared_keeps_until(s->broker), now_ms;
+        const uint64_t others_ms[] = { shared_keeps_until(s->broker), lease_tick_due(s->broker) };
+        uint64_t until_ms = broker_keeps_until(s->broker), now_ms;
 
-        if (shared_ms != 0 && (until_ms == 0 || shared_ms < until_ms))
-                until_ms = shared_ms;
+        for (size_t i = 0; i < sizeof(others_ms) / sizeof(others_ms[0]); i++)
+                if (others_ms[i] != 0 && (until_ms == 0 || others_ms[i] < until_ms))
+                        until_ms = others_ms[i];
         if (until_ms == s->keep_ms)
                 return;
         s->keep_ms = until_ms;

@@ -609,6 +609,39 @@ TEST_OF(lease, a_tick_is_a_pass_over_all_sessions)
                 must_close(peers[i]);
 }
 
+/* Leases do not wake the daemon before there is something to do. */
+TEST_OF(lease, ticks_are_planned)
+{
+        struct peer *x;
+        uint64_t now_ms;
+
+        ck_assert_uint_eq(lease_tick_due(b), 0);
+        CREATE(.name = "x", .cgroup = "/x", .limit = 2 * MIB, .ttl_ms = 1300, .evicts = true,
+               .grace_ms = 200);
+        ck_assert(!broker_is_blocked(b));
+        ck_assert_uint_le(lease_tick_due(b), clock_ms());
+        x = join(1, "/x", "x");
+        now_ms = clock_ms();
+        lease_tick(b, now_ms);
+        ck_assert_uint_eq(lease_tick_due(b), now_ms + 1000); /* a look at the control group */
+        lease_tick(b, now_ms + 1000);
+        ck_assert_uint_eq(lease_tick_due(b), now_ms + 1300);
+        still_clock_pass(1300);
+        lease_tick(b, clock_ms());
+        ck_assert_uint_eq(lease_tick_due(b), clock_ms() + 200);
+        x->session->state = SESSION_LISTING;
+        still_clock_pass(200);
+        lease_tick(b, clock_ms());
+        ck_assert_uint_eq(lease_tick_due(b), clock_ms() + 50);
+        x->session->state = SESSION_LIVE;
+        still_clock_pass(50);
+        lease_tick(b, clock_ms());
+        ck_assert_uint_eq(lease_tick_due(b), clock_ms() + 1000); /* evicted */
+        must_close(x);
+        settle();
+        ck_assert_uint_eq(lease_tick_due(b), 0);
+}
+
 /* A session that is being resumed is evicted once it is live. */
 TEST_OF(lease, an_eviction_is_tried_again)
 {
