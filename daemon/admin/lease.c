@@ -46,14 +46,27 @@ static bool is_printable(const char *text)
         return true;
 }
 
+/* Empty ones, "." and "..", which no path in /proc/PID/cgroup has. */
+static bool has_odd_components(const char *path, size_t n)
+{
+        for (size_t i = 0, k; i < n; i = k) {
+                for (k = i + 1; k < n && path[k] != '/'; k++)
+                        ;
+                if (path[i] != '/' || (k == i + 1 && n > 1) || (k == i + 2 && path[i + 1] == '.') ||
+                    (k == i + 3 && memcmp(path + i + 1, "..", 2) == 0))
+                        return true;
+        }
+        return false;
+}
+
 static int read_cgroup(const char *path, struct ledger_lease *ret, char *why, size_t n)
 {
         size_t n_path = strlen(path);
 
         while (n_path > 1 && path[n_path - 1] == '/')
                 n_path--;
-        if (path[0] != '/' || n_path >= LEDGER_PLACE_BYTES || !is_printable(path) || strstr(path, "//") ||
-            strstr(path, "/../")) {
+        if (path[0] != '/' || n_path >= LEDGER_PLACE_BYTES || !is_printable(path) ||
+            has_odd_components(path, n_path)) {
                 snprintf(why, n,
                          "the control group is not valid: it is a path as in /proc/PID/cgroup, which "
                          "begins with '/' and has at most %u bytes",

@@ -18,7 +18,9 @@ int process_read(const char *proc, pid_t pid, struct process *ret)
         int parent, fd;
         ssize_t n;
 
-        if (pid <= 0 || snprintf(path, sizeof(path), "%s/%d/stat", proc, (int)pid) >= (int)sizeof(path))
+        /* Of the main thread: stat of the process adds up times of all threads, which can be thousands. */
+        if (pid <= 0 ||
+            snprintf(path, sizeof(path), "%s/%d/task/%d/stat", proc, (int)pid, (int)pid) >= (int)sizeof(path))
                 return -ESRCH;
         fd = open(path, O_RDONLY | O_CLOEXEC);
         if (fd < 0)

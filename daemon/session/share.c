@@ -156,7 +156,11 @@ void session_leave_shares(struct session *s)
 
 static int shares_alloc(struct session *s)
 {
-        s->shares = calloc(s->tenant->n_quotas + 1, sizeof(*s->shares));
+        size_t n = 1; /* those of leases take the place of their tenant's */
+
+        for (size_t i = 0; i < s->tenant->n_quotas; i++)
+                n += s->tenant->quotas[i]->lease.parent == NULL;
+        s->shares = calloc(n, sizeof(*s->shares));
         return s->shares ? 0 : -ENOMEM;
 }
 

@@ -42,6 +42,10 @@ static void add(int pid, int parent, unsigned start_time)
 
         snprintf(path, sizeof(path), "%s/%d", proc, pid);
         ck_assert_int_eq(mkdir(path, 0700), 0);
+        strcat(path, "/task");
+        ck_assert_int_eq(mkdir(path, 0700), 0);
+        snprintf(path + strlen(path), sizeof(path) - strlen(path), "/%d", pid);
+        ck_assert_int_eq(mkdir(path, 0700), 0);
         strcat(path, "/stat");
         f = fopen(path, "w");
         ck_assert_ptr_nonnull(f);

@@ -192,6 +192,11 @@ TEST_OF(lease, what_is_wrong_is_refused)
         REFUSED(EINVAL, "limit of tenant 'red'", .name = "y", .cgroup = "/y", .limit = 42 * MIB);
         REFUSED(EINVAL, "which processes", .name = "y", .limit = 4 * MIB);
         REFUSED(EINVAL, "control group", .name = "y", .cgroup = "y", .limit = 4 * MIB);
+        REFUSED(EINVAL, "control group", .name = "y", .cgroup = "", .limit = 4 * MIB);
+        REFUSED(EINVAL, "control group", .name = "y", .cgroup = "/y//z", .limit = 4 * MIB);
+        REFUSED(EINVAL, "control group", .name = "y", .cgroup = "/y/../z", .limit = 4 * MIB);
+        REFUSED(EINVAL, "control group", .name = "y", .cgroup = "/y/..", .limit = 4 * MIB);
+        REFUSED(EINVAL, "control group", .name = "y", .cgroup = "/.", .limit = 4 * MIB);
         REFUSED(EINVAL, "unit", .name = "y", .unit = "y", .limit = 4 * MIB);
         REFUSED(ESRCH, "no process", .name = "y", .pid = INT32_MAX, .limit = 4 * MIB);
         REFUSED(EINVAL, "uid", .name = "y", .by_user = true, .uid = UINT64_MAX, .limit = 4 * MIB);
