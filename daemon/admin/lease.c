@@ -518,6 +518,8 @@ static void tick_one(struct broker *b, struct lease *lease, uint64_t now_ms)
 {
         struct ledger_lease *record = lease_record(b, lease);
 
+        if (record->ended_ms == 0 && lease->quota->parent->is_removed)
+                end_by_itself(b, lease, "the configuration no longer has its tenant's quota");
         if (record->ended_ms == 0 && record->ends_ms != 0 && now_ms >= record->ends_ms)
                 end_by_itself(b, lease, "its time is over");
         if (record->evicts_ms == 0 || now_ms < record->evicts_ms)

@@ -20,7 +20,8 @@ int handle_lease_create(struct session *s, const Bfcd__Request *r, const char **
 int handle_lease_set(struct session *s, const Bfcd__Request *r, const char **ret_why);
 int handle_lease_end(struct session *s, const Bfcd__Request *r, const char **ret_why);
 
-/* Ends leases whose time is over or whose processes are gone, and evicts their sessions where asked. */
+/* Ends leases whose time is over or whose processes or quotas are gone, and evicts their sessions where asked.
+ * Called after a change of the config, too. */
 void lease_tick(struct broker *b, uint64_t now_ms);
 
 /* See upcalls.h. Writes the record. */
