@@ -436,6 +436,30 @@ static void tell_tenant(struct change *c, const struct config_tenant *to, const 
         }
 }
 
+/* Of the quota and its leases. */
+static uint64_t count_sessions(const struct tenant *t, const struct quota *q)
+{
+        uint64_t n = q->sessions.n;
+
+        for (size_t i = 0; i < t->n_quotas; i++)
+                if (t->quotas[i]->lease.parent == q)
+                        n += t->quotas[i]->sessions.n;
+        return n;
+}
+
+static void tell_ending_lease(struct change *c, const struct quota *q)
+{
+        const struct ledger_lease *record = lease_record(c->b, lease_of(c->b, q));
+
+        fprintf(c->changes,
+                "lease '%s' of tenant '%s' in partition '%s' ends; its existing sessions (%" PRIu32,
+                q->lease.name, q->tenant, q->partition->name, q->sessions.n);
+        if (record->evicts)
+                fprintf(c->changes, ") are evicted after %" PRIu64 "ms\n", (uint64_t)record->grace_ms);
+        else
+                fputs(") continue, and get no more memory\n", c->changes);
+}
+
 static void tell_removed(struct change *c, const struct tenant *t, const struct config_tenant *to)
 {
         if (!to && t->config)
@@ -448,8 +472,12 @@ static void tell_removed(struct change *c, const struct tenant *t, const struct 
                     !find_config_quota(c, to, t->quotas[k]))
                         fprintf(c->changes,
                                 "tenant '%s': its quota in partition '%s' is removed; its existing "
-                                "sessions there (%" PRIu32 ") continue\n",
-                                t->name, t->quotas[k]->partition->name, t->quotas[k]->sessions.n);
+                                "sessions there (%" PRIu64 ") continue\n",
+                                t->name, t->quotas[k]->partition->name, count_sessions(t, t->quotas[k]));
+        for (size_t k = 0; k < t->n_quotas; k++)
+                if (t->quotas[k]->lease.parent && !t->quotas[k]->lease.is_ended &&
+                    !find_config_quota(c, to, t->quotas[k]))
+                        tell_ending_lease(c, t->quotas[k]);
 }
 
 /* A process gets the first tenant that matches it. */
@@ -542,7 +570,7 @@ static void apply_quotas(struct change *c, struct tenant *t)
                 const struct config_quota *to = find_config_quota(c, t->config, q);
 
                 if (q->lease.parent) /* its tenant's quota is before it */
-                        lease_follow(c->b, lease_of(c->b, q));
+                        lease_follow(lease_of(c->b, q));
                 if (q->lease.parent)
                         continue;
                 if (!to) {

@@ -610,8 +610,12 @@ static bool end_by_itself(struct broker *b, struct lease *lease, const char *why
 static bool tick_one(struct broker *b, struct lease *lease, uint64_t now_ms)
 {
         struct ledger_lease *record = lease_record(b, lease);
-        bool ends = record->ended_ms == 0 && record->ends_ms != 0 && now_ms >= record->ends_ms &&
-                    end_by_itself(b, lease, "its time is over");
+        bool ends = false;
+
+        if (record->ended_ms == 0 && lease->quota->lease.parent->is_removed)
+                ends = end_by_itself(b, lease, "the configuration no longer has its tenant's quota");
+        if (record->ended_ms == 0 && record->ends_ms != 0 && now_ms >= record->ends_ms)
+                ends = end_by_itself(b, lease, "its time is over");
 
         if (record->evicts_ms != 0 && now_ms >= record->evicts_ms && !lease->quota->sessions.are_evicted) {
                 lease->quota->sessions.are_evicted = true;

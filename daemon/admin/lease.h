@@ -20,7 +20,8 @@ int handle_lease_create(struct session *s, const Bfcd__Request *r, const char **
 int handle_lease_set(struct session *s, const Bfcd__Request *r, const char **ret_why);
 int handle_lease_end(struct session *s, const Bfcd__Request *r, const char **ret_why);
 
-/* Ends leases whose time is over or whose processes are gone, and evicts their sessions where asked. And when it is
+/* Ends leases whose time is over or whose processes or quotas are gone, and evicts their sessions where asked; also called after a
+ * change of the config. And when it is
  * to be called next: at the next of these times, and to look at each lease about once a second; 0: there is none. */
 void lease_tick(struct broker *b, uint64_t now_ms);
 uint64_t lease_tick_due(const struct broker *b);

@@ -10,6 +10,8 @@
 #include <string.h>
 
 #include "daemon/admin/change.h"
+#include "daemon/admin/lease.h"
+#include "daemon/clock.h"
 #include "daemon/log.h"
 #include "daemon/record/records.h"
 #include "daemon/session/session.h"
@@ -107,8 +109,10 @@ int reload_config(struct broker *b, struct config *next, bool dry_run, FILE *cha
 {
         int r = change_config(b, next, dry_run, changes, errors);
 
-        if (r == 0 && !dry_run)
+        if (r == 0 && !dry_run) {
+                lease_tick(b, clock_ms()); /* those of removed quotas end */
                 reload_tell_sessions(b);
+        }
         if (r == 0 && !dry_run)
                 shared_review_kept(b);
         return r;

@@ -306,14 +306,12 @@ void lease_end(struct broker *b, struct lease *lease)
         broker_note_leave(b, lease->quota);
 }
 
-void lease_follow(struct broker *b, struct lease *lease)
+void lease_follow(struct lease *lease)
 {
         const struct quota *parent = lease->quota->lease.parent;
 
-        if (parent->is_removed) {
-                lease_end(b, lease);
+        if (parent->is_removed) /* lease_tick() ends it */
                 return;
-        }
         lease->quota->max_sessions = parent->max_sessions;
         lease->quota->max_blocks = parent->max_blocks;
         lease->quota->blocks_ceiling = lease->quota->all.n_blocks > parent->max_blocks

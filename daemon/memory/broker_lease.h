@@ -62,7 +62,7 @@ int lease_match(const struct broker *b, const struct quota *parent, struct lease
 void lease_end(struct broker *b, struct lease *lease);
 
 /* After a reload: it follows its tenant's quota. */
-void lease_follow(struct broker *b, struct lease *lease);
+void lease_follow(struct lease *lease);
 
 /* What its control group, its process or its unit was is gone. Looks at /proc or /sys/fs/cgroup. */
 bool lease_has_lost_match(struct broker *b, const struct lease *lease);

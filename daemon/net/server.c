@@ -689,6 +689,8 @@ static int server_keep_sessions(struct server *s, char *ret_sentence, size_t n_s
         if (r < 0)
                 snprintf(ret_sentence, n_sentence,
                          "the sessions of the previous daemon could not be restored: %s", strerror(-r));
+        else
+                lease_tick(s->broker, clock_ms()); /* the config may have changed */
         server_wake(s);
         return r;
 }

@@ -297,6 +297,33 @@ TEST_OF(lease, kills_of_the_daemon_keep_leases_and_sessions)
         ck_assert(WAIT_FOR(n_leases() == 0, SETTLE_MS));
 }
 
+TEST_OF(lease, a_restart_without_the_tenant_ends_its_leases)
+{
+        static const struct rig_config without = { .tenants =
+                                                           TENANT("blue", "@UID@", "train, limit: 128MiB") };
+        struct answer answer;
+        struct job job;
+
+        LEASE("create", "one", "--tenant", "red", "--partition", "train", "--limit", "32MiB", "--reserve",
+              "8MiB", "--pid", own_pid());
+        LEASE("create", "idle", "--tenant", "red", "--partition", "train", "--limit", "32MiB", "--pid",
+              own_pid());
+        job_start(&job, false);
+        ck_assert_int_eq(job_malloc(&job, 8 * MIB, &answer), 0);
+        kept_away(k, SIGTERM);
+        rig_rewrite_config(k->rig, &without);
+        kept_back(k);
+        if (KEEPS_MEMORY) {
+                ck_assert(WAIT_FOR(kept_all_are(k, "live", 1), SETTLE_MS));
+                ck_assert_int_eq(job_malloc(&job, 4 * MIB, &answer), -EDQUOT);
+                ck_assert_msg(strstr(answer.text, "has ended"), "%s", answer.text);
+        }
+        job_end(&job);
+        ck_assert(WAIT_FOR(n_leases() == 0, SETTLE_MS));
+        rig_rewrite_config(k->rig, &config); /* as many fds as at the start */
+        kept_restart(k, SIGTERM);
+}
+
 int main(void)
 {
         return harness_cases("lease");

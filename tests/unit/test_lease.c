@@ -666,7 +666,8 @@ TEST_OF(lease, an_eviction_is_tried_again)
 
 /* ---- reloads --------------------------------------------------------------------- */
 
-static int reload(const char *text)
+/* told: what the reload must say; NULL: anything. */
+static int reload_told(const char *text, bool dry_run, const char *told)
 {
         char *changes = NULL, *errors = NULL;
         size_t n;
@@ -676,15 +677,21 @@ static int reload(const char *text)
         int r = config_parse("next.yaml", text, strlen(text), &machine, e, &next);
 
         if (r == 0)
-                r = reload_config(b, next, false, c, e);
+                r = reload_config(b, next, dry_run, c, e);
         fclose(c);
         fclose(e);
+        ck_assert_msg(!told || strstr(changes, told) || strstr(errors, told), "%s%s", changes, errors);
         free(changes);
         free(errors);
-        if (r < 0)
+        if (r < 0 || dry_run)
                 config_free(next);
         settle();
         return r;
+}
+
+static int reload(const char *text)
+{
+        return reload_told(text, false, NULL);
 }
 
 TEST_OF(lease, a_reload_keeps_leases_or_ends_them)
@@ -732,6 +739,37 @@ TEST_OF(lease, leases_need_fds)
         CREATE(.name = "z", .cgroup = "/z", .limit = 2 * MIB);
         end("y", false, 0);
         end("z", false, 0);
+}
+
+/* The sessions of a lease are told of, and evicted as the lease says. */
+TEST_OF(lease, a_reload_tells_of_leases_that_it_ends)
+{
+        static const char without[] = CONFIG("");
+        struct peer *x, *y;
+
+        CREATE(.name = "x", .cgroup = "/x", .limit = 16 * MIB, .evicts = true, .grace_ms = 5000);
+        CREATE(.name = "y", .cgroup = "/y", .limit = 16 * MIB);
+        x = join(1, "/x", "x");
+        must_malloc(x, 0, 2 * MIB);
+        y = join(1, "/y", "y");
+        must_malloc(y, 0, 2 * MIB);
+        ck_assert_int_eq(reload_told(without, true, "existing sessions there (2) continue"), 0);
+        ck_assert_int_eq(reload_told(without, true,
+                                     "lease 'x' of tenant 'red' in partition 'a' ends; its existing "
+                                     "sessions (1) are evicted after 5000ms"),
+                         0);
+        ck_assert(!quota_of("x")->lease.is_ended);
+        ck_assert_int_eq(reload_told(without, false,
+                                     "lease 'y' of tenant 'red' in partition 'a' ends; its existing "
+                                     "sessions (1) continue"),
+                         0);
+        ck_assert(quota_of("x")->lease.is_ended && quota_of("y")->lease.is_ended);
+        still_clock_pass(5000);
+        lease_tick(b, clock_ms());
+        ck_assert_ptr_nonnull(x->session->eviction);
+        ck_assert_ptr_null(y->session->eviction);
+        must_close(x);
+        must_close(y);
 }
 
 /* ---- restarts -------------------------------------------------------------------- */
