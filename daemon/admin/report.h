@@ -76,8 +76,17 @@ static inline char *report_borrow(const char *s)
 /* True: the viewer may see this quota's tenant. */
 bool report_shows(const struct session *viewer, const struct quota *q);
 
-/* With the bytes, guarantees, blocks and refusals of its leases. */
+/* With the bytes, guarantees, blocks, sessions and refusals of its leases. */
 void report_quota_stats(const struct quota *q, Bfcd__Statistics *ret);
+
+/* What a row has beside the statistics. */
+struct report_more {
+        uint64_t num_waiting, bytes_waiting, bytes_retiring;
+};
+
+/* Of a tenant's quota, with all that its leases have. */
+void report_tenant_stats(const struct tenant *t, const struct quota *q, Bfcd__Statistics *ret,
+                         struct report_more *ret_more);
 
 /* Without the leases of the session. */
 void report_session(const struct session *s, Bfcd__SessionRow *row);
