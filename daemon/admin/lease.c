@@ -50,7 +50,7 @@ static int read_cgroup(const char *path, struct ledger_lease *ret, char *why, si
         while (n_path > 1 && path[n_path - 1] == '/')
                 n_path--;
         if (path[0] != '/' || n_path >= LEDGER_PLACE_BYTES || !is_printable(path) || strstr(path, "//") ||
-            strstr(path, "/../")) {
+            strstr(path, "/../") || (n_path >= 3 && memcmp(path + n_path - 3, "/..", 3) == 0)) {
                 snprintf(why, n,
                          "the control group is not valid: it is a path as in /proc/PID/cgroup, which "
                          "begins with '/' and has at most %u bytes",
@@ -450,7 +450,7 @@ static void evict_sessions(struct broker *b, struct lease *lease)
                 struct session *s = b->sessions.table[i];
 
                 if (is_in_lease(s, lease) && command_may_evict(s) && !s->eviction &&
-                    command_evict(s, reason) == 0)
+                    command_evict(s, reason, "evicted: its lease has ended") == 0)
                         log_notice("session %" PRIu64
                                    " (tenant '%s', uid %u, pid %d, %s): evicted, because its "
                                    "lease '%s' has ended",
@@ -462,6 +462,7 @@ static void evict_sessions(struct broker *b, struct lease *lease)
 static void reply_end(struct session *s, uint64_t id, const struct lease *lease)
 {
         Bfcd__SessionRow rows[LEASE_MAX_ROWS], *pointers[LEASE_MAX_ROWS];
+        char *leases[LEASE_MAX_ROWS][LEDGER_SESSION_LEASES];
         Bfcd__LeaseEndReply end = BFCD__LEASE_END_REPLY__INIT;
         Bfcd__Reply reply = BFCD__REPLY__INIT;
 
@@ -473,7 +474,7 @@ static void reply_end(struct session *s, uint64_t id, const struct lease *lease)
                 end.num_sessions++;
                 if (end.n_sessions == LEASE_MAX_ROWS)
                         continue;
-                report_session(each, &rows[end.n_sessions]);
+                report_session(each, &rows[end.n_sessions], leases[end.n_sessions]);
                 pointers[end.n_sessions] = &rows[end.n_sessions];
                 end.n_sessions++;
         }

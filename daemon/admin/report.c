@@ -371,7 +371,18 @@ static void report_leases(const struct session *viewer, uint64_t cursor, struct 
         r->list.leases = (Bfcd__LeaseRow **)r->pointers;
 }
 
-void report_session(const struct session *s, Bfcd__SessionRow *row)
+static size_t list_leases(const struct session *s, char *ret[static LEDGER_SESSION_LEASES])
+{
+        size_t n = 0;
+
+        for (size_t i = 0; i < s->n_shares && n < LEDGER_SESSION_LEASES; i++)
+                if (s->shares[i].quota->lease)
+                        ret[n++] = report_borrow(s->shares[i].quota->lease);
+        return n;
+}
+
+void report_session(const struct session *s, Bfcd__SessionRow *row,
+                    char *leases[static LEDGER_SESSION_LEASES])
 {
         const struct ledger_session *record = ledger_session_at(s->broker->ledger, s->index);
         struct client_usage client;
@@ -394,16 +405,8 @@ void report_session(const struct session *s, Bfcd__SessionRow *row)
         row->num_trims = s->recall.queues[RECALL_TRIM].sequence;
         row->num_trims_missed = s->recall.queues[RECALL_TRIM].n_missed;
         row->is_unresponsive = s->recall.n_overdue > 0;
-}
-
-static size_t list_leases(const struct session *s, char *ret[static LEDGER_SESSION_LEASES])
-{
-        size_t n = 0;
-
-        for (size_t i = 0; i < s->n_shares && n < LEDGER_SESSION_LEASES; i++)
-                if (s->shares[i].quota->lease)
-                        ret[n++] = report_borrow(s->shares[i].quota->lease);
-        return n;
+        row->leases = leases;
+        row->n_leases = list_leases(s, leases);
 }
 
 static void report_sessions(const struct session *viewer, uint64_t cursor, struct report *r)
@@ -418,9 +421,7 @@ static void report_sessions(const struct session *viewer, uint64_t cursor, struc
                 if (!s || !report_sees(viewer, s->tenant))
                         continue;
                 row = &r->rows.sessions.rows[r->n_rows];
-                report_session(s, row);
-                row->leases = r->rows.sessions.leases[r->n_rows];
-                row->n_leases = list_leases(s, row->leases);
+                report_session(s, row, r->rows.sessions.leases[r->n_rows]);
                 report_add_row(r, row);
         }
         r->list.next_cursor = i < b->sessions.n_slots ? i : 0;

@@ -88,8 +88,9 @@ struct report_more {
 void report_tenant_stats(const struct tenant *t, const struct quota *q, Bfcd__Statistics *ret,
                          struct report_more *ret_more);
 
-/* Without the leases of the session. */
-void report_session(const struct session *s, Bfcd__SessionRow *row);
+/* The names of the session's leases are in `leases`. */
+void report_session(const struct session *s, Bfcd__SessionRow *row,
+                    char *leases[static LEDGER_SESSION_LEASES]);
 
 /* What all viewers see of the partition, and sums of what this viewer may see. */
 void report_partition_stats(const struct session *viewer, const struct partition *p, Bfcd__Statistics *ret);

@@ -176,6 +176,7 @@ TEST_OF(lease, what_is_wrong_is_refused)
         REFUSED(EINVAL, "limit of tenant 'red'", .name = "y", .cgroup = "/y", .limit = 42 * MIB);
         REFUSED(EINVAL, "which processes", .name = "y", .limit = 4 * MIB);
         REFUSED(EINVAL, "control group", .name = "y", .cgroup = "y", .limit = 4 * MIB);
+        REFUSED(EINVAL, "control group", .name = "y", .cgroup = "/y/..", .limit = 4 * MIB);
         REFUSED(EINVAL, "unit", .name = "y", .unit = "y", .limit = 4 * MIB);
         REFUSED(ESRCH, "no process", .name = "y", .pid = INT32_MAX, .limit = 4 * MIB);
         REFUSED(EINVAL, "uid", .name = "y", .by_user = true, .uid = UINT64_MAX, .limit = 4 * MIB);
@@ -450,6 +451,8 @@ TEST_OF(lease, an_ended_lease_waits_for_its_sessions)
         reply = end("x", false, 0);
         ck_assert_uint_eq(reply->num_sessions, 2);
         ck_assert_uint_eq(reply->n_sessions, 2);
+        ck_assert_uint_eq(reply->sessions[0]->n_leases, 1);
+        ck_assert_str_eq(reply->sessions[0]->leases[0], "x");
         ck_assert_uint_eq(reply->bytes_in_use, 8 * MIB);
         settle();
         ck_assert_ptr_nonnull(lease_find(b, "x"));
@@ -478,6 +481,7 @@ TEST_OF(lease, sessions_are_evicted_after_the_grace_time)
         lease_tick(b, clock_ms());
         ck_assert_ptr_nonnull(x->session->eviction);
         assert_has(x->session->eviction, "its lease 'x' has ended");
+        ck_assert_str_eq(x->why, "evicted: its lease has ended");
         must_close(x);
         ck_assert_ptr_null(lease_find(b, "x"));
 }
