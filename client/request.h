@@ -32,7 +32,8 @@ struct client_call {
 /* Sends one request and returns its reply, of the expected kind, to be freed by
  * bfcd__reply__free_unpacked(). A refusal becomes the daemon's error with its message. If the daemon is
  * gone the session is resumed, and the request repeated; a wait_ms is reduced to the remaining time, and is
- * at least 1. call: NULL, or the call that the request is part of; it is needed for a wait_ms. -EINTR: it was interrupted, with a message; a block that was granted nevertheless has been freed. */
+ * at least 1. call: NULL, or the call that the request is part of; it is needed for a wait_ms. -EINTR: it
+ * was interrupted, with a message; a block that was granted nevertheless has been freed. */
 int client_request(bfc_client *client, struct client_call *call, Bfcd__Request *request,
                    Bfcd__Reply__BodyCase expected, Bfcd__Reply **ret_reply, uint64_t *ret_epoch);
 

@@ -31,14 +31,18 @@ static const Bfcd__Statistics *stats_of(const Bfcd__ExplainRow *row)
 static int print_title(FILE *out, const Bfcd__ExplainRow *row)
 {
         char *tenant = text_escape(row->tenant), *partition = text_escape(row->partition);
-        int r = tenant && partition ? 0 : -ENOMEM;
+        char *lease = text_escape(row->lease);
+        int r = tenant && partition && lease ? 0 : -ENOMEM;
 
-        if (r == 0 && *row->tenant)
+        if (r == 0 && *row->lease)
+                fprintf(out, "Lease %s of tenant %s in partition %s\n", lease, tenant, partition);
+        else if (r == 0 && *row->tenant)
                 fprintf(out, "Tenant %s in partition %s\n", tenant, partition);
         else if (r == 0)
                 fprintf(out, "Partition %s\n", partition);
         free(tenant);
         free(partition);
+        free(lease);
         return r;
 }
 
@@ -217,6 +221,7 @@ static json_t *holders_json(const void *row)
 static const struct table_column explain_columns[] = {
         EXPLAIN("partition", 0, TABLE_TEXT, partition),
         EXPLAIN("tenant", TABLE_NULL, TABLE_TEXT, tenant),
+        EXPLAIN("lease", 0, TABLE_TEXT, lease),
         { .type = TABLE_KEYS, .via = offsetof(Bfcd__ExplainRow, stats), .keys = show_stats_columns },
         EXPLAIN("bytes_retiring", 0, TABLE_SIZE, bytes_retiring),
         EXPLAIN("num_waiting", 0, TABLE_NUMBER, num_waiting),

@@ -146,16 +146,20 @@ static json_t *end_json(const char *name, const Bfcd__LeaseEndReply *end)
                                                        (const void *const *)end->sessions, end->n_sessions)));
 }
 
-static void print_end(const char *name, const Bfcd__LeaseEndReply *end)
+static void print_end(const char *name, const Bfcd__LeaseEnd *m, const Bfcd__LeaseEndReply *end)
 {
-        char size[TEXT_MAX];
+        char size[TEXT_MAX], grace[TEXT_MAX];
 
         if (end->num_sessions == 0) {
                 printf("Lease %s has ended. No session was in it.\n", name);
                 return;
         }
-        printf("Lease %s has ended. %llu sessions still have %s:\n", name,
-               (unsigned long long)end->num_sessions, text_size(end->bytes_in_use, size));
+        printf("Lease %s has ended. %llu sessions still have %s", name, (unsigned long long)end->num_sessions,
+               text_size(end->bytes_in_use, size));
+        if (m->evicts && m->grace_ms > 0)
+                printf(" and are evicted in %s:\n", text_duration(m->grace_ms, grace));
+        else
+                puts(m->evicts ? " and are evicted now:" : ":");
         for (size_t k = 0; k < end->n_sessions; k++) {
                 char *program = text_escape(end->sessions[k]->name);
 
@@ -186,7 +190,7 @@ static int end(struct ask *a, const struct invocation *i, const struct command *
         if (i->json)
                 r = show_print(stdout, end_json(name, reply->lease_end));
         else
-                print_end(name, reply->lease_end);
+                print_end(name, &m, reply->lease_end);
         bfcd__reply__free_unpacked(reply, NULL);
         return command_finish(r);
 }

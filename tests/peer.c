@@ -405,7 +405,7 @@ static void on_abort(void *userdata, const char *why)
 {
         struct peer *p = userdata;
 
-        (void)why;
+        p->why = why;
         p->aborted = true;
 }
 

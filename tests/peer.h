@@ -46,6 +46,7 @@ struct peer {
         size_t n_replies;
         uint64_t next_id;
         size_t n_extents; /* received */
+        const char *why;  /* of the abort */
         bool aborted;
         bool auto_ack;  /* acknowledge extents as they come */
         bool by_slices; /* the test calls session_deliver() itself */

@@ -250,7 +250,7 @@ bool command_may_evict(const struct session *s)
 }
 
 /* The client is told once, on its connection; a client that resumes the session is told by resume.c. */
-int command_evict(struct session *s, const char *reason)
+int command_evict(struct session *s, const char *reason, const char *ended)
 {
         char *sentence;
 
@@ -260,7 +260,7 @@ int command_evict(struct session *s, const char *reason)
         s->eviction = sentence;
         session_refuse(s, 0, -EIDRM, sentence);
         session_forbid_resume(s);
-        s->ops->abort(s->userdata, "evicted by an operator");
+        s->ops->abort(s->userdata, ended);
         return 0;
 }
 
@@ -294,7 +294,7 @@ int handle_evict(struct session *s, const Bfcd__Request *r, const char **ret_why
                    r->evict->reason);
         snprintf(sentence, sizeof(sentence), " by an operator%s%s", *r->evict->reason ? ": " : "",
                  r->evict->reason);
-        if (command_evict(other, sentence) < 0)
+        if (command_evict(other, sentence, "evicted by an operator") < 0)
                 session_refuse(s, r->id, -ENOMEM, "the daemon is out of memory");
         else
                 session_done(s, r->id);

@@ -41,9 +41,10 @@ int handle_evict(struct session *s, const Bfcd__Request *r, const char **ret_why
 int handle_drain(struct session *s, const Bfcd__Request *r, const char **ret_why);
 int handle_resume(struct session *s, const Bfcd__Request *r, const char **ret_why);
 
-/* Ends a session that command_may_evict(). reason: continues "session N was evicted". -ENOMEM. */
+/* Ends a session that command_may_evict(). reason: continues "session N was evicted", for the client; ended:
+ * for the log and the records. -ENOMEM. */
 bool command_may_evict(const struct session *s);
-int command_evict(struct session *s, const char *reason);
+int command_evict(struct session *s, const char *reason, const char *ended);
 
 /* Tells a new session which of its partitions are draining. */
 void command_tell_drains(struct session *s);

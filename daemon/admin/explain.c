@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "daemon/clock.h"
+#include "daemon/memory/broker_lease.h"
 #include "daemon/session/usage.h"
 #include "daemon/number.h"
 #include "daemon/admin/report.h"
@@ -270,16 +271,28 @@ static const struct quota_report *explain_refresh(struct quota *q, size_t *ret_b
         return q->usages.report;
 }
 
-static void explain_quota(struct quota *q, struct explanation *ret)
+static const struct tenant *tenant_of(const struct broker *b, const struct quota *q)
+{
+        const struct tenant *t = b->tenants;
+
+        while (t->name != q->tenant)
+                t++;
+        return t;
+}
+
+static void explain_quota(const struct broker *b, struct quota *q, struct explanation *ret)
 {
         size_t budget;
         const struct quota_report *report = explain_refresh(q, &budget);
+        struct report_more more;
 
-        report_quota_stats(q, &ret->stats);
+        report_tenant_stats(tenant_of(b, q), q, &ret->stats, &more);
+        if (q->lease.name) /* an account that has ended has the limit that it uses */
+                ret->stats.bytes_limit = lease_record(b, lease_of(b, q))->limit_bytes;
         ret->row.tenant = report_borrow(q->tenant);
         ret->row.lease = report_borrow(q->lease.name ? q->lease.name : "");
-        ret->row.num_waiting = q->queue.n;
-        ret->row.bytes_retiring = arena_retiring_bytes(q->arena);
+        ret->row.num_waiting = more.num_waiting;
+        ret->row.bytes_retiring = more.bytes_retiring;
         ret->row.occupancy = report_borrow(report ? report->picture : "");
         ret->row.holders = ret->pointers;
         for (size_t i = 0; report && i < QUOTA_HOLDERS; i++) {
@@ -328,7 +341,7 @@ int explain_page(const struct session *viewer, const Bfcd__Explain *request, str
         ret->row.partition = report_borrow(viewer->broker->partitions[place.partition].name);
         ret->row.stats = &ret->stats;
         if (place.quota)
-                explain_quota(place.quota, ret);
+                explain_quota(viewer->broker, place.quota, ret);
         else
                 explain_partition(viewer, &viewer->broker->partitions[place.partition], ret);
         ret->row.fragmentation = fragmentation(&ret->stats);

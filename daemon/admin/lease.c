@@ -23,7 +23,7 @@
 #include "daemon/session/session.h"
 
 #define LEASE_MAX_MS   (UINT64_C(1) << 42) /* of times from outside: more than a hundred years */
-#define LEASE_MAX_ROWS 64u                 /* sessions in a reply */
+#define LEASE_MAX_ROWS 40u                 /* sessions in a reply, each with the names of 16 leases */
 #define LEASE_LOOK_MS  1000u               /* between looks at one lease */
 #define LEASE_EVICT_MS 50u                 /* between attempts to evict a session that is being resumed */
 
@@ -527,7 +527,7 @@ static void evict_session(struct session *s, const char *lease)
         char reason[LEDGER_NAME_BYTES + 64];
 
         snprintf(reason, sizeof(reason), ": its lease '%s' has ended", lease);
-        if (command_evict(s, reason) == 0)
+        if (command_evict(s, reason, "evicted: its lease has ended") == 0)
                 log_notice("session %" PRIu64
                            " (tenant '%s', uid %u, pid %d, %s): evicted, because its lease '%s' has ended",
                            s->id, s->tenant->name, (unsigned)s->who.uid, (int)s->who.pid, s->name, lease);
@@ -553,6 +553,7 @@ static bool evict_sessions(struct broker *b)
 static void reply_end(struct session *s, uint64_t id, const struct lease *lease)
 {
         Bfcd__SessionRow rows[LEASE_MAX_ROWS], *pointers[LEASE_MAX_ROWS];
+        char *leases[LEASE_MAX_ROWS][LEDGER_SESSION_LEASES];
         Bfcd__LeaseEndReply end = BFCD__LEASE_END_REPLY__INIT;
         Bfcd__Reply reply = BFCD__REPLY__INIT;
 
@@ -564,7 +565,7 @@ static void reply_end(struct session *s, uint64_t id, const struct lease *lease)
                 end.num_sessions++;
                 if (end.n_sessions == LEASE_MAX_ROWS)
                         continue;
-                report_session(each, &rows[end.n_sessions]);
+                report_session(each, &rows[end.n_sessions], leases[end.n_sessions]);
                 pointers[end.n_sessions] = &rows[end.n_sessions];
                 end.n_sessions++;
         }

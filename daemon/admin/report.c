@@ -51,7 +51,7 @@ void report_quota_stats(const struct quota *q, Bfcd__Statistics *f)
         if (stats.bytes_free > stats.largest_free_block_bytes)
                 f->bytes_fragmented = stats.bytes_free - stats.largest_free_block_bytes;
         f->num_blocks = q->all.n_blocks;
-        f->num_sessions = q->sessions.n;
+        f->num_sessions = q->all.n_sessions;
         f->num_extents = arena_n_extents(q->arena);
         f->num_refusals = q->refusals.n;
         f->num_over_quota = q->refusals.n_over_quota;
@@ -282,27 +282,6 @@ static void report_partitions(const struct session *viewer, uint64_t cursor, str
         r->list.partitions = (Bfcd__PartitionRow **)r->pointers;
 }
 
-/* What report_quota_stats() has without leases. */
-static void add_leases(const struct tenant *t, const struct quota *q, Bfcd__TenantRow *row)
-{
-        for (size_t i = 0; row->num_leases > 0 && i < t->n_quotas; i++) {
-                Bfcd__Statistics one = BFCD__STATISTICS__INIT;
-
-                if (t->quotas[i]->lease.parent != q)
-                        continue;
-                report_quota_stats(t->quotas[i], &one);
-                row->stats->num_sessions += one.num_sessions;
-                row->stats->num_extents += one.num_extents;
-                row->stats->num_allocs += one.num_allocs;
-                row->stats->bytes_free += one.bytes_free;
-                row->stats->bytes_fragmented += one.bytes_fragmented;
-                row->stats->bytes_unreclaimed += one.bytes_unreclaimed;
-                row->bytes_pending += arena_retiring_bytes(t->quotas[i]->arena);
-                row->num_waiting += t->quotas[i]->queue.n;
-                row->bytes_waiting += t->quotas[i]->queue.n_bytes;
-        }
-}
-
 /* The cursor counts the quotas of all tenants. */
 static void report_tenants(const struct session *viewer, uint64_t cursor, struct report *r)
 {
@@ -314,6 +293,7 @@ static void report_tenants(const struct session *viewer, uint64_t cursor, struct
 
                 for (size_t k = 0; k < t->n_quotas; k++) {
                         Bfcd__TenantRow *row = &r->rows.tenants[r->n_rows];
+                        struct report_more more;
 
                         if (n++ < cursor || !report_sees(viewer, t) || t->quotas[k]->lease.parent)
                                 continue;
@@ -324,16 +304,15 @@ static void report_tenants(const struct session *viewer, uint64_t cursor, struct
                         bfcd__tenant_row__init(row);
                         row->num_leases = t->quotas[k]->account.n_children;
                         row->is_removed = t->quotas[k]->is_removed;
-                        row->bytes_pending = arena_retiring_bytes(t->quotas[k]->arena);
                         row->bytes_kept = quota_kept_bytes(t->quotas[k]);
                         row->kept_ms = quota_kept_ms(t->quotas[k]);
-                        row->num_waiting = t->quotas[k]->queue.n;
-                        row->bytes_waiting = t->quotas[k]->queue.n_bytes;
                         row->tenant = report_borrow(t->name);
                         row->partition = report_borrow(t->quotas[k]->partition->name);
                         row->stats = report_stats(r);
-                        report_quota_stats(t->quotas[k], row->stats);
-                        add_leases(t, t->quotas[k], row);
+                        report_tenant_stats(t, t->quotas[k], row->stats, &more);
+                        row->bytes_pending = more.bytes_retiring;
+                        row->num_waiting = more.num_waiting;
+                        row->bytes_waiting = more.bytes_waiting;
                         report_add_row(r, row);
                 }
         }
@@ -392,7 +371,18 @@ static void report_leases(const struct session *viewer, uint64_t cursor, struct 
         r->list.leases = (Bfcd__LeaseRow **)r->pointers;
 }
 
-void report_session(const struct session *s, Bfcd__SessionRow *row)
+static size_t list_leases(const struct session *s, char *ret[static LEDGER_SESSION_LEASES])
+{
+        size_t n = 0;
+
+        for (size_t i = 0; i < s->n_shares && n < LEDGER_SESSION_LEASES; i++)
+                if (s->shares[i].quota->lease.name)
+                        ret[n++] = report_borrow(s->shares[i].quota->lease.name);
+        return n;
+}
+
+void report_session(const struct session *s, Bfcd__SessionRow *row,
+                    char *leases[static LEDGER_SESSION_LEASES])
 {
         const struct ledger_session *record = ledger_session_at(s->broker->ledger, s->index);
         struct client_usage client;
@@ -415,33 +405,26 @@ void report_session(const struct session *s, Bfcd__SessionRow *row)
         row->num_trims = s->recall.queues[RECALL_TRIM].sequence;
         row->num_trims_missed = s->recall.queues[RECALL_TRIM].n_missed;
         row->is_unresponsive = s->recall.n_overdue > 0;
-}
-
-static size_t list_leases(const struct session *s, char *ret[static LEDGER_SESSION_LEASES])
-{
-        size_t n = 0;
-
-        for (size_t i = 0; i < s->n_shares && n < LEDGER_SESSION_LEASES; i++)
-                if (s->shares[i].quota->lease.name)
-                        ret[n++] = report_borrow(s->shares[i].quota->lease.name);
-        return n;
+        row->leases = leases;
+        row->n_leases = list_leases(s, leases);
 }
 
 static void report_sessions(const struct session *viewer, uint64_t cursor, struct report *r)
 {
         const struct broker *b = viewer->broker;
+        size_t n_leases = 0;
         uint64_t i;
 
-        for (i = cursor; i < b->sessions.n_slots && !report_page_ends(r); i++) {
+        for (i = cursor; i < b->sessions.n_slots && !report_page_ends(r) && n_leases < REPORT_LEASE_NAMES;
+             i++) {
                 const struct session *s = b->sessions.table[i];
                 Bfcd__SessionRow *row;
 
                 if (!s || !report_sees(viewer, s->tenant))
                         continue;
                 row = &r->rows.sessions.rows[r->n_rows];
-                report_session(s, row);
-                row->leases = r->rows.sessions.leases[r->n_rows];
-                row->n_leases = list_leases(s, row->leases);
+                report_session(s, row, r->rows.sessions.leases[r->n_rows]);
+                n_leases += row->n_leases;
                 report_add_row(r, row);
         }
         r->list.next_cursor = i < b->sessions.n_slots ? i : 0;

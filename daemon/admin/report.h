@@ -12,7 +12,9 @@
 #include "proto/ages.h"
 #include "proto/bfcd.pb-c.h"
 
-#define REPORT_ROWS   96u /* a page; about 500 bytes a row at most */
+#define REPORT_ROWS 96u /* a page; about 500 bytes a row at most */
+#define REPORT_LEASE_NAMES                                                                                   \
+        224u /* in a page of sessions: a frame has room for so many, and 16 of the last session */
 #define REPORT_LEASES 40u /* a page; a control group makes a row longer */
 #define REPORT_LOOKS  24u /* at clients' pages for one page of AGES: each takes several copies */
 
@@ -76,11 +78,21 @@ static inline char *report_borrow(const char *s)
 /* True: the viewer may see this quota's tenant. */
 bool report_shows(const struct session *viewer, const struct quota *q);
 
-/* With the bytes, guarantees, blocks and refusals of its leases. */
+/* With the bytes, guarantees, blocks, sessions and refusals of its leases. */
 void report_quota_stats(const struct quota *q, Bfcd__Statistics *ret);
 
-/* Without the leases of the session. */
-void report_session(const struct session *s, Bfcd__SessionRow *row);
+/* What a row has beside the statistics. */
+struct report_more {
+        uint64_t num_waiting, bytes_waiting, bytes_retiring;
+};
+
+/* Of a tenant's quota, with all that its leases have. */
+void report_tenant_stats(const struct tenant *t, const struct quota *q, Bfcd__Statistics *ret,
+                         struct report_more *ret_more);
+
+/* The names of the session's leases are in `leases`. */
+void report_session(const struct session *s, Bfcd__SessionRow *row,
+                    char *leases[static LEDGER_SESSION_LEASES]);
 
 /* What all viewers see of the partition, and sums of what this viewer may see. */
 void report_partition_stats(const struct session *viewer, const struct partition *p, Bfcd__Statistics *ret);

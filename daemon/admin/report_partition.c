@@ -1,4 +1,4 @@
-/* The sums over a partition in reports; see report.h.
+/* The sums over a partition, and over a tenant with its leases, in reports; see report.h.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/admin/report.h"
@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "daemon/clock.h"
+#include "daemon/number.h"
 
 #define REPORT_MANY    64u /* quotas of a partition, whose sums are kept for monitors for so long */
 #define REPORT_KEPT_MS 100u
@@ -20,9 +21,41 @@ static void report_pool_stats(const struct partition *p, Bfcd__Statistics *f)
         f->lifetime_peak_bytes_in_use = p->use.lifetime_peak_bytes;
 }
 
+/* What report_quota_stats() has without leases. */
+static void add_own_stats(Bfcd__Statistics *f, const Bfcd__Statistics *one)
+{
+        f->bytes_unreclaimed += one->bytes_unreclaimed;
+        f->num_allocs += one->num_allocs;
+        f->bytes_free += one->bytes_free;
+        f->bytes_fragmented += one->bytes_fragmented;
+        f->num_extents += one->num_extents;
+        f->largest_alloc_size = max_u64(f->largest_alloc_size, one->largest_alloc_size);
+        f->largest_free_block_bytes = max_u64(f->largest_free_block_bytes, one->largest_free_block_bytes);
+}
+
+void report_tenant_stats(const struct tenant *t, const struct quota *q, Bfcd__Statistics *f,
+                         struct report_more *ret)
+{
+        *ret = (struct report_more){ q->queue.n, q->queue.n_bytes, arena_retiring_bytes(q->arena) };
+        report_quota_stats(q, f);
+        for (size_t i = 0; q->account.n_children > 0 && i < t->n_quotas; i++) {
+                const struct quota *lease = t->quotas[i];
+                Bfcd__Statistics one = BFCD__STATISTICS__INIT;
+
+                if (lease->lease.parent != q)
+                        continue;
+                report_quota_stats(lease, &one);
+                add_own_stats(f, &one);
+                ret->num_waiting += lease->queue.n;
+                ret->bytes_waiting += lease->queue.n_bytes;
+                ret->bytes_retiring += arena_retiring_bytes(lease->arena);
+        }
+}
+
 /* What includes the tenant's leases. */
 static void add_tenants_stats(Bfcd__Statistics *f, const Bfcd__Statistics *one)
 {
+        f->num_sessions += one->num_sessions;
         f->bytes_in_use += one->bytes_in_use;
         f->bytes_requested += one->bytes_requested;
         f->num_blocks += one->num_blocks;
@@ -50,18 +83,8 @@ static void sum_partition_stats(const struct session *viewer, const struct parti
                 report_quota_stats(q, &one);
                 if (!q->lease.parent)
                         add_tenants_stats(f, &one);
-                f->bytes_unreclaimed += one.bytes_unreclaimed;
-                f->num_allocs += one.num_allocs;
-                f->bytes_free += one.bytes_free;
-                f->bytes_fragmented += one.bytes_fragmented;
-                f->num_sessions += one.num_sessions;
-                f->num_extents += one.num_extents;
-                if (one.last_refusal_time_ms > f->last_refusal_time_ms)
-                        f->last_refusal_time_ms = one.last_refusal_time_ms;
-                if (one.largest_alloc_size > f->largest_alloc_size)
-                        f->largest_alloc_size = one.largest_alloc_size;
-                if (one.largest_free_block_bytes > f->largest_free_block_bytes)
-                        f->largest_free_block_bytes = one.largest_free_block_bytes;
+                add_own_stats(f, &one);
+                f->last_refusal_time_ms = max_u64(f->last_refusal_time_ms, one.last_refusal_time_ms);
         }
 }
 

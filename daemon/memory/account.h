@@ -4,7 +4,7 @@
  * leases. A charge is bytes taken from an account, embedded in the object that it pays for. An account at any
  * level can have charges of its own.
  *
- * Invariants, asserted at every change, for each account:
+ * Invariants for each account, of which charged <= committed <= ceiling is asserted at each charge:
  *   charged == sum of its charges + sum over its children of charged
  *   committed == sum of its charges + sum over its children of max(reserve, committed) <= ceiling
  *

@@ -29,7 +29,7 @@ static void quota_write_page(const struct quota *q)
         values[PAGES_PEAK_BYTES_IN_USE] = q->peaks.bytes_in_use;
         values[PAGES_BYTES_REQUESTED] = q->all.bytes_requested;
         values[PAGES_NUM_BLOCKS] = q->all.n_blocks;
-        values[PAGES_NUM_SESSIONS] = q->sessions.n;
+        values[PAGES_NUM_SESSIONS] = q->all.n_sessions;
         values[PAGES_LARGEST_FREE_BLOCK_BYTES] = stats.largest_free_block_bytes;
         values[PAGES_LIFETIME_PEAK_BYTES_IN_USE] = ledger_quota_at(q->ledger, q->index)->life.peak_in_use;
         values[PAGES_LIFETIME_PEAK_BYTES_RESERVED] = q->account.lifetime_peak_charged_bytes;
@@ -688,6 +688,15 @@ void partition_set_limit(struct partition *p, uint64_t limit_bytes, uint64_t rec
 
 /* ---- sessions ------------------------------------------------------------ */
 
+/* It has n sessions more (modulo 2^32), and so have those above. */
+static void quota_count_sessions(struct quota *q, uint32_t n)
+{
+        q->sessions.n += n;
+        for (struct quota *each = q; each; each = each->lease.parent)
+                each->all.n_sessions += n;
+        quota_publish(q);
+}
+
 int quota_join(struct quota *q)
 {
         if (q->is_removed)
@@ -697,15 +706,13 @@ int quota_join(struct quota *q)
         /* The peak of jobs that have ended does not excuse what the next one reserves. */
         if (q->sessions.n == 0 && q->keep.until_ms != 0)
                 q->growth.high_bytes = q->account.own_bytes;
-        q->sessions.n++;
-        quota_publish(q);
+        quota_count_sessions(q, 1);
         return 0;
 }
 
 void quota_rejoin(struct quota *q)
 {
-        q->sessions.n++;
-        quota_publish(q);
+        quota_count_sessions(q, 1);
 }
 
 void quota_release_free(struct quota *q)
@@ -739,7 +746,6 @@ void quota_closed(struct quota *q)
 void quota_leave(struct quota *q)
 {
         assert(q->sessions.n > q->sessions.n_closing);
-        q->sessions.n--;
+        quota_count_sessions(q, UINT32_MAX);
         reclaim_release_unused(q);
-        quota_publish(q);
 }

@@ -172,6 +172,7 @@ struct quota_refusals {
 /* Of a quota with its leases. */
 struct quota_sums {
         uint32_t n_blocks;
+        uint32_t n_sessions;
         uint64_t bytes_in_use;
         uint64_t bytes_requested;
 };

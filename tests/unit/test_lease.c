@@ -500,6 +500,63 @@ TEST_OF(lease, guarantees_are_summed)
         ck_assert_uint_eq(row_of_red()->stats->bytes_guaranteed, 0);
 }
 
+static const Bfcd__ExplainRow *explain_red(const char *lease)
+{
+        Bfcd__Explain m = BFCD__EXPLAIN__INIT;
+        Bfcd__Request r = BFCD__REQUEST__INIT;
+        const Bfcd__ExplainReply *page;
+        uint64_t id;
+
+        m.partition = (char *)(uintptr_t) "a";
+        m.tenant = (char *)(uintptr_t) "red";
+        r.body_case = BFCD__REQUEST__BODY_EXPLAIN;
+        r.explain = &m;
+        do {
+                r.id = 0;
+                ck_assert_int_eq(peer_send(admin, &r, &id), 0);
+                ck_assert_int_eq(peer_error(admin, id), 0);
+                page = peer_reply(admin, id)->explain;
+                if (page->n_rows > 0 && page->rows[0]->tenant[0] && strcmp(page->rows[0]->lease, lease) == 0)
+                        return page->rows[0];
+                m.cursor = page->next_cursor;
+        } while (m.cursor != 0);
+        ck_abort_msg("no row of '%s'", lease);
+}
+
+/* What a tenant's statistics have, they have of its leases, too; in all reports. */
+TEST_OF(lease, a_tenants_statistics_include_its_leases)
+{
+        struct peer *x, *own;
+        const Bfcd__Statistics *all[2], *of_a;
+
+        CREATE(.name = "x", .cgroup = "/x", .limit = 16 * MIB);
+        x = join(1, "/x", "x");
+        own = join(1, "/z", "");
+        must_malloc(x, 0, 6 * MIB);
+        must_malloc(x, 0, 1 * MIB);
+        must_malloc(own, 0, 2 * MIB);
+        all[0] = row_of_red()->stats;
+        all[1] = explain_red("")->stats;
+        of_a = row_of_a()->stats;
+        for (size_t i = 0; i < 2; i++) {
+                ck_assert_uint_eq(all[i]->num_allocs, 3);
+                ck_assert_uint_eq(all[i]->num_sessions, 2);
+                ck_assert_uint_eq(all[i]->bytes_in_use, 9 * MIB);
+                ck_assert_uint_eq(all[i]->largest_alloc_size, 6 * MIB);
+                ck_assert_uint_eq(all[i]->largest_free_block_bytes, of_a->largest_free_block_bytes);
+                ck_assert_uint_eq(all[i]->bytes_free, of_a->bytes_free);
+                ck_assert_uint_eq(all[i]->num_sessions, of_a->num_sessions);
+        }
+        ck_assert_uint_gt(of_a->largest_free_block_bytes, 0); /* of the lease's extents */
+        end("x", false, 0);
+        ck_assert_uint_eq(explain_red("x")->stats->bytes_limit, 16 * MIB);
+        ck_assert_uint_eq(list_page(admin, BFCD__LIST__KIND__LEASES, 0)->leases[0]->stats->bytes_limit,
+                          16 * MIB);
+        must_close(x);
+        ck_assert_uint_eq(row_of_red()->stats->num_sessions, 1);
+        must_close(own);
+}
+
 /* ---- the end --------------------------------------------------------------------- */
 
 TEST_OF(lease, an_ended_lease_waits_for_its_sessions)
@@ -515,6 +572,8 @@ TEST_OF(lease, an_ended_lease_waits_for_its_sessions)
         reply = end("x", false, 0);
         ck_assert_uint_eq(reply->num_sessions, 2);
         ck_assert_uint_eq(reply->n_sessions, 2);
+        ck_assert_uint_eq(reply->sessions[0]->n_leases, 1);
+        ck_assert_str_eq(reply->sessions[0]->leases[0], "x");
         ck_assert_uint_eq(reply->bytes_in_use, 8 * MIB);
         settle();
         ck_assert_ptr_nonnull(lease_find(b, "x"));
@@ -550,6 +609,7 @@ TEST_OF(lease, sessions_are_evicted_after_the_grace_time)
         lease_tick(b, clock_ms());
         ck_assert_ptr_nonnull(x->session->eviction);
         assert_has(x->session->eviction, "its lease 'x' has ended");
+        ck_assert_str_eq(x->why, "evicted: its lease has ended");
         must_close(x);
         ck_assert_ptr_null(lease_find(b, "x"));
 }
