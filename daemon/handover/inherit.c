@@ -392,6 +392,19 @@ static int restore_lease(struct broker *b, struct tenant *t, struct quota *paren
         return r == 0 ? lease_adopt(b, t, q, from->lease, &lease) : r;
 }
 
+/* There is no quota of its tenant any more. */
+static void drop_lease(struct broker *b, struct inherited_quota *from)
+{
+        size_t partition = find_partition(b, from->partition);
+
+        log_notice("lease '%s' of tenant '%s' in partition '%s' ends: its tenant has no quota there",
+                   ledger_lease_at(b->ledger, from->lease)->name, from->tenant, from->partition);
+        if (partition < b->n_partitions && b->partitions[partition].share != DEVICE_SHARE_FD)
+                inherited_forget(b->inherited, from); /* its memory ended with its process */
+        else
+                close_quota(b, from, "the quota of its tenant was closed");
+}
+
 /* Leases in the order in which they were made, after the quotas of tenants. */
 static int inherit_leases(struct broker *b)
 {
@@ -416,7 +429,7 @@ static int inherit_leases(struct broker *b)
                                  ? find_quota(&b->tenants[k], &b->partitions[partition])
                                  : NULL;
                 if (!parent) {
-                        close_quota(b, list[i], "the quota of its tenant was closed");
+                        drop_lease(b, list[i]);
                         continue;
                 }
                 limit = parent->account.limit_bytes;
