@@ -69,7 +69,7 @@ static int read_cgroup(const char *path, struct ledger_lease *ret, char *why, si
             has_odd_components(path, n_path)) {
                 snprintf(why, n,
                          "the control group is not valid: it is a path as in /proc/PID/cgroup, which "
-                         "begins with '/' and has at most %u bytes",
+                         "begins with '/' and has at most %d bytes",
                          LEDGER_PLACE_BYTES - 1);
                 return -EINVAL;
         }
@@ -208,12 +208,13 @@ static int check_fds(const struct broker *b, const struct quota *parent, const s
 {
         uint64_t n_usable = fd_reserve_usable(), max_sessions = b->config->max_sessions, n_wanted;
         struct capacity_lease leases[CAPACITY_LEASES + 1];
+        const struct quota *replaced = lease ? lease->quota : NULL;
         size_t k = 0;
 
         for (size_t i = 0; i < b->leases.n; i++) {
                 const struct quota *q = b->leases.list[i]->quota;
 
-                if (b->leases.list[i] != lease)
+                if (q != replaced)
                         leases[k++] = (struct capacity_lease){ (size_t)(q->partition - b->partitions),
                                                                q->account.limit_bytes };
         }
@@ -251,7 +252,7 @@ static int check_count(const struct broker *b, const struct tenant *t, const str
                 snprintf(why, n, "tenant '%s' has %u leases, which is the most: end some of them", t->name,
                          LEASES_PER_TENANT);
         else if (n_partitions >= LEDGER_SESSION_LEASES)
-                snprintf(why, n, "tenant '%s' has leases in %u partitions, which is the most", t->name,
+                snprintf(why, n, "tenant '%s' has leases in %d partitions, which is the most", t->name,
                          LEDGER_SESSION_LEASES);
         else
                 return 0;

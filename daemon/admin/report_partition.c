@@ -33,11 +33,11 @@ static void add_own_stats(Bfcd__Statistics *f, const Bfcd__Statistics *one)
         f->largest_free_block_bytes = max_u64(f->largest_free_block_bytes, one->largest_free_block_bytes);
 }
 
-void report_tenant_stats(const struct tenant *t, const struct quota *q, Bfcd__Statistics *f,
-                         struct report_more *ret)
+void report_tenant_stats(const struct tenant *t, const struct quota *q, Bfcd__Statistics *ret,
+                         struct report_more *ret_more)
 {
-        *ret = (struct report_more){ q->queue.n, q->queue.n_bytes, arena_retiring_bytes(q->arena) };
-        report_quota_stats(q, f);
+        *ret_more = (struct report_more){ q->queue.n, q->queue.n_bytes, arena_retiring_bytes(q->arena) };
+        report_quota_stats(q, ret);
         for (size_t i = 0; q->account.n_children > 0 && i < t->n_quotas; i++) {
                 const struct quota *lease = t->quotas[i];
                 Bfcd__Statistics one = BFCD__STATISTICS__INIT;
@@ -45,10 +45,10 @@ void report_tenant_stats(const struct tenant *t, const struct quota *q, Bfcd__St
                 if (lease->lease.parent != q)
                         continue;
                 report_quota_stats(lease, &one);
-                add_own_stats(f, &one);
-                ret->num_waiting += lease->queue.n;
-                ret->bytes_waiting += lease->queue.n_bytes;
-                ret->bytes_retiring += arena_retiring_bytes(lease->arena);
+                add_own_stats(ret, &one);
+                ret_more->num_waiting += lease->queue.n;
+                ret_more->bytes_waiting += lease->queue.n_bytes;
+                ret_more->bytes_retiring += arena_retiring_bytes(lease->arena);
         }
 }
 

@@ -43,7 +43,7 @@ static void name_key(const char *tenant, const char *text, struct shared_name *r
 
 struct shared_name *shared_name_find(const struct broker *b, const char *tenant, const char *text)
 {
-        struct shared_name key, *const *found;
+        struct shared_name key = { 0 }, *const * found;
 
         name_key(tenant, text, &key);
         found = tfind(&key, &b->shared.tree, name_compare);
