@@ -150,7 +150,7 @@ static void op_malloc_wrong(struct slot *s)
                 return;
         switch (dice(3)) {
         case 0:
-                q = expect(s, MALLOC, is_too_late(s->peer->session) ? ENOENT : EINVAL);
+                q = expect(s, MALLOC, EINVAL);
                 (void)peer_malloc(s->peer, 0, 0);
                 break;
         case 1:
