@@ -132,15 +132,14 @@ int peer_process_match(struct peer_process *p, const struct broker *b, int fd, b
         if (is_hello) {
                 free(who->cgroup);
                 who->cgroup = NULL;
-                who->matches.generation = 0;
         }
         if (!p->is_known)
                 who->start_time = process_start_time(who->pid);
         p->is_known = true;
-        if (match_is_known(b->selection.matcher, who))
-                return 0;
         if ((b->config->has_patterns || b->leases.n > 0) && !who->cgroup)
                 read_cgroup(p, who);
+        if (match_is_known(b->selection.matcher, who))
+                return 0;
         if (!match_ids_are_known(b->selection.matcher, who))
                 r = match_late(p, b->selection.matcher, fd, who);
         if (r == 0)
