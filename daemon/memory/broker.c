@@ -136,8 +136,8 @@ static int broker_open_partitions(struct broker *b, const struct broker_options 
                 partition_init_lists(p);
                 p->keepers = &b->keepers;
                 p->reclaim_timeout_ms = c->reclaim_timeout_ms;
-                p->wake = options->wake;
-                p->userdata = options->userdata;
+                p->turn.wake = options->wake;
+                p->turn.userdata = options->userdata;
                 p->up.calls = options->upcalls;
                 p->up.broker = b;
         }

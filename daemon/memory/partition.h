@@ -95,8 +95,10 @@ struct partition {
         struct partition_claims claims;
         struct returns returns; /* of extents, to the pool */
         uint64_t reclaim_timeout_ms;
-        void (*wake)(void *userdata); /* a turn is due; may be NULL */
-        void *userdata;
+        struct {
+                void (*wake)(void *userdata); /* it is due; may be NULL */
+                void *userdata;
+        } turn;
         struct {
                 const struct upcalls *calls; /* NULL: there are no sessions */
                 struct broker *broker;       /* for the upcalls */

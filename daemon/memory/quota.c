@@ -522,8 +522,8 @@ static void quota_note_idle(struct quota *q)
 
         q->lists.has_freed = true;
         p->has_idle = true;
-        if (p->wake)
-                p->wake(p->userdata);
+        if (p->turn.wake)
+                p->turn.wake(p->turn.userdata);
 }
 
 void quota_dealloc(struct quota *q, bfc_handle handle, uint64_t n_bytes, uint64_t n_requested)

@@ -452,7 +452,7 @@ void partition_lose(struct partition *p);
 void partition_tell_standby(struct partition *p);
 
 /* Draining begins, or ends (false): requests are refused, and free extents are released, including
- * preallocated ones. A free calls partition.wake(). */
+ * preallocated ones. A free calls partition.turn.wake(). */
 void partition_set_draining(struct partition *p, bool is_draining);
 
 /* In a partition that is draining: there is no extent, and none is being made or released. */
