@@ -187,7 +187,7 @@ struct quota_lease {
 /* Of trim.h. */
 struct quota_trim {
         struct trim_quota *state; /* NULL: it has no session of this quota */
-        bool may_have_idle;       /* it is in partition.asked */
+        bool may_have_idle;       /* it is in partition.lists.asked */
         TAILQ_ENTRY(quota) of_asked;
 };
 
