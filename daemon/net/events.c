@@ -144,7 +144,7 @@ static int events_open(struct events *e, int *ret_fd)
                 return r;
         if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) < 0)
                 return -errno;
-        fd_guard_init(&e->guard, fds[0]);
+        fd_guard_init_pair(&e->guard, fds[0]);
         e->fd = e->item.fd = fds[0];
         r = poller_set(e->poller, &e->item, EPOLLIN);
         if (r < 0)
