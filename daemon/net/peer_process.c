@@ -133,7 +133,7 @@ int peer_process_match(struct peer_process *p, const struct broker *b, int fd, b
                 free(who->cgroup);
                 who->cgroup = NULL;
         }
-        if (!p->is_known)
+        if (!p->is_known && store_keeps(b->options.store)) /* else no successor asks who it was */
                 who->start_time = process_start_time(who->pid);
         p->is_known = true;
         if ((b->config->has_patterns || b->leases.n > 0) && !who->cgroup)
@@ -154,8 +154,38 @@ bool peer_process_has_exited(const struct peer_process *p)
         return p->pidfd >= 0 && poll(&fd, 1, 0) == 1;
 }
 
+int peer_process_watch(struct peer_process *p, struct poller *poller,
+                       void (*report)(struct poller_item *item, uint32_t events))
+{
+        int r;
+
+        if (p->pidfd < 0)
+                return -ESRCH;
+        if (peer_process_is_watched(p))
+                return 0;
+        p->poller = poller;
+        p->item.fd = p->pidfd;
+        p->item.report = report;
+        r = poller_set(poller, &p->item, EPOLLIN);
+        if (r < 0)
+                peer_process_close(p);
+        return r;
+}
+
+bool peer_process_is_watched(const struct peer_process *p)
+{
+        return p->item.events != 0;
+}
+
+void peer_process_ignore(struct peer_process *p)
+{
+        if (peer_process_is_watched(p))
+                (void)poller_set(p->poller, &p->item, 0);
+}
+
 void peer_process_close(struct peer_process *p)
 {
+        peer_process_ignore(p);
         if (p->pidfd >= 0)
                 close(p->pidfd);
         p->pidfd = -1;
