@@ -188,8 +188,8 @@ static void change_count_lease(struct change *c, const struct quota *q, const st
         uint64_t n_sessions = to ? to->max_sessions : q->max_sessions;
 
         change_count(c, (size_t)(q->partition - c->b->partitions),
-                     arena_extent_room(q->arena, q->account.limit_bytes),
-                     max_u64(n_sessions, q->sessions.n), 0, 0);
+                     arena_extent_room(q->arena, q->account.limit_bytes), max_u64(n_sessions, q->sessions.n),
+                     0, 0);
 }
 
 static int change_prepare_quota(struct change *c, struct quota *q, const struct config_quota *to)

@@ -749,7 +749,6 @@ void lease_gone(const struct lease_end *end)
                       "lease '%s' of tenant '%s' in partition '%s' ended: duration %" PRIu64
                       " ms, peak %" PRIu64 " bytes in use, %" PRIu64 " bytes reserved of %" PRIu64
                       ", %" PRIu64 " refusals, waited %" PRIu64 " us",
-                      record->name, end->tenant, end->partition, lasted_ms,
-                      life->peak_in_use, life->peak_reserved, (uint64_t)record->limit_bytes, n_refusals,
-                      life->waited_ns / 1000);
+                      record->name, end->tenant, end->partition, lasted_ms, life->peak_in_use,
+                      life->peak_reserved, (uint64_t)record->limit_bytes, n_refusals, life->waited_ns / 1000);
 }

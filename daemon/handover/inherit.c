@@ -183,12 +183,13 @@ static void close_quota(struct broker *b, struct inherited_quota *from, const ch
 {
         bool is_lease = from->lease != LEDGER_NONE;
 
-        log_error("%s%s%stenant '%s' in partition '%s': %s: its arena is closed, with %" PRIu64
-                  " bytes in %zu extents and %zu blocks; these stay charged, and the previous sessions cannot "
-                  "be resumed",
-                  is_lease ? "lease '" : "", is_lease ? ledger_lease_at(b->ledger, from->lease)->name : "",
-                  is_lease ? "' of " : "", from->tenant, from->partition, why, from->n_bytes,
-                  from->arena.n_extents, from->arena.n_blocks);
+        log_error(
+                "%s%s%stenant '%s' in partition '%s': %s: its arena is closed, with %" PRIu64
+                " bytes in %zu extents and %zu blocks; these stay charged, and the previous sessions cannot "
+                "be resumed",
+                is_lease ? "lease '" : "", is_lease ? ledger_lease_at(b->ledger, from->lease)->name : "",
+                is_lease ? "' of " : "", from->tenant, from->partition, why, from->n_bytes,
+                from->arena.n_extents, from->arena.n_blocks);
         if (is_lease)
                 tell_lease_gone(b, from);
         inherited_close(b->inherited, from);
@@ -400,7 +401,8 @@ static int restore_lease(struct broker *b, struct tenant *t, struct quota *paren
         struct quota_options options = {
                 .parent = parent,
                 .lease = record->name, /* until lease_adopt() */
-                .limit_bytes = max_u64(limit_in(parent->partition, record->limit_bytes, &grid), from->n_bytes),
+                .limit_bytes =
+                        max_u64(limit_in(parent->partition, record->limit_bytes, &grid), from->n_bytes),
                 .max_sessions = parent->max_sessions,
                 .max_blocks = parent->max_blocks,
                 .inherited = &from->arena,
@@ -666,8 +668,7 @@ static void back_quotas(struct broker *b)
                         uint64_t limit = q->account.limit_bytes;
                         int r = quota_back_early(q);
 
-                        if (r < 0 ||
-                            (quota_is_preallocated(q) && q->account.own_bytes < limit))
+                        if (r < 0 || (quota_is_preallocated(q) && q->account.own_bytes < limit))
                                 log_warning("tenant '%s' in partition '%s': of its %" PRIu64
                                             " preallocated bytes, %" PRIu64 " are allocated; the rest is "
                                             "allocated on demand%s%s",

@@ -69,9 +69,8 @@ static void refuse_join(struct session *s, uint64_t id, const struct quota *q, i
                  full->lease.name ? "lease" : "tenant", full->lease.name ? full->lease.name : s->tenant->name,
                  full->all.n_sessions, q->partition->name,
                  full->account.n_children > 0 ? " with its leases" : "", full->max_sessions);
-        accounting_refuse(s, &(struct accounting_refusal){ .partition = q->partition->name,
-                                                           .limit = "max_sessions",
-                                                           .sentence = sentence });
+        accounting_refuse(
+                s, &(struct accounting_refusal){ .quota = q, .limit = "max_sessions", .sentence = sentence });
         session_refuse(s, id, error, sentence);
 }
 
