@@ -45,6 +45,14 @@ void tenant_deinit(struct tenant *t)
         *t = (struct tenant){ .name = t->name_bytes };
 }
 
+struct quota *tenant_quota(const struct tenant *t, const struct partition *p)
+{
+        for (size_t i = 0; i < t->n_quotas; i++)
+                if (t->quotas[i]->partition == p && !t->quotas[i]->lease.parent)
+                        return t->quotas[i];
+        return NULL;
+}
+
 static void append_patterns(char *buf, size_t n_buf, const char *what, char *const *patterns,
                             size_t n_patterns)
 {
