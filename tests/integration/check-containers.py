@@ -169,7 +169,7 @@ class Job:
 
     def wait(self, words):
         def is_there():
-            return words in self.text() or self.process.poll() is not None
+            return words in self.text() or 'waits' in self.text() or self.process.poll() is not None
 
         wait_for(is_there, lambda: f"'{words}' of the container: {self.text()}")
         return self.text()
@@ -400,7 +400,7 @@ class Podman:
     def __init__(self, rig, user):
         self.rig, self.user, self.folder = rig, user, rig.path(f'podman-{user}')
         for folder in (self.folder, os.path.join(self.folder, 'run')):
-            os.mkdir(folder, 0o700)
+            os.makedirs(folder, 0o700, exist_ok=True)
             shutil.chown(folder, user, pwd.getpwnam(user).pw_gid)
         self.env = {**rig.env, 'HOME': self.folder, 'XDG_RUNTIME_DIR': os.path.join(self.folder, 'run')}
         done = self.run('import', rig.path('image.tar'), 'client')
@@ -424,10 +424,10 @@ class Podman:
     def run(self, *words):
         return run(self.command(*words), env=self.env, cwd=self.folder)
 
-    def start(self, *words, group=None, groups=(), options=('--device=bfcd/client=socket',)):
+    def start(self, *words, group=None, groups=(), options=('--device=bfcd/client=socket',), wrapper=()):
         command = self.command('run', *self.options(), '--device=bfcd/client=library', *options, 'client', '/client', *words,
                                groups=groups)
-        return Job(group.command(*command) if group else command, self.env, self.folder)
+        return Job(group.command(*command) if group else [*wrapper, *command], self.env, self.folder)
 
 
 def install_cdi_file(rig, daemon):
@@ -449,6 +449,19 @@ def check_rootful(rig):
     options = ['--device=bfcd/client=socket', f'--cgroup-parent={group.path}', f'--uidmap=0:{SUBUIDS + 100000}:65536',
                '--user=1000:1000']
     check_container(daemon, group, 'rootful', uid, lambda *words: podman.start(*words, options=options))
+
+
+def check_run(rig):
+    """bfcctl run gives a container of podman a lease: podman has no daemon, so the container is in the process tree."""
+    daemon = rig.start('run', {'pods': '{uid: [0]}'})
+    install_cdi_file(rig, daemon)
+    wrapper = [rig.bfcctl, '--socket', daemon.path('admin.sock'), 'run', '--limit', '16MiB', '--tenant', 'pods', '--partition',
+               'train', '--']
+    job = Podman(rig, 'root').start('8', '12', wrapper=wrapper)
+    text = job.wait('waits')
+    ok('has 8' in text and re.search("refused: .*lease 'run-", text), 'bfcctl run: its lease limits the container', text)
+    job.end()
+    wait_for(lambda: not daemon.left(), lambda: f'end of the lease: {daemon.left()}')
 
 
 def check_rootless(rig):
@@ -504,7 +517,7 @@ def prepare_mounts(rig):
 
 
 CASES = {'unshare': [check_pod, check_modes, check_pid_namespace, check_user_namespace],
-         'podman': [check_rootful, check_rootless]}
+         'podman': [check_rootful, check_run, check_rootless]}
 
 
 def main():
