@@ -21,9 +21,9 @@ struct match_list {
         size_t n_tenants;
 };
 
-/* A peer as the kernel describes it. */
 #define MATCH_NO_ID ((uint32_t)-1) /* which the config cannot name */
 
+/* A peer as the kernel describes it. */
 struct credentials {
         pid_t pid;         /* 0: not visible from here (another PID namespace) */
         uid_t uid;         /* MATCH_NO_ID: it has none in the daemon's user namespace */
