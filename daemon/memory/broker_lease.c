@@ -197,11 +197,14 @@ static void learn_place(struct ledger_lease *record, const char *cgroup)
 }
 
 /* A process that cannot be matched may belong to this lease. */
-static int refuse_unknown(const struct lease *lease, int error, char *sentence, size_t n)
+static int refuse_unknown(const struct lease *lease, const struct lease_peer *peer, int error, char *sentence,
+                          size_t n)
 {
         char why[64];
 
-        if (error == -ELOOP)
+        if (peer->who->pid <= 0)
+                snprintf(why, sizeof(why), "it is in a PID namespace that the daemon does not see");
+        else if (error == -ELOOP)
                 snprintf(why, sizeof(why), "it has more than %u ancestors", PROCESS_MAX_ANCESTORS);
         else if (error == -ENODATA)
                 snprintf(why, sizeof(why), "its control group could not be read");
@@ -229,7 +232,7 @@ int lease_match(const struct broker *b, const struct quota *parent, struct lease
                         continue;
                 rank = match_rank(lease_record(b, lease), peer);
                 if (rank < 0)
-                        return refuse_unknown(lease, rank, sentence, n_sentence);
+                        return refuse_unknown(lease, peer, rank, sentence, n_sentence);
                 if (rank < best_rank)
                         continue;
                 best = lease;

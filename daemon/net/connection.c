@@ -687,6 +687,7 @@ int connection_keep(struct connection_host *host, struct session *s)
 
 int connection_host_init(struct connection_host *host)
 {
+        peer_process_start();
         TAILQ_INIT(&host->all);
         TAILQ_INIT(&host->working);
         sched_init(&host->sched);
