@@ -371,13 +371,11 @@ static void remake_lease(struct broker *b, struct tenant *t, struct quota *paren
 }
 
 /* Its limit where it can be restored. A lease that has ended continues with the memory that it has. */
-static void restore_lease_limit(struct broker *b, struct quota *q, struct ledger_lease *record)
+static void restore_lease_limit(struct quota *q, struct ledger_lease *record)
 {
-        struct extent_sizes grid = quota_extent_sizes(ledger_quota_at(b->ledger, q->index));
         const struct quota *parent = q->lease.parent;
 
-        if (limit_in(q->partition, record->limit_bytes, &grid) == record->limit_bytes &&
-            quota_prepare_limit(q, record->limit_bytes) == 0) {
+        if (quota_prepare_limit(q, record->limit_bytes) == 0) {
                 quota_set_early(q, &(struct quota_limits){ record->limit_bytes, record->reserve_bytes,
                                                            parent->max_sessions, parent->max_blocks, 0, 0 });
                 return;
@@ -430,7 +428,7 @@ static int restore_lease(struct broker *b, struct tenant *t, struct quota *paren
         b->restored.n_bytes += from->n_bytes;
         b->restored.n_blocks += (uint32_t)from->arena.n_blocks;
         q = from->quota = t->quotas[t->n_quotas - 1];
-        restore_lease_limit(b, q, record);
+        restore_lease_limit(q, record);
         note_interrupted_growth(q, from->growing_mib, from->oom_kills);
         quota_restore_lifetime(q, &from->life);
         return lease_adopt(b, t, q, from->lease, &lease);
