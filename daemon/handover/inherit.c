@@ -12,6 +12,7 @@
 #include "daemon/handover/crash.h"
 #include "daemon/log.h"
 #include "daemon/memory/broker_lease.h"
+#include "daemon/memory/broker_lease_auto.h"
 #include "daemon/number.h"
 #include "device/host_free.h"
 
@@ -359,13 +360,19 @@ static int restore_lease(struct broker *b, struct tenant *t, struct quota *paren
                 .inherited_bytes = from->n_bytes,
                 .ret_why = &why,
         };
+        const struct config_quota *per = NULL;
+        struct lease_auto_limits to = { record->limit_bytes, record->reserve_bytes };
         struct lease *lease;
         struct quota *q;
         int r;
 
+        if (record->maker == LEASE_BY_CONFIG && record->ended_ms == 0)
+                per = lease_auto_per(b, t, parent->partition);
         if (parent->partition->share != DEVICE_SHARE_FD) { /* its memory ended with its process */
-                const struct ledger_lease facts = *record;
+                struct ledger_lease facts = *record;
 
+                facts.limit_bytes = per ? per->per_limit_bytes : to.limit_bytes;
+                facts.reserve_bytes = per ? per->per_reserve_bytes : to.reserve_bytes;
                 inherited_forget(b->inherited, from);
                 r = facts.ended_ms == 0 ? lease_new(b, t, parent, &facts, &lease) : 0;
                 return is_fatal(r) ? r : 0;
@@ -383,13 +390,18 @@ static int restore_lease(struct broker *b, struct tenant *t, struct quota *paren
         b->restored.n_bytes += from->n_bytes;
         b->restored.n_blocks += (uint32_t)from->arena.n_blocks;
         q = from->quota = t->quotas[t->n_quotas - 1];
-        r = quota_prepare_limit(q, record->limit_bytes);
+        to = per ? lease_auto_limits(q, per) : to;
+        r = quota_prepare_limit(q, to.limit_bytes);
         if (r == 0)
-                quota_set_early(q, &(struct quota_limits){ record->limit_bytes, record->reserve_bytes,
+                quota_set_early(q, &(struct quota_limits){ to.limit_bytes, to.reserve_bytes,
                                                            parent->max_sessions, parent->max_blocks, 0, 0 });
         note_interrupted_growth(q, from->growing_mib, from->oom_kills);
         quota_restore_lifetime(q, &from->life);
-        return r == 0 ? lease_adopt(b, t, q, from->lease, &lease) : r;
+        if (r == 0)
+                r = lease_adopt(b, t, q, from->lease, &lease);
+        if (r == 0)
+                lease_store_limits(b, lease, to.limit_bytes, to.reserve_bytes);
+        return r;
 }
 
 /* There is no quota of its tenant any more. */

@@ -162,6 +162,8 @@ struct ledger_block {
 
 enum ledger_lease_kind { LEASE_CGROUP = 1, LEASE_UNIT, LEASE_PID, LEASE_USER, LEASE_KINDS };
 
+enum ledger_lease_maker { LEASE_BY_OPERATOR, LEASE_BY_CONFIG, LEASE_BY_USER, LEASE_MAKERS };
+
 /* A lease: what makes a quota one, and which processes it is for. The limits are words that change. */
 struct ledger_lease {
         _Atomic uint64_t id;
@@ -180,6 +182,8 @@ struct ledger_lease {
         _Atomic uint64_t evicts_ms;     /* when its sessions are evicted; 0: they are not */
         _Atomic uint32_t evicts;        /* not 0: grace_ms after the end its sessions are evicted */
         _Atomic uint32_t place_is_seen; /* not 0: the control group existed */
+        uint32_t maker;                 /* enum ledger_lease_maker; LEASE_BY_CONFIG: `per: cgroup` made it */
+        uint32_t maker_uid;             /* by LEASE_BY_USER */
 };
 
 struct ledger_shared { /* a block with a name, unique in its tenant */

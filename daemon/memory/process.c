@@ -8,6 +8,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define WALKS 4u /* while ancestors change */
@@ -40,6 +41,19 @@ int process_read(const char *proc, pid_t pid, struct process *ret)
                           &ret->state, &parent, &ret->start_time) != 3)
                 return -ESRCH;
         ret->parent = parent;
+        return 0;
+}
+
+int process_owner(const char *proc, pid_t pid, uid_t *ret)
+{
+        char path[64];
+        struct stat st;
+
+        if (pid <= 0 || snprintf(path, sizeof(path), "%s/%d", proc, (int)pid) >= (int)sizeof(path))
+                return -ESRCH;
+        if (stat(path, &st) < 0)
+                return errno == ENOENT ? -ESRCH : -errno;
+        *ret = st.st_uid;
         return 0;
 }
 

@@ -86,6 +86,8 @@ static int find_place(struct session *s, const Bfcd__Request *r, size_t *ret_sha
                 session_refuse(s, r->id, -EDQUOT, sentence);
                 return -EDQUOT;
         }
+        if (r->hello->no_memory)
+                return 0;
         result = take_shares(s, r->id);
         if (result < 0)
                 return result;
@@ -96,7 +98,7 @@ static int find_place(struct session *s, const Bfcd__Request *r, size_t *ret_sha
         return session_join(s, &s->shares[*ret_share], r->id);
 }
 
-static int add_record(struct session *s)
+static int add_record(struct session *s, bool no_memory)
 {
         struct broker *b = s->broker;
         struct ledger_session facts = {
@@ -105,7 +107,7 @@ static int add_record(struct session *s)
                 .uid = s->who.uid,
                 .gid = s->who.gid,
                 .born_ms = s->born_ms,
-                .quotas_end = ledger_quotas_end(b->ledger),
+                .quotas_end = no_memory ? 0 : ledger_quotas_end(b->ledger),
         };
         int r;
 
@@ -168,7 +170,7 @@ static int begin_session(struct session *s, const Bfcd__Request *r, int *ret_eve
         int fd, result = hello_open_events(s, r, &fd);
 
         if (result == 0)
-                result = add_record(s);
+                result = add_record(s, r->hello->no_memory);
         if (result == 0) {
                 *ret_events_fd = fd;
                 return 0;

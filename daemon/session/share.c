@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/admin/lease_auto.h"
 #include "daemon/memory/broker_lease.h"
 #include "daemon/number.h"
 #include "daemon/session/accounting.h"
@@ -170,6 +171,21 @@ static void take_share(struct session *s, struct quota *q)
         q->sessions.n_told++;
 }
 
+/* The lease of the session within the quota, which may be made for it now. */
+static int match_lease(struct session *s, struct quota *parent, struct lease_peer *peer, struct lease **ret,
+                       char *sentence, size_t n_sentence)
+{
+        int r = lease_match(s->broker, parent, peer, ret, sentence, n_sentence);
+
+        if (r == 0)
+                r = lease_auto(s, parent, ret, sentence, n_sentence);
+        if (r < 0 || !*ret || !(*ret)->quota->lease.is_ended)
+                return r;
+        snprintf(sentence, n_sentence, "lease '%s' in partition '%s' has ended", (*ret)->name,
+                 parent->partition->name);
+        return -EACCES;
+}
+
 int session_take_shares(struct session *s, char *sentence, size_t n_sentence)
 {
         struct lease_peer peer = { .who = &s->who };
@@ -181,7 +197,7 @@ int session_take_shares(struct session *s, char *sentence, size_t n_sentence)
 
                 if (t->quotas[i]->is_removed || t->quotas[i]->lease.parent)
                         continue;
-                r = lease_match(s->broker, t->quotas[i], &peer, &lease, sentence, n_sentence);
+                r = match_lease(s, t->quotas[i], &peer, &lease, sentence, n_sentence);
                 if (r == 0)
                         take_share(s, lease ? lease->quota : t->quotas[i]);
         }
