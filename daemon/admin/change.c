@@ -186,7 +186,8 @@ static void change_count(struct change *c, size_t partition, uint64_t n_extents,
 /* Of a lease that follows the config, the higher of the old and the new limit. */
 static uint64_t change_lease_limit(const struct change *c, const struct quota *q)
 {
-        const struct config_quota *to = find_config_quota(c, change_config_of(c, find_tenant(c, q->tenant)), q);
+        const struct config_quota *to =
+                find_config_quota(c, change_config_of(c, find_tenant(c, q->tenant)), q);
         uint64_t limit = q->account.limit_bytes;
 
         if (q->lease.parent && lease_auto_follows(c->b, lease_of(c->b, q), to))
@@ -227,10 +228,11 @@ static int change_prepare_leases(struct change *c, const struct quota *q, const 
                             "its leases: lower their reserves (bfcctl lease set), or end them first",
                             q->tenant, SIZE(to->limit_bytes), q->partition->name, SIZE(promised));
         else if (committed > to->limit_bytes && committed > q->account.committed_bytes)
-                change_fail(c,
-                            "tenant '%s': with the reserve of per in partition '%s', what is guaranteed to its "
-                            "leases and reserved would total %s, above the limit %s: lower the reserve",
-                            q->tenant, q->partition->name, SIZE(committed), SIZE(to->limit_bytes));
+                change_fail(
+                        c,
+                        "tenant '%s': with the reserve of per in partition '%s', what is guaranteed to its "
+                        "leases and reserved would total %s, above the limit %s: lower the reserve",
+                        q->tenant, q->partition->name, SIZE(committed), SIZE(to->limit_bytes));
         for (size_t i = 0; i < t->n_quotas; i++) {
                 struct quota *each = t->quotas[i];
                 int r = 0;

@@ -24,13 +24,13 @@
 #include "daemon/record/records.h"
 #include "daemon/session/session.h"
 
-#define LEASE_MAX_MS   (UINT64_C(1) << 42) /* of times from outside: more than a hundred years */
+#define LEASE_MAX_MS     (UINT64_C(1) << 42) /* of times from outside: more than a hundred years */
 #define LEASE_LINE_BYTES 1024u
 #define LEASE_BY_BYTES   80u
-#define LEASE_MAX_ROWS 40u                 /* sessions in a reply, each with the names of 16 leases */
-#define LEASE_LOOK_MS  1000u               /* between looks at one lease */
-#define LEASE_EVICT_MS 50u                 /* between attempts to evict a session that is being resumed */
-#define LEASE_BIRTHS_MS 10000u /* in so long a tenant's processes cause at most LEASES_PER_TENANT leases */
+#define LEASE_MAX_ROWS   40u    /* sessions in a reply, each with the names of 16 leases */
+#define LEASE_LOOK_MS    1000u  /* between looks at one lease */
+#define LEASE_EVICT_MS   50u    /* between attempts to evict a session that is being resumed */
+#define LEASE_BIRTHS_MS  10000u /* in so long a tenant's processes cause at most LEASES_PER_TENANT leases */
 
 /* ---- create ---------------------------------------------------------------- */
 
@@ -304,8 +304,8 @@ static int check_create(const struct session *s, const Bfcd__LeaseCreate *m, con
                 return -EEXIST;
         }
         if (!parent) {
-                explain_names(s, tenant[0] ? tenant : "(none)",
-                              m->partition[0] ? m->partition : "(none)", why, n);
+                explain_names(s, tenant[0] ? tenant : "(none)", m->partition[0] ? m->partition : "(none)",
+                              why, n);
                 return -ENOENT;
         }
         if (parent->partition->preallocate) {
@@ -334,7 +334,8 @@ static int check_births(struct tenant *t, enum ledger_lease_maker maker, char *w
                 t->lease_births = (struct tenant_births){ .since_ms = now_ms };
         if (t->lease_births.n < LEASES_PER_TENANT)
                 return 0;
-        snprintf(why, n, "processes of tenant '%s' caused %u leases in %u s, which is the most: try again later",
+        snprintf(why, n,
+                 "processes of tenant '%s' caused %u leases in %u s, which is the most: try again later",
                  t->name, LEASES_PER_TENANT, LEASE_BIRTHS_MS / 1000);
         return -EDQUOT;
 }
@@ -567,7 +568,8 @@ static bool end_lease(struct broker *b, struct lease *lease, bool evicts, uint64
         if (was_ended)
                 return false;
         snprintf(line, sizeof(line),
-                 "lease '%s' of tenant '%s' in partition '%s' ends: %s; %" PRIu32 " sessions have %s reserved",
+                 "lease '%s' of tenant '%s' in partition '%s' ends: %s; %" PRIu32
+                 " sessions have %s reserved",
                  lease->name, lease->tenant->name, lease->quota->partition->name, why,
                  lease->quota->sessions.n_told, NUMBER_SIZE(lease->quota->account.own_bytes));
         log_lease(lease->tenant, record->maker, line);

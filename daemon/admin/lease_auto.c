@@ -37,7 +37,8 @@ static void make_name(const struct broker *b, const char *group, char ret[static
         for (char *c = ret; *c; c++)
                 if (!strchr(allowed, *c))
                         *c = '_';
-        snprintf(ret + strlen(ret), LEDGER_NAME_BYTES - strlen(ret), ":%" PRIu64, ledger_quotas_end(b->ledger));
+        snprintf(ret + strlen(ret), LEDGER_NAME_BYTES - strlen(ret), ":%" PRIu64,
+                 ledger_quotas_end(b->ledger));
 }
 
 static int make(struct session *s, struct quota *parent, const struct config_quota *per, const char *group,
@@ -52,7 +53,8 @@ static int make(struct session *s, struct quota *parent, const struct config_quo
 
         make_name(s->broker, group, facts.name);
         if (r == 0)
-                r = lease_make(s->broker, s->tenant, parent, &facts, "per: cgroup", ret, reason, sizeof(reason));
+                r = lease_make(s->broker, s->tenant, parent, &facts, "per: cgroup", ret, reason,
+                               sizeof(reason));
         if (r < 0)
                 snprintf(why, n, "the process's control group needs a lease of its own in partition '%s': %s",
                          parent->partition->name, reason);

@@ -90,10 +90,11 @@ static int check_match(const struct session *s, const struct ledger_lease *facts
         case LEASE_CGROUP:
                 if (cgroup_is_of_user(facts->match, s->who.uid))
                         return 0;
-                snprintf(why, n,
-                         "control group '%.200s' does not belong to this user: only one that was delegated to "
-                         "the user, or a process (--pid)",
-                         facts->match);
+                snprintf(
+                        why, n,
+                        "control group '%.200s' does not belong to this user: only one that was delegated to "
+                        "the user, or a process (--pid)",
+                        facts->match);
                 return -EACCES;
         case LEASE_USER:
                 if (facts->uid == s->who.uid)
@@ -123,8 +124,8 @@ int lease_self_check_reserve(const struct session *s, const struct quota *parent
         return -EACCES;
 }
 
-int lease_self_check(const struct session *s, const struct quota *parent, struct ledger_lease *facts, char *why,
-                     size_t n)
+int lease_self_check(const struct session *s, const struct quota *parent, struct ledger_lease *facts,
+                     char *why, size_t n)
 {
         int r;
 

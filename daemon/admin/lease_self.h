@@ -31,11 +31,12 @@ bool lease_self_owns(const struct session *s, const struct lease *lease);
 const char *lease_self_name(const struct session *s, const char *name);
 
 /* Whether the name has the prefix, and the tenant is the session's. Negative: a sentence says why not. */
-int lease_self_check_names(const struct session *s, const char *name, const char *tenant, char *why, size_t n);
+int lease_self_check_names(const struct session *s, const char *name, const char *tenant, char *why,
+                           size_t n);
 
 /* Whether the user may make the lease; notes who makes it. */
-int lease_self_check(const struct session *s, const struct quota *parent, struct ledger_lease *facts, char *why,
-                     size_t n);
+int lease_self_check(const struct session *s, const struct quota *parent, struct ledger_lease *facts,
+                     char *why, size_t n);
 
 /* Whether the reserve of a lease may change so; 0: of a new lease. */
 int lease_self_check_reserve(const struct session *s, const struct quota *parent, uint64_t from_bytes,

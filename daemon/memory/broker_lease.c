@@ -62,7 +62,8 @@ size_t lease_count(const struct broker *b, const struct tenant *t, const struct 
         return n;
 }
 
-size_t lease_count_by(const struct broker *b, const struct tenant *t, enum ledger_lease_maker maker, uint32_t uid)
+size_t lease_count_by(const struct broker *b, const struct tenant *t, enum ledger_lease_maker maker,
+                      uint32_t uid)
 {
         size_t n = 0;
 

@@ -77,7 +77,8 @@ void lease_free(struct broker *b, struct lease *lease);
 void leases_forget(struct broker *b, bool leave);
 
 /* Leases of the tenant by this maker; of LEASE_BY_USER those of the user. */
-size_t lease_count_by(const struct broker *b, const struct tenant *t, enum ledger_lease_maker maker, uint32_t uid);
+size_t lease_count_by(const struct broker *b, const struct tenant *t, enum ledger_lease_maker maker,
+                      uint32_t uid);
 
 /* In lists. */
 const char *lease_maker_name(enum ledger_lease_maker maker);

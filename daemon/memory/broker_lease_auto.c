@@ -49,13 +49,14 @@ void lease_auto_sums(const struct broker *b, const struct tenant *t, const struc
                         continue;
                 reserve = lease_auto_limits(lease->quota, per).reserve_bytes;
                 *ret_promised += reserve - a->reserve_bytes;
-                *ret_committed += max_u64(reserve, a->committed_bytes) -
-                                  max_u64(a->reserve_bytes, a->committed_bytes);
+                *ret_committed +=
+                        max_u64(reserve, a->committed_bytes) - max_u64(a->reserve_bytes, a->committed_bytes);
         }
 }
 
 /* The reserve is never above the limit, also if the daemon is killed between the stores. */
-void lease_store_limits(struct broker *b, const struct lease *lease, uint64_t limit_bytes, uint64_t reserve_bytes)
+void lease_store_limits(struct broker *b, const struct lease *lease, uint64_t limit_bytes,
+                        uint64_t reserve_bytes)
 {
         struct ledger_lease *record = lease_record(b, lease);
 

@@ -35,7 +35,8 @@ void lease_auto_sums(const struct broker *b, const struct tenant *t, const struc
                      const struct config_quota *per, uint64_t *ret_promised, uint64_t *ret_committed);
 
 /* Stores limits in the lease's record. */
-void lease_store_limits(struct broker *b, const struct lease *lease, uint64_t limit_bytes, uint64_t reserve_bytes);
+void lease_store_limits(struct broker *b, const struct lease *lease, uint64_t limit_bytes,
+                        uint64_t reserve_bytes);
 
 /* Sets the limits, which the caller has checked; see quota_set(). */
 void lease_auto_set(struct broker *b, struct lease *lease, const struct config_quota *per);

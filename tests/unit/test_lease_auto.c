@@ -290,10 +290,11 @@ TEST_OF(lease_auto, a_reload_changes_its_limits)
         const struct account *a = &quota_in(x)->account;
 
         must_malloc(x, 0, 8 * MIB);
-        ck_assert_int_eq(reload(CONFIG(PER("limit: 10MiB, reserve: 4MiB")),
-                                "per is /pods/*/* with limit 10MiB, reserve 4MiB, was /pods/*/* with limit 8MiB, "
-                                "reserve 2MiB"),
-                         0);
+        ck_assert_int_eq(
+                reload(CONFIG(PER("limit: 10MiB, reserve: 4MiB")),
+                       "per is /pods/*/* with limit 10MiB, reserve 4MiB, was /pods/*/* with limit 8MiB, "
+                       "reserve 2MiB"),
+                0);
         ck_assert_uint_eq(a->limit_bytes, 10 * MIB);
         ck_assert_uint_eq(lease_record(b, lease)->limit_bytes, 10 * MIB);
         ck_assert_uint_eq(lease_record(b, lease)->reserve_bytes, 4 * MIB);

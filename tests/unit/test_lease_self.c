@@ -105,7 +105,8 @@ static uint64_t ask_create(struct peer *p, const struct wanted *w)
 #define CREATE(p, ...) ck_assert_int_eq(peer_error(p, ask_create(p, &(struct wanted){ __VA_ARGS__ })), 0)
 #define REFUSED(p, error, text, ...)                                                                         \
         do {                                                                                                 \
-                const char *sentence_ = refusal_of(p, ask_create(p, &(struct wanted){ __VA_ARGS__ }), error); \
+                const char *sentence_ =                                                                      \
+                        refusal_of(p, ask_create(p, &(struct wanted){ __VA_ARGS__ }), error);                \
                 ck_assert_msg(strstr(sentence_, text), "%s", sentence_);                                     \
         } while (0)
 
@@ -215,7 +216,8 @@ TEST_OF(lease_self, users_guarantee_only_what_their_tenant_has)
 {
         CREATE(own, .name = "x", .limit = 16 * MIB, .reserve = 6 * MIB);
         ck_assert_uint_eq(b->partitions[0].pool.committed_bytes, 8 * MIB);
-        REFUSED(own, EACCES, "of the reserve of tenant 'red'", .name = "y", .limit = 8 * MIB, .reserve = 4 * MIB);
+        REFUSED(own, EACCES, "of the reserve of tenant 'red'", .name = "y", .limit = 8 * MIB,
+                .reserve = 4 * MIB);
         CREATE(own, .name = "y", .limit = 8 * MIB, .reserve = 2 * MIB);
         refusal_of(own, ask_set(own, name_of("x"), 8 * MIB), EACCES);
         ck_assert_int_eq(peer_error(own, ask_set(own, name_of("x"), 4 * MIB)), 0);
