@@ -12,6 +12,7 @@
 #include "daemon/clock.h"
 #include "daemon/memory/broker.h"
 #include "daemon/memory/cgroup.h"
+#include "daemon/number.h"
 
 const char *lease_kind_name(enum ledger_lease_kind kind)
 {
@@ -170,11 +171,26 @@ static bool path_is_in(const char *path, const char *group)
         return strncmp(path, group, n) == 0 && (path[n] == '\0' || path[n] == '/');
 }
 
-static int match_process(const struct ledger_lease *record, struct lease_peer *peer)
+/* When the oldest process began that a lease of the tenant is for. */
+static uint64_t oldest_process(const struct broker *b, const struct tenant *t)
+{
+        uint64_t oldest = UINT64_MAX;
+
+        for (size_t i = 0; i < b->leases.n; i++) {
+                const struct ledger_lease *record = lease_record(b, b->leases.list[i]);
+
+                if (b->leases.list[i]->tenant == t && record->kind == LEASE_PID)
+                        oldest = min_u64(oldest, record->start_time);
+        }
+        return oldest;
+}
+
+static int match_process(const struct broker *b, const struct ledger_lease *record, struct lease_peer *peer)
 {
         if (!peer->has_ancestors)
                 peer->n_ancestors =
-                        process_ancestors("/proc", peer->who->pid, peer->ancestors, PROCESS_MAX_ANCESTORS);
+                        process_ancestors("/proc", peer->who->pid, oldest_process(b, peer->tenant),
+                                          peer->ancestors, PROCESS_MAX_ANCESTORS);
         peer->has_ancestors = true;
         for (int i = 0; i < peer->n_ancestors; i++)
                 if ((uint32_t)peer->ancestors[i].pid == record->pid &&
@@ -185,14 +201,14 @@ static int match_process(const struct ledger_lease *record, struct lease_peer *p
 
 /* 0: the process does not match. The larger, the more specific: a process tree, the nearest ancestor first; a
  * control group, the deepest first; a unit; a user. -errno: it is not known whether it matches. */
-static int match_rank(const struct ledger_lease *record, struct lease_peer *peer)
+static int match_rank(const struct broker *b, const struct ledger_lease *record, struct lease_peer *peer)
 {
         const struct credentials *who = peer->who;
         char unit[CGROUP_UNIT_BYTES];
 
         switch ((enum ledger_lease_kind)record->kind) {
         case LEASE_PID:
-                return match_process(record, peer);
+                return match_process(b, record, peer);
         case LEASE_CGROUP:
                 if (!who->cgroup)
                         return -ENODATA;
@@ -249,7 +265,7 @@ int lease_match(const struct broker *b, const struct quota *parent, struct lease
 
                 if (lease->quota->lease.parent != parent)
                         continue;
-                rank = match_rank(lease_record(b, lease), peer);
+                rank = match_rank(b, lease_record(b, lease), peer);
                 if (rank < 0)
                         return refuse_unknown(lease, rank, sentence, n_sentence);
                 if (rank < best_rank)

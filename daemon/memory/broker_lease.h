@@ -51,6 +51,7 @@ int lease_adopt(struct broker *b, struct tenant *t, struct quota *q, uint32_t in
  * which one it is, and the sentence says why. The ancestors of the process are looked up when a lease asks for them. */
 struct lease_peer {
         const struct credentials *who;
+        const struct tenant *tenant;
         struct process ancestors[PROCESS_MAX_ANCESTORS];
         int n_ancestors;    /* -errno: unknown */
         bool has_ancestors; /* they were looked up */

@@ -11,7 +11,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define WALKS 4u /* while ancestors change */
+#define WALKS           4u /* while ancestors change */
+#define READS_OF_PARENT 2u
 
 int process_read(const char *proc, pid_t pid, struct process *ret)
 {
@@ -74,23 +75,31 @@ static int read_parent(const char *proc, struct process *ret, size_t n)
         return r;
 }
 
-static int walk(const char *proc, pid_t pid, struct process *ret, size_t n_max)
+/* reads: how many are left. */
+static int walk(const char *proc, pid_t pid, uint64_t since, struct process *ret, size_t n_max,
+                unsigned *reads)
 {
         int r = process_read(proc, pid, &ret[0]);
         size_t n = 1;
 
-        while (r == 0 && ret[n - 1].parent != 0) {
-                r = n < n_max ? read_parent(proc, ret, n) : -ELOOP;
-                n++;
+        --*reads;
+        while (r == 0 && ret[n - 1].parent != 0 && ret[n - 1].start_time >= since) {
+                if (n == n_max)
+                        return -ELOOP;
+                if (*reads < READS_OF_PARENT)
+                        return -EAGAIN;
+                *reads -= READS_OF_PARENT;
+                r = read_parent(proc, ret, n++);
         }
         return r < 0 ? r : (int)n;
 }
 
-int process_ancestors(const char *proc, pid_t pid, struct process *ret, size_t n_max)
+int process_ancestors(const char *proc, pid_t pid, uint64_t since, struct process *ret, size_t n_max)
 {
+        unsigned reads = PROCESS_MAX_READS;
         int r = -EAGAIN;
 
-        for (unsigned i = 0; r == -EAGAIN && i < WALKS; i++)
-                r = walk(proc, pid, ret, n_max);
+        for (unsigned i = 0; r == -EAGAIN && i < WALKS && reads > 0; i++)
+                r = walk(proc, pid, since, ret, n_max, &reads);
         return r;
 }

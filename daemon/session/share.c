@@ -188,7 +188,7 @@ static int match_lease(struct session *s, struct quota *parent, struct lease_pee
 
 int session_take_shares(struct session *s, char *sentence, size_t n_sentence)
 {
-        struct lease_peer peer = { .who = &s->who };
+        struct lease_peer peer = { .who = &s->who, .tenant = s->tenant };
         const struct tenant *t = s->tenant;
         int r = shares_alloc(s);
 
