@@ -51,15 +51,15 @@ static void refuse_partition(struct session *s, const Bfcd__Request *r)
 }
 
 /* Refuses the hello where that fails. */
-static int take_shares(struct session *s, uint64_t id)
+static int take_shares(struct session *s, const Bfcd__Request *request)
 {
         char sentence[SESSION_SENTENCE_BYTES] = "the daemon is out of memory";
-        int r = session_take_shares(s, sentence, sizeof(sentence));
+        int r = session_take_shares(s, request->hello->partition, sentence, sizeof(sentence));
 
         if (r < 0 && r != -ENOMEM)
                 accounting_refuse_hello(s, "lease", sentence);
         if (r < 0)
-                session_refuse(s, id, r, sentence);
+                session_refuse(s, request->id, r, sentence);
         return r;
 }
 
@@ -88,7 +88,7 @@ static int find_place(struct session *s, const Bfcd__Request *r, size_t *ret_sha
         }
         if (r->hello->no_memory)
                 return 0;
-        result = take_shares(s, r->id);
+        result = take_shares(s, r);
         if (result < 0)
                 return result;
         if (session_find_share(s, r->hello->partition, ret_share) < 0) {

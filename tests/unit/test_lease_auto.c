@@ -281,6 +281,20 @@ TEST_OF(lease_auto, it_ends_with_its_control_group_and_its_last_session)
         ck_assert_uint_eq(b->leases.n, 0);
 }
 
+static void end_sessions(void)
+{
+        for (size_t i = 0; i < b->sessions.n_slots; i++) {
+                struct session *s = b->sessions.table[i];
+
+                if (!s || s->admin)
+                        continue;
+                session_close(s, "test");
+                while (session_reap(s, 64) != 0)
+                        ;
+                session_free(s);
+        }
+}
+
 /* ---- reloads and restarts ----------------------------------------------------------- */
 
 TEST_OF(lease_auto, a_reload_changes_its_limits)
@@ -337,16 +351,53 @@ TEST_OF(lease_auto, a_restart_keeps_it)
         must_malloc(x, 0, 4 * MIB);
         refusal_of(x, peer_malloc(x, 0, 2 * MIB), EDQUOT);
         must_close(x);
-        for (size_t i = 0; i < b->sessions.n_slots; i++) {
-                struct session *s = b->sessions.table[i];
+        end_sessions();
+}
 
-                if (!s || s->admin)
-                        continue;
-                session_close(s, "test");
-                while (session_reap(s, 64) != 0)
-                        ;
-                session_free(s);
+/* ---- partitions where no lease can be chosen ----------------------------------------- */
+
+static struct session *session_with(uint64_t id)
+{
+        for (size_t i = 0; i < b->sessions.n_slots; i++)
+                if (b->sessions.table[i] && b->sessions.table[i]->id == id)
+                        return b->sessions.table[i];
+        ck_abort_msg("no session %u", (unsigned)id);
+}
+
+/* A lease that has ended, or cannot be made, takes only its partition from later sessions of its processes. A restart
+ * gives them no quota there. */
+TEST_OF(lease_auto, other_partitions_stay_usable)
+{
+        struct peer *x, *y, *z;
+        uint64_t y_id, z_id;
+
+        create("ended", "/x", NULL);
+        x = join("/x", "/x");
+        must_malloc(x, 0, 2 * MIB);
+        end("ended");
+        refused("/x", EACCES, "lease 'ended' in partition 'a' has ended");
+        y = peer_in("/x");
+        ck_assert_int_eq(peer_error(y, peer_hello(y, "", "b")), 0);
+        must_malloc(y, 1, 2 * MIB);
+        ck_assert_ptr_nonnull(strstr(refusal_of(y, peer_malloc(y, 0, 2 * MIB), ENOENT), "'ended'"));
+        z = peer_in(NULL); /* without a known control group */
+        ck_assert_int_eq(peer_error(z, peer_hello(z, "", "b")), 0);
+        must_malloc(z, 1, 2 * MIB);
+        ck_assert_ptr_nonnull(strstr(refusal_of(z, peer_malloc(z, 0, 2 * MIB), EACCES), "partition 'a'"));
+        x->session->is_watched = y->session->is_watched = z->session->is_watched = true;
+        y_id = y->session->id;
+        z_id = z->session->id;
+        peer_drop(x);
+        peer_drop(y);
+        peer_drop(z);
+        for (unsigned i = 0; i < 2; i++) {
+                restart(CONFIG(PER("limit: 8MiB")));
+                ck_assert(session_with(y_id)->shares[0].quota->lease.is_ended);
+                ck_assert(session_with(z_id)->shares[0].is_barred);
+                ck_assert_int_eq(session_rejoin(session_with(z_id), &session_with(z_id)->shares[0]), -EACCES);
+                ck_assert(!session_with(z_id)->shares[1].is_barred);
         }
+        end_sessions();
 }
 
 int main(void)
