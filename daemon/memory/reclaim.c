@@ -686,6 +686,8 @@ static uint64_t quota_growth_room(const struct quota *q)
 
                 if (!a->parent)
                         n_free = excess_u64(n_free, q->partition->claims.n_bytes);
+                else if (a == reclaim_shared_account(q))
+                        n_free = excess_u64(n_free, reclaim_claims_of_tenant(q));
                 room = min_u64(room, n_free + guaranteed);
                 guaranteed += excess_u64(a->reserve_bytes, after);
         }

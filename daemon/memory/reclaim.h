@@ -53,6 +53,9 @@ const struct account *reclaim_shared_account(const struct quota *q);
  * are. */
 struct reclaim_claim reclaim_claims_before(const struct quota_request *request, uint64_t now);
 
+/* All claims of the account that the quota shares. */
+uint64_t reclaim_claims_of_tenant(const struct quota *q);
+
 /* ---- reclaim.c ------------------------------------------------------------ */
 
 /* Drops the charge that is held for a growth. */

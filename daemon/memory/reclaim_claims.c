@@ -70,3 +70,17 @@ struct reclaim_claim reclaim_claims_before(const struct quota_request *request, 
         }
         return sum;
 }
+
+uint64_t reclaim_claims_of_tenant(const struct quota *q)
+{
+        const struct account *shared = reclaim_shared_account(q);
+        const struct quota *each;
+        uint64_t n_bytes = 0;
+
+        if (q->partition->claims.n == 0 || !shared)
+                return 0;
+        TAILQ_FOREACH(each, &q->partition->queue.waiting, queue.of_waiting)
+        if (reclaim_shared_account(each) == shared)
+                n_bytes += TAILQ_FIRST(&each->queue.requests)->claim_of_tenant;
+        return n_bytes;
+}

@@ -221,7 +221,9 @@ static void connection_watch_process(struct connection *c)
 /* The client said hello: the connection gets turns with its tenant's. */
 static int connection_change_class(struct connection *c)
 {
-        struct sched_key key = { .tenant = c->session->tenant, .role = c->role };
+        struct sched_key key = { .tenant = c->session->tenant,
+                                 .lease = session_lease_number(c->session),
+                                 .role = c->role };
 
         connection_leave_unauth(c);
         connection_watch_process(c);

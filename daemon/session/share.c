@@ -304,3 +304,11 @@ void session_free_block(struct session *s, uint32_t index)
         usage_remove(&share->usage, n_bytes);
         quota_dealloc(share->quota, handle, n_bytes, n_requested);
 }
+
+uint64_t session_lease_number(const struct session *s)
+{
+        for (size_t i = 0; i < s->n_shares; i++)
+                if (s->shares[i].quota->lease.parent)
+                        return ledger_quota_at(s->broker->ledger, s->shares[i].quota->index)->id;
+        return 0;
+}
