@@ -198,7 +198,7 @@ void session_forbid_resume(struct session *s);
 
 /* ---- questions ------------------------------------------------------------- */
 
-bool session_is_greeted(const struct session *s); /* its hello was granted */
+bool session_is_greeted(const struct session *s);   /* its hello was granted */
 bool session_is_live(const struct session *s);      /* serves requests */
 bool session_is_connected(const struct session *s); /* greeted, and not disconnected */
 bool session_is_suspended(const struct session *s);
