@@ -11,6 +11,7 @@
 
 #include "daemon/admin/command.h"
 #include "daemon/admin/explain.h"
+#include "daemon/admin/lease_bounds.h"
 #include "daemon/admin/lease_self.h"
 #include "daemon/admin/reload.h"
 #include "daemon/admin/report.h"
@@ -27,10 +28,9 @@
 #define LEASE_MAX_MS     (UINT64_C(1) << 42) /* of times from outside: more than a hundred years */
 #define LEASE_LINE_BYTES 1024u
 #define LEASE_BY_BYTES   80u
-#define LEASE_MAX_ROWS   40u    /* sessions in a reply, each with the names of 16 leases */
-#define LEASE_LOOK_MS    1000u  /* between looks at one lease */
-#define LEASE_EVICT_MS   50u    /* between attempts to evict a session that is being resumed */
-#define LEASE_BIRTHS_MS  10000u /* in so long a tenant's processes cause at most LEASES_PER_TENANT leases */
+#define LEASE_MAX_ROWS   40u   /* sessions in a reply, each with the names of 16 leases */
+#define LEASE_LOOK_MS    1000u /* between looks at one lease */
+#define LEASE_EVICT_MS   50u   /* between attempts to evict a session that is being resumed */
 
 /* ---- create ---------------------------------------------------------------- */
 
@@ -323,23 +323,6 @@ static int check_create(const struct session *s, const Bfcd__LeaseCreate *m, con
         return r;
 }
 
-/* How many leases the tenant's processes may cause, so that the log and the journal stay readable. */
-static int check_births(struct tenant *t, enum ledger_lease_maker maker, char *why, size_t n)
-{
-        uint64_t now_ms = clock_ms();
-
-        if (maker == LEASE_BY_OPERATOR)
-                return 0;
-        if (t->lease_births.since_ms == 0 || now_ms - t->lease_births.since_ms >= LEASE_BIRTHS_MS)
-                t->lease_births = (struct tenant_births){ .since_ms = now_ms };
-        if (t->lease_births.n < LEASES_PER_TENANT)
-                return 0;
-        snprintf(why, n,
-                 "processes of tenant '%s' caused %u leases in %u s, which is the most: try again later",
-                 t->name, LEASES_PER_TENANT, LEASE_BIRTHS_MS / 1000);
-        return -EDQUOT;
-}
-
 static int check_make(const struct broker *b, struct tenant *t, const struct quota *parent,
                       const struct ledger_lease *facts, char *why, size_t n)
 {
@@ -351,7 +334,7 @@ static int check_make(const struct broker *b, struct tenant *t, const struct quo
         if (r == 0)
                 r = check_count(b, t, parent, why, n);
         if (r == 0)
-                r = check_births(t, facts->maker, why, n);
+                r = lease_bounds_check(b, t, facts->maker, why, n);
         if (r == 0)
                 r = check_room(b, parent, limit, why, n);
         return r == 0 ? check_fds(b, parent, NULL, limit, why, n) : r;
@@ -397,7 +380,7 @@ int lease_make(struct broker *b, struct tenant *t, struct quota *parent, const s
                 snprintf(why, n, "lease '%s' could not be made: %s", facts->name, strerror(-r));
                 return r;
         }
-        t->lease_births.n += facts->maker != LEASE_BY_OPERATOR;
+        lease_bounds_note(t, facts->maker);
         (void)lease_has_lost_match(b, *ret); /* notes that its control group exists */
         snprintf(line, sizeof(line),
                  "%s: lease '%s' made: tenant '%s' in partition '%s', limit %s, reserve %s, for %s %s", by,
@@ -517,6 +500,7 @@ int handle_lease_set(struct session *s, const Bfcd__Request *r, const char **ret
 {
         const Bfcd__LeaseSet *m = r->lease_set;
         struct lease *lease = find_lease(s, r->id, m->name, "leases are changed");
+        enum ledger_lease_maker maker = s->admin ? LEASE_BY_OPERATOR : LEASE_BY_USER;
         struct quota_limits limits;
         char why[EXPLAIN_SENTENCE], by[LEASE_BY_BYTES];
         int result;
@@ -533,15 +517,18 @@ int handle_lease_set(struct session *s, const Bfcd__Request *r, const char **ret
         result = lease_self_check_reserve(s, lease->quota->lease.parent, lease->quota->account.reserve_bytes,
                                           limits.reserve_bytes, why, sizeof(why));
         if (result == 0)
+                result = lease_bounds_check_change(lease->tenant, maker, why, sizeof(why));
+        if (result == 0)
                 result = check_set(s->broker, lease, m, &limits, why, sizeof(why));
         if (result < 0) {
                 session_refuse(s, r->id, result, why);
                 return 0;
         }
         apply_set(s, lease, m, &limits);
+        lease_bounds_note(lease->tenant, maker);
         snprintf(why, sizeof(why), "%s: lease '%s' changed: limit %s, reserve %s", name_session(s, by),
                  lease->name, NUMBER_SIZE(limits.limit_bytes), NUMBER_SIZE(limits.reserve_bytes));
-        log_lease(lease->tenant, s->admin ? LEASE_BY_OPERATOR : LEASE_BY_USER, why);
+        log_lease(lease->tenant, maker, why);
         session_done(s, r->id);
         return 0;
 }

@@ -256,10 +256,32 @@ TEST_OF(lease_auto, the_number_of_leases_is_bounded)
                 refused("/pods/one/more", EDQUOT, "tenant 'red' has 256 leases, which is the most");
                 while (b->leases.n > 0)
                         tick();
-                refused("/pods/one/more", EDQUOT, "caused 256 leases in 10 s");
+                refused("/pods/one/more", EDQUOT, "made or changed 256 leases in 10 s");
                 ck_assert_uint_eq(b->leases.n, 0);
                 still_clock_pass(10000);
         }
+}
+
+/* The more tenants have such leases, the fewer each may have. */
+TEST_OF(lease_auto, tenants_share_the_places)
+{
+        char text[4096], group[64];
+        size_t n;
+
+        n = (size_t)snprintf(text, sizeof(text), "%s", CONFIG(PER("limit: 2MiB")));
+        for (unsigned i = 0; i < 15; i++)
+                n += (size_t)snprintf(
+                        text + n, sizeof(text) - n,
+                        "  - {name: t%u, match: {uid: %u}, leases: self, quotas: [{partition: a}]}\n", i,
+                        100 + i);
+        ck_assert_int_eq(reload(text, "tenant 't14' is new"), 0);
+        for (unsigned i = 0; i < 768 / 16; i++) {
+                snprintf(group, sizeof(group), "/pods/x/%u", i);
+                must_close(join(group, group));
+        }
+        refused("/pods/x/more", EDQUOT, "processes of tenant 'red' have 48 leases, which is the most");
+        create("operators", "/pods/x/more", NULL);
+        end("operators");
 }
 
 /* ---- the end ------------------------------------------------------------------------ */

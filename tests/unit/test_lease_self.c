@@ -244,6 +244,20 @@ TEST_OF(lease_self, a_user_has_so_many_leases)
         }
 }
 
+TEST_OF(lease_self, a_user_changes_them_so_often)
+{
+        unsigned n = 1;
+
+        CREATE(own, .name = "x", .limit = 8 * MIB);
+        while (peer_error(own, ask_set(own, name_of("x"), 0)) == 0)
+                ck_assert_uint_lt(n++, 1000);
+        ck_assert_uint_eq(n, LEASES_PER_TENANT);
+        ck_assert_int_eq(peer_error(admin, ask_set(admin, name_of("x"), 2 * MIB)), 0);
+        still_clock_pass(10000);
+        ck_assert_int_eq(peer_error(own, ask_set(own, name_of("x"), 0)), 0);
+        ck_assert_int_eq(peer_error(own, ask_end(own, name_of("x"))), 0);
+}
+
 /* A session that only asks and manages: it gets no memory, and no lease that ended refuses it. */
 TEST_OF(lease_self, a_session_without_memory_joins_nothing)
 {
