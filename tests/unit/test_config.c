@@ -12,9 +12,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define GIB (UINT64_C(1) << 30)
-#define MIB (UINT64_C(1) << 20)
-
 static const char GOOD[] = "max_sessions: 100\n"                                       /* 1 */
                            "devices:\n"                                                /* 2 */
                            "  - id: host\n"                                            /* 3 */
@@ -32,7 +29,6 @@ static const char GOOD[] = "max_sessions: 100\n"                                
                            "    match: {gid: [10, 20]}\n"                              /* 15 */
                            "    quotas: [{partition: train}]\n";                       /* 16 */
 
-static int n_fds_before;
 static char *errors;
 static size_t n_errors;
 static char folder[64];
@@ -81,7 +77,6 @@ static struct config_machine machine = { .look = look };
 
 static void setup(void)
 {
-        n_fds_before = suite_count_fds();
         errors = NULL;
         folder[0] = '\0';
         n_texts = n_configs = 0;
@@ -106,7 +101,6 @@ static void teardown(void)
         while (n_configs > 0)
                 config_free(configs[--n_configs]);
         free(errors);
-        ck_assert_int_eq(suite_count_fds(), n_fds_before);
 }
 
 FIXTURE(config, setup, teardown);
@@ -1624,9 +1618,4 @@ TEST(test_damaged)
                 text[i] = FULL[i];
         }
         free(text);
-}
-
-int main(void)
-{
-        return suite_main("config");
 }
