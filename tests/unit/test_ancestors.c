@@ -167,8 +167,3 @@ TEST(ancestors_that_are_killed_hide_no_others)
         ck_assert_int_eq(prctl(PR_SET_CHILD_SUBREAPER, 0), 0);
         munmap((void *)(uintptr_t)chain, N_CHAIN * sizeof(*chain));
 }
-
-int main(void)
-{
-        return suite_main("ancestors");
-}

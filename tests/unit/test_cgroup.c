@@ -275,8 +275,3 @@ TEST(test_own_process)
         ck_assert(r < 0 || (path[0] == '/' && cgroup_path_matches("/", path)));
         close(pidfd);
 }
-
-int main(void)
-{
-        return suite_main("cgroup");
-}

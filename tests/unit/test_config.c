@@ -12,9 +12,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define GIB (UINT64_C(1) << 30)
-#define MIB (UINT64_C(1) << 20)
-
 static const char GOOD[] = "max_sessions: 100\n"                                       /* 1 */
                            "devices:\n"                                                /* 2 */
                            "  - id: host\n"                                            /* 3 */
@@ -32,7 +29,6 @@ static const char GOOD[] = "max_sessions: 100\n"                                
                            "    match: {gid: [10, 20]}\n"                              /* 15 */
                            "    quotas: [{partition: train}]\n";                       /* 16 */
 
-static int n_fds_before;
 static char *errors;
 static size_t n_errors;
 static char folder[64];
@@ -81,7 +77,6 @@ static struct config_machine machine = { .look = look };
 
 static void setup(void)
 {
-        n_fds_before = suite_count_fds();
         errors = NULL;
         folder[0] = '\0';
         n_texts = n_configs = 0;
@@ -106,7 +101,6 @@ static void teardown(void)
         while (n_configs > 0)
                 config_free(configs[--n_configs]);
         free(errors);
-        ck_assert_int_eq(suite_count_fds(), n_fds_before);
 }
 
 FIXTURE(config, setup, teardown);
@@ -1661,9 +1655,4 @@ TEST(leases_without_an_operator)
         ck_assert_uint_eq(again->tenants[0].quotas[0].per_limit_bytes, UINT64_C(256) << 20);
         ck_assert(again->has_patterns && again->tenants[0].leases_self && !again->tenants[1].leases_self);
         ck_assert_ptr_null(again->tenants[1].quotas[0].per_cgroup);
-}
-
-int main(void)
-{
-        return suite_main("config");
 }

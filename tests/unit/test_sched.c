@@ -235,8 +235,3 @@ TEST(longest_turns)
         ck_assert_uint_eq(loop_turns_recent_ns(&turns), 10);
         ck_assert_uint_eq(turns.longest_ns, 500);
 }
-
-int main(void)
-{
-        return suite_main("sched");
-}
