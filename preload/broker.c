@@ -162,7 +162,7 @@ static enum gpu_state look_up_locked(CUdevice device)
                 return PASSED_ON;
         }
         gpus[device].client = client;
-        gpus[device].partition = info.partition;
+        gpus[device].partition = strcmp(info.partition, bfc_partition(client)) == 0 ? NULL : info.partition;
         gpus[device].share = info.share;
         return BROKERED;
 }

@@ -40,7 +40,8 @@ static CUresult alloc_block(struct gpu *gpu, size_t n_bytes, CUdeviceptr *ret)
 
         if (result != CUDA_SUCCESS)
                 return result;
-        r = bfc_malloc_in(gpu->client, gpu->partition, n_bytes, &pointer);
+        r = gpu->partition ? bfc_malloc_in(gpu->client, gpu->partition, n_bytes, &pointer)
+                           : bfc_malloc(gpu->client, n_bytes, &pointer);
         if (r == -EBUSY) /* the device is drained */
                 return CUDA_ERROR_OUT_OF_MEMORY;
         if (r == 0)
