@@ -16,7 +16,8 @@
 
 #include "preload/driver.h"
 
-#define MAX_GPUS 64
+#define MAX_GPUS    64
+#define CACHE_BYTES (UINT64_C(4) << 20) /* that are idle, for small blocks */
 
 enum gpu_state { UNKNOWN, BROKERED, PASSED_ON };
 
@@ -108,6 +109,8 @@ bfc_client *broker_client(void)
 static bfc_client *connect_locked(void)
 {
         static bool watches_forks;
+        const struct bfc_options options = { .struct_size = sizeof(options),
+                                             .cache_idle_bytes = CACHE_BYTES };
         bfc_client *client = atomic_load(&the_client);
 
         if (client)
@@ -116,7 +119,7 @@ static bfc_client *connect_locked(void)
                 watches_forks = true;
                 pthread_atfork(NULL, NULL, in_child);
         }
-        if (bfc_default(&client) < 0) {
+        if (bfc_connect(&options, &client) < 0) {
                 broker_say("no GPU memory is taken from bfcd: %s", bfc_last_error());
                 atomic_store(&passes_all_on, true);
                 return NULL;

@@ -2,7 +2,8 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * The client is bfc_default(), made at the first call that needs it. If there is no daemon, all calls are passed on.
+ * The client is made at the first call that needs it. Its cache keeps little: programs that allocate often have a
+ * cache of their own, and what that frees is to be free for others. If there is no daemon, all calls are passed on.
  * A GPU without a partition of the tenant is passed on, too. A line on stderr says so once. CUDA does not survive
  * fork(): a child of a process that has used it gets CUDA_ERROR_NOT_INITIALIZED.
  *

@@ -3,7 +3,7 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * A call that is passed on to a driver without that function, beside the call of a function that returns the same; and
- * a pair of cuMemAlloc() and cuMemFree(), beside bfc_malloc() and bfc_free() of the same client. The proxy asks the
+ * a pair of cuMemAlloc() and cuMemFree(), beside bfc_malloc() and bfc_free(). The proxy asks the
  * driver for the current context in each, which the fake driver takes long for: that time is measured, and not counted
  * as overhead. Batches alternate. The fastest tenth is compared, since other processes slow down the rest. */
 #include <bfcclient.h>
@@ -30,13 +30,10 @@ static struct {
         bool json;
 } o = { .n_batches = 200 };
 
-/* All in shared libraries, so that the proxy and this program have one client. */
 static struct {
         CUresult (*missing)(void), (*device)(CUdevice *);
         CUresult (*alloc)(CUdeviceptr *, size_t), (*free)(CUdeviceptr), (*init)(unsigned int);
         CUresult (*retain)(CUcontext *, CUdevice), (*set)(CUcontext);
-        int (*bfc_default)(bfc_client **), (*bfc_malloc)(bfc_client *, size_t, void **);
-        int (*bfc_free)(bfc_client *, void *);
 } f;
 
 static void *find(void *library, const char *symbol)
@@ -50,11 +47,10 @@ static void *find(void *library, const char *symbol)
 
 static void find_functions(void)
 {
-        void *proxy = dlopen(o.proxy, RTLD_NOW | RTLD_LOCAL), *client, *(*driver)(void);
+        void *proxy = dlopen(o.proxy, RTLD_NOW | RTLD_LOCAL), *(*driver)(void);
 
         if (!proxy)
                 die(o.proxy, dlerror());
-        client = dlopen("libbfcclient.so.0", RTLD_NOW | RTLD_LOCAL);
         *(void **)&driver = find(proxy, "bfc_preload_driver");
         if (dlsym(driver(), "cuArrayGetPlane"))
                 die("cuArrayGetPlane", "the driver has it; use the fake one");
@@ -65,9 +61,6 @@ static void find_functions(void)
         *(void **)&f.set = find(proxy, "cuCtxSetCurrent");
         *(void **)&f.alloc = find(proxy, "cuMemAlloc_v2");
         *(void **)&f.free = find(proxy, "cuMemFree_v2");
-        *(void **)&f.bfc_default = find(client, "bfc_default");
-        *(void **)&f.bfc_malloc = find(client, "bfc_malloc");
-        *(void **)&f.bfc_free = find(client, "bfc_free");
 }
 
 static void check(const char *what, int result)
@@ -124,8 +117,8 @@ static double time_client_pairs(bfc_client *client)
         void *p;
 
         for (unsigned i = 0; i < PAIRS; i++) {
-                check("bfc_malloc", f.bfc_malloc(client, BLOCK_BYTES, &p));
-                check("bfc_free", f.bfc_free(client, p));
+                check("bfc_malloc", bfc_malloc(client, BLOCK_BYTES, &p));
+                check("bfc_free", bfc_free(client, p));
         }
         return (double)(now_ns() - begin) / PAIRS;
 }
@@ -199,13 +192,12 @@ int main(int argc, char **argv)
                 "tenants:\n  - {name: bench, match: {uid: [%u]}, quotas: [{partition: bench, limit: "
                 "64MiB}]}\n",
                 (unsigned)getuid());
-        bfc_disconnect(client_start(socket_path, "bench-preload", BFC_NO_CACHE));
+        client = client_start(socket_path, "bench-preload", 0);
         setenv("BFC_SOCKET", socket_path, 1);
         find_functions();
         check("cuInit", (int)f.init(0));
         check("cuDevicePrimaryCtxRetain", (int)f.retain(&context, 0));
         check("cuCtxSetCurrent", (int)f.set(context));
-        check("bfc_default", f.bfc_default(&client));
         measure(client, times);
         process_stop(daemon_pid, SIGKILL);
         print(times);

@@ -2,7 +2,8 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * BFC_PRELOAD is the proxy's folder, JOB and LINKED_JOB are the programs (job.c). */
+ * BFC_PRELOAD is the proxy's folder, LIBRARIES those of the library and of the fake driver. JOB and LINKED_JOB are the
+ * programs (job.c). */
 #include <stdlib.h>
 #include <string.h>
 
@@ -14,6 +15,8 @@ static struct rig *rig;
 
 static void setup(void)
 {
+        /* Meson adds the folders of all libraries in any order. */
+        ck_assert_int_eq(setenv("LD_LIBRARY_PATH", LIBRARIES, 1), 0);
         rig = rig_start(&config);
         ck_assert_int_eq(setenv("BFC_SOCKET", rig->socket, 1), 0);
         ck_assert_int_eq(setenv("BFC_ADMIN_SOCKET", rig->admin_socket, 1), 0);
@@ -118,13 +121,27 @@ TEST_OF(preload, no_preload)
         free(err);
 }
 
+TEST_OF(preload, path_of_the_driver)
+{
+        char path[4096];
+
+        ck_assert_int_eq(setenv("BFC_CUDA_LIBRARY", FAKE_CUDA "/libcuda.so.1", 1), 0);
+        run_case("limit");
+        /* A proxy is no driver. */
+        snprintf(path, sizeof(path), "%s/libcuda.so.1", getenv("BFC_PRELOAD"));
+        ck_assert_int_eq(setenv("BFC_CUDA_LIBRARY", path, 1), 0);
+        free(run_job(RUN("--", JOB, "dlsym", "no-driver")));
+        ck_assert_int_eq(setenv("BFC_CUDA_LIBRARY", "/nowhere/libcuda.so.1", 1), 0);
+        free(run_job(RUN("--", JOB, "dlsym", "no-driver")));
+}
+
 /* Without a daemon the program runs as without the proxy, and one line says so. */
 TEST_OF(preload, no_daemon)
 {
         char path[8192];
         char *err;
 
-        snprintf(path, sizeof(path), "%s:%s", getenv("BFC_PRELOAD"), getenv("LD_LIBRARY_PATH"));
+        snprintf(path, sizeof(path), "%s:" LIBRARIES, getenv("BFC_PRELOAD"));
         ck_assert_int_eq(setenv("LD_LIBRARY_PATH", path, 1), 0);
         ck_assert_int_eq(setenv("BFC_SOCKET", "/nowhere/bfcd.sock", 1), 0);
         err = run_job((const char *const[]){ JOB, "dlsym", "passed-on", NULL });
