@@ -12,9 +12,13 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *ret_handle, size_t n_bytes,
 {
         struct outside o = { .n_bytes = n_bytes, .function = "cuMemCreate" };
         CUresult result;
+        CUdevice device;
 
         if (!ret_handle || !prop || prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE) /* on the host */
                 return real_cuMemCreate(ret_handle, n_bytes, prop, flags);
+        result = cuDeviceGet(&device, prop->location.id); /* an error before cuInit() */
+        if (result != CUDA_SUCCESS)
+                return result;
         o.gpu = broker_gpu(prop->location.id);
         result = outside_begin(&o);
         if (result != CUDA_SUCCESS)

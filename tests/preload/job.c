@@ -349,6 +349,46 @@ static void map_memory(void)
         OK(cu.cuMemAddressFree(at, 32 * MIB));
 }
 
+/* Pools are the partition; managed memory and arrays are counted. */
+static void have_others(void)
+{
+        CUDA_ARRAY_DESCRIPTOR what = { .Width = 1024, .Height = 1024, .Format = 0x20, .NumChannels = 2 };
+        CUpointer_attribute which[] = { CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_RANGE_SIZE };
+        CUresult (*get_pool)(CUmemoryPool *, CUdevice);
+        CUmemoryPool pool;
+        CUdeviceptr p, q;
+        cuuint64_t n_used, n_reserved;
+        unsigned int type;
+        CUarray array;
+        size_t n;
+
+        *(void **)&get_pool =
+                dlsym(dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL), "cuDeviceGetDefaultMemPool");
+        CHECK(get_pool);
+        context_make();
+        OK(get_pool(&pool, 0));
+        OK(cu.own_cuMemAllocFromPoolAsync(&p, MIB, pool, NULL));
+        OK(cu.own_cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &n_used));
+        OK(cu.own_cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &n_reserved));
+        CHECK(n_used == MIB && n_reserved >= n_used);
+        OK(cu.own_cuPointerGetAttributes(2, which, (void *[]){ &type, &n }, p + 5));
+        CHECK(type == CU_MEMORYTYPE_DEVICE && n == MIB);
+        GIVES(CUDA_ERROR_OUT_OF_MEMORY, cu.own_cuMemAllocFromPoolAsync(&q, 32 * MIB, pool, NULL));
+        OK(cu.own_cuMemFreeAsync(p, NULL));
+        OK(cu.cuCtxSynchronize());
+        OK(cu.own_cuMemPoolTrimTo(pool, 0));
+        n = free_bytes();
+        OK(cu.own_cuArrayCreate_v2(&array, &what));
+        CHECK(free_bytes() == n - 8 * MIB);
+        OK(cu.own_cuMemAllocManaged(&p, 40 * MIB, 1));
+        CHECK(free_bytes() == n - 8 * MIB);
+        OK(cu.cuMemFree_v2(p));
+        OK(cu.own_cuArrayDestroy(array));
+        what.Width = 0;
+        CHECK(cu.own_cuArrayCreate_v2(&array, &what) != CUDA_SUCCESS);
+        CHECK(free_bytes() == n);
+}
+
 static void be_strict(void)
 {
         CUmemAllocationProp prop = { .type = CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -462,12 +502,11 @@ int main(int argc, char **argv)
                 const char *name;
                 void (*run)(void);
         } cases[] = {
-                { "limit", be_limited },         { "errors", have_errors },
-                { "addresses", know_addresses }, { "random", make_random_calls },
-                { "threads", have_threads },     { "streams", use_streams },
-                { "contexts", use_contexts },    { "fork", fork_children },
-                { "map", map_memory },           { "strict", be_strict },
-                { "passed-on", be_passed_on },   { "no-driver", have_no_driver },
+                { "limit", be_limited },         { "errors", have_errors },   { "addresses", know_addresses },
+                { "random", make_random_calls }, { "threads", have_threads }, { "streams", use_streams },
+                { "contexts", use_contexts },    { "fork", fork_children },   { "map", map_memory },
+                { "others", have_others },       { "strict", be_strict },     { "passed-on", be_passed_on },
+                { "no-driver", have_no_driver },
         };
 
         CHECK(argc >= 3);

@@ -106,6 +106,13 @@ TEST_OF(preload, memory_outside)
         text_has(err, "had up to 16.0 MiB of GPU 0 outside of bfcd");
 }
 
+TEST_OF(preload, other_memory)
+{
+        char *err = run_job(RUN("--", JOB, "dlsym", "others"));
+
+        text_has(err, "had up to 48.0 MiB of GPU 0 outside of bfcd");
+}
+
 TEST_OF(preload, strict)
 {
         char *err = run_job(RUN("--strict", "--", JOB, "dlsym", "strict"));
