@@ -5,7 +5,6 @@
 
 #include <errno.h>
 #include <inttypes.h>
-#include <stdarg.h>
 #include <stdlib.h>
 
 #include "ctl/job.h"
@@ -13,33 +12,12 @@
 #include "ctl/table.h"
 #include "ctl/text.h"
 
-#define MAX_LINES 12
-
-struct lines {
-        const char *titles[MAX_LINES];
-        char *texts[MAX_LINES]; /* NULL: out of memory */
-        size_t n;
-};
-
-static void __attribute__((format(printf, 3, 4)))
-add_line(struct lines *l, const char *title, const char *format, ...)
-{
-        char line[1024];
-        va_list arguments;
-
-        va_start(arguments, format);
-        vsnprintf(line, sizeof(line), format, arguments);
-        va_end(arguments);
-        l->titles[l->n] = title;
-        l->texts[l->n++] = text_escape(line);
-}
-
-static void add_difference(struct lines *l, const char *title, int64_t n_bytes, const char *why)
+static void add_difference(struct table_lines *l, const char *title, int64_t n_bytes, const char *why)
 {
         char size[TEXT_MAX];
 
         text_size((uint64_t)(n_bytes < 0 ? -n_bytes : n_bytes), size);
-        add_line(l, title, "%c %s: %s", n_bytes < 0 ? '-' : '+', size, why);
+        table_add_line(l, title, "%c %s: %s", n_bytes < 0 ? '-' : '+', size, why);
 }
 
 static const char *share_name(const struct plan_place *place)
@@ -52,47 +30,40 @@ static bool fits(const struct plan_place *place, const struct plan *p)
         return p->limit_bytes <= place->limit_bytes;
 }
 
-static void add_lines(struct lines *l, const struct plan_report *report)
+static void add_lines(struct table_lines *l, const struct plan_report *report)
 {
         const struct plan_options *o = report->options;
         const struct plan *p = report->plan;
         char a[TEXT_MAX], b[TEXT_MAX];
 
-        add_line(l, "Trace", "%s: %zu buffers, sizes times %g", report->trace_name, o->trace->n_buffers,
-                 report->scale);
-        add_line(l, "Place", "%s, share %s, %s%s", o->place.is_cuda ? "GPU" : "host", share_name(&o->place),
-                 o->place.is_preallocated ? "preallocate" : "on-demand",
-                 o->has_cache ? "" : ", without the client's cache");
-        add_line(l, "Limit", "%s (%" PRIu64 "MiB); %.3f times the peak", text_size(p->limit_bytes, a),
-                 p->limit_bytes >> 20, (double)p->limit_bytes / (double)p->peak_live_bytes);
-        add_line(l, "Peak", "%s requested", text_size(p->peak_live_bytes, a));
+        table_add_line(l, "Trace", "%s: %zu buffers, sizes times %g", report->trace_name, o->trace->n_buffers,
+                       report->scale);
+        table_add_line(l, "Place", "%s, share %s, %s%s", o->place.is_cuda ? "GPU" : "host",
+                       share_name(&o->place), o->place.is_preallocated ? "preallocate" : "on-demand",
+                       o->has_cache ? "" : ", without the client's cache");
+        table_add_line(l, "Limit", "%s (%" PRIu64 "MiB); %.3f times the peak", text_size(p->limit_bytes, a),
+                       p->limit_bytes >> 20, (double)p->limit_bytes / (double)p->peak_live_bytes);
+        table_add_line(l, "Peak", "%s requested", text_size(p->peak_live_bytes, a));
         add_difference(l, "Rounding", p->rounding_bytes, "blocks are multiples of 256 bytes");
         add_difference(l, "Placement", p->placement_bytes, "gaps between blocks, in one region of memory");
         add_difference(l, "Extents", p->extent_bytes, "memory is charged in whole extents");
         if (o->has_cache)
                 add_difference(l, "Cache", p->cache_bytes, "the client's cache");
-        add_line(l, "Extent", "%s at most; %s charged at the peak", text_size(p->largest_extent_bytes, a),
-                 text_size(p->peak_charged_bytes, b));
+        table_add_line(l, "Extent", "%s at most; %s charged at the peak",
+                       text_size(p->largest_extent_bytes, a), text_size(p->peak_charged_bytes, b));
         if (o->place.limit_bytes > 0)
-                add_line(l, "Quota", "tenant '%s' has %s in '%s': %s", o->place.tenant,
-                         text_size(o->place.limit_bytes, a), o->place.partition,
-                         fits(&o->place, p) ? "the trace fits" : "too little");
-        add_line(l, "Time", "%.3f s for %" PRIu64 " replays", p->seconds, p->n_runs);
+                table_add_line(l, "Quota", "tenant '%s' has %s in '%s': %s", o->place.tenant,
+                               text_size(o->place.limit_bytes, a), o->place.partition,
+                               fits(&o->place, p) ? "the trace fits" : "too little");
+        table_add_line(l, "Time", "%.3f s for %" PRIu64 " replays", p->seconds, p->n_runs);
 }
 
 int plan_print(FILE *out, const struct plan_report *report)
 {
-        struct lines l = { .n = 0 };
-        bool is_complete = true;
+        struct table_lines l = { .n = 0 };
 
         add_lines(&l, report);
-        for (size_t i = 0; i < l.n; i++)
-                is_complete = is_complete && l.texts[i];
-        if (is_complete)
-                table_print_pairs(out, l.titles, l.texts, l.n);
-        for (size_t i = 0; i < l.n; i++)
-                free(l.texts[i]);
-        return !is_complete ? -ENOMEM : ferror(out) ? -EIO : 0;
+        return table_print_lines(out, &l);
 }
 
 static json_t *quota_json(const struct plan_place *place, const struct plan *p)

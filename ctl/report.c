@@ -7,7 +7,6 @@
 
 #include <errno.h>
 #include <inttypes.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -92,74 +91,47 @@ int report_status(const struct report *report)
 
 /* ---- text ----------------------------------------------------------------- */
 
-#define MAX_LINES 11
-
-struct lines {
-        const char *titles[MAX_LINES];
-        char *texts[MAX_LINES]; /* NULL: out of memory */
-        size_t n;
-};
-
-static void __attribute__((format(printf, 3, 4)))
-add_line(struct lines *l, const char *title, const char *format, ...)
-{
-        char line[1024];
-        va_list arguments;
-
-        va_start(arguments, format);
-        vsnprintf(line, sizeof(line), format, arguments);
-        va_end(arguments);
-        l->titles[l->n] = title;
-        l->texts[l->n++] = text_escape(line);
-}
-
-static void add_lines(struct lines *l, const struct report *report, const struct sum *s, uint64_t n)
+static void add_lines(struct table_lines *l, const struct report *report, const struct sum *s, uint64_t n)
 {
         char a[TEXT_MAX], b[TEXT_MAX];
 
-        add_line(l, "Trace", "%s: %zu buffers, sizes times %g", report->trace_name, report->trace->n_buffers,
-                 report->scale);
-        add_line(l, "Jobs", "%" PRIu32 ", each %" PRIu32 " time%s", report->n_jobs, report->n_repeats,
-                 report->n_repeats == 1 ? "" : "s");
-        add_line(l, "Operations",
-                 "%" PRIu64 ": %" PRIu64 " allocations, %" PRIu64 " frees, %" PRIu64 " refused", n,
-                 s->n_allocs, s->n_frees, s->n_refused);
-        add_line(l, "Time", "%.0f ns per operation; %.3f s in total", per_operation(s->ns, n),
-                 report->seconds);
-        add_line(l, "Peak", "%s requested; the trace's own: %s",
-                 text_size(report->totals->peak_live_bytes, a), text_size(trace_peak(report->trace, 1), b));
-        add_line(l, "Peak in blocks", "%s; the trace's own: %s",
-                 text_size(report->totals->peak_block_bytes, a),
-                 text_size(trace_peak(report->trace, JOB_GRANULE), b));
-        add_line(l, "Peak reserved", "%s; %.3f times the blocks", text_size(s->reserved, a),
-                 held_over_live(s));
-        add_line(l, "Calls", "%" PRIu64 " to the daemon; %" PRIu64 " in the last repetition", s->n_calls,
-                 s->n_last_calls);
-        add_line(l, "Refused", "%" PRIu64, s->n_refused);
+        table_add_line(l, "Trace", "%s: %zu buffers, sizes times %g", report->trace_name,
+                       report->trace->n_buffers, report->scale);
+        table_add_line(l, "Jobs", "%" PRIu32 ", each %" PRIu32 " time%s", report->n_jobs, report->n_repeats,
+                       report->n_repeats == 1 ? "" : "s");
+        table_add_line(l, "Operations",
+                       "%" PRIu64 ": %" PRIu64 " allocations, %" PRIu64 " frees, %" PRIu64 " refused", n,
+                       s->n_allocs, s->n_frees, s->n_refused);
+        table_add_line(l, "Time", "%.0f ns per operation; %.3f s in total", per_operation(s->ns, n),
+                       report->seconds);
+        table_add_line(l, "Peak", "%s requested; the trace's own: %s",
+                       text_size(report->totals->peak_live_bytes, a),
+                       text_size(trace_peak(report->trace, 1), b));
+        table_add_line(l, "Peak in blocks", "%s; the trace's own: %s",
+                       text_size(report->totals->peak_block_bytes, a),
+                       text_size(trace_peak(report->trace, JOB_GRANULE), b));
+        table_add_line(l, "Peak reserved", "%s; %.3f times the blocks", text_size(s->reserved, a),
+                       held_over_live(s));
+        table_add_line(l, "Calls", "%" PRIu64 " to the daemon; %" PRIu64 " in the last repetition",
+                       s->n_calls, s->n_last_calls);
+        table_add_line(l, "Refused", "%" PRIu64, s->n_refused);
         if (report->verify)
-                add_line(l, "Corruptions", "%" PRIu64, s->n_corruptions);
+                table_add_line(l, "Corruptions", "%" PRIu64, s->n_corruptions);
         else
-                add_line(l, "Corruptions", "not checked; use --verify");
-        add_line(l, "Blocks left", "%" PRIu64, s->n_blocks_left);
+                table_add_line(l, "Corruptions", "not checked; use --verify");
+        table_add_line(l, "Blocks left", "%" PRIu64, s->n_blocks_left);
 }
 
 int report_text(FILE *out, const struct report *report)
 {
         struct sum s = sum_of(report);
         uint64_t n = operations(s.n_allocs, s.n_frees, s.n_refused);
-        struct lines l = { .n = 0 };
-        bool is_complete = true;
+        struct table_lines l = { .n = 0 };
 
         if (n == 0 && s.n_broken == report->n_jobs)
                 return 0; /* no job was connected: only the troubles are reported */
         add_lines(&l, report, &s, n);
-        for (size_t i = 0; i < l.n; i++)
-                is_complete = is_complete && l.texts[i];
-        if (is_complete)
-                table_print_pairs(out, l.titles, l.texts, l.n);
-        for (size_t i = 0; i < l.n; i++)
-                free(l.texts[i]);
-        return !is_complete ? -ENOMEM : ferror(out) ? -EIO : 0;
+        return table_print_lines(out, &l);
 }
 
 static void trouble(FILE *out, const char *what, const char *sentence)

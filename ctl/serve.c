@@ -122,6 +122,8 @@ static const struct path {
         { "/api/sessions", answer_list, BFCD__LIST__KIND__SESSIONS },
         { "/api/keep", answer_list, BFCD__LIST__KIND__KEPT },
         { "/api/grants", answer_list, BFCD__LIST__KIND__GRANTS },
+        { "/api/waiting", answer_list, BFCD__LIST__KIND__WAITING },
+        { "/api/leases", answer_list, BFCD__LIST__KIND__LEASES },
         { "/api/explain", answer_explain, 0 },
         { "/api/map.svg", answer_map, 0 },
 };
@@ -263,7 +265,7 @@ static enum MHD_Result on_request(void *userdata, struct MHD_Connection *c, cons
         return path ? send_answer(userdata, c, path)
                     : send_error(c, MHD_HTTP_NOT_FOUND,
                                  "There are /, /metrics and /api/ with status, partitions, "
-                                 "tenants, sessions, keep, grants, explain or map.svg.");
+                                 "tenants, sessions, keep, grants, waiting, leases, explain or map.svg.");
 }
 
 /* ---- start and end ----------------------------------------------------------------- */

@@ -6,10 +6,12 @@
  * here: libsmartcols gets printable characters only, and its own escapes are off. */
 #include "ctl/table.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <libsmartcols/libsmartcols.h>
 #include <locale.h>
+#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -17,8 +19,7 @@
 
 #include "ctl/text.h"
 
-#define MAX_COLUMNS 32
-#define GAP         "  " /* between columns */
+#define GAP "  " /* between columns */
 
 struct table_look table_look;
 
@@ -272,36 +273,50 @@ int table_print(FILE *out, const struct table_column *columns, const void *const
         return r;
 }
 
-void table_print_pairs(FILE *out, const char *const titles[], char *const texts[], size_t n)
+static void take_line(struct table_lines *l, const char *title, char *text)
 {
+        assert(l->n < TABLE_MAX_LINES);
+        l->titles[l->n] = title;
+        l->texts[l->n++] = text;
+}
+
+void table_add_line(struct table_lines *l, const char *title, const char *format, ...)
+{
+        char line[1024];
+        va_list arguments;
+
+        va_start(arguments, format);
+        vsnprintf(line, sizeof(line), format, arguments);
+        va_end(arguments);
+        take_line(l, title, text_escape(line));
+}
+
+int table_print_lines(FILE *out, struct table_lines *l)
+{
+        bool is_complete = true;
         size_t width = 0;
 
-        for (size_t i = 0; i < n; i++)
-                width = strlen(titles[i]) > width ? strlen(titles[i]) : width;
-        for (size_t i = 0; i < n; i++)
-                fprintf(out, "%-*s%s%s\n", (int)width, titles[i], GAP, texts[i]);
+        for (size_t i = 0; i < l->n; i++) {
+                width = strlen(l->titles[i]) > width ? strlen(l->titles[i]) : width;
+                is_complete = is_complete && l->texts[i];
+        }
+        for (size_t i = 0; i < l->n; i++) {
+                if (is_complete)
+                        fprintf(out, "%-*s%s%s\n", (int)width, l->titles[i], GAP, l->texts[i]);
+                free(l->texts[i]);
+        }
+        l->n = 0;
+        return !is_complete ? -ENOMEM : ferror(out) ? -EIO : 0;
 }
 
 int table_print_upright(FILE *out, const struct table_column *columns, const void *row)
 {
-        const char *titles[MAX_COLUMNS];
-        char *texts[MAX_COLUMNS];
-        bool is_complete = true;
-        size_t n = 0;
+        struct table_lines l = { .n = 0 };
 
-        for (const struct table_column *c = columns; !table_is_end(c) && n < MAX_COLUMNS; c++) {
-                if (!is_shown(c))
-                        continue;
-                titles[n] = c->title;
-                texts[n] = table_cell(c, row);
-                is_complete = is_complete && texts[n];
-                n++;
-        }
-        if (is_complete)
-                table_print_pairs(out, titles, texts, n);
-        while (n > 0)
-                free(texts[--n]);
-        return !is_complete ? -ENOMEM : ferror(out) ? -EIO : 0;
+        for (const struct table_column *c = columns; !table_is_end(c); c++)
+                if (is_shown(c))
+                        take_line(&l, c->title, table_cell(c, row));
+        return table_print_lines(out, &l);
 }
 
 /* ---- JSON ------------------------------------------------------------------ */

@@ -84,8 +84,16 @@ int table_print(FILE *out, const struct table_column *columns, const void *const
 /* One row as lines "TITLE  value". */
 int table_print_upright(FILE *out, const struct table_column *columns, const void *row);
 
-/* The same for texts. */
-void table_print_pairs(FILE *out, const char *const titles[], char *const texts[], size_t n);
+/* The same for texts, which are escaped. Printing empties the lines; -ENOMEM: nothing was printed. */
+#define TABLE_MAX_LINES 64
+struct table_lines {
+        const char *titles[TABLE_MAX_LINES];
+        char *texts[TABLE_MAX_LINES]; /* NULL: out of memory */
+        size_t n;
+};
+void __attribute__((format(printf, 3, 4)))
+table_add_line(struct table_lines *l, const char *title, const char *format, ...);
+int table_print_lines(FILE *out, struct table_lines *l);
 
 /* Single values, for programs that draw a table themselves. The array of columns ends at table_is_end(). A cell
  * is printable text, the caller frees it; NULL when out of memory. table_number() is for columns that

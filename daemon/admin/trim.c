@@ -70,14 +70,14 @@ static struct trim_quota *trim_quota_of(struct quota *q)
 static void trim_quota_list(struct quota *q)
 {
         if (!q->trim.may_have_idle)
-                TAILQ_INSERT_TAIL(&q->partition->asked, q, trim.of_asked);
+                TAILQ_INSERT_TAIL(&q->partition->lists.asked, q, trim.of_asked);
         q->trim.may_have_idle = true;
 }
 
 static void trim_quota_unlist(struct quota *q)
 {
         if (q->trim.may_have_idle)
-                TAILQ_REMOVE(&q->partition->asked, q, trim.of_asked);
+                TAILQ_REMOVE(&q->partition->lists.asked, q, trim.of_asked);
         q->trim.may_have_idle = false;
 }
 
@@ -484,7 +484,7 @@ static struct quota *next_asked(struct quota *q, const struct account *scope, co
 
         if (!scope)
                 return !each && q->trim.may_have_idle ? q : NULL;
-        for (next = each ? TAILQ_NEXT(each, trim.of_asked) : TAILQ_FIRST(&p->asked); next;
+        for (next = each ? TAILQ_NEXT(each, trim.of_asked) : TAILQ_FIRST(&p->lists.asked); next;
              next = TAILQ_NEXT(next, trim.of_asked)) {
                 p->lists.n_visits++;
                 if (next == q || account_surplus(&next->account, scope) > 0)

@@ -136,8 +136,8 @@ static int broker_open_partitions(struct broker *b, const struct broker_options 
                 partition_init_lists(p);
                 p->keepers = &b->keepers;
                 p->reclaim_timeout_ms = c->reclaim_timeout_ms;
-                p->wake = options->wake;
-                p->userdata = options->userdata;
+                p->turn.wake = options->wake;
+                p->turn.userdata = options->userdata;
                 p->up.calls = options->upcalls;
                 p->up.broker = b;
         }
@@ -396,8 +396,6 @@ static void broker_free_gone_quota(struct broker *b, struct quota *q)
 
         if (q->lease.parent) /* which may be gone now */
                 broker_look_for_gone(b);
-        if (lease && b->options.upcalls)
-                b->options.upcalls->lease_gone(b, lease);
         if (lease)
                 lease_free(b, lease);
         else

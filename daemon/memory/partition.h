@@ -50,6 +50,7 @@ struct partition_queue {
 struct partition_lists {
         struct quota_list releasing; /* quotas that are releasing extents */
         struct quota_list freed;     /* quotas that may have wholly free extents, see lists.may_have_free */
+        struct quota_list asked;     /* quotas whose sessions may have idle memory, see trim.h */
         struct quota_list changed;   /* quotas whose charges, extents or device changed: see broker_poll() */
         uint64_t n_visits;           /* of quotas for a request of another one, in total: for tests */
 };
@@ -91,12 +92,13 @@ struct partition {
         struct keepers *keepers; /* of all partitions; NULL: nothing is kept */
         struct partition_queue queue;
         struct partition_lists lists;
-        struct quota_list asked; /* quotas whose sessions may have idle memory, see trim.h */
         struct partition_claims claims;
         struct returns returns; /* of extents, to the pool */
         uint64_t reclaim_timeout_ms;
-        void (*wake)(void *userdata); /* a turn is due; may be NULL */
-        void *userdata;
+        struct {
+                void (*wake)(void *userdata); /* it is due; may be NULL */
+                void *userdata;
+        } turn;
         struct {
                 const struct upcalls *calls; /* NULL: there are no sessions */
                 struct broker *broker;       /* for the upcalls */
@@ -120,7 +122,7 @@ static inline void partition_init_lists(struct partition *p)
         TAILQ_INIT(&p->queue.waiting);
         TAILQ_INIT(&p->lists.releasing);
         TAILQ_INIT(&p->lists.freed);
-        TAILQ_INIT(&p->asked);
+        TAILQ_INIT(&p->lists.asked);
         TAILQ_INIT(&p->lists.changed);
 }
 

@@ -26,8 +26,8 @@ static void quota_ask_for_turn(struct quota *q)
                 return;
         q->queue.is_due = true;
         TAILQ_INSERT_TAIL(&p->queue.due, q, queue.of_due);
-        if (p->wake)
-                p->wake(p->userdata);
+        if (p->turn.wake)
+                p->turn.wake(p->turn.userdata);
 }
 
 void quota_make_due(struct quota *q)

@@ -170,8 +170,8 @@ TEST(metrics_over_http)
 /* The same JSON as bfcctl's. */
 TEST(lists_over_http)
 {
-        static const char *const lists[] = { "status", "partitions", "tenants", "sessions",
-                                             "keep",   "grants",     "explain" };
+        static const char *const lists[] = { "status", "partitions", "tenants", "sessions", "keep",
+                                             "grants", "waiting",    "leases",  "explain" };
         struct rig *rig = rig_start(&one_tenant);
         struct raw *red = session_open(rig->socket, "red");
         struct exporter e = exporter_start(rig);

@@ -105,7 +105,7 @@ static void setup(void)
                                 .worker = worker,
                                 .keepers = &keepers,
                                 .reclaim_timeout_ms = 60000,
-                                .wake = on_wake };
+                                .turn = { .wake = on_wake } };
         keepers = (struct keepers){ .n_recalled = 0 };
         TAILQ_INIT(&keepers.quotas);
         partition_init_lists(&p);
