@@ -162,6 +162,19 @@ static void print(const double *t)
                t[PAIR], t[CLIENT_PAIR], t[CONTEXTS], t[PAIR] - t[CLIENT_PAIR] - t[CONTEXTS]);
 }
 
+/* With the size of its cache. */
+static bfc_client *connect_like_proxy(void)
+{
+        const struct bfc_options options = { .struct_size = sizeof(options),
+                                             .socket = socket_path,
+                                             .cache_idle_bytes = 4 * MIB };
+        bfc_client *client;
+
+        if (bfc_connect(&options, &client) < 0)
+                die("bfc_connect", bfc_last_error());
+        return client;
+}
+
 int main(int argc, char **argv)
 {
         const struct bench_option options[] = {
@@ -192,7 +205,8 @@ int main(int argc, char **argv)
                 "tenants:\n  - {name: bench, match: {uid: [%u]}, quotas: [{partition: bench, limit: "
                 "64MiB}]}\n",
                 (unsigned)getuid());
-        client = client_start(socket_path, "bench-preload", 0);
+        bfc_disconnect(client_start(socket_path, "bench-preload", 0)); /* the daemon is there */
+        client = connect_like_proxy();
         setenv("BFC_SOCKET", socket_path, 1);
         find_functions();
         check("cuInit", (int)f.init(0));
