@@ -206,6 +206,15 @@ CUresult broker_current_gpu(struct gpu **ret)
         return result;
 }
 
+bool broker_find_block(CUdeviceptr pointer, struct bfc_block_info *ret)
+{
+        bfc_client *client = broker_client();
+
+        *ret = (struct bfc_block_info){ .struct_size = sizeof(*ret) };
+        return client && pointer && bfc_block_info(client, (void *)(uintptr_t)pointer, ret) == 0 &&
+               ret->device_ordinal >= 0;
+}
+
 /* ---- room ---------------------------------------------------------------------------- */
 
 CUresult broker_mem_info(struct gpu *gpu, size_t *ret_n_free, size_t *ret_n_total)

@@ -40,6 +40,9 @@ CUresult broker_current_gpu(struct gpu **ret);
 /* The client, if there is one in this process already. */
 bfc_client *broker_client(void);
 
+/* The block in which an address is. To the driver the memory is extents, in which blocks of other allocations are, too. */
+bool broker_find_block(CUdeviceptr pointer, struct bfc_block_info *ret);
+
 /* BFC_STRICT. */
 bool broker_is_strict(void);
 

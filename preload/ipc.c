@@ -71,17 +71,16 @@ static CUresult publish(bfc_client *client, const struct bfc_block_info *info, c
 
 CUresult cuIpcGetMemHandle(CUipcMemHandle *ret_handle, CUdeviceptr pointer)
 {
-        struct bfc_block_info info = { .struct_size = sizeof(info) };
+        struct bfc_block_info info;
         struct block_handle handle = { .magic = MAGIC, .process = process_number() };
-        bfc_client *client = broker_client();
         CUresult result;
 
-        if (!client || !pointer || bfc_block_info(client, (void *)(uintptr_t)pointer, &info) < 0)
+        if (!broker_find_block(pointer, &info))
                 return real_cuIpcGetMemHandle(ret_handle, pointer);
         if (!ret_handle)
                 return CUDA_ERROR_INVALID_VALUE;
         snprintf(handle.name, sizeof(handle.name), "cuda-ipc-%" PRIx64, info.block_id);
-        result = publish(client, &info, handle.name);
+        result = publish(broker_client(), &info, handle.name);
         if (result == CUDA_SUCCESS)
                 memcpy(ret_handle, &handle, sizeof(handle));
         return result;

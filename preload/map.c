@@ -34,8 +34,13 @@ CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
 
 CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *ret_handle, void *pointer)
 {
-        CUresult result = real_cuMemRetainAllocationHandle(ret_handle, pointer);
+        struct bfc_block_info info;
+        CUresult result;
 
+        /* As of memory of cuMemAlloc(). The handle would be that of the extent, which begins elsewhere. */
+        if (broker_find_block((CUdeviceptr)(uintptr_t)pointer, &info))
+                return CUDA_ERROR_INVALID_VALUE;
+        result = real_cuMemRetainAllocationHandle(ret_handle, pointer);
         if (result == CUDA_SUCCESS)
                 outside_retain(*ret_handle);
         return result;

@@ -9,7 +9,8 @@
 #include "preload/broker.h"
 #include "preload/outside.h"
 
-#define PITCH_BYTES ((size_t)512) /* as drivers align rows */
+#define PITCH_BYTES ((size_t)512)         /* as drivers align rows */
+#define SMALL_BYTES ((size_t)1024 * 1024) /* up to which the library divides blocks of the daemon */
 
 /* With "share: cuda-ipc" the driver opens memory in one context, the primary one. */
 static bool reaches_current(const struct gpu *gpu)
@@ -155,16 +156,6 @@ CUresult cuDeviceTotalMem_v2(size_t *ret_n_bytes, CUdevice device)
 
 /* ---- addresses ----------------------------------------------------------------------- */
 
-/* To the driver the memory is extents, in which blocks of other allocations are, too. */
-static bool find_block(CUdeviceptr pointer, struct bfc_block_info *ret)
-{
-        bfc_client *client = broker_client();
-
-        *ret = (struct bfc_block_info){ .struct_size = sizeof(*ret) };
-        return client && pointer && bfc_block_info(client, (void *)(uintptr_t)pointer, ret) == 0 &&
-               ret->device_ordinal >= 0;
-}
-
 CUresult cuMemGetAddressRange_v2(CUdeviceptr *ret_base, size_t *ret_n_bytes, CUdeviceptr pointer)
 {
         struct bfc_block_info info;
@@ -173,7 +164,7 @@ CUresult cuMemGetAddressRange_v2(CUdeviceptr *ret_base, size_t *ret_n_bytes, CUd
 
         if (result != CUDA_SUCCESS)
                 return result;
-        if (!find_block(pointer, &info))
+        if (!broker_find_block(pointer, &info))
                 return real_cuMemGetAddressRange_v2(ret_base, ret_n_bytes, pointer);
         if (ret_base)
                 *ret_base = (CUdeviceptr)(uintptr_t)info.base;
@@ -182,17 +173,21 @@ CUresult cuMemGetAddressRange_v2(CUdeviceptr *ret_base, size_t *ret_n_bytes, CUd
         return CUDA_SUCCESS;
 }
 
-static bool is_range_attribute(CUpointer_attribute which)
+static bool is_block_attribute(CUpointer_attribute which)
 {
-        return which == CU_POINTER_ATTRIBUTE_RANGE_START_ADDR || which == CU_POINTER_ATTRIBUTE_RANGE_SIZE;
+        return which == CU_POINTER_ATTRIBUTE_RANGE_START_ADDR || which == CU_POINTER_ATTRIBUTE_RANGE_SIZE ||
+               which == CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE;
 }
 
-static void set_range_attribute(CUpointer_attribute which, const struct bfc_block_info *info, void *ret_value)
+/* By cuIpcGetMemHandle() all but small blocks can be shared, and no block in another way. */
+static void set_block_attribute(CUpointer_attribute which, const struct bfc_block_info *info, void *ret_value)
 {
         if (which == CU_POINTER_ATTRIBUTE_RANGE_START_ADDR)
                 *(CUdeviceptr *)ret_value = (CUdeviceptr)(uintptr_t)info->base;
-        else
+        else if (which == CU_POINTER_ATTRIBUTE_RANGE_SIZE)
                 *(size_t *)ret_value = info->n_requested;
+        else
+                *(bool *)ret_value = info->n_bytes > SMALL_BYTES;
 }
 
 CUresult cuPointerGetAttribute(void *ret_value, CUpointer_attribute which, CUdeviceptr pointer)
@@ -200,8 +195,8 @@ CUresult cuPointerGetAttribute(void *ret_value, CUpointer_attribute which, CUdev
         CUresult result = real_cuPointerGetAttribute(ret_value, which, pointer);
         struct bfc_block_info info;
 
-        if (result == CUDA_SUCCESS && is_range_attribute(which) && find_block(pointer, &info))
-                set_range_attribute(which, &info, ret_value);
+        if (result == CUDA_SUCCESS && is_block_attribute(which) && broker_find_block(pointer, &info))
+                set_block_attribute(which, &info, ret_value);
         return result;
 }
 
@@ -213,11 +208,11 @@ CUresult cuPointerGetAttributes(unsigned int n, CUpointer_attribute *which, void
         bool is_block = false;
 
         for (unsigned int i = 0; result == CUDA_SUCCESS && i < n; i++) {
-                if (!is_range_attribute(which[i]))
+                if (!is_block_attribute(which[i]))
                         continue;
-                if (!is_block && !(is_block = find_block(pointer, &info)))
+                if (!is_block && !(is_block = broker_find_block(pointer, &info)))
                         break;
-                set_range_attribute(which[i], &info, ret_values[i]);
+                set_block_attribute(which[i], &info, ret_values[i]);
         }
         return result;
 }

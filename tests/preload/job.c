@@ -175,8 +175,10 @@ static void have_errors(void)
 static void know_addresses(void)
 {
         CUdeviceptr p, base, from_attribute;
+        CUmemGenericAllocationHandle handle;
         size_t n, pitch;
         unsigned int type;
+        bool is_shareable = false;
 
         context_make();
         (void)alloc(4096);
@@ -191,6 +193,12 @@ static void know_addresses(void)
         CHECK(n == 5000);
         OK(cu.cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, p + 99));
         CHECK(type == CU_MEMORYTYPE_DEVICE);
+        GIVES(CUDA_ERROR_INVALID_VALUE, cu.cuMemRetainAllocationHandle(&handle, (void *)(uintptr_t)p));
+        OK(cu.cuPointerGetAttribute(&is_shareable, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, p));
+        CHECK(!is_shareable);
+        OK(cu.cuPointerGetAttribute(&is_shareable, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE,
+                                    alloc(2 * MIB)));
+        CHECK(is_shareable);
         OK(cu.own_cuMemAllocPitch_v2(&p, &pitch, 1000, 10, 4));
         CHECK(pitch == 1024);
         OK(cu.cuMemGetAddressRange_v2(&base, &n, p + 9 * pitch));

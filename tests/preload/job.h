@@ -4,6 +4,7 @@
 #ifndef BFC_TESTS_PRELOAD_JOB_H
 #define BFC_TESTS_PRELOAD_JOB_H
 
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
