@@ -37,6 +37,21 @@ const char *ask_socket(const char *option)
         return PATHS_CLIENT_SOCKET;
 }
 
+static const char *variable_or(const char *variable, const char *path)
+{
+        const char *value = getenv(variable);
+
+        return value && *value ? value : path;
+}
+
+const char *ask_manager_socket(const char *option)
+{
+        const char *admin = option ? option : variable_or("BFC_ADMIN_SOCKET", PATHS_ADMIN_SOCKET);
+        const char *client = variable_or("BFC_SOCKET", PATHS_CLIENT_SOCKET);
+
+        return option || access(admin, R_OK | W_OK) == 0 || access(client, R_OK | W_OK) < 0 ? admin : client;
+}
+
 static int __attribute__((format(printf, 3, 4))) fail(struct ask *a, int r, const char *format, ...)
 {
         va_list arguments;
@@ -120,7 +135,7 @@ static int ask_done(struct ask *a, Bfcd__Request *request)
         return r;
 }
 
-int ask_open(struct ask *a, const char *socket, const char *tenant)
+static int open_session(struct ask *a, const char *socket, const char *tenant, bool no_memory)
 {
         Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__Hello hello = BFCD__HELLO__INIT;
@@ -133,6 +148,7 @@ int ask_open(struct ask *a, const char *socket, const char *tenant)
                 return fail_socket(a, r);
         call_set_timeout(a->connection, TIMEOUT_MS);
         hello.version = PROTOCOL_VERSION;
+        hello.no_memory = no_memory;
         hello.name = (char[]){ "bfcctl" };
         hello.tenant = (char *)(tenant ? tenant : "");
         request.body_case = BFCD__REQUEST__BODY_HELLO;
@@ -147,6 +163,16 @@ int ask_open(struct ask *a, const char *socket, const char *tenant)
         a->session_id = reply->hello->session_id;
         bfcd__reply__free_unpacked(reply, NULL);
         return 0;
+}
+
+int ask_open(struct ask *a, const char *socket, const char *tenant)
+{
+        return open_session(a, socket, tenant, false);
+}
+
+int ask_open_manager(struct ask *a, const char *socket, const char *tenant)
+{
+        return open_session(a, socket, tenant, true);
 }
 
 void ask_close(struct ask *a)
@@ -384,6 +410,26 @@ int ask_forget(struct ask *a, const char *tenant, const char *name)
         request.body_case = BFCD__REQUEST__BODY_FORGET;
         request.forget = &question;
         return ask_done(a, &request);
+}
+
+int ask_lease_name(struct ask *a, const char *name, char ret[static ASK_NAME_BYTES])
+{
+        char prefix[24] = "";
+        struct list *l;
+        int r = a->admin ? 0 : ask_list(a, BFCD__LIST__KIND__WHOAMI, &l);
+
+        if (r < 0)
+                return r;
+        if (!a->admin) {
+                snprintf(prefix, sizeof(prefix), "u%llu:", (unsigned long long)l->whoami->uid);
+                list_free(l);
+        }
+        if (strchr(name, ':')) /* a whole name */
+                prefix[0] = '\0';
+        if (snprintf(ret, ASK_NAME_BYTES, "%s%s", prefix, name) < ASK_NAME_BYTES)
+                return 0;
+        return fail(a, -ENAMETOOLONG, "The name \"%s%s\" of the lease has more than %d bytes.", prefix, name,
+                    ASK_NAME_BYTES - 1);
 }
 
 int ask_lease_create(struct ask *a, Bfcd__LeaseCreate *question)

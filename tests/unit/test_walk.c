@@ -134,12 +134,16 @@ static void op_malloc(struct slot *s)
                 (void)peer_malloc(s->peer, q->share, n_bytes);
 }
 
-/* Its first quota is a lease that has ended, and it had no block there yet. */
-static bool is_too_late(const struct session *s)
+/* Why its first quota gives it nothing at all: a lease that has ended, where it had no block yet, or none could be
+ * chosen. */
+static int error_of_first(const struct session *s)
 {
         const struct quota *q = s->shares[0].quota;
 
-        return q->lease.name && lease_model_of(q->lease.name)->is_ended && !s->shares[0].joined;
+        if (s->shares[0].is_barred)
+                return EACCES;
+        return q->lease.name && lease_model_of(q->lease.name)->is_ended && !s->shares[0].joined ? ENOENT
+                                                                                                : EDQUOT;
 }
 
 static void op_malloc_wrong(struct slot *s)
@@ -158,7 +162,7 @@ static void op_malloc_wrong(struct slot *s)
                 (void)peer_malloc(s->peer, 2 + (uint32_t)dice(UINT32_MAX - 2), 1);
                 break;
         default:
-                q = expect(s, MALLOC, is_too_late(s->peer->session) ? ENOENT : EDQUOT);
+                q = expect(s, MALLOC, error_of_first(s->peer->session));
                 (void)peer_malloc(s->peer, 0, 33 * MIB + dice(UINT64_C(1) << 62));
                 break;
         }

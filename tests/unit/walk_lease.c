@@ -68,7 +68,7 @@ void walk_joined(const struct session *s)
                 for (size_t i = 0; i < N_LEASES; i++) {
                         const struct lease_model *m = &w.leases[i];
 
-                        if (!m->exists || m->is_ended || m->tenant != tenant_index(s) || m->share != share ||
+                        if (!m->exists || m->tenant != tenant_index(s) || m->share != share ||
                             rank_of(m, &s->who) == 0)
                                 continue;
                         if (!best || rank_of(m, &s->who) > rank_of(best, &s->who) ||
