@@ -46,6 +46,8 @@ enum {
         GRACE,
         LEASE,
         QUIET,
+        STRICT,
+        NO_PRELOAD,
         N_OWN_OPTIONS
 };
 
@@ -72,9 +74,9 @@ static const struct {
         "bfcctl lease end NAME [--evict] [--grace TIME]"
 #define RUN_USE                                                                                                \
         "usage: bfcctl run --limit SIZE [--reserve SIZE] [--lease NAME] [--tenant TENANT] [--partition NAME] " \
-        "[--wait [SECONDS]] [--evict] [--grace TIME] [--quiet] [--] COMMAND [ARGUMENT...]"
+        "[--wait [SECONDS]] [--evict] [--grace TIME] [--quiet] [--strict | --no-preload] [--] COMMAND [ARGUMENT...]"
 #define OF_LEASE     "options of lease are not valid for", "they are valid for lease"
-#define OF_RUN       "--lease and --quiet are not valid for", "they are valid for run"
+#define OF_RUN       "--lease, --quiet, --strict and --no-preload are not valid for", "they are valid for run"
 #define SOME_HISTORY "--since, --until and --file are not valid for", HISTORY_USE
         [DRY_RUN] = { "dry-run", no_argument, OWN(dry_run), "--dry-run is not valid for",
                       "usage: bfcctl reload --dry-run [FILE]" },
@@ -111,6 +113,8 @@ static const struct {
         [GRACE] = { "grace", required_argument, OWN(lease.grace), OF_LEASE },
         [LEASE] = { "lease", required_argument, OWN(lease.name), OF_RUN },
         [QUIET] = { "quiet", no_argument, OWN(quiet), OF_RUN },
+        [STRICT] = { "strict", no_argument, OWN(strict), OF_RUN },
+        [NO_PRELOAD] = { "no-preload", no_argument, OWN(no_preload), OF_RUN },
         [FILE_OF] = { "file", required_argument, OWN(file), SOME_HISTORY },
 #undef OWN
 #undef OLDER_OR_BY
@@ -160,7 +164,7 @@ static const struct command commands[] = {
         { "drain", 1, ADMIN, 0, run_drain, BIT(WAIT), "usage: bfcctl drain DEVICE [--wait [SECONDS]]" },
         { "run", RUNS_PROGRAM, ITSELF, 0, run_run,
           BIT(TENANT) | BIT(PARTITION) | BIT(WAIT) | BIT(LEASE) | BIT(LIMIT) | BIT(RESERVE) | BIT(EVICT) |
-                  BIT(GRACE) | BIT(QUIET),
+                  BIT(GRACE) | BIT(QUIET) | BIT(STRICT) | BIT(NO_PRELOAD),
           RUN_USE },
         { "resume", 1, ADMIN, 0, run_resume, 0, "usage: bfcctl resume DEVICE" },
 };

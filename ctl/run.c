@@ -5,9 +5,12 @@
  * The lease matches the process tree of bfcctl, which is the subreaper of the program's descendants (child.h). So it
  * needs neither systemd nor a control group, and the daemon ends it when bfcctl is killed. The lease exists before
  * the program begins. The connection to the daemon is closed while the program runs, so a restart of the daemon has
- * no effect on bfcctl. */
+ * no effect on bfcctl.
+ *
+ * The program's libcuda.so.1 is our proxy (preload/), if that is installed: it is the first one in the library path. */
 #include <errno.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,6 +31,7 @@
 #define FIRST_PAUSE_MS   50
 #define LONGEST_PAUSE_MS 1000
 #define END_MS           5000 /* for the daemon to be back, and for sessions of ended processes to end */
+#define N_VARIABLES      5    /* at most, of the program */
 #define MAX_NAMED        8    /* processes and sessions in a message */
 
 struct run {
@@ -35,7 +39,7 @@ struct run {
         char lease[NAME_BYTES], tenant[NAME_BYTES], partition[NAME_BYTES];
         bool has_own_name; /* the user's */
         uint64_t limit, reserve, grace_ms;
-        bool evicts, is_quiet;
+        bool evicts, is_quiet, is_strict, has_proxy;
         bool waits;
         int64_t wait_ms; /* -1: without a limit */
 };
@@ -87,6 +91,9 @@ static int read_run(const struct invocation *i, const struct command *c, struct 
 
         if (i->json)
                 return command_usage("--json is not valid for", c->name, command_right_use(c));
+        if (i->strict && i->no_preload)
+                return command_usage("--strict and --no-preload exclude each other", NULL,
+                                     command_right_use(c));
         if (i->n_arguments == 0)
                 return command_usage("no command to run", NULL, command_right_use(c));
         if (!i->lease.limit)
@@ -109,6 +116,8 @@ static int read_run(const struct invocation *i, const struct command *c, struct 
         run.has_own_name = *run.lease;
         run.evicts = i->lease.evict || i->lease.grace;
         run.is_quiet = i->quiet != NULL;
+        run.is_strict = i->strict != NULL;
+        run.has_proxy = !i->no_preload;
         run.waits = i->wait != NULL;
         run.wait_ms = i->wait_ms;
         *ret = run;
@@ -420,17 +429,75 @@ static void end_lease(const struct run *run, bool prints)
 
 /* ---- the program ----------------------------------------------------------- */
 
+/* The folder of the proxy, which is where it was installed, or BFC_PRELOAD. NULL: there is none. */
+static const char *find_proxy(void)
+{
+        const char *folder = getenv("BFC_PRELOAD");
+        char path[PATH_MAX];
+
+        if (!folder || !*folder)
+                folder = PRELOAD_FOLDER;
+        if ((size_t)snprintf(path, sizeof(path), "%s/libcuda.so.1", folder) >= sizeof(path))
+                return NULL;
+        return access(path, R_OK) == 0 ? folder : NULL;
+}
+
+/* With the proxy first. The caller frees it. NULL: there is no memory. */
+static char *make_library_path(const char *folder)
+{
+        const char *path = getenv("LD_LIBRARY_PATH");
+        char *text;
+
+        return asprintf(&text, "%s%s%s", folder, path && *path ? ":" : "", path ? path : "") < 0 ? NULL
+                                                                                                 : text;
+}
+
+/* The variables of the program; how many. *ret_path: to be freed. -ENOENT: there is no proxy, and the
+ * run is strict. */
+static int choose_variables(const struct run *run, struct child_variable ret[static N_VARIABLES],
+                            char **ret_path)
+{
+        const char *folder = run->has_proxy ? find_proxy() : NULL;
+        char *path = folder ? make_library_path(folder) : NULL;
+        int n = 0;
+
+        if (folder && !path)
+                return -ENOMEM;
+        if (run->is_strict && !path)
+                return -ENOENT;
+        ret[n++] = (struct child_variable){ "BFC_SOCKET", run->client_socket };
+        ret[n++] = (struct child_variable){ "BFC_PARTITION", run->partition };
+        ret[n++] = (struct child_variable){ "BFC_TENANT", run->tenant };
+        if (path)
+                ret[n++] = (struct child_variable){ "LD_LIBRARY_PATH", path };
+        if (run->is_strict)
+                ret[n++] = (struct child_variable){ "BFC_STRICT", "1" };
+        *ret_path = path;
+        return n;
+}
+
+static int start_program(const struct run *run, char *const *argv, struct child *ret, int *ret_exec_error)
+{
+        struct child_variable variables[N_VARIABLES];
+        char *path = NULL;
+        int r = choose_variables(run, variables, &path);
+
+        if (r >= 0)
+                r = child_start(argv, variables, (size_t)r, ret, ret_exec_error);
+        free(path);
+        return r;
+}
+
 static int run_in_lease(const struct run *run, char *const *argv)
 {
-        const struct child_variable variables[] = { { "BFC_SOCKET", run->client_socket },
-                                                    { "BFC_PARTITION", run->partition },
-                                                    { "BFC_TENANT", run->tenant } };
         struct child child;
         int error, status, r;
 
-        r = child_start(argv, variables, sizeof(variables) / sizeof(variables[0]), &child, &error);
+        r = start_program(run, argv, &child, &error);
         if (r < 0 || error != 0) {
-                if (r < 0)
+                if (r == -ENOENT)
+                        say("--strict needs the proxy of libcuda.so.1, which is not installed in " PRELOAD_FOLDER);
+                else if (r < 0)
                         say("The command cannot be started: %s", strerror(-r));
                 else
                         say("%s: %s", argv[0], strerror(error));
