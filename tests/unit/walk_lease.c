@@ -65,6 +65,10 @@ void walk_joined(const struct session *s)
                 const char *name = s->shares[share].quota->lease.name;
                 const struct lease_model *best = NULL;
 
+                if (s->shares[share].is_barred) {
+                        HOLDS(!name && !s->who.cgroup, "barred, but its control group is known");
+                        continue;
+                }
                 for (size_t i = 0; i < N_LEASES; i++) {
                         const struct lease_model *m = &w.leases[i];
 
