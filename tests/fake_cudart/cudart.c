@@ -207,6 +207,12 @@ API cudaError_t cudaGetDriverEntryPoint(const char *symbol, void **function, uns
         return cudaGetDriverEntryPointByVersion(symbol, function, CUDART_VERSION, flags, status);
 }
 
+static CUresult no_such_function(void)
+{
+        return CUDA_ERROR_NOT_SUPPORTED;
+}
+
+/* A function that the fake driver lacks always fails: PyTorch insists on having some that it calls for multicasts only. */
 API cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **function, unsigned int version,
                                                  unsigned long long flags,
                                                  enum cudaDriverEntryPointQueryResult *status)
@@ -214,10 +220,14 @@ API cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **func
         CUdriverProcAddressQueryResult found = CU_GET_PROC_ADDRESS_SUCCESS;
         CUresult r = cuGetProcAddress_v2(symbol, function, (int)version, flags, &found);
 
-        if (status)
-                *status = (enum cudaDriverEntryPointQueryResult)found;
         if (r != CUDA_SUCCESS)
                 *function = NULL;
+        if (found == CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND) {
+                *function = (void *)no_such_function;
+                found = CU_GET_PROC_ADDRESS_SUCCESS;
+        }
+        if (status)
+                *status = (enum cudaDriverEntryPointQueryResult)found;
         return cudaSuccess; /* as CUDA does: the status has the rest */
 }
 
