@@ -19,6 +19,27 @@
 
 #define BLOCK_GRANULE 256u
 
+/* Such a block can be parked when it is freed. */
+static bool client_can_park(const bfc_client *client, uint32_t partition, uint64_t n_bytes)
+{
+        return n_bytes <= client->parking.max_bytes && partition == client->partition;
+}
+
+/* A parked block for this request. False: there is none. The lock is not held. */
+static inline __attribute__((always_inline)) bool client_unpark(bfc_client *client, uint32_t partition,
+                                                                uint64_t n_bytes, void **ret_ptr)
+{
+        struct record *record;
+
+        if (!client_can_park(client, partition, n_bytes))
+                return false;
+        record = magazines_get(client->parking.magazines, n_bytes);
+        if (!record)
+                return false;
+        *ret_ptr = (void *)(uintptr_t)record->block.ptr;
+        return true;
+}
+
 /* Enters a new block into the table. The lock is held. */
 static int enter_block(bfc_client *client, struct block *block, uint64_t n_requested,
                        const struct malloc_how *how, void **ret_ptr)
@@ -409,16 +430,12 @@ static bool malloc_fast(bfc_client *client, size_t n_bytes, void **ret_ptr)
         return true;
 }
 
-BFC_API int bfc_malloc(bfc_client *client, size_t n_bytes, void **ret_ptr)
-{
-        struct malloc_how how = { .flags = 0 };
-
-        if (malloc_fast(client, n_bytes, ret_ptr))
-                return 0;
-        return malloc_as(client, NULL, n_bytes, &how, ret_ptr);
-}
-
 BFC_API int bfc_malloc_in(bfc_client *client, const char *partition, size_t n_bytes, void **ret_ptr)
 {
         return bfc_malloc_flags(client, partition, n_bytes, 0, ret_ptr);
+}
+
+BFC_API int bfc_malloc(bfc_client *client, size_t n_bytes, void **ret_ptr)
+{
+        return malloc_fast(client, n_bytes, ret_ptr) ? 0 : bfc_malloc_in(client, NULL, n_bytes, ret_ptr);
 }

@@ -292,11 +292,12 @@ struct record *blocks_park(const struct blocks *b, const void *ptr)
         return r && change(r, used, used - STATE_USED + STATE_PARKED) ? r : NULL;
 }
 
-void blocks_unpark(struct record *record, uint64_t n_requested, uint32_t born)
+struct record *blocks_unpark(struct record *record, uint64_t n_requested, uint32_t born)
 {
         record->block.born = born;
         record->block.n_requested = n_requested;
         __atomic_store_n(&record->word, word_of(record->block.ptr) | STATE_USED | MAY_PARK, __ATOMIC_RELEASE);
+        return record;
 }
 
 /* ---- looking at all ------------------------------------------------------------- */

@@ -103,8 +103,8 @@ int blocks_take(struct blocks *b, const void *ptr, struct block *ret);
  * search again with it. */
 struct record *blocks_park(const struct blocks *b, const void *ptr);
 
-/* Any thread: makes a parked block used again. */
-void blocks_unpark(struct record *record, uint64_t n_requested, uint32_t born);
+/* Any thread: makes a parked block used again, and returns it. */
+struct record *blocks_unpark(struct record *record, uint64_t n_requested, uint32_t born);
 
 /* Removes a parked block. The record is then spare. */
 void blocks_take_parked(struct blocks *b, struct record *record, struct block *ret);

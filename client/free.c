@@ -46,30 +46,12 @@ int parking_init(bfc_client *client, uint64_t idle_bytes)
         return r;
 }
 
-bool client_can_park(const bfc_client *client, uint32_t partition, uint64_t n_bytes)
-{
-        return n_bytes <= client->parking.max_bytes && partition == client->partition;
-}
-
 void client_set_draining(bfc_client *client, uint32_t partition, bool is_draining)
 {
         if (client->cache)
                 cache_set_draining(client->cache, partition, is_draining);
         if (client->parking.max_bytes > 0 && partition == client->partition)
                 __atomic_store_n(&client->parking.is_enabled, !is_draining, __ATOMIC_RELAXED);
-}
-
-bool client_unpark(bfc_client *client, uint32_t partition, uint64_t n_bytes, void **ret_ptr)
-{
-        struct record *record;
-
-        if (!client_can_park(client, partition, n_bytes))
-                return false;
-        record = magazines_get(client->parking.magazines, n_bytes);
-        if (!record)
-                return false;
-        *ret_ptr = (void *)(uintptr_t)record->block.ptr;
-        return true;
 }
 
 /* Into the cache. The lock is held. */
@@ -85,9 +67,22 @@ static void unpark_into_cache(bfc_client *client, struct record *list)
         }
 }
 
+/* Returns how many idle bytes exceed the cache's bound. */
+static uint64_t __attribute__((noinline)) unpark_full(bfc_client *client, struct record *list)
+{
+        uint64_t excess;
+
+        pthread_mutex_lock(&client->lock);
+        unpark_into_cache(client, list);
+        excess = cache_excess(client->cache, client->partition);
+        pthread_mutex_unlock(&client->lock);
+        return excess;
+}
+
 /* Frees a block by parking it. False: it cannot be parked; *ret_excess is set if so many idle bytes exceed
  * the cache's bound. The lock is not held. */
-static bool client_park(bfc_client *client, const void *ptr, uint64_t *ret_excess)
+static inline __attribute__((always_inline)) bool client_park(bfc_client *client, const void *ptr,
+                                                              uint64_t *ret_excess)
 {
         struct record *record, *full;
 
@@ -97,15 +92,11 @@ static bool client_park(bfc_client *client, const void *ptr, uint64_t *ret_exces
         record = blocks_park(&client->blocks, ptr);
         if (!record)
                 return false;
-        if (client->regions.inherits)
+        if (__builtin_expect(client->regions.inherits, 0))
                 client_wipe(client, client->partition, &record->block);
         full = magazines_put(client->parking.magazines, record);
-        if (full) {
-                pthread_mutex_lock(&client->lock);
-                unpark_into_cache(client, full);
-                *ret_excess = cache_excess(client->cache, client->partition);
-                pthread_mutex_unlock(&client->lock);
-        }
+        if (full)
+                *ret_excess = unpark_full(client, full);
         return true;
 }
 

@@ -37,14 +37,8 @@ struct parking {
 /* idle_bytes: the bound of idle memory in the client's own partition. -ENOMEM. */
 int parking_init(bfc_client *client, uint64_t idle_bytes);
 
-/* Such a block can be parked when it is freed. */
-bool client_can_park(const bfc_client *client, uint32_t partition, uint64_t n_bytes);
-
 /* While it drains, idle memory is freed at once. The lock is held. */
 void client_set_draining(bfc_client *client, uint32_t partition, bool is_draining);
-
-/* A parked block for this request. False: there is none. The lock is not held. */
-bool client_unpark(bfc_client *client, uint32_t partition, uint64_t n_bytes, void **ret_ptr);
 
 /* Moves all parked blocks into the cache, also while other threads are busy. False: there was none. The lock
  * is held. */

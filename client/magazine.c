@@ -5,9 +5,12 @@
  * Order of locks: the caller's, then the magazines' in their order. A thread that has one of
  * these takes no other, unless it has the caller's.
  *
- * Invariants, for each: n_small and n_small_bytes are those of the lists; the list of a size is
- * empty exactly where its bit in `filled` is 0. The first n_large of `large` are set, in the
- * order in which they were parked. n_bytes is the sum of both kinds. */
+ * Invariants, for each: n_small is the number of blocks in the lists; the list of a size is empty
+ * where its bit in `filled` is 0. The first n_large of `large` are set, in the order in which they
+ * were parked. n_large_bytes is their sum, and n_bytes the sum of both kinds.
+ *
+ * Nearly all calls are of small blocks, and meet nothing that is rare. They have a path of their own,
+ * which calls no other function: so it has no registers to save. */
 #include "client/magazine.h"
 
 #include <errno.h>
@@ -34,12 +37,12 @@ struct magazine {
         uint16_t n_large;
         uint64_t credit;
         uint64_t n_allocs;
-        uint64_t n_frees;
-        uint64_t n_requested; /* given less taken back; modulo 2^64 */
-        uint64_t n_bytes;
         struct pages_parked *shown; /* where n_bytes and ages are told; NULL: nowhere */
+        uint64_t n_requested;       /* given less taken back; modulo 2^64 */
         uint64_t filled;
-        uint64_t n_small_bytes;
+        uint64_t n_bytes;
+        uint64_t n_large_bytes;
+        uint64_t n_frees;
         struct ages ages; /* of the blocks that were given less those taken back */
         struct record *tops[N_SIZES];
         uint16_t large_sizes[MAGAZINE_LARGE_BLOCKS]; /* as size_of() */
@@ -167,7 +170,7 @@ static struct magazine *__attribute__((noinline)) lock_another(struct magazines 
         return &m->items[at];
 }
 
-static inline __attribute__((always_inline)) struct magazine *lock_one(struct magazines *m)
+static struct magazine *__attribute__((noinline)) lock_one(struct magazines *m)
 {
         unsigned at;
 
@@ -179,6 +182,16 @@ static inline __attribute__((always_inline)) struct magazine *lock_one(struct ma
         if (try_lock(&m->items[at]))
                 return &m->items[at];
         return lock_another(m, at);
+}
+
+/* The thread's own one. NULL: it has none yet, or another thread has it. */
+static inline __attribute__((always_inline)) struct magazine *lock_own(struct magazines *m)
+{
+        unsigned at = (home - 1) & (m->n - 1);
+
+        return home != 0 && at < __atomic_load_n(&m->n_touched, __ATOMIC_RELAXED) && try_lock(&m->items[at])
+                       ? &m->items[at]
+                       : NULL;
 }
 
 static void lock_all(struct magazines *m)
@@ -356,39 +369,42 @@ static void __attribute__((noinline)) count_old_age(struct magazine *z, uint32_t
                 pages_show_parked_class(z->shown, &z->ages, c);
 }
 
-/* The same. Most blocks are allocated and freed within a tick. */
-static inline __attribute__((always_inline)) void count_age(struct magazine *z, uint32_t born,
-                                                            uint64_t n_bytes)
+/* The same, of a block that was allocated in the tick at hand: most are freed within it. */
+static inline __attribute__((always_inline)) void count_young(struct magazine *z, uint64_t n_bytes)
 {
-        if (born != z->ages.tick) {
-                count_old_age(z, born, n_bytes);
-                return;
-        }
         z->ages.bytes[0] += n_bytes;
         if (z->shown)
                 pages_show_parked_class(z->shown, &z->ages, 0);
 }
 
+static void count_age(struct magazine *z, uint32_t born, uint64_t n_bytes)
+{
+        if (born == z->ages.tick)
+                count_young(z, n_bytes);
+        else
+                count_old_age(z, born, n_bytes);
+}
+
 /* The lock is held. */
-static struct record *empty_small(struct magazine *z, struct record *list)
+static struct record *__attribute__((noinline)) empty_small(struct magazine *z, struct record *list)
 {
         for (; z->filled; z->filled &= z->filled - 1) {
-                struct record *r = z->tops[__builtin_ctzll(z->filled)], *last = r;
+                struct record *r = z->tops[__builtin_ctzll(z->filled)], *below;
 
-                while (last->below)
-                        last = last->below;
-                last->below = list;
-                list = r;
                 z->tops[__builtin_ctzll(z->filled)] = NULL;
+                for (; r; r = below) {
+                        below = r->below;
+                        r->below = list;
+                        list = r;
+                }
         }
         z->n_small = 0;
-        set_bytes(z, z->n_bytes - z->n_small_bytes);
-        z->n_small_bytes = 0;
+        set_bytes(z, z->n_large_bytes);
         return list;
 }
 
 /* The lock is held. */
-static struct record *empty_large(struct magazine *z, struct record *list)
+static struct record *__attribute__((noinline)) empty_large(struct magazine *z, struct record *list)
 {
         while (z->n_large > 0) {
                 struct record *r = z->large[--z->n_large];
@@ -396,7 +412,8 @@ static struct record *empty_large(struct magazine *z, struct record *list)
                 r->below = list;
                 list = r;
         }
-        set_bytes(z, z->n_small_bytes);
+        set_bytes(z, z->n_bytes - z->n_large_bytes);
+        z->n_large_bytes = 0;
         return list;
 }
 
@@ -410,74 +427,109 @@ static int find_large(const struct magazine *z, unsigned size)
         return i;
 }
 
-static void take_large(struct magazine *z, int at)
+static struct record *take_large(struct magazine *z, int at)
 {
+        struct record *r = z->large[at];
+
         z->n_large--;
         for (int i = at; i < z->n_large; i++) {
                 z->large[i] = z->large[i + 1];
                 z->large_sizes[i] = z->large_sizes[i + 1];
         }
+        z->n_large_bytes -= r->block.n_bytes;
+        return r;
 }
 
-static void take_small(struct magazine *z, unsigned size, struct record *r, uint64_t n_bytes)
+/* Of a block that was taken out; n_bytes: of the block. Unlocks. */
+static inline __attribute__((always_inline)) struct record *give(struct magazine *z, struct record *r,
+                                                                 uint64_t n_requested, uint64_t n_bytes,
+                                                                 uint32_t born)
 {
+        z->n_allocs++;
+        z->n_requested += n_requested;
+        set_bytes(z, z->n_bytes - n_bytes);
+        unlock(z);
+        return blocks_unpark(r, n_requested, born);
+}
+
+static struct record *take_small(struct magazine *z, unsigned size)
+{
+        struct record *r = z->tops[size];
+
         z->tops[size] = r->below;
-        z->filled &= ~((uint64_t)!r->below << size);
         z->n_small--;
-        z->n_small_bytes -= n_bytes;
+        return r;
+}
+
+/* The lock is held. */
+static struct record *__attribute__((noinline))
+get_any(struct magazines *m, struct magazine *z, uint64_t n_requested, uint32_t born)
+{
+        unsigned size = size_of(n_requested);
+        uint64_t n_bytes = (size + UINT64_C(1)) * GRANULE;
+        int at = size < N_SIZES ? -1 : find_large(z, size);
+
+        if (size < N_SIZES ? !z->tops[size] : at < 0) {
+                unlock(z);
+                return NULL;
+        }
+        if (z->credit >= n_bytes) {
+                z->credit -= n_bytes;
+        } else if (!raise_bound(m, n_bytes)) {
+                unlock(z);
+                return NULL;
+        }
+        count_age(z, born, n_bytes);
+        return give(z, size < N_SIZES ? take_small(z, size) : take_large(z, at), n_requested, n_bytes, born);
+}
+
+/* The lock is held. */
+static struct record *__attribute__((noinline))
+get_usual(struct magazines *m, struct magazine *z, uint64_t n_requested, uint32_t born)
+{
+        unsigned size = size_of(n_requested);
+        uint64_t n_bytes = (size + UINT64_C(1)) * GRANULE;
+
+        if (size >= N_SIZES || !z->tops[size] || z->credit < n_bytes || born != z->ages.tick)
+                return get_any(m, z, n_requested, born);
+        z->credit -= n_bytes;
+        count_young(z, n_bytes);
+        return give(z, take_small(z, size), n_requested, n_bytes, born);
 }
 
 struct record *magazines_get(struct magazines *m, uint64_t n_requested)
 {
-        unsigned size = size_of(n_requested);
-        uint64_t n_bytes = (size + UINT64_C(1)) * GRANULE;
-        struct magazine *z = lock_one(m);
-        struct record *r = NULL;
-        uint32_t born = 0;
-        int at = 0;
+        uint32_t born = ages_now();
+        struct magazine *z = lock_own(m);
 
-        if (size < N_SIZES)
-                r = z->tops[size];
-        else if ((at = find_large(z, size)) >= 0)
-                r = z->large[at];
-        if (r && z->credit >= n_bytes)
-                z->credit -= n_bytes;
-        else if (r && !raise_bound(m, n_bytes))
-                r = NULL;
-        if (r) {
-                if (size < N_SIZES)
-                        take_small(z, size, r, n_bytes);
-                else
-                        take_large(z, at);
-                set_bytes(z, z->n_bytes - n_bytes);
-                z->n_allocs++;
-                z->n_requested += n_requested;
-                born = ages_now();
-                count_age(z, born, n_bytes);
-        }
-        unlock(z);
-        if (r)
-                blocks_unpark(r, n_requested, born);
-        return r;
+        return z ? get_usual(m, z, n_requested, born) : get_any(m, lock_one(m), n_requested, born);
 }
 
-/* The next three: the magazine's lock is held. Return the blocks that do not stay. */
-static struct record *put_small(const struct magazines *m, struct magazine *z, unsigned size,
-                                struct record *record, uint64_t n_bytes)
+/* The next four: the magazine's lock is held. put_…() return the blocks that do not stay. */
+static inline __attribute__((always_inline)) void count_put(struct magazine *z, const struct record *record)
+{
+        uint64_t n_bytes = record->block.n_bytes;
+
+        z->credit += n_bytes;
+        set_bytes(z, z->n_bytes + n_bytes);
+        z->n_requested -= record->block.n_requested;
+        z->n_frees++;
+}
+
+static inline __attribute__((always_inline)) void add_small(struct magazine *z, unsigned size,
+                                                            struct record *record)
 {
         record->below = z->tops[size];
         z->tops[size] = record;
         z->filled |= UINT64_C(1) << size;
-        z->n_small_bytes += n_bytes;
-        if (++z->n_small > MAGAZINE_BLOCKS || z->n_small_bytes > m->max_small)
-                return empty_small(z, NULL);
-        return NULL;
+        z->n_small++;
 }
 
 static struct record *put_large(const struct magazines *m, struct magazine *z, unsigned size,
                                 struct record *record)
 {
-        if (z->n_large == MAGAZINE_LARGE_BLOCKS || z->n_bytes - z->n_small_bytes > m->max_large) {
+        z->n_large_bytes += record->block.n_bytes;
+        if (z->n_large == MAGAZINE_LARGE_BLOCKS || z->n_large_bytes > m->max_large) {
                 record->below = NULL;
                 return empty_large(z, record);
         }
@@ -486,34 +538,52 @@ static struct record *put_large(const struct magazines *m, struct magazine *z, u
         return NULL;
 }
 
-static void add_credit(struct magazines *m, struct magazine *z, uint64_t n_bytes)
+static struct record *__attribute__((noinline))
+put_any(struct magazines *m, struct magazine *z, struct record *record)
 {
-        z->credit += n_bytes;
+        unsigned size = size_of(record->block.n_bytes);
+        struct record *full = NULL;
+
+        count_put(z, record);
+        if (record->block.born != 0)
+                count_age(z, record->block.born, -record->block.n_bytes);
         if (z->credit > MAX_CREDIT) {
                 lower_bound(m, z->credit);
                 z->credit = 0;
         }
+        if (size >= N_SIZES)
+                full = put_large(m, z, size, record);
+        else
+                add_small(z, size, record);
+        if (z->n_small > MAGAZINE_BLOCKS || z->n_bytes - z->n_large_bytes > m->max_small)
+                full = empty_small(z, full);
+        unlock(z);
+        return full;
+}
+
+/* The lock is held. */
+static struct record *__attribute__((noinline))
+put_usual(struct magazines *m, struct magazine *z, struct record *record)
+{
+        uint64_t n_bytes = record->block.n_bytes;
+        unsigned size = size_of(n_bytes);
+
+        if (size >= N_SIZES || record->block.born != z->ages.tick || record->block.born == 0 ||
+            z->credit + n_bytes > MAX_CREDIT || z->n_small >= MAGAZINE_BLOCKS ||
+            z->n_bytes - z->n_large_bytes + n_bytes > m->max_small)
+                return put_any(m, z, record);
+        count_put(z, record);
+        count_young(z, -n_bytes);
+        add_small(z, size, record);
+        unlock(z);
+        return NULL;
 }
 
 struct record *magazines_put(struct magazines *m, struct record *record)
 {
-        uint64_t n_bytes = record->block.n_bytes, n_requested = record->block.n_requested;
-        unsigned size = size_of(n_bytes);
-        struct magazine *z = lock_one(m);
-        struct record *full;
+        struct magazine *z = lock_own(m);
 
-        z->n_frees++;
-        z->n_requested -= n_requested;
-        if (record->block.born != 0)
-                count_age(z, record->block.born, -n_bytes);
-        add_credit(m, z, n_bytes);
-        set_bytes(z, z->n_bytes + n_bytes);
-        if (size < N_SIZES)
-                full = put_small(m, z, size, record, n_bytes);
-        else
-                full = put_large(m, z, size, record);
-        unlock(z);
-        return full;
+        return z ? put_usual(m, z, record) : put_any(m, lock_one(m), record);
 }
 
 struct record *magazines_take_all(struct magazines *m)

@@ -321,13 +321,14 @@ struct plan_daemon *plan_daemon_free(struct plan_daemon *d)
 
 /* ---- the session --------------------------------------------------------------- */
 
-static int on_send(void *userdata, const Bfcd__Reply *reply, const int *fds, size_t n_fds)
+static void on_send(void *userdata, const Bfcd__Reply *reply, const int *fds, size_t n_fds)
 {
         struct plan_daemon *d = userdata;
 
         if (d->ops->reply)
                 d->ops->reply(d->userdata, reply, fds, n_fds);
-        return 0;
+        for (size_t i = 0; i < n_fds; i++)
+                close(fds[i]);
 }
 
 static void on_event(void *userdata, const Bfcd__Event *event)

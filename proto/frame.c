@@ -15,7 +15,6 @@
 #include "proto/frame.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -344,19 +343,8 @@ static int group_new(const int *fds, size_t n_fds, uint64_t position, struct fd_
 
         if (!g)
                 return -ENOMEM;
-        g->next = NULL;
-        g->position = position;
-        for (g->n_fds = 0; g->n_fds < n_fds; g->n_fds++) {
-                int fd = fcntl(fds[g->n_fds], F_DUPFD_CLOEXEC, 3);
-
-                if (fd < 0) {
-                        int error = -errno;
-
-                        group_free(g);
-                        return error;
-                }
-                g->fds[g->n_fds] = fd;
-        }
+        *g = (struct fd_group){ .position = position, .n_fds = n_fds };
+        memcpy(g->fds, fds, n_fds * sizeof(int));
         *ret = g;
         return 0;
 }

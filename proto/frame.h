@@ -77,8 +77,8 @@ struct frame_writer *frame_writer_free(struct frame_writer *w);
 void frame_writer_clear(struct frame_writer *w);
 
 /* Room for a payload of exactly n_bytes (1 to FRAME_MAX_PAYLOAD); the header is already written. Fill it
- * before the next call on w. -EMSGSIZE, -ENOBUFS, -ENOMEM, -EMFILE. fds (n_fds <= FRAME_MAX_FDS) are sent
- * with the frame; they are duplicated here, so the caller keeps its own. */
+ * before the next call on w. -EMSGSIZE, -ENOBUFS, -ENOMEM. fds (n_fds <= FRAME_MAX_FDS) are sent with the
+ * frame and then closed; they are taken over on success. */
 int frame_writer_add(struct frame_writer *w, size_t n_bytes, const int *fds, size_t n_fds,
                      uint8_t **ret_payload);
 

@@ -42,16 +42,32 @@ static inline void memfd_guard(int fd)
         (void)flock(fd, LOCK_EX | LOCK_NB);
 }
 
-/* An empty, guarded memfd that can be sealed, with further flags of memfd_create(); -errno. */
-static inline int memfd_make_of(const char *name, unsigned flags)
+static inline int memfd_make_bare(const char *name, unsigned flags)
 {
         int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL | flags);
 
         if (fd < 0 && errno == EINVAL)
                 fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING | flags);
-        if (fd < 0)
-                return -errno;
-        memfd_guard(fd);
+        return fd < 0 ? -errno : fd;
+}
+
+/* An empty, guarded memfd that can be sealed, with further flags of memfd_create(); -errno. */
+static inline int memfd_make_of(const char *name, unsigned flags)
+{
+        int fd = memfd_make_bare(name, flags);
+
+        if (fd >= 0)
+                memfd_guard(fd);
+        return fd;
+}
+
+/* The same for a memfd that is given away: its maker keeps no description, so locks matter to nobody. */
+static inline int memfd_make_to_give(const char *name)
+{
+        int fd = memfd_make_bare(name, 0);
+
+        if (fd >= 0)
+                (void)fchmod(fd, S_IRUSR | S_IWUSR);
         return fd;
 }
 

@@ -89,7 +89,7 @@ static int pages_fill(int fd, size_t n_bytes, bool is_usage, void **ret_map)
 
 int pages_make(const char *name, size_t n_bytes, bool is_usage, void **ret_map, int *ret_fd)
 {
-        int r, fd = memfd_make(name);
+        int r, fd = is_usage ? memfd_make(name) : memfd_make_to_give(name);
 
         if (fd < 0)
                 return fd;

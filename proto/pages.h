@@ -186,8 +186,8 @@ size_t pages_client_bytes(void);
 
 /* Makes a guarded memfd (proto/memfd.h) of n_bytes, sealed against changes of its size. It is mapped (the
  * caller unmaps it with munmap()) unless ret_map is NULL. is_usage: mapped writable, and sealed against
- * every later write and writable mapping; else mapped read-only. The caller owns *ret_fd; give other
- * processes memfd_lend() of it. -EINVAL: this kernel lacks such seals (Linux 5.1 has them). -EMFILE,
+ * every later write and writable mapping, and other processes are given memfd_lend() of it; else mapped
+ * read-only, and the fd itself is given to another process. The caller owns *ret_fd. -EINVAL: this kernel lacks such seals (Linux 5.1 has them). -EMFILE,
  * -ENFILE, -ENOMEM. */
 int pages_make(const char *name, size_t n_bytes, bool is_usage, void **ret_map, int *ret_fd);
 

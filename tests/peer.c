@@ -258,7 +258,7 @@ static void take_hello_fds(struct peer *p, const Bfcd__HelloReply *hello, const 
         }
 }
 
-static int on_send(void *userdata, const Bfcd__Reply *reply, const int *fds, size_t n_fds)
+static void on_send(void *userdata, const Bfcd__Reply *reply, const int *fds, size_t n_fds)
 {
         struct peer *p = userdata;
         size_t n = bfcd__reply__get_packed_size(reply);
@@ -297,7 +297,8 @@ static int on_send(void *userdata, const Bfcd__Reply *reply, const int *fds, siz
         } else {
                 MUST(n_fds == 0);
         }
-        return 0;
+        for (size_t i = 0; i < n_fds; i++)
+                close(fds[i]);
 }
 
 /* Nothing is ever sent there. */

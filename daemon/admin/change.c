@@ -72,14 +72,6 @@ static struct tenant *find_tenant(const struct change *c, const char *name)
         return found ? *found : NULL;
 }
 
-static struct quota *find_quota(const struct tenant *t, const struct partition *p)
-{
-        for (size_t i = 0; t && i < t->n_quotas; i++)
-                if (t->quotas[i]->partition == p && !t->quotas[i]->lease.parent)
-                        return t->quotas[i];
-        return NULL;
-}
-
 /* An existing quota in the next config; NULL: it is removed. */
 static const struct config_quota *find_config_quota(const struct change *c, const struct config_tenant *t,
                                                     const struct quota *q)
@@ -186,12 +178,18 @@ static void change_count_quota(struct change *c, const struct quota *q, const st
         uint64_t committed =
                 to ? max_u64(to->reserve_bytes, q->account.committed_bytes) : q->account.charged_bytes;
 
-        if (q->lease.parent) /* counted there, too */
-                n_blocks = committed = 0;
-        else
-                n_blocks = max_u64(n_blocks, q->all.n_blocks);
-        change_count(c, partition, arena_extent_room(q->arena, limit), max_u64(n_sessions, q->sessions.n),
-                     n_blocks, committed);
+        change_count(c, partition, arena_extent_room(q->arena, limit), max_u64(n_sessions, q->all.n_sessions),
+                     max_u64(n_blocks, q->all.n_blocks), committed);
+}
+
+/* A lease in a quota, where its blocks and what it takes are counted. to: of the quota. */
+static void change_count_lease(struct change *c, const struct quota *q, const struct config_quota *to)
+{
+        uint64_t n_sessions = to ? to->max_sessions : q->max_sessions;
+
+        change_count(c, (size_t)(q->partition - c->b->partitions),
+                     arena_extent_room(q->arena, q->account.limit_bytes), max_u64(n_sessions, q->sessions.n),
+                     0, 0);
 }
 
 static int change_prepare_quota(struct change *c, struct quota *q, const struct config_quota *to)
@@ -246,7 +244,8 @@ static int change_check_quotas(struct change *c)
                 for (size_t k = 0; k < t->n_quotas; k++) {
                         const struct partition *p =
                                 &c->b->partitions[c->partition_of[t->quotas[k].partition]];
-                        struct quota *q = find_quota(c->tenants[i].tenant, p);
+                        struct tenant *tenant = c->tenants[i].tenant;
+                        struct quota *q = tenant ? tenant_quota(tenant, p) : NULL;
                         int r = 0;
 
                         if (q)
@@ -310,6 +309,7 @@ static void change_check_device(struct change *c, const struct config_device *d)
 static void change_check_room(struct change *c)
 {
         const struct ledger_limits *room = &c->b->room;
+        bool has_leases = c->b->leases.n > 0;
         size_t n_new = 0;
 
         for (size_t i = 0; i < c->next->n_tenants; i++)
@@ -317,10 +317,12 @@ static void change_check_room(struct change *c)
         if (c->n_quotas > room->n_quotas || c->n_extents > room->n_extents ||
             c->n_exports > room->n_exports || c->n_blocks > room->n_blocks)
                 change_fail(c,
-                            "the daemon's tables are too small: the quotas allow %" PRIu64 " blocks (room "
-                            "for %" PRIu32 ") and %" PRIu64 " extents shared with sessions (room for %" PRIu32
-                            "): lower max_blocks or max_sessions, or restart bfcd",
-                            c->n_blocks, room->n_blocks, c->n_exports, room->n_exports);
+                            "the daemon's tables are too small: the quotas%s allow %" PRIu64
+                            " blocks (room for %" PRIu32 ") and %" PRIu64
+                            " extents shared with sessions (room for %" PRIu32
+                            "): lower max_blocks or max_sessions, %sor restart bfcd",
+                            has_leases ? " and leases" : "", c->n_blocks, room->n_blocks, c->n_exports,
+                            room->n_exports, has_leases ? "end leases (bfcctl lease end), " : "");
         if (capacity_refs(c->next) > room->n_refs)
                 change_fail(c,
                             "the daemon's tables are too small: %" PRIu32 " sessions may have %" PRIu64
@@ -348,9 +350,14 @@ static int change_check(struct change *c)
                 const struct tenant *t = c->by_name[i];
                 const struct config_tenant *to = change_config_of(c, t);
 
-                for (size_t k = 0; k < t->n_quotas; k++)
-                        if (t->quotas[k]->lease.parent || !find_config_quota(c, to, t->quotas[k]))
+                for (size_t k = 0; k < t->n_quotas; k++) {
+                        const struct config_quota *quota = find_config_quota(c, to, t->quotas[k]);
+
+                        if (t->quotas[k]->lease.parent)
+                                change_count_lease(c, t->quotas[k], quota);
+                        else if (!quota)
                                 change_count_quota(c, t->quotas[k], NULL);
+                }
         }
         change_check_pools(c);
         for (size_t i = 0; i < c->next->n_devices; i++)
@@ -384,9 +391,9 @@ static void tell_usage(void *userdata, const struct config_field *field)
                 fprintf(t->c->changes, "; its extents have %s until bfcd is restarted, so it gets no memory",
                         SIZE(ledger_quota_at(q->ledger, q->index)->small_extent_bytes));
         if (field == &CONFIG_QUOTA.fields[QUOTA_MAX_SESSIONS])
-                n = q->sessions.n, n_max = t->to->max_sessions;
+                n = q->all.n_sessions, n_max = t->to->max_sessions;
         if (field == &CONFIG_QUOTA.fields[QUOTA_MAX_BLOCKS])
-                n = q->n_blocks, n_max = t->to->max_blocks;
+                n = q->all.n_blocks, n_max = t->to->max_blocks;
         if (n > n_max)
                 fprintf(t->c->changes,
                         "; it has %" PRIu64 ", %" PRIu64
@@ -425,7 +432,7 @@ static void tell_tenant(struct change *c, const struct config_tenant *to, const 
                                     NULL);
         for (size_t i = 0; i < to->n_quotas; i++) {
                 const struct partition *p = &c->b->partitions[c->partition_of[to->quotas[i].partition]];
-                const struct quota *q = find_quota(t, p);
+                const struct quota *q = t ? tenant_quota(t, p) : NULL;
 
                 if (q)
                         tell_quota(c, q, &to->quotas[i]);
@@ -533,7 +540,7 @@ static int change_make_quotas(struct change *c, const struct config_tenant *to, 
                 size_t partition = c->partition_of[to->quotas[i].partition];
                 int r = 0;
 
-                if (!find_quota(t, &c->b->partitions[partition]))
+                if (!tenant_quota(t, &c->b->partitions[partition]))
                         r = broker_add_quota(c->b, t, partition, &to->quotas[i], 0);
                 if (r < 0)
                         return r;

@@ -137,8 +137,7 @@ static int read_match(const Bfcd__LeaseCreate *m, struct ledger_lease *ret, char
         }
 }
 
-/* Of a lease within `parent`, which may exceed neither. */
-static int check_sizes(const struct quota *parent, uint64_t limit, uint64_t reserve, char *why, size_t n)
+static int check_sizes(uint64_t limit, uint64_t reserve, char *why, size_t n)
 {
         if (limit == 0 || limit % CONFIG_GRANULARITY != 0 || reserve % CONFIG_GRANULARITY != 0)
                 snprintf(why, n,
@@ -148,12 +147,19 @@ static int check_sizes(const struct quota *parent, uint64_t limit, uint64_t rese
         else if (reserve > limit)
                 snprintf(why, n, "reserve %s is more than the limit %s", NUMBER_SIZE(reserve),
                          NUMBER_SIZE(limit));
-        else if (limit > parent->account.limit_bytes)
-                snprintf(why, n, "limit %s is more than the limit of tenant '%s' in partition '%s', %s",
-                         NUMBER_SIZE(limit), parent->tenant, parent->partition->name,
-                         NUMBER_SIZE(parent->account.limit_bytes));
         else
                 return 0;
+        return -EINVAL;
+}
+
+/* A limit that an operator sets now. That of the tenant may fall below it later. */
+static int check_limit(const struct quota *parent, uint64_t limit, char *why, size_t n)
+{
+        if (limit <= parent->account.limit_bytes)
+                return 0;
+        snprintf(why, n, "limit %s is more than the limit of tenant '%s' in partition '%s', %s",
+                 NUMBER_SIZE(limit), parent->tenant, parent->partition->name,
+                 NUMBER_SIZE(parent->account.limit_bytes));
         return -EINVAL;
 }
 
@@ -173,19 +179,31 @@ static int check_reserve(const struct quota *parent, const struct account *lacks
         return -ENOMEM;
 }
 
-/* As many records as all quotas may need, with a lease of this limit. */
-static int check_room(const struct broker *b, const struct quota *parent, uint64_t limit, char *why, size_t n)
+/* How many extents a lease with this limit may have. */
+static uint64_t lease_extents(const struct quota *parent, const struct lease *lease, uint64_t limit)
 {
-        struct extent_sizes sizes = extent_sizes_for(parent->partition->share, limit,
-                                                     device_granularity(parent->partition->device));
-        uint64_t n_quotas = 1, n_extents = extent_max_count(parent->partition->share, limit, &sizes);
-        uint64_t n_exports = n_extents * min_u64(parent->max_sessions, b->room.n_sessions);
+        const struct partition *p = parent->partition;
+        struct extent_sizes sizes = extent_sizes_for(p->share, limit, device_granularity(p->device));
+
+        return lease ? arena_extent_room(lease->quota->arena, limit)
+                     : extent_max_count(p->share, limit, &sizes);
+}
+
+/* As many records as all quotas may need, with a lease of this limit. lease: it exists; NULL: a new one. */
+static int check_room(const struct broker *b, const struct quota *parent, const struct lease *lease,
+                      uint64_t limit, char *why, size_t n)
+{
+        uint64_t n_quotas = 1, n_extents = lease_extents(parent, lease, limit);
+        uint64_t n_exports = n_extents * min_u64(max_u64(parent->max_sessions, parent->all.n_sessions),
+                                                 b->room.n_sessions);
 
         for (size_t i = 0; i < b->n_tenants; i++) {
                 for (size_t k = 0; k < b->tenants[i].n_quotas; k++) {
                         const struct quota *q = b->tenants[i].quotas[k];
                         uint64_t extents = arena_extent_room(q->arena, q->account.limit_bytes);
 
+                        if (lease && q == lease->quota)
+                                continue;
                         n_quotas++;
                         n_extents += extents;
                         n_exports += extents *
@@ -195,14 +213,14 @@ static int check_room(const struct broker *b, const struct quota *parent, uint64
         if (n_quotas <= b->room.n_quotas && n_extents <= b->room.n_extents && n_exports <= b->room.n_exports)
                 return 0;
         snprintf(why, n,
-                 "the daemon's tables are too small for another lease of %s: end other leases, lower "
+                 "the daemon's tables are too small for a lease of %s: end other leases, lower "
                  "max_sessions of tenant '%s', or restart bfcd",
                  NUMBER_SIZE(limit), parent->tenant);
         return -ENOSPC;
 }
 
-/* As many fds as all extents may need beside the sessions that exist, with a lease of this limit. lease: it exists;
- * NULL: a new one. As at the start, it is only a warning if max_sessions would need more. */
+/* As many fds as all extents may need beside the sessions that exist, the same way. As at the start, it is only a
+ * warning if max_sessions would need more. */
 static int check_fds(const struct broker *b, const struct quota *parent, const struct lease *lease,
                      uint64_t limit, char *why, size_t n)
 {
@@ -248,7 +266,7 @@ static int check_count(const struct broker *b, const struct tenant *t, const str
                                 t->quotas[i]->account.n_children > 0;
         if (b->leases.n >= CAPACITY_LEASES)
                 snprintf(why, n, "there are %zu leases, which is the most: end some of them", b->leases.n);
-        else if (lease_count(b, t, NULL) >= LEASES_PER_TENANT)
+        else if (lease_count(b, t) >= LEASES_PER_TENANT)
                 snprintf(why, n, "tenant '%s' has %u leases, which is the most: end some of them", t->name,
                          LEASES_PER_TENANT);
         else if (n_partitions >= LEDGER_SESSION_LEASES)
@@ -268,33 +286,57 @@ static struct tenant *find_tenant(const struct broker *b, const char *name)
 }
 
 /* The tenant's own quota in the partition. NULL: none. */
-static struct quota *find_quota(const struct tenant *t, const char *partition)
+static struct quota *find_quota(const struct broker *b, const struct tenant *t, const char *partition)
 {
-        for (size_t i = 0; t && i < t->n_quotas; i++)
-                if (!t->quotas[i]->lease.parent && !t->quotas[i]->is_removed &&
-                    strcmp(t->quotas[i]->partition->name, partition) == 0)
-                        return t->quotas[i];
-        return NULL;
+        struct quota *q = NULL;
+
+        for (size_t i = 0; t && i < b->n_partitions; i++)
+                if (strcmp(b->partitions[i].name, partition) == 0)
+                        q = tenant_quota(t, &b->partitions[i]);
+        return q && !q->is_removed ? q : NULL;
 }
 
-static int check_create(const struct session *s, const Bfcd__LeaseCreate *m, struct ledger_lease *facts,
-                        char *why, size_t n)
+static int check_name(const struct broker *b, const char *name, char *why, size_t n)
 {
-        const struct broker *b = s->broker;
-        const struct tenant *t = find_tenant(b, m->tenant);
-        const struct quota *parent = find_quota(t, m->partition);
-        int r;
+        const struct lease *other = lease_find(b, name);
 
-        if (!name_is_valid(m->name)) {
+        if (!name_is_valid(name)) {
                 snprintf(why, n, "the name of a lease has 1 to %d letters, digits, '_', '-' and '.'",
                          CONFIG_NAME_MAX);
                 return -EINVAL;
         }
-        if (lease_find(b, m->name)) {
+        if (!other)
+                return 0;
+        if (other->quota->lease.is_ended)
+                snprintf(why, n,
+                         "lease '%s' of tenant '%s' is still ending, with %" PRIu32 " sessions and %s: wait, "
+                         "evict them (bfcctl lease end --evict), or choose another name",
+                         name, other->tenant->name, other->quota->sessions.n_told,
+                         NUMBER_SIZE(other->quota->account.own_bytes));
+        else
                 snprintf(why, n, "lease '%s' exists already, of tenant '%s': end it, or choose another name",
-                         m->name, lease_find(b, m->name)->tenant->name);
-                return -EEXIST;
-        }
+                         name, other->tenant->name);
+        return -EEXIST;
+}
+
+/* A lease that is asked for. */
+struct new_lease {
+        struct tenant *tenant;
+        struct quota *parent;
+        struct ledger_lease facts;
+};
+
+static int check_create(const struct session *s, const Bfcd__LeaseCreate *m, struct new_lease *ret, char *why,
+                        size_t n)
+{
+        const struct broker *b = s->broker;
+        const struct quota *parent;
+        int r = check_name(b, m->name, why, n);
+
+        if (r < 0)
+                return r;
+        ret->tenant = find_tenant(b, m->tenant);
+        parent = ret->parent = find_quota(b, ret->tenant, m->partition);
         if (!parent) {
                 explain_names(s, m->tenant[0] ? m->tenant : "(none)",
                               m->partition[0] ? m->partition : "(none)", why, n);
@@ -307,20 +349,22 @@ static int check_create(const struct session *s, const Bfcd__LeaseCreate *m, str
                          parent->partition->name);
                 return -EOPNOTSUPP;
         }
-        r = read_match(m, facts, why, n);
+        r = read_match(m, &ret->facts, why, n);
         if (r == 0 && (m->ttl_ms > LEASE_MAX_MS || m->grace_ms > LEASE_MAX_MS)) {
                 snprintf(why, n, "the time-out or the grace time is too long");
                 r = -EINVAL;
         }
         if (r == 0)
-                r = check_sizes(parent, m->bytes_limit, m->bytes_reserve, why, n);
+                r = check_sizes(m->bytes_limit, m->bytes_reserve, why, n);
+        if (r == 0)
+                r = check_limit(parent, m->bytes_limit, why, n);
         if (r == 0)
                 r = check_reserve(parent, account_short_of(&parent->account, m->bytes_reserve),
                                   m->bytes_reserve, why, n);
         if (r == 0)
-                r = check_count(b, t, parent, why, n);
+                r = check_count(b, ret->tenant, parent, why, n);
         if (r == 0)
-                r = check_room(b, parent, m->bytes_limit, why, n);
+                r = check_room(b, parent, NULL, m->bytes_limit, why, n);
         return r == 0 ? check_fds(b, parent, NULL, m->bytes_limit, why, n) : r;
 }
 
@@ -339,26 +383,26 @@ int handle_lease_create(struct session *s, const Bfcd__Request *r, const char **
 {
         const Bfcd__LeaseCreate *m = r->lease_create;
         char why[EXPLAIN_SENTENCE], match[LEDGER_PLACE_BYTES];
-        struct ledger_lease facts = { .born_ms = clock_ms() };
+        struct new_lease new = { .facts = { .born_ms = clock_ms() } };
+        struct ledger_lease *facts = &new.facts;
         struct lease *lease;
         int result;
 
         (void)ret_why;
         if (command_refuse_client(s, r->id, "leases are made"))
                 return 0;
-        result = check_create(s, m, &facts, why, sizeof(why));
+        result = check_create(s, m, &new, why, sizeof(why));
         if (result < 0) {
                 session_refuse(s, r->id, result, why);
                 return 0;
         }
-        snprintf(facts.name, sizeof(facts.name), "%s", m->name);
-        facts.limit_bytes = m->bytes_limit;
-        facts.reserve_bytes = m->bytes_reserve;
-        facts.ends_ms = m->ttl_ms > 0 ? facts.born_ms + m->ttl_ms : 0;
-        facts.evicts = m->evicts != 0;
-        facts.grace_ms = m->grace_ms;
-        result = lease_new(s->broker, find_tenant(s->broker, m->tenant),
-                           find_quota(find_tenant(s->broker, m->tenant), m->partition), &facts, &lease);
+        snprintf(facts->name, sizeof(facts->name), "%s", m->name);
+        facts->limit_bytes = m->bytes_limit;
+        facts->reserve_bytes = m->bytes_reserve;
+        facts->ends_ms = m->ttl_ms > 0 ? facts->born_ms + m->ttl_ms : 0;
+        facts->evicts = m->evicts != 0;
+        facts->grace_ms = m->grace_ms;
+        result = lease_new(s->broker, new.tenant, new.parent, facts, &lease);
         if (result < 0) {
                 session_refuse_format(s, r->id, result, "lease '%s' could not be made: %s", m->name,
                                       strerror(-result));
@@ -370,7 +414,7 @@ int handle_lease_create(struct session *s, const Bfcd__Request *r, const char **
                  "reserve %s, for %s %s",
                  s->id, (unsigned)s->who.uid, (int)s->who.pid, lease->name, lease->tenant->name,
                  lease->quota->partition->name, NUMBER_SIZE(m->bytes_limit), NUMBER_SIZE(m->bytes_reserve),
-                 lease_kind_name(facts.kind), match_text(&facts, match));
+                 lease_kind_name(facts->kind), match_text(facts, match));
         s->broker->leases.due_ms = 0;
         broker_wake(s->broker);
         session_done(s, r->id);
@@ -407,10 +451,14 @@ static int check_set(const struct broker *b, const struct lease *lease, const Bf
                 snprintf(why, n, "the time-out is too long");
                 return -EINVAL;
         }
-        r = check_sizes(q->lease.parent, limits->limit_bytes, limits->reserve_bytes, why, n);
+        r = check_sizes(limits->limit_bytes, limits->reserve_bytes, why, n);
+        if (r == 0 && m->bytes_limit > 0)
+                r = check_limit(q->lease.parent, limits->limit_bytes, why, n);
         if (r == 0)
                 r = check_reserve(q->lease.parent, account_lacks_reserve(&q->account, limits->reserve_bytes),
                                   limits->reserve_bytes, why, n);
+        if (r == 0 && limits->limit_bytes > q->account.limit_bytes)
+                r = check_room(b, q->lease.parent, lease, limits->limit_bytes, why, n);
         if (r == 0 && limits->limit_bytes > q->account.limit_bytes)
                 r = check_fds(b, q->lease.parent, lease, limits->limit_bytes, why, n);
         if (r == 0 && quota_prepare_limit(lease->quota, limits->limit_bytes) < 0) {
@@ -616,6 +664,8 @@ static bool tick_one(struct broker *b, struct lease *lease, uint64_t now_ms)
 
         if (record->ended_ms == 0 && lease->quota->lease.parent->is_removed)
                 ends = end_by_itself(b, lease, "the configuration no longer has its tenant's quota");
+        if (record->ended_ms == 0 && lease->quota->partition->preallocate)
+                ends = end_by_itself(b, lease, "its partition preallocates the limits of its tenants");
         if (record->ended_ms == 0 && record->ends_ms != 0 && now_ms >= record->ends_ms)
                 ends = end_by_itself(b, lease, "its time is over");
 
@@ -673,19 +723,19 @@ void lease_tick(struct broker *b, uint64_t now_ms)
         plan_tick(b, now_ms);
 }
 
-void lease_gone(struct broker *b, const struct lease *lease)
+void lease_gone(const struct lease_end *end)
 {
-        const struct ledger_lease *record = lease_record(b, lease);
-        const struct ledger_lifetime *life = &ledger_quota_at(b->ledger, lease->quota->index)->life;
+        const struct ledger_lease *record = end->record;
+        const struct ledger_lifetime *life = end->life;
         uint64_t now_us = clock_wall_us(), lasted_ms = clock_ms() - record->born_ms;
         uint64_t n_refusals = life->n_over_quota + life->n_out_of_memory;
         char match[LEDGER_PLACE_BYTES];
         struct record r;
 
         record_init(&r, RECORD_LEASE);
-        record_add_text(&r, "tenant", lease->tenant->name, CONFIG_NAME_MAX);
-        record_add_text(&r, "partition", lease->quota->partition->name, CONFIG_NAME_MAX);
-        record_add_text(&r, "lease", lease->name, CONFIG_NAME_MAX);
+        record_add_text(&r, "tenant", end->tenant, CONFIG_NAME_MAX);
+        record_add_text(&r, "partition", end->partition, CONFIG_NAME_MAX);
+        record_add_text(&r, "lease", record->name, CONFIG_NAME_MAX);
         record_add_text(&r, "match_kind", lease_kind_name(record->kind), CONFIG_NAME_MAX);
         record_add_text(&r, "match", match_text(record, match), sizeof(match));
         record_add_number(&r, "begin_us", now_us - min_u64(now_us, lasted_ms * 1000));
@@ -699,7 +749,6 @@ void lease_gone(struct broker *b, const struct lease *lease)
                       "lease '%s' of tenant '%s' in partition '%s' ended: duration %" PRIu64
                       " ms, peak %" PRIu64 " bytes in use, %" PRIu64 " bytes reserved of %" PRIu64
                       ", %" PRIu64 " refusals, waited %" PRIu64 " us",
-                      lease->name, lease->tenant->name, lease->quota->partition->name, lasted_ms,
-                      life->peak_in_use, life->peak_reserved, (uint64_t)record->limit_bytes, n_refusals,
-                      life->waited_ns / 1000);
+                      record->name, end->tenant, end->partition, lasted_ms, life->peak_in_use,
+                      life->peak_reserved, (uint64_t)record->limit_bytes, n_refusals, life->waited_ns / 1000);
 }

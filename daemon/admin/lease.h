@@ -12,7 +12,7 @@
 #define LEASE_LOOKS 16u /* at control groups and processes in one tick */
 
 struct broker;
-struct lease;
+struct lease_end;
 struct session;
 
 /* Requests of the admin socket; see session_handle(). */
@@ -27,6 +27,6 @@ void lease_tick(struct broker *b, uint64_t now_ms);
 uint64_t lease_tick_due(const struct broker *b);
 
 /* See upcalls.h. Writes the record. */
-void lease_gone(struct broker *b, const struct lease *lease);
+void lease_gone(const struct lease_end *end);
 
 #endif

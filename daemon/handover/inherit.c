@@ -9,6 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "daemon/clock.h"
 #include "daemon/handover/crash.h"
 #include "daemon/log.h"
 #include "daemon/memory/broker_lease.h"
@@ -171,20 +172,26 @@ static const struct config_quota *find_config_quota(const struct tenant *t, size
         return NULL;
 }
 
-static struct quota *find_quota(const struct tenant *t, const struct partition *p)
+/* Writes the record of a lease that ends before it has a quota. */
+static void tell_lease_gone(const struct broker *b, const struct inherited_quota *from)
 {
-        for (size_t i = 0; i < t->n_quotas; i++)
-                if (t->quotas[i]->partition == p && !t->quotas[i]->lease.parent)
-                        return t->quotas[i];
-        return NULL;
+        lease_tell_gone(b, &(struct lease_end){ ledger_lease_at(b->ledger, from->lease), &from->life,
+                                                from->tenant, from->partition });
 }
 
 static void close_quota(struct broker *b, struct inherited_quota *from, const char *why)
 {
-        log_error("tenant '%s' in partition '%s': %s: its arena is closed, with %" PRIu64 " bytes in %zu "
-                  "extents and %zu blocks; these stay charged, and the previous sessions cannot be resumed",
-                  from->tenant, from->partition, why, from->n_bytes, from->arena.n_extents,
-                  from->arena.n_blocks);
+        bool is_lease = from->lease != LEDGER_NONE;
+
+        log_error(
+                "%s%s%stenant '%s' in partition '%s': %s: its arena is closed, with %" PRIu64
+                " bytes in %zu extents and %zu blocks; these stay charged, and the previous sessions cannot "
+                "be resumed",
+                is_lease ? "lease '" : "", is_lease ? ledger_lease_at(b->ledger, from->lease)->name : "",
+                is_lease ? "' of " : "", from->tenant, from->partition, why, from->n_bytes,
+                from->arena.n_extents, from->arena.n_blocks);
+        if (is_lease)
+                tell_lease_gone(b, from);
         inherited_close(b->inherited, from);
 }
 
@@ -320,6 +327,8 @@ static int inherit_quota(struct broker *b, struct tenant *t, struct inherited_qu
                 close_quota(b, from, "the configuration no longer has this partition");
         else if (!has_all_fds(from))
                 close_quota(b, from, "the service manager has not stored all of its extents");
+        else if (from->is_lease && from->lease == LEDGER_NONE)
+                close_quota(b, from, "it is of a lease that is not known");
         else if (!from->is_lease) /* leases come later */
                 return restore_quota(b, t, partition, from);
         return 0;
@@ -342,16 +351,56 @@ static void charge_closed(struct quota *q, uint64_t n_bytes)
                 charge_join(&q->closed, &charge);
 }
 
+/* Its memory ended with its process, and so did its sessions. */
+static void remake_lease(struct broker *b, struct tenant *t, struct quota *parent,
+                         struct inherited_quota *from)
+{
+        const struct ledger_lease facts = *ledger_lease_at(b->ledger, from->lease);
+        struct lease *lease;
+        int r;
+
+        inherited_forget(b->inherited, from);
+        r = lease_new(b, t, parent, &facts, &lease);
+        if (r == 0) {
+                quota_restore_lifetime(lease->quota, &from->life);
+                return;
+        }
+        log_error("lease '%s' of tenant '%s' in partition '%s' ends: it could not be made again: %s",
+                  facts.name, from->tenant, from->partition, strerror(-r));
+        lease_tell_gone(b, &(struct lease_end){ &facts, &from->life, from->tenant, from->partition });
+}
+
+/* Its limit where it can be restored. A lease that has ended continues with the memory that it has. */
+static void restore_lease_limit(struct quota *q, struct ledger_lease *record)
+{
+        const struct quota *parent = q->lease.parent;
+
+        if (quota_prepare_limit(q, record->limit_bytes) == 0) {
+                quota_set_early(q, &(struct quota_limits){ record->limit_bytes, record->reserve_bytes,
+                                                           parent->max_sessions, parent->max_blocks, 0, 0 });
+                return;
+        }
+        if (record->ended_ms != 0)
+                return;
+        log_error("lease '%s' of tenant '%s' in partition '%s' ends: its limit of %" PRIu64
+                  " bytes could not be restored, because the size of its extents does not allow it; its "
+                  "sessions continue, and get no more memory",
+                  record->name, q->tenant, q->partition->name, (uint64_t)record->limit_bytes);
+        record->ended_ms = clock_ms();
+}
+
 /* Within the quota of its tenant, which has room for all that is charged. */
 static int restore_lease(struct broker *b, struct tenant *t, struct quota *parent,
                          struct inherited_quota *from)
 {
-        const struct ledger_lease *record = ledger_lease_at(b->ledger, from->lease);
+        struct ledger_lease *record = ledger_lease_at(b->ledger, from->lease);
+        struct extent_sizes grid = quota_extent_sizes(ledger_quota_at(b->ledger, from->index));
         const char *why = NULL;
         struct quota_options options = {
                 .parent = parent,
                 .lease = record->name, /* until lease_adopt() */
-                .limit_bytes = max_u64(record->limit_bytes, from->n_bytes),
+                .limit_bytes =
+                        max_u64(limit_in(parent->partition, record->limit_bytes, &grid), from->n_bytes),
                 .max_sessions = parent->max_sessions,
                 .max_blocks = parent->max_blocks,
                 .inherited = &from->arena,
@@ -363,15 +412,11 @@ static int restore_lease(struct broker *b, struct tenant *t, struct quota *paren
         struct quota *q;
         int r;
 
-        if (parent->partition->share != DEVICE_SHARE_FD) { /* its memory ended with its process */
-                const struct ledger_lease facts = *record;
-
-                inherited_forget(b->inherited, from);
-                r = facts.ended_ms == 0 ? lease_new(b, t, parent, &facts, &lease) : 0;
-                return is_fatal(r) ? r : 0;
+        if (parent->partition->share != DEVICE_SHARE_FD) {
+                remake_lease(b, t, parent, from);
+                return 0;
         }
         r = broker_make_quota(b, t, (size_t)(parent->partition - b->partitions), &options);
-
         if (r < 0 && !is_fatal(r)) {
                 close_quota(b, from, why ? why : strerror(-r));
                 charge_closed(parent, from->n_bytes);
@@ -383,13 +428,10 @@ static int restore_lease(struct broker *b, struct tenant *t, struct quota *paren
         b->restored.n_bytes += from->n_bytes;
         b->restored.n_blocks += (uint32_t)from->arena.n_blocks;
         q = from->quota = t->quotas[t->n_quotas - 1];
-        r = quota_prepare_limit(q, record->limit_bytes);
-        if (r == 0)
-                quota_set_early(q, &(struct quota_limits){ record->limit_bytes, record->reserve_bytes,
-                                                           parent->max_sessions, parent->max_blocks, 0, 0 });
+        restore_lease_limit(q, record);
         note_interrupted_growth(q, from->growing_mib, from->oom_kills);
         quota_restore_lifetime(q, &from->life);
-        return r == 0 ? lease_adopt(b, t, q, from->lease, &lease) : r;
+        return lease_adopt(b, t, q, from->lease, &lease);
 }
 
 /* There is no quota of its tenant any more. */
@@ -399,10 +441,12 @@ static void drop_lease(struct broker *b, struct inherited_quota *from)
 
         log_notice("lease '%s' of tenant '%s' in partition '%s' ends: its tenant has no quota there",
                    ledger_lease_at(b->ledger, from->lease)->name, from->tenant, from->partition);
-        if (partition < b->n_partitions && b->partitions[partition].share != DEVICE_SHARE_FD)
-                inherited_forget(b->inherited, from); /* its memory ended with its process */
-        else
+        if (partition == b->n_partitions || b->partitions[partition].share == DEVICE_SHARE_FD) {
                 close_quota(b, from, "the quota of its tenant was closed");
+                return;
+        }
+        tell_lease_gone(b, from);
+        inherited_forget(b->inherited, from); /* its memory ended with its process */
 }
 
 /* Leases in the order in which they were made, after the quotas of tenants. */
@@ -426,7 +470,7 @@ static int inherit_leases(struct broker *b)
                 while (k < b->n_tenants && strcmp(b->tenants[k].name, list[i]->tenant) != 0)
                         k++;
                 parent = k < b->n_tenants && partition < b->n_partitions
-                                 ? find_quota(&b->tenants[k], &b->partitions[partition])
+                                 ? tenant_quota(&b->tenants[k], &b->partitions[partition])
                                  : NULL;
                 if (!parent) {
                         drop_lease(b, list[i]);
@@ -516,7 +560,7 @@ static int add_quotas(struct broker *b, struct tenant *t, char *ret_sentence, si
                 };
                 int r;
 
-                if (find_quota(t, p))
+                if (tenant_quota(t, p))
                         continue;
                 r = broker_make_quota(b, t, to->partition, &options);
                 if (r < 0) {
@@ -525,8 +569,8 @@ static int add_quotas(struct broker *b, struct tenant *t, char *ret_sentence, si
                                  t->name, p->name, device_error(r));
                         return r;
                 }
-                account_set(&find_quota(t, p)->account, to->limit_bytes, to->reserve_bytes);
-                note_growth_of(b, find_quota(t, p));
+                account_set(&tenant_quota(t, p)->account, to->limit_bytes, to->reserve_bytes);
+                note_growth_of(b, tenant_quota(t, p));
         }
         return 0;
 }
@@ -580,7 +624,7 @@ static void keep_lives(struct broker *b)
                 for (size_t k = 0; k < b->n_tenants; k++) {
                         struct tenant *t = &b->tenants[k];
                         struct quota *q = strcmp(t->name, from->tenant) == 0
-                                                  ? find_quota(t, &b->partitions[partition])
+                                                  ? tenant_quota(t, &b->partitions[partition])
                                                   : NULL;
 
                         if (q)
@@ -622,12 +666,11 @@ static void back_quotas(struct broker *b)
                         uint64_t limit = q->account.limit_bytes;
                         int r = quota_back_early(q);
 
-                        if (r < 0 ||
-                            (q->partition->preallocate && !q->is_removed && q->account.charged_bytes < limit))
+                        if (r < 0 || (quota_is_preallocated(q) && q->account.own_bytes < limit))
                                 log_warning("tenant '%s' in partition '%s': of its %" PRIu64
                                             " preallocated bytes, %" PRIu64 " are allocated; the rest is "
                                             "allocated on demand%s%s",
-                                            q->tenant, q->partition->name, limit, q->account.charged_bytes,
+                                            q->tenant, q->partition->name, limit, q->account.own_bytes,
                                             r < 0 ? ": " : "", r < 0 ? device_error(r) : "");
                 }
 }

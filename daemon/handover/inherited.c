@@ -219,13 +219,22 @@ size_t inherited_first_of(const struct inherited *r, const char *tenant)
         return inherited_place(r, tenant, NULL);
 }
 
+/* A lease is kept until it ends, and so is what it is in. */
+static void note_lease(struct inherited *r, struct inherited_quota *lease)
+{
+        size_t n;
+        struct inherited_quota *q = inherited_find(r, lease->tenant, lease->partition, &n);
+
+        lease->has_sessions = true;
+        for (size_t i = 0; i < n; i++)
+                q[i].has_sessions = q[i].has_sessions || !q[i].is_lease;
+}
+
 static void inherited_note_sessions(struct inherited *r)
 {
-        for (size_t i = 0; i < r->n_quotas; i++) /* a lease is kept until it ends, and what it is in */
-                for (size_t k = i; r->quotas[i].lease != LEDGER_NONE && k < r->n_quotas &&
-                                   compare_tenant(r, k, r->quotas[i].tenant, r->quotas[i].partition) == 0;
-                     k++)
-                        r->quotas[k].has_sessions = true;
+        for (size_t i = 0; i < r->n_quotas; i++)
+                if (r->quotas[i].lease != LEDGER_NONE)
+                        note_lease(r, &r->quotas[i]);
         for (uint32_t k = 0; k < ledger_session_end(r->ledger); k++) {
                 const struct ledger_session *s = ledger_session_get(r->ledger, k);
                 size_t i = s ? inherited_place(r, s->tenant, NULL) : r->n_quotas;

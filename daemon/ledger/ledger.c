@@ -86,6 +86,29 @@ void ledger_header_limits(const struct header *h, struct ledger_limits *ret)
 #undef READ_LIMIT
 }
 
+/* NULL, or what is wrong; the tables must be where this process would put them. */
+const char *ledger_header_fault(const struct ledger *l)
+{
+        const struct header *h = l->header;
+        const struct header_table *t = h->tables;
+        struct ledger_limits limits;
+        struct header want;
+
+        if (h->n_tables != N_TABLES)
+                return "its number of tables is wrong";
+        ledger_header_limits(h, &limits);
+        if (ledger_lay_out(&limits, &want) < 0 || want.n_bytes != h->n_bytes || h->n_bytes != l->n_bytes)
+                return "its sizes are inconsistent";
+        for (size_t i = 0; i < N_TABLES; i++) {
+                if (t[i].offset != want.tables[i].offset || t[i].n_records != want.tables[i].n_records ||
+                    t[i].record_bytes != want.tables[i].record_bytes)
+                        return "its tables are at wrong offsets";
+                if (t[i].n_touched > t[i].n_records || t[i].next_id == 0)
+                        return "its counters are invalid";
+        }
+        return NULL;
+}
+
 int ledger_map(struct ledger *l)
 {
         void *p = mmap(NULL, l->n_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, l->fd, 0);

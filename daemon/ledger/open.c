@@ -701,29 +701,6 @@ static void link_all(struct ledger *l)
 
 /* ---- the header -------------------------------------------------------------------------- */
 
-/* NULL, or what is wrong; the tables must be where this process would put them. */
-static const char *header_fault(const struct ledger *l)
-{
-        const struct header *h = l->header;
-        const struct header_table *t = h->tables;
-        struct ledger_limits limits;
-        struct header want;
-
-        if (h->n_tables != N_TABLES)
-                return "its number of tables is wrong";
-        ledger_header_limits(h, &limits);
-        if (ledger_lay_out(&limits, &want) < 0 || want.n_bytes != h->n_bytes || h->n_bytes != l->n_bytes)
-                return "its sizes are inconsistent";
-        for (size_t i = 0; i < N_TABLES; i++) {
-                if (t[i].offset != want.tables[i].offset || t[i].n_records != want.tables[i].n_records ||
-                    t[i].record_bytes != want.tables[i].record_bytes)
-                        return "its tables are at wrong offsets";
-                if (t[i].n_touched > t[i].n_records || t[i].next_id == 0)
-                        return "its counters are invalid";
-        }
-        return NULL;
-}
-
 static int open_header(struct opening *o)
 {
         struct ledger *l = o->l;
@@ -746,7 +723,7 @@ static int open_header(struct opening *o)
                 if (l->header->magic != LEDGER_MAGIC)
                         why = "it is not a ledger";
                 else if (l->header->layout == LEDGER_LAYOUT)
-                        why = header_fault(l);
+                        why = ledger_header_fault(l);
                 else
                         why = layout;
         }

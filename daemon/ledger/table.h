@@ -177,6 +177,9 @@ int ledger_lay_out(const struct ledger_limits *limits, struct header *ret);
 /* The limits by which the tables of this header were made. */
 void ledger_header_limits(const struct header *h, struct ledger_limits *ret);
 
+/* NULL, or what is wrong with the header of the mapping: the tables must be where this process would put them. */
+const char *ledger_header_fault(const struct ledger *l);
+
 /* Maps l->n_bytes of l->fd. -errno. */
 int ledger_map(struct ledger *l);
 

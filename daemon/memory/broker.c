@@ -396,8 +396,6 @@ static void broker_free_gone_quota(struct broker *b, struct quota *q)
 
         if (q->lease.parent) /* which may be gone now */
                 broker_look_for_gone(b);
-        if (lease && b->options.upcalls)
-                b->options.upcalls->lease_gone(b, lease);
         if (lease)
                 lease_free(b, lease);
         else

@@ -44,13 +44,12 @@ struct ledger_lease *lease_record(const struct broker *b, const struct lease *le
         return ledger_lease_at(b->ledger, lease->index);
 }
 
-size_t lease_count(const struct broker *b, const struct tenant *t, const struct quota *parent)
+size_t lease_count(const struct broker *b, const struct tenant *t)
 {
         size_t n = 0;
 
         for (size_t i = 0; i < b->leases.n; i++)
-                n += b->leases.list[i]->tenant == t &&
-                     (!parent || b->leases.list[i]->quota->lease.parent == parent);
+                n += b->leases.list[i]->tenant == t;
         return n;
 }
 
@@ -75,6 +74,8 @@ static void lease_enlist(struct broker *b, struct lease *lease, struct quota *q,
         lease->quota = q;
         lease->index = index;
         b->leases.list[b->leases.n++] = lease; /* the newest last */
+        if (lease_record(b, lease)->ended_ms != 0)
+                quota_remove(q);
 }
 
 int lease_new(struct broker *b, struct tenant *t, struct quota *parent, const struct ledger_lease *facts,
@@ -121,8 +122,6 @@ int lease_adopt(struct broker *b, struct tenant *t, struct quota *q, uint32_t in
                 return r;
         q->lease.name = lease->name;
         lease_enlist(b, lease, q, index);
-        if (lease_record(b, lease)->ended_ms != 0)
-                quota_remove(q);
         *ret = lease;
         return 0;
 }
@@ -198,11 +197,14 @@ static void learn_place(struct ledger_lease *record, const char *cgroup)
 }
 
 /* A process that cannot be matched may belong to this lease. */
-static int refuse_unknown(const struct lease *lease, int error, char *sentence, size_t n)
+static int refuse_unknown(const struct lease *lease, const struct lease_peer *peer, int error, char *sentence,
+                          size_t n)
 {
         char why[64];
 
-        if (error == -ELOOP)
+        if (peer->who->pid <= 0)
+                snprintf(why, sizeof(why), "it is in a PID namespace that the daemon does not see");
+        else if (error == -ELOOP)
                 snprintf(why, sizeof(why), "it has more than %u ancestors", PROCESS_MAX_ANCESTORS);
         else if (error == -ENODATA)
                 snprintf(why, sizeof(why), "its control group could not be read");
@@ -230,7 +232,7 @@ int lease_match(const struct broker *b, const struct quota *parent, struct lease
                         continue;
                 rank = match_rank(lease_record(b, lease), peer);
                 if (rank < 0)
-                        return refuse_unknown(lease, rank, sentence, n_sentence);
+                        return refuse_unknown(lease, peer, rank, sentence, n_sentence);
                 if (rank < best_rank)
                         continue;
                 best = lease;
@@ -319,12 +321,21 @@ void lease_follow(struct lease *lease)
                                                : parent->max_blocks;
 }
 
+void lease_tell_gone(const struct broker *b, const struct lease_end *end)
+{
+        if (b->options.upcalls)
+                b->options.upcalls->lease_gone(end);
+}
+
 void lease_free(struct broker *b, struct lease *lease)
 {
         struct quota *q = lease->quota;
         size_t i = 0;
 
         assert(quota_is_gone(q));
+        lease_tell_gone(b, &(struct lease_end){ lease_record(b, lease),
+                                                &ledger_quota_at(b->ledger, q->index)->life,
+                                                lease->tenant->name, q->partition->name });
         while (b->leases.list[i] != lease)
                 i++;
         b->leases.n--;

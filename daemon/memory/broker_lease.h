@@ -37,7 +37,7 @@ struct lease *lease_find(const struct broker *b, const char *name);
 struct lease *lease_of(const struct broker *b, const struct quota *q);
 
 struct ledger_lease *lease_record(const struct broker *b, const struct lease *lease);
-size_t lease_count(const struct broker *b, const struct tenant *t, const struct quota *parent);
+size_t lease_count(const struct broker *b, const struct tenant *t);
 
 /* Makes a lease of these facts, whose limits the caller has checked, within a quota of the tenant. Fails as quota_new()
  * does; -ENOSPC: the ledger is full. */
@@ -67,8 +67,16 @@ void lease_follow(struct lease *lease);
 /* What its control group, its process or its unit was is gone. Looks at /proc or /sys/fs/cgroup. */
 bool lease_has_lost_match(struct broker *b, const struct lease *lease);
 
-/* Its quota is gone (quota_is_gone()): forgets it, and frees the quota. */
+/* Its quota is gone (quota_is_gone()): tells that (upcalls.h), forgets it, and frees the quota. */
 void lease_free(struct broker *b, struct lease *lease);
+
+/* The same for what is only in the ledger. */
+struct lease_end {
+        const struct ledger_lease *record;
+        const struct ledger_lifetime *life;
+        const char *tenant, *partition;
+};
+void lease_tell_gone(const struct broker *b, const struct lease_end *end);
 
 /* All of them, without their quotas. leave: their records stay for the next daemon. */
 void leases_forget(struct broker *b, bool leave);

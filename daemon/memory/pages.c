@@ -89,9 +89,9 @@ struct pages_entry *usage_page_entry(const struct usage_page *p, size_t i)
 /* ---- client pages --------------------------------------------------------- */
 
 /* The pipe references the file's first pages. Later changes of the file by the client, such as holes, and
- * locks on the file or on its pages do not affect reads from the pipe. */
+ * locks on the file or on its pages do not affect reads from the pipe. The daemon keeps no fd of the file: its last
+ * close, which frees all that the client attached to it, is the client's. */
 struct client_page {
-        int fd;  /* the daemon's own file description, for its locks */
         int pin; /* a pipe with the pages, which the daemon reads */
 };
 
@@ -99,37 +99,33 @@ int client_page_new(struct client_page **ret, int *ret_fd)
 {
         struct client_page *p = calloc(1, sizeof(*p));
         void *map;
-        int r, lent;
+        int r, fd;
 
         if (!p)
                 return -ENOMEM;
-        r = pages_make("bfcd-client", pages_client_bytes(), false, &map, &p->fd);
+        r = pages_make("bfcd-client", pages_client_bytes(), false, &map, &fd);
         if (r < 0) {
                 free(p);
                 return r;
         }
         p->pin = pin_memory(map, pages_client_bytes(), sizeof(struct pages_client));
-        lent = p->pin < 0 ? -errno : 0;
+        r = p->pin < 0 ? -errno : 0;
         munmap(map, pages_client_bytes());
-        if (lent == 0)
-                lent = memfd_lend(p->fd, O_RDWR);
-        if (lent < 0) {
-                client_page_free(p);
-                return lent;
+        if (r < 0) {
+                close(fd);
+                free(p);
+                return r;
         }
-        *ret_fd = lent;
+        *ret_fd = fd;
         *ret = p;
         return 0;
 }
 
-/* The last close frees all that the client attached to the inode. */
 struct client_page *client_page_free(struct client_page *p)
 {
         if (!p)
                 return NULL;
-        if (p->pin >= 0)
-                close(p->pin);
-        closer_close(p->fd);
+        close(p->pin);
         free(p);
         return NULL;
 }

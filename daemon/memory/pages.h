@@ -35,9 +35,9 @@ struct pages_entry *usage_page_entry(const struct usage_page *p, size_t i);
 /* A session's. */
 struct client_page;
 
-/* *ret_fd: for the client; the caller closes it. -EMFILE, -ENFILE, -ENOMEM. */
+/* *ret_fd: for the client; the caller gives it away and keeps none. -EMFILE, -ENFILE, -ENOMEM. */
 int client_page_new(struct client_page **ret, int *ret_fd);
-struct client_page *client_page_free(struct client_page *p); /* takes NULL; the closer closes it */
+struct client_page *client_page_free(struct client_page *p); /* takes NULL */
 
 /* The statistics of the cache in one partition, as a client reports them. */
 struct client_usage {

@@ -192,6 +192,11 @@ uint64_t quota_growth_pause_ms(const struct quota *q)
         return now_ms < q->growth.paused_until_ms ? q->growth.paused_until_ms - now_ms : 0;
 }
 
+bool quota_is_preallocated(const struct quota *q)
+{
+        return q->partition->preallocate && !q->is_removed && !q->lease.parent;
+}
+
 int quota_back_early(struct quota *q)
 {
         uint64_t n_room = excess_u64(q->account.limit_bytes, q->account.own_bytes);
@@ -199,7 +204,7 @@ int quota_back_early(struct quota *q)
         struct charge charge;
         int r;
 
-        if (q->partition->preallocate && !q->is_removed)
+        if (quota_is_preallocated(q))
                 n_bytes = min_u64(arena_unbacked_bytes(q->arena, q->account.limit_bytes), n_room);
         if (n_bytes == 0)
                 return 0;
@@ -233,7 +238,7 @@ static int quota_open_arena(struct quota *q, const struct quota_options *from)
                 return r;
         quota_describe_arena(q, &sizes, &options);
         r = arena_new(&options, &q->arena);
-        if (r < 0 || !p->preallocate || from->is_backed_later)
+        if (r < 0 || !quota_is_preallocated(q) || from->is_backed_later)
                 return r;
         r = quota_back_early(q);
         return r == 0 && q->account.charged_bytes < limit_bytes ? -ENOMEM : r;
@@ -634,7 +639,7 @@ int quota_back(struct quota *q, void (*done)(void *userdata, struct quota *q, in
         struct charge charge;
         int r;
 
-        if (q->partition->preallocate && !q->is_removed)
+        if (quota_is_preallocated(q))
                 n_bytes = arena_unbacked_bytes(q->arena, q->account.limit_bytes);
         if (n_bytes == 0)
                 return QUOTA_WAIT;
@@ -713,11 +718,18 @@ static void quota_count_sessions(struct quota *q, uint32_t n)
         quota_publish(q);
 }
 
+const struct quota *quota_without_session(const struct quota *q)
+{
+        while (q && q->all.n_sessions < q->max_sessions)
+                q = q->lease.parent;
+        return q;
+}
+
 int quota_join(struct quota *q)
 {
         if (q->is_removed)
                 return -ENOENT;
-        if (q->sessions.n >= q->max_sessions)
+        if (quota_without_session(q))
                 return -EDQUOT;
         /* The peak of jobs that have ended does not excuse what the next one reserves. */
         if (q->sessions.n == 0 && q->keep.until_ms != 0)

@@ -268,8 +268,8 @@ struct quota *quota_abandon(struct quota *q);
 /* ---- limits ----------------------------------------------------------------- */
 
 /* Changes limits while sessions use the quota. Charges beyond them stay until they are released, and
- * nothing grows meanwhile; free extents are released at once. Call quota_prepare_limit() first: -ENOMEM;
- * -ENOTSUP: the arena's extents are too small for the limit. Then this cannot fail. It undoes a removal.
+ * nothing grows meanwhile; free extents are released at once. Call quota_prepare_limit() first: -ENOTSUP:
+ * the arena's extents are too small for the limit. Then this cannot fail. It undoes a removal.
  * The caller ensures that the pool has the reserve, see account_set(), and calls partition_set_limit()
  * last, which makes the waiting requests due. */
 struct quota_limits {
@@ -429,9 +429,12 @@ void quota_expire_kept(struct keepers *keepers);
 
 /* ---- sessions ----------------------------------------------------------------- */
 
-/* -EDQUOT: max_sessions. -ENOENT: it was removed. */
+/* -EDQUOT: max_sessions, see quota_without_session(). -ENOENT: it was removed. */
 int quota_join(struct quota *q);
 void quota_leave(struct quota *q);
+
+/* The quota, or the one above it, that has as many sessions as it may have; NULL: none. */
+const struct quota *quota_without_session(const struct quota *q);
 
 /* A session that had joined before a restart; limits do not apply. And: all of them have, so memory that
  * no session needs is released. */
@@ -479,6 +482,9 @@ void partition_set_draining(struct partition *p, bool is_draining);
 
 /* In a partition that is draining: there is no extent, and none is being made or released. */
 bool quota_is_drained(const struct quota *q);
+
+/* Its whole limit is backed in advance: of a tenant, in a preallocating partition. */
+bool quota_is_preallocated(const struct quota *q);
 
 /* Backs the missing part of a quota in a preallocating partition, on the caller's thread and before
  * sessions are served: as much as its partition has room for. The device's error, or -ENOMEM if there is

@@ -62,6 +62,9 @@ void tenant_init(struct tenant *t, const struct config_tenant *config);
 void tenant_init_removed(struct tenant *t, const char *name);
 void tenant_deinit(struct tenant *t);
 
+/* Its own quota in the partition, not that of a lease; also if it was removed. NULL: none. */
+struct quota *tenant_quota(const struct tenant *t, const struct partition *p);
+
 /* The first matching tenant, or, if `name` is not empty, the matching one with that name. The list is
  * that of the current config, with which `who` was matched (match_is_known()). NULL: none, and
  * ret_sentence says what would match. `fallback`: the default tenant, or NULL. */

@@ -11,7 +11,7 @@
 
 struct account;
 struct broker;
-struct lease;
+struct lease_end;
 struct quota;
 struct quota_request;
 
@@ -36,7 +36,7 @@ struct upcalls {
         void (*trim_excess)(struct broker *b, struct quota *q, uint64_t n_bytes);
 
         /* An ended lease has no session and no memory any more: it is about to be forgotten. */
-        void (*lease_gone)(struct broker *b, const struct lease *lease);
+        void (*lease_gone)(const struct lease_end *end);
 };
 
 #endif

@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #include <uv.h>
 
 #include "daemon/clock.h"
@@ -19,6 +20,7 @@
 #include "daemon/net/events.h"
 #include "daemon/net/fd_reserve.h"
 #include "daemon/net/peer_process.h"
+#include "daemon/net/poller.h"
 #include "daemon/net/stream.h"
 #include "daemon/session/session.h"
 #include "proto/frame.h"
@@ -29,7 +31,8 @@
 #define CONNECTION_ENDS_NS           10000u /* an end begun after that waits for the next turn */
 #define CONNECTION_CLOSING_COST      8u     /* blocks that could be freed instead of an end */
 #define CONNECTION_NO_USER           ((uid_t)-1)
-#define CONNECTION_EVICT_LOOKS       4u /* at most as many sockets are asked whether their hello has come */
+#define CONNECTION_WATCH_MS          100u /* after the hello at most, the process is watched */
+#define CONNECTION_EVICT_LOOKS       4u   /* at most as many sockets are asked whether their hello has come */
 
 struct connection {
         struct connection_host *host;
@@ -38,18 +41,16 @@ struct connection {
         struct stream stream;
         struct events *events; /* NULL: none */
         struct peer_process process;
-        uv_poll_t process_poll;
-        bool is_watching; /* process_poll is in use: from the hello on */
-        uv_timer_t timer; /* for the session's deadline */
+        uv_timer_t timer; /* for the session's deadline, or else to watch its process */
         uint64_t deadline_ms;
-        unsigned n_handles;
-        bool is_new;      /* has not said hello */
-        bool is_dropped;  /* the socket is no longer used, though perhaps not closed */
-        bool is_working;  /* it is in host->working */
-        bool in_batch;    /* replies are flushed at its end */
-        bool has_frames;  /* the stream may have whole frames */
-        bool is_blocked;  /* the next of these may be handled only when fewer requests wait */
-        char failure[96]; /* not empty: to be dropped for this */
+        unsigned n_timers; /* that are not closed */
+        bool is_new;       /* has not said hello */
+        bool is_dropped;   /* the socket is no longer used, though perhaps not closed */
+        bool is_working;   /* it is in host->working */
+        bool in_batch;     /* replies are flushed at its end */
+        bool has_frames;   /* the stream may have whole frames */
+        bool is_blocked;   /* the next of these may be handled only when fewer requests wait */
+        char failure[96];  /* not empty: to be dropped for this */
         struct sched_member member;
         struct unauth_member unauth; /* while it is_new, of a client */
         size_t monitor_place;        /* 0: it is no monitor's */
@@ -108,10 +109,10 @@ static void on_stream_closed(void *userdata)
 {
         struct connection *c = userdata;
 
-        if (--c->n_handles > 0)
+        if (--c->n_timers > 0)
                 return;
+        events_free(c->events);
         stream_free(&c->stream);
-        peer_process_close(&c->process);
         free(c);
 }
 
@@ -135,14 +136,13 @@ static void connection_end(struct connection *c)
         if (c->stream.is_open)
                 stream_end(&c->stream);
         uv_close((uv_handle_t *)&c->timer, on_handle_closed);
-        if (c->is_watching)
-                uv_close((uv_handle_t *)&c->process_poll, on_handle_closed);
+        peer_process_close(&c->process);
 }
 
 static void connection_close_socket(struct connection *c)
 {
         c->is_dropped = true;
-        c->events = events_close(c->events);
+        events_close(c->events);
         stream_shut(&c->stream, session_has_fds_in_flight(c->session));
         sched_idle(&c->host->sched, &c->member);
 }
@@ -192,40 +192,36 @@ static void connection_finish(struct connection *c)
 /* ---- the process ---------------------------------------------------------- */
 
 /* Also without a hang-up: a forked child may keep the socket open. */
-static void on_process_exit(uv_poll_t *handle, int status, int events)
+static void on_process_exit(struct poller_item *item, uint32_t events)
 {
-        struct connection *c = handle->data;
+        struct connection *c =
+                (struct connection *)((char *)item - offsetof(struct connection, process.item));
 
-        (void)status;
         (void)events;
         connection_drop(c, NULL);
         session_exit(c->session);
 }
 
-/* From the hello on, when something depends on the process: to watch it costs as much as to accept it. */
 static void connection_watch_process(struct connection *c)
 {
-        if (c->process.pidfd < 0)
-                return;
-        if (uv_poll_init(c->host->loop, &c->process_poll, c->process.pidfd) < 0) {
-                peer_process_close(&c->process);
+        if (peer_process_watch(&c->process, c->host->poller, on_process_exit) < 0)
                 peer_identity_end(&c->process.identity, c->stream.fd);
-                return;
-        }
-        c->is_watching = true;
-        c->n_handles++;
-        c->process_poll.data = c;
-        uv_poll_start(&c->process_poll, UV_READABLE, on_process_exit);
+        session_set_watched(c->session, peer_process_is_watched(&c->process));
 }
 
-/* The client said hello: the connection gets turns with its tenant's. */
+static void on_timer(uv_timer_t *timer);
+
+/* The client said hello: the connection gets turns with its tenant's. Its process is watched from its next request
+ * on, when something may depend on it, or soon: so a crowd that says hello and disconnects costs less. */
 static int connection_change_class(struct connection *c)
 {
         struct sched_key key = { .tenant = c->session->tenant, .role = c->role };
 
         connection_leave_unauth(c);
-        connection_watch_process(c);
-        session_set_watched(c->session, c->is_watching);
+        if (session_is_live(c->session))
+                uv_timer_start(&c->timer, on_timer, CONNECTION_WATCH_MS, 0);
+        else /* it is resumed */
+                connection_watch_process(c);
         return sched_join(&c->host->sched, &c->member, &key);
 }
 
@@ -251,33 +247,37 @@ static void connection_flush(struct connection *c)
 
 /* ---- what the session calls ------------------------------------------------ */
 
-static int on_session_send(void *userdata, const Bfcd__Reply *reply, const int *fds, size_t n_fds)
+static void on_session_send(void *userdata, const Bfcd__Reply *reply, const int *fds, size_t n_fds)
 {
         struct connection *c = userdata;
         uint8_t *payload;
-        int r;
+        int r = -EPIPE;
 
-        if (c->is_dropped || c->failure[0] != '\0')
-                return 0;
-        r = frame_writer_add(c->stream.writer, bfcd__reply__get_packed_size(reply), fds, n_fds, &payload);
-        if (r == -EMFILE)
-                return r;
+        if (!c->is_dropped && c->failure[0] == '\0')
+                r = frame_writer_add(c->stream.writer, bfcd__reply__get_packed_size(reply), fds, n_fds,
+                                     &payload);
         if (r < 0) {
-                connection_fail(c, r == -ENOBUFS ? "too many unread replies: the client does not read them"
-                                                 : strerror(-r));
-                return 0;
+                for (size_t i = 0; i < n_fds; i++)
+                        close(fds[i]);
+                if (!c->is_dropped) /* keeps the first failure */
+                        connection_fail(c, r == -ENOBUFS
+                                                   ? "too many unread replies: the client does not read them"
+                                                   : strerror(-r));
+                return;
         }
         bfcd__reply__pack(reply, payload);
         if (!c->in_batch)
                 connection_make_ready(c); /* its turn flushes */
-        return 0;
 }
 
-static void on_deadline(uv_timer_t *timer)
+static void on_timer(uv_timer_t *timer)
 {
-        const struct connection *c = timer->data;
+        struct connection *c = timer->data;
 
-        session_expire(c->session);
+        if (c->deadline_ms != 0)
+                session_expire(c->session);
+        else if (!c->is_dropped)
+                connection_watch_process(c);
 }
 
 static void on_session_changed(void *userdata)
@@ -285,8 +285,8 @@ static void on_session_changed(void *userdata)
         struct connection *c = userdata;
         uint64_t deadline_ms = session_deadline_ms(c->session), now_ms;
 
-        if (session_is_closing(c->session) && c->is_watching)
-                uv_poll_stop(&c->process_poll);
+        if (session_is_closing(c->session))
+                peer_process_ignore(&c->process);
         if (session_has_work(c->session))
                 connection_make_working(c);
         if (deadline_ms == c->deadline_ms)
@@ -296,7 +296,7 @@ static void on_session_changed(void *userdata)
         if (deadline_ms == 0)
                 uv_timer_stop(&c->timer);
         else
-                uv_timer_start(&c->timer, on_deadline, deadline_ms > now_ms ? deadline_ms - now_ms : 0, 0);
+                uv_timer_start(&c->timer, on_timer, deadline_ms > now_ms ? deadline_ms - now_ms : 0, 0);
 }
 
 static void on_session_send_event(void *userdata, const Bfcd__Event *event)
@@ -339,8 +339,8 @@ static int on_session_open_events(void *userdata, int *ret_fd)
 {
         struct connection *c = userdata;
 
-        c->events = events_close(c->events);
-        return events_new(c->host->loop, c->host->arena, &connection_events_ops, c, &c->events, ret_fd);
+        c->events = events_free(c->events);
+        return events_new(c->host->poller, c->host->arena, &connection_events_ops, c, &c->events, ret_fd);
 }
 
 /* Both sessions have the same process; the new connection has read more about it. */
@@ -394,6 +394,8 @@ static int connection_handle_frame(struct connection *c, const uint8_t *payload,
         if (r == 0 && c->is_new && session_is_greeted(c->session)) {
                 r = connection_change_class(c);
                 why = "out of memory";
+        } else if (r == 0 && !c->is_new && request->body_case != BFCD__REQUEST__BODY_GOODBYE) {
+                connection_watch_process(c);
         }
         if (r < 0)
                 connection_fail(c, why);
@@ -614,7 +616,7 @@ static int connection_prepare(struct connection *c, int fd, const struct fd_guar
         if (r == 0)
                 r = sched_join(&host->sched, &c->member, &key);
         if (r == 0)
-                r = stream_open(&c->stream, host->loop, fd, guard, &connection_stream_ops, c);
+                r = stream_open(&c->stream, host->loop, host->poller, fd, guard, &connection_stream_ops, c);
         credentials_clear(&who);
         return r;
 }
@@ -651,12 +653,11 @@ int connection_new(struct connection_host *host, int fd, enum role role)
         }
         uv_timer_init(host->loop, &c->timer);
         c->timer.data = c;
-        c->n_handles = STREAM_HANDLES + 1;
+        c->n_timers = 2; /* with the stream's */
         c->is_new = true;
         host->n_connections[role]++;
         TAILQ_INSERT_TAIL(&host->all, c, of_all);
         on_session_changed(c);
-        stream_wait(&c->stream, true);
         return 0;
 }
 
@@ -673,24 +674,25 @@ int connection_keep(struct connection_host *host, struct session *s)
         c->is_dropped = true;
         r = peer_process_find(&c->process, &s->who);
         uv_timer_init(host->loop, &c->timer);
-        c->n_handles = 1;
+        c->n_timers = 1;
         c->timer.data = c;
         connection_watch_process(c);
         host->n_connections[ROLE_CLIENT]++;
         TAILQ_INSERT_TAIL(&host->all, c, of_all);
-        session_set_watched(s, c->is_watching);
         session_attach(s, &connection_session_ops, c, r == -ESRCH);
         if (peer_process_has_exited(&c->process))
                 session_exit(s);
         return 0;
 }
 
-void connection_host_init(struct connection_host *host)
+int connection_host_init(struct connection_host *host)
 {
+        peer_process_start();
         TAILQ_INIT(&host->all);
         TAILQ_INIT(&host->working);
         sched_init(&host->sched);
         unauth_init(&host->unauth);
+        return poller_new(&host->poller);
 }
 
 /* Turns, for as long as a slice: new events wait no longer than that, and for one turn of each other

@@ -29,6 +29,7 @@
 #include "proto/message.h"
 
 struct connection;
+struct poller;
 struct session;
 struct uv_loop_s;
 TAILQ_HEAD(connection_list, connection);
@@ -36,6 +37,7 @@ TAILQ_HEAD(connection_list, connection);
 /* What all connections share; owned by the server. */
 struct connection_host {
         struct uv_loop_s *loop;
+        struct poller *poller; /* the loop runs it */
         struct broker *broker;
         struct message_arena *arena; /* for the request at hand */
         struct connection_list all;
@@ -48,7 +50,8 @@ struct connection_host {
         void (*wake)(struct connection_host *host); /* work is due in a list */
 };
 
-void connection_host_init(struct connection_host *host);
+/* host->poller is the caller's to run and to free. -ENOMEM, -EMFILE, -ENFILE. */
+int connection_host_init(struct connection_host *host);
 
 /* Takes over fd, also on failure. May close another connection that has not sent a hello. -EUSERS: there
  * are too many of these, and none may be displaced, or too many monitors; logged. -ECONNABORTED: the peer

@@ -5,12 +5,13 @@
 
 #include <errno.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <sys/socket.h>
 #include <unistd.h>
-#include <uv.h>
 
 #include "daemon/net/fd_guard.h"
+#include "daemon/net/poller.h"
 #include "proto/frame.h"
 
 #define EVENTS_QUEUE_MAX     (64u * 1024u)
@@ -18,13 +19,13 @@
 #define EVENTS_HEARD_MAX     8u   /* as STREAM_HEARD_MAX */
 
 struct events {
-        uv_poll_t poll;
-        int fd;
-        struct fd_guard guard; /* of fd */
-        bool ended;            /* ops->end() was called */
-        bool readable;         /* bytes have come; the turn reads them */
-        unsigned n_reports;    /* how often the kernel has said so */
-        int awaited;           /* events that poll waits for */
+        int fd; /* -1: it is closed */
+        struct poller *poller;
+        struct poller_item item; /* of fd */
+        struct fd_guard guard;   /* of fd */
+        bool ended;              /* ops->end() was called */
+        bool readable;           /* bytes have come; the turn reads them */
+        unsigned n_reports;      /* how often the kernel has said so */
         const struct events_ops *ops;
         void *userdata;
         struct message_arena *arena;
@@ -32,27 +33,20 @@ struct events {
         struct frame_writer *writer;
 };
 
-static void on_events(uv_poll_t *handle, int status, int events);
-
 static void events_end(struct events *e, const char *why)
 {
         if (e->ended)
                 return;
         e->ended = true;
-        uv_poll_stop(&e->poll);
+        (void)poller_set(e->poller, &e->item, 0);
         e->ops->end(e->userdata, why);
 }
 
-/* events 0: waits for nothing until the turn. A change costs system calls. */
-static void events_await(struct events *e, int events)
+/* events 0: waits for nothing until the turn. A change costs a system call. */
+static void events_await(struct events *e, uint32_t events)
 {
-        if (e->ended || events == e->awaited)
-                return;
-        e->awaited = events;
-        if (events == 0)
-                uv_poll_stop(&e->poll);
-        else
-                uv_poll_start(&e->poll, events, on_events);
+        if (!e->ended && poller_set(e->poller, &e->item, events) < 0)
+                events_end(e, "out of memory");
 }
 
 /* Sends what the socket takes. A hang-up is noticed by the next read. */
@@ -60,8 +54,8 @@ static void events_flush(struct events *e)
 {
         int r = frame_writer_flush(e->writer, e->fd);
 
-        if (!e->readable || e->awaited != 0)
-                events_await(e, UV_READABLE | (r == FRAME_AGAIN ? UV_WRITABLE : 0));
+        if (!e->readable || e->item.events != 0)
+                events_await(e, EPOLLIN | (r == FRAME_AGAIN ? EPOLLOUT : 0));
 }
 
 static void events_handle_frames(struct events *e)
@@ -81,17 +75,13 @@ static void events_handle_frames(struct events *e)
                 events_end(e, "the client sent a frame with an invalid length on its events socket");
 }
 
-static void on_events(uv_poll_t *handle, int status, int events)
+static void on_events(struct poller_item *item, uint32_t events)
 {
-        struct events *e = handle->data;
+        struct events *e = (struct events *)((char *)item - offsetof(struct events, item));
 
-        if (status < 0) {
-                events_end(e, NULL);
-                return;
-        }
-        if (events & UV_WRITABLE)
+        if (events & EPOLLOUT)
                 events_flush(e);
-        if (!(events & UV_READABLE) || e->ended)
+        if (!(events & EPOLLIN) || e->ended)
                 return;
         e->readable = true;
         if (++e->n_reports >= EVENTS_HEARD_MAX)
@@ -120,26 +110,30 @@ void events_turn(struct events *e)
                 events_end(e, NULL);
 }
 
-static void on_closed(uv_handle_t *handle)
+void events_close(struct events *e)
 {
-        struct events *e = handle->data;
-
+        if (!e)
+                return;
+        e->ended = true;
+        if (e->fd < 0)
+                return;
+        (void)poller_set(e->poller, &e->item, 0);
         fd_guard_close(&e->guard, e->fd);
-        frame_reader_free(e->reader);
-        frame_writer_free(e->writer);
-        free(e);
+        e->fd = -1;
 }
 
-struct events *events_close(struct events *e)
+struct events *events_free(struct events *e)
 {
         if (!e)
                 return NULL;
-        e->ended = true;
-        uv_close((uv_handle_t *)&e->poll, on_closed);
+        events_close(e);
+        frame_reader_free(e->reader);
+        frame_writer_free(e->writer);
+        free(e);
         return NULL;
 }
 
-static int events_open(struct events *e, struct uv_loop_s *loop, int *ret_fd)
+static int events_open(struct events *e, int *ret_fd)
 {
         int fds[2], r;
 
@@ -150,20 +144,17 @@ static int events_open(struct events *e, struct uv_loop_s *loop, int *ret_fd)
                 return r;
         if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) < 0)
                 return -errno;
-        r = uv_poll_init(loop, &e->poll, fds[0]); /* makes this end non-blocking, and no other */
-        if (r < 0) {
-                close(fds[0]);
+        fd_guard_init_pair(&e->guard, fds[0]);
+        e->fd = e->item.fd = fds[0];
+        r = poller_set(e->poller, &e->item, EPOLLIN);
+        if (r < 0)
                 close(fds[1]);
-                return r;
-        }
-        fd_guard_init(&e->guard, fds[0]);
-        e->poll.data = e;
-        e->fd = fds[0];
-        *ret_fd = fds[1];
-        return 0;
+        else
+                *ret_fd = fds[1];
+        return r;
 }
 
-int events_new(struct uv_loop_s *loop, struct message_arena *arena, const struct events_ops *ops,
+int events_new(struct poller *poller, struct message_arena *arena, const struct events_ops *ops,
                void *userdata, struct events **ret, int *ret_fd)
 {
         struct events *e = calloc(1, sizeof(*e));
@@ -171,19 +162,18 @@ int events_new(struct uv_loop_s *loop, struct message_arena *arena, const struct
 
         if (!e)
                 return -ENOMEM;
-        e->ops = ops;
-        e->userdata = userdata;
-        e->arena = arena;
-        r = events_open(e, loop, ret_fd);
-        if (r < 0) {
-                frame_reader_free(e->reader);
-                frame_writer_free(e->writer);
-                free(e);
-                return r;
-        }
-        events_await(e, UV_READABLE);
-        *ret = e;
-        return 0;
+        *e = (struct events){ .fd = -1,
+                              .poller = poller,
+                              .item.report = on_events,
+                              .ops = ops,
+                              .userdata = userdata,
+                              .arena = arena };
+        r = events_open(e, ret_fd);
+        if (r < 0)
+                events_free(e);
+        else
+                *ret = e;
+        return r;
 }
 
 void events_send(struct events *e, const Bfcd__Event *event)

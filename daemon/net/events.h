@@ -12,7 +12,7 @@
 #include "proto/message.h"
 
 struct events;
-struct uv_loop_s;
+struct poller;
 
 struct events_ops {
         /* Bytes have arrived: call events_turn() soon. */
@@ -25,11 +25,14 @@ struct events_ops {
 
 /* arena: for the current reply. *ret_fd is the client's end, owned by the caller. -EMFILE, -ENFILE,
  * -ENOMEM. */
-int events_new(struct uv_loop_s *loop, struct message_arena *arena, const struct events_ops *ops,
+int events_new(struct poller *poller, struct message_arena *arena, const struct events_ops *ops,
                void *userdata, struct events **ret, int *ret_fd);
 
-/* May be called inside its own ops. Takes NULL, returns NULL. */
-struct events *events_close(struct events *e);
+/* Closes the socket; nothing more is reported or sent. May be called inside its own ops. Takes NULL. */
+void events_close(struct events *e);
+
+/* Closes it, too. Takes NULL, returns NULL. */
+struct events *events_free(struct events *e);
 
 /* Reads and handles available bytes. */
 void events_turn(struct events *e);

@@ -63,6 +63,13 @@ void fd_guard_init(struct fd_guard *g, int fd)
                 (void)setsockopt(fd, SOL_SOCKET, SO_OOBINLINE, &yes, sizeof(yes));
 }
 
+void fd_guard_init_pair(struct fd_guard *g, int fd)
+{
+        *g = (struct fd_guard){ .refuses = fd_guard_refuse(fd) };
+        if (!g->refuses)
+                fd_guard_init(g, fd);
+}
+
 /* Room for the sender's credentials only: the kernel reports that there is more. */
 union sender_control {
         struct cmsghdr align;

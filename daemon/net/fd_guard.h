@@ -28,8 +28,11 @@ struct fd_guard {
 /* Switches SCM_RIGHTS off; of a listening socket, for connections from now on. False: the kernel does not know SO_PASSRIGHTS. */
 bool fd_guard_refuse(int fd);
 
-/* For a socket that was just accepted, or one end of a new pair. */
+/* For a socket that was just accepted. */
 void fd_guard_init(struct fd_guard *g, int fd);
+
+/* For one end of a pair of which no other process has the other yet. */
+void fd_guard_init_pair(struct fd_guard *g, int fd);
 
 /* Before each read. 0: at most *n_bytes, which is reduced, may be read without a control buffer
  * for SCM_RIGHTS. -EPROTO: file descriptors come with them; the socket must not be read any more.

@@ -12,13 +12,19 @@
 
 #include "daemon/memory/broker.h"
 #include "daemon/net/peer_identity.h"
+#include "daemon/net/poller.h"
 
 struct peer_process {
         int pidfd; /* -1: the process cannot be watched */
+        struct poller *poller;
+        struct poller_item item; /* of pidfd, while it is watched */
         struct peer_identity identity;
         bool is_known;           /* its start time was read */
         socklen_t n_group_bytes; /* size of its group list, if it is too long to be matched early; else 0 */
 };
+
+/* Reads how the kernel shows ids without a mapping to the daemon; before the others. */
+void peer_process_start(void);
 
 /* Of a socket that was just accepted. *ret_who: ids only. -ESRCH: the process is gone; -errno. */
 int peer_process_new(struct peer_process *p, int fd, struct credentials *ret_who);
@@ -41,7 +47,14 @@ int peer_process_match(struct peer_process *p, const struct broker *b, int fd, b
 
 bool peer_process_has_exited(const struct peer_process *p);
 
-/* Stops watching it. */
+/* Calls report() when it has exited, until peer_process_ignore(). Does nothing if it is watched. -errno: it cannot be
+ * watched, also not later. */
+int peer_process_watch(struct peer_process *p, struct poller *poller,
+                       void (*report)(struct poller_item *item, uint32_t events));
+bool peer_process_is_watched(const struct peer_process *p);
+void peer_process_ignore(struct peer_process *p);
+
+/* Ends all that. */
 void peer_process_close(struct peer_process *p);
 
 #endif

@@ -22,6 +22,7 @@
 #include "daemon/net/connection.h"
 #include "daemon/net/fd_guard.h"
 #include "daemon/net/fd_reserve.h"
+#include "daemon/net/poller.h"
 #include "daemon/log.h"
 #include "daemon/admin/command.h"
 #include "daemon/admin/lease.h"
@@ -47,19 +48,18 @@ struct listener {
         enum role role;
         int fd;
         int lock_fd;
-        char *path; /* NULL: not bound here, so not ours to remove */
-        uv_poll_t poll;
+        char *path;              /* NULL: not bound here, so not ours to remove */
+        struct poller_item item; /* of fd */
         uv_timer_t pause;
         struct sched_member pending; /* connections that are not accepted yet have turns too */
 };
 
 struct server {
         uv_loop_t loop;
-        uv_async_t async;     /* a worker has finished something */
-        uv_check_t check;     /* turns, after the kernel was asked for events */
-        uv_prepare_t prepare; /* before it is asked again */
-        uint64_t turn_ns;     /* when the turns began; 0: they are over */
-        uv_idle_t idle;       /* runs while turns are due: then the loop does not wait for events */
+        struct poller_item loop_item; /* libuv has events */
+        bool loop_is_due;             /* it said so */
+        bool is_due;                  /* turns are: then the loop does not wait for events */
+        uv_async_t async;             /* a worker has finished something */
         uv_signal_t signals[3];
         struct listener listeners[ROLE_COUNT];
         struct connection_host host;
@@ -227,13 +227,12 @@ static const char *listener_trouble(int r)
         }
 }
 
-static void on_listener(uv_poll_t *handle, int status, int events);
-
 static void on_pause_end(uv_timer_t *timer)
 {
         struct listener *l = timer->data;
 
-        uv_poll_start(&l->poll, UV_READABLE, on_listener);
+        if (poller_set(l->server->host.poller, &l->item, EPOLLIN) < 0)
+                uv_timer_start(&l->pause, on_pause_end, SERVER_PAUSE_MS, 0);
 }
 
 static bool is_shortage(int r)
@@ -246,15 +245,14 @@ static void listener_pause(struct listener *l, const char *why)
 {
         log_limited(&l->server->failure_log, LOG_LEVEL_ERROR, "no connection is accepted for %u ms: %s",
                     SERVER_PAUSE_MS, why);
-        uv_poll_stop(&l->poll);
+        (void)poller_set(l->server->host.poller, &l->item, 0);
         uv_timer_start(&l->pause, on_pause_end, SERVER_PAUSE_MS, 0);
 }
 
-static void on_listener(uv_poll_t *handle, int status, int events)
+static void on_listener(struct poller_item *item, uint32_t events)
 {
-        struct listener *l = handle->data;
+        struct listener *l = (struct listener *)((char *)item - offsetof(struct listener, item));
 
-        (void)status;
         (void)events;
         sched_ready(&l->server->host.sched, &l->pending);
         server_wake(l->server);
@@ -321,8 +319,6 @@ static void on_async(uv_async_t *handle)
 {
         struct server *s = handle->data;
 
-        if (s->turn_ns == 0)
-                s->turn_ns = clock_ns();
         broker_poll(s->broker);
 }
 
@@ -429,25 +425,15 @@ static void server_arm_again(struct server *s)
                 uv_timer_start(&s->again, on_again, QUOTA_ROUND_MS, 0);
 }
 
-static void on_idle(uv_idle_t *handle)
-{
-        (void)handle;
-}
-
 void server_wake(void *userdata)
 {
         struct server *s = userdata;
 
-        if (!uv_is_active((uv_handle_t *)&s->idle))
-                uv_idle_start(&s->idle, on_idle);
+        s->is_due = true;
 }
 
-static void on_check(uv_check_t *handle)
+static void server_take_turns(struct server *s)
 {
-        struct server *s = handle->data;
-
-        if (s->turn_ns == 0)
-                s->turn_ns = clock_ns();
         /* Each may cause work for the others, so all are asked at the end. */
         connection_turn(&s->host);
         broker_turn(s->broker);
@@ -457,22 +443,33 @@ static void on_check(uv_check_t *handle)
         server_arm_look(s);
         server_arm_keep(s);
         server_arm_account(s);
-        if (!connection_is_due(&s->host) && !broker_is_due(s->broker) && !shared_is_due(s->broker))
-                uv_idle_stop(&s->idle);
-        else
-                server_wake(s);
+        s->is_due = connection_is_due(&s->host) || broker_is_due(s->broker) || shared_is_due(s->broker);
 }
 
-static void on_prepare(uv_prepare_t *handle)
+static void on_loop(struct poller_item *item, uint32_t events)
 {
-        struct server *s = handle->data;
-        uint64_t now_ns;
+        struct server *s = (struct server *)((char *)item - offsetof(struct server, loop_item));
 
-        if (s->turn_ns == 0)
-                return;
-        now_ns = clock_ns();
-        loop_turns_add(&s->broker->reports.turns, now_ns, now_ns - s->turn_ns);
-        s->turn_ns = 0;
+        (void)events;
+        s->loop_is_due = true;
+}
+
+/* Waits for events and handles them. libuv has timers, signals, workers and threads only; of its own accord it would
+ * ask the kernel in each turn, too. */
+static void server_turn(struct server *s)
+{
+        uint64_t begin_ns, end_ns;
+
+        poller_run(s->host.poller, s->is_due ? 0 : uv_backend_timeout(&s->loop));
+        uv_update_time(&s->loop);
+        begin_ns = clock_ns();
+        if (s->loop_is_due || uv_backend_timeout(&s->loop) == 0) {
+                s->loop_is_due = false;
+                uv_run(&s->loop, UV_RUN_NOWAIT);
+        }
+        server_take_turns(s);
+        end_ns = clock_ns();
+        loop_turns_add(&s->broker->reports.turns, end_ns, end_ns - begin_ns);
 }
 
 static void on_wake(struct connection_host *host)
@@ -571,7 +568,6 @@ static void on_signal(uv_signal_t *handle, int number)
         }
         s->is_ending = true;
         server_note_end(s, number == SIGTERM ? "SIGTERM" : "SIGINT");
-        uv_stop(&s->loop);
 }
 
 /* ---- the service manager -------------------------------------------------- */
@@ -638,18 +634,24 @@ int server_new(struct server **ret)
 
         if (!s)
                 return -ENOMEM;
-        r = message_arena_new(MESSAGE_ARENA_BYTES, &s->host.arena);
+        s->host.loop = &s->loop;
+        s->host.wake = on_wake;
+        r = connection_host_init(&s->host);
+        if (r == 0)
+                r = message_arena_new(MESSAGE_ARENA_BYTES, &s->host.arena);
         if (r == 0)
                 r = uv_loop_init(&s->loop);
+        if (r == 0) {
+                s->loop_item = (struct poller_item){ .fd = uv_backend_fd(&s->loop), .report = on_loop };
+                r = poller_set(s->host.poller, &s->loop_item, EPOLLIN);
+        }
         if (r < 0) {
                 message_arena_free(s->host.arena);
+                poller_free(s->host.poller);
                 free(s);
                 return r;
         }
         uv_async_init(&s->loop, &s->async, on_async);
-        uv_idle_init(&s->loop, &s->idle);
-        uv_check_init(&s->loop, &s->check);
-        uv_prepare_init(&s->loop, &s->prepare);
         uv_timer_init(&s->loop, &s->start);
         uv_timer_init(&s->loop, &s->tick);
         uv_timer_init(&s->loop, &s->again);
@@ -658,8 +660,8 @@ int server_new(struct server **ret)
         uv_timer_init(&s->loop, &s->account);
         uv_timer_init(&s->loop, &s->beat);
         uv_timer_init(&s->loop, &s->well);
-        s->prepare.data = s->account.data = s->async.data = s->idle.data = s->check.data = s->start.data =
-                s->tick.data = s->again.data = s->look.data = s->keep.data = s->beat.data = s->well.data = s;
+        s->account.data = s->async.data = s->start.data = s->tick.data = s->again.data = s->look.data =
+                s->keep.data = s->beat.data = s->well.data = s;
         for (size_t i = 0; i < 3; i++) {
                 uv_signal_init(&s->loop, &s->signals[i]);
                 s->signals[i].data = s;
@@ -670,10 +672,8 @@ int server_new(struct server **ret)
                                                      .role = (enum role)i,
                                                      .fd = -1,
                                                      .lock_fd = -1,
+                                                     .item.report = on_listener,
                                                      .pending.turn = on_pending_turn };
-        s->host.loop = &s->loop;
-        s->host.wake = on_wake;
-        connection_host_init(&s->host);
         *ret = s;
         return 0;
 }
@@ -710,19 +710,17 @@ int server_listen(struct server *s, struct broker *b, const struct config *c, st
 
                 if (r == 0)
                         r = sched_join(&s->host.sched, &l->pending, &key);
+                l->item.fd = l->fd;
                 if (r == 0)
-                        r = uv_poll_init(&s->loop, &l->poll, l->fd);
+                        r = poller_set(s->host.poller, &l->item, EPOLLIN);
                 if (r < 0) {
                         snprintf(ret_sentence, n_sentence, "cannot listen on socket %s: %s", sockets[i]->path,
                                  listener_trouble(r));
                         return r;
                 }
                 uv_timer_init(&s->loop, &l->pause);
-                l->poll.data = l->pause.data = l;
-                uv_poll_start(&l->poll, UV_READABLE, on_listener);
+                l->pause.data = l;
         }
-        uv_check_start(&s->check, on_check);
-        uv_prepare_start(&s->prepare, on_prepare);
         return server_keep_sessions(s, ret_sentence, n_sentence);
 }
 
@@ -731,14 +729,14 @@ int server_run(struct server *s, void (*ready)(const struct broker *b))
         s->ready = ready;
         uv_timer_start(&s->start, on_start, 0, 0);
         uv_timer_start(&s->well, on_well, SERVER_WELL_MS, 0);
-        uv_run(&s->loop, UV_RUN_DEFAULT);
+        s->loop_is_due = true; /* it has not told the kernel what it waits for */
+        while (!s->is_ending)
+                server_turn(s);
         broker_note_well(s->broker);
         if (s->manager)
                 manager_ending(s->manager, s->broker->sessions.n_clients);
-        uv_check_stop(&s->check);
-        uv_prepare_stop(&s->prepare);
         for (size_t i = 0; i < ROLE_COUNT; i++)
-                uv_poll_stop(&s->listeners[i].poll);
+                (void)poller_set(s->host.poller, &s->listeners[i].item, 0);
         if (store_keeps(s->broker->options.store)) {
                 broker_prepare_leave(s->broker);
                 connection_leave_all(&s->host, "the daemon restarts");
@@ -793,6 +791,7 @@ struct server *server_free(struct server *s)
                 listener_close(&s->listeners[i]);
         }
         message_arena_free(s->host.arena);
+        poller_free(s->host.poller);
         free(s);
         return NULL;
 }

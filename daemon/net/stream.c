@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <linux/sockios.h>
+#include <stddef.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
@@ -21,7 +22,7 @@
 #define STREAM_DRAIN_MAX_MS  128u
 
 /* The kernel says that bytes came each time it is asked, until they are read. After so many times the socket
- * is taken out of the poll until its turn, which costs three system calls. */
+ * is taken out of the poller until its turn, which costs two system calls. */
 #define STREAM_HEARD_MAX 24u
 
 bool stream_has_hung_up(int fd)
@@ -31,24 +32,32 @@ bool stream_has_hung_up(int fd)
         return recv(fd, &c, 1, MSG_PEEK | MSG_DONTWAIT) == 0;
 }
 
-int stream_open(struct stream *s, struct uv_loop_s *loop, int fd, const struct fd_guard *guard,
-                const struct stream_ops *ops, void *userdata)
+static void on_socket(struct poller_item *item, uint32_t events);
+
+int stream_open(struct stream *s, struct uv_loop_s *loop, struct poller *poller, int fd,
+                const struct fd_guard *guard, const struct stream_ops *ops, void *userdata)
 {
         int r;
 
-        *s = (struct stream){ .ops = ops, .userdata = userdata, .fd = fd, .guard = *guard, .drain_ms = 1 };
+        *s = (struct stream){ .ops = ops,
+                              .userdata = userdata,
+                              .fd = fd,
+                              .poller = poller,
+                              .item = { .fd = fd, .report = on_socket },
+                              .guard = *guard,
+                              .drain_ms = 1 };
         r = frame_reader_new(false, &s->reader);
         if (r == 0)
                 r = frame_writer_new(STREAM_QUEUE_MAX, &s->writer);
         if (r == 0)
-                r = uv_poll_init(loop, &s->poll, fd);
+                r = poller_set(poller, &s->item, EPOLLIN | EPOLLRDHUP);
         if (r < 0) {
                 s->fd = -1;
                 stream_free(s);
                 return r;
         }
         uv_timer_init(loop, &s->timer);
-        s->poll.data = s->timer.data = s;
+        s->timer.data = s;
         s->is_open = true;
         return 0;
 }
@@ -66,19 +75,16 @@ static int socket_n_unread(int fd)
 static void stream_mute(struct stream *s)
 {
         s->is_muted = true;
-        s->polled = 0;
-        uv_poll_stop(&s->poll);
+        (void)poller_set(s->poller, &s->item, 0);
 }
 
 /* Notes what the kernel says; the turn acts on it. */
-static void on_socket(uv_poll_t *handle, int status, int events)
+static void on_socket(struct poller_item *item, uint32_t events)
 {
-        struct stream *s = handle->data;
+        struct stream *s = (struct stream *)((char *)item - offsetof(struct stream, item));
 
-        if (status < 0)
-                s->ops->fail(s->userdata, uv_strerror(status));
-        s->is_readable = s->is_readable || (events & UV_READABLE);
-        s->has_hung_up = s->has_hung_up || (events & UV_DISCONNECT);
+        s->is_readable = s->is_readable || (events & EPOLLIN);
+        s->has_hung_up = s->has_hung_up || (events & EPOLLRDHUP);
         s->ops->ready(s->userdata);
         if (++s->n_reports >= STREAM_HEARD_MAX)
                 stream_mute(s);
@@ -86,18 +92,18 @@ static void on_socket(uv_poll_t *handle, int status, int events)
 
 void stream_wait(struct stream *s, bool reads)
 {
-        int events = UV_DISCONNECT;
+        uint32_t events = EPOLLRDHUP;
+        int r;
 
         if (s->is_muted)
                 return;
         if (reads)
-                events |= UV_READABLE;
+                events |= EPOLLIN;
         if (frame_writer_n_queued(s->writer) > 0 && !s->is_crowded)
-                events |= UV_WRITABLE;
-        if (events == s->polled)
-                return;
-        s->polled = events;
-        uv_poll_start(&s->poll, events, on_socket);
+                events |= EPOLLOUT;
+        r = poller_set(s->poller, &s->item, events);
+        if (r < 0)
+                s->ops->fail(s->userdata, strerror(-r));
 }
 
 void stream_begin_turn(struct stream *s, bool *ret_has_come, bool *ret_has_left)
@@ -229,7 +235,7 @@ static void on_handle_closed(uv_handle_t *handle)
 void stream_shut(struct stream *s, bool keeps_fd)
 {
         uv_timer_stop(&s->timer);
-        uv_close((uv_handle_t *)&s->poll, on_handle_closed);
+        (void)poller_set(s->poller, &s->item, 0);
         if (keeps_fd) {
                 shutdown(s->fd, SHUT_RDWR);
         } else {

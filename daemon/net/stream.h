@@ -12,8 +12,8 @@
 #include <uv.h>
 
 #include "daemon/net/fd_guard.h"
+#include "daemon/net/poller.h"
 
-#define STREAM_HANDLES    2 /* libuv handles of an open stream */
 #define STREAM_NO_TIMEOUT UINT64_MAX
 
 struct frame_reader;
@@ -24,20 +24,20 @@ struct stream_ops {
         void (*ready)(void *userdata);                 /* a turn is due */
         void (*fail)(void *userdata, const char *why); /* the stream has failed */
         void (*drained)(void *userdata);               /* see stream_drain() */
-        void (*closed)(void *userdata);                /* once for each handle, after stream_end() */
+        void (*closed)(void *userdata);                /* after stream_end() */
 };
 
 struct stream {
         const struct stream_ops *ops;
         void *userdata;
         int fd; /* -1: there is none */
+        struct poller *poller;
+        struct poller_item item; /* of fd */
         struct fd_guard guard;
         struct frame_reader *reader;
         struct frame_writer *writer;
-        uv_poll_t poll;
         uv_timer_t timer;   /* while crowded, stuck or draining */
-        bool is_open;       /* the handles are in use */
-        int polled;         /* events that poll waits for */
+        bool is_open;       /* the timer is in use */
         bool is_readable;   /* the kernel reported readable bytes; the turn reads them */
         bool has_hung_up;   /* the kernel reported that the peer hung up */
         unsigned n_reports; /* how often it did so before the turn */
@@ -53,9 +53,9 @@ struct stream {
 /* True: the peer of an accepted socket has already hung up. */
 bool stream_has_hung_up(int fd);
 
-/* Takes over fd on success. -ENOMEM; -errno: everything is undone. */
-int stream_open(struct stream *s, struct uv_loop_s *loop, int fd, const struct fd_guard *guard,
-                const struct stream_ops *ops, void *userdata);
+/* Takes over fd on success, and waits for what comes. -ENOMEM; -errno: everything is undone. */
+int stream_open(struct stream *s, struct uv_loop_s *loop, struct poller *poller, int fd,
+                const struct fd_guard *guard, const struct stream_ops *ops, void *userdata);
 
 /* Waits for the events that the stream needs. Without reads it still notices a hang-up. */
 void stream_wait(struct stream *s, bool reads);
@@ -88,7 +88,7 @@ void stream_shut(struct stream *s, bool keeps_fd);
  * the peer reads them or every copy of its socket is closed. */
 void stream_drain(struct stream *s);
 
-/* Closes the handles. After the last closed() call stream_free(). */
+/* After closed() call stream_free(). */
 void stream_end(struct stream *s);
 void stream_free(struct stream *s);
 

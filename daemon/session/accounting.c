@@ -182,13 +182,15 @@ void accounting_refuse(struct session *s, const struct accounting_refusal *refus
         struct record r;
 
         if (!log_limit_take(&s->tenant->refusal_log, &n_left_out)) {
-                note_suppressed(s->tenant, refusal->partition, refusal->limit);
+                note_suppressed(s->tenant, refusal->quota->partition->name, refusal->limit);
                 s->broker->logs.has_accounts = true;
                 return;
         }
         record_init(&r, RECORD_REFUSAL);
         record_add_text(&r, "tenant", s->tenant->name, CONFIG_NAME_MAX);
-        record_add_text(&r, "partition", refusal->partition, CONFIG_NAME_MAX);
+        record_add_text(&r, "partition", refusal->quota->partition->name, CONFIG_NAME_MAX);
+        if (refusal->quota->lease.name)
+                record_add_text(&r, "lease", refusal->quota->lease.name, CONFIG_NAME_MAX);
         if (refusal->n_bytes > 0)
                 record_add_number(&r, "bytes", refusal->n_bytes);
         record_add_number(&r, "session", s->id);

@@ -28,7 +28,7 @@
 struct session;
 
 struct accounting_refusal {
-        const char *partition;
+        const struct quota *quota; /* of the session in the partition */
         uint64_t n_bytes;
         const char *limit; /* which one refused, a word */
         const char *sentence;

@@ -33,7 +33,7 @@ struct extent_batch {
         bool more; /* the window or the message takes no more */
         Bfcd__Extent extents[SESSION_MAX_UNACKED];
         Bfcd__Extent *pointers[SESSION_MAX_UNACKED];
-        int fds[SESSION_MAX_UNACKED]; /* owned */
+        int fds[SESSION_MAX_UNACKED]; /* owned until they are sent */
         size_t n_fds;
         size_t slots[SESSION_MAX_UNACKED];
         uint32_t exports[SESSION_MAX_UNACKED]; /* in the ledger */
@@ -73,7 +73,6 @@ static int batch_add(struct extent_batch *batch, const struct session_share *sha
         return 0;
 }
 
-/* The message has duplicates of the fds. */
 static void batch_close_fds(struct extent_batch *batch)
 {
         while (batch->n_fds > 0)
@@ -179,10 +178,10 @@ static int send_extents(struct session *s, struct session_share *share, const st
                 message.extents = batch.pointers;
                 reply.body_case = BFCD__REPLY__BODY_EXTENTS;
                 reply.extents = &message;
-                r = s->ops->send(s->userdata, &reply, batch.fds, batch.n_fds);
+                s->ops->send(s->userdata, &reply, batch.fds, batch.n_fds);
         }
-        batch_close_fds(&batch);
         if (r < 0) {
+                batch_close_fds(&batch);
                 take_back_extents(s, share, &batch);
                 return r;
         }

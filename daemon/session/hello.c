@@ -96,6 +96,23 @@ static int find_place(struct session *s, const Bfcd__Request *r, size_t *ret_sha
         return session_join(s, &s->shares[*ret_share], r->id);
 }
 
+/* Random bytes for many sessions come with one system call; each is given once. */
+static int make_secret(uint8_t *ret, size_t n_bytes)
+{
+        static uint8_t pool[16 * sizeof(((struct ledger_session *)0)->secret)];
+        static size_t n_left;
+
+        if (n_left < n_bytes) {
+                if (getrandom(pool, sizeof(pool), 0) != (ssize_t)sizeof(pool))
+                        return -EIO;
+                n_left = sizeof(pool);
+        }
+        n_left -= n_bytes;
+        memcpy(ret, pool + n_left, n_bytes);
+        explicit_bzero(pool + n_left, n_bytes);
+        return 0;
+}
+
 static int add_record(struct session *s)
 {
         struct broker *b = s->broker;
@@ -111,8 +128,9 @@ static int add_record(struct session *s)
 
         session_note_leases(s, &facts);
         snprintf(facts.name, sizeof(facts.name), "%s", s->name);
-        if (getrandom(facts.secret, sizeof(facts.secret), 0) != (ssize_t)sizeof(facts.secret))
-                return -EIO;
+        r = make_secret(facts.secret, sizeof(facts.secret));
+        if (r < 0)
+                return r;
         if (s->tenant)
                 snprintf(facts.tenant, sizeof(facts.tenant), "%s", s->tenant->name);
         r = ledger_session_add(b->ledger, &facts, &s->index);
@@ -186,7 +204,7 @@ static int begin_session(struct session *s, const Bfcd__Request *r, int *ret_eve
         return result;
 }
 
-/* Owned by the caller. */
+/* Owned until they are sent. */
 struct welcome_fds {
         int events; /* the client's end of the events socket, or -1 */
         int usage;  /* the pages; both or none of them are -1 */
@@ -211,16 +229,17 @@ static void open_pages(struct session *s, const Bfcd__Request *r, struct welcome
         fds->page = page;
 }
 
-static void close_pages(struct welcome_fds *fds)
+static void close_fds(const struct welcome_fds *fds)
 {
+        if (fds->events >= 0)
+                close(fds->events);
         if (fds->page < 0)
                 return;
         close(fds->usage);
         close(fds->page);
-        fds->usage = fds->page = -1;
 }
 
-static int send_welcome(struct session *s, Bfcd__Reply *reply, const struct welcome_fds *from)
+static void send_welcome(struct session *s, Bfcd__Reply *reply, const struct welcome_fds *from)
 {
         size_t n_fds = 0;
         int fds[3];
@@ -234,7 +253,7 @@ static int send_welcome(struct session *s, Bfcd__Reply *reply, const struct welc
         s->delivery.in_flight = n_fds > 0;
         reply->hello->has_events = s->has_events;
         reply->hello->has_pages = from->page >= 0;
-        return s->ops->send(s->userdata, reply, fds, n_fds);
+        s->ops->send(s->userdata, reply, fds, n_fds);
 }
 
 /* Fills the reply but for has_events and has_pages. infos, pointers: one for each share. */
@@ -261,15 +280,15 @@ static void describe(const struct session *s, size_t share, Bfcd__PartitionInfo 
         ret->is_monitor = s->is_monitor;
 }
 
-static void welcome(struct session *s, uint64_t id, size_t share, struct welcome_fds *fds)
+static void welcome(struct session *s, uint64_t id, size_t share, const struct welcome_fds *fds)
 {
         Bfcd__PartitionInfo *infos = calloc(s->n_shares + 1, sizeof(*infos)),
                             **pointers = calloc(s->n_shares + 1, sizeof(*pointers));
         Bfcd__HelloReply hello;
         Bfcd__Reply reply = BFCD__REPLY__INIT;
-        int sent;
 
         if (!infos || !pointers) {
+                close_fds(fds);
                 s->ops->abort(s->userdata, "out of memory");
                 goto out;
         }
@@ -277,17 +296,8 @@ static void welcome(struct session *s, uint64_t id, size_t share, struct welcome
         reply.id = id;
         reply.body_case = BFCD__REPLY__BODY_HELLO;
         reply.hello = &hello;
-        sent = send_welcome(s, &reply, fds);
-        if (sent < 0 && fds->page >= 0) {
-                /* Pages are optional: without fds for them the session still works. */
-                s->page = client_page_free(s->page);
-                close_pages(fds);
-                sent = send_welcome(s, &reply, fds);
-        }
-        if (sent < 0)
-                s->ops->abort(s->userdata, "the daemon has no file descriptors left");
-        else
-                command_tell_drains(s);
+        send_welcome(s, &reply, fds);
+        command_tell_drains(s);
 out:
         free(infos);
         free(pointers);
@@ -303,9 +313,6 @@ void hello_welcome(struct session *s, const Bfcd__Request *r, size_t share, int 
         record->can_resume = r->hello->can_resume && can_be_resumed(s);
         open_pages(s, r, &fds);
         welcome(s, r->id, share, &fds);
-        if (events_fd >= 0)
-                close(events_fd);
-        close_pages(&fds);
 }
 
 int hello_handle(struct session *s, const Bfcd__Request *r, const char **ret_why)

@@ -45,7 +45,7 @@ static const char *limit_name(const struct quota_request *refused, int error)
         if (error == -EINVAL)
                 return "extent";
         if (error == -EDQUOT)
-                return q->n_blocks >= q->max_blocks ? "max_blocks" : "quota";
+                return quota_without_block(q) ? "max_blocks" : "quota";
         return "partition";
 }
 
@@ -59,7 +59,7 @@ static void note_refusal(struct session *s, const struct quota_request *refused,
         snprintf(line, sizeof(line), "%s", sentence);
         if (names_holders && log_limit_is_open(&s->tenant->refusal_log))
                 explain_to_log(refused->quota, error, line, sizeof(line));
-        accounting_refuse(s, &(struct accounting_refusal){ .partition = refused->quota->partition->name,
+        accounting_refuse(s, &(struct accounting_refusal){ .quota = refused->quota,
                                                            .n_bytes = refused->n_bytes,
                                                            .limit = limit_name(refused, error),
                                                            .sentence = line });

@@ -531,7 +531,7 @@ void session_enlist(struct session *s)
 
 void session_send(struct session *s, const Bfcd__Reply *reply)
 {
-        (void)s->ops->send(s->userdata, reply, NULL, 0);
+        s->ops->send(s->userdata, reply, NULL, 0);
 }
 
 void session_refuse_final(struct session *s, uint64_t id, int error, const char *sentence, bool is_final)

@@ -74,8 +74,7 @@ enum session_event {
  * than the one at hand: a client's answer may end an admin command, a tick may end a wait. None of
  * them may end the session inside the call.
  *
- * send(): fds are borrowed. -EMFILE: they could not be duplicated and nothing was sent. 0 otherwise,
- * also if the connection has failed, which it reports later.
+ * send(): takes over the fds. If the connection has failed, it reports that later.
  * ready(): a turn is due. Fewer requests wait than before, or session_may_deliver().
  * changed(): the state has changed. See session_deadline_ms(), session_has_work(). May be NULL.
  * abort(): the session cannot continue: disconnect it.
@@ -84,7 +83,7 @@ enum session_event {
  * resume_kept(), never NULL: becomes the connection of `kept`, sets its ops and userdata, and frees its
  * own session. */
 struct session_ops {
-        int (*send)(void *userdata, const Bfcd__Reply *reply, const int *fds, size_t n_fds);
+        void (*send)(void *userdata, const Bfcd__Reply *reply, const int *fds, size_t n_fds);
         void (*ready)(void *userdata);
         void (*changed)(void *userdata);
         void (*abort)(void *userdata, const char *why);

@@ -61,15 +61,16 @@ int session_rejoin(struct session *s, struct session_share *share)
 
 static void refuse_join(struct session *s, uint64_t id, const struct quota *q, int error)
 {
+        const struct quota *full = quota_without_session(q);
         char sentence[SESSION_SENTENCE_BYTES];
 
         snprintf(sentence, sizeof(sentence),
-                 "%s '%s' has %" PRIu32 " sessions in partition '%s': its limit max_sessions is %" PRIu32,
-                 q->lease.name ? "lease" : "tenant", q->lease.name ? q->lease.name : s->tenant->name,
-                 q->sessions.n, q->partition->name, q->max_sessions);
-        accounting_refuse(s, &(struct accounting_refusal){ .partition = q->partition->name,
-                                                           .limit = "max_sessions",
-                                                           .sentence = sentence });
+                 "%s '%s' has %" PRIu32 " sessions in partition '%s'%s: its limit max_sessions is %" PRIu32,
+                 full->lease.name ? "lease" : "tenant", full->lease.name ? full->lease.name : s->tenant->name,
+                 full->all.n_sessions, q->partition->name,
+                 full->account.n_children > 0 ? " with its leases" : "", full->max_sessions);
+        accounting_refuse(
+                s, &(struct accounting_refusal){ .quota = q, .limit = "max_sessions", .sentence = sentence });
         session_refuse(s, id, error, sentence);
 }
 

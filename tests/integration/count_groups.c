@@ -6,17 +6,15 @@
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <sys/epoll.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
-#include <uv.h>
 
 int __real_getsockopt(int fd, int level, int name, void *value, socklen_t *n);
 int __wrap_getsockopt(int fd, int level, int name, void *value, socklen_t *n);
-int __real_uv_poll_start(uv_poll_t *handle, int events, uv_poll_cb cb);
-int __wrap_uv_poll_start(uv_poll_t *handle, int events, uv_poll_cb cb);
-int __real_uv_poll_stop(uv_poll_t *handle);
-int __wrap_uv_poll_stop(uv_poll_t *handle);
+int __real_epoll_ctl(int epoll, int op, int fd, struct epoll_event *event);
+int __wrap_epoll_ctl(int epoll, int op, int fd, struct epoll_event *event);
 
 static _Atomic uint64_t *counter(void)
 {
@@ -40,22 +38,11 @@ int __wrap_getsockopt(int fd, int level, int name, void *value, socklen_t *n)
         return __real_getsockopt(fd, level, name, value, n);
 }
 
-static void count_poll(void)
+int __wrap_epoll_ctl(int epoll, int op, int fd, struct epoll_event *event)
 {
         _Atomic uint64_t *counts = counter();
 
         if (counts)
                 atomic_fetch_add(&counts[1], 1);
-}
-
-int __wrap_uv_poll_start(uv_poll_t *handle, int events, uv_poll_cb cb)
-{
-        count_poll();
-        return __real_uv_poll_start(handle, events, cb);
-}
-
-int __wrap_uv_poll_stop(uv_poll_t *handle)
-{
-        count_poll();
-        return __real_uv_poll_stop(handle);
+        return __real_epoll_ctl(epoll, op, fd, event);
 }

@@ -173,6 +173,22 @@ TEST(history_has_the_same_figures_as_bfcctl)
         json_decref(h);
 }
 
+TEST(a_refusal_in_a_lease_names_it)
+{
+        struct rig *rig = rig_start(&config);
+        Bfcd__Block block;
+        struct raw *raw;
+
+        free(ctl_text(rig, WORDS("lease", "create", "job", "--tenant", "red", "--partition", "train",
+                                 "--limit", "2MiB", "--user", "0")));
+        raw = session_open(rig->socket, NULL);
+        ck_assert_int_eq(raw_malloc(raw, 0, 4 * MIB, &block), -EDQUOT);
+        session_end(raw);
+        free(ctl_text(rig, WORDS("lease", "end", "job")));
+        rig_stop(rig);
+        ck_assert_uint_eq(count(file_path, "\"partition\":\"train\",\"lease\":\"job\",\"bytes\":4194304"), 1);
+}
+
 TEST(a_process_without_a_tenant_is_recorded)
 {
         struct rig *rig = rig_start(&config);

@@ -184,6 +184,33 @@ TEST(a_death_is_detected_without_a_hang_up)
         rig_stop(rig);
 }
 
+/* Its process is watched from the first request on. Without one, soon. */
+static void leave_a_child_behind_without_a_request(void *arg)
+{
+        struct life *life = arg;
+
+        REQUIRE(raw_connect(life->socket, NULL), "%s", raw_refusal()); /* which fork() does not close */
+        if (fork() == 0) {
+                gate_wait(&life->done, SETTLE_MS);
+                _exit(0);
+        }
+        gate_open(&life->up);
+        pause();
+}
+
+TEST(the_death_of_an_idle_session_is_detected)
+{
+        struct rig *rig = rig_start(&patient);
+        struct life life = life_new(rig);
+        pid_t pid = child_start_until(&life.up, leave_a_child_behind_without_a_request, &life);
+
+        ck_assert_uint_eq(rig_count(rig).n_sessions, 1);
+        child_kill(pid);
+        ck_assert(WAIT_FOR(rig_count(rig).n_sessions == 0, BACK_MS));
+        gate_open(&life.done);
+        rig_stop(rig);
+}
+
 /* ---- leaving -------------------------------------------------------------- */
 
 TEST(goodbye_releases_at_once)

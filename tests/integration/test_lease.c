@@ -39,17 +39,26 @@ FIXTURE(lease, setup, teardown);
 /* bfcctl lease WORD...; it succeeds. */
 #define LEASE(...) free(ctl_text(k->rig, WORDS("lease", __VA_ARGS__)))
 
-static size_t n_leases(void)
+/* The list as it is printed; the caller releases it. */
+static json_t *list_leases(void)
 {
-        json_t *rows;
+        json_t *document, *rows;
         char *out;
-        size_t n;
 
         ck_assert_int_eq(ctl(k->rig->monitor_socket, WORDS("--json", "lease", "list"), &out, NULL), 0);
-        rows = json_loads(out, 0, NULL);
-        n = json_array_size(json_object_get(rows, "leases"));
-        json_decref(rows);
+        document = json_loads(out, 0, NULL);
+        rows = json_incref(json_object_get(document, "leases"));
+        json_decref(document);
         free(out);
+        return rows;
+}
+
+static size_t n_leases(void)
+{
+        json_t *rows = list_leases();
+        size_t n = json_array_size(rows);
+
+        json_decref(rows);
         return n;
 }
 
@@ -167,6 +176,8 @@ TEST_OF(lease, limits_hold_at_every_level)
         ck_assert_int_eq(job_malloc(&job, 34 * MIB, &answer), -EDQUOT);
         ck_assert_msg(strstr(answer.text, "lease 'one' of tenant 'red'"), "%s", answer.text);
         ck_assert_int_eq(job_malloc(&job, 30 * MIB, &answer), 0);
+        ctl_says(k->rig, WORDS("explain", "train"), "Lease one of tenant red in partition train\n");
+        ctl_says(k->rig, WORDS("--json", "explain", "train"), "\"lease\": \"one\"");
         ck_assert_ok(bfc_malloc_flags(own, NULL, 32 * MIB, BFC_WHOLE, &p));
         ck_assert_int_eq(bfc_malloc_flags(own, NULL, 32 * MIB, BFC_WHOLE, &p), -EDQUOT);
         ck_assert_msg(strstr(bfc_last_error(), "tenant 'red' is at its limit"), "%s", bfc_last_error());
@@ -200,7 +211,10 @@ TEST_OF(lease, the_end_waits_or_evicts)
         ck_assert_int_eq(job_malloc(&job, 32 * MIB, &answer), -EDQUOT);
         ck_assert_msg(strstr(answer.text, "has ended"), "%s", answer.text);
         ck_assert_uint_eq(n_leases(), 1);
-        LEASE("end", "one", "--evict", "--grace", "1ms");
+        out = ctl_text(k->rig, WORDS("lease", "end", "one", "--evict", "--grace", "1h"));
+        text_has(out, "1 sessions still have 8.0 MiB and are evicted in 1h 00m:\n  session ");
+        out = ctl_text(k->rig, WORDS("lease", "end", "one", "--evict"));
+        text_has(out, "1 sessions still have 8.0 MiB and are evicted now:\n  session ");
         ck_assert(WAIT_FOR(job_malloc(&job, MIB, &answer) == -EIDRM, SETTLE_MS));
         job_end(&job);
         ck_assert(WAIT_FOR(n_leases() == 0, SETTLE_MS));
@@ -244,28 +258,89 @@ TEST_OF(lease, a_lease_ends_with_its_process)
         ck_assert(WAIT_FOR(n_leases() == 0, SETTLE_MS));
 }
 
-/* Where control groups can be made; a folder where the daemon looks for them is enough. */
+struct group {
+        char path[128], name[64];
+};
+
+/* A control group below the root, in the hierarchy where the daemon looks first. False: none can be made here. */
+static bool make_group(struct group *g)
+{
+        static const char *const roots[] = { "/sys/fs/cgroup/systemd", "/sys/fs/cgroup/unified",
+                                             "/sys/fs/cgroup" };
+
+        snprintf(g->name, sizeof(g->name), "/bfcd-test-%d", (int)getpid());
+        for (size_t i = 0; i < 3; i++) {
+                snprintf(g->path, sizeof(g->path), "%s%s", roots[i], g->name);
+                if (mkdir(g->path, 0755) == 0)
+                        return true;
+        }
+        fputs("# skipped: no control group can be made here\n", stderr);
+        return false;
+}
+
+static bool join_group(const struct group *g)
+{
+        char path[160], pid[16];
+        int fd, n = snprintf(pid, sizeof(pid), "%d", (int)getpid());
+        bool ok;
+
+        snprintf(path, sizeof(path), "%s/cgroup.procs", g->path);
+        fd = open(path, O_WRONLY | O_CLOEXEC);
+        ok = fd >= 0 && write(fd, pid, (size_t)n) == n;
+        close(fd);
+        return ok;
+}
+
+/* A folder where the daemon looks for control groups is enough. No assertion fails while it exists. */
 TEST_OF(lease, a_lease_ends_with_its_control_group)
 {
-        static const char *const roots[] = { "/sys/fs/cgroup", "/sys/fs/cgroup/unified",
-                                             "/sys/fs/cgroup/systemd" };
-        char path[128] = "", name[64];
-        size_t i = 0;
+        struct group g;
+        size_t n_made;
+        int status;
 
-        snprintf(name, sizeof(name), "/bfcd-test-%d", (int)getpid());
-        for (; i < 3; i++) {
-                snprintf(path, sizeof(path), "%s%s", roots[i], name);
-                if (mkdir(path, 0755) == 0)
-                        break;
-        }
-        if (i == 3) {
-                fprintf(stderr, "skipped: no control group can be made here\n");
+        if (!make_group(&g))
                 return;
-        }
-        LEASE("create", "group", "--tenant", "red", "--partition", "train", "--limit", "32MiB", "--cgroup",
-              name);
-        ck_assert_uint_eq(n_leases(), 1);
-        ck_assert_int_eq(rmdir(path), 0);
+        status = ctl(k->rig->admin_socket,
+                     WORDS("lease", "create", "group", "--tenant", "red", "--partition", "train", "--limit",
+                           "32MiB", "--cgroup", g.name),
+                     NULL, NULL);
+        n_made = n_leases();
+        ck_assert_int_eq(rmdir(g.path), 0);
+        ck_assert_int_eq(status, 0);
+        ck_assert_uint_eq(n_made, 1);
+        ck_assert(WAIT_FOR(n_leases() == 0, SETTLE_MS));
+}
+
+/* A child that enters the group between two hellos. */
+static void hello_in_group(void *arg)
+{
+        const struct group *g = arg;
+        Bfcd__Block block;
+        struct raw *raw;
+
+        REQUIRE(raw_open(k->rig->socket, &raw) == 0, "open");
+        REQUIRE(raw_hello(raw, "none", "train") == -EACCES, "there is a tenant 'none'");
+        REQUIRE(join_group(g), "%s: %s", g->path, strerror(errno));
+        REQUIRE(raw_hello(raw, "red", "train") == 0, "%s", raw_refusal());
+        REQUIRE(raw_malloc(raw, 0, 4 * MIB, &block) == -EDQUOT, "it is not in the lease");
+        REQUIRE(strstr(raw_refusal(), "lease 'group'"), "%s", raw_refusal());
+        raw_goodbye(raw);
+        raw_close(raw);
+}
+
+/* The control group at the hello counts, not that at an earlier one of the connection. */
+TEST_OF(lease, the_control_group_is_read_at_the_hello)
+{
+        struct group g;
+        int status;
+
+        if (!make_group(&g))
+                return;
+        LEASE("create", "group", "--tenant", "red", "--partition", "train", "--limit", "2MiB", "--cgroup",
+              g.name);
+        ck_assert_int_gt(waitpid(child_start(hello_in_group, &g), &status, 0), 0);
+        ck_assert_int_eq(rmdir(g.path), 0);
+        ck_assert_int_eq(status, 0);
         ck_assert(WAIT_FOR(n_leases() == 0, SETTLE_MS));
 }
 
@@ -299,6 +374,50 @@ TEST_OF(lease, kills_of_the_daemon_keep_leases_and_sessions)
         ck_assert(WAIT_FOR(n_leases() == 0, SETTLE_MS));
 }
 
+static json_int_t refusals_of(const char *lease)
+{
+        json_t *rows = list_leases(), *row;
+        json_int_t n = -1;
+        size_t i;
+
+        json_array_foreach(rows, i, row)
+        {
+                if (strcmp(json_string_value(json_object_get(row, "name")), lease) == 0)
+                        n = json_integer_value(json_object_get(row, "num_refusals"));
+        }
+        json_decref(rows);
+        return n;
+}
+
+/* Also where its memory does not survive the daemon, and of a lease that has ended and had sessions. */
+TEST_OF(lease, a_restart_keeps_the_statistics_of_a_lease)
+{
+        struct answer answer;
+        struct job job, last;
+
+        LEASE("create", "one", "--tenant", "red", "--partition", "train", "--limit", "32MiB", "--pid",
+              own_pid());
+        job_start(&job, false);
+        ck_assert_int_eq(job_malloc(&job, 16 * MIB, &answer), 0);
+        ck_assert_int_eq(job_malloc(&job, 20 * MIB, &answer), -EDQUOT);
+        LEASE("create", "two", "--tenant", "red", "--partition", "train", "--limit", "32MiB", "--pid",
+              own_pid());
+        job_start(&last, false);
+        ck_assert_int_eq(job_malloc(&last, 2 * MIB, &answer), 0);
+        LEASE("end", "two");
+        ck_assert_int_eq(refusals_of("one"), 1);
+        kept_restart(k, SIGKILL);
+        ck_assert_int_eq(refusals_of("one"), 1);
+        job_end(&last); /* which has the pipes of the other one, too */
+        job_end(&job);
+        LEASE("end", "one");
+        ck_assert(WAIT_FOR(n_leases() == 0, SETTLE_MS));
+        ck_assert(kept_logged(k, "lease 'one' of tenant 'red' in partition 'train' ended: "));
+        ck_assert(kept_logged(k, "peak 16777216 bytes in use"));
+        ck_assert(kept_logged(k, "lease 'two' of tenant 'red' in partition 'train' ended: "));
+        ck_assert(kept_logged(k, "peak 2097152 bytes in use"));
+}
+
 TEST_OF(lease, a_restart_without_the_tenant_ends_its_leases)
 {
         static const struct rig_config without = { .tenants =
@@ -322,6 +441,7 @@ TEST_OF(lease, a_restart_without_the_tenant_ends_its_leases)
         }
         job_end(&job);
         ck_assert(WAIT_FOR(n_leases() == 0, SETTLE_MS));
+        ck_assert(kept_logged(k, "lease 'idle' of tenant 'red' in partition 'train' ended: "));
         rig_rewrite_config(k->rig, &config); /* as many fds as at the start */
         kept_restart(k, SIGTERM);
 }

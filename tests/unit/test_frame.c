@@ -46,8 +46,11 @@ FIXTURE(frame, setup, teardown);
 static void add(size_t n_bytes, uint8_t fill, const int *fds, size_t n_fds)
 {
         uint8_t *p = NULL;
+        int copies[FRAME_MAX_FDS];
 
-        ck_assert_int_eq(frame_writer_add(writer, n_bytes, fds, n_fds, &p), 0);
+        for (size_t i = 0; i < n_fds; i++)
+                copies[i] = fcntl(fds[i], F_DUPFD_CLOEXEC, 3);
+        ck_assert_int_eq(frame_writer_add(writer, n_bytes, copies, n_fds, &p), 0);
         memset(p, fill, n_bytes);
 }
 
@@ -488,14 +491,29 @@ TEST(queue_is_bounded)
         expect(52, 2);
 }
 
-TEST(writer_survives_bad_fds)
+TEST(writer_takes_over_fds)
 {
-        int fds[2] = { sv[0], -1 };
+        int fds[3] = { new_memfd(1), new_memfd(2), new_memfd(3) };
         uint8_t *p = NULL;
 
-        ck_assert_int_eq(frame_writer_add(writer, 5, fds, 2, &p), -EBADF);
-        ck_assert_uint_eq(frame_writer_n_queued(writer), 0);
-        add(5, 5, fds, 1); /* and leaves it queued: the teardown counts fds */
+        ck_assert_int_eq(frame_writer_add(writer, 0, fds, 1, &p), -EMSGSIZE);
+        ck_assert_int_ge(fcntl(fds[0], F_GETFD), 0); /* it was not taken */
+        for (int i = 0; i < 2; i++) {
+                ck_assert_int_eq(frame_writer_add(writer, 1, &fds[i], 1, &p), 0);
+                ck_assert_int_eq(frame_writer_flush(writer, sv[0]), 0);
+                ck_assert_int_lt(fcntl(fds[i], F_GETFD), 0); /* the message has it */
+        }
+        ck_assert_int_eq(frame_writer_add(writer, 1, &fds[2], 1, &p), 0);
+        frame_writer_clear(writer);
+        ck_assert_int_lt(fcntl(fds[2], F_GETFD), 0);
+        for (int i = 1; i <= 2; i++) {
+                const uint8_t *payload;
+                size_t n;
+
+                ck_assert_int_eq(frame_reader_receive(reader, sv[1], 0), 0);
+                ck_assert_int_eq(frame_reader_next(reader, &payload, &n), 0);
+                expect_fd(i);
+        }
 }
 
 /* Adding while part of the queue is sent: bytes stay in order, memory is reused. */

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ptrace.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -47,6 +48,23 @@ void __wrap_reload_tell_sessions(struct broker *of)
 {
         n_tellings++;
         __real_reload_tell_sessions(of);
+}
+
+void __real_lease_gone(const struct lease_end *end);
+void __wrap_lease_gone(const struct lease_end *end);
+
+static struct {
+        unsigned n;
+        char name[LEDGER_NAME_BYTES];
+        uint64_t peak_bytes;
+} gone; /* records of leases that ended */
+
+void __wrap_lease_gone(const struct lease_end *end)
+{
+        gone.n++;
+        gone.peak_bytes = end->life->peak_in_use;
+        snprintf(gone.name, sizeof(gone.name), "%s", end->record->name);
+        __real_lease_gone(end);
 }
 
 static void setup(void)
@@ -111,20 +129,26 @@ static uint64_t ask_create(const struct wanted *w)
                 ck_assert_msg(strstr(sentence_, text), "%s", sentence_);                                     \
         } while (0)
 
-static uint64_t ask_set(const char *name, uint64_t limit, bool sets_reserve, uint64_t reserve)
+static uint64_t send_set(const char *name, Bfcd__LeaseSet *m)
 {
         Bfcd__Request r = BFCD__REQUEST__INIT;
-        Bfcd__LeaseSet m = BFCD__LEASE_SET__INIT;
         uint64_t id;
 
-        m.name = (char *)(uintptr_t)name;
+        m->name = (char *)(uintptr_t)name;
+        r.body_case = BFCD__REQUEST__BODY_LEASE_SET;
+        r.lease_set = m;
+        ck_assert_int_eq(peer_send(admin, &r, &id), 0);
+        return id;
+}
+
+static uint64_t ask_set(const char *name, uint64_t limit, bool sets_reserve, uint64_t reserve)
+{
+        Bfcd__LeaseSet m = BFCD__LEASE_SET__INIT;
+
         m.bytes_limit = limit;
         m.sets_reserve = sets_reserve;
         m.bytes_reserve = reserve;
-        r.body_case = BFCD__REQUEST__BODY_LEASE_SET;
-        r.lease_set = &m;
-        ck_assert_int_eq(peer_send(admin, &r, &id), 0);
-        return id;
+        return send_set(name, &m);
 }
 
 static const Bfcd__LeaseEndReply *end(const char *name, bool evicts, uint64_t grace_ms)
@@ -322,15 +346,18 @@ TEST_OF(lease, a_job_cannot_hide_behind_many_ancestors)
 
 TEST_OF(lease, a_job_cannot_hide_its_control_group)
 {
-        struct peer *x = peer_new(b, 1, false);
+        struct peer *x = peer_of_process(getpid()), *far = peer_of_process(0);
 
         CREATE(.name = "g", .cgroup = "/g", .limit = 8 * MIB);
         assert_has(refusal_of(x, peer_hello(x, "", ""), EACCES), "its control group could not be read");
+        assert_has(refusal_of(far, peer_hello(far, "", ""), EACCES),
+                   "lease 'g' in partition 'a': it is in a PID namespace that the daemon does not see");
         end("g", false, 0);
         CREATE(.name = "u", .unit = "job.service", .limit = 8 * MIB);
         assert_has(refusal_of(x, peer_hello(x, "", ""), EACCES), "lease 'u'");
         end("u", false, 0);
         must_close(say_hello(x));
+        must_close(say_hello(far)); /* no lease asks where it is */
 }
 
 /* ---- limits ---------------------------------------------------------------------- */
@@ -582,6 +609,8 @@ TEST_OF(lease, an_ended_lease_waits_for_its_sessions)
         late->session->who.cgroup = strdup("/x");
         assert_has(refusal_of(late, peer_hello(late, "", ""), EACCES),
                    "lease 'x' in partition 'a' has ended");
+        REFUSED(EEXIST, "lease 'x' of tenant 'red' is still ending, with 2 sessions and 8.0 MiB", .name = "x",
+                .cgroup = "/x", .limit = 2 * MIB);
         CREATE(.name = "y", .cgroup = "/x", .limit = 2 * MIB); /* the newer one */
         ck_assert_str_eq(say_hello(late)->session->shares[0].quota->lease.name, "y");
         must_close(late);
@@ -775,6 +804,101 @@ TEST_OF(lease, a_reload_keeps_leases_or_ends_them)
         ck_assert_ptr_null(lease_find(b, "x"));
 }
 
+/* A tenant's limit may fall below those of its leases, which can be changed then, too. */
+TEST_OF(lease, what_is_not_set_is_not_checked)
+{
+        Bfcd__LeaseSet ttl = BFCD__LEASE_SET__INIT;
+
+        CREATE(.name = "x", .cgroup = "/x", .limit = 32 * MIB);
+        ck_assert_int_eq(reload(CONFIG("{partition: a, limit: 8MiB}, ")), 0);
+        ck_assert_int_eq(peer_error(admin, ask_set("x", 0, true, 4 * MIB)), 0);
+        ttl.sets_ttl = true;
+        ttl.ttl_ms = 5000;
+        ck_assert_int_eq(peer_error(admin, send_set("x", &ttl)), 0);
+        ck_assert_uint_eq(quota_of("x")->account.limit_bytes, 32 * MIB);
+        ck_assert_uint_eq(quota_of("x")->account.reserve_bytes, 4 * MIB);
+        assert_has(refusal_of(admin, ask_set("x", 16 * MIB, false, 0), EINVAL), "limit of tenant 'red'");
+        assert_has(refusal_of(admin, ask_set("x", 0, true, 10 * MIB), ENOMEM), "tenant 'red'");
+        ck_assert_int_eq(peer_error(admin, ask_set("x", 8 * MIB, false, 0)), 0);
+        end("x", false, 0);
+}
+
+/* Records of extents, and of extents that sessions have, that all quotas and leases may need. */
+static void count_needs(uint64_t *ret_extents, uint64_t *ret_exports)
+{
+        *ret_extents = *ret_exports = 0;
+        for (size_t i = 0; i < b->n_tenants; i++)
+                for (size_t k = 0; k < b->tenants[i].n_quotas; k++) {
+                        const struct quota *q = b->tenants[i].quotas[k];
+                        uint64_t n = arena_extent_room(q->arena, q->account.limit_bytes);
+
+                        *ret_extents += n;
+                        *ret_exports += n * q->max_sessions;
+                }
+}
+
+TEST_OF(lease, limits_need_room_in_the_tables)
+{
+        const struct ledger_limits room = b->room;
+        uint64_t n_extents, n_exports;
+
+        CREATE(.name = "x", .cgroup = "/x", .limit = 2 * MIB);
+        count_needs(&n_extents, &n_exports);
+        b->room.n_extents = (uint32_t)n_extents;
+        REFUSED(ENOSPC, "tables", .name = "y", .cgroup = "/y", .limit = 2 * MIB);
+        assert_has(refusal_of(admin, ask_set("x", 16 * MIB, false, 0), ENOSPC), "tables");
+        ck_assert_uint_eq(quota_of("x")->account.limit_bytes, 2 * MIB);
+        ck_assert_int_eq(peer_error(admin, ask_set("x", 2 * MIB, true, 2 * MIB)), 0);
+        b->room = room;
+        ck_assert_int_eq(peer_error(admin, ask_set("x", 16 * MIB, false, 0)), 0);
+        end("x", false, 0);
+}
+
+/* Leases have the max_sessions of their tenants, and a reload counts the new one. */
+TEST_OF(lease, a_reload_counts_the_sessions_of_leases)
+{
+        const struct ledger_limits room = b->room;
+        uint64_t n_extents, n_before, n_after;
+
+        CREATE(.name = "x", .cgroup = "/x", .limit = 40 * MIB);
+        count_needs(&n_extents, &n_before);
+        ck_assert_int_eq(reload(CONFIG("{partition: a, limit: 40MiB, max_sessions: 2048}, ")), 0);
+        count_needs(&n_extents, &n_after);
+        ck_assert_int_eq(reload(config_text), 0);
+        b->room.n_exports =
+                (uint32_t)(n_before + (n_after - n_before) / 2); /* the quota, but not the lease */
+        ck_assert_int_eq(reload_told(CONFIG("{partition: a, limit: 40MiB, max_sessions: 2048}, "), false,
+                                     "the quotas and leases allow"),
+                         -EINVAL);
+        end("x", false, 0);
+        ck_assert_int_eq(reload(CONFIG("{partition: a, limit: 40MiB, max_sessions: 2048}, ")), 0);
+        b->room = room;
+}
+
+/* However many leases it has, a tenant has no more sessions than its limit. */
+TEST_OF(lease, max_sessions_is_of_a_tenant_with_its_leases)
+{
+        struct peer *x, *own, *more;
+
+        ck_assert_int_eq(reload(CONFIG("{partition: a, limit: 40MiB, max_sessions: 2}, ")), 0);
+        CREATE(.name = "x", .cgroup = "/x", .limit = 8 * MIB);
+        CREATE(.name = "y", .cgroup = "/y", .limit = 8 * MIB);
+        x = join(1, "/x", "x");
+        own = join(1, "/z", "");
+        more = peer_new(b, 1, false);
+        more->session->who.cgroup = strdup("/y");
+        assert_has(
+                refusal_of(more, peer_hello(more, "", ""), EDQUOT),
+                "tenant 'red' has 2 sessions in partition 'a' with its leases: its limit max_sessions is 2");
+        must_close(own);
+        say_hello(more);
+        ck_assert_uint_eq(quota_of("y")->sessions.n, 1);
+        must_close(more);
+        must_close(x);
+        end("x", false, 0);
+        end("y", false, 0);
+}
+
 /* Each extent is an fd. The limit is what two leases need, in a partition that has more than its quotas. */
 TEST_OF(lease, leases_need_fds)
 {
@@ -915,6 +1039,88 @@ TEST_OF(lease, a_restart_keeps_leases)
         end("empty", false, 0);
 }
 
+/* A daemon was killed while it made a lease: its quota has no lease and no memory. */
+TEST_OF(lease, a_restart_forgets_a_lease_that_was_not_made)
+{
+        struct ledger_quota facts = { .tenant = "red", .partition = "a", .is_lease = 1 };
+        struct ledger_counts before, after;
+        uint32_t index;
+
+        CREATE(.name = "x", .cgroup = "/x", .limit = 16 * MIB);
+        ledger_count(b->ledger, &before);
+        facts.extent_bytes = ledger_quota_at(b->ledger, quota_of("x")->index)->extent_bytes;
+        ck_assert_int_eq(ledger_quota_add(b->ledger, &facts, &index), 0);
+        restart(config_text);
+        ledger_count(b->ledger, &after);
+        ck_assert_uint_eq(after.n_quotas, before.n_quotas);
+        ck_assert_uint_eq(after.n_leases, 1);
+        end("x", false, 0);
+}
+
+/* A lease that cannot be restored ends, its sessions continue, and the daemon starts. */
+TEST_OF(lease, a_restart_ends_a_lease_with_a_wrong_limit)
+{
+        struct peer *x;
+        uint64_t id;
+
+        CREATE(.name = "x", .cgroup = "/x", .limit = 16 * MIB, .reserve = 4 * MIB);
+        x = join(1, "/x", "x");
+        x->session->is_watched = true;
+        must_malloc(x, 0, 6 * MIB);
+        id = x->session->id;
+        peer_drop(x);
+        lease_record(b, lease_find(b, "x"))->limit_bytes = UINT64_C(1) << 50;
+        for (unsigned i = 0; i < 2; i++) {
+                restart(config_text);
+                ck_assert(quota_of("x")->lease.is_ended);
+                ck_assert_uint_eq(quota_of("x")->account.own_bytes, 6 * MIB);
+                ck_assert_uint_eq(b->partitions[0].pool.promised_bytes, 0);
+                ck_assert_str_eq(session_with(id)->shares[0].quota->lease.name, "x");
+                ck_assert_ptr_null(session_with(id)->resume.fault);
+        }
+        end_sessions();
+        settle();
+        ck_assert_ptr_null(lease_find(b, "x"));
+        ck_assert_str_eq(gone.name, "x");
+        ck_assert_uint_eq(gone.peak_bytes, 6 * MIB);
+}
+
+/* The partition preallocates now: it has no memory for leases. Those that exist end, and only quotas of tenants are
+ * backed. */
+TEST_OF(lease, a_restart_with_preallocation_ends_leases)
+{
+        static const char preallocates[] =
+                "devices:\n"
+                "  - id: host\n"
+                "    size: 256MiB\n"
+                "    partitions: [{name: a, limit: 64MiB, growth: preallocate}]\n"
+                "tenants:\n"
+                "  - {name: red, match: {uid: [1, 3]}, quotas: [{partition: a, limit: 40MiB}]}\n";
+        struct peer *x, *own;
+
+        CREATE(.name = "x", .cgroup = "/x", .limit = 16 * MIB);
+        CREATE(.name = "idle", .cgroup = "/idle", .limit = 16 * MIB, .reserve = 8 * MIB);
+        x = join(1, "/x", "x");
+        x->session->is_watched = true;
+        must_malloc(x, 0, 12 * MIB);
+        peer_drop(x);
+        restart(preallocates);
+        ck_assert_uint_eq(quota_of("x")->account.own_bytes, 12 * MIB);
+        ck_assert_uint_eq(quota_of("idle")->account.own_bytes, 0);
+        ck_assert_uint_eq(quota_of("x")->lease.parent->account.charged_bytes, 40 * MIB - 8 * MIB);
+        lease_tick(b, clock_ms());
+        ck_assert(quota_of("x")->lease.is_ended);
+        settle();
+        ck_assert_ptr_null(lease_find(b, "idle"));
+        end_sessions();
+        settle();
+        ck_assert_ptr_null(lease_find(b, "x"));
+        own = open_session(1);
+        for (unsigned i = 0; i < 20; i++)
+                must_malloc(own, 0, 2 * MIB); /* the rest is made on demand */
+        must_close(own);
+}
+
 /* A kill between the two stores of `lease set`, or a damaged record, does not stop the next start. */
 TEST_OF(lease, a_restart_repairs_sizes)
 {
@@ -931,6 +1137,50 @@ TEST_OF(lease, a_restart_repairs_sizes)
         ck_assert_uint_eq(quota_of("torn")->account.reserve_bytes, 10 * MIB);
         ck_assert_uint_eq(lease_record(b, lease_find(b, "torn"))->reserve_bytes, 10 * MIB);
         end("torn", false, 0);
+}
+
+/* Changes the lease `x` up and down. */
+static void be_traced(void)
+{
+        if (ptrace(PTRACE_TRACEME, 0, NULL, NULL) < 0)
+                _exit(77);
+        raise(SIGSTOP);
+        (void)ask_set("x", 16 * MIB, true, 16 * MIB);
+        (void)ask_set("x", 4 * MIB, true, 4 * MIB);
+        (void)ask_set("x", 6 * MIB, true, 2 * MIB);
+        _exit(0);
+}
+
+/* However many instructions of `lease set` were executed, the ledger has a reserve within the limit. */
+TEST_OF(lease, a_change_can_end_at_any_instruction)
+{
+        struct ledger_lease *record;
+        unsigned n_steps = 0, n_limits = 0;
+        uint64_t limit = 8 * MIB;
+        int status;
+        pid_t pid;
+
+        CREATE(.name = "x", .cgroup = "/x", .limit = 8 * MIB, .reserve = 2 * MIB);
+        record = lease_record(b, lease_find(b, "x"));
+        pid = fork();
+        if (pid == 0)
+                be_traced();
+        while (waitpid(pid, &status, 0) == pid && WIFSTOPPED(status)) {
+                ck_assert_uint_le(record->reserve_bytes, record->limit_bytes);
+                n_limits += record->limit_bytes != limit;
+                limit = record->limit_bytes;
+                n_steps++;
+                ck_assert_int_eq(ptrace(PTRACE_SINGLESTEP, pid, NULL, NULL), 0);
+        }
+        ck_assert(WIFEXITED(status));
+        if (WEXITSTATUS(status) == 77)
+                fputs("# skipped: processes cannot be traced here\n", stderr);
+        else
+                ck_assert_uint_eq(n_limits, 3);
+        fprintf(stderr, "# %u steps\n", n_steps);
+        record->reserve_bytes = 2 * MIB; /* as this process has them */
+        record->limit_bytes = 8 * MIB;
+        end("x", false, 0);
 }
 
 /* A reserve is lowered to what the config leaves for it, so that no account promises what it has not. */

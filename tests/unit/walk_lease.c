@@ -221,9 +221,11 @@ static bool have_reserve(unsigned tenant, unsigned partition, uint64_t own, uint
         return sum_partition(partition).committed + more <= partition_limits[partition];
 }
 
-static int check_sizes(unsigned tenant, unsigned partition, uint64_t limit, uint64_t reserve)
+static int check_sizes(unsigned tenant, unsigned partition, uint64_t limit, uint64_t reserve, bool sets_limit)
 {
-        return reserve > limit || limit > w.limits[tenant][share_of(tenant, partition)] ? EINVAL : 0;
+        bool is_below = limit <= w.limits[tenant][share_of(tenant, partition)];
+
+        return reserve > limit || (sets_limit && !is_below) ? EINVAL : 0;
 }
 
 static const Bfcd__Reply *ask(Bfcd__Request *r, int error)
@@ -253,9 +255,10 @@ void op_lease_create(struct slot *s)
         next.group = dice(3) ? groups[dice(3)] : NULL;
         next.uid = 1 + (uint32_t)dice(5);
         next.number = ++w.n_leases;
-        error = m->exists                ? EEXIST
-                : next.share == N_SHARES ? ENOENT
-                                         : check_sizes(next.tenant, partition, next.limit, next.reserve);
+        error = m->exists ? EEXIST
+                : next.share == N_SHARES
+                        ? ENOENT
+                        : check_sizes(next.tenant, partition, next.limit, next.reserve, true);
         if (error == 0 && !have_reserve(next.tenant, partition, 0, 0, next.reserve))
                 error = ENOMEM;
         c.name = m->name;
@@ -293,7 +296,7 @@ void op_lease_set(struct slot *s)
         reserve = set.sets_reserve ? set.bytes_reserve : m->reserve;
         error = !m->exists    ? ENOENT
                 : m->is_ended ? EBUSY
-                              : check_sizes(m->tenant, m->partition, limit, reserve);
+                              : check_sizes(m->tenant, m->partition, limit, reserve, set.bytes_limit != 0);
         if (error == 0 && !have_reserve(m->tenant, m->partition, lease_own(m), m->reserve, reserve))
                 error = ENOMEM;
         r.body_case = BFCD__REQUEST__BODY_LEASE_SET;

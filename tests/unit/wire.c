@@ -4,6 +4,7 @@
 #include "tests/unit/wire.h"
 
 #include <assert.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -64,9 +65,12 @@ void wire_flush(struct wire *w)
 
 void wire_put(struct wire *w, const Bfcd__Reply *reply, const int *fds, size_t n_fds)
 {
+        int copies[FRAME_MAX_FDS], r;
         uint8_t *payload;
-        int r = frame_writer_add(w->writer, bfcd__reply__get_packed_size(reply), fds, n_fds, &payload);
 
+        for (size_t i = 0; i < n_fds; i++)
+                copies[i] = fcntl(fds[i], F_DUPFD_CLOEXEC, 3);
+        r = frame_writer_add(w->writer, bfcd__reply__get_packed_size(reply), copies, n_fds, &payload);
         assert(r == 0);
         bfcd__reply__pack(reply, payload);
 }
@@ -157,9 +161,9 @@ void wire_event(struct wire *w, const Bfcd__Event *event, int fd)
 {
         struct frame_writer *writer = NULL;
         uint8_t *payload;
-        int r = frame_writer_new(65536, &writer);
+        int copy = fd >= 0 ? fcntl(fd, F_DUPFD_CLOEXEC, 3) : -1, r = frame_writer_new(65536, &writer);
 
-        r |= frame_writer_add(writer, bfcd__event__get_packed_size(event), &fd, fd >= 0, &payload);
+        r |= frame_writer_add(writer, bfcd__event__get_packed_size(event), &copy, fd >= 0, &payload);
         assert(r == 0);
         bfcd__event__pack(event, payload);
         (void)frame_writer_flush(writer, w->events_fd);

@@ -664,8 +664,6 @@ static void record_frame(struct proxy *p, unsigned connection, bool to_daemon, c
         memcpy(copy, payload, n);
         (void)frame_writer_flush(w, p->ends[connection][to_daemon].fd); /* it may have hung up */
         frame_writer_free(w);
-        for (size_t i = 0; i < n_fds; i++)
-                close(fds[i]);
 }
 
 static void record_from(struct proxy *p, unsigned connection, bool to_daemon)
