@@ -32,7 +32,7 @@
  *                (bfc_malloc and similar, bfc_attach); a partition with "share: cuda-ipc" has no
  *                read-only access (bfc_attach_with)
  *   -EBUSY       an operator drains the device, for a reset for example: try later (bfc_malloc and
- *                similar);
+ *                similar, bfc_wake); the block is parked (bfc_write, bfc_read);
  *                a CUDA stream is being captured (bfc_detach, bfc_write, bfc_read, bfc_end_stream and
  *                bfc_poll; bfc_free and bfc_pool_free where documented);
  *                another client is recording into that file (bfc_connect);

@@ -325,8 +325,8 @@ int quota_split(struct quota *q, bfc_handle handle, uint64_t at, uint32_t n_more
 /* ---- parked blocks ------------------------------------------------------------ */
 
 /* Whether a block on whole extents of its own can be waited for: QUOTA_WAIT, or a refusal as of
- * quota_alloc(), and -ENOTSUP: the partition cannot park blocks. */
-int quota_alloc_whole(struct quota *q, uint64_t n_bytes);
+ * quota_alloc(), and -ENOTSUP: the partition cannot park blocks. again: as of quota_alloc_or_again(). */
+int quota_alloc_whole(struct quota *q, uint64_t n_bytes, bool again);
 
 /* Whether blocks of the partition can be parked at all. */
 bool quota_can_park(const struct quota *q);

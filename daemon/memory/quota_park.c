@@ -13,7 +13,7 @@ bool quota_can_park(const struct quota *q)
                device_can_copy(p->device, p->device);
 }
 
-int quota_alloc_whole(struct quota *q, uint64_t n_bytes)
+int quota_alloc_whole(struct quota *q, uint64_t n_bytes, bool again)
 {
         int r = quota_can_park(q) ? quota_refusal(q) : -ENOTSUP;
 
@@ -23,7 +23,8 @@ int quota_alloc_whole(struct quota *q, uint64_t n_bytes)
                 r = quota_is_impossible(q, n_bytes);
         if (r == 0)
                 return QUOTA_WAIT;
-        quota_count_refusal(q, r);
+        if (!again)
+                quota_count_refusal(q, r);
         return r;
 }
 

@@ -254,7 +254,7 @@ static int handle_malloc(struct session *s, const Bfcd__Request *r, const char *
         if (refuse_impossible_malloc(s, r->id, quota, m))
                 return 0;
         if (is_whole)
-                result = quota_alloc_whole(quota, m->n_bytes);
+                result = quota_alloc_whole(quota, m->n_bytes, again);
         else
                 result = again ? quota_alloc_or_again(quota, m->n_bytes, in_extent, &handle, &offset)
                                : quota_alloc(quota, m->n_bytes, in_extent, &handle, &offset);
