@@ -100,6 +100,35 @@ TEST(a_parked_block_returns_with_its_contents)
         rig_stop(rig);
 }
 
+/* The copy begins inside an extent, and beside another block. */
+TEST(a_copy_can_be_anywhere)
+{
+        struct rig *rig = rig_start(&config);
+        bfc_client *client = client_open(rig, "red", "train");
+        void *p, *before, *behind;
+
+        if (CAN_PARK) {
+                ck_assert_ok(bfc_malloc_flags(client, "parking", 1000, BFC_WHOLE, &before));
+                pattern_write(before, 1000, 1);
+                ck_assert_ok(bfc_malloc_flags(client, "parking", BLOCK + MIB, BFC_WHOLE, &behind));
+                ck_assert_ok(bfc_free(client, behind)); /* the copy gets its place */
+                ck_assert_ok(bfc_malloc_flags(client, NULL, BLOCK, BFC_PARKABLE, &p));
+                pattern_write(p, BLOCK, 2);
+                park(client, p);
+                ck_assert_ok(bfc_malloc_flags(client, "parking", 1000, BFC_WHOLE, &behind));
+                pattern_write(behind, 1000, 3);
+                ck_assert_ok(bfc_wake(client, p, 0));
+                ck_assert(pattern_holds(p, BLOCK, 2));
+                ck_assert(pattern_holds(before, 1000, 1));
+                ck_assert(pattern_holds(behind, 1000, 3));
+                ck_assert_ok(bfc_free(client, before));
+                ck_assert_ok(bfc_free(client, behind));
+                ck_assert_ok(bfc_free(client, p));
+        }
+        bfc_disconnect(client);
+        rig_stop(rig);
+}
+
 TEST(other_blocks_use_the_memory_and_not_the_place)
 {
         struct rig *rig = rig_start(&config);
