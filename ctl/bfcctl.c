@@ -46,6 +46,8 @@ enum {
         GRACE,
         LEASE,
         QUIET,
+        STRICT,
+        NO_PRELOAD,
         N_OWN_OPTIONS
 };
 
@@ -66,15 +68,15 @@ static const struct {
 #define TOP_USE        "usage: bfcctl top [sessions|tenants|partitions] [--interval SECONDS] [--once]"
 #define HISTORY_USE    "usage: bfcctl history [--since TIME] [--until TIME] [--tenant TENANT] [--file PATH]"
 #define LEASE_USE                                                                                            \
-        "usage: bfcctl lease create NAME --tenant TENANT --partition NAME --limit SIZE [--reserve SIZE] "    \
+        "usage: bfcctl lease create NAME [--tenant TENANT] --partition NAME --limit SIZE [--reserve SIZE] "  \
         "(--cgroup PATH | --unit UNIT | --pid PID | --user USER) [--ttl TIME] [--evict] [--grace TIME]; "    \
         "or bfcctl lease list; or bfcctl lease set NAME [--limit SIZE] [--reserve SIZE] [--ttl TIME]; or "   \
         "bfcctl lease end NAME [--evict] [--grace TIME]"
 #define RUN_USE                                                                                                \
         "usage: bfcctl run --limit SIZE [--reserve SIZE] [--lease NAME] [--tenant TENANT] [--partition NAME] " \
-        "[--wait [SECONDS]] [--evict] [--grace TIME] [--quiet] [--] COMMAND [ARGUMENT...]"
+        "[--wait [SECONDS]] [--evict] [--grace TIME] [--quiet] [--strict | --no-preload] [--] COMMAND [ARGUMENT...]"
 #define OF_LEASE     "options of lease are not valid for", "they are valid for lease"
-#define OF_RUN       "--lease and --quiet are not valid for", "they are valid for run"
+#define OF_RUN       "--lease, --quiet, --strict and --no-preload are not valid for", "they are valid for run"
 #define SOME_HISTORY "--since, --until and --file are not valid for", HISTORY_USE
         [DRY_RUN] = { "dry-run", no_argument, OWN(dry_run), "--dry-run is not valid for",
                       "usage: bfcctl reload --dry-run [FILE]" },
@@ -111,6 +113,8 @@ static const struct {
         [GRACE] = { "grace", required_argument, OWN(lease.grace), OF_LEASE },
         [LEASE] = { "lease", required_argument, OWN(lease.name), OF_RUN },
         [QUIET] = { "quiet", no_argument, OWN(quiet), OF_RUN },
+        [STRICT] = { "strict", no_argument, OWN(strict), OF_RUN },
+        [NO_PRELOAD] = { "no-preload", no_argument, OWN(no_preload), OF_RUN },
         [FILE_OF] = { "file", required_argument, OWN(file), SOME_HISTORY },
 #undef OWN
 #undef OLDER_OR_BY
@@ -153,14 +157,14 @@ static const struct command commands[] = {
           "usage: bfcctl trim [TENANT] [--partition NAME] [--bytes N] [--timeout SECONDS]" },
         { "evict", 1, ADMIN, 0, run_evict, BIT(REASON), "usage: bfcctl evict SESSION [--reason TEXT]" },
         { "forget", 2, ADMIN, 0, run_forget, 0, "usage: bfcctl forget TENANT NAME" },
-        { "lease", 2, ANYONE, 0, run_lease,
+        { "lease", 2, ITSELF, 0, run_lease,
           BIT(TENANT) | BIT(PARTITION) | BIT(LIMIT) | BIT(RESERVE) | BIT(CGROUP) | BIT(UNIT) | BIT(PID) |
                   BIT(USER) | BIT(TTL) | BIT(EVICT) | BIT(GRACE),
           LEASE_USE },
         { "drain", 1, ADMIN, 0, run_drain, BIT(WAIT), "usage: bfcctl drain DEVICE [--wait [SECONDS]]" },
         { "run", RUNS_PROGRAM, ITSELF, 0, run_run,
           BIT(TENANT) | BIT(PARTITION) | BIT(WAIT) | BIT(LEASE) | BIT(LIMIT) | BIT(RESERVE) | BIT(EVICT) |
-                  BIT(GRACE) | BIT(QUIET),
+                  BIT(GRACE) | BIT(QUIET) | BIT(STRICT) | BIT(NO_PRELOAD),
           RUN_USE },
         { "resume", 1, ADMIN, 0, run_resume, 0, "usage: bfcctl resume DEVICE" },
 };

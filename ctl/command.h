@@ -34,7 +34,7 @@ struct invocation {
         struct {
                 const char *name, *limit, *reserve, *cgroup, *unit, *pid, *user, *ttl, *evict, *grace;
         } lease;
-        const char *quiet;
+        const char *quiet, *strict, *no_preload;
         int64_t wait_ms;  /* -1: as long as it takes */
         char **arguments; /* after the command */
         int n_arguments;

@@ -61,7 +61,7 @@ static const char for_operators[] =
         "                                   it is empty, for a reset or a change\n"
         "  resume DEVICE                    serve blocks on it again\n"
         "  run --limit SIZE [--reserve SIZE] [--lease NAME] [--tenant TENANT]\n"
-        "        [--partition NAME] [--wait [SECONDS]] [--evict] [--grace TIME] [--quiet]\n"
+        "        [--partition NAME] [--wait [SECONDS]] [--evict] [--grace TIME] [--quiet] [--strict | --no-preload]\n"
         "        [--] COMMAND [ARGUMENT...]\n"
         "                                   run a program in a lease of its own\n";
 

@@ -5,9 +5,12 @@
  * The lease matches the process tree of bfcctl, which is the subreaper of the program's descendants (child.h). So it
  * needs neither systemd nor a control group, and the daemon ends it when bfcctl is killed. The lease exists before
  * the program begins. The connection to the daemon is closed while the program runs, so a restart of the daemon has
- * no effect on bfcctl. */
+ * no effect on bfcctl.
+ *
+ * The program's libcuda.so.1 is our proxy (preload/), if that is installed: it is the first one in the library path. */
 #include <errno.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,11 +26,12 @@
 #include "ctl/text.h"
 #include "proto/paths.h"
 
-#define NAME_BYTES       64 /* of a lease, a tenant or a partition, with the 0 */
+#define NAME_BYTES       ASK_NAME_BYTES /* of a lease, a tenant or a partition, with the 0 */
 #define MAX_NAME_TRIES   10
 #define FIRST_PAUSE_MS   50
 #define LONGEST_PAUSE_MS 1000
 #define END_MS           5000 /* for the daemon to be back, and for sessions of ended processes to end */
+#define N_VARIABLES      5    /* at most, of the program */
 #define MAX_NAMED        8    /* processes and sessions in a message */
 
 struct run {
@@ -35,7 +39,7 @@ struct run {
         char lease[NAME_BYTES], tenant[NAME_BYTES], partition[NAME_BYTES];
         bool has_own_name; /* the user's */
         uint64_t limit, reserve, grace_ms;
-        bool evicts, is_quiet;
+        bool evicts, is_quiet, is_strict, has_proxy;
         bool waits;
         int64_t wait_ms; /* -1: without a limit */
 };
@@ -73,20 +77,23 @@ static bool choose(const char *option, const char *variable, char ret[static NAM
 }
 
 /* Not by ask_socket()'s rule: in a job of another bfcctl run, BFC_SOCKET is set. */
-static const char *choose_socket(const char *option, const char *variable, const char *path)
+static const char *choose_socket(const char *variable, const char *path)
 {
-        const char *value = option ? option : getenv(variable);
+        const char *value = getenv(variable);
 
         return value && *value ? value : path;
 }
 
 static int read_run(const struct invocation *i, const struct command *c, struct run *ret)
 {
-        struct run run = { .socket = choose_socket(i->socket, "BFC_ADMIN_SOCKET", PATHS_ADMIN_SOCKET),
-                           .client_socket = choose_socket(NULL, "BFC_SOCKET", PATHS_CLIENT_SOCKET) };
+        struct run run = { .socket = ask_manager_socket(i->socket),
+                           .client_socket = choose_socket("BFC_SOCKET", PATHS_CLIENT_SOCKET) };
 
         if (i->json)
                 return command_usage("--json is not valid for", c->name, command_right_use(c));
+        if (i->strict && i->no_preload)
+                return command_usage("--strict and --no-preload exclude each other", NULL,
+                                     command_right_use(c));
         if (i->n_arguments == 0)
                 return command_usage("no command to run", NULL, command_right_use(c));
         if (!i->lease.limit)
@@ -109,6 +116,8 @@ static int read_run(const struct invocation *i, const struct command *c, struct 
         run.has_own_name = *run.lease;
         run.evicts = i->lease.evict || i->lease.grace;
         run.is_quiet = i->quiet != NULL;
+        run.is_strict = i->strict != NULL;
+        run.has_proxy = !i->no_preload;
         run.waits = i->wait != NULL;
         run.wait_ms = i->wait_ms;
         *ret = run;
@@ -122,7 +131,8 @@ static int find_tenant(struct run *run)
         struct ask a;
         int status = EXIT_SUCCESS;
 
-        if (ask_open(&a, run->client_socket, NULL) < 0 || ask_list(&a, BFCD__LIST__KIND__WHOAMI, &l) < 0) {
+        if (ask_open_manager(&a, run->client_socket, NULL) < 0 ||
+            ask_list(&a, BFCD__LIST__KIND__WHOAMI, &l) < 0) {
                 say("No --tenant, and this user's tenant is not known: %s", a.error);
                 status = EXIT_RUN_FAILED;
         } else {
@@ -199,12 +209,19 @@ static int create_once(struct ask *a, struct run *run, uint64_t pid)
         lease.pid = pid;
         lease.evicts = run->evicts;
         lease.grace_ms = run->grace_ms;
-        lease.name = run->lease;
-        if (run->has_own_name)
+        if (run->has_own_name) {
+                lease.name = run->lease;
                 return ask_lease_create(a, &lease);
+        }
         /* A lease of an earlier process with this pid may be ending. */
         for (int i = 1; i <= MAX_NAME_TRIES && r == -EEXIST; i++) {
-                snprintf(run->lease, NAME_BYTES, i == 1 ? "run-%d" : "run-%d-%d", (int)getpid(), i);
+                char name[NAME_BYTES];
+
+                snprintf(name, sizeof(name), i == 1 ? "run-%d" : "run-%d-%d", (int)getpid(), i);
+                r = ask_lease_name(a, name, run->lease);
+                if (r < 0)
+                        return r;
+                lease.name = run->lease;
                 r = ask_lease_create(a, &lease);
         }
         return r;
@@ -234,6 +251,15 @@ static int create(struct ask *a, struct run *run)
         return r;
 }
 
+/* The name that the user chose. */
+static int name_lease(struct ask *a, struct run *run)
+{
+        char name[NAME_BYTES];
+
+        memcpy(name, run->lease, sizeof(name));
+        return ask_lease_name(a, name, run->lease);
+}
+
 static int make_lease(struct run *run)
 {
         struct ask a;
@@ -241,17 +267,21 @@ static int make_lease(struct run *run)
 
         if (!*run->tenant && (status = find_tenant(run)) != EXIT_SUCCESS)
                 return status;
-        if (ask_open(&a, run->socket, NULL) < 0) {
+        if (ask_open_manager(&a, run->socket, run->tenant) < 0) {
                 status = complain(&a);
-        } else if (!a.admin) {
-                say("\"run\" needs the admin socket, and %s is the %s socket. Set --socket or "
-                    "BFC_ADMIN_SOCKET to it",
-                    a.socket, a.monitor ? "monitor" : "client");
+        } else if (a.monitor) {
+                say("\"run\" needs the admin socket or the client socket, and %s is the monitor socket. Set "
+                    "--socket or BFC_ADMIN_SOCKET to one of these",
+                    a.socket);
                 status = EXIT_RUN_FAILED;
+        } else if (run->has_own_name && name_lease(&a, run) < 0) {
+                status = complain(&a);
         } else if (*run->partition || (status = find_partition(&a, run)) == EXIT_SUCCESS) {
                 if (create(&a, run) < 0)
                         status = complain(&a);
         }
+        if (!a.admin)
+                run->client_socket = run->socket;
         ask_close(&a);
         return status;
 }
@@ -357,7 +387,7 @@ static int reopen(struct ask *a, const struct run *run)
         uint64_t until_ms = clock_ms() + END_MS;
         int r;
 
-        while ((r = ask_open(a, run->socket, NULL)) < 0 && clock_ms() < until_ms) {
+        while ((r = ask_open_manager(a, run->socket, run->tenant)) < 0 && clock_ms() < until_ms) {
                 ask_close(a);
                 pause_ms(FIRST_PAUSE_MS);
         }
@@ -399,17 +429,75 @@ static void end_lease(const struct run *run, bool prints)
 
 /* ---- the program ----------------------------------------------------------- */
 
+/* The folder of the proxy, which is where it was installed, or BFC_PRELOAD. NULL: there is none. */
+static const char *find_proxy(void)
+{
+        const char *folder = getenv("BFC_PRELOAD");
+        char path[PATH_MAX];
+
+        if (!folder || !*folder)
+                folder = PRELOAD_FOLDER;
+        if ((size_t)snprintf(path, sizeof(path), "%s/libcuda.so.1", folder) >= sizeof(path))
+                return NULL;
+        return access(path, R_OK) == 0 ? folder : NULL;
+}
+
+/* With the proxy first. The caller frees it. NULL: there is no memory. */
+static char *make_library_path(const char *folder)
+{
+        const char *path = getenv("LD_LIBRARY_PATH");
+        char *text;
+
+        return asprintf(&text, "%s%s%s", folder, path && *path ? ":" : "", path ? path : "") < 0 ? NULL
+                                                                                                 : text;
+}
+
+/* The variables of the program; how many. *ret_path: to be freed. -ENOENT: there is no proxy, and the
+ * run is strict. */
+static int choose_variables(const struct run *run, struct child_variable ret[static N_VARIABLES],
+                            char **ret_path)
+{
+        const char *folder = run->has_proxy ? find_proxy() : NULL;
+        char *path = folder ? make_library_path(folder) : NULL;
+        int n = 0;
+
+        if (folder && !path)
+                return -ENOMEM;
+        if (run->is_strict && !path)
+                return -ENOENT;
+        ret[n++] = (struct child_variable){ "BFC_SOCKET", run->client_socket };
+        ret[n++] = (struct child_variable){ "BFC_PARTITION", run->partition };
+        ret[n++] = (struct child_variable){ "BFC_TENANT", run->tenant };
+        if (path)
+                ret[n++] = (struct child_variable){ "LD_LIBRARY_PATH", path };
+        if (run->is_strict)
+                ret[n++] = (struct child_variable){ "BFC_STRICT", "1" };
+        *ret_path = path;
+        return n;
+}
+
+static int start_program(const struct run *run, char *const *argv, struct child *ret, int *ret_exec_error)
+{
+        struct child_variable variables[N_VARIABLES];
+        char *path = NULL;
+        int r = choose_variables(run, variables, &path);
+
+        if (r >= 0)
+                r = child_start(argv, variables, (size_t)r, ret, ret_exec_error);
+        free(path);
+        return r;
+}
+
 static int run_in_lease(const struct run *run, char *const *argv)
 {
-        const struct child_variable variables[] = { { "BFC_SOCKET", run->client_socket },
-                                                    { "BFC_PARTITION", run->partition },
-                                                    { "BFC_TENANT", run->tenant } };
         struct child child;
         int error, status, r;
 
-        r = child_start(argv, variables, sizeof(variables) / sizeof(variables[0]), &child, &error);
+        r = start_program(run, argv, &child, &error);
         if (r < 0 || error != 0) {
-                if (r < 0)
+                if (r == -ENOENT)
+                        say("--strict needs the proxy of libcuda.so.1, which is not installed in " PRELOAD_FOLDER);
+                else if (r < 0)
                         say("The command cannot be started: %s", strerror(-r));
                 else
                         say("%s: %s", argv[0], strerror(error));

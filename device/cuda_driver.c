@@ -28,13 +28,15 @@ static struct {
 
 /* ---- loading ------------------------------------------------------------- */
 
-static void *driver_function(void *library, const char *symbol, const char *base, int version)
+static void *driver_function(void *library, bool by_symbol, const char *symbol, const char *base, int version)
 {
         CUdriverProcAddressQueryResult status;
         proc_address_old_fn ask_old;
         proc_address_fn ask;
         void *found = NULL;
 
+        if (by_symbol)
+                return dlsym(library, symbol);
         *(void **)&ask = dlsym(library, "cuGetProcAddress_v2");
         *(void **)&ask_old = dlsym(library, "cuGetProcAddress");
         if (ask && ask(base, &found, version, 0, &status) == CUDA_SUCCESS && found)
@@ -45,13 +47,13 @@ static void *driver_function(void *library, const char *symbol, const char *base
 }
 
 /* Whether all of them are there; else the name of one that is not. */
-static bool driver_functions(void *library, struct cuda_driver *ret, const char **ret_missing)
+static bool driver_functions(void *library, bool by_symbol, struct cuda_driver *ret, const char **ret_missing)
 {
         const char *missing = NULL;
 
 #define CUDA_FUNCTIONS_OF_BFCD
 #define F(symbol, base, version, arguments)                                                                  \
-        *(void **)&ret->symbol = driver_function(library, #symbol, base, version);                           \
+        *(void **)&ret->symbol = driver_function(library, by_symbol, #symbol, base, version);                \
         if (!ret->symbol)                                                                                    \
                 missing = #symbol;
 #include "device/cuda_functions.h"
@@ -82,22 +84,37 @@ static void say_why_not_started(const struct cuda_driver *cu, CUresult r)
         }
 }
 
+/* In a program that runs with our proxy (preload/) the name leads to that, which has loaded the driver itself. The
+ * driver may take the proxy's functions for its own when it is asked for one by name, as both have the same symbols:
+ * so they are found by symbol then. */
+static void *open_library(bool *ret_is_behind_proxy)
+{
+        void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+        void *(*real_driver)(void) = NULL;
+
+        if (library)
+                *(void **)&real_driver = dlsym(library, "bfc_preload_driver");
+        *ret_is_behind_proxy = real_driver;
+        return real_driver ? real_driver() : library;
+}
+
 static void driver_load(void)
 {
         const char *missing, *why;
+        bool is_behind_proxy;
         void *library;
         CUresult r;
 
         driver.loaded_by = getpid();
         driver.result = -ENODEV;
-        library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+        library = open_library(&is_behind_proxy);
         if (!library) {
                 why = dlerror();
                 snprintf(driver.sentence, sizeof(driver.sentence), "no CUDA driver: %s",
                          why ? why : "libcuda.so.1 cannot be loaded");
                 return;
         }
-        if (!driver_functions(library, &driver.functions, &missing)) {
+        if (!driver_functions(library, is_behind_proxy, &driver.functions, &missing)) {
                 snprintf(driver.sentence, sizeof(driver.sentence), "the CUDA driver is too old: it has no %s",
                          missing);
                 return;

@@ -14,6 +14,7 @@
  *   queue.c    queues of work and the threads that do it;  stream.c  streams
  *   copy.c     copies and fills
  *   green.c    green contexts
+ *   extra.c    what only the proxy of the driver asks for
  *   event.c    events;  capture.c: what stream capture forbids
  *
  * Locks: fake_memory_lock guards the ranges, the VMM handles and the contexts;

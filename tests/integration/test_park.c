@@ -473,8 +473,3 @@ TEST(a_storm_of_kills_damages_nothing)
         ck_assert_uint_gt(the_storm->n_woken, 0);
         kept_stop(k);
 }
-
-int main(void)
-{
-        return harness_cases("park");
-}

@@ -219,6 +219,7 @@ TEST_OF(run, exit_status)
         run_ends(RUN("true"), 125, "no --limit");
         run_ends(RUN("--limit", "1x", "true"), 125, "wrong value for --limit");
         run_ends(RUN("--limt", "2MiB", "true"), 125, "unknown option");
+        run_ends(RUN("--limit", "2MiB", "--strict", "--no-preload", "true"), 125, "exclude each other");
         run_ends(RUN("--limit", "3MiB", "true"), 125, "multiples of 2 MiB");
         run_ends(RUN("--limit", "2MiB", "--partition", "x", "true"), 125, "you can see: red in train");
         run_ends(RUN("--limit", "2MiB", "--tenant", "x", "true"), 125, "There is no tenant 'x'");
@@ -227,6 +228,28 @@ TEST_OF(run, exit_status)
         run_ends(RUN("--limit", "2MiB", "sh", "-c",
                      "[ $BFC_TENANT/$BFC_PARTITION = red/train ] && [ \"$BFC_SOCKET\" ]"),
                  0, "refused");
+}
+
+/* The folder of the proxy is the first one in the library path, if there is one. tests/preload has its functions. */
+TEST_OF(run, proxy)
+{
+        char path[128];
+
+        ck_assert_int_eq(setenv("BFC_PRELOAD", "/nowhere", 1), 0);
+        ck_assert_int_eq(setenv("LD_LIBRARY_PATH", "/before", 1), 0);
+        run_ends(RUN("--limit", "2MiB", "sh", "-c", "[ $LD_LIBRARY_PATH = /before ]"), 0, "");
+        run_ends(RUN("--limit", "2MiB", "--strict", "true"), 125, "--strict needs the proxy");
+        snprintf(path, sizeof(path), "%s/libcuda.so.1", rig->folder);
+        ck_assert_int_eq(symlink("/", path), 0);
+        ck_assert_int_eq(setenv("BFC_PRELOAD", rig->folder, 1), 0);
+        run_ends(RUN("--limit", "2MiB", "sh", "-c",
+                     "[ $LD_LIBRARY_PATH = $BFC_PRELOAD:/before ] && [ ! \"$BFC_STRICT\" ]"),
+                 0, "");
+        run_ends(RUN("--limit", "2MiB", "--no-preload", "sh", "-c", "[ $LD_LIBRARY_PATH = /before ]"), 0, "");
+        run_ends(RUN("--limit", "2MiB", "--strict", "sh", "-c", "[ $BFC_STRICT = 1 ]"), 0, "");
+        ck_assert_int_eq(unsetenv("LD_LIBRARY_PATH"), 0);
+        run_ends(RUN("--limit", "2MiB", "sh", "-c", "[ $LD_LIBRARY_PATH = $BFC_PRELOAD ]"), 0, "");
+        ck_assert_int_eq(unlink(path), 0);
 }
 
 /* Also for a process that has left its session and whose parents have ended. */

@@ -1,0 +1,181 @@
+/* cuIpcGetMemHandle() of blocks: another process of the tenant, with the proxy, opens them.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * A driver's handle would open the extent, and the opener expects the address of its block. So the block is published
+ * by a name (bfc_publish()), which is in the handle. It stays until its last process frees or closes it. Only a block
+ * of the daemon can be published, so a small one cannot be shared. */
+#include <errno.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/queue.h>
+#include <sys/random.h>
+
+#include "preload/broker.h"
+
+#define MAGIC "bfcdIPC1"
+
+struct block_handle {
+        char magic[8];
+        uint64_t process; /* random: of the process that published it */
+        char name[48];
+};
+_Static_assert(sizeof(struct block_handle) == sizeof(CUipcMemHandle), "struct block_handle");
+
+struct opened {
+        LIST_ENTRY(opened) link;
+        CUdeviceptr pointer;
+        unsigned n_opened;
+};
+
+static LIST_HEAD(opened_list, opened) all_opened = LIST_HEAD_INITIALIZER(all_opened);
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+static uint64_t process_number(void)
+{
+        static uint64_t number;
+        uint64_t n = 0;
+
+        pthread_mutex_lock(&lock);
+        if (number == 0 && getrandom(&n, sizeof(n), 0) == (ssize_t)sizeof(n))
+                number = n;
+        n = number;
+        pthread_mutex_unlock(&lock);
+        return n;
+}
+
+/* ---- the process that has the block ------------------------------------------- */
+
+static bool is_published(bfc_client *client, void *pointer)
+{
+        size_t n;
+
+        return bfc_shared_metadata(client, pointer, NULL, 0, &n) == 0;
+}
+
+static CUresult publish(bfc_client *client, const struct bfc_block_info *info, const char *name)
+{
+        int r;
+
+        if (is_published(client, info->base))
+                return CUDA_SUCCESS;
+        r = bfc_publish(client, info->base, name);
+        if (r == 0 || (r == -EINVAL && is_published(client, info->base)))
+                return CUDA_SUCCESS;
+        broker_say("cuIpcGetMemHandle: memory cannot be shared: %s", bfc_last_error());
+        return r == -EINVAL ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+CUresult cuIpcGetMemHandle(CUipcMemHandle *ret_handle, CUdeviceptr pointer)
+{
+        struct bfc_block_info info;
+        struct block_handle handle = { .magic = MAGIC, .process = process_number() };
+        CUresult result;
+
+        if (!broker_find_block(pointer, &info))
+                return real_cuIpcGetMemHandle(ret_handle, pointer);
+        if (!ret_handle)
+                return CUDA_ERROR_INVALID_VALUE;
+        snprintf(handle.name, sizeof(handle.name), "cuda-ipc-%" PRIx64, info.block_id);
+        result = publish(broker_client(), &info, handle.name);
+        if (result == CUDA_SUCCESS)
+                memcpy(ret_handle, &handle, sizeof(handle));
+        return result;
+}
+
+/* ---- the process that opens it ---------------------------------------------------- */
+
+static struct opened *find_locked(CUdeviceptr pointer)
+{
+        struct opened *o;
+
+        LIST_FOREACH(o, &all_opened, link)
+        {
+                if (o->pointer == pointer)
+                        return o;
+        }
+        return NULL;
+}
+
+static CUresult note_opened(bfc_client *client, void *pointer)
+{
+        struct opened *o;
+
+        pthread_mutex_lock(&lock);
+        o = find_locked((CUdeviceptr)(uintptr_t)pointer);
+        if (!o && (o = calloc(1, sizeof(*o)))) {
+                o->pointer = (CUdeviceptr)(uintptr_t)pointer;
+                LIST_INSERT_HEAD(&all_opened, o, link);
+        }
+        if (o)
+                o->n_opened++;
+        pthread_mutex_unlock(&lock);
+        if (!o)
+                bfc_detach(client, pointer);
+        return o ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static CUresult attach(const struct block_handle *handle, CUdeviceptr *ret_pointer)
+{
+        struct gpu *gpu;
+        CUresult result = broker_current_gpu(&gpu);
+        void *pointer;
+        int r;
+
+        if (result != CUDA_SUCCESS)
+                return result;
+        if (!gpu || !ret_pointer || !memchr(handle->name, '\0', sizeof(handle->name)))
+                return CUDA_ERROR_INVALID_VALUE;
+        if (handle->process == process_number())
+                return CUDA_ERROR_INVALID_CONTEXT; /* as the driver answers */
+        r = bfc_attach(gpu->client, handle->name, 0, &pointer, NULL);
+        if (r == -ENOENT) /* it was freed */
+                return CUDA_ERROR_INVALID_VALUE;
+        if (r < 0)
+                return broker_result(r);
+        result = note_opened(gpu->client, pointer);
+        if (result == CUDA_SUCCESS)
+                *ret_pointer = (CUdeviceptr)(uintptr_t)pointer;
+        return result;
+}
+
+static bool is_block_handle(const CUipcMemHandle *handle, struct block_handle *ret)
+{
+        memcpy(ret, handle, sizeof(*ret));
+        return memcmp(ret->magic, MAGIC, sizeof(ret->magic)) == 0;
+}
+
+CUresult cuIpcOpenMemHandle(CUdeviceptr *ret_pointer, CUipcMemHandle handle, unsigned int flags)
+{
+        struct block_handle of_block;
+
+        return is_block_handle(&handle, &of_block) ? attach(&of_block, ret_pointer)
+                                                   : real_cuIpcOpenMemHandle(ret_pointer, handle, flags);
+}
+
+CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *ret_pointer, CUipcMemHandle handle, unsigned int flags)
+{
+        struct block_handle of_block;
+
+        return is_block_handle(&handle, &of_block) ? attach(&of_block, ret_pointer)
+                                                   : real_cuIpcOpenMemHandle_v2(ret_pointer, handle, flags);
+}
+
+CUresult cuIpcCloseMemHandle(CUdeviceptr pointer)
+{
+        bfc_client *client = broker_client();
+        struct opened *o;
+
+        pthread_mutex_lock(&lock);
+        o = find_locked(pointer);
+        if (o && --o->n_opened == 0) {
+                LIST_REMOVE(o, link);
+                free(o);
+        }
+        pthread_mutex_unlock(&lock);
+        return o && client ? broker_result(bfc_detach(client, (void *)(uintptr_t)pointer))
+                           : real_cuIpcCloseMemHandle(pointer);
+}

@@ -1,0 +1,181 @@
+/* Memory that bfcd does not lend, counted: cuMemCreate(), arrays, nodes of graphs.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include <stdint.h>
+
+#include "preload/outside.h"
+
+/* ---- handles ------------------------------------------------------------------- */
+
+CUresult cuMemCreate(CUmemGenericAllocationHandle *ret_handle, size_t n_bytes,
+                     const CUmemAllocationProp *prop, unsigned long long flags)
+{
+        struct outside o = { .n_bytes = n_bytes, .function = "cuMemCreate" };
+        CUresult result;
+        CUdevice device;
+
+        if (!ret_handle || !prop || prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE) /* on the host */
+                return real_cuMemCreate(ret_handle, n_bytes, prop, flags);
+        result = cuDeviceGet(&device, prop->location.id); /* an error before cuInit() */
+        if (result != CUDA_SUCCESS)
+                return result;
+        o.gpu = broker_gpu(prop->location.id);
+        result = outside_begin(&o);
+        if (result != CUDA_SUCCESS)
+                return result;
+        result = real_cuMemCreate(ret_handle, n_bytes, prop, flags);
+        return outside_end_create(&o, result, *ret_handle);
+}
+
+CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
+{
+        return outside_release(handle);
+}
+
+CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *ret_handle, void *pointer)
+{
+        struct bfc_block_info info;
+        CUresult result;
+
+        /* As of memory of cuMemAlloc(). The handle would be that of the extent, which begins elsewhere. */
+        if (broker_find_block((CUdeviceptr)(uintptr_t)pointer, &info))
+                return CUDA_ERROR_INVALID_VALUE;
+        result = real_cuMemRetainAllocationHandle(ret_handle, pointer);
+        if (result == CUDA_SUCCESS)
+                outside_retain(*ret_handle);
+        return result;
+}
+
+CUresult cuMemMap(CUdeviceptr pointer, size_t n_bytes, size_t offset, CUmemGenericAllocationHandle handle,
+                  unsigned long long flags)
+{
+        CUresult result = real_cuMemMap(pointer, n_bytes, offset, handle, flags);
+
+        if (result == CUDA_SUCCESS)
+                outside_mapped(handle, pointer);
+        return result;
+}
+
+CUresult cuMemUnmap(CUdeviceptr pointer, size_t n_bytes)
+{
+        CUresult result = real_cuMemUnmap(pointer, n_bytes);
+
+        if (result == CUDA_SUCCESS)
+                outside_unmapped(pointer, n_bytes);
+        return result;
+}
+
+/* ---- arrays --------------------------------------------------------------------- */
+
+/* Of an element in one channel. Compressed and planar formats have less. */
+static size_t format_bytes(unsigned int format)
+{
+        switch (format) {
+        case 0x01: /* CU_AD_FORMAT_UNSIGNED_INT8 */
+        case 0x08: /* CU_AD_FORMAT_SIGNED_INT8 */
+                return 1;
+        case 0x02: /* CU_AD_FORMAT_UNSIGNED_INT16 */
+        case 0x09: /* CU_AD_FORMAT_SIGNED_INT16 */
+        case 0x10: /* CU_AD_FORMAT_HALF */
+                return 2;
+        default:
+                return 4;
+        }
+}
+
+/* About what the driver takes for it, which it does not say. */
+static size_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *what)
+{
+        size_t n = format_bytes((unsigned int)what->Format);
+
+        if (__builtin_mul_overflow(n, (size_t)what->NumChannels, &n) ||
+            __builtin_mul_overflow(n, what->Width, &n) ||
+            __builtin_mul_overflow(n, what->Height ? what->Height : 1, &n) ||
+            __builtin_mul_overflow(n, what->Depth ? what->Depth : 1, &n))
+                return SIZE_MAX;
+        return n;
+}
+
+static CUresult begin_array(struct outside *o, const char *function, const CUDA_ARRAY3D_DESCRIPTOR *what)
+{
+        CUresult result;
+
+        *o = (struct outside){ .n_bytes = array_bytes(what), .function = function };
+        result = broker_current_gpu(&o->gpu);
+        return result == CUDA_SUCCESS ? outside_begin(o) : result;
+}
+
+CUresult cuArrayCreate_v2(CUarray *ret_array, const CUDA_ARRAY_DESCRIPTOR *what)
+{
+        struct outside o;
+        CUresult result;
+
+        if (!ret_array || !what)
+                return CUDA_ERROR_INVALID_VALUE;
+        result = begin_array(&o, "cuArrayCreate",
+                             &(CUDA_ARRAY3D_DESCRIPTOR){ .Width = what->Width,
+                                                         .Height = what->Height,
+                                                         .Format = what->Format,
+                                                         .NumChannels = what->NumChannels });
+        if (result != CUDA_SUCCESS)
+                return result;
+        result = real_cuArrayCreate_v2(ret_array, what);
+        return outside_end(&o, result, OUTSIDE_ARRAY, (uintptr_t)*ret_array);
+}
+
+CUresult cuArray3DCreate_v2(CUarray *ret_array, const CUDA_ARRAY3D_DESCRIPTOR *what)
+{
+        struct outside o;
+        CUresult result;
+
+        if (!ret_array || !what)
+                return CUDA_ERROR_INVALID_VALUE;
+        result = begin_array(&o, "cuArray3DCreate", what);
+        if (result != CUDA_SUCCESS)
+                return result;
+        result = real_cuArray3DCreate_v2(ret_array, what);
+        return outside_end(&o, result, OUTSIDE_ARRAY, (uintptr_t)*ret_array);
+}
+
+CUresult cuArrayDestroy(CUarray array)
+{
+        struct outside_entry *entry = outside_take(OUTSIDE_ARRAY, (uintptr_t)array);
+
+        return outside_took(entry, real_cuArrayDestroy(array));
+}
+
+/* The first level is counted: those above have at most a third of it. */
+CUresult cuMipmappedArrayCreate(CUmipmappedArray *ret_array, const CUDA_ARRAY3D_DESCRIPTOR *what,
+                                unsigned int n_levels)
+{
+        struct outside o;
+        CUresult result;
+
+        if (!ret_array || !what)
+                return CUDA_ERROR_INVALID_VALUE;
+        result = begin_array(&o, "cuMipmappedArrayCreate", what);
+        if (result != CUDA_SUCCESS)
+                return result;
+        result = real_cuMipmappedArrayCreate(ret_array, what, n_levels);
+        return outside_end(&o, result, OUTSIDE_MIPMAPPED, (uintptr_t)*ret_array);
+}
+
+CUresult cuMipmappedArrayDestroy(CUmipmappedArray array)
+{
+        struct outside_entry *entry = outside_take(OUTSIDE_MIPMAPPED, (uintptr_t)array);
+
+        return outside_took(entry, real_cuMipmappedArrayDestroy(array));
+}
+
+/* ---- graphs ---------------------------------------------------------------------- */
+
+/* A graph's memory is its own, and its end is not seen here: not counted. */
+CUresult cuGraphAddMemAllocNode(CUgraphNode *ret_node, CUgraph graph, const CUgraphNode *after,
+                                size_t n_after, CUDA_MEM_ALLOC_NODE_PARAMS *parameters)
+{
+        CUresult result = outside_begin(&(struct outside){ .function = "cuGraphAddMemAllocNode" });
+
+        return result == CUDA_SUCCESS
+                       ? real_cuGraphAddMemAllocNode(ret_node, graph, after, n_after, parameters)
+                       : result;
+}

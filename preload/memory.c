@@ -1,0 +1,218 @@
+/* Allocations of the driver API by bfcd: blocks, their addresses, and how much there is.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * Each function first asks the real driver for the current context, so its errors, as before cuInit() and in a forked
+ * child, are the driver's. */
+#include <errno.h>
+
+#include "preload/broker.h"
+#include "preload/outside.h"
+
+#define PITCH_BYTES ((size_t)512)         /* as drivers align rows */
+#define SMALL_BYTES ((size_t)1024 * 1024) /* up to which the library divides blocks of the daemon */
+
+/* With "share: cuda-ipc" the driver opens memory in one context, the primary one. */
+static bool reaches_current(const struct gpu *gpu)
+{
+        CUcontext current, primary;
+        unsigned int flags;
+        CUdevice device;
+        int is_active = 0;
+        bool is_same = false;
+
+        if (gpu->share != BFC_SHARE_CUDA_IPC)
+                return true;
+        if (cuCtxGetDevice(&device) != CUDA_SUCCESS || cuCtxGetCurrent(&current) != CUDA_SUCCESS ||
+            cuDevicePrimaryCtxGetState(device, &flags, &is_active) != CUDA_SUCCESS || !is_active)
+                return false;
+        if (cuDevicePrimaryCtxRetain(&primary, device) == CUDA_SUCCESS) {
+                is_same = primary == current;
+                cuDevicePrimaryCtxRelease_v2(device);
+        }
+        return is_same;
+}
+
+static CUresult alloc_block(struct gpu *gpu, size_t n_bytes, CUdeviceptr *ret)
+{
+        CUresult result = broker_check_room(gpu, n_bytes);
+        void *pointer;
+        int r;
+
+        if (result != CUDA_SUCCESS)
+                return result;
+        r = gpu->partition ? bfc_malloc_in(gpu->client, gpu->partition, n_bytes, &pointer)
+                           : bfc_malloc(gpu->client, n_bytes, &pointer);
+        if (r == -EBUSY) /* the device is drained */
+                return CUDA_ERROR_OUT_OF_MEMORY;
+        if (r == 0)
+                *ret = (CUdeviceptr)(uintptr_t)pointer;
+        return broker_result(r);
+}
+
+CUresult cuMemAlloc_v2(CUdeviceptr *ret_pointer, size_t n_bytes)
+{
+        struct outside o = { .n_bytes = n_bytes, .function = "cuMemAlloc" };
+        struct gpu *gpu;
+        CUresult result = broker_current_gpu(&gpu);
+
+        if (result != CUDA_SUCCESS)
+                return result;
+        if (!ret_pointer || n_bytes == 0)
+                return CUDA_ERROR_INVALID_VALUE;
+        if (gpu && reaches_current(gpu))
+                return alloc_block(gpu, n_bytes, ret_pointer);
+        o.gpu = gpu;
+        result = outside_begin(&o);
+        if (result != CUDA_SUCCESS)
+                return result;
+        result = real_cuMemAlloc_v2(ret_pointer, n_bytes);
+        return outside_end(&o, result, OUTSIDE_POINTER, *ret_pointer);
+}
+
+CUresult cuMemAllocPitch_v2(CUdeviceptr *ret_pointer, size_t *ret_pitch, size_t n_width, size_t n_height,
+                            unsigned int n_element)
+{
+        size_t n_bytes, n_pitch;
+        CUresult result;
+
+        if (!ret_pointer || !ret_pitch || n_width == 0 || n_height == 0 ||
+            (n_element != 4 && n_element != 8 && n_element != 16))
+                return CUDA_ERROR_INVALID_VALUE;
+        if (__builtin_add_overflow(n_width, PITCH_BYTES - 1, &n_pitch) ||
+            __builtin_mul_overflow(n_pitch & ~(PITCH_BYTES - 1), n_height, &n_bytes))
+                return CUDA_ERROR_OUT_OF_MEMORY;
+        result = cuMemAlloc_v2(ret_pointer, n_bytes);
+        if (result == CUDA_SUCCESS)
+                *ret_pitch = n_pitch & ~(PITCH_BYTES - 1);
+        return result;
+}
+
+/* Such memory moves between the GPU and the host, so no limit of a GPU applies to it. */
+CUresult cuMemAllocManaged(CUdeviceptr *ret_pointer, size_t n_bytes, unsigned int flags)
+{
+        struct outside o = { .n_bytes = n_bytes, .is_managed = true, .function = "cuMemAllocManaged" };
+        CUresult result = broker_current_gpu(&o.gpu);
+
+        if (result == CUDA_SUCCESS)
+                result = outside_begin(&o);
+        if (result != CUDA_SUCCESS)
+                return result;
+        result = real_cuMemAllocManaged(ret_pointer, n_bytes, flags);
+        return outside_end(&o, result, OUTSIDE_POINTER, result == CUDA_SUCCESS ? *ret_pointer : 0);
+}
+
+static CUresult free_outside(CUdeviceptr pointer)
+{
+        struct outside_entry *entry = outside_take(OUTSIDE_POINTER, pointer);
+
+        return outside_took(entry, real_cuMemFree_v2(pointer));
+}
+
+CUresult cuMemFree_v2(CUdeviceptr pointer)
+{
+        bfc_client *client = broker_client();
+        CUresult result;
+        CUdevice device;
+        int r;
+
+        result = broker_device(&device);
+        if (result != CUDA_SUCCESS)
+                return result;
+        if (!client || !pointer)
+                return free_outside(pointer);
+        r = bfc_free(client, (void *)(uintptr_t)pointer);
+        if (r == -EINVAL)
+                return free_outside(pointer);
+        if (r == -EIO && (result = cuCtxSynchronize()) != CUDA_SUCCESS)
+                return result; /* the error that broke the context */
+        return broker_result(r);
+}
+
+/* ---- how much there is ------------------------------------------------------------ */
+
+CUresult cuMemGetInfo_v2(size_t *ret_n_free, size_t *ret_n_total)
+{
+        struct gpu *gpu;
+        CUresult result = broker_current_gpu(&gpu);
+
+        if (result != CUDA_SUCCESS)
+                return result;
+        if (!gpu)
+                return real_cuMemGetInfo_v2(ret_n_free, ret_n_total);
+        if (!ret_n_free || !ret_n_total)
+                return CUDA_ERROR_INVALID_VALUE;
+        return broker_mem_info(gpu, ret_n_free, ret_n_total);
+}
+
+CUresult cuDeviceTotalMem_v2(size_t *ret_n_bytes, CUdevice device)
+{
+        CUresult result = real_cuDeviceTotalMem_v2(ret_n_bytes, device);
+        struct gpu *gpu = result == CUDA_SUCCESS ? broker_gpu(device) : NULL;
+        size_t n_free;
+
+        return gpu ? broker_mem_info(gpu, &n_free, ret_n_bytes) : result;
+}
+
+/* ---- addresses ----------------------------------------------------------------------- */
+
+CUresult cuMemGetAddressRange_v2(CUdeviceptr *ret_base, size_t *ret_n_bytes, CUdeviceptr pointer)
+{
+        struct bfc_block_info info;
+        CUdevice device;
+        CUresult result = broker_device(&device);
+
+        if (result != CUDA_SUCCESS)
+                return result;
+        if (!broker_find_block(pointer, &info))
+                return real_cuMemGetAddressRange_v2(ret_base, ret_n_bytes, pointer);
+        if (ret_base)
+                *ret_base = (CUdeviceptr)(uintptr_t)info.base;
+        if (ret_n_bytes)
+                *ret_n_bytes = info.n_requested;
+        return CUDA_SUCCESS;
+}
+
+static bool is_block_attribute(CUpointer_attribute which)
+{
+        return which == CU_POINTER_ATTRIBUTE_RANGE_START_ADDR || which == CU_POINTER_ATTRIBUTE_RANGE_SIZE ||
+               which == CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE;
+}
+
+/* By cuIpcGetMemHandle() all but small blocks can be shared, and no block in another way. */
+static void set_block_attribute(CUpointer_attribute which, const struct bfc_block_info *info, void *ret_value)
+{
+        if (which == CU_POINTER_ATTRIBUTE_RANGE_START_ADDR)
+                *(CUdeviceptr *)ret_value = (CUdeviceptr)(uintptr_t)info->base;
+        else if (which == CU_POINTER_ATTRIBUTE_RANGE_SIZE)
+                *(size_t *)ret_value = info->n_requested;
+        else
+                *(bool *)ret_value = info->n_bytes > SMALL_BYTES;
+}
+
+CUresult cuPointerGetAttribute(void *ret_value, CUpointer_attribute which, CUdeviceptr pointer)
+{
+        CUresult result = real_cuPointerGetAttribute(ret_value, which, pointer);
+        struct bfc_block_info info;
+
+        if (result == CUDA_SUCCESS && is_block_attribute(which) && broker_find_block(pointer, &info))
+                set_block_attribute(which, &info, ret_value);
+        return result;
+}
+
+CUresult cuPointerGetAttributes(unsigned int n, CUpointer_attribute *which, void **ret_values,
+                                CUdeviceptr pointer)
+{
+        CUresult result = real_cuPointerGetAttributes(n, which, ret_values, pointer);
+        struct bfc_block_info info;
+        bool is_block = false;
+
+        for (unsigned int i = 0; result == CUDA_SUCCESS && i < n; i++) {
+                if (!is_block_attribute(which[i]))
+                        continue;
+                if (!is_block && !(is_block = broker_find_block(pointer, &info)))
+                        break;
+                set_block_attribute(which[i], &info, ret_values[i]);
+        }
+        return result;
+}

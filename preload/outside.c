@@ -1,0 +1,241 @@
+/* Memory outside of bfcd; see outside.h.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * Invariant: a GPU's outside_bytes and outside_managed are the sums over its entries, and over calls in progress. */
+#include "preload/outside.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <sys/queue.h>
+
+#define N_CHAINS 4096
+
+enum { HANDLE = OUTSIDE_MIPMAPPED + 1, MAPPING };
+
+struct outside_entry {
+        LIST_ENTRY(outside_entry) link;
+        int kind;
+        uint64_t key;
+        struct gpu *gpu;
+        size_t n_bytes;
+        bool is_managed;
+        unsigned n_references;        /* HANDLE: to the handle, and mappings */
+        unsigned n_handles;           /* HANDLE: of these to the handle */
+        struct outside_entry *memory; /* MAPPING: its HANDLE */
+};
+
+LIST_HEAD(chain, outside_entry);
+
+static struct chain chains[N_CHAINS];
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* ---- sums --------------------------------------------------------------------- */
+
+static void add(struct gpu *gpu, size_t n_bytes, bool is_managed)
+{
+        uint64_t n, peak = __atomic_load_n(&gpu->peak_outside, __ATOMIC_RELAXED);
+
+        __atomic_add_fetch(is_managed ? &gpu->outside_managed : &gpu->outside_bytes, n_bytes,
+                           __ATOMIC_RELAXED);
+        n = __atomic_load_n(&gpu->outside_bytes, __ATOMIC_RELAXED) +
+            __atomic_load_n(&gpu->outside_managed, __ATOMIC_RELAXED);
+        while (n > peak && !__atomic_compare_exchange_n(&gpu->peak_outside, &peak, n, true, __ATOMIC_RELAXED,
+                                                        __ATOMIC_RELAXED))
+                ;
+}
+
+static void subtract(struct gpu *gpu, size_t n_bytes, bool is_managed)
+{
+        __atomic_sub_fetch(is_managed ? &gpu->outside_managed : &gpu->outside_bytes, n_bytes,
+                           __ATOMIC_RELAXED);
+}
+
+static CUresult check_limit(const struct outside *o)
+{
+        size_t n_free, n_total;
+        CUresult result = broker_mem_info(o->gpu, &n_free, &n_total);
+
+        if (result != CUDA_SUCCESS)
+                return result;
+        return o->n_bytes <= n_free ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+CUresult outside_begin(const struct outside *o)
+{
+        CUresult result;
+
+        if (broker_is_strict()) {
+                broker_say("BFC_STRICT is set, and memory outside of bfcd is refused (%s)", o->function);
+                return CUDA_ERROR_NOT_PERMITTED;
+        }
+        if (!o->gpu)
+                return CUDA_SUCCESS;
+        result = o->is_managed ? CUDA_SUCCESS : check_limit(o);
+        if (result == CUDA_SUCCESS)
+                add(o->gpu, o->n_bytes, o->is_managed);
+        return result;
+}
+
+/* ---- entries -------------------------------------------------------------------- */
+
+static struct chain *chain_of(int kind, uint64_t key)
+{
+        uint64_t hash = (key ^ (uint64_t)kind << 56) * UINT64_C(0x9E3779B97F4A7C15);
+
+        return &chains[hash >> 52];
+}
+
+_Static_assert(N_CHAINS == 1 << (64 - 52), "chain_of()");
+
+static struct outside_entry *find_locked(int kind, uint64_t key)
+{
+        struct outside_entry *e;
+
+        LIST_FOREACH(e, chain_of(kind, key), link)
+        {
+                if (e->kind == kind && e->key == key && (kind != HANDLE || e->n_handles > 0))
+                        return e;
+        }
+        return NULL;
+}
+
+static void insert(struct outside_entry *e)
+{
+        pthread_mutex_lock(&lock);
+        LIST_INSERT_HEAD(chain_of(e->kind, e->key), e, link);
+        pthread_mutex_unlock(&lock);
+}
+
+/* Without memory for an entry, the bytes stay counted until the process ends. */
+static CUresult end(const struct outside *o, CUresult result, int kind, uint64_t key)
+{
+        struct outside_entry *e;
+
+        if (!o->gpu)
+                return result;
+        if (result != CUDA_SUCCESS) {
+                subtract(o->gpu, o->n_bytes, o->is_managed);
+                return result;
+        }
+        e = calloc(1, sizeof(*e));
+        if (!e)
+                return result;
+        *e = (struct outside_entry){ .kind = kind,
+                                     .key = key,
+                                     .gpu = o->gpu,
+                                     .n_bytes = o->n_bytes,
+                                     .is_managed = o->is_managed,
+                                     .n_references = 1,
+                                     .n_handles = 1 };
+        insert(e);
+        return result;
+}
+
+CUresult outside_end(const struct outside *o, CUresult result, enum outside_kind kind, uint64_t key)
+{
+        return end(o, result, (int)kind, key);
+}
+
+struct outside_entry *outside_take(enum outside_kind kind, uint64_t key)
+{
+        struct outside_entry *e;
+
+        pthread_mutex_lock(&lock);
+        e = find_locked((int)kind, key);
+        if (e)
+                LIST_REMOVE(e, link);
+        pthread_mutex_unlock(&lock);
+        return e;
+}
+
+CUresult outside_took(struct outside_entry *e, CUresult result)
+{
+        if (!e)
+                return result;
+        if (result != CUDA_SUCCESS) {
+                insert(e);
+                return result;
+        }
+        subtract(e->gpu, e->n_bytes, e->is_managed);
+        free(e);
+        return result;
+}
+
+/* ---- cuMemCreate() ----------------------------------------------------------------- */
+
+CUresult outside_end_create(const struct outside *o, CUresult result, CUmemGenericAllocationHandle handle)
+{
+        return end(o, result, HANDLE, handle);
+}
+
+static void unref_locked(struct outside_entry *memory)
+{
+        if (--memory->n_references > 0)
+                return;
+        LIST_REMOVE(memory, link);
+        subtract(memory->gpu, memory->n_bytes, memory->is_managed);
+        free(memory);
+}
+
+void outside_retain(CUmemGenericAllocationHandle handle)
+{
+        struct outside_entry *e;
+
+        pthread_mutex_lock(&lock);
+        e = find_locked(HANDLE, handle);
+        if (e) {
+                e->n_handles++;
+                e->n_references++;
+        }
+        pthread_mutex_unlock(&lock);
+}
+
+/* The lock is held across the call, in which the driver frees the number. */
+CUresult outside_release(CUmemGenericAllocationHandle handle)
+{
+        struct outside_entry *e;
+        CUresult result;
+
+        pthread_mutex_lock(&lock);
+        e = find_locked(HANDLE, handle);
+        result = real_cuMemRelease(handle);
+        if (e && result == CUDA_SUCCESS) {
+                e->n_handles--;
+                unref_locked(e);
+        }
+        pthread_mutex_unlock(&lock);
+        return result;
+}
+
+void outside_mapped(CUmemGenericAllocationHandle handle, CUdeviceptr pointer)
+{
+        struct outside_entry *memory, *e = calloc(1, sizeof(*e));
+
+        pthread_mutex_lock(&lock);
+        memory = e ? find_locked(HANDLE, handle) : NULL;
+        if (memory) {
+                memory->n_references++;
+                *e = (struct outside_entry){ .kind = MAPPING, .key = pointer, .memory = memory };
+                e->n_bytes = memory->n_bytes;
+                LIST_INSERT_HEAD(chain_of(MAPPING, pointer), e, link);
+                e = NULL;
+        }
+        pthread_mutex_unlock(&lock);
+        free(e);
+}
+
+/* Mappings are whole handles, so they follow each other. */
+void outside_unmapped(CUdeviceptr pointer, size_t n_bytes)
+{
+        struct outside_entry *e;
+
+        pthread_mutex_lock(&lock);
+        for (CUdeviceptr at = pointer; at - pointer < n_bytes && (e = find_locked(MAPPING, at));) {
+                at += e->n_bytes;
+                LIST_REMOVE(e, link);
+                unref_locked(e->memory);
+                free(e);
+        }
+        pthread_mutex_unlock(&lock);
+}

@@ -1,0 +1,42 @@
+/* Memory outside of bfcd: what the driver gives to this process directly; see broker.h.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * A call that makes such memory is between outside_begin() and outside_end(). A call that ends it is between
+ * outside_take() and outside_took(): the driver may give the same address or handle to another thread before its
+ * call returns here. */
+#ifndef BFC_PRELOAD_OUTSIDE_H
+#define BFC_PRELOAD_OUTSIDE_H
+
+#include "preload/broker.h"
+
+enum outside_kind { OUTSIDE_POINTER, OUTSIDE_ARRAY, OUTSIDE_MIPMAPPED };
+
+struct outside {
+        struct gpu *gpu; /* NULL: it is not counted */
+        size_t n_bytes;
+        bool is_managed; /* no limit applies */
+        const char *function;
+};
+
+/* gpu: NULL for one that is passed on. CUDA_ERROR_NOT_PERMITTED: BFC_STRICT. CUDA_ERROR_OUT_OF_MEMORY. */
+CUresult outside_begin(const struct outside *o);
+/* result: the driver's, which is returned. key: the address or handle that it gave, not used after an error. */
+CUresult outside_end(const struct outside *o, CUresult result, enum outside_kind kind, uint64_t key);
+
+struct outside_entry;
+/* NULL: it is not counted. */
+struct outside_entry *outside_take(enum outside_kind kind, uint64_t key);
+CUresult outside_took(struct outside_entry *entry, CUresult result);
+
+/* ---- cuMemCreate() ----
+ *
+ * Memory that has a handle or is mapped. The driver may reuse the number of a released handle. */
+
+CUresult outside_end_create(const struct outside *o, CUresult result, CUmemGenericAllocationHandle handle);
+void outside_retain(CUmemGenericAllocationHandle handle);
+CUresult outside_release(CUmemGenericAllocationHandle handle);
+void outside_mapped(CUmemGenericAllocationHandle handle, CUdeviceptr pointer);
+void outside_unmapped(CUdeviceptr pointer, size_t n_bytes);
+
+#endif

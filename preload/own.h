@@ -1,0 +1,53 @@
+/* The functions that the proxy implements: OWN(symbol, name for cuGetProcAddress, CUDA version of this variant,
+ * per_thread, arguments). per_thread: 1 for the variant of which stream 0 is the thread's own, 0 for the one of which
+ * it is the legacy stream, ANY_STREAM without variants. Also included by trampolines.S.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+/* clang-format off */
+OWN(cuGetProcAddress, "cuGetProcAddress", 11030, ANY_STREAM, (const char *name, void **ret_function, int version, cuuint64_t flags))
+OWN(cuGetProcAddress_v2, "cuGetProcAddress", 12000, ANY_STREAM,
+    (const char *name, void **ret_function, int version, cuuint64_t flags, CUdriverProcAddressQueryResult *ret_status))
+OWN(cuDeviceTotalMem_v2, "cuDeviceTotalMem", 3020, ANY_STREAM, (size_t *ret_n_bytes, CUdevice device))
+OWN(cuMemGetInfo_v2, "cuMemGetInfo", 3020, ANY_STREAM, (size_t *ret_n_free, size_t *ret_n_total))
+OWN(cuMemAlloc_v2, "cuMemAlloc", 3020, ANY_STREAM, (CUdeviceptr *ret_pointer, size_t n_bytes))
+OWN(cuMemAllocPitch_v2, "cuMemAllocPitch", 3020, ANY_STREAM,
+    (CUdeviceptr *ret_pointer, size_t *ret_pitch, size_t n_width, size_t n_height, unsigned int n_element))
+OWN(cuMemAllocManaged, "cuMemAllocManaged", 6000, ANY_STREAM, (CUdeviceptr *ret_pointer, size_t n_bytes, unsigned int flags))
+OWN(cuMemFree_v2, "cuMemFree", 3020, ANY_STREAM, (CUdeviceptr pointer))
+OWN(cuMemGetAddressRange_v2, "cuMemGetAddressRange", 3020, ANY_STREAM, (CUdeviceptr *ret_base, size_t *ret_n_bytes, CUdeviceptr pointer))
+OWN(cuPointerGetAttribute, "cuPointerGetAttribute", 4000, ANY_STREAM, (void *ret_value, CUpointer_attribute which, CUdeviceptr pointer))
+OWN(cuPointerGetAttributes, "cuPointerGetAttributes", 7000, ANY_STREAM,
+    (unsigned int n, CUpointer_attribute *which, void **ret_values, CUdeviceptr pointer))
+OWN(cuMemAllocAsync, "cuMemAllocAsync", 11020, 0, (CUdeviceptr *ret_pointer, size_t n_bytes, CUstream stream))
+OWN(cuMemAllocAsync_ptsz, "cuMemAllocAsync", 11020, 1, (CUdeviceptr *ret_pointer, size_t n_bytes, CUstream stream))
+OWN(cuMemAllocFromPoolAsync, "cuMemAllocFromPoolAsync", 11020, 0,
+    (CUdeviceptr *ret_pointer, size_t n_bytes, CUmemoryPool pool, CUstream stream))
+OWN(cuMemAllocFromPoolAsync_ptsz, "cuMemAllocFromPoolAsync", 11020, 1,
+    (CUdeviceptr *ret_pointer, size_t n_bytes, CUmemoryPool pool, CUstream stream))
+OWN(cuMemFreeAsync, "cuMemFreeAsync", 11020, 0, (CUdeviceptr pointer, CUstream stream))
+OWN(cuMemFreeAsync_ptsz, "cuMemFreeAsync", 11020, 1, (CUdeviceptr pointer, CUstream stream))
+OWN(cuMemPoolGetAttribute, "cuMemPoolGetAttribute", 11020, ANY_STREAM, (CUmemoryPool pool, CUmemPool_attribute which, void *ret_value))
+OWN(cuMemPoolTrimTo, "cuMemPoolTrimTo", 11020, ANY_STREAM, (CUmemoryPool pool, size_t n_bytes))
+OWN(cuStreamDestroy, "cuStreamDestroy", 2000, ANY_STREAM, (CUstream stream))
+OWN(cuStreamDestroy_v2, "cuStreamDestroy", 4000, ANY_STREAM, (CUstream stream))
+OWN(cuMemCreate, "cuMemCreate", 10020, ANY_STREAM,
+    (CUmemGenericAllocationHandle *ret_handle, size_t n_bytes, const CUmemAllocationProp *prop, unsigned long long flags))
+OWN(cuMemRelease, "cuMemRelease", 10020, ANY_STREAM, (CUmemGenericAllocationHandle handle))
+OWN(cuMemRetainAllocationHandle, "cuMemRetainAllocationHandle", 11000, ANY_STREAM,
+    (CUmemGenericAllocationHandle *ret_handle, void *pointer))
+OWN(cuMemMap, "cuMemMap", 10020, ANY_STREAM,
+    (CUdeviceptr pointer, size_t n_bytes, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags))
+OWN(cuMemUnmap, "cuMemUnmap", 10020, ANY_STREAM, (CUdeviceptr pointer, size_t n_bytes))
+OWN(cuArrayCreate_v2, "cuArrayCreate", 3020, ANY_STREAM, (CUarray *ret_array, const CUDA_ARRAY_DESCRIPTOR *what))
+OWN(cuArray3DCreate_v2, "cuArray3DCreate", 3020, ANY_STREAM, (CUarray *ret_array, const CUDA_ARRAY3D_DESCRIPTOR *what))
+OWN(cuArrayDestroy, "cuArrayDestroy", 2000, ANY_STREAM, (CUarray array))
+OWN(cuMipmappedArrayCreate, "cuMipmappedArrayCreate", 5000, ANY_STREAM,
+    (CUmipmappedArray *ret_array, const CUDA_ARRAY3D_DESCRIPTOR *what, unsigned int n_levels))
+OWN(cuMipmappedArrayDestroy, "cuMipmappedArrayDestroy", 5000, ANY_STREAM, (CUmipmappedArray array))
+OWN(cuGraphAddMemAllocNode, "cuGraphAddMemAllocNode", 11040, ANY_STREAM,
+    (CUgraphNode *ret_node, CUgraph graph, const CUgraphNode *after, size_t n_after, CUDA_MEM_ALLOC_NODE_PARAMS *parameters))
+OWN(cuIpcGetMemHandle, "cuIpcGetMemHandle", 4010, ANY_STREAM, (CUipcMemHandle *ret_handle, CUdeviceptr pointer))
+OWN(cuIpcOpenMemHandle, "cuIpcOpenMemHandle", 4010, ANY_STREAM, (CUdeviceptr *ret_pointer, CUipcMemHandle handle, unsigned int flags))
+OWN(cuIpcOpenMemHandle_v2, "cuIpcOpenMemHandle", 11000, ANY_STREAM, (CUdeviceptr *ret_pointer, CUipcMemHandle handle, unsigned int flags))
+OWN(cuIpcCloseMemHandle, "cuIpcCloseMemHandle", 4010, ANY_STREAM, (CUdeviceptr pointer))
+/* clang-format on */

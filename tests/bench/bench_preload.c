@@ -1,0 +1,219 @@
+/* bench-preload: what the proxy of libcuda.so.1 costs.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * A call that is passed on to a driver without that function, beside the call of a function that returns the same; and
+ * a pair of cuMemAlloc() and cuMemFree(), beside bfc_malloc() and bfc_free(). The proxy asks the
+ * driver for the current context in each, which the fake driver takes long for: that time is measured, and not counted
+ * as overhead. Batches alternate. The fastest tenth is compared, since other processes slow down the rest. */
+#include <bfcclient.h>
+
+#include <dlfcn.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "preload/api.h"
+#include "tests/bench/daemon.h"
+#include "tests/bench/options.h"
+
+#define CALLS       10000u
+#define PAIRS       200u
+#define BLOCK_BYTES 4096u
+
+static struct {
+        const char *bfcd, *proxy;
+        long n_batches;
+        double max_call_ns;
+        bool json;
+} o = { .n_batches = 200 };
+
+static struct {
+        CUresult (*missing)(void), (*device)(CUdevice *);
+        CUresult (*alloc)(CUdeviceptr *, size_t), (*free)(CUdeviceptr), (*init)(unsigned int);
+        CUresult (*retain)(CUcontext *, CUdevice), (*set)(CUcontext);
+} f;
+
+static void *find(void *library, const char *symbol)
+{
+        void *found = library ? dlsym(library, symbol) : NULL;
+
+        if (!found)
+                die(symbol, dlerror());
+        return found;
+}
+
+static void find_functions(void)
+{
+        void *proxy = dlopen(o.proxy, RTLD_NOW | RTLD_LOCAL), *(*driver)(void);
+
+        if (!proxy)
+                die(o.proxy, dlerror());
+        *(void **)&driver = find(proxy, "bfc_preload_driver");
+        if (dlsym(driver(), "cuArrayGetPlane"))
+                die("cuArrayGetPlane", "the driver has it; use the fake one");
+        *(void **)&f.missing = find(proxy, "cuArrayGetPlane");
+        *(void **)&f.device = find(driver(), "cuCtxGetDevice");
+        *(void **)&f.init = find(proxy, "cuInit");
+        *(void **)&f.retain = find(proxy, "cuDevicePrimaryCtxRetain");
+        *(void **)&f.set = find(proxy, "cuCtxSetCurrent");
+        *(void **)&f.alloc = find(proxy, "cuMemAlloc_v2");
+        *(void **)&f.free = find(proxy, "cuMemFree_v2");
+}
+
+static void check(const char *what, int result)
+{
+        char text[32];
+
+        snprintf(text, sizeof(text), "%d", result);
+        if (result != 0)
+                die(what, text);
+}
+
+/* ---- batches --------------------------------------------------------------------- */
+
+static __attribute__((noinline)) CUresult not_supported(void)
+{
+        __asm__ volatile("");
+        return CUDA_ERROR_NOT_SUPPORTED;
+}
+
+static double time_calls(CUresult (*call)(void))
+{
+        uint64_t begin = now_ns();
+
+        for (unsigned i = 0; i < CALLS; i++)
+                call();
+        return (double)(now_ns() - begin) / CALLS;
+}
+
+static double time_contexts(void)
+{
+        uint64_t begin = now_ns();
+        CUdevice device;
+
+        for (unsigned i = 0; i < 2 * PAIRS; i++)
+                f.device(&device);
+        return (double)(now_ns() - begin) / PAIRS;
+}
+
+static double time_driver_pairs(void)
+{
+        uint64_t begin = now_ns();
+        CUdeviceptr p;
+
+        for (unsigned i = 0; i < PAIRS; i++) {
+                check("cuMemAlloc", (int)f.alloc(&p, BLOCK_BYTES));
+                check("cuMemFree", (int)f.free(p));
+        }
+        return (double)(now_ns() - begin) / PAIRS;
+}
+
+static double time_client_pairs(bfc_client *client)
+{
+        uint64_t begin = now_ns();
+        void *p;
+
+        for (unsigned i = 0; i < PAIRS; i++) {
+                check("bfc_malloc", bfc_malloc(client, BLOCK_BYTES, &p));
+                check("bfc_free", bfc_free(client, p));
+        }
+        return (double)(now_ns() - begin) / PAIRS;
+}
+
+/* ---- the program -------------------------------------------------------------------- */
+
+enum { CALL, PLAIN_CALL, PAIR, CLIENT_PAIR, CONTEXTS, N_TIMES };
+
+static void measure(bfc_client *client, double ret[static N_TIMES])
+{
+        size_t n = (size_t)o.n_batches;
+        double *times[N_TIMES];
+
+        for (size_t i = 0; i < N_TIMES; i++)
+                times[i] = need(calloc(n, sizeof(double)));
+        for (size_t i = 0; i < n; i++) {
+                times[CALL][i] = time_calls(f.missing);
+                times[PLAIN_CALL][i] = time_calls(not_supported);
+                times[PAIR][i] = time_driver_pairs();
+                times[CLIENT_PAIR][i] = time_client_pairs(client);
+                times[CONTEXTS][i] = time_contexts();
+        }
+        for (size_t i = 0; i < N_TIMES; i++) {
+                ret[i] = quantile(times[i], n, 10);
+                free(times[i]);
+        }
+}
+
+static void print(const double *t)
+{
+        if (o.json) {
+                print_json(json_pack("{s:i, s:f, s:f, s:f, s:f, s:f}", "schema", 1, "call_ns", t[CALL],
+                                     "plain_call_ns", t[PLAIN_CALL], "pair_ns", t[PAIR], "client_pair_ns",
+                                     t[CLIENT_PAIR], "contexts_ns", t[CONTEXTS]));
+                return;
+        }
+        printf("a call that is passed on      %8.1f ns, of a function   %8.1f ns: %+.1f ns\n", t[CALL],
+               t[PLAIN_CALL], t[CALL] - t[PLAIN_CALL]);
+        printf("cuMemAlloc() and cuMemFree()  %8.1f ns, of the library  %8.1f ns, of 2 cuCtxGetDevice() %8.1f ns: "
+               "%+.1f ns\n",
+               t[PAIR], t[CLIENT_PAIR], t[CONTEXTS], t[PAIR] - t[CLIENT_PAIR] - t[CONTEXTS]);
+}
+
+/* With the size of its cache. */
+static bfc_client *connect_like_proxy(void)
+{
+        const struct bfc_options options = { .struct_size = sizeof(options),
+                                             .socket = socket_path,
+                                             .cache_idle_bytes = 4 * MIB };
+        bfc_client *client;
+
+        if (bfc_connect(&options, &client) < 0)
+                die("bfc_connect", bfc_last_error());
+        return client;
+}
+
+int main(int argc, char **argv)
+{
+        const struct bench_option options[] = {
+                OPTION_BFCD(&o.bfcd),
+                OPTION_JSON(&o.json),
+                { "proxy", .text = &o.proxy, .unit = "FILE", .help = "the proxy" },
+                { "batches", .count = &o.n_batches, .min = 1, .max = 100000, .unit = "N",
+                  .help = "of each kind" },
+                { "max-call-ns", .number = &o.max_call_ns, .unit = "NS",
+                  .help = "limit of a call's overhead" },
+                { 0 },
+        };
+        double times[N_TIMES];
+        bfc_client *client;
+        CUcontext context;
+        pid_t daemon_pid;
+
+        options_parse(
+                argc, argv,
+                "Times calls by the proxy of libcuda.so.1 and the same calls without it, on a driver that\n"
+                "the dynamic linker finds. Ends with 1 if the overhead exceeds a limit.",
+                options);
+        options_require(o.bfcd && o.proxy, "--bfcd or --proxy is missing");
+        make_folder("bench-preload");
+        daemon_pid = daemon_start(
+                o.bfcd, -1,
+                "devices:\n  - {id: \"cuda:0\", partitions: [{name: bench, limit: 64MiB, share: fd}]}\n"
+                "tenants:\n  - {name: bench, match: {uid: [%u]}, quotas: [{partition: bench, limit: "
+                "64MiB}]}\n",
+                (unsigned)getuid());
+        bfc_disconnect(client_start(socket_path, "bench-preload", 0)); /* the daemon is there */
+        client = connect_like_proxy();
+        setenv("BFC_SOCKET", socket_path, 1);
+        find_functions();
+        check("cuInit", (int)f.init(0));
+        check("cuDevicePrimaryCtxRetain", (int)f.retain(&context, 0));
+        check("cuCtxSetCurrent", (int)f.set(context));
+        measure(client, times);
+        process_stop(daemon_pid, SIGKILL);
+        print(times);
+        return o.max_call_ns > 0 && times[CALL] - times[PLAIN_CALL] > o.max_call_ns;
+}

@@ -1,0 +1,534 @@
+/* A CUDA program that knows nothing of bfcd: the test runs it with and without bfcctl run.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * usage: job WAY CASE [ARGUMENT...] */
+#include "tests/preload/job.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <string.h>
+#include <sys/wait.h>
+
+struct functions cu;
+
+/* ---- the three ways to the driver ------------------------------------------------- */
+
+#ifdef IS_LINKED
+static void find_linked(void)
+{
+#define F(symbol, base, version, arguments) cu.symbol = symbol;
+#include "device/cuda_functions.h"
+#undef F
+#define OWN(symbol, base, version, per_thread, arguments) cu.own_##symbol = symbol;
+#include "preload/own.h"
+#undef OWN
+}
+#else
+/* The fake driver alone does not have all of own.h. */
+static void find_by_dlsym(void)
+{
+        void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+
+        CHECK(library);
+#define F(symbol, base, version, arguments)                                                                  \
+        *(void **)&cu.symbol = dlsym(library, #symbol);                                                      \
+        CHECK(cu.symbol);
+#include "device/cuda_functions.h"
+#undef F
+#define OWN(symbol, base, version, per_thread, arguments)                                                    \
+        *(void **)&cu.own_##symbol = dlsym(library, #symbol);
+#include "preload/own.h"
+#undef OWN
+}
+
+/* What the fake driver does not have, cuGetProcAddress() does not find. */
+static void find_by_proc_address(void)
+{
+        CUdriverProcAddressQueryResult status;
+
+        find_by_dlsym();
+#define F(symbol, base, version, arguments)                                                                  \
+        cu.symbol = NULL;                                                                                    \
+        OK(cu.own_cuGetProcAddress_v2(base, (void **)&cu.symbol, version, 0, &status));                      \
+        CHECK(cu.symbol &&status == CU_GET_PROC_ADDRESS_SUCCESS);
+#include "device/cuda_functions.h"
+#undef F
+}
+#endif
+
+void functions_find(const char *way)
+{
+#ifdef IS_LINKED
+        CHECK(strcmp(way, "linked") == 0);
+        find_linked();
+#else
+        if (strcmp(way, "proc-address") == 0)
+                find_by_proc_address();
+        else
+                find_by_dlsym();
+#endif
+}
+
+/* ---- tools -------------------------------------------------------------------------- */
+
+void context_make(void)
+{
+        CUcontext context;
+        CUdevice device;
+
+        OK(cu.cuInit(0));
+        OK(cu.cuDeviceGet(&device, 0));
+        OK(cu.cuDevicePrimaryCtxRetain(&context, device));
+        OK(cu.cuCtxSetCurrent(context));
+}
+
+size_t free_bytes(void)
+{
+        size_t n_free, n_total;
+
+        OK(cu.cuMemGetInfo_v2(&n_free, &n_total));
+        CHECK(n_free <= n_total);
+        return n_free;
+}
+
+size_t total_bytes(void)
+{
+        size_t n_free, n_total;
+
+        OK(cu.cuMemGetInfo_v2(&n_free, &n_total));
+        return n_total;
+}
+
+static CUdeviceptr alloc(size_t n_bytes)
+{
+        CUdeviceptr p = 0;
+
+        OK(cu.cuMemAlloc_v2(&p, n_bytes));
+        return p;
+}
+
+static void holds_bytes(CUdeviceptr p, size_t n_bytes, unsigned char value)
+{
+        unsigned char *bytes = malloc(n_bytes);
+
+        CHECK(bytes);
+        OK(cu.cuMemsetD8_v2(p, value, n_bytes));
+        OK(cu.cuMemcpyDtoH_v2(bytes, p, n_bytes));
+        for (size_t i = 0; i < n_bytes; i += 509)
+                CHECK(bytes[i] == value);
+        free(bytes);
+}
+
+/* ---- cases --------------------------------------------------------------------------- */
+
+/* Of 32 MiB. */
+static void be_limited(void)
+{
+        CUdeviceptr p, q;
+        size_t n_total;
+
+        context_make();
+        CHECK(total_bytes() == 32 * MIB && free_bytes() == 32 * MIB);
+        OK(cu.cuDeviceTotalMem_v2(&n_total, 0));
+        CHECK(n_total == 32 * MIB);
+        p = alloc(20 * MIB);
+        CHECK(free_bytes() <= 12 * MIB && total_bytes() == 32 * MIB);
+        holds_bytes(p, 20 * MIB, 7);
+        GIVES(CUDA_ERROR_OUT_OF_MEMORY, cu.cuMemAlloc_v2(&q, 20 * MIB));
+        q = alloc(1000);
+        holds_bytes(q, 1000, 8);
+        OK(cu.cuMemFree_v2(p));
+        OK(cu.cuMemFree_v2(q));
+        CHECK(free_bytes() == 32 * MIB);
+        p = alloc(30 * MIB);
+        OK(cu.cuMemFree_v2(p));
+}
+
+static void have_errors(void)
+{
+        CUdeviceptr p;
+        CUcontext none = NULL, context;
+        size_t n;
+
+        GIVES(CUDA_ERROR_NOT_INITIALIZED, cu.cuMemAlloc_v2(&p, 4096));
+        GIVES(CUDA_ERROR_NOT_INITIALIZED, cu.cuMemFree_v2(4096));
+        GIVES(CUDA_ERROR_NOT_INITIALIZED, cu.cuMemGetInfo_v2(&n, &n));
+        OK(cu.cuInit(0));
+        GIVES(CUDA_ERROR_INVALID_CONTEXT, cu.cuMemAlloc_v2(&p, 4096));
+        GIVES(CUDA_ERROR_INVALID_CONTEXT, cu.cuMemGetInfo_v2(&n, &n));
+        context_make();
+        GIVES(CUDA_ERROR_INVALID_VALUE, cu.cuMemAlloc_v2(&p, 0));
+        GIVES(CUDA_ERROR_INVALID_VALUE, cu.cuMemAlloc_v2(NULL, 4096));
+        GIVES(CUDA_ERROR_INVALID_VALUE, cu.cuMemFree_v2(4096));
+        OK(cu.cuMemFree_v2(0));
+        p = alloc(4096);
+        OK(cu.cuCtxGetCurrent(&context));
+        OK(cu.cuCtxSetCurrent(none));
+        GIVES(CUDA_ERROR_INVALID_CONTEXT, cu.cuMemFree_v2(p));
+        OK(cu.cuCtxSetCurrent(context));
+        GIVES(CUDA_ERROR_INVALID_VALUE, cu.cuMemFree_v2(p + 256));
+        OK(cu.cuMemFree_v2(p));
+        GIVES(CUDA_ERROR_INVALID_VALUE, cu.cuMemFree_v2(p));
+}
+
+static void know_addresses(void)
+{
+        CUdeviceptr p, base, from_attribute;
+        CUmemGenericAllocationHandle handle;
+        size_t n, pitch;
+        unsigned int type;
+        bool is_shareable = false;
+
+        context_make();
+        (void)alloc(4096);
+        p = alloc(5000);
+        (void)alloc(4096);
+        OK(cu.cuMemGetAddressRange_v2(&base, &n, p + 4321));
+        CHECK(base == p && n == 5000);
+        OK(cu.cuMemGetAddressRange_v2(NULL, NULL, p));
+        OK(cu.cuPointerGetAttribute(&from_attribute, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, p + 99));
+        CHECK(from_attribute == p);
+        OK(cu.cuPointerGetAttribute(&n, CU_POINTER_ATTRIBUTE_RANGE_SIZE, p + 99));
+        CHECK(n == 5000);
+        OK(cu.cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, p + 99));
+        CHECK(type == CU_MEMORYTYPE_DEVICE);
+        GIVES(CUDA_ERROR_INVALID_VALUE, cu.cuMemRetainAllocationHandle(&handle, (void *)(uintptr_t)p));
+        OK(cu.cuPointerGetAttribute(&is_shareable, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, p));
+        CHECK(!is_shareable);
+        OK(cu.cuPointerGetAttribute(&is_shareable, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE,
+                                    alloc(2 * MIB)));
+        CHECK(is_shareable);
+        OK(cu.own_cuMemAllocPitch_v2(&p, &pitch, 1000, 10, 4));
+        CHECK(pitch == 1024);
+        OK(cu.cuMemGetAddressRange_v2(&base, &n, p + 9 * pitch));
+        CHECK(base == p && n == 10 * pitch);
+        GIVES(CUDA_ERROR_INVALID_VALUE, cu.own_cuMemAllocPitch_v2(&p, &pitch, 1000, 10, 3));
+        GIVES(CUDA_ERROR_OUT_OF_MEMORY,
+              cu.own_cuMemAllocPitch_v2(&p, &pitch, (size_t)1 << 40, (size_t)1 << 40, 4));
+}
+
+static void *be_thread(void *seed)
+{
+        CUcontext context;
+
+        OK(cu.cuDevicePrimaryCtxRetain(&context, 0));
+        OK(cu.cuCtxSetCurrent(context));
+        run_random((unsigned)(uintptr_t)seed, 500, 0);
+        return NULL;
+}
+
+static void have_threads(void)
+{
+        pthread_t threads[8];
+
+        context_make();
+        for (size_t i = 0; i < 8; i++)
+                CHECK(pthread_create(&threads[i], NULL, be_thread, (void *)(i + 1)) == 0);
+        for (size_t i = 0; i < 8; i++)
+                CHECK(pthread_join(threads[i], NULL) == 0);
+        CHECK(free_bytes() == 32 * MIB);
+}
+
+/* Blocks pass from stream to stream; the memory of a destroyed stream is available again. */
+static void use_streams(void)
+{
+        CUstream streams[3] = { NULL };
+        CUdeviceptr p[8];
+        CUdeviceptr q;
+
+        context_make();
+        OK(cu.cuStreamCreate(&streams[1], CU_STREAM_NON_BLOCKING));
+        OK(cu.cuStreamCreate(&streams[2], CU_STREAM_NON_BLOCKING));
+        for (unsigned round = 0; round < 50; round++) {
+                for (size_t i = 0; i < 8; i++) {
+                        OK(cu.own_cuMemAllocAsync(&p[i], 100000 * (i + 1), streams[i % 3]));
+                        OK(cu.cuMemsetD8Async(p[i], (unsigned char)i, 100000, streams[i % 3]));
+                }
+                for (size_t i = 0; i < 8; i++)
+                        OK(cu.own_cuMemFreeAsync(p[i], streams[i % 3]));
+        }
+        OK(cu.own_cuMemAllocAsync_ptsz(&q, MIB, NULL));
+        OK(cu.own_cuMemFreeAsync_ptsz(q, NULL));
+        OK(cu.own_cuMemAllocAsync(&q, MIB, streams[1]));
+        GIVES(CUDA_ERROR_OUT_OF_MEMORY, cu.own_cuMemAllocAsync(&p[0], 32 * MIB, streams[1]));
+        GIVES(CUDA_ERROR_INVALID_VALUE, cu.own_cuMemAllocAsync(&p[0], 0, streams[1]));
+        OK(cu.cuStreamDestroy_v2(streams[1]));
+        OK(cu.cuStreamDestroy_v2(streams[2]));
+        OK(cu.cuMemFree_v2(q));
+        OK(cu.cuCtxSynchronize());
+        OK(cu.cuMemAlloc_v2(&q, 24 * MIB));
+        OK(cu.cuMemFree_v2(q));
+}
+
+/* A context beside the primary one. */
+static void use_contexts(void)
+{
+        CUresult (*create)(void **, void *, CUdevice, unsigned int);
+        CUdeviceptr p;
+        void *green, *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+
+        *(void **)&create = dlsym(library, "cuGreenCtxCreate");
+        context_make();
+        p = alloc(4096);
+        OK(create(&green, NULL, 0, 1));
+        OK(cu.cuCtxPushCurrent_v2(green));
+        CHECK(total_bytes() == 32 * MIB);
+        OK(cu.cuMemFree_v2(p));
+        p = alloc(MIB);
+        OK(cu.cuMemFree_v2(p));
+        OK(cu.cuCtxPopCurrent_v2(NULL));
+}
+
+static int in_child(void (*run)(CUdeviceptr), CUdeviceptr p)
+{
+        pid_t pid = fork();
+        int status;
+
+        CHECK(pid >= 0);
+        if (pid == 0) {
+                run(p);
+                _exit(0);
+        }
+        CHECK(waitpid(pid, &status, 0) == pid);
+        return status;
+}
+
+static void have_no_cuda(CUdeviceptr p)
+{
+        CUdeviceptr q;
+        size_t n;
+
+        GIVES(CUDA_ERROR_NOT_INITIALIZED, cu.cuMemAlloc_v2(&q, 4096));
+        GIVES(CUDA_ERROR_NOT_INITIALIZED, cu.cuMemFree_v2(p));
+        GIVES(CUDA_ERROR_NOT_INITIALIZED, cu.cuMemGetInfo_v2(&n, &n));
+        GIVES(CUDA_ERROR_NOT_INITIALIZED, cu.own_cuMemFreeAsync(p, NULL));
+}
+
+static void be_first(CUdeviceptr p)
+{
+        (void)p;
+        be_limited();
+}
+
+static void fork_children(void)
+{
+        CUdeviceptr p;
+
+        CHECK(in_child(be_first, 0) == 0);
+        context_make();
+        p = alloc(4096);
+        CHECK(in_child(have_no_cuda, p) == 0);
+        holds_bytes(p, 4096, 9);
+        OK(cu.cuMemFree_v2(p));
+}
+
+/* As PyTorch's expandable segments are: they count, and the limit holds for both kinds together. */
+static void map_memory(void)
+{
+        CUmemAllocationProp prop = { .type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                     .location = { CU_MEM_LOCATION_TYPE_DEVICE, 0 } };
+        CUmemAccessDesc access = { prop.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
+        CUmemGenericAllocationHandle handles[2], other;
+        CUdeviceptr at, p;
+
+        context_make();
+        OK(cu.cuMemAddressReserve(&at, 32 * MIB, 0, 0, 0));
+        for (size_t i = 0; i < 2; i++) {
+                OK(cu.cuMemCreate(&handles[i], 8 * MIB, &prop, 0));
+                OK(cu.cuMemMap(at + i * 8 * MIB, 8 * MIB, 0, handles[i], 0));
+        }
+        OK(cu.cuMemSetAccess(at, 16 * MIB, &access, 1));
+        holds_bytes(at, 16 * MIB, 5);
+        CHECK(free_bytes() == 16 * MIB);
+        GIVES(CUDA_ERROR_OUT_OF_MEMORY, cu.cuMemCreate(&other, 18 * MIB, &prop, 0));
+        GIVES(CUDA_ERROR_OUT_OF_MEMORY, cu.cuMemAlloc_v2(&p, 18 * MIB));
+        p = alloc(8 * MIB);
+        OK(cu.cuMemFree_v2(p));
+        OK(cu.cuMemRelease(handles[0])); /* it is still mapped */
+        CHECK(free_bytes() == 16 * MIB);
+        OK(cu.cuMemRetainAllocationHandle(&other, (void *)(uintptr_t)(at + 8 * MIB)));
+        OK(cu.cuMemUnmap(at, 16 * MIB));
+        CHECK(free_bytes() == 24 * MIB);
+        OK(cu.cuMemRelease(handles[1]));
+        CHECK(free_bytes() == 24 * MIB);
+        OK(cu.cuMemRelease(other));
+        CHECK(free_bytes() == 32 * MIB);
+        OK(cu.cuMemAddressFree(at, 32 * MIB));
+}
+
+/* Pools are the partition; managed memory and arrays are counted. */
+static void have_others(void)
+{
+        CUDA_ARRAY_DESCRIPTOR what = { .Width = 1024, .Height = 1024, .Format = 0x20, .NumChannels = 2 };
+        CUpointer_attribute which[] = { CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_RANGE_SIZE };
+        CUresult (*get_pool)(CUmemoryPool *, CUdevice);
+        CUmemoryPool pool;
+        CUdeviceptr p, q;
+        cuuint64_t n_used, n_reserved;
+        unsigned int type;
+        CUarray array;
+        size_t n;
+
+        *(void **)&get_pool =
+                dlsym(dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL), "cuDeviceGetDefaultMemPool");
+        CHECK(get_pool);
+        context_make();
+        OK(get_pool(&pool, 0));
+        OK(cu.own_cuMemAllocFromPoolAsync(&p, MIB, pool, NULL));
+        OK(cu.own_cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &n_used));
+        OK(cu.own_cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &n_reserved));
+        CHECK(n_used == MIB && n_reserved >= n_used);
+        OK(cu.own_cuPointerGetAttributes(2, which, (void *[]){ &type, &n }, p + 5));
+        CHECK(type == CU_MEMORYTYPE_DEVICE && n == MIB);
+        GIVES(CUDA_ERROR_OUT_OF_MEMORY, cu.own_cuMemAllocFromPoolAsync(&q, 32 * MIB, pool, NULL));
+        OK(cu.own_cuMemFreeAsync(p, NULL));
+        OK(cu.cuCtxSynchronize());
+        OK(cu.own_cuMemPoolTrimTo(pool, 0));
+        n = free_bytes();
+        OK(cu.own_cuArrayCreate_v2(&array, &what));
+        CHECK(free_bytes() == n - 8 * MIB);
+        OK(cu.own_cuMemAllocManaged(&p, 40 * MIB, 1));
+        CHECK(free_bytes() == n - 8 * MIB);
+        OK(cu.cuMemFree_v2(p));
+        OK(cu.own_cuArrayDestroy(array));
+        what.Width = 0;
+        CHECK(cu.own_cuArrayCreate_v2(&array, &what) != CUDA_SUCCESS);
+        CHECK(free_bytes() == n);
+}
+
+static void be_strict(void)
+{
+        CUmemAllocationProp prop = { .type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                     .location = { CU_MEM_LOCATION_TYPE_DEVICE, 0 } };
+        CUmemGenericAllocationHandle handle;
+        CUdeviceptr p;
+
+        context_make();
+        GIVES(CUDA_ERROR_NOT_PERMITTED, cu.cuMemCreate(&handle, 2 * MIB, &prop, 0));
+        GIVES(CUDA_ERROR_NOT_PERMITTED, cu.own_cuMemAllocManaged(&p, 4096, 1));
+        p = alloc(4096);
+        OK(cu.cuMemFree_v2(p));
+}
+
+/* The driver's own memory. */
+static void be_passed_on(void)
+{
+        CUdeviceptr p;
+
+        context_make();
+        CHECK(total_bytes() > 64 * MIB);
+        p = alloc(48 * MIB);
+        CHECK(free_bytes() <= total_bytes() - 48 * MIB);
+        OK(cu.cuMemFree_v2(p));
+}
+
+static void have_no_driver(void)
+{
+        CUdeviceptr p;
+        size_t n;
+
+        GIVES(CUDA_ERROR_NO_DEVICE, cu.cuInit(0));
+        GIVES(CUDA_ERROR_NO_DEVICE, cu.cuMemAlloc_v2(&p, 4096));
+        GIVES(CUDA_ERROR_NO_DEVICE, cu.cuMemGetInfo_v2(&n, &n));
+}
+
+/* ---- processes that share a block ------------------------------------------------------ */
+
+static void export_block(const char *program, const char *way)
+{
+        CUipcMemHandle handle, again;
+        CUdeviceptr p, q;
+        char text[2 * sizeof(handle) + 1];
+        unsigned char byte;
+        int status;
+        pid_t pid;
+
+        context_make();
+        (void)alloc(4 * MIB);
+        p = alloc(4 * MIB);
+        OK(cu.cuMemsetD8_v2(p, 0x5a, 4 * MIB));
+        OK(cu.cuIpcGetMemHandle(&handle, p));
+        OK(cu.cuIpcGetMemHandle(&again, p + 4096));
+        CHECK(memcmp(&handle, &again, sizeof(handle)) == 0);
+        GIVES(CUDA_ERROR_INVALID_CONTEXT,
+              cu.cuIpcOpenMemHandle_v2(&q, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS));
+        for (size_t i = 0; i < sizeof(handle); i++)
+                snprintf(text + 2 * i, 3, "%02x", (unsigned char)((char *)&handle)[i]);
+        pid = fork();
+        CHECK(pid >= 0);
+        if (pid == 0) {
+                execl(program, program, way, "import", text, NULL);
+                _exit(98);
+        }
+        CHECK(waitpid(pid, &status, 0) == pid && status == 0);
+        OK(cu.cuMemcpyDtoH_v2(&byte, p + 3 * MIB, 1));
+        CHECK(byte == 0xa5);
+        OK(cu.cuMemFree_v2(p));
+}
+
+static void import_block(const char *text)
+{
+        CUipcMemHandle handle;
+        unsigned char bytes[2];
+        CUdeviceptr p, again, base;
+        size_t n;
+
+        for (size_t i = 0; i < sizeof(handle); i++) {
+                unsigned int value;
+
+                CHECK(sscanf(text + 2 * i, "%2x", &value) == 1);
+                ((unsigned char *)&handle)[i] = (unsigned char)value;
+        }
+        context_make();
+        OK(cu.cuIpcOpenMemHandle_v2(&p, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS));
+        OK(cu.cuIpcOpenMemHandle_v2(&again, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS));
+        CHECK(again == p);
+        OK(cu.cuIpcCloseMemHandle(p));
+        OK(cu.cuMemGetAddressRange_v2(&base, &n, p + 77));
+        CHECK(base == p && n == 4 * MIB);
+        OK(cu.cuMemcpyDtoH_v2(&bytes[0], p, 1));
+        OK(cu.cuMemcpyDtoH_v2(&bytes[1], p + 4 * MIB - 1, 1));
+        CHECK(bytes[0] == 0x5a && bytes[1] == 0x5a);
+        OK(cu.cuMemsetD8_v2(p + 3 * MIB, 0xa5, 1));
+        OK(cu.cuIpcCloseMemHandle(p));
+        CHECK(cu.cuIpcCloseMemHandle(p) != CUDA_SUCCESS);
+}
+
+/* ---- main ------------------------------------------------------------------------------- */
+
+static void make_random_calls(void)
+{
+        context_make();
+        run_random(1, 4000, 32 * MIB);
+        CHECK(free_bytes() == 32 * MIB);
+}
+
+int main(int argc, char **argv)
+{
+        static const struct {
+                const char *name;
+                void (*run)(void);
+        } cases[] = {
+                { "limit", be_limited },         { "errors", have_errors },   { "addresses", know_addresses },
+                { "random", make_random_calls }, { "threads", have_threads }, { "streams", use_streams },
+                { "contexts", use_contexts },    { "fork", fork_children },   { "map", map_memory },
+                { "others", have_others },       { "strict", be_strict },     { "passed-on", be_passed_on },
+                { "no-driver", have_no_driver },
+        };
+
+        CHECK(argc >= 3);
+        functions_find(argv[1]);
+        for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
+                if (strcmp(argv[2], cases[i].name) == 0) {
+                        cases[i].run();
+                        return 0;
+                }
+        if (strcmp(argv[2], "export") == 0)
+                export_block(argv[0], argv[1]);
+        else if (strcmp(argv[2], "import") == 0 && argc == 4)
+                import_block(argv[3]);
+        else
+                CHECK(argc == 0); /* there is no such case */
+        return 0;
+}

@@ -1,0 +1,57 @@
+/* A CUDA program that knows nothing of bfcd: see job.c.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef BFC_TESTS_PRELOAD_JOB_H
+#define BFC_TESTS_PRELOAD_JOB_H
+
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "preload/api.h"
+
+#define MIB ((size_t)1 << 20)
+
+/* Ends the program with 99 unless it holds. */
+#define CHECK(condition)                                                                                     \
+        do {                                                                                                 \
+                if (!(condition)) {                                                                          \
+                        fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);                      \
+                        _exit(99);                                                                           \
+                }                                                                                            \
+        } while (0)
+#define GIVES(result, call)                                                                                  \
+        do {                                                                                                 \
+                CUresult gives_ = (call);                                                                    \
+                if (gives_ != (result)) {                                                                    \
+                        fprintf(stderr, "%s:%d: %s: %d\n", __FILE__, __LINE__, #call, (int)gives_);          \
+                        _exit(99);                                                                           \
+                }                                                                                            \
+        } while (0)
+#define OK(call) GIVES(CUDA_SUCCESS, call)
+
+/* The functions of the driver that the program uses, by the way it found them. */
+struct functions {
+#define F(symbol, base, version, arguments) CUresult(*symbol) arguments;
+#include "device/cuda_functions.h"
+#undef F
+#define OWN(symbol, base, version, per_thread, arguments) CUresult(*own_##symbol) arguments;
+#include "preload/own.h"
+#undef OWN
+};
+extern struct functions cu;
+
+/* way: linked, dlsym, proc-address. */
+void functions_find(const char *way);
+
+/* cuInit() and the primary context of GPU 0. */
+void context_make(void);
+
+size_t free_bytes(void);
+size_t total_bytes(void);
+
+/* Cases of random.c. */
+void run_random(unsigned seed, unsigned n_steps, size_t n_limit);
+
+#endif

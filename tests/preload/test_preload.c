@@ -1,0 +1,166 @@
+/* The proxy of libcuda.so.1 before the fake driver, under bfcctl run and alone.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * BFC_PRELOAD is the proxy's folder, LIBRARIES those of the library and of the fake driver. JOB and LINKED_JOB are the
+ * programs (job.c). */
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/integration/tools.h"
+
+static const struct rig_config config = { .tenants = TENANT("red", "@UID@", "train, limit: 64MiB") };
+static const char *const ways[] = { "linked", "dlsym", "proc-address" };
+static struct rig *rig;
+
+static void setup(void)
+{
+        /* Meson adds the folders of all libraries in any order. */
+        ck_assert_int_eq(setenv("LD_LIBRARY_PATH", LIBRARIES, 1), 0);
+        rig = rig_start(&config);
+        ck_assert_int_eq(setenv("BFC_SOCKET", rig->socket, 1), 0);
+        ck_assert_int_eq(setenv("BFC_ADMIN_SOCKET", rig->admin_socket, 1), 0);
+}
+
+static void teardown(void)
+{
+        rig_stop(rig);
+}
+
+FIXTURE(preload, setup, teardown);
+
+/* The messages, which the caller frees. */
+static char *run_job(const char *const *argv)
+{
+        char *err;
+        int status = program_run(argv, NULL, &err);
+
+        ck_assert_msg(status == 0, "status %d: %s", status, err);
+        return err;
+}
+
+#define RUN(...)                                                                                             \
+        ((const char *const[]){ program_bfcctl(), "run", "--limit", "32MiB", "--quiet", __VA_ARGS__, NULL })
+
+/* Under bfcctl run, by each way to the driver. It says nothing. */
+static void run_case(const char *name)
+{
+        for (size_t i = 0; i < sizeof(ways) / sizeof(ways[0]); i++) {
+                char *err = run_job(RUN("--", i == 0 ? LINKED_JOB : JOB, ways[i], name));
+
+                ck_assert_str_eq(err, "");
+                free(err);
+        }
+}
+
+TEST_OF(preload, limit)
+{
+        run_case("limit");
+}
+
+TEST_OF(preload, errors)
+{
+        run_case("errors");
+}
+
+TEST_OF(preload, addresses)
+{
+        run_case("addresses");
+}
+
+TEST_OF(preload, random_calls)
+{
+        run_case("random");
+}
+
+TEST_OF(preload, threads)
+{
+        run_case("threads");
+}
+
+TEST_OF(preload, streams)
+{
+        run_case("streams");
+}
+
+TEST_OF(preload, contexts)
+{
+        free(run_job(RUN("--", LINKED_JOB, "linked", "contexts")));
+}
+
+TEST_OF(preload, forks)
+{
+        run_case("fork");
+}
+
+TEST_OF(preload, shared_blocks)
+{
+        run_case("export");
+}
+
+/* Memory that the driver gives directly is counted, and said at the end. */
+TEST_OF(preload, memory_outside)
+{
+        char *err = run_job(RUN("--", JOB, "dlsym", "map"));
+
+        text_has(err, "had up to 16.0 MiB of GPU 0 outside of bfcd");
+}
+
+TEST_OF(preload, other_memory)
+{
+        char *err = run_job(RUN("--", JOB, "dlsym", "others"));
+
+        text_has(err, "had up to 48.0 MiB of GPU 0 outside of bfcd");
+}
+
+TEST_OF(preload, strict)
+{
+        char *err = run_job(RUN("--strict", "--", JOB, "dlsym", "strict"));
+
+        text_has(err, "memory outside of bfcd is refused (cuMemCreate)");
+}
+
+TEST_OF(preload, no_preload)
+{
+        char *err = run_job(RUN("--no-preload", "--", JOB, "dlsym", "passed-on"));
+
+        ck_assert_str_eq(err, "");
+        free(err);
+}
+
+TEST_OF(preload, path_of_the_driver)
+{
+        char path[4096];
+
+        ck_assert_int_eq(setenv("BFC_CUDA_LIBRARY", FAKE_CUDA "/libcuda.so.1", 1), 0);
+        run_case("limit");
+        /* A proxy is no driver. */
+        snprintf(path, sizeof(path), "%s/libcuda.so.1", getenv("BFC_PRELOAD"));
+        ck_assert_int_eq(setenv("BFC_CUDA_LIBRARY", path, 1), 0);
+        free(run_job(RUN("--", JOB, "dlsym", "no-driver")));
+        ck_assert_int_eq(setenv("BFC_CUDA_LIBRARY", "/nowhere/libcuda.so.1", 1), 0);
+        free(run_job(RUN("--", JOB, "dlsym", "no-driver")));
+}
+
+/* Without a daemon the program runs as without the proxy, and one line says so. */
+TEST_OF(preload, no_daemon)
+{
+        char path[8192];
+        char *err;
+
+        snprintf(path, sizeof(path), "%s:" LIBRARIES, getenv("BFC_PRELOAD"));
+        ck_assert_int_eq(setenv("LD_LIBRARY_PATH", path, 1), 0);
+        ck_assert_int_eq(setenv("BFC_SOCKET", "/nowhere/bfcd.sock", 1), 0);
+        err = run_job((const char *const[]){ JOB, "dlsym", "passed-on", NULL });
+        ck_assert_ptr_nonnull(strchr(err, '\n'));
+        ck_assert_str_eq(strchr(err, '\n'), "\n");
+        text_has(err, "no GPU memory is taken from bfcd: ");
+        ck_assert_int_eq(setenv("BFC_STRICT", "1", 1), 0);
+        ck_assert_int_eq(program_run((const char *const[]){ JOB, "dlsym", "strict", NULL }, NULL, &err), 99);
+        text_has(err, "is refused (cuMemCreate)");
+}
+
+int main(void)
+{
+        return harness_cases("preload");
+}
