@@ -307,6 +307,35 @@ static struct place find_place_in_extent(const struct bfc *b, uint32_t n)
         return best;
 }
 
+/* ---- whole extents ----------------------------------------------------------------------- */
+
+/* The best run of unbacked extents with at least n granules; *ret_n: how many it has. In each hole all
+ * boundaries up to the end of the zones are tried, and the first one beyond: from there on all runs are
+ * equal, except one that ends with the region. */
+static struct place find_whole_place(const struct bfc *b, uint32_t n, uint32_t *ret_n)
+{
+        struct place best = { .chunk = 0 };
+
+        for (uint32_t i = b->holes; i != 0; i = chunk_at(b, i)->stamp) {
+                const struct chunk *c = chunk_at(b, i);
+                const struct region *r = bfc_region_at(b, c->addr);
+                uint32_t x = c->addr;
+
+                VISIT();
+                while (x < chunk_end(c) && chunk_end(c) - x >= n) {
+                        struct place p = { .chunk = i, .offset = x, .n_new = grid_up(b, r, x + n) - x };
+
+                        VISIT();
+                        place_better(b, r, &best, p, 1);
+                        if (x >= r->body)
+                                break;
+                        x = grid_up(b, r, x + 1);
+                }
+        }
+        *ret_n = best.n_new;
+        return best;
+}
+
 /* ---- plans --------------------------------------------------------------------------------- */
 
 static void place_to_growth(const struct bfc *b, const struct place *p, uint64_t n_bytes, bool in_extent,
@@ -323,6 +352,21 @@ static void place_to_growth(const struct bfc *b, const struct place *p, uint64_t
                 .new_bytes = to_bytes(p->n_new),
                 .in_extent = in_extent,
         };
+}
+
+static int find_whole_plan(const struct bfc *b, uint64_t n_bytes, struct place *ret_place,
+                           struct bfc_growth *ret)
+{
+        uint32_t n = (uint32_t)((n_bytes + BFC_GRANULE - 1) >> GRANULE_SHIFT);
+
+        if (n_bytes - 1 >= BFC_MAX_SPACE)
+                return -EINVAL;
+        *ret_place = find_whole_place(b, n, &n);
+        if (ret_place->chunk == 0)
+                return BFC_NO_FIT;
+        place_to_growth(b, ret_place, to_bytes(n), false, ret);
+        ret->is_whole = true;
+        return 0;
 }
 
 /* The best place as a plan. BFC_NO_FIT, -EINVAL. */
@@ -353,6 +397,15 @@ int bfc_plan_growth_in_extent(const struct bfc *b, uint64_t n_bytes, uint64_t ma
 {
         struct place p;
         int r = find_plan(b, n_bytes, true, &p, ret);
+
+        return r == 0 && ret->new_bytes > max_new_bytes ? BFC_OVER_BUDGET : r;
+}
+
+int bfc_plan_growth_whole(const struct bfc *b, uint64_t n_bytes, uint64_t max_new_bytes,
+                          struct bfc_growth *ret)
+{
+        struct place p;
+        int r = find_whole_plan(b, n_bytes, &p, ret);
 
         return r == 0 && ret->new_bytes > max_new_bytes ? BFC_OVER_BUDGET : r;
 }
@@ -472,9 +525,11 @@ int bfc_grow_begin(struct bfc *b, const struct bfc_growth *plan, bfc_handle *ret
 {
         struct bfc_growth now;
         struct place p;
+        int r = plan->is_whole ? find_whole_plan(b, plan->n_requested, &p, &now)
+                               : find_plan(b, plan->n_requested, plan->in_extent, &p, &now);
 
         /* A plan is valid if the same plan would be made now. */
-        if (find_plan(b, plan->n_requested, plan->in_extent, &p, &now) != 0)
+        if (r != 0)
                 return -EINVAL;
         if (plan->offset != now.offset || plan->n_bytes != now.n_bytes || plan->new_bytes != now.new_bytes ||
             plan->span.begin != now.span.begin || plan->span.end != now.span.end)

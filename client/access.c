@@ -117,7 +117,7 @@ static int locate(bfc_client *client, const void *ptr, size_t n_bytes, bool writ
                   struct device_range **ret_range, uint64_t *ret_offset)
 {
         const struct block *block;
-        bool is_protected = false;
+        bool is_protected = false, is_parked = false;
 
         pthread_mutex_lock(&client->lock);
         block = blocks_find_around(&client->blocks, ptr, n_bytes);
@@ -125,8 +125,11 @@ static int locate(bfc_client *client, const void *ptr, size_t n_bytes, bool writ
                 *ret_range = regions_range(&client->regions, block->region_id);
                 *ret_offset = block->offset + (uint64_t)((uintptr_t)ptr - (uintptr_t)block->ptr);
                 is_protected = writes && shared_is_read_only(client, block->ptr);
+                is_parked = block->is_parked;
         }
         pthread_mutex_unlock(&client->lock);
+        if (is_parked)
+                return error_set(-EBUSY, "the block at %p is parked: wake it first", ptr);
         if (is_protected)
                 return error_set(-EACCES, "the block at %p is attached read-only", ptr);
         return block ? 0

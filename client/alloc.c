@@ -91,7 +91,8 @@ static int take_granted(bfc_client *client, uint32_t partition, const Bfcd__Bloc
                                .region_id = got->region_id,
                                .offset = got->offset,
                                .n_bytes = got->n_bytes,
-                               .partition = (uint16_t)partition };
+                               .partition = (uint16_t)partition,
+                               .is_parkable = (how->flags & BFC_PARKABLE) != 0 };
         void *ptr;
         int r;
 
@@ -198,6 +199,8 @@ static int fetch(bfc_client *client, uint32_t partition, uint64_t ask_bytes, uin
         body.n_bytes = ask_bytes;
         body.n_needed = n_bytes != ask_bytes ? n_bytes : 0;
         body.flags = how->flags & BFC_ONE_EXTENT; /* BFC_WHOLE is between this client and its cache */
+        if ((how->flags & BFC_PARKABLE) != 0)
+                body.flags |= BFCD__MALLOC_FLAG__MALLOC_FLAG_PARKABLE;
         if (how->again)
                 body.flags |= BFCD__MALLOC_FLAG__MALLOC_FLAG_AGAIN;
         body.wait_ms = how->wait_ms;
@@ -385,9 +388,10 @@ static int malloc_as(bfc_client *client, const char *partition, size_t n_bytes, 
 
         if (r < 0)
                 return r;
-        if ((how->flags & ~(BFC_ONE_EXTENT | BFC_WHOLE)) != 0)
+        if ((how->flags & ~(BFC_ONE_EXTENT | BFC_WHOLE | BFC_PARKABLE)) != 0)
                 return error_set(-EINVAL,
-                                 "unknown flags 0x%llx: this library supports BFC_ONE_EXTENT and BFC_WHOLE",
+                                 "unknown flags 0x%llx: this library supports BFC_ONE_EXTENT, BFC_WHOLE and "
+                                 "BFC_PARKABLE",
                                  (unsigned long long)how->flags);
         r = client_malloc(client, index, n_bytes, how, ret_ptr);
         if (r < 0)

@@ -236,6 +236,14 @@ void blocks_set_born(struct blocks *b, const void *ptr, uint32_t born)
                 r->block.born = born;
 }
 
+void blocks_set_parked(struct blocks *b, const void *ptr, bool is_parked)
+{
+        struct record *r = record_find(b, ptr);
+
+        if (r && is_used(r))
+                r->block.is_parked = is_parked;
+}
+
 int blocks_leave(struct blocks *b, const void *ptr, struct block *ret)
 {
         struct record *r = record_find(b, ptr);

@@ -31,6 +31,8 @@ struct block {
         uint64_t handle;                   /* of the slab's allocator */
         struct stream_alloc *stream_alloc; /* allocated on a stream; NULL: not */
         bool may_park;                     /* it can be parked when it is freed */
+        bool is_parkable;                  /* allocated with BFC_PARKABLE */
+        bool is_parked;                    /* by bfc_park(): it has no memory */
         uint8_t age_place;                 /* 1 + the index in the client page that counts its age; 0: none */
         uint16_t partition;                /* index into the client's partitions */
         uint32_t born;                     /* in ticks of ages.h; 0: it is not counted */
@@ -38,10 +40,10 @@ struct block {
 
 /* A block in the table. The table owns its memory until blocks_clear(). */
 struct record {
-        uint64_t word;          /* atomic: the pointer and the state; 0: a spare record */
-        struct record *next;    /* atomic: in the chain */
-        struct record *below;   /* in a list: of the magazine, or of spare records */
-        struct block block;     /* constant while it is in the table, except n_requested and born */
+        uint64_t word;        /* atomic: the pointer and the state; 0: a spare record */
+        struct record *next;  /* atomic: in the chain */
+        struct record *below; /* in a list: of the magazine, or of spare records */
+        struct block block;   /* constant while it is in the table, except n_requested, born and is_parked */
 } __attribute__((aligned(64))); /* no two threads' blocks in one cache line */
 
 struct blocks_heads;
@@ -90,6 +92,9 @@ void blocks_stay(struct blocks *b, const void *ptr); /* one that was leaving */
 
 /* Of a block that blocks_find() finds. */
 void blocks_set_born(struct blocks *b, const void *ptr, uint32_t born);
+
+/* Of a block that blocks_find() finds: bfc_park() or bfc_wake() was called for it. */
+void blocks_set_parked(struct blocks *b, const void *ptr, bool is_parked);
 
 /* Removes a used or leaving block. -ENOENT. */
 int blocks_take(struct blocks *b, const void *ptr, struct block *ret);

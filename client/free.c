@@ -30,7 +30,7 @@ static bool client_needs_wipe(const bfc_client *client, uint32_t partition)
 
 void client_wipe(const bfc_client *client, uint32_t partition, const struct block *block)
 {
-        if (client_needs_wipe(client, partition))
+        if (client_needs_wipe(client, partition) && !block->is_parked)
                 memset((void *)(uintptr_t)block->ptr, 0, block->n_bytes);
 }
 

@@ -22,7 +22,7 @@ bool client_takes_events(const struct bfc_options *options);
 
 /* How a block is requested. */
 struct malloc_how {
-        uint64_t flags;           /* BFC_ONE_EXTENT, BFC_WHOLE */
+        uint64_t flags;           /* BFC_ONE_EXTENT, BFC_WHOLE, BFC_PARKABLE */
         uint32_t wait_ms;         /* for room */
         const char *tag;          /* NULL: none */
         struct block *ret_slab;   /* NULL; else of a stream's pool: not counted; see client_return_slab() */

@@ -81,6 +81,7 @@ static uint32_t *request_wait_ms(Bfcd__Request *request)
 {
         uint32_t *wait_ms = request->body_case == BFCD__REQUEST__BODY_MALLOC   ? &request->malloc->wait_ms
                             : request->body_case == BFCD__REQUEST__BODY_ATTACH ? &request->attach->wait_ms
+                            : request->body_case == BFCD__REQUEST__BODY_WAKE   ? &request->wake->wait_ms
                                                                                : NULL;
 
         return wait_ms && *wait_ms > 0 ? wait_ms : NULL;

@@ -292,6 +292,11 @@ int ask_check_name(struct ask *a, const struct list *l, Bfcd__List__Kind kind, c
         return -ENOENT;
 }
 
+bool ask_block_is_parked(const Bfcd__BlockRow *row)
+{
+        return strcmp(row->state, "parked") == 0;
+}
+
 int ask_blocks(struct ask *a, int (*each)(void *userdata, const Bfcd__BlockRow *row), void *userdata)
 {
         uint64_t cursor = 0;

@@ -47,6 +47,9 @@ int ask_explain(struct ask *a, const char *partition, const char *tenant, struct
  * afterwards. -ENOMEM or -EIO of `each` ends it. */
 int ask_blocks(struct ask *a, int (*each)(void *userdata, const Bfcd__BlockRow *row), void *userdata);
 
+/* It has no memory: its place is reserved. */
+bool ask_block_is_parked(const Bfcd__BlockRow *row);
+
 /* The current configuration; the caller frees it. */
 int ask_config(struct ask *a, char **ret);
 

@@ -209,7 +209,7 @@ int run_explain(struct ask *a, const struct invocation *i, const struct command 
 
 static int add_leak(void *userdata, const Bfcd__BlockRow *row)
 {
-        return leaks_add(userdata, row);
+        return ask_block_is_parked(row) ? 0 : leaks_add(userdata, row);
 }
 
 /* An unknown name would give an empty list, which looks like no leaks. */

@@ -8,7 +8,7 @@
 
 static int add_block(void *userdata, const Bfcd__BlockRow *row)
 {
-        return map_add(userdata, row);
+        return ask_block_is_parked(row) ? 0 : map_add(userdata, row);
 }
 
 static int out_of_memory(struct ask *a)

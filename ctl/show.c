@@ -315,6 +315,7 @@ static const struct table_column block_columns[] = {
         COLUMN("SIZE", "n_bytes", R, TABLE_SIZE, Bfcd__BlockRow, n_bytes),
         COLUMN("REQUESTED", "n_requested", R | WIDE, TABLE_SIZE, Bfcd__BlockRow, n_requested),
         COLUMN("AGE", "age_ms", R, TABLE_DURATION, Bfcd__BlockRow, age_ms),
+        COLUMN("STATE", "state", 0, TABLE_TEXT, Bfcd__BlockRow, state),
         COLUMN(NULL, "tag", 0, TABLE_TEXT, Bfcd__BlockRow, tag),
         COLUMN(NULL, "shared_name", TABLE_NULL, TABLE_TEXT, Bfcd__BlockRow, shared_name),
         { 0 },

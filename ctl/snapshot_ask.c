@@ -58,6 +58,8 @@ static int add_item(void *userdata, const Bfcd__BlockRow *row)
         struct snapshot_data *d = userdata;
         struct item *i;
 
+        if (ask_block_is_parked(row))
+                return 0;
         if (d->n_items == d->n_items_max) {
                 size_t n = d->n_items_max * 2 + 1024;
                 struct item *larger = reallocarray(d->items, n, sizeof(*larger));

@@ -91,6 +91,10 @@ struct device_ops {
         /* True: no other process has the extent open or mapped, as the kernel proves. False also if that
          * is unknown. Does not wait, so it may be called on an event loop. NULL: it is never known. */
         bool (*is_alone)(struct device *d, const struct device_extent *e);
+        /* Copies between two extents of this device, in whole. For extents that a process fills or empties
+         * meanwhile the result is undefined, and nothing else. -ENOMEM, -EIO. NULL: not supported. */
+        int (*copy)(struct device *d, const struct device_extent *from, uint64_t from_offset,
+                    const struct device_extent *to, uint64_t to_offset, uint64_t n_bytes);
         int (*facts)(struct device *d, struct device_facts *ret); /* -ENODEV */
         /* The bytes in use outside of this process's extents: an upper bound of unreclaimed memory. May
          * be NULL. -ENODEV, -EIO. */
@@ -170,6 +174,10 @@ static inline bool device_is_alone(struct device *d, const struct device_extent 
 static inline int device_foreign_bytes(struct device *d, uint64_t *ret_bytes)
 {
         return d->ops->others ? d->ops->others(d, ret_bytes) : -ENOTSUP;
+}
+static inline bool device_can_copy(const struct device *from, const struct device *to)
+{
+        return from->ops->copy && from->ops->copy == to->ops->copy;
 }
 static inline void device_close(struct device *d)
 {

@@ -165,6 +165,33 @@ static int host_facts(struct device *d, struct device_facts *ret)
         return 0;
 }
 
+/* Through a mapping of the destination only: a hole in the source, which a client may have made, is read as
+ * zeroes and stays a hole. Mappings of hugetlbfs have offsets and sizes in huge pages. */
+static int host_copy(struct device *d, const struct device_extent *from, uint64_t from_offset,
+                     const struct device_extent *to, uint64_t to_offset, uint64_t n_bytes)
+{
+        uint64_t begin = to_offset / HOST_GRANULARITY * HOST_GRANULARITY;
+        uint64_t end = (to_offset + n_bytes + HOST_GRANULARITY - 1) / HOST_GRANULARITY * HOST_GRANULARITY;
+        char *at = mmap(NULL, end - begin, PROT_READ | PROT_WRITE, MAP_SHARED, to->fd, (off_t)begin);
+        uint64_t n_done = 0;
+        int r = 0;
+
+        (void)d;
+        if (at == MAP_FAILED)
+                return -errno;
+        while (r == 0 && n_done < n_bytes) {
+                ssize_t n = pread(from->fd, at + (to_offset - begin) + n_done, n_bytes - n_done,
+                                  (off_t)(from_offset + n_done));
+
+                if (n > 0)
+                        n_done += (uint64_t)n;
+                else if (n == 0 || errno != EINTR)
+                        r = n == 0 ? -EIO : -errno;
+        }
+        munmap(at, end - begin);
+        return r;
+}
+
 static const struct device_ops host_ops = {
         .name = "host",
         .free = host_free,
@@ -174,6 +201,7 @@ static const struct device_ops host_ops = {
         .adopt = host_adopt,
         .lend = host_lend,
         .is_alone = host_is_alone,
+        .copy = host_copy,
         .facts = host_facts,
 };
 

@@ -32,7 +32,7 @@
  *                (bfc_malloc and similar, bfc_attach); a partition with "share: cuda-ipc" has no
  *                read-only access (bfc_attach_with)
  *   -EBUSY       an operator drains the device, for a reset for example: try later (bfc_malloc and
- *                similar);
+ *                similar, bfc_wake); the block is parked (bfc_write, bfc_read);
  *                a CUDA stream is being captured (bfc_detach, bfc_write, bfc_read, bfc_end_stream and
  *                bfc_poll; bfc_free and bfc_pool_free where documented);
  *                another client is recording into that file (bfc_connect);
@@ -151,6 +151,7 @@ int bfc_malloc_in(bfc_client *client, const char *partition, size_t n_bytes, voi
 /* The same with flags (0: none). */
 #define BFC_ONE_EXTENT UINT64_C(1)
 #define BFC_WHOLE      UINT64_C(2)
+#define BFC_PARKABLE   UINT64_C(4)
 int bfc_malloc_flags(bfc_client *client, const char *partition, size_t n_bytes, uint64_t flags,
                      void **ret_ptr);
 
@@ -158,7 +159,7 @@ int bfc_malloc_flags(bfc_client *client, const char *partition, size_t n_bytes, 
 struct bfc_malloc_options {
         size_t struct_size;
         const char *partition; /* by name; NULL: the client's own */
-        uint64_t flags;        /* BFC_ONE_EXTENT, BFC_WHOLE */
+        uint64_t flags;        /* BFC_ONE_EXTENT, BFC_WHOLE, BFC_PARKABLE */
         uint32_t wait_ms;      /* how long to wait for room; at most 10 minutes */
         const char *tag;       /* a label that bfcctl shows; at most 31 bytes, printable ASCII */
         int cancel_fd;         /* interrupts a wait when it is readable; 0: none */
@@ -189,7 +190,32 @@ int bfc_malloc_with(bfc_client *client, size_t n_bytes, const struct bfc_malloc_
  * extent where other blocks would fit into the remaining space of several.
  *
  * BFC_WHOLE: the block is a block of the daemon, not a part of a slab, so that bfc_publish() can share
- * it. */
+ * it.
+ *
+ * BFC_PARKABLE: the block can be parked. It gets extents of its own, which are charged whole, and cannot be
+ * combined with BFC_ONE_EXTENT. Host memory with "growth: on-demand" only; -ENOTSUP elsewhere. */
+
+/* Parks a block of bfc_malloc_flags() with BFC_PARKABLE: its memory is released and no longer charged, and its
+ * address stays reserved. Until bfc_wake() any access to the block raises SIGSEGV, bfc_read() and bfc_write()
+ * fail with -EBUSY, and it can only be woken or freed.
+ *
+ * BFC_BACKUP: the contents are copied to the partition with this name, which must be host memory; the copy is a
+ * block of this client there. BFC_DISCARD: the contents are lost, and the block is zero after bfc_wake();
+ * `partition` is ignored.
+ *
+ * No other thread or process may use the block meanwhile, also no forked child (BFC_INHERIT). The daemon copies
+ * in the background; the call returns when the copy is complete. If it fails, the block is as before.
+ * -EINVAL: not such a block, or a partition of a GPU. -EALREADY: it is parked. -EDQUOT, -ENOMEM: no room for
+ * the copy; or the tenant's parked blocks would exceed its limit. -ENOENT: no such partition. */
+#define BFC_BACKUP  1u
+#define BFC_DISCARD 2u
+int bfc_park(bfc_client *client, void *ptr, unsigned how, const char *partition);
+
+/* Wakes a parked block: gets new memory at the same address, copies the contents back and frees the copy. It
+ * waits for room as an allocation with this wait_ms does. If there is none (-EDQUOT, -ENOMEM), or the memory
+ * from which the block was parked has not been released yet (-EBUSY), the block stays parked. A block that is
+ * not parked is left as it is. -EINVAL: as above. -EIO: the copy was lost with its partition. */
+int bfc_wake(bfc_client *client, void *ptr, uint32_t wait_ms);
 
 /* Frees a block. ptr: as bfc_malloc() returned it; NULL does nothing. -EINVAL for anything else, also for
  * a second free. On a GPU it waits, as cudaFree does, for all work that this process has queued on the

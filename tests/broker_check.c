@@ -74,7 +74,7 @@ int usage_check(const struct quota *q, const char **ret_why)
                 for (; i != LEDGER_NONE; i = ledger_block_at(ledger, i)->links.next_of_session) {
                         const struct ledger_block *block = ledger_block_at(ledger, i);
 
-                        if (block->quota != q->index)
+                        if (block->quota != q->index || ledger_block_is_parked(block))
                                 continue;
                         n_blocks++;
                         n_bytes += block->n_bytes;

@@ -467,6 +467,8 @@ static void report_block(const struct session *viewer, const struct ledger_block
         row->n_requested = block->n_requested;
         row->age_ms = clock_ms() - block->born_ms;
         row->tag = report_borrow(block->tag);
+        if (block->parked != LEDGER_AWAKE)
+                row->state = report_borrow(block->parked == LEDGER_IS_COPY ? "copy" : "parked");
 }
 
 /* The cursor is the ledger's index of the next record to look at. */

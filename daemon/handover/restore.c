@@ -41,6 +41,8 @@ static int restore_blocks(struct broker *b)
                 share = share_for(s, block->quota, &r);
                 if (!share)
                         return r;
+                if (ledger_block_is_parked(block))
+                        continue;
                 session_add_block(s, share, block->offset, block->n_bytes);
         }
         return 0;

@@ -274,11 +274,14 @@ static const char *name_block(struct session *s, uint64_t id)
 
         if (block && block->shared != LEDGER_NONE && refs_find(&s->shared.refs, block->shared) != LEDGER_NONE)
                 return name_shared(s, index, 1); /* the client lost the answer to its Publish */
-        if (!block || block->session != s->index)
+        if (!block || block->session != s->index || block->parked == LEDGER_IS_COPY)
                 return "the resumed client listed a block that it has freed or never had";
         if (block->links.in_delivery == s->resume.current->number)
                 return "the resumed client listed a block twice";
         block->links.in_delivery = s->resume.current->number;
+        index = park_copy_of(l, index);
+        if (index != LEDGER_NONE)
+                ledger_block_at(l, index)->links.in_delivery = s->resume.current->number;
         return NULL;
 }
 
@@ -349,6 +352,13 @@ static bool is_in_named(const struct session *s, const struct ledger_block *bloc
         return true;
 }
 
+/* Parked blocks, their copies, and those whose client may not have seen yet that they are awake. */
+static bool may_be_unmapped(const struct session *s, const struct ledger_block *block)
+{
+        return block->parked != LEDGER_AWAKE ||
+               arena_is_whole(session_share_of(s, block->quota)->quota->arena, block->offset, block->n_bytes);
+}
+
 static bool block_is_named(const struct session *s, const struct ledger_block *block)
 {
         return block->links.in_delivery == s->resume.current->number;
@@ -362,7 +372,7 @@ static int resumption_check(struct session *s, size_t *looks)
         for (; *looks > 0 && h->block != LEDGER_NONE; (*looks)--) {
                 const struct ledger_block *block = ledger_block_at(l, h->block);
 
-                if (block_is_named(s, block) && !is_in_named(s, block))
+                if (block_is_named(s, block) && !may_be_unmapped(s, block) && !is_in_named(s, block))
                         return -EPROTO;
                 h->block = block->links.next_of_session;
         }
@@ -395,6 +405,8 @@ static void resumption_free_blocks(struct session *s, size_t *looks)
                 uint32_t at = h->block;
 
                 h->block = block->links.next_of_session;
+                if (h->block != LEDGER_NONE && !block_is_named(s, block) && h->block == park_copy_of(l, at))
+                        h->block = ledger_block_at(l, h->block)->links.next_of_session;
                 if (block_is_named(s, block)) {
                         block->links.in_delivery = 0;
                         spend(looks, 1);

@@ -660,6 +660,14 @@ void ledger_block_share(struct ledger *l, uint32_t block, uint32_t shared)
         b->session = LEDGER_NONE;
 }
 
+void ledger_block_park(struct ledger *l, uint32_t block, uint64_t parked)
+{
+        struct ledger_block *b = ledger_block_at(l, block);
+
+        assert(b->shared == LEDGER_NONE && b->parked != LEDGER_IS_COPY);
+        atomic_store_explicit(&b->parked, parked, memory_order_release);
+}
+
 int ledger_ref_add(struct ledger *l, uint32_t session, uint32_t shared, uint32_t *ret_index)
 {
         const struct ledger_ref facts = { .session = session, .shared = shared, .count = 1 };

@@ -26,6 +26,11 @@
  * n_requested, which decides. Its session names both blocks first. A successor that finds the
  * high part inside the block clears the high part; else it corrects n_bytes.
  *
+ * A parked block has no extents. Its word `parked` decides: it names the copy, which is a block of the same
+ * session, or says that there is none. It is stored after the copy is complete and before the extents leave,
+ * and cleared after the contents are back. So what a successor finds in the place of a parked block is
+ * extents that leave. A copy that no block names is freed by the session's resumption or end.
+ *
  * Invariant, for each table: n_used + n_free + n_retired == n_touched <= n_records; n_touched
  * records were ever used. Pages of a table are touched only when used (the memfd is sparse).
  * Not thread-safe: it belongs to the loop.
@@ -143,6 +148,11 @@ struct ledger_export { /* a session received an extent */
         } links;
 };
 
+/* Of ledger_block.parked; ids of blocks are larger. */
+#define LEDGER_AWAKE     UINT64_C(0) /* an ordinary block */
+#define LEDGER_IS_COPY   UINT64_C(1) /* the copy of a parked block */
+#define LEDGER_DISCARDED UINT64_C(2) /* parked without a copy */
+
 struct ledger_block {
         _Atomic uint64_t id; /* generation << 32 | index */
         uint64_t offset;     /* in the arena's space */
@@ -154,6 +164,7 @@ struct ledger_block {
         uint64_t handle;            /* the allocator's, in this process */
         _Atomic uint32_t shared;    /* index of the ledger_shared; LEDGER_NONE: it is not shared */
         char tag[LEDGER_TAG_BYTES]; /* from the client; printable */
+        _Atomic uint64_t parked;    /* the id of its copy, or one of LEDGER_AWAKE and so on */
         struct {
                 uint32_t prev_of_session, next_of_session;
                 uint32_t generation;  /* of the next id at this index */
@@ -324,6 +335,15 @@ void ledger_block_share(struct ledger *l, uint32_t block, uint32_t shared);
 /* Stored before the session gets the extent, or before an attach is answered. */
 void ledger_export_set_read_only(struct ledger *l, uint32_t index, bool is_read_only);
 void ledger_ref_set_read_only(struct ledger *l, uint32_t index);
+
+/* The session's own block, on whole extents, is parked from now on; or awake again: LEDGER_AWAKE. */
+void ledger_block_park(struct ledger *l, uint32_t block, uint64_t parked);
+
+/* A block that is parked. */
+static inline bool ledger_block_is_parked(const struct ledger_block *b)
+{
+        return b->parked != LEDGER_AWAKE && b->parked != LEDGER_IS_COPY;
+}
 
 /* Whether there is a record for one more block. */
 bool ledger_has_block(const struct ledger *l);

@@ -305,7 +305,7 @@ static const char *block_owner_fault(struct opening *o, struct ledger_block *b, 
                 if (((const struct ledger_shared *)record(shared, b->shared))->block != index)
                         return "its shared record belongs to another block";
                 b->session = LEDGER_NONE;
-                return NULL;
+                return b->parked == LEDGER_AWAKE ? NULL : "it is shared and parked";
         }
         if (!is_used(o, TABLE_SESSION, b->session))
                 return "its session is not in use";
@@ -325,12 +325,14 @@ static const char *block_fault(struct opening *o, uint32_t index)
         return block_owner_fault(o, b, index);
 }
 
-/* Whether extents of its quota that are not being released back all of the block. *at: the first of
+/* Whether extents of its quota that are not being released back all of the block. Those in the place of a
+ * parked block leave, which a kill may have prevented; no other block may have a part of them. *at: the first of
  * o->extents that can; blocks come in the same order. */
 static bool is_backed(struct opening *o, const struct ledger_block *b, size_t *at)
 {
         const struct table *t = table_of(o, TABLE_EXTENT);
         uint64_t up_to = b->offset, end = b->offset + b->n_bytes;
+        bool is_parked = ledger_block_is_parked(b);
 
         for (; *at < o->n_extents; (*at)++) {
                 const struct ledger_extent *e = record(t, o->extents[*at].index);
@@ -339,13 +341,17 @@ static bool is_backed(struct opening *o, const struct ledger_block *b, size_t *a
                         break;
         }
         for (size_t i = *at; i < o->n_extents && up_to < end; i++) {
-                const struct ledger_extent *e = record(t, o->extents[i].index);
+                struct ledger_extent *e = record(t, o->extents[i].index);
 
-                if (e->quota != b->quota || e->offset > up_to || e->is_leaving)
+                if (e->quota != b->quota || e->offset > (is_parked ? end - 1 : up_to) ||
+                    (e->is_leaving && !is_parked))
                         break;
                 up_to = e->offset + e->n_bytes;
+                if (is_parked && (e->offset < b->offset || up_to > end))
+                        return false;
+                e->is_leaving = e->is_leaving || is_parked;
         }
-        return up_to >= end;
+        return is_parked || up_to >= end;
 }
 
 /* The session's own block with this id; NULL: it is gone. */

@@ -438,6 +438,11 @@ int arena_plan_in_extent(struct arena *a, uint64_t n_bytes, uint64_t room_bytes,
         return plan_by(a, a->layout->plan_in_extent, n_bytes, room_bytes, ret);
 }
 
+int arena_plan_whole(struct arena *a, uint64_t n_bytes, uint64_t room_bytes, struct bfc_growth *ret)
+{
+        return plan_by(a, bfc_plan_growth_whole, n_bytes, room_bytes, ret);
+}
+
 /* ---- places --------------------------------------------------------------- */
 
 void arena_locate(const struct arena *a, uint64_t offset, struct arena_place *ret)

@@ -146,6 +146,32 @@ typedef void (*arena_grown_fn)(void *userdata, int result, bfc_handle handle, ui
 int arena_grow(struct arena *a, const struct bfc_growth *plan, struct charge *charge, arena_grown_fn done,
                void *userdata);
 
+/* The same for a block that gets whole new extents of its own (share mode fd). The block is as large as these:
+ * ret->n_bytes. */
+int arena_plan_whole(struct arena *a, uint64_t n_bytes, uint64_t room_bytes, struct bfc_growth *ret);
+
+/* ---- parked blocks: they keep their offsets, and have no extents ---- */
+
+/* Whether the block has whole extents: it can be parked. Of an awake block. */
+bool arena_is_whole(const struct arena *a, uint64_t offset, uint64_t n_bytes);
+
+/* Releases the extents of such a block, as arena_release() does: done() is called once. -ENOMEM. */
+int arena_park(struct arena *a, bfc_handle handle, arena_released_fn done, void *userdata);
+
+/* The extents of a parked block have been released. */
+bool arena_is_away(const struct arena *a, bfc_handle handle);
+
+/* Makes extents for a block that is away, with the bytes charged for it (its size; taken over on success).
+ * done() as of arena_grow(); if it fails, the block stays parked. -ENOMEM. */
+int arena_wake(struct arena *a, bfc_handle handle, struct charge *charge, arena_grown_fn done,
+               void *userdata);
+
+/* Frees a parked block in any state, also one that wakes: then done() gets no handle. */
+void arena_drop_parked(struct arena *a, bfc_handle handle);
+
+/* The bytes of parked blocks. */
+uint64_t arena_parked_bytes(const struct arena *a);
+
 /* Backs the unbacked parts of [0, n_bytes), from the start on as far as the charge suffices,
  * synchronously on the caller's thread, before the loop runs. The rest of the charge is left. After an
  * error, extents that were made stay. */

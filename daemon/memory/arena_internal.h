@@ -9,6 +9,7 @@
  *   release.c       operations that release extents
  *   unreclaimed.c   memory that the device did not return
  *   refill.c        memory that clients wrote into destroyed extents
+ *   arena_park.c    blocks that are parked and wake
  *   arena_report.c  statistics, the map, the check
  *
  * SPDX-License-Identifier: Apache-2.0 */
@@ -32,6 +33,9 @@ struct arena_slot {
         struct occupancy occupancy; /* of the extent */
         struct operation *retired;  /* not NULL: submitted when the extent has no exports */
         uint32_t n_late;            /* of its exports; while it is retired */
+        bool is_parked;             /* its extent leaves, and a parked block keeps the place */
+        bfc_handle dropped;         /* that block, if it was freed */
+        struct operation *waking;   /* the first slot of a block that wakes: its growth */
 };
 
 struct arena_region {
@@ -100,6 +104,8 @@ struct arena_totals {
         uint64_t leaving_bytes;   /* with the worker or the punch */
         uint64_t late_bytes;      /* of these, in releases that are late */
         uint64_t suspended_bytes; /* of retired extents without a late export */
+        uint64_t parked_bytes;    /* of parked blocks, until their extents are made again */
+        uint64_t away_bytes;      /* of these, without an extent: for the allocator they are backed */
 };
 
 /* Memory that the device did not return, and the query to the device about it. */
@@ -164,6 +170,8 @@ struct operation {
         bool is_lost;      /* as the device reported */
         bool is_punched;   /* in arena.punched */
         bool is_late;      /* counted in totals.late_bytes */
+        bool wakes;        /* a growth for a parked block */
+        bool is_dropped;   /* the block that wakes was freed meanwhile */
         size_t n_to_punch; /* used by the punch, from the submission on */
         size_t n_made;     /* the first n_made items are made; used by the worker */
         size_t n_gone;     /* the first n_gone items are destroyed; used by the worker */
@@ -246,12 +254,21 @@ void arena_empty_slot(struct arena *a, size_t slot, bool unreclaimed);
 
 struct operation *operation_new(struct arena *a, size_t n_items);
 
+/* A growth that wakes a block has ended. */
+void growth_woken(struct operation *op);
+void growth_finish(struct operation *op);
+
 /* On the worker. */
 void operation_destroy(struct operation *op, struct operation_item *item);
 void release_run(struct worker_job *job);
 
 /* After punch_stop(): the punch no longer refers to them. */
 void arena_drop_punched(struct arena *a);
+
+/* ---- arena_park.c ------------------------------------------------------------ */
+
+/* A parked block of inherited records keeps its place. */
+int arena_restore_parked(struct arena *a, const struct ledger_block *b);
 
 /* ---- unreclaimed.c, refill.c ------------------------------------------------ */
 

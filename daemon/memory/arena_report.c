@@ -51,9 +51,13 @@ bool arena_is_lost(const struct arena *a)
         return a->is_lost;
 }
 
+/* The allocator takes parked blocks for others. */
 void arena_read_stats(const struct arena *a, struct bfc_stats *ret)
 {
         bfc_read_stats(a->bfc, ret);
+        ret->bytes_in_use -= a->totals.parked_bytes;
+        ret->bytes_requested -= a->totals.parked_bytes;
+        ret->bytes_reserved -= a->totals.away_bytes;
 }
 
 static bool arena_slot_leaves(const struct arena *a, size_t slot)
@@ -154,7 +158,7 @@ int arena_check(const struct arena *a, const char **ret_why)
                 }
                 n_used += s->occupancy.used_bytes;
         }
-        bfc_read_stats(a->bfc, &stats);
+        arena_read_stats(a, &stats);
         /* A block that waits for its backing is the allocator's already. */
         if (n_used > stats.bytes_in_use || (a->totals.pending_bytes == 0 && n_used != stats.bytes_in_use)) {
                 *ret_why = "blocks in extents and blocks of the allocator differ";

@@ -45,6 +45,10 @@ static int restore_blocks(struct arena *a, const struct arena_inherited *inherit
                         *ret_why = "a block's size does not match its requested size";
                         r = -EBADMSG;
                 }
+                if (r == 0 && ledger_block_is_parked(b)) {
+                        r = arena_restore_parked(a, b);
+                        *ret_why = "a parked block is not on whole extents";
+                }
                 places[i] = (struct bfc_place){ b->offset, b->n_requested };
         }
         if (r == 0)
@@ -104,7 +108,8 @@ static void restore_commit(struct arena *a, const struct arena_inherited *inheri
                 struct ledger_block *b = ledger_block_at(a->o.ledger, inherited->blocks[i]);
 
                 b->handle = handles[i];
-                arena_count_block(a, b->offset, b->n_bytes, occupancy_add);
+                if (!ledger_block_is_parked(b))
+                        arena_count_block(a, b->offset, b->n_bytes, occupancy_add);
         }
         assert(charge->n_bytes == 0);
         *charge = (struct charge){ NULL, 0 };

@@ -123,7 +123,7 @@ static void growth_submit(struct operation *op, struct charge *charge, arena_gro
 }
 
 /* Fills the slots, or drops them. */
-static void growth_finish(struct operation *op)
+void growth_finish(struct operation *op)
 {
         struct arena *a = op->arena;
 
@@ -148,6 +148,12 @@ static void growth_done(struct worker_job *job)
         struct arena *a = op->arena;
         int r;
 
+        if (op->wakes) {
+                growth_woken(op);
+                op->grown(op->userdata, op->result, op->handle, op->plan.offset);
+                free(op);
+                return;
+        }
         if (op->result < 0) {
                 r = bfc_grow_cancel(a->bfc, op->handle);
                 op->handle = 0;
@@ -183,6 +189,32 @@ int arena_grow(struct arena *a, const struct bfc_growth *plan, struct charge *ch
         op->plan = *plan;
         op->job.done = growth_done;
         op->job.lane = &a->growths;
+        growth_submit(op, charge, done, userdata);
+        return 0;
+}
+
+int arena_wake(struct arena *a, bfc_handle handle, struct charge *charge, arena_grown_fn done, void *userdata)
+{
+        struct operation *op = NULL;
+        struct bfc_info info;
+        size_t first, last;
+        int r = bfc_info(a->bfc, handle, &info);
+
+        assert(r == 0 && charge->n_bytes == info.n_bytes && arena_is_away(a, handle));
+        (void)r;
+        first = arena_slots(a, info.offset, info.n_bytes, &last);
+        if (arena_make_slots(a, first, last) == 0)
+                op = growth_new(a, first, last + 1);
+        if (!op) {
+                arena_drop_unbacked(a, first, last + 1);
+                return -ENOMEM;
+        }
+        op->wakes = true;
+        op->handle = handle;
+        op->plan = (struct bfc_growth){ .offset = info.offset, .n_bytes = info.n_bytes };
+        op->job.done = growth_done;
+        op->job.lane = &a->growths;
+        arena_slot_of(a, first)->waking = op;
         growth_submit(op, charge, done, userdata);
         return 0;
 }

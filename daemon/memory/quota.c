@@ -75,7 +75,7 @@ static void quota_charge_changed(struct account *a)
         quota_write_page(q);
 }
 
-static void quota_assert(const struct quota *q)
+void quota_assert(const struct quota *q)
 {
         assert(q->bytes_requested <= q->bytes_in_use);
         assert(q->bytes_in_use <= q->account.own_bytes);
@@ -86,8 +86,7 @@ static void quota_assert(const struct quota *q)
         }
 }
 
-/* Its blocks, and those of the quotas above, are so many more (modulo 2^64). */
-static void quota_count_blocks(struct quota *q, uint32_t n_blocks, uint64_t n_bytes, uint64_t n_requested)
+void quota_count_blocks(struct quota *q, uint32_t n_blocks, uint64_t n_bytes, uint64_t n_requested)
 {
         q->n_blocks += n_blocks;
         q->bytes_in_use += n_bytes;
@@ -254,7 +253,9 @@ static void quota_count_inherited(struct quota *q, const struct arena_inherited 
         for (size_t i = 0; i < from->n_blocks; i++) {
                 const struct ledger_block *b = ledger_block_at(q->ledger, from->blocks[i]);
 
-                quota_count_blocks(q, 1, b->n_bytes, b->n_requested);
+                bool is_parked = ledger_block_is_parked(b);
+
+                quota_count_blocks(q, 1, is_parked ? 0 : b->n_bytes, is_parked ? 0 : b->n_requested);
         }
         for (struct quota *each = q; each; each = each->lease.parent)
                 each->blocks_ceiling = (uint32_t)max_u64(each->all.n_blocks, each->max_blocks);
@@ -397,11 +398,11 @@ struct quota *quota_abandon(struct quota *q)
 
 /* ---- blocks -------------------------------------------------------------- */
 
-void quota_count_alloc(struct quota *q, uint64_t n_bytes)
+static void quota_count_granted(struct quota *q, uint32_t n_blocks, uint64_t n_bytes)
 {
         struct partition *p = q->partition;
 
-        quota_count_blocks(q, 1, bfc_block_bytes(n_bytes), n_bytes);
+        quota_count_blocks(q, n_blocks, bfc_block_bytes(n_bytes), n_bytes);
         quota_note_peaks(q);
         p->use.lifetime_peak_bytes = max_u64(p->use.lifetime_peak_bytes, p->use.n_bytes);
         for (struct quota *each = q; each; each = each->lease.parent) {
@@ -414,6 +415,16 @@ void quota_count_alloc(struct quota *q, uint64_t n_bytes)
         quota_publish(q);
 }
 
+void quota_count_alloc(struct quota *q, uint64_t n_bytes)
+{
+        quota_count_granted(q, 1, n_bytes);
+}
+
+void quota_count_woken(struct quota *q, uint64_t n_bytes)
+{
+        quota_count_granted(q, 0, n_bytes);
+}
+
 const struct quota *quota_without_block(const struct quota *q)
 {
         while (q && q->all.n_blocks < q->max_blocks)
@@ -421,14 +432,19 @@ const struct quota *quota_without_block(const struct quota *q)
         return q;
 }
 
-int quota_try(struct quota *q, uint64_t n_bytes, bool in_extent, bfc_handle *ret_handle, uint64_t *ret_offset)
+int quota_refusal(const struct quota *q)
 {
-        int r;
-
         if (q->partition->is_draining)
                 return -EBUSY;
-        if (q->partition->is_lost)
-                return -ENODEV;
+        return q->partition->is_lost ? -ENODEV : 0;
+}
+
+int quota_try(struct quota *q, uint64_t n_bytes, bool in_extent, bfc_handle *ret_handle, uint64_t *ret_offset)
+{
+        int r = quota_refusal(q);
+
+        if (r < 0)
+                return r;
         if (quota_without_block(q))
                 return -EDQUOT;
         r = in_extent ? arena_alloc_in_extent(q->arena, n_bytes, ret_handle, ret_offset)

@@ -68,6 +68,8 @@ struct quota_request {
         struct quota *quota;
         uint64_t n_bytes;
         bool in_extent;     /* the block must be in one extent */
+        bool is_whole;      /* the block gets whole extents; n_bytes becomes their size when it grows */
+        bfc_handle wakes;   /* this parked block, whose size is n_bytes; 0: a new one */
         bool device_failed; /* result: the device failed, the limits had room */
         uint32_t wait_ms;   /* time to wait for other sessions' frees, after all reclaim steps */
         bool is_no_refusal; /* the client repeats it if it is refused: a refusal is not counted */
@@ -108,6 +110,7 @@ struct quota_queue {
 
 struct quota_growth {
         bool is_running;
+        bfc_handle wakes;              /* for this parked block; 0: a new one */
         struct quota_request *request; /* the growth is for this one; NULL: it was cancelled */
         struct charge held;            /* for the growth of the first in line */
         uint64_t own_release_bytes;    /* charged too when they are released */
@@ -319,6 +322,25 @@ const struct quota *quota_without_block(const struct quota *q);
 /* Splits a block, see bfc_split(). -EDQUOT: max_blocks does not allow this one and n_more. -EINVAL,
  * -ENOMEM. */
 int quota_split(struct quota *q, bfc_handle handle, uint64_t at, uint32_t n_more, bfc_handle *ret_high);
+
+/* ---- parked blocks ------------------------------------------------------------ */
+
+/* Whether a block on whole extents of its own can be waited for: QUOTA_WAIT, or a refusal as of
+ * quota_alloc(), and -ENOTSUP: the partition cannot park blocks. again: as of quota_alloc_or_again(). */
+int quota_alloc_whole(struct quota *q, uint64_t n_bytes, bool again);
+
+/* Whether blocks of the partition can be parked at all. */
+bool quota_can_park(const struct quota *q);
+
+/* A block of n_bytes is parked: its extents are released, and count as such. It still counts for max_blocks.
+ * -ENOMEM. A quota_request with `wakes` wakes it. */
+int quota_park(struct quota *q, bfc_handle handle, uint64_t n_bytes);
+
+/* Whether the parked blocks stay within the limit: they use up the arena's space. */
+bool quota_may_park(const struct quota *q, uint64_t n_bytes);
+
+/* Frees a parked block. */
+void quota_drop_parked(struct quota *q, bfc_handle handle);
 
 /* ---- waiting requests -------------------------------------------------------- */
 

@@ -227,7 +227,9 @@ static int quota_serve_one(struct quota *q, struct quota_request *request, uint6
         uint64_t offset = 0;
         int r = QUOTA_WAIT;
 
-        if (quota_may_pass(request, now))
+        if (request->is_whole || request->wakes != 0)
+                r = quota_refusal(q) < 0 ? quota_refusal(q) : QUOTA_WAIT;
+        else if (quota_may_pass(request, now))
                 r = quota_try(q, request->n_bytes, request->in_extent, &handle, &offset);
         if (r > 0 && quota_is_over(request, now)) {
                 *budget -= *budget > QUOTA_ROOM_LOOKS ? QUOTA_ROOM_LOOKS : *budget;

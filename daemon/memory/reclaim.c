@@ -58,8 +58,7 @@ void reclaim_leave_lists(struct quota *q)
         q->lists.is_releasing = false;
 }
 
-/* So many bytes are being released. Returns them. */
-static uint64_t quota_begin_release(struct quota *q, uint64_t n_bytes)
+uint64_t quota_begin_release(struct quota *q, uint64_t n_bytes)
 {
         reclaim_note_releasing(q);
         if (n_bytes > 0)
@@ -80,11 +79,15 @@ static void quota_grown(void *userdata, int result, bfc_handle handle, uint64_t 
 {
         struct quota *q = userdata;
         struct quota_request *request = q->growth.request;
+        bfc_handle wakes = q->growth.wakes;
 
         q->growth.is_running = false;
         q->growth.request = NULL;
+        q->growth.wakes = 0;
         if (request && result == 0 && q->partition->is_draining)
                 result = -EBUSY;
+        else if (request && result == 0 && wakes != 0)
+                quota_count_woken(q, request->n_bytes);
         else if (request && result == 0 && quota_without_block(q))
                 result = -EDQUOT; /* others that passed by took the last ones */
         else if (request && result < 0)
@@ -93,7 +96,10 @@ static void quota_grown(void *userdata, int result, bfc_handle handle, uint64_t 
                 quota_count_alloc(q, request->n_bytes);
 
         if (handle != 0 && (!request || result < 0)) {
-                (void)arena_dealloc(q->arena, handle);
+                if (wakes == 0)
+                        (void)arena_dealloc(q->arena, handle);
+                else if (arena_park(q->arena, handle, quota_released, q) == 0)
+                        (void)quota_begin_release(q, 1);
                 handle = 0;
         }
         reclaim_note_free(q);
@@ -183,7 +189,7 @@ static bool quota_may_hold(const struct quota *q, uint64_t n_bytes)
 
 /* What was released is uncharged by now, in this turn of the loop: no other quota could take it. It is
  * less than n_bytes where the device did not return all of it. */
-static void quota_released(void *userdata, uint64_t n_bytes)
+void quota_released(void *userdata, uint64_t n_bytes)
 {
         struct quota *q = userdata;
         uint64_t own_released = min_u64(n_bytes, q->growth.own_release_bytes), now = clock_ms();
@@ -475,7 +481,8 @@ static int quota_grow(struct quota *q, struct quota_request *request, const stru
         if (r < 0)
                 return r;
         partition_tell_standby(q->partition); /* before anything is made */
-        r = arena_grow(q->arena, plan, &charge, quota_grown, q);
+        r = request->wakes != 0 ? arena_wake(q->arena, request->wakes, &charge, quota_grown, q)
+                                : arena_grow(q->arena, plan, &charge, quota_grown, q);
         if (r < 0) {
                 charge_drop(&charge);
                 return r;
@@ -484,7 +491,12 @@ static int quota_grow(struct quota *q, struct quota_request *request, const stru
                 q->growth.claim_ms = 0;
         quota_unqueue_served(request);
         request->has_grown = true;
+        if (request->is_whole) {
+                q->queue.n_bytes += plan->n_bytes - request->n_bytes;
+                request->n_bytes = plan->n_bytes;
+        }
         q->growth.is_running = true;
+        q->growth.wakes = request->wakes;
         q->growth.request = request;
         quota_publish(q); /* the free space that it takes in is spoken for */
         return 0;
@@ -494,6 +506,12 @@ static int reclaim_plan(struct quota *q, const struct quota_request *request, st
 {
         uint64_t room = account_room(&q->account) + q->growth.held.n_bytes;
 
+        if (request->wakes != 0) {
+                *ret = (struct bfc_growth){ .n_bytes = request->n_bytes, .new_bytes = request->n_bytes };
+                return arena_is_away(q->arena, request->wakes) ? 0 : -EBUSY;
+        }
+        if (request->is_whole)
+                return arena_plan_whole(q->arena, request->n_bytes, room, ret);
         return request->in_extent ? arena_plan_in_extent(q->arena, request->n_bytes, room, ret)
                                   : arena_plan(q->arena, request->n_bytes, room, ret);
 }
@@ -539,6 +557,8 @@ static int reclaim_make_room_by_itself(struct quota *q, struct quota_request *re
         if (request->has_recalled && q->partition->keepers->n_recalled > 0 && !quota_time_out(q))
                 return 0;
         r = reclaim_plan(q, request, &plan);
+        if (r == -EBUSY) /* what it was parked from still leaves */
+                return quota_wait_for_others(q, r);
         if (r < 0)
                 return r;
         if (plan.new_bytes == 0) { /* it fits by now: the next round serves it */

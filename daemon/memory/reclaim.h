@@ -78,6 +78,11 @@ void reclaim_release_excess(struct quota *q);
 /* The same to get below the partition's limit, from all quotas with free extents. */
 void reclaim_release_partition_excess(struct partition *p);
 
+/* Extents of the quota were released: n_bytes are uncharged. */
+void quota_released(void *userdata, uint64_t n_bytes);
+/* So many bytes are being released. Returns them. */
+uint64_t quota_begin_release(struct quota *q, uint64_t n_bytes);
+
 /* Releases free extents beyond the sessions' peaks, except kept ones. */
 void reclaim_release_surplus(struct quota *q);
 
@@ -114,8 +119,16 @@ int quota_is_impossible(const struct quota *q, uint64_t n_bytes);
 int quota_try(struct quota *q, uint64_t n_bytes, bool in_extent, bfc_handle *ret_handle,
               uint64_t *ret_offset);
 
-/* Counts a block of n_bytes requested; and a refusal. */
+/* Its blocks, and those of the quotas above, are so many more (modulo 2^64). And: its invariant. */
+void quota_count_blocks(struct quota *q, uint32_t n_blocks, uint64_t n_bytes, uint64_t n_requested);
+void quota_assert(const struct quota *q);
+
+/* Why no request is granted now; 0: some may be. */
+int quota_refusal(const struct quota *q);
+
+/* Counts a block of n_bytes requested; one that wakes; and a refusal. */
 void quota_count_alloc(struct quota *q, uint64_t n_bytes);
+void quota_count_woken(struct quota *q, uint64_t n_bytes);
 void quota_count_refusal(struct quota *q, int r);
 
 /* ---- quota_queue.c -------------------------------------------------------- */

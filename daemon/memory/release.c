@@ -80,15 +80,20 @@ static void release_done(struct worker_job *job)
         for (size_t i = 0; i < op->n_items; i++) {
                 const struct operation_item *item = &op->items[i];
                 struct bfc_range range = arena_slot_range(a, item->slot);
-                int r = bfc_release_commit(a->bfc, range);
+                bool is_parked = arena_slot_of(a, item->slot)->is_parked;
+                bfc_handle dropped = arena_slot_of(a, item->slot)->dropped;
+                int r = is_parked ? 0 : bfc_release_commit(a->bfc, range);
 
                 assert(r == 0);
                 (void)r;
+                a->totals.away_bytes += is_parked ? range.end - range.begin : 0;
                 a->refills.account = arena_slot_of(a, item->slot)->charge.account;
                 if (item->watched >= 0)
                         watch_add(a->o.watch, &a->refills.owner, item->watched, range.end - range.begin);
                 arena_empty_slot(a, item->slot, item->unreclaimed);
                 a->layout->drop_slot(a, item->slot);
+                if (dropped != 0)
+                        arena_drop_parked(a, dropped);
         }
         op->released(op->userdata, op->n_bytes);
         free(op);
@@ -247,7 +252,7 @@ static bool arena_may_release(const struct arena *a, size_t slot, enum release k
 
 static int arena_begin_release(struct arena *a, size_t slot)
 {
-        int r = bfc_release_begin(a->bfc, arena_slot_range(a, slot));
+        int r = arena_slot_of(a, slot)->is_parked ? 0 : bfc_release_begin(a->bfc, arena_slot_range(a, slot));
 
         if (r == 0) {
                 a->totals.pending_bytes += arena_slot_of(a, slot)->memory.n_bytes;
@@ -395,6 +400,30 @@ uint64_t arena_releasable_soon(const struct arena *a, const struct bfc_growth *k
                                 n_soon += arena_slot_of(a, slot)->memory.n_bytes;
         }
         return n_soon;
+}
+
+int arena_park(struct arena *a, bfc_handle handle, arena_released_fn done, void *userdata)
+{
+        struct operation *op;
+        struct bfc_info info;
+        size_t slot, last;
+        int r = bfc_info(a->bfc, handle, &info);
+
+        assert(r == 0 && a->o.device->empties_mappings && arena_is_whole(a, info.offset, info.n_bytes));
+        (void)r;
+        slot = arena_slots(a, info.offset, info.n_bytes, &last);
+        op = release_new(a, last - slot + 1, done, userdata);
+        if (!op)
+                return -ENOMEM;
+        arena_count_block(a, info.offset, info.n_bytes, occupancy_remove);
+        a->totals.parked_bytes += info.n_bytes;
+        for (; slot <= last; slot++) {
+                arena_slot_of(a, slot)->is_parked = true;
+                (void)arena_begin_release(a, slot);
+                release_add(op, slot);
+        }
+        release_submit(op);
+        return 0;
 }
 
 /* ---- retired extents ---------------------------------------------------------- */

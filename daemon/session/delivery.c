@@ -16,6 +16,7 @@ struct session_delivery {
         uint32_t block; /* in the ledger */
         uint32_t ref;   /* of an attach, in the ledger; LEDGER_NONE: the block is the session's own */
         size_t share;
+        bool stays; /* the session had the block before, and keeps it if it cannot be delivered */
         TAILQ_ENTRY(session_delivery) link;
 };
 
@@ -242,7 +243,9 @@ static void delivery_remove(struct session *s, struct session_delivery *d)
 static void delivery_refuse(struct session *s, struct session_delivery *d, int error, const char *sentence)
 {
         delivery_remove(s, d);
-        if (d->ref == LEDGER_NONE)
+        if (d->stays)
+                ledger_block_at(s->broker->ledger, d->block)->links.in_delivery = false;
+        else if (d->ref == LEDGER_NONE)
                 session_free_block(s, d->block);
         else
                 shared_undelivered(s, d->ref);
@@ -335,6 +338,19 @@ int session_deliver_ref(struct session *s, uint64_t id, struct session_share *sh
 
         if (!d)
                 return -ENOMEM;
+        delivery_add(s, d);
+        return 0;
+}
+
+int session_deliver_again(struct session *s, uint64_t id, uint32_t block)
+{
+        struct ledger_block *b = ledger_block_at(s->broker->ledger, block);
+        struct session_delivery *d = delivery_new(s, id, session_share_of(s, b->quota), block, LEDGER_NONE);
+
+        if (!d)
+                return -ENOMEM;
+        d->stays = true;
+        b->links.in_delivery = true;
         delivery_add(s, d);
         return 0;
 }

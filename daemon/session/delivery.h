@@ -54,6 +54,10 @@ bool session_refuse_delivery(struct session *s, uint64_t id);
 void session_deliver_block(struct session *s, uint64_t id, struct session_share *share,
                            const struct ledger_block *facts);
 
+/* Delivers a block that the session has already, with extents that it has not. If they cannot be sent, the
+ * request is refused and the block stays. -ENOMEM: nothing was begun. */
+int session_deliver_again(struct session *s, uint64_t id, uint32_t block);
+
 /* Begins to deliver a shared block. shared_delivered() or shared_undelivered() tells the result,
  * possibly inside this call. -ENOMEM: nothing was begun. */
 int session_deliver_ref(struct session *s, uint64_t id, struct session_share *share, uint32_t block,

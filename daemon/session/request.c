@@ -86,9 +86,8 @@ static void give_block(struct session *s, uint64_t id, size_t share_index, uint6
         session_deliver_block(s, id, share, &facts);
 }
 
-/* is_final: freed memory would not help. */
-static void refuse_malloc(struct session *s, uint64_t id, const struct quota_request *refused, int error,
-                          bool is_final)
+void request_refuse(struct session *s, uint64_t id, const struct quota_request *refused, int error,
+                    bool is_final)
 {
         char sentence[SESSION_SENTENCE_BYTES];
         bool device_failed = refused->device_failed && error != -ENODEV;
@@ -140,7 +139,7 @@ static void on_request_done(struct quota_request *wait, int result, bfc_handle h
         TAILQ_REMOVE(&s->requests.list, request, link);
         s->requests.n--;
         if (result < 0)
-                refuse_malloc(s, request->id, wait, result, false);
+                request_refuse(s, request->id, wait, result, false);
         else
                 give_block(s, request->id, request->share, wait->n_bytes, request->tag, handle, offset);
         free(request);
@@ -158,7 +157,8 @@ static bool tag_is_valid(const char *tag)
 }
 
 #define MALLOC_FLAGS                                                                                         \
-        ((uint64_t)BFCD__MALLOC_FLAG__MALLOC_FLAG_ONE_EXTENT | (uint64_t)BFCD__MALLOC_FLAG__MALLOC_FLAG_AGAIN)
+        ((uint64_t)BFCD__MALLOC_FLAG__MALLOC_FLAG_ONE_EXTENT |                                               \
+         (uint64_t)BFCD__MALLOC_FLAG__MALLOC_FLAG_AGAIN | (uint64_t)BFCD__MALLOC_FLAG__MALLOC_FLAG_PARKABLE)
 
 /* True: the Malloc is invalid whatever the quota has, and was refused. */
 static bool refuse_invalid_malloc(struct session *s, uint64_t id, const Bfcd__Malloc *m)
@@ -184,6 +184,15 @@ static bool refuse_invalid_malloc(struct session *s, uint64_t id, const Bfcd__Ma
                                       m->flags, MALLOC_FLAGS);
                 return true;
         }
+        if ((m->flags & BFCD__MALLOC_FLAG__MALLOC_FLAG_PARKABLE) != 0 &&
+            ((m->flags & BFCD__MALLOC_FLAG__MALLOC_FLAG_ONE_EXTENT) != 0 ||
+             !quota_can_park(s->shares[m->partition].quota))) {
+                session_refuse_format(s, id, -ENOTSUP,
+                                      "blocks of partition '%s' cannot be parked: it must be host memory, "
+                                      "made on demand, and the block not in one extent",
+                                      s->shares[m->partition].quota->partition->name);
+                return true;
+        }
         if (!tag_is_valid(m->tag)) {
                 session_refuse(s, id, -EINVAL,
                                "the tag is not valid: it has at most 31 bytes of printable ASCII");
@@ -204,13 +213,14 @@ static bool refuse_impossible_malloc(struct session *s, uint64_t id, struct quot
         int r = quota_refuse_at_once(q, refused.n_bytes);
 
         if (r < 0)
-                refuse_malloc(s, id, &refused, r, true);
+                request_refuse(s, id, &refused, r, true);
         return r < 0;
 }
 
 void request_init(struct request_state *r)
 {
         TAILQ_INIT(&r->list);
+        TAILQ_INIT(&r->parks);
 }
 
 void request_drop_all(struct session *s)
@@ -228,6 +238,7 @@ static int handle_malloc(struct session *s, const Bfcd__Request *r, const char *
         const Bfcd__Malloc *m = r->malloc;
         bool in_extent = (m->flags & BFCD__MALLOC_FLAG__MALLOC_FLAG_ONE_EXTENT) != 0;
         bool again = (m->flags & BFCD__MALLOC_FLAG__MALLOC_FLAG_AGAIN) != 0;
+        bool is_whole = (m->flags & BFCD__MALLOC_FLAG__MALLOC_FLAG_PARKABLE) != 0;
         struct session_request *request;
         struct quota *quota;
         bfc_handle handle;
@@ -242,8 +253,11 @@ static int handle_malloc(struct session *s, const Bfcd__Request *r, const char *
         quota = s->shares[m->partition].quota;
         if (refuse_impossible_malloc(s, r->id, quota, m))
                 return 0;
-        result = again ? quota_alloc_or_again(quota, m->n_bytes, in_extent, &handle, &offset)
-                       : quota_alloc(quota, m->n_bytes, in_extent, &handle, &offset);
+        if (is_whole)
+                result = quota_alloc_whole(quota, m->n_bytes, again);
+        else
+                result = again ? quota_alloc_or_again(quota, m->n_bytes, in_extent, &handle, &offset)
+                               : quota_alloc(quota, m->n_bytes, in_extent, &handle, &offset);
         if (result == 0) {
                 give_block(s, r->id, m->partition, m->n_bytes, m->tag, handle, offset);
                 return 0;
@@ -254,12 +268,13 @@ static int handle_malloc(struct session *s, const Bfcd__Request *r, const char *
                         .quota = quota, .n_bytes = m->n_bytes, .in_extent = in_extent, .is_no_refusal = again
                 };
 
-                refuse_malloc(s, r->id, &refused, result > 0 ? -ENOMEM : result, false);
+                request_refuse(s, r->id, &refused, result > 0 ? -ENOMEM : result, false);
                 return 0;
         }
         request->wait.quota = quota;
         request->wait.n_bytes = m->n_bytes;
         request->wait.in_extent = in_extent;
+        request->wait.is_whole = is_whole;
         request->wait.is_no_refusal = again;
         request->wait.wait_ms = m->wait_ms < SESSION_MAX_WAIT_MS ? m->wait_ms : SESSION_MAX_WAIT_MS;
         request->wait.requester = s;
@@ -295,7 +310,7 @@ static int handle_cancel(struct session *s, const Bfcd__Request *r, const char *
         uint64_t id = r->cancel->request_id;
 
         (void)ret_why;
-        if (!cancel_malloc(s, id) && !shared_withdraw_attach(s, id))
+        if (!cancel_malloc(s, id) && !shared_withdraw_attach(s, id) && !park_cancel(s, id))
                 return 0;
         session_refuse(s, id, -ECANCELED, "the client cancelled this request");
         s->ops->ready(s->userdata);
@@ -314,7 +329,7 @@ static bool release_block(struct session *s, uint32_t index)
         block = ledger_block_at(s->broker->ledger, index);
         if (block->shared != LEDGER_NONE)
                 return !s->admin && shared_release(s, index);
-        if (block->session != s->index || block->links.in_delivery)
+        if (block->session != s->index || block->links.in_delivery || block->parked == LEDGER_IS_COPY)
                 return false;
         session_free_block(s, index);
         return true;
@@ -344,8 +359,8 @@ static const char *split_fault(const struct session *s, uint32_t index, uint64_t
         const struct ledger_block *block =
                 index != LEDGER_NONE ? ledger_block_at(s->broker->ledger, index) : NULL;
 
-        if (!block || block->session != s->index || block->links.in_delivery)
-                return "it does not belong to this session, or it is shared";
+        if (!block || block->session != s->index || block->links.in_delivery || block->parked != LEDGER_AWAKE)
+                return "it does not belong to this session, or it is shared or parked";
         if (at == 0 || at % BFC_GRANULE != 0 || at >= block->n_bytes)
                 return "the offset is not a multiple of 256 bytes inside the block";
         return NULL;
@@ -618,6 +633,8 @@ static const session_handler handlers[] = {
         [BFCD__REQUEST__BODY_RELEASE] = handle_release,
         [BFCD__REQUEST__BODY_SPLIT] = handle_split,
         [BFCD__REQUEST__BODY_METADATA] = shared_handle_metadata,
+        [BFCD__REQUEST__BODY_PARK] = park_handle,
+        [BFCD__REQUEST__BODY_WAKE] = park_handle_wake,
         [BFCD__REQUEST__BODY_FORGET] = shared_handle_forget,
         [BFCD__REQUEST__BODY_LEASE_CREATE] = handle_lease_create,
         [BFCD__REQUEST__BODY_LEASE_SET] = handle_lease_set,

@@ -8,11 +8,13 @@
 #include <stddef.h>
 #include <sys/queue.h>
 
+#include "daemon/session/park.h"
 #include "proto/bfcd.pb-c.h"
 
 #define SESSION_MAX_PENDING 64u     /* requests that wait for room */
 #define SESSION_MAX_WAIT_MS 600000u /* a longer time in a request counts as this */
 
+struct quota_request;
 struct session;
 struct session_request; /* a malloc that waits for room */
 TAILQ_HEAD(session_request_list, session_request);
@@ -20,7 +22,8 @@ TAILQ_HEAD(session_request_list, session_request);
 /* A session's part. */
 struct request_state {
         struct session_request_list list;
-        size_t n; /* waiting, those of shared.h included */
+        size_t n; /* waiting, those of shared.h and park.h included */
+        struct park_list parks;
 };
 
 void request_init(struct request_state *r);
@@ -38,6 +41,10 @@ bool session_may_handle(const struct session *s, const Bfcd__Request *request);
 
 /* True: SESSION_MAX_PENDING requests wait. */
 bool session_is_full(const struct session *s);
+
+/* Refuses a request for memory: counts it, and says why with sizes. is_final: freed memory would not help. */
+void request_refuse(struct session *s, uint64_t id, const struct quota_request *refused, int error,
+                    bool is_final);
 
 /* Drops requests that wait for room, without an answer. */
 void request_drop_all(struct session *s);

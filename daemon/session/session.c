@@ -255,6 +255,7 @@ static void drop_pending(struct session *s)
         trim_end(s);
         command_drop(s);
         request_drop_all(s);
+        park_drop_all(s);
         retire_end(s);
 }
 
@@ -496,6 +497,7 @@ struct session *session_free(struct session *s)
                 return NULL;
         assert(s->index == LEDGER_NONE);
         assert(TAILQ_EMPTY(&s->requests.list) && TAILQ_EMPTY(&s->delivery.list));
+        park_leave_all(s);
         refs_clear(&s->shared.refs);
         credentials_clear(&s->who);
         free(s->eviction);

@@ -293,17 +293,27 @@ void session_add_block(struct session *s, struct session_share *share, uint64_t 
         s->stats.peak_bytes_in_use = max_u64(s->stats.peak_bytes_in_use, s->stats.bytes_in_use);
 }
 
+void session_remove_block(struct session *s, struct session_share *share, uint64_t offset, uint64_t n_bytes)
+{
+        trim_remove_block(share, offset, n_bytes);
+        s->stats.bytes_in_use -= n_bytes;
+        usage_remove(&share->usage, n_bytes);
+}
+
 void session_free_block(struct session *s, uint32_t index)
 {
         struct ledger_block *block = ledger_block_at(s->broker->ledger, index);
         struct session_share *share = session_share_of(s, block->quota);
         uint64_t n_bytes = block->n_bytes, n_requested = block->n_requested, handle = block->handle;
 
-        trim_remove_block(share, block->offset, n_bytes);
+        if (ledger_block_is_parked(block)) {
+                park_free_block(s, index);
+                return;
+        }
+        session_remove_block(s, share, block->offset, n_bytes);
         ledger_block_clear(s->broker->ledger, index);
-        s->stats.bytes_in_use -= n_bytes;
-        usage_remove(&share->usage, n_bytes);
-        quota_dealloc(share->quota, handle, n_bytes, n_requested);
+        if (!park_takes_over(s, index))
+                quota_dealloc(share->quota, handle, n_bytes, n_requested);
 }
 
 uint64_t session_lease_number(const struct session *s)

@@ -59,6 +59,9 @@ int session_reserve_seen(struct session_share *share);
 void session_add_block(struct session *s, struct session_share *share, uint64_t offset, uint64_t n_bytes);
 
 /* Frees a block of the session. */
+void session_remove_block(struct session *s, struct session_share *share, uint64_t offset, uint64_t n_bytes);
+
+/* Frees a block of the session: its record and its memory. */
 void session_free_block(struct session *s, uint32_t index);
 
 /* The session has freed all its blocks: its peaks no longer count. */

@@ -267,7 +267,8 @@ static bool refuse_publish(struct session *s, uint64_t id, const Bfcd__Publish *
                                       p->block_id, ledger_shared_at(l, shared)->name);
                 return true;
         }
-        if (!block || block->session != s->index || block->links.in_delivery) {
+        if (!block || block->session != s->index || block->links.in_delivery ||
+            block->parked != LEDGER_AWAKE) {
                 session_refuse_format(s, id, -EINVAL,
                                       "block %" PRIu64
                                       " does not belong to this session: already freed, or never "

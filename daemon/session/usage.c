@@ -153,7 +153,8 @@ uint64_t usage_largest(struct usage *h, size_t *budget)
         *budget -= record->links.n_blocks;
         for (i = record->links.first_block; i != LEDGER_NONE; i = block->links.next_of_session) {
                 block = ledger_block_at(ledger, i);
-                if (block->quota == h->quota->index && block->n_bytes > largest)
+                if (block->quota == h->quota->index && !ledger_block_is_parked(block) &&
+                    block->n_bytes > largest)
                         largest = block->n_bytes;
         }
         h->largest_bytes = largest;

@@ -1478,3 +1478,117 @@ TEST(growth_is_recorded_in_ledger)
         ck_assert_uint_eq(noted_mib, E / MIB); /* one after the other */
         ck_assert_uint_eq(ledger_quota_at(ledger, quota)->growing_mib, 0);
 }
+
+/* ---- parked blocks --------------------------------------------------------------------------- */
+
+/* A block that has whole extents, by its place in the test. */
+struct parkable {
+        bfc_handle handle;
+        uint64_t offset, n_bytes;
+        enum { P_NONE, P_GROWING, P_AWAKE, P_PARKED, P_WAKING } state;
+        bool is_dropped;
+};
+
+static void on_parkable(void *userdata, int result, bfc_handle handle, uint64_t offset)
+{
+        struct parkable *p = userdata;
+        bool is_new = p->state == P_GROWING;
+
+        ck_assert_int_eq((handle != 0), (result == 0 && !p->is_dropped));
+        ck_assert(is_new || p->is_dropped || handle == 0 || handle == p->handle);
+        ck_assert(is_new || offset == p->offset);
+        if (result == 0)
+                p->state = P_AWAKE;
+        else
+                p->state = is_new ? P_NONE : P_PARKED;
+        if (result == 0 && is_new) {
+                p->handle = handle;
+                p->offset = offset;
+        }
+        if (p->is_dropped)
+                *p = (struct parkable){ 0 };
+}
+
+static void parkable_alloc(struct parkable *p, uint64_t n_bytes)
+{
+        struct bfc_growth plan;
+        struct charge charge;
+        uint64_t missing;
+
+        ck_assert_int_eq(arena_plan_whole(a, n_bytes, account_room(&account), &plan), 0);
+        ck_assert_uint_ge(plan.n_bytes, n_bytes);
+        ck_assert_uint_eq(plan.new_bytes, plan.n_bytes);
+        ck_assert_uint_eq(plan.span.begin, plan.offset);
+        ck_assert_uint_eq(plan.span.end, plan.offset + plan.n_bytes);
+        if (charge_take(&account, plan.new_bytes, &charge, &missing) < 0)
+                return;
+        *p = (struct parkable){ .n_bytes = plan.n_bytes, .state = P_GROWING };
+        ck_assert_int_eq(arena_grow(a, &plan, &charge, on_parkable, p), 0);
+}
+
+static void parkable_wake(struct parkable *p)
+{
+        struct charge charge;
+        uint64_t missing;
+
+        if (!arena_is_away(a, p->handle) || charge_take(&account, p->n_bytes, &charge, &missing) < 0)
+                return;
+        p->state = P_WAKING;
+        ck_assert_int_eq(arena_wake(a, p->handle, &charge, on_parkable, p), 0);
+        ck_assert(!arena_is_away(a, p->handle));
+}
+
+static void parkable_step(struct parkable *p, uint64_t choice, unsigned *n_released)
+{
+        if (p->state == P_NONE) {
+                parkable_alloc(p, (1 + choice % 5) * MIB + choice);
+        } else if (p->state == P_AWAKE && choice % 4 > 0) {
+                ck_assert(arena_is_whole(a, p->offset, p->n_bytes));
+                ck_assert_int_eq(arena_park(a, p->handle, on_released, n_released), 0);
+                p->state = P_PARKED;
+        } else if (p->state == P_AWAKE) {
+                ck_assert_int_eq(arena_dealloc(a, p->handle), 0);
+                *p = (struct parkable){ 0 };
+        } else if (p->state == P_PARKED && choice % 4 > 0) {
+                parkable_wake(p);
+        } else if (p->state == P_PARKED) {
+                arena_drop_parked(a, p->handle);
+                *p = (struct parkable){ 0 };
+        } else if (p->state == P_WAKING && choice % 8 == 0 && !p->is_dropped) {
+                arena_drop_parked(a, p->handle);
+                p->is_dropped = true;
+        }
+}
+
+/* In any order, also where extents are on their way, and the device has no memory now and then. */
+TEST(parked_blocks_keep_their_places)
+{
+        struct parkable blocks[6] = { 0 };
+        unsigned n_released = 0;
+        uint64_t random = 7;
+
+        open_zoned(ZONES + 4 * LARGE);
+        for (unsigned i = 0; i < 20000; i++) {
+                parkable_step(&blocks[random_next(&random) % 6], random_next(&random) >> 40, &n_released);
+                if (random_next(&random) % 16 == 0)
+                        fake_device_fail_make(&device, 1, -ENOMEM);
+                if (random_next(&random) % 2)
+                        (void)worker_poll(worker);
+                if (random_next(&random) % 16 == 0)
+                        (void)arena_release(a, 8 * MIB, NULL, on_released, &n_released);
+                check();
+        }
+        worker_drain(worker);
+        for (unsigned i = 0; i < 6; i++) {
+                ck_assert_int_ne((int)blocks[i].state, (int)P_WAKING);
+                if (blocks[i].state == P_PARKED)
+                        arena_drop_parked(a, blocks[i].handle);
+                else if (blocks[i].state == P_AWAKE)
+                        ck_assert_int_eq(arena_dealloc(a, blocks[i].handle), 0);
+        }
+        ck_assert_uint_eq(arena_parked_bytes(a), 0);
+        (void)arena_release(a, UINT64_MAX, NULL, on_released, &n_released);
+        worker_drain(worker);
+        ck_assert_uint_eq(account.charged_bytes, 0);
+        check();
+}

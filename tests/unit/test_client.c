@@ -169,9 +169,9 @@ TEST(arguments)
         expect_error(bfc_malloc(NULL, 1, &p), -EINVAL, "NULL");
         expect_error(bfc_malloc(client, 1, NULL), -EINVAL, "NULL");
         expect_error(bfc_malloc(client, 0, &p), -EINVAL, "request at least 1");
-        expect_error(bfc_malloc_flags(client, NULL, 1, 4, &p), -EINVAL, "flags 0x4");
-        expect_error(bfc_malloc_flags(client, NULL, 1, ~(BFC_ONE_EXTENT | BFC_WHOLE), &p), -EINVAL,
-                     "BFC_ONE_EXTENT");
+        expect_error(bfc_malloc_flags(client, NULL, 1, 8, &p), -EINVAL, "flags 0x8");
+        expect_error(bfc_malloc_flags(client, NULL, 1, ~(BFC_ONE_EXTENT | BFC_WHOLE | BFC_PARKABLE), &p),
+                     -EINVAL, "BFC_ONE_EXTENT");
         expect_error(bfc_malloc(client, SIZE_MAX, &p), -ENOMEM, "full");
         expect_error(bfc_malloc(client, (size_t)1 << 63, &p), -ENOMEM, "full");
         ck_assert_ptr_eq(p, &s);

@@ -427,6 +427,14 @@ TEST(test_bad_extents_and_exports)
         DAMAGE((AT(export, 0).extent = 99, AT(export, 0).session = 99), "export", 0, ALL);
 }
 
+/* All of it but 256 bytes, from there on: then it shares an extent. */
+static void park_part(struct ledger *l, uint32_t block, uint64_t from)
+{
+        ledger_block_at(l, block)->offset += from;
+        ledger_block_at(l, block)->n_bytes -= 256;
+        ledger_block_park(l, block, LEDGER_DISCARDED);
+}
+
 TEST(test_bad_blocks)
 {
         DAMAGE(AT(block, 0).id++, "block", 0, Q0);
@@ -449,6 +457,9 @@ TEST(test_bad_blocks)
         DAMAGE(AT(block, 0).shared = 7, "block", 0, Q0);
         DAMAGE(AT(block, 2).shared = 7, "block", 2, Q2);
         DAMAGE(AT(block, 2).shared = LEDGER_NONE, "block", 2, Q2); /* without owner */
+        DAMAGE(park_part(l, 0, 0), "block", 0, Q0);
+        DAMAGE(park_part(l, 1, 256), "block", 1, Q1);
+        DAMAGE(AT(block, 2).parked = LEDGER_DISCARDED, "block", 2, Q2); /* it is shared */
 }
 
 TEST(test_bad_sharing)
@@ -509,6 +520,30 @@ TEST(undamaged_records_survive)
 }
 
 /* What a successor has to know of an extent and of those before it. */
+/* In the place of a parked block all extents leave, also where the previous daemon was killed before it said
+ * so. No other block may have a part of them. */
+TEST(extents_of_parked_blocks_leave)
+{
+        struct ledger *l = make_ledger();
+
+        ledger_extent_leave(l, 1);
+        ledger_block_park(l, 0, LEDGER_DISCARDED);
+        l = hand_over(l);
+        ck_assert_uint_eq(AT(block, 0).parked, LEDGER_DISCARDED);
+        for (uint32_t i = 0; i < 6; i++)
+                ck_assert_uint_eq(AT(extent, i).is_leaving, i < 2);
+        while (AT(extent, 0).links.first_export != LEDGER_NONE)
+                ledger_export_clear(l, AT(extent, 0).links.first_export);
+        ledger_extent_clear(l, 0);
+        ledger_block_park(l, 1, ledger_block_at(l, 0)->id);
+        l = hand_over(l);
+        ck_assert_uint_eq(AT(extent, 1).is_leaving, 1);
+        ck_assert_uint_eq(AT(extent, 2).is_leaving, 1);
+        ledger_block_park(l, 1, LEDGER_AWAKE);
+        AT(extent, 2).is_leaving = AT(extent, 3).is_leaving = 0;
+        ledger_free(hand_over(l));
+}
+
 TEST(extent_state_survives_reopen)
 {
         struct ledger *l = make_ledger();

@@ -263,8 +263,8 @@ TEST(test_flags)
         uint64_t ids[8], id;
         const char *sentence;
 
-        sentence = refusal_of(p, peer_malloc_flags(p, 0, 1, 4), EINVAL);
-        ck_assert_ptr_nonnull(strstr(sentence, "0x4"));
+        sentence = refusal_of(p, peer_malloc_flags(p, 0, 1, 8), EINVAL);
+        ck_assert_ptr_nonnull(strstr(sentence, "0x8"));
         refusal_of(p, peer_malloc_flags(p, 0, 1, UINT64_C(1) << 63 | 1), EINVAL);
         sentence = refusal_of(p, peer_malloc_flags(p, 0, 2 * MIB + 1, 1), EINVAL);
         ck_assert_ptr_nonnull(strstr(sentence, "one extent"));

@@ -368,7 +368,7 @@ TEST(blocks)
                 &row, 1,
                 "{\"schema\":1,\"blocks\":[{\"block_id\":\"18446744073709551615\",\"lease\":\"\",\"session_id\":9,"
                 "\"tenant\":\"vision\",\"partition\":\"train\",\"region_id\":2,\"offset\":4096,"
-                "\"n_bytes\":512,\"n_requested\":300,\"age_ms\":5,\"tag\":\"weights\",\"shared_name\":null}]}");
+                "\"n_bytes\":512,\"n_requested\":300,\"age_ms\":5,\"state\":\"\",\"tag\":\"weights\",\"shared_name\":null}]}");
         check_blocks(&row, 0, "{\"schema\":1,\"blocks\":[]}");
         text = print_blocks(false, &row, 1);
         squeeze(text);

@@ -1,0 +1,123 @@
+/* Parked blocks: the allocator keeps them as blocks in use, so their offsets stay reserved.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/memory/arena_internal.h"
+
+#include <assert.h>
+#include <errno.h>
+
+bool arena_is_whole(const struct arena *a, uint64_t offset, uint64_t n_bytes)
+{
+        size_t last, first = arena_slots(a, offset, n_bytes, &last);
+
+        return a->layout->has_fds && arena_slot_range(a, first).begin == offset &&
+               arena_slot_range(a, last).end == offset + n_bytes;
+}
+
+uint64_t arena_parked_bytes(const struct arena *a)
+{
+        return a->totals.parked_bytes;
+}
+
+/* The slots of a block. */
+static size_t slots_of(const struct arena *a, bfc_handle handle, struct bfc_info *ret, size_t *ret_last)
+{
+        int r = bfc_info(a->bfc, handle, ret);
+
+        assert(r == 0);
+        (void)r;
+        return arena_slots(a, ret->offset, ret->n_bytes, ret_last);
+}
+
+bool arena_is_away(const struct arena *a, bfc_handle handle)
+{
+        struct bfc_info info;
+        size_t last, slot = slots_of(a, handle, &info, &last);
+        bool is_away = !arena_slot_of(a, slot)->waking;
+
+        for (; slot <= last; slot++)
+                is_away = is_away && !arena_slot_is_backed(a, slot);
+        return is_away;
+}
+
+/* The place is unbacked space again. Without memory for that it stays reserved. */
+static void arena_vacate(struct arena *a, bfc_handle handle, const struct bfc_info *info)
+{
+        struct bfc_range range = { info->offset, info->offset + info->n_bytes };
+        int r;
+
+        if (bfc_release_reserve(a->bfc) < 0)
+                return;
+        a->totals.parked_bytes -= info->n_bytes;
+        a->totals.away_bytes -= info->n_bytes;
+        r = bfc_dealloc(a->bfc, handle);
+        if (r == 0)
+                r = bfc_release_begin(a->bfc, range);
+        if (r == 0)
+                r = bfc_release_commit(a->bfc, range);
+        assert(r == 0);
+}
+
+/* Extents that still leave are waited for: release_done() calls this again. */
+void arena_drop_parked(struct arena *a, bfc_handle handle)
+{
+        struct bfc_info info;
+        size_t last, slot = slots_of(a, handle, &info, &last);
+        bool is_away = true;
+
+        if (arena_slot_of(a, slot)->waking) {
+                arena_slot_of(a, slot)->waking->is_dropped = true;
+                return;
+        }
+        for (; slot <= last; slot++) {
+                if (!arena_slot_is_backed(a, slot))
+                        continue;
+                arena_slot_of(a, slot)->dropped = handle;
+                is_away = false;
+        }
+        if (is_away)
+                arena_vacate(a, handle, &info);
+}
+
+void growth_woken(struct operation *op)
+{
+        struct arena *a = op->arena;
+
+        arena_slot_of(a, op->items[0].slot)->waking = NULL;
+        growth_finish(op);
+        if (op->result < 0) {
+                if (op->is_dropped)
+                        arena_drop_parked(a, op->handle);
+                op->handle = 0;
+                return;
+        }
+        a->totals.parked_bytes -= op->plan.n_bytes;
+        a->totals.away_bytes -= op->plan.n_bytes;
+        arena_count_block(a, op->plan.offset, op->plan.n_bytes, occupancy_add);
+        if (op->is_dropped) {
+                (void)arena_dealloc(a, op->handle);
+                op->handle = 0;
+        }
+}
+
+int arena_restore_parked(struct arena *a, const struct ledger_block *b)
+{
+        struct bfc_range range = { b->offset, b->offset + b->n_bytes };
+        size_t slot, last;
+        int r;
+
+        if (b->n_bytes == 0 || b->n_bytes > arena_regions_end(a) ||
+            b->offset > arena_regions_end(a) - b->n_bytes)
+                return -EBADMSG;
+        r = bfc_back(a->bfc, range);
+        if (r < 0)
+                return r == -EINVAL ? -EBADMSG : r;
+        a->totals.parked_bytes += b->n_bytes;
+        for (slot = arena_slots(a, b->offset, b->n_bytes, &last); slot <= last; slot++) {
+                if (arena_slot_is_backed(a, slot))
+                        arena_slot_of(a, slot)->is_parked = true;
+                else
+                        a->totals.away_bytes += arena_slot_bytes(a, slot);
+        }
+        return 0;
+}

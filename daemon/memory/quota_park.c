@@ -1,0 +1,56 @@
+/* Blocks of a quota that are parked; see quota.h.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/memory/reclaim.h"
+
+#include <errno.h>
+
+bool quota_can_park(const struct quota *q)
+{
+        const struct partition *p = q->partition;
+
+        return p->share == DEVICE_SHARE_FD && !p->preallocate && p->device->empties_mappings &&
+               device_can_copy(p->device, p->device);
+}
+
+int quota_alloc_whole(struct quota *q, uint64_t n_bytes, bool again)
+{
+        int r = quota_can_park(q) ? quota_refusal(q) : -ENOTSUP;
+
+        if (r == 0 && (n_bytes > q->account.limit_bytes || quota_without_block(q) || q->lease.is_ended))
+                r = -EDQUOT;
+        if (r == 0)
+                r = quota_is_impossible(q, n_bytes);
+        if (r == 0)
+                return QUOTA_WAIT;
+        if (!again)
+                quota_count_refusal(q, r);
+        return r;
+}
+
+int quota_park(struct quota *q, bfc_handle handle, uint64_t n_bytes)
+{
+        int r = arena_park(q->arena, handle, quota_released, q);
+
+        if (r < 0)
+                return r;
+        quota_count_blocks(q, 0, -n_bytes, -n_bytes);
+        quota_assert(q);
+        (void)quota_begin_release(q, n_bytes);
+        return 0;
+}
+
+bool quota_may_park(const struct quota *q, uint64_t n_bytes)
+{
+        uint64_t parked = arena_parked_bytes(q->arena);
+
+        return parked <= q->account.limit_bytes && n_bytes <= q->account.limit_bytes - parked;
+}
+
+void quota_drop_parked(struct quota *q, bfc_handle handle)
+{
+        arena_drop_parked(q->arena, handle);
+        quota_count_blocks(q, -(uint32_t)1, 0, 0);
+        quota_publish(q);
+        quota_make_due(q);
+}

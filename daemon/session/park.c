@@ -1,0 +1,574 @@
+/* Park and wake; see park.h.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/session/park.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/clock.h"
+#include "daemon/number.h"
+#include "daemon/session/delivery.h"
+#include "daemon/session/session.h"
+
+#define PIECE_BYTES (UINT64_C(16) << 20) /* copied in one turn of a worker */
+
+/* Memory of a quota. */
+struct park_memory {
+        struct quota *quota;
+        bfc_handle handle; /* 0: none */
+        uint64_t offset;
+        bool is_owned; /* no record names it: it is freed with the park */
+};
+
+struct park_piece {
+        struct device_extent from, to; /* borrowed */
+        uint64_t from_offset, to_offset;
+        uint64_t n_bytes;
+};
+
+struct park {
+        struct quota_request wait; /* for the copy's memory, or the block's */
+        struct worker_job job;
+        struct worker_lane lane;
+        struct session *session; /* NULL: it has been freed */
+        bool is_copying;         /* else it waits for room */
+        bool is_dropped;         /* the session ends: there is no answer */
+        bool wakes;
+        uint64_t id;         /* of the request */
+        uint32_t block;      /* in the ledger */
+        uint32_t copy_block; /* wake: in the ledger; LEDGER_NONE: the contents were discarded */
+        uint64_t n_bytes;
+        struct park_memory memory, copy;
+        struct park_piece *pieces; /* the worker's, while it copies */
+        size_t n_pieces, n_copied;
+        int result;
+        TAILQ_ENTRY(park) link;
+};
+
+uint32_t park_copy_of(const struct ledger *l, uint32_t block)
+{
+        struct ledger *table = (struct ledger *)(uintptr_t)l;
+        const struct ledger_block *b = ledger_block_at(table, block), *copy;
+        uint32_t index;
+
+        if (!ledger_block_is_parked(b) || b->parked == LEDGER_DISCARDED)
+                return LEDGER_NONE;
+        index = ledger_block_find(l, b->parked);
+        copy = index == LEDGER_NONE ? NULL : ledger_block_at(table, index);
+        return copy && copy->parked == LEDGER_IS_COPY && copy->session == b->session ? index : LEDGER_NONE;
+}
+
+/* ---- life --------------------------------------------------------------------- */
+
+static struct park *park_new(struct session *s, uint64_t id, uint32_t block)
+{
+        struct ledger_block *b = ledger_block_at(s->broker->ledger, block);
+        struct park *p = calloc(1, sizeof(*p));
+
+        if (!p) {
+                session_refuse(s, id, -ENOMEM, "the daemon is out of memory");
+                return NULL;
+        }
+        p->session = s;
+        p->id = id;
+        p->block = block;
+        p->copy_block = LEDGER_NONE;
+        p->n_bytes = b->n_bytes;
+        p->memory = (struct park_memory){ session_share_of(s, b->quota)->quota, b->handle, b->offset, false };
+        p->wait.n_bytes = p->n_bytes;
+        p->wait.requester = s;
+        TAILQ_INSERT_TAIL(&s->requests.parks, p, link);
+        s->requests.n++;
+        b->links.in_delivery = true;
+        return p;
+}
+
+static void memory_free(struct park_memory *m, uint64_t n_bytes)
+{
+        if (m->is_owned)
+                quota_dealloc(m->quota, m->handle, n_bytes, n_bytes);
+        m->is_owned = false;
+}
+
+/* Also of a session that is gone. */
+static void park_free(struct park *p)
+{
+        struct session *s = p->session;
+
+        memory_free(&p->copy, p->n_bytes);
+        memory_free(&p->memory, p->n_bytes);
+        if (s)
+                TAILQ_REMOVE(&s->requests.parks, p, link);
+        if (s && !p->is_dropped)
+                s->requests.n--;
+        free(p->pieces);
+        free(p);
+}
+
+/* The block is as it was before. */
+static void park_refuse(struct park *p, int error, const char *sentence)
+{
+        struct session *s = p->session;
+        uint64_t id = p->id;
+
+        ledger_block_at(s->broker->ledger, p->block)->links.in_delivery = false;
+        park_free(p);
+        session_refuse(s, id, error, sentence);
+        s->ops->ready(s->userdata);
+}
+
+/* ---- copying ------------------------------------------------------------------- */
+
+static void copy_run(struct worker_job *job)
+{
+        struct park *p = (struct park *)(void *)((char *)job - offsetof(struct park, job));
+        struct device *device = p->memory.quota->partition->device;
+        const struct park_piece *piece = &p->pieces[p->n_copied++];
+
+        p->result = __atomic_load_n(&device->is_ending, __ATOMIC_RELAXED)
+                            ? -ECANCELED
+                            : device->ops->copy(device, &piece->from, piece->from_offset, &piece->to,
+                                                piece->to_offset, piece->n_bytes);
+        job->goes_on = p->result == 0 && p->n_copied < p->n_pieces;
+}
+
+/* The extent at this place of a block; returns how many bytes it has from there on. */
+static uint64_t extent_at(const struct park_memory *m, uint64_t at, struct device_extent *ret,
+                          uint64_t *ret_offset)
+{
+        const struct arena *arena = m->quota->arena;
+        size_t last, slot = arena_slots(arena, m->offset + at, 1, &last);
+        const struct ledger_extent *e = ledger_extent_at(m->quota->ledger, arena_slot_extent(arena, slot));
+
+        *ret = *arena_slot_memory(arena, slot);
+        *ret_offset = m->offset + at - e->offset;
+        return e->n_bytes - *ret_offset;
+}
+
+static size_t cut_pieces(const struct park *p, struct park_piece *ret)
+{
+        const struct park_memory *from = p->wakes ? &p->copy : &p->memory;
+        const struct park_memory *to = p->wakes ? &p->memory : &p->copy;
+        uint64_t at = 0;
+        size_t n = 0;
+
+        for (; at < p->n_bytes; n++) {
+                struct park_piece piece;
+                uint64_t rest = extent_at(from, at, &piece.from, &piece.from_offset);
+
+                rest = min_u64(rest, extent_at(to, at, &piece.to, &piece.to_offset));
+                piece.n_bytes = min_u64(min_u64(rest, PIECE_BYTES), p->n_bytes - at);
+                at += piece.n_bytes;
+                if (ret)
+                        ret[n] = piece;
+        }
+        return n;
+}
+
+static int park_copy(struct park *p, void (*done)(struct worker_job *job))
+{
+        p->n_pieces = cut_pieces(p, NULL);
+        p->pieces = calloc(p->n_pieces, sizeof(*p->pieces));
+        if (!p->pieces)
+                return -ENOMEM;
+        (void)cut_pieces(p, p->pieces);
+        p->is_copying = true;
+        p->job.run = copy_run;
+        p->job.done = done;
+        p->job.lane = &p->lane;
+        worker_submit(p->memory.quota->partition->worker, &p->job);
+        return 0;
+}
+
+static const char *copy_sentence(int error)
+{
+        return error == -ECANCELED ? "the daemon is ending"
+                                   : "the daemon could not copy the block's contents";
+}
+
+/* ---- park ---------------------------------------------------------------------- */
+
+/* Makes the record of the copy. */
+static int add_copy(struct park *p, const struct ledger_block *block, uint32_t *ret)
+{
+        struct ledger_block facts = {
+                .offset = p->copy.offset,
+                .n_bytes = p->n_bytes,
+                .n_requested = p->n_bytes,
+                .born_ms = clock_ms(),
+                .session = block->session,
+                .quota = p->copy.quota->index,
+                .handle = p->copy.handle,
+                .parked = LEDGER_IS_COPY,
+        };
+
+        memcpy(facts.tag, block->tag, sizeof(facts.tag));
+        return ledger_block_add(p->session->broker->ledger, &facts, ret);
+}
+
+/* The contents are in the copy, if there is one. */
+static void park_commit(struct park *p)
+{
+        struct session *s = p->session;
+        struct ledger *l = s->broker->ledger;
+        struct ledger_block *block = ledger_block_at(l, p->block);
+        uint32_t copy = LEDGER_NONE;
+        int r = p->copy.handle != 0 ? add_copy(p, block, &copy) : 0;
+        uint64_t id = p->id;
+
+        if (r == 0) {
+                ledger_block_park(l, p->block,
+                                  copy == LEDGER_NONE ? LEDGER_DISCARDED : ledger_block_at(l, copy)->id);
+                r = quota_park(p->memory.quota, p->memory.handle, p->n_bytes);
+        }
+        if (r < 0) {
+                ledger_block_park(l, p->block, LEDGER_AWAKE);
+                if (copy != LEDGER_NONE)
+                        ledger_block_clear(l, copy);
+                park_refuse(p, -ENOMEM, "the daemon is out of memory or block records");
+                return;
+        }
+        session_remove_block(s, session_share_of(s, block->quota), block->offset, p->n_bytes);
+        if (copy != LEDGER_NONE)
+                session_add_block(s, session_share_of(s, p->copy.quota->index), p->copy.offset, p->n_bytes);
+        p->copy.is_owned = false;
+        block->links.in_delivery = false;
+        park_free(p);
+        session_done(s, id);
+        s->ops->ready(s->userdata);
+}
+
+static void park_copied(struct worker_job *job)
+{
+        struct park *p = (struct park *)(void *)((char *)job - offsetof(struct park, job));
+
+        if (!p->session || p->is_dropped)
+                park_free(p);
+        else if (p->result < 0)
+                park_refuse(p, -EIO, copy_sentence(p->result));
+        else
+                park_commit(p);
+}
+
+/* There is memory for the copy. */
+static void park_begin(struct park *p, bfc_handle handle, uint64_t offset)
+{
+        p->copy.handle = handle;
+        p->copy.offset = offset;
+        p->copy.is_owned = true;
+        if (park_copy(p, park_copied) < 0)
+                park_refuse(p, -ENOMEM, "the daemon is out of memory");
+}
+
+static void refuse_room(struct park *p, int error)
+{
+        struct session *s = p->session;
+        struct quota_request refused = p->wait;
+        uint64_t id = p->id;
+
+        ledger_block_at(s->broker->ledger, p->block)->links.in_delivery = false;
+        park_free(p);
+        request_refuse(s, id, &refused, error, false);
+        s->ops->ready(s->userdata);
+}
+
+static void on_copy_room(struct quota_request *wait, int result, bfc_handle handle, uint64_t offset)
+{
+        struct park *p = (struct park *)wait;
+
+        p->session->stats.waited_ns += clock_ns() - wait->since_ns;
+        if (result < 0)
+                refuse_room(p, result);
+        else
+                park_begin(p, handle, offset);
+}
+
+/* The session's own block that its client may use. LEDGER_NONE: the request was refused. */
+static uint32_t find_block(struct session *s, uint64_t id, uint64_t block_id)
+{
+        struct ledger *l = s->broker->ledger;
+        uint32_t index = s->admin ? LEDGER_NONE : ledger_block_find(l, block_id);
+        const struct ledger_block *b = index == LEDGER_NONE ? NULL : ledger_block_at(l, index);
+
+        if (b && b->shared != LEDGER_NONE && refs_find(&s->shared.refs, b->shared) != LEDGER_NONE) {
+                session_refuse(s, id, -EBUSY, "a shared block cannot be parked");
+                return LEDGER_NONE;
+        }
+        if (!b || b->session != s->index || b->parked == LEDGER_IS_COPY) {
+                session_refuse_format(s, id, -EINVAL, "block %" PRIu64 " does not belong to this session",
+                                      block_id);
+                return LEDGER_NONE;
+        }
+        if (b->links.in_delivery) {
+                session_refuse_format(s, id, -EBUSY, "block %" PRIu64 " is being delivered, parked or woken",
+                                      block_id);
+                return LEDGER_NONE;
+        }
+        return index;
+}
+
+/* Why the block cannot be parked; 0: it can. */
+static int park_fault(struct session *s, const struct ledger_block *b, const Bfcd__Park *m,
+                      const char **ret_sentence)
+{
+        const struct quota *q = session_share_of(s, b->quota)->quota;
+
+        if (!quota_can_park(q) || !arena_is_whole(q->arena, b->offset, b->n_bytes)) {
+                *ret_sentence = "the block was not allocated as one that can be parked";
+                return -EINVAL;
+        }
+        if (!quota_may_park(q, b->n_bytes)) {
+                *ret_sentence = "the parked blocks would exceed the limit of the tenant in the partition";
+                return -EDQUOT;
+        }
+        if (m->discard)
+                return 0;
+        if (m->partition >= s->n_shares) {
+                *ret_sentence = "no such partition: the reply to the hello lists all partitions";
+                return -ENOENT;
+        }
+        if (!device_can_copy(q->partition->device, s->shares[m->partition].quota->partition->device)) {
+                *ret_sentence = "a block can be parked only in a partition of host memory";
+                return -EINVAL;
+        }
+        return 0;
+}
+
+int park_handle(struct session *s, const Bfcd__Request *r, const char **ret_why)
+{
+        const Bfcd__Park *m = r->park;
+        uint32_t index = find_block(s, r->id, m->block_id);
+        const struct ledger_block *b;
+        const char *sentence = NULL;
+        uint64_t offset = 0;
+        bfc_handle handle = 0;
+        struct park *p;
+        int result;
+
+        (void)ret_why;
+        if (index == LEDGER_NONE)
+                return 0;
+        b = ledger_block_at(s->broker->ledger, index);
+        if (ledger_block_is_parked(b)) { /* its client lost the answer */
+                session_done(s, r->id);
+                return 0;
+        }
+        result = park_fault(s, b, m, &sentence);
+        if (result < 0) {
+                session_refuse(s, r->id, result, sentence);
+                return 0;
+        }
+        if (!m->discard && session_join(s, &s->shares[m->partition], r->id) < 0)
+                return 0;
+        p = park_new(s, r->id, index);
+        if (!p)
+                return 0;
+        if (m->discard) {
+                park_commit(p);
+                return 0;
+        }
+        p->copy.quota = p->wait.quota = s->shares[m->partition].quota;
+        p->wait.wait_ms = m->wait_ms < SESSION_MAX_WAIT_MS ? m->wait_ms : SESSION_MAX_WAIT_MS;
+        p->wait.done = on_copy_room;
+        result = quota_alloc(p->copy.quota, p->n_bytes, false, &handle, &offset);
+        if (result == 0)
+                park_begin(p, handle, offset);
+        else if (result < 0)
+                refuse_room(p, result);
+        else
+                quota_wait(&p->wait);
+        return 0;
+}
+
+/* ---- wake ---------------------------------------------------------------------- */
+
+/* The contents are back. */
+static void wake_commit(struct park *p)
+{
+        struct session *s = p->session;
+        struct ledger *l = s->broker->ledger;
+        struct ledger_block *block = ledger_block_at(l, p->block);
+        uint32_t index = p->block, copy = park_copy_of(l, index);
+        uint64_t id = p->id;
+
+        ledger_block_park(l, index, LEDGER_AWAKE);
+        session_add_block(s, session_share_of(s, block->quota), block->offset, block->n_bytes);
+        block->links.in_delivery = false;
+        park_free(p);
+        if (copy != LEDGER_NONE)
+                session_free_block(s, copy);
+        if (session_deliver_again(s, id, index) < 0)
+                session_refuse(s, id, -ENOMEM, "the daemon is out of memory: wake the block again");
+        s->ops->ready(s->userdata);
+}
+
+/* The block stays parked. */
+static void wake_undo(struct park *p, int error)
+{
+        (void)quota_park(p->memory.quota, p->memory.handle, p->n_bytes);
+        park_refuse(p, error == -ENOMEM ? error : -EIO, copy_sentence(error));
+}
+
+static void wake_copied(struct worker_job *job)
+{
+        struct park *p = (struct park *)(void *)((char *)job - offsetof(struct park, job));
+        struct session *s = p->session;
+
+        /* A session that ends and still has the block: it is freed here. One that left it keeps the record. */
+        if (s && p->is_dropped && s->index != LEDGER_NONE && !p->memory.is_owned) {
+                ledger_block_clear(s->broker->ledger, p->block);
+                p->memory.is_owned = true;
+        }
+        if (!s || p->is_dropped)
+                park_free(p);
+        else if (p->result < 0)
+                wake_undo(p, p->result);
+        else
+                wake_commit(p);
+}
+
+static void on_wake_room(struct quota_request *wait, int result, bfc_handle handle, uint64_t offset)
+{
+        struct park *p = (struct park *)wait;
+        int r;
+
+        (void)handle;
+        (void)offset;
+        p->session->stats.waited_ns += clock_ns() - wait->since_ns;
+        if (result == -EBUSY && !wait->quota->partition->is_draining) {
+                park_refuse(p, result, "the memory from which the block was parked is still being released");
+                return;
+        }
+        if (result < 0) {
+                refuse_room(p, result);
+                return;
+        }
+        if (p->copy_block == LEDGER_NONE) {
+                wake_commit(p);
+                return;
+        }
+        r = park_copy(p, wake_copied);
+        if (r < 0)
+                wake_undo(p, r);
+}
+
+int park_handle_wake(struct session *s, const Bfcd__Request *r, const char **ret_why)
+{
+        uint32_t index = find_block(s, r->id, r->wake->block_id), copy;
+        struct ledger *l = s->broker->ledger;
+        const struct ledger_block *b;
+        struct park *p;
+
+        (void)ret_why;
+        if (index == LEDGER_NONE || session_refuse_delivery(s, r->id))
+                return 0;
+        b = ledger_block_at(l, index);
+        if (!ledger_block_is_parked(b)) { /* its client lost the answer */
+                if (session_deliver_again(s, r->id, index) < 0)
+                        session_refuse(s, r->id, -ENOMEM, "the daemon is out of memory");
+                return 0;
+        }
+        copy = park_copy_of(l, index);
+        if (copy == LEDGER_NONE && b->parked != LEDGER_DISCARDED) {
+                session_refuse(s, r->id, -EIO, "the block's copy was lost with its partition");
+                return 0;
+        }
+        p = park_new(s, r->id, index);
+        if (!p)
+                return 0;
+        p->wakes = true;
+        p->copy_block = copy;
+        if (copy != LEDGER_NONE) {
+                const struct ledger_block *c = ledger_block_at(l, copy);
+
+                p->copy = (struct park_memory){ session_share_of(s, c->quota)->quota, c->handle, c->offset,
+                                                false };
+        }
+        p->wait.quota = p->memory.quota;
+        p->wait.wakes = p->memory.handle;
+        p->wait.wait_ms = r->wake->wait_ms < SESSION_MAX_WAIT_MS ? r->wake->wait_ms : SESSION_MAX_WAIT_MS;
+        p->wait.done = on_wake_room;
+        quota_wait(&p->wait);
+        return 0;
+}
+
+/* ---- ends ---------------------------------------------------------------------- */
+
+bool park_cancel(struct session *s, uint64_t id)
+{
+        struct park *p;
+
+        TAILQ_FOREACH(p, &s->requests.parks, link)
+        {
+                if (p->id != id || p->is_copying)
+                        continue;
+                quota_cancel(&p->wait);
+                ledger_block_at(s->broker->ledger, p->block)->links.in_delivery = false;
+                park_free(p);
+                return true;
+        }
+        return false;
+}
+
+bool park_takes_over(struct session *s, uint32_t block)
+{
+        struct park *p;
+
+        TAILQ_FOREACH(p, &s->requests.parks, link)
+        {
+                if (p->is_copying && p->block == block && !p->memory.is_owned) {
+                        p->memory.is_owned = true;
+                        return true;
+                }
+                if (p->is_copying && p->wakes && p->copy_block == block && !p->copy.is_owned) {
+                        p->copy.is_owned = true;
+                        return true;
+                }
+        }
+        return false;
+}
+
+void park_free_block(struct session *s, uint32_t index)
+{
+        struct ledger *l = s->broker->ledger;
+        const struct ledger_block *block = ledger_block_at(l, index);
+        struct quota *q = session_share_of(s, block->quota)->quota;
+        uint32_t copy = park_copy_of(l, index);
+        bfc_handle handle = block->handle;
+
+        ledger_block_clear(l, index);
+        if (!park_takes_over(s, index))
+                quota_drop_parked(q, handle);
+        if (copy != LEDGER_NONE)
+                session_free_block(s, copy);
+}
+
+void park_drop_all(struct session *s)
+{
+        struct park *p, *next;
+
+        for (p = TAILQ_FIRST(&s->requests.parks); p; p = next) {
+                next = TAILQ_NEXT(p, link);
+                if (!p->is_dropped)
+                        s->requests.n--;
+                p->is_dropped = true;
+                if (p->is_copying)
+                        continue;
+                quota_cancel(&p->wait);
+                park_free(p);
+        }
+}
+
+void park_leave_all(struct session *s)
+{
+        struct park *p;
+
+        while ((p = TAILQ_FIRST(&s->requests.parks))) {
+                TAILQ_REMOVE(&s->requests.parks, p, link);
+                p->session = NULL;
+        }
+}
