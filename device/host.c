@@ -23,6 +23,7 @@
 #include <unistd.h>
 
 #include "device/backend.h"
+#include "device/host_copy.h"
 #include "device/host_free.h"
 #include "device/host_pages.h"
 #include "device/host_punch.h"
@@ -158,6 +159,15 @@ static bool host_is_alone(struct device *d, const struct device_extent *e)
         return e->fd >= 0 && memfd_is_alone(e->fd);
 }
 
+static int host_copy_extent(struct device *d, const struct device_copy *copy)
+{
+        (void)d;
+        return copy->to_host ? host_copy(copy->extent->fd, copy->offset, copy->host->fd, copy->host_offset,
+                                         copy->n_bytes)
+                             : host_copy(copy->host->fd, copy->host_offset, copy->extent->fd, copy->offset,
+                                         copy->n_bytes);
+}
+
 static int host_facts(struct device *d, struct device_facts *ret)
 {
         (void)d;
@@ -174,6 +184,7 @@ static const struct device_ops host_ops = {
         .adopt = host_adopt,
         .lend = host_lend,
         .is_alone = host_is_alone,
+        .copy = host_copy_extent,
         .facts = host_facts,
 };
 
@@ -332,7 +343,7 @@ int host_range_new(uint64_t n_bytes, struct device_range **ret)
                 return -ENOMEM;
         *h = (struct host_range){ .range.ops = &host_range_ops, .n_bytes = n_bytes };
         /* Pages of 2 MiB are mapped as such only at multiples of that. */
-        h->base = host_pages_map(-1, n_bytes);
+        h->base = host_pages_map(-1, 0, n_bytes);
         r = h->base ? 0 : host_reserve(NULL, n_bytes, 0, &h->base);
         if (r < 0) {
                 free(h);
