@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "ctl/text.h"
+#include "proto/message.h"
 #include "proto/paths.h"
 
 #define PROTOCOL_VERSION  1
@@ -35,6 +36,21 @@ const char *ask_socket(const char *option)
                 if (access(paths[i], R_OK | W_OK) == 0)
                         return paths[i];
         return PATHS_CLIENT_SOCKET;
+}
+
+static const char *variable_or(const char *variable, const char *path)
+{
+        const char *value = getenv(variable);
+
+        return value && *value ? value : path;
+}
+
+const char *ask_manager_socket(const char *option)
+{
+        const char *admin = option ? option : variable_or("BFC_ADMIN_SOCKET", PATHS_ADMIN_SOCKET);
+        const char *client = variable_or("BFC_SOCKET", PATHS_CLIENT_SOCKET);
+
+        return option || access(admin, R_OK | W_OK) == 0 || access(client, R_OK | W_OK) < 0 ? admin : client;
 }
 
 static int __attribute__((format(printf, 3, 4))) fail(struct ask *a, int r, const char *format, ...)
@@ -120,10 +136,10 @@ static int ask_done(struct ask *a, Bfcd__Request *request)
         return r;
 }
 
-int ask_open(struct ask *a, const char *socket, const char *tenant)
+static int open_session(struct ask *a, const char *socket, const char *tenant, bool no_memory)
 {
-        Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__Hello hello = BFCD__HELLO__INIT;
+        Bfcd__Request request = REQUEST(HELLO, hello, &hello);
         Bfcd__Reply *reply = NULL;
         int r;
 
@@ -133,10 +149,9 @@ int ask_open(struct ask *a, const char *socket, const char *tenant)
                 return fail_socket(a, r);
         call_set_timeout(a->connection, TIMEOUT_MS);
         hello.version = PROTOCOL_VERSION;
+        hello.no_memory = no_memory;
         hello.name = (char[]){ "bfcctl" };
         hello.tenant = (char *)(tenant ? tenant : "");
-        request.body_case = BFCD__REQUEST__BODY_HELLO;
-        request.hello = &hello;
         r = ask(a, &request, BFCD__REPLY__BODY_HELLO, &reply);
         if (r < 0) {
                 a->connection = call_free(a->connection); /* refused: there is no session to end */
@@ -149,15 +164,23 @@ int ask_open(struct ask *a, const char *socket, const char *tenant)
         return 0;
 }
 
+int ask_open(struct ask *a, const char *socket, const char *tenant)
+{
+        return open_session(a, socket, tenant, false);
+}
+
+int ask_open_manager(struct ask *a, const char *socket, const char *tenant)
+{
+        return open_session(a, socket, tenant, true);
+}
+
 void ask_close(struct ask *a)
 {
-        Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__Goodbye goodbye = BFCD__GOODBYE__INIT;
+        Bfcd__Request request = REQUEST(GOODBYE, goodbye, &goodbye);
         Bfcd__Reply *reply = NULL;
 
         /* A session that just hangs up waits for the end of its process. */
-        request.body_case = BFCD__REQUEST__BODY_GOODBYE;
-        request.goodbye = &goodbye;
         if (a->connection && call_send(a->connection, &request, &reply) == 0)
                 bfcd__reply__free_unpacked(reply, NULL);
         a->connection = call_free(a->connection);
@@ -170,14 +193,12 @@ static int ask_pages(struct ask *a, Bfcd__List__Kind kind, struct list *l)
         int r;
 
         do {
-                Bfcd__Request request = BFCD__REQUEST__INIT;
                 Bfcd__List question = BFCD__LIST__INIT;
+                Bfcd__Request request = REQUEST(LIST, list, &question);
                 Bfcd__Reply *reply = NULL;
 
                 question.kind = kind;
                 question.cursor = cursor;
-                request.body_case = BFCD__REQUEST__BODY_LIST;
-                request.list = &question;
                 r = ask(a, &request, BFCD__REPLY__BODY_LIST, &reply);
                 if (r == 0 && (r = list_add(l, kind, reply, &cursor)) < 0)
                         fail_socket(a, r);
@@ -220,15 +241,13 @@ int ask_explain(struct ask *a, const char *partition, const char *tenant, struct
         if (r < 0)
                 return fail(a, r, "Out of memory.");
         do {
-                Bfcd__Request request = BFCD__REQUEST__INIT;
                 Bfcd__Explain question = BFCD__EXPLAIN__INIT;
+                Bfcd__Request request = REQUEST(EXPLAIN, explain, &question);
                 Bfcd__Reply *reply = NULL;
 
                 question.partition = (char *)partition;
                 question.tenant = (char *)tenant;
                 question.cursor = cursor;
-                request.body_case = BFCD__REQUEST__BODY_EXPLAIN;
-                request.explain = &question;
                 r = ask(a, &request, BFCD__REPLY__BODY_EXPLAIN, &reply);
                 if (r == 0 && (r = list_add_explained(l, reply, &cursor)) < 0)
                         fail_socket(a, r);
@@ -279,14 +298,12 @@ int ask_blocks(struct ask *a, int (*each)(void *userdata, const Bfcd__BlockRow *
         int r = 0;
 
         do {
-                Bfcd__Request request = BFCD__REQUEST__INIT;
                 Bfcd__List question = BFCD__LIST__INIT;
+                Bfcd__Request request = REQUEST(LIST, list, &question);
                 Bfcd__Reply *reply = NULL;
 
                 question.kind = BFCD__LIST__KIND__BLOCKS;
                 question.cursor = cursor;
-                request.body_case = BFCD__REQUEST__BODY_LIST;
-                request.list = &question;
                 r = ask(a, &request, BFCD__REPLY__BODY_LIST, &reply);
                 if (r < 0)
                         return r;
@@ -314,13 +331,11 @@ int ask_config(struct ask *a, char **ret)
         if (!joined)
                 return fail(a, -ENOMEM, "Out of memory.");
         do {
-                Bfcd__Request request = BFCD__REQUEST__INIT;
                 Bfcd__ShowConfig question = BFCD__SHOW_CONFIG__INIT;
+                Bfcd__Request request = REQUEST(SHOW_CONFIG, show_config, &question);
                 Bfcd__Reply *reply = NULL;
 
                 question.cursor = cursor;
-                request.body_case = BFCD__REQUEST__BODY_SHOW_CONFIG;
-                request.show_config = &question;
                 r = ask(a, &request, BFCD__REPLY__BODY_CONFIG, &reply);
                 if (r < 0)
                         break;
@@ -343,16 +358,14 @@ int ask_config(struct ask *a, char **ret)
 int ask_trim(struct ask *a, const char *tenant, const char *partition, uint64_t n_bytes,
              uint64_t *ret_n_asked, uint64_t *ret_reserved_before)
 {
-        Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__TrimNow question = BFCD__TRIM_NOW__INIT;
+        Bfcd__Request request = REQUEST(TRIM_NOW, trim_now, &question);
         Bfcd__Reply *reply = NULL;
         int r;
 
         question.tenant = (char *)tenant;
         question.partition = (char *)partition;
         question.n_bytes = n_bytes;
-        request.body_case = BFCD__REQUEST__BODY_TRIM_NOW;
-        request.trim_now = &question;
         r = ask(a, &request, BFCD__REPLY__BODY_TRIM, &reply);
         if (r < 0)
                 return r;
@@ -364,75 +377,81 @@ int ask_trim(struct ask *a, const char *tenant, const char *partition, uint64_t 
 
 int ask_evict(struct ask *a, uint64_t session_id, const char *reason)
 {
-        Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__Evict question = BFCD__EVICT__INIT;
+        Bfcd__Request request = REQUEST(EVICT, evict, &question);
 
         question.session_id = session_id;
         question.reason = (char *)reason;
-        request.body_case = BFCD__REQUEST__BODY_EVICT;
-        request.evict = &question;
         return ask_done(a, &request);
 }
 
 int ask_forget(struct ask *a, const char *tenant, const char *name)
 {
-        Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__Forget question = BFCD__FORGET__INIT;
+        Bfcd__Request request = REQUEST(FORGET, forget, &question);
 
         question.tenant = (char *)tenant;
         question.name = (char *)name;
-        request.body_case = BFCD__REQUEST__BODY_FORGET;
-        request.forget = &question;
         return ask_done(a, &request);
+}
+
+int ask_lease_name(struct ask *a, const char *name, char ret[static ASK_NAME_BYTES])
+{
+        char prefix[24] = "";
+        struct list *l;
+        int r = a->admin ? 0 : ask_list(a, BFCD__LIST__KIND__WHOAMI, &l);
+
+        if (r < 0)
+                return r;
+        if (!a->admin) {
+                snprintf(prefix, sizeof(prefix), "u%llu:", (unsigned long long)l->whoami->uid);
+                list_free(l);
+        }
+        if (strchr(name, ':')) /* a whole name */
+                prefix[0] = '\0';
+        if (snprintf(ret, ASK_NAME_BYTES, "%s%s", prefix, name) < ASK_NAME_BYTES)
+                return 0;
+        return fail(a, -ENAMETOOLONG, "The name \"%s%s\" of the lease has more than %d bytes.", prefix, name,
+                    ASK_NAME_BYTES - 1);
 }
 
 int ask_lease_create(struct ask *a, Bfcd__LeaseCreate *question)
 {
-        Bfcd__Request request = BFCD__REQUEST__INIT;
+        Bfcd__Request request = REQUEST(LEASE_CREATE, lease_create, question);
 
-        request.body_case = BFCD__REQUEST__BODY_LEASE_CREATE;
-        request.lease_create = question;
         return ask_done(a, &request);
 }
 
 int ask_lease_set(struct ask *a, Bfcd__LeaseSet *question)
 {
-        Bfcd__Request request = BFCD__REQUEST__INIT;
+        Bfcd__Request request = REQUEST(LEASE_SET, lease_set, question);
 
-        request.body_case = BFCD__REQUEST__BODY_LEASE_SET;
-        request.lease_set = question;
         return ask_done(a, &request);
 }
 
 int ask_lease_end(struct ask *a, Bfcd__LeaseEnd *question, Bfcd__Reply **ret)
 {
-        Bfcd__Request request = BFCD__REQUEST__INIT;
+        Bfcd__Request request = REQUEST(LEASE_END, lease_end, question);
 
-        request.body_case = BFCD__REQUEST__BODY_LEASE_END;
-        request.lease_end = question;
         return ask(a, &request, BFCD__REPLY__BODY_LEASE_END, ret);
 }
 
 int ask_drain(struct ask *a, const char *device)
 {
-        Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__Drain question = BFCD__DRAIN__INIT;
+        Bfcd__Request request = REQUEST(DRAIN, drain, &question);
 
         question.device = (char *)device;
-        request.body_case = BFCD__REQUEST__BODY_DRAIN;
-        request.drain = &question;
         return ask_done(a, &request);
 }
 
 int ask_resume(struct ask *a, const char *device)
 {
-        Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__Resume question = BFCD__RESUME__INIT;
+        Bfcd__Request request = REQUEST(RESUME, resume, &question);
         int r;
 
         question.device = (char *)device;
-        request.body_case = BFCD__REQUEST__BODY_RESUME;
-        request.resume = &question;
         call_set_timeout(a->connection, RESUME_TIMEOUT_MS);
         r = ask_done(a, &request);
         call_set_timeout(a->connection, TIMEOUT_MS);
@@ -441,13 +460,11 @@ int ask_resume(struct ask *a, const char *device)
 
 int ask_reset_peaks(struct ask *a, const char *tenant, const char *partition)
 {
-        Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__ResetPeaks question = BFCD__RESET_PEAKS__INIT;
+        Bfcd__Request request = REQUEST(RESET_PEAKS, reset_peaks, &question);
 
         question.tenant = (char *)tenant;
         question.partition = (char *)partition;
-        request.body_case = BFCD__REQUEST__BODY_RESET_PEAKS;
-        request.reset_peaks = &question;
         return ask_done(a, &request);
 }
 
@@ -456,8 +473,8 @@ int ask_reload_text(struct ask *a, const char *name, const void *text, size_t n_
         size_t n_done = 0;
 
         do {
-                Bfcd__Request request = BFCD__REQUEST__INIT;
                 Bfcd__Reload question = BFCD__RELOAD__INIT;
+                Bfcd__Request request = REQUEST(RELOAD, reload, &question);
                 Bfcd__Reply *reply = NULL;
                 size_t n = n_bytes - n_done < PIECE_BYTES ? n_bytes - n_done : PIECE_BYTES;
                 int r;
@@ -466,8 +483,6 @@ int ask_reload_text(struct ask *a, const char *name, const void *text, size_t n_
                 question.name = (char *)name;
                 question.piece.data = (uint8_t *)(uintptr_t)text + n_done;
                 question.piece.len = n;
-                request.body_case = BFCD__REQUEST__BODY_RELOAD;
-                request.reload = &question;
                 r = ask(a, &request, BFCD__REPLY__BODY_RELOAD, &reply);
                 if (r < 0)
                         return r;
@@ -479,11 +494,9 @@ int ask_reload_text(struct ask *a, const char *name, const void *text, size_t n_
 
 int ask_reload(struct ask *a, bool dry_run, Bfcd__Reply **ret)
 {
-        Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__Reload question = BFCD__RELOAD__INIT;
+        Bfcd__Request request = REQUEST(RELOAD, reload, &question);
 
         question.dry_run = dry_run;
-        request.body_case = BFCD__REQUEST__BODY_RELOAD;
-        request.reload = &question;
         return ask(a, &request, BFCD__REPLY__BODY_RELOAD, ret);
 }

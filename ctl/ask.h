@@ -25,6 +25,9 @@ struct ask {
 /* socket must outlive the connection. tenant: which one, if several match; NULL or "": the daemon's
  * choice. */
 int ask_open(struct ask *a, const char *socket, const char *tenant);
+
+/* The same for leases: on the client socket the session joins no lease and gets no memory. */
+int ask_open_manager(struct ask *a, const char *socket, const char *tenant);
 void ask_close(struct ask *a); /* also after a failed ask_open() */
 
 /* The caller frees *ret with list_free(). */
@@ -80,5 +83,13 @@ int ask_resume(struct ask *a, const char *device);
 /* The admin program's socket: `option` if given, else BFC_ADMIN_SOCKET, else BFC_MONITOR_SOCKET, else
  * BFC_SOCKET, else the first of the default admin, monitor and client sockets that this user may open. */
 const char *ask_socket(const char *option);
+
+/* For leases: `option` if given, else the admin socket (BFC_ADMIN_SOCKET or the default) unless this user may open only
+ * the client socket (BFC_SOCKET or the default). */
+const char *ask_manager_socket(const char *option);
+
+/* The whole name of a lease of this user: on the client socket it begins with the uid. */
+#define ASK_NAME_BYTES 64
+int ask_lease_name(struct ask *a, const char *name, char ret[static ASK_NAME_BYTES]);
 
 #endif

@@ -66,7 +66,7 @@ static const struct {
 #define TOP_USE        "usage: bfcctl top [sessions|tenants|partitions] [--interval SECONDS] [--once]"
 #define HISTORY_USE    "usage: bfcctl history [--since TIME] [--until TIME] [--tenant TENANT] [--file PATH]"
 #define LEASE_USE                                                                                            \
-        "usage: bfcctl lease create NAME --tenant TENANT --partition NAME --limit SIZE [--reserve SIZE] "    \
+        "usage: bfcctl lease create NAME [--tenant TENANT] --partition NAME --limit SIZE [--reserve SIZE] "  \
         "(--cgroup PATH | --unit UNIT | --pid PID | --user USER) [--ttl TIME] [--evict] [--grace TIME]; "    \
         "or bfcctl lease list; or bfcctl lease set NAME [--limit SIZE] [--reserve SIZE] [--ttl TIME]; or "   \
         "bfcctl lease end NAME [--evict] [--grace TIME]"
@@ -153,7 +153,7 @@ static const struct command commands[] = {
           "usage: bfcctl trim [TENANT] [--partition NAME] [--bytes N] [--timeout SECONDS]" },
         { "evict", 1, ADMIN, 0, run_evict, BIT(REASON), "usage: bfcctl evict SESSION [--reason TEXT]" },
         { "forget", 2, ADMIN, 0, run_forget, 0, "usage: bfcctl forget TENANT NAME" },
-        { "lease", 2, ANYONE, 0, run_lease,
+        { "lease", 2, ITSELF, 0, run_lease,
           BIT(TENANT) | BIT(PARTITION) | BIT(LIMIT) | BIT(RESERVE) | BIT(CGROUP) | BIT(UNIT) | BIT(PID) |
                   BIT(USER) | BIT(TTL) | BIT(EVICT) | BIT(GRACE),
           LEASE_USE },

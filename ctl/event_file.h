@@ -4,9 +4,6 @@
 #ifndef BFC_CTL_EVENT_FILE_H
 #define BFC_CTL_EVENT_FILE_H
 
-#include <stddef.h>
-#include <stdint.h>
-
 #include "ctl/tensorboard.pb-c.h"
 
 #define EVENT_FILE_ERROR_MAX 5120 /* bytes of a sentence; it may have a path */

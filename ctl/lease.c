@@ -93,9 +93,10 @@ static int create(struct ask *a, const struct invocation *i, const struct comman
         Bfcd__LeaseCreate m = BFCD__LEASE_CREATE__INIT;
         int r;
 
-        if (!i->tenant || !i->partition || !i->lease.limit)
-                return command_usage("--tenant, --partition and --limit are needed", NULL,
-                                     command_right_use(c));
+        if ((!i->tenant && a->admin) || !i->partition || !i->lease.limit)
+                return command_usage(a->admin ? "--tenant, --partition and --limit are needed"
+                                              : "--partition and --limit are needed",
+                                     NULL, command_right_use(c));
         r = read_match(i, c, &m);
         if (r == EXIT_SUCCESS)
                 r = read_bytes("--limit", i->lease.limit, &m.bytes_limit);
@@ -108,7 +109,7 @@ static int create(struct ask *a, const struct invocation *i, const struct comman
         if (r != EXIT_SUCCESS)
                 return r;
         m.name = (char *)(uintptr_t)name;
-        m.tenant = (char *)(uintptr_t)i->tenant;
+        m.tenant = (char *)(uintptr_t)(i->tenant ? i->tenant : "");
         m.partition = (char *)(uintptr_t)i->partition;
         m.evicts = i->lease.evict || i->lease.grace;
         return ask_lease_create(a, &m) < 0 ? command_complain(a) : print_done(i, name, "is made");
@@ -200,7 +201,8 @@ static int list(struct ask *a, const struct invocation *i)
         struct list *l;
         int r;
 
-        if (ask_list(a, BFCD__LIST__KIND__LEASES, &l) < 0)
+        if (ask_open(a, ask_socket(i->socket), getenv("BFC_TENANT")) < 0 ||
+            ask_list(a, BFCD__LIST__KIND__LEASES, &l) < 0)
                 return command_complain(a);
         r = i->json ? show_print(stdout, show_json(BFCD__LIST__KIND__LEASES, l))
                     : show_table(stdout, BFCD__LIST__KIND__LEASES, l);
@@ -218,12 +220,24 @@ static bool has_option(const struct invocation *i, bool of_create, bool of_set, 
                ((i->lease.evict || i->lease.grace) && !of_create && !of_end);
 }
 
-int run_lease(struct ask *a, const struct invocation *i, const struct command *c)
+typedef int (*verb_run)(struct ask *a, const struct invocation *i, const struct command *c, const char *name);
+
+static int run_verb(verb_run run, struct ask *a, const struct invocation *i, const struct command *c)
+{
+        const char *tenant = i->tenant ? i->tenant : getenv("BFC_TENANT");
+        char name[ASK_NAME_BYTES];
+
+        if (ask_open_manager(a, ask_manager_socket(i->socket), tenant) < 0 ||
+            ask_lease_name(a, i->arguments[1], name) < 0)
+                return command_complain(a);
+        return run(a, i, c, name);
+}
+
+static int run_words(struct ask *a, const struct invocation *i, const struct command *c)
 {
         static const struct {
                 const char *verb;
-                int (*run)(struct ask *a, const struct invocation *i, const struct command *c,
-                           const char *name);
+                verb_run run;
                 bool creates, sets, ends;
         } verbs[] = { { "create", create, true, false, false },
                       { "set", set, false, true, false },
@@ -242,7 +256,17 @@ int run_lease(struct ask *a, const struct invocation *i, const struct command *c
                 if (has_option(i, verbs[k].creates, verbs[k].sets, verbs[k].ends))
                         return command_usage("an option is not valid for lease", verbs[k].verb,
                                              command_right_use(c));
-                return verbs[k].run(a, i, c, i->arguments[1]);
+                return run_verb(verbs[k].run, a, i, c);
         }
         return command_usage("wrong use of lease", i->arguments[0], command_right_use(c));
+}
+
+int run_lease(struct ask *none, const struct invocation *i, const struct command *c)
+{
+        struct ask a = { .connection = NULL };
+        int status = run_words(&a, i, c);
+
+        (void)none;
+        ask_close(&a);
+        return status;
 }

@@ -5,7 +5,6 @@
  * Sentences of the daemon are escaped before they are printed. */
 #include "ctl/report.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>

@@ -23,7 +23,7 @@
 #include "ctl/text.h"
 #include "proto/paths.h"
 
-#define NAME_BYTES       64 /* of a lease, a tenant or a partition, with the 0 */
+#define NAME_BYTES       ASK_NAME_BYTES /* of a lease, a tenant or a partition, with the 0 */
 #define MAX_NAME_TRIES   10
 #define FIRST_PAUSE_MS   50
 #define LONGEST_PAUSE_MS 1000
@@ -73,17 +73,17 @@ static bool choose(const char *option, const char *variable, char ret[static NAM
 }
 
 /* Not by ask_socket()'s rule: in a job of another bfcctl run, BFC_SOCKET is set. */
-static const char *choose_socket(const char *option, const char *variable, const char *path)
+static const char *choose_socket(const char *variable, const char *path)
 {
-        const char *value = option ? option : getenv(variable);
+        const char *value = getenv(variable);
 
         return value && *value ? value : path;
 }
 
 static int read_run(const struct invocation *i, const struct command *c, struct run *ret)
 {
-        struct run run = { .socket = choose_socket(i->socket, "BFC_ADMIN_SOCKET", PATHS_ADMIN_SOCKET),
-                           .client_socket = choose_socket(NULL, "BFC_SOCKET", PATHS_CLIENT_SOCKET) };
+        struct run run = { .socket = ask_manager_socket(i->socket),
+                           .client_socket = choose_socket("BFC_SOCKET", PATHS_CLIENT_SOCKET) };
 
         if (i->json)
                 return command_usage("--json is not valid for", c->name, command_right_use(c));
@@ -122,7 +122,8 @@ static int find_tenant(struct run *run)
         struct ask a;
         int status = EXIT_SUCCESS;
 
-        if (ask_open(&a, run->client_socket, NULL) < 0 || ask_list(&a, BFCD__LIST__KIND__WHOAMI, &l) < 0) {
+        if (ask_open_manager(&a, run->client_socket, NULL) < 0 ||
+            ask_list(&a, BFCD__LIST__KIND__WHOAMI, &l) < 0) {
                 say("No --tenant, and this user's tenant is not known: %s", a.error);
                 status = EXIT_RUN_FAILED;
         } else {
@@ -199,12 +200,19 @@ static int create_once(struct ask *a, struct run *run, uint64_t pid)
         lease.pid = pid;
         lease.evicts = run->evicts;
         lease.grace_ms = run->grace_ms;
-        lease.name = run->lease;
-        if (run->has_own_name)
+        if (run->has_own_name) {
+                lease.name = run->lease;
                 return ask_lease_create(a, &lease);
+        }
         /* A lease of an earlier process with this pid may be ending. */
         for (int i = 1; i <= MAX_NAME_TRIES && r == -EEXIST; i++) {
-                snprintf(run->lease, NAME_BYTES, i == 1 ? "run-%d" : "run-%d-%d", (int)getpid(), i);
+                char name[NAME_BYTES];
+
+                snprintf(name, sizeof(name), i == 1 ? "run-%d" : "run-%d-%d", (int)getpid(), i);
+                r = ask_lease_name(a, name, run->lease);
+                if (r < 0)
+                        return r;
+                lease.name = run->lease;
                 r = ask_lease_create(a, &lease);
         }
         return r;
@@ -234,6 +242,15 @@ static int create(struct ask *a, struct run *run)
         return r;
 }
 
+/* The name that the user chose. */
+static int name_lease(struct ask *a, struct run *run)
+{
+        char name[NAME_BYTES];
+
+        memcpy(name, run->lease, sizeof(name));
+        return ask_lease_name(a, name, run->lease);
+}
+
 static int make_lease(struct run *run)
 {
         struct ask a;
@@ -241,17 +258,21 @@ static int make_lease(struct run *run)
 
         if (!*run->tenant && (status = find_tenant(run)) != EXIT_SUCCESS)
                 return status;
-        if (ask_open(&a, run->socket, NULL) < 0) {
+        if (ask_open_manager(&a, run->socket, run->tenant) < 0) {
                 status = complain(&a);
-        } else if (!a.admin) {
-                say("\"run\" needs the admin socket, and %s is the %s socket. Set --socket or "
-                    "BFC_ADMIN_SOCKET to it",
-                    a.socket, a.monitor ? "monitor" : "client");
+        } else if (a.monitor) {
+                say("\"run\" needs the admin socket or the client socket, and %s is the monitor socket. Set "
+                    "--socket or BFC_ADMIN_SOCKET to one of these",
+                    a.socket);
                 status = EXIT_RUN_FAILED;
+        } else if (run->has_own_name && name_lease(&a, run) < 0) {
+                status = complain(&a);
         } else if (*run->partition || (status = find_partition(&a, run)) == EXIT_SUCCESS) {
                 if (create(&a, run) < 0)
                         status = complain(&a);
         }
+        if (!a.admin)
+                run->client_socket = run->socket;
         ask_close(&a);
         return status;
 }
@@ -357,7 +378,7 @@ static int reopen(struct ask *a, const struct run *run)
         uint64_t until_ms = clock_ms() + END_MS;
         int r;
 
-        while ((r = ask_open(a, run->socket, NULL)) < 0 && clock_ms() < until_ms) {
+        while ((r = ask_open_manager(a, run->socket, run->tenant)) < 0 && clock_ms() < until_ms) {
                 ask_close(a);
                 pause_ms(FIRST_PAUSE_MS);
         }

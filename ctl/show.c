@@ -293,6 +293,7 @@ static const struct table_column lease_columns[] = {
         { "MATCH", NULL, 0, TABLE_MADE, .text = lease_match_text },
         COLUMN(NULL, "match_kind", 0, TABLE_TEXT, Bfcd__LeaseRow, match_kind),
         COLUMN(NULL, "match", 0, TABLE_TEXT, Bfcd__LeaseRow, match),
+        COLUMN("BY", "made_by", WIDE, TABLE_TEXT, Bfcd__LeaseRow, made_by),
         STATS(Bfcd__LeaseRow),
         { 0 },
 };

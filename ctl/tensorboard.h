@@ -4,7 +4,6 @@
 #ifndef BFC_CTL_TENSORBOARD_H
 #define BFC_CTL_TENSORBOARD_H
 
-#include <stddef.h>
 #include <stdint.h>
 
 struct tensorboard_options {

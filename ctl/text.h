@@ -7,7 +7,6 @@
 #ifndef BFC_CTL_TEXT_H
 #define BFC_CTL_TEXT_H
 
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 

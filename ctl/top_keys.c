@@ -4,7 +4,6 @@
 #include "ctl/top_keys.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #define N_ELEMENTS(a) (sizeof(a) / sizeof((a)[0]))

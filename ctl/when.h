@@ -4,7 +4,6 @@
 #ifndef BFC_CTL_WHEN_H
 #define BFC_CTL_WHEN_H
 
-#include <stddef.h>
 #include <stdint.h>
 #include <time.h>
 

@@ -15,6 +15,13 @@
 
 #define MESSAGE_ARENA_BYTES (512u * 1024u) /* unused pages take no memory */
 
+/* A request, as in REQUEST(LIST, list, &question); its id is set where it is sent. */
+#define REQUEST(kind, member, question)                                                                      \
+        {                                                                                                    \
+                PROTOBUF_C_MESSAGE_INIT(&bfcd__request__descriptor),                                         \
+                        .body_case = BFCD__REQUEST__BODY_##kind, .member = (question)                        \
+        }
+
 struct message_arena;
 
 /* -ENOMEM. */

@@ -4,7 +4,6 @@
 #include "tests/fake_store.h"
 
 #include <assert.h>
-#include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <sys/mman.h>

@@ -545,11 +545,18 @@ int peer_error(const struct peer *p, uint64_t id)
         return reply->body_case == BFCD__REPLY__BODY_REFUSAL ? (int)reply->refusal->error : 0;
 }
 
+uint64_t peer_post(struct peer *p, Bfcd__Request *request)
+{
+        uint64_t id;
+
+        MUST(peer_send(p, request, &id) == 0);
+        return id;
+}
+
 uint64_t peer_hello(struct peer *p, const char *tenant, const char *partition)
 {
-        Bfcd__Request r = BFCD__REQUEST__INIT;
         Bfcd__Hello hello = BFCD__HELLO__INIT;
-        uint64_t id;
+        Bfcd__Request r = REQUEST(HELLO, hello, &hello);
 
         hello.version = 1;
         hello.wants_events = p->wants_events;
@@ -561,42 +568,31 @@ uint64_t peer_hello(struct peer *p, const char *tenant, const char *partition)
         hello.name = (char *)(uintptr_t) "peer";
         hello.tenant = (char *)(uintptr_t)tenant;
         hello.partition = (char *)(uintptr_t)partition;
-        r.body_case = BFCD__REQUEST__BODY_HELLO;
-        r.hello = &hello;
-        MUST(peer_send(p, &r, &id) == 0);
-        return id;
+        return peer_post(p, &r);
 }
 
 uint64_t peer_malloc_wait(struct peer *p, uint32_t partition, uint64_t n_bytes, uint32_t wait_ms)
 {
-        Bfcd__Request r = BFCD__REQUEST__INIT;
         Bfcd__Malloc m = BFCD__MALLOC__INIT;
-        uint64_t id;
+        Bfcd__Request r = REQUEST(MALLOC, malloc, &m);
 
         m.partition = partition;
         m.n_bytes = n_bytes;
         m.wait_ms = wait_ms;
-        r.body_case = BFCD__REQUEST__BODY_MALLOC;
-        r.malloc = &m;
-        MUST(peer_send(p, &r, &id) == 0);
-        return id;
+        return peer_post(p, &r);
 }
 
 static uint64_t send_malloc(struct peer *p, uint32_t partition, uint64_t n_bytes, uint64_t flags,
                             const char *tag)
 {
-        Bfcd__Request r = BFCD__REQUEST__INIT;
         Bfcd__Malloc m = BFCD__MALLOC__INIT;
-        uint64_t id;
+        Bfcd__Request r = REQUEST(MALLOC, malloc, &m);
 
         m.partition = partition;
         m.n_bytes = n_bytes;
         m.flags = flags;
         m.tag = (char *)(uintptr_t)tag;
-        r.body_case = BFCD__REQUEST__BODY_MALLOC;
-        r.malloc = &m;
-        MUST(peer_send(p, &r, &id) == 0);
-        return id;
+        return peer_post(p, &r);
 }
 
 uint64_t peer_malloc_flags(struct peer *p, uint32_t partition, uint64_t n_bytes, uint64_t flags)
@@ -616,115 +612,83 @@ uint64_t peer_malloc(struct peer *p, uint32_t partition, uint64_t n_bytes)
 
 uint64_t peer_split(struct peer *p, uint64_t block_id, uint64_t n_bytes)
 {
-        Bfcd__Request r = BFCD__REQUEST__INIT;
         Bfcd__Split split = BFCD__SPLIT__INIT;
-        uint64_t id;
+        Bfcd__Request r = REQUEST(SPLIT, split, &split);
 
         split.block_id = block_id;
         split.n_bytes = n_bytes;
-        r.body_case = BFCD__REQUEST__BODY_SPLIT;
-        r.split = &split;
-        MUST(peer_send(p, &r, &id) == 0);
-        return id;
+        return peer_post(p, &r);
 }
 
 uint64_t peer_free_block(struct peer *p, uint64_t block_id)
 {
-        Bfcd__Request r = BFCD__REQUEST__INIT;
         Bfcd__Free f = BFCD__FREE__INIT;
-        uint64_t id;
+        Bfcd__Request r = REQUEST(FREE, free, &f);
 
         f.block_id = block_id;
-        r.body_case = BFCD__REQUEST__BODY_FREE;
-        r.free = &f;
-        MUST(peer_send(p, &r, &id) == 0);
-        return id;
+        return peer_post(p, &r);
 }
 
 uint64_t peer_publish(struct peer *p, uint64_t block_id, const char *name)
 {
-        Bfcd__Request r = BFCD__REQUEST__INIT;
         Bfcd__Publish publish = BFCD__PUBLISH__INIT;
-        uint64_t id;
+        Bfcd__Request r = REQUEST(PUBLISH, publish, &publish);
 
         publish.block_id = block_id;
         publish.name = (char *)(uintptr_t)name;
-        r.body_case = BFCD__REQUEST__BODY_PUBLISH;
-        r.publish = &publish;
-        MUST(peer_send(p, &r, &id) == 0);
-        return id;
+        return peer_post(p, &r);
 }
 
 uint64_t peer_publish_kept(struct peer *p, uint64_t block_id, const char *name, uint64_t keep_ms,
                            const void *metadata, size_t n_metadata_bytes)
 {
-        Bfcd__Request r = BFCD__REQUEST__INIT;
         Bfcd__Publish publish = BFCD__PUBLISH__INIT;
-        uint64_t id;
+        Bfcd__Request r = REQUEST(PUBLISH, publish, &publish);
 
         publish.block_id = block_id;
         publish.name = (char *)(uintptr_t)name;
         publish.keep_ms = keep_ms;
         publish.metadata = (ProtobufCBinaryData){ n_metadata_bytes, (uint8_t *)(uintptr_t)metadata };
-        r.body_case = BFCD__REQUEST__BODY_PUBLISH;
-        r.publish = &publish;
-        MUST(peer_send(p, &r, &id) == 0);
-        return id;
+        return peer_post(p, &r);
 }
 
 uint64_t peer_metadata(struct peer *p, uint64_t block_id)
 {
-        Bfcd__Request r = BFCD__REQUEST__INIT;
         Bfcd__Metadata metadata = BFCD__METADATA__INIT;
-        uint64_t id;
+        Bfcd__Request r = REQUEST(METADATA, metadata, &metadata);
 
         metadata.block_id = block_id;
-        r.body_case = BFCD__REQUEST__BODY_METADATA;
-        r.metadata = &metadata;
-        MUST(peer_send(p, &r, &id) == 0);
-        return id;
+        return peer_post(p, &r);
 }
 
 uint64_t peer_forget(struct peer *p, const char *tenant, const char *name)
 {
-        Bfcd__Request r = BFCD__REQUEST__INIT;
         Bfcd__Forget forget = BFCD__FORGET__INIT;
-        uint64_t id;
+        Bfcd__Request r = REQUEST(FORGET, forget, &forget);
 
         forget.tenant = (char *)(uintptr_t)tenant;
         forget.name = (char *)(uintptr_t)name;
-        r.body_case = BFCD__REQUEST__BODY_FORGET;
-        r.forget = &forget;
-        MUST(peer_send(p, &r, &id) == 0);
-        return id;
+        return peer_post(p, &r);
 }
 
 uint64_t peer_attach(struct peer *p, const char *name, uint32_t wait_ms)
 {
-        Bfcd__Request r = BFCD__REQUEST__INIT;
         Bfcd__Attach attach = BFCD__ATTACH__INIT;
-        uint64_t id;
+        Bfcd__Request r = REQUEST(ATTACH, attach, &attach);
 
         attach.name = (char *)(uintptr_t)name;
         attach.wait_ms = wait_ms;
-        r.body_case = BFCD__REQUEST__BODY_ATTACH;
-        r.attach = &attach;
-        MUST(peer_send(p, &r, &id) == 0);
-        return id;
+        return peer_post(p, &r);
 }
 
 uint64_t peer_goodbye(struct peer *p)
 {
-        Bfcd__Request r = BFCD__REQUEST__INIT;
         Bfcd__Goodbye goodbye = BFCD__GOODBYE__INIT;
-        uint64_t id;
+        Bfcd__Request r = REQUEST(GOODBYE, goodbye, &goodbye);
 
         peer_let_go_all(p);
         p->n_retires = 0;
-        r.body_case = BFCD__REQUEST__BODY_GOODBYE;
-        r.goodbye = &goodbye;
-        MUST(peer_send(p, &r, &id) == 0);
-        return id;
+        return peer_post(p, &r);
 }
 
 int peer_retired(struct peer *p, uint64_t sequence)
@@ -801,16 +765,14 @@ static bool peer_is_to_retire(const struct peer *p, uint64_t id)
 
 int peer_ack_without(struct peer *p, uint64_t sequence, const uint64_t *lost, size_t n_lost)
 {
-        Bfcd__Request r = BFCD__REQUEST__INIT;
         Bfcd__Ack ack = BFCD__ACK__INIT;
+        Bfcd__Request r = REQUEST(ACK, ack, &ack);
         const char *why;
         int result;
 
         ack.sequence = sequence;
         ack.lost_extent_ids = (uint64_t *)(uintptr_t)lost;
         ack.n_lost_extent_ids = n_lost;
-        r.body_case = BFCD__REQUEST__BODY_ACK;
-        r.ack = &ack;
         result = session_handle(p->session, &r, &why);
         for (size_t i = 0; result == 0 && i < n_lost; i++)
                 if (!peer_is_to_retire(p, lost[i]) && peer_find_hold(p, lost[i]) < p->n_refs)

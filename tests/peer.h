@@ -11,7 +11,7 @@
 
 #include "daemon/memory/broker.h"
 #include "daemon/session/session.h"
-#include "proto/bfcd.pb-c.h"
+#include "proto/message.h"
 
 #define PEER_MAX_REPLIES    4096
 #define PEER_MAX_PARTITIONS 16
@@ -104,6 +104,7 @@ struct peer *peer_drop(struct peer *p);
 
 /* Sends a request as it is (id set here unless it is set): session_handle()'s result. */
 int peer_send(struct peer *p, Bfcd__Request *r, uint64_t *ret_id);
+uint64_t peer_post(struct peer *p, Bfcd__Request *request); /* where it must be sent; its id */
 /* The reply with this id, or NULL. */
 const Bfcd__Reply *peer_reply(const struct peer *p, uint64_t id);
 void peer_forget_replies(struct peer *p);

@@ -10,10 +10,17 @@
 
 #include <check.h>
 #include <dirent.h>
+#include <errno.h>
+#include <stdbool.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+#define KIB (UINT64_C(1) << 10)
+#define MIB (UINT64_C(1) << 20)
+#define GIB (UINT64_C(1) << 30)
 
 static inline void suite_add_test(TCase *tcase, const TTest *test, int from, int to)
 {
@@ -69,6 +76,19 @@ static inline int suite_count_fds(void)
                 n++;
         closedir(d);
         return n - 3; /* ".", "..", the folder itself */
+}
+
+/* Around each test of suite_main(), outside of its fixture. */
+int suite_n_fds_before __attribute__((weak));
+
+static inline void suite_remember_fds(void)
+{
+        suite_n_fds_before = suite_count_fds();
+}
+
+static inline void suite_assert_fds(void)
+{
+        ck_assert_int_eq(suite_count_fds(), suite_n_fds_before);
 }
 
 /* ---- tests that register themselves ---- */
@@ -169,10 +189,10 @@ static inline struct suite_fixture *suite_fixture_of(const struct suite_test *t)
         return last;
 }
 
-/* A suite of all tests that are registered. timeout: seconds of each test. setup and teardown, which may be
+/* A suite of all tests that are registered. finds_fds: a test that leaves an fd open fails. timeout: seconds of each test. setup and teardown, which may be
  * NULL, are those of the tests without a FIXTURE. */
-static inline Suite *suite_of_tests(const char *name, double timeout, void (*setup)(void),
-                                    void (*teardown)(void))
+static inline Suite *suite_make(const char *name, bool finds_fds, double timeout, void (*setup)(void),
+                                void (*teardown)(void))
 {
         static struct suite_fixture none;
         Suite *suite = suite_create(name);
@@ -186,6 +206,8 @@ static inline Suite *suite_of_tests(const char *name, double timeout, void (*set
                 if (!f->tcase) {
                         f->tcase = tcase_create(f->name);
                         tcase_set_timeout(f->tcase, timeout);
+                        if (finds_fds)
+                                tcase_add_checked_fixture(f->tcase, suite_remember_fds, suite_assert_fds);
                         tcase_add_checked_fixture(f->tcase, f->setup, f->teardown);
                         suite_add_tcase(suite, f->tcase);
                 }
@@ -194,10 +216,21 @@ static inline Suite *suite_of_tests(const char *name, double timeout, void (*set
         return suite;
 }
 
-/* Runs all tests that are registered; the exit status for main(). */
+#define suite_of_tests(name, timeout, setup, teardown) suite_make(name, false, timeout, setup, teardown)
+
+/* Runs all tests that are registered, and finds leaked fds; the exit status for main(). A program without a
+ * main() has one that calls this (suite.c). */
 static inline int suite_main(const char *name)
 {
-        return suite_run(suite_of_tests(name, 0, NULL, NULL));
+        return suite_run(suite_make(name, true, 0, NULL, NULL));
+}
+
+/* The name of a program without "test_": of its suite. */
+static inline const char *suite_name(void)
+{
+        const char *name = program_invocation_short_name;
+
+        return strncmp(name, "test_", 5) == 0 ? name + 5 : name;
 }
 
 #endif

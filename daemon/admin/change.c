@@ -13,6 +13,7 @@
 #include "daemon/admin/drain.h"
 #include "daemon/config/schema.h"
 #include "daemon/memory/broker_lease.h"
+#include "daemon/memory/broker_lease_auto.h"
 #include "daemon/number.h"
 
 struct change_tenant {
@@ -80,6 +81,12 @@ static const struct config_quota *find_config_quota(const struct change *c, cons
                 if (&c->b->partitions[c->partition_of[t->quotas[i].partition]] == q->partition)
                         return &t->quotas[i];
         return NULL;
+}
+
+/* Of an existing tenant. */
+static const struct config_tenant *change_config_of(const struct change *c, const struct tenant *t)
+{
+        return c->config_of[t - c->b->tenants];
 }
 
 static int change_map_partitions(struct change *c)
@@ -175,21 +182,57 @@ static void change_count_quota(struct change *c, const struct quota *q, const st
         uint64_t limit = to ? to->limit_bytes : q->account.limit_bytes;
         uint64_t n_sessions = to ? to->max_sessions : q->max_sessions;
         uint64_t n_blocks = to ? to->max_blocks : q->max_blocks;
-        uint64_t committed =
-                to ? max_u64(to->reserve_bytes, q->account.committed_bytes) : q->account.charged_bytes;
+        uint64_t promised, committed = q->account.charged_bytes;
 
+        if (to) {
+                lease_auto_sums(c->b, find_tenant(c, q->tenant), q, to, &promised, &committed);
+                committed = max_u64(to->reserve_bytes, committed);
+        }
         change_count(c, partition, arena_extent_room(q->arena, limit), max_u64(n_sessions, q->all.n_sessions),
                      max_u64(n_blocks, q->all.n_blocks), committed);
 }
 
-/* A lease in a quota, where its blocks and what it takes are counted. to: of the quota. */
+/* A lease in a quota, where its blocks and what it takes are counted. to: of the quota. The higher of the old and the
+ * new limit counts. */
 static void change_count_lease(struct change *c, const struct quota *q, const struct config_quota *to)
 {
         uint64_t n_sessions = to ? to->max_sessions : q->max_sessions;
+        uint64_t limit = q->account.limit_bytes;
 
-        change_count(c, (size_t)(q->partition - c->b->partitions),
-                     arena_extent_room(q->arena, q->account.limit_bytes), max_u64(n_sessions, q->sessions.n),
-                     0, 0);
+        if (lease_auto_follows(c->b, lease_of(c->b, q), to))
+                limit = max_u64(limit, lease_auto_limits(q, to).limit_bytes);
+        change_count(c, (size_t)(q->partition - c->b->partitions), arena_extent_room(q->arena, limit),
+                     max_u64(n_sessions, q->sessions.n), 0, 0);
+}
+
+/* The quota's leases, of which some follow the config. */
+static int change_prepare_leases(struct change *c, const struct quota *q, const struct config_quota *to)
+{
+        const struct tenant *t = find_tenant(c, q->tenant);
+        uint64_t promised, committed;
+
+        lease_auto_sums(c->b, t, q, to, &promised, &committed);
+        if (to->limit_bytes < promised)
+                change_fail(c,
+                            "tenant '%s': limit %s in partition '%s' is below the %s that are guaranteed to "
+                            "its leases: lower their reserves (bfcctl lease set), or end them first",
+                            q->tenant, SIZE(to->limit_bytes), q->partition->name, SIZE(promised));
+        else if (committed > to->limit_bytes && committed > q->account.committed_bytes)
+                change_fail(
+                        c,
+                        "tenant '%s': with the reserve of per in partition '%s', what is guaranteed to its "
+                        "leases and reserved would total %s, above the limit %s: lower the reserve",
+                        q->tenant, q->partition->name, SIZE(committed), SIZE(to->limit_bytes));
+        for (size_t i = 0; i < t->n_quotas; i++) {
+                struct quota *each = t->quotas[i];
+                int r = 0;
+
+                if (each->lease.parent == q && lease_auto_follows(c->b, lease_of(c->b, each), to))
+                        r = quota_prepare_limit(each, lease_auto_limits(each, to).limit_bytes);
+                if (r < 0)
+                        return r;
+        }
+        return 0;
 }
 
 static int change_prepare_quota(struct change *c, struct quota *q, const struct config_quota *to)
@@ -203,12 +246,9 @@ static int change_prepare_quota(struct change *c, struct quota *q, const struct 
                             q->tenant, q->partition->name, SIZE(q->account.limit_bytes));
                 return 0;
         }
-        if (to->limit_bytes < q->account.promised_bytes)
-                change_fail(c,
-                            "tenant '%s': limit %s in partition '%s' is below the %s that are guaranteed to "
-                            "its leases: lower their reserves (bfcctl lease set), or end them first",
-                            q->tenant, SIZE(to->limit_bytes), q->partition->name,
-                            SIZE(q->account.promised_bytes));
+        r = change_prepare_leases(c, q, to);
+        if (r < 0)
+                return r;
         r = quota_prepare_limit(q, to->limit_bytes);
         if (r == -ENOTSUP) {
                 change_fail(c,
@@ -259,12 +299,6 @@ static int change_check_quotas(struct change *c)
                 }
         }
         return 0;
-}
-
-/* Of an existing tenant. */
-static const struct config_tenant *change_config_of(const struct change *c, const struct tenant *t)
-{
-        return c->config_of[t - c->b->tenants];
 }
 
 static void change_check_pools(struct change *c)
@@ -401,8 +435,29 @@ static void tell_usage(void *userdata, const struct config_field *field)
                         n, n - n_max);
 }
 
-static void tell_quota(struct change *c, const struct quota *q, const struct config_quota *to)
+/* Their extents were chosen for a lower limit. */
+static void tell_lower_leases(struct change *c, const struct tenant *t, const struct quota *q,
+                              const struct config_quota *to)
 {
+        for (size_t i = 0; i < t->n_quotas; i++) {
+                const struct quota *each = t->quotas[i];
+                uint64_t limit;
+
+                if (each->lease.parent != q || !lease_auto_follows(c->b, lease_of(c->b, each), to))
+                        continue;
+                limit = lease_auto_limits(each, to).limit_bytes;
+                if (limit < to->per_limit_bytes && limit != each->account.limit_bytes)
+                        fprintf(c->changes,
+                                "lease '%s' of tenant '%s' in partition '%s': limit is %s, the most that the sizes "
+                                "of its extents allow\n",
+                                each->lease.name, q->tenant, q->partition->name, SIZE(limit));
+        }
+}
+
+static void tell_quota(struct change *c, const struct tenant *t, const struct quota *q,
+                       const struct config_quota *to)
+{
+        const struct config_quota *per = lease_auto_per(c->b, t, q->partition);
         const struct config_quota was = {
                 .limit_bytes = q->account.limit_bytes,
                 .reserve_bytes = q->account.reserve_bytes,
@@ -410,6 +465,9 @@ static void tell_quota(struct change *c, const struct quota *q, const struct con
                 .max_blocks = q->max_blocks,
                 .keep_bytes = q->keep.n_bytes,
                 .keep_ms = q->keep.ms,
+                .per_cgroup = per ? per->per_cgroup : NULL,
+                .per_limit_bytes = per ? per->per_limit_bytes : 0,
+                .per_reserve_bytes = per ? per->per_reserve_bytes : 0,
         };
         char kind[CONFIG_NAME_MAX + 32];
 
@@ -419,6 +477,7 @@ static void tell_quota(struct change *c, const struct quota *q, const struct con
         snprintf(kind, sizeof(kind), "tenant '%s' in partition", q->tenant);
         config_diff_section(&CONFIG_QUOTA, &was, to, kind, q->partition->name, c->changes, tell_usage,
                             &(struct tell_usage){ c, q, to });
+        tell_lower_leases(c, t, q, to);
 }
 
 static void tell_tenant(struct change *c, const struct config_tenant *to, const struct tenant *t)
@@ -435,7 +494,7 @@ static void tell_tenant(struct change *c, const struct config_tenant *to, const 
                 const struct quota *q = t ? tenant_quota(t, p) : NULL;
 
                 if (q)
-                        tell_quota(c, q, &to->quotas[i]);
+                        tell_quota(c, t, q, &to->quotas[i]);
                 else
                         fprintf(c->changes,
                                 "tenant '%s': new quota in partition '%s': limit %s, reserve %s\n", to->name,
@@ -570,16 +629,23 @@ static int change_make(struct change *c)
 
 /* ---- applying ------------------------------------------------------------- */
 
+static void apply_lease(struct change *c, struct lease *lease, const struct config_quota *to)
+{
+        lease_follow(lease);
+        if (lease_auto_follows(c->b, lease, to))
+                lease_auto_set(c->b, lease, to);
+}
+
 static void apply_quotas(struct change *c, struct tenant *t)
 {
         for (size_t i = 0; i < t->n_quotas; i++) {
                 struct quota *q = t->quotas[i];
                 const struct config_quota *to = find_config_quota(c, t->config, q);
 
-                if (q->lease.parent) /* its tenant's quota is before it */
-                        lease_follow(lease_of(c->b, q));
-                if (q->lease.parent)
+                if (q->lease.parent) { /* its tenant's quota is before it */
+                        apply_lease(c, lease_of(c->b, q), to);
                         continue;
+                }
                 if (!to) {
                         quota_remove(q);
                         broker_note_leave(c->b, q);

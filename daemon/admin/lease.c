@@ -11,21 +11,26 @@
 
 #include "daemon/admin/command.h"
 #include "daemon/admin/explain.h"
+#include "daemon/admin/lease_bounds.h"
+#include "daemon/admin/lease_room.h"
+#include "daemon/admin/lease_self.h"
 #include "daemon/admin/reload.h"
 #include "daemon/admin/report.h"
 #include "daemon/clock.h"
 #include "daemon/log.h"
 #include "daemon/memory/broker_lease.h"
+#include "daemon/memory/broker_lease_auto.h"
 #include "daemon/memory/cgroup.h"
-#include "daemon/net/fd_reserve.h"
 #include "daemon/number.h"
 #include "daemon/record/records.h"
 #include "daemon/session/session.h"
 
-#define LEASE_MAX_MS   (UINT64_C(1) << 42) /* of times from outside: more than a hundred years */
-#define LEASE_MAX_ROWS 40u                 /* sessions in a reply, each with the names of 16 leases */
-#define LEASE_LOOK_MS  1000u               /* between looks at one lease */
-#define LEASE_EVICT_MS 50u                 /* between attempts to evict a session that is being resumed */
+#define LEASE_MAX_MS     (UINT64_C(1) << 42) /* of times from outside: more than a hundred years */
+#define LEASE_LINE_BYTES 1024u
+#define LEASE_BY_BYTES   80u
+#define LEASE_MAX_ROWS   40u   /* sessions in a reply, each with the names of 16 leases */
+#define LEASE_LOOK_MS    1000u /* between looks at one lease */
+#define LEASE_EVICT_MS   50u   /* between attempts to evict a session that is being resumed */
 
 /* ---- create ---------------------------------------------------------------- */
 
@@ -59,7 +64,7 @@ static bool has_odd_components(const char *path, size_t n)
         return false;
 }
 
-static int read_cgroup(const char *path, struct ledger_lease *ret, char *why, size_t n)
+int lease_read_cgroup(const char *path, struct ledger_lease *ret, char *why, size_t n)
 {
         size_t n_path = strlen(path);
 
@@ -117,7 +122,7 @@ static int read_match(const Bfcd__LeaseCreate *m, struct ledger_lease *ret, char
 {
         switch (m->match_case) {
         case BFCD__LEASE_CREATE__MATCH_CGROUP:
-                return read_cgroup(m->cgroup, ret, why, n);
+                return lease_read_cgroup(m->cgroup, ret, why, n);
         case BFCD__LEASE_CREATE__MATCH_UNIT:
                 return read_unit(m->unit, ret, why, n);
         case BFCD__LEASE_CREATE__MATCH_PID:
@@ -179,82 +184,6 @@ static int check_reserve(const struct quota *parent, const struct account *lacks
         return -ENOMEM;
 }
 
-/* How many extents a lease with this limit may have. */
-static uint64_t lease_extents(const struct quota *parent, const struct lease *lease, uint64_t limit)
-{
-        const struct partition *p = parent->partition;
-        struct extent_sizes sizes = extent_sizes_for(p->share, limit, device_granularity(p->device));
-
-        return lease ? arena_extent_room(lease->quota->arena, limit)
-                     : extent_max_count(p->share, limit, &sizes);
-}
-
-/* As many records as all quotas may need, with a lease of this limit. lease: it exists; NULL: a new one. */
-static int check_room(const struct broker *b, const struct quota *parent, const struct lease *lease,
-                      uint64_t limit, char *why, size_t n)
-{
-        uint64_t n_quotas = 1, n_extents = lease_extents(parent, lease, limit);
-        uint64_t n_exports = n_extents * min_u64(max_u64(parent->max_sessions, parent->all.n_sessions),
-                                                 b->room.n_sessions);
-
-        for (size_t i = 0; i < b->n_tenants; i++) {
-                for (size_t k = 0; k < b->tenants[i].n_quotas; k++) {
-                        const struct quota *q = b->tenants[i].quotas[k];
-                        uint64_t extents = arena_extent_room(q->arena, q->account.limit_bytes);
-
-                        if (lease && q == lease->quota)
-                                continue;
-                        n_quotas++;
-                        n_extents += extents;
-                        n_exports += extents *
-                                     min_u64(max_u64(q->max_sessions, q->sessions.n), b->room.n_sessions);
-                }
-        }
-        if (n_quotas <= b->room.n_quotas && n_extents <= b->room.n_extents && n_exports <= b->room.n_exports)
-                return 0;
-        snprintf(why, n,
-                 "the daemon's tables are too small for a lease of %s: end other leases, lower "
-                 "max_sessions of tenant '%s', or restart bfcd",
-                 NUMBER_SIZE(limit), parent->tenant);
-        return -ENOSPC;
-}
-
-/* As many fds as all extents may need beside the sessions that exist, the same way. As at the start, it is only a
- * warning if max_sessions would need more. */
-static int check_fds(const struct broker *b, const struct quota *parent, const struct lease *lease,
-                     uint64_t limit, char *why, size_t n)
-{
-        uint64_t n_usable = fd_reserve_usable(), max_sessions = b->config->max_sessions, n_wanted;
-        struct capacity_lease leases[CAPACITY_LEASES + 1];
-        const struct quota *replaced = lease ? lease->quota : NULL;
-        size_t k = 0;
-
-        for (size_t i = 0; i < b->leases.n; i++) {
-                const struct quota *q = b->leases.list[i]->quota;
-
-                if (q != replaced)
-                        leases[k++] = (struct capacity_lease){ (size_t)(q->partition - b->partitions),
-                                                               q->account.limit_bytes };
-        }
-        leases[k++] = (struct capacity_lease){ (size_t)(parent->partition - b->partitions), limit };
-        n_wanted = capacity_fds(b->config, b->sessions.n_clients, leases, k);
-        if (n_wanted > n_usable) {
-                snprintf(why, n,
-                         "the limit on file descriptors is too low for a lease of %s: with it, all extents "
-                         "and the %zu sessions that exist can need %" PRIu64 ", and %" PRIu64
-                         " are available: raise LimitNOFILE= of the service, or end other leases",
-                         NUMBER_SIZE(limit), b->sessions.n_clients, n_wanted, n_usable);
-                return -EMFILE;
-        }
-        n_wanted = capacity_fds(b->config, max_sessions, leases, k);
-        if (n_wanted > n_usable && capacity_fds(b->config, max_sessions, leases, k - 1) <= n_usable)
-                log_warning("the limit on file descriptors is too low for all leases beside max_sessions: "
-                            "%" PRIu64 ", which together can need %" PRIu64 ": %" PRIu64
-                            " are available; raise LimitNOFILE= of the service, or lower max_sessions",
-                            max_sessions, n_wanted, n_usable);
-        return 0;
-}
-
 /* How many leases there may be. */
 static int check_count(const struct broker *b, const struct tenant *t, const struct quota *parent, char *why,
                        size_t n)
@@ -296,11 +225,11 @@ static struct quota *find_quota(const struct broker *b, const struct tenant *t, 
         return q && !q->is_removed ? q : NULL;
 }
 
-static int check_name(const struct broker *b, const char *name, char *why, size_t n)
+static int check_name(const struct session *s, const char *name, char *why, size_t n)
 {
-        const struct lease *other = lease_find(b, name);
+        const struct lease *other = lease_find(s->broker, name);
 
-        if (!name_is_valid(name)) {
+        if (!name_is_valid(lease_self_name(s, name))) {
                 snprintf(why, n, "the name of a lease has 1 to %d letters, digits, '_', '-' and '.'",
                          CONFIG_NAME_MAX);
                 return -EINVAL;
@@ -330,16 +259,19 @@ static int check_create(const struct session *s, const Bfcd__LeaseCreate *m, str
                         size_t n)
 {
         const struct broker *b = s->broker;
+        const char *tenant = s->admin || m->tenant[0] ? m->tenant : s->tenant->name;
         const struct quota *parent;
-        int r = check_name(b, m->name, why, n);
+        int r = lease_self_check_names(s, m->name, tenant, why, n);
 
+        if (r == 0)
+                r = check_name(s, m->name, why, n);
         if (r < 0)
                 return r;
-        ret->tenant = find_tenant(b, m->tenant);
+        ret->tenant = find_tenant(b, tenant);
         parent = ret->parent = find_quota(b, ret->tenant, m->partition);
         if (!parent) {
-                explain_names(s, m->tenant[0] ? m->tenant : "(none)",
-                              m->partition[0] ? m->partition : "(none)", why, n);
+                explain_names(s, tenant[0] ? tenant : "(none)", m->partition[0] ? m->partition : "(none)",
+                              why, n);
                 return -ENOENT;
         }
         if (parent->partition->preallocate) {
@@ -354,18 +286,33 @@ static int check_create(const struct session *s, const Bfcd__LeaseCreate *m, str
                 snprintf(why, n, "the time-out or the grace time is too long");
                 r = -EINVAL;
         }
+        return r;
+}
+
+static int check_make(const struct broker *b, struct tenant *t, const struct quota *parent,
+                      const struct ledger_lease *facts, char *why, size_t n)
+{
+        uint64_t limit = facts->limit_bytes, reserve = facts->reserve_bytes;
+        int r = check_sizes(limit, reserve, why, n);
+
         if (r == 0)
-                r = check_sizes(m->bytes_limit, m->bytes_reserve, why, n);
+                r = check_limit(parent, limit, why, n);
         if (r == 0)
-                r = check_limit(parent, m->bytes_limit, why, n);
+                r = check_reserve(parent, account_short_of(&parent->account, reserve), reserve, why, n);
         if (r == 0)
-                r = check_reserve(parent, account_short_of(&parent->account, m->bytes_reserve),
-                                  m->bytes_reserve, why, n);
+                r = check_count(b, t, parent, why, n);
         if (r == 0)
-                r = check_count(b, ret->tenant, parent, why, n);
+                r = lease_bounds_check(b, t, facts->maker, why, n);
         if (r == 0)
-                r = check_room(b, parent, NULL, m->bytes_limit, why, n);
-        return r == 0 ? check_fds(b, parent, NULL, m->bytes_limit, why, n) : r;
+                r = lease_check_room(b, parent, NULL, limit, why, n);
+        return r;
+}
+
+static const char *name_session(const struct session *s, char ret[static LEASE_BY_BYTES])
+{
+        snprintf(ret, LEASE_BY_BYTES, "session %" PRIu64 " (uid %u, pid %d)", s->id, (unsigned)s->who.uid,
+                 (int)s->who.pid);
+        return ret;
 }
 
 /* For lists and the log. */
@@ -379,17 +326,51 @@ static const char *match_text(const struct ledger_lease *record, char ret[static
         return ret;
 }
 
+/* Users cause leases at will. */
+static void log_lease(struct tenant *t, enum ledger_lease_maker maker, const char *line)
+{
+        if (maker == LEASE_BY_OPERATOR)
+                log_info("%s", line);
+        else
+                log_limited(&t->lease_log, LOG_LEVEL_INFO, "%s", line);
+}
+
+int lease_make(struct broker *b, struct tenant *t, struct quota *parent, const struct ledger_lease *facts,
+               const char *by, struct lease **ret, char *why, size_t n)
+{
+        char match[LEDGER_PLACE_BYTES], line[LEASE_LINE_BYTES];
+        int r = check_make(b, t, parent, facts, why, n);
+
+        if (r < 0)
+                return r;
+        r = lease_new(b, t, parent, facts, ret);
+        if (r < 0) {
+                snprintf(why, n, "lease '%s' could not be made: %s", facts->name, strerror(-r));
+                return r;
+        }
+        lease_bounds_note(t, facts->maker);
+        (void)lease_has_lost_match(b, *ret); /* notes that its control group exists */
+        snprintf(line, sizeof(line),
+                 "%s: lease '%s' made: tenant '%s' in partition '%s', limit %s, reserve %s, for %s %s", by,
+                 facts->name, t->name, parent->partition->name, NUMBER_SIZE(facts->limit_bytes),
+                 NUMBER_SIZE(facts->reserve_bytes), lease_kind_name(facts->kind), match_text(facts, match));
+        log_lease(t, facts->maker, line);
+        b->leases.due_ms = 0;
+        broker_wake(b);
+        return 0;
+}
+
 int handle_lease_create(struct session *s, const Bfcd__Request *r, const char **ret_why)
 {
         const Bfcd__LeaseCreate *m = r->lease_create;
-        char why[EXPLAIN_SENTENCE], match[LEDGER_PLACE_BYTES];
         struct new_lease new = { .facts = { .born_ms = clock_ms() } };
         struct ledger_lease *facts = &new.facts;
+        char why[EXPLAIN_SENTENCE], by[LEASE_BY_BYTES];
         struct lease *lease;
         int result;
 
         (void)ret_why;
-        if (command_refuse_client(s, r->id, "leases are made"))
+        if (lease_self_refuse(s, r->id, "leases are made"))
                 return 0;
         result = check_create(s, m, &new, why, sizeof(why));
         if (result < 0) {
@@ -402,22 +383,14 @@ int handle_lease_create(struct session *s, const Bfcd__Request *r, const char **
         facts->ends_ms = m->ttl_ms > 0 ? facts->born_ms + m->ttl_ms : 0;
         facts->evicts = m->evicts != 0;
         facts->grace_ms = m->grace_ms;
-        result = lease_new(s->broker, new.tenant, new.parent, facts, &lease);
-        if (result < 0) {
-                session_refuse_format(s, r->id, result, "lease '%s' could not be made: %s", m->name,
-                                      strerror(-result));
-                return 0;
-        }
-        (void)lease_has_lost_match(s->broker, lease); /* notes that its control group exists */
-        log_info("session %" PRIu64
-                 " (uid %u, pid %d): lease '%s' made: tenant '%s' in partition '%s', limit %s, "
-                 "reserve %s, for %s %s",
-                 s->id, (unsigned)s->who.uid, (int)s->who.pid, lease->name, lease->tenant->name,
-                 lease->quota->partition->name, NUMBER_SIZE(m->bytes_limit), NUMBER_SIZE(m->bytes_reserve),
-                 lease_kind_name(facts->kind), match_text(facts, match));
-        s->broker->leases.due_ms = 0;
-        broker_wake(s->broker);
-        session_done(s, r->id);
+        result = lease_self_check(s, new.parent, facts, why, sizeof(why));
+        if (result == 0)
+                result = lease_make(s->broker, new.tenant, new.parent, facts, name_session(s, by), &lease,
+                                    why, sizeof(why));
+        if (result < 0)
+                session_refuse(s, r->id, result, why);
+        else
+                session_done(s, r->id);
         return 0;
 }
 
@@ -428,9 +401,15 @@ static struct lease *find_lease(struct session *s, uint64_t id, const char *name
 {
         struct lease *lease;
 
-        if (command_refuse_client(s, id, what))
+        if (lease_self_refuse(s, id, what))
                 return NULL;
         lease = lease_find(s->broker, name);
+        if (lease && !lease_self_owns(s, lease)) {
+                session_refuse_format(s, id, -EACCES,
+                                      "lease '%.63s' was not made by this user: only operators change it",
+                                      name);
+                return NULL;
+        }
         if (!lease)
                 session_refuse_format(s, id, -ENOENT,
                                       "there is no lease '%.63s'; 'bfcctl lease list' shows all", name);
@@ -458,24 +437,13 @@ static int check_set(const struct broker *b, const struct lease *lease, const Bf
                 r = check_reserve(q->lease.parent, account_lacks_reserve(&q->account, limits->reserve_bytes),
                                   limits->reserve_bytes, why, n);
         if (r == 0 && limits->limit_bytes > q->account.limit_bytes)
-                r = check_room(b, q->lease.parent, lease, limits->limit_bytes, why, n);
-        if (r == 0 && limits->limit_bytes > q->account.limit_bytes)
-                r = check_fds(b, q->lease.parent, lease, limits->limit_bytes, why, n);
+                r = lease_check_room(b, q->lease.parent, lease, limits->limit_bytes, why, n);
         if (r == 0 && quota_prepare_limit(lease->quota, limits->limit_bytes) < 0) {
                 snprintf(why, n, "the sizes of its extents allow at most %s: make another lease",
                          NUMBER_SIZE(arena_limit_max(q->arena)));
                 r = -EOPNOTSUPP;
         }
         return r;
-}
-
-/* The reserve is never above the limit, also if the daemon is killed between the stores. */
-static void store_limits(struct ledger_lease *record, const struct quota_limits *limits)
-{
-        if (limits->reserve_bytes < record->reserve_bytes)
-                record->reserve_bytes = limits->reserve_bytes;
-        record->limit_bytes = limits->limit_bytes;
-        record->reserve_bytes = limits->reserve_bytes;
 }
 
 static void apply_set(struct session *s, struct lease *lease, const Bfcd__LeaseSet *m,
@@ -489,7 +457,7 @@ static void apply_set(struct session *s, struct lease *lease, const Bfcd__LeaseS
                 record->ends_ms = m->ttl_ms > 0 ? clock_ms() + m->ttl_ms : 0;
         s->broker->leases.due_ms = 0;
         q->sessions.limit_changed = q->account.limit_bytes != limits->limit_bytes;
-        store_limits(record, limits);
+        lease_store_limits(s->broker, lease, limits->limit_bytes, limits->reserve_bytes);
         quota_set(q, limits);
         partition_set_limit(p, p->pool.limit_bytes, p->reclaim_timeout_ms); /* its requests look again */
         reload_tell_sessions(s->broker);
@@ -501,8 +469,9 @@ int handle_lease_set(struct session *s, const Bfcd__Request *r, const char **ret
 {
         const Bfcd__LeaseSet *m = r->lease_set;
         struct lease *lease = find_lease(s, r->id, m->name, "leases are changed");
+        enum ledger_lease_maker maker = s->admin ? LEASE_BY_OPERATOR : LEASE_BY_USER;
         struct quota_limits limits;
-        char why[EXPLAIN_SENTENCE];
+        char why[EXPLAIN_SENTENCE], by[LEASE_BY_BYTES];
         int result;
 
         (void)ret_why;
@@ -514,15 +483,21 @@ int handle_lease_set(struct session *s, const Bfcd__Request *r, const char **ret
                 .max_sessions = lease->quota->max_sessions,
                 .max_blocks = lease->quota->max_blocks,
         };
-        result = check_set(s->broker, lease, m, &limits, why, sizeof(why));
+        result = lease_self_check_reserve(s, lease->quota->lease.parent, lease->quota->account.reserve_bytes,
+                                          limits.reserve_bytes, why, sizeof(why));
+        if (result == 0)
+                result = lease_bounds_check_change(lease->tenant, maker, why, sizeof(why));
+        if (result == 0)
+                result = check_set(s->broker, lease, m, &limits, why, sizeof(why));
         if (result < 0) {
                 session_refuse(s, r->id, result, why);
                 return 0;
         }
         apply_set(s, lease, m, &limits);
-        log_info("session %" PRIu64 " (uid %u, pid %d): lease '%s' changed: limit %s, reserve %s", s->id,
-                 (unsigned)s->who.uid, (int)s->who.pid, lease->name, NUMBER_SIZE(limits.limit_bytes),
-                 NUMBER_SIZE(limits.reserve_bytes));
+        lease_bounds_note(lease->tenant, maker);
+        snprintf(why, sizeof(why), "%s: lease '%s' changed: limit %s, reserve %s", name_session(s, by),
+                 lease->name, NUMBER_SIZE(limits.limit_bytes), NUMBER_SIZE(limits.reserve_bytes));
+        log_lease(lease->tenant, maker, why);
         session_done(s, r->id);
         return 0;
 }
@@ -540,6 +515,7 @@ static bool end_lease(struct broker *b, struct lease *lease, bool evicts, uint64
 {
         struct ledger_lease *record = lease_record(b, lease);
         bool was_ended = record->ended_ms != 0;
+        char line[LEASE_LINE_BYTES];
 
         lease_end(b, lease);
         if (evicts)
@@ -547,10 +523,12 @@ static bool end_lease(struct broker *b, struct lease *lease, bool evicts, uint64
         b->leases.due_ms = 0;
         if (was_ended)
                 return false;
-        log_info("lease '%s' of tenant '%s' in partition '%s' ends: %s; %" PRIu32
+        snprintf(line, sizeof(line),
+                 "lease '%s' of tenant '%s' in partition '%s' ends: %s; %" PRIu32
                  " sessions have %s reserved",
                  lease->name, lease->tenant->name, lease->quota->partition->name, why,
                  lease->quota->sessions.n_told, NUMBER_SIZE(lease->quota->account.own_bytes));
+        log_lease(lease->tenant, record->maker, line);
         lease->quota->sessions.limit_changed = true;
         return true;
 }
@@ -630,7 +608,7 @@ int handle_lease_end(struct session *s, const Bfcd__Request *r, const char **ret
 {
         const Bfcd__LeaseEnd *m = r->lease_end;
         struct lease *lease = find_lease(s, r->id, m->name, "leases are ended");
-        char why[96];
+        char why[LEASE_BY_BYTES + 32], by[LEASE_BY_BYTES];
 
         (void)ret_why;
         if (!lease)
@@ -639,8 +617,7 @@ int handle_lease_end(struct session *s, const Bfcd__Request *r, const char **ret
                 session_refuse(s, r->id, -EINVAL, "the grace time is too long");
                 return 0;
         }
-        snprintf(why, sizeof(why), "requested by session %" PRIu64 " (uid %u, pid %d)", s->id,
-                 (unsigned)s->who.uid, (int)s->who.pid);
+        snprintf(why, sizeof(why), "requested by %s", name_session(s, by));
         if (end_lease(s->broker, lease, m->evicts, m->grace_ms, why))
                 tell_ended(s->broker);
         reply_end(s, r->id, lease);

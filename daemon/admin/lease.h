@@ -12,10 +12,22 @@
 #define LEASE_LOOKS 16u /* at control groups and processes in one tick */
 
 struct broker;
+struct lease;
 struct lease_end;
+struct ledger_lease;
+struct quota;
 struct session;
+struct tenant;
 
-/* Requests of the admin socket; see session_handle(). */
+/* Makes a lease of these facts within a quota of the tenant, if its limits and all tables have room. by: for the log.
+ * Negative: a sentence says why not. */
+int lease_make(struct broker *b, struct tenant *t, struct quota *parent, const struct ledger_lease *facts,
+               const char *by, struct lease **ret, char *why, size_t n);
+
+/* Makes the lease one for this control group. -EINVAL, with a sentence. */
+int lease_read_cgroup(const char *path, struct ledger_lease *ret, char *why, size_t n);
+
+/* Requests of the admin socket, and of the client socket where lease_self.h allows it; see session_handle(). */
 int handle_lease_create(struct session *s, const Bfcd__Request *r, const char **ret_why);
 int handle_lease_set(struct session *s, const Bfcd__Request *r, const char **ret_why);
 int handle_lease_end(struct session *s, const Bfcd__Request *r, const char **ret_why);

@@ -336,6 +336,7 @@ static void report_lease(const struct broker *b, const struct lease *lease, Bfcd
         row->match_kind = report_borrow(lease_kind_name(record->kind));
         snprintf(match, 24, "%" PRIu32, record->kind == LEASE_PID ? record->pid : record->uid);
         row->match = report_borrow(record->match[0] ? record->match : match);
+        row->made_by = report_borrow(lease_maker_name(record->maker));
         row->state = report_borrow(record->ended_ms != 0 ? "ending" : "active");
         row->age_ms = now_ms - record->born_ms;
         if (record->ended_ms == 0 && record->ends_ms != 0) /* at least 1: 0 means that there is none */

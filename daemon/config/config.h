@@ -61,11 +61,16 @@ struct config_quota {
         /* How many free bytes stay reserved for keep_ms after a session's end; 0: none. */
         uint64_t keep_bytes;
         uint64_t keep_ms;
+        /* `per`: each control group of the tenant's processes that matches has a lease. NULL: none has. */
+        char *per_cgroup;
+        uint64_t per_limit_bytes;
+        uint64_t per_reserve_bytes;
 };
 
 struct config_tenant {
         char *name;
         uint32_t max_sessions; /* in all partitions together */
+        bool leases_self;      /* its users make leases without the admin socket */
         uid_t *uids;           /* user names resolved */
         size_t n_uids;
         gid_t *gids; /* group names resolved */
@@ -106,7 +111,7 @@ struct config {
         uint64_t quarantine_timeout_ms;
         uint64_t read_timeout_ms;
         uint32_t max_sessions;
-        bool has_patterns; /* some tenant has units or cgroups */
+        bool has_patterns; /* some tenant has units or cgroups, or a quota has leases per control group */
         struct config_device *devices;
         size_t n_devices;
         struct config_partition *partitions;

@@ -83,6 +83,22 @@ static bool read_pattern(struct config_reader *r, const struct config_field *fie
         return append_string(r, field, t, n);
 }
 
+bool config_read_per_cgroup(struct config_reader *r, struct config_place *p, const struct config_field *field,
+                            const struct yamltree_node *n)
+{
+        struct config_quota *q = p->object;
+        const char *fault;
+
+        if (!n || !config_want(r, n, YAMLTREE_SCALAR, field->key))
+                return false;
+        fault = pattern_fault(n, field);
+        if (fault)
+                return config_fail(r, n, "%s '%s' %s", field->key, SHOW(n), fault);
+        q->per_cgroup = config_copy_text(r, n->text);
+        r->c->has_patterns = true;
+        return q->per_cgroup != NULL;
+}
+
 static bool read_id(struct config_reader *r, const struct config_field *field, const struct yamltree_node *n,
                     uint32_t *ret)
 {

@@ -189,6 +189,8 @@ const struct config_section CONFIG_TENANT = {
                 [TENANT_MAX_SESSIONS] = { "max_sessions", CONFIG_NUMBER,
                                           MEMBER(struct config_tenant, max_sessions), .min = 1,
                                           .max = CONFIG_MAX_SESSIONS },
+                [TENANT_LEASES] = { "leases", CONFIG_WORD, MEMBER(struct config_tenant, leases_self),
+                                    WORDS("operator", "self"), .hides_initial = true },
         },
 };
 
@@ -215,6 +217,15 @@ static void keep_text(const void *object, char ret[static CONFIG_TEXT_BYTES])
                          (unsigned long long)q->keep_ms);
 }
 
+static void per_text(const void *object, char ret[static CONFIG_TEXT_BYTES])
+{
+        const struct config_quota *q = object;
+
+        if (q->per_cgroup)
+                snprintf(ret, CONFIG_TEXT_BYTES, "%s with limit %s, reserve %s", q->per_cgroup,
+                         SIZE(q->per_limit_bytes), SIZE(q->per_reserve_bytes));
+}
+
 const struct config_section CONFIG_QUOTA = {
         .what = "a quota",
         .fields = {
@@ -232,6 +243,8 @@ const struct config_section CONFIG_QUOTA = {
                                        .initial = 100000, .min = 1, .max = 16777216 },
                 [QUOTA_KEEP] = { "keep", CONFIG_MAPPING, .section = &CONFIG_KEEP, .read = config_read_keep,
                                  .text = keep_text },
+                [QUOTA_PER] = { "per", CONFIG_MAPPING, .section = &CONFIG_PER, .read = config_read_per,
+                                .text = per_text },
         },
 };
 
@@ -244,6 +257,20 @@ const struct config_section CONFIG_KEEP = {
                                  .whole = "this quota's limit", .missing = KEEP_LACKS("bytes") },
                 [KEEP_FOR] = { "for", CONFIG_DURATION, MEMBER(struct config_quota, keep_ms),
                                .missing = KEEP_LACKS("for") },
+        },
+};
+
+#define PER_LACKS(key) "per lacks " key "; write it as in per: {cgroup: /kubepods.slice/*/*, limit: 2GiB}"
+
+const struct config_section CONFIG_PER = {
+        .what = "per",
+        .fields = {
+                [PER_CGROUP] = { "cgroup", CONFIG_NAME, MEMBER(struct config_quota, per_cgroup), .max = 120,
+                                 .missing = PER_LACKS("cgroup"), .read = config_read_per_cgroup },
+                [PER_LIMIT] = { "limit", CONFIG_SIZE, MEMBER(struct config_quota, per_limit_bytes), .min = 1,
+                                .whole = "this quota's limit", .missing = PER_LACKS("limit") },
+                [PER_RESERVE] = { "reserve", CONFIG_SIZE, MEMBER(struct config_quota, per_reserve_bytes),
+                                  .whole = "this quota's limit" },
         },
 };
 

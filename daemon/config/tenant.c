@@ -119,6 +119,48 @@ bool config_read_keep(struct config_reader *r, struct config_place *in, const st
         return true;
 }
 
+/* The quota's limit and its partition are known. */
+static void check_per(struct config_reader *r, const struct config_place *p, const struct config_quota *q)
+{
+        const struct config_partition *in = &r->c->partitions[q->partition];
+
+        if (in->growth == CONFIG_GROWTH_PREALLOCATE)
+                config_fail(r, p->node,
+                            "per is not for partition '%s', which preallocates the whole limits of its "
+                            "tenants and has no memory for leases",
+                            in->name);
+        else if (q->per_limit_bytes > q->limit_bytes)
+                config_fail(r, config_at(p, PER_LIMIT), "per has limit %s, more than this quota's limit, %s",
+                            SIZE(q->per_limit_bytes), SIZE(q->limit_bytes));
+        else if (q->per_reserve_bytes > q->per_limit_bytes)
+                config_fail(r, config_at(p, PER_RESERVE), "per has reserve %s, more than its limit, %s",
+                            SIZE(q->per_reserve_bytes), SIZE(q->per_limit_bytes));
+}
+
+bool config_read_per(struct config_reader *r, struct config_place *in, const struct config_field *field,
+                     const struct yamltree_node *n)
+{
+        struct config_quota *q = in->object;
+        struct config_place p = config_inner(in, field, n);
+
+        p.whole_bytes = q->limit_bytes;
+        p.whole_known = q->limit_bytes > 0;
+        if (!n || !config_read_section(r, &p))
+                return false;
+        if (config_knows(&p, PER_LIMIT) && (!p.at[PER_RESERVE] || config_knows(&p, PER_RESERVE)) &&
+            config_knows(in, QUOTA_PARTITION) && q->limit_bytes > 0)
+                check_per(r, &p, q);
+        return true;
+}
+
+static bool keep_quota(struct config_reader *r, struct config_tenant *t, const struct config_quota *q)
+{
+        if (config_append(r, (void **)&t->quotas, &t->n_quotas, q, sizeof(*q)))
+                return true;
+        free(q->per_cgroup);
+        return false;
+}
+
 bool config_read_quota(struct config_reader *r, const struct yamltree_node *n, struct config_place *in)
 {
         struct tenant_note *note = (struct tenant_note *)in;
@@ -128,16 +170,20 @@ bool config_read_quota(struct config_reader *r, const struct yamltree_node *n, s
 
         p.in = in;
         config_init(&CONFIG_QUOTA, &q);
-        if (!config_read_section(r, &p))
+        if (!config_read_section(r, &p)) {
+                free(q.per_cgroup);
                 return false;
+        }
         if (p.whole_known && (!p.at[QUOTA_LIMIT] || config_knows(&p, QUOTA_LIMIT)))
                 check_quota(r, &p, &q);
         if (p.at[QUOTA_MAX_SESSIONS] && q.max_sessions > note->n_sessions)
                 note->n_sessions = q.max_sessions;
-        if (!config_knows(&p, QUOTA_PARTITION))
+        if (!config_knows(&p, QUOTA_PARTITION)) {
+                free(q.per_cgroup);
                 return false;
+        }
         r->partitions[q.partition].n_sessions += q.max_sessions;
-        return config_append(r, (void **)&t->quotas, &t->n_quotas, &q, sizeof(q));
+        return keep_quota(r, t, &q);
 }
 
 /* ---- tenants -------------------------------------------------------------- */
@@ -154,6 +200,8 @@ void config_free_tenant(struct config_tenant *t)
 {
         free(t->name);
         config_free_match(t);
+        for (size_t i = 0; i < t->n_quotas; i++)
+                free(t->quotas[i].per_cgroup);
         free(t->quotas);
 }
 

@@ -13,6 +13,7 @@
 #include "daemon/handover/crash.h"
 #include "daemon/log.h"
 #include "daemon/memory/broker_lease.h"
+#include "daemon/memory/broker_lease_auto.h"
 #include "daemon/number.h"
 #include "device/host_free.h"
 
@@ -351,14 +352,18 @@ static void charge_closed(struct quota *q, uint64_t n_bytes)
                 charge_join(&q->closed, &charge);
 }
 
-/* Its memory ended with its process, and so did its sessions. */
+/* Its memory ended with its process, and so did its sessions. per: NULL, or the limits that it follows. */
 static void remake_lease(struct broker *b, struct tenant *t, struct quota *parent,
-                         struct inherited_quota *from)
+                         struct inherited_quota *from, const struct config_quota *per)
 {
-        const struct ledger_lease facts = *ledger_lease_at(b->ledger, from->lease);
+        struct ledger_lease facts = *ledger_lease_at(b->ledger, from->lease);
         struct lease *lease;
         int r;
 
+        if (per) {
+                facts.limit_bytes = per->per_limit_bytes;
+                facts.reserve_bytes = per->per_reserve_bytes;
+        }
         inherited_forget(b->inherited, from);
         r = lease_new(b, t, parent, &facts, &lease);
         if (r == 0) {
@@ -371,14 +376,13 @@ static void remake_lease(struct broker *b, struct tenant *t, struct quota *paren
 }
 
 /* Its limit where it can be restored. A lease that has ended continues with the memory that it has. */
-static void restore_lease_limit(struct broker *b, struct quota *q, struct ledger_lease *record)
+static void restore_lease_limit(struct quota *q, struct ledger_lease *record,
+                                const struct lease_auto_limits *to)
 {
-        struct extent_sizes grid = quota_extent_sizes(ledger_quota_at(b->ledger, q->index));
         const struct quota *parent = q->lease.parent;
 
-        if (limit_in(q->partition, record->limit_bytes, &grid) == record->limit_bytes &&
-            quota_prepare_limit(q, record->limit_bytes) == 0) {
-                quota_set_early(q, &(struct quota_limits){ record->limit_bytes, record->reserve_bytes,
+        if (quota_prepare_limit(q, to->limit_bytes) == 0) {
+                quota_set_early(q, &(struct quota_limits){ to->limit_bytes, to->reserve_bytes,
                                                            parent->max_sessions, parent->max_blocks, 0, 0 });
                 return;
         }
@@ -410,12 +414,16 @@ static int restore_lease(struct broker *b, struct tenant *t, struct quota *paren
                 .inherited_bytes = from->n_bytes,
                 .ret_why = &why,
         };
+        const struct config_quota *per = NULL;
+        struct lease_auto_limits to = { record->limit_bytes, record->reserve_bytes };
         struct lease *lease;
         struct quota *q;
         int r;
 
+        if (record->maker == LEASE_BY_CONFIG && record->ended_ms == 0)
+                per = lease_auto_per(b, t, parent->partition);
         if (parent->partition->share != DEVICE_SHARE_FD) {
-                remake_lease(b, t, parent, from);
+                remake_lease(b, t, parent, from, per);
                 return 0;
         }
         r = broker_make_quota(b, t, (size_t)(parent->partition - b->partitions), &options);
@@ -430,10 +438,14 @@ static int restore_lease(struct broker *b, struct tenant *t, struct quota *paren
         b->restored.n_bytes += from->n_bytes;
         b->restored.n_blocks += (uint32_t)from->arena.n_blocks;
         q = from->quota = t->quotas[t->n_quotas - 1];
-        restore_lease_limit(b, q, record);
+        to = per ? lease_auto_limits(q, per) : to;
+        restore_lease_limit(q, record, &to);
         note_interrupted_growth(q, from->growing_mib, from->oom_kills);
         quota_restore_lifetime(q, &from->life);
-        return lease_adopt(b, t, q, from->lease, &lease);
+        r = lease_adopt(b, t, q, from->lease, &lease);
+        if (r == 0 && record->ended_ms == 0)
+                lease_store_limits(b, lease, to.limit_bytes, to.reserve_bytes);
+        return r;
 }
 
 /* There is no quota of its tenant any more. */

@@ -105,7 +105,7 @@ static bool has_lost_a_lease(const struct broker *b, const struct ledger_session
              i < r->n_quotas && strcmp(r->quotas[i].tenant, record->tenant) == 0; i++)
                 n += r->quotas[i].quota && r->quotas[i].is_lease && is_leased(record, r->quotas[i].id);
         for (size_t i = 0; i < LEDGER_SESSION_LEASES; i++)
-                n -= record->leases[i] != 0;
+                n -= record->leases[i] != 0 && !(record->leases[i] & LEDGER_BARRED);
         return n != 0;
 }
 

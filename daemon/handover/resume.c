@@ -181,7 +181,7 @@ int resume_hello(struct session *s, const Bfcd__Request *r)
 
         if (!kept)
                 return 0;
-        if (session_find_share(kept, r->hello->partition, &share) < 0) {
+        if (session_find_share(kept, r->hello->partition, &share) < 0 || kept->shares[share].is_barred) {
                 session_refuse(s, r->id, -ENOENT, "this session has no such partition");
                 return 0;
         }

@@ -46,6 +46,7 @@
 #define LEDGER_FOREVER        UINT64_MAX /* a time that does not come */
 #define LEDGER_PLACE_BYTES    512        /* of a lease's control group or unit, NUL included */
 #define LEDGER_SESSION_LEASES 16 /* leases of a session: in so many partitions a tenant can have leases */
+#define LEDGER_BARRED         (UINT64_C(1) << 63)
 #define LEDGER_STEP_BYTES     (UINT64_C(2) << 20) /* limits and reserves of leases are multiples */
 
 /* Records are addressed by index inside their table. */
@@ -97,10 +98,10 @@ struct ledger_session {
         uint32_t has_events; /* not 0: it has an events socket */
         uint32_t can_resume; /* not 0: its client can resume it */
         uint64_t quotas_end; /* its hello had the tenant's quotas with lower ids, not leases */
-        uint64_t
-                leases[LEDGER_SESSION_LEASES]; /* and instead of some of them these: ids of quotas; 0: none */
-        uint64_t split_id;                     /* its block that was split last; 0: none */
-        uint64_t split_off_id;                 /* the high part of that split */
+        uint64_t leases[LEDGER_SESSION_LEASES]; /* and instead of some of them these: ids of quotas; 0: none;
+                                                  with LEDGER_BARRED the id of one that it may not use */
+        uint64_t split_id;                      /* its block that was split last; 0: none */
+        uint64_t split_off_id;                  /* the high part of that split */
         uint32_t pid;
         uint32_t uid;
         uint32_t gid;
@@ -162,6 +163,8 @@ struct ledger_block {
 
 enum ledger_lease_kind { LEASE_CGROUP = 1, LEASE_UNIT, LEASE_PID, LEASE_USER, LEASE_KINDS };
 
+enum ledger_lease_maker { LEASE_BY_OPERATOR, LEASE_BY_CONFIG, LEASE_BY_USER, LEASE_MAKERS };
+
 /* A lease: what makes a quota one, and which processes it is for. The limits are words that change. */
 struct ledger_lease {
         _Atomic uint64_t id;
@@ -180,6 +183,8 @@ struct ledger_lease {
         _Atomic uint64_t evicts_ms;     /* when its sessions are evicted; 0: they are not */
         _Atomic uint32_t evicts;        /* not 0: grace_ms after the end its sessions are evicted */
         _Atomic uint32_t place_is_seen; /* not 0: the control group existed */
+        uint32_t maker;                 /* enum ledger_lease_maker; LEASE_BY_CONFIG: `per: cgroup` made it */
+        uint32_t maker_uid;             /* by LEASE_BY_USER */
 };
 
 struct ledger_shared { /* a block with a name, unique in its tenant */

@@ -210,6 +210,8 @@ static const char *lease_fault(struct opening *o, uint32_t index)
                 return "it has no name";
         if (lease->kind < LEASE_CGROUP || lease->kind >= LEASE_KINDS)
                 return "what it matches is invalid";
+        if (lease->maker >= LEASE_MAKERS || (lease->maker == LEASE_BY_CONFIG && lease->kind != LEASE_CGROUP))
+                return "its maker is invalid";
         if (!memchr(lease->match, '\0', sizeof(lease->match)) ||
             !memchr(lease->place, '\0', sizeof(lease->place)))
                 return "its match is not terminated";

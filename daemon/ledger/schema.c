@@ -80,7 +80,7 @@ _Static_assert(sizeof(struct ledger_session) == 368, "layout of a session");
 _Static_assert(sizeof(struct ledger_extent) == 56, "layout of an extent");
 _Static_assert(sizeof(struct ledger_export) == 40, "layout of an export");
 _Static_assert(sizeof(struct ledger_shared) == 112, "layout of a shared block");
-_Static_assert(sizeof(struct ledger_lease) == 1184, "layout of a lease");
+_Static_assert(sizeof(struct ledger_lease) == 1192, "layout of a lease");
 _Static_assert(sizeof(struct ledger_metadata) == 4112, "layout of metadata");
 _Static_assert(sizeof(struct ledger_ref) == 48, "layout of a reference");
 _Static_assert(sizeof(struct ledger_block) == 112, "layout of a block");

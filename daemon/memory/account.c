@@ -178,9 +178,9 @@ int account_probe(const struct account *a, uint64_t n_bytes, uint64_t *ret_missi
         return 0;
 }
 
-uint64_t account_takes_of_root(const struct account *a, uint64_t n_bytes)
+uint64_t account_takes_of(const struct account *a, const struct account *scope, uint64_t n_bytes)
 {
-        for (; a->parent; a = a->parent)
+        for (; a != scope && a->parent; a = a->parent)
                 n_bytes = account_takes_more(a, n_bytes);
         return n_bytes;
 }

@@ -85,8 +85,9 @@ int account_probe(const struct account *a, uint64_t n_bytes, uint64_t *ret_missi
 /* The account whose limit refuses n_bytes more: a, or one above it. NULL: none does. */
 const struct account *account_short_of(const struct account *a, uint64_t n_bytes);
 
-/* How many of n_bytes more the accounts below the root do not have: the root must have them. */
-uint64_t account_takes_of_root(const struct account *a, uint64_t n_bytes);
+/* How many of n_bytes more the accounts from a up to below `scope` do not have: that must have them. scope: a, or above
+ * it; NULL: the root. */
+uint64_t account_takes_of(const struct account *a, const struct account *scope, uint64_t n_bytes);
 
 /* The most that it can ever have charged itself, with all other accounts at their reserves; by the limits of
  * the accounts up to `scope`, which is a or above it. NULL: up to the root. */

@@ -8,11 +8,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "daemon/clock.h"
 #include "daemon/memory/broker.h"
 #include "daemon/memory/cgroup.h"
+#include "daemon/number.h"
 
 const char *lease_kind_name(enum ledger_lease_kind kind)
 {
@@ -21,6 +21,15 @@ const char *lease_kind_name(enum ledger_lease_kind kind)
         };
 
         return names[kind];
+}
+
+const char *lease_maker_name(enum ledger_lease_maker maker)
+{
+        static const char *const names[LEASE_MAKERS] = {
+                [LEASE_BY_OPERATOR] = "operator", [LEASE_BY_CONFIG] = "config", [LEASE_BY_USER] = "user"
+        };
+
+        return names[maker];
 }
 
 struct lease *lease_find(const struct broker *b, const char *name)
@@ -50,6 +59,20 @@ size_t lease_count(const struct broker *b, const struct tenant *t)
 
         for (size_t i = 0; i < b->leases.n; i++)
                 n += b->leases.list[i]->tenant == t;
+        return n;
+}
+
+size_t lease_count_by(const struct broker *b, const struct tenant *t, enum ledger_lease_maker maker,
+                      uint32_t uid)
+{
+        size_t n = 0;
+
+        for (size_t i = 0; i < b->leases.n; i++) {
+                const struct ledger_lease *record = lease_record(b, b->leases.list[i]);
+
+                n += b->leases.list[i]->tenant == t && record->maker == maker &&
+                     (maker != LEASE_BY_USER || record->maker_uid == uid);
+        }
         return n;
 }
 
@@ -128,8 +151,7 @@ int lease_adopt(struct broker *b, struct tenant *t, struct quota *q, uint32_t in
 
 /* ---- matching ------------------------------------------------------------------ */
 
-/* How deep a path is below the root. */
-static unsigned path_depth(const char *path)
+unsigned lease_path_depth(const char *path)
 {
         unsigned n = 0;
 
@@ -148,11 +170,26 @@ static bool path_is_in(const char *path, const char *group)
         return strncmp(path, group, n) == 0 && (path[n] == '\0' || path[n] == '/');
 }
 
-static int match_process(const struct ledger_lease *record, struct lease_peer *peer)
+/* When the oldest process began that a lease of the tenant is for. */
+static uint64_t oldest_process(const struct broker *b, const struct tenant *t)
+{
+        uint64_t oldest = UINT64_MAX;
+
+        for (size_t i = 0; i < b->leases.n; i++) {
+                const struct ledger_lease *record = lease_record(b, b->leases.list[i]);
+
+                if (b->leases.list[i]->tenant == t && record->kind == LEASE_PID)
+                        oldest = min_u64(oldest, record->start_time);
+        }
+        return oldest;
+}
+
+static int match_process(const struct broker *b, const struct ledger_lease *record, struct lease_peer *peer)
 {
         if (!peer->has_ancestors)
                 peer->n_ancestors =
-                        process_ancestors("/proc", peer->who->pid, peer->ancestors, PROCESS_MAX_ANCESTORS);
+                        process_ancestors("/proc", peer->who->pid, oldest_process(b, peer->tenant),
+                                          peer->ancestors, PROCESS_MAX_ANCESTORS);
         peer->has_ancestors = true;
         for (int i = 0; i < peer->n_ancestors; i++)
                 if ((uint32_t)peer->ancestors[i].pid == record->pid &&
@@ -163,18 +200,18 @@ static int match_process(const struct ledger_lease *record, struct lease_peer *p
 
 /* 0: the process does not match. The larger, the more specific: a process tree, the nearest ancestor first; a
  * control group, the deepest first; a unit; a user. -errno: it is not known whether it matches. */
-static int match_rank(const struct ledger_lease *record, struct lease_peer *peer)
+static int match_rank(const struct broker *b, const struct ledger_lease *record, struct lease_peer *peer)
 {
         const struct credentials *who = peer->who;
         char unit[CGROUP_UNIT_BYTES];
 
         switch ((enum ledger_lease_kind)record->kind) {
         case LEASE_PID:
-                return match_process(record, peer);
+                return match_process(b, record, peer);
         case LEASE_CGROUP:
                 if (!who->cgroup)
                         return -ENODATA;
-                return path_is_in(who->cgroup, record->match) ? 3 + (int)path_depth(record->match) : 0;
+                return path_is_in(who->cgroup, record->match) ? 3 + (int)lease_path_depth(record->match) : 0;
         case LEASE_UNIT:
                 if (!who->cgroup)
                         return -ENODATA;
@@ -197,11 +234,14 @@ static void learn_place(struct ledger_lease *record, const char *cgroup)
 }
 
 /* A process that cannot be matched may belong to this lease. */
-static int refuse_unknown(const struct lease *lease, int error, char *sentence, size_t n)
+static int refuse_unknown(const struct lease *lease, const struct lease_peer *peer, int error, char *sentence,
+                          size_t n)
 {
         char why[64];
 
-        if (error == -ELOOP)
+        if (peer->who->pid <= 0)
+                snprintf(why, sizeof(why), "it is in a PID namespace that the daemon does not see");
+        else if (error == -ELOOP)
                 snprintf(why, sizeof(why), "it has more than %u ancestors", PROCESS_MAX_ANCESTORS);
         else if (error == -ENODATA)
                 snprintf(why, sizeof(why), "its control group could not be read");
@@ -227,20 +267,15 @@ int lease_match(const struct broker *b, const struct quota *parent, struct lease
 
                 if (lease->quota->lease.parent != parent)
                         continue;
-                rank = match_rank(lease_record(b, lease), peer);
+                rank = match_rank(b, lease_record(b, lease), peer);
                 if (rank < 0)
-                        return refuse_unknown(lease, rank, sentence, n_sentence);
+                        return refuse_unknown(lease, peer, rank, sentence, n_sentence);
                 if (rank < best_rank)
                         continue;
                 best = lease;
                 best_rank = rank;
         }
-        if (best && best->quota->lease.is_ended) {
-                snprintf(sentence, n_sentence, "lease '%s' in partition '%s' has ended", best->name,
-                         parent->partition->name);
-                return -EACCES;
-        }
-        if (best && lease_record(b, best)->kind == LEASE_UNIT)
+        if (best && !best->quota->lease.is_ended && lease_record(b, best)->kind == LEASE_UNIT)
                 learn_place(lease_record(b, best), peer->who->cgroup);
         *ret = best;
         return 0;
@@ -248,28 +283,13 @@ int lease_match(const struct broker *b, const struct quota *parent, struct lease
 
 /* ---- the end ------------------------------------------------------------------- */
 
-static bool place_exists(const char *place)
-{
-        static const char *const roots[] = { "/sys/fs/cgroup", "/sys/fs/cgroup/unified",
-                                             "/sys/fs/cgroup/systemd" };
-        char path[LEDGER_PLACE_BYTES + 64];
-        struct stat st;
-
-        for (size_t i = 0; i < sizeof(roots) / sizeof(roots[0]); i++) {
-                snprintf(path, sizeof(path), "%s%s", roots[i], place);
-                if (stat(path, &st) == 0 || (errno != ENOENT && errno != ENOTDIR))
-                        return true;
-        }
-        return false;
-}
-
 /* A unit of the system, before a session shows where it is. */
 static void guess_place(struct ledger_lease *record)
 {
         char place[LEDGER_PLACE_BYTES + 32];
 
         snprintf(place, sizeof(place), "/system.slice/%s", record->match);
-        if (strlen(place) < sizeof(record->place) && place_exists(place))
+        if (strlen(place) < sizeof(record->place) && cgroup_exists(place))
                 memcpy(record->place, place, strlen(place) + 1);
 }
 
@@ -284,11 +304,13 @@ bool lease_has_lost_match(struct broker *b, const struct lease *lease)
                 return r == -ESRCH ||
                        (r == 0 && (p.start_time != record->start_time || p.state == 'Z' || p.state == 'X'));
         }
+        if (record->maker == LEASE_BY_CONFIG) /* while it has sessions, its control group has processes */
+                return lease->quota->sessions.n_told == 0 && !cgroup_exists(record->place);
         if (record->kind == LEASE_UNIT && record->place[0] == '\0')
                 guess_place(record);
         if (record->kind == LEASE_USER || record->place[0] == '\0')
                 return false;
-        if (!place_exists(record->place))
+        if (!cgroup_exists(record->place))
                 return record->place_is_seen != 0;
         record->place_is_seen = 1;
         return false;

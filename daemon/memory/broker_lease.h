@@ -47,16 +47,20 @@ int lease_new(struct broker *b, struct tenant *t, struct quota *parent, const st
 /* The same for the lease with this index in the ledger, whose quota has been restored. -ENOMEM. */
 int lease_adopt(struct broker *b, struct tenant *t, struct quota *q, uint32_t index, struct lease **ret);
 
-/* The innermost lease within the quota that is for the process; NULL: none. -EACCES: it is not known which one it is,
- * or it has ended, and the sentence says why. The ancestors of the process are looked up when a lease asks for them. */
+/* The innermost lease within the quota that is for the process; NULL: none. It may have ended. -EACCES: it is not known
+ * which one it is, and the sentence says why. The ancestors of the process are looked up when a lease asks for them. */
 struct lease_peer {
         const struct credentials *who;
+        const struct tenant *tenant;
         struct process ancestors[PROCESS_MAX_ANCESTORS];
         int n_ancestors;    /* -errno: unknown */
         bool has_ancestors; /* they were looked up */
 };
 int lease_match(const struct broker *b, const struct quota *parent, struct lease_peer *peer,
                 struct lease **ret, char *sentence, size_t n_sentence);
+
+/* How deep a control group is below the root: the deeper of two is the inner one. */
+unsigned lease_path_depth(const char *path);
 
 /* No session joins it any more, nothing is guaranteed to it, and it is charged no more than now. */
 void lease_end(struct broker *b, struct lease *lease);
@@ -81,7 +85,12 @@ void lease_tell_gone(const struct broker *b, const struct lease_end *end);
 /* All of them, without their quotas. leave: their records stay for the next daemon. */
 void leases_forget(struct broker *b, bool leave);
 
+/* Leases of the tenant by this maker; of LEASE_BY_USER those of the user. */
+size_t lease_count_by(const struct broker *b, const struct tenant *t, enum ledger_lease_maker maker,
+                      uint32_t uid);
+
 /* In lists. */
+const char *lease_maker_name(enum ledger_lease_maker maker);
 const char *lease_kind_name(enum ledger_lease_kind kind);
 
 #endif

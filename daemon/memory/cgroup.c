@@ -9,6 +9,7 @@
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 /* A dozen hierarchies of version 1, each with a path. */
@@ -150,4 +151,69 @@ bool cgroup_path_matches(const char *pattern, const char *path)
                 above[n > 1 ? n - 1 : 1] = '\0'; /* without its '/', but for the root */
                 n = strlen(above);
         }
+}
+
+size_t cgroup_prefix(const char *pattern, const char *path)
+{
+        char above[CGROUP_PATH_BYTES];
+        size_t n = strlen(path);
+
+        if (strcmp(pattern, "/") == 0)
+                return n > 0;
+        if (n >= sizeof(above))
+                return 0;
+        for (size_t i = 1; i <= n; i++) {
+                if (path[i] != '/' && path[i] != '\0')
+                        continue;
+                memcpy(above, path, i);
+                above[i] = '\0';
+                if (i > 1 && fnmatch(pattern, above, FNM_NOESCAPE | FNM_PATHNAME) == 0)
+                        return i;
+        }
+        return 0;
+}
+
+/* ---- what is in the file system ---------------------------------------------- */
+
+static const char *const roots[] = { "/sys/fs/cgroup", "/sys/fs/cgroup/unified", "/sys/fs/cgroup/systemd" };
+
+#define N_ROOTS (sizeof(roots) / sizeof(roots[0]))
+
+/* 0, -ENOENT; other errors: it is not known. */
+static int look_in(const char *root, const char *path, struct stat *ret)
+{
+        char whole[CGROUP_PATH_BYTES + 64];
+
+        if (snprintf(whole, sizeof(whole), "%s%s", root, path) >= (int)sizeof(whole))
+                return -ENAMETOOLONG;
+        if (stat(whole, ret) == 0)
+                return 0;
+        return errno == ENOTDIR ? -ENOENT : -errno;
+}
+
+bool cgroup_exists(const char *path)
+{
+        struct stat st;
+
+        for (size_t i = 0; i < N_ROOTS; i++)
+                if (look_in(roots[i], path, &st) != -ENOENT)
+                        return true;
+        return false;
+}
+
+bool cgroup_is_of_user(const char *path, uid_t uid)
+{
+        bool is_seen = false;
+        struct stat st;
+
+        for (size_t i = 0; i < N_ROOTS; i++) {
+                int r = look_in(roots[i], path, &st);
+
+                if (r == -ENOENT)
+                        continue;
+                if (r < 0 || st.st_uid != uid)
+                        return false;
+                is_seen = true;
+        }
+        return is_seen;
 }

@@ -32,4 +32,13 @@ void cgroup_unit(const char *path, char ret[static CGROUP_UNIT_BYTES]);
 bool cgroup_unit_matches(const char *pattern, const char *unit);
 bool cgroup_path_matches(const char *pattern, const char *path);
 
+/* The length of the shortest control group that matches the whole pattern and has the path in it, or is it; 0: none
+ * matches. */
+size_t cgroup_prefix(const char *pattern, const char *path);
+
+/* Whether the control group exists in some hierarchy that is visible here. And whether it belongs to the user: it is
+ * visible, and its folder belongs to the user in each hierarchy that has it. */
+bool cgroup_exists(const char *path);
+bool cgroup_is_of_user(const char *path, uid_t uid);
+
 #endif

@@ -21,11 +21,13 @@ struct match_list {
         size_t n_tenants;
 };
 
+#define MATCH_NO_ID ((uint32_t)-1) /* which the config cannot name */
+
 /* A peer as the kernel describes it. */
 struct credentials {
-        pid_t pid; /* 0: not visible from here (another PID namespace) */
-        uid_t uid;
-        gid_t gid;
+        pid_t pid;         /* 0: not visible from here (another PID namespace) */
+        uid_t uid;         /* MATCH_NO_ID: it has none in the daemon's user namespace */
+        gid_t gid;         /* the same */
         const gid_t *gids; /* supplementary, sorted, borrowed: only while it is matched */
         size_t n_gids;
         uint64_t start_time; /* of the process; 0: unknown */

@@ -8,9 +8,11 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
-#define WALKS 4u /* while ancestors change */
+#define WALKS           4u /* while ancestors change */
+#define READS_OF_PARENT 2u
 
 int process_read(const char *proc, pid_t pid, struct process *ret)
 {
@@ -43,6 +45,19 @@ int process_read(const char *proc, pid_t pid, struct process *ret)
         return 0;
 }
 
+int process_owner(const char *proc, pid_t pid, uid_t *ret)
+{
+        char path[64];
+        struct stat st;
+
+        if (pid <= 0 || snprintf(path, sizeof(path), "%s/%d", proc, (int)pid) >= (int)sizeof(path))
+                return -ESRCH;
+        if (stat(path, &st) < 0)
+                return errno == ENOENT ? -ESRCH : -errno;
+        *ret = st.st_uid;
+        return 0;
+}
+
 /* Of ret[n - 1], which has one. It may exit meanwhile, or its child, and its pid may be used again. The parent was
  * read while the child had it as its parent if both are as before, and a parent is never younger than its child. */
 static int read_parent(const char *proc, struct process *ret, size_t n)
@@ -60,23 +75,31 @@ static int read_parent(const char *proc, struct process *ret, size_t n)
         return r;
 }
 
-static int walk(const char *proc, pid_t pid, struct process *ret, size_t n_max)
+/* reads: how many are left. */
+static int walk(const char *proc, pid_t pid, uint64_t since, struct process *ret, size_t n_max,
+                unsigned *reads)
 {
         int r = process_read(proc, pid, &ret[0]);
         size_t n = 1;
 
-        while (r == 0 && ret[n - 1].parent != 0) {
-                r = n < n_max ? read_parent(proc, ret, n) : -ELOOP;
-                n++;
+        --*reads;
+        while (r == 0 && ret[n - 1].parent != 0 && ret[n - 1].start_time >= since) {
+                if (n == n_max)
+                        return -ELOOP;
+                if (*reads < READS_OF_PARENT)
+                        return -EAGAIN;
+                *reads -= READS_OF_PARENT;
+                r = read_parent(proc, ret, n++);
         }
         return r < 0 ? r : (int)n;
 }
 
-int process_ancestors(const char *proc, pid_t pid, struct process *ret, size_t n_max)
+int process_ancestors(const char *proc, pid_t pid, uint64_t since, struct process *ret, size_t n_max)
 {
+        unsigned reads = PROCESS_MAX_READS;
         int r = -EAGAIN;
 
-        for (unsigned i = 0; r == -EAGAIN && i < WALKS; i++)
-                r = walk(proc, pid, ret, n_max);
+        for (unsigned i = 0; r == -EAGAIN && i < WALKS && reads > 0; i++)
+                r = walk(proc, pid, since, ret, n_max, &reads);
         return r;
 }

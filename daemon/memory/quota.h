@@ -81,7 +81,8 @@ struct quota_request {
         bool has_reclaimed; /* memory was reclaimed for it, or a reclaim was started */
         bool has_grown;     /* extents were made for it */
         uint64_t queued_ms; /* since then it waits for other sessions' frees; 0: not yet */
-        uint64_t claim;     /* bytes of the partition that it gets before later requests */
+        /* Bytes that it gets before later requests: of the partition; of its tenant's quota, if that has leases. */
+        uint64_t claim, claim_of_tenant;
         struct quota_shortage lack;
         struct quota_asking asking;
         /* 0: the callee owns the block. -EDQUOT, -ENOMEM, -ENODEV, ... */

@@ -40,7 +40,7 @@ static void quota_explain_partition(const struct quota_request *refused, char *b
         const struct account *a = &q->account;
         const struct account *p = &q->partition->pool;
         uint64_t attainable = account_attainable(a, NULL);
-        uint64_t claims = reclaim_claims_before(refused);
+        uint64_t claims = reclaim_claims_before(refused, 0).of_pool;
         struct bfc_stats stats;
         int n;
 
@@ -74,7 +74,7 @@ static const struct quota *quota_of_limit(const struct quota_request *refused)
 
         if (!above || refused->n_bytes > account_attainable(a, a))
                 return q;
-        return refused->n_bytes > account_attainable(a, above) ||
+        return refused->n_bytes > account_attainable(a, above) || refused->lack.scope == above ||
                                account_short_of(a, refused->n_bytes) == above
                        ? q->lease.parent
                        : q;

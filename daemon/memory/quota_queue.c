@@ -103,7 +103,7 @@ static void quota_unqueue(struct quota_request *request)
         if (q->queue.next == request)
                 q->queue.next = TAILQ_NEXT(request, link);
         TAILQ_REMOVE(&q->queue.requests, request, link);
-        reclaim_claim(request, 0);
+        reclaim_set_claim(request, (struct reclaim_claim){ 0, 0 });
         if (!TAILQ_EMPTY(&q->queue.requests))
                 return;
         TAILQ_REMOVE(&q->partition->queue.waiting, q, queue.of_waiting);
@@ -166,7 +166,7 @@ void quota_wait(struct quota_request *request)
         request->has_reclaimed = false;
         request->has_grown = false;
         request->queued_ms = 0;
-        request->claim = 0;
+        request->claim = request->claim_of_tenant = 0;
         request->lack = (struct quota_shortage){ 0 };
         request->asking = (struct quota_asking){ 0 };
         quota_enqueue(request);
@@ -317,7 +317,7 @@ void partition_make_claims_due(struct partition *p)
         p->claims.looked_ms = now_ms;
         p->claims.is_deferred = false;
         TAILQ_FOREACH(q, &p->queue.waiting, queue.of_waiting)
-        if (TAILQ_FIRST(&q->queue.requests)->claim > 0)
+        if (reclaim_has_claim(TAILQ_FIRST(&q->queue.requests)))
                 quota_make_due(q);
 }
 
@@ -348,7 +348,8 @@ void partition_look_again(struct partition *p)
         if (!partition_is_deferred(p))
                 return;
         TAILQ_FOREACH(q, &p->queue.waiting, queue.of_waiting)
-        if (q->queue.is_deferred || (p->claims.is_deferred && TAILQ_FIRST(&q->queue.requests)->claim > 0))
+        if (q->queue.is_deferred ||
+            (p->claims.is_deferred && reclaim_has_claim(TAILQ_FIRST(&q->queue.requests))))
                 quota_make_due(q);
         p->claims.looked_ms = clock_ms();
         p->claims.is_deferred = false;

@@ -10,7 +10,6 @@
 #include "daemon/number.h"
 
 #define RECLAIM_AGAIN_MS 500u
-#define RECLAIM_CALM_MS  10000u /* after this time without a claim the next one counts as the first */
 
 /* Drops the charge that is held for a growth. */
 void reclaim_uncharge(struct quota *q)
@@ -108,84 +107,50 @@ static void quota_grown(void *userdata, int result, bfc_handle handle, uint64_t 
         reclaim_release_unused(q);
 }
 
-/* ---- claims in the partition -------------------------------------- */
+/* ---- what a request needs --------------------------------------------------- */
 
-void reclaim_claim(struct quota_request *request, uint64_t n_bytes)
+struct reclaim_need {
+        uint64_t missing;
+        const struct account *scope; /* which lacks it; NULL: none does */
+        struct reclaim_claim takes;  /* of the accounts that others share */
+};
+
+/* Of the room in an account that others share, those that waited longer have their claims. False: it lacks bytes. */
+static bool has_room(const struct account *a, uint64_t n_bytes, uint64_t claims, uint64_t *ret_missing)
 {
-        struct partition *p = request->quota->partition;
-        struct quota *q;
+        uint64_t room = excess_u64(a->limit_bytes, a->committed_bytes);
 
-        if (request->claim == 0 && n_bytes > 0) {
-                uint64_t now = clock_ms();
-
-                p->claims.n++;
-                if (request->quota->growth.claim_ms == 0 ||
-                    now - request->quota->growth.unclaimed_ms >= RECLAIM_CALM_MS)
-                        request->quota->growth.claim_ms = now;
-        }
-        if (request->claim > 0 && n_bytes == 0) {
-                request->quota->growth.unclaimed_ms = clock_ms();
-                p->claims.n--;
-                TAILQ_FOREACH(q, &p->queue.waiting, queue.of_waiting)
-                if (q != request->quota) /* those behind it */
-                        quota_make_due(q);
-        }
-        p->claims.n_bytes += n_bytes - request->claim;
-        request->claim = n_bytes;
-}
-
-/* Its first request has waited for a second beyond all steps, or its requests, one after the other,
- * have had claims for as long as that can take. */
-static bool quota_claim_is_aged(const struct quota *q, uint64_t now)
-{
-        return quota_first_is_aged(q, now) ||
-               now - q->growth.claim_ms >= RECLAIM_STEPS * q->partition->reclaim_timeout_ms + RECLAIM_AGED_MS;
-}
-
-/* now: those that are aged are not counted; 0: all are. */
-static uint64_t partition_claims_before(const struct quota_request *request, uint64_t now)
-{
-        const struct partition *p = request->quota->partition;
-        const struct quota *q;
-        uint64_t n_bytes = 0;
-
-        if (p->claims.n == 0)
-                return 0;
-        TAILQ_FOREACH(q, &p->queue.waiting, queue.of_waiting)
-        {
-                const struct quota_request *first = TAILQ_FIRST(&q->queue.requests);
-
-                if (q != request->quota && first->ticket < request->ticket && first->claim > 0 &&
-                    (now == 0 || !quota_claim_is_aged(q, now)))
-                        n_bytes += first->claim;
-        }
-        return n_bytes;
-}
-
-uint64_t reclaim_claims_before(const struct quota_request *request)
-{
-        return partition_claims_before(request, 0);
-}
-
-/* Whether n_bytes may be charged now for this request, with `claims` bytes of the partition left to other
- * requests; fails as account_probe() does. What is free in the partition is for the request that has waited
- * the longest; what reserves keep is available to all. *ret_pool_bytes: how much of the partition's it
- * would take. */
-static int reclaim_probe(const struct quota_request *request, uint64_t n_bytes, uint64_t claims,
-                         uint64_t *ret_missing_bytes, uint64_t *ret_pool_bytes)
-{
-        const struct account *a = &request->quota->account;
-        const struct account *pool = &request->quota->partition->pool;
-        uint64_t room = excess_u64(pool->limit_bytes, pool->committed_bytes);
-        int r = account_probe(a, n_bytes, ret_missing_bytes);
-
-        *ret_pool_bytes = account_takes_of_root(a, n_bytes);
-        if (r == -EDQUOT || *ret_pool_bytes == 0)
-                return r;
         room -= min_u64(room, claims);
-        if (*ret_pool_bytes <= room)
+        if (n_bytes <= room)
+                return true;
+        *ret_missing = n_bytes - room + excess_u64(a->committed_bytes, a->limit_bytes);
+        return false;
+}
+
+/* Whether n_bytes may be charged now for this request, with `claims` left to other requests; fails as account_probe()
+ * does. What is free in an account is for the request that has waited the longest; what reserves keep is available to
+ * all. */
+static int reclaim_probe(const struct quota_request *request, uint64_t n_bytes, struct reclaim_claim claims,
+                         struct reclaim_need *ret)
+{
+        const struct account *a = &request->quota->account, *pool = &request->quota->partition->pool;
+        const struct account *shared = reclaim_shared_account(request->quota);
+        int r = account_probe(a, n_bytes, &ret->missing);
+
+        ret->scope = r < 0 ? account_short_of(a, n_bytes) : NULL;
+        ret->takes = (struct reclaim_claim){ account_takes_of(a, NULL, n_bytes),
+                                             shared ? account_takes_of(a, shared, n_bytes) : 0 };
+        if (r == -EDQUOT && ret->scope != shared)
+                return r;
+        if (ret->takes.of_tenant > 0 &&
+            !has_room(shared, ret->takes.of_tenant, claims.of_tenant, &ret->missing)) {
+                ret->scope = shared;
+                return -EDQUOT;
+        }
+        ret->scope = NULL;
+        if (ret->takes.of_pool == 0 || has_room(pool, ret->takes.of_pool, claims.of_pool, &ret->missing))
                 return 0;
-        *ret_missing_bytes = *ret_pool_bytes - room;
+        ret->scope = pool;
         return -ENOMEM;
 }
 
@@ -209,11 +174,11 @@ static bool quota_hold(struct quota *q, uint64_t n_bytes)
 static bool quota_may_hold(const struct quota *q, uint64_t n_bytes)
 {
         const struct quota_request *first = TAILQ_FIRST(&q->queue.requests);
-        uint64_t missing, of_pool;
+        struct reclaim_need need;
 
         return n_bytes <= q->growth.held.n_bytes ||
-               reclaim_probe(first, n_bytes - q->growth.held.n_bytes, reclaim_claims_before(first), &missing,
-                             &of_pool) == 0;
+               reclaim_probe(first, n_bytes - q->growth.held.n_bytes, reclaim_claims_before(first, 0),
+                             &need) == 0;
 }
 
 /* What was released is uncharged by now, in this turn of the loop: no other quota could take it. It is
@@ -515,7 +480,7 @@ static int quota_grow(struct quota *q, struct quota_request *request, const stru
                 charge_drop(&charge);
                 return r;
         }
-        if (request->claim > 0)
+        if (reclaim_has_claim(request))
                 q->growth.claim_ms = 0;
         quota_unqueue_served(request);
         request->has_grown = true;
@@ -539,23 +504,26 @@ static uint64_t growth_need(const struct quota *q, const struct bfc_growth *plan
         return excess_u64(plan->new_bytes, q->growth.held.n_bytes);
 }
 
-/* What the request lacks to grow by `need`; 0: nothing. It claims what it lacks of the partition. */
-static int reclaim_look(struct quota *q, struct quota_request *request, uint64_t need,
+/* What the request lacks to grow by n_bytes; 0: nothing. It claims what it takes of the account that lacks it. */
+static int reclaim_look(struct quota *q, struct quota_request *request, uint64_t n_bytes,
                         struct quota_shortage *ret)
 {
-        uint64_t after = q->account.own_bytes + need, missing = 0, of_pool, most;
-        int r = reclaim_probe(request, need, reclaim_claims_before(request), &missing, &of_pool);
+        const struct account *pool = &q->partition->pool, *shared = reclaim_shared_account(q);
+        uint64_t after = q->account.own_bytes + n_bytes, most;
+        struct reclaim_need need = { .missing = 0 };
+        int r = reclaim_probe(request, n_bytes, reclaim_claims_before(request, 0), &need);
 
-        *ret = (struct quota_shortage){ r, missing, NULL };
+        *ret = (struct quota_shortage){ r, need.missing, need.scope };
         if (r < 0) {
-                ret->scope = r == -EDQUOT ? account_short_of(&q->account, need) : &q->partition->pool;
                 most = account_attainable(&q->account, ret->scope);
                 if (after > most) { /* the others have it for good: nothing is claimed of them */
                         ret->missing = after - most;
                         ret->scope = NULL;
                 }
         }
-        reclaim_claim(request, ret->scope == &q->partition->pool ? of_pool : 0);
+        reclaim_set_claim(request, (struct reclaim_claim){
+                                           ret->scope == pool ? need.takes.of_pool : 0,
+                                           ret->scope && ret->scope == shared ? need.takes.of_tenant : 0 });
         request->lack = *ret;
         return r;
 }
@@ -641,17 +609,18 @@ static bool reclaim_queue(struct quota *q, struct quota_request *request, uint64
 
 int reclaim_last_chance(struct quota *q, struct quota_request *request)
 {
-        uint64_t need, missing, of_pool;
+        uint64_t n_bytes, missing;
+        struct reclaim_need need;
         struct bfc_growth plan;
         int r = reclaim_plan(q, request, &plan);
 
         if (r < 0)
                 return r;
-        need = growth_need(q, &plan);
-        r = reclaim_probe(request, need, partition_claims_before(request, clock_ms()), &missing, &of_pool);
+        n_bytes = growth_need(q, &plan);
+        r = reclaim_probe(request, n_bytes, reclaim_claims_before(request, clock_ms()), &need);
         if (r == 0)
                 return quota_grow(q, request, &plan);
-        return r == -ENOMEM && account_probe(&q->account, need, &missing) == 0 ? RECLAIM_WAIT : r;
+        return account_probe(&q->account, n_bytes, &missing) == 0 ? RECLAIM_WAIT : r;
 }
 
 int reclaim_make_room(struct quota *q, struct quota_request *request)
@@ -717,6 +686,8 @@ static uint64_t quota_growth_room(const struct quota *q)
 
                 if (!a->parent)
                         n_free = excess_u64(n_free, q->partition->claims.n_bytes);
+                else if (a == reclaim_shared_account(q))
+                        n_free = excess_u64(n_free, reclaim_claims_of_tenant(q));
                 room = min_u64(room, n_free + guaranteed);
                 guaranteed += excess_u64(a->reserve_bytes, after);
         }

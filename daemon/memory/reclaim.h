@@ -6,6 +6,7 @@
  *   quota_waiting.c  lists of waiting requests
  *   quota_stats.c    peaks and statistics that outlive it
  *   reclaim.c        makes room for the first in line
+ *   reclaim_claims.c what it gets before later requests
  *   keep.c           memory that is kept for the next session
  *
  * SPDX-License-Identifier: Apache-2.0 */
@@ -31,11 +32,31 @@ enum {
 };
 int reclaim_last_chance(struct quota *q, struct quota_request *request);
 
-/* Claims n_bytes of the partition before later requests. */
-void reclaim_claim(struct quota_request *request, uint64_t n_bytes);
+/* ---- reclaim_claims.c ------------------------------------------------------ */
 
-/* The claims of requests that have waited longer, in the partition. */
-uint64_t reclaim_claims_before(const struct quota_request *request);
+/* What a request takes, or claims before later requests: of the partition, and of its tenant's quota if that has
+ * leases. */
+struct reclaim_claim {
+        uint64_t of_pool, of_tenant;
+};
+void reclaim_set_claim(struct quota_request *request, struct reclaim_claim claim);
+
+static inline bool reclaim_has_claim(const struct quota_request *request)
+{
+        return request->claim > 0 || request->claim_of_tenant > 0;
+}
+
+/* The account that the quota shares with leases of its tenant, or with the tenant; NULL: none. */
+const struct account *reclaim_shared_account(const struct quota *q);
+
+/* The claims of requests of other quotas that have waited longer. now: those that are aged are not counted; 0: all
+ * are. */
+struct reclaim_claim reclaim_claims_before(const struct quota_request *request, uint64_t now);
+
+/* All claims of the account that the quota shares. */
+uint64_t reclaim_claims_of_tenant(const struct quota *q);
+
+/* ---- reclaim.c ------------------------------------------------------------ */
 
 /* Drops the charge that is held for a growth. */
 void reclaim_uncharge(struct quota *q);

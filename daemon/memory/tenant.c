@@ -105,6 +105,26 @@ static struct tenant *find_named(struct tenant *const *tenants, size_t n_tenants
         return NULL;
 }
 
+/* What is known of the process. */
+static void describe_process(const struct credentials *who, char *buf, size_t n_buf)
+{
+        if (who->uid == MATCH_NO_ID)
+                append(buf, n_buf, "a user without a uid in the daemon's user namespace ");
+        else if (who->gid == MATCH_NO_ID)
+                append(buf, n_buf, "uid %u, a group without a gid in the daemon's user namespace ",
+                       (unsigned)who->uid);
+        else
+                append(buf, n_buf, "uid %u, gid %u ", (unsigned)who->uid, (unsigned)who->gid);
+        if (who->pid <= 0)
+                append(buf, n_buf,
+                       "in a PID namespace that the daemon does not see (its control group is unknown) ");
+        if (who->cgroup) {
+                append(buf, n_buf, "in cgroup ");
+                append_untrusted(buf, n_buf, who->cgroup, 200);
+                append(buf, n_buf, " ");
+        }
+}
+
 struct tenant *tenant_select(struct tenant *const *tenants, size_t n_tenants, struct tenant *fallback,
                              const char *name, const struct credentials *who, char *ret_sentence,
                              size_t n_sentence)
@@ -119,12 +139,7 @@ struct tenant *tenant_select(struct tenant *const *tenants, size_t n_tenants, st
                 return fallback;
 
         ret_sentence[0] = '\0';
-        append(ret_sentence, n_sentence, "uid %u, gid %u ", (unsigned)who->uid, (unsigned)who->gid);
-        if (who->cgroup) {
-                append(ret_sentence, n_sentence, "in cgroup ");
-                append_untrusted(ret_sentence, n_sentence, who->cgroup, 200);
-                append(ret_sentence, n_sentence, " ");
-        }
+        describe_process(who, ret_sentence, n_sentence);
         if (named) {
                 append(ret_sentence, n_sentence, "does not match tenant '%s'; its match rule is: ", name);
                 describe_match(named, ret_sentence, n_sentence);

@@ -33,6 +33,12 @@ struct tenant_suppressed {
         bool is_mixed;
 };
 
+/* Leases that its processes made or changed in the current interval; see lease_bounds.h. */
+struct tenant_births {
+        uint64_t since_ms; /* 0: none */
+        uint32_t n;
+};
+
 /* Its address never changes: sessions point at it. */
 struct tenant {
         const struct config_tenant *config; /* NULL: the config no longer has it, and no process matches */
@@ -53,6 +59,8 @@ struct tenant {
         struct log_limit refill_log;       /* memory in destroyed extents */
         struct log_limit disconnect_log, quarantine_log, return_log;
         struct log_limit kept_log;            /* kept blocks that end */
+        struct log_limit lease_log;           /* leases that its processes cause */
+        struct tenant_births lease_births;    /* of these */
         struct log_limit unreclaimed_logs[2]; /* memory that was returned, that is unreclaimed */
 };
 

@@ -215,7 +215,9 @@ static void on_timer(uv_timer_t *timer);
  * on, when something may depend on it, or soon: so a crowd that says hello and disconnects costs less. */
 static int connection_change_class(struct connection *c)
 {
-        struct sched_key key = { .tenant = c->session->tenant, .role = c->role };
+        struct sched_key key = { .tenant = c->session->tenant,
+                                 .lease = session_lease_number(c->session),
+                                 .role = c->role };
 
         connection_leave_unauth(c);
         if (session_is_live(c->session))
@@ -694,8 +696,7 @@ int connection_host_init(struct connection_host *host)
         return poller_new(&host->poller);
 }
 
-/* Turns, for as long as a slice: new events wait no longer than that, and for one turn of each other
- * scheduling class. */
+/* Turns, for as long as a slice: new events wait that long at most, and for one turn of each other class. */
 static void turn_ready(struct connection_host *host)
 {
         uint64_t end_ns = uv_hrtime() + CONNECTION_SLICE_NS;

@@ -16,6 +16,52 @@
 #include "daemon/memory/process.h"
 
 #define FEW_GROUPS 1024u /* as many are matched when the process connects */
+#define ALL_IDS    UINT64_C(4294967295)
+
+/* In a user namespace that does not map all ids the kernel shows one id, usually 65534, for all users that have none:
+ * it identifies nobody. MATCH_NO_ID: all ids are mapped. */
+static uint32_t overflow_uid = MATCH_NO_ID, overflow_gid = MATCH_NO_ID;
+
+static bool maps_all_ids(const char *path)
+{
+        unsigned long long first, outside, n;
+        uint64_t n_ids = 0;
+        FILE *f = fopen(path, "re");
+
+        if (!f)
+                return true; /* a kernel without user namespaces */
+        while (fscanf(f, "%llu %llu %llu", &first, &outside, &n) == 3)
+                n_ids += n;
+        fclose(f);
+        return n_ids >= ALL_IDS;
+}
+
+static uint32_t read_overflow_id(const char *map, const char *setting)
+{
+        unsigned id = 65534;
+        FILE *f;
+
+        if (maps_all_ids(map))
+                return MATCH_NO_ID;
+        f = fopen(setting, "re");
+        if (f) {
+                if (fscanf(f, "%u", &id) != 1)
+                        id = 65534;
+                fclose(f);
+        }
+        return id;
+}
+
+void peer_process_start(void)
+{
+        overflow_uid = read_overflow_id("/proc/self/uid_map", "/proc/sys/kernel/overflowuid");
+        overflow_gid = read_overflow_id("/proc/self/gid_map", "/proc/sys/kernel/overflowgid");
+}
+
+static uint32_t known_id(uint32_t id, uint32_t overflow)
+{
+        return id == overflow ? MATCH_NO_ID : id;
+}
 
 /* Matches by ids; groups are the caller's. */
 static int match_with(struct matcher *m, struct credentials *who, gid_t *gids, size_t n_bytes)
@@ -23,6 +69,8 @@ static int match_with(struct matcher *m, struct credentials *who, gid_t *gids, s
         int r;
 
         who->n_gids = n_bytes / sizeof(*gids);
+        for (size_t i = 0; i < who->n_gids && overflow_gid != MATCH_NO_ID; i++)
+                gids[i] = known_id(gids[i], overflow_gid);
         match_sort_gids(gids, who->n_gids);
         who->gids = gids;
         r = match_ids(m, who);
@@ -85,7 +133,9 @@ int peer_process_new(struct peer_process *p, int fd, struct credentials *ret_who
 
         if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &ucred, &n) < 0)
                 return -errno;
-        *ret_who = (struct credentials){ .pid = ucred.pid, .uid = ucred.uid, .gid = ucred.gid };
+        *ret_who = (struct credentials){ .pid = ucred.pid,
+                                         .uid = known_id(ucred.uid, overflow_uid),
+                                         .gid = known_id(ucred.gid, overflow_gid) };
         return peer_identity_new(&p->identity, fd, ucred.pid, &p->pidfd);
 }
 

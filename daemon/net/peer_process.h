@@ -23,6 +23,9 @@ struct peer_process {
         socklen_t n_group_bytes; /* size of its group list, if it is too long to be matched early; else 0 */
 };
 
+/* Reads how the kernel shows ids without a mapping to the daemon; before the others. */
+void peer_process_start(void);
+
 /* Of a socket that was just accepted. *ret_who: ids only. -ESRCH: the process is gone; -errno. */
 int peer_process_new(struct peer_process *p, int fd, struct credentials *ret_who);
 

@@ -10,71 +10,110 @@ void sched_init(struct sched *all)
 {
         TAILQ_INIT(&all->all);
         TAILQ_INIT(&all->due);
-        TAILQ_INIT(&all->unauthenticated_due);
-        all->unauthenticated = (struct class){ .n_members = 0 };
+        all->unauthenticated = (struct class){ .is_group = true };
+        TAILQ_INIT(&all->unauthenticated.due);
 }
 
-static bool is_unauthenticated(const struct class *p)
+static bool is_unauthenticated(const struct sched_key *key)
 {
-        return p->key.role == ROLE_CLIENT    ? !p->key.tenant
-               : p->key.role == ROLE_MONITOR ? p->key.kind == SCHED_PENDING
-                                             : false;
+        return key->role == ROLE_CLIENT    ? !key->tenant
+               : key->role == ROLE_MONITOR ? key->kind == SCHED_PENDING
+                                           : false;
 }
 
 static void class_set_due(struct sched *all, struct class *p)
 {
-        if (!is_unauthenticated(p)) {
-                TAILQ_INSERT_TAIL(&all->due, p, of_due);
-                return;
-        }
-        if (TAILQ_EMPTY(&all->unauthenticated_due))
-                TAILQ_INSERT_TAIL(&all->due, &all->unauthenticated, of_due);
-        TAILQ_INSERT_TAIL(&all->unauthenticated_due, p, of_due);
+        struct class *group = p->group;
+
+        if (group && TAILQ_EMPTY(&group->due))
+                TAILQ_INSERT_TAIL(&all->due, group, of_due);
+        TAILQ_INSERT_TAIL(group ? &group->due : &all->due, p, of_due);
 }
 
 static void class_unset_due(struct sched *all, struct class *p)
 {
-        if (!is_unauthenticated(p)) {
-                TAILQ_REMOVE(&all->due, p, of_due);
-                return;
-        }
-        TAILQ_REMOVE(&all->unauthenticated_due, p, of_due);
-        if (TAILQ_EMPTY(&all->unauthenticated_due))
-                TAILQ_REMOVE(&all->due, &all->unauthenticated, of_due);
+        struct class *group = p->group;
+
+        TAILQ_REMOVE(group ? &group->due : &all->due, p, of_due);
+        if (group && TAILQ_EMPTY(&group->due))
+                TAILQ_REMOVE(&all->due, group, of_due);
 }
 
-static bool is_key(const struct class *p, const struct sched_key *key)
+static bool is_key(const struct class *p, const struct sched_key *key, bool is_group)
 {
-        return p->key.tenant == key->tenant && p->key.uid == key->uid && p->key.role == key->role &&
-               p->key.kind == key->kind;
+        return p->is_group == is_group && p->key.tenant == key->tenant && p->key.lease == key->lease &&
+               p->key.uid == key->uid && p->key.role == key->role && p->key.kind == key->kind;
 }
 
-/* Few: one for each tenant, and for each user with unauthenticated connections. */
-static struct class *class_find(const struct sched *all, const struct sched_key *key)
+/* Few: one for each tenant and lease, and for each user with unauthenticated connections. */
+static struct class *class_find(const struct sched *all, const struct sched_key *key, bool is_group)
 {
         struct class *p;
 
         TAILQ_FOREACH(p, &all->all, of_all)
-        if (is_key(p, key))
+        if (is_key(p, key, is_group))
                 return p;
         return NULL;
 }
 
-static struct class *class_new(struct sched *all, const struct sched_key *key)
+static struct class *class_alloc(struct sched *all, const struct sched_key *key, bool is_group)
 {
         struct class *p = calloc(1, sizeof(*p));
 
         if (!p)
                 return NULL;
         p->key = *key;
+        p->is_group = is_group;
         TAILQ_INIT(&p->ready);
+        TAILQ_INIT(&p->due);
         TAILQ_INSERT_TAIL(&all->all, p, of_all);
+        return p;
+}
+
+/* A class without members, or a group without classes. */
+static void class_free(struct sched *all, struct class *p)
+{
+        struct class *group = p->group;
+
+        TAILQ_REMOVE(&all->all, p, of_all);
+        free(p);
+        if (group && --group->n_members == 0 && group != &all->unauthenticated)
+                class_free(all, group);
+}
+
+/* In *ret the group of a class with the key; NULL: none. */
+static int find_group(struct sched *all, const struct sched_key *key, struct class **ret)
+{
+        struct sched_key of_tenant = *key;
+
+        *ret = is_unauthenticated(key) ? &all->unauthenticated : NULL;
+        if (!key->tenant)
+                return 0;
+        of_tenant.lease = 0;
+        *ret = class_find(all, &of_tenant, true);
+        if (!*ret)
+                *ret = class_alloc(all, &of_tenant, true);
+        return *ret ? 0 : -ENOMEM;
+}
+
+static struct class *class_new(struct sched *all, const struct sched_key *key)
+{
+        struct class *group, *p = NULL;
+
+        if (find_group(all, key, &group) == 0)
+                p = class_alloc(all, key, false);
+        if (p && group)
+                group->n_members++;
+        else if (group && group->n_members == 0 && group != &all->unauthenticated)
+                class_free(all, group);
+        if (p)
+                p->group = group;
         return p;
 }
 
 int sched_join(struct sched *all, struct sched_member *m, const struct sched_key *key)
 {
-        struct class *p = class_find(all, key);
+        struct class *p = class_find(all, key, false);
         bool was_ready = m->is_ready;
 
         if (p && p == m->class)
@@ -101,8 +140,7 @@ void sched_leave(struct sched *all, struct sched_member *m)
         m->class = NULL;
         if (--p->n_members > 0)
                 return;
-        TAILQ_REMOVE(&all->all, p, of_all);
-        free(p);
+        class_free(all, p);
 }
 
 void sched_ready(struct sched *all, struct sched_member *m)
@@ -143,9 +181,11 @@ struct sched_member *sched_next(struct sched *all)
         if (!p)
                 return NULL;
         move_to_tail(&all->due, p);
-        if (p == &all->unauthenticated) {
-                p = TAILQ_FIRST(&all->unauthenticated_due);
-                move_to_tail(&all->unauthenticated_due, p);
+        if (p->is_group) {
+                struct class *first = TAILQ_FIRST(&p->due);
+
+                move_to_tail(&p->due, first);
+                p = first;
         }
         m = TAILQ_FIRST(&p->ready);
         sched_idle(all, m);

@@ -1,16 +1,16 @@
 /* Scheduling classes: members of one class share its turns.
  *
- * The sessions of a tenant are one class, those of admins another, those of monitors a third. Before the
- * hello each user's connections to the client socket are a class; users that no tenant names share one
- * class. The pending connections of a listening socket are a class too. Classes with work take turns, one
- * member's turn each. So a class with many members delays itself, and no other class.
+ * The sessions of a lease are one class, those of a tenant without a lease another, those of admins a third, those
+ * of monitors a fourth. Before the hello each user's connections to the client socket are a class; users that no tenant
+ * names share one class. The pending connections of a listening socket are a class too. Classes with work take turns,
+ * one member's turn each. So a class with many members delays itself, and no other class.
  *
- * All unauthenticated classes (before the hello, or not accepted; not those of admins) count together as
- * one class among the others, and use its turns one after the other.
+ * All classes of a tenant are a group, and so are all unauthenticated classes (before the hello, or not accepted; not
+ * those of admins). A group counts as one class among the others, and its classes use its turns one after the other.
  *
- * Invariant: a class is in the list of due classes (an unauthenticated one in theirs) exactly if one of
- * its members is ready. The former list has the entry for unauthenticated classes exactly if one of them
- * is due. A class exists as long as it has members.
+ * Invariant: a class is in the list of due classes (that of its group, if it has one) exactly if one of its members is
+ * ready, and a group is in the former exactly if one of its classes is due. A class exists as long as it has members, and
+ * the group of a tenant as long as it has classes.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFCD_SCHED_H
@@ -18,6 +18,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 #include <sys/queue.h>
 #include <sys/types.h>
 
@@ -34,24 +35,28 @@ enum sched_kind {
 
 struct sched_key {
         const struct tenant *tenant; /* NULL: before the hello, or not a client */
+        uint64_t lease;              /* of the tenant: a number of the session's lease; 0: it has none */
         uid_t uid;                   /* of a client before the hello */
         enum role role;
         enum sched_kind kind;
 };
 
+/* Or a group of classes. */
 struct class
 {
         struct sched_key key;
+        struct class *group; /* NULL: none */
+        bool is_group;
         size_t n_members;
-        struct sched_ready ready;
+        struct sched_ready ready;    /* of a class */
+        struct sched_class_list due; /* of a group */
         TAILQ_ENTRY(class) of_all, of_due;
 };
 
 struct sched {
         struct sched_class_list all;
         struct sched_class_list due;
-        struct sched_class_list unauthenticated_due;
-        struct class unauthenticated; /* stands for all of them in `due` */
+        struct class unauthenticated; /* the group */
 };
 
 /* Embedded in a connection, or a listener. */

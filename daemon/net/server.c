@@ -22,6 +22,7 @@
 #include "daemon/net/connection.h"
 #include "daemon/net/fd_guard.h"
 #include "daemon/net/fd_reserve.h"
+#include "daemon/net/peer_process.h"
 #include "daemon/net/poller.h"
 #include "daemon/log.h"
 #include "daemon/admin/command.h"
@@ -636,6 +637,7 @@ int server_new(struct server **ret)
                 return -ENOMEM;
         s->host.loop = &s->loop;
         s->host.wake = on_wake;
+        peer_process_start();
         r = connection_host_init(&s->host);
         if (r == 0)
                 r = message_arena_new(MESSAGE_ARENA_BYTES, &s->host.arena);

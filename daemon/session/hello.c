@@ -51,15 +51,15 @@ static void refuse_partition(struct session *s, const Bfcd__Request *r)
 }
 
 /* Refuses the hello where that fails. */
-static int take_shares(struct session *s, uint64_t id)
+static int take_shares(struct session *s, const Bfcd__Request *request)
 {
         char sentence[SESSION_SENTENCE_BYTES] = "the daemon is out of memory";
-        int r = session_take_shares(s, sentence, sizeof(sentence));
+        int r = session_take_shares(s, request->hello->partition, sentence, sizeof(sentence));
 
         if (r < 0 && r != -ENOMEM)
                 accounting_refuse_hello(s, "lease", sentence);
         if (r < 0)
-                session_refuse(s, id, r, sentence);
+                session_refuse(s, request->id, r, sentence);
         return r;
 }
 
@@ -86,7 +86,9 @@ static int find_place(struct session *s, const Bfcd__Request *r, size_t *ret_sha
                 session_refuse(s, r->id, -EDQUOT, sentence);
                 return -EDQUOT;
         }
-        result = take_shares(s, r->id);
+        if (r->hello->no_memory)
+                return 0;
+        result = take_shares(s, r);
         if (result < 0)
                 return result;
         if (session_find_share(s, r->hello->partition, ret_share) < 0) {
@@ -113,7 +115,7 @@ static int make_secret(uint8_t *ret, size_t n_bytes)
         return 0;
 }
 
-static int add_record(struct session *s)
+static int add_record(struct session *s, bool no_memory)
 {
         struct broker *b = s->broker;
         struct ledger_session facts = {
@@ -122,7 +124,7 @@ static int add_record(struct session *s)
                 .uid = s->who.uid,
                 .gid = s->who.gid,
                 .born_ms = s->born_ms,
-                .quotas_end = ledger_quotas_end(b->ledger),
+                .quotas_end = no_memory ? 0 : ledger_quotas_end(b->ledger),
         };
         int r;
 
@@ -186,7 +188,7 @@ static int begin_session(struct session *s, const Bfcd__Request *r, int *ret_eve
         int fd, result = hello_open_events(s, r, &fd);
 
         if (result == 0)
-                result = add_record(s);
+                result = add_record(s, r->hello->no_memory);
         if (result == 0) {
                 *ret_events_fd = fd;
                 return 0;

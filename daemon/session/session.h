@@ -203,6 +203,9 @@ bool session_is_connected(const struct session *s); /* greeted, and not disconne
 bool session_is_suspended(const struct session *s);
 bool session_is_closing(const struct session *s);
 
+/* A number of its lease that no other lease has or had, of the first where it is in several; 0: it is in none. */
+uint64_t session_lease_number(const struct session *s);
+
 /* Bytes of the client may be read and handled now. */
 bool session_may_read(const struct session *s);
 

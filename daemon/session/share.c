@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/admin/lease_auto.h"
 #include "daemon/memory/broker_lease.h"
 #include "daemon/number.h"
 #include "daemon/session/accounting.h"
@@ -51,6 +52,8 @@ int session_reserve_seen(struct session_share *share)
 
 int session_rejoin(struct session *s, struct session_share *share)
 {
+        if (share->is_barred)
+                return -EACCES;
         if (!share->joined) {
                 share->joined = true;
                 usage_join(&share->usage, s, share->quota);
@@ -80,6 +83,14 @@ int session_join(struct session *s, struct session_share *share, uint64_t id)
 
         if (share->joined)
                 return 0;
+        if (share->is_barred) {
+                session_refuse_format(
+                        s, id, -EACCES,
+                        "at the begin of this session the daemon could not tell to which lease of tenant '%s' in "
+                        "partition '%s' it belongs, or could not make its lease: connect again",
+                        s->tenant->name, share->quota->partition->name);
+                return -EACCES;
+        }
         r = quota_join(share->quota);
         if (r == -ENOENT && share->quota->lease.is_ended) {
                 session_refuse_format(s, id, r, "lease '%s' of tenant '%s' has ended in partition '%s'",
@@ -165,26 +176,62 @@ static int shares_alloc(struct session *s)
         return s->shares ? 0 : -ENOMEM;
 }
 
-static void take_share(struct session *s, struct quota *q)
+static struct session_share *take_share(struct session *s, struct quota *q)
 {
-        s->shares[s->n_shares++].quota = q;
+        struct session_share *share = &s->shares[s->n_shares++];
+
+        share->quota = q;
         q->sessions.n_told++;
+        return share;
 }
 
-int session_take_shares(struct session *s, char *sentence, size_t n_sentence)
+/* The lease of the session within the quota, which may be made for it now. */
+static int match_lease(struct session *s, struct quota *parent, struct lease_peer *peer, struct lease **ret,
+                       char *sentence, size_t n_sentence)
 {
-        struct lease_peer peer = { .who = &s->who };
+        int r = lease_match(s->broker, parent, peer, ret, sentence, n_sentence);
+
+        if (r == 0)
+                r = lease_auto(s, parent, ret, sentence, n_sentence);
+        return r;
+}
+
+static int refuse_ended(const struct lease *lease, char *sentence, size_t n_sentence)
+{
+        snprintf(sentence, n_sentence, "lease '%s' in partition '%s' has ended", lease->name,
+                 lease->quota->partition->name);
+        return -EACCES;
+}
+
+/* Whether the quota is that of the session's default partition. */
+static bool is_default(const struct session *s, const struct quota *q, const char *partition)
+{
+        return partition[0] == '\0' ? s->n_shares == 0 : strcmp(partition, q->partition->name) == 0;
+}
+
+int session_take_shares(struct session *s, const char *partition, char *sentence, size_t n_sentence)
+{
+        struct lease_peer peer = { .who = &s->who, .tenant = s->tenant };
         const struct tenant *t = s->tenant;
+        size_t n_noted = 0;
         int r = shares_alloc(s);
 
         for (size_t i = 0; r == 0 && i < t->n_quotas; i++) {
+                struct quota *q = t->quotas[i];
                 struct lease *lease = NULL;
+                bool is_first_choice;
 
-                if (t->quotas[i]->is_removed || t->quotas[i]->lease.parent)
+                if (q->is_removed || q->lease.parent)
                         continue;
-                r = lease_match(s->broker, t->quotas[i], &peer, &lease, sentence, n_sentence);
-                if (r == 0)
-                        take_share(s, lease ? lease->quota : t->quotas[i]);
+                is_first_choice = is_default(s, q, partition);
+                r = match_lease(s, q, &peer, &lease, sentence, n_sentence);
+                if (r == 0 && is_first_choice && lease && lease->quota->lease.is_ended)
+                        r = refuse_ended(lease, sentence, n_sentence);
+                n_noted += r < 0 || lease;
+                if (r < 0 && (is_first_choice || n_noted > LEDGER_SESSION_LEASES))
+                        return r;
+                take_share(s, r == 0 && lease ? lease->quota : q)->is_barred = r < 0;
+                r = 0;
         }
         return r;
 }
@@ -202,15 +249,25 @@ static struct quota *innermost(const struct session *s, const struct ledger_sess
         return q;
 }
 
+static bool was_barred(const struct ledger_session *record, uint64_t quota_id)
+{
+        for (size_t k = 0; k < LEDGER_SESSION_LEASES; k++)
+                if (record->leases[k] == (quota_id | LEDGER_BARRED))
+                        return true;
+        return false;
+}
+
 int session_take_shares_again(struct session *s, const struct ledger_session *record)
 {
         const struct tenant *t = s->tenant;
         int r = shares_alloc(s);
 
-        for (size_t i = 0; r == 0 && i < t->n_quotas; i++)
-                if (!t->quotas[i]->lease.parent &&
-                    ledger_quota_at(s->broker->ledger, t->quotas[i]->index)->id < record->quotas_end)
-                        take_share(s, innermost(s, record, t->quotas[i]));
+        for (size_t i = 0; r == 0 && i < t->n_quotas; i++) {
+                uint64_t id = ledger_quota_at(s->broker->ledger, t->quotas[i]->index)->id;
+
+                if (!t->quotas[i]->lease.parent && id < record->quotas_end)
+                        take_share(s, innermost(s, record, t->quotas[i]))->is_barred = was_barred(record, id);
+        }
         return r;
 }
 
@@ -219,10 +276,11 @@ void session_note_leases(const struct session *s, struct ledger_session *facts)
         size_t n = 0;
 
         for (size_t i = 0; i < s->n_shares; i++) {
-                const struct quota *q = s->shares[i].quota;
+                const struct session_share *share = &s->shares[i];
+                uint64_t id = ledger_quota_at(share->quota->ledger, share->quota->index)->id;
 
-                if (q->lease.parent && n < LEDGER_SESSION_LEASES)
-                        facts->leases[n++] = ledger_quota_at(q->ledger, q->index)->id;
+                if ((share->quota->lease.parent || share->is_barred) && n < LEDGER_SESSION_LEASES)
+                        facts->leases[n++] = id | (share->is_barred ? LEDGER_BARRED : 0);
         }
 }
 
@@ -246,4 +304,12 @@ void session_free_block(struct session *s, uint32_t index)
         s->stats.bytes_in_use -= n_bytes;
         usage_remove(&share->usage, n_bytes);
         quota_dealloc(share->quota, handle, n_bytes, n_requested);
+}
+
+uint64_t session_lease_number(const struct session *s)
+{
+        for (size_t i = 0; i < s->n_shares; i++)
+                if (s->shares[i].quota->lease.parent)
+                        return ledger_quota_at(s->broker->ledger, s->shares[i].quota->index)->id;
+        return 0;
 }

@@ -20,6 +20,7 @@ struct session;
 struct session_share {
         struct quota *quota;
         bool joined;
+        bool is_barred;      /* no lease or quota could be chosen: it cannot join; quota: the tenant's */
         struct usage usage;  /* once it joined */
         uint64_t peak_bytes; /* largest usage; counted in quota.peaks_bytes */
         uint64_t *seen;      /* by slot: the id of the extent that was exported, or 0; with SEEN_READ_ONLY */
@@ -27,9 +28,10 @@ struct session_share {
         struct trim_share trim;
 };
 
-/* One share for each quota of the session's tenant, or for the lease in it that the session matches. -ENOMEM. Other
- * errors: no lease or quota can be chosen, and the sentence says why. */
-int session_take_shares(struct session *s, char *sentence, size_t n_sentence);
+/* One share for each quota of the session's tenant, or for the lease in it that the session matches. Where
+ * none can be chosen, or the lease has ended, the session gets no memory; in the session's default partition that is an
+ * error, and the sentence says why. partition: the default; "": the tenant's first. -ENOMEM. */
+int session_take_shares(struct session *s, const char *partition, char *sentence, size_t n_sentence);
 
 /* The same for a session of the previous daemon: it had the quotas with ids below quotas_end, and leases. */
 int session_take_shares_again(struct session *s, const struct ledger_session *record);

@@ -2,7 +2,6 @@
  * mappings in each of many processes, and holes punched all the time.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>

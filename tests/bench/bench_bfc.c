@@ -17,7 +17,6 @@
 #include "tests/bench/script.h"
 #include "tests/bfc_arena.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -12,7 +12,6 @@
  * that was allocated `lag` pairs before. */
 #include <bfcclient.h>
 
-#include <errno.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdbool.h>

@@ -8,7 +8,6 @@
  * tenant's requests meanwhile. */
 #include <bfcclient.h>
 
-#include <errno.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdatomic.h>

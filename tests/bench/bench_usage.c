@@ -9,7 +9,6 @@
  * read is found within milliseconds. */
 #include <bfcclient.h>
 
-#include <errno.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>

@@ -6,7 +6,6 @@
 
 #include <bfcclient.h>
 
-#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/types.h>

@@ -15,7 +15,6 @@
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "tests/bench/daemon.h"
@@ -383,16 +382,14 @@ static void act_deaths(struct stage *s)
 static void act_waits(struct stage *s)
 {
         static struct raw *raws[N_WAITERS];
-        Bfcd__Request r = BFCD__REQUEST__INIT;
         Bfcd__Malloc much = BFCD__MALLOC__INIT;
+        Bfcd__Request r = REQUEST(MALLOC, malloc, &much);
         struct raw *holder = connect_session(s);
         Bfcd__Block block;
         Bfcd__Reply *reply;
 
         much.n_bytes = WAIT_BYTES;
         much.wait_ms = WAIT_MS;
-        r.body_case = BFCD__REQUEST__BODY_MALLOC;
-        r.malloc = &much;
         while (raw_malloc(holder, 0, WAIT_BYTES, &block) == 0)
                 ;
         for (size_t i = 0; i < N_WAITERS; i++)

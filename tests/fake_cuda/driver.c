@@ -9,7 +9,6 @@
 #include "tests/fake_cuda/fake.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 API CUresult cuInit(unsigned int flags)

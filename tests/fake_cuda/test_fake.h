@@ -8,7 +8,6 @@
 #include "tests/gpu/peer.h"
 #include "tests/suite.h"
 
-#define MIB             ((size_t)1 << 20)
 #define OK(call)        ck_assert_int_eq((int)(call), CUDA_SUCCESS)
 #define IS(error, call) ck_assert_int_eq((int)(call), (int)(error))
 

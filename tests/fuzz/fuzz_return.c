@@ -91,8 +91,8 @@ static int hold(struct peer *p, struct input *in)
 {
         uint64_t extents[N_IDS], blocks[N_IDS], how = take(in);
         Bfcd__HeldShared shared[N_IDS], *pointers[N_IDS];
-        Bfcd__Request r = BFCD__REQUEST__INIT;
         Bfcd__Held held = BFCD__HELD__INIT;
+        Bfcd__Request r = REQUEST(HELD, held, &held);
 
         if (p->session->state == SESSION_NEW || session_is_closing(p->session))
                 return 0;
@@ -115,8 +115,6 @@ static int hold(struct peer *p, struct input *in)
         held.block_ids = blocks;
         held.shared = pointers;
         held.is_last = how & 0x80;
-        r.body_case = BFCD__REQUEST__BODY_HELD;
-        r.held = &held;
         return peer_send(p, &r, NULL);
 }
 
@@ -124,8 +122,8 @@ static int hold(struct peer *p, struct input *in)
 static int hold_all(struct peer *p)
 {
         uint64_t extents[64], blocks[64];
-        Bfcd__Request r = BFCD__REQUEST__INIT;
         Bfcd__Held held = BFCD__HELD__INIT;
+        Bfcd__Request r = REQUEST(HELD, held, &held);
         struct ledger *l = p->session->broker->ledger;
         uint32_t i;
 
@@ -140,8 +138,6 @@ static int hold_all(struct peer *p)
         held.extent_ids = extents;
         held.block_ids = blocks;
         held.is_last = true;
-        r.body_case = BFCD__REQUEST__BODY_HELD;
-        r.held = &held;
         return peer_send(p, &r, NULL);
 }
 

@@ -1,7 +1,6 @@
 /* Traces from anywhere: whatever is accepted is a life that can be lived.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#include <errno.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>

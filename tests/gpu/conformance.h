@@ -8,8 +8,6 @@
 #include "tests/gpu/peer.h"
 #include "tests/suite.h"
 
-#define MIB ((size_t)1 << 20)
-
 #define IS(error, call)                                                                                      \
         do {                                                                                                 \
                 CUresult got_ = (call);                                                                      \

@@ -10,7 +10,6 @@
  * test of themselves. Exit status: 1 where a case crashed or hung. */
 #include "tests/gpu/experiments.h"
 
-#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -11,7 +11,6 @@
 #define BFC_TESTS_GPU_JOB_H
 
 #include <bfcclient.h>
-#include <stdbool.h>
 #include <stdint.h>
 
 #include "tests/unit/process.h"

@@ -8,7 +8,6 @@
 #ifndef BFC_TESTS_GPU_PEER_H
 #define BFC_TESTS_GPU_PEER_H
 
-#include <stdbool.h>
 #include <sys/types.h>
 
 #include "tests/gpu/driver.h"

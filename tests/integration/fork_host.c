@@ -4,10 +4,8 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include <dlfcn.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <sys/prctl.h>
 #include <signal.h>
-#include <unistd.h>
 
 int main(int argc, char **argv)
 {

@@ -22,8 +22,6 @@
 #include "tests/suite.h"
 #include "tests/integration/raw.h"
 
-#define KIB          (UINT64_C(1) << 10)
-#define MIB          (UINT64_C(1) << 20)
 #define GRANULE      256u   /* blocks are rounded up to it */
 #define SETTLE_MS    120000 /* the limit of a wait for a condition, for a slow machine */
 #define OTHER_UID    4242u  /* users without a passwd entry, for runs as root */
@@ -94,6 +92,18 @@ struct rig *rig_start(const struct rig_config *config);
 /* Asserts that no session and no charge is left, stops the daemon, asserts
  * that it ended with status 0, removes the folder. */
 void rig_stop(struct rig *rig);
+
+/* A test with a rig of this config, which is started before it and stopped behind it. */
+#define RIG_TEST(id, config)                                                                                 \
+        static void id##_with(struct rig *rig);                                                              \
+        TEST(id)                                                                                             \
+        {                                                                                                    \
+                struct rig *rig = rig_start(&config);                                                        \
+                                                                                                             \
+                id##_with(rig);                                                                              \
+                rig_stop(rig);                                                                               \
+        }                                                                                                    \
+        static void id##_with(struct rig *rig)
 
 /* The assertions of rig_stop() on the running daemon. */
 void rig_assert_empty(struct rig *rig);

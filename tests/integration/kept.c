@@ -3,11 +3,9 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "tests/integration/kept.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
 
 #include "daemon/ledger/ledger.h"
 #include "tests/checks.h"

@@ -218,8 +218,8 @@ static int take_message(struct raw *raw, Bfcd__Reply **ret)
 
 static int keep_extents(struct raw *raw, const Bfcd__Extents *extents)
 {
-        Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__Ack ack = BFCD__ACK__INIT;
+        Bfcd__Request request = REQUEST(ACK, ack, &ack);
         size_t n = extents->n_extents, n_fds = 0, at = 0;
         struct raw_extent *grown;
 
@@ -249,8 +249,6 @@ static int keep_extents(struct raw *raw, const Bfcd__Extents *extents)
         if (!raw->ack)
                 return 0;
         ack.sequence = extents->sequence;
-        request.body_case = BFCD__REQUEST__BODY_ACK;
-        request.ack = &ack;
         return raw_send(raw, &request);
 }
 
@@ -367,8 +365,8 @@ static int take_hello_fds(struct raw *raw, const Bfcd__HelloReply *hello)
 
 int raw_hello(struct raw *raw, const char *tenant, const char *partition)
 {
-        Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__Hello hello = BFCD__HELLO__INIT;
+        Bfcd__Request request = REQUEST(HELLO, hello, &hello);
         Bfcd__Reply *reply = NULL;
         int r;
 
@@ -385,8 +383,6 @@ int raw_hello(struct raw *raw, const char *tenant, const char *partition)
                 hello.tenant = (char *)(uintptr_t)tenant;
         if (partition)
                 hello.partition = (char *)(uintptr_t)partition;
-        request.body_case = BFCD__REQUEST__BODY_HELLO;
-        request.hello = &hello;
         r = call_expecting(raw, &request, BFCD__REPLY__BODY_HELLO, &reply);
         if (r < 0)
                 return r;
@@ -401,8 +397,8 @@ int raw_hello(struct raw *raw, const char *tenant, const char *partition)
 
 int raw_held(struct raw *raw, const struct raw_held *held)
 {
-        Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__Held body = BFCD__HELD__INIT;
+        Bfcd__Request request = REQUEST(HELD, held, &body);
         Bfcd__HeldShared *shared = calloc(held->n_shared + 1, sizeof(*shared));
         Bfcd__HeldShared **list = calloc(held->n_shared + 1, sizeof(Bfcd__HeldShared *));
         int r = -ENOMEM;
@@ -420,8 +416,6 @@ int raw_held(struct raw *raw, const struct raw_held *held)
         body.shared = list;
         body.n_shared = held->n_shared;
         body.is_last = !held->is_not_last;
-        request.body_case = BFCD__REQUEST__BODY_HELD;
-        request.held = &body;
         if (shared && list)
                 r = raw_do(raw, &request);
         free(shared);
@@ -431,15 +425,13 @@ int raw_held(struct raw *raw, const struct raw_held *held)
 
 int raw_malloc(struct raw *raw, uint32_t partition, uint64_t n_bytes, Bfcd__Block *ret)
 {
-        Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__Malloc body = BFCD__MALLOC__INIT;
+        Bfcd__Request request = REQUEST(MALLOC, malloc, &body);
         Bfcd__Reply *reply = NULL;
         int r;
 
         body.partition = partition;
         body.n_bytes = n_bytes;
-        request.body_case = BFCD__REQUEST__BODY_MALLOC;
-        request.malloc = &body;
         r = call_expecting(raw, &request, BFCD__REPLY__BODY_BLOCK, &reply);
         if (r < 0)
                 return r;
@@ -452,37 +444,31 @@ int raw_malloc(struct raw *raw, uint32_t partition, uint64_t n_bytes, Bfcd__Bloc
 
 int raw_free(struct raw *raw, uint64_t block_id)
 {
-        Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__Free body = BFCD__FREE__INIT;
+        Bfcd__Request request = REQUEST(FREE, free, &body);
 
         body.block_id = block_id;
-        request.body_case = BFCD__REQUEST__BODY_FREE;
-        request.free = &body;
         return raw_do(raw, &request);
 }
 
 int raw_publish(struct raw *raw, uint64_t block_id, const char *name)
 {
-        Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__Publish body = BFCD__PUBLISH__INIT;
+        Bfcd__Request request = REQUEST(PUBLISH, publish, &body);
 
         body.block_id = block_id;
         body.name = (char *)(uintptr_t)name;
-        request.body_case = BFCD__REQUEST__BODY_PUBLISH;
-        request.publish = &body;
         return raw_do(raw, &request);
 }
 
 int raw_usage(struct raw *raw, uint32_t partition, Bfcd__Statistics *ret)
 {
-        Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__Usage body = BFCD__USAGE__INIT;
+        Bfcd__Request request = REQUEST(USAGE, usage, &body);
         Bfcd__Reply *reply = NULL;
         int r;
 
         body.partition = partition;
-        request.body_case = BFCD__REQUEST__BODY_USAGE;
-        request.usage = &body;
         r = call_expecting(raw, &request, BFCD__REPLY__BODY_USAGE, &reply);
         if (r < 0)
                 return r;
@@ -499,26 +485,22 @@ int raw_usage(struct raw *raw, uint32_t partition, Bfcd__Statistics *ret)
 
 int raw_goodbye(struct raw *raw)
 {
-        Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__Goodbye body = BFCD__GOODBYE__INIT;
+        Bfcd__Request request = REQUEST(GOODBYE, goodbye, &body);
 
         /* After a goodbye the daemon returns the extents to the device at once. It reports memory that is
          * still referenced, by an fd for instance, as an error. */
         close_extents(raw);
-        request.body_case = BFCD__REQUEST__BODY_GOODBYE;
-        request.goodbye = &body;
         return raw_do(raw, &request);
 }
 
 int raw_list(struct raw *raw, Bfcd__List__Kind kind, uint64_t cursor, Bfcd__Reply **ret)
 {
-        Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__List body = BFCD__LIST__INIT;
+        Bfcd__Request request = REQUEST(LIST, list, &body);
 
         body.kind = kind;
         body.cursor = cursor;
-        request.body_case = BFCD__REQUEST__BODY_LIST;
-        request.list = &body;
         return call_expecting(raw, &request, BFCD__REPLY__BODY_LIST, ret);
 }
 

@@ -13,7 +13,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "proto/bfcd.pb-c.h"
+#include "proto/message.h"
 
 #define RAW_MAX_PAYLOAD 65536u
 #define RAW_TIMEOUT_MS  120000

@@ -3,7 +3,6 @@
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
-#include <fcntl.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -101,9 +100,8 @@ static void take_and_wait(void *arg)
 
 /* ---- a file --------------------------------------------------------------- */
 
-TEST(a_killed_client_leaves_a_record)
+RIG_TEST(a_killed_client_leaves_a_record, config)
 {
-        struct rig *rig = rig_start(&config);
         struct life life = { .up = gate_new() };
         char pid_words[32];
         pid_t pid;
@@ -122,7 +120,6 @@ TEST(a_killed_client_leaves_a_record)
         ck_assert_int_eq(number_of(json_object_get(row(h, "sessions", 0), "partitions"), "train"), 11 * MIB);
         ck_assert_int_eq(number_of(row(h, "sessions", 0), "bytes_left"), 11 * MIB);
         json_decref(h);
-        rig_stop(rig);
 }
 
 /* The row of red in train of `bfcctl tenants`. */
@@ -332,9 +329,4 @@ TEST(an_absent_journal_is_counted)
         come_and_go(rig);
         ck_assert(WAIT_FOR(number_of_drops(rig) >= 2, SETTLE_MS)); /* the start, and the session */
         rig_stop(rig);
-}
-
-int main(void)
-{
-        return harness_cases("accounts");
 }

@@ -3,8 +3,6 @@
  * test_quota, connections without a hello and fds in test_bad_input.)
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#include <errno.h>
-#include <poll.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -27,11 +25,9 @@ static const struct rig_config hasty = {
 
 static int ask_for_list(struct raw *raw)
 {
-        Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__List list = BFCD__LIST__INIT;
+        Bfcd__Request request = REQUEST(LIST, list, &list);
 
-        request.body_case = BFCD__REQUEST__BODY_LIST;
-        request.list = &list;
         list.kind = BFCD__LIST__KIND__BLOCKS;
         return raw_send(raw, &request);
 }
@@ -137,13 +133,11 @@ TEST(a_session_that_reads_slowly_is_served)
 static void ask_and_stop(void *arg)
 {
         struct raw *raw = raw_connect(arg, "red");
-        Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__Usage usage = BFCD__USAGE__INIT;
+        Bfcd__Request request = REQUEST(USAGE, usage, &usage);
         Bfcd__Reply *reply;
 
         REQUIRE(raw, "no session");
-        request.body_case = BFCD__REQUEST__BODY_USAGE;
-        request.usage = &usage;
         for (unsigned i = 0; i < 20; i++, request.id = 0)
                 REQUIRE(raw_send(raw, &request) == 0, "usage");
         raise(SIGSTOP);
@@ -155,9 +149,8 @@ static void ask_and_stop(void *arg)
         raw_close(raw);
 }
 
-TEST(a_stopped_client_continues)
+RIG_TEST(a_stopped_client_continues, hasty)
 {
-        struct rig *rig = rig_start(&hasty);
         pid_t pid = child_start(ask_and_stop, rig->socket);
         int status;
 
@@ -166,7 +159,6 @@ TEST(a_stopped_client_continues)
         usleep(READ_MS * 2000);
         kill(pid, SIGCONT);
         child_join(pid);
-        rig_stop(rig);
 }
 
 /* ---- accept ---------------------------------------------------------------- */
@@ -191,9 +183,8 @@ static void storm(void *arg)
 
 /* Other users connect and disconnect as fast as they can, and each hello of a member is answered meanwhile.
  * How long that takes is measured by bench-neighbours. */
-TEST(hellos_pass_a_flood_of_connections)
+RIG_TEST(hellos_pass_a_flood_of_connections, hasty)
 {
-        struct rig *rig = rig_start(&hasty);
         struct flood flood = { rig->socket, shared_memory(sizeof(*flood.n_connects)) };
         uid_t uid = is_root() ? OTHER_UID : getuid();
         pid_t pids[N_FLOODERS];
@@ -211,10 +202,4 @@ TEST(hellos_pass_a_flood_of_connections)
         }
         for (unsigned i = 0; i < N_FLOODERS; i++)
                 child_kill(pids[i]);
-        rig_stop(rig);
-}
-
-int main(void)
-{
-        return harness_cases("admission");
 }

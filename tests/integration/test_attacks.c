@@ -5,7 +5,6 @@
  * How long the victim waits is measured by bench-attacks, not here.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 

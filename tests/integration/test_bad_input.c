@@ -2,7 +2,6 @@
  * it is served.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/sockios.h>
@@ -351,12 +350,10 @@ TEST(invalid_messages_are_refused)
 /* The daemon may have disconnected the client already. */
 static void try_ack(struct raw *raw, uint64_t sequence)
 {
-        Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__Ack ack = BFCD__ACK__INIT;
+        Bfcd__Request request = REQUEST(ACK, ack, &ack);
 
         ack.sequence = sequence;
-        request.body_case = BFCD__REQUEST__BODY_ACK;
-        request.ack = &ack;
         (void)raw_send(raw, &request);
 }
 
@@ -633,12 +630,10 @@ static struct raw *publisher(struct scene *s, uint64_t n_mib)
 
 static uint64_t send_attach(struct raw *raw)
 {
-        Bfcd__Request r = BFCD__REQUEST__INIT;
         Bfcd__Attach body = BFCD__ATTACH__INIT;
+        Bfcd__Request r = REQUEST(ATTACH, attach, &body);
 
         body.name = (char *)(uintptr_t) "w";
-        r.body_case = BFCD__REQUEST__BODY_ATTACH;
-        r.attach = &body;
         ck_assert_int_eq(raw_send(raw, &r), 0);
         return r.id;
 }
@@ -874,13 +869,11 @@ TEST(more_connections_than_fds)
 /* Does not wait for the answer, which may never come. */
 static void send_hello(struct raw *raw, const char *tenant)
 {
-        Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__Hello hello = BFCD__HELLO__INIT;
+        Bfcd__Request request = REQUEST(HELLO, hello, &hello);
 
         hello.version = 1;
         hello.tenant = (char *)(uintptr_t)tenant;
-        request.body_case = BFCD__REQUEST__BODY_HELLO;
-        request.hello = &hello;
         (void)raw_send(raw, &request); /* it may have been closed for want of an fd */
 }
 
@@ -1023,9 +1016,4 @@ TEST(hang_ups_with_pending_requests)
                         assert_victim_lives(&s);
         }
         scene_end(&s);
-}
-
-int main(void)
-{
-        return harness_cases("bad input");
 }

@@ -42,9 +42,8 @@ static const size_t sizes[] = { 1,       255,         256,     257,           40
                                 2 * MIB, 2 * MIB + 1, 3 * MIB, 10 * MIB + 77, 8 * GRANULE, 4 * MIB - 256 };
 #define N_SIZES (sizeof(sizes) / sizeof(sizes[0]))
 
-TEST(blocks_of_many_sizes)
+RIG_TEST(blocks_of_many_sizes, one_tenant)
 {
-        struct rig *rig = rig_start(&one_tenant);
         bfc_client *client = client_open(rig, NULL, NULL);
         struct bfc_tenant_usage usage;
         uint64_t requested = 0, in_use = 0;
@@ -86,12 +85,10 @@ TEST(blocks_of_many_sizes)
         ck_assert_uint_eq(usage.num_blocks, 0);
         ck_assert_uint_eq(usage.peak_bytes_in_use, in_use);
         bfc_disconnect(client);
-        rig_stop(rig);
 }
 
-TEST(statistics_of_a_client)
+RIG_TEST(statistics_of_a_client, one_tenant)
 {
-        struct rig *rig = rig_start(&one_tenant);
         bfc_client *client = client_open(rig, NULL, NULL);
         struct {
                 struct bfc_client_stats known;
@@ -127,12 +124,10 @@ TEST(statistics_of_a_client)
         ck_assert_int_eq(bfc_stats(client, &stats), -EINVAL);
         ck_assert_ok(bfc_free(client, b));
         bfc_disconnect(client);
-        rig_stop(rig);
 }
 
-TEST(wrong_arguments)
+RIG_TEST(wrong_arguments, one_tenant)
 {
-        struct rig *rig = rig_start(&one_tenant);
         struct bfc_options nowhere = { .struct_size = sizeof(nowhere), .socket = "/nowhere/bfcd.sock" };
         bfc_client *client = client_open(rig, NULL, NULL), *none = NULL;
         char on_stack[16], *untouched = on_stack;
@@ -156,12 +151,10 @@ TEST(wrong_arguments)
         ck_assert_str_ne(bfc_last_error(), "");
         bfc_disconnect(client);
         bfc_disconnect(NULL);
-        rig_stop(rig);
 }
 
-TEST(the_environment_names_socket_partition_and_tenant)
+RIG_TEST(the_environment_names_socket_partition_and_tenant, two_by_two)
 {
-        struct rig *rig = rig_start(&two_by_two);
         bfc_client *client;
         void *p;
 
@@ -174,14 +167,12 @@ TEST(the_environment_names_socket_partition_and_tenant)
         ck_assert_ok(bfc_malloc(client, 5 * MIB, &p));
         ck_assert_uint_eq(rig_stats(rig, "red", "serve").bytes_in_use, 5 * MIB);
         bfc_disconnect(client);
-        rig_stop(rig);
 }
 
 /* ---- several -------------------------------------------------------------- */
 
-TEST(partitions_are_separate)
+RIG_TEST(partitions_are_separate, two_by_two)
 {
-        struct rig *rig = rig_start(&two_by_two);
         bfc_client *client = client_open(rig, "red", NULL);
         void *train, *serve, *no;
 
@@ -200,12 +191,10 @@ TEST(partitions_are_separate)
         ck_assert_ok(bfc_free(client, train));
         ck_assert_ok(bfc_free(client, serve));
         bfc_disconnect(client);
-        rig_stop(rig);
 }
 
-TEST(clients_of_a_tenant_share_its_quota)
+RIG_TEST(clients_of_a_tenant_share_its_quota, two_by_two)
 {
-        struct rig *rig = rig_start(&two_by_two);
         bfc_client *a = client_open(rig, "red", "train"), *b = client_open(rig, "red", "train");
         bfc_client *other = client_open(rig, "blue", NULL);
         void *of_a, *of_b, *of_other, *no;
@@ -233,7 +222,6 @@ TEST(clients_of_a_tenant_share_its_quota)
         ck_assert(pattern_holds(of_other, 10 * MIB, 3));
         bfc_disconnect(b);
         bfc_disconnect(other);
-        rig_stop(rig);
 }
 
 struct thread {
@@ -275,9 +263,8 @@ static void *live_at_random(void *arg)
         return NULL;
 }
 
-TEST(threads_share_a_client)
+RIG_TEST(threads_share_a_client, one_tenant)
 {
-        struct rig *rig = rig_start(&one_tenant);
         bfc_client *client = client_open(rig, NULL, NULL);
         struct thread threads[8] = { 0 };
 
@@ -293,14 +280,12 @@ TEST(threads_share_a_client)
         ck_assert_uint_eq(client_usage(client, NULL).bytes_in_use, 0);
         ck_assert_uint_eq(client_stats(client).num_blocks, 0);
         bfc_disconnect(client);
-        rig_stop(rig);
 }
 
 /* More live blocks than a page of a list or one extent could hold. */
-TEST(ten_thousand_blocks)
+RIG_TEST(ten_thousand_blocks, one_tenant)
 {
         static void *blocks[10000];
-        struct rig *rig = rig_start(&one_tenant);
         bfc_client *client = client_open(rig, NULL, NULL);
 
         for (size_t i = 0; i < 10000; i++) {
@@ -315,7 +300,6 @@ TEST(ten_thousand_blocks)
                         ck_assert_ok(bfc_free(client, blocks[i]));
         }
         bfc_disconnect(client); /* the rest goes with it */
-        rig_stop(rig);
 }
 
 /* ---- what a client costs -------------------------------------------------- */
@@ -332,9 +316,8 @@ static size_t count_mapped_extents(void)
         return n;
 }
 
-TEST(a_client_uses_two_fds_and_closes_them)
+RIG_TEST(a_client_uses_two_fds_and_closes_them, one_tenant)
 {
-        struct rig *rig = rig_start(&one_tenant);
         int before = 0;
 
         for (unsigned round = 0; round < 4; round++) {
@@ -354,7 +337,6 @@ TEST(a_client_uses_two_fds_and_closes_them)
                 ck_assert_int_eq(suite_count_fds(), before);
                 ck_assert_uint_eq(count_mapped_extents(), 0);
         }
-        rig_stop(rig);
 }
 
 /* A block in more extents than one message or the window of unacknowledged ones
@@ -393,9 +375,8 @@ TEST(a_block_of_very_many_extents)
 
 /* ---- growth --------------------------------------------------------------- */
 
-TEST(on_demand_grows_by_extents)
+RIG_TEST(on_demand_grows_by_extents, one_tenant)
 {
-        struct rig *rig = rig_start(&one_tenant);
         size_t n_bytes = rig_device() == ON_CUDA_IPC ? 16 * MIB : 10 * MIB; /* smaller ones share there */
         bfc_client *client;
         uint64_t before = 0;
@@ -420,7 +401,6 @@ TEST(on_demand_grows_by_extents)
         bfc_disconnect(client);
         ck_assert(WAIT_FOR(rig_charge(rig, "red", "train") == 0, SETTLE_MS));
         ck_assert_uint_eq(rig_count(rig).n_extents, 0);
-        rig_stop(rig);
 }
 
 TEST(preallocated_memory_is_reserved_from_the_start)
@@ -452,9 +432,8 @@ TEST(preallocated_memory_is_reserved_from_the_start)
 }
 
 /* The whole limit in one block, and again in pieces: nothing is lost to either. */
-TEST(the_limit_can_be_used_up_again_and_again)
+RIG_TEST(the_limit_can_be_used_up_again_and_again, one_tenant)
 {
-        struct rig *rig = rig_start(&one_tenant);
         bfc_client *client = client_open(rig, NULL, NULL);
         void *whole, *pieces[16], *no;
 
@@ -469,7 +448,6 @@ TEST(the_limit_can_be_used_up_again_and_again)
                         ck_assert_ok(bfc_free(client, pieces[i]));
         }
         bfc_disconnect(client);
-        rig_stop(rig);
 }
 
 /* ---- what is left to get --------------------------------------------------- */
@@ -540,21 +518,18 @@ static void assert_room(struct rig *rig)
         bfc_disconnect(red);
 }
 
-TEST(available_memory_is_reported)
+RIG_TEST(available_memory_is_reported, with_reserve)
 {
-        struct rig *rig = rig_start(&with_reserve);
         size_t n;
 
         assert_room(rig);
         setenv("BFC_CACHE", "on", 1);
         assert_room(rig);
         ck_assert_int_eq(bfc_mem_get_info(NULL, NULL, &n, &n), -EINVAL);
-        rig_stop(rig);
 }
 
-TEST(interior_pointers_are_known)
+RIG_TEST(interior_pointers_are_known, one_tenant)
 {
-        struct rig *rig = rig_start(&one_tenant);
         bfc_client *client = client_open(rig, NULL, NULL);
         struct bfc_block_info info;
         char *blocks[40];
@@ -579,7 +554,6 @@ TEST(interior_pointers_are_known)
                         ck_assert_ok(bfc_free(client, blocks[i]));
         ck_assert_int_eq(bfc_block_info(client, blocks[39] + 1, &info), -EINVAL);
         bfc_disconnect(client);
-        rig_stop(rig);
 }
 
 /* Also while the daemon ends: it still removes its sockets. */
@@ -595,9 +569,4 @@ TEST(further_sigterms_do_not_kill)
         } while (info.si_pid == 0);
         rig_terminate(rig);
         rig_discard(rig);
-}
-
-int main(void)
-{
-        return harness_cases("basic");
 }

@@ -473,8 +473,3 @@ TEST(a_repeated_trace)
         free(err);
         rig_stop(rig);
 }
-
-int main(void)
-{
-        return harness_cases("cache");
-}

@@ -206,12 +206,9 @@ static void disconnect_in_a_capture(void *socket)
         end_capture(s);
 }
 
-TEST(a_capture_survives_a_disconnect)
+RIG_TEST(a_capture_survives_a_disconnect, two_tenants)
 {
-        struct rig *rig = rig_start(&two_tenants);
-
         child_join(child_start(disconnect_in_a_capture, rig->socket));
-        rig_stop(rig);
 }
 
 /* ---- destroyed streams -------------------------------------------------------- */
@@ -322,9 +319,4 @@ LOOP_TEST(streams_that_were_not_ended_keep_their_blocks, 2)
         ck_assert_ok(bfc_free(client, p));
         bfc_disconnect(client);
         rig_stop(rig);
-}
-
-int main(void)
-{
-        return harness_cases("captures");
 }

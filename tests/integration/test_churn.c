@@ -5,13 +5,10 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include <dirent.h>
 #include <errno.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 
 #include "tests/integration/tools.h"
 #include "tests/integration/spies.h"
@@ -483,9 +480,4 @@ TEST(new_extents_are_mapped_over_released_ones)
         bfc_disconnect(clients[0]);
         bfc_disconnect(clients[1]);
         rig_stop(rig);
-}
-
-int main(void)
-{
-        return harness_cases("churn");
 }

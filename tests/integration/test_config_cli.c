@@ -521,9 +521,8 @@ TEST(tenants_are_read_from_a_folder)
 
 /* ---- sockets -------------------------------------------------------------- */
 
-TEST(a_second_daemon_does_not_start)
+RIG_TEST(a_second_daemon_does_not_start, defaults)
 {
-        struct rig *rig = rig_start(&defaults);
         bfc_client *client = client_open(rig, NULL, NULL);
         char *errors;
         int status;
@@ -538,7 +537,6 @@ TEST(a_second_daemon_does_not_start)
         bfc_disconnect(client);
         client = client_open(rig, NULL, NULL);
         bfc_disconnect(client);
-        rig_stop(rig);
 }
 
 static void leave_a_stale_socket(const char *path)
@@ -692,14 +690,12 @@ TEST(sigterm_with_pending_requests)
         struct rig *rig = rig_start(&defaults);
         struct raw *pending = raw_connect(rig->socket, NULL), *half = raw_connect(rig->socket, NULL);
         struct raw *silent = NULL;
-        Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__Malloc body = BFCD__MALLOC__INIT;
+        Bfcd__Request request = REQUEST(MALLOC, malloc, &body);
 
         ck_assert(pending && half);
         ck_assert_int_eq(raw_open(rig->socket, &silent), 0);
         body.n_bytes = 60 * MIB; /* backing it takes a while */
-        request.body_case = BFCD__REQUEST__BODY_MALLOC;
-        request.malloc = &body;
         ck_assert_int_eq(raw_send(pending, &request), 0);
         ck_assert_int_eq(raw_send_bytes(half, "\x20\x00\x00\x00half", 8), 0);
         usleep(2000);
@@ -711,9 +707,4 @@ TEST(sigterm_with_pending_requests)
         raw_close(half);
         raw_close(silent);
         rig_discard(rig);
-}
-
-int main(void)
-{
-        return harness_cases("config and command line");
 }

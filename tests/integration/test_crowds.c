@@ -6,9 +6,7 @@
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
-#include <fcntl.h>
 #include <grp.h>
-#include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -363,12 +361,10 @@ TEST(log_lines_of_a_tenant_are_limited)
 
 static void ask_often(struct raw *raw, unsigned n_requests)
 {
-        Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__List list = BFCD__LIST__INIT;
+        Bfcd__Request request = REQUEST(LIST, list, &list);
 
         list.kind = BFCD__LIST__KIND__WHOAMI;
-        request.body_case = BFCD__REQUEST__BODY_LIST;
-        request.list = &list;
         for (unsigned i = 0; i < n_requests; i++) {
                 request.id = 0;
                 ck_assert_int_eq(raw_send(raw, &request), 0);
@@ -413,9 +409,4 @@ TEST(busy_connections_stay_in_the_poll)
         for (unsigned i = 0; i < N; i++)
                 raw_close(sessions[i]);
         scene_end(&s);
-}
-
-int main(void)
-{
-        return harness_cases("crowds");
 }

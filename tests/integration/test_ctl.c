@@ -41,14 +41,13 @@ static json_t *tenant_row(const struct rig *rig, const char *tenant, const char 
 
 /* ---- lists ---------------------------------------------------------------- */
 
-TEST(tenants_in_json)
+RIG_TEST(tenants_in_json, two_tenants)
 {
         static const char *const tensorflows[] = {
                 "bytes_in_use", "peak_bytes_in_use",  "bytes_requested",
                 "bytes_limit",  "bytes_reserved",     "peak_bytes_reserved",
                 "num_allocs",   "largest_alloc_size", "largest_free_block_bytes",
         };
-        struct rig *rig = rig_start(&two_tenants);
         bfc_client *client = client_open(rig, "red", NULL);
         json_t *row;
         void *p;
@@ -68,12 +67,10 @@ TEST(tenants_in_json)
         ck_assert_int_eq(number_of(row, "bytes_reserved"), 8 << 20);
         json_decref(row);
         bfc_disconnect(client);
-        rig_stop(rig);
 }
 
-TEST(partitions_and_status_in_json)
+RIG_TEST(partitions_and_status_in_json, two_tenants)
 {
-        struct rig *rig = rig_start(&two_tenants);
         json_t *rows = ctl_json(rig->admin_socket, WORDS("--json", "partitions")), *status, *devices;
 
         ck_assert_uint_eq(json_array_size(rows), 2);
@@ -99,7 +96,6 @@ TEST(partitions_and_status_in_json)
         ck_assert_int_eq(number_of(json_array_get(devices, 0), "bytes_total"), 256 << 20);
         ck_assert_int_eq(number_of(json_array_get(devices, 0), "bytes_reserved"), 8 << 20);
         json_decref(status);
-        rig_stop(rig);
 }
 
 /* By what was made, and not by what the config asks for. */
@@ -139,9 +135,8 @@ TEST(pages_in_json)
         rig_stop(rig);
 }
 
-TEST(sessions_and_blocks_in_json)
+RIG_TEST(sessions_and_blocks_in_json, two_tenants)
 {
-        struct rig *rig = rig_start(&two_tenants);
         struct bfc_options options = {
                 .struct_size = sizeof(options), .socket = rig->socket, .tenant = "red", .name = "a job"
         };
@@ -181,14 +176,12 @@ TEST(sessions_and_blocks_in_json)
         ck_assert_int_eq(number_of(row, "region_id"), (json_int_t)info.region_id);
         json_decref(rows);
         bfc_disconnect(client);
-        rig_stop(rig);
 }
 
 /* More rows than a page holds. */
-TEST(long_lists_are_complete)
+RIG_TEST(long_lists_are_complete, two_tenants)
 {
         enum { N = 1000 };
-        struct rig *rig = rig_start(&two_tenants);
         bfc_client *red = client_open(rig, "red", NULL), *blue = client_open(rig, "blue", NULL);
         json_t *rows;
         char *out, *line;
@@ -219,13 +212,11 @@ TEST(long_lists_are_complete)
         free(out);
         bfc_disconnect(red);
         bfc_disconnect(blue);
-        rig_stop(rig);
 }
 
-TEST(hundreds_of_sessions)
+RIG_TEST(hundreds_of_sessions, two_tenants)
 {
         enum { N = 300 };
-        struct rig *rig = rig_start(&two_tenants);
         struct raw *sessions[N];
         json_t *rows;
 
@@ -240,15 +231,13 @@ TEST(hundreds_of_sessions)
         json_decref(rows);
         for (size_t i = 0; i < N; i++)
                 raw_close(sessions[i]);
-        rig_stop(rig);
 }
 
 /* A client chooses its name: it moves no cursor, fakes no line of the
  * log, and breaks no JSON. */
-TEST(names_with_control_characters_are_escaped)
+RIG_TEST(names_with_control_characters_are_escaped, two_tenants)
 {
         static const char forged[] = "x\nerror: all is lost\x1b[2J\r\"\\\xff\xfe";
-        struct rig *rig = rig_start(&two_tenants);
         struct bfc_options options = {
                 .struct_size = sizeof(options), .socket = rig->socket, .tenant = "red", .name = forged
         };
@@ -273,7 +262,6 @@ TEST(names_with_control_characters_are_escaped)
         ck_assert_ptr_null(strchr(out, '\x1b'));
         free(out);
         rig->forgiven = "all is lost"; /* inside of a line */
-        rig_stop(rig);
 }
 
 /* What a list prints on a terminal; NULL: the machine has none (/dev/pts). */
@@ -347,9 +335,8 @@ TEST(tables_fit_a_terminal)
 }
 
 /* What one list shows in a row is in the same row of the next. */
-TEST(rows_are_in_order)
+RIG_TEST(rows_are_in_order, two_tenants)
 {
-        struct rig *rig = rig_start(&two_tenants);
         struct raw *sessions[20], *first = raw_connect(rig->socket, "red");
         json_int_t before = 0;
         json_t *rows;
@@ -374,7 +361,6 @@ TEST(rows_are_in_order)
         raw_close(first);
         for (size_t i = 0; i < 20; i++)
                 raw_close(sessions[i]);
-        rig_stop(rig);
 }
 
 TEST(lists_as_tables)
@@ -482,9 +468,8 @@ TEST(examples_with_jq)
 
 /* ---- the client socket, and the choice of a socket ------------------------ */
 
-TEST(a_tenant_sees_its_own_rows)
+RIG_TEST(a_tenant_sees_its_own_rows, two_tenants)
 {
-        struct rig *rig = rig_start(&two_tenants);
         json_t *rows, *user;
         char *out, *err;
 
@@ -513,12 +498,10 @@ TEST(a_tenant_sees_its_own_rows)
         ck_assert_str_ne(err, "");
         free(out);
         free(err);
-        rig_stop(rig);
 }
 
-TEST(the_environment_names_the_socket)
+RIG_TEST(the_environment_names_the_socket, two_tenants)
 {
-        struct rig *rig = rig_start(&two_tenants);
         const char *argv[] = { program_bfcctl(), "--json", "whoami", NULL };
         char *out;
 
@@ -528,14 +511,12 @@ TEST(the_environment_names_the_socket)
         setenv("BFC_ADMIN_SOCKET", rig->admin_socket, 1);
         ck_assert_int_eq(program_run(argv, &out, NULL), 0);
         text_has(out, "\"admin\": true");
-        rig_stop(rig);
 }
 
 /* ---- what an operator does ------------------------------------------------ */
 
-TEST(the_printed_config_can_be_loaded)
+RIG_TEST(the_printed_config_can_be_loaded, two_tenants)
 {
-        struct rig *rig = rig_start(&two_tenants);
         json_t *text;
         char *out, *err;
 
@@ -547,7 +528,6 @@ TEST(the_printed_config_can_be_loaded)
         ck_assert_str_eq(json_string_value(text), out);
         json_decref(text);
         free(out);
-        rig_stop(rig);
 }
 
 static void assert_peaks(const struct rig *rig, uint64_t peak, uint64_t lifetime_peak)
@@ -561,9 +541,8 @@ static void assert_peaks(const struct rig *rig, uint64_t peak, uint64_t lifetime
         json_decref(row);
 }
 
-TEST(reset_peaks)
+RIG_TEST(reset_peaks, two_tenants)
 {
-        struct rig *rig = rig_start(&two_tenants);
         bfc_client *client = client_open(rig, "red", NULL);
         char *out, *err;
         void *p, *q;
@@ -595,11 +574,10 @@ TEST(reset_peaks)
         ck_assert_int_eq(ctl(rig->admin_socket, WORDS("reset-peaks"), NULL, NULL), 0);
         assert_peaks(rig, 0, 30 * MIB); /* also without a session */
         ck_assert_uint_eq(rig_stats(rig, "red", "train").peak_bytes_reserved, 0);
-        rig_stop(rig);
 }
 
 /* The error of an unknown name lists the known ones. */
-TEST(unknown_names_are_refused)
+RIG_TEST(unknown_names_are_refused, two_tenants)
 {
         static const struct {
                 const char *words[5];
@@ -617,7 +595,6 @@ TEST(unknown_names_are_refused)
                 { { "leaks", "--tenant=nosuch" },
                   "bfcctl: There is no tenant 'nosuch'; you can see: blue, red\n" },
         };
-        struct rig *rig = rig_start(&two_tenants);
         char *err;
 
         for (size_t i = 0; i < sizeof(runs) / sizeof(runs[0]); i++) {
@@ -626,12 +603,11 @@ TEST(unknown_names_are_refused)
                               runs[i].words[0], err);
                 free(err);
         }
-        rig_stop(rig);
 }
 
 /* ---- exit codes ----------------------------------------------------------- */
 
-TEST(exit_codes)
+RIG_TEST(exit_codes, two_tenants)
 {
         static const struct {
                 const char *words[5];
@@ -648,7 +624,6 @@ TEST(exit_codes)
                 { { "--version" }, 0 },
                 { { "status" }, 0 },
         };
-        struct rig *rig = rig_start(&two_tenants);
         char *out, *err;
 
         for (size_t i = 0; i < sizeof(runs) / sizeof(runs[0]); i++) {
@@ -667,10 +642,4 @@ TEST(exit_codes)
                               "Try: systemctl status bfcd\n");
         free(out);
         free(err);
-        rig_stop(rig);
-}
-
-int main(void)
-{
-        return harness_cases("bfcctl");
 }

@@ -6,8 +6,6 @@
  * are; then run N makes the Nth of them fail with "out of memory".
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#include <errno.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>

@@ -4,9 +4,7 @@
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
-#include <fcntl.h>
 #include <signal.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -59,9 +57,8 @@ static void hold_and_wait(void *arg)
         bfc_disconnect(client);
 }
 
-TEST(a_killed_client_returns_everything)
+RIG_TEST(a_killed_client_returns_everything, patient)
 {
-        struct rig *rig = rig_start(&patient);
         struct life life = life_new(rig);
         pid_t pid = child_start_until(&life.up, hold_and_wait, &life);
 
@@ -73,7 +70,6 @@ TEST(a_killed_client_returns_everything)
         ck_assert_uint_eq(rig_count(rig).n_sessions, 0);
         ck_assert_uint_eq(rig_stats(rig, "red", "train").peak_bytes_in_use,
                           10 * MIB + 9 * GRANULE); /* the first block is exactly 1 MiB */
-        rig_stop(rig);
 }
 
 static void live_for_ever(void *arg)
@@ -170,9 +166,8 @@ static void leave_a_child_behind(void *arg)
         pause();
 }
 
-TEST(a_death_is_detected_without_a_hang_up)
+RIG_TEST(a_death_is_detected_without_a_hang_up, patient)
 {
-        struct rig *rig = rig_start(&patient);
         struct life life = life_new(rig);
         pid_t pid = child_start_until(&life.up, leave_a_child_behind, &life);
 
@@ -181,7 +176,6 @@ TEST(a_death_is_detected_without_a_hang_up)
         ck_assert(WAIT_FOR(rig_charge(rig, "red", "train") == 0, BACK_MS));
         ck_assert_uint_eq(rig_count(rig).n_sessions, 0);
         gate_open(&life.done);
-        rig_stop(rig);
 }
 
 /* Its process is watched from the first request on. Without one, soon. */
@@ -213,9 +207,8 @@ TEST(the_death_of_an_idle_session_is_detected)
 
 /* ---- leaving -------------------------------------------------------------- */
 
-TEST(goodbye_releases_at_once)
+RIG_TEST(goodbye_releases_at_once, patient)
 {
-        struct rig *rig = rig_start(&patient);
         bfc_client *client = client_open(rig, NULL, NULL);
         void *p;
 
@@ -224,7 +217,6 @@ TEST(goodbye_releases_at_once)
         bfc_disconnect(client); /* this process lives on, and yet: */
         ck_assert(WAIT_FOR(rig_charge(rig, "red", "train") == 0 && rig_count(rig).n_sessions == 0, BACK_MS));
         ck_assert_uint_eq(rig_count(rig).n_quarantined, 0);
-        rig_stop(rig);
 }
 
 /* Hangs up without a goodbye and lives on until it is told to end. */
@@ -242,9 +234,8 @@ static void hang_up_and_wait(void *arg)
         gate_wait(&life->done, SETTLE_MS);
 }
 
-TEST(a_hang_up_is_no_death)
+RIG_TEST(a_hang_up_is_no_death, patient)
 {
-        struct rig *rig = rig_start(&patient);
         struct life life = life_new(rig);
         pid_t pid = child_start_until(&life.up, hang_up_and_wait, &life);
 
@@ -256,13 +247,11 @@ TEST(a_hang_up_is_no_death)
         child_join(pid);
         ck_assert(WAIT_FOR(rig_charge(rig, "red", "train") == 0, BACK_MS));
         ck_assert_uint_eq(rig_count(rig).n_quarantined, 0);
-        rig_stop(rig);
 }
 
 /* A GPU's memory cannot be taken from a process that has it mapped: only the exit releases it. */
-TEST(quarantine_ends)
+RIG_TEST(quarantine_ends, hasty)
 {
-        struct rig *rig = rig_start(&hasty);
         struct life life = life_new(rig);
         pid_t pid = child_start(hang_up_and_wait, &life);
         bool by_time = rig_device() == ON_HOST;
@@ -286,7 +275,6 @@ TEST(quarantine_ends)
         ck_assert(WAIT_FOR(rig_charge(rig, "red", "train") == 0, BACK_MS));
         ck_assert(WAIT_FOR(rig_count(rig).n_sessions == 0, BACK_MS));
         ck_assert_uint_eq(rig_count(rig).n_quarantined, 0);
-        rig_stop(rig);
 }
 
 /* ---- exec ----------------------------------------------------------------- */
@@ -309,9 +297,8 @@ static void hold_and_exec(void *arg)
 }
 
 /* The mappings went with the old process image. Of a GPU's memory nothing proves that. */
-TEST(exec_releases_all_references)
+RIG_TEST(exec_releases_all_references, endless)
 {
-        struct rig *rig = rig_start(&endless);
         struct life life = life_new(rig);
         pid_t pid = child_start_until(&life.up, hold_and_exec, &life);
 
@@ -327,18 +314,14 @@ TEST(exec_releases_all_references)
         }
         child_kill(pid); /* it lived until now */
         ck_assert(WAIT_FOR(rig_charge(rig, "red", "train") == 0, BACK_MS));
-        rig_stop(rig);
 }
 
 /* The kernel sends SIGIO to the holder of a lease when another process opens the file just then; root may do that,
  * to look into /proc/PID/fd for instance. */
-TEST(a_broken_lease_ends_no_session)
+RIG_TEST(a_broken_lease_ends_no_session, patient)
 {
-        struct rig *rig = rig_start(&patient);
-
         ck_assert_int_eq(kill(rig->pid, SIGIO), 0);
         bfc_disconnect(client_open(rig, "red", NULL));
-        rig_stop(rig);
 }
 
 /* The child keeps one mapping and nothing else: no fd of an extent and none of the session's sockets. */
@@ -392,9 +375,8 @@ TEST(a_childs_mapping_keeps_the_charge)
 }
 
 /* A client that held nothing has nothing to be quarantined for. */
-TEST(a_hang_up_without_extents_is_no_quarantine)
+RIG_TEST(a_hang_up_without_extents_is_no_quarantine, patient)
 {
-        struct rig *rig = rig_start(&patient);
         struct raw *raw = raw_connect(rig->socket, NULL), *silent = NULL;
 
         ck_assert_ptr_nonnull(raw);
@@ -403,14 +385,12 @@ TEST(a_hang_up_without_extents_is_no_quarantine)
         raw_close(raw);
         raw_close(silent);
         ck_assert(WAIT_FOR(rig_count(rig).n_sessions == 0 && rig_count(rig).n_quarantined == 0, BACK_MS));
-        rig_stop(rig);
 }
 
 /* ---- fork ----------------------------------------------------------------- */
 
-TEST(a_forked_child_has_no_session)
+RIG_TEST(a_forked_child_has_no_session, patient)
 {
-        struct rig *rig = rig_start(&patient);
         bfc_client *client = client_open(rig, NULL, NULL);
         void *p, *q;
         int status;
@@ -455,13 +435,11 @@ TEST(a_forked_child_has_no_session)
         ck_assert_ok(bfc_free(client, q));
         ck_assert_ok(bfc_free(client, p));
         bfc_disconnect(client);
-        rig_stop(rig);
 }
 
 /* The parent's memory is not in the child at all: a stray write hits nothing. */
-TEST(a_forked_child_cannot_touch_the_parents_blocks)
+RIG_TEST(a_forked_child_cannot_touch_the_parents_blocks, patient)
 {
-        struct rig *rig = rig_start(&patient);
         bfc_client *client = client_open(rig, NULL, NULL);
         int status;
         void *p;
@@ -480,14 +458,12 @@ TEST(a_forked_child_cannot_touch_the_parents_blocks)
         ck_assert(WIFSIGNALED(status));
         ck_assert(pattern_holds(p, 1 * MIB, 1));
         bfc_disconnect(client);
-        rig_stop(rig);
 }
 
 /* A program that the job starts gets neither the session nor the memory. */
-TEST(exec_inherits_no_fd)
+RIG_TEST(exec_inherits_no_fd, patient)
 {
         static const char *const list_fds[] = { "/bin/ls", "-l", "/proc/self/fd", NULL };
-        struct rig *rig = rig_start(&patient);
         bfc_client *client = client_open(rig, NULL, NULL);
         struct raw *raw = session_open(rig->socket, NULL);
         char *out;
@@ -500,7 +476,6 @@ TEST(exec_inherits_no_fd)
         free(out);
         session_end(raw);
         bfc_disconnect(client);
-        rig_stop(rig);
 }
 
 /* ---- the other end --------------------------------------------------------- */
@@ -542,15 +517,13 @@ static void evict_all(struct rig *rig)
 
         ck_assert_int_eq(raw_list(rig->admin, BFCD__LIST__KIND__SESSIONS, 0, &reply), 0);
         for (size_t i = 0; i < reply->list->n_sessions; i++) {
-                Bfcd__Request request = BFCD__REQUEST__INIT;
                 Bfcd__Evict evict = BFCD__EVICT__INIT;
+                Bfcd__Request request = REQUEST(EVICT, evict, &evict);
 
                 if (strcmp(reply->list->sessions[i]->tenant, "red") != 0)
                         continue;
                 evict.reason = (char *)(uintptr_t) "the node is drained";
                 evict.session_id = reply->list->sessions[i]->session_id;
-                request.body_case = BFCD__REQUEST__BODY_EVICT;
-                request.evict = &evict;
                 ck_assert_msg(raw_do(rig->admin, &request) == 0, "%s", raw_refusal());
         }
         bfcd__reply__free_unpacked(reply, NULL);
@@ -592,19 +565,16 @@ LOOP_TEST(a_job_of_a_killed_daemon_is_told, CHILDREN_HAVE_EVENTS)
 }
 
 /* A client that is gone when its answers are written has hung up, and violated nothing. */
-TEST(a_client_that_disconnects_before_the_answer)
+RIG_TEST(a_client_that_disconnects_before_the_answer, patient)
 {
-        struct rig *rig = rig_start(&patient);
         struct raw *raw = session_open(rig->socket, NULL);
         char *log;
 
         child_stop(rig->pid);
         for (int i = 0; i < 4; i++) {
-                Bfcd__Request request = BFCD__REQUEST__INIT;
                 Bfcd__Usage usage = BFCD__USAGE__INIT;
+                Bfcd__Request request = REQUEST(USAGE, usage, &usage);
 
-                request.body_case = BFCD__REQUEST__BODY_USAGE;
-                request.usage = &usage;
                 ck_assert_int_eq(raw_send(raw, &request), 0);
         }
         raw_close(raw);
@@ -613,10 +583,4 @@ TEST(a_client_that_disconnects_before_the_answer)
         log = rig_log(rig);
         ck_assert_msg(!strstr(log, "disconnected"), "%s", log);
         free(log);
-        rig_stop(rig);
-}
-
-int main(void)
-{
-        return harness_cases("death");
 }

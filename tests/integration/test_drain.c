@@ -5,7 +5,6 @@
 #include <errno.h>
 #include <jansson.h>
 #include <signal.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -123,9 +122,8 @@ TEST(drain_and_resume_an_idle_device)
 }
 
 /* The job keeps its session, and what it frees or has idle is released by its client thread. */
-TEST(drain_waits_for_a_job)
+RIG_TEST(drain_waits_for_a_job, config)
 {
-        struct rig *rig = rig_start(&config);
         void *held, *idle, *none = NULL;
         bfc_client *client;
         char *out, *err, pid[32];
@@ -161,12 +159,10 @@ TEST(drain_waits_for_a_job)
         ck_assert(pattern_holds(held, 20 * MIB, 3));
         ck_assert_ok(bfc_free(client, held));
         bfc_disconnect(client);
-        rig_stop(rig);
 }
 
-TEST(drain_and_resume_in_json)
+RIG_TEST(drain_and_resume_in_json, config)
 {
-        struct rig *rig = rig_start(&config);
         bfc_client *client = client_open(rig, "blue", NULL);
         json_t *document, *drain, *holder;
         char *out;
@@ -189,21 +185,17 @@ TEST(drain_and_resume_in_json)
         free(out);
         ctl_says(rig, WORDS("--json", "resume", rig_device_id()), "\"resume\"");
         bfc_disconnect(client);
-        rig_stop(rig);
 }
 
-TEST(invalid_drains_are_refused)
+RIG_TEST(invalid_drains_are_refused, config)
 {
-        struct rig *rig = rig_start(&config);
         struct raw *raw = session_open(rig->socket, NULL);
-        Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__Drain drain = BFCD__DRAIN__INIT;
+        Bfcd__Request request = REQUEST(DRAIN, drain, &drain);
         Bfcd__Resume resume = BFCD__RESUME__INIT;
         char sentence[96];
 
         drain.device = resume.device = (char *)(uintptr_t)rig_device_id();
-        request.body_case = BFCD__REQUEST__BODY_DRAIN;
-        request.drain = &drain;
         ck_assert_int_eq(raw_do(raw, &request), -EACCES);
         request.id = 0;
         request.body_case = BFCD__REQUEST__BODY_RESUME;
@@ -222,7 +214,6 @@ TEST(invalid_drains_are_refused)
         ctl_refuses(rig, WORDS("drain", "--wait=-1", "host"), 2, "a number of seconds");
         ctl_refuses(rig, WORDS("status", "--wait"), 2, "--wait is not valid for");
         ck_assert(is_in_state(rig, "ok"));
-        rig_stop(rig);
 }
 
 /* ---- events ---------------------------------------------------------------- */
@@ -251,9 +242,8 @@ static struct raw *open_raw(const struct rig *rig, bool wants_events)
 }
 
 /* Sessions that started before the drain and during it. One without an events socket is told nothing. */
-TEST(sessions_are_told)
+RIG_TEST(sessions_are_told, config)
 {
-        struct rig *rig = rig_start(&config);
         struct raw *raw = open_raw(rig, true), *old = open_raw(rig, false), *late;
         bfc_client *client;
         void *p;
@@ -272,7 +262,6 @@ TEST(sessions_are_told)
         raw_close(raw);
         raw_close(old);
         raw_close(late);
-        rig_stop(rig);
 }
 
 /* ---- beside other things ----------------------------------------------------- */
@@ -344,9 +333,8 @@ static void hold(void *arg)
 }
 
 /* Its process dies, and so it is drained; two operators wait for that. */
-TEST(a_job_that_is_killed)
+RIG_TEST(a_job_that_is_killed, config)
 {
-        struct rig *rig = rig_start(&config);
         struct scene *s = shared_memory(sizeof(*s));
         char *out;
         pid_t job;
@@ -361,14 +349,12 @@ TEST(a_job_that_is_killed)
         must_drain(rig);
         must_drain(rig);
         must_resume(rig);
-        rig_stop(rig);
 }
 
 /* ---- under load --------------------------------------------------------------- */
 
-TEST(repeated_drains_under_load)
+RIG_TEST(repeated_drains_under_load, config)
 {
-        struct rig *rig = rig_start(&config);
         double until = (double)clock_ms() + 1000 * test_seconds(2);
         struct load *l = load_start(rig, 4, -EBUSY, 0);
         unsigned n_rounds = 0;
@@ -386,10 +372,4 @@ TEST(repeated_drains_under_load)
         printf("# %u drains; %llu blocks, %llu refusals\n", n_rounds, (unsigned long long)l->n_allocs,
                (unsigned long long)l->n_others);
         ck_assert_uint_gt(n_rounds, 0);
-        rig_stop(rig);
-}
-
-int main(void)
-{
-        return harness_cases("drain");
 }

@@ -127,8 +127,3 @@ TEST(the_static_library_has_public_names_only)
         free(names);
         free(listed);
 }
-
-int main(void)
-{
-        return harness_cases("examples");
-}

@@ -75,9 +75,8 @@ static void must_not_say(const char *sentence, const char *words)
 }
 
 /* The tenant is told of its own and of others' sum; the log has all names. */
-TEST(refusals_name_holders)
+RIG_TEST(refusals_name_holders, two_tenants)
 {
-        struct rig *rig = rig_start(&two_tenants);
         struct holder mine = { .tenant = "red", .name = "mine", .n_blocks = 2, .n_bytes = 2 * MIB },
                       theirs = { .tenant = "blue", .name = "theirs", .n_blocks = 2, .n_bytes = 30 * MIB };
         bfc_client *client;
@@ -104,7 +103,6 @@ TEST(refusals_name_holders)
         bfc_disconnect(client);
         hold_end(&mine);
         hold_end(&theirs);
-        rig_stop(rig);
 }
 
 /* The row of a tenant; NULL tenant: the partition's. */
@@ -120,9 +118,8 @@ static json_t *row_of(json_t *rows, const char *tenant)
         return NULL;
 }
 
-TEST(explain_on_both_sockets)
+RIG_TEST(explain_on_both_sockets, two_tenants)
 {
-        struct rig *rig = rig_start(&two_tenants);
         struct holder mine = { .tenant = "red", .name = "mine", .n_blocks = 3, .n_bytes = 2 * MIB },
                       theirs = { .tenant = "blue", .name = "theirs", .n_blocks = 1, .n_bytes = 20 * MIB };
         json_int_t before = (json_int_t)time(NULL) * 1000;
@@ -175,12 +172,10 @@ TEST(explain_on_both_sockets)
         ck_assert_int_eq(ctl(rig->socket, WORDS("status", "--tenant", "red"), NULL, NULL), USAGE);
         hold_end(&mine);
         hold_end(&theirs);
-        rig_stop(rig);
 }
 
-TEST(leaks_by_each_key)
+RIG_TEST(leaks_by_each_key, two_tenants)
 {
-        struct rig *rig = rig_start(&two_tenants);
         struct holder weights = { .tenant = "red",
                                   .name = "one",
                                   .tag = "weights",
@@ -235,7 +230,6 @@ TEST(leaks_by_each_key)
         hold_end(&weights);
         hold_end(&other);
         hold_end(&theirs);
-        rig_stop(rig);
 }
 
 /* ---- leaks beside caches ----------------------------------------------------------- */
@@ -316,9 +310,8 @@ static bool slabs_are_old(const struct rig *rig, pid_t churning)
         return sum > N_LEAKED * 10240 + N_LIVE * 1024;
 }
 
-TEST(leaks_are_listed_before_caches)
+RIG_TEST(leaks_are_listed_before_caches, two_tenants)
 {
-        struct rig *rig = rig_start(&two_tenants);
         struct cached_job *healthy = shared_memory(sizeof(*healthy)), *leak = shared_memory(sizeof(*leak));
         pid_t churning, leaking;
 
@@ -331,10 +324,4 @@ TEST(leaks_are_listed_before_caches)
         ck_assert(WAIT_FOR(only_the_leak_is_old(rig, leaking), 60000));
         child_kill(churning);
         child_kill(leaking);
-        rig_stop(rig);
-}
-
-int main(void)
-{
-        return harness_cases("explain");
 }

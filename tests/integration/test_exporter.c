@@ -138,9 +138,8 @@ static void get(const struct exporter *e, const char *path, struct reply *ret)
 
 /* ---- what it serves ------------------------------------------------------------------ */
 
-TEST(metrics_over_http)
+RIG_TEST(metrics_over_http, one_tenant)
 {
-        struct rig *rig = rig_start(&one_tenant);
         struct raw *red = session_open(rig->socket, "red");
         struct exporter e = exporter_start(rig);
         Bfcd__Block block;
@@ -164,15 +163,13 @@ TEST(metrics_over_http)
         free(r.all);
         exporter_stop(&e);
         session_end(red);
-        rig_stop(rig);
 }
 
 /* The same JSON as bfcctl's. */
-TEST(lists_over_http)
+RIG_TEST(lists_over_http, one_tenant)
 {
         static const char *const lists[] = { "status", "partitions", "tenants", "sessions", "keep",
                                              "grants", "waiting",    "leases",  "explain" };
-        struct rig *rig = rig_start(&one_tenant);
         struct raw *red = session_open(rig->socket, "red");
         struct exporter e = exporter_start(rig);
         Bfcd__Block block;
@@ -200,15 +197,13 @@ TEST(lists_over_http)
         }
         exporter_stop(&e);
         session_end(red);
-        rig_stop(rig);
 }
 
 /* The same drawing as bfcctl's. The name may be encoded. */
-TEST(a_map_over_http)
+RIG_TEST(a_map_over_http, one_tenant)
 {
         static const char *const paths[] = { "/api/map.svg?partition=train", "/api/map.svg?partition=tr%61in",
                                              "/api/map.svg?x=y&partition=train&z" };
-        struct rig *rig = rig_start(&one_tenant);
         struct raw *red = session_open(rig->socket, "red");
         struct exporter e = exporter_start(rig);
         Bfcd__Block block;
@@ -229,10 +224,9 @@ TEST(a_map_over_http)
         free(drawn);
         exporter_stop(&e);
         session_end(red);
-        rig_stop(rig);
 }
 
-TEST(wrong_maps_are_refused)
+RIG_TEST(wrong_maps_are_refused, one_tenant)
 {
         static const struct {
                 const char *path;
@@ -250,7 +244,6 @@ TEST(wrong_maps_are_refused)
                 { "/api/map.svg?partition=%3Cscript%3E%1b", 404, "There is no partition '<script>\\x1b'" },
                 { "/api/map.svg/train", 404, "There are /, /metrics" },
         };
-        struct rig *rig = rig_start(&one_tenant);
         struct exporter e = exporter_start(rig);
         struct reply r;
 
@@ -268,7 +261,6 @@ TEST(wrong_maps_are_refused)
                 free(r.all);
         }
         exporter_stop(&e);
-        rig_stop(rig);
 }
 
 static size_t count(const char *text, const char *part)
@@ -283,9 +275,8 @@ static size_t count(const char *text, const char *part)
 }
 
 /* Its script and its style are allowed by their hashes, and it names no other host. */
-TEST(page_over_http)
+RIG_TEST(page_over_http, one_tenant)
 {
-        struct rig *rig = rig_start(&one_tenant);
         struct exporter e = exporter_start(rig);
         struct reply r;
         char *length;
@@ -316,17 +307,15 @@ TEST(page_over_http)
         ck_assert_ptr_nonnull(strstr(r.all, "; sandbox\r\n"));
         free(r.all);
         exporter_stop(&e);
-        rig_stop(rig);
 }
 
 /* ---- what it refuses -------------------------------------------------------------------- */
 
-TEST(other_requests_are_refused)
+RIG_TEST(other_requests_are_refused, one_tenant)
 {
         static const char *const nowhere[] = { "/index.html", "/api/",           "/api/blocks",
                                                "/metrics/",   "/api/../metrics", "/etc/passwd" };
         static const char *const methods[] = { "POST", "PUT", "DELETE", "OPTIONS", "PATCH" };
-        struct rig *rig = rig_start(&one_tenant);
         struct exporter e = exporter_start(rig);
         struct reply r;
 
@@ -342,7 +331,6 @@ TEST(other_requests_are_refused)
                 free(r.all);
         }
         exporter_stop(&e);
-        rig_stop(rig);
 }
 
 static bool is_served(const struct exporter *e)
@@ -357,9 +345,8 @@ static bool is_served(const struct exporter *e)
 }
 
 /* Clients that send half a request delay no other client, and are closed; so are those beyond the bound. */
-TEST(idle_connections_are_closed)
+RIG_TEST(idle_connections_are_closed, one_tenant)
 {
-        struct rig *rig = rig_start(&one_tenant);
         struct exporter e = exporter_start(rig);
         int fds[SERVE_CONNECTIONS - 1];
         char byte;
@@ -377,14 +364,12 @@ TEST(idle_connections_are_closed)
         }
         ck_assert(is_served(&e));
         exporter_stop(&e);
-        rig_stop(rig);
 }
 
 /* ---- without a daemon -------------------------------------------------------------------- */
 
-TEST(the_daemon_may_be_away)
+RIG_TEST(the_daemon_may_be_away, one_tenant)
 {
-        struct rig *rig = rig_start(&one_tenant);
         struct exporter e = exporter_start(rig);
         struct reply r;
 
@@ -398,12 +383,10 @@ TEST(the_daemon_may_be_away)
         ck_assert(WAIT_FOR(is_served(&e), SETTLE_MS));
         exporter_stop(&e);
         rig_meet(rig);
-        rig_stop(rig);
 }
 
-TEST(only_the_monitor_socket_will_do)
+RIG_TEST(only_the_monitor_socket_will_do, one_tenant)
 {
-        struct rig *rig = rig_start(&one_tenant);
         struct exporter e;
         struct reply r;
 
@@ -414,7 +397,6 @@ TEST(only_the_monitor_socket_will_do)
         ck_assert_ptr_nonnull(strstr(r.body, "is not the monitor socket"));
         free(r.all);
         exporter_stop(&e);
-        rig_stop(rig);
 }
 
 /* ---- the command line ---------------------------------------------------------------------- */
@@ -443,9 +425,4 @@ TEST(wrong_options)
         ck_assert_int_eq(program_run(WORDS(program(), "more"), NULL, NULL), 2);
         ck_assert_int_eq(program_run(WORDS(program(), "--help"), NULL, NULL), 0);
         ck_assert_int_eq(program_run(WORDS(program(), "--version"), NULL, NULL), 0);
-}
-
-int main(void)
-{
-        return harness_cases("exporter");
 }

@@ -19,7 +19,6 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 
 #include "device/device.h"
 #include "tests/integration/tools.h"
@@ -442,9 +441,8 @@ TEST(extents_are_sealed)
 
 /* Two sessions of a tenant see each other's extents, and one tenant's ids never
  * turn up with another. */
-TEST(extents_stay_with_their_tenant)
+RIG_TEST(extents_stay_with_their_tenant, one_partition)
 {
-        struct rig *rig = rig_start(&one_partition);
         uint64_t last_id = 0, newest_id = 0;
 
         for (unsigned round = 0; round < 6; round++) {
@@ -463,7 +461,6 @@ TEST(extents_stay_with_their_tenant)
                 session_end(raw);
                 ck_assert(WAIT_FOR(rig_count(rig).n_extents == 0, SETTLE_MS));
         }
-        rig_stop(rig);
 }
 
 struct siblings {
@@ -490,9 +487,8 @@ static void read_siblings_block(void *arg)
 }
 
 /* Processes of a tenant share extents: small blocks of two live in one. */
-TEST(a_tenants_processes_share_extents)
+RIG_TEST(a_tenants_processes_share_extents, one_partition)
 {
-        struct rig *rig = rig_start(&one_partition);
         struct siblings siblings = { .has_written = gate_new() };
         bfc_client *client;
         pid_t pid;
@@ -508,7 +504,6 @@ TEST(a_tenants_processes_share_extents)
         ck_assert(all_bytes_are(p, 4096, OWNERS));
         ck_assert_uint_eq(rig_stats(rig, "red", "train").num_extents, 1);
         bfc_disconnect(client);
-        rig_stop(rig);
 }
 
 /* ---- memory in a destroyed extent ------------------------------------------------ */
@@ -577,9 +572,4 @@ TEST(refilled_extents_are_found)
         raw_close(raw);
         bfc_disconnect(blue);
         rig_stop(rig);
-}
-
-int main(void)
-{
-        return harness_cases("extent life");
 }

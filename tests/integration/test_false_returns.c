@@ -121,8 +121,8 @@ TEST(a_secret_of_another_length_is_refused)
         pair_new(&p);
         memcpy(secret, p.a->secret, 16);
         for (unsigned i = 0; i < 4; i++) {
-                Bfcd__Request request = BFCD__REQUEST__INIT;
                 Bfcd__Hello hello = BFCD__HELLO__INIT;
+                Bfcd__Request request = REQUEST(HELLO, hello, &hello);
                 struct raw *raw = NULL;
                 Bfcd__Reply *reply = NULL;
 
@@ -131,8 +131,6 @@ TEST(a_secret_of_another_length_is_refused)
                 hello.wants_events = hello.can_resume = true;
                 hello.session_id = p.a->session_id;
                 hello.secret = (ProtobufCBinaryData){ lengths[i], secret };
-                request.body_case = BFCD__REQUEST__BODY_HELLO;
-                request.hello = &hello;
                 if (raw_call(raw, &request, &reply) == 0) {
                         ck_assert_int_eq(reply->body_case, BFCD__REPLY__BODY_REFUSAL);
                         bfcd__reply__free_unpacked(reply, NULL);
@@ -319,8 +317,8 @@ static int tell_shared(struct raw *raw, uint64_t id, uint32_t count)
 /* With a count of zero, which the library never sends. */
 static int tell_shared_none(struct raw *raw, uint64_t id)
 {
-        Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__Held body = BFCD__HELD__INIT;
+        Bfcd__Request request = REQUEST(HELD, held, &body);
         Bfcd__HeldShared shared = BFCD__HELD_SHARED__INIT, *list = &shared;
 
         shared.block_id = id;
@@ -329,8 +327,6 @@ static int tell_shared_none(struct raw *raw, uint64_t id)
         body.shared = &list;
         body.n_shared = 1;
         body.is_last = true;
-        request.body_case = BFCD__REQUEST__BODY_HELD;
-        request.held = &body;
         return raw_do(raw, &request);
 }
 
@@ -855,9 +851,4 @@ TEST(a_crash_loop_is_bounded)
         raw_close(raw);
         k->rig->forgiven = "in a row crashed";
         kept_stop(k);
-}
-
-int main(void)
-{
-        return harness_cases("false-returns");
 }

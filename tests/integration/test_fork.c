@@ -180,12 +180,9 @@ static void nothing_lands_there(void *arg)
         bfc_disconnect(b.client);
 }
 
-TEST(children_inherit_no_mapping)
+RIG_TEST(children_inherit_no_mapping, one_tenant)
 {
-        struct rig *rig = rig_start(&one_tenant);
-
         child_join(child_start(nothing_lands_there, rig->socket));
-        rig_stop(rig);
 }
 
 static void call_everything(void *arg)
@@ -281,12 +278,9 @@ static void count_sockets(void *arg)
         bfc_disconnect(b.client);
 }
 
-TEST(a_child_keeps_no_socket)
+RIG_TEST(a_child_keeps_no_socket, one_tenant)
 {
-        struct rig *rig = rig_start(&one_tenant);
-
         child_join(child_start(count_sockets, rig->socket));
-        rig_stop(rig);
 }
 
 /* ---- beside threads ------------------------------------------------------------ */
@@ -339,13 +333,10 @@ static void fork_beside_threads(void *arg)
         bfc_disconnect(b.client);
 }
 
-TEST(children_beside_busy_threads)
+RIG_TEST(children_beside_busy_threads, one_tenant)
 {
-        struct rig *rig = rig_start(&one_tenant);
-
         setenv("BFC_SOCKET", rig->socket, 1);
         child_join(child_start(fork_beside_threads, rig->socket));
-        rig_stop(rig);
 }
 
 /* ---- BFC_INHERIT ----------------------------------------------------------------- */

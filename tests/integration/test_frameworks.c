@@ -522,8 +522,3 @@ TEST(memory_in_one_extent)
         run_silent(allocate_in_one_extent, NULL);
         rig_stop(rig);
 }
-
-int main(void)
-{
-        return harness_cases("frameworks");
-}

@@ -66,9 +66,8 @@ static void job_on_second_gpu(void *socket)
         bfc_disconnect(client);
 }
 
-TEST(each_device_has_its_partitions)
+RIG_TEST(each_device_has_its_partitions, two_gpus)
 {
-        struct rig *rig = rig_start(&two_gpus);
         bfc_client *client;
         void *p, *q;
 
@@ -86,16 +85,14 @@ TEST(each_device_has_its_partitions)
         ck_assert_uint_gt(client_usage(client, "other").bytes_reserved, 0);
         ck_assert_uint_eq(client_usage(client, "infer").bytes_reserved, 0);
         bfc_disconnect(client);
-        rig_stop(rig);
 }
 
 /* ---- giving back ----------------------------------------------------------- */
 
 /* As cudaFree does: what the device still does with the block is done before
  * any other session can have it. */
-TEST(free_waits_for_the_work)
+RIG_TEST(free_waits_for_the_work, two_gpus)
 {
-        struct rig *rig = rig_start(&two_gpus);
         bfc_client *client = client_open(rig, NULL, "train");
         CUstream stream;
         uint8_t *p;
@@ -110,12 +107,10 @@ TEST(free_waits_for_the_work)
         ck_assert_int_eq(cu.cuStreamQuery(stream), CUDA_SUCCESS);
         ck_assert_int_eq(cu.cuStreamDestroy_v2(stream), CUDA_SUCCESS);
         bfc_disconnect(client);
-        rig_stop(rig);
 }
 
-TEST(disconnect_waits_for_the_work)
+RIG_TEST(disconnect_waits_for_the_work, two_gpus)
 {
-        struct rig *rig = rig_start(&two_gpus);
         bfc_client *client = client_open(rig, NULL, "train");
         CUstream stream;
         void *p;
@@ -127,13 +122,11 @@ TEST(disconnect_waits_for_the_work)
         ck_assert_int_eq(cu.cuMemsetD8Async((CUdeviceptr)p, 0x77, MIB, stream), CUDA_SUCCESS);
         bfc_disconnect(client);
         ck_assert_int_eq(cu.cuStreamQuery(stream), CUDA_SUCCESS);
-        rig_stop(rig);
 }
 
 /* To wait is not possible during a capture: the block is put aside, and the capture is not spoiled. */
-TEST(free_during_a_capture)
+RIG_TEST(free_during_a_capture, two_gpus)
 {
-        struct rig *rig = rig_start(&two_gpus);
         bfc_client *client = client_open(rig, NULL, "train");
         struct bfc_client_stats stats = { .struct_size = sizeof(stats) };
         CUstream stream;
@@ -158,7 +151,6 @@ TEST(free_during_a_capture)
         ck_assert_uint_eq(stats.bytes_reserved, 0);
         ck_assert_int_eq(cu.cuStreamDestroy_v2(stream), CUDA_SUCCESS);
         bfc_disconnect(client);
-        rig_stop(rig);
 }
 
 static unsigned count(const char *text, const char *part)
@@ -199,9 +191,8 @@ static void job_that_frees_in_a_capture(void *userdata)
         fflush(stderr);
 }
 
-TEST(frameworks_free_during_a_capture)
+RIG_TEST(frameworks_free_during_a_capture, two_gpus)
 {
-        struct rig *rig = rig_start(&two_gpus);
         char path[128], *said;
 
         snprintf(path, sizeof(path), "%s/stderr", rig->folder);
@@ -212,7 +203,6 @@ TEST(frameworks_free_during_a_capture)
         ck_assert_ptr_nonnull(strstr(said, "the block is kept until the process ends"));
         ck_assert_uint_eq(count(said, "\n"), 1);
         free(said);
-        rig_stop(rig);
 }
 
 /* ---- lost ------------------------------------------------------------------ */
@@ -241,9 +231,8 @@ static void assert_status(const struct rig *rig, const char *const *states)
 }
 
 /* Its partitions fail, the other device's do not, and the daemon ends with status 0. */
-TEST(a_lost_device_refuses_requests)
+RIG_TEST(a_lost_device_refuses_requests, two_gpus)
 {
-        struct rig *rig = rig_start(&two_gpus);
         bfc_client *client = client_open(rig, NULL, "train");
         void *p = NULL, *other;
         char *log;
@@ -268,7 +257,6 @@ TEST(a_lost_device_refuses_requests)
         ck_assert_uint_eq(count(log, "is lost: its partitions refuse all requests"), 1);
         free(log);
         bfc_disconnect(client);
-        rig_stop(rig);
 }
 
 static void find_device(int ordinal)
@@ -318,9 +306,8 @@ static void use_it_after(void *arg)
 }
 
 /* It is drained, reset, and resumed, and bfcd was not started again: what was on it is uncharged. */
-TEST(a_lost_device_is_reset_and_resumed)
+RIG_TEST(a_lost_device_is_reset_and_resumed, two_gpus)
 {
-        struct rig *rig = rig_start(&two_gpus);
         struct after *after = shared_memory(sizeof(*after));
         pid_t before_it, after_it;
         bfc_client *client;
@@ -357,7 +344,6 @@ TEST(a_lost_device_is_reset_and_resumed)
         pattern_write(other, 3 * MIB, 3);
         ck_assert(pattern_holds(other, 3 * MIB, 3));
         bfc_disconnect(client);
-        rig_stop(rig);
 }
 
 /* The job is asked for extents that it has mapped on a device that is lost by
@@ -505,9 +491,4 @@ TEST(cleared_on_release)
                 ck_assert_uint_eq(n_zeroed, i == 1 ? 2 * n_made - 2 : n_made);
                 rig_stop(rig);
         }
-}
-
-int main(void)
-{
-        return harness_cases("gpu");
 }

@@ -24,9 +24,8 @@ static const struct rig_config several = {
 
 /* ---- which tenant --------------------------------------------------------- */
 
-TEST(the_first_match_or_the_chosen_one)
+RIG_TEST(the_first_match_or_the_chosen_one, several)
 {
-        struct rig *rig = rig_start(&several);
         bfc_client *client = client_open(rig, NULL, NULL);
 
         ck_assert_str_eq(bfc_tenant(client), "red");
@@ -40,7 +39,6 @@ TEST(the_first_match_or_the_chosen_one)
         ck_assert_str_eq(bfc_tenant(client), "blue");
         ck_assert_str_eq(bfc_partition(client), "train");
         bfc_disconnect(client);
-        rig_stop(rig);
 }
 
 /* The control group that counts, as a test may read it; "" if there is none. */
@@ -87,15 +85,12 @@ TEST(control_groups_restrict_matches)
         rig_stop(rig);
 }
 
-TEST(a_tenant_that_does_not_match_is_refused)
+RIG_TEST(a_tenant_that_does_not_match_is_refused, several)
 {
-        struct rig *rig = rig_start(&several);
-
         ck_assert_int_eq(client_refused(rig, "white", NULL), -EACCES);
         ck_assert_msg(strstr(bfc_last_error(), "white"), "the sentence: %s", bfc_last_error());
         ck_assert_int_eq(client_refused(rig, "nobody", NULL), -EACCES);
         ck_assert_int_eq(client_refused(rig, "red", "serve"), -ENOENT); /* no quota there */
-        rig_stop(rig);
 }
 
 TEST(an_unmatched_user_is_told_the_rules)
@@ -228,9 +223,8 @@ TEST(the_admin_socket_refuses_other_users)
 
 /* ---- what one sees -------------------------------------------------------- */
 
-TEST(admin_requests_need_the_admin_socket)
+RIG_TEST(admin_requests_need_the_admin_socket, several)
 {
-        struct rig *rig = rig_start(&several);
         struct raw *raw = session_open(rig->socket, "red");
         Bfcd__Request reset = BFCD__REQUEST__INIT, show = BFCD__REQUEST__INIT;
         Bfcd__ResetPeaks reset_body = BFCD__RESET_PEAKS__INIT;
@@ -246,7 +240,6 @@ TEST(admin_requests_need_the_admin_socket)
         ck_assert_str_ne(raw_refusal(), "");
         ck_assert_int_eq(raw_malloc(raw, 0, 4096, &block), 0); /* refused, not disconnected */
         session_end(raw);
-        rig_stop(rig);
 }
 
 struct seen {
@@ -275,9 +268,8 @@ static struct seen look(struct raw *raw, Bfcd__List__Kind kind)
         return seen;
 }
 
-TEST(lists_are_restricted_to_the_tenant)
+RIG_TEST(lists_are_restricted_to_the_tenant, several)
 {
-        struct rig *rig = rig_start(&several);
         struct raw *red = raw_connect(rig->socket, "red"), *blue = raw_connect(rig->socket, "blue");
         Bfcd__Reply *page;
         Bfcd__Block block;
@@ -318,12 +310,10 @@ TEST(lists_are_restricted_to_the_tenant)
         ck_assert_int_eq(raw_goodbye(blue), 0);
         raw_close(red);
         raw_close(blue);
-        rig_stop(rig);
 }
 
-TEST(whoami_names_user_and_tenant)
+RIG_TEST(whoami_names_user_and_tenant, several)
 {
-        struct rig *rig = rig_start(&several);
         struct raw *raw = session_open(rig->socket, "blue");
         const Bfcd__Whoami *user;
         Bfcd__Reply *page;
@@ -343,7 +333,6 @@ TEST(whoami_names_user_and_tenant)
         ck_assert_str_eq(page->list->whoami->tenant, "");
         bfcd__reply__free_unpacked(page, NULL);
         session_end(raw);
-        rig_stop(rig);
 }
 
 /* ---- how many ------------------------------------------------------------- */
@@ -424,9 +413,4 @@ TEST(blocks_of_a_tenant_are_limited)
         bfc_disconnect(a);
         bfc_disconnect(b);
         rig_stop(rig);
-}
-
-int main(void)
-{
-        return harness_cases("identity");
 }

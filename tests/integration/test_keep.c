@@ -2,7 +2,6 @@
  * is compared by the ids of its extents, which are never used again.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -124,9 +123,8 @@ static void trim(struct rig *rig)
 
 /* ---- the tests ------------------------------------------------------------ */
 
-TEST(kept_extents_are_reused)
+RIG_TEST(kept_extents_are_reused, keeps)
 {
-        struct rig *rig = rig_start(&keeps);
         struct job *first = job_new(rig, JOB_BYTES), *second = job_new(rig, JOB_BYTES);
 
         run(rig, first);
@@ -139,12 +137,10 @@ TEST(kept_extents_are_reused)
         run(rig, second);
         ck_assert_uint_gt(second->ids[0], first->ids[first->n_ids - 1]); /* these are new */
         trim(rig);
-        rig_stop(rig);
 }
 
-TEST(kept_memory_is_limited_by_the_config)
+RIG_TEST(kept_memory_is_limited_by_the_config, keeps_little)
 {
-        struct rig *rig = rig_start(&keeps_little);
         struct job *first = job_new(rig, JOB_BYTES), *second = job_new(rig, 8 * MIB);
         bool in_pieces = rig_device() != ON_CUDA_IPC; /* there it is one extent */
 
@@ -154,12 +150,10 @@ TEST(kept_memory_is_limited_by_the_config)
         run(rig, second);
         ck_assert_int_eq(memcmp(first->ids, second->ids, second->n_ids * sizeof(first->ids[0])), 0);
         trim(rig);
-        rig_stop(rig);
 }
 
-TEST(another_tenant_reclaims_kept_memory)
+RIG_TEST(another_tenant_reclaims_kept_memory, keeps)
 {
-        struct rig *rig = rig_start(&keeps);
         struct job *job = job_new(rig, 48 * MIB);
         struct raw *blue;
         Bfcd__Block block;
@@ -174,24 +168,20 @@ TEST(another_tenant_reclaims_kept_memory)
                 ck_assert_uint_gt(blue->extents[i].id, job->ids[job->n_ids - 1]); /* never handed on */
         session_end(blue);
         trim(rig);
-        rig_stop(rig);
 }
 
-TEST(kept_memory_expires)
+RIG_TEST(kept_memory_expires, keeps_shortly)
 {
-        struct rig *rig = rig_start(&keeps_shortly);
         struct job *job = job_new(rig, JOB_BYTES);
 
         for (unsigned i = 0; i < 3; i++) {
                 child_join(child_start(job_run, job));
                 ck_assert(WAIT_FOR(rig_count(rig).n_sessions == 0 && red_reserved(rig) == 0, SETTLE_MS));
         }
-        rig_stop(rig);
 }
 
-TEST(a_drain_releases_the_memory)
+RIG_TEST(a_drain_releases_the_memory, keeps)
 {
-        struct rig *rig = rig_start(&keeps);
         struct job *job = job_new(rig, JOB_BYTES);
 
         run(rig, job);
@@ -202,12 +192,10 @@ TEST(a_drain_releases_the_memory)
         run(rig, job);
         ck_assert_uint_eq(red_kept(rig), JOB_BYTES);
         trim(rig);
-        rig_stop(rig);
 }
 
-TEST(a_reload_changes_the_size)
+RIG_TEST(a_reload_changes_the_size, keeps)
 {
-        struct rig *rig = rig_start(&keeps);
         struct job *job = job_new(rig, JOB_BYTES);
         char *said;
 
@@ -231,13 +219,11 @@ TEST(a_reload_changes_the_size)
         run(rig, job);
         ck_assert_uint_eq(red_kept(rig), JOB_BYTES);
         trim(rig);
-        rig_stop(rig);
 }
 
 /* A session that hung up may still write into its extents: they are kept when its process has ended. */
-TEST(a_quarantined_sessions_extents_are_not_kept)
+RIG_TEST(a_quarantined_sessions_extents_are_not_kept, keeps_for_restart)
 {
-        struct rig *rig = rig_start(&keeps_for_restart);
         struct job *late = job_new(rig, 16 * MIB), *job = job_new(rig, 16 * MIB);
         pid_t pid;
 
@@ -259,7 +245,6 @@ TEST(a_quarantined_sessions_extents_are_not_kept)
         ck_assert(WAIT_FOR(rig_count(rig).n_sessions == 0, SETTLE_MS));
         ck_assert_uint_eq(red_kept(rig), 32 * MIB);
         trim(rig);
-        rig_stop(rig);
 }
 
 /* The time begins again with the daemon. */
@@ -283,9 +268,4 @@ LOOP_TEST(the_memory_after_a_restart, 2)
         kept_restart(k, signals[_i]);
         ck_assert(WAIT_FOR(red_reserved(k->rig) == 0, SETTLE_MS));
         kept_stop(k);
-}
-
-int main(void)
-{
-        return harness_cases("keep");
 }

@@ -132,10 +132,9 @@ static unsigned count_lines(const struct rig *rig, const char *words)
 }
 
 /* Its lines are limited, as all that a client causes at will; and Forget of a block that is not kept has none. */
-TEST(a_client_does_not_fill_the_log)
+RIG_TEST(a_client_does_not_fill_the_log, two_tenants)
 {
         struct bfc_publish_options keep = { .struct_size = sizeof(keep), .keep_ms = BFC_KEEP_FOREVER };
-        struct rig *rig = rig_start(&two_tenants);
         bfc_client *client = client_open(rig, "red", NULL);
         void *p;
 
@@ -154,12 +153,10 @@ TEST(a_client_does_not_fill_the_log)
         ck_assert_uint_lt(count_lines(rig, "kept"), 100);
         ck_assert_uint_eq(count_lines(rig, "its time is up"), 0);
         bfc_disconnect(client);
-        rig_stop(rig);
 }
 
-TEST(its_time_ends)
+RIG_TEST(its_time_ends, two_tenants)
 {
-        struct rig *rig = rig_start(&two_tenants);
         struct job job = job_new(rig, 50);
         pid_t pid = child_start_until(&job.up, publish_weights, &job);
 
@@ -168,7 +165,6 @@ TEST(its_time_ends)
         gate_open(&job.go);
         child_join(pid);
         ck_assert(WAIT_FOR(rig_charge(rig, "red", "train") == 0, SETTLE_MS));
-        rig_stop(rig);
 }
 
 /* The daemon ends twice while no process has the block. */
@@ -235,9 +231,8 @@ static int find_weights(void *userdata, const struct bfc_shared_info *info)
         return 42;
 }
 
-TEST(lists_of_shared_blocks)
+RIG_TEST(lists_of_shared_blocks, two_tenants)
 {
-        struct rig *rig = rig_start(&two_tenants);
         struct job job = job_new(rig, 3600000);
         pid_t pid = child_start(publish_weights, &job); /* before this process uses the driver */
         bfc_client *client = client_open(rig, "red", NULL), *blue = client_open(rig, "blue", NULL);
@@ -276,7 +271,6 @@ TEST(lists_of_shared_blocks)
         bfc_disconnect(client);
         bfc_disconnect(blue);
         forget(rig);
-        rig_stop(rig);
 }
 
 /* ---- read-only ----------------------------------------------------------------- */
@@ -304,9 +298,8 @@ struct first_attach_options {
         int cancel_fd;
 };
 
-TEST(read_only_views)
+RIG_TEST(read_only_views, two_tenants)
 {
-        struct rig *rig = rig_start(&two_tenants);
         struct job job = job_new(rig, BFC_KEEP_FOREVER);
         pid_t pid = child_start_until(&job.up, publish_weights, &job);
         struct first_attach_options first = { .struct_size = sizeof(first) };
@@ -350,7 +343,6 @@ TEST(read_only_views)
         child_join(pid);
         bfc_disconnect(client);
         forget(rig);
-        rig_stop(rig);
 }
 
 /* A process of the tenant under another user: what it was sent cannot be opened for writing. */
@@ -358,16 +350,14 @@ static void reopen_extents(void *arg)
 {
         const struct job *job = arg;
         struct raw *raw = raw_connect(job->socket, "blue");
-        Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__Attach attach = BFCD__ATTACH__INIT;
+        Bfcd__Request request = REQUEST(ATTACH, attach, &attach);
         Bfcd__Reply *reply = NULL;
         char path[64];
 
         REQUIRE(raw, "no connection");
         attach.name = (char *)(uintptr_t) "weights";
         attach.read_only = true;
-        request.body_case = BFCD__REQUEST__BODY_ATTACH;
-        request.attach = &attach;
         REQUIRE(raw_call(raw, &request, &reply) == 0, "no reply");
         REQUIRE(reply->body_case == BFCD__REPLY__BODY_ATTACHED, "refused");
         REQUIRE(raw->n_extents > 0, "no extents");
@@ -404,9 +394,4 @@ TEST(another_user_cannot_reopen)
         bfc_disconnect(client);
         ck_assert(WAIT_FOR(rig_charge(rig, "blue", "train") == 0, SETTLE_MS));
         rig_stop(rig);
-}
-
-int main(void)
-{
-        return harness_cases("kept_blocks");
 }

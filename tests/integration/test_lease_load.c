@@ -77,8 +77,8 @@ static int command(const struct load *l, struct raw **admin, Bfcd__Request *requ
 static void lease_create(const struct load *l, struct raw **admin, const char *tenant, const char *name,
                          pid_t pid)
 {
-        Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__LeaseCreate m = BFCD__LEASE_CREATE__INIT;
+        Bfcd__Request request = REQUEST(LEASE_CREATE, lease_create, &m);
         int error;
 
         m.name = (char *)(uintptr_t)name;
@@ -88,8 +88,6 @@ static void lease_create(const struct load *l, struct raw **admin, const char *t
         m.bytes_reserve = 2 * MIB;
         m.match_case = BFCD__LEASE_CREATE__MATCH_PID;
         m.pid = (uint64_t)pid;
-        request.body_case = BFCD__REQUEST__BODY_LEASE_CREATE;
-        request.lease_create = &m;
         error = command(l, admin, &request);
         /* The tenant may not have the reserve until the memory of ended leases is released. */
         for (unsigned i = 0; error == ENOMEM && i < SETTLE_MS; i++, usleep(1000))
@@ -100,14 +98,12 @@ static void lease_create(const struct load *l, struct raw **admin, const char *t
 /* It may have ended already, with its process. */
 static void lease_end(const struct load *l, struct raw **admin, const char *name, bool evicts)
 {
-        Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__LeaseEnd m = BFCD__LEASE_END__INIT;
+        Bfcd__Request request = REQUEST(LEASE_END, lease_end, &m);
         int error;
 
         m.name = (char *)(uintptr_t)name;
         m.evicts = evicts;
-        request.body_case = BFCD__REQUEST__BODY_LEASE_END;
-        request.lease_end = &m;
         error = command(l, admin, &request);
         REQUIRE(error == 0 || error == ENOENT, "%d", error);
 }

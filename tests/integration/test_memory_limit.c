@@ -10,7 +10,6 @@
 #include <string.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 
 #include "tests/integration/kept.h"
 #include "tests/integration/tools.h"
@@ -116,14 +115,12 @@ TEST(a_device_above_the_memory_limit_is_warned_of)
 static void kill_while_it_grows(struct kept *k, unsigned n_oom_kills)
 {
         struct raw *red = session_open(k->rig->socket, "red");
-        Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__Malloc malloc_ = BFCD__MALLOC__INIT;
+        Bfcd__Request request = REQUEST(MALLOC, malloc, &malloc_);
         int writer = -1;
 
         (void)unlink(GROUPS "/memory.max");
         ck_assert_int_eq(mkfifo(GROUPS "/memory.max", 0600), 0);
-        request.body_case = BFCD__REQUEST__BODY_MALLOC;
-        request.malloc = &malloc_;
         malloc_.n_bytes = 5 * MIB;
         ck_assert_int_eq(raw_send(red, &request), 0);
         ck_assert(WAIT_FOR((writer = open(GROUPS "/memory.max", O_WRONLY | O_NONBLOCK | O_CLOEXEC)) >= 0,

@@ -64,9 +64,8 @@ static int try_request(struct raw *raw, const ProtobufCFieldDescriptor *kind, ui
         return r;
 }
 
-TEST(a_monitor_changes_nothing)
+RIG_TEST(a_monitor_changes_nothing, two_tenants)
 {
-        struct rig *rig = rig_start(&two_tenants);
         struct raw *red = session_open(rig->socket, "red"), *raw = session_open(rig->monitor_socket, NULL);
         const ProtobufCMessageDescriptor *requests = &bfcd__request__descriptor;
         Bfcd__Statistics before, after;
@@ -98,7 +97,6 @@ TEST(a_monitor_changes_nothing)
         ck_assert_int_eq(raw_malloc(red, 0, 4096, &block), 0); /* and the device is not drained */
         session_end(raw);
         session_end(red);
-        rig_stop(rig);
 }
 
 /* ---- what it shows ------------------------------------------------------------ */
@@ -122,9 +120,8 @@ static uint64_t count_rows(struct raw *raw, Bfcd__List__Kind kind)
 }
 
 /* Pages for monitors end by time; none of the rows is lost or doubled by that. */
-TEST(a_monitor_sees_all_tenants)
+RIG_TEST(a_monitor_sees_all_tenants, two_tenants)
 {
-        struct rig *rig = rig_start(&two_tenants);
         struct raw *sessions[N_SESSIONS], *raw;
         Bfcd__Reply *page;
         Bfcd__Block block;
@@ -145,7 +142,6 @@ TEST(a_monitor_sees_all_tenants)
         for (unsigned i = 0; i < N_SESSIONS; i++)
                 session_end(sessions[i]);
         session_end(raw);
-        rig_stop(rig);
 }
 
 /* ---- its places --------------------------------------------------------------- */
@@ -291,9 +287,8 @@ static uint64_t tenant_number(const struct rig *rig, const char *tenant, const c
         return n;
 }
 
-TEST(grants_and_waiting_requests)
+RIG_TEST(grants_and_waiting_requests, two_tenants)
 {
-        struct rig *rig = rig_start(&two_tenants);
         struct raw *red = session_open(rig->socket, "red"), *other = session_open(rig->socket, "red");
         Bfcd__Block first, small, block;
         Bfcd__Reply *reply;
@@ -321,7 +316,6 @@ TEST(grants_and_waiting_requests)
         ck_assert_int_eq(raw_free(other, block.block_id), 0);
         session_end(other);
         session_end(red);
-        rig_stop(rig);
 }
 
 /* The rows of a list of waiting requests: of this tenant, in the order of its queue. */
@@ -364,10 +358,9 @@ static bool is_known(const struct rig *rig, const char *key)
 }
 
 /* More waiting requests than a page has; each viewer sees what it may see. */
-TEST(waiting_requests)
+RIG_TEST(waiting_requests, two_tenants)
 {
         enum { N = 4, EACH = 50 };
-        struct rig *rig = rig_start(&two_tenants);
         struct raw *red = session_open(rig->socket, "red"), *blue = session_open(rig->socket, "blue");
         struct raw *waiters[N];
         Bfcd__Block block, second;
@@ -413,12 +406,10 @@ TEST(waiting_requests)
         ck_assert(WAIT_FOR(count_waiting(rig->admin_socket) == 1 && is_known(rig, "estimate_ms"), SETTLE_MS));
         session_end(blue);
         session_end(red);
-        rig_stop(rig);
 }
 
-TEST(device_calls_and_turns)
+RIG_TEST(device_calls_and_turns, two_tenants)
 {
-        struct rig *rig = rig_start(&two_tenants);
         struct raw *red = session_open(rig->socket, "red");
         json_t *status, *device, *makes;
         Bfcd__Reply *page;
@@ -443,7 +434,6 @@ TEST(device_calls_and_turns)
         bfcd__reply__free_unpacked(page, NULL);
         ck_assert_int_eq(raw_free(red, block.block_id), 0);
         session_end(red);
-        rig_stop(rig);
 }
 
 static uint64_t partition_bytes_in_use(struct raw *raw)
@@ -511,9 +501,8 @@ static int promtool(const char *text, char **ret_said)
         return status;
 }
 
-TEST(promtool_accepts_metrics)
+RIG_TEST(promtool_accepts_metrics, two_tenants)
 {
-        struct rig *rig = rig_start(&two_tenants);
         struct raw *red = session_open(rig->socket, "red");
         Bfcd__Block block;
         char *text, *said;
@@ -540,12 +529,11 @@ TEST(promtool_accepts_metrics)
         ck_assert_ptr_nonnull(strstr(text, "\n# EOF\n"));
         free(text);
         session_end(red);
-        rig_stop(rig);
 }
 
 /* ---- bfcctl --------------------------------------------------------------------- */
 
-TEST(bfcctl_by_the_monitor_socket)
+RIG_TEST(bfcctl_by_the_monitor_socket, two_tenants)
 {
         static const char *const shows[] = { "status", "partitions", "tenants", "sessions", "blocks",
                                              "shared", "whoami",     "explain", "leaks",    "config",
@@ -554,7 +542,6 @@ TEST(bfcctl_by_the_monitor_socket)
                 { "reload" },      { "reset-peaks" },       { "trim" }, { "evict", "1" }, { "drain", "x" },
                 { "resume", "x" }, { "forget", "red", "x" }
         };
-        struct rig *rig = rig_start(&two_tenants);
         char *err;
 
         for (size_t i = 0; i < sizeof(shows) / sizeof(shows[0]); i++)
@@ -564,10 +551,4 @@ TEST(bfcctl_by_the_monitor_socket)
                 ck_assert_ptr_nonnull(strstr(err, "is the monitor socket"));
                 free(err);
         }
-        rig_stop(rig);
-}
-
-int main(void)
-{
-        return harness_cases("monitor");
 }

@@ -71,9 +71,8 @@ static bool find_session(struct rig *rig, const char *name, Bfcd__SessionRow *re
 
 /* ---- what a tenant uses ---------------------------------------------------- */
 
-TEST(the_page_shows_other_clients)
+RIG_TEST(the_page_shows_other_clients, config)
 {
-        struct rig *rig = rig_start(&config);
         bfc_client *a = client_open(rig, "red", NULL), *b = client_open(rig, "red", NULL),
                    *blue = client_open(rig, "blue", NULL);
         struct bfc_tenant_usage u, asked;
@@ -110,7 +109,6 @@ TEST(the_page_shows_other_clients)
         bfc_disconnect(a);
         bfc_disconnect(b);
         bfc_disconnect(blue);
-        rig_stop(rig);
 }
 
 struct job {
@@ -129,9 +127,8 @@ static void hold_until_killed(void *arg)
         pause();
 }
 
-TEST(the_page_shows_a_death)
+RIG_TEST(the_page_shows_a_death, config)
 {
-        struct rig *rig = rig_start(&config);
         struct job job = { rig->socket, gate_new() };
         pid_t pid = child_start(hold_until_killed, &job);
         bfc_client *client;
@@ -144,7 +141,6 @@ TEST(the_page_shows_a_death)
                                    client_usage(client, NULL).num_sessions == 1,
                            SETTLE_MS));
         bfc_disconnect(client);
-        rig_stop(rig);
 }
 
 /* Of a session that hung up and whose process lives, all stays as it was. */
@@ -188,9 +184,8 @@ TEST(the_page_shows_the_daemons_end)
 
 /* ---- what clients say ------------------------------------------------------- */
 
-TEST(client_statistics_are_listed)
+RIG_TEST(client_statistics_are_listed, config)
 {
-        struct rig *rig = rig_start(&config);
         bfc_client *client = open_cached(rig, "red");
         struct raw *older = open_raw(rig, false);
         Bfcd__Block block;
@@ -219,7 +214,6 @@ TEST(client_statistics_are_listed)
         text_has(out, "4.0 MiB");
         bfc_disconnect(client);
         session_end(older);
-        rig_stop(rig);
 }
 
 static void write_garbage(int fd, unsigned short random[3])
@@ -234,9 +228,8 @@ static void write_garbage(int fd, unsigned short random[3])
 }
 
 /* It tries all that an fd allows, while an operator looks. */
-TEST(invalid_client_pages_are_ignored)
+RIG_TEST(invalid_client_pages_are_ignored, config)
 {
-        struct rig *rig = rig_start(&config);
         struct raw *raw = open_raw(rig, true);
         bfc_client *client = client_open(rig, "red", NULL);
         unsigned short random[3] = { 1, 2, 3 };
@@ -271,7 +264,6 @@ TEST(invalid_client_pages_are_ignored)
         session_end(raw);
         ck_assert_uint_eq(client_usage(client, NULL).bytes_in_use, MIB);
         bfc_disconnect(client);
-        rig_stop(rig);
 }
 
 /* In a child: many mappings, which are filled while others punch holes into them. */
@@ -317,9 +309,8 @@ static bool daemon_maps(const struct rig *rig, const char *name)
 
 /* The daemon reads the page without mapping it, so it never waits for what the file's mappings wait
  * for. How long one read takes is not looked at: the machine may be busy. */
-TEST(holes_from_many_mappings)
+RIG_TEST(holes_from_many_mappings, config)
 {
-        struct rig *rig = rig_start(&config);
         struct raw *raw = open_raw(rig, true);
         bfc_client *client = client_open(rig, "red", NULL);
         pid_t parent = getpid(), children[4];
@@ -346,16 +337,14 @@ TEST(holes_from_many_mappings)
         }
         session_end(raw);
         bfc_disconnect(client);
-        rig_stop(rig);
 }
 
 /* ---- fds -------------------------------------------------------------------- */
 
 /* rig_stop() finds each fd that the daemon did not have at the start. */
-TEST(hundreds_of_sessions)
+RIG_TEST(hundreds_of_sessions, config)
 {
         enum { N = 200 };
-        struct rig *rig = rig_start(&config);
         struct raw *sessions[N];
 
         for (size_t i = 0; i < N; i++)
@@ -367,7 +356,6 @@ TEST(hundreds_of_sessions)
                         ck_assert_int_eq(raw_goodbye(sessions[i]), 0);
                 raw_close(sessions[i]);
         }
-        rig_stop(rig);
 }
 
 /* Of the youngest class, as a client says it; settled: no counter is being moved. */
@@ -387,10 +375,9 @@ static void say_ages(int fd, uint64_t n_bytes, bool is_stable)
 
 /* Pages that say nothing, or are never settled, make no row; yet each costs the loop some calls. So one request
  * looks at a bounded number of them, and the pages of the list go on until the last session. */
-TEST(ages_of_many_silent_sessions)
+RIG_TEST(ages_of_many_silent_sessions, config)
 {
         enum { N = 100 };
-        struct rig *rig = rig_start(&config);
         struct raw *sessions[N];
         uint64_t cursor = 0;
         size_t n_replies = 0, n_rows = 0;
@@ -416,30 +403,26 @@ TEST(ages_of_many_silent_sessions)
         ck_assert_uint_ge(n_replies, 4);
         for (size_t i = 0; i < N; i++)
                 session_end(sessions[i]);
-        rig_stop(rig);
 }
 
 static struct raw *say_hello_and_read_nothing(const struct rig *rig)
 {
-        Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__Hello hello = BFCD__HELLO__INIT;
+        Bfcd__Request request = REQUEST(HELLO, hello, &hello);
         struct raw *raw = NULL;
 
         ck_assert_int_eq(raw_open(rig->socket, &raw), 0);
         hello.version = 1;
         hello.wants_events = hello.wants_pages = true;
         hello.tenant = (char *)(uintptr_t) "red";
-        request.body_case = BFCD__REQUEST__BODY_HELLO;
-        request.hello = &hello;
         ck_assert_int_eq(raw_send(raw, &request), 0);
         return raw;
 }
 
 /* A page in flight is released only when it is out of the socket, or the socket is closed. */
-TEST(unread_pages_cost_nothing)
+RIG_TEST(unread_pages_cost_nothing, config)
 {
         enum { N = 40 };
-        struct rig *rig = rig_start(&config);
         struct raw *silent[N];
         bfc_client *client;
 
@@ -452,7 +435,6 @@ TEST(unread_pages_cost_nothing)
                 raw_close(silent[i]);
         ck_assert(WAIT_FOR(client_usage(client, NULL).num_sessions == 1, SETTLE_MS));
         bfc_disconnect(client);
-        rig_stop(rig);
 }
 
 /* A session takes two fds of the daemon, and its pages three more until they are sent: where
@@ -480,9 +462,4 @@ TEST(a_client_with_few_fds)
         while (n > 0)
                 raw_close(sessions[--n]);
         rig_stop(rig);
-}
-
-int main(void)
-{
-        return harness_cases("pages");
 }

@@ -127,9 +127,8 @@ TEST(a_tenant_maps_itself)
 }
 
 /* A cache's idle memory is the daemon's figure for the session. */
-TEST(idle_memory_is_shown)
+RIG_TEST(idle_memory_is_shown, two_tenants)
 {
-        struct rig *rig = rig_start(&two_tenants);
         json_t *sessions, *map, *row;
         bfc_client *client;
         void *p;
@@ -147,11 +146,10 @@ TEST(idle_memory_is_shown)
         json_decref(map);
         json_decref(sessions);
         bfc_disconnect(client);
-        rig_stop(rig);
 }
 
 /* XML that refers to nothing, whatever clients are called. */
-TEST(a_hostile_name_stays_text)
+RIG_TEST(a_hostile_name_stays_text, two_tenants)
 {
         static const char name[] = "</text><script>alert(1)</script>\x1b]0;&\"\xff";
         static const char check[] = "import sys, xml.etree.ElementTree as x\n"
@@ -161,7 +159,6 @@ TEST(a_hostile_name_stays_text)
                                     "text = ' '.join(root.itertext())\n"
                                     "assert 'alert(1)' in text and 'prefers-color-scheme: dark' in text\n"
                                     "assert not any('\\x00' <= c < ' ' and c != '\\n' for c in text)\n";
-        struct rig *rig = rig_start(&two_tenants);
         bfc_client *client = client_with(.socket = rig->socket, .tenant = "red", .name = name);
         char *text, *out, *err;
         void *p;
@@ -194,7 +191,6 @@ TEST(a_hostile_name_stays_text)
         ck_assert_ptr_null(strchr(out, '\x1b'));
         free(out);
         bfc_disconnect(client);
-        rig_stop(rig);
 }
 
 TEST(wrong_uses)
@@ -437,9 +433,8 @@ static void check_changing(const struct rig *rig)
 }
 
 /* Rows of different moments do not fit together. What is printed does. */
-TEST(pictures_of_changing_memory_tile)
+RIG_TEST(pictures_of_changing_memory_tile, two_tenants)
 {
-        struct rig *rig = rig_start(&two_tenants);
         struct churn c = { rig, gate_new() };
         pid_t pid = child_start_until(&c.begun, churn, &c);
 
@@ -447,7 +442,6 @@ TEST(pictures_of_changing_memory_tile)
                 check_changing(rig);
         child_kill(pid);
         ck_assert(WAIT_FOR(rig_count(rig).n_sessions == 0, SETTLE_MS));
-        rig_stop(rig);
 }
 
 /* ---- PyTorch ------------------------------------------------------------------------------ */
@@ -521,9 +515,4 @@ TEST(pytorch_reads_a_snapshot)
                       "%s", err);
         free(err);
         scene_stop(&s);
-}
-
-int main(void)
-{
-        return harness_cases("pictures");
 }

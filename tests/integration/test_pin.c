@@ -5,7 +5,6 @@
  * BFCD is a daemon for which BFC_TEST_KERNEL is the kernel's version (old_kernel.c).
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/sockios.h>
@@ -55,9 +54,8 @@ static bool is_unread(const struct raw *raw)
         return ioctl(raw->fd, SIOCOUTQ, &n_bytes) == 0 && n_bytes > 0;
 }
 
-TEST(clients_work)
+RIG_TEST(clients_work, plain)
 {
-        struct rig *rig = rig_start(&plain);
         bfc_client *client = client_open(rig, NULL, NULL);
         void *p;
 
@@ -67,7 +65,6 @@ TEST(clients_work)
                 ck_assert_ok(bfc_free(client, p));
         }
         bfc_disconnect(client);
-        rig_stop(rig);
 }
 
 static void hold_some(void *arg)
@@ -80,21 +77,18 @@ static void hold_some(void *arg)
         pause();
 }
 
-TEST(a_clients_death_is_detected)
+RIG_TEST(a_clients_death_is_detected, plain)
 {
-        struct rig *rig = rig_start(&plain);
         pid_t pid = child_start(hold_some, rig);
 
         ck_assert(WAIT_FOR(rig_stats(rig, "red", "train").bytes_in_use == 8 * MIB, SETTLE_MS));
         child_kill(pid);
         ck_assert(WAIT_FOR(rig_charge(rig, "red", "train") == 0, SETTLE_MS));
-        rig_stop(rig);
 }
 
 /* What comes when the daemon has looked already shows it, however much of it. */
-TEST(hello_and_request_in_one_write_after_accept)
+RIG_TEST(hello_and_request_in_one_write_after_accept, plain)
 {
-        struct rig *rig = rig_start(&plain);
         unsigned n_fds = process_count_fds(rig->pid);
         uint8_t frame[256];
         Bfcd__Reply *reply;
@@ -110,7 +104,6 @@ TEST(hello_and_request_in_one_write_after_accept)
                 bfcd__reply__free_unpacked(reply, NULL);
         }
         session_end(raw);
-        rig_stop(rig);
 }
 
 static bool is_told_old(void)
@@ -217,9 +210,8 @@ LOOP_TEST(only_the_process_of_the_hello_is_authenticated, is_before_6_5())
 }
 
 /* The connecting process has ended when the daemon looks, and another one has its socket. */
-TEST(a_dead_peer_is_not_authenticated)
+RIG_TEST(a_dead_peer_is_not_authenticated, plain)
 {
-        struct rig *rig = rig_start(&plain);
         struct raw *raw = NULL;
         int pair[2], status;
         char byte;
@@ -255,7 +247,6 @@ TEST(a_dead_peer_is_not_authenticated)
         }
         close(pair[0]);
         close(pair[1]);
-        rig_stop(rig);
 }
 
 /* Where the kernel pins the process, it may send more than its hello at once. */
@@ -289,9 +280,8 @@ static bool is_before_6_3(void)
 }
 
 /* Since Linux 6.3 a memfd can be made such that it can never be executed. */
-TEST(extents_are_sealed_as_the_kernel_can)
+RIG_TEST(extents_are_sealed_as_the_kernel_can, plain)
 {
-        struct rig *rig = rig_start(&plain);
         struct raw *raw = session_open(rig->socket, NULL);
         Bfcd__Block block;
         int seals;
@@ -302,10 +292,4 @@ TEST(extents_are_sealed_as_the_kernel_can)
         ck_assert_int_eq(seals & SEALS_OF_OLD, SEALS_OF_OLD);
         ck_assert_int_eq((seals & SEAL_EXEC) != 0, !is_before_6_3());
         session_end(raw);
-        rig_stop(rig);
-}
-
-int main(void)
-{
-        return harness_cases("pin");
 }

@@ -225,8 +225,3 @@ TEST(an_impossible_request_keeps_the_cache)
         bfc_disconnect(client);
         rig_stop(rig);
 }
-
-int main(void)
-{
-        return harness_cases("process_limits");
-}

@@ -211,9 +211,8 @@ static const struct rig_config overcommitted = {
                 TENANT("red", "@UID@", "train, limit: 64MiB") TENANT("blue", "@UID@", "train, limit: 64MiB"),
 };
 
-TEST(a_full_partition_is_reported_as_such)
+RIG_TEST(a_full_partition_is_reported_as_such, overcommitted)
 {
-        struct rig *rig = rig_start(&overcommitted);
         bfc_client *red = client_open(rig, "red", NULL), *blue = client_open(rig, "blue", NULL);
         void *p, *q, *no = NULL;
 
@@ -230,7 +229,6 @@ TEST(a_full_partition_is_reported_as_such)
         ck_assert(WAIT_FOR(rig_charge(rig, "red", "train") == 0, SETTLE_MS));
         ck_assert_ok(bfc_malloc(blue, 48 * MIB, &p));
         bfc_disconnect(blue);
-        rig_stop(rig);
 }
 
 TEST(a_reserve_is_kept_free_for_its_tenant)
@@ -294,9 +292,8 @@ static void press(void *arg)
 }
 
 /* Two tenants fight for one partition; the sum of their charges never exceeds it. */
-TEST(two_tenants_never_exceed_the_partition)
+RIG_TEST(two_tenants_never_exceed_the_partition, overcommitted)
 {
-        struct rig *rig = rig_start(&overcommitted);
         _Atomic uint64_t *taken = shared_memory(2 * sizeof(*taken));
         atomic_bool *is_over = shared_memory(sizeof(*is_over));
         struct pressing red = { .tenant = "red", .is_over = is_over, .ret_n_bytes = taken };
@@ -325,10 +322,4 @@ TEST(two_tenants_never_exceed_the_partition)
         atomic_store(is_over, true);
         child_join(pids[0]);
         child_join(pids[1]);
-        rig_stop(rig);
-}
-
-int main(void)
-{
-        return harness_cases("quota");
 }

@@ -172,9 +172,8 @@ static int open_with(const struct rig *rig, const char *trace, bfc_client **ret)
         return bfc_connect(&options, ret);
 }
 
-TEST(the_option_and_several_clients)
+RIG_TEST(the_option_and_several_clients, roomy)
 {
-        struct rig *rig = rig_start(&roomy);
         char path[128], name[160], wanted[160], *text;
         bfc_client *a, *b, *c = NULL;
         bfc_pool *pool;
@@ -209,12 +208,10 @@ TEST(the_option_and_several_clients)
         ck_assert_str_eq(text, "id,lower,upper,size,partition,tag\n1,1,0000000000000000002,5000,train,\n");
         free(text);
         unsetenv("BFC_TRACE");
-        rig_stop(rig);
 }
 
-TEST(traces_that_cannot_be_written)
+RIG_TEST(traces_that_cannot_be_written, roomy)
 {
-        struct rig *rig = rig_start(&roomy);
         bfc_client *client = NULL;
         char path[128];
 
@@ -225,7 +222,6 @@ TEST(traces_that_cannot_be_written)
         ck_assert_int_eq(open_with(rig, "/tmp/%s.csv", &client), -EINVAL);
         ck_assert_ptr_null(client);
         unsetenv("BFC_TRACE");
-        rig_stop(rig);
 }
 
 /* ---- partitions and tags ----------------------------------------------------------- */
@@ -265,9 +261,8 @@ static void run_two_partitions(void *userdata)
         kill(getpid(), SIGKILL);
 }
 
-TEST(partitions_and_tags_survive_a_kill)
+RIG_TEST(partitions_and_tags_survive_a_kill, two_partitions)
 {
-        struct rig *rig = rig_start(&two_partitions);
         char path[128], *text;
         int status;
         pid_t pid;
@@ -298,14 +293,12 @@ TEST(partitions_and_tags_survive_a_kill)
         ck_assert_uint_eq(replay(rig, path), 6);
         ck_assert(WAIT_FOR(rig_charge(rig, "red", "train") == 0, SETTLE_MS));
         ck_assert(WAIT_FOR(rig_charge(rig, "red", "serve") == 0, SETTLE_MS));
-        rig_stop(rig);
 }
 
 /* Also where the client serves a request without its lock. */
-TEST(partition_of_blocks_that_are_used_again)
+RIG_TEST(partition_of_blocks_that_are_used_again, two_partitions)
 {
         enum { N = 200 };
-        struct rig *rig = rig_start(&two_partitions);
         bfc_client *client;
         unsigned n = 0;
         char path[128], *text;
@@ -326,7 +319,6 @@ TEST(partition_of_blocks_that_are_used_again)
                 n++;
         ck_assert_uint_eq(n, N);
         free(text);
-        rig_stop(rig);
 }
 
 /* ---- killed jobs ------------------------------------------------------------------ */
@@ -427,9 +419,8 @@ static void check_trace(const char *path, struct doomed *d)
         free(text);
 }
 
-TEST(killed_jobs)
+RIG_TEST(killed_jobs, roomy)
 {
-        struct rig *rig = rig_start(&roomy);
         struct doomed *d = shared_memory(sizeof(*d));
         uint64_t state = 3;
         char path[128];
@@ -448,10 +439,4 @@ TEST(killed_jobs)
         unsetenv("BFC_TRACE");
         ck_assert(WAIT_FOR(rig_charge(rig, "red", "train") == 0, SETTLE_MS));
         ck_assert_uint_ge(replay(rig, path), sum_given(d));
-        rig_stop(rig);
-}
-
-int main(void)
-{
-        return harness_cases("recording");
 }

@@ -3,7 +3,6 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
 #include <signal.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -40,9 +39,8 @@ static void must_reload(struct rig *rig)
 
 /* ---- what operators do ---------------------------------------------------- */
 
-TEST(a_new_limit_and_a_new_tenant)
+RIG_TEST(a_new_limit_and_a_new_tenant, begins)
 {
-        struct rig *rig = rig_start(&begins);
         bfc_client *client = client_open(rig, NULL, NULL), *other;
         char *said = NULL;
         void *held, *ptr;
@@ -71,12 +69,10 @@ TEST(a_new_limit_and_a_new_tenant)
         rig_rewrite_config(rig, &begins);
         must_reload(rig);
         ck_assert_int_eq(client_refused(rig, "blue", NULL), -EACCES);
-        rig_stop(rig);
 }
 
-TEST(a_bad_file_changes_nothing)
+RIG_TEST(a_bad_file_changes_nothing, begins)
 {
-        struct rig *rig = rig_start(&begins);
         static const struct rig_config bad = {
                 .partitions = "      - {name: train, limit: 128MiB, growth: preallocate}\n",
                 .tenants = TENANT("red", "@UID@", "train, limit: 20MiB, colour: red"),
@@ -98,12 +94,10 @@ TEST(a_bad_file_changes_nothing)
         free(said);
         free(out);
         bfc_disconnect(client);
-        rig_stop(rig);
 }
 
-TEST(a_dry_run_and_json)
+RIG_TEST(a_dry_run_and_json, begins)
 {
-        struct rig *rig = rig_start(&begins);
         char *said = NULL;
 
         rig_rewrite_config(rig, &goes_on);
@@ -113,27 +107,20 @@ TEST(a_dry_run_and_json)
         ck_assert_msg(strstr(said, "\"dry_run\": true"), "%s", said);
         text_has(said, "\"ok\": true");
         ck_assert_int_eq(client_refused(rig, "blue", NULL), -EACCES);
-        rig_stop(rig);
 }
 
-TEST(reload_needs_the_admin_socket)
+RIG_TEST(reload_needs_the_admin_socket, begins)
 {
-        struct rig *rig = rig_start(&begins);
         struct raw *raw = session_open(rig->socket, NULL);
-        Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__Reload body = BFCD__RELOAD__INIT;
+        Bfcd__Request request = REQUEST(RELOAD, reload, &body);
 
-        request.body_case = BFCD__REQUEST__BODY_RELOAD;
-        request.reload = &body;
         ck_assert_int_eq(raw_do(raw, &request), -EACCES);
         raw_close(raw);
-        rig_stop(rig);
 }
 
-TEST(sighup)
+RIG_TEST(sighup, begins)
 {
-        struct rig *rig = rig_start(&begins);
-
         rig->forgiven = "reload: ";
         rig_rewrite_config(rig, &goes_on);
         kill(rig->pid, SIGHUP);
@@ -149,7 +136,6 @@ TEST(sighup)
         for (int i = 0; i < 20; i++)
                 kill(rig->pid, SIGHUP);
         ck_assert(WAIT_FOR(client_refused(rig, "blue", NULL) == -EACCES, SETTLE_MS));
-        rig_stop(rig);
 }
 
 /* ---- under load ------------------------------------------------------------ */
@@ -173,9 +159,8 @@ static void write_random_config(struct rig *rig, unsigned short *random)
         rig_rewrite_config(rig, &config);
 }
 
-TEST(a_hundred_reloads_under_load)
+RIG_TEST(a_hundred_reloads_under_load, begins)
 {
-        struct rig *rig = rig_start(&begins);
         struct load *l;
         unsigned short random[3] = { 6, 6, 6 };
         unsigned n_done = 0;
@@ -196,13 +181,11 @@ TEST(a_hundred_reloads_under_load)
         ck_assert_uint_gt(l->n_refused_hellos, 0);
         rig_rewrite_config(rig, &begins);
         ck_assert(WAIT_FOR(reload(rig, NULL, NULL, NULL) == 0, SETTLE_MS));
-        rig_stop(rig);
 }
 
 /* Another file, which the daemon could not read, and a folder beside it. */
-TEST(a_dry_run_of_another_file)
+RIG_TEST(a_dry_run_of_another_file, begins)
 {
-        struct rig *rig = rig_start(&begins);
         bfc_client *client = client_open(rig, "red", NULL);
         char *text = rig_config_text(rig, &goes_on), folder[128], path[192], *said, *wrong;
         FILE *out;
@@ -260,10 +243,4 @@ TEST(a_dry_run_of_another_file)
         ck_assert_int_eq(ctl(rig->admin_socket, WORDS("reload", "--dry-run", path), NULL, &wrong), 1);
         text_has(wrong, "/other/conf.d cannot be read: Not a directory");
         bfc_disconnect(client);
-        rig_stop(rig);
-}
-
-int main(void)
-{
-        return harness_cases("reload");
 }

@@ -174,10 +174,9 @@ static void assert_replays(struct rig *rig, const char *path)
         ck_assert(WAIT_FOR(rig_charge(rig, "red", "train") == 0, SETTLE_MS));
 }
 
-TEST(generated_traces)
+RIG_TEST(generated_traces, roomy)
 {
         static const char *const generators[] = { "transformer", "random" };
-        struct rig *rig = rig_start(&roomy);
         char path[128];
 
         for (size_t i = 0; i < 2; i++) {
@@ -185,12 +184,10 @@ TEST(generated_traces)
                 make_trace(path, generators[i]);
                 assert_replays(rig, path);
         }
-        rig_stop(rig);
 }
 
-TEST(four_jobs_side_by_side)
+RIG_TEST(four_jobs_side_by_side, roomy)
 {
-        struct rig *rig = rig_start(&roomy);
         struct steps steps;
         struct replay run;
         char path[128];
@@ -211,13 +208,11 @@ TEST(four_jobs_side_by_side)
         ck_assert_uint_le(take_peak(rig), 4 * peak_of(&steps, scale < 1 ? scale : 1, GRANULE));
         replay_free(&run);
         free(steps.all);
-        rig_stop(rig);
 }
 
 /* A quota that is too small is reported, and the replay continues to the end. */
-TEST(a_job_runs_into_its_quota)
+RIG_TEST(a_job_runs_into_its_quota, roomy)
 {
-        struct rig *rig = rig_start(&roomy);
         struct replay run;
         char path[128];
 
@@ -232,7 +227,6 @@ TEST(a_job_runs_into_its_quota)
         ck_assert_ptr_nonnull(strstr(run.err, "limit"));
         ck_assert(has_stats(run.err));
         replay_free(&run);
-        rig_stop(rig);
 }
 
 TEST(traces_of_a_folder)
@@ -266,9 +260,8 @@ TEST(traces_of_a_folder)
         rig_stop(rig);
 }
 
-TEST(wrong_usage_and_wrong_traces)
+RIG_TEST(wrong_usage_and_wrong_traces, roomy)
 {
-        struct rig *rig = rig_start(&roomy);
         struct replay run;
         char path[128];
         FILE *out;
@@ -290,13 +283,11 @@ TEST(wrong_usage_and_wrong_traces)
         ck_assert_int_eq(run.status, REFUSED);
         ck_assert_ptr_nonnull(strstr(run.err, "nobody"));
         replay_free(&run);
-        rig_stop(rig);
 }
 
 /* SIGTERM in the middle: jobs give everything back and leave. */
-TEST(a_replay_is_stopped)
+RIG_TEST(a_replay_is_stopped, roomy)
 {
-        struct rig *rig = rig_start(&roomy);
         char path[128];
         pid_t pid;
         int status;
@@ -317,10 +308,4 @@ TEST(a_replay_is_stopped)
         ck_assert(WIFEXITED(status));
         ck_assert_int_eq(WEXITSTATUS(status), REFUSED);
         ck_assert(WAIT_FOR(rig_charge(rig, "red", "train") == 0, SETTLE_MS));
-        rig_stop(rig);
-}
-
-int main(void)
-{
-        return harness_cases("bfc-replay");
 }

@@ -810,8 +810,3 @@ LOOP_TEST(cuda_ipc_clients_are_told_immediately, KEEPS_MEMORY ? 0 : 2)
         bfc_disconnect(client);
         kept_stop(k);
 }
-
-int main(void)
-{
-        return harness_cases("restart");
-}

@@ -12,8 +12,6 @@
 #include "tests/integration/tools.h"
 #include "tests/integration/raw.h"
 
-#define MIB (UINT64_C(1) << 20)
-
 #define TWO_TENANTS                                                                                          \
         .partitions = "      - {name: train, limit: 20MiB, growth: on-demand}\n",                            \
         .tenants = "  - {name: red, match: {uid: @UID@}, quotas: [{partition: train, limit: 20MiB}]}\n"      \
@@ -344,9 +342,4 @@ TEST(invalid_answers_to_events_disconnect)
         /* This process lives on: no other session receives its extents. */
         rig_terminate(rig);
         rig_discard(rig);
-}
-
-int main(void)
-{
-        return harness_cases("retire");
 }

@@ -8,7 +8,6 @@
  * older kernel is pretended to (BFC_TEST_KERNEL, old_kernel.c).
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#include <dirent.h>
 #include <errno.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -165,10 +164,9 @@ static void send_many(const struct rig *rig, struct sender *senders)
         }
 }
 
-TEST(many_senders_of_fds_are_disconnected)
+RIG_TEST(many_senders_of_fds_are_disconnected, plain)
 {
         static struct sender senders[N_MANY];
-        struct rig *rig = rig_start(&plain);
 
         if (has_loopback()) {
                 child_stop(rig->pid);
@@ -179,7 +177,6 @@ TEST(many_senders_of_fds_are_disconnected)
                 for (size_t i = 0; i < N_MANY; i++)
                         lingering_free(&senders[i].sent);
         }
-        rig_stop(rig);
 }
 
 /* SIGTERM while closes are under way, and while the queue of its listening socket has more. */

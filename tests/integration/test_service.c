@@ -425,8 +425,3 @@ LOOP_TEST(a_wrong_socket_is_refused, 4)
         ck_assert(rig_logged(m.rig, "ListenStream= of the socket unit"));
         manager_end(&m);
 }
-
-int main(void)
-{
-        return harness_cases("service");
-}

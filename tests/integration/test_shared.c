@@ -67,9 +67,8 @@ static void hold_weights(void *arg)
 }
 
 /* Many wait for what one publishes; charged once; alive by each one that is left. */
-TEST(a_shared_block_is_charged_once)
+RIG_TEST(a_shared_block_is_charged_once, two_tenants)
 {
-        struct rig *rig = rig_start(&two_tenants);
         struct job jobs[5];
         pid_t pids[5];
 
@@ -88,13 +87,11 @@ TEST(a_shared_block_is_charged_once)
                 child_join(pids[i]);
         }
         ck_assert_uint_eq(rig_stats(rig, "red", "train").num_blocks, 0);
-        rig_stop(rig);
 }
 
 /* By kill -9, one after the other: gone with the last. */
-TEST(killed_processes_release_shared_blocks)
+RIG_TEST(killed_processes_release_shared_blocks, two_tenants)
 {
-        struct rig *rig = rig_start(&two_tenants);
         struct job jobs[4];
         bfc_client *client;
         pid_t pids[4];
@@ -119,12 +116,10 @@ TEST(killed_processes_release_shared_blocks)
         p = must_publish(client, 1, "weights"); /* the name is free again */
         ck_assert_ok(bfc_free(client, p));
         bfc_disconnect(client);
-        rig_stop(rig);
 }
 
-TEST(publish_and_attach_in_one_process)
+RIG_TEST(publish_and_attach_in_one_process, two_tenants)
 {
-        struct rig *rig = rig_start(&two_tenants);
         bfc_client *client = client_open(rig, "red", NULL), *other = client_open(rig, "red", NULL);
         struct bfc_block_info info = { .struct_size = sizeof(info) },
                               again = { .struct_size = sizeof(again) };
@@ -179,13 +174,11 @@ TEST(publish_and_attach_in_one_process)
         ck_assert_uint_eq(rig_stats(rig, "red", "train").num_blocks, 0);
         bfc_disconnect(client);
         bfc_disconnect(other);
-        rig_stop(rig);
 }
 
 /* What was cut from a slab is not the daemon's block; what is all of it leaves the cache. */
-TEST(sharing_with_a_cache)
+RIG_TEST(sharing_with_a_cache, two_tenants)
 {
-        struct rig *rig = rig_start(&two_tenants);
         struct bfc_options o = { .struct_size = sizeof(o), .socket = rig->socket, .tenant = "red" };
         bfc_client *client = NULL, *other = client_open(rig, "red", NULL);
         void *piece, *whole, *p;
@@ -223,7 +216,6 @@ TEST(sharing_with_a_cache)
         ck_assert_uint_eq(rig_stats(rig, "red", "train").num_blocks, 0);
         bfc_disconnect(client);
         bfc_disconnect(other);
-        rig_stop(rig);
 }
 
 /* ---- threads --------------------------------------------------------------- */
@@ -266,9 +258,8 @@ static void *race(void *arg)
 }
 
 /* Two clients, three threads on each: in any order, client and daemon count alike. */
-TEST(threads_attach_and_detach)
+RIG_TEST(threads_attach_and_detach, two_tenants)
 {
-        struct rig *rig = rig_start(&two_tenants);
         bfc_client *clients[2] = { client_open(rig, "red", NULL), client_open(rig, "red", NULL) };
         struct racer racers[N_THREADS] = { { NULL, 0, 0 } };
         pthread_t threads[N_THREADS];
@@ -290,15 +281,13 @@ TEST(threads_attach_and_detach)
         ck_assert_uint_eq(rig_stats(rig, "red", "train").num_blocks, 0);
         bfc_disconnect(clients[0]);
         bfc_disconnect(clients[1]);
-        rig_stop(rig);
 }
 
 /* ---- others ---------------------------------------------------------------- */
 
 /* Another tenant: nothing there, and nothing to wait for. */
-TEST(another_tenant_cannot_attach)
+RIG_TEST(another_tenant_cannot_attach, two_tenants)
 {
-        struct rig *rig = rig_start(&two_tenants);
         bfc_client *red = client_open(rig, "red", NULL), *blue = client_open(rig, "blue", NULL);
         void *p = must_publish(red, 1000, "w"), *q;
 
@@ -309,13 +298,11 @@ TEST(another_tenant_cannot_attach)
         ck_assert_ok(bfc_free(blue, q));
         bfc_disconnect(red);
         bfc_disconnect(blue);
-        rig_stop(rig);
 }
 
 /* A forked child has none of it, and disturbs nothing. */
-TEST(a_forked_child_cannot_use_shared_blocks)
+RIG_TEST(a_forked_child_cannot_use_shared_blocks, two_tenants)
 {
-        struct rig *rig = rig_start(&two_tenants);
         bfc_client *client = client_open(rig, "red", NULL);
         void *p = must_publish(client, 1000, "w");
         int status;
@@ -334,7 +321,6 @@ TEST(a_forked_child_cannot_use_shared_blocks)
         block_fill(client, p, 1000, 1);
         ck_assert_ok(bfc_detach(client, p));
         bfc_disconnect(client);
-        rig_stop(rig);
 }
 
 /* Attaching a block on a GPU that it does not see is refused, and the client continues. */
@@ -351,9 +337,8 @@ static void see_nothing(void *arg)
         bfc_disconnect(client);
 }
 
-TEST(a_block_on_an_invisible_device)
+RIG_TEST(a_block_on_an_invisible_device, two_tenants)
 {
-        struct rig *rig = rig_start(&two_tenants);
         struct job job = job_new(rig, 0);
         bfc_client *client;
 
@@ -363,7 +348,6 @@ TEST(a_block_on_an_invisible_device)
                 ck_assert_ok(bfc_detach(client, must_publish(client, 1000, "w")));
                 bfc_disconnect(client);
         }
-        rig_stop(rig);
 }
 
 /* The manual's program: makes the weights where there are none, else attaches them. */
@@ -397,9 +381,8 @@ TEST(example)
 
 /* ---- what operators and traces show ----------------------------------------- */
 
-TEST(bfcctl_lists_them)
+RIG_TEST(bfcctl_lists_them, two_tenants)
 {
-        struct rig *rig = rig_start(&two_tenants);
         bfc_client *red = client_open(rig, "red", NULL), *also = client_open(rig, "red", NULL),
                    *blue = client_open(rig, "blue", NULL);
         void *p = must_publish(red, 1000, "my weights"), *q = must_publish(blue, 10, "b"), *r;
@@ -431,13 +414,11 @@ TEST(bfcctl_lists_them)
         bfc_disconnect(red);
         bfc_disconnect(also);
         bfc_disconnect(blue);
-        rig_stop(rig);
 }
 
 /* A publisher's block has a life in its trace, until it detaches; an attached one has none. */
-TEST(traces)
+RIG_TEST(traces, two_tenants)
 {
-        struct rig *rig = rig_start(&two_tenants);
         struct bfc_options o = { .struct_size = sizeof(o), .socket = rig->socket, .tenant = "red" };
         bfc_client *clients[2];
         char paths[2][128], *text;
@@ -465,10 +446,4 @@ TEST(traces)
         free(text);
         unlink(paths[0]);
         unlink(paths[1]);
-        rig_stop(rig);
-}
-
-int main(void)
-{
-        return harness_cases("shared");
 }

@@ -73,9 +73,8 @@ static int waiter_interrupt(struct waiter *w)
         return waiter_join(w);
 }
 
-TEST(a_signal_ends_a_wait_for_a_name)
+RIG_TEST(a_signal_ends_a_wait_for_a_name, plain)
 {
-        struct rig *rig = rig_start(&plain);
         bfc_client *client = client_open(rig, NULL, NULL);
         struct bfc_malloc_options whole = { .struct_size = sizeof(whole), .flags = BFC_WHOLE };
         struct waiter w;
@@ -91,12 +90,10 @@ TEST(a_signal_ends_a_wait_for_a_name)
         ck_assert_ok(bfc_detach(client, p));
         ck_assert_uint_eq(client_usage(client, NULL).bytes_in_use, 0);
         bfc_disconnect(client);
-        rig_stop(rig);
 }
 
-TEST(a_signal_ends_a_wait_for_room)
+RIG_TEST(a_signal_ends_a_wait_for_room, plain)
 {
-        struct rig *rig = rig_start(&plain);
         bfc_client *holder = client_open(rig, NULL, NULL), *client = client_open(rig, NULL, NULL);
         struct waiter w, behind;
         void *p;
@@ -114,13 +111,11 @@ TEST(a_signal_ends_a_wait_for_room)
         ck_assert_ok(bfc_free(holder, behind.ptr));
         bfc_disconnect(client);
         bfc_disconnect(holder);
-        rig_stop(rig);
 }
 
 /* The thread that reads is interrupted, and one that only waits. The others are not. */
-TEST(threads_are_interrupted_one_by_one)
+RIG_TEST(threads_are_interrupted_one_by_one, plain)
 {
-        struct rig *rig = rig_start(&plain);
         bfc_client *client = client_open(rig, NULL, NULL);
         struct waiter w[4];
         void *p;
@@ -140,7 +135,6 @@ TEST(threads_are_interrupted_one_by_one)
         ck_assert_ok(bfc_detach(client, w[3].ptr));
         ck_assert_ok(bfc_detach(client, p));
         bfc_disconnect(client);
-        rig_stop(rig);
 }
 
 static void *storm(void *arg)
@@ -172,9 +166,8 @@ static void *wait_again_and_again(void *arg)
 }
 
 /* What is granted at the moment of a signal is freed. */
-TEST(a_grant_that_crosses_a_signal_is_freed)
+RIG_TEST(a_grant_that_crosses_a_signal_is_freed, plain)
 {
-        struct rig *rig = rig_start(&plain);
         bfc_client *holder = client_open(rig, NULL, NULL), *client = client_open(rig, NULL, NULL);
         struct waiter w = { .client = client };
         struct bfc_malloc_options how = { .struct_size = sizeof(how), .wait_ms = LONG_MS };
@@ -197,13 +190,11 @@ TEST(a_grant_that_crosses_a_signal_is_freed)
         ck_assert_uint_eq(rig_n_waiting(rig, NULL), 0);
         bfc_disconnect(client);
         bfc_disconnect(holder);
-        rig_stop(rig);
 }
 
 /* It may be readable before the wait begins. */
-TEST(cancel_fd_ends_a_wait)
+RIG_TEST(cancel_fd_ends_a_wait, plain)
 {
-        struct rig *rig = rig_start(&plain);
         bfc_client *holder = client_open(rig, NULL, NULL), *client = client_open(rig, NULL, NULL);
         int fd = eventfd(1, EFD_CLOEXEC | EFD_NONBLOCK);
         struct bfc_malloc_options how = { .struct_size = sizeof(how), .wait_ms = LONG_MS, .cancel_fd = fd };
@@ -226,24 +217,20 @@ TEST(cancel_fd_ends_a_wait)
         ck_assert_int_eq(bfc_attach_with(client, "weights", NULL, &q, NULL), -ENOENT);
         bfc_disconnect(client);
         bfc_disconnect(holder);
-        rig_stop(rig);
 }
 
 static void send_cancel(struct raw *raw, uint64_t id)
 {
-        Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__Cancel body = BFCD__CANCEL__INIT;
+        Bfcd__Request request = REQUEST(CANCEL, cancel, &body);
 
         body.request_id = id;
-        request.body_case = BFCD__REQUEST__BODY_CANCEL;
-        request.cancel = &body;
         ck_assert_int_eq(raw_send(raw, &request), 0);
 }
 
 /* Though as many wait as may, and nothing else is read. A Cancel of what there is not does nothing. */
-TEST(a_wait_among_many_is_withdrawn)
+RIG_TEST(a_wait_among_many_is_withdrawn, plain)
 {
-        struct rig *rig = rig_start(&plain);
         bfc_client *holder = client_open(rig, NULL, NULL);
         struct raw *raw = session_open(rig->socket, NULL);
         uint64_t ids[64];
@@ -267,7 +254,6 @@ TEST(a_wait_among_many_is_withdrawn)
         ck_assert_uint_eq(rig_n_waiting(rig, NULL), 0);
         session_end(raw);
         bfc_disconnect(holder);
-        rig_stop(rig);
 }
 
 /* A real SIGINT, and Python's own handler. */
@@ -292,10 +278,9 @@ static const char python_program[] =
         "lib.bfc_disconnect(client)\n"
         "print('interrupted')\n";
 
-TEST(ctrl_c_in_python)
+RIG_TEST(ctrl_c_in_python, plain)
 {
         static const char *const program[] = { "/usr/bin/python3", "-c", python_program, NULL };
-        struct rig *rig = rig_start(&plain);
         char *out = NULL, *err = NULL;
         bool can_run = access(program[0], X_OK) == 0;
 
@@ -311,10 +296,4 @@ TEST(ctrl_c_in_python)
         }
         free(out);
         free(err);
-        rig_stop(rig);
-}
-
-int main(void)
-{
-        return harness_cases("signals");
 }

@@ -2,7 +2,6 @@
  * it is made again after each growth, reload, drain and restart.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -184,9 +183,4 @@ LOOP_TEST(the_memory_after_a_restart, 2)
         wait_until_ready(k->rig, READY_BYTES);
         run(k->rig, "red");
         stop(k);
-}
-
-int main(void)
-{
-        return harness_cases("standby");
 }

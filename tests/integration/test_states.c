@@ -192,12 +192,10 @@ static void map_extents(struct walk *w)
 
 static void send_ack(struct walk *w)
 {
-        Bfcd__Request r = BFCD__REQUEST__INIT;
         Bfcd__Ack ack = BFCD__ACK__INIT;
+        Bfcd__Request r = REQUEST(ACK, ack, &ack);
 
         ack.sequence = w->raw->last_sequence;
-        r.body_case = BFCD__REQUEST__BODY_ACK;
-        r.ack = &ack;
         REQUIRE(raw_send(w->raw, &r) == 0, "ack");
         w->raw->ack = true;
 }
@@ -211,12 +209,10 @@ static void take_the_large(struct walk *w)
 
 static void send_free(struct walk *w)
 {
-        Bfcd__Request r = BFCD__REQUEST__INIT;
         Bfcd__Free body = BFCD__FREE__INIT;
+        Bfcd__Request r = REQUEST(FREE, free, &body);
 
         body.block_id = w->small.block_id;
-        r.body_case = BFCD__REQUEST__BODY_FREE;
-        r.free = &body;
         REQUIRE(raw_send(w->raw, &r) == 0, "free");
 }
 
@@ -263,25 +259,21 @@ static void send_half_an_event_reply(struct walk *w)
 
 static void ask_and_read_nothing(struct walk *w)
 {
-        Bfcd__Request r = BFCD__REQUEST__INIT;
         Bfcd__List list = BFCD__LIST__INIT;
+        Bfcd__Request r = REQUEST(LIST, list, &list);
 
         list.kind = BFCD__LIST__KIND__BLOCKS;
-        r.body_case = BFCD__REQUEST__BODY_LIST;
-        r.list = &list;
         for (unsigned i = 0; i < 200; i++, r.id = 0)
                 REQUIRE(raw_send(w->raw, &r) == 0, "list");
 }
 
 static void send_goodbye(struct walk *w)
 {
-        Bfcd__Request r = BFCD__REQUEST__INIT;
         Bfcd__Goodbye body = BFCD__GOODBYE__INIT;
+        Bfcd__Request r = REQUEST(GOODBYE, goodbye, &body);
 
         read_hello(w);
         REQUIRE(raw_malloc(w->raw, 0, 1000, &w->small) == 0, "%s", raw_refusal());
-        r.body_case = BFCD__REQUEST__BODY_GOODBYE;
-        r.goodbye = &body;
         REQUIRE(raw_send(w->raw, &r) == 0, "goodbye");
 }
 
@@ -446,9 +438,4 @@ TEST(killed_at_every_system_call)
         printf("# %u stops in a life, killed at %u of them\n", n_all, n_kills);
         ck_assert_uint_gt(n_kills, 20);
         scene_end(&s);
-}
-
-int main(void)
-{
-        return harness_cases("states");
 }

@@ -6,7 +6,6 @@
  * happens in a run depends on the machine; what must hold does not.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#include <dirent.h>
 #include <errno.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -270,13 +269,11 @@ static void order(const struct rig *rig, Bfcd__Request *r, int error)
 
 static void reload(struct rig *rig, const struct rig_config *config)
 {
-        Bfcd__Request r = BFCD__REQUEST__INIT;
         Bfcd__Reload body = BFCD__RELOAD__INIT;
+        Bfcd__Request r = REQUEST(RELOAD, reload, &body);
         Bfcd__Reply *reply;
 
         rig_rewrite_config(rig, config);
-        r.body_case = BFCD__REQUEST__BODY_RELOAD;
-        r.reload = &body;
         reply = ask(rig, &r);
         ck_assert_int_eq(reply->body_case, BFCD__REPLY__BODY_RELOAD);
         ck_assert_msg(reply->reload->n_errors == 0, "reload: %s", reply->reload->errors[0]);
@@ -285,48 +282,40 @@ static void reload(struct rig *rig, const struct rig_config *config)
 
 static void drain(const struct rig *rig)
 {
-        Bfcd__Request r = BFCD__REQUEST__INIT;
         Bfcd__Drain body = BFCD__DRAIN__INIT;
+        Bfcd__Request r = REQUEST(DRAIN, drain, &body);
 
         body.device = (char *)(uintptr_t)rig_device_id();
-        r.body_case = BFCD__REQUEST__BODY_DRAIN;
-        r.drain = &body;
         order(rig, &r, 0);
 }
 
 static void resume(const struct rig *rig)
 {
-        Bfcd__Request r = BFCD__REQUEST__INIT;
         Bfcd__Resume body = BFCD__RESUME__INIT;
+        Bfcd__Request r = REQUEST(RESUME, resume, &body);
 
         body.device = (char *)(uintptr_t)rig_device_id();
-        r.body_case = BFCD__REQUEST__BODY_RESUME;
-        r.resume = &body;
         order(rig, &r, 0);
 }
 
 static void trim(const struct rig *rig, uint64_t n_bytes)
 {
-        Bfcd__Request r = BFCD__REQUEST__INIT;
         Bfcd__TrimNow body = BFCD__TRIM_NOW__INIT;
+        Bfcd__Request r = REQUEST(TRIM_NOW, trim_now, &body);
 
         body.n_bytes = n_bytes;
-        r.body_case = BFCD__REQUEST__BODY_TRIM_NOW;
-        r.trim_now = &body;
         order(rig, &r, 0);
 }
 
 /* A session of the hostile tenants, if the first page of the list has one; 0: none. */
 static uint64_t find_hostile_session(const struct rig *rig, uint64_t random)
 {
-        Bfcd__Request r = BFCD__REQUEST__INIT;
         Bfcd__List body = BFCD__LIST__INIT;
+        Bfcd__Request r = REQUEST(LIST, list, &body);
         uint64_t id = 0, n = 0;
         Bfcd__Reply *reply;
 
         body.kind = BFCD__LIST__KIND__SESSIONS;
-        r.body_case = BFCD__REQUEST__BODY_LIST;
-        r.list = &body;
         reply = ask(rig, &r);
         ck_assert_int_eq(reply->body_case, BFCD__REPLY__BODY_LIST);
         for (size_t i = 0; i < reply->list->n_sessions; i++) {
@@ -344,12 +333,10 @@ static uint64_t find_hostile_session(const struct rig *rig, uint64_t random)
 /* It may have ended since the list, or be about to. */
 static void evict(const struct rig *rig, uint64_t random)
 {
-        Bfcd__Request r = BFCD__REQUEST__INIT;
         Bfcd__Evict body = BFCD__EVICT__INIT;
+        Bfcd__Request r = REQUEST(EVICT, evict, &body);
 
         body.session_id = find_hostile_session(rig, random);
-        r.body_case = BFCD__REQUEST__BODY_EVICT;
-        r.evict = &body;
         order(rig, &r, ENOENT);
 }
 

@@ -402,8 +402,3 @@ LOOP_TEST(disconnect_with_pending_work, 2)
         sched_stop(&class);
         rig_stop(rig);
 }
-
-int main(void)
-{
-        return harness_cases("streams");
-}

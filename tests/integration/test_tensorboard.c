@@ -204,9 +204,8 @@ static void assert_equal(const struct events *e, int64_t step, const json_t *row
         }
 }
 
-TEST(values_are_those_of_tenants)
+RIG_TEST(values_are_those_of_tenants, two_tenants)
 {
-        struct rig *rig = rig_start(&two_tenants);
         bfc_client *red = client_open(rig, "red", NULL), *blue = client_open(rig, "blue", "serve");
         time_t begin = time(NULL);
         struct events e;
@@ -246,12 +245,10 @@ TEST(values_are_those_of_tenants)
         free(err);
         bfc_disconnect(red);
         bfc_disconnect(blue);
-        rig_stop(rig);
 }
 
-TEST(one_tenant)
+RIG_TEST(one_tenant, two_tenants)
 {
-        struct rig *rig = rig_start(&two_tenants);
         struct events e;
 
         ck_assert_int_eq(
@@ -266,12 +263,10 @@ TEST(one_tenant)
         events_free(&e);
         ctl_refuses(rig, WORDS("tensorboard", "--logdir", logdir(rig), "--tenant", "green"), REFUSED,
                     "There is no tenant 'green'");
-        rig_stop(rig);
 }
 
-TEST(wrong_use)
+RIG_TEST(wrong_use, two_tenants)
 {
-        struct rig *rig = rig_start(&two_tenants);
         char file[128];
 
         ctl_refuses(rig, WORDS("tensorboard"), USAGE, "no --logdir");
@@ -281,7 +276,6 @@ TEST(wrong_use)
         ctl_refuses(rig, WORDS("tenants", "--logdir", "x"), USAGE, "valid for tensorboard");
         snprintf(file, sizeof(file), "%s/x", rig->log_path);
         ctl_refuses(rig, WORDS("tensorboard", "--logdir", file), REFUSED, "Not a directory");
-        rig_stop(rig);
 }
 
 /* ---- how it ends ---------------------------------------------------------------------------- */
@@ -303,9 +297,8 @@ LOOP_TEST(signals_end_it_with_a_whole_file, 2)
 }
 
 /* A limit of files stands for a full disk. */
-TEST(a_full_disk_is_an_error_and_leaves_whole_records)
+RIG_TEST(a_full_disk_is_an_error_and_leaves_whole_records, two_tenants)
 {
-        struct rig *rig = rig_start(&two_tenants);
         char *command, *err;
 
         ck_assert_int_gt(
@@ -319,12 +312,10 @@ TEST(a_full_disk_is_an_error_and_leaves_whole_records)
         ck_assert_int_ge(last_step(rig, false), 0);
         free(command);
         free(err);
-        rig_stop(rig);
 }
 
-TEST(the_daemon_may_be_away)
+RIG_TEST(the_daemon_may_be_away, two_tenants)
 {
-        struct rig *rig = rig_start(&two_tenants);
         struct started s;
         int64_t step;
         pid_t pid;
@@ -345,7 +336,6 @@ TEST(the_daemon_may_be_away)
         ck_assert_int_eq(kill(pid, SIGTERM), 0);
         child_join(pid);
         rig_meet(rig);
-        rig_stop(rig);
 }
 
 TEST(a_folder_of_others_is_refused)
@@ -370,9 +360,4 @@ TEST(a_folder_of_others_is_refused)
         free(command);
         free(err);
         rig_stop(rig);
-}
-
-int main(void)
-{
-        return harness_cases("tensorboard");
 }

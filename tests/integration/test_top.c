@@ -237,9 +237,8 @@ LOOP_TEST(keys, 2)
 }
 
 /* It keeps the last data while the daemon is away, and connects to the next one. */
-TEST(restart_of_the_daemon)
+RIG_TEST(restart_of_the_daemon, two_tenants)
 {
-        struct rig *rig = rig_start(&two_tenants);
         struct raw *red = session_open(rig->socket, "red");
         struct terminal t = terminal_open(rig, 80, 24, "$BFCCTL top tenants --interval 0.2" AFTER);
         Bfcd__Block block;
@@ -264,13 +263,11 @@ TEST(restart_of_the_daemon)
         wait_for(&t, "status 0\nicanon echo");
         terminal_close(&t);
         session_end(red);
-        rig_stop(rig);
 }
 
 /* A daemon that does not answer delays neither keys nor the end. */
-TEST(silent_daemon)
+RIG_TEST(silent_daemon, two_tenants)
 {
-        struct rig *rig = rig_start(&two_tenants);
         struct terminal t = terminal_open(rig, 80, 24, "$BFCCTL top tenants --interval 0.2" AFTER);
 
         wait_for(&t, "HISTORY");
@@ -286,7 +283,6 @@ TEST(silent_daemon)
         wait_for(&t, "status 0\nicanon echo");
         ck_assert_int_eq(kill(rig->pid, SIGCONT), 0);
         terminal_close(&t);
-        rig_stop(rig);
 }
 
 /* A session of a process that calls itself what it wants. */
@@ -300,10 +296,9 @@ static void be_hostile(void *socket)
 }
 
 /* Nothing of it moves the cursor. The daemon itself lets only printable ASCII into names. */
-TEST(hostile_command)
+RIG_TEST(hostile_command, two_tenants)
 {
         static const char escaped[] = "\\x1b[2J\\x1b]0;pwned\\x07\\x1b[5;5H漢字漢字\\xff%n 1000\n";
-        struct rig *rig = rig_start(&two_tenants);
         struct terminal t = terminal_open(rig, 200, 50, "$BFCCTL top --interval 0.2" AFTER);
         pid_t pid = child_start(be_hostile, rig->socket);
 
@@ -321,7 +316,6 @@ TEST(hostile_command)
         wait_for(&t, "status 0\nicanon echo");
         terminal_close(&t);
         child_kill(pid);
-        rig_stop(rig);
 }
 
 static void send_term(const struct rig *rig)
@@ -337,9 +331,8 @@ static void send_term(const struct rig *rig)
 }
 
 /* The terminal is restored, and the shell sees the signal. */
-TEST(signals_restore_the_terminal)
+RIG_TEST(signals_restore_the_terminal, two_tenants)
 {
-        struct rig *rig = rig_start(&two_tenants);
         struct terminal t = terminal_open(rig, 80, 24, "trap : INT; $BFCCTL top" AFTER);
 
         wait_for(&t, "F10");
@@ -352,13 +345,11 @@ TEST(signals_restore_the_terminal)
         send_term(rig);
         wait_for(&t, "status 143\nicanon echo");
         terminal_close(&t);
-        rig_stop(rig);
 }
 
 /* It stops, the shell has its terminal, and it continues. */
-TEST(stop_and_continue)
+RIG_TEST(stop_and_continue, two_tenants)
 {
-        struct rig *rig = rig_start(&two_tenants);
         struct raw *red = session_open(rig->socket, "red");
         struct terminal t = terminal_open(rig, 80, 24, "set -m; $BFCCTL top" AFTER "; read line; fg" AFTER);
 
@@ -375,13 +366,11 @@ TEST(stop_and_continue)
         wait_for(&t, "status 0\nicanon echo");
         terminal_close(&t);
         session_end(red);
-        rig_stop(rig);
 }
 
 /* Without a terminal. */
-TEST(text_and_errors)
+RIG_TEST(text_and_errors, two_tenants)
 {
-        struct rig *rig = rig_start(&two_tenants);
         struct raw *red = session_open(rig->socket, "red");
         Bfcd__Block block;
         char *out, *err;
@@ -407,13 +396,11 @@ TEST(text_and_errors)
         ck_assert_int_eq(ctl(rig->monitor_socket, WORDS("top", "blocks"), NULL, &err), 2);
         text_has(err, "usage: bfcctl top");
         session_end(red);
-        rig_stop(rig);
 }
 
 /* Of the daemon's GPUs only, and not for host memory. */
-TEST(memory_outside)
+RIG_TEST(memory_outside, two_tenants)
 {
-        struct rig *rig = rig_start(&two_tenants);
         struct raw *red = session_open(rig->socket, "red");
         json_t *status = ctl_json(rig->monitor_socket, WORDS("--json", "status"));
         const json_t *uuid = json_object_get(json_array_get(json_object_get(status, "devices"), 0), "uuid");
@@ -441,10 +428,4 @@ TEST(memory_outside)
         free(out);
         json_decref(status);
         session_end(red);
-        rig_stop(rig);
-}
-
-int main(void)
-{
-        return harness_cases("top");
 }

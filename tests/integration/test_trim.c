@@ -116,9 +116,8 @@ static int malloc_as(const struct rig *rig, const char *tenant, uint64_t n_bytes
 
 /* ---- within a tenant ---------------------------------------------------------- */
 
-TEST(an_idle_process_is_trimmed)
+RIG_TEST(an_idle_process_is_trimmed, two_tenants)
 {
-        struct rig *rig = rig_start(&two_tenants);
         struct scene *s = scene_new(rig, "red");
         pid_t pid = child_start_until(&s->up, idle, s);
 
@@ -128,7 +127,6 @@ TEST(an_idle_process_is_trimmed)
         ck_assert_int_eq(malloc_as(rig, "red", LIMIT, 0), 0);
         gate_open(&s->go);
         child_join(pid);
-        rig_stop(rig);
 }
 
 /* ---- between tenants ---------------------------------------------------------- */
@@ -161,9 +159,8 @@ TEST(a_slab_in_use_is_trimmed_for_another_tenant)
         slab_gives_way("blue", -ENOMEM);
 }
 
-TEST(another_tenant_is_trimmed)
+RIG_TEST(another_tenant_is_trimmed, two_tenants)
 {
-        struct rig *rig = rig_start(&two_tenants);
         struct scene *s = scene_new(rig, "red");
         pid_t pid = child_start_until(&s->up, idle, s);
 
@@ -171,13 +168,11 @@ TEST(another_tenant_is_trimmed)
         ck_assert_uint_ge(rig_stats(rig, "red", "train").bytes_reserved, 16 * MIB);
         gate_open(&s->go);
         child_join(pid);
-        rig_stop(rig);
 }
 
 /* Up to its reserve a tenant has its memory at once, however much lies idle elsewhere or is held. */
-TEST(reserves_are_granted_without_waiting)
+RIG_TEST(reserves_are_granted_without_waiting, two_tenants)
 {
-        struct rig *rig = rig_start(&two_tenants);
         struct scene *s = scene_new(rig, "red");
         bfc_client *blue;
         void *p;
@@ -194,7 +189,6 @@ TEST(reserves_are_granted_without_waiting)
         kill(pid, SIGCONT);
         gate_open(&s->go);
         child_join(pid);
-        rig_stop(rig);
 }
 
 /* ---- missing and wrong answers ------------------------------------------------- */
@@ -226,9 +220,8 @@ static uint64_t n_unresponsive(struct rig *rig)
         return n;
 }
 
-TEST(a_stopped_process_is_skipped)
+RIG_TEST(a_stopped_process_is_skipped, impatient)
 {
-        struct rig *rig = rig_start(&impatient);
         struct scene *s = scene_new(rig, "red");
         pid_t pid = child_start_until(&s->up, idle, s);
 
@@ -245,7 +238,6 @@ TEST(a_stopped_process_is_skipped)
         ck_assert(WAIT_FOR(n_unresponsive(rig) == 0, SETTLE_MS));
         gate_open(&s->go);
         child_join(pid);
-        rig_stop(rig);
 }
 
 static void send_trimmed(struct raw *raw, uint64_t sequence)
@@ -290,9 +282,8 @@ static void lie(void *arg)
         raw_close(raw);
 }
 
-TEST(invalid_answers_to_a_trim)
+RIG_TEST(invalid_answers_to_a_trim, impatient)
 {
-        struct rig *rig = rig_start(&impatient);
         struct scene *s = scene_new(rig, "red");
         pid_t pid = child_start_until(&s->up, lie, s);
 
@@ -302,7 +293,6 @@ TEST(invalid_answers_to_a_trim)
         rig->forgiven = "the client answered a Trim that was not sent";
         gate_open(&s->go);
         child_join(pid);
-        rig_stop(rig);
 }
 
 /* ---- also while its threads are elsewhere ---------------------------------------- */
@@ -330,9 +320,8 @@ static void wait_inside(void *arg)
         bfc_disconnect(client);
 }
 
-TEST(a_client_inside_malloc_is_trimmed)
+RIG_TEST(a_client_inside_malloc_is_trimmed, two_partitions)
 {
-        struct rig *rig = rig_start(&two_partitions);
         struct scene *s = scene_new(rig, "red");
         pid_t pid = child_start(wait_inside, s);
         bfc_client *client;
@@ -349,7 +338,6 @@ TEST(a_client_inside_malloc_is_trimmed)
         gate_open(&s->go);
         child_join(pid);
         bfc_disconnect(client);
-        rig_stop(rig);
 }
 
 /* Without a thread, by bfc_poll(). */
@@ -370,9 +358,8 @@ static void poll_for_events(void *arg)
         bfc_disconnect(client);
 }
 
-TEST(a_polling_client_is_trimmed)
+RIG_TEST(a_polling_client_is_trimmed, two_tenants)
 {
-        struct rig *rig = rig_start(&two_tenants);
         struct scene *s = scene_new(rig, "red");
         pid_t pid = child_start(poll_for_events, s);
         bfc_client *other;
@@ -386,7 +373,6 @@ TEST(a_polling_client_is_trimmed)
         ck_assert_int_eq(bfc_poll(other), -EINVAL);
         ck_assert_int_eq(bfc_poll_fd(other), -EINVAL);
         bfc_disconnect(other);
-        rig_stop(rig);
 }
 
 /* ---- waiting --------------------------------------------------------------------- */
@@ -416,9 +402,8 @@ static void wait_for_room(void *arg)
 }
 
 /* In the order in which they came, each as soon as there is room. */
-TEST(requests_wait_in_order)
+RIG_TEST(requests_wait_in_order, two_tenants)
 {
-        struct rig *rig = rig_start(&two_tenants);
         struct scene *s = scene_new(rig, "red");
         struct waiter waiters[3];
         bfc_client *client;
@@ -449,7 +434,6 @@ TEST(requests_wait_in_order)
         for (int i = 0; i < 3; i++)
                 child_join(pids[i]);
         bfc_disconnect(client);
-        rig_stop(rig);
 }
 
 /* A large request of one tenant is served beside a flood of small ones of another. */
@@ -474,9 +458,8 @@ static void flood(void *arg)
         bfc_disconnect(client);
 }
 
-TEST(a_flood_starves_no_other_request)
+RIG_TEST(a_flood_starves_no_other_request, two_tenants)
 {
-        struct rig *rig = rig_start(&two_tenants);
         struct scene *s = scene_new(rig, "red");
         pid_t pid = child_start_until(&s->up, flood, s);
 
@@ -485,14 +468,12 @@ TEST(a_flood_starves_no_other_request)
         ck_assert_int_eq(malloc_as(rig, "red", 60 * MIB, 30000), 0);
         gate_open(&s->go);
         child_join(pid);
-        rig_stop(rig);
 }
 
 /* ---- operators --------------------------------------------------------------------- */
 
-TEST(an_operator_trims_and_evicts)
+RIG_TEST(an_operator_trims_and_evicts, two_tenants)
 {
-        struct rig *rig = rig_start(&two_tenants);
         struct scene *s = scene_new(rig, "red");
         pid_t pid;
         char *out, number[32];
@@ -525,7 +506,6 @@ TEST(an_operator_trims_and_evicts)
         ck_assert(WAIT_FOR(rig_count(rig).n_quarantined == 1, SETTLE_MS));
         gate_open(&s->go);
         child_join(pid);
-        rig_stop(rig);
 }
 
 /* ---- what a large job leaves beside a small session ----------------------- */
@@ -548,9 +528,8 @@ static void use_much(void *arg)
 }
 
 /* The job's memory is released when it ends. The small session keeps its memory and is not asked. */
-TEST(a_large_job_leaves_nothing_reserved)
+RIG_TEST(a_large_job_leaves_nothing_reserved, two_tenants)
 {
-        struct rig *rig = rig_start(&two_tenants);
         struct scene *s = scene_new(rig, "red");
         pid_t job = child_start(use_much, s); /* before this process uses a device */
         bfc_client *small = child_client_with(.socket = rig->socket, .tenant = "red");
@@ -565,7 +544,6 @@ TEST(a_large_job_leaves_nothing_reserved)
                            SETTLE_MS));
         ck_assert_ok(bfc_malloc_flags(small, NULL, 2 * MIB, BFC_WHOLE, &again));
         bfc_disconnect(small);
-        rig_stop(rig);
 }
 
 /* ---- memory that is being released ---------------------------------------------- */
@@ -579,9 +557,8 @@ static uint64_t trimmed(const char *json, const char *key)
 }
 
 /* Extents without a block, of a tenant whose session lives: trim counts them and waits until they are back. */
-TEST(a_trim_counts_what_is_reserved)
+RIG_TEST(a_trim_counts_what_is_reserved, two_tenants)
 {
-        struct rig *rig = rig_start(&two_tenants);
         bfc_client *client = child_client_with(.socket = rig->socket, .tenant = "red");
         void *p;
         char *out;
@@ -596,7 +573,6 @@ TEST(a_trim_counts_what_is_reserved)
         ck_assert_uint_lt(rig_stats(rig, "red", "train").bytes_reserved, 4 * MIB);
         ck_assert_int_eq(ctl(rig->admin_socket, WORDS("trim", "--timeout", "soon"), NULL, NULL), 2);
         bfc_disconnect(client);
-        rig_stop(rig);
 }
 
 /* However often the library tries before it gives up: what operators see are the program's refusals. */
@@ -624,9 +600,8 @@ static unsigned be_refused(bfc_client *client, unsigned seed)
         return n_refusals;
 }
 
-TEST(refusals_are_counted_once)
+RIG_TEST(refusals_are_counted_once, two_tenants)
 {
-        struct rig *rig = rig_start(&two_tenants);
         bfc_client *client;
         unsigned n = 0;
 
@@ -644,10 +619,4 @@ TEST(refusals_are_counted_once)
         ck_assert_uint_eq(rig_stats(rig, "red", "train").num_over_quota, n);
         printf("# %u refusals\n", n);
         bfc_disconnect(client);
-        rig_stop(rig);
-}
-
-int main(void)
-{
-        return harness_cases("trim");
 }

@@ -77,10 +77,9 @@ static void be_refused_once(void *arg)
 }
 
 /* Whatever number the driver has for it. */
-TEST(a_refused_handle_is_a_refused_request)
+RIG_TEST(a_refused_handle_is_a_refused_request, two_tenants)
 {
         static const int codes[] = { 1, 2, 101, 201, 205, 208, 304, 400, 800, 999 };
-        struct rig *rig = rig_start(&two_tenants);
 
         for (size_t i = 0; i < sizeof(codes) / sizeof(codes[0]); i++) {
                 struct scene *s = scene_new(rig, codes[i], false);
@@ -89,7 +88,6 @@ TEST(a_refused_handle_is_a_refused_request)
                 ck_assert(WAIT_FOR(rig_count(rig).n_sessions == 0, SETTLE_MS));
                 ck_assert_uint_eq(rig_stats(rig, "red", "train").bytes_in_use, 0);
         }
-        rig_stop(rig);
 }
 
 /* Each request is refused, and the client releases what it could not map. */
@@ -162,9 +160,8 @@ static void publish(void *arg)
         bfc_disconnect(client);
 }
 
-TEST(a_shared_block_that_cannot_be_mapped)
+RIG_TEST(a_shared_block_that_cannot_be_mapped, two_tenants)
 {
-        struct rig *rig = rig_start(&two_tenants);
         struct scene *s = scene_new(rig, 201, false);
         pid_t pid = child_start_until(&s->up, publish, s);
 
@@ -173,7 +170,6 @@ TEST(a_shared_block_that_cannot_be_mapped)
         child_join(pid);
         ck_assert(WAIT_FOR(rig_count(rig).n_sessions == 0, SETTLE_MS));
         ck_assert_uint_eq(rig_stats(rig, "red", "train").bytes_in_use, 0);
-        rig_stop(rig);
 }
 
 /* ---- other users ------------------------------------------------------------ */
@@ -207,9 +203,4 @@ TEST(a_gpu_client_of_another_user)
         s = scene_new(rig, 0, false);
         child_join(child_start_as(OTHER_UID, OTHER_UID, be_of_another_user, s));
         rig_stop(rig);
-}
-
-int main(void)
-{
-        return harness_cases("unmapped");
 }

@@ -62,14 +62,12 @@ void text_has(char *text, const char *part)
 
 uint64_t rig_n_waiting(struct rig *rig, const char *tenant)
 {
-        Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__Explain explain = BFCD__EXPLAIN__INIT;
+        Bfcd__Request request = REQUEST(EXPLAIN, explain, &explain);
         Bfcd__Reply *reply;
         uint64_t n = 0;
 
         explain.tenant = (char *)(uintptr_t)(tenant ? tenant : "");
-        request.body_case = BFCD__REQUEST__BODY_EXPLAIN;
-        request.explain = &explain;
         ck_assert_int_eq(raw_call(rig->admin, &request, &reply), 0);
         ck_assert_int_eq(reply->body_case, BFCD__REPLY__BODY_EXPLAIN);
         for (size_t i = 0; i < reply->explain->n_rows; i++)

@@ -6,7 +6,6 @@
 #ifndef BFC_TESTS_WORK_H
 #define BFC_TESTS_WORK_H
 
-#include <stddef.h>
 #include <stdint.h>
 
 struct work_stream;

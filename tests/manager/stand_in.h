@@ -24,7 +24,6 @@
 #define BFC_TESTS_MANAGER_STAND_IN_H
 
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <sys/types.h>
 

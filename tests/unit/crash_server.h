@@ -9,7 +9,6 @@
 #define BFC_TESTS_CRASH_SERVER_H
 
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 
 struct crash_server;

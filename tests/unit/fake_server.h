@@ -7,7 +7,6 @@
 #ifndef BFC_TESTS_FAKE_SERVER_H
 #define BFC_TESTS_FAKE_SERVER_H
 
-#include <stddef.h>
 #include <stdint.h>
 
 #include "proto/pages.h"

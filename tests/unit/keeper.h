@@ -5,7 +5,6 @@
 #define TESTS_KEEPER_H
 
 #include <stdbool.h>
-#include <stddef.h>
 
 #include "daemon/handover/manager.h"
 

@@ -6,7 +6,6 @@
 #include "tests/suite.h"
 
 struct fake_server *server;
-static int n_fds_before;
 
 void server_start(const char *cache)
 {
@@ -16,7 +15,6 @@ void server_start(const char *cache)
         unsetenv("BFC_CACHE");
         if (cache)
                 setenv("BFC_CACHE", cache, 1);
-        n_fds_before = suite_count_fds();
         server = fake_server_new();
         client = NULL;
 }
@@ -26,7 +24,6 @@ void server_end(void)
         bfc_disconnect(client);
         client = NULL;
         server = fake_server_free(server);
-        ck_assert_int_eq(suite_count_fds(), n_fds_before);
 }
 
 bfc_client *open_client(uint64_t flags, uint64_t idle_bytes, uint64_t slab_bytes)

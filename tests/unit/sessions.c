@@ -8,17 +8,14 @@
 
 struct broker *b;
 struct config *config;
-static int n_fds_before;
 
 void sessions_start(const char *config_text)
 {
-        n_fds_before = suite_count_fds();
         b = peer_broker(config_text, &config);
 }
 
 void sessions_start_sticky(const char *config_text)
 {
-        n_fds_before = suite_count_fds();
         b = peer_broker_sticky(config_text, &config);
 }
 
@@ -26,7 +23,6 @@ void sessions_end(void)
 {
         check();
         b = peer_broker_free(b, config);
-        ck_assert_int_eq(suite_count_fds(), n_fds_before);
 }
 
 void check(void)
@@ -106,14 +102,12 @@ const char *refusal_of(struct peer *p, uint64_t id, int error)
 
 const Bfcd__ListReply *list_page(struct peer *p, Bfcd__List__Kind kind, uint64_t cursor)
 {
-        Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__List body = BFCD__LIST__INIT;
+        Bfcd__Request request = REQUEST(LIST, list, &body);
         uint64_t id;
 
         body.kind = kind;
         body.cursor = cursor;
-        request.body_case = BFCD__REQUEST__BODY_LIST;
-        request.list = &body;
         ck_assert_int_eq(peer_send(p, &request, &id), 0);
         ck_assert_int_eq(peer_error(p, id), 0);
         return peer_reply(p, id)->list;

@@ -470,8 +470,3 @@ TEST(test_tree_model)
         ck_assert_uint_eq(m.accounts[0].committed_bytes + m.accounts[0].promised_bytes, 0);
         ck_assert_uint_eq(m.accounts[0].n_children, 0);
 }
-
-int main(void)
-{
-        return suite_main("account");
-}

@@ -60,12 +60,12 @@ TEST_OF(ancestors, the_top_has_no_parent)
         add(1, 0, 5);
         add(8, 1, 5);
         add(9, 8, 7);
-        ck_assert_int_eq(process_ancestors(proc, 9, list, 3), 3);
+        ck_assert_int_eq(process_ancestors(proc, 9, 0, list, 3), 3);
         ck_assert_int_eq(list[0].pid, 9);
         ck_assert_int_eq(list[2].pid, 1);
-        ck_assert_int_eq(process_ancestors(proc, 9, list, 2), -ELOOP);
-        ck_assert_int_eq(process_ancestors(proc, 10, list, 3), -ESRCH);
-        ck_assert_int_eq(process_ancestors(proc, 0, list, 3), -ESRCH);
+        ck_assert_int_eq(process_ancestors(proc, 9, 0, list, 2), -ELOOP);
+        ck_assert_int_eq(process_ancestors(proc, 10, 0, list, 3), -ESRCH);
+        ck_assert_int_eq(process_ancestors(proc, 0, 0, list, 3), -ESRCH);
 }
 
 TEST_OF(ancestors, a_missing_ancestor_is_not_the_top)
@@ -74,7 +74,7 @@ TEST_OF(ancestors, a_missing_ancestor_is_not_the_top)
 
         add(8, 7, 5);
         add(9, 8, 7);
-        ck_assert_int_eq(process_ancestors(proc, 9, list, 8), -EAGAIN);
+        ck_assert_int_eq(process_ancestors(proc, 9, 0, list, 8), -EAGAIN);
 }
 
 /* The pid of a parent that exited was used again. */
@@ -85,7 +85,22 @@ TEST_OF(ancestors, a_parent_is_not_younger)
         add(1, 0, 1);
         add(8, 1, 8);
         add(9, 8, 7);
-        ck_assert_int_eq(process_ancestors(proc, 9, list, 8), -EAGAIN);
+        ck_assert_int_eq(process_ancestors(proc, 9, 0, list, 8), -EAGAIN);
+}
+
+/* The rest is older, so it is not looked at. */
+TEST_OF(ancestors, it_ends_with_the_first_that_is_too_old)
+{
+        struct process list[3];
+
+        add(7, 6, 4); /* its parent cannot be read */
+        add(8, 7, 5);
+        add(9, 8, 7);
+        ck_assert_int_eq(process_ancestors(proc, 9, 5, list, 3), 3);
+        ck_assert_int_eq(list[2].pid, 7);
+        ck_assert_int_eq(process_ancestors(proc, 9, 6, list, 3), 2);
+        ck_assert_int_eq(process_ancestors(proc, 9, UINT64_MAX, list, 3), 1);
+        ck_assert_int_eq(process_ancestors(proc, 9, 4, list, 4), -EAGAIN);
 }
 
 enum { N_CHAIN = 40, N_ROUNDS = 60 };
@@ -139,7 +154,7 @@ TEST(ancestors_that_are_killed_hide_no_others)
                         _exit(0);
                 }
                 do {
-                        n = process_ancestors("/proc", leaf, list, N_CHAIN + PROCESS_MAX_ANCESTORS);
+                        n = process_ancestors("/proc", leaf, 0, list, N_CHAIN + PROCESS_MAX_ANCESTORS);
                         is_found = n == -EAGAIN;
                         for (int k = 0; k < n; k++)
                                 is_found |= list[k].pid == getpid();
@@ -151,9 +166,4 @@ TEST(ancestors_that_are_killed_hide_no_others)
         }
         ck_assert_int_eq(prctl(PR_SET_CHILD_SUBREAPER, 0), 0);
         munmap((void *)(uintptr_t)chain, N_CHAIN * sizeof(*chain));
-}
-
-int main(void)
-{
-        return suite_main("ancestors");
 }

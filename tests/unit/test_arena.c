@@ -18,8 +18,6 @@
 #include "tests/suite.h"
 #include "tests/checks.h"
 
-#define MIB   (UINT64_C(1) << 20)
-#define GIB   (UINT64_C(1) << 30)
 #define E     (2 * MIB) /* the grid */
 #define SHORT MIB       /* what the grid leaves of the limit */
 /* With zones there are extents of 2 MiB to 16 MiB, three of each of the small sizes. */
@@ -39,7 +37,6 @@ static struct arena *a;
 static uint32_t quota;
 static uint32_t asked[64], n_asked; /* extents that sessions are to let go of */
 static uint32_t per_zone;           /* 0: all extents have E */
-static int n_fds_before;
 
 static void check(void)
 {
@@ -100,7 +97,6 @@ static void setup(void)
         };
         struct ledger_quota facts = { .tenant = "t", .partition = "p", .extent_bytes = E };
 
-        n_fds_before = suite_count_fds();
         per_zone = 0;
         fake_device_init(&device, MIB);
         ck_assert_int_eq(worker_new_inline(&worker), 0);
@@ -129,7 +125,6 @@ static void teardown(void)
         ledger_quota_clear(ledger, quota);
         ledger = ledger_free(ledger);
         worker = worker_free(worker);
-        ck_assert_int_eq(suite_count_fds(), n_fds_before);
 }
 
 FIXTURE(arena, setup, teardown);
@@ -1482,9 +1477,4 @@ TEST(growth_is_recorded_in_ledger)
         ck_assert_int_eq(arena_back(a, 4 * E, &charge), 0);
         ck_assert_uint_eq(noted_mib, E / MIB); /* one after the other */
         ck_assert_uint_eq(ledger_quota_at(ledger, quota)->growing_mib, 0);
-}
-
-int main(void)
-{
-        return suite_main("arena");
 }

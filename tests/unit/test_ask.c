@@ -378,8 +378,3 @@ TEST(socket_is_chosen_by_options_and_environment)
         ck_assert_str_eq(ask_socket(NULL), "/b");
         ck_assert_str_eq(ask_socket("/c"), "/c");
 }
-
-int main(void)
-{
-        return suite_main("ask");
-}

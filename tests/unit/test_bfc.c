@@ -25,9 +25,6 @@
 #define IS_SANITIZED 0
 #endif
 
-#define KIB UINT64_C(1024)
-#define MIB (UINT64_C(1024) * KIB)
-
 static struct bfc *make(uint64_t extent_bytes, uint64_t n_bytes, bool backed)
 {
         struct bfc *b = NULL;
@@ -936,9 +933,4 @@ LOOP_TEST(test_refuses_only_without_room, 6)
         ck_assert_uint_le(a.n_regions, 8);
         check(a.b);
         arena_sim_done(&a);
-}
-
-int main(void)
-{
-        return suite_main("bfc");
 }

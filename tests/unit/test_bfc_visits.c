@@ -356,8 +356,3 @@ TEST(memory_does_not_depend_on_region_size)
         small = bfc_destroy(small);
         large = bfc_destroy(large);
 }
-
-int main(void)
-{
-        return suite_main("bfc_visits");
-}

@@ -124,8 +124,3 @@ TEST(block_that_is_being_freed)
         ck_assert_uint_eq(b.n_used, 0);
         blocks_clear(&b);
 }
-
-int main(void)
-{
-        return suite_main("blocks");
-}

@@ -3,18 +3,14 @@
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include "tests/suite.h"
 #include "tests/unit/gpus.h"
 #include "tests/unit/still_clock.h"
-
-#define MIB (UINT64_C(1) << 20)
 
 static const char config_text[] =
         "devices:\n"
@@ -378,9 +374,4 @@ TEST(a_turn_visits_quotas_that_changed)
         ck_assert_uint_le(unauth->changes.n_visits - n_visits, 40);
         peer_broker_free(unauth, c);
         free(text);
-}
-
-int main(void)
-{
-        return suite_main("broker");
 }

@@ -13,7 +13,6 @@
 
 #include "tests/suite.h"
 
-#define KIB          1024u
 #define GRANULE      256u
 #define N_PARTITIONS 2u
 #define N_REGIONS    3u    /* of each */
@@ -598,9 +597,4 @@ TEST(regions_come_and_go)
                         ck_assert_uint_eq(cache_take_idle(cache, 0, NULL, 1, ids, 4, &n_bytes), 1);
         }
         assert_sound();
-}
-
-int main(void)
-{
-        return suite_main("cache");
 }

@@ -128,6 +128,34 @@ LOOP_TEST(test_path_pattern, sizeof(patterns) / sizeof(patterns[0]))
         ck_assert_int_eq(cgroup_path_matches(patterns[_i].pattern, patterns[_i].path), patterns[_i].matches);
 }
 
+/* Which control group above a process the pattern means. */
+TEST(test_prefix)
+{
+        static const struct {
+                const char *pattern, *path;
+                size_t n;
+        } cases[] = {
+                { "/pods/*", "/pods/a/b", 7 },
+                { "/pods/*", "/pods/a", 7 },
+                { "/pods/*", "/pods", 0 },
+                { "/pods/*", "/podsa/b", 0 },
+                { "/*", "/a/b", 2 },
+                { "/*/b", "/a/b/c", 4 },
+                { "/", "/a/b", 1 },
+                { "/", "/", 1 },
+                { "/*", "/", 0 },
+                { "/a*/[xy]", "/abc/y/z", 6 },
+                { "/a", "", 0 },
+        };
+
+        for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
+                ck_assert_uint_eq(cgroup_prefix(cases[i].pattern, cases[i].path), cases[i].n);
+        ck_assert(cgroup_exists("/"));
+        ck_assert(!cgroup_exists("/bfcd/none"));
+        ck_assert(!cgroup_is_of_user("/bfcd/none", geteuid()));
+        ck_assert(!cgroup_is_of_user("/", 54321));
+}
+
 TEST(test_unit_pattern)
 {
         ck_assert(cgroup_unit_matches("slurm*.service", "slurmd.service"));
@@ -246,9 +274,4 @@ TEST(test_own_process)
         ck_assert_msg(r == 0 || r == -ENODATA || r == -ENOENT, "%d", r);
         ck_assert(r < 0 || (path[0] == '/' && cgroup_path_matches("/", path)));
         close(pidfd);
-}
-
-int main(void)
-{
-        return suite_main("cgroup");
 }

@@ -276,8 +276,3 @@ TEST(keys_of_a_terminal)
         close(end);
         close(terminal);
 }
-
-int main(void)
-{
-        return suite_main("child");
-}

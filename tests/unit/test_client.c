@@ -14,7 +14,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -22,8 +21,6 @@
 #include "proto/bfcd.pb-c.h"
 #include "tests/suite.h"
 #include "tests/unit/server_rig.h"
-
-#define MIB (UINT64_C(1) << 20)
 
 static struct bfc_options options(void)
 {
@@ -1264,9 +1261,4 @@ TEST_OF(connected, free_without_an_answer)
         ck_assert_int_eq(free_result, -ECONNRESET);
         ck_assert_uint_eq(stats().num_blocks, 0);
         expect_error(bfc_free(client, p), -EINVAL, "already freed");
-}
-
-int main(void)
-{
-        return suite_main("client");
 }

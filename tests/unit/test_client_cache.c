@@ -19,8 +19,6 @@
 #include "tests/suite.h"
 #include "tests/unit/server_rig.h"
 
-#define MIB (UINT64_C(1) << 20)
-
 static void setup(void)
 {
         server_start("on");
@@ -738,9 +736,4 @@ TEST(disconnect_with_blocks_of_all_kinds)
         bfc_disconnect(client);
         client = NULL;
         ck_assert_uint_eq(fake_server_count(server).n_goodbyes, 1);
-}
-
-int main(void)
-{
-        return suite_main("client-cache");
 }

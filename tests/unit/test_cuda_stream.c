@@ -6,7 +6,6 @@
  * that run there and return the line in which something was wrong, 0 for none. */
 #include <dlfcn.h>
 #include <errno.h>
-#include <pthread.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>

@@ -4,12 +4,9 @@
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include "daemon/clock.h"
 #include "daemon/admin/drain.h"
@@ -18,7 +15,6 @@
 #include "tests/unit/gpus.h"
 #include "tests/unit/still_clock.h"
 
-#define MIB  (UINT64_C(1) << 20)
 #define E    (2 * MIB)
 #define SIZE (128 * MIB)
 
@@ -66,28 +62,20 @@ static const Bfcd__DeviceRow *row(size_t i)
 
 static uint64_t drain(struct peer *p, const char *device)
 {
-        Bfcd__Request r = BFCD__REQUEST__INIT;
         Bfcd__Drain body = BFCD__DRAIN__INIT;
-        uint64_t id;
+        Bfcd__Request r = REQUEST(DRAIN, drain, &body);
 
         body.device = (char *)(uintptr_t)device;
-        r.body_case = BFCD__REQUEST__BODY_DRAIN;
-        r.drain = &body;
-        ck_assert_int_eq(peer_send(p, &r, &id), 0);
-        return id;
+        return peer_post(p, &r);
 }
 
 static uint64_t resume(struct peer *p, const char *device)
 {
-        Bfcd__Request r = BFCD__REQUEST__INIT;
         Bfcd__Resume body = BFCD__RESUME__INIT;
-        uint64_t id;
+        Bfcd__Request r = REQUEST(RESUME, resume, &body);
 
         body.device = (char *)(uintptr_t)device;
-        r.body_case = BFCD__REQUEST__BODY_RESUME;
-        r.resume = &body;
-        ck_assert_int_eq(peer_send(p, &r, &id), 0);
-        return id;
+        return peer_post(p, &r);
 }
 
 static void free_and_settle(struct peer *p, uint64_t block_id)
@@ -648,9 +636,4 @@ TEST(sessions_release_extents_before_the_device_closes)
         ck_assert_uint_eq(row(0)->bytes_reserved, 4 * E);
         admin = peer_free(admin);
         b = peer_broker_free(b, config);
-}
-
-int main(void)
-{
-        return suite_main("drain");
 }

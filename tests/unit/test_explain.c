@@ -18,8 +18,6 @@
 #include "tests/unit/sessions.h"
 #include "tests/unit/still_clock.h"
 
-#define MIB (UINT64_C(1) << 20)
-
 static const char config_text[] = "devices:\n"
                                   "  - id: host\n"
                                   "    size: 128MiB\n"
@@ -233,15 +231,13 @@ TEST(long_names_fit)
 
 static const Bfcd__Reply *ask(struct peer *p, const char *partition, const char *tenant, uint64_t cursor)
 {
-        Bfcd__Request r = BFCD__REQUEST__INIT;
         Bfcd__Explain explain = BFCD__EXPLAIN__INIT;
+        Bfcd__Request r = REQUEST(EXPLAIN, explain, &explain);
         uint64_t id;
 
         explain.partition = (char *)(uintptr_t)partition;
         explain.tenant = (char *)(uintptr_t)tenant;
         explain.cursor = cursor;
-        r.body_case = BFCD__REQUEST__BODY_EXPLAIN;
-        r.explain = &explain;
         ck_assert_int_eq(peer_send(p, &r, &id), 0);
         ck_assert_ptr_nonnull(peer_reply(p, id));
         return peer_reply(p, id);
@@ -542,14 +538,12 @@ TEST(largest_block)
 
 static const Bfcd__BlockRow *block_row(struct peer *p, uint64_t id)
 {
-        Bfcd__Request r = BFCD__REQUEST__INIT;
         Bfcd__List list = BFCD__LIST__INIT;
+        Bfcd__Request r = REQUEST(LIST, list, &list);
         const Bfcd__ListReply *page;
         uint64_t request;
 
         list.kind = BFCD__LIST__KIND__BLOCKS;
-        r.body_case = BFCD__REQUEST__BODY_LIST;
-        r.list = &list;
         ck_assert_int_eq(peer_send(p, &r, &request), 0);
         page = peer_reply(p, request)->list;
         for (size_t i = 0; i < page->n_blocks; i++)
@@ -582,12 +576,10 @@ TEST(tags)
 
 static void reset_peaks(struct peer *admin)
 {
-        Bfcd__Request r = BFCD__REQUEST__INIT;
         Bfcd__ResetPeaks reset = BFCD__RESET_PEAKS__INIT;
+        Bfcd__Request r = REQUEST(RESET_PEAKS, reset_peaks, &reset);
         uint64_t id;
 
-        r.body_case = BFCD__REQUEST__BODY_RESET_PEAKS;
-        r.reset_peaks = &reset;
         ck_assert_int_eq(peer_send(admin, &r, &id), 0);
         ck_assert_int_eq(peer_error(admin, id), 0);
 }
@@ -667,9 +659,4 @@ TEST(waiting_requests_are_counted)
         ck_assert_uint_eq(row_of(admin, "train", "red")->num_waiting, 0);
         peer_free(red);
         peer_free(admin);
-}
-
-int main(void)
-{
-        return suite_main("explain");
 }

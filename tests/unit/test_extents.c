@@ -1,14 +1,10 @@
 /* The list EXTENTS: where a tenant's regions have memory, and which of it is being released.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "tests/suite.h"
 #include "tests/unit/sessions.h"
-
-#define MIB (UINT64_C(1) << 20)
 
 static const char config_text[] = "devices:\n"
                                   "  - id: host\n"
@@ -122,9 +118,4 @@ LOOP_TEST_OF(extents, any_cursor_is_safe, 4)
         ck_assert_uint_eq(page->n_extents, 0);
         ck_assert_uint_eq(page->next_cursor, 0);
         peer_free(a);
-}
-
-int main(void)
-{
-        return suite_main("extents");
 }

@@ -279,8 +279,3 @@ TEST(close_does_not_wait_for_lingering_sockets)
         close(ours);
         close(pipes[1]);
 }
-
-int main(void)
-{
-        return suite_main("fd-guard");
-}

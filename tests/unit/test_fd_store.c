@@ -2,7 +2,6 @@
 /* Arenas whose extents the service manager keeps: in which order things are stored, written
  * down and given back; a process that is killed at each step of it; a manager that fails. */
 #include <errno.h>
-#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,8 +17,7 @@
 #include "tests/suite.h"
 #include "tests/checks.h"
 
-#define MIB (UINT64_C(1) << 20)
-#define E   (2 * MIB)
+#define E (2 * MIB)
 
 enum { MAX_KEYS = 31, TIMEOUT_MS = 150, MUCH_MS = 20000 };
 
@@ -35,7 +33,6 @@ static struct account pool;
 static struct account account;
 static struct arena *a;
 static uint32_t quota, session;
-static int n_fds_before;
 
 /* ---- steps ------------------------------------------------------------------------ */
 
@@ -169,7 +166,6 @@ static void close_all(void)
 
 static void setup(void)
 {
-        n_fds_before = suite_count_fds();
         n_steps = killed_at = 0;
         story[0] = '\0';
         k = keeper_new("1");
@@ -180,7 +176,6 @@ static void teardown(void)
         close_all();
         k = keeper_free(k);
         ck_assert_uint_eq(device.n_live, 0);
-        ck_assert_int_eq(suite_count_fds(), n_fds_before);
 }
 
 FIXTURE(fd_store, setup, teardown);
@@ -575,9 +570,4 @@ LOOP_TEST(test_killed_at_each_step, 2)
         ck_assert_uint_gt(n, 25);
         ck_assert_uint_lt(n, 200);
         fprintf(stderr, "# killed at %u steps\n", n - 1);
-}
-
-int main(void)
-{
-        return suite_main("fd_store");
 }

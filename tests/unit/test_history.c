@@ -9,7 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 
 static char folder[64], path[96];
 
@@ -412,8 +411,3 @@ TEST(a_journal_is_read_and_forged_records_are_not)
 }
 
 #endif
-
-int main(void)
-{
-        return suite_main("history");
-}

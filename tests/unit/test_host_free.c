@@ -15,7 +15,6 @@
 #include "device/host_free.h"
 #include "tests/suite.h"
 
-#define MIB      (UINT64_C(1) << 20)
 #define NO_LIMIT UINT64_MAX
 
 static char root[64];
@@ -275,9 +274,4 @@ TEST(later_request_does_not_pass_a_waiting_one)
         ck_assert_int_eq(large.result, -ENOMEM);
         ck_assert_int_eq(small.result, 0);
         host_free_end(4096);
-}
-
-int main(void)
-{
-        return suite_main("host_free");
 }

@@ -411,8 +411,3 @@ TEST(json)
         ck_assert_int_eq(json_integer_value(json_object_get(job, "operations")), 7);
         json_decref(document);
 }
-
-int main(void)
-{
-        return suite_main("job");
-}

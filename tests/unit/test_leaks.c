@@ -14,8 +14,6 @@
 #include "ctl/table.h"
 #include "ctl/show.h"
 
-#define MIB (UINT64_C(1) << 20)
-
 static struct list none; /* no sessions */
 
 static void check_json(json_t *document, const char *expected_text)
@@ -371,9 +369,4 @@ TEST(explain_for_programs)
                 "{\"session_id\":9,\"pid\":77,\"name\":\"x\\u001b[2J\",\"state\":\"live\",\"num_blocks\":4,"
                 "\"bytes_in_use\":3145728,\"client_bytes_idle\":512,\"largest_block_bytes\":1048576}");
         json_decref(document);
-}
-
-int main(void)
-{
-        return suite_main("leaks");
 }

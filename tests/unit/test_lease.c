@@ -346,15 +346,18 @@ TEST_OF(lease, a_job_cannot_hide_behind_many_ancestors)
 
 TEST_OF(lease, a_job_cannot_hide_its_control_group)
 {
-        struct peer *x = peer_new(b, 1, false);
+        struct peer *x = peer_of_process(getpid()), *far = peer_of_process(0);
 
         CREATE(.name = "g", .cgroup = "/g", .limit = 8 * MIB);
         assert_has(refusal_of(x, peer_hello(x, "", ""), EACCES), "its control group could not be read");
+        assert_has(refusal_of(far, peer_hello(far, "", ""), EACCES),
+                   "lease 'g' in partition 'a': it is in a PID namespace that the daemon does not see");
         end("g", false, 0);
         CREATE(.name = "u", .unit = "job.service", .limit = 8 * MIB);
         assert_has(refusal_of(x, peer_hello(x, "", ""), EACCES), "lease 'u'");
         end("u", false, 0);
         must_close(say_hello(x));
+        must_close(say_hello(far)); /* no lease asks where it is */
 }
 
 /* ---- limits ---------------------------------------------------------------------- */

@@ -7,7 +7,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -16,20 +15,6 @@
 #include <unistd.h>
 
 #define ALL_SEALS (F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL)
-
-static int n_fds_before;
-
-static void setup(void)
-{
-        n_fds_before = suite_count_fds();
-}
-
-static void teardown(void)
-{
-        ck_assert_int_eq(suite_count_fds(), n_fds_before);
-}
-
-FIXTURE(ledger, setup, teardown);
 
 /* xorshift64*: the same operations on every machine. */
 static uint64_t next_random(uint64_t *state)
@@ -846,9 +831,4 @@ TEST(test_kill_leaves_whole_records)
                 ledger_free(l);
         }
         ck_assert(n_given > KILLS * 1000); /* the children did work */
-}
-
-int main(void)
-{
-        return suite_main("ledger");
 }

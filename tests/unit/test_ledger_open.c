@@ -17,20 +17,6 @@
 
 enum { KILLS = 400, DAMAGES = 3000 };
 
-static int n_fds_before;
-
-static void setup(void)
-{
-        n_fds_before = suite_count_fds();
-}
-
-static void teardown(void)
-{
-        ck_assert_int_eq(suite_count_fds(), n_fds_before);
-}
-
-FIXTURE(ledger_open, setup, teardown);
-
 static void assert_sound(const struct ledger *l)
 {
         const char *why = "";
@@ -701,9 +687,4 @@ TEST(test_large)
                 "# 1,000 sessions with 100,000 blocks: opened and checked in %ld ms of the processor\n",
                 (long)(end.tv_sec - begin.tv_sec) * 1000 + (end.tv_nsec - begin.tv_nsec) / 1000000);
         ledger_free(l);
-}
-
-int main(void)
-{
-        return suite_main("ledger_open");
 }

@@ -65,8 +65,3 @@ TEST(few_keys_and_equal_keys)
         check(0xffff, 0xffff, 2);
         check(0, 0, N_KEYS);
 }
-
-int main(void)
-{
-        return suite_main("ledger_sort");
-}

@@ -15,7 +15,6 @@
 #include "tests/suite.h"
 
 #define N_THREADS 6
-#define KIB       UINT64_C(1024)
 
 static struct magazines *m;
 static struct blocks blocks;
@@ -511,9 +510,4 @@ TEST(emptying_waits_for_locked_magazines)
         pthread_join(thread, NULL);
         ck_assert(has_got);
         pthread_barrier_destroy(&barrier);
-}
-
-int main(void)
-{
-        return suite_main("magazine");
 }

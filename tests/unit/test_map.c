@@ -4,7 +4,6 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "tests/suite.h"
 
-#include <errno.h>
 #include <jansson.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -16,7 +15,6 @@
 #include "ctl/table.h"
 #include "tests/random.h"
 
-#define MIB    (UINT64_C(1) << 20)
 #define N_ROWS 4096u
 
 /* A list whose rows are the test's: they are in arrays here, and freed with the test. */
@@ -411,9 +409,4 @@ TEST(an_empty_partition)
         free(text);
         map_free(m);
         world_free(w);
-}
-
-int main(void)
-{
-        return suite_main("map");
 }

@@ -207,8 +207,3 @@ TEST(grants_as_a_table_and_as_json)
         json_decref(document);
         free(text);
 }
-
-int main(void)
-{
-        return suite_main("metrics");
-}

@@ -7,8 +7,6 @@
 
 #include "ctl/nvml.h"
 
-#define MIB 1048576u
-
 static char path[] = "/tmp/test-nvml-XXXXXX"; /* of the running test */
 
 static void say(const char *text)
@@ -110,9 +108,4 @@ TEST(no_driver)
         unsetenv("FAKE_NVML");
         ck_assert_int_eq(nvml_open(&n), -ENOENT);
         ck_assert_ptr_null(n);
-}
-
-int main(void)
-{
-        return suite_main("nvml");
 }

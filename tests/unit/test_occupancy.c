@@ -206,8 +206,3 @@ TEST(without_cells)
         ck_assert(occupancy_check(&o));
         occupancy_close(&o);
 }
-
-int main(void)
-{
-        return suite_main("occupancy");
-}

@@ -28,23 +28,8 @@
 #include "tests/suite.h"
 #include "tests/unit/sessions.h"
 
-#define MIB        (UINT64_C(1) << 20)
 #define SIZE_SEALS (F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL)
 #define ALL_SEALS  (SIZE_SEALS | F_SEAL_FUTURE_WRITE)
-
-static int n_fds_before;
-
-static void setup(void)
-{
-        n_fds_before = suite_count_fds();
-}
-
-static void teardown(void)
-{
-        ck_assert_int_eq(suite_count_fds(), n_fds_before);
-}
-
-FIXTURE(pages, setup, teardown);
 
 /* ---- entries -------------------------------------------------------------- */
 
@@ -812,9 +797,4 @@ TEST(invalid_ages_are_bounded)
         ck_assert_uint_eq(sum, 8 * MIB);
         munmap(own, pages_client_bytes());
         peer_free(p);
-}
-
-int main(void)
-{
-        return suite_main("pages");
 }

@@ -12,8 +12,6 @@
 #include "tests/suite.h"
 #include "tests/unit/server_rig.h"
 
-#define KIB ((size_t)1024)
-
 static void setup(void)
 {
         server_start(NULL);
@@ -169,9 +167,4 @@ TEST(forked_child_does_not_use_the_pool)
         ck_assert_int_eq(status, 0);
         memset(piece_of(pool, KIB), 7, KIB);
         ck_assert_int_eq(bfc_pool_free(pool), 0);
-}
-
-int main(void)
-{
-        return suite_main("pool");
 }

@@ -126,8 +126,3 @@ TEST(dumb_terminal_is_silent)
         progress_end(&p);
         ck_assert_str_eq(shown(), "");
 }
-
-int main(void)
-{
-        return suite_main("progress");
-}

@@ -3,7 +3,6 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
 #include <poll.h>
-#include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -20,23 +19,8 @@
 #include "tests/held_lock.h"
 #include "tests/suite.h"
 
-#define MIB     (UINT64_C(1) << 20)
 #define LONG_MS 60000
 #define N_MANY  500u
-
-static int n_fds_before;
-
-static void setup(void)
-{
-        n_fds_before = suite_count_fds();
-}
-
-static void teardown(void)
-{
-        ck_assert_int_eq(suite_count_fds(), n_fds_before);
-}
-
-FIXTURE(punch, setup, teardown);
 
 /* A memfd with pages. */
 static int full_file(void)
@@ -429,9 +413,4 @@ TEST(test_stop)
         close(job.fd);
         close(last.fd);
         close(discarded);
-}
-
-int main(void)
-{
-        return suite_main("punch");
 }

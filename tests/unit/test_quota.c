@@ -6,7 +6,6 @@
 
 #include <errno.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "tests/fake_device.h"
 #include "tests/random.h"
@@ -14,7 +13,6 @@
 #include "tests/checks.h"
 #include "tests/unit/still_clock.h"
 
-#define MIB     (UINT64_C(1) << 20)
 #define E       (2 * MIB) /* what a small limit's grid is */
 #define N_ASKS  10000u
 #define KEEP_MS 30000u
@@ -40,7 +38,6 @@ static struct keepers keepers;
 static struct quota *q, *neighbour;
 static struct ask asks[N_ASKS];
 static unsigned n_done, n_wakes;
-static int n_fds_before;
 
 static void check(void)
 {
@@ -95,7 +92,6 @@ static void setup(void)
                 .n_quotas = 3 + N_IDLE, .n_sessions = 2, .n_extents = 64, .n_exports = 2, .n_blocks = 2
         };
 
-        n_fds_before = suite_count_fds();
         fake_device_init(&device, MIB);
         ck_assert_int_eq(worker_new_inline(&worker), 0);
         ck_assert_int_eq(ledger_new(&limits, &ledger), 0);
@@ -153,7 +149,6 @@ static void teardown(void)
         ck_assert_uint_eq(counts.n_quotas + counts.n_extents + counts.n_blocks, 0);
         ledger = ledger_free(ledger);
         worker = worker_free(worker);
-        ck_assert_int_eq(suite_count_fds(), n_fds_before);
 }
 
 FIXTURE(quota, setup, teardown);
@@ -1544,9 +1539,4 @@ TEST(a_wait_is_not_begun_again_by_becoming_the_first)
         partition_tick(&p);
         settle();
         assert_done(2, -EDQUOT);
-}
-
-int main(void)
-{
-        return suite_main("quota");
 }

@@ -3,7 +3,6 @@
 #include "daemon/record/records.h"
 #include "tests/suite.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
@@ -16,7 +15,7 @@
 
 #define TIMEOUT_MS 120000
 
-static int n_fds_before, saved_stderr, log_ends[2], journal;
+static int saved_stderr, log_ends[2], journal;
 static char folder[] = "/tmp/bfcd-records-XXXXXX", socket_path[64], file_path[64], moved_path[64];
 
 static uint64_t dropped_before;
@@ -31,7 +30,6 @@ static void setup(void)
 {
         dropped_before = records_count_dropped();
         strcpy(folder, "/tmp/bfcd-records-XXXXXX");
-        n_fds_before = suite_count_fds();
         ck_assert_ptr_nonnull(mkdtemp(folder));
         snprintf(socket_path, sizeof(socket_path), "%s/journal", folder);
         snprintf(file_path, sizeof(file_path), "%s/records.jsonl", folder);
@@ -58,7 +56,6 @@ static void teardown(void)
         unlink(file_path);
         unlink(moved_path);
         ck_assert_int_eq(rmdir(folder), 0);
-        ck_assert_int_eq(suite_count_fds(), n_fds_before);
 }
 
 FIXTURE(records, setup, teardown);
@@ -404,9 +401,4 @@ TEST(a_file_that_appears_later_is_used)
         unlink(path);
         *strrchr(path, '/') = '\0';
         ck_assert_int_eq(rmdir(path), 0);
-}
-
-int main(void)
-{
-        return suite_main("records");
 }

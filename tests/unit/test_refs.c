@@ -3,10 +3,6 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/session/refs.h"
 
-#include <errno.h>
-#include <stdbool.h>
-#include <stdio.h>
-
 #include "daemon/ledger/ledger.h"
 #include "tests/suite.h"
 
@@ -80,9 +76,4 @@ TEST(random_walk)
                         check_order(&h);
         }
         refs_clear(&h);
-}
-
-int main(void)
-{
-        return suite_main("refs");
 }

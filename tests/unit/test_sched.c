@@ -17,8 +17,8 @@ static size_t n_members(const struct sched_key *key)
         const struct class *p;
 
         TAILQ_FOREACH(p, &all.all, of_all)
-        if (p->key.tenant == key->tenant && p->key.uid == key->uid && p->key.role == key->role &&
-            p->key.kind == key->kind)
+        if (!p->is_group && p->key.tenant == key->tenant && p->key.uid == key->uid &&
+            p->key.role == key->role && p->key.kind == key->kind)
                 return p->n_members;
         return 0;
 }
@@ -78,6 +78,38 @@ TEST(hello_moves_a_connection_to_its_tenants_class)
         ck_assert_ptr_null(sched_next(&all));
         sched_leave(&all, &b);
         sched_leave(&all, &a);
+        ck_assert(TAILQ_EMPTY(&all.all) && TAILQ_EMPTY(&all.due));
+}
+
+/* A lease with many connections delays neither another lease of its tenant nor the tenant's other sessions. */
+TEST(leases_share_the_turns_of_their_tenant)
+{
+        enum { N = 20, N_TURNS = 60 };
+        static const struct sched_key leases[4] = {
+                { .tenant = (const struct tenant *)&all, .lease = 7 },
+                { .tenant = (const struct tenant *)&all, .lease = 8 },
+                { .tenant = (const struct tenant *)&all },
+                { .tenant = (const struct tenant *)&leases }, /* of another tenant */
+        };
+        struct sched_member m[N] = { { 0 } };
+        unsigned n_turns[4] = { 0 };
+
+        for (unsigned i = 0; i < N;
+             i++) { /* one of lease 8, of the first tenant itself, and of the other tenant */
+                ck_assert_int_eq(sched_join(&all, &m[i], &leases[i < 3 ? i + 1 : 0]), 0);
+                sched_ready(&all, &m[i]);
+        }
+        for (unsigned i = 0; i < N_TURNS; i++) {
+                struct sched_member *next = sched_next(&all);
+
+                n_turns[next - m < 3 ? next - m + 1 : 0]++;
+                sched_ready(&all, next);
+        }
+        ck_assert_uint_eq(n_turns[3], N_TURNS / 2);
+        for (unsigned i = 0; i < 3; i++)
+                ck_assert_uint_eq(n_turns[i], N_TURNS / 6);
+        for (unsigned i = 0; i < N; i++)
+                sched_leave(&all, &m[i]);
         ck_assert(TAILQ_EMPTY(&all.all) && TAILQ_EMPTY(&all.due));
 }
 
@@ -177,7 +209,7 @@ TEST(unauthenticated_connections_are_one_class)
         ck_assert_ptr_null(sched_next(&all));
         sched_ready(&all, &m[1]);
         ck_assert_int_eq(sched_join(&all, &m[1], &red), 0); /* and is none any more */
-        ck_assert(TAILQ_EMPTY(&all.unauthenticated_due));
+        ck_assert(TAILQ_EMPTY(&all.unauthenticated.due));
         ck_assert_ptr_eq(sched_next(&all), &m[1]);
         ck_assert_ptr_null(sched_next(&all));
         sched_leave(&all, &m[0]);
@@ -202,9 +234,4 @@ TEST(longest_turns)
         loop_turns_add(&turns, now_ns + 5 * LOOP_WINDOW_NS, 10); /* nothing happened meanwhile */
         ck_assert_uint_eq(loop_turns_recent_ns(&turns), 10);
         ck_assert_uint_eq(turns.longest_ns, 500);
-}
-
-int main(void)
-{
-        return suite_main("sched");
 }

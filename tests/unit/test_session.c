@@ -19,8 +19,6 @@
 #include "tests/unit/sessions.h"
 #include "tests/unit/still_clock.h"
 
-#define MIB (UINT64_C(1) << 20)
-
 /* train: 64 MiB, overcommitted: a 48 MiB, b 48 MiB of which 16 are guaranteed.
  * warm: preallocated, 8 MiB for a. */
 static const char config_text[] =
@@ -70,8 +68,8 @@ TEST(test_hello)
                     *admin = peer_new(b, 77, true);
         uint64_t id = peer_hello(a, "", "");
         const Bfcd__HelloReply *hello = peer_reply(a, id)->hello;
-        Bfcd__Request again = BFCD__REQUEST__INIT;
         Bfcd__Hello body = BFCD__HELLO__INIT;
+        Bfcd__Request again = REQUEST(HELLO, hello, &body);
         const char *sentence;
 
         ck_assert_str_eq(hello->tenant, "a");
@@ -81,8 +79,6 @@ TEST(test_hello)
         ck_assert_uint_eq(hello->default_partition, 0);
         ck_assert_uint_eq(hello->secret.len, 16);
 
-        again.body_case = BFCD__REQUEST__BODY_HELLO;
-        again.hello = &body;
         ck_assert_int_eq(peer_send(a, &again, NULL), -EPROTO);
 
         sentence = refusal_of(unauthenticated, peer_hello(unauthenticated, "", ""), EACCES);
@@ -122,11 +118,9 @@ TEST(test_tenant_choice)
 TEST(requests_before_the_hello)
 {
         struct peer *p = peer_new(b, 1, false);
-        Bfcd__Request r = BFCD__REQUEST__INIT;
         Bfcd__Malloc m = BFCD__MALLOC__INIT;
+        Bfcd__Request r = REQUEST(MALLOC, malloc, &m);
 
-        r.body_case = BFCD__REQUEST__BODY_MALLOC;
-        r.malloc = &m;
         ck_assert_int_eq(peer_send(p, &r, NULL), -EPROTO);
         r.body_case = BFCD__REQUEST__BODY__NOT_SET;
         ck_assert_int_eq(peer_send(p, &r, NULL), -EPROTO);
@@ -706,14 +700,12 @@ TEST(test_states)
 TEST(test_goodbye)
 {
         struct peer *p = open_session(1);
-        Bfcd__Request r = BFCD__REQUEST__INIT;
         Bfcd__Goodbye goodbye = BFCD__GOODBYE__INIT;
+        Bfcd__Request r = REQUEST(GOODBYE, goodbye, &goodbye);
         uint64_t id;
 
         for (int i = 0; i < 600; i++)
                 must_malloc(p, 0, 512);
-        r.body_case = BFCD__REQUEST__BODY_GOODBYE;
-        r.goodbye = &goodbye;
         ck_assert_int_eq(peer_send(p, &r, &id), 0);
         ck_assert_int_eq(p->session->state, SESSION_CLOSING);
         ck_assert_ptr_null(peer_reply(p, id));
@@ -1026,9 +1018,4 @@ TEST(test_random_walk)
         }
         for (unsigned i = 0; i < WALK_PEERS; i++)
                 peer_free(walkers[i].peer);
-}
-
-int main(void)
-{
-        return suite_main("session");
 }

@@ -13,8 +13,6 @@
 #include "tests/unit/sessions.h"
 #include "tests/unit/still_clock.h"
 
-#define MIB (UINT64_C(1) << 20)
-
 static const char config_text[] = "devices:\n"
                                   "  - id: host\n"
                                   "    size: 128MiB\n"
@@ -501,8 +499,8 @@ TEST(test_in_delivery)
 TEST(test_unseen_device)
 {
         struct peer *p = open_session(1), *q = open_session(1);
-        Bfcd__Request r = BFCD__REQUEST__INIT;
         Bfcd__Attach body = BFCD__ATTACH__INIT;
+        Bfcd__Request r = REQUEST(ATTACH, attach, &body);
         uint32_t partitions[3] = { 1, 77, UINT32_MAX };
         uint64_t id;
 
@@ -510,8 +508,6 @@ TEST(test_unseen_device)
         body.name = (char *)(uintptr_t) "w";
         body.n_partitions = 3;
         body.partitions = partitions;
-        r.body_case = BFCD__REQUEST__BODY_ATTACH;
-        r.attach = &body;
         ck_assert_int_eq(peer_send(q, &r, &id), 0);
         refusal_of(q, id, ENODEV);
         ck_assert_uint_eq(q->n_extents, 0);
@@ -980,9 +976,4 @@ LOOP_TEST(test_deliveries_are_dropped_in_slices, 2)
         check();
         peer_free(p);
         peer_free(q);
-}
-
-int main(void)
-{
-        return suite_main("shared");
 }

@@ -13,8 +13,6 @@
 #include "tests/unit/sessions.h"
 #include "tests/unit/still_clock.h"
 
-#define MIB (UINT64_C(1) << 20)
-
 #define HEAD                                                                                                 \
         "devices:\n"                                                                                         \
         "  - id: host\n"                                                                                     \
@@ -312,7 +310,6 @@ static uint64_t ask_drain(struct peer *admin, bool drains)
         Bfcd__Request r = BFCD__REQUEST__INIT;
         Bfcd__Drain drain = BFCD__DRAIN__INIT;
         Bfcd__Resume resume = BFCD__RESUME__INIT;
-        uint64_t id;
 
         drain.device = resume.device = (char *)(uintptr_t) "host";
         r.body_case = drains ? BFCD__REQUEST__BODY_DRAIN : BFCD__REQUEST__BODY_RESUME;
@@ -320,8 +317,7 @@ static uint64_t ask_drain(struct peer *admin, bool drains)
                 r.drain = &drain;
         else
                 r.resume = &resume;
-        ck_assert_int_eq(peer_send(admin, &r, &id), 0);
-        return id;
+        return peer_post(admin, &r);
 }
 
 TEST(a_drained_device_keeps_nothing)
@@ -386,16 +382,12 @@ TEST(waits_and_kept_blocks)
 
 static uint64_t attach_read_only(struct peer *p, const char *name)
 {
-        Bfcd__Request r = BFCD__REQUEST__INIT;
         Bfcd__Attach attach = BFCD__ATTACH__INIT;
-        uint64_t id;
+        Bfcd__Request r = REQUEST(ATTACH, attach, &attach);
 
         attach.name = (char *)(uintptr_t)name;
         attach.read_only = true;
-        r.body_case = BFCD__REQUEST__BODY_ATTACH;
-        r.attach = &attach;
-        ck_assert_int_eq(peer_send(p, &r, &id), 0);
-        return id;
+        return peer_post(p, &r);
 }
 
 static void assert_extents(const struct peer *p, uint64_t sequence, bool are_read_only)
@@ -434,9 +426,4 @@ TEST(read_only_extents)
         ck_assert_uint_eq(ledger_session_at(b->ledger, q->session->index)->links.n_exports, 1);
         peer_free(p);
         peer_free(q);
-}
-
-int main(void)
-{
-        return suite_main("shared_keep");
 }

@@ -669,8 +669,3 @@ TEST(reply_of_another_kind)
         list_free(l);
         ck_assert_ptr_null(list_free(NULL));
 }
-
-int main(void)
-{
-        return suite_main("show");
-}

@@ -13,7 +13,6 @@
 #include "tests/unit/sessions.h"
 #include "tests/unit/still_clock.h"
 
-#define MIB     (UINT64_C(1) << 20)
 #define READY   (256 * MIB) /* 32 extents of 2 MiB, 16 of 4 MiB, 16 of 8 MiB, the largest of big */
 #define N_READY 64u
 #define LIMIT   (1024 * MIB)
@@ -41,7 +40,6 @@ static const struct device_ops *fake;
 static uint64_t most_bytes; /* that the GPU may have at any time */
 static struct devices *devices;
 static struct peer *big, *small, *admin;
-static int n_fds_before;
 
 static int look(void *userdata, const char *id, struct config_gpu *ret, char *ret_sentence, size_t n_sentence)
 {
@@ -98,7 +96,6 @@ static void stop(void)
 
 static void setup(void)
 {
-        n_fds_before = suite_count_fds();
         ck_assert_int_eq(devices_new(&devices), 0);
         fake_device_init(&gpu, 2 * MIB);
         gpu.facts.bytes_total = LIMIT + OTHER;
@@ -116,7 +113,6 @@ static void teardown(void)
 {
         stop();
         devices = devices_free(devices);
-        ck_assert_int_eq(suite_count_fds(), n_fds_before);
 }
 
 FIXTURE(standby, setup, teardown);
@@ -360,9 +356,4 @@ TEST(daemon_ends_while_standby_is_filled)
 {
         malloc_only(big, 0, 64 * MIB);
         ck_assert_uint_gt(broker_n_pending(b), 0);
-}
-
-int main(void)
-{
-        return suite_main("standby");
 }

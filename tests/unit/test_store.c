@@ -22,15 +22,9 @@
 
 enum { TIMEOUT_MS = 150, MUCH_MS = 300000, N_QUEUE = 2000 };
 
-static int n_fds_before;
 static struct keeper *k;
 static struct manager *m;
 static struct store *s;
-
-static void setup(void)
-{
-        n_fds_before = suite_count_fds();
-}
 
 static void open_store(const char *says)
 {
@@ -45,10 +39,9 @@ static void teardown(void)
         s = store_free(s);
         m = manager_free(m);
         k = k ? keeper_free(k) : NULL;
-        ck_assert_int_eq(suite_count_fds(), n_fds_before);
 }
 
-FIXTURE(store, setup, teardown);
+FIXTURE(store, NULL, teardown);
 
 static int memfd(void)
 {
@@ -718,9 +711,4 @@ TEST(test_killed)
         keeper_pause(k, false);
         ck_assert(is_same(keeper_fd(k, "x7"), fd));
         close(fd);
-}
-
-int main(void)
-{
-        return suite_main("store");
 }

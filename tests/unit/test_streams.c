@@ -22,8 +22,6 @@
 #include "tests/suite.h"
 #include "tests/unit/server_rig.h"
 
-#define KIB  (UINT64_C(1) << 10)
-#define MIB  (UINT64_C(1) << 20)
 #define SLAB (2 * MIB)
 #define S    ((uintptr_t)0x1000)
 #define T    ((uintptr_t)0x2000)
@@ -1005,9 +1003,4 @@ TEST(without_a_cache_room_is_made)
         put_on(T, a);
         ck_assert_int_eq(bfc_malloc(client, 50 * MIB, &p), 0);
         put(p);
-}
-
-int main(void)
-{
-        return suite_main("streams");
 }

@@ -21,7 +21,6 @@
 #include "tests/suite.h"
 #include "tests/unit/server_rig.h"
 
-#define MIB       (UINT64_C(1) << 20)
 #define N_STREAMS 5u
 #define N_BLOCKS  40u
 #define N_WORK    64u
@@ -256,9 +255,4 @@ LOOP_TEST(random_walk, 6)
         if (_i % 3 != 2)
                 ck_assert_uint_gt(n_reused, 50); /* before the work was done, in its order */
         server_end();
-}
-
-int main(void)
-{
-        return suite_main("streams_model");
 }

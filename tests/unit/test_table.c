@@ -403,8 +403,3 @@ TEST(percents)
         ck_assert_str_eq(text_percent(8, 8, text), "100.0");
         ck_assert_str_eq(text_percent(UINT64_MAX, 1, text), "1844674407370955161600.0");
 }
-
-int main(void)
-{
-        return suite_main("table");
-}

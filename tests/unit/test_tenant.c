@@ -32,11 +32,9 @@ static struct config config = { .tenants = configs, .n_tenants = N_TENANTS };
 static struct tenant tenants[N_TENANTS], *order[N_TENANTS];
 static struct matcher *matcher;
 static char sentence[512];
-static int n_fds_before;
 
 static void setup(void)
 {
-        n_fds_before = suite_count_fds();
         for (size_t i = 0; i < N_TENANTS; i++)
                 tenant_init(order[i] = &tenants[i], &configs[i]);
         ck_assert_int_eq(matcher_new(&config, &matcher), 0);
@@ -46,7 +44,6 @@ static void setup(void)
 static void teardown(void)
 {
         matcher = matcher_free(matcher);
-        ck_assert_int_eq(suite_count_fds(), n_fds_before);
 }
 
 FIXTURE(tenant, setup, teardown);
@@ -61,7 +58,7 @@ static void match(struct matcher *by, struct credentials *who)
 
 static struct tenant *choose(struct tenant *fallback, const char *name, uid_t uid, gid_t gid)
 {
-        struct credentials who = { .uid = uid, .gid = gid };
+        struct credentials who = { .pid = 1, .uid = uid, .gid = gid };
         struct tenant *t;
 
         match(matcher, &who);
@@ -73,7 +70,7 @@ static struct tenant *choose(struct tenant *fallback, const char *name, uid_t ui
 /* Which of the tenants match, as bits. */
 static unsigned matching(uid_t uid, gid_t gid, gid_t *gids, size_t n_gids)
 {
-        struct credentials who = { .uid = uid, .gid = gid, .gids = gids, .n_gids = n_gids };
+        struct credentials who = { .pid = 1, .uid = uid, .gid = gid, .gids = gids, .n_gids = n_gids };
         unsigned bits = 0;
 
         match_sort_gids(gids, n_gids);
@@ -107,7 +104,7 @@ TEST(test_matches)
 /* What is known is not looked for again, until another config is in force. */
 TEST(lookups_are_cached)
 {
-        struct credentials who = { .uid = 1003, .gid = 9 };
+        struct credentials who = { .pid = 1, .uid = 1003, .gid = 9 };
         struct matcher *later;
 
         match(matcher, &who);
@@ -131,7 +128,7 @@ static int64_t cost_ns(struct matcher *m, gid_t *gids, size_t n_gids, size_t n_f
         int64_t least = INT64_MAX;
 
         for (unsigned i = 0; i < 9; i++) {
-                struct credentials who = { .uid = 9, .gid = 9, .gids = gids, .n_gids = n_gids };
+                struct credentials who = { .pid = 1, .uid = 9, .gid = 9, .gids = gids, .n_gids = n_gids };
                 struct timespec from, to;
                 int64_t ns;
 
@@ -189,7 +186,7 @@ TEST(test_named_users)
                 { .name = (char[]){ "q" }, .uids = &uid, .n_uids = 1, .names_ids = true }
         };
         struct config c = { .tenants = two, .n_tenants = 2 };
-        struct credentials who = { .uid = 7, .gid = 9 }, other = { .uid = 8, .gid = 9 };
+        struct credentials who = { .pid = 1, .uid = 7, .gid = 9 }, other = { .uid = 8, .gid = 9 };
         struct matcher *m;
 
         ck_assert_int_eq(matcher_new(&c, &m), 0);
@@ -266,6 +263,28 @@ TEST(refusal_texts)
         ck_assert_ptr_nonnull(strstr(sentence, "'gamma' ("));
 }
 
+/* Processes of other namespaces than the daemon's. */
+TEST(refusals_of_containers)
+{
+        struct credentials who = { .pid = 0, .uid = 9, .gid = 10 };
+
+        match(matcher, &who);
+        ck_assert_ptr_null(tenant_select(order, N_TENANTS, NULL, "", &who, sentence, sizeof(sentence)));
+        ck_assert_msg(strstr(sentence, "uid 9, gid 10 in a PID namespace that the daemon does not see (its "
+                                       "control group is unknown) matches no tenant; "),
+                      "%s", sentence);
+        who.pid = 1;
+        who.gid = MATCH_NO_ID;
+        ck_assert_ptr_null(tenant_select(order, N_TENANTS, NULL, "", &who, sentence, sizeof(sentence)));
+        ck_assert_msg(strstr(sentence, "uid 9, a group without a gid in the daemon's user namespace matches"),
+                      "%s", sentence);
+        who.uid = MATCH_NO_ID;
+        ck_assert_ptr_null(tenant_select(order, N_TENANTS, NULL, "", &who, sentence, sizeof(sentence)));
+        ck_assert_msg(strstr(sentence, "a user without a uid in the daemon's user namespace matches no"),
+                      "%s", sentence);
+        credentials_clear(&who);
+}
+
 /* Patterns narrow: of each kind that is given, one must match. */
 static bool matches(struct config_tenant *c, const struct credentials *who)
 {
@@ -293,7 +312,7 @@ TEST(test_patterns)
         char job[] = "/system.slice/slurmd.service/job_1/step_0",
              elsewhere[] = "/system.slice/slurmd.service", scope[] = "/system.slice/x.scope/job_2",
              other[] = "/system.slice/y.service/job_2", odd[] = "/system.slice/\x1b[2J";
-        struct credentials who = { .uid = 7, .gid = 7 };
+        struct credentials who = { .pid = 1, .uid = 7, .gid = 7 };
 
         tenant_init(&t, &c);
         ck_assert(matches(&c, &who));
@@ -334,15 +353,10 @@ TEST(test_patterns)
 TEST(test_sentence_is_cut)
 {
         char small[24];
-        struct credentials who = { .uid = 9, .gid = 10 };
+        struct credentials who = { .pid = 1, .uid = 9, .gid = 10 };
 
         memset(small, '#', sizeof(small));
         ck_assert_ptr_null(tenant_select(order, N_TENANTS, NULL, "", &who, small, sizeof(small) - 4));
         ck_assert_str_eq(small, "uid 9, gid 10 match");
         ck_assert_mem_eq(small + 20, "####", 4);
-}
-
-int main(void)
-{
-        return suite_main("tenant");
 }

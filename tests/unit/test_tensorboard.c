@@ -274,8 +274,3 @@ TEST(tags)
         ck_assert_int_eq(tensorboard_tag(longest, "c", "N", tag), -EMSGSIZE);
         ck_assert_str_eq(tag, "a%2Fb/c%0A%25%FF/N");
 }
-
-int main(void)
-{
-        return suite_main("tensorboard");
-}

@@ -13,7 +13,6 @@
 #include "ctl/top_frame.h"
 #include "ctl/top_keys.h"
 
-#define MIB      UINT64_C(1048576)
 #define MAX_ROWS 200u
 
 static struct top top;
@@ -599,9 +598,4 @@ TEST(trouble_is_shown)
         top.trouble = "Connecting again. \033[31m";
         check_screen("Connecting again. \\x1b[31m", true);
         check_screen("25.0 MiB", true); /* with the last data */
-}
-
-int main(void)
-{
-        return suite_main("top");
 }

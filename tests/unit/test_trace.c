@@ -328,8 +328,3 @@ TEST(generators_refuse)
         free(generate("transformer", 1, 1e15, -ERANGE));
         free(generate("random", 1, 0, -ERANGE));
 }
-
-int main(void)
-{
-        return suite_main("trace");
-}

@@ -307,8 +307,3 @@ TEST(circle)
         ck_assert_ptr_eq(pickle_item(pickle_top(p), 0), pickle_top(p));
         pickle_free(p);
 }
-
-int main(void)
-{
-        return suite_main("trace_torch");
-}

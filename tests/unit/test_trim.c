@@ -13,7 +13,6 @@
 #include "tests/unit/sessions.h"
 #include "tests/unit/still_clock.h"
 
-#define MIB        (UINT64_C(1) << 20)
 #define E          (2 * MIB) /* the grid of all quotas */
 #define RECLAIM_MS 60u
 
@@ -811,9 +810,4 @@ TEST(test_walk)
         ck_assert_uint_eq(b->partitions[0].claims.n, 0);
         printf("# %u answers\n", n_walk_answers);
         ck_assert_uint_gt(n_walk_answers, 100);
-}
-
-int main(void)
-{
-        return suite_main("trim");
 }

@@ -13,7 +13,6 @@
 #include "tests/suite.h"
 #include "tests/checks.h"
 
-#define MIB       (UINT64_C(1) << 20)
 #define E         (2 * MIB)
 #define N_EXTENTS 40u
 
@@ -315,9 +314,4 @@ TEST(test_hanging_call)
         open_gate();
         ck_assert_int_eq(a.grown.result, 0);
         ck_assert_uint_eq(device.n_live, N_EXTENTS + 3);
-}
-
-int main(void)
-{
-        return suite_main("turns");
 }

@@ -107,8 +107,3 @@ TEST(users_in_the_config_have_priority)
         ck_assert_ptr_eq(come(301, true), &members[4 + UNAUTH_MAX_OF_USER]);
         ck_assert_uint_eq(unauth.n_members[true], UNAUTH_MAX);
 }
-
-int main(void)
-{
-        return suite_main("unauth");
-}

@@ -21,7 +21,6 @@
 #include "tests/suite.h"
 #include "tests/unit/walk_model.h"
 
-#define MIB         (UINT64_C(1) << 20)
 #define CHECK_EVERY 256u
 
 /* Limits that a reload changes: of a in p, of b and its reserve, blocks of a, sessions of a in q. */
@@ -134,12 +133,16 @@ static void op_malloc(struct slot *s)
                 (void)peer_malloc(s->peer, q->share, n_bytes);
 }
 
-/* Its first quota is a lease that has ended, and it had no block there yet. */
-static bool is_too_late(const struct session *s)
+/* Why its first quota gives it nothing at all: a lease that has ended, where it had no block yet, or none could be
+ * chosen. */
+static int error_of_first(const struct session *s)
 {
         const struct quota *q = s->shares[0].quota;
 
-        return q->lease.name && lease_model_of(q->lease.name)->is_ended && !s->shares[0].joined;
+        if (s->shares[0].is_barred)
+                return EACCES;
+        return q->lease.name && lease_model_of(q->lease.name)->is_ended && !s->shares[0].joined ? ENOENT
+                                                                                                : EDQUOT;
 }
 
 static void op_malloc_wrong(struct slot *s)
@@ -158,7 +161,7 @@ static void op_malloc_wrong(struct slot *s)
                 (void)peer_malloc(s->peer, 2 + (uint32_t)dice(UINT32_MAX - 2), 1);
                 break;
         default:
-                q = expect(s, MALLOC, is_too_late(s->peer->session) ? ENOENT : EDQUOT);
+                q = expect(s, MALLOC, error_of_first(s->peer->session));
                 (void)peer_malloc(s->peer, 0, 33 * MIB + dice(UINT64_C(1) << 62));
                 break;
         }
@@ -230,13 +233,11 @@ static void op_ack(struct slot *s)
 
 static void send_list(struct peer *p, uint64_t cursor)
 {
-        Bfcd__Request r = BFCD__REQUEST__INIT;
         Bfcd__List list = BFCD__LIST__INIT;
+        Bfcd__Request r = REQUEST(LIST, list, &list);
 
         list.kind = (Bfcd__List__Kind)dice(7);
         list.cursor = cursor;
-        r.body_case = BFCD__REQUEST__BODY_LIST;
-        r.list = &list;
         HOLDS(peer_send(p, &r, NULL) == 0, "list");
 }
 
@@ -250,8 +251,8 @@ static void op_list(struct slot *s)
 
 static void op_usage(struct slot *s)
 {
-        Bfcd__Request r = BFCD__REQUEST__INIT;
         Bfcd__Usage usage = BFCD__USAGE__INIT;
+        Bfcd__Request r = REQUEST(USAGE, usage, &usage);
         struct pending *q;
 
         if (!can_ask(s))
@@ -259,8 +260,6 @@ static void op_usage(struct slot *s)
         q = expect(s, USAGE, 0);
         q->share = usage.partition = (uint32_t)dice(N_SHARES + 1);
         q->error = q->share < s->peer->session->n_shares ? 0 : ENOENT;
-        r.body_case = BFCD__REQUEST__BODY_USAGE;
-        r.usage = &usage;
         HOLDS(peer_send(s->peer, &r, NULL) == 0, "usage");
 }
 
@@ -275,8 +274,8 @@ static bool has_quota_in(const struct session *s, const char *partition)
 static void op_explain(struct slot *s)
 {
         static const char *const partitions[] = { "", "p", "q", "nowhere" };
-        Bfcd__Request r = BFCD__REQUEST__INIT;
         Bfcd__Explain explain = BFCD__EXPLAIN__INIT;
+        Bfcd__Request r = REQUEST(EXPLAIN, explain, &explain);
         const char *partition = partitions[dice(4)];
 
         if (!can_ask(s))
@@ -284,8 +283,6 @@ static void op_explain(struct slot *s)
         (void)expect(s, EXPLAIN, has_quota_in(s->peer->session, partition) ? 0 : ENOENT);
         explain.partition = (char *)(uintptr_t)partition;
         explain.cursor = dice(4) ? dice(2) << 32 | dice(4) : random_next(&w.random);
-        r.body_case = BFCD__REQUEST__BODY_EXPLAIN;
-        r.explain = &explain;
         HOLDS(peer_send(s->peer, &r, NULL) == 0, "explain");
 }
 
@@ -324,8 +321,8 @@ static void op_trim_now(struct slot *s)
 {
         static const char *const tenants[] = { "", "", "a", "b", "c", "nobody" };
         static const char *const partitions[] = { "", "", "p", "q", "nowhere" };
-        Bfcd__Request r = BFCD__REQUEST__INIT;
         Bfcd__TrimNow trim = BFCD__TRIM_NOW__INIT;
+        Bfcd__Request r = REQUEST(TRIM_NOW, trim_now, &trim);
         const char *tenant = tenants[dice(6)], *partition = partitions[dice(5)];
         bool exists = strcmp(tenant, "nobody") != 0 && strcmp(partition, "nowhere") != 0 &&
                       !(strcmp(tenant, "b") == 0 && strcmp(partition, "q") == 0) &&
@@ -336,8 +333,6 @@ static void op_trim_now(struct slot *s)
         trim.tenant = (char *)(uintptr_t)tenant;
         trim.partition = (char *)(uintptr_t)partition;
         trim.n_bytes = dice(2) ? 0 : random_next(&w.random) >> dice(64);
-        r.body_case = BFCD__REQUEST__BODY_TRIM_NOW;
-        r.trim_now = &trim;
         HOLDS(peer_send(w.admin, &r, &id) == 0, "trim");
         if (w.order_id || !exists) {
                 HOLDS(peer_error(w.admin, id) == (w.order_id ? EBUSY : ENOENT), "%d",
@@ -351,16 +346,14 @@ static void op_trim_now(struct slot *s)
 /* Its connection ends, later: the walk hangs up or exits for it. */
 static void op_evict(struct slot *s)
 {
-        Bfcd__Request r = BFCD__REQUEST__INIT;
         Bfcd__Evict evict = BFCD__EVICT__INIT;
+        Bfcd__Request r = REQUEST(EVICT, evict, &evict);
         bool is_there = s->peer && s->peer->session->state == SESSION_LIVE;
         uint64_t id;
 
         if (is_there && dice(16) > 0)
                 return;
         evict.session_id = s->peer ? s->peer->session->id : random_next(&w.random);
-        r.body_case = BFCD__REQUEST__BODY_EVICT;
-        r.evict = &evict;
         HOLDS(peer_send(w.admin, &r, &id) == 0, "evict");
         HOLDS(peer_error(w.admin, id) == (is_there ? 0 : ENOENT), "%d", peer_error(w.admin, id));
         HOLDS(!is_there || s->peer->aborted, "it was evicted and goes on");
@@ -660,9 +653,4 @@ TEST(device_that_empties_mappings)
 TEST(device_that_asks_for_retirement)
 {
         walk(true);
-}
-
-int main(void)
-{
-        return suite_main("walk");
 }

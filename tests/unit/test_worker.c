@@ -32,7 +32,6 @@ static pthread_t polled_by;
 static atomic_uint n_notified;
 static sem_t notified;
 static pthread_t notified_on;
-static int n_fds_before;
 
 static void step_run(struct worker_job *job)
 {
@@ -67,7 +66,6 @@ static void on_notify(void *userdata)
 
 static void setup(void)
 {
-        n_fds_before = suite_count_fds();
         memset(steps, 0, sizeof(steps));
         for (unsigned i = 0; i < N_JOBS; i++) {
                 steps[i].job.run = step_run;
@@ -85,7 +83,6 @@ static void teardown(void)
         w = worker_free(w);
         ck_assert_ptr_null(worker_free(NULL));
         sem_destroy(&notified);
-        ck_assert_int_eq(suite_count_fds(), n_fds_before);
 }
 
 FIXTURE(worker, setup, teardown);
@@ -434,9 +431,4 @@ TEST(test_calls)
         worker_count_calls(w, WORKER_DESTROYS, &calls);
         ck_assert_uint_eq(calls.n + calls.n_failed + calls.ns + calls.longest_ns, 0);
         w = worker_free(w);
-}
-
-int main(void)
-{
-        return suite_main("worker");
 }

@@ -68,7 +68,7 @@ void walk_joined(const struct session *s)
                 for (size_t i = 0; i < N_LEASES; i++) {
                         const struct lease_model *m = &w.leases[i];
 
-                        if (!m->exists || m->is_ended || m->tenant != tenant_index(s) || m->share != share ||
+                        if (!m->exists || m->tenant != tenant_index(s) || m->share != share ||
                             rank_of(m, &s->who) == 0)
                                 continue;
                         if (!best || rank_of(m, &s->who) > rank_of(best, &s->who) ||
@@ -240,8 +240,8 @@ static const Bfcd__Reply *ask(Bfcd__Request *r, int error)
 
 void op_lease_create(struct slot *s)
 {
-        Bfcd__Request r = BFCD__REQUEST__INIT;
         Bfcd__LeaseCreate c = BFCD__LEASE_CREATE__INIT;
+        Bfcd__Request r = REQUEST(LEASE_CREATE, lease_create, &c);
         struct lease_model *m = some_lease(), next = *m;
         unsigned partition = (unsigned)dice(2);
         int error;
@@ -270,8 +270,6 @@ void op_lease_create(struct slot *s)
                 c.match_case = BFCD__LEASE_CREATE__MATCH_CGROUP, c.cgroup = (char *)(uintptr_t)next.group;
         else
                 c.match_case = BFCD__LEASE_CREATE__MATCH_UID, c.uid = next.uid;
-        r.body_case = BFCD__REQUEST__BODY_LEASE_CREATE;
-        r.lease_create = &c;
         (void)ask(&r, error);
         if (error != 0)
                 return;
@@ -281,8 +279,8 @@ void op_lease_create(struct slot *s)
 
 void op_lease_set(struct slot *s)
 {
-        Bfcd__Request r = BFCD__REQUEST__INIT;
         Bfcd__LeaseSet set = BFCD__LEASE_SET__INIT;
+        Bfcd__Request r = REQUEST(LEASE_SET, lease_set, &set);
         struct lease_model *m = some_lease();
         uint64_t limit, reserve;
         int error;
@@ -299,8 +297,6 @@ void op_lease_set(struct slot *s)
                               : check_sizes(m->tenant, m->partition, limit, reserve, set.bytes_limit != 0);
         if (error == 0 && !have_reserve(m->tenant, m->partition, lease_own(m), m->reserve, reserve))
                 error = ENOMEM;
-        r.body_case = BFCD__REQUEST__BODY_LEASE_SET;
-        r.lease_set = &set;
         (void)ask(&r, error);
         if (error != 0)
                 return;
@@ -311,8 +307,8 @@ void op_lease_set(struct slot *s)
 /* Sessions are evicted at a tick; the walk hangs up or exits for them. */
 void op_lease_end(struct slot *s)
 {
-        Bfcd__Request r = BFCD__REQUEST__INIT;
         Bfcd__LeaseEnd end = BFCD__LEASE_END__INIT;
+        Bfcd__Request r = REQUEST(LEASE_END, lease_end, &end);
         struct lease_model *m = some_lease();
         const struct lease *lease = lease_find(w.b, m->name);
         const Bfcd__Reply *reply;
@@ -324,8 +320,6 @@ void op_lease_end(struct slot *s)
         end.name = m->name;
         end.evicts = dice(2) > 0;
         end.grace_ms = dice(200);
-        r.body_case = BFCD__REQUEST__BODY_LEASE_END;
-        r.lease_end = &end;
         reply = ask(&r, m->exists ? 0 : ENOENT);
         if (!m->exists)
                 return;
@@ -339,14 +333,12 @@ void op_lease_end(struct slot *s)
 void walk_end_leases(void)
 {
         for (size_t i = 0; i < N_LEASES; i++) {
-                Bfcd__Request r = BFCD__REQUEST__INIT;
                 Bfcd__LeaseEnd end = BFCD__LEASE_END__INIT;
+                Bfcd__Request r = REQUEST(LEASE_END, lease_end, &end);
 
                 if (!w.leases[i].exists || !lease_find(w.b, w.leases[i].name))
                         continue;
                 end.name = w.leases[i].name;
-                r.body_case = BFCD__REQUEST__BODY_LEASE_END;
-                r.lease_end = &end;
                 (void)ask(&r, 0);
         }
         peer_settle(w.b);

@@ -398,14 +398,12 @@ TEST(later_hellos)
         struct rig *rig = rig_start(&as_recorded);
 
         for (size_t i = 0; i < sizeof(versions) / sizeof(*versions); i++) {
-                Bfcd__Request request = BFCD__REQUEST__INIT;
                 Bfcd__Hello hello = BFCD__HELLO__INIT;
+                Bfcd__Request request = REQUEST(HELLO, hello, &hello);
                 Bfcd__Reply *reply;
                 struct raw *raw;
 
                 hello.version = versions[i];
-                request.body_case = BFCD__REQUEST__BODY_HELLO;
-                request.hello = &hello;
                 ck_assert_int_eq(raw_open(rig->socket, &raw), 0);
                 ck_assert_int_eq(raw_call(raw, &request, &reply), 0);
                 ck_assert_int_eq(reply->body_case, BFCD__REPLY__BODY_REFUSAL);

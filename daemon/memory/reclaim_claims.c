@@ -1,0 +1,86 @@
+/* Claims: what a waiting request gets before later ones; see reclaim.h.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/memory/reclaim.h"
+
+#include "daemon/clock.h"
+#include "daemon/number.h"
+
+#define RECLAIM_CALM_MS 10000u /* after this time without a claim the next one counts as the first */
+
+const struct account *reclaim_shared_account(const struct quota *q)
+{
+        return q->lease.parent ? &q->lease.parent->account : q->account.n_children > 0 ? &q->account : NULL;
+}
+
+void reclaim_set_claim(struct quota_request *request, struct reclaim_claim claim)
+{
+        struct partition *p = request->quota->partition;
+        bool had = reclaim_has_claim(request), has;
+        struct quota *q;
+
+        p->claims.n_bytes += claim.of_pool - request->claim;
+        request->claim = claim.of_pool;
+        request->claim_of_tenant = claim.of_tenant;
+        has = reclaim_has_claim(request);
+        if (!had && has) {
+                uint64_t now = clock_ms();
+
+                p->claims.n++;
+                if (request->quota->growth.claim_ms == 0 ||
+                    now - request->quota->growth.unclaimed_ms >= RECLAIM_CALM_MS)
+                        request->quota->growth.claim_ms = now;
+        }
+        if (had && !has) {
+                request->quota->growth.unclaimed_ms = clock_ms();
+                p->claims.n--;
+                TAILQ_FOREACH(q, &p->queue.waiting, queue.of_waiting)
+                if (q != request->quota) /* those behind it */
+                        quota_make_due(q);
+        }
+}
+
+/* Its first request has waited for a second beyond all steps, or its requests, one after the other,
+ * have had claims for as long as that can take. */
+static bool quota_claim_is_aged(const struct quota *q, uint64_t now)
+{
+        return quota_first_is_aged(q, now) ||
+               now - q->growth.claim_ms >= RECLAIM_STEPS * q->partition->reclaim_timeout_ms + RECLAIM_AGED_MS;
+}
+
+struct reclaim_claim reclaim_claims_before(const struct quota_request *request, uint64_t now)
+{
+        const struct partition *p = request->quota->partition;
+        const struct account *shared = reclaim_shared_account(request->quota);
+        struct reclaim_claim sum = { 0, 0 };
+        const struct quota *q;
+
+        if (p->claims.n == 0)
+                return sum;
+        TAILQ_FOREACH(q, &p->queue.waiting, queue.of_waiting)
+        {
+                const struct quota_request *first = TAILQ_FIRST(&q->queue.requests);
+
+                if (q == request->quota || first->ticket >= request->ticket || !reclaim_has_claim(first) ||
+                    (now != 0 && quota_claim_is_aged(q, now)))
+                        continue;
+                sum.of_pool += first->claim;
+                if (shared && reclaim_shared_account(q) == shared)
+                        sum.of_tenant += first->claim_of_tenant;
+        }
+        return sum;
+}
+
+uint64_t reclaim_claims_of_tenant(const struct quota *q)
+{
+        const struct account *shared = reclaim_shared_account(q);
+        const struct quota *each;
+        uint64_t n_bytes = 0;
+
+        if (q->partition->claims.n == 0 || !shared)
+                return 0;
+        TAILQ_FOREACH(each, &q->partition->queue.waiting, queue.of_waiting)
+        if (reclaim_shared_account(each) == shared)
+                n_bytes += TAILQ_FIRST(&each->queue.requests)->claim_of_tenant;
+        return n_bytes;
+}
