@@ -31,6 +31,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "device/cuda_copy.h"
 #include "device/cuda_driver.h"
 #include "device/cuda_open.h"
 
@@ -59,8 +60,9 @@ struct cuda_device {
         bool shows_returns[N_SHARES]; /* as seen at the opening: released memory is free at once */
         bool is_lost;
         struct wait_budget wait_budget;
-        uint64_t live_bytes; /* in extents; under one_call */
-        uint64_t *kept;      /* memory (fd) to be released, after the device was lost */
+        struct cuda_copier copier; /* opened by the first copy; under one_call */
+        uint64_t live_bytes;       /* in extents; under one_call */
+        uint64_t *kept;            /* memory (fd) to be released, after the device was lost */
         size_t n_kept;
         char *id;
         pthread_mutex_t one_call;
@@ -168,8 +170,11 @@ static CUmemAllocationProp fd_prop(const struct cuda_device *d)
         return prop;
 }
 
-/* Such memory has no address: it gets a temporary one. */
-static int zero_by_handle(struct cuda_device *d, CUmemGenericAllocationHandle handle, uint64_t n_bytes)
+typedef int (*at_address_fn)(struct cuda_device *d, CUdeviceptr at, const void *arg);
+
+/* Such memory has no address: it gets one during the call of run(). */
+static int at_address(struct cuda_device *d, CUmemGenericAllocationHandle handle, uint64_t n_bytes,
+                      at_address_fn run, const void *arg)
 {
         const CUmemAccessDesc access = { .location = { CU_MEM_LOCATION_TYPE_DEVICE, d->context.device },
                                          .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
@@ -184,7 +189,7 @@ static int zero_by_handle(struct cuda_device *d, CUmemGenericAllocationHandle ha
         if (r == 0) {
                 r = note(d, cu->cuMemSetAccess(at, n_bytes, &access, 1));
                 if (r == 0)
-                        r = zero(d, at, n_bytes);
+                        r = run(d, at, arg);
                 r_unmap = note(d, cu->cuMemUnmap(at, n_bytes));
                 if (r_unmap <
                     0) /* once more: a remaining mapping keeps memory that is charged to no tenant */
@@ -193,6 +198,16 @@ static int zero_by_handle(struct cuda_device *d, CUmemGenericAllocationHandle ha
         }
         cu->cuMemAddressFree(at, n_bytes);
         return r;
+}
+
+static int zero_extent(struct cuda_device *d, CUdeviceptr at, const void *arg)
+{
+        return zero(d, at, *(const uint64_t *)arg);
+}
+
+static int zero_by_handle(struct cuda_device *d, CUmemGenericAllocationHandle handle, uint64_t n_bytes)
+{
+        return at_address(d, handle, n_bytes, zero_extent, &n_bytes);
 }
 
 static int export_fd(struct cuda_device *d, CUmemGenericAllocationHandle handle, int *ret)
@@ -295,7 +310,7 @@ static int check_size(struct cuda_device *d, CUmemGenericAllocationHandle handle
         r = note(d, cu->cuMemMap(at, n_bytes, 0, handle, 0));
         if (r == 0) {
                 r = note(d, cu->cuMemUnmap(at, n_bytes));
-                if (r < 0) /* once more, as in zero_by_handle() */
+                if (r < 0) /* once more, as in at_address() */
                         r = note(d, cu->cuMemUnmap(at, n_bytes));
         } else if (r == -EINVAL) {
                 r = -EPROTO;
@@ -490,6 +505,45 @@ static int cuda_destroy(struct device *device, struct device_extent *e)
         return r;
 }
 
+/* ---- copying ------------------------------------------------------------- */
+
+static int copy_at(struct cuda_device *d, CUdeviceptr at, const void *arg)
+{
+        const struct device_copy *c = arg;
+
+        return c->to_host ? cuda_copy_out(&d->copier, at + c->offset, c->host->fd, c->host_offset, c->n_bytes)
+                          : cuda_copy_in(&d->copier, c->host->fd, c->host_offset, at + c->offset, c->n_bytes);
+}
+
+static int cuda_copy(struct device *device, const struct device_copy *copy)
+{
+        struct cuda_device *d = (struct cuda_device *)device;
+        int r;
+
+        pthread_mutex_lock(&d->one_call);
+        r = enter(d);
+        if (r == 0) {
+                r = cuda_copier_open(&d->copier, d->context.cu);
+                if (r == 0)
+                        r = at_address(d, copy->extent->native, copy->extent->n_bytes, copy_at, copy);
+                leave(d);
+        }
+        if (r == -ENODEV)
+                __atomic_store_n(&d->is_lost, true, __ATOMIC_RELAXED);
+        pthread_mutex_unlock(&d->one_call);
+        return r;
+}
+
+/* Before the context is closed. */
+static void close_copier(struct cuda_device *d)
+{
+        bool is_entered = d->copier.cu && cuda_context_enter(&d->context) == 0;
+
+        cuda_copier_close(&d->copier, is_entered);
+        if (is_entered)
+                leave(d);
+}
+
 /* ---- the rest ------------------------------------------------------------ */
 
 static uint64_t cuda_granularity(const struct device *device)
@@ -542,6 +596,7 @@ static void cuda_close(struct device *device)
         for (size_t i = 0; d->context.cu && i < d->n_kept; i++)
                 d->context.cu->cuMemRelease(d->kept[i]);
         d->n_kept = 0;
+        close_copier(d);
         cuda_context_close(&d->context);
         pthread_mutex_unlock(&d->one_call);
 }
@@ -580,6 +635,7 @@ static struct device *cuda_free(struct device *device)
 {
         struct cuda_device *d = (struct cuda_device *)device;
 
+        close_copier(d);
         cuda_context_close(&d->context);
         pthread_mutex_destroy(&d->one_call);
         free(d->kept);
@@ -595,6 +651,7 @@ static const struct device_ops cuda_ops = {
         .make = cuda_make,
         .destroy = cuda_destroy,
         .adopt = cuda_adopt,
+        .copy = cuda_copy,
         .facts = cuda_facts,
         .others = cuda_foreign_bytes,
         .close = cuda_close,

@@ -18,6 +18,21 @@ int device_lend(struct device *d, const struct device_extent *e, bool is_read_on
         return fd < 0 ? -errno : fd;
 }
 
+static bool has_part(const struct device_extent *e, uint64_t offset, uint64_t n_bytes)
+{
+        return offset <= e->n_bytes && n_bytes <= e->n_bytes - offset;
+}
+
+int device_copy(struct device *d, const struct device_copy *copy)
+{
+        if (!d->ops->copy || copy->extent->share != DEVICE_SHARE_FD || copy->host->share != DEVICE_SHARE_FD)
+                return -ENOTSUP;
+        if (!has_part(copy->extent, copy->offset, copy->n_bytes) ||
+            !has_part(copy->host, copy->host_offset, copy->n_bytes))
+                return -EINVAL;
+        return d->ops->copy(d, copy);
+}
+
 int device_range_new(const struct device_view *view, uint64_t n_bytes, struct device_range **ret)
 {
         return view->is_cuda ? cuda_range_new(view, n_bytes, ret) : host_range_new(n_bytes, ret);

@@ -56,6 +56,16 @@ struct device_extent {
 };
 #define DEVICE_EXTENT_EMPTY ((struct device_extent){ .fd = -1 })
 
+/* A copy between an extent of a device (DEVICE_SHARE_FD) and one of the host device, which differ. */
+struct device_copy {
+        const struct device_extent *extent;
+        uint64_t offset; /* in the extent */
+        const struct device_extent *host;
+        uint64_t host_offset;
+        uint64_t n_bytes;
+        bool to_host; /* else from the host's extent */
+};
+
 /* What a device reports about itself. */
 struct device_facts {
         char name[64]; /* the vendor's name */
@@ -91,10 +101,8 @@ struct device_ops {
         /* True: no other process has the extent open or mapped, as the kernel proves. False also if that
          * is unknown. Does not wait, so it may be called on an event loop. NULL: it is never known. */
         bool (*is_alone)(struct device *d, const struct device_extent *e);
-        /* Copies between two extents of this device, in whole. For extents that a process fills or empties
-         * meanwhile the result is undefined, and nothing else. -ENOMEM, -EIO. NULL: not supported. */
-        int (*copy)(struct device *d, const struct device_extent *from, uint64_t from_offset,
-                    const struct device_extent *to, uint64_t to_offset, uint64_t n_bytes);
+        /* Called by device_copy(). NULL: not supported. */
+        int (*copy)(struct device *d, const struct device_copy *copy);
         int (*facts)(struct device *d, struct device_facts *ret); /* -ENODEV */
         /* The bytes in use outside of this process's extents: an upper bound of unreclaimed memory. May
          * be NULL. -ENODEV, -EIO. */
@@ -171,13 +179,15 @@ static inline bool device_is_alone(struct device *d, const struct device_extent 
 {
         return d->ops->is_alone && d->ops->is_alone(d, e);
 }
+
+/* Copies, and returns when all is done. Processes that change or punch the host's memory meanwhile change what is
+ * copied, and nothing else. -EINVAL: outside of an extent; -ENOTSUP: not with this device or share mode; -ENODEV;
+ * -ENOMEM; -EIO. After an error the destination has arbitrary parts of the source. */
+int device_copy(struct device *d, const struct device_copy *copy);
+
 static inline int device_foreign_bytes(struct device *d, uint64_t *ret_bytes)
 {
         return d->ops->others ? d->ops->others(d, ret_bytes) : -ENOTSUP;
-}
-static inline bool device_can_copy(const struct device *from, const struct device *to)
-{
-        return from->ops->copy && from->ops->copy == to->ops->copy;
 }
 static inline void device_close(struct device *d)
 {

@@ -23,6 +23,7 @@
 #include <unistd.h>
 
 #include "device/backend.h"
+#include "device/host_copy.h"
 #include "device/host_free.h"
 #include "device/host_pages.h"
 #include "device/host_punch.h"
@@ -158,38 +159,20 @@ static bool host_is_alone(struct device *d, const struct device_extent *e)
         return e->fd >= 0 && memfd_is_alone(e->fd);
 }
 
+static int host_copy_extent(struct device *d, const struct device_copy *copy)
+{
+        (void)d;
+        return copy->to_host ? host_copy(copy->extent->fd, copy->offset, copy->host->fd, copy->host_offset,
+                                         copy->n_bytes)
+                             : host_copy(copy->host->fd, copy->host_offset, copy->extent->fd, copy->offset,
+                                         copy->n_bytes);
+}
+
 static int host_facts(struct device *d, struct device_facts *ret)
 {
         (void)d;
         *ret = (struct device_facts){ .name = "host memory", .bytes_free = host_free_bytes() };
         return 0;
-}
-
-/* Through a mapping of the destination only: a hole in the source, which a client may have made, is read as
- * zeroes and stays a hole. Mappings of hugetlbfs have offsets and sizes in huge pages. */
-static int host_copy(struct device *d, const struct device_extent *from, uint64_t from_offset,
-                     const struct device_extent *to, uint64_t to_offset, uint64_t n_bytes)
-{
-        uint64_t begin = to_offset / HOST_GRANULARITY * HOST_GRANULARITY;
-        uint64_t end = (to_offset + n_bytes + HOST_GRANULARITY - 1) / HOST_GRANULARITY * HOST_GRANULARITY;
-        char *at = mmap(NULL, end - begin, PROT_READ | PROT_WRITE, MAP_SHARED, to->fd, (off_t)begin);
-        uint64_t n_done = 0;
-        int r = 0;
-
-        (void)d;
-        if (at == MAP_FAILED)
-                return -errno;
-        while (r == 0 && n_done < n_bytes) {
-                ssize_t n = pread(from->fd, at + (to_offset - begin) + n_done, n_bytes - n_done,
-                                  (off_t)(from_offset + n_done));
-
-                if (n > 0)
-                        n_done += (uint64_t)n;
-                else if (n == 0 || errno != EINTR)
-                        r = n == 0 ? -EIO : -errno;
-        }
-        munmap(at, end - begin);
-        return r;
 }
 
 static const struct device_ops host_ops = {
@@ -201,7 +184,7 @@ static const struct device_ops host_ops = {
         .adopt = host_adopt,
         .lend = host_lend,
         .is_alone = host_is_alone,
-        .copy = host_copy,
+        .copy = host_copy_extent,
         .facts = host_facts,
 };
 
@@ -360,7 +343,7 @@ int host_range_new(uint64_t n_bytes, struct device_range **ret)
                 return -ENOMEM;
         *h = (struct host_range){ .range.ops = &host_range_ops, .n_bytes = n_bytes };
         /* Pages of 2 MiB are mapped as such only at multiples of that. */
-        h->base = host_pages_map(-1, n_bytes);
+        h->base = host_pages_map(-1, 0, n_bytes);
         r = h->base ? 0 : host_reserve(NULL, n_bytes, 0, &h->base);
         if (r < 0) {
                 free(h);

@@ -37,7 +37,7 @@ int host_pages_open(const struct device_supply *supply)
                              supply->pages == DEVICE_PAGES_RESERVED ? MFD_HUGETLB | MFD_HUGE_2MB : 0);
 }
 
-void *host_pages_map(int fd, uint64_t n_bytes)
+void *host_pages_map(int fd, uint64_t offset, uint64_t n_bytes)
 {
         uint64_t room = n_bytes + HOST_HUGE_BYTES, before;
         char *at = mmap(NULL, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -52,8 +52,8 @@ void *host_pages_map(int fd, uint64_t n_bytes)
         if (fd < 0)
                 return at;
         /* NORESERVE: else pages of hugetlbfs are reserved for the mapping, from any node. */
-        if (mmap(at, n_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE, fd, 0) !=
-            MAP_FAILED)
+        if (mmap(at, n_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE, fd,
+                 (off_t)offset) != MAP_FAILED)
                 return at;
         munmap(at, n_bytes);
         return NULL;
@@ -112,7 +112,7 @@ static int fill_huge(int fd, void *at, uint64_t n_bytes, uint64_t *ret_huge_byte
 int host_pages_fill(int fd, uint64_t n_bytes, const struct device_supply *supply, uint64_t *ret_huge_bytes)
 {
         bool collapses = supply->pages == DEVICE_PAGES_AUTO;
-        void *at = collapses || supply->is_bound ? host_pages_map(fd, n_bytes) : NULL;
+        void *at = collapses || supply->is_bound ? host_pages_map(fd, 0, n_bytes) : NULL;
         int r = 0;
 
         *ret_huge_bytes = 0;

@@ -28,7 +28,8 @@ int host_pages_fill(int fd, uint64_t n_bytes, const struct device_supply *supply
  * n_bytes will be refused. */
 int host_pages_check(const struct device_supply *supply, uint64_t n_bytes, char *ret_clause, size_t n_clause);
 
-/* A mapping of a memfd, or an empty one (fd -1, PROT_NONE), aligned to 2 MiB; NULL on failure. */
-void *host_pages_map(int fd, uint64_t n_bytes);
+/* A mapping of a memfd from an offset on, a multiple of 2 MiB; or an empty one (fd -1, PROT_NONE). Aligned to
+ * 2 MiB; NULL on failure. */
+void *host_pages_map(int fd, uint64_t offset, uint64_t n_bytes);
 
 #endif

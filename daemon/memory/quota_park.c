@@ -10,7 +10,7 @@ bool quota_can_park(const struct quota *q)
         const struct partition *p = q->partition;
 
         return p->share == DEVICE_SHARE_FD && !p->preallocate && p->device->empties_mappings &&
-               device_can_copy(p->device, p->device);
+               p->device->ops->copy;
 }
 
 int quota_alloc_whole(struct quota *q, uint64_t n_bytes, bool again)

@@ -25,8 +25,8 @@ struct park_memory {
 };
 
 struct park_piece {
-        struct device_extent from, to; /* borrowed */
-        uint64_t from_offset, to_offset;
+        struct device_extent memory, copy; /* borrowed */
+        uint64_t memory_offset, copy_offset;
         uint64_t n_bytes;
 };
 
@@ -128,11 +128,15 @@ static void copy_run(struct worker_job *job)
         struct park *p = (struct park *)(void *)((char *)job - offsetof(struct park, job));
         struct device *device = p->memory.quota->partition->device;
         const struct park_piece *piece = &p->pieces[p->n_copied++];
+        const struct device_copy copy = { .extent = &piece->memory,
+                                          .offset = piece->memory_offset,
+                                          .host = &piece->copy,
+                                          .host_offset = piece->copy_offset,
+                                          .n_bytes = piece->n_bytes,
+                                          .to_host = !p->wakes };
 
-        p->result = __atomic_load_n(&device->is_ending, __ATOMIC_RELAXED)
-                            ? -ECANCELED
-                            : device->ops->copy(device, &piece->from, piece->from_offset, &piece->to,
-                                                piece->to_offset, piece->n_bytes);
+        p->result = __atomic_load_n(&device->is_ending, __ATOMIC_RELAXED) ? -ECANCELED
+                                                                          : device_copy(device, &copy);
         job->goes_on = p->result == 0 && p->n_copied < p->n_pieces;
 }
 
@@ -151,16 +155,14 @@ static uint64_t extent_at(const struct park_memory *m, uint64_t at, struct devic
 
 static size_t cut_pieces(const struct park *p, struct park_piece *ret)
 {
-        const struct park_memory *from = p->wakes ? &p->copy : &p->memory;
-        const struct park_memory *to = p->wakes ? &p->memory : &p->copy;
         uint64_t at = 0;
         size_t n = 0;
 
         for (; at < p->n_bytes; n++) {
                 struct park_piece piece;
-                uint64_t rest = extent_at(from, at, &piece.from, &piece.from_offset);
+                uint64_t rest = extent_at(&p->memory, at, &piece.memory, &piece.memory_offset);
 
-                rest = min_u64(rest, extent_at(to, at, &piece.to, &piece.to_offset));
+                rest = min_u64(rest, extent_at(&p->copy, at, &piece.copy, &piece.copy_offset));
                 piece.n_bytes = min_u64(min_u64(rest, PIECE_BYTES), p->n_bytes - at);
                 at += piece.n_bytes;
                 if (ret)
@@ -331,7 +333,7 @@ static int park_fault(struct session *s, const struct ledger_block *b, const Bfc
                 *ret_sentence = "no such partition: the reply to the hello lists all partitions";
                 return -ENOENT;
         }
-        if (!device_can_copy(q->partition->device, s->shares[m->partition].quota->partition->device)) {
+        if (s->shares[m->partition].quota->partition->is_cuda) {
                 *ret_sentence = "a block can be parked only in a partition of host memory";
                 return -EINVAL;
         }

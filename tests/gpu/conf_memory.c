@@ -5,6 +5,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 FIXTURE(memory, conformance_setup, conformance_teardown);
@@ -79,6 +80,34 @@ TEST(copies_and_fills)
         REFUSED(cu.cuMemcpyDtoH_v2(back, p, sizeof(back)));
         REFUSED(cu.cuMemsetD8_v2(p, 0, 16));
         OK(cu.cuCtxSynchronize()); /* refused, not broken */
+}
+
+TEST(pinned_memory_is_copied_by_streams)
+{
+        unsigned char *pinned =
+                mmap(NULL, 2 * MIB, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        CUstream s;
+        CUdeviceptr p;
+
+        ck_assert_ptr_ne(pinned, MAP_FAILED);
+        OK(cu.cuMemHostRegister_v2(pinned, 2 * MIB, 0));
+        IS(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED, cu.cuMemHostRegister_v2(pinned, 2 * MIB, 0));
+        OK(cu.cuStreamCreate(&s, CU_STREAM_NON_BLOCKING));
+        OK(cu.cuMemAlloc_v2(&p, 2 * MIB));
+        memset(pinned, 0x3b, 2 * MIB);
+        OK(cu.cuMemcpyHtoDAsync_v2(p, pinned, 2 * MIB, s));
+        OK(cu.cuStreamSynchronize(s));
+        memset(pinned, 0, 2 * MIB);
+        OK(cu.cuMemcpyDtoHAsync_v2(pinned, p, 2 * MIB, s));
+        OK(cu.cuStreamSynchronize(s));
+        for (size_t i = 0; i < 2 * MIB; i++)
+                if (pinned[i] != 0x3b)
+                        ck_abort_msg("byte %zu is %u", i, pinned[i]);
+        OK(cu.cuMemFree_v2(p));
+        OK(cu.cuStreamDestroy_v2(s));
+        OK(cu.cuMemHostUnregister(pinned));
+        IS(CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED, cu.cuMemHostUnregister(pinned));
+        munmap(pinned, 2 * MIB);
 }
 
 /* The contents of fresh memory are undefined; the fake fills it with a pattern. */

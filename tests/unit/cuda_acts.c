@@ -172,6 +172,31 @@ int act_churn(struct message *m)
         return r < 0 ? r : destroy_some(e[1]);
 }
 
+static int copy(struct message *m, bool to_host)
+{
+        const struct device_extent host = { .fd = m->fd, .n_bytes = m->extent.n_bytes };
+        int r = device_copy(device, &(struct device_copy){ .extent = &extents[m->a],
+                                                           .offset = m->b,
+                                                           .host = &host,
+                                                           .host_offset = m->extent.native,
+                                                           .n_bytes = m->c,
+                                                           .to_host = to_host });
+
+        close(m->fd);
+        m->fd = -1;
+        return r;
+}
+
+int act_copy_to_host(struct message *m)
+{
+        return copy(m, true);
+}
+
+int act_copy_from_host(struct message *m)
+{
+        return copy(m, false);
+}
+
 static int look(struct message *m)
 {
         const struct device_extent *e = &extents[m->a];

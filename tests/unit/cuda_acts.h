@@ -21,7 +21,10 @@ int act_close(struct message *m);
 int act_end(struct message *m);   /* device_end() */
 int act_swap(struct message *m);  /* from now on it is about the other device */
 int act_churn(struct message *m); /* one thread makes, another destroys: 0, or the first error */
-int act_look(struct message *m);  /* a: number, b: value → c: how many bytes are not that */
+/* a: number, b: offset, c: bytes; extent: the host's, with fd; extent.native: the offset there */
+int act_copy_to_host(struct message *m);
+int act_copy_from_host(struct message *m);
+int act_look(struct message *m); /* a: number, b: value → c: how many bytes are not that */
 
 /* A client's part. */
 int act_range(struct message *m); /* view, a: bytes */

@@ -10,6 +10,7 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "tests/suite.h"
@@ -29,6 +30,20 @@ static void note(struct message *m, int r, bool is_destroy)
                 m->a |= LIFE_FAILED;
         if (r == -ENODEV || (r < 0 && is_destroy))
                 m->a |= LIFE_MAY_HAVE_LEFT;
+}
+
+/* Out and in again. */
+static int copy_both_ways(struct device *d, const struct device_extent *e)
+{
+        struct device_extent host = { .fd = memfd_create("host", MFD_CLOEXEC), .n_bytes = 2 * MIB };
+        struct device_copy copy = { .extent = e, .host = &host, .n_bytes = 2 * MIB, .to_host = true };
+        int r = ftruncate(host.fd, (off_t)host.n_bytes) < 0 ? -EIO : device_copy(d, &copy);
+
+        copy.to_host = false;
+        if (r == 0)
+                r = device_copy(d, &copy);
+        close(host.fd);
+        return r;
 }
 
 /* → a: LIFE_..., c: pieces of memory that are left before the device is closed */
@@ -64,6 +79,8 @@ static int act_owners_life(struct message *m)
                         note(m, device_destroy(d, &adopted), true);
                         d->is_ending = false;
                 }
+                if (e[DEVICE_SHARE_FD].n_bytes > 0)
+                        note(m, copy_both_ways(d, &e[DEVICE_SHARE_FD]), false);
                 note(m, device_facts(d, &facts), false);
                 for (int i = 0; i < 2; i++)
                         note(m, device_destroy(d, &e[i]), true);

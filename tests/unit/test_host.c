@@ -99,6 +99,66 @@ TEST(sizes_refused)
         ck_assert_int_eq(e.fd, -1);
 }
 
+/* Across the parts that are mapped at a time; offsets are multiples of nothing. */
+TEST(copies_between_extents)
+{
+        const uint64_t n_bytes = 65 * MIB + 3;
+        struct device_extent e = make(68 * MIB), host = make(68 * MIB);
+        unsigned char *p = mmap(NULL, e.n_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, e.fd, 0),
+                      *q = mmap(NULL, e.n_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, host.fd, 0);
+        struct device_copy copy = { .extent = &e,
+                                    .offset = 4099,
+                                    .host = &host,
+                                    .host_offset = 2 * MIB + 777,
+                                    .n_bytes = n_bytes,
+                                    .to_host = true };
+
+        for (uint64_t i = 0; i < e.n_bytes; i++)
+                p[i] = (unsigned char)(i * 2654435761u >> 13);
+        ck_assert_int_eq(device_copy(device, &copy), 0);
+        ck_assert_mem_eq(q + copy.host_offset, p + copy.offset, n_bytes);
+        ck_assert_uint_eq(q[copy.host_offset - 1], 0);
+        ck_assert_uint_eq(q[copy.host_offset + n_bytes], 0);
+        memset(p, 0, e.n_bytes);
+        copy.to_host = false;
+        ck_assert_int_eq(device_copy(device, &copy), 0);
+        ck_assert_mem_eq(q + copy.host_offset, p + copy.offset, n_bytes);
+        ck_assert_uint_eq(p[copy.offset - 1], 0);
+        ck_assert_uint_eq(p[copy.offset + n_bytes], 0);
+        copy.n_bytes = e.n_bytes;
+        ck_assert_int_eq(device_copy(device, &copy), -EINVAL);
+        munmap(p, e.n_bytes);
+        munmap(q, e.n_bytes);
+        ck_assert_int_eq(device_destroy(device, &e), 0);
+        ck_assert_int_eq(device_destroy(device, &host), 0);
+}
+
+/* A client's hole is read as zeroes and stays one; a file that ends is an error, and no signal. */
+TEST(copies_of_what_is_not_there)
+{
+        struct device_extent e = make(4 * MIB), host = make(4 * MIB), short_one = { .n_bytes = 4 * MIB };
+        struct device_copy copy = { .extent = &e, .host = &host, .n_bytes = 4 * MIB };
+        unsigned char byte = 1;
+
+        ck_assert_int_eq(pwrite(e.fd, &byte, 1, 3), 1);
+        ck_assert_int_eq(
+                fallocate(host.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, (off_t)host.n_bytes), 0);
+        ck_assert_int_eq(device_copy(device, &copy), 0);
+        ck_assert_uint_eq(n_bytes_backed(host.fd), 0);
+        ck_assert_int_eq(pread(e.fd, &byte, 1, 3), 1);
+        ck_assert_uint_eq(byte, 0);
+        short_one.fd = memfd_create("short", MFD_CLOEXEC);
+        ck_assert_int_eq(ftruncate(short_one.fd, (off_t)(2 * MIB)), 0);
+        copy.host = &short_one;
+        for (int i = 0; i < 2; i++) {
+                copy.to_host = i;
+                ck_assert_int_eq(device_copy(device, &copy), -EIO);
+        }
+        close(short_one.fd);
+        ck_assert_int_eq(device_destroy(device, &e), 0);
+        ck_assert_int_eq(device_destroy(device, &host), 0);
+}
+
 static volatile sig_atomic_t n_signals;
 
 static void count(int signal_number)

@@ -1,0 +1,201 @@
+/* Copies between extents of a GPU and of the host.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "tests/suite.h"
+#include "tests/unit/cuda_acts.h"
+#include "tests/unit/cuda_case.h"
+
+FIXTURE(copies, case_setup, case_teardown);
+
+#define HOST_BYTES (24 * MIB)
+
+struct host {
+        int fd;
+        unsigned char *bytes;
+};
+
+static struct host host_make(void)
+{
+        struct host h = { .fd = memfd_create("host", MFD_CLOEXEC) };
+
+        ck_assert_int_eq(ftruncate(h.fd, (off_t)HOST_BYTES), 0);
+        h.bytes = mmap(NULL, HOST_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, h.fd, 0);
+        ck_assert_ptr_ne(h.bytes, MAP_FAILED);
+        return h;
+}
+
+static void host_drop(struct host *h)
+{
+        munmap(h->bytes, HOST_BYTES);
+        close(h->fd);
+}
+
+/* Every 4 KiB differ, and each from its neighbours by more than one byte. */
+static void host_write(struct host *h, uint64_t seed)
+{
+        for (uint64_t i = 0; i < HOST_BYTES; i += sizeof(seed)) {
+                uint64_t x = (i + seed) * UINT64_C(0x9e3779b97f4a7c15);
+
+                memcpy(h->bytes + i, &x, sizeof(x));
+        }
+}
+
+static int copy_host(struct process *p, int (*act)(struct message *m), const struct message *made,
+                     uint64_t offset, const struct host *h, uint64_t host_offset, uint64_t n_bytes)
+{
+        struct message m = { .fd = h->fd, .a = made->a, .b = offset, .c = n_bytes };
+
+        m.extent = (struct device_extent){ .n_bytes = HOST_BYTES, .native = host_offset };
+        return process_call(p, act, &m);
+}
+
+static struct process owner_with_late_streams(void)
+{
+        struct process p = process_start();
+
+        set(&p, "FAKE_CUDA_STREAM_DELAY_US=50000"); /* buffers that are used too early have other bytes */
+        ck_assert_int_eq(open_device(&p, "cuda:0"), 0);
+        return p;
+}
+
+/* Sizes around the pieces of 8 MiB, and no offset is a multiple of anything. */
+TEST(bytes_come_back)
+{
+        static const uint64_t sizes[] = { 1,           4096,         8 * MIB - 1, 8 * MIB,
+                                          8 * MIB + 1, 16 * MIB + 3, 19 * MIB + 5 };
+        struct process owner = owner_with_late_streams();
+        struct host from = host_make(), to = host_make();
+        int n_fds_owner = n_fds(&owner);
+        struct message e;
+
+        ck_assert_int_eq(make(&owner, DEVICE_SHARE_FD, HOST_BYTES, &e), 0);
+        forget(&e);
+        for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+                host_write(&from, i);
+                memset(to.bytes, 0x11, HOST_BYTES);
+                ck_assert_int_eq(copy_host(&owner, act_copy_from_host, &e, 777, &from, 4099, sizes[i]), 0);
+                ck_assert_int_eq(copy_host(&owner, act_copy_to_host, &e, 777, &to, 12345, sizes[i]), 0);
+                ck_assert_mem_eq(to.bytes + 12345, from.bytes + 4099, sizes[i]);
+                ck_assert_uint_eq(to.bytes[12344], 0x11);
+                ck_assert_uint_eq(to.bytes[12345 + sizes[i]], 0x11);
+        }
+        ck_assert_int_eq(copy_host(&owner, act_copy_to_host, &e, HOST_BYTES, &to, HOST_BYTES, 0), 0);
+        ck_assert_int_eq(tell(&owner, act_has_no_context), 0);
+        ck_assert_int_eq(destroy(&owner, &e), 0);         /* nothing is mapped any more */
+        ck_assert_int_eq(n_fds(&owner), n_fds_owner + 1); /* the buffers */
+        owner_end(&owner);
+        host_drop(&from);
+        host_drop(&to);
+}
+
+/* What a job sees, and what it wrote. */
+TEST(a_job_sees_what_was_copied)
+{
+        struct process owner = owner_with_late_streams(), job = job_start(DEVICE_SHARE_FD, HOST_BYTES);
+        struct host h = host_make();
+        struct message e;
+
+        ck_assert_int_eq(make(&owner, DEVICE_SHARE_FD, HOST_BYTES, &e), 0);
+        ck_assert_int_eq(map(&job, 0, &e), 0);
+        forget(&e);
+        memset(h.bytes, 0x5c, HOST_BYTES);
+        ck_assert_int_eq(copy_host(&owner, act_copy_from_host, &e, 0, &h, 0, HOST_BYTES), 0);
+        ck_assert_uint_eq(sees_other(&job, 0, 0x5c, HOST_BYTES), 0);
+        fill(&job, 0, 0x6d, HOST_BYTES);
+        ck_assert_int_eq(copy_host(&owner, act_copy_to_host, &e, 0, &h, 0, HOST_BYTES), 0);
+        for (uint64_t i = 0; i < HOST_BYTES; i++)
+                if (h.bytes[i] != 0x6d)
+                        ck_abort_msg("byte %lu is %u", (unsigned long)i, h.bytes[i]);
+        job_end(&job);
+        ck_assert_int_eq(destroy(&owner, &e), 0);
+        owner_end(&owner);
+        host_drop(&h);
+}
+
+/* The daemon must not end when the file of a client has no page there. */
+TEST(what_the_file_lacks_is_an_error)
+{
+        struct process owner = owner_start();
+        struct host h = host_make();
+        struct message e;
+        struct stat st;
+
+        ck_assert_int_eq(make(&owner, DEVICE_SHARE_FD, HOST_BYTES, &e), 0);
+        forget(&e);
+        memset(h.bytes, 0x5c, HOST_BYTES);
+        ck_assert_int_eq(copy_host(&owner, act_copy_from_host, &e, 0, &h, 0, HOST_BYTES), 0);
+        ck_assert_int_eq(ftruncate(h.fd, 0), 0);
+        ck_assert_int_eq(ftruncate(h.fd, (off_t)HOST_BYTES), 0); /* one hole */
+        ck_assert_int_eq(copy_host(&owner, act_copy_from_host, &e, 0, &h, 0, HOST_BYTES), 0);
+        ck_assert_uint_eq(owner_sees_other(&owner, &e, 0), 0);
+        ck_assert_int_eq(fstat(h.fd, &st), 0);
+        ck_assert_int_eq(st.st_blocks, 0); /* and it stays one */
+        ck_assert_int_eq(ftruncate(h.fd, (off_t)(9 * MIB)), 0);
+        ck_assert_int_eq(copy_host(&owner, act_copy_from_host, &e, 0, &h, 0, HOST_BYTES), -EIO);
+        ck_assert_int_eq(copy_host(&owner, act_copy_to_host, &e, 0, &h, 0, HOST_BYTES), -EIO);
+        ck_assert_int_eq(ftruncate(h.fd, (off_t)HOST_BYTES), 0);
+        ck_assert_int_eq(copy_host(&owner, act_copy_to_host, &e, 0, &h, 0, HOST_BYTES), 0);
+        ck_assert_int_eq(destroy(&owner, &e), 0);
+        owner_end(&owner);
+        host_drop(&h);
+}
+
+TEST(impossible_copies_are_refused)
+{
+        struct process owner = owner_start();
+        struct host h = host_make();
+        struct message e, ipc;
+
+        ck_assert_int_eq(make(&owner, DEVICE_SHARE_FD, 4 * MIB, &e), 0);
+        ck_assert_int_eq(make(&owner, DEVICE_SHARE_CUDA_IPC, 4 * MIB, &ipc), 0);
+        forget(&e);
+        forget(&ipc);
+        for (int i = 0; i < 2; i++) {
+                int (*act)(struct message * m) = i ? act_copy_to_host : act_copy_from_host;
+
+                ck_assert_int_eq(copy_host(&owner, act, &ipc, 0, &h, 0, MIB), -ENOTSUP);
+                ck_assert_int_eq(copy_host(&owner, act, &e, 4 * MIB, &h, 0, 1), -EINVAL);
+                ck_assert_int_eq(copy_host(&owner, act, &e, UINT64_MAX, &h, 0, 2), -EINVAL);
+                ck_assert_int_eq(copy_host(&owner, act, &e, 0, &h, HOST_BYTES - 1, 2), -EINVAL);
+                ck_assert_int_eq(copy_host(&owner, act, &e, 0, &h, UINT64_MAX, 2), -EINVAL);
+                ck_assert_int_eq(copy_host(&owner, act, &e, 0, &h, 0, UINT64_MAX), -EINVAL);
+        }
+        ck_assert_int_eq(destroy(&owner, &e), 0);
+        ck_assert_int_eq(destroy(&owner, &ipc), 0);
+        owner_end(&owner);
+        host_drop(&h);
+}
+
+/* The copy that first finds the device lost, also in its middle, and all that is called afterwards. */
+TEST(a_lost_device_copies_nothing)
+{
+        static const char *const faults[] = { "FAKE_CUDA_FAULT=cuMemcpyDtoHAsync:2+:214",
+                                              "FAKE_CUDA_FAULT=cuStreamSynchronize:1+:214",
+                                              "FAKE_CUDA_FAULT=cuMemHostRegister:1+:214" };
+
+        for (size_t i = 0; i < sizeof(faults) / sizeof(faults[0]); i++) {
+                struct process owner = process_start();
+                struct host h = host_make();
+                struct message e, more;
+
+                set(&owner, faults[i]);
+                ck_assert_int_eq(open_device(&owner, "cuda:0"), 0);
+                ck_assert_int_eq(make(&owner, DEVICE_SHARE_FD, HOST_BYTES, &e), 0);
+                forget(&e);
+                ck_assert_int_eq(copy_host(&owner, act_copy_to_host, &e, 0, &h, 0, HOST_BYTES), -ENODEV);
+                ck_assert_int_eq(make(&owner, DEVICE_SHARE_FD, 4 * MIB, &more), -ENODEV);
+                ck_assert_int_eq(copy_host(&owner, act_copy_from_host, &e, 0, &h, 0, MIB), -ENODEV);
+                ck_assert_int_eq(destroy(&owner, &e), -ENODEV);
+                owner_end(&owner);
+                host_drop(&h);
+                owner = process_start(); /* the memory of the process that ended is free now */
+                ck_assert_uint_eq(n_free(&owner), 64 * MIB);
+                ck_assert_int_eq(process_end(&owner), 0);
+        }
+}
