@@ -29,7 +29,7 @@ const char *ask_socket(const char *option)
         for (size_t i = 0; i < sizeof(variables) / sizeof(variables[0]); i++) {
                 const char *value = getenv(variables[i]);
 
-                if (value && *value)
+                if (value && *value && (access(value, R_OK | W_OK) == 0 || errno != EACCES))
                         return value;
         }
         for (size_t i = 0; i < sizeof(paths) / sizeof(paths[0]); i++)
@@ -136,7 +136,7 @@ static int ask_done(struct ask *a, Bfcd__Request *request)
         return r;
 }
 
-static int open_session(struct ask *a, const char *socket, const char *tenant, bool no_memory)
+int ask_open(struct ask *a, const char *socket, const char *tenant)
 {
         Bfcd__Hello hello = BFCD__HELLO__INIT;
         Bfcd__Request request = REQUEST(HELLO, hello, &hello);
@@ -149,7 +149,7 @@ static int open_session(struct ask *a, const char *socket, const char *tenant, b
                 return fail_socket(a, r);
         call_set_timeout(a->connection, TIMEOUT_MS);
         hello.version = PROTOCOL_VERSION;
-        hello.no_memory = no_memory;
+        hello.no_memory = true;
         hello.name = (char[]){ "bfcctl" };
         hello.tenant = (char *)(tenant ? tenant : "");
         r = ask(a, &request, BFCD__REPLY__BODY_HELLO, &reply);
@@ -162,16 +162,6 @@ static int open_session(struct ask *a, const char *socket, const char *tenant, b
         a->session_id = reply->hello->session_id;
         bfcd__reply__free_unpacked(reply, NULL);
         return 0;
-}
-
-int ask_open(struct ask *a, const char *socket, const char *tenant)
-{
-        return open_session(a, socket, tenant, false);
-}
-
-int ask_open_manager(struct ask *a, const char *socket, const char *tenant)
-{
-        return open_session(a, socket, tenant, true);
 }
 
 void ask_close(struct ask *a)

@@ -22,12 +22,9 @@ struct ask {
         char error[1024];
 };
 
-/* socket must outlive the connection. tenant: which one, if several match; NULL or "": the daemon's
- * choice. */
+/* On the client socket the session joins no lease and gets no memory. socket must outlive the connection. tenant: which
+ * one, if several match; NULL or "": the daemon's choice. */
 int ask_open(struct ask *a, const char *socket, const char *tenant);
-
-/* The same for leases: on the client socket the session joins no lease and gets no memory. */
-int ask_open_manager(struct ask *a, const char *socket, const char *tenant);
 void ask_close(struct ask *a); /* also after a failed ask_open() */
 
 /* The caller frees *ret with list_free(). */

@@ -227,7 +227,7 @@ static int run_verb(verb_run run, struct ask *a, const struct invocation *i, con
         const char *tenant = i->tenant ? i->tenant : getenv("BFC_TENANT");
         char name[ASK_NAME_BYTES];
 
-        if (ask_open_manager(a, ask_manager_socket(i->socket), tenant) < 0 ||
+        if (ask_open(a, ask_manager_socket(i->socket), tenant) < 0 ||
             ask_lease_name(a, i->arguments[1], name) < 0)
                 return command_complain(a);
         return run(a, i, c, name);

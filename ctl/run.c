@@ -131,8 +131,7 @@ static int find_tenant(struct run *run)
         struct ask a;
         int status = EXIT_SUCCESS;
 
-        if (ask_open_manager(&a, run->client_socket, NULL) < 0 ||
-            ask_list(&a, BFCD__LIST__KIND__WHOAMI, &l) < 0) {
+        if (ask_open(&a, run->client_socket, NULL) < 0 || ask_list(&a, BFCD__LIST__KIND__WHOAMI, &l) < 0) {
                 say("No --tenant, and this user's tenant is not known: %s", a.error);
                 status = EXIT_RUN_FAILED;
         } else {
@@ -267,7 +266,7 @@ static int make_lease(struct run *run)
 
         if (!*run->tenant && (status = find_tenant(run)) != EXIT_SUCCESS)
                 return status;
-        if (ask_open_manager(&a, run->socket, run->tenant) < 0) {
+        if (ask_open(&a, run->socket, run->tenant) < 0) {
                 status = complain(&a);
         } else if (a.monitor) {
                 say("\"run\" needs the admin socket or the client socket, and %s is the monitor socket. Set "
@@ -387,7 +386,7 @@ static int reopen(struct ask *a, const struct run *run)
         uint64_t until_ms = clock_ms() + END_MS;
         int r;
 
-        while ((r = ask_open_manager(a, run->socket, run->tenant)) < 0 && clock_ms() < until_ms) {
+        while ((r = ask_open(a, run->socket, run->tenant)) < 0 && clock_ms() < until_ms) {
                 ask_close(a);
                 pause_ms(FIRST_PAUSE_MS);
         }

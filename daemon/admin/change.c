@@ -175,34 +175,41 @@ static void change_count(struct change *c, size_t partition, uint64_t n_extents,
         c->partitions[partition].committed_bytes += committed_bytes;
 }
 
-/* An existing quota. to: NULL where it is removed. */
-static void change_count_quota(struct change *c, const struct quota *q, const struct config_quota *to)
+/* Of a lease in a quota, which may follow the config: with the higher of the old and the new limit. */
+static uint64_t change_lease_extents(const struct change *c, const struct quota *q,
+                                     const struct config_quota *to)
 {
-        size_t partition = (size_t)(q->partition - c->b->partitions);
-        uint64_t limit = to ? to->limit_bytes : q->account.limit_bytes;
-        uint64_t n_sessions = to ? to->max_sessions : q->max_sessions;
-        uint64_t n_blocks = to ? to->max_blocks : q->max_blocks;
-        uint64_t promised, committed = q->account.charged_bytes;
-
-        if (to) {
-                lease_auto_sums(c->b, find_tenant(c, q->tenant), q, to, &promised, &committed);
-                committed = max_u64(to->reserve_bytes, committed);
-        }
-        change_count(c, partition, arena_extent_room(q->arena, limit), max_u64(n_sessions, q->all.n_sessions),
-                     max_u64(n_blocks, q->all.n_blocks), committed);
-}
-
-/* A lease in a quota, where its blocks and what it takes are counted. to: of the quota. The higher of the old and the
- * new limit counts. */
-static void change_count_lease(struct change *c, const struct quota *q, const struct config_quota *to)
-{
-        uint64_t n_sessions = to ? to->max_sessions : q->max_sessions;
         uint64_t limit = q->account.limit_bytes;
 
         if (lease_auto_follows(c->b, lease_of(c->b, q), to))
                 limit = max_u64(limit, lease_auto_limits(q, to).limit_bytes);
-        change_count(c, (size_t)(q->partition - c->b->partitions), arena_extent_room(q->arena, limit),
-                     max_u64(n_sessions, q->sessions.n), 0, 0);
+        return arena_extent_room(q->arena, limit);
+}
+
+/* An existing quota. to: NULL where it is removed. */
+static void change_count_quota(struct change *c, const struct quota *q, const struct config_quota *to)
+{
+        const struct tenant *t = find_tenant(c, q->tenant);
+        uint64_t n_extents = arena_extent_room(q->arena, to ? to->limit_bytes : q->account.limit_bytes);
+        uint64_t n_sessions = max_u64(to ? to->max_sessions : q->max_sessions, q->all.n_sessions);
+        uint64_t n_blocks = max_u64(to ? to->max_blocks : q->max_blocks, q->all.n_blocks);
+        uint64_t promised, committed = q->account.charged_bytes, most = n_extents;
+
+        for (size_t i = 0; q->account.n_children > 0 && i < t->n_quotas; i++)
+                if (t->quotas[i]->lease.parent == q)
+                        most = max_u64(most, change_lease_extents(c, t->quotas[i], to));
+        if (to) {
+                lease_auto_sums(c->b, t, q, to, &promised, &committed);
+                committed = max_u64(to->reserve_bytes, committed);
+        }
+        change_count(c, (size_t)(q->partition - c->b->partitions), n_extents, 0, n_blocks, committed);
+        c->n_exports += most * min_u64(n_sessions, c->b->room.n_sessions);
+}
+
+/* A lease in a quota, where its sessions, its blocks and what it takes are counted. to: of the quota. */
+static void change_count_lease(struct change *c, const struct quota *q, const struct config_quota *to)
+{
+        change_count(c, (size_t)(q->partition - c->b->partitions), change_lease_extents(c, q, to), 0, 0, 0);
 }
 
 /* The quota's leases, of which some follow the config. */

@@ -145,10 +145,10 @@ static int read_match(const Bfcd__LeaseCreate *m, struct ledger_lease *ret, char
 static int check_sizes(uint64_t limit, uint64_t reserve, char *why, size_t n)
 {
         if (limit == 0 || limit % CONFIG_GRANULARITY != 0 || reserve % CONFIG_GRANULARITY != 0)
-                snprintf(why, n,
-                         "limit and reserve are multiples of 2 MiB, and the limit is not 0: limit %" PRIu64
-                         ", reserve %" PRIu64 " bytes",
-                         limit, reserve);
+                snprintf(
+                        why, n,
+                        "limit and reserve are multiples of 2 MiB, and the limit is not 0: limit %s, reserve %s",
+                        NUMBER_SIZE(limit), NUMBER_SIZE(reserve));
         else if (reserve > limit)
                 snprintf(why, n, "reserve %s is more than the limit %s", NUMBER_SIZE(reserve),
                          NUMBER_SIZE(limit));
@@ -304,7 +304,7 @@ static int check_make(const struct broker *b, struct tenant *t, const struct quo
         if (r == 0)
                 r = lease_bounds_check(b, t, facts->maker, why, n);
         if (r == 0)
-                r = lease_check_room(b, parent, NULL, limit, why, n);
+                r = lease_check_room(b, t, parent, NULL, limit, facts->maker, why, n);
         return r;
 }
 
@@ -417,7 +417,7 @@ static struct lease *find_lease(struct session *s, uint64_t id, const char *name
 }
 
 static int check_set(const struct broker *b, const struct lease *lease, const Bfcd__LeaseSet *m,
-                     const struct quota_limits *limits, char *why, size_t n)
+                     const struct quota_limits *limits, enum ledger_lease_maker maker, char *why, size_t n)
 {
         const struct quota *q = lease->quota;
         int r;
@@ -437,7 +437,8 @@ static int check_set(const struct broker *b, const struct lease *lease, const Bf
                 r = check_reserve(q->lease.parent, account_lacks_reserve(&q->account, limits->reserve_bytes),
                                   limits->reserve_bytes, why, n);
         if (r == 0 && limits->limit_bytes > q->account.limit_bytes)
-                r = lease_check_room(b, q->lease.parent, lease, limits->limit_bytes, why, n);
+                r = lease_check_room(b, lease->tenant, q->lease.parent, lease, limits->limit_bytes, maker,
+                                     why, n);
         if (r == 0 && quota_prepare_limit(lease->quota, limits->limit_bytes) < 0) {
                 snprintf(why, n, "the sizes of its extents allow at most %s: make another lease",
                          NUMBER_SIZE(arena_limit_max(q->arena)));
@@ -488,7 +489,7 @@ int handle_lease_set(struct session *s, const Bfcd__Request *r, const char **ret
         if (result == 0)
                 result = lease_bounds_check_change(lease->tenant, maker, why, sizeof(why));
         if (result == 0)
-                result = check_set(s->broker, lease, m, &limits, why, sizeof(why));
+                result = check_set(s->broker, lease, m, &limits, maker, why, sizeof(why));
         if (result < 0) {
                 session_refuse(s, r->id, result, why);
                 return 0;

@@ -22,12 +22,13 @@ static bool is_as_deep(const struct broker *b, const struct lease *lease, const 
 {
         const struct ledger_lease *record = lease_record(b, lease);
 
-        return record->kind == LEASE_PID ||
-               (record->kind == LEASE_CGROUP && lease_path_depth(record->match) >= lease_path_depth(group));
+        return record->maker != LEASE_BY_USER &&
+               (record->kind == LEASE_PID ||
+                (record->kind == LEASE_CGROUP && lease_path_depth(record->match) >= lease_path_depth(group)));
 }
 
 /* The last component of the control group and a number that no lease had before. No name that is given to a lease has a
- * ':'. */
+ * '::'. */
 static void make_name(const struct broker *b, const char *group, char ret[static LEDGER_NAME_BYTES])
 {
         static const char allowed[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-.";
@@ -37,7 +38,7 @@ static void make_name(const struct broker *b, const char *group, char ret[static
         for (char *c = ret; *c; c++)
                 if (!strchr(allowed, *c))
                         *c = '_';
-        snprintf(ret + strlen(ret), LEDGER_NAME_BYTES - strlen(ret), ":%" PRIu64,
+        snprintf(ret + strlen(ret), LEDGER_NAME_BYTES - strlen(ret), "::%" PRIu64,
                  ledger_quotas_end(b->ledger));
 }
 

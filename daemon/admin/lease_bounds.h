@@ -14,7 +14,11 @@
 #define LEASE_BOUNDS_MS 10000u /* in so long a tenant's processes make and change at most LEASES_PER_TENANT */
 
 struct broker;
+struct config;
 struct tenant;
+
+/* How many tenants' processes may cause leases. */
+size_t lease_bounds_tenants(const struct config *c);
 
 /* -EDQUOT, with a sentence that names the bound. Of a new lease; and of a change. */
 int lease_bounds_check(const struct broker *b, struct tenant *t, enum ledger_lease_maker maker, char *why,

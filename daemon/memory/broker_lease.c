@@ -198,6 +198,9 @@ static int match_process(const struct broker *b, const struct ledger_lease *reco
         return peer->n_ancestors < 0 ? peer->n_ancestors : 0;
 }
 
+/* Above all others: a user's lease lifts no limit of an operator's or of the config's. */
+#define RANK_NOT_BY_USER ((int)(CGROUP_PATH_BYTES + 4 + PROCESS_MAX_ANCESTORS))
+
 /* 0: the process does not match. The larger, the more specific: a process tree, the nearest ancestor first; a
  * control group, the deepest first; a unit; a user. -errno: it is not known whether it matches. */
 static int match_rank(const struct broker *b, const struct ledger_lease *record, struct lease_peer *peer)
@@ -205,6 +208,8 @@ static int match_rank(const struct broker *b, const struct ledger_lease *record,
         const struct credentials *who = peer->who;
         char unit[CGROUP_UNIT_BYTES];
 
+        if (record->maker == LEASE_BY_USER && who->uid != record->maker_uid)
+                return 0;
         switch ((enum ledger_lease_kind)record->kind) {
         case LEASE_PID:
                 return match_process(b, record, peer);
@@ -270,6 +275,8 @@ int lease_match(const struct broker *b, const struct quota *parent, struct lease
                 rank = match_rank(b, lease_record(b, lease), peer);
                 if (rank < 0)
                         return refuse_unknown(lease, peer, rank, sentence, n_sentence);
+                if (rank > 0 && lease_record(b, lease)->maker != LEASE_BY_USER)
+                        rank += RANK_NOT_BY_USER;
                 if (rank < best_rank)
                         continue;
                 best = lease;

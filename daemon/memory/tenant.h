@@ -36,7 +36,7 @@ struct tenant_suppressed {
 /* Leases that its processes made or changed in the current interval; see lease_bounds.h. */
 struct tenant_births {
         uint64_t since_ms; /* 0: none */
-        uint32_t n;
+        uint32_t n_by_users, n_by_config;
 };
 
 /* Its address never changes: sessions point at it. */

@@ -198,6 +198,7 @@ static void on_process_exit(struct poller_item *item, uint32_t events)
                 (struct connection *)((char *)item - offsetof(struct connection, process.item));
 
         (void)events;
+        peer_process_ignore(&c->process); /* it exits once */
         connection_drop(c, NULL);
         session_exit(c->session);
 }
@@ -209,7 +210,15 @@ static void connection_watch_process(struct connection *c)
         session_set_watched(c->session, peer_process_is_watched(&c->process));
 }
 
-static void on_timer(uv_timer_t *timer);
+static void on_timer(uv_timer_t *timer)
+{
+        struct connection *c = timer->data;
+
+        if (c->deadline_ms != 0)
+                session_expire(c->session);
+        else if (!c->is_dropped && !session_is_closing(c->session))
+                connection_watch_process(c);
+}
 
 /* The client said hello: the connection gets turns with its tenant's. Its process is watched from its next request
  * on, when something may depend on it, or soon: so a crowd that says hello and disconnects costs less. */
@@ -270,16 +279,6 @@ static void on_session_send(void *userdata, const Bfcd__Reply *reply, const int 
         bfcd__reply__pack(reply, payload);
         if (!c->in_batch)
                 connection_make_ready(c); /* its turn flushes */
-}
-
-static void on_timer(uv_timer_t *timer)
-{
-        struct connection *c = timer->data;
-
-        if (c->deadline_ms != 0)
-                session_expire(c->session);
-        else if (!c->is_dropped)
-                connection_watch_process(c);
 }
 
 static void on_session_changed(void *userdata)

@@ -243,23 +243,58 @@ TEST_OF(lease_auto, what_has_no_room_is_refused)
 
 TEST_OF(lease_auto, the_number_of_leases_is_bounded)
 {
+        const unsigned share = LEASES_PER_TENANT / 4 * 3;
         struct peer *p;
         char group[64];
 
         ck_assert_int_eq(reload(CONFIG(PER("limit: 2MiB")), "per is"), 0);
         for (unsigned round = 0; round < 2; round++) {
                 for (unsigned i = 0; i < LEASES_PER_TENANT; i++) {
+                        if (i == share) {
+                                refused("/pods/one/more", EDQUOT,
+                                        "processes of tenant 'red' have 192 leases, which is the most");
+                                create("operators", "/pods/one/more", NULL);
+                                end("operators");
+                                while (b->leases.n > 0)
+                                        tick();
+                        }
                         snprintf(group, sizeof(group), "/pods/%u/%u", round, i);
                         p = join(group, group);
                         must_close(p);
                 }
-                refused("/pods/one/more", EDQUOT, "tenant 'red' has 256 leases, which is the most");
                 while (b->leases.n > 0)
                         tick();
                 refused("/pods/one/more", EDQUOT, "made or changed 256 leases in 10 s");
                 ck_assert_uint_eq(b->leases.n, 0);
                 still_clock_pass(10000);
         }
+}
+
+/* What leases need of the tables is bounded for each tenant, too, so that others and operators have room. */
+TEST_OF(lease_auto, tenants_share_the_room_in_tables)
+{
+        const struct ledger_limits room = b->room;
+        const struct quota *first;
+        uint64_t n_extents = 0;
+
+        for (size_t i = 0; i < b->n_tenants; i++)
+                for (size_t k = 0; k < b->tenants[i].n_quotas; k++) {
+                        const struct quota *q = b->tenants[i].quotas[k];
+
+                        n_extents += arena_extent_room(q->arena, q->account.limit_bytes);
+                }
+        must_close(join("/pods/x/1", "/pods/x/1"));
+        first = b->leases.list[0]->quota; /* two of them, and as much for operators */
+        b->room.n_extents =
+                (uint32_t)(n_extents + 4 * arena_extent_room(first->arena, first->account.limit_bytes) - 1);
+        refused("/pods/x/2", EDQUOT, "may take of the daemon's tables and file descriptors");
+        create("operators", "/pods/x/2", NULL);
+        end("operators");
+        b->room.n_extents++;
+        must_close(join("/pods/x/2", "/pods/x/2"));
+        b->room = room;
+        while (b->leases.n > 0)
+                tick();
 }
 
 /* The more tenants have such leases, the fewer each may have. */

@@ -74,7 +74,7 @@ struct wanted {
         bool by_user;
 };
 
-/* A name of the user of this process, unless it has a ':'. */
+/* A name of the user of this process, unless it has a ':', or an operator makes it. */
 static uint64_t ask_create(struct peer *p, const struct wanted *w)
 {
         Bfcd__Request r = BFCD__REQUEST__INIT;
@@ -82,7 +82,7 @@ static uint64_t ask_create(struct peer *p, const struct wanted *w)
         char name[128];
         uint64_t id;
 
-        snprintf(name, sizeof(name), "%s%s", strchr(w->name, ':') ? "" : prefix, w->name);
+        snprintf(name, sizeof(name), "%s%s", strchr(w->name, ':') || p == admin ? "" : prefix, w->name);
         m.name = name;
         m.tenant = (char *)(uintptr_t)(w->tenant ? w->tenant : "");
         m.partition = (char *)(uintptr_t) "a";
@@ -174,6 +174,26 @@ TEST_OF(lease_self, only_own_processes_get_a_lease)
         ck_assert_str_eq(list_page(own, BFCD__LIST__KIND__LEASES, 0)->leases[0]->made_by, "user");
         ck_assert_int_eq(peer_error(own, ask_end(own, name_of("x"))), 0);
         ck_assert_int_eq(peer_error(own, ask_end(own, name_of("all"))), 0);
+}
+
+/* Not a limit that an operator gave the user, and not the sessions of other users, whatever their ancestors. */
+TEST_OF(lease_self, it_lifts_no_limit_and_limits_no_other_user)
+{
+        struct peer *in, *not_in;
+
+        CREATE(own, .name = "x", .limit = 16 * MIB);
+        in = open_session(geteuid());
+        ck_assert_str_eq(in->session->shares[0].quota->lease.name, name_of("x"));
+        must_close(in);
+        not_in = open_session(OTHER); /* its process is this one, too */
+        ck_assert_ptr_null(not_in->session->shares[0].quota->lease.parent);
+        must_close(not_in);
+        CREATE(admin, .name = "op", .tenant = "red", .limit = 4 * MIB, .by_user = true, .uid = geteuid());
+        in = open_session(geteuid());
+        ck_assert_str_eq(in->session->shares[0].quota->lease.name, "op");
+        must_close(in);
+        ck_assert_int_eq(peer_error(admin, ask_end(admin, "op")), 0);
+        ck_assert_int_eq(peer_error(own, ask_end(own, name_of("x"))), 0);
 }
 
 TEST_OF(lease_self, only_the_maker_and_operators_change_a_lease)
