@@ -32,14 +32,14 @@ static const char for_all[] =
         "                                   ended sessions, peaks and refusals, from the\n"
         "                                   daemon's records in the journal or in a file\n"
         "  tensorboard --logdir DIR [--interval SECONDS] [--count N] [--tenant TENANT]\n"
-        "                                   each tenant's use as curves for TensorBoard\n";
+        "                                   each tenant's use as curves for TensorBoard\n"
+        "  lease list                       leases: quotas of jobs within a tenant's\n";
 
 static const char for_operators[] =
         "On the monitor socket:\n"
         "  top [sessions|tenants|partitions] [--interval SECONDS] [--once]\n"
         "                                   a live view, with keys as in htop; --once\n"
         "                                   prints it as text\n"
-        "  lease list                       leases: quotas of jobs within a tenant's\n"
         "On the admin and monitor sockets also:\n"
         "  config                           the current configuration\n"
         "On the admin socket also:\n"
@@ -50,19 +50,22 @@ static const char for_operators[] =
         "                                   reclaim idle client caches\n"
         "  evict SESSION [--reason TEXT]    end a session; its client gets the reason\n"
         "  forget TENANT NAME               free a kept block with its last reference\n"
-        "  lease create NAME --tenant TENANT --partition NAME --limit SIZE [--reserve SIZE]\n"
-        "        (--cgroup PATH | --unit UNIT | --pid PID | --user USER) [--ttl TIME]\n"
-        "        [--evict] [--grace TIME]\n"
-        "                                   make a lease for these processes\n"
-        "  lease set NAME [--limit SIZE] [--reserve SIZE] [--ttl TIME]\n"
-        "  lease end NAME [--evict] [--grace TIME]\n"
-        "                                   no new sessions; it goes with the last one\n"
         "  drain DEVICE [--wait [SECONDS]]  refuse new blocks on it, and release it when\n"
         "                                   it is empty, for a reset or a change\n"
         "  resume DEVICE                    serve blocks on it again\n"
+        "On the admin socket, or on the client socket where the tenant has\n"
+        "`leases: self`:\n"
+        "  lease create NAME [--tenant TENANT] --partition NAME --limit SIZE\n"
+        "        [--reserve SIZE] (--cgroup PATH | --unit UNIT | --pid PID | --user USER)\n"
+        "        [--ttl TIME] [--evict] [--grace TIME]\n"
+        "                                   make a lease for these processes\n"
+        "  lease set NAME [--limit SIZE] [--reserve SIZE] [--ttl TIME]\n"
+        "                                   change it\n"
+        "  lease end NAME [--evict] [--grace TIME]\n"
+        "                                   no new sessions; it goes with the last one\n"
         "  run --limit SIZE [--reserve SIZE] [--lease NAME] [--tenant TENANT]\n"
-        "        [--partition NAME] [--wait [SECONDS]] [--evict] [--grace TIME] [--quiet] [--strict | --no-preload]\n"
-        "        [--] COMMAND [ARGUMENT...]\n"
+        "        [--partition NAME] [--wait [SECONDS]] [--evict] [--grace TIME] [--quiet]\n"
+        "        [--strict | --no-preload] [--] COMMAND [ARGUMENT...]\n"
         "                                   run a program in a lease of its own\n";
 
 static const char options[] =

@@ -189,8 +189,8 @@ static inline struct suite_fixture *suite_fixture_of(const struct suite_test *t)
         return last;
 }
 
-/* A suite of all tests that are registered. finds_fds: a test that leaves an fd open fails. timeout: seconds of each test. setup and teardown, which may be
- * NULL, are those of the tests without a FIXTURE. */
+/* A suite of all tests that are registered. finds_fds: a test that leaves an fd open fails. timeout: seconds
+ * of each test. setup and teardown, which may be NULL, are those of the tests without a FIXTURE. */
 static inline Suite *suite_make(const char *name, bool finds_fds, double timeout, void (*setup)(void),
                                 void (*teardown)(void))
 {

@@ -400,13 +400,13 @@ static int restore_lease(struct broker *b, struct tenant *t, struct quota *paren
                          struct inherited_quota *from)
 {
         struct ledger_lease *record = ledger_lease_at(b->ledger, from->lease);
-        struct extent_sizes grid = quota_extent_sizes(ledger_quota_at(b->ledger, from->index));
+        struct extent_sizes sizes = quota_extent_sizes(ledger_quota_at(b->ledger, from->index));
         const char *why = NULL;
         struct quota_options options = {
                 .parent = parent,
                 .lease = record->name, /* until lease_adopt() */
                 .limit_bytes =
-                        max_u64(limit_in(parent->partition, record->limit_bytes, &grid), from->n_bytes),
+                        max_u64(limit_in(parent->partition, record->limit_bytes, &sizes), from->n_bytes),
                 .max_sessions = parent->max_sessions,
                 .max_blocks = parent->max_blocks,
                 .inherited = &from->arena,

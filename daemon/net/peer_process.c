@@ -19,7 +19,7 @@
 #define ALL_IDS    UINT64_C(4294967295)
 
 /* In a user namespace that does not map all ids the kernel shows one id, usually 65534, for all users that have none:
- * it identifies nobody. MATCH_NO_ID: all ids are mapped. */
+ * it does not identify a user. MATCH_NO_ID: all ids are mapped. */
 static uint32_t overflow_uid = MATCH_NO_ID, overflow_gid = MATCH_NO_ID;
 
 static bool maps_all_ids(const char *path)
@@ -183,7 +183,7 @@ int peer_process_match(struct peer_process *p, const struct broker *b, int fd, b
                 free(who->cgroup);
                 who->cgroup = NULL;
         }
-        if (!p->is_known && store_keeps(b->options.store)) /* else no successor asks who it was */
+        if (!p->is_known && store_keeps(b->options.store)) /* only a resumed session needs it */
                 who->start_time = process_start_time(who->pid);
         p->is_known = true;
         if ((b->config->has_patterns || b->leases.n > 0) && !who->cgroup)

@@ -19,8 +19,6 @@
 #include "tests/suite.h"
 #include "tests/checks.h"
 
-#define MIB (UINT64_C(1) << 20)
-
 static const char config_text[] = "devices:\n"
                                   "  - id: host\n"
                                   "    size: 256MiB\n"
@@ -1299,9 +1297,4 @@ TEST(read_only_survives)
         ck_assert_uint_eq(reader.peer->n_extents, 1);
         check();
         reader.peer = peer_free(reader.peer);
-}
-
-int main(void)
-{
-        return suite_main("inherit");
 }

@@ -22,8 +22,6 @@
 #include "tests/unit/sessions.h"
 #include "tests/unit/still_clock.h"
 
-#define MIB (UINT64_C(1) << 20)
-
 #define CONFIG(red) CONFIG_BLUE(red, "limit: 64MiB")
 #define CONFIG_BLUE(red, blue)                                                                               \
         "devices:\n"                                                                                         \
@@ -1212,9 +1210,4 @@ TEST_OF(lease, a_restart_lowers_reserves_to_the_config)
         end_sessions();
         end("x", false, 0);
         end("y", false, 0);
-}
-
-int main(void)
-{
-        return suite_main("lease");
 }

@@ -16,8 +16,6 @@
 #include "tests/unit/sessions.h"
 #include "tests/unit/still_clock.h"
 
-#define MIB (UINT64_C(1) << 20)
-
 #define CONFIG(per)                                                                                          \
         "devices:\n"                                                                                         \
         "  - id: host\n"                                                                                     \
@@ -162,7 +160,7 @@ static int reload(const char *text, const char *told)
         return r;
 }
 
-/* ---- who gets one ---------------------------------------------------------------- */
+/* ---- which control groups get one ------------------------------------------------- */
 
 TEST_OF(lease_auto, each_control_group_that_matches_gets_a_lease)
 {
@@ -455,9 +453,4 @@ TEST_OF(lease_auto, other_partitions_stay_usable)
                 ck_assert(!session_with(z_id)->shares[1].is_barred);
         }
         end_sessions();
-}
-
-int main(void)
-{
-        return suite_main("lease_auto");
 }

@@ -14,7 +14,6 @@
 #include "tests/unit/sessions.h"
 #include "tests/unit/still_clock.h"
 
-#define MIB     (UINT64_C(1) << 20)
 #define WAIT_MS 60000u
 
 static struct peer *x, *y, *own;
@@ -115,9 +114,4 @@ TEST_OF(lease_fair, leases_do_not_starve_their_tenant)
 TEST_OF(lease_fair, a_tenant_does_not_starve_its_leases)
 {
         check_order(y, x, own);
-}
-
-int main(void)
-{
-        return suite_main("lease_fair");
 }

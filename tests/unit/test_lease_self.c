@@ -16,7 +16,6 @@
 #include "tests/unit/sessions.h"
 #include "tests/unit/still_clock.h"
 
-#define MIB   (UINT64_C(1) << 20)
 #define OTHER 54321u /* a user who is not the one that runs the test */
 
 static struct peer *admin, *own, *other;
@@ -292,9 +291,4 @@ TEST_OF(lease_self, a_session_without_memory_joins_nothing)
         ck_assert_int_eq(peer_error(late, ask_end(late, name_of("x"))), 0);
         must_close(late);
         must_close(in);
-}
-
-int main(void)
-{
-        return suite_main("lease_self");
 }

@@ -20,11 +20,13 @@ static struct magazines *m;
 static struct blocks blocks;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static uintptr_t next_ptr; /* places are never used twice but by way of a magazine */
+static uint32_t born;      /* the tick of new blocks; 0: their ages are not counted */
 
 static void setup(void)
 {
         ck_assert_int_eq(magazines_new(64 * 4096 * KIB, &m), 0);
         next_ptr = UINT64_C(0x7f0000000000);
+        born = 0;
 }
 
 static void teardown(void)
@@ -60,7 +62,7 @@ static void clear_out(struct record *list)
 
 static const void *get(uint64_t n_requested)
 {
-        struct block block = { .n_bytes = rounded(n_requested), .n_requested = n_requested };
+        struct block block = { .n_bytes = rounded(n_requested), .n_requested = n_requested, .born = born };
         struct record *record = n_requested <= MAGAZINE_BLOCK_BYTES ? magazines_get(m, n_requested) : NULL;
 
         if (record)
@@ -248,6 +250,77 @@ TEST(idle_bound_0_keeps_no_block)
         ck_assert_int_eq(put(p), 0);
         ck_assert_uint_eq(sums().bytes_parked, 0);
         ck_assert_uint_eq(sums().bytes_in_use, 0);
+}
+
+/* Its bytes count once. */
+TEST(reused_large_block_stays)
+{
+        const void *p = get(100000);
+
+        for (unsigned i = 0; i < 2 * MAGAZINE_MAX_LARGE / rounded(100000); i++) {
+                ck_assert_int_eq(put(p), 0);
+                ck_assert_uint_eq(sums().bytes_parked, rounded(100000));
+                ck_assert_ptr_eq(get(100000), p);
+        }
+}
+
+/* There are at least 16 magazines, and an eighth of each is for small blocks. */
+TEST(young_small_blocks_are_bounded_by_bytes)
+{
+        const uint64_t max_bytes = 4096 * KIB, max_small = max_bytes / 16 / 8;
+        const void *p[MAGAZINE_BLOCKS];
+        uint64_t most = 0;
+
+        magazines_free(m);
+        ck_assert_int_eq(magazines_new(max_bytes, &m), 0);
+        born = 7;
+        for (unsigned i = 0; i < MAGAZINE_BLOCKS; i++)
+                p[i] = get(KIB);
+        for (unsigned i = 0; i < MAGAZINE_BLOCKS; i++) {
+                uint64_t n_parked;
+
+                ck_assert_int_eq(put(p[i]), 0);
+                n_parked = sums().bytes_parked;
+                ck_assert_uint_le(n_parked, max_small);
+                most = n_parked > most ? n_parked : most;
+        }
+        ck_assert_uint_gt(most, KIB);
+}
+
+static void *free_young(void *n_blocks)
+{
+        const void *p[256];
+        uintptr_t n = (uintptr_t)n_blocks;
+
+        born = 7;
+        for (uintptr_t i = 0; i < n; i++)
+                p[i] = get(16 * KIB);
+        for (uintptr_t i = 0; i < n; i++) {
+                ck_assert_int_eq(put(p[i]), 0);
+                if (i % 8 == 0)
+                        drain(); /* so that the magazine is never full */
+        }
+        born = 0;
+        return NULL;
+}
+
+/* What a thread has freed is at most 2 MiB of credit. More would keep other threads, here one without
+ * credit, from using their parked blocks. */
+TEST(credit_of_young_blocks_is_bounded)
+{
+        const uint64_t max_credit = 2 * MAGAZINE_BLOCK_BYTES;
+        const void *a = get(MAGAZINE_BLOCK_BYTES), *b = get(MAGAZINE_BLOCK_BYTES), *c = get(256);
+        pthread_t thread;
+
+        ck_assert_int_eq(pthread_create(&thread, NULL, free_young, (void *)(uintptr_t)192), 0); /* 3 MiB */
+        pthread_join(thread, NULL);
+        ck_assert_int_eq(put(a), 0);
+        ck_assert_int_eq(put(b), 0);
+        ck_assert_int_eq(put(c), 0);                /* passes the maximum: nothing is left as credit */
+        magazines_count_alloc(m, max_credit + 256); /* to the peak, if all that is freed were credit */
+        ck_assert_ptr_eq(get(256), c);
+        magazines_count_free(m, max_credit + 256);
+        ck_assert_uint_eq(sums().bytes_in_use, 256);
 }
 
 TEST(sums_against_a_model)

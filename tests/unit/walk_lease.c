@@ -6,9 +6,8 @@
 #include <string.h>
 
 #include "daemon/memory/broker_lease.h"
+#include "tests/suite.h"
 #include "tests/unit/walk_model.h"
-
-#define MIB (UINT64_C(1) << 20)
 
 static const char *const tenants[] = { "a", "b", "c" };
 static const char *const partitions[] = { "p", "q" };
