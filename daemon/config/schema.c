@@ -260,7 +260,7 @@ const struct config_section CONFIG_KEEP = {
         },
 };
 
-#define PER_LACKS(key) "per lacks " key "; write it as in per: {cgroup: /kubepods.slice/*/*, limit: 2GiB}"
+#define PER_LACKS(key) "per lacks " key "; write it as in per: {cgroup: /user.slice/*, limit: 2GiB}"
 
 const struct config_section CONFIG_PER = {
         .what = "per",

@@ -349,7 +349,7 @@ static const struct mistake MISTAKES[] = {
           "keep has 6MiB, more than this quota's limit, 4MiB" },
         { "{partition: infer}", "{partition: infer, per: /x/*}", 13, 33, "per must be a mapping" },
         { "{partition: infer}", "{partition: infer, per: {limit: 4MiB}}", 13, 33,
-          "per lacks cgroup; write it as in per: {cgroup: /kubepods.slice/*/*, limit: 2GiB}" },
+          "per lacks cgroup; write it as in per: {cgroup: /user.slice/*, limit: 2GiB}" },
         { "{partition: infer}", "{partition: infer, per: {cgroup: /x/*}}", 13, 33, "per lacks limit" },
         { "{partition: infer}", "{partition: infer, per: {cgroup: x/*, limit: 4MiB}}", 13, 42,
           "cgroup 'x/*' does not begin with '/'" },
