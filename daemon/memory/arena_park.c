@@ -62,21 +62,24 @@ static void arena_vacate(struct arena *a, bfc_handle handle, const struct bfc_in
 void arena_drop_parked(struct arena *a, bfc_handle handle)
 {
         struct bfc_info info;
-        size_t last, slot = slots_of(a, handle, &info, &last);
-        bool is_away = true;
+        size_t last, first = slots_of(a, handle, &info, &last);
 
-        if (arena_slot_of(a, slot)->waking) {
-                arena_slot_of(a, slot)->waking->is_dropped = true;
+        if (arena_slot_of(a, first)->waking) {
+                arena_slot_of(a, first)->waking->is_dropped = true;
                 return;
         }
-        for (; slot <= last; slot++) {
+        for (size_t slot = last + 1; slot-- > first;) {
                 if (!arena_slot_is_backed(a, slot))
                         continue;
-                arena_slot_of(a, slot)->dropped = handle;
-                is_away = false;
+                arena_slot_of(a, slot)->dropped = handle; /* often the last that leaves */
+                return;
         }
-        if (is_away)
-                arena_vacate(a, handle, &info);
+        arena_vacate(a, handle, &info);
+}
+
+struct worker_lane *arena_lane(struct arena *a)
+{
+        return &a->the_rest;
 }
 
 void growth_woken(struct operation *op)

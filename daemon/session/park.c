@@ -33,7 +33,6 @@ struct park_piece {
 struct park {
         struct quota_request wait; /* for the copy's memory, or the block's */
         struct worker_job job;
-        struct worker_lane lane;
         struct session *session; /* NULL: it has been freed */
         bool is_copying;         /* else it waits for room */
         bool is_dropped;         /* the session ends: there is no answer */
@@ -135,8 +134,10 @@ static void copy_run(struct worker_job *job)
                                           .n_bytes = piece->n_bytes,
                                           .to_host = !p->wakes };
 
-        p->result = __atomic_load_n(&device->is_ending, __ATOMIC_RELAXED) ? -ECANCELED
-                                                                          : device_copy(device, &copy);
+        p->result = __atomic_load_n(&device->is_ending, __ATOMIC_RELAXED) ||
+                                    __atomic_load_n(&p->is_dropped, __ATOMIC_RELAXED)
+                            ? -ECANCELED
+                            : device_copy(device, &copy);
         job->goes_on = p->result == 0 && p->n_copied < p->n_pieces;
 }
 
@@ -181,7 +182,7 @@ static int park_copy(struct park *p, void (*done)(struct worker_job *job))
         p->is_copying = true;
         p->job.run = copy_run;
         p->job.done = done;
-        p->job.lane = &p->lane;
+        p->job.lane = arena_lane(p->memory.quota->arena);
         worker_submit(p->memory.quota->partition->worker, &p->job);
         return 0;
 }
@@ -212,6 +213,8 @@ static int add_copy(struct park *p, const struct ledger_block *block, uint32_t *
         return ledger_block_add(p->session->broker->ledger, &facts, ret);
 }
 
+static const char over_limit[] = "the parked blocks would exceed the limit of the tenant in the partition";
+
 /* The contents are in the copy, if there is one. */
 static void park_commit(struct park *p)
 {
@@ -219,9 +222,14 @@ static void park_commit(struct park *p)
         struct ledger *l = s->broker->ledger;
         struct ledger_block *block = ledger_block_at(l, p->block);
         uint32_t copy = LEDGER_NONE;
-        int r = p->copy.handle != 0 ? add_copy(p, block, &copy) : 0;
         uint64_t id = p->id;
+        int r;
 
+        if (!quota_may_park(p->memory.quota, p->n_bytes)) { /* others were parked meanwhile */
+                park_refuse(p, -EDQUOT, over_limit);
+                return;
+        }
+        r = p->copy.handle != 0 ? add_copy(p, block, &copy) : 0;
         if (r == 0) {
                 ledger_block_park(l, p->block,
                                   copy == LEDGER_NONE ? LEDGER_DISCARDED : ledger_block_at(l, copy)->id);
@@ -319,12 +327,13 @@ static int park_fault(struct session *s, const struct ledger_block *b, const Bfc
 {
         const struct quota *q = session_share_of(s, b->quota)->quota;
 
-        if (!quota_can_park(q) || !arena_is_whole(q->arena, b->offset, b->n_bytes)) {
+        if (!quota_can_park(q) || b->n_requested != b->n_bytes ||
+            !arena_is_whole(q->arena, b->offset, b->n_bytes)) {
                 *ret_sentence = "the block was not allocated as one that can be parked";
                 return -EINVAL;
         }
         if (!quota_may_park(q, b->n_bytes)) {
-                *ret_sentence = "the parked blocks would exceed the limit of the tenant in the partition";
+                *ret_sentence = over_limit;
                 return -EDQUOT;
         }
         if (m->discard)
@@ -557,7 +566,7 @@ void park_drop_all(struct session *s)
                 next = TAILQ_NEXT(p, link);
                 if (!p->is_dropped)
                         s->requests.n--;
-                p->is_dropped = true;
+                __atomic_store_n(&p->is_dropped, true, __ATOMIC_RELAXED); /* its worker may look */
                 if (p->is_copying)
                         continue;
                 quota_cancel(&p->wait);

@@ -314,6 +314,22 @@ TEST(invalid_requests_are_refused)
         rig_stop(rig);
 }
 
+/* It covers a whole extent by chance, and its program asked for less. */
+TEST(only_blocks_of_whole_extents_are_parked)
+{
+        struct rig *rig = rig_start(&config);
+        struct raw *raw = raw_connect(rig->socket, "red");
+        Bfcd__Block block;
+
+        if (CAN_PARK) {
+                ck_assert_int_eq(raw_malloc(raw, 0, 2 * MIB - 1, &block), 0);
+                ck_assert_int_eq(raw_park(raw, block.block_id, true, 0), -EINVAL);
+                ck_assert_int_eq(raw_free(raw, block.block_id), 0);
+        }
+        raw_close(raw);
+        rig_stop(rig);
+}
+
 /* Parked blocks use up the arena's space: they are limited. */
 TEST(parked_bytes_are_limited)
 {
