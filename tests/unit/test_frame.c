@@ -42,7 +42,7 @@ FIXTURE(frame, setup, teardown);
 static void add(size_t n_bytes, uint8_t fill, const int *fds, size_t n_fds)
 {
         uint8_t *p = NULL;
-        int copies[FRAME_MAX_FDS];
+        int copies[FRAME_MAX_FDS] = { 0 };
 
         for (size_t i = 0; i < n_fds; i++)
                 copies[i] = fcntl(fds[i], F_DUPFD_CLOEXEC, 3);
