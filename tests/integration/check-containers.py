@@ -236,9 +236,9 @@ class Rig:
         os.chmod(self.folder, 0o755)
         self.env = {k: v for k, v in os.environ.items() if not k.startswith(('BFC_', 'XDG_', 'CONTAINER'))}
         self.daemons = []
-        self.library = self.path('lib', 'libbfcclient.so.0')
+        self.bfcclient = self.path('lib', 'libbfcclient.so.0')
         os.makedirs(self.path('lib'))
-        shutil.copy(os.path.realpath(library), self.library)
+        shutil.copy(os.path.realpath(library), self.bfcclient)
         self.make_root(client)
         for where, folders, files in os.walk(self.folder):
             for name in folders + files:
@@ -323,7 +323,7 @@ LD_LIBRARY_PATH=/tmp exec chroot "$0" /client "$@"'''
 
 def pod(rig, daemon, group, *words, user=USER, groups=()):
     return Job(group.command(*as_user(user, *SPACES, 'sh', '-c', MOUNTS, rig.path('root'), daemon.path('client'),
-                                      rig.library, rig.protobuf, *words, groups=groups)), rig.env)
+                                      rig.bfcclient, rig.protobuf, *words, groups=groups)), rig.env)
 
 
 def check_pod(rig):
@@ -433,7 +433,7 @@ class Podman:
 def install_cdi_file(rig, daemon):
     """The file of integrations/containers, with the paths of this test on the host's side."""
     text = read(rig.cdi)
-    for pattern, path in ((re.escape(FOLDER), daemon.path('client')), (r'\S+/libbfcclient\.so\.0', rig.library)):
+    for pattern, path in ((re.escape(FOLDER), daemon.path('client')), (r'\S+/libbfcclient\.so\.0', rig.bfcclient)):
         text, count = re.subn(f'hostPath: {pattern}$', f'hostPath: {path}', text, flags=re.M)
         ok(count == 1, f'the CDI file mounts {path}', text)
     write('/run/cdi/bfcd.yaml', text)
