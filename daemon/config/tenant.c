@@ -104,15 +104,25 @@ static void check_keep(struct config_reader *r, const struct yamltree_node *n,
                             p->name);
 }
 
+/* A section of a quota, whose sizes may be parts of its limit. */
+static bool read_part(struct config_reader *r, struct config_place *in, const struct config_field *field,
+                      const struct yamltree_node *n, struct config_place *ret)
+{
+        const struct config_quota *q = in->object;
+
+        *ret = config_inner(in, field, n);
+        ret->whole_bytes = q->limit_bytes;
+        ret->whole_known = q->limit_bytes > 0;
+        return n && config_read_section(r, ret);
+}
+
 bool config_read_keep(struct config_reader *r, struct config_place *in, const struct config_field *field,
                       const struct yamltree_node *n)
 {
         struct config_quota *q = in->object;
-        struct config_place p = config_inner(in, field, n);
+        struct config_place p;
 
-        p.whole_bytes = q->limit_bytes;
-        p.whole_known = q->limit_bytes > 0;
-        if (!n || !config_read_section(r, &p))
+        if (!read_part(r, in, field, n, &p))
                 return false;
         if (config_knows(&p, KEEP_BYTES) && config_knows(in, QUOTA_PARTITION) && q->limit_bytes > 0)
                 check_keep(r, n, p.at[KEEP_BYTES], q);
@@ -141,11 +151,9 @@ bool config_read_per(struct config_reader *r, struct config_place *in, const str
                      const struct yamltree_node *n)
 {
         struct config_quota *q = in->object;
-        struct config_place p = config_inner(in, field, n);
+        struct config_place p;
 
-        p.whole_bytes = q->limit_bytes;
-        p.whole_known = q->limit_bytes > 0;
-        if (!n || !config_read_section(r, &p))
+        if (!read_part(r, in, field, n, &p))
                 return false;
         if (config_knows(&p, PER_LIMIT) && (!p.at[PER_RESERVE] || config_knows(&p, PER_RESERVE)) &&
             config_knows(in, QUOTA_PARTITION) && q->limit_bytes > 0)
