@@ -24,6 +24,7 @@
 #include "client/free.h"
 #include "client/inventory.h"
 #include "client/pages.h"
+#include "client/pressure.h"
 #include "client/process.h"
 #include "client/recorder.h"
 #include "client/reconnect.h"
@@ -48,6 +49,7 @@ struct bfc_client {
         struct parking parking;
         int lost; /* atomic: why the session ended, as far as known; 0 */
         struct client_pages pages;
+        struct pressure pressure; /* has a lock of its own */
 
         struct streams *streams; /* its lock is taken before the next ones */
 

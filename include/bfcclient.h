@@ -217,6 +217,26 @@ int bfc_park(bfc_client *client, void *ptr, unsigned how, const char *partition)
  * not parked is left as it is. -EINVAL: as above. -EIO: the copy was lost with its partition. */
 int bfc_wake(bfc_client *client, void *ptr, uint32_t wait_ms);
 
+/* The daemon asks this client for memory that others wait for: the function is called with the partition and the
+ * bytes that are wanted. It may call any function of the library but bfc_disconnect(): free blocks, park or wake
+ * them, call bfc_trim(). What the cache holds idle afterwards is returned to the daemon. If the config says so (`park:`
+ * in bfcd.yaml(5)), parkable blocks that were not used for a while are parked then, until the bytes are reached.
+ *
+ * The function is called on a thread of the library, "bfc-park", with all signals blocked; with BFC_POLL by
+ * bfc_poll(). One call at a time. If it does not return, the client is no longer asked, and bfc_disconnect() waits
+ * for it.
+ *
+ * fn: NULL for none. pressure: valid during the call. A later call of bfc_on_pressure() replaces function and userdata;
+ * when it returns, the one before is not running any more, unless it made this call. -EINVAL: the client takes no
+ * events (BFC_NO_THREAD without BFC_POLL). */
+struct bfc_pressure {
+        size_t struct_size;
+        const char *partition;
+        uint64_t n_bytes; /* wanted */
+};
+typedef void (*bfc_pressure_fn)(void *userdata, const struct bfc_pressure *pressure);
+int bfc_on_pressure(bfc_client *client, bfc_pressure_fn fn, void *userdata);
+
 /* Frees a block. ptr: as bfc_malloc() returned it; NULL does nothing. -EINVAL for anything else, also for
  * a second free. On a GPU it waits, as cudaFree does, for all work that this process has queued on the
  * device.
