@@ -172,6 +172,7 @@ static void *client_free(bfc_client *client)
         streams_free(client);
         regions_clear(&client->regions);
         blocks_clear(&client->blocks);
+        parkables_clear(&client->parkables);
         shared_clear(client);
         blocks_clear(&client->slabs);
         cache_free(client->cache);
@@ -256,6 +257,8 @@ static int say_hello(bfc_client *client, const struct bfc_options *options)
         r = client_request(client, NULL, &request, BFCD__REPLY__BODY_HELLO, &client->hello, &epoch);
         if (r == 0)
                 r = client_read_places(client);
+        if (r == 0 && parkables_init(&client->parkables, (uint32_t)client->hello->hello->n_partitions) < 0)
+                r = error_no_memory();
         if (r < 0)
                 return r;
         return client_check_hello(client, options->partition);

@@ -23,6 +23,7 @@
 #include "client/events.h"
 #include "client/free.h"
 #include "client/inventory.h"
+#include "client/parkable.h"
 #include "client/pages.h"
 #include "client/pressure.h"
 #include "client/process.h"
@@ -64,6 +65,7 @@ struct bfc_client {
         struct blocks slabs;            /* blocks of the daemon that streams have */
         struct pending_split splitting; /* a Split without an answer */
         struct counters counters;
+        struct parkables parkables;
         struct shared_block *shared; /* a list, see shared.c */
         char end_reason[320];        /* why this process ended the session */
 };

@@ -102,16 +102,6 @@ void client_page_pressure_fn(bfc_client *client, bool has_fn)
                 put(&client->pages.own->has_pressure_fn, has_fn);
 }
 
-void client_page_idle(bfc_client *client, uint32_t partition, uint64_t n_bytes, uint64_t since_ms)
-{
-        struct client_pages *p = &client->pages;
-
-        if (!p->own || partition >= PAGES_MAX_PARTITIONS)
-                return;
-        put(&p->own->idle[partition].since_ms, since_ms);
-        put(&p->own->idle[partition].bytes, n_bytes);
-}
-
 /* ---- both ------------------------------------------------------------------ */
 
 static void drop_usage(const struct pages_view *v)

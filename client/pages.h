@@ -51,9 +51,6 @@ void client_page_whole(bfc_client *client, uint32_t partition, int64_t n_bytes);
 /* Publishes client->counters.ages[place], one class, or all: AGES_CLASSES. The lock is held. */
 void client_page_ages(bfc_client *client, unsigned place, unsigned class);
 
-/* Publishes what could be parked in a partition, and since when the first block of it is idle. The lock is held. */
-void client_page_idle(bfc_client *client, uint32_t partition, uint64_t n_bytes, uint64_t since_ms);
-
 /* Publishes whether the program has a function for Pressures. */
 void client_page_pressure_fn(bfc_client *client, bool has_fn);
 
