@@ -67,6 +67,8 @@ static void client_page_begin(bfc_client *client)
                 client->counters.ages[i].tick = ages_now();
                 client_page_ages(client, i, AGES_CLASSES);
         }
+        for (uint32_t i = 0; i < client->hello->hello->n_partitions && i < PAGES_MAX_PARTITIONS; i++)
+                parkables_show(&client->parkables, i, &own->idle[i]);
         put(&own->parked_partition, (uint64_t)(entry_of(&client->pages, client->partition) - own->held));
         put(&own->n_parked, magazines_show(client->parking.magazines, own->parked, PAGES_MAX_PARKED));
         put(&own->version, PAGES_VERSION);

@@ -11,6 +11,7 @@
 
 #include "client/blocks.h"
 #include "client/process.h"
+#include "proto/pages.h"
 
 int parkables_init(struct parkables *s, uint32_t n_partitions)
 {
@@ -68,6 +69,22 @@ static struct parkable_place *place_of(struct parkables *s, const struct block *
         return &s->places[block->partition];
 }
 
+static void show(const struct parkable_place *place)
+{
+        const struct parkable *first = TAILQ_FIRST(&place->idle);
+
+        if (!place->page)
+                return;
+        atomic_store_explicit(&place->page->since_ms, first ? (uint64_t)first->used_ms : 0, memory_order_relaxed);
+        atomic_store_explicit(&place->page->bytes, place->idle_bytes, memory_order_relaxed);
+}
+
+void parkables_show(struct parkables *s, uint32_t partition, struct pages_idle *page)
+{
+        s->places[partition].page = page;
+        show(&s->places[partition]);
+}
+
 /* In the order of the last uses; most are the latest. */
 static void insert_idle(struct parkable_place *place, struct parkable *p)
 {
@@ -81,6 +98,7 @@ static void insert_idle(struct parkable_place *place, struct parkable *p)
                 TAILQ_INSERT_HEAD(&place->idle, p, link);
         place->idle_bytes += p->block->n_bytes;
         p->is_idle = true;
+        show(place);
 }
 
 static void take_out(struct parkable_place *place, const struct block *block, struct parkable *p)
@@ -89,6 +107,7 @@ static void take_out(struct parkable_place *place, const struct block *block, st
         if (p->is_idle)
                 place->idle_bytes -= block->n_bytes;
         p->is_idle = false;
+        show(place);
 }
 
 void parkable_enter(struct parkables *s, struct parkable *p, const struct block *block)

@@ -16,6 +16,7 @@
 #include <sys/queue.h>
 
 struct block;
+struct pages_idle;
 
 #define PARKABLE_TAG_BYTES 32u
 
@@ -37,6 +38,7 @@ struct parkables {
         struct parkable_place {
                 struct parkable_list idle, others;
                 uint64_t idle_bytes;
+                struct pages_idle *page; /* where they are published; NULL: nowhere */
         } * places; /* of each partition */
         uint32_t n_places;
         pthread_cond_t changed; /* one is no longer busy */
@@ -60,6 +62,9 @@ bool parkable_has_tag(const struct parkable *p, const char *tag);
 
 /* The busy one in which this place is; NULL: none. */
 struct parkable *parkables_find_busy(const struct parkables *s, const void *ptr);
+
+/* Publishes the idle blocks of a partition here from now on. */
+void parkables_show(struct parkables *s, uint32_t partition, struct pages_idle *page);
 
 /* The idle bytes of a partition, and the time of their oldest last use (0: there are none). */
 void parkables_report(const struct parkables *s, uint32_t partition, uint64_t *ret_bytes,

@@ -94,20 +94,47 @@ BFC_API int bfc_use_end(bfc_client *client, void *ptr)
         return was_used ? 0 : error_set(-EINVAL, "the block at %p is not in use", ptr);
 }
 
+/* The lock is held. */
+static bool are_awake(bfc_client *client, const struct block_set *set)
+{
+        for (size_t i = 0; i < set->n; i++) {
+                const struct parkable *p = client_find_parkable(client, set->ptrs[i]);
+
+                if (p->is_busy || p->block->is_parked)
+                        return false;
+        }
+        return true;
+}
+
+/* Counts a use of each if all are awake now. 0: it did. 1: they are to be woken. */
+static int begin_all(bfc_client *client, const char *tag, struct block_set *ret)
+{
+        int r;
+
+        pthread_mutex_lock(&client->lock);
+        r = client_find_tagged(client, UINT32_MAX, tag, ret);
+        if (r == 0)
+                r = are_awake(client, ret) ? count_uses(client, ret) : 1;
+        pthread_mutex_unlock(&client->lock);
+        return r;
+}
+
+/* No use is counted before all are awake: blocks that wait for others of their group can be parked for those that
+ * waited longer. Else two groups that need more than there is could each keep a part for ever. */
 BFC_API int bfc_use_begin_tag(bfc_client *client, const char *tag, uint32_t wait_ms)
 {
+        int64_t until_ms = clock_now_ms() + wait_ms, left_ms;
         struct block_set set = { .ptrs = NULL };
         int r = client_check(client);
 
         if (r < 0)
                 return r;
-        pthread_mutex_lock(&client->lock);
-        r = client_find_tagged(client, UINT32_MAX, tag, &set);
-        if (r == 0)
-                r = count_uses(client, &set);
-        pthread_mutex_unlock(&client->lock);
-        if (r == 0)
-                r = use_set(client, &set, wait_ms);
+        for (left_ms = wait_ms; (r = begin_all(client, tag, &set)) == 1; left_ms = until_ms - clock_now_ms()) {
+                r = client_wake_set(client, &set, left_ms > 0 ? (uint32_t)left_ms : 0, NULL);
+                block_set_clear(&set);
+                if (r < 0)
+                        return r;
+        }
         block_set_clear(&set);
         return r;
 }

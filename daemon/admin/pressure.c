@@ -109,6 +109,7 @@ struct press_round {
         const struct quota *q;
         const struct account *scope;
         const struct quota_asking *asking;
+        uint64_t ticket; /* of the request */
         size_t n, n_reads;
         struct candidate best[PRESSURE_MAX_ROUND];
         uint64_t now_ms, monotonic_ms;
@@ -174,13 +175,22 @@ static void round_add(struct press_round *r, const struct candidate *c)
                 r->best[i] = *c;
 }
 
+/* Requests of its quota have waited longer: else two that wait could take each other's memory in turns. */
+static bool share_waits_longer(const struct press_round *r, const struct pressure_share *share)
+{
+        const struct quota *its = share->share->quota;
+        const struct quota_request *first = TAILQ_FIRST(&its->queue.requests);
+
+        return its != r->q && first && first->ticket < r->ticket;
+}
+
 /* False: its page could not be read now. */
 static bool round_look_at(struct press_round *r, struct pressure_share *share)
 {
         struct candidate c = { .share = share, .since_ms = UINT64_MAX };
 
         if (share->recall.session || share->share->usage.bytes == 0 ||
-            share->spent_clock >= r->asking->clock)
+            share->spent_clock >= r->asking->clock || share_waits_longer(r, share))
                 return true;
         c.surplus = share_surplus(share, r->q, r->scope);
         if (c.surplus == 0)
@@ -256,7 +266,7 @@ bool pressure_ask(struct broker *b, struct quota *q, struct quota_request *first
                   uint64_t missing)
 {
         struct quota_asking *asking = &first->asking;
-        struct press_round round = { .q = q, .scope = scope, .asking = asking };
+        struct press_round round = { .q = q, .scope = scope, .asking = asking, .ticket = first->ticket };
         size_t n_pressed = q->partition->lists.n_pressed;
         uint64_t n_coming;
 

@@ -12,7 +12,8 @@
  *
  * A session has one open Pressure in each partition. A client that does not answer within
  * PRESSURE_TIMEOUT_MS is unresponsive: it is skipped until it answers. One that released nothing is not asked
- * again for the requests that wait.
+ * again for the requests that wait. Nothing is taken from a quota whose own requests have waited longer: of two
+ * that need more than there is, the older gets all.
  *
  * Each call looks at a bounded number of sessions, pages and open Pressures.
  *
