@@ -26,7 +26,8 @@ struct park_now {
         char tag[LEDGER_TAG_BYTES];
         bool wakes;
         uint64_t n_bytes;
-        uint64_t n_asked;
+        uint64_t n_asked; /* sessions */
+        uint64_t asked_id; /* the last one */
         size_t n_open;
         uint32_t next;     /* session's slot */
         size_t next_share; /* of that session */
@@ -71,7 +72,8 @@ static bool ask_next(struct park_now *c, uint64_t now_ms)
                         if (!matches(c, s, share) || (!c->wakes && !find_to(c, s, share, &order.to)) ||
                             !pressure_send(&s->shares[share].pressure, &order, now_ms))
                                 continue;
-                        c->n_asked++;
+                        c->n_asked += c->asked_id != s->id;
+                        c->asked_id = s->id;
                         c->n_open++;
                         return true;
                 }
