@@ -376,8 +376,9 @@ static void on_pressure(struct peer *p, const Bfcd__Pressure *m)
         MUST(m->partition < p->session->n_shares && m->to < p->session->n_shares && !(m->parks && m->wakes));
         for (size_t i = 0; i < p->n_pressures; i++)
                 MUST(p->pressures[i].partition != m->partition);
-        p->pressures[p->n_pressures] = (struct peer_pressure){ m->sequence, m->partition,   m->n_bytes, m->parks,
-                                                               m->is_command, m->wakes, m->idle_ms, m->to, "" };
+        p->pressures[p->n_pressures] =
+                (struct peer_pressure){ m->sequence, m->partition, m->n_bytes, m->parks, m->is_command,
+                                        m->wakes,    m->idle_ms,   m->to,      "" };
         snprintf(p->pressures[p->n_pressures].tag, sizeof(p->pressures[0].tag), "%s", m->tag);
         p->n_pressures++;
         p->n_pressed++;

@@ -28,8 +28,9 @@ static const struct rig_config parks_nothing = { .partitions = PARTITIONS_OF("16
                                                  .tenants = TENANT_OF("red", "@UID@", QUOTAS(""))
                                                          TENANT_OF("blue", "@UID@", QUOTAS("")) };
 static const struct rig_config reserves = { .partitions = PARTITIONS_OF("160MiB"),
-                                            .tenants = TENANT_OF("red", "@UID@", QUOTAS(", reserve: 24MiB" PARK))
-                                                    TENANT_OF("blue", "@UID@", QUOTAS("")) };
+                                            .tenants =
+                                                    TENANT_OF("red", "@UID@", QUOTAS(", reserve: 24MiB" PARK))
+                                                            TENANT_OF("blue", "@UID@", QUOTAS("")) };
 static const struct rig_config has_little_room = { .partitions = PARTITIONS_OF("8MiB"),
                                                    .tenants = TENANT_OF("red", "@UID@", QUOTAS(PARK))
                                                            TENANT_OF("blue", "@UID@", QUOTAS("")) };
@@ -41,9 +42,12 @@ static uint64_t parked(struct rig *rig, const char *tenant)
         return rig_stats(rig, tenant, "train").bytes_parked;
 }
 
-static int malloc_with(bfc_client *client, uint64_t flags, uint64_t n_bytes, const char *tag, uint32_t wait_ms, void **ret)
+static int malloc_with(bfc_client *client, uint64_t flags, uint64_t n_bytes, const char *tag,
+                       uint32_t wait_ms, void **ret)
 {
-        struct bfc_malloc_options how = { .struct_size = sizeof(how), .flags = flags, .wait_ms = wait_ms, .tag = tag };
+        struct bfc_malloc_options how = {
+                .struct_size = sizeof(how), .flags = flags, .wait_ms = wait_ms, .tag = tag
+        };
 
         return bfc_malloc_with(client, n_bytes, &how, ret);
 }
@@ -198,7 +202,8 @@ TEST(a_reload_changes_what_is_parked)
         WAIT_FOR(false, 100);
         assert_refused(blue, 2 * BLOCK);
         rig_rewrite_config(rig, &parks);
-        ctl_says(rig, WORDS("reload"), "tenant 'red' in partition 'train': park is to 'parking' after 50ms, was none");
+        ctl_says(rig, WORDS("reload"),
+                 "tenant 'red' in partition 'train': park is to 'parking' after 50ms, was none");
         ck_assert_ok(malloc_as(blue, 2 * BLOCK, NULL, SETTLE_MS, &p));
         ck_assert_ok(bfc_free(blue, p));
         check_blocks(red, &b);
@@ -257,7 +262,8 @@ static void *poll_it(void *userdata)
 static void ask_function(uint64_t flags)
 {
         struct rig *rig = rig_start(&parks_nothing);
-        struct spare s = { .client = client_with(.socket = rig->socket, .tenant = "red", .flags = flags), .n_free = 2 };
+        struct spare s = { .client = client_with(.socket = rig->socket, .tenant = "red", .flags = flags),
+                           .n_free = 2 };
         bfc_client *blue = client_open(rig, "blue", "train");
         pthread_t poller;
         void *p;
@@ -383,7 +389,8 @@ TEST(operators_park_and_wake)
         fill(red, &b);
         ck_assert_ok(bfc_on_pressure(red, be_stuck, &s)); /* it is not called */
         ctl_refuses(rig, WORDS("park", "red"), 1, "--to PARTITION");
-        ctl_refuses(rig, WORDS("park", "red", "--to", "train", "--partition", "train"), 1, "must be another partition");
+        ctl_refuses(rig, WORDS("park", "red", "--to", "train", "--partition", "train"), 1,
+                    "must be another partition");
         ctl_refuses(rig, WORDS("park", "red", "--to", "nowhere"), 1, "'nowhere'");
         ctl_refuses(rig, WORDS("park", "nobody", "--to", "parking"), 1, "tenant 'nobody' has no session");
         ctl_refuses(rig, WORDS("wake", "123456"), 1, "session 123456 does not exist");
@@ -400,7 +407,8 @@ TEST(operators_park_and_wake)
         ck_assert_uint_eq(parked(rig, "red"), BLOCK);
         ctl_says(rig, WORDS("--json", "wake", "red"), "\"bytes_woken\": 12582912");
         snprintf(id, sizeof(id), "%llu", (unsigned long long)session_of_red(rig));
-        ctl_says(rig, WORDS("park", id, "--tag", "first", "--to", "parking", "--partition", "train"), "24.0 MiB parked");
+        ctl_says(rig, WORDS("park", id, "--tag", "first", "--to", "parking", "--partition", "train"),
+                 "24.0 MiB parked");
         ctl_says(rig, WORDS("wake", id, "--partition", "parking"), "0 B woken");
         ctl_says(rig, WORDS("wake", id), "24.0 MiB woken");
         ck_assert_uint_eq(parked(rig, "red"), 0);
@@ -430,14 +438,15 @@ static void take_turns(void *arg)
         void *p[TURN_BLOCKS];
 
         for (unsigned i = 0; i < TURN_BLOCKS; i++) {
-                REQUIRE(malloc_as(client, TURN_BLOCK, "model", SETTLE_MS, &p[i]) == 0, "%s", bfc_last_error());
+                REQUIRE(malloc_as(client, TURN_BLOCK, "model", SETTLE_MS, &p[i]) == 0, "%s",
+                        bfc_last_error());
                 block_fill(client, p[i], TURN_BLOCK, seed + i);
         }
         for (uint64_t n = 1; n <= TURNS; n++) {
                 REQUIRE(bfc_use_begin_tag(client, "model", SETTLE_MS) == 0, "%s", bfc_last_error());
                 for (unsigned i = 0; i < TURN_BLOCKS; i++) {
-                        REQUIRE(block_has(client, p[i], TURN_BLOCK, seed + (n - 1) * 100 + i), "turn %u, block %u",
-                                (unsigned)n, i);
+                        REQUIRE(block_has(client, p[i], TURN_BLOCK, seed + (n - 1) * 100 + i),
+                                "turn %u, block %u", (unsigned)n, i);
                         block_fill(client, p[i], TURN_BLOCK, seed + n * 100 + i);
                 }
                 REQUIRE(bfc_use_end_tag(client, "model") == 0, "%s", bfc_last_error());
