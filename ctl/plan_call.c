@@ -171,6 +171,20 @@ static int serve_retire(struct call_connection *c, const Bfcd__Retire *retire)
         return plan_daemon_answer(c->daemon, &reply);
 }
 
+int events_relieve(struct events *e, uint64_t epoch, uint64_t sequence, uint64_t n_bytes)
+{
+        Bfcd__EventReply reply = BFCD__EVENT_REPLY__INIT;
+        Bfcd__Relieved body = BFCD__RELIEVED__INIT;
+
+        (void)e;
+        (void)epoch;
+        body.sequence = sequence;
+        body.n_bytes = n_bytes;
+        reply.body_case = BFCD__EVENT_REPLY__BODY_RELIEVED;
+        reply.relieved = &body;
+        return connection ? plan_daemon_answer(connection->daemon, &reply) : -ECONNRESET;
+}
+
 /* The oldest. False: there is none. */
 static bool serve_event(struct call_connection *c)
 {
@@ -440,6 +454,19 @@ int call_send_all_at(struct call_connection *c, uint64_t upto, Bfcd__Request *co
         for (size_t i = 0; r == 0 && i < n; i++)
                 r = call_exchange(c, requests[i], &ret_replies[i]);
         return r;
+}
+
+/* A plan parks no block. */
+int call_send_wakes(struct call_connection *c, Bfcd__Request *const *requests, size_t n, size_t n_replies,
+                    Bfcd__Reply **ret_replies, uint64_t *ret_epoch)
+{
+        (void)c;
+        (void)requests;
+        (void)n;
+        (void)n_replies;
+        (void)ret_replies;
+        *ret_epoch = 1;
+        return -ECONNRESET;
 }
 
 int call_send_within(struct call_connection *c, unsigned timeout_ms, Bfcd__Request *request)

@@ -49,9 +49,14 @@ struct quota_asking {
         uint64_t begun_ms; /* 0: no session was asked */
         uint64_t heard_ms; /* when a session last released something; 0: none did */
         unsigned n_gave;   /* how often */
-        uint64_t clock;    /* the rest is for upcalls.trim() */
+        uint64_t clock;    /* the rest is for upcalls.press() and upcalls.trim() */
         unsigned n_round;
         unsigned n_vain; /* sessions that were looked at in vain */
+        struct {
+                uint64_t begun_ms; /* 0: not yet */
+                uint64_t vain_ms;  /* when no session was left to ask */
+                unsigned n_vain;
+        } press;
 };
 
 /* How much a request lacked when it was last tried as the first, and of what. */
@@ -335,6 +340,9 @@ bool quota_can_park(const struct quota *q);
 /* A block of n_bytes is parked: its extents are released, and count as such. It still counts for max_blocks.
  * -ENOMEM. A quota_request with `wakes` wakes it. */
 int quota_park(struct quota *q, bfc_handle handle, uint64_t n_bytes);
+
+/* After a restart, when the sessions are restored: releases what parked blocks still have. -ENOMEM. */
+int quota_release_parked(struct quota *q);
 
 /* Whether the parked blocks stay within the limit: they use up the arena's space. */
 bool quota_may_park(const struct quota *q, uint64_t n_bytes);

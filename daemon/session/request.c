@@ -14,6 +14,7 @@
 #include "daemon/admin/command.h"
 #include "daemon/admin/explain.h"
 #include "daemon/admin/lease.h"
+#include "daemon/admin/park_now.h"
 #include "daemon/admin/report.h"
 #include "daemon/clock.h"
 #include "daemon/handover/resume.h"
@@ -160,6 +161,12 @@ static bool tag_is_valid(const char *tag)
         ((uint64_t)BFCD__MALLOC_FLAG__MALLOC_FLAG_ONE_EXTENT |                                               \
          (uint64_t)BFCD__MALLOC_FLAG__MALLOC_FLAG_AGAIN | (uint64_t)BFCD__MALLOC_FLAG__MALLOC_FLAG_PARKABLE)
 
+/* A client that cannot be asked to unmap memory would keep it. */
+static bool session_can_park(const struct session *s, const struct quota *q)
+{
+        return quota_can_park(q) && (s->has_events || q->partition->device->empties_mappings);
+}
+
 /* True: the Malloc is invalid whatever the quota has, and was refused. */
 static bool refuse_invalid_malloc(struct session *s, uint64_t id, const Bfcd__Malloc *m)
 {
@@ -186,10 +193,11 @@ static bool refuse_invalid_malloc(struct session *s, uint64_t id, const Bfcd__Ma
         }
         if ((m->flags & BFCD__MALLOC_FLAG__MALLOC_FLAG_PARKABLE) != 0 &&
             ((m->flags & BFCD__MALLOC_FLAG__MALLOC_FLAG_ONE_EXTENT) != 0 ||
-             !quota_can_park(s->shares[m->partition].quota))) {
+             !session_can_park(s, s->shares[m->partition].quota))) {
                 session_refuse_format(s, id, -ENOTSUP,
-                                      "blocks of partition '%s' cannot be parked: it must be host memory, "
-                                      "made on demand, and the block not in one extent",
+                                      "blocks of partition '%s' cannot be parked: it must have 'share: fd' and "
+                                      "be made on demand, the block not in one extent, and on a GPU the "
+                                      "client must take events",
                                       s->shares[m->partition].quota->partition->name);
                 return true;
         }
@@ -635,6 +643,7 @@ static const session_handler handlers[] = {
         [BFCD__REQUEST__BODY_METADATA] = shared_handle_metadata,
         [BFCD__REQUEST__BODY_PARK] = park_handle,
         [BFCD__REQUEST__BODY_WAKE] = park_handle_wake,
+        [BFCD__REQUEST__BODY_PARK_NOW] = park_now_handle,
         [BFCD__REQUEST__BODY_FORGET] = shared_handle_forget,
         [BFCD__REQUEST__BODY_LEASE_CREATE] = handle_lease_create,
         [BFCD__REQUEST__BODY_LEASE_SET] = handle_lease_set,
@@ -701,6 +710,8 @@ int session_handle_event(struct session *s, const Bfcd__EventReply *reply, const
                 return retire_confirm(s, reply->retired->sequence, ret_why);
         if (reply->body_case == BFCD__EVENT_REPLY__BODY_TRIMMED)
                 return trim_answer(s, reply->trimmed->sequence, ret_why);
+        if (reply->body_case == BFCD__EVENT_REPLY__BODY_RELIEVED)
+                return pressure_answer(s, reply->relieved->sequence, ret_why);
         *ret_why = "the client sent an event reply type that this version does not support";
         return -EPROTO;
 }
