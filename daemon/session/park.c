@@ -32,9 +32,17 @@ struct park_piece {
         uint64_t n_bytes;
 };
 
+/* Copies pieces in turns of a worker. */
+struct park_copier {
+        struct worker_job job;
+        struct park *park;
+};
+
 struct park {
         struct quota_request wait; /* for the copy's memory, or the block's */
-        struct worker_job job;
+        struct park_copier copiers[2];
+        unsigned n_copiers; /* that are not done */
+        void (*copied)(struct park *p);
         struct session *session; /* NULL: it has been freed */
         bool is_copying;         /* else it waits for room */
         bool is_dropped;         /* the session ends: there is no answer */
@@ -44,9 +52,9 @@ struct park {
         uint32_t copy_block; /* wake: in the ledger; LEDGER_NONE: the contents were discarded */
         uint64_t n_bytes;
         struct park_memory memory, copy;
-        struct park_piece *pieces; /* the worker's, while it copies */
-        size_t n_pieces, n_copied;
-        int result;
+        struct park_piece *pieces; /* constant while they are copied */
+        size_t n_pieces, n_taken;  /* atomic: the pieces before are copied or being copied */
+        int result;                /* atomic */
         TAILQ_ENTRY(park) link;
 };
 
@@ -124,11 +132,14 @@ static void park_refuse(struct park *p, int error, const char *sentence)
 
 /* ---- copying ------------------------------------------------------------------- */
 
-static void copy_run(struct worker_job *job)
+static struct park_copier *copier_of(struct worker_job *job)
 {
-        struct park *p = (struct park *)(void *)((char *)job - offsetof(struct park, job));
+        return (struct park_copier *)(void *)((char *)job - offsetof(struct park_copier, job));
+}
+
+static int copy_piece(const struct park *p, const struct park_piece *piece)
+{
         struct device *device = p->memory.quota->partition->device;
-        const struct park_piece *piece = &p->pieces[p->n_copied++];
         const struct device_copy copy = { .extent = &piece->memory,
                                           .offset = piece->memory_offset,
                                           .host = &piece->copy,
@@ -136,11 +147,29 @@ static void copy_run(struct worker_job *job)
                                           .n_bytes = piece->n_bytes,
                                           .to_host = !p->wakes };
 
-        p->result = __atomic_load_n(&device->is_ending, __ATOMIC_RELAXED) ||
-                                    __atomic_load_n(&p->is_dropped, __ATOMIC_RELAXED)
-                            ? -ECANCELED
-                            : device_copy(device, &copy);
-        job->goes_on = p->result == 0 && p->n_copied < p->n_pieces;
+        return __atomic_load_n(&device->is_ending, __ATOMIC_RELAXED) ||
+                               __atomic_load_n(&p->is_dropped, __ATOMIC_RELAXED)
+                       ? -ECANCELED
+                       : device_copy(device, &copy);
+}
+
+static void copier_run(struct worker_job *job)
+{
+        struct park *p = copier_of(job)->park;
+        size_t next = __atomic_fetch_add(&p->n_taken, 1, __ATOMIC_RELAXED);
+        int r = next < p->n_pieces ? copy_piece(p, &p->pieces[next]) : 0;
+
+        if (r < 0)
+                __atomic_store_n(&p->result, r, __ATOMIC_RELAXED);
+        job->goes_on = next + 1 < p->n_pieces && __atomic_load_n(&p->result, __ATOMIC_RELAXED) == 0;
+}
+
+static void copier_done(struct worker_job *job)
+{
+        struct park *p = copier_of(job)->park;
+
+        if (--p->n_copiers == 0)
+                p->copied(p);
 }
 
 /* The extent at this place of a block; returns how many bytes it has from there on. */
@@ -174,18 +203,32 @@ static size_t cut_pieces(const struct park *p, struct park_piece *ret)
         return n;
 }
 
-static int park_copy(struct park *p, void (*done)(struct worker_job *job))
+static void copier_start(struct park *p, struct worker_lane *lane)
 {
+        struct park_copier *c = &p->copiers[p->n_copiers++];
+
+        c->park = p;
+        c->job = (struct worker_job){ .run = copier_run, .done = copier_done, .lane = lane };
+        worker_submit(p->memory.quota->partition->worker, &c->job);
+}
+
+/* Between two partitions of the host two threads copy, each in turns of one of the arenas: one does not use all of
+ * the memory's bandwidth. */
+static int park_copy(struct park *p, void (*copied)(struct park *p))
+{
+        struct worker_lane *lane = arena_lane(p->memory.quota->arena),
+                           *other = arena_lane(p->copy.quota->arena);
+
         p->n_pieces = cut_pieces(p, NULL);
         p->pieces = calloc(p->n_pieces, sizeof(*p->pieces));
         if (!p->pieces)
                 return -ENOMEM;
         (void)cut_pieces(p, p->pieces);
         p->is_copying = true;
-        p->job.run = copy_run;
-        p->job.done = done;
-        p->job.lane = arena_lane(p->memory.quota->arena);
-        worker_submit(p->memory.quota->partition->worker, &p->job);
+        p->copied = copied;
+        copier_start(p, lane);
+        if (other != lane && p->copy.quota->partition->worker == p->memory.quota->partition->worker)
+                copier_start(p, other);
         return 0;
 }
 
@@ -254,10 +297,8 @@ static void park_commit(struct park *p)
         s->ops->ready(s->userdata);
 }
 
-static void park_copied(struct worker_job *job)
+static void park_copied(struct park *p)
 {
-        struct park *p = (struct park *)(void *)((char *)job - offsetof(struct park, job));
-
         if (!p->session || p->is_dropped)
                 park_free(p);
         else if (p->result < 0)
@@ -426,9 +467,8 @@ static void wake_undo(struct park *p, int error)
         park_refuse(p, error == -ENOMEM ? error : -EIO, copy_sentence(error));
 }
 
-static void wake_copied(struct worker_job *job)
+static void wake_copied(struct park *p)
 {
-        struct park *p = (struct park *)(void *)((char *)job - offsetof(struct park, job));
         struct session *s = p->session;
 
         /* A session that ends and still has the block: it is freed here. One that left it keeps the record. */
