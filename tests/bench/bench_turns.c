@@ -24,7 +24,8 @@
 #define WAIT_MS   600000u
 #define GIB_BYTES 1073741824.0
 
-struct turns { /* of a job, in memory that processes share */
+struct turns {       /* of a job, in memory that processes share */
+        int pass[2]; /* a pipe: a byte for each turn that it may take */
         size_t n;
         double ms[MAX_TURNS];
         uint64_t n_bytes[MAX_TURNS]; /* that were woken */
@@ -111,8 +112,16 @@ static void run_job(void *arg)
                 blocks[i] = p;
                 mark(client, blocks[i], 0);
         }
-        for (long i = 0; i < o.n_turns; i++)
+        for (long i = 0; i < o.n_turns; i++) {
+                struct turns *other = &jobs[t == jobs];
+                char byte;
+
+                if (read(t->pass[0], &byte, 1) != 1)
+                        die("the other job", "it is gone");
                 take_turn(client, blocks, t);
+                if (write(other->pass[1], "x", 1) != 1)
+                        die("the other job", "it is gone");
+        }
         bfc_disconnect(client);
 }
 
@@ -195,6 +204,8 @@ int main(int argc, char **argv)
         options_require(o.bfcd, "--bfcd is missing");
         make_folder("bench-turns");
         jobs = shared_memory(2 * sizeof(*jobs));
+        if (pipe(jobs[0].pass) < 0 || pipe(jobs[1].pass) < 0 || write(jobs[0].pass[1], "x", 1) != 1)
+                die("pipe", strerror(errno));
         daemon_pid = start();
         for (size_t i = 0; i < 2; i++)
                 children[i] = process_start(run_job, &jobs[i]);
