@@ -24,9 +24,10 @@ struct parkable {
         const struct block *block; /* in the table */
         char tag[PARKABLE_TAG_BYTES];
         uint32_t n_uses;
-        int64_t used_ms; /* the end of the last use, the wake or the allocation; CLOCK_MONOTONIC */
-        bool is_busy;    /* a call parks or wakes it: it is leaving the table, or looks so */
-        bool waits;      /* and that call waits for room */
+        uint32_t n_begins; /* calls that begin to use it together with others that are parked */
+        int64_t used_ms;   /* the end of the last use, the wake or the allocation; CLOCK_MONOTONIC */
+        bool is_busy;      /* a call parks or wakes it: it is leaving the table, or looks so */
+        bool waits;        /* and that call waits for room */
         bool is_shared;
         bool is_idle; /* in which list it is */
         TAILQ_ENTRY(parkable) link;
@@ -42,7 +43,7 @@ struct parkables {
         } * places;                      /* of each partition */
         uint32_t n_places;
         pthread_cond_t changed; /* one is no longer busy */
-        size_t n_unretired;     /* extents that were unmapped, and for which a Retire of this epoch is to come */
+        size_t n_unretired; /* extents that were unmapped, and for which a Retire of this epoch is to come */
 };
 
 int parkables_init(struct parkables *s, uint32_t n_partitions); /* -ENOMEM */

@@ -194,11 +194,12 @@ static bool refuse_invalid_malloc(struct session *s, uint64_t id, const Bfcd__Ma
         if ((m->flags & BFCD__MALLOC_FLAG__MALLOC_FLAG_PARKABLE) != 0 &&
             ((m->flags & BFCD__MALLOC_FLAG__MALLOC_FLAG_ONE_EXTENT) != 0 ||
              !session_can_park(s, s->shares[m->partition].quota))) {
-                session_refuse_format(s, id, -ENOTSUP,
-                                      "blocks of partition '%s' cannot be parked: it must have 'share: fd' and "
-                                      "be made on demand, the block not in one extent, and on a GPU the "
-                                      "client must take events",
-                                      s->shares[m->partition].quota->partition->name);
+                session_refuse_format(
+                        s, id, -ENOTSUP,
+                        "blocks of partition '%s' cannot be parked: it must have 'share: fd' and "
+                        "be made on demand, the block not in one extent, and on a GPU the "
+                        "client must take events",
+                        s->shares[m->partition].quota->partition->name);
                 return true;
         }
         if (!tag_is_valid(m->tag)) {
