@@ -101,9 +101,11 @@ static void run_job(void *arg)
                 .struct_size = sizeof(how), .flags = BFC_PARKABLE, .wait_ms = WAIT_MS, .tag = "model"
         };
         struct turns *t = arg;
-        bfc_client *client = client_start(socket_path, "job", 0);
+        bfc_client *client;
         char *blocks[BLOCKS];
 
+        setenv("BFC_TENANT", t == jobs ? "red" : "blue", 1);
+        client = client_start(socket_path, "job", 0);
         for (unsigned i = 0; i < BLOCKS; i++) {
                 void *p;
 
@@ -165,25 +167,27 @@ static void report(void)
                        median, ms[n - 1], (double)n_bytes / (double)n / (double)MIB, rate);
 }
 
+/* Of each tenant the parked blocks are at most its limit. */
+#define TENANT(name)                                                                                         \
+        "  - name: " name "\n"                                                                               \
+        "    match: {uid: [%u]}\n"                                                                           \
+        "    quotas: [{partition: bench, park: {to: copies, idle: 1ms}}, {partition: copies}]\n"
+
 static pid_t start(void)
 {
         const char *host = o.share ? "  - id: host\n    size: 1TiB\n    partitions:\n" : "";
         unsigned uid = (unsigned)geteuid();
 
-        return daemon_start(
-                o.bfcd, -1,
-                "devices:\n"
-                "  - id: %s\n%s"
-                "    partitions:\n"
-                "      - {name: bench, limit: %ldMiB, share: %s}\n"
-                "%s"
-                "      - {name: copies, limit: %ldMiB}\n"
-                "tenants:\n"
-                "  - name: bench\n"
-                "    match: {uid: [%u]}\n"
-                "    quotas: [{partition: bench, park: {to: copies, idle: 1ms}}, {partition: copies}]\n",
-                o.share ? "cuda:0" : "host", o.share ? "" : "    size: 1TiB\n", o.mib,
-                o.share ? o.share : "fd", host, 2 * o.mib, uid);
+        return daemon_start(o.bfcd, -1,
+                            "devices:\n"
+                            "  - id: %s\n%s"
+                            "    partitions:\n"
+                            "      - {name: bench, limit: %ldMiB, share: %s}\n"
+                            "%s"
+                            "      - {name: copies, limit: %ldMiB}\n"
+                            "tenants:\n" TENANT("red") TENANT("blue"),
+                            o.share ? "cuda:0" : "host", o.share ? "" : "    size: 1TiB\n", o.mib,
+                            o.share ? o.share : "fd", host, 2 * o.mib, uid, uid);
 }
 
 int main(int argc, char **argv)

@@ -207,7 +207,8 @@ TEST(tenants)
         ck_assert_ptr_nonnull(strstr(text, " RESERVED PEAK-RES LIMIT EDQUOT ENOMEM "));
         ck_assert_ptr_nonnull(strstr(text, "vision train 128.0 MiB 192.0 MiB "));
         ck_assert_ptr_nonnull(strstr(text, " 256.0 MiB 300.0 MiB 512.0 MiB 3 2 "));
-        ck_assert_ptr_nonnull(strstr(text, "h 4.0 MiB 12.0 MiB 6.0 MiB 2 1.0 MiB\n")); /* days and hours ago */
+        ck_assert_ptr_nonnull(
+                strstr(text, "h 4.0 MiB 12.0 MiB 6.0 MiB 2 1.0 MiB\n")); /* days and hours ago */
         ck_assert_ptr_nonnull(strstr(text, "\\x1b[31m\\xff dev 0 B 0 B "));
         ck_assert_ptr_nonnull(strstr(text, " - 0 B 0 B removed 0 0 "));
         ck_assert_ptr_nonnull(strstr(text, "- 0 B 0 B 0 0 B\n"));
