@@ -633,6 +633,33 @@ TEST(a_block_that_is_parked_is_left_alone)
         stop(rig);
 }
 
+/* The client has not unmapped yet what the block was parked from. Others do not wait for that. */
+TEST(a_wake_waits_until_its_place_is_empty)
+{
+        struct rig *rig = rig_start(roomy_config());
+        bfc_client *client;
+        struct raw *raw;
+        uint64_t id, wake_id;
+        void *p;
+
+        if (rig_device() == ON_CUDA_FD) {
+                raw = raw_with_events(rig);
+                client = client_open(rig, "red", "train");
+                id = raw_parkable(raw, BLOCK);
+                ck_assert_int_eq(raw_park(raw, id, false, 1), 0);
+                ck_assert_int_eq(raw_wake(raw, id), -EBUSY);
+                wake_id = raw_send_wake(raw, &id, 1, SETTLE_MS);
+                ck_assert(WAIT_FOR(rig_n_waiting(rig, "red") == 1, SETTLE_MS));
+                ck_assert_ok(bfc_malloc_flags(client, NULL, BLOCK, BFC_WHOLE, &p));
+                ck_assert_uint_eq(rig_n_waiting(rig, "red"), 1);
+                raw_unmap(raw);
+                ck_assert_int_eq(raw_wake_answer(raw, wake_id, id), 0);
+                bfc_disconnect(client);
+                session_end(raw);
+        }
+        stop(rig);
+}
+
 /* It covers a whole extent by chance, and its program asked for less. */
 TEST(only_blocks_of_whole_extents_are_parked)
 {
