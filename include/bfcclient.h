@@ -538,6 +538,8 @@ struct bfc_partition_info {
                                  * this process does not see */
         uint64_t share;         /* BFC_SHARE_FD, BFC_SHARE_CUDA_IPC */
         char device_uuid[48];   /* "GPU-" and the UUID, as nvidia-smi prints it; "host" for the host */
+        uint64_t is_pinned;     /* 1: host memory that is registered with CUDA in processes that use it */
+        uint64_t bytes_pinned; /* registered in this process now. 0: CUDA is not in use here, or it refused */
 };
 
 /* index: from 0 on, in the order of the tenant's quotas. -ENOENT: there are no more partitions. */
