@@ -17,6 +17,7 @@
 
 #include "client/client.h"
 #include "client/options.h"
+#include "client/park.h"
 #include "client/partitions.h"
 #include "client/shared.h"
 #include "client/streams.h"
@@ -78,7 +79,9 @@ BFC_API int bfc_block_info(bfc_client *client, const void *ptr, struct bfc_block
         if (r < 0)
                 return r;
         pthread_mutex_lock(&client->lock);
-        block = blocks_find_around(&client->blocks, ptr, 1);
+        do
+                block = blocks_find_around(&client->blocks, ptr, 1);
+        while (!block && client_wait_parkable(client, ptr));
         if (block) {
                 info_describe(client, block, &info);
                 partition = regions_partition(&client->regions, block->region_id);
@@ -120,7 +123,9 @@ static int locate(bfc_client *client, const void *ptr, size_t n_bytes, bool writ
         bool is_protected = false, is_parked = false;
 
         pthread_mutex_lock(&client->lock);
-        block = blocks_find_around(&client->blocks, ptr, n_bytes);
+        do
+                block = blocks_find_around(&client->blocks, ptr, n_bytes);
+        while (!block && client_wait_parkable(client, ptr));
         if (block) {
                 *ret_range = regions_range(&client->regions, block->region_id);
                 *ret_offset = block->offset + (uint64_t)((uintptr_t)ptr - (uintptr_t)block->ptr);

@@ -8,6 +8,7 @@
 #include "client/alloc.h"
 
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "client/client.h"
@@ -53,9 +54,14 @@ static int enter_block(bfc_client *client, struct block *block, uint64_t n_reque
                 return r == -EEXIST ? -EPROTO : r;
         }
         block->n_requested = n_requested;
+        block->parkable = (how->flags & BFC_PARKABLE) != 0 ? parkable_new(how->tag) : NULL;
+        if ((how->flags & BFC_PARKABLE) != 0 && !block->parkable)
+                return -ENOMEM;
         r = blocks_add(&client->blocks, block);
-        if (r < 0)
+        if (r < 0) {
+                free(block->parkable);
                 return r == -EEXIST ? -EPROTO : r;
+        }
         client_count_alloc(client, block);
         *ret_ptr = (void *)(uintptr_t)block->ptr;
         return 0;
@@ -91,8 +97,7 @@ static int take_granted(bfc_client *client, uint32_t partition, const Bfcd__Bloc
                                .region_id = got->region_id,
                                .offset = got->offset,
                                .n_bytes = got->n_bytes,
-                               .partition = (uint16_t)partition,
-                               .is_parkable = (how->flags & BFC_PARKABLE) != 0 };
+                               .partition = (uint16_t)partition };
         void *ptr;
         int r;
 

@@ -19,6 +19,7 @@
 
 struct slab; /* the cache's */
 struct stream_alloc;
+struct parkable;
 
 struct block {
         const void *ptr;
@@ -30,8 +31,8 @@ struct block {
         struct slab *slab;                 /* in which it begins; NULL: a block of the daemon */
         uint64_t handle;                   /* of the slab's allocator */
         struct stream_alloc *stream_alloc; /* allocated on a stream; NULL: not */
+        struct parkable *parkable;         /* allocated with BFC_PARKABLE; NULL: not */
         bool may_park;                     /* it can be parked when it is freed */
-        bool is_parkable;                  /* allocated with BFC_PARKABLE */
         bool is_parked;                    /* by bfc_park(): it has no memory */
         uint8_t age_place;                 /* 1 + the index in the client page that counts its age; 0: none */
         uint16_t partition;                /* index into the client's partitions */

@@ -87,6 +87,7 @@ static int on_look(void *userdata)
 
 static const struct events_ops ops = { .retire = client_on_retire,
                                        .trim = client_on_trim,
+                                       .pressure = client_on_pressure,
                                        .draining = on_draining,
                                        .look = on_look,
                                        .lost = on_lost,
@@ -124,6 +125,8 @@ BFC_API int bfc_poll(bfc_client *client)
         if (events_fd(client->events) < 0)
                 return not_polled();
         r = events_poll(client->events);
+        if (r == 0 || r == -EBUSY)
+                client_pressure_poll(client);
         if (r == -EBUSY)
                 return error_set(r, "memory that the daemon reclaims cannot be unmapped now: the driver "
                                     "refuses this while a stream is captured");
@@ -164,10 +167,12 @@ static void *client_free(bfc_client *client)
         fork_guard_clear(&client->fork);
         events_stop(client->events, 0);
         events_free(client->events);
+        client_pressure_clear(client);
         call_free(client->connection);
         streams_free(client);
         regions_clear(&client->regions);
         blocks_clear(&client->blocks);
+        parkables_clear(&client->parkables);
         shared_clear(client);
         blocks_clear(&client->slabs);
         cache_free(client->cache);
@@ -241,6 +246,7 @@ static int say_hello(bfc_client *client, const struct bfc_options *options)
         hello.version = CLIENT_PROTOCOL_VERSION;
         /* Without a cache, too: memory that was freed on a stream may wait for work. */
         hello.wants_events = client_takes_events(options);
+        hello.takes_pressure = hello.wants_events;
         hello.wants_pages = true;
         hello.can_resume = true;
         hello.name = client->reconnect.name;
@@ -251,6 +257,8 @@ static int say_hello(bfc_client *client, const struct bfc_options *options)
         r = client_request(client, NULL, &request, BFCD__REPLY__BODY_HELLO, &client->hello, &epoch);
         if (r == 0)
                 r = client_read_places(client);
+        if (r == 0 && parkables_init(&client->parkables, (uint32_t)client->hello->hello->n_partitions) < 0)
+                r = error_no_memory();
         if (r < 0)
                 return r;
         return client_check_hello(client, options->partition);
@@ -321,6 +329,8 @@ BFC_API int bfc_connect(const struct bfc_options *options, bfc_client **ret_clie
                 client_pages_open(client);
         if (r == 0)
                 r = streams_new(client);
+        if (r == 0)
+                r = client_pressure_init(client);
         if (r == 0)
                 r = client_start_events(client, &known);
         if (r < 0) {
@@ -415,10 +425,12 @@ BFC_API void bfc_disconnect(bfc_client *client)
         }
         /* The thread may be waiting for a daemon that has stopped. */
         reconnect_stop(&client->reconnect, true);
-        if (events_stop(client->events, GOODBYE_TIMEOUT_MS) < 0) {
+        if (events_stop(client->events, GOODBYE_TIMEOUT_MS) < 0 ||
+            client_pressure_stop(client, GOODBYE_TIMEOUT_MS) < 0) {
                 call_end(client->connection, -ECONNRESET);
                 reconnect_hang_up(&client->reconnect);
                 events_stop(client->events, 0);
+                client_pressure_stop(client, 0);
         }
         reconnect_stop(&client->reconnect, false);
         wipe_all(client);

@@ -23,7 +23,9 @@
 #include "client/events.h"
 #include "client/free.h"
 #include "client/inventory.h"
+#include "client/parkable.h"
 #include "client/pages.h"
+#include "client/pressure.h"
 #include "client/process.h"
 #include "client/recorder.h"
 #include "client/reconnect.h"
@@ -48,6 +50,7 @@ struct bfc_client {
         struct parking parking;
         int lost; /* atomic: why the session ended, as far as known; 0 */
         struct client_pages pages;
+        struct pressure pressure; /* has a lock of its own */
 
         struct streams *streams; /* its lock is taken before the next ones */
 
@@ -62,6 +65,7 @@ struct bfc_client {
         struct blocks slabs;            /* blocks of the daemon that streams have */
         struct pending_split splitting; /* a Split without an answer */
         struct counters counters;
+        struct parkables parkables;
         struct shared_block *shared; /* a list, see shared.c */
         char end_reason[320];        /* why this process ended the session */
 };

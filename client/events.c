@@ -22,7 +22,6 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,8 +34,6 @@
 
 #include "client/process.h"
 
-/* The driver is called on these threads and may need as much stack as on a program's first thread. */
-#define EVENTS_STACK_BYTES ((size_t)8 << 20)
 #define EVENTS_QUEUE_MAX   4096u
 #define EVENTS_MAX_EXTENTS 64u /* in one Retire */
 #define EVENTS_RETRY_MS    5
@@ -127,6 +124,18 @@ static int on_trim(struct events *e, const Bfcd__Trim *trim)
         return answer(e, &reply, e->epoch);
 }
 
+int events_relieve(struct events *e, uint64_t epoch, uint64_t sequence, uint64_t n_bytes)
+{
+        Bfcd__EventReply reply = BFCD__EVENT_REPLY__INIT;
+        Bfcd__Relieved relieved = BFCD__RELIEVED__INIT;
+
+        relieved.sequence = sequence;
+        relieved.n_bytes = n_bytes;
+        reply.body_case = BFCD__EVENT_REPLY__BODY_RELIEVED;
+        reply.relieved = &relieved;
+        return answer(e, &reply, epoch);
+}
+
 /* The queue's first Retire. -EBUSY: it stays there. The lock is held, but not while the driver is called. */
 static int retire_first(struct events *e)
 {
@@ -197,27 +206,6 @@ static void *worker_run(void *userdata)
         return NULL;
 }
 
-static int thread_new(void *(*run)(void *), struct events *e, const char *name, pthread_t *ret)
-{
-        pthread_attr_t attr;
-        sigset_t all, before;
-        size_t n_bytes;
-        int r = pthread_attr_init(&attr);
-
-        if (r != 0)
-                return -r;
-        if (pthread_attr_getstacksize(&attr, &n_bytes) == 0 && n_bytes < EVENTS_STACK_BYTES)
-                pthread_attr_setstacksize(&attr, EVENTS_STACK_BYTES);
-        sigfillset(&all);
-        pthread_sigmask(SIG_SETMASK, &all, &before);
-        r = pthread_create(ret, &attr, run, e);
-        pthread_sigmask(SIG_SETMASK, &before, NULL);
-        pthread_attr_destroy(&attr);
-        if (r == 0)
-                pthread_setname_np(*ret, name);
-        return -r;
-}
-
 /* False: no thread can be had. The lock is held. */
 static bool worker_start(struct events *e)
 {
@@ -259,6 +247,8 @@ static int on_frame(struct events *e, const uint8_t *payload, size_t n_bytes)
         case BFCD__EVENT__BODY_TRIM:
                 r = on_trim(e, event->trim);
                 break;
+        case BFCD__EVENT__BODY_PRESSURE:
+                return e->ops->pressure(e->userdata, e->epoch, event);
         case BFCD__EVENT__BODY_DRAINING:
                 r = e->ops->draining(e->userdata, event->draining->partition, event->draining->is_over);
                 break;

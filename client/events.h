@@ -20,6 +20,8 @@ struct events_ops {
         int (*retire)(void *userdata, uint64_t epoch, const uint64_t *extent_ids, size_t n_extent_ids);
         /* Free idle memory in these ranges; 0: *ret_bytes were freed, which is answered. */
         int (*trim)(void *userdata, const Bfcd__Trim *trim, uint64_t *ret_bytes);
+        /* Takes over the event, a Pressure, which is answered by events_relieve() later. -EPROTO. */
+        int (*pressure)(void *userdata, uint64_t epoch, Bfcd__Event *event);
         /* A drain of the partition's device begins or ends. 0, or -EPROTO: there is no such partition. */
         int (*draining)(void *userdata, uint32_t partition, bool is_over);
         /* Called after events_wake(), and again after the returned number of ms; -1: only after the next
@@ -54,6 +56,9 @@ struct events_socket *events_socket_free(struct events_socket *s); /* takes NULL
 /* Replaces the socket by this one, which is taken over; unread events of the old one are dropped. Any
  * thread. Takes NULL for e. */
 void events_resume(struct events *e, struct events_socket *s, uint64_t epoch);
+
+/* Answers a Pressure, if the socket is still that of the epoch. Any thread. -ECONNRESET. */
+int events_relieve(struct events *e, uint64_t epoch, uint64_t sequence, uint64_t n_bytes);
 
 /* ops->look() is called soon, if there are threads. Any thread. Takes NULL. */
 void events_wake(struct events *e);

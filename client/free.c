@@ -16,6 +16,7 @@
 
 #include "client/client.h"
 #include "client/extents.h"
+#include "client/park.h"
 #include "client/reclaim.h"
 #include "client/request.h"
 #include "client/streams.h"
@@ -112,10 +113,13 @@ bool client_drain_parked(bfc_client *client)
 /* ---- freeing ----------------------------------------------------------------- */
 
 /* If the free was sent, the daemon may have taken the memory back before it went away. */
-void client_restore_block(bfc_client *client, const struct block *block)
+void client_restore_block(bfc_client *client, const struct block *gone)
 {
+        struct block copy = *gone;
+        const struct block *block = &copy;
         void *ptr;
 
+        copy.parkable = NULL; /* the session has ended */
         pthread_mutex_lock(&client->lock);
         if (regions_resolve(&client->regions, block->region_id, block->offset, block->n_bytes, &ptr) == 0 &&
             ptr == block->ptr && blocks_add(&client->blocks, block) == 0) {
@@ -170,7 +174,9 @@ static int take_out(bfc_client *client, const void *ptr, bool in_captures, struc
 
         pthread_mutex_lock(&client->lock);
         /* Another thread may publish it now, which is an error of the program. */
-        r = shared_has(client, ptr) ? -EINVAL : blocks_leave(&client->blocks, ptr, ret);
+        do
+                r = shared_has(client, ptr) ? -EINVAL : blocks_leave(&client->blocks, ptr, ret);
+        while (r == -ENOENT && client_wait_parkable(client, ptr));
         if (r == 0)
                 range = regions_range(&client->regions, ret->region_id);
         if (r == 0)

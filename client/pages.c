@@ -67,6 +67,8 @@ static void client_page_begin(bfc_client *client)
                 client->counters.ages[i].tick = ages_now();
                 client_page_ages(client, i, AGES_CLASSES);
         }
+        for (uint32_t i = 0; i < client->hello->hello->n_partitions && i < PAGES_MAX_PARTITIONS; i++)
+                parkables_show(&client->parkables, i, &own->idle[i]);
         put(&own->parked_partition, (uint64_t)(entry_of(&client->pages, client->partition) - own->held));
         put(&own->n_parked, magazines_show(client->parking.magazines, own->parked, PAGES_MAX_PARKED));
         put(&own->version, PAGES_VERSION);
@@ -94,6 +96,12 @@ void client_page_ages(bfc_client *client, unsigned place, unsigned class)
 _Atomic uint64_t *client_page_streams(const bfc_client *client, uint32_t partition)
 {
         return client->pages.own ? &entry_of(&client->pages, partition)->bytes_streams : NULL;
+}
+
+void client_page_pressure_fn(bfc_client *client, bool has_fn)
+{
+        if (client->pages.own)
+                put(&client->pages.own->has_pressure_fn, has_fn);
 }
 
 /* ---- both ------------------------------------------------------------------ */

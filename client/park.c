@@ -1,45 +1,173 @@
-/* Park and wake; see bfcclient.h.
+/* Park and wake; see park.h and bfcclient.h.
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * A block that is being parked or woken is marked as leaving, so that no other call finds it. It stays mapped
- * until the daemon has answered: if the daemon refuses, nothing has changed. After a restart of the daemon the
- * requests are repeated; the daemon answers them also if it had carried them out. */
+ * A block that is being parked or woken is marked as leaving, so that no other call finds it, and as busy: calls
+ * that need it wait for the end. It stays mapped until the daemon has answered: if the daemon refuses, nothing
+ * has changed. A call takes all its blocks at once, when none of them is busy, so calls do not wait for each
+ * other. After a restart of the daemon the requests are repeated; the daemon answers them also if it had carried
+ * them out. */
+#include "client/park.h"
+
 #include <errno.h>
+#include <stdlib.h>
+#include <time.h>
 
 #include "client/client.h"
 #include "client/extents.h"
 #include "client/partitions.h"
 #include "client/request.h"
 
-/* Marks the block as leaving. *ret_is_parked: as it is now. */
-static int take(bfc_client *client, const void *ptr, struct block *ret)
+/* ---- finding ------------------------------------------------------------------- */
+
+struct parkable *client_find_parkable(bfc_client *client, const void *ptr)
 {
-        bool can_park = false;
-        int r;
+        const struct block *block = blocks_find(&client->blocks, ptr);
+        struct parkable *p = block ? block->parkable : parkables_find_busy(&client->parkables, ptr);
+
+        return p && p->block->ptr == ptr ? p : NULL;
+}
+
+int client_not_parkable(bfc_client *client, const void *ptr)
+{
+        bool is_block;
 
         pthread_mutex_lock(&client->lock);
-        r = blocks_leave(&client->blocks, ptr, ret);
-        if (r == 0)
-                can_park = ret->is_parkable;
-        if (r == 0 && !can_park)
-                blocks_stay(&client->blocks, ptr);
+        is_block = blocks_find(&client->blocks, ptr) != NULL;
         pthread_mutex_unlock(&client->lock);
-        if (r < 0)
+        if (!is_block)
                 return error_set(-EINVAL, "%p is not a block of this client, or another call is using it",
                                  ptr);
-        return can_park ? 0 : error_set(-EINVAL, "the block at %p was not allocated with BFC_PARKABLE", ptr);
+        return error_set(-EINVAL, "the block at %p was not allocated with BFC_PARKABLE", ptr);
+}
+
+static size_t add_tagged(const struct parkable_list *list, const char *tag, const void **ret)
+{
+        const struct parkable *p;
+        size_t n = 0;
+
+        TAILQ_FOREACH(p, list, link)
+        {
+                if (!parkable_has_tag(p, tag))
+                        continue;
+                if (ret)
+                        ret[n] = p->block->ptr;
+                n++;
+        }
+        return n;
+}
+
+static size_t list_tagged(const bfc_client *client, uint32_t partition, const char *tag, const void **ret)
+{
+        const struct parkables *s = &client->parkables;
+        size_t n = 0;
+
+        for (uint32_t i = 0; i < s->n_places; i++) {
+                if (partition != UINT32_MAX && i != partition)
+                        continue;
+                n += add_tagged(&s->places[i].others, tag, ret ? ret + n : NULL);
+                n += add_tagged(&s->places[i].idle, tag, ret ? ret + n : NULL);
+        }
+        return n;
+}
+
+int client_find_tagged(bfc_client *client, uint32_t partition, const char *tag, struct block_set *ret)
+{
+        size_t n = list_tagged(client, partition, tag, NULL);
+        const void **ptrs = calloc(n + 1, sizeof(*ptrs));
+
+        if (!ptrs)
+                return error_no_memory();
+        *ret = (struct block_set){ ptrs, n, true };
+        (void)list_tagged(client, partition, tag, ptrs);
+        return 0;
+}
+
+void block_set_clear(struct block_set *s)
+{
+        free(s->ptrs);
+        *s = (struct block_set){ .ptrs = NULL };
+}
+
+void client_report_parkable(const bfc_client *client, uint32_t partition, uint64_t *ret_bytes,
+                            int64_t *ret_oldest_ms)
+{
+        parkables_report(&client->parkables, partition, ret_bytes, ret_oldest_ms);
+}
+
+/* ---- taking turns ---------------------------------------------------------------- */
+
+bool client_wait_parkable(bfc_client *client, const void *ptr)
+{
+        if (!parkables_find_busy(&client->parkables, ptr))
+                return false;
+        pthread_cond_wait(&client->parkables.changed, &client->lock);
+        return true;
+}
+
+/* Waits for the end of the call that has this block. A call that waits for room is waited for only until the
+ * time: -EBUSY. The lock is held. */
+static int wait_for(bfc_client *client, const struct parkable *p, int64_t until_ms)
+{
+        struct timespec until = { .tv_sec = until_ms / 1000, .tv_nsec = until_ms % 1000 * 1000000 };
+        const void *ptr = p->block->ptr;
+
+        if (!p->waits)
+                pthread_cond_wait(&client->parkables.changed, &client->lock);
+        else if (clock_now_ms() < until_ms)
+                (void)pthread_cond_timedwait(&client->parkables.changed, &client->lock, &until);
+        else
+                return error_set(-EBUSY, "another call waits for room for the block at %p", ptr);
+        return 0;
+}
+
+/* The lock is held. */
+static void take(bfc_client *client, struct parkable *p, bool waits, struct block *ret)
+{
+        (void)blocks_leave(&client->blocks, p->block->ptr, ret);
+        p->is_busy = true;
+        p->waits = waits;
+        parkable_sort(&client->parkables, p);
 }
 
 static void give_back(bfc_client *client, const struct block *block, bool is_parked)
 {
+        struct parkable *p = block->parkable;
+
         pthread_mutex_lock(&client->lock);
         blocks_stay(&client->blocks, block->ptr);
         blocks_set_parked(&client->blocks, block->ptr, is_parked);
+        p->is_busy = false;
+        if (block->is_parked && !is_parked)
+                parkable_touch(&client->parkables, p);
+        else
+                parkable_sort(&client->parkables, p);
+        pthread_cond_broadcast(&client->parkables.changed);
         pthread_mutex_unlock(&client->lock);
 }
 
-static int send_park(bfc_client *client, const struct block *block, unsigned how, uint32_t partition)
+/* ---- park ------------------------------------------------------------------------ */
+
+struct park_how {
+        unsigned how; /* BFC_BACKUP, BFC_DISCARD */
+        uint32_t to;
+        const int64_t *used_ms; /* only if it is idle, and was not used after that; NULL */
+};
+
+/* How it may be parked: a partition for the copy. */
+static int read_how(bfc_client *client, unsigned how, const char *partition, struct park_how *ret)
+{
+        *ret = (struct park_how){ .how = how };
+        if (how == BFC_DISCARD)
+                return 0;
+        if (how != BFC_BACKUP)
+                return error_set(-EINVAL, "bfc_park: how is neither BFC_BACKUP nor BFC_DISCARD");
+        if (!partition)
+                return error_set(-EINVAL, "bfc_park: a backup needs the name of a partition");
+        return client_partition_index(client, partition, &ret->to);
+}
+
+static int send_park(bfc_client *client, const struct block *block, const struct park_how *how)
 {
         Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__Park body = BFCD__PARK__INIT;
@@ -48,8 +176,8 @@ static int send_park(bfc_client *client, const struct block *block, unsigned how
         int r;
 
         body.block_id = block->block_id;
-        body.discard = how == BFC_DISCARD;
-        body.partition = partition;
+        body.discard = how->how == BFC_DISCARD;
+        body.partition = how->to;
         request.body_case = BFCD__REQUEST__BODY_PARK;
         request.park = &body;
         r = client_request(client, NULL, &request, BFCD__REPLY__BODY_DONE, &reply, &epoch);
@@ -58,35 +186,149 @@ static int send_park(bfc_client *client, const struct block *block, unsigned how
         return r;
 }
 
-BFC_API int bfc_park(bfc_client *client, void *ptr, unsigned how, const char *partition)
-{
-        uint32_t index = 0;
-        struct block block;
-        int r = client_check(client);
+enum { NOT_PARKABLE = 1, IS_PARKED, IS_USED };
 
-        if (r == 0 && how != BFC_BACKUP && how != BFC_DISCARD)
-                r = error_set(-EINVAL, "bfc_park: how is neither BFC_BACKUP nor BFC_DISCARD");
-        if (r == 0 && how == BFC_BACKUP && !partition)
-                r = error_set(-EINVAL, "bfc_park: a backup needs the name of a partition");
-        if (r == 0 && how == BFC_BACKUP)
-                r = client_partition_index(client, partition, &index);
-        if (r == 0)
-                r = take(client, ptr, &block);
-        if (r < 0)
-                return r;
-        if (block.is_parked) {
-                give_back(client, &block, true);
+static int take_to_park(bfc_client *client, const void *ptr, const struct park_how *how, struct block *ret)
+{
+        struct parkable *p;
+
+        while ((p = client_find_parkable(client, ptr)) && p->is_busy)
+                if (wait_for(client, p, 0) < 0)
+                        return IS_USED;
+        if (!p)
+                return NOT_PARKABLE;
+        if (p->block->is_parked)
+                return IS_PARKED;
+        if (p->n_uses > 0 || (how->used_ms && (!p->is_idle || p->used_ms != *how->used_ms)))
+                return IS_USED;
+        take(client, p, false, ret);
+        return 0;
+}
+
+/* -EALREADY, -EBUSY: the message is set. */
+static int park_block(bfc_client *client, const void *ptr, const struct park_how *how, uint64_t *ret_bytes)
+{
+        struct block block;
+        int r;
+
+        pthread_mutex_lock(&client->lock);
+        r = take_to_park(client, ptr, how, &block);
+        pthread_mutex_unlock(&client->lock);
+        if (r == NOT_PARKABLE)
+                return client_not_parkable(client, ptr);
+        if (r == IS_PARKED)
                 return error_set(-EALREADY, "the block at %p is parked already", ptr);
-        }
-        r = send_park(client, &block, how, index);
+        if (r == IS_USED)
+                return error_set(-EBUSY, "the block at %p is in use", ptr);
+        r = send_park(client, &block, how);
         if (r == 0) {
                 pthread_mutex_lock(&client->lock);
                 regions_unmap_all_in(&client->regions, block.region_id, block.offset, block.n_bytes);
                 pthread_mutex_unlock(&client->lock);
+                *ret_bytes += block.n_bytes;
         }
         give_back(client, &block, r == 0);
         return r;
 }
+
+BFC_API int bfc_park(bfc_client *client, void *ptr, unsigned how, const char *partition)
+{
+        struct park_how park;
+        uint64_t n_bytes = 0;
+        int r = client_check(client);
+
+        if (r == 0)
+                r = read_how(client, how, partition, &park);
+        return r < 0 ? r : park_block(client, ptr, &park, &n_bytes);
+}
+
+BFC_API int bfc_park_tag(bfc_client *client, const char *tag, unsigned how, const char *partition)
+{
+        struct block_set set = { .ptrs = NULL };
+        struct park_how park;
+        uint64_t n_bytes = 0;
+        int r = client_check(client), result = 0;
+
+        if (r == 0)
+                r = read_how(client, how, partition, &park);
+        if (r < 0)
+                return r;
+        pthread_mutex_lock(&client->lock);
+        r = client_find_tagged(client, UINT32_MAX, tag, &set);
+        pthread_mutex_unlock(&client->lock);
+        for (size_t i = 0; r == 0 && i < set.n; i++) {
+                r = park_block(client, set.ptrs[i], &park, &n_bytes);
+                if (r == -EBUSY)
+                        result = r;
+                if (r == -EBUSY || r == -EALREADY || r == -EINVAL) /* the last: it was freed meanwhile */
+                        r = 0;
+        }
+        block_set_clear(&set);
+        if (r == 0 && result == -EBUSY)
+                return error_set(result, "a block is in use; the others with this tag were parked");
+        return r < 0 ? r : result;
+}
+
+/* ---- park what is idle ------------------------------------------------------------- */
+
+struct idle_block {
+        const void *ptr;
+        int64_t used_ms;
+};
+
+/* Those that come into question now. */
+static size_t list_idle(const bfc_client *client, uint32_t partition, int64_t until_ms, const char *tag,
+                        struct idle_block *ret)
+{
+        const struct parkable *p;
+        size_t n = 0;
+
+        TAILQ_FOREACH(p, &client->parkables.places[partition].idle, link)
+        {
+                if (p->used_ms > until_ms)
+                        break;
+                if (!parkable_has_tag(p, tag))
+                        continue;
+                if (ret)
+                        ret[n] = (struct idle_block){ p->block->ptr, p->used_ms };
+                n++;
+        }
+        return n;
+}
+
+int client_park_idle(bfc_client *client, uint32_t partition, uint64_t n_bytes, uint32_t idle_ms, uint32_t to,
+                     const char *tag, uint64_t *ret_bytes)
+{
+        int64_t until_ms = clock_now_ms() - idle_ms;
+        struct idle_block *found;
+        size_t n;
+        int r = 0, result = 0;
+
+        *ret_bytes = 0;
+        pthread_mutex_lock(&client->lock);
+        n = list_idle(client, partition, until_ms, tag, NULL);
+        found = calloc(n + 1, sizeof(*found));
+        if (found)
+                (void)list_idle(client, partition, until_ms, tag, found);
+        pthread_mutex_unlock(&client->lock);
+        if (!found)
+                return error_no_memory();
+        for (size_t i = 0; i < n && *ret_bytes < n_bytes; i++) {
+                const struct park_how how = { BFC_BACKUP, to, &found[i].used_ms };
+
+                r = park_block(client, found[i].ptr, &how, ret_bytes);
+                if (r == -EBUSY || r == -EALREADY ||
+                    r == -EINVAL) /* it was used, parked or freed meanwhile */
+                        continue;
+                result = r;
+                if (r < 0)
+                        break;
+        }
+        free(found);
+        return result;
+}
+
+/* ---- wake ------------------------------------------------------------------------ */
 
 /* The memory is mapped again, at the same address. */
 static int check_woken(bfc_client *client, const struct block *block, const Bfcd__Block *got, uint64_t epoch,
@@ -133,17 +375,99 @@ static int send_wake(bfc_client *client, const struct block *block, uint32_t wai
         return r;
 }
 
+/* 0: none of the set is busy. 1: look again. The lock is held. */
+static int check_set(bfc_client *client, const struct block_set *set, int64_t until_ms)
+{
+        for (size_t i = 0; i < set->n; i++) {
+                struct parkable *p = client_find_parkable(client, set->ptrs[i]);
+                int r = p && p->is_busy ? wait_for(client, p, until_ms) : 0;
+
+                if (r < 0)
+                        return r;
+                if (p && p->is_busy)
+                        return 1;
+                if (!p && !set->skips_others)
+                        return -ENOENT;
+        }
+        return 0;
+}
+
+/* The parked ones of the set, when no other call has any of it. */
+static int take_to_wake(bfc_client *client, const struct block_set *set, uint32_t wait_ms, struct block *ret,
+                        size_t *ret_n)
+{
+        int64_t until_ms = clock_now_ms() + wait_ms;
+        size_t n = 0;
+        int r;
+
+        while ((r = check_set(client, set, until_ms)) == 1)
+                ;
+        for (size_t i = 0; r == 0 && i < set->n; i++) {
+                struct parkable *p = client_find_parkable(client, set->ptrs[i]);
+
+                if (p && p->block->is_parked && !p->is_busy)
+                        take(client, p, wait_ms > 0, &ret[n++]);
+        }
+        *ret_n = n;
+        return r;
+}
+
+int client_wake_set(bfc_client *client, const struct block_set *set, uint32_t wait_ms, uint64_t *ret_bytes)
+{
+        struct block *blocks = calloc(set->n + 1, sizeof(*blocks));
+        uint64_t n_bytes = 0;
+        size_t n = 0;
+        int r;
+
+        if (!blocks)
+                return error_no_memory();
+        pthread_mutex_lock(&client->lock);
+        r = take_to_wake(client, set, wait_ms, blocks, &n);
+        pthread_mutex_unlock(&client->lock);
+        if (r == -ENOENT)
+                r = client_not_parkable(client, set->ptrs[0]);
+        for (size_t i = 0; i < n; i++) {
+                int error = r < 0 ? r : send_wake(client, &blocks[i], wait_ms);
+
+                give_back(client, &blocks[i], error < 0);
+                n_bytes += error < 0 ? 0 : blocks[i].n_bytes;
+                r = r < 0 ? r : error;
+        }
+        free(blocks);
+        if (ret_bytes)
+                *ret_bytes = n_bytes;
+        return r;
+}
+
 BFC_API int bfc_wake(bfc_client *client, void *ptr, uint32_t wait_ms)
 {
-        struct block block;
+        const void *ptrs[1] = { ptr };
+        const struct block_set set = { ptrs, 1, false };
         int r = client_check(client);
 
+        return r < 0 ? r : client_wake_set(client, &set, wait_ms, NULL);
+}
+
+int client_wake_all(bfc_client *client, uint32_t partition, const char *tag, uint32_t wait_ms,
+                    uint64_t *ret_bytes)
+{
+        struct block_set set = { .ptrs = NULL };
+        int r;
+
+        *ret_bytes = 0;
+        pthread_mutex_lock(&client->lock);
+        r = client_find_tagged(client, partition, tag, &set);
+        pthread_mutex_unlock(&client->lock);
         if (r == 0)
-                r = take(client, ptr, &block);
-        if (r < 0)
-                return r;
-        if (block.is_parked)
-                r = send_wake(client, &block, wait_ms);
-        give_back(client, &block, block.is_parked && r < 0);
+                r = client_wake_set(client, &set, wait_ms, ret_bytes);
+        block_set_clear(&set);
         return r;
+}
+
+BFC_API int bfc_wake_tag(bfc_client *client, const char *tag, uint32_t wait_ms)
+{
+        uint64_t n_bytes;
+        int r = client_check(client);
+
+        return r < 0 ? r : client_wake_all(client, UINT32_MAX, tag, wait_ms, &n_bytes);
 }

@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <sys/mman.h>
@@ -12,6 +13,9 @@
 #include <unistd.h>
 
 #define ERROR_BYTES 1024
+
+/* The driver is called on our threads and may need as much stack as on a program's first thread. */
+#define STACK_BYTES ((size_t)8 << 20)
 
 #ifndef MAP_FIXED_NOREPLACE
 #define MAP_FIXED_NOREPLACE 0x100000 /* Linux 4.17 */
@@ -44,6 +48,27 @@ int error_no_memory(void)
 const char *error_last(void)
 {
         return message;
+}
+
+int thread_new(void *(*run)(void *), void *userdata, const char *name, pthread_t *ret)
+{
+        pthread_attr_t attr;
+        sigset_t all, before;
+        size_t n_bytes;
+        int r = pthread_attr_init(&attr);
+
+        if (r != 0)
+                return -r;
+        if (pthread_attr_getstacksize(&attr, &n_bytes) == 0 && n_bytes < STACK_BYTES)
+                pthread_attr_setstacksize(&attr, STACK_BYTES);
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &before);
+        r = pthread_create(ret, &attr, run, userdata);
+        pthread_sigmask(SIG_SETMASK, &before, NULL);
+        pthread_attr_destroy(&attr);
+        if (r == 0)
+                pthread_setname_np(*ret, name);
+        return -r;
 }
 
 int64_t clock_now_ms(void)

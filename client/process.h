@@ -14,6 +14,7 @@
 #ifndef BFC_CLIENT_PROCESS_H
 #define BFC_CLIENT_PROCESS_H
 
+#include <pthread.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -25,6 +26,10 @@ int error_set(int error, const char *format, ...) __attribute__((format(printf, 
 int error_no_memory(void);
 /* "" if nothing has failed in this thread. */
 const char *error_last(void);
+
+/* Starts a thread that blocks all signals, with the stack of a program's first thread. The caller joins it.
+ * -EAGAIN, -ENOMEM. */
+int thread_new(void *(*run)(void *), void *userdata, const char *name, pthread_t *ret);
 
 /* Milliseconds of CLOCK_MONOTONIC. */
 int64_t clock_now_ms(void);

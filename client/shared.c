@@ -23,6 +23,7 @@
 #include "client/extents.h"
 #include "client/free.h"
 #include "client/options.h"
+#include "client/park.h"
 #include "client/partitions.h"
 #include "client/request.h"
 #include "client/shared.h"
@@ -135,6 +136,11 @@ static void publish_page(bfc_client *client, const struct block *block, bool is_
 {
         int64_t n_bytes = (int64_t)block->n_bytes;
 
+        if (block->parkable) {
+                block->parkable->is_shared = !is_on;
+                parkable_sort(&client->parkables, block->parkable);
+        }
+
         client_page_whole(client, regions_partition(&client->regions, block->region_id),
                           is_on ? n_bytes : -n_bytes);
         client_share_age(client, block, !is_on);
@@ -232,7 +238,9 @@ BFC_API int bfc_publish_with(bfc_client *client, void *ptr, const char *name,
         if (!name)
                 return error_set(-EINVAL, "bfc_publish: name is NULL");
         pthread_mutex_lock(&client->lock);
-        r = publish_begin(client, ptr, &body.block_id);
+        do
+                r = publish_begin(client, ptr, &body.block_id);
+        while (r == -EINVAL && client_wait_parkable(client, ptr));
         pthread_mutex_unlock(&client->lock);
         if (r < 0)
                 return publish_failed(r, ptr);

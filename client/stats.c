@@ -88,6 +88,8 @@ void client_count_alloc(bfc_client *client, const struct block *block)
                 magazines_count_other_alloc(client->parking.magazines, block->n_bytes);
         }
         count_age(client, block, block->n_bytes);
+        if (block->parkable)
+                parkable_enter(&client->parkables, block->parkable, blocks_find(&client->blocks, block->ptr));
 }
 
 void client_count_free(bfc_client *client, const struct block *block)
@@ -103,6 +105,8 @@ void client_count_free(bfc_client *client, const struct block *block)
                 magazines_count_other_free(client->parking.magazines, block->n_bytes);
         }
         count_age(client, block, -block->n_bytes);
+        if (block->parkable)
+                parkable_drop(&client->parkables, block, block->parkable);
 }
 
 /* ---- of the client ----------------------------------------------------------- */

@@ -20,6 +20,7 @@
 #include "client/alloc.h"
 #include "client/free.h"
 #include "client/options.h"
+#include "client/park.h"
 #include "client/partitions.h"
 #include "client/request.h"
 #include "client/shared.h"
@@ -562,21 +563,25 @@ static int free_on(bfc_client *client, const struct block *block, uint32_t parti
         return r < 0 ? stream_failed(r, stream) : 0;
 }
 
+/* -EAGAIN: the block is parked or woken now; this cannot be waited for here. */
 static int streams_free_block(bfc_client *client, const void *ptr, uintptr_t stream, bool in_captures)
 {
         struct block block;
         uint32_t partition = 0;
-        bool is_shared;
+        bool is_shared, is_busy;
         int r;
 
         pthread_mutex_lock(&client->lock);
         is_shared = shared_has(client, ptr);
         r = is_shared ? -EINVAL : blocks_leave(&client->blocks, ptr, &block);
+        is_busy = r == -ENOENT && parkables_find_busy(&client->parkables, ptr);
         if (r == 0)
                 partition = regions_partition(&client->regions, block.region_id);
         pthread_mutex_unlock(&client->lock);
         if (is_shared)
                 return error_set(r, "%p is shared: release it with bfc_detach()", ptr);
+        if (is_busy)
+                return -EAGAIN;
         if (r < 0)
                 return no_such_block(ptr);
         r = __atomic_load_n(&client->lost, __ATOMIC_RELAXED);
@@ -605,9 +610,16 @@ static int free_async(bfc_client *client, void *ptr, uintptr_t stream, bool in_c
         if (!ptr)
                 return 0;
         recorder_freeing(client->recorder, ptr, &lifetime);
-        pthread_mutex_lock(&client->streams->lock);
-        r = streams_free_block(client, ptr, stream, in_captures);
-        look_and_unlock(client, LOOK_ALLOCS, LOOK_POOLS, false);
+        for (;;) {
+                pthread_mutex_lock(&client->streams->lock);
+                r = streams_free_block(client, ptr, stream, in_captures);
+                look_and_unlock(client, LOOK_ALLOCS, LOOK_POOLS, false);
+                if (r != -EAGAIN)
+                        break;
+                pthread_mutex_lock(&client->lock);
+                (void)client_wait_parkable(client, ptr);
+                pthread_mutex_unlock(&client->lock);
+        }
         if (r < 0)
                 recorder_kept(client->recorder, &lifetime);
         else

@@ -17,6 +17,7 @@
 #define PROTOCOL_VERSION  1
 #define PIECE_BYTES       32768u
 #define TIMEOUT_MS        30000  /* a daemon that is silent for so long does not work */
+#define PARK_TIMEOUT_MS 600000 /* of many sessions that copy, or do not answer */
 #define RESUME_TIMEOUT_MS 600000 /* all of a device may have to be made */
 
 const char *ask_socket(const char *option)
@@ -366,6 +367,30 @@ int ask_trim(struct ask *a, const char *tenant, const char *partition, uint64_t 
                 return r;
         *ret_n_asked = reply->trim->n_asked;
         *ret_reserved_before = reply->trim->bytes_reserved_before;
+        bfcd__reply__free_unpacked(reply, NULL);
+        return 0;
+}
+
+int ask_park(struct ask *a, const struct ask_park *park, uint64_t *ret_n_asked, uint64_t *ret_bytes)
+{
+        Bfcd__ParkNow question = BFCD__PARK_NOW__INIT;
+        Bfcd__Request request = REQUEST(PARK_NOW, park_now, &question);
+        Bfcd__Reply *reply = NULL;
+        int r;
+
+        question.session_id = park->session_id;
+        question.tenant = (char *)park->tenant;
+        question.partition = (char *)park->partition;
+        question.tag = (char *)park->tag;
+        question.to = (char *)park->to;
+        question.wakes = park->wakes;
+        call_set_timeout(a->connection, PARK_TIMEOUT_MS);
+        r = ask(a, &request, BFCD__REPLY__BODY_TRIM, &reply);
+        call_set_timeout(a->connection, TIMEOUT_MS);
+        if (r < 0)
+                return r;
+        *ret_n_asked = reply->trim->n_asked;
+        *ret_bytes = reply->trim->n_bytes;
         bfcd__reply__free_unpacked(reply, NULL);
         return 0;
 }

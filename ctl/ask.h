@@ -67,6 +67,16 @@ int ask_reload_text(struct ask *a, const char *name, const void *text, size_t n_
 int ask_trim(struct ask *a, const char *tenant, const char *partition, uint64_t n_bytes,
              uint64_t *ret_n_asked, uint64_t *ret_reserved_before);
 
+/* Has the sessions of a tenant, or one session, park blocks or wake parked ones. session_id 0: those of the tenant.
+ * "": every partition; every tag; to the partition that the config says. It may take a minute, or a multiple of
+ * it if many sessions do not answer. */
+struct ask_park {
+        uint64_t session_id;
+        const char *tenant, *partition, *tag, *to;
+        bool wakes;
+};
+int ask_park(struct ask *a, const struct ask_park *park, uint64_t *ret_n_asked, uint64_t *ret_bytes);
+
 /* reason: for its client and the log; "": none. */
 int ask_evict(struct ask *a, uint64_t session_id, const char *reason);
 int ask_forget(struct ask *a, const char *tenant, const char *name);

@@ -48,6 +48,8 @@ enum {
         QUIET,
         STRICT,
         NO_PRELOAD,
+        TAG,
+        TO,
         N_OWN_OPTIONS
 };
 
@@ -63,7 +65,8 @@ static const struct {
 #define METRICS_USE "usage: bfcctl metrics [--openmetrics]"
 #define SOME_TRIM                                                                                            \
         "--partition and --bytes are not valid for",                                                         \
-                "they are valid for trim, --partition also for lease and run"
+                "they are valid for trim, --partition also for park, wake, lease and run"
+#define OF_PARK "--tag and --to are not valid for", "they are valid for park, --tag also for wake"
 #define OF_TENSORBOARD "--logdir and --count are not valid for", "they are valid for tensorboard"
 #define TOP_USE        "usage: bfcctl top [sessions|tenants|partitions] [--interval SECONDS] [--once]"
 #define HISTORY_USE    "usage: bfcctl history [--since TIME] [--until TIME] [--tenant TENANT] [--file PATH]"
@@ -116,16 +119,19 @@ static const struct {
         [STRICT] = { "strict", no_argument, OWN(strict), OF_RUN },
         [NO_PRELOAD] = { "no-preload", no_argument, OWN(no_preload), OF_RUN },
         [FILE_OF] = { "file", required_argument, OWN(file), SOME_HISTORY },
+        [TAG] = { "tag", required_argument, OWN(tag), OF_PARK },
+        [TO] = { "to", required_argument, OWN(to), OF_PARK },
 #undef OWN
 #undef OLDER_OR_BY
 #undef SOME_TRIM
+#undef OF_PARK
 #undef OF_TENSORBOARD
 #undef SOME_HISTORY
 #undef OF_LEASE
 #undef OF_RUN
 };
 
-#define BIT(option) (1u << (option))
+#define BIT(option) (UINT64_C(1) << (option))
 
 static const struct command commands[] = {
         { "status", 0, ANYONE, BFCD__LIST__KIND__STATUS, run_list, 0, NULL },
@@ -155,6 +161,10 @@ static const struct command commands[] = {
         { "reset-peaks", 2, ADMIN, 0, run_reset_peaks, 0, "usage: bfcctl reset-peaks [TENANT [PARTITION]]" },
         { "trim", 1, ADMIN, 0, run_trim, BIT(PARTITION) | BIT(BYTES) | BIT(TIMEOUT),
           "usage: bfcctl trim [TENANT] [--partition NAME] [--bytes N] [--timeout SECONDS]" },
+        { "park", 1, ADMIN, 0, run_park, BIT(PARTITION) | BIT(TAG) | BIT(TO),
+          "usage: bfcctl park SESSION|TENANT [--partition NAME] [--tag TAG] [--to PARTITION]" },
+        { "wake", 1, ADMIN, 0, run_wake, BIT(PARTITION) | BIT(TAG),
+          "usage: bfcctl wake SESSION|TENANT [--partition NAME] [--tag TAG]" },
         { "evict", 1, ADMIN, 0, run_evict, BIT(REASON), "usage: bfcctl evict SESSION [--reason TEXT]" },
         { "forget", 2, ADMIN, 0, run_forget, 0, "usage: bfcctl forget TENANT NAME" },
         { "lease", 2, ITSELF, 0, run_lease,

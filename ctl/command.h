@@ -30,7 +30,7 @@ struct invocation {
         bool json;
         /* The values of `own_options`; "" for those without one; NULL: not given. */
         const char *dry_run, *tenant, *older, *by, *partition, *bytes, *reason, *timeout, *wait, *openmetrics,
-                *svg, *logdir, *interval, *count, *once, *since, *until, *file;
+                *svg, *logdir, *interval, *count, *once, *since, *until, *file, *tag, *to;
         struct {
                 const char *name, *limit, *reserve, *cgroup, *unit, *pid, *user, *ttl, *evict, *grace;
         } lease;
@@ -48,7 +48,7 @@ struct command {
         enum { ANYONE, SEES_ALL, ADMIN, ITSELF } needs; /* ITSELF: it connects by itself */
         Bfcd__List__Kind kind;
         int (*run)(struct ask *a, const struct invocation *i, const struct command *c);
-        unsigned options; /* of `own_options`, a bit each */
+        uint64_t options; /* of `own_options`, a bit each */
         const char *use;  /* NULL: it takes no arguments */
 };
 
@@ -66,6 +66,8 @@ int run_leaks(struct ask *a, const struct invocation *i, const struct command *c
 int run_map(struct ask *a, const struct invocation *i, const struct command *c);
 int run_snapshot(struct ask *a, const struct invocation *i, const struct command *c);
 int run_trim(struct ask *a, const struct invocation *i, const struct command *c);
+int run_park(struct ask *a, const struct invocation *i, const struct command *c);
+int run_wake(struct ask *a, const struct invocation *i, const struct command *c);
 int run_evict(struct ask *a, const struct invocation *i, const struct command *c);
 int run_forget(struct ask *a, const struct invocation *i, const struct command *c);
 int run_lease(struct ask *a, const struct invocation *i, const struct command *c);

@@ -105,6 +105,7 @@ static void print_stats(FILE *out, const Bfcd__ExplainRow *row, uint64_t now_ms)
         print_fragmentation(out, row);
         print_bytes(out, "Retiring", row->bytes_retiring, 0, 0);
         print_bytes(out, "Unreclaimed", f->bytes_unreclaimed, 0, 0);
+        print_bytes(out, "Parked", f->bytes_parked, 0, 0);
         print_count(out, "Waiting", row->num_waiting);
         print_refusals(out, f, now_ms);
 }
@@ -135,7 +136,7 @@ static bool is_blank(const Bfcd__ExplainRow *row)
         const Bfcd__Statistics *f = stats_of(row);
 
         return *row->tenant && f->num_allocs == 0 && f->num_refusals == 0 && f->bytes_in_use == 0 &&
-               f->bytes_reserved == 0 && f->bytes_unreclaimed == 0 && row->bytes_retiring == 0 &&
+               f->bytes_reserved == 0 && f->bytes_unreclaimed == 0 && f->bytes_parked == 0 && row->bytes_retiring == 0 &&
                row->num_waiting == 0 && row->n_holders == 0;
 }
 

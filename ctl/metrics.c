@@ -141,6 +141,7 @@ static const struct family families[] = {
                "Free memory outside of the largest free piece."),
         TENANT("unreclaimed_bytes", GAUGE, PLAIN, bytes_unreclaimed,
                "Memory that was not returned and stays charged."),
+        TENANT("parked_bytes", GAUGE, PLAIN, bytes_parked, "Blocks that are parked and have no memory."),
         TENANT_ROW("pending_bytes", bytes_pending,
                    "Memory of extents that are being returned to the device."),
         TENANT_ROW("kept_bytes", bytes_kept, "Free extents that are kept for the next session."),

@@ -171,6 +171,20 @@ static int serve_retire(struct call_connection *c, const Bfcd__Retire *retire)
         return plan_daemon_answer(c->daemon, &reply);
 }
 
+int events_relieve(struct events *e, uint64_t epoch, uint64_t sequence, uint64_t n_bytes)
+{
+        Bfcd__EventReply reply = BFCD__EVENT_REPLY__INIT;
+        Bfcd__Relieved body = BFCD__RELIEVED__INIT;
+
+        (void)e;
+        (void)epoch;
+        body.sequence = sequence;
+        body.n_bytes = n_bytes;
+        reply.body_case = BFCD__EVENT_REPLY__BODY_RELIEVED;
+        reply.relieved = &body;
+        return connection ? plan_daemon_answer(connection->daemon, &reply) : -ECONNRESET;
+}
+
 /* The oldest. False: there is none. */
 static bool serve_event(struct call_connection *c)
 {

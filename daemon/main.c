@@ -27,6 +27,7 @@
 #include "daemon/admin/retire.h"
 #include "daemon/net/server.h"
 #include "daemon/session/shared.h"
+#include "daemon/admin/pressure.h"
 #include "daemon/admin/trim.h"
 #include "device/host_free.h"
 
@@ -220,6 +221,7 @@ static void on_unknown_fd(const char *name)
 static const struct upcalls upcalls = {
         .retire = retire_extents,
         .unmaps_soon = retire_unmaps_soon,
+        .press = pressure_ask,
         .trim = trim_ask,
         .lease_gone = lease_gone,
         .trim_excess = trim_excess,

@@ -205,7 +205,7 @@ int bfc_malloc_with(bfc_client *client, size_t n_bytes, const struct bfc_malloc_
  *
  * No other thread or process may use the block meanwhile, also no forked child (BFC_INHERIT). The daemon copies
  * in the background; the call returns when the copy is complete. If it fails, the block is as before.
- * -EINVAL: not such a block, or a partition of a GPU. -EALREADY: it is parked. -EDQUOT, -ENOMEM: no room for
+ * -EINVAL: not such a block, or a partition of a GPU. -EALREADY: it is parked. -EBUSY: it is in use. -EDQUOT, -ENOMEM: no room for
  * the copy; or the tenant's parked blocks would exceed its limit. -ENOENT: no such partition. */
 #define BFC_BACKUP  1u
 #define BFC_DISCARD 2u
@@ -216,6 +216,49 @@ int bfc_park(bfc_client *client, void *ptr, unsigned how, const char *partition)
  * from which the block was parked has not been released yet (-EBUSY), the block stays parked. A block that is
  * not parked is left as it is. -EINVAL: as above. -EIO: the copy was lost with its partition. */
 int bfc_wake(bfc_client *client, void *ptr, uint32_t wait_ms);
+
+/* The same for all blocks of this client that were allocated with BFC_PARKABLE and this tag (bfc_malloc_with());
+ * NULL: all with BFC_PARKABLE. Blocks that are parked, or awake, already stay so. There may be none.
+ *
+ * bfc_park_tag() parks the blocks one by one. It returns -EBUSY if one was in use and the others are parked. With
+ * another error it ends at once, and the blocks that it parked stay parked.
+ *
+ * bfc_wake_tag() returns the first error. Blocks that woke stay awake. */
+int bfc_park_tag(bfc_client *client, const char *tag, unsigned how, const char *partition);
+int bfc_wake_tag(bfc_client *client, const char *tag, uint32_t wait_ms);
+
+/* Uses of parkable blocks. A block in use is not parked: bfc_park() fails with -EBUSY. bfc_use_begin() wakes the
+ * block if it is parked, waiting as bfc_wake() does, and counts a use. Each needs one bfc_use_end(). Any thread may
+ * call them: while a thread parks or wakes the block, another waits for the result; only if that one waits for
+ * room, for at most its own wait_ms, and then fails with -EBUSY. After a failure the use is not counted.
+ * bfc_use_end() of a block that is not in use is -EINVAL.
+ *
+ * The _tag functions do it for all blocks with the tag, as above. bfc_use_begin_tag() counts a use of each, or
+ * after a failure of none; blocks that woke stay awake. bfc_use_end_tag() ends one use of each that is in use. */
+int bfc_use_begin(bfc_client *client, void *ptr, uint32_t wait_ms);
+int bfc_use_end(bfc_client *client, void *ptr);
+int bfc_use_begin_tag(bfc_client *client, const char *tag, uint32_t wait_ms);
+int bfc_use_end_tag(bfc_client *client, const char *tag);
+
+/* The daemon asks this client for memory that others wait for: the function is called with the partition and the
+ * bytes that are wanted. It may call any function of the library but bfc_disconnect(): free blocks, park or wake
+ * them, call bfc_trim(). What the cache holds idle afterwards is returned to the daemon. If the config says so (`park:`
+ * in bfcd.yaml(5)), parkable blocks that were not used for a while are parked then, until the bytes are reached.
+ *
+ * The function is called on a thread of the library, "bfc-park", with all signals blocked; with BFC_POLL by
+ * bfc_poll(). One call at a time. If it does not return, the client is no longer asked, and bfc_disconnect() waits
+ * for it.
+ *
+ * fn: NULL for none. pressure: valid during the call. A later call of bfc_on_pressure() replaces function and userdata;
+ * when it returns, the one before is not running any more, unless it made this call. -EINVAL: the client takes no
+ * events (BFC_NO_THREAD without BFC_POLL). */
+struct bfc_pressure {
+        size_t struct_size;
+        const char *partition;
+        uint64_t n_bytes; /* wanted */
+};
+typedef void (*bfc_pressure_fn)(void *userdata, const struct bfc_pressure *pressure);
+int bfc_on_pressure(bfc_client *client, bfc_pressure_fn fn, void *userdata);
 
 /* Frees a block. ptr: as bfc_malloc() returned it; NULL does nothing. -EINVAL for anything else, also for
  * a second free. On a GPU it waits, as cudaFree does, for all work that this process has queued on the

@@ -91,6 +91,12 @@ struct pages_parked {
         _Atomic uint32_t begun;
 };
 
+/* Blocks that could be parked now: parkable, awake and not in use. */
+struct pages_idle {
+        _Atomic uint64_t bytes;
+        _Atomic uint64_t since_ms; /* the oldest last use of one of them, by CLOCK_MONOTONIC */
+};
+
 struct pages_client {
         _Atomic uint64_t magic; /* written last: the header is valid from then on */
         _Atomic uint64_t version;
@@ -99,6 +105,8 @@ struct pages_client {
         struct pages_held held[PAGES_MAX_PARTITIONS + 1]; /* the last one: all further partitions together */
         struct pages_parked parked[PAGES_MAX_PARKED];
         struct pages_ages ages[PAGES_AGES];
+        struct pages_idle idle[PAGES_MAX_PARTITIONS]; /* of further partitions nothing is known */
+        _Atomic uint64_t has_pressure_fn;             /* not 0: the program gives memory back when asked */
 };
 
 _Static_assert(sizeof(_Atomic uint64_t) == 8 && ATOMIC_LLONG_LOCK_FREE == 2, "a word is one store");
@@ -106,7 +114,8 @@ _Static_assert(sizeof(struct pages_entry) == 128, "layout of an entry");
 _Static_assert(offsetof(struct pages_usage, entries) == 128, "layout of a usage page");
 _Static_assert(sizeof(struct pages_held) == 32 && offsetof(struct pages_client, held) == 32 &&
                        offsetof(struct pages_client, parked) == 640 &&
-                       offsetof(struct pages_client, ages) == 8832 && sizeof(struct pages_client) == 12288,
+                       offsetof(struct pages_client, ages) == 8832 &&
+                       offsetof(struct pages_client, idle) == 12288 && sizeof(struct pages_client) == 12672,
                "layout of a client page");
 
 /* ---- entries ------------------------------------------------------------- */

@@ -34,6 +34,7 @@ struct broker *peer_broker(const char *config_text, struct config **ret_config)
 static const struct upcalls upcalls = {
         .retire = retire_extents,
         .unmaps_soon = retire_unmaps_soon,
+        .press = pressure_ask,
         .trim = trim_ask,
         .lease_gone = lease_gone,
         .trim_excess = trim_excess,

@@ -465,6 +465,7 @@ static void tell_quota(struct change *c, const struct tenant *t, const struct qu
                        const struct config_quota *to)
 {
         const struct config_quota *per = lease_auto_per(c->b, t, q->partition);
+        const struct config_quota *now = broker_config_quota(c->b, t, q->partition);
         const struct config_quota was = {
                 .limit_bytes = q->account.limit_bytes,
                 .reserve_bytes = q->account.reserve_bytes,
@@ -472,6 +473,8 @@ static void tell_quota(struct change *c, const struct tenant *t, const struct qu
                 .max_blocks = q->max_blocks,
                 .keep_bytes = q->keep.n_bytes,
                 .keep_ms = q->keep.ms,
+                .park_to = now ? now->park_to : NULL,
+                .park_idle_ms = now ? now->park_idle_ms : 0,
                 .per_cgroup = per ? per->per_cgroup : NULL,
                 .per_limit_bytes = per ? per->per_limit_bytes : 0,
                 .per_reserve_bytes = per ? per->per_reserve_bytes : 0,

@@ -23,11 +23,13 @@
 struct broker;
 struct broker_device;
 struct session;
+struct park_now;
 struct trim_command;
 
 /* The commands of an admin session; all zeros: none. */
 struct command_state {
         struct trim_command *trim;
+        struct park_now *park;         /* see park_now.h */
         struct broker_device *resumed; /* a device that is being resumed */
         uint64_t resume_id;            /* of that request */
 };

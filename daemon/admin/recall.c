@@ -12,6 +12,8 @@ static const struct {
         [RECALL_RETIRE] = { "the client confirmed a Retire that was not sent or was already confirmed",
                             retire_miss },
         [RECALL_TRIM] = { "the client answered a Trim that was not sent or was already answered", trim_miss },
+        [RECALL_PRESSURE] = { "the client answered a Pressure that was not sent or was already answered",
+                              pressure_miss },
 };
 
 static struct recall_queue *queue_of(const struct recall *r)
@@ -79,7 +81,8 @@ struct recall *recall_find(struct session *s, enum recall_kind kind, uint64_t se
 void recall_tick(struct broker *b, uint64_t now_ms)
 {
         const uint64_t timeouts_ms[RECALL_KINDS] = {
-                [RECALL_RETIRE] = b->config->release_timeout_ms, [RECALL_TRIM] = b->config->reclaim_timeout_ms
+                [RECALL_RETIRE] = b->config->release_timeout_ms, [RECALL_TRIM] = b->config->reclaim_timeout_ms,
+                [RECALL_PRESSURE] = PRESSURE_TIMEOUT_MS,
         };
 
         for (size_t i = 0; i < RECALL_KINDS; i++) {

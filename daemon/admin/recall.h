@@ -1,7 +1,7 @@
 /* Recalls: an event asks a client to give memory back, and the client has a time-out to answer it.
  *
- * There are two kinds: a Retire has extents unmapped (see retire.h), a Trim has idle memory
- * returned (see trim.h). A recall begins, is sent under the next sequence number of its kind and
+ * There are three kinds: a Retire has extents unmapped (see retire.h), a Trim has idle memory
+ * returned (see trim.h), a Pressure has blocks parked (see pressure.h). A recall begins, is sent under the next sequence number of its kind and
  * session, and ends with the answer to that number or with the session. The recalls of one kind
  * have the same time-out, so each of the broker's lists is in the order of its deadlines.
  *
@@ -47,6 +47,7 @@ struct recall_queue {
 struct recall_state {
         struct recall_queue queues[RECALL_KINDS];
         unsigned n_overdue;   /* recalls of all kinds that are late; > 0: counted in tenant.n_unresponsive */
+        bool takes_pressure;  /* the client knows Pressures */
         bool ignores_retires; /* Retires are not answered: it takes no events, has hung up, or missed one */
 };
 

@@ -28,6 +28,7 @@ static void add_own_stats(Bfcd__Statistics *f, const Bfcd__Statistics *one)
         f->num_allocs += one->num_allocs;
         f->bytes_free += one->bytes_free;
         f->bytes_fragmented += one->bytes_fragmented;
+        f->bytes_parked += one->bytes_parked;
         f->num_extents += one->num_extents;
         f->largest_alloc_size = max_u64(f->largest_alloc_size, one->largest_alloc_size);
         f->largest_free_block_bytes = max_u64(f->largest_free_block_bytes, one->largest_free_block_bytes);

@@ -62,6 +62,9 @@ struct config_quota {
         /* How many free bytes stay reserved for keep_ms after a session's end; 0: none. */
         uint64_t keep_bytes;
         uint64_t keep_ms;
+        /* Where blocks are parked that were idle for park_idle_ms, when memory is short. NULL: nowhere. */
+        char *park_to;
+        uint64_t park_idle_ms;
         /* `per`: each control group of the tenant's processes that matches has a lease. NULL: none has. */
         char *per_cgroup;
         uint64_t per_limit_bytes;

@@ -221,6 +221,15 @@ static void keep_text(const void *object, char ret[static CONFIG_TEXT_BYTES])
                          (unsigned long long)q->keep_ms);
 }
 
+static void park_text(const void *object, char ret[static CONFIG_TEXT_BYTES])
+{
+        const struct config_quota *q = object;
+
+        if (q->park_to)
+                snprintf(ret, CONFIG_TEXT_BYTES, "to '%s' after %llums", q->park_to,
+                         (unsigned long long)q->park_idle_ms);
+}
+
 static void per_text(const void *object, char ret[static CONFIG_TEXT_BYTES])
 {
         const struct config_quota *q = object;
@@ -247,6 +256,8 @@ const struct config_section CONFIG_QUOTA = {
                                        .initial = 100000, .min = 1, .max = 16777216 },
                 [QUOTA_KEEP] = { "keep", CONFIG_MAPPING, .section = &CONFIG_KEEP, .read = config_read_keep,
                                  .text = keep_text },
+                [QUOTA_PARK] = { "park", CONFIG_MAPPING, .section = &CONFIG_PARK, .read = config_read_park,
+                                 .text = park_text },
                 [QUOTA_PER] = { "per", CONFIG_MAPPING, .section = &CONFIG_PER, .read = config_read_per,
                                 .text = per_text },
         },
@@ -261,6 +272,18 @@ const struct config_section CONFIG_KEEP = {
                                  .whole = "this quota's limit", .missing = KEEP_LACKS("bytes") },
                 [KEEP_FOR] = { "for", CONFIG_DURATION, MEMBER(struct config_quota, keep_ms),
                                .missing = KEEP_LACKS("for") },
+        },
+};
+
+#define PARK_LACKS(key) "park lacks " key "; write it as in park: {to: ram, idle: 30s}"
+
+const struct config_section CONFIG_PARK = {
+        .what = "park",
+        .fields = {
+                [PARK_TO] = { "to", CONFIG_NAME, MEMBER(struct config_quota, park_to),
+                              .missing = PARK_LACKS("to") },
+                [PARK_IDLE] = { "idle", CONFIG_DURATION, MEMBER(struct config_quota, park_idle_ms),
+                                .missing = PARK_LACKS("idle") },
         },
 };
 

@@ -129,6 +129,52 @@ bool config_read_keep(struct config_reader *r, struct config_place *in, const st
         return true;
 }
 
+/* The partition of the quota and `to` are known. */
+static bool check_park(struct config_reader *r, const struct config_place *p, const struct config_quota *q)
+{
+        const struct config_partition *from = &r->c->partitions[q->partition], *to;
+        const struct yamltree_node *at = p->at[PARK_TO];
+        struct config_names names;
+        size_t index;
+
+        to = config_find_partition(r->c, q->park_to, &index);
+        if (!to)
+                return r->lacks_partitions ||
+                       config_fail(r, at, "partition '%s' does not exist; the partitions are: %s", SHOW(at),
+                                   config_list_names(&names, r->c->partitions, r->c->n_partitions,
+                                                     sizeof(r->c->partitions[0]),
+                                                     offsetof(struct config_partition, name)));
+        if (index == q->partition)
+                return config_fail(r, at, "park is to partition '%s' itself; copies there free no memory",
+                                   to->name);
+        if (r->c->devices[to->device].is_cuda)
+                return config_fail(r, at, "park is to partition '%s' of a GPU; copies need host memory",
+                                   to->name);
+        if (from->growth == CONFIG_GROWTH_PREALLOCATE || from->share == CONFIG_SHARE_CUDA_IPC)
+                config_warn(r, p->node, "park has no effect in partition '%s', which %s", from->name,
+                            from->growth == CONFIG_GROWTH_PREALLOCATE
+                                    ? "preallocates and never releases its memory"
+                                    : "has share: cuda-ipc, where blocks cannot be parked");
+        return true;
+}
+
+bool config_read_park(struct config_reader *r, struct config_place *in, const struct config_field *field,
+                      const struct yamltree_node *n)
+{
+        struct config_quota *q = in->object;
+        struct config_place p;
+        bool is_good = read_part(r, in, field, n, &p) && config_knows(&p, PARK_TO) &&
+                       config_knows(&p, PARK_IDLE);
+
+        if (is_good && config_knows(in, QUOTA_PARTITION))
+                is_good = check_park(r, &p, q);
+        if (!is_good) {
+                free(q->park_to);
+                q->park_to = NULL;
+        }
+        return is_good;
+}
+
 /* The quota's limit and its partition are known. */
 static void check_per(struct config_reader *r, const struct config_place *p, const struct config_quota *q)
 {
@@ -161,11 +207,17 @@ bool config_read_per(struct config_reader *r, struct config_place *in, const str
         return true;
 }
 
-static bool keep_quota(struct config_reader *r, struct config_tenant *t, const struct config_quota *q)
+static void free_quota(struct config_quota *q)
+{
+        free(q->park_to);
+        free(q->per_cgroup);
+}
+
+static bool keep_quota(struct config_reader *r, struct config_tenant *t, struct config_quota *q)
 {
         if (config_append(r, (void **)&t->quotas, &t->n_quotas, q, sizeof(*q)))
                 return true;
-        free(q->per_cgroup);
+        free_quota(q);
         return false;
 }
 
@@ -179,7 +231,7 @@ bool config_read_quota(struct config_reader *r, const struct yamltree_node *n, s
         p.in = in;
         config_init(&CONFIG_QUOTA, &q);
         if (!config_read_section(r, &p)) {
-                free(q.per_cgroup);
+                free_quota(&q);
                 return false;
         }
         if (p.whole_known && (!p.at[QUOTA_LIMIT] || config_knows(&p, QUOTA_LIMIT)))
@@ -187,7 +239,7 @@ bool config_read_quota(struct config_reader *r, const struct yamltree_node *n, s
         if (p.at[QUOTA_MAX_SESSIONS] && q.max_sessions > note->n_sessions)
                 note->n_sessions = q.max_sessions;
         if (!config_knows(&p, QUOTA_PARTITION)) {
-                free(q.per_cgroup);
+                free_quota(&q);
                 return false;
         }
         r->partitions[q.partition].n_sessions += q.max_sessions;
@@ -209,7 +261,7 @@ void config_free_tenant(struct config_tenant *t)
         free(t->name);
         config_free_match(t);
         for (size_t i = 0; i < t->n_quotas; i++)
-                free(t->quotas[i].per_cgroup);
+                free_quota(&t->quotas[i]);
         free(t->quotas);
 }
 
@@ -226,6 +278,44 @@ static void count_sessions(struct config_reader *r, struct config_tenant *t, boo
                                 t->quotas[i].max_sessions - t->max_sessions;
 }
 
+/* The value of a key of a mapping; NULL: there is none. */
+static const struct yamltree_node *find_key(const struct yamltree_node *n, const char *key)
+{
+        if (!n || n->type != YAMLTREE_MAPPING)
+                return NULL;
+        for (n = n->first_child; n && n->next; n = n->next->next)
+                if (config_is_text(n, key))
+                        return n->next;
+        return NULL;
+}
+
+/* Where `to` is in the quota of that partition. */
+static const struct yamltree_node *find_park_to(const struct yamltree_node *quotas, const char *partition)
+{
+        for (const struct yamltree_node *n = quotas->first_child; n; n = n->next) {
+                const struct yamltree_node *name = find_key(n, "partition");
+
+                if (name && config_is_text(name, partition))
+                        return find_key(find_key(n, "park"), "to");
+        }
+        return NULL;
+}
+
+/* The copies are charged to the tenant. */
+static void check_parks(struct config_reader *r, const struct config_place *p, const struct config_tenant *t)
+{
+        for (size_t i = 0; config_knows(p, TENANT_QUOTAS) && i < t->n_quotas; i++) {
+                const char *to = t->quotas[i].park_to, *from = r->c->partitions[t->quotas[i].partition].name;
+                size_t k = 0;
+
+                while (to && k < t->n_quotas && strcmp(r->c->partitions[t->quotas[k].partition].name, to) != 0)
+                        k++;
+                if (to && k == t->n_quotas && !r->lacks_partitions)
+                        config_fail(r, find_park_to(p->at[TENANT_QUOTAS], from),
+                                    "this tenant has no quota in partition '%s', to which it parks", to);
+        }
+}
+
 bool config_read_tenant(struct config_reader *r, const struct yamltree_node *n, struct config_place *in)
 {
         struct config_tenant t = { 0 };
@@ -238,6 +328,7 @@ bool config_read_tenant(struct config_reader *r, const struct yamltree_node *n, 
         if (!config_read_section(r, &note.place))
                 return false;
         count_sessions(r, &t, config_knows(p, TENANT_MAX_SESSIONS));
+        check_parks(r, p, &t);
         if (p->at[TENANT_MAX_SESSIONS])
                 note.n_sessions = t.max_sessions;
         has_name = config_knows(p, TENANT_NAME);

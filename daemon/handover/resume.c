@@ -481,6 +481,7 @@ static void finish(struct session *s)
         session_done(s, h->request_id);
         retire_begin_resumed(s);
         trim_begin(s);
+        pressure_begin(s);
         give_back_excess(s);
         free(h);
         if (s->broker->suspended.n == 0)

@@ -305,7 +305,10 @@ void broker_note_well(struct broker *b)
 
 static bool broker_has_recalls(const struct broker *b)
 {
-        return !TAILQ_EMPTY(&b->recalls.lists[RECALL_RETIRE]) || !TAILQ_EMPTY(&b->recalls.lists[RECALL_TRIM]);
+        for (size_t i = 0; i < RECALL_KINDS; i++)
+                if (!TAILQ_EMPTY(&b->recalls.lists[i]))
+                        return true;
+        return false;
 }
 
 static struct broker *broker_end(struct broker *b, struct quota *(*end_quota)(struct quota *q))

@@ -34,7 +34,7 @@ TAILQ_HEAD(session_list, session);
 struct reloads; /* the session layer's, see reload.h; NULL: nothing can be reloaded */
 struct recall;  /* the session layer's, see recall.h */
 TAILQ_HEAD(recall_list, recall);
-enum recall_kind { RECALL_RETIRE, RECALL_TRIM, RECALL_KINDS };
+enum recall_kind { RECALL_RETIRE, RECALL_TRIM, RECALL_PRESSURE, RECALL_KINDS };
 struct drain;        /* see drain.h */
 struct trim_command; /* the session layer's, see command.h */
 
@@ -149,7 +149,7 @@ struct broker {
         } reports;
         struct {
                 struct recall_list lists[RECALL_KINDS]; /* those with a deadline, the earliest first */
-                uint64_t trim_clock;                    /* counts Trims and their answers */
+                uint64_t trim_clock;                    /* counts Trims, Pressures and their answers */
         } recalls;
         struct reloads *reloads; /* borrowed */
 };

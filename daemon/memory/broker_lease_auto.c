@@ -9,16 +9,21 @@
 #include "daemon/memory/broker_lease.h"
 #include "daemon/number.h"
 
+const struct config_quota *broker_config_quota(const struct broker *b, const struct tenant *t,
+                                               const struct partition *p)
+{
+        for (size_t i = 0; t->config && i < t->config->n_quotas; i++)
+                if (strcmp(b->config->partitions[t->config->quotas[i].partition].name, p->name) == 0)
+                        return &t->config->quotas[i];
+        return NULL;
+}
+
 const struct config_quota *lease_auto_per(const struct broker *b, const struct tenant *t,
                                           const struct partition *p)
 {
-        for (size_t i = 0; t->config && i < t->config->n_quotas; i++) {
-                const struct config_quota *q = &t->config->quotas[i];
+        const struct config_quota *q = broker_config_quota(b, t, p);
 
-                if (q->per_cgroup && strcmp(b->config->partitions[q->partition].name, p->name) == 0)
-                        return q;
-        }
-        return NULL;
+        return q && q->per_cgroup ? q : NULL;
 }
 
 bool lease_auto_follows(const struct broker *b, const struct lease *lease, const struct config_quota *per)

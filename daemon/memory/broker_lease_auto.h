@@ -16,7 +16,11 @@ struct partition;
 struct quota;
 struct tenant;
 
-/* The quota of the tenant in the partition as the current config has it, if it has `per`; else NULL. */
+/* The quota of the tenant in the partition as the current config has it; NULL: it has none. */
+const struct config_quota *broker_config_quota(const struct broker *b, const struct tenant *t,
+                                               const struct partition *p);
+
+/* The same, if it has `per`; else NULL. */
 const struct config_quota *lease_auto_per(const struct broker *b, const struct tenant *t,
                                           const struct partition *p);
 

@@ -46,8 +46,16 @@ struct client_usage {
         uint64_t bytes_idle;
 };
 
+/* Of a partition, blocks that could be parked, and since when the first of them has been idle. */
+struct client_idle {
+        uint64_t bytes;
+        uint64_t since_ms;
+};
+
 struct client_word {
         struct client_usage partitions[PAGES_MAX_PARTITIONS + 1]; /* the last one: all further partitions */
+        struct client_idle idle[PAGES_MAX_PARTITIONS];
+        bool has_pressure_fn;
 };
 
 /* Copies the page; values are unchecked, up to UINT64_MAX each. -ENODATA: it has no values, or an unknown

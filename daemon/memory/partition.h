@@ -19,6 +19,7 @@ struct quota;
 struct store;
 struct watch;
 TAILQ_HEAD(quota_list, quota);
+TAILQ_HEAD(pressure_list, pressure_share); /* the session layer's, see pressure.h */
 
 struct punch;
 
@@ -51,6 +52,8 @@ struct partition_lists {
         struct quota_list releasing; /* quotas that are releasing extents */
         struct quota_list freed;     /* quotas that may have wholly free extents, see lists.may_have_free */
         struct quota_list asked;     /* quotas whose sessions may have idle memory, see trim.h */
+        struct pressure_list pressed; /* sessions' parts of quotas, of clients that know Pressure */
+        size_t n_pressed;
         struct quota_list changed;   /* quotas whose charges, extents or device changed: see broker_poll() */
         uint64_t n_visits;           /* of quotas for a request of another one, in total: for tests */
 };
@@ -137,6 +140,7 @@ static inline void partition_init_lists(struct partition *p)
         TAILQ_INIT(&p->lists.releasing);
         TAILQ_INIT(&p->lists.freed);
         TAILQ_INIT(&p->lists.asked);
+        TAILQ_INIT(&p->lists.pressed);
         TAILQ_INIT(&p->lists.changed);
 }
 

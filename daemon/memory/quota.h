@@ -49,9 +49,14 @@ struct quota_asking {
         uint64_t begun_ms; /* 0: no session was asked */
         uint64_t heard_ms; /* when a session last released something; 0: none did */
         unsigned n_gave;   /* how often */
-        uint64_t clock;    /* the rest is for upcalls.trim() */
+        uint64_t clock;    /* the rest is for upcalls.press() and upcalls.trim() */
         unsigned n_round;
         unsigned n_vain; /* sessions that were looked at in vain */
+        struct {
+                uint64_t begun_ms; /* 0: not yet */
+                uint64_t vain_ms;  /* when no session was left to ask */
+                unsigned n_vain;
+        } press;
 };
 
 /* How much a request lacked when it was last tried as the first, and of what. */

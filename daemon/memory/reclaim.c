@@ -10,6 +10,7 @@
 #include "daemon/number.h"
 
 #define RECLAIM_AGAIN_MS 500u
+#define RECLAIM_PRESS_MS 100u /* between the ends of Pressures and the next */
 
 /* Drops the charge that is held for a growth. */
 void reclaim_uncharge(struct quota *q)
@@ -597,6 +598,19 @@ static bool reclaim_is_coming(const struct quota *q, const struct quota_request 
                now - request->asking.heard_ms <= q->partition->reclaim_timeout_ms;
 }
 
+/* Has sessions park blocks and give back what they can spare. True: wait for them. */
+static bool reclaim_press(struct quota *q, struct quota_request *request, const struct quota_shortage *lack,
+                          uint64_t now)
+{
+        const struct partition *p = q->partition;
+        struct quota_asking *asking = &request->asking;
+
+        if (asking->press.begun_ms == 0)
+                asking->press.begun_ms = now;
+        return p->up.calls && p->up.calls->press && now - asking->press.begun_ms <= p->reclaim_timeout_ms &&
+               p->up.calls->press(p->up.broker, q, request, lack->scope, lack->missing);
+}
+
 /* Asks sessions for their idle memory. True: wait for them. */
 static bool reclaim_ask_sessions(struct quota *q, struct quota_request *request,
                                  const struct quota_shortage *lack, uint64_t now)
@@ -604,6 +618,8 @@ static bool reclaim_ask_sessions(struct quota *q, struct quota_request *request,
         const struct partition *p = q->partition;
         struct quota_asking *asking = &request->asking;
 
+        if (reclaim_press(q, request, lack, now))
+                return true;
         if (asking->begun_ms == 0)
                 asking->begun_ms = now;
         if (p->up.calls && now - asking->begun_ms <= p->reclaim_timeout_ms &&
@@ -624,6 +640,8 @@ static bool reclaim_queue(struct quota *q, struct quota_request *request, uint64
                 return false;
         if (now - request->asking.begun_ms >= q->partition->reclaim_timeout_ms + RECLAIM_AGAIN_MS)
                 request->asking = (struct quota_asking){ 0 };
+        else if (now - request->asking.press.begun_ms >= RECLAIM_PRESS_MS)
+                request->asking.press.begun_ms = 0; /* those that were not asked may be idle by now */
         return true;
 }
 

@@ -31,6 +31,11 @@ struct upcalls {
         bool (*trim)(struct broker *b, struct quota *q, struct quota_request *first,
                      const struct account *scope, uint64_t missing);
 
+        /* The same before that, as often as trim() and with the same answer: sessions park blocks and give back
+         * what their programs can spare. */
+        bool (*press)(struct broker *b, struct quota *q, struct quota_request *first,
+                      const struct account *scope, uint64_t missing);
+
         /* A limit was lowered below what is charged. Asks each of the quota's sessions with the most idle
          * memory for n_bytes; the answers are not waited for. */
         void (*trim_excess)(struct broker *b, struct quota *q, uint64_t n_bytes);

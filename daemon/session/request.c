@@ -14,6 +14,7 @@
 #include "daemon/admin/command.h"
 #include "daemon/admin/explain.h"
 #include "daemon/admin/lease.h"
+#include "daemon/admin/park_now.h"
 #include "daemon/admin/report.h"
 #include "daemon/clock.h"
 #include "daemon/handover/resume.h"
@@ -635,6 +636,7 @@ static const session_handler handlers[] = {
         [BFCD__REQUEST__BODY_METADATA] = shared_handle_metadata,
         [BFCD__REQUEST__BODY_PARK] = park_handle,
         [BFCD__REQUEST__BODY_WAKE] = park_handle_wake,
+        [BFCD__REQUEST__BODY_PARK_NOW] = park_now_handle,
         [BFCD__REQUEST__BODY_FORGET] = shared_handle_forget,
         [BFCD__REQUEST__BODY_LEASE_CREATE] = handle_lease_create,
         [BFCD__REQUEST__BODY_LEASE_SET] = handle_lease_set,
@@ -701,6 +703,8 @@ int session_handle_event(struct session *s, const Bfcd__EventReply *reply, const
                 return retire_confirm(s, reply->retired->sequence, ret_why);
         if (reply->body_case == BFCD__EVENT_REPLY__BODY_TRIMMED)
                 return trim_answer(s, reply->trimmed->sequence, ret_why);
+        if (reply->body_case == BFCD__EVENT_REPLY__BODY_RELIEVED)
+                return pressure_answer(s, reply->relieved->sequence, ret_why);
         *ret_why = "the client sent an event reply type that this version does not support";
         return -EPROTO;
 }

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "daemon/admin/command.h"
+#include "daemon/admin/park_now.h"
 #include "daemon/clock.h"
 #include "daemon/log.h"
 #include "daemon/number.h"
@@ -253,7 +254,9 @@ static void drop_pending(struct session *s)
         shared_drop_waits(s);
         reload_end_session(s);
         trim_end(s);
+        pressure_end(s);
         command_drop(s);
+        park_now_drop(s);
         request_drop_all(s);
         park_drop_all(s);
         retire_end(s);
@@ -607,4 +610,13 @@ uint64_t session_idle_hint(const struct session *s, uint32_t partition)
                 return used;
         /* What it has in further partitions may be in this one. */
         return min_u64(word.partitions[min_u64(partition, PAGES_MAX_PARTITIONS)].bytes_idle, used);
+}
+
+struct session_pressure_hint session_pressure_hint(const struct session *s, uint32_t partition)
+{
+        struct client_word word;
+
+        if (partition >= PAGES_MAX_PARTITIONS || client_page_read(s->page, &word) < 0)
+                return (struct session_pressure_hint){ .has_fn = false };
+        return (struct session_pressure_hint){ word.idle[partition], word.has_pressure_fn };
 }

@@ -24,6 +24,7 @@
 #include "daemon/admin/command.h"
 #include "daemon/admin/recall.h"
 #include "daemon/admin/retire.h"
+#include "daemon/admin/pressure.h"
 #include "daemon/admin/trim.h"
 #include "daemon/handover/resume.h"
 #include "daemon/memory/broker.h"
@@ -237,6 +238,13 @@ void session_client_usage(const struct session *s, struct client_usage *ret);
  * them; all of its bytes there if it reports nothing. Never more than it has. Only a hint, since clients
  * may lie. */
 uint64_t session_idle_hint(const struct session *s, uint32_t partition);
+
+/* What it could park there, and whether its program gives memory back, as its client reports it. */
+struct session_pressure_hint {
+        struct client_idle idle;
+        bool has_fn;
+};
+struct session_pressure_hint session_pressure_hint(const struct session *s, uint32_t partition);
 
 /* ---- for the other files of this layer ------------------------------------- */
 

@@ -112,6 +112,7 @@ int session_join(struct session *s, struct session_share *share, uint64_t id)
         }
         share->joined = true;
         usage_join(&share->usage, s, share->quota);
+        pressure_join(s, share);
         return 0;
 }
 
@@ -287,6 +288,7 @@ void session_note_leases(const struct session *s, struct ledger_session *facts)
 void session_add_block(struct session *s, struct session_share *share, uint64_t offset, uint64_t n_bytes)
 {
         trim_add_block(s, share, offset, n_bytes);
+        pressure_note(share, n_bytes, 0);
         usage_add(&share->usage, n_bytes);
         share_note_peak(share);
         s->stats.bytes_in_use += n_bytes;
@@ -296,6 +298,7 @@ void session_add_block(struct session *s, struct session_share *share, uint64_t 
 void session_remove_block(struct session *s, struct session_share *share, uint64_t offset, uint64_t n_bytes)
 {
         trim_remove_block(share, offset, n_bytes);
+        pressure_note(share, 0, n_bytes);
         s->stats.bytes_in_use -= n_bytes;
         usage_remove(&share->usage, n_bytes);
 }

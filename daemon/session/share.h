@@ -8,6 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "daemon/admin/pressure.h"
 #include "daemon/admin/trim.h"
 #include "daemon/ledger/ledger.h"
 #include "daemon/session/usage.h"
@@ -26,6 +27,7 @@ struct session_share {
         uint64_t *seen;      /* by slot: the id of the extent that was exported, or 0; with SEEN_READ_ONLY */
         size_t n_seen;
         struct trim_share trim;
+        struct pressure_share pressure;
 };
 
 /* One share for each quota of the session's tenant, or for the lease in it that the session matches. Where

@@ -3,6 +3,7 @@
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -199,6 +200,138 @@ TEST(a_client_that_ends_leaves_no_copy)
                 ck_assert_ok(bfc_malloc_flags(client, NULL, BLOCK, BFC_PARKABLE, &p));
         }
         bfc_disconnect(client);
+        rig_stop(rig);
+}
+
+/* ---- uses and tags ------------------------------------------------------------------- */
+
+static void *tagged(bfc_client *client, const char *tag, uint64_t n_bytes, uint64_t seed)
+{
+        const struct bfc_malloc_options options = { .struct_size = sizeof(options),
+                                                    .flags = BFC_PARKABLE,
+                                                    .tag = tag };
+        void *p;
+
+        ck_assert_ok(bfc_malloc_with(client, n_bytes, &options, &p));
+        pattern_write(p, n_bytes, seed);
+        return p;
+}
+
+TEST(a_block_in_use_is_not_parked)
+{
+        struct rig *rig = rig_start(&config);
+        bfc_client *client = client_open(rig, "red", "train");
+        void *p, *small;
+
+        ck_assert_ok(bfc_malloc(client, 100, &small));
+        ck_assert_int_eq(bfc_use_begin(client, small, 0), -EINVAL);
+        ck_assert_int_eq(bfc_use_end(client, small), -EINVAL);
+        ck_assert_int_eq(bfc_use_begin(client, &p, 0), -EINVAL);
+        if (CAN_PARK) {
+                p = tagged(client, "one", BLOCK, 1);
+                ck_assert_int_eq(bfc_use_end(client, p), -EINVAL);
+                ck_assert_ok(bfc_use_begin(client, p, 0));
+                ck_assert_ok(bfc_use_begin(client, p, 0));
+                ck_assert_int_eq(bfc_park(client, p, BFC_DISCARD, NULL), -EBUSY);
+                ck_assert_ok(bfc_use_end(client, p));
+                ck_assert_int_eq(bfc_park(client, p, BFC_DISCARD, NULL), -EBUSY);
+                ck_assert_int_eq(bfc_park_tag(client, "one", BFC_DISCARD, NULL), -EBUSY);
+                ck_assert_ok(bfc_use_end(client, p));
+                ck_assert_int_eq(bfc_use_end(client, p), -EINVAL);
+                park(client, p);
+                ck_assert(!page_is_mapped(p));
+                ck_assert_ok(bfc_use_begin(client, p, SETTLE_MS));
+                ck_assert(pattern_holds(p, BLOCK, 1));
+                ck_assert_ok(bfc_free(client, p)); /* a use is no reason to keep it */
+        }
+        bfc_disconnect(client);
+        rig_stop(rig);
+}
+
+TEST(blocks_with_a_tag_are_parked_together)
+{
+        struct rig *rig = rig_start(&config);
+        bfc_client *client = client_open(rig, "red", "train");
+        void *a[2], *b, *full;
+
+        if (CAN_PARK) {
+                a[0] = tagged(client, "a", 4 * MIB, 1);
+                a[1] = tagged(client, "a", 6 * MIB, 2);
+                b = tagged(client, "b", 8 * MIB, 3);
+                ck_assert_ok(bfc_wake_tag(client, "none", 0));
+                ck_assert_ok(bfc_use_begin(client, a[1], 0));
+                ck_assert_int_eq(bfc_park_tag(client, "a", BFC_BACKUP, "parking"), -EBUSY);
+                ck_assert_uint_eq(in_use(rig, "parking"), 4 * MIB);
+                ck_assert_ok(bfc_use_end(client, a[1]));
+                ck_assert_ok(bfc_park_tag(client, "a", BFC_BACKUP, "parking"));
+                ck_assert_uint_eq(in_use(rig, "parking"), 10 * MIB);
+                ck_assert(page_is_mapped(b));
+                ck_assert(WAIT_FOR(reserved(rig, "train") == 8 * MIB, SETTLE_MS));
+                ck_assert_ok(bfc_malloc_flags(client, NULL, 20 * MIB, BFC_PARKABLE, &full));
+                ck_assert_int_eq(bfc_use_begin_tag(client, "a", 0), -EDQUOT);
+                ck_assert_int_eq(bfc_use_end(client, a[0]), -EINVAL);
+                ck_assert_int_eq(bfc_use_end(client, a[1]), -EINVAL);
+                ck_assert_ok(bfc_free(client, full));
+                ck_assert_ok(bfc_use_begin_tag(client, "a", SETTLE_MS));
+                ck_assert(pattern_holds(a[0], 4 * MIB, 1));
+                ck_assert(pattern_holds(a[1], 6 * MIB, 2));
+                ck_assert_int_eq(bfc_park_tag(client, NULL, BFC_BACKUP, "parking"), -EBUSY);
+                ck_assert(!page_is_mapped(b));
+                ck_assert_ok(bfc_use_end_tag(client, "a"));
+                ck_assert_ok(bfc_park_tag(client, NULL, BFC_BACKUP, "parking"));
+                ck_assert_uint_eq(in_use(rig, "train"), 0);
+                ck_assert_ok(bfc_wake_tag(client, NULL, SETTLE_MS));
+                ck_assert(pattern_holds(a[1], 6 * MIB, 2));
+                ck_assert(pattern_holds(b, 8 * MIB, 3));
+        }
+        bfc_disconnect(client);
+        rig_stop(rig);
+}
+
+struct turns {
+        bfc_client *client;
+        void *ptr;
+        uint64_t n_steps;
+        bool is_over;
+};
+
+static void *park_again_and_again(void *arg)
+{
+        struct turns *turns = arg;
+
+        while (!__atomic_load_n(&turns->is_over, __ATOMIC_RELAXED)) {
+                int r = bfc_park(turns->client, turns->ptr, BFC_BACKUP, "parking");
+
+                ck_assert_msg(r == 0 || r == -EBUSY || r == -EALREADY, "%d: %s", r, bfc_last_error());
+        }
+        return NULL;
+}
+
+/* A thread parks the block at any moment; between use_begin and use_end it is there. */
+TEST(threads_take_turns)
+{
+        struct rig *rig = rig_start(&roomy);
+        struct turns turns = { .client = client_open(rig, "red", "train") };
+        pthread_t thread;
+        char byte = 0;
+
+        if (CAN_PARK) {
+                turns.ptr = tagged(turns.client, NULL, 2 * MIB, 0);
+                ck_assert_int_eq(pthread_create(&thread, NULL, park_again_and_again, &turns), 0);
+                for (uint64_t i = 0; i < 100; i++) {
+                        ck_assert_ok(bfc_use_begin(turns.client, turns.ptr, SETTLE_MS));
+                        ck_assert(pattern_holds(turns.ptr, 2 * MIB, i));
+                        pattern_write(turns.ptr, 2 * MIB, i + 1);
+                        ck_assert_ok(bfc_read(turns.client, &byte, turns.ptr, 1));
+                        ck_assert_ok(bfc_use_end(turns.client, turns.ptr));
+                        (void)bfc_read(turns.client, &byte, turns.ptr, 1);
+                }
+                __atomic_store_n(&turns.is_over, true, __ATOMIC_RELAXED);
+                ck_assert_ok(bfc_use_begin(turns.client, turns.ptr, SETTLE_MS));
+                ck_assert_int_eq(pthread_join(thread, NULL), 0);
+                ck_assert_ok(bfc_free(turns.client, turns.ptr));
+        }
+        bfc_disconnect(turns.client);
         rig_stop(rig);
 }
 

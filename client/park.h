@@ -1,0 +1,55 @@
+/* Park and wake: what the modules of the client do with parkable blocks; see bfcclient.h and parkable.h.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * No function may be called with the client's lock held. */
+#ifndef BFC_CLIENT_PARK_H
+#define BFC_CLIENT_PARK_H
+
+#include <bfcclient.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* Parks idle blocks of a partition that were not used for idle_ms (the allocation, a wake and the end of a use
+ * count as uses), those that are idle for the longest time first, until these have n_bytes. to: the partition for
+ * the copies. tag: only such blocks; NULL: all. *ret_bytes is always set: what was parked. 0: all that could be
+ * parked was; an error is that of the last refusal, with a message. */
+int client_park_idle(bfc_client *client, uint32_t partition, uint64_t n_bytes, uint32_t idle_ms, uint32_t to,
+                     const char *tag, uint64_t *ret_bytes);
+
+/* Wakes the parked blocks of a partition. tag, *ret_bytes: as above. The first error. */
+int client_wake_all(bfc_client *client, uint32_t partition, const char *tag, uint32_t wait_ms,
+                    uint64_t *ret_bytes);
+
+/* For the client page: the bytes of the idle blocks of a partition, and when the one that is idle for the longest
+ * time was last used (clock_now_ms(); 0: there is none). The lock is held. */
+void client_report_parkable(const bfc_client *client, uint32_t partition, uint64_t *ret_bytes,
+                            int64_t *ret_oldest_ms);
+
+/* A call found no block that is used at this place. True: another call parked or woke it, and has ended; search
+ * again. The lock is held, and is released meanwhile. */
+bool client_wait_parkable(bfc_client *client, const void *ptr);
+
+/* Some blocks of a call. */
+struct block_set {
+        const void **ptrs;
+        size_t n;
+        bool skips_others; /* what is no block any more is left out; else it is an error */
+};
+
+/* The parkable blocks with a tag, in all partitions (UINT32_MAX) or one. -ENOMEM with a message. The lock is
+ * held. */
+int client_find_tagged(bfc_client *client, uint32_t partition, const char *tag, struct block_set *ret);
+void block_set_clear(struct block_set *s);
+
+/* Wakes those that are parked. ret_bytes: of these; NULL. The first error. */
+int client_wake_set(bfc_client *client, const struct block_set *set, uint32_t wait_ms, uint64_t *ret_bytes);
+
+/* Of a block that is in the table and not leaving, or one that is parked or woken now. NULL: there is none,
+ * or it is not parkable. The lock is held. */
+struct parkable *client_find_parkable(bfc_client *client, const void *ptr);
+/* Why there is none: sets the message. */
+int client_not_parkable(bfc_client *client, const void *ptr);
+
+#endif

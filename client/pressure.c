@@ -1,0 +1,273 @@
+/* Pressure; see pressure.h.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "client/pressure.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "client/client.h"
+#include "client/park.h"
+#include "client/reclaim.h"
+#include "client/request.h"
+#include "client/streams.h"
+
+struct pressure_order {
+        Bfcd__Event *event; /* NULL: none */
+        uint64_t epoch;
+};
+
+static size_t n_partitions(const bfc_client *client)
+{
+        return client->hello->hello->n_partitions;
+}
+
+int client_pressure_init(bfc_client *client)
+{
+        struct pressure *p = &client->pressure;
+        pthread_condattr_t attr;
+
+        p->orders = calloc(n_partitions(client) + 1, sizeof(*p->orders));
+        if (!p->orders)
+                return error_no_memory();
+        pthread_mutex_init(&p->lock, NULL);
+        pthread_condattr_init(&attr);
+        pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+        pthread_cond_init(&p->changed, &attr);
+        pthread_condattr_destroy(&attr);
+        return 0;
+}
+
+void client_pressure_clear(bfc_client *client)
+{
+        struct pressure *p = &client->pressure;
+
+        if (!p->orders)
+                return;
+        for (size_t i = 0; i < n_partitions(client); i++)
+                if (p->orders[i].event)
+                        bfcd__event__free_unpacked(p->orders[i].event, NULL);
+        free(p->orders);
+        pthread_cond_destroy(&p->changed);
+        pthread_mutex_destroy(&p->lock);
+        p->orders = NULL;
+}
+
+/* ---- serving ---------------------------------------------------------------- */
+
+/* Blocks of the daemon that the client has in the partition. */
+static uint64_t bytes_held(const bfc_client *client, uint32_t partition)
+{
+        const struct pages_client *own = client->pages.own;
+        const struct pages_held *held;
+
+        if (!own || partition >= PAGES_MAX_PARTITIONS)
+                return 0;
+        held = &own->held[partition];
+        return atomic_load_explicit(&held->bytes_slabs, memory_order_relaxed) +
+               atomic_load_explicit(&held->bytes_whole, memory_order_relaxed);
+}
+
+static void call_fn(bfc_client *client, const Bfcd__Pressure *order)
+{
+        struct pressure *p = &client->pressure;
+        const struct bfc_pressure pressure = {
+                .struct_size = sizeof(pressure),
+                .partition = client->hello->hello->partitions[order->partition]->name,
+                .n_bytes = order->n_bytes,
+        };
+        bfc_pressure_fn fn;
+        void *userdata;
+
+        pthread_mutex_lock(&p->lock);
+        fn = p->fn;
+        userdata = p->userdata;
+        p->is_calling = fn != NULL;
+        pthread_mutex_unlock(&p->lock);
+        if (!fn)
+                return;
+        fn(userdata, &pressure);
+        pthread_mutex_lock(&p->lock);
+        p->is_calling = false;
+        pthread_cond_broadcast(&p->changed);
+        pthread_mutex_unlock(&p->lock);
+}
+
+/* Returns how much of n_bytes that gave back. */
+static uint64_t give_back(bfc_client *client, const Bfcd__Pressure *order)
+{
+        uint64_t before = bytes_held(client, order->partition), after, n_bytes = 0;
+
+        if (order->is_command)
+                return 0;
+        call_fn(client, order);
+        streams_collect(client);
+        after = bytes_held(client, order->partition);
+        if (client->cache && (after >= before || before - after < order->n_bytes))
+                (void)client_free_idle(client, order->partition, NULL, order->n_bytes, &n_bytes);
+        after = bytes_held(client, order->partition);
+        return after < before ? before - after : n_bytes;
+}
+
+static uint64_t serve(bfc_client *client, const Bfcd__Pressure *order)
+{
+        const char *tag = *order->tag ? order->tag : NULL;
+        uint64_t n_given, n_bytes = 0;
+
+        if (order->wakes) {
+                (void)client_wake_all(client, order->partition, tag, 0, &n_bytes);
+                return n_bytes;
+        }
+        n_given = give_back(client, order);
+        if (order->parks && n_given < order->n_bytes)
+                (void)client_park_idle(client, order->partition, order->n_bytes - n_given, order->idle_ms, order->to,
+                                       tag, &n_bytes);
+        return n_given + n_bytes;
+}
+
+/* The lock is held. */
+static bool take_order(bfc_client *client, struct pressure_order *ret)
+{
+        for (size_t i = 0; i < n_partitions(client); i++) {
+                struct pressure_order *order = &client->pressure.orders[i];
+
+                if (!order->event)
+                        continue;
+                *ret = *order;
+                order->event = NULL;
+                return true;
+        }
+        return false;
+}
+
+/* All that is there. The lock is held, but not meanwhile. */
+static void serve_all(bfc_client *client)
+{
+        struct pressure *p = &client->pressure;
+        struct pressure_order order;
+
+        p->is_serving = true;
+        p->server = pthread_self();
+        while (!p->is_stopping && take_order(client, &order)) {
+                uint64_t n_bytes;
+
+                pthread_mutex_unlock(&p->lock);
+                n_bytes = serve(client, order.event->pressure);
+                (void)events_relieve(client->events, order.epoch, order.event->pressure->sequence, n_bytes);
+                bfcd__event__free_unpacked(order.event, NULL);
+                pthread_mutex_lock(&p->lock);
+        }
+        p->is_serving = false;
+        pthread_cond_broadcast(&p->changed);
+}
+
+static void *run(void *userdata)
+{
+        bfc_client *client = userdata;
+        struct pressure *p = &client->pressure;
+
+        pthread_mutex_lock(&p->lock);
+        while (!p->is_stopping) {
+                serve_all(client);
+                if (!p->is_stopping)
+                        pthread_cond_wait(&p->changed, &p->lock);
+        }
+        p->has_ended = true;
+        pthread_cond_broadcast(&p->changed);
+        pthread_mutex_unlock(&p->lock);
+        return NULL;
+}
+
+void client_pressure_poll(bfc_client *client)
+{
+        struct pressure *p = &client->pressure;
+
+        pthread_mutex_lock(&p->lock);
+        if (!p->has_thread && !p->is_serving)
+                serve_all(client);
+        pthread_mutex_unlock(&p->lock);
+}
+
+/* ---- arriving ---------------------------------------------------------------- */
+
+static bool is_valid(const bfc_client *client, const Bfcd__Pressure *order)
+{
+        return order->partition < n_partitions(client) && (!order->parks || order->to < n_partitions(client));
+}
+
+int client_on_pressure(void *userdata, uint64_t epoch, Bfcd__Event *event)
+{
+        bfc_client *client = userdata;
+        struct pressure *p = &client->pressure;
+        struct pressure_order *order;
+        bool is_served = true;
+        uint64_t sequence = event->pressure->sequence;
+
+        if (!is_valid(client, event->pressure)) {
+                bfcd__event__free_unpacked(event, NULL);
+                return client_end(client, -EPROTO, "the daemon sent a Pressure of an unknown partition");
+        }
+        order = &p->orders[event->pressure->partition];
+        pthread_mutex_lock(&p->lock);
+        if (order->event) /* of a daemon before, or one too many */
+                bfcd__event__free_unpacked(order->event, NULL);
+        *order = (struct pressure_order){ event, epoch };
+        if (client->reconnect.has_thread && !p->has_thread && !p->is_stopping)
+                p->has_thread = thread_new(run, client, "bfc-park", &p->thread) == 0;
+        if (client->reconnect.has_thread && !p->has_thread) { /* no thread can be had */
+                bfcd__event__free_unpacked(event, NULL);
+                order->event = NULL;
+                is_served = false;
+        }
+        pthread_cond_broadcast(&p->changed);
+        pthread_mutex_unlock(&p->lock);
+        return is_served ? 0 : events_relieve(client->events, epoch, sequence, 0);
+}
+
+int client_pressure_stop(bfc_client *client, unsigned timeout_ms)
+{
+        struct pressure *p = &client->pressure;
+        int64_t until_ms = clock_now_ms() + timeout_ms;
+        const struct timespec until = { until_ms / 1000, until_ms % 1000 * 1000000 };
+        bool has_ended;
+        int r = 0;
+
+        pthread_mutex_lock(&p->lock);
+        p->is_stopping = true;
+        pthread_cond_broadcast(&p->changed);
+        while (p->has_thread && !p->has_ended && r == 0)
+                r = timeout_ms > 0 ? pthread_cond_timedwait(&p->changed, &p->lock, &until)
+                                   : pthread_cond_wait(&p->changed, &p->lock);
+        has_ended = p->has_thread && p->has_ended;
+        pthread_mutex_unlock(&p->lock);
+        if (has_ended)
+                pthread_join(p->thread, NULL);
+        else if (p->has_thread)
+                return -ETIMEDOUT;
+        p->has_thread = false;
+        return 0;
+}
+
+/* ---- the program's function --------------------------------------------------- */
+
+BFC_API int bfc_on_pressure(bfc_client *client, bfc_pressure_fn fn, void *userdata)
+{
+        struct pressure *p;
+        int r = client_check(client);
+
+        if (r < 0)
+                return r;
+        if (!client->events)
+                return error_set(-EINVAL, "bfc_on_pressure: this client takes no events: connect without BFC_NO_THREAD, "
+                                          "or with BFC_POLL");
+        p = &client->pressure;
+        pthread_mutex_lock(&p->lock);
+        p->fn = fn;
+        p->userdata = userdata;
+        while (p->is_calling && !pthread_equal(p->server, pthread_self()))
+                pthread_cond_wait(&p->changed, &p->lock);
+        pthread_mutex_unlock(&p->lock);
+        client_page_pressure_fn(client, fn != NULL);
+        return 0;
+}

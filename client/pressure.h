@@ -1,0 +1,48 @@
+/* Pressure: the daemon needs memory for others. The program's function is called, idle slabs are returned, and
+ * idle parkable blocks are parked; or an operator has blocks parked or woken.
+ *
+ * All of this may take long and may wait for the daemon, so it is done by a thread of its own, "bfc-park", which
+ * starts with the first Pressure; in a client with BFC_POLL by bfc_poll(). Events come in meanwhile: Trims and
+ * Retires are answered also while the program's function does not return.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef BFC_CLIENT_PRESSURE_H
+#define BFC_CLIENT_PRESSURE_H
+
+#include <bfcclient.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "proto/bfcd.pb-c.h"
+
+struct pressure_order; /* a Pressure that was not served yet */
+
+struct pressure {
+        pthread_mutex_t lock; /* of all; taken with no other lock held, and held across no call */
+        pthread_cond_t changed;
+        bfc_pressure_fn fn; /* NULL: none */
+        void *userdata;
+        bool is_calling; /* fn is running, on the thread `server` */
+        bool is_serving; /* that thread serves a Pressure */
+        pthread_t server;
+        struct pressure_order *orders; /* for each partition, at most one */
+        bool has_thread;               /* it must be joined */
+        bool is_stopping, has_ended;
+        pthread_t thread;
+};
+
+int client_pressure_init(bfc_client *client); /* -ENOMEM */
+void client_pressure_clear(bfc_client *client);
+
+/* For events.h: takes over the event. 0, or -EPROTO: it is invalid. */
+int client_on_pressure(void *userdata, uint64_t epoch, Bfcd__Event *event);
+
+/* Serves what has arrived, if there is no thread for it. */
+void client_pressure_poll(bfc_client *client);
+
+/* Ends the thread, which finishes what it is doing. -ETIMEDOUT: that takes longer, call it again. 0 ms: no
+ * time-out. */
+int client_pressure_stop(bfc_client *client, unsigned timeout_ms);
+
+#endif
