@@ -561,6 +561,7 @@ struct bfc_block_info {
         const char *device;       /* as in the daemon's configuration: "host", "cuda:0" */
         int64_t device_ordinal;   /* the GPU's number in this process, as CUDA counts; -1: the host */
         char device_uuid[48];     /* "GPU-" and the UUID, as nvidia-smi prints it; of the host "host" */
+        uint64_t is_parked;       /* 1: by bfc_park(), or at the daemon's request; the address faults */
 };
 
 /* ptr: any address inside a block; -EINVAL otherwise. The first call with an address other than a block's
@@ -632,6 +633,12 @@ void bfc_torch_record_stream(void *ptr, struct CUstream_st *stream);
 void *bfc_torch_pool_malloc(ssize_t n_bytes, int device, struct CUstream_st *stream);
 void *bfc_torch_pool_malloc_one_extent(ssize_t n_bytes, int device, struct CUstream_st *stream);
 void bfc_torch_pool_free(void *ptr, ssize_t n_bytes, int device, struct CUstream_st *stream);
+/* The same for pools that are parked and woken as a whole. PyTorch's functions get no argument of their pool, so each
+ * pool has one of its own, by its number `slot`: it allocates blocks with BFC_PARKABLE and this tag, which is copied
+ * and can be changed by another call. Free them by bfc_torch_pool_free(). NULL: the slot or the tag is invalid. */
+#define BFC_TORCH_PARKABLE_POOLS 32u
+typedef void *(*bfc_torch_malloc_fn)(ssize_t n_bytes, int device, struct CUstream_st *stream);
+bfc_torch_malloc_fn bfc_torch_pool_malloc_parkable(unsigned slot, const char *tag);
 void *bfc_cupy_malloc(void *param, size_t n_bytes, int device);
 void bfc_cupy_free(void *param, void *ptr, int device);
 
