@@ -75,7 +75,8 @@ static void show(const struct parkable_place *place)
 
         if (!place->page)
                 return;
-        atomic_store_explicit(&place->page->since_ms, first ? (uint64_t)first->used_ms : 0, memory_order_relaxed);
+        atomic_store_explicit(&place->page->since_ms, first ? (uint64_t)first->used_ms : 0,
+                              memory_order_relaxed);
         atomic_store_explicit(&place->page->bytes, place->idle_bytes, memory_order_relaxed);
 }
 

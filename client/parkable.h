@@ -39,7 +39,7 @@ struct parkables {
                 struct parkable_list idle, others;
                 uint64_t idle_bytes;
                 struct pages_idle *page; /* where they are published; NULL: nowhere */
-        } * places; /* of each partition */
+        } * places;                      /* of each partition */
         uint32_t n_places;
         pthread_cond_t changed; /* one is no longer busy */
 };

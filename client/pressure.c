@@ -121,8 +121,8 @@ static uint64_t serve(bfc_client *client, const Bfcd__Pressure *order)
         }
         n_given = give_back(client, order);
         if (order->parks && n_given < order->n_bytes)
-                (void)client_park_idle(client, order->partition, order->n_bytes - n_given, order->idle_ms, order->to,
-                                       tag, &n_bytes);
+                (void)client_park_idle(client, order->partition, order->n_bytes - n_given, order->idle_ms,
+                                       order->to, tag, &n_bytes);
         return n_given + n_bytes;
 }
 
@@ -259,8 +259,10 @@ BFC_API int bfc_on_pressure(bfc_client *client, bfc_pressure_fn fn, void *userda
         if (r < 0)
                 return r;
         if (!client->events)
-                return error_set(-EINVAL, "bfc_on_pressure: this client takes no events: connect without BFC_NO_THREAD, "
-                                          "or with BFC_POLL");
+                return error_set(
+                        -EINVAL,
+                        "bfc_on_pressure: this client takes no events: connect without BFC_NO_THREAD, "
+                        "or with BFC_POLL");
         p = &client->pressure;
         pthread_mutex_lock(&p->lock);
         p->fn = fn;

@@ -129,7 +129,8 @@ BFC_API int bfc_use_begin_tag(bfc_client *client, const char *tag, uint32_t wait
 
         if (r < 0)
                 return r;
-        for (left_ms = wait_ms; (r = begin_all(client, tag, &set)) == 1; left_ms = until_ms - clock_now_ms()) {
+        for (left_ms = wait_ms; (r = begin_all(client, tag, &set)) == 1;
+             left_ms = until_ms - clock_now_ms()) {
                 r = client_wake_set(client, &set, left_ms > 0 ? (uint32_t)left_ms : 0, NULL);
                 block_set_clear(&set);
                 if (r < 0)

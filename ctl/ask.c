@@ -17,7 +17,7 @@
 #define PROTOCOL_VERSION  1
 #define PIECE_BYTES       32768u
 #define TIMEOUT_MS        30000  /* a daemon that is silent for so long does not work */
-#define PARK_TIMEOUT_MS 600000 /* of many sessions that copy, or do not answer */
+#define PARK_TIMEOUT_MS   600000 /* of many sessions that copy, or do not answer */
 #define RESUME_TIMEOUT_MS 600000 /* all of a device may have to be made */
 
 const char *ask_socket(const char *option)

@@ -136,8 +136,8 @@ static bool is_blank(const Bfcd__ExplainRow *row)
         const Bfcd__Statistics *f = stats_of(row);
 
         return *row->tenant && f->num_allocs == 0 && f->num_refusals == 0 && f->bytes_in_use == 0 &&
-               f->bytes_reserved == 0 && f->bytes_unreclaimed == 0 && f->bytes_parked == 0 && row->bytes_retiring == 0 &&
-               row->num_waiting == 0 && row->n_holders == 0;
+               f->bytes_reserved == 0 && f->bytes_unreclaimed == 0 && f->bytes_parked == 0 &&
+               row->bytes_retiring == 0 && row->num_waiting == 0 && row->n_holders == 0;
 }
 
 static void print_blank(FILE *out, const Bfcd__ExplainRow *row)

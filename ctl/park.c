@@ -8,7 +8,8 @@
 #include "ctl/show.h"
 #include "ctl/text.h"
 
-static int print_park(const struct invocation *i, const struct ask_park *park, uint64_t n_asked, uint64_t n_bytes)
+static int print_park(const struct invocation *i, const struct ask_park *park, uint64_t n_asked,
+                      uint64_t n_bytes)
 {
         const char *done = park->wakes ? "bytes_woken" : "bytes_parked";
         char size[TEXT_MAX];

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -202,7 +203,7 @@ struct broker *peer_broker_free(struct broker *b, struct config *c)
                 MUST(b->tenants[i].n_sessions == 0 && b->tenants[i].n_quarantined == 0);
         for (size_t i = 0; i < b->n_partitions; i++)
                 MUST(b->partitions[i].preallocate || b->partitions[i].pool.charged_bytes == 0);
-        MUST(retire_check(b, &why) == 0 && trim_check(b, &why) == 0);
+        MUST(retire_check(b, &why) == 0 && trim_check(b, &why) == 0 && pressure_check(b, &why) == 0);
         broker_free(b);
         real_ops = NULL;
         config_free(c);
@@ -367,6 +368,22 @@ static void on_trim(struct peer *p, const Bfcd__Trim *trim)
         p->n_trimmed++;
 }
 
+/* The same. */
+static void on_pressure(struct peer *p, const Bfcd__Pressure *m)
+{
+        MUST(p->takes_pressure && p->n_pressures < PEER_MAX_PARTITIONS);
+        MUST(m->sequence == ++p->pressure_sequence && m->n_bytes > 0);
+        MUST(m->partition < p->session->n_shares && m->to < p->session->n_shares && !(m->parks && m->wakes));
+        for (size_t i = 0; i < p->n_pressures; i++)
+                MUST(p->pressures[i].partition != m->partition);
+        p->pressures[p->n_pressures] =
+                (struct peer_pressure){ m->sequence, m->partition, m->n_bytes, m->parks, m->is_command,
+                                        m->wakes,    m->idle_ms,   m->to,      "" };
+        snprintf(p->pressures[p->n_pressures].tag, sizeof(p->pressures[0].tag), "%s", m->tag);
+        p->n_pressures++;
+        p->n_pressed++;
+}
+
 /* What a correct client relies on: it is told in order, never of too much at
  * once, and only of what it has acknowledged. */
 static void on_send_event(void *userdata, const Bfcd__Event *event)
@@ -387,6 +404,10 @@ static void on_send_event(void *userdata, const Bfcd__Event *event)
         }
         if (event->body_case == BFCD__EVENT__BODY_TRIM) {
                 on_trim(p, event->trim);
+                return;
+        }
+        if (event->body_case == BFCD__EVENT__BODY_PRESSURE) {
+                on_pressure(p, event->pressure);
                 return;
         }
         MUST(event->body_case == BFCD__EVENT__BODY_RETIRE && p->wants_events && real_ops);
@@ -562,6 +583,7 @@ uint64_t peer_hello(struct peer *p, const char *tenant, const char *partition)
         hello.version = 1;
         hello.wants_events = p->wants_events;
         hello.wants_pages = p->wants_pages;
+        hello.takes_pressure = p->takes_pressure;
         hello.can_resume = p->wants_return;
         hello.session_id = p->return_id;
         if (p->return_id != 0)
@@ -735,6 +757,41 @@ int peer_trimmed(struct peer *p, uint64_t sequence, uint64_t n_bytes)
         r = session_handle_event(p->session, &reply, &why);
         MUST((r < 0) == (why != NULL));
         return r;
+}
+
+int peer_relieved(struct peer *p, uint64_t sequence, uint64_t n_bytes)
+{
+        Bfcd__EventReply reply = BFCD__EVENT_REPLY__INIT;
+        Bfcd__Relieved relieved = BFCD__RELIEVED__INIT;
+        const char *why = NULL;
+        int r;
+
+        for (size_t i = 0; i < p->n_pressures; i++) {
+                if (p->pressures[i].sequence != sequence)
+                        continue;
+                p->pressures[i] = p->pressures[--p->n_pressures];
+                break;
+        }
+        relieved.sequence = sequence;
+        relieved.n_bytes = n_bytes;
+        reply.body_case = BFCD__EVENT_REPLY__BODY_RELIEVED;
+        reply.relieved = &relieved;
+        r = session_handle_event(p->session, &reply, &why);
+        MUST(r == 0 || why);
+        return r;
+}
+
+void peer_show_idle(struct peer *p, uint32_t partition, uint64_t n_bytes, uint64_t since_ms, bool has_fn)
+{
+        struct pages_client *page;
+
+        MUST(p->page_fds[1] >= 0 && pages_map_client(p->page_fds[1], &page) == 0);
+        page->version = PAGES_VERSION;
+        page->magic = PAGES_CLIENT_MAGIC;
+        page->idle[partition].bytes = n_bytes;
+        page->idle[partition].since_ms = since_ms;
+        page->has_pressure_fn = has_fn;
+        munmap(page, pages_client_bytes());
 }
 
 void peer_trimmed_all(struct peer *p)

@@ -34,6 +34,16 @@ struct peer_trim {
         } ranges[TRIM_MAX_RANGES];
 };
 
+/* The same by a Pressure. */
+struct peer_pressure {
+        uint64_t sequence;
+        uint32_t partition;
+        uint64_t n_bytes;
+        bool parks, is_command, wakes;
+        uint32_t idle_ms, to;
+        char tag[LEDGER_TAG_BYTES];
+};
+
 /* An extent that it has mapped, as far as anybody else can know. */
 struct peer_hold {
         uint64_t id;
@@ -65,6 +75,11 @@ struct peer {
         size_t n_trims;
         size_t n_trimmed; /* Trims, in all */
         uint64_t trim_sequence;
+        bool takes_pressure; /* set before the hello */
+        struct peer_pressure pressures[PEER_MAX_PARTITIONS];
+        size_t n_pressures;
+        size_t n_pressed; /* Pressures, in all */
+        uint64_t pressure_sequence;
         struct peer_retire retires[RETIRE_MAX_OPEN];
         size_t n_retires;
         size_t n_retired; /* extents, in all Retires so far */
@@ -135,6 +150,11 @@ void peer_retired_all(struct peer *p);
 /* Says that so many bytes went back, whether they did or not. */
 int peer_trimmed(struct peer *p, uint64_t sequence, uint64_t n_bytes);
 void peer_trimmed_all(struct peer *p); /* has nothing idle */
+
+/* Answers a Pressure, truly or not. And: writes into its client page what it could park in a partition, and
+ * whether it has a function. */
+int peer_relieved(struct peer *p, uint64_t sequence, uint64_t n_bytes);
+void peer_show_idle(struct peer *p, uint32_t partition, uint64_t n_bytes, uint64_t since_ms, bool has_fn);
 
 /* A Malloc that may wait. */
 uint64_t peer_malloc_wait(struct peer *p, uint32_t partition, uint64_t n_bytes, uint32_t wait_ms);

@@ -26,7 +26,8 @@ struct park_now {
         char tag[LEDGER_TAG_BYTES];
         bool wakes;
         uint64_t n_bytes;
-        uint64_t n_asked;
+        uint64_t n_asked;  /* sessions */
+        uint64_t asked_id; /* the last one */
         size_t n_open;
         uint32_t next;     /* session's slot */
         size_t next_share; /* of that session */
@@ -71,7 +72,8 @@ static bool ask_next(struct park_now *c, uint64_t now_ms)
                         if (!matches(c, s, share) || (!c->wakes && !find_to(c, s, share, &order.to)) ||
                             !pressure_send(&s->shares[share].pressure, &order, now_ms))
                                 continue;
-                        c->n_asked++;
+                        c->n_asked += c->asked_id != s->id;
+                        c->asked_id = s->id;
                         c->n_open++;
                         return true;
                 }
@@ -85,7 +87,8 @@ static void finish(struct park_now *c)
         Bfcd__Reply reply = BFCD__REPLY__INIT;
         Bfcd__TrimReply trim = BFCD__TRIM_REPLY__INIT;
 
-        log_info("session %" PRIu64 " (uid %u): %s: %" PRIu64 " sessions asked, %" PRIu64 " bytes in blocks %s",
+        log_info("session %" PRIu64 " (uid %u): %s: %" PRIu64 " sessions asked, %" PRIu64
+                 " bytes in blocks %s",
                  s->id, (unsigned)s->who.uid, c->wakes ? "wake" : "park", c->n_asked, c->n_bytes,
                  c->wakes ? "woken" : "parked");
         trim.n_asked = c->n_asked;
@@ -146,7 +149,8 @@ static int check_targets(const struct park_now *c)
                 size_t to;
 
                 for (size_t k = 0; r < 0 && matches_session(c, s) && k < s->n_shares; k++)
-                        if (!c->partition[0] || strcmp(c->partition, s->shares[k].quota->partition->name) == 0)
+                        if (!c->partition[0] ||
+                            strcmp(c->partition, s->shares[k].quota->partition->name) == 0)
                                 r = c->wakes || find_to(c, s, k, &to) ? 0 : -EINVAL;
         }
         return r;
@@ -158,20 +162,23 @@ static int refuse_targets(const struct park_now *c, int error)
         char sentence[EXPLAIN_SENTENCE];
 
         if (error == -EINVAL && c->to[0])
-                snprintf(sentence, sizeof(sentence),
-                         "nothing can be parked to partition '%s': it must be another partition, of host memory, in "
-                         "which the tenant has a quota",
-                         c->to);
+                snprintf(
+                        sentence, sizeof(sentence),
+                        "nothing can be parked to partition '%s': it must be another partition, of host memory, in "
+                        "which the tenant has a quota",
+                        c->to);
         else if (error == -EINVAL)
-                snprintf(sentence, sizeof(sentence),
-                         "the config has no park: for the quotas of these sessions: say where the copies go, by --to "
-                         "PARTITION");
+                snprintf(
+                        sentence, sizeof(sentence),
+                        "the config has no park: for the quotas of these sessions: say where the copies go, by --to "
+                        "PARTITION");
         else if (c->session_id)
-                snprintf(sentence, sizeof(sentence), "session %" PRIu64 " does not exist or has no such partition",
-                         c->session_id);
+                snprintf(sentence, sizeof(sentence),
+                         "session %" PRIu64 " does not exist or has no such partition", c->session_id);
         else
-                snprintf(sentence, sizeof(sentence), "tenant '%s' has no session with a quota%s%s%s", c->tenant,
-                         c->partition[0] ? " in partition '" : "", c->partition, c->partition[0] ? "'" : "");
+                snprintf(sentence, sizeof(sentence), "tenant '%s' has no session with a quota%s%s%s",
+                         c->tenant, c->partition[0] ? " in partition '" : "", c->partition,
+                         c->partition[0] ? "'" : "");
         session_refuse(s, c->id, error, sentence);
         return 0;
 }

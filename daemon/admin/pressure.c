@@ -58,8 +58,8 @@ int pressure_find_to(const struct session *s, const struct session_share *from, 
 
         if (config)
                 partition = config->park_to;
-        if (!partition || session_find_share(s, partition, &to) < 0 || s->shares[to].quota->partition->is_cuda ||
-            &s->shares[to] == from)
+        if (!partition || session_find_share(s, partition, &to) < 0 ||
+            s->shares[to].quota->partition->is_cuda || &s->shares[to] == from)
                 return -ENOENT;
         *ret = to;
         return 0;
@@ -309,7 +309,8 @@ static void share_tell_command(struct pressure_share *share)
 
 int pressure_answer(struct session *s, uint64_t sequence, const char **ret_why)
 {
-        struct pressure_share *share = (struct pressure_share *)recall_find(s, RECALL_PRESSURE, sequence, ret_why);
+        struct pressure_share *share =
+                (struct pressure_share *)recall_find(s, RECALL_PRESSURE, sequence, ret_why);
         bool gave;
 
         if (!share)
@@ -349,7 +350,8 @@ void pressure_miss(struct recall *r)
         struct session *s = share->session;
 
         log_limited(&s->tenant->unresponsive_log, LOG_LEVEL_WARNING,
-                    "session %" PRIu64 " (uid %u, pid %d): the client did not answer a Pressure within %u s; it is "
+                    "session %" PRIu64
+                    " (uid %u, pid %d): the client did not answer a Pressure within %u s; it is "
                     "skipped until it answers",
                     s->id, (unsigned)s->who.uid, (int)s->who.pid, PRESSURE_TIMEOUT_MS / 1000);
         share_tell_command(share);

@@ -81,7 +81,8 @@ struct recall *recall_find(struct session *s, enum recall_kind kind, uint64_t se
 void recall_tick(struct broker *b, uint64_t now_ms)
 {
         const uint64_t timeouts_ms[RECALL_KINDS] = {
-                [RECALL_RETIRE] = b->config->release_timeout_ms, [RECALL_TRIM] = b->config->reclaim_timeout_ms,
+                [RECALL_RETIRE] = b->config->release_timeout_ms,
+                [RECALL_TRIM] = b->config->reclaim_timeout_ms,
                 [RECALL_PRESSURE] = PRESSURE_TIMEOUT_MS,
         };
 

@@ -163,8 +163,8 @@ bool config_read_park(struct config_reader *r, struct config_place *in, const st
 {
         struct config_quota *q = in->object;
         struct config_place p;
-        bool is_good = read_part(r, in, field, n, &p) && config_knows(&p, PARK_TO) &&
-                       config_knows(&p, PARK_IDLE);
+        bool is_good =
+                read_part(r, in, field, n, &p) && config_knows(&p, PARK_TO) && config_knows(&p, PARK_IDLE);
 
         if (is_good && config_knows(in, QUOTA_PARTITION))
                 is_good = check_park(r, &p, q);
@@ -308,7 +308,8 @@ static void check_parks(struct config_reader *r, const struct config_place *p, c
                 const char *to = t->quotas[i].park_to, *from = r->c->partitions[t->quotas[i].partition].name;
                 size_t k = 0;
 
-                while (to && k < t->n_quotas && strcmp(r->c->partitions[t->quotas[k].partition].name, to) != 0)
+                while (to && k < t->n_quotas &&
+                       strcmp(r->c->partitions[t->quotas[k].partition].name, to) != 0)
                         k++;
                 if (to && k == t->n_quotas && !r->lacks_partitions)
                         config_fail(r, find_park_to(p->at[TENANT_QUOTAS], from),

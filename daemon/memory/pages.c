@@ -202,7 +202,8 @@ int client_page_read(const struct client_page *p, struct client_word *ret)
         for (size_t i = 0; i <= PAGES_MAX_PARTITIONS; i++)
                 ret->partitions[i] = held_stats(&copy.held[i], i == parked_partition ? parked : 0);
         for (size_t i = 0; i < PAGES_MAX_PARTITIONS; i++)
-                ret->idle[i] = (struct client_idle){ word(&copy.idle[i].bytes), word(&copy.idle[i].since_ms) };
+                ret->idle[i] =
+                        (struct client_idle){ word(&copy.idle[i].bytes), word(&copy.idle[i].since_ms) };
         ret->has_pressure_fn = word(&copy.has_pressure_fn) != 0;
         return 0;
 }

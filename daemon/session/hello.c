@@ -313,6 +313,7 @@ void hello_welcome(struct session *s, const Bfcd__Request *r, size_t share, int 
 
         s->has_events = events_fd >= 0;
         s->recall.takes_pressure = s->has_events && r->hello->takes_pressure;
+        pressure_begin(s);
         record->has_events = s->has_events;
         record->can_resume = r->hello->can_resume && can_be_resumed(s);
         open_pages(s, r, &fds);

@@ -33,6 +33,7 @@ void check(void)
         ck_assert_msg(shared_check(b, &why) == 0, "shared blocks: %s", why);
         ck_assert_msg(retire_check(b, &why) == 0, "retirement: %s", why);
         ck_assert_msg(trim_check(b, &why) == 0, "trim: %s", why);
+        ck_assert_msg(pressure_check(b, &why) == 0, "pressure: %s", why);
         for (size_t i = 0; i < b->n_tenants; i++)
                 for (size_t k = 0; k < b->tenants[i].n_quotas; k++)
                         ck_assert_msg(usage_check(b->tenants[i].quotas[k], &why) == 0, "usage: %s", why);

@@ -347,6 +347,18 @@ static const struct mistake MISTAKES[] = {
           "for 0s is out of range; write 1ms to 1440m" },
         { "{partition: infer}", "{partition: infer, limit: 4MiB, keep: {bytes: 6MiB, for: 1s}}", 13, 55,
           "keep has 6MiB, more than this quota's limit, 4MiB" },
+        { "{partition: infer}", "{partition: infer, park: train}", 13, 34, "park must be a mapping" },
+        { "{partition: infer}", "{partition: infer, park: {to: train}}", 13, 34,
+          "park lacks idle; write it as in park: {to: ram, idle: 30s}" },
+        { "{partition: infer}", "{partition: infer, park: {idle: 30s}}", 13, 34, "park lacks to" },
+        { "{partition: infer}", "{partition: infer, park: {to: train, idle: 0s}}", 13, 52,
+          "idle 0s is out of range; write 1ms to 1440m" },
+        { "{partition: infer}", "{partition: infer, park: {to: nowhere, idle: 1s}}", 13, 39,
+          "partition 'nowhere' does not exist; the partitions are: " },
+        { "{partition: infer}", "{partition: infer, park: {to: infer, idle: 1s}}", 13, 39,
+          "park is to partition 'infer' itself; copies there free no memory" },
+        { "[{partition: train}]", "[{partition: train, park: {to: infer, idle: 1s}}]", 16, 44,
+          "this tenant has no quota in partition 'infer', to which it parks" },
         { "{partition: infer}", "{partition: infer, per: /x/*}", 13, 33, "per must be a mapping" },
         { "{partition: infer}", "{partition: infer, per: {limit: 4MiB}}", 13, 33,
           "per lacks cgroup; write it as in per: {cgroup: /user.slice/*, limit: 2GiB}" },
@@ -736,6 +748,19 @@ TEST(test_clear_on_release)
         ck_assert(!c->partitions[0].clears);
 }
 
+/* Blocks are parked from a GPU to the host, and not the other way round. */
+TEST(parks_of_gpus)
+{
+        struct config *c = NULL;
+
+        ck_assert_int_eq(
+                parse(edit_gpus("{partition: infer, max", "{partition: infer, park: {to: small, idle: "
+                                                          "1s}, max"),
+                      &c),
+                -EINVAL);
+        assert_line("c.yaml", 16, 39, "park is to partition 'small' of a GPU; copies need host memory");
+}
+
 LOOP_TEST(test_huge_pages, 3)
 {
         static const char *const words[] = { "auto", "2MiB", "off" };
@@ -1072,7 +1097,8 @@ static const char FULL[] =
         "    match: {user: [root, root], uid: [0, 5], group: root, gid: 3}\n"
         "    quotas:\n"
         "      - {partition: train, limit: 33%, reserve: 10%, max_sessions: 65536, max_blocks: 16777216}\n"
-        "      - {partition: 'true', reserve: 0%, keep: {for: 90s, bytes: 100%}}\n"
+        "      - {partition: 'true', reserve: 0%, keep: {for: 90s, bytes: 100%}, "
+        "park: {idle: 7s, to: train}}\n"
         "  - name: \"-\"\n"
         "    quotas: [{partition: \"1.5\", reserve: 0, max_sessions: 1, max_blocks: 1}]\n"
         "  - name: nobody\n"
@@ -1111,6 +1137,9 @@ TEST(all_keys)
         ck_assert_uint_eq(c->tenants[0].quotas[0].keep_bytes, 0);
         ck_assert_uint_eq(c->tenants[0].quotas[1].keep_bytes, 2 * MIB);
         ck_assert_uint_eq(c->tenants[0].quotas[1].keep_ms, 90000);
+        ck_assert_ptr_null(c->tenants[0].quotas[0].park_to);
+        ck_assert_str_eq(c->tenants[0].quotas[1].park_to, "train");
+        ck_assert_uint_eq(c->tenants[0].quotas[1].park_idle_ms, 7000);
         ck_assert_int_eq(c->default_tenant, 1);
         ck_assert_str_eq(c->tenants[1].name, "-");
         ck_assert_uint_eq(c->tenants[1].n_uids + c->tenants[1].n_gids, 0);
@@ -1164,7 +1193,9 @@ static void assert_same(const struct config *a, const struct config *b)
                                   s->quotas[n].max_sessions == t->quotas[n].max_sessions &&
                                   s->quotas[n].max_blocks == t->quotas[n].max_blocks &&
                                   s->quotas[n].keep_bytes == t->quotas[n].keep_bytes &&
-                                  s->quotas[n].keep_ms == t->quotas[n].keep_ms);
+                                  s->quotas[n].keep_ms == t->quotas[n].keep_ms &&
+                                  !s->quotas[n].park_to == !t->quotas[n].park_to &&
+                                  s->quotas[n].park_idle_ms == t->quotas[n].park_idle_ms);
         }
 }
 
