@@ -248,6 +248,12 @@ static int call_flush(struct call_connection *c)
         return r == -EPIPE || r == -ECONNRESET ? 0 : r;
 }
 
+/* The replies have consecutive ids, from the request's on. */
+static size_t n_replies_to(const Bfcd__Request *request)
+{
+        return request->body_case == BFCD__REQUEST__BODY_WAKE ? request->wake->n_block_ids : 1;
+}
+
 /* Queues the request, which is given its id. */
 static int call_queue(struct call_connection *c, Bfcd__Request *request)
 {
@@ -255,7 +261,8 @@ static int call_queue(struct call_connection *c, Bfcd__Request *request)
         uint8_t *payload;
         int r;
 
-        request->id = ++c->last_id;
+        request->id = c->last_id + 1;
+        c->last_id += n_replies_to(request);
         n_bytes = bfcd__request__get_packed_size(request);
         r = frame_writer_add(c->writer, n_bytes, NULL, 0, &payload);
         if (r == 0)
@@ -552,22 +559,20 @@ static void call_wait(struct call_connection *c, struct call_waiter *w)
                 waiter_wake(c->first);
 }
 
-/* Waits for the replies in the order of the requests. */
+/* Waits for the replies in the order of the requests. waiters: one for each reply. */
 static int call_exchange(struct call_connection *c, Bfcd__Request *const *requests, size_t n,
                          struct call_waiter *waiters)
 {
         size_t n_put = 0;
         int r = c->error;
 
-        for (; r == 0 && n_put < n; n_put++) {
-                struct call_waiter *w = &waiters[n_put];
-
-                waiter_init(w);
-                r = call_queue(c, requests[n_put]);
-                if (r < 0)
-                        break;
-                w->id = requests[n_put]->id;
-                waiter_add(c, w);
+        for (size_t i = 0; r == 0 && i < n; i++) {
+                r = call_queue(c, requests[i]);
+                for (size_t k = 0; r == 0 && k < n_replies_to(requests[i]); k++, n_put++) {
+                        waiter_init(&waiters[n_put]);
+                        waiters[n_put].id = requests[i]->id + k;
+                        waiter_add(c, &waiters[n_put]);
+                }
         }
         if (n_put > 0)
                 call_push(c);
@@ -643,6 +648,23 @@ int call_send_all_at(struct call_connection *c, uint64_t upto, Bfcd__Request *co
 
         for (size_t i = 0; i < n; i++)
                 ret_replies[i] = waiters[i].reply;
+        return r;
+}
+
+int call_send_wakes(struct call_connection *c, Bfcd__Request *const *requests, size_t n, size_t n_replies,
+                    Bfcd__Reply **ret_replies, uint64_t *ret_epoch)
+{
+        struct call_waiter *waiters = calloc(n_replies + 1, sizeof(*waiters));
+        int r;
+
+        if (!waiters)
+                return -ENOMEM;
+        for (size_t i = 0; i < n_replies; i++)
+                waiters[i].wake_fd = -1;
+        r = call_send_some(c, 0, requests, n, waiters, ret_epoch);
+        for (size_t i = 0; i < n_replies; i++)
+                ret_replies[i] = waiters[i].reply;
+        free(waiters);
         return r;
 }
 

@@ -107,16 +107,22 @@ int client_unmappable(const bfc_client *client, uint32_t partition, int why)
                                    "bfcd.yaml");
 }
 
-/* The daemon of that epoch may take the extent back. The lock is held. */
-static int check_retire(const bfc_client *client, uint64_t epoch, uint64_t extent_id)
+enum { IS_UNMAPPED = 1 };
+
+/* The daemon of that epoch may take the extent back. IS_UNMAPPED: it was, because its block was parked. The lock
+ * is held. */
+static int check_retire(const bfc_client *client, uint64_t epoch, uint64_t extent_id, size_t n_unmapped)
 {
         struct region_place place;
 
         /* A later daemon was told that it is mapped. */
         if (client->epoch != epoch)
                 return -ESTALE;
-        if (regions_find_extent(&client->regions, extent_id, &place) < 0 ||
-            blocks_lie_in(&client->blocks, place.region_id, place.offset, place.n_bytes) ||
+        if (regions_find_extent(&client->regions, extent_id, &place) < 0)
+                return n_unmapped < client->parkables.n_unretired ? IS_UNMAPPED : -EPROTO;
+        if (parkables_cover(&client->parkables, place.region_id, place.offset))
+                return 0;
+        if (blocks_lie_in(&client->blocks, place.region_id, place.offset, place.n_bytes) ||
             blocks_lie_in(&client->slabs, place.region_id, place.offset, place.n_bytes) ||
             (client->cache && cache_lies_in(client->cache, place.region_id, place.offset, place.n_bytes)))
                 return -EPROTO;
@@ -129,17 +135,24 @@ static int check_retire(const bfc_client *client, uint64_t epoch, uint64_t exten
 int client_on_retire(void *userdata, uint64_t epoch, const uint64_t *extent_ids, size_t n_extent_ids)
 {
         bfc_client *client = userdata;
-        size_t i;
+        size_t n_unmapped = 0, n_changed = 0; /* before, and now */
         int r = 0;
 
         pthread_mutex_lock(&client->lock);
-        for (i = 0; r == 0 && i < n_extent_ids; i++) {
-                r = check_retire(client, epoch, extent_ids[i]);
-                if (r == 0)
+        for (size_t i = 0; r == 0 && i < n_extent_ids; i++) {
+                r = check_retire(client, epoch, extent_ids[i], n_unmapped);
+                if (r == IS_UNMAPPED) {
+                        n_unmapped++;
+                        r = 0;
+                } else if (r == 0) {
                         r = regions_unmap(&client->regions, extent_ids[i]);
+                        n_changed += r == 0;
+                }
         }
+        if (r == 0)
+                client->parkables.n_unretired -= n_unmapped;
         pthread_mutex_unlock(&client->lock);
-        if (r == 0 || r == -ESTALE || (r == -EBUSY && i == 1)) /* i is one further */
+        if (r == 0 || r == -ESTALE || (r == -EBUSY && n_changed == 0))
                 return r;
         if (r == -EPROTO)
                 return client_end(client, r, "the daemon sent a Retire for memory that is in use");
@@ -154,12 +167,12 @@ int client_finish(bfc_client *client, uint32_t partition, struct device_range *r
 
         if (r == -EBUSY)
                 return error_set(r, "a stream is being captured, so a kernel may still use the block: "
-                                    "free it after the capture");
+                                    "try again after the capture");
         /* No work of this process runs on a lost device, or in a broken context. */
         if (r == 0 || r == -ENODEV || r == -EIO)
                 return 0;
         return error_set(r == -ENOMEM ? r : -EIO,
-                         "waiting for the work on the device failed (%s), so the block was not freed: "
-                         "free it again",
+                         "waiting for the work on the device failed (%s), so the block stays as it is: "
+                         "try again",
                          strerror(-r));
 }

@@ -114,6 +114,7 @@ int inventory_take(bfc_client *client, struct inventory *ret, uint64_t *ret_epoc
                 r = list_everything(client, &h);
         if (r == 0) {
                 regions_forget_unmapped(&client->regions); /* the next daemon is not told of them */
+                client->parkables.n_unretired = 0;
                 *ret_epoch = ++client->epoch;
         }
         pthread_mutex_unlock(&client->lock);

@@ -186,6 +186,36 @@ static int send_park(bfc_client *client, const struct block *block, const struct
         return r;
 }
 
+/* The daemon copies what the work of this process has written. */
+static int finish_work(bfc_client *client, const struct block *block)
+{
+        struct device_range *range;
+
+        pthread_mutex_lock(&client->lock);
+        range = regions_range(&client->regions, block->region_id);
+        pthread_mutex_unlock(&client->lock);
+        return client_finish(client, block->partition, range);
+}
+
+/* What the driver refuses to unmap now is unmapped at the daemon's Retire, which only GPUs need. */
+static void unmap(bfc_client *client, const struct block *block)
+{
+        size_t n;
+
+        pthread_mutex_lock(&client->lock);
+        n = regions_unmap_all_in(&client->regions, block->region_id, block->offset, block->n_bytes);
+        if (client->places[block->partition].is_cuda)
+                client->parkables.n_unretired += n;
+        pthread_mutex_unlock(&client->lock);
+}
+
+/* With BFC_POLL no thread answers the Retires of what was parked. Only for calls of the program. */
+static void look_at_events(bfc_client *client)
+{
+        if (events_fd(client->events) >= 0)
+                (void)events_poll(client->events);
+}
+
 enum { NOT_PARKABLE = 1, IS_PARKED, IS_USED };
 
 static int take_to_park(bfc_client *client, const void *ptr, const struct park_how *how, struct block *ret)
@@ -220,11 +250,11 @@ static int park_block(bfc_client *client, const void *ptr, const struct park_how
                 return error_set(-EALREADY, "the block at %p is parked already", ptr);
         if (r == IS_USED)
                 return error_set(-EBUSY, "the block at %p is in use", ptr);
-        r = send_park(client, &block, how);
+        r = finish_work(client, &block);
+        if (r == 0)
+                r = send_park(client, &block, how);
         if (r == 0) {
-                pthread_mutex_lock(&client->lock);
-                regions_unmap_all_in(&client->regions, block.region_id, block.offset, block.n_bytes);
-                pthread_mutex_unlock(&client->lock);
+                unmap(client, &block);
                 *ret_bytes += block.n_bytes;
         }
         give_back(client, &block, r == 0);
@@ -239,7 +269,11 @@ BFC_API int bfc_park(bfc_client *client, void *ptr, unsigned how, const char *pa
 
         if (r == 0)
                 r = read_how(client, how, partition, &park);
-        return r < 0 ? r : park_block(client, ptr, &park, &n_bytes);
+        if (r == 0)
+                r = park_block(client, ptr, &park, &n_bytes);
+        if (r == 0)
+                look_at_events(client);
+        return r;
 }
 
 BFC_API int bfc_park_tag(bfc_client *client, const char *tag, unsigned how, const char *partition)
@@ -264,6 +298,7 @@ BFC_API int bfc_park_tag(bfc_client *client, const char *tag, unsigned how, cons
                         r = 0;
         }
         block_set_clear(&set);
+        look_at_events(client);
         if (r == 0 && result == -EBUSY)
                 return error_set(result, "a block is in use; the others with this tag were parked");
         return r < 0 ? r : result;
@@ -350,29 +385,106 @@ static int check_woken(bfc_client *client, const struct block *block, const Bfcd
                        : error_set(-EPROTO, "the daemon returned the block at an invalid place");
 }
 
-static int send_wake(bfc_client *client, const struct block *block, uint32_t wait_ms)
+/* Blocks that are woken together: their requests take consecutive places in the daemon's queue. */
+struct wakes {
+        struct block *blocks;
+        int *results; /* 1: not woken yet */
+        size_t n;
+        struct client_call call;
+        uint32_t wait_ms;
+        uint64_t *ids;
+        Bfcd__Reply **replies;
+        Bfcd__Wake *bodies;
+        Bfcd__Request *requests, **pointers;
+};
+
+#define WAKES_A_REQUEST 64u
+
+static void wakes_clear(struct wakes *w)
 {
-        struct client_call call = { .interrupt = NULL };
-        Bfcd__Request request = BFCD__REQUEST__INIT;
-        Bfcd__Wake body = BFCD__WAKE__INIT;
-        bool is_stale = true;
-        int r = 0;
+        free(w->blocks);
+        free(w->results);
+        free(w->ids);
+        free(w->replies);
+        free(w->bodies);
+        free(w->requests);
+        free(w->pointers);
+}
 
-        request.body_case = BFCD__REQUEST__BODY_WAKE;
-        request.wake = &body;
-        body.block_id = block->block_id;
-        body.wait_ms = wait_ms;
-        while (r == 0 && is_stale) {
-                Bfcd__Reply *reply = NULL;
-                uint64_t epoch = 0;
+/* For as many blocks. -ENOMEM with a message. */
+static int wakes_init(struct wakes *w, size_t n, uint32_t wait_ms)
+{
+        size_t n_requests = n / WAKES_A_REQUEST + 1;
 
-                r = client_request(client, &call, &request, BFCD__REPLY__BODY_BLOCK, &reply, &epoch);
-                if (r < 0)
-                        break;
-                r = check_woken(client, block, reply->block, epoch, &is_stale);
-                bfcd__reply__free_unpacked(reply, NULL);
+        *w = (struct wakes){ .wait_ms = wait_ms,
+                             .blocks = calloc(n + 1, sizeof(*w->blocks)),
+                             .results = calloc(n + 1, sizeof(*w->results)),
+                             .ids = calloc(n + 1, sizeof(*w->ids)),
+                             .replies = calloc(n + 1, sizeof(Bfcd__Reply *)),
+                             .bodies = calloc(n_requests, sizeof(*w->bodies)),
+                             .requests = calloc(n_requests, sizeof(*w->requests)),
+                             .pointers = calloc(n_requests, sizeof(Bfcd__Request *)) };
+        if (w->blocks && w->results && w->ids && w->replies && w->bodies && w->requests && w->pointers)
+                return 0;
+        wakes_clear(w);
+        return error_no_memory();
+}
+
+/* For those that are not woken yet, so many. Returns the number of requests. */
+static size_t wakes_fill(struct wakes *w, size_t *ret_n_ids)
+{
+        size_t n_ids = 0, n = 0;
+
+        for (size_t i = 0; i < w->n; i++)
+                if (w->results[i] == 1)
+                        w->ids[n_ids++] = w->blocks[i].block_id;
+        for (size_t i = 0; i < n_ids; i += WAKES_A_REQUEST, n++) {
+                bfcd__wake__init(&w->bodies[n]);
+                bfcd__request__init(&w->requests[n]);
+                w->bodies[n].block_ids = w->ids + i;
+                w->bodies[n].n_block_ids = n_ids - i < WAKES_A_REQUEST ? n_ids - i : WAKES_A_REQUEST;
+                w->bodies[n].wait_ms = w->wait_ms;
+                w->requests[n].body_case = BFCD__REQUEST__BODY_WAKE;
+                w->requests[n].wake = &w->bodies[n];
+                w->pointers[n] = &w->requests[n];
         }
-        return r;
+        for (size_t i = 0; i < n_ids; i++)
+                w->replies[i] = NULL;
+        *ret_n_ids = n_ids;
+        return n;
+}
+
+/* 1: the answer is of an earlier epoch, and dropped. */
+static int wakes_take(bfc_client *client, const struct block *block, Bfcd__Reply *reply, uint64_t epoch)
+{
+        bool is_stale = false;
+        int r = client_check_reply(reply, BFCD__REPLY__BODY_BLOCK);
+
+        if (r < 0)
+                return r;
+        r = check_woken(client, block, reply->block, epoch, &is_stale);
+        bfcd__reply__free_unpacked(reply, NULL);
+        return is_stale ? 1 : r;
+}
+
+/* Fills the results: 0, or an error with a message. */
+static void wakes_send(bfc_client *client, struct wakes *w)
+{
+        size_t n_ids, n_requests;
+
+        for (size_t i = 0; i < w->n; i++)
+                w->results[i] = 1;
+        while ((n_requests = wakes_fill(w, &n_ids)) > 0) {
+                uint64_t epoch = 0;
+                size_t n = 0;
+                int r = client_request_wakes(client, &w->call, w->pointers, n_requests, n_ids, w->replies,
+                                             &epoch);
+
+                for (size_t i = 0; i < w->n; i++)
+                        if (w->results[i] == 1)
+                                w->results[i] =
+                                        r < 0 ? r : wakes_take(client, &w->blocks[i], w->replies[n++], epoch);
+        }
 }
 
 /* 0: none of the set is busy. 1: look again. The lock is held. */
@@ -414,26 +526,24 @@ static int take_to_wake(bfc_client *client, const struct block_set *set, uint32_
 
 int client_wake_set(bfc_client *client, const struct block_set *set, uint32_t wait_ms, uint64_t *ret_bytes)
 {
-        struct block *blocks = calloc(set->n + 1, sizeof(*blocks));
         uint64_t n_bytes = 0;
-        size_t n = 0;
-        int r;
+        struct wakes w;
+        int r = wakes_init(&w, set->n, wait_ms);
 
-        if (!blocks)
-                return error_no_memory();
+        if (r < 0)
+                return r;
         pthread_mutex_lock(&client->lock);
-        r = take_to_wake(client, set, wait_ms, blocks, &n);
+        r = take_to_wake(client, set, wait_ms, w.blocks, &w.n);
         pthread_mutex_unlock(&client->lock);
         if (r == -ENOENT)
                 r = client_not_parkable(client, set->ptrs[0]);
-        for (size_t i = 0; i < n; i++) {
-                int error = r < 0 ? r : send_wake(client, &blocks[i], wait_ms);
-
-                give_back(client, &blocks[i], error < 0);
-                n_bytes += error < 0 ? 0 : blocks[i].n_bytes;
-                r = r < 0 ? r : error;
+        wakes_send(client, &w);
+        for (size_t i = 0; i < w.n; i++) {
+                give_back(client, &w.blocks[i], w.results[i] < 0);
+                n_bytes += w.results[i] < 0 ? 0 : w.blocks[i].n_bytes;
+                r = w.results[i] < 0 ? w.results[i] : r;
         }
-        free(blocks);
+        wakes_clear(&w);
         if (ret_bytes)
                 *ret_bytes = n_bytes;
         return r;
@@ -445,7 +555,10 @@ BFC_API int bfc_wake(bfc_client *client, void *ptr, uint32_t wait_ms)
         const struct block_set set = { ptrs, 1, false };
         int r = client_check(client);
 
-        return r < 0 ? r : client_wake_set(client, &set, wait_ms, NULL);
+        if (r < 0)
+                return r;
+        look_at_events(client);
+        return client_wake_set(client, &set, wait_ms, NULL);
 }
 
 int client_wake_all(bfc_client *client, uint32_t partition, const char *tag, uint32_t wait_ms,
@@ -469,5 +582,8 @@ BFC_API int bfc_wake_tag(bfc_client *client, const char *tag, uint32_t wait_ms)
         uint64_t n_bytes;
         int r = client_check(client);
 
-        return r < 0 ? r : client_wake_all(client, UINT32_MAX, tag, wait_ms, &n_bytes);
+        if (r < 0)
+                return r;
+        look_at_events(client);
+        return client_wake_all(client, UINT32_MAX, tag, wait_ms, &n_bytes);
 }

@@ -158,6 +158,19 @@ struct parkable *parkables_find_busy(const struct parkables *s, const void *ptr)
         return NULL;
 }
 
+bool parkables_cover(const struct parkables *s, uint64_t region_id, uint64_t offset)
+{
+        const struct parkable *p;
+
+        for (uint32_t i = 0; i < s->n_places; i++) {
+                TAILQ_FOREACH(p, &s->places[i].others, link)
+                if ((p->is_busy || p->block->is_parked) && p->block->region_id == region_id &&
+                    offset - p->block->offset < p->block->n_bytes)
+                        return true;
+        }
+        return false;
+}
+
 void parkables_report(const struct parkables *s, uint32_t partition, uint64_t *ret_bytes,
                       int64_t *ret_oldest_ms)
 {

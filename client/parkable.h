@@ -42,6 +42,7 @@ struct parkables {
         } * places;                      /* of each partition */
         uint32_t n_places;
         pthread_cond_t changed; /* one is no longer busy */
+        size_t n_unretired; /* extents that were unmapped, and for which a Retire of this epoch is to come */
 };
 
 int parkables_init(struct parkables *s, uint32_t n_partitions); /* -ENOMEM */
@@ -65,6 +66,9 @@ struct parkable *parkables_find_busy(const struct parkables *s, const void *ptr)
 
 /* Publishes the idle blocks of a partition here from now on. */
 void parkables_show(struct parkables *s, uint32_t partition, struct pages_idle *page);
+
+/* Whether a place is part of a block that is parked, or being parked or woken. */
+bool parkables_cover(const struct parkables *s, uint64_t region_id, uint64_t offset);
 
 /* The idle bytes of a partition, and the time of their oldest last use (0: there are none). */
 void parkables_report(const struct parkables *s, uint32_t partition, uint64_t *ret_bytes,

@@ -425,14 +425,18 @@ int regions_unmap(struct regions *r, uint64_t extent_id)
         return 0;
 }
 
-void regions_unmap_all_in(struct regions *r, uint64_t region_id, uint64_t offset, uint64_t n_bytes)
+size_t regions_unmap_all_in(struct regions *r, uint64_t region_id, uint64_t offset, uint64_t n_bytes)
 {
         struct region *region = regions_find(r, region_id);
-        size_t i = region ? region_first_behind(region, offset) : 0;
+        size_t i = region ? region_first_behind(region, offset) : 0, n = 0;
 
-        while (region && i < region->n_extents && region->extents[i].offset < offset + n_bytes)
+        while (region && i < region->n_extents && region->extents[i].offset < offset + n_bytes) {
                 if (regions_unmap(r, region->extents[i].extent_id) < 0)
                         i++;
+                else
+                        n++;
+        }
+        return n;
 }
 
 int regions_unmap_all(struct regions *r, bool is_captured)

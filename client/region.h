@@ -99,8 +99,8 @@ size_t regions_list(const struct regions *r, uint64_t *ret_extent_ids, size_t ma
  * work of this process may use it any more. -ENOENT, or the device's error. */
 int regions_unmap(struct regions *r, uint64_t extent_id);
 
-/* The same for all extents inside [offset, offset + n_bytes) of a region, which the daemon has emptied. */
-void regions_unmap_all_in(struct regions *r, uint64_t region_id, uint64_t offset, uint64_t n_bytes);
+/* The same for all extents inside [offset, offset + n_bytes) of a region: how many. Others stay mapped. */
+size_t regions_unmap_all_in(struct regions *r, uint64_t region_id, uint64_t offset, uint64_t n_bytes);
 
 /* The address of a block. -EPROTO: no such region, or not every byte of the
  * block is in an extent. */

@@ -44,8 +44,7 @@ int client_end(bfc_client *client, int error, const char *why)
         return error;
 }
 
-/* 0: a reply of the kind expected. Else its error; the reply is freed. */
-static int check_reply(Bfcd__Reply *reply, Bfcd__Reply__BodyCase expected)
+int client_check_reply(Bfcd__Reply *reply, Bfcd__Reply__BodyCase expected)
 {
         int r;
 
@@ -127,10 +126,32 @@ int client_request(bfc_client *client, struct client_call *call, Bfcd__Request *
                 return client_lost(client, r);
         if (call)
                 call->is_final = reply->body_case == BFCD__REPLY__BODY_REFUSAL && reply->refusal->is_final;
-        r = check_reply(reply, expected);
+        r = client_check_reply(reply, expected);
         if (r == 0)
                 *ret_reply = reply;
         return r;
+}
+
+int client_request_wakes(bfc_client *client, struct client_call *call, Bfcd__Request *const *requests,
+                         size_t n, size_t n_replies, Bfcd__Reply **ret_replies, uint64_t *ret_epoch)
+{
+        int r;
+
+        do {
+                for (size_t i = 0; i < n; i++)
+                        request_limit_wait(call, requests[i]);
+                r = call_send_wakes(client->connection, requests, n, n_replies, ret_replies, ret_epoch);
+                __atomic_add_fetch(&client->counters.n_requests, n, __ATOMIC_RELAXED);
+                for (size_t i = 0; r < 0 && i < n_replies; i++) {
+                        if (ret_replies[i])
+                                bfcd__reply__free_unpacked(ret_replies[i], NULL);
+                        ret_replies[i] = NULL;
+                }
+        } while (r == -ECONNRESET &&
+                 (r = client_reconnect(client, *ret_epoch, client->reconnect.return_ms, NULL)) == 0);
+        if (r == -ENOMEM)
+                return error_no_memory();
+        return r < 0 ? client_lost(client, r) : 0;
 }
 
 /* The first refusal of these, which are all freed. */
@@ -139,7 +160,7 @@ static int check_replies(Bfcd__Reply **replies, size_t n)
         int r = 0;
 
         for (size_t i = 0; i < n; i++) {
-                int error = replies[i] ? check_reply(replies[i], BFCD__REPLY__BODY_DONE) : 0;
+                int error = replies[i] ? client_check_reply(replies[i], BFCD__REPLY__BODY_DONE) : 0;
 
                 if (replies[i] && error == 0)
                         bfcd__reply__free_unpacked(replies[i], NULL);

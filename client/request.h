@@ -37,6 +37,14 @@ struct client_call {
 int client_request(bfc_client *client, struct client_call *call, Bfcd__Request *request,
                    Bfcd__Reply__BodyCase expected, Bfcd__Reply **ret_reply, uint64_t *ret_epoch);
 
+/* Sends Wakes with this wait_ms, as client_request() does, and waits for all their replies: n_replies. 0: all
+ * arrived; the caller passes each to client_check_reply(). call: is needed. */
+int client_request_wakes(bfc_client *client, struct client_call *call, Bfcd__Request *const *requests,
+                         size_t n, size_t n_replies, Bfcd__Reply **ret_replies, uint64_t *ret_epoch);
+
+/* 0: a reply of the kind expected. Else its error, with a message; the reply is freed. */
+int client_check_reply(Bfcd__Reply *reply, Bfcd__Reply__BodyCase expected);
+
 /* Frees blocks of the daemon, at most CALL_MAX_AT_ONCE, which left the tables in this epoch, with one
  * wait in total. Tries all; returns the first error. The client's lock is not held. */
 int client_release_all(bfc_client *client, const uint64_t *block_ids, size_t n, uint64_t epoch);

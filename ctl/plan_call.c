@@ -456,6 +456,19 @@ int call_send_all_at(struct call_connection *c, uint64_t upto, Bfcd__Request *co
         return r;
 }
 
+/* A plan parks no block. */
+int call_send_wakes(struct call_connection *c, Bfcd__Request *const *requests, size_t n, size_t n_replies,
+                    Bfcd__Reply **ret_replies, uint64_t *ret_epoch)
+{
+        (void)c;
+        (void)requests;
+        (void)n;
+        (void)n_replies;
+        (void)ret_replies;
+        *ret_epoch = 1;
+        return -ECONNRESET;
+}
+
 int call_send_within(struct call_connection *c, unsigned timeout_ms, Bfcd__Request *request)
 {
         (void)c;

@@ -223,7 +223,8 @@ int bfc_wake(bfc_client *client, void *ptr, uint32_t wait_ms);
  * bfc_park_tag() parks the blocks one by one. It returns -EBUSY if one was in use and the others are parked. With
  * another error it ends at once, and the blocks that it parked stay parked.
  *
- * bfc_wake_tag() returns the first error. Blocks that woke stay awake. */
+ * bfc_wake_tag() asks for all of them at once, so that no other process gets memory between two of them: jobs that
+ * wake many blocks take turns. It returns an error of one of them. Blocks that woke stay awake. */
 int bfc_park_tag(bfc_client *client, const char *tag, unsigned how, const char *partition);
 int bfc_wake_tag(bfc_client *client, const char *tag, uint32_t wait_ms);
 

@@ -317,10 +317,13 @@ static void restore_shared_counts(struct broker *b)
 }
 
 /* Releases extents that no session uses, or that are above a lowered limit. */
-static void publish_quotas(struct broker *b)
+/* -ENOMEM. */
+static int publish_quotas(struct broker *b)
 {
         for (size_t i = 0; i < b->n_tenants; i++)
                 for (size_t k = 0; k < b->tenants[i].n_quotas; k++) {
+                        if (quota_release_parked(b->tenants[i].quotas[k]) < 0)
+                                return -ENOMEM;
                         quota_release_free(b->tenants[i].quotas[k]);
                         broker_note_leave(b, b->tenants[i].quotas[k]);
                 }
@@ -328,6 +331,7 @@ static void publish_quotas(struct broker *b)
                 partition_set_limit(&b->partitions[i], b->partitions[i].pool.limit_bytes,
                                     b->partitions[i].reclaim_timeout_ms);
         b->changes.may_have_gone = true;
+        return 0;
 }
 
 int restore_sessions(struct broker *b)
@@ -350,7 +354,9 @@ int restore_sessions(struct broker *b)
                 return r;
         restore_shared_counts(b);
         b->inherited = inherited_free(b->inherited);
-        publish_quotas(b);
+        r = publish_quotas(b);
+        if (r < 0)
+                return r;
         b->restored.ns += clock_ns() - began_ns;
         log_notice("%zu sessions, %" PRIu32 " blocks, %" PRIu64 " bytes restored after restart in %.1f "
                    "ms; %zu sessions suspended",

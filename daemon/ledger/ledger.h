@@ -28,8 +28,8 @@
  *
  * A parked block has no extents. Its word `parked` decides: it names the copy, which is a block of the same
  * session, or says that there is none. It is stored after the copy is complete and before the extents leave,
- * and cleared after the contents are back. So what a successor finds in the place of a parked block is
- * extents that leave. A copy that no block names is freed by the session's resumption or end.
+ * and cleared after the contents are back. So a successor releases the extents that it finds in the place of a
+ * parked block. A copy that no block names is freed by the session's resumption or end.
  *
  * Invariant, for each table: n_used + n_free + n_retired == n_touched <= n_records; n_touched
  * records were ever used. Pages of a table are touched only when used (the memfd is sparse).

@@ -326,7 +326,7 @@ static const char *block_fault(struct opening *o, uint32_t index)
 }
 
 /* Whether extents of its quota that are not being released back all of the block. Those in the place of a
- * parked block leave, which a kill may have prevented; no other block may have a part of them. *at: the first of
+ * parked block are to leave; no other block may have a part of them. *at: the first of
  * o->extents that can; blocks come in the same order. */
 static bool is_backed(struct opening *o, const struct ledger_block *b, size_t *at)
 {
@@ -341,7 +341,7 @@ static bool is_backed(struct opening *o, const struct ledger_block *b, size_t *a
                         break;
         }
         for (size_t i = *at; i < o->n_extents && up_to < end; i++) {
-                struct ledger_extent *e = record(t, o->extents[i].index);
+                const struct ledger_extent *e = record(t, o->extents[i].index);
 
                 if (e->quota != b->quota || e->offset > (is_parked ? end - 1 : up_to) ||
                     (e->is_leaving && !is_parked))
@@ -349,7 +349,6 @@ static bool is_backed(struct opening *o, const struct ledger_block *b, size_t *a
                 up_to = e->offset + e->n_bytes;
                 if (is_parked && (e->offset < b->offset || up_to > end))
                         return false;
-                e->is_leaving = e->is_leaving || is_parked;
         }
         return is_parked || up_to >= end;
 }

@@ -341,6 +341,9 @@ bool quota_can_park(const struct quota *q);
  * -ENOMEM. A quota_request with `wakes` wakes it. */
 int quota_park(struct quota *q, bfc_handle handle, uint64_t n_bytes);
 
+/* After a restart, when the sessions are restored: releases what parked blocks still have. -ENOMEM. */
+int quota_release_parked(struct quota *q);
+
 /* Whether the parked blocks stay within the limit: they use up the arena's space. */
 bool quota_may_park(const struct quota *q, uint64_t n_bytes);
 

@@ -9,8 +9,7 @@ bool quota_can_park(const struct quota *q)
 {
         const struct partition *p = q->partition;
 
-        return p->share == DEVICE_SHARE_FD && !p->preallocate && p->device->empties_mappings &&
-               p->device->ops->copy;
+        return p->share == DEVICE_SHARE_FD && !p->preallocate && p->device->ops->copy;
 }
 
 int quota_alloc_whole(struct quota *q, uint64_t n_bytes, bool again)
@@ -38,6 +37,14 @@ int quota_park(struct quota *q, bfc_handle handle, uint64_t n_bytes)
         quota_assert(q);
         (void)quota_begin_release(q, n_bytes);
         return 0;
+}
+
+int quota_release_parked(struct quota *q)
+{
+        int r = arena_release_parked(q->arena, quota_released, q);
+
+        (void)quota_begin_release(q, 0);
+        return r;
 }
 
 bool quota_may_park(const struct quota *q, uint64_t n_bytes)

@@ -260,6 +260,17 @@ static bool quota_serve(struct quota *q, unsigned *budget)
         return !q->queue.next;
 }
 
+/* A block whose old extents have not left in time waits behind the others, for as long as its request says. */
+static bool quota_wait_behind(struct quota_request *request, int refusal)
+{
+        if (refusal != -EBUSY || request->wakes == 0 || request->quota->partition->is_draining ||
+            clock_ms() - request->since_ms >= request->wait_ms)
+                return false;
+        quota_unqueue_served(request);
+        quota_enqueue(request);
+        return true;
+}
+
 /* Makes room for the first request, or refuses it and the next; false: the budget is used up. */
 static bool quota_make_rooms(struct quota *q, unsigned *budget)
 {
@@ -276,6 +287,8 @@ static bool quota_make_rooms(struct quota *q, unsigned *budget)
                 r = q->partition->is_draining ? -EBUSY : reclaim_make_room(q, request);
                 if (r == 0)
                         return true;
+                if (quota_wait_behind(request, r))
+                        continue;
                 quota_unqueue(request);
                 quota_complete(request, r, 0, 0);
         }

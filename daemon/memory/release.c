@@ -303,11 +303,21 @@ static int arena_begin_release(struct arena *a, size_t slot)
         return r;
 }
 
+/* It is released when its last export is gone. */
+static void arena_retire_slot(struct arena *a, size_t slot, struct operation *own, size_t *n_retired)
+{
+        struct arena_slot *s = arena_slot_of(a, slot);
+
+        a->totals.suspended_bytes += s->memory.n_bytes;
+        s->retired = own;
+        s->n_late = 0;
+        a->scratch.retired[(*n_retired)++] = s->extent;
+}
+
 /* Begins to release one extent, with the others in `op` or by an operation of its own. Where memory is
  * short it stays. */
 static void arena_release_slot(struct arena *a, size_t slot, struct operation *op, size_t *n_retired)
 {
-        struct arena_slot *s = arena_slot_of(a, slot);
         bool must_retire = arena_must_retire(a, slot);
         struct operation *own = must_retire ? release_new(a, 1, op->released, op->userdata) : NULL;
 
@@ -319,10 +329,7 @@ static void arena_release_slot(struct arena *a, size_t slot, struct operation *o
                 release_add(op, slot);
                 return;
         }
-        a->totals.suspended_bytes += s->memory.n_bytes;
-        s->retired = own;
-        s->n_late = 0;
-        a->scratch.retired[(*n_retired)++] = s->extent;
+        arena_retire_slot(a, slot, own, n_retired);
 }
 
 /* Begins to release what was planned, at least want_bytes of it where only some may be. */
@@ -444,28 +451,75 @@ uint64_t arena_releasable_soon(const struct arena *a, const struct bfc_growth *k
         return n_soon;
 }
 
+/* ---- parked blocks ------------------------------------------------------------- */
+
+/* Releases the extents in these slots, of a parked block. -ENOMEM: nothing has changed. */
+static int arena_release_place(struct arena *a, size_t first, size_t last, arena_released_fn done,
+                               void *userdata)
+{
+        struct operation *op = release_new(a, last - first + 1, done, userdata), *own;
+        struct operation_list retired = TAILQ_HEAD_INITIALIZER(retired);
+        size_t n_retired = 0;
+        int r = op ? 0 : -ENOMEM;
+
+        for (size_t slot = first; r == 0 && slot <= last; slot++) {
+                if (!arena_must_retire(a, slot))
+                        continue;
+                own = release_new(a, 1, done, userdata);
+                r = own ? 0 : -ENOMEM;
+                if (own)
+                        TAILQ_INSERT_TAIL(&retired, own, of_arena);
+        }
+        for (size_t slot = first; r == 0 && slot <= last; slot++) {
+                struct arena_slot *s = arena_slot_of(a, slot);
+
+                s->is_parked = true;
+                (void)arena_begin_release(a, slot);
+                if (!arena_must_retire(a, slot)) {
+                        release_add(op, slot);
+                        continue;
+                }
+                own = TAILQ_FIRST(&retired);
+                TAILQ_REMOVE(&retired, own, of_arena);
+                arena_retire_slot(a, slot, own, &n_retired);
+        }
+        while ((own = TAILQ_FIRST(&retired))) {
+                TAILQ_REMOVE(&retired, own, of_arena);
+                free(own);
+        }
+        release_finish(op);
+        if (n_retired > 0)
+                a->o.upcalls->retire(a->o.broker, a->scratch.retired, n_retired);
+        return r;
+}
+
 int arena_park(struct arena *a, bfc_handle handle, arena_released_fn done, void *userdata)
 {
-        struct operation *op;
         struct bfc_info info;
-        size_t slot, last;
+        size_t first, last;
         int r = bfc_info(a->bfc, handle, &info);
 
-        assert(r == 0 && a->o.device->empties_mappings && arena_is_whole(a, info.offset, info.n_bytes));
-        (void)r;
-        slot = arena_slots(a, info.offset, info.n_bytes, &last);
-        op = release_new(a, last - slot + 1, done, userdata);
-        if (!op)
-                return -ENOMEM;
+        assert(r == 0 && arena_is_whole(a, info.offset, info.n_bytes));
+        first = arena_slots(a, info.offset, info.n_bytes, &last);
+        r = arena_release_place(a, first, last, done, userdata);
+        if (r < 0)
+                return r;
         arena_count_block(a, info.offset, info.n_bytes, occupancy_remove);
         a->totals.parked_bytes += info.n_bytes;
-        for (; slot <= last; slot++) {
-                arena_slot_of(a, slot)->is_parked = true;
-                (void)arena_begin_release(a, slot);
-                release_add(op, slot);
-        }
-        release_submit(op);
         return 0;
+}
+
+int arena_release_parked(struct arena *a, arena_released_fn done, void *userdata)
+{
+        int r = 0;
+
+        for (size_t slot = 0; r == 0 && slot < a->slots.n; slot++) {
+                const struct arena_slot *s = arena_slot_of(a, slot);
+
+                if (s->extent != LEDGER_NONE && s->is_parked && !s->retired && s->memory.n_bytes > 0)
+                        r = arena_release_place(a, slot, slot, done, userdata);
+        }
+        return r;
 }
 
 /* ---- retired extents ---------------------------------------------------------- */

@@ -16,6 +16,8 @@
 #include "daemon/session/delivery.h"
 #include "daemon/session/session.h"
 
+#define PARK_MAX_WAKES 64u /* in a request */
+
 #define PIECE_BYTES (UINT64_C(16) << 20) /* copied in one turn of a worker */
 
 /* Memory of a quota. */
@@ -486,30 +488,29 @@ static void on_wake_room(struct quota_request *wait, int result, bfc_handle hand
                 wake_undo(p, r);
 }
 
-int park_handle_wake(struct session *s, const Bfcd__Request *r, const char **ret_why)
+static void wake_block(struct session *s, uint64_t id, uint64_t block_id, uint32_t wait_ms)
 {
-        uint32_t index = find_block(s, r->id, r->wake->block_id), copy;
+        uint32_t index = find_block(s, id, block_id), copy;
         struct ledger *l = s->broker->ledger;
         const struct ledger_block *b;
         struct park *p;
 
-        (void)ret_why;
-        if (index == LEDGER_NONE || session_refuse_delivery(s, r->id))
-                return 0;
+        if (index == LEDGER_NONE || session_refuse_delivery(s, id))
+                return;
         b = ledger_block_at(l, index);
         if (!ledger_block_is_parked(b)) { /* its client lost the answer */
-                if (session_deliver_again(s, r->id, index) < 0)
-                        session_refuse(s, r->id, -ENOMEM, "the daemon is out of memory");
-                return 0;
+                if (session_deliver_again(s, id, index) < 0)
+                        session_refuse(s, id, -ENOMEM, "the daemon is out of memory");
+                return;
         }
         copy = park_copy_of(l, index);
         if (copy == LEDGER_NONE && b->parked != LEDGER_DISCARDED) {
-                session_refuse(s, r->id, -EIO, "the block's copy was lost with its partition");
-                return 0;
+                session_refuse(s, id, -EIO, "the block's copy was lost with its partition");
+                return;
         }
-        p = park_new(s, r->id, index);
+        p = park_new(s, id, index);
         if (!p)
-                return 0;
+                return;
         p->wakes = true;
         p->copy_block = copy;
         if (copy != LEDGER_NONE) {
@@ -520,9 +521,38 @@ int park_handle_wake(struct session *s, const Bfcd__Request *r, const char **ret
         }
         p->wait.quota = p->memory.quota;
         p->wait.wakes = p->memory.handle;
-        p->wait.wait_ms = r->wake->wait_ms < SESSION_MAX_WAIT_MS ? r->wake->wait_ms : SESSION_MAX_WAIT_MS;
+        p->wait.wait_ms = wait_ms < SESSION_MAX_WAIT_MS ? wait_ms : SESSION_MAX_WAIT_MS;
         p->wait.done = on_wake_room;
         quota_wait(&p->wait);
+}
+
+/* Why the request is a violation; NULL: it is none. */
+static const char *wake_fault(const Bfcd__Request *r)
+{
+        const Bfcd__Wake *m = r->wake;
+
+        if (m->n_block_ids == 0 || m->n_block_ids > PARK_MAX_WAKES)
+                return "the client sent a Wake of no block or of too many";
+        if (r->id > UINT64_MAX - m->n_block_ids)
+                return "the client sent a Wake whose answers have no ids";
+        for (size_t i = 0; i < m->n_block_ids; i++)
+                for (size_t k = 0; k < i; k++)
+                        if (m->block_ids[i] == m->block_ids[k])
+                                return "the client sent a Wake of one block twice";
+        return NULL;
+}
+
+/* All wait from this moment on, so that other sessions' blocks come before all of them or behind. */
+int park_handle_wake(struct session *s, const Bfcd__Request *r, const char **ret_why)
+{
+        const char *fault = wake_fault(r);
+
+        if (fault) {
+                *ret_why = fault;
+                return -EPROTO;
+        }
+        for (size_t i = 0; i < r->wake->n_block_ids; i++)
+                wake_block(s, r->id + i, r->wake->block_ids[i], r->wake->wait_ms);
         return 0;
 }
 

@@ -161,6 +161,12 @@ static bool tag_is_valid(const char *tag)
         ((uint64_t)BFCD__MALLOC_FLAG__MALLOC_FLAG_ONE_EXTENT |                                               \
          (uint64_t)BFCD__MALLOC_FLAG__MALLOC_FLAG_AGAIN | (uint64_t)BFCD__MALLOC_FLAG__MALLOC_FLAG_PARKABLE)
 
+/* A client that cannot be asked to unmap memory would keep it. */
+static bool session_can_park(const struct session *s, const struct quota *q)
+{
+        return quota_can_park(q) && (s->has_events || q->partition->device->empties_mappings);
+}
+
 /* True: the Malloc is invalid whatever the quota has, and was refused. */
 static bool refuse_invalid_malloc(struct session *s, uint64_t id, const Bfcd__Malloc *m)
 {
@@ -187,11 +193,13 @@ static bool refuse_invalid_malloc(struct session *s, uint64_t id, const Bfcd__Ma
         }
         if ((m->flags & BFCD__MALLOC_FLAG__MALLOC_FLAG_PARKABLE) != 0 &&
             ((m->flags & BFCD__MALLOC_FLAG__MALLOC_FLAG_ONE_EXTENT) != 0 ||
-             !quota_can_park(s->shares[m->partition].quota))) {
-                session_refuse_format(s, id, -ENOTSUP,
-                                      "blocks of partition '%s' cannot be parked: it must be host memory, "
-                                      "made on demand, and the block not in one extent",
-                                      s->shares[m->partition].quota->partition->name);
+             !session_can_park(s, s->shares[m->partition].quota))) {
+                session_refuse_format(
+                        s, id, -ENOTSUP,
+                        "blocks of partition '%s' cannot be parked: it must have 'share: fd' and "
+                        "be made on demand, the block not in one extent, and on a GPU the "
+                        "client must take events",
+                        s->shares[m->partition].quota->partition->name);
                 return true;
         }
         if (!tag_is_valid(m->tag)) {

@@ -11,7 +11,7 @@
 #include "daemon/session/park.h"
 #include "proto/bfcd.pb-c.h"
 
-#define SESSION_MAX_PENDING 64u     /* requests that wait for room */
+#define SESSION_MAX_PENDING 64u     /* requests that wait for room; one Wake of many blocks may exceed it */
 #define SESSION_MAX_WAIT_MS 600000u /* a longer time in a request counts as this */
 
 struct quota_request;

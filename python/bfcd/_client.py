@@ -146,9 +146,13 @@ class _Session:
             return
         handle, self.handle = self.handle, None
         if getattr(_calling, "is", False):  # the library's thread would wait for itself
-            threading.Thread(target=lib.bfc_disconnect, args=(handle,), daemon=True).start()
+            threading.Thread(target=_disconnect, args=(handle, self.pressure_fns), daemon=True).start()
         else:
             lib.bfc_disconnect(handle)
+
+
+def _disconnect(handle: ctypes.c_void_p | None, _running: list[Any]) -> None:
+    lib.bfc_disconnect(handle)
 
 
 class Block:

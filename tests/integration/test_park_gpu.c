@@ -1,0 +1,142 @@
+/* Parking beside work on streams, captures, and clients without threads. For CUDA devices only.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "tests/gpu/driver.h"
+#include "tests/integration/tools.h"
+
+#define BLOCK (6 * MIB)
+
+static const struct rig_config config = {
+        .partitions = "      - {name: train, limit: 64MiB}\n"
+                      "  - id: host\n    size: 64MiB\n    partitions:\n"
+                      "      - {limit: 32MiB, name: parking}\n",
+        .tenants = "  - name: red\n    match: {uid: @UID@}\n    quotas: [{partition: train, limit: 32MiB}, "
+                   "{partition: parking, limit: 32MiB}]\n",
+};
+
+#define CAN_PARK (rig_device() == ON_CUDA_FD)
+
+/* The buffers for copies stay open. */
+static void stop(struct rig *rig)
+{
+        rig->n_fds = 0;
+        rig_stop(rig);
+}
+
+static void *parkable(bfc_client *client)
+{
+        void *p;
+
+        ck_assert_ok(bfc_malloc_flags(client, NULL, BLOCK, BFC_PARKABLE, &p));
+        return p;
+}
+
+static CUstream stream_new(void)
+{
+        CUcontext context;
+        CUstream s = NULL;
+
+        REQUIRE(gpu_start(0, &context) == CUDA_SUCCESS &&
+                        cu.cuStreamCreate(&s, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS,
+                "no stream");
+        return s;
+}
+
+struct work {
+        void *ptr;
+        int is_done; /* atomic */
+};
+
+static void write_slowly(void *data)
+{
+        struct work *work = data;
+
+        usleep(100000);
+        pattern_write(work->ptr, BLOCK, 2);
+        __atomic_store_n(&work->is_done, 1, __ATOMIC_RELEASE);
+}
+
+TEST(a_park_waits_for_work)
+{
+        struct rig *rig = rig_start(&config);
+        bfc_client *client = client_open(rig, "red", "train");
+
+        if (CAN_PARK) {
+                struct work work = { .ptr = parkable(client) };
+                CUstream s = stream_new();
+
+                pattern_write(work.ptr, BLOCK, 1);
+                ck_assert_int_eq(cu.cuLaunchHostFunc(s, write_slowly, &work), CUDA_SUCCESS);
+                ck_assert_ok(bfc_park(client, work.ptr, BFC_BACKUP, "parking"));
+                ck_assert_int_eq(__atomic_load_n(&work.is_done, __ATOMIC_ACQUIRE), 1);
+                ck_assert_ok(bfc_wake(client, work.ptr, SETTLE_MS));
+                ck_assert(pattern_holds(work.ptr, BLOCK, 2));
+                ck_assert_ok(bfc_free(client, work.ptr));
+        } else {
+                void *p;
+
+                ck_assert_int_eq(bfc_malloc_flags(client, NULL, BLOCK, BFC_PARKABLE, &p), -ENOTSUP);
+        }
+        bfc_disconnect(client);
+        stop(rig);
+}
+
+/* The stream is known to the library. */
+TEST(a_capture_forbids_a_park)
+{
+        struct rig *rig = rig_start(&config);
+        bfc_client *client = client_open(rig, "red", "train");
+
+        if (CAN_PARK) {
+                void *p = parkable(client), *q;
+                CUstream s = stream_new();
+                CUgraph graph = NULL;
+
+                pattern_write(p, BLOCK, 1);
+                ck_assert_ok(bfc_malloc_async(client, MIB, (uintptr_t)s, &q));
+                ck_assert_int_eq(cu.cuStreamBeginCapture_v2(s, CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_SUCCESS);
+                ck_assert_int_eq(bfc_park(client, p, BFC_BACKUP, "parking"), -EBUSY);
+                ck_assert(pattern_holds(p, BLOCK, 1));
+                ck_assert_int_eq(cu.cuStreamEndCapture(s, &graph), CUDA_SUCCESS);
+                cu.cuGraphDestroy(graph);
+                ck_assert_ok(bfc_park(client, p, BFC_BACKUP, "parking"));
+                ck_assert_ok(bfc_wake(client, p, SETTLE_MS));
+                ck_assert(pattern_holds(p, BLOCK, 1));
+                ck_assert_ok(bfc_free(client, p));
+                ck_assert_ok(bfc_free_async(client, q, (uintptr_t)s));
+                ck_assert_ok(bfc_end_stream(client, (uintptr_t)s));
+        }
+        bfc_disconnect(client);
+        stop(rig);
+}
+
+static bool has_memory_back(struct rig *rig, bfc_client *client)
+{
+        ck_assert_ok(bfc_poll(client));
+        return rig_stats(rig, "red", "train").bytes_reserved == 0;
+}
+
+/* Without a thread the program answers the daemon, or the client has no parkable blocks. */
+TEST(clients_without_a_thread)
+{
+        struct rig *rig = rig_start(&config);
+        bfc_client *silent = client_with(.socket = rig->socket, .tenant = "red", .flags = BFC_NO_THREAD);
+        bfc_client *client = client_with(.socket = rig->socket, .tenant = "red", .flags = BFC_POLL);
+        void *p;
+
+        ck_assert_int_eq(bfc_malloc_flags(silent, NULL, BLOCK, BFC_PARKABLE, &p), -ENOTSUP);
+        if (CAN_PARK) {
+                p = parkable(client);
+                pattern_write(p, BLOCK, 1);
+                ck_assert_ok(bfc_park(client, p, BFC_BACKUP, "parking"));
+                ck_assert(WAIT_FOR(has_memory_back(rig, client), SETTLE_MS));
+                ck_assert_ok(bfc_wake(client, p, 0));
+                ck_assert(pattern_holds(p, BLOCK, 1));
+        }
+        bfc_disconnect(client);
+        bfc_disconnect(silent);
+        stop(rig);
+}
