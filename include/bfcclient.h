@@ -193,7 +193,8 @@ int bfc_malloc_with(bfc_client *client, size_t n_bytes, const struct bfc_malloc_
  * it.
  *
  * BFC_PARKABLE: the block can be parked. It gets extents of its own, which are charged whole, and cannot be
- * combined with BFC_ONE_EXTENT. Host memory with "growth: on-demand" only; -ENOTSUP elsewhere. */
+ * combined with BFC_ONE_EXTENT. In partitions with "growth: on-demand", of host memory or of a GPU with "share:
+ * fd", there not with BFC_NO_THREAD alone; -ENOTSUP elsewhere. */
 
 /* Parks a block of bfc_malloc_flags() with BFC_PARKABLE: its memory is released and no longer charged, and its
  * address stays reserved. Until bfc_wake() any access to the block raises SIGSEGV, bfc_read() and bfc_write()
@@ -203,8 +204,11 @@ int bfc_malloc_with(bfc_client *client, size_t n_bytes, const struct bfc_malloc_
  * block of this client there. BFC_DISCARD: the contents are lost, and the block is zero after bfc_wake();
  * `partition` is ignored.
  *
- * No other thread or process may use the block meanwhile, also no forked child (BFC_INHERIT). The daemon copies
- * in the background; the call returns when the copy is complete. If it fails, the block is as before.
+ * No other thread or process may use the block meanwhile, also no forked child (BFC_INHERIT). On a GPU the call
+ * waits for the work of this process as bfc_free() does; -EBUSY while a known stream is being captured. Graphs that
+ * use the block stay valid, and may be launched while it is awake. The daemon copies in the background; the call
+ * returns when the copy is complete. If it fails, the block is as before. With BFC_POLL the memory of a GPU is
+ * released by a later bfc_poll().
  * -EINVAL: not such a block, or a partition of a GPU. -EALREADY: it is parked. -EBUSY: it is in use. -EDQUOT, -ENOMEM: no room for
  * the copy; or the tenant's parked blocks would exceed its limit. -ENOENT: no such partition. */
 #define BFC_BACKUP  1u
@@ -223,8 +227,9 @@ int bfc_wake(bfc_client *client, void *ptr, uint32_t wait_ms);
  * bfc_park_tag() parks the blocks one by one. It returns -EBUSY if one was in use and the others are parked. With
  * another error it ends at once, and the blocks that it parked stay parked.
  *
- * bfc_wake_tag() asks for all of them at once, so that no other process gets memory between two of them: jobs that
- * wake many blocks take turns. It returns an error of one of them. Blocks that woke stay awake. */
+ * bfc_wake_tag() asks for all of them at once, and up to 64 blocks in a partition wait until there is room for all
+ * of them: so jobs that wake many blocks take turns, and do not get a part of their blocks each. It returns an error
+ * of one of them. Blocks that woke stay awake. */
 int bfc_park_tag(bfc_client *client, const char *tag, unsigned how, const char *partition);
 int bfc_wake_tag(bfc_client *client, const char *tag, uint32_t wait_ms);
 

@@ -491,6 +491,8 @@ static int quota_grow(struct quota *q, struct quota_request *request, const stru
         if (reclaim_has_claim(request))
                 q->growth.claim_ms = 0;
         quota_unqueue_served(request);
+        if (request->more_bytes > 0 && !TAILQ_EMPTY(&q->queue.requests))
+                (void)quota_hold(q, request->more_bytes); /* for the next in line */
         request->has_grown = true;
         if (request->is_whole) {
                 q->queue.n_bytes += plan->n_bytes - request->n_bytes;
@@ -517,10 +519,10 @@ static int reclaim_plan(struct quota *q, const struct quota_request *request, st
                                   : arena_plan(q->arena, request->n_bytes, room, ret);
 }
 
-/* What it takes beside what is held for it. */
-static uint64_t growth_need(const struct quota *q, const struct bfc_growth *plan)
+/* What it and those that belong to it take beside what is held for them. */
+static uint64_t growth_need(const struct quota_request *request, const struct bfc_growth *plan)
 {
-        return excess_u64(plan->new_bytes, q->growth.held.n_bytes);
+        return excess_u64(plan->new_bytes + request->more_bytes, request->quota->growth.held.n_bytes);
 }
 
 /* What the request lacks to grow by n_bytes; 0: nothing. It claims what it takes of the account that lacks it. */
@@ -569,7 +571,7 @@ static int reclaim_make_room_by_itself(struct quota *q, struct quota_request *re
         r = q->lease.is_ended ? -EDQUOT : quota_is_impossible(q, request->n_bytes);
         if (r < 0)
                 return r;
-        need = growth_need(q, &plan);
+        need = growth_need(request, &plan);
         r = reclaim_look(q, request, need, ret);
         want = max_u64(ret->missing, excess_u64(q->account.own_bytes + need, q->growth.high_bytes));
         if (want > own_released && (r < 0 || !quota_time_out(q)) &&
@@ -654,7 +656,7 @@ int reclaim_last_chance(struct quota *q, struct quota_request *request)
 
         if (r < 0)
                 return r;
-        n_bytes = growth_need(q, &plan);
+        n_bytes = growth_need(request, &plan);
         r = reclaim_probe(request, n_bytes, reclaim_claims_before(request, clock_ms()), &need);
         if (r == 0)
                 return quota_grow(q, request, &plan);

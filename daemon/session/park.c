@@ -488,7 +488,8 @@ static void on_wake_room(struct quota_request *wait, int result, bfc_handle hand
                 wake_undo(p, r);
 }
 
-static void wake_block(struct session *s, uint64_t id, uint64_t block_id, uint32_t wait_ms)
+/* NULL: it was answered. */
+static struct park *wake_block(struct session *s, uint64_t id, uint64_t block_id, uint32_t wait_ms)
 {
         uint32_t index = find_block(s, id, block_id), copy;
         struct ledger *l = s->broker->ledger;
@@ -496,21 +497,21 @@ static void wake_block(struct session *s, uint64_t id, uint64_t block_id, uint32
         struct park *p;
 
         if (index == LEDGER_NONE || session_refuse_delivery(s, id))
-                return;
+                return NULL;
         b = ledger_block_at(l, index);
         if (!ledger_block_is_parked(b)) { /* its client lost the answer */
                 if (session_deliver_again(s, id, index) < 0)
                         session_refuse(s, id, -ENOMEM, "the daemon is out of memory");
-                return;
+                return NULL;
         }
         copy = park_copy_of(l, index);
         if (copy == LEDGER_NONE && b->parked != LEDGER_DISCARDED) {
                 session_refuse(s, id, -EIO, "the block's copy was lost with its partition");
-                return;
+                return NULL;
         }
         p = park_new(s, id, index);
         if (!p)
-                return;
+                return NULL;
         p->wakes = true;
         p->copy_block = copy;
         if (copy != LEDGER_NONE) {
@@ -524,6 +525,7 @@ static void wake_block(struct session *s, uint64_t id, uint64_t block_id, uint32
         p->wait.wait_ms = wait_ms < SESSION_MAX_WAIT_MS ? wait_ms : SESSION_MAX_WAIT_MS;
         p->wait.done = on_wake_room;
         quota_wait(&p->wait);
+        return p;
 }
 
 /* Why the request is a violation; NULL: it is none. */
@@ -542,17 +544,31 @@ static const char *wake_fault(const Bfcd__Request *r)
         return NULL;
 }
 
+/* Blocks of one quota that wait, in order. Each knows how much the later ones need: there is to be room for all. */
+static void join_waits(struct park *const *parks, size_t n)
+{
+        for (size_t i = 0; i < n; i++)
+                for (size_t k = i + 1; k < n; k++)
+                        if (parks[k]->wait.quota == parks[i]->wait.quota)
+                                parks[i]->wait.more_bytes += parks[k]->wait.n_bytes;
+}
+
 /* All wait from this moment on, so that other sessions' blocks come before all of them or behind. */
 int park_handle_wake(struct session *s, const Bfcd__Request *r, const char **ret_why)
 {
         const char *fault = wake_fault(r);
+        struct park *parks[PARK_MAX_WAKES];
+        size_t n = 0;
 
         if (fault) {
                 *ret_why = fault;
                 return -EPROTO;
         }
-        for (size_t i = 0; i < r->wake->n_block_ids; i++)
-                wake_block(s, r->id + i, r->wake->block_ids[i], r->wake->wait_ms);
+        for (size_t i = 0; i < r->wake->n_block_ids; i++) {
+                parks[n] = wake_block(s, r->id + i, r->wake->block_ids[i], r->wake->wait_ms);
+                n += parks[n] != NULL;
+        }
+        join_waits(parks, n);
         return 0;
 }
 

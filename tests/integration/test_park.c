@@ -20,17 +20,17 @@
 /* On a GPU the partition for copies is on the host. */
 #define PARTITIONS(train, parking, on_host)                                                                  \
         "      - {name: train, limit: " train "}\n" on_host "      - {limit: " parking ", name: parking}\n"
-#define TENANTS(train, parking)                                                                              \
-        "  - name: red\n    match: {uid: @UID@}\n    quotas: [{partition: train, limit: " train "}, "        \
-        "{partition: parking, limit: " parking "}]\n"
+#define QUOTAS(name, train, parking)                                                                         \
+        TENANT_OF(name, "@UID@",                                                                             \
+                  "{partition: train, limit: " train "}, {partition: parking, limit: " parking "}")
 #define HOST "  - id: host\n    size: 256MiB\n    partitions:\n"
 
 static const struct rig_config *small_config(void)
 {
         static const struct rig_config on_host = { .partitions = PARTITIONS("64MiB", "32MiB", ""),
-                                                   .tenants = TENANTS("32MiB", "32MiB") },
+                                                   .tenants = QUOTAS("red", "32MiB", "32MiB") },
                                        on_gpu = { .partitions = PARTITIONS("64MiB", "32MiB", HOST),
-                                                  .tenants = TENANTS("32MiB", "32MiB") };
+                                                  .tenants = QUOTAS("red", "32MiB", "32MiB") };
 
         return rig_device() == ON_HOST ? &on_host : &on_gpu;
 }
@@ -39,10 +39,12 @@ static const struct rig_config *roomy_config(void)
 {
         static const struct rig_config on_host = { .top = "timeouts: {quarantine: 100ms}\n",
                                                    .partitions = PARTITIONS("64MiB", "192MiB", ""),
-                                                   .tenants = TENANTS("64MiB", "192MiB") },
+                                                   .tenants = QUOTAS("red", "64MiB", "192MiB")
+                                                           QUOTAS("blue", "64MiB", "192MiB") },
                                        on_gpu = { .top = "timeouts: {quarantine: 100ms}\n",
                                                   .partitions = PARTITIONS("64MiB", "192MiB", HOST),
-                                                  .tenants = TENANTS("64MiB", "192MiB") };
+                                                  .tenants = QUOTAS("red", "64MiB", "192MiB")
+                                                          QUOTAS("blue", "64MiB", "192MiB") };
 
         return rig_device() == ON_HOST ? &on_host : &on_gpu;
 }
@@ -703,6 +705,7 @@ LOOP_TEST(parked_blocks_survive_the_daemon, 2)
 
 static struct group {
         char socket[96];
+        const char *tenants[2];
         _Atomic unsigned n_inside;
         struct gate up[2], go;
 } * the_group;
@@ -711,7 +714,7 @@ static struct group {
 static void take_turns(void *arg)
 {
         unsigned number = (unsigned)(uintptr_t)arg;
-        bfc_client *client = child_client_open(the_group->socket, "red");
+        bfc_client *client = child_client_open(the_group->socket, the_group->tenants[number]);
         const struct bfc_malloc_options options = { .struct_size = sizeof(options),
                                                     .flags = BFC_PARKABLE,
                                                     .tag = "model" };
@@ -735,8 +738,8 @@ static void take_turns(void *arg)
         bfc_disconnect(client);
 }
 
-/* There is room for the blocks of one of two jobs. */
-TEST(groups_wake_in_turns)
+/* There is room for the blocks of one of two jobs, of one tenant or of two. */
+LOOP_TEST(groups_wake_in_turns, 2)
 {
         struct rig *rig = rig_start(roomy_config());
         bfc_client *client;
@@ -749,6 +752,8 @@ TEST(groups_wake_in_turns)
         }
         the_group = shared_memory(sizeof(*the_group));
         snprintf(the_group->socket, sizeof(the_group->socket), "%s", rig->socket);
+        the_group->tenants[0] = "red";
+        the_group->tenants[1] = _i == 0 ? "red" : "blue";
         for (unsigned i = 0; i < 2; i++)
                 the_group->up[i] = gate_new();
         the_group->go = gate_new();
