@@ -19,6 +19,8 @@ from ._library import lib
 if TYPE_CHECKING:
     from ._client import Block, Client
 
+#: A device may still be releasing what was parked.
+_UNDO_WAIT_MS = 10_000
 _numbers = itertools.count(1)
 
 
@@ -40,11 +42,17 @@ class Sleeper:
     def _check_open(self) -> None:
         pass
 
-    def _place_for_copies(self) -> str:
+    def _place_for_copies(self, to: str | None) -> str:
         name = self._partition()
         for d in self._client.devices().logical:
-            if d.physical.kind == "host" and d.name != name:
+            if d.name == to and d.physical.kind != "host":
+                raise _errors.InvalidValue(
+                    errno.EINVAL, f"partition '{to}' is on a GPU: memory can be parked only in a partition of host memory"
+                )
+            if to is None and d.physical.kind == "host" and d.name != name:
                 return d.name
+        if to is not None:
+            return to
         raise _errors.NotFound(
             errno.ENOENT,
             f"tenant '{self._client.tenant}' has no quota in a partition of host memory other than '{name}', where copies "
@@ -59,14 +67,14 @@ class Sleeper:
         stream is being captured. On an error the memory that was parked already is woken again, as far as there is
         room."""
         self._check_open()
-        place = None if discard else (self._place_for_copies() if to is None else to)
+        place = None if discard else self._place_for_copies(to)
         how = _library.DISCARD if discard else _library.BACKUP
         handle, tag = self._client._handle, self.tag.encode()
         result = lib.bfc_park_tag(handle, tag, how, None if place is None else os.fsencode(place))
         if result < 0:
             e = _errors.error(result)
             if not discard:
-                lib.bfc_wake_tag(handle, tag, 0)
+                lib.bfc_wake_tag(handle, tag, _UNDO_WAIT_MS)
             raise e
 
     def wake(self, wait: float | None = None) -> None:

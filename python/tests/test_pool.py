@@ -9,7 +9,7 @@ import threading
 import bfcd
 import numpy
 import pytest
-from conftest import DEVICE, LIMIT_S, MIB, collect_garbage, host_only, wait_for
+from conftest import DEVICE, LIMIT_S, MIB, collect_garbage, gpu_only, host_only, wait_for
 
 needs_parking = pytest.mark.skipif(DEVICE == "cuda-ipc", reason="handles cannot be parked")
 pytestmark = needs_parking
@@ -183,18 +183,23 @@ def test_two_pools_do_not_touch_each_other(client, pool):
     "call, kind, words",
     [
         (lambda p: p.sleep(to="nowhere"), bfcd.NotFound, "nowhere"),
-        (lambda p: p.sleep(to="train"), bfcd.Error, ""),
         (lambda p: p.wake(wait=-1), ValueError, "negative"),
         (lambda p: p._client.pool(tag="x" * 32).alloc(1), bfcd.InvalidValue, "tag"),
     ],
 )
 def test_errors(pool, call, kind, words):
     block = pool.alloc(MIB)
-    if DEVICE == "host" and words == "":
-        pytest.skip("a block may be parked in its own partition of host memory")
     with pytest.raises(kind) as e:
         call(pool)
     assert words in str(e.value)
+    assert not block.is_parked
+
+
+@gpu_only
+def test_copies_are_on_the_host(pool):
+    block = pool.alloc(MIB)
+    with pytest.raises(bfcd.InvalidValue, match="'infer' is on a GPU"):
+        pool.sleep(to="infer")
     assert not block.is_parked
 
 
@@ -344,11 +349,11 @@ def test_a_forked_child_has_no_function(daemon):
 pid = os.fork()
 if pid == 0:
     own = bfcd.default()
-    assert own is not client
+    assert own is not client and not own._session.pressure_fns
     try:
         client.on_pressure(None)
     except bfcd.Forked:
-        own.malloc(1 << 20)
+        own.on_pressure(None)
         sys.exit(7)  # with all of the interpreter's end
     sys.exit(1)
 assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7

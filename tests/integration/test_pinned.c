@@ -203,3 +203,55 @@ TEST(it_is_shown)
         bfc_disconnect(client);
         pinned_rig_stop(rig);
 }
+
+/* ---- blocks of a GPU that are parked there -------------------------------------- */
+
+#define BUFFERS (16 * MIB) /* which the daemon registers before its first copy */
+
+/* Parks and wakes a block, and returns all memory. */
+static void check_parked(struct rig *rig, uint64_t registered)
+{
+        bfc_client *client = client_open(rig, "red", "train");
+        void *p;
+
+        ck_assert_ok(bfc_malloc_flags(client, NULL, BLOCK, BFC_PARKABLE, &p));
+        block_fill(client, p, BLOCK, 4);
+        for (int i = 0; i < 2; i++) {
+                ck_assert_ok(bfc_park(client, p, BFC_BACKUP, "parking"));
+                ck_assert_uint_eq(driver_has(rig->pid), BUFFERS + registered);
+                ck_assert_ok(bfc_wake(client, p, SETTLE_MS));
+                ck_assert(block_has(client, p, BLOCK, 4));
+        }
+        ck_assert_ok(bfc_free(client, p));
+        ck_assert_ok(bfc_trim(client, SIZE_MAX));
+        ck_assert(WAIT_FOR(reserved(rig) == 0, SETTLE_MS));
+        ck_assert_uint_eq(driver_has(rig->pid), BUFFERS);
+        bfc_disconnect(client);
+        rig->n_fds += 1; /* the buffers */
+}
+
+TEST(the_daemon_registers_what_gpus_copy_to)
+{
+        struct rig *rig;
+
+        if (rig_device() != ON_CUDA_FD)
+                return;
+        rig = pinned_rig(NULL);
+        ck_assert_uint_eq(driver_has(rig->pid), 0);
+        check_parked(rig, BLOCK);
+        pinned_rig_stop(rig);
+}
+
+TEST(memory_that_the_daemons_driver_refuses_works_without)
+{
+        struct rig *rig;
+
+        if (rig_device() != ON_CUDA_FD)
+                return;
+        setenv("FAKE_CUDA_FAULT", "cuMemHostRegister:2+:2", 1);
+        rig = pinned_rig(NULL);
+        unsetenv("FAKE_CUDA_FAULT");
+        check_parked(rig, 0);
+        ck_assert(rig_logged(rig, "partition 'parking' is pinned, but CUDA could not register its memory"));
+        pinned_rig_stop(rig);
+}
