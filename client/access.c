@@ -30,7 +30,7 @@ static void info_add_origin(const bfc_client *client, struct bfc_block_info *inf
         struct region_origin origin;
 
         if (regions_origin(&client->regions, info->region_id, info->offset, &origin) < 0)
-                return; /* cannot be: the block was resolved there */
+                return; /* it is parked */
         info->share = origin.share == DEVICE_SHARE_FD ? BFC_SHARE_FD : BFC_SHARE_CUDA_IPC;
         info->extent_bytes = origin.n_bytes;
         info->extent_offset = info->offset - origin.offset;
@@ -53,6 +53,7 @@ static void info_describe(const bfc_client *client, const struct block *block, s
                                                     : 0,
                 .base = (void *)(uintptr_t)block->ptr,
         };
+        ret->is_parked = block->is_parked;
         info_add_origin(client, ret);
 }
 

@@ -21,6 +21,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/types.h>
 #include <unistd.h>
 
@@ -31,7 +32,8 @@
 
 #define N_CACHED_DEVICES 64
 #define MAX_ERRNO        4095
-#define OWN_PARTITION    "" /* in `partitions` */
+#define TAG_BYTES        32u /* with its end */
+#define OWN_PARTITION    ""  /* in `partitions` */
 
 static pthread_mutex_t default_lock = PTHREAD_MUTEX_INITIALIZER; /* while it is being made */
 static _Atomic(bfc_client *) default_client;
@@ -39,6 +41,8 @@ static pid_t default_pid;
 static _Atomic(const char *) partitions[N_CACHED_DEVICES]; /* by ordinal; NULL: not looked up yet */
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 static int fork_error;
+static char parkable_tags[BFC_TORCH_PARKABLE_POOLS][TAG_BYTES];
+static pthread_mutex_t parkable_lock = PTHREAD_MUTEX_INITIALIZER; /* guards the tags */
 
 /* ---- the client of the process ------------------------------------------- */
 
@@ -46,6 +50,7 @@ static int fork_error;
 static void in_child(void)
 {
         default_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+        parkable_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
         for (int i = 0; i < N_CACHED_DEVICES; i++)
                 atomic_store(&partitions[i], NULL);
         bfc_disconnect(atomic_exchange(&default_client, NULL)); /* which forgets it */
@@ -149,7 +154,8 @@ struct framework_request {
         size_t n_bytes;
         int ordinal;
         const uintptr_t *stream; /* NULL: the framework names none */
-        uint64_t flags;          /* BFC_ONE_EXTENT */
+        uint64_t flags;          /* BFC_ONE_EXTENT, BFC_PARKABLE */
+        const char *tag;
 };
 
 /* Those of the environment at the first call. */
@@ -174,7 +180,9 @@ static int request_wait(uint32_t *ret_ms)
 
 static int request_block(const struct framework_request *q, void **ret_ptr)
 {
-        struct bfc_malloc_options options = { .struct_size = sizeof(options), .flags = q->flags };
+        struct bfc_malloc_options options = { .struct_size = sizeof(options),
+                                              .flags = q->flags,
+                                              .tag = q->tag };
         struct malloc_how how = { .flags = q->flags };
         bfc_client *client;
         int r;
@@ -275,6 +283,53 @@ BFC_API void *bfc_torch_pool_malloc_one_extent(ssize_t n_bytes, int device, stru
 
         (void)stream;
         return torch_malloc(&q, n_bytes);
+}
+
+/* ---- PyTorch: pools that are parked and woken -------------------------------- */
+
+static void *torch_malloc_parkable(unsigned slot, ssize_t n_bytes, int device)
+{
+        char tag[TAG_BYTES];
+        struct framework_request q = { .function = "bfc_torch_pool_malloc_parkable",
+                                       .ordinal = device,
+                                       .flags = BFC_PARKABLE,
+                                       .tag = tag };
+
+        pthread_mutex_lock(&parkable_lock);
+        memcpy(tag, parkable_tags[slot], sizeof(tag));
+        pthread_mutex_unlock(&parkable_lock);
+        return torch_malloc(&q, n_bytes);
+}
+
+#define SLOTS(F, tens) F(tens##0) F(tens##1) F(tens##2) F(tens##3) F(tens##4) F(tens##5) F(tens##6) F(tens##7)
+#define ALL_SLOTS(F)   SLOTS(F, 00) SLOTS(F, 01) SLOTS(F, 02) SLOTS(F, 03) /* octal */
+#define DEFINE(slot)                                                                                         \
+        static void *torch_malloc_parkable_##slot(ssize_t n_bytes, int device, struct CUstream_st *stream)   \
+        {                                                                                                    \
+                (void)stream;                                                                                \
+                return torch_malloc_parkable(slot, n_bytes, device);                                         \
+        }
+ALL_SLOTS(DEFINE)
+#undef DEFINE
+
+BFC_API bfc_torch_malloc_fn bfc_torch_pool_malloc_parkable(unsigned slot, const char *tag)
+{
+#define NAME(slot) torch_malloc_parkable_##slot,
+        static const bfc_torch_malloc_fn functions[BFC_TORCH_PARKABLE_POOLS] = { ALL_SLOTS(NAME) };
+#undef NAME
+
+        if (slot >= BFC_TORCH_PARKABLE_POOLS || !tag || strlen(tag) >= TAG_BYTES) {
+                (void)error_set(
+                        -EINVAL,
+                        "bfc_torch_pool_malloc_parkable: the slot is not below %u, or the tag has more "
+                        "than %u bytes",
+                        BFC_TORCH_PARKABLE_POOLS, TAG_BYTES - 1);
+                return NULL;
+        }
+        pthread_mutex_lock(&parkable_lock);
+        strcpy(parkable_tags[slot], tag);
+        pthread_mutex_unlock(&parkable_lock);
+        return functions[slot];
 }
 
 BFC_API void bfc_torch_pool_free(void *ptr, ssize_t n_bytes, int device, struct CUstream_st *stream)

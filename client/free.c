@@ -39,7 +39,7 @@ void client_wipe(const bfc_client *client, uint32_t partition, const struct bloc
 
 int parking_init(bfc_client *client, uint64_t idle_bytes)
 {
-        bool parks = client->cache && !client->places[client->partition].is_cuda;
+        bool parks = client->cache && !device_view_has_work(&client->places[client->partition]);
         int r = magazines_new(parks ? idle_bytes / 8 : 0, &client->parking.magazines);
 
         client->parking.max_bytes = r == 0 ? magazines_max_block(client->parking.magazines) : 0;
@@ -147,7 +147,7 @@ static bool uncut_fast(bfc_client *client, const void *ptr, uint32_t *ret_partit
 
         pthread_mutex_lock(&client->lock);
         found = blocks_find(&client->blocks, ptr);
-        done = found && found->slab && !client->places[found->partition].is_cuda &&
+        done = found && found->slab && !device_view_has_work(&client->places[found->partition]) &&
                !client_needs_wipe(client, found->partition) &&
                !__atomic_load_n(&client->lost, __ATOMIC_RELAXED);
         if (done)

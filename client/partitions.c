@@ -16,6 +16,8 @@ static int place_read(const Bfcd__PartitionInfo *info, struct device_view *ret)
 {
         struct device_view place = { .is_cuda = info->device_uuid.len > 0 };
 
+        place.is_pinned = info->pinned && !place.is_cuda;
+
         if (place.is_cuda) {
                 if (info->device_uuid.len != sizeof(place.uuid))
                         return -EPROTO;
@@ -143,6 +145,7 @@ void client_describe_partition(const bfc_client *client, uint32_t partition, str
                 .device = client->hello->hello->partitions[partition]->device,
                 .device_ordinal = place->is_cuda ? place_ordinal(place) : -1,
                 .share = place->share == DEVICE_SHARE_FD ? BFC_SHARE_FD : BFC_SHARE_CUDA_IPC,
+                .is_pinned = place->is_pinned,
         };
         place_print_uuid(place, ret->device_uuid, sizeof(ret->device_uuid));
 }
@@ -195,6 +198,9 @@ BFC_API int bfc_partition_info(bfc_client *client, size_t index, struct bfc_part
                 return error_set(-ENOENT, "tenant '%s' has a quota in %zu partitions: none has index %zu",
                                  client->hello->hello->tenant, client->hello->hello->n_partitions, index);
         client_describe_partition(client, (uint32_t)index, &info);
+        pthread_mutex_lock(&client->lock);
+        info.bytes_pinned = regions_pinned(&client->regions, (uint32_t)index);
+        pthread_mutex_unlock(&client->lock);
         struct_fill(ret, ret->struct_size, &info, sizeof(info));
         return 0;
 }

@@ -234,6 +234,8 @@ static int regions_map_now(struct regions *r, const struct region_extent *extent
                 return error;
         }
         region_watch(region, view, r->inherits);
+        for (size_t i = 0; i < r->n_items; i++) /* this may have been the process's first use of a GPU */
+                device_range_pin(r->items[i]->range);
         region->by_handle = by_handle;
         memcpy(region->handle, memory->handle, sizeof(region->handle));
         r->n_bytes_mapped -= region_replace(region, extent, true);
@@ -325,6 +327,16 @@ uint64_t regions_mapped(const struct regions *r, uint32_t partition)
         for (size_t i = 0; i < r->n_items; i++)
                 for (size_t k = 0; r->items[i]->partition == partition && k < r->items[i]->n_extents; k++)
                         sum += r->items[i]->extents[k].n_bytes;
+        return sum;
+}
+
+uint64_t regions_pinned(const struct regions *r, uint32_t partition)
+{
+        uint64_t sum = 0;
+
+        for (size_t i = 0; i < r->n_items; i++)
+                if (r->items[i]->partition == partition && r->items[i]->range)
+                        sum += device_range_pinned(r->items[i]->range);
         return sum;
 }
 

@@ -73,6 +73,7 @@ uint64_t regions_size(const struct regions *r, uint64_t region_id);      /* 0: n
 
 /* The sum over the mapped extents of one partition. Visits all of them. */
 uint64_t regions_mapped(const struct regions *r, uint32_t partition);
+uint64_t regions_pinned(const struct regions *r, uint32_t partition); /* registered with CUDA */
 
 /* Waits for the work in them, unmaps all extents and drops them; the first error. If waiting fails,
  * mappings stay until the process ends. is_captured: waiting is impossible, because a stream is being

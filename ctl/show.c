@@ -148,7 +148,7 @@ static void pages_text(const void *row, char ret[static TABLE_TEXT_MAX])
                            : p->bytes_in_4kib_pages == 0 ? "2 MiB"
                                                          : "mixed";
 
-        strcpy(ret, text);
+        snprintf(ret, TABLE_TEXT_MAX, "%s%s", text, p->pinned ? ", pinned" : "");
 }
 
 static const struct table_column partition_columns[] = {
@@ -157,6 +157,8 @@ static const struct table_column partition_columns[] = {
         COLUMN("GROWTH", "growth", WIDE, TABLE_TEXT, Bfcd__PartitionRow, growth),
         COLUMN(NULL, "share", 0, TABLE_TEXT, Bfcd__PartitionRow, share),
         COLUMN(NULL, "clear_on_release", 0, TABLE_BOOL, Bfcd__PartitionRow, clears_on_release),
+        COLUMN(NULL, "pinned", 0, TABLE_BOOL, Bfcd__PartitionRow, pinned),
+        COLUMN(NULL, "bytes_pinned", 0, TABLE_SIZE, Bfcd__PartitionRow, bytes_pinned),
         COLUMN(NULL, "bytes_in_2mib_pages", 0, TABLE_SIZE, Bfcd__PartitionRow, bytes_in_2mib_pages),
         COLUMN(NULL, "bytes_in_4kib_pages", 0, TABLE_SIZE, Bfcd__PartitionRow, bytes_in_4kib_pages),
         COLUMN(NULL, "num_tenants", 0, TABLE_NUMBER, Bfcd__PartitionRow, num_tenants),

@@ -6,12 +6,15 @@
 
 #include "device/device.h"
 
-int host_range_new(uint64_t n_bytes, struct device_range **ret);
+int host_range_new(const struct device_view *view, uint64_t n_bytes, struct device_range **ret);
 int cuda_range_new(const struct device_view *view, uint64_t n_bytes, struct device_range **ret);
 int host_streams_new(struct device_streams **ret);
 /* Waits for the work of all streams of the host: there is some in tests only. -EBUSY: one of them is
  * being captured. */
 int host_streams_finish(void);
 int cuda_streams_new(const struct device_view *view, struct device_streams **ret);
+/* The extent of the host with this fd is registered with a GPU; and no longer. See device_unpin(). */
+bool cuda_has_pinned(int fd);
+int cuda_unpin(int fd);
 
 #endif

@@ -34,6 +34,7 @@
 #include "device/cuda_copy.h"
 #include "device/cuda_driver.h"
 #include "device/cuda_open.h"
+#include "device/cuda_pin.h"
 
 #define PIECE       (UINT64_C(2) << 20) /* the unit in which a driver allocates legacy memory */
 #define LOOKS       7                   /* waiting 1, 2, 4, ... 32 ms before each but the first */
@@ -61,6 +62,7 @@ struct cuda_device {
         bool is_lost;
         struct wait_budget wait_budget;
         struct cuda_copier copier; /* opened by the first copy; under one_call */
+        struct cuda_pinner pinner; /* of host extents that are copied to and from */
         uint64_t live_bytes;       /* in extents; under one_call */
         uint64_t *kept;            /* memory (fd) to be released, after the device was lost */
         size_t n_kept;
@@ -510,7 +512,18 @@ static int cuda_destroy(struct device *device, struct device_extent *e)
 static int copy_at(struct cuda_device *d, CUdeviceptr at, const void *arg)
 {
         const struct device_copy *c = arg;
+        char *host = NULL;
+        int r = c->pins && c->n_bytes >= CUDA_COPY_DIRECT_MIN
+                        ? cuda_pin(&d->pinner, c->host, c->pins, (void **)&host)
+                        : 0;
 
+        if (r < 0)
+                return r;
+        if (host)
+                return c->to_host ? cuda_copy_out_directly(&d->copier, at + c->offset, host + c->host_offset,
+                                                           c->n_bytes)
+                                  : cuda_copy_in_directly(&d->copier, host + c->host_offset, at + c->offset,
+                                                          c->n_bytes);
         return c->to_host ? cuda_copy_out(&d->copier, at + c->offset, c->host->fd, c->host_offset, c->n_bytes)
                           : cuda_copy_in(&d->copier, c->host->fd, c->host_offset, at + c->offset, c->n_bytes);
 }
@@ -539,6 +552,7 @@ static void close_copier(struct cuda_device *d)
 {
         bool is_entered = d->copier.cu && cuda_context_enter(&d->context) == 0;
 
+        cuda_pins_drop(&d->pinner, is_entered);
         cuda_copier_close(&d->copier, is_entered);
         if (is_entered)
                 leave(d);
@@ -761,6 +775,7 @@ int device_cuda_new(const char *id, struct device **ret, char *ret_sentence, siz
                 return r;
         }
         pthread_mutex_init(&d->one_call, NULL);
+        d->pinner = (struct cuda_pinner){ &d->context, &d->one_call };
         r = start(d);
         if (r < 0) {
                 snprintf(ret_sentence, n_sentence, "%s: the device cannot be used: %s", id, strerror(-r));

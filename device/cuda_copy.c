@@ -163,3 +163,13 @@ int cuda_copy_in(struct cuda_copier *c, int from, uint64_t from_offset, CUdevice
         }
         return await_all(c, r);
 }
+
+int cuda_copy_out_directly(struct cuda_copier *c, CUdeviceptr from, void *to, uint64_t n_bytes)
+{
+        return await_all(c, cuda_driver_errno(c->cu->cuMemcpyDtoHAsync_v2(to, from, n_bytes, c->streams[0])));
+}
+
+int cuda_copy_in_directly(struct cuda_copier *c, const void *from, CUdeviceptr to, uint64_t n_bytes)
+{
+        return await_all(c, cuda_driver_errno(c->cu->cuMemcpyHtoDAsync_v2(to, from, n_bytes, c->streams[0])));
+}

@@ -1,5 +1,6 @@
-/* Copies between device memory and memfds, through two buffers of pinned memory: while one is filled or emptied
- * by the device, the other one is by this process.
+/* Copies between device memory and memfds: directly where the memfd is mapped and registered with CUDA (cuda_pin.h),
+ * else through two buffers of pinned memory. While one is filled or emptied by the device, the other one is by this
+ * process.
  *
  * One thread at a time, with the context current in which it was opened.
  *
@@ -30,5 +31,11 @@ void cuda_copier_close(struct cuda_copier *c, bool has_context);
  * -EIO: the file ends before; -ENODEV; -errno. Then a part may have been copied. */
 int cuda_copy_out(struct cuda_copier *c, CUdeviceptr from, int to, uint64_t to_offset, uint64_t n_bytes);
 int cuda_copy_in(struct cuda_copier *c, int from, uint64_t from_offset, CUdeviceptr to, uint64_t n_bytes);
+
+/* The same with registered memory. Only for so many bytes: a driver may read a small piece with the processor,
+ * which would fault where a client has removed the page. */
+#define CUDA_COPY_DIRECT_MIN (UINT64_C(1) << 20)
+int cuda_copy_out_directly(struct cuda_copier *c, CUdeviceptr from, void *to, uint64_t n_bytes);
+int cuda_copy_in_directly(struct cuda_copier *c, const void *from, CUdeviceptr to, uint64_t n_bytes);
 
 #endif

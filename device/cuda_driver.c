@@ -24,6 +24,7 @@ static struct {
         int result;
         char sentence[256];
         pid_t loaded_by;
+        bool is_loaded; /* set last; atomic */
 } driver;
 
 /* ---- loading ------------------------------------------------------------- */
@@ -120,10 +121,12 @@ static void driver_load(void)
                 return;
         }
         r = driver.functions.cuInit(0);
-        if (r == CUDA_SUCCESS)
-                driver.result = 0;
-        else
+        if (r != CUDA_SUCCESS) {
                 say_why_not_started(&driver.functions, r);
+                return;
+        }
+        driver.result = 0;
+        __atomic_store_n(&driver.is_loaded, true, __ATOMIC_RELEASE);
 }
 
 static bool is_forked_child(void)
@@ -146,6 +149,31 @@ int cuda_driver_get(const struct cuda_driver **ret, const char **ret_sentence)
         }
         *ret = &driver.functions;
         return 0;
+}
+
+/* Another library of the process has initialised it: only then a device can be counted. */
+static bool is_used_by_others(void)
+{
+        void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
+        CUresult (*count)(int *ret_n) = NULL;
+        bool is = false;
+        int n;
+
+        if (!library)
+                return false;
+        *(void **)&count = dlsym(library, "cuDeviceGetCount");
+        is = count && count(&n) == CUDA_SUCCESS;
+        dlclose(library);
+        return is;
+}
+
+int cuda_driver_get_used(const struct cuda_driver **ret)
+{
+        const char *why;
+
+        if (!__atomic_load_n(&driver.is_loaded, __ATOMIC_ACQUIRE) && !is_used_by_others())
+                return -ENODEV;
+        return cuda_driver_get(ret, &why);
 }
 
 /* ---- errors -------------------------------------------------------------- */
@@ -285,6 +313,14 @@ void cuda_context_leave(const struct cuda_context *c)
         CUcontext top;
 
         c->cu->cuCtxPopCurrent_v2(&top);
+}
+
+CUresult cuda_context_wait(const struct cuda_driver *cu)
+{
+        CUstreamCaptureStatus status;
+        CUresult result = cu->cuStreamIsCapturing(CU_STREAM_LEGACY, &status);
+
+        return result == CUDA_SUCCESS ? cu->cuCtxSynchronize() : result;
 }
 
 int cuda_context_visit(const struct cuda_context *c, struct cuda_mode *ret)

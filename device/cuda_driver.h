@@ -29,6 +29,9 @@ struct cuda_driver {
  * that says what is missing. Any thread. */
 int cuda_driver_get(const struct cuda_driver **ret, const char **ret_sentence);
 
+/* The same where this process uses CUDA already: neither loads nor initialises the driver. -ENODEV. */
+int cuda_driver_get_used(const struct cuda_driver **ret);
+
 /* 0 or -errno. -ENODEV: there is no device, it is lost, or its context is broken for the rest of the
  * process. -EBUSY: a stream is being captured. -EIO: an unexpected error. */
 int cuda_driver_errno(CUresult result);
@@ -54,6 +57,11 @@ void cuda_context_close(struct cuda_context *c);
  * driver. */
 int cuda_context_enter(const struct cuda_context *c);
 void cuda_context_leave(const struct cuda_context *c);
+
+/* Waits for all work of the current context. It must not be waited for while one of its streams is captured. For
+ * streams that synchronize with the default stream this is queried here, without harm; the caller has queried the
+ * others that are known. */
+CUresult cuda_context_wait(const struct cuda_driver *cu);
 
 /* The same for a program whose thread may be capturing a stream. Until cuda_context_depart() the thread
  * is in relaxed mode, in which calls without a stream invalidate no capture. */

@@ -74,6 +74,7 @@ F(cuDevicePrimaryCtxSetFlags_v2, "cuDevicePrimaryCtxSetFlags", 11000, (CUdevice 
 F(cuCtxSetCurrent, "cuCtxSetCurrent", 4000, (CUcontext context))
 F(cuCtxGetCurrent, "cuCtxGetCurrent", 4000, (CUcontext *ret_context))
 F(cuPointerGetAttribute, "cuPointerGetAttribute", 4000, (void *ret_value, CUpointer_attribute which, CUdeviceptr pointer))
+F(cuMemHostGetFlags, "cuMemHostGetFlags", 2030, (unsigned int *ret_flags, void *memory))
 F(cuMemRetainAllocationHandle, "cuMemRetainAllocationHandle", 11000, (CUmemGenericAllocationHandle *ret_handle, void *pointer))
 F(cuMemGetAccess, "cuMemGetAccess", 10020, (unsigned long long *ret_flags, const CUmemLocation *location, CUdeviceptr pointer))
 F(cuMemcpyDtoD_v2, "cuMemcpyDtoD", 3020, (CUdeviceptr to, CUdeviceptr from, size_t n_bytes))

@@ -41,17 +41,6 @@ struct cuda_range {
 
 /* ---- calls --------------------------------------------------------------- */
 
-/* A context must not be waited for while one of its streams is captured. For streams that synchronize
- * with the default stream this can be queried without harm; the caller has queried the others that are
- * known. */
-static CUresult wait_for_current(const struct cuda_driver *cu)
-{
-        CUstreamCaptureStatus status;
-        CUresult result = cu->cuStreamIsCapturing(CU_STREAM_LEGACY, &status);
-
-        return result == CUDA_SUCCESS ? cu->cuCtxSynchronize() : result;
-}
-
 /* -EBUSY: work of this process may still run there. */
 static int finish_peer(const struct cuda_driver *cu, CUdevice device)
 {
@@ -65,7 +54,7 @@ static int finish_peer(const struct cuda_driver *cu, CUdevice device)
         result = cuda_context_open(cu, device, &peer);
         if (result == CUDA_SUCCESS) {
                 if (cuda_context_enter(&peer) == 0) { /* else it was reset, with its work */
-                        result = wait_for_current(cu);
+                        result = cuda_context_wait(cu);
                         cuda_context_leave(&peer);
                 }
                 cuda_context_close(&peer);
@@ -80,7 +69,7 @@ static int finish_peer(const struct cuda_driver *cu, CUdevice device)
 static int finish_entered(const struct cuda_range *c)
 {
         const struct cuda_driver *cu = c->context.cu;
-        CUresult result = wait_for_current(cu);
+        CUresult result = cuda_context_wait(cu);
         int r = cuda_driver_broke_context(result) ? -EIO : cuda_driver_errno(result);
 
         for (size_t i = 1; i < c->n_access && r != -EBUSY; i++)

@@ -33,9 +33,19 @@ int device_copy(struct device *d, const struct device_copy *copy)
         return d->ops->copy(d, copy);
 }
 
+bool device_is_pinned(const struct device_extent *host)
+{
+        return host->fd >= 0 && cuda_has_pinned(host->fd);
+}
+
+int device_unpin(const struct device_extent *host)
+{
+        return host->fd >= 0 ? cuda_unpin(host->fd) : 0;
+}
+
 int device_range_new(const struct device_view *view, uint64_t n_bytes, struct device_range **ret)
 {
-        return view->is_cuda ? cuda_range_new(view, n_bytes, ret) : host_range_new(n_bytes, ret);
+        return view->is_cuda ? cuda_range_new(view, n_bytes, ret) : host_range_new(view, n_bytes, ret);
 }
 
 int device_streams_new(const struct device_view *view, struct device_streams **ret)

@@ -56,6 +56,12 @@ struct device_extent {
 };
 #define DEVICE_EXTENT_EMPTY ((struct device_extent){ .fd = -1 })
 
+/* What the GPUs have registered of the host extents of one owner, such as a partition. */
+struct device_pins {
+        _Atomic uint64_t n_bytes; /* now; once for each GPU */
+        _Atomic int error;        /* why an extent could not be registered, the last one; 0: all could */
+};
+
 /* A copy between an extent of a device (DEVICE_SHARE_FD) and one of the host device, which differ. */
 struct device_copy {
         const struct device_extent *extent;
@@ -64,6 +70,9 @@ struct device_copy {
         uint64_t host_offset;
         uint64_t n_bytes;
         bool to_host; /* else from the host's extent */
+        /* Not NULL: a GPU registers the host's extent and copies directly, if it can. Unregistered by destroy()
+         * or device_unpin(). *pins outlives both devices. */
+        struct device_pins *pins;
 };
 
 /* What a device reports about itself. */
@@ -185,6 +194,13 @@ static inline bool device_is_alone(struct device *d, const struct device_extent 
  * -ENOMEM; -EIO. After an error the destination has arbitrary parts of the source. */
 int device_copy(struct device *d, const struct device_copy *copy);
 
+/* A GPU has registered the host's extent. Any thread; does not wait. */
+bool device_is_pinned(const struct device_extent *host);
+
+/* Unregisters the host's extent everywhere, which must precede the release of its memory by anything but
+ * destroy(). Calls the driver. -EBUSY: a GPU still uses the pages, so the memory is unreclaimed. */
+int device_unpin(const struct device_extent *host);
+
 static inline int device_foreign_bytes(struct device *d, uint64_t *ret_bytes)
 {
         return d->ops->others ? d->ops->others(d, ret_bytes) : -ENOTSUP;
@@ -214,7 +230,14 @@ struct device_view {
         bool is_cuda; /* else the host */
         uint8_t uuid[DEVICE_UUID_BYTES];
         enum device_share share;
+        bool is_pinned; /* the host: extents are registered with CUDA where this process uses it */
 };
+
+/* Work of a device can use the memory after the call that queued it has returned. */
+static inline bool device_view_has_work(const struct device_view *view)
+{
+        return view->is_cuda || view->is_pinned;
+}
 
 struct device_range; /* the address space of one region */
 
@@ -253,6 +276,10 @@ struct device_range_ops {
          * wait for a stream that is being captured. -ENODEV, -EIO as finish(). */
         int (*read)(struct device_range *r, uint64_t offset, uint64_t n_bytes, void *ret);
         int (*write)(struct device_range *r, uint64_t offset, const void *bytes, uint64_t n_bytes);
+        /* Registers with CUDA what could not be registered before. NULL: nothing ever is. */
+        void (*pin)(struct device_range *r);
+        /* The bytes that are registered with CUDA now. Any thread. NULL: none ever are. */
+        uint64_t (*pinned)(const struct device_range *r);
 };
 
 struct device_range {
@@ -300,6 +327,16 @@ static inline int device_range_write(struct device_range *r, uint64_t offset, co
                                      uint64_t n_bytes)
 {
         return r->ops->write(r, offset, bytes, n_bytes);
+}
+
+static inline void device_range_pin(struct device_range *r)
+{
+        if (r->ops->pin)
+                r->ops->pin(r);
+}
+static inline uint64_t device_range_pinned(const struct device_range *r)
+{
+        return r->ops->pinned ? r->ops->pinned(r) : 0;
 }
 
 /* ---- streams: completion of work ----------------------------------------- */

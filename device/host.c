@@ -26,6 +26,7 @@
 #include "device/host_copy.h"
 #include "device/host_free.h"
 #include "device/host_pages.h"
+#include "device/host_pin.h"
 #include "device/host_punch.h"
 #include "proto/memfd.h"
 
@@ -113,15 +114,16 @@ static int host_make(struct device *d, const struct device_supply *supply, enum 
 
 static int host_destroy(struct device *d, struct device_extent *e)
 {
-        int r;
+        int r, r_pins;
 
         (void)d;
         if (e->fd < 0)
                 return 0;
+        r_pins = cuda_unpin(e->fd);
         r = host_punch_whole(e->fd, e->n_bytes);
         close(e->fd);
         *e = DEVICE_EXTENT_EMPTY;
-        return r;
+        return r < 0 ? r : r_pins;
 }
 
 /* A client may hold the lock of the inode, for which fstat() waits on some kernels. Seals and the end of
@@ -210,15 +212,27 @@ struct host_range {
         struct device_range range; /* first: a range is cast to it */
         void *base;
         uint64_t n_bytes;
+        bool is_pinned;
+        bool stays; /* mappings stay until the process ends */
+        struct host_pins pins;
 };
 
+/* Registered memory that the driver does not give back stays mapped: a device may use it. */
 static struct device_range *host_range_free(struct device_range *r)
 {
         struct host_range *h = (struct host_range *)r;
 
-        munmap(h->base, h->n_bytes);
+        if (!h->stays && host_pins_remove(&h->pins, h->base, h->n_bytes) == 0)
+                munmap(h->base, h->n_bytes);
         free(h);
         return NULL;
+}
+
+static void host_range_leave(struct device_range *r)
+{
+        struct host_range *h = (struct host_range *)r;
+
+        h->stays = host_pins_bytes(&h->pins) > 0;
 }
 
 static void *host_range_base(const struct device_range *r)
@@ -271,12 +285,17 @@ static int host_range_map(struct device_range *r, uint64_t offset, const struct 
         if (error < 0)
                 return error;
         at = (char *)h->base + offset;
+        error = host_pins_remove(&h->pins, at, n_bytes);
+        if (error < 0)
+                return error;
         if (mmap(at, n_bytes, extent->is_read_only ? PROT_READ : PROT_READ | PROT_WRITE,
                  MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED)
                 error = errno == EACCES || errno == EPERM || errno == ENODEV ? -EPROTO : -ENOMEM;
         /* A failed map may have left a hole, in which another mapping could be placed. */
         if (error < 0)
                 host_reserve(at, n_bytes, MAP_FIXED, &at);
+        else if (h->is_pinned)
+                host_pins_add(&h->pins, at, n_bytes, extent->is_read_only);
         return error;
 }
 
@@ -284,15 +303,28 @@ static int host_range_unmap(struct device_range *r, uint64_t offset, uint64_t n_
 {
         struct host_range *h = (struct host_range *)r;
         void *at = (char *)h->base + offset;
+        int error = host_range_has(h, offset, n_bytes) ? host_pins_remove(&h->pins, at, n_bytes) : -EINVAL;
 
-        return host_range_has(h, offset, n_bytes) ? host_reserve(at, n_bytes, MAP_FIXED, &at) : -EINVAL;
+        return error < 0 ? error : host_reserve(at, n_bytes, MAP_FIXED, &at);
 }
 
-/* Only the processor uses host memory, except in tests. */
+/* Only the processor uses host memory, except where it is registered, and in tests. */
 static int host_range_finish(struct device_range *r)
 {
-        (void)r;
-        return host_streams_finish();
+        int error = host_pins_finish(&((struct host_range *)r)->pins);
+
+        return error < 0 ? error : host_streams_finish();
+}
+
+/* Another thread may map and unmap. */
+static uint64_t host_range_pinned(const struct device_range *r)
+{
+        return host_pins_bytes(&((const struct host_range *)r)->pins);
+}
+
+static void host_range_pin(struct device_range *r)
+{
+        host_pins_try(&((struct host_range *)r)->pins);
 }
 
 static bool host_range_holds(const struct host_range *h, uint64_t offset, uint64_t n_bytes)
@@ -323,15 +355,18 @@ static int host_range_write(struct device_range *r, uint64_t offset, const void 
 static const struct device_range_ops host_range_ops = {
         .name = "host",
         .free = host_range_free,
+        .leave = host_range_leave,
         .base = host_range_base,
         .map = host_range_map,
         .unmap = host_range_unmap,
         .finish = host_range_finish,
         .read = host_range_read,
         .write = host_range_write,
+        .pin = host_range_pin,
+        .pinned = host_range_pinned,
 };
 
-int host_range_new(uint64_t n_bytes, struct device_range **ret)
+int host_range_new(const struct device_view *view, uint64_t n_bytes, struct device_range **ret)
 {
         struct host_range *h;
         int r;
@@ -341,7 +376,9 @@ int host_range_new(uint64_t n_bytes, struct device_range **ret)
         h = malloc(sizeof(*h));
         if (!h)
                 return -ENOMEM;
-        *h = (struct host_range){ .range.ops = &host_range_ops, .n_bytes = n_bytes };
+        *h = (struct host_range){ .range.ops = &host_range_ops,
+                                  .n_bytes = n_bytes,
+                                  .is_pinned = view->is_pinned };
         /* Pages of 2 MiB are mapped as such only at multiples of that. */
         h->base = host_pages_map(-1, 0, n_bytes);
         r = h->base ? 0 : host_reserve(NULL, n_bytes, 0, &h->base);

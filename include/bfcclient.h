@@ -567,6 +567,7 @@ struct bfc_block_info {
         const char *device;       /* as in the daemon's configuration: "host", "cuda:0" */
         int64_t device_ordinal;   /* the GPU's number in this process, as CUDA counts; -1: the host */
         char device_uuid[48];     /* "GPU-" and the UUID, as nvidia-smi prints it; of the host "host" */
+        uint64_t is_parked;       /* 1: by bfc_park(), or at the daemon's request; the address faults */
 };
 
 /* ptr: any address inside a block; -EINVAL otherwise. The first call with an address other than a block's
@@ -587,6 +588,8 @@ struct bfc_partition_info {
                                  * this process does not see */
         uint64_t share;         /* BFC_SHARE_FD, BFC_SHARE_CUDA_IPC */
         char device_uuid[48];   /* "GPU-" and the UUID, as nvidia-smi prints it; "host" for the host */
+        uint64_t is_pinned;     /* 1: host memory that is registered with CUDA in processes that use it */
+        uint64_t bytes_pinned; /* registered in this process now. 0: CUDA is not in use here, or it refused */
 };
 
 /* index: from 0 on, in the order of the tenant's quotas. -ENOENT: there are no more partitions. */
@@ -636,6 +639,12 @@ void bfc_torch_record_stream(void *ptr, struct CUstream_st *stream);
 void *bfc_torch_pool_malloc(ssize_t n_bytes, int device, struct CUstream_st *stream);
 void *bfc_torch_pool_malloc_one_extent(ssize_t n_bytes, int device, struct CUstream_st *stream);
 void bfc_torch_pool_free(void *ptr, ssize_t n_bytes, int device, struct CUstream_st *stream);
+/* The same for pools that are parked and woken as a whole. PyTorch's functions get no argument of their pool, so each
+ * pool has one of its own, by its number `slot`: it allocates blocks with BFC_PARKABLE and this tag, which is copied
+ * and can be changed by another call. Free them by bfc_torch_pool_free(). NULL: the slot or the tag is invalid. */
+#define BFC_TORCH_PARKABLE_POOLS 32u
+typedef void *(*bfc_torch_malloc_fn)(ssize_t n_bytes, int device, struct CUstream_st *stream);
+bfc_torch_malloc_fn bfc_torch_pool_malloc_parkable(unsigned slot, const char *tag);
 void *bfc_cupy_malloc(void *param, size_t n_bytes, int device);
 void bfc_cupy_free(void *param, void *ptr, int device);
 

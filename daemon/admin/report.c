@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <malloc.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -272,6 +273,8 @@ static void report_partitions(const struct session *viewer, uint64_t cursor, str
                 row->growth = report_borrow(partition_growth_name(p));
                 row->share = report_borrow(partition_share_name(p));
                 row->clears_on_release = p->clears;
+                row->pinned = p->memory.is_pinned;
+                row->bytes_pinned = viewer->admin ? atomic_load(&p->memory.pins.n_bytes) : 0;
                 report_partition_pages(viewer, p, row);
                 row->num_tenants = p->n_tenants;
                 row->stats = report_stats(r);

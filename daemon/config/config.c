@@ -50,6 +50,7 @@ static void check_all(struct config_reader *r)
         config_check_partition_sums(r);
         config_check_gpus(r);
         config_check_pages(r);
+        config_check_pinned(r);
         if (root)
                 config_check_live(r, root);
 }

@@ -31,6 +31,7 @@ struct config_partition {
         enum config_share share;
         bool clears;             /* clear_on_release */
         enum config_pages pages; /* huge_pages; of the host */
+        bool is_pinned;          /* pinned; of the host */
         bool has_node;           /* numa_node is configured; of the host */
         uint32_t node;
         size_t device; /* index into config.devices */

@@ -259,6 +259,23 @@ void config_check_partition_sums(struct config_reader *r)
         }
 }
 
+/* Not at a reload, which cannot change it. */
+void config_check_pinned(struct config_reader *r)
+{
+        if (r->machine && r->machine->running)
+                return;
+        for (size_t i = 0; i < r->c->n_devices; i++)
+                if (r->devices[i].place.kind != DEVICE_KIND_HOST)
+                        return;
+        for (size_t i = 0; i < r->c->n_partitions; i++)
+                if (r->c->partitions[i].is_pinned)
+                        config_warn(
+                                r, config_at(&r->partitions[i].place, PARTITION_PINNED),
+                                "partition '%s' is pinned, but no GPU is configured: only clients that use "
+                                "CUDA register its memory; add a GPU to 'devices', or remove pinned",
+                                r->c->partitions[i].name);
+}
+
 /* The sum of the limits that need the same pages on the same node. */
 static uint64_t bytes_alike(const struct config *c, const struct config_partition *p)
 {

@@ -237,6 +237,7 @@ uint64_t config_default_headroom(uint64_t bytes_total);
 void config_check_partition_sums(struct config_reader *r);
 void config_check_gpus(struct config_reader *r);
 void config_check_pages(struct config_reader *r);
+void config_check_pinned(struct config_reader *r);
 
 /* ---- what a reload cannot change (live.c) ------------------------------------ */
 

@@ -168,6 +168,10 @@ const struct config_section CONFIG_PARTITION = {
                 [PARTITION_NODE] = { "numa_node", CONFIG_NODE, MEMBER(struct config_partition, node),
                                      .max = 1023, .is_fixed = true,
                                      .not_for_gpu = "numa_node is only for the host device" },
+                [PARTITION_PINNED] = { "pinned", CONFIG_WORD, MEMBER(struct config_partition, is_pinned),
+                                       WORDS("false", "true"), .is_fixed = true, .hides_initial = true,
+                                       .not_for_gpu = "pinned is only for the host device; GPU memory is "
+                                                      "always pinned" },
         },
 };
 

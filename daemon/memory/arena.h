@@ -56,7 +56,8 @@ struct arena_options {
         uint32_t quota;          /* index in the ledger */
         enum device_share share;
         struct device_supply supply;
-        bool clears;          /* extents are zeroed before they are released (device_extent.clears) */
+        bool pins;   /* extents may be registered with CUDA, here and by clients: see device_unpin() */
+        bool clears; /* extents are zeroed before they are released (device_extent.clears) */
         uint64_t limit_bytes; /* how much may be backed; the first region (fd) has twice that */
         struct extent_sizes sizes;
         const struct upcalls *upcalls; /* NULL: there are no sessions */

@@ -194,6 +194,13 @@ static inline struct arena_slot *arena_slot_of(const struct arena *a, size_t slo
                                       : (struct arena_slot *)(uintptr_t)&arena_unused_slot;
 }
 
+/* Memory of an extent returns only when its sessions have unmapped it. Pages that a session has registered with
+ * CUDA outlive a punch. */
+static inline bool arena_needs_unmaps(const struct arena *a)
+{
+        return !a->o.device->empties_mappings || a->o.pins;
+}
+
 static inline bool arena_slot_is_made(const struct arena *a, size_t slot)
 {
         return arena_slot_of(a, slot) != &arena_unused_slot;

@@ -109,7 +109,7 @@ static const char *arena_check_retired(const struct arena *a)
 
                 if (!s->retired)
                         continue;
-                if (a->o.device->empties_mappings || s->extent == LEDGER_NONE ||
+                if (!arena_needs_unmaps(a) || s->extent == LEDGER_NONE ||
                     ledger_extent_at(a->o.ledger, s->extent)->links.n_exports == 0)
                         return "a retired extent has no export";
                 if (s->n_late > ledger_extent_at(a->o.ledger, s->extent)->links.n_exports)

@@ -123,7 +123,8 @@ static int broker_open_partitions(struct broker *b, const struct broker_options 
                 p->preallocate = from->growth == CONFIG_GROWTH_PREALLOCATE;
                 p->share = capacity_share(from);
                 p->clears = from->clears;
-                p->supply = devices_supply(from);
+                p->memory.supply = devices_supply(from);
+                p->memory.is_pinned = from->is_pinned;
                 p->is_cuda = c->devices[from->device].is_cuda;
                 memcpy(p->uuid, c->devices[from->device].uuid, sizeof(p->uuid));
                 p->device = b->devices[from->device].device;

@@ -66,6 +66,14 @@ struct partition_claims {
         bool is_deferred;   /* a later free did not: see partition_look_again() */
 };
 
+/* How its extents are made. */
+struct partition_memory {
+        struct device_supply supply;
+        bool is_pinned;          /* of the host: GPUs and clients register extents with CUDA */
+        struct device_pins pins; /* what GPUs have registered */
+        bool has_told_of_pins;   /* a failure was logged */
+};
+
 struct broker;
 struct upcalls;
 
@@ -74,7 +82,7 @@ struct partition {
         const char *device_id; /* the config's */
         enum device_share share;
         bool clears; /* clear_on_release */
-        struct device_supply supply;
+        struct partition_memory memory;
         bool is_cuda;
         uint8_t uuid[DEVICE_UUID_BYTES]; /* of the GPU */
         bool is_lost;                    /* the device is: every request is refused */
@@ -107,6 +115,12 @@ struct partition {
                 struct broker *broker;       /* for the upcalls */
         } up;
 };
+
+/* Memory of an extent returns only when its sessions have unmapped it: see arena_needs_unmaps(). */
+static inline bool partition_needs_unmaps(const struct partition *p)
+{
+        return !p->device->empties_mappings || p->memory.is_pinned;
+}
 
 static inline const char *partition_growth_name(const struct partition *p)
 {

@@ -39,6 +39,16 @@ void release_run(struct worker_job *job)
         job->goes_on = op->n_gone < op->n_items;
 }
 
+/* The same. */
+static void unpin_run(struct worker_job *job)
+{
+        struct operation *op = (struct operation *)job;
+        struct operation_item *item = &op->items[op->n_gone++];
+
+        item->unreclaimed = device_unpin(&item->memory) < 0;
+        job->goes_on = op->n_gone < op->n_items;
+}
+
 /* When all are punched; an extent a turn. */
 static void punched_run(struct worker_job *job)
 {
@@ -56,7 +66,7 @@ static void on_item_punched(struct punch_request *request, int result)
                 (struct operation_item *)(void *)((char *)request - offsetof(struct operation_item, punch));
         struct operation *op = item->operation;
 
-        item->unreclaimed = result < 0;
+        item->unreclaimed = item->unreclaimed || result < 0;
         worker_note_call(op->arena->o.worker, WORKER_DESTROYS, item->punched_ns, result < 0);
         arena_note_progress(op->arena);
         if (--op->n_to_punch == 0)
@@ -182,17 +192,49 @@ static void release_punch(struct operation *op)
         }
 }
 
-static void release_submit(struct operation *op)
+static void release_unpinned(struct operation *op)
 {
         struct arena *a = op->arena;
 
-        a->totals.leaving_bytes += op->n_bytes;
         if (a->o.punch && punch_is_stopped(a->o.punch))
                 release_discard(op);
         else if (a->o.punch)
                 release_punch(op);
         else
                 worker_submit(a->o.worker, &op->job);
+}
+
+static void unpin_done(struct worker_job *job)
+{
+        struct operation *op = (struct operation *)job;
+
+        op->n_gone = 0;
+        op->job.run = release_run;
+        op->job.done = release_done;
+        release_unpinned(op);
+}
+
+static bool release_is_pinned(const struct operation *op)
+{
+        for (size_t i = 0; i < op->n_items; i++)
+                if (device_is_pinned(&op->items[i].memory))
+                        return true;
+        return false;
+}
+
+/* Pages that a GPU has registered would outlive the punch: a worker unregisters them before it. */
+static void release_submit(struct operation *op)
+{
+        struct arena *a = op->arena;
+
+        a->totals.leaving_bytes += op->n_bytes;
+        if (!a->o.pins || !release_is_pinned(op)) {
+                release_unpinned(op);
+                return;
+        }
+        op->job.run = unpin_run;
+        op->job.done = unpin_done;
+        worker_submit(a->o.worker, &op->job);
 }
 
 /* One that another extent can be added to: op, or a new one where that is full. NULL: there is no memory
@@ -239,7 +281,7 @@ enum release { RELEASE_ANY, RELEASE_SOON, RELEASE_UNMAPPED };
 /* Sessions may still have this extent mapped, and the device cannot empty their mappings. */
 static bool arena_must_retire(const struct arena *a, size_t slot)
 {
-        return !a->o.device->empties_mappings &&
+        return arena_needs_unmaps(a) &&
                ledger_extent_at(a->o.ledger, arena_slot_of(a, slot)->extent)->links.n_exports > 0;
 }
 

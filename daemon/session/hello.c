@@ -156,6 +156,7 @@ static void describe_partition(const struct broker *b, const struct quota *q, Bf
         ret->usage_entry =
                 q->lease.name ? UINT32_MAX : (uint32_t)(p - b->partitions); /* a lease has no entry */
         ret->lease = (char *)(uintptr_t)(q->lease.name ? q->lease.name : "");
+        ret->pinned = p->memory.is_pinned;
         if (p->is_cuda) {
                 ret->device_uuid.data = (uint8_t *)(uintptr_t)p->uuid;
                 ret->device_uuid.len = sizeof(p->uuid);

@@ -9,11 +9,11 @@
 #define MAPPINGS_LOOKS        128u /* at extents, in one mappings_look() */
 #define MAPPINGS_LOOKS_OF_ONE 32u  /* of these, at one session's */
 
-static struct device *extent_device(const struct session *s, uint32_t extent)
+static const struct partition *extent_partition(const struct session *s, uint32_t extent)
 {
         const struct ledger_extent *e = ledger_extent_at(s->broker->ledger, extent);
 
-        return session_share_of(s, e->quota)->quota->partition->device;
+        return session_share_of(s, e->quota)->quota->partition;
 }
 
 bool session_has_fixed_mappings(const struct session *s)
@@ -25,7 +25,7 @@ bool session_has_fixed_mappings(const struct session *s)
                 return false;
         x = ledger_session_at(ledger, s->index)->links.first_export;
         for (; x != LEDGER_NONE; x = ledger_export_at(ledger, x)->links.next_of_session)
-                if (!extent_device(s, ledger_export_at(ledger, x)->extent)->empties_mappings)
+                if (partition_needs_unmaps(extent_partition(s, ledger_export_at(ledger, x)->extent)))
                         return true;
         return false;
 }
@@ -53,7 +53,7 @@ static bool extent_is_alone(const struct session *s, uint32_t index)
 {
         const struct ledger_extent *extent = ledger_extent_at(s->broker->ledger, index);
         struct device_extent memory = { .fd = extent->fd, .n_bytes = extent->n_bytes };
-        struct device *device = extent_device(s, index);
+        struct device *device = extent_partition(s, index)->device;
 
         /* A worker has an extent that is leaving; its export is cleared soon. */
         return device->empties_mappings && !extent->is_leaving && device_is_alone(device, &memory);

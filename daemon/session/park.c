@@ -6,10 +6,12 @@
 #include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "daemon/clock.h"
+#include "daemon/log.h"
 #include "daemon/number.h"
 #include "daemon/session/delivery.h"
 #include "daemon/session/session.h"
@@ -140,12 +142,14 @@ static struct park_copier *copier_of(struct worker_job *job)
 static int copy_piece(const struct park *p, const struct park_piece *piece)
 {
         struct device *device = p->memory.quota->partition->device;
+        struct partition *host = p->copy.quota->partition;
         const struct device_copy copy = { .extent = &piece->memory,
                                           .offset = piece->memory_offset,
                                           .host = &piece->copy,
                                           .host_offset = piece->copy_offset,
                                           .n_bytes = piece->n_bytes,
-                                          .to_host = !p->wakes };
+                                          .to_host = !p->wakes,
+                                          .pins = host->memory.is_pinned ? &host->memory.pins : NULL };
 
         return __atomic_load_n(&device->is_ending, __ATOMIC_RELAXED) ||
                                __atomic_load_n(&p->is_dropped, __ATOMIC_RELAXED)
@@ -238,6 +242,20 @@ static const char *copy_sentence(int error)
                                    : "the daemon could not copy the block's contents";
 }
 
+/* Once for a partition. */
+static void note_pins(struct partition *p)
+{
+        int error = atomic_load(&p->memory.pins.error);
+
+        if (error == 0 || p->memory.has_told_of_pins)
+                return;
+        p->memory.has_told_of_pins = true;
+        log_warning(
+                "partition '%s' is pinned, but CUDA could not register its memory: %s; blocks are parked there "
+                "through buffers, which is slower",
+                p->name, strerror(-error));
+}
+
 /* ---- park ---------------------------------------------------------------------- */
 
 /* Makes the record of the copy. */
@@ -299,6 +317,7 @@ static void park_commit(struct park *p)
 
 static void park_copied(struct park *p)
 {
+        note_pins(p->copy.quota->partition);
         if (!p->session || p->is_dropped)
                 park_free(p);
         else if (p->result < 0)

@@ -10,9 +10,10 @@ SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from ._arrays import DeviceArray
-from ._client import Block, Client, SharedBlock, connect, default, devices, trace
+from ._client import Block, Client, SharedBlock, connect, default, devices, on_pressure, pool, trace
 from ._devices import Devices, LogicalDevice, PhysicalDevice
 from ._errors import (
+    Busy,
     DeviceLost,
     Disconnected,
     Error,
@@ -22,15 +23,18 @@ from ._errors import (
     NotFound,
     NotPermitted,
     OutOfMemory,
+    Parked,
     QuotaExceeded,
     Timeout,
 )
+from ._pool import Pool
 from ._weights import weights
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Block",
+    "Busy",
     "Client",
     "DeviceArray",
     "DeviceLost",
@@ -44,13 +48,17 @@ __all__ = [
     "NotFound",
     "NotPermitted",
     "OutOfMemory",
+    "Parked",
     "PhysicalDevice",
+    "Pool",
     "QuotaExceeded",
     "SharedBlock",
     "Timeout",
     "connect",
     "default",
     "devices",
+    "on_pressure",
+    "pool",
     "trace",
     "weights",
 ]

@@ -13,6 +13,7 @@ from . import _dlpack
 
 if TYPE_CHECKING:
     from ._client import Block, Client
+    from ._pool import Pool
 
 
 class _HostMemory:
@@ -58,12 +59,10 @@ class DeviceArray:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        if self.block.ptr is None:
-            raise ValueError("the block has been freed")
         return {
             "shape": self.shape,
             "typestr": self.dtype.str,
-            "data": (self.block.ptr + self._offset, self.read_only),
+            "data": (self.block._address(self._offset), self.read_only),
             "version": 3,
             "strides": None,
             "stream": None,
@@ -120,6 +119,7 @@ def empty(
     tag: str | None,
     wait: float | None,
     whole: bool,
+    pool: Pool | None = None,
 ) -> Any:
     import numpy
 
@@ -131,7 +131,11 @@ def empty(
         raise ValueError(f"negative dimensions are not allowed: {shape}")
     n_bytes = math.prod(shape) * dtype.itemsize
     # An array without bytes has an address all the same.
-    block = client.malloc(max(n_bytes, 1), partition=partition, tag=tag, wait=wait, whole=whole)
+    block = (
+        client.malloc(max(n_bytes, 1), partition=partition, tag=tag, wait=wait, whole=whole)
+        if pool is None
+        else pool.alloc(max(n_bytes, 1), wait=wait)
+    )
     name = partition or ""
     ordinal = client._ordinals.get(name, -2)
     if ordinal == -2:

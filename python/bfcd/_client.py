@@ -8,6 +8,7 @@ SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import errno
 import fcntl
@@ -17,11 +18,12 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from . import _arrays, _devices, _errors, _library
+from . import _arrays, _devices, _errors, _library, _pool
 from ._library import lib
 
 _MAX_WAIT_S = 600.0
@@ -118,6 +120,12 @@ def _interruptible(call: Callable[[], int], options: _library.MallocOptions | _l
     return call()
 
 
+#: Of the thread that calls a function of on_pressure().
+_calling = threading.local()
+#: Sessions with such a function.
+_pressed: weakref.WeakSet[_Session] = weakref.WeakSet()
+
+
 class _Session:
     """A connection. Ended when nothing refers to it any more, unless the interpreter is ending: the process's end
     returns the memory, and other threads may still use it.
@@ -126,16 +134,25 @@ class _Session:
     blocks. It frees them, and its handle is None from then on, also for other __del__() in that cycle.
     """
 
-    __slots__ = ("handle", "is_default")
+    __slots__ = ("handle", "is_default", "pressure_fns", "__weakref__")
 
     def __init__(self, handle: ctypes.c_void_p, is_default: bool) -> None:
         self.handle: ctypes.c_void_p | None = handle
         self.is_default = is_default
+        self.pressure_fns: list[Any] = []  # the last one is the library's; one that runs may be before it
 
     def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not self.is_default and not _is_finalizing():
-            handle, self.handle = self.handle, None
+        if self.is_default or _is_finalizing():
+            return
+        handle, self.handle = self.handle, None
+        if getattr(_calling, "is", False):  # the library's thread would wait for itself
+            threading.Thread(target=_disconnect, args=(handle, self.pressure_fns), daemon=True).start()
+        else:
             lib.bfc_disconnect(handle)
+
+
+def _disconnect(handle: ctypes.c_void_p | None, _running: list[Any]) -> None:
+    lib.bfc_disconnect(handle)
 
 
 class Block:
@@ -145,10 +162,11 @@ class Block:
     `__cuda_array_interface__`. Both are arrays of bytes; Client.empty() gives others.
     """
 
-    __slots__ = ("_session", "ptr", "nbytes", "read_only", "_free", "__weakref__")
+    __slots__ = ("_session", "ptr", "nbytes", "read_only", "is_parkable", "_free", "__weakref__")
 
-    def __init__(self, session: _Session, nbytes: int, read_only: bool = False) -> None:
+    def __init__(self, session: _Session, nbytes: int, read_only: bool = False, is_parkable: bool = False) -> None:
         self._session = session
+        self.is_parkable = is_parkable
         self.ptr: int | None = None
         self.nbytes = nbytes
         self.read_only = read_only
@@ -173,8 +191,7 @@ class Block:
 
     def info(self) -> dict[str, Any]:
         """Where the block lies: partition, device, its UUID, and the extent."""
-        i = _library.BlockInfo()
-        _errors.check(lib.bfc_block_info(self._session.handle, self._address(), _byref(i)))
+        i = self._info()
         return {
             "partition": i.partition.decode(),
             "device": i.device.decode(),
@@ -190,10 +207,22 @@ class Block:
             "extent_offset": i.extent_offset,
         }
 
+    def _info(self) -> _library.BlockInfo:
+        if self.ptr is None:
+            raise ValueError("the block has been freed")
+        i = _library.BlockInfo()
+        _errors.check(lib.bfc_block_info(self._session.handle, self.ptr, _byref(i)))
+        return i
+
     @property
     def device_ordinal(self) -> int | None:
         """The GPU's number in this process; None on a host partition."""
         return self.info()["device_ordinal"]
+
+    @property
+    def is_parked(self) -> bool:
+        """The block is parked now: by Pool.sleep(), or because the daemon asked for it."""
+        return self.is_parkable and self._info().is_parked != 0
 
     def buffer(self) -> memoryview:
         """The bytes of a host block. The view keeps the block alive."""
@@ -239,13 +268,17 @@ class Block:
             raise ValueError("the block has been freed")
         if offset < 0 or n < 0 or offset + n > self.nbytes:
             raise ValueError(f"bytes {offset} to {offset + n} are not inside of the block's {self.nbytes}")
+        if self.is_parkable and self.is_parked:
+            raise _errors.Parked(
+                errno.EBUSY, "the block is parked, and its address has no memory: wake its pool, or work in `with pool.use()`"
+            )
         return self.ptr + offset
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
         if self.device_ordinal is not None:
             raise AttributeError("a block on a GPU has no __array_interface__")
-        return {"shape": (self.nbytes,), "typestr": "|u1", "data": (self.ptr, self.read_only), "version": 3}
+        return {"shape": (self.nbytes,), "typestr": "|u1", "data": (self._address(), self.read_only), "version": 3}
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
@@ -254,7 +287,7 @@ class Block:
         return {
             "shape": (self.nbytes,),
             "typestr": "|u1",
-            "data": (self.ptr, self.read_only),
+            "data": (self._address(), self.read_only),
             "version": 3,
             "strides": None,
         }
@@ -341,8 +374,10 @@ class Client:
         wait: float | None = None,
         one_extent: bool = False,
         whole: bool = False,
+        parkable: bool = False,
     ) -> Block:
-        """A block of n_bytes. wait: how many seconds the request may wait for memory, 600 at most.
+        """A block of n_bytes. wait: how many seconds the request may wait for memory, 600 at most. parkable: it has
+        whole extents and can be parked; pool() does that for many.
 
         QuotaExceeded, OutOfMemory: there is no memory; the message says why and which sessions have it.
         KeyboardInterrupt ends a wait.
@@ -351,9 +386,14 @@ class Client:
         if session is None:
             raise ValueError("the client is closed")
         ptr = _c_void_p()
-        block = Block(session, n_bytes)
+        block = Block(session, n_bytes, is_parkable=parkable)
+        flags = (
+            (_library.ONE_EXTENT if one_extent else 0)
+            | (_library.WHOLE if whole else 0)
+            | (_library.PARKABLE if parkable else 0)
+        )
         try:
-            result = self._malloc(session, n_bytes, ptr, partition, tag, wait, one_extent, whole)
+            result = self._malloc(session, n_bytes, ptr, partition, tag, wait, flags)
             block.ptr = ptr.value
         except BaseException:
             _free_unclaimed(block, ptr)
@@ -370,16 +410,15 @@ class Client:
         partition: str | None,
         tag: str | None,
         wait: float | None,
-        one_extent: bool,
-        whole: bool,
+        flags: int,
     ) -> int:
-        if partition is None and tag is None and not wait and not one_extent and not whole and not _default_wait:
+        if partition is None and tag is None and not wait and not flags and not _default_wait:
             return _malloc(session.handle, n_bytes, _byref(ptr))
         options = _library.MallocOptions(
             partition=_bytes(partition),
             tag=_bytes(tag),
             wait_ms=_wait_ms(_default_wait if wait is None else wait),
-            flags=(_library.ONE_EXTENT if one_extent else 0) | (_library.WHOLE if whole else 0),
+            flags=flags,
         )
 
         return _interruptible(
@@ -399,6 +438,33 @@ class Client:
         """An array whose contents are not defined: a numpy.ndarray on a host partition, a bfcd.DeviceArray on a
         GPU. It keeps its memory until nothing refers to it. whole: it can be given to publish()."""
         return _arrays.empty(self, shape, dtype, partition, tag, wait, whole)
+
+    # ---- memory that steps aside ----
+
+    def pool(self, tag: str | None = None, *, partition: str | None = None) -> _pool.Pool:
+        """Blocks and arrays that are parked and woken together: see Pool. tag: the label of its blocks, which bfcctl
+        shows; by default one of its own."""
+        return _pool.Pool(self, tag, partition)
+
+    def on_pressure(self, fn: Callable[[str, int], object] | None) -> None:
+        """Calls fn(partition, n_bytes) when the daemon needs memory of a partition for others: it may free blocks,
+        put a Pool to sleep, or empty a framework's cache. None: no function.
+
+        It runs on a thread of the library, one call at a time; an exception goes to sys.unraisablehook. A forked child
+        has no function until it sets one. At the interpreter's end the function is removed, after a call that runs.
+        """
+        session = self._session
+        if session is None:
+            raise ValueError("the client is closed")
+        call = _library.PressureFn() if fn is None else _pressure_fn(fn)
+        session.pressure_fns.append(call)
+        result = lib.bfc_on_pressure(session.handle, call, None)
+        if result < 0:
+            session.pressure_fns.pop()
+            raise _errors.error(result)
+        if not getattr(_calling, "is", False):
+            del session.pressure_fns[:-1]  # none of them is running any more
+        _pressed.add(session)
 
     # ---- sharing ----
 
@@ -608,6 +674,38 @@ def default() -> Client:
             _errors.check(lib.bfc_default(_byref(handle)))
             _default = (os.getpid(), Client(_Session(handle, is_default=True)))
         return _default[1]
+
+
+def _pressure_fn(fn: Callable[[str, int], object]) -> Any:
+    @_library.PressureFn
+    def call(_: Any, pressure: Any) -> None:
+        p = pressure.contents
+        _calling.__dict__["is"] = True
+        try:
+            fn(p.partition.decode(), p.n_bytes)
+        finally:
+            _calling.__dict__["is"] = False
+
+    return call
+
+
+@atexit.register
+def _release_pressure() -> None:
+    """Before the interpreter ends: the library's thread must not call Python then."""
+    for session in list(_pressed):
+        if session.handle is not None:
+            lib.bfc_on_pressure(session.handle, _library.PressureFn(), None)
+
+
+def on_pressure(fn: Callable[[str, int], object] | None) -> None:
+    """Client.on_pressure() of the default client, for instance
+    `bfcd.on_pressure(lambda partition, n_bytes: torch.cuda.empty_cache())`."""
+    default().on_pressure(fn)
+
+
+def pool(tag: str | None = None, *, partition: str | None = None) -> _pool.Pool:
+    """Client.pool() of the default client."""
+    return default().pool(tag, partition=partition)
 
 
 def devices() -> _devices.Devices:

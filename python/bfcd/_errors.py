@@ -53,6 +53,14 @@ class InvalidValue(Error, ValueError):
     """An argument is wrong (EINVAL)."""
 
 
+class Busy(Error):
+    """Another call or use has the memory, or a stream is being captured (EBUSY)."""
+
+
+class Parked(Busy):
+    """The memory is parked, and its address has none: wake it, or use it inside of `with pool.use()` (EBUSY)."""
+
+
 class Forked(Error):
     """The client belongs to the parent process; connect again in the child (ECHILD)."""
 
@@ -70,6 +78,7 @@ _BY_ERRNO: dict[int, type[Error]] = {
     errno.EPIPE: Disconnected,
     errno.ENODEV: DeviceLost,
     errno.EINVAL: InvalidValue,
+    errno.EBUSY: Busy,
     errno.ECHILD: Forked,
 }
 

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import ctypes
 import os
-from ctypes import POINTER, c_char, c_char_p, c_int, c_int64, c_size_t, c_ubyte, c_uint32, c_uint64, c_void_p
+from ctypes import POINTER, c_char, c_char_p, c_int, c_int64, c_size_t, c_ubyte, c_uint, c_uint32, c_uint64, c_void_p
 
 SONAME = "libbfcclient.so.0"
 #: The first version of the library that has all functions below.
 MIN_VERSION = (0, 1, 0)
 
 NO_THREAD, NO_CACHE, POLL, INHERIT = 1, 2, 4, 8
-ONE_EXTENT, WHOLE = 1, 2
+ONE_EXTENT, WHOLE, PARKABLE = 1, 2, 4
+BACKUP, DISCARD = 1, 2
+TORCH_PARKABLE_POOLS = 32
 SHARE_FD, SHARE_CUDA_IPC = 1, 2
 ATTACH_READ_ONLY = 1
 KEEP_FOREVER = (1 << 64) - 1
@@ -141,6 +143,7 @@ class BlockInfo(_Struct):
         ("device", c_char_p),
         ("device_ordinal", c_int64),
         ("device_uuid", c_char * 48),
+        ("is_parked", c_uint64),
     ]
 
 
@@ -152,8 +155,16 @@ class PartitionInfo(_Struct):
         ("device_ordinal", c_int64),
         ("share", c_uint64),
         ("device_uuid", c_char * 48),
+        ("is_pinned", c_uint64),
+        ("bytes_pinned", c_uint64),
     ]
 
+
+class Pressure(_Struct):
+    _fields_ = [("struct_size", c_size_t), ("partition", c_char_p), ("n_bytes", c_uint64)]
+
+
+PressureFn = ctypes.CFUNCTYPE(None, c_void_p, POINTER(Pressure))
 
 _CLIENT = c_void_p
 _PTR = POINTER(c_void_p)
@@ -168,6 +179,11 @@ _FUNCTIONS: dict[str, tuple[type | None, list[object]]] = {
     "bfc_malloc": (c_int, [_CLIENT, c_size_t, _PTR]),
     "bfc_malloc_with": (c_int, [_CLIENT, c_size_t, POINTER(MallocOptions), _PTR]),
     "bfc_free": (c_int, [_CLIENT, c_void_p]),
+    "bfc_park_tag": (c_int, [_CLIENT, c_char_p, c_uint, c_char_p]),
+    "bfc_wake_tag": (c_int, [_CLIENT, c_char_p, c_uint32]),
+    "bfc_use_begin_tag": (c_int, [_CLIENT, c_char_p, c_uint32]),
+    "bfc_use_end_tag": (c_int, [_CLIENT, c_char_p]),
+    "bfc_on_pressure": (c_int, [_CLIENT, PressureFn, c_void_p]),
     "bfc_malloc_async_in": (c_int, [_CLIENT, c_char_p, c_size_t, c_void_p, _PTR]),
     "bfc_free_async": (c_int, [_CLIENT, c_void_p, c_void_p]),
     "bfc_record_stream": (c_int, [_CLIENT, c_void_p, c_void_p]),
@@ -191,6 +207,7 @@ _FUNCTIONS: dict[str, tuple[type | None, list[object]]] = {
     "bfc_partition": (c_char_p, [_CLIENT]),
     "bfc_partition_info": (c_int, [_CLIENT, c_size_t, POINTER(PartitionInfo)]),
     "bfc_partition_for_device": (c_int, [_CLIENT, c_int, POINTER(c_char_p)]),
+    "bfc_torch_pool_malloc_parkable": (c_void_p, [c_uint, c_char_p]),
     "bfc_torch_record_stream": (None, [c_void_p, c_void_p]),
     "bfc_last_error": (c_char_p, []),
     "bfc_version": (c_char_p, []),

@@ -4,6 +4,13 @@
     with bfcd.torch.pool():             # tensors made here are in bfcd's memory
         x = torch.zeros(1 << 20, device="cuda")
 
+    pool = bfcd.torch.pool(parkable=True)
+    with pool:
+        model = Model().cuda()
+    pool.sleep()                        # its memory is others'
+    with pool.use(wait=60):             # it is back, at the same addresses
+        model(x)
+
     bfcd.torch.install()                # before the first GPU tensor: all of them
 
 A pool keeps PyTorch's cache, statistics, OutOfMemoryError and graphs. install() replaces the allocator of the process:
@@ -15,6 +22,7 @@ SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import ctypes
+import errno
 import functools
 import hashlib
 import os
@@ -22,11 +30,12 @@ import pathlib
 import shlex
 import shutil
 import subprocess
+import weakref
 from typing import Any
 
 import torch
 
-from . import _client
+from . import _client, _errors, _library, _pool
 from ._library import lib
 
 _MIN_TORCH = (2, 5)
@@ -74,17 +83,36 @@ def _no_cache_below() -> None:
 
 @functools.cache
 def _allocator(one_extent: bool) -> Any:
-    """The allocator of all pools. A MemPool refers to it until it is gone, at the interpreter's end too, without
-    keeping it alive; so it lives as long as the process."""
+    """The allocator of all pools that are not parkable."""
     allocator = torch.cuda.memory.CUDAPluggableAllocator(
         _path_of_library(),
         "bfc_torch_pool_malloc_one_extent" if one_extent else "bfc_torch_pool_malloc",
         "bfc_torch_pool_free",
     )
+    return _keep(allocator)
+
+
+def _keep(allocator: Any) -> Any:
+    """A MemPool refers to its allocator until it is gone, at the interpreter's end too, without keeping it alive; so
+    it lives as long as the process."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(allocator))
     functions = allocator.allocator()
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(functions))
     return functions
+
+
+@functools.cache
+def _parkable_allocator(slot: int) -> Any:
+    """The allocator of the parkable pool with this number. It is one of PyTorch's from addresses instead of names."""
+    allocator = torch.cuda.memory.CUDAPluggableAllocator.__new__(torch.cuda.memory.CUDAPluggableAllocator)
+    allocator._allocator = torch._C._cuda_customAllocator(
+        lib.bfc_torch_pool_malloc_parkable(slot, b""), _address(lib, "bfc_torch_pool_free")
+    )
+    return _keep(allocator)
+
+
+#: Numbers of parkable pools that are not in use.
+_slots = list(range(_library.TORCH_PARKABLE_POOLS))
 
 
 class Pool:
@@ -96,10 +124,10 @@ class Pool:
     outside of it, and in torch.cuda.empty_cache().
     """
 
-    def __init__(self, one_extent: bool = False) -> None:
+    def __init__(self, one_extent: bool = False, _functions: Any = None) -> None:
         _check_version()
         _no_cache_below()
-        self.mem_pool = torch.cuda.MemPool(_allocator(one_extent))
+        self.mem_pool = torch.cuda.MemPool(_functions or _allocator(one_extent))
         self._contexts: list[Any] = []
 
     def __enter__(self) -> Pool:
@@ -112,15 +140,74 @@ class Pool:
         self._contexts.pop().__exit__(*exception)
 
 
-def pool(*, one_extent: bool = False) -> Pool:
+class ParkablePool(Pool, _pool.Sleeper):
+    """A Pool whose memory steps aside as a whole: sleep(), wake() and use() of bfcd.Pool. Tensors keep their addresses
+    and contents, and graphs stay valid. Nothing may use them while they are parked: a kernel that does so is an
+    illegal access. `with pool:` is also a use(): PyTorch places new tensors in free parts of memory that was parked.
+    """
+
+    def __init__(self, tag: str | None) -> None:
+        if not _slots:
+            raise RuntimeError(f"there can be {_library.TORCH_PARKABLE_POOLS} parkable pools at a time")
+        _no_cache_below()
+        _pool.Sleeper.__init__(self, _client.default(), _pool.new_tag("torch") if tag is None else tag)
+        slot = _slots[0]
+        if not lib.bfc_torch_pool_malloc_parkable(slot, self.tag.encode()):
+            raise _errors.error(-errno.EINVAL)
+        Pool.__init__(self, _functions=_parkable_allocator(slot))
+        # The allocator's address is the pool's; the tag was lost if it was made just now.
+        lib.bfc_torch_pool_malloc_parkable(slot, self.tag.encode())
+        _slots.pop(0)
+        weakref.finalize(self.mem_pool, _slots.append, slot)
+
+    def __enter__(self) -> ParkablePool:
+        use = self.use()
+        use.__enter__()
+        try:
+            super().__enter__()
+        except BaseException:
+            use.__exit__(None, None, None)
+            raise
+        self._contexts.append(use)
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        use = self._contexts.pop()
+        try:
+            super().__exit__(*exception)
+        finally:
+            use.__exit__(None, None, None)
+
+    def _partition(self) -> str:
+        return self._client.partition_for_device(torch.cuda.current_device())
+
+    def sleep(self, to: str | None = None, *, discard: bool = False) -> None:
+        if torch.cuda.is_current_stream_capturing():
+            raise _errors.Busy(errno.EBUSY, "a stream is being captured into a graph: let the pool sleep after it")
+        torch.cuda.synchronize()
+        super().sleep(to, discard=discard)
+
+    sleep.__doc__ = _pool.Sleeper.sleep.__doc__
+
+
+def pool(*, one_extent: bool = False, parkable: bool = False, tag: str | None = None) -> Pool:
     """A pool of its own. Freed tensors stay in PyTorch's cache for the pool until torch.cuda.empty_cache().
+
+    parkable: a ParkablePool, whose memory steps aside by sleep(). tag: of its blocks, for bfcctl; by default one of its
+    own. Each of PyTorch's segments (2 MiB, 20 MiB or more) is a block. Not together with one_extent.
 
     one_extent: each of PyTorch's segments lies in one extent, which NCCL needs. In a partition with "share: fd" a
     segment, 20 MiB and more for tensors above 1 MiB, must not exceed the tenant's largest extents.
 
     An allocation waits for BFC_WAIT_MS milliseconds when memory is short.
     """
-    return Pool(one_extent)
+    if not parkable:
+        if tag is not None:
+            raise ValueError("only a parkable pool has a tag")
+        return Pool(one_extent)
+    if one_extent:
+        raise ValueError("a pool is either parkable or of one extent for each segment")
+    return ParkablePool(tag)
 
 
 def _shim() -> pathlib.Path:

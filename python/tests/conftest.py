@@ -57,6 +57,10 @@ class Daemon:
         self.socket = self.folder / "bfcd.sock"
         device = "host, size: 512MiB" if DEVICE == "host" else '"cuda:0", headroom: 0'
         share = "" if DEVICE == "host" else f", share: {DEVICE.removeprefix('cuda-').replace('ipc', 'cuda-ipc')}"
+        # Where blocks of a GPU are parked; the other partition of the host otherwise.
+        parking = "{name: parking, limit: 128MiB}"
+        parking_device = "" if DEVICE == "host" else f"  - {{id: host, size: 128MiB, partitions: [{parking}]}}\n"
+        parking_quota = "" if DEVICE == "host" else "      - {partition: parking}\n"
         self.config = self.folder / "bfcd.yaml"
         self.config.write_text(
             f"""
@@ -64,13 +68,13 @@ socket: {{path: {self.socket}}}
 admin_socket: {{path: {self.folder}/admin.sock}}
 devices:
   - {{id: {device}, partitions: [{{name: train, limit: 256MiB{share}}}, {{name: infer, limit: 128MiB{share}}}]}}
-tenants:
+{parking_device}tenants:
   - name: me
     match: {{uid: [{os.getuid()}]}}
     quotas:
       - {{partition: train, limit: 64MiB}}
       - {{partition: infer}}
-"""
+{parking_quota}"""
         )
         self.log = open(self.folder / "log", "w")
         self.store = FdStore(self.folder / "notify.sock")

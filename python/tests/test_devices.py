@@ -8,13 +8,14 @@ from conftest import DEVICE, MIB, gpu_only
 def test_partitions_are_logical_devices(client):
     block = client.malloc(3 * MIB)
     devices = client.devices()
-    train, infer = devices.logical
+    train, infer, *parking = devices.logical
     assert (train.name, infer.name) == ("train", "infer")
     assert train.bytes_limit == client.bytes_limit() == 64 * MIB
     assert infer.bytes_limit == 128 * MIB
     assert train.bytes_in_use == client.tenant_stats()["bytes_in_use"] >= 3 * MIB
     assert train.bytes_reserved >= train.bytes_in_use and infer.bytes_in_use == 0
-    assert train.physical == infer.physical and devices.physical == [train.physical]
+    assert train.physical == infer.physical
+    assert devices.physical == [train.physical, *(d.physical for d in parking)]
     assert train.physical.uuid == block.info()["device_uuid"]
 
 

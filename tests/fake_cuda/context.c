@@ -144,6 +144,7 @@ API CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
         pthread_rwlock_unlock(&fake_memory_lock);
 
         fake_streams_destroy_of(c); /* its work still needs the memory */
+        fake_pinned_drop_of(c);
         pthread_rwlock_wrlock(&fake_memory_lock);
         fake_ranges_destroy_of(c);
         if (c->held) {

@@ -6,11 +6,8 @@
  * refused (1). The synchronous ones go through the default stream and wait, so
  * they come after all work that is on its way. Host memory is used when the
  * work runs and not before: a caller that reuses it too early is found out.
- *
- * Pinned memory is only a list: copies are the same from and to any memory. */
+ */
 #include "tests/fake_cuda/fake.h"
-
-#include <stdlib.h>
 
 static CUresult put(struct fake_work *w, CUstream stream, bool wait)
 {
@@ -122,76 +119,4 @@ API CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t n_bytes
 {
         ENTER(cuMemsetD8Async);
         return fill(to, value, n_bytes, stream, false);
-}
-
-/* ---- pinned memory --------------------------------------------------------- */
-
-struct pinned {
-        uintptr_t at;
-        size_t n_bytes;
-        struct pinned *next;
-};
-
-static pthread_mutex_t pinned_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct pinned *pinned;
-
-static CUresult pin(uintptr_t at, size_t n_bytes)
-{
-        struct pinned *p;
-
-        for (p = pinned; p; p = p->next)
-                if (at < p->at + p->n_bytes && p->at < at + n_bytes)
-                        return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
-        p = malloc(sizeof(*p));
-        if (!p)
-                fake_die("out of memory");
-        *p = (struct pinned){ at, n_bytes, pinned };
-        pinned = p;
-        return CUDA_SUCCESS;
-}
-
-static CUresult unpin(uintptr_t at)
-{
-        for (struct pinned **each = &pinned; *each; each = &(*each)->next) {
-                struct pinned *p = *each;
-
-                if (p->at != at)
-                        continue;
-                *each = p->next;
-                free(p);
-                return CUDA_SUCCESS;
-        }
-        return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
-}
-
-API CUresult cuMemHostRegister_v2(void *memory, size_t n_bytes, unsigned int flags)
-{
-        CUcontext c;
-        CUresult r;
-
-        ENTER(cuMemHostRegister_v2);
-        r = fake_context(&c);
-        if (r != CUDA_SUCCESS)
-                return r;
-        if (!memory || n_bytes == 0 || flags != 0) /* none of the flags is modelled */
-                return CUDA_ERROR_INVALID_VALUE;
-        pthread_mutex_lock(&pinned_lock);
-        r = pin((uintptr_t)memory, n_bytes);
-        pthread_mutex_unlock(&pinned_lock);
-        return r;
-}
-
-API CUresult cuMemHostUnregister(void *memory)
-{
-        CUcontext c;
-        CUresult r;
-
-        ENTER(cuMemHostUnregister);
-        r = fake_context(&c);
-        if (r != CUDA_SUCCESS)
-                return r;
-        pthread_mutex_lock(&pinned_lock);
-        r = unpin((uintptr_t)memory);
-        pthread_mutex_unlock(&pinned_lock);
-        return r;
 }

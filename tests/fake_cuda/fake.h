@@ -12,7 +12,7 @@
  *   ipc.c      legacy IPC handles
  *   vmm.c      cuMemCreate, handles and fds;  map.c  addresses and access
  *   queue.c    queues of work and the threads that do it;  stream.c  streams
- *   copy.c     copies and fills
+ *   copy.c     copies and fills;  pinned.c  registered host memory
  *   green.c    green contexts
  *   extra.c    what only the proxy of the driver asks for
  *   event.c    events;  capture.c: what stream capture forbids
@@ -154,6 +154,9 @@ struct CUctx_st {
 CUresult fake_context(CUcontext *ret);
 CUcontext fake_context_current(void);
 void fake_context_stick(CUcontext c, CUresult error);
+
+/* pinned.c: what was registered in a context that ends. */
+void fake_pinned_drop_of(CUcontext c);
 
 /* green.c */
 bool fake_green_is_alive(CUcontext c);

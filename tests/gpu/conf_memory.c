@@ -86,12 +86,20 @@ TEST(pinned_memory_is_copied_by_streams)
 {
         unsigned char *pinned =
                 mmap(NULL, 2 * MIB, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        void *unmapped = mmap(NULL, 2 * MIB, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        unsigned int flags;
         CUstream s;
         CUdeviceptr p;
 
         ck_assert_ptr_ne(pinned, MAP_FAILED);
+        ck_assert_ptr_ne(unmapped, MAP_FAILED);
         OK(cu.cuMemHostRegister_v2(pinned, 2 * MIB, 0));
         IS(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED, cu.cuMemHostRegister_v2(pinned, 2 * MIB, 0));
+        IS(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED, cu.cuMemHostRegister_v2(pinned + MIB, MIB, 0));
+        OK(cu.cuMemHostGetFlags(&flags, pinned + MIB));
+        REFUSED(cu.cuMemHostGetFlags(&flags, &flags));
+        REFUSED(cu.cuMemHostRegister_v2(pinned, 0, 0));
+        REFUSED(cu.cuMemHostRegister_v2(unmapped, 2 * MIB, CU_MEMHOSTREGISTER_PORTABLE));
         OK(cu.cuStreamCreate(&s, CU_STREAM_NON_BLOCKING));
         OK(cu.cuMemAlloc_v2(&p, 2 * MIB));
         memset(pinned, 0x3b, 2 * MIB);
@@ -107,7 +115,9 @@ TEST(pinned_memory_is_copied_by_streams)
         OK(cu.cuStreamDestroy_v2(s));
         OK(cu.cuMemHostUnregister(pinned));
         IS(CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED, cu.cuMemHostUnregister(pinned));
+        REFUSED(cu.cuMemHostGetFlags(&flags, pinned));
         munmap(pinned, 2 * MIB);
+        munmap(unmapped, 2 * MIB);
 }
 
 /* The contents of fresh memory are undefined; the fake fills it with a pattern. */

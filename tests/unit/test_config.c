@@ -262,7 +262,7 @@ static const struct mistake MISTAKES[] = {
           "unknown key 'colour' in a device; known here: id, size, headroom, partitions, standby" },
         { "limit: 512MiB}", "limit: 512MiB, max: 3}", 6, 38,
           "unknown key 'max' in a partition; known here: name, limit, growth, share, clear_on_release, "
-          "huge_pages, numa_node" },
+          "huge_pages, numa_node, pinned" },
         { "match: {uid: 1000}", "match: {uid: 1, pid: 4}", 10, 21,
           "unknown key 'pid' in match; known here: user, group, uid, gid" },
         { "  - name: vision\n", "  - name: vision\n    nice: 4\n", 10, 5,
@@ -514,6 +514,8 @@ static const struct mistake MISTAKES[] = {
           "huge_pages '1GiB' is not known; write auto, 2MiB or off" },
         { "{name: train, limit: 512MiB}", "{name: train, limit: 512MiB, huge_pages: []}", 6, 50,
           "huge_pages must be a single value" },
+        { "{name: train, limit: 512MiB}", "{name: train, limit: 512MiB, pinned: yes}", 6, 46,
+          "pinned 'yes' is not known; write false or true" },
         { "{name: train, limit: 512MiB}", "{name: train, limit: 512MiB, numa_node: 1024}", 6, 49,
           "numa_node" },
         { "limit: 512MiB", "limit: 514MiB", 7, 30,
@@ -816,6 +818,32 @@ TEST(unavailable_page_sizes)
         assert_line("c.yaml", 6, 66, "partition 'train': sysctl lacks it");
 }
 
+/* Without a GPU it is for clients only, which is said; also at the start. */
+TEST(pinned_memory)
+{
+        static const char host[] =
+                "  - id: host\n    size: 64MiB\n    partitions: [{name: parking, limit: 64MiB, "
+                "pinned: true}]\ntenants:\n";
+        const char *printed;
+        struct config *c[2];
+
+        printed = format_twice(
+                edit("{name: train, limit: 512MiB}", "{name: train, limit: 512MiB, pinned: true}"), &c[0],
+                &c[1]);
+        ck_assert_ptr_nonnull(strstr(printed, "pinned: true}\n"));
+        for (int i = 0; i < 2; i++)
+                ck_assert(c[i]->partitions[0].is_pinned && !c[i]->partitions[1].is_pinned);
+        ck_assert_int_eq(
+                parse_on_small_pages("{name: train, limit: 512MiB, huge_pages: off, pinned: true}", true), 0);
+        assert_line(
+                "c.yaml", 6, 63,
+                "warning: partition 'train' is pinned, but no GPU is configured: only clients that use CUDA "
+                "register its memory; add a GPU to 'devices', or remove pinned");
+        c[0] = parse_good(edit_gpus("tenants:\n", host));
+        ck_assert(c[0]->partitions[c[0]->n_partitions - 1].is_pinned);
+        ck_assert_ptr_null(strstr(errors, "pinned"));
+}
+
 /* As said in bfcd.yaml(5). */
 TEST(test_gpu_defaults)
 {
@@ -859,6 +887,8 @@ static const struct mistake gpu_mistakes[] = {
           "standby 3074MiB is more than the limits of the partitions that take it, 3GiB" },
         { "share: cuda-ipc", "huge_pages: auto", 6, 47, "huge_pages is only for the host device" },
         { "share: cuda-ipc", "numa_node: 0", 6, 46, "numa_node is only for the host device" },
+        { "share: cuda-ipc", "pinned: false", 6, 43,
+          "pinned is only for the host device; GPU memory is always pinned" },
         { "share: cuda-ipc", "clear_on_release: yes", 6, 53,
           "clear_on_release 'yes' is not known; write false or true" },
         { "headroom: 2GiB", "size: 4GiB", 4, 11,
@@ -1143,6 +1173,7 @@ static void assert_same(const struct config *a, const struct config *b)
                           a->partitions[i].pages == b->partitions[i].pages &&
                           a->partitions[i].has_node == b->partitions[i].has_node &&
                           a->partitions[i].node == b->partitions[i].node &&
+                          a->partitions[i].is_pinned == b->partitions[i].is_pinned &&
                           a->partitions[i].device == b->partitions[i].device);
         for (size_t i = 0; i < a->n_tenants; i++) {
                 const struct config_tenant *s = &a->tenants[i];

@@ -2,6 +2,9 @@
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -198,4 +201,206 @@ TEST(a_lost_device_copies_nothing)
                 ck_assert_uint_eq(n_free(&owner), 64 * MIB);
                 ck_assert_int_eq(process_end(&owner), 0);
         }
+}
+
+/* ---- registered memory ------------------------------------------------------ */
+
+#define PINNED_BYTES (16 * MIB) /* two pieces, where it goes through the buffers */
+
+/* In a process of its own; the line of what is wrong, or 0. */
+#define NEEDS(condition)                                                                                     \
+        do {                                                                                                 \
+                if (!(condition))                                                                            \
+                        return __LINE__;                                                                     \
+        } while (0)
+
+struct pinned_case {
+        struct device *gpu, *host;
+        struct device_extent memory, copies[2];
+        struct device_pins pins;
+};
+
+static int pinned_open(struct pinned_case *c)
+{
+        char sentence[256];
+
+        *c = (struct pinned_case){ .gpu = NULL };
+        NEEDS(device_cuda_new("cuda:0", &c->gpu, sentence, sizeof(sentence)) == 0);
+        NEEDS(device_host_new(&c->host) == 0);
+        NEEDS(device_make(c->gpu, DEVICE_SHARE_FD, PINNED_BYTES, &c->memory) == 0);
+        for (int i = 0; i < 2; i++)
+                NEEDS(device_make(c->host, DEVICE_SHARE_FD, PINNED_BYTES, &c->copies[i]) == 0);
+        return 0;
+}
+
+static int pinned_copy(struct pinned_case *c, int i, uint64_t offset, uint64_t n_bytes, bool to_host)
+{
+        return device_copy(c->gpu, &(struct device_copy){ .extent = &c->memory,
+                                                          .offset = offset,
+                                                          .host = &c->copies[i],
+                                                          .host_offset = offset,
+                                                          .n_bytes = n_bytes,
+                                                          .to_host = to_host,
+                                                          .pins = &c->pins });
+}
+
+static uint64_t copies_mapped(void)
+{
+        FILE *f = fopen("/proc/self/maps", "re");
+        char line[512];
+        uint64_t n = 0;
+
+        while (f && fgets(line, sizeof(line), f))
+                n += !!strstr(line, "bfcd-extent");
+        if (f)
+                fclose(f);
+        return n;
+}
+
+static int host_set(const struct device_extent *e, unsigned char value)
+{
+        unsigned char piece[4096];
+
+        memset(piece, value, sizeof(piece));
+        for (uint64_t at = 0; at < e->n_bytes; at += sizeof(piece))
+                NEEDS(pwrite(e->fd, piece, sizeof(piece), (off_t)at) == (ssize_t)sizeof(piece));
+        return 0;
+}
+
+static bool host_is(const struct device_extent *e, unsigned char value)
+{
+        unsigned char piece[4096];
+
+        for (uint64_t at = 0; at < e->n_bytes; at += sizeof(piece)) {
+                if (pread(e->fd, piece, sizeof(piece), (off_t)at) != (ssize_t)sizeof(piece))
+                        return false;
+                for (size_t i = 0; i < sizeof(piece); i++)
+                        if (piece[i] != value)
+                                return false;
+        }
+        return true;
+}
+
+static int pinned_close(struct pinned_case *c)
+{
+        for (int i = 0; i < 2; i++)
+                NEEDS(device_destroy(c->host, &c->copies[i]) == 0);
+        NEEDS(atomic_load(&c->pins.n_bytes) == 0 && copies_mapped() == 0);
+        NEEDS(device_destroy(c->gpu, &c->memory) == 0);
+        device_free(c->gpu);
+        device_free(c->host);
+        return 0;
+}
+
+/* A second call of a copy in one direction would fail, and so would the registration of one extent more. */
+static int act_copy_pinned(struct message *m)
+{
+        struct pinned_case c;
+
+        (void)m;
+        setenv("FAKE_CUDA_FAULT", "cuMemcpyHtoDAsync:2+,cuMemcpyDtoHAsync:2+,cuMemHostRegister:4+", 1);
+        NEEDS(pinned_open(&c) == 0);
+        NEEDS(!device_is_pinned(&c.copies[0]));
+        NEEDS(host_set(&c.copies[0], 0x5c) == 0);
+        NEEDS(pinned_copy(&c, 0, 0, PINNED_BYTES, false) == 0);
+        NEEDS(atomic_load(&c.pins.n_bytes) == PINNED_BYTES && copies_mapped() == 1);
+        NEEDS(pinned_copy(&c, 1, 0, PINNED_BYTES, true) == 0);
+        NEEDS(host_is(&c.copies[1], 0x5c));
+        NEEDS(atomic_load(&c.pins.n_bytes) == 2 * PINNED_BYTES && atomic_load(&c.pins.error) == 0);
+        NEEDS(pinned_copy(&c, 0, 0, PINNED_BYTES, false) ==
+              -ENOMEM); /* the fault, and no second registration */
+        NEEDS(device_is_pinned(&c.copies[0]) && device_is_pinned(&c.copies[1]));
+        NEEDS(device_unpin(&c.copies[0]) == 0 && device_unpin(&c.copies[0]) == 0);
+        NEEDS(!device_is_pinned(&c.copies[0]) && copies_mapped() == 1);
+        return pinned_close(&c);
+}
+
+TEST(registered_memory_is_copied_directly)
+{
+        struct process p = process_start();
+
+        ck_assert_int_eq(tell(&p, act_copy_pinned), 0);
+        ck_assert_int_eq(process_end(&p), 0);
+}
+
+/* Small pieces, and an extent that the driver refuses: through the buffers, which are the first registration. */
+static int act_copy_unpinned(struct message *m)
+{
+        struct pinned_case c;
+
+        (void)m;
+        setenv("FAKE_CUDA_FAULT", "cuMemHostRegister:2+", 1);
+        NEEDS(pinned_open(&c) == 0);
+        NEEDS(host_set(&c.copies[0], 0x6d) == 0);
+        NEEDS(pinned_copy(&c, 0, 0, 4096, false) == 0);
+        NEEDS(atomic_load(&c.pins.error) == 0);
+        for (int i = 0; i < 2; i++)
+                NEEDS(pinned_copy(&c, 0, 0, PINNED_BYTES, false) == 0);
+        NEEDS(atomic_load(&c.pins.error) == -ENOMEM && atomic_load(&c.pins.n_bytes) == 0 &&
+              copies_mapped() == 0);
+        NEEDS(pinned_copy(&c, 1, 0, PINNED_BYTES, true) == 0);
+        NEEDS(host_is(&c.copies[1], 0x6d));
+        return pinned_close(&c);
+}
+
+TEST(what_cannot_be_registered_is_copied_through_buffers)
+{
+        struct process p = process_start();
+
+        ck_assert_int_eq(tell(&p, act_copy_unpinned), 0);
+        ck_assert_int_eq(process_end(&p), 0);
+}
+
+/* The pages stay the device's, so the memory does not count as returned. */
+static int act_keep_pinned(struct message *m)
+{
+        struct pinned_case c;
+
+        (void)m;
+        setenv("FAKE_CUDA_FAULT", "cuMemHostUnregister:1:999", 1);
+        NEEDS(pinned_open(&c) == 0);
+        NEEDS(pinned_copy(&c, 0, 0, PINNED_BYTES, false) == 0);
+        NEEDS(pinned_copy(&c, 1, 0, PINNED_BYTES, false) == 0);
+        NEEDS(device_destroy(c.host, &c.copies[0]) == -EBUSY);
+        NEEDS(copies_mapped() == 2 && atomic_load(&c.pins.n_bytes) == PINNED_BYTES);
+        NEEDS(device_destroy(c.host, &c.copies[1]) == 0);
+        NEEDS(device_destroy(c.gpu, &c.memory) == 0);
+        device_free(c.gpu);
+        device_free(c.host);
+        return 0;
+}
+
+TEST(what_cannot_be_unregistered_is_not_returned)
+{
+        struct process p = process_start();
+
+        ck_assert_int_eq(tell(&p, act_keep_pinned), 0);
+        ck_assert_int_eq(process_end(&p), 0);
+}
+
+/* The context of a device that is closed ends with its registrations; a new one makes new ones. */
+static int act_close_pinned(struct message *m)
+{
+        struct pinned_case c;
+        char sentence[256];
+
+        (void)m;
+        NEEDS(pinned_open(&c) == 0);
+        NEEDS(pinned_copy(&c, 0, 0, PINNED_BYTES, false) == 0);
+        NEEDS(device_destroy(c.gpu, &c.memory) == 0);
+        device_close(c.gpu);
+        NEEDS(atomic_load(&c.pins.n_bytes) == 0 && copies_mapped() == 0 && !device_is_pinned(&c.copies[0]));
+        NEEDS(device_open(c.gpu, sentence, sizeof(sentence)) == 0);
+        NEEDS(device_make(c.gpu, DEVICE_SHARE_FD, PINNED_BYTES, &c.memory) == 0);
+        NEEDS(pinned_copy(&c, 0, 0, PINNED_BYTES, true) == 0);
+        NEEDS(atomic_load(&c.pins.n_bytes) == PINNED_BYTES);
+        return pinned_close(&c);
+}
+
+TEST(a_closed_device_keeps_nothing_registered)
+{
+        struct process p = process_start();
+
+        ck_assert_int_eq(tell(&p, act_close_pinned), 0);
+        ck_assert_int_eq(process_end(&p), 0);
 }

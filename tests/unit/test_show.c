@@ -252,11 +252,12 @@ TEST(partitions)
         page.partitions = rows;
         ck_assert_int_eq(list_new(&l), 0);
         add(l, BFCD__LIST__KIND__PARTITIONS, &page, 0);
-        check_json(BFCD__LIST__KIND__PARTITIONS, l,
-                   "{\"schema\":1,\"partitions\":[{\"partition\":\"train\",\"device\":\"host\","
-                   "\"growth\":\"on-demand\",\"share\":\"fd\",\"clear_on_release\":true,"
-                   "\"pages\":\"2 MiB\",\"bytes_in_2mib_pages\":4194304,\"bytes_in_4kib_pages\":0,"
-                   "\"num_tenants\":2," STATS_JSON "}]}");
+        check_json(
+                BFCD__LIST__KIND__PARTITIONS, l,
+                "{\"schema\":1,\"partitions\":[{\"partition\":\"train\",\"device\":\"host\","
+                "\"growth\":\"on-demand\",\"share\":\"fd\",\"clear_on_release\":true,\"pinned\":false,\"bytes_pinned\":0,"
+                "\"pages\":\"2 MiB\",\"bytes_in_2mib_pages\":4194304,\"bytes_in_4kib_pages\":0,"
+                "\"num_tenants\":2," STATS_JSON "}]}");
         text = table_of(BFCD__LIST__KIND__PARTITIONS, l);
         ck_assert_ptr_nonnull(strstr(text, "train host on-demand 128.0 MiB 192.0 MiB "));
         ck_assert_ptr_nonnull(strstr(text, "PAGES ENOMEM UNRECLAIMED\n"));

@@ -1,0 +1,169 @@
+"""Blocks that step aside together, and return with their contents at the same addresses.
+
+SPDX-License-Identifier: Apache-2.0
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from . import _arrays, _errors, _library
+from ._library import lib
+
+if TYPE_CHECKING:
+    from ._client import Block, Client
+
+#: A device may still be releasing what was parked.
+_UNDO_WAIT_MS = 10_000
+_numbers = itertools.count(1)
+
+
+def new_tag(kind: str) -> str:
+    return f"{kind}-{os.getpid()}-{next(_numbers)}"
+
+
+class Sleeper:
+    """What parks and wakes all blocks of a client that have one tag."""
+
+    def __init__(self, client: Client, tag: str) -> None:
+        self._client = client
+        self.tag = tag
+
+    def _partition(self) -> str:
+        """Where the blocks are."""
+        raise NotImplementedError
+
+    def _check_open(self) -> None:
+        pass
+
+    def _place_for_copies(self, to: str | None) -> str:
+        name = self._partition()
+        for d in self._client.devices().logical:
+            if d.name == to and d.physical.kind != "host":
+                raise _errors.InvalidValue(
+                    errno.EINVAL, f"partition '{to}' is on a GPU: memory can be parked only in a partition of host memory"
+                )
+            if to is None and d.physical.kind == "host" and d.name != name:
+                return d.name
+        if to is not None:
+            return to
+        raise _errors.NotFound(
+            errno.ENOENT,
+            f"tenant '{self._client.tenant}' has no quota in a partition of host memory other than '{name}', where copies "
+            "could go: add one to its quotas, or call sleep(discard=True)",
+        )
+
+    def sleep(self, to: str | None = None, *, discard: bool = False) -> None:
+        """Parks the memory: its contents go to the partition `to` of host memory, by default the tenant's first other
+        one, and the memory is returned for others. discard=True: the contents are lost instead.
+
+        Nothing may use the memory until it wakes: views and pointers that exist fault. Busy: some of it is in use, or a
+        stream is being captured. On an error the memory that was parked already is woken again, as far as there is
+        room."""
+        self._check_open()
+        place = None if discard else self._place_for_copies(to)
+        how = _library.DISCARD if discard else _library.BACKUP
+        handle, tag = self._client._handle, self.tag.encode()
+        result = lib.bfc_park_tag(handle, tag, how, None if place is None else os.fsencode(place))
+        if result < 0:
+            e = _errors.error(result)
+            if not discard:
+                lib.bfc_wake_tag(handle, tag, _UNDO_WAIT_MS)
+            raise e
+
+    def wake(self, wait: float | None = None) -> None:
+        """Brings the memory back, with its contents and at its addresses. It needs room in the partition again, for
+        which it waits at most `wait` seconds; QuotaExceeded or OutOfMemory otherwise. Signals are handled after the
+        wait. What woke before an error stays awake."""
+        self._check_open()
+        _errors.check(lib.bfc_wake_tag(self._client._handle, self.tag.encode(), _wait_ms(wait)))
+
+    @contextmanager
+    def use(self, wait: float | None = None) -> Iterator[None]:
+        """Around work: wakes the memory as wake() does, and keeps it awake until the end, also when the daemon asks for
+        memory. Uses can be nested, and be those of several threads. Memory that is allocated inside is not in use."""
+        self._check_open()
+        handle, tag = self._client._handle, self.tag.encode()
+        _errors.check(lib.bfc_use_begin_tag(handle, tag, _wait_ms(wait)))
+        try:
+            yield
+        finally:
+            lib.bfc_use_end_tag(handle, tag)
+
+
+def _wait_ms(wait: float | None) -> int:
+    from . import _client
+
+    return _client._wait_ms(_client._default_wait if wait is None else wait)
+
+
+#: Tags of open pools, by session.
+_tags: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
+
+
+class Pool(Sleeper):
+    """A pool of blocks and arrays that are parked and woken together, made by Client.pool() or bfcd.pool().
+
+        with bfcd.pool(tag="weights") as p:
+            x = p.empty((1000, 1000))
+            p.sleep()                       # the memory is others'
+            with p.use(wait=60):            # it is back, at the same address
+                x[:] = 1
+
+    Each block has whole extents of its own (2 MiB and more), so put many small arrays into one block. Leaving `with`
+    frees all that is left, also what is referred to; no view may be used then. Any thread may use a pool.
+    """
+
+    def __init__(self, client: Client, tag: str | None, partition: str | None) -> None:
+        super().__init__(client, new_tag("pool") if tag is None else tag)
+        session = client._session
+        if session is None:
+            raise ValueError("the client is closed")
+        if self.tag in _tags.setdefault(session, set()):
+            raise ValueError(f"the client has a pool with the tag '{self.tag}' already")
+        self._where = partition
+        self._blocks: weakref.WeakSet[Block] = weakref.WeakSet()
+        self._is_open = True
+        _tags[session].add(self.tag)
+        self._forget = weakref.finalize(self, _tags[session].discard, self.tag)
+
+    def _partition(self) -> str:
+        return self._client.partition if self._where is None else self._where
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise ValueError("the pool is closed")
+
+    def alloc(self, n_bytes: int, *, wait: float | None = None) -> Block:
+        """A block of n_bytes, as Client.malloc() gives."""
+        self._check_open()
+        block = self._client.malloc(n_bytes, partition=self._where, tag=self.tag, wait=wait, parkable=True)
+        self._blocks.add(block)
+        return block
+
+    def empty(self, shape: int | tuple[int, ...], dtype: Any = "float32", *, wait: float | None = None) -> Any:
+        """An array, as Client.empty() gives."""
+        self._check_open()
+        return _arrays.empty(self._client, shape, dtype, self._where, self.tag, wait, False, self)
+
+    def close(self) -> None:
+        """Frees all blocks that are left."""
+        self._is_open = False
+        for block in list(self._blocks):
+            block.free()
+        self._forget()
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<bfcd.Pool '{self.tag}' of {len(self._blocks)} blocks>" if self._is_open else "<bfcd.Pool, closed>"
