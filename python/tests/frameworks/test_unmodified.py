@@ -1,5 +1,5 @@
-# Unmodified PyTorch, which knows nothing of bfcd, under `bfcctl run`: its own allocator gets its memory from bfcd through
-# the proxy of the driver (preload/). On the fake CUDA runtime; scripts/test-frameworks runs it.
+# Unmodified PyTorch and CuPy, which know nothing of bfcd, under `bfcctl run`: their own allocators get their memory from
+# bfcd through the proxy of the driver (preload/). On the fake CUDA runtime; scripts/test-frameworks runs it.
 #
 # SPDX-License-Identifier: Apache-2.0
 import os
@@ -10,10 +10,9 @@ import sys
 import pytest
 from conftest import LIMIT_S, gpu_only
 
-pytest.importorskip("torch")
 pytestmark = gpu_only
 
-JOB = """
+PYTORCH = """
 import torch
 MIB = 1 << 20
 
@@ -42,23 +41,122 @@ assert len([tensor(4) for _ in range(10)]) == 10
 """
 
 
-@pytest.mark.parametrize("segments, has_blocks", [("", True), ("expandable_segments:True", False)])
-def test_own_allocator_of_pytorch(daemon, segments, has_blocks):
+# Prints the statistics of the default pool, which must not depend on bfcd.
+CUPY = """
+import cupy
+MIB = 1 << 20
+pool = cupy.get_default_memory_pool()
+pool.set_limit(size=45 * MIB)
+
+def array(n_mib):
+    return cupy.empty(n_mib * MIB, dtype=cupy.uint8)
+
+def statistics():
+    print(pool.used_bytes() // MIB, pool.total_bytes() // MIB, pool.free_bytes() // MIB, pool.n_free_blocks())
+
+x, y = array(20), array(3)
+statistics()
+x[...].data.memset(7, x.nbytes)
+assert cupy.asnumpy(x[-2:]).tolist() == [7, 7]
+try:
+    array(23)
+except cupy.cuda.memory.OutOfMemoryError as e:
+    print(e)
+else:
+    raise SystemExit("23 MiB beside 23 of 45")
+del x
+statistics()
+x = array(18)
+statistics()
+del x, y
+pool.free_all_blocks()
+statistics()
+"""
+
+# What bfcd says, under the limit of the lease.
+CUPY_LEASE = """
+import cupy
+MIB = 1 << 20
+pool = cupy.get_default_memory_pool()
+
+def array(n_mib):
+    return cupy.empty(n_mib * MIB, dtype=cupy.uint8)
+
+def free_mib():
+    return cupy.cuda.runtime.memGetInfo()[0] // MIB
+
+assert cupy.cuda.runtime.memGetInfo() == (48 * MIB, 48 * MIB)
+assert cupy.cuda.Device().mem_info == (48 * MIB, 48 * MIB)
+x = array(20)
+assert free_mib() == 28, free_mib()
+try:
+    array(40)
+except cupy.cuda.memory.OutOfMemoryError as e:
+    print(e)
+else:
+    raise SystemExit("40 MiB beside 20 of 48")
+del x
+assert free_mib() == 28, free_mib()
+array(40)  # CuPy frees its idle blocks first
+pool.free_all_blocks()
+assert free_mib() == 48, free_mib()
+pool.set_limit(fraction=0.5)
+assert pool.get_limit() == 24 * MIB
+"""
+
+RUNTIME = """
+import sys
+import static_runtime
+assert "cudaMalloc" in static_runtime.redirect("cupy_backends.cuda.api.runtime", sys.argv[1])
+"""
+
+
+def run(daemon, program, *arguments, limit="48MiB", **environment):
+    """Under bfcctl run, or without it: limit None."""
     bfcctl = os.environ["BFCCTL"]
+    command = [bfcctl, "--socket", str(daemon.folder / "admin.sock"), "run", "--tenant", "me", "--partition", "train"]
+    command += ["--limit", limit or "", "--"]
+    paths = {
+        "BFC_PRELOAD": str(pathlib.Path(bfcctl).resolve().parent.parent / "preload"),
+        "PYTHONPATH": str(pathlib.Path(__file__).resolve().parent),
+    }
     r = subprocess.run(
-        [bfcctl, "--socket", str(daemon.folder / "admin.sock"), "run", "--tenant", "me", "--partition", "train"]
-        + ["--limit", "48MiB", "--", sys.executable, "-c", JOB],
-        env=daemon.environment()
-        | {
-            "BFC_PRELOAD": str(pathlib.Path(bfcctl).resolve().parent.parent / "preload"),
-            "PYTORCH_CUDA_ALLOC_CONF": segments,
-        },
+        (command if limit else []) + [sys.executable, "-c", program, *arguments],
+        env=daemon.environment() | paths | environment,
         text=True,
         capture_output=True,
         timeout=LIMIT_S,
     )
     assert r.returncode == 0, r.stdout + r.stderr
+    return r
+
+
+@pytest.mark.parametrize("segments, has_blocks", [("", True), ("expandable_segments:True", False)])
+def test_own_allocator_of_pytorch(daemon, segments, has_blocks):
+    pytest.importorskip("torch")
+    r = run(daemon, PYTORCH, PYTORCH_CUDA_ALLOC_CONF=segments)
     assert "Tried to allocate 40.00 MiB. GPU 0 has a total capacity of 48.00 MiB of which 28.00 MiB is free" in r.stdout
     # Expandable segments are the driver's memory, which only the process counts.
     assert ("40.0 MiB in blocks" in r.stderr) == has_blocks, r.stderr
     assert ("of GPU 0 outside of bfcd" in r.stderr) != has_blocks, r.stderr
+
+
+def run_cupy(daemon, program, limit="48MiB"):
+    pytest.importorskip("cupy")
+    runtime = os.environ["LD_PRELOAD"].split()[0]
+    return run(daemon, RUNTIME + program, runtime, limit=limit, LD_PRELOAD="")
+
+
+def test_default_pool_of_cupy_is_as_without_bfcd(daemon):
+    with_bfcd, without = run_cupy(daemon, CUPY), run_cupy(daemon, CUPY, limit=None)
+    assert with_bfcd.stdout == without.stdout
+    lines = with_bfcd.stdout.splitlines()
+    assert lines[0] == "23 23 0 0" and lines[2:] == ["3 23 20 1", "21 23 2 1", "0 0 0 0"], lines
+    assert "(allocated so far: 24,117,248 bytes, limit set to: 47,185,920 bytes)" in lines[1]
+    assert "23.0 MiB in blocks" in with_bfcd.stderr and "0 B left" in with_bfcd.stderr, with_bfcd.stderr
+
+
+def test_default_pool_of_cupy_at_the_limit(daemon):
+    r = run_cupy(daemon, CUPY_LEASE)
+    assert "Out of memory allocating 41,943,040 bytes (allocated so far: 20,971,520 bytes)" in r.stdout
+    assert "40.0 MiB in blocks" in r.stderr and "outside of bfcd" not in r.stderr, r.stderr
