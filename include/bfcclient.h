@@ -548,6 +548,10 @@ int bfc_partition_info(bfc_client *client, size_t index, struct bfc_partition_in
  * such partition. The name is valid until bfc_disconnect(); pass it to bfc_malloc_in(). */
 int bfc_partition_for_device(bfc_client *client, int ordinal, const char **ret_name);
 
+/* The same by the GPU's UUID as nvidia-smi prints it, "GPU-..." or "MIG-...": the client's own partition if it is on
+ * that GPU, else the first one. Does not ask the driver. -ENOENT: the tenant has no quota on such a GPU. */
+int bfc_partition_for_uuid(bfc_client *client, const char *uuid, const char **ret_name);
+
 /* The client of the whole process, made from the environment at the first call in any thread. It belongs
  * to the library and ends with the process: never bfc_disconnect() it. Fails as bfc_connect() does, and
  * the next call tries again. A forked child gets its own at its first call; the parent's returns -ECHILD

@@ -17,6 +17,9 @@
 #define NOT_FOUND         6
 #define INSUFFICIENT_SIZE 7
 #define DRIVER_NOT_LOADED 9
+#define VERSION_MISMATCH  25
+#define TOTAL_BYTES       (80ull << 30)
+#define RESERVED_BYTES    (500ull << 20)
 #define MAX_DEVICES       8u
 #define MAX_LINES         1024u
 
@@ -24,6 +27,15 @@ struct process_info {
         unsigned pid;
         unsigned long long n_bytes;
         unsigned gpu_instance, compute_instance;
+};
+
+struct memory {
+        unsigned long long n_total, n_free, n_used;
+};
+
+struct memory_v2 {
+        unsigned version;
+        unsigned long long n_total, n_reserved, n_free, n_used;
 };
 
 static struct line {
@@ -39,6 +51,9 @@ int nvmlShutdown(void);
 int nvmlDeviceGetCount_v2(unsigned *ret);
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **ret);
 int nvmlDeviceGetUUID(void *device, char *ret, unsigned n_ret);
+int nvmlDeviceGetMemoryInfo(void *device, struct memory *ret);
+int nvmlDeviceGetMemoryInfo_v2(void *device, struct memory_v2 *ret);
+const char *nvmlErrorString(int result);
 int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *n, struct process_info *ret);
 
 static unsigned device_of(const char *uuid)
@@ -101,6 +116,43 @@ API int nvmlDeviceGetUUID(void *device, char *ret, unsigned n_ret)
         if (strlen(device) >= n_ret)
                 return INSUFFICIENT_SIZE;
         strcpy(ret, device);
+        return SUCCESS;
+}
+
+API const char *nvmlErrorString(int result)
+{
+        return result == SUCCESS ? "Success" : "Failure";
+}
+
+/* Of each device; what the processes have is used. */
+static struct memory_v2 memory_of(const void *device)
+{
+        struct memory_v2 m = { .n_total = TOTAL_BYTES, .n_reserved = RESERVED_BYTES };
+
+        for (unsigned i = 0; i < n_lines; i++)
+                if (lines[i].has_process && uuids[lines[i].device] == device &&
+                    lines[i].info.n_bytes != UINT64_MAX)
+                        m.n_used += lines[i].info.n_bytes;
+        m.n_free = m.n_total - m.n_reserved - m.n_used;
+        return m;
+}
+
+API int nvmlDeviceGetMemoryInfo(void *device, struct memory *ret)
+{
+        struct memory_v2 m = memory_of(device);
+
+        *ret = (struct memory){ m.n_total, m.n_free, m.n_used + m.n_reserved };
+        return SUCCESS;
+}
+
+API int nvmlDeviceGetMemoryInfo_v2(void *device, struct memory_v2 *ret)
+{
+        unsigned version = ret->version;
+
+        if (version != (2u << 24 | sizeof(*ret)))
+                return VERSION_MISMATCH;
+        *ret = memory_of(device);
+        ret->version = version;
         return SUCCESS;
 }
 

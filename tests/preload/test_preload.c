@@ -120,6 +120,46 @@ TEST_OF(preload, strict)
         text_has(err, "memory outside of bfcd is refused (cuMemCreate)");
 }
 
+/* A file of two GPUs, the first one is that of the partition. */
+static void write_nvml(void)
+{
+        struct bfc_partition_info info = { .struct_size = sizeof(info) };
+        bfc_client *client;
+        char path[256];
+        FILE *f;
+
+        ck_assert_int_eq(bfc_connect(NULL, &client), 0);
+        ck_assert_int_eq(bfc_partition_info(client, 0, &info), 0);
+        bfc_disconnect(client);
+        snprintf(path, sizeof(path), "%s/nvml", rig->folder);
+        f = fopen(path, "w");
+        ck_assert_ptr_nonnull(f);
+        fprintf(f, "%s 1 7777\nGPU-00000000-1111-2222-3333-444444444444 1 12345\n", info.device_uuid);
+        fclose(f);
+        ck_assert_int_eq(setenv("FAKE_NVML", path, 1), 0);
+}
+
+TEST_OF(preload, nvml)
+{
+        char path[8192];
+
+        write_nvml();
+        snprintf(path, sizeof(path), "%s:" LIBRARIES ":" FAKE_NVML, getenv("BFC_PRELOAD"));
+        ck_assert_int_eq(setenv("LD_LIBRARY_PATH", path, 1), 0);
+        free(run_job(RUN("--", JOB, "dlsym", "nvml")));
+        ck_assert_int_eq(setenv("BFC_SOCKET", "/nowhere/bfcd.sock", 1), 0);
+        free(run_job((const char *const[]){ JOB, "dlsym", "plain-nvml", NULL }));
+}
+
+TEST_OF(preload, path_of_nvml)
+{
+        write_nvml();
+        ck_assert_int_eq(setenv("BFC_NVML_LIBRARY", FAKE_NVML "/libnvidia-ml.so.1", 1), 0);
+        free(run_job(RUN("--", JOB, "dlsym", "nvml")));
+        ck_assert_int_eq(setenv("BFC_NVML_LIBRARY", "/nowhere/libnvidia-ml.so.1", 1), 0);
+        free(run_job(RUN("--", JOB, "dlsym", "no-nvml")));
+}
+
 TEST_OF(preload, no_preload)
 {
         char *err = run_job(RUN("--no-preload", "--", JOB, "dlsym", "passed-on"));
