@@ -1,11 +1,11 @@
 /* One exported function for each name of names.h, and a hidden real_NAME for each of own.h; in the proxy of NVML of
- * nvml_names.h and nvml_own.h. Each jumps to the address in its slot, without changing a register that can have an
+ * nvml/names.h and nvml/own.h. Each jumps to the address in its slot, without changing a register that can have an
  * argument or a result. A slot first has an address that resolves it (preload_resolve()) and then continues the call.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifdef BFC_PROXY_OF_NVML
-#define OWN_NAMES   "preload/nvml_own.h"
-#define OTHER_NAMES "preload/nvml_names.h"
+#define OWN_NAMES   "preload/nvml/own.h"
+#define OTHER_NAMES "preload/nvml/names.h"
 #else
 #define OWN_NAMES   "preload/own.h"
 #define OTHER_NAMES "preload/names.h"

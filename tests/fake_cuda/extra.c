@@ -1,5 +1,5 @@
-/* What only the proxy of the driver (preload/) asks for: memory pools without memory, managed memory that is the
- * device's, and arrays that take none. cuGetProcAddress() does not find these functions.
+/* What only the proxy of the driver (preload/) and frameworks ask for: memory pools without memory, managed memory that
+ * is the device's, arrays that take none, and others. cuGetProcAddress() does not find these functions.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "tests/fake_cuda/fake.h"
@@ -52,6 +52,51 @@ API CUresult cuArrayDestroy(CUarray array)
                 return CUDA_ERROR_INVALID_HANDLE;
         free(array);
         return CUDA_SUCCESS;
+}
+
+/* Pinned memory is memory. */
+CUresult cuMemHostAlloc(void **ret, size_t n_bytes, unsigned int flags);
+CUresult cuMemFreeHost(void *p);
+CUresult cuCtxGetStreamPriorityRange(int *ret_least, int *ret_greatest);
+CUresult cuStreamCreateWithPriority(CUstream *ret_stream, unsigned int flags, int priority);
+
+API CUresult cuMemHostAlloc(void **ret, size_t n_bytes, unsigned int flags)
+{
+        (void)flags;
+        if (!ret || n_bytes == 0)
+                return CUDA_ERROR_INVALID_VALUE;
+        return posix_memalign(ret, 4096, n_bytes) == 0 ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+API CUresult cuMemFreeHost(void *p)
+{
+        free(p);
+        return CUDA_SUCCESS;
+}
+
+API CUresult cuCtxGetStreamPriorityRange(int *ret_least, int *ret_greatest)
+{
+        if (ret_least)
+                *ret_least = 0;
+        if (ret_greatest)
+                *ret_greatest = 0;
+        return CUDA_SUCCESS;
+}
+
+API CUresult cuStreamCreateWithPriority(CUstream *ret_stream, unsigned int flags, int priority)
+{
+        (void)priority;
+        return cuStreamCreate(ret_stream, flags);
+}
+
+/* Of equal bytes, as frameworks clear memory. */
+CUresult cuMemsetD32Async(CUdeviceptr to, unsigned int value, size_t n, CUstream stream);
+
+API CUresult cuMemsetD32Async(CUdeviceptr to, unsigned int value, size_t n, CUstream stream)
+{
+        if (value != (value & 0xff) * 0x01010101u || n > SIZE_MAX / 4)
+                return CUDA_ERROR_NOT_SUPPORTED;
+        return cuMemsetD8Async(to, (unsigned char)value, 4 * n, stream);
 }
 
 /* The attributes of no memory are 0, as NVIDIA's driver has it. */

@@ -510,14 +510,23 @@ int main(int argc, char **argv)
                 const char *name;
                 void (*run)(void);
         } cases[] = {
-                { "limit", be_limited },         { "errors", have_errors },
-                { "addresses", know_addresses }, { "random", make_random_calls },
-                { "threads", have_threads },     { "streams", use_streams },
-                { "contexts", use_contexts },    { "fork", fork_children },
-                { "map", map_memory },           { "others", have_others },
-                { "strict", be_strict },         { "passed-on", be_passed_on },
-                { "no-driver", have_no_driver }, { "nvml", ask_nvml },
-                { "no-nvml", have_no_nvml },     { "plain-nvml", have_plain_nvml },
+                { "limit", be_limited },
+                { "errors", have_errors },
+                { "addresses", know_addresses },
+                { "random", make_random_calls },
+                { "threads", have_threads },
+                { "streams", use_streams },
+                { "contexts", use_contexts },
+                { "fork", fork_children },
+                { "map", map_memory },
+                { "others", have_others },
+                { "strict", be_strict },
+                { "passed-on", be_passed_on },
+                { "no-driver", have_no_driver },
+                { "nvml", ask_nvml },
+                { "no-nvml", have_no_nvml },
+                { "plain-nvml", have_plain_nvml },
+                { "nvml-of-nothing", have_nvml_of_nothing },
         };
 
         CHECK(argc >= 3);

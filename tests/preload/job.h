@@ -54,6 +54,7 @@ size_t total_bytes(void);
 /* Cases of management.c. */
 void ask_nvml(void);
 void have_no_nvml(void);
+void have_nvml_of_nothing(void);
 void have_plain_nvml(void);
 
 /* Cases of random.c. */

@@ -107,6 +107,12 @@ void ask_nvml(void)
 
 void have_no_nvml(void)
 {
+        CHECK(!dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL));
+}
+
+/* The proxy alone. */
+void have_nvml_of_nothing(void)
+{
         struct memory memory;
         unsigned int n;
 
@@ -116,7 +122,7 @@ void have_no_nvml(void)
         CHECK(strcmp(nvml.text(LIBRARY_NOT_FOUND), "NVML Shared Library Not Found") == 0);
 }
 
-/* Without a limit of bfcd, all is as the library says. */
+/* Without bfcd all is as the library says. */
 void have_plain_nvml(void)
 {
         unsigned int n;

@@ -144,20 +144,27 @@ TEST_OF(preload, nvml)
         char path[8192];
 
         write_nvml();
-        snprintf(path, sizeof(path), "%s:" LIBRARIES ":" FAKE_NVML, getenv("BFC_PRELOAD"));
-        ck_assert_int_eq(setenv("LD_LIBRARY_PATH", path, 1), 0);
+        free(run_job(RUN("--", JOB, "dlsym", "no-nvml")));
+        ck_assert_int_eq(setenv("LD_LIBRARY_PATH", LIBRARIES ":" FAKE_NVML, 1), 0);
         free(run_job(RUN("--", JOB, "dlsym", "nvml")));
+        snprintf(path, sizeof(path), "%s/nvml:" LIBRARIES ":" FAKE_NVML, getenv("BFC_PRELOAD"));
+        ck_assert_int_eq(setenv("LD_LIBRARY_PATH", path, 1), 0);
         ck_assert_int_eq(setenv("BFC_SOCKET", "/nowhere/bfcd.sock", 1), 0);
         free(run_job((const char *const[]){ JOB, "dlsym", "plain-nvml", NULL }));
 }
 
 TEST_OF(preload, path_of_nvml)
 {
+        char path[8192];
+
         write_nvml();
         ck_assert_int_eq(setenv("BFC_NVML_LIBRARY", FAKE_NVML "/libnvidia-ml.so.1", 1), 0);
         free(run_job(RUN("--", JOB, "dlsym", "nvml")));
+        /* Without bfcctl run nothing looks whether there is one. */
+        snprintf(path, sizeof(path), "%s/nvml:" LIBRARIES, getenv("BFC_PRELOAD"));
+        ck_assert_int_eq(setenv("LD_LIBRARY_PATH", path, 1), 0);
         ck_assert_int_eq(setenv("BFC_NVML_LIBRARY", "/nowhere/libnvidia-ml.so.1", 1), 0);
-        free(run_job(RUN("--", JOB, "dlsym", "no-nvml")));
+        free(run_job((const char *const[]){ JOB, "dlsym", "nvml-of-nothing", NULL }));
 }
 
 TEST_OF(preload, no_preload)

@@ -1,5 +1,6 @@
-# Unmodified PyTorch and CuPy, which know nothing of bfcd, under `bfcctl run`: their own allocators get their memory from
-# bfcd through the proxy of the driver (preload/). On the fake CUDA runtime; scripts/test-frameworks runs it.
+# Unmodified PyTorch, CuPy, JAX and TensorFlow, which know nothing of bfcd, under `bfcctl run`: their own allocators get
+# their memory from bfcd through the proxy of the driver (preload/). On the fake CUDA runtime; scripts/test-frameworks
+# runs it. JAX and TensorFlow are in an environment of their own (BFC_MORE_FRAMEWORKS).
 #
 # SPDX-License-Identifier: Apache-2.0
 import os
@@ -104,6 +105,40 @@ pool.set_limit(fraction=0.5)
 assert pool.get_limit() == 24 * MIB
 """
 
+# JAX asks NVML, and takes three quarters of the GPU at its start. It looks for the device's file, which is not here.
+JAX = """
+import numpy
+from jax._src import hardware_utils
+hardware_utils.has_visible_nvidia_gpu = lambda: True
+import jax
+MIB = 1 << 20
+gpu = jax.devices()[0]
+assert gpu.platform == "gpu" and gpu.memory_stats()["bytes_limit"] == 36 * MIB, gpu.memory_stats()
+x = jax.device_put(numpy.arange(5 * MIB, dtype=numpy.uint8), gpu)
+assert (numpy.asarray(x) == numpy.arange(5 * MIB, dtype=numpy.uint8)).all()
+try:
+    jax.device_put(numpy.zeros(40 * MIB, numpy.uint8), gpu).block_until_ready()
+except jax.errors.JaxRuntimeError as e:
+    assert "RESOURCE_EXHAUSTED" in str(e), e
+else:
+    raise SystemExit("40 MiB of 36")
+"""
+
+TENSORFLOW = """
+import numpy, tensorflow
+MIB = 1 << 20
+assert len(tensorflow.config.list_physical_devices("GPU")) == 1
+with tensorflow.device("/GPU:0"):
+    x = tensorflow.constant(numpy.arange(5 * MIB, dtype=numpy.float32))
+    assert "GPU:0" in x.device and (x.numpy() == numpy.arange(5 * MIB)).all()
+    try:
+        tensorflow.constant(numpy.zeros(12 * MIB, numpy.float32))
+    except (tensorflow.errors.ResourceExhaustedError, tensorflow.errors.InternalError) as e:
+        assert "Dst tensor is not initialized" in str(e), e
+    else:
+        raise SystemExit("48 MiB beside 20 of 44")
+"""
+
 RUNTIME = """
 import sys
 import static_runtime
@@ -111,7 +146,7 @@ assert "cudaMalloc" in static_runtime.redirect("cupy_backends.cuda.api.runtime",
 """
 
 
-def run(daemon, program, *arguments, limit="48MiB", **environment):
+def run(daemon, program, *arguments, limit="48MiB", python=sys.executable, **environment):
     """Under bfcctl run, or without it: limit None."""
     bfcctl = os.environ["BFCCTL"]
     command = [bfcctl, "--socket", str(daemon.folder / "admin.sock"), "run", "--tenant", "me", "--partition", "train"]
@@ -121,7 +156,7 @@ def run(daemon, program, *arguments, limit="48MiB", **environment):
         "PYTHONPATH": str(pathlib.Path(__file__).resolve().parent),
     }
     r = subprocess.run(
-        (command if limit else []) + [sys.executable, "-c", program, *arguments],
+        (command if limit else []) + [python, "-c", program, *arguments],
         env=daemon.environment() | paths | environment,
         text=True,
         capture_output=True,
@@ -160,3 +195,25 @@ def test_default_pool_of_cupy_at_the_limit(daemon):
     r = run_cupy(daemon, CUPY_LEASE)
     assert "Out of memory allocating 41,943,040 bytes (allocated so far: 20,971,520 bytes)" in r.stdout
     assert "40.0 MiB in blocks" in r.stderr and "outside of bfcd" not in r.stderr, r.stderr
+
+
+def run_more(daemon, package, program, **environment):
+    python = pathlib.Path(os.environ.get("BFC_MORE_FRAMEWORKS", "/nowhere")) / "bin" / "python"
+    if not python.exists():
+        pytest.skip(f"{package} is not installed: scripts/test-frameworks --more")
+    nvml = daemon.folder / "nvml"
+    nvml.write_text("GPU-00000000-1111-2222-3333-444444444444\n")
+    build = pathlib.Path(os.environ["BFCCTL"]).resolve().parent.parent
+    folders = [os.environ["LD_LIBRARY_PATH"], str(build / "tests" / "fake_nvml"), str(build / "fake_cudart")]
+    paths = {"LD_PRELOAD": "", "LD_LIBRARY_PATH": ":".join(folders), "FAKE_NVML": str(nvml)}
+    return run(daemon, program, python=str(python), **paths, **environment)
+
+
+def test_start_of_jax(daemon):
+    r = run_more(daemon, "JAX", JAX, JAX_PLATFORMS="cuda", JAX_SKIP_CUDA_CONSTRAINTS_CHECK="1")
+    assert "had up to 36.0 MiB of GPU 0 outside of bfcd" in r.stderr, r.stderr
+
+
+def test_start_of_tensorflow(daemon):
+    r = run_more(daemon, "TensorFlow", TENSORFLOW, TF_DEVICE_MIN_SYS_MEMORY_IN_MB="4", TF_CPP_MIN_LOG_LEVEL="0")
+    assert "44.0 MiB in blocks" in r.stderr and "outside of bfcd" not in r.stderr, r.stderr

@@ -36,7 +36,7 @@ _Static_assert(sizeof(struct nvml_memory) == 24 && sizeof(struct nvml_memory_v2)
 #define OWN(symbol, type, arguments)                                                                         \
         __attribute__((visibility("default"))) type symbol arguments;                                        \
         type real_##symbol arguments;
-#include "preload/nvml_own.h"
+#include "preload/nvml/own.h"
 #undef OWN
 
 /* The library, as dlopen() returns it. NULL: there is none. */
@@ -50,10 +50,10 @@ extern void *preload_slots[];
 
 static const char *const symbols[] = {
 #define OWN(symbol, type, arguments) #symbol,
-#include "preload/nvml_own.h"
+#include "preload/nvml/own.h"
 #undef OWN
 #define FORWARD(symbol) #symbol,
-#include "preload/nvml_names.h"
+#include "preload/nvml/names.h"
 #undef FORWARD
 };
 

@@ -1,5 +1,5 @@
 /* The functions that the proxy of NVML passes on: FORWARD(symbol), several in a line. Those of CUDA 12 and 13 on Linux;
- * preload/nvml_own.h has the rest. tests/preload/check-exports.py finds what is missing.
+ * preload/nvml/own.h has the rest. tests/preload/check-exports.py finds what is missing.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 /* clang-format off */
