@@ -494,6 +494,11 @@ int bfc_usage(bfc_client *client, const char *partition, struct bfc_tenant_usage
 int bfc_mem_get_info(bfc_client *client, const char *partition, size_t *ret_free_bytes,
                      size_t *ret_total_bytes);
 
+/* Tells how much memory of the partition's device this process has by other means than bfcd, for bfcctl(1) to show:
+ * the sum of all n_bytes, which are negative for memory that is freed. No limit depends on it. partition: NULL is the
+ * client's own. No system call. -ENOENT: there is no such partition. */
+int bfc_add_outside(bfc_client *client, const char *partition, int64_t n_bytes);
+
 /* How extents are shared, in struct bfc_block_info. */
 #define BFC_SHARE_FD       1u /* by an fd, which the library closes after mapping it */
 #define BFC_SHARE_CUDA_IPC 2u /* by a handle */

@@ -99,6 +99,8 @@ struct pages_client {
         struct pages_held held[PAGES_MAX_PARTITIONS + 1]; /* the last one: all further partitions together */
         struct pages_parked parked[PAGES_MAX_PARKED];
         struct pages_ages ages[PAGES_AGES];
+        /* Memory of the partition's device that the process has without bfcd; the last one as of `held`. */
+        _Atomic uint64_t bytes_outside[PAGES_MAX_PARTITIONS + 1];
 };
 
 _Static_assert(sizeof(_Atomic uint64_t) == 8 && ATOMIC_LLONG_LOCK_FREE == 2, "a word is one store");
@@ -106,7 +108,9 @@ _Static_assert(sizeof(struct pages_entry) == 128, "layout of an entry");
 _Static_assert(offsetof(struct pages_usage, entries) == 128, "layout of a usage page");
 _Static_assert(sizeof(struct pages_held) == 32 && offsetof(struct pages_client, held) == 32 &&
                        offsetof(struct pages_client, parked) == 640 &&
-                       offsetof(struct pages_client, ages) == 8832 && sizeof(struct pages_client) == 12288,
+                       offsetof(struct pages_client, ages) == 8832 &&
+                       offsetof(struct pages_client, bytes_outside) == 12288 &&
+                       sizeof(struct pages_client) == 12544,
                "layout of a client page");
 
 /* ---- entries ------------------------------------------------------------- */

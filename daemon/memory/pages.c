@@ -201,6 +201,10 @@ int client_page_read(const struct client_page *p, struct client_word *ret)
         parked_partition = word(&copy.parked_partition);
         for (size_t i = 0; i <= PAGES_MAX_PARTITIONS; i++)
                 ret->partitions[i] = held_stats(&copy.held[i], i == parked_partition ? parked : 0);
+        ret->bytes_outside = 0;
+        for (size_t i = 0; i <= PAGES_MAX_PARTITIONS; i++)
+                ret->bytes_outside =
+                        min_u64(sum_of(ret->bytes_outside, word(&copy.bytes_outside[i])), INT64_MAX);
         return 0;
 }
 

@@ -433,6 +433,44 @@ static void have_no_driver(void)
         GIVES(CUDA_ERROR_NO_DEVICE, cu.cuMemGetInfo_v2(&n, &n));
 }
 
+/* The bytes that bfcctl shows, of this process's session. */
+static unsigned long long shown_bytes(const char *bfcctl)
+{
+        static const char key[] = "\"client_bytes_outside\": ";
+        char command[4096], text[65536] = "", mine[32], *at;
+        FILE *out;
+
+        snprintf(command, sizeof(command), "%s sessions --json", bfcctl);
+        out = popen(command, "re");
+        CHECK(out && fread(text, 1, sizeof(text) - 1, out) > 0 && pclose(out) == 0);
+        snprintf(mine, sizeof(mine), "\"pid\": %d,", (int)getpid());
+        at = strstr(text, mine);
+        at = at ? strstr(at, key) : NULL;
+        CHECK(at);
+        return strtoull(at + strlen(key), NULL, 10);
+}
+
+static void be_shown(const char *bfcctl)
+{
+        CUmemAllocationProp prop = { .type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                     .location = { CU_MEM_LOCATION_TYPE_DEVICE, 0 } };
+        CUmemGenericAllocationHandle handle, more;
+        CUdeviceptr p;
+
+        context_make();
+        (void)alloc(4096);
+        CHECK(shown_bytes(bfcctl) == 0);
+        OK(cu.cuMemCreate(&handle, 6 * MIB, &prop, 0));
+        OK(cu.own_cuMemAllocManaged(&p, 3 * MIB, 1));
+        CHECK(shown_bytes(bfcctl) == 9 * MIB);
+        GIVES(CUDA_ERROR_OUT_OF_MEMORY, cu.cuMemCreate(&more, 32 * MIB, &prop, 0));
+        CHECK(shown_bytes(bfcctl) == 9 * MIB);
+        OK(cu.cuMemFree_v2(p));
+        CHECK(shown_bytes(bfcctl) == 6 * MIB);
+        OK(cu.cuMemRelease(handle));
+        CHECK(shown_bytes(bfcctl) == 0);
+}
+
 /* ---- processes that share a block ------------------------------------------------------ */
 
 static void export_block(const char *program, const char *way)
@@ -538,6 +576,8 @@ int main(int argc, char **argv)
                 }
         if (strcmp(argv[2], "export") == 0)
                 export_block(argv[0], argv[1]);
+        else if (strcmp(argv[2], "shown") == 0 && argc == 4)
+                be_shown(argv[3]);
         else if (strcmp(argv[2], "import") == 0 && argc == 4)
                 import_block(argv[3]);
         else

@@ -113,6 +113,11 @@ TEST_OF(preload, other_memory)
         text_has(err, "had up to 48.0 MiB of GPU 0 outside of bfcd");
 }
 
+TEST_OF(preload, shown_memory)
+{
+        free(run_job(RUN("--", JOB, "dlsym", "shown", program_bfcctl())));
+}
+
 TEST_OF(preload, strict)
 {
         char *err = run_job(RUN("--strict", "--", JOB, "dlsym", "strict"));
