@@ -78,6 +78,8 @@ API CUresult cuGetProcAddress_v2(const char *name, void **ret_function, int vers
         if (!name || !ret_function || flags > 3 || version > fake.version)
                 return CUDA_ERROR_INVALID_VALUE;
         status = find(name, version, ret_function);
+        if (!*ret_function && !is_missing(name) && (*ret_function = fake_extra(name, version, flags & 2)))
+                status = CU_GET_PROC_ADDRESS_SUCCESS;
         if (ret_status)
                 *ret_status = status;
         return CUDA_SUCCESS;

@@ -83,9 +83,20 @@ TEST_OF(preload, streams)
         run_case("streams");
 }
 
+TEST_OF(preload, variants)
+{
+        run_case("variants");
+}
+
 TEST_OF(preload, contexts)
 {
-        free(run_job(RUN("--", LINKED_JOB, "linked", "contexts")));
+        char *err = run_job(RUN("--", LINKED_JOB, "linked", "contexts"));
+
+        /* With share: cuda-ipc a block is in the primary context only. */
+        if (strcmp(getenv("BFC_TEST_DEVICE"), "cuda-ipc") == 0)
+                text_has(err, "had up to 1.0 MiB of GPU 0 outside of bfcd");
+        else
+                ck_assert_str_eq(err, "");
 }
 
 TEST_OF(preload, forks)
@@ -111,6 +122,20 @@ TEST_OF(preload, other_memory)
         char *err = run_job(RUN("--", JOB, "dlsym", "others"));
 
         text_has(err, "had up to 48.0 MiB of GPU 0 outside of bfcd");
+}
+
+TEST_OF(preload, large_arrays)
+{
+        char *err = run_job(RUN("--", JOB, "dlsym", "arrays"));
+
+        text_has(err, "had up to 16.0 MiB of GPU 0 outside of bfcd");
+}
+
+TEST_OF(preload, other_pools)
+{
+        char *err = run_job(RUN("--", JOB, "dlsym", "pools"));
+
+        text_has(err, "had up to 5.0 MiB of GPU 0 outside of bfcd");
 }
 
 TEST_OF(preload, shown_memory)
