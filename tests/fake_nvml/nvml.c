@@ -46,7 +46,16 @@ static struct line {
 static unsigned n_lines, n_devices;
 static char uuids[MAX_DEVICES][64];
 
+struct process_info_v1 {
+        unsigned pid;
+        unsigned long long n_bytes;
+};
+
+int nvmlInit(void);
 int nvmlInit_v2(void);
+int nvmlDeviceGetHandleByPciBusId_v2(const char *text, void **ret);
+int nvmlDeviceGetComputeRunningProcesses(void *device, unsigned *n, struct process_info_v1 *ret);
+int nvmlSystemGetDriverVersion(char *ret, unsigned n_ret);
 int nvmlShutdown(void);
 int nvmlDeviceGetCount_v2(unsigned *ret);
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **ret);
@@ -68,6 +77,16 @@ static unsigned device_of(const char *uuid)
 API int nvmlInit_v2(void)
 {
         return getenv("FAKE_NVML") ? SUCCESS : DRIVER_NOT_LOADED;
+}
+
+API int nvmlInit(void)
+{
+        return nvmlInit_v2();
+}
+
+API int nvmlSystemGetDriverVersion(char *ret, unsigned n_ret)
+{
+        return snprintf(ret, n_ret, "550.0") < (int)n_ret ? SUCCESS : INSUFFICIENT_SIZE;
 }
 
 API int nvmlShutdown(void)
@@ -109,6 +128,16 @@ API int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **ret)
                 return INVALID_ARGUMENT;
         *ret = uuids[index];
         return SUCCESS;
+}
+
+/* The fake driver's first GPU is on bus 1. */
+API int nvmlDeviceGetHandleByPciBusId_v2(const char *text, void **ret)
+{
+        unsigned domain, bus, n;
+
+        if (nvmlDeviceGetCount_v2(&n) != SUCCESS || sscanf(text, "%x:%x:", &domain, &bus) != 2 || bus == 0)
+                return INVALID_ARGUMENT;
+        return nvmlDeviceGetHandleByIndex_v2(bus - 1, ret);
 }
 
 API int nvmlDeviceGetUUID(void *device, char *ret, unsigned n_ret)
@@ -169,4 +198,16 @@ API int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *n, struc
         }
         *n = n_found;
         return n_found > n_room ? INSUFFICIENT_SIZE : SUCCESS;
+}
+
+API int nvmlDeviceGetComputeRunningProcesses(void *device, unsigned *n, struct process_info_v1 *ret)
+{
+        struct process_info infos[MAX_LINES];
+        unsigned n_room = *n, n_found = MAX_LINES;
+        int result = nvmlDeviceGetComputeRunningProcesses_v3(device, &n_found, infos);
+
+        for (unsigned i = 0; result == SUCCESS && i < n_found && i < n_room; i++)
+                ret[i] = (struct process_info_v1){ infos[i].pid, infos[i].n_bytes };
+        *n = n_found;
+        return n_found > n_room ? INSUFFICIENT_SIZE : result;
 }

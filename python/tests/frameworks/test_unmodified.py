@@ -176,6 +176,38 @@ def test_own_allocator_of_pytorch(daemon, segments, has_blocks):
     assert ("of GPU 0 outside of bfcd" in r.stderr) != has_blocks, r.stderr
 
 
+PYTORCH_NVML = """
+import os, torch
+MIB = 1 << 20
+assert torch.cuda.is_available() and torch.cuda.device_count() == 1
+assert not torch._C._cuda_isInBadFork()
+pid = os.fork()  # which asking NVML leaves possible
+if pid == 0:
+    x = torch.empty(20 * MIB, dtype=torch.uint8, device="cuda")
+    try:
+        torch.empty(40 * MIB, dtype=torch.uint8, device="cuda")
+    except torch.OutOfMemoryError as e:
+        print(e, flush=True)
+    os._exit(torch.cuda.mem_get_info() != (28 * MIB, 48 * MIB))
+assert os.waitpid(pid, 0)[1] == 0
+"""
+
+
+def nvml(daemon):
+    """A fake NVML with a GPU; the environment for it."""
+    path = daemon.folder / "nvml"
+    path.write_text("GPU-00000000-1111-2222-3333-444444444444\n")
+    build = pathlib.Path(os.environ["BFCCTL"]).resolve().parent.parent
+    folders = [os.environ["LD_LIBRARY_PATH"], str(build / "tests" / "fake_nvml"), str(build / "fake_cudart")]
+    return {"LD_LIBRARY_PATH": ":".join(folders), "FAKE_NVML": str(path)}
+
+
+def test_pytorch_with_nvml(daemon):
+    pytest.importorskip("torch")
+    r = run(daemon, PYTORCH_NVML, PYTORCH_NVML_BASED_CUDA_CHECK="1", **nvml(daemon))
+    assert "GPU 0 has a total capacity of 48.00 MiB of which 28.00 MiB is free" in r.stdout
+
+
 def run_cupy(daemon, program, limit="48MiB"):
     pytest.importorskip("cupy")
     runtime = os.environ["LD_PRELOAD"].split()[0]
@@ -201,12 +233,7 @@ def run_more(daemon, package, program, **environment):
     python = pathlib.Path(os.environ.get("BFC_MORE_FRAMEWORKS", "/nowhere")) / "bin" / "python"
     if not python.exists():
         pytest.skip(f"{package} is not installed: scripts/test-frameworks --more")
-    nvml = daemon.folder / "nvml"
-    nvml.write_text("GPU-00000000-1111-2222-3333-444444444444\n")
-    build = pathlib.Path(os.environ["BFCCTL"]).resolve().parent.parent
-    folders = [os.environ["LD_LIBRARY_PATH"], str(build / "tests" / "fake_nvml"), str(build / "fake_cudart")]
-    paths = {"LD_PRELOAD": "", "LD_LIBRARY_PATH": ":".join(folders), "FAKE_NVML": str(nvml)}
-    return run(daemon, program, python=str(python), **paths, **environment)
+    return run(daemon, program, python=str(python), LD_PRELOAD="", **nvml(daemon), **environment)
 
 
 def test_start_of_jax(daemon):
