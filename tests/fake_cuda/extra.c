@@ -30,6 +30,21 @@ API CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute which,
         return CUDA_SUCCESS;
 }
 
+CUresult cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute which, void *value);
+CUresult cuMemPoolSetAccess(CUmemoryPool pool, const void *map, size_t n);
+
+API CUresult cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute which, void *value)
+{
+        (void)which;
+        return pool && value ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+API CUresult cuMemPoolSetAccess(CUmemoryPool pool, const void *map, size_t n)
+{
+        (void)n;
+        return pool && map ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
 API CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t n_bytes)
 {
         (void)n_bytes;

@@ -117,11 +117,11 @@ assert gpu.platform == "gpu" and gpu.memory_stats()["bytes_limit"] == 36 * MIB, 
 x = jax.device_put(numpy.arange(5 * MIB, dtype=numpy.uint8), gpu)
 assert (numpy.asarray(x) == numpy.arange(5 * MIB, dtype=numpy.uint8)).all()
 try:
-    jax.device_put(numpy.zeros(40 * MIB, numpy.uint8), gpu).block_until_ready()
+    jax.device_put(numpy.zeros(44 * MIB, numpy.uint8), gpu).block_until_ready()
 except jax.errors.JaxRuntimeError as e:
     assert "RESOURCE_EXHAUSTED" in str(e), e
 else:
-    raise SystemExit("40 MiB of 36")
+    raise SystemExit("44 MiB beside 5 of 48")
 """
 
 TENSORFLOW = """
@@ -236,9 +236,16 @@ def run_more(daemon, package, program, **environment):
     return run(daemon, program, python=str(python), LD_PRELOAD="", **nvml(daemon), **environment)
 
 
-def test_start_of_jax(daemon):
-    r = run_more(daemon, "JAX", JAX, JAX_PLATFORMS="cuda", JAX_SKIP_CUDA_CONSTRAINTS_CHECK="1")
-    assert "had up to 36.0 MiB of GPU 0 outside of bfcd" in r.stderr, r.stderr
+# 115: the GPU has memory pools.
+@pytest.mark.parametrize("allocator, outside, blocks", [("default", "36.0 MiB", "0 B"), ("cuda_async", None, "5.0 MiB")])
+def test_start_of_jax(daemon, allocator, outside, blocks):
+    variables = {"JAX_PLATFORMS": "cuda", "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1", "FAKE_CUDA_ATTRIBUTES": "115=1"}
+    r = run_more(daemon, "JAX", JAX, XLA_PYTHON_CLIENT_ALLOCATOR=allocator, **variables)
+    assert f", {blocks} in blocks" in r.stderr, r.stderr
+    if outside:
+        assert f"had up to {outside} of GPU 0 outside of bfcd" in r.stderr, r.stderr
+    else:
+        assert "outside of bfcd" not in r.stderr, r.stderr
 
 
 def test_start_of_tensorflow(daemon):
