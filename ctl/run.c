@@ -446,8 +446,11 @@ static const char *find_proxy(void)
 static bool has_nvml(void)
 {
         const char *path = getenv("BFC_NVML_LIBRARY");
-        void *library = dlopen(path && *path ? path : "libnvidia-ml.so.1", RTLD_LAZY | RTLD_LOCAL);
+        void *library;
 
+        if (path && *path)
+                return access(path, R_OK) == 0;
+        library = dlopen("libnvidia-ml.so.1", RTLD_LAZY | RTLD_LOCAL);
         if (library)
                 dlclose(library);
         return library;
