@@ -83,6 +83,16 @@ void client_page_whole(bfc_client *client, uint32_t partition, int64_t n_bytes)
                 pages_add(&entry_of(p, partition)->bytes_whole, (uint64_t)n_bytes);
 }
 
+void client_page_outside(bfc_client *client, uint32_t partition, int64_t n_bytes)
+{
+        struct pages_client *own = client->pages.own;
+
+        if (own)
+                pages_add(&own->bytes_outside[partition < PAGES_MAX_PARTITIONS ? partition
+                                                                               : PAGES_MAX_PARTITIONS],
+                          (uint64_t)n_bytes);
+}
+
 void client_page_ages(bfc_client *client, unsigned place, unsigned class)
 {
         struct pages_client *own = client->pages.own;

@@ -3,6 +3,7 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "client/partitions.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -202,6 +203,54 @@ BFC_API int bfc_partition_info(bfc_client *client, size_t index, struct bfc_part
         info.bytes_pinned = regions_pinned(&client->regions, (uint32_t)index);
         pthread_mutex_unlock(&client->lock);
         struct_fill(ret, ret->struct_size, &info, sizeof(info));
+        return 0;
+}
+
+/* False: not the UUID of a GPU. */
+static bool parse_uuid(const char *text, uint8_t ret[static DEVICE_UUID_BYTES])
+{
+        static const char kinds[][5] = { "GPU-", "MIG-" };
+        const char *at = text + 4;
+
+        if (strncmp(text, kinds[0], 4) != 0 && strncmp(text, kinds[1], 4) != 0)
+                return false;
+        for (size_t i = 0; i < DEVICE_UUID_BYTES; i++) {
+                unsigned int byte;
+                int n = 0;
+
+                at += (i == 4 || i == 6 || i == 8 || i == 10) && *at == '-';
+                if (!isxdigit((unsigned char)at[0]) || !isxdigit((unsigned char)at[1]) ||
+                    sscanf(at, "%2x%n", &byte, &n) != 1 || n != 2)
+                        return false;
+                ret[i] = (uint8_t)byte;
+                at += 2;
+        }
+        return *at == '\0';
+}
+
+BFC_API int bfc_partition_for_uuid(bfc_client *client, const char *uuid, const char **ret_name)
+{
+        uint8_t bytes[DEVICE_UUID_BYTES];
+        const Bfcd__HelloReply *hello;
+        const char *found = NULL;
+        int r = client_check(client);
+
+        if (r < 0)
+                return r;
+        if (!uuid || !ret_name)
+                return error_set(-EINVAL, "bfc_partition_for_uuid: uuid or ret_name is NULL");
+        hello = client->hello->hello;
+        for (uint32_t i = 0; parse_uuid(uuid, bytes) && i < hello->n_partitions; i++) {
+                const struct device_view *place = &client->places[i];
+
+                if (place->is_cuda && memcmp(place->uuid, bytes, sizeof(bytes)) == 0 &&
+                    (!found || i == client->partition))
+                        found = hello->partitions[i]->name;
+        }
+        if (!found)
+                return error_set(-ENOENT, "tenant '%s' has no quota in a partition on GPU '%s'",
+                                 hello->tenant, uuid);
+        *ret_name = found;
         return 0;
 }
 

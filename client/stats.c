@@ -228,6 +228,21 @@ BFC_API int bfc_reset_peaks(bfc_client *client)
         return 0;
 }
 
+BFC_API int bfc_add_outside(bfc_client *client, const char *partition, int64_t n_bytes)
+{
+        uint32_t index = 0;
+        int r = client_check(client);
+
+        if (r == 0)
+                r = client_partition_index(client, partition, &index);
+        if (r < 0)
+                return r;
+        pthread_mutex_lock(&client->lock);
+        client_page_outside(client, index, n_bytes);
+        pthread_mutex_unlock(&client->lock);
+        return 0;
+}
+
 /* ---- of the tenant ----------------------------------------------------------- */
 
 /* ret_room: NULL, or it is requested, too. */

@@ -8,6 +8,7 @@
  * no effect on bfcctl.
  *
  * The program's libcuda.so.1 is our proxy (preload/), if that is installed: it is the first one in the library path. */
+#include <dlfcn.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <limits.h>
@@ -441,14 +442,29 @@ static const char *find_proxy(void)
         return access(path, R_OK) == 0 ? folder : NULL;
 }
 
-/* With the proxy first. The caller frees it. NULL: there is no memory. */
+/* Programs that ask NVML need it only if they can load it. */
+static bool has_nvml(void)
+{
+        const char *path = getenv("BFC_NVML_LIBRARY");
+        void *library;
+
+        if (path && *path)
+                return access(path, R_OK) == 0;
+        library = dlopen("libnvidia-ml.so.1", RTLD_LAZY | RTLD_LOCAL);
+        if (library)
+                dlclose(library);
+        return library;
+}
+
+/* With the proxies first: of NVML only where there is one. The caller frees it. NULL: there is no memory. */
 static char *make_library_path(const char *folder)
 {
-        const char *path = getenv("LD_LIBRARY_PATH");
+        const char *path = getenv("LD_LIBRARY_PATH"), *rest = path ? path : "", *colon = *rest ? ":" : "";
         char *text;
+        int n = has_nvml() ? asprintf(&text, "%s:%s/nvml%s%s", folder, folder, colon, rest)
+                           : asprintf(&text, "%s%s%s", folder, colon, rest);
 
-        return asprintf(&text, "%s%s%s", folder, path && *path ? ":" : "", path ? path : "") < 0 ? NULL
-                                                                                                 : text;
+        return n < 0 ? NULL : text;
 }
 
 /* The variables of the program; how many. *ret_path: to be freed. -ENOENT: there is no proxy, and the

@@ -226,6 +226,11 @@ static json_t *session_leases_json(const void *row)
         return array;
 }
 
+static const char *nothing_outside(const void *row)
+{
+        return ((const Bfcd__SessionRow *)row)->client_bytes_outside == 0 ? "-" : NULL;
+}
+
 static void session_leases_text(const void *row, char ret[static TABLE_TEXT_MAX])
 {
         const Bfcd__SessionRow *s = row;
@@ -255,6 +260,8 @@ static const struct table_column session_columns[] = {
           TABLE_MEMBER(Bfcd__SessionRow, client_bytes_in_use), .instead = no_usage },
         { "IDLE", "client_bytes_idle", R | SUM, TABLE_SIZE, TABLE_MEMBER(Bfcd__SessionRow, client_bytes_idle),
           .instead = no_usage },
+        { "OUTSIDE", "client_bytes_outside", R | WIDE | SUM, TABLE_SIZE,
+          TABLE_MEMBER(Bfcd__SessionRow, client_bytes_outside), .instead = nothing_outside },
         { "LEASES", NULL, WIDE, TABLE_MADE, .text = session_leases_text },
         { .key = "leases", .json = session_leases_json },
         { "UNIT", "unit", WIDE, TABLE_MADE, .text = unit_text },

@@ -543,6 +543,11 @@ int bfc_usage(bfc_client *client, const char *partition, struct bfc_tenant_usage
 int bfc_mem_get_info(bfc_client *client, const char *partition, size_t *ret_free_bytes,
                      size_t *ret_total_bytes);
 
+/* Tells how much memory of the partition's device this process has by other means than bfcd, for bfcctl(1) to show:
+ * the sum of all n_bytes, which are negative for memory that is freed. No limit depends on it. partition: NULL is the
+ * client's own. No system call. -ENOENT: there is no such partition. */
+int bfc_add_outside(bfc_client *client, const char *partition, int64_t n_bytes);
+
 /* How extents are shared, in struct bfc_block_info. */
 #define BFC_SHARE_FD       1u /* by an fd, which the library closes after mapping it */
 #define BFC_SHARE_CUDA_IPC 2u /* by a handle */
@@ -599,6 +604,10 @@ int bfc_partition_info(bfc_client *client, size_t index, struct bfc_partition_in
  * respected): the first one, in the order of the tenant's quotas. -ENOENT: there is no such GPU, or no
  * such partition. The name is valid until bfc_disconnect(); pass it to bfc_malloc_in(). */
 int bfc_partition_for_device(bfc_client *client, int ordinal, const char **ret_name);
+
+/* The same by the GPU's UUID as nvidia-smi prints it, "GPU-..." or "MIG-...": the client's own partition if it is on
+ * that GPU, else the first one. Does not ask the driver. -ENOENT: the tenant has no quota on such a GPU. */
+int bfc_partition_for_uuid(bfc_client *client, const char *uuid, const char **ret_name);
 
 /* The client of the whole process, made from the environment at the first call in any thread. It belongs
  * to the library and ends with the process: never bfc_disconnect() it. Fails as bfc_connect() does, and

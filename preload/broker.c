@@ -230,6 +230,27 @@ CUresult broker_mem_info(struct gpu *gpu, size_t *ret_n_free, size_t *ret_n_tota
         return CUDA_SUCCESS;
 }
 
+int bfc_preload_mem_info(const char *uuid, size_t *ret_n_free, size_t *ret_n_total)
+{
+        bfc_client *client = broker_client();
+        uint64_t n_outside = 0;
+        const char *partition;
+        int r = client ? bfc_partition_for_uuid(client, uuid, &partition) : -ENOENT;
+
+        if (r == 0)
+                r = bfc_mem_get_info(client, partition, ret_n_free, ret_n_total);
+        for (size_t i = 0; r == 0 && i < MAX_GPUS; i++) {
+                const struct gpu *gpu = &gpus[i];
+
+                if (atomic_load(&states[i]) == BROKERED &&
+                    strcmp(gpu->partition ? gpu->partition : bfc_partition(client), partition) == 0)
+                        n_outside = __atomic_load_n(&gpu->outside_bytes, __ATOMIC_RELAXED);
+        }
+        if (r == 0)
+                *ret_n_free = *ret_n_free > n_outside ? *ret_n_free - n_outside : 0;
+        return r;
+}
+
 CUresult broker_check_room(struct gpu *gpu, size_t n_bytes)
 {
         size_t n_free, n_total;

@@ -23,6 +23,7 @@ struct gpu {
         bfc_client *client;
         const char *partition;    /* NULL: the client's own, for which bfc_malloc() is faster */
         uint64_t share;           /* BFC_SHARE_FD, BFC_SHARE_CUDA_IPC */
+        CUcontext primary;        /* atomic; a hint: it was the primary context. NULL: not looked up */
         uint64_t outside_bytes;   /* atomic: of memory that the limit applies to */
         uint64_t outside_managed; /* atomic: of managed memory, which may be on the host */
         uint64_t peak_outside;    /* atomic: the most of both together */
@@ -54,6 +55,11 @@ void broker_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /* Free bytes for this process, without what it has outside of bfcd. */
 CUresult broker_mem_info(struct gpu *gpu, size_t *ret_n_free, size_t *ret_n_total);
+
+/* The same for the proxy of NVML, by "GPU-..." or "MIG-...". -ENOENT: this process has no client, or the tenant no quota
+ * there. */
+__attribute__((visibility("default"))) int bfc_preload_mem_info(const char *uuid, size_t *ret_n_free,
+                                                                size_t *ret_n_total);
 
 /* CUDA_ERROR_OUT_OF_MEMORY: with n_bytes more, what this process has outside would exceed its limit. Costs nothing
  * while there is no such memory. */

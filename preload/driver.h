@@ -20,7 +20,4 @@ bool driver_is_proxy(const void *function);
  * this function. NULL: there is none. */
 __attribute__((visibility("default"))) void *bfc_preload_driver(void);
 
-/* For trampolines.S: the address for a slot. */
-void *preload_resolve(void **slot);
-
 #endif

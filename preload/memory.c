@@ -13,7 +13,7 @@
 #define SMALL_BYTES ((size_t)1024 * 1024) /* up to which the library divides blocks of the daemon */
 
 /* With "share: cuda-ipc" the driver opens memory in one context, the primary one. */
-static bool reaches_current(const struct gpu *gpu)
+static bool reaches_current(struct gpu *gpu)
 {
         CUcontext current, primary;
         unsigned int flags;
@@ -23,13 +23,19 @@ static bool reaches_current(const struct gpu *gpu)
 
         if (gpu->share != BFC_SHARE_CUDA_IPC)
                 return true;
-        if (cuCtxGetDevice(&device) != CUDA_SUCCESS || cuCtxGetCurrent(&current) != CUDA_SUCCESS ||
+        if (cuCtxGetCurrent(&current) != CUDA_SUCCESS)
+                return false;
+        if (current == __atomic_load_n(&gpu->primary, __ATOMIC_RELAXED))
+                return true;
+        if (cuCtxGetDevice(&device) != CUDA_SUCCESS ||
             cuDevicePrimaryCtxGetState(device, &flags, &is_active) != CUDA_SUCCESS || !is_active)
                 return false;
         if (cuDevicePrimaryCtxRetain(&primary, device) == CUDA_SUCCESS) {
                 is_same = primary == current;
                 cuDevicePrimaryCtxRelease_v2(device);
         }
+        if (is_same)
+                __atomic_store_n(&gpu->primary, current, __ATOMIC_RELAXED);
         return is_same;
 }
 

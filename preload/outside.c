@@ -2,6 +2,8 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  *
+ * The daemon is told for those who look at it; it decides nothing by it.
+ *
  * Invariant: a GPU's outside_bytes and outside_managed are the sums over its entries, and over calls in progress. */
 #include "preload/outside.h"
 
@@ -34,12 +36,17 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 static void add(struct gpu *gpu, size_t n_bytes, bool is_managed)
 {
-        uint64_t n, peak = __atomic_load_n(&gpu->peak_outside, __ATOMIC_RELAXED);
-
         __atomic_add_fetch(is_managed ? &gpu->outside_managed : &gpu->outside_bytes, n_bytes,
                            __ATOMIC_RELAXED);
-        n = __atomic_load_n(&gpu->outside_bytes, __ATOMIC_RELAXED) +
-            __atomic_load_n(&gpu->outside_managed, __ATOMIC_RELAXED);
+        bfc_add_outside(gpu->client, gpu->partition, (int64_t)n_bytes);
+}
+
+static void note_peak(struct gpu *gpu)
+{
+        uint64_t peak = __atomic_load_n(&gpu->peak_outside, __ATOMIC_RELAXED);
+        uint64_t n = __atomic_load_n(&gpu->outside_bytes, __ATOMIC_RELAXED) +
+                     __atomic_load_n(&gpu->outside_managed, __ATOMIC_RELAXED);
+
         while (n > peak && !__atomic_compare_exchange_n(&gpu->peak_outside, &peak, n, true, __ATOMIC_RELAXED,
                                                         __ATOMIC_RELAXED))
                 ;
@@ -49,6 +56,7 @@ static void subtract(struct gpu *gpu, size_t n_bytes, bool is_managed)
 {
         __atomic_sub_fetch(is_managed ? &gpu->outside_managed : &gpu->outside_bytes, n_bytes,
                            __ATOMIC_RELAXED);
+        bfc_add_outside(gpu->client, gpu->partition, -(int64_t)n_bytes);
 }
 
 static CUresult check_limit(const struct outside *o)
@@ -118,6 +126,7 @@ static CUresult end(const struct outside *o, CUresult result, int kind, uint64_t
                 subtract(o->gpu, o->n_bytes, o->is_managed);
                 return result;
         }
+        note_peak(o->gpu);
         e = calloc(1, sizeof(*e));
         if (!e)
                 return result;

@@ -1,8 +1,15 @@
-/* One exported function for each name of names.h, and a hidden real_NAME for each of own.h. Each jumps to the address
- * in its slot, without changing a register that can have an argument or a result. A slot first has an address that
- * resolves it (preload_resolve(), driver.c) and then continues the call.
+/* One exported function for each name of names.h, and a hidden real_NAME for each of own.h; in the proxy of NVML of
+ * nvml/names.h and nvml/own.h. Each jumps to the address in its slot, without changing a register that can have an
+ * argument or a result. A slot first has an address that resolves it (preload_resolve()) and then continues the call.
  *
  * SPDX-License-Identifier: Apache-2.0 */
+#ifdef BFC_PROXY_OF_NVML
+#define OWN_NAMES   "preload/nvml/own.h"
+#define OTHER_NAMES "preload/nvml/names.h"
+#else
+#define OWN_NAMES   "preload/own.h"
+#define OTHER_NAMES "preload/names.h"
+#endif
 #if defined(__x86_64__)
 
         .macro jump name, symbol
@@ -153,11 +160,11 @@ slot_\name:
 preload_slots:
         .text
 
-#define OWN(symbol, base, version, per_thread, arguments) own symbol;
-#include "preload/own.h"
+#define OWN(symbol, ...) own symbol;
+#include OWN_NAMES
 #undef OWN
 #define FORWARD(symbol) forward symbol;
-#include "preload/names.h"
+#include OTHER_NAMES
 #undef FORWARD
 
         .section .note.GNU-stack, "", %progbits

@@ -107,6 +107,8 @@ struct pages_client {
         struct pages_ages ages[PAGES_AGES];
         struct pages_idle idle[PAGES_MAX_PARTITIONS]; /* of further partitions nothing is known */
         _Atomic uint64_t has_pressure_fn;             /* not 0: the program gives memory back when asked */
+        /* Memory of the partition's device that the process has without bfcd; the last one as of `held`. */
+        _Atomic uint64_t bytes_outside[PAGES_MAX_PARTITIONS + 1];
 };
 
 _Static_assert(sizeof(_Atomic uint64_t) == 8 && ATOMIC_LLONG_LOCK_FREE == 2, "a word is one store");
@@ -115,7 +117,9 @@ _Static_assert(offsetof(struct pages_usage, entries) == 128, "layout of a usage 
 _Static_assert(sizeof(struct pages_held) == 32 && offsetof(struct pages_client, held) == 32 &&
                        offsetof(struct pages_client, parked) == 640 &&
                        offsetof(struct pages_client, ages) == 8832 &&
-                       offsetof(struct pages_client, idle) == 12288 && sizeof(struct pages_client) == 12672,
+                       offsetof(struct pages_client, idle) == 12288 &&
+                       offsetof(struct pages_client, bytes_outside) == 12552 &&
+                       sizeof(struct pages_client) == 12800,
                "layout of a client page");
 
 /* ---- entries ------------------------------------------------------------- */

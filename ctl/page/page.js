@@ -376,6 +376,7 @@ const sessions = new Table('sessions', [
     bytes('Peak held', 'peak_bytes_in_use'),
     usage('Used', 'client_bytes_in_use'),
     usage('Idle', 'client_bytes_idle'),
+    bytes('Outside', 'client_bytes_outside'),
     text('Command', 'command', {long: true}),
 ], (s) => s.session_id, 'Held', () => {
     const n = sessions.rows.size;

@@ -403,7 +403,7 @@ void report_session(const struct session *s, Bfcd__SessionRow *row,
         row->num_blocks = record->links.n_blocks;
         row->bytes_in_use = s->stats.bytes_in_use;
         row->peak_bytes_in_use = s->stats.peak_bytes_in_use;
-        session_client_usage(s, &client);
+        session_client_usage(s, &client, &row->client_bytes_outside);
         row->client_bytes_reserved = client.bytes_held;
         row->client_bytes_in_use = client.bytes_in_use;
         row->client_bytes_idle = client.bytes_idle;

@@ -205,6 +205,10 @@ int client_page_read(const struct client_page *p, struct client_word *ret)
                 ret->idle[i] =
                         (struct client_idle){ word(&copy.idle[i].bytes), word(&copy.idle[i].since_ms) };
         ret->has_pressure_fn = word(&copy.has_pressure_fn) != 0;
+        ret->bytes_outside = 0;
+        for (size_t i = 0; i <= PAGES_MAX_PARTITIONS; i++)
+                ret->bytes_outside =
+                        min_u64(sum_of(ret->bytes_outside, word(&copy.bytes_outside[i])), INT64_MAX);
         return 0;
 }
 

@@ -583,13 +583,15 @@ void session_done(struct session *s, uint64_t id)
 
 /* ---- statistics of the client's cache ------------------------------------- */
 
-void session_client_usage(const struct session *s, struct client_usage *ret)
+void session_client_usage(const struct session *s, struct client_usage *ret, uint64_t *ret_bytes_outside)
 {
         uint64_t max = s->stats.bytes_in_use; /* of each sum, so that none overflows */
         struct client_usage sum = { 0 };
         struct client_word word;
 
+        *ret_bytes_outside = 0;
         if (client_page_read(s->page, &word) == 0) {
+                *ret_bytes_outside = word.bytes_outside;
                 for (size_t i = 0; i <= PAGES_MAX_PARTITIONS; i++) {
                         const struct client_usage *each = &word.partitions[i];
 

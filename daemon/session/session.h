@@ -232,7 +232,7 @@ const char *session_state_name(const struct session *s);
 
 /* Statistics of the client's cache as the client reports them, over all partitions, limited to what the
  * session has. Zeros if it reports nothing. */
-void session_client_usage(const struct session *s, struct client_usage *ret);
+void session_client_usage(const struct session *s, struct client_usage *ret, uint64_t *ret_bytes_outside);
 
 /* How much the client could return in a partition, an index into the shares: its idle bytes as it reports
  * them; all of its bytes there if it reports nothing. Never more than it has. Only a hint, since clients

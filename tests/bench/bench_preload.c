@@ -3,7 +3,7 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * A call that is passed on to a driver without that function, beside the call of a function that returns the same; and
- * a pair of cuMemAlloc() and cuMemFree(), beside bfc_malloc() and bfc_free(). The proxy asks the
+ * cuMemAlloc() and cuMemFree(), beside bfc_malloc() and bfc_free() of the same library. The proxy asks the
  * driver for the current context in each, which the fake driver takes long for: that time is measured, and not counted
  * as overhead. Batches alternate. The fastest tenth is compared, since other processes slow down the rest. */
 #include <bfcclient.h>
@@ -20,13 +20,13 @@
 #include "tests/bench/options.h"
 
 #define CALLS       10000u
-#define PAIRS       200u
+#define BLOCKS      200u
 #define BLOCK_BYTES 4096u
 
 static struct {
         const char *bfcd, *proxy;
         long n_batches;
-        double max_call_ns;
+        double max_call_ns, max_alloc_ns;
         bool json;
 } o = { .n_batches = 200 };
 
@@ -34,6 +34,9 @@ static struct {
         CUresult (*missing)(void), (*device)(CUdevice *);
         CUresult (*alloc)(CUdeviceptr *, size_t), (*free)(CUdeviceptr), (*init)(unsigned int);
         CUresult (*retain)(CUcontext *, CUdevice), (*set)(CUcontext);
+        int (*connect)(const struct bfc_options *, bfc_client **),
+                (*client_alloc)(bfc_client *, size_t, void **);
+        int (*client_free)(bfc_client *, void *);
 } f;
 
 static void *find(void *library, const char *symbol)
@@ -61,6 +64,9 @@ static void find_functions(void)
         *(void **)&f.set = find(proxy, "cuCtxSetCurrent");
         *(void **)&f.alloc = find(proxy, "cuMemAlloc_v2");
         *(void **)&f.free = find(proxy, "cuMemFree_v2");
+        *(void **)&f.connect = find(proxy, "bfc_connect");
+        *(void **)&f.client_alloc = find(proxy, "bfc_malloc");
+        *(void **)&f.client_free = find(proxy, "bfc_free");
 }
 
 static void check(const char *what, int result)
@@ -94,38 +100,42 @@ static double time_contexts(void)
         uint64_t begin = now_ns();
         CUdevice device;
 
-        for (unsigned i = 0; i < 2 * PAIRS; i++)
+        for (unsigned i = 0; i < BLOCKS; i++)
                 f.device(&device);
-        return (double)(now_ns() - begin) / PAIRS;
+        return (double)(now_ns() - begin) / BLOCKS;
 }
 
-static double time_driver_pairs(void)
+static void time_driver(double *ret_alloc, double *ret_free)
 {
-        uint64_t begin = now_ns();
-        CUdeviceptr p;
+        CUdeviceptr p[BLOCKS];
+        uint64_t begin = now_ns(), middle;
 
-        for (unsigned i = 0; i < PAIRS; i++) {
-                check("cuMemAlloc", (int)f.alloc(&p, BLOCK_BYTES));
-                check("cuMemFree", (int)f.free(p));
-        }
-        return (double)(now_ns() - begin) / PAIRS;
+        for (unsigned i = 0; i < BLOCKS; i++)
+                check("cuMemAlloc", (int)f.alloc(&p[i], BLOCK_BYTES));
+        middle = now_ns();
+        for (unsigned i = 0; i < BLOCKS; i++)
+                check("cuMemFree", (int)f.free(p[i]));
+        *ret_alloc = (double)(middle - begin) / BLOCKS;
+        *ret_free = (double)(now_ns() - middle) / BLOCKS;
 }
 
-static double time_client_pairs(bfc_client *client)
+static void time_client(bfc_client *client, double *ret_alloc, double *ret_free)
 {
-        uint64_t begin = now_ns();
-        void *p;
+        void *p[BLOCKS];
+        uint64_t begin = now_ns(), middle;
 
-        for (unsigned i = 0; i < PAIRS; i++) {
-                check("bfc_malloc", bfc_malloc(client, BLOCK_BYTES, &p));
-                check("bfc_free", bfc_free(client, p));
-        }
-        return (double)(now_ns() - begin) / PAIRS;
+        for (unsigned i = 0; i < BLOCKS; i++)
+                check("bfc_malloc", f.client_alloc(client, BLOCK_BYTES, &p[i]));
+        middle = now_ns();
+        for (unsigned i = 0; i < BLOCKS; i++)
+                check("bfc_free", f.client_free(client, p[i]));
+        *ret_alloc = (double)(middle - begin) / BLOCKS;
+        *ret_free = (double)(now_ns() - middle) / BLOCKS;
 }
 
 /* ---- the program -------------------------------------------------------------------- */
 
-enum { CALL, PLAIN_CALL, PAIR, CLIENT_PAIR, CONTEXTS, N_TIMES };
+enum { CALL, PLAIN_CALL, ALLOC, CLIENT_ALLOC, FREE, CLIENT_FREE, CONTEXT, N_TIMES };
 
 static void measure(bfc_client *client, double ret[static N_TIMES])
 {
@@ -137,9 +147,9 @@ static void measure(bfc_client *client, double ret[static N_TIMES])
         for (size_t i = 0; i < n; i++) {
                 times[CALL][i] = time_calls(f.missing);
                 times[PLAIN_CALL][i] = time_calls(not_supported);
-                times[PAIR][i] = time_driver_pairs();
-                times[CLIENT_PAIR][i] = time_client_pairs(client);
-                times[CONTEXTS][i] = time_contexts();
+                time_driver(&times[ALLOC][i], &times[FREE][i]);
+                time_client(client, &times[CLIENT_ALLOC][i], &times[CLIENT_FREE][i]);
+                times[CONTEXT][i] = time_contexts();
         }
         for (size_t i = 0; i < N_TIMES; i++) {
                 ret[i] = quantile(times[i], n, 10);
@@ -147,19 +157,28 @@ static void measure(bfc_client *client, double ret[static N_TIMES])
         }
 }
 
+/* Beyond the driver's answer. */
+static double overhead(const double *t, int driver, int client)
+{
+        return t[driver] - t[client] - t[CONTEXT];
+}
+
 static void print(const double *t)
 {
         if (o.json) {
-                print_json(json_pack("{s:i, s:f, s:f, s:f, s:f, s:f}", "schema", 1, "call_ns", t[CALL],
-                                     "plain_call_ns", t[PLAIN_CALL], "pair_ns", t[PAIR], "client_pair_ns",
-                                     t[CLIENT_PAIR], "contexts_ns", t[CONTEXTS]));
+                print_json(json_pack("{s:i, s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "schema", 1, "call_ns",
+                                     t[CALL], "plain_call_ns", t[PLAIN_CALL], "alloc_ns", t[ALLOC],
+                                     "client_alloc_ns", t[CLIENT_ALLOC], "free_ns", t[FREE], "client_free_ns",
+                                     t[CLIENT_FREE], "context_ns", t[CONTEXT]));
                 return;
         }
-        printf("a call that is passed on      %8.1f ns, of a function   %8.1f ns: %+.1f ns\n", t[CALL],
+        printf("a call that is passed on  %8.1f ns, of a function  %8.1f ns: %+.1f ns\n", t[CALL],
                t[PLAIN_CALL], t[CALL] - t[PLAIN_CALL]);
-        printf("cuMemAlloc() and cuMemFree()  %8.1f ns, of the library  %8.1f ns, of 2 cuCtxGetDevice() %8.1f ns: "
-               "%+.1f ns\n",
-               t[PAIR], t[CLIENT_PAIR], t[CONTEXTS], t[PAIR] - t[CLIENT_PAIR] - t[CONTEXTS]);
+        printf("cuCtxGetDevice()          %8.1f ns\n", t[CONTEXT]);
+        printf("cuMemAlloc()              %8.1f ns, bfc_malloc()   %8.1f ns: %+.1f ns beyond both\n",
+               t[ALLOC], t[CLIENT_ALLOC], overhead(t, ALLOC, CLIENT_ALLOC));
+        printf("cuMemFree()               %8.1f ns, bfc_free()     %8.1f ns: %+.1f ns beyond both\n", t[FREE],
+               t[CLIENT_FREE], overhead(t, FREE, CLIENT_FREE));
 }
 
 /* With the size of its cache. */
@@ -170,8 +189,7 @@ static bfc_client *connect_like_proxy(void)
                                              .cache_idle_bytes = 4 * MIB };
         bfc_client *client;
 
-        if (bfc_connect(&options, &client) < 0)
-                die("bfc_connect", bfc_last_error());
+        check("bfc_connect", f.connect(&options, &client));
         return client;
 }
 
@@ -185,6 +203,8 @@ int main(int argc, char **argv)
                   .help = "of each kind" },
                 { "max-call-ns", .number = &o.max_call_ns, .unit = "NS",
                   .help = "limit of a call's overhead" },
+                { "max-alloc-ns", .number = &o.max_alloc_ns, .unit = "NS",
+                  .help = "limit of an allocation's overhead" },
                 { 0 },
         };
         double times[N_TIMES];
@@ -206,14 +226,15 @@ int main(int argc, char **argv)
                 "64MiB}]}\n",
                 (unsigned)getuid());
         bfc_disconnect(client_start(socket_path, "bench-preload", 0)); /* the daemon is there */
-        client = connect_like_proxy();
         setenv("BFC_SOCKET", socket_path, 1);
         find_functions();
+        client = connect_like_proxy();
         check("cuInit", (int)f.init(0));
         check("cuDevicePrimaryCtxRetain", (int)f.retain(&context, 0));
         check("cuCtxSetCurrent", (int)f.set(context));
         measure(client, times);
         process_stop(daemon_pid, SIGKILL);
         print(times);
-        return o.max_call_ns > 0 && times[CALL] - times[PLAIN_CALL] > o.max_call_ns;
+        return (o.max_call_ns > 0 && times[CALL] - times[PLAIN_CALL] > o.max_call_ns) ||
+               (o.max_alloc_ns > 0 && overhead(times, ALLOC, CLIENT_ALLOC) > o.max_alloc_ns);
 }

@@ -78,6 +78,8 @@ API CUresult cuGetProcAddress_v2(const char *name, void **ret_function, int vers
         if (!name || !ret_function || flags > 3 || version > fake.version)
                 return CUDA_ERROR_INVALID_VALUE;
         status = find(name, version, ret_function);
+        if (!*ret_function && !is_missing(name) && (*ret_function = fake_extra(name, version, flags & 2)))
+                status = CU_GET_PROC_ADDRESS_SUCCESS;
         if (ret_status)
                 *ret_status = status;
         return CUDA_SUCCESS;
@@ -245,6 +247,40 @@ static bool attribute_overridden(const struct fake_device *d, int which, int *re
         return is_found;
 }
 
+/* What frameworks ask for before they launch kernels. What is not in the table is 0 up to the last attribute of
+ * CUDA 13, as of a GPU that lacks it. */
+static int attribute_of_kernels(int which, int *ret)
+{
+        static const struct {
+                int which, value;
+        } known[] = {
+                { 2, 1024 },                                           /* threads of a block: x, y, z */
+                { 3, 1024 },       { 4, 64 },        { 5, INT32_MAX }, /* blocks of a grid: x, y, z */
+                { 6, 65535 },      { 7, 65535 },     { 8, 48 << 10 },  /* shared memory of a block */
+                { 9, 64 << 10 },                                       /* constant memory */
+                { 10, 32 },                                            /* threads of a warp */
+                { 11, INT32_MAX },                                     /* pitch */
+                { 12, 65536 },                                         /* registers of a block */
+                { 13, 1000000 },                                       /* kHz */
+                { 14, 512 },                                           /* alignment of textures */
+                { 31, 1 },                                             /* concurrent kernels */
+                { 36, 1000000 },                                       /* kHz, and bits of the memory bus */
+                { 37, 5120 },      { 38, 1 << 20 },                    /* bytes of the cache */
+                { 39, 2048 },                                          /* threads of a multiprocessor */
+                { 40, 1 },                                             /* copy engines */
+                { 81, 96 << 10 },                    /* shared memory and registers of a multiprocessor */
+                { 82, 65536 },     { 97, 48 << 10 }, /* shared memory that a kernel can opt in to */
+        };
+
+        if (which < 1 || which > 149)
+                return -1;
+        *ret = 0;
+        for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++)
+                if (known[i].which == which)
+                        *ret = known[i].value;
+        return 0;
+}
+
 /* What a usual GPU of a server says: all that can be shared can be shared. */
 static int attribute_usual(const struct fake_device *d, CUdevice_attribute which, int *ret)
 {
@@ -280,7 +316,7 @@ static int attribute_usual(const struct fake_device *d, CUdevice_attribute which
                 *ret = 0;
                 return 0;
         default:
-                return -1;
+                return attribute_of_kernels((int)which, ret);
         }
 }
 

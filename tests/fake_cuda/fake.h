@@ -50,6 +50,8 @@ struct fake_function_name {
         int version;
 };
 extern const struct fake_function_name fake_functions[N_FUNCTIONS];
+/* A function of extra.c for cuGetProcAddress(). NULL: none. */
+void *fake_extra(const char *base, int version, bool is_per_thread);
 
 /* The first line of every exported function: counts the call, and returns where
  * it shall fail, or where the driver is not initialised. */

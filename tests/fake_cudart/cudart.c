@@ -140,6 +140,7 @@ API cudaError_t cudaGetDeviceProperties_v2(struct cudaDeviceProp *p, int device)
         if (cuDeviceGetUuid_v2(&uuid, found) == CUDA_SUCCESS)
                 memcpy(&p->uuid, &uuid, sizeof(uuid));
         (void)cuDeviceTotalMem(&p->totalGlobalMem, found);
+        (void)cuDeviceGetAttribute(&p->pciBusID, CU_DEVICE_ATTRIBUTE_PCI_BUS_ID, found);
         p->major = 8;
         p->warpSize = 32;
         p->multiProcessorCount = 1;

@@ -17,6 +17,9 @@
 #define NOT_FOUND         6
 #define INSUFFICIENT_SIZE 7
 #define DRIVER_NOT_LOADED 9
+#define VERSION_MISMATCH  25
+#define TOTAL_BYTES       (80ull << 30)
+#define RESERVED_BYTES    (500ull << 20)
 #define MAX_DEVICES       8u
 #define MAX_LINES         1024u
 
@@ -24,6 +27,15 @@ struct process_info {
         unsigned pid;
         unsigned long long n_bytes;
         unsigned gpu_instance, compute_instance;
+};
+
+struct memory {
+        unsigned long long n_total, n_free, n_used;
+};
+
+struct memory_v2 {
+        unsigned version;
+        unsigned long long n_total, n_reserved, n_free, n_used;
 };
 
 static struct line {
@@ -34,11 +46,23 @@ static struct line {
 static unsigned n_lines, n_devices;
 static char uuids[MAX_DEVICES][64];
 
+struct process_info_v1 {
+        unsigned pid;
+        unsigned long long n_bytes;
+};
+
+int nvmlInit(void);
 int nvmlInit_v2(void);
+int nvmlDeviceGetHandleByPciBusId_v2(const char *text, void **ret);
+int nvmlDeviceGetComputeRunningProcesses(void *device, unsigned *n, struct process_info_v1 *ret);
+int nvmlSystemGetDriverVersion(char *ret, unsigned n_ret);
 int nvmlShutdown(void);
 int nvmlDeviceGetCount_v2(unsigned *ret);
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **ret);
 int nvmlDeviceGetUUID(void *device, char *ret, unsigned n_ret);
+int nvmlDeviceGetMemoryInfo(void *device, struct memory *ret);
+int nvmlDeviceGetMemoryInfo_v2(void *device, struct memory_v2 *ret);
+const char *nvmlErrorString(int result);
 int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *n, struct process_info *ret);
 
 static unsigned device_of(const char *uuid)
@@ -53,6 +77,16 @@ static unsigned device_of(const char *uuid)
 API int nvmlInit_v2(void)
 {
         return getenv("FAKE_NVML") ? SUCCESS : DRIVER_NOT_LOADED;
+}
+
+API int nvmlInit(void)
+{
+        return nvmlInit_v2();
+}
+
+API int nvmlSystemGetDriverVersion(char *ret, unsigned n_ret)
+{
+        return snprintf(ret, n_ret, "550.0") < (int)n_ret ? SUCCESS : INSUFFICIENT_SIZE;
 }
 
 API int nvmlShutdown(void)
@@ -96,11 +130,58 @@ API int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **ret)
         return SUCCESS;
 }
 
+/* The fake driver's first GPU is on bus 1. */
+API int nvmlDeviceGetHandleByPciBusId_v2(const char *text, void **ret)
+{
+        unsigned domain, bus, n;
+
+        if (nvmlDeviceGetCount_v2(&n) != SUCCESS || sscanf(text, "%x:%x:", &domain, &bus) != 2 || bus == 0)
+                return INVALID_ARGUMENT;
+        return nvmlDeviceGetHandleByIndex_v2(bus - 1, ret);
+}
+
 API int nvmlDeviceGetUUID(void *device, char *ret, unsigned n_ret)
 {
         if (strlen(device) >= n_ret)
                 return INSUFFICIENT_SIZE;
         strcpy(ret, device);
+        return SUCCESS;
+}
+
+API const char *nvmlErrorString(int result)
+{
+        return result == SUCCESS ? "Success" : "Failure";
+}
+
+/* Of each device; what the processes have is used. */
+static struct memory_v2 memory_of(const void *device)
+{
+        struct memory_v2 m = { .n_total = TOTAL_BYTES, .n_reserved = RESERVED_BYTES };
+
+        for (unsigned i = 0; i < n_lines; i++)
+                if (lines[i].has_process && uuids[lines[i].device] == device &&
+                    lines[i].info.n_bytes != UINT64_MAX)
+                        m.n_used += lines[i].info.n_bytes;
+        m.n_free = m.n_total - m.n_reserved - m.n_used;
+        return m;
+}
+
+API int nvmlDeviceGetMemoryInfo(void *device, struct memory *ret)
+{
+        struct memory_v2 m = memory_of(device);
+
+        *ret = (struct memory){ m.n_total, m.n_free, m.n_used + m.n_reserved };
+        return SUCCESS;
+}
+
+API int nvmlDeviceGetMemoryInfo_v2(void *device, struct memory_v2 *ret)
+{
+        unsigned version = ret->version;
+
+        if (version != (2u << 24 | sizeof(*ret)))
+                return VERSION_MISMATCH;
+        *ret = memory_of(device);
+        ret->version = version;
         return SUCCESS;
 }
 
@@ -117,4 +198,16 @@ API int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *n, struc
         }
         *n = n_found;
         return n_found > n_room ? INSUFFICIENT_SIZE : SUCCESS;
+}
+
+API int nvmlDeviceGetComputeRunningProcesses(void *device, unsigned *n, struct process_info_v1 *ret)
+{
+        struct process_info infos[MAX_LINES];
+        unsigned n_room = *n, n_found = MAX_LINES;
+        int result = nvmlDeviceGetComputeRunningProcesses_v3(device, &n_found, infos);
+
+        for (unsigned i = 0; result == SUCCESS && i < n_found && i < n_room; i++)
+                ret[i] = (struct process_info_v1){ infos[i].pid, infos[i].n_bytes };
+        *n = n_found;
+        return n_found > n_room ? INSUFFICIENT_SIZE : result;
 }

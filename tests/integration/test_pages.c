@@ -206,12 +206,22 @@ RIG_TEST(client_statistics_are_listed, config)
         ck_assert(find_session(rig, "test_pages", &row));
         ck_assert_uint_eq(row.client_bytes_in_use, 0);
         ck_assert_uint_eq(row.client_bytes_idle, 4 * MIB);
+        ck_assert_uint_eq(row.client_bytes_outside, 0);
+        ck_assert_ok(bfc_add_outside(client, NULL, 7 * MIB));
+        ck_assert_ok(bfc_add_outside(client, "infer", 5 * MIB));
+        ck_assert_ok(bfc_add_outside(client, "train", -(int64_t)MIB));
+        ck_assert_int_eq(bfc_add_outside(client, "none", 1), -ENOENT);
+        ck_assert(find_session(rig, "test_pages", &row));
+        ck_assert_uint_eq(row.client_bytes_outside, 11 * MIB);
+        ck_assert_uint_eq(row.bytes_in_use, 4 * MIB);
         ck_assert(find_session(rig, "raw", &row));
         ck_assert_uint_eq(row.bytes_in_use, MIB);
         ck_assert_uint_eq(row.client_bytes_reserved, 0);
         ck_assert_int_eq(ctl(rig->admin_socket, WORDS("sessions"), &out, NULL), 0);
         ck_assert_ptr_nonnull(strstr(out, "IDLE"));
         text_has(out, "4.0 MiB");
+        ck_assert_int_eq(ctl(rig->admin_socket, WORDS("sessions", "--wide"), &out, NULL), 0);
+        text_has(out, "11.0 MiB");
         bfc_disconnect(client);
         session_end(older);
 }
@@ -258,6 +268,7 @@ RIG_TEST(invalid_client_pages_are_ignored, config)
                 ck_assert_uint_le(row.client_bytes_reserved, 2 * MIB);
                 ck_assert_uint_le(row.client_bytes_in_use, 2 * MIB);
                 ck_assert_uint_le(row.client_bytes_idle, 2 * MIB);
+                ck_assert_uint_le(row.client_bytes_outside, INT64_MAX);
         }
         ck_assert_ok(bfc_malloc(client, MIB, &p));
         ck_assert_uint_eq(client_usage(client, NULL).bytes_in_use, 3 * MIB);

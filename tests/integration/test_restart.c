@@ -217,6 +217,26 @@ LOOP_TEST(clients_without_a_thread_resume, KEEPS_MEMORY * 4)
         kept_stop(k);
 }
 
+/* What clients say of themselves is said to the next daemon, too. */
+LOOP_TEST(memory_outside_is_shown_after_a_restart, KEEPS_MEMORY * 2)
+{
+        struct kept *k = kept_start(&two_tenants);
+        bfc_client *client = client_with(.socket = k->rig->socket, .tenant = "red");
+        char *out = NULL;
+        void *p;
+
+        ck_assert_ok(bfc_add_outside(client, NULL, 77 * MIB));
+        kept_restart(k, signals[_i]);
+        ck_assert_ok(bfc_malloc(client, 3 * MIB, &p)); /* of the next daemon */
+        ck_assert_int_eq(ctl(k->rig->admin_socket, WORDS("sessions", "--wide"), &out, NULL), 0);
+        text_has(out, "77.0 MiB");
+        ck_assert_ok(bfc_add_outside(client, NULL, -76 * (int64_t)MIB));
+        ck_assert_int_eq(ctl(k->rig->admin_socket, WORDS("sessions", "--wide"), &out, NULL), 0);
+        text_has(out, "1.0 MiB");
+        bfc_disconnect(client);
+        kept_stop(k);
+}
+
 /* A client that may resume its session is told why it ended, and does not try to resume it: neither by its thread,
  * nor by a call, nor by bfc_poll(). */
 LOOP_TEST(an_evicted_client_does_not_resume, KEEPS_MEMORY * 3)

@@ -1,16 +1,19 @@
 #!/usr/bin/env python3
-# The proxy of libcuda.so.1 exports each function of the drivers that there are: of the fake one, of the toolkit's stub
-# and of the toolkit's headers. Prints TAP.
+# The proxies of libcuda.so.1 and libnvidia-ml.so.1 export each function of the libraries that there are: of the fake one,
+# of the toolkit's stub and of the toolkit's headers. Prints TAP.
 #
 # SPDX-License-Identifier: Apache-2.0
 #
-# usage: check-exports.py PROXY FAKE [FOLDER]     FOLDER: of a CUDA toolkit; it may be missing
+# usage: check-exports.py cuda|nvml PROXY FAKE [FOLDER]     FOLDER: of a CUDA toolkit; it may be missing
 import os
 import re
 import subprocess
 import sys
 
-HEADERS = ("cuda.h", "cudaEGL.h", "cudaGL.h", "cudaProfiler.h", "cudaVDPAU.h")
+HEADERS = {"cuda": ("cuda.h", "cudaEGL.h", "cudaGL.h", "cudaProfiler.h", "cudaVDPAU.h"), "nvml": ("nvml.h",)}
+STUBS = {"cuda": "libcuda.so", "nvml": "libnvidia-ml.so"}
+PREFIXES = {"cuda": "cu", "nvml": "nvml"}
+OWN = {"cuda": {"bfc_preload_driver", "bfc_preload_mem_info"}, "nvml": {"bfc_preload_nvml"}}
 NOT_ON_LINUX = {"cuWGLGetDevice"}
 # Inline functions of the header, and names that only its text has.
 INLINE = {"cuGetProcAddress_v2_ptsz"}
@@ -29,19 +32,20 @@ def declared(path):
     for suffix in ("ptds", "ptsz"):
         names |= {f"{name}_{suffix}"
                   for name in re.findall(rf"__CUDA_API_{suffix.upper()}\(\s*(cu\w+)\s*\)", text)}
+    names |= set(re.findall(r"DECLDIR\s+(?:char\s*\*\s*)?(nvml[A-Z]\w+)\s*\(", text))
     return names - NOT_ON_LINUX - INLINE
 
 
 def main():
-    proxy, fake, *toolkit = sys.argv[1:]
+    kind, proxy, fake, *toolkit = sys.argv[1:]
     own = exports(proxy)
-    sources = {"the fake driver": {n for n in exports(fake) if n.startswith("cu")}}
+    sources = {"the fake library": {n for n in exports(fake) if n.startswith(PREFIXES[kind])}}
     if toolkit:
-        stub = os.path.join(toolkit[0], "lib64/stubs/libcuda.so")
+        stub = os.path.join(toolkit[0], "lib64/stubs", STUBS[kind])
         if os.path.exists(stub):
             sources["the toolkit's stub"] = exports(stub)
         names = set()
-        for header in HEADERS:
+        for header in HEADERS[kind]:
             path = os.path.join(toolkit[0], "include", header)
             if os.path.exists(path):
                 names |= declared(path)
@@ -55,7 +59,7 @@ def main():
         print(f"{'not ok' if missing else 'ok'} {number} - {len(names)} names of {source}")
         for name in missing:
             print(f"# not exported: {name}")
-    foreign = sorted(n for n in own if not n.startswith("cu") and n != "bfc_preload_driver")
+    foreign = sorted(n for n in own if not n.startswith(PREFIXES[kind]) and n not in OWN[kind])
     failed |= bool(foreign)
     print(f"{'not ok' if foreign else 'ok'} {len(sources) + 1} - no other names {foreign or ''}")
     sys.exit(failed)

@@ -261,6 +261,42 @@ static void use_streams(void)
         OK(cu.cuMemFree_v2(q));
 }
 
+/* cuGetProcAddress() gives each variant that the driver has, and those of the proxy are the exported ones. */
+static void find_variants(void)
+{
+        static const struct {
+                const char *symbol, *base;
+                int version, per_thread;
+        } all[] = {
+#define OWN(symbol, base, version, per_thread, arguments) { #symbol, base, version, per_thread },
+#include "preload/own.h"
+#undef OWN
+        };
+        void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL), *found;
+        CUdriverProcAddressQueryResult status;
+        size_t n_found = 0, n_per_thread = 0;
+
+        context_make();
+        for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
+                for (cuuint64_t flags = 0; flags <= 2; flags++) {
+                        if (all[i].per_thread != ANY_STREAM && all[i].per_thread != (flags == 2))
+                                continue;
+                        OK(cu.own_cuGetProcAddress_v2(all[i].base, &found, all[i].version, flags, &status));
+                        CHECK(!found == (status != CU_GET_PROC_ADDRESS_SUCCESS));
+                        CHECK(!found || found == dlsym(library, all[i].symbol));
+                        n_found += found != NULL;
+                        n_per_thread += found && all[i].per_thread == 1;
+                }
+        CHECK(n_found >= 60 && n_per_thread == 3);
+        OK(cu.own_cuGetProcAddress_v2("cuMemAlloc", &found, 3010, 0, &status));
+        CHECK(!found && status == CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT);
+        OK(cu.own_cuGetProcAddress_v2("cuMemAllocAsync", &found, 12000, 0, &status));
+        CHECK(found == dlsym(library, "cuMemAllocAsync"));
+        OK(cu.own_cuGetProcAddress("cuMemFree", &found, 12000, 0));
+        CHECK(found == dlsym(library, "cuMemFree_v2"));
+        GIVES(CUDA_ERROR_NOT_FOUND, cu.own_cuGetProcAddress("cuNoSuchFunction", &found, 12000, 0));
+}
+
 /* A context beside the primary one. */
 static void use_contexts(void)
 {
@@ -271,6 +307,7 @@ static void use_contexts(void)
         *(void **)&create = dlsym(library, "cuGreenCtxCreate");
         context_make();
         p = alloc(4096);
+        OK(cu.cuMemFree_v2(alloc(4096)));
         OK(create(&green, NULL, 0, 1));
         OK(cu.cuCtxPushCurrent_v2(green));
         CHECK(total_bytes() == 32 * MIB);
@@ -397,16 +434,81 @@ static void have_others(void)
         CHECK(free_bytes() == n);
 }
 
+static void have_large_arrays(void)
+{
+        CUDA_ARRAY3D_DESCRIPTOR what = {
+                .Width = 256, .Height = 64, .Depth = 64, .Format = 0x10 /* half */, .NumChannels = 4
+        };
+        CUmipmappedArray mipmapped;
+        CUarray array, other;
+        size_t n;
+
+        context_make();
+        n = free_bytes();
+        OK(cu.own_cuArray3DCreate_v2(&array, &what));
+        CHECK(free_bytes() == n - 8 * MIB);
+        OK(cu.own_cuMipmappedArrayCreate(&mipmapped, &what, 3));
+        CHECK(free_bytes() == n - 16 * MIB);
+        what.Depth = 4096;
+        GIVES(CUDA_ERROR_OUT_OF_MEMORY, cu.own_cuArray3DCreate_v2(&other, &what));
+        what.Depth = SIZE_MAX;
+        GIVES(CUDA_ERROR_OUT_OF_MEMORY, cu.own_cuMipmappedArrayCreate(&mipmapped, &what, 1));
+        what.Depth = 64;
+        CHECK(cu.own_cuMipmappedArrayCreate(&mipmapped, &what, 0) != CUDA_SUCCESS);
+        CHECK(free_bytes() == n - 16 * MIB);
+        OK(cu.own_cuArrayDestroy(array));
+        OK(cu.own_cuMipmappedArrayDestroy(mipmapped));
+        CHECK(free_bytes() == n);
+}
+
+/* A pool of the program is the driver's, and counted; a graph's memory is not. */
+static void have_other_pools(void)
+{
+        CUmemoryPool pool = (CUmemoryPool)(void *)&pool;
+        CUstream stream;
+        CUdeviceptr p, q;
+        CUgraph graph;
+        size_t n;
+
+        context_make();
+        OK(cu.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+        n = free_bytes();
+        OK(cu.own_cuMemAllocFromPoolAsync(&p, 4 * MIB, pool, stream));
+        OK(cu.own_cuMemAllocFromPoolAsync_ptsz(&q, MIB, pool, stream));
+        CHECK(free_bytes() == n - 5 * MIB);
+        GIVES(CUDA_ERROR_OUT_OF_MEMORY, cu.own_cuMemAllocFromPoolAsync(&q, 30 * MIB, pool, stream));
+        OK(cu.own_cuMemFreeAsync(p, stream));
+        OK(cu.own_cuMemFreeAsync_ptsz(q, stream));
+        CHECK(free_bytes() == n);
+        OK(cu.cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+        OK(cu.own_cuMemAllocAsync(&p, 4 * MIB, stream));
+        CHECK(free_bytes() == n);
+        OK(cu.cuStreamEndCapture(stream, &graph));
+        OK(cu.cuMemFree_v2(p));
+        CHECK(free_bytes() == n);
+        OK(cu.cuGraphDestroy(graph));
+}
+
 static void be_strict(void)
 {
         CUmemAllocationProp prop = { .type = CU_MEM_ALLOCATION_TYPE_PINNED,
                                      .location = { CU_MEM_LOCATION_TYPE_DEVICE, 0 } };
+        CUDA_ARRAY_DESCRIPTOR what = { .Width = 1, .Format = 0x20, .NumChannels = 1 };
+        CUDA_ARRAY3D_DESCRIPTOR what_3d = { .Width = 1, .Format = 0x20, .NumChannels = 1 };
         CUmemGenericAllocationHandle handle;
+        CUmipmappedArray mipmapped;
+        CUarray array;
         CUdeviceptr p;
 
         context_make();
         GIVES(CUDA_ERROR_NOT_PERMITTED, cu.cuMemCreate(&handle, 2 * MIB, &prop, 0));
         GIVES(CUDA_ERROR_NOT_PERMITTED, cu.own_cuMemAllocManaged(&p, 4096, 1));
+        GIVES(CUDA_ERROR_NOT_PERMITTED, cu.own_cuArrayCreate_v2(&array, &what));
+        GIVES(CUDA_ERROR_NOT_PERMITTED, cu.own_cuArray3DCreate_v2(&array, &what_3d));
+        GIVES(CUDA_ERROR_NOT_PERMITTED, cu.own_cuMipmappedArrayCreate(&mipmapped, &what_3d, 1));
+        GIVES(CUDA_ERROR_NOT_PERMITTED, cu.own_cuGraphAddMemAllocNode(NULL, NULL, NULL, 0, NULL));
+        GIVES(CUDA_ERROR_NOT_PERMITTED,
+              cu.own_cuMemAllocFromPoolAsync(&p, 4096, (CUmemoryPool)(void *)&prop, NULL));
         p = alloc(4096);
         OK(cu.cuMemFree_v2(p));
 }
@@ -431,6 +533,44 @@ static void have_no_driver(void)
         GIVES(CUDA_ERROR_NO_DEVICE, cu.cuInit(0));
         GIVES(CUDA_ERROR_NO_DEVICE, cu.cuMemAlloc_v2(&p, 4096));
         GIVES(CUDA_ERROR_NO_DEVICE, cu.cuMemGetInfo_v2(&n, &n));
+}
+
+/* The bytes that bfcctl shows, of this process's session. */
+static unsigned long long shown_bytes(const char *bfcctl)
+{
+        static const char key[] = "\"client_bytes_outside\": ";
+        char command[4096], text[65536] = "", mine[32], *at;
+        FILE *out;
+
+        snprintf(command, sizeof(command), "%s sessions --json", bfcctl);
+        out = popen(command, "re");
+        CHECK(out && fread(text, 1, sizeof(text) - 1, out) > 0 && pclose(out) == 0);
+        snprintf(mine, sizeof(mine), "\"pid\": %d,", (int)getpid());
+        at = strstr(text, mine);
+        at = at ? strstr(at, key) : NULL;
+        CHECK(at);
+        return strtoull(at + strlen(key), NULL, 10);
+}
+
+static void be_shown(const char *bfcctl)
+{
+        CUmemAllocationProp prop = { .type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                     .location = { CU_MEM_LOCATION_TYPE_DEVICE, 0 } };
+        CUmemGenericAllocationHandle handle, more;
+        CUdeviceptr p;
+
+        context_make();
+        (void)alloc(4096);
+        CHECK(shown_bytes(bfcctl) == 0);
+        OK(cu.cuMemCreate(&handle, 6 * MIB, &prop, 0));
+        OK(cu.own_cuMemAllocManaged(&p, 3 * MIB, 1));
+        CHECK(shown_bytes(bfcctl) == 9 * MIB);
+        GIVES(CUDA_ERROR_OUT_OF_MEMORY, cu.cuMemCreate(&more, 32 * MIB, &prop, 0));
+        CHECK(shown_bytes(bfcctl) == 9 * MIB);
+        OK(cu.cuMemFree_v2(p));
+        CHECK(shown_bytes(bfcctl) == 6 * MIB);
+        OK(cu.cuMemRelease(handle));
+        CHECK(shown_bytes(bfcctl) == 0);
 }
 
 /* ---- processes that share a block ------------------------------------------------------ */
@@ -510,11 +650,26 @@ int main(int argc, char **argv)
                 const char *name;
                 void (*run)(void);
         } cases[] = {
-                { "limit", be_limited },         { "errors", have_errors },   { "addresses", know_addresses },
-                { "random", make_random_calls }, { "threads", have_threads }, { "streams", use_streams },
-                { "contexts", use_contexts },    { "fork", fork_children },   { "map", map_memory },
-                { "others", have_others },       { "strict", be_strict },     { "passed-on", be_passed_on },
+                { "limit", be_limited },
+                { "errors", have_errors },
+                { "addresses", know_addresses },
+                { "random", make_random_calls },
+                { "threads", have_threads },
+                { "streams", use_streams },
+                { "contexts", use_contexts },
+                { "fork", fork_children },
+                { "map", map_memory },
+                { "others", have_others },
+                { "strict", be_strict },
+                { "passed-on", be_passed_on },
                 { "no-driver", have_no_driver },
+                { "variants", find_variants },
+                { "arrays", have_large_arrays },
+                { "pools", have_other_pools },
+                { "nvml", ask_nvml },
+                { "no-nvml", have_no_nvml },
+                { "plain-nvml", have_plain_nvml },
+                { "nvml-of-nothing", have_nvml_of_nothing },
         };
 
         CHECK(argc >= 3);
@@ -526,6 +681,8 @@ int main(int argc, char **argv)
                 }
         if (strcmp(argv[2], "export") == 0)
                 export_block(argv[0], argv[1]);
+        else if (strcmp(argv[2], "shown") == 0 && argc == 4)
+                be_shown(argv[3]);
         else if (strcmp(argv[2], "import") == 0 && argc == 4)
                 import_block(argv[3]);
         else

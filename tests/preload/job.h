@@ -51,6 +51,12 @@ void context_make(void);
 size_t free_bytes(void);
 size_t total_bytes(void);
 
+/* Cases of management.c. */
+void ask_nvml(void);
+void have_no_nvml(void);
+void have_nvml_of_nothing(void);
+void have_plain_nvml(void);
+
 /* Cases of random.c. */
 void run_random(unsigned seed, unsigned n_steps, size_t n_limit);
 

@@ -47,7 +47,7 @@ static void allocate(struct model *m)
 
         if (m->n_blocks == MAX_BLOCKS)
                 return;
-        result = cu.cuMemAlloc_v2(&at, n_bytes);
+        result = below(m, 4) ? cu.cuMemAlloc_v2(&at, n_bytes) : cu.own_cuMemAllocAsync(&at, n_bytes, NULL);
         if (result == CUDA_SUCCESS) {
                 CHECK(!m->n_limit || m->n_bytes + n_bytes <= m->n_limit);
                 add(m, at, n_bytes);
@@ -80,6 +80,21 @@ static void ask_range(struct model *m)
         CHECK(base == b->at && n == b->n_bytes);
 }
 
+/* Each leaves all as it was. */
+static void make_errors(struct model *m)
+{
+        struct model_block *b = &m->blocks[below(m, m->n_blocks)];
+        CUdeviceptr none = 12345, stale = b->at + b->n_bytes / 2;
+        size_t n_limit = m->n_limit ? m->n_limit : (size_t)1 << 40;
+
+        if (stale != b->at)
+                GIVES(CUDA_ERROR_INVALID_VALUE, cu.cuMemFree_v2(stale));
+        GIVES(CUDA_ERROR_OUT_OF_MEMORY, cu.cuMemAlloc_v2(&none, n_limit - m->n_bytes + 1));
+        GIVES(CUDA_ERROR_OUT_OF_MEMORY, cu.own_cuMemAllocAsync(&none, n_limit + 1, NULL));
+        GIVES(CUDA_ERROR_INVALID_VALUE, cu.cuMemAlloc_v2(&none, 0));
+        CHECK(none == 12345);
+}
+
 static void ask_info(struct model *m)
 {
         size_t n_free, n_total;
@@ -96,7 +111,7 @@ void run_random(unsigned seed, unsigned n_steps, size_t n_limit)
         m->random = seed;
         m->n_limit = n_limit;
         for (unsigned i = 0; i < n_steps; i++) {
-                uint64_t what = below(m, 10);
+                uint64_t what = below(m, 11);
 
                 if (what < 5 || m->n_blocks == 0)
                         allocate(m);
@@ -104,6 +119,8 @@ void run_random(unsigned seed, unsigned n_steps, size_t n_limit)
                         release(m, below(m, m->n_blocks));
                 else if (what < 9)
                         ask_range(m);
+                else if (what < 10)
+                        make_errors(m);
                 else
                         ask_info(m);
         }

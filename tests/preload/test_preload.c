@@ -83,9 +83,20 @@ TEST_OF(preload, streams)
         run_case("streams");
 }
 
+TEST_OF(preload, variants)
+{
+        run_case("variants");
+}
+
 TEST_OF(preload, contexts)
 {
-        free(run_job(RUN("--", LINKED_JOB, "linked", "contexts")));
+        char *err = run_job(RUN("--", LINKED_JOB, "linked", "contexts"));
+
+        /* With share: cuda-ipc a block is in the primary context only. */
+        if (strcmp(getenv("BFC_TEST_DEVICE"), "cuda-ipc") == 0)
+                text_has(err, "had up to 1.0 MiB of GPU 0 outside of bfcd");
+        else
+                ck_assert_str_eq(err, "");
 }
 
 TEST_OF(preload, forks)
@@ -113,11 +124,77 @@ TEST_OF(preload, other_memory)
         text_has(err, "had up to 48.0 MiB of GPU 0 outside of bfcd");
 }
 
+TEST_OF(preload, large_arrays)
+{
+        char *err = run_job(RUN("--", JOB, "dlsym", "arrays"));
+
+        text_has(err, "had up to 16.0 MiB of GPU 0 outside of bfcd");
+}
+
+TEST_OF(preload, other_pools)
+{
+        char *err = run_job(RUN("--", JOB, "dlsym", "pools"));
+
+        text_has(err, "had up to 5.0 MiB of GPU 0 outside of bfcd");
+}
+
+TEST_OF(preload, shown_memory)
+{
+        free(run_job(RUN("--", JOB, "dlsym", "shown", program_bfcctl())));
+}
+
 TEST_OF(preload, strict)
 {
         char *err = run_job(RUN("--strict", "--", JOB, "dlsym", "strict"));
 
         text_has(err, "memory outside of bfcd is refused (cuMemCreate)");
+}
+
+/* A file of two GPUs, the first one is that of the partition. */
+static void write_nvml(void)
+{
+        struct bfc_partition_info info = { .struct_size = sizeof(info) };
+        bfc_client *client;
+        char path[256];
+        FILE *f;
+
+        ck_assert_int_eq(bfc_connect(NULL, &client), 0);
+        ck_assert_int_eq(bfc_partition_info(client, 0, &info), 0);
+        bfc_disconnect(client);
+        snprintf(path, sizeof(path), "%s/nvml", rig->folder);
+        f = fopen(path, "w");
+        ck_assert_ptr_nonnull(f);
+        fprintf(f, "%s 1 7777\nGPU-00000000-1111-2222-3333-444444444444 1 12345\n", info.device_uuid);
+        fclose(f);
+        ck_assert_int_eq(setenv("FAKE_NVML", path, 1), 0);
+}
+
+TEST_OF(preload, nvml)
+{
+        char path[8192];
+
+        write_nvml();
+        free(run_job(RUN("--", JOB, "dlsym", "no-nvml")));
+        ck_assert_int_eq(setenv("LD_LIBRARY_PATH", LIBRARIES ":" FAKE_NVML, 1), 0);
+        free(run_job(RUN("--", JOB, "dlsym", "nvml")));
+        snprintf(path, sizeof(path), "%s/nvml:" LIBRARIES ":" FAKE_NVML, getenv("BFC_PRELOAD"));
+        ck_assert_int_eq(setenv("LD_LIBRARY_PATH", path, 1), 0);
+        ck_assert_int_eq(setenv("BFC_SOCKET", "/nowhere/bfcd.sock", 1), 0);
+        free(run_job((const char *const[]){ JOB, "dlsym", "plain-nvml", NULL }));
+}
+
+TEST_OF(preload, path_of_nvml)
+{
+        char path[8192];
+
+        write_nvml();
+        ck_assert_int_eq(setenv("BFC_NVML_LIBRARY", FAKE_NVML "/libnvidia-ml.so.1", 1), 0);
+        free(run_job(RUN("--", JOB, "dlsym", "nvml")));
+        /* Without bfcctl run nothing looks whether there is one. */
+        snprintf(path, sizeof(path), "%s/nvml:" LIBRARIES, getenv("BFC_PRELOAD"));
+        ck_assert_int_eq(setenv("LD_LIBRARY_PATH", path, 1), 0);
+        ck_assert_int_eq(setenv("BFC_NVML_LIBRARY", "/nowhere/libnvidia-ml.so.1", 1), 0);
+        free(run_job((const char *const[]){ JOB, "dlsym", "nvml-of-nothing", NULL }));
 }
 
 TEST_OF(preload, no_preload)

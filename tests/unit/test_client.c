@@ -448,6 +448,35 @@ TEST(partition_for_device)
         expect_error(bfc_partition_for_device(NULL, 1, &name), -EINVAL, "NULL");
 }
 
+TEST(partition_for_uuid)
+{
+        struct bfc_partition_info info = { .struct_size = sizeof(info) };
+        const char *name = NULL;
+        char text[64];
+
+        ck_assert_int_eq(bfc_partition_info(client, 1, &info), 0);
+        ck_assert_int_eq(bfc_partition_for_uuid(client, info.device_uuid, &name), 0);
+        ck_assert_str_eq(name, info.partition);
+        name = NULL;
+        snprintf(text, sizeof(text), "MIG-%s", info.device_uuid + 4);
+        ck_assert_int_eq(bfc_partition_for_uuid(client, text, &name), 0);
+        ck_assert_str_eq(name, info.partition);
+        name = NULL;
+        text[39] = text[39] == '0' ? '1' : '0'; /* the last digit */
+        expect_error(bfc_partition_for_uuid(client, text, &name), -ENOENT, "tenant 'vision' has no quota");
+        strcat(text, "0");
+        expect_error(bfc_partition_for_uuid(client, text, &name), -ENOENT, "has no quota");
+        expect_error(bfc_partition_for_uuid(client, info.device_uuid + 4, &name), -ENOENT, "has no quota");
+        expect_error(bfc_partition_for_uuid(client, "GPU-", &name), -ENOENT, "has no quota");
+        expect_error(bfc_partition_for_uuid(client, "GPU- 1", &name), -ENOENT, "has no quota");
+        expect_error(bfc_partition_for_uuid(client, "host", &name), -ENOENT, "has no quota");
+        expect_error(bfc_partition_for_uuid(client, "", &name), -ENOENT, "has no quota");
+        ck_assert_ptr_null(name);
+        expect_error(bfc_partition_for_uuid(client, NULL, &name), -EINVAL, "uuid");
+        expect_error(bfc_partition_for_uuid(client, text, NULL), -EINVAL, "ret_name");
+        expect_error(bfc_partition_for_uuid(NULL, text, &name), -EINVAL, "NULL");
+}
+
 /* The host and the second GPU, which has the UUID of the fake driver's. */
 TEST(partition_info)
 {

@@ -729,6 +729,7 @@ TEST(client_pages_are_read)
         struct peer *p = open_mapped(1, true), *silent = open_mapped(1, false);
         struct client_usage stats;
         struct pages_client *own;
+        uint64_t n_outside;
 
         ck_assert_int_eq(pages_map_client(p->page_fds[1], &own), 0);
         must_malloc(p, 0, 8 * MIB);
@@ -739,28 +740,33 @@ TEST(client_pages_are_read)
         ck_assert_uint_eq(session_idle_hint(p->session, 1), 2 * MIB);
         ck_assert_uint_eq(session_idle_hint(silent->session, 0), 3 * MIB);
         ck_assert_uint_eq(session_idle_hint(silent->session, 1), 0);
-        session_client_usage(p->session, &stats);
-        ck_assert_uint_eq(stats.bytes_held + stats.bytes_in_use + stats.bytes_idle, 0);
+        session_client_usage(p->session, &stats, &n_outside);
+        ck_assert_uint_eq(stats.bytes_held + stats.bytes_in_use + stats.bytes_idle + n_outside, 0);
 
         say(own, 0, 7 * MIB, 4 * MIB, MIB);
         say(own, 1, 2 * MIB, 2 * MIB, 0);
+        atomic_store(&own->bytes_outside[0], 5 * MIB);
+        atomic_store(&own->bytes_outside[16], MIB);
         ck_assert_uint_eq(session_idle_hint(p->session, 0), 3 * MIB);
         ck_assert_uint_eq(session_idle_hint(p->session, 1), 0);
-        session_client_usage(p->session, &stats);
+        session_client_usage(p->session, &stats, &n_outside);
         ck_assert_uint_eq(stats.bytes_held, 10 * MIB);
         ck_assert_uint_eq(stats.bytes_in_use, 7 * MIB);
         ck_assert_uint_eq(stats.bytes_idle, 3 * MIB);
+        ck_assert_uint_eq(n_outside, 6 * MIB);
 
         /* Claims that would wrap around. */
         say(own, 0, UINT64_MAX, UINT64_MAX - 8 * MIB, UINT64_MAX);
         say(own, 1, UINT64_MAX, UINT64_MAX - 2 * MIB - 1, 2 * MIB + 1);
         say(own, 16, UINT64_MAX, 1, UINT64_MAX);
+        atomic_store(&own->bytes_outside[1], UINT64_MAX - MIB);
         ck_assert_uint_eq(session_idle_hint(p->session, 0), 8 * MIB);
         ck_assert_uint_eq(session_idle_hint(p->session, 1), 2 * MIB);
-        session_client_usage(p->session, &stats);
+        session_client_usage(p->session, &stats, &n_outside);
         ck_assert_uint_eq(stats.bytes_held, 10 * MIB);
         ck_assert_uint_eq(stats.bytes_in_use, 10 * MIB);
         ck_assert_uint_eq(stats.bytes_idle, 10 * MIB);
+        ck_assert_uint_eq(n_outside, INT64_MAX);
         munmap(own, pages_client_bytes());
         peer_free(p);
         peer_free(silent);

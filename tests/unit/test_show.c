@@ -293,6 +293,7 @@ TEST(sessions)
         row.client_bytes_reserved = 768;
         row.client_bytes_in_use = 256;
         row.client_bytes_idle = 512;
+        row.client_bytes_outside = 2048;
         silent.tenant = silent.name = silent.state = (char[]){ "x" };
         silent.bytes_in_use = 100;
         silent.is_unresponsive = true;
@@ -305,17 +306,19 @@ TEST(sessions)
                 "{\"schema\":1,\"sessions\":[{\"session_id\":9,\"tenant\":\"vision\",\"pid\":4294967295,"
                 "\"uid\":4294967294,\"user\":\"4294967294\",\"unit\":\"\",\"command\":\"\",\"name\":\"python3\",\"state\":\"live\",\"unresponsive\":false,\"age_ms\":61000,"
                 "\"num_blocks\":3,\"bytes_in_use\":768,\"peak_bytes_in_use\":1024,"
-                "\"leases\":[],\"client_bytes_reserved\":768,\"client_bytes_in_use\":256,\"client_bytes_idle\":512},"
+                "\"leases\":[],\"client_bytes_reserved\":768,\"client_bytes_in_use\":256,\"client_bytes_idle\":512,"
+                "\"client_bytes_outside\":2048},"
                 "{\"session_id\":0,\"tenant\":\"x\",\"pid\":0,"
                 "\"uid\":0,\"user\":\"root\",\"unit\":\"\",\"command\":\"\",\"name\":\"x\",\"state\":\"x\",\"unresponsive\":true,\"age_ms\":0,"
                 "\"num_blocks\":0,\"bytes_in_use\":100,\"peak_bytes_in_use\":0,"
-                "\"leases\":[],\"client_bytes_reserved\":0,\"client_bytes_in_use\":0,\"client_bytes_idle\":0}]}");
+                "\"leases\":[],\"client_bytes_reserved\":0,\"client_bytes_in_use\":0,\"client_bytes_idle\":0,"
+                "\"client_bytes_outside\":0}]}");
         text = table_of(BFCD__LIST__KIND__SESSIONS, l);
         ck_assert_str_eq(
                 text,
-                "SESSION TENANT USER UID PID NAME STATE UNRESPONSIVE AGE BLOCKS HELD PEAK-HELD USED IDLE LEASES UNIT COMMAND\n"
-                "9 vision 4294967294 4294967294 4294967295 python3 live no 1m 01s 3 768 B 1.0 KiB 256 B 512 B - - -\n"
-                "0 x root 0 0 x x yes 0.0 s 0 100 B 0 B - - - - -\n");
+                "SESSION TENANT USER UID PID NAME STATE UNRESPONSIVE AGE BLOCKS HELD PEAK-HELD USED IDLE OUTSIDE LEASES UNIT COMMAND\n"
+                "9 vision 4294967294 4294967294 4294967295 python3 live no 1m 01s 3 768 B 1.0 KiB 256 B 512 B 2.0 KiB - - -\n"
+                "0 x root 0 0 x x yes 0.0 s 0 100 B 0 B - - - - - -\n");
         free(text);
         list_free(l);
 }

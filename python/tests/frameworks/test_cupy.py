@@ -1,5 +1,6 @@
 # bfcd's allocator with CuPy's own types. CuPy's CUDA runtime is linked statically and does not start on the fake driver,
-# so its current device is given here, and its MemoryPool, which asks for that device itself, is not run.
+# so its current device is given here, and its MemoryPool, which asks for that device itself, is not run. In
+# test_unmodified.py it is.
 #
 # SPDX-License-Identifier: Apache-2.0
 import pytest

@@ -1,5 +1,6 @@
-# Unmodified PyTorch, which knows nothing of bfcd, under `bfcctl run`: its own allocator gets its memory from bfcd through
-# the proxy of the driver (preload/). On the fake CUDA runtime; scripts/test-frameworks runs it.
+# Unmodified PyTorch, CuPy, JAX and TensorFlow, which know nothing of bfcd, under `bfcctl run`: their own allocators get
+# their memory from bfcd through the proxy of the driver (preload/). On the fake CUDA runtime; scripts/test-frameworks
+# runs it. JAX and TensorFlow are in an environment of their own (BFC_MORE_FRAMEWORKS).
 #
 # SPDX-License-Identifier: Apache-2.0
 import os
@@ -10,10 +11,9 @@ import sys
 import pytest
 from conftest import LIMIT_S, gpu_only
 
-pytest.importorskip("torch")
 pytestmark = gpu_only
 
-JOB = """
+PYTORCH = """
 import torch
 MIB = 1 << 20
 
@@ -42,23 +42,212 @@ assert len([tensor(4) for _ in range(10)]) == 10
 """
 
 
-@pytest.mark.parametrize("segments, has_blocks", [("", True), ("expandable_segments:True", False)])
-def test_own_allocator_of_pytorch(daemon, segments, has_blocks):
+# Prints the statistics of the default pool, which must not depend on bfcd.
+CUPY = """
+import cupy
+MIB = 1 << 20
+pool = cupy.get_default_memory_pool()
+pool.set_limit(size=45 * MIB)
+
+def array(n_mib):
+    return cupy.empty(n_mib * MIB, dtype=cupy.uint8)
+
+def statistics():
+    print(pool.used_bytes() // MIB, pool.total_bytes() // MIB, pool.free_bytes() // MIB, pool.n_free_blocks())
+
+x, y = array(20), array(3)
+statistics()
+x[...].data.memset(7, x.nbytes)
+assert cupy.asnumpy(x[-2:]).tolist() == [7, 7]
+try:
+    array(23)
+except cupy.cuda.memory.OutOfMemoryError as e:
+    print(e)
+else:
+    raise SystemExit("23 MiB beside 23 of 45")
+del x
+statistics()
+x = array(18)
+statistics()
+del x, y
+pool.free_all_blocks()
+statistics()
+"""
+
+# What bfcd says, under the limit of the lease.
+CUPY_LEASE = """
+import cupy
+MIB = 1 << 20
+pool = cupy.get_default_memory_pool()
+
+def array(n_mib):
+    return cupy.empty(n_mib * MIB, dtype=cupy.uint8)
+
+def free_mib():
+    return cupy.cuda.runtime.memGetInfo()[0] // MIB
+
+assert cupy.cuda.runtime.memGetInfo() == (48 * MIB, 48 * MIB)
+assert cupy.cuda.Device().mem_info == (48 * MIB, 48 * MIB)
+x = array(20)
+assert free_mib() == 28, free_mib()
+try:
+    array(40)
+except cupy.cuda.memory.OutOfMemoryError as e:
+    print(e)
+else:
+    raise SystemExit("40 MiB beside 20 of 48")
+del x
+assert free_mib() == 28, free_mib()
+array(40)  # CuPy frees its idle blocks first
+pool.free_all_blocks()
+assert free_mib() == 48, free_mib()
+pool.set_limit(fraction=0.5)
+assert pool.get_limit() == 24 * MIB
+"""
+
+# JAX asks NVML, and takes three quarters of the GPU at its start. It looks for the device's file, which is not here.
+JAX = """
+import numpy
+from jax._src import hardware_utils
+hardware_utils.has_visible_nvidia_gpu = lambda: True
+import jax
+MIB = 1 << 20
+gpu = jax.devices()[0]
+assert gpu.platform == "gpu" and gpu.memory_stats()["bytes_limit"] == 36 * MIB, gpu.memory_stats()
+x = jax.device_put(numpy.arange(5 * MIB, dtype=numpy.uint8), gpu)
+assert (numpy.asarray(x) == numpy.arange(5 * MIB, dtype=numpy.uint8)).all()
+try:
+    jax.device_put(numpy.zeros(44 * MIB, numpy.uint8), gpu).block_until_ready()
+except jax.errors.JaxRuntimeError as e:
+    assert "RESOURCE_EXHAUSTED" in str(e), e
+else:
+    raise SystemExit("44 MiB beside 5 of 48")
+"""
+
+TENSORFLOW = """
+import numpy, tensorflow
+MIB = 1 << 20
+assert len(tensorflow.config.list_physical_devices("GPU")) == 1
+with tensorflow.device("/GPU:0"):
+    x = tensorflow.constant(numpy.arange(5 * MIB, dtype=numpy.float32))
+    assert "GPU:0" in x.device and (x.numpy() == numpy.arange(5 * MIB)).all()
+    try:
+        tensorflow.constant(numpy.zeros(12 * MIB, numpy.float32))
+    except (tensorflow.errors.ResourceExhaustedError, tensorflow.errors.InternalError) as e:
+        assert "Dst tensor is not initialized" in str(e), e
+    else:
+        raise SystemExit("48 MiB beside 20 of 44")
+"""
+
+RUNTIME = """
+import sys
+import static_runtime
+assert "cudaMalloc" in static_runtime.redirect("cupy_backends.cuda.api.runtime", sys.argv[1])
+"""
+
+
+def run(daemon, program, *arguments, limit="48MiB", python=sys.executable, **environment):
+    """Under bfcctl run, or without it: limit None."""
     bfcctl = os.environ["BFCCTL"]
+    command = [bfcctl, "--socket", str(daemon.folder / "admin.sock"), "run", "--tenant", "me", "--partition", "train"]
+    command += ["--limit", limit or "", "--"]
+    paths = {
+        "BFC_PRELOAD": str(pathlib.Path(bfcctl).resolve().parent.parent / "preload"),
+        "PYTHONPATH": str(pathlib.Path(__file__).resolve().parent),
+    }
     r = subprocess.run(
-        [bfcctl, "--socket", str(daemon.folder / "admin.sock"), "run", "--tenant", "me", "--partition", "train"]
-        + ["--limit", "48MiB", "--", sys.executable, "-c", JOB],
-        env=daemon.environment()
-        | {
-            "BFC_PRELOAD": str(pathlib.Path(bfcctl).resolve().parent.parent / "preload"),
-            "PYTORCH_CUDA_ALLOC_CONF": segments,
-        },
+        (command if limit else []) + [python, "-c", program, *arguments],
+        env=daemon.environment() | paths | environment,
         text=True,
         capture_output=True,
         timeout=LIMIT_S,
     )
     assert r.returncode == 0, r.stdout + r.stderr
+    return r
+
+
+@pytest.mark.parametrize("segments, has_blocks", [("", True), ("expandable_segments:True", False)])
+def test_own_allocator_of_pytorch(daemon, segments, has_blocks):
+    pytest.importorskip("torch")
+    r = run(daemon, PYTORCH, PYTORCH_CUDA_ALLOC_CONF=segments)
     assert "Tried to allocate 40.00 MiB. GPU 0 has a total capacity of 48.00 MiB of which 28.00 MiB is free" in r.stdout
     # Expandable segments are the driver's memory, which only the process counts.
     assert ("40.0 MiB in blocks" in r.stderr) == has_blocks, r.stderr
     assert ("of GPU 0 outside of bfcd" in r.stderr) != has_blocks, r.stderr
+
+
+PYTORCH_NVML = """
+import os, torch
+MIB = 1 << 20
+assert torch.cuda.is_available() and torch.cuda.device_count() == 1
+assert not torch._C._cuda_isInBadFork()
+pid = os.fork()  # which asking NVML leaves possible
+if pid == 0:
+    x = torch.empty(20 * MIB, dtype=torch.uint8, device="cuda")
+    try:
+        torch.empty(40 * MIB, dtype=torch.uint8, device="cuda")
+    except torch.OutOfMemoryError as e:
+        print(e, flush=True)
+    os._exit(torch.cuda.mem_get_info() != (28 * MIB, 48 * MIB))
+assert os.waitpid(pid, 0)[1] == 0
+"""
+
+
+def nvml(daemon):
+    """A fake NVML with a GPU; the environment for it."""
+    path = daemon.folder / "nvml"
+    path.write_text("GPU-00000000-1111-2222-3333-444444444444\n")
+    build = pathlib.Path(os.environ["BFCCTL"]).resolve().parent.parent
+    folders = [os.environ["LD_LIBRARY_PATH"], str(build / "tests" / "fake_nvml"), str(build / "fake_cudart")]
+    return {"LD_LIBRARY_PATH": ":".join(folders), "FAKE_NVML": str(path)}
+
+
+def test_pytorch_with_nvml(daemon):
+    pytest.importorskip("torch")
+    r = run(daemon, PYTORCH_NVML, PYTORCH_NVML_BASED_CUDA_CHECK="1", **nvml(daemon))
+    assert "GPU 0 has a total capacity of 48.00 MiB of which 28.00 MiB is free" in r.stdout
+
+
+def run_cupy(daemon, program, limit="48MiB"):
+    pytest.importorskip("cupy")
+    runtime = os.environ["LD_PRELOAD"].split()[0]
+    return run(daemon, RUNTIME + program, runtime, limit=limit, LD_PRELOAD="")
+
+
+def test_default_pool_of_cupy_is_as_without_bfcd(daemon):
+    with_bfcd, without = run_cupy(daemon, CUPY), run_cupy(daemon, CUPY, limit=None)
+    assert with_bfcd.stdout == without.stdout
+    lines = with_bfcd.stdout.splitlines()
+    assert lines[0] == "23 23 0 0" and lines[2:] == ["3 23 20 1", "21 23 2 1", "0 0 0 0"], lines
+    assert "(allocated so far: 24,117,248 bytes, limit set to: 47,185,920 bytes)" in lines[1]
+    assert "23.0 MiB in blocks" in with_bfcd.stderr and "0 B left" in with_bfcd.stderr, with_bfcd.stderr
+
+
+def test_default_pool_of_cupy_at_the_limit(daemon):
+    r = run_cupy(daemon, CUPY_LEASE)
+    assert "Out of memory allocating 41,943,040 bytes (allocated so far: 20,971,520 bytes)" in r.stdout
+    assert "40.0 MiB in blocks" in r.stderr and "outside of bfcd" not in r.stderr, r.stderr
+
+
+def run_more(daemon, package, program, **environment):
+    python = pathlib.Path(os.environ.get("BFC_MORE_FRAMEWORKS", "/nowhere")) / "bin" / "python"
+    if not python.exists():
+        pytest.skip(f"{package} is not installed: scripts/test-frameworks --more")
+    return run(daemon, program, python=str(python), LD_PRELOAD="", **nvml(daemon), **environment)
+
+
+# 115: the GPU has memory pools.
+@pytest.mark.parametrize("allocator, outside, blocks", [("default", "36.0 MiB", "0 B"), ("cuda_async", None, "5.0 MiB")])
+def test_start_of_jax(daemon, allocator, outside, blocks):
+    variables = {"JAX_PLATFORMS": "cuda", "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1", "FAKE_CUDA_ATTRIBUTES": "115=1"}
+    r = run_more(daemon, "JAX", JAX, XLA_PYTHON_CLIENT_ALLOCATOR=allocator, **variables)
+    assert f", {blocks} in blocks" in r.stderr, r.stderr
+    if outside:
+        assert f"had up to {outside} of GPU 0 outside of bfcd" in r.stderr, r.stderr
+    else:
+        assert "outside of bfcd" not in r.stderr, r.stderr
+
+
+def test_start_of_tensorflow(daemon):
+    r = run_more(daemon, "TensorFlow", TENSORFLOW, TF_DEVICE_MIN_SYS_MEMORY_IN_MB="4", TF_CPP_MIN_LOG_LEVEL="0")
+    assert "44.0 MiB in blocks" in r.stderr and "outside of bfcd" not in r.stderr, r.stderr
