@@ -13,23 +13,9 @@
 #include "ctl/leaks.h"
 #include "ctl/table.h"
 #include "ctl/show.h"
+#include "tests/unit/lists.h"
 
 static struct list none; /* no sessions */
-
-static void check_json(json_t *document, const char *expected_text)
-{
-        json_error_t error;
-        json_t *expected = json_loads(expected_text, 0, &error);
-        char *text;
-
-        ck_assert_msg(expected != NULL, "%s at %d", error.text, error.position);
-        ck_assert_ptr_nonnull(document);
-        text = json_dumps(document, JSON_INDENT(1) | JSON_REAL_PRECISION(6));
-        ck_assert_msg(json_equal(expected, document), "got %s", text);
-        free(text);
-        json_decref(expected);
-        json_decref(document);
-}
 
 /* ---- leaks ------------------------------------------------------------------- */
 
@@ -139,7 +125,7 @@ TEST(by_tag)
                                "weights red train 2 3.0 KiB 2.0 KiB 7.0 s 5.0 s\n"
                                "weights blue train 1 512 B 512 B 1m 00s 1m 00s\n");
         free(text);
-        check_json(
+        check_document(
                 leaks_json(k, &none),
                 "{\"schema\":1,\"leaks\":["
                 "{\"tenant\":\"red\",\"partition\":\"train\",\"tag\":\"\",\"num_blocks\":1,\"bytes_in_use\":4096,"
@@ -240,9 +226,9 @@ TEST(by_block)
         free(text);
         leaks_free(k);
         ck_assert_int_eq(leaks_new(&options, &k), 0);
-        check_json(leaks_json(k, &none), "{\"schema\":1,\"leaks\":[]}");
+        check_document(leaks_json(k, &none), "{\"schema\":1,\"leaks\":[]}");
         add(k, UINT64_MAX, 7, "red", "x", 4096, 9001);
-        check_json(
+        check_document(
                 leaks_json(k, &none),
                 "{\"schema\":1,\"leaks\":[{\"tenant\":\"red\",\"partition\":\"train\",\"tag\":\"x\","
                 "\"session_id\":7,\"block_id\":\"18446744073709551615\",\"n_bytes\":4096,\"n_requested\":4095,"
@@ -364,7 +350,7 @@ TEST(explain_for_programs)
         ck_assert(json_real_value(json_object_get(row, "fragmentation")) == 0.25);
         ck_assert_int_eq(json_integer_value(json_object_get(row, "bytes_fragmented")), MIB);
         holder = json_array_get(json_object_get(row, "holders"), 0);
-        check_json(
+        check_document(
                 json_incref(holder),
                 "{\"session_id\":9,\"pid\":77,\"name\":\"x\\u001b[2J\",\"state\":\"live\",\"num_blocks\":4,"
                 "\"bytes_in_use\":3145728,\"client_bytes_idle\":512,\"largest_block_bytes\":1048576}");
