@@ -19,21 +19,24 @@
 #include "tests/suite.h"
 #include "tests/checks.h"
 
-static const char config_text[] = "devices:\n"
-                                  "  - id: host\n"
-                                  "    size: 256MiB\n"
-                                  "    partitions:\n"
-                                  "      - {name: train, limit: 96MiB}\n"
-                                  "      - {name: warm, limit: 16MiB, growth: preallocate}\n"
-                                  "tenants:\n"
-                                  "  - name: a\n"
-                                  "    match: {uid: 1}\n"
-                                  "    quotas:\n"
-                                  "      - {partition: train, limit: 48MiB}\n"
-                                  "      - {partition: warm, limit: 8MiB}\n"
-                                  "  - name: b\n"
-                                  "    match: {uid: 2}\n"
-                                  "    quotas: [{partition: train, limit: 48MiB, reserve: 16MiB}]\n";
+/* train: what tenant a may have of it. */
+#define CONFIG(train)                                                                                        \
+        "devices:\n"                                                                                         \
+        "  - id: host\n"                                                                                     \
+        "    size: 256MiB\n"                                                                                 \
+        "    partitions:\n"                                                                                  \
+        "      - {name: train, limit: 96MiB}\n"                                                              \
+        "      - {name: warm, limit: 16MiB, growth: preallocate}\n"                                          \
+        "tenants:\n"                                                                                         \
+        "  - name: a\n"                                                                                      \
+        "    match: {uid: 1}\n"                                                                              \
+        "    quotas:\n"                                                                                      \
+        "      - {partition: train, limit: " train "}\n"                                                     \
+        "      - {partition: warm, limit: 8MiB}\n"                                                           \
+        "  - name: b\n"                                                                                      \
+        "    match: {uid: 2}\n"                                                                              \
+        "    quotas: [{partition: train, limit: 48MiB, reserve: 16MiB}]\n"
+static const char config_text[] = CONFIG("48MiB");
 
 static struct store *store;
 static struct broker *b;
@@ -766,21 +769,6 @@ TEST(test_config)
 /* Usage above a lowered limit is trimmed from resumed sessions only. */
 TEST(test_lower_limits)
 {
-        static const char text[] = "devices:\n"
-                                   "  - id: host\n"
-                                   "    size: 256MiB\n"
-                                   "    partitions:\n"
-                                   "      - {name: train, limit: 96MiB}\n"
-                                   "      - {name: warm, limit: 16MiB, growth: preallocate}\n"
-                                   "tenants:\n"
-                                   "  - name: a\n"
-                                   "    match: {uid: 1}\n"
-                                   "    quotas:\n"
-                                   "      - {partition: train, limit: 16MiB}\n"
-                                   "      - {partition: warm, limit: 8MiB}\n"
-                                   "  - name: b\n"
-                                   "    match: {uid: 2}\n"
-                                   "    quotas: [{partition: train, limit: 48MiB, reserve: 16MiB}]\n";
         struct client a, c;
 
         come_in(&a, 1);
@@ -789,7 +777,7 @@ TEST(test_lower_limits)
         must_malloc(&c, 0, 10 * MIB);
         drop(&a);
         drop(&c);
-        start_anew_with(text);
+        start_anew_with(CONFIG("16MiB"));
         reconnect_once(&a);
         reconnect_once(&c);
         ck_assert_uint_eq(a.peer->n_trims, 1);
@@ -815,22 +803,7 @@ static uint32_t many_of(const char *text, struct client *a)
 /* More than the ledger of before has room for: it is larger then, and stays so. */
 TEST(larger_limits)
 {
-        static const char large[] = "max_sessions: 5000\n"
-                                    "devices:\n"
-                                    "  - id: host\n"
-                                    "    size: 256MiB\n"
-                                    "    partitions:\n"
-                                    "      - {name: train, limit: 96MiB}\n"
-                                    "      - {name: warm, limit: 16MiB, growth: preallocate}\n"
-                                    "tenants:\n"
-                                    "  - name: a\n"
-                                    "    match: {uid: 1}\n"
-                                    "    quotas:\n"
-                                    "      - {partition: train, limit: 48MiB, max_blocks: 16000000}\n"
-                                    "      - {partition: warm, limit: 8MiB}\n"
-                                    "  - name: b\n"
-                                    "    match: {uid: 2}\n"
-                                    "    quotas: [{partition: train, limit: 48MiB, reserve: 16MiB}]\n";
+        static const char large[] = "max_sessions: 5000\n" CONFIG("48MiB, max_blocks: 16000000");
         struct stats before, after;
         struct client a;
 
