@@ -29,6 +29,34 @@ static inline Bfcd__Reply *canned(Bfcd__ListReply *page)
         return ret;
 }
 
+/* Compares the text, which it takes. */
+static inline void check_text(char *text, const char *expected)
+{
+        ck_assert_str_eq(text, expected);
+        free(text);
+}
+
+/* The text, which it takes, has these parts. */
+#define CHECK_PARTS(text, ...) check_parts(text, (const char *const[]){ __VA_ARGS__, NULL })
+
+static inline void check_parts(char *text, const char *const *parts)
+{
+        for (; *parts; parts++)
+                ck_assert_msg(strstr(text, *parts), "no '%s' in:\n%s", *parts, text);
+        free(text);
+}
+
+/* Runs of blanks become one, and none begins a line: how wide columns are is another test's. */
+static inline void squeeze(char *text)
+{
+        char *to = text;
+
+        for (const char *c = text; *c; c++)
+                if (*c != ' ' || (to > text && to[-1] != ' ' && to[-1] != '\n'))
+                        *to++ = *c;
+        *to = '\0';
+}
+
 /* Compares the document, which it takes, with what it must be, key by key and in all. */
 static inline void check_document(json_t *document, const char *expected_text)
 {
