@@ -64,6 +64,20 @@ uint64_t ask_end(struct peer *p, const char *name, bool evicts, uint64_t grace_m
         return id;
 }
 
+void end_sessions(void)
+{
+        for (size_t i = 0; i < b->sessions.n_slots; i++) {
+                struct session *s = b->sessions.table[i];
+
+                if (!s || s->admin)
+                        continue;
+                session_close(s, "test");
+                while (session_reap(s, 64) != 0)
+                        ;
+                session_free(s);
+        }
+}
+
 int reload_told(const char *text, bool dry_run, const char *told)
 {
         char *changes = NULL, *errors = NULL;

@@ -18,6 +18,9 @@ uint64_t ask_create(struct peer *p, const struct wanted *w);
 uint64_t ask_set(struct peer *p, const char *name, Bfcd__LeaseSet *m);
 uint64_t ask_end(struct peer *p, const char *name, bool evicts, uint64_t grace_ms); /* and settles */
 
+/* Those of clients end, and their processes. */
+void end_sessions(void);
+
 /* Of reload_config(). told: what it must say; NULL: anything. */
 int reload_told(const char *text, bool dry_run, const char *told);
 

@@ -888,21 +888,6 @@ static struct session *session_with(uint64_t id)
         return b->sessions.table[i];
 }
 
-/* Those that no client resumed. */
-static void end_sessions(void)
-{
-        for (size_t i = 0; i < b->sessions.n_slots; i++) {
-                struct session *s = b->sessions.table[i];
-
-                if (!s || s->admin)
-                        continue;
-                session_close(s, "test");
-                while (session_reap(s, 64) != 0)
-                        ;
-                session_free(s);
-        }
-}
-
 /* Another daemon with this config. */
 static void restart(const char *text)
 {

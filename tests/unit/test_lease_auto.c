@@ -296,20 +296,6 @@ TEST_OF(lease_auto, it_ends_with_its_control_group_and_its_last_session)
         ck_assert_uint_eq(b->leases.n, 0);
 }
 
-static void end_sessions(void)
-{
-        for (size_t i = 0; i < b->sessions.n_slots; i++) {
-                struct session *s = b->sessions.table[i];
-
-                if (!s || s->admin)
-                        continue;
-                session_close(s, "test");
-                while (session_reap(s, 64) != 0)
-                        ;
-                session_free(s);
-        }
-}
-
 /* ---- reloads and restarts ----------------------------------------------------------- */
 
 TEST_OF(lease_auto, a_reload_changes_its_limits)
