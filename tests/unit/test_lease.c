@@ -338,8 +338,8 @@ TEST_OF(lease, each_level_refuses_by_name)
 
 TEST_OF(lease, waiting_requests_name_their_lease)
 {
-        Bfcd__Request r = BFCD__REQUEST__INIT;
         Bfcd__List list = BFCD__LIST__INIT;
+        Bfcd__Request r = REQUEST(LIST, list, &list);
         const Bfcd__ListReply *reply;
         struct peer *x;
         uint64_t id;
@@ -350,8 +350,6 @@ TEST_OF(lease, waiting_requests_name_their_lease)
         (void)peer_malloc_wait(x, 0, 2 * MIB, 60000);
         settle();
         list.kind = BFCD__LIST__KIND__WAITING;
-        r.body_case = BFCD__REQUEST__BODY_LIST;
-        r.list = &list;
         ck_assert_int_eq(peer_send(admin, &r, &id), 0);
         reply = peer_reply(admin, id)->list;
         ck_assert_uint_eq(reply->n_waiting, 1);
@@ -473,14 +471,12 @@ TEST_OF(lease, guarantees_are_summed)
 static const Bfcd__ExplainRow *explain_red(const char *lease)
 {
         Bfcd__Explain m = BFCD__EXPLAIN__INIT;
-        Bfcd__Request r = BFCD__REQUEST__INIT;
+        Bfcd__Request r = REQUEST(EXPLAIN, explain, &m);
         const Bfcd__ExplainReply *page;
         uint64_t id;
 
         m.partition = (char *)(uintptr_t) "a";
         m.tenant = (char *)(uintptr_t) "red";
-        r.body_case = BFCD__REQUEST__BODY_EXPLAIN;
-        r.explain = &m;
         do {
                 r.id = 0;
                 ck_assert_int_eq(peer_send(admin, &r, &id), 0);

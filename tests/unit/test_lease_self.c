@@ -24,15 +24,13 @@ static char config_text[1024], prefix[16];
 static struct peer *ask_as(uid_t uid)
 {
         struct peer *p = peer_new(b, uid, false);
-        Bfcd__Request r = BFCD__REQUEST__INIT;
         Bfcd__Hello hello = BFCD__HELLO__INIT;
+        Bfcd__Request r = REQUEST(HELLO, hello, &hello);
         uint64_t id;
 
         p->session->who.cgroup = strdup("/somewhere");
         hello.version = 1;
         hello.no_memory = true;
-        r.body_case = BFCD__REQUEST__BODY_HELLO;
-        r.hello = &hello;
         ck_assert_int_eq(peer_send(p, &r, &id), 0);
         ck_assert_int_eq(peer_error(p, id), 0);
         ck_assert_uint_eq(p->session->n_shares, 0);
