@@ -89,27 +89,19 @@ RIG_TEST(each_device_has_its_partitions, two_gpus)
 
 /* ---- giving back ----------------------------------------------------------- */
 
-/* A block that a stream writes for a while. */
-static void *block_at_work(bfc_client *client, CUstream *ret_stream)
-{
-        void *p;
-
-        setenv("FAKE_CUDA_STREAM_DELAY_US", STREAM_DELAY_US, 1);
-        ck_assert_ok(bfc_malloc(client, MIB, &p));
-        enter_context();
-        ck_assert_int_eq(cu.cuStreamCreate(ret_stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
-        ck_assert_int_eq(cu.cuMemsetD8Async((CUdeviceptr)p, 0x77, MIB, *ret_stream), CUDA_SUCCESS);
-        return p;
-}
-
 /* As cudaFree does: what the device still does with the block is done before
  * any other session can have it. */
 RIG_TEST(free_waits_for_the_work, two_gpus)
 {
         bfc_client *client = client_open(rig, NULL, "train");
         CUstream stream;
-        void *p = block_at_work(client, &stream);
+        uint8_t *p;
 
+        setenv("FAKE_CUDA_STREAM_DELAY_US", STREAM_DELAY_US, 1);
+        ck_assert_ok(bfc_malloc(client, MIB, (void **)&p));
+        enter_context();
+        ck_assert_int_eq(cu.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+        ck_assert_int_eq(cu.cuMemsetD8Async((CUdeviceptr)p, 0x77, MIB, stream), CUDA_SUCCESS);
         ck_assert_int_eq(cu.cuStreamQuery(stream), CUDA_ERROR_NOT_READY);
         ck_assert_ok(bfc_free(client, p));
         ck_assert_int_eq(cu.cuStreamQuery(stream), CUDA_SUCCESS);
@@ -121,8 +113,13 @@ RIG_TEST(disconnect_waits_for_the_work, two_gpus)
 {
         bfc_client *client = client_open(rig, NULL, "train");
         CUstream stream;
+        void *p;
 
-        block_at_work(client, &stream);
+        setenv("FAKE_CUDA_STREAM_DELAY_US", STREAM_DELAY_US, 1);
+        ck_assert_ok(bfc_malloc(client, MIB, &p));
+        enter_context();
+        ck_assert_int_eq(cu.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+        ck_assert_int_eq(cu.cuMemsetD8Async((CUdeviceptr)p, 0x77, MIB, stream), CUDA_SUCCESS);
         bfc_disconnect(client);
         ck_assert_int_eq(cu.cuStreamQuery(stream), CUDA_SUCCESS);
 }
