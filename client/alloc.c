@@ -195,8 +195,8 @@ static int fetch_once(bfc_client *client, uint32_t partition, Bfcd__Request *req
 static int fetch(bfc_client *client, uint32_t partition, uint64_t ask_bytes, uint64_t n_bytes,
                  const struct malloc_how *how, void **ret_ptr)
 {
-        Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__Malloc body = BFCD__MALLOC__INIT;
+        Bfcd__Request request = REQUEST(MALLOC, malloc, &body);
         bool is_stale;
         int r;
 
@@ -210,8 +210,6 @@ static int fetch(bfc_client *client, uint32_t partition, uint64_t ask_bytes, uin
                 body.flags |= BFCD__MALLOC_FLAG__MALLOC_FLAG_AGAIN;
         body.wait_ms = how->wait_ms;
         body.tag = (char *)(uintptr_t)how->tag;
-        request.body_case = BFCD__REQUEST__BODY_MALLOC;
-        request.malloc = &body;
         do
                 r = fetch_once(client, partition, &request, n_bytes, how, &is_stale, ret_ptr);
         while (is_stale);

@@ -291,8 +291,8 @@ static int call_put(struct call_connection *c, Bfcd__Request *request)
 /* Once: from then on the waiter is like any other. */
 static void call_cancel(struct call_connection *c, struct call_waiter *w)
 {
-        Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__Cancel cancel = BFCD__CANCEL__INIT;
+        Bfcd__Request request = REQUEST(CANCEL, cancel, &cancel);
 
         w->interrupt->is_interrupted = true;
         if (w->reply || c->error < 0)
@@ -302,8 +302,6 @@ static void call_cancel(struct call_connection *c, struct call_waiter *w)
                 return;
         }
         cancel.request_id = w->id;
-        request.body_case = BFCD__REQUEST__BODY_CANCEL;
-        request.cancel = &cancel;
         (void)call_put(c, &request); /* where it has no room the request waits on */
 }
 
@@ -347,8 +345,8 @@ static int deliver(struct call_connection *c, Bfcd__Reply *reply)
 /* Tells the daemon which extents lost their fds at the limit of open files, so that it sends them again. */
 static int take_extents(struct call_connection *c, const Bfcd__Extents *extents)
 {
-        Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__Ack ack = BFCD__ACK__INIT;
+        Bfcd__Request request = REQUEST(ACK, ack, &ack);
         int fds[FRAME_MAX_FDS], taken[FRAME_MAX_FDS], r;
         uint64_t lost[FRAME_MAX_FDS];
         size_t n_fds = 0;
@@ -370,8 +368,6 @@ static int take_extents(struct call_connection *c, const Bfcd__Extents *extents)
         if (r < 0)
                 return r;
         ack.sequence = extents->sequence;
-        request.body_case = BFCD__REQUEST__BODY_ACK;
-        request.ack = &ack;
         pthread_mutex_lock(&c->lock);
         r = call_put(c, &request);
         pthread_mutex_unlock(&c->lock);

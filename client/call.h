@@ -14,7 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "proto/bfcd.pb-c.h"
+#include "proto/message.h"
 
 struct call_connection;
 

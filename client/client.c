@@ -238,8 +238,8 @@ static int client_new(bfc_client **ret)
 
 static int say_hello(bfc_client *client, const struct bfc_options *options)
 {
-        Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__Hello hello = BFCD__HELLO__INIT;
+        Bfcd__Request request = REQUEST(HELLO, hello, &hello);
         uint64_t epoch;
         int r;
 
@@ -252,8 +252,6 @@ static int say_hello(bfc_client *client, const struct bfc_options *options)
         hello.name = client->reconnect.name;
         hello.tenant = (char *)(uintptr_t)options->tenant;
         hello.partition = (char *)(uintptr_t)options->partition;
-        request.body_case = BFCD__REQUEST__BODY_HELLO;
-        request.hello = &hello;
         r = client_request(client, NULL, &request, BFCD__REPLY__BODY_HELLO, &client->hello, &epoch);
         if (r == 0)
                 r = client_read_places(client);
@@ -346,14 +344,12 @@ BFC_API int bfc_connect(const struct bfc_options *options, bfc_client **ret_clie
 
 static int goodbye_once(bfc_client *client, int64_t until_ms, uint64_t *ret_epoch)
 {
-        Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__Goodbye goodbye = BFCD__GOODBYE__INIT;
+        Bfcd__Request request = REQUEST(GOODBYE, goodbye, &goodbye);
         Bfcd__Reply *reply = NULL;
         int64_t left_ms = until_ms - clock_now_ms();
         int r;
 
-        request.body_case = BFCD__REQUEST__BODY_GOODBYE;
-        request.goodbye = &goodbye;
         call_set_timeout(client->connection, left_ms > 0 ? (unsigned)left_ms : 1);
         r = call_send_at(client->connection, 0, &request, &reply, ret_epoch);
         if (r == 0)
@@ -383,14 +379,12 @@ static void say_goodbye(bfc_client *client)
 
 void client_say_exit(bfc_client *client)
 {
-        Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__Goodbye goodbye = BFCD__GOODBYE__INIT;
+        Bfcd__Request request = REQUEST(GOODBYE, goodbye, &goodbye);
 
         if (!fork_guard_is_own(&client->fork))
                 return;
         goodbye.exits = true;
-        request.body_case = BFCD__REQUEST__BODY_GOODBYE;
-        request.goodbye = &goodbye;
         (void)call_send_within(client->connection, GOODBYE_EXIT_MS, &request);
 }
 

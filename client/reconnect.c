@@ -136,8 +136,8 @@ static int send_hello(struct call_connection *c, struct attempt *a, Bfcd__Reques
 static int exchange_hello(bfc_client *client, struct call_connection *c, struct attempt *a, Bfcd__Reply **ret)
 {
         const Bfcd__HelloReply *old = client->hello->hello;
-        Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__Hello hello = BFCD__HELLO__INIT;
+        Bfcd__Request request = REQUEST(HELLO, hello, &hello);
         Bfcd__Reply *reply = NULL;
         const char *why;
         int r;
@@ -152,8 +152,6 @@ static int exchange_hello(bfc_client *client, struct call_connection *c, struct 
         hello.partition = old->partitions[client->partition]->name;
         hello.session_id = old->session_id;
         hello.secret = old->secret;
-        request.body_case = BFCD__REQUEST__BODY_HELLO;
-        request.hello = &hello;
         r = send_hello(c, a, &request, &reply);
         if (r < 0)
                 return r;

@@ -224,8 +224,8 @@ static void publish_undo(bfc_client *client, const void *ptr, uint64_t block_id)
 BFC_API int bfc_publish_with(bfc_client *client, void *ptr, const char *name,
                              const struct bfc_publish_options *options)
 {
-        Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__Publish body = BFCD__PUBLISH__INIT;
+        Bfcd__Request request = REQUEST(PUBLISH, publish, &body);
         struct bfc_publish_options how;
         Bfcd__Reply *reply = NULL;
         uint64_t epoch;
@@ -247,8 +247,6 @@ BFC_API int bfc_publish_with(bfc_client *client, void *ptr, const char *name,
         body.name = (char *)(uintptr_t)name;
         body.keep_ms = how.keep_ms;
         body.metadata = (ProtobufCBinaryData){ how.n_metadata_bytes, (uint8_t *)(uintptr_t)how.metadata };
-        request.body_case = BFCD__REQUEST__BODY_PUBLISH;
-        request.publish = &body;
         r = client_request(client, NULL, &request, BFCD__REPLY__BODY_DONE, &reply, &epoch);
         if (r < 0) {
                 publish_undo(client, ptr, body.block_id);
@@ -341,8 +339,8 @@ static int attach_list_places(bfc_client *client, uint32_t **ret, size_t *ret_n)
 static int attach_ask(bfc_client *client, struct client_call *call, const char *name,
                       const struct bfc_attach_options *how, Bfcd__Reply **ret, uint64_t *ret_epoch)
 {
-        Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__Attach body = BFCD__ATTACH__INIT;
+        Bfcd__Request request = REQUEST(ATTACH, attach, &body);
         int r = attach_list_places(client, &body.partitions, &body.n_partitions);
 
         if (r < 0)
@@ -350,8 +348,6 @@ static int attach_ask(bfc_client *client, struct client_call *call, const char *
         body.name = (char *)(uintptr_t)name;
         body.wait_ms = how->wait_ms;
         body.read_only = (how->flags & BFC_ATTACH_READ_ONLY) != 0;
-        request.body_case = BFCD__REQUEST__BODY_ATTACH;
-        request.attach = &body;
         r = client_request(client, call, &request, BFCD__REPLY__BODY_ATTACHED, ret, ret_epoch);
         free(body.partitions);
         return r;
@@ -533,8 +529,8 @@ BFC_API int bfc_detach(bfc_client *client, void *ptr)
 BFC_API int bfc_shared_metadata(bfc_client *client, void *ptr, void *buffer, size_t n_buffer_bytes,
                                 size_t *ret_n_bytes)
 {
-        Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__Metadata body = BFCD__METADATA__INIT;
+        Bfcd__Request request = REQUEST(METADATA, metadata, &body);
         const struct shared_block *s;
         Bfcd__Reply *reply = NULL;
         size_t n;
@@ -552,8 +548,6 @@ BFC_API int bfc_shared_metadata(bfc_client *client, void *ptr, void *buffer, siz
         pthread_mutex_unlock(&client->lock);
         if (!s)
                 return error_set(-EINVAL, "%p is not a shared block of this client", ptr);
-        request.body_case = BFCD__REQUEST__BODY_METADATA;
-        request.metadata = &body;
         r = client_request(client, NULL, &request, BFCD__REPLY__BODY_METADATA, &reply, &(uint64_t){ 0 });
         if (r < 0)
                 return r;
@@ -584,8 +578,8 @@ static int list_row(const Bfcd__SharedRow *row, bfc_shared_fn fn, void *userdata
 /* The daemon's table is bounded, so a cursor that does not grow is invalid. */
 BFC_API int bfc_list_shared(bfc_client *client, bfc_shared_fn fn, void *userdata)
 {
-        Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__List body = BFCD__LIST__INIT;
+        Bfcd__Request request = REQUEST(LIST, list, &body);
         int r = client_check(client);
 
         if (r < 0)
@@ -593,8 +587,6 @@ BFC_API int bfc_list_shared(bfc_client *client, bfc_shared_fn fn, void *userdata
         if (!fn)
                 return error_set(-EINVAL, "bfc_list_shared: fn is NULL");
         body.kind = BFCD__LIST__KIND__SHARED;
-        request.body_case = BFCD__REQUEST__BODY_LIST;
-        request.list = &body;
         do {
                 Bfcd__Reply *reply = NULL;
                 uint64_t cursor = body.cursor;
@@ -614,8 +606,8 @@ BFC_API int bfc_list_shared(bfc_client *client, bfc_shared_fn fn, void *userdata
 
 BFC_API int bfc_forget(bfc_client *client, const char *name)
 {
-        Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__Forget body = BFCD__FORGET__INIT;
+        Bfcd__Request request = REQUEST(FORGET, forget, &body);
         Bfcd__Reply *reply = NULL;
         int r = client_check(client);
 
@@ -624,8 +616,6 @@ BFC_API int bfc_forget(bfc_client *client, const char *name)
         if (!name)
                 return error_set(-EINVAL, "bfc_forget: name is NULL");
         body.name = (char *)(uintptr_t)name;
-        request.body_case = BFCD__REQUEST__BODY_FORGET;
-        request.forget = &body;
         r = client_request(client, NULL, &request, BFCD__REPLY__BODY_DONE, &reply, &(uint64_t){ 0 });
         if (r == 0)
                 bfcd__reply__free_unpacked(reply, NULL);

@@ -249,8 +249,8 @@ BFC_API int bfc_add_outside(bfc_client *client, const char *partition, int64_t n
 static int usage_ask(bfc_client *client, uint32_t partition, struct bfc_tenant_usage *ret,
                      Bfcd__Room *ret_room)
 {
-        Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__Usage body = BFCD__USAGE__INIT;
+        Bfcd__Request request = REQUEST(USAGE, usage, &body);
         const Bfcd__Statistics *f;
         Bfcd__Reply *reply = NULL;
         uint64_t epoch;
@@ -258,8 +258,6 @@ static int usage_ask(bfc_client *client, uint32_t partition, struct bfc_tenant_u
 
         body.partition = partition;
         body.with_room = ret_room != NULL;
-        request.body_case = BFCD__REQUEST__BODY_USAGE;
-        request.usage = &body;
         r = client_request(client, NULL, &request, BFCD__REPLY__BODY_USAGE, &reply, &epoch);
         if (r < 0)
                 return r;

@@ -372,16 +372,14 @@ static Bfcd__Reply *take_reply(struct call_connection *c, uint64_t id)
 
 static void call_ack(struct call_connection *c)
 {
-        Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__Ack ack = BFCD__ACK__INIT;
+        Bfcd__Request request = REQUEST(ACK, ack, &ack);
 
         if (c->to_ack == 0)
                 return;
         ack.sequence = c->to_ack;
         c->to_ack = 0;
         request.id = ++c->last_id;
-        request.body_case = BFCD__REQUEST__BODY_ACK;
-        request.ack = &ack;
         if (plan_daemon_handle(c->daemon, &request) < 0)
                 call_fail(c, -EPROTO);
 }

@@ -64,7 +64,8 @@ static size_t escape(char *out, uint32_t c)
         return (size_t)sprintf(out, c < 0x80 ? "\\x%02" PRIx32 : "\\u%04" PRIx32, c);
 }
 
-char *text_escape(const char *s)
+/* A copy. With escapes, what cannot be seen or is no UTF-8 is written out; without, the latter is U+FFFD. */
+static char *copy(const char *s, bool escapes)
 {
         const unsigned char *in = (const unsigned char *)(s ? s : "");
         char *ret = malloc(strlen((const char *)in) * 4 + 1); /* a byte becomes at most \xNN */
@@ -76,46 +77,28 @@ char *text_escape(const char *s)
                 uint32_t c;
                 size_t n = decode(in, &c);
 
-                if (n == 0) {
-                        out += sprintf(out, "\\x%02x", (unsigned int)*in++);
-                        continue;
-                }
-                if (acts(c) || c == '\\') {
+                if (n == 0 && escapes)
+                        out += sprintf(out, "\\x%02x", (unsigned int)*in);
+                else if (n == 0)
+                        out = mempcpy(out, "\xef\xbf\xbd", 3);
+                else if (escapes && (acts(c) || c == '\\'))
                         out += escape(out, c);
-                } else {
-                        memcpy(out, in, n);
-                        out += n;
-                }
-                in += n;
+                else
+                        out = mempcpy(out, in, n);
+                in += n > 0 ? n : 1;
         }
         *out = '\0';
         return ret;
 }
 
+char *text_escape(const char *s)
+{
+        return copy(s, true);
+}
+
 char *text_valid(const char *s)
 {
-        const unsigned char *in = (const unsigned char *)(s ? s : "");
-        char *ret = malloc(strlen((const char *)in) * 3 + 1); /* U+FFFD takes three bytes */
-        char *out = ret;
-
-        if (!ret)
-                return NULL;
-        while (*in) {
-                uint32_t c;
-                size_t n = decode(in, &c);
-
-                if (n == 0) {
-                        memcpy(out, "\xef\xbf\xbd", 3);
-                        out += 3;
-                        in++;
-                        continue;
-                }
-                memcpy(out, in, n);
-                out += n;
-                in += n;
-        }
-        *out = '\0';
-        return ret;
+        return copy(s, false);
 }
 
 const char *text_size(uint64_t n_bytes, char ret[static TEXT_MAX])

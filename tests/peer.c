@@ -654,12 +654,7 @@ uint64_t peer_free_block(struct peer *p, uint64_t block_id)
 
 uint64_t peer_publish(struct peer *p, uint64_t block_id, const char *name)
 {
-        Bfcd__Publish publish = BFCD__PUBLISH__INIT;
-        Bfcd__Request r = REQUEST(PUBLISH, publish, &publish);
-
-        publish.block_id = block_id;
-        publish.name = (char *)(uintptr_t)name;
-        return peer_post(p, &r);
+        return peer_publish_kept(p, block_id, name, 0, NULL, 0);
 }
 
 uint64_t peer_publish_kept(struct peer *p, uint64_t block_id, const char *name, uint64_t keep_ms,

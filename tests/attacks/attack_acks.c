@@ -24,15 +24,13 @@ struct batch {
 static void batch_fill(struct batch *b, const char *name)
 {
         Bfcd__Attach attach = BFCD__ATTACH__INIT;
+        Bfcd__Request r = REQUEST(ATTACH, attach, &attach);
 
         attach.name = (char *)(uintptr_t)name;
         b->n_bytes = b->n_requests = 0;
         while (b->n_bytes + 128 < BATCH_BYTES) {
-                Bfcd__Request r = BFCD__REQUEST__INIT;
 
                 r.id = ++b->n_requests;
-                r.body_case = BFCD__REQUEST__BODY_ATTACH;
-                r.attach = &attach;
                 b->n_bytes += raw_pack(&r, b->bytes + b->n_bytes);
         }
 }

@@ -16,12 +16,10 @@
 /* A Usage request. */
 static size_t put_frame(uint8_t *at)
 {
-        Bfcd__Request r = BFCD__REQUEST__INIT;
         Bfcd__Usage usage = BFCD__USAGE__INIT;
+        Bfcd__Request r = REQUEST(USAGE, usage, &usage);
 
         r.id = 1;
-        r.body_case = BFCD__REQUEST__BODY_USAGE;
-        r.usage = &usage;
         return raw_pack(&r, at);
 }
 

@@ -52,13 +52,11 @@ static int send_mallocs(struct raw *raw, long n)
         size_t n_bytes = 0;
 
         for (long i = 0; i < n; i++) {
-                Bfcd__Request r = BFCD__REQUEST__INIT;
                 Bfcd__Malloc m = BFCD__MALLOC__INIT;
+                Bfcd__Request r = REQUEST(MALLOC, malloc, &m);
 
                 m.n_bytes = BLOCK_BYTES;
                 r.id = raw->next_id++;
-                r.body_case = BFCD__REQUEST__BODY_MALLOC;
-                r.malloc = &m;
                 n_bytes += raw_pack(&r, frames + n_bytes);
         }
         return raw_send_bytes(raw, frames, n_bytes);

@@ -96,15 +96,13 @@ static void batch_of_lists(struct batch *b)
         static const Bfcd__List__Kind kinds[] = { BFCD__LIST__KIND__BLOCKS, BFCD__LIST__KIND__SESSIONS,
                                                   BFCD__LIST__KIND__STATUS };
         Bfcd__List list = BFCD__LIST__INIT;
+        Bfcd__Request r = REQUEST(LIST, list, &list);
 
         b->n_bytes = b->n_requests = 0;
         while (b->n_bytes + 64 < BATCH_BYTES) {
-                Bfcd__Request r = BFCD__REQUEST__INIT;
 
                 r.id = ++b->n_requests;
                 list.kind = kinds[r.id % 3];
-                r.body_case = BFCD__REQUEST__BODY_LIST;
-                r.list = &list;
                 b->n_bytes += raw_pack(&r, b->bytes + b->n_bytes);
         }
 }

@@ -77,18 +77,10 @@ LOOP_TEST(zeroed_each_time, N_SHARES)
 {
         const enum device_share share = (enum device_share)_i;
         struct process owner = owner_start(), job;
-        struct message facts = facts_of(&owner), e;
+        struct message facts = facts_of(&owner);
 
         job = job_on(&facts, share, 8 * MIB);
-        for (int i = 0; i < 3; i++) {
-                ck_assert_int_eq(make(&owner, share, 8 * MIB, &e), 0);
-                ck_assert_int_eq(map(&job, 0, &e), 0);
-                forget(&e);
-                ck_assert_uint_eq(sees_other(&job, 0, 0, 8 * MIB), 0);
-                fill(&job, 0, 0xee, 8 * MIB);
-                ck_assert_int_eq(unmap(&job, 0, 8 * MIB), 0);
-                ck_assert_int_eq(destroy(&owner, &e), 0);
-        }
+        check_zeroed_each_time(&owner, &job, share);
         job_end(&job);
         owner_end(&owner);
 }

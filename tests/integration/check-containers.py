@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/env -S python3 -B
 # Clients in containers: with user, PID, mount and network namespaces of their own, as unshare makes them, and in real
 # podman, rootful and rootless, with the CDI file of integrations/containers. All files are in a folder of its own below
 # /tmp, and what changes in /etc and /run is visible to the test only, by a mount namespace. Jobs run as the users games
@@ -19,17 +19,15 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 
-LIMIT_S = 240
+from checks import LIMIT_S, finish, ok, read, run, wait_for, write
+
 MIB = 1 << 20
 USER, OTHER = 'games', 'news'
 SUBUIDS = 300000  # of USER; and from SUBUIDS + 100000 on those of containers of root
 GROUP = 4711  # a supplementary group
 FOLDER = '/run/bfcd/client'  # in a container
 HIDDEN, GROUPS = [], []
-n = 0
-n_failed = 0
 
 BFCD_YAML = '''
 devices:
@@ -50,43 +48,6 @@ TENANT = '''
 
 class Skip(Exception):
     """This machine cannot run such containers."""
-
-
-def ok(condition, name, got=''):
-    global n, n_failed
-    n += 1
-    n_failed += not condition
-    print(f'{"ok" if condition else "not ok"} {n} - {name}', flush=True)
-    if not condition:
-        for line in str(got).splitlines() or ['(nothing)']:
-            print(f'# {line}', flush=True)
-
-
-def run(command, **options):
-    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, **options)
-
-
-def wait_for(condition, what):
-    """The condition's first result that is true."""
-    end = time.monotonic() + LIMIT_S
-    while True:
-        result = condition()
-        if result:
-            return result
-        if time.monotonic() > end:
-            raise TimeoutError(f'no {what() if callable(what) else what} within {LIMIT_S} s')
-        time.sleep(0.05)
-
-
-def read(path):
-    with open(path, encoding='utf-8') as f:
-        return f.read()
-
-
-def write(path, text, mode=0o644):
-    with open(path, 'w', encoding='utf-8') as f:
-        f.write(text)
-    os.chmod(path, mode)
 
 
 def mounts():
@@ -553,8 +514,7 @@ def main():
         ok(False, 'the test runs to its end', e)
     finally:
         rig.end()
-    print(f'1..{n}')
-    return 1 if n_failed else 77 if n_skipped >= n_run else 0
+    return finish() or (77 if n_skipped >= n_run else 0)
 
 
 if __name__ == '__main__':

@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/env -S python3 -B
 # The dashboard and the rules of integrations/grafana. A real Prometheus scrapes bfc-exporter beside a real daemon and
 # jobs; every expression of the dashboard, the rules and the README is evaluated, and the README's answers to an
 # operator's questions equal what bfcctl prints.
@@ -16,7 +16,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -26,45 +25,14 @@ import urllib.error
 import urllib.parse
 import urllib.request
 
+from checks import LIMIT_S, finish, free_ports, listens, ok, read, run, wait_for
+
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', '..')
 GRAFANA = os.path.join(ROOT, 'integrations', 'grafana')
 DASHBOARD = os.path.join(GRAFANA, 'bfcd-dashboard.json')
 RULES = os.path.join(GRAFANA, 'bfcd-rules.yaml')
 RULES_TEST = os.path.join(ROOT, 'tests', 'grafana', 'rules-test.yaml')
-LIMIT_S = 240  # for what takes a second on an idle machine
 MIB = 1 << 20
-n = 0
-n_failed = 0
-
-
-def ok(condition, name, got=''):
-    global n, n_failed
-    n += 1
-    n_failed += not condition
-    print(f'{"ok" if condition else "not ok"} {n} - {name}', flush=True)
-    if not condition:
-        print(f'# got {got}', flush=True)
-
-
-def run(command, **options):
-    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, **options)
-
-
-def wait_for(condition, what):
-    """The condition's first result that is true."""
-    end = time.monotonic() + LIMIT_S
-    while True:
-        result = condition()
-        if result:
-            return result
-        if time.monotonic() > end:
-            sys.exit(f'no {what} within {LIMIT_S} s')
-        time.sleep(0.1)
-
-
-def read(path):
-    with open(path, encoding='utf-8') as f:
-        return f.read()
 
 
 # ---- the files ------------------------------------------------------------------
@@ -154,17 +122,6 @@ scrape_configs: [{{job_name: bfcd, static_configs: [{{targets: ['127.0.0.1:{port
 '''
 
 
-def listens(address):
-    with socket.socket(socket.AF_UNIX if isinstance(address, str) else socket.AF_INET) as s:
-        return s.connect_ex(address) == 0
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(('127.0.0.1', 0))
-        return s.getsockname()[1]
-
-
 class Rig:
     """A daemon, its exporter and a Prometheus that scrapes it every second."""
 
@@ -198,7 +155,7 @@ class Rig:
         """Another program may take the port before this one does: then with another port."""
         log = os.path.join(self.folder, name + '.log')
         for _ in range(5):
-            port = free_port()
+            port, = free_ports(1)
             with open(log, 'w', encoding='utf-8') as out:
                 p = subprocess.Popen([word.format(port) for word in command], stdin=subprocess.DEVNULL, stdout=out, stderr=out)
             self.stack.callback(self.kill, p)  # if it does not listen, or does not end by SIGTERM
@@ -473,8 +430,7 @@ def main():
         check_static()
     else:
         check_live(sys.argv[1:])
-    print(f'1..{n}')
-    sys.exit(n_failed > 0)
+    sys.exit(finish())
 
 
 main()

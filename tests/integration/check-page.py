@@ -11,6 +11,7 @@ import sys
 import time
 
 import web
+from checks import finish, ok
 
 MIB = 1 << 20
 HOSTILE = '<img src=x onerror="window.pwned=1">'
@@ -38,15 +39,6 @@ sys.stdin.read()
 # Those that are text on a background, in both colour schemes: at least 4.5 to 1 (WCAG 2.1, AA).
 PAIRS = (('text', 'back'), ('text', 'card'), ('text', 'new'), ('quiet', 'back'), ('quiet', 'card'), ('quiet', 'new'),
          ('link', 'back'), ('link', 'card'), ('alarm', 'back'), ('alarm', 'card'), ('alarm-text', 'alarm'))
-n = 0
-
-
-def ok(condition, name, got=''):
-    global n
-    n += 1
-    print(f'{"ok" if condition else "not ok"} {n} - {name}', flush=True)
-    if not condition:
-        print(f'# got {got!r}', flush=True)
 
 
 def cells(browser, table, title):
@@ -261,7 +253,7 @@ def main():
             browser.stop()
     finally:
         site.stop()
-    print(f'1..{n}')
+    finish()
 
 
 main()

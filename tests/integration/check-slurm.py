@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/env -S python3 -B
 # integrations/slurm with a real munged, slurmctld and slurmd, and a real daemon. All files are in a folder of its own
 # below /tmp and all ports are free ones, so it disturbs no other Slurm. Jobs run as the users games and news, which
 # Debian has.
@@ -16,19 +16,17 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 
+from checks import finish, free_ports, listens, ok, read, run, wait_for, write
+
 ROOT = os.path.realpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', '..'))
 SLURM = os.path.join(ROOT, 'integrations', 'slurm')
-LIMIT_S = 240
 MIB = 1 << 20
 USER, OTHER = 'games', 'news'
-n = 0
-n_failed = 0
 
 BFCD_YAML = '''
 devices:
@@ -129,56 +127,6 @@ while until and not os.path.exists(until):
     time.sleep(0.1)
 print("done", flush=True)
 '''
-
-
-def ok(condition, name, got=''):
-    global n, n_failed
-    n += 1
-    n_failed += not condition
-    print(f'{"ok" if condition else "not ok"} {n} - {name}', flush=True)
-    if not condition:
-        for line in str(got).splitlines() or ['(nothing)']:
-            print(f'# {line}', flush=True)
-
-
-def run(command, **options):
-    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, **options)
-
-
-def wait_for(condition, what):
-    """The condition's first result that is true."""
-    end = time.monotonic() + LIMIT_S
-    while True:
-        result = condition()
-        if result:
-            return result
-        if time.monotonic() > end:
-            raise TimeoutError(f'no {what} within {LIMIT_S} s')
-        time.sleep(0.1)
-
-
-def free_ports(count):
-    held = [socket.create_server(('127.0.0.1', 0)) for _ in range(count)]
-    ports = [s.getsockname()[1] for s in held]
-    for s in held:
-        s.close()
-    return ports
-
-
-def has_port(port):
-    with socket.socket() as s:
-        return s.connect_ex(('127.0.0.1', port)) == 0
-
-
-def read(path):
-    with open(path, encoding='utf-8') as f:
-        return f.read()
-
-
-def write(path, text, mode=0o644):
-    with open(path, 'w', encoding='utf-8') as f:
-        f.write(text)
-    os.chmod(path, mode)
 
 
 def groups():
@@ -284,11 +232,11 @@ class Rig:
             raise RuntimeError(f'mariadb-install-db failed: {made.stdout}{made.stderr}')
         self.start('mariadbd', ['mariadbd', '--no-defaults', '--user=root', f'--datadir={data}', '--skip-grant-tables',
                                 '--bind-address=127.0.0.1', f'--port={database_port}', f'--socket={data}/socket'])
-        wait_for(lambda: has_port(database_port), 'mariadbd')
+        wait_for(lambda: listens(('127.0.0.1', database_port)), 'mariadbd')
         write(self.path('slurmdbd.conf'), SLURMDBD_CONF.format(folder=self.folder, host=host, port=port,
                                                                database_port=database_port), 0o600)
         self.start('slurmdbd', ['slurmdbd', '-D'])
-        wait_for(lambda: has_port(port), 'slurmdbd')
+        wait_for(lambda: listens(('127.0.0.1', port)), 'slurmdbd')
         with open(self.path('slurm.conf'), 'a', encoding='utf-8') as f:
             f.write(ACCOUNTING.format(folder=self.folder, port=port))
         added = run(['sacctmgr', '-i', 'add', 'cluster', 'bfctest'], env=self.env)
@@ -518,7 +466,6 @@ def main():
         return 77
     only = os.environ.get('BFC_TEST_ONLY', '').split()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit('ended by SIGTERM'))
-    sys.dont_write_bytecode = True
     rig = Rig(*sys.argv[1:5])
     try:
         rig.start_bfcd()
@@ -531,8 +478,7 @@ def main():
         ok(False, 'the test runs to its end', e)
     finally:
         rig.end()
-    print(f'1..{n}')
-    return 1 if n_failed else 0
+    return finish()
 
 
 if __name__ == '__main__':

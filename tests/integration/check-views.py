@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/env -S python3 -B
 # What bfc-replay writes of a trace, read back by other programs' rules: the memory viewer's segments are tiled, and
 # its events have the trace's sums; Perfetto's counters end where the trace ends; the plot is XML that refers to
 # nothing. A snapshot that Python pickles is read again, and has the same peak.
@@ -14,6 +14,8 @@ import sys
 import tempfile
 import xml.etree.ElementTree as xml
 
+from checks import finish, ok
+
 REPLAY = sys.argv[1]
 TAGGED = '''id,lower,upper,size,tag,partition,tenant
 0,0,100,1000000,weights,train,red
@@ -22,15 +24,6 @@ TAGGED = '''id,lower,upper,size,tag,partition,tenant
 3,30,9223372036854775807,5000,leak,infer,blue
 4,35,40,1,,train,red
 '''
-n = 0
-
-
-def ok(condition, name, got=''):
-    global n
-    n += 1
-    print(f'{"ok" if condition else "not ok"} {n} - {name}')
-    if not condition:
-        print(f'# got {got}')
 
 
 def replay(*arguments):
@@ -205,7 +198,7 @@ def main():
         ok(out.returncode == 2 and 'GLOBAL' in out.stderr, 'a pickle that names a function is refused', out.stderr)
         out = replay('--snapshot', os.path.join(folder, 'none', 'x'), tagged)
         ok(out.returncode == 1 and 'No such file' in out.stderr, 'a file that cannot be written is an error', out.stderr)
-    print(f'1..{n}')
+    finish()
 
 
 main()

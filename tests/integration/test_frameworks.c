@@ -422,38 +422,22 @@ static void release_end(struct holder *h)
         bfc_disconnect(h->client);
 }
 
+/* arg: NULL, or what is not: in a pool. */
 static void wait_for_room(void *arg)
 {
+        ssize_t n_bytes = (arg ? 33 : 32) * (ssize_t)MIB;
         struct holder h;
         void *p;
 
-        (void)arg;
         setenv("BFC_WAIT_MS", TIMEOUT_MS, 1);
         quiet();
         load();
         hold_most(&h);
         release_soon(&h);
-        p = torch_malloc(32 * (ssize_t)MIB, 0, NULL);
+        p = (arg ? torch_pool_malloc : torch_malloc)(n_bytes, 0, NULL);
         REQUIRE(p, "it did not wait: %s", bfc_last_error());
         release_end(&h);
-        torch_free(p, 32 * (ssize_t)MIB, 0, NULL);
-}
-
-static void wait_in_a_pool(void *arg)
-{
-        struct holder h;
-        void *p;
-
-        (void)arg;
-        setenv("BFC_WAIT_MS", TIMEOUT_MS, 1);
-        quiet();
-        load();
-        hold_most(&h);
-        release_soon(&h);
-        p = torch_pool_malloc(33 * (ssize_t)MIB, 0, NULL);
-        REQUIRE(p, "it did not wait: %s", bfc_last_error());
-        release_end(&h);
-        torch_pool_free(p, 33 * (ssize_t)MIB, 0, NULL);
+        (arg ? torch_pool_free : torch_free)(p, n_bytes, 0, NULL);
 }
 
 static void wait_by_a_word(void *arg)
@@ -470,7 +454,7 @@ TEST(allocations_wait_as_the_environment_says)
         struct rig *rig = start();
 
         run_silent(wait_for_room, NULL);
-        run_silent(wait_in_a_pool, NULL);
+        run_silent(wait_for_room, "pool");
         run_saying(wait_by_a_word, NULL, "BFC_WAIT_MS is \"long\": it must be a number from 0 to");
         rig_stop(rig);
 }

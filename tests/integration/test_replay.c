@@ -90,22 +90,6 @@ static uint64_t peak_of(const struct steps *steps, double scale, uint64_t granul
 
 /* ---- running it ------------------------------------------------------------- */
 
-static void make_trace(const char *path, const char *generator)
-{
-        const char *argv[] = { program_replay(), "--generate", generator, NULL };
-        char *csv, *err;
-        FILE *out;
-        int status = program_run(argv, &csv, &err);
-
-        ck_assert_msg(status == 0, "--generate %s: status %d: %s", generator, status, err);
-        out = fopen(path, "we");
-        ck_assert_ptr_nonnull(out);
-        fputs(csv, out);
-        fclose(out);
-        free(csv);
-        free(err);
-}
-
 struct replay {
         int status;
         json_t *json; /* NULL where it printed none */
@@ -181,7 +165,7 @@ RIG_TEST(generated_traces, roomy)
 
         for (size_t i = 0; i < 2; i++) {
                 snprintf(path, sizeof(path), "%s/%s.csv", rig->folder, generators[i]);
-                make_trace(path, generators[i]);
+                make_trace(path, generators[i], NULL);
                 assert_replays(rig, path);
         }
 }
@@ -195,7 +179,7 @@ RIG_TEST(four_jobs_side_by_side, roomy)
         double scale;
 
         snprintf(path, sizeof(path), "%s/t.csv", rig->folder);
-        make_trace(path, "transformer");
+        make_trace(path, "transformer", NULL);
         steps = read_steps(path);
         live = peak_of(&steps, 1, 1);
         scale = (double)SCALED_PEAK / 3 / (double)live;
@@ -217,7 +201,7 @@ RIG_TEST(a_job_runs_into_its_quota, roomy)
         char path[128];
 
         snprintf(path, sizeof(path), "%s/t.csv", rig->folder);
-        make_trace(path, "transformer");
+        make_trace(path, "transformer", NULL);
         run = replay(rig, "small", path, "2", 1);
         ck_assert_int_eq(run.status, REFUSED);
         ck_assert_uint_gt(count_of(&run, "failures"), 0);
@@ -278,7 +262,7 @@ RIG_TEST(wrong_usage_and_wrong_traces, roomy)
         ck_assert_int_eq(run.status, USAGE);
         ck_assert_ptr_nonnull(strstr(run.err, ":3:")); /* the line */
         replay_free(&run);
-        make_trace(path, "random");
+        make_trace(path, "random", NULL);
         run = replay(rig, "nobody", path, "1", 1);
         ck_assert_int_eq(run.status, REFUSED);
         ck_assert_ptr_nonnull(strstr(run.err, "nobody"));
@@ -293,7 +277,7 @@ RIG_TEST(a_replay_is_stopped, roomy)
         int status;
 
         snprintf(path, sizeof(path), "%s/t.csv", rig->folder);
-        make_trace(path, "transformer");
+        make_trace(path, "transformer", NULL);
         pid = fork();
         if (pid == 0) {
                 if (!freopen("/dev/null", "w", stderr) || !freopen("/dev/null", "w", stdout))

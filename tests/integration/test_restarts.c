@@ -50,21 +50,6 @@ struct replay {
         char out[128], err[128];
 };
 
-static void make_trace(const char *path)
-{
-        const char *argv[] = { program_replay(), "--generate", "random", "--scale", "0.02", NULL };
-        char *csv, *err;
-        FILE *out;
-
-        ck_assert_int_eq(program_run(argv, &csv, &err), 0);
-        out = fopen(path, "we");
-        ck_assert_ptr_nonnull(out);
-        fputs(csv, out);
-        fclose(out);
-        free(csv);
-        free(err);
-}
-
 static void replay_start(struct replay *r, struct kept *k, const char *trace, const char *cache)
 {
         pid_t parent = getpid();
@@ -281,7 +266,7 @@ TEST(restarts_at_random)
         setenv("BFC_RETURN_MS", "300000", 1); /* with slow builds no daemon lives long enough for all */
         k = kept_start(&roomy);
         snprintf(trace, sizeof(trace), "%s/t.csv", k->rig->folder);
-        make_trace(trace);
+        make_trace(trace, "random", "0.02");
         strcpy(sharers->socket, k->rig->socket);
         sharers->seed = seed;
         for (unsigned i = 0; i < N_REPLAYS; i++)

@@ -94,13 +94,11 @@ struct walk {
 
 static size_t malloc_frame(struct walk *w, uint64_t n_bytes, uint8_t *frame)
 {
-        Bfcd__Request r = BFCD__REQUEST__INIT;
         Bfcd__Malloc body = BFCD__MALLOC__INIT;
+        Bfcd__Request r = REQUEST(MALLOC, malloc, &body);
 
         body.n_bytes = n_bytes;
         r.id = w->raw->next_id++;
-        r.body_case = BFCD__REQUEST__BODY_MALLOC;
-        r.malloc = &body;
         return raw_pack(&r, frame);
 }
 
@@ -112,15 +110,13 @@ static void do_connect(struct walk *w)
 
 static size_t hello_frame(struct walk *w, uint8_t *frame)
 {
-        Bfcd__Request r = BFCD__REQUEST__INIT;
         Bfcd__Hello body = BFCD__HELLO__INIT;
+        Bfcd__Request r = REQUEST(HELLO, hello, &body);
 
         body.version = 1;
         body.wants_events = true;
         body.tenant = (char *)(uintptr_t) "red";
         r.id = w->raw->next_id++;
-        r.body_case = BFCD__REQUEST__BODY_HELLO;
-        r.hello = &body;
         return raw_pack(&r, frame);
 }
 

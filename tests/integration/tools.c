@@ -54,6 +54,23 @@ void ctl_refuses(const struct rig *rig, const char *const *words, int status, co
         free(err);
 }
 
+void make_trace(const char *path, const char *generator, const char *scale)
+{
+        const char *argv[] = { program_replay(),         "--generate", generator,
+                               scale ? "--scale" : NULL, scale,        NULL };
+        char *csv, *err;
+        FILE *out;
+        int status = program_run(argv, &csv, &err);
+
+        ck_assert_msg(status == 0, "--generate %s: status %d: %s", generator, status, err);
+        out = fopen(path, "we");
+        ck_assert_ptr_nonnull(out);
+        fputs(csv, out);
+        fclose(out);
+        free(csv);
+        free(err);
+}
+
 void text_has(char *text, const char *part)
 {
         ck_assert_msg(text && strstr(text, part), "no '%s' in: %s", part, text ? text : "nothing");

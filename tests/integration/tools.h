@@ -36,6 +36,9 @@ void ctl_refuses(const struct rig *rig, const char *const *words, int status, co
 /* Requests that wait for memory, of one tenant or (NULL) of all. */
 uint64_t rig_n_waiting(struct rig *rig, const char *tenant);
 
+/* Writes a trace that bfc-replay generates. scale: of its option; NULL: none. */
+void make_trace(const char *path, const char *generator, const char *scale);
+
 /* Asserts that a text that a program printed has this part, and frees the text. */
 void text_has(char *text, const char *part);
 

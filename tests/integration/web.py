@@ -5,27 +5,15 @@ import os
 import pathlib
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
-import time
 import urllib.error
 import urllib.request
 
+from checks import LIMIT_S, free_ports, listens, wait_for
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-LIMIT_S = 120  # for what takes milliseconds on an idle machine
-
-
-def wait_for(condition, what):
-    end = time.monotonic() + LIMIT_S
-    while True:
-        got = condition()
-        if got:
-            return got
-        if time.monotonic() > end:
-            raise TimeoutError(f'no {what} within {LIMIT_S} s')
-        time.sleep(0.02)
 
 
 def missing():
@@ -63,20 +51,14 @@ class Site:
                 [self.build / 'daemon/bfcd', '--config', self.folder / 'bfcd.yaml', '--socket', self.socket,
                  '--admin-socket', self.folder / 'admin.sock', '--monitor-socket', self.folder / 'monitor.sock'],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        wait_for(lambda: self.listens() or self.daemon.poll() is not None, 'daemon')
+        wait_for(lambda: listens(str(self.socket)) or self.daemon.poll() is not None, 'daemon')
         if self.daemon.poll() is not None:
             raise RuntimeError((self.folder / 'bfcd.log').read_text())
-
-    def listens(self):
-        with socket.socket(socket.AF_UNIX) as s:
-            return s.connect_ex(str(self.socket)) == 0
 
     def start_exporter(self):
         """On a free port, which another process may take before the exporter does."""
         def start():
-            with socket.socket() as s:
-                s.bind(('127.0.0.1', 0))
-                port = s.getsockname()[1]
+            port, = free_ports(1)
             self.url = f'http://127.0.0.1:{port}/'
             self.exporter = subprocess.Popen(
                 [self.build / 'ctl/bfc-exporter', '--listen', f'127.0.0.1:{port}',

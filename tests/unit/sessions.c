@@ -113,3 +113,22 @@ const Bfcd__ListReply *list_page(struct peer *p, Bfcd__List__Kind kind, uint64_t
         ck_assert_int_eq(peer_error(p, id), 0);
         return peer_reply(p, id)->list;
 }
+
+void walking_peer_collect(struct walking_peer *w)
+{
+        const Bfcd__Reply *reply = w->waiting ? peer_reply(w->peer, w->waiting) : NULL;
+
+        if (!reply)
+                return;
+        if (reply->body_case == BFCD__REPLY__BODY_BLOCK)
+                w->blocks[w->n_blocks++] = reply->block->block_id;
+        w->waiting = 0;
+        peer_forget_replies(w->peer);
+}
+
+struct broker *open_large(struct config **ret_config)
+{
+        return peer_broker("devices: [{id: host, size: 400MiB, partitions: [{name: p, limit: 400MiB}]}]\n"
+                           "tenants: [{name: t, match: {uid: 1}, quotas: [{partition: p}]}]\n",
+                           ret_config);
+}

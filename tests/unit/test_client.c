@@ -354,29 +354,33 @@ TEST(environment)
         expect_error(bfc_connect(NULL, &client), -ENOENT, "/nonexistent/sock");
 }
 
-TEST(invalid_hello_replies)
+static const struct {
+        enum fake_mood mood;
+        int error;
+        const char *text;
+} bad_hellos[] = {
+        { FAKE_HELLO_REFUSED, -EACCES, "would match user alice" },
+        { FAKE_HELLO_VERSION_0, -EPROTO, "version 0" },
+        { FAKE_HELLO_VERSION_2, -EPROTO, "version 2" },
+        { FAKE_HELLO_BAD_DEFAULT, -EPROTO, "default partition" },
+        { FAKE_HELLO_NO_PARTITION, -ENOENT, "no quota" },
+        { FAKE_HELLO_HANG_UP, -ECONNRESET, "not running" },
+        { FAKE_HELLO_ODD_SHARE, -EPROTO, "partition 'infer' has a share mode that this library" },
+        { FAKE_HELLO_ODD_UUID, -EPROTO, "partition 'infer'" },
+        { FAKE_HELLO_IPC_ON_HOST, -EPROTO, "partition 'infer'" },
+};
+
+LOOP_TEST(invalid_hello_replies, sizeof(bad_hellos) / sizeof(bad_hellos[0]))
+{
+        fake_server_set_mood(server, bad_hellos[_i].mood, 0);
+        expect_error(connect_now(), bad_hellos[_i].error, bad_hellos[_i].text);
+        ck_assert_ptr_null(client);
+}
+
+TEST(no_such_partition)
 {
         struct bfc_options o = options();
 
-        fake_server_set_mood(server, FAKE_HELLO_REFUSED, 0);
-        expect_error(connect_now(), -EACCES, "would match user alice");
-        fake_server_set_mood(server, FAKE_HELLO_VERSION_0, 0);
-        expect_error(connect_now(), -EPROTO, "version 0");
-        fake_server_set_mood(server, FAKE_HELLO_VERSION_2, 0);
-        expect_error(connect_now(), -EPROTO, "version 2");
-        fake_server_set_mood(server, FAKE_HELLO_BAD_DEFAULT, 0);
-        expect_error(connect_now(), -EPROTO, "default partition");
-        fake_server_set_mood(server, FAKE_HELLO_NO_PARTITION, 0);
-        expect_error(connect_now(), -ENOENT, "no quota");
-        fake_server_set_mood(server, FAKE_HELLO_HANG_UP, 0);
-        expect_error(connect_now(), -ECONNRESET, "not running");
-        fake_server_set_mood(server, FAKE_HELLO_ODD_SHARE, 0);
-        expect_error(connect_now(), -EPROTO, "partition 'infer' has a share mode that this library");
-        fake_server_set_mood(server, FAKE_HELLO_ODD_UUID, 0);
-        expect_error(connect_now(), -EPROTO, "partition 'infer'");
-        fake_server_set_mood(server, FAKE_HELLO_IPC_ON_HOST, 0);
-        expect_error(connect_now(), -EPROTO, "partition 'infer'");
-        fake_server_set_mood(server, FAKE_GOOD, 0);
         o.partition = "elsewhere";
         expect_error(bfc_connect(&o, &client), -ENOENT, "train, infer");
         ck_assert_ptr_null(client);

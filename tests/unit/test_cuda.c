@@ -117,17 +117,8 @@ LOOP_TEST(cleared_where_that_is_asked_for, N_SHARES)
 LOOP_TEST(zeroed_each_time, N_SHARES)
 {
         struct process owner = owner_start(), job = job_start((enum device_share)_i, 8 * MIB);
-        struct message made;
 
-        for (int i = 0; i < 3; i++) {
-                ck_assert_int_eq(make(&owner, (enum device_share)_i, 8 * MIB, &made), 0);
-                ck_assert_int_eq(map(&job, 0, &made), 0);
-                forget(&made);
-                ck_assert_uint_eq(sees_other(&job, 0, 0, 8 * MIB), 0);
-                fill(&job, 0, 0xee, 8 * MIB);
-                ck_assert_int_eq(unmap(&job, 0, 8 * MIB), 0);
-                ck_assert_int_eq(destroy(&owner, &made), 0);
-        }
+        check_zeroed_each_time(&owner, &job, (enum device_share)_i);
         job_end(&job);
         owner_end(&owner);
 }

@@ -19,21 +19,24 @@
 #include "tests/suite.h"
 #include "tests/checks.h"
 
-static const char config_text[] = "devices:\n"
-                                  "  - id: host\n"
-                                  "    size: 256MiB\n"
-                                  "    partitions:\n"
-                                  "      - {name: train, limit: 96MiB}\n"
-                                  "      - {name: warm, limit: 16MiB, growth: preallocate}\n"
-                                  "tenants:\n"
-                                  "  - name: a\n"
-                                  "    match: {uid: 1}\n"
-                                  "    quotas:\n"
-                                  "      - {partition: train, limit: 48MiB}\n"
-                                  "      - {partition: warm, limit: 8MiB}\n"
-                                  "  - name: b\n"
-                                  "    match: {uid: 2}\n"
-                                  "    quotas: [{partition: train, limit: 48MiB, reserve: 16MiB}]\n";
+/* train: what tenant a may have of it. */
+#define CONFIG(train)                                                                                        \
+        "devices:\n"                                                                                         \
+        "  - id: host\n"                                                                                     \
+        "    size: 256MiB\n"                                                                                 \
+        "    partitions:\n"                                                                                  \
+        "      - {name: train, limit: 96MiB}\n"                                                              \
+        "      - {name: warm, limit: 16MiB, growth: preallocate}\n"                                          \
+        "tenants:\n"                                                                                         \
+        "  - name: a\n"                                                                                      \
+        "    match: {uid: 1}\n"                                                                              \
+        "    quotas:\n"                                                                                      \
+        "      - {partition: train, limit: " train "}\n"                                                     \
+        "      - {partition: warm, limit: 8MiB}\n"                                                           \
+        "  - name: b\n"                                                                                      \
+        "    match: {uid: 2}\n"                                                                              \
+        "    quotas: [{partition: train, limit: 48MiB, reserve: 16MiB}]\n"
+static const char config_text[] = CONFIG("48MiB");
 
 static struct store *store;
 static struct broker *b;
@@ -617,8 +620,8 @@ TEST(invalid_resume_lists)
 /* A resuming session may send only Held, and has limited time. */
 TEST(test_returning)
 {
-        Bfcd__Request r = BFCD__REQUEST__INIT;
         Bfcd__Malloc m = BFCD__MALLOC__INIT;
+        Bfcd__Request r = REQUEST(MALLOC, malloc, &m);
         struct client a;
         uint64_t id;
 
@@ -626,8 +629,6 @@ TEST(test_returning)
         must_malloc(&a, 0, MIB);
         drop(&a);
         start_anew_with(NULL);
-        r.body_case = BFCD__REQUEST__BODY_MALLOC;
-        r.malloc = &m;
         m.n_bytes = 1;
         for (unsigned i = 0; i < 16; i++) {
                 id = say_hello(&a);
@@ -766,21 +767,6 @@ TEST(test_config)
 /* Usage above a lowered limit is trimmed from resumed sessions only. */
 TEST(test_lower_limits)
 {
-        static const char text[] = "devices:\n"
-                                   "  - id: host\n"
-                                   "    size: 256MiB\n"
-                                   "    partitions:\n"
-                                   "      - {name: train, limit: 96MiB}\n"
-                                   "      - {name: warm, limit: 16MiB, growth: preallocate}\n"
-                                   "tenants:\n"
-                                   "  - name: a\n"
-                                   "    match: {uid: 1}\n"
-                                   "    quotas:\n"
-                                   "      - {partition: train, limit: 16MiB}\n"
-                                   "      - {partition: warm, limit: 8MiB}\n"
-                                   "  - name: b\n"
-                                   "    match: {uid: 2}\n"
-                                   "    quotas: [{partition: train, limit: 48MiB, reserve: 16MiB}]\n";
         struct client a, c;
 
         come_in(&a, 1);
@@ -789,7 +775,7 @@ TEST(test_lower_limits)
         must_malloc(&c, 0, 10 * MIB);
         drop(&a);
         drop(&c);
-        start_anew_with(text);
+        start_anew_with(CONFIG("16MiB"));
         reconnect_once(&a);
         reconnect_once(&c);
         ck_assert_uint_eq(a.peer->n_trims, 1);
@@ -815,22 +801,7 @@ static uint32_t many_of(const char *text, struct client *a)
 /* More than the ledger of before has room for: it is larger then, and stays so. */
 TEST(larger_limits)
 {
-        static const char large[] = "max_sessions: 5000\n"
-                                    "devices:\n"
-                                    "  - id: host\n"
-                                    "    size: 256MiB\n"
-                                    "    partitions:\n"
-                                    "      - {name: train, limit: 96MiB}\n"
-                                    "      - {name: warm, limit: 16MiB, growth: preallocate}\n"
-                                    "tenants:\n"
-                                    "  - name: a\n"
-                                    "    match: {uid: 1}\n"
-                                    "    quotas:\n"
-                                    "      - {partition: train, limit: 48MiB, max_blocks: 16000000}\n"
-                                    "      - {partition: warm, limit: 8MiB}\n"
-                                    "  - name: b\n"
-                                    "    match: {uid: 2}\n"
-                                    "    quotas: [{partition: train, limit: 48MiB, reserve: 16MiB}]\n";
+        static const char large[] = "max_sessions: 5000\n" CONFIG("48MiB, max_blocks: 16000000");
         struct stats before, after;
         struct client a;
 
@@ -895,13 +866,11 @@ static size_t count_extents(void)
 /* Returns how many the peer sees. */
 static size_t count_listed_extents(struct peer *p)
 {
-        Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__List body = BFCD__LIST__INIT;
+        Bfcd__Request request = REQUEST(LIST, list, &body);
         uint64_t id;
 
         body.kind = BFCD__LIST__KIND__EXTENTS;
-        request.body_case = BFCD__REQUEST__BODY_LIST;
-        request.list = &body;
         ck_assert_int_eq(peer_send(p, &request, &id), 0);
         ck_assert_int_eq(peer_error(p, id), 0);
         return peer_reply(p, id)->list->n_extents;
@@ -983,8 +952,8 @@ TEST(test_drained_meanwhile)
 {
         struct peer *admin;
         struct client a;
-        Bfcd__Request r = BFCD__REQUEST__INIT;
         Bfcd__Drain body = BFCD__DRAIN__INIT;
+        Bfcd__Request r = REQUEST(DRAIN, drain, &body);
         uint64_t id;
 
         come_in(&a, 1);
@@ -996,8 +965,6 @@ TEST(test_drained_meanwhile)
         admin = peer_new(b, 0, true);
         ck_assert_int_eq(peer_error(admin, peer_hello(admin, "", "")), 0);
         body.device = (char *)(uintptr_t) "host";
-        r.body_case = BFCD__REQUEST__BODY_DRAIN;
-        r.drain = &body;
         ck_assert_int_eq(peer_send(admin, &r, &id), 0);
         ck_assert_int_eq(peer_error(admin, id), 0);
         ck_assert_uint_eq(a.peer->n_drains_told, 2);
@@ -1263,8 +1230,8 @@ TEST(kept_blocks_survive)
 /* What a session has without write access stays so. */
 TEST(read_only_survives)
 {
-        Bfcd__Request r = BFCD__REQUEST__INIT;
         Bfcd__Attach attach = BFCD__ATTACH__INIT;
+        Bfcd__Request r = REQUEST(ATTACH, attach, &attach);
         struct client publisher, reader;
         uint64_t block, id;
 
@@ -1277,8 +1244,6 @@ TEST(read_only_survives)
         publisher.peer = peer_free(publisher.peer);
         attach.name = (char *)(uintptr_t) "w";
         attach.read_only = true;
-        r.body_case = BFCD__REQUEST__BODY_ATTACH;
-        r.attach = &attach;
         ck_assert_int_eq(peer_send(reader.peer, &r, &id), 0);
         ck_assert_int_eq(peer_error(reader.peer, id), 0);
         note_replies(&reader);

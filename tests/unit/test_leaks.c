@@ -13,23 +13,9 @@
 #include "ctl/leaks.h"
 #include "ctl/table.h"
 #include "ctl/show.h"
+#include "tests/unit/lists.h"
 
 static struct list none; /* no sessions */
-
-static void check_json(json_t *document, const char *expected_text)
-{
-        json_error_t error;
-        json_t *expected = json_loads(expected_text, 0, &error);
-        char *text;
-
-        ck_assert_msg(expected != NULL, "%s at %d", error.text, error.position);
-        ck_assert_ptr_nonnull(document);
-        text = json_dumps(document, JSON_INDENT(1) | JSON_REAL_PRECISION(6));
-        ck_assert_msg(json_equal(expected, document), "got %s", text);
-        free(text);
-        json_decref(expected);
-        json_decref(document);
-}
 
 /* ---- leaks ------------------------------------------------------------------- */
 
@@ -104,17 +90,6 @@ static struct leaks *open_leaks(const struct leaks_options *options)
         return k;
 }
 
-/* Runs of blanks become one, and none begins a line: how wide columns are is another test's. */
-static void squeeze(char *text)
-{
-        char *to = text;
-
-        for (const char *c = text; *c; c++)
-                if (*c != ' ' || (to > text && to[-1] != ' ' && to[-1] != '\n'))
-                        *to++ = *c;
-        *to = '\0';
-}
-
 static char *table_of(struct leaks *k, const struct list *sessions)
 {
         char *text = NULL;
@@ -132,14 +107,12 @@ TEST(by_tag)
 {
         struct leaks_options options = { .by = LEAKS_BY_TAG, .older_ms = 1000 };
         struct leaks *k = open_leaks(&options);
-        char *text = table_of(k, &none);
 
-        ck_assert_str_eq(text, "TAG TENANT PARTITION BLOCKS IN-USE LARGEST OLDEST NEWEST\n"
-                               "- red train 1 4.0 KiB 4.0 KiB 9.0 s 9.0 s\n"
-                               "weights red train 2 3.0 KiB 2.0 KiB 7.0 s 5.0 s\n"
-                               "weights blue train 1 512 B 512 B 1m 00s 1m 00s\n");
-        free(text);
-        check_json(
+        check_text(table_of(k, &none), "TAG TENANT PARTITION BLOCKS IN-USE LARGEST OLDEST NEWEST\n"
+                                       "- red train 1 4.0 KiB 4.0 KiB 9.0 s 9.0 s\n"
+                                       "weights red train 2 3.0 KiB 2.0 KiB 7.0 s 5.0 s\n"
+                                       "weights blue train 1 512 B 512 B 1m 00s 1m 00s\n");
+        check_document(
                 leaks_json(k, &none),
                 "{\"schema\":1,\"leaks\":["
                 "{\"tenant\":\"red\",\"partition\":\"train\",\"tag\":\"\",\"num_blocks\":1,\"bytes_in_use\":4096,"
@@ -165,11 +138,10 @@ TEST(by_session)
         row.pid = 4242;
         row.name = (char[]){ "train\n.py" };
         row.state = (char[]){ "live" };
-        text = table_of(k, &sessions);
-        ck_assert_str_eq(text, "SESSION PID NAME STATE TENANT PARTITION BLOCKS IN-USE LARGEST OLDEST NEWEST\n"
-                               "8 4242 train\\n.py live red train 2 10.0 KiB 8.0 KiB 7.0 s 0.0 s\n"
-                               "7 - - - red train 2 5.0 KiB 4.0 KiB 9.0 s 5.0 s\n");
-        free(text);
+        check_text(table_of(k, &sessions),
+                   "SESSION PID NAME STATE TENANT PARTITION BLOCKS IN-USE LARGEST OLDEST NEWEST\n"
+                   "8 4242 train\\n.py live red train 2 10.0 KiB 8.0 KiB 7.0 s 0.0 s\n"
+                   "7 - - - red train 2 5.0 KiB 4.0 KiB 9.0 s 5.0 s\n");
         add(k, 6, 0, "red", "weights", 65536, 100); /* shared */
         row.client_bytes_idle = 2048;
         row.tenant = (char[]){ "red" };
@@ -195,7 +167,6 @@ TEST(ages_by_clients)
         Bfcd__AgesRow row = BFCD__AGES_ROW__INIT, *rows[] = { &row };
         struct list told = { .ages = rows, .n_ages = 1 };
         struct leaks *k;
-        char *text;
 
         row.session_id = 7;
         row.tenant = red;
@@ -210,9 +181,8 @@ TEST(ages_by_clients)
                 add(k, 1, 7, "red", "", 64 * MIB, 90000); /* its slab */
                 add(k, 2, 8, "red", "", 2048, 5000);
                 add(k, 3, 7, "red", "x", 256, 5000);
-                text = table_of(k, &none);
-                ck_assert_str_eq(
-                        text,
+                check_text(
+                        table_of(k, &none),
                         i == 0 ? "SESSION PID NAME STATE TENANT PARTITION BLOCKS IN-USE LARGEST OLDEST NEWEST\n"
                                  "8 - - - red train 1 2.0 KiB 2.0 KiB 5.0 s 5.0 s\n"
                                  "7 - - - red train 1 1.8 KiB 256 B 1m 00s 3.0 s\n"
@@ -220,7 +190,6 @@ TEST(ages_by_clients)
                                  "2 8 red train - 2.0 KiB 2.0 KiB 5.0 s\n"
                                  "cached 7 red train - 1.5 KiB - 1m 00s\n"
                                  "3 7 red train x 256 B 255 B 5.0 s\n");
-                free(text);
                 leaks_free(k);
         }
 }
@@ -229,20 +198,17 @@ TEST(by_block)
 {
         struct leaks_options options = { .by = LEAKS_BY_BLOCK, .older_ms = 6000, .tenant = "red" };
         struct leaks *k = open_leaks(&options);
-        char *text;
 
         add(k, UINT64_MAX, 7, "red", "x", 4096, 9001);
-        text = table_of(k, &none);
-        ck_assert_str_eq(text, "BLOCK SESSION TENANT PARTITION TAG SIZE REQUESTED AGE\n"
-                               "18446744073709551615 7 red train x 4.0 KiB 4.0 KiB 9.0 s\n"
-                               "2 7 red train - 4.0 KiB 4.0 KiB 9.0 s\n"
-                               "3 8 red train weights 2.0 KiB 2.0 KiB 7.0 s\n");
-        free(text);
+        check_text(table_of(k, &none), "BLOCK SESSION TENANT PARTITION TAG SIZE REQUESTED AGE\n"
+                                       "18446744073709551615 7 red train x 4.0 KiB 4.0 KiB 9.0 s\n"
+                                       "2 7 red train - 4.0 KiB 4.0 KiB 9.0 s\n"
+                                       "3 8 red train weights 2.0 KiB 2.0 KiB 7.0 s\n");
         leaks_free(k);
         ck_assert_int_eq(leaks_new(&options, &k), 0);
-        check_json(leaks_json(k, &none), "{\"schema\":1,\"leaks\":[]}");
+        check_document(leaks_json(k, &none), "{\"schema\":1,\"leaks\":[]}");
         add(k, UINT64_MAX, 7, "red", "x", 4096, 9001);
-        check_json(
+        check_document(
                 leaks_json(k, &none),
                 "{\"schema\":1,\"leaks\":[{\"tenant\":\"red\",\"partition\":\"train\",\"tag\":\"x\","
                 "\"session_id\":7,\"block_id\":\"18446744073709551615\",\"n_bytes\":4096,\"n_requested\":4095,"
@@ -364,7 +330,7 @@ TEST(explain_for_programs)
         ck_assert(json_real_value(json_object_get(row, "fragmentation")) == 0.25);
         ck_assert_int_eq(json_integer_value(json_object_get(row, "bytes_fragmented")), MIB);
         holder = json_array_get(json_object_get(row, "holders"), 0);
-        check_json(
+        check_document(
                 json_incref(holder),
                 "{\"session_id\":9,\"pid\":77,\"name\":\"x\\u001b[2J\",\"state\":\"live\",\"num_blocks\":4,"
                 "\"bytes_in_use\":3145728,\"client_bytes_idle\":512,\"largest_block_bytes\":1048576}");

@@ -19,7 +19,7 @@
 #include "daemon/net/fd_reserve.h"
 #include "tests/fake_store.h"
 #include "tests/suite.h"
-#include "tests/unit/sessions.h"
+#include "tests/unit/leases.h"
 #include "tests/unit/still_clock.h"
 
 #define CONFIG(red) CONFIG_BLUE(red, "limit: 64MiB")
@@ -85,83 +85,28 @@ static void teardown(void)
 
 FIXTURE(lease, setup, teardown);
 
-struct wanted {
-        const char *name, *tenant, *partition, *cgroup, *unit;
-        uint64_t limit, reserve, pid, uid, ttl_ms, grace_ms;
-        bool by_user, evicts;
-};
-
-static uint64_t ask_create(const struct wanted *w)
-{
-        Bfcd__Request r = BFCD__REQUEST__INIT;
-        Bfcd__LeaseCreate m = BFCD__LEASE_CREATE__INIT;
-        uint64_t id;
-
-        m.name = (char *)(uintptr_t)w->name;
-        m.tenant = (char *)(uintptr_t)(w->tenant ? w->tenant : "red");
-        m.partition = (char *)(uintptr_t)(w->partition ? w->partition : "a");
-        m.bytes_limit = w->limit;
-        m.bytes_reserve = w->reserve;
-        m.ttl_ms = w->ttl_ms;
-        m.evicts = w->evicts;
-        m.grace_ms = w->grace_ms;
-        if (w->cgroup)
-                m.match_case = BFCD__LEASE_CREATE__MATCH_CGROUP, m.cgroup = (char *)(uintptr_t)w->cgroup;
-        else if (w->unit)
-                m.match_case = BFCD__LEASE_CREATE__MATCH_UNIT, m.unit = (char *)(uintptr_t)w->unit;
-        else if (w->pid)
-                m.match_case = BFCD__LEASE_CREATE__MATCH_PID, m.pid = w->pid;
-        else if (w->by_user)
-                m.match_case = BFCD__LEASE_CREATE__MATCH_UID, m.uid = w->uid;
-        r.body_case = BFCD__REQUEST__BODY_LEASE_CREATE;
-        r.lease_create = &m;
-        ck_assert_int_eq(peer_send(admin, &r, &id), 0);
-        return id;
-}
-
-#define CREATE(...) ck_assert_int_eq(peer_error(admin, ask_create(&(struct wanted){ __VA_ARGS__ })), 0)
+#define CREATE(...) ck_assert_int_eq(peer_error(admin, ask_create(admin, &(struct wanted){ __VA_ARGS__ })), 0)
 #define REFUSED(error, text, ...)                                                                            \
         do {                                                                                                 \
                 const char *sentence_ =                                                                      \
-                        refusal_of(admin, ask_create(&(struct wanted){ __VA_ARGS__ }), error);               \
+                        refusal_of(admin, ask_create(admin, &(struct wanted){ __VA_ARGS__ }), error);        \
                 ck_assert_msg(strstr(sentence_, text), "%s", sentence_);                                     \
         } while (0)
 
-static uint64_t send_set(const char *name, Bfcd__LeaseSet *m)
-{
-        Bfcd__Request r = BFCD__REQUEST__INIT;
-        uint64_t id;
-
-        m->name = (char *)(uintptr_t)name;
-        r.body_case = BFCD__REQUEST__BODY_LEASE_SET;
-        r.lease_set = m;
-        ck_assert_int_eq(peer_send(admin, &r, &id), 0);
-        return id;
-}
-
-static uint64_t ask_set(const char *name, uint64_t limit, bool sets_reserve, uint64_t reserve)
+static uint64_t set_sizes(const char *name, uint64_t limit, bool sets_reserve, uint64_t reserve)
 {
         Bfcd__LeaseSet m = BFCD__LEASE_SET__INIT;
 
         m.bytes_limit = limit;
         m.sets_reserve = sets_reserve;
         m.bytes_reserve = reserve;
-        return send_set(name, &m);
+        return ask_set(admin, name, &m);
 }
 
 static const Bfcd__LeaseEndReply *end(const char *name, bool evicts, uint64_t grace_ms)
 {
-        Bfcd__Request r = BFCD__REQUEST__INIT;
-        Bfcd__LeaseEnd m = BFCD__LEASE_END__INIT;
-        uint64_t id;
+        uint64_t id = ask_end(admin, name, evicts, grace_ms);
 
-        m.name = (char *)(uintptr_t)name;
-        m.evicts = evicts;
-        m.grace_ms = grace_ms;
-        r.body_case = BFCD__REQUEST__BODY_LEASE_END;
-        r.lease_end = &m;
-        ck_assert_int_eq(peer_send(admin, &r, &id), 0);
-        settle();
         ck_assert_int_eq(peer_error(admin, id), 0);
         return peer_reply(admin, id)->lease_end;
 }
@@ -224,7 +169,7 @@ TEST_OF(lease, what_is_wrong_is_refused)
         REFUSED(EINVAL, "uid", .name = "y", .by_user = true, .uid = UINT64_MAX, .limit = 4 * MIB);
         ck_assert_uint_eq(b->leases.n, 1);
         ck_assert_ptr_nonnull(
-                strstr(refusal_of(admin, ask_set("none", 4 * MIB, false, 0), ENOENT), "'none'"));
+                strstr(refusal_of(admin, set_sizes("none", 4 * MIB, false, 0), ENOENT), "'none'"));
         ck_assert_uint_eq(end("x", false, 0)->num_sessions, 0);
 }
 
@@ -237,11 +182,11 @@ TEST_OF(lease, guarantees_must_fit_every_level)
         REFUSED(ENOMEM, "tenant 'red'", .name = "y", .cgroup = "/y", .limit = 32 * MIB, .reserve = 12 * MIB);
         block = must_malloc(blue, 0, 32 * MIB);
         refused_block(blue, 4 * MIB, ENOMEM); /* 30 MiB are promised to x */
-        ck_assert_int_eq(peer_error(admin, ask_set("x", 0, true, 32 * MIB)), 0);
+        ck_assert_int_eq(peer_error(admin, set_sizes("x", 0, true, 32 * MIB)), 0);
         CREATE(.name = "y", .cgroup = "/y", .limit = 32 * MIB);
-        assert_has(refusal_of(admin, ask_set("y", 0, true, 2 * MIB), ENOMEM), "partition 'a'");
-        ck_assert_int_eq(peer_error(admin, ask_set("x", 0, true, 0)), 0);
-        ck_assert_int_eq(peer_error(admin, ask_set("y", 0, true, 2 * MIB)), 0);
+        assert_has(refusal_of(admin, set_sizes("y", 0, true, 2 * MIB), ENOMEM), "partition 'a'");
+        ck_assert_int_eq(peer_error(admin, set_sizes("x", 0, true, 0)), 0);
+        ck_assert_int_eq(peer_error(admin, set_sizes("y", 0, true, 2 * MIB)), 0);
         must_free(blue, block);
         must_close(blue);
         end("x", false, 0);
@@ -393,8 +338,8 @@ TEST_OF(lease, each_level_refuses_by_name)
 
 TEST_OF(lease, waiting_requests_name_their_lease)
 {
-        Bfcd__Request r = BFCD__REQUEST__INIT;
         Bfcd__List list = BFCD__LIST__INIT;
+        Bfcd__Request r = REQUEST(LIST, list, &list);
         const Bfcd__ListReply *reply;
         struct peer *x;
         uint64_t id;
@@ -405,8 +350,6 @@ TEST_OF(lease, waiting_requests_name_their_lease)
         (void)peer_malloc_wait(x, 0, 2 * MIB, 60000);
         settle();
         list.kind = BFCD__LIST__KIND__WAITING;
-        r.body_case = BFCD__REQUEST__BODY_LIST;
-        r.list = &list;
         ck_assert_int_eq(peer_send(admin, &r, &id), 0);
         reply = peer_reply(admin, id)->list;
         ck_assert_uint_eq(reply->n_waiting, 1);
@@ -528,14 +471,12 @@ TEST_OF(lease, guarantees_are_summed)
 static const Bfcd__ExplainRow *explain_red(const char *lease)
 {
         Bfcd__Explain m = BFCD__EXPLAIN__INIT;
-        Bfcd__Request r = BFCD__REQUEST__INIT;
+        Bfcd__Request r = REQUEST(EXPLAIN, explain, &m);
         const Bfcd__ExplainReply *page;
         uint64_t id;
 
         m.partition = (char *)(uintptr_t) "a";
         m.tenant = (char *)(uintptr_t) "red";
-        r.body_case = BFCD__REQUEST__BODY_EXPLAIN;
-        r.explain = &m;
         do {
                 r.id = 0;
                 ck_assert_int_eq(peer_send(admin, &r, &id), 0);
@@ -753,29 +694,6 @@ TEST_OF(lease, an_eviction_is_tried_again)
 
 /* ---- reloads --------------------------------------------------------------------- */
 
-/* told: what the reload must say; NULL: anything. */
-static int reload_told(const char *text, bool dry_run, const char *told)
-{
-        char *changes = NULL, *errors = NULL;
-        size_t n;
-        FILE *c = open_memstream(&changes, &n), *e = open_memstream(&errors, &n);
-        const struct config_machine machine = { .serves = true, .running = b->config };
-        struct config *next = NULL;
-        int r = config_parse("next.yaml", text, strlen(text), &machine, e, &next);
-
-        if (r == 0)
-                r = reload_config(b, next, dry_run, c, e);
-        fclose(c);
-        fclose(e);
-        ck_assert_msg(!told || strstr(changes, told) || strstr(errors, told), "%s%s", changes, errors);
-        free(changes);
-        free(errors);
-        if (r < 0 || dry_run)
-                config_free(next);
-        settle();
-        return r;
-}
-
 static int reload(const char *text)
 {
         return reload_told(text, false, NULL);
@@ -809,15 +727,15 @@ TEST_OF(lease, what_is_not_set_is_not_checked)
 
         CREATE(.name = "x", .cgroup = "/x", .limit = 32 * MIB);
         ck_assert_int_eq(reload(CONFIG("{partition: a, limit: 8MiB}, ")), 0);
-        ck_assert_int_eq(peer_error(admin, ask_set("x", 0, true, 4 * MIB)), 0);
+        ck_assert_int_eq(peer_error(admin, set_sizes("x", 0, true, 4 * MIB)), 0);
         ttl.sets_ttl = true;
         ttl.ttl_ms = 5000;
-        ck_assert_int_eq(peer_error(admin, send_set("x", &ttl)), 0);
+        ck_assert_int_eq(peer_error(admin, ask_set(admin, "x", &ttl)), 0);
         ck_assert_uint_eq(quota_of("x")->account.limit_bytes, 32 * MIB);
         ck_assert_uint_eq(quota_of("x")->account.reserve_bytes, 4 * MIB);
-        assert_has(refusal_of(admin, ask_set("x", 16 * MIB, false, 0), EINVAL), "limit of tenant 'red'");
-        assert_has(refusal_of(admin, ask_set("x", 0, true, 10 * MIB), ENOMEM), "tenant 'red'");
-        ck_assert_int_eq(peer_error(admin, ask_set("x", 8 * MIB, false, 0)), 0);
+        assert_has(refusal_of(admin, set_sizes("x", 16 * MIB, false, 0), EINVAL), "limit of tenant 'red'");
+        assert_has(refusal_of(admin, set_sizes("x", 0, true, 10 * MIB), ENOMEM), "tenant 'red'");
+        ck_assert_int_eq(peer_error(admin, set_sizes("x", 8 * MIB, false, 0)), 0);
         end("x", false, 0);
 }
 
@@ -845,11 +763,11 @@ TEST_OF(lease, limits_need_room_in_the_tables)
         count_needs(&n_extents, &n_exports);
         b->room.n_extents = (uint32_t)n_extents;
         REFUSED(ENOSPC, "tables", .name = "y", .cgroup = "/y", .limit = 2 * MIB);
-        assert_has(refusal_of(admin, ask_set("x", 16 * MIB, false, 0), ENOSPC), "tables");
+        assert_has(refusal_of(admin, set_sizes("x", 16 * MIB, false, 0), ENOSPC), "tables");
         ck_assert_uint_eq(quota_of("x")->account.limit_bytes, 2 * MIB);
-        ck_assert_int_eq(peer_error(admin, ask_set("x", 2 * MIB, true, 2 * MIB)), 0);
+        ck_assert_int_eq(peer_error(admin, set_sizes("x", 2 * MIB, true, 2 * MIB)), 0);
         b->room = room;
-        ck_assert_int_eq(peer_error(admin, ask_set("x", 16 * MIB, false, 0)), 0);
+        ck_assert_int_eq(peer_error(admin, set_sizes("x", 16 * MIB, false, 0)), 0);
         end("x", false, 0);
 }
 
@@ -914,11 +832,11 @@ TEST_OF(lease, leases_need_fds)
         CREATE(.name = "x", .cgroup = "/x", .limit = 2 * MIB);
         CREATE(.name = "y", .cgroup = "/y", .limit = 16 * MIB);
         REFUSED(EMFILE, "LimitNOFILE=", .name = "z", .cgroup = "/z", .limit = 16 * MIB);
-        assert_has(refusal_of(admin, ask_set("x", 16 * MIB, false, 0), EMFILE), "file descriptors");
+        assert_has(refusal_of(admin, set_sizes("x", 16 * MIB, false, 0), EMFILE), "file descriptors");
         ck_assert_uint_eq(quota_of("x")->account.limit_bytes, 2 * MIB);
         end("x", false, 0);
-        ck_assert_int_eq(peer_error(admin, ask_set("y", 14 * MIB, false, 0)), 0);
-        ck_assert_int_eq(peer_error(admin, ask_set("y", 16 * MIB, false, 0)), 0);
+        ck_assert_int_eq(peer_error(admin, set_sizes("y", 14 * MIB, false, 0)), 0);
+        ck_assert_int_eq(peer_error(admin, set_sizes("y", 16 * MIB, false, 0)), 0);
         CREATE(.name = "z", .cgroup = "/z", .limit = 2 * MIB);
         end("y", false, 0);
         end("z", false, 0);
@@ -964,21 +882,6 @@ static struct session *session_with(uint64_t id)
         while (!b->sessions.table[i] || b->sessions.table[i]->id != id)
                 ck_assert_uint_lt(++i, b->sessions.n_slots);
         return b->sessions.table[i];
-}
-
-/* Those that no client resumed. */
-static void end_sessions(void)
-{
-        for (size_t i = 0; i < b->sessions.n_slots; i++) {
-                struct session *s = b->sessions.table[i];
-
-                if (!s || s->admin)
-                        continue;
-                session_close(s, "test");
-                while (session_reap(s, 64) != 0)
-                        ;
-                session_free(s);
-        }
 }
 
 /* Another daemon with this config. */
@@ -1144,9 +1047,9 @@ static void be_traced(void)
         if (ptrace(PTRACE_TRACEME, 0, NULL, NULL) < 0)
                 _exit(77);
         raise(SIGSTOP);
-        (void)ask_set("x", 16 * MIB, true, 16 * MIB);
-        (void)ask_set("x", 4 * MIB, true, 4 * MIB);
-        (void)ask_set("x", 6 * MIB, true, 2 * MIB);
+        (void)set_sizes("x", 16 * MIB, true, 16 * MIB);
+        (void)set_sizes("x", 4 * MIB, true, 4 * MIB);
+        (void)set_sizes("x", 6 * MIB, true, 2 * MIB);
         _exit(0);
 }
 

@@ -13,7 +13,7 @@
 #include "daemon/memory/broker_lease.h"
 #include "tests/fake_store.h"
 #include "tests/suite.h"
-#include "tests/unit/sessions.h"
+#include "tests/unit/leases.h"
 #include "tests/unit/still_clock.h"
 
 #define CONFIG(per)                                                                                          \
@@ -105,59 +105,19 @@ static void refused(const char *cgroup, int error, const char *text)
 
 static void create(const char *name, const char *cgroup, const char *unit)
 {
-        Bfcd__Request r = BFCD__REQUEST__INIT;
-        Bfcd__LeaseCreate m = BFCD__LEASE_CREATE__INIT;
-        uint64_t id;
+        const struct wanted w = { .name = name, .cgroup = cgroup, .unit = unit, .limit = 4 * MIB };
 
-        m.name = (char *)(uintptr_t)name;
-        m.tenant = (char *)(uintptr_t) "red";
-        m.partition = (char *)(uintptr_t) "a";
-        m.bytes_limit = 4 * MIB;
-        m.match_case = cgroup ? BFCD__LEASE_CREATE__MATCH_CGROUP : BFCD__LEASE_CREATE__MATCH_UNIT;
-        if (cgroup)
-                m.cgroup = (char *)(uintptr_t)cgroup;
-        else
-                m.unit = (char *)(uintptr_t)unit;
-        r.body_case = BFCD__REQUEST__BODY_LEASE_CREATE;
-        r.lease_create = &m;
-        ck_assert_int_eq(peer_send(admin, &r, &id), 0);
-        ck_assert_int_eq(peer_error(admin, id), 0);
+        ck_assert_int_eq(peer_error(admin, ask_create(admin, &w)), 0);
 }
 
 static void end(const char *name)
 {
-        Bfcd__Request r = BFCD__REQUEST__INIT;
-        Bfcd__LeaseEnd m = BFCD__LEASE_END__INIT;
-        uint64_t id;
-
-        m.name = (char *)(uintptr_t)name;
-        r.body_case = BFCD__REQUEST__BODY_LEASE_END;
-        r.lease_end = &m;
-        ck_assert_int_eq(peer_send(admin, &r, &id), 0);
-        settle();
-        ck_assert_int_eq(peer_error(admin, id), 0);
+        ck_assert_int_eq(peer_error(admin, ask_end(admin, name, false, 0)), 0);
 }
 
 static int reload(const char *text, const char *told)
 {
-        char *changes = NULL, *errors = NULL;
-        size_t n;
-        FILE *c = open_memstream(&changes, &n), *e = open_memstream(&errors, &n);
-        const struct config_machine machine = { .serves = true, .running = b->config };
-        struct config *next = NULL;
-        int r = config_parse("next.yaml", text, strlen(text), &machine, e, &next);
-
-        if (r == 0)
-                r = reload_config(b, next, false, c, e);
-        fclose(c);
-        fclose(e);
-        ck_assert_msg(strstr(changes, told) || strstr(errors, told), "%s%s", changes, errors);
-        free(changes);
-        free(errors);
-        if (r < 0)
-                config_free(next);
-        settle();
-        return r;
+        return reload_told(text, false, told);
 }
 
 /* ---- which control groups get one ------------------------------------------------- */
@@ -334,20 +294,6 @@ TEST_OF(lease_auto, it_ends_with_its_control_group_and_its_last_session)
         ck_assert_uint_eq(b->leases.n, 1);
         tick();
         ck_assert_uint_eq(b->leases.n, 0);
-}
-
-static void end_sessions(void)
-{
-        for (size_t i = 0; i < b->sessions.n_slots; i++) {
-                struct session *s = b->sessions.table[i];
-
-                if (!s || s->admin)
-                        continue;
-                session_close(s, "test");
-                while (session_reap(s, 64) != 0)
-                        ;
-                session_free(s);
-        }
 }
 
 /* ---- reloads and restarts ----------------------------------------------------------- */

@@ -13,7 +13,7 @@
 
 #include "daemon/memory/broker_lease.h"
 #include "tests/suite.h"
-#include "tests/unit/sessions.h"
+#include "tests/unit/leases.h"
 #include "tests/unit/still_clock.h"
 
 #define OTHER 54321u /* a user who is not the one that runs the test */
@@ -24,15 +24,13 @@ static char config_text[1024], prefix[16];
 static struct peer *ask_as(uid_t uid)
 {
         struct peer *p = peer_new(b, uid, false);
-        Bfcd__Request r = BFCD__REQUEST__INIT;
         Bfcd__Hello hello = BFCD__HELLO__INIT;
+        Bfcd__Request r = REQUEST(HELLO, hello, &hello);
         uint64_t id;
 
         p->session->who.cgroup = strdup("/somewhere");
         hello.version = 1;
         hello.no_memory = true;
-        r.body_case = BFCD__REQUEST__BODY_HELLO;
-        r.hello = &hello;
         ck_assert_int_eq(peer_send(p, &r, &id), 0);
         ck_assert_int_eq(peer_error(p, id), 0);
         ck_assert_uint_eq(p->session->n_shares, 0);
@@ -67,76 +65,34 @@ static void teardown(void)
 
 FIXTURE(lease_self, setup, teardown);
 
-struct wanted {
-        const char *name, *tenant, *cgroup, *unit;
-        uint64_t limit, reserve, pid, uid;
-        bool by_user;
-};
-
 /* A name of the user of this process, unless it has a ':', or an operator makes it. */
-static uint64_t ask_create(struct peer *p, const struct wanted *w)
+static uint64_t ask_own(struct peer *p, struct wanted w)
 {
-        Bfcd__Request r = BFCD__REQUEST__INIT;
-        Bfcd__LeaseCreate m = BFCD__LEASE_CREATE__INIT;
         char name[128];
-        uint64_t id;
 
-        snprintf(name, sizeof(name), "%s%s", strchr(w->name, ':') || p == admin ? "" : prefix, w->name);
-        m.name = name;
-        m.tenant = (char *)(uintptr_t)(w->tenant ? w->tenant : "");
-        m.partition = (char *)(uintptr_t) "a";
-        m.bytes_limit = w->limit;
-        m.bytes_reserve = w->reserve;
-        if (w->cgroup)
-                m.match_case = BFCD__LEASE_CREATE__MATCH_CGROUP, m.cgroup = (char *)(uintptr_t)w->cgroup;
-        else if (w->unit)
-                m.match_case = BFCD__LEASE_CREATE__MATCH_UNIT, m.unit = (char *)(uintptr_t)w->unit;
-        else if (w->by_user)
-                m.match_case = BFCD__LEASE_CREATE__MATCH_UID, m.uid = w->uid;
-        else
-                m.match_case = BFCD__LEASE_CREATE__MATCH_PID, m.pid = w->pid ? w->pid : (uint64_t)getpid();
-        r.body_case = BFCD__REQUEST__BODY_LEASE_CREATE;
-        r.lease_create = &m;
-        ck_assert_int_eq(peer_send(p, &r, &id), 0);
-        return id;
+        snprintf(name, sizeof(name), "%s%s", strchr(w.name, ':') || p == admin ? "" : prefix, w.name);
+        w.name = name;
+        w.tenant = w.tenant ? w.tenant : "";
+        if (!w.by_user && !w.pid)
+                w.pid = (uint64_t)getpid();
+        return ask_create(p, &w);
 }
 
-#define CREATE(p, ...) ck_assert_int_eq(peer_error(p, ask_create(p, &(struct wanted){ __VA_ARGS__ })), 0)
+#define CREATE(p, ...) ck_assert_int_eq(peer_error(p, ask_own(p, (struct wanted){ __VA_ARGS__ })), 0)
 #define REFUSED(p, error, text, ...)                                                                         \
         do {                                                                                                 \
-                const char *sentence_ =                                                                      \
-                        refusal_of(p, ask_create(p, &(struct wanted){ __VA_ARGS__ }), error);                \
+                const char *sentence_ = refusal_of(p, ask_own(p, (struct wanted){ __VA_ARGS__ }), error);    \
                 ck_assert_msg(strstr(sentence_, text), "%s", sentence_);                                     \
         } while (0)
 
-static uint64_t ask_set(struct peer *p, const char *name, uint64_t reserve)
+static uint64_t set_reserve(struct peer *p, const char *name, uint64_t reserve)
 {
-        Bfcd__Request r = BFCD__REQUEST__INIT;
         Bfcd__LeaseSet m = BFCD__LEASE_SET__INIT;
-        uint64_t id;
 
-        m.name = (char *)(uintptr_t)name;
         m.bytes_limit = 10 * MIB;
         m.sets_reserve = true;
         m.bytes_reserve = reserve;
-        r.body_case = BFCD__REQUEST__BODY_LEASE_SET;
-        r.lease_set = &m;
-        ck_assert_int_eq(peer_send(p, &r, &id), 0);
-        return id;
-}
-
-static uint64_t ask_end(struct peer *p, const char *name)
-{
-        Bfcd__Request r = BFCD__REQUEST__INIT;
-        Bfcd__LeaseEnd m = BFCD__LEASE_END__INIT;
-        uint64_t id;
-
-        m.name = (char *)(uintptr_t)name;
-        r.body_case = BFCD__REQUEST__BODY_LEASE_END;
-        r.lease_end = &m;
-        ck_assert_int_eq(peer_send(p, &r, &id), 0);
-        settle();
-        return id;
+        return ask_set(p, name, &m);
 }
 
 /* Of the user of this process. */
@@ -171,8 +127,8 @@ TEST_OF(lease_self, only_own_processes_get_a_lease)
         REFUSED(own, EACCES, "does not belong to this user", .name = "y", .limit = 8 * MIB, .cgroup = group);
         ck_assert_uint_eq(b->leases.n, 2);
         ck_assert_str_eq(list_page(own, BFCD__LIST__KIND__LEASES, 0)->leases[0]->made_by, "user");
-        ck_assert_int_eq(peer_error(own, ask_end(own, name_of("x"))), 0);
-        ck_assert_int_eq(peer_error(own, ask_end(own, name_of("all"))), 0);
+        ck_assert_int_eq(peer_error(own, ask_end(own, name_of("x"), false, 0)), 0);
+        ck_assert_int_eq(peer_error(own, ask_end(own, name_of("all"), false, 0)), 0);
 }
 
 /* Not a limit that an operator gave the user, and not the sessions of other users, whatever their ancestors. */
@@ -191,43 +147,31 @@ TEST_OF(lease_self, it_lifts_no_limit_and_limits_no_other_user)
         in = open_session(geteuid());
         ck_assert_str_eq(in->session->shares[0].quota->lease.name, "op");
         must_close(in);
-        ck_assert_int_eq(peer_error(admin, ask_end(admin, "op")), 0);
-        ck_assert_int_eq(peer_error(own, ask_end(own, name_of("x"))), 0);
+        ck_assert_int_eq(peer_error(admin, ask_end(admin, "op", false, 0)), 0);
+        ck_assert_int_eq(peer_error(own, ask_end(own, name_of("x"), false, 0)), 0);
 }
 
 TEST_OF(lease_self, only_the_maker_and_operators_change_a_lease)
 {
         struct peer *blue = ask_as(2), *in;
-        Bfcd__Request r = BFCD__REQUEST__INIT;
-        Bfcd__LeaseCreate m = BFCD__LEASE_CREATE__INIT;
-        uint64_t id;
 
         REFUSED(blue, EACCES, "'leases: self' for tenant 'blue'", .name = "u2:x", .limit = 8 * MIB);
         CREATE(own, .name = "x", .limit = 8 * MIB);
         in = open_session(geteuid());
         must_malloc(in, 0, 4 * MIB);
-        refusal_of(other, ask_set(other, name_of("x"), 0), EACCES);
-        refusal_of(other, ask_end(other, name_of("x")), EACCES);
-        refusal_of(blue, ask_end(blue, name_of("x")), EACCES);
-        ck_assert_int_eq(peer_error(own, ask_set(own, name_of("x"), 2 * MIB)), 0);
+        refusal_of(other, set_reserve(other, name_of("x"), 0), EACCES);
+        refusal_of(other, ask_end(other, name_of("x"), false, 0), EACCES);
+        refusal_of(blue, ask_end(blue, name_of("x"), false, 0), EACCES);
+        ck_assert_int_eq(peer_error(own, set_reserve(own, name_of("x"), 2 * MIB)), 0);
         ck_assert_uint_eq(lease_find(b, name_of("x"))->quota->account.limit_bytes, 10 * MIB);
-        ck_assert_int_eq(peer_error(admin, ask_set(admin, name_of("x"), 0)), 0);
+        ck_assert_int_eq(peer_error(admin, set_reserve(admin, name_of("x"), 0)), 0);
         must_close(in);
-        ck_assert_int_eq(peer_error(admin, ask_end(admin, name_of("x"))), 0);
+        ck_assert_int_eq(peer_error(admin, ask_end(admin, name_of("x"), false, 0)), 0);
 
-        m.name = (char *)(uintptr_t) "operators";
-        m.tenant = (char *)(uintptr_t) "red";
-        m.partition = (char *)(uintptr_t) "a";
-        m.bytes_limit = 8 * MIB;
-        m.match_case = BFCD__LEASE_CREATE__MATCH_PID;
-        m.pid = (uint64_t)getpid();
-        r.body_case = BFCD__REQUEST__BODY_LEASE_CREATE;
-        r.lease_create = &m;
-        ck_assert_int_eq(peer_send(admin, &r, &id), 0);
-        ck_assert_int_eq(peer_error(admin, id), 0);
-        refusal_of(own, ask_set(own, "operators", 0), EACCES);
-        refusal_of(own, ask_end(own, "operators"), EACCES);
-        ck_assert_int_eq(peer_error(admin, ask_end(admin, "operators")), 0);
+        CREATE(admin, .name = "operators", .tenant = "red", .limit = 8 * MIB);
+        refusal_of(own, set_reserve(own, "operators", 0), EACCES);
+        refusal_of(own, ask_end(own, "operators", false, 0), EACCES);
+        ck_assert_int_eq(peer_error(admin, ask_end(admin, "operators", false, 0)), 0);
         must_close(blue);
 }
 
@@ -238,12 +182,12 @@ TEST_OF(lease_self, users_guarantee_only_what_their_tenant_has)
         REFUSED(own, EACCES, "of the reserve of tenant 'red'", .name = "y", .limit = 8 * MIB,
                 .reserve = 4 * MIB);
         CREATE(own, .name = "y", .limit = 8 * MIB, .reserve = 2 * MIB);
-        refusal_of(own, ask_set(own, name_of("x"), 8 * MIB), EACCES);
-        ck_assert_int_eq(peer_error(own, ask_set(own, name_of("x"), 4 * MIB)), 0);
-        ck_assert_int_eq(peer_error(own, ask_set(own, name_of("x"), 6 * MIB)), 0);
+        refusal_of(own, set_reserve(own, name_of("x"), 8 * MIB), EACCES);
+        ck_assert_int_eq(peer_error(own, set_reserve(own, name_of("x"), 4 * MIB)), 0);
+        ck_assert_int_eq(peer_error(own, set_reserve(own, name_of("x"), 6 * MIB)), 0);
         ck_assert_uint_eq(b->partitions[0].pool.committed_bytes, 8 * MIB);
-        ck_assert_int_eq(peer_error(own, ask_end(own, name_of("x"))), 0);
-        ck_assert_int_eq(peer_error(own, ask_end(own, name_of("y"))), 0);
+        ck_assert_int_eq(peer_error(own, ask_end(own, name_of("x"), false, 0)), 0);
+        ck_assert_int_eq(peer_error(own, ask_end(own, name_of("y"), false, 0)), 0);
 }
 
 TEST_OF(lease_self, a_user_has_so_many_leases)
@@ -259,7 +203,7 @@ TEST_OF(lease_self, a_user_has_so_many_leases)
         }
         for (unsigned i = 0; i < LEASES_PER_USER; i++) {
                 snprintf(name, sizeof(name), "n%u", i);
-                ck_assert_int_eq(peer_error(own, ask_end(own, name_of(name))), 0);
+                ck_assert_int_eq(peer_error(own, ask_end(own, name_of(name), false, 0)), 0);
         }
 }
 
@@ -268,13 +212,13 @@ TEST_OF(lease_self, a_user_changes_them_so_often)
         unsigned n = 1;
 
         CREATE(own, .name = "x", .limit = 8 * MIB);
-        while (peer_error(own, ask_set(own, name_of("x"), 0)) == 0)
+        while (peer_error(own, set_reserve(own, name_of("x"), 0)) == 0)
                 ck_assert_uint_lt(n++, 1000);
         ck_assert_uint_eq(n, LEASES_PER_TENANT);
-        ck_assert_int_eq(peer_error(admin, ask_set(admin, name_of("x"), 2 * MIB)), 0);
+        ck_assert_int_eq(peer_error(admin, set_reserve(admin, name_of("x"), 2 * MIB)), 0);
         still_clock_pass(10000);
-        ck_assert_int_eq(peer_error(own, ask_set(own, name_of("x"), 0)), 0);
-        ck_assert_int_eq(peer_error(own, ask_end(own, name_of("x"))), 0);
+        ck_assert_int_eq(peer_error(own, set_reserve(own, name_of("x"), 0)), 0);
+        ck_assert_int_eq(peer_error(own, ask_end(own, name_of("x"), false, 0)), 0);
 }
 
 /* A session that only asks and manages: it gets no memory, and no lease that ended refuses it. */
@@ -285,10 +229,10 @@ TEST_OF(lease_self, a_session_without_memory_joins_nothing)
         CREATE(own, .name = "x", .limit = 8 * MIB);
         in = open_session(geteuid());
         ck_assert_str_eq(in->session->shares[0].quota->lease.name, name_of("x"));
-        ck_assert_int_eq(peer_error(own, ask_end(own, name_of("x"))), 0);
+        ck_assert_int_eq(peer_error(own, ask_end(own, name_of("x"), false, 0)), 0);
         late = ask_as(geteuid());
         refusal_of(late, peer_malloc(late, 0, MIB), ENOENT);
-        ck_assert_int_eq(peer_error(late, ask_end(late, name_of("x"))), 0);
+        ck_assert_int_eq(peer_error(late, ask_end(late, name_of("x"), false, 0)), 0);
         must_close(late);
         must_close(in);
 }

@@ -2,6 +2,7 @@
 /* The ledger against a plain model, at its limits, and under SIGKILL. */
 #include "daemon/ledger/ledger.h"
 #include "tests/suite.h"
+#include "tests/unit/killed.h"
 #include "tests/checks.h"
 
 #include <errno.h>
@@ -712,16 +713,14 @@ static bool session_is_whole(const struct ledger_session *s)
 }
 
 /* Replaces records as fast as it can until it is killed. */
-static void __attribute__((noreturn)) mutate(struct ledger *l, int started)
+static void mutate(void *userdata)
 {
+        struct ledger *l = userdata;
         struct ledger_session s = { 0 };
         struct ledger_block b = { 0 };
         uint64_t seed = 1;
         uint32_t i;
 
-        alarm(20); /* should the parent die first */
-        if (write(started, "x", 1) != 1)
-                _exit(1);
         for (;;) {
                 uint32_t victim = (uint32_t)(mix(seed) % K_BLOCKS);
 
@@ -753,28 +752,6 @@ static void fill_for_crash(struct ledger *l)
                 make_block(&b, n);
                 ck_assert_int_eq(ledger_block_add(l, &b, &i), 0);
         }
-}
-
-static void run_and_kill(struct ledger *l, long delay_ns)
-{
-        struct timespec delay = { .tv_nsec = delay_ns };
-        int started[2];
-        int status;
-        pid_t pid;
-        char c;
-
-        ck_assert_int_eq(pipe2(started, O_CLOEXEC), 0);
-        pid = fork();
-        if (pid == 0)
-                mutate(l, started[1]);
-        ck_assert_int_gt(pid, 0);
-        close(started[1]);
-        ck_assert_int_eq(read(started[0], &c, 1), 1);
-        close(started[0]);
-        nanosleep(&delay, NULL);
-        ck_assert_int_eq(kill(pid, SIGKILL), 0);
-        ck_assert_int_eq(waitpid(pid, &status, 0), pid);
-        ck_assert(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
 }
 
 /* Maps the memfd anew, as a successor would, and finds the page that shows the
@@ -811,7 +788,7 @@ TEST(test_kill_leaves_whole_records)
                 fill_for_crash(l);
                 s = ledger_session_at(l, 0);
                 b = ledger_block_at(l, 0);
-                run_and_kill(l, (long)random_below(&rnd, 2000000));
+                run_and_kill(mutate, l, (long)random_below(&rnd, 2000000));
                 s = map_anew(l, s, s + K_SESSIONS, &maps[0], &n_bytes);
                 b = map_anew(l, b, b + K_BLOCKS, &maps[1], &n_bytes);
                 for (uint32_t i = 0; i < K_BLOCKS; i++) {

@@ -14,6 +14,7 @@
 #include "ledger_life.h"
 #include "tests/suite.h"
 #include "tests/checks.h"
+#include "tests/unit/killed.h"
 
 enum { KILLS = 400, DAMAGES = 3000 };
 
@@ -135,32 +136,18 @@ TEST(ids_are_not_reused_after_reopen)
 
 /* ---- after kills ----------------------------------------------------------------- */
 
+static void live(void *life)
+{
+        for (;;)
+                life_step(life);
+}
+
 static void live_and_be_killed(struct ledger *l, uint64_t seed, long delay_ns)
 {
-        struct timespec delay = { .tv_nsec = delay_ns };
-        int started[2], status;
         struct life life;
-        pid_t pid;
-        char c;
 
         life_join(&life, l, seed);
-        ck_assert_int_eq(pipe2(started, O_CLOEXEC), 0);
-        pid = fork();
-        if (pid == 0) {
-                alarm(20); /* should the parent die first */
-                if (write(started[1], "x", 1) != 1)
-                        _exit(1);
-                for (;;)
-                        life_step(&life);
-        }
-        ck_assert_int_gt(pid, 0);
-        close(started[1]);
-        ck_assert_int_eq(read(started[0], &c, 1), 1);
-        close(started[0]);
-        nanosleep(&delay, NULL);
-        ck_assert_int_eq(kill(pid, SIGKILL), 0);
-        ck_assert_int_eq(waitpid(pid, &status, 0), pid);
-        ck_assert(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+        run_and_kill(live, &life, delay_ns);
 }
 
 /* What a kill left of publications and of shared blocks that ended. */

@@ -14,6 +14,7 @@
 #include "ctl/map.h"
 #include "ctl/table.h"
 #include "tests/random.h"
+#include "tests/unit/lists.h"
 
 #define N_ROWS 4096u
 
@@ -26,10 +27,12 @@ struct world {
         struct list *space, *owners;
 };
 
-static struct world *world_new(void)
-{
-        struct world *w = calloc(1, sizeof(*w));
+static struct world *w;
+static struct map *m;
 
+static void setup(void)
+{
+        w = calloc(1, sizeof(*w));
         ck_assert_ptr_nonnull(w);
         w->extents = calloc(N_ROWS, sizeof(*w->extents));
         ck_assert_ptr_nonnull(w->extents);
@@ -39,16 +42,23 @@ static struct world *world_new(void)
         w->space->extents = calloc(N_ROWS, sizeof(void *));
         w->owners->sessions = calloc(32, sizeof(void *));
         ck_assert(w->space->tenants && w->space->extents && w->owners->sessions);
-        return w;
 }
 
-static void world_free(struct world *w)
+static void teardown(void)
 {
+        map_free(m);
         free(w->extents);
         free(w);
 }
 
-static void add_tenant(struct world *w, const char *tenant, uint64_t n_reserved)
+FIXTURE(map, setup, teardown);
+
+static void start_map(const char *tenant)
+{
+        ck_assert_int_eq(map_new("train", tenant, w->space, MAP_COLUMNS, true, &m), 0);
+}
+
+static void add_tenant(const char *tenant, uint64_t n_reserved)
 {
         size_t i = w->space->n_tenants++;
 
@@ -61,8 +71,7 @@ static void add_tenant(struct world *w, const char *tenant, uint64_t n_reserved)
         w->space->tenants[i] = &w->tenants[i];
 }
 
-static Bfcd__ExtentRow *add_extent(struct world *w, const char *tenant, uint64_t region, uint64_t offset,
-                                   uint64_t n_bytes)
+static Bfcd__ExtentRow *add_extent(const char *tenant, uint64_t region, uint64_t offset, uint64_t n_bytes)
 {
         size_t i = w->space->n_extents++;
 
@@ -78,7 +87,7 @@ static Bfcd__ExtentRow *add_extent(struct world *w, const char *tenant, uint64_t
         return &w->extents[i];
 }
 
-static void add_session(struct world *w, uint64_t id, const char *name, uint64_t n_idle)
+static void add_session(uint64_t id, const char *name, uint64_t n_idle)
 {
         size_t i = w->owners->n_sessions++;
 
@@ -90,8 +99,7 @@ static void add_session(struct world *w, uint64_t id, const char *name, uint64_t
         w->owners->sessions[i] = &w->sessions[i];
 }
 
-static void add_block(struct map *m, uint64_t region, uint64_t offset, uint64_t n_bytes, uint64_t session,
-                      const char *tag)
+static void add_block(uint64_t region, uint64_t offset, uint64_t n_bytes, uint64_t session, const char *tag)
 {
         Bfcd__BlockRow row = BFCD__BLOCK_ROW__INIT;
 
@@ -106,17 +114,17 @@ static void add_block(struct map *m, uint64_t region, uint64_t offset, uint64_t 
         ck_assert_int_eq(map_add(m, &row), 0);
 }
 
-static int svg_with_labels(FILE *out, const struct map *m)
+static int svg_with_labels(FILE *out, const struct map *of)
 {
-        return map_svg(out, m, true);
+        return map_svg(out, of, true);
 }
 
-static int svg_without_labels(FILE *out, const struct map *m)
+static int svg_without_labels(FILE *out, const struct map *of)
 {
-        return map_svg(out, m, false);
+        return map_svg(out, of, false);
 }
 
-static char *text_of(const struct map *m, int (*write)(FILE *out, const struct map *m))
+static char *text_of(int (*write)(FILE *out, const struct map *of))
 {
         char *text = NULL;
         size_t n;
@@ -130,7 +138,7 @@ static char *text_of(const struct map *m, int (*write)(FILE *out, const struct m
 }
 
 /* The parts tile the row. Returns their sums. */
-static void check_parts(const struct map *m, size_t row, uint64_t ret[MAP_KINDS], uint64_t *ret_n_blocks)
+static void check_parts_of(size_t row, uint64_t ret[MAP_KINDS], uint64_t *ret_n_blocks)
 {
         struct map_part *parts;
         uint64_t at = 0;
@@ -159,16 +167,16 @@ static void check_parts(const struct map *m, size_t row, uint64_t ret[MAP_KINDS]
 /* ---- sums -------------------------------------------------------------------------- */
 
 /* Random blocks and gaps in two regions, with a hole and a retiring extent. */
-static void fill(struct world *w, uint64_t seed, struct map **ret, uint64_t *ret_used, uint64_t *ret_n)
+static void fill(uint64_t seed, uint64_t *ret_used, uint64_t *ret_n)
 {
         uint64_t random = seed, at = 0;
 
         *ret_used = *ret_n = 0;
-        add_tenant(w, "red", 512 * MIB);
+        add_tenant("red", 512 * MIB);
         for (uint64_t i = 0; i < 16; i++)
                 if (i != 5)
-                        add_extent(w, "red", 7 + i / 8, i % 8 * 32 * MIB, 32 * MIB)->is_retiring = i == 9;
-        ck_assert_int_eq(map_new("train", NULL, w->space, 100 + seed * 37, seed % 2 == 0, ret), 0);
+                        add_extent("red", 7 + i / 8, i % 8 * 32 * MIB, 32 * MIB)->is_retiring = i == 9;
+        ck_assert_int_eq(map_new("train", NULL, w->space, 100 + seed * 37, seed % 2 == 0, &m), 0);
         while (at < 512 * MIB) {
                 uint64_t n_bytes = (random_next(&random) % (1u << random_next(&random) % 17) + 1) * 256;
                 uint64_t extent = at / (32 * MIB);
@@ -178,24 +186,22 @@ static void fill(struct world *w, uint64_t seed, struct map **ret, uint64_t *ret
                         continue;
                 }
                 if (random_next(&random) % 3 > 0) {
-                        add_block(*ret, 7 + extent / 8, at % (256 * MIB), n_bytes,
-                                  1 + random_next(&random) % 5, "t");
+                        add_block(7 + extent / 8, at % (256 * MIB), n_bytes, 1 + random_next(&random) % 5,
+                                  "t");
                         *ret_used += n_bytes;
                         (*ret_n)++;
                 }
                 at += n_bytes;
         }
-        ck_assert_int_eq(map_finish(*ret, w->owners), 0);
+        ck_assert_int_eq(map_finish(m, w->owners), 0);
 }
 
 LOOP_TEST(parts_tile_and_sums_are_exact, 8)
 {
-        struct world *w = world_new();
         uint64_t sums[MAP_KINDS], n_blocks, used, n;
-        struct map *m;
 
-        fill(w, (uint64_t)_i, &m, &used, &n);
-        check_parts(m, 0, sums, &n_blocks);
+        fill((uint64_t)_i, &used, &n);
+        check_parts_of(0, sums, &n_blocks);
         ck_assert_uint_eq(sums[MAP_USED], used);
         ck_assert_uint_eq(n_blocks, n);
         ck_assert_uint_eq(sums[MAP_RETIRING], 32 * MIB);
@@ -205,74 +211,64 @@ LOOP_TEST(parts_tile_and_sums_are_exact, 8)
         ck_assert_uint_eq(m->rows[0].free_bytes, sums[MAP_FREE]);
         ck_assert_uint_eq(m->rows[0].unbacked_bytes, 8192 * MIB - 15 * 32 * MIB);
         ck_assert_uint_eq(m->n_unplaced, 0);
-        map_free(m);
-        world_free(w);
 }
 
 /* What a client reports is at most what it has. Blocks that are nowhere are counted. */
 TEST(odd_rows_do_no_harm)
 {
-        struct world *w = world_new();
         uint64_t sums[MAP_KINDS], n_blocks;
-        struct map *m;
 
-        add_tenant(w, "red", 32 * MIB);
-        add_extent(w, "red", 7, 0, 32 * MIB);
-        add_extent(w, "red", 7, UINT64_MAX - 4, 32 * MIB); /* both are not in their region */
-        add_extent(w, "red", 8, 0, UINT64_MAX);
-        add_session(w, 3, "x", UINT64_MAX);
-        ck_assert_int_eq(map_new("train", NULL, w->space, MAP_COLUMNS, true, &m), 0);
+        add_tenant("red", 32 * MIB);
+        add_extent("red", 7, 0, 32 * MIB);
+        add_extent("red", 7, UINT64_MAX - 4, 32 * MIB); /* both are not in their region */
+        add_extent("red", 8, 0, UINT64_MAX);
+        add_session(3, "x", UINT64_MAX);
+        start_map(NULL);
         ck_assert_uint_eq(m->rows[0].n_bytes, 32 * MIB);
-        add_block(m, 7, 0, 20 * MIB, 3, "a");
-        add_block(m, 7, 10 * MIB, 20 * MIB, 3, "b"); /* was made while the list was read */
-        add_block(m, 7, 31 * MIB, 2 * MIB, 3, "");
-        add_block(m, 7, UINT64_MAX, 256, 3, "");
-        add_block(m, 7, 0, UINT64_MAX, 3, "");
-        add_block(m, 7, 256, 0, 3, "");
-        add_block(m, 9, 0, 256, 3, "");
+        add_block(7, 0, 20 * MIB, 3, "a");
+        add_block(7, 10 * MIB, 20 * MIB, 3, "b"); /* was made while the list was read */
+        add_block(7, 31 * MIB, 2 * MIB, 3, "");
+        add_block(7, UINT64_MAX, 256, 3, "");
+        add_block(7, 0, UINT64_MAX, 3, "");
+        add_block(7, 256, 0, 3, "");
+        add_block(9, 0, 256, 3, "");
         ck_assert_uint_eq(m->n_unplaced, 5);
         ck_assert_int_eq(map_finish(m, w->owners), 0);
         ck_assert_uint_eq(m->rows[0].idle_bytes, 40 * MIB);
-        check_parts(m, 0, sums, &n_blocks);
+        check_parts_of(0, sums, &n_blocks);
         ck_assert_uint_eq(sums[MAP_USED], 30 * MIB);
         ck_assert_uint_eq(n_blocks, 2);
-        free(text_of(m, svg_with_labels));
-        free(text_of(m, map_text));
-        map_free(m);
-        world_free(w);
+        free(text_of(svg_with_labels));
+        free(text_of(map_text));
 }
 
 TEST(one_tenant_is_chosen)
 {
-        struct world *w = world_new();
         char names[70][8], *text;
-        struct map *m;
 
         for (unsigned i = 0; i < 70; i++) {
                 snprintf(names[i], sizeof(names[i]), "t%02u", i);
-                add_tenant(w, names[i], (1 + i) * MIB);
-                add_extent(w, names[i], 100 + i, 0, (1 + i) * MIB);
+                add_tenant(names[i], (1 + i) * MIB);
+                add_extent(names[i], 100 + i, 0, (1 + i) * MIB);
         }
-        ck_assert_int_eq(map_new("train", "t03", w->space, MAP_COLUMNS, true, &m), 0);
+        start_map("t03");
         ck_assert_uint_eq(m->n_rows, 1);
         ck_assert_uint_eq(m->rows[0].backed_bytes, 4 * MIB);
         ck_assert_uint_eq(m->n_left_out, 0);
         m->space = NULL; /* for the next one */
         map_free(m);
-        ck_assert_int_eq(map_new("train", NULL, w->space, MAP_COLUMNS, true, &m), 0);
+        start_map(NULL);
         ck_assert_uint_eq(m->n_rows, MAP_ROWS);
         ck_assert_uint_eq(m->n_left_out, 6);
         ck_assert_str_eq(m->rows[0].tenant, "t06");
         for (uint64_t i = 6; i < 70; i++)
                 for (uint64_t at = 0; at < (1 + i) * MIB; at += 64 << 10)
-                        add_block(m, 100 + i, at, 16 << 10, 1 + (i + at / 65536) % 5, "");
+                        add_block(100 + i, at, 16 << 10, 1 + (i + at / 65536) % 5, "");
         ck_assert_int_eq(map_finish(m, w->owners), 0);
-        text = text_of(m, svg_with_labels);
+        text = text_of(svg_with_labels);
         ck_assert_uint_lt(strlen(text), 1000000);
         ck_assert_ptr_nonnull(strstr(text, "6 more tenants"));
         free(text);
-        map_free(m);
-        world_free(w);
 }
 
 /* ---- pictures ---------------------------------------------------------------------- */
@@ -281,14 +277,12 @@ TEST(one_tenant_is_chosen)
 LOOP_TEST(pictures_of_many_blocks_are_small, 2)
 {
         const uint64_t size = 64 << 10;
-        struct world *w = world_new();
-        struct map *m;
         char *text;
 
-        add_tenant(w, "red", 100000 * 2 * size);
+        add_tenant("red", 100000 * 2 * size);
         for (uint64_t i = 0; i < 2000; i++)
-                add_extent(w, "red", 1 + i / 400, i % 400 * 100 * size, 100 * size);
-        ck_assert_int_eq(map_new("train", NULL, w->space, MAP_COLUMNS, true, &m), 0);
+                add_extent("red", 1 + i / 400, i % 400 * 100 * size, 100 * size);
+        start_map(NULL);
         for (uint64_t i = 0; i < 100000; i++) {
                 uint64_t offset = i % 20000 * 2 * size, n_bytes = size;
 
@@ -296,90 +290,76 @@ LOOP_TEST(pictures_of_many_blocks_are_small, 2)
                         continue;
                 if (_i > 0 && i % 500 == 250)
                         n_bytes = 400 * size;
-                add_block(m, 1 + i / 20000, offset, n_bytes, 1 + i % 7,
+                add_block(1 + i / 20000, offset, n_bytes, 1 + i % 7,
                           "<&\"&\"&\"&\"&\"&\"&\"&\"&\"&\"&\"&\"&\"&\"&\"");
         }
         ck_assert_int_eq(map_finish(m, w->owners), 0);
-        text = text_of(m, svg_with_labels);
+        text = text_of(svg_with_labels);
         ck_assert_uint_lt(strlen(text), 1000000);
         ck_assert_uint_gt(strlen(text), 50000);
         ck_assert_ptr_nonnull(strstr(text, _i > 0 ? "block of " : "100000 blocks</text>"));
         free(text);
-        map_free(m);
-        world_free(w);
 }
 
 TEST(names_are_escaped)
 {
         static const char hostile[] = "</text><script>alert(1)</script>&\"\x1b[2J\xff\xef\xbf\xbf";
-        struct world *w = world_new();
-        struct map *m;
         json_t *json;
         char *text;
 
-        add_tenant(w, "red", 32 * MIB);
-        add_extent(w, "red", 7, 0, 32 * MIB);
-        add_session(w, 3, hostile, 0);
-        ck_assert_int_eq(map_new("train", NULL, w->space, MAP_COLUMNS, true, &m), 0);
-        add_block(m, 7, 0, 20 * MIB, 3, hostile);
+        add_tenant("red", 32 * MIB);
+        add_extent("red", 7, 0, 32 * MIB);
+        add_session(3, hostile, 0);
+        start_map(NULL);
+        add_block(7, 0, 20 * MIB, 3, hostile);
         ck_assert_int_eq(map_finish(m, w->owners), 0);
-        text = text_of(m, svg_with_labels);
+        text = text_of(svg_with_labels);
         ck_assert_ptr_null(strstr(text, "<script"));
         ck_assert_ptr_nonnull(strstr(text, "&#60;/text&#62;&#60;script&#62;alert(1)"));
         ck_assert_ptr_null(strchr(text, '\x1b'));
         ck_assert_ptr_null(strstr(text, "\xef\xbf\xbf"));
         ck_assert_ptr_null(strchr(text, '\xff'));
         free(text);
-        text = text_of(m, map_text);
+        text = text_of(map_text);
         ck_assert_ptr_null(strchr(text, '\x1b'));
         free(text);
         json = map_json(m);
         ck_assert_ptr_nonnull(json);
         json_decref(json);
-        map_free(m);
-        world_free(w);
 }
 
 TEST(labels_are_left_out_where_everybody_sees_the_map)
 {
-        struct world *w = world_new();
-        struct map *m;
         char *text;
 
-        add_tenant(w, "red", 32 * MIB);
-        add_extent(w, "red", 7, 0, 32 * MIB);
-        add_session(w, 3, "job", 0);
-        ck_assert_int_eq(map_new("train", NULL, w->space, MAP_COLUMNS, true, &m), 0);
-        add_block(m, 7, 0, 20 * MIB, 3, "secret-plan");
+        add_tenant("red", 32 * MIB);
+        add_extent("red", 7, 0, 32 * MIB);
+        add_session(3, "job", 0);
+        start_map(NULL);
+        add_block(7, 0, 20 * MIB, 3, "secret-plan");
         ck_assert_int_eq(map_finish(m, w->owners), 0);
-        text = text_of(m, svg_with_labels);
-        ck_assert_ptr_nonnull(strstr(text, "secret-plan"));
-        free(text);
-        text = text_of(m, svg_without_labels);
+        CHECK_PARTS(text_of(svg_with_labels), "secret-plan");
+        text = text_of(svg_without_labels);
         ck_assert_ptr_null(strstr(text, "secret-plan"));
         ck_assert_ptr_nonnull(strstr(text, "block of "));
         free(text);
-        map_free(m);
-        world_free(w);
 }
 
 TEST(the_text_fits)
 {
-        struct world *w = world_new();
         char *text, expected[81];
-        struct map *m;
 
-        add_tenant(w, "tenant-of-a-long-name", 64 * MIB);
-        add_tenant(w, "red", 64 * MIB);
-        add_extent(w, "tenant-of-a-long-name", 1, 0, 64 * MIB);
-        add_extent(w, "red", 7, 0, 16 * MIB);
-        add_extent(w, "red", 7, 32 * MIB, 32 * MIB);
+        add_tenant("tenant-of-a-long-name", 64 * MIB);
+        add_tenant("red", 64 * MIB);
+        add_extent("tenant-of-a-long-name", 1, 0, 64 * MIB);
+        add_extent("red", 7, 0, 16 * MIB);
+        add_extent("red", 7, 32 * MIB, 32 * MIB);
         table_look.is_cut = true;
         ck_assert_int_eq(map_new("train", NULL, w->space, map_text_columns(80), false, &m), 0);
-        add_block(m, 7, 0, 8 * MIB, 3, "");
-        add_block(m, 7, 32 * MIB, 32 * MIB, 4, "");
+        add_block(7, 0, 8 * MIB, 3, "");
+        add_block(7, 32 * MIB, 32 * MIB, 4, "");
         ck_assert_int_eq(map_finish(m, w->owners), 0);
-        text = text_of(m, map_text);
+        text = text_of(map_text);
         for (const char *line = text; *line; line += strcspn(line, "\n") + 1)
                 ck_assert_msg(strcspn(line, "\n") <= 80, "too long: %s", line);
         memset(expected, '.', sizeof(expected));
@@ -389,24 +369,12 @@ TEST(the_text_fits)
         ck_assert_ptr_nonnull(strstr(text, "...-"));
         ck_assert_ptr_nonnull(strstr(text, "-aaaaaaaaaaaaaaaaaaaaaaaaaaaa"));
         free(text);
-        map_free(m);
-        world_free(w);
 }
 
 TEST(an_empty_partition)
 {
-        struct world *w = world_new();
-        struct map *m;
-        char *text;
-
-        ck_assert_int_eq(map_new("train", NULL, w->space, MAP_COLUMNS, true, &m), 0);
+        start_map(NULL);
         ck_assert_int_eq(map_finish(m, w->owners), 0);
-        text = text_of(m, svg_with_labels);
-        ck_assert_ptr_nonnull(strstr(text, "No tenant has memory there."));
-        free(text);
-        text = text_of(m, map_text);
-        ck_assert_str_eq(text, "No tenant has memory there.\n");
-        free(text);
-        map_free(m);
-        world_free(w);
+        CHECK_PARTS(text_of(svg_with_labels), "No tenant has memory there.");
+        check_text(text_of(map_text), "No tenant has memory there.\n");
 }

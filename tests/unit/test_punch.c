@@ -62,6 +62,27 @@ static void reap(pid_t pid)
         ck_assert_int_eq(waitpid(pid, NULL, 0), pid);
 }
 
+/* And the helper ends. */
+static void leave(struct host_punch *h)
+{
+        pid_t pid = h->pid;
+
+        host_punch_leave(h);
+        reap(pid);
+}
+
+/* Starts a helper, whose punches of this file wait for the lock. */
+static bool start_held(struct host_punch *h, struct held_lock *lock, int fd)
+{
+        if (!held_lock_can()) {
+                printf("# skipped: this process may not use userfaultfd(2)\n");
+                return false;
+        }
+        ck_assert_int_eq(host_punch_start(h), 0);
+        ck_assert(held_lock_take(lock, fd));
+        return true;
+}
+
 /* ---- the helper --------------------------------------------------------------- */
 
 TEST(test_punches)
@@ -120,7 +141,6 @@ TEST(test_bad_requests)
         char path[64];
         struct host_punch h;
         struct host_punch_answer answer;
-        pid_t pid;
 
         ck_assert_int_eq(host_punch_start(&h), 0);
         ck_assert_int_eq(send(h.fd, "short", 5, 0), 5);
@@ -142,9 +162,7 @@ TEST(test_bad_requests)
         ck_assert_uint_eq(answer.tag, 9);
         ck_assert_int_eq(answer.result, 0);
         ck_assert_uint_eq(pages_of(fd), 0);
-        pid = h.pid;
-        host_punch_leave(&h);
-        reap(pid);
+        leave(&h);
         close(read_only);
         close(fd);
 }
@@ -182,17 +200,13 @@ TEST(test_lanes)
         int held = full_file(), behind = full_file(), other = full_file();
         struct held_lock lock;
         struct host_punch h;
-        pid_t pid;
 
-        if (!held_lock_can()) {
-                printf("# skipped: this process may not use userfaultfd(2)\n");
+        if (!start_held(&h, &lock, held)) {
                 close(held);
                 close(behind);
                 close(other);
                 return;
         }
-        ck_assert_int_eq(host_punch_start(&h), 0);
-        ck_assert(held_lock_take(&lock, held));
         request.tag = 1;
         ck_assert_int_eq(host_punch_send(&h, &request, held), 0);
         request.tag = 2;
@@ -206,9 +220,7 @@ TEST(test_lanes)
         ck_assert_uint_eq(next_answer(&h).tag, 1);
         ck_assert_uint_eq(next_answer(&h).tag, 2);
         ck_assert_uint_eq(pages_of(held) + pages_of(behind) + pages_of(other), 0);
-        pid = h.pid;
-        host_punch_leave(&h);
-        reap(pid);
+        leave(&h);
         close(held);
         close(behind);
         close(other);
@@ -223,15 +235,11 @@ TEST(test_keeps_no_punched)
         int held = full_file(), pipes[2][2];
         struct held_lock lock;
         struct host_punch h;
-        pid_t pid;
 
-        if (!held_lock_can()) {
-                printf("# skipped: this process may not use userfaultfd(2)\n");
+        if (!start_held(&h, &lock, held)) {
                 close(held);
                 return;
         }
-        ck_assert_int_eq(host_punch_start(&h), 0);
-        ck_assert(held_lock_take(&lock, held));
         ck_assert_int_eq(kill(h.pid, SIGSTOP), 0);
         ck_assert_int_eq(waitpid(h.pid, NULL, WUNTRACED), h.pid);
         for (unsigned i = 0; i < 2; i++) {
@@ -252,9 +260,7 @@ TEST(test_keeps_no_punched)
         ck_assert_uint_eq(pages_of(held), MIB); /* it still waits */
         held_lock_release(&lock);
         ck_assert_uint_eq(next_answer(&h).tag, 2);
-        pid = h.pid;
-        host_punch_leave(&h);
-        reap(pid);
+        leave(&h);
         close(held);
 }
 
@@ -284,15 +290,11 @@ TEST(test_killed_lane)
         struct host_punch_answer answer;
         struct held_lock lock;
         struct host_punch h;
-        pid_t pid;
 
-        if (!held_lock_can()) {
-                printf("# skipped: this process may not use userfaultfd(2)\n");
+        if (!start_held(&h, &lock, held)) {
                 close(held);
                 return;
         }
-        ck_assert_int_eq(host_punch_start(&h), 0);
-        ck_assert(held_lock_take(&lock, held));
         ck_assert_int_eq(host_punch_send(&h, &request, held), 0);
         ck_assert_int_eq(kill(child_of(h.pid), SIGKILL), 0);
         held_lock_release(&lock);
@@ -302,9 +304,7 @@ TEST(test_killed_lane)
         ck_assert_int_eq(host_punch_send(&h, &request, held), 0);
         ck_assert_int_eq(next_answer(&h).result, 0);
         ck_assert_uint_eq(pages_of(held), 0);
-        pid = h.pid;
-        host_punch_leave(&h);
-        reap(pid);
+        leave(&h);
         close(held);
 }
 

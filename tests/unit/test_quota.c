@@ -108,13 +108,18 @@ static void setup(void)
 }
 
 /* Turns and device calls until nothing is left to do. */
-static void settle(void)
+static void run_all(void)
 {
         while (!TAILQ_EMPTY(&p.queue.due) || worker_n_pending(worker) > 0) {
                 if (!TAILQ_EMPTY(&p.queue.due))
                         quota_turn(TAILQ_FIRST(&p.queue.due));
                 worker_poll(worker);
         }
+}
+
+static void settle(void)
+{
+        run_all();
         check();
 }
 
@@ -173,10 +178,16 @@ static void prepare(unsigned i, struct quota *of, uint64_t n_bytes)
         asks[i].request = (struct quota_request){ .quota = of, .n_bytes = n_bytes, .done = on_done };
 }
 
-static void wait_for(unsigned i, struct quota *of, uint64_t n_bytes)
+static void wait_up_to(unsigned i, struct quota *of, uint64_t n_bytes, uint32_t wait_ms)
 {
         prepare(i, of, n_bytes);
+        asks[i].request.wait_ms = wait_ms;
         quota_wait(&asks[i].request);
+}
+
+static void wait_for(unsigned i, struct quota *of, uint64_t n_bytes)
+{
+        wait_up_to(i, of, n_bytes, 0);
 }
 
 /* The ask is done with this result and, being served, holds a block until the end. */
@@ -200,6 +211,15 @@ static void take(unsigned i, struct quota *of, uint64_t n_bytes)
         wait_for(i, of, n_bytes);
         settle();
         assert_done(i, 0);
+}
+
+/* Blocks of q that fill n extents, of which the first and the third are free again. */
+static void take_two_apart(unsigned n)
+{
+        for (unsigned i = 0; i < n; i++)
+                take(i, q, E);
+        give_back(0);
+        give_back(2);
 }
 
 TEST(test_immediate)
@@ -490,10 +510,7 @@ TEST(test_closing)
 TEST(own_free_fragments_are_released)
 {
         open_one(4 * E, 100);
-        for (unsigned i = 0; i < 4; i++)
-                take(i, q, E);
-        give_back(0);
-        give_back(2);
+        take_two_apart(4);
         take(4, q, 2 * E); /* two free extents apart: given back, made anew together */
         ck_assert_uint_eq(q->account.charged_bytes, 4 * E);
         ck_assert_uint_ge(device.n_destroys, 2);
@@ -503,10 +520,7 @@ TEST(own_free_fragments_are_released)
 TEST(own_free_extents_are_released_first)
 {
         open_one(8 * E, 100);
-        for (unsigned i = 0; i < 4; i++)
-                take(i, q, E);
-        give_back(0);
-        give_back(2);
+        take_two_apart(4);
         take(4, q, 2 * E);
         ck_assert_uint_eq(q->account.charged_bytes, 4 * E);
         ck_assert_uint_eq(q->account.lifetime_peak_charged_bytes, 4 * E); /* not even in between */
@@ -529,10 +543,7 @@ TEST(own_free_extents_are_released_first)
 TEST(no_release_below_the_peak)
 {
         open_both(8 * E, 8 * E, 0);
-        for (unsigned i = 0; i < 6; i++)
-                take(i, q, E);
-        give_back(0);
-        give_back(2);
+        take_two_apart(6);
         give_back(4);
         take(6, neighbour, 4 * E); /* takes two of them */
         ck_assert_uint_eq(q->account.charged_bytes, 4 * E);
@@ -553,11 +564,7 @@ TEST(no_release_below_the_peak)
         settle();
         ck_assert_uint_eq(q->account.charged_bytes, 0);
         ck_assert_int_eq(quota_join(q), 0);
-        take(0, q, E);
-        take(1, q, E);
-        take(2, q, E);
-        give_back(0);
-        give_back(2);
+        take_two_apart(3);
         device.n_destroys = 0;
         take(3, q, 2 * E); /* above the peak since then: in one of the free ones and a new one */
         ck_assert_uint_eq(q->account.charged_bytes, 3 * E);
@@ -568,12 +575,7 @@ TEST(no_release_below_the_peak)
 TEST(released_room_is_reserved_for_the_request)
 {
         open_both(4 * E, 4 * E, 0);
-        take(0, q, E);
-        take(1, q, E);
-        take(2, q, E);
-        take(3, q, E);
-        give_back(0);
-        give_back(2);
+        take_two_apart(4);
         wait_for(4, q, 2 * E);
         quota_turn(q);
         ck_assert_uint_gt(arena_leaving_bytes(q->arena), 0);
@@ -592,10 +594,7 @@ TEST(released_room_is_reserved_for_the_request)
 TEST(release_for_a_cancelled_request)
 {
         open_both(4 * E, 4 * E, 0);
-        for (unsigned i = 0; i < 4; i++)
-                take(i, q, E);
-        give_back(0);
-        give_back(2);
+        take_two_apart(4);
         for (unsigned i = 0; i < 2; i++) {
                 wait_for(4, q, 2 * E);
                 quota_turn(q);
@@ -620,10 +619,7 @@ TEST(release_for_a_cancelled_request)
 TEST(release_serves_the_next_request)
 {
         open_one(4 * E, 100);
-        for (unsigned i = 0; i < 4; i++)
-                take(i, q, E);
-        give_back(0);
-        give_back(2);
+        take_two_apart(4);
         wait_for(4, q, 2 * E);
         wait_for(5, q, 2 * E);
         quota_turn(q);
@@ -639,10 +635,7 @@ TEST(slow_release_is_not_waited_for)
 {
         open_one(8 * E, 100);
         p.reclaim_timeout_ms = 40;
-        for (unsigned i = 0; i < 3; i++)
-                take(i, q, E);
-        give_back(0);
-        give_back(2);
+        take_two_apart(3);
         wait_for(3, q, 2 * E);
         quota_turn(q);
         ck_assert_uint_gt(arena_leaving_bytes(q->arena), 0);
@@ -666,10 +659,7 @@ TEST(slow_release_at_the_limit)
 {
         open_one(4 * E, 100);
         p.reclaim_timeout_ms = 40;
-        for (unsigned i = 0; i < 4; i++)
-                take(i, q, E);
-        give_back(0);
-        give_back(2);
+        take_two_apart(4);
         wait_for(4, q, 2 * E);
         quota_turn(q);
         still_clock_pass(60);
@@ -684,10 +674,7 @@ TEST(slow_release_at_the_limit)
 TEST(release_is_unreclaimed)
 {
         open_one(5 * E, 100);
-        for (unsigned i = 0; i < 4; i++)
-                take(i, q, E);
-        give_back(0);
-        give_back(2);
+        take_two_apart(4);
         fake_device_fail_destroy(&device, 1, -EIO);
         take(4, q, 2 * E); /* there was an extent's room above */
         ck_assert_uint_eq(arena_unreclaimed_bytes(q->arena), E);
@@ -784,11 +771,7 @@ LOOP_TEST(fragmentation_never_refuses, 6)
                 }
                 asks[i].n_done = 0;
                 wait_for(i, below(&seed, 2) == 0 ? q : neighbour, n);
-                while (!TAILQ_EMPTY(&p.queue.due) || worker_n_pending(worker) > 0) {
-                        if (!TAILQ_EMPTY(&p.queue.due))
-                                quota_turn(TAILQ_FIRST(&p.queue.due));
-                        worker_poll(worker);
-                }
+                run_all();
                 ck_assert_uint_eq(asks[i].n_done, 1);
                 n_served += asks[i].result == 0;
                 if (asks[i].result == 0)
@@ -871,11 +854,8 @@ static void fill_and_wait(struct quota *waits, uint64_t n_bytes)
 {
         for (unsigned i = 0; i < N_SMALL; i++)
                 take(i, q, 4 * E / N_SMALL);
-        for (unsigned i = N_SMALL; i < N_SMALL + N_WAITING; i++) {
-                prepare(i, waits, n_bytes);
-                asks[i].request.wait_ms = 60000;
-                quota_wait(&asks[i].request);
-        }
+        for (unsigned i = N_SMALL; i < N_SMALL + N_WAITING; i++)
+                wait_up_to(i, waits, n_bytes, 60000);
         settle();
         ck_assert_uint_eq(n_done, N_SMALL);
         ck_assert(partition_is_blocked(&p));
@@ -1403,9 +1383,7 @@ TEST(grants_of_requests_that_wait)
 {
         open_both(2 * E, 2 * E, 0);
         take(0, neighbour, 2 * E);
-        prepare(1, q, E);
-        asks[1].request.wait_ms = 5000;
-        quota_wait(&asks[1].request);
+        wait_up_to(1, q, E, 5000);
         wait_for(2, q, 256); /* refused: it does not wait */
         settle();
         ck_assert_uint_eq(asks[1].n_done, 0);
@@ -1416,9 +1394,7 @@ TEST(grants_of_requests_that_wait)
         assert_done(1, 0);
         ck_assert_uint_eq(granted(q, GRANT_WAITED)->n[7], 1); /* above 1 s, up to 5 s */
         ck_assert_uint_eq(q->queue.n_bytes, 0);
-        prepare(3, q, 2 * E);
-        asks[3].request.wait_ms = 5000;
-        quota_wait(&asks[3].request);
+        wait_up_to(3, q, 2 * E, 5000);
         quota_cancel(&asks[3].request);
         ck_assert_uint_eq(q->queue.n_bytes, 0);
 }
@@ -1427,9 +1403,7 @@ TEST(grants_of_requests_that_wait)
 
 static void wait_long(unsigned i, struct quota *of, uint64_t n_bytes, uint32_t wait_ms)
 {
-        prepare(i, of, n_bytes);
-        asks[i].request.wait_ms = wait_ms;
-        quota_wait(&asks[i].request);
+        wait_up_to(i, of, n_bytes, wait_ms);
         settle();
         ck_assert_uint_eq(asks[i].n_done, 0);
 }
@@ -1508,11 +1482,8 @@ TEST(a_long_queue_is_listed_in_part)
 
         open_one(E, 20000);
         take(0, q, E);
-        for (unsigned i = 1; i <= QUOTA_WAITING_SHOWN + 10; i++) {
-                prepare(i, q, E);
-                asks[i].request.wait_ms = 600000;
-                quota_wait(&asks[i].request);
-        }
+        for (unsigned i = 1; i <= QUOTA_WAITING_SHOWN + 10; i++)
+                wait_up_to(i, q, E, 600000);
         settle();
         while (quota_next_waiting(q, &w))
                 n++;

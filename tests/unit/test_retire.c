@@ -691,33 +691,14 @@ LOOP_TEST(session_ends_during_a_trim_command, 2)
 #define WALK_PEERS  6
 #define WALK_BLOCKS 24
 
-struct walker {
-        struct peer *peer;
-        uint64_t blocks[WALK_BLOCKS];
-        size_t n_blocks;
-        uint64_t waiting; /* a malloc without an answer */
-};
-
-static void walker_collect(struct walker *w)
-{
-        const Bfcd__Reply *reply = w->waiting ? peer_reply(w->peer, w->waiting) : NULL;
-
-        if (!reply)
-                return;
-        if (reply->body_case == BFCD__REPLY__BODY_BLOCK)
-                w->blocks[w->n_blocks++] = reply->block->block_id;
-        w->waiting = 0;
-        peer_forget_replies(w->peer);
-}
-
-static void walker_end(struct walker *w)
+static void walker_end(struct walking_peer *w)
 {
         n_walk_retired += w->peer ? w->peer->n_retired : 0;
         w->peer = peer_free(w->peer);
-        *w = (struct walker){ 0 };
+        *w = (struct walking_peer){ 0 };
 }
 
-static void walker_step(struct walker *w, unsigned *seed)
+static void walker_step(struct walking_peer *w, unsigned *seed)
 {
         unsigned dice = (unsigned)rand_r(seed) % 100;
         struct peer *p = w->peer;
@@ -736,7 +717,7 @@ static void walker_step(struct walker *w, unsigned *seed)
                         walker_end(w);
                 return;
         }
-        walker_collect(w);
+        walking_peer_collect(w);
         if (dice < 1) {
                 (void)session_hang_up(p->session); /* and lives on for a while */
         } else if (dice < 2) {
@@ -757,11 +738,11 @@ static void walker_step(struct walker *w, unsigned *seed)
 
 TEST(test_random_walk)
 {
-        struct walker walkers[WALK_PEERS] = { 0 };
+        struct walking_peer walkers[WALK_PEERS] = { 0 };
         unsigned seed = 815;
 
         for (unsigned step = 0; step < 150000; step++) {
-                struct walker *w = &walkers[(unsigned)rand_r(&seed) % WALK_PEERS];
+                struct walking_peer *w = &walkers[(unsigned)rand_r(&seed) % WALK_PEERS];
 
                 walker_step(w, &seed);
                 if (rand_r(&seed) % 3 == 0) {

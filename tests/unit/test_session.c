@@ -525,13 +525,7 @@ TEST(test_ledger_full_while_waiting)
 TEST(test_window)
 {
         struct config *c;
-        struct broker *big = peer_broker("devices:\n"
-                                         "  - id: host\n"
-                                         "    size: 400MiB\n"
-                                         "    partitions: [{name: p, limit: 400MiB}]\n"
-                                         "tenants:\n"
-                                         "  - {name: t, match: {uid: 1}, quotas: [{partition: p}]}\n",
-                                         &c);
+        struct broker *big = open_large(&c);
         struct peer *p = peer_new(big, 1, false);
         uint64_t id, other;
 
@@ -605,13 +599,7 @@ TEST(test_lost_extents)
 TEST(test_lost_extents_of_a_block_that_waits)
 {
         struct config *c;
-        struct broker *big = peer_broker("devices:\n"
-                                         "  - id: host\n"
-                                         "    size: 400MiB\n"
-                                         "    partitions: [{name: p, limit: 400MiB}]\n"
-                                         "tenants:\n"
-                                         "  - {name: t, match: {uid: 1}, quotas: [{partition: p}]}\n",
-                                         &c);
+        struct broker *big = open_large(&c);
         struct peer *p = peer_new(big, 1, false);
         uint64_t id, other, lost;
         const char *why = "";
@@ -935,29 +923,9 @@ TEST(test_ends_are_bounded)
 
 /* ---- a random walk ------------------------------------------------------- */
 
-#define WALK_PEERS  8
-#define WALK_BLOCKS 64
+#define WALK_PEERS 8
 
-struct walker {
-        struct peer *peer;
-        uint64_t blocks[WALK_BLOCKS];
-        size_t n_blocks;
-        uint64_t waiting; /* a malloc without an answer */
-};
-
-static void walker_collect(struct walker *w)
-{
-        const Bfcd__Reply *reply = w->waiting ? peer_reply(w->peer, w->waiting) : NULL;
-
-        if (!reply)
-                return;
-        if (reply->body_case == BFCD__REPLY__BODY_BLOCK)
-                w->blocks[w->n_blocks++] = reply->block->block_id;
-        w->waiting = 0;
-        peer_forget_replies(w->peer);
-}
-
-static void walker_step(struct walker *w, unsigned *seed)
+static void walker_step(struct walking_peer *w, unsigned *seed)
 {
         unsigned dice = (unsigned)rand_r(seed) % 100;
         uid_t uid = 1 + (uid_t)(rand_r(seed) % 3);
@@ -968,16 +936,16 @@ static void walker_step(struct walker *w, unsigned *seed)
                         w->peer = peer_free(w->peer);
                 return;
         }
-        walker_collect(w);
+        walking_peer_collect(w);
         if (dice < 2) {
                 w->peer = peer_free(w->peer);
                 w->n_blocks = 0;
                 w->waiting = 0;
-        } else if (dice < 45 && !w->waiting && w->n_blocks < WALK_BLOCKS) {
+        } else if (dice < 45 && !w->waiting && w->n_blocks < WALKING_BLOCKS) {
                 unsigned bits = (unsigned)rand_r(seed) % 24;
 
                 w->waiting = peer_malloc(w->peer, 0, 1 + (uint64_t)rand_r(seed) % (UINT64_C(2) << bits));
-        } else if (dice < 52 && !w->waiting && w->n_blocks > 0 && w->n_blocks < WALK_BLOCKS) {
+        } else if (dice < 52 && !w->waiting && w->n_blocks > 0 && w->n_blocks < WALKING_BLOCKS) {
                 uint64_t block_id = w->blocks[(size_t)rand_r(seed) % w->n_blocks];
                 uint32_t index = ledger_block_find(b->ledger, block_id);
                 uint64_t n = ledger_block_at(b->ledger, index)->n_bytes / 256;
@@ -1001,11 +969,11 @@ static void walker_step(struct walker *w, unsigned *seed)
 /* A forgotten reply would lose a block: nothing waits when replies go. */
 TEST(test_random_walk)
 {
-        struct walker walkers[WALK_PEERS] = { { NULL, { 0 }, 0, 0 } };
+        struct walking_peer walkers[WALK_PEERS] = { 0 };
         unsigned seed = 4711;
 
         for (unsigned step = 0; step < 200000; step++) {
-                struct walker *w = &walkers[(unsigned)rand_r(&seed) % WALK_PEERS];
+                struct walking_peer *w = &walkers[(unsigned)rand_r(&seed) % WALK_PEERS];
 
                 if (!w->waiting || peer_reply(w->peer, w->waiting))
                         walker_step(w, &seed);

@@ -448,13 +448,7 @@ TEST(max_blocks_and_references)
 TEST(test_in_delivery)
 {
         struct config *c;
-        struct broker *big = peer_broker("devices:\n"
-                                         "  - id: host\n"
-                                         "    size: 400MiB\n"
-                                         "    partitions: [{name: p, limit: 400MiB}]\n"
-                                         "tenants:\n"
-                                         "  - {name: t, match: {uid: 1}, quotas: [{partition: p}]}\n",
-                                         &c);
+        struct broker *big = open_large(&c);
         struct peer *p = peer_new(big, 1, false), *q = peer_new(big, 1, false);
         uint64_t id, block;
         const char *why = "";

@@ -10,7 +10,7 @@
 #include "daemon/clock.h"
 #include "tests/checks.h"
 #include "tests/suite.h"
-#include "tests/unit/sessions.h"
+#include "tests/unit/leases.h"
 #include "tests/unit/still_clock.h"
 
 #define HEAD                                                                                                 \
@@ -264,22 +264,6 @@ TEST(a_tenant_keeps_so_many)
         settle();
 }
 
-static void must_reload(const char *text)
-{
-        const struct config_machine machine = { .serves = true, .running = b->config };
-        struct config *next = NULL;
-        char *words = NULL;
-        size_t n_words = 0;
-        FILE *out = open_memstream(&words, &n_words);
-
-        ck_assert_int_eq(config_parse("next.yaml", text, strlen(text), &machine, out, &next), 0);
-        ck_assert_int_eq(reload_config(b, next, false, out, out), 0);
-        fclose(out);
-        free(words);
-        check();
-        settle();
-}
-
 TEST(a_removed_quota_keeps_nothing)
 {
         struct peer *p = open_session(1);
@@ -291,7 +275,7 @@ TEST(a_removed_quota_keeps_nothing)
         must_keep(p, other, "other", LEDGER_FOREVER);
         must_free(p, idle);
         must_free(p, other);
-        must_reload(HEAD A(TRAIN) B);
+        ck_assert_int_eq(reload_told(HEAD A(TRAIN) B, false, NULL), 0);
         ck_assert_uint_eq(b->tenants[0].quotas[1]->n_blocks, 1);
         ck_assert_uint_eq(train()->n_blocks, 1);
         must_free(p, used);
@@ -301,7 +285,7 @@ TEST(a_removed_quota_keeps_nothing)
         ck_assert_uint_eq(b->tenants[0].n_quotas, 1);
         ck_assert_uint_eq(train()->n_blocks, 1);
         /* The whole tenant. */
-        must_reload(HEAD B);
+        ck_assert_int_eq(reload_told(HEAD B, false, NULL), 0);
         ck_assert_ptr_null(b->shared.tree);
 }
 

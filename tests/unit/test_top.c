@@ -12,6 +12,7 @@
 #include "ctl/top_feed.h"
 #include "ctl/top_frame.h"
 #include "ctl/top_keys.h"
+#include "tests/unit/lists.h"
 
 #define MAX_ROWS 200u
 
@@ -30,24 +31,11 @@ struct tenant {
         uint64_t n_bytes, n_reserved, n_guaranteed;
 };
 
-/* A page as it comes from the socket: packed and unpacked again. */
 static void add_page(struct list *l, Bfcd__List__Kind kind, Bfcd__ListReply *page)
 {
-        Bfcd__Reply reply = BFCD__REPLY__INIT, *unpacked;
         uint64_t cursor;
-        uint8_t *bytes;
-        size_t n;
 
-        reply.body_case = BFCD__REPLY__BODY_LIST;
-        reply.list = page;
-        n = bfcd__reply__get_packed_size(&reply);
-        bytes = malloc(n + 1);
-        ck_assert_ptr_nonnull(bytes);
-        bfcd__reply__pack(&reply, bytes);
-        unpacked = bfcd__reply__unpack(NULL, n, bytes);
-        free(bytes);
-        ck_assert_ptr_nonnull(unpacked);
-        ck_assert_int_eq(list_add(l, kind, unpacked, &cursor), 0);
+        ck_assert_int_eq(list_add(l, kind, canned(page), &cursor), 0);
 }
 
 static void add_sessions(struct list *l, const struct session *sessions, size_t n)

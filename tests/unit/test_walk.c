@@ -298,14 +298,12 @@ static void admin_come_in(void)
 
 static void op_admin(struct slot *s)
 {
-        Bfcd__Request r = BFCD__REQUEST__INIT;
         Bfcd__ResetPeaks reset = BFCD__RESET_PEAKS__INIT;
+        Bfcd__Request r = REQUEST(RESET_PEAKS, reset_peaks, &reset);
 
         (void)s;
         switch (dice(8)) {
         case 0:
-                r.body_case = BFCD__REQUEST__BODY_RESET_PEAKS;
-                r.reset_peaks = &reset;
                 HOLDS(peer_send(w.admin, &r, NULL) == 0, "reset_peaks");
                 break;
         case 1:
