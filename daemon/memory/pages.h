@@ -56,7 +56,7 @@ struct client_word {
         struct client_usage partitions[PAGES_MAX_PARTITIONS + 1]; /* the last one: all further partitions */
         struct client_idle idle[PAGES_MAX_PARTITIONS];
         bool has_pressure_fn;
-        uint64_t bytes_outside;                                   /* of all; at most INT64_MAX */
+        uint64_t bytes_outside; /* of all; at most INT64_MAX */
 };
 
 /* Copies the page; values are unchecked, up to UINT64_MAX each. -ENODATA: it has no values, or an unknown
