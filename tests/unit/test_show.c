@@ -211,7 +211,7 @@ TEST(tenants)
                 strstr(text, "h 4.0 MiB 12.0 MiB 6.0 MiB 2 1.0 MiB\n")); /* days and hours ago */
         ck_assert_ptr_nonnull(strstr(text, "\\x1b[31m\\xff dev 0 B 0 B "));
         ck_assert_ptr_nonnull(strstr(text, " - 0 B 0 B removed 0 0 "));
-        ck_assert_ptr_nonnull(strstr(text, "- 0 B 0 B 0 0 B\n"));
+        ck_assert_ptr_nonnull(strstr(text, "- 0 B 0 B 0 B 0 0 B\n"));
         free(text);
         list_free(l);
 }
