@@ -833,7 +833,7 @@ TEST(a_restart_waits_for_what_was_parked)
 
 #define STORM_JOBS    8u
 #define STORM_BLOCKS  3u
-#define STORM_CYCLES  150u /* of a park and a wake, in all; BFC_TEST_STEPS: another number */
+#define STORM_CYCLES  150u /* of a park and a wake, in all; or a thousandth of BFC_TEST_STEPS */
 #define STORM_EVENTS  12u  /* at least so many kills and looks */
 #define STORM_MAX_MIB 4u
 
@@ -1001,7 +1001,7 @@ static void storm_look(struct kept *k, const pid_t *jobs)
 TEST(a_storm_of_kills_damages_nothing)
 {
         const char *text = getenv("BFC_TEST_STEPS");
-        uint64_t n_cycles = text ? strtoull(text, NULL, 10) : STORM_CYCLES, random = 20, n_events = 0;
+        uint64_t n_cycles = text ? strtoull(text, NULL, 10) / 1000 : STORM_CYCLES, random = 20, n_events = 0;
         unsigned n_killed = 0, n_restarts = 0, n_looks = 0;
         pid_t jobs[STORM_JOBS];
         struct kept *k;
