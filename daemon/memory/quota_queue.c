@@ -104,6 +104,8 @@ static void quota_unqueue(struct quota_request *request)
                 q->queue.next = TAILQ_NEXT(request, link);
         TAILQ_REMOVE(&q->queue.requests, request, link);
         reclaim_set_claim(request, (struct reclaim_claim){ 0, 0 });
+        if (request->wakes != 0)
+                reclaim_uncharge(q); /* what was held for its group */
         if (!TAILQ_EMPTY(&q->queue.requests))
                 return;
         TAILQ_REMOVE(&q->partition->queue.waiting, q, queue.of_waiting);

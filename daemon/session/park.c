@@ -323,13 +323,19 @@ static uint32_t find_block(struct session *s, uint64_t id, uint64_t block_id)
         return index;
 }
 
+/* A client that cannot be asked to unmap memory would keep it. */
+bool park_is_possible(const struct session *s, const struct quota *q)
+{
+        return quota_can_park(q) && (s->has_events || q->partition->device->empties_mappings);
+}
+
 /* Why the block cannot be parked; 0: it can. */
 static int park_fault(struct session *s, const struct ledger_block *b, const Bfcd__Park *m,
                       const char **ret_sentence)
 {
         const struct quota *q = session_share_of(s, b->quota)->quota;
 
-        if (!quota_can_park(q) || b->n_requested != b->n_bytes ||
+        if (!park_is_possible(s, q) || b->n_requested != b->n_bytes ||
             !arena_is_whole(q->arena, b->offset, b->n_bytes)) {
                 *ret_sentence = "the block was not allocated as one that can be parked";
                 return -EINVAL;

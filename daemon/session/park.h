@@ -18,8 +18,12 @@
 
 struct ledger;
 struct park;
+struct quota;
 struct session;
 TAILQ_HEAD(park_list, park); /* of a session; at most SESSION_MAX_PENDING that its client waits for */
+
+/* Whether the session can have blocks of the quota that can be parked. */
+bool park_is_possible(const struct session *s, const struct quota *q);
 
 int park_handle(struct session *s, const Bfcd__Request *r, const char **ret_why);
 int park_handle_wake(struct session *s, const Bfcd__Request *r, const char **ret_why);

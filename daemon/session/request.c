@@ -161,12 +161,6 @@ static bool tag_is_valid(const char *tag)
         ((uint64_t)BFCD__MALLOC_FLAG__MALLOC_FLAG_ONE_EXTENT |                                               \
          (uint64_t)BFCD__MALLOC_FLAG__MALLOC_FLAG_AGAIN | (uint64_t)BFCD__MALLOC_FLAG__MALLOC_FLAG_PARKABLE)
 
-/* A client that cannot be asked to unmap memory would keep it. */
-static bool session_can_park(const struct session *s, const struct quota *q)
-{
-        return quota_can_park(q) && (s->has_events || q->partition->device->empties_mappings);
-}
-
 /* True: the Malloc is invalid whatever the quota has, and was refused. */
 static bool refuse_invalid_malloc(struct session *s, uint64_t id, const Bfcd__Malloc *m)
 {
@@ -193,7 +187,7 @@ static bool refuse_invalid_malloc(struct session *s, uint64_t id, const Bfcd__Ma
         }
         if ((m->flags & BFCD__MALLOC_FLAG__MALLOC_FLAG_PARKABLE) != 0 &&
             ((m->flags & BFCD__MALLOC_FLAG__MALLOC_FLAG_ONE_EXTENT) != 0 ||
-             !session_can_park(s, s->shares[m->partition].quota))) {
+             !park_is_possible(s, s->shares[m->partition].quota))) {
                 session_refuse_format(
                         s, id, -ENOTSUP,
                         "blocks of partition '%s' cannot be parked: it must have 'share: fd' and "

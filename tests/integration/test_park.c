@@ -633,6 +633,33 @@ TEST(a_block_that_is_parked_is_left_alone)
         stop(rig);
 }
 
+/* The client has not unmapped yet what the block was parked from. Others do not wait for that. */
+TEST(a_wake_waits_until_its_place_is_empty)
+{
+        struct rig *rig = rig_start(roomy_config());
+        bfc_client *client;
+        struct raw *raw;
+        uint64_t id, wake_id;
+        void *p;
+
+        if (rig_device() == ON_CUDA_FD) {
+                raw = raw_with_events(rig);
+                client = client_open(rig, "red", "train");
+                id = raw_parkable(raw, BLOCK);
+                ck_assert_int_eq(raw_park(raw, id, false, 1), 0);
+                ck_assert_int_eq(raw_wake(raw, id), -EBUSY);
+                wake_id = raw_send_wake(raw, &id, 1, SETTLE_MS);
+                ck_assert(WAIT_FOR(rig_n_waiting(rig, "red") == 1, SETTLE_MS));
+                ck_assert_ok(bfc_malloc_flags(client, NULL, BLOCK, BFC_WHOLE, &p));
+                ck_assert_uint_eq(rig_n_waiting(rig, "red"), 1);
+                raw_unmap(raw);
+                ck_assert_int_eq(raw_wake_answer(raw, wake_id, id), 0);
+                bfc_disconnect(client);
+                session_end(raw);
+        }
+        stop(rig);
+}
+
 /* It covers a whole extent by chance, and its program asked for less. */
 TEST(only_blocks_of_whole_extents_are_parked)
 {
@@ -806,7 +833,7 @@ TEST(a_restart_waits_for_what_was_parked)
 
 #define STORM_JOBS    8u
 #define STORM_BLOCKS  3u
-#define STORM_CYCLES  150u /* of a park and a wake, in all; BFC_TEST_STEPS: another number */
+#define STORM_CYCLES  150u /* of a park and a wake, in all; or a thousandth of BFC_TEST_STEPS */
 #define STORM_EVENTS  12u  /* at least so many kills and looks */
 #define STORM_MAX_MIB 4u
 
@@ -974,7 +1001,7 @@ static void storm_look(struct kept *k, const pid_t *jobs)
 TEST(a_storm_of_kills_damages_nothing)
 {
         const char *text = getenv("BFC_TEST_STEPS");
-        uint64_t n_cycles = text ? strtoull(text, NULL, 10) : STORM_CYCLES, random = 20, n_events = 0;
+        uint64_t n_cycles = text ? strtoull(text, NULL, 10) / 1000 : STORM_CYCLES, random = 20, n_events = 0;
         unsigned n_killed = 0, n_restarts = 0, n_looks = 0;
         pid_t jobs[STORM_JOBS];
         struct kept *k;
