@@ -313,7 +313,7 @@ struct idle_block {
 
 /* Those that come into question now. */
 static size_t list_idle(const bfc_client *client, uint32_t partition, int64_t until_ms, const char *tag,
-                        struct idle_block *ret)
+                        bool is_own, struct idle_block *ret)
 {
         const struct parkable *p;
         size_t n = 0;
@@ -322,7 +322,7 @@ static size_t list_idle(const bfc_client *client, uint32_t partition, int64_t un
         {
                 if (p->used_ms > until_ms)
                         break;
-                if (!parkable_has_tag(p, tag))
+                if (!parkable_has_tag(p, tag) || (is_own && p->n_begins > 0))
                         continue;
                 if (ret)
                         ret[n] = (struct idle_block){ p->block->ptr, p->used_ms };
@@ -332,7 +332,7 @@ static size_t list_idle(const bfc_client *client, uint32_t partition, int64_t un
 }
 
 int client_park_idle(bfc_client *client, uint32_t partition, uint64_t n_bytes, uint32_t idle_ms, uint32_t to,
-                     const char *tag, uint64_t *ret_bytes)
+                     const char *tag, bool is_own, uint64_t *ret_bytes)
 {
         int64_t until_ms = clock_now_ms() - idle_ms;
         struct idle_block *found;
@@ -341,10 +341,10 @@ int client_park_idle(bfc_client *client, uint32_t partition, uint64_t n_bytes, u
 
         *ret_bytes = 0;
         pthread_mutex_lock(&client->lock);
-        n = list_idle(client, partition, until_ms, tag, NULL);
+        n = list_idle(client, partition, until_ms, tag, is_own, NULL);
         found = calloc(n + 1, sizeof(*found));
         if (found)
-                (void)list_idle(client, partition, until_ms, tag, found);
+                (void)list_idle(client, partition, until_ms, tag, is_own, found);
         pthread_mutex_unlock(&client->lock);
         if (!found)
                 return error_no_memory();

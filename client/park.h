@@ -13,10 +13,11 @@
 
 /* Parks idle blocks of a partition that were not used for idle_ms (the allocation, a wake and the end of a use
  * count as uses), those that are idle for the longest time first, until these have n_bytes. to: the partition for
- * the copies. tag: only such blocks; NULL: all. *ret_bytes is always set: what was parked. 0: all that could be
+ * the copies. tag: only such blocks; NULL: all. is_own: not blocks that a call begins to use, because the room is for
+ * this client. *ret_bytes is always set: what was parked. 0: all that could be
  * parked was; an error is that of the last refusal, with a message. */
 int client_park_idle(bfc_client *client, uint32_t partition, uint64_t n_bytes, uint32_t idle_ms, uint32_t to,
-                     const char *tag, uint64_t *ret_bytes);
+                     const char *tag, bool is_own, uint64_t *ret_bytes);
 
 /* Wakes the parked blocks of a partition. tag, *ret_bytes: as above. The first error. */
 int client_wake_all(bfc_client *client, uint32_t partition, const char *tag, uint32_t wait_ms,

@@ -24,9 +24,10 @@ struct parkable {
         const struct block *block; /* in the table */
         char tag[PARKABLE_TAG_BYTES];
         uint32_t n_uses;
-        int64_t used_ms; /* the end of the last use, the wake or the allocation; CLOCK_MONOTONIC */
-        bool is_busy;    /* a call parks or wakes it: it is leaving the table, or looks so */
-        bool waits;      /* and that call waits for room */
+        uint32_t n_begins; /* calls that begin to use it together with others that are parked */
+        int64_t used_ms;   /* the end of the last use, the wake or the allocation; CLOCK_MONOTONIC */
+        bool is_busy;      /* a call parks or wakes it: it is leaving the table, or looks so */
+        bool waits;        /* and that call waits for room */
         bool is_shared;
         bool is_idle; /* in which list it is */
         TAILQ_ENTRY(parkable) link;

@@ -122,7 +122,7 @@ static uint64_t serve(bfc_client *client, const Bfcd__Pressure *order)
         n_given = give_back(client, order);
         if (order->parks && n_given < order->n_bytes)
                 (void)client_park_idle(client, order->partition, order->n_bytes - n_given, order->idle_ms,
-                                       order->to, tag, &n_bytes);
+                                       order->to, tag, order->is_own, &n_bytes);
         return n_given + n_bytes;
 }
 

@@ -106,6 +106,19 @@ static bool are_awake(bfc_client *client, const struct block_set *set)
         return true;
 }
 
+/* Their begin is announced, or over. Some may have been freed meanwhile. The lock is held. */
+static void note_begins(bfc_client *client, const struct block_set *set, bool is_over)
+{
+        for (size_t i = 0; i < set->n; i++) {
+                struct parkable *p = client_find_parkable(client, set->ptrs[i]);
+
+                if (p && !is_over)
+                        p->n_begins++;
+                else if (p && p->n_begins > 0)
+                        p->n_begins--;
+        }
+}
+
 /* Counts a use of each if all are awake now. 0: it did. 1: they are to be woken. */
 static int begin_all(bfc_client *client, const char *tag, struct block_set *ret)
 {
@@ -115,6 +128,8 @@ static int begin_all(bfc_client *client, const char *tag, struct block_set *ret)
         r = client_find_tagged(client, UINT32_MAX, tag, ret);
         if (r == 0)
                 r = are_awake(client, ret) ? count_uses(client, ret) : 1;
+        if (r == 1)
+                note_begins(client, ret, false);
         pthread_mutex_unlock(&client->lock);
         return r;
 }
@@ -132,6 +147,9 @@ BFC_API int bfc_use_begin_tag(bfc_client *client, const char *tag, uint32_t wait
         for (left_ms = wait_ms; (r = begin_all(client, tag, &set)) == 1;
              left_ms = until_ms - clock_now_ms()) {
                 r = client_wake_set(client, &set, left_ms > 0 ? (uint32_t)left_ms : 0, NULL);
+                pthread_mutex_lock(&client->lock);
+                note_begins(client, &set, true);
+                pthread_mutex_unlock(&client->lock);
                 block_set_clear(&set);
                 if (r < 0)
                         return r;

@@ -90,6 +90,7 @@ bool pressure_send(struct pressure_share *share, const struct pressure_order *or
                 message.tag = (char *)(uintptr_t)order->tag;
         message.is_command = order->command != NULL;
         message.wakes = order->wakes;
+        message.is_own = order->is_own;
         event.body_case = BFCD__EVENT__BODY_PRESSURE;
         event.pressure = &message;
         s->ops->send_event(s->userdata, &event);
@@ -109,6 +110,7 @@ struct press_round {
         const struct quota *q;
         const struct account *scope;
         const struct quota_asking *asking;
+        const struct session *requester;
         uint64_t ticket; /* of the request */
         size_t n, n_reads;
         struct candidate best[PRESSURE_MAX_ROUND];
@@ -232,6 +234,7 @@ static size_t round_send(struct press_round *r, uint64_t missing)
                 if (c->order.parks && !c->share->hint.has_fn)
                         expected = min_u64(expected, c->share->hint.bytes);
                 c->order.n_bytes = expected;
+                c->order.is_own = c->share->session == r->requester;
                 if (!pressure_send(c->share, &c->order, r->now_ms))
                         continue;
                 missing -= expected;
@@ -266,7 +269,11 @@ bool pressure_ask(struct broker *b, struct quota *q, struct quota_request *first
                   uint64_t missing)
 {
         struct quota_asking *asking = &first->asking;
-        struct press_round round = { .q = q, .scope = scope, .asking = asking, .ticket = first->ticket };
+        struct press_round round = { .q = q,
+                                     .scope = scope,
+                                     .asking = asking,
+                                     .requester = first->requester,
+                                     .ticket = first->ticket };
         size_t n_pressed = q->partition->lists.n_pressed;
         uint64_t n_coming;
 

@@ -85,7 +85,7 @@ void pressure_note(struct session_share *share, uint64_t n_added, uint64_t n_fre
 /* What a session is asked for. */
 struct pressure_order {
         uint64_t n_bytes;
-        bool parks, wakes;
+        bool parks, wakes, is_own;
         uint32_t idle_ms;
         size_t to; /* of the session's shares */
         const char *tag;

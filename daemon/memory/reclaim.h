@@ -15,7 +15,7 @@
 
 #include "daemon/memory/quota.h"
 
-#define RECLAIM_STEPS 3u /* each lasts at most timeouts.reclaim, before a request is queued or refused */
+#define RECLAIM_STEPS 4u /* each lasts at most timeouts.reclaim, before a request is queued or refused */
 /* A request that has waited this long beyond the reclaim steps no longer has priority over all others. */
 #define RECLAIM_AGED_MS 1000u
 

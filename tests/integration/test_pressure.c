@@ -16,26 +16,63 @@
 #define BLOCK  (12 * MIB)
 #define BLOCKS 4u
 
-#define PARTITIONS_OF(parking)                                                                               \
-        "      - {name: train, limit: 64MiB}\n      - {name: parking, limit: " parking "}\n"
+/* On a GPU the partition for copies is on the host. */
+#define ON_THE_HOST  "  - id: host\n    size: 256MiB\n    partitions:\n"
 #define QUOTAS(more) "{partition: train" more "}, {partition: parking}"
 #define PARK         ", park: {to: parking, idle: 50ms}"
 
-static const struct rig_config parks = { .partitions = PARTITIONS_OF("160MiB"),
-                                         .tenants = TENANT_OF("red", "@UID@", QUOTAS(PARK))
-                                                 TENANT_OF("blue", "@UID@", QUOTAS(PARK)) };
-static const struct rig_config parks_nothing = { .partitions = PARTITIONS_OF("160MiB"),
-                                                 .tenants = TENANT_OF("red", "@UID@", QUOTAS(""))
-                                                         TENANT_OF("blue", "@UID@", QUOTAS("")) };
-static const struct rig_config reserves = { .partitions = PARTITIONS_OF("160MiB"),
-                                            .tenants =
-                                                    TENANT_OF("red", "@UID@", QUOTAS(", reserve: 24MiB" PARK))
-                                                            TENANT_OF("blue", "@UID@", QUOTAS("")) };
-static const struct rig_config has_little_room = { .partitions = PARTITIONS_OF("8MiB"),
-                                                   .tenants = TENANT_OF("red", "@UID@", QUOTAS(PARK))
-                                                           TENANT_OF("blue", "@UID@", QUOTAS("")) };
+struct shape {
+        const char *parking; /* the limit for copies */
+        const char *tenants;
+};
 
-#define CAN_PARK (rig_device() == ON_HOST)
+static const struct shape parks = { "160MiB", TENANT_OF("red", "@UID@", QUOTAS(PARK))
+                                                      TENANT_OF("blue", "@UID@", QUOTAS(PARK)) };
+static const struct shape parks_nothing = { "160MiB", TENANT_OF("red", "@UID@", QUOTAS(""))
+                                                              TENANT_OF("blue", "@UID@", QUOTAS("")) };
+static const struct shape reserves = { "160MiB", TENANT_OF("red", "@UID@", QUOTAS(", reserve: 24MiB" PARK))
+                                                         TENANT_OF("blue", "@UID@", QUOTAS("")) };
+static const struct shape has_little_room = { "8MiB", TENANT_OF("red", "@UID@", QUOTAS(PARK))
+                                                              TENANT_OF("blue", "@UID@", QUOTAS("")) };
+
+/* Valid until the fourth next one. */
+static const struct rig_config *config_of(const struct shape *shape)
+{
+        static struct rig_config configs[4];
+        static char partitions[4][256];
+        static unsigned n;
+        unsigned i = n++ % 4;
+
+        snprintf(partitions[i], sizeof(partitions[i]),
+                 "      - {name: train, limit: 64MiB}\n%s      - {limit: %s, name: parking}\n",
+                 rig_device() == ON_HOST ? "" : ON_THE_HOST, shape->parking);
+        configs[i] = (struct rig_config){ .partitions = partitions[i], .tenants = shape->tenants };
+        return &configs[i];
+}
+
+#define CAN_PARK (rig_device() != ON_CUDA_IPC)
+
+/* The first copy from a GPU opens the daemon's buffers for good. */
+static bool has_buffers(const struct rig *rig)
+{
+        char path[64], target[128];
+        ssize_t n;
+
+        for (unsigned fd = 0; fd < 256; fd++) {
+                snprintf(path, sizeof(path), "/proc/%d/fd/%u", (int)rig->pid, fd);
+                n = readlink(path, target, sizeof(target) - 1);
+                target[n < 0 ? 0 : n] = '\0';
+                if (strstr(target, "memfd:bfcd-copies"))
+                        return true;
+        }
+        return false;
+}
+
+static void stop(struct rig *rig)
+{
+        rig->n_fds += has_buffers(rig);
+        rig_stop(rig);
+}
 
 static uint64_t parked(struct rig *rig, const char *tenant)
 {
@@ -83,7 +120,7 @@ static void check_blocks(bfc_client *client, const struct blocks *b)
 
 TEST(idle_blocks_are_parked_for_others)
 {
-        struct rig *rig = CAN_PARK ? rig_start(&parks) : NULL;
+        struct rig *rig = CAN_PARK ? rig_start(config_of(&parks)) : NULL;
         bfc_client *red, *blue;
         struct blocks b;
         void *p;
@@ -110,13 +147,13 @@ TEST(idle_blocks_are_parked_for_others)
         ck_assert_ok(bfc_use_end(blue, p));
         bfc_disconnect(red);
         bfc_disconnect(blue);
-        rig_stop(rig);
+        stop(rig);
 }
 
 /* The tenant's own limit is short: the other sessions' blocks, and the requester's own, step aside. */
 TEST(a_tenant_parks_for_itself)
 {
-        struct rig *rig = CAN_PARK ? rig_start(&parks) : NULL;
+        struct rig *rig = CAN_PARK ? rig_start(config_of(&parks)) : NULL;
         bfc_client *red, *other;
         struct blocks b;
         void *p, *q;
@@ -134,7 +171,7 @@ TEST(a_tenant_parks_for_itself)
         check_blocks(red, &b);
         bfc_disconnect(red);
         bfc_disconnect(other);
-        rig_stop(rig);
+        stop(rig);
 }
 
 static void assert_refused(bfc_client *client, uint64_t n_bytes)
@@ -148,7 +185,7 @@ static void assert_refused(bfc_client *client, uint64_t n_bytes)
 /* What a reserve keeps is of no use to others. */
 TEST(a_session_within_its_reserve_is_not_asked)
 {
-        struct rig *rig = CAN_PARK ? rig_start(&reserves) : NULL;
+        struct rig *rig = CAN_PARK ? rig_start(config_of(&reserves)) : NULL;
         bfc_client *red, *blue;
         void *p, *q;
 
@@ -163,12 +200,12 @@ TEST(a_session_within_its_reserve_is_not_asked)
         ck_assert_uint_eq(parked(rig, "red"), 0);
         bfc_disconnect(red);
         bfc_disconnect(blue);
-        rig_stop(rig);
+        stop(rig);
 }
 
 TEST(without_room_for_copies_the_request_is_refused)
 {
-        struct rig *rig = CAN_PARK ? rig_start(&has_little_room) : NULL;
+        struct rig *rig = CAN_PARK ? rig_start(config_of(&has_little_room)) : NULL;
         bfc_client *red, *blue;
         struct blocks b;
 
@@ -183,13 +220,13 @@ TEST(without_room_for_copies_the_request_is_refused)
         check_blocks(red, &b);
         bfc_disconnect(red);
         bfc_disconnect(blue);
-        rig_stop(rig);
+        stop(rig);
 }
 
 /* The key works from the next request on, and no longer. */
 TEST(a_reload_changes_what_is_parked)
 {
-        struct rig *rig = CAN_PARK ? rig_start(&parks_nothing) : NULL;
+        struct rig *rig = CAN_PARK ? rig_start(config_of(&parks_nothing)) : NULL;
         bfc_client *red, *blue;
         struct blocks b;
         void *p;
@@ -201,20 +238,20 @@ TEST(a_reload_changes_what_is_parked)
         fill(red, &b);
         WAIT_FOR(false, 100);
         assert_refused(blue, 2 * BLOCK);
-        rig_rewrite_config(rig, &parks);
+        rig_rewrite_config(rig, config_of(&parks));
         ctl_says(rig, WORDS("reload"),
                  "tenant 'red' in partition 'train': park is to 'parking' after 50ms, was none");
         ck_assert_ok(malloc_as(blue, 2 * BLOCK, NULL, SETTLE_MS, &p));
         ck_assert_ok(bfc_free(blue, p));
         check_blocks(red, &b);
-        rig_rewrite_config(rig, &parks_nothing);
+        rig_rewrite_config(rig, config_of(&parks_nothing));
         ctl_says(rig, WORDS("reload"), "park is none, was to 'parking' after 50ms");
         WAIT_FOR(false, 100);
         assert_refused(blue, 2 * BLOCK);
         ck_assert_uint_eq(parked(rig, "red"), 0);
         bfc_disconnect(red);
         bfc_disconnect(blue);
-        rig_stop(rig);
+        stop(rig);
 }
 
 /* ---- the program's function ---------------------------------------------------------- */
@@ -261,7 +298,7 @@ static void *poll_it(void *userdata)
 
 static void ask_function(uint64_t flags)
 {
-        struct rig *rig = rig_start(&parks_nothing);
+        struct rig *rig = rig_start(config_of(&parks_nothing));
         struct spare s = { .client = client_with(.socket = rig->socket, .tenant = "red", .flags = flags),
                            .n_free = 2 };
         bfc_client *blue = client_open(rig, "blue", "train");
@@ -287,7 +324,7 @@ static void ask_function(uint64_t flags)
                 ck_assert_int_eq(pthread_join(poller, NULL), 0);
         bfc_disconnect(s.client);
         bfc_disconnect(blue);
-        rig_stop(rig);
+        stop(rig);
 }
 
 TEST(a_function_frees_what_it_can)
@@ -302,13 +339,13 @@ TEST(a_function_is_called_by_bfc_poll)
 
 TEST(a_client_without_events_has_no_function)
 {
-        struct rig *rig = rig_start(&parks_nothing);
+        struct rig *rig = rig_start(config_of(&parks_nothing));
         bfc_client *client = client_with(.socket = rig->socket, .tenant = "red", .flags = BFC_NO_THREAD);
 
         ck_assert_int_eq(bfc_on_pressure(client, give, NULL), -EINVAL);
         ck_assert_int_eq(bfc_on_pressure(NULL, give, NULL), -EINVAL);
         bfc_disconnect(client);
-        rig_stop(rig);
+        stop(rig);
 }
 
 static void be_stuck(void *userdata, const struct bfc_pressure *pressure)
@@ -325,7 +362,7 @@ static void be_stuck(void *userdata, const struct bfc_pressure *pressure)
 /* Its client gives back idle memory all the same, others are asked, and the daemon can be restarted. */
 TEST(a_function_that_does_not_return_harms_nobody)
 {
-        struct kept *k = kept_start(&parks_nothing);
+        struct kept *k = kept_start(config_of(&parks_nothing));
         struct spare s = { .client = client_open(k->rig, "red", "train") };
         struct spare other = { .client = client_open(k->rig, "red", "train"), .n_free = 1 };
         bfc_client *blue = client_open(k->rig, "blue", "train");
@@ -377,7 +414,7 @@ static uint64_t session_of_red(struct rig *rig)
 
 TEST(operators_park_and_wake)
 {
-        struct rig *rig = CAN_PARK ? rig_start(&parks_nothing) : NULL;
+        struct rig *rig = CAN_PARK ? rig_start(config_of(&parks_nothing)) : NULL;
         struct spare s = { .n_free = 0 };
         char id[24];
         bfc_client *red;
@@ -415,7 +452,7 @@ TEST(operators_park_and_wake)
         ck_assert_uint_eq(s.n_calls, 0);
         check_blocks(red, &b);
         bfc_disconnect(red);
-        rig_stop(rig);
+        stop(rig);
 }
 
 /* ---- turns ------------------------------------------------------------------------------ */
@@ -456,7 +493,7 @@ static void take_turns(void *arg)
 
 TEST(two_jobs_take_turns)
 {
-        struct rig *rig = CAN_PARK && CHILDREN_HAVE_EVENTS ? rig_start(&parks) : NULL;
+        struct rig *rig = CAN_PARK && CHILDREN_HAVE_EVENTS ? rig_start(config_of(&parks)) : NULL;
         struct turns t[2];
         pid_t jobs[2];
 
@@ -471,5 +508,5 @@ TEST(two_jobs_take_turns)
                 child_join(jobs[i]);
         ck_assert_uint_eq(rig_stats(rig, "red", "train").num_refusals, 0);
         ck_assert_uint_eq(rig_stats(rig, "blue", "train").num_refusals, 0);
-        rig_stop(rig);
+        stop(rig);
 }

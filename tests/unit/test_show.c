@@ -127,6 +127,7 @@ static void fill_stats(Bfcd__Statistics *f)
         f->lifetime_peak_bytes_in_use = 200u << 20;
         f->lifetime_peak_bytes_reserved = 310u << 20;
         f->bytes_guaranteed = 64u << 20;
+        f->bytes_parked = 12u << 20;
         f->peak_bytes_requested = 190u << 20;
         f->bytes_unreclaimed = 4u << 20;
         f->peak_bytes_in_use_time_ms = 1700000000123;
@@ -142,7 +143,7 @@ static void fill_stats(Bfcd__Statistics *f)
         "\"largest_alloc_size\":67108864,\"largest_free_block_bytes\":100663296,\"bytes_free\":134217728,"                                                             \
         "\"num_blocks\":17,\"num_sessions\":3,\"num_extents\":12,\"num_refusals\":5,"                                                                                  \
         "\"lifetime_peak_bytes_reserved\":325058560,\"bytes_guaranteed\":67108864,\"bytes_unreclaimed\":4194304,\"bytes_fragmented\":33554432,\"fragmentation\":0.25," \
-        "\"peak_bytes_in_use\":201326592,\"lifetime_peak_bytes_in_use\":209715200,"                                                                                    \
+        "\"peak_bytes_in_use\":201326592,\"lifetime_peak_bytes_in_use\":209715200,\"bytes_parked\":12582912,"                                                          \
         "\"num_over_quota\":3,\"num_out_of_memory\":2,\"last_refusal_time_ms\":1700000000789,"                                                                         \
         "\"peak_bytes_in_use_time_ms\":1700000000123,\"peak_bytes_reserved_time_ms\":1700000000456"
 
@@ -153,7 +154,7 @@ static void fill_stats(Bfcd__Statistics *f)
         "\"bytes_requested\":0,\"num_allocs\":0,\"largest_alloc_size\":0,\"largest_free_block_bytes\":0,"                                 \
         "\"bytes_free\":0,\"num_blocks\":0,\"num_sessions\":0,\"num_extents\":0,\"num_refusals\":0,"                                      \
         "\"lifetime_peak_bytes_reserved\":0,\"bytes_guaranteed\":0,\"bytes_unreclaimed\":0,\"bytes_fragmented\":0,\"fragmentation\":0.0," \
-        "\"peak_bytes_in_use\":0,\"lifetime_peak_bytes_in_use\":0,"                                                                       \
+        "\"peak_bytes_in_use\":0,\"lifetime_peak_bytes_in_use\":0,\"bytes_parked\":0,"                                                    \
         "\"num_over_quota\":0,\"num_out_of_memory\":0,\"last_refusal_time_ms\":0,"                                                        \
         "\"peak_bytes_in_use_time_ms\":0,\"peak_bytes_reserved_time_ms\":0"
 
@@ -206,10 +207,11 @@ TEST(tenants)
         ck_assert_ptr_nonnull(strstr(text, " RESERVED PEAK-RES LIMIT EDQUOT ENOMEM "));
         ck_assert_ptr_nonnull(strstr(text, "vision train 128.0 MiB 192.0 MiB "));
         ck_assert_ptr_nonnull(strstr(text, " 256.0 MiB 300.0 MiB 512.0 MiB 3 2 "));
-        ck_assert_ptr_nonnull(strstr(text, "h 4.0 MiB 6.0 MiB 2 1.0 MiB\n")); /* days and hours ago */
+        ck_assert_ptr_nonnull(
+                strstr(text, "h 4.0 MiB 12.0 MiB 6.0 MiB 2 1.0 MiB\n")); /* days and hours ago */
         ck_assert_ptr_nonnull(strstr(text, "\\x1b[31m\\xff dev 0 B 0 B "));
         ck_assert_ptr_nonnull(strstr(text, " - 0 B 0 B removed 0 0 "));
-        ck_assert_ptr_nonnull(strstr(text, "- 0 B 0 B 0 0 B\n"));
+        ck_assert_ptr_nonnull(strstr(text, "- 0 B 0 B 0 B 0 0 B\n"));
         free(text);
         list_free(l);
 }

@@ -91,6 +91,7 @@ static void op_connect(struct slot *s)
         s->peer->session->who.cgroup = group ? strdup(group) : NULL;
         s->peer->auto_ack = dice(4) > 0;
         s->peer->wants_events = dice(8) > 0;
+        s->peer->takes_pressure = s->peer->wants_pages = s->peer->wants_events && dice(2) == 0;
         s->n_pending = 0;
         s->n_missed = 0;
         memset(s->asked, 0, sizeof(s->asked));
@@ -385,7 +386,10 @@ static void op_violate(struct slot *s)
 
         if (!is_live(s) || dice(128) > 0)
                 return;
-        switch (dice(4)) {
+        switch (dice(5)) {
+        case 4:
+                is_caught(s, peer_relieved(s->peer, s->peer->pressure_sequence + n, n));
+                break;
         case 0:
                 is_caught(s, peer_trimmed(s->peer, s->peer->trim_sequence + n, n));
                 break;
@@ -445,6 +449,41 @@ static void op_trimmed(struct slot *s)
         w.n_answers++;
         if (dice(64) == 0) /* twice */
                 is_caught(s, peer_trimmed(s->peer, t.sequence, n_bytes));
+}
+
+/* Its page says what it could park, and whether its program has a function. */
+static void op_show_idle(struct slot *s)
+{
+        if (is_live(s) && s->peer->page_fds[1] >= 0)
+                peer_show_idle(s->peer, (uint32_t)dice(N_SHARES), random_next(&w.random) >> dice(64),
+                               now_ms() - dice(1000), dice(4) > 0);
+}
+
+/* As a Trim: here some of its blocks in the partition are what its program can spare. */
+static void op_relieved(struct slot *s)
+{
+        struct peer_pressure p;
+        uint64_t n_bytes = 0;
+        bool lies = dice(2) == 0;
+
+        if (!is_live(s) || s->peer->n_pressures == 0 || dice(4) == 0)
+                return;
+        p = s->peer->pressures[dice(s->peer->n_pressures)];
+        for (size_t i = w.n_blocks; !lies && i-- > 0 && n_bytes < p.n_bytes;) {
+                const struct block *block = &w.blocks[i];
+
+                if (!can_ask(s) || block->owner != (int)slot_index(s) || block->share != p.partition ||
+                    is_being_freed(s, block->id))
+                        continue;
+                n_bytes += block->n_bytes;
+                expect(s, FREE, 0)->block_id = block->id;
+                (void)peer_free_block(s->peer, block->id);
+        }
+        HOLDS(peer_relieved(s->peer, p.sequence, lies ? random_next(&w.random) : n_bytes) == 0,
+              "an answer to a Pressure");
+        w.n_relieved++;
+        if (dice(64) == 0) /* twice */
+                is_caught(s, peer_relieved(s->peer, p.sequence, n_bytes));
 }
 
 /* ---- ends ------------------------------------------------------------------ */
@@ -574,6 +613,7 @@ static const struct {
         { "turn", 120, op_turn },         { "tick", 10, op_tick },
         { "settle", 2, op_settle },       { "reload", 2, op_reload },
         { "trimmed", 80, op_trimmed },    { "trim", 2, op_trim_now },
+        { "relieved", 80, op_relieved },  { "idle", 20, op_show_idle },
         { "evict", 10, op_evict },        { "lease create", 12, op_lease_create },
         { "lease set", 8, op_lease_set }, { "lease end", 3, op_lease_end },
 };
@@ -641,6 +681,7 @@ static void walk(bool sticky)
         for (int i = MALLOC; i <= GOODBYE; i++)
                 ck_assert_uint_gt(w.n_done[i], 0);
         ck_assert_uint_gt(w.n_answers, 0);
+        ck_assert_uint_gt(w.n_relieved, 0);
         ck_assert_uint_gt(w.n_missed, 0);
         ck_assert(w.n_orders > 0 && w.n_evicted > 0 && w.n_lies > 0);
 }

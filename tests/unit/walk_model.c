@@ -532,6 +532,7 @@ void check_all(void)
         HOLDS(broker_check(w.b, &why) == 0, "%s", why);
         HOLDS(retire_check(w.b, &why) == 0, "%s", why);
         HOLDS(trim_check(w.b, &why) == 0, "%s", why);
+        HOLDS(pressure_check(w.b, &why) == 0, "%s", why);
         for (size_t i = 0; i < N_SLOTS; i++)
                 if (w.slots[i].peer)
                         check_session(&w.slots[i]);
