@@ -76,6 +76,7 @@ bool pressure_send(struct pressure_share *share, const struct pressure_order *or
         recall_begin(&share->recall, RECALL_PRESSURE, s, now_ms);
         share->n_bytes = order->n_bytes;
         share->wakes = order->wakes;
+        share->is_own = order->is_own;
         share->bytes_added = share->bytes_freed = 0;
         share->heard_ms = now_ms;
         share->hint.read_ms = 0;
@@ -192,7 +193,8 @@ static bool round_look_at(struct press_round *r, struct pressure_share *share)
         struct candidate c = { .share = share, .since_ms = UINT64_MAX };
 
         if (share->recall.session || share->share->usage.bytes == 0 ||
-            share->spent_clock >= r->asking->clock || share_waits_longer(r, share))
+            share->spent_clocks[share->session == r->requester] >= r->asking->clock ||
+            share_waits_longer(r, share))
                 return true;
         c.surplus = share_surplus(share, r->q, r->scope);
         if (c.surplus == 0)
@@ -325,7 +327,7 @@ int pressure_answer(struct session *s, uint64_t sequence, const char **ret_why)
         gave = share->bytes_freed > 0;
         recall_end(&share->recall);
         if (!gave)
-                share->spent_clock = ++s->broker->recalls.trim_clock;
+                share->spent_clocks[share->is_own] = ++s->broker->recalls.trim_clock;
         share->hint.read_ms = 0;
         share_tell_command(share);
         quota_note_answer(share->share->quota, gave);

@@ -64,7 +64,8 @@ struct pressure_share {
         bool wakes;                        /* it was asked to wake blocks instead */
         uint64_t bytes_added, bytes_freed; /* since then */
         uint64_t heard_ms;                 /* when it was asked, or last released something */
-        uint64_t spent_clock;              /* as that of struct trim_share */
+        bool is_own;                       /* for a request of the session itself */
+        uint64_t spent_clocks[2]; /* as that of struct trim_share; of others' requests, and its own */
         struct pressure_hint hint;
         struct park_now *command; /* an admin command that waits for the answer; or NULL */
         TAILQ_ENTRY(pressure_share) of_partition;

@@ -1534,8 +1534,8 @@ TEST(a_wait_is_not_begun_again_by_becoming_the_first)
         partition_tick(&p);
         settle();
         ck_assert_uint_eq(asks[2].n_done, 0);
-        ck_assert_uint_le(waiting_at(q, 1).left_ms, 1300); /* three steps of 100 ms, and the rest */
-        still_clock_pass(1300);
+        ck_assert_uint_le(waiting_at(q, 1).left_ms, 1400); /* four steps of 100 ms, and the rest */
+        still_clock_pass(1400);
         partition_tick(&p);
         settle();
         assert_done(2, -EDQUOT);
