@@ -210,7 +210,7 @@ int bfc_malloc_with(bfc_client *client, size_t n_bytes, const struct bfc_malloc_
  * returns when the copy is complete. If it fails, the block is as before. With BFC_POLL the memory of a GPU is
  * released by a later bfc_poll().
  * -EINVAL: not such a block, or a partition of a GPU. -EALREADY: it is parked. -EBUSY: it is in use. -EDQUOT, -ENOMEM: no room for
- * the copy; or the tenant's parked blocks would exceed its limit. -ENOENT: no such partition. */
+ * the copy; or the tenant's parked blocks would exceed four times its limit. -ENOENT: no such partition. */
 #define BFC_BACKUP  1u
 #define BFC_DISCARD 2u
 int bfc_park(bfc_client *client, void *ptr, unsigned how, const char *partition);

@@ -345,7 +345,9 @@ int quota_park(struct quota *q, bfc_handle handle, uint64_t n_bytes);
 /* After a restart, when the sessions are restored: releases what parked blocks still have. -ENOMEM. */
 int quota_release_parked(struct quota *q);
 
-/* Whether the parked blocks stay within the limit: they use up the arena's space. */
+/* Whether the parked blocks stay within so many times the limit: each uses up space of the arena. Some jobs of one
+ * tenant, each of nearly the limit, can take turns. */
+#define QUOTA_PARKED_LIMITS 4u
 bool quota_may_park(const struct quota *q, uint64_t n_bytes);
 
 /* Frees a parked block. */

@@ -49,9 +49,10 @@ int quota_release_parked(struct quota *q)
 
 bool quota_may_park(const struct quota *q, uint64_t n_bytes)
 {
-        uint64_t parked = arena_parked_bytes(q->arena);
+        uint64_t parked = arena_parked_bytes(q->arena), limit = q->account.limit_bytes;
+        uint64_t most = limit <= UINT64_MAX / QUOTA_PARKED_LIMITS ? QUOTA_PARKED_LIMITS * limit : UINT64_MAX;
 
-        return parked <= q->account.limit_bytes && n_bytes <= q->account.limit_bytes - parked;
+        return parked <= most && n_bytes <= most - parked;
 }
 
 void quota_drop_parked(struct quota *q, bfc_handle handle)

@@ -276,7 +276,8 @@ static int add_copy(struct park *p, const struct ledger_block *block, uint32_t *
         return ledger_block_add(p->session->broker->ledger, &facts, ret);
 }
 
-static const char over_limit[] = "the parked blocks would exceed the limit of the tenant in the partition";
+static const char over_limit[] =
+        "the parked blocks would exceed four times the limit of the tenant in the partition";
 
 /* The contents are in the copy, if there is one. */
 static void park_commit(struct park *p)

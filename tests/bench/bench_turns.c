@@ -167,7 +167,6 @@ static void report(void)
                        median, ms[n - 1], (double)n_bytes / (double)n / (double)MIB, rate);
 }
 
-/* Of each tenant the parked blocks are at most its limit. */
 #define TENANT(name)                                                                                         \
         "  - name: " name "\n"                                                                               \
         "    match: {uid: [%u]}\n"                                                                           \

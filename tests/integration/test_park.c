@@ -682,13 +682,14 @@ TEST(parked_bytes_are_limited)
 {
         struct rig *rig = rig_start(small_config());
         bfc_client *client = client_open(rig, "red", "train");
-        void *p[4];
+        const unsigned n = 4 * 32 * MIB / BLOCK; /* four times the limit */
+        void *p[20];
 
-        for (unsigned i = 0; CAN_PARK && i < 4; i++) {
+        for (unsigned i = 0; CAN_PARK && i <= n; i++) {
                 ck_assert_ok(bfc_malloc_flags(client, NULL, BLOCK, BFC_PARKABLE, &p[i]));
-                ck_assert_int_eq(bfc_park(client, p[i], BFC_DISCARD, NULL), i < 3 ? 0 : -EDQUOT);
+                ck_assert_int_eq(bfc_park(client, p[i], BFC_DISCARD, NULL), i < n ? 0 : -EDQUOT);
         }
-        for (unsigned i = 0; CAN_PARK && i < 4; i++)
+        for (unsigned i = 0; CAN_PARK && i <= n; i++)
                 ck_assert_ok(bfc_free(client, p[i]));
         bfc_disconnect(client);
         stop(rig);

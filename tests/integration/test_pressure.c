@@ -457,21 +457,22 @@ TEST(operators_park_and_wake)
 
 /* ---- turns ------------------------------------------------------------------------------ */
 
-#define TURN_BLOCKS 6u
-#define TURN_BLOCK  (8 * MIB) /* six of them are three quarters of the partition */
+#define TURN_BLOCKS 7u
+#define TURN_BLOCK  (8 * MIB) /* seven of them are seven eighths of the partition */
 #define TURNS       5u
 
 struct turns {
         char socket[96];
         const char *tenant;
-        struct gate up, go;
+        uint64_t seed;
+        struct gate mine, other; /* the jobs alternate */
 };
 
 static void take_turns(void *arg)
 {
         struct turns *t = arg;
         bfc_client *client = child_client_open(t->socket, t->tenant);
-        uint64_t seed = (uint64_t)t->tenant[0] << 32;
+        uint64_t seed = t->seed;
         void *p[TURN_BLOCKS];
 
         for (unsigned i = 0; i < TURN_BLOCKS; i++) {
@@ -480,6 +481,7 @@ static void take_turns(void *arg)
                 block_fill(client, p[i], TURN_BLOCK, seed + i);
         }
         for (uint64_t n = 1; n <= TURNS; n++) {
+                REQUIRE(gate_wait(&t->mine, SETTLE_MS), "the other job has not had its turn");
                 REQUIRE(bfc_use_begin_tag(client, "model", SETTLE_MS) == 0, "%s", bfc_last_error());
                 for (unsigned i = 0; i < TURN_BLOCKS; i++) {
                         REQUIRE(block_has(client, p[i], TURN_BLOCK, seed + (n - 1) * 100 + i),
@@ -487,23 +489,30 @@ static void take_turns(void *arg)
                         block_fill(client, p[i], TURN_BLOCK, seed + n * 100 + i);
                 }
                 REQUIRE(bfc_use_end_tag(client, "model") == 0, "%s", bfc_last_error());
+                gate_open(&t->other);
         }
         bfc_disconnect(client);
 }
 
-TEST(two_jobs_take_turns)
+/* Of two tenants, and of one. */
+LOOP_TEST(two_jobs_take_turns, 2)
 {
         struct rig *rig = CAN_PARK && CHILDREN_HAVE_EVENTS ? rig_start(config_of(&parks)) : NULL;
+        struct gate gates[2] = { gate_new(), gate_new() };
         struct turns t[2];
         pid_t jobs[2];
 
         if (!rig)
                 return;
         for (unsigned i = 0; i < 2; i++) {
-                t[i] = (struct turns){ .tenant = i ? "blue" : "red" };
+                t[i] = (struct turns){ .tenant = i && _i == 0 ? "blue" : "red",
+                                       .seed = (i + UINT64_C(1)) << 32,
+                                       .mine = gates[i],
+                                       .other = gates[1 - i] };
                 strcpy(t[i].socket, rig->socket);
                 jobs[i] = child_start(take_turns, &t[i]);
         }
+        gate_open(&gates[0]);
         for (unsigned i = 0; i < 2; i++)
                 child_join(jobs[i]);
         ck_assert_uint_eq(rig_stats(rig, "red", "train").num_refusals, 0);
