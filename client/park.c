@@ -157,6 +157,8 @@ struct park_how {
 /* How it may be parked: a partition for the copy. */
 static int read_how(bfc_client *client, unsigned how, const char *partition, struct park_how *ret)
 {
+        int r;
+
         *ret = (struct park_how){ .how = how };
         if (how == BFC_DISCARD)
                 return 0;
@@ -164,7 +166,11 @@ static int read_how(bfc_client *client, unsigned how, const char *partition, str
                 return error_set(-EINVAL, "bfc_park: how is neither BFC_BACKUP nor BFC_DISCARD");
         if (!partition)
                 return error_set(-EINVAL, "bfc_park: a backup needs the name of a partition");
-        return client_partition_index(client, partition, &ret->to);
+        r = client_partition_index(client, partition, &ret->to);
+        if (r == 0 && client->places[ret->to].is_cuda)
+                r = error_set(-EINVAL, "partition '%s' is on a GPU: blocks are parked in host memory",
+                              partition);
+        return r;
 }
 
 static int send_park(bfc_client *client, const struct block *block, const struct park_how *how)

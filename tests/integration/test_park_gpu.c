@@ -59,6 +59,23 @@ static void write_slowly(void *data)
         __atomic_store_n(&work->is_done, 1, __ATOMIC_RELEASE);
 }
 
+TEST(copies_need_host_memory)
+{
+        struct rig *rig = rig_start(&config);
+        bfc_client *client = client_open(rig, "red", "train");
+        void *p;
+
+        if (CAN_PARK) {
+                p = parkable(client);
+                ck_assert_int_eq(bfc_park(client, p, BFC_BACKUP, "train"), -EINVAL);
+                ck_assert_ptr_nonnull(strstr(bfc_last_error(), "partition 'train' is on a GPU"));
+                ck_assert_int_eq(bfc_park_tag(client, NULL, BFC_BACKUP, "train"), -EINVAL);
+                ck_assert_ok(bfc_free(client, p));
+        }
+        bfc_disconnect(client);
+        stop(rig);
+}
+
 TEST(a_park_waits_for_work)
 {
         struct rig *rig = rig_start(&config);
