@@ -229,7 +229,7 @@ int bfc_wake(bfc_client *client, void *ptr, uint32_t wait_ms);
  *
  * bfc_wake_tag() asks for all of them at once, and up to 64 blocks in a partition wait until there is room for all
  * of them: so jobs that wake many blocks take turns, and do not get a part of their blocks each. It returns an error
- * of one of them. Blocks that woke stay awake. */
+ * of one of them. Blocks that woke stay awake. Where the limit can never have all, some are refused at once. */
 int bfc_park_tag(bfc_client *client, const char *tag, unsigned how, const char *partition);
 int bfc_wake_tag(bfc_client *client, const char *tag, uint32_t wait_ms);
 

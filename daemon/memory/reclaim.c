@@ -568,7 +568,7 @@ static int reclaim_make_room_by_itself(struct quota *q, struct quota_request *re
                 q->queue.look_again = true;
                 return 0;
         }
-        r = q->lease.is_ended ? -EDQUOT : quota_is_impossible(q, request->n_bytes);
+        r = q->lease.is_ended ? -EDQUOT : quota_is_impossible(q, request->n_bytes + request->more_bytes);
         if (r < 0)
                 return r;
         need = growth_need(request, &plan);

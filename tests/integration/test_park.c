@@ -677,6 +677,24 @@ TEST(only_blocks_of_whole_extents_are_parked)
         stop(rig);
 }
 
+/* The first is refused at once, and the others wake. */
+TEST(a_group_beyond_the_limit_does_not_wait)
+{
+        struct rig *rig = rig_start(small_config());
+        bfc_client *client = client_open(rig, "red", "train");
+
+        for (unsigned i = 0; CAN_PARK && i < 3; i++) {
+                (void)tagged(client, "a", 12 * MIB, i);
+                ck_assert_ok(bfc_park_tag(client, "a", BFC_DISCARD, NULL));
+        }
+        if (CAN_PARK) {
+                ck_assert_int_eq(bfc_wake_tag(client, "a", 600000), -EDQUOT);
+                ck_assert_uint_eq(in_use(rig, "train"), 24 * MIB);
+        }
+        bfc_disconnect(client);
+        stop(rig);
+}
+
 /* Parked blocks use up the arena's space: they are limited. */
 TEST(parked_bytes_are_limited)
 {
