@@ -20,21 +20,21 @@
 
 #define BLOCK_GRANULE 256u
 
-/* Such a block can be parked when it is freed. */
-static bool client_can_park(const bfc_client *client, uint32_t partition, uint64_t n_bytes)
+/* Such a block can be stashed when it is freed. */
+static bool client_can_stash(const bfc_client *client, uint32_t partition, uint64_t n_bytes)
 {
-        return n_bytes <= client->parking.max_bytes && partition == client->partition;
+        return n_bytes <= client->stash.max_bytes && partition == client->partition;
 }
 
-/* A parked block for this request. False: there is none. The lock is not held. */
-static inline __attribute__((always_inline)) bool client_unpark(bfc_client *client, uint32_t partition,
-                                                                uint64_t n_bytes, void **ret_ptr)
+/* A stashed block for this request. False: there is none. The lock is not held. */
+static inline __attribute__((always_inline)) bool client_unstash(bfc_client *client, uint32_t partition,
+                                                                 uint64_t n_bytes, void **ret_ptr)
 {
         struct record *record;
 
-        if (!client_can_park(client, partition, n_bytes))
+        if (!client_can_stash(client, partition, n_bytes))
                 return false;
-        record = magazines_get(client->parking.magazines, n_bytes);
+        record = magazines_get(client->stash.magazines, n_bytes);
         if (!record)
                 return false;
         *ret_ptr = (void *)(uintptr_t)record->block.ptr;
@@ -74,11 +74,11 @@ static int cut_block(bfc_client *client, uint32_t partition, uint64_t n_bytes, c
         struct block block;
         int r = cache_alloc(client->cache, partition, n_bytes, &block);
 
-        if (r == CACHE_MISS && client_drain_parked(client))
+        if (r == CACHE_MISS && client_drain_stash(client))
                 r = cache_alloc(client->cache, partition, n_bytes, &block);
         if (r != 0)
                 return r;
-        block.may_park = !how->ret_slab && client_can_park(client, partition, n_bytes);
+        block.may_stash = !how->ret_slab && client_can_stash(client, partition, n_bytes);
         if (!how->ret_slab)
                 client_stamp(client, partition, &block);
         r = enter_block(client, &block, n_bytes, how, ret_ptr);
@@ -333,7 +333,7 @@ static int malloc_call(bfc_client *client, uint32_t partition, uint64_t n_bytes,
         if (!client->cache)
                 return malloc_uncached(client, partition, n_bytes, how, ret_ptr);
         if (malloc_can_be_cut(how)) {
-                if (!how->ret_slab && client_unpark(client, partition, n_bytes, ret_ptr))
+                if (!how->ret_slab && client_unstash(client, partition, n_bytes, ret_ptr))
                         return 0;
                 want = cache_want(client->cache, partition, n_bytes);
                 r = try_cut(client, partition, n_bytes, how, ret_ptr);
@@ -421,12 +421,12 @@ BFC_API int bfc_malloc_flags(bfc_client *client, const char *partition, size_t n
         return malloc_as(client, partition, n_bytes, &how, ret_ptr);
 }
 
-/* The common case in one step, without what another call may need: a parked block. */
+/* The common case in one step, without what another call may need: a stashed block. */
 static bool malloc_fast(bfc_client *client, size_t n_bytes, void **ret_ptr)
 {
         if (!client || !fork_guard_is_own(&client->fork) || !ret_ptr || n_bytes == 0 ||
             __atomic_load_n(&client->lost, __ATOMIC_RELAXED) != 0 ||
-            !client_unpark(client, client->partition, n_bytes, ret_ptr))
+            !client_unstash(client, client->partition, n_bytes, ret_ptr))
                 return false;
         if (client->recorder)
                 client_record(client, client->partition, *ret_ptr, n_bytes, NULL);

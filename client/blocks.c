@@ -19,9 +19,9 @@
 enum {
         STATE_USED = 1,
         STATE_LEAVING = 2,
-        STATE_PARKED = 3,
+        STATE_STASHED = 3,
         STATE = 3,
-        MAY_PARK = 4,
+        MAY_STASH = 4,
         BESIDE_POINTER = 0xff,
 };
 
@@ -210,7 +210,7 @@ int blocks_add(struct blocks *b, const struct block *block)
         }
         b->spare = r->below;
         b->n_used++;
-        __atomic_store_n(&r->word, word_of(block->ptr) | STATE_USED | (block->may_park ? MAY_PARK : 0),
+        __atomic_store_n(&r->word, word_of(block->ptr) | STATE_USED | (block->may_stash ? MAY_STASH : 0),
                          __ATOMIC_RELEASE);
         chain(b->heads, r, block->ptr);
         return 0;
@@ -269,14 +269,14 @@ int blocks_take(struct blocks *b, const void *ptr, struct block *ret)
         struct record *r = record_find(b, ptr);
         uint64_t word = r ? load(&r->word) : 0;
 
-        if (word == 0 || (word & STATE) == STATE_PARKED || !change(r, word, 0))
+        if (word == 0 || (word & STATE) == STATE_STASHED || !change(r, word, 0))
                 return -ENOENT;
         *ret = r->block;
         record_remove(b, r);
         return 0;
 }
 
-void blocks_take_parked(struct blocks *b, struct record *record, struct block *ret)
+void blocks_take_stashed(struct blocks *b, struct record *record, struct block *ret)
 {
         *ret = record->block;
         record_remove(b, record);
@@ -284,19 +284,20 @@ void blocks_take_parked(struct blocks *b, struct record *record, struct block *r
 
 /* ---- any thread ---------------------------------------------------------------- */
 
-struct record *blocks_park(const struct blocks *b, const void *ptr)
+struct record *blocks_stash(const struct blocks *b, const void *ptr)
 {
         struct record *r = record_at(b, ptr, MAX_WALK);
-        uint64_t used = word_of(ptr) | STATE_USED | MAY_PARK;
+        uint64_t used = word_of(ptr) | STATE_USED | MAY_STASH;
 
-        return r && change(r, used, used - STATE_USED + STATE_PARKED) ? r : NULL;
+        return r && change(r, used, used - STATE_USED + STATE_STASHED) ? r : NULL;
 }
 
-struct record *blocks_unpark(struct record *record, uint64_t n_requested, uint32_t born)
+struct record *blocks_unstash(struct record *record, uint64_t n_requested, uint32_t born)
 {
         record->block.born = born;
         record->block.n_requested = n_requested;
-        __atomic_store_n(&record->word, word_of(record->block.ptr) | STATE_USED | MAY_PARK, __ATOMIC_RELEASE);
+        __atomic_store_n(&record->word, word_of(record->block.ptr) | STATE_USED | MAY_STASH,
+                         __ATOMIC_RELEASE);
         return record;
 }
 

@@ -3,13 +3,13 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * A hash table of chains; constant time, except for interior pointers. All functions need a lock of the
- * caller except blocks_park() and blocks_unpark(), which any thread may call at any time. So the state of
+ * caller except blocks_stash() and blocks_unstash(), which any thread may call at any time. So the state of
  * a record is in one word with the pointer, and changes by compare-and-exchange: of two frees of one
  * block exactly one succeeds.
  *
  *   used      the program has it
  *   leaving   it is being freed: still in the table, but no search finds it
- *   parked    freed, and kept in this table for the next block of its size (magazine.h) */
+ *   stashed    freed, and kept in this table for the next block of its size (magazine.h) */
 #ifndef BFC_CLIENT_BLOCKS_H
 #define BFC_CLIENT_BLOCKS_H
 
@@ -32,7 +32,7 @@ struct block {
         uint64_t handle;                   /* of the slab's allocator */
         struct stream_alloc *stream_alloc; /* allocated on a stream; NULL: not */
         struct parkable *parkable;         /* allocated with BFC_PARKABLE; NULL: not */
-        bool may_park;                     /* it can be parked when it is freed */
+        bool may_stash;                    /* it can be stashed when it is freed */
         bool is_parked;                    /* by bfc_park(): it has no memory */
         uint8_t age_place;                 /* 1 + the index in the client page that counts its age; 0: none */
         uint16_t partition;                /* index into the client's partitions */
@@ -53,7 +53,7 @@ struct blocks_heads;
 
 /* Zero-initialised is empty.
  * Invariant: every record whose word is not 0 is in the chain of its pointer's head; there are
- * at least as many heads as records; n_used of them are not spare, parked ones included. */
+ * at least as many heads as records; n_used of them are not spare, stashed ones included. */
 struct blocks {
         struct blocks_heads *heads; /* atomic */
         struct record *records[BLOCKS_MAX_STEPS];
@@ -78,13 +78,13 @@ const struct block *blocks_find(const struct blocks *b, const void *ptr);
 const struct block *blocks_find_around(struct blocks *b, const void *ptr, uint64_t n_bytes);
 
 /* True: a block has bytes in [offset, offset + n_bytes) of the region. Checks all blocks, including
- * leaving and parked ones. */
+ * leaving and stashed ones. */
 bool blocks_lie_in(const struct blocks *b, uint64_t region_id, uint64_t offset, uint64_t n_bytes);
 
 /* Iterates over the used blocks in no order: *cursor is 0 at first. NULL: no more. */
 const struct block *blocks_next(const struct blocks *b, size_t *cursor);
 
-/* The same including leaving ones: all except parked ones. */
+/* The same including leaving ones: all except stashed ones. */
 const struct block *blocks_next_kept(const struct blocks *b, size_t *cursor);
 
 /* Marks a used block as leaving. -ENOENT, also if it is leaving already. */
@@ -100,14 +100,14 @@ void blocks_set_parked(struct blocks *b, const void *ptr, bool is_parked);
 /* Removes a used or leaving block. -ENOENT. */
 int blocks_take(struct blocks *b, const void *ptr, struct block *ret);
 
-/* Any thread: parks a used block that can be parked. NULL: it cannot, or was not found without the lock:
+/* Any thread: stashes a used block that can be stashed. NULL: it cannot, or was not found without the lock:
  * search again with it. */
-struct record *blocks_park(const struct blocks *b, const void *ptr);
+struct record *blocks_stash(const struct blocks *b, const void *ptr);
 
-/* Any thread: makes a parked block used again, and returns it. */
-struct record *blocks_unpark(struct record *record, uint64_t n_requested, uint32_t born);
+/* Any thread: makes a stashed block used again, and returns it. */
+struct record *blocks_unstash(struct record *record, uint64_t n_requested, uint32_t born);
 
-/* Removes a parked block. The record is then spare. */
-void blocks_take_parked(struct blocks *b, struct record *record, struct block *ret);
+/* Removes a stashed block. The record is then spare. */
+void blocks_take_stashed(struct blocks *b, struct record *record, struct block *ret);
 
 #endif

@@ -176,7 +176,7 @@ static void *client_free(bfc_client *client)
         shared_clear(client);
         blocks_clear(&client->slabs);
         cache_free(client->cache);
-        magazines_free(client->parking.magazines);
+        magazines_free(client->stash.magazines);
         free(client->counters.partitions);
         client_pages_close(&client->pages);
         free(client->places);
@@ -289,7 +289,7 @@ static int start_cache(bfc_client *client, const struct bfc_options *options)
         if (r == 0 && !(options->flags & BFC_NO_CACHE))
                 r = cache_new(sizes, (uint32_t)hello->n_partitions, &client->cache);
         if (r == 0)
-                r = parking_init(client, sizes[client->partition].idle_bytes);
+                r = stash_init(client, sizes[client->partition].idle_bytes);
         free(sizes);
         return r < 0 ? error_no_memory() : 0;
 }

@@ -47,7 +47,7 @@ struct bfc_client {
         bool *is_seen;              /* of a GPU's: this process sees it; atomic */
         uint32_t partition;         /* index of the client's own one */
         struct recorder *recorder;  /* NULL: none */
-        struct parking parking;
+        struct stash stash;
         int lost; /* atomic: why the session ended, as far as known; 0 */
         struct client_pages pages;
         struct pressure pressure; /* has a lock of its own */
@@ -61,7 +61,7 @@ struct bfc_client {
         bool is_ending;       /* the inventory is empty */
         struct cache *cache;  /* NULL: none */
         struct regions regions;
-        struct blocks blocks;           /* blocks_park() is called without the lock */
+        struct blocks blocks;           /* blocks_stash() is called without the lock */
         struct blocks slabs;            /* blocks of the daemon that streams have */
         struct pending_split splitting; /* a Split without an answer */
         struct counters counters;

@@ -6,9 +6,9 @@
  * extents cannot be retired. It leaves the table before the daemon is told, which may grant the same place to
  * another thread at once.
  *
- * A block can be parked if its memory can be another block's at once: cut by the cache, at most 1 MiB, and
+ * A block can be stashed if its memory can be another block's at once: cut by the cache, at most 1 MiB, and
  * of a device that works only for this process's own code. Only blocks of the client's own partition are
- * parked, so there is one set of magazines. */
+ * stashed, so there is one set of magazines. */
 #include "client/free.h"
 
 #include <errno.h>
@@ -35,15 +35,15 @@ void client_wipe(const bfc_client *client, uint32_t partition, const struct bloc
                 memset((void *)(uintptr_t)block->ptr, 0, block->n_bytes);
 }
 
-/* ---- parking ----------------------------------------------------------------- */
+/* ---- stashing ----------------------------------------------------------------- */
 
-int parking_init(bfc_client *client, uint64_t idle_bytes)
+int stash_init(bfc_client *client, uint64_t idle_bytes)
 {
-        bool parks = client->cache && !device_view_has_work(&client->places[client->partition]);
-        int r = magazines_new(parks ? idle_bytes / 8 : 0, &client->parking.magazines);
+        bool stashes = client->cache && !device_view_has_work(&client->places[client->partition]);
+        int r = magazines_new(stashes ? idle_bytes / 8 : 0, &client->stash.magazines);
 
-        client->parking.max_bytes = r == 0 ? magazines_max_block(client->parking.magazines) : 0;
-        client->parking.is_enabled = client->parking.max_bytes > 0;
+        client->stash.max_bytes = r == 0 ? magazines_max_block(client->stash.magazines) : 0;
+        client->stash.is_enabled = client->stash.max_bytes > 0;
         return r;
 }
 
@@ -51,62 +51,61 @@ void client_set_draining(bfc_client *client, uint32_t partition, bool is_drainin
 {
         if (client->cache)
                 cache_set_draining(client->cache, partition, is_draining);
-        if (client->parking.max_bytes > 0 && partition == client->partition)
-                __atomic_store_n(&client->parking.is_enabled, !is_draining, __ATOMIC_RELAXED);
+        if (client->stash.max_bytes > 0 && partition == client->partition)
+                __atomic_store_n(&client->stash.is_enabled, !is_draining, __ATOMIC_RELAXED);
 }
 
 /* Into the cache. The lock is held. */
-static void unpark_into_cache(bfc_client *client, struct record *list)
+static void unstash_into_cache(bfc_client *client, struct record *list)
 {
         struct record *below;
         struct block block;
 
         for (; list; list = below) {
                 below = list->below;
-                blocks_take_parked(&client->blocks, list, &block);
+                blocks_take_stashed(&client->blocks, list, &block);
                 cache_dealloc(&block);
         }
 }
 
 /* Returns how many idle bytes exceed the cache's bound. */
-static uint64_t __attribute__((noinline)) unpark_full(bfc_client *client, struct record *list)
+static uint64_t __attribute__((noinline)) unstash_full(bfc_client *client, struct record *list)
 {
         uint64_t excess;
 
         pthread_mutex_lock(&client->lock);
-        unpark_into_cache(client, list);
+        unstash_into_cache(client, list);
         excess = cache_excess(client->cache, client->partition);
         pthread_mutex_unlock(&client->lock);
         return excess;
 }
 
-/* Frees a block by parking it. False: it cannot be parked; *ret_excess is set if so many idle bytes exceed
+/* Frees a block by stashing it. False: it cannot be stashed; *ret_excess is set if so many idle bytes exceed
  * the cache's bound. The lock is not held. */
-static inline __attribute__((always_inline)) bool client_park(bfc_client *client, const void *ptr,
-                                                              uint64_t *ret_excess)
+static inline __attribute__((always_inline)) bool client_stash(bfc_client *client, const void *ptr,
+                                                               uint64_t *ret_excess)
 {
         struct record *record, *full;
 
-        if (!__atomic_load_n(&client->parking.is_enabled, __ATOMIC_RELAXED) ||
+        if (!__atomic_load_n(&client->stash.is_enabled, __ATOMIC_RELAXED) ||
             __atomic_load_n(&client->lost, __ATOMIC_RELAXED) != 0)
                 return false;
-        record = blocks_park(&client->blocks, ptr);
+        record = blocks_stash(&client->blocks, ptr);
         if (!record)
                 return false;
         if (__builtin_expect(client->regions.inherits, 0))
                 client_wipe(client, client->partition, &record->block);
-        full = magazines_put(client->parking.magazines, record);
+        full = magazines_put(client->stash.magazines, record);
         if (full)
-                *ret_excess = unpark_full(client, full);
+                *ret_excess = unstash_full(client, full);
         return true;
 }
 
-bool client_drain_parked(bfc_client *client)
+bool client_drain_stash(bfc_client *client)
 {
-        struct record *all =
-                client->parking.max_bytes > 0 ? magazines_take_all(client->parking.magazines) : NULL;
+        struct record *all = client->stash.max_bytes > 0 ? magazines_take_all(client->stash.magazines) : NULL;
 
-        unpark_into_cache(client, all);
+        unstash_into_cache(client, all);
         return all != NULL;
 }
 
@@ -254,7 +253,7 @@ static int free_block(bfc_client *client, const void *ptr, bool in_captures, boo
 
         *ret_stays = false;
         partition = client->partition;
-        if (!client_park(client, ptr, &excess) && !uncut_fast(client, ptr, &partition, &excess)) {
+        if (!client_stash(client, ptr, &excess) && !uncut_fast(client, ptr, &partition, &excess)) {
                 r = shared_release(client, ptr, ret_stays);
                 if (r != SHARED_NONE)
                         return r;
@@ -294,13 +293,13 @@ static int free_now(bfc_client *client, void *ptr, bool in_captures)
         return r;
 }
 
-/* The common case in one step: a block that can be parked. */
+/* The common case in one step: a block that can be stashed. */
 static bool free_fast(bfc_client *client, const void *ptr)
 {
         uint64_t excess = 0, n_bytes;
 
         if (!client || !fork_guard_is_own(&client->fork) || client->recorder ||
-            !client_park(client, ptr, &excess))
+            !client_stash(client, ptr, &excess))
                 return false;
         if (excess > 0)
                 client_free_idle(client, client->partition, NULL, excess, &n_bytes);

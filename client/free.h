@@ -1,4 +1,4 @@
-/* Freeing: blocks return to the cache or the daemon, or are parked: freed host blocks wait in magazines
+/* Freeing: blocks return to the cache or the daemon, or are stashed: freed host blocks wait in magazines
  * for the next request of their size (magazine.h).
  *
  * SPDX-License-Identifier: Apache-2.0 */
@@ -26,22 +26,22 @@ int client_free_unless_captured(bfc_client *client, void *ptr);
  * block. */
 void client_wipe(const bfc_client *client, uint32_t partition, const struct block *block);
 
-/* ---- parking --------------------------------------------------------------- */
+/* ---- stashing --------------------------------------------------------------- */
 
-struct parking {
+struct stash {
         struct magazines *magazines; /* constant */
-        uint64_t max_bytes;          /* of the largest block that is parked; 0: none is; constant */
+        uint64_t max_bytes;          /* of the largest block that is stashed; 0: none is; constant */
         bool is_enabled;             /* false while its partition's device is drained; atomic */
 };
 
 /* idle_bytes: the bound of idle memory in the client's own partition. -ENOMEM. */
-int parking_init(bfc_client *client, uint64_t idle_bytes);
+int stash_init(bfc_client *client, uint64_t idle_bytes);
 
 /* While it drains, idle memory is freed at once. The lock is held. */
 void client_set_draining(bfc_client *client, uint32_t partition, bool is_draining);
 
-/* Moves all parked blocks into the cache, also while other threads are busy. False: there was none. The lock
+/* Moves all stashed blocks into the cache, also while other threads are busy. False: there was none. The lock
  * is held. */
-bool client_drain_parked(bfc_client *client);
+bool client_drain_stash(bfc_client *client);
 
 #endif

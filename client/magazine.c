@@ -7,7 +7,7 @@
  *
  * Invariants, for each: n_small is the number of blocks in the lists; the list of a size is empty
  * where its bit in `filled` is 0. The first n_large of `large` are set, in the order in which they
- * were parked. n_large_bytes is their sum, and n_bytes the sum of both kinds.
+ * were stashed. n_large_bytes is their sum, and n_bytes the sum of both kinds.
  *
  * Nearly all calls are of small blocks, and meet nothing that is rare. They have a path of their own,
  * which calls no other function: so it has no registers to save. */
@@ -37,8 +37,8 @@ struct magazine {
         uint16_t n_large;
         uint64_t credit;
         uint64_t n_allocs;
-        struct pages_parked *shown; /* where n_bytes and ages are told; NULL: nowhere */
-        uint64_t n_requested;       /* given less taken back; modulo 2^64 */
+        struct pages_stashed *shown; /* where n_bytes and ages are told; NULL: nowhere */
+        uint64_t n_requested;        /* given less taken back; modulo 2^64 */
         uint64_t filled;
         uint64_t n_bytes;
         uint64_t n_large_bytes;
@@ -314,7 +314,7 @@ void magazines_read(struct magazines *m, struct magazine_sums *ret)
                 ret->num_allocs += m->items[i].n_allocs;
                 ret->num_frees += m->items[i].n_frees;
                 ret->bytes_requested += m->items[i].n_requested;
-                ret->bytes_parked += m->items[i].n_bytes;
+                ret->bytes_stashed += m->items[i].n_bytes;
         }
         ret->bytes_in_use = m->bound - credits;
         ret->peak_bytes_in_use = m->peak;
@@ -331,12 +331,12 @@ static unsigned size_of(uint64_t n_bytes)
         return (unsigned)((n_bytes - 1) / GRANULE);
 }
 
-unsigned magazines_show(struct magazines *m, struct pages_parked *parked, unsigned n_places)
+unsigned magazines_show(struct magazines *m, struct pages_stashed *stashed, unsigned n_places)
 {
         unsigned n = m->n < n_places ? m->n : n_places;
 
         for (unsigned i = 0; i < n; i++)
-                m->items[i].shown = &parked[i];
+                m->items[i].shown = &stashed[i];
         return n;
 }
 
@@ -364,9 +364,9 @@ static void __attribute__((noinline)) count_old_age(struct magazine *z, uint32_t
         unsigned c = ages_count(&z->ages, born, n_bytes, &moved);
 
         if (z->shown && moved)
-                pages_show_parked_ages(z->shown, &z->ages);
+                pages_show_stashed_ages(z->shown, &z->ages);
         else if (z->shown)
-                pages_show_parked_class(z->shown, &z->ages, c);
+                pages_show_stashed_class(z->shown, &z->ages, c);
 }
 
 /* The same, of a block that was allocated in the tick at hand: most are freed within it. */
@@ -374,7 +374,7 @@ static inline __attribute__((always_inline)) void count_young(struct magazine *z
 {
         z->ages.bytes[0] += n_bytes;
         if (z->shown)
-                pages_show_parked_class(z->shown, &z->ages, 0);
+                pages_show_stashed_class(z->shown, &z->ages, 0);
 }
 
 static void count_age(struct magazine *z, uint32_t born, uint64_t n_bytes)
@@ -417,7 +417,7 @@ static struct record *__attribute__((noinline)) empty_large(struct magazine *z, 
         return list;
 }
 
-/* Of the large blocks of a size, the last that was parked; -1: there is none. The lock is held. */
+/* Of the large blocks of a size, the last that was stashed; -1: there is none. The lock is held. */
 static int find_large(const struct magazine *z, unsigned size)
 {
         int i = z->n_large;
@@ -449,7 +449,7 @@ static inline __attribute__((always_inline)) struct record *give(struct magazine
         z->n_requested += n_requested;
         set_bytes(z, z->n_bytes - n_bytes);
         unlock(z);
-        return blocks_unpark(r, n_requested, born);
+        return blocks_unstash(r, n_requested, born);
 }
 
 static struct record *take_small(struct magazine *z, unsigned size)

@@ -7,7 +7,7 @@
  * and at least 16. A thread starts with the next one and stays there. If it meets another thread there it
  * moves on. So a few threads have one each, and blocks of a thread that ended are used by another.
  *
- * A parked block keeps its record in the table and its place in the cache, so parking and unparking
+ * A stashed block keeps its record in the table and its place in the cache, so stashing and unstashing
  * changes a list and a word. magazines_take_all() removes memory that is needed elsewhere.
  *
  * The sum and its peak: a freed block stays in its magazine as credit for the next block, up to a bound.
@@ -33,7 +33,7 @@
 #include "client/blocks.h"
 #include "proto/pages.h"
 
-#define MAGAZINE_BLOCK_BYTES  (UINT64_C(1) << 20)   /* larger ones are not parked */
+#define MAGAZINE_BLOCK_BYTES  (UINT64_C(1) << 20)   /* larger ones are not stashed */
 #define MAGAZINE_SMALL_BYTES  UINT64_C(16384)       /* larger ones are large */
 #define MAGAZINE_BLOCKS       64u                   /* the maximum of small ones in each */
 #define MAGAZINE_LARGE_BLOCKS 16u                   /* large ones */
@@ -46,14 +46,14 @@ struct magazines;
 int magazines_new(uint64_t max_bytes, struct magazines **ret);
 struct magazines *magazines_free(struct magazines *m); /* takes NULL */
 
-/* The bytes of the largest block that may be parked; 0: none. Constant. */
+/* The bytes of the largest block that may be stashed; 0: none. Constant. */
 uint64_t magazines_max_block(const struct magazines *m);
 
-/* A parked block for a request of 1 to magazines_max_block(), counted as allocated. NULL: there is none,
+/* A stashed block for a request of 1 to magazines_max_block(), counted as allocated. NULL: there is none,
  * or it would exceed the peak. */
 struct record *magazines_get(struct magazines *m, uint64_t n_requested);
 
-/* Takes a parked block and counts it as freed. Returns blocks that must leave, a list by `below`: the
+/* Takes a stashed block and counts it as freed. Returns blocks that must leave, a list by `below`: the
  * magazine's small or large ones, if there are too many of these. */
 struct record *magazines_put(struct magazines *m, struct record *record);
 
@@ -68,9 +68,9 @@ void magazines_count_free(struct magazines *m, uint64_t n_bytes);
 void magazines_count_other_alloc(struct magazines *m, uint64_t n_bytes);
 void magazines_count_other_free(struct magazines *m, uint64_t n_bytes);
 
-/* From now on the parked bytes and the ages of blocks are also written to `parked`, in at most n_places
+/* From now on the stashed bytes and the ages of blocks are also written to `stashed`, in at most n_places
  * places, which must outlive the magazines. Returns how many are used. Before any other thread. */
-unsigned magazines_show(struct magazines *m, struct pages_parked *parked, unsigned n_places);
+unsigned magazines_show(struct magazines *m, struct pages_stashed *stashed, unsigned n_places);
 
 /* One at a time: locks all magazines, and unlocks them. */
 void magazines_lock(struct magazines *m);
@@ -84,7 +84,7 @@ struct magazine_sums {
         uint64_t peak_bytes_in_use;
         uint64_t all_bytes_in_use; /* including other partitions */
         uint64_t all_peak_bytes_in_use;
-        uint64_t bytes_parked;
+        uint64_t bytes_stashed;
 };
 
 /* One at a time; a consistent snapshot. */

@@ -69,8 +69,8 @@ static void client_page_begin(bfc_client *client)
         }
         for (uint32_t i = 0; i < client->hello->hello->n_partitions && i < PAGES_MAX_PARTITIONS; i++)
                 parkables_show(&client->parkables, i, &own->idle[i]);
-        put(&own->parked_partition, (uint64_t)(entry_of(&client->pages, client->partition) - own->held));
-        put(&own->n_parked, magazines_show(client->parking.magazines, own->parked, PAGES_MAX_PARKED));
+        put(&own->stashed_partition, (uint64_t)(entry_of(&client->pages, client->partition) - own->held));
+        put(&own->n_stashed, magazines_show(client->stash.magazines, own->stashed, PAGES_MAX_STASHED));
         put(&own->version, PAGES_VERSION);
         atomic_store_explicit(&own->magic, PAGES_CLIENT_MAGIC, memory_order_release);
 }
@@ -230,12 +230,12 @@ static void renew_own(bfc_client *client, struct client_pages_next *next)
 
         streams_lock(client);
         pthread_mutex_lock(&client->lock);
-        magazines_lock(client->parking.magazines);
+        magazines_lock(client->stash.magazines);
         copy_own(client->pages.own, next->own);
         if (mremap(next->own, n_bytes, n_bytes, MREMAP_MAYMOVE | MREMAP_FIXED, client->pages.own) !=
             MAP_FAILED)
                 next->own = NULL;
-        magazines_unlock(client->parking.magazines);
+        magazines_unlock(client->stash.magazines);
         pthread_mutex_unlock(&client->lock);
         streams_unlock(client);
 }

@@ -89,12 +89,6 @@ void block_set_clear(struct block_set *s)
         *s = (struct block_set){ .ptrs = NULL };
 }
 
-void client_report_parkable(const bfc_client *client, uint32_t partition, uint64_t *ret_bytes,
-                            int64_t *ret_oldest_ms)
-{
-        parkables_report(&client->parkables, partition, ret_bytes, ret_oldest_ms);
-}
-
 /* ---- taking turns ---------------------------------------------------------------- */
 
 bool client_wait_parkable(bfc_client *client, const void *ptr)

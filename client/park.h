@@ -23,11 +23,6 @@ int client_park_idle(bfc_client *client, uint32_t partition, uint64_t n_bytes, u
 int client_wake_all(bfc_client *client, uint32_t partition, const char *tag, uint32_t wait_ms,
                     uint64_t *ret_bytes);
 
-/* For the client page: the bytes of the idle blocks of a partition, and when the one that is idle for the longest
- * time was last used (clock_now_ms(); 0: there is none). The lock is held. */
-void client_report_parkable(const bfc_client *client, uint32_t partition, uint64_t *ret_bytes,
-                            int64_t *ret_oldest_ms);
-
 /* A call found no block that is used at this place. True: another call parked or woke it, and has ended; search
  * again. The lock is held, and is released meanwhile. */
 bool client_wait_parkable(bfc_client *client, const void *ptr);

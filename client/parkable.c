@@ -170,13 +170,3 @@ bool parkables_cover(const struct parkables *s, uint64_t region_id, uint64_t off
         }
         return false;
 }
-
-void parkables_report(const struct parkables *s, uint32_t partition, uint64_t *ret_bytes,
-                      int64_t *ret_oldest_ms)
-{
-        const struct parkable_place *place = &s->places[partition];
-        const struct parkable *first = TAILQ_FIRST(&place->idle);
-
-        *ret_bytes = place->idle_bytes;
-        *ret_oldest_ms = first ? first->used_ms : 0;
-}

@@ -71,8 +71,4 @@ void parkables_show(struct parkables *s, uint32_t partition, struct pages_idle *
 /* Whether a place is part of a block that is parked, or being parked or woken. */
 bool parkables_cover(const struct parkables *s, uint64_t region_id, uint64_t offset);
 
-/* The idle bytes of a partition, and the time of their oldest last use (0: there are none). */
-void parkables_report(const struct parkables *s, uint32_t partition, uint64_t *ret_bytes,
-                      int64_t *ret_oldest_ms);
-
 #endif

@@ -35,7 +35,7 @@ int client_free_idle(bfc_client *client, uint32_t partition, const struct cache_
         do {
                 pthread_mutex_lock(&client->lock);
                 if (!in)
-                        (void)client_drain_parked(client);
+                        (void)client_drain_stash(client);
                 n = cache_take_idle(client->cache, partition, in, want_bytes - sum, block_ids,
                                     CALL_MAX_AT_ONCE, &n_bytes);
                 client_count_released(client, partition, n_bytes);
@@ -133,7 +133,7 @@ static int shrink(bfc_client *client, uint32_t partition, const struct cache_ran
 
         pthread_mutex_lock(&client->split_lock);
         pthread_mutex_lock(&client->lock);
-        client_drain_parked(client);
+        client_drain_stash(client);
         n = cache_find_splits(client->cache, partition, in, find_extent, client, want_bytes, places,
                               SHRINK_PLACES);
         pthread_mutex_unlock(&client->lock);
@@ -185,7 +185,7 @@ static int trim_ranges(bfc_client *client, const Bfcd__Trim *trim, uint64_t *ret
 
         streams_collect(client);
         pthread_mutex_lock(&client->lock);
-        (void)client_drain_parked(client);
+        (void)client_drain_stash(client);
         pthread_mutex_unlock(&client->lock);
         for (size_t i = 0; r == 0 && client->cache && i < trim->n_ranges && sum < trim->n_bytes; i++) {
                 const struct cache_range in = { trim->ranges[i]->region_id, trim->ranges[i]->offset,

@@ -124,7 +124,7 @@ static int publish_take_whole(bfc_client *client, const struct block *found)
         if (r == 0) {
                 block.block_id = block_id;
                 block.slab = NULL;
-                block.may_park = false;
+                block.may_stash = false;
         }
         if (blocks_add(&client->blocks, &block) < 0) /* into the place that was left */
                 return -ENOMEM;

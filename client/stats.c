@@ -39,7 +39,7 @@ void client_stamp(const bfc_client *client, uint32_t partition, struct block *bl
 {
         if (!client->cache)
                 return; /* the daemon knows the ages of its own blocks */
-        block->age_place = (uint8_t)(1 + (block->may_park                    ? PAGES_SMALL
+        block->age_place = (uint8_t)(1 + (block->may_stash                   ? PAGES_SMALL
                                           : partition < PAGES_MAX_PARTITIONS ? partition
                                                                              : PAGES_MAX_PARTITIONS));
         block->born = ages_now();
@@ -80,12 +80,12 @@ void client_count_alloc(bfc_client *client, const struct block *block)
         if (block->n_bytes > s->largest_alloc_size)
                 s->largest_alloc_size = block->n_bytes;
         if (block->partition == client->partition) {
-                magazines_count_alloc(client->parking.magazines, block->n_bytes);
+                magazines_count_alloc(client->stash.magazines, block->n_bytes);
         } else {
                 s->bytes_in_use += block->n_bytes;
                 if (s->bytes_in_use > s->peak_bytes_in_use)
                         s->peak_bytes_in_use = s->bytes_in_use;
-                magazines_count_other_alloc(client->parking.magazines, block->n_bytes);
+                magazines_count_other_alloc(client->stash.magazines, block->n_bytes);
         }
         count_age(client, block, block->n_bytes);
         if (block->parkable)
@@ -99,10 +99,10 @@ void client_count_free(bfc_client *client, const struct block *block)
         s->num_frees++;
         s->bytes_requested -= block->n_requested;
         if (block->partition == client->partition) {
-                magazines_count_free(client->parking.magazines, block->n_bytes);
+                magazines_count_free(client->stash.magazines, block->n_bytes);
         } else {
                 s->bytes_in_use -= block->n_bytes;
-                magazines_count_other_free(client->parking.magazines, block->n_bytes);
+                magazines_count_other_free(client->stash.magazines, block->n_bytes);
         }
         count_age(client, block, -block->n_bytes);
         if (block->parkable)
@@ -135,7 +135,7 @@ static void read_stats_in(bfc_client *client, uint32_t partition, struct bfc_cli
 {
         struct magazine_sums sums;
 
-        magazines_read(client->parking.magazines, &sums);
+        magazines_read(client->stash.magazines, &sums);
         read_counts(client, partition, &sums, ret);
         ret->bytes_mapped = regions_mapped(&client->regions, partition);
         derive_stats(ret);
@@ -145,7 +145,7 @@ static void read_stats(bfc_client *client, struct bfc_client_stats *ret)
 {
         struct magazine_sums sums;
 
-        magazines_read(client->parking.magazines, &sums);
+        magazines_read(client->stash.magazines, &sums);
         *ret = (struct bfc_client_stats){ .bytes_in_use = sums.all_bytes_in_use,
                                           .peak_bytes_in_use = sums.all_peak_bytes_in_use,
                                           .bytes_mapped = client->regions.n_bytes_mapped,
@@ -205,7 +205,7 @@ BFC_API int bfc_stats_in(bfc_client *client, const char *partition, struct bfc_c
 
 static void reset_peaks(bfc_client *client)
 {
-        magazines_reset_peak(client->parking.magazines);
+        magazines_reset_peak(client->stash.magazines);
         client->counters.peak_bytes_reserved = client->counters.bytes_reserved;
         for (uint32_t i = 0; i < client->hello->hello->n_partitions; i++) {
                 client->counters.partitions[i].peak_bytes_in_use =
@@ -328,12 +328,12 @@ static uint64_t idle_bytes(bfc_client *client, uint32_t partition)
 
         streams_collect(client);
         pthread_mutex_lock(&client->lock);
-        magazines_read(client->parking.magazines, &sums);
+        magazines_read(client->stash.magazines, &sums);
         if (client->cache)
                 n_bytes = cache_idle_bytes(client->cache, partition);
         pthread_mutex_unlock(&client->lock);
-        if (partition == client->partition) /* parked there, and cut as the cache sees it */
-                n_bytes += sums.bytes_parked;
+        if (partition == client->partition) /* stashed there, and cut as the cache sees it */
+                n_bytes += sums.bytes_stashed;
         return n_bytes;
 }
 

@@ -66,7 +66,7 @@ static const struct {
 #define SOME_TRIM                                                                                            \
         "--partition and --bytes are not valid for",                                                         \
                 "they are valid for trim, --partition also for park, wake, lease and run"
-#define OF_PARK        "--tag and --to are not valid for", "they are valid for park, --tag also for wake"
+#define OF_PARK        "--tag and --to are not valid for", "they are valid for park, and --tag for wake"
 #define OF_TENSORBOARD "--logdir and --count are not valid for", "they are valid for tensorboard"
 #define TOP_USE        "usage: bfcctl top [sessions|tenants|partitions] [--interval SECONDS] [--once]"
 #define HISTORY_USE    "usage: bfcctl history [--since TIME] [--until TIME] [--tenant TENANT] [--file PATH]"

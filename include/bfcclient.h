@@ -252,7 +252,7 @@ int bfc_use_end_tag(bfc_client *client, const char *tag);
  * in bfcd.yaml(5)), parkable blocks that were not used for a while are parked then, until the bytes are reached.
  *
  * The function is called on a thread of the library, "bfc-park", with all signals blocked; with BFC_POLL by
- * bfc_poll(). One call at a time. If it does not return, the client is no longer asked, and bfc_disconnect() waits
+ * bfc_poll(). One call at a time, and again, several times a second, while requests wait. If it does not return, the client is no longer asked, and bfc_disconnect() waits
  * for it.
  *
  * fn: NULL for none. pressure: valid during the call. A later call of bfc_on_pressure() replaces function and userdata;

@@ -26,9 +26,9 @@
 #define PAGES_USAGE_MAGIC    UINT64_C(0x6567617375636662) /* "bfcusage" on little-endian machines */
 #define PAGES_CLIENT_MAGIC   UINT64_C(0x646c656873636662) /* "bfcsheld" */
 #define PAGES_MAX_PARTITIONS 16u                          /* with an entry of their own in a client page */
-#define PAGES_MAX_PARKED     64u
+#define PAGES_MAX_STASHED    64u
 #define PAGES_AGES           (PAGES_MAX_PARTITIONS + 2u) /* like `held`, and small blocks */
-#define PAGES_SMALL          (PAGES_MAX_PARTITIONS + 1u) /* the index of small blocks, which can be parked */
+#define PAGES_SMALL          (PAGES_MAX_PARTITIONS + 1u) /* the index of small blocks, which can be stashed */
 #define PAGES_AGE_GRANULE    256u
 #define PAGES_MAX_BYTES      (UINT64_C(1) << 24)
 #define PAGES_TRIES          64u /* of a read; a few microseconds in total */
@@ -68,7 +68,7 @@ struct pages_usage {
  * reader may see values of different moments. */
 struct pages_held {
         _Atomic uint64_t bytes_slabs;   /* slabs: blocks of the daemon that the client divides */
-        _Atomic uint64_t bytes_cut;     /* allocated in slabs, parked or in use */
+        _Atomic uint64_t bytes_cut;     /* allocated in slabs, stashed or in use */
         _Atomic uint64_t bytes_whole;   /* blocks of the daemon that the program has undivided */
         _Atomic uint64_t bytes_streams; /* of these two: free for a stream's next work, or pending */
 };
@@ -81,10 +81,10 @@ struct pages_ages {
         _Atomic uint64_t begun;
 };
 
-/* Freed bytes that are parked for the next request of their size, and the ages of blocks that were
+/* Freed bytes that are stashed for the next request of their size, and the ages of blocks that were
  * allocated or freed here, in units of 256 bytes modulo 2^32. There are several places, each on its own
  * cache lines, so that concurrent threads write to different ones. */
-struct pages_parked {
+struct pages_stashed {
         _Alignas(128) _Atomic uint64_t n_bytes;
         _Atomic uint32_t done;
         _Atomic uint32_t granules[AGES_CLASSES];
@@ -100,10 +100,10 @@ struct pages_idle {
 struct pages_client {
         _Atomic uint64_t magic; /* written last: the header is valid from then on */
         _Atomic uint64_t version;
-        _Atomic uint64_t parked_partition;                /* of all parked blocks */
-        _Atomic uint64_t n_parked;                        /* places in use */
+        _Atomic uint64_t stashed_partition;               /* of all stashed blocks */
+        _Atomic uint64_t n_stashed;                       /* places in use */
         struct pages_held held[PAGES_MAX_PARTITIONS + 1]; /* the last one: all further partitions together */
-        struct pages_parked parked[PAGES_MAX_PARKED];
+        struct pages_stashed stashed[PAGES_MAX_STASHED];
         struct pages_ages ages[PAGES_AGES];
         struct pages_idle idle[PAGES_MAX_PARTITIONS]; /* of further partitions nothing is known */
         _Atomic uint64_t has_pressure_fn;             /* not 0: the program gives memory back when asked */
@@ -115,7 +115,7 @@ _Static_assert(sizeof(_Atomic uint64_t) == 8 && ATOMIC_LLONG_LOCK_FREE == 2, "a 
 _Static_assert(sizeof(struct pages_entry) == 128, "layout of an entry");
 _Static_assert(offsetof(struct pages_usage, entries) == 128, "layout of a usage page");
 _Static_assert(sizeof(struct pages_held) == 32 && offsetof(struct pages_client, held) == 32 &&
-                       offsetof(struct pages_client, parked) == 640 &&
+                       offsetof(struct pages_client, stashed) == 640 &&
                        offsetof(struct pages_client, ages) == 8832 &&
                        offsetof(struct pages_client, idle) == 12288 &&
                        offsetof(struct pages_client, bytes_outside) == 12552 &&
@@ -170,17 +170,17 @@ static inline void pages_show_ages(struct pages_ages *p, const struct ages *a)
         atomic_store_explicit(&p->done, a->tick, memory_order_release);
 }
 
-static inline void pages_show_parked_class(struct pages_parked *p, const struct ages *a, unsigned c)
+static inline void pages_show_stashed_class(struct pages_stashed *p, const struct ages *a, unsigned c)
 {
         atomic_store_explicit(&p->granules[c], (uint32_t)(a->bytes[c] / PAGES_AGE_GRANULE),
                               memory_order_release);
 }
 
-static inline void pages_show_parked_ages(struct pages_parked *p, const struct ages *a)
+static inline void pages_show_stashed_ages(struct pages_stashed *p, const struct ages *a)
 {
         atomic_store_explicit(&p->begun, (uint32_t)a->tick, memory_order_relaxed);
         for (unsigned c = 0; c < AGES_CLASSES; c++)
-                pages_show_parked_class(p, a, c);
+                pages_show_stashed_class(p, a, c);
         atomic_store_explicit(&p->done, (uint32_t)a->tick, memory_order_release);
 }
 

@@ -156,31 +156,68 @@ static int check_targets(const struct park_now *c)
         return r;
 }
 
-static int refuse_targets(const struct park_now *c, int error)
+/* True: the config has such a quota, or names no partition and has the tenant. */
+static bool has_quota(const struct park_now *c)
+{
+        const struct broker *b = c->admin->broker;
+        const struct quota *q;
+
+        for (size_t i = 0; i < b->n_partitions; i++) {
+                if (c->partition[0] && strcmp(b->partitions[i].name, c->partition) != 0)
+                        continue;
+                TAILQ_FOREACH(q, &b->partitions[i].quotas, lists.of_partition)
+                {
+                        if (!q->is_removed && strcmp(q->tenant, c->tenant) == 0)
+                                return true;
+                }
+        }
+        return false;
+}
+
+static bool has_session(const struct park_now *c)
+{
+        const struct broker *b = c->admin->broker;
+
+        for (size_t i = 0; i < b->sessions.n_slots; i++)
+                if (matches_session(c, b->sessions.table[i]))
+                        return true;
+        return false;
+}
+
+static void refuse_names(const struct park_now *c)
 {
         struct session *s = c->admin;
         char sentence[EXPLAIN_SENTENCE];
 
-        if (error == -EINVAL && c->to[0])
+        if (c->session_id && has_session(c))
+                snprintf(sentence, sizeof(sentence), "session %" PRIu64 " has no quota in partition '%s'",
+                         c->session_id, c->partition);
+        else if (c->session_id)
+                snprintf(sentence, sizeof(sentence), "session %" PRIu64 " does not exist", c->session_id);
+        else if (has_quota(c))
+                snprintf(sentence, sizeof(sentence), "tenant '%s' has no session", c->tenant);
+        else
+                explain_names(s, c->tenant, c->partition, sentence, sizeof(sentence));
+        session_refuse(s, c->id, -ENOENT, sentence);
+}
+
+static void refuse_to(const struct park_now *c)
+{
+        struct session *s = c->admin;
+        char sentence[EXPLAIN_SENTENCE];
+
+        if (c->to[0])
                 snprintf(
                         sentence, sizeof(sentence),
                         "nothing can be parked to partition '%s': it must be another partition, of host memory, in "
                         "which the tenant has a quota",
                         c->to);
-        else if (error == -EINVAL)
+        else
                 snprintf(
                         sentence, sizeof(sentence),
-                        "the config has no park: for the quotas of these sessions: say where the copies go, by --to "
+                        "no quota of these sessions has the key 'park': name the partition for the copies by --to "
                         "PARTITION");
-        else if (c->session_id)
-                snprintf(sentence, sizeof(sentence),
-                         "session %" PRIu64 " does not exist or has no such partition", c->session_id);
-        else
-                snprintf(sentence, sizeof(sentence), "tenant '%s' has no session with a quota%s%s%s",
-                         c->tenant, c->partition[0] ? " in partition '" : "", c->partition,
-                         c->partition[0] ? "'" : "");
-        session_refuse(s, c->id, error, sentence);
-        return 0;
+        session_refuse(s, c->id, -EINVAL, sentence);
 }
 
 int park_now_handle(struct session *s, const Bfcd__Request *r, const char **ret_why)
@@ -217,7 +254,10 @@ int park_now_handle(struct session *s, const Bfcd__Request *r, const char **ret_
         snprintf(c->tag, sizeof(c->tag), "%s", m->tag);
         result = check_targets(c);
         if (result < 0) {
-                refuse_targets(c, result);
+                if (result == -ENOENT)
+                        refuse_names(c);
+                else
+                        refuse_to(c);
                 free(c);
                 return 0;
         }

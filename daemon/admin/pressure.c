@@ -44,7 +44,6 @@ void pressure_note(struct session_share *session_share, uint64_t n_added, uint64
                 return;
         share->bytes_added += n_added;
         share->bytes_freed += n_freed;
-        share->heard_ms = clock_ms();
 }
 
 /* ---- asking ---------------------------------------------------------------- */
@@ -78,7 +77,6 @@ bool pressure_send(struct pressure_share *share, const struct pressure_order *or
         share->wakes = order->wakes;
         share->is_own = order->is_own;
         share->bytes_added = share->bytes_freed = 0;
-        share->heard_ms = now_ms;
         share->hint.read_ms = 0;
         share->command = order->command;
         message.sequence = recall_number(&share->recall);
@@ -224,14 +222,14 @@ static size_t round_look(struct press_round *r, struct partition *p)
         return n;
 }
 
-/* As many as seem to be needed. Returns how many were asked. */
-static size_t round_send(struct press_round *r, uint64_t missing)
+/* As many as seem to be needed for want_bytes, each for at most `missing`. Returns how many were asked. */
+static size_t round_send(struct press_round *r, uint64_t missing, uint64_t want_bytes)
 {
         size_t n = 0;
 
-        for (size_t i = 0; i < r->n && missing > 0; i++) {
+        for (size_t i = 0; i < r->n && want_bytes > 0; i++) {
                 struct candidate *c = &r->best[i];
-                uint64_t expected = min_u64(missing, c->surplus);
+                uint64_t expected = min_u64(min_u64(missing, want_bytes), c->surplus);
 
                 if (c->order.parks && !c->share->hint.has_fn)
                         expected = min_u64(expected, c->share->hint.bytes);
@@ -239,10 +237,24 @@ static size_t round_send(struct press_round *r, uint64_t missing)
                 c->order.is_own = c->share->session == r->requester;
                 if (!pressure_send(c->share, &c->order, r->now_ms))
                         continue;
-                missing -= expected;
+                want_bytes -= expected;
                 n++;
         }
         return n;
+}
+
+/* More with each answer, so that no session that releases a little each time keeps others from being asked. */
+static uint64_t wanted(const struct quota_asking *asking, uint64_t missing)
+{
+        unsigned shift = asking->n_gave < PRESSURE_MAX_SHIFT ? asking->n_gave : PRESSURE_MAX_SHIFT;
+
+        return missing > UINT64_MAX >> shift ? UINT64_MAX : missing << shift;
+}
+
+/* Without what it allocated meanwhile. */
+static uint64_t share_released(const struct pressure_share *share)
+{
+        return excess_u64(share->bytes_freed, share->bytes_added);
 }
 
 /* What sessions that were asked are expected to release yet. */
@@ -255,12 +267,13 @@ static uint64_t coming(const struct broker *b, const struct press_round *r, uint
         TAILQ_FOREACH_REVERSE(each, &b->recalls.lists[RECALL_PRESSURE], recall_list, of_broker)
         {
                 const struct pressure_share *share = (const struct pressure_share *)each;
-                uint64_t n_bytes = excess_u64(share->n_bytes, share->bytes_freed);
+                uint64_t released = share_released(share), n_bytes = excess_u64(share->n_bytes, released);
 
                 if (n++ == PRESSURE_MAX_OPEN)
                         break;
                 if (share->share->quota->partition != r->q->partition || share->wakes ||
-                    r->now_ms - share->heard_ms >= slow_ms || share_surplus(share, r->q, r->scope) == 0)
+                    r->now_ms - each->since_ms >= slow_ms + released / PRESSURE_BYTES_PER_MS ||
+                    share_surplus(share, r->q, r->scope) == 0)
                         continue;
                 sum = n_bytes > UINT64_MAX - sum ? UINT64_MAX : sum + n_bytes;
         }
@@ -277,7 +290,7 @@ bool pressure_ask(struct broker *b, struct quota *q, struct quota_request *first
                                      .requester = first->requester,
                                      .ticket = first->ticket };
         size_t n_pressed = q->partition->lists.n_pressed;
-        uint64_t n_coming;
+        uint64_t n_coming, want;
 
         if (n_pressed == 0)
                 return false;
@@ -286,12 +299,13 @@ bool pressure_ask(struct broker *b, struct quota *q, struct quota_request *first
         round.now_ms = clock_ms();
         round.monotonic_ms = clock_ns() / 1000000;
         n_coming = coming(b, &round, first->wait_ms > 0 ? PRESSURE_SLOWS_MS : PRESSURE_SLOW_MS);
-        if (n_coming >= missing)
+        want = wanted(asking, missing);
+        if (n_coming >= want)
                 return true;
         if (asking->press.vain_ms != 0 && round.now_ms - asking->press.vain_ms < PRESSURE_AGAIN_MS)
                 return n_coming > 0;
         asking->press.n_vain += (unsigned)round_look(&round, q->partition);
-        if (round_send(&round, missing - n_coming) > 0) {
+        if (round_send(&round, missing, want - n_coming) > 0) {
                 asking->press.n_vain = 0;
                 q->queue.look_again = true; /* there may be more to ask */
                 return true;
@@ -324,7 +338,8 @@ int pressure_answer(struct session *s, uint64_t sequence, const char **ret_why)
 
         if (!share)
                 return -EPROTO;
-        gave = share->bytes_freed > 0;
+        gave = share_released(share) > 0 &&
+               share_released(share) >= min_u64(share->n_bytes / 2, PRESSURE_MIN_BYTES);
         recall_end(&share->recall);
         if (!gave)
                 share->spent_clocks[share->is_own] = ++s->broker->recalls.trim_clock;

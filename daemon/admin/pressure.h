@@ -8,11 +8,11 @@
  * never what an answer claims. Where a tenant's quota is short its own sessions are asked, the requesting session
  * too; where the partition is full, the sessions of quotas above their guarantees. Those come first whose blocks
  * have been idle longest, then those with functions, the highest above its guarantee first. As many are asked
- * as seem to be needed; one that releases nothing for a while is not waited for.
+ * as seem to be needed; one that releases too slowly is not waited for.
  *
  * A session has one open Pressure in each partition. A client that does not answer within
- * PRESSURE_TIMEOUT_MS is unresponsive: it is skipped until it answers. One that released nothing is not asked
- * again for the requests that wait. Nothing is taken from a quota whose own requests have waited longer: of two
+ * PRESSURE_TIMEOUT_MS is unresponsive: it is skipped until it answers. One that released nearly nothing is
+ * not asked again for the requests that wait. Nothing is taken from a quota whose own requests have waited longer: of two
  * that need more than there is, the older gets all.
  *
  * Each call looks at a bounded number of sessions, pages and open Pressures.
@@ -40,10 +40,14 @@
 #define PRESSURE_HINT_MS    20u    /* a client's page is read again after that */
 #define PRESSURE_AGAIN_MS   100u   /* when no session is left, all are looked at again after that */
 
-/* A session that released nothing for so long is not waited for: for a request that would be refused, and for
- * one that has time. */
-#define PRESSURE_SLOW_MS  100u
-#define PRESSURE_SLOWS_MS 500u
+/* A session is waited for so long: for a request that would be refused, and for one that has time. What it has
+ * released since it was asked adds time at this rate. A time since the last release would let a client hide all others
+ * by a small release now and then. */
+#define PRESSURE_SLOW_MS      100u
+#define PRESSURE_SLOWS_MS     500u
+#define PRESSURE_BYTES_PER_MS (UINT64_C(1) << 18)
+#define PRESSURE_MIN_BYTES    (UINT64_C(2) << 20) /* a session that released less has nothing more */
+#define PRESSURE_MAX_SHIFT    2u
 
 struct park_now;
 struct session;
@@ -63,7 +67,6 @@ struct pressure_share {
         uint64_t n_bytes;                  /* asked for */
         bool wakes;                        /* it was asked to wake blocks instead */
         uint64_t bytes_added, bytes_freed; /* since then */
-        uint64_t heard_ms;                 /* when it was asked, or last released something */
         bool is_own;                       /* for a request of the session itself */
         uint64_t spent_clocks[2]; /* as that of struct trim_share; of others' requests, and its own */
         struct pressure_hint hint;

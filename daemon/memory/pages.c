@@ -158,24 +158,24 @@ static uint64_t sum_of(uint64_t a, uint64_t b)
         return a > UINT64_MAX - b ? UINT64_MAX : a + b;
 }
 
-static size_t n_parked(const struct pages_client *copy)
+static size_t n_stashed(const struct pages_client *copy)
 {
-        return (size_t)min_u64(word(&copy->n_parked), PAGES_MAX_PARKED);
+        return (size_t)min_u64(word(&copy->n_stashed), PAGES_MAX_STASHED);
 }
 
-static uint64_t parked_bytes(const struct pages_client *copy)
+static uint64_t stashed_bytes(const struct pages_client *copy)
 {
         uint64_t sum = 0;
 
-        for (size_t i = 0; i < n_parked(copy); i++)
-                sum = sum_of(sum, word(&copy->parked[i].n_bytes));
+        for (size_t i = 0; i < n_stashed(copy); i++)
+                sum = sum_of(sum, word(&copy->stashed[i].n_bytes));
         return sum;
 }
 
-static struct client_usage held_stats(const struct pages_held *held, uint64_t parked)
+static struct client_usage held_stats(const struct pages_held *held, uint64_t stashed)
 {
         uint64_t slabs = word(&held->bytes_slabs), whole = word(&held->bytes_whole);
-        uint64_t cut = excess_u64(word(&held->bytes_cut), parked), used = sum_of(cut, whole);
+        uint64_t cut = excess_u64(word(&held->bytes_cut), stashed), used = sum_of(cut, whole);
         uint64_t streams = min_u64(word(&held->bytes_streams), used);
 
         return (struct client_usage){ .bytes_held = sum_of(slabs, whole),
@@ -193,14 +193,14 @@ static bool copy_page(const struct client_page *p, struct pages_client *ret)
 int client_page_read(const struct client_page *p, struct client_word *ret)
 {
         struct pages_client copy;
-        uint64_t parked, parked_partition;
+        uint64_t stashed, stashed_partition;
 
         if (!copy_page(p, &copy))
                 return -ENODATA;
-        parked = parked_bytes(&copy);
-        parked_partition = word(&copy.parked_partition);
+        stashed = stashed_bytes(&copy);
+        stashed_partition = word(&copy.stashed_partition);
         for (size_t i = 0; i <= PAGES_MAX_PARTITIONS; i++)
-                ret->partitions[i] = held_stats(&copy.held[i], i == parked_partition ? parked : 0);
+                ret->partitions[i] = held_stats(&copy.held[i], i == stashed_partition ? stashed : 0);
         for (size_t i = 0; i < PAGES_MAX_PARTITIONS; i++)
                 ret->idle[i] =
                         (struct client_idle){ word(&copy.idle[i].bytes), word(&copy.idle[i].since_ms) };
@@ -221,9 +221,9 @@ static bool is_stable(const struct pages_client *copy)
 
         for (size_t i = 0; i < PAGES_AGES; i++)
                 is = is && word(&copy->ages[i].done) == word(&copy->ages[i].begun);
-        for (size_t i = 0; i < n_parked(copy); i++)
-                is = is && atomic_load_explicit(&copy->parked[i].done, memory_order_relaxed) ==
-                                   atomic_load_explicit(&copy->parked[i].begun, memory_order_relaxed);
+        for (size_t i = 0; i < n_stashed(copy); i++)
+                is = is && atomic_load_explicit(&copy->stashed[i].done, memory_order_relaxed) ==
+                                   atomic_load_explicit(&copy->stashed[i].begun, memory_order_relaxed);
         return is;
 }
 
@@ -235,7 +235,7 @@ static void read_ages(const struct pages_ages *from, uint32_t now, struct ages *
         ages_advance(ret, now);
 }
 
-/* Blocks that may be parked: their sums count granules, modulo 2^32. */
+/* Blocks that may be stashed: their sums count granules, modulo 2^32. */
 static void add_small(const struct pages_client *copy, uint32_t now, uint64_t bytes[AGES_CLASSES])
 {
         struct ages each;
@@ -244,8 +244,8 @@ static void add_small(const struct pages_client *copy, uint32_t now, uint64_t by
         read_ages(&copy->ages[PAGES_SMALL], now, &each);
         for (unsigned c = 0; c < AGES_CLASSES; c++)
                 sums[c] = (uint32_t)(each.bytes[c] / PAGES_AGE_GRANULE);
-        for (size_t i = 0; i < n_parked(copy); i++) {
-                const struct pages_parked *from = &copy->parked[i];
+        for (size_t i = 0; i < n_stashed(copy); i++) {
+                const struct pages_stashed *from = &copy->stashed[i];
 
                 each.tick = atomic_load_explicit(&from->done, memory_order_relaxed);
                 for (unsigned c = 0; c < AGES_CLASSES; c++)
@@ -273,7 +273,7 @@ int client_page_ages(const struct client_page *p, uint32_t now, struct client_ag
                 read_ages(&copy.ages[i], now, &each);
                 for (unsigned c = 0; c < AGES_CLASSES; c++)
                         ret->bytes[i][c] = each.bytes[c] > INT64_MAX ? 0 : each.bytes[c];
-                if (i == word(&copy.parked_partition))
+                if (i == word(&copy.stashed_partition))
                         add_small(&copy, now, ret->bytes[i]);
         }
         return 0;

@@ -395,7 +395,7 @@ void quota_note_answer(struct quota *q, bool gave)
         TAILQ_FOREACH(each, &q->partition->queue.waiting, queue.of_waiting)
         {
                 first = TAILQ_FIRST(&each->queue.requests);
-                if (!gave || first->asking.press.begun_ms + first->asking.begun_ms == 0)
+                if (!gave || (first->asking.press.begun_ms == 0 && first->asking.begun_ms == 0))
                         continue;
                 first->asking.heard_ms = clock_ms();
                 first->asking.n_gave++;

@@ -24,7 +24,7 @@
 struct park_memory {
         struct quota *quota;
         bfc_handle handle; /* 0: none */
-        uint64_t offset;
+        uint64_t offset, n_bytes;
         bool is_owned; /* no record names it: it is freed with the park */
 };
 
@@ -89,7 +89,8 @@ static struct park *park_new(struct session *s, uint64_t id, uint32_t block)
         p->block = block;
         p->copy_block = LEDGER_NONE;
         p->n_bytes = b->n_bytes;
-        p->memory = (struct park_memory){ session_share_of(s, b->quota)->quota, b->handle, b->offset, false };
+        p->memory = (struct park_memory){ session_share_of(s, b->quota)->quota, b->handle, b->offset,
+                                          b->n_bytes, false };
         p->wait.n_bytes = p->n_bytes;
         p->wait.requester = s;
         TAILQ_INSERT_TAIL(&s->requests.parks, p, link);
@@ -98,10 +99,10 @@ static struct park *park_new(struct session *s, uint64_t id, uint32_t block)
         return p;
 }
 
-static void memory_free(struct park_memory *m, uint64_t n_bytes)
+static void memory_free(struct park_memory *m)
 {
         if (m->is_owned)
-                quota_dealloc(m->quota, m->handle, n_bytes, n_bytes);
+                quota_dealloc(m->quota, m->handle, m->n_bytes, m->n_bytes);
         m->is_owned = false;
 }
 
@@ -110,8 +111,8 @@ static void park_free(struct park *p)
 {
         struct session *s = p->session;
 
-        memory_free(&p->copy, p->n_bytes);
-        memory_free(&p->memory, p->n_bytes);
+        memory_free(&p->copy);
+        memory_free(&p->memory);
         if (s)
                 TAILQ_REMOVE(&s->requests.parks, p, link);
         if (s && !p->is_dropped)
@@ -263,8 +264,8 @@ static int add_copy(struct park *p, const struct ledger_block *block, uint32_t *
 {
         struct ledger_block facts = {
                 .offset = p->copy.offset,
-                .n_bytes = p->n_bytes,
-                .n_requested = p->n_bytes,
+                .n_bytes = p->copy.n_bytes,
+                .n_requested = p->copy.n_bytes,
                 .born_ms = clock_ms(),
                 .session = block->session,
                 .quota = p->copy.quota->index,
@@ -308,7 +309,8 @@ static void park_commit(struct park *p)
         }
         session_remove_block(s, session_share_of(s, block->quota), block->offset, p->n_bytes);
         if (copy != LEDGER_NONE)
-                session_add_block(s, session_share_of(s, p->copy.quota->index), p->copy.offset, p->n_bytes);
+                session_add_block(s, session_share_of(s, p->copy.quota->index), p->copy.offset,
+                                  p->copy.n_bytes);
         p->copy.is_owned = false;
         block->links.in_delivery = false;
         park_free(p);
@@ -332,6 +334,7 @@ static void park_begin(struct park *p, bfc_handle handle, uint64_t offset)
 {
         p->copy.handle = handle;
         p->copy.offset = offset;
+        p->copy.n_bytes = p->wait.n_bytes;
         p->copy.is_owned = true;
         if (park_copy(p, park_copied) < 0)
                 park_refuse(p, -ENOMEM, "the daemon is out of memory");
@@ -415,6 +418,14 @@ static int park_fault(struct session *s, const struct ledger_block *b, const Bfc
                 *ret_sentence = "a block can be parked only in a partition of host memory";
                 return -EINVAL;
         }
+        if (s->shares[m->partition].quota->partition == q->partition) {
+                *ret_sentence = "a block cannot be parked in its own partition: a copy there frees no memory";
+                return -EINVAL;
+        }
+        if (!quota_can_park(s->shares[m->partition].quota)) {
+                *ret_sentence = "copies of parked blocks need a partition with 'growth: on-demand'";
+                return -EINVAL;
+        }
         return 0;
 }
 
@@ -424,8 +435,6 @@ int park_handle(struct session *s, const Bfcd__Request *r, const char **ret_why)
         uint32_t index = find_block(s, r->id, m->block_id);
         const struct ledger_block *b;
         const char *sentence = NULL;
-        uint64_t offset = 0;
-        bfc_handle handle = 0;
         struct park *p;
         int result;
 
@@ -454,10 +463,9 @@ int park_handle(struct session *s, const Bfcd__Request *r, const char **ret_why)
         p->copy.quota = p->wait.quota = s->shares[m->partition].quota;
         p->wait.wait_ms = m->wait_ms < SESSION_MAX_WAIT_MS ? m->wait_ms : SESSION_MAX_WAIT_MS;
         p->wait.done = on_copy_room;
-        result = quota_alloc(p->copy.quota, p->n_bytes, false, &handle, &offset);
-        if (result == 0)
-                park_begin(p, handle, offset);
-        else if (result < 0)
+        p->wait.is_whole = true;
+        result = quota_alloc_whole(p->copy.quota, p->n_bytes, false);
+        if (result < 0)
                 refuse_room(p, result);
         else
                 quota_wait(&p->wait);
@@ -565,7 +573,7 @@ static struct park *wake_block(struct session *s, uint64_t id, uint64_t block_id
                 const struct ledger_block *c = ledger_block_at(l, copy);
 
                 p->copy = (struct park_memory){ session_share_of(s, c->quota)->quota, c->handle, c->offset,
-                                                false };
+                                                c->n_bytes, false };
         }
         p->wait.quota = p->memory.quota;
         p->wait.wakes = p->memory.handle;

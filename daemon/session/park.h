@@ -1,10 +1,11 @@
-/* Park and wake: a block's memory steps aside into a copy, and returns at the same place.
+/* Park and wake: a block is copied elsewhere, its memory is released, and it returns at the same place.
  *
  * A Park waits for room for the copy, then a worker copies, then the block's record names the copy and its
  * extents are released. A Wake waits for room for the extents, then a worker copies back, then the record
  * says that the block is awake, the copy is freed, and the block is delivered. The copy is a block of the
- * session without a name for its client. Until the end of a Park or Wake the client cannot free the block.
- * If the session ends while a worker copies, the memory is freed when the worker is done with it.
+ * session without a name for its client, in new extents of its own that no client gets: one that has the file of the
+ * copy could delay the worker, by holes that it punches meanwhile. Until the end of a Park or Wake the client cannot
+ * free the block. If the session ends while a worker copies, the memory is freed when the worker is done with it.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFCD_SESSION_PARK_H

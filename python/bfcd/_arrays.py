@@ -134,7 +134,7 @@ def empty(
     block = (
         client.malloc(max(n_bytes, 1), partition=partition, tag=tag, wait=wait, whole=whole)
         if pool is None
-        else pool.alloc(max(n_bytes, 1), wait=wait)
+        else pool.malloc(max(n_bytes, 1), wait=wait)
     )
     name = partition or ""
     ordinal = client._ordinals.get(name, -2)

@@ -140,7 +140,7 @@ class Pool(Sleeper):
         if not self._is_open:
             raise ValueError("the pool is closed")
 
-    def alloc(self, n_bytes: int, *, wait: float | None = None) -> Block:
+    def malloc(self, n_bytes: int, *, wait: float | None = None) -> Block:
         """A block of n_bytes, as Client.malloc() gives."""
         self._check_open()
         block = self._client.malloc(n_bytes, partition=self._where, tag=self.tag, wait=wait, parkable=True)

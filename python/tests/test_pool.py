@@ -36,7 +36,7 @@ def place(client):
 
 
 def test_a_pool_sleeps_and_wakes_with_its_contents(client, pool, place):
-    blocks = [pool.alloc(5 * MIB) for _ in range(3)]
+    blocks = [pool.malloc(5 * MIB) for _ in range(3)]
     for i, block in enumerate(blocks):
         block.write(bytes([i + 1]) * 5 * MIB)
     addresses = [block.ptr for block in blocks]
@@ -54,7 +54,7 @@ def test_a_pool_sleeps_and_wakes_with_its_contents(client, pool, place):
 
 
 def test_discarded_contents_are_lost_and_need_no_partition(client, pool, place):
-    block = pool.alloc(4 * MIB)
+    block = pool.malloc(4 * MIB)
     block.write(b"x" * MIB)
     pool.sleep(discard=True)
     settled(client, 0)
@@ -64,7 +64,7 @@ def test_discarded_contents_are_lost_and_need_no_partition(client, pool, place):
 
 
 def test_a_parked_block_gives_no_address(pool):
-    block = pool.alloc(MIB)
+    block = pool.malloc(MIB)
     pool.sleep()
     uses = [block.read, lambda: block.write(b"x"), block._address]
     if DEVICE == "host":
@@ -82,7 +82,7 @@ def test_a_parked_block_gives_no_address(pool):
 
 def test_a_parked_device_array_gives_no_address(client, pool):
     # It is the same object on a GPU; here it is made by hand.
-    array = bfcd.DeviceArray(pool.alloc(4 * MIB), (1024, 1024), numpy.dtype("float32"), 0)
+    array = bfcd.DeviceArray(pool.malloc(4 * MIB), (1024, 1024), numpy.dtype("float32"), 0)
     assert array.__cuda_array_interface__["data"][0] == array.block.ptr
     pool.sleep()
     for use in (lambda: array.__cuda_array_interface__, array.__dlpack__):
@@ -104,7 +104,7 @@ def test_arrays_of_a_pool(client, pool):
 
 
 def test_memory_in_use_does_not_sleep(client, pool):
-    first, second = pool.alloc(2 * MIB), pool.alloc(2 * MIB)
+    first, second = pool.malloc(2 * MIB), pool.malloc(2 * MIB)
     first.write(b"first")
     second.write(b"second")
     pool.sleep()
@@ -122,7 +122,7 @@ def test_memory_in_use_does_not_sleep(client, pool):
 
 
 def test_a_failed_sleep_leaves_the_memory_awake(client, pool, place):
-    blocks = [pool.alloc(20 * MIB) for _ in range(3)]
+    blocks = [pool.malloc(20 * MIB) for _ in range(3)]
     other = client.malloc(100 * MIB, partition=place)
     with pytest.raises(MemoryError):
         pool.sleep(to=place)  # the first one has room
@@ -131,7 +131,7 @@ def test_a_failed_sleep_leaves_the_memory_awake(client, pool, place):
 
 
 def test_a_wake_waits_for_room(daemon, client, pool):
-    block = pool.alloc(40 * MIB)
+    block = pool.malloc(40 * MIB)
     block.write(b"x" * 100)
     pool.sleep()
     with bfcd.connect(daemon.socket) as other:
@@ -151,16 +151,16 @@ def test_a_wake_waits_for_room(daemon, client, pool):
 
 def test_leaving_a_pool_frees_what_is_left(client):
     with client.pool() as p:
-        awake, gone = p.alloc(MIB), p.alloc(MIB)
+        awake, gone = p.malloc(MIB), p.malloc(MIB)
         del gone
         assert client.memory_stats()["num_blocks"] == 1
     with pytest.raises(ValueError, match="freed"):
         awake.read()
-    for use in (p.sleep, p.wake, lambda: p.alloc(1), lambda: p.empty(1)):
+    for use in (p.sleep, p.wake, lambda: p.malloc(1), lambda: p.empty(1)):
         with pytest.raises(ValueError, match="closed"):
             use()
     with client.pool() as p:
-        parked = p.alloc(MIB)
+        parked = p.malloc(MIB)
         p.sleep()
     assert parked.ptr is None
     assert client.memory_stats()["num_blocks"] == 0
@@ -170,7 +170,7 @@ def test_two_pools_do_not_touch_each_other(client, pool):
     with pytest.raises(ValueError, match="'weights' already"):
         client.pool(tag="weights")
     with client.pool() as other:
-        a, b = pool.alloc(MIB), other.alloc(MIB)
+        a, b = pool.malloc(MIB), other.alloc(MIB)
         pool.sleep()
         assert a.is_parked and not b.is_parked
         other.sleep()
@@ -188,7 +188,7 @@ def test_two_pools_do_not_touch_each_other(client, pool):
     ],
 )
 def test_errors(pool, call, kind, words):
-    block = pool.alloc(MIB)
+    block = pool.malloc(MIB)
     with pytest.raises(kind) as e:
         call(pool)
     assert words in str(e.value)
@@ -197,14 +197,14 @@ def test_errors(pool, call, kind, words):
 
 @gpu_only
 def test_copies_are_on_the_host(pool):
-    block = pool.alloc(MIB)
+    block = pool.malloc(MIB)
     with pytest.raises(bfcd.InvalidValue, match="'infer' is on a GPU"):
         pool.sleep(to="infer")
     assert not block.is_parked
 
 
 def test_without_another_partition_the_error_says_so(client, pool, monkeypatch):
-    pool.alloc(MIB)
+    pool.malloc(MIB)
     monkeypatch.setattr(
         bfcd.Client, "devices", lambda c: bfcd.Devices([d for d in bfcd._devices.devices(c).logical if d.name == "train"], [])
     )
@@ -213,7 +213,7 @@ def test_without_another_partition_the_error_says_so(client, pool, monkeypatch):
 
 
 def test_blocks_have_the_tag_for_operators(daemon, client, pool):
-    block = pool.alloc(2 * MIB)
+    block = pool.malloc(2 * MIB)
 
     def ctl(*words):
         return subprocess.run(
@@ -274,7 +274,7 @@ def test_an_exception_is_reported_and_goes_no_further(daemon, client, monkeypatc
 
 
 def test_a_function_may_replace_itself_and_sleep(daemon, client, pool):
-    block = pool.alloc(40 * MIB)
+    block = pool.malloc(40 * MIB)
     block.write(b"kept")
     calls = []
 

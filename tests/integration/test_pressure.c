@@ -8,8 +8,10 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 
+#include "proto/pages.h"
 #include "tests/integration/kept.h"
 #include "tests/integration/tools.h"
 
@@ -28,6 +30,10 @@ struct shape {
 
 static const struct shape parks = { "160MiB", TENANT_OF("red", "@UID@", QUOTAS(PARK))
                                                       TENANT_OF("blue", "@UID@", QUOTAS(PARK)) };
+static const struct shape parks_of_three = { "160MiB",
+                                             TENANT_OF("red", "@UID@", QUOTAS(PARK))
+                                                     TENANT_OF("blue", "@UID@", QUOTAS(PARK))
+                                                             TENANT_OF("mallory", "@UID@", QUOTAS(PARK)) };
 static const struct shape parks_nothing = { "160MiB", TENANT_OF("red", "@UID@", QUOTAS(""))
                                                               TENANT_OF("blue", "@UID@", QUOTAS("")) };
 static const struct shape reserves = { "160MiB", TENANT_OF("red", "@UID@", QUOTAS(", reserve: 24MiB" PARK))
@@ -254,6 +260,67 @@ TEST(a_reload_changes_what_is_parked)
         stop(rig);
 }
 
+/* ---- a hostile client ------------------------------------------------------------------ */
+
+struct silent {
+        char socket[96];
+        struct gate up;
+};
+
+/* Its page says that it has the most to give and was idle for the longest time. It never answers, and a small release
+ * and allocation now and then show that it lives. */
+static void be_silent(void *arg)
+{
+        struct silent *s = arg;
+        struct pages_client *page;
+        Bfcd__Block large, small;
+        struct raw *raw;
+
+        REQUIRE(raw_open(s->socket, &raw) == 0, "no connection");
+        raw->wants_events = raw->wants_pages = raw->takes_pressure = true;
+        REQUIRE(raw_hello(raw, "mallory", NULL) == 0 && raw_malloc(raw, 0, 14 * MIB, &large) == 0, "%s",
+                raw_refusal());
+        page = mmap(NULL, sizeof(*page), PROT_READ | PROT_WRITE, MAP_SHARED, raw->page_fds[1], 0);
+        REQUIRE(page != MAP_FAILED, "no page");
+        page->version = PAGES_VERSION;
+        page->idle[0].bytes = UINT64_MAX;
+        page->idle[0].since_ms = 1;
+        page->has_pressure_fn = 1;
+        page->magic = PAGES_CLIENT_MAGIC;
+        gate_open(&s->up);
+        for (;;) {
+                if (raw_malloc(raw, 0, 256, &small) == 0)
+                        (void)raw_free(raw, small.block_id);
+                usleep(20000);
+        }
+}
+
+TEST(a_silent_client_hides_no_other)
+{
+        struct rig *rig = CAN_PARK && CHILDREN_HAVE_EVENTS ? rig_start(config_of(&parks_of_three)) : NULL;
+        struct silent s = { .up = gate_new() };
+        bfc_client *red, *blue;
+        void *p[3], *q;
+        pid_t mallory;
+
+        if (!rig)
+                return;
+        strcpy(s.socket, rig->socket);
+        mallory = child_start(be_silent, &s);
+        ck_assert(gate_wait(&s.up, SETTLE_MS));
+        red = client_open(rig, "red", "train");
+        blue = client_open(rig, "blue", "train");
+        for (unsigned i = 0; i < 3; i++)
+                ck_assert_ok(malloc_as(red, BLOCK, NULL, 0, &p[i]));
+        ck_assert_ok(malloc_with(blue, BFC_WHOLE, 2 * BLOCK, NULL, SETTLE_MS / 2, &q));
+        ck_assert_uint_ge(parked(rig, "red"), BLOCK);
+        kill(mallory, SIGKILL);
+        waitpid(mallory, NULL, 0);
+        bfc_disconnect(red);
+        bfc_disconnect(blue);
+        stop(rig);
+}
+
 /* ---- the program's function ---------------------------------------------------------- */
 
 struct spare {
@@ -310,7 +377,7 @@ static void ask_function(uint64_t flags)
         for (unsigned i = 0; i < BLOCKS; i++)
                 ck_assert_ok(bfc_malloc_flags(s.client, NULL, BLOCK, BFC_WHOLE, &s.blocks.ptrs[i]));
         ck_assert_ok(bfc_on_pressure(s.client, give, &s));
-        ck_assert_ok(bfc_malloc_flags(blue, NULL, 2 * BLOCK, BFC_WHOLE, &p)); /* it waits for nothing else */
+        ck_assert_ok(malloc_with(blue, BFC_WHOLE, 2 * BLOCK, NULL, SETTLE_MS, &p)); /* nothing else helps */
         ck_assert_uint_ge(s.n_calls, 1);
         ck_assert_uint_gt(s.n_bytes, 0);
         ck_assert_uint_eq(s.n_free, 0);
@@ -372,7 +439,7 @@ TEST(a_function_that_does_not_return_harms_nobody)
         ck_assert_ok(bfc_malloc_flags(other.client, NULL, 32 * MIB, BFC_WHOLE, &other.blocks.ptrs[0]));
         ck_assert_ok(bfc_on_pressure(s.client, be_stuck, &s));
         ck_assert_int_lt(bfc_malloc_flags(blue, NULL, 16 * MIB, BFC_WHOLE, &q), 0);
-        ck_assert(s.is_stuck);
+        ck_assert(WAIT_FOR(s.is_stuck, SETTLE_MS));
         /* Another session's function is asked. */
         ck_assert_ok(bfc_on_pressure(other.client, give, &other));
         ck_assert_ok(malloc_with(blue, BFC_WHOLE, 16 * MIB, NULL, SETTLE_MS, &q));
@@ -429,8 +496,11 @@ TEST(operators_park_and_wake)
         ctl_refuses(rig, WORDS("park", "red", "--to", "train", "--partition", "train"), 1,
                     "must be another partition");
         ctl_refuses(rig, WORDS("park", "red", "--to", "nowhere"), 1, "'nowhere'");
-        ctl_refuses(rig, WORDS("park", "nobody", "--to", "parking"), 1, "tenant 'nobody' has no session");
+        ctl_refuses(rig, WORDS("park", "nobody", "--to", "parking"), 1,
+                    "there is no tenant 'nobody'; you can see: ");
         ctl_refuses(rig, WORDS("wake", "123456"), 1, "session 123456 does not exist");
+        ctl_refuses(rig, WORDS("wake", "red", "--partition", "rom"), 1, "no quota for 'red' in 'rom'");
+        ctl_refuses(rig, WORDS("park", "blue", "--to", "parking"), 1, "tenant 'blue' has no session");
         ctl_refuses(rig, WORDS("park"), 2, "no session or tenant");
         ck_assert_ok(bfc_use_begin(red, b.ptrs[0], 0));
         ctl_says(rig, WORDS("park", "red", "--to", "parking"), "1 sessions asked, 36.0 MiB parked");

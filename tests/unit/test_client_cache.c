@@ -450,7 +450,7 @@ TEST(daemon_gone)
         ck_assert_ptr_null(q);
 }
 
-/* The thread sees the end, and no request of the cache's is served after it: not a parked block's,
+/* The thread sees the end, and no request of the cache's is served after it: not a stashed block's,
  * not a slab's, not a stream's. Nothing is asked for that. */
 TEST(daemon_gone_is_noticed_without_a_call)
 {
@@ -513,7 +513,7 @@ TEST(disconnecting_from_a_daemon_that_hangs)
 }
 
 /* On a device that is to be emptied nothing stays idle, and afterwards it does again. */
-/* Of a size that is parked, and of one that is not. */
+/* Of a size that is stashed, and of one that is not. */
 LOOP_TEST(draining, 2)
 {
         const enum fake_event events[] = { FAKE_DRAINING, FAKE_DRAINING_OVER, FAKE_DRAINING };

@@ -146,8 +146,8 @@ static void expect_said(unsigned i, uint64_t held, uint64_t in_use, uint64_t idl
 {
         uint64_t cut = page->held[i].bytes_cut;
 
-        for (unsigned k = 0; page->parked_partition == i && k < page->n_parked; k++)
-                cut -= page->parked[k].n_bytes;
+        for (unsigned k = 0; page->stashed_partition == i && k < page->n_stashed; k++)
+                cut -= page->stashed[k].n_bytes;
         ck_assert_uint_eq(page->held[i].bytes_slabs + page->held[i].bytes_whole, held);
         cut += page->held[i].bytes_whole - page->held[i].bytes_streams;
         ck_assert_uint_eq(cut, in_use);

@@ -3,7 +3,7 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * What the client does around them is done here in a few lines: a block comes from a magazine, or
- * else under the lock; it is parked, or else goes under the lock. */
+ * else under the lock; it is stashed, or else goes under the lock. */
 #include "client/magazine.h"
 
 #include <errno.h>
@@ -56,7 +56,7 @@ static void clear_out(struct record *list)
 
         for (; list; list = below) {
                 below = list->below;
-                blocks_take_parked(&blocks, list, &block);
+                blocks_take_stashed(&blocks, list, &block);
         }
 }
 
@@ -67,7 +67,7 @@ static const void *get(uint64_t n_requested)
 
         if (record)
                 return record->block.ptr;
-        block.may_park = n_requested <= MAGAZINE_BLOCK_BYTES;
+        block.may_stash = n_requested <= MAGAZINE_BLOCK_BYTES;
         pthread_mutex_lock(&lock);
         block.ptr = (const void *)next_ptr;
         next_ptr += block.n_bytes;
@@ -80,7 +80,7 @@ static const void *get(uint64_t n_requested)
 /* 0, or -ENOENT: it is no block in use. */
 static int put(const void *ptr)
 {
-        struct record *record = blocks_park(&blocks, ptr), *full;
+        struct record *record = blocks_stash(&blocks, ptr), *full;
         struct block block;
         int r = 0;
 
@@ -126,14 +126,14 @@ TEST(last_freed_block_is_reused_first)
         ck_assert_int_eq(put(b), 0);
         ck_assert_int_eq(put(c), 0);
         ck_assert_int_eq(put(large), 0);
-        ck_assert_uint_eq(sums().bytes_parked, 2 * 1024 + 16384);
+        ck_assert_uint_eq(sums().bytes_stashed, 2 * 1024 + 16384);
         ck_assert_uint_eq(sums().num_frees, 3);
         ck_assert_ptr_ne(get(768), a);
         ck_assert_ptr_eq(get(769), b);
         ck_assert_ptr_eq(get(1024), a);
         ck_assert_ptr_ne(get(1024), b);
         ck_assert_ptr_eq(get(16384), c);
-        ck_assert_uint_eq(sums().bytes_parked, 0);
+        ck_assert_uint_eq(sums().bytes_stashed, 0);
         ck_assert_uint_eq(sums().num_allocs, 3);
         ck_assert_uint_eq(sums().bytes_requested, UINT64_C(769) + 1024 - 2 * 1000);
 }
@@ -152,14 +152,14 @@ TEST(last_freed_large_block_is_reused_first)
         ck_assert_int_eq(put(c), 0);
         ck_assert_int_eq(put(d), 0);
         ck_assert_int_eq(put(d), -ENOENT);
-        ck_assert_uint_eq(sums().bytes_parked, 2 * rounded(100000) + rounded(200000) + MAGAZINE_BLOCK_BYTES);
+        ck_assert_uint_eq(sums().bytes_stashed, 2 * rounded(100000) + rounded(200000) + MAGAZINE_BLOCK_BYTES);
         ck_assert_ptr_eq(get(100000), c);
         ck_assert_ptr_eq(get(200000), b);
         ck_assert_ptr_ne(get(300000), d);
         ck_assert_ptr_eq(get(99900), a);
         ck_assert_ptr_eq(get(MAGAZINE_BLOCK_BYTES - 100), d);
         ck_assert_ptr_ne(get(MAGAZINE_BLOCK_BYTES), d);
-        ck_assert_uint_eq(sums().bytes_parked, 0);
+        ck_assert_uint_eq(sums().bytes_stashed, 0);
         ck_assert_uint_eq(sums().num_allocs, 4);
 }
 
@@ -175,15 +175,15 @@ TEST(full_ones_of_large_blocks_are_emptied)
                 ck_assert_int_eq(put(p[i]), 0);
         ck_assert_uint_eq(blocks.n_used, MAGAZINE_LARGE_BLOCKS + 2);
         ck_assert_int_eq(put(p[MAGAZINE_LARGE_BLOCKS]), 0);
-        ck_assert_uint_eq(sums().bytes_parked, 256);
+        ck_assert_uint_eq(sums().bytes_stashed, 256);
         ck_assert_uint_eq(blocks.n_used, 1);
         for (unsigned i = 0; i < 3; i++) /* two are 2 MiB */
                 p[i] = get(MAGAZINE_BLOCK_BYTES);
         for (unsigned i = 0; i < 3; i++) {
-                ck_assert_uint_eq(sums().bytes_parked, 256 + i * MAGAZINE_BLOCK_BYTES);
+                ck_assert_uint_eq(sums().bytes_stashed, 256 + i * MAGAZINE_BLOCK_BYTES);
                 ck_assert_int_eq(put(p[i]), 0);
         }
-        ck_assert_uint_eq(sums().bytes_parked, 256);
+        ck_assert_uint_eq(sums().bytes_stashed, 256);
         p[0] = get(MAGAZINE_BLOCK_BYTES);
         ck_assert_ptr_eq(get(256), small);
         for (unsigned i = 1; i <= MAGAZINE_BLOCKS; i++)
@@ -191,9 +191,9 @@ TEST(full_ones_of_large_blocks_are_emptied)
         for (unsigned i = 0; i <= MAGAZINE_BLOCKS; i++)
                 ck_assert_int_eq(put(p[i]), 0);
         ck_assert_int_eq(put(small), 0);
-        ck_assert_uint_eq(sums().bytes_parked, MAGAZINE_BLOCK_BYTES);
+        ck_assert_uint_eq(sums().bytes_stashed, MAGAZINE_BLOCK_BYTES);
         drain();
-        ck_assert_uint_eq(sums().bytes_parked, 0);
+        ck_assert_uint_eq(sums().bytes_stashed, 0);
         ck_assert_uint_eq(blocks.n_used, 0);
 }
 
@@ -225,18 +225,18 @@ TEST(full_ones_are_emptied)
                 p[i] = get(256 + i % 3 * 256);
         for (unsigned i = 0; i < MAGAZINE_BLOCKS; i++)
                 ck_assert_int_eq(put(p[i]), 0);
-        ck_assert_uint_gt(sums().bytes_parked, 0);
+        ck_assert_uint_gt(sums().bytes_stashed, 0);
         ck_assert_uint_eq(blocks.n_used, MAGAZINE_BLOCKS + 1);
         ck_assert_int_eq(put(p[MAGAZINE_BLOCKS]), 0);
-        ck_assert_uint_eq(sums().bytes_parked, 0);
+        ck_assert_uint_eq(sums().bytes_stashed, 0);
         ck_assert_uint_eq(blocks.n_used, 0);
         for (unsigned i = 0; i < 17; i++) /* 16 are 256 KiB */
                 p[i] = get(16 * KIB);
         for (unsigned i = 0; i < 17; i++) {
-                ck_assert_uint_eq(sums().bytes_parked, i * 16 * KIB);
+                ck_assert_uint_eq(sums().bytes_stashed, i * 16 * KIB);
                 ck_assert_int_eq(put(p[i]), 0);
         }
-        ck_assert_uint_eq(sums().bytes_parked, 0);
+        ck_assert_uint_eq(sums().bytes_stashed, 0);
         ck_assert_uint_eq(blocks.n_used, 0);
 }
 
@@ -248,7 +248,7 @@ TEST(idle_bound_0_keeps_no_block)
         ck_assert_int_eq(magazines_new(0, &m), 0);
         magazines_count_alloc(m, 256);
         ck_assert_int_eq(put(p), 0);
-        ck_assert_uint_eq(sums().bytes_parked, 0);
+        ck_assert_uint_eq(sums().bytes_stashed, 0);
         ck_assert_uint_eq(sums().bytes_in_use, 0);
 }
 
@@ -259,7 +259,7 @@ TEST(reused_large_block_stays)
 
         for (unsigned i = 0; i < 2 * MAGAZINE_MAX_LARGE / rounded(100000); i++) {
                 ck_assert_int_eq(put(p), 0);
-                ck_assert_uint_eq(sums().bytes_parked, rounded(100000));
+                ck_assert_uint_eq(sums().bytes_stashed, rounded(100000));
                 ck_assert_ptr_eq(get(100000), p);
         }
 }
@@ -277,12 +277,12 @@ TEST(young_small_blocks_are_bounded_by_bytes)
         for (unsigned i = 0; i < MAGAZINE_BLOCKS; i++)
                 p[i] = get(KIB);
         for (unsigned i = 0; i < MAGAZINE_BLOCKS; i++) {
-                uint64_t n_parked;
+                uint64_t n_stashed;
 
                 ck_assert_int_eq(put(p[i]), 0);
-                n_parked = sums().bytes_parked;
-                ck_assert_uint_le(n_parked, max_small);
-                most = n_parked > most ? n_parked : most;
+                n_stashed = sums().bytes_stashed;
+                ck_assert_uint_le(n_stashed, max_small);
+                most = n_stashed > most ? n_stashed : most;
         }
         ck_assert_uint_gt(most, KIB);
 }
@@ -305,7 +305,7 @@ static void *free_young(void *n_blocks)
 }
 
 /* What a thread has freed is at most 2 MiB of credit. More would keep other threads, here one without
- * credit, from using their parked blocks. */
+ * credit, from using their stashed blocks. */
 TEST(credit_of_young_blocks_is_bounded)
 {
         const uint64_t max_credit = 2 * MAGAZINE_BLOCK_BYTES;
@@ -550,7 +550,7 @@ TEST(emptied_while_busy)
                         ck_assert_int_eq(put(shared[i]), 0);
         drain();
         ck_assert_uint_eq(sums().bytes_in_use, 0);
-        ck_assert_uint_eq(sums().bytes_parked, 0);
+        ck_assert_uint_eq(sums().bytes_stashed, 0);
         ck_assert_uint_eq(blocks.n_used, 0);
 }
 

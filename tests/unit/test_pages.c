@@ -306,22 +306,22 @@ TEST(invalid_client_pages)
         ck_assert_int_eq(client_page_read(page, &word), 0);
         expect_word(&word.partitions[2], 107, 0, 107);
         own->held[2].bytes_streams = 0;
-        own->parked[0].n_bytes = 10;
-        own->parked[63].n_bytes = 20;
-        own->parked_partition = 2;
-        own->n_parked = 1;
+        own->stashed[0].n_bytes = 10;
+        own->stashed[63].n_bytes = 20;
+        own->stashed_partition = 2;
+        own->n_stashed = 1;
         ck_assert_int_eq(client_page_read(page, &word), 0);
         expect_word(&word.partitions[2], 107, 57, 50);
-        own->n_parked = UINT64_MAX;
+        own->n_stashed = UINT64_MAX;
         ck_assert_int_eq(client_page_read(page, &word), 0);
         expect_word(&word.partitions[2], 107, 37, 70);
         expect_word(&word.partitions[16], 0, 0, 0);
         /* What makes no sense ends where numbers do. */
-        own->parked[5].n_bytes = UINT64_MAX;
+        own->stashed[5].n_bytes = UINT64_MAX;
         say(own, 2, UINT64_MAX, 5, 6);
         ck_assert_int_eq(client_page_read(page, &word), 0);
         expect_word(&word.partitions[2], UINT64_MAX, 6, UINT64_MAX);
-        own->parked_partition = UINT64_MAX;
+        own->stashed_partition = UINT64_MAX;
         say(own, 2, 5, UINT64_MAX, UINT64_MAX);
         ck_assert_int_eq(client_page_read(page, &word), 0);
         expect_word(&word.partitions[2], UINT64_MAX, UINT64_MAX, 0);
@@ -419,19 +419,19 @@ TEST(invalid_ages)
         ck_assert_int_eq(client_page_ages(page, 1000, &ages), 0);
         ck_assert(!ages.are_told[1]);
         pages_show_ages(&own->ages[1], &a);
-        own->parked_partition = 1;
-        own->n_parked = 2;
+        own->stashed_partition = 1;
+        own->n_stashed = 2;
         ck_assert_int_eq(client_page_ages(page, 1000, &ages), 0);
         ck_assert(ages.are_told[1] && !ages.are_told[0]);
         ck_assert_uint_eq(ages.bytes[1][0], 512);
         ck_assert_uint_eq(ages.bytes[1][3], 1024);
         /* Blocks that came in one magazine and went in another, one of which is behind. */
         a = (struct ages){ .tick = 900, .bytes = { [0] = 256 * 100 } };
-        pages_show_parked_ages(&own->parked[0], &a);
+        pages_show_stashed_ages(&own->stashed[0], &a);
         ages_advance(&a, 1000);
         for (unsigned c = 0; c < AGES_CLASSES; c++)
                 a.bytes[c] = -(a.bytes[c] / 100 * 90);
-        pages_show_parked_ages(&own->parked[1], &a);
+        pages_show_stashed_ages(&own->stashed[1], &a);
         ck_assert_int_eq(client_page_ages(page, 1000, &ages), 0);
         ck_assert_uint_eq(ages.bytes[1][0], 512);
         ck_assert_uint_eq(ages.bytes[1][ages_move(0, 900, 1000)], 2560);
@@ -441,7 +441,7 @@ TEST(invalid_ages)
         ck_assert_int_eq(client_page_ages(page, 1000, &ages), 0);
         ck_assert_uint_eq(ages.bytes[1][3], 0);
         for (unsigned i = 0; i < 100; i++) {
-                for (size_t k = offsetof(struct pages_client, parked); k < sizeof(*own); k++)
+                for (size_t k = offsetof(struct pages_client, stashed); k < sizeof(*own); k++)
                         ((volatile uint8_t *)own)[k] = (uint8_t)((x = x * 1664525u + 1013904223u) >> 24);
                 ck_assert_int_eq(client_page_ages(page, 1000, &ages), 0);
         }
