@@ -931,12 +931,27 @@ static void storm_step(struct storm_job *job)
         }
 }
 
+/* A daemon that is killed leaves a hello without an answer. */
+static bfc_client *storm_connect(void)
+{
+        const struct bfc_options options = { .struct_size = sizeof(options),
+                                             .socket = the_storm->socket,
+                                             .tenant = "red",
+                                             .flags = CHILDREN_HAVE_EVENTS ? 0 : BFC_NO_THREAD };
+        bfc_client *client = NULL;
+        int r = 0;
+
+        (void)WAIT_FOR((r = bfc_connect(&options, &client)) != -ECONNRESET, SETTLE_MS);
+        REQUIRE(r == 0, "%s", bfc_last_error());
+        return client;
+}
+
 static void storm_run(void *arg)
 {
         struct storm_job job = { .random = (uint64_t)(uintptr_t)arg };
         CUcontext context;
 
-        job.client = child_client_open(the_storm->socket, "red");
+        job.client = storm_connect();
         if (rig_device() != ON_HOST)
                 REQUIRE(gpu_start(0, &context) == CUDA_SUCCESS &&
                                 cu.cuStreamCreate(&job.stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS,
