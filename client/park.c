@@ -304,7 +304,7 @@ BFC_API int bfc_park_tag(bfc_client *client, const char *tag, unsigned how, cons
         block_set_clear(&set);
         look_at_events(client);
         if (r == 0 && result == -EBUSY)
-                return error_set(result, "a block is in use; the others with this tag were parked");
+                return error_set(result, "a block is in use or shared; the others with this tag were parked");
         return r < 0 ? r : result;
 }
 

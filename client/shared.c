@@ -146,7 +146,7 @@ static void publish_page(bfc_client *client, const struct block *block, bool is_
         client_share_age(client, block, !is_on);
 }
 
-/* The lock is held. -EEXIST: it is shared already. -EDOM: it is a part of a slab. */
+/* The lock is held. -EEXIST: it is shared already. -EDOM: it is a part of a slab. -EBUSY: it is parked. */
 static int publish_begin(bfc_client *client, const void *ptr, uint64_t *ret_block_id)
 {
         const struct block *block = blocks_find(&client->blocks, ptr);
@@ -158,6 +158,8 @@ static int publish_begin(bfc_client *client, const void *ptr, uint64_t *ret_bloc
                 return -EEXIST;
         if (block->stream_alloc)
                 return -EDOM;
+        if (block->is_parked)
+                return -EBUSY;
         *ret_block_id = block->slab ? cache_block_id(block) : block->block_id;
         if (block->slab) {
                 r = publish_take_whole(client, block);
@@ -198,6 +200,8 @@ static int publish_failed(int error, const void *ptr)
                         "%p is part of a larger block of the client's cache: allocate blocks to share "
                         "with BFC_WHOLE",
                         ptr);
+        case -EBUSY:
+                return error_set(error, "the block at %p is parked: wake it first", ptr);
         case -ENOMEM:
                 return error_set(error, "this process is out of memory");
         default:

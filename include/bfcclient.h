@@ -32,7 +32,8 @@
  *                (bfc_malloc and similar, bfc_attach); a partition with "share: cuda-ipc" has no
  *                read-only access (bfc_attach_with)
  *   -EBUSY       an operator drains the device, for a reset for example: try later (bfc_malloc and
- *                similar, bfc_wake); the block is parked (bfc_write, bfc_read);
+ *                similar, bfc_wake); the block is parked (bfc_write, bfc_read,
+ *                bfc_publish), or in use or shared (bfc_park, bfc_park_tag);
  *                a CUDA stream is being captured (bfc_detach, bfc_write, bfc_read, bfc_end_stream and
  *                bfc_poll; bfc_free and bfc_pool_free where documented);
  *                another client is recording into that file (bfc_connect);
@@ -209,8 +210,9 @@ int bfc_malloc_with(bfc_client *client, size_t n_bytes, const struct bfc_malloc_
  * use the block stay valid, and may be launched while it is awake. The daemon copies in the background; the call
  * returns when the copy is complete. If it fails, the block is as before. With BFC_POLL the memory of a GPU is
  * released by a later bfc_poll().
- * -EINVAL: not such a block, or a partition of a GPU. -EALREADY: it is parked. -EBUSY: it is in use. -EDQUOT, -ENOMEM: no room for
- * the copy; or the tenant's parked blocks would exceed four times its limit. -ENOENT: no such partition. */
+ * -EINVAL: not such a block, or `partition` is on a GPU, or the block's own. -EALREADY: it is parked. -EBUSY: it is in
+ * use, or shared (bfc_publish). -EDQUOT, -ENOMEM: no room for the copy; or the tenant's parked blocks would exceed four
+ * times its limit. -ENOENT: no such partition. */
 #define BFC_BACKUP  1u
 #define BFC_DISCARD 2u
 int bfc_park(bfc_client *client, void *ptr, unsigned how, const char *partition);
@@ -224,8 +226,8 @@ int bfc_wake(bfc_client *client, void *ptr, uint32_t wait_ms);
 /* The same for all blocks of this client that were allocated with BFC_PARKABLE and this tag (bfc_malloc_with());
  * NULL: all with BFC_PARKABLE. Blocks that are parked, or awake, already stay so. There may be none.
  *
- * bfc_park_tag() parks the blocks one by one. It returns -EBUSY if one was in use and the others are parked. With
- * another error it ends at once, and the blocks that it parked stay parked.
+ * bfc_park_tag() parks the blocks one by one. It returns -EBUSY if one was in use or is shared, and the others are
+ * parked. With another error it ends at once, and the blocks that it parked stay parked.
  *
  * bfc_wake_tag() asks for all of them at once, and up to 64 blocks in a partition wait until there is room for all
  * of them: so jobs that wake many blocks take turns, and do not get a part of their blocks each. It returns an error
@@ -300,7 +302,7 @@ int bfc_read(bfc_client *client, void *dst, const void *ptr, size_t n_bytes);
 /* ptr: a block of bfc_malloc_flags() with BFC_WHOLE, or any block that is not a part of a larger one. The
  * process continues to use it, and drops its reference by bfc_detach() or bfc_free(). -EEXIST: the tenant
  * has a shared block of that name. -EINVAL: an invalid name, not such a block, or shared already.
- * -EDQUOT: the process has 1,024 shared blocks. */
+ * -EBUSY: it is parked. -EDQUOT: the process has 1,024 shared blocks. */
 int bfc_publish(bfc_client *client, void *ptr, const char *name);
 
 /* Options of bfc_publish_with(): zero-initialise them, set `struct_size` to sizeof, fill what you need. */

@@ -299,6 +299,38 @@ TEST(a_block_in_use_is_not_parked)
         stop(rig);
 }
 
+/* And a parked block is not shared. */
+TEST(a_shared_block_is_not_parked)
+{
+        struct rig *rig = rig_start(small_config());
+        bfc_client *client = client_open(rig, "red", "train");
+        void *shared, *p, *again;
+
+        if (CAN_PARK) {
+                shared = tagged(client, "one", BLOCK, 1);
+                p = tagged(client, "one", BLOCK, 2);
+                ck_assert_ok(bfc_publish(client, shared, "weights"));
+                ck_assert_int_eq(bfc_park(client, shared, BFC_BACKUP, "parking"), -EBUSY);
+                ck_assert_int_eq(bfc_park_tag(client, "one", BFC_BACKUP, "parking"), -EBUSY);
+                ck_assert(pattern_holds(shared, BLOCK, 1));
+                ck_assert(!page_is_mapped(p));
+                ck_assert_int_eq(bfc_publish(client, p, "more"), -EBUSY);
+                ck_assert_msg(strstr(bfc_last_error(), "is parked"), "%s", bfc_last_error());
+                ck_assert_int_eq(bfc_attach(client, "more", 0, &again, NULL), -ENOENT);
+                ck_assert_ok(bfc_wake(client, p, SETTLE_MS));
+                ck_assert(pattern_holds(p, BLOCK, 2));
+                ck_assert_ok(bfc_publish(client, p, "more"));
+                ck_assert_int_eq(bfc_park(client, p, BFC_BACKUP, "parking"), -EBUSY);
+                ck_assert_ok(bfc_attach(client, "more", 0, &again, NULL));
+                ck_assert_ptr_eq(again, p);
+                ck_assert_ok(bfc_detach(client, p));
+                ck_assert_ok(bfc_detach(client, p));
+                ck_assert_ok(bfc_free(client, shared));
+        }
+        bfc_disconnect(client);
+        stop(rig);
+}
+
 TEST(blocks_with_a_tag_are_parked_together)
 {
         struct rig *rig = rig_start(small_config());
@@ -959,12 +991,27 @@ static void storm_step(struct storm_job *job)
         }
 }
 
+/* A daemon that is killed leaves a hello without an answer. */
+static bfc_client *storm_connect(void)
+{
+        const struct bfc_options options = { .struct_size = sizeof(options),
+                                             .socket = the_storm->socket,
+                                             .tenant = "red",
+                                             .flags = CHILDREN_HAVE_EVENTS ? 0 : BFC_NO_THREAD };
+        bfc_client *client = NULL;
+        int r = 0;
+
+        (void)WAIT_FOR((r = bfc_connect(&options, &client)) != -ECONNRESET, SETTLE_MS);
+        REQUIRE(r == 0, "%s", bfc_last_error());
+        return client;
+}
+
 static void storm_run(void *arg)
 {
         struct storm_job job = { .random = (uint64_t)(uintptr_t)arg };
         CUcontext context;
 
-        job.client = child_client_open(the_storm->socket, "red");
+        job.client = storm_connect();
         if (rig_device() != ON_HOST)
                 REQUIRE(gpu_start(0, &context) == CUDA_SUCCESS &&
                                 cu.cuStreamCreate(&job.stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS,
