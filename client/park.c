@@ -10,6 +10,7 @@
 #include "client/park.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
 
@@ -237,7 +238,7 @@ static int take_to_park(bfc_client *client, const void *ptr, const struct park_h
         return 0;
 }
 
-/* -EALREADY, -EBUSY: the message is set. */
+/* -ESRCH: it is no parkable block. The message of any other error is set. */
 static int park_block(bfc_client *client, const void *ptr, const struct park_how *how, uint64_t *ret_bytes)
 {
         struct block block;
@@ -247,7 +248,7 @@ static int park_block(bfc_client *client, const void *ptr, const struct park_how
         r = take_to_park(client, ptr, how, &block);
         pthread_mutex_unlock(&client->lock);
         if (r == NOT_PARKABLE)
-                return client_not_parkable(client, ptr);
+                return -ESRCH;
         if (r == IS_PARKED)
                 return error_set(-EALREADY, "the block at %p is parked already", ptr);
         if (r == IS_SHARED)
@@ -275,6 +276,8 @@ BFC_API int bfc_park(bfc_client *client, void *ptr, unsigned how, const char *pa
                 r = read_how(client, how, partition, &park);
         if (r == 0)
                 r = park_block(client, ptr, &park, &n_bytes);
+        if (r == -ESRCH)
+                r = client_not_parkable(client, ptr);
         if (r == 0)
                 look_at_events(client);
         return r;
@@ -283,9 +286,10 @@ BFC_API int bfc_park(bfc_client *client, void *ptr, unsigned how, const char *pa
 BFC_API int bfc_park_tag(bfc_client *client, const char *tag, unsigned how, const char *partition)
 {
         struct block_set set = { .ptrs = NULL };
+        char why[256] = "";
         struct park_how park;
         uint64_t n_bytes = 0;
-        int r = client_check(client), result = 0;
+        int r = client_check(client);
 
         if (r == 0)
                 r = read_how(client, how, partition, &park);
@@ -296,16 +300,14 @@ BFC_API int bfc_park_tag(bfc_client *client, const char *tag, unsigned how, cons
         pthread_mutex_unlock(&client->lock);
         for (size_t i = 0; r == 0 && i < set.n; i++) {
                 r = park_block(client, set.ptrs[i], &park, &n_bytes);
-                if (r == -EBUSY)
-                        result = r;
-                if (r == -EBUSY || r == -EALREADY || r == -EINVAL) /* the last: it was freed meanwhile */
+                if (r == -EBUSY && !*why)
+                        snprintf(why, sizeof(why), "%s", bfc_last_error());
+                if (r == -EBUSY || r == -EALREADY || r == -ESRCH) /* the last: it was freed meanwhile */
                         r = 0;
         }
         block_set_clear(&set);
         look_at_events(client);
-        if (r == 0 && result == -EBUSY)
-                return error_set(result, "a block is in use or shared; the others with this tag were parked");
-        return r < 0 ? r : result;
+        return r == 0 && *why ? error_set(-EBUSY, "%s; the other blocks were parked", why) : r;
 }
 
 /* ---- park what is idle ------------------------------------------------------------- */
@@ -356,8 +358,7 @@ int client_park_idle(bfc_client *client, uint32_t partition, uint64_t n_bytes, u
                 const struct park_how how = { BFC_BACKUP, to, &found[i].used_ms };
 
                 r = park_block(client, found[i].ptr, &how, ret_bytes);
-                if (r == -EBUSY || r == -EALREADY ||
-                    r == -EINVAL) /* it was used, parked or freed meanwhile */
+                if (r == -EBUSY || r == -EALREADY || r == -ESRCH) /* it was used, parked or freed meanwhile */
                         continue;
                 result = r;
                 if (r < 0)

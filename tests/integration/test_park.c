@@ -344,6 +344,9 @@ TEST(blocks_with_a_tag_are_parked_together)
                 ck_assert_ok(bfc_wake_tag(client, "none", 0));
                 ck_assert_ok(bfc_use_begin(client, a[1], 0));
                 ck_assert_int_eq(bfc_park_tag(client, "a", BFC_BACKUP, "parking"), -EBUSY);
+                ck_assert_ptr_nonnull(strstr(bfc_last_error(), " is in use; the other blocks were parked"));
+                ck_assert_int_eq(bfc_park(client, b, BFC_BACKUP, "train"), -EINVAL); /* its own */
+                ck_assert_int_eq(bfc_park_tag(client, "b", BFC_BACKUP, "train"), -EINVAL);
                 ck_assert_uint_eq(in_use(rig, "parking"), 4 * MIB);
                 ck_assert_ok(bfc_use_end(client, a[1]));
                 ck_assert_ok(bfc_park_tag(client, "a", BFC_BACKUP, "parking"));
