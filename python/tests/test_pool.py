@@ -170,7 +170,7 @@ def test_two_pools_do_not_touch_each_other(client, pool):
     with pytest.raises(ValueError, match="'weights' already"):
         client.pool(tag="weights")
     with client.pool() as other:
-        a, b = pool.malloc(MIB), other.alloc(MIB)
+        a, b = pool.malloc(MIB), other.malloc(MIB)
         pool.sleep()
         assert a.is_parked and not b.is_parked
         other.sleep()
@@ -184,7 +184,7 @@ def test_two_pools_do_not_touch_each_other(client, pool):
     [
         (lambda p: p.sleep(to="nowhere"), bfcd.NotFound, "nowhere"),
         (lambda p: p.wake(wait=-1), ValueError, "negative"),
-        (lambda p: p._client.pool(tag="x" * 32).alloc(1), bfcd.InvalidValue, "tag"),
+        (lambda p: p._client.pool(tag="x" * 32).malloc(1), bfcd.InvalidValue, "tag"),
     ],
 )
 def test_errors(pool, call, kind, words):
