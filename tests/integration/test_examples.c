@@ -9,8 +9,9 @@
 #include "tests/integration/tools.h"
 
 static const struct rig_config one_tenant = {
-        .partitions = "      - {name: train, limit: 64MiB, growth: on-demand}\n",
-        .tenants = TENANT("red", "@UID@", "train, limit: 32MiB"),
+        .partitions = "      - {name: train, limit: 64MiB, growth: on-demand}\n"
+                      "      - {name: ram, limit: 32MiB, growth: on-demand}\n",
+        .tenants = TENANT_OF("red", "@UID@", "{partition: train, limit: 32MiB}, {partition: ram}"),
 };
 
 /* Standard output, the caller's. */
@@ -50,6 +51,11 @@ TEST(examples_run)
         ck_assert_int_eq(sscanf(out, "1000 allocations, %llu requests", &n), 1);
         ck_assert_uint_lt(n, 10);
         free(out);
+        if (rig_device() == ON_HOST) {
+                out = run_example("park");
+                ck_assert_str_eq(out, "3 turns\n");
+                free(out);
+        }
         out = run_example("stats");
         ck_assert_msg(strncmp(out, "this process: 1024 bytes in use, ", 33) == 0, "%s", out);
         ck_assert_ptr_nonnull(strstr(out, "\nred in train: "));
