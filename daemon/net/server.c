@@ -242,9 +242,9 @@ static bool is_shortage(int r)
 }
 
 /* Without a pause the socket would wake the loop at once, again and again. */
-static void listener_pause(struct listener *l, const char *why)
+static void listener_pause(struct listener *l, enum log_level level, const char *why)
 {
-        log_limited(&l->server->failure_log, LOG_LEVEL_ERROR, "no connection is accepted for %u ms: %s",
+        log_limited(&l->server->failure_log, level, "no connection is accepted for %u ms: %s",
                     SERVER_PAUSE_MS, why);
         (void)poller_set(l->server->host.poller, &l->item, 0);
         uv_timer_start(&l->pause, on_pause_end, SERVER_PAUSE_MS, 0);
@@ -265,14 +265,14 @@ static int listener_take(struct listener *l)
         int fd, r;
 
         if (closer_n_waiting() >= SERVER_MAX_CLOSING) {
-                listener_pause(l, "too many ended connections are not closed yet, because file "
-                                  "descriptors sent by their clients are slow to close");
+                listener_pause(l, LOG_LEVEL_WARNING,
+                               "too many ended connections wait for slow closes of fds that clients sent");
                 return 1;
         }
         fd = accept4(l->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (fd < 0) {
                 if (is_shortage(-errno))
-                        listener_pause(l, strerror(errno));
+                        listener_pause(l, LOG_LEVEL_ERROR, strerror(errno));
                 return 1;
         }
         if (l->role == ROLE_ADMIN && l->server->host.n_connections[ROLE_ADMIN] >= SERVER_ADMINS) {
@@ -284,7 +284,7 @@ static int listener_take(struct listener *l)
         }
         r = connection_new(&l->server->host, fd, l->role);
         if (is_shortage(r)) {
-                listener_pause(l, strerror(-r));
+                listener_pause(l, LOG_LEVEL_ERROR, strerror(-r));
                 return 1;
         }
         if (r < 0 && r != -EUSERS && r != -ECONNABORTED)

@@ -48,12 +48,12 @@ def sequential(client):
     """A chain of operations. The inputs can be freed only after the output has been allocated, so the 50 of `c` come on
     top of the 300 of `a` and `b`."""
     p = Pattern(client, "sequential, with overlap")
-    p.malloc("a", 100)
-    p.malloc("b", 200)
-    p.malloc("c", 50)
+    p.alloc("a", 100)
+    p.alloc("b", 200)
+    p.alloc("c", 50)
     p.free("a")
     p.free("b")
-    p.malloc("d", 150)
+    p.alloc("d", 150)
     p.free("c")
     p.free("d")
     p.end(350)
@@ -63,30 +63,30 @@ def branching(client):
     """Two branches read the same input one after the other. The first keeps its result, its temporary block is gone
     before the second branch starts. The peak is in the second branch, although the first has the largest block."""
     p = Pattern(client, "branching")
-    p.malloc("input", 100)
-    p.malloc("temporary1", 250)
-    p.malloc("result1", 50)
+    p.alloc("input", 100)
+    p.alloc("temporary1", 250)
+    p.alloc("result1", 50)
     p.free("temporary1")
-    p.malloc("temporary2", 150)
-    p.malloc("result2", 125)
+    p.alloc("temporary2", 150)
+    p.alloc("result2", 125)
     p.free("temporary2")
     p.free("input")
-    p.malloc("sum", 50)
+    p.alloc("sum", 50)
     p.end(425)
 
 
 def free_before_alloc(client):
     """The same blocks in two orders: a block that is freed before the next one is allocated makes the peak smaller."""
     p = Pattern(client, "free after alloc")
-    p.malloc("old", 200)
-    p.malloc("new", 200)
+    p.alloc("old", 200)
+    p.alloc("new", 200)
     p.free("old")
     p.end(400)
 
     p = Pattern(client, "free before alloc")
-    p.malloc("old", 200)
+    p.alloc("old", 200)
     p.free("old")
-    p.malloc("new", 200)
+    p.alloc("new", 200)
     p.end(200)
 
 
