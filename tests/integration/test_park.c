@@ -52,28 +52,6 @@ static const struct rig_config *roomy_config(void)
 #define CAN_PARK          (rig_device() != ON_CUDA_IPC)
 #define CHILDREN_CAN_PARK (CAN_PARK && (rig_device() == ON_HOST || CHILDREN_HAVE_EVENTS))
 
-/* The first copy from a GPU opens its buffers for good. */
-static bool has_buffers(const struct rig *rig)
-{
-        char path[64], target[128];
-        ssize_t n;
-
-        for (unsigned fd = 0; fd < 256; fd++) {
-                snprintf(path, sizeof(path), "/proc/%d/fd/%u", (int)rig->pid, fd);
-                n = readlink(path, target, sizeof(target) - 1);
-                target[n < 0 ? 0 : n] = '\0';
-                if (strstr(target, "memfd:bfcd-copies"))
-                        return true;
-        }
-        return false;
-}
-
-static void stop(struct rig *rig)
-{
-        rig->n_fds += has_buffers(rig);
-        rig_stop(rig);
-}
-
 static uint64_t reserved(struct rig *rig, const char *partition)
 {
         return rig_stats(rig, "red", partition).bytes_reserved;
@@ -113,7 +91,7 @@ TEST(a_parked_block_returns_with_its_contents)
         if (!CAN_PARK) {
                 ck_assert_int_eq(bfc_malloc_flags(client, NULL, BLOCK, BFC_PARKABLE, &p), -ENOTSUP);
                 bfc_disconnect(client);
-                stop(rig);
+                rig_stop_after_copies(rig);
                 return;
         }
         ck_assert_ok(bfc_malloc_flags(client, NULL, BLOCK - 1000, BFC_PARKABLE, &p));
@@ -140,7 +118,7 @@ TEST(a_parked_block_returns_with_its_contents)
         ck_assert(all_bytes_are(p, BLOCK, 0));
         ck_assert_ok(bfc_free(client, p));
         bfc_disconnect(client);
-        stop(rig);
+        rig_stop_after_copies(rig);
 }
 
 static void malloc_and_free(bfc_client *client, size_t n_bytes)
@@ -178,7 +156,7 @@ TEST(a_copy_has_extents_of_its_own)
                 ck_assert_ok(bfc_free(client, p));
         }
         bfc_disconnect(client);
-        stop(rig);
+        rig_stop_after_copies(rig);
 }
 
 TEST(other_blocks_use_the_memory_and_not_the_place)
@@ -207,7 +185,7 @@ TEST(other_blocks_use_the_memory_and_not_the_place)
         for (unsigned i = 0; CAN_PARK && i < 3; i += 2)
                 ck_assert_ok(bfc_free(client, p[i]));
         bfc_disconnect(client);
-        stop(rig);
+        rig_stop_after_copies(rig);
 }
 
 TEST(without_room_for_the_copy_nothing_changes)
@@ -236,7 +214,7 @@ TEST(without_room_for_the_copy_nothing_changes)
                 ck_assert_uint_eq(in_use(rig, "parking"), 0);
         }
         bfc_disconnect(client);
-        stop(rig);
+        rig_stop_after_copies(rig);
 }
 
 TEST(a_client_that_ends_leaves_no_copy)
@@ -251,7 +229,7 @@ TEST(a_client_that_ends_leaves_no_copy)
                 ck_assert_ok(bfc_malloc_flags(client, NULL, BLOCK, BFC_PARKABLE, &p));
         }
         bfc_disconnect(client);
-        stop(rig);
+        rig_stop_after_copies(rig);
 }
 
 /* ---- uses and tags ------------------------------------------------------------------- */
@@ -296,7 +274,7 @@ TEST(a_block_in_use_is_not_parked)
                 ck_assert_ok(bfc_free(client, p)); /* a use is no reason to keep it */
         }
         bfc_disconnect(client);
-        stop(rig);
+        rig_stop_after_copies(rig);
 }
 
 /* And a parked block is not shared. */
@@ -328,7 +306,7 @@ TEST(a_shared_block_is_not_parked)
                 ck_assert_ok(bfc_free(client, shared));
         }
         bfc_disconnect(client);
-        stop(rig);
+        rig_stop_after_copies(rig);
 }
 
 TEST(blocks_with_a_tag_are_parked_together)
@@ -371,7 +349,7 @@ TEST(blocks_with_a_tag_are_parked_together)
                 ck_assert(pattern_holds(b, 8 * MIB, 3));
         }
         bfc_disconnect(client);
-        stop(rig);
+        rig_stop_after_copies(rig);
 }
 
 struct turns {
@@ -418,7 +396,7 @@ TEST(threads_take_turns)
                 ck_assert_ok(bfc_free(turns.client, turns.ptr));
         }
         bfc_disconnect(turns.client);
-        stop(rig);
+        rig_stop_after_copies(rig);
 }
 
 /* ---- hostile requests --------------------------------------------------------------- */
@@ -539,7 +517,7 @@ TEST(invalid_requests_are_refused)
         Bfcd__Block small;
 
         if (!CAN_PARK) {
-                stop(rig);
+                rig_stop_after_copies(rig);
                 return;
         }
         raw = raw_with_events(rig);
@@ -573,7 +551,7 @@ TEST(invalid_requests_are_refused)
         ck_assert_int_eq(raw_free(raw, small.block_id), 0);
         session_end(raw);
         session_end(other);
-        stop(rig);
+        rig_stop_after_copies(rig);
 }
 
 /* Each of these ends the session. */
@@ -608,7 +586,7 @@ LOOP_TEST(invalid_wakes_are_violations, 4)
                 ck_assert_int_eq(raw_wait_hang_up(raw, SETTLE_MS), 0);
                 raw_close(raw);
         }
-        stop(rig);
+        rig_stop_after_copies(rig);
 }
 
 /* The request of many blocks has an answer for each. */
@@ -637,7 +615,7 @@ TEST(each_block_of_a_wake_is_answered)
                 session_end(raw);
                 session_end(other);
         }
-        stop(rig);
+        rig_stop_after_copies(rig);
 }
 
 /* Requests that follow each other closely, about one block. */
@@ -675,7 +653,7 @@ TEST(a_block_that_is_parked_is_left_alone)
                 ck_assert_uint_ge(n_done, 1);
                 session_end(raw);
         }
-        stop(rig);
+        rig_stop_after_copies(rig);
 }
 
 /* The client has not unmapped yet what the block was parked from. Others do not wait for that. */
@@ -702,7 +680,7 @@ TEST(a_wake_waits_until_its_place_is_empty)
                 bfc_disconnect(client);
                 session_end(raw);
         }
-        stop(rig);
+        rig_stop_after_copies(rig);
 }
 
 /* It covers a whole extent by chance, and its program asked for less. */
@@ -718,7 +696,7 @@ TEST(only_blocks_of_whole_extents_are_parked)
                 ck_assert_int_eq(raw_free(raw, block.block_id), 0);
         }
         session_end(raw);
-        stop(rig);
+        rig_stop_after_copies(rig);
 }
 
 /* The first is refused at once, and the others wake. */
@@ -736,7 +714,7 @@ TEST(a_group_beyond_the_limit_does_not_wait)
                 ck_assert_uint_eq(in_use(rig, "train"), 24 * MIB);
         }
         bfc_disconnect(client);
-        stop(rig);
+        rig_stop_after_copies(rig);
 }
 
 /* Parked blocks use up the arena's space: they are limited. */
@@ -754,7 +732,7 @@ TEST(parked_bytes_are_limited)
         for (unsigned i = 0; CAN_PARK && i <= n; i++)
                 ck_assert_ok(bfc_free(client, p[i]));
         bfc_disconnect(client);
-        stop(rig);
+        rig_stop_after_copies(rig);
 }
 
 /* ---- restarts --------------------------------------------------------------------------- */
@@ -785,7 +763,7 @@ LOOP_TEST(parked_blocks_survive_the_daemon, 2)
         ck_assert_ok(bfc_free(client, p));
         ck_assert_uint_eq(in_use(k->rig, "parking"), 0);
         bfc_disconnect(client);
-        k->rig->n_fds += has_buffers(k->rig);
+        k->rig->n_fds += rig_has_copy_buffers(k->rig);
         kept_stop(k);
 }
 
@@ -838,7 +816,7 @@ LOOP_TEST(groups_wake_in_turns, 2)
         void *p;
 
         if (!CHILDREN_CAN_PARK) {
-                stop(rig);
+                rig_stop_after_copies(rig);
                 return;
         }
         the_group = shared_memory(sizeof(*the_group));
@@ -859,7 +837,7 @@ LOOP_TEST(groups_wake_in_turns, 2)
         for (unsigned i = 0; i < 2; i++)
                 child_join(jobs[i]);
         bfc_disconnect(client);
-        stop(rig);
+        rig_stop_after_copies(rig);
 }
 
 /* Killed between a Park and the answer to its Retire: the next daemon asks for the same extents. */
@@ -889,7 +867,7 @@ TEST(a_restart_waits_for_what_was_parked)
         ck_assert(WAIT_FOR(reserved(k->rig, "train") == 0, SETTLE_MS));
         ck_assert_int_eq(raw_wake(raw, id), 0);
         session_end(raw);
-        k->rig->n_fds += has_buffers(k->rig);
+        k->rig->n_fds += rig_has_copy_buffers(k->rig);
         kept_stop(k);
 }
 
@@ -1119,6 +1097,6 @@ TEST(a_storm_of_kills_damages_nothing)
                 the_storm->n_parked, the_storm->n_discarded, the_storm->n_at_work, the_storm->n_woken,
                 n_killed, n_restarts, n_looks);
         ck_assert(rig_device() == ON_HOST || the_storm->n_at_work > 0);
-        k->rig->n_fds += has_buffers(k->rig);
+        k->rig->n_fds += rig_has_copy_buffers(k->rig);
         kept_stop(k);
 }

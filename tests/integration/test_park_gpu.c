@@ -19,13 +19,6 @@ static const struct rig_config config = {
 
 #define CAN_PARK (rig_device() == ON_CUDA_FD)
 
-/* The buffers for copies stay open. */
-static void stop(struct rig *rig)
-{
-        rig->n_fds = 0;
-        rig_stop(rig);
-}
-
 static void *parkable(bfc_client *client)
 {
         void *p;
@@ -73,7 +66,7 @@ TEST(copies_need_host_memory)
                 ck_assert_ok(bfc_free(client, p));
         }
         bfc_disconnect(client);
-        stop(rig);
+        rig_stop_after_copies(rig);
 }
 
 TEST(a_park_waits_for_work)
@@ -98,7 +91,7 @@ TEST(a_park_waits_for_work)
                 ck_assert_int_eq(bfc_malloc_flags(client, NULL, BLOCK, BFC_PARKABLE, &p), -ENOTSUP);
         }
         bfc_disconnect(client);
-        stop(rig);
+        rig_stop_after_copies(rig);
 }
 
 /* The stream is known to the library. */
@@ -127,7 +120,7 @@ TEST(a_capture_forbids_a_park)
                 ck_assert_ok(bfc_end_stream(client, (uintptr_t)s));
         }
         bfc_disconnect(client);
-        stop(rig);
+        rig_stop_after_copies(rig);
 }
 
 static bool has_memory_back(struct rig *rig, bfc_client *client)
@@ -155,5 +148,5 @@ TEST(clients_without_a_thread)
         }
         bfc_disconnect(client);
         bfc_disconnect(silent);
-        stop(rig);
+        rig_stop_after_copies(rig);
 }

@@ -58,28 +58,6 @@ static const struct rig_config *config_of(const struct shape *shape)
 
 #define CAN_PARK (rig_device() != ON_CUDA_IPC)
 
-/* The first copy from a GPU opens the daemon's buffers for good. */
-static bool has_buffers(const struct rig *rig)
-{
-        char path[64], target[128];
-        ssize_t n;
-
-        for (unsigned fd = 0; fd < 256; fd++) {
-                snprintf(path, sizeof(path), "/proc/%d/fd/%u", (int)rig->pid, fd);
-                n = readlink(path, target, sizeof(target) - 1);
-                target[n < 0 ? 0 : n] = '\0';
-                if (strstr(target, "memfd:bfcd-copies"))
-                        return true;
-        }
-        return false;
-}
-
-static void stop(struct rig *rig)
-{
-        rig->n_fds += has_buffers(rig);
-        rig_stop(rig);
-}
-
 static uint64_t parked(struct rig *rig, const char *tenant)
 {
         return rig_stats(rig, tenant, "train").bytes_parked;
@@ -153,7 +131,7 @@ TEST(idle_blocks_are_parked_for_others)
         ck_assert_ok(bfc_use_end(blue, p));
         bfc_disconnect(red);
         bfc_disconnect(blue);
-        stop(rig);
+        rig_stop_after_copies(rig);
 }
 
 /* The tenant's own limit is short: the other sessions' blocks, and the requester's own, step aside. */
@@ -177,7 +155,7 @@ TEST(a_tenant_parks_for_itself)
         check_blocks(red, &b);
         bfc_disconnect(red);
         bfc_disconnect(other);
-        stop(rig);
+        rig_stop_after_copies(rig);
 }
 
 static void assert_refused(bfc_client *client, uint64_t n_bytes)
@@ -206,7 +184,7 @@ TEST(a_session_within_its_reserve_is_not_asked)
         ck_assert_uint_eq(parked(rig, "red"), 0);
         bfc_disconnect(red);
         bfc_disconnect(blue);
-        stop(rig);
+        rig_stop_after_copies(rig);
 }
 
 TEST(without_room_for_copies_the_request_is_refused)
@@ -226,7 +204,7 @@ TEST(without_room_for_copies_the_request_is_refused)
         check_blocks(red, &b);
         bfc_disconnect(red);
         bfc_disconnect(blue);
-        stop(rig);
+        rig_stop_after_copies(rig);
 }
 
 /* The key works from the next request on, and no longer. */
@@ -257,7 +235,7 @@ TEST(a_reload_changes_what_is_parked)
         ck_assert_uint_eq(parked(rig, "red"), 0);
         bfc_disconnect(red);
         bfc_disconnect(blue);
-        stop(rig);
+        rig_stop_after_copies(rig);
 }
 
 /* ---- a hostile client ------------------------------------------------------------------ */
@@ -318,7 +296,7 @@ TEST(a_silent_client_hides_no_other)
         waitpid(mallory, NULL, 0);
         bfc_disconnect(red);
         bfc_disconnect(blue);
-        stop(rig);
+        rig_stop_after_copies(rig);
 }
 
 /* ---- the program's function ---------------------------------------------------------- */
@@ -391,7 +369,7 @@ static void ask_function(uint64_t flags)
                 ck_assert_int_eq(pthread_join(poller, NULL), 0);
         bfc_disconnect(s.client);
         bfc_disconnect(blue);
-        stop(rig);
+        rig_stop_after_copies(rig);
 }
 
 TEST(a_function_frees_what_it_can)
@@ -412,7 +390,7 @@ TEST(a_client_without_events_has_no_function)
         ck_assert_int_eq(bfc_on_pressure(client, give, NULL), -EINVAL);
         ck_assert_int_eq(bfc_on_pressure(NULL, give, NULL), -EINVAL);
         bfc_disconnect(client);
-        stop(rig);
+        rig_stop_after_copies(rig);
 }
 
 static void be_stuck(void *userdata, const struct bfc_pressure *pressure)
@@ -522,7 +500,7 @@ TEST(operators_park_and_wake)
         ck_assert_uint_eq(s.n_calls, 0);
         check_blocks(red, &b);
         bfc_disconnect(red);
-        stop(rig);
+        rig_stop_after_copies(rig);
 }
 
 /* ---- turns ------------------------------------------------------------------------------ */
@@ -587,5 +565,5 @@ LOOP_TEST(two_jobs_take_turns, 2)
                 child_join(jobs[i]);
         ck_assert_uint_eq(rig_stats(rig, "red", "train").num_refusals, 0);
         ck_assert_uint_eq(rig_stats(rig, "blue", "train").num_refusals, 0);
-        stop(rig);
+        rig_stop_after_copies(rig);
 }

@@ -5,8 +5,10 @@
 
 #include <ctype.h>
 #include <dirent.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 void rig_rewrite_config(struct rig *rig, const struct rig_config *config)
 {
@@ -75,6 +77,27 @@ void text_has(char *text, const char *part)
 {
         ck_assert_msg(text && strstr(text, part), "no '%s' in: %s", part, text ? text : "nothing");
         free(text);
+}
+
+bool rig_has_copy_buffers(const struct rig *rig)
+{
+        char path[64], target[128];
+        ssize_t n;
+
+        for (unsigned fd = 0; fd < 256; fd++) {
+                snprintf(path, sizeof(path), "/proc/%d/fd/%u", (int)rig->pid, fd);
+                n = readlink(path, target, sizeof(target) - 1);
+                target[n < 0 ? 0 : n] = '\0';
+                if (strstr(target, "memfd:bfcd-copies"))
+                        return true;
+        }
+        return false;
+}
+
+void rig_stop_after_copies(struct rig *rig)
+{
+        rig->n_fds += rig_has_copy_buffers(rig);
+        rig_stop(rig);
 }
 
 uint64_t rig_n_waiting(struct rig *rig, const char *tenant)
