@@ -115,9 +115,7 @@ static void end_write(struct end *e, const ProtobufCMessage *m, const struct v1_
                          0);
         protobuf_c_message_pack(m, payload);
         ck_assert_int_eq(frame_writer_flush(w, e->fd), 0);
-        frame_writer_free(w);
-        for (size_t i = 0; i < line->n_fds; i++)
-                close(fds[i]);
+        frame_writer_free(w); /* it has closed the fds */
 }
 
 static V1__Request *request_of(const uint8_t *payload, size_t n)
