@@ -225,6 +225,8 @@ static void __attribute__((noreturn)) be_shell(int end, char *const *job)
         int status;
         pid_t pid;
 
+        signal(SIGINT, SIG_DFL); /* a test in the background may have been started with them ignored */
+        signal(SIGQUIT, SIG_DFL);
         signal(SIGTTOU, SIG_IGN);
         signal(SIGTTIN, SIG_IGN);
         REQUIRE(setsid() > 0);
