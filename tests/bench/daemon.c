@@ -7,6 +7,7 @@
 #include <ftw.h>
 #include <sched.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -142,6 +143,8 @@ void write_config(const char *text, char *ret_path, size_t n_bytes)
         fclose(f);
 }
 
+static pid_t started; /* the latest daemon; 0: none */
+
 pid_t daemon_start(const char *bfcd, int core, const char *format, ...)
 {
         char *text, config[128];
@@ -163,6 +166,7 @@ pid_t daemon_start(const char *bfcd, int core, const char *format, ...)
                 execl(bfcd, bfcd, "--config", config, "--log-level", "warning", (char *)NULL);
                 die(bfcd, strerror(errno));
         }
+        started = pid;
         return pid;
 }
 
@@ -183,6 +187,15 @@ pid_t daemon_start_simple(const char *bfcd, unsigned limit_mib, int core)
 
 /* ---- clients --------------------------------------------------------------- */
 
+/* Only its parent sees that. */
+static bool daemon_has_ended(void)
+{
+        siginfo_t end = { .si_pid = 0 };
+
+        return started > 0 && waitid(P_PID, (id_t)started, &end, WEXITED | WNOHANG | WNOWAIT) == 0 &&
+               end.si_pid == started;
+}
+
 bfc_client *client_start(const char *path, const char *name, uint64_t flags)
 {
         struct bfc_options o = {
@@ -193,7 +206,7 @@ bfc_client *client_start(const char *path, const char *name, uint64_t flags)
 
         for (int i = 0; i < 60000; i++) {
                 r = bfc_connect(&o, &client);
-                if (r != -ENOENT && r != -ECONNREFUSED)
+                if ((r != -ENOENT && r != -ECONNREFUSED) || daemon_has_ended())
                         break;
                 usleep(10000);
         }
