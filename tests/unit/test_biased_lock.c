@@ -17,7 +17,7 @@
 
 #include "tests/suite.h"
 
-static struct biased_lock lock;
+static _Alignas(128) struct biased_lock lock;
 
 static void setup(void)
 {
@@ -48,7 +48,8 @@ static void give_own(bool has_entered)
 static bool bias(void)
 {
         for (unsigned i = 0; i <= BIASED_LOCK_AFTER; i++) {
-                ck_assert(biased_lock_try(&lock, true));
+                if (!biased_lock_try(&lock, true))
+                        ck_abort_msg("another thread has the lock");
                 biased_lock_unlock(&lock);
         }
         if (!biased_lock_enter(&lock))
@@ -136,31 +137,19 @@ TEST(lost_membarrier_ends_biasing)
 
 /* ---- collisions -------------------------------------------------------------------- */
 
-/* The owner also writes to cache lines that the other thread has just written. Its stores leave the processor
- * in sequence, so the one of is_inside waits for these: without the barrier, nearly always longer than
- * the other thread needs for its look. */
-#define N_LINES   16u
-#define N_REVOKED 4000u
-#define N_OTHERS  2u
+/* In each round the lock is biased, and both threads want it at once. The owner first writes to cache lines
+ * that the other thread has just written. Its stores leave the processor in sequence, so the one of
+ * is_inside waits for these: without the barrier, longer than the other thread needs for its look. */
+#define N_LINES  32u
+#define N_ROUNDS 50000u
 
 static struct {
         _Alignas(128) unsigned at; /* atomic */
 } lines[N_LINES];
 
-static unsigned long n_inside, n_owner, n_others; /* guarded by the lock */
-static bool is_busy;                              /* the same: a thread is inside */
-static int n_running;                             /* atomic */
-
-static void count_inside(unsigned long *n)
-{
-        ck_assert_msg(!is_busy, "two threads are inside");
-        is_busy = true;
-        __atomic_signal_fence(__ATOMIC_SEQ_CST);
-        n_inside++;
-        (*n)++;
-        __atomic_signal_fence(__ATOMIC_SEQ_CST);
-        is_busy = false;
-}
+static _Alignas(128) unsigned long n_inside; /* guarded by the lock */
+static unsigned inside;                      /* the same: which thread is */
+static _Alignas(128) unsigned n_arrived;     /* atomic */
 
 static void touch_lines(void)
 {
@@ -168,61 +157,69 @@ static void touch_lines(void)
                 __atomic_store_n(&lines[i].at, i, __ATOMIC_RELAXED);
 }
 
-static void *own(void *userdata)
+/* Spins, so that both threads leave at the same time. */
+static void meet(unsigned *n)
 {
-        unsigned long *n_entered = userdata, n = 0;
-
-        while (__atomic_load_n(&n_running, __ATOMIC_ACQUIRE) > 0) {
-                bool has_entered;
-
-                touch_lines();
-                has_entered = take_own();
-                count_inside(&n_owner);
-                give_own(has_entered);
-                n++;
-                if (has_entered)
-                        __atomic_add_fetch(n_entered, 1, __ATOMIC_RELAXED);
-        }
-        ck_assert_uint_eq(n_owner, n);
-        return NULL;
+        *n += 2;
+        __atomic_add_fetch(&n_arrived, 1, __ATOMIC_ACQ_REL);
+        for (unsigned i = 1; __atomic_load_n(&n_arrived, __ATOMIC_ACQUIRE) < *n; i++)
+                if (i % 4096 == 0)
+                        sched_yield();
 }
 
-/* Takes the lock only after the owner has entered again, so that nearly each time revokes it. */
+/* For longer than a processor delays a store. */
+static void stay_inside(unsigned me)
+{
+        inside = me;
+        for (unsigned i = 0; i < 1000; i++) {
+                __atomic_signal_fence(__ATOMIC_SEQ_CST);
+                if (inside != me) /* each assertion is a system call */
+                        ck_abort_msg("two threads are inside");
+        }
+        n_inside++;
+}
+
 static void *collide(void *userdata)
 {
-        unsigned long *n_entered = userdata, seen = 0;
+        unsigned n_met = 0;
 
-        for (unsigned i = 0; i < N_REVOKED; i++) {
-                while (__atomic_load_n(n_entered, __ATOMIC_RELAXED) == seen)
-                        sched_yield();
+        (void)userdata;
+        for (unsigned round = 0; round < N_ROUNDS; round++) {
                 touch_lines();
+                meet(&n_met);
+                for (unsigned i = 0; i < round % 64; i++)
+                        __atomic_signal_fence(__ATOMIC_SEQ_CST);
                 biased_lock_lock(&lock, false);
-                count_inside(&n_others);
-                seen = __atomic_load_n(n_entered, __ATOMIC_RELAXED);
+                stay_inside(2);
                 biased_lock_unlock(&lock);
+                meet(&n_met);
         }
-        __atomic_sub_fetch(&n_running, 1, __ATOMIC_RELEASE);
         return NULL;
 }
 
-TEST(owner_and_others_collide)
+TEST(owner_and_another_collide)
 {
-        static unsigned long n_entered;
-        pthread_t owner, others[N_OTHERS];
+        unsigned n_met = 0;
+        pthread_t other;
 
         biased_lock_register();
         if (!bias())
                 return; /* the kernel has no membarrier() */
-        setup();
-        n_running = N_OTHERS;
-        ck_assert_int_eq(pthread_create(&owner, NULL, own, &n_entered), 0);
-        for (unsigned i = 0; i < N_OTHERS; i++)
-                ck_assert_int_eq(pthread_create(&others[i], NULL, collide, &n_entered), 0);
-        for (unsigned i = 0; i < N_OTHERS; i++)
-                pthread_join(others[i], NULL);
-        pthread_join(owner, NULL);
-        ck_assert_uint_eq(n_others, N_OTHERS * N_REVOKED);
-        ck_assert_uint_eq(n_inside, n_owner + n_others);
+        ck_assert_int_eq(pthread_create(&other, NULL, collide, NULL), 0);
+        for (unsigned round = 0; round < N_ROUNDS; round++) {
+                bool has_entered;
+
+                if (!bias())
+                        ck_abort_msg("the lock is not biased");
+                meet(&n_met);
+                touch_lines();
+                has_entered = take_own();
+                stay_inside(1);
+                give_own(has_entered);
+                meet(&n_met);
+        }
+        pthread_join(other, NULL);
+        ck_assert_uint_eq(n_inside, 2 * N_ROUNDS);
 }
 
 /* ---- slots --------------------------------------------------------------------------- */
