@@ -556,7 +556,7 @@ TEST(emptied_while_busy)
 
 /* Each thread reuses its own blocks, mostly. Those of the others come from it by way of `shared`. The magazines are emptied
  * and read only after their owners have used them often enough to lock them without an exchange. */
-#define N_EMPTIED 50u
+#define N_EMPTIED 20u
 static struct {
         _Alignas(128) unsigned n; /* atomic */
 } progress[N_THREADS];
