@@ -14,25 +14,20 @@
 #include "client/magazine.h"
 
 #include <errno.h>
-#include <sched.h>
 #include <stdlib.h>
-#include <time.h>
-#include <unistd.h>
 
-#define GRANULE       256u
-#define N_SIZES       (MAGAZINE_SMALL_BYTES / GRANULE)
-#define MIN_MAGAZINES 16u
-#define MAX_MAGAZINES 64u
-#define MAX_CREDIT    (2 * MAGAZINE_BLOCK_BYTES)
-#define N_SPINS       100u
-#define N_YIELDS      10u
-#define MAX_SLEEP_NS  1000000
+#include "client/biased_lock.h"
+#include "client/thread_slot.h"
+
+#define GRANULE    256u
+#define N_SIZES    (MAGAZINE_SMALL_BYTES / GRANULE)
+#define MAX_CREDIT (2 * MAGAZINE_BLOCK_BYTES)
 
 _Static_assert(N_SIZES == 64, "a bit of `filled` for each size");
 _Static_assert(MAGAZINE_BLOCK_BYTES / GRANULE <= UINT16_MAX, "large_sizes");
 
 struct magazine {
-        bool is_locked; /* atomic */
+        struct biased_lock lock;
         uint16_t n_small;
         uint16_t n_large;
         uint64_t credit;
@@ -51,7 +46,7 @@ struct magazine {
 
 struct magazines {
         uint64_t max_small, max_large; /* bytes, in each */
-        unsigned n;                    /* a power of two */
+        unsigned n;                    /* one for each thread slot, which is the owner of its lock */
         unsigned n_touched;            /* atomic: those behind were never used, and have nothing */
         /* bound <= peak, for both sums. These three change only while all locks are held. */
         uint64_t peak __attribute__((aligned(128)));
@@ -62,11 +57,11 @@ struct magazines {
         struct magazine items[];
 };
 
-static unsigned n_threads; /* atomic: that have a magazine */
+/* How this thread has a magazine's lock: by biased_lock_enter(), or by other functions. */
+enum how { ENTERED, LOCKED };
 
-/* 1 + the magazine that this thread used last, of any client; 0: none. Initial-exec uses four bytes of the
- * static TLS that the C library reserves: a call for each access would cost more than the lock. */
-static __thread unsigned home __attribute__((tls_model("initial-exec")));
+/* Of a thread without a magazine of its own: the one that it used last, of any client. */
+static __thread unsigned guest_of __attribute__((tls_model("initial-exec")));
 
 static uint64_t at_most(uint64_t n, uint64_t max)
 {
@@ -75,15 +70,9 @@ static uint64_t at_most(uint64_t n, uint64_t max)
 
 int magazines_new(uint64_t max_bytes, struct magazines **ret)
 {
-        long n_processors = sysconf(_SC_NPROCESSORS_CONF);
-        struct magazines *m;
-        unsigned n = MIN_MAGAZINES;
-        size_t size;
+        unsigned n = thread_slots();
+        struct magazines *m = aligned_alloc(_Alignof(struct magazines), sizeof(*m) + n * sizeof(m->items[0]));
 
-        while (n < MAX_MAGAZINES && n < 2 * n_processors)
-                n *= 2;
-        size = sizeof(*m) + n * sizeof(m->items[0]);
-        m = aligned_alloc(_Alignof(struct magazines), size);
         if (!m)
                 return -ENOMEM;
         *m = (struct magazines){ .n = n, .n_touched = 1 };
@@ -91,6 +80,7 @@ int magazines_new(uint64_t max_bytes, struct magazines **ret)
         m->max_large = at_most(max_bytes / n - m->max_small, MAGAZINE_MAX_LARGE);
         for (unsigned i = 0; i < n; i++)
                 m->items[i] = (struct magazine){ .shown = NULL };
+        biased_lock_register();
         *ret = m;
         return 0;
 }
@@ -112,48 +102,22 @@ uint64_t magazines_max_block(const struct magazines *m)
 
 /* ---- locks -------------------------------------------------------------------- */
 
-/* Held for some tens of instructions, mostly by the same thread. So there is no list of waiting threads, and
- * unlock() is a plain store: a mutex would take half of the time of a malloc and free. */
-static bool try_lock(struct magazine *z)
+static bool is_own(unsigned at)
 {
-        return !__atomic_load_n(&z->is_locked, __ATOMIC_RELAXED) &&
-               !__atomic_exchange_n(&z->is_locked, true, __ATOMIC_ACQUIRE);
-}
-
-static void unlock(struct magazine *z)
-{
-        __atomic_store_n(&z->is_locked, false, __ATOMIC_RELEASE);
-}
-
-/* The owner may have been preempted, also by this thread if it has a higher priority: so this sleeps in the
- * end. */
-static void __attribute__((noinline)) lock(struct magazine *z)
-{
-        struct timespec step = { 0, 1000 };
-
-        for (unsigned i = 0; !try_lock(z); i++) {
-                if (i < N_SPINS)
-                        continue;
-                if (i < N_SPINS + N_YIELDS) {
-                        sched_yield();
-                        continue;
-                }
-                nanosleep(&step, NULL);
-                if (step.tv_nsec < MAX_SLEEP_NS)
-                        step.tv_nsec *= 2;
-        }
+        return thread_slot == at + 1;
 }
 
 /* The owner of the first lock may raise n_touched: so it is constant while all are locked. */
 static void __attribute__((noinline)) touch(struct magazines *m, unsigned at)
 {
-        lock(&m->items[0]);
+        biased_lock_lock(&m->items[0].lock, is_own(0));
         if (m->n_touched <= at)
                 __atomic_store_n(&m->n_touched, at + 1, __ATOMIC_RELAXED);
-        unlock(&m->items[0]);
+        biased_lock_unlock(&m->items[0].lock);
 }
 
-/* Another thread has this thread's magazine, and may sleep: takes another one that is free. */
+/* Another thread has the magazine `at`, and may sleep: takes another one that is free. Without a slot the
+ * thread moves on, even to one of an owner, which is perhaps idle. */
 static struct magazine *__attribute__((noinline)) lock_another(struct magazines *m, unsigned at)
 {
         unsigned n = __atomic_load_n(&m->n_touched, __ATOMIC_RELAXED);
@@ -161,12 +125,14 @@ static struct magazine *__attribute__((noinline)) lock_another(struct magazines 
         for (unsigned i = 1; i < n; i++) {
                 unsigned next = (at + i) % n;
 
-                if (!try_lock(&m->items[next]))
+                if (!biased_lock_try(&m->items[next].lock, false))
                         continue;
-                home = next + 1;
+                guest_of = next;
                 return &m->items[next];
         }
-        lock(&m->items[at]);
+        if (!is_own(at))
+                guest_of = at = (at + 1) % n;
+        biased_lock_lock(&m->items[at].lock, is_own(at));
         return &m->items[at];
 }
 
@@ -174,37 +140,51 @@ static struct magazine *__attribute__((noinline)) lock_one(struct magazines *m)
 {
         unsigned at;
 
-        if (home == 0)
-                home = __atomic_fetch_add(&n_threads, 1, __ATOMIC_RELAXED) % MAX_MAGAZINES + 1;
-        at = (home - 1) & (m->n - 1);
+        thread_slot_take();
+        at = thread_slot - 1;
+        if (at >= m->n)
+                at = guest_of % m->n;
         if (at >= __atomic_load_n(&m->n_touched, __ATOMIC_RELAXED))
                 touch(m, at);
-        if (try_lock(&m->items[at]))
+        if (biased_lock_try(&m->items[at].lock, is_own(at)))
                 return &m->items[at];
         return lock_another(m, at);
 }
 
-/* The thread's own one. NULL: it has none yet, or another thread has it. */
-static inline __attribute__((always_inline)) struct magazine *lock_own(struct magazines *m)
+/* The thread's own one. NULL: it has none yet, it is not biased, or another thread has it. */
+static inline __attribute__((always_inline)) struct magazine *enter_own(struct magazines *m)
 {
-        unsigned at = (home - 1) & (m->n - 1);
+        unsigned at = thread_slot - 1;
 
-        return home != 0 && at < __atomic_load_n(&m->n_touched, __ATOMIC_RELAXED) && try_lock(&m->items[at])
+        return at < __atomic_load_n(&m->n_touched, __ATOMIC_RELAXED) && biased_lock_enter(&m->items[at].lock)
                        ? &m->items[at]
                        : NULL;
 }
 
+static inline __attribute__((always_inline)) void unlock(struct magazine *z, enum how how)
+{
+        if (how == ENTERED)
+                biased_lock_leave(&z->lock);
+        else
+                biased_lock_unlock(&z->lock);
+}
+
 static void lock_all(struct magazines *m)
 {
-        lock(&m->items[0]);
+        bool is_biased = biased_lock_close(&m->items[0].lock, is_own(0));
+
         for (unsigned i = 1; i < m->n_touched; i++)
-                lock(&m->items[i]);
+                is_biased |= biased_lock_close(&m->items[i].lock, is_own(i));
+        if (is_biased)
+                biased_lock_barrier();
+        for (unsigned i = 0; i < m->n_touched; i++)
+                biased_lock_revoke(&m->items[i].lock, is_own(i));
 }
 
 static void unlock_all(struct magazines *m)
 {
         for (unsigned i = m->n_touched; i > 0; i--)
-                unlock(&m->items[i - 1]);
+                biased_lock_unlock(&m->items[i - 1].lock);
 }
 
 /* ---- the sum ------------------------------------------------------------------ */
@@ -441,14 +421,14 @@ static struct record *take_large(struct magazine *z, int at)
 }
 
 /* Of a block that was taken out; n_bytes: of the block. Unlocks. */
-static inline __attribute__((always_inline)) struct record *give(struct magazine *z, struct record *r,
-                                                                 uint64_t n_requested, uint64_t n_bytes,
-                                                                 uint32_t born)
+static inline __attribute__((always_inline)) struct record *give(struct magazine *z, enum how how,
+                                                                 struct record *r, uint64_t n_requested,
+                                                                 uint64_t n_bytes, uint32_t born)
 {
         z->n_allocs++;
         z->n_requested += n_requested;
         set_bytes(z, z->n_bytes - n_bytes);
-        unlock(z);
+        unlock(z, how);
         return blocks_unstash(r, n_requested, born);
 }
 
@@ -463,24 +443,25 @@ static struct record *take_small(struct magazine *z, unsigned size)
 
 /* The lock is held. */
 static struct record *__attribute__((noinline))
-get_any(struct magazines *m, struct magazine *z, uint64_t n_requested, uint32_t born)
+get_any(struct magazines *m, struct magazine *z, enum how how, uint64_t n_requested, uint32_t born)
 {
         unsigned size = size_of(n_requested);
         uint64_t n_bytes = (size + UINT64_C(1)) * GRANULE;
         int at = size < N_SIZES ? -1 : find_large(z, size);
 
         if (size < N_SIZES ? !z->tops[size] : at < 0) {
-                unlock(z);
+                unlock(z, how);
                 return NULL;
         }
         if (z->credit >= n_bytes) {
                 z->credit -= n_bytes;
         } else if (!raise_bound(m, n_bytes)) {
-                unlock(z);
+                unlock(z, how);
                 return NULL;
         }
         count_age(z, born, n_bytes);
-        return give(z, size < N_SIZES ? take_small(z, size) : take_large(z, at), n_requested, n_bytes, born);
+        return give(z, how, size < N_SIZES ? take_small(z, size) : take_large(z, at), n_requested, n_bytes,
+                    born);
 }
 
 /* The lock is held. */
@@ -491,18 +472,18 @@ get_usual(struct magazines *m, struct magazine *z, uint64_t n_requested, uint32_
         uint64_t n_bytes = (size + UINT64_C(1)) * GRANULE;
 
         if (size >= N_SIZES || !z->tops[size] || z->credit < n_bytes || born != z->ages.tick)
-                return get_any(m, z, n_requested, born);
+                return get_any(m, z, ENTERED, n_requested, born);
         z->credit -= n_bytes;
         count_young(z, n_bytes);
-        return give(z, take_small(z, size), n_requested, n_bytes, born);
+        return give(z, ENTERED, take_small(z, size), n_requested, n_bytes, born);
 }
 
 struct record *magazines_get(struct magazines *m, uint64_t n_requested)
 {
         uint32_t born = ages_now();
-        struct magazine *z = lock_own(m);
+        struct magazine *z = enter_own(m);
 
-        return z ? get_usual(m, z, n_requested, born) : get_any(m, lock_one(m), n_requested, born);
+        return z ? get_usual(m, z, n_requested, born) : get_any(m, lock_one(m), LOCKED, n_requested, born);
 }
 
 /* The next four: the magazine's lock is held. put_…() return the blocks that do not stay. */
@@ -539,7 +520,7 @@ static struct record *put_large(const struct magazines *m, struct magazine *z, u
 }
 
 static struct record *__attribute__((noinline))
-put_any(struct magazines *m, struct magazine *z, struct record *record)
+put_any(struct magazines *m, struct magazine *z, enum how how, struct record *record)
 {
         unsigned size = size_of(record->block.n_bytes);
         struct record *full = NULL;
@@ -557,7 +538,7 @@ put_any(struct magazines *m, struct magazine *z, struct record *record)
                 add_small(z, size, record);
         if (z->n_small > MAGAZINE_BLOCKS || z->n_bytes - z->n_large_bytes > m->max_small)
                 full = empty_small(z, full);
-        unlock(z);
+        unlock(z, how);
         return full;
 }
 
@@ -571,33 +552,30 @@ put_usual(struct magazines *m, struct magazine *z, struct record *record)
         if (size >= N_SIZES || record->block.born != z->ages.tick || record->block.born == 0 ||
             z->credit + n_bytes > MAX_CREDIT || z->n_small >= MAGAZINE_BLOCKS ||
             z->n_bytes - z->n_large_bytes + n_bytes > m->max_small)
-                return put_any(m, z, record);
+                return put_any(m, z, ENTERED, record);
         count_put(z, record);
         count_young(z, -n_bytes);
         add_small(z, size, record);
-        unlock(z);
+        unlock(z, ENTERED);
         return NULL;
 }
 
 struct record *magazines_put(struct magazines *m, struct record *record)
 {
-        struct magazine *z = lock_own(m);
+        struct magazine *z = enter_own(m);
 
-        return z ? put_usual(m, z, record) : put_any(m, lock_one(m), record);
+        return z ? put_usual(m, z, record) : put_any(m, lock_one(m), LOCKED, record);
 }
 
 struct record *magazines_take_all(struct magazines *m)
 {
-        unsigned n = __atomic_load_n(&m->n_touched, __ATOMIC_RELAXED);
         struct record *all = NULL;
 
-        for (unsigned i = 0; i < n; i++) {
-                struct magazine *z = &m->items[i];
-
-                lock(z);
-                all = empty_small(z, all);
-                all = empty_large(z, all);
-                unlock(z);
+        lock_all(m);
+        for (unsigned i = 0; i < m->n_touched; i++) {
+                all = empty_small(&m->items[i], all);
+                all = empty_large(&m->items[i], all);
         }
+        unlock_all(m);
         return all;
 }

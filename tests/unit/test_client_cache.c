@@ -587,16 +587,17 @@ TEST(idle_slabs_keep_their_extents)
 
 /* ---- no system call ------------------------------------------------------------ */
 
-/* Everything but the thread's own end kills. */
+/* Everything kills but the thread's own end, and the barrier before it looks into another thread's magazine. */
 static void forbid_system_calls(void)
 {
         struct sock_filter filter[] = {
                 BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+                BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_membarrier, 1, 0),
                 BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_exit, 0, 1),
                 BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
                 BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
         };
-        struct sock_fprog program = { .len = 4, .filter = filter };
+        struct sock_fprog program = { .len = 5, .filter = filter };
 
         if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 ||
             prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0)

@@ -554,6 +554,68 @@ TEST(emptied_while_busy)
         ck_assert_uint_eq(blocks.n_used, 0);
 }
 
+/* Each thread reuses its own blocks, mostly. Those of the others come from it by way of `shared`. The magazines are emptied
+ * and read only after their owners have used them often enough to lock them without an exchange. */
+#define N_EMPTIED 20u
+static struct {
+        _Alignas(128) unsigned n; /* atomic */
+} progress[N_THREADS];
+
+/* In some order, so that one of the threads is nearly always inside. */
+static void wait_for_progress(void)
+{
+        for (unsigned i = 1; i < N_THREADS; i++) {
+                unsigned begin = __atomic_load_n(&progress[i].n, __ATOMIC_RELAXED);
+
+                while (__atomic_load_n(&progress[i].n, __ATOMIC_RELAXED) - begin < 1500)
+                        sched_yield();
+        }
+}
+
+static void *reuse(void *userdata)
+{
+        unsigned me = (unsigned)(uintptr_t)userdata, seed = me * 77;
+
+        pthread_barrier_wait(&barrier);
+        for (unsigned i = 0; me == 0 && i < N_EMPTIED; i++) {
+                struct magazine_sums s;
+
+                wait_for_progress();
+                s = sums();
+                if (s.peak_bytes_in_use < s.bytes_in_use || s.bytes_stashed > N_THREADS * 3 * MIB)
+                        ck_abort_msg("the sums are wrong");
+                if (i % 2 == 0)
+                        wait_for_progress();
+                drain();
+        }
+        if (me == 0)
+                __atomic_store_n(&n_busy, 0, __ATOMIC_SEQ_CST);
+        while (me > 0 && __atomic_load_n(&n_busy, __ATOMIC_SEQ_CST) > 0) {
+                const void *mine = get(size_by(next_random(&seed)));
+
+                if (next_random(&seed) % 16 == 0)
+                        mine = __atomic_exchange_n(&shared[next_random(&seed) % N_SHARED], mine,
+                                                   __ATOMIC_ACQ_REL);
+                if (mine && put(mine) < 0)
+                        ck_abort_msg("a block was lost");
+                __atomic_add_fetch(&progress[me].n, 1, __ATOMIC_RELAXED);
+        }
+        return NULL;
+}
+
+TEST(emptied_while_owners_are_inside)
+{
+        n_busy = 1;
+        run(reuse);
+        for (int i = 0; i < N_SHARED; i++)
+                if (shared[i])
+                        ck_assert_int_eq(put(shared[i]), 0);
+        drain();
+        ck_assert_uint_eq(sums().bytes_in_use, 0);
+        ck_assert_uint_eq(sums().bytes_stashed, 0);
+        ck_assert_uint_eq(blocks.n_used, 0);
+}
+
 static bool has_got;
 
 static void *get_one(void *userdata)

@@ -1,0 +1,133 @@
+/* Biased locks; see biased_lock.h.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * A lock is held for some tens of instructions. So there is no list of waiting threads, and unlocking is a
+ * plain store. */
+#include "client/biased_lock.h"
+
+#include <sched.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#define N_SPINS      100u
+#define N_YIELDS     10u
+#define MAX_SLEEP_NS 1000000
+
+/* The barrier's substitute, far longer than a processor delays a store. */
+#define SETTLE_NS 20000000
+
+/* Of linux/membarrier.h, which older kernel headers lack in part. */
+enum { PRIVATE_EXPEDITED = 1 << 3, REGISTER_PRIVATE_EXPEDITED = 1 << 4 };
+
+static enum { UNKNOWN, PERMITTED, LOST } membarrier_state; /* atomic */
+
+static long membarrier(int command)
+{
+        return syscall(SYS_membarrier, command, 0, 0);
+}
+
+void biased_lock_register(void)
+{
+        if (__atomic_load_n(&membarrier_state, __ATOMIC_RELAXED) != LOST &&
+            membarrier(REGISTER_PRIVATE_EXPEDITED) == 0)
+                __atomic_store_n(&membarrier_state, PERMITTED, __ATOMIC_RELAXED);
+}
+
+static bool may_bias(void)
+{
+        return __atomic_load_n(&membarrier_state, __ATOMIC_RELAXED) == PERMITTED;
+}
+
+/* A program can forbid the call after it registered, by a seccomp filter. Then no lock is biased any more. For
+ * those that are, this waits until an owner's store is visible. */
+void biased_lock_barrier(void)
+{
+        struct timespec settle = { 0, SETTLE_NS };
+
+        if (membarrier(PRIVATE_EXPEDITED) == 0)
+                return;
+        __atomic_store_n(&membarrier_state, LOST, __ATOMIC_RELAXED);
+        while (nanosleep(&settle, &settle) < 0)
+                ;
+}
+
+/* The i-th time in a loop. The other thread may have been preempted, also by this one if it has a higher
+ * priority: so this sleeps in the end. */
+static void wait_some(unsigned i)
+{
+        struct timespec step = { 0, 1000 };
+
+        if (i < N_SPINS)
+                return;
+        if (i < N_SPINS + N_YIELDS) {
+                sched_yield();
+                return;
+        }
+        i -= N_SPINS + N_YIELDS;
+        step.tv_nsec = i < 10 ? step.tv_nsec << i : MAX_SLEEP_NS;
+        nanosleep(&step, NULL);
+}
+
+/* Sets LOCKED, if the state is still this one without it. */
+static bool set_locked(struct biased_lock *l, uint8_t before)
+{
+        uint8_t locked = before | BIASED_LOCK_LOCKED;
+
+        return before != locked && __atomic_compare_exchange_n(&l->state, &before, locked, false,
+                                                               __ATOMIC_ACQUIRE, __ATOMIC_RELAXED);
+}
+
+/* The owner has set LOCKED. */
+static void count_own(struct biased_lock *l)
+{
+        if (l->n_own < BIASED_LOCK_AFTER)
+                l->n_own++;
+        else if (may_bias())
+                __atomic_store_n(&l->state, BIASED_LOCK_LOCKED | BIASED_LOCK_BIASED, __ATOMIC_RELAXED);
+}
+
+bool biased_lock_try(struct biased_lock *l, bool is_owner)
+{
+        uint8_t before = __atomic_load_n(&l->state, __ATOMIC_RELAXED);
+
+        if (is_owner ? __atomic_load_n(&l->is_inside, __ATOMIC_RELAXED) : before & BIASED_LOCK_BIASED)
+                return false;
+        if (!set_locked(l, before))
+                return false;
+        if (is_owner)
+                count_own(l);
+        else
+                l->n_own = 0;
+        return true;
+}
+
+bool biased_lock_close(struct biased_lock *l, bool is_owner)
+{
+        uint8_t before = __atomic_load_n(&l->state, __ATOMIC_RELAXED);
+
+        for (unsigned i = 0; !set_locked(l, before); i++) {
+                wait_some(i);
+                before = __atomic_load_n(&l->state, __ATOMIC_RELAXED);
+        }
+        return !is_owner && before & BIASED_LOCK_BIASED;
+}
+
+void biased_lock_revoke(struct biased_lock *l, bool is_owner)
+{
+        if (__atomic_load_n(&l->state, __ATOMIC_RELAXED) & BIASED_LOCK_BIASED)
+                for (unsigned i = 0; __atomic_load_n(&l->is_inside, __ATOMIC_ACQUIRE); i++)
+                        wait_some(i);
+        if (is_owner)
+                return;
+        __atomic_store_n(&l->state, BIASED_LOCK_LOCKED, __ATOMIC_RELAXED);
+        l->n_own = 0;
+}
+
+void biased_lock_lock(struct biased_lock *l, bool is_owner)
+{
+        if (biased_lock_close(l, is_owner))
+                biased_lock_barrier();
+        biased_lock_revoke(l, is_owner);
+}
