@@ -45,6 +45,7 @@ struct connection {
         uint64_t deadline_ms;
         unsigned n_timers; /* that are not closed */
         bool is_new;       /* has not said hello */
+        bool is_gone;      /* its peer; to be dropped */
         bool is_dropped;   /* the socket is no longer used, though perhaps not closed */
         bool is_working;   /* it is in host->working */
         bool in_batch;     /* replies are flushed at its end */
@@ -73,6 +74,11 @@ static void connection_leave_unauth(struct connection *c)
 {
         c->is_new = false;
         unauth_leave(&c->host->unauth, &c->unauth);
+}
+
+static bool connection_is_failing(const struct connection *c)
+{
+        return c->is_gone || c->failure[0] != '\0';
 }
 
 static void connection_make_ready(void *userdata)
@@ -142,18 +148,11 @@ static void connection_end(struct connection *c)
 static void connection_close_socket(struct connection *c)
 {
         c->is_dropped = true;
+        if (c->member.class)
+                sched_owe(&c->host->sched, &c->member, SCHED_END_NS);
         events_close(c->events);
         stream_shut(&c->stream, session_has_fds_in_flight(c->session));
         sched_idle(&c->host->sched, &c->member);
-}
-
-/* Of its tenant; before the hello, and of operators, of its user. */
-static struct log_limit *connection_disconnect_log(struct connection *c)
-{
-        const struct session *s = c->session;
-
-        return s->tenant ? &s->tenant->disconnect_log
-                         : log_limit_of_user(&c->host->disconnect_logs, s->who.uid);
 }
 
 /* Gives up the socket. The connection stays until nothing of the session is left. */
@@ -165,7 +164,9 @@ static void connection_drop(struct connection *c, const char *why)
                 return;
         connection_close_socket(c);
         if (why)
-                log_limited(connection_disconnect_log(c), LOG_LEVEL_NOTICE,
+                log_limited(s->tenant ? &s->tenant->disconnect_log
+                                      : log_limit_of_user(&c->host->disconnect_logs, s->who.uid),
+                            LOG_LEVEL_NOTICE,
                             "session %" PRIu64 " (0: no hello yet; uid %u, pid %d): disconnected: %s", s->id,
                             (unsigned)s->who.uid, (int)s->who.pid, why);
         if (session_hang_up(s) > 0 && peer_process_has_exited(&c->process))
@@ -228,6 +229,7 @@ static int connection_change_class(struct connection *c)
                                  .lease = session_lease_number(c->session),
                                  .role = c->role };
 
+        sched_owe(&c->host->sched, &c->member, SCHED_HELLO_NS);
         connection_leave_unauth(c);
         if (session_is_live(c->session))
                 uv_timer_start(&c->timer, on_timer, CONNECTION_WATCH_MS, 0);
@@ -251,7 +253,7 @@ static void connection_flush(struct connection *c)
         int r = stream_flush(&c->stream, has_deadline ? STREAM_NO_TIMEOUT : timeout_ms);
 
         if ((r == -EPIPE || r == -ECONNRESET) && c->failure[0] == '\0')
-                connection_drop(c, NULL); /* the client is gone and has not read its replies */
+                c->is_gone = true; /* and has not read its replies */
         else if (r < 0)
                 connection_fail(c, strerror(-r));
 }
@@ -264,13 +266,13 @@ static void on_session_send(void *userdata, const Bfcd__Reply *reply, const int 
         uint8_t *payload;
         int r = -EPIPE;
 
-        if (!c->is_dropped && c->failure[0] == '\0')
+        if (!c->is_dropped && !connection_is_failing(c))
                 r = frame_writer_add(c->stream.writer, bfcd__reply__get_packed_size(reply), fds, n_fds,
                                      &payload);
         if (r < 0) {
                 for (size_t i = 0; i < n_fds; i++)
                         close(fds[i]);
-                if (!c->is_dropped) /* keeps the first failure */
+                if (!c->is_dropped && !c->is_gone) /* keeps the first failure */
                         connection_fail(c, r == -ENOBUFS
                                                    ? "too many unread replies: the client does not read them"
                                                    : strerror(-r));
@@ -304,7 +306,7 @@ static void on_session_send_event(void *userdata, const Bfcd__Event *event)
 {
         struct connection *c = userdata;
 
-        if (!c->is_dropped && c->failure[0] == '\0')
+        if (!c->is_dropped && !connection_is_failing(c))
                 events_send(c->events, event);
 }
 
@@ -312,7 +314,7 @@ static int on_event_reply(void *userdata, const Bfcd__EventReply *reply, const c
 {
         const struct connection *c = userdata;
 
-        if (c->failure[0] != '\0')
+        if (connection_is_failing(c))
                 return 0;
         return session_handle_event(c->session, reply, ret_why);
 }
@@ -326,7 +328,8 @@ static void on_events_end(void *userdata, const char *why)
         if (why)
                 connection_fail(c, why);
         else if (!session_is_closing(c->session))
-                connection_drop(c, NULL);
+                c->is_gone = true;
+        connection_make_ready(c); /* its turn drops it */
 }
 
 static const struct events_ops connection_events_ops = {
@@ -465,10 +468,15 @@ static void connection_receive(struct connection *c)
 /* Sends what was queued in the turn, and drops the connection if it has failed. */
 static void connection_end_turn(struct connection *c)
 {
-        if (!c->is_dropped)
+        if (!c->is_dropped && !c->is_gone)
                 connection_flush(c); /* also of a failing one: the client may be told why */
-        if (c->failure[0] != '\0')
-                connection_drop(c, c->failure);
+        if (connection_is_failing(c) && !c->is_dropped && stream_drop_input(&c->stream)) {
+                sched_owe(&c->host->sched, &c->member, SCHED_DROP_NS);
+                connection_make_ready(c); /* the rest has further turns */
+                return;
+        }
+        if (connection_is_failing(c))
+                connection_drop(c, c->is_gone ? NULL : c->failure);
         if (c->is_dropped)
                 return;
         /* The flush may have ended a pause, with frames waiting in the buffer. */
@@ -485,7 +493,7 @@ static void connection_serve(struct connection *c)
                 events_turn(c->events);
         if (c->is_dropped)
                 return;
-        if (session_may_deliver(c->session) && c->failure[0] == '\0') {
+        if (session_may_deliver(c->session) && !connection_is_failing(c)) {
                 c->in_batch = true;
                 session_deliver(c->session);
                 c->in_batch = false;
@@ -494,14 +502,14 @@ static void connection_serve(struct connection *c)
                 return;
         }
         stream_begin_turn(&c->stream, &is_readable, &has_hung_up);
-        if (c->failure[0] != '\0')
+        if (connection_is_failing(c))
                 ; /* the turn's end drops it */
         else if (c->has_frames && !connection_is_paused(c))
                 connection_handle_frames(c);
         else if (is_readable)
                 connection_receive(c);
         else if (has_hung_up)
-                connection_drop(c, NULL);
+                c->is_gone = true;
         connection_end_turn(c);
 }
 
@@ -539,7 +547,7 @@ static struct connection *find_oldest_unauth(const struct unauth_user *user)
         struct unauth_member *m = TAILQ_FIRST(&user->members);
 
         for (unsigned i = 0; m && i < CONNECTION_EVICT_LOOKS; i++, m = TAILQ_NEXT(m, link))
-                if (!stream_has_input(&connection_of_unauth(m)->stream))
+                if (stream_n_input(&connection_of_unauth(m)->stream) == 0)
                         return connection_of_unauth(m);
         return connection_of_unauth(TAILQ_FIRST(&user->members));
 }
@@ -695,19 +703,6 @@ int connection_host_init(struct connection_host *host)
         return poller_new(&host->poller);
 }
 
-/* Turns, for as long as a slice: new events wait that long at most, and for one turn of each other class. */
-static void turn_ready(struct connection_host *host)
-{
-        uint64_t end_ns = uv_hrtime() + CONNECTION_SLICE_NS;
-        struct sched_member *m;
-
-        do {
-                m = sched_next(&host->sched);
-                if (m)
-                        m->turn(m);
-        } while (m && uv_hrtime() < end_ns);
-}
-
 /* One slice of the first session's work; its next turn comes after the others'. */
 static void work_one(struct connection_host *host, size_t n_blocks)
 {
@@ -755,7 +750,7 @@ static void work(struct connection_host *host)
 
 void connection_turn(struct connection_host *host)
 {
-        turn_ready(host);
+        sched_run(&host->sched, CONNECTION_SLICE_NS);
         work(host);
 }
 

@@ -6,10 +6,13 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "daemon/clock.h"
+
 void sched_init(struct sched *all)
 {
         TAILQ_INIT(&all->all);
         TAILQ_INIT(&all->due);
+        all->now_ns = 0;
         all->unauthenticated = (struct class){ .is_group = true };
         TAILQ_INIT(&all->unauthenticated.due);
 }
@@ -91,9 +94,13 @@ static int find_group(struct sched *all, const struct sched_key *key, struct cla
                 return 0;
         of_tenant.lease = 0;
         *ret = class_find(all, &of_tenant, true);
+        if (*ret)
+                return 0;
+        *ret = class_alloc(all, &of_tenant, true);
         if (!*ret)
-                *ret = class_alloc(all, &of_tenant, true);
-        return *ret ? 0 : -ENOMEM;
+                return -ENOMEM;
+        (*ret)->owes_until_ns = all->now_ns + SCHED_DEBT_MAX_NS;
+        return 0;
 }
 
 static struct class *class_new(struct sched *all, const struct sched_key *key)
@@ -173,11 +180,27 @@ static void move_to_tail(struct sched_class_list *list, struct class *p)
         TAILQ_INSERT_TAIL(list, p, of_due);
 }
 
-struct sched_member *sched_next(struct sched *all)
+/* The first without debt among the first few, or else the one of them whose debt ends first. */
+static struct class *find_due(const struct sched *all, bool owing)
 {
-        struct class *p = TAILQ_FIRST(&all->due);
-        struct sched_member *m;
+        struct class *p = TAILQ_FIRST(&all->due), *soonest = p;
 
+        for (unsigned i = 0; p && i < SCHED_LOOKS; i++, p = TAILQ_NEXT(p, of_due)) {
+                if (p->owes_until_ns <= all->now_ns)
+                        return p;
+                if (p->owes_until_ns < soonest->owes_until_ns)
+                        soonest = p;
+        }
+        return owing ? soonest : NULL;
+}
+
+struct sched_member *sched_next(struct sched *all, uint64_t now_ns, bool owing)
+{
+        struct sched_member *m;
+        struct class *p;
+
+        all->now_ns = now_ns;
+        p = find_due(all, owing);
         if (!p)
                 return NULL;
         move_to_tail(&all->due, p);
@@ -190,4 +213,26 @@ struct sched_member *sched_next(struct sched *all)
         m = TAILQ_FIRST(&p->ready);
         sched_idle(all, m);
         return m;
+}
+
+void sched_owe(struct sched *all, struct sched_member *m, uint64_t n_ns)
+{
+        struct class *p = m->class->group ? m->class->group : m->class;
+        uint64_t max_ns = all->now_ns + SCHED_DEBT_MAX_NS;
+
+        if (p->owes_until_ns < all->now_ns)
+                p->owes_until_ns = all->now_ns;
+        p->owes_until_ns = n_ns < max_ns - p->owes_until_ns ? p->owes_until_ns + n_ns : max_ns;
+}
+
+void sched_run(struct sched *all, uint64_t slice_ns)
+{
+        uint64_t now_ns = clock_ns(), end_ns = now_ns + slice_ns;
+        struct sched_member *m = sched_next(all, now_ns, true);
+
+        while (m) {
+                m->turn(m);
+                now_ns = clock_ns();
+                m = now_ns < end_ns ? sched_next(all, now_ns, false) : NULL;
+        }
 }

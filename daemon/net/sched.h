@@ -8,6 +8,12 @@
  * All classes of a tenant are a group, and so are all unauthenticated classes (before the hello, or not accepted; not
  * those of admins). A group counts as one class among the others, and its classes use its turns one after the other.
  *
+ * After expensive work a class, or its group, owes for some time (sched_owe()): it gives way to those that do not, and has
+ * turns only when the kernel has just been asked for events. So a class with cheap turns waits for the end of one
+ * expensive turn, and not for one of each other class. Debts end by themselves, so nobody starves. A tenant begins in
+ * debt, as it may have left and come back to be rid of one. Work is charged by what it was and not by the time that it
+ * took: this would include the time in which the processor worked for others.
+ *
  * Invariant: a class is in the list of due classes (that of its group, if it has one) exactly if one of its members is
  * ready, and a group is in the former exactly if one of its classes is due. A class exists as long as it has members, and
  * the group of a tenant as long as it has classes.
@@ -23,6 +29,13 @@
 #include <sys/types.h>
 
 #include "daemon/role.h"
+
+#define SCHED_DEBT_MAX_NS 1000000u
+#define SCHED_ACCEPT_NS   10000u /* debts */
+#define SCHED_HELLO_NS    10000u
+#define SCHED_END_NS      50000u /* of a connection */
+#define SCHED_DROP_NS     50000u /* of some of what it had not read */
+#define SCHED_LOOKS       16u    /* at most as many classes are asked whether they owe */
 
 struct tenant;
 TAILQ_HEAD(sched_class_list, class);
@@ -48,6 +61,7 @@ struct class
         struct class *group; /* NULL: none */
         bool is_group;
         size_t n_members;
+        uint64_t owes_until_ns;      /* a group, or a class without one */
         struct sched_ready ready;    /* of a class */
         struct sched_class_list due; /* of a group */
         TAILQ_ENTRY(class) of_all, of_due;
@@ -57,6 +71,7 @@ struct sched {
         struct sched_class_list all;
         struct sched_class_list due;
         struct class unauthenticated; /* the group */
+        uint64_t now_ns;              /* of the last sched_next() */
 };
 
 /* Embedded in a connection, or a listener. */
@@ -77,8 +92,16 @@ void sched_leave(struct sched *all, struct sched_member *m);
 void sched_ready(struct sched *all, struct sched_member *m);
 void sched_idle(struct sched *all, struct sched_member *m);
 
-/* The member whose turn it is. It is no longer ready, and its class has its next turn after the others.
- * NULL: no turn is due. */
-struct sched_member *sched_next(struct sched *all);
+/* The member whose turn it is, at now_ns of a monotonic clock. It is no longer ready, and its class has its next turn
+ * after the others. `owing`: also one whose class owes, if there is no other; for directly after the kernel was asked.
+ * NULL: no turn is due, or those that are have to wait for that. */
+struct sched_member *sched_next(struct sched *all, uint64_t now_ns, bool owing);
+
+/* The member's class owes for n_ns more, though for SCHED_DEBT_MAX_NS at most. */
+void sched_owe(struct sched *all, struct sched_member *m, uint64_t n_ns);
+
+/* Turns for as long as a slice: new events wait that long at most, and for one turn. To be called directly after the
+ * kernel was asked for events. */
+void sched_run(struct sched *all, uint64_t slice_ns);
 
 #endif

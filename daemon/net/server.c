@@ -275,6 +275,7 @@ static int listener_take(struct listener *l)
                         listener_pause(l, LOG_LEVEL_ERROR, strerror(errno));
                 return 1;
         }
+        sched_owe(&l->server->host.sched, &l->pending, SCHED_ACCEPT_NS);
         if (l->role == ROLE_ADMIN && l->server->host.n_connections[ROLE_ADMIN] >= SERVER_ADMINS) {
                 struct fd_guard guard;
 

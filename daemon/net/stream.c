@@ -15,6 +15,7 @@
 
 #define STREAM_RECEIVE_BYTES 128u           /* in one turn: several requests */
 #define STREAM_DRIBBLE_BYTES 16u            /* the same, after bytes that completed no frame */
+#define STREAM_DROP_BYTES    (32u * 1024u)  /* a close with as many to drop takes about as long as a turn */
 #define STREAM_QUEUE_PAUSE   (128u * 1024u) /* bytes of replies; then no more reading */
 #define STREAM_QUEUE_FDS     FRAME_MAX_FDS  /* in the queue of replies; the same */
 #define STREAM_QUEUE_MAX     (1024u * 1024u)
@@ -116,11 +117,11 @@ void stream_begin_turn(struct stream *s, bool *ret_has_come, bool *ret_has_left)
 
 /* ---- reading ------------------------------------------------------------- */
 
-bool stream_has_input(const struct stream *s)
+size_t stream_n_input(const struct stream *s)
 {
         int n_bytes = 0;
 
-        return s->fd >= 0 && ioctl(s->fd, SIOCINQ, &n_bytes) == 0 && n_bytes > 0;
+        return s->fd >= 0 && ioctl(s->fd, SIOCINQ, &n_bytes) == 0 && n_bytes > 0 ? (size_t)n_bytes : 0;
 }
 
 static int stream_receive(struct stream *s, struct peer_process *p, size_t n_max)
@@ -224,6 +225,20 @@ int stream_flush(struct stream *s, uint64_t read_timeout_ms)
 }
 
 /* ---- the end ------------------------------------------------------------- */
+
+/* Without a control buffer file descriptors would be closed here, so a socket that may have some is left as it is. */
+bool stream_drop_input(struct stream *s)
+{
+        static uint8_t dropped[STREAM_DROP_BYTES];
+
+        if (s->guard.is_open || stream_n_input(s) <= sizeof(dropped))
+                return false;
+        if (!s->is_muted) {
+                shutdown(s->fd, SHUT_RDWR); /* nothing more can come */
+                stream_mute(s);
+        }
+        return recv(s->fd, dropped, sizeof(dropped), MSG_DONTWAIT) > 0;
+}
 
 static void on_handle_closed(uv_handle_t *handle)
 {

@@ -67,8 +67,8 @@ void stream_begin_turn(struct stream *s, bool *ret_has_come, bool *ret_has_left)
  * FRAME_EOF; -ECONNRESET; -EPROTO: fds came with them; -EPERM: another process sent them; -errno. */
 int stream_read(struct stream *s, struct peer_process *p);
 
-/* The kernel has bytes to read. */
-bool stream_has_input(const struct stream *s);
+/* How many bytes the kernel has for the daemon to read. */
+size_t stream_n_input(const struct stream *s);
 
 /* The next frame that was read; see frame_reader_next(). */
 int stream_next(struct stream *s, const uint8_t **ret_payload, size_t *ret_n_bytes);
@@ -80,6 +80,10 @@ bool stream_is_full(const struct stream *s);
 /* Writes what the socket accepts. The time-out restarts whenever the peer reads something.
  * STREAM_NO_TIMEOUT: none. Negative: the socket failed. */
 int stream_flush(struct stream *s, uint64_t read_timeout_ms);
+
+/* Before stream_shut(), which takes long if much was not read: drops some of that, and shuts the socket down. False:
+ * it is little, or there may be file descriptors in it, which the guard has to close. */
+bool stream_drop_input(struct stream *s);
 
 /* Drops what is queued and stops using the socket. keeps_fd: the peer can still read what was sent. */
 void stream_shut(struct stream *s, bool keeps_fd);

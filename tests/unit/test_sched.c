@@ -12,6 +12,15 @@ static struct sched all;
 static const struct sched_key red = { .tenant = (const struct tenant *)&all };
 static const struct sched_key uid_7 = { .uid = 7 }, uid_8 = { .uid = 8 };
 
+/* When nobody owes. */
+static struct sched_member *next_turn(void)
+{
+        static uint64_t now_ns;
+
+        now_ns += SCHED_DEBT_MAX_NS;
+        return sched_next(&all, now_ns, true);
+}
+
 static size_t n_members(const struct sched_key *key)
 {
         const struct class *p;
@@ -41,15 +50,15 @@ TEST(sessions_of_one_class_share_one_turn)
         }
         ck_assert_int_eq(sched_join(&all, &one, &red), 0);
         sched_ready(&all, &one);
-        ck_assert_ptr_eq(sched_next(&all), &unauth[0]);
+        ck_assert_ptr_eq(next_turn(), &unauth[0]);
         sched_ready(&all, &unauth[0]); /* it has more to do already */
-        ck_assert_ptr_eq(sched_next(&all), &one);
+        ck_assert_ptr_eq(next_turn(), &one);
         sched_ready(&all, &one);
-        ck_assert_ptr_eq(sched_next(&all), &unauth[1]);
-        ck_assert_ptr_eq(sched_next(&all), &one);
-        ck_assert_ptr_eq(sched_next(&all), &unauth[2]);
-        ck_assert_ptr_eq(sched_next(&all), &unauth[0]);
-        ck_assert_ptr_null(sched_next(&all));
+        ck_assert_ptr_eq(next_turn(), &unauth[1]);
+        ck_assert_ptr_eq(next_turn(), &one);
+        ck_assert_ptr_eq(next_turn(), &unauth[2]);
+        ck_assert_ptr_eq(next_turn(), &unauth[0]);
+        ck_assert_ptr_null(next_turn());
         for (int i = 0; i < 3; i++)
                 sched_leave(&all, &unauth[i]);
         sched_leave(&all, &one);
@@ -68,14 +77,14 @@ TEST(hello_moves_a_connection_to_its_tenants_class)
         ck_assert_int_eq(sched_join(&all, &a, &red), 0);
         ck_assert_uint_eq(n_members(&uid_7), 0);
         ck_assert_uint_eq(n_members(&red), 1);
-        ck_assert_ptr_eq(sched_next(&all), &a);
+        ck_assert_ptr_eq(next_turn(), &a);
         sched_ready(&all, &b);
         sched_idle(&all, &b);
         sched_idle(&all, &b);
-        ck_assert_ptr_null(sched_next(&all));
+        ck_assert_ptr_null(next_turn());
         sched_ready(&all, &b);
         sched_leave(&all, &b);
-        ck_assert_ptr_null(sched_next(&all));
+        ck_assert_ptr_null(next_turn());
         sched_leave(&all, &b);
         sched_leave(&all, &a);
         ck_assert(TAILQ_EMPTY(&all.all) && TAILQ_EMPTY(&all.due));
@@ -100,7 +109,7 @@ TEST(leases_share_the_turns_of_their_tenant)
                 sched_ready(&all, &m[i]);
         }
         for (unsigned i = 0; i < N_TURNS; i++) {
-                struct sched_member *next = sched_next(&all);
+                struct sched_member *next = next_turn();
 
                 n_turns[next - m < 3 ? next - m + 1 : 0]++;
                 sched_ready(&all, next);
@@ -127,11 +136,11 @@ TEST(each_kind_is_a_class)
         ck_assert_uint_eq(n_members(&root), 1);
         for (int i = 0; i < 3; i++)
                 sched_ready(&all, &m[i]);
-        ck_assert_ptr_eq(sched_next(&all), &m[0]);
+        ck_assert_ptr_eq(next_turn(), &m[0]);
         sched_ready(&all, &m[0]);
         for (int i = 1; i < 3; i++)
-                ck_assert_ptr_eq(sched_next(&all), &m[i]);
-        ck_assert_ptr_eq(sched_next(&all), &m[0]);
+                ck_assert_ptr_eq(next_turn(), &m[i]);
+        ck_assert_ptr_eq(next_turn(), &m[0]);
         for (int i = 0; i < 3; i++)
                 sched_leave(&all, &m[i]);
         ck_assert(TAILQ_EMPTY(&all.all) && TAILQ_EMPTY(&all.due));
@@ -152,12 +161,12 @@ TEST(monitors_are_a_class)
         ck_assert_int_eq(sched_join(&all, &m[4], &admin), 0);
         for (int i = 0; i < 5; i++)
                 sched_ready(&all, &m[i]);
-        ck_assert_ptr_eq(sched_next(&all), &m[0]);
-        ck_assert_ptr_eq(sched_next(&all), &m[2]);
-        ck_assert_ptr_eq(sched_next(&all), &m[4]);
-        ck_assert_ptr_eq(sched_next(&all), &m[1]);
-        ck_assert_ptr_eq(sched_next(&all), &m[3]);
-        ck_assert_ptr_null(sched_next(&all));
+        ck_assert_ptr_eq(next_turn(), &m[0]);
+        ck_assert_ptr_eq(next_turn(), &m[2]);
+        ck_assert_ptr_eq(next_turn(), &m[4]);
+        ck_assert_ptr_eq(next_turn(), &m[1]);
+        ck_assert_ptr_eq(next_turn(), &m[3]);
+        ck_assert_ptr_null(next_turn());
         for (int i = 0; i < 5; i++)
                 sched_leave(&all, &m[i]);
 }
@@ -197,21 +206,21 @@ TEST(unauthenticated_connections_are_one_class)
                 sched_ready(&all, &m[i]);
         sched_ready(&all, &one);
         for (int i = 0; i < 6; i++) {
-                struct sched_member *next = sched_next(&all);
+                struct sched_member *next = next_turn();
 
                 ck_assert_ptr_eq(next, i % 2 ? &one : &m[i / 2]);
                 sched_ready(&all, next);
         }
         sched_idle(&all, &m[0]); /* from the middle of their turns */
-        ck_assert_ptr_eq(sched_next(&all), &m[1]);
+        ck_assert_ptr_eq(next_turn(), &m[1]);
         sched_leave(&all, &m[2]);
-        ck_assert_ptr_eq(sched_next(&all), &one);
-        ck_assert_ptr_null(sched_next(&all));
+        ck_assert_ptr_eq(next_turn(), &one);
+        ck_assert_ptr_null(next_turn());
         sched_ready(&all, &m[1]);
         ck_assert_int_eq(sched_join(&all, &m[1], &red), 0); /* and is none any more */
         ck_assert(TAILQ_EMPTY(&all.unauthenticated.due));
-        ck_assert_ptr_eq(sched_next(&all), &m[1]);
-        ck_assert_ptr_null(sched_next(&all));
+        ck_assert_ptr_eq(next_turn(), &m[1]);
+        ck_assert_ptr_null(next_turn());
         sched_leave(&all, &m[0]);
         sched_leave(&all, &m[1]);
         sched_leave(&all, &one);
@@ -234,4 +243,62 @@ TEST(longest_turns)
         loop_turns_add(&turns, now_ns + 5 * LOOP_WINDOW_NS, 10); /* nothing happened meanwhile */
         ck_assert_uint_eq(loop_turns_recent_ns(&turns), 10);
         ck_assert_uint_eq(turns.longest_ns, 500);
+}
+
+/* It is served only if nobody else is, and only directly after the kernel was asked. */
+TEST(who_owes_gives_way_for_a_time)
+{
+        const struct sched_key blue = { .tenant = (const struct tenant *)&uid_7 };
+        struct sched_member stranger = { 0 }, other = { 0 }, a = { 0 };
+        uint64_t now = SCHED_DEBT_MAX_NS; /* tenants begin in debt */
+
+        ck_assert_int_eq(sched_join(&all, &stranger, &uid_7), 0);
+        ck_assert_int_eq(sched_join(&all, &a, &red), 0);
+        ck_assert_int_eq(sched_join(&all, &other, &blue), 0);
+        ck_assert_ptr_null(sched_next(&all, now, true));
+        sched_owe(&all, &stranger, 1000);
+        sched_owe(&all, &other, 2000);
+        sched_ready(&all, &other);
+        sched_ready(&all, &stranger);
+        ck_assert_ptr_null(sched_next(&all, now, false));
+        sched_ready(&all, &a);
+        for (int i = 0; i < 3; i++) {
+                ck_assert_ptr_eq(sched_next(&all, now, i == 0), &a);
+                sched_ready(&all, &a);
+        }
+        sched_idle(&all, &a);
+        ck_assert_ptr_eq(sched_next(&all, now, true), &stranger);
+        sched_ready(&all, &stranger);
+        sched_ready(&all, &a);
+        ck_assert_ptr_eq(sched_next(&all, now + 999, false), &a);
+        ck_assert_ptr_eq(sched_next(&all, now + 1000, false), &stranger);
+        ck_assert_ptr_null(sched_next(&all, now + 1999, false));
+        ck_assert_ptr_eq(sched_next(&all, now + 2000, false), &other);
+        sched_leave(&all, &stranger);
+        sched_leave(&all, &other);
+        sched_leave(&all, &a);
+}
+
+TEST(debts_are_limited_and_those_of_a_tenant_outlast_its_sessions)
+{
+        struct sched_member stranger = { 0 }, a = { 0 };
+        uint64_t now = 5;
+
+        ck_assert_int_eq(sched_join(&all, &stranger, &uid_7), 0);
+        ck_assert_ptr_null(sched_next(&all, now, true));
+        for (int i = 0; i < 3; i++)
+                sched_owe(&all, &stranger, UINT64_MAX - 1);
+        sched_ready(&all, &stranger);
+        ck_assert_ptr_null(sched_next(&all, now + SCHED_DEBT_MAX_NS - 1, false));
+        ck_assert_ptr_eq(sched_next(&all, now + SCHED_DEBT_MAX_NS, false), &stranger);
+        for (int i = 0; i < 2; i++) { /* it leaves and comes back */
+                now += 10 * SCHED_DEBT_MAX_NS;
+                ck_assert_ptr_null(sched_next(&all, now, true));
+                ck_assert_int_eq(sched_join(&all, &a, &red), 0);
+                sched_ready(&all, &a);
+                ck_assert_ptr_null(sched_next(&all, now, false));
+                ck_assert_ptr_eq(sched_next(&all, now, true), &a);
+                sched_leave(&all, &a);
+        }
+        sched_leave(&all, &stranger);
 }
