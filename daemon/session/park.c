@@ -305,7 +305,7 @@ int park_handle(struct session *s, const Bfcd__Request *r, const char **ret_why)
         p->copying.copy.quota = p->wait.quota = s->shares[m->partition].quota;
         p->wait.wait_ms = m->wait_ms < SESSION_MAX_WAIT_MS ? m->wait_ms : SESSION_MAX_WAIT_MS;
         p->wait.done = on_copy_room;
-        p->wait.is_whole = true;
+        p->wait.is_whole = p->wait.is_copy = true;
         result = quota_alloc_whole(p->copying.copy.quota, p->copying.n_bytes, false);
         if (result < 0)
                 refuse_room(p, result);
