@@ -162,6 +162,9 @@ int bfc_alloc(struct bfc *b, uint64_t n_bytes, bfc_handle *ret_handle, uint64_t 
  * it stay free. -EINVAL also for more than extent_bytes. */
 int bfc_alloc_in_extent(struct bfc *b, uint64_t n_bytes, bfc_handle *ret_handle, uint64_t *ret_offset);
 
+/* The same for exactly this wholly free, backed range of whole extents of one region. -EINVAL: it is none. */
+int bfc_alloc_range(struct bfc *b, struct bfc_range range, bfc_handle *ret_handle);
+
 /* Frees a used chunk that is not pending. -EINVAL: not a valid handle, or pending. */
 int bfc_dealloc(struct bfc *b, bfc_handle h);
 

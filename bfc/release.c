@@ -160,7 +160,8 @@ int bfc_release_reserve(struct bfc *b)
         return records_reserve(b, 2);
 }
 
-int bfc_release_begin(struct bfc *b, struct bfc_range range)
+/* Takes whole extents out of the free chunk around them: the rest of it stays free. */
+static int take_extents(struct bfc *b, struct bfc_range range, uint32_t *ret_chunk)
 {
         uint32_t begin, end, i, upper;
         const struct region *r = whole_extents(b, range, &begin, &end);
@@ -185,8 +186,38 @@ int bfc_release_begin(struct bfc *b, struct bfc_range range)
                 index_insert(b, i);
                 i = upper;
         }
+        *ret_chunk = i;
+        return 0;
+}
+
+int bfc_release_begin(struct bfc *b, struct bfc_range range)
+{
+        uint32_t i;
+        int r = take_extents(b, range, &i);
+
+        if (r < 0)
+                return r;
         b->idle += chunk_at(b, i)->size;
         bfc_list_put(b, i, KIND_RETIRING);
+        return 0;
+}
+
+int bfc_alloc_range(struct bfc *b, struct bfc_range range, bfc_handle *ret_handle)
+{
+        struct chunk *c;
+        uint32_t i;
+        int r = take_extents(b, range, &i);
+
+        if (r < 0)
+                return r;
+        c = chunk_at(b, i);
+        c->stamp = next_stamp(b);
+        chunk_set_meta(c, KIND_USED, 0);
+        count_used(b, c->size, to_bytes(c->size));
+        b->n_allocs++;
+        if (c->size > b->largest)
+                b->largest = c->size;
+        *ret_handle = chunk_handle(c, i);
         return 0;
 }
 

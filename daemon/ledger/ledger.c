@@ -494,6 +494,7 @@ int ledger_export_add(struct ledger *l, uint32_t session, uint32_t extent, uint3
                 return r;
         ledger_list_add(l, LIST_SESSION_EXPORTS, *ret_index);
         ledger_list_add(l, LIST_EXTENT_EXPORTS, *ret_index);
+        ledger_extent_at(l, extent)->is_unseen = 0; /* before the session can receive it */
         commit_next(&l->tables[TABLE_EXPORT], *ret_index);
         return 0;
 }

@@ -134,7 +134,8 @@ struct ledger_extent {
                 uint32_t first_export; /* sessions that received it */
                 uint32_t n_exports;
         } links;
-        uint32_t huge_mib; /* of it in pages of 2 MiB */
+        uint32_t huge_mib;  /* of it in pages of 2 MiB */
+        uint32_t is_unseen; /* not 0: no session has ever received it */
 };
 
 struct ledger_export { /* a session received an extent */

@@ -77,7 +77,7 @@ const struct list LEDGER_LISTS[N_LISTS] = {
 _Static_assert(sizeof(struct ledger_quota) == 240, "layout of a quota");
 _Static_assert(sizeof(struct ledger_region) == 40, "layout of a region");
 _Static_assert(sizeof(struct ledger_session) == 368, "layout of a session");
-_Static_assert(sizeof(struct ledger_extent) == 56, "layout of an extent");
+_Static_assert(sizeof(struct ledger_extent) == 64, "layout of an extent");
 _Static_assert(sizeof(struct ledger_export) == 40, "layout of an export");
 _Static_assert(sizeof(struct ledger_shared) == 112, "layout of a shared block");
 _Static_assert(sizeof(struct ledger_lease) == 1192, "layout of a lease");

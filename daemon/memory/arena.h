@@ -151,6 +151,11 @@ int arena_grow(struct arena *a, const struct bfc_growth *plan, struct charge *ch
  * ret->n_bytes. */
 int arena_plan_whole(struct arena *a, uint64_t n_bytes, uint64_t room_bytes, struct bfc_growth *ret);
 
+/* A block on wholly free extents that no session has ever received, which it gets whole: *ret_n_bytes. It may have
+ * earlier contents of this arena. BFC_NO_FIT, -ENOMEM. */
+int arena_alloc_unseen(struct arena *a, uint64_t n_bytes, bfc_handle *ret_handle, uint64_t *ret_offset,
+                       uint64_t *ret_n_bytes);
+
 /* ---- parked blocks: they keep their offsets, and have no extents ---- */
 
 /* Whether the block has whole extents: it can be parked. Of an awake block. */

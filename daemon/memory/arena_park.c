@@ -1,4 +1,5 @@
-/* Parked blocks: the allocator keeps them as blocks in use, so their offsets stay reserved.
+/* Parked blocks: the allocator keeps them as blocks in use, so their offsets stay reserved. And the memory for
+ * their copies.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/memory/arena_internal.h"
@@ -13,6 +14,58 @@ bool arena_is_whole(const struct arena *a, uint64_t offset, uint64_t n_bytes)
         return a->layout->has_fds && arena_slot_range(a, first).begin == offset &&
                arena_slot_range(a, last).end == offset + n_bytes;
 }
+
+/* ---- extents that no session has received ---------------------------------------- */
+
+static bool arena_slot_is_unseen(const struct arena *a, size_t slot)
+{
+        return ledger_extent_at(a->o.ledger, arena_slot_of(a, slot)->extent)->is_unseen != 0;
+}
+
+/* In a range of wholly free extents, the place that wastes the least, if that is less than in `best`. */
+static void find_unseen(const struct arena *a, struct bfc_range range, uint64_t n_bytes,
+                        struct bfc_range *best)
+{
+        size_t first = arena_slot_at(a, range.begin), last = arena_slot_at(a, range.end - 1);
+        uint64_t sum = 0;
+
+        for (size_t slot = first; slot <= last; slot++) {
+                if (!arena_slot_is_unseen(a, slot)) {
+                        first = slot + 1;
+                        sum = 0;
+                        continue;
+                }
+                sum += arena_slot_bytes(a, slot);
+                while (sum - arena_slot_bytes(a, first) >= n_bytes)
+                        sum -= arena_slot_bytes(a, first++);
+                if (sum >= n_bytes && (best->end == best->begin || sum < best->end - best->begin))
+                        *best = (struct bfc_range){ arena_slot_range(a, first).begin,
+                                                    arena_slot_range(a, slot).end };
+        }
+}
+
+int arena_alloc_unseen(struct arena *a, uint64_t n_bytes, bfc_handle *ret_handle, uint64_t *ret_offset,
+                       uint64_t *ret_n_bytes)
+{
+        struct bfc_range best = { 0, 0 };
+        uint64_t n_free;
+        size_t n = bfc_plan_release(a->bfc, UINT64_MAX, NULL, a->scratch.ranges, a->scratch.n_room, &n_free);
+        int r;
+
+        while (n-- > 0)
+                find_unseen(a, a->scratch.ranges[n], n_bytes, &best);
+        if (best.begin == best.end)
+                return BFC_NO_FIT;
+        r = bfc_alloc_range(a->bfc, best, ret_handle);
+        if (r < 0)
+                return r;
+        *ret_offset = best.begin;
+        *ret_n_bytes = best.end - best.begin;
+        arena_count_block(a, best.begin, best.end - best.begin, occupancy_add);
+        return 0;
+}
+
+/* ---- parked blocks ----------------------------------------------------------------- */
 
 uint64_t arena_parked_bytes(const struct arena *a)
 {

@@ -111,6 +111,7 @@ void arena_fill_slot(struct arena *a, size_t slot, struct device_extent memory, 
                 .quota = a->o.quota,
                 .fd = memory.fd,
                 .huge_mib = (uint32_t)(memory.huge_bytes >> 20),
+                .is_unseen = 1,
         };
         int r;
 

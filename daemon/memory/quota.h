@@ -72,8 +72,9 @@ struct quota_shortage {
 struct quota_request {
         struct quota *quota;
         uint64_t n_bytes;
-        bool in_extent;      /* the block must be in one extent */
-        bool is_whole;       /* the block gets whole extents; n_bytes becomes their size when it grows */
+        bool in_extent; /* the block must be in one extent */
+        bool is_whole;  /* the block gets whole extents; n_bytes becomes their size when it grows */
+        bool is_copy; /* with is_whole: no session receives it, so free extents that none has received do, too */
         bfc_handle wakes;    /* this parked block, whose size is n_bytes; 0: a new one */
         uint64_t more_bytes; /* of later requests of its group: there is to be room for all */
         bool device_failed;  /* result: the device failed, the limits had room */

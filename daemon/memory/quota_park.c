@@ -27,6 +27,25 @@ int quota_alloc_whole(struct quota *q, uint64_t n_bytes, bool again)
         return r;
 }
 
+int quota_try_copy(struct quota *q, struct quota_request *request, bfc_handle *ret_handle,
+                   uint64_t *ret_offset)
+{
+        uint64_t n_bytes;
+        int r = quota_refusal(q);
+
+        if (r < 0)
+                return r;
+        if (quota_without_block(q))
+                return -EDQUOT;
+        r = arena_alloc_unseen(q->arena, request->n_bytes, ret_handle, ret_offset, &n_bytes);
+        if (r != 0)
+                return r;
+        q->queue.n_bytes += n_bytes - request->n_bytes;
+        request->n_bytes = n_bytes;
+        quota_count_alloc(q, n_bytes);
+        return 0;
+}
+
 int quota_park(struct quota *q, bfc_handle handle, uint64_t n_bytes)
 {
         int r = arena_park(q->arena, handle, quota_released, q);

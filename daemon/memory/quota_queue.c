@@ -229,7 +229,9 @@ static int quota_serve_one(struct quota *q, struct quota_request *request, uint6
         uint64_t offset = 0;
         int r = QUOTA_WAIT;
 
-        if (request->is_whole || request->wakes != 0)
+        if (request->is_copy && quota_may_pass(request, now))
+                r = quota_try_copy(q, request, &handle, &offset);
+        else if (request->is_whole || request->wakes != 0)
                 r = quota_refusal(q) < 0 ? quota_refusal(q) : QUOTA_WAIT;
         else if (quota_may_pass(request, now))
                 r = quota_try(q, request->n_bytes, request->in_extent, &handle, &offset);

@@ -119,6 +119,10 @@ int quota_is_impossible(const struct quota *q, uint64_t n_bytes);
 int quota_try(struct quota *q, uint64_t n_bytes, bool in_extent, bfc_handle *ret_handle,
               uint64_t *ret_offset);
 
+/* The same for a request that is_copy: it has the block's size then. */
+int quota_try_copy(struct quota *q, struct quota_request *request, bfc_handle *ret_handle,
+                   uint64_t *ret_offset);
+
 /* Its blocks, and those of the quotas above, are so many more (modulo 2^64). And: its invariant. */
 void quota_count_blocks(struct quota *q, uint32_t n_blocks, uint64_t n_bytes, uint64_t n_requested);
 void quota_assert(const struct quota *q);

@@ -6,57 +6,25 @@
 #include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "daemon/clock.h"
-#include "daemon/log.h"
-#include "daemon/number.h"
 #include "daemon/session/delivery.h"
+#include "daemon/session/park_internal.h"
 #include "daemon/session/session.h"
 
 #define PARK_MAX_WAKES 64u /* in a request */
 
-#define PIECE_BYTES (UINT64_C(16) << 20) /* copied in one turn of a worker */
-
-/* Memory of a quota. */
-struct park_memory {
-        struct quota *quota;
-        bfc_handle handle; /* 0: none */
-        uint64_t offset, n_bytes;
-        bool is_owned; /* no record names it: it is freed with the park */
-};
-
-struct park_piece {
-        struct device_extent memory, copy; /* borrowed */
-        uint64_t memory_offset, copy_offset;
-        uint64_t n_bytes;
-};
-
-/* Copies pieces in turns of a worker. */
-struct park_copier {
-        struct worker_job job;
-        struct park *park;
-};
-
 struct park {
         struct quota_request wait; /* for the copy's memory, or the block's */
-        struct park_copier copiers[2];
-        unsigned n_copiers; /* that are not done */
-        void (*copied)(struct park *p);
+        struct park_copying copying;
         struct session *session; /* NULL: it has been freed */
-        bool is_copying;         /* else it waits for room */
         bool is_dropped;         /* the session ends: there is no answer */
         bool wakes;
         uint64_t id;         /* of the request */
         uint32_t block;      /* in the ledger */
         uint32_t copy_block; /* wake: in the ledger; LEDGER_NONE: the contents were discarded */
-        uint64_t n_bytes;
-        struct park_memory memory, copy;
-        struct park_piece *pieces; /* constant while they are copied */
-        size_t n_pieces, n_taken;  /* atomic: the pieces before are copied or being copied */
-        int result;                /* atomic */
         TAILQ_ENTRY(park) link;
 };
 
@@ -88,10 +56,10 @@ static struct park *park_new(struct session *s, uint64_t id, uint32_t block)
         p->id = id;
         p->block = block;
         p->copy_block = LEDGER_NONE;
-        p->n_bytes = b->n_bytes;
-        p->memory = (struct park_memory){ session_share_of(s, b->quota)->quota, b->handle, b->offset,
-                                          b->n_bytes, false };
-        p->wait.n_bytes = p->n_bytes;
+        p->copying.n_bytes = b->n_bytes;
+        p->copying.memory = (struct park_memory){ session_share_of(s, b->quota)->quota, b->handle, b->offset,
+                                                  b->n_bytes, false };
+        p->wait.n_bytes = p->copying.n_bytes;
         p->wait.requester = s;
         TAILQ_INSERT_TAIL(&s->requests.parks, p, link);
         s->requests.n++;
@@ -99,11 +67,9 @@ static struct park *park_new(struct session *s, uint64_t id, uint32_t block)
         return p;
 }
 
-static void memory_free(struct park_memory *m)
+static struct park *park_of(struct park_copying *c)
 {
-        if (m->is_owned)
-                quota_dealloc(m->quota, m->handle, m->n_bytes, m->n_bytes);
-        m->is_owned = false;
+        return (struct park *)(void *)((char *)c - offsetof(struct park, copying));
 }
 
 /* Also of a session that is gone. */
@@ -111,13 +77,11 @@ static void park_free(struct park *p)
 {
         struct session *s = p->session;
 
-        memory_free(&p->copy);
-        memory_free(&p->memory);
+        park_copy_deinit(&p->copying);
         if (s)
                 TAILQ_REMOVE(&s->requests.parks, p, link);
         if (s && !p->is_dropped)
                 s->requests.n--;
-        free(p->pieces);
         free(p);
 }
 
@@ -133,143 +97,19 @@ static void park_refuse(struct park *p, int error, const char *sentence)
         s->ops->ready(s->userdata);
 }
 
-/* ---- copying ------------------------------------------------------------------- */
-
-static struct park_copier *copier_of(struct worker_job *job)
-{
-        return (struct park_copier *)(void *)((char *)job - offsetof(struct park_copier, job));
-}
-
-static int copy_piece(const struct park *p, const struct park_piece *piece)
-{
-        struct device *device = p->memory.quota->partition->device;
-        struct partition *host = p->copy.quota->partition;
-        const struct device_copy copy = { .extent = &piece->memory,
-                                          .offset = piece->memory_offset,
-                                          .host = &piece->copy,
-                                          .host_offset = piece->copy_offset,
-                                          .n_bytes = piece->n_bytes,
-                                          .to_host = !p->wakes,
-                                          .pins = host->memory.is_pinned ? &host->memory.pins : NULL };
-
-        return __atomic_load_n(&device->is_ending, __ATOMIC_RELAXED) ||
-                               __atomic_load_n(&p->is_dropped, __ATOMIC_RELAXED)
-                       ? -ECANCELED
-                       : device_copy(device, &copy);
-}
-
-static void copier_run(struct worker_job *job)
-{
-        struct park *p = copier_of(job)->park;
-        size_t next = __atomic_fetch_add(&p->n_taken, 1, __ATOMIC_RELAXED);
-        int r = next < p->n_pieces ? copy_piece(p, &p->pieces[next]) : 0;
-
-        if (r < 0)
-                __atomic_store_n(&p->result, r, __ATOMIC_RELAXED);
-        job->goes_on = next + 1 < p->n_pieces && __atomic_load_n(&p->result, __ATOMIC_RELAXED) == 0;
-}
-
-static void copier_done(struct worker_job *job)
-{
-        struct park *p = copier_of(job)->park;
-
-        if (--p->n_copiers == 0)
-                p->copied(p);
-}
-
-/* The extent at this place of a block; returns how many bytes it has from there on. */
-static uint64_t extent_at(const struct park_memory *m, uint64_t at, struct device_extent *ret,
-                          uint64_t *ret_offset)
-{
-        const struct arena *arena = m->quota->arena;
-        size_t last, slot = arena_slots(arena, m->offset + at, 1, &last);
-        const struct ledger_extent *e = ledger_extent_at(m->quota->ledger, arena_slot_extent(arena, slot));
-
-        *ret = *arena_slot_memory(arena, slot);
-        *ret_offset = m->offset + at - e->offset;
-        return e->n_bytes - *ret_offset;
-}
-
-static size_t cut_pieces(const struct park *p, struct park_piece *ret)
-{
-        uint64_t at = 0;
-        size_t n = 0;
-
-        for (; at < p->n_bytes; n++) {
-                struct park_piece piece;
-                uint64_t rest = extent_at(&p->memory, at, &piece.memory, &piece.memory_offset);
-
-                rest = min_u64(rest, extent_at(&p->copy, at, &piece.copy, &piece.copy_offset));
-                piece.n_bytes = min_u64(min_u64(rest, PIECE_BYTES), p->n_bytes - at);
-                at += piece.n_bytes;
-                if (ret)
-                        ret[n] = piece;
-        }
-        return n;
-}
-
-static void copier_start(struct park *p, struct worker_lane *lane)
-{
-        struct park_copier *c = &p->copiers[p->n_copiers++];
-
-        c->park = p;
-        c->job = (struct worker_job){ .run = copier_run, .done = copier_done, .lane = lane };
-        worker_submit(p->memory.quota->partition->worker, &c->job);
-}
-
-/* Between two partitions of the host two threads copy, each in turns of one of the arenas: one does not use all of
- * the memory's bandwidth. */
-static int park_copy(struct park *p, void (*copied)(struct park *p))
-{
-        struct worker_lane *lane = arena_lane(p->memory.quota->arena),
-                           *other = arena_lane(p->copy.quota->arena);
-
-        p->n_pieces = cut_pieces(p, NULL);
-        p->pieces = calloc(p->n_pieces, sizeof(*p->pieces));
-        if (!p->pieces)
-                return -ENOMEM;
-        (void)cut_pieces(p, p->pieces);
-        p->is_copying = true;
-        p->copied = copied;
-        copier_start(p, lane);
-        if (other != lane && p->copy.quota->partition->worker == p->memory.quota->partition->worker)
-                copier_start(p, other);
-        return 0;
-}
-
-static const char *copy_sentence(int error)
-{
-        return error == -ECANCELED ? "the daemon is ending"
-                                   : "the daemon could not copy the block's contents";
-}
-
-/* Once for a partition. */
-static void note_pins(struct partition *p)
-{
-        int error = atomic_load(&p->memory.pins.error);
-
-        if (error == 0 || p->memory.has_told_of_pins)
-                return;
-        p->memory.has_told_of_pins = true;
-        log_warning(
-                "partition '%s' is pinned, but CUDA could not register its memory: %s; blocks are parked there "
-                "through buffers, which is slower",
-                p->name, strerror(-error));
-}
-
 /* ---- park ---------------------------------------------------------------------- */
 
 /* Makes the record of the copy. */
 static int add_copy(struct park *p, const struct ledger_block *block, uint32_t *ret)
 {
         struct ledger_block facts = {
-                .offset = p->copy.offset,
-                .n_bytes = p->copy.n_bytes,
-                .n_requested = p->copy.n_bytes,
+                .offset = p->copying.copy.offset,
+                .n_bytes = p->copying.copy.n_bytes,
+                .n_requested = p->copying.copy.n_bytes,
                 .born_ms = clock_ms(),
                 .session = block->session,
-                .quota = p->copy.quota->index,
-                .handle = p->copy.handle,
+                .quota = p->copying.copy.quota->index,
+                .handle = p->copying.copy.handle,
                 .parked = LEDGER_IS_COPY,
         };
 
@@ -290,15 +130,15 @@ static void park_commit(struct park *p)
         uint64_t id = p->id;
         int r;
 
-        if (!quota_may_park(p->memory.quota, p->n_bytes)) { /* others were parked meanwhile */
+        if (!quota_may_park(p->copying.memory.quota, p->copying.n_bytes)) { /* others were parked meanwhile */
                 park_refuse(p, -EDQUOT, over_limit);
                 return;
         }
-        r = p->copy.handle != 0 ? add_copy(p, block, &copy) : 0;
+        r = p->copying.copy.handle != 0 ? add_copy(p, block, &copy) : 0;
         if (r == 0) {
                 ledger_block_park(l, p->block,
                                   copy == LEDGER_NONE ? LEDGER_DISCARDED : ledger_block_at(l, copy)->id);
-                r = quota_park(p->memory.quota, p->memory.handle, p->n_bytes);
+                r = quota_park(p->copying.memory.quota, p->copying.memory.handle, p->copying.n_bytes);
         }
         if (r < 0) {
                 ledger_block_park(l, p->block, LEDGER_AWAKE);
@@ -307,24 +147,25 @@ static void park_commit(struct park *p)
                 park_refuse(p, -ENOMEM, "the daemon is out of memory or block records");
                 return;
         }
-        session_remove_block(s, session_share_of(s, block->quota), block->offset, p->n_bytes);
+        session_remove_block(s, session_share_of(s, block->quota), block->offset, p->copying.n_bytes);
         if (copy != LEDGER_NONE)
-                session_add_block(s, session_share_of(s, p->copy.quota->index), p->copy.offset,
-                                  p->copy.n_bytes);
-        p->copy.is_owned = false;
+                session_add_block(s, session_share_of(s, p->copying.copy.quota->index),
+                                  p->copying.copy.offset, p->copying.copy.n_bytes);
+        p->copying.copy.is_owned = false;
         block->links.in_delivery = false;
         park_free(p);
         session_done(s, id);
         s->ops->ready(s->userdata);
 }
 
-static void park_copied(struct park *p)
+static void park_copied(struct park_copying *c)
 {
-        note_pins(p->copy.quota->partition);
+        struct park *p = park_of(c);
+
         if (!p->session || p->is_dropped)
                 park_free(p);
-        else if (p->result < 0)
-                park_refuse(p, -EIO, copy_sentence(p->result));
+        else if (p->copying.result < 0)
+                park_refuse(p, -EIO, park_copy_sentence(p->copying.result));
         else
                 park_commit(p);
 }
@@ -332,11 +173,12 @@ static void park_copied(struct park *p)
 /* There is memory for the copy. */
 static void park_begin(struct park *p, bfc_handle handle, uint64_t offset)
 {
-        p->copy.handle = handle;
-        p->copy.offset = offset;
-        p->copy.n_bytes = p->wait.n_bytes;
-        p->copy.is_owned = true;
-        if (park_copy(p, park_copied) < 0)
+        p->copying.copy.handle = handle;
+        p->copying.copy.offset = offset;
+        p->copying.copy.n_bytes = p->wait.n_bytes;
+        p->copying.copy.is_owned = true;
+        p->copying.to_copy = true;
+        if (park_copy_start(&p->copying, park_copied) < 0)
                 park_refuse(p, -ENOMEM, "the daemon is out of memory");
 }
 
@@ -460,11 +302,11 @@ int park_handle(struct session *s, const Bfcd__Request *r, const char **ret_why)
                 park_commit(p);
                 return 0;
         }
-        p->copy.quota = p->wait.quota = s->shares[m->partition].quota;
+        p->copying.copy.quota = p->wait.quota = s->shares[m->partition].quota;
         p->wait.wait_ms = m->wait_ms < SESSION_MAX_WAIT_MS ? m->wait_ms : SESSION_MAX_WAIT_MS;
         p->wait.done = on_copy_room;
-        p->wait.is_whole = true;
-        result = quota_alloc_whole(p->copy.quota, p->n_bytes, false);
+        p->wait.is_whole = p->wait.is_copy = true;
+        result = quota_alloc_whole(p->copying.copy.quota, p->copying.n_bytes, false);
         if (result < 0)
                 refuse_room(p, result);
         else
@@ -497,23 +339,24 @@ static void wake_commit(struct park *p)
 /* The block stays parked. */
 static void wake_undo(struct park *p, int error)
 {
-        (void)quota_park(p->memory.quota, p->memory.handle, p->n_bytes);
-        park_refuse(p, error == -ENOMEM ? error : -EIO, copy_sentence(error));
+        (void)quota_park(p->copying.memory.quota, p->copying.memory.handle, p->copying.n_bytes);
+        park_refuse(p, error == -ENOMEM ? error : -EIO, park_copy_sentence(error));
 }
 
-static void wake_copied(struct park *p)
+static void wake_copied(struct park_copying *c)
 {
+        struct park *p = park_of(c);
         struct session *s = p->session;
 
         /* A session that ends and still has the block: it is freed here. One that left it keeps the record. */
-        if (s && p->is_dropped && s->index != LEDGER_NONE && !p->memory.is_owned) {
+        if (s && p->is_dropped && s->index != LEDGER_NONE && !p->copying.memory.is_owned) {
                 ledger_block_clear(s->broker->ledger, p->block);
-                p->memory.is_owned = true;
+                p->copying.memory.is_owned = true;
         }
         if (!s || p->is_dropped)
                 park_free(p);
-        else if (p->result < 0)
-                wake_undo(p, p->result);
+        else if (p->copying.result < 0)
+                wake_undo(p, p->copying.result);
         else
                 wake_commit(p);
 }
@@ -538,7 +381,7 @@ static void on_wake_room(struct quota_request *wait, int result, bfc_handle hand
                 wake_commit(p);
                 return;
         }
-        r = park_copy(p, wake_copied);
+        r = park_copy_start(&p->copying, wake_copied);
         if (r < 0)
                 wake_undo(p, r);
 }
@@ -572,11 +415,11 @@ static struct park *wake_block(struct session *s, uint64_t id, uint64_t block_id
         if (copy != LEDGER_NONE) {
                 const struct ledger_block *c = ledger_block_at(l, copy);
 
-                p->copy = (struct park_memory){ session_share_of(s, c->quota)->quota, c->handle, c->offset,
-                                                c->n_bytes, false };
+                p->copying.copy = (struct park_memory){ session_share_of(s, c->quota)->quota, c->handle,
+                                                        c->offset, c->n_bytes, false };
         }
-        p->wait.quota = p->memory.quota;
-        p->wait.wakes = p->memory.handle;
+        p->wait.quota = p->copying.memory.quota;
+        p->wait.wakes = p->copying.memory.handle;
         p->wait.wait_ms = wait_ms < SESSION_MAX_WAIT_MS ? wait_ms : SESSION_MAX_WAIT_MS;
         p->wait.done = on_wake_room;
         quota_wait(&p->wait);
@@ -635,7 +478,7 @@ bool park_cancel(struct session *s, uint64_t id)
 
         TAILQ_FOREACH(p, &s->requests.parks, link)
         {
-                if (p->id != id || p->is_copying)
+                if (p->id != id || p->copying.is_running)
                         continue;
                 quota_cancel(&p->wait);
                 ledger_block_at(s->broker->ledger, p->block)->links.in_delivery = false;
@@ -651,12 +494,13 @@ bool park_takes_over(struct session *s, uint32_t block)
 
         TAILQ_FOREACH(p, &s->requests.parks, link)
         {
-                if (p->is_copying && p->block == block && !p->memory.is_owned) {
-                        p->memory.is_owned = true;
+                if (p->copying.is_running && p->block == block && !p->copying.memory.is_owned) {
+                        p->copying.memory.is_owned = true;
                         return true;
                 }
-                if (p->is_copying && p->wakes && p->copy_block == block && !p->copy.is_owned) {
-                        p->copy.is_owned = true;
+                if (p->copying.is_running && p->wakes && p->copy_block == block &&
+                    !p->copying.copy.is_owned) {
+                        p->copying.copy.is_owned = true;
                         return true;
                 }
         }
@@ -686,8 +530,9 @@ void park_drop_all(struct session *s)
                 next = TAILQ_NEXT(p, link);
                 if (!p->is_dropped)
                         s->requests.n--;
-                __atomic_store_n(&p->is_dropped, true, __ATOMIC_RELAXED); /* its worker may look */
-                if (p->is_copying)
+                p->is_dropped = true;
+                park_copy_drop(&p->copying);
+                if (p->copying.is_running)
                         continue;
                 quota_cancel(&p->wait);
                 park_free(p);

@@ -4,7 +4,8 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * "warm": memcpy() between two buffers that were touched. "fresh": memcpy() into a new anonymous mapping of huge pages,
- * as a copy needs new memory too. The ways take turns, so that all meet the same machine. The neighbour is a process
+ * as the first copy and a block that wakes need new memory, too. With --standby there is time before a wake to make
+ * standby memory of what was parked. The ways take turns, so that all meet the same machine. The neighbour is a process
  * of another tenant that allocates and frees all the time. */
 #include <bfcclient.h>
 
@@ -24,6 +25,7 @@
 #define MAX_ROUNDS  100
 #define MAX_SAMPLES (UINT64_C(1) << 22)
 #define QUIET_MS    300
+#define STANDBY_MS  3000
 
 enum way { WARM, FRESH, PARK, WAKE, N_WAYS };
 static const char *const way_names[N_WAYS] = { "memcpy_warm", "memcpy_fresh", "park", "wake" };
@@ -144,7 +146,8 @@ static void measure(bfc_client *client, double ms[N_WAYS][MAX_ROUNDS])
                 usleep(QUIET_MS * 1000);
                 atomic_store(&shared->phase, PHASE_NONE);
                 ms[PARK][i] = ms_of_call(client, PARK, block);
-                usleep(QUIET_MS * 100); /* the memory of before is released */
+                usleep(o.standby_mib > 0 ? STANDBY_MS * 1000
+                                         : QUIET_MS * 100); /* the memory of before is released */
                 ms[WAKE][i] = ms_of_call(client, WAKE, block);
                 if (bfc_read(client, to, block, n_bytes) < 0 || memcmp(to, from, n_bytes) != 0)
                         die("bfc_wake", "the contents have changed");

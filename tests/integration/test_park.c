@@ -11,6 +11,7 @@
 #include <sys/wait.h>
 
 #include "tests/gpu/driver.h"
+#include "tests/integration/json.h"
 #include "tests/integration/kept.h"
 #include "tests/integration/tools.h"
 #include "tests/random.h"
@@ -156,6 +157,65 @@ TEST(a_copy_has_extents_of_its_own)
                 ck_assert_ok(bfc_free(client, p));
         }
         bfc_disconnect(client);
+        rig_stop_after_copies(rig);
+}
+
+/* The blocks in the partition for copies for which extents were made. */
+static json_int_t n_grown(struct rig *rig)
+{
+        json_t *rows = ctl_json(rig->admin_socket, WORDS("--json", "grants")), *row;
+        json_int_t n = 0;
+        size_t i;
+
+        json_array_foreach(rows, i, row)
+        {
+                if (strcmp(string_of(row, "partition"), "parking") == 0 &&
+                    strcmp(string_of(row, "served"), "backed") != 0)
+                        n += number_of(row, "num_grants");
+        }
+        json_decref(rows);
+        return n;
+}
+
+/* Memory for copies is made once, for blocks of other sessions, too. But not where a client has received it. */
+TEST(copies_use_the_memory_of_earlier_ones)
+{
+        struct rig *rig = rig_start(roomy_config());
+        bfc_client *clients[] = { client_open(rig, "red", "train"), client_open(rig, "red", "train") };
+        json_int_t n = 0;
+        void *p[2];
+
+        malloc_and_free(clients[0], 60 * MIB); /* less than that is kept */
+        ck_assert_ok(bfc_trim(clients[0], SIZE_MAX));
+        for (unsigned i = 0; CAN_PARK && i < 2; i++) {
+                ck_assert_ok(bfc_malloc_flags(clients[i], NULL, BLOCK, BFC_PARKABLE, &p[i]));
+                pattern_write(p[i], BLOCK, i);
+        }
+        for (unsigned i = 0; CAN_PARK && i < 6; i++) {
+                park(clients[i % 2], p[i % 2]);
+                n = i == 0 ? n_grown(rig) : n;
+                ck_assert_int_eq(n_grown(rig), n);
+                ck_assert_ok(bfc_wake(clients[i % 2], p[i % 2], SETTLE_MS));
+                ck_assert(pattern_holds(p[i % 2], BLOCK, i % 2));
+                pattern_write(p[i % 2], BLOCK, i % 2);
+        }
+        if (CAN_PARK) {
+                malloc_and_free(clients[0], BLOCK);
+                ck_assert_uint_eq(in_use(rig, "parking"), 0);
+                ck_assert_uint_eq(reserved(rig, "parking"), BLOCK);
+                ck_assert_int_eq(n_grown(rig), n);
+                park(clients[1], p[1]);
+                ck_assert_int_eq(n_grown(rig), n + 1);
+                park(clients[0], p[0]);
+                ck_assert_int_eq(n_grown(rig), n + 2);
+                for (unsigned i = 0; i < 2; i++) {
+                        ck_assert_ok(bfc_wake(clients[i], p[i], SETTLE_MS));
+                        ck_assert(pattern_holds(p[i], BLOCK, i));
+                        ck_assert_ok(bfc_free(clients[i], p[i]));
+                }
+        }
+        for (unsigned i = 0; i < 2; i++)
+                bfc_disconnect(clients[i]);
         rig_stop_after_copies(rig);
 }
 

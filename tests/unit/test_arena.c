@@ -1479,6 +1479,67 @@ TEST(growth_is_recorded_in_ledger)
         ck_assert_uint_eq(ledger_quota_at(ledger, quota)->growing_mib, 0);
 }
 
+/* ---- extents that no session has received ----------------------------------------------------- */
+
+static int alloc_unseen(uint64_t n_bytes, struct grown *ret, uint64_t *ret_n_bytes)
+{
+        int r = arena_alloc_unseen(a, n_bytes, &ret->handle, &ret->offset, ret_n_bytes);
+
+        check();
+        return r;
+}
+
+static void export_at(uint64_t offset)
+{
+        size_t last, slot = arena_slots(a, offset, 1, &last);
+        struct ledger_session facts = { .tenant = "t" };
+        uint32_t session, export;
+
+        ck_assert_int_eq(ledger_session_add(ledger, &facts, &session), 0);
+        ck_assert_int_eq(ledger_export_add(ledger, session, arena_slot_extent(a, slot), &export), 0);
+        ledger_export_clear(ledger, export);
+        ledger_session_clear(ledger, session);
+}
+
+TEST(unseen_extents_are_used_again)
+{
+        struct grown g[3], again, more;
+        uint64_t n_bytes;
+
+        open_arena(16 * E);
+        ck_assert_int_eq(alloc_unseen(E, &again, &n_bytes), BFC_NO_FIT);
+        for (unsigned i = 0; i < 3; i++)
+                g[i] = grow((i + 1) * E);
+        ck_assert_int_eq(alloc_unseen(1, &again, &n_bytes), BFC_NO_FIT);
+        ck_assert_int_eq(arena_dealloc(a, g[2].handle), 0);
+        ck_assert_int_eq(arena_dealloc(a, g[0].handle), 0);
+        ck_assert_int_eq(alloc_unseen(3 * E + 1, &again, &n_bytes), BFC_NO_FIT);
+        ck_assert_int_eq(alloc_unseen(E + 1, &again, &n_bytes), 0); /* whole ones */
+        ck_assert_uint_eq(n_bytes, 2 * E);
+        ck_assert_uint_eq(again.offset, g[2].offset);
+        ck_assert_int_eq(alloc_unseen(E, &more, &n_bytes), 0); /* the lowest */
+        ck_assert_uint_eq(more.offset, g[0].offset);
+        ck_assert_int_eq(arena_dealloc(a, more.handle), 0);
+        ck_assert_int_eq(arena_dealloc(a, again.handle), 0);
+
+        export_at(g[2].offset + E); /* the middle one of three: once is enough */
+        export_at(g[0].offset);
+        ck_assert_int_eq(alloc_unseen(E + 1, &again, &n_bytes), BFC_NO_FIT);
+        ck_assert_int_eq(alloc_unseen(E, &again, &n_bytes), 0);
+        ck_assert_uint_eq(again.offset, g[2].offset);
+        ck_assert_int_eq(alloc_unseen(E, &more, &n_bytes), 0);
+        ck_assert_uint_eq(more.offset, g[2].offset + 2 * E);
+        ck_assert_int_eq(arena_dealloc(a, again.handle), 0);
+        ck_assert_int_eq(arena_dealloc(a, more.handle), 0);
+        ck_assert_uint_eq(release(UINT64_MAX), 4 * E);
+        g[0] = grow(E); /* new memory in the same place */
+        ck_assert_int_eq(arena_dealloc(a, g[0].handle), 0);
+        ck_assert_int_eq(alloc_unseen(E, &again, &n_bytes), 0);
+        ck_assert_int_eq(arena_dealloc(a, again.handle), 0);
+        ck_assert_int_eq(arena_dealloc(a, g[1].handle), 0);
+        ck_assert_uint_eq(release(UINT64_MAX), 3 * E);
+}
+
 /* ---- parked blocks --------------------------------------------------------------------------- */
 
 /* A block that has whole extents, by its place in the test. */
@@ -1538,6 +1599,19 @@ static void parkable_wake(struct parkable *p)
         ck_assert(!arena_is_away(a, p->handle));
 }
 
+/* A copy, or none where no extents are free. */
+static void copy_step(struct parkable *p, uint64_t n_bytes)
+{
+        if (p->state == P_AWAKE) {
+                ck_assert_int_eq(arena_dealloc(a, p->handle), 0);
+                p->state = P_NONE;
+        } else if (arena_alloc_unseen(a, n_bytes, &p->handle, &p->offset, &p->n_bytes) == 0) {
+                ck_assert_uint_ge(p->n_bytes, n_bytes);
+                ck_assert(arena_is_whole(a, p->offset, p->n_bytes));
+                p->state = P_AWAKE;
+        }
+}
+
 static void parkable_step(struct parkable *p, uint64_t choice, unsigned *n_released)
 {
         if (p->state == P_NONE) {
@@ -1563,7 +1637,7 @@ static void parkable_step(struct parkable *p, uint64_t choice, unsigned *n_relea
 /* In any order, also where extents are on their way, and the device has no memory now and then. */
 TEST(parked_blocks_keep_their_places)
 {
-        struct parkable blocks[6] = { 0 };
+        struct parkable blocks[6] = { 0 }, copy = { .state = P_NONE };
         unsigned n_released = 0;
         uint64_t random = 7;
 
@@ -1574,6 +1648,8 @@ TEST(parked_blocks_keep_their_places)
                         fake_device_fail_make(&device, 1, -ENOMEM);
                 if (random_next(&random) % 2)
                         (void)worker_poll(worker);
+                if (random_next(&random) % 8 == 0)
+                        copy_step(&copy, (1 + random_next(&random) % 4) * MIB);
                 if (random_next(&random) % 16 == 0)
                         (void)arena_release(a, 8 * MIB, NULL, on_released, &n_released);
                 check();
@@ -1586,6 +1662,8 @@ TEST(parked_blocks_keep_their_places)
                 else if (blocks[i].state == P_AWAKE)
                         ck_assert_int_eq(arena_dealloc(a, blocks[i].handle), 0);
         }
+        if (copy.state == P_AWAKE)
+                ck_assert_int_eq(arena_dealloc(a, copy.handle), 0);
         ck_assert_uint_eq(arena_parked_bytes(a), 0);
         (void)arena_release(a, UINT64_MAX, NULL, on_released, &n_released);
         worker_drain(worker);

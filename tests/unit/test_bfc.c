@@ -477,6 +477,36 @@ TEST(test_release)
         b = unmake(b);
 }
 
+TEST(test_alloc_range)
+{
+        struct bfc *b = make(1024, 8 * 1024, true);
+        bfc_handle h[3];
+        struct bfc_info info;
+
+        take(b, 300, &h[0]);
+        ck_assert_int_eq(bfc_alloc_range(b, (struct bfc_range){ 0, 1024 }, &h[1]), -EINVAL);
+        ck_assert_int_eq(bfc_alloc_range(b, (struct bfc_range){ 1024, 2000 }, &h[1]), -EINVAL);
+        ck_assert_int_eq(bfc_alloc_range(b, (struct bfc_range){ 2048, 2048 }, &h[1]), -EINVAL);
+        ck_assert_int_eq(bfc_alloc_range(b, (struct bfc_range){ 2048, 4096 }, &h[1]), 0);
+        ck_drawing(b, "u2 f6 u8 f16 ");
+        ck_assert_int_eq(bfc_info(b, h[1], &info), 0);
+        ck_assert_uint_eq(info.offset, 2048);
+        ck_assert_uint_eq(info.n_bytes, 2048);
+        ck_assert_uint_eq(info.n_requested, 2048);
+        ck_assert_uint_eq(stats(b).bytes_in_use, 512 + 2048);
+        ck_assert_uint_eq(stats(b).largest_alloc_size, 2048);
+        ck_assert_uint_eq(stats(b).num_allocs, 2);
+        ck_assert_int_eq(bfc_alloc_range(b, (struct bfc_range){ 3072, 5120 }, &h[2]), -EINVAL);
+        ck_assert_int_eq(bfc_alloc_range(b, (struct bfc_range){ 4096, 8192 }, &h[2]), 0);
+        ck_drawing(b, "u2 f6 u8 u16 ");
+        ck_assert_int_eq(bfc_dealloc(b, h[1]), 0);
+        ck_drawing(b, "u2 f14 u16 ");
+        ck_assert_int_eq(bfc_dealloc(b, h[2]), 0);
+        ck_assert_int_eq(bfc_dealloc(b, h[0]), 0);
+        ck_drawing(b, "f32 ");
+        b = unmake(b);
+}
+
 TEST(test_stats)
 {
         struct bfc *b = make(MIB, MIB, true);

@@ -1,0 +1,164 @@
+/* The copying of parked blocks; see park_internal.h.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/log.h"
+#include "daemon/number.h"
+#include "daemon/session/park_internal.h"
+#include "daemon/session/session.h"
+
+#define PIECE_BYTES (UINT64_C(16) << 20) /* copied in one turn of a worker */
+
+struct park_piece {
+        struct device_extent memory, copy; /* borrowed */
+        uint64_t memory_offset, copy_offset;
+        uint64_t n_bytes;
+};
+
+static struct park_copier *copier_of(struct worker_job *job)
+{
+        return (struct park_copier *)(void *)((char *)job - offsetof(struct park_copier, job));
+}
+
+static int copy_piece(const struct park_copying *c, const struct park_piece *piece)
+{
+        struct device *device = c->memory.quota->partition->device;
+        struct partition *host = c->copy.quota->partition;
+        const struct device_copy copy = { .extent = &piece->memory,
+                                          .offset = piece->memory_offset,
+                                          .host = &piece->copy,
+                                          .host_offset = piece->copy_offset,
+                                          .n_bytes = piece->n_bytes,
+                                          .to_host = c->to_copy,
+                                          .pins = host->memory.is_pinned ? &host->memory.pins : NULL };
+
+        return __atomic_load_n(&device->is_ending, __ATOMIC_RELAXED) ||
+                               __atomic_load_n(&c->is_dropped, __ATOMIC_RELAXED)
+                       ? -ECANCELED
+                       : device_copy(device, &copy);
+}
+
+static void copier_run(struct worker_job *job)
+{
+        struct park_copying *c = copier_of(job)->copying;
+        size_t next = __atomic_fetch_add(&c->n_taken, 1, __ATOMIC_RELAXED);
+        int r = next < c->n_pieces ? copy_piece(c, &c->pieces[next]) : 0;
+
+        if (r < 0)
+                __atomic_store_n(&c->result, r, __ATOMIC_RELAXED);
+        job->goes_on = next + 1 < c->n_pieces && __atomic_load_n(&c->result, __ATOMIC_RELAXED) == 0;
+}
+
+/* Logs once for a partition. */
+static void note_pins(struct partition *p)
+{
+        int error = atomic_load(&p->memory.pins.error);
+
+        if (error == 0 || p->memory.has_told_of_pins)
+                return;
+        p->memory.has_told_of_pins = true;
+        log_warning(
+                "partition '%s' is pinned, but CUDA could not register its memory: %s; blocks are parked there "
+                "through buffers, which is slower",
+                p->name, strerror(-error));
+}
+
+static void copier_done(struct worker_job *job)
+{
+        struct park_copying *c = copier_of(job)->copying;
+
+        if (--c->n_copiers > 0)
+                return;
+        note_pins(c->copy.quota->partition);
+        c->is_running = false;
+        c->done(c);
+}
+
+/* The extent at this place of a block; returns how many bytes it has from there on. */
+static uint64_t extent_at(const struct park_memory *m, uint64_t at, struct device_extent *ret,
+                          uint64_t *ret_offset)
+{
+        const struct arena *arena = m->quota->arena;
+        size_t last, slot = arena_slots(arena, m->offset + at, 1, &last);
+        const struct ledger_extent *e = ledger_extent_at(m->quota->ledger, arena_slot_extent(arena, slot));
+
+        *ret = *arena_slot_memory(arena, slot);
+        *ret_offset = m->offset + at - e->offset;
+        return e->n_bytes - *ret_offset;
+}
+
+static size_t cut_pieces(const struct park_copying *c, struct park_piece *ret)
+{
+        uint64_t at = 0;
+        size_t n = 0;
+
+        for (; at < c->n_bytes; n++) {
+                struct park_piece piece;
+                uint64_t rest = extent_at(&c->memory, at, &piece.memory, &piece.memory_offset);
+
+                rest = min_u64(rest, extent_at(&c->copy, at, &piece.copy, &piece.copy_offset));
+                piece.n_bytes = min_u64(min_u64(rest, PIECE_BYTES), c->n_bytes - at);
+                at += piece.n_bytes;
+                if (ret)
+                        ret[n] = piece;
+        }
+        return n;
+}
+
+static void copier_start(struct park_copying *c, struct worker_lane *lane)
+{
+        struct park_copier *copier = &c->copiers[c->n_copiers++];
+
+        copier->copying = c;
+        copier->job = (struct worker_job){ .run = copier_run, .done = copier_done, .lane = lane };
+        worker_submit(c->memory.quota->partition->worker, &copier->job);
+}
+
+/* Between two partitions of the host two threads copy, each in turns of one of the arenas: one does not use all of
+ * the memory's bandwidth. */
+int park_copy_start(struct park_copying *c, void (*done)(struct park_copying *c))
+{
+        struct worker_lane *lane = arena_lane(c->memory.quota->arena),
+                           *other = arena_lane(c->copy.quota->arena);
+
+        c->n_pieces = cut_pieces(c, NULL);
+        c->pieces = calloc(c->n_pieces, sizeof(*c->pieces));
+        if (!c->pieces)
+                return -ENOMEM;
+        (void)cut_pieces(c, c->pieces);
+        c->is_running = true;
+        c->done = done;
+        copier_start(c, lane);
+        if (other != lane && c->copy.quota->partition->worker == c->memory.quota->partition->worker)
+                copier_start(c, other);
+        return 0;
+}
+
+void park_copy_drop(struct park_copying *c)
+{
+        __atomic_store_n(&c->is_dropped, true, __ATOMIC_RELAXED);
+}
+
+static void memory_free(struct park_memory *m)
+{
+        if (m->is_owned)
+                quota_dealloc(m->quota, m->handle, m->n_bytes, m->n_bytes);
+        m->is_owned = false;
+}
+
+void park_copy_deinit(struct park_copying *c)
+{
+        memory_free(&c->copy);
+        memory_free(&c->memory);
+        free(c->pieces);
+}
+
+const char *park_copy_sentence(int error)
+{
+        return error == -ECANCELED ? "the daemon is ending"
+                                   : "the daemon could not copy the block's contents";
+}
