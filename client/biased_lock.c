@@ -6,6 +6,7 @@
  * plain store. */
 #include "client/biased_lock.h"
 
+#include <pthread.h>
 #include <sched.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -40,25 +41,42 @@ static bool may_bias(void)
         return __atomic_load_n(&membarrier_state, __ATOMIC_RELAXED) == PERMITTED;
 }
 
+/* No cancellation point: the caller may have locks. */
+static void sleep_ns(long n)
+{
+        struct timespec step = { 0, n };
+        int cancel_state;
+
+        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel_state);
+        nanosleep(&step, NULL);
+        pthread_setcancelstate(cancel_state, NULL);
+}
+
+static int64_t now_ns(void)
+{
+        struct timespec now;
+
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
 /* A program can forbid the call after it registered, by a seccomp filter. Then no lock is biased any more. For
- * those that are, this waits until an owner's store is visible. */
+ * those that are, this waits until an owner's store is visible. The filter may forbid sleeping, too. */
 void biased_lock_barrier(void)
 {
-        struct timespec settle = { 0, SETTLE_NS };
+        int64_t end;
 
         if (membarrier(PRIVATE_EXPEDITED) == 0)
                 return;
         __atomic_store_n(&membarrier_state, LOST, __ATOMIC_RELAXED);
-        while (nanosleep(&settle, &settle) < 0)
-                ;
+        for (end = now_ns() + SETTLE_NS; now_ns() < end;)
+                sleep_ns(MAX_SLEEP_NS);
 }
 
 /* The i-th time in a loop. The other thread may have been preempted, also by this one if it has a higher
  * priority: so this sleeps in the end. */
 static void wait_some(unsigned i)
 {
-        struct timespec step = { 0, 1000 };
-
         if (i < N_SPINS)
                 return;
         if (i < N_SPINS + N_YIELDS) {
@@ -66,8 +84,7 @@ static void wait_some(unsigned i)
                 return;
         }
         i -= N_SPINS + N_YIELDS;
-        step.tv_nsec = i < 10 ? step.tv_nsec << i : MAX_SLEEP_NS;
-        nanosleep(&step, NULL);
+        sleep_ns(i < 10 ? 1000L << i : MAX_SLEEP_NS);
 }
 
 /* Sets LOCKED, if the state is still this one without it. */

@@ -63,6 +63,12 @@ static inline __attribute__((always_inline)) bool biased_lock_enter(struct biase
         return false;
 }
 
+/* The owner, in a signal handler: the code that it interrupted is inside. */
+static inline bool biased_lock_is_inside(const struct biased_lock *l)
+{
+        return __atomic_load_n(&l->is_inside, __ATOMIC_RELAXED);
+}
+
 static inline void biased_lock_leave(struct biased_lock *l)
 {
         __atomic_store_n(&l->is_inside, false, __ATOMIC_RELEASE);

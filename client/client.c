@@ -14,6 +14,7 @@
 #include "client/request.h"
 #include "client/shared.h"
 #include "client/streams.h"
+#include "client/thread_slot.h"
 
 #define GOODBYE_TIMEOUT_MS 5000u
 #define GOODBYE_LATE_MS    1000u /* of a session that was given up */
@@ -217,9 +218,13 @@ static void lock_init(pthread_mutex_t *lock)
 
 static int client_new(bfc_client **ret)
 {
-        bfc_client *client = fork_watch() == 0 ? calloc(1, sizeof(*client)) : NULL;
+        bfc_client *client;
         int r;
 
+        /* In a forked child its handler runs before that of fork_watch(), which a bfc_connect() of another thread waits
+         * for: so no thread has a slot yet. */
+        (void)thread_slots();
+        client = fork_watch() == 0 ? calloc(1, sizeof(*client)) : NULL;
         if (!client)
                 return error_no_memory();
         client->epoch = 1;

@@ -107,7 +107,7 @@ static bool is_own(unsigned at)
         return thread_slot == at + 1;
 }
 
-/* The owner of the first lock may raise n_touched: so it is constant while all are locked. */
+/* Who has the first lock may raise n_touched: so it is constant while all are locked. */
 static void __attribute__((noinline)) touch(struct magazines *m, unsigned at)
 {
         biased_lock_lock(&m->items[0].lock, is_own(0));
@@ -130,7 +130,7 @@ static struct magazine *__attribute__((noinline)) lock_another(struct magazines 
                 guest_of = next;
                 return &m->items[next];
         }
-        if (!is_own(at))
+        if (!is_own(at) || biased_lock_is_inside(&m->items[at].lock))
                 guest_of = at = (at + 1) % n;
         biased_lock_lock(&m->items[at].lock, is_own(at));
         return &m->items[at];

@@ -7,7 +7,9 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
@@ -21,8 +23,13 @@
 #define MAP_FIXED_NOREPLACE 0x100000 /* Linux 4.17 */
 #endif
 
-/* No malloc(), so that "out of memory" can be reported. */
-static _Thread_local char message[ERROR_BYTES];
+/* Of this thread, made by its first error and freed at its end. In the static TLS it could be too large for a program
+ * that loads the library late. */
+static __thread char *message_buffer;
+static __thread const char *message = "";
+static pthread_once_t message_once = PTHREAD_ONCE_INIT;
+static pthread_key_t message_key;
+static bool has_message_key;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static LIST_HEAD(entry_list, fork_entry) entries = LIST_HEAD_INITIALIZER(entries);
@@ -30,13 +37,42 @@ static uint64_t n_forks; /* atomic */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static int watch_error;
 
+static void message_free(void *buffer)
+{
+        free(buffer);
+        message_buffer = NULL;
+        message = "";
+}
+
+static void message_init(void)
+{
+        has_message_key = pthread_key_create(&message_key, message_free) == 0;
+}
+
+/* NULL: this process is out of memory. */
+static char *message_get(void)
+{
+        (void)pthread_once(&message_once, message_init);
+        if (!message_buffer && has_message_key)
+                message_buffer = malloc(ERROR_BYTES);
+        if (message_buffer && pthread_setspecific(message_key, message_buffer) != 0)
+                message_free(message_buffer);
+        return message_buffer;
+}
+
 int error_set(int error, const char *format, ...)
 {
+        char *buffer = message_get();
         va_list args;
 
+        if (!buffer) {
+                message = "this process is out of memory, also for the message of an error";
+                return error;
+        }
         va_start(args, format);
-        vsnprintf(message, sizeof(message), format, args);
+        vsnprintf(buffer, ERROR_BYTES, format, args);
         va_end(args);
+        message = buffer;
         return error;
 }
 

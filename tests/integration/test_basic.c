@@ -3,6 +3,7 @@
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
+#include <link.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -41,6 +42,27 @@ static struct bfc_block_info info_of(bfc_client *client, const void *ptr)
 static const size_t sizes[] = { 1,       255,         256,     257,           4096,        1000003,
                                 2 * MIB, 2 * MIB + 1, 3 * MIB, 10 * MIB + 77, 8 * GRANULE, 4 * MIB - 256 };
 #define N_SIZES (sizeof(sizes) / sizeof(sizes[0]))
+
+static int note_tls(struct dl_phdr_info *info, size_t n_bytes, void *userdata)
+{
+        size_t *tls = userdata;
+
+        (void)n_bytes;
+        for (size_t i = 0; strstr(info->dlpi_name, "libbfcclient.so") && i < info->dlpi_phnum; i++)
+                if (info->dlpi_phdr[i].p_type == PT_TLS)
+                        *tls = info->dlpi_phdr[i].p_memsz;
+        return 0;
+}
+
+/* A program that loads the library late has a few hundred bytes for it. */
+TEST(static_tls_is_small)
+{
+        size_t n_bytes = 0;
+
+        dl_iterate_phdr(note_tls, &n_bytes);
+        ck_assert_uint_gt(n_bytes, 0);
+        ck_assert_uint_le(n_bytes, 64);
+}
 
 RIG_TEST(blocks_of_many_sizes, one_tenant)
 {
