@@ -217,7 +217,7 @@ static void look_at_events(bfc_client *client)
                 (void)events_poll(client->events);
 }
 
-enum { NOT_PARKABLE = 1, IS_PARKED, IS_USED, IS_SHARED };
+enum { NOT_PARKABLE = 1, IS_PARKED, IS_USED };
 
 static int take_to_park(bfc_client *client, const void *ptr, const struct park_how *how, struct block *ret)
 {
@@ -230,8 +230,6 @@ static int take_to_park(bfc_client *client, const void *ptr, const struct park_h
                 return NOT_PARKABLE;
         if (p->block->is_parked)
                 return IS_PARKED;
-        if (p->is_shared)
-                return IS_SHARED;
         if (p->n_uses > 0 || (how->used_ms && (!p->is_idle || p->used_ms != *how->used_ms)))
                 return IS_USED;
         take(client, p, false, ret);
@@ -251,8 +249,6 @@ static int park_block(bfc_client *client, const void *ptr, const struct park_how
                 return -ESRCH;
         if (r == IS_PARKED)
                 return error_set(-EALREADY, "the block at %p is parked already", ptr);
-        if (r == IS_SHARED)
-                return error_set(-EBUSY, "the block at %p is shared, so it cannot be parked", ptr);
         if (r == IS_USED)
                 return error_set(-EBUSY, "the block at %p is in use", ptr);
         r = finish_work(client, &block);

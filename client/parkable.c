@@ -115,7 +115,10 @@ void parkable_enter(struct parkables *s, struct parkable *p, const struct block 
 {
         p->block = block;
         p->used_ms = clock_now_ms();
-        insert_idle(place_of(s, block), p);
+        if (p->is_shared)
+                TAILQ_INSERT_TAIL(&place_of(s, block)->others, p, link);
+        else
+                insert_idle(place_of(s, block), p);
 }
 
 void parkable_drop(struct parkables *s, const struct block *block, struct parkable *p)

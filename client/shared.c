@@ -16,6 +16,7 @@
  * attaches the name can have its answer before this one. Until one of the answers came it is unknown
  * whether the block is shared. */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -268,6 +269,55 @@ BFC_API int bfc_publish(bfc_client *client, void *ptr, const char *name)
 
 /* ---- attach -------------------------------------------------------------- */
 
+/* By the daemon's id: while the block is parked, its place is not mapped. */
+static struct shared_block *shared_find_id(const bfc_client *client, uint64_t block_id)
+{
+        struct shared_block *s = client->shared;
+
+        while (s && s->block_id != block_id)
+                s = s->next;
+        return s;
+}
+
+static int attach_again(struct shared_block *s, void **ret_ptr)
+{
+        if (s->n_refs == UINT32_MAX)
+                return -EPROTO;
+        s->n_refs++;
+        s->is_asked = false;
+        *ret_ptr = (void *)(uintptr_t)s->ptr;
+        return 0;
+}
+
+/* A block that this process did not have. -EPROTO, -ENOMEM. */
+static int attach_add(bfc_client *client, const Bfcd__Attached *got, void *ptr, struct block *ret)
+{
+        const Bfcd__Block *b = got->block;
+        int r;
+
+        *ret = (struct block){ .ptr = ptr,
+                               .block_id = b->block_id,
+                               .region_id = b->region_id,
+                               .offset = b->offset,
+                               .n_bytes = b->n_bytes,
+                               .n_requested = got->n_requested,
+                               .partition = (uint16_t)got->partition,
+                               .parkable = got->parkable ? parkable_new(got->tag) : NULL };
+        if (got->parkable && !ret->parkable)
+                return -ENOMEM;
+        if (ret->parkable)
+                ret->parkable->is_shared = true;
+        r = blocks_add(&client->blocks, ret);
+        if (r == 0) {
+                r = shared_add(client, ptr, b->block_id);
+                if (r < 0)
+                        (void)blocks_take(&client->blocks, ptr, &(struct block){ 0 });
+        }
+        if (r < 0)
+                free(ret->parkable);
+        return r == -EEXIST ? -EPROTO : r;
+}
+
 /* The lock is held. -EPROTO: the daemon's answer is invalid. -ECANCELED: client_resolve()'s, with *ret_why.
  * */
 static int attach_keep(bfc_client *client, const Bfcd__Attached *got, bool is_read_only, int *ret_why,
@@ -282,33 +332,15 @@ static int attach_keep(bfc_client *client, const Bfcd__Attached *got, bool is_re
         if (got->partition >= client->hello->hello->n_partitions || got->n_requested == 0 ||
             got->n_requested > b->n_bytes)
                 return -EPROTO;
-        r = client_resolve(client, b, ret_why, &ptr);
+        s = shared_find_id(client, b->block_id);
+        if (s)
+                return attach_again(s, ret_ptr);
+        r = got->is_parked ? -EPROTO : client_resolve(client, b, ret_why, &ptr);
         if (r < 0)
                 return r;
-        s = shared_find(client, ptr);
-        if (s) {
-                if (s->block_id != b->block_id || s->n_refs == UINT32_MAX)
-                        return -EPROTO;
-                s->n_refs++;
-                s->is_asked = false;
-                *ret_ptr = ptr;
-                return 0;
-        }
-        block = (struct block){ .ptr = ptr,
-                                .block_id = b->block_id,
-                                .region_id = b->region_id,
-                                .offset = b->offset,
-                                .n_bytes = b->n_bytes,
-                                .n_requested = got->n_requested,
-                                .partition = (uint16_t)got->partition };
-        r = blocks_add(&client->blocks, &block);
+        r = shared_find(client, ptr) ? -EPROTO : attach_add(client, got, ptr, &block);
         if (r < 0)
-                return r == -EEXIST ? -EPROTO : r;
-        r = shared_add(client, ptr, b->block_id);
-        if (r < 0) {
-                (void)blocks_take(&client->blocks, ptr, &block);
                 return r;
-        }
         client->shared->is_read_only = is_read_only;
         client_count_alloc(client, &block);
         client_count_reserved(client, block.partition, block.n_bytes);
@@ -394,6 +426,22 @@ static int attach_once(bfc_client *client, struct client_call *call, const char 
         return r;
 }
 
+/* This process has the block already, and has parked it. */
+static int attach_wake(bfc_client *client, void *ptr, uint32_t wait_ms)
+{
+        const void *ptrs[1] = { ptr };
+        const struct block_set set = { ptrs, 1, true };
+        char why[256];
+        bool stays;
+        int r = client_wake_set(client, &set, wait_ms, NULL);
+
+        if (r == 0)
+                return 0;
+        snprintf(why, sizeof(why), "%s", bfc_last_error());
+        (void)shared_release(client, ptr, &stays);
+        return error_set(r, "%s", why);
+}
+
 BFC_API int bfc_attach_with(bfc_client *client, const char *name, const struct bfc_attach_options *options,
                             void **ret_ptr, size_t *ret_n_bytes)
 {
@@ -416,7 +464,7 @@ BFC_API int bfc_attach_with(bfc_client *client, const char *name, const struct b
         do
                 r = attach_once(client, &call, name, &how, &is_stale, ret_ptr, ret_n_bytes);
         while (is_stale);
-        return r;
+        return r < 0 ? r : attach_wake(client, *ret_ptr, how.wait_ms);
 }
 
 BFC_API int bfc_attach(bfc_client *client, const char *name, uint32_t wait_ms, void **ret_ptr,
@@ -439,8 +487,10 @@ static int leave_begin(bfc_client *client, const void *ptr, uint64_t *ret_block_
         int r = SHARED_NONE;
 
         pthread_mutex_lock(&client->lock);
-        s = shared_find(client, ptr);
-        block = s ? blocks_find(&client->blocks, ptr) : NULL;
+        do {
+                s = shared_find(client, ptr);
+                block = s ? blocks_find(&client->blocks, ptr) : NULL;
+        } while (s && !block && client_wait_parkable(client, ptr));
         if (s)
                 r = block && s->n_leaving < s->n_refs ? 0 : -EINVAL;
         if (r == 0) {
@@ -462,6 +512,8 @@ static int leave_end(bfc_client *client, const void *ptr, uint64_t block_id, int
         int r = error;
 
         pthread_mutex_lock(&client->lock);
+        while (client_wait_parkable(client, ptr)) /* an operator may have it woken */
+                ;
         s = shared_find(client, ptr);
         if (!s || s->block_id != block_id)
                 r = -EINVAL; /* it was being published, and was refused */

@@ -33,7 +33,7 @@
  *                read-only access (bfc_attach_with)
  *   -EBUSY       an operator drains the device, for a reset for example: try later (bfc_malloc and
  *                similar, bfc_wake); the block is parked (bfc_write, bfc_read,
- *                bfc_publish), or in use or shared (bfc_park, bfc_park_tag);
+ *                bfc_publish), or in use (bfc_park, bfc_park_tag);
  *                a CUDA stream is being captured (bfc_detach, bfc_write, bfc_read, bfc_end_stream and
  *                bfc_poll; bfc_free and bfc_pool_free where documented);
  *                another client is recording into that file (bfc_connect);
@@ -210,8 +210,17 @@ int bfc_malloc_with(bfc_client *client, size_t n_bytes, const struct bfc_malloc_
  * use the block stay valid, and may be launched while it is awake. The daemon copies in the background; the call
  * returns when the copy is complete. If it fails, the block is as before. With BFC_POLL the memory of a GPU is
  * released by a later bfc_poll().
+ *
+ * A shared block is parked when all processes that have it have called this (64 at most; else -EBUSY). Before that
+ * the call only says that this process does not use the block until it wakes it: it returns 0, the block is unmapped here,
+ * and the memory stays for the others, who may change the contents. The last one's call copies, to its partition;
+ * if there is no room, that call fails. If the last process that has not called it detaches the block or ends, the
+ * daemon copies to the partition of the latest call; without room there the memory stays. bfc_usage() says what is
+ * really parked. BFC_DISCARD is -EINVAL. Any of them can wake it; each wakes it for itself. bfc_attach() of a parked
+ * block wakes it, and waits for room for its wait_ms; a kept block (bfc_publish_with) may stay parked without any process.
+ *
  * -EINVAL: not such a block, or `partition` is on a GPU, or the block's own. -EALREADY: it is parked. -EBUSY: it is in
- * use, or shared (bfc_publish). -EDQUOT, -ENOMEM: no room for the copy; or the tenant's parked blocks would exceed four
+ * use. -EDQUOT, -ENOMEM: no room for the copy; or the tenant's parked blocks would exceed four
  * times its limit. -ENOENT: no such partition. */
 #define BFC_BACKUP  1u
 #define BFC_DISCARD 2u
@@ -226,8 +235,9 @@ int bfc_wake(bfc_client *client, void *ptr, uint32_t wait_ms);
 /* The same for all blocks of this client that were allocated with BFC_PARKABLE and this tag (bfc_malloc_with());
  * NULL: all with BFC_PARKABLE. Blocks that are parked, or awake, already stay so. There may be none.
  *
- * bfc_park_tag() parks the blocks one by one. It returns -EBUSY if one was in use or is shared, and the others are
- * parked. With another error it ends at once, and the blocks that it parked stay parked.
+ * Blocks that were attached have the tag of their publisher.
+ *
+ * bfc_park_tag() parks the blocks one by one. It returns -EBUSY if one was in use, and the others are parked. With another error it ends at once, and the blocks that it parked stay parked.
  *
  * bfc_wake_tag() asks for all of them at once, and up to 64 blocks in a partition wait until there is room for all
  * of them: so jobs that wake many blocks take turns, and do not get a part of their blocks each. It returns an error
@@ -242,7 +252,7 @@ int bfc_wake_tag(bfc_client *client, const char *tag, uint32_t wait_ms);
  * bfc_use_end() of a block that is not in use is -EINVAL.
  *
  * The _tag functions do it for all blocks with the tag, as above. bfc_use_begin_tag() counts a use of each, or
- * after a failure of none; blocks that woke stay awake. bfc_use_end_tag() ends one use of each that is in use. */
+ * after a failure of none; blocks that woke stay awake. Without such blocks both return 0. bfc_use_end_tag() ends one use of each that is in use. */
 int bfc_use_begin(bfc_client *client, void *ptr, uint32_t wait_ms);
 int bfc_use_end(bfc_client *client, void *ptr);
 int bfc_use_begin_tag(bfc_client *client, const char *tag, uint32_t wait_ms);

@@ -107,6 +107,17 @@ static const char *check_list(const struct ledger *l, const struct list *s)
         return NULL;
 }
 
+/* Its shared record's block names the copy. */
+static bool is_named_copy(const struct ledger *l, uint32_t copy)
+{
+        const struct table *blocks = &l->tables[TABLE_BLOCK], *shared = &l->tables[TABLE_SHARED];
+        const struct ledger_block *b = record(blocks, copy);
+        const struct ledger_shared *s = in_use(shared, b->shared) ? record(shared, b->shared) : NULL;
+
+        return s && in_use(blocks, s->block) &&
+               ((const struct ledger_block *)record(blocks, s->block))->parked == b->id;
+}
+
 static const char *check_sharing(const struct ledger *l)
 {
         const struct table *shared = &l->tables[TABLE_SHARED], *refs = &l->tables[TABLE_REF],
@@ -118,7 +129,9 @@ static const char *check_sharing(const struct ledger *l)
 
                 CHECK_THAT((b->session == LEDGER_NONE) == (b->shared != LEDGER_NONE),
                            "a block has a session and a name, or neither");
-                n_shared += b->shared != LEDGER_NONE;
+                n_shared += b->shared != LEDGER_NONE && b->parked != LEDGER_IS_COPY;
+                CHECK_THAT(b->shared == LEDGER_NONE || b->parked != LEDGER_IS_COPY || is_named_copy(l, i),
+                           "a copy of a shared block is not its block's");
         }
         CHECK_THAT(n_shared == shared->n_used, "a shared block has no record, or a record no block");
         for (uint32_t i = table_next(shared, 0); i != LEDGER_NONE; i = table_next(shared, i + 1)) {

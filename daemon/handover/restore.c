@@ -310,7 +310,7 @@ static void restore_shared_counts(struct broker *b)
                 for (size_t k = 0; q && k < from->arena.n_blocks; k++) {
                         const struct ledger_block *block = ledger_block_at(b->ledger, from->arena.blocks[k]);
 
-                        if (block->shared != LEDGER_NONE)
+                        if (block->shared != LEDGER_NONE && !ledger_block_is_parked(block))
                                 trim_add_shared_block(q, block->offset, block->n_bytes);
                 }
         }

@@ -252,7 +252,9 @@ static const char *name_extent(struct session *s, uint64_t id)
 static const char *name_shared(struct session *s, uint32_t index, uint32_t count)
 {
         struct ledger *l = s->broker->ledger;
-        uint32_t shared = index == LEDGER_NONE ? LEDGER_NONE : ledger_block_at(l, index)->shared;
+        uint32_t shared = index == LEDGER_NONE || ledger_block_at(l, index)->parked == LEDGER_IS_COPY
+                                  ? LEDGER_NONE
+                                  : ledger_block_at(l, index)->shared;
         uint32_t at = shared == LEDGER_NONE ? LEDGER_NONE : refs_find(&s->shared.refs, shared);
         struct ledger_ref *ref = at == LEDGER_NONE ? NULL : ledger_ref_at(l, at);
 
@@ -378,9 +380,11 @@ static int resumption_check(struct session *s, size_t *looks)
         }
         for (; *looks > 0 && h->i < s->shared.refs.n; h->i++, (*looks)--) {
                 const struct ledger_ref *ref = ledger_ref_at(l, s->shared.refs.list[h->i].ref);
+                const struct ledger_block *block =
+                        ledger_block_at(l, ledger_shared_at(l, ref->shared)->block);
 
-                if (ref->links.n_in_delivery < ref->count &&
-                    !is_in_named(s, ledger_block_at(l, ledger_shared_at(l, ref->shared)->block)))
+                if (ref->links.n_in_delivery < ref->count && !may_be_unmapped(s, block) &&
+                    !is_in_named(s, block))
                         return -EPROTO;
         }
         if (h->block != LEDGER_NONE || h->i < s->shared.refs.n)

@@ -519,7 +519,10 @@ static int block_fill(struct ledger *l, const struct ledger_block *facts, uint32
         uint32_t index;
         int r;
 
-        assert(in_use(&l->tables[TABLE_SESSION], facts->session));
+        bool is_shared = facts->session == LEDGER_NONE;
+
+        assert(is_shared ? facts->parked == LEDGER_IS_COPY && in_use(&l->tables[TABLE_SHARED], facts->shared)
+                         : in_use(&l->tables[TABLE_SESSION], facts->session));
         assert(in_use(&l->tables[TABLE_QUOTA], facts->quota));
         prepare_generation(t);
         r = take(t, &index);
@@ -534,8 +537,9 @@ static int block_fill(struct ledger *l, const struct ledger_block *facts, uint32
         b->tag[LEDGER_TAG_BYTES - 1] = '\0';
         b->links.generation = generation + 1;
         b->links.in_delivery = 0;
-        atomic_init(&b->shared, LEDGER_NONE);
-        ledger_list_add(l, LIST_SESSION_BLOCKS, index);
+        atomic_init(&b->shared, is_shared ? facts->shared : LEDGER_NONE);
+        if (!is_shared)
+                ledger_list_add(l, LIST_SESSION_BLOCKS, index);
         *ret_index = index;
         *ret_id = (uint64_t)generation << 32 | index;
         return 0;
@@ -665,7 +669,7 @@ void ledger_block_park(struct ledger *l, uint32_t block, uint64_t parked)
 {
         struct ledger_block *b = ledger_block_at(l, block);
 
-        assert(b->shared == LEDGER_NONE && b->parked != LEDGER_IS_COPY);
+        assert(b->parked != LEDGER_IS_COPY);
         atomic_store_explicit(&b->parked, parked, memory_order_release);
 }
 
@@ -692,6 +696,11 @@ void ledger_export_set_read_only(struct ledger *l, uint32_t index, bool is_read_
 void ledger_ref_set_read_only(struct ledger *l, uint32_t index)
 {
         atomic_store_explicit(&ledger_ref_at(l, index)->is_read_only, 1, memory_order_release);
+}
+
+void ledger_ref_set_parks_to(struct ledger *l, uint32_t index, uint32_t parks_to)
+{
+        atomic_store_explicit(&ledger_ref_at(l, index)->parks_to, parks_to, memory_order_release);
 }
 
 /* ---- looking -------------------------------------------------------------- */

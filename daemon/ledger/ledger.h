@@ -29,7 +29,8 @@
  * A parked block has no extents. Its word `parked` decides: it names the copy, which is a block of the same
  * session, or says that there is none. It is stored after the copy is complete and before the extents leave,
  * and cleared after the contents are back. So a successor releases the extents that it finds in the place of a
- * parked block. A copy that no block names is freed by the session's resumption or end.
+ * parked block. A copy that no block names is freed by the session's resumption or end. The copy of a shared
+ * block belongs to no session and names the same shared record; a successor clears one that the block does not name.
  *
  * Invariant, for each table: n_used + n_free + n_retired == n_touched <= n_records; n_touched
  * records were ever used. Pages of a table are touched only when used (the memfd is sparse).
@@ -219,6 +220,8 @@ struct ledger_ref { /* a session has a shared block */
         uint32_t shared;
         _Atomic uint32_t count;        /* at least 1 */
         _Atomic uint32_t is_read_only; /* not 0: the session was promised that it cannot write to the block */
+        _Atomic uint32_t parks_to;     /* not 0: the session does not use the block until it wakes it; 1 + the
+                                          index of the quota for the copy, which may be gone */
         struct {
                 uint32_t prev_of_session, next_of_session;
                 uint32_t prev_of_shared, next_of_shared;
@@ -316,7 +319,8 @@ int ledger_region_add(struct ledger *l, const struct ledger_region *facts, uint3
 int ledger_session_add(struct ledger *l, const struct ledger_session *facts, uint32_t *ret_index);
 int ledger_extent_add(struct ledger *l, const struct ledger_extent *facts, uint32_t *ret_index);
 int ledger_export_add(struct ledger *l, uint32_t session, uint32_t extent, uint32_t *ret_index);
-int ledger_block_add(struct ledger *l, const struct ledger_block *facts, uint32_t *ret_index);
+int ledger_block_add(struct ledger *l, const struct ledger_block *facts,
+                     uint32_t *ret_index); /* without a session: the copy of a shared block */
 int ledger_shared_add(struct ledger *l, const struct ledger_shared *facts, uint32_t *ret_index);
 int ledger_ref_add(struct ledger *l, uint32_t session, uint32_t shared, uint32_t *ret_index); /* once */
 int ledger_lease_add(struct ledger *l, const struct ledger_lease *facts, uint32_t *ret_index);
@@ -337,7 +341,10 @@ void ledger_block_share(struct ledger *l, uint32_t block, uint32_t shared);
 void ledger_export_set_read_only(struct ledger *l, uint32_t index, bool is_read_only);
 void ledger_ref_set_read_only(struct ledger *l, uint32_t index);
 
-/* The session's own block, on whole extents, is parked from now on; or awake again: LEDGER_AWAKE. */
+/* The session agrees that the block is parked: parks_to; 0: it uses it again. */
+void ledger_ref_set_parks_to(struct ledger *l, uint32_t index, uint32_t parks_to);
+
+/* A block on whole extents is parked from now on; or awake again: LEDGER_AWAKE. */
 void ledger_block_park(struct ledger *l, uint32_t block, uint64_t parked);
 
 /* A block that is parked. */

@@ -19,6 +19,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "daemon/ledger/open.h"
 #include "daemon/ledger/sort.h"
 #include "daemon/ledger/table.h"
 
@@ -26,16 +27,6 @@
 
 /* Not a fault: the record is cleared without a message. */
 static const char UNUSED[] = "";
-
-struct opening {
-        struct ledger *l;
-        void (*on_fault)(void *userdata, const struct ledger_fault *fault);
-        void *userdata;
-        uint64_t n_faults;
-        struct ledger_key *extents; /* sound ones, by quota and offset */
-        size_t n_extents;
-        bool *is_bad_extent; /* by index: rejected, its quota was in use */
-};
 
 /* ---- faults ---------------------------------------------------------------- */
 
@@ -47,16 +38,6 @@ static void tell(struct opening *o, const char *table, uint32_t index, uint64_t 
         o->n_faults++;
         if (o->on_fault)
                 o->on_fault(o->userdata, &fault);
-}
-
-static struct table *table_of(struct opening *o, int kind)
-{
-        return &o->l->tables[kind];
-}
-
-static bool is_used(struct opening *o, int kind, uint32_t index)
-{
-        return in_use(table_of(o, kind), index);
 }
 
 /* Clears a bad record and closes no quota. */
@@ -283,14 +264,20 @@ static const char *export_fault(struct opening *o, uint32_t index)
 /* ---- blocks ------------------------------------------------------------------------- */
 
 /* An index whose generation is unknown is never used again. */
-static void reject_block(struct opening *o, int kind, uint32_t index, const char *why)
+void opening_reject_block(struct opening *o, uint32_t index, const char *why)
 {
-        struct ledger_block *b = record(table_of(o, kind), index);
+        struct ledger_block *b = record(table_of(o, TABLE_BLOCK), index);
         uint64_t id = b->id;
 
         if ((uint32_t)id != index || b->links.generation <= (uint32_t)(id >> 32))
                 b->links.generation = 0;
-        reject(o, kind, index, b->quota, b->session, why);
+        reject(o, TABLE_BLOCK, index, b->quota, b->session, why);
+}
+
+static void reject_block(struct opening *o, int kind, uint32_t index, const char *why)
+{
+        (void)kind;
+        opening_reject_block(o, index, why);
 }
 
 /* NULL, or what is wrong with the session or shared record of a block. The last stores of a
@@ -302,10 +289,11 @@ static const char *block_owner_fault(struct opening *o, struct ledger_block *b, 
         if (b->shared != LEDGER_NONE) {
                 if (!in_use(shared, b->shared))
                         return "its shared record is not in use";
-                if (((const struct ledger_shared *)record(shared, b->shared))->block != index)
+                if ((((const struct ledger_shared *)record(shared, b->shared))->block == index) ==
+                    (b->parked == LEDGER_IS_COPY))
                         return "its shared record belongs to another block";
                 b->session = LEDGER_NONE;
-                return b->parked == LEDGER_AWAKE ? NULL : "it is shared and parked";
+                return NULL;
         }
         if (!is_used(o, TABLE_SESSION, b->session))
                 return "its session is not in use";
@@ -387,34 +375,21 @@ static void finish_splits(struct opening *o)
 
 /* ---- shared blocks -------------------------------------------------------------------- */
 
-/* The block of a shared record, if the block names it; else LEDGER_NONE. */
-static uint32_t block_of_shared(struct opening *o, uint32_t index)
-{
-        const struct ledger_shared *s = record(table_of(o, TABLE_SHARED), index);
-        const struct table *blocks = table_of(o, TABLE_BLOCK);
-
-        if (!in_use(blocks, s->block) ||
-            ((const struct ledger_block *)record(blocks, s->block))->shared != index)
-                return LEDGER_NONE;
-        return s->block;
-}
-
-static uint32_t quota_of_shared(struct opening *o, uint32_t index)
-{
-        uint32_t block = is_used(o, TABLE_SHARED, index) ? block_of_shared(o, index) : LEDGER_NONE;
-
-        return block != LEDGER_NONE ? ledger_block_at(o->l, block)->quota : LEDGER_NONE;
-}
-
 /* Also its block, if that names it: without a name or a reference no session could free it. Other blocks
  * that name it are rejected when they are checked. */
-static void reject_shared(struct opening *o, int kind, uint32_t index, const char *why)
+void opening_reject_shared(struct opening *o, uint32_t index, const char *why)
 {
-        uint32_t block = block_of_shared(o, index);
+        uint32_t block = opening_block_of_shared(o, index);
 
         if (block != LEDGER_NONE)
-                reject_block(o, TABLE_BLOCK, block, "its shared record is bad");
-        clear_bad(o, kind, index, LEDGER_NONE, why);
+                opening_reject_block(o, block, "its shared record is bad");
+        clear_bad(o, TABLE_SHARED, index, LEDGER_NONE, why);
+}
+
+static void reject_shared(struct opening *o, int kind, uint32_t index, const char *why)
+{
+        (void)kind;
+        opening_reject_shared(o, index, why);
 }
 
 /* Checked before blocks are. */
@@ -430,59 +405,11 @@ static const char *shared_fault(struct opening *o, uint32_t index)
         return s->block < table_of(o, TABLE_BLOCK)->n_touched ? NULL : "its block was never used";
 }
 
-/* A record that no sound block names was never published, or its block was freed. */
-static void clear_half_shared(struct opening *o)
-{
-        const struct table *t = table_of(o, TABLE_SHARED);
-
-        for (uint32_t i = table_next(t, 0); i != LEDGER_NONE; i = table_next(t, i + 1))
-                if (block_of_shared(o, i) == LEDGER_NONE)
-                        uncommit(t, i);
-}
-
-static int compare_names(const void *x, const void *y, void *userdata)
-{
-        struct opening *o = userdata;
-        uint32_t i = *(const uint32_t *)x, j = *(const uint32_t *)y;
-        int r = strcmp(ledger_quota_at(o->l, quota_of_shared(o, i))->tenant,
-                       ledger_quota_at(o->l, quota_of_shared(o, j))->tenant);
-
-        return r != 0 ? r : strcmp(ledger_shared_at(o->l, i)->name, ledger_shared_at(o->l, j)->name);
-}
-
-/* After blocks were checked. A name belongs to one block of the tenant, over all its partitions. */
-static int finish_shared(struct opening *o)
-{
-        const struct table *t = table_of(o, TABLE_SHARED);
-        uint32_t *names = calloc((size_t)t->n_touched + 1, sizeof(*names));
-        bool *is_twin = calloc((size_t)t->n_touched + 1, sizeof(*is_twin));
-        size_t n = 0;
-
-        clear_half_shared(o);
-        if (!names || !is_twin) {
-                free(names);
-                free(is_twin);
-                return -ENOMEM;
-        }
-        for (uint32_t i = table_next(t, 0); i != LEDGER_NONE; i = table_next(t, i + 1))
-                names[n++] = i;
-        qsort_r(names, n, sizeof(*names), compare_names, o);
-        for (size_t i = 1; i < n; i++)
-                if (compare_names(&names[i - 1], &names[i], o) == 0)
-                        is_twin[i - 1] = is_twin[i] = true;
-        for (size_t i = 0; i < n; i++)
-                if (is_twin[i])
-                        reject_shared(o, TABLE_SHARED, names[i], "its name is used twice");
-        free(names);
-        free(is_twin);
-        return 0;
-}
-
 static void reject_ref(struct opening *o, int kind, uint32_t index, const char *why)
 {
         const struct ledger_ref *h = record(table_of(o, kind), index);
 
-        reject(o, kind, index, quota_of_shared(o, h->shared), h->session, why);
+        reject(o, kind, index, opening_quota_of_shared(o, h->shared), h->session, why);
 }
 
 static const char *ref_fault(struct opening *o, uint32_t index)
@@ -497,7 +424,7 @@ static const char *ref_fault(struct opening *o, uint32_t index)
                 return "its session is not in use";
         if (h->count == 0)
                 return "its count is 0";
-        return is_tenants(o, h->session, quota_of_shared(o, h->shared))
+        return is_tenants(o, h->session, opening_quota_of_shared(o, h->shared))
                        ? NULL
                        : "its session and its block belong to different tenants";
 }
@@ -508,36 +435,6 @@ static const char *metadata_fault(struct opening *o, uint32_t index)
         const struct ledger_metadata *m = record(table_of(o, TABLE_METADATA), index);
 
         return m->n_bytes > 0 && m->n_bytes <= sizeof(m->bytes) ? NULL : "its size is invalid";
-}
-
-/* Metadata that no shared record names any more, or names yet. */
-static void clear_unused_metadata(struct opening *o)
-{
-        const struct table *t = table_of(o, TABLE_METADATA), *shared = table_of(o, TABLE_SHARED);
-
-        for (uint32_t i = table_next(t, 0); i != LEDGER_NONE; i = table_next(t, i + 1)) {
-                uint32_t of = ledger_metadata_at(o->l, i)->shared;
-
-                if (!in_use(shared, of) || ledger_shared_at(o->l, of)->metadata != i)
-                        uncommit(t, i);
-        }
-}
-
-/* A shared block that is not kept and has no references would never be freed. */
-static int check_referenced(struct opening *o)
-{
-        const struct table *t = table_of(o, TABLE_SHARED), *refs = table_of(o, TABLE_REF);
-        bool *is_referenced = calloc((size_t)t->n_touched + 1, sizeof(*is_referenced));
-
-        if (!is_referenced)
-                return -ENOMEM;
-        for (uint32_t i = table_next(refs, 0); i != LEDGER_NONE; i = table_next(refs, i + 1))
-                is_referenced[((const struct ledger_ref *)record(refs, i))->shared] = true;
-        for (uint32_t i = table_next(t, 0); i != LEDGER_NONE; i = table_next(t, i + 1))
-                if (!is_referenced[i] && ledger_shared_at(o->l, i)->keep_ms == 0)
-                        reject_shared(o, TABLE_SHARED, i, "it has no references");
-        free(is_referenced);
-        return 0;
 }
 
 /* ---- every table ------------------------------------------------------------------------ */
@@ -757,15 +654,14 @@ static int open_tables(struct opening *o)
                 if (ORDER[i] == TABLE_BLOCK)
                         finish_splits(o);
                 if (ORDER[i] == TABLE_REF)
-                        r = finish_shared(o);
+                        r = opening_finish_shared(o);
                 if (r == 0)
                         r = open_table(o, ORDER[i]);
         }
         if (r == 0)
-                r = check_referenced(o);
+                r = opening_check_shared(o);
         if (r < 0)
                 return r;
-        clear_unused_metadata(o);
         for (size_t i = 0; i < N_TABLES; i++)
                 count_table(&l->tables[i]);
         clear_unused_secrets(&l->tables[TABLE_SESSION]);

@@ -16,7 +16,8 @@ struct session_delivery {
         uint32_t block; /* in the ledger */
         uint32_t ref;   /* of an attach, in the ledger; LEDGER_NONE: the block is the session's own */
         size_t share;
-        bool stays; /* the session had the block before, and keeps it if it cannot be delivered */
+        bool stays;        /* the session had the block before, and keeps it if it cannot be delivered */
+        uint32_t parks_to; /* of the reference then, if it stays */
         TAILQ_ENTRY(session_delivery) link;
 };
 
@@ -37,7 +38,7 @@ struct extent_batch {
         size_t n_fds;
         size_t slots[SESSION_MAX_UNACKED];
         uint32_t exports[SESSION_MAX_UNACKED]; /* in the ledger */
-        bool had[SESSION_MAX_UNACKED];         /* the session has it already, without write access */
+        uint64_t before[SESSION_MAX_UNACKED];  /* the session had it already: its place in `seen`; else 0 */
 };
 
 /* Errors of device_lend(); the batch has the extent also then. */
@@ -90,17 +91,21 @@ static uint32_t export_of(const struct session *s, const struct ledger_extent *e
         return x;
 }
 
-/* Writes down what the session gets, before it is sent. *ret_had: it had the extent without write access. */
+/* Writes down what the session gets, before it is sent. *ret_before: it had the extent without write access, or
+ * has unmapped it; else 0. */
 static int export_extent(struct session *s, struct session_share *share, size_t slot, bool is_read_only,
-                         uint32_t *ret_export, bool *ret_had)
+                         uint32_t *ret_export, uint64_t *ret_before)
 {
         struct ledger *l = s->broker->ledger;
         uint32_t index = arena_slot_extent(share->quota->arena, slot);
         const struct ledger_extent *extent = ledger_extent_at(l, index);
         int r = 0;
 
-        *ret_had = share->seen[slot] == (extent->id | SEEN_READ_ONLY);
-        if (*ret_had)
+        *ret_before =
+                (share->seen[slot] & ~(SEEN_READ_ONLY | SEEN_UNMAPPED)) == extent->id ? share->seen[slot] : 0;
+        if (*ret_before & SEEN_UNMAPPED) /* forget_extent() looks for the newest ones */
+                retire_clear_export(s, export_of(s, extent));
+        if (*ret_before != 0 && !(*ret_before & SEEN_UNMAPPED))
                 *ret_export = export_of(s, extent);
         else
                 r = ledger_export_add(l, s->index, index, ret_export);
@@ -138,7 +143,7 @@ static int collect_extents(struct session *s, struct session_share *share, const
                 ret->more = s->delivery.n_unacked + ret->n == SESSION_MAX_UNACKED;
                 if (ret->more)
                         break;
-                r = export_extent(s, share, slot, is_read_only, &ret->exports[ret->n], &ret->had[ret->n]);
+                r = export_extent(s, share, slot, is_read_only, &ret->exports[ret->n], &ret->before[ret->n]);
                 if (r < 0)
                         return r;
                 r = batch_add(ret, share, (uint32_t)(share - s->shares), extent, slot, is_read_only);
@@ -152,9 +157,10 @@ static void take_back_extents(struct session *s, struct session_share *share,
                               const struct extent_batch *batch)
 {
         for (size_t i = 0; i < batch->n; i++) {
-                if (batch->had[i]) {
-                        ledger_export_set_read_only(s->broker->ledger, batch->exports[i], true);
-                        share->seen[batch->slots[i]] |= SEEN_READ_ONLY;
+                if (batch->before[i] != 0) {
+                        ledger_export_set_read_only(s->broker->ledger, batch->exports[i],
+                                                    (batch->before[i] & SEEN_READ_ONLY) != 0);
+                        share->seen[batch->slots[i]] = batch->before[i];
                         continue;
                 }
                 ledger_export_clear(s->broker->ledger, batch->exports[i]);
@@ -207,24 +213,37 @@ static void describe_block(const struct session_share *share, const struct ledge
         ret->n_bytes = block->n_bytes;
 }
 
+/* The same of a shared block. */
+static void describe_attached(const struct session *s, const struct session_delivery *d,
+                              const struct ledger_block *block, Bfcd__Attached *ret)
+{
+        bfcd__attached__init(ret);
+        ret->partition = (uint32_t)d->share;
+        ret->n_requested = block->n_requested;
+        ret->is_parked = ledger_ref_at(s->broker->ledger, d->ref)->parks_to != 0;
+        ret->parkable = park_allows(s, block);
+        ret->tag = (char *)(uintptr_t)block->tag;
+}
+
 static void send_block(struct session *s, const struct session_delivery *d)
 {
         struct ledger_block *block = ledger_block_at(s->broker->ledger, d->block);
-        Bfcd__Attached attached = BFCD__ATTACHED__INIT;
+        Bfcd__Attached attached;
         Bfcd__Reply reply = BFCD__REPLY__INIT;
         Bfcd__Block message;
 
         describe_block(&s->shares[d->share], block, &message);
         reply.id = d->request_id;
-        if (d->ref == LEDGER_NONE) {
+        if (d->ref != LEDGER_NONE)
+                shared_delivered(s, d->ref);
+        else
                 block->links.in_delivery = false;
+        if (d->ref == LEDGER_NONE || d->stays) {
                 reply.body_case = BFCD__REPLY__BODY_BLOCK;
                 reply.block = &message;
         } else {
-                shared_delivered(s, d->ref);
+                describe_attached(s, d, block, &attached);
                 attached.block = &message;
-                attached.partition = (uint32_t)d->share;
-                attached.n_requested = block->n_requested;
                 reply.body_case = BFCD__REPLY__BODY_ATTACHED;
                 reply.attached = &attached;
         }
@@ -243,8 +262,10 @@ static void delivery_remove(struct session *s, struct session_delivery *d)
 static void delivery_refuse(struct session *s, struct session_delivery *d, int error, const char *sentence)
 {
         delivery_remove(s, d);
-        if (d->stays)
+        if (d->stays && d->ref == LEDGER_NONE)
                 ledger_block_at(s->broker->ledger, d->block)->links.in_delivery = false;
+        else if (d->stays)
+                park_undelivered(s, d->ref, d->parks_to);
         else if (d->ref == LEDGER_NONE)
                 session_free_block(s, d->block);
         else
@@ -258,8 +279,9 @@ static bool deliver_first(struct session *s)
 {
         struct session_delivery *d = TAILQ_FIRST(&s->delivery.list);
         const struct ledger_block *block = ledger_block_at(s->broker->ledger, d->block);
-        bool is_read_only =
-                d->ref != LEDGER_NONE && ledger_ref_at(s->broker->ledger, d->ref)->is_read_only != 0;
+        const struct ledger_ref *ref =
+                d->ref != LEDGER_NONE ? ledger_ref_at(s->broker->ledger, d->ref) : NULL;
+        bool is_read_only = ref && ref->is_read_only != 0;
         int r = 0;
 
         if (!is_read_only && shared_protects(s, block)) {
@@ -268,7 +290,8 @@ static bool deliver_first(struct session *s)
                                 "another connection for blocks that are written, or detach that block first");
                 return true;
         }
-        r = send_extents(s, &s->shares[d->share], block, is_read_only);
+        if (!ref || ref->parks_to == 0) /* else its client asks for them by a Wake */
+                r = send_extents(s, &s->shares[d->share], block, is_read_only);
         if (r > 0)
                 return false;
         if (r < 0) {
@@ -351,6 +374,19 @@ int session_deliver_again(struct session *s, uint64_t id, uint32_t block)
                 return -ENOMEM;
         d->stays = true;
         b->links.in_delivery = true;
+        delivery_add(s, d);
+        return 0;
+}
+
+int session_deliver_woken(struct session *s, uint64_t id, uint32_t block, uint32_t ref, uint32_t parks_to)
+{
+        struct ledger_block *b = ledger_block_at(s->broker->ledger, block);
+        struct session_delivery *d = delivery_new(s, id, session_share_of(s, b->quota), block, ref);
+
+        if (!d)
+                return -ENOMEM;
+        d->stays = true;
+        d->parks_to = parks_to;
         delivery_add(s, d);
         return 0;
 }

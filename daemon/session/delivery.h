@@ -63,6 +63,10 @@ int session_deliver_again(struct session *s, uint64_t id, uint32_t block);
 int session_deliver_ref(struct session *s, uint64_t id, struct session_share *share, uint32_t block,
                         uint32_t ref);
 
+/* The same of a shared block that the session woke: of the reference, whose parks_to is set again on a refusal. It
+ * is in delivery already, and no longer after the answer; -ENOMEM: it still is. */
+int session_deliver_woken(struct session *s, uint64_t id, uint32_t block, uint32_t ref, uint32_t parks_to);
+
 /* Drops at most n_max deliveries without an answer; returns how many fewer it dropped. */
 size_t session_drop_deliveries(struct session *s, size_t n_max);
 

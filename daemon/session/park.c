@@ -16,18 +16,6 @@
 
 #define PARK_MAX_WAKES 64u /* in a request */
 
-struct park {
-        struct quota_request wait; /* for the copy's memory, or the block's */
-        struct park_copying copying;
-        struct session *session; /* NULL: it has been freed */
-        bool is_dropped;         /* the session ends: there is no answer */
-        bool wakes;
-        uint64_t id;         /* of the request */
-        uint32_t block;      /* in the ledger */
-        uint32_t copy_block; /* wake: in the ledger; LEDGER_NONE: the contents were discarded */
-        TAILQ_ENTRY(park) link;
-};
-
 uint32_t park_copy_of(const struct ledger *l, uint32_t block)
 {
         struct ledger *table = (struct ledger *)(uintptr_t)l;
@@ -43,7 +31,7 @@ uint32_t park_copy_of(const struct ledger *l, uint32_t block)
 
 /* ---- life --------------------------------------------------------------------- */
 
-static struct park *park_new(struct session *s, uint64_t id, uint32_t block)
+struct park *park_new(struct session *s, uint64_t id, uint32_t block, uint32_t ref)
 {
         struct ledger_block *b = ledger_block_at(s->broker->ledger, block);
         struct park *p = calloc(1, sizeof(*p));
@@ -53,8 +41,9 @@ static struct park *park_new(struct session *s, uint64_t id, uint32_t block)
                 return NULL;
         }
         p->session = s;
-        p->id = id;
+        p->id = p->first_id = id;
         p->block = block;
+        p->ref = ref;
         p->copy_block = LEDGER_NONE;
         p->copying.n_bytes = b->n_bytes;
         p->copying.memory = (struct park_memory){ session_share_of(s, b->quota)->quota, b->handle, b->offset,
@@ -63,7 +52,10 @@ static struct park *park_new(struct session *s, uint64_t id, uint32_t block)
         p->wait.requester = s;
         TAILQ_INSERT_TAIL(&s->requests.parks, p, link);
         s->requests.n++;
-        b->links.in_delivery = true;
+        if (ref == LEDGER_NONE)
+                b->links.in_delivery = true;
+        else
+                ledger_ref_at(s->broker->ledger, ref)->links.n_in_delivery++;
         return p;
 }
 
@@ -73,7 +65,7 @@ static struct park *park_of(struct park_copying *c)
 }
 
 /* Also of a session that is gone. */
-static void park_free(struct park *p)
+void park_free(struct park *p)
 {
         struct session *s = p->session;
 
@@ -85,39 +77,61 @@ static void park_free(struct park *p)
         free(p);
 }
 
+void park_end(struct park *p)
+{
+        struct session *s = p->session;
+        uint32_t block = p->block, ref = p->ref;
+        bool attaches = p->attaches;
+
+        park_free(p);
+        if (attaches)
+                shared_undelivered(s, ref);
+        else if (ref != LEDGER_NONE)
+                shared_delivered(s, ref);
+        else
+                ledger_block_at(s->broker->ledger, block)->links.in_delivery = false;
+}
+
 /* The block is as it was before. */
-static void park_refuse(struct park *p, int error, const char *sentence)
+void park_refuse(struct park *p, int error, const char *sentence)
 {
         struct session *s = p->session;
         uint64_t id = p->id;
 
-        ledger_block_at(s->broker->ledger, p->block)->links.in_delivery = false;
-        park_free(p);
+        park_end(p);
         session_refuse(s, id, error, sentence);
         s->ops->ready(s->userdata);
 }
 
 /* ---- park ---------------------------------------------------------------------- */
 
+void park_describe_copy(const struct park_copying *c, const struct ledger_block *block,
+                        struct ledger_block *ret)
+{
+        *ret = (struct ledger_block){
+                .offset = c->copy.offset,
+                .n_bytes = c->copy.n_bytes,
+                .n_requested = c->copy.n_bytes,
+                .born_ms = clock_ms(),
+                .session = block->session,
+                .shared = block->shared,
+                .quota = c->copy.quota->index,
+                .handle = c->copy.handle,
+                .parked = LEDGER_IS_COPY,
+        };
+        memcpy(ret->tag, block->tag, sizeof(ret->tag));
+}
+
 /* Makes the record of the copy. */
 static int add_copy(struct park *p, const struct ledger_block *block, uint32_t *ret)
 {
-        struct ledger_block facts = {
-                .offset = p->copying.copy.offset,
-                .n_bytes = p->copying.copy.n_bytes,
-                .n_requested = p->copying.copy.n_bytes,
-                .born_ms = clock_ms(),
-                .session = block->session,
-                .quota = p->copying.copy.quota->index,
-                .handle = p->copying.copy.handle,
-                .parked = LEDGER_IS_COPY,
-        };
+        struct ledger_block facts;
 
-        memcpy(facts.tag, block->tag, sizeof(facts.tag));
+        park_describe_copy(&p->copying, block, &facts);
         return ledger_block_add(p->session->broker->ledger, &facts, ret);
 }
 
-static const char over_limit[] =
+const char park_over_limit[] =
         "the parked blocks would exceed four times the limit of the tenant in the partition";
 
 /* The contents are in the copy, if there is one. */
@@ -131,7 +145,7 @@ static void park_commit(struct park *p)
         int r;
 
         if (!quota_may_park(p->copying.memory.quota, p->copying.n_bytes)) { /* others were parked meanwhile */
-                park_refuse(p, -EDQUOT, over_limit);
+                park_refuse(p, -EDQUOT, park_over_limit);
                 return;
         }
         r = p->copying.copy.handle != 0 ? add_copy(p, block, &copy) : 0;
@@ -182,14 +196,13 @@ static void park_begin(struct park *p, bfc_handle handle, uint64_t offset)
                 park_refuse(p, -ENOMEM, "the daemon is out of memory");
 }
 
-static void refuse_room(struct park *p, int error)
+void park_refuse_room(struct park *p, int error)
 {
         struct session *s = p->session;
         struct quota_request refused = p->wait;
         uint64_t id = p->id;
 
-        ledger_block_at(s->broker->ledger, p->block)->links.in_delivery = false;
-        park_free(p);
+        park_end(p);
         request_refuse(s, id, &refused, error, false);
         s->ops->ready(s->userdata);
 }
@@ -200,7 +213,7 @@ static void on_copy_room(struct quota_request *wait, int result, bfc_handle hand
 
         p->session->stats.waited_ns += clock_ns() - wait->since_ns;
         if (result < 0)
-                refuse_room(p, result);
+                park_refuse_room(p, result);
         else
                 park_begin(p, handle, offset);
 }
@@ -212,10 +225,6 @@ static uint32_t find_block(struct session *s, uint64_t id, uint64_t block_id)
         uint32_t index = s->admin ? LEDGER_NONE : ledger_block_find(l, block_id);
         const struct ledger_block *b = index == LEDGER_NONE ? NULL : ledger_block_at(l, index);
 
-        if (b && b->shared != LEDGER_NONE && refs_find(&s->shared.refs, b->shared) != LEDGER_NONE) {
-                session_refuse(s, id, -EBUSY, "a shared block cannot be parked");
-                return LEDGER_NONE;
-        }
         if (!b || b->session != s->index || b->parked == LEDGER_IS_COPY) {
                 session_refuse_format(s, id, -EINVAL, "block %" PRIu64 " does not belong to this session",
                                       block_id);
@@ -229,25 +238,48 @@ static uint32_t find_block(struct session *s, uint64_t id, uint64_t block_id)
         return index;
 }
 
+/* The session's reference to a shared block; LEDGER_NONE: it is not shared, or the session does not have it. */
+static uint32_t find_ref(const struct session *s, uint64_t block_id, uint32_t *ret_block)
+{
+        struct ledger *l = s->broker->ledger;
+        const struct ledger_block *b;
+
+        *ret_block = s->admin ? LEDGER_NONE : ledger_block_find(l, block_id);
+        b = *ret_block == LEDGER_NONE ? NULL : ledger_block_at(l, *ret_block);
+        if (!b || b->shared == LEDGER_NONE || b->parked == LEDGER_IS_COPY)
+                return LEDGER_NONE;
+        return refs_find(&s->shared.refs, b->shared);
+}
+
 /* A client that cannot be asked to unmap memory would keep it. */
 bool park_is_possible(const struct session *s, const struct quota *q)
 {
         return quota_can_park(q) && (s->has_events || q->partition->device->empties_mappings);
 }
 
-/* Why the block cannot be parked; 0: it can. */
-static int park_fault(struct session *s, const struct ledger_block *b, const Bfcd__Park *m,
-                      const char **ret_sentence)
+static bool is_alone(const struct quota *q, const struct ledger_block *b)
+{
+        return b->n_requested == b->n_bytes && arena_is_whole(q->arena, b->offset, b->n_bytes);
+}
+
+bool park_allows(const struct session *s, const struct ledger_block *b)
 {
         const struct quota *q = session_share_of(s, b->quota)->quota;
 
-        if (!park_is_possible(s, q) || b->n_requested != b->n_bytes ||
-            !arena_is_whole(q->arena, b->offset, b->n_bytes)) {
+        return park_is_possible(s, q) && is_alone(q, b);
+}
+
+int park_fault(struct session *s, const struct ledger_block *b, const Bfcd__Park *m,
+               const char **ret_sentence)
+{
+        const struct quota *q = session_share_of(s, b->quota)->quota;
+
+        if (!park_allows(s, b)) {
                 *ret_sentence = "the block was not allocated as one that can be parked";
                 return -EINVAL;
         }
         if (!quota_may_park(q, b->n_bytes)) {
-                *ret_sentence = over_limit;
+                *ret_sentence = park_over_limit;
                 return -EDQUOT;
         }
         if (m->discard)
@@ -274,13 +306,18 @@ static int park_fault(struct session *s, const struct ledger_block *b, const Bfc
 int park_handle(struct session *s, const Bfcd__Request *r, const char **ret_why)
 {
         const Bfcd__Park *m = r->park;
-        uint32_t index = find_block(s, r->id, m->block_id);
+        uint32_t index, ref = find_ref(s, m->block_id, &index);
         const struct ledger_block *b;
         const char *sentence = NULL;
         struct park *p;
         int result;
 
         (void)ret_why;
+        if (ref != LEDGER_NONE) {
+                park_shared_handle(s, r->id, m, index, ref);
+                return 0;
+        }
+        index = find_block(s, r->id, m->block_id);
         if (index == LEDGER_NONE)
                 return 0;
         b = ledger_block_at(s->broker->ledger, index);
@@ -295,7 +332,7 @@ int park_handle(struct session *s, const Bfcd__Request *r, const char **ret_why)
         }
         if (!m->discard && session_join(s, &s->shares[m->partition], r->id) < 0)
                 return 0;
-        p = park_new(s, r->id, index);
+        p = park_new(s, r->id, index, LEDGER_NONE);
         if (!p)
                 return 0;
         if (m->discard) {
@@ -308,7 +345,7 @@ int park_handle(struct session *s, const Bfcd__Request *r, const char **ret_why)
         p->wait.is_whole = p->wait.is_copy = true;
         result = quota_alloc_whole(p->copying.copy.quota, p->copying.n_bytes, false);
         if (result < 0)
-                refuse_room(p, result);
+                park_refuse_room(p, result);
         else
                 quota_wait(&p->wait);
         return 0;
@@ -361,6 +398,14 @@ static void wake_copied(struct park_copying *c)
                 wake_commit(p);
 }
 
+void park_refuse_wake(struct park *p, int error)
+{
+        if (error == -EBUSY && !p->wait.quota->partition->is_draining)
+                park_refuse(p, error, "the memory from which the block was parked is still being released");
+        else
+                park_refuse_room(p, error);
+}
+
 static void on_wake_room(struct quota_request *wait, int result, bfc_handle handle, uint64_t offset)
 {
         struct park *p = (struct park *)wait;
@@ -369,12 +414,8 @@ static void on_wake_room(struct quota_request *wait, int result, bfc_handle hand
         (void)handle;
         (void)offset;
         p->session->stats.waited_ns += clock_ns() - wait->since_ns;
-        if (result == -EBUSY && !wait->quota->partition->is_draining) {
-                park_refuse(p, result, "the memory from which the block was parked is still being released");
-                return;
-        }
         if (result < 0) {
-                refuse_room(p, result);
+                park_refuse_wake(p, result);
                 return;
         }
         if (p->copy_block == LEDGER_NONE) {
@@ -389,11 +430,14 @@ static void on_wake_room(struct quota_request *wait, int result, bfc_handle hand
 /* NULL: it was answered. */
 static struct park *wake_block(struct session *s, uint64_t id, uint64_t block_id, uint32_t wait_ms)
 {
-        uint32_t index = find_block(s, id, block_id), copy;
+        uint32_t index, copy, ref = find_ref(s, block_id, &index);
         struct ledger *l = s->broker->ledger;
         const struct ledger_block *b;
         struct park *p;
 
+        if (ref != LEDGER_NONE)
+                return park_shared_wake(s, id, index, ref, wait_ms);
+        index = find_block(s, id, block_id);
         if (index == LEDGER_NONE || session_refuse_delivery(s, id))
                 return NULL;
         b = ledger_block_at(l, index);
@@ -407,7 +451,7 @@ static struct park *wake_block(struct session *s, uint64_t id, uint64_t block_id
                 session_refuse(s, id, -EIO, "the block's copy was lost with its partition");
                 return NULL;
         }
-        p = park_new(s, id, index);
+        p = park_new(s, id, index, LEDGER_NONE);
         if (!p)
                 return NULL;
         p->wakes = true;
@@ -464,7 +508,8 @@ int park_handle_wake(struct session *s, const Bfcd__Request *r, const char **ret
         }
         for (size_t i = 0; i < r->wake->n_block_ids; i++) {
                 parks[n] = wake_block(s, r->id + i, r->wake->block_ids[i], r->wake->wait_ms);
-                n += parks[n] != NULL;
+                if (parks[n])
+                        parks[n++]->first_id = r->id;
         }
         join_waits(parks, n);
         return 0;
@@ -480,9 +525,10 @@ bool park_cancel(struct session *s, uint64_t id)
         {
                 if (p->id != id || p->copying.is_running)
                         continue;
+                if (p->shared)
+                        return park_shared_cancel(p);
                 quota_cancel(&p->wait);
-                ledger_block_at(s->broker->ledger, p->block)->links.in_delivery = false;
-                park_free(p);
+                park_end(p);
                 return true;
         }
         return false;
@@ -528,6 +574,10 @@ void park_drop_all(struct session *s)
 
         for (p = TAILQ_FIRST(&s->requests.parks); p; p = next) {
                 next = TAILQ_NEXT(p, link);
+                if (p->shared) {
+                        park_shared_drop(p);
+                        continue;
+                }
                 if (!p->is_dropped)
                         s->requests.n--;
                 p->is_dropped = true;

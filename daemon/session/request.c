@@ -330,9 +330,11 @@ static bool release_block(struct session *s, uint32_t index)
         if (index == LEDGER_NONE)
                 return false;
         block = ledger_block_at(s->broker->ledger, index);
+        if (block->parked == LEDGER_IS_COPY)
+                return false;
         if (block->shared != LEDGER_NONE)
                 return !s->admin && shared_release(s, index);
-        if (block->session != s->index || block->links.in_delivery || block->parked == LEDGER_IS_COPY)
+        if (block->session != s->index || block->links.in_delivery)
                 return false;
         session_free_block(s, index);
         return true;

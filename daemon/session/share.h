@@ -17,6 +17,7 @@ struct session;
 
 /* The session has no write access to the extent. Ids count up from 1 and never have this bit. */
 #define SEEN_READ_ONLY (UINT64_C(1) << 63)
+#define SEEN_UNMAPPED  (UINT64_C(1) << 62) /* the client has unmapped it, and gets it again when it needs it */
 
 struct session_share {
         struct quota *quota;
@@ -24,7 +25,7 @@ struct session_share {
         bool is_barred;      /* no lease or quota could be chosen: it cannot join; quota: the tenant's */
         struct usage usage;  /* once it joined */
         uint64_t peak_bytes; /* largest usage; counted in quota.peaks_bytes */
-        uint64_t *seen;      /* by slot: the id of the extent that was exported, or 0; with SEEN_READ_ONLY */
+        uint64_t *seen;      /* by slot: the id of the extent that was exported, or 0; with these flags */
         size_t n_seen;
         struct trim_share trim;
         struct pressure_share pressure;

@@ -135,7 +135,7 @@ void shared_end(struct broker *b, struct shared_name *name, uint32_t ref)
         struct ledger *l = b->ledger;
         uint32_t index = name->shared, block_index = ledger_shared_at(l, index)->block;
         const struct ledger_block block = *ledger_block_at(l, block_index);
-        struct quota *q = b->quotas[block.quota];
+        const struct park_shared_memory memory = park_shared_end(b, name);
 
         keep_remove(b, name);
         ledger_block_clear(l, block_index);
@@ -144,9 +144,9 @@ void shared_end(struct broker *b, struct shared_name *name, uint32_t ref)
         ledger_shared_clear(l, index);
         name->shared = LEDGER_NONE;
         name->owner = NULL;
+        name->parks_to = 0;
         shared_name_release(b, name);
-        trim_remove_shared_block(q, block.offset, block.n_bytes);
-        quota_dealloc(q, block.handle, block.n_bytes, block.n_requested);
+        park_shared_free(b, &block, &memory);
 }
 
 bool shared_protects(const struct session *s, const struct ledger_block *block)
@@ -181,19 +181,23 @@ static void ref_end(struct session *s, uint32_t ref)
         struct broker *b = s->broker;
         struct ledger *l = b->ledger;
         uint32_t shared = ledger_ref_at(l, ref)->shared;
-        struct shared_name *name = NULL;
+        bool is_last = ledger_shared_at(l, shared)->links.n_refs == 1,
+             was_used = ledger_ref_at(l, ref)->parks_to == 0;
+        struct shared_name *name =
+                is_last || was_used ? name_find(s, ledger_shared_at(l, shared)->name) : NULL;
 
+        park_shared_leave(s, ref);
         refs_remove(&s->shared.refs, shared);
         s->shared.n_read_only -= ledger_ref_at(l, ref)->is_read_only != 0;
-        if (ledger_shared_at(l, shared)->links.n_refs == 1)
-                name = name_find(s, ledger_shared_at(l, shared)->name);
-        if (name && !keep_allows(b, name)) {
+        if (is_last && !keep_allows(b, name)) {
                 shared_end(b, name, ref);
                 return;
         }
-        if (name)
+        if (is_last)
                 keep_begin(b, name);
         ledger_ref_clear(l, ref);
+        if (was_used)
+                park_shared_look(b, name);
 }
 
 static void ref_count_down(struct session *s, uint32_t ref)
@@ -409,8 +413,9 @@ static const char *read_only_fault(const struct session *s, const struct session
                        "only";
         if (ref != LEDGER_NONE)
                 return ledger_ref_at(l, ref)->is_read_only ? NULL : "this session has it with write access";
-        for (; slot <= last && slot < share->n_seen; slot++)
-                if (share->seen[slot] == ledger_extent_at(l, arena_slot_extent(arena, slot))->id)
+        for (; !ledger_block_is_parked(block) && slot <= last && slot < share->n_seen; slot++)
+                if ((share->seen[slot] & ~SEEN_UNMAPPED) ==
+                    ledger_extent_at(l, arena_slot_extent(arena, slot))->id)
                         return "this session has write access to the same memory: attach it on another "
                                "connection";
         return NULL;
@@ -480,6 +485,28 @@ static void refuse_foreign(struct session *s, uint64_t id, const struct quota *q
                         q->lease.name ? "'" : "");
 }
 
+/* It is in delivery. */
+static void attach_deliver(struct session *s, uint64_t id, struct session_share *share, uint32_t ref,
+                           const struct shared_wait *w)
+{
+        struct ledger *l = s->broker->ledger;
+        const struct ledger_shared *shared = ledger_shared_at(l, ledger_ref_at(l, ref)->shared);
+        uint64_t now_ms = clock_ms();
+
+        if (ledger_ref_at(l, ref)->parks_to == 0) {
+                if (ledger_block_is_parked(ledger_block_at(l, shared->block))) {
+                        park_shared_attach(s, id, shared->block, ref,
+                                           w->until_ms > now_ms ? (uint32_t)(w->until_ms - now_ms) : 0);
+                        return;
+                }
+                park_shared_use(name_find(s, shared->name));
+        }
+        if (session_deliver_ref(s, id, share, shared->block, ref) < 0) {
+                shared_undelivered(s, ref);
+                session_refuse(s, id, -ENOMEM, "the daemon is out of memory");
+        }
+}
+
 /* Answers an attach of a published name. */
 static void attach_give(struct session *s, uint64_t id, uint32_t shared, const struct shared_wait *w)
 {
@@ -509,10 +536,7 @@ static void attach_give(struct session *s, uint64_t id, uint32_t shared, const s
         }
         if (session_join(s, share, id) < 0 || attach_count_up(s, id, shared, w->is_read_only, &ref) < 0)
                 return;
-        if (session_deliver_ref(s, id, share, index, ref) < 0) {
-                shared_undelivered(s, ref);
-                session_refuse(s, id, -ENOMEM, "the daemon is out of memory");
-        }
+        attach_deliver(s, id, share, ref, w);
 }
 
 /* The partitions that the client says it can map; all if it names none. */
@@ -537,11 +561,10 @@ static void wait_remove(struct shared_wait *w)
                 s->shared.waits.until_ms = 0;
 }
 
-static void wait_add(struct session *s, struct shared_wait *w, struct shared_name *name, uint32_t wait_ms)
+static void wait_add(struct session *s, struct shared_wait *w, struct shared_name *name)
 {
         w->session = s;
         w->name = name;
-        w->until_ms = clock_ms() + (wait_ms < SHARED_MAX_WAIT_MS ? wait_ms : SHARED_MAX_WAIT_MS);
         TAILQ_INSERT_TAIL(&name->waits, w, of_name);
         TAILQ_INSERT_TAIL(&s->shared.waits.list, w, of_session);
         s->requests.n++;
@@ -588,10 +611,11 @@ int shared_attach(struct session *s, const Bfcd__Request *r, const char **ret_wh
                 return 0;
         }
         w->request_id = r->id;
+        w->until_ms = clock_ms() + (a->wait_ms < SHARED_MAX_WAIT_MS ? a->wait_ms : SHARED_MAX_WAIT_MS);
         w->is_read_only = a->read_only;
         attach_read_sees(s, a, w->sees);
         if (name->shared == LEDGER_NONE) {
-                wait_add(s, w, name, a->wait_ms);
+                wait_add(s, w, name);
                 return 0;
         }
         attach_give(s, r->id, name->shared, w);
@@ -757,10 +781,16 @@ int shared_restore(struct broker *b)
         return r;
 }
 
+static void name_forget(void *node)
+{
+        park_shared_forget(node);
+        free(node);
+}
+
 void shared_forget(struct broker *b)
 {
         assert(b->shared.n_waits == 0 && TAILQ_EMPTY(&b->shared.due));
-        tdestroy(b->shared.tree, free);
+        tdestroy(b->shared.tree, name_forget);
         b->shared.tree = NULL;
         free(b->shared.idle);
         b->shared.idle = NULL;

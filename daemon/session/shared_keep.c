@@ -278,7 +278,9 @@ int shared_handle_metadata(struct session *s, const Bfcd__Request *r, const char
 {
         struct ledger *l = s->broker->ledger;
         uint32_t index = ledger_block_find(l, r->metadata->block_id);
-        uint32_t shared = index == LEDGER_NONE ? LEDGER_NONE : ledger_block_at(l, index)->shared;
+        uint32_t shared = index == LEDGER_NONE || ledger_block_at(l, index)->parked == LEDGER_IS_COPY
+                                  ? LEDGER_NONE
+                                  : ledger_block_at(l, index)->shared;
         Bfcd__Reply reply = BFCD__REPLY__INIT;
         Bfcd__MetadataReply body = BFCD__METADATA_REPLY__INIT;
 

@@ -13,67 +13,9 @@
 #include "tests/gpu/driver.h"
 #include "tests/integration/json.h"
 #include "tests/integration/kept.h"
+#include "tests/integration/parking.h"
 #include "tests/integration/tools.h"
 #include "tests/random.h"
-
-#define BLOCK (10 * MIB)
-
-/* On a GPU the partition for copies is on the host. */
-#define PARTITIONS(train, parking, on_host)                                                                  \
-        "      - {name: train, limit: " train "}\n" on_host "      - {limit: " parking ", name: parking}\n"
-#define QUOTAS(name, train, parking)                                                                         \
-        TENANT_OF(name, "@UID@",                                                                             \
-                  "{partition: train, limit: " train "}, {partition: parking, limit: " parking "}")
-#define HOST "  - id: host\n    size: 256MiB\n    partitions:\n"
-
-static const struct rig_config *small_config(void)
-{
-        static const struct rig_config on_host = { .partitions = PARTITIONS("64MiB", "32MiB", ""),
-                                                   .tenants = QUOTAS("red", "32MiB", "32MiB") },
-                                       on_gpu = { .partitions = PARTITIONS("64MiB", "32MiB", HOST),
-                                                  .tenants = QUOTAS("red", "32MiB", "32MiB") };
-
-        return rig_device() == ON_HOST ? &on_host : &on_gpu;
-}
-
-static const struct rig_config *roomy_config(void)
-{
-        static const struct rig_config on_host = { .top = "timeouts: {quarantine: 100ms}\n",
-                                                   .partitions = PARTITIONS("64MiB", "192MiB", ""),
-                                                   .tenants = QUOTAS("red", "64MiB", "192MiB")
-                                                           QUOTAS("blue", "64MiB", "192MiB") },
-                                       on_gpu = { .top = "timeouts: {quarantine: 100ms}\n",
-                                                  .partitions = PARTITIONS("64MiB", "192MiB", HOST),
-                                                  .tenants = QUOTAS("red", "64MiB", "192MiB")
-                                                          QUOTAS("blue", "64MiB", "192MiB") };
-
-        return rig_device() == ON_HOST ? &on_host : &on_gpu;
-}
-
-#define CAN_PARK          (rig_device() != ON_CUDA_IPC)
-#define CHILDREN_CAN_PARK (CAN_PARK && (rig_device() == ON_HOST || CHILDREN_HAVE_EVENTS))
-
-static uint64_t reserved(struct rig *rig, const char *partition)
-{
-        return rig_stats(rig, "red", partition).bytes_reserved;
-}
-
-static uint64_t in_use(struct rig *rig, const char *partition)
-{
-        return rig_stats(rig, "red", partition).bytes_in_use;
-}
-
-static bool page_is_mapped(const void *ptr)
-{
-        int fds[2];
-        bool is;
-
-        ck_assert_int_eq(pipe(fds), 0);
-        is = write(fds[1], ptr, 1) == 1;
-        close(fds[0]);
-        close(fds[1]);
-        return is;
-}
 
 static void park(bfc_client *client, void *ptr)
 {
@@ -337,33 +279,22 @@ TEST(a_block_in_use_is_not_parked)
         rig_stop_after_copies(rig);
 }
 
-/* And a parked block is not shared. */
-TEST(a_shared_block_is_not_parked)
+TEST(a_parked_block_is_not_published)
 {
         struct rig *rig = rig_start(small_config());
         bfc_client *client = client_open(rig, "red", "train");
-        void *shared, *p, *again;
+        void *p, *again;
 
         if (CAN_PARK) {
-                shared = tagged(client, "one", BLOCK, 1);
                 p = tagged(client, "one", BLOCK, 2);
-                ck_assert_ok(bfc_publish(client, shared, "weights"));
-                ck_assert_int_eq(bfc_park(client, shared, BFC_BACKUP, "parking"), -EBUSY);
-                ck_assert_int_eq(bfc_park_tag(client, "one", BFC_BACKUP, "parking"), -EBUSY);
-                ck_assert(pattern_holds(shared, BLOCK, 1));
-                ck_assert(!page_is_mapped(p));
+                park(client, p);
                 ck_assert_int_eq(bfc_publish(client, p, "more"), -EBUSY);
                 ck_assert_msg(strstr(bfc_last_error(), "is parked"), "%s", bfc_last_error());
                 ck_assert_int_eq(bfc_attach(client, "more", 0, &again, NULL), -ENOENT);
                 ck_assert_ok(bfc_wake(client, p, SETTLE_MS));
                 ck_assert(pattern_holds(p, BLOCK, 2));
                 ck_assert_ok(bfc_publish(client, p, "more"));
-                ck_assert_int_eq(bfc_park(client, p, BFC_BACKUP, "parking"), -EBUSY);
-                ck_assert_ok(bfc_attach(client, "more", 0, &again, NULL));
-                ck_assert_ptr_eq(again, p);
-                ck_assert_ok(bfc_detach(client, p));
-                ck_assert_ok(bfc_detach(client, p));
-                ck_assert_ok(bfc_free(client, shared));
+                ck_assert_ok(bfc_free(client, p));
         }
         bfc_disconnect(client);
         rig_stop_after_copies(rig);
@@ -462,113 +393,6 @@ TEST(threads_take_turns)
 /* ---- hostile requests --------------------------------------------------------------- */
 
 /* On a GPU only a session that takes events may have parkable blocks. */
-static struct raw *raw_with_events(struct rig *rig)
-{
-        struct raw *raw = NULL;
-
-        ck_assert_int_eq(raw_open(rig->socket, &raw), 0);
-        raw->wants_events = true;
-        ck_assert_int_eq(raw_hello(raw, "red", NULL), 0);
-        return raw;
-}
-
-/* On a GPU: unmaps what a Park has left. */
-static void raw_unmap(struct raw *raw)
-{
-        Bfcd__Event *event = NULL;
-
-        if (rig_device() == ON_HOST)
-                return;
-        ck_assert_int_eq(raw_event(raw, SETTLE_MS, &event), 0);
-        ck_assert_int_eq((int)event->body_case, (int)BFCD__EVENT__BODY_RETIRE);
-        for (size_t i = 0; i < event->retire->n_extent_ids; i++)
-                (void)raw_let_go(raw, event->retire->extent_ids[i]);
-        ck_assert_int_eq(raw_retired(raw, event->retire->sequence), 0);
-        bfcd__event__free_unpacked(event, NULL);
-}
-
-static int raw_park(struct raw *raw, uint64_t block_id, bool discard, uint32_t partition)
-{
-        Bfcd__Request request = BFCD__REQUEST__INIT;
-        Bfcd__Park body = BFCD__PARK__INIT;
-
-        body.block_id = block_id;
-        body.discard = discard;
-        body.partition = partition;
-        request.body_case = BFCD__REQUEST__BODY_PARK;
-        request.park = &body;
-        return raw_do(raw, &request);
-}
-
-/* A request for these blocks; the answers to be taken with raw_wake_answer(). */
-static uint64_t raw_send_wake(struct raw *raw, const uint64_t *block_ids, size_t n, uint32_t wait_ms)
-{
-        Bfcd__Request request = BFCD__REQUEST__INIT;
-        Bfcd__Wake body = BFCD__WAKE__INIT;
-
-        body.n_block_ids = n;
-        body.block_ids = (uint64_t *)(uintptr_t)block_ids;
-        body.wait_ms = wait_ms;
-        request.body_case = BFCD__REQUEST__BODY_WAKE;
-        request.wake = &body;
-        ck_assert_int_eq(raw_send(raw, &request), 0);
-        return request.id;
-}
-
-/* 0: the block. Else the error. */
-static int raw_wake_answer(struct raw *raw, uint64_t id, uint64_t block_id)
-{
-        Bfcd__Reply *reply = NULL;
-        int r;
-
-        ck_assert_int_eq(raw_receive(raw, SETTLE_MS, &reply), 0);
-        ck_assert_uint_eq(reply->id, id);
-        r = reply->body_case == BFCD__REPLY__BODY_BLOCK ? 0 : -(int)reply->refusal->error;
-        ck_assert(r != 0 || reply->block->block_id == block_id);
-        bfcd__reply__free_unpacked(reply, NULL);
-        return r;
-}
-
-static int raw_wake(struct raw *raw, uint64_t block_id)
-{
-        return raw_wake_answer(raw, raw_send_wake(raw, &block_id, 1, 0), block_id);
-}
-
-static uint64_t raw_parkable(struct raw *raw, uint64_t n_bytes)
-{
-        Bfcd__Request request = BFCD__REQUEST__INIT;
-        Bfcd__Malloc body = BFCD__MALLOC__INIT;
-        Bfcd__Reply *reply = NULL;
-        uint64_t id;
-
-        body.n_bytes = n_bytes;
-        body.flags = BFCD__MALLOC_FLAG__MALLOC_FLAG_PARKABLE;
-        request.body_case = BFCD__REQUEST__BODY_MALLOC;
-        request.malloc = &body;
-        ck_assert_int_eq(raw_call(raw, &request, &reply), 0);
-        ck_assert_int_eq((int)reply->body_case, (int)BFCD__REPLY__BODY_BLOCK);
-        id = reply->block->block_id;
-        bfcd__reply__free_unpacked(reply, NULL);
-        return id;
-}
-
-/* The blocks in this state; *ret_id: one of them. */
-static unsigned count_blocks(struct rig *rig, const char *state, uint64_t *ret_id)
-{
-        Bfcd__Reply *reply = NULL;
-        unsigned n = 0;
-
-        ck_assert_int_eq(raw_list(rig->admin, BFCD__LIST__KIND__BLOCKS, 0, &reply), 0);
-        for (size_t i = 0; i < reply->list->n_blocks; i++) {
-                if (strcmp(reply->list->blocks[i]->state, state) != 0)
-                        continue;
-                *ret_id = reply->list->blocks[i]->block_id;
-                n++;
-        }
-        bfcd__reply__free_unpacked(reply, NULL);
-        return n;
-}
-
 TEST(invalid_requests_are_refused)
 {
         struct rig *rig = rig_start(small_config());
@@ -606,7 +430,9 @@ TEST(invalid_requests_are_refused)
         ck_assert_int_eq(raw_free(other, id), -EINVAL);
         ck_assert_int_eq(raw_wake(raw, id), 0);
         ck_assert_int_eq(raw_publish(raw, id, "awake"), 0);
-        ck_assert_int_eq(raw_park(raw, id, true, 0), -EBUSY);
+        ck_assert_int_eq(raw_park(raw, id, true, 0), -EINVAL);
+        ck_assert_int_eq(raw_park(other, id, false, 1), -EINVAL);
+        ck_assert_int_eq(raw_wake(other, id), -EINVAL);
         ck_assert_int_eq(raw_free(raw, id), 0);
         ck_assert_int_eq(raw_free(raw, small.block_id), 0);
         session_end(raw);

@@ -446,7 +446,7 @@ TEST(test_bad_blocks)
         DAMAGE(AT(block, 2).shared = LEDGER_NONE, "block", 2, Q2); /* without owner */
         DAMAGE(park_part(l, 0, 0), "block", 0, Q0);
         DAMAGE(park_part(l, 1, 256), "block", 1, Q1);
-        DAMAGE(AT(block, 2).parked = LEDGER_DISCARDED, "block", 2, Q2); /* it is shared */
+        DAMAGE(AT(block, 2).parked = LEDGER_IS_COPY, "block", 2, Q2); /* of itself */
 }
 
 TEST(test_bad_sharing)
@@ -528,6 +528,74 @@ TEST(parked_blocks_need_no_extents)
         ck_assert_uint_eq(AT(extent, 2).is_leaving, 0);
         ledger_block_park(l, 1, LEDGER_AWAKE);
         ledger_free(hand_over(l));
+}
+
+/* Block 0 is shared by session 0, which agrees to park it, and has a copy in quota 1. Returns the copy's id. */
+static uint64_t share_and_copy(struct ledger *l)
+{
+        struct ledger_block copy = { .quota = 1,
+                                     .n_bytes = 2 << 20,
+                                     .n_requested = 2 << 20,
+                                     .session = LEDGER_NONE,
+                                     .parked = LEDGER_IS_COPY };
+        uint32_t shared, ref, i;
+
+        ledger_block_clear(l, 1);
+        ck_assert_int_eq(
+                ledger_shared_add(l, &(struct ledger_shared){ .block = 0, .name = "weights" }, &shared), 0);
+        ck_assert_int_eq(ledger_ref_add(l, 0, shared, &ref), 0);
+        ledger_block_share(l, 0, shared);
+        copy.shared = shared;
+        ledger_ref_set_parks_to(l, ref, 2);
+        ck_assert_int_eq(ledger_block_add(l, &copy, &i), 0);
+        return ledger_block_at(l, i)->id;
+}
+
+/* Killed before the block names the copy, after that, after it is awake again, and after it was freed. */
+LOOP_TEST(copies_of_shared_blocks, 4)
+{
+        struct ledger *l = make_ledger();
+        uint64_t copy = share_and_copy(l), block = AT(block, 0).id;
+        struct ledger_counts counts;
+        uint32_t index;
+
+        if (_i > 0)
+                ledger_block_park(l, 0, copy);
+        if (_i == 2)
+                ledger_block_park(l, 0, LEDGER_AWAKE);
+        if (_i == 3)
+                ledger_block_clear(l, 0);
+        l = hand_over(l);
+        index = ledger_block_find(l, copy);
+        ck_assert_uint_eq(index != LEDGER_NONE, _i == 1);
+        ck_assert_uint_eq(ledger_block_find(l, block) != LEDGER_NONE, _i < 3);
+        ledger_count(l, &counts);
+        ck_assert_uint_eq(counts.n_shared, _i < 3 ? 2 : 1);
+        ck_assert_uint_eq(counts.n_refs, _i < 3 ? 2 : 1);
+        if (_i == 1) {
+                ck_assert_uint_eq(AT(block, 0).parked, copy);
+                ck_assert_uint_eq(AT(block, 0).session, LEDGER_NONE);
+                ck_assert_uint_eq(AT(block, index).session, LEDGER_NONE);
+                ck_assert_uint_eq(AT(ref, 1).parks_to, 2);
+                AT(ref, 1).parks_to = 0; /* no session uses a parked block */
+                l = hand_over(l);
+                ck_assert_uint_ne(AT(ref, 1).parks_to, 0);
+        }
+        ledger_free(l);
+}
+
+/* The record of block 0 names a copy in memory of another tenant. */
+TEST(a_copy_is_its_tenants)
+{
+        struct ledger *l = make_ledger();
+
+        ledger_block_park(l, 0, share_and_copy(l));
+        strcpy(AT(quota, 1).tenant, "audio");
+        while (AT(extent, 2).links.first_export != LEDGER_NONE)
+                ledger_export_clear(l, AT(extent, 2).links.first_export);
+        while (AT(extent, 3).links.first_export != LEDGER_NONE)
+                ledger_export_clear(l, AT(extent, 3).links.first_export);
+        expect_fault(l, "block", 1, Q1);
 }
 
 TEST(extent_state_survives_reopen)
