@@ -47,7 +47,7 @@ def test_a_pool_sleeps_and_wakes_with_its_contents(client, pool, place):
     settled(client, 0)
     assert reserved(client, place) >= 15 * MIB
     pool.sleep()
-    pool.wake()
+    pool.wake(wait=LIMIT_S)
     assert reserved(client) == before
     assert [block.ptr for block in blocks] == addresses
     assert [block.read() for block in blocks] == [bytes([i + 1]) * 5 * MIB for i in range(3)]
@@ -59,7 +59,7 @@ def test_discarded_contents_are_lost_and_need_no_partition(client, pool, place):
     pool.sleep(discard=True)
     settled(client, 0)
     assert reserved(client, place) == 0
-    pool.wake()
+    pool.wake(wait=LIMIT_S)
     assert block.read() == bytes(4 * MIB)
 
 
@@ -76,7 +76,7 @@ def test_a_parked_block_gives_no_address(pool):
             use()
         assert isinstance(e.value, bfcd.Busy)
     assert block.info()["partition"] == "train"
-    pool.wake()
+    pool.wake(wait=LIMIT_S)
     block.write(b"x")
 
 
@@ -88,7 +88,7 @@ def test_a_parked_device_array_gives_no_address(client, pool):
     for use in (lambda: array.__cuda_array_interface__, array.__dlpack__):
         with pytest.raises(bfcd.Parked, match="with pool.use"):
             use()
-    pool.wake()
+    pool.wake(wait=LIMIT_S)
     assert array.__cuda_array_interface__["data"][0] == array.block.ptr
 
 
@@ -99,7 +99,7 @@ def test_arrays_of_a_pool(client, pool):
     x[:] = 7
     view = x[5]
     pool.sleep()
-    pool.wake()
+    pool.wake(wait=LIMIT_S)
     assert float(view.sum()) == 7000 and float(x.sum()) == 7e6
 
 
@@ -108,7 +108,7 @@ def test_memory_in_use_does_not_sleep(client, pool):
     first.write(b"first")
     second.write(b"second")
     pool.sleep()
-    with pool.use(), pool.use(wait=1):
+    with pool.use(wait=LIMIT_S), pool.use(wait=1):
         assert not first.is_parked and first.read(5) == b"first"
         with pytest.raises(bfcd.Busy, match="in use") as e:
             pool.sleep()
@@ -116,7 +116,7 @@ def test_memory_in_use_does_not_sleep(client, pool):
         assert second.read(6) == b"second"
     pool.sleep()
     assert first.is_parked and second.is_parked
-    with pytest.raises(RuntimeError, match="inside"), pool.use():
+    with pytest.raises(RuntimeError, match="inside"), pool.use(wait=LIMIT_S):
         raise RuntimeError("inside")
     pool.sleep()
 
@@ -174,7 +174,7 @@ def test_two_pools_do_not_touch_each_other(client, pool):
         pool.sleep()
         assert a.is_parked and not b.is_parked
         other.sleep()
-        pool.wake()
+        pool.wake(wait=LIMIT_S)
         assert b.is_parked and not a.is_parked
     client.pool(tag=other.tag).close()
 
@@ -230,7 +230,7 @@ def test_blocks_have_the_tag_for_operators(daemon, client, pool):
     r = ctl("park", "me", "--tag", "weights", "--to", place)
     assert r.returncode == 0, r.stderr
     wait_for(lambda: block.is_parked, "parked block")
-    with pool.use():
+    with pool.use(wait=LIMIT_S):
         assert not block.is_parked
 
 

@@ -56,7 +56,7 @@ for _ in range(2):
             raise SystemExit("it slept while it was in use")
         assert has(tensors[0], 0)
 pool.sleep(to="parking")
-pool.wake()
+pool.wake(wait=60)
 assert has(tensors[3], 7)
 """,
     )
@@ -89,11 +89,11 @@ with pool:                          # it wakes, since PyTorch places the tensor 
     else:
         raise SystemExit("it slept inside of with")
 pool.sleep()
-pool.wake()
+pool.wake(wait=60)
 assert has(a, 1) and has(d, 4)
 other.sleep(discard=True)
 assert has(a, 1) and has(c, 3)
-other.wake()
+other.wake(wait=60)
 assert int(b.cpu().sum()) == 0
 """,
     )
@@ -111,7 +111,7 @@ pool.sleep()
 other = bfcd.connect()
 block = other.malloc(40 * MIB, wait=60)
 try:
-    pool.wake()
+    pool.wake(wait=60)
 except MemoryError:
     pass
 else:
@@ -193,7 +193,7 @@ again = bfcd.torch.pool(parkable=True)
 with again:
     x = filled(MIB, 5)
 again.sleep()
-again.wake()
+again.wake(wait=60)
 assert has(x, 5)
 """,
     )
