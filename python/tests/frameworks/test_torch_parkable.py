@@ -111,7 +111,7 @@ pool.sleep()
 other = bfcd.connect()
 block = other.malloc(40 * MIB, wait=60)
 try:
-    pool.wake(wait=60)
+    pool.wake()
 except MemoryError:
     pass
 else:
