@@ -35,7 +35,6 @@ enum phase { PHASE_NONE, PHASE_QUIET, PHASE_COPIES, N_PHASES, PHASE_END };
 
 struct shared {
         _Atomic int phase;
-        _Atomic bool is_done;
         struct {
                 uint32_t median, p99, max;
                 size_t n;
@@ -80,7 +79,6 @@ static void neighbour(void *unused)
                 shared->requests[i].n = samples[i].n;
         }
         bfc_disconnect(client);
-        atomic_store(&shared->is_done, true);
 }
 
 /* ---- the ways -------------------------------------------------------------------- */
@@ -272,14 +270,12 @@ int main(int argc, char **argv)
         shared = shared_memory(sizeof(*shared));
         daemon_pid = start();
         setenv("BFC_TENANT", "bench", 1);
-        client = client_start(socket_path, "bench", BFC_NO_CACHE);
         neighbour_pid = process_start(neighbour, NULL);
+        client = client_start(socket_path, "bench", BFC_NO_CACHE);
         measure(client, ms);
         bfc_disconnect(client);
         atomic_store(&shared->phase, PHASE_END);
-        while (!atomic_load(&shared->is_done))
-                usleep(1000);
-        process_stop(neighbour_pid, SIGKILL);
+        process_stop(neighbour_pid, 0);
         process_stop(daemon_pid, SIGTERM);
         is_good = report(ms);
         return is_good ? EXIT_SUCCESS : EXIT_FAILURE;

@@ -217,9 +217,9 @@ int main(int argc, char **argv)
         if (pipe(ready) < 0)
                 die("pipe", strerror(errno));
         daemon = daemon_start_simple(o.bfcd, (unsigned)(o.n_mib + o.n_mib / 8 + 8), -1);
-        watcher = client_start(socket_path, "watcher", BFC_NO_CACHE);
         for (long i = 0; i <= o.n_processes; i++)
                 pids[i] = start(i);
+        watcher = client_start(socket_path, "watcher", BFC_NO_CACHE);
         u = bench_usage(watcher);
         if (u.bytes_in_use != (uint64_t)o.n_mib * MIB || u.num_blocks != 1)
                 die("usage", "not charged once");

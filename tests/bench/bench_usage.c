@@ -241,7 +241,7 @@ int main(int argc, char **argv)
         options_require(o.bfcd && o.seconds > 0, "--bfcd is missing, or --seconds is 0");
         make_folder("bench-usage");
         daemon_pid = daemon_start_simple(o.bfcd, 64, -1);
-        client = client_start(socket_path, "bench-usage", BFC_NO_CACHE);
+        client = client_start(socket_path, "bench-usage", BFC_NO_CACHE | BFC_NO_THREAD);
         r.idle = measure(client);
         r.page = check_page();
         writer = process_start(run_allocator, socket_path);

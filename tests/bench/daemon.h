@@ -24,7 +24,8 @@ void make_folder(const char *program); /* first; also the name that die() prints
 void pin(pid_t pid, int core);         /* -1: not */
 void *shared_memory(size_t n_bytes);   /* zeroed, shared with forked processes */
 
-/* A process that calls run(arg) and ends. It is killed when this process ends. */
+/* A process that calls run(arg) and ends. It is killed when this process ends. This process may have no other threads, as
+ * of a client without BFC_NO_THREAD. */
 pid_t process_start(void (*run)(void *), void *arg);
 void process_stop(pid_t pid, int signal_number);
 void processes_kill(const pid_t *pids, long n);                     /* all by SIGKILL, then waits for each */
