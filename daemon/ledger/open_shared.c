@@ -144,7 +144,7 @@ static void finish_copies(struct opening *o)
         }
 }
 
-/* No session uses a parked block. */
+/* No session uses a parked block. The quota is that of the block: none that a copy can be in. */
 static void heal_refs(struct opening *o)
 {
         const struct table *t = table_of(o, TABLE_REF);

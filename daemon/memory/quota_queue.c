@@ -251,11 +251,15 @@ static int quota_serve_one(struct quota *q, struct quota_request *request, uint6
 /* Serves the requests that fit; false: the budget is used up. */
 static bool quota_serve(struct quota *q, unsigned *budget)
 {
-        uint64_t now = q->queue.next ? clock_ms() : 0;
+        uint64_t now = q->queue.next ? clock_ms() : 0, began_ns = 0;
 
         while (q->queue.next && *budget > 0) {
                 struct quota_request *request = q->queue.next;
 
+                if (request->is_copy && began_ns != 0 && clock_ns() - began_ns >= QUOTA_ROOMS_NS)
+                        return false;
+                if (request->is_copy && began_ns == 0) /* all free extents are looked at */
+                        began_ns = clock_ns();
                 (*budget)--;
                 q->partition->queue.n_looks++;
                 q->queue.next = TAILQ_NEXT(request, link);

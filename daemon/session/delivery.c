@@ -14,7 +14,7 @@
 struct session_delivery {
         uint64_t request_id;
         uint32_t block; /* in the ledger */
-        uint32_t ref;   /* of an attach, in the ledger; LEDGER_NONE: the block is the session's own */
+        uint32_t ref;   /* in the ledger, to a shared block; LEDGER_NONE: the block is the session's own */
         size_t share;
         bool stays;        /* the session had the block before, and keeps it if it cannot be delivered */
         uint32_t parks_to; /* of the reference then, if it stays */

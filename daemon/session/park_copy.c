@@ -143,11 +143,20 @@ void park_copy_drop(struct park_copying *c)
         __atomic_store_n(&c->is_dropped, true, __ATOMIC_RELAXED);
 }
 
+/* Perhaps no session is left that would release it later. */
 static void memory_free(struct park_memory *m)
 {
-        if (m->is_owned)
-                quota_dealloc(m->quota, m->handle, m->n_bytes, m->n_bytes);
+        struct quota *q = m->quota;
+        bool was_owned = m->is_owned;
+
         m->is_owned = false;
+        if (!was_owned)
+                return;
+        quota_dealloc(q, m->handle, m->n_bytes, m->n_bytes);
+        if (q->sessions.n > 0 || __atomic_load_n(&q->partition->device->is_ending, __ATOMIC_RELAXED))
+                return;
+        quota_release_unused(q);
+        broker_note_leave(q->partition->up.broker, q);
 }
 
 void park_copy_deinit(struct park_copying *c)

@@ -7,13 +7,10 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include <assert.h>
 #include <errno.h>
-#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "daemon/clock.h"
-#include "daemon/log.h"
-#include "daemon/number.h"
 #include "daemon/session/delivery.h"
 #include "daemon/session/park_internal.h"
 #include "daemon/session/session.h"
@@ -30,7 +27,17 @@ struct park_shared {
         bool is_void;             /* a session used the block meanwhile */
         struct park *asker;       /* the Park to be answered; NULL: none */
         struct park_list wakes;
+        size_t n_wakes; /* at most SHARED_SLICE: they are answered in one turn */
 };
+
+/* The name of the shared block of a reference. */
+static struct shared_name *name_of(const struct session *s, uint32_t ref)
+{
+        struct ledger *l = s->broker->ledger;
+
+        return shared_name_find(s->broker, s->tenant->name,
+                                ledger_shared_at(l, ledger_ref_at(l, ref)->shared)->name);
+}
 
 /* ---- life --------------------------------------------------------------------- */
 
@@ -72,19 +79,11 @@ static void note_free(struct broker *b, struct quota *q)
 
 static void shared_free(struct park_shared *ps)
 {
-        struct quota *q = ps->copying.memory.is_owned ? ps->copying.memory.quota : NULL,
-                     *to = ps->copying.copy.is_owned ? ps->copying.copy.quota : NULL;
-        struct broker *b = ps->broker;
-
         assert(!ps->asker && TAILQ_EMPTY(&ps->wakes) && !ps->is_waiting);
         if (ps->name)
                 ps->name->parking = NULL;
         park_copy_deinit(&ps->copying);
         free(ps);
-        if (b && q)
-                note_free(b, q);
-        if (b && to)
-                note_free(b, to);
 }
 
 /* Nothing is under way any more. */
@@ -176,6 +175,9 @@ static int commit(struct park_shared *ps, const char **ret_sentence)
         struct ledger_block facts;
         int r;
 
+        *ret_sentence = "the quota for the copy is removed or draining";
+        if (copy->quota->is_removed || copy->quota->partition->is_draining) /* see keep_allows() */
+                return -EBUSY;
         *ret_sentence = park_over_limit;
         if (!quota_may_park(memory->quota, memory->n_bytes)) /* others were parked meanwhile */
                 return -EDQUOT;
@@ -270,25 +272,27 @@ static void begin(struct broker *b, struct shared_name *name, struct park *p, st
         quota_wait(&ps->wait);
 }
 
-/* The quota for a copy that the daemon makes by itself; NULL: there is none. It may be that of another tenant by now. */
+/* The quota for a copy that the daemon makes by itself: the one that a session which has the block chose, if the
+ * session has that quota. The index may be that of another lease by now. NULL: there is none. */
 static struct quota *find_to(const struct broker *b, const struct shared_name *name)
 {
-        const struct ledger_shared *shared = ledger_shared_at(b->ledger, name->shared);
-        uint32_t parks_to = name->parks_to;
-        const struct ledger_quota *record;
-        struct quota *q = quota_of(b, name), *to;
+        struct ledger *l = b->ledger;
+        const struct quota *q = quota_of(b, name);
+        uint32_t i = ledger_shared_at(l, name->shared)->links.first_ref;
 
-        if (parks_to == 0 && shared->links.first_ref != LEDGER_NONE)
-                parks_to = ledger_ref_at(b->ledger, shared->links.first_ref)->parks_to;
-        record = parks_to > 0 ? ledger_quota_get(b->ledger, parks_to - 1) : NULL;
-        to = NULL;
-        for (size_t i = 0; record && i < name->owner->n_quotas; i++)
-                if (name->owner->quotas[i]->index == parks_to - 1)
-                        to = name->owner->quotas[i];
-        return to && !to->is_removed && !to->partition->is_cuda && to->partition != q->partition &&
-                               quota_can_park(to) && quota_may_park(q, block_of(b, name)->n_bytes)
-                       ? to
-                       : NULL;
+        if (!quota_may_park(q, block_of(b, name)->n_bytes))
+                return NULL;
+        for (; i != LEDGER_NONE; i = ledger_ref_at(l, i)->links.next_of_shared) {
+                const struct ledger_ref *ref = ledger_ref_at(l, i);
+                const struct session *s = b->sessions.table[ref->session]; /* NULL: left to a successor */
+                const struct session_share *share = s ? session_share_of(s, ref->parks_to - 1) : NULL;
+                struct quota *to = share && !share->is_barred ? share->quota : NULL;
+
+                if (to && !to->is_removed && !to->partition->is_cuda && to->partition != q->partition &&
+                    quota_can_park(to))
+                        return to;
+        }
+        return NULL;
 }
 
 void park_shared_look(struct broker *b, struct shared_name *name)
@@ -374,25 +378,38 @@ static bool refuse_park(struct session *s, uint64_t id, const Bfcd__Park *m, uin
         return error < 0;
 }
 
+/* Another Park of the session was refused, so its client goes on to use the block, if that is awake. */
+static void take_back_agreement(struct broker *b, struct shared_name *name, uint32_t ref)
+{
+        const struct ledger_ref *r = ledger_ref_at(b->ledger, ref);
+
+        if (r->links.n_in_delivery > 0 || r->parks_to == 0 || ledger_block_is_parked(block_of(b, name)))
+                return;
+        park_shared_use(name);
+        ledger_ref_set_parks_to(b->ledger, ref, 0);
+}
+
 void park_shared_handle(struct session *s, uint64_t id, const Bfcd__Park *m, uint32_t block, uint32_t ref)
 {
         struct broker *b = s->broker;
         struct ledger *l = b->ledger;
         uint32_t shared = ledger_ref_at(l, ref)->shared;
-        struct shared_name *name;
+        struct shared_name *name = name_of(s, ref);
         struct park *p;
 
-        if (refuse_park(s, id, m, block, ref))
+        if (refuse_park(s, id, m, block, ref)) {
+                take_back_agreement(b, name, ref);
                 return;
+        }
         if (ledger_block_is_parked(ledger_block_at(l, block))) { /* its client lost the answer */
                 session_done(s, id);
                 return;
         }
-        if (session_join(s, &s->shares[m->partition], id) < 0)
+        if (session_join(s, &s->shares[m->partition], id) < 0) {
+                take_back_agreement(b, name, ref);
                 return;
-        name = shared_name_find(b, s->tenant->name, ledger_shared_at(l, shared)->name);
-        name->parks_to = s->shares[m->partition].quota->index + 1;
-        ledger_ref_set_parks_to(l, ref, name->parks_to);
+        }
+        ledger_ref_set_parks_to(l, ref, s->shares[m->partition].quota->index + 1);
         if (name->parking ||
             !all_agree(l, shared)) { /* what is under way is void, and looks again at its end */
                 session_done(s, id);
@@ -427,6 +444,17 @@ static void unqueue(struct park *p)
         leave_group(p);
 }
 
+/* A wake is over that is not carried out. */
+static void leave_wakes(struct park *p)
+{
+        struct park_shared *ps = p->shared;
+
+        unqueue(p);
+        TAILQ_REMOVE(&ps->wakes, p, of_shared);
+        ps->n_wakes--;
+        shared_release_if_idle(ps);
+}
+
 /* The client has unmapped the block. */
 static void note_unmapped(struct session *s, const struct ledger_block *block)
 {
@@ -438,6 +466,13 @@ static void note_unmapped(struct session *s, const struct ledger_block *block)
                         share->seen[slot] |= SEEN_UNMAPPED;
 }
 
+/* Also where the session before it could not be served, and the others agreed: see ref_end(). */
+static void begin_use(struct session *s, uint32_t ref)
+{
+        park_shared_use(name_of(s, ref));
+        ledger_ref_set_parks_to(s->broker->ledger, ref, 0);
+}
+
 /* The block is awake: it is the session's from now on. */
 static void deliver(struct session *s, uint64_t id, uint32_t block, uint32_t ref)
 {
@@ -446,7 +481,7 @@ static void deliver(struct session *s, uint64_t id, uint32_t block, uint32_t ref
 
         if (parks_to != 0)
                 note_unmapped(s, ledger_block_at(l, block));
-        ledger_ref_set_parks_to(l, ref, 0);
+        begin_use(s, ref);
         if (session_deliver_woken(s, id, block, ref, parks_to) == 0)
                 return;
         park_undelivered(s, ref, parks_to);
@@ -458,7 +493,7 @@ static void deliver_attached(struct session *s, uint64_t id, uint32_t block, uin
         struct ledger *l = s->broker->ledger;
         struct session_share *share = session_share_of(s, ledger_block_at(l, block)->quota);
 
-        ledger_ref_set_parks_to(l, ref, 0);
+        begin_use(s, ref);
         if (session_deliver_ref(s, id, share, block, ref) == 0)
                 return;
         shared_undelivered(s, ref);
@@ -539,8 +574,7 @@ static void on_wake_room(struct quota_request *wait, int result, bfc_handle hand
         p->is_queued = false;
         p->session->stats.waited_ns += clock_ns() - wait->since_ns;
         if (result < 0) {
-                TAILQ_REMOVE(&ps->wakes, p, of_shared);
-                shared_release_if_idle(ps);
+                leave_wakes(p);
                 park_refuse_wake(p, result);
                 return;
         }
@@ -559,8 +593,7 @@ static struct park *wait_for_block(struct session *s, uint64_t id, uint32_t bloc
                                    uint32_t wait_ms, bool attaches)
 {
         struct broker *b = s->broker;
-        struct shared_name *name = shared_name_find(
-                b, s->tenant->name, ledger_shared_at(b->ledger, ledger_ref_at(b->ledger, ref)->shared)->name);
+        struct shared_name *name = name_of(s, ref);
         struct park *p = park_new(s, id, block, ref);
         struct park_shared *ps = name->parking;
 
@@ -571,10 +604,14 @@ static struct park *wait_for_block(struct session *s, uint64_t id, uint32_t bloc
         }
         if (attaches)
                 shared_delivered(s, ref); /* it was counted before */
-        if (!ps)
-                ps = shared_new(b, name);
         p->wakes = true;
         p->attaches = attaches;
+        if (ps && ps->n_wakes == SHARED_SLICE) {
+                park_refuse(p, -EBUSY, "too many requests wait for this parked block");
+                return NULL;
+        }
+        if (!ps)
+                ps = shared_new(b, name);
         if (!ps) {
                 park_refuse(p, -ENOMEM, "the daemon is out of memory");
                 return NULL;
@@ -582,6 +619,7 @@ static struct park *wait_for_block(struct session *s, uint64_t id, uint32_t bloc
         p->shared = ps;
         p->copy_block = park_copy_of(b->ledger, block);
         TAILQ_INSERT_TAIL(&ps->wakes, p, of_shared);
+        ps->n_wakes++;
         if (ps->copying.is_running)
                 return p;
         p->wait.quota = ps->copying.memory.quota;
@@ -606,8 +644,6 @@ struct park *park_shared_wake(struct session *s, uint64_t id, uint32_t block, ui
         if (session_refuse_delivery(s, id))
                 return NULL;
         if (!ledger_block_is_parked(ledger_block_at(l, block))) {
-                park_shared_use(
-                        shared_name_find(s->broker, s->tenant->name, ledger_shared_at(l, r->shared)->name));
                 r->links.n_in_delivery++;
                 deliver(s, id, block, ref);
                 return NULL;
@@ -643,9 +679,7 @@ bool park_shared_cancel(struct park *p)
         if (p->wakes && !p->is_queued)
                 return false;
         if (p->wakes) {
-                unqueue(p);
-                TAILQ_REMOVE(&ps->wakes, p, of_shared);
-                shared_release_if_idle(ps);
+                leave_wakes(p);
         } else {
                 if (!ps->is_waiting)
                         return false;
@@ -664,9 +698,7 @@ void park_shared_drop(struct park *p)
         struct park_shared *ps = p->shared;
 
         if (p->wakes) {
-                unqueue(p);
-                TAILQ_REMOVE(&ps->wakes, p, of_shared);
-                shared_release_if_idle(ps);
+                leave_wakes(p);
         } else {
                 ps->asker = NULL;
                 ps->wait.requester = NULL;
@@ -714,13 +746,16 @@ void park_shared_free(struct broker *b, const struct ledger_block *block,
 
         if (!memory->is_parked)
                 trim_remove_shared_block(q, block->offset, block->n_bytes);
-        if (!memory->is_taken && memory->is_parked)
+        if (memory->is_taken) {
+                if (memory->copy != LEDGER_NONE)
+                        clear_copy(b, memory->copy);
+                return;
+        }
+        if (memory->is_parked)
                 quota_drop_parked(q, block->handle);
-        else if (!memory->is_taken)
+        else
                 quota_dealloc(q, block->handle, block->n_bytes, block->n_requested);
-        if (memory->copy != LEDGER_NONE && memory->is_taken)
-                clear_copy(b, memory->copy);
-        else if (memory->copy != LEDGER_NONE)
+        if (memory->copy != LEDGER_NONE)
                 free_copy(b, memory->copy);
 }
 

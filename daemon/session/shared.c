@@ -144,7 +144,6 @@ void shared_end(struct broker *b, struct shared_name *name, uint32_t ref)
         ledger_shared_clear(l, index);
         name->shared = LEDGER_NONE;
         name->owner = NULL;
-        name->parks_to = 0;
         shared_name_release(b, name);
         park_shared_free(b, &block, &memory);
 }
@@ -491,16 +490,18 @@ static void attach_deliver(struct session *s, uint64_t id, struct session_share 
 {
         struct ledger *l = s->broker->ledger;
         const struct ledger_shared *shared = ledger_shared_at(l, ledger_ref_at(l, ref)->shared);
+        const struct ledger_ref *r = ledger_ref_at(l, ref);
+        /* No request for it was answered: the client does not have its place. */
+        bool is_new = r->links.n_in_delivery == r->count;
         uint64_t now_ms = clock_ms();
 
-        if (ledger_ref_at(l, ref)->parks_to == 0) {
-                if (ledger_block_is_parked(ledger_block_at(l, shared->block))) {
-                        park_shared_attach(s, id, shared->block, ref,
-                                           w->until_ms > now_ms ? (uint32_t)(w->until_ms - now_ms) : 0);
-                        return;
-                }
-                park_shared_use(name_find(s, shared->name));
+        if ((r->parks_to == 0 || is_new) && ledger_block_is_parked(ledger_block_at(l, shared->block))) {
+                park_shared_attach(s, id, shared->block, ref,
+                                   w->until_ms > now_ms ? (uint32_t)(w->until_ms - now_ms) : 0);
+                return;
         }
+        if (r->parks_to == 0)
+                park_shared_use(name_find(s, shared->name));
         if (session_deliver_ref(s, id, share, shared->block, ref) < 0) {
                 shared_undelivered(s, ref);
                 session_refuse(s, id, -ENOMEM, "the daemon is out of memory");

@@ -17,12 +17,11 @@ struct shared_name {
         struct tenant *owner; /* while it is published */
         struct shared_wait_list waits;
         struct park_shared
-                *parking;  /* see park_shared.c; NULL: the block is neither being parked nor woken */
-        uint32_t parks_to; /* of the last session that agreed to park it; 0: unknown */
-        bool is_due;       /* in the broker's list: waits can be served */
-        bool is_busy;      /* in name_serve(), which ends with shared_name_release() */
-        bool is_counted;   /* in owner->n_kept */
-        size_t idle_at;    /* its place in the broker's heap, from 1 on; 0: it is not there */
+                *parking; /* see park_shared.c; NULL: the block is neither being parked nor woken */
+        bool is_due;      /* in the broker's list: waits can be served */
+        bool is_busy;     /* in name_serve(), which ends with shared_name_release() */
+        bool is_counted;  /* in owner->n_kept */
+        size_t idle_at;   /* its place in the broker's heap, from 1 on; 0: it is not there */
         TAILQ_ENTRY(shared_name) of_due;
 };
 

@@ -132,11 +132,18 @@ void keep_remove(struct broker *b, struct shared_name *name)
 
 /* ---- time ---------------------------------------------------------------- */
 
+static bool may_keep_in(const struct quota *q)
+{
+        return !q->is_removed && !q->partition->is_draining;
+}
+
+/* A copy could not be woken by anyone else, and its quota would never go. */
 bool keep_allows(const struct broker *b, const struct shared_name *name)
 {
-        const struct quota *q = quota_of(b, name);
+        uint32_t copy = park_copy_of(b->ledger, record_of(b, name)->block);
 
-        return record_of(b, name)->keep_ms > 0 && !q->is_removed && !q->partition->is_draining;
+        return record_of(b, name)->keep_ms > 0 && may_keep_in(quota_of(b, name)) &&
+               (copy == LEDGER_NONE || may_keep_in(b->quotas[ledger_block_at(b->ledger, copy)->quota]));
 }
 
 /* The time is in the ledger before the last reference is gone: a successor knows it. */

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include "tests/gpu/driver.h"
 #include "tests/integration/kept.h"
@@ -529,6 +530,181 @@ LOOP_TEST(sessions_end_meanwhile, 4)
                 ck_assert_int_eq(raw_wake(a, id), 0);
         session_end(a);
         ck_assert(WAIT_FOR(in_use(rig, "parking") == 0, SETTLE_MS));
+        rig_stop_after_copies(rig);
+}
+
+/* Two threads of a program that has not got it yet: both wait for the memory. */
+TEST(attaches_of_one_session_wait_for_the_same_wake)
+{
+        struct rig *rig = rig_start(small_config());
+        struct holder h[2];
+        struct raw *b;
+        uint64_t ids[2];
+        void *filler;
+
+        IF_ALL_CAN_PARK(rig);
+        start(rig, h, 1, 1);
+        park(&h[0]);
+        ck_assert(WAIT_FOR(reserved(rig, "train") == 0, SETTLE_MS));
+        ck_assert_ok(bfc_malloc_flags(h[0].client, NULL, 28 * MIB, BFC_WHOLE, &filler));
+        b = raw_with_events(rig);
+        for (unsigned i = 0; i < 2; i++)
+                ids[i] = raw_send_attach(b, NAME, SETTLE_MS);
+        ck_assert(WAIT_FOR(rig_n_waiting(rig, "red") == 2, SETTLE_MS));
+        ck_assert_ok(bfc_free(h[0].client, filler));
+        for (unsigned i = 0; i < 2; i++)
+                ck_assert_int_eq(raw_attach_answer(b, ids[i]), 0);
+        session_end(b);
+        end(&h[0]);
+        rig_stop_after_copies(rig);
+}
+
+/* All are answered in one turn of the daemon. */
+TEST(at_most_256_requests_wait_for_a_block)
+{
+        struct rig *rig = rig_start(small_config());
+        struct raw *raw[5];
+        struct holder h;
+        void *filler;
+
+        IF_ALL_CAN_PARK(rig);
+        start(rig, &h, 1, 1);
+        park(&h);
+        ck_assert(WAIT_FOR(reserved(rig, "train") == 0, SETTLE_MS));
+        ck_assert_ok(bfc_malloc_flags(h.client, NULL, 28 * MIB, BFC_WHOLE, &filler));
+        for (unsigned i = 0; i < 5; i++)
+                raw[i] = raw_with_events(rig);
+        for (unsigned i = 0; i < 256; i++)
+                (void)raw_send_attach(raw[i / 64], NAME, SETTLE_MS);
+        ck_assert(WAIT_FOR(rig_n_waiting(rig, "red") == 256, SETTLE_MS));
+        ck_assert_int_eq(raw_attach(raw[4], NAME), -EBUSY);
+        ck_assert_ok(bfc_free(h.client, filler));
+        for (unsigned i = 0; i < 256; i++)
+                ck_assert_int_eq(raw_attach_answer(raw[i / 64], i % 64 + 2), 0);
+        for (unsigned i = 0; i < 5; i++)
+                session_end(raw[i]);
+        end(&h);
+        rig_stop_after_copies(rig);
+}
+
+/* Its client goes on to use the block. */
+TEST(a_park_that_is_refused_is_no_agreement)
+{
+        struct rig *rig = rig_start(small_config());
+        struct raw *a, *b;
+        uint64_t id;
+
+        IF_ALL_CAN_PARK(rig);
+        a = raw_with_events(rig);
+        b = raw_with_events(rig);
+        id = raw_parkable(a, BLOCK);
+        ck_assert_int_eq(raw_publish(a, id, NAME), 0);
+        ck_assert_int_eq(raw_attach(b, NAME), 0);
+        ck_assert_int_eq(raw_park(a, id, false, 1), 0);
+        ck_assert_int_eq(raw_park(a, id, false, 2), -ENOENT); /* again, as after a restart */
+        ck_assert_int_eq(raw_park(b, id, false, 1), 0);
+        assert_awake(rig);
+        ck_assert_int_eq(raw_park(a, id, false, 1), 0);
+        raw_unmap(a);
+        raw_unmap(b);
+        ck_assert(WAIT_FOR(is_parked(rig), SETTLE_MS));
+        session_end(a);
+        session_end(b);
+        rig_stop_after_copies(rig);
+}
+
+/* No session can wake it there, and the quota could never go. */
+TEST(a_kept_block_ends_with_the_quota_of_its_copy)
+{
+        static const struct rig_config
+                less_on_host = { .partitions = PARTITIONS("64MiB", "32MiB", ""),
+                                 .tenants = TENANT_OF("red", "@UID@", "{partition: train, limit: 32MiB}") },
+                less_on_gpu = { .partitions = PARTITIONS("64MiB", "32MiB", HOST),
+                                .tenants = TENANT_OF("red", "@UID@", "{partition: train, limit: 32MiB}") };
+        struct rig *rig = rig_start(small_config());
+        struct holder h, other;
+        uint64_t id;
+        void *p;
+
+        IF_ALL_CAN_PARK(rig);
+        publish(rig, &h, BFC_KEEP_FOREVER);
+        park(&h);
+        ck_assert(WAIT_FOR(is_parked(rig), SETTLE_MS));
+        end(&h);
+        ck_assert(WAIT_FOR(rig_stats(rig, "red", "train").num_sessions == 0, SETTLE_MS));
+        ck_assert_uint_eq(count_blocks(rig, "copy", &id), 1);
+        rig_rewrite_config(rig, rig_device() == ON_HOST ? &less_on_host : &less_on_gpu);
+        free(ctl_text(rig, WORDS("reload")));
+        ck_assert(WAIT_FOR(count_blocks(rig, "copy", &id) == 0, SETTLE_MS));
+        other.client = client_open(rig, "red", "train");
+        ck_assert_int_eq(bfc_attach(other.client, NAME, 0, &p, NULL), -ENOENT);
+        end(&other);
+        rig_stop_after_copies(rig);
+}
+
+static unsigned n_leases(struct rig *rig)
+{
+        Bfcd__Reply *reply = NULL;
+        unsigned n;
+
+        ck_assert_int_eq(raw_list(rig->admin, BFCD__LIST__KIND__LEASES, 0, &reply), 0);
+        n = (unsigned)reply->list->n_leases;
+        bfcd__reply__free_unpacked(reply, NULL);
+        return n;
+}
+
+/* Of a lease whose sessions have ended: another lease may have its place in the ledger. */
+TEST(a_copy_is_charged_to_a_session_that_agreed)
+{
+        struct rig *rig = rig_start(small_config());
+        struct holder h[3];
+        char pid[32], *said;
+
+        IF_ALL_CAN_PARK(rig);
+        snprintf(pid, sizeof(pid), "%d", (int)getpid());
+        start(rig, h, 2, 1);
+        park(&h[1]);
+        free(ctl_text(rig, WORDS("lease", "create", "one", "--tenant", "red", "--partition", "parking",
+                                 "--limit", "16MiB", "--pid", pid)));
+        attach(rig, &h[2]);
+        park(&h[2]);
+        end(&h[2]);
+        free(ctl_text(rig, WORDS("lease", "end", "one")));
+        ck_assert(WAIT_FOR(rig_stats(rig, "red", "train").num_sessions == 2, SETTLE_MS));
+        ck_assert(WAIT_FOR(n_leases(rig) == 0, SETTLE_MS));
+        free(ctl_text(rig, WORDS("lease", "create", "two", "--tenant", "red", "--partition", "parking",
+                                 "--limit", "16MiB", "--pid", pid)));
+        end(&h[0]);
+        ck_assert(WAIT_FOR(rig_stats(rig, "red", "train").bytes_parked == BLOCK, SETTLE_MS));
+        said = ctl_text(rig, WORDS("--json", "lease", "list"));
+        ck_assert_msg(strstr(said, "\"bytes_in_use\": 0,"), "%s", said);
+        free(said);
+        wake(&h[1]);
+        end(&h[1]);
+        rig_stop_after_copies(rig);
+}
+
+/* At different moments: also while a worker copies the session's own block. No session is left to release it. */
+TEST(memory_is_released_after_the_copy_of_a_session_that_ended)
+{
+        struct rig *rig = rig_start(small_config());
+
+        IF_ALL_CAN_PARK(rig);
+        for (unsigned i = 0; i < 40; i++) {
+                Bfcd__Request request = BFCD__REQUEST__INIT;
+                Bfcd__Park body = BFCD__PARK__INIT;
+                struct raw *raw = raw_with_events(rig);
+
+                body.block_id = raw_parkable(raw, 24 * MIB);
+                body.partition = 1;
+                request.body_case = BFCD__REQUEST__BODY_PARK;
+                request.park = &body;
+                ck_assert_int_eq(raw_send(raw, &request), 0);
+                usleep(i * 500);
+                (void)raw_goodbye(raw);
+                raw_close(raw);
+                ck_assert(WAIT_FOR(reserved(rig, "parking") == 0 && reserved(rig, "train") == 0, 3000));
+        }
         rig_stop_after_copies(rig);
 }
 
