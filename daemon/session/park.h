@@ -8,7 +8,7 @@
  * free the block. If the session ends while a worker copies, the memory is freed when the worker is done with it.
  *
  * A shared block is parked when each session that has it has agreed by its Park: until its Wake its client does not
- * use the block. The last one's copies. If the last session that has not agreed ends, the daemon copies by itself; it
+ * use the block. The last Park makes the copy. If the last session that has not agreed ends, the daemon copies by itself; it
  * does not try again where there is no room. A use while a worker copies makes the copy void, because the contents may
  * change. The Wakes of a parked block wait each for itself; the first that gets room copies, and all are answered with
  * that. An Attach of a parked block is a Wake.
