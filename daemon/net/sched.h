@@ -10,8 +10,8 @@
  *
  * After expensive work a class, or its group, owes for some time (sched_owe()): it gives way to those that do not, and has
  * turns only when the kernel has just been asked for events. So a class with cheap turns waits for the end of one
- * expensive turn, and not for one of each other class. Debts end by themselves, so nobody starves. A tenant begins in
- * debt, as it may have left and come back to be rid of one. Work is charged by what it was and not by the time that it
+ * expensive turn, and not for one of each other class. Debts end by themselves, so nobody starves. A tenant that
+ * comes begins with the longest debt of those that have left, as it may be one of them. Work is charged by what it was and not by the time that it
  * took: this would include the time in which the processor worked for others.
  *
  * Invariant: a class is in the list of due classes (that of its group, if it has one) exactly if one of its members is
@@ -72,6 +72,7 @@ struct sched {
         struct sched_class_list due;
         struct class unauthenticated; /* the group */
         uint64_t now_ns;              /* of the last sched_next() */
+        uint64_t left_owing_until_ns; /* the longest debt of the tenants that have left */
 };
 
 /* Embedded in a connection, or a listener. */

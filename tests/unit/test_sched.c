@@ -250,7 +250,7 @@ TEST(who_owes_gives_way_for_a_time)
 {
         const struct sched_key blue = { .tenant = (const struct tenant *)&uid_7 };
         struct sched_member stranger = { 0 }, other = { 0 }, a = { 0 };
-        uint64_t now = SCHED_DEBT_MAX_NS; /* tenants begin in debt */
+        uint64_t now = 5;
 
         ck_assert_int_eq(sched_join(&all, &stranger, &uid_7), 0);
         ck_assert_int_eq(sched_join(&all, &a, &red), 0);
@@ -279,9 +279,9 @@ TEST(who_owes_gives_way_for_a_time)
         sched_leave(&all, &a);
 }
 
-TEST(debts_are_limited_and_those_of_a_tenant_outlast_its_sessions)
+TEST(debts_are_limited)
 {
-        struct sched_member stranger = { 0 }, a = { 0 };
+        struct sched_member stranger = { 0 };
         uint64_t now = 5;
 
         ck_assert_int_eq(sched_join(&all, &stranger, &uid_7), 0);
@@ -291,14 +291,43 @@ TEST(debts_are_limited_and_those_of_a_tenant_outlast_its_sessions)
         sched_ready(&all, &stranger);
         ck_assert_ptr_null(sched_next(&all, now + SCHED_DEBT_MAX_NS - 1, false));
         ck_assert_ptr_eq(sched_next(&all, now + SCHED_DEBT_MAX_NS, false), &stranger);
-        for (int i = 0; i < 2; i++) { /* it leaves and comes back */
-                now += 10 * SCHED_DEBT_MAX_NS;
+        sched_leave(&all, &stranger);
+}
+
+/* A tenant that comes begins with the longest of those, since it may be one that left. */
+TEST(debts_of_tenants_outlast_their_sessions)
+{
+        const struct sched_key blue = { .tenant = (const struct tenant *)&uid_7 };
+        struct sched_member a = { 0 }, b = { 0 };
+        uint64_t now = 5;
+
+        ck_assert_ptr_null(sched_next(&all, now, true));
+        ck_assert_int_eq(sched_join(&all, &a, &red), 0);
+        ck_assert_int_eq(sched_join(&all, &b, &blue), 0);
+        sched_owe(&all, &a, 2000);
+        sched_owe(&all, &b, 1000);
+        sched_leave(&all, &a);
+        sched_leave(&all, &b); /* it owes less, which changes nothing */
+        ck_assert_int_eq(sched_join(&all, &a, &red), 0);
+        sched_ready(&all, &a);
+        ck_assert_ptr_null(sched_next(&all, now + 1999, false));
+        ck_assert_ptr_eq(sched_next(&all, now + 2000, false), &a);
+        sched_leave(&all, &a);
+}
+
+/* A job has a session of its own: it does not wait because its tenant had none before. */
+TEST(a_tenant_without_a_cause_does_not_owe)
+{
+        struct sched_member a = { 0 };
+        uint64_t now = 5;
+
+        for (int i = 0; i < 2; i++) {
                 ck_assert_ptr_null(sched_next(&all, now, true));
                 ck_assert_int_eq(sched_join(&all, &a, &red), 0);
                 sched_ready(&all, &a);
-                ck_assert_ptr_null(sched_next(&all, now, false));
-                ck_assert_ptr_eq(sched_next(&all, now, true), &a);
+                ck_assert_ptr_eq(sched_next(&all, now, false), &a);
+                sched_owe(&all, &a, 1000);
                 sched_leave(&all, &a);
+                now += 1000;
         }
-        sched_leave(&all, &stranger);
 }
