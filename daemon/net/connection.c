@@ -148,11 +148,11 @@ static void connection_end(struct connection *c)
 static void connection_close_socket(struct connection *c)
 {
         c->is_dropped = true;
-        if (c->member.class)
-                sched_owe(&c->host->sched, &c->member, SCHED_END_NS);
         events_close(c->events);
         stream_shut(&c->stream, session_has_fds_in_flight(c->session));
         sched_idle(&c->host->sched, &c->member);
+        if (c->member.class)
+                sched_owe(&c->member, clock_ns(), SCHED_END_NS);
 }
 
 /* Gives up the socket. The connection stays until nothing of the session is left. */
@@ -229,12 +229,12 @@ static int connection_change_class(struct connection *c)
                                  .lease = session_lease_number(c->session),
                                  .role = c->role };
 
-        sched_owe(&c->host->sched, &c->member, SCHED_HELLO_NS);
         connection_leave_unauth(c);
         if (session_is_live(c->session))
                 uv_timer_start(&c->timer, on_timer, CONNECTION_WATCH_MS, 0);
         else /* it is resumed */
                 connection_watch_process(c);
+        sched_owe(&c->member, clock_ns(), SCHED_HELLO_NS);
         return sched_join(&c->host->sched, &c->member, &key);
 }
 
@@ -471,7 +471,7 @@ static void connection_end_turn(struct connection *c)
         if (!c->is_dropped && !c->is_gone)
                 connection_flush(c); /* also of a failing one: the client may be told why */
         if (connection_is_failing(c) && !c->is_dropped && stream_drop_input(&c->stream)) {
-                sched_owe(&c->host->sched, &c->member, SCHED_DROP_NS);
+                sched_owe(&c->member, clock_ns(), SCHED_DROP_NS);
                 connection_make_ready(c); /* the rest has further turns */
                 return;
         }

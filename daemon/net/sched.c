@@ -217,13 +217,13 @@ struct sched_member *sched_next(struct sched *all, uint64_t now_ns, bool owing)
         return m;
 }
 
-void sched_owe(struct sched *all, struct sched_member *m, uint64_t n_ns)
+void sched_owe(struct sched_member *m, uint64_t now_ns, uint64_t n_ns)
 {
         struct class *p = m->class->group ? m->class->group : m->class;
-        uint64_t max_ns = all->now_ns + SCHED_DEBT_MAX_NS;
+        uint64_t max_ns = now_ns + SCHED_DEBT_MAX_NS;
 
-        if (p->owes_until_ns < all->now_ns)
-                p->owes_until_ns = all->now_ns;
+        if (p->owes_until_ns < now_ns)
+                p->owes_until_ns = now_ns;
         p->owes_until_ns = n_ns < max_ns - p->owes_until_ns ? p->owes_until_ns + n_ns : max_ns;
 }
 

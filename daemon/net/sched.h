@@ -98,8 +98,9 @@ void sched_idle(struct sched *all, struct sched_member *m);
  * NULL: no turn is due, or those that are have to wait for that. */
 struct sched_member *sched_next(struct sched *all, uint64_t now_ns, bool owing);
 
-/* The member's class owes for n_ns more, though for SCHED_DEBT_MAX_NS at most. */
-void sched_owe(struct sched *all, struct sched_member *m, uint64_t n_ns);
+/* The member's class, or its group, owes for n_ns more, though for SCHED_DEBT_MAX_NS at most. To be called after the work,
+ * with the time then: a debt that began with it would be over at its end. */
+void sched_owe(struct sched_member *m, uint64_t now_ns, uint64_t n_ns);
 
 /* Turns for as long as a slice: new events wait that long at most, and for one turn. To be called directly after the
  * kernel was asked for events. */

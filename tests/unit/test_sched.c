@@ -256,8 +256,8 @@ TEST(who_owes_gives_way_for_a_time)
         ck_assert_int_eq(sched_join(&all, &a, &red), 0);
         ck_assert_int_eq(sched_join(&all, &other, &blue), 0);
         ck_assert_ptr_null(sched_next(&all, now, true));
-        sched_owe(&all, &stranger, 1000);
-        sched_owe(&all, &other, 2000);
+        sched_owe(&stranger, now, 1000);
+        sched_owe(&other, now, 2000);
         sched_ready(&all, &other);
         sched_ready(&all, &stranger);
         ck_assert_ptr_null(sched_next(&all, now, false));
@@ -279,6 +279,28 @@ TEST(who_owes_gives_way_for_a_time)
         sched_leave(&all, &a);
 }
 
+/* A debt counts from the end of the work. */
+TEST(who_works_for_long_gives_way)
+{
+        const struct sched_key blue = { .tenant = (const struct tenant *)&uid_7 };
+        struct sched_member a = { 0 }, b = { 0 };
+        uint64_t now = 5;
+
+        ck_assert_int_eq(sched_join(&all, &a, &red), 0);
+        ck_assert_int_eq(sched_join(&all, &b, &blue), 0);
+        sched_ready(&all, &a);
+        ck_assert_ptr_eq(sched_next(&all, now, true), &a);
+        now += 10 * SCHED_DEBT_MAX_NS;
+        sched_owe(&a, now, 1000);
+        sched_ready(&all, &a);
+        sched_ready(&all, &b);
+        ck_assert_ptr_eq(sched_next(&all, now, false), &b);
+        ck_assert_ptr_null(sched_next(&all, now + 999, false));
+        ck_assert_ptr_eq(sched_next(&all, now + 1000, false), &a);
+        sched_leave(&all, &a);
+        sched_leave(&all, &b);
+}
+
 TEST(debts_are_limited)
 {
         struct sched_member stranger = { 0 };
@@ -287,7 +309,7 @@ TEST(debts_are_limited)
         ck_assert_int_eq(sched_join(&all, &stranger, &uid_7), 0);
         ck_assert_ptr_null(sched_next(&all, now, true));
         for (int i = 0; i < 3; i++)
-                sched_owe(&all, &stranger, UINT64_MAX - 1);
+                sched_owe(&stranger, now, UINT64_MAX - 1);
         sched_ready(&all, &stranger);
         ck_assert_ptr_null(sched_next(&all, now + SCHED_DEBT_MAX_NS - 1, false));
         ck_assert_ptr_eq(sched_next(&all, now + SCHED_DEBT_MAX_NS, false), &stranger);
@@ -304,8 +326,8 @@ TEST(debts_of_tenants_outlast_their_sessions)
         ck_assert_ptr_null(sched_next(&all, now, true));
         ck_assert_int_eq(sched_join(&all, &a, &red), 0);
         ck_assert_int_eq(sched_join(&all, &b, &blue), 0);
-        sched_owe(&all, &a, 2000);
-        sched_owe(&all, &b, 1000);
+        sched_owe(&a, now, 2000);
+        sched_owe(&b, now, 1000);
         sched_leave(&all, &a);
         sched_leave(&all, &b); /* it owes less, which changes nothing */
         ck_assert_int_eq(sched_join(&all, &a, &red), 0);
@@ -326,7 +348,7 @@ TEST(a_tenant_without_a_cause_does_not_owe)
                 ck_assert_int_eq(sched_join(&all, &a, &red), 0);
                 sched_ready(&all, &a);
                 ck_assert_ptr_eq(sched_next(&all, now, false), &a);
-                sched_owe(&all, &a, 1000);
+                sched_owe(&a, now, 1000);
                 sched_leave(&all, &a);
                 now += 1000;
         }
