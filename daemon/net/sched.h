@@ -10,9 +10,13 @@
  *
  * After expensive work a class, or its group, owes for some time (sched_owe()): it gives way to those that do not, and has
  * turns only when the kernel has just been asked for events. So a class with cheap turns waits for the end of one
- * expensive turn, and not for one of each other class. Debts end by themselves, so nobody starves. A tenant that
- * comes begins with the longest debt of those that have left, as it may be one of them. Work is charged by what it was and not by the time that it
+ * expensive turn, and not for one of each other class. Work is charged by what it was and not by the time that it
  * took: this would include the time in which the processor worked for others.
+ *
+ * All sessions of a tenant share one debt, whatever their leases. So do all unauthenticated connections, of whichever
+ * user; the sessions of admins; and those of monitors. A tenant that comes begins with the longest debt of those that
+ * have left, as it may be one of them. A debt ends SCHED_DEBT_MAX_NS after the last charge at the latest. But who shares
+ * one has to wait for as long after each charge of another, while somebody has turns who does not owe.
  *
  * Invariant: a class is in the list of due classes (that of its group, if it has one) exactly if one of its members is
  * ready, and a group is in the former exactly if one of its classes is due. A class exists as long as it has members, and
@@ -30,8 +34,8 @@
 
 #include "daemon/role.h"
 
-#define SCHED_DEBT_MAX_NS 1000000u
-#define SCHED_ACCEPT_NS   10000u /* debts */
+#define SCHED_DEBT_MAX_NS 200000u /* the charges of a few ends */
+#define SCHED_ACCEPT_NS   10000u  /* charges */
 #define SCHED_HELLO_NS    10000u
 #define SCHED_END_NS      50000u /* of a connection */
 #define SCHED_DROP_NS     50000u /* of some of what it had not read */

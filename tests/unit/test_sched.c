@@ -316,6 +316,34 @@ TEST(debts_are_limited)
         sched_leave(&all, &stranger);
 }
 
+/* Who owes nothing itself waits no longer for what others in its group did, however much that was. */
+LOOP_TEST(debts_are_shared, 3)
+{
+        static const struct sched_key pairs[3][2] = {
+                { { .uid = 7 }, { .uid = 8 } },
+                { { .role = ROLE_MONITOR }, { .role = ROLE_MONITOR } },
+                { { .tenant = (const struct tenant *)&all, .lease = 7 },
+                  { .tenant = (const struct tenant *)&all } },
+        };
+        const struct sched_key blue = { .tenant = (const struct tenant *)&uid_7 };
+        struct sched_member costly = { 0 }, cheap = { 0 }, busy = { 0 };
+        uint64_t now = 5;
+
+        ck_assert_int_eq(sched_join(&all, &costly, &pairs[_i][0]), 0);
+        ck_assert_int_eq(sched_join(&all, &cheap, &pairs[_i][1]), 0);
+        ck_assert_int_eq(sched_join(&all, &busy, &blue), 0);
+        for (int i = 0; i < 100; i++)
+                sched_owe(&costly, now, SCHED_END_NS);
+        sched_ready(&all, &cheap);
+        sched_ready(&all, &busy);
+        ck_assert_ptr_eq(sched_next(&all, now, true), &busy);
+        sched_ready(&all, &busy);
+        ck_assert_ptr_eq(sched_next(&all, now + SCHED_DEBT_MAX_NS, false), &cheap);
+        sched_leave(&all, &costly);
+        sched_leave(&all, &cheap);
+        sched_leave(&all, &busy);
+}
+
 /* A tenant that comes begins with the longest of those, since it may be one that left. */
 TEST(debts_of_tenants_outlast_their_sessions)
 {
