@@ -428,7 +428,7 @@ static void connection_handle_frames(struct connection *c)
 
         c->in_batch = true;
         c->has_frames = false;
-        for (unsigned n = 0; c->failure[0] == '\0'; n++) {
+        for (unsigned n = 0; !connection_is_failing(c); n++) {
                 const uint8_t *payload;
                 size_t n_bytes;
                 int r;
@@ -712,7 +712,7 @@ static void work_one(struct connection_host *host, size_t n_blocks)
 
         TAILQ_REMOVE(&host->working, c, of_working);
         c->is_working = false;
-        if (c->failure[0] != '\0' && !c->is_dropped && !session_is_closing(c->session))
+        if (connection_is_failing(c) && !c->is_dropped && !session_is_closing(c->session))
                 return; /* its turn drops it */
         r = session_work(c->session, n_blocks, &why);
         if (r == SESSION_MORE) {
