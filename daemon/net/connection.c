@@ -200,8 +200,10 @@ static void on_process_exit(struct poller_item *item, uint32_t events)
 
         (void)events;
         peer_process_ignore(&c->process); /* it exits once */
-        connection_drop(c, NULL);
-        session_exit(c->session);
+        if (c->is_dropped)
+                session_exit(c->session);
+        c->is_gone = true;
+        connection_make_ready(c); /* its turn drops it: many may exit at once */
 }
 
 static void connection_watch_process(struct connection *c)
@@ -454,7 +456,7 @@ static void connection_receive(struct connection *c)
         if (r == 0)
                 connection_handle_frames(c);
         else if (r == FRAME_EOF || r == -ECONNRESET)
-                connection_drop(c, NULL);
+                c->is_gone = true; /* the turn's end drops it */
         else if (r == -EPROTO)
                 connection_fail(c, "the client sent file descriptors, which the protocol does not allow");
         else if (r == -EPERM)
@@ -470,7 +472,8 @@ static void connection_end_turn(struct connection *c)
 {
         if (!c->is_dropped && !c->is_gone)
                 connection_flush(c); /* also of a failing one: the client may be told why */
-        if (connection_is_failing(c) && !c->is_dropped && stream_drop_input(&c->stream)) {
+        if (connection_is_failing(c) && !c->is_dropped &&
+            (stream_drop_input(&c->stream) || events_drop_input(c->events))) {
                 sched_owe(&c->member, clock_ns(), SCHED_DROP_NS);
                 connection_make_ready(c); /* the rest has further turns */
                 return;
