@@ -148,11 +148,11 @@ static void connection_end(struct connection *c)
 static void connection_close_socket(struct connection *c)
 {
         c->is_dropped = true;
-        if (c->member.class)
-                sched_owe(&c->host->sched, &c->member, SCHED_END_NS);
         events_close(c->events);
         stream_shut(&c->stream, session_has_fds_in_flight(c->session));
         sched_idle(&c->host->sched, &c->member);
+        if (c->member.class)
+                sched_owe(&c->member, clock_ns(), SCHED_END_NS);
 }
 
 /* Gives up the socket. The connection stays until nothing of the session is left. */
@@ -200,8 +200,10 @@ static void on_process_exit(struct poller_item *item, uint32_t events)
 
         (void)events;
         peer_process_ignore(&c->process); /* it exits once */
-        connection_drop(c, NULL);
-        session_exit(c->session);
+        if (c->is_dropped)
+                session_exit(c->session);
+        c->is_gone = true;
+        connection_make_ready(c); /* its turn drops it: many may exit at once */
 }
 
 static void connection_watch_process(struct connection *c)
@@ -229,12 +231,12 @@ static int connection_change_class(struct connection *c)
                                  .lease = session_lease_number(c->session),
                                  .role = c->role };
 
-        sched_owe(&c->host->sched, &c->member, SCHED_HELLO_NS);
         connection_leave_unauth(c);
         if (session_is_live(c->session))
                 uv_timer_start(&c->timer, on_timer, CONNECTION_WATCH_MS, 0);
         else /* it is resumed */
                 connection_watch_process(c);
+        sched_owe(&c->member, clock_ns(), SCHED_HELLO_NS);
         return sched_join(&c->host->sched, &c->member, &key);
 }
 
@@ -428,7 +430,7 @@ static void connection_handle_frames(struct connection *c)
 
         c->in_batch = true;
         c->has_frames = false;
-        for (unsigned n = 0; c->failure[0] == '\0'; n++) {
+        for (unsigned n = 0; !connection_is_failing(c); n++) {
                 const uint8_t *payload;
                 size_t n_bytes;
                 int r;
@@ -454,7 +456,7 @@ static void connection_receive(struct connection *c)
         if (r == 0)
                 connection_handle_frames(c);
         else if (r == FRAME_EOF || r == -ECONNRESET)
-                connection_drop(c, NULL);
+                c->is_gone = true; /* the turn's end drops it */
         else if (r == -EPROTO)
                 connection_fail(c, "the client sent file descriptors, which the protocol does not allow");
         else if (r == -EPERM)
@@ -470,8 +472,9 @@ static void connection_end_turn(struct connection *c)
 {
         if (!c->is_dropped && !c->is_gone)
                 connection_flush(c); /* also of a failing one: the client may be told why */
-        if (connection_is_failing(c) && !c->is_dropped && stream_drop_input(&c->stream)) {
-                sched_owe(&c->host->sched, &c->member, SCHED_DROP_NS);
+        if (connection_is_failing(c) && !c->is_dropped &&
+            (stream_drop_input(&c->stream) || events_drop_input(c->events))) {
+                sched_owe(&c->member, clock_ns(), SCHED_DROP_NS);
                 connection_make_ready(c); /* the rest has further turns */
                 return;
         }
@@ -712,7 +715,7 @@ static void work_one(struct connection_host *host, size_t n_blocks)
 
         TAILQ_REMOVE(&host->working, c, of_working);
         c->is_working = false;
-        if (c->failure[0] != '\0' && !c->is_dropped && !session_is_closing(c->session))
+        if (connection_is_failing(c) && !c->is_dropped && !session_is_closing(c->session))
                 return; /* its turn drops it */
         r = session_work(c->session, n_blocks, &why);
         if (r == SESSION_MORE) {

@@ -110,6 +110,15 @@ void events_turn(struct events *e)
                 events_end(e, NULL);
 }
 
+bool events_drop_input(struct events *e)
+{
+        if (!e || e->fd < 0 || !fd_guard_drop(&e->guard, e->fd))
+                return false;
+        e->ended = true;
+        (void)poller_set(e->poller, &e->item, 0);
+        return true;
+}
+
 void events_close(struct events *e)
 {
         if (!e)

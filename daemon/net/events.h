@@ -9,6 +9,8 @@
 #ifndef BFCD_EVENTS_H
 #define BFCD_EVENTS_H
 
+#include <stdbool.h>
+
 #include "proto/message.h"
 
 struct events;
@@ -27,6 +29,9 @@ struct events_ops {
  * -ENOMEM. */
 int events_new(struct poller *poller, struct message_arena *arena, const struct events_ops *ops,
                void *userdata, struct events **ret, int *ret_fd);
+
+/* As stream_drop_input(), before events_close(): nothing more is reported or sent. Takes NULL. */
+bool events_drop_input(struct events *e);
 
 /* Closes the socket; nothing more is reported or sent. May be called inside its own ops. Takes NULL. */
 void events_close(struct events *e);

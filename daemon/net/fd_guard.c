@@ -11,8 +11,13 @@
 
 #include <linux/sockios.h>
 
+#include "daemon/clock.h"
 #include "daemon/net/closer.h"
 #include "proto/frame.h"
+
+#define FD_GUARD_DROP_NS    10000u /* at once */
+#define FD_GUARD_QUICK_NS   2000u  /* a read that dropped few buffers */
+#define FD_GUARD_READ_BYTES 4096u
 
 #ifndef SO_PASSRIGHTS
 #define SO_PASSRIGHTS 83 /* Linux 6.16 */
@@ -124,6 +129,32 @@ static bool may_contain_fds(int fd)
         (void)setsockopt(fd, SOL_SOCKET, SO_PASSCRED, &no, sizeof(no)); /* see look() */
         n = look(fd, false, FD_GUARD_LOOK_BYTES);
         return n < 0 || n_unread(fd) != n;
+}
+
+/* A read takes about as long as there are buffers in what it reads, and longer than their close. So it begins with few
+ * bytes, and reads more only after a read that was quick. Without a control buffer file descriptors would be closed here.
+ */
+bool fd_guard_drop(const struct fd_guard *g, int fd)
+{
+        uint8_t bytes[FD_GUARD_READ_BYTES];
+        size_t n = FD_GUARD_FEW_BYTES;
+        uint64_t now_ns, end_ns;
+
+        if (g->is_open || n_unread(fd) <= (int)FD_GUARD_FEW_BYTES)
+                return false;
+        shutdown(fd, SHUT_RDWR); /* nothing more can come */
+        now_ns = clock_ns();
+        end_ns = now_ns + FD_GUARD_DROP_NS;
+        while (now_ns < end_ns) {
+                uint64_t begin_ns = now_ns;
+
+                if (recv(fd, bytes, n, MSG_DONTWAIT) <= 0)
+                        return false;
+                now_ns = clock_ns();
+                if (now_ns - begin_ns < FD_GUARD_QUICK_NS && n < sizeof(bytes))
+                        n *= 2;
+        }
+        return true;
 }
 
 void fd_guard_close(const struct fd_guard *g, int fd)

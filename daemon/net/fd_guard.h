@@ -19,6 +19,7 @@
 #include <stddef.h>
 
 #define FD_GUARD_LOOK_BYTES 128u /* looked at, and read, at once */
+#define FD_GUARD_FEW_BYTES  64u  /* closed at once, though each may be in a buffer of its own */
 
 struct fd_guard {
         bool is_open; /* the queue may hold file descriptors */
@@ -38,6 +39,11 @@ void fd_guard_init_pair(struct fd_guard *g, int fd);
  * for SCM_RIGHTS. -EPROTO: file descriptors come with them; the socket must not be read any more.
  * FRAME_AGAIN: the queue is empty; -errno. has_sender: SO_PASSCRED is set on the socket. */
 int fd_guard_look(struct fd_guard *g, int fd, bool has_sender, size_t *n_bytes);
+
+/* Before fd_guard_close(), which takes as long as there are buffers in the queue, and their number is the sender's choice:
+ * shuts the socket down and drops some bytes, for about 10 us. False: few are left, or there may be file descriptors
+ * among them, so that the closer closes the socket. */
+bool fd_guard_drop(const struct fd_guard *g, int fd);
 
 /* Closes the socket. The peer sees the end at once, also where the close takes long. */
 void fd_guard_close(const struct fd_guard *g, int fd);

@@ -12,7 +12,7 @@ void sched_init(struct sched *all)
 {
         TAILQ_INIT(&all->all);
         TAILQ_INIT(&all->due);
-        all->now_ns = 0;
+        all->now_ns = all->left_owing_until_ns = 0;
         all->unauthenticated = (struct class){ .is_group = true };
         TAILQ_INIT(&all->unauthenticated.due);
 }
@@ -78,6 +78,8 @@ static void class_free(struct sched *all, struct class *p)
 {
         struct class *group = p->group;
 
+        if (p->is_group && p->owes_until_ns > all->left_owing_until_ns)
+                all->left_owing_until_ns = p->owes_until_ns;
         TAILQ_REMOVE(&all->all, p, of_all);
         free(p);
         if (group && --group->n_members == 0 && group != &all->unauthenticated)
@@ -99,7 +101,7 @@ static int find_group(struct sched *all, const struct sched_key *key, struct cla
         *ret = class_alloc(all, &of_tenant, true);
         if (!*ret)
                 return -ENOMEM;
-        (*ret)->owes_until_ns = all->now_ns + SCHED_DEBT_MAX_NS;
+        (*ret)->owes_until_ns = all->left_owing_until_ns;
         return 0;
 }
 
@@ -215,13 +217,13 @@ struct sched_member *sched_next(struct sched *all, uint64_t now_ns, bool owing)
         return m;
 }
 
-void sched_owe(struct sched *all, struct sched_member *m, uint64_t n_ns)
+void sched_owe(struct sched_member *m, uint64_t now_ns, uint64_t n_ns)
 {
         struct class *p = m->class->group ? m->class->group : m->class;
-        uint64_t max_ns = all->now_ns + SCHED_DEBT_MAX_NS;
+        uint64_t max_ns = now_ns + SCHED_DEBT_MAX_NS;
 
-        if (p->owes_until_ns < all->now_ns)
-                p->owes_until_ns = all->now_ns;
+        if (p->owes_until_ns < now_ns)
+                p->owes_until_ns = now_ns;
         p->owes_until_ns = n_ns < max_ns - p->owes_until_ns ? p->owes_until_ns + n_ns : max_ns;
 }
 

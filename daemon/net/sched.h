@@ -10,9 +10,13 @@
  *
  * After expensive work a class, or its group, owes for some time (sched_owe()): it gives way to those that do not, and has
  * turns only when the kernel has just been asked for events. So a class with cheap turns waits for the end of one
- * expensive turn, and not for one of each other class. Debts end by themselves, so nobody starves. A tenant begins in
- * debt, as it may have left and come back to be rid of one. Work is charged by what it was and not by the time that it
+ * expensive turn, and not for one of each other class. Work is charged by what it was and not by the time that it
  * took: this would include the time in which the processor worked for others.
+ *
+ * All sessions of a tenant share one debt, whatever their leases. So do all unauthenticated connections, of whichever
+ * user; the sessions of admins; and those of monitors. A tenant that comes begins with the longest debt of those that
+ * have left, as it may be one of them. A debt ends SCHED_DEBT_MAX_NS after the last charge at the latest. But who shares
+ * one has to wait for as long after each charge of another, while somebody has turns who does not owe.
  *
  * Invariant: a class is in the list of due classes (that of its group, if it has one) exactly if one of its members is
  * ready, and a group is in the former exactly if one of its classes is due. A class exists as long as it has members, and
@@ -30,8 +34,8 @@
 
 #include "daemon/role.h"
 
-#define SCHED_DEBT_MAX_NS 1000000u
-#define SCHED_ACCEPT_NS   10000u /* debts */
+#define SCHED_DEBT_MAX_NS 200000u /* the charges of a few ends */
+#define SCHED_ACCEPT_NS   10000u  /* charges */
 #define SCHED_HELLO_NS    10000u
 #define SCHED_END_NS      50000u /* of a connection */
 #define SCHED_DROP_NS     50000u /* of some of what it had not read */
@@ -72,6 +76,7 @@ struct sched {
         struct sched_class_list due;
         struct class unauthenticated; /* the group */
         uint64_t now_ns;              /* of the last sched_next() */
+        uint64_t left_owing_until_ns; /* the longest debt of the tenants that have left */
 };
 
 /* Embedded in a connection, or a listener. */
@@ -97,8 +102,9 @@ void sched_idle(struct sched *all, struct sched_member *m);
  * NULL: no turn is due, or those that are have to wait for that. */
 struct sched_member *sched_next(struct sched *all, uint64_t now_ns, bool owing);
 
-/* The member's class owes for n_ns more, though for SCHED_DEBT_MAX_NS at most. */
-void sched_owe(struct sched *all, struct sched_member *m, uint64_t n_ns);
+/* The member's class, or its group, owes for n_ns more, though for SCHED_DEBT_MAX_NS at most. To be called after the work,
+ * with the time then: a debt that began with it would be over at its end. */
+void sched_owe(struct sched_member *m, uint64_t now_ns, uint64_t n_ns);
 
 /* Turns for as long as a slice: new events wait that long at most, and for one turn. To be called directly after the
  * kernel was asked for events. */

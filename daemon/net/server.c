@@ -262,6 +262,7 @@ static void on_listener(struct poller_item *item, uint32_t events)
 /* Accepts one connection. 0; 1: there is none, or accepting is paused; -errno: it was refused. */
 static int listener_take(struct listener *l)
 {
+        struct fd_guard guard;
         int fd, r;
 
         if (closer_n_waiting() >= SERVER_MAX_CLOSING) {
@@ -275,15 +276,14 @@ static int listener_take(struct listener *l)
                         listener_pause(l, LOG_LEVEL_ERROR, strerror(errno));
                 return 1;
         }
-        sched_owe(&l->server->host.sched, &l->pending, SCHED_ACCEPT_NS);
         if (l->role == ROLE_ADMIN && l->server->host.n_connections[ROLE_ADMIN] >= SERVER_ADMINS) {
-                struct fd_guard guard;
-
                 fd_guard_init(&guard, fd);
                 fd_guard_close(&guard, fd);
-                return -EUSERS;
+                r = -EUSERS;
+        } else {
+                r = connection_new(&l->server->host, fd, l->role);
         }
-        r = connection_new(&l->server->host, fd, l->role);
+        sched_owe(&l->pending, clock_ns(), SCHED_ACCEPT_NS);
         if (is_shortage(r)) {
                 listener_pause(l, LOG_LEVEL_ERROR, strerror(-r));
                 return 1;

@@ -15,7 +15,6 @@
 
 #define STREAM_RECEIVE_BYTES 128u           /* in one turn: several requests */
 #define STREAM_DRIBBLE_BYTES 16u            /* the same, after bytes that completed no frame */
-#define STREAM_DROP_BYTES    (32u * 1024u)  /* a close with as many to drop takes about as long as a turn */
 #define STREAM_QUEUE_PAUSE   (128u * 1024u) /* bytes of replies; then no more reading */
 #define STREAM_QUEUE_FDS     FRAME_MAX_FDS  /* in the queue of replies; the same */
 #define STREAM_QUEUE_MAX     (1024u * 1024u)
@@ -226,18 +225,12 @@ int stream_flush(struct stream *s, uint64_t read_timeout_ms)
 
 /* ---- the end ------------------------------------------------------------- */
 
-/* Without a control buffer file descriptors would be closed here, so a socket that may have some is left as it is. */
 bool stream_drop_input(struct stream *s)
 {
-        static uint8_t dropped[STREAM_DROP_BYTES];
-
-        if (s->guard.is_open || stream_n_input(s) <= sizeof(dropped))
+        if (!fd_guard_drop(&s->guard, s->fd))
                 return false;
-        if (!s->is_muted) {
-                shutdown(s->fd, SHUT_RDWR); /* nothing more can come */
-                stream_mute(s);
-        }
-        return recv(s->fd, dropped, sizeof(dropped), MSG_DONTWAIT) > 0;
+        stream_mute(s);
+        return true;
 }
 
 static void on_handle_closed(uv_handle_t *handle)

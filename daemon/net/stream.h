@@ -81,8 +81,7 @@ bool stream_is_full(const struct stream *s);
  * STREAM_NO_TIMEOUT: none. Negative: the socket failed. */
 int stream_flush(struct stream *s, uint64_t read_timeout_ms);
 
-/* Before stream_shut(), which takes long if much was not read: drops some of that, and shuts the socket down. False:
- * it is little, or there may be file descriptors in it, which the guard has to close. */
+/* Before stream_shut(), which takes long if much was not read: see fd_guard_drop(). */
 bool stream_drop_input(struct stream *s);
 
 /* Drops what is queued and stops using the socket. keeps_fd: the peer can still read what was sent. */

@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <linux/sockios.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
@@ -792,6 +793,128 @@ TEST(urgent_bytes_are_no_part_of_the_stream)
         }
         session_end(raw);
         raw_close(half);
+        scene_end(&s);
+}
+
+/* ---- input that nobody reads ------------------------------------------------ */
+
+static void fill_socket(int fd, const uint8_t *bytes, size_t n_bytes)
+{
+        size_t at = 0;
+        ssize_t n;
+
+        while ((n = send(fd, bytes + at, n_bytes - at, MSG_NOSIGNAL | MSG_DONTWAIT)) > 0)
+                at = (at + (size_t)n) % n_bytes;
+        ck_assert_int_eq(errno, EAGAIN);
+}
+
+/* Asks without reading until the daemon reads no more, and its socket is full. */
+static void fill_with_requests(struct raw *raw)
+{
+        Bfcd__Request request = request_of(BFCD__REQUEST__BODY_LIST);
+        uint8_t bytes[8192];
+        size_t n_bytes = 0;
+        int n_left;
+
+        request.id = raw->next_id;
+        while (n_bytes + 64 < sizeof(bytes))
+                n_bytes += raw_pack(&request, bytes + n_bytes);
+        (void)fill_with_replies(raw);
+        do { /* of bytes that still wait; as the kernel counts them, which is more */
+                fill_socket(raw->fd, bytes, n_bytes);
+                n_left = n_bytes_of(raw, SIOCOUTQ);
+                usleep(10000);
+        } while (n_bytes_of(raw, SIOCOUTQ) < n_left);
+        ck_assert_int_gt(n_left, 128 * 1024);
+}
+
+static struct raw *member_with_events(struct scene *s)
+{
+        struct raw *raw = unauthenticated(s);
+
+        raw->wants_events = true;
+        ck_assert_int_eq(raw_hello(raw, "red", NULL), 0);
+        ck_assert_int_ge(raw->events_fd, 0);
+        return raw;
+}
+
+/* It leaves while the daemon has most of its requests still to read, and reads no more of them. */
+TEST(who_leaves_with_unread_input_is_gone)
+{
+        enum { CLOSES, SHUTS_DOWN, CLOSES_EVENTS, N_WAYS };
+        struct scene s = scene_new(&two_tenants);
+
+        for (int way = 0; way < N_WAYS; way++) {
+                struct raw *raw = member_with_events(&s);
+
+                fill_with_requests(raw);
+                ck_assert_uint_eq(rig_count(s.rig).n_sessions, 2);
+                if (way == CLOSES) {
+                        raw = raw_close(raw);
+                } else if (way == SHUTS_DOWN) {
+                        ck_assert_int_eq(shutdown(raw->fd, SHUT_WR), 0);
+                } else {
+                        close(raw->events_fd);
+                        raw->events_fd = -1;
+                }
+                if (raw) {
+                        struct pollfd p = { .fd = raw->fd, .events = POLLRDHUP };
+
+                        ck_assert_msg(poll(&p, 1, HANG_UP_MS) == 1, "way %d: no hang-up", way);
+                        ck_assert_int_eq(raw_wait_hang_up(raw, HANG_UP_MS), 0); /* until then it lingers */
+                }
+                ck_assert_msg(WAIT_FOR(rig_count(s.rig).n_sessions == 1, HANG_UP_MS), "way %d: it stays",
+                              way);
+                raw_close(raw);
+                assert_victim_lives(&s);
+        }
+        ck_assert(!rig_logged(s.rig, "disconnected:")); /* they were not, they left */
+        scene_end(&s);
+}
+
+/* The daemon ends it, for what it did first, while most of what it sent is not read, and it sends more. */
+TEST(who_fails_with_unread_input_is_disconnected)
+{
+        enum { UNAUTHENTICATED, MEMBER, EVENTS, N_WAYS };
+        static uint8_t garbage[8192];
+        struct scene s = scene_new(&two_tenants);
+
+        memset(garbage, 0xff, sizeof(garbage)); /* an invalid length */
+        for (int way = 0; way < N_WAYS; way++) {
+                struct raw *raw = way == UNAUTHENTICATED ? unauthenticated(&s) : member_with_events(&s);
+                int fd = way == EVENTS ? raw->events_fd : raw->fd;
+                ssize_t n;
+
+                child_stop(s.rig->pid); /* or it would fail before there is much */
+                fill_socket(fd, garbage, sizeof(garbage));
+                kill(s.rig->pid, SIGCONT);
+                do
+                        n = send(fd, garbage, sizeof(garbage), MSG_NOSIGNAL);
+                while (n > 0 || errno == EAGAIN);
+                ck_assert(errno == EPIPE || errno == ECONNRESET);
+                ck_assert(
+                        WAIT_FOR(rig_count(s.rig).n_sessions == 1, HANG_UP_MS)); /* though it keeps its end */
+                assert_disconnected(&s, raw, "garbage");
+        }
+        ck_assert(rig_logged(s.rig, "a frame with an invalid length"));
+        scene_end(&s);
+}
+
+/* The same of one that reads nothing, and its replies: what it was sent before is there still. */
+TEST(who_reads_nothing_with_unread_input_is_disconnected)
+{
+        struct rig_config config = two_tenants;
+        struct scene s;
+        struct raw *raw;
+
+        config.top = "timeouts: {quarantine: 500ms, read: 5s}\n";
+        s = scene_new(&config);
+        raw = member(&s);
+        fill_with_requests(raw);
+        ck_assert(WAIT_FOR(rig_logged(s.rig, "did not read its replies"), TIMEOUT_MS));
+        ck_assert(WAIT_FOR(rig_count(s.rig).n_sessions == 1, HANG_UP_MS));
+        expect_reply(raw, 2, BFCD__REPLY__BODY_LIST);
+        assert_disconnected(&s, raw, "it reads nothing");
         scene_end(&s);
 }
 

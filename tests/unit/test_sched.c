@@ -250,14 +250,14 @@ TEST(who_owes_gives_way_for_a_time)
 {
         const struct sched_key blue = { .tenant = (const struct tenant *)&uid_7 };
         struct sched_member stranger = { 0 }, other = { 0 }, a = { 0 };
-        uint64_t now = SCHED_DEBT_MAX_NS; /* tenants begin in debt */
+        uint64_t now = 5;
 
         ck_assert_int_eq(sched_join(&all, &stranger, &uid_7), 0);
         ck_assert_int_eq(sched_join(&all, &a, &red), 0);
         ck_assert_int_eq(sched_join(&all, &other, &blue), 0);
         ck_assert_ptr_null(sched_next(&all, now, true));
-        sched_owe(&all, &stranger, 1000);
-        sched_owe(&all, &other, 2000);
+        sched_owe(&stranger, now, 1000);
+        sched_owe(&other, now, 2000);
         sched_ready(&all, &other);
         sched_ready(&all, &stranger);
         ck_assert_ptr_null(sched_next(&all, now, false));
@@ -279,26 +279,105 @@ TEST(who_owes_gives_way_for_a_time)
         sched_leave(&all, &a);
 }
 
-TEST(debts_are_limited_and_those_of_a_tenant_outlast_its_sessions)
+/* A debt counts from the end of the work. */
+TEST(who_works_for_long_gives_way)
 {
-        struct sched_member stranger = { 0 }, a = { 0 };
+        const struct sched_key blue = { .tenant = (const struct tenant *)&uid_7 };
+        struct sched_member a = { 0 }, b = { 0 };
+        uint64_t now = 5;
+
+        ck_assert_int_eq(sched_join(&all, &a, &red), 0);
+        ck_assert_int_eq(sched_join(&all, &b, &blue), 0);
+        sched_ready(&all, &a);
+        ck_assert_ptr_eq(sched_next(&all, now, true), &a);
+        now += 10 * SCHED_DEBT_MAX_NS;
+        sched_owe(&a, now, 1000);
+        sched_ready(&all, &a);
+        sched_ready(&all, &b);
+        ck_assert_ptr_eq(sched_next(&all, now, false), &b);
+        ck_assert_ptr_null(sched_next(&all, now + 999, false));
+        ck_assert_ptr_eq(sched_next(&all, now + 1000, false), &a);
+        sched_leave(&all, &a);
+        sched_leave(&all, &b);
+}
+
+TEST(debts_are_limited)
+{
+        struct sched_member stranger = { 0 };
         uint64_t now = 5;
 
         ck_assert_int_eq(sched_join(&all, &stranger, &uid_7), 0);
         ck_assert_ptr_null(sched_next(&all, now, true));
         for (int i = 0; i < 3; i++)
-                sched_owe(&all, &stranger, UINT64_MAX - 1);
+                sched_owe(&stranger, now, UINT64_MAX - 1);
         sched_ready(&all, &stranger);
         ck_assert_ptr_null(sched_next(&all, now + SCHED_DEBT_MAX_NS - 1, false));
         ck_assert_ptr_eq(sched_next(&all, now + SCHED_DEBT_MAX_NS, false), &stranger);
-        for (int i = 0; i < 2; i++) { /* it leaves and comes back */
-                now += 10 * SCHED_DEBT_MAX_NS;
+        sched_leave(&all, &stranger);
+}
+
+/* Who owes nothing itself waits no longer for what others in its group did, however much that was. */
+LOOP_TEST(debts_are_shared, 3)
+{
+        static const struct sched_key pairs[3][2] = {
+                { { .uid = 7 }, { .uid = 8 } },
+                { { .role = ROLE_MONITOR }, { .role = ROLE_MONITOR } },
+                { { .tenant = (const struct tenant *)&all, .lease = 7 },
+                  { .tenant = (const struct tenant *)&all } },
+        };
+        const struct sched_key blue = { .tenant = (const struct tenant *)&uid_7 };
+        struct sched_member costly = { 0 }, cheap = { 0 }, busy = { 0 };
+        uint64_t now = 5;
+
+        ck_assert_int_eq(sched_join(&all, &costly, &pairs[_i][0]), 0);
+        ck_assert_int_eq(sched_join(&all, &cheap, &pairs[_i][1]), 0);
+        ck_assert_int_eq(sched_join(&all, &busy, &blue), 0);
+        for (int i = 0; i < 100; i++)
+                sched_owe(&costly, now, SCHED_END_NS);
+        sched_ready(&all, &cheap);
+        sched_ready(&all, &busy);
+        ck_assert_ptr_eq(sched_next(&all, now, true), &busy);
+        sched_ready(&all, &busy);
+        ck_assert_ptr_eq(sched_next(&all, now + SCHED_DEBT_MAX_NS, false), &cheap);
+        sched_leave(&all, &costly);
+        sched_leave(&all, &cheap);
+        sched_leave(&all, &busy);
+}
+
+/* A tenant that comes begins with the longest of those, since it may be one that left. */
+TEST(debts_of_tenants_outlast_their_sessions)
+{
+        const struct sched_key blue = { .tenant = (const struct tenant *)&uid_7 };
+        struct sched_member a = { 0 }, b = { 0 };
+        uint64_t now = 5;
+
+        ck_assert_ptr_null(sched_next(&all, now, true));
+        ck_assert_int_eq(sched_join(&all, &a, &red), 0);
+        ck_assert_int_eq(sched_join(&all, &b, &blue), 0);
+        sched_owe(&a, now, 2000);
+        sched_owe(&b, now, 1000);
+        sched_leave(&all, &a);
+        sched_leave(&all, &b); /* it owes less, which changes nothing */
+        ck_assert_int_eq(sched_join(&all, &a, &red), 0);
+        sched_ready(&all, &a);
+        ck_assert_ptr_null(sched_next(&all, now + 1999, false));
+        ck_assert_ptr_eq(sched_next(&all, now + 2000, false), &a);
+        sched_leave(&all, &a);
+}
+
+/* A job has a session of its own: it does not wait because its tenant had none before. */
+TEST(a_tenant_without_a_cause_does_not_owe)
+{
+        struct sched_member a = { 0 };
+        uint64_t now = 5;
+
+        for (int i = 0; i < 2; i++) {
                 ck_assert_ptr_null(sched_next(&all, now, true));
                 ck_assert_int_eq(sched_join(&all, &a, &red), 0);
                 sched_ready(&all, &a);
-                ck_assert_ptr_null(sched_next(&all, now, false));
-                ck_assert_ptr_eq(sched_next(&all, now, true), &a);
+                ck_assert_ptr_eq(sched_next(&all, now, false), &a);
+                sched_owe(&a, now, 1000);
                 sched_leave(&all, &a);
+                now += 1000;
         }
-        sched_leave(&all, &stranger);
 }

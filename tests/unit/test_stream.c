@@ -1,0 +1,176 @@
+/* The end of a connection's socket: unread input is dropped in parts, and no more comes.
+ *
+ * clock_gettime() is wrapped: each look at the clock finds a millisecond later, so the time to drop is over after one read.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/net/stream.h"
+
+#include <errno.h>
+#include <linux/sockios.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <time.h>
+
+#include "daemon/net/peer_process.h"
+#include "tests/suite.h"
+
+static uv_loop_t loop;
+static struct poller *poller;
+static struct stream stream;
+static int peer; /* -1: closed */
+
+int __wrap_clock_gettime(clockid_t clock, struct timespec *ret);
+int __wrap_clock_gettime(clockid_t clock, struct timespec *ret)
+{
+        static uint64_t now_ms;
+
+        (void)clock;
+        now_ms++;
+        *ret = (struct timespec){ .tv_sec = (time_t)(now_ms / 1000),
+                                  .tv_nsec = (long)(now_ms % 1000) * 1000000 };
+        return 0;
+}
+
+/* Of what the stream calls; no identity is open here. */
+int peer_identity_verify_sender(struct peer_identity *identity, int socket, int pidfd, pid_t sender)
+{
+        (void)identity, (void)socket, (void)pidfd, (void)sender;
+        return 0;
+}
+
+static void nothing(void *unused)
+{
+        (void)unused;
+}
+
+static void no_failure(void *unused, const char *why)
+{
+        (void)unused;
+        ck_abort_msg("%s", why);
+}
+
+static const struct stream_ops ops = {
+        .ready = nothing, .fail = no_failure, .drained = nothing, .closed = nothing
+};
+
+static void stream_begin(void)
+{
+        const struct fd_guard guard = { .refuses = true };
+        int fds[2];
+
+        ck_assert_int_eq(uv_loop_init(&loop), 0);
+        ck_assert_int_eq(poller_new(&poller), 0);
+        ck_assert_int_eq(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, fds), 0);
+        peer = fds[1];
+        ck_assert_int_eq(stream_open(&stream, &loop, poller, fds[0], &guard, &ops, NULL), 0);
+}
+
+static void stream_finish(void)
+{
+        stream_shut(&stream, false);
+        stream_end(&stream);
+        uv_run(&loop, UV_RUN_DEFAULT);
+        stream_free(&stream);
+        uv_loop_close(&loop);
+        uv_library_shutdown(); /* closes what all loops share */
+        poller_free(poller);
+        close(peer);
+}
+
+static size_t n_input(void)
+{
+        int n = 0;
+
+        ck_assert_int_eq(ioctl(stream.fd, SIOCINQ, &n), 0);
+        return (size_t)n;
+}
+
+static int send_to_it(size_t n_bytes)
+{
+        static const uint8_t bytes[65536];
+
+        return send(peer, bytes, n_bytes, MSG_NOSIGNAL) < 0 ? -errno : 0;
+}
+
+static void fill(size_t n_bytes)
+{
+        int r;
+
+        while ((r = send_to_it(n_bytes)) == 0)
+                ;
+        ck_assert_int_eq(r, -EAGAIN);
+}
+
+static void drop_all(void)
+{
+        while (stream_drop_input(&stream))
+                ;
+}
+
+TEST(unread_input_is_dropped_in_parts)
+{
+        const size_t units[] = { 65536, 1000, 8 };
+
+        for (size_t i = 0; i < sizeof(units) / sizeof(units[0]); i++) {
+                size_t n_before, n;
+
+                stream_begin();
+                fill(units[i]);
+                n_before = n_input();
+                ck_assert_uint_gt(n_before, 2 * FD_GUARD_FEW_BYTES);
+                while (stream_drop_input(&stream)) {
+                        n = n_input();
+                        ck_assert_uint_lt(n, n_before);
+                        ck_assert_uint_le(n_before - n, FD_GUARD_FEW_BYTES);
+                        n_before = n;
+                        ck_assert_int_eq(send_to_it(1), -EPIPE);
+                }
+                ck_assert_uint_le(n_input(), FD_GUARD_FEW_BYTES);
+                stream_finish();
+        }
+}
+
+/* The socket stays as it is: what was sent can still be read, and more can come. */
+TEST(little_input_is_left)
+{
+        stream_begin();
+        ck_assert(!stream_drop_input(&stream));
+        ck_assert_int_eq(send_to_it(FD_GUARD_FEW_BYTES), 0);
+        ck_assert(!stream_drop_input(&stream));
+        ck_assert_uint_eq(n_input(), FD_GUARD_FEW_BYTES);
+        ck_assert_int_eq(send_to_it(1), 0);
+        ck_assert(stream_drop_input(&stream));
+        ck_assert_uint_eq(n_input(), 1);
+        stream_finish();
+}
+
+/* File descriptors may be in it; the guard closes those. */
+TEST(input_that_is_guarded_is_left)
+{
+        size_t n;
+
+        stream_begin();
+        stream.guard.is_open = true;
+        fill(65536);
+        n = n_input();
+        ck_assert(!stream_drop_input(&stream));
+        ck_assert_uint_eq(n_input(), n);
+        ck_assert_int_eq(send_to_it(1), -EAGAIN);
+        stream.guard.is_open = false;
+        drop_all();
+        stream_finish();
+}
+
+/* Not even if its events are off because the kernel reported them too often. */
+TEST(nothing_comes_once_input_is_dropped)
+{
+        stream_begin();
+        fill(65536);
+        for (int i = 0; i < 100; i++)
+                poller_run(poller, 0);
+        ck_assert(stream.is_muted);
+        ck_assert(stream_drop_input(&stream));
+        ck_assert_int_eq(send_to_it(1), -EPIPE);
+        drop_all();
+        stream_finish();
+}
