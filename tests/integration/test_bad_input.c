@@ -808,17 +808,24 @@ static void fill_socket(int fd, const uint8_t *bytes, size_t n_bytes)
         ck_assert_int_eq(errno, EAGAIN);
 }
 
+static size_t pack_requests(const struct raw *raw, uint8_t *bytes, size_t n_room)
+{
+        Bfcd__Request request = request_of(BFCD__REQUEST__BODY_LIST);
+        size_t n_bytes = 0;
+
+        request.id = raw->next_id;
+        while (n_bytes + 64 < n_room)
+                n_bytes += raw_pack(&request, bytes + n_bytes);
+        return n_bytes;
+}
+
 /* Asks without reading until the daemon reads no more, and its socket is full. */
 static void fill_with_requests(struct raw *raw)
 {
-        Bfcd__Request request = request_of(BFCD__REQUEST__BODY_LIST);
         uint8_t bytes[8192];
-        size_t n_bytes = 0;
+        size_t n_bytes = pack_requests(raw, bytes, sizeof(bytes));
         int n_left;
 
-        request.id = raw->next_id;
-        while (n_bytes + 64 < sizeof(bytes))
-                n_bytes += raw_pack(&request, bytes + n_bytes);
         (void)fill_with_replies(raw);
         do { /* of bytes that still wait; as the kernel counts them, which is more */
                 fill_socket(raw->fd, bytes, n_bytes);
@@ -869,6 +876,49 @@ TEST(who_leaves_with_unread_input_is_gone)
                 assert_victim_lives(&s);
         }
         ck_assert(!rig_logged(s.rig, "disconnected:")); /* they were not, they left */
+        scene_end(&s);
+}
+
+struct dying {
+        const char *socket;
+        struct gate up, stopped, filled, done;
+};
+
+/* Another process keeps the socket open, so that only the exit shows that it is gone. */
+static void fill_and_wait(void *arg)
+{
+        struct dying *d = arg;
+        static uint8_t bytes[8192];
+        struct raw *raw;
+        Bfcd__Block block;
+
+        REQUIRE(raw_open(d->socket, &raw) == 0 && raw_hello(raw, "red", NULL) == 0, "%s", raw_refusal());
+        REQUIRE(raw_malloc(raw, 0, 1 * MIB, &block) == 0, "%s", raw_refusal());
+        if (fork() == 0) {
+                gate_wait(&d->done, SETTLE_MS);
+                _exit(0);
+        }
+        gate_open(&d->up);
+        gate_wait(&d->stopped, SETTLE_MS);
+        fill_socket(raw->fd, bytes, pack_requests(raw, bytes, sizeof(bytes)));
+        gate_open(&d->filled);
+        pause();
+}
+
+TEST(who_dies_with_unread_input_is_gone)
+{
+        struct scene s = scene_new(&two_tenants);
+        struct dying d = { s.rig->socket, gate_new(), gate_new(), gate_new(), gate_new() };
+        pid_t pid = child_start_until(&d.up, fill_and_wait, &d);
+
+        child_stop(s.rig->pid);
+        gate_open(&d.stopped);
+        ck_assert(gate_wait(&d.filled, SETTLE_MS));
+        child_kill(pid);
+        kill(s.rig->pid, SIGCONT);
+        ck_assert(WAIT_FOR(rig_count(s.rig).n_sessions == 1, HANG_UP_MS));
+        ck_assert_uint_eq(rig_charge(s.rig, "red", "train"), 0);
+        gate_open(&d.done);
         scene_end(&s);
 }
 
