@@ -16,7 +16,7 @@
  * All sessions of a tenant share one debt, whatever their leases. So do all unauthenticated connections, of whichever
  * user; the sessions of admins; and those of monitors. A tenant that comes begins with the longest debt of those that
  * have left, as it may be one of them. A debt ends SCHED_DEBT_MAX_NS after the last charge at the latest. But who shares
- * one has to wait for as long after each charge of another, while somebody has turns who does not owe.
+ * one has to wait for as long after each charge of another, while others without debt have turns.
  *
  * Invariant: a class is in the list of due classes (that of its group, if it has one) exactly if one of its members is
  * ready, and a group is in the former exactly if one of its classes is due. A class exists as long as it has members, and

@@ -796,7 +796,7 @@ TEST(urgent_bytes_are_no_part_of_the_stream)
         scene_end(&s);
 }
 
-/* ---- input that nobody reads ------------------------------------------------ */
+/* ---- unread input ------------------------------------------------ */
 
 static void fill_socket(int fd, const uint8_t *bytes, size_t n_bytes)
 {

@@ -12,7 +12,7 @@ static struct sched all;
 static const struct sched_key red = { .tenant = (const struct tenant *)&all };
 static const struct sched_key uid_7 = { .uid = 7 }, uid_8 = { .uid = 8 };
 
-/* When nobody owes. */
+/* When no class owes. */
 static struct sched_member *next_turn(void)
 {
         static uint64_t now_ns;
@@ -245,21 +245,21 @@ TEST(longest_turns)
         ck_assert_uint_eq(turns.longest_ns, 500);
 }
 
-/* It is served only if nobody else is, and only directly after the kernel was asked. */
+/* It is served only if no other is, and only directly after the kernel was asked. */
 TEST(who_owes_gives_way_for_a_time)
 {
         const struct sched_key blue = { .tenant = (const struct tenant *)&uid_7 };
-        struct sched_member stranger = { 0 }, other = { 0 }, a = { 0 };
+        struct sched_member unknown = { 0 }, other = { 0 }, a = { 0 };
         uint64_t now = 5;
 
-        ck_assert_int_eq(sched_join(&all, &stranger, &uid_7), 0);
+        ck_assert_int_eq(sched_join(&all, &unknown, &uid_7), 0);
         ck_assert_int_eq(sched_join(&all, &a, &red), 0);
         ck_assert_int_eq(sched_join(&all, &other, &blue), 0);
         ck_assert_ptr_null(sched_next(&all, now, true));
-        sched_owe(&stranger, now, 1000);
+        sched_owe(&unknown, now, 1000);
         sched_owe(&other, now, 2000);
         sched_ready(&all, &other);
-        sched_ready(&all, &stranger);
+        sched_ready(&all, &unknown);
         ck_assert_ptr_null(sched_next(&all, now, false));
         sched_ready(&all, &a);
         for (int i = 0; i < 3; i++) {
@@ -267,14 +267,14 @@ TEST(who_owes_gives_way_for_a_time)
                 sched_ready(&all, &a);
         }
         sched_idle(&all, &a);
-        ck_assert_ptr_eq(sched_next(&all, now, true), &stranger);
-        sched_ready(&all, &stranger);
+        ck_assert_ptr_eq(sched_next(&all, now, true), &unknown);
+        sched_ready(&all, &unknown);
         sched_ready(&all, &a);
         ck_assert_ptr_eq(sched_next(&all, now + 999, false), &a);
-        ck_assert_ptr_eq(sched_next(&all, now + 1000, false), &stranger);
+        ck_assert_ptr_eq(sched_next(&all, now + 1000, false), &unknown);
         ck_assert_ptr_null(sched_next(&all, now + 1999, false));
         ck_assert_ptr_eq(sched_next(&all, now + 2000, false), &other);
-        sched_leave(&all, &stranger);
+        sched_leave(&all, &unknown);
         sched_leave(&all, &other);
         sched_leave(&all, &a);
 }
@@ -303,17 +303,17 @@ TEST(who_works_for_long_gives_way)
 
 TEST(debts_are_limited)
 {
-        struct sched_member stranger = { 0 };
+        struct sched_member unknown = { 0 };
         uint64_t now = 5;
 
-        ck_assert_int_eq(sched_join(&all, &stranger, &uid_7), 0);
+        ck_assert_int_eq(sched_join(&all, &unknown, &uid_7), 0);
         ck_assert_ptr_null(sched_next(&all, now, true));
         for (int i = 0; i < 3; i++)
-                sched_owe(&stranger, now, UINT64_MAX - 1);
-        sched_ready(&all, &stranger);
+                sched_owe(&unknown, now, UINT64_MAX - 1);
+        sched_ready(&all, &unknown);
         ck_assert_ptr_null(sched_next(&all, now + SCHED_DEBT_MAX_NS - 1, false));
-        ck_assert_ptr_eq(sched_next(&all, now + SCHED_DEBT_MAX_NS, false), &stranger);
-        sched_leave(&all, &stranger);
+        ck_assert_ptr_eq(sched_next(&all, now + SCHED_DEBT_MAX_NS, false), &unknown);
+        sched_leave(&all, &unknown);
 }
 
 /* Who owes nothing itself waits no longer for what others in its group did, however much that was. */
