@@ -143,6 +143,7 @@ static void measure(bfc_client *client, double ms[N_WAYS][MAX_ROUNDS])
                 atomic_store(&shared->phase, PHASE_QUIET);
                 usleep(QUIET_MS * 1000);
                 atomic_store(&shared->phase, PHASE_NONE);
+                usleep(o.standby_mib > 0 ? STANDBY_MS * 1000 : 0); /* it is full again */
                 ms[PARK][i] = ms_of_call(client, PARK, block);
                 usleep(o.standby_mib > 0 ? STANDBY_MS * 1000
                                          : QUIET_MS * 100); /* the memory of before is released */
