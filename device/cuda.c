@@ -314,7 +314,7 @@ static int check_size(struct cuda_device *d, CUmemGenericAllocationHandle handle
                 r = note(d, cu->cuMemUnmap(at, n_bytes));
                 if (r < 0) /* once more, as in at_address() */
                         r = note(d, cu->cuMemUnmap(at, n_bytes));
-        } else if (r == -EINVAL) {
+        } else if (r == -EINVAL || r == -ENOTSUP) { /* 580 says that it does not support it */
                 r = -EPROTO;
         }
         cu->cuMemAddressFree(at, n_bytes);

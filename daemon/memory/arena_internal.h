@@ -116,6 +116,7 @@ struct arena_unreclaimed {
         uint64_t confirmed_bytes; /* confirmed by the device since; may be more than is charged */
         uint64_t asked_bytes;     /* when the query was submitted */
         uint64_t foreign_bytes;   /* the answer */
+        uint64_t foreign_before;  /* the last answer, or when memory became unreclaimed; 0: none */
         int result;
         bool is_asked;
 };
@@ -175,6 +176,8 @@ struct operation {
         size_t n_to_punch; /* used by the punch, from the submission on */
         size_t n_made;     /* the first n_made items are made; used by the worker */
         size_t n_gone;     /* the first n_gone items are destroyed; used by the worker */
+        uint64_t
+                foreign_bytes; /* the bytes of others on the device after an item was not returned; 0: unknown */
         TAILQ_ENTRY(operation) of_arena;
         arena_grown_fn grown;
         arena_released_fn released;
@@ -284,6 +287,9 @@ void arena_note_unreclaimed(struct arena *a, struct charge *charge);
 
 /* The same for the items that a failed operation left. */
 void arena_note_unreclaimed_items(struct operation *op);
+
+/* The bytes of others on the device after that; 0: unknown. */
+void arena_note_foreign(struct arena *a, uint64_t n_bytes);
 
 void arena_refills_init(struct arena *a);
 void arena_drop_refills(struct arena *a);

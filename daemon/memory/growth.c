@@ -29,6 +29,8 @@ void operation_destroy(struct operation *op, struct operation_item *item)
 
         item->unreclaimed = r < 0;
         op->is_lost = op->is_lost || r == -ENODEV;
+        if (r == -EBUSY && device_foreign_bytes(op->arena->o.device, &op->foreign_bytes) < 0)
+                op->foreign_bytes = 0;
 }
 
 /* ---- on the worker ----------------------------------------------------------- */
@@ -131,6 +133,7 @@ void growth_finish(struct operation *op)
         a->is_lost = a->is_lost || op->is_lost;
         if (op->result < 0)
                 arena_note_unreclaimed_items(op);
+        arena_note_foreign(a, op->foreign_bytes);
         for (size_t i = 0; i < op->n_items; i++) {
                 if (op->result < 0)
                         a->layout->drop_slot(a, op->items[i].slot);

@@ -105,6 +105,7 @@ static void release_done(struct worker_job *job)
                 if (dropped != 0)
                         arena_drop_parked(a, dropped);
         }
+        arena_note_foreign(a, op->foreign_bytes);
         op->released(op->userdata, op->n_bytes);
         free(op);
 }

@@ -6,6 +6,71 @@
 
 #include "daemon/number.h"
 
+/* On the worker. */
+static void question_run(struct worker_job *job)
+{
+        struct arena_unreclaimed *u = (struct arena_unreclaimed *)job;
+
+        u->result = device_foreign_bytes(u->arena->o.device, &u->foreign_bytes);
+}
+
+static void unreclaimed_drop(struct arena_unreclaimed *u, uint64_t n_bytes)
+{
+        struct charge back;
+
+        charge_split(&u->charge, min_u64(n_bytes, u->charge.n_bytes), &back);
+        charge_drop(&back);
+}
+
+/* What others have there, contexts and foreign processes included, is the most that is still unreclaimed. Each time
+ * it falls, that counts as returned: the device does not say whose memory it was, and without this a charge would stay
+ * as long as there are contexts. */
+static uint64_t left_of(uint64_t n_bytes, uint64_t before, uint64_t now)
+{
+        uint64_t fall = before > now ? before - now : 0;
+
+        return min_u64(n_bytes - min_u64(n_bytes, fall), now);
+}
+
+/* What became unreclaimed later than the question may not be in the answer, so it does not count here. */
+static void question_done(struct worker_job *job)
+{
+        struct arena_unreclaimed *u = (struct arena_unreclaimed *)job;
+        uint64_t before = u->foreign_before;
+
+        u->is_asked = false;
+        u->foreign_before = u->charge.n_bytes == 0 ? 0 : u->result == 0 ? u->foreign_bytes : before;
+        if (u->charge.n_bytes == 0)
+                return;
+        u->confirmed_bytes = u->asked_bytes;
+        account_note_change(u->charge.account);
+        if (u->result < 0)
+                return;
+        u->confirmed_bytes = left_of(u->asked_bytes, before, u->foreign_bytes);
+        unreclaimed_drop(u, u->asked_bytes - u->confirmed_bytes);
+}
+
+void arena_check_unreclaimed(struct arena *a)
+{
+        struct arena_unreclaimed *u = &a->unreclaimed;
+
+        if (u->is_asked || u->charge.n_bytes == 0)
+                return;
+        u->arena = a;
+        u->asked_bytes = u->charge.n_bytes;
+        u->is_asked = true;
+        u->job.lane = &a->the_rest;
+        u->job.run = question_run;
+        u->job.done = question_done;
+        worker_submit(a->o.worker, &u->job);
+}
+
+void arena_note_foreign(struct arena *a, uint64_t n_bytes)
+{
+        if (n_bytes > 0 && a->unreclaimed.charge.n_bytes > 0)
+                a->unreclaimed.foreign_before = n_bytes;
+}
+
 void arena_note_unreclaimed(struct arena *a, struct charge *charge)
 {
         a->unreclaimed.charge.account = charge->account;
@@ -23,55 +88,6 @@ void arena_note_unreclaimed_items(struct operation *op)
                 charge_split(&op->charge, arena_slot_bytes(op->arena, op->items[i].slot), &charge);
                 arena_note_unreclaimed(op->arena, &charge);
         }
-}
-
-/* On the worker. */
-static void question_run(struct worker_job *job)
-{
-        struct arena_unreclaimed *u = (struct arena_unreclaimed *)job;
-
-        u->result = device_foreign_bytes(u->arena->o.device, &u->foreign_bytes);
-}
-
-static void unreclaimed_drop(struct arena_unreclaimed *u, uint64_t n_bytes)
-{
-        struct charge back;
-
-        charge_split(&u->charge, min_u64(n_bytes, u->charge.n_bytes), &back);
-        charge_drop(&back);
-}
-
-/* Of what was unreclaimed when the device was asked, no more can still be than all others have there. What
- * became unreclaimed later may not be in that sum, so it does not count here. Contexts and foreign
- * processes only make the answer larger: the charge then stays higher than it must. */
-static void question_done(struct worker_job *job)
-{
-        struct arena_unreclaimed *u = (struct arena_unreclaimed *)job;
-
-        u->is_asked = false;
-        if (u->charge.n_bytes == 0)
-                return;
-        u->confirmed_bytes = u->asked_bytes;
-        account_note_change(u->charge.account);
-        if (u->result < 0 || u->foreign_bytes >= u->asked_bytes)
-                return;
-        u->confirmed_bytes = u->foreign_bytes;
-        unreclaimed_drop(u, u->asked_bytes - u->foreign_bytes);
-}
-
-void arena_check_unreclaimed(struct arena *a)
-{
-        struct arena_unreclaimed *u = &a->unreclaimed;
-
-        if (u->is_asked || u->charge.n_bytes == 0)
-                return;
-        u->arena = a;
-        u->asked_bytes = u->charge.n_bytes;
-        u->is_asked = true;
-        u->job.lane = &a->the_rest;
-        u->job.run = question_run;
-        u->job.done = question_done;
-        worker_submit(a->o.worker, &u->job);
 }
 
 void arena_recover(struct arena *a, uint64_t n_bytes)

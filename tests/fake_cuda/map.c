@@ -70,8 +70,10 @@ static CUresult map_locked(uintptr_t at, size_t n_bytes, CUmemGenericAllocationH
         CUresult result;
         int fd;
 
-        if (!fake_handle_object(handle, &o) || o.n_bytes != n_bytes || at % FAKE_GRANULARITY != 0)
+        if (!fake_handle_object(handle, &o) || at % FAKE_GRANULARITY != 0)
                 return CUDA_ERROR_INVALID_VALUE;
+        if (o.n_bytes != n_bytes)
+                return CUDA_ERROR_NOT_SUPPORTED;
         if (!reserved || n_bytes > reserved->n_bytes - (at - reserved->at) || overlaps_mapped(at, n_bytes))
                 return CUDA_ERROR_INVALID_VALUE;
         result = fake_object_open(&o, &fd);
@@ -100,6 +102,15 @@ API CUresult cuMemMap(CUdeviceptr pointer, size_t n_bytes, size_t offset, CUmemG
         r = map_locked(pointer, n_bytes, handle);
         pthread_rwlock_unlock(&fake_memory_lock);
         return r;
+}
+
+/* Reserved addresses where nothing is mapped? */
+static bool is_unmapped(uintptr_t at, size_t n_bytes)
+{
+        const struct fake_range *reserved = fake_range_find(at, RANGE_RESERVED);
+
+        return reserved && n_bytes <= reserved->n_bytes - (at - reserved->at) &&
+               !overlaps_mapped(at, n_bytes);
 }
 
 /* Whole mappings, side by side, and nothing else? */
@@ -141,7 +152,9 @@ API CUresult cuMemUnmap(CUdeviceptr pointer, size_t n_bytes)
         if (r != CUDA_SUCCESS)
                 return r;
         pthread_rwlock_wrlock(&fake_memory_lock);
-        if (n_bytes == 0 || !is_whole_mappings(pointer, n_bytes))
+        if (n_bytes > 0 && is_unmapped(pointer, n_bytes)) /* a driver does nothing then */
+                n_bytes = 0;
+        else if (n_bytes == 0 || !is_whole_mappings(pointer, n_bytes))
                 r = CUDA_ERROR_INVALID_VALUE;
         while (r == CUDA_SUCCESS && n_bytes > 0) {
                 size_t n;

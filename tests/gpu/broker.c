@@ -34,10 +34,16 @@ static const struct rig_config both_ways = {
         .size = "1GiB",
         .top = "timeouts: {reclaim: 20s, release: 10s}\n",
         .partitions = "      - {share: cuda-ipc, name: ipc, limit: 256MiB, growth: on-demand}\n"
-                      "      - {share: fd, name: fd, limit: 256MiB, growth: on-demand}\n",
+                      "      - {share: fd, name: fd, limit: 256MiB, growth: on-demand}\n"
+                      "  - id: host\n"
+                      "    size: 1GiB\n"
+                      "    partitions:\n"
+                      "      - {name: ram, limit: 512MiB, growth: on-demand}\n"
+                      "      - {name: pinned, limit: 512MiB, growth: on-demand, pinned: true}\n",
         .tenants = "  - name: red\n"
                    "    match: {uid: @UID@}\n"
-                   "    quotas: [{partition: ipc, limit: 224MiB}, {partition: fd, limit: 224MiB}]\n"
+                   "    quotas: [{partition: ipc, limit: 224MiB}, {partition: fd, limit: 224MiB}, "
+                   "{partition: ram, limit: 256MiB}, {partition: pinned, limit: 256MiB}]\n"
                    "  - name: blue\n"
                    "    match: {uid: @UID@}\n"
                    "    quotas: [{partition: fd, limit: 224MiB}, {partition: ipc, limit: 224MiB}]\n",
@@ -223,6 +229,37 @@ LOOP_TEST(an_idle_job_unmaps, N_PARTITIONS)
         job_end(&idle);
 }
 
+/* Its contents go to host memory and come back to the same address, and its memory is another tenant's meanwhile. */
+LOOP_TEST(a_block_is_parked, 2)
+{
+        const char *to = _i == 0 ? "ram" : "pinned";
+        struct process job = job_start("red"), other = job_start("blue");
+        const uint32_t n_words = 160 * MIB / 4;
+        struct bfc_block_info info;
+
+        if (job_malloc_parkable(&job, 0, "fd", 160 * MIB) != 0)
+                ck_abort_msg("%s", job_sentence());
+        info = job_info(&job, 0);
+        for (uint32_t round = 0; round < 3; round++) {
+                job_launch(&job, 0, 0xdecade01 + round, n_words);
+                ck_assert_msg(job_park(&job, 0, to) == 0, "%s", job_sentence());
+                ck_assert_uint_eq(job_info(&job, 0).is_parked, 1);
+                take(&other, 0, "fd", 192 * MIB);
+                if (round == 0) /* later it can have its own bytes */
+                        ck_assert_uint_eq(job_count_other(&other, 0, 0, 0, 192 * MIB), 0);
+                job_fill(&other, 0, 0, 0xee, 192 * MIB);
+                ck_assert_int_eq(job_wake(&job, 0, 0), -ENOMEM);
+                give(&other, 0);
+                ck_assert_msg(job_wake(&job, 0, 20000) == 0, "%s", job_sentence());
+                ck_assert_uint_eq(job_count_other_words(&job, 0, 0xdecade01 + round, n_words), 0);
+                ck_assert_uint_eq(job_info(&job, 0).offset, info.offset);
+        }
+        give(&job, 0);
+        job_end(&other);
+        job_end(&job);
+        rig->n_fds = 0; /* the first copy opens one for the device's buffers */
+}
+
 static bool is_about(uint64_t n, uint64_t expected)
 {
         return n + TOLERANCE >= expected && n <= expected + TOLERANCE;
@@ -244,6 +281,34 @@ LOOP_TEST(a_killed_jobs_memory_returns, N_PARTITIONS)
                       "%llu bytes are free, and were %llu", (unsigned long long)job_n_free(&watcher),
                       (unsigned long long)n_free);
         job_end(&watcher);
+}
+
+/* Its child has the driver's fds, by which the memory exists: it is nobody's until the child has ended. */
+LOOP_TEST(a_forked_child_keeps_a_killed_jobs_memory, N_PARTITIONS)
+{
+        const char *partition = partitions[_i];
+        struct process job, other;
+        pid_t child;
+
+        setenv("FAKE_CUDA_FORK_KEEPS", "1", 1); /* as a driver does */
+        job = job_start("red");
+        unsetenv("FAKE_CUDA_FORK_KEEPS");
+        take(&job, 0, partition, 192 * MIB);
+        job_fill(&job, 0, 0, 0xee, 192 * MIB);
+        child = job_fork(&job);
+        process_kill(&job);
+        ck_assert_msg(WAIT_FOR(rig_stats(rig, "red", partition).bytes_unreclaimed >= 192 * MIB, 20000),
+                      "%llu bytes are unreclaimed",
+                      (unsigned long long)rig_stats(rig, "red", partition).bytes_unreclaimed);
+        other = job_start("blue");
+        ck_assert_int_eq(job_malloc(&other, 0, partition, 192 * MIB), -ENOMEM);
+        kill(child, SIGKILL);
+        ck_assert_msg(WAIT_FOR(rig_stats(rig, "red", partition).bytes_unreclaimed == 0, 20000),
+                      "%llu bytes are unreclaimed",
+                      (unsigned long long)rig_stats(rig, "red", partition).bytes_unreclaimed);
+        take(&other, 0, partition, 192 * MIB);
+        ck_assert_uint_eq(job_count_other(&other, 0, 0, 0, 192 * MIB), 0);
+        job_end(&other);
 }
 
 /* ---- which device -------------------------------------------------------- */

@@ -88,7 +88,7 @@ LOOP_TEST(maps_are_whole_and_do_not_overlap, machine.has_vmm)
         REFUSED(cu.cuMemMap(at + granularity, 2 * granularity, 0, handle, 0));
         REFUSED(cu.cuMemUnmap(at, granularity));
         OK(cu.cuMemUnmap(at, 2 * granularity));
-        REFUSED(cu.cuMemUnmap(at, 2 * granularity));
+        OK(cu.cuMemUnmap(at, 2 * granularity)); /* nothing is mapped there, which is no error */
         OK(cu.cuMemAddressFree(at, 4 * granularity));
         OK(cu.cuMemRelease(handle));
 }

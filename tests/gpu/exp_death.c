@@ -91,6 +91,32 @@ static void killed_with_kernel(void)
         peer_kill(&p);
 }
 
+/* The same where a child that the process fork()ed lives on. */
+static void killed_with_kernel_and_child(void)
+{
+        struct peer p = start_peer((uid_t)-1, 0);
+        struct peer_message m = { .op = PEER_FORK };
+        CUdeviceptr at;
+        pid_t child;
+
+        start_here();
+        at = start_counting(&p);
+        ask(&p, &m);
+        child = (pid_t)m.a;
+        if (child <= 0)
+                skip("no child");
+        say_flag("counting", is_counting(at));
+        kill(p.pid, SIGKILL);
+        await_sign("pidfd", p.pidfd, POLLIN, now_us(), at);
+        sleep(is_quick ? 0 : 1);
+        say_flag("counting_beside_the_child", is_counting(at));
+        kill(child, SIGKILL);
+        sleep(is_quick ? 0 : 1);
+        say_flag("counting_without_the_child", is_counting(at));
+        say_error("error_here", cu.cuCtxSynchronize());
+        peer_kill(&p);
+}
+
 static double freed_since(size_t n_free_before)
 {
         return (double)gpu_n_free() - (double)n_free_before;
@@ -150,6 +176,7 @@ static void killed_returns(void)
 
 const struct experiment death_experiments[] = {
         { "killed-with-kernel", "how long does a killed process's kernel write", killed_with_kernel },
+        { "killed-kernel-and-child", "and where its child lives on", killed_with_kernel_and_child },
         { "killed-returns", "when does a killed process's memory return", killed_returns },
         { "forked-child-holds", "does a forked child keep a dead parent's memory", forked_child_holds },
         { NULL, NULL, NULL },

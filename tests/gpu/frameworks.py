@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-# PyTorch and CuPy with memory from bfcd, on a real GPU. scripts/gpu-test starts a daemon for each case.
+# PyTorch, CuPy and Numba with memory from bfcd, on a real GPU. scripts/gpu-test starts a daemon for each case.
 #
 # SPDX-License-Identifier: Apache-2.0
 #
@@ -7,10 +7,11 @@
 #        frameworks.py --can-run CASE    exit status 77, and a sentence, where its framework is missing
 #        frameworks.py CASE
 #
-# BFC_LIB is the client library, BFCCTL the program; BFC_SOCKET and BFC_TENANT are for the client. An answer is a
-# line of JSON, printed at once because a framework may crash. A case fails where bytes are wrong, where memory
-# does not come from bfcd, or where the process ends badly. Other exceptions are answers: docs/frameworks.md says
-# what cannot work.
+# BFC_LIB and BFC_LIBRARY are the client library, BFCCTL the program; BFC_SOCKET and BFC_TENANT are for the client. An
+# answer is a line of JSON, printed at once because a framework may crash. A case fails where bytes are wrong, where
+# memory does not come from bfcd, or where the process ends badly. Other exceptions are answers: docs/frameworks.md
+# says what cannot work.
+import contextlib
 import ctypes
 import importlib.util
 import json
@@ -35,7 +36,7 @@ def case(function):
 
 
 def framework_of(which):
-    return "cupy" if which.startswith("cupy") else "torch"
+    return which.split("-")[0]
 
 
 def skip(why):
@@ -227,7 +228,25 @@ def torch_data_loader():
 
 @case
 def torch_exit_while_busy():
-    torch = torch_with_bfcd()
+    """A process that ends while a thread allocates. It may end as badly as without bfcd; its memory returns."""
+    statuses = {}
+    for way in ("own", "bfcd"):
+        run = subprocess.run([sys.executable, "-u", __file__, "torch-busy-job"], check=False,
+                             env={**os.environ, "WAY": way})
+        statuses[way] = run.returncode
+    answer("statuses", statuses)
+    assert statuses["bfcd"] in (0, statuses["own"]), "it ends worse than without bfcd"
+    time.sleep(2)
+    assert used() == 0, "its memory did not return"
+
+
+@case
+def torch_busy_job():
+    way = os.environ.get("WAY") or skip("it is a part of torch-exit-while-busy")
+    if way == "own":
+        import torch
+    else:
+        torch = torch_with_bfcd()
     torch.zeros(1, device="cuda")
 
     def allocate():
@@ -236,7 +255,6 @@ def torch_exit_while_busy():
 
     threading.Thread(target=allocate, daemon=True).start()
     time.sleep(2)
-    answer("exits", True)
     sys.exit(0)
 
 
@@ -255,6 +273,9 @@ def torch_pool():
     del x, y, pool
     torch.cuda.empty_cache()
     answer("used_after_the_pool", used())
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    answer("used_without_cublas_workspaces", used())
 
 
 @case
@@ -284,6 +305,163 @@ def torch_pool_backward():
         answer(f"used_with_threads_{threads}".lower(), used())
         answer(f"reserved_with_threads_{threads}".lower(), torch.cuda.memory_reserved())
         del w
+
+
+# ---- PyTorch, by the Python package ------------------------------------------------------------------------------
+
+
+def torch_with_package():
+    import torch
+    if not torch.cuda.is_available():
+        skip("torch finds no GPU")
+    import bfcd.torch
+    answer("version", torch.__version__)
+    return torch, bfcd
+
+
+@case
+def torch_package_install():
+    """All memory of the process is bfcd's; it needs a C++ compiler."""
+    torch, bfcd = torch_with_package()
+    bfcd.torch.install()
+    x = torch.randn(2048, 2048, device="cuda")
+    check_used(x.nbytes)
+    assert torch.allclose((x @ x).cpu(), x.cpu() @ x.cpu(), rtol=1e-2, atol=1e-1), "wrong product"
+    try_graph(torch)
+
+
+@case
+def torch_package_pool():
+    torch, bfcd = torch_with_package()
+    with bfcd.torch.pool() as pool:
+        x = torch.randn(2048, 2048, device="cuda")
+        check_used(x.nbytes)
+    assert torch.allclose((x @ x).cpu(), x.cpu() @ x.cpu(), rtol=1e-2, atol=1e-1), "wrong product"
+    try_graph(torch, pool=pool.mem_pool.id)
+
+
+def gib_per_s(n_bytes, function):
+    return round(n_bytes / (1 << 30) / seconds(function), 2)
+
+
+@case
+def torch_parked_pool():
+    """A model, its captured graph and 4 GiB beside it are parked and return: what the copies take, beside a copy to
+    pinned memory of PyTorch's."""
+    torch, bfcd = torch_with_package()
+    pool = bfcd.torch.pool(parkable=True)
+    n_bytes = 4 << 30
+    torch.manual_seed(1)
+    with pool:
+        model = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024) for _ in range(8)]).cuda()
+        large = torch.arange(n_bytes // 8, device="cuda")
+        x = torch.randn(256, 1024, device="cuda")
+    with pool.use(), torch.no_grad():
+        model(x)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool.mem_pool.id):
+            y = model(x)
+        graph.replay()
+        expected, address_before = y.cpu(), large.data_ptr()
+    for to in ("pinned", "ram"):
+        for _ in range(3):
+            before = used()
+            answer(f"park_to_{to}_gib_per_s", gib_per_s(n_bytes, lambda to=to: pool.sleep(to)))
+            answer("used_before_and_parked", [before, used()])
+            answer(f"wake_from_{to}_gib_per_s", gib_per_s(n_bytes, lambda: pool.wake(60)))
+            with pool.use():
+                y.zero_()
+                graph.replay()
+                assert torch.equal(y.cpu(), expected), "the graph has another result"
+                assert large.data_ptr() == address_before, "another address"
+                assert bool((large == torch.arange(n_bytes // 8, device="cuda")).all()), "other contents"
+            torch.cuda.empty_cache()
+    pinned = torch.empty(n_bytes // 8, dtype=torch.int64, pin_memory=True)
+    for _ in range(2):
+        answer("copy_to_pinned_gib_per_s", gib_per_s(n_bytes, lambda: (pinned.copy_(large), torch.cuda.synchronize())))
+        answer("copy_from_pinned_gib_per_s", gib_per_s(n_bytes, lambda: (large.copy_(pinned), torch.cuda.synchronize())))
+
+
+@case
+def torch_turns():
+    """Two processes, each with 80 % of a partition, whose idle memory is parked by the daemon."""
+    jobs = [subprocess.Popen([sys.executable, "-u", __file__, "torch-turns-job"], env={
+        **os.environ, "BFC_TENANT": "turns", "BFC_WAIT_MS": "60000"})
+            for _ in range(2)]
+    assert [job.wait() for job in jobs] == [0, 0], "a job failed"
+
+
+@case
+def torch_turns_job():
+    if os.environ["BFC_TENANT"] != "turns":
+        skip("it is a part of torch-turns")
+    torch, bfcd = torch_with_package()
+    client = bfcd.default()
+    n_words = client.bytes_limit() * 8 // 10 // 8
+    pool = bfcd.torch.pool(parkable=True)
+    with pool:
+        x = torch.full((n_words,), os.getpid(), dtype=torch.int64, device="cuda")
+    waits = []
+    for _ in range(5):
+        began = time.monotonic()
+        with pool.use(60):
+            waits.append(round(time.monotonic() - began, 3))
+            for _ in range(20):
+                x += 1
+            torch.cuda.synchronize()
+        time.sleep(1.5)
+    with pool.use(60):
+        assert bool((x == os.getpid() + 100).all()), "other contents"
+    answer("bytes", n_words * 8)
+    answer("seconds_until_awake", waits)
+
+
+@case
+def torch_step_times():
+    """A step of training with PyTorch's own allocator, the same under `bfcctl run`, and with bfcd's."""
+    run = [os.environ["BFCCTL"], "--socket", os.environ["BFC_ADMIN_SOCKET"], "run", "--tenant", "this", "--partition",
+           "fd", "--limit", "16GiB", "--"]
+    for way, prefix in (("own", []), ("under_run", run), ("pool", []), ("install", [])):
+        subprocess.run([*prefix, sys.executable, "-u", __file__, "torch-steps"], check=True,
+                       env={**os.environ, "WAY": way})
+
+
+@case
+def torch_steps():
+    way = os.environ.get("WAY") or skip("it is a part of torch-step-times")
+    torch, bfcd = torch_with_package()
+    if way == "install":
+        bfcd.torch.install()
+    with bfcd.torch.pool() if way == "pool" else contextlib.nullcontext(), torch.autograd.set_multithreading_enabled(False):
+        model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(512, 8, batch_first=True), 6).cuda()
+        optimizer = torch.optim.AdamW(model.parameters())
+        x = torch.randn(8, 128, 512, device="cuda")
+
+        def steps(n):
+            for _ in range(n):
+                optimizer.zero_grad()
+                model(x).square().mean().backward()
+                optimizer.step()
+            torch.cuda.synchronize()
+
+        steps(20)
+        answer(f"{way}_ms", sorted(round(seconds(lambda: steps(20)) * 50, 2) for _ in range(9))[4])
+        answer(f"{way}_bytes_of_bfcd", used())
+
+
+@case
+def torch_client_calls():
+    """What a block costs that needs new memory, and one that does not."""
+    torch, bfcd = torch_with_package()
+    torch.cuda.init()
+    client = bfcd.default()
+    for n_bytes in (4096, MIB, 64 * MIB, 1 << 30, 4 << 30):
+        def pair():
+            client.malloc(n_bytes).free()
+        answer(f"first_{n_bytes}", seconds(pair))
+        answer(f"next_{n_bytes}", seconds(lambda: [pair() for _ in range(100)]) / 100)
+        client.empty_cache()
 
 
 # ---- CuPy --------------------------------------------------------------------------------------------------------
@@ -365,6 +543,48 @@ def cupy_graph():
 @case
 def cupy_pool_graph():
     try_cupy_graph(cupy_with_bfcd(True))
+
+
+@case
+def cupy_package():
+    import cupy
+    if not cupy.cuda.is_available():
+        skip("cupy finds no GPU")
+    import bfcd.cupy
+    for allocator in (bfcd.cupy.allocator(), bfcd.cupy.pool().malloc):
+        cupy.cuda.set_allocator(allocator)
+        try_cupy_arrays(cupy)
+        try:
+            cupy.empty(TOO_MUCH, dtype=cupy.uint8)
+            raise AssertionError("there is too much")
+        except cupy.cuda.memory.OutOfMemoryError as error:
+            answer("too_much", str(error)[:200])
+        assert float(cupy.ones(4).sum()) == 4
+
+
+# ---- Numba -------------------------------------------------------------------------------------------------------
+
+
+@case
+def numba_package():
+    import numpy
+    from numba import cuda
+
+    import bfcd.numba
+    cuda.set_memory_manager(bfcd.numba.MemoryManager)
+
+    @cuda.jit
+    def add_one(x):
+        i = cuda.grid(1)
+        if i < x.size:
+            x[i] += 1
+
+    x = cuda.to_device(numpy.arange(MIB))
+    check_used(x.nbytes)
+    expected = numpy.arange(MIB)
+    if attempt("kernel", lambda: add_one[MIB // 256, 256](x) or "launched"):  # numba-cuda may be too old for numpy
+        expected += 1
+    assert (x.copy_to_host() == expected).all(), "wrong contents"
 
 
 def main():

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "tests/gpu/driver.h"
 #include "tests/gpu/peer.h"
@@ -46,6 +47,19 @@ static int act_see(struct message *m)
         return driver_told(m, gpu_start(0, &context));
 }
 
+/* A child that does nothing, and has the process's fds of the driver. a: its pid. */
+static int act_fork(struct message *m)
+{
+        pid_t pid = fork();
+
+        if (pid == 0) {
+                for (;;)
+                        pause();
+        }
+        m->a = (uint64_t)pid;
+        return pid > 0 ? 0 : -errno;
+}
+
 static int act_set_visible(struct message *m)
 {
         return setenv("CUDA_VISIBLE_DEVICES", m->text, 1);
@@ -82,6 +96,26 @@ static int act_malloc(struct message *m)
         if (r == 0)
                 slots[m->a] = (CUdeviceptr)(uintptr_t)p;
         return told(m, r);
+}
+
+static int act_malloc_parkable(struct message *m)
+{
+        void *p;
+        int r = bfc_malloc_flags(client, m->text, m->b, BFC_PARKABLE, &p);
+
+        if (r == 0)
+                slots[m->a] = (CUdeviceptr)(uintptr_t)p;
+        return told(m, r);
+}
+
+static int act_park(struct message *m)
+{
+        return told(m, bfc_park(client, pointer((unsigned int)m->a), BFC_BACKUP, m->text));
+}
+
+static int act_wake(struct message *m)
+{
+        return told(m, bfc_wake(client, pointer((unsigned int)m->a), (uint32_t)m->b));
 }
 
 static int act_free(struct message *m)
@@ -316,6 +350,14 @@ void job_end(struct process *p)
         ck_assert_int_eq(process_end(p), 0);
 }
 
+pid_t job_fork(struct process *p)
+{
+        struct message m = { .a = 0 };
+
+        must(p, act_fork, &m);
+        return (pid_t)m.a;
+}
+
 uint64_t job_n_free(struct process *p)
 {
         struct message m = { .a = 0 };
@@ -330,6 +372,29 @@ int job_malloc(struct process *p, unsigned int slot, const char *partition, uint
 
         snprintf(m.text, sizeof(m.text), "%s", partition);
         return ask(p, act_malloc, &m);
+}
+
+int job_malloc_parkable(struct process *p, unsigned int slot, const char *partition, uint64_t n_bytes)
+{
+        struct message m = { .a = slot, .b = n_bytes };
+
+        snprintf(m.text, sizeof(m.text), "%s", partition);
+        return ask(p, act_malloc_parkable, &m);
+}
+
+int job_park(struct process *p, unsigned int slot, const char *to)
+{
+        struct message m = { .a = slot };
+
+        snprintf(m.text, sizeof(m.text), "%s", to);
+        return ask(p, act_park, &m);
+}
+
+int job_wake(struct process *p, unsigned int slot, uint32_t wait_ms)
+{
+        struct message m = { .a = slot, .b = wait_ms };
+
+        return ask(p, act_wake, &m);
 }
 
 int job_free(struct process *p, unsigned int slot)

@@ -27,6 +27,9 @@ struct process job_start(const char *tenant);
 struct process job_start_seeing(const char *visible, const char *tenant);
 void job_end(struct process *p); /* disconnects, and ends well */
 
+/* A child of the job, which does nothing until it is killed. */
+pid_t job_fork(struct process *p);
+
 /* What the job was told when something failed. */
 const char *job_sentence(void);
 
@@ -34,6 +37,9 @@ uint64_t job_n_free(struct process *p);
 
 /* 0 or -errno, by the client library. */
 int job_malloc(struct process *p, unsigned int slot, const char *partition, uint64_t n_bytes);
+int job_malloc_parkable(struct process *p, unsigned int slot, const char *partition, uint64_t n_bytes);
+int job_park(struct process *p, unsigned int slot, const char *to); /* its contents go there */
+int job_wake(struct process *p, unsigned int slot, uint32_t wait_ms);
 int job_free(struct process *p, unsigned int slot);
 struct bfc_block_info job_info(struct process *p, unsigned int slot);
 int job_partition_for_device(struct process *p, int ordinal, char ret_name[static 64]);

@@ -284,7 +284,7 @@ TEST(unreclaimed_memory_stays_charged_and_is_listed)
         for (int i = 0; i < 3; i++) {
                 const uint64_t left = i == 0 ? extent_bytes : i == 1 ? 2 * MIB : 0;
 
-                gpus[0].foreign_bytes = i == 0 ? extent_bytes + 1 : left;
+                gpus[0].foreign_bytes = left;
                 b->unreclaimed.check_ms = 0;
                 broker_tick(b);
                 broker_tick(b); /* once a second: this one asks nothing */

@@ -301,10 +301,10 @@ TEST(invalid_extents_are_refused)
         wrong.fd = -1;
         ck_assert_int_eq(map(&by_fd, 0, &wrong), -EPROTO);
         wrong = fd;
-        wrong.extent.n_bytes = 2 * MIB; /* smaller, and larger than it is */
-        ck_assert_int_eq(map(&by_fd, 0, &wrong), -EPROTO);
+        wrong.extent.n_bytes = 2 * MIB; /* smaller, and larger than it is; the driver says the same */
+        ck_assert_int_eq(map(&by_fd, 0, &wrong), -ENOTSUP);
         wrong.extent.n_bytes = 8 * MIB;
-        ck_assert_int_eq(map(&by_fd, 0, &wrong), -EPROTO);
+        ck_assert_int_eq(map(&by_fd, 0, &wrong), -ENOTSUP);
         ck_assert_int_eq(map(&by_fd, 0, &handle), -EPROTO);
         ck_assert_int_eq(map(&by_handle, 0, &fd), -EPROTO);
         wrong = handle;
