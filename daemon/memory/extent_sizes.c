@@ -10,7 +10,7 @@
 /* Up to this limit there are no more extents than with one size. */
 #define FEW_EXTENTS_LIMIT (UINT64_C(4) << 30)
 #define FEW_PER_ZONE      32u
-#define MANY_PER_ZONE     64u
+#define MANY_PER_ZONE     96u
 #define SMALL_EXTENTS     64u /* cuda-ipc: so many may be smaller than EXTENT_OWN_BYTES */
 
 uint64_t extent_zones_bytes(const struct extent_sizes *s)

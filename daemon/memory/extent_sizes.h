@@ -42,7 +42,7 @@ uint64_t extent_zones_bytes(const struct extent_sizes *s);
 uint64_t extent_limit_for(uint64_t n_bytes, uint64_t granularity);
 
 /* The maximum number of extents of such an arena, the smallest first. With the sizes for its limit at
- * most 257 up to 4 GiB, 771 up to 256 GiB, 897 up to 1 TiB. */
+ * most 257 up to 4 GiB, 1,027 up to 256 GiB, 1,217 up to 1 TiB. */
 uint64_t extent_max_count(enum device_share share, uint64_t limit_bytes, const struct extent_sizes *s);
 
 /* The same, only extents of this size (fd). */

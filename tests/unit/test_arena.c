@@ -261,7 +261,7 @@ TEST(extent_alignment)
                 ck_assert(g.extent_bytes * 256 >= limit && g.extent_bytes >= before);
                 ck_assert(g.extent_bytes == 2 * MIB ||
                           g.extent_bytes * 64 < limit); /* no larger than it must be */
-                ck_assert(n <= (limit <= 4 * GIB ? 257 : limit <= 256 * GIB ? 771 : 897));
+                ck_assert(n <= (limit <= 4 * GIB ? 257 : limit <= 256 * GIB ? 1027 : 1217));
                 ck_assert(n == count_extents(&g, limit));
                 ck_assert(extent_max_limit(&g) >= limit);
                 ck_assert(extent_max_count(DEVICE_SHARE_FD, extent_max_limit(&g), &g) == EXTENT_MAX_COUNT);
