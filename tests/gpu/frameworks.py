@@ -422,7 +422,7 @@ def torch_step_times():
     """A step of training with PyTorch's own allocator, the same under `bfcctl run`, and with bfcd's."""
     run = [os.environ["BFCCTL"], "--socket", os.environ["BFC_ADMIN_SOCKET"], "run", "--tenant", "this", "--partition",
            "fd", "--limit", "16GiB", "--"]
-    for way, prefix in (("own", []), ("under_run", run), ("pool", []), ("install", [])):
+    for way, prefix in (("own", []), ("own_pool", []), ("under_run", run), ("pool", []), ("install", [])):
         subprocess.run([*prefix, sys.executable, "-u", __file__, "torch-steps"], check=True,
                        env={**os.environ, "WAY": way})
 
@@ -433,7 +433,8 @@ def torch_steps():
     torch, bfcd = torch_with_package()
     if way == "install":
         bfcd.torch.install()
-    with bfcd.torch.pool() if way == "pool" else contextlib.nullcontext(), torch.autograd.set_multithreading_enabled(False):
+    inside = {"pool": bfcd.torch.pool, "own_pool": lambda: torch.cuda.use_mem_pool(torch.cuda.MemPool())}
+    with inside.get(way, contextlib.nullcontext)(), torch.autograd.set_multithreading_enabled(False):
         model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(512, 8, batch_first=True), 6).cuda()
         optimizer = torch.optim.AdamW(model.parameters())
         x = torch.randn(8, 128, 512, device="cuda")
