@@ -118,7 +118,8 @@ _slots = list(range(_library.TORCH_PARKABLE_POOLS))
 class Pool:
     """A memory pool of PyTorch over bfcd, and a context manager: tensors that are made inside of `with` are in it.
 
-    `mem_pool` is the torch.cuda.MemPool, for torch.cuda.graph(pool=p.mem_pool.id) for instance.
+    `mem_pool` is the torch.cuda.MemPool, for torch.cuda.graph(pool=p.mem_pool.id) for instance. Do not capture inside of
+    `with`: PyTorch 2.11 refuses it.
 
     Inside of `with` PyTorch takes back no tensor that another stream uses (record_stream): it does so at an allocation
     outside of it, and in torch.cuda.empty_cache().
@@ -143,7 +144,8 @@ class Pool:
 class ParkablePool(Pool, _pool.Sleeper):
     """A Pool whose memory steps aside as a whole: sleep(), wake() and use() of bfcd.Pool. Tensors keep their addresses
     and contents, and graphs stay valid. Nothing may use them while they are parked: a kernel that does so is an
-    illegal access. `with pool:` is also a use(): PyTorch places new tensors in free parts of memory that was parked.
+    illegal access. `with pool:` is also a use(): PyTorch places new tensors in free parts of memory that was parked. Capture a
+    graph into it inside of use() and not of `with pool:`.
     """
 
     def __init__(self, tag: str | None) -> None:

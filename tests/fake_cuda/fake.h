@@ -173,11 +173,6 @@ enum fake_range_kind {
 };
 #define RANGE_MEMORY (RANGE_ALLOC | RANGE_IPC | RANGE_MAPPED)
 
-struct fake_exporter {
-        pid_t pid;
-        uint64_t start_time, pid_namespace, base;
-};
-
 struct fake_range {
         struct fake_range *next;
         enum fake_range_kind kind;
@@ -186,8 +181,7 @@ struct fake_range {
         struct fake_device *device;
         CUcontext context; /* RANGE_ALLOC, RANGE_IPC */
         struct fake_object object;
-        unsigned int n_refs;           /* RANGE_IPC: how often it was opened */
-        struct fake_exporter exporter; /* RANGE_IPC */
+        unsigned int n_refs; /* RANGE_IPC: how often it was opened */
         CUmemAccess_flags access;
 };
 

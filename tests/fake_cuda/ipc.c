@@ -3,17 +3,15 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * A handle made from any address within an allocation is the same handle, and
- * opens the allocation's base, all of it. It says who exported it, and is worth
- * something only while that process lives and has not freed: the memory of what
- * was opened before stays, and stays charged, until the last one closes. Opened
- * twice in a context it is one mapping with a count.
+ * opens the allocation's base, all of it. Opened twice in a context it is one
+ * mapping with a count, also after the exporter has freed it or has ended: the
+ * memory of what was opened before stays, and stays charged, until the last one
+ * closes.
  *
  * What opening answers: 201 in the process that exported it, in another PID
  * namespace (it looks the exporter up by pid), and where exporter or allocation
- * are gone; 208 where an older allocation of that exporter, at addresses that
- * the new one has now, is still open here; 1 for what is no handle. A
- * different user may open it, unless FAKE_CUDA_IPC_SAME_UID says otherwise:
- * what real drivers do there is not known. */
+ * are gone and it is not open here; 1 for what is no handle. A different user may
+ * open it, as on a real driver, unless FAKE_CUDA_IPC_SAME_UID says otherwise. */
 #include "tests/fake_cuda/fake.h"
 
 #include <fcntl.h>
@@ -124,16 +122,6 @@ static struct fake_range *find_opened(CUcontext c, uint64_t id)
         return NULL;
 }
 
-static bool overlaps_stale(CUcontext c, const struct handle *h)
-{
-        for (const struct fake_range *r = fake_ranges; r; r = r->next)
-                if (r->kind == RANGE_IPC && r->context == c && r->exporter.pid == (pid_t)h->pid &&
-                    r->exporter.start_time == h->start_time && r->exporter.base < h->base + h->n_bytes &&
-                    h->base < r->exporter.base + r->n_mapped)
-                        return true;
-        return false;
-}
-
 /* May this handle be opened here at all? */
 static CUresult check_handle(const struct handle *h, unsigned int flags)
 {
@@ -144,8 +132,6 @@ static CUresult check_handle(const struct handle *h, unsigned int flags)
         if (h->pid_namespace != own_pid_namespace() || h->pid == (uint32_t)getpid())
                 return CUDA_ERROR_INVALID_CONTEXT;
         if (fake.ipc_same_uid && h->uid != (uint32_t)geteuid())
-                return CUDA_ERROR_INVALID_CONTEXT;
-        if (start_time_of((pid_t)h->pid) != h->start_time)
                 return CUDA_ERROR_INVALID_CONTEXT;
         return fake_device_by_index(h->device) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
 }
@@ -158,20 +144,17 @@ static CUresult open_locked(CUcontext c, const struct handle *h, CUdeviceptr *re
         uintptr_t at;
         int fd;
 
-        result = fake_object_open(&o, &fd);
-        if (result != CUDA_SUCCESS)
-                return result;
         r = find_opened(c, h->id);
         if (r) {
                 r->n_refs++;
-                fake_object_close(fd);
                 *ret = r->at;
                 return CUDA_SUCCESS;
         }
-        if (overlaps_stale(c, h)) {
-                fake_object_close(fd);
-                return CUDA_ERROR_ALREADY_MAPPED;
-        }
+        if (start_time_of((pid_t)h->pid) != h->start_time)
+                return CUDA_ERROR_INVALID_CONTEXT;
+        result = fake_object_open(&o, &fd);
+        if (result != CUDA_SUCCESS)
+                return result;
         at = fake_address_take(h->n_bytes, FAKE_GRANULARITY);
         if (at == 0 || !fake_address_map(at, h->n_bytes, fd, PROT_READ | PROT_WRITE)) {
                 if (at)
@@ -184,8 +167,6 @@ static CUresult open_locked(CUcontext c, const struct handle *h, CUdeviceptr *re
         r->device = fake_device_by_index(h->device);
         r->context = c;
         r->object = o;
-        r->exporter =
-                (struct fake_exporter){ .pid = (pid_t)h->pid, .start_time = h->start_time, .base = h->base };
         *ret = at;
         return CUDA_SUCCESS;
 }

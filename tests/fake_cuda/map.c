@@ -96,8 +96,10 @@ API CUresult cuMemMap(CUdeviceptr pointer, size_t n_bytes, size_t offset, CUmemG
         CUresult r;
 
         ENTER(cuMemMap);
-        if (offset != 0 || flags != 0 || n_bytes == 0)
+        if (flags != 0 || n_bytes == 0)
                 return CUDA_ERROR_INVALID_VALUE;
+        if (offset != 0)
+                return CUDA_ERROR_NOT_SUPPORTED;
         pthread_rwlock_wrlock(&fake_memory_lock);
         r = map_locked(pointer, n_bytes, handle);
         pthread_rwlock_unlock(&fake_memory_lock);

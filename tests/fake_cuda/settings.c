@@ -17,7 +17,7 @@
  *   FAKE_CUDA_FORKED_DIES   1: a forked child that calls a driver which its parent
  *                           has initialised ends there, instead of being told (0)
  *   FAKE_CUDA_DESTROYED_STREAM  what a call with a destroyed stream answers: 400,
- *                           709, or "crash": it ends the process (400)
+ *                           709, or "crash": it ends the process (crash)
  *   FAKE_CUDA_FORK_KEEPS    1: a forked child keeps the memory that its parent has
  *                           in use, as one that inherits a driver's fds does (0)
  *   FAKE_CUDA_FREE_LATE_MS  what this process gives back shows as free so much
@@ -216,11 +216,11 @@ static CUresult destroyed_stream(void)
 {
         const char *text = getenv("FAKE_CUDA_DESTROYED_STREAM");
 
-        if (!text || strcmp(text, "400") == 0)
+        if (text && strcmp(text, "400") == 0)
                 return CUDA_ERROR_INVALID_HANDLE;
-        if (strcmp(text, "709") == 0)
+        if (text && strcmp(text, "709") == 0)
                 return CUDA_ERROR_CONTEXT_IS_DESTROYED;
-        if (strcmp(text, "crash") != 0)
+        if (text && strcmp(text, "crash") != 0)
                 fake_die("FAKE_CUDA_DESTROYED_STREAM: \"%s\" is neither 400 nor 709 nor crash", text);
         return CUDA_SUCCESS;
 }

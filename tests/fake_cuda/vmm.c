@@ -5,8 +5,8 @@
  * What cuMemCreate makes has no address (map.c gives it some) and belongs to no
  * context. It lives while a handle, a mapping or an fd of it lives, in any
  * process: handles keep a page of it mapped, so nothing here owns an fd, and an
- * exported fd is the caller's alone. Each import is a handle of its own. What kind
- * of file a driver's fd is, is undocumented. Here it is a regular one, or, where
+ * exported fd is the caller's alone. Each import is a handle of its own, which
+ * cannot be exported again. What kind of file a driver's fd is, is undocumented. Here it is a regular one, or, where
  * settings say so, a socket that has it in its queue.
  *
  * Invariant: a handle is on the list exactly while n_refs > 0. */
@@ -25,6 +25,7 @@ struct handle {
         struct fake_object object;
         CUmemAllocationProp prop;
         unsigned int n_refs;
+        bool is_imported;
         void *held; /* a page, which keeps the object alive */
 };
 
@@ -52,7 +53,7 @@ bool fake_handle_object(CUmemGenericAllocationHandle value, struct fake_object *
 
 /* Closes fd in any case. */
 static CUresult handle_add(const struct fake_object *o, const CUmemAllocationProp *prop, int fd,
-                           CUmemGenericAllocationHandle *ret)
+                           bool is_imported, CUmemGenericAllocationHandle *ret)
 {
         struct handle *h = calloc(1, sizeof(*h));
 
@@ -66,6 +67,7 @@ static CUresult handle_add(const struct fake_object *o, const CUmemAllocationPro
         h->object = *o;
         h->prop = *prop;
         h->n_refs = 1;
+        h->is_imported = is_imported;
         pthread_rwlock_wrlock(&fake_memory_lock);
         h->value = last_value += 0x10;
         h->next = handles;
@@ -161,7 +163,7 @@ API CUresult cuMemCreate(CUmemGenericAllocationHandle *ret_handle, size_t n_byte
         if (r != CUDA_SUCCESS)
                 return r;
         take_time(n_bytes);
-        r = handle_add(&o, prop, fd, ret_handle);
+        r = handle_add(&o, prop, fd, false, ret_handle);
         if (r != CUDA_SUCCESS)
                 fake_object_drop(&o);
         return r;
@@ -204,8 +206,7 @@ API CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *ret_pro
         return r;
 }
 
-/* The fd is not close-on-exec: whether a driver's is, is not known, and this is
- * the case that a caller has to provide for. */
+/* The fd is close-on-exec. */
 API CUresult cuMemExportToShareableHandle(void *ret_os_handle, CUmemGenericAllocationHandle handle,
                                           CUmemAllocationHandleType type, unsigned long long flags)
 {
@@ -218,7 +219,7 @@ API CUresult cuMemExportToShareableHandle(void *ret_os_handle, CUmemGenericAlloc
                 return CUDA_ERROR_INVALID_VALUE;
         pthread_rwlock_rdlock(&fake_memory_lock);
         h = handle_find(handle);
-        if (h && h->prop.requestedHandleTypes == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+        if (h && !h->is_imported && h->prop.requestedHandleTypes == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
                 r = fake_object_open(&h->object, &fd);
         pthread_rwlock_unlock(&fake_memory_lock);
         if (r != CUDA_SUCCESS)
@@ -226,12 +227,12 @@ API CUresult cuMemExportToShareableHandle(void *ret_os_handle, CUmemGenericAlloc
         fd = fake_fd_wrap(fake_object_take_fd(fd));
         if (fd < 0)
                 return CUDA_ERROR_OPERATING_SYSTEM;
-        fcntl(fd, F_SETFD, 0);
         memcpy(ret_os_handle, &fd, sizeof(fd));
         return CUDA_SUCCESS;
 }
 
-static CUresult import_object(const struct fake_object *o, int fd, CUmemGenericAllocationHandle *ret)
+static CUresult import_object(const struct fake_object *o, int fd, bool is_imported,
+                              CUmemGenericAllocationHandle *ret)
 {
         CUmemAllocationProp prop = {
                 .type = CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -251,7 +252,7 @@ static CUresult import_object(const struct fake_object *o, int fd, CUmemGenericA
                 return r;
         }
         prop.location.id = fake_device_ordinal(d);
-        return handle_add(o, &prop, fd, ret);
+        return handle_add(o, &prop, fd, is_imported, ret);
 }
 
 /* The caller keeps its fd. */
@@ -270,7 +271,7 @@ API CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *ret_ha
                 return errno == EMFILE ? CUDA_ERROR_OPERATING_SYSTEM : CUDA_ERROR_INVALID_VALUE;
         r = fake_object_of_fd(fd, &o);
         if (r == CUDA_SUCCESS && o.kind == 'v')
-                return import_object(&o, fd, ret_handle);
+                return import_object(&o, fd, true, ret_handle);
         close(fd);
         return CUDA_ERROR_INVALID_VALUE;
 }
@@ -301,5 +302,5 @@ API CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *ret_handl
         if (h)
                 return CUDA_SUCCESS;
         r = fake_object_open(&o, &fd); /* all handles were released, the mapping lives */
-        return r != CUDA_SUCCESS ? r : import_object(&o, fd, ret_handle);
+        return r != CUDA_SUCCESS ? r : import_object(&o, fd, false, ret_handle);
 }

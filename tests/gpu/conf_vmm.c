@@ -3,6 +3,7 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "tests/gpu/conformance.h"
 
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -84,6 +85,7 @@ LOOP_TEST(maps_are_whole_and_do_not_overlap, machine.has_vmm)
         OK(cu.cuMemAddressReserve(&at, 4 * granularity, 0, 0, 0));
         REFUSED(cu.cuMemMap(at, granularity, granularity, handle, 0));
         REFUSED(cu.cuMemMap(at + 4096, 2 * granularity, 0, handle, 0));
+        IS(CUDA_ERROR_NOT_SUPPORTED, cu.cuMemMap(at, granularity, 0, handle, 0)); /* of another size */
         OK(cu.cuMemMap(at, 2 * granularity, 0, handle, 0));
         REFUSED(cu.cuMemMap(at + granularity, 2 * granularity, 0, handle, 0));
         REFUSED(cu.cuMemUnmap(at, granularity));
@@ -220,6 +222,26 @@ LOOP_TEST(an_fd_is_no_regular_file, machine.has_vmm)
                 OK(gpu_unmap(&mapping));
         }
         close(fd);
+}
+
+/* It stays out of a program that the process becomes, and an import cannot be passed on by another export. */
+LOOP_TEST(an_exported_fd, machine.has_vmm)
+{
+        CUmemGenericAllocationHandle handle, imported;
+        int fd = -1, other = -1;
+
+        OK(cu.cuMemCreate(&handle, granularity, &prop, 0));
+        OK(cu.cuMemExportToShareableHandle(&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+        ck_assert_int_eq(fcntl(fd, F_GETFD), FD_CLOEXEC);
+        OK(cu.cuMemExportToShareableHandle(&other, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+        close(other);
+        OK(cu.cuMemImportFromShareableHandle(&imported, (void *)(intptr_t)fd,
+                                             CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
+        IS(CUDA_ERROR_INVALID_VALUE,
+           cu.cuMemExportToShareableHandle(&other, imported, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+        close(fd);
+        OK(cu.cuMemRelease(imported));
+        OK(cu.cuMemRelease(handle));
 }
 
 LOOP_TEST(memory_is_freed_with_its_last_reference, machine.has_vmm)

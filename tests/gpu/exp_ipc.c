@@ -252,6 +252,7 @@ static void stale_overlap(void)
         struct peer_message m = { .op = PEER_FREE };
         CUipcMemHandle before, after;
         CUdeviceptr old, new;
+        CUresult r;
 
         start_here();
         m.a = peer_export(&p, 1, &before);
@@ -259,7 +260,12 @@ static void stale_overlap(void)
         ask(&p, &m);
         say_flag("same_address_again", peer_export(&p, 2, &after) == m.a);
         say_flag("same_handle_again", memcmp(&before, &after, sizeof(before)) == 0);
-        say_error("open_new", cu.cuIpcOpenMemHandle_v2(&new, after, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS));
+        r = cu.cuIpcOpenMemHandle_v2(&new, after, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+        say_error("open_new", r);
+        if (r == CUDA_SUCCESS) {
+                say_flag("new_has_its_bytes", gpu_count_other(new, 2, SIZE) == 0);
+                say_flag("old_has_its_bytes", gpu_count_other(old, 1, SIZE) == 0);
+        }
         say_error("close_old", cu.cuIpcCloseMemHandle(old));
         say_error("open_new_then", cu.cuIpcOpenMemHandle_v2(&new, after, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS));
         peer_end(&p);

@@ -18,6 +18,8 @@ void say_open(const char *name, char bracket); /* an object or an array; name NU
 void say_close(char bracket);
 /* The case cannot be done here; it ends. */
 void skip(const char *why) __attribute__((noreturn));
+/* From here on a crash is the answer, and no failure. */
+void crash_is_an_answer(void);
 
 extern size_t max_n_bytes; /* what a case may allocate at once */
 extern bool is_quick;
