@@ -338,6 +338,9 @@ def torch_package_pool():
         check_used(x.nbytes)
     assert torch.allclose((x @ x).cpu(), x.cpu() @ x.cpu(), rtol=1e-2, atol=1e-1), "wrong product"
     try_graph(torch, pool=pool.mem_pool.id)
+    del x, pool
+    torch.cuda.empty_cache()
+    answer("used_after_the_pool", used())
 
 
 def gib_per_s(n_bytes, function):
