@@ -1,22 +1,30 @@
-/* cuIpcGetMemHandle() of blocks: another process of the tenant, with the proxy, opens them.
+/* cuIpcGetMemHandle() of blocks, and fds of cuMemCreate()'s: another process of the tenant, with the proxy, opens them.
  *
  * SPDX-License-Identifier: Apache-2.0
  *
  * A driver's handle would open the extent, and the opener expects the address of its block. So the block is published
  * by a name (bfc_publish()), which is in the handle. It stays until its last process frees or closes it. Only a block
- * of the daemon can be published, so a small one cannot be shared. */
+ * of the daemon can be published, so a small one cannot be shared.
+ *
+ * Instead of the driver's fd a program gets one of a sealed memfd, in which is such a handle. */
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/queue.h>
 #include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "preload/broker.h"
+#include "preload/lent.h"
 
 #define MAGIC "bfcdIPC1"
+#define NAME  "cuda-ipc-" /* and the block's id */
 
 struct block_handle {
         char magic[8];
@@ -65,22 +73,28 @@ static CUresult publish(bfc_client *client, const struct bfc_block_info *info, c
         r = bfc_publish(client, info->base, name);
         if (r == 0 || (r == -EINVAL && is_published(client, info->base)))
                 return CUDA_SUCCESS;
-        broker_say("cuIpcGetMemHandle: memory cannot be shared: %s", bfc_last_error());
+        broker_say("memory cannot be shared with other processes: %s", bfc_last_error());
         return r == -EINVAL ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static CUresult get_handle(const struct bfc_block_info *info, struct block_handle *ret)
+{
+        *ret = (struct block_handle){ .magic = MAGIC, .process = process_number() };
+        snprintf(ret->name, sizeof(ret->name), NAME "%" PRIx64, info->block_id);
+        return publish(broker_client(), info, ret->name);
 }
 
 CUresult cuIpcGetMemHandle(CUipcMemHandle *ret_handle, CUdeviceptr pointer)
 {
         struct bfc_block_info info;
-        struct block_handle handle = { .magic = MAGIC, .process = process_number() };
+        struct block_handle handle;
         CUresult result;
 
         if (!broker_find_block(pointer, &info))
                 return real_cuIpcGetMemHandle(ret_handle, pointer);
         if (!ret_handle)
                 return CUDA_ERROR_INVALID_VALUE;
-        snprintf(handle.name, sizeof(handle.name), "cuda-ipc-%" PRIx64, info.block_id);
-        result = publish(broker_client(), &info, handle.name);
+        result = get_handle(&info, &handle);
         if (result == CUDA_SUCCESS)
                 memcpy(ret_handle, &handle, sizeof(handle));
         return result;
@@ -118,6 +132,12 @@ static CUresult note_opened(bfc_client *client, void *pointer)
         return o ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
+/* -ENOENT: it was freed. */
+static CUresult attach_result(int r)
+{
+        return r == -ENOENT ? CUDA_ERROR_INVALID_VALUE : broker_result(r);
+}
+
 static CUresult attach(const struct block_handle *handle, CUdeviceptr *ret_pointer)
 {
         struct gpu *gpu;
@@ -132,10 +152,8 @@ static CUresult attach(const struct block_handle *handle, CUdeviceptr *ret_point
         if (handle->process == process_number())
                 return CUDA_ERROR_INVALID_CONTEXT; /* as the driver answers */
         r = bfc_attach(gpu->client, handle->name, 0, &pointer, NULL);
-        if (r == -ENOENT) /* it was freed */
-                return CUDA_ERROR_INVALID_VALUE;
         if (r < 0)
-                return broker_result(r);
+                return attach_result(r);
         result = note_opened(gpu->client, pointer);
         if (result == CUDA_SUCCESS)
                 *ret_pointer = (CUdeviceptr)(uintptr_t)pointer;
@@ -178,4 +196,88 @@ CUresult cuIpcCloseMemHandle(CUdeviceptr pointer)
         pthread_mutex_unlock(&lock);
         return o && client ? broker_result(bfc_detach(client, (void *)(uintptr_t)pointer))
                            : real_cuIpcCloseMemHandle(pointer);
+}
+
+/* ---- fds of cuMemCreate()'s memory ---------------------------------------------------- */
+
+#define SEALS (F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE)
+
+static CUresult put_handle(const struct block_handle *handle, int *ret_fd)
+{
+        int fd = memfd_create("bfcd-memory", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+
+        if (fd >= 0 && write(fd, handle, sizeof(*handle)) == (ssize_t)sizeof(*handle) &&
+            fcntl(fd, F_ADD_SEALS, SEALS) == 0) {
+                *ret_fd = fd;
+                return CUDA_SUCCESS;
+        }
+        if (fd >= 0)
+                close(fd);
+        return CUDA_ERROR_OPERATING_SYSTEM;
+}
+
+CUresult cuMemExportToShareableHandle(void *ret_os_handle, CUmemGenericAllocationHandle handle,
+                                      CUmemAllocationHandleType type, unsigned long long flags)
+{
+        struct block_handle of_block;
+        struct bfc_block_info info;
+        CUmemAllocationProp prop;
+        CUresult result;
+
+        if (lent_properties(handle, &prop) == LENT_NOT)
+                return real_cuMemExportToShareableHandle(ret_os_handle, handle, type, flags);
+        if (!ret_os_handle || flags != 0 || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ||
+            prop.requestedHandleTypes != type ||
+            !broker_find_block((CUdeviceptr)(uintptr_t)lent_block(handle), &info))
+                return CUDA_ERROR_INVALID_VALUE;
+        result = get_handle(&info, &of_block);
+        return result == CUDA_SUCCESS ? put_handle(&of_block, ret_os_handle) : result;
+}
+
+/* The driver's fd is no regular file. */
+static bool get_block_handle(int fd, struct block_handle *ret)
+{
+        struct stat st;
+
+        return fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_size == (off_t)sizeof(*ret) &&
+               fcntl(fd, F_GET_SEALS) == SEALS && pread(fd, ret, sizeof(*ret), 0) == (ssize_t)sizeof(*ret) &&
+               memcmp(ret->magic, MAGIC, sizeof(ret->magic)) == 0 &&
+               memchr(ret->name, '\0', sizeof(ret->name)) != NULL;
+}
+
+static CUresult import_block(const struct block_handle *handle, CUmemGenericAllocationHandle *ret_handle)
+{
+        struct bfc_block_info info;
+        bfc_client *client;
+        CUresult result;
+        void *pointer;
+        int n = 0, r;
+
+        if (handle->process == process_number())
+                return lent_again(strtoull(handle->name + strlen(NAME), NULL, 16), ret_handle);
+        result = cuDeviceGetCount(&n);
+        for (int i = 0; result == CUDA_SUCCESS && i < n && !broker_client(); i++)
+                (void)broker_gpu(i);
+        client = broker_client();
+        if (!client)
+                return result == CUDA_SUCCESS ? CUDA_ERROR_INVALID_VALUE : result;
+        r = bfc_attach(client, handle->name, 0, &pointer, NULL);
+        if (r < 0)
+                return attach_result(r);
+        result = broker_find_block((CUdeviceptr)(uintptr_t)pointer, &info) ? lent_attach(&info, ret_handle)
+                                                                           : CUDA_ERROR_INVALID_VALUE;
+        if (result != CUDA_SUCCESS)
+                bfc_detach(client, pointer);
+        return result;
+}
+
+CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *ret_handle, void *os_handle,
+                                        CUmemAllocationHandleType type)
+{
+        struct block_handle handle;
+
+        if (!ret_handle || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ||
+            !get_block_handle((int)(intptr_t)os_handle, &handle))
+                return real_cuMemImportFromShareableHandle(ret_handle, os_handle, type);
+        return import_block(&handle, ret_handle);
 }

@@ -23,6 +23,7 @@ struct lent {
         CUmemGenericAllocationHandle handle;
         struct gpu *gpu;
         void *block;
+        bool is_attached; /* the block is another process's */
         size_t n_bytes;
         CUmemAllocationProp prop;
         unsigned n_references, n_handles; /* n_handles: of the references */
@@ -85,20 +86,21 @@ static CUresult map_pieces(const struct piece *pieces, size_t n_pieces, CUdevice
         return CUDA_SUCCESS;
 }
 
-/* Whether this driver maps an extent a second time. */
+/* Whether this driver maps extents a second time, and side by side. */
 static CUresult try_mapping(const struct lent *l)
 {
         CUmemAccessDesc access = { l->prop.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
-        size_t n_bytes = l->pieces[0].n_bytes;
+        size_t n_pieces = l->n_pieces < 2 ? 1 : 2;
+        size_t n_bytes = l->pieces[0].n_bytes + (n_pieces == 2 ? l->pieces[1].n_bytes : 0);
         CUdeviceptr at;
         CUresult result = cuMemAddressReserve(&at, n_bytes, 0, 0, 0);
 
         if (result != CUDA_SUCCESS)
                 return result;
-        result = map_pieces(l->pieces, 1, at);
+        result = map_pieces(l->pieces, n_pieces, at);
         if (result == CUDA_SUCCESS) {
                 result = cuMemSetAccess(at, n_bytes, &access, 1);
-                unmap_pieces(l->pieces, 1, at);
+                unmap_pieces(l->pieces, n_pieces, at);
         }
         cuMemAddressFree(at, n_bytes);
         return result;
@@ -215,23 +217,22 @@ static int fill(struct lent *l)
         return LENT_NOT;
 }
 
-int lent_create(struct gpu *gpu, size_t n_bytes, const CUmemAllocationProp *prop,
-                CUmemGenericAllocationHandle *ret_handle)
+static struct lent *make(struct gpu *gpu, size_t n_bytes, const CUmemAllocationProp *prop)
 {
-        struct lent *l;
-        int result;
+        struct lent *l = calloc(1, sizeof(*l));
 
-        if (((unsigned)prop->requestedHandleTypes & CU_MEM_HANDLE_TYPE_FABRIC) != 0)
-                return CUDA_ERROR_NOT_SUPPORTED;
-        l = calloc(1, sizeof(*l));
         if (!l)
-                return CUDA_ERROR_OUT_OF_MEMORY;
+                return NULL;
         l->gpu = gpu;
         l->n_bytes = n_bytes;
         l->prop = *prop;
         l->n_references = l->n_handles = 1;
         l->handle = (uintptr_t)l | 1; /* no address, as the driver's are */
-        result = fill(l);
+        return l;
+}
+
+static int enter(struct lent *l, int result, CUmemGenericAllocationHandle *ret_handle)
+{
         if (result != CUDA_SUCCESS) {
                 free_lent(l);
                 return result;
@@ -241,6 +242,40 @@ int lent_create(struct gpu *gpu, size_t n_bytes, const CUmemAllocationProp *prop
         *ret_handle = l->handle;
         pthread_mutex_unlock(&lock);
         return CUDA_SUCCESS;
+}
+
+int lent_create(struct gpu *gpu, size_t n_bytes, const CUmemAllocationProp *prop,
+                CUmemGenericAllocationHandle *ret_handle)
+{
+        struct lent *l;
+
+        if (((unsigned)prop->requestedHandleTypes & CU_MEM_HANDLE_TYPE_FABRIC) != 0)
+                return CUDA_ERROR_NOT_SUPPORTED;
+        l = make(gpu, n_bytes, prop);
+        return l ? enter(l, fill(l), ret_handle) : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+CUresult lent_attach(const struct bfc_block_info *info, CUmemGenericAllocationHandle *ret_handle)
+{
+        const CUmemAllocationProp prop = { .type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                           .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+                                           .location = { CU_MEM_LOCATION_TYPE_DEVICE,
+                                                         (int)info->device_ordinal } };
+        struct gpu *gpu = broker_gpu((CUdevice)info->device_ordinal);
+        struct lent *l = gpu ? make(gpu, info->n_bytes, &prop) : NULL;
+        int r;
+
+        if (!l)
+                return CUDA_ERROR_OUT_OF_MEMORY;
+        l->block = info->base;
+        l->is_attached = true;
+        r = bfc_use_begin(gpu->client, l->block, 0);
+        if (r < 0)
+                return (CUresult)enter(l, (int)broker_result(r), ret_handle);
+        if (find_pieces(l))
+                return (CUresult)enter(l, CUDA_SUCCESS, ret_handle);
+        bfc_use_end(gpu->client, l->block);
+        return (CUresult)enter(l, CUDA_ERROR_NOT_SUPPORTED, ret_handle);
 }
 
 /* ---- handles -------------------------------------------------------------------------- */
@@ -269,8 +304,11 @@ static bool unref_locked(struct lent *l)
 /* Without the lock: it waits for work. */
 static CUresult end(struct lent *l)
 {
-        int r = free_block(l, l->n_bytes);
+        int r;
 
+        if (l->is_attached)
+                bfc_use_end(l->gpu->client, l->block);
+        r = l->is_attached ? bfc_detach(l->gpu->client, l->block) : free_block(l, l->n_bytes);
         __atomic_store_n(&l->gpu->uneven_bytes, 0, __ATOMIC_RELAXED);
         free_lent(l);
         return broker_result(r);
@@ -307,14 +345,42 @@ int lent_properties(CUmemGenericAllocationHandle handle, CUmemAllocationProp *re
         return ret ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-bool lent_has(CUmemGenericAllocationHandle handle)
+void *lent_block(CUmemGenericAllocationHandle handle)
 {
-        bool has;
+        const struct lent *l;
+        void *block;
 
         pthread_mutex_lock(&lock);
-        has = find_locked(handle) != NULL;
+        l = find_locked(handle);
+        block = l ? l->block : NULL;
         pthread_mutex_unlock(&lock);
-        return has;
+        return block;
+}
+
+CUresult lent_again(uint64_t block_id, CUmemGenericAllocationHandle *ret_handle)
+{
+        CUresult result = CUDA_ERROR_INVALID_VALUE;
+        struct bfc_block_info info;
+        struct lent *l;
+
+        pthread_mutex_lock(&lock);
+        LIST_FOREACH(l, &all_lent, link)
+        {
+                if (!broker_find_block((CUdeviceptr)(uintptr_t)l->block, &info) || info.block_id != block_id)
+                        continue;
+                l->n_handles++;
+                l->n_references++;
+                *ret_handle = l->handle;
+                result = CUDA_SUCCESS;
+                break;
+        }
+        pthread_mutex_unlock(&lock);
+        return result;
+}
+
+bool lent_has(CUmemGenericAllocationHandle handle)
+{
+        return lent_block(handle) != NULL;
 }
 
 /* ---- views ------------------------------------------------------------------------------ */

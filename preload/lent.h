@@ -29,6 +29,12 @@ int lent_map(CUdeviceptr pointer, size_t n_bytes, size_t offset, CUmemGenericAll
 int lent_properties(CUmemGenericAllocationHandle handle, CUmemAllocationProp *ret);
 bool lent_has(CUmemGenericAllocationHandle handle);
 
+/* For ipc.c. The block of a handle; NULL: the handle is the driver's. Another handle of a block of this process; and a
+ * handle of one that was attached, which belongs to the handle unless this fails. */
+void *lent_block(CUmemGenericAllocationHandle handle);
+CUresult lent_again(uint64_t block_id, CUmemGenericAllocationHandle *ret_handle);
+CUresult lent_attach(const struct bfc_block_info *info, CUmemGenericAllocationHandle *ret_handle);
+
 /* The handle of the memory that is mapped at an address. False: it is the driver's. */
 bool lent_retain(CUdeviceptr pointer, CUmemGenericAllocationHandle *ret_handle);
 

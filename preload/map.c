@@ -115,13 +115,6 @@ CUresult cuMemUnmap(CUdeviceptr pointer, size_t n_bytes)
 }
 
 /* A block is several allocations of the driver. */
-CUresult cuMemExportToShareableHandle(void *ret_os_handle, CUmemGenericAllocationHandle handle,
-                                      CUmemAllocationHandleType type, unsigned long long flags)
-{
-        return lent_has(handle) ? CUDA_ERROR_NOT_SUPPORTED
-                                : real_cuMemExportToShareableHandle(ret_os_handle, handle, type, flags);
-}
-
 CUresult cuMulticastBindMem(CUmemGenericAllocationHandle multicast, size_t multicast_offset,
                             CUmemGenericAllocationHandle handle, size_t offset, size_t n_bytes,
                             unsigned long long flags)

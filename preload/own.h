@@ -41,6 +41,8 @@ OWN(cuMemGetAllocationPropertiesFromHandle, "cuMemGetAllocationPropertiesFromHan
     (CUmemAllocationProp *ret_prop, CUmemGenericAllocationHandle handle))
 OWN(cuMemExportToShareableHandle, "cuMemExportToShareableHandle", 10020, ANY_STREAM,
     (void *ret_os_handle, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type, unsigned long long flags))
+OWN(cuMemImportFromShareableHandle, "cuMemImportFromShareableHandle", 10020, ANY_STREAM,
+    (CUmemGenericAllocationHandle *ret_handle, void *os_handle, CUmemAllocationHandleType type))
 OWN(cuMulticastBindMem, "cuMulticastBindMem", 12010, ANY_STREAM,
     (CUmemGenericAllocationHandle multicast, size_t multicast_offset, CUmemGenericAllocationHandle handle, size_t offset,
      size_t n_bytes, unsigned long long flags))

@@ -653,6 +653,10 @@ int main(int argc, char **argv)
                 }
         if (strcmp(argv[2], "export") == 0)
                 export_block(argv[0], argv[1]);
+        else if (strcmp(argv[2], "export-fd") == 0)
+                export_lent_memory(argv[0], argv[1]);
+        else if (strcmp(argv[2], "import-fd") == 0 && argc == 4)
+                import_lent_memory(argv[3]);
         else if (strcmp(argv[2], "shown") == 0 && argc == 4)
                 be_shown(argv[3]);
         else if (strcmp(argv[2], "import") == 0 && argc == 4)

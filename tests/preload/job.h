@@ -63,6 +63,8 @@ void map_lent_memory(void);
 void have_names_of_lent_memory(void);
 void have_memory_that_is_not_lent(void);
 void have_uneven_sizes(void);
+void export_lent_memory(const char *program, const char *way);
+void import_lent_memory(const char *fd);
 
 /* Cases of management.c. */
 void ask_nvml(void);

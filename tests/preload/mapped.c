@@ -2,6 +2,7 @@
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <string.h>
+#include <sys/wait.h>
 
 #include "tests/preload/job.h"
 
@@ -70,6 +71,75 @@ void map_memory(void)
         OK(cu.cuMemAddressFree(at, 32 * MIB));
 }
 
+/* A process gets an fd of the memory, and maps it. */
+static void import(int fd)
+{
+        CUmemGenericAllocationHandle handle, again;
+        CUmemAllocationProp prop;
+        unsigned char byte;
+        CUdeviceptr at;
+        size_t n;
+
+        context_make();
+        n = free_bytes();
+        CHECK(n <= 28 * MIB);
+        OK(cu.cuMemImportFromShareableHandle(&handle, (void *)(intptr_t)fd,
+                                             CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
+        OK(cu.cuMemImportFromShareableHandle(&again, (void *)(intptr_t)fd,
+                                             CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
+        CHECK(free_bytes() == n);
+        OK(cu.cuMemRelease(again));
+        OK(cu.cuMemGetAllocationPropertiesFromHandle(&prop, handle));
+        CHECK(prop.requestedHandleTypes == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR && prop.location.id == 0);
+        at = map(handle, 4 * MIB);
+        OK(cu.cuMemRelease(handle));
+        OK(cu.cuMemcpyDtoH_v2(&byte, at + 4 * MIB - 1, 1));
+        CHECK(byte == 0x5a);
+        OK(cu.cuMemsetD8_v2(at + 3 * MIB, 0xa5, 1));
+        unmap(at, 4 * MIB);
+}
+
+void export_lent_memory(const char *program, const char *way)
+{
+        CUmemAllocationProp prop = plain;
+        CUmemGenericAllocationHandle handle, again;
+        unsigned char byte;
+        CUdeviceptr at;
+        char text[16];
+        int fd, status;
+        pid_t pid;
+
+        context_make();
+        prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+        handle = create(4 * MIB, &prop);
+        at = map(handle, 4 * MIB);
+        OK(cu.cuMemsetD8_v2(at, 0x5a, 4 * MIB));
+        OK(cu.cuMemExportToShareableHandle(&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+        OK(cu.cuMemImportFromShareableHandle(&again, (void *)(intptr_t)fd,
+                                             CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
+        OK(cu.cuMemRelease(again));
+        snprintf(text, sizeof(text), "%d", dup(fd)); /* which an exec does not close */
+        pid = fork();
+        CHECK(pid >= 0);
+        if (pid == 0) {
+                execl(program, program, way, "import-fd", text, NULL);
+                _exit(98);
+        }
+        CHECK(waitpid(pid, &status, 0) == pid && status == 0);
+        OK(cu.cuMemcpyDtoH_v2(&byte, at + 3 * MIB, 1));
+        CHECK(byte == 0xa5);
+        OK(cu.cuMemRelease(handle));
+        unmap(at, 4 * MIB);
+        CHECK(free_bytes() == 32 * MIB);
+        CHECK(cu.cuMemImportFromShareableHandle(&again, (void *)(intptr_t)fd,
+                                                CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) != CUDA_SUCCESS);
+}
+
+void import_lent_memory(const char *fd)
+{
+        import(atoi(fd));
+}
+
 /* As JAX's memory is. */
 void map_lent_memory(void)
 {
@@ -135,8 +205,10 @@ void have_names_of_lent_memory(void)
         memset(&found, 1, sizeof(found));
         OK(cu.cuMemGetAllocationPropertiesFromHandle(&found, a));
         CHECK(memcmp(&found, &fd, sizeof(fd)) == 0);
-        GIVES(CUDA_ERROR_NOT_SUPPORTED,
-              cu.cuMemExportToShareableHandle(&out, a, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+        GIVES(CUDA_ERROR_INVALID_VALUE,
+              cu.cuMemExportToShareableHandle(&out, b, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+        GIVES(CUDA_ERROR_INVALID_VALUE,
+              cu.cuMemExportToShareableHandle(&out, a, CU_MEM_HANDLE_TYPE_FABRIC, 0));
         GIVES(CUDA_ERROR_NOT_SUPPORTED, cu.own_cuMulticastBindMem(1, 0, a, 0, 4 * MIB, 0));
         OK(cu.cuMemAddressReserve(&at, 10 * MIB, 0, 0, 0));
         OK(cu.cuMemMap(at, 4 * MIB, 0, a, 0));

@@ -131,6 +131,7 @@ TEST_OF(preload, lent_memory)
                 return;
         run_case("lent");
         run_case("lent-names");
+        run_case("export-fd");
         free(run_job(RUN("--strict", "--", JOB, "dlsym", "lent-names")));
 }
 
