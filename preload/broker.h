@@ -7,7 +7,7 @@
  * A GPU without a partition of the tenant is passed on, too. A line on stderr says so once. CUDA does not survive
  * fork(): a child of a process that has used it gets CUDA_ERROR_NOT_INITIALIZED.
  *
- * Memory that the driver gives to this process directly, as by cuMemCreate(), is outside of bfcd: the daemon does not
+ * Memory that the driver gives to this process directly, as by cuMemAllocManaged(), is outside of bfcd: the daemon does not
  * know it. It is counted here. With BFC_STRICT=1 it is refused. */
 #ifndef BFC_PRELOAD_BROKER_H
 #define BFC_PRELOAD_BROKER_H

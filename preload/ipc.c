@@ -6,7 +6,7 @@
  * by a name (bfc_publish()), which is in the handle. It stays until its last process frees or closes it. Only a block
  * of the daemon can be published, so a small one cannot be shared.
  *
- * Instead of the driver's fd a program gets one of a sealed memfd, in which is such a handle. */
+ * Instead of the driver's fd a program gets one of a sealed memfd, in which is such a handle for each block. */
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -202,11 +202,18 @@ CUresult cuIpcCloseMemHandle(CUdeviceptr pointer)
 
 #define SEALS (F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE)
 
-static CUresult put_handle(const struct block_handle *handle, int *ret_fd)
+/* The blocks of one handle. */
+struct block_handles {
+        size_t n;
+        struct block_handle items[LENT_BLOCKS];
+};
+
+static CUresult put_handles(const struct block_handles *handles, int *ret_fd)
 {
+        const ssize_t n_bytes = (ssize_t)(handles->n * sizeof(handles->items[0]));
         int fd = memfd_create("bfcd-memory", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 
-        if (fd >= 0 && write(fd, handle, sizeof(*handle)) == (ssize_t)sizeof(*handle) &&
+        if (fd >= 0 && write(fd, handles->items, (size_t)n_bytes) == n_bytes &&
             fcntl(fd, F_ADD_SEALS, SEALS) == 0) {
                 *ret_fd = fd;
                 return CUDA_SUCCESS;
@@ -219,65 +226,100 @@ static CUresult put_handle(const struct block_handle *handle, int *ret_fd)
 CUresult cuMemExportToShareableHandle(void *ret_os_handle, CUmemGenericAllocationHandle handle,
                                       CUmemAllocationHandleType type, unsigned long long flags)
 {
-        struct block_handle of_block;
-        struct bfc_block_info info;
+        struct block_handles handles = { .n = 0 };
+        CUresult result = CUDA_SUCCESS;
+        void *blocks[LENT_BLOCKS];
         CUmemAllocationProp prop;
-        CUresult result;
+        size_t n;
 
         if (lent_properties(handle, &prop) == LENT_NOT)
                 return real_cuMemExportToShareableHandle(ret_os_handle, handle, type, flags);
         if (!ret_os_handle || flags != 0 || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ||
-            prop.requestedHandleTypes != type ||
-            !broker_find_block((CUdeviceptr)(uintptr_t)lent_block(handle), &info))
+            prop.requestedHandleTypes != type)
                 return CUDA_ERROR_INVALID_VALUE;
-        result = get_handle(&info, &of_block);
-        return result == CUDA_SUCCESS ? put_handle(&of_block, ret_os_handle) : result;
+        n = lent_blocks(handle, blocks);
+        while (handles.n < n && result == CUDA_SUCCESS) {
+                struct bfc_block_info info;
+
+                if (!broker_find_block((CUdeviceptr)(uintptr_t)blocks[handles.n], &info))
+                        return CUDA_ERROR_INVALID_VALUE;
+                result = get_handle(&info, &handles.items[handles.n++]);
+        }
+        return result == CUDA_SUCCESS ? put_handles(&handles, ret_os_handle) : result;
 }
 
 /* The driver's fd is no regular file. */
-static bool get_block_handle(int fd, struct block_handle *ret)
+static bool get_handles(int fd, struct block_handles *ret)
 {
         struct stat st;
 
-        return fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_size == (off_t)sizeof(*ret) &&
-               fcntl(fd, F_GET_SEALS) == SEALS && pread(fd, ret, sizeof(*ret), 0) == (ssize_t)sizeof(*ret) &&
-               memcmp(ret->magic, MAGIC, sizeof(ret->magic)) == 0 &&
-               memchr(ret->name, '\0', sizeof(ret->name)) != NULL;
+        if (fstat(fd, &st) < 0 || !S_ISREG(st.st_mode) || fcntl(fd, F_GET_SEALS) != SEALS ||
+            st.st_size <= 0 || st.st_size > (off_t)sizeof(ret->items) ||
+            st.st_size % (off_t)sizeof(ret->items[0]) != 0 ||
+            pread(fd, ret->items, (size_t)st.st_size, 0) != (ssize_t)st.st_size)
+                return false;
+        ret->n = (size_t)st.st_size / sizeof(ret->items[0]);
+        for (size_t i = 0; i < ret->n; i++)
+                if (memcmp(ret->items[i].magic, MAGIC, sizeof(ret->items[i].magic)) != 0 ||
+                    strncmp(ret->items[i].name, NAME, strlen(NAME)) != 0 ||
+                    !memchr(ret->items[i].name, '\0', sizeof(ret->items[i].name)))
+                        return false;
+        return true;
 }
 
-static CUresult import_block(const struct block_handle *handle, CUmemGenericAllocationHandle *ret_handle)
+/* Not before CUDA is used. */
+static CUresult need_client(bfc_client **ret)
 {
-        struct bfc_block_info info;
-        bfc_client *client;
-        CUresult result;
-        void *pointer;
-        int n = 0, r;
+        int n = 0;
+        CUresult result = cuDeviceGetCount(&n);
 
-        if (handle->process == process_number())
-                return lent_again(strtoull(handle->name + strlen(NAME), NULL, 16), ret_handle);
-        result = cuDeviceGetCount(&n);
         for (int i = 0; result == CUDA_SUCCESS && i < n && !broker_client(); i++)
                 (void)broker_gpu(i);
-        client = broker_client();
-        if (!client)
-                return result == CUDA_SUCCESS ? CUDA_ERROR_INVALID_VALUE : result;
-        r = bfc_attach(client, handle->name, 0, &pointer, NULL);
+        *ret = broker_client();
+        return result == CUDA_SUCCESS && !*ret ? CUDA_ERROR_INVALID_VALUE : result;
+}
+
+static CUresult attach_one(bfc_client *client, const char *name, struct bfc_block_info *ret)
+{
+        void *pointer;
+        int r = bfc_attach(client, name, 0, &pointer, NULL);
+
         if (r < 0)
                 return attach_result(r);
-        result = broker_find_block((CUdeviceptr)(uintptr_t)pointer, &info) ? lent_attach(&info, ret_handle)
-                                                                           : CUDA_ERROR_INVALID_VALUE;
-        if (result != CUDA_SUCCESS)
-                bfc_detach(client, pointer);
+        if (broker_find_block((CUdeviceptr)(uintptr_t)pointer, ret))
+                return CUDA_SUCCESS;
+        bfc_detach(client, pointer);
+        return CUDA_ERROR_INVALID_VALUE;
+}
+
+static CUresult import_blocks(const struct block_handles *handles, CUmemGenericAllocationHandle *ret_handle)
+{
+        struct bfc_block_info infos[LENT_BLOCKS];
+        bfc_client *client;
+        size_t n = 0;
+        CUresult result;
+
+        if (handles->items[0].process == process_number())
+                return lent_again(strtoull(handles->items[0].name + strlen(NAME), NULL, 16), ret_handle);
+        result = need_client(&client);
+        while (result == CUDA_SUCCESS && n < handles->n) {
+                result = attach_one(client, handles->items[n].name, &infos[n]);
+                n += result == CUDA_SUCCESS;
+        }
+        if (result == CUDA_SUCCESS)
+                result = lent_attach(infos, n, ret_handle);
+        while (result != CUDA_SUCCESS && n > 0)
+                bfc_detach(client, infos[--n].base);
         return result;
 }
 
 CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *ret_handle, void *os_handle,
                                         CUmemAllocationHandleType type)
 {
-        struct block_handle handle;
+        struct block_handles handles;
 
         if (!ret_handle || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ||
-            !get_block_handle((int)(intptr_t)os_handle, &handle))
+            !get_handles((int)(intptr_t)os_handle, &handles))
                 return real_cuMemImportFromShareableHandle(ret_handle, os_handle, type);
-        return import_block(&handle, ret_handle);
+        return import_blocks(&handles, ret_handle);
 }

@@ -11,7 +11,8 @@
 #include <sys/queue.h>
 
 #define PIECE_BYTES ((size_t)2 << 20) /* extents are multiples of it */
-#define MIN_PART    16                /* of the limit: an extent is at most a quarter of such a request */
+enum { LENT_UNEVEN = LENT_NOT - 1 };
+#define MIN_PART 16 /* of the limit: an extent is at most a quarter of such a request */
 
 struct piece {
         CUdeviceptr at; /* where the library has the extent */
@@ -22,8 +23,9 @@ struct lent {
         LIST_ENTRY(lent) link;
         CUmemGenericAllocationHandle handle;
         struct gpu *gpu;
-        void *block;
-        bool is_attached; /* the block is another process's */
+        void *blocks[LENT_BLOCKS];
+        size_t n_blocks;
+        bool is_attached; /* the blocks are another process's */
         size_t n_bytes;
         CUmemAllocationProp prop;
         unsigned n_references, n_handles; /* n_handles: of the references */
@@ -129,71 +131,115 @@ static void free_lent(struct lent *l)
         free(l);
 }
 
-/* The block's extents. False: it is larger than the memory, because no extents have its size together, and drivers map
- * no part of one. */
-static bool find_pieces(struct lent *l)
+/* The block's size, which is that of its extents, and that of its last extent. */
+static size_t block_bytes(void *block, size_t *ret_last)
 {
-        const char *block = l->block;
-        size_t n = 0;
+        struct bfc_block_info info;
+        size_t n_bytes = 0;
 
-        free(l->pieces);
-        l->n_pieces = 0;
-        l->pieces = calloc(l->n_bytes / PIECE_BYTES, sizeof(*l->pieces));
-        while (l->pieces && n < l->n_bytes) {
-                CUdeviceptr at = (CUdeviceptr)(uintptr_t)(block + n);
+        if (broker_find_block((CUdeviceptr)(uintptr_t)block, &info))
+                n_bytes = info.n_bytes;
+        *ret_last = n_bytes > 0 && broker_find_block((CUdeviceptr)(uintptr_t)block + n_bytes - 1, &info)
+                            ? info.ptr_extent_bytes
+                            : 0;
+        return n_bytes;
+}
+
+static bool add_pieces(struct lent *l, void *block)
+{
+        CUdeviceptr at = (CUdeviceptr)(uintptr_t)block;
+        size_t last, n_left = block_bytes(block, &last);
+
+        while (n_left > 0) {
                 struct bfc_block_info info;
 
                 if (!broker_find_block(at, &info) || info.ptr_extent_offset != 0 ||
-                    info.ptr_extent_bytes < PIECE_BYTES || info.ptr_extent_bytes > l->n_bytes - n)
+                    info.ptr_extent_bytes < PIECE_BYTES || info.ptr_extent_bytes > n_left)
                         return false;
                 l->pieces[l->n_pieces++] = (struct piece){ at, info.ptr_extent_bytes };
-                n += info.ptr_extent_bytes;
+                at += info.ptr_extent_bytes;
+                n_left -= info.ptr_extent_bytes;
         }
+        return true;
+}
+
+/* The extents of the blocks, which together have the size. */
+static bool find_pieces(struct lent *l)
+{
+        l->pieces = calloc(l->n_bytes / PIECE_BYTES, sizeof(*l->pieces));
+        for (size_t i = 0; l->pieces && i < l->n_blocks; i++)
+                if (!add_pieces(l, l->blocks[i]))
+                        return false;
         return l->pieces != NULL;
 }
 
-/* 0: it has a block, which is in use. Negative: an error of the library. */
-static int take_block(struct lent *l)
+/* A block, which is in use. CUDA_SUCCESS, or an error of the library, which is negative. */
+static int take_block(struct lent *l, size_t n_bytes)
 {
         const struct bfc_malloc_options options = { .struct_size = sizeof(options),
                                                     .partition = l->gpu->partition,
                                                     .flags = BFC_PARKABLE,
                                                     .tag = "cuMemCreate" };
-        int r = bfc_malloc_with(l->gpu->client, l->n_bytes, &options, &l->block);
+        void *block;
+        int r = bfc_malloc_with(l->gpu->client, n_bytes, &options, &block);
 
         if (r < 0)
                 return r;
-        r = bfc_use_begin(l->gpu->client, l->block, 0);
+        r = bfc_use_begin(l->gpu->client, block, 0);
         if (r < 0)
-                bfc_free(l->gpu->client, l->block);
+                bfc_free(l->gpu->client, block);
+        else
+                l->blocks[l->n_blocks++] = block;
         return r;
 }
 
 /* The memory goes to the device, as the driver's would. So the next block finds its extents unbacked: only such are
  * taken together. */
-static int free_block(const struct lent *l, size_t n_trim)
+static int free_blocks(struct lent *l, size_t n_trim)
 {
-        int r = bfc_free(l->gpu->client, l->block);
+        int result = 0;
 
-        if (r == 0)
+        for (; l->n_blocks > 0; l->n_blocks--) {
+                int r = bfc_free(l->gpu->client, l->blocks[l->n_blocks - 1]);
+
+                result = result == 0 ? r : result;
+        }
+        if (result == 0)
                 (void)bfc_trim(l->gpu->client, n_trim);
+        return result;
+}
+
+/* A block of n_first bytes if that is not 0, and one of the rest. LENT_UNEVEN: a block is larger than that, because no
+ * extents have its size together; *ret_last is the size of its last extent. Then, and after an error, there are none. */
+static int take_blocks(struct lent *l, size_t n_first, size_t *ret_last)
+{
+        const size_t parts[LENT_BLOCKS] = { n_first, l->n_bytes - n_first };
+        int r = 0;
+
+        for (size_t i = n_first > 0 ? 0 : 1; r == 0 && i < LENT_BLOCKS; i++) {
+                r = take_block(l, parts[i]);
+                if (r == 0 && block_bytes(l->blocks[l->n_blocks - 1], ret_last) != parts[i])
+                        r = LENT_UNEVEN;
+        }
+        if (r != 0)
+                free_blocks(l, SIZE_MAX); /* idle extents may have had the size */
         return r;
 }
 
-/* 0: it has a block of just its size. LENT_NOT: there is none. Else an error of the library. */
-static int take_even_block(struct lent *l)
+/* Drivers map no part of an extent. So a block is to have just the size, or two: one of the small extents at the begin
+ * of an arena, and one of its largest ones. LENT_NOT: there are none. */
+static int take_even_blocks(struct lent *l)
 {
-        for (size_t i = 0; i < 2; i++) {
-                int r = take_block(l);
+        size_t last = 0;
+        int r = take_blocks(l, 0, &last);
 
-                if (r < 0)
-                        return r == -ENOTSUP ? LENT_NOT : r;
-                if (find_pieces(l))
-                        return 0;
-                free_block(l, SIZE_MAX); /* idle extents may have had the size */
-        }
-        __atomic_store_n(&l->gpu->uneven_bytes, l->n_bytes, __ATOMIC_RELAXED);
-        return LENT_NOT;
+        if (r == LENT_UNEVEN && last > 0 && l->n_bytes > last && l->n_bytes % last != 0)
+                r = take_blocks(l, l->n_bytes % last, &last);
+        if (r == LENT_UNEVEN)
+                r = take_blocks(l, 0, &last);
+        if (r == LENT_UNEVEN)
+                __atomic_store_n(&l->gpu->uneven_bytes, l->n_bytes, __ATOMIC_RELAXED);
+        return r == LENT_UNEVEN || r == -ENOTSUP ? LENT_NOT : r;
 }
 
 static int fill(struct lent *l)
@@ -203,17 +249,17 @@ static int fill(struct lent *l)
 
         if (r != CUDA_SUCCESS)
                 return r;
-        r = take_even_block(l);
+        r = take_even_blocks(l);
         if (r == -EBUSY) /* the device is drained */
                 return CUDA_ERROR_OUT_OF_MEMORY;
         if (r != 0)
                 return r == LENT_NOT ? r : (int)broker_result(r);
-        result = try_mapping(l);
+        result = find_pieces(l) ? try_mapping(l) : CUDA_ERROR_OUT_OF_MEMORY;
         if (result == CUDA_SUCCESS)
                 return CUDA_SUCCESS;
         broker_say("memory of cuMemCreate is not taken from bfcd: the driver does not map it (error %d)",
                    (int)result);
-        free_block(l, l->n_bytes);
+        free_blocks(l, l->n_bytes);
         return LENT_NOT;
 }
 
@@ -255,27 +301,40 @@ int lent_create(struct gpu *gpu, size_t n_bytes, const CUmemAllocationProp *prop
         return l ? enter(l, fill(l), ret_handle) : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-CUresult lent_attach(const struct bfc_block_info *info, CUmemGenericAllocationHandle *ret_handle)
+/* Then the blocks are in use. */
+static int fill_attached(struct lent *l)
 {
+        int r = 0;
+
+        for (size_t i = 0; r == 0 && i < l->n_blocks; i++) {
+                r = bfc_use_begin(l->gpu->client, l->blocks[i], 0);
+                if (r < 0)
+                        l->n_blocks = i;
+        }
+        if (r == 0 && find_pieces(l))
+                return CUDA_SUCCESS;
+        while (l->n_blocks > 0)
+                bfc_use_end(l->gpu->client, l->blocks[--l->n_blocks]);
+        return r < 0 ? (int)broker_result(r) : CUDA_ERROR_NOT_SUPPORTED;
+}
+
+CUresult lent_attach(const struct bfc_block_info *infos, size_t n, CUmemGenericAllocationHandle *ret_handle)
+{
+        const CUdevice device = (CUdevice)infos[0].device_ordinal;
         const CUmemAllocationProp prop = { .type = CU_MEM_ALLOCATION_TYPE_PINNED,
                                            .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
-                                           .location = { CU_MEM_LOCATION_TYPE_DEVICE,
-                                                         (int)info->device_ordinal } };
-        struct gpu *gpu = broker_gpu((CUdevice)info->device_ordinal);
-        struct lent *l = gpu ? make(gpu, info->n_bytes, &prop) : NULL;
-        int r;
+                                           .location = { CU_MEM_LOCATION_TYPE_DEVICE, device } };
+        struct gpu *gpu = broker_gpu(device);
+        struct lent *l = gpu ? make(gpu, 0, &prop) : NULL;
 
         if (!l)
                 return CUDA_ERROR_OUT_OF_MEMORY;
-        l->block = info->base;
         l->is_attached = true;
-        r = bfc_use_begin(gpu->client, l->block, 0);
-        if (r < 0)
-                return (CUresult)enter(l, (int)broker_result(r), ret_handle);
-        if (find_pieces(l))
-                return (CUresult)enter(l, CUDA_SUCCESS, ret_handle);
-        bfc_use_end(gpu->client, l->block);
-        return (CUresult)enter(l, CUDA_ERROR_NOT_SUPPORTED, ret_handle);
+        for (size_t i = 0; i < n; i++) {
+                l->blocks[l->n_blocks++] = infos[i].base;
+                l->n_bytes += infos[i].n_bytes;
+        }
+        return (CUresult)enter(l, fill_attached(l), ret_handle);
 }
 
 /* ---- handles -------------------------------------------------------------------------- */
@@ -301,14 +360,25 @@ static bool unref_locked(struct lent *l)
         return true;
 }
 
+static int detach_blocks(const struct lent *l)
+{
+        int result = 0;
+
+        for (size_t i = 0; i < l->n_blocks; i++) {
+                int r;
+
+                bfc_use_end(l->gpu->client, l->blocks[i]);
+                r = bfc_detach(l->gpu->client, l->blocks[i]);
+                result = result == 0 ? r : result;
+        }
+        return result;
+}
+
 /* Without the lock: it waits for work. */
 static CUresult end(struct lent *l)
 {
-        int r;
+        int r = l->is_attached ? detach_blocks(l) : free_blocks(l, l->n_bytes);
 
-        if (l->is_attached)
-                bfc_use_end(l->gpu->client, l->block);
-        r = l->is_attached ? bfc_detach(l->gpu->client, l->block) : free_block(l, l->n_bytes);
         __atomic_store_n(&l->gpu->uneven_bytes, 0, __ATOMIC_RELAXED);
         free_lent(l);
         return broker_result(r);
@@ -345,16 +415,17 @@ int lent_properties(CUmemGenericAllocationHandle handle, CUmemAllocationProp *re
         return ret ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-void *lent_block(CUmemGenericAllocationHandle handle)
+size_t lent_blocks(CUmemGenericAllocationHandle handle, void *ret[static LENT_BLOCKS])
 {
         const struct lent *l;
-        void *block;
+        size_t n = 0;
 
         pthread_mutex_lock(&lock);
         l = find_locked(handle);
-        block = l ? l->block : NULL;
+        for (; l && n < l->n_blocks; n++)
+                ret[n] = l->blocks[n];
         pthread_mutex_unlock(&lock);
-        return block;
+        return n;
 }
 
 CUresult lent_again(uint64_t block_id, CUmemGenericAllocationHandle *ret_handle)
@@ -366,7 +437,8 @@ CUresult lent_again(uint64_t block_id, CUmemGenericAllocationHandle *ret_handle)
         pthread_mutex_lock(&lock);
         LIST_FOREACH(l, &all_lent, link)
         {
-                if (!broker_find_block((CUdeviceptr)(uintptr_t)l->block, &info) || info.block_id != block_id)
+                if (!broker_find_block((CUdeviceptr)(uintptr_t)l->blocks[0], &info) ||
+                    info.block_id != block_id)
                         continue;
                 l->n_handles++;
                 l->n_references++;
@@ -380,7 +452,9 @@ CUresult lent_again(uint64_t block_id, CUmemGenericAllocationHandle *ret_handle)
 
 bool lent_has(CUmemGenericAllocationHandle handle)
 {
-        return lent_block(handle) != NULL;
+        void *blocks[LENT_BLOCKS];
+
+        return lent_blocks(handle, blocks) > 0;
 }
 
 /* ---- views ------------------------------------------------------------------------------ */

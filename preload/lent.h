@@ -2,7 +2,7 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * A large request is a parkable block, which has whole extents, and which is in use, so it is never parked. Where the
+ * A large request is one or two parkable blocks, which have whole extents, and are in use, so they are never parked. Where the
  * program maps its handle, all extents are mapped one after the other, beside their place in the library's range. Such
  * a handle is a number of the proxy's own, and no function of the driver may see it.
  *
@@ -29,11 +29,12 @@ int lent_map(CUdeviceptr pointer, size_t n_bytes, size_t offset, CUmemGenericAll
 int lent_properties(CUmemGenericAllocationHandle handle, CUmemAllocationProp *ret);
 bool lent_has(CUmemGenericAllocationHandle handle);
 
-/* For ipc.c. The block of a handle; NULL: the handle is the driver's. Another handle of a block of this process; and a
- * handle of one that was attached, which belongs to the handle unless this fails. */
-void *lent_block(CUmemGenericAllocationHandle handle);
+/* For ipc.c. The blocks of a handle; 0: the handle is the driver's. Another handle of memory of this process, by its
+ * first block; and a handle of blocks that were attached, which belong to the handle unless this fails. */
+#define LENT_BLOCKS 2
+size_t lent_blocks(CUmemGenericAllocationHandle handle, void *ret[static LENT_BLOCKS]);
 CUresult lent_again(uint64_t block_id, CUmemGenericAllocationHandle *ret_handle);
-CUresult lent_attach(const struct bfc_block_info *info, CUmemGenericAllocationHandle *ret_handle);
+CUresult lent_attach(const struct bfc_block_info *infos, size_t n, CUmemGenericAllocationHandle *ret_handle);
 
 /* The handle of the memory that is mapped at an address. False: it is the driver's. */
 bool lent_retain(CUdeviceptr pointer, CUmemGenericAllocationHandle *ret_handle);

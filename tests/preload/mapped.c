@@ -248,18 +248,34 @@ void have_memory_that_is_not_lent(void)
         OK(cu.cuMemRelease(handle));
 }
 
-/* The first one takes the small extents. */
+/* The first one takes all small extents but one, which the second one has beside large ones. */
 void have_uneven_sizes(void)
 {
-        CUmemGenericAllocationHandle first, uneven, even;
+        CUmemAllocationProp prop = plain;
+        CUmemGenericAllocationHandle first, second, again, uneven, even;
+        CUdeviceptr at;
+        int fd;
 
         context_make();
+        prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
         first = create(130 * MIB, &plain);
-        uneven = create(66 * MIB, &plain); /* not lent */
+        second = create(66 * MIB, &prop);
+        at = map(second, 66 * MIB);
+        holds_bytes(at, 66 * MIB, 4);
+        OK(cu.cuMemExportToShareableHandle(&fd, second, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+        OK(cu.cuMemImportFromShareableHandle(&again, (void *)(intptr_t)fd,
+                                             CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
+        CHECK(again == second);
+        OK(cu.cuMemRelease(again));
+        uneven = create(70 * MIB, &plain); /* the driver's */
         even = create(68 * MIB, &plain);
+        CHECK(free_bytes() == (1024 - 130 - 66 - 70 - 68) * MIB);
         OK(cu.cuMemRelease(even));
         OK(cu.cuMemRelease(first));
         first = create(130 * MIB, &plain);
         OK(cu.cuMemRelease(uneven));
         OK(cu.cuMemRelease(first));
+        unmap(at, 66 * MIB);
+        OK(cu.cuMemRelease(second));
+        CHECK(free_bytes() == 1024 * MIB);
 }
