@@ -23,7 +23,7 @@ struct gpu {
         bfc_client *client;
         const char *partition;     /* NULL: the client's own, for which bfc_malloc() is faster */
         uint64_t share;            /* BFC_SHARE_FD, BFC_SHARE_CUDA_IPC */
-        size_t uneven_bytes;       /* atomic: no extents had this size together; see lent.h */
+        size_t uneven_bytes;       /* atomic: no block could be had for this size; see lent.h */
         CUcontext primary;         /* atomic; a hint: it was the primary context. NULL: not looked up */
         uint64_t outside_bytes;    /* atomic: of memory that the limit applies to */
         uint64_t outside_managed;  /* atomic: of managed memory, which may be on the host */

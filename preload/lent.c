@@ -45,6 +45,14 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 /* ---- mapping extents ------------------------------------------------------------- */
 
+/* Names the call that failed, for a line on stderr. */
+static CUresult failed(const char *call, CUresult result)
+{
+        broker_say("memory of cuMemCreate cannot be mapped a second time: %s gives error %d", call,
+                   (int)result);
+        return result;
+}
+
 /* The library keeps no handle of an extent. The mapping keeps the memory. */
 static CUresult map_piece(const struct piece *piece, CUdeviceptr at)
 {
@@ -52,7 +60,7 @@ static CUresult map_piece(const struct piece *piece, CUdeviceptr at)
         CUresult result = real_cuMemRetainAllocationHandle(&handle, (void *)(uintptr_t)piece->at);
 
         if (result != CUDA_SUCCESS)
-                return result;
+                return failed("cuMemRetainAllocationHandle", result);
         result = real_cuMemMap(at, piece->n_bytes, 0, handle, 0);
         real_cuMemRelease(handle);
         return result;
@@ -102,6 +110,8 @@ static CUresult try_mapping(const struct lent *l)
         result = map_pieces(l->pieces, n_pieces, at);
         if (result == CUDA_SUCCESS) {
                 result = cuMemSetAccess(at, n_bytes, &access, 1);
+                if (result != CUDA_SUCCESS)
+                        (void)failed("cuMemSetAccess", result);
                 unmap_pieces(l->pieces, n_pieces, at);
         }
         cuMemAddressFree(at, n_bytes);
@@ -259,6 +269,7 @@ static int fill(struct lent *l)
                 return CUDA_SUCCESS;
         broker_say("memory of cuMemCreate is not taken from bfcd: the driver does not map it (error %d)",
                    (int)result);
+        __atomic_store_n(&l->gpu->uneven_bytes, l->n_bytes, __ATOMIC_RELAXED);
         free_blocks(l, l->n_bytes);
         return LENT_NOT;
 }

@@ -153,6 +153,7 @@ TEST_OF(preload, lent_memory_that_cannot_be_mapped)
         ck_assert_int_eq(setenv("FAKE_CUDA_FAULT", "cuMemRetainAllocationHandle:*:801", 1), 0);
         err = run_job(RUN("--", JOB, "dlsym", "lent-not"));
         ck_assert_ptr_nonnull(strstr(err, "the driver does not map it (error 801)"));
+        ck_assert_ptr_nonnull(strstr(err, "cuMemRetainAllocationHandle gives error 801"));
         text_has(err, "had up to 8.0 MiB of GPU 0 outside of bfcd, by cuMemCreate\n");
 }
 
