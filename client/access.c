@@ -25,8 +25,9 @@
 #define PIECE_BYTES ((size_t)256)
 
 /* The lock is held. */
-static void info_add_origin(const bfc_client *client, struct bfc_block_info *info)
+static void info_add_origin(const bfc_client *client, const void *ptr, struct bfc_block_info *info)
 {
+        uint64_t at = info->offset + (uint64_t)((uintptr_t)ptr - (uintptr_t)info->base);
         struct region_origin origin;
 
         if (regions_origin(&client->regions, info->region_id, info->offset, &origin) < 0)
@@ -35,10 +36,15 @@ static void info_add_origin(const bfc_client *client, struct bfc_block_info *inf
         info->extent_bytes = origin.n_bytes;
         info->extent_offset = info->offset - origin.offset;
         memcpy(info->handle, origin.handle, sizeof(info->handle));
+        if (regions_origin(&client->regions, info->region_id, at, &origin) == 0) {
+                info->ptr_extent_bytes = origin.n_bytes;
+                info->ptr_extent_offset = at - origin.offset;
+        }
 }
 
 /* The lock is held. */
-static void info_describe(const bfc_client *client, const struct block *block, struct bfc_block_info *ret)
+static void info_describe(const bfc_client *client, const struct block *block, const void *ptr,
+                          struct bfc_block_info *ret)
 {
         *ret = (struct bfc_block_info){
                 .block_id = block->stream_alloc ? streams_block_id(block)
@@ -54,7 +60,7 @@ static void info_describe(const bfc_client *client, const struct block *block, s
                 .base = (void *)(uintptr_t)block->ptr,
         };
         ret->is_parked = block->is_parked;
-        info_add_origin(client, ret);
+        info_add_origin(client, ptr, ret);
 }
 
 static void info_add_device(const bfc_client *client, uint32_t partition, struct bfc_block_info *info)
@@ -84,7 +90,7 @@ BFC_API int bfc_block_info(bfc_client *client, const void *ptr, struct bfc_block
                 block = blocks_find_around(&client->blocks, ptr, 1);
         while (!block && client_wait_parkable(client, ptr));
         if (block) {
-                info_describe(client, block, &info);
+                info_describe(client, block, ptr, &info);
                 partition = regions_partition(&client->regions, block->region_id);
         }
         pthread_mutex_unlock(&client->lock);

@@ -574,17 +574,19 @@ struct bfc_block_info {
         uint64_t offset;  /* in the region */
         uint64_t n_bytes; /* rounded up */
         uint64_t n_requested;
-        uint64_t share;           /* BFC_SHARE_FD, BFC_SHARE_CUDA_IPC */
-        uint64_t extent_bytes;    /* of the extent in which the block begins */
-        uint64_t extent_offset;   /* of the block in that extent */
-        unsigned char handle[64]; /* the extent's cudaIpcMemHandle_t; zeros with BFC_SHARE_FD */
-        uint64_t block_offset;    /* in the daemon's block; the block may continue in the next one */
-        void *base;               /* the address of the block, which has n_bytes */
-        const char *partition;    /* its name; valid until bfc_disconnect(), like the next */
-        const char *device;       /* as in the daemon's configuration: "host", "cuda:0" */
-        int64_t device_ordinal;   /* the GPU's number in this process, as CUDA counts; -1: the host */
-        char device_uuid[48];     /* "GPU-" and the UUID, as nvidia-smi prints it; of the host "host" */
-        uint64_t is_parked;       /* 1: by bfc_park(), or at the daemon's request; the address faults */
+        uint64_t share;             /* BFC_SHARE_FD, BFC_SHARE_CUDA_IPC */
+        uint64_t extent_bytes;      /* of the extent in which the block begins */
+        uint64_t extent_offset;     /* of the block in that extent */
+        unsigned char handle[64];   /* the extent's cudaIpcMemHandle_t; zeros with BFC_SHARE_FD */
+        uint64_t block_offset;      /* in the daemon's block; the block may continue in the next one */
+        void *base;                 /* the address of the block, which has n_bytes */
+        const char *partition;      /* its name; valid until bfc_disconnect(), like the next */
+        const char *device;         /* as in the daemon's configuration: "host", "cuda:0" */
+        int64_t device_ordinal;     /* the GPU's number in this process, as CUDA counts; -1: the host */
+        char device_uuid[48];       /* "GPU-" and the UUID, as nvidia-smi prints it; of the host "host" */
+        uint64_t is_parked;         /* 1: by bfc_park(), or at the daemon's request; the address faults */
+        uint64_t ptr_extent_bytes;  /* of the extent in which `ptr` itself is; 0: the block is parked */
+        uint64_t ptr_extent_offset; /* of `ptr` in that extent */
 };
 
 /* ptr: any address inside a block; -EINVAL otherwise. The first call with an address other than a block's

@@ -265,13 +265,25 @@ CUresult broker_check_room(struct gpu *gpu, size_t n_bytes)
 }
 
 /* What the user should know: it is in no statistics of the daemon. */
+static void report_gpu(size_t device, const struct gpu *gpu, uint64_t n_bytes)
+{
+        const size_t n = sizeof(gpu->outside_by) / sizeof(gpu->outside_by[0]);
+
+        flockfile(stderr);
+        fprintf(stderr, "bfcd: process %d had up to %.1f MiB of GPU %zu outside of bfcd", (int)getpid(),
+                (double)n_bytes / (1 << 20), device);
+        for (size_t i = 0; i < n && gpu->outside_by[i]; i++)
+                fprintf(stderr, "%s%s", i == 0 ? ", by " : ", ", gpu->outside_by[i]);
+        fputc('\n', stderr);
+        funlockfile(stderr);
+}
+
 static void __attribute__((destructor)) report_outside(void)
 {
         for (size_t i = 0; i < MAX_GPUS; i++) {
                 uint64_t n = __atomic_load_n(&gpus[i].peak_outside, __ATOMIC_RELAXED);
 
                 if (n > 0 && !atomic_load(&is_child))
-                        fprintf(stderr, "bfcd: process %d had up to %.1f MiB of GPU %zu outside of bfcd\n",
-                                (int)getpid(), (double)n / (1 << 20), i);
+                        report_gpu(i, &gpus[i], n);
         }
 }

@@ -7,7 +7,7 @@
  * A GPU without a partition of the tenant is passed on, too. A line on stderr says so once. CUDA does not survive
  * fork(): a child of a process that has used it gets CUDA_ERROR_NOT_INITIALIZED.
  *
- * Memory that the driver gives to this process directly, as by cuMemCreate(), is outside of bfcd: the daemon does not
+ * Memory that the driver gives to this process directly, as by cuMemAllocManaged(), is outside of bfcd: the daemon does not
  * know it. It is counted here. With BFC_STRICT=1 it is refused. */
 #ifndef BFC_PRELOAD_BROKER_H
 #define BFC_PRELOAD_BROKER_H
@@ -21,12 +21,14 @@
 
 struct gpu {
         bfc_client *client;
-        const char *partition;    /* NULL: the client's own, for which bfc_malloc() is faster */
-        uint64_t share;           /* BFC_SHARE_FD, BFC_SHARE_CUDA_IPC */
-        CUcontext primary;        /* atomic; a hint: it was the primary context. NULL: not looked up */
-        uint64_t outside_bytes;   /* atomic: of memory that the limit applies to */
-        uint64_t outside_managed; /* atomic: of managed memory, which may be on the host */
-        uint64_t peak_outside;    /* atomic: the most of both together */
+        const char *partition;     /* NULL: the client's own, for which bfc_malloc() is faster */
+        uint64_t share;            /* BFC_SHARE_FD, BFC_SHARE_CUDA_IPC */
+        size_t uneven_bytes;       /* atomic: no block could be had for this size; see lent.h */
+        CUcontext primary;         /* atomic; a hint: it was the primary context. NULL: not looked up */
+        uint64_t outside_bytes;    /* atomic: of memory that the limit applies to */
+        uint64_t outside_managed;  /* atomic: of managed memory, which may be on the host */
+        uint64_t peak_outside;     /* atomic: the most of both together */
+        const char *outside_by[8]; /* atomic: the functions that made such memory; NULL: no more */
 };
 
 /* The GPU, if it is a partition of bfcd for this process. NULL: its calls are passed on. */

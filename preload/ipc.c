@@ -1,22 +1,30 @@
-/* cuIpcGetMemHandle() of blocks: another process of the tenant, with the proxy, opens them.
+/* cuIpcGetMemHandle() of blocks, and fds of cuMemCreate()'s: another process of the tenant, with the proxy, opens them.
  *
  * SPDX-License-Identifier: Apache-2.0
  *
  * A driver's handle would open the extent, and the opener expects the address of its block. So the block is published
  * by a name (bfc_publish()), which is in the handle. It stays until its last process frees or closes it. Only a block
- * of the daemon can be published, so a small one cannot be shared. */
+ * of the daemon can be published, so a small one cannot be shared.
+ *
+ * Instead of the driver's fd a program gets one of a sealed memfd, in which is such a handle for each block. */
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/queue.h>
 #include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "preload/broker.h"
+#include "preload/lent.h"
 
 #define MAGIC "bfcdIPC1"
+#define NAME  "cuda-ipc-" /* and the block's id */
 
 struct block_handle {
         char magic[8];
@@ -65,22 +73,28 @@ static CUresult publish(bfc_client *client, const struct bfc_block_info *info, c
         r = bfc_publish(client, info->base, name);
         if (r == 0 || (r == -EINVAL && is_published(client, info->base)))
                 return CUDA_SUCCESS;
-        broker_say("cuIpcGetMemHandle: memory cannot be shared: %s", bfc_last_error());
+        broker_say("memory cannot be shared with other processes: %s", bfc_last_error());
         return r == -EINVAL ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static CUresult get_handle(const struct bfc_block_info *info, struct block_handle *ret)
+{
+        *ret = (struct block_handle){ .magic = MAGIC, .process = process_number() };
+        snprintf(ret->name, sizeof(ret->name), NAME "%" PRIx64, info->block_id);
+        return publish(broker_client(), info, ret->name);
 }
 
 CUresult cuIpcGetMemHandle(CUipcMemHandle *ret_handle, CUdeviceptr pointer)
 {
         struct bfc_block_info info;
-        struct block_handle handle = { .magic = MAGIC, .process = process_number() };
+        struct block_handle handle;
         CUresult result;
 
         if (!broker_find_block(pointer, &info))
                 return real_cuIpcGetMemHandle(ret_handle, pointer);
         if (!ret_handle)
                 return CUDA_ERROR_INVALID_VALUE;
-        snprintf(handle.name, sizeof(handle.name), "cuda-ipc-%" PRIx64, info.block_id);
-        result = publish(broker_client(), &info, handle.name);
+        result = get_handle(&info, &handle);
         if (result == CUDA_SUCCESS)
                 memcpy(ret_handle, &handle, sizeof(handle));
         return result;
@@ -118,6 +132,12 @@ static CUresult note_opened(bfc_client *client, void *pointer)
         return o ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
+/* -ENOENT: it was freed. */
+static CUresult attach_result(int r)
+{
+        return r == -ENOENT ? CUDA_ERROR_INVALID_VALUE : broker_result(r);
+}
+
 static CUresult attach(const struct block_handle *handle, CUdeviceptr *ret_pointer)
 {
         struct gpu *gpu;
@@ -132,10 +152,8 @@ static CUresult attach(const struct block_handle *handle, CUdeviceptr *ret_point
         if (handle->process == process_number())
                 return CUDA_ERROR_INVALID_CONTEXT; /* as the driver answers */
         r = bfc_attach(gpu->client, handle->name, 0, &pointer, NULL);
-        if (r == -ENOENT) /* it was freed */
-                return CUDA_ERROR_INVALID_VALUE;
         if (r < 0)
-                return broker_result(r);
+                return attach_result(r);
         result = note_opened(gpu->client, pointer);
         if (result == CUDA_SUCCESS)
                 *ret_pointer = (CUdeviceptr)(uintptr_t)pointer;
@@ -178,4 +196,130 @@ CUresult cuIpcCloseMemHandle(CUdeviceptr pointer)
         pthread_mutex_unlock(&lock);
         return o && client ? broker_result(bfc_detach(client, (void *)(uintptr_t)pointer))
                            : real_cuIpcCloseMemHandle(pointer);
+}
+
+/* ---- fds of cuMemCreate()'s memory ---------------------------------------------------- */
+
+#define SEALS (F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE)
+
+/* The blocks of one handle. */
+struct block_handles {
+        size_t n;
+        struct block_handle items[LENT_BLOCKS];
+};
+
+static CUresult put_handles(const struct block_handles *handles, int *ret_fd)
+{
+        const ssize_t n_bytes = (ssize_t)(handles->n * sizeof(handles->items[0]));
+        int fd = memfd_create("bfcd-memory", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+
+        if (fd >= 0 && write(fd, handles->items, (size_t)n_bytes) == n_bytes &&
+            fcntl(fd, F_ADD_SEALS, SEALS) == 0) {
+                *ret_fd = fd;
+                return CUDA_SUCCESS;
+        }
+        if (fd >= 0)
+                close(fd);
+        return CUDA_ERROR_OPERATING_SYSTEM;
+}
+
+CUresult cuMemExportToShareableHandle(void *ret_os_handle, CUmemGenericAllocationHandle handle,
+                                      CUmemAllocationHandleType type, unsigned long long flags)
+{
+        struct block_handles handles = { .n = 0 };
+        CUresult result = CUDA_SUCCESS;
+        void *blocks[LENT_BLOCKS];
+        CUmemAllocationProp prop;
+        size_t n;
+
+        if (lent_properties(handle, &prop) == LENT_NOT)
+                return real_cuMemExportToShareableHandle(ret_os_handle, handle, type, flags);
+        if (!ret_os_handle || flags != 0 || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ||
+            prop.requestedHandleTypes != type)
+                return CUDA_ERROR_INVALID_VALUE;
+        n = lent_blocks(handle, blocks);
+        while (handles.n < n && result == CUDA_SUCCESS) {
+                struct bfc_block_info info;
+
+                if (!broker_find_block((CUdeviceptr)(uintptr_t)blocks[handles.n], &info))
+                        return CUDA_ERROR_INVALID_VALUE;
+                result = get_handle(&info, &handles.items[handles.n++]);
+        }
+        return result == CUDA_SUCCESS ? put_handles(&handles, ret_os_handle) : result;
+}
+
+/* The driver's fd is no regular file. */
+static bool get_handles(int fd, struct block_handles *ret)
+{
+        struct stat st;
+
+        if (fstat(fd, &st) < 0 || !S_ISREG(st.st_mode) || fcntl(fd, F_GET_SEALS) != SEALS ||
+            st.st_size <= 0 || st.st_size > (off_t)sizeof(ret->items) ||
+            st.st_size % (off_t)sizeof(ret->items[0]) != 0 ||
+            pread(fd, ret->items, (size_t)st.st_size, 0) != (ssize_t)st.st_size)
+                return false;
+        ret->n = (size_t)st.st_size / sizeof(ret->items[0]);
+        for (size_t i = 0; i < ret->n; i++)
+                if (memcmp(ret->items[i].magic, MAGIC, sizeof(ret->items[i].magic)) != 0 ||
+                    strncmp(ret->items[i].name, NAME, strlen(NAME)) != 0 ||
+                    !memchr(ret->items[i].name, '\0', sizeof(ret->items[i].name)))
+                        return false;
+        return true;
+}
+
+/* Not before CUDA is used. */
+static CUresult need_client(bfc_client **ret)
+{
+        int n = 0;
+        CUresult result = cuDeviceGetCount(&n);
+
+        for (int i = 0; result == CUDA_SUCCESS && i < n && !broker_client(); i++)
+                (void)broker_gpu(i);
+        *ret = broker_client();
+        return result == CUDA_SUCCESS && !*ret ? CUDA_ERROR_INVALID_VALUE : result;
+}
+
+static CUresult attach_one(bfc_client *client, const char *name, struct bfc_block_info *ret)
+{
+        void *pointer;
+        int r = bfc_attach(client, name, 0, &pointer, NULL);
+
+        if (r < 0)
+                return attach_result(r);
+        if (broker_find_block((CUdeviceptr)(uintptr_t)pointer, ret))
+                return CUDA_SUCCESS;
+        bfc_detach(client, pointer);
+        return CUDA_ERROR_INVALID_VALUE;
+}
+
+static CUresult import_blocks(const struct block_handles *handles, CUmemGenericAllocationHandle *ret_handle)
+{
+        struct bfc_block_info infos[LENT_BLOCKS];
+        bfc_client *client;
+        size_t n = 0;
+        CUresult result;
+
+        if (handles->items[0].process == process_number())
+                return lent_again(strtoull(handles->items[0].name + strlen(NAME), NULL, 16), ret_handle);
+        result = need_client(&client);
+        while (result == CUDA_SUCCESS && n < handles->n) {
+                result = attach_one(client, handles->items[n].name, &infos[n]);
+                n += result == CUDA_SUCCESS;
+        }
+        if (result == CUDA_SUCCESS)
+                result = lent_attach(infos, n, ret_handle);
+        while (result != CUDA_SUCCESS && n > 0)
+                bfc_detach(client, infos[--n].base);
+        return result;
+}
+
+CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *ret_handle, void *os_handle,
+                                        CUmemAllocationHandleType type)
+{
+        struct block_handles handles;
+
+        if (!ret_handle || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ||
+            !get_handles((int)(intptr_t)os_handle, &handles))
+                return real_cuMemImportFromShareableHandle(ret_handle, os_handle, type);
+        return import_blocks(&handles, ret_handle);
 }

@@ -1,8 +1,9 @@
-/* Memory that bfcd does not lend, counted: cuMemCreate(), arrays, nodes of graphs.
+/* cuMemCreate() and its handles, by bfcd or counted; and what bfcd does not lend: arrays, nodes of graphs.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <stdint.h>
 
+#include "preload/lent.h"
 #include "preload/outside.h"
 
 /* ---- handles ------------------------------------------------------------------- */
@@ -20,6 +21,12 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *ret_handle, size_t n_bytes,
         if (result != CUDA_SUCCESS)
                 return result;
         o.gpu = broker_gpu(prop->location.id);
+        if (lent_is_for(o.gpu, n_bytes, prop, flags)) {
+                int lent = lent_create(o.gpu, n_bytes, prop, ret_handle);
+
+                if (lent != LENT_NOT)
+                        return (CUresult)lent;
+        }
         result = outside_begin(&o);
         if (result != CUDA_SUCCESS)
                 return result;
@@ -29,7 +36,18 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *ret_handle, size_t n_bytes,
 
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
 {
-        return outside_release(handle);
+        int lent = lent_release(handle);
+
+        return lent != LENT_NOT ? (CUresult)lent : outside_release(handle);
+}
+
+CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *ret_prop,
+                                                CUmemGenericAllocationHandle handle)
+{
+        int lent = lent_properties(handle, ret_prop);
+
+        return lent != LENT_NOT ? (CUresult)lent
+                                : real_cuMemGetAllocationPropertiesFromHandle(ret_prop, handle);
 }
 
 CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *ret_handle, void *pointer)
@@ -40,6 +58,8 @@ CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *ret_handle, v
         /* As of memory of cuMemAlloc(). The handle would be that of the extent, which begins elsewhere. */
         if (broker_find_block((CUdeviceptr)(uintptr_t)pointer, &info))
                 return CUDA_ERROR_INVALID_VALUE;
+        if (ret_handle && lent_retain((CUdeviceptr)(uintptr_t)pointer, ret_handle))
+                return CUDA_SUCCESS;
         result = real_cuMemRetainAllocationHandle(ret_handle, pointer);
         if (result == CUDA_SUCCESS)
                 outside_retain(*ret_handle);
@@ -49,20 +69,59 @@ CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *ret_handle, v
 CUresult cuMemMap(CUdeviceptr pointer, size_t n_bytes, size_t offset, CUmemGenericAllocationHandle handle,
                   unsigned long long flags)
 {
-        CUresult result = real_cuMemMap(pointer, n_bytes, offset, handle, flags);
+        int lent = lent_map(pointer, n_bytes, offset, handle, flags);
+        CUresult result;
 
+        if (lent != LENT_NOT)
+                return (CUresult)lent;
+        result = real_cuMemMap(pointer, n_bytes, offset, handle, flags);
         if (result == CUDA_SUCCESS)
                 outside_mapped(handle, pointer);
         return result;
 }
 
-CUresult cuMemUnmap(CUdeviceptr pointer, size_t n_bytes)
+static CUresult unmap_outside(CUdeviceptr pointer, size_t n_bytes)
 {
         CUresult result = real_cuMemUnmap(pointer, n_bytes);
 
         if (result == CUDA_SUCCESS)
                 outside_unmapped(pointer, n_bytes);
         return result;
+}
+
+/* A range can have mappings of both kinds. */
+CUresult cuMemUnmap(CUdeviceptr pointer, size_t n_bytes)
+{
+        CUdeviceptr at = pointer;
+        struct lent_view view;
+        CUresult result = CUDA_SUCCESS;
+
+        if (n_bytes == 0 || (lent_find_view(pointer, &view) && view.base != pointer))
+                return CUDA_ERROR_INVALID_VALUE;
+        while (result == CUDA_SUCCESS && at - pointer < n_bytes) {
+                size_t n_left = n_bytes - (at - pointer);
+
+                if (!lent_next_view(at, n_left, &view))
+                        return unmap_outside(at, n_left);
+                if (view.n_bytes > n_left - (view.base - at))
+                        return CUDA_ERROR_INVALID_VALUE;
+                if (view.base > at)
+                        result = unmap_outside(at, view.base - at);
+                if (result == CUDA_SUCCESS)
+                        result = lent_unmap(view.base);
+                at = view.base + view.n_bytes;
+        }
+        return result;
+}
+
+/* A block is several allocations of the driver. */
+CUresult cuMulticastBindMem(CUmemGenericAllocationHandle multicast, size_t multicast_offset,
+                            CUmemGenericAllocationHandle handle, size_t offset, size_t n_bytes,
+                            unsigned long long flags)
+{
+        return lent_has(handle)
+                       ? CUDA_ERROR_NOT_SUPPORTED
+                       : real_cuMulticastBindMem(multicast, multicast_offset, handle, offset, n_bytes, flags);
 }
 
 /* ---- arrays --------------------------------------------------------------------- */

@@ -7,6 +7,7 @@
 #include <errno.h>
 
 #include "preload/broker.h"
+#include "preload/lent.h"
 #include "preload/outside.h"
 
 #define PITCH_BYTES ((size_t)512)         /* as drivers align rows */
@@ -162,47 +163,70 @@ CUresult cuDeviceTotalMem_v2(size_t *ret_n_bytes, CUdevice device)
 
 /* ---- addresses ----------------------------------------------------------------------- */
 
-CUresult cuMemGetAddressRange_v2(CUdeviceptr *ret_base, size_t *ret_n_bytes, CUdeviceptr pointer)
+/* What the program has at an address: a block, or mapped memory of several extents. */
+struct memory {
+        CUdeviceptr base;
+        size_t n_bytes;
+        bool is_ipc; /* cuIpcGetMemHandle() shares it */
+};
+
+/* By cuIpcGetMemHandle() all but small blocks can be shared, and no block in another way. */
+static bool find_memory(CUdeviceptr pointer, struct memory *ret)
 {
         struct bfc_block_info info;
+        struct lent_view view;
+
+        if (broker_find_block(pointer, &info)) {
+                *ret = (struct memory){ (CUdeviceptr)(uintptr_t)info.base, info.n_requested,
+                                        info.n_bytes > SMALL_BYTES };
+                return true;
+        }
+        if (!lent_find_view(pointer, &view))
+                return false;
+        *ret = (struct memory){ view.base, view.n_bytes, false };
+        return true;
+}
+
+CUresult cuMemGetAddressRange_v2(CUdeviceptr *ret_base, size_t *ret_n_bytes, CUdeviceptr pointer)
+{
+        struct memory memory;
         CUdevice device;
         CUresult result = broker_device(&device);
 
         if (result != CUDA_SUCCESS)
                 return result;
-        if (!broker_find_block(pointer, &info))
+        if (!find_memory(pointer, &memory))
                 return real_cuMemGetAddressRange_v2(ret_base, ret_n_bytes, pointer);
         if (ret_base)
-                *ret_base = (CUdeviceptr)(uintptr_t)info.base;
+                *ret_base = memory.base;
         if (ret_n_bytes)
-                *ret_n_bytes = info.n_requested;
+                *ret_n_bytes = memory.n_bytes;
         return CUDA_SUCCESS;
 }
 
-static bool is_block_attribute(CUpointer_attribute which)
+static bool is_memory_attribute(CUpointer_attribute which)
 {
         return which == CU_POINTER_ATTRIBUTE_RANGE_START_ADDR || which == CU_POINTER_ATTRIBUTE_RANGE_SIZE ||
                which == CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE;
 }
 
-/* By cuIpcGetMemHandle() all but small blocks can be shared, and no block in another way. */
-static void set_block_attribute(CUpointer_attribute which, const struct bfc_block_info *info, void *ret_value)
+static void set_attribute(CUpointer_attribute which, const struct memory *memory, void *ret_value)
 {
         if (which == CU_POINTER_ATTRIBUTE_RANGE_START_ADDR)
-                *(CUdeviceptr *)ret_value = (CUdeviceptr)(uintptr_t)info->base;
+                *(CUdeviceptr *)ret_value = memory->base;
         else if (which == CU_POINTER_ATTRIBUTE_RANGE_SIZE)
-                *(size_t *)ret_value = info->n_requested;
+                *(size_t *)ret_value = memory->n_bytes;
         else
-                *(bool *)ret_value = info->n_bytes > SMALL_BYTES;
+                *(bool *)ret_value = memory->is_ipc;
 }
 
 CUresult cuPointerGetAttribute(void *ret_value, CUpointer_attribute which, CUdeviceptr pointer)
 {
         CUresult result = real_cuPointerGetAttribute(ret_value, which, pointer);
-        struct bfc_block_info info;
+        struct memory memory;
 
-        if (result == CUDA_SUCCESS && is_block_attribute(which) && broker_find_block(pointer, &info))
-                set_block_attribute(which, &info, ret_value);
+        if (result == CUDA_SUCCESS && is_memory_attribute(which) && find_memory(pointer, &memory))
+                set_attribute(which, &memory, ret_value);
         return result;
 }
 
@@ -210,15 +234,15 @@ CUresult cuPointerGetAttributes(unsigned int n, CUpointer_attribute *which, void
                                 CUdeviceptr pointer)
 {
         CUresult result = real_cuPointerGetAttributes(n, which, ret_values, pointer);
-        struct bfc_block_info info;
-        bool is_block = false;
+        struct memory memory;
+        bool is_found = false;
 
         for (unsigned int i = 0; result == CUDA_SUCCESS && i < n; i++) {
-                if (!is_block_attribute(which[i]))
+                if (!is_memory_attribute(which[i]))
                         continue;
-                if (!is_block && !(is_block = broker_find_block(pointer, &info)))
+                if (!is_found && !(is_found = find_memory(pointer, &memory)))
                         break;
-                set_block_attribute(which[i], &info, ret_values[i]);
+                set_attribute(which[i], &memory, ret_values[i]);
         }
         return result;
 }

@@ -9,6 +9,7 @@
 
 #include <pthread.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/queue.h>
 
 #define N_CHAINS 4096
@@ -50,6 +51,19 @@ static void note_peak(struct gpu *gpu)
         while (n > peak && !__atomic_compare_exchange_n(&gpu->peak_outside, &peak, n, true, __ATOMIC_RELAXED,
                                                         __ATOMIC_RELAXED))
                 ;
+}
+
+/* For the line at the end of the process. More functions than that are not named. */
+static void note_function(struct gpu *gpu, const char *function)
+{
+        for (size_t i = 0; i < sizeof(gpu->outside_by) / sizeof(gpu->outside_by[0]); i++) {
+                const char *other = NULL;
+
+                if (__atomic_compare_exchange_n(&gpu->outside_by[i], &other, function, false,
+                                                __ATOMIC_RELAXED, __ATOMIC_RELAXED) ||
+                    strcmp(other, function) == 0)
+                        return;
+        }
 }
 
 static void subtract(struct gpu *gpu, size_t n_bytes, bool is_managed)
@@ -127,6 +141,7 @@ static CUresult end(const struct outside *o, CUresult result, int kind, uint64_t
                 return result;
         }
         note_peak(o->gpu);
+        note_function(o->gpu, o->function);
         e = calloc(1, sizeof(*e));
         if (!e)
                 return result;

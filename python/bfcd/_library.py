@@ -144,6 +144,8 @@ class BlockInfo(_Struct):
         ("device_ordinal", c_int64),
         ("device_uuid", c_char * 48),
         ("is_parked", c_uint64),
+        ("ptr_extent_bytes", c_uint64),
+        ("ptr_extent_offset", c_uint64),
     ]
 
 

@@ -19,6 +19,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#define HANDLE_TYPE_FABRIC_SUPPORTED 128 /* CU_DEVICE_ATTRIBUTE_... */
+
 struct handle {
         struct handle *next;
         CUmemGenericAllocationHandle value;
@@ -91,9 +93,17 @@ static void handle_free(struct handle *h)
 
 /* ---- making and sharing -------------------------------------------------- */
 
+/* Fabric handles are known where the settings say so, and no process may make memory with one. */
+static bool asks_for_fabric(const struct fake_device *d, const CUmemAllocationProp *prop)
+{
+        return ((unsigned)prop->requestedHandleTypes & CU_MEM_HANDLE_TYPE_FABRIC) != 0 &&
+               fake_device_attribute(d, (CUdevice_attribute)HANDLE_TYPE_FABRIC_SUPPORTED) > 0;
+}
+
 static CUresult check_prop(const CUmemAllocationProp *prop, struct fake_device **ret)
 {
         struct fake_device *d;
+        int types;
 
         if (!prop || prop->type != CU_MEM_ALLOCATION_TYPE_PINNED ||
             prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
@@ -103,7 +113,10 @@ static CUresult check_prop(const CUmemAllocationProp *prop, struct fake_device *
                 return CUDA_ERROR_INVALID_DEVICE;
         if (fake_device_attribute(d, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) <= 0)
                 return CUDA_ERROR_NOT_SUPPORTED;
-        switch ((int)prop->requestedHandleTypes) {
+        types = (int)prop->requestedHandleTypes;
+        if (asks_for_fabric(d, prop))
+                types &= ~CU_MEM_HANDLE_TYPE_FABRIC;
+        switch (types) {
         case CU_MEM_HANDLE_TYPE_NONE:
                 break;
         case CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR:
@@ -159,6 +172,8 @@ API CUresult cuMemCreate(CUmemGenericAllocationHandle *ret_handle, size_t n_byte
                 return r;
         if (!ret_handle || flags != 0 || n_bytes == 0 || n_bytes % FAKE_GRANULARITY != 0)
                 return CUDA_ERROR_INVALID_VALUE;
+        if (asks_for_fabric(d, prop))
+                return CUDA_ERROR_NOT_PERMITTED;
         r = fake_object_new(d, 'v', n_bytes, &o, &fd);
         if (r != CUDA_SUCCESS)
                 return r;

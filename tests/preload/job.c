@@ -108,7 +108,7 @@ static CUdeviceptr alloc(size_t n_bytes)
         return p;
 }
 
-static void holds_bytes(CUdeviceptr p, size_t n_bytes, unsigned char value)
+void holds_bytes(CUdeviceptr p, size_t n_bytes, unsigned char value)
 {
         unsigned char *bytes = malloc(n_bytes);
 
@@ -360,40 +360,6 @@ static void fork_children(void)
         OK(cu.cuMemFree_v2(p));
 }
 
-/* As PyTorch's expandable segments are: they count, and the limit holds for both kinds together. */
-static void map_memory(void)
-{
-        CUmemAllocationProp prop = { .type = CU_MEM_ALLOCATION_TYPE_PINNED,
-                                     .location = { CU_MEM_LOCATION_TYPE_DEVICE, 0 } };
-        CUmemAccessDesc access = { prop.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
-        CUmemGenericAllocationHandle handles[2], other;
-        CUdeviceptr at, p;
-
-        context_make();
-        OK(cu.cuMemAddressReserve(&at, 32 * MIB, 0, 0, 0));
-        for (size_t i = 0; i < 2; i++) {
-                OK(cu.cuMemCreate(&handles[i], 8 * MIB, &prop, 0));
-                OK(cu.cuMemMap(at + i * 8 * MIB, 8 * MIB, 0, handles[i], 0));
-        }
-        OK(cu.cuMemSetAccess(at, 16 * MIB, &access, 1));
-        holds_bytes(at, 16 * MIB, 5);
-        CHECK(free_bytes() == 16 * MIB);
-        GIVES(CUDA_ERROR_OUT_OF_MEMORY, cu.cuMemCreate(&other, 18 * MIB, &prop, 0));
-        GIVES(CUDA_ERROR_OUT_OF_MEMORY, cu.cuMemAlloc_v2(&p, 18 * MIB));
-        p = alloc(8 * MIB);
-        OK(cu.cuMemFree_v2(p));
-        OK(cu.cuMemRelease(handles[0])); /* it is still mapped */
-        CHECK(free_bytes() == 16 * MIB);
-        OK(cu.cuMemRetainAllocationHandle(&other, (void *)(uintptr_t)(at + 8 * MIB)));
-        OK(cu.cuMemUnmap(at, 16 * MIB));
-        CHECK(free_bytes() == 24 * MIB);
-        OK(cu.cuMemRelease(handles[1]));
-        CHECK(free_bytes() == 24 * MIB);
-        OK(cu.cuMemRelease(other));
-        CHECK(free_bytes() == 32 * MIB);
-        OK(cu.cuMemAddressFree(at, 32 * MIB));
-}
-
 /* Pools are the partition; managed memory and arrays are counted. */
 static void have_others(void)
 {
@@ -492,7 +458,8 @@ static void have_other_pools(void)
 static void be_strict(void)
 {
         CUmemAllocationProp prop = { .type = CU_MEM_ALLOCATION_TYPE_PINNED,
-                                     .location = { CU_MEM_LOCATION_TYPE_DEVICE, 0 } };
+                                     .location = { CU_MEM_LOCATION_TYPE_DEVICE, 0 },
+                                     .allocFlags.usage = IS_TILE_POOL };
         CUDA_ARRAY_DESCRIPTOR what = { .Width = 1, .Format = 0x20, .NumChannels = 1 };
         CUDA_ARRAY3D_DESCRIPTOR what_3d = { .Width = 1, .Format = 0x20, .NumChannels = 1 };
         CUmemGenericAllocationHandle handle;
@@ -555,7 +522,8 @@ static unsigned long long shown_bytes(const char *bfcctl)
 static void be_shown(const char *bfcctl)
 {
         CUmemAllocationProp prop = { .type = CU_MEM_ALLOCATION_TYPE_PINNED,
-                                     .location = { CU_MEM_LOCATION_TYPE_DEVICE, 0 } };
+                                     .location = { CU_MEM_LOCATION_TYPE_DEVICE, 0 },
+                                     .allocFlags.usage = IS_TILE_POOL };
         CUmemGenericAllocationHandle handle, more;
         CUdeviceptr p;
 
@@ -659,6 +627,10 @@ int main(int argc, char **argv)
                 { "contexts", use_contexts },
                 { "fork", fork_children },
                 { "map", map_memory },
+                { "lent", map_lent_memory },
+                { "lent-names", have_names_of_lent_memory },
+                { "lent-not", have_memory_that_is_not_lent },
+                { "lent-uneven", have_uneven_sizes },
                 { "others", have_others },
                 { "strict", be_strict },
                 { "passed-on", be_passed_on },
@@ -681,6 +653,10 @@ int main(int argc, char **argv)
                 }
         if (strcmp(argv[2], "export") == 0)
                 export_block(argv[0], argv[1]);
+        else if (strcmp(argv[2], "export-fd") == 0)
+                export_lent_memory(argv[0], argv[1]);
+        else if (strcmp(argv[2], "import-fd") == 0 && argc == 4)
+                import_lent_memory(argv[3]);
         else if (strcmp(argv[2], "shown") == 0 && argc == 4)
                 be_shown(argv[3]);
         else if (strcmp(argv[2], "import") == 0 && argc == 4)

@@ -51,6 +51,21 @@ void context_make(void);
 size_t free_bytes(void);
 size_t total_bytes(void);
 
+/* Writes the value to all bytes, and reads some. */
+void holds_bytes(CUdeviceptr p, size_t n_bytes, unsigned char value);
+
+/* CU_MEM_CREATE_USAGE_TILE_POOL: memory of cuMemCreate() for sparse arrays, which bfcd does not lend. */
+#define IS_TILE_POOL 1
+
+/* Cases of mapped.c. */
+void map_memory(void);
+void map_lent_memory(void);
+void have_names_of_lent_memory(void);
+void have_memory_that_is_not_lent(void);
+void have_uneven_sizes(void);
+void export_lent_memory(const char *program, const char *way);
+void import_lent_memory(const char *fd);
+
 /* Cases of management.c. */
 void ask_nvml(void);
 void have_no_nvml(void);

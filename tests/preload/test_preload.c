@@ -116,14 +116,73 @@ TEST_OF(preload, memory_outside)
 {
         char *err = run_job(RUN("--", JOB, "dlsym", "map"));
 
-        text_has(err, "had up to 16.0 MiB of GPU 0 outside of bfcd");
+        text_has(err, "had up to 16.0 MiB of GPU 0 outside of bfcd, by cuMemCreate\n");
+}
+
+static bool has_fds(void)
+{
+        return strcmp(getenv("BFC_TEST_DEVICE"), "cuda-fd") == 0;
+}
+
+/* Memory of cuMemCreate() that bfcd lends, and counts itself. */
+TEST_OF(preload, lent_memory)
+{
+        if (!has_fds())
+                return;
+        run_case("lent");
+        run_case("lent-names");
+        run_case("export-fd");
+        free(run_job(RUN("--strict", "--", JOB, "dlsym", "lent-names")));
+}
+
+/* With share: cuda-ipc there are no extents to map. */
+TEST_OF(preload, lent_memory_without_fds)
+{
+        if (!has_fds())
+                text_has(run_job(RUN("--", JOB, "dlsym", "lent-not")),
+                         "had up to 8.0 MiB of GPU 0 outside of bfcd");
+}
+
+/* A driver that does not map what this process has imported. */
+TEST_OF(preload, lent_memory_that_cannot_be_mapped)
+{
+        char *err;
+
+        if (!has_fds())
+                return;
+        ck_assert_int_eq(setenv("FAKE_CUDA_FAULT", "cuMemRetainAllocationHandle:*:801", 1), 0);
+        err = run_job(RUN("--", JOB, "dlsym", "lent-not"));
+        ck_assert_ptr_nonnull(strstr(err, "the driver does not map it (error 801)"));
+        ck_assert_ptr_nonnull(strstr(err, "cuMemRetainAllocationHandle gives error 801"));
+        text_has(err, "had up to 8.0 MiB of GPU 0 outside of bfcd, by cuMemCreate\n");
+}
+
+static const struct rig_config large = { .size = "1GiB",
+                                         .partitions =
+                                                 "      - {name: train, limit: 1GiB, growth: on-demand}\n",
+                                         .tenants = TENANT("red", "@UID@", "train, limit: 1GiB") };
+
+/* Extents of 4 MiB, which a mapping cannot have a part of. */
+TEST_OF(preload, lent_memory_of_uneven_sizes)
+{
+        char *err;
+
+        if (!has_fds())
+                return;
+        rig_stop(rig);
+        rig = rig_start(&large);
+        ck_assert_int_eq(setenv("BFC_SOCKET", rig->socket, 1), 0);
+        ck_assert_int_eq(setenv("BFC_ADMIN_SOCKET", rig->admin_socket, 1), 0);
+        err = run_job((const char *const[]){ program_bfcctl(), "run", "--limit", "1GiB", "--quiet", "--", JOB,
+                                             "dlsym", "lent-uneven", NULL });
+        text_has(err, "had up to 70.0 MiB of GPU 0 outside of bfcd, by cuMemCreate\n");
 }
 
 TEST_OF(preload, other_memory)
 {
         char *err = run_job(RUN("--", JOB, "dlsym", "others"));
 
-        text_has(err, "had up to 48.0 MiB of GPU 0 outside of bfcd");
+        text_has(err, "had up to 48.0 MiB of GPU 0 outside of bfcd, by cuArrayCreate, cuMemAllocManaged\n");
 }
 
 TEST_OF(preload, large_arrays)

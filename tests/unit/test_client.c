@@ -69,7 +69,13 @@ TEST(malloc_write_free_and_block_info)
         ck_assert_uint_eq(info.share, BFC_SHARE_FD);
         ck_assert_uint_gt(info.extent_bytes, 65536);
         ck_assert_uint_eq(info.extent_offset, 65536);
+        ck_assert_uint_eq(info.ptr_extent_bytes, info.extent_bytes);
+        ck_assert_uint_eq(info.ptr_extent_offset, 65536);
         ck_assert_uint_eq(info.handle[0], 0);
+        ck_assert_int_eq(bfc_block_info(client, b + 3 * MIB - 1, &info), 0); /* in a later extent */
+        ck_assert_uint_eq(info.extent_offset, 65536);
+        ck_assert_uint_eq((65536 + 3 * MIB - 1 - info.ptr_extent_offset) % info.ptr_extent_bytes, 0);
+        ck_assert_uint_ne(info.ptr_extent_offset, 65536 + 3 * MIB - 1);
         info.struct_size--;
         expect_error(bfc_block_info(client, b, &info), -EINVAL, "struct_size");
         info.struct_size = sizeof(info);
