@@ -115,18 +115,18 @@ TEST(copies_between_extents)
 
         for (uint64_t i = 0; i < e.n_bytes; i++)
                 p[i] = (unsigned char)(i * 2654435761u >> 13);
-        ck_assert_int_eq(device_copy(device, &copy), 0);
+        ck_assert_int_eq(device_copy(device, &copy, 1), 0);
         ck_assert_mem_eq(q + copy.host_offset, p + copy.offset, n_bytes);
         ck_assert_uint_eq(q[copy.host_offset - 1], 0);
         ck_assert_uint_eq(q[copy.host_offset + n_bytes], 0);
         memset(p, 0, e.n_bytes);
         copy.to_host = false;
-        ck_assert_int_eq(device_copy(device, &copy), 0);
+        ck_assert_int_eq(device_copy(device, &copy, 1), 0);
         ck_assert_mem_eq(q + copy.host_offset, p + copy.offset, n_bytes);
         ck_assert_uint_eq(p[copy.offset - 1], 0);
         ck_assert_uint_eq(p[copy.offset + n_bytes], 0);
         copy.n_bytes = e.n_bytes;
-        ck_assert_int_eq(device_copy(device, &copy), -EINVAL);
+        ck_assert_int_eq(device_copy(device, &copy, 1), -EINVAL);
         munmap(p, e.n_bytes);
         munmap(q, e.n_bytes);
         ck_assert_int_eq(device_destroy(device, &e), 0);
@@ -143,7 +143,7 @@ TEST(copies_of_what_is_not_there)
         ck_assert_int_eq(pwrite(e.fd, &byte, 1, 3), 1);
         ck_assert_int_eq(
                 fallocate(host.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, (off_t)host.n_bytes), 0);
-        ck_assert_int_eq(device_copy(device, &copy), 0);
+        ck_assert_int_eq(device_copy(device, &copy, 1), 0);
         ck_assert_uint_eq(n_bytes_backed(host.fd), 0);
         ck_assert_int_eq(pread(e.fd, &byte, 1, 3), 1);
         ck_assert_uint_eq(byte, 0);
@@ -152,7 +152,7 @@ TEST(copies_of_what_is_not_there)
         copy.host = &short_one;
         for (int i = 0; i < 2; i++) {
                 copy.to_host = i;
-                ck_assert_int_eq(device_copy(device, &copy), -EIO);
+                ck_assert_int_eq(device_copy(device, &copy, 1), -EIO);
         }
         close(short_one.fd);
         ck_assert_int_eq(device_destroy(device, &e), 0);
