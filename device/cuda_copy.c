@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "device/host_copy.h"
+#include "device/host_helper.h"
 #include "proto/memfd.h"
 
 /* Less is not copied directly: a driver may read a small piece with the processor, which would fault where a client
@@ -93,8 +94,10 @@ int cuda_copier_open(struct cuda_copier *c, const struct cuda_driver *cu)
         if (r < 0) {
                 close_buffers(c);
                 *c = (struct cuda_copier){ .fd = -1 };
+                return r;
         }
-        return r;
+        c->helper = host_helper_new();
+        return 0;
 }
 
 /* Work that the driver did not report as complete may still write into the buffers: they stay mapped. */
@@ -109,6 +112,7 @@ void cuda_copier_close(struct cuda_copier *c, bool has_context)
         if (c->buffers)
                 c->cu->cuMemHostUnregister(c->buffers);
         close_buffers(c);
+        host_helper_free(c->helper);
         *c = (struct cuda_copier){ .fd = -1 };
 }
 
@@ -132,16 +136,39 @@ static unsigned take_buffer(struct cuda_copier *c)
         return buffer;
 }
 
+/* The processor's part of a copy. */
+struct move {
+        const struct cuda_copier *copier;
+        unsigned buffer;
+        int file;
+        uint64_t file_offset;
+};
+
+static int move_out(const void *arg, uint64_t begin, uint64_t end)
+{
+        const struct move *m = arg;
+
+        return host_copy(m->copier->fd, m->buffer * PIECE + begin, m->file, m->file_offset + begin,
+                         end - begin);
+}
+
+static int move_in(const void *arg, uint64_t begin, uint64_t end)
+{
+        const struct move *m = arg;
+
+        return host_copy_read(m->file, m->file_offset + begin, buffer_at(m->copier, m->buffer) + begin,
+                              end - begin);
+}
+
 /* The device does not use the buffer any more; what it has written goes to the memfd. */
 static int empty_buffer(struct cuda_copier *c, unsigned buffer)
 {
         struct cuda_copy_rest rest = c->rests[buffer];
+        const struct move m = { c, buffer, rest.to, rest.to_offset };
         int r = await(c, buffer);
 
         c->rests[buffer].n_bytes = 0;
-        return r < 0 || rest.n_bytes == 0
-                       ? r
-                       : host_copy(c->fd, buffer * PIECE, rest.to, rest.to_offset, rest.n_bytes);
+        return r < 0 || rest.n_bytes == 0 ? r : host_helper_run(c->helper, move_out, &m, rest.n_bytes);
 }
 
 /* Through the buffers, to the memfd. */
@@ -171,10 +198,11 @@ static int copy_in(struct cuda_copier *c, CUdeviceptr to, const struct device_co
         for (uint64_t done = 0; r == 0 && done < copy->n_bytes; done += PIECE) {
                 unsigned i = take_buffer(c);
                 uint64_t n = piece_bytes(done, copy->n_bytes);
+                const struct move m = { c, i, copy->host->fd, copy->host_offset + done };
 
                 r = empty_buffer(c, i);
                 if (r == 0)
-                        r = host_copy_read(copy->host->fd, copy->host_offset + done, buffer_at(c, i), n);
+                        r = host_helper_run(c->helper, move_in, &m, n);
                 if (r == 0)
                         r = cuda_driver_errno(
                                 c->cu->cuMemcpyHtoDAsync_v2(to + done, buffer_at(c, i), n, c->streams[i]));

@@ -1,6 +1,6 @@
 /* Copies between device memory and memfds: directly where the memfd is mapped and registered with CUDA (cuda_pin.h),
  * else through two buffers of pinned memory. While one is filled or emptied by the device, the other one is by this
- * process.
+ * process, by two threads.
  *
  * Copies are begun one after the other, in one direction, and end together with cuda_copy_finish(): the device
  * works meanwhile.
@@ -17,6 +17,8 @@
 #include "device/cuda_pin.h"
 #include "device/device.h"
 
+struct host_helper;
+
 /* What the device writes into a buffer, for a memfd. n_bytes 0: nothing. */
 struct cuda_copy_rest {
         int to;
@@ -27,7 +29,8 @@ struct cuda_copier {
         const struct cuda_driver *cu; /* NULL: it is closed */
         int fd;                       /* of the buffers: a memfd of this process alone */
         unsigned char *buffers;
-        CUstream streams[2]; /* one for each buffer */
+        struct host_helper *helper; /* or NULL */
+        CUstream streams[2];        /* one for each buffer */
         struct cuda_copy_rest rests[2];
         unsigned next; /* the buffer that is used next: the one that was begun first */
 };

@@ -16,6 +16,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "device/host_helper.h"
 #include "tests/suite.h"
 
 static struct device *device;
@@ -131,6 +132,46 @@ TEST(copies_between_extents)
         munmap(q, e.n_bytes);
         ck_assert_int_eq(device_destroy(device, &e), 0);
         ck_assert_int_eq(device_destroy(device, &host), 0);
+}
+
+struct helped {
+        _Atomic uint64_t n_bytes, n_parts;
+        uint64_t bad; /* a byte: the part with it fails */
+};
+
+static int help(const void *arg, uint64_t begin, uint64_t end)
+{
+        struct helped *h = *(struct helped *const *)arg;
+
+        h->n_bytes += end - begin;
+        h->n_parts++;
+        return h->bad >= begin && h->bad < end ? -EIO : 0;
+}
+
+static int run_helped(struct host_helper *helper, uint64_t n_bytes, uint64_t bad, uint64_t most)
+{
+        struct helped h = { .bad = bad }, *arg = &h;
+        int r = host_helper_run(helper, help, &arg, n_bytes);
+
+        ck_assert_uint_eq(h.n_bytes, n_bytes);
+        ck_assert_uint_le(h.n_parts, most);
+        return r;
+}
+
+TEST(a_helper_does_a_part)
+{
+        struct host_helper *helpers[] = { host_helper_new(), NULL };
+
+        for (int i = 0; i < 2; i++) {
+                uint64_t most = helpers[i] ? 2 : 1;
+
+                for (int k = 0; k < 1000; k++)
+                        ck_assert_int_eq(run_helped(helpers[i], 8 * MIB - (uint64_t)k, UINT64_MAX, most), 0);
+                ck_assert_int_eq(run_helped(helpers[i], 2 * MIB, UINT64_MAX, 1), 0);
+                ck_assert_int_eq(run_helped(helpers[i], 8 * MIB, 0, most), -EIO);
+                ck_assert_int_eq(run_helped(helpers[i], 8 * MIB, 8 * MIB - 1, most), -EIO);
+                ck_assert_ptr_null(host_helper_free(helpers[i]));
+        }
 }
 
 /* A client's hole is read as zeroes and stays one; a file that ends is an error, and no signal. */
