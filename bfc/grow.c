@@ -311,7 +311,7 @@ static struct place find_place_in_extent(const struct bfc *b, uint32_t n)
 
 /* Each extent costs calls of the driver, an fd and a mapping in each process. With fewer extents than this in a block
  * the rest of one would be too large a part of it for the blocks after it. */
-#define FEW_EXTENTS 16u
+#define FEW_EXTENTS 4u
 
 /* The best run of unbacked extents with at least n granules; *ret_n: how many it has. On ties the fewest extents, if
  * they are more than a few. In each hole all boundaries up to the end of the zones are tried, and the first one

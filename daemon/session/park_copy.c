@@ -13,6 +13,7 @@
 #include "daemon/session/session.h"
 
 #define PIECE_BYTES (UINT64_C(8) << 20)
+#define FIRST_TURN  3u /* pieces: about as much as a turn is to take where the processor copies */
 
 struct park_piece {
         struct device_extent memory, copy; /* borrowed */
@@ -127,7 +128,7 @@ static void copier_start(struct park_copying *c, struct worker_lane *lane)
         struct park_copier *copier = &c->copiers[c->n_copiers++];
 
         copier->copying = c;
-        copier->n_a_turn = 1;
+        copier->n_a_turn = FIRST_TURN;
         copier->job = (struct worker_job){ .run = copier_run, .done = copier_done, .lane = lane };
         worker_submit(c->memory.quota->partition->worker, &copier->job);
 }
