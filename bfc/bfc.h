@@ -194,7 +194,7 @@ int bfc_plan_growth_in_extent(const struct bfc *b, uint64_t n_bytes, uint64_t ma
                               struct bfc_growth *ret);
 
 /* The same for a block that gets whole unbacked extents of its own: n_bytes is rounded up to them. The fewest
- * new bytes; on ties the lowest offset. */
+ * new bytes; on ties the fewest extents, where 4 are as good as fewer; then the lowest offset. */
 int bfc_plan_growth_whole(const struct bfc *b, uint64_t n_bytes, uint64_t max_new_bytes,
                           struct bfc_growth *ret);
 

@@ -309,9 +309,13 @@ static struct place find_place_in_extent(const struct bfc *b, uint32_t n)
 
 /* ---- whole extents ----------------------------------------------------------------------- */
 
-/* The best run of unbacked extents with at least n granules; *ret_n: how many it has. In each hole all
- * boundaries up to the end of the zones are tried, and the first one beyond: from there on all runs are
- * equal, except one that ends with the region. */
+/* Each extent costs calls of the driver, an fd and a mapping in each process. With fewer extents than this in a block
+ * the rest of one would be too large a part of it for the blocks after it. */
+#define FEW_EXTENTS 4u
+
+/* The best run of unbacked extents with at least n granules; *ret_n: how many it has. On ties the fewest extents, if
+ * they are more than a few. In each hole all boundaries up to the end of the zones are tried, and the first one
+ * beyond: from there on all runs are equal, except one that ends with the region. */
 static struct place find_whole_place(const struct bfc *b, uint32_t n, uint32_t *ret_n)
 {
         struct place best = { .chunk = 0 };
@@ -326,6 +330,9 @@ static struct place find_whole_place(const struct bfc *b, uint32_t n, uint32_t *
                         struct place p = { .chunk = i, .offset = x, .n_new = grid_up(b, r, x + n) - x };
 
                         VISIT();
+                        p.n_touched = n_touched(b, r, x, x + n);
+                        if (p.n_touched < FEW_EXTENTS)
+                                p.n_touched = FEW_EXTENTS;
                         place_better(b, r, &best, p, 1);
                         if (x >= r->body)
                                 break;

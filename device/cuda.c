@@ -172,44 +172,54 @@ static CUmemAllocationProp fd_prop(const struct cuda_device *d)
         return prop;
 }
 
-typedef int (*at_address_fn)(struct cuda_device *d, CUdeviceptr at, const void *arg);
+/* Tried twice: a remaining mapping keeps memory that is charged to no tenant. */
+static int unmap_at(struct cuda_device *d, CUdeviceptr at, uint64_t n_bytes)
+{
+        const struct cuda_driver *cu = d->context.cu;
+        int r = note(d, cu->cuMemUnmap(at, n_bytes));
 
-/* Such memory has no address: it gets one during the call of run(). */
-static int at_address(struct cuda_device *d, CUmemGenericAllocationHandle handle, uint64_t n_bytes,
-                      at_address_fn run, const void *arg)
+        if (r < 0)
+                r = note(d, cu->cuMemUnmap(at, n_bytes));
+        cu->cuMemAddressFree(at, n_bytes);
+        return r;
+}
+
+/* Such memory has no address: it gets one until unmap_at(). */
+static int map_handle(struct cuda_device *d, CUmemGenericAllocationHandle handle, uint64_t n_bytes,
+                      CUdeviceptr *ret)
 {
         const CUmemAccessDesc access = { .location = { CU_MEM_LOCATION_TYPE_DEVICE, d->context.device },
                                          .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
         const struct cuda_driver *cu = d->context.cu;
         CUdeviceptr at;
-        int r, r_unmap;
+        int r;
 
         r = note(d, cu->cuMemAddressReserve(&at, n_bytes, 0, 0, 0));
         if (r < 0)
                 return r;
         r = note(d, cu->cuMemMap(at, n_bytes, 0, handle, 0));
-        if (r == 0) {
-                r = note(d, cu->cuMemSetAccess(at, n_bytes, &access, 1));
-                if (r == 0)
-                        r = run(d, at, arg);
-                r_unmap = note(d, cu->cuMemUnmap(at, n_bytes));
-                if (r_unmap <
-                    0) /* once more: a remaining mapping keeps memory that is charged to no tenant */
-                        r_unmap = note(d, cu->cuMemUnmap(at, n_bytes));
-                r = r < 0 ? r : r_unmap;
+        if (r < 0) {
+                cu->cuMemAddressFree(at, n_bytes);
+                return r;
         }
-        cu->cuMemAddressFree(at, n_bytes);
+        r = note(d, cu->cuMemSetAccess(at, n_bytes, &access, 1));
+        if (r < 0)
+                (void)unmap_at(d, at, n_bytes);
+        else
+                *ret = at;
         return r;
-}
-
-static int zero_extent(struct cuda_device *d, CUdeviceptr at, const void *arg)
-{
-        return zero(d, at, *(const uint64_t *)arg);
 }
 
 static int zero_by_handle(struct cuda_device *d, CUmemGenericAllocationHandle handle, uint64_t n_bytes)
 {
-        return at_address(d, handle, n_bytes, zero_extent, &n_bytes);
+        CUdeviceptr at;
+        int r = map_handle(d, handle, n_bytes, &at), r_unmap;
+
+        if (r < 0)
+                return r;
+        r = zero(d, at, n_bytes);
+        r_unmap = unmap_at(d, at, n_bytes);
+        return r < 0 ? r : r_unmap;
 }
 
 static int export_fd(struct cuda_device *d, CUmemGenericAllocationHandle handle, int *ret)
@@ -310,15 +320,10 @@ static int check_size(struct cuda_device *d, CUmemGenericAllocationHandle handle
         if (r < 0)
                 return r;
         r = note(d, cu->cuMemMap(at, n_bytes, 0, handle, 0));
-        if (r == 0) {
-                r = note(d, cu->cuMemUnmap(at, n_bytes));
-                if (r < 0) /* once more, as in at_address() */
-                        r = note(d, cu->cuMemUnmap(at, n_bytes));
-        } else if (r == -EINVAL || r == -ENOTSUP) { /* 580 says that it does not support it */
-                r = -EPROTO;
-        }
+        if (r == 0)
+                return unmap_at(d, at, n_bytes);
         cu->cuMemAddressFree(at, n_bytes);
-        return r;
+        return r == -EINVAL || r == -ENOTSUP ? -EPROTO : r; /* 580 says that it does not support it */
 }
 
 static int adopt_entered(struct cuda_device *d, int fd, uint64_t n_bytes, struct device_extent *ret)
@@ -509,26 +514,34 @@ static int cuda_destroy(struct device *device, struct device_extent *e)
 
 /* ---- copying ------------------------------------------------------------- */
 
-static int copy_at(struct cuda_device *d, CUdeviceptr at, const void *arg)
+/* An extent stays mapped until all copies are done, so that the device works while the next one is mapped. */
+static int copy_entered(struct cuda_device *d, const struct device_copy *copies, size_t n)
 {
-        const struct device_copy *c = arg;
-        char *host = NULL;
-        int r = c->pins && c->n_bytes >= CUDA_COPY_DIRECT_MIN
-                        ? cuda_pin(&d->pinner, c->host, c->pins, (void **)&host)
-                        : 0;
+        const struct device_extent *mapped[DEVICE_COPIES];
+        CUdeviceptr at[DEVICE_COPIES];
+        size_t n_mapped = 0;
+        int r = 0, r_unmap;
 
-        if (r < 0)
-                return r;
-        if (host)
-                return c->to_host ? cuda_copy_out_directly(&d->copier, at + c->offset, host + c->host_offset,
-                                                           c->n_bytes)
-                                  : cuda_copy_in_directly(&d->copier, host + c->host_offset, at + c->offset,
-                                                          c->n_bytes);
-        return c->to_host ? cuda_copy_out(&d->copier, at + c->offset, c->host->fd, c->host_offset, c->n_bytes)
-                          : cuda_copy_in(&d->copier, c->host->fd, c->host_offset, at + c->offset, c->n_bytes);
+        for (size_t i = 0; r == 0 && i < n; i++) {
+                const struct device_extent *e = copies[i].extent;
+
+                if (n_mapped == 0 || mapped[n_mapped - 1]->native != e->native) {
+                        r = map_handle(d, e->native, e->n_bytes, &at[n_mapped]);
+                        if (r < 0)
+                                break;
+                        mapped[n_mapped++] = e;
+                }
+                r = cuda_copy_begin(&d->copier, &d->pinner, at[n_mapped - 1], &copies[i]);
+        }
+        r = cuda_copy_finish(&d->copier, r);
+        while (n_mapped-- > 0) {
+                r_unmap = unmap_at(d, at[n_mapped], mapped[n_mapped]->n_bytes);
+                r = r < 0 ? r : r_unmap;
+        }
+        return r;
 }
 
-static int cuda_copy(struct device *device, const struct device_copy *copy)
+static int cuda_copy(struct device *device, const struct device_copy *copies, size_t n)
 {
         struct cuda_device *d = (struct cuda_device *)device;
         int r;
@@ -538,7 +551,7 @@ static int cuda_copy(struct device *device, const struct device_copy *copy)
         if (r == 0) {
                 r = cuda_copier_open(&d->copier, d->context.cu);
                 if (r == 0)
-                        r = at_address(d, copy->extent->native, copy->extent->n_bytes, copy_at, copy);
+                        r = copy_entered(d, copies, n);
                 leave(d);
         }
         if (r == -ENODEV)

@@ -10,16 +10,22 @@
 #include <unistd.h>
 
 #include "device/host_copy.h"
+#include "device/host_helper.h"
 #include "proto/memfd.h"
 
+/* Less is not copied directly: a driver may read a small piece with the processor, which would fault where a client
+ * has removed the page. */
+#define DIRECT_MIN (UINT64_C(1) << 20)
+
+#define PIECE        (UINT64_C(8) << 20) /* of one buffer */
 #define N_BUFFERS    2u
-#define BUFFER_BYTES (N_BUFFERS * CUDA_COPY_PIECE)
+#define BUFFER_BYTES (N_BUFFERS * PIECE)
 
 /* ---- waiting ------------------------------------------------------------- */
 
-static int await(const struct cuda_copier *c, uint64_t piece)
+static int await(const struct cuda_copier *c, unsigned buffer)
 {
-        return cuda_driver_errno(c->cu->cuStreamSynchronize(c->streams[piece % N_BUFFERS]));
+        return cuda_driver_errno(c->cu->cuStreamSynchronize(c->streams[buffer]));
 }
 
 /* So that the device uses neither the buffers nor the range any more, whatever failed. */
@@ -88,8 +94,10 @@ int cuda_copier_open(struct cuda_copier *c, const struct cuda_driver *cu)
         if (r < 0) {
                 close_buffers(c);
                 *c = (struct cuda_copier){ .fd = -1 };
+                return r;
         }
-        return r;
+        c->helper = host_helper_new();
+        return 0;
 }
 
 /* Work that the driver did not report as complete may still write into the buffers: they stay mapped. */
@@ -104,72 +112,128 @@ void cuda_copier_close(struct cuda_copier *c, bool has_context)
         if (c->buffers)
                 c->cu->cuMemHostUnregister(c->buffers);
         close_buffers(c);
+        host_helper_free(c->helper);
         *c = (struct cuda_copier){ .fd = -1 };
 }
 
 /* ---- copying ------------------------------------------------------------- */
 
-static uint64_t piece_bytes(uint64_t piece, uint64_t n_bytes)
+static unsigned char *buffer_at(const struct cuda_copier *c, unsigned buffer)
 {
-        uint64_t left = n_bytes - piece * CUDA_COPY_PIECE;
-
-        return left < CUDA_COPY_PIECE ? left : CUDA_COPY_PIECE;
+        return c->buffers + buffer * PIECE;
 }
 
-static uint64_t buffer_offset(uint64_t piece)
+static uint64_t piece_bytes(uint64_t done, uint64_t n_bytes)
 {
-        return piece % N_BUFFERS * CUDA_COPY_PIECE;
+        return n_bytes - done < PIECE ? n_bytes - done : PIECE;
 }
 
-static int begin_out(const struct cuda_copier *c, CUdeviceptr from, uint64_t piece, uint64_t n_bytes)
+static unsigned take_buffer(struct cuda_copier *c)
 {
-        return cuda_driver_errno(
-                c->cu->cuMemcpyDtoHAsync_v2(c->buffers + buffer_offset(piece), from + piece * CUDA_COPY_PIECE,
-                                            piece_bytes(piece, n_bytes), c->streams[piece % N_BUFFERS]));
+        unsigned buffer = c->next;
+
+        c->next = (buffer + 1) % N_BUFFERS;
+        return buffer;
 }
 
-int cuda_copy_out(struct cuda_copier *c, CUdeviceptr from, int to, uint64_t to_offset, uint64_t n_bytes)
-{
-        uint64_t n_pieces = (n_bytes + CUDA_COPY_PIECE - 1) / CUDA_COPY_PIECE;
-        int r = n_pieces > 0 ? begin_out(c, from, 0, n_bytes) : 0;
+/* The processor's part of a copy. */
+struct move {
+        const struct cuda_copier *copier;
+        unsigned buffer;
+        int file;
+        uint64_t file_offset;
+};
 
-        for (uint64_t i = 0; r == 0 && i < n_pieces; i++) {
-                if (i + 1 < n_pieces) /* its buffer was emptied in the turn before */
-                        r = begin_out(c, from, i + 1, n_bytes);
-                if (r == 0)
-                        r = await(c, i);
-                if (r == 0)
-                        r = host_copy(c->fd, buffer_offset(i), to, to_offset + i * CUDA_COPY_PIECE,
-                                      piece_bytes(i, n_bytes));
-        }
-        return await_all(c, r);
+static int move_out(const void *arg, uint64_t begin, uint64_t end)
+{
+        const struct move *m = arg;
+
+        return host_copy(m->copier->fd, m->buffer * PIECE + begin, m->file, m->file_offset + begin,
+                         end - begin);
 }
 
-int cuda_copy_in(struct cuda_copier *c, int from, uint64_t from_offset, CUdeviceptr to, uint64_t n_bytes)
+static int move_in(const void *arg, uint64_t begin, uint64_t end)
 {
-        uint64_t n_pieces = (n_bytes + CUDA_COPY_PIECE - 1) / CUDA_COPY_PIECE;
+        const struct move *m = arg;
+
+        return host_copy_read(m->file, m->file_offset + begin, buffer_at(m->copier, m->buffer) + begin,
+                              end - begin);
+}
+
+/* The device does not use the buffer any more; what it has written goes to the memfd. */
+static int empty_buffer(struct cuda_copier *c, unsigned buffer)
+{
+        struct cuda_copy_rest rest = c->rests[buffer];
+        const struct move m = { c, buffer, rest.to, rest.to_offset };
+        int r = await(c, buffer);
+
+        c->rests[buffer].n_bytes = 0;
+        return r < 0 || rest.n_bytes == 0 ? r : host_helper_run(c->helper, move_out, &m, rest.n_bytes);
+}
+
+/* Through the buffers, to the memfd. */
+static int copy_out(struct cuda_copier *c, CUdeviceptr from, const struct device_copy *copy)
+{
         int r = 0;
 
-        for (uint64_t i = 0; r == 0 && i < n_pieces; i++) {
-                unsigned char *buffer = c->buffers + buffer_offset(i);
-                uint64_t n = piece_bytes(i, n_bytes);
+        for (uint64_t done = 0; r == 0 && done < copy->n_bytes; done += PIECE) {
+                unsigned i = take_buffer(c);
+                uint64_t n = piece_bytes(done, copy->n_bytes);
 
-                r = await(c, i); /* the device has read what was in this buffer */
+                r = empty_buffer(c, i);
                 if (r == 0)
-                        r = host_copy_read(from, from_offset + i * CUDA_COPY_PIECE, buffer, n);
+                        r = cuda_driver_errno(
+                                c->cu->cuMemcpyDtoHAsync_v2(buffer_at(c, i), from + done, n, c->streams[i]));
                 if (r == 0)
-                        r = cuda_driver_errno(c->cu->cuMemcpyHtoDAsync_v2(to + i * CUDA_COPY_PIECE, buffer, n,
-                                                                          c->streams[i % N_BUFFERS]));
+                        c->rests[i] = (struct cuda_copy_rest){ copy->host->fd, copy->host_offset + done, n };
         }
-        return await_all(c, r);
+        return r;
 }
 
-int cuda_copy_out_directly(struct cuda_copier *c, CUdeviceptr from, void *to, uint64_t n_bytes)
+/* And from it. */
+static int copy_in(struct cuda_copier *c, CUdeviceptr to, const struct device_copy *copy)
 {
-        return await_all(c, cuda_driver_errno(c->cu->cuMemcpyDtoHAsync_v2(to, from, n_bytes, c->streams[0])));
+        int r = 0;
+
+        for (uint64_t done = 0; r == 0 && done < copy->n_bytes; done += PIECE) {
+                unsigned i = take_buffer(c);
+                uint64_t n = piece_bytes(done, copy->n_bytes);
+                const struct move m = { c, i, copy->host->fd, copy->host_offset + done };
+
+                r = empty_buffer(c, i);
+                if (r == 0)
+                        r = host_helper_run(c->helper, move_in, &m, n);
+                if (r == 0)
+                        r = cuda_driver_errno(
+                                c->cu->cuMemcpyHtoDAsync_v2(to + done, buffer_at(c, i), n, c->streams[i]));
+        }
+        return r;
 }
 
-int cuda_copy_in_directly(struct cuda_copier *c, const void *from, CUdeviceptr to, uint64_t n_bytes)
+int cuda_copy_begin(struct cuda_copier *c, struct cuda_pinner *pinner, CUdeviceptr at,
+                    const struct device_copy *copy)
 {
-        return await_all(c, cuda_driver_errno(c->cu->cuMemcpyHtoDAsync_v2(to, from, n_bytes, c->streams[0])));
+        char *host = NULL;
+        int r = copy->pins && copy->n_bytes >= DIRECT_MIN
+                        ? cuda_pin(pinner, copy->host, copy->pins, (void **)&host)
+                        : 0;
+
+        if (r < 0)
+                return r;
+        at += copy->offset;
+        if (!host)
+                return copy->to_host ? copy_out(c, at, copy) : copy_in(c, at, copy);
+        host += copy->host_offset;
+        return cuda_driver_errno(
+                copy->to_host ? c->cu->cuMemcpyDtoHAsync_v2(host, at, copy->n_bytes, c->streams[0])
+                              : c->cu->cuMemcpyHtoDAsync_v2(at, host, copy->n_bytes, c->streams[0]));
+}
+
+int cuda_copy_finish(struct cuda_copier *c, int r)
+{
+        for (unsigned i = 0; r == 0 && i < N_BUFFERS; i++)
+                r = empty_buffer(c, take_buffer(c));
+        for (unsigned i = 0; i < N_BUFFERS; i++)
+                c->rests[i].n_bytes = 0;
+        return r < 0 ? await_all(c, r) : 0;
 }

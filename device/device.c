@@ -23,14 +23,20 @@ static bool has_part(const struct device_extent *e, uint64_t offset, uint64_t n_
         return offset <= e->n_bytes && n_bytes <= e->n_bytes - offset;
 }
 
-int device_copy(struct device *d, const struct device_copy *copy)
+int device_copy(struct device *d, const struct device_copy *copies, size_t n)
 {
-        if (!d->ops->copy || copy->extent->share != DEVICE_SHARE_FD || copy->host->share != DEVICE_SHARE_FD)
+        if (!d->ops->copy)
                 return -ENOTSUP;
-        if (!has_part(copy->extent, copy->offset, copy->n_bytes) ||
-            !has_part(copy->host, copy->host_offset, copy->n_bytes))
+        if (n > DEVICE_COPIES)
                 return -EINVAL;
-        return d->ops->copy(d, copy);
+        for (const struct device_copy *c = copies; c < copies + n; c++) {
+                if (c->extent->share != DEVICE_SHARE_FD || c->host->share != DEVICE_SHARE_FD)
+                        return -ENOTSUP;
+                if (!has_part(c->extent, c->offset, c->n_bytes) ||
+                    !has_part(c->host, c->host_offset, c->n_bytes))
+                        return -EINVAL;
+        }
+        return d->ops->copy(d, copies, n);
 }
 
 bool device_is_pinned(const struct device_extent *host)

@@ -111,7 +111,7 @@ struct device_ops {
          * is unknown. Does not wait, so it may be called on an event loop. NULL: it is never known. */
         bool (*is_alone)(struct device *d, const struct device_extent *e);
         /* Called by device_copy(). NULL: not supported. */
-        int (*copy)(struct device *d, const struct device_copy *copy);
+        int (*copy)(struct device *d, const struct device_copy *copies, size_t n);
         int (*facts)(struct device *d, struct device_facts *ret); /* -ENODEV */
         /* The bytes in use outside of this process's extents: an upper bound of unreclaimed memory. May
          * be NULL. -ENODEV, -EIO. */
@@ -189,10 +189,12 @@ static inline bool device_is_alone(struct device *d, const struct device_extent 
         return d->ops->is_alone && d->ops->is_alone(d, e);
 }
 
-/* Copies, and returns when all is done. Processes that change or punch the host's memory meanwhile change what is
- * copied, and nothing else. -EINVAL: outside of an extent; -ENOTSUP: not with this device or share mode; -ENODEV;
- * -ENOMEM; -EIO. After an error the destination has arbitrary parts of the source. */
-int device_copy(struct device *d, const struct device_copy *copy);
+/* Copies at most so many parts, and returns when all is done. A GPU overlaps them, and maps an extent once for parts
+ * of it that are neighbours in the list. Processes that change or punch the host's memory meanwhile change what is
+ * copied, and nothing else. -EINVAL: too many, or outside of an extent; -ENOTSUP: not with this device or share mode;
+ * -ENODEV; -ENOMEM; -EIO. After an error the destinations have arbitrary parts of the sources. */
+#define DEVICE_COPIES 32u
+int device_copy(struct device *d, const struct device_copy *copies, size_t n);
 
 /* A GPU has registered the host's extent. Any thread; does not wait. */
 bool device_is_pinned(const struct device_extent *host);

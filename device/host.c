@@ -161,13 +161,15 @@ static bool host_is_alone(struct device *d, const struct device_extent *e)
         return e->fd >= 0 && memfd_is_alone(e->fd);
 }
 
-static int host_copy_extent(struct device *d, const struct device_copy *copy)
+static int host_copy_extents(struct device *d, const struct device_copy *copies, size_t n)
 {
+        int r = 0;
+
         (void)d;
-        return copy->to_host ? host_copy(copy->extent->fd, copy->offset, copy->host->fd, copy->host_offset,
-                                         copy->n_bytes)
-                             : host_copy(copy->host->fd, copy->host_offset, copy->extent->fd, copy->offset,
-                                         copy->n_bytes);
+        for (const struct device_copy *c = copies; r == 0 && c < copies + n; c++)
+                r = c->to_host ? host_copy(c->extent->fd, c->offset, c->host->fd, c->host_offset, c->n_bytes)
+                               : host_copy(c->host->fd, c->host_offset, c->extent->fd, c->offset, c->n_bytes);
+        return r;
 }
 
 static int host_facts(struct device *d, struct device_facts *ret)
@@ -186,7 +188,7 @@ static const struct device_ops host_ops = {
         .adopt = host_adopt,
         .lend = host_lend,
         .is_alone = host_is_alone,
-        .copy = host_copy_extent,
+        .copy = host_copy_extents,
         .facts = host_facts,
 };
 

@@ -22,7 +22,8 @@ static bool arena_slot_is_unseen(const struct arena *a, size_t slot)
         return ledger_extent_at(a->o.ledger, arena_slot_of(a, slot)->extent)->is_unseen != 0;
 }
 
-/* In a range of wholly free extents, the place that wastes the least, if that is less than in `best`. */
+/* In a range of wholly free extents, the place that wastes the least, if that is less than in `best`. None that wastes
+ * more than the copy has: then new extents are better. */
 static void find_unseen(const struct arena *a, struct bfc_range range, uint64_t n_bytes,
                         struct bfc_range *best)
 {
@@ -38,7 +39,8 @@ static void find_unseen(const struct arena *a, struct bfc_range range, uint64_t 
                 sum += arena_slot_bytes(a, slot);
                 while (sum - arena_slot_bytes(a, first) >= n_bytes)
                         sum -= arena_slot_bytes(a, first++);
-                if (sum >= n_bytes && (best->end == best->begin || sum < best->end - best->begin))
+                if (sum >= n_bytes && sum - n_bytes <= n_bytes &&
+                    (best->end == best->begin || sum < best->end - best->begin))
                         *best = (struct bfc_range){ arena_slot_range(a, first).begin,
                                                     arena_slot_range(a, slot).end };
         }

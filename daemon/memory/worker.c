@@ -14,9 +14,11 @@
 #include <stdlib.h>
 
 #include "daemon/clock.h"
+#include "daemon/number.h"
 
 #define MAX_THREADS 4u
 #define OTHERS_COST 4u /* their class pays so many times what it uses */
+#define TURN_NS     UINT64_C(5000000)
 
 TAILQ_HEAD(lane_list, worker_lane);
 
@@ -125,6 +127,11 @@ static void worker_charge(struct worker *w, struct worker_lane *lane, uint64_t u
         pthread_cond_signal(&w->ready);
         if (w->notify)
                 w->notify(w->userdata);
+}
+
+uint64_t worker_next_turn(uint64_t n_parts, uint64_t ns)
+{
+        return max_u64(1, min_u64(2 * n_parts, n_parts * TURN_NS / max_u64(1, ns)));
 }
 
 /* ---- threads ---------------------------------------------------------------- */

@@ -58,6 +58,10 @@ int worker_new_inline(struct worker **ret);
 /* Drains, ends the threads. Takes NULL. */
 struct worker *worker_free(struct worker *w);
 
+/* For a job that does as many parts in a turn as other jobs can wait for: how many the next turn should have, where
+ * n parts took so long. At most twice as many, at least one. */
+uint64_t worker_next_turn(uint64_t n_parts, uint64_t ns);
+
 /* From any thread. */
 void worker_submit(struct worker *w, struct worker_job *job);
 

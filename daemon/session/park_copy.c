@@ -6,12 +6,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/clock.h"
 #include "daemon/log.h"
 #include "daemon/number.h"
 #include "daemon/session/park_internal.h"
 #include "daemon/session/session.h"
 
-#define PIECE_BYTES (UINT64_C(16) << 20) /* copied in one turn of a worker */
+#define PIECE_BYTES (UINT64_C(8) << 20)
+#define FIRST_TURN  3u /* pieces: about as much as a turn is to take where the processor copies */
 
 struct park_piece {
         struct device_extent memory, copy; /* borrowed */
@@ -24,33 +26,45 @@ static struct park_copier *copier_of(struct worker_job *job)
         return (struct park_copier *)(void *)((char *)job - offsetof(struct park_copier, job));
 }
 
-static int copy_piece(const struct park_copying *c, const struct park_piece *piece)
+static struct device_copy copy_of(const struct park_copying *c, const struct park_piece *piece)
+{
+        struct partition *host = c->copy.quota->partition;
+
+        return (struct device_copy){ .extent = &piece->memory,
+                                     .offset = piece->memory_offset,
+                                     .host = &piece->copy,
+                                     .host_offset = piece->copy_offset,
+                                     .n_bytes = piece->n_bytes,
+                                     .to_host = c->to_copy,
+                                     .pins = host->memory.is_pinned ? &host->memory.pins : NULL };
+}
+
+static int copy_pieces(const struct park_copying *c, const struct park_piece *pieces, size_t n)
 {
         struct device *device = c->memory.quota->partition->device;
-        struct partition *host = c->copy.quota->partition;
-        const struct device_copy copy = { .extent = &piece->memory,
-                                          .offset = piece->memory_offset,
-                                          .host = &piece->copy,
-                                          .host_offset = piece->copy_offset,
-                                          .n_bytes = piece->n_bytes,
-                                          .to_host = c->to_copy,
-                                          .pins = host->memory.is_pinned ? &host->memory.pins : NULL };
+        struct device_copy copies[DEVICE_COPIES];
 
-        return __atomic_load_n(&device->is_ending, __ATOMIC_RELAXED) ||
-                               __atomic_load_n(&c->is_dropped, __ATOMIC_RELAXED)
-                       ? -ECANCELED
-                       : device_copy(device, &copy);
+        if (__atomic_load_n(&device->is_ending, __ATOMIC_RELAXED) ||
+            __atomic_load_n(&c->is_dropped, __ATOMIC_RELAXED))
+                return -ECANCELED;
+        for (size_t i = 0; i < n; i++)
+                copies[i] = copy_of(c, &pieces[i]);
+        return device_copy(device, copies, n);
 }
 
 static void copier_run(struct worker_job *job)
 {
-        struct park_copying *c = copier_of(job)->copying;
-        size_t next = __atomic_fetch_add(&c->n_taken, 1, __ATOMIC_RELAXED);
-        int r = next < c->n_pieces ? copy_piece(c, &c->pieces[next]) : 0;
+        struct park_copier *copier = copier_of(job);
+        struct park_copying *c = copier->copying;
+        size_t first = __atomic_fetch_add(&c->n_taken, copier->n_a_turn, __ATOMIC_RELAXED);
+        size_t end = min_u64(first + copier->n_a_turn, c->n_pieces);
+        uint64_t begun_ns = clock_ns();
+        int r = first < end ? copy_pieces(c, &c->pieces[first], end - first) : 0;
 
         if (r < 0)
                 __atomic_store_n(&c->result, r, __ATOMIC_RELAXED);
-        job->goes_on = next + 1 < c->n_pieces && __atomic_load_n(&c->result, __ATOMIC_RELAXED) == 0;
+        copier->n_a_turn = min_u64(worker_next_turn(copier->n_a_turn, clock_ns() - begun_ns), DEVICE_COPIES);
+        job->goes_on = end < c->n_pieces && first < end && __atomic_load_n(&c->result, __ATOMIC_RELAXED) == 0;
 }
 
 /* Logs once for a partition. */
@@ -114,6 +128,7 @@ static void copier_start(struct park_copying *c, struct worker_lane *lane)
         struct park_copier *copier = &c->copiers[c->n_copiers++];
 
         copier->copying = c;
+        copier->n_a_turn = FIRST_TURN;
         copier->job = (struct worker_job){ .run = copier_run, .done = copier_done, .lane = lane };
         worker_submit(c->memory.quota->partition->worker, &copier->job);
 }

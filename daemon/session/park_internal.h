@@ -28,6 +28,7 @@ struct park_memory {
 struct park_copier {
         struct worker_job job;
         struct park_copying *copying;
+        size_t n_a_turn; /* pieces */
 };
 
 struct park_piece;

@@ -94,10 +94,12 @@ static double gib_per_s(enum way way)
                 if (way == BY_MEMCPY)
                         memcpy(p->to, p->from, p->extent.n_bytes);
                 else
-                        check(device_copy(device, &(struct device_copy){ .extent = &p->extent,
-                                                                         .host = &p->host,
-                                                                         .n_bytes = p->extent.n_bytes,
-                                                                         .to_host = way == TO_HOST }),
+                        check(device_copy(device,
+                                          &(struct device_copy){ .extent = &p->extent,
+                                                                 .host = &p->host,
+                                                                 .n_bytes = p->extent.n_bytes,
+                                                                 .to_host = way == TO_HOST },
+                                          1),
                               "device_copy");
         }
         return (double)(n_pairs * o.extent_mib) / 1024 / (ms_since(began) / 1000);

@@ -9,6 +9,7 @@
  *                          out of memory, if not said); "!": and the thread's
  *                          current context is broken from then on (sticky)
  *   hang:FUNCTION:N:MS     the Nth call waits so long before it does its work
+ *   delay:FUNCTION:N:US    the same in microseconds, to be as slow as a real driver
  *   lost:DEVICE:N[:CODE]   after N calls, of any function, this process has lost
  *                          the device (214 if not said)
  *
@@ -39,7 +40,7 @@ struct rule {
         unsigned int device;
         uint64_t n;
         bool is_every, is_from, is_sticky;
-        uint64_t value; /* a code, or milliseconds */
+        uint64_t value; /* a code, or microseconds */
 };
 
 #define F(symbol, base, version, arguments) { #symbol, base, version },
@@ -96,6 +97,7 @@ static void read_rule(char *text)
         struct rule *r = &rules[n_rules];
         char whole[128], *rest = text, *part;
         size_t n = strlen(text);
+        bool is_in_ms = false;
 
         if (n_rules++ == MAX_RULES)
                 fake_die("FAKE_CUDA_FAULT: more than %d rules", MAX_RULES);
@@ -111,7 +113,8 @@ static void read_rule(char *text)
                 if (r->device >= fake.n_devices)
                         fake_die("FAKE_CUDA_FAULT: \"%s\": no such device", whole);
         } else {
-                r->kind = strcmp(part, "hang") == 0 ? FAULT_HANG : FAULT_FAIL;
+                is_in_ms = strcmp(part, "hang") == 0;
+                r->kind = is_in_ms || strcmp(part, "delay") == 0 ? FAULT_HANG : FAULT_FAIL;
                 if (r->kind == FAULT_HANG)
                         part = need_part(&rest, whole);
                 check_function(part);
@@ -122,7 +125,9 @@ static void read_rule(char *text)
         if (rest)
                 r->value = fake_parse_number(rest, "FAKE_CUDA_FAULT");
         else if (r->kind == FAULT_HANG)
-                fake_die("FAKE_CUDA_FAULT: \"%s\" lacks milliseconds", whole);
+                fake_die("FAKE_CUDA_FAULT: \"%s\" lacks the time", whole);
+        if (is_in_ms)
+                r->value *= 1000;
 }
 
 /* ---- the counts ---------------------------------------------------------- */
@@ -186,9 +191,9 @@ static bool rule_applies(const struct rule *r, enum fake_function f, uint64_t n,
         return r->is_every || n == r->n || (r->is_from && n > r->n);
 }
 
-static void sleep_ms(uint64_t ms)
+static void sleep_us(uint64_t us)
 {
-        struct timespec t = { .tv_sec = (time_t)(ms / 1000), .tv_nsec = (long)(ms % 1000) * 1000000 };
+        struct timespec t = { .tv_sec = (time_t)(us / 1000000), .tv_nsec = (long)(us % 1000000) * 1000 };
 
         while (nanosleep(&t, &t) < 0)
                 ;
@@ -228,7 +233,7 @@ static CUresult apply_rules(enum fake_function f, uint64_t n, uint64_t n_total)
                                         fake_context_stick(fake_context_current(), (CUresult)r->value);
                                 return (CUresult)r->value;
                         }
-                        sleep_ms(r->value);
+                        sleep_us(r->value);
                 }
         }
         return CUDA_SUCCESS;

@@ -70,6 +70,15 @@ def used():
     return sum(row["bytes_in_use"] for row in json.loads(run.stdout)["tenants"])
 
 
+def device_calls():
+    """What the daemon's calls took until now that made and destroyed extents: counts and seconds, by device."""
+    run = subprocess.run([os.environ["BFCCTL"], "--json", "--socket", os.environ["BFC_ADMIN_SOCKET"], "status"],
+                         check=True, capture_output=True, text=True)
+    return {row["device"]: {kind: [row[kind]["num_calls"], round(row[kind]["total_ns"] / 1e9, 4)]
+                            for kind in ("makes", "destroys")}
+            for row in json.loads(run.stdout)["status"]["devices"]}
+
+
 def check_used(n_bytes):
     n_used = used()
     answer("used", n_used)
@@ -347,6 +356,25 @@ def gib_per_s(n_bytes, function):
     return round(n_bytes / (1 << 30) / seconds(function), 2)
 
 
+def park_one_block(bfcd, n_bytes):
+    """Without a framework, and one at a time: parking it, the release of its memory, and waking. Where the contents are
+    discarded there is no copy: what remains is new memory, its delivery and its mapping."""
+    with bfcd.pool() as pool:
+        block = pool.malloc(n_bytes)
+        mark = os.urandom(MIB)
+        for to in ("pinned", "ram", "discard"):
+            for _ in range(3):
+                block.write(mark, n_bytes - MIB)
+                answer(f"block_to_{to}_park_seconds",
+                       seconds(lambda to=to: pool.sleep(discard=True) if to == "discard" else pool.sleep(to)))
+                parked = device_calls()
+                time.sleep(1)
+                answer(f"block_to_{to}_calls_until_released", [parked, device_calls()])
+                answer(f"block_to_{to}_wake_seconds", seconds(lambda: pool.wake(60)))
+                answer(f"block_to_{to}_calls_until_awake", device_calls())
+                assert to == "discard" or block.read(MIB, n_bytes - MIB) == mark, "other contents"
+
+
 @case
 def torch_parked_pool():
     """A model, its captured graph and 4 GiB beside it are parked and return: what the copies take, beside a copy to
@@ -380,6 +408,7 @@ def torch_parked_pool():
                 assert large.data_ptr() == address_before, "another address"
                 assert bool((large == torch.arange(n_bytes // 8, device="cuda")).all()), "other contents"
             torch.cuda.empty_cache()
+    park_one_block(bfcd, n_bytes)
     pinned = torch.empty(n_bytes // 8, dtype=torch.int64, pin_memory=True)
     for _ in range(2):
         answer("copy_to_pinned_gib_per_s", gib_per_s(n_bytes, lambda: (pinned.copy_(large), torch.cuda.synchronize())))

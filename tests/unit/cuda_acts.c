@@ -175,12 +175,14 @@ int act_churn(struct message *m)
 static int copy(struct message *m, bool to_host)
 {
         const struct device_extent host = { .fd = m->fd, .n_bytes = m->extent.n_bytes };
-        int r = device_copy(device, &(struct device_copy){ .extent = &extents[m->a],
-                                                           .offset = m->b,
-                                                           .host = &host,
-                                                           .host_offset = m->extent.native,
-                                                           .n_bytes = m->c,
-                                                           .to_host = to_host });
+        int r = device_copy(device,
+                            &(struct device_copy){ .extent = &extents[m->a],
+                                                   .offset = m->b,
+                                                   .host = &host,
+                                                   .host_offset = m->extent.native,
+                                                   .n_bytes = m->c,
+                                                   .to_host = to_host },
+                            1);
 
         close(m->fd);
         m->fd = -1;

@@ -1568,6 +1568,23 @@ TEST(unseen_extents_are_used_again)
         ck_assert_uint_eq(release(UINT64_MAX), 3 * E);
 }
 
+/* A copy may have as much again beside it, and no more. */
+TEST(large_unseen_extents_are_for_large_copies)
+{
+        struct grown large, small;
+        uint64_t n_bytes;
+
+        open_zoned(ZONES + 5 * LARGE);
+        large = grow(LARGE);
+        ck_assert_uint_eq(large.offset, ZONES);
+        ck_assert_int_eq(arena_dealloc(a, large.handle), 0);
+        ck_assert_int_eq(alloc_unseen(LARGE / 2 - E, &small, &n_bytes), BFC_NO_FIT);
+        ck_assert_int_eq(alloc_unseen(LARGE / 2, &small, &n_bytes), 0);
+        ck_assert_uint_eq(n_bytes, LARGE);
+        ck_assert_int_eq(arena_dealloc(a, small.handle), 0);
+        ck_assert_uint_eq(release(UINT64_MAX), LARGE);
+}
+
 /* ---- parked blocks --------------------------------------------------------------------------- */
 
 /* A block that has whole extents, by its place in the test. */

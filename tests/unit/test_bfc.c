@@ -610,6 +610,36 @@ TEST(test_zones)
         b = unmake(b);
 }
 
+/* The fewest new bytes, then the fewest extents, but no fewer than 4. */
+TEST(test_whole_extents_in_zones)
+{
+        static const struct {
+                uint64_t n_bytes, offset, new_bytes;
+        } plans[] = { { 64 << 10, 112 << 10, 64 << 10 },       { 16 << 10, 48 << 10, 16 << 10 },
+                      { 8 << 10, 16 << 10, 8 << 10 },          { 4 << 10, 0, 4 << 10 },
+                      { 33 << 10, 15 << 10, 33 << 10 },        { 128 << 10, 112 << 10, 128 << 10 },
+                      { (128 << 10) + 1, 15 << 10, 129 << 10 } };
+        const struct bfc_zones z = { 0, 1024, 16 };
+        struct bfc_growth plan;
+        struct bfc *b = NULL;
+        bfc_handle handle;
+
+        ck_assert_int_eq(bfc_new(8192, &b), 0);
+        ck_assert_int_eq(bfc_add_zoned_region(b, 0, MIB, &z, false), 0);
+        for (size_t i = 0; i < sizeof(plans) / sizeof(plans[0]); i++) {
+                ck_assert_int_eq(bfc_plan_growth_whole(b, plans[i].n_bytes, MIB, &plan), 0);
+                ck_assert_uint_eq(plan.offset, plans[i].offset);
+                ck_assert_uint_eq(plan.new_bytes, plans[i].new_bytes);
+        }
+        ck_assert_int_eq(bfc_plan_growth_whole(b, 64 << 10, MIB, &plan), 0);
+        ck_assert_int_eq(bfc_grow_begin(b, &plan, &handle), 0);
+        ck_assert_int_eq(bfc_grow_commit(b, handle), 0);
+        check(b);
+        ck_assert_int_eq(bfc_plan_growth_whole(b, 64 << 10, MIB, &plan), 0);
+        ck_assert_uint_eq(plan.offset, 176 << 10);
+        b = unmake(b);
+}
+
 /* ---- against the oracle ---------------------------------------------------------- */
 
 /* What a random walk does: weights per operation, and which sizes it asks for. */

@@ -138,10 +138,12 @@ TEST(what_the_file_lacks_is_an_error)
         ck_assert_int_eq(copy_host(&owner, act_copy_from_host, &e, 0, &h, 0, HOST_BYTES), 0);
         ck_assert_uint_eq(owner_sees_other(&owner, &e, 0), 0);
         ck_assert_int_eq(fstat(h.fd, &st), 0);
-        ck_assert_int_eq(st.st_blocks, 0); /* and it stays one */
-        ck_assert_int_eq(ftruncate(h.fd, (off_t)(9 * MIB)), 0);
-        ck_assert_int_eq(copy_host(&owner, act_copy_from_host, &e, 0, &h, 0, HOST_BYTES), -EIO);
-        ck_assert_int_eq(copy_host(&owner, act_copy_to_host, &e, 0, &h, 0, HOST_BYTES), -EIO);
+        ck_assert_int_eq(st.st_blocks, 0);       /* and it stays one */
+        for (int end = 13; end >= 9; end -= 4) { /* in either half of a buffer */
+                ck_assert_int_eq(ftruncate(h.fd, (off_t)end * (off_t)MIB), 0);
+                ck_assert_int_eq(copy_host(&owner, act_copy_from_host, &e, 0, &h, 0, HOST_BYTES), -EIO);
+                ck_assert_int_eq(copy_host(&owner, act_copy_to_host, &e, 0, &h, 0, HOST_BYTES), -EIO);
+        }
         ck_assert_int_eq(ftruncate(h.fd, (off_t)HOST_BYTES), 0);
         ck_assert_int_eq(copy_host(&owner, act_copy_to_host, &e, 0, &h, 0, HOST_BYTES), 0);
         ck_assert_int_eq(destroy(&owner, &e), 0);
@@ -206,6 +208,8 @@ TEST(a_lost_device_copies_nothing)
 /* ---- registered memory ------------------------------------------------------ */
 
 #define PINNED_BYTES (16 * MIB) /* two pieces, where it goes through the buffers */
+#define PART_BYTES   (4 * MIB)
+#define PARTS        (PINNED_BYTES / PART_BYTES)
 
 /* In a process of its own; the line of what is wrong, or 0. */
 #define NEEDS(condition)                                                                                     \
@@ -235,13 +239,15 @@ static int pinned_open(struct pinned_case *c)
 
 static int pinned_copy(struct pinned_case *c, int i, uint64_t offset, uint64_t n_bytes, bool to_host)
 {
-        return device_copy(c->gpu, &(struct device_copy){ .extent = &c->memory,
-                                                          .offset = offset,
-                                                          .host = &c->copies[i],
-                                                          .host_offset = offset,
-                                                          .n_bytes = n_bytes,
-                                                          .to_host = to_host,
-                                                          .pins = &c->pins });
+        return device_copy(c->gpu,
+                           &(struct device_copy){ .extent = &c->memory,
+                                                  .offset = offset,
+                                                  .host = &c->copies[i],
+                                                  .host_offset = offset,
+                                                  .n_bytes = n_bytes,
+                                                  .to_host = to_host,
+                                                  .pins = &c->pins },
+                           1);
 }
 
 static uint64_t copies_mapped(void)
@@ -320,6 +326,136 @@ TEST(registered_memory_is_copied_directly)
         struct process p = process_start();
 
         ck_assert_int_eq(tell(&p, act_copy_pinned), 0);
+        ck_assert_int_eq(process_end(&p), 0);
+}
+
+/* ---- several parts ------------------------------------------------------------ */
+
+static uint64_t n_calls(const char *function)
+{
+        FILE *f = fopen(getenv("FAKE_CUDA_COUNTS"), "re");
+        unsigned long long n = 0;
+        char name[64];
+
+        while (f && fscanf(f, "%63s %llu", name, &n) == 2)
+                if (strcmp(name, function) == 0)
+                        break;
+        if (f)
+                fclose(f);
+        return n;
+}
+
+/* Each part has bytes of its own. */
+static int host_write_parts(const struct device_extent *e, unsigned char first)
+{
+        static unsigned char part[PART_BYTES];
+
+        for (uint64_t i = 0; i < PARTS; i++) {
+                memset(part, first + (int)i, sizeof(part));
+                NEEDS(pwrite(e->fd, part, sizeof(part), (off_t)(i * sizeof(part))) == (ssize_t)sizeof(part));
+        }
+        return 0;
+}
+
+static int host_has_parts(const struct device_extent *e, unsigned char first)
+{
+        unsigned char bytes[2];
+
+        for (uint64_t i = 0; i < PARTS; i++) {
+                NEEDS(pread(e->fd, bytes, 1, (off_t)(i * PART_BYTES)) == 1);
+                NEEDS(pread(e->fd, bytes + 1, 1, (off_t)((i + 1) * PART_BYTES - 1)) == 1);
+                NEEDS(bytes[0] == first + i && bytes[1] == first + i);
+        }
+        return 0;
+}
+
+/* Of two extents to one: the parts of the first, then those of the second, in a list of both. */
+static int copy_parts(struct pinned_case *c, const struct device_extent *more, size_t n, bool to_host)
+{
+        struct device_copy copies[DEVICE_COPIES + 1];
+
+        for (size_t i = 0; i < n; i++)
+                copies[i] = (struct device_copy){ .extent = i < PARTS ? &c->memory : more,
+                                                  .offset = i % PARTS * PART_BYTES,
+                                                  .host = &c->copies[i / PARTS % 2],
+                                                  .host_offset = i % PARTS * PART_BYTES,
+                                                  .n_bytes = PART_BYTES,
+                                                  .to_host = to_host,
+                                                  .pins = &c->pins };
+        return device_copy(c->gpu, copies, n);
+}
+
+/* The device has work while parts are begun: buffers that are used too early have other bytes. m->a: directly. */
+static int act_copy_parts(struct message *m)
+{
+        struct device_extent more;
+        uint64_t n_maps, n_waits;
+        struct pinned_case c;
+
+        setenv("FAKE_CUDA_STREAM_DELAY_US", "20000", 1);
+        if (!m->a)
+                setenv("FAKE_CUDA_FAULT", "cuMemHostRegister:2+", 1);
+        NEEDS(pinned_open(&c) == 0);
+        NEEDS(device_make(c.gpu, DEVICE_SHARE_FD, PINNED_BYTES, &more) == 0);
+        NEEDS(host_write_parts(&c.copies[0], 1) == 0 && host_write_parts(&c.copies[1], 101) == 0);
+        NEEDS(copy_parts(&c, &more, 2 * PARTS, false) == 0);
+        for (int i = 0; i < 2; i++)
+                NEEDS(host_set(&c.copies[i], 0) == 0);
+        n_maps = n_calls("cuMemMap");
+        n_waits = n_calls("cuStreamSynchronize");
+        NEEDS(copy_parts(&c, &more, 2 * PARTS, true) == 0);
+        NEEDS(n_calls("cuMemMap") - n_maps == 2);
+        NEEDS(n_calls("cuStreamSynchronize") - n_waits == (m->a ? 2u : 2 * PARTS + 2));
+        NEEDS(host_has_parts(&c.copies[0], 1) == 0 && host_has_parts(&c.copies[1], 101) == 0);
+        NEEDS(copy_parts(&c, &more, DEVICE_COPIES + 1, true) == -EINVAL);
+        NEEDS(copy_parts(&c, &more, 0, true) == 0);
+        NEEDS(n_calls("cuMemMap") == n_calls("cuMemUnmap"));
+        NEEDS(device_destroy(c.gpu, &more) == 0);
+        return pinned_close(&c);
+}
+
+LOOP_TEST(parts_are_copied_together, 2)
+{
+        struct message m = { .fd = -1, .a = (uint64_t)_i };
+        char path[128], setting[160];
+        struct process p;
+
+        in_folder("counts", path);
+        snprintf(setting, sizeof(setting), "FAKE_CUDA_COUNTS=%s", path);
+        p = process_start();
+        set(&p, setting);
+        ck_assert_int_eq(process_call(&p, act_copy_parts, &m), 0);
+        ck_assert_int_eq(process_end(&p), 0);
+}
+
+/* What the buffers still have does not go to the file that is not to be written to any more. */
+static int act_fail_in_parts(struct message *m)
+{
+        struct device_extent more;
+        struct pinned_case c;
+
+        (void)m;
+        setenv("FAKE_CUDA_FAULT", "cuMemHostRegister:2+,cuMemcpyDtoHAsync:3", 1);
+        NEEDS(pinned_open(&c) == 0);
+        NEEDS(device_make(c.gpu, DEVICE_SHARE_FD, PINNED_BYTES, &more) == 0);
+        NEEDS(host_write_parts(&c.copies[0], 1) == 0);
+        NEEDS(copy_parts(&c, &more, PARTS, false) == 0);
+        NEEDS(host_set(&c.copies[0], 0x77) == 0);
+        NEEDS(copy_parts(&c, &more, 2 * PARTS, true) == -ENOMEM);
+        NEEDS(host_set(&c.copies[0], 0x77) == 0);
+        NEEDS(copy_parts(&c, &more, 0, true) == 0);
+        NEEDS(host_is(&c.copies[0], 0x77));
+        NEEDS(copy_parts(&c, &more, PARTS, true) == 0);
+        NEEDS(host_has_parts(&c.copies[0], 1) == 0);
+        NEEDS(device_destroy(c.gpu, &more) == 0);
+        return pinned_close(&c);
+}
+
+TEST(a_failed_part_leaves_nothing_behind)
+{
+        struct process p = process_start();
+
+        ck_assert_int_eq(tell(&p, act_fail_in_parts), 0);
         ck_assert_int_eq(process_end(&p), 0);
 }
 

@@ -37,11 +37,11 @@ static int copy_both_ways(struct device *d, const struct device_extent *e)
 {
         struct device_extent host = { .fd = memfd_create("host", MFD_CLOEXEC), .n_bytes = 2 * MIB };
         struct device_copy copy = { .extent = e, .host = &host, .n_bytes = 2 * MIB, .to_host = true };
-        int r = ftruncate(host.fd, (off_t)host.n_bytes) < 0 ? -EIO : device_copy(d, &copy);
+        int r = ftruncate(host.fd, (off_t)host.n_bytes) < 0 ? -EIO : device_copy(d, &copy, 1);
 
         copy.to_host = false;
         if (r == 0)
-                r = device_copy(d, &copy);
+                r = device_copy(d, &copy, 1);
         close(host.fd);
         return r;
 }

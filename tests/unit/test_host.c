@@ -16,6 +16,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "device/host_helper.h"
 #include "tests/suite.h"
 
 static struct device *device;
@@ -115,22 +116,62 @@ TEST(copies_between_extents)
 
         for (uint64_t i = 0; i < e.n_bytes; i++)
                 p[i] = (unsigned char)(i * 2654435761u >> 13);
-        ck_assert_int_eq(device_copy(device, &copy), 0);
+        ck_assert_int_eq(device_copy(device, &copy, 1), 0);
         ck_assert_mem_eq(q + copy.host_offset, p + copy.offset, n_bytes);
         ck_assert_uint_eq(q[copy.host_offset - 1], 0);
         ck_assert_uint_eq(q[copy.host_offset + n_bytes], 0);
         memset(p, 0, e.n_bytes);
         copy.to_host = false;
-        ck_assert_int_eq(device_copy(device, &copy), 0);
+        ck_assert_int_eq(device_copy(device, &copy, 1), 0);
         ck_assert_mem_eq(q + copy.host_offset, p + copy.offset, n_bytes);
         ck_assert_uint_eq(p[copy.offset - 1], 0);
         ck_assert_uint_eq(p[copy.offset + n_bytes], 0);
         copy.n_bytes = e.n_bytes;
-        ck_assert_int_eq(device_copy(device, &copy), -EINVAL);
+        ck_assert_int_eq(device_copy(device, &copy, 1), -EINVAL);
         munmap(p, e.n_bytes);
         munmap(q, e.n_bytes);
         ck_assert_int_eq(device_destroy(device, &e), 0);
         ck_assert_int_eq(device_destroy(device, &host), 0);
+}
+
+struct helped {
+        _Atomic uint64_t n_bytes, n_parts;
+        uint64_t bad; /* a byte: the part with it fails */
+};
+
+static int help(const void *arg, uint64_t begin, uint64_t end)
+{
+        struct helped *h = *(struct helped *const *)arg;
+
+        h->n_bytes += end - begin;
+        h->n_parts++;
+        return h->bad >= begin && h->bad < end ? -EIO : 0;
+}
+
+static int run_helped(struct host_helper *helper, uint64_t n_bytes, uint64_t bad, uint64_t most)
+{
+        struct helped h = { .bad = bad }, *arg = &h;
+        int r = host_helper_run(helper, help, &arg, n_bytes);
+
+        ck_assert_uint_eq(h.n_bytes, n_bytes);
+        ck_assert_uint_le(h.n_parts, most);
+        return r;
+}
+
+TEST(a_helper_does_a_part)
+{
+        struct host_helper *helpers[] = { host_helper_new(), NULL };
+
+        for (int i = 0; i < 2; i++) {
+                uint64_t most = helpers[i] ? 2 : 1;
+
+                for (int k = 0; k < 1000; k++)
+                        ck_assert_int_eq(run_helped(helpers[i], 8 * MIB - (uint64_t)k, UINT64_MAX, most), 0);
+                ck_assert_int_eq(run_helped(helpers[i], 2 * MIB, UINT64_MAX, 1), 0);
+                ck_assert_int_eq(run_helped(helpers[i], 8 * MIB, 0, most), -EIO);
+                ck_assert_int_eq(run_helped(helpers[i], 8 * MIB, 8 * MIB - 1, most), -EIO);
+                ck_assert_ptr_null(host_helper_free(helpers[i]));
+        }
 }
 
 /* A client's hole is read as zeroes and stays one; a file that ends is an error, and no signal. */
@@ -143,7 +184,7 @@ TEST(copies_of_what_is_not_there)
         ck_assert_int_eq(pwrite(e.fd, &byte, 1, 3), 1);
         ck_assert_int_eq(
                 fallocate(host.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, (off_t)host.n_bytes), 0);
-        ck_assert_int_eq(device_copy(device, &copy), 0);
+        ck_assert_int_eq(device_copy(device, &copy, 1), 0);
         ck_assert_uint_eq(n_bytes_backed(host.fd), 0);
         ck_assert_int_eq(pread(e.fd, &byte, 1, 3), 1);
         ck_assert_uint_eq(byte, 0);
@@ -152,7 +193,7 @@ TEST(copies_of_what_is_not_there)
         copy.host = &short_one;
         for (int i = 0; i < 2; i++) {
                 copy.to_host = i;
-                ck_assert_int_eq(device_copy(device, &copy), -EIO);
+                ck_assert_int_eq(device_copy(device, &copy, 1), -EIO);
         }
         close(short_one.fd);
         ck_assert_int_eq(device_destroy(device, &e), 0);

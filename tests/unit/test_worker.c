@@ -414,6 +414,16 @@ TEST_OF(worker, test_inline_free_with_jobs_queued)
         assert_all_in_order(N_JOBS);
 }
 
+TEST(test_next_turn)
+{
+        ck_assert_uint_eq(worker_next_turn(8, 5000000), 8);
+        ck_assert_uint_eq(worker_next_turn(8, 4000000), 10);
+        ck_assert_uint_eq(worker_next_turn(8, 10000000), 4);
+        ck_assert_uint_eq(worker_next_turn(1, 0), 2);
+        ck_assert_uint_eq(worker_next_turn(3, 100), 6);
+        ck_assert_uint_eq(worker_next_turn(3, UINT64_C(1) << 40), 1);
+}
+
 TEST(test_calls)
 {
         struct worker_calls calls;
