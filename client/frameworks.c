@@ -197,6 +197,7 @@ static int request_block(const struct framework_request *q, void **ret_ptr)
         if (!q->stream)
                 return bfc_malloc_with(client, q->n_bytes, &options, ret_ptr);
         how.wait_ms = options.wait_ms;
+        how.is_stream_permanent = true;
         return client_malloc_async(client, options.partition, q->n_bytes, *q->stream, &how, ret_ptr);
 }
 
@@ -343,7 +344,7 @@ BFC_API void bfc_torch_pool_free(void *ptr, ssize_t n_bytes, int device, struct 
 BFC_API void bfc_torch_record_stream(void *ptr, struct CUstream_st *stream)
 {
         bfc_client *client = atomic_load(&default_client);
-        int r = client && ptr ? bfc_record_stream(client, ptr, (uintptr_t)stream) : 0;
+        int r = client && ptr ? client_record_permanent_stream(client, ptr, (uintptr_t)stream) : 0;
 
         if (r < 0)
                 say("bfc_torch_record_stream", r, "the block may be reused too early");

@@ -301,7 +301,8 @@ static bool use_look(struct stream_pools *sp, const struct stream_alloc *alloc, 
         }
         if (use->mark.upto == 0 &&
             stream_mark_record(&sp->set.tracker, alloc->partition, use->stream, 1, &use->mark) < 0)
-                return false;
+                return !stream_tracker_can_use(&sp->set.tracker, alloc->partition, use->stream) &&
+                       stream_tracker_finish(&sp->set.tracker, alloc->partition, region_id, STREAM_WAIT_ALL);
         r = stream_mark_query(&sp->set.tracker, alloc->partition, region_id, &use->mark);
         if (r == -ESTALE)
                 use->mark.upto = 0;
@@ -367,6 +368,8 @@ int stream_alloc_free(struct stream_pools *sp, struct stream_alloc *alloc, uintp
         }
         if (r < 0)
                 return r;
+        if (alloc->part)
+                alloc->part->is_unmarked = true;
         if (alloc->n_uses == 0) {
                 stream_alloc_free_done(sp, alloc);
                 return 0;
@@ -384,7 +387,7 @@ int stream_alloc_free(struct stream_pools *sp, struct stream_alloc *alloc, uintp
 
 int stream_alloc_put_aside(struct stream_pools *sp, struct stream_alloc *alloc)
 {
-        struct stream_ending *ending = stream_ending_new_lost();
+        struct stream_ending *ending = stream_ending_new(NULL);
         struct use *use;
         int r = ending ? use_new(alloc, 0, &use) : -ENOMEM;
 
@@ -407,9 +410,49 @@ void stream_alloc_free_done(struct stream_pools *sp, struct stream_alloc *alloc)
 
 /* ---- checking streams --------------------------------------------------------- */
 
-int stream_pools_look_at(struct stream_pools *sp, uint32_t partition, uintptr_t stream)
+/* A stream has ended, or must be dropped. Its events count, and without one all work. -ENOMEM: call it
+ * again. */
+static int lose_stream(struct stream_pools *sp, const struct stream_key *key)
 {
-        return stream_tracker_look_at(&sp->set.tracker, partition, stream);
+        struct stream_pool *pool = stream_pool_find(&sp->set, key->partition, key->stream);
+        struct stream_alloc *alloc;
+
+        LIST_FOREACH(alloc, &sp->allocs, in_all)
+        {
+                struct use *use = alloc->partition == key->partition ? use_find(alloc, key->stream) : NULL;
+
+                if (!use)
+                        continue;
+                use->ending = stream_ending_new(&use->mark);
+                if (!use->ending)
+                        return -ENOMEM;
+        }
+        if (pool && stream_pool_lose(&sp->set, pool) < 0)
+                return -ENOMEM;
+        stream_tracker_forget(&sp->set.tracker, key->partition, key->stream);
+        return 0;
+}
+
+/* If the driver fails in another way than by not knowing the stream, none of its work may run, which an
+ * event shows. */
+int stream_pools_look_at(struct stream_pools *sp, uint32_t partition, uintptr_t stream, bool is_permanent)
+{
+        const struct stream_key named = { partition, stream };
+        struct stream_key ended;
+        uint64_t id;
+        int r = stream_tracker_look_at(&sp->set.tracker, partition, stream, &id);
+
+        if (r == -EINVAL)
+                return r;
+        while (stream_tracker_find_ended(&sp->set.tracker, partition, stream, id, &ended))
+                if (lose_stream(sp, &ended) < 0)
+                        return -ENOBUFS;
+        return stream_tracker_name(&sp->set.tracker, &named, id, r > 0, is_permanent) < 0 ? -ENOBUFS : r;
+}
+
+void stream_pools_unname(struct stream_pools *sp)
+{
+        stream_tracker_unname(&sp->set.tracker);
 }
 
 bool stream_pools_check_captured(struct stream_pools *sp, uint32_t partition)
@@ -436,13 +479,13 @@ static void look_at_allocs(struct stream_pools *sp, size_t max)
         }
 }
 
-void stream_pools_look(struct stream_pools *sp, size_t max_allocs, size_t max_pools, bool may_wait)
+void stream_pools_look(struct stream_pools *sp, size_t max_allocs, size_t max_pools, enum stream_wait wait)
 {
         size_t n = sp->set.n_used < max_pools ? sp->set.n_used : max_pools;
 
         if (stream_tracker_check_captures(&sp->set.tracker))
                 return;
-        stream_tracker_begin(&sp->set.tracker, may_wait);
+        stream_tracker_begin(&sp->set.tracker, wait);
         look_at_allocs(sp, max_allocs);
         for (; n > 0 && sp->set.n_used > 0; n--) {
                 struct stream_pool *pool = TAILQ_FIRST(&sp->set.used);
@@ -506,10 +549,15 @@ static size_t end_uses(struct stream_pools *sp, uint32_t partition, uintptr_t st
 
 int stream_pools_end_stream(struct stream_pools *sp, uint32_t partition, uintptr_t stream)
 {
-        struct stream_pool *pool = stream_pool_find(&sp->set, partition, stream);
+        struct stream_pool *pool;
         struct stream_ending *ending;
         int r;
 
+        if (!stream_tracker_knows(&sp->set.tracker, partition, stream))
+                return -ENOENT;
+        if (stream_pools_look_at(sp, partition, stream, false) == -ENOBUFS)
+                return -ENOMEM;
+        pool = stream_pool_find(&sp->set, partition, stream);
         /* The number for a thread's own stream is the same in every thread. */
         if (stream_tracker_is_per_thread(&sp->set.tracker, partition, stream) ||
             (!pool && end_uses(sp, partition, stream, NULL) == 0)) {

@@ -34,8 +34,11 @@ struct stream_pools *stream_pools_free(struct stream_pools *sp);
  * does not use: free for a stream's next work, or waiting for work. Before the first allocation. */
 void stream_pools_show(struct stream_pools *sp, uint32_t partition, _Atomic uint64_t *word);
 
-/* See stream_tracker_look_at(). */
-int stream_pools_look_at(struct stream_pools *sp, uint32_t partition, uintptr_t stream);
+/* A call names this stream, so the driver may get it until stream_pools_unname(), or always if it
+ * is_permanent. 1: it is being captured. -ENOBUFS: this process has no memory, and the stream is not named.
+ * Results of device_streams_new() and device_stream_check_captured(). */
+int stream_pools_look_at(struct stream_pools *sp, uint32_t partition, uintptr_t stream, bool is_permanent);
+void stream_pools_unname(struct stream_pools *sp);
 
 /* See stream_tracker_check_captured(). */
 bool stream_pools_check_captured(struct stream_pools *sp, uint32_t partition);
@@ -82,8 +85,8 @@ int stream_alloc_put_aside(struct stream_pools *sp, struct stream_alloc *alloc);
 void stream_alloc_free_done(struct stream_pools *sp, struct stream_alloc *alloc);
 
 /* Checks waiting allocations and used pools, at most this many; the next call continues with the next
- * ones. None during a capture. may_wait: may wait for all work. */
-void stream_pools_look(struct stream_pools *sp, size_t max_allocs, size_t max_pools, bool may_wait);
+ * ones. None during a capture. */
+void stream_pools_look(struct stream_pools *sp, size_t max_allocs, size_t max_pools, enum stream_wait wait);
 
 /* Whether a later check can free slabs or places. */
 bool stream_pools_check_pending(struct stream_pools *sp);

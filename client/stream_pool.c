@@ -39,6 +39,7 @@ static void part_clear(struct stream_pool_set *sp, struct stream_pool *pool, str
         for (unsigned i = 0; i < STREAM_MARKS; i++)
                 stream_mark_forget(&sp->tracker, pool->partition, &part->marks[i]);
         part->n_marks = 0;
+        part->is_unmarked = false;
         part->cache = cache_free(part->cache);
 }
 
@@ -165,7 +166,21 @@ static bool part_release(struct stream_pool_set *sp, struct stream_pool *pool, s
         }
 }
 
-/* Marks of slabs that were used again do not count. */
+/* Marks of slabs that were used again do not count. The work before the last of them may be incomplete. */
+static void part_drop_old(struct stream_part *part, const struct cache_idle *idle)
+{
+        while (part->n_marks > 0 && (idle->first == 0 || part->marks[0].upto < idle->first)) {
+                part_drop_first(part);
+                if (part->n_marks == 0)
+                        part->is_unmarked = true;
+        }
+}
+
+static bool part_is_covered(const struct stream_part *part, const struct cache_idle *idle)
+{
+        return idle->last == 0 || (part->n_marks > 0 && part->marks[part->n_marks - 1].upto >= idle->last);
+}
+
 void stream_part_mark(struct stream_pool_set *sp, struct stream_pool *pool, struct stream_part *part)
 {
         struct cache_idle idle;
@@ -174,13 +189,38 @@ void stream_part_mark(struct stream_pool_set *sp, struct stream_pool *pool, stru
         if (!part->cache || pool->ending)
                 return;
         cache_look_idle(part->cache, 0, &idle);
-        while (part->n_marks > 0 && (idle.first == 0 || part->marks[0].upto < idle.first))
-                part_drop_first(part);
-        if (idle.last == 0 || (part->n_marks > 0 && part->marks[part->n_marks - 1].upto >= idle.last))
+        part_drop_old(part, &idle);
+        if (part_is_covered(part, &idle))
                 return;
+        if (!part->is_unmarked && part->n_marks > 0) {
+                part->marks[part->n_marks - 1].upto = idle.last;
+                return;
+        }
         i = part->n_marks < STREAM_MARKS ? part->n_marks : STREAM_MARKS - 1;
-        if (stream_mark_record(&sp->tracker, pool->partition, pool->stream, idle.last, &part->marks[i]) == 0)
-                part->n_marks = i + 1;
+        if (!part->is_unmarked)
+                stream_mark_set_done(&part->marks[i], idle.last);
+        else if (stream_mark_record(&sp->tracker, pool->partition, pool->stream, idle.last, &part->marks[i]) <
+                 0)
+                return;
+        part->n_marks = i + 1;
+        part->is_unmarked = false;
+}
+
+/* Without events, which the stream did not get: all work is waited for. */
+static void part_finish(struct stream_pool_set *sp, struct stream_pool *pool, struct stream_part *part)
+{
+        struct cache_idle idle;
+
+        cache_look_idle(part->cache, 0, &idle);
+        if (part_is_covered(part, &idle) ||
+            stream_tracker_can_use(&sp->tracker, pool->partition, pool->stream))
+                return;
+        if (!stream_tracker_finish(&sp->tracker, pool->partition,
+                                   stream_slab_of(idle.first_block_id)->block.region_id, STREAM_WAIT_ALL))
+                return;
+        while (part->n_marks > 0)
+                part_drop_first(part);
+        part->is_unmarked = !part_release(sp, pool, part, idle.last);
 }
 
 static void part_look(struct stream_pool_set *sp, struct stream_pool *pool, struct stream_part *part)
@@ -197,9 +237,11 @@ static void part_look(struct stream_pool_set *sp, struct stream_pool *pool, stru
                                       stream_slab_of(idle.first_block_id)->block.region_id, m);
                 if (r > 0 || (r == 0 && !part_release(sp, pool, part, m->upto)))
                         break;
+                part->is_unmarked |= r < 0;
                 part_drop_first(part);
                 stream_part_mark(sp, pool, part);
         }
+        part_finish(sp, pool, part);
 }
 
 /* All idle slabs of a stream that has ended leave when its last work is done. */
@@ -225,6 +267,22 @@ void stream_pool_look(struct stream_pool_set *sp, struct stream_pool *pool)
                         part_look(sp, pool, part);
         }
         stream_pool_update(sp, pool);
+}
+
+/* If all is idle, the newest event tells when the work is complete. */
+int stream_pool_lose(struct stream_pool_set *sp, struct stream_pool *pool)
+{
+        struct stream_part *part = &pool->parts[STREAM_WORK];
+        bool has_event = pool->n_allocs == 0 && !part->is_unmarked && part->n_marks > 0;
+        struct stream_ending *ending = stream_ending_new(has_event ? &part->marks[part->n_marks - 1] : NULL);
+
+        if (!ending)
+                return -ENOMEM;
+        part->n_marks -= has_event;
+        LIST_REMOVE(pool, by_name);
+        pool->ending = ending;
+        stream_pool_update(sp, pool);
+        return 0;
 }
 
 static int part_start(struct stream_part *part)

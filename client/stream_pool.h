@@ -3,7 +3,9 @@
  * A pool has two parts, for work and for captures. In the second, places are free only when no work uses
  * them. A part's cache has stamps that tell when its slabs became idle; a mark is an event and the stamp
  * up to which it is valid. Marks are in order. If all STREAM_MARKS are used, the newest mark is recorded
- * again. It then covers the later slabs and still covers its earlier ones.
+ * again. It then covers the later slabs and still covers its earlier ones. A slab needs no event of its own
+ * if nothing in the part was freed on a stream since the newest mark. If no event can be recorded because no
+ * call names the stream, the slab stays until one does, or until all work has been waited for.
  *
  * An empty pool keeps only its statistics. At most MAX_EMPTY are kept, and the oldest is dropped first. A
  * pool whose stream has ended waits for one event, and is then freed. Allocations that the stream used
@@ -49,6 +51,7 @@ struct stream_part {
         size_t n_slabs;
         struct stream_mark marks[STREAM_MARKS];
         unsigned n_marks;
+        bool is_unmarked; /* work may have been given since the last mark */
 };
 
 struct stream_pool {
@@ -92,6 +95,8 @@ int stream_pool_get(struct stream_pool_set *sp, uint32_t partition, uintptr_t st
 void stream_pool_update(struct stream_pool_set *sp, struct stream_pool *pool);
 /* Releases idle slabs whose work is complete. May free the pool. */
 void stream_pool_look(struct stream_pool_set *sp, struct stream_pool *pool);
+/* Its stream has ended without an event. -ENOMEM: nothing has changed. May free the pool. */
+int stream_pool_lose(struct stream_pool_set *sp, struct stream_pool *pool);
 /* True: it has a slab that would leave if its stream's work were complete. */
 bool stream_pool_has_idle(const struct stream_pool *pool);
 void stream_pool_count_alloc(struct stream_pool *pool, uint64_t n_bytes);

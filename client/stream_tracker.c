@@ -9,12 +9,14 @@
 
 #define MAX_KNOWN 4096u
 
-/* A stream that a call has named, and that has not ended since. */
+/* A stream that a call has named, and that has not ended since as far as is known. */
 struct known_stream {
         LIST_ENTRY(known_stream) by_name;
         TAILQ_ENTRY(known_stream) in_all;
-        uint32_t partition;
-        uintptr_t stream;
+        struct stream_key key;
+        uint64_t id; /* 0: unknown */
+        bool is_permanent;
+        bool is_captured; /* when a call last named it */
 };
 
 int stream_tracker_init(struct stream_tracker *t, const struct stream_pools_options *options)
@@ -50,111 +52,150 @@ static struct known_stream *known_find(const struct stream_tracker *t, uint32_t 
         struct known_stream *k;
 
         LIST_FOREACH(k, &t->known_by_name[stream_bucket(partition, stream)], by_name)
-        if (k->partition == partition && k->stream == stream)
+        if (k->key.partition == partition && k->key.stream == stream)
                 return k;
         return NULL;
+}
+
+static void set_captured(struct stream_tracker *t, struct known_stream *k, bool is_captured)
+{
+        t->n_captured += (size_t)is_captured - (size_t)k->is_captured;
+        k->is_captured = is_captured;
 }
 
 static void known_drop(struct stream_tracker *t, struct known_stream *k)
 {
         if (!k)
                 return;
+        set_captured(t, k, false);
+        if (t->named == k)
+                t->named = NULL;
         LIST_REMOVE(k, by_name);
         TAILQ_REMOVE(&t->known, k, in_all);
         t->n_known--;
         free(k);
 }
 
-/* If there is no memory for it, the stream is known from its next call on. */
-static void known_add(struct stream_tracker *t, uint32_t partition, uintptr_t stream)
+static struct known_stream *known_get(struct stream_tracker *t, const struct stream_key *key)
 {
-        struct known_stream *k = known_find(t, partition, stream);
+        struct known_stream *k = known_find(t, key->partition, key->stream);
 
-        if (k)
-                return;
-        k = malloc(sizeof(*k));
-        if (!k)
-                return;
-        *k = (struct known_stream){ .partition = partition, .stream = stream };
-        LIST_INSERT_HEAD(&t->known_by_name[stream_bucket(partition, stream)], k, by_name);
+        if (k) {
+                TAILQ_REMOVE(&t->known, k, in_all);
+        } else {
+                k = calloc(1, sizeof(*k));
+                if (!k)
+                        return NULL;
+                k->key = *key;
+                LIST_INSERT_HEAD(&t->known_by_name[stream_bucket(key->partition, key->stream)], k, by_name);
+                t->n_known++;
+        }
         TAILQ_INSERT_TAIL(&t->known, k, in_all);
-        if (++t->n_known > MAX_KNOWN)
-                known_drop(t, TAILQ_FIRST(&t->known));
+        return k;
 }
 
-static void note_capture(struct stream_tracker *t, uint32_t partition, uintptr_t stream)
+static bool known_can_use(const struct stream_tracker *t, const struct known_stream *k)
 {
-        for (unsigned i = 0; i < t->n_captures; i++)
-                if (t->captures[i].partition == partition && t->captures[i].stream == stream)
-                        return;
-        if (t->n_captures < STREAM_TRACKER_MAX_CAPTURES)
-                t->captures[t->n_captures++] = (struct stream_capture){ partition, stream };
+        return k->is_permanent || k == t->named;
 }
 
-/* Checks the streams of GPUs for a GPU, and those of the host for the host. A stream that was destroyed is
- * not checked again. */
-bool stream_tracker_check_captured(struct stream_tracker *t, uint32_t partition)
+/* If the stream can be queried, that is done. */
+static bool known_check_captured(struct stream_tracker *t, struct known_stream *k)
 {
-        const struct device_view *places = t->options.places;
-        struct known_stream *k, *next;
-        int r;
+        uint64_t id;
 
-        for (k = TAILQ_FIRST(&t->known); k; k = next) {
-                next = TAILQ_NEXT(k, in_all);
-                if (places[k->partition].is_cuda != places[partition].is_cuda)
-                        continue;
-                r = device_stream_check_captured(device_of(t, k->partition), k->stream);
-                if (r > 0) {
-                        note_capture(t, k->partition, k->stream);
-                        return true;
-                }
-                if (r == -EINVAL)
-                        known_drop(t, k);
-        }
-        return false;
+        if (known_can_use(t, k))
+                set_captured(
+                        t, k,
+                        device_stream_check_captured(device_of(t, k->key.partition), k->key.stream, &id) > 0);
+        return k->is_captured;
 }
 
-int stream_tracker_look_at(struct stream_tracker *t, uint32_t partition, uintptr_t stream)
+int stream_tracker_look_at(struct stream_tracker *t, uint32_t partition, uintptr_t stream, uint64_t *ret_id)
 {
-        int r;
+        int r = 0;
 
-        if (!t->devices[partition]) {
+        *ret_id = 0;
+        if (!t->devices[partition])
                 r = device_streams_new(&t->options.places[partition], &t->devices[partition]);
-                if (r < 0)
-                        return r;
-        }
-        r = device_stream_check_captured(device_of(t, partition), stream);
-        if (r >= 0)
-                known_add(t, partition, stream);
-        if (r > 0)
-                note_capture(t, partition, stream);
-        return r;
+        return r < 0 ? r : device_stream_check_captured(device_of(t, partition), stream, ret_id);
 }
 
-bool stream_tracker_check_captures(struct stream_tracker *t)
+bool stream_tracker_find_ended(const struct stream_tracker *t, uint32_t partition, uintptr_t stream,
+                               uint64_t id, struct stream_key *ret)
 {
-        for (unsigned i = 0; i < t->n_captures;) {
-                const struct stream_capture *c = &t->captures[i];
+        const struct known_stream *k = known_find(t, partition, stream);
 
-                if (device_stream_check_captured(device_of(t, c->partition), c->stream) > 0)
-                        i++;
-                else
-                        t->captures[i] = t->captures[--t->n_captures];
-        }
-        return t->n_captures > 0;
+        if (k && (id == 0 || k->id == 0 || k->id == id))
+                return false;
+        if (!k && t->n_known < MAX_KNOWN)
+                return false;
+        *ret = k ? k->key : TAILQ_FIRST(&t->known)->key;
+        return true;
+}
+
+int stream_tracker_name(struct stream_tracker *t, const struct stream_key *key, uint64_t id, bool is_captured,
+                        bool is_permanent)
+{
+        struct known_stream *k = known_get(t, key);
+
+        if (!k)
+                return -ENOMEM;
+        if (id > 0)
+                k->id = id;
+        if (is_permanent || key->stream <= DEVICE_STREAM_PER_THREAD ||
+            (t->devices[key->partition] && t->devices[key->partition]->are_permanent))
+                k->is_permanent = true;
+        set_captured(t, k, is_captured);
+        t->named = k;
+        return 0;
+}
+
+void stream_tracker_unname(struct stream_tracker *t)
+{
+        t->named = NULL;
+}
+
+bool stream_tracker_knows(const struct stream_tracker *t, uint32_t partition, uintptr_t stream)
+{
+        return known_find(t, partition, stream);
+}
+
+bool stream_tracker_can_use(const struct stream_tracker *t, uint32_t partition, uintptr_t stream)
+{
+        const struct known_stream *k = known_find(t, partition, stream);
+
+        return k && t->devices[partition] && known_can_use(t, k);
 }
 
 void stream_tracker_forget(struct stream_tracker *t, uint32_t partition, uintptr_t stream)
 {
         known_drop(t, known_find(t, partition, stream));
-        for (unsigned i = 0; i < t->n_captures;) {
-                const struct stream_capture *c = &t->captures[i];
+}
 
-                if (c->partition == partition && c->stream == stream)
-                        t->captures[i] = t->captures[--t->n_captures];
-                else
-                        i++;
-        }
+bool stream_tracker_check_captures(struct stream_tracker *t)
+{
+        struct known_stream *k;
+        bool ret = false;
+
+        if (t->n_captured == 0)
+                return false;
+        TAILQ_FOREACH(k, &t->known, in_all)
+        if (k->is_captured && known_can_use(t, k))
+                ret |= known_check_captured(t, k);
+        return ret;
+}
+
+/* Checks the streams of GPUs for a GPU, and those of the host for the host. */
+bool stream_tracker_check_captured(struct stream_tracker *t, uint32_t partition)
+{
+        const struct device_view *places = t->options.places;
+        struct known_stream *k;
+
+        TAILQ_FOREACH(k, &t->known, in_all)
+        if (places[k->key.partition].is_cuda == places[partition].is_cuda && known_check_captured(t, k))
+                return true;
+        return false;
 }
 
 void stream_tracker_clear(struct stream_tracker *t)
@@ -167,10 +208,19 @@ void stream_tracker_clear(struct stream_tracker *t)
         free(t->devices);
 }
 
-void stream_tracker_begin(struct stream_tracker *t, bool may_wait)
+void stream_tracker_begin(struct stream_tracker *t, enum stream_wait wait)
 {
-        t->may_wait = may_wait;
+        t->wait = wait;
         memset(t->is_finished, 0, t->options.n_partitions * sizeof(*t->is_finished));
+}
+
+/* Memory that waits was freed before the round, so its work had been given before. */
+bool stream_tracker_finish(struct stream_tracker *t, uint32_t partition, uint64_t region_id,
+                           enum stream_wait wait)
+{
+        if (!t->is_finished[partition] && t->wait >= wait && !stream_tracker_check_captured(t, partition))
+                t->is_finished[partition] = t->options.finish(t->options.userdata, region_id) == 0;
+        return t->is_finished[partition];
 }
 
 /* ---- marks ------------------------------------------------------------------- */
@@ -183,8 +233,11 @@ void stream_mark_forget(struct stream_tracker *t, uint32_t partition, struct str
 int stream_mark_try(struct stream_tracker *t, uint32_t partition, uintptr_t stream, uint64_t upto,
                     struct stream_mark *m)
 {
-        int r = device_event_record(device_of(t, partition), stream, &m->event);
+        int r;
 
+        if (!stream_tracker_can_use(t, partition, stream))
+                return -EAGAIN;
+        r = device_event_record(device_of(t, partition), stream, &m->event);
         if (r < 0 && r != -ENODEV && r != -EIO)
                 return r;
         m->upto = upto;
@@ -193,8 +246,6 @@ int stream_mark_try(struct stream_tracker *t, uint32_t partition, uintptr_t stre
         return 0;
 }
 
-/* A stream that the current call does not name may be gone. Only a thread itself can record in its own
- * stream. */
 int stream_mark_record(struct stream_tracker *t, uint32_t partition, uintptr_t stream, uint64_t upto,
                        struct stream_mark *m)
 {
@@ -208,12 +259,11 @@ int stream_mark_record(struct stream_tracker *t, uint32_t partition, uintptr_t s
         return 0;
 }
 
-/* Once for each round: memory that waits was freed before, so its work had been given before. */
-static bool finish(struct stream_tracker *t, uint32_t partition, uint64_t region_id)
+void stream_mark_set_done(struct stream_mark *m, uint64_t upto)
 {
-        if (!t->is_finished[partition] && t->may_wait && !stream_tracker_check_captured(t, partition))
-                t->is_finished[partition] = t->options.finish(t->options.userdata, region_id) == 0;
-        return t->is_finished[partition];
+        m->upto = upto;
+        m->is_done = true;
+        m->is_lost = false;
 }
 
 int stream_mark_query(struct stream_tracker *t, uint32_t partition, uint64_t region_id, struct stream_mark *m)
@@ -223,7 +273,7 @@ int stream_mark_query(struct stream_tracker *t, uint32_t partition, uint64_t reg
         if (m->is_done)
                 return 0;
         if (m->is_lost)
-                return finish(t, partition, region_id) ? 0 : 1;
+                return stream_tracker_finish(t, partition, region_id, STREAM_WAIT_LOST) ? 0 : 1;
         r = device_event_query(device_of(t, partition), m->event);
         if (r == -ESTALE)
                 return r;
@@ -232,12 +282,17 @@ int stream_mark_query(struct stream_tracker *t, uint32_t partition, uint64_t reg
         return r == 0 || r == -ENODEV || r == -EIO ? 0 : 1;
 }
 
-struct stream_ending *stream_ending_new_lost(void)
+struct stream_ending *stream_ending_new(struct stream_mark *mark)
 {
         struct stream_ending *e = calloc(1, sizeof(*e));
 
-        if (e)
-                *e = (struct stream_ending){ .n_refs = 1, .mark = { .upto = 1, .is_lost = true } };
+        if (!e)
+                return NULL;
+        *e = (struct stream_ending){ .n_refs = 1, .mark = { .upto = 1, .is_lost = true } };
+        if (mark && mark->upto > 0) {
+                e->mark = *mark;
+                *mark = (struct stream_mark){ 0 };
+        }
         return e;
 }
 

@@ -7,10 +7,15 @@
  * process runs, so it counts as complete. If the driver refused for another reason the event is recorded
  * later.
  *
- * A stream's number is valid as long as the stream: drivers may crash on an invalid one. So the program
- * announces a stream's end: from then on one event stands for all of its work, and the number may be
- * reused. If the driver reports that a stream is gone without that, its work may still run. Then all work
- * of the device is waited for, when no stream is being captured.
+ * Drivers crash on the handle of a destroyed stream, and a program can destroy a stream at any time. So a
+ * stream is passed to the driver only by a call that names it, unless it is permanent. Without an event
+ * all work of the device is waited for, when no stream is being captured. A capture that a call has seen
+ * counts as going on until a later call that names the stream sees its end.
+ *
+ * The program can announce a stream's end: from then on one event stands for all of its work. A new stream
+ * can have the number of one that ended. Its id shows that, and that the other one has ended.
+ *
+ * Invariant: while a stream that has not ended has memory, it is known.
  *
  * Not thread-safe.
  *
@@ -25,8 +30,14 @@
 
 #include "device/device.h"
 
-#define STREAM_BUCKETS              256u
-#define STREAM_TRACKER_MAX_CAPTURES 16u
+#define STREAM_BUCKETS 256u
+
+/* Whether a round of queries may wait for all work of a device. */
+enum stream_wait {
+        STREAM_WAIT_NONE,
+        STREAM_WAIT_LOST, /* for memory of which only that can show that it is free */
+        STREAM_WAIT_ALL,  /* also for memory whose stream no call has named since its last work */
+};
 
 struct stream_pools_options {
         const struct device_view *places; /* one for each partition; constant */
@@ -40,7 +51,7 @@ struct stream_pools_options {
 struct stream_mark {
         uint64_t upto;
         struct device_event *event;
-        bool is_lost; /* the stream is gone: all work must be waited for */
+        bool is_lost; /* there is no event: all work must be waited for */
         bool is_done; /* no work runs */
 };
 
@@ -50,7 +61,7 @@ struct stream_ending {
         struct stream_mark mark;
 };
 
-struct stream_capture {
+struct stream_key {
         uint32_t partition;
         uintptr_t stream;
 };
@@ -60,12 +71,11 @@ struct known_stream;
 struct stream_tracker {
         struct stream_pools_options options;
         struct device_streams **devices; /* by partition; NULL: not opened yet */
-        struct stream_capture captures[STREAM_TRACKER_MAX_CAPTURES];
-        unsigned n_captures;
         LIST_HEAD(, known_stream) known_by_name[STREAM_BUCKETS];
         TAILQ_HEAD(, known_stream) known; /* the least recently used first */
-        size_t n_known;
-        bool may_wait;     /* for all work */
+        size_t n_known, n_captured;
+        struct known_stream *named; /* by the current call */
+        enum stream_wait wait;
         bool *is_finished; /* by partition: all work there has been waited for */
 };
 
@@ -76,33 +86,51 @@ unsigned stream_bucket(uint32_t partition, uintptr_t stream);
 /* The per-thread default stream: only that thread can record events in it. */
 bool stream_tracker_is_per_thread(const struct stream_tracker *t, uint32_t partition, uintptr_t stream);
 
-/* Results of device_streams_new() and device_stream_check_captured(); 1: it is being captured, which is
- * recorded. The stream is known from then on. */
-int stream_tracker_look_at(struct stream_tracker *t, uint32_t partition, uintptr_t stream);
-/* Whether a recorded capture is still going on; forgets the others. */
-bool stream_tracker_check_captures(struct stream_tracker *t);
-/* Whether a known stream is being captured, which is recorded: waiting for the partition's device would
- * invalidate the capture. */
-bool stream_tracker_check_captured(struct stream_tracker *t, uint32_t partition);
+/* Results of device_streams_new() and device_stream_check_captured(), for a stream that exists. */
+int stream_tracker_look_at(struct stream_tracker *t, uint32_t partition, uintptr_t stream, uint64_t *ret_id);
+/* True: this stream has ended, or must be dropped, before the one with the id can be named. */
+bool stream_tracker_find_ended(const struct stream_tracker *t, uint32_t partition, uintptr_t stream,
+                               uint64_t id, struct stream_key *ret);
+/* The current call names the stream: it is known, and can be used until stream_tracker_unname().
+ * is_permanent: until it is forgotten. -ENOMEM. */
+int stream_tracker_name(struct stream_tracker *t, const struct stream_key *key, uint64_t id, bool is_captured,
+                        bool is_permanent);
+void stream_tracker_unname(struct stream_tracker *t);
+bool stream_tracker_knows(const struct stream_tracker *t, uint32_t partition, uintptr_t stream);
+/* Whether the stream certainly exists. */
+bool stream_tracker_can_use(const struct stream_tracker *t, uint32_t partition, uintptr_t stream);
 /* A stream has ended. */
 void stream_tracker_forget(struct stream_tracker *t, uint32_t partition, uintptr_t stream);
-/* Begins another round of queries. may_wait: all work may be waited for, once for each device. */
-void stream_tracker_begin(struct stream_tracker *t, bool may_wait);
+
+/* Whether a stream that can be used is being captured. */
+bool stream_tracker_check_captures(struct stream_tracker *t);
+/* Whether a known stream may be being captured: waiting for the partition's device would invalidate the
+ * capture. */
+bool stream_tracker_check_captured(struct stream_tracker *t, uint32_t partition);
+
+/* Begins another round of queries. All work is waited for at most once for each device. */
+void stream_tracker_begin(struct stream_tracker *t, enum stream_wait wait);
+/* Waits for all work of the device, if this round may. True: it is complete. */
+bool stream_tracker_finish(struct stream_tracker *t, uint32_t partition, uint64_t region_id,
+                           enum stream_wait wait);
 
 /* 0: it is recorded, or counts as complete. Otherwise it is unchanged: -EBUSY (captured), -ENOMEM,
- * -EAGAIN: later. -EINVAL: there is no such stream. */
+ * -EAGAIN (also if the stream cannot be used): later. -EINVAL: it is no stream of this device. */
 int stream_mark_try(struct stream_tracker *t, uint32_t partition, uintptr_t stream, uint64_t upto,
                     struct stream_mark *m);
-/* The same for a stream that may be gone: then all work must be waited for. */
+/* The same, but if it is no stream of this device all work must be waited for. */
 int stream_mark_record(struct stream_tracker *t, uint32_t partition, uintptr_t stream, uint64_t upto,
                        struct stream_mark *m);
+/* No work has to be complete. */
+void stream_mark_set_done(struct stream_mark *m, uint64_t upto);
 /* 1: not complete. 0: the work before it is complete. -ESTALE: it is no mark; record it. */
 int stream_mark_query(struct stream_tracker *t, uint32_t partition, uint64_t region_id,
                       struct stream_mark *m);
 void stream_mark_forget(struct stream_tracker *t, uint32_t partition, struct stream_mark *m);
 
-/* With one reference. NULL: -ENOMEM. lost: without an event, so all work must be waited for. */
-struct stream_ending *stream_ending_new_lost(void);
+/* With one reference. NULL: -ENOMEM. The mark is moved. If it is NULL or was not recorded, all work must be
+ * waited for. */
+struct stream_ending *stream_ending_new(struct stream_mark *mark);
 struct stream_ending *stream_ending_put(struct stream_tracker *t, uint32_t partition,
                                         struct stream_ending *e);
 /* True: all work is done. */

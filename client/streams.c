@@ -61,6 +61,7 @@ struct stream_request {
         uint64_t n_bytes;
         uint64_t flags;
         uint32_t wait_ms;
+        bool is_permanent; /* the stream is never destroyed */
         bool is_captured;
         bool is_pooled;
 };
@@ -174,19 +175,26 @@ static bool wait_for_batches(struct streams *s)
         return any;
 }
 
+/* No call names a stream from here on. */
+static void unlock(struct streams *s)
+{
+        stream_pools_unname(s->pools);
+        pthread_mutex_unlock(&s->lock);
+}
+
 /* Checks so many, and unlocks. */
-static bool look_and_unlock(bfc_client *client, size_t max_allocs, size_t max_pools, bool may_wait)
+static bool look_and_unlock(bfc_client *client, size_t max_allocs, size_t max_pools, enum stream_wait wait)
 {
         struct streams *s = client->streams;
         struct batch batch;
         bool wake;
 
-        stream_pools_look(s->pools, max_allocs, max_pools, may_wait);
+        stream_pools_look(s->pools, max_allocs, max_pools, wait);
         take_batch(s, NULL, &batch);
         wake = !client->cache && client->events && s->watch_ms == 0 && stream_pools_is_pending(s->pools);
         if (wake)
                 s->watch_ms = WATCH_MIN_MS;
-        pthread_mutex_unlock(&s->lock);
+        unlock(s);
         if (wake)
                 events_wake(client->events);
         return return_batch(client, &batch);
@@ -211,7 +219,7 @@ int streams_watch(bfc_client *client)
         if (client->cache)
                 return -1;
         pthread_mutex_lock(&s->lock);
-        stream_pools_look(s->pools, SIZE_MAX, SIZE_MAX, true);
+        stream_pools_look(s->pools, SIZE_MAX, SIZE_MAX, STREAM_WAIT_LOST);
         take_batch(s, NULL, &batch);
         if (!stream_pools_is_pending(s->pools))
                 s->watch_ms = 0;
@@ -239,7 +247,7 @@ bool streams_collect(bfc_client *client)
         bool any;
 
         pthread_mutex_lock(&client->streams->lock);
-        any = look_and_unlock(client, SIZE_MAX, SIZE_MAX, true);
+        any = look_and_unlock(client, SIZE_MAX, SIZE_MAX, STREAM_WAIT_ALL);
         return wait_for_batches(client->streams) || any;
 }
 
@@ -257,7 +265,7 @@ void streams_free_done(bfc_client *client, struct stream_alloc *alloc)
 {
         pthread_mutex_lock(&client->streams->lock);
         stream_alloc_free_done(client->streams->pools, alloc);
-        look_and_unlock(client, LOOK_ALLOCS, LOOK_POOLS, false);
+        look_and_unlock(client, LOOK_ALLOCS, LOOK_POOLS, STREAM_WAIT_NONE);
 }
 
 uint64_t streams_block_id(const struct block *block)
@@ -284,6 +292,8 @@ static int stream_failed(int error, uintptr_t stream)
                                  (unsigned long long)stream);
         if (error == -ENOMEM || error == -EAGAIN)
                 return error_set(-ENOMEM, "an event could not be recorded in the stream");
+        if (error == -ENOBUFS)
+                return error_no_memory();
         if (error == -EIO)
                 return error_set(error, "this process's CUDA context is broken");
         return error_set(error, "the device is lost or not visible to this process");
@@ -315,27 +325,52 @@ static int enter_alloc(bfc_client *client, uint32_t partition, struct stream_all
         return 0;
 }
 
-/* From what the stream has. CACHE_MISS. */
-static int take_at_once(const struct stream_request *q, void **ret_ptr)
+/* The request names its stream. The pools' lock is held. */
+static int look_at_stream(struct stream_request *q)
+{
+        int r = stream_pools_look_at(q->client->streams->pools, q->partition, q->stream, q->is_permanent);
+
+        if (r < 0)
+                return stream_failed(r, q->stream);
+        q->is_captured = r > 0;
+        return 0;
+}
+
+/* The pools' lock is held, and the stream is named. */
+static int take_named(struct stream_request *q, bool looks, void **ret_ptr)
+{
+        struct stream_pools *pools = q->client->streams->pools;
+        int r = __atomic_load_n(&q->client->lost, __ATOMIC_RELAXED);
+        struct stream_alloc *alloc;
+
+        if (r != 0)
+                return client_lost(q->client, r);
+        q->is_pooled = q->client->cache && q->flags == 0 && stream_pools_can(pools, q->partition, q->stream);
+        if (!q->is_pooled)
+                return CACHE_MISS;
+        if (looks)
+                stream_pools_look(pools, LOOK_MISS, LOOK_MISS, STREAM_WAIT_NONE);
+        r = stream_pools_alloc(pools, q->partition, q->stream, q->is_captured, q->n_bytes, &alloc);
+        if (r == 0)
+                r = enter_alloc(q->client, q->partition, alloc, q->n_bytes, ret_ptr);
+        return r == -ENOMEM ? error_no_memory() : r;
+}
+
+/* From what the stream has. CACHE_MISS. looks: memory that is free by now may be in this pool. */
+static int take_at_once(struct stream_request *q, bool looks, void **ret_ptr)
 {
         struct streams *s = q->client->streams;
-        struct stream_alloc *alloc;
-        int r = CACHE_MISS;
+        struct batch batch;
+        int r;
 
-        for (int i = 0; i < 2 && r == CACHE_MISS; i++) {
-                struct batch batch;
-
-                pthread_mutex_lock(&s->lock);
-                if (i > 0) /* memory that is free by now may be in this pool */
-                        stream_pools_look(s->pools, LOOK_MISS, LOOK_MISS, false);
-                r = stream_pools_alloc(s->pools, q->partition, q->stream, q->is_captured, q->n_bytes, &alloc);
-                if (r == 0)
-                        r = enter_alloc(q->client, q->partition, alloc, q->n_bytes, ret_ptr);
-                take_batch(s, NULL, &batch);
-                pthread_mutex_unlock(&s->lock);
-                return_batch(q->client, &batch);
-        }
-        return r == -ENOMEM ? error_no_memory() : r;
+        pthread_mutex_lock(&s->lock);
+        r = look_at_stream(q);
+        if (r == 0)
+                r = take_named(q, looks, ret_ptr);
+        take_batch(s, NULL, &batch);
+        unlock(s);
+        return_batch(q->client, &batch);
+        return r;
 }
 
 /* A slab of the partition, of at least so many bytes. */
@@ -396,52 +431,46 @@ static int fetch(const struct stream_request *q, struct stream_slab **ret)
 
         if ((r == -EDQUOT || r == -ENOMEM) && want > least)
                 r = fetch_slab(q, want = least, again, 0, ret);
-        while ((r == -EDQUOT || r == -ENOMEM) && wait_for_more(q->client, deadline_ms))
+        while ((r == -EDQUOT || r == -ENOMEM) && !q->is_captured && wait_for_more(q->client, deadline_ms))
                 r = fetch_slab(q, want, again = true, 0, ret);
         if ((r == -EDQUOT || r == -ENOMEM) && again) /* the last one, which the daemon counts */
                 r = fetch_slab(q, want, false, q->wait_ms, ret);
         return r;
 }
 
-static int take_from_slab(const struct stream_request *q, struct stream_slab *slab, void **ret_ptr)
+static int take_from_slab(struct stream_request *q, struct stream_slab *slab, void **ret_ptr)
 {
         struct streams *s = q->client->streams;
         struct stream_alloc *alloc;
         struct batch batch;
+        int r, error;
         bool kept;
-        int r;
 
         pthread_mutex_lock(&s->lock);
-        r = q->is_pooled ? stream_pools_alloc_with(s->pools, q->partition, q->stream, q->is_captured,
-                                                   q->n_bytes, slab, &alloc)
-                         : stream_pools_alloc_whole(s->pools, q->partition, q->stream, false, slab, &alloc);
+        error = look_at_stream(q);
+        if (error < 0)
+                r = error;
+        else if (q->is_pooled)
+                r = stream_pools_alloc_with(s->pools, q->partition, q->stream, q->is_captured, q->n_bytes,
+                                            slab, &alloc);
+        else
+                r = stream_pools_alloc_whole(s->pools, q->partition, q->stream, false, slab, &alloc);
         kept = r == 0 || r == CACHE_MISS;
         if (r == 0)
                 r = enter_alloc(q->client, q->partition, alloc, q->n_bytes, ret_ptr);
         take_batch(s, kept ? NULL : slab, &batch);
-        pthread_mutex_unlock(&s->lock);
+        unlock(s);
         return_batch(q->client, &batch);
-        return r == 0 ? 0 : error_no_memory();
+        return r == 0 || error < 0 ? r : error_no_memory();
 }
 
 static int streams_malloc(struct stream_request *q, void **ret_ptr)
 {
-        struct streams *s = q->client->streams;
         struct stream_slab *slab;
-        int r;
+        int r = take_at_once(q, false, ret_ptr);
 
-        pthread_mutex_lock(&s->lock);
-        r = stream_pools_look_at(s->pools, q->partition, q->stream);
-        pthread_mutex_unlock(&s->lock);
-        if (r < 0)
-                return stream_failed(r, q->stream);
-        q->is_captured = r > 0;
-        q->is_pooled =
-                q->client->cache && q->flags == 0 && stream_pools_can(s->pools, q->partition, q->stream);
-        r = __atomic_load_n(&q->client->lost, __ATOMIC_RELAXED);
-        if (r != 0)
-                return client_lost(q->client, r);
-        r = q->is_pooled ? take_at_once(q, ret_ptr) : CACHE_MISS;
+        if (r == CACHE_MISS && q->is_pooled)
+                r = take_at_once(q, true, ret_ptr);
         if (r != CACHE_MISS)
                 return r;
         r = fetch(q, &slab);
@@ -455,7 +484,8 @@ int client_malloc_async(bfc_client *client, const char *partition, size_t n_byte
                                     .stream = stream,
                                     .n_bytes = n_bytes,
                                     .flags = how->flags,
-                                    .wait_ms = how->wait_ms };
+                                    .wait_ms = how->wait_ms,
+                                    .is_permanent = how->is_stream_permanent };
         int r = client_check_malloc(client, partition, n_bytes, ret_ptr, &q.partition);
 
         if (r < 0)
@@ -545,20 +575,21 @@ int streams_put_aside(bfc_client *client, const struct block *block, uint32_t pa
         if (r == 0 && blocks_take(&client->blocks, block->ptr, &gone) == 0)
                 client_count_free(client, &gone);
         pthread_mutex_unlock(&client->lock);
-        look_and_unlock(client, 0, 0, false);
+        look_and_unlock(client, 0, 0, STREAM_WAIT_NONE);
         return r;
 }
 
-/* -EBUSY: that stream, or another that is known, is being captured, and the caller does not allow that. */
+/* -EBUSY: that stream, or another that is known, is being captured, and a framework's graph may use the block.
+ * Frameworks do not destroy their streams. */
 static int free_on(bfc_client *client, const struct block *block, uint32_t partition, uintptr_t stream,
                    bool in_captures)
 {
         struct stream_pools *pools = client->streams->pools;
-        int r = stream_pools_look_at(pools, partition, stream);
+        int r = stream_pools_look_at(pools, partition, stream, !in_captures);
 
         if (!in_captures && (r > 0 || stream_pools_check_captured(pools, partition)))
                 return error_set(-EBUSY, "a stream is being captured, and its graph may use the block");
-        if (r != -EINVAL)
+        if (r != -EINVAL && r != -ENOBUFS)
                 r = end_alloc(client, block, partition, &stream);
         return r < 0 ? stream_failed(r, stream) : 0;
 }
@@ -613,7 +644,7 @@ static int free_async(bfc_client *client, void *ptr, uintptr_t stream, bool in_c
         for (;;) {
                 pthread_mutex_lock(&client->streams->lock);
                 r = streams_free_block(client, ptr, stream, in_captures);
-                look_and_unlock(client, LOOK_ALLOCS, LOOK_POOLS, false);
+                look_and_unlock(client, LOOK_ALLOCS, LOOK_POOLS, STREAM_WAIT_NONE);
                 if (r != -EAGAIN)
                         break;
                 pthread_mutex_lock(&client->lock);
@@ -637,7 +668,7 @@ int client_free_async_unless_captured(bfc_client *client, void *ptr, uintptr_t s
         return free_async(client, ptr, stream, false);
 }
 
-static int streams_record(bfc_client *client, const void *ptr, uintptr_t stream)
+static int streams_record(bfc_client *client, const void *ptr, uintptr_t stream, bool is_permanent)
 {
         struct stream_alloc *alloc = NULL;
         const struct block *found;
@@ -657,22 +688,32 @@ static int streams_record(bfc_client *client, const void *ptr, uintptr_t stream)
         if (!stream_pools_can(client->streams->pools, partition, stream))
                 return error_set(-EINVAL, "the stream is the per-thread default stream (2), and only "
                                           "its own thread can check its work: use another stream");
-        r = stream_pools_look_at(client->streams->pools, partition, stream);
+        r = stream_pools_look_at(client->streams->pools, partition, stream, is_permanent);
         if (r >= 0)
                 r = stream_alloc_record(client->streams->pools, alloc, stream);
         return r < 0 ? stream_failed(r, stream) : 0;
 }
 
-BFC_API int bfc_record_stream(bfc_client *client, void *ptr, uintptr_t stream)
+static int record_stream(bfc_client *client, const void *ptr, uintptr_t stream, bool is_permanent)
 {
         int r = client_check(client);
 
         if (r < 0)
                 return r;
         pthread_mutex_lock(&client->streams->lock);
-        r = streams_record(client, ptr, stream);
-        pthread_mutex_unlock(&client->streams->lock);
+        r = streams_record(client, ptr, stream, is_permanent);
+        unlock(client->streams);
         return r;
+}
+
+BFC_API int bfc_record_stream(bfc_client *client, void *ptr, uintptr_t stream)
+{
+        return record_stream(client, ptr, stream, false);
+}
+
+int client_record_permanent_stream(bfc_client *client, const void *ptr, uintptr_t stream)
+{
+        return record_stream(client, ptr, stream, true);
 }
 
 BFC_API int bfc_end_stream(bfc_client *client, uintptr_t stream)
@@ -687,7 +728,7 @@ BFC_API int bfc_end_stream(bfc_client *client, uintptr_t stream)
                 if (error < 0 && error != -ENOENT && r == 0)
                         r = error;
         }
-        look_and_unlock(client, LOOK_ALLOCS, LOOK_POOLS, false);
+        look_and_unlock(client, LOOK_ALLOCS, LOOK_POOLS, STREAM_WAIT_NONE);
         if (r == -EBUSY)
                 return error_set(r, "the stream is being captured: end it after the capture");
         return r < 0 ? stream_failed(r, stream) : 0;

@@ -33,7 +33,7 @@ int streams_watch(bfc_client *client);
 /* All work that could use the block, which has left the table, is complete. */
 void streams_free_done(bfc_client *client, struct stream_alloc *alloc);
 
-/* True: a known stream is being captured, so the partition's device must not be waited for. */
+/* True: a known stream may be being captured, so the partition's device must not be waited for. */
 bool streams_check_captured(bfc_client *client, uint32_t partition);
 
 /* Moves a block that leaves the table to the pools, until all work on the device can be waited for. -ENOMEM:
@@ -44,8 +44,10 @@ int streams_put_aside(bfc_client *client, const struct block *block, uint32_t pa
 int client_malloc_async(bfc_client *client, const char *partition, size_t n_bytes, uintptr_t stream,
                         const struct malloc_how *how, void **ret_ptr);
 
-/* bfc_free_async(), but -EBUSY while that stream or another known one is being captured: the block stays. */
+/* For frameworks, which do not destroy their streams: the driver may get this one at any time. The first is
+ * bfc_free_async(), but -EBUSY while that stream or another known one may be being captured: the block stays. */
 int client_free_async_unless_captured(bfc_client *client, void *ptr, uintptr_t stream);
+int client_record_permanent_stream(bfc_client *client, const void *ptr, uintptr_t stream);
 
 /* The daemon's block, and the offset in it. The lock is held. */
 uint64_t streams_block_id(const struct block *block);

@@ -47,6 +47,12 @@ static void *driver_function(void *library, bool by_symbol, const char *symbol, 
         return dlsym(library, symbol);
 }
 
+/* Drivers before CUDA 12.0 have no ids of streams. */
+static bool is_optional(const char *symbol)
+{
+        return strcmp(symbol, "cuStreamGetId") == 0;
+}
+
 /* Whether all of them are there; else the name of one that is not. */
 static bool driver_functions(void *library, bool by_symbol, struct cuda_driver *ret, const char **ret_missing)
 {
@@ -55,7 +61,7 @@ static bool driver_functions(void *library, bool by_symbol, struct cuda_driver *
 #define CUDA_FUNCTIONS_OF_BFCD
 #define F(symbol, base, version, arguments)                                                                  \
         *(void **)&ret->symbol = driver_function(library, by_symbol, #symbol, base, version);                \
-        if (!ret->symbol)                                                                                    \
+        if (!ret->symbol && !is_optional(#symbol))                                                           \
                 missing = #symbol;
 #include "device/cuda_functions.h"
 #undef F

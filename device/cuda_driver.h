@@ -25,7 +25,7 @@ struct cuda_driver {
 #undef F
 #undef CUDA_FUNCTIONS_OF_BFCD
 
-/* Loads and initialises the driver at the first call; all its functions are set. -ENODEV and a sentence
+/* Loads and initialises the driver at the first call; all its functions but cuStreamGetId are set. -ENODEV and a sentence
  * that says what is missing. Any thread. */
 int cuda_driver_get(const struct cuda_driver **ret, const char **ret_sentence);
 

@@ -57,6 +57,7 @@ F(cuStreamCreate, "cuStreamCreate", 2000, (CUstream *ret_stream, unsigned int fl
 F(cuStreamDestroy_v2, "cuStreamDestroy", 4000, (CUstream stream))
 F(cuStreamIsCapturing, "cuStreamIsCapturing", 10000, (CUstream stream, CUstreamCaptureStatus *ret_status))
 F(cuStreamGetCtx, "cuStreamGetCtx", 9020, (CUstream stream, CUcontext *ret_context))
+F(cuStreamGetId, "cuStreamGetId", 12000, (CUstream stream, unsigned long long *ret_id))
 F(cuStreamSynchronize, "cuStreamSynchronize", 2000, (CUstream stream))
 F(cuThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode", 10010, (CUstreamCaptureMode *mode))
 F(cuEventCreate, "cuEventCreate", 2000, (CUevent *ret_event, unsigned int flags))

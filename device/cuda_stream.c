@@ -11,8 +11,9 @@
  * recorded there would become a part of the graph and could never be queried (907). So the stream is
  * queried first; if a capture begins in between, the query of the event detects it.
  *
- * A destroyed stream returns 400 or 709 while its work may still run: so 709 says nothing about the
- * context here. A broken context returns another error, and one that is gone cannot be entered. */
+ * A driver ends the process if it gets a destroyed stream, whose handle the next stream can have. So the
+ * caller passes only streams that exist, and an id tells them apart. The driver gives no id of a captured
+ * stream: the query would invalidate the capture. Drivers before CUDA 12.0 have no ids. */
 #include <errno.h>
 #include <stdlib.h>
 
@@ -34,8 +35,6 @@ static int stream_errno(CUresult result)
 {
         int r = cuda_driver_broke_context(result) ? -EIO : cuda_driver_errno(result);
 
-        if (result == CUDA_ERROR_CONTEXT_IS_DESTROYED)
-                return -EINVAL;
         if (result == CUDA_ERROR_NOT_READY)
                 return DEVICE_PENDING;
         if (result == CUDA_ERROR_CAPTURED_EVENT)
@@ -123,15 +122,30 @@ static int record(const struct cuda_streams *c, uintptr_t stream, struct device_
 
 /* ---- the table's functions ------------------------------------------------ */
 
-static int cuda_streams_captured(struct device_streams *d, uintptr_t stream)
+/* 0: unknown. */
+static uint64_t stream_id(const struct cuda_streams *c, uintptr_t stream)
+{
+        const struct cuda_driver *cu = c->context.cu;
+        unsigned long long id;
+
+        if (!cu->cuStreamGetId || stream <= DEVICE_STREAM_PER_THREAD ||
+            cu->cuStreamGetId(handle_of(stream), &id) != CUDA_SUCCESS)
+                return 0;
+        return id;
+}
+
+static int cuda_streams_captured(struct device_streams *d, uintptr_t stream, uint64_t *ret_id)
 {
         const struct cuda_streams *c = (struct cuda_streams *)d;
         struct cuda_mode mode;
         int r = cuda_context_visit(&c->context, &mode);
 
+        *ret_id = 0;
         if (r < 0)
                 return r;
         r = is_captured(c, stream);
+        if (r == 0)
+                *ret_id = stream_id(c, stream);
         cuda_context_depart(&c->context, &mode);
         return r;
 }

@@ -357,14 +357,15 @@ struct device_streams_ops {
         const char *name;
         struct device_streams *(*free)(struct device_streams *d); /* call forget() for all events before */
         /* 1: the stream is being captured into a graph, or it is the default stream and another stream is
-         * captured that it would invalidate. 0: it is not. Errors as record(). */
-        int (*is_captured)(struct device_streams *d, uintptr_t stream);
+         * captured that it would invalidate. 0: it is not, and *ret_id is different for each stream of the
+         * process's life. Otherwise *ret_id is 0: unknown. Errors as record(). */
+        int (*is_captured)(struct device_streams *d, uintptr_t stream, uint64_t *ret_id);
         /* Records the point up to which work is queued on the stream. *event: NULL for a new event, or
          * one to reuse; the caller ends it with forget() if it is not NULL, also after a failure. -EBUSY:
          * the stream is being captured; try later. -EINVAL: no stream of this device. -ENOMEM, -EAGAIN:
          * the driver failed; try later. -ENODEV: the device is lost. -EIO: this process's context is
-         * broken. In the last two cases no work of this process continues. Do not pass a destroyed
-         * stream: the result is -EINVAL or the end of the process. */
+         * broken. In the last two cases no work of this process continues. A destroyed stream ends the
+         * process, here and in is_captured(). */
         int (*record)(struct device_streams *d, uintptr_t stream, struct device_event **event);
         /* 0: all work up to the event is complete. DEVICE_PENDING. -EBUSY: a capture forbids the query;
          * try later. -ESTALE: the stream was being captured at the record; record again. -EINVAL: unknown
@@ -376,6 +377,7 @@ struct device_streams_ops {
 
 struct device_streams {
         const struct device_streams_ops *ops;
+        bool are_permanent; /* streams are never destroyed */
 };
 
 /* Any thread may use it, but each event only one thread at a time. -ENODEV (this process does not see the
@@ -386,9 +388,9 @@ static inline struct device_streams *device_streams_free(struct device_streams *
 {
         return d ? d->ops->free(d) : NULL;
 }
-static inline int device_stream_check_captured(struct device_streams *d, uintptr_t stream)
+static inline int device_stream_check_captured(struct device_streams *d, uintptr_t stream, uint64_t *ret_id)
 {
-        return d->ops->is_captured(d, stream);
+        return d->ops->is_captured(d, stream, ret_id);
 }
 static inline int device_event_record(struct device_streams *d, uintptr_t stream, struct device_event **event)
 {

@@ -19,10 +19,11 @@ static struct device_streams *host_streams_free(struct device_streams *d)
         return NULL;
 }
 
-static int host_streams_captured(struct device_streams *d, uintptr_t stream)
+static int host_streams_captured(struct device_streams *d, uintptr_t stream, uint64_t *ret_id)
 {
         (void)d;
         (void)stream;
+        *ret_id = 0;
         return 0;
 }
 
@@ -71,7 +72,7 @@ int host_streams_new(struct device_streams **ret)
 
         if (!d)
                 return -ENOMEM;
-        *d = (struct device_streams){ &host_streams_ops };
+        *d = (struct device_streams){ .ops = &host_streams_ops, .are_permanent = true };
         *ret = d;
         return 0;
 }

@@ -283,10 +283,10 @@ int bfc_on_pressure(bfc_client *client, bfc_pressure_fn fn, void *userdata);
  * device.
  *
  * Waiting would invalidate the capture of a stream. So the client first checks the default stream, which
- * covers all streams that synchronize with it, and each stream that was named in a call and has not
- * ended. If one is being captured the block is put aside: the pointer is invalid, and the memory is
- * reused after the capture and all work (by bfc_trim(), or when memory is short). A capture of any other
- * stream is invalidated, as by cudaFree.
+ * covers all streams that synchronize with it. Other streams cannot be checked: a stream counts as being
+ * captured if it was when a call last named it. If one is being captured the block is put aside: the
+ * pointer is invalid, and the memory is reused after the capture and all work (by bfc_trim(), or when
+ * memory is short). A capture that no call has seen is invalidated, as by cudaFree.
  *
  * -EBUSY: a stream is being captured, and the block is shared, or there is no memory to put it aside.
  * -ENOMEM, -EIO: the driver failed to wait. In all three cases the block stays allocated. */
@@ -404,22 +404,25 @@ int bfc_forget(bfc_client *client, const char *name);
  * primary context, which the runtime API uses. On the host device it is any number, and no stream has
  * work.
  *
- * End of streams. Call bfc_end_stream() before you destroy a stream that was named in any of these calls.
- * Until then the library may query the driver about it at any time, and for a destroyed stream a driver
- * may end the process. If it returns an error instead, blocks that the stream used are free when the
- * library could wait for all work of the process on that device. But if CUDA has reused the handle, the
- * library takes the new stream for the old one, and two streams may use the same memory at the same time.
+ * End of streams. The library uses a stream only during a call that names it, so a program may destroy it at
+ * any time after the call, but must not name a destroyed one: a driver ends the process for that. Call
+ * bfc_end_stream() before you destroy a stream that was named in any of these calls. Otherwise memory that
+ * the stream used may be reused elsewhere only when the library has waited for all work of the process on
+ * the device: in bfc_trim(), or when memory is short. Drivers before CUDA 12.0 cannot tell a new stream with the
+ * same handle from the old one: without bfc_end_stream() two streams may then use the same memory at the
+ * same time. Streams that were named in the calls of PyTorch (below) must be ended.
  *
  * Captures. Work captured from a stream runs at each launch of the graph: do not free its memory while
- * the graph may be launched. During the capture no event is recorded or queried, so memory freed then is
- * reused elsewhere after the capture.
+ * the graph may be launched. During the capture no event is recorded in the stream, so memory freed then is
+ * reused elsewhere after the capture. The library sees the end of a capture at the next call that names the
+ * stream, or in bfc_end_stream(). Until then no memory is free by waiting for all work.
  *
  * Failures. If the device is lost, or this process's context is broken, none of its work continues, and
  * its freed memory is free. */
 
 /* A block of at least n_bytes for work in this stream; otherwise like bfc_malloc(). If there is no room
  * and other streams have freed memory whose work is not complete, it waits for that work, at most 2
- * seconds. -EINVAL also if it is no stream of the device. */
+ * seconds, or for all work (see above). -EINVAL also if it is no stream of the device. */
 int bfc_malloc_async(bfc_client *client, size_t n_bytes, uintptr_t stream, void **ret_ptr);
 int bfc_malloc_async_in(bfc_client *client, const char *partition, size_t n_bytes, uintptr_t stream,
                         void **ret_ptr);
@@ -432,7 +435,8 @@ int bfc_malloc_async_in(bfc_client *client, const char *partition, size_t n_byte
 int bfc_free_async(bfc_client *client, void *ptr, uintptr_t stream);
 
 /* Work in this stream uses the block too, until it is freed. After the free, its memory is not reused
- * until the work queued on this stream at that time is complete. ptr: from bfc_malloc_async(). -EINVAL
+ * until the work queued on this stream at that time is complete, which is seen when a later call names the
+ * stream, or all work has been waited for. ptr: from bfc_malloc_async(). -EINVAL
  * also for stream 2 of a GPU. */
 int bfc_record_stream(bfc_client *client, void *ptr, uintptr_t stream);
 
@@ -641,8 +645,9 @@ int bfc_default(bfc_client **ret_client);
  * PyTorch's are bfc_malloc_async() and bfc_free_async() on the stream that PyTorch passes. The use of a
  * tensor in other streams must be declared by bfc_torch_record_stream(), which Tensor.record_stream()
  * calls if it was set. While a stream that was named is being captured, a free keeps the block until the
- * process ends, because the graph may use it at each launch. Call bfc_end_stream() before you destroy a
- * stream; PyTorch's own streams are never destroyed.
+ * process ends, because the graph may use it at each launch. PyTorch's own streams are never destroyed, so
+ * the driver may be asked about these streams at any time. Call bfc_end_stream() before you destroy
+ * another one (torch.cuda.ExternalStream): the driver may end the process otherwise.
  *
  * CuPy passes no stream: its free is a bfc_free(), which on a GPU waits for all work of this process
  * there, and keeps the block during a known capture. NULL does nothing, and nothing is freed in a forked

@@ -17,7 +17,8 @@ struct host_stream {
         uintptr_t number;
         uint64_t n_given, n_done;
         uint64_t n_suspended; /* what host_streams_finish() waits for */
-        bool is_captured;
+        uint64_t id;
+        bool is_captured, is_destroyed;
         int error;
 };
 
@@ -32,6 +33,9 @@ static struct host_stream *streams;
 static unsigned n_events;  /* atomic */
 static uint64_t n_queries; /* atomic */
 static unsigned n_streams; /* atomic: spares jobs the lock */
+static uint64_t n_ids;
+static bool are_mortal;         /* of devices that are opened later */
+static void (*on_finish)(void); /* before it waits */
 
 /* ---- the tests' calls ------------------------------------------------------ */
 
@@ -55,6 +59,7 @@ static struct host_stream *stream_get(uintptr_t number)
         if (!s)
                 abort();
         s->number = number;
+        s->id = ++n_ids;
         s->next = streams;
         streams = s;
         __atomic_add_fetch(&n_streams, 1, __ATOMIC_RELEASE);
@@ -101,6 +106,30 @@ void host_stream_end_capture(uintptr_t stream)
         set_captured(stream, false);
 }
 
+void host_stream_destroy(uintptr_t stream)
+{
+        pthread_mutex_lock(&lock);
+        stream_get(stream)->is_destroyed = true;
+        pthread_mutex_unlock(&lock);
+}
+
+void host_stream_create(uintptr_t stream)
+{
+        struct host_stream *s;
+
+        pthread_mutex_lock(&lock);
+        s = stream_get(stream);
+        s->is_destroyed = false;
+        s->id = ++n_ids;
+        pthread_mutex_unlock(&lock);
+}
+
+void host_streams_set_mortal(bool mortal, void (*fn)(void))
+{
+        are_mortal = mortal;
+        on_finish = fn;
+}
+
 void host_stream_fail(uintptr_t stream, int error)
 {
         pthread_mutex_lock(&lock);
@@ -128,6 +157,7 @@ void host_stream_reset(void)
         streams = NULL;
         __atomic_store_n(&n_streams, 0, __ATOMIC_RELEASE);
         pthread_mutex_unlock(&lock);
+        host_streams_set_mortal(false, NULL);
 }
 
 /* ---- the device's part --------------------------------------------------- */
@@ -154,19 +184,30 @@ static struct device_streams *host_streams_free(struct device_streams *d)
         return NULL;
 }
 
-static int host_streams_captured(struct device_streams *d, uintptr_t stream)
+/* A driver ends the process for a stream that was destroyed. */
+static int stream_use(uintptr_t number, struct host_stream *ret)
+{
+        int r = stream_look(number, ret);
+
+        if (ret->is_destroyed)
+                abort();
+        return r;
+}
+
+static int host_streams_captured(struct device_streams *d, uintptr_t stream, uint64_t *ret_id)
 {
         struct host_stream s;
-        int r = stream_look(stream, &s);
+        int r = stream_use(stream, &s);
 
         (void)d;
+        *ret_id = r == 0 && !s.is_captured ? s.id : 0;
         return r < 0 ? r : s.is_captured;
 }
 
 static int host_streams_record(struct device_streams *d, uintptr_t stream, struct device_event **event)
 {
         struct host_stream s;
-        int r = stream_look(stream, &s);
+        int r = stream_use(stream, &s);
 
         (void)d;
         if (r < 0)
@@ -219,6 +260,8 @@ int host_streams_finish(void)
 
         if (__atomic_load_n(&n_streams, __ATOMIC_ACQUIRE) == 0)
                 return 0;
+        if (on_finish)
+                on_finish();
         pthread_mutex_lock(&lock);
         for (struct host_stream *s = streams; s; s = s->next) {
                 s->n_suspended = s->n_given;
@@ -246,7 +289,7 @@ int host_streams_new(struct device_streams **ret)
 
         if (!d)
                 return -ENOMEM;
-        *d = (struct device_streams){ &host_streams_ops };
+        *d = (struct device_streams){ .ops = &host_streams_ops, .are_permanent = !are_mortal };
         *ret = d;
         return 0;
 }

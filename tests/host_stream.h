@@ -7,6 +7,7 @@
 #ifndef BFC_TESTS_HOST_STREAM_H
 #define BFC_TESTS_HOST_STREAM_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 /* One more piece of work, and the end of the oldest that is not done. While the stream is
@@ -16,6 +17,14 @@ void host_stream_end(uintptr_t stream);
 
 void host_stream_begin_capture(uintptr_t stream);
 void host_stream_end_capture(uintptr_t stream);
+
+/* As a driver's streams do, they end: a use of the stream after this ends the process, while its work goes on.
+ * The next one can have its number. */
+void host_stream_destroy(uintptr_t stream);
+void host_stream_create(uintptr_t stream);
+/* Clients that connect later learn that streams can be destroyed. fn: NULL, or called before all work is waited
+ * for. Until host_stream_reset(). */
+void host_streams_set_mortal(bool mortal, void (*fn)(void));
 
 /* Every query of this stream and of its events fails with this error. 0: none fails any more. */
 void host_stream_fail(uintptr_t stream, int error);

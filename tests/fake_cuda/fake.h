@@ -229,6 +229,7 @@ struct CUstream_st {
         CUstream handle; /* what the program has; NULL: the default stream, or it was destroyed */
         CUcontext context;
         unsigned int flags;
+        unsigned long long id;
         struct fake_job *first, **last;
         struct fake_mark *mark; /* of the work put in last */
         pthread_t thread;

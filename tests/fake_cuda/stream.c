@@ -16,6 +16,7 @@
 
 static char handles[MAX_HANDLES]; /* their addresses */
 static bool is_taken[MAX_HANDLES];
+static unsigned long long n_ids; /* of all streams so far */
 
 /* ---- handles; the lock is held -------------------------------------------- */
 
@@ -64,6 +65,7 @@ static struct CUstream_st *stream_new(CUcontext c, unsigned int flags, bool is_d
         pthread_mutex_lock(&fake_stream_lock);
         s->handle = is_default ? NULL : handle_take();
         if (is_default || s->handle) {
+                s->id = ++n_ids;
                 s->next = fake_streams;
                 fake_streams = s;
         } else {
@@ -145,6 +147,26 @@ API CUresult cuStreamCreate(CUstream *ret_stream, unsigned int flags)
         if (!s)
                 return CUDA_ERROR_OUT_OF_MEMORY;
         *ret_stream = s->handle;
+        return CUDA_SUCCESS;
+}
+
+/* Not legal for a captured stream, whatever the thread's mode. */
+API CUresult cuStreamGetId(CUstream stream, unsigned long long *ret_id)
+{
+        CUstream s;
+        CUresult r;
+
+        ENTER(cuStreamGetId);
+        if (!ret_id)
+                return CUDA_ERROR_INVALID_VALUE;
+        r = fake_stream_get(stream, &s);
+        if (r != CUDA_SUCCESS)
+                return r;
+        if (fake_stream_is_capturing(s)) {
+                fake_capture_invalidate(s);
+                return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+        }
+        *ret_id = s->id;
         return CUDA_SUCCESS;
 }
 

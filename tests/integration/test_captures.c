@@ -3,8 +3,8 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * The fake driver spoils a capture wherever a driver may, and answers for a destroyed stream
- * what drivers were seen to answer: 400, 709, or the end of the process. */
+ * The fake driver spoils a capture wherever a driver may, and ends the process for a destroyed stream, as
+ * drivers do. */
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -156,35 +156,37 @@ LOOP_TEST(a_capture_survives_a_retire, 4)
 }
 
 /* The block is put aside, and available to all after the capture. _i: a stream that waits for the default
- * stream and that the library knows nothing of; or one that does not, and that it was told of. */
+ * stream and that the library knows nothing of; or one that does not, and that it was told of in the capture. */
 LOOP_TEST(a_capture_survives_a_free, 2)
 {
         struct rig *rig = rig_start(&two_tenants);
         bfc_client *client = client_open(rig, "red", NULL);
         struct bfc_client_stats stats = { .struct_size = sizeof(stats) };
         bfc_pool *pool = NULL;
-        void *p, *q, *r;
+        void *p, *q, *r, *in_capture = NULL;
         CUstream s;
 
         enter_context();
         s = stream_new(_i == 0 ? CU_STREAM_DEFAULT : CU_STREAM_NON_BLOCKING);
         ck_assert_ok(bfc_malloc(client, MIB, &p));
         ck_assert_ok(bfc_pool_new(client, MIB, &pool));
-        ck_assert_ok(bfc_malloc_async(client, MIB, _i == 0 ? 0 : number(s), &q));
+        ck_assert_ok(bfc_malloc_async(client, MIB, 0, &q));
         begin_capture(s);
+        if (_i == 1)
+                ck_assert_ok(bfc_malloc_async(client, MIB, number(s), &in_capture));
         ck_assert_ok(bfc_free(client, p));
         ck_assert_int_eq(bfc_free(client, p), -EINVAL);
         ck_assert_ok(bfc_pool_free(pool));
         ck_assert_ok(bfc_free(client, q));
         ck_assert_ok(bfc_stats(client, &stats));
-        ck_assert_uint_eq(stats.num_blocks, 0);
+        ck_assert_uint_eq(stats.num_blocks, _i == 0 ? 0 : 1);
         ck_assert_ok(bfc_malloc(client, MIB, &r)); /* not that memory, before the capture's end */
         ck_assert(r != p && r != q);
         ck_assert_ok(bfc_free(client, r));
         ck_assert(!all_is_back(client));
         end_capture(s);
+        ck_assert_ok(bfc_free_async(client, in_capture, number(s)));
         ck_assert(WAIT_FOR(all_is_back(client), SETTLE_MS));
-        ck_assert_ok(bfc_end_stream(client, number(s)));
         stream_destroy(s);
         bfc_disconnect(client);
         rig_stop(rig);
@@ -199,8 +201,8 @@ static void disconnect_in_a_capture(void *socket)
 
         enter_context();
         s = stream_new(CU_STREAM_NON_BLOCKING);
-        REQUIRE(bfc_malloc_async(client, MIB, number(s), &p) == 0, "%s", bfc_last_error());
         begin_capture(s);
+        REQUIRE(bfc_malloc_async(client, MIB, number(s), &p) == 0, "%s", bfc_last_error());
         bfc_disconnect(client);
         REQUIRE(cu.cuMemsetD8Async((CUdeviceptr)p, 1, MIB, s) == CUDA_SUCCESS, "it is not mapped any more");
         end_capture(s);
@@ -213,13 +215,11 @@ RIG_TEST(a_capture_survives_a_disconnect, two_tenants)
 
 /* ---- destroyed streams -------------------------------------------------------- */
 
-static const char *const answers[] = { "400", "709", "crash" };
-
-static bfc_client *start_with_answer(struct rig *rig, int i)
+static bfc_client *start(struct rig *rig)
 {
         bfc_client *client;
 
-        setenv("FAKE_CUDA_DESTROYED_STREAM", answers[i], 1);
+        setenv("FAKE_CUDA_DESTROYED_STREAM", "crash", 1);
         client = client_open(rig, "red", NULL);
         enter_context();
         return client;
@@ -239,10 +239,10 @@ static bool is_given_again(bfc_client *client, CUstream s, const void *place)
 
 /* Nothing is asked of a stream that has ended, for any former use, and what a new one with its
  * number is given is not what the old one works with. */
-LOOP_TEST(ended_streams_release_their_blocks, 3)
+TEST(ended_streams_release_their_blocks)
 {
         struct rig *rig = rig_start(&two_tenants);
-        bfc_client *client = start_with_answer(rig, _i);
+        bfc_client *client = start(rig);
         CUstream s = stream_new(CU_STREAM_NON_BLOCKING), t = stream_new(CU_STREAM_NON_BLOCKING), s2, t2, u;
         struct work in_s = { 0 }, in_t = { 0 };
         void *home, *recorded, *left, *elsewhere;
@@ -287,36 +287,80 @@ static void *end_later(void *arg)
         return NULL;
 }
 
-/* A stream that was only destroyed: its work counts all the same. */
-LOOP_TEST(streams_that_were_not_ended_keep_their_blocks, 2)
+/* A stream that was only destroyed: its work counts all the same, and the next stream with its handle has to wait. */
+TEST(streams_that_were_not_ended_keep_their_blocks)
 {
         struct rig *rig = rig_start(&two_tenants);
-        bfc_client *client = start_with_answer(rig, _i);
-        CUstream s = stream_new(CU_STREAM_NON_BLOCKING), t = stream_new(CU_STREAM_NON_BLOCKING);
+        bfc_client *client = start(rig);
+        CUstream s = stream_new(CU_STREAM_NON_BLOCKING), t = stream_new(CU_STREAM_NON_BLOCKING), t2;
         struct work in_t = { 0 };
         pthread_t thread;
-        void *p, *q;
+        void *p, *q, *own, *whole;
 
         ck_assert_ok(bfc_malloc_async(client, MIB, number(s), &p));
         ck_assert_ok(bfc_malloc_async(client, MIB, number(s), &q));
+        ck_assert_ok(bfc_malloc_async(client, MIB, number(t), &own));
+        ck_assert_ok(bfc_malloc_async(client, MIB, number(t), &whole));
         ck_assert_ok(bfc_record_stream(client, p, number(t)));
-        ck_assert_ok(bfc_record_stream(client, q, number(t)));
         work_put(t, &in_t);
+        ck_assert_ok(bfc_free_async(client, q, number(t)));
+        ck_assert_ok(bfc_free_async(client, own, number(t)));
         stream_destroy(t);
-        ck_assert_int_eq(bfc_free_async(client, q, number(t)), -EINVAL); /* it stays */
-        ck_assert_int_eq(pthread_create(&thread, NULL, end_later, &in_t), 0);
         ck_assert_ok(bfc_free_async(client, p, number(s)));
-        ck_assert_ok(bfc_free_async(client, q, number(s)));
-        do {
-                bool given = is_given_again(client, s, p) || is_given_again(client, s, q);
-
-                ck_assert(!given || work_is_done(&in_t));
-        } while (!work_is_done(&in_t));
+        for (int i = 0; i < 20; i++)
+                ck_assert(!is_given_again(client, s, p) && !is_given_again(client, s, q));
+        t2 = stream_new(CU_STREAM_NON_BLOCKING);
+        ck_assert_ptr_eq(t2, t);
+        for (int i = 0; i < 20; i++)
+                ck_assert(!is_given_again(client, t2, own) && !is_given_again(client, s, own));
+        ck_assert(!work_is_done(&in_t));
+        ck_assert_int_eq(pthread_create(&thread, NULL, end_later, &in_t), 0);
+        ck_assert_ok(bfc_trim(client, SIZE_MAX)); /* waits */
+        ck_assert(work_is_done(&in_t));
         pthread_join(thread, NULL);
+        ck_assert_ok(bfc_free(client, whole));
         ck_assert(WAIT_FOR(all_is_back(client), SETTLE_MS));
-        ck_assert_ok(bfc_end_stream(client, number(t)));            /* too late, and no harm */
-        ck_assert_ok(bfc_malloc_async(client, MIB, number(s), &p)); /* the context is whole */
-        ck_assert_ok(bfc_free(client, p));
+        ck_assert_ok(bfc_end_stream(client, number(t2)));
+        stream_destroy(t2);
+        bfc_disconnect(client);
+        rig_stop(rig);
+}
+
+/* Calls that name no stream, or another one, when the library knows a destroyed one. _i: it also saw its capture. */
+LOOP_TEST(no_call_uses_a_destroyed_stream, 2)
+{
+        struct rig *rig = rig_start(&two_tenants);
+        bfc_client *client = start(rig);
+        CUstream s = stream_new(CU_STREAM_NON_BLOCKING), t = stream_new(CU_STREAM_NON_BLOCKING);
+        void *p, *q, *r, *plain;
+
+        ck_assert_ok(bfc_malloc(client, MIB, &plain));
+        pattern_write(plain, MIB, 3);
+        ck_assert_ok(bfc_malloc_async(client, MIB, number(t), &p));
+        ck_assert_ok(bfc_malloc_async(client, MIB, number(t), &q));
+        ck_assert_ok(bfc_malloc_async(client, MIB, number(s), &r));
+        ck_assert_ok(bfc_record_stream(client, r, number(t)));
+        if (_i == 1)
+                begin_capture(t);
+        ck_assert_ok(bfc_free_async(client, p, number(t)));
+        if (_i == 1)
+                end_capture(t);
+        stream_destroy(t);
+        ck_assert_ok(bfc_free_async(client, r, number(s)));
+        ck_assert_ok(bfc_trim(client, SIZE_MAX));
+        ck_assert_ok(bfc_free(client, q));
+        ck_assert_ok(bfc_malloc_async(client, 2 * MIB, number(s), &q));
+        ck_assert_ok(bfc_malloc_async(client, 2 * MIB, 0, &p));
+        ck_assert_ok(bfc_free_async(client, p, 0));
+        ck_assert(bfc_malloc(client, 32 * MIB, &p) < 0);
+        ck_assert_ok(bfc_trim(client, SIZE_MAX));
+        ck_assert(pattern_holds(plain, MIB, 3));
+        ck_assert_ok(bfc_free(client, plain));
+        ck_assert_ok(bfc_free(client, q));
+        t = stream_new(CU_STREAM_NON_BLOCKING);
+        ck_assert_ok(bfc_malloc_async(client, MIB, number(t), &p)); /* with that handle; it is not captured */
+        ck_assert_ok(bfc_free_async(client, p, number(t)));
+        ck_assert(WAIT_FOR(all_is_back(client), SETTLE_MS));
         bfc_disconnect(client);
         rig_stop(rig);
 }

@@ -38,6 +38,29 @@ static CUstream stream_new(void)
         return s;
 }
 
+/* Parking waits for all work, and uses no stream that the library knows. */
+TEST(a_destroyed_stream_is_not_used)
+{
+        struct rig *rig = rig_start(&config);
+        bfc_client *client;
+
+        setenv("FAKE_CUDA_DESTROYED_STREAM", "crash", 1);
+        client = client_open(rig, "red", "train");
+        if (CAN_PARK) {
+                void *p = parkable(client), *q;
+                CUstream s = stream_new();
+
+                ck_assert_ok(bfc_malloc_async(client, MIB, (uintptr_t)s, &q));
+                pattern_write(p, BLOCK, 1);
+                ck_assert_int_eq(cu.cuStreamDestroy_v2(s), CUDA_SUCCESS);
+                ck_assert_ok(bfc_park(client, p, BFC_BACKUP, "parking"));
+                ck_assert_ok(bfc_wake(client, p, SETTLE_MS));
+                ck_assert(pattern_holds(p, BLOCK, 1));
+        }
+        bfc_disconnect(client);
+        rig_stop_after_copies(rig);
+}
+
 struct work {
         void *ptr;
         int is_done; /* atomic */
@@ -94,7 +117,7 @@ TEST(a_park_waits_for_work)
         rig_stop_after_copies(rig);
 }
 
-/* The stream is known to the library. */
+/* A call has named the stream during its capture, and then one after it. */
 TEST(a_capture_forbids_a_park)
 {
         struct rig *rig = rig_start(&config);
@@ -106,17 +129,17 @@ TEST(a_capture_forbids_a_park)
                 CUgraph graph = NULL;
 
                 pattern_write(p, BLOCK, 1);
-                ck_assert_ok(bfc_malloc_async(client, MIB, (uintptr_t)s, &q));
                 ck_assert_int_eq(cu.cuStreamBeginCapture_v2(s, CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_SUCCESS);
+                ck_assert_ok(bfc_malloc_async(client, MIB, (uintptr_t)s, &q));
                 ck_assert_int_eq(bfc_park(client, p, BFC_BACKUP, "parking"), -EBUSY);
                 ck_assert(pattern_holds(p, BLOCK, 1));
                 ck_assert_int_eq(cu.cuStreamEndCapture(s, &graph), CUDA_SUCCESS);
                 cu.cuGraphDestroy(graph);
+                ck_assert_ok(bfc_free_async(client, q, (uintptr_t)s));
                 ck_assert_ok(bfc_park(client, p, BFC_BACKUP, "parking"));
                 ck_assert_ok(bfc_wake(client, p, SETTLE_MS));
                 ck_assert(pattern_holds(p, BLOCK, 1));
                 ck_assert_ok(bfc_free(client, p));
-                ck_assert_ok(bfc_free_async(client, q, (uintptr_t)s));
                 ck_assert_ok(bfc_end_stream(client, (uintptr_t)s));
         }
         bfc_disconnect(client);

@@ -51,7 +51,6 @@ void work_setup(unsigned delay_us)
                 return;
         snprintf(text, sizeof(text), "%u", delay_us);
         setenv("FAKE_CUDA_STREAM_DELAY_US", text, 1);
-        setenv("FAKE_CUDA_DESTROYED_STREAM", "400", 1); /* the client asks about streams that ended */
         enter();
 }
 

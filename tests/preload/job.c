@@ -261,6 +261,39 @@ static void use_streams(void)
         OK(cu.cuMemFree_v2(q));
 }
 
+static int may_end; /* atomic */
+
+static void wait_until_it_may_end(void *unused)
+{
+        (void)unused;
+        for (int i = 0; i < 300000 && !__atomic_load_n(&may_end, __ATOMIC_ACQUIRE); i++)
+                usleep(200);
+}
+
+/* The library hears of a stream's end before the driver does. Here no id tells the next stream with that handle from
+ * it. */
+static void end_streams(void)
+{
+        CUstream s = NULL, later = NULL;
+        CUdeviceptr first, second;
+
+        context_make();
+        OK(cu.cuStreamCreate(&s, CU_STREAM_NON_BLOCKING));
+        OK(cu.own_cuMemAllocAsync(&first, MIB, s));
+        OK(cu.cuLaunchHostFunc(s, wait_until_it_may_end, NULL));
+        OK(cu.own_cuMemFreeAsync(first, s));
+        OK(cu.cuStreamDestroy_v2(s));
+        OK(cu.cuStreamCreate(&later, CU_STREAM_NON_BLOCKING));
+        CHECK(later == s);
+        OK(cu.own_cuMemAllocAsync(&second, MIB, later));
+        CHECK(second != first);
+        __atomic_store_n(&may_end, 1, __ATOMIC_RELEASE);
+        OK(cu.own_cuMemFreeAsync(second, later));
+        OK(cu.cuStreamDestroy_v2(later));
+        OK(cu.cuMemAlloc_v2(&first, 24 * MIB));
+        OK(cu.cuMemFree_v2(first));
+}
+
 /* cuGetProcAddress() gives each variant that the driver has, and those of the proxy are the exported ones. */
 static void find_variants(void)
 {
@@ -624,6 +657,7 @@ int main(int argc, char **argv)
                 { "random", make_random_calls },
                 { "threads", have_threads },
                 { "streams", use_streams },
+                { "ended-streams", end_streams },
                 { "contexts", use_contexts },
                 { "fork", fork_children },
                 { "map", map_memory },

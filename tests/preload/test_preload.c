@@ -80,7 +80,10 @@ TEST_OF(preload, threads)
 
 TEST_OF(preload, streams)
 {
+        ck_assert_int_eq(setenv("FAKE_CUDA_DESTROYED_STREAM", "crash", 1), 0);
         run_case("streams");
+        ck_assert_int_eq(setenv("FAKE_CUDA_FAULT", "cuStreamGetId:*:801", 1), 0);
+        run_case("ended-streams");
 }
 
 TEST_OF(preload, variants)

@@ -115,6 +115,7 @@ static int act_captured(struct message *m)
         unsigned int flags = m->a == 0 ? CU_STREAM_DEFAULT : CU_STREAM_NON_BLOCKING;
         struct device_event *before = NULL, *e = NULL, *other = NULL;
         CUcontext context;
+        uint64_t id = 1;
         CUgraph graph;
         CUstream s = NULL;
 
@@ -122,14 +123,14 @@ static int act_captured(struct message *m)
         EXPECT(cu.cuStreamCreate(&s, flags) == CUDA_SUCCESS);
         EXPECT(device_event_record(streams, (uintptr_t)s, &before) == 0);
         EXPECT(cu.cuStreamBeginCapture_v2(s, CU_STREAM_CAPTURE_MODE_GLOBAL) == CUDA_SUCCESS);
-        EXPECT(device_stream_check_captured(streams, (uintptr_t)s) == 1);
+        EXPECT(device_stream_check_captured(streams, (uintptr_t)s, &id) == 1 && id == 0);
         EXPECT(device_event_record(streams, (uintptr_t)s, &e) == -EBUSY);
         /* The default stream would spoil the capture of a stream that waits for it. */
-        EXPECT(device_stream_check_captured(streams, 0) == (flags == CU_STREAM_DEFAULT));
+        EXPECT(device_stream_check_captured(streams, 0, &id) == (flags == CU_STREAM_DEFAULT));
         EXPECT(device_event_record(streams, 0, &other) == (flags == CU_STREAM_DEFAULT ? -EBUSY : 0));
         EXPECT(wait_for(before) == 0);                            /* what was recorded before may be asked */
         EXPECT(cu.cuStreamEndCapture(s, &graph) == CUDA_SUCCESS); /* nothing has spoilt it */
-        EXPECT(device_stream_check_captured(streams, (uintptr_t)s) == 0);
+        EXPECT(device_stream_check_captured(streams, (uintptr_t)s, &id) == 0 && id > 0);
         EXPECT(device_event_record(streams, (uintptr_t)s, &e) == 0 && wait_for(e) == 0);
         device_event_forget(streams, before);
         device_event_forget(streams, e);
@@ -153,11 +154,30 @@ static int act_foreign(struct message *m)
         EXPECT(cu.cuStreamCreate(&s, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
         EXPECT(device_event_record(streams, (uintptr_t)s, &e) == -EINVAL);
         EXPECT(cu.cuStreamDestroy_v2(s) == CUDA_SUCCESS);
-        EXPECT(device_event_record(streams, (uintptr_t)s, &e) == -EINVAL);
-        EXPECT(device_stream_check_captured(streams, (uintptr_t)s) == -EINVAL);
         device_event_forget(streams, e);
         EXPECT(cu.cuCtxPopCurrent_v2(&other) == CUDA_SUCCESS);
         cu.cuDevicePrimaryCtxRelease_v2(1);
+        return end();
+}
+
+/* A stream that gets the handle of a destroyed one has another id. m->a: the driver has ids. */
+static int act_ids(struct message *m)
+{
+        uint64_t first = 1, again = 1, next = 1, none = 1;
+        CUstream s = NULL, later = NULL;
+        CUcontext context;
+
+        EXPECT(begin(&context) == 0);
+        EXPECT(cu.cuStreamCreate(&s, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
+        EXPECT(device_stream_check_captured(streams, (uintptr_t)s, &first) == 0);
+        EXPECT(device_stream_check_captured(streams, (uintptr_t)s, &again) == 0);
+        EXPECT(cu.cuStreamDestroy_v2(s) == CUDA_SUCCESS);
+        EXPECT(cu.cuStreamCreate(&later, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
+        EXPECT(later == s);
+        EXPECT(device_stream_check_captured(streams, (uintptr_t)later, &next) == 0);
+        EXPECT(first == again && (first > 0) == (m->a > 0) && (first != next) == (m->a > 0));
+        EXPECT(device_stream_check_captured(streams, 0, &none) == 0 && none == 0);
+        EXPECT(cu.cuStreamDestroy_v2(later) == CUDA_SUCCESS);
         return end();
 }
 
@@ -204,13 +224,14 @@ static int act_broken(struct message *m)
         int error = m->a == 700 ? -EIO : -ENODEV;
         struct device_event *e = NULL, *other = NULL;
         CUcontext context;
+        uint64_t id;
 
         EXPECT(begin(&context) == 0);
         EXPECT(device_event_record(streams, 0, &e) == 0);
         EXPECT(device_event_query(streams, e) == error);
         EXPECT(device_event_query(streams, e) == error);
         EXPECT(device_event_record(streams, 0, &other) == error);
-        EXPECT(device_stream_check_captured(streams, 0) == error);
+        EXPECT(device_stream_check_captured(streams, 0, &id) == error);
         device_event_forget(streams, e);
         device_event_forget(streams, other);
         return end();
@@ -221,6 +242,7 @@ static int act_forked_events(struct message *m)
         struct device_event *e = NULL, *other = NULL;
         CUcontext context;
         int status = 1;
+        uint64_t id;
         pid_t pid;
 
         (void)m;
@@ -230,7 +252,7 @@ static int act_forked_events(struct message *m)
         if (pid == 0) {
                 bool ok = device_event_query(streams, e) == -ENODEV &&
                           device_event_record(streams, 0, &other) == -ENODEV &&
-                          device_stream_check_captured(streams, 0) == -ENODEV;
+                          device_stream_check_captured(streams, 0, &id) == -ENODEV;
 
                 device_event_forget(streams, other);
                 device_event_forget(streams, e);
@@ -267,8 +289,13 @@ LOOP_TEST(captures, 2)
 
 TEST(invalid_streams)
 {
-        run_act(act_foreign, 0, "FAKE_CUDA_DESTROYED_STREAM=400"); /* a driver that does not crash */
-        run_act(act_foreign, 0, "FAKE_CUDA_DESTROYED_STREAM=709"); /* whose context is whole */
+        run_act(act_foreign, 0, NULL);
+}
+
+TEST(ids_tell_streams_apart)
+{
+        run_act(act_ids, 1, NULL);
+        run_act(act_ids, 0, "FAKE_CUDA_FAULT=cuStreamGetId:*:801");
 }
 
 TEST(streams_of_green_contexts)

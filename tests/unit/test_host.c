@@ -477,10 +477,13 @@ TEST(streams_are_always_idle)
         struct device_range *range = NULL;
         struct device_streams *streams = NULL;
         struct device_event *event = NULL;
+        uint64_t id = 1;
 
         ck_assert_int_eq(device_range_new(&here, 2 * MIB, &range), 0);
         ck_assert_int_eq(device_streams_new(&here, &streams), 0);
-        ck_assert_int_eq(device_stream_check_captured(streams, 7), 0);
+        ck_assert_int_eq(device_stream_check_captured(streams, 7, &id), 0);
+        ck_assert_uint_eq(id, 0);
+        ck_assert(streams->are_permanent);
         for (int i = 0; i < 2; i++) { /* the second event takes the place of the first */
                 ck_assert_int_eq(device_event_record(streams, 7, &event), 0);
                 ck_assert_int_eq(device_event_query(streams, event), 0);
