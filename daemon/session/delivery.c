@@ -194,7 +194,7 @@ static int send_extents(struct session *s, struct session_share *share, const st
         if (batch.n > 0) {
                 s->delivery.sequence++;
                 s->delivery.n_unacked += (uint32_t)batch.n;
-                s->delivery.in_flight = true;
+                s->delivery.in_flight = s->delivery.in_flight || batch.n_fds > 0; /* handles are no fds */
                 s->delivery.sent_counts[s->delivery.sequence % SESSION_MAX_UNACKED] = (uint8_t)batch.n;
         }
         return batch.more ? 1 : 0;

@@ -884,20 +884,30 @@ struct dying {
         struct gate up, stopped, filled, done;
 };
 
-/* Another process keeps the socket open, so that only the exit shows that it is gone. */
-static void fill_and_wait(void *arg)
+/* A member with a block. Another process keeps the socket open, so that only the exit shows that it is gone. */
+static struct raw *open_for_two(struct dying *d)
 {
-        struct dying *d = arg;
-        static uint8_t bytes[8192];
         struct raw *raw;
         Bfcd__Block block;
 
         REQUIRE(raw_open(d->socket, &raw) == 0 && raw_hello(raw, "red", NULL) == 0, "%s", raw_refusal());
         REQUIRE(raw_malloc(raw, 0, 1 * MIB, &block) == 0, "%s", raw_refusal());
         if (fork() == 0) {
-                gate_wait(&d->done, SETTLE_MS);
+                gate_wait(&d->done, 2 * SETTLE_MS); /* longer than anybody waits for the end of the session */
                 _exit(0);
         }
+        return raw;
+}
+
+static void fill_and_wait(void *arg)
+{
+        struct dying *d = arg;
+        static uint8_t bytes[8192];
+        struct raw *raw = open_for_two(d);
+
+        /* Of the acknowledgement. A daemon that is stopped when it has just heard of that would go on with the
+         * reading, and answer requests before it hears of the exit. */
+        REQUIRE(WAIT_FOR(n_bytes_of(raw, SIOCOUTQ) == 0, TIMEOUT_MS), "no end of its reading");
         gate_open(&d->up);
         gate_wait(&d->stopped, SETTLE_MS);
         fill_socket(raw->fd, bytes, pack_requests(raw, bytes, sizeof(bytes)));
@@ -905,10 +915,15 @@ static void fill_and_wait(void *arg)
         pause();
 }
 
+static struct dying dying_of(const struct scene *s)
+{
+        return (struct dying){ s->rig->socket, gate_new(), gate_new(), gate_new(), gate_new() };
+}
+
 TEST(who_dies_with_unread_input_is_gone)
 {
         struct scene s = scene_new(&two_tenants);
-        struct dying d = { s.rig->socket, gate_new(), gate_new(), gate_new(), gate_new() };
+        struct dying d = dying_of(&s);
         pid_t pid = child_start_until(&d.up, fill_and_wait, &d);
 
         child_stop(s.rig->pid);
@@ -919,6 +934,40 @@ TEST(who_dies_with_unread_input_is_gone)
         ck_assert(WAIT_FOR(rig_count(s.rig).n_sessions == 1, HANG_UP_MS));
         gate_open(&d.done); /* of a GPU, it had the memory, too */
         ck_assert(WAIT_FOR(rig_charge(s.rig, "red", "train") == 0, HANG_UP_MS));
+        scene_end(&s);
+}
+
+static void ask_and_wait(void *arg)
+{
+        struct dying *d = arg;
+        struct raw *raw = open_for_two(d);
+        Bfcd__Request request = request_of(BFCD__REQUEST__BODY_LIST);
+        struct pollfd p = { .fd = raw->fd, .events = POLLIN };
+
+        REQUIRE(raw_send(raw, &request) == 0 && poll(&p, 1, RAW_TIMEOUT_MS) == 1, "no reply");
+        gate_open(&d->up);
+        pause();
+}
+
+/* Another process keeps its replies. Of a session that was sent fds only the kernel knows whether they are among
+ * these, so it stays until they are gone, without memory. One that was sent handles has no reason to. */
+TEST(who_dies_with_unread_replies_has_no_memory)
+{
+        struct scene s = scene_new(&two_tenants);
+        struct dying d = dying_of(&s);
+        pid_t pid = child_start_until(&d.up, ask_and_wait, &d);
+
+        ck_assert_uint_eq(rig_count(s.rig).n_blocks, 2);
+        child_kill(pid);
+        ck_assert(WAIT_FOR(rig_count(s.rig).n_blocks == 1, HANG_UP_MS));
+        if (rig_device() != ON_CUDA_FD) /* the other process has those */
+                ck_assert(WAIT_FOR(rig_charge(s.rig, "red", "train") == 0, HANG_UP_MS));
+        if (rig_device() == ON_CUDA_IPC)
+                ck_assert(WAIT_FOR(rig_count(s.rig).n_sessions == 1, HANG_UP_MS));
+        else
+                ck_assert_uint_eq(rig_count(s.rig).n_sessions, 2);
+        gate_open(&d.done);
+        ck_assert(WAIT_FOR(rig_count(s.rig).n_sessions == 1, HANG_UP_MS));
         scene_end(&s);
 }
 

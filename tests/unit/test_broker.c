@@ -161,6 +161,23 @@ TEST(extents_come_by_handle)
         ck_assert_uint_eq(gpus[0].n_makes, 2);
 }
 
+/* Only file descriptors keep a session that has ended: nobody has to read a handle. */
+TEST(handles_leave_nothing_in_flight)
+{
+        must_malloc(a1, 1, MIB);
+        ck_assert(!session_has_fds_in_flight(a1->session));
+        must_malloc(a1, 0, MIB);
+        must_malloc(a1, 1, 32 * MIB); /* one more by a handle, after one by an fd */
+        ck_assert(session_has_fds_in_flight(a1->session));
+
+        must_malloc(b1, 1, MIB);
+        ck_assert_int_eq(session_hang_up(b1->session), 1);
+        session_close(b1->session, "test");
+        ck_assert_int_eq(session_reap(b1->session, 100), SESSION_LINGERS);
+        session_end_linger(b1->session);
+        ck_assert_int_eq(session_reap(b1->session, 100), 0);
+}
+
 TEST(missing_device)
 {
         struct broker_options options = { .config = config, .devices = devices, .inline_workers = true };
