@@ -395,6 +395,7 @@ int stream_alloc_put_aside(struct stream_pools *sp, struct stream_alloc *alloc)
                 free(ending);
                 return r;
         }
+        ending->mark.is_aside = true;
         *use = alloc->uses[0]; /* which includes all others */
         alloc->uses[0] = (struct use){ .ending = ending };
         forget_uses(sp, alloc, 1);

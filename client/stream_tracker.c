@@ -273,7 +273,10 @@ int stream_mark_query(struct stream_tracker *t, uint32_t partition, uint64_t reg
         if (m->is_done)
                 return 0;
         if (m->is_lost)
-                return stream_tracker_finish(t, partition, region_id, STREAM_WAIT_LOST) ? 0 : 1;
+                return stream_tracker_finish(t, partition, region_id,
+                                             m->is_aside ? STREAM_WAIT_ASIDE : STREAM_WAIT_ALL)
+                               ? 0
+                               : 1;
         r = device_event_query(device_of(t, partition), m->event);
         if (r == -ESTALE)
                 return r;

@@ -35,8 +35,8 @@
 /* Whether a round of queries may wait for all work of a device. */
 enum stream_wait {
         STREAM_WAIT_NONE,
-        STREAM_WAIT_LOST, /* for memory of which only that can show that it is free */
-        STREAM_WAIT_ALL,  /* also for memory whose stream no call has named since its last work */
+        STREAM_WAIT_ASIDE, /* for memory that bfc_free() put aside */
+        STREAM_WAIT_ALL,   /* also for memory of streams that have no event */
 };
 
 struct stream_pools_options {
@@ -51,8 +51,9 @@ struct stream_pools_options {
 struct stream_mark {
         uint64_t upto;
         struct device_event *event;
-        bool is_lost; /* there is no event: all work must be waited for */
-        bool is_done; /* no work runs */
+        bool is_lost;  /* there is no event: all work must be waited for */
+        bool is_aside; /* is_lost because the memory was put aside */
+        bool is_done;  /* no work runs */
 };
 
 /* All work of a stream that has ended. */

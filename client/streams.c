@@ -219,7 +219,7 @@ int streams_watch(bfc_client *client)
         if (client->cache)
                 return -1;
         pthread_mutex_lock(&s->lock);
-        stream_pools_look(s->pools, SIZE_MAX, SIZE_MAX, STREAM_WAIT_LOST);
+        stream_pools_look(s->pools, SIZE_MAX, SIZE_MAX, STREAM_WAIT_ASIDE);
         take_batch(s, NULL, &batch);
         if (!stream_pools_is_pending(s->pools))
                 s->watch_ms = 0;
