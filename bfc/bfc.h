@@ -110,7 +110,8 @@ struct bfc_growth {
         struct bfc_range span; /* whole extents; every unbacked one inside is to be backed */
         uint64_t new_bytes;    /* the sum of the sizes of those unbacked extents */
         bool in_extent;        /* planned by bfc_plan_growth_in_extent() */
-        bool is_whole;         /* planned by bfc_plan_growth_whole() */
+        bool is_whole;         /* planned by bfc_plan_growth_whole() or bfc_plan_growth_few() */
+        bool is_few;           /* by the latter */
 };
 
 /* An empty instance without a region. `extent_bytes`: a non-zero multiple of BFC_GRANULE. -EINVAL,
@@ -194,9 +195,14 @@ int bfc_plan_growth_in_extent(const struct bfc *b, uint64_t n_bytes, uint64_t ma
                               struct bfc_growth *ret);
 
 /* The same for a block that gets whole unbacked extents of its own: n_bytes is rounded up to them. The fewest
- * new bytes; on ties the fewest extents, where 4 are as good as fewer; then the lowest offset. */
+ * new bytes; on ties the lowest offset. */
 int bfc_plan_growth_whole(const struct bfc *b, uint64_t n_bytes, uint64_t max_new_bytes,
                           struct bfc_growth *ret);
+
+/* The same; on ties the fewest extents, where 4 are as good as fewer, then the lowest offset. For extents that are
+ * expensive beside their bytes. */
+int bfc_plan_growth_few(const struct bfc *b, uint64_t n_bytes, uint64_t max_new_bytes,
+                        struct bfc_growth *ret);
 
 /* Takes the place: the block is used and pending, and the extents to be backed are counted as reserved
  * and cannot be used otherwise. -EINVAL: the plan is stale (the current plan would differ). -ENOMEM. */

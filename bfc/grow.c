@@ -309,14 +309,13 @@ static struct place find_place_in_extent(const struct bfc *b, uint32_t n)
 
 /* ---- whole extents ----------------------------------------------------------------------- */
 
-/* Each extent costs calls of the driver, an fd and a mapping in each process. With fewer extents than this in a block
- * the rest of one would be too large a part of it for the blocks after it. */
+/* With fewer extents than this in a block the rest of one would be too large a part of it for the blocks after it. */
 #define FEW_EXTENTS 4u
 
-/* The best run of unbacked extents with at least n granules; *ret_n: how many it has. On ties the fewest extents, if
- * they are more than a few. In each hole all boundaries up to the end of the zones are tried, and the first one
- * beyond: from there on all runs are equal, except one that ends with the region. */
-static struct place find_whole_place(const struct bfc *b, uint32_t n, uint32_t *ret_n)
+/* The best run of unbacked extents with at least n granules; *ret_n: how many it has. is_few: on ties the one with the
+ * fewest extents. In each hole all boundaries up to the end of the zones are tried, and the first one beyond: from
+ * there on all runs are equal, except one that ends with the region. */
+static struct place find_whole_place(const struct bfc *b, uint32_t n, bool is_few, uint32_t *ret_n)
 {
         struct place best = { .chunk = 0 };
 
@@ -330,9 +329,11 @@ static struct place find_whole_place(const struct bfc *b, uint32_t n, uint32_t *
                         struct place p = { .chunk = i, .offset = x, .n_new = grid_up(b, r, x + n) - x };
 
                         VISIT();
-                        p.n_touched = n_touched(b, r, x, x + n);
-                        if (p.n_touched < FEW_EXTENTS)
-                                p.n_touched = FEW_EXTENTS;
+                        if (is_few) {
+                                p.n_touched = n_touched(b, r, x, x + n);
+                                if (p.n_touched < FEW_EXTENTS)
+                                        p.n_touched = FEW_EXTENTS;
+                        }
                         place_better(b, r, &best, p, 1);
                         if (x >= r->body)
                                 break;
@@ -361,18 +362,19 @@ static void place_to_growth(const struct bfc *b, const struct place *p, uint64_t
         };
 }
 
-static int find_whole_plan(const struct bfc *b, uint64_t n_bytes, struct place *ret_place,
+static int find_whole_plan(const struct bfc *b, uint64_t n_bytes, bool is_few, struct place *ret_place,
                            struct bfc_growth *ret)
 {
         uint32_t n = (uint32_t)((n_bytes + BFC_GRANULE - 1) >> GRANULE_SHIFT);
 
         if (n_bytes - 1 >= BFC_MAX_SPACE)
                 return -EINVAL;
-        *ret_place = find_whole_place(b, n, &n);
+        *ret_place = find_whole_place(b, n, is_few, &n);
         if (ret_place->chunk == 0)
                 return BFC_NO_FIT;
         place_to_growth(b, ret_place, to_bytes(n), false, ret);
         ret->is_whole = true;
+        ret->is_few = is_few;
         return 0;
 }
 
@@ -412,7 +414,15 @@ int bfc_plan_growth_whole(const struct bfc *b, uint64_t n_bytes, uint64_t max_ne
                           struct bfc_growth *ret)
 {
         struct place p;
-        int r = find_whole_plan(b, n_bytes, &p, ret);
+        int r = find_whole_plan(b, n_bytes, false, &p, ret);
+
+        return r == 0 && ret->new_bytes > max_new_bytes ? BFC_OVER_BUDGET : r;
+}
+
+int bfc_plan_growth_few(const struct bfc *b, uint64_t n_bytes, uint64_t max_new_bytes, struct bfc_growth *ret)
+{
+        struct place p;
+        int r = find_whole_plan(b, n_bytes, true, &p, ret);
 
         return r == 0 && ret->new_bytes > max_new_bytes ? BFC_OVER_BUDGET : r;
 }
@@ -532,7 +542,7 @@ int bfc_grow_begin(struct bfc *b, const struct bfc_growth *plan, bfc_handle *ret
 {
         struct bfc_growth now;
         struct place p;
-        int r = plan->is_whole ? find_whole_plan(b, plan->n_requested, &p, &now)
+        int r = plan->is_whole ? find_whole_plan(b, plan->n_requested, plan->is_few, &p, &now)
                                : find_plan(b, plan->n_requested, plan->in_extent, &p, &now);
 
         /* A plan is valid if the same plan would be made now. */

@@ -161,14 +161,28 @@ static bool host_is_alone(struct device *d, const struct device_extent *e)
         return e->fd >= 0 && memfd_is_alone(e->fd);
 }
 
+/* The second begins where the first ends, in both extents. */
+static bool are_neighbours(const struct device_copy *a, const struct device_copy *b)
+{
+        return a->extent->fd == b->extent->fd && a->host->fd == b->host->fd && a->to_host == b->to_host &&
+               a->offset + a->n_bytes == b->offset && a->host_offset + a->n_bytes == b->host_offset;
+}
+
 static int host_copy_extents(struct device *d, const struct device_copy *copies, size_t n)
 {
         int r = 0;
 
         (void)d;
-        for (const struct device_copy *c = copies; r == 0 && c < copies + n; c++)
-                r = c->to_host ? host_copy(c->extent->fd, c->offset, c->host->fd, c->host_offset, c->n_bytes)
-                               : host_copy(c->host->fd, c->host_offset, c->extent->fd, c->offset, c->n_bytes);
+        for (size_t i = 0; r == 0 && i < n;) {
+                const struct device_copy *c = &copies[i];
+                uint64_t n_bytes = 0;
+
+                do
+                        n_bytes += copies[i++].n_bytes;
+                while (i < n && are_neighbours(&copies[i - 1], &copies[i]));
+                r = c->to_host ? host_copy(c->extent->fd, c->offset, c->host->fd, c->host_offset, n_bytes)
+                               : host_copy(c->host->fd, c->host_offset, c->extent->fd, c->offset, n_bytes);
+        }
         return r;
 }
 

@@ -440,7 +440,9 @@ int arena_plan_in_extent(struct arena *a, uint64_t n_bytes, uint64_t room_bytes,
 
 int arena_plan_whole(struct arena *a, uint64_t n_bytes, uint64_t room_bytes, struct bfc_growth *ret)
 {
-        return plan_by(a, bfc_plan_growth_whole, n_bytes, room_bytes, ret);
+        /* Each extent of a GPU costs calls of the driver, an fd and a mapping in each process. */
+        return plan_by(a, a->o.device->charges_process ? bfc_plan_growth_whole : bfc_plan_growth_few, n_bytes,
+                       room_bytes, ret);
 }
 
 /* ---- places --------------------------------------------------------------- */

@@ -24,12 +24,13 @@ static void unreclaimed_drop(struct arena_unreclaimed *u, uint64_t n_bytes)
 
 /* What others have there, contexts and foreign processes included, is the most that is still unreclaimed. Each time
  * it falls, that counts as returned: the device does not say whose memory it was, and without this a charge would stay
- * as long as there are contexts. */
+ * as long as there are contexts. Their sizes differ a little, and no extent is as small as such a rest. */
 static uint64_t left_of(uint64_t n_bytes, uint64_t before, uint64_t now)
 {
         uint64_t fall = before > now ? before - now : 0;
+        uint64_t left = min_u64(n_bytes - min_u64(n_bytes, fall), now);
 
-        return min_u64(n_bytes - min_u64(n_bytes, fall), now);
+        return left < EXTENT_MIN_BYTES ? 0 : left;
 }
 
 /* What became unreclaimed later than the question may not be in the answer, so it does not count here. */

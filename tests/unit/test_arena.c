@@ -504,24 +504,28 @@ TEST(unreclaimed_extents_beside_a_query)
 TEST(unreclaimed_memory_returns_beside_contexts)
 {
         const uint64_t contexts = 100 * E;
+        bfc_handle blocks[2];
 
         open_arena(8 * E);
-        ck_assert_int_eq(arena_dealloc(a, grow(4 * E).handle), 0);
-        fake_device_fail_destroy(&device, 1, -EBUSY);
-        device.foreign_bytes = contexts + 4 * E; /* when the device is asked after that */
-        ck_assert_uint_eq(release(UINT64_MAX), 4 * E);
-        ck_assert_uint_eq(arena_unreclaimed_bytes(a), E);
+        for (int i = 0; i < 2; i++)
+                blocks[i] = grow(E).handle;
+        for (unsigned i = 0; i < 2; i++) {
+                ck_assert_int_eq(arena_dealloc(a, blocks[i]), 0);
+                fake_device_fail_destroy(&device, 1, -EBUSY);
+                device.foreign_bytes = contexts + (i + 1) * E; /* when the device is asked after that */
+                ck_assert_uint_eq(release(UINT64_MAX), E);
+        }
         for (int i = 0; i < 3; i++) { /* others' memory grows, and that says nothing */
                 device.foreign_bytes += contexts;
                 arena_check_unreclaimed(a);
                 ck_assert_uint_eq(worker_poll(worker), 1);
-                ck_assert_uint_eq(arena_unreclaimed_bytes(a), E);
+                ck_assert_uint_eq(arena_unreclaimed_bytes(a), 2 * E);
         }
-        device.foreign_bytes -= E / 2;
+        device.foreign_bytes -= E;
         arena_check_unreclaimed(a);
         ck_assert_uint_eq(worker_poll(worker), 1);
-        ck_assert_uint_eq(arena_unreclaimed_bytes(a), E - E / 2);
-        device.foreign_bytes -= contexts;
+        ck_assert_uint_eq(arena_unreclaimed_bytes(a), E);
+        device.foreign_bytes -= E - 65536; /* another context grew a little */
         arena_check_unreclaimed(a);
         ck_assert_uint_eq(worker_poll(worker), 1);
         ck_assert_uint_eq(arena_unreclaimed_bytes(a), 0);

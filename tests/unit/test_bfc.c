@@ -627,15 +627,21 @@ TEST(test_whole_extents_in_zones)
         ck_assert_int_eq(bfc_new(8192, &b), 0);
         ck_assert_int_eq(bfc_add_zoned_region(b, 0, MIB, &z, false), 0);
         for (size_t i = 0; i < sizeof(plans) / sizeof(plans[0]); i++) {
+                /* Nothing more is wasted at the lowest offset. */
                 ck_assert_int_eq(bfc_plan_growth_whole(b, plans[i].n_bytes, MIB, &plan), 0);
+                ck_assert_uint_le(plan.offset, plans[i].offset);
+                ck_assert_uint_eq(plan.new_bytes, plans[i].new_bytes);
+        }
+        for (size_t i = 0; i < sizeof(plans) / sizeof(plans[0]); i++) {
+                ck_assert_int_eq(bfc_plan_growth_few(b, plans[i].n_bytes, MIB, &plan), 0);
                 ck_assert_uint_eq(plan.offset, plans[i].offset);
                 ck_assert_uint_eq(plan.new_bytes, plans[i].new_bytes);
         }
-        ck_assert_int_eq(bfc_plan_growth_whole(b, 64 << 10, MIB, &plan), 0);
+        ck_assert_int_eq(bfc_plan_growth_few(b, 64 << 10, MIB, &plan), 0);
         ck_assert_int_eq(bfc_grow_begin(b, &plan, &handle), 0);
         ck_assert_int_eq(bfc_grow_commit(b, handle), 0);
         check(b);
-        ck_assert_int_eq(bfc_plan_growth_whole(b, 64 << 10, MIB, &plan), 0);
+        ck_assert_int_eq(bfc_plan_growth_few(b, 64 << 10, MIB, &plan), 0);
         ck_assert_uint_eq(plan.offset, 176 << 10);
         b = unmake(b);
 }

@@ -121,7 +121,23 @@ TEST(copies_between_extents)
         ck_assert_uint_eq(q[copy.host_offset - 1], 0);
         ck_assert_uint_eq(q[copy.host_offset + n_bytes], 0);
         memset(p, 0, e.n_bytes);
+        /* Two parts side by side, and one elsewhere. */
         copy.to_host = false;
+        {
+                struct device_copy parts[3] = { copy, copy, copy };
+
+                parts[0].n_bytes = parts[2].n_bytes = n_bytes / 4;
+                parts[1].n_bytes = n_bytes / 4;
+                parts[1].offset += n_bytes / 4;
+                parts[1].host_offset += n_bytes / 4;
+                parts[2].offset += 3 * (n_bytes / 4);
+                parts[2].host_offset += 3 * (n_bytes / 4);
+                memset(p + copy.offset, 0, n_bytes);
+                ck_assert_int_eq(device_copy(device, parts, 3), 0);
+                ck_assert_mem_eq(q + copy.host_offset, p + copy.offset, 2 * (n_bytes / 4));
+                ck_assert_uint_eq(p[copy.offset + 2 * (n_bytes / 4)], 0);
+                ck_assert_mem_eq(q + parts[2].host_offset, p + parts[2].offset, n_bytes / 4);
+        }
         ck_assert_int_eq(device_copy(device, &copy, 1), 0);
         ck_assert_mem_eq(q + copy.host_offset, p + copy.offset, n_bytes);
         ck_assert_uint_eq(p[copy.offset - 1], 0);
