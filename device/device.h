@@ -137,6 +137,9 @@ struct device {
         /* Set when the process ends, which releases everything: destroy() then skips the check for
          * unreclaimed memory, which takes time. Atomic: any thread. */
         bool is_ending;
+        /* The daemon's loop: what device_foreign_bytes() said last while memory was unreclaimed (0: none is), and how
+         * much of its falls since was not credited to anybody. */
+        uint64_t foreign_bytes, foreign_fallen;
 };
 
 /* What an error of make() means, for messages. */

@@ -116,7 +116,6 @@ struct arena_unreclaimed {
         uint64_t confirmed_bytes; /* confirmed by the device since; may be more than is charged */
         uint64_t asked_bytes;     /* when the query was submitted */
         uint64_t foreign_bytes;   /* the answer */
-        uint64_t foreign_before;  /* the last answer, or when memory became unreclaimed; 0: none */
         int result;
         bool is_asked;
 };

@@ -129,6 +129,8 @@ void broker_check_unreclaimed(struct broker *b)
                 for (size_t k = 0; k < b->tenants[i].n_quotas; k++)
                         b->unreclaimed.may_be =
                                 b->unreclaimed.may_be || quota_may_be_unreclaimed(b->tenants[i].quotas[k]);
+        for (size_t i = 0; i < b->n_devices && !b->unreclaimed.may_be; i++)
+                b->devices[i].device->foreign_bytes = b->devices[i].device->foreign_fallen = 0;
 }
 
 void broker_look(struct broker *b)
@@ -150,6 +152,8 @@ void broker_ask_unreclaimed(struct broker *b)
                 return;
         b->unreclaimed.check_ms = now_ms;
         broker_check_unreclaimed(b);
+        for (size_t i = 0; i < b->n_devices; i++) /* of the last round: it was not unreclaimed memory */
+                b->devices[i].device->foreign_fallen = 0;
         for (size_t i = 0; b->unreclaimed.may_be && i < b->n_tenants; i++)
                 for (size_t k = 0; k < b->tenants[i].n_quotas; k++)
                         if (quota_may_be_unreclaimed(b->tenants[i].quotas[k]))

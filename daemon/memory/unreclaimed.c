@@ -22,14 +22,22 @@ static void unreclaimed_drop(struct arena_unreclaimed *u, uint64_t n_bytes)
         charge_drop(&back);
 }
 
-/* What others have there, contexts and foreign processes included, is the most that is still unreclaimed. Each time
- * it falls, that counts as returned: the device does not say whose memory it was, and without this a charge would stay
- * as long as there are contexts. Their sizes differ a little, and no extent is as small as such a rest. */
-static uint64_t left_of(uint64_t n_bytes, uint64_t before, uint64_t now)
+static void note_foreign(struct device *d, uint64_t n_bytes)
 {
-        uint64_t fall = before > now ? before - now : 0;
-        uint64_t left = min_u64(n_bytes - min_u64(n_bytes, fall), now);
+        if (d->foreign_bytes > n_bytes)
+                d->foreign_fallen += d->foreign_bytes - n_bytes;
+        d->foreign_bytes = n_bytes;
+}
 
+/* What others have there, contexts and foreign processes included, is the most that is still unreclaimed. A fall of it
+ * counts as a return, to one arena: the device does not say whose memory it was, and without this a charge would stay
+ * as long as there are contexts. Their sizes differ a little, and no extent is as small as such a rest. */
+static uint64_t count_left(struct device *d, uint64_t n_bytes)
+{
+        uint64_t returned = min_u64(n_bytes, d->foreign_fallen);
+        uint64_t left = min_u64(n_bytes - returned, d->foreign_bytes);
+
+        d->foreign_fallen -= returned;
         return left < EXTENT_MIN_BYTES ? 0 : left;
 }
 
@@ -37,17 +45,17 @@ static uint64_t left_of(uint64_t n_bytes, uint64_t before, uint64_t now)
 static void question_done(struct worker_job *job)
 {
         struct arena_unreclaimed *u = (struct arena_unreclaimed *)job;
-        uint64_t before = u->foreign_before;
+        struct device *d = u->arena->o.device;
 
         u->is_asked = false;
-        u->foreign_before = u->charge.n_bytes == 0 ? 0 : u->result == 0 ? u->foreign_bytes : before;
         if (u->charge.n_bytes == 0)
                 return;
         u->confirmed_bytes = u->asked_bytes;
         account_note_change(u->charge.account);
         if (u->result < 0)
                 return;
-        u->confirmed_bytes = left_of(u->asked_bytes, before, u->foreign_bytes);
+        note_foreign(d, u->foreign_bytes);
+        u->confirmed_bytes = count_left(d, u->asked_bytes);
         unreclaimed_drop(u, u->asked_bytes - u->confirmed_bytes);
 }
 
@@ -68,8 +76,8 @@ void arena_check_unreclaimed(struct arena *a)
 
 void arena_note_foreign(struct arena *a, uint64_t n_bytes)
 {
-        if (n_bytes > 0 && a->unreclaimed.charge.n_bytes > 0)
-                a->unreclaimed.foreign_before = n_bytes;
+        if (n_bytes > 0)
+                note_foreign(a->o.device, n_bytes);
 }
 
 void arena_note_unreclaimed(struct arena *a, struct charge *charge)

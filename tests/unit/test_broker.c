@@ -337,6 +337,32 @@ TEST(briefly_referenced_memory_is_not_logged)
         b1 = open_session(2);
 }
 
+/* A fall of others' bytes counts for one of the tenants, whose memory may have come back, and only once. */
+TEST(a_fall_of_others_bytes_is_credited_once)
+{
+        uint64_t both;
+
+        (void)must_malloc(b1, 1, 6 * MIB);
+        (void)must_malloc(a1, 0, 6 * MIB);
+        gpus[0].foreign_bytes = GIB;
+        fake_device_fail_destroy(&gpus[0], 1, -EBUSY);
+        b1 = peer_free(b1);
+        peer_settle(b);
+        fake_device_fail_destroy(&gpus[0], 1, -EBUSY);
+        a1 = peer_free(a1);
+        peer_settle(b);
+        both = device_row(0)->bytes_unreclaimed;
+        for (int i = 0; i < 3; i++) { /* the first fall is as large as one of them */
+                gpus[0].foreign_bytes -= i == 0 ? both / 2 : i == 1 ? 0 : GIB / 2;
+                b->unreclaimed.check_ms = 0;
+                broker_tick(b);
+                peer_settle(b);
+                ck_assert_uint_eq(device_row(0)->bytes_unreclaimed, i < 2 ? both / 2 : 0);
+        }
+        a1 = open_session(1);
+        b1 = open_session(2);
+}
+
 /* ---- what a turn of the loop costs ------------------------------------------ */
 
 #define N_TENANTS 100u
