@@ -124,6 +124,15 @@ CUresult cuMulticastBindMem(CUmemGenericAllocationHandle multicast, size_t multi
                        : real_cuMulticastBindMem(multicast, multicast_offset, handle, offset, n_bytes, flags);
 }
 
+CUresult cuMulticastBindMem_v2(CUmemGenericAllocationHandle multicast, CUdevice device,
+                               size_t multicast_offset, CUmemGenericAllocationHandle handle, size_t offset,
+                               size_t n_bytes, unsigned long long flags)
+{
+        return lent_has(handle) ? CUDA_ERROR_NOT_SUPPORTED
+                                : real_cuMulticastBindMem_v2(multicast, device, multicast_offset, handle,
+                                                             offset, n_bytes, flags);
+}
+
 /* ---- arrays --------------------------------------------------------------------- */
 
 /* Of an element in one channel. Compressed and planar formats have less. */

@@ -210,6 +210,7 @@ void have_names_of_lent_memory(void)
         GIVES(CUDA_ERROR_INVALID_VALUE,
               cu.cuMemExportToShareableHandle(&out, a, CU_MEM_HANDLE_TYPE_FABRIC, 0));
         GIVES(CUDA_ERROR_NOT_SUPPORTED, cu.own_cuMulticastBindMem(1, 0, a, 0, 4 * MIB, 0));
+        GIVES(CUDA_ERROR_NOT_SUPPORTED, cu.own_cuMulticastBindMem_v2(1, 0, 0, a, 0, 4 * MIB, 0));
         OK(cu.cuMemAddressReserve(&at, 10 * MIB, 0, 0, 0));
         OK(cu.cuMemMap(at, 4 * MIB, 0, a, 0));
         OK(cu.cuMemMap(at + 4 * MIB, 6 * MIB, 0, b, 0));
