@@ -4,6 +4,7 @@
 #include <string.h>
 #include <sys/wait.h>
 
+#include "proto/memfd.h"
 #include "tests/preload/job.h"
 
 static const CUmemAllocationProp plain = { .type = CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -99,6 +100,33 @@ static void import(int fd)
         unmap(at, 4 * MIB);
 }
 
+/* The same fd of another process, whose kernel has or lacks seals for all memfds. */
+static void import_copy(int fd, int copy, int seals)
+{
+        CUmemGenericAllocationHandle handle;
+        bool is_sealed = (seals & F_SEAL_WRITE) != 0;
+        char bytes[256];
+        ssize_t n = pread(fd, bytes, sizeof(bytes), 0);
+
+        CHECK(n > 0 && n < (ssize_t)sizeof(bytes));
+        CHECK(copy >= 0 && write(copy, bytes, (size_t)n) == n && fcntl(copy, F_ADD_SEALS, seals) == 0);
+        CHECK((cu.cuMemImportFromShareableHandle(&handle, (void *)(intptr_t)copy,
+                                                 CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) == CUDA_SUCCESS) ==
+              is_sealed);
+        if (is_sealed)
+                OK(cu.cuMemRelease(handle));
+        close(copy);
+}
+
+static void import_copies(int fd)
+{
+        const int all = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE;
+
+        import_copy(fd, memfd_make_bare("copy", 0), all);
+        import_copy(fd, memfd_create("copy", MFD_CLOEXEC | MFD_ALLOW_SEALING), all);
+        import_copy(fd, memfd_make_bare("copy", 0), all & ~F_SEAL_WRITE);
+}
+
 void export_lent_memory(const char *program, const char *way)
 {
         CUmemAllocationProp prop = plain;
@@ -118,6 +146,7 @@ void export_lent_memory(const char *program, const char *way)
         OK(cu.cuMemImportFromShareableHandle(&again, (void *)(intptr_t)fd,
                                              CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
         OK(cu.cuMemRelease(again));
+        import_copies(fd);
         snprintf(text, sizeof(text), "%d", dup(fd)); /* which an exec does not close */
         pid = fork();
         CHECK(pid >= 0);
