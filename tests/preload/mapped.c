@@ -164,6 +164,36 @@ void export_lent_memory(const char *program, const char *way)
                                                 CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) != CUDA_SUCCESS);
 }
 
+/* In a stream that bfcd was not told of. A wait would end the capture. */
+void release_lent_memory_in_capture(void)
+{
+        CUmemAllocationProp prop = plain;
+        CUmemGenericAllocationHandle handle;
+        CUstream stream;
+        CUgraph graph;
+        CUdeviceptr at;
+        int fd;
+
+        context_make();
+        prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+        OK(cu.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+        for (int is_shared = 0; is_shared < 2; is_shared++) {
+                handle = create(4 * MIB, &prop);
+                at = map(handle, 4 * MIB);
+                if (is_shared)
+                        OK(cu.cuMemExportToShareableHandle(&fd, handle,
+                                                           CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+                OK(cu.cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+                OK(cu.cuMemRelease(handle));
+                unmap(at, 4 * MIB);
+                CHECK(free_bytes() == 32 * MIB);
+                OK(cu.cuMemRelease(create(10 * MIB, &plain)));
+                OK(cu.cuStreamEndCapture(stream, &graph));
+                OK(cu.cuGraphDestroy(graph));
+        }
+        OK(cu.cuStreamDestroy_v2(stream));
+}
+
 void import_lent_memory(const char *fd)
 {
         import(atoi(fd));
@@ -203,6 +233,7 @@ void map_lent_memory(void)
         CHECK(free_bytes() <= 14 * MIB);
         GIVES(CUDA_ERROR_INVALID_VALUE, cu.cuMemUnmap(at, 2 * MIB));
         GIVES(CUDA_ERROR_INVALID_VALUE, cu.cuMemUnmap(at + 2 * MIB, 8 * MIB));
+        GIVES(CUDA_ERROR_INVALID_VALUE, cu.cuMemUnmap(at, 18 * MIB)); /* neither */
         GIVES(CUDA_ERROR_INVALID_VALUE, cu.cuMemFree_v2(at));
         OK(cu.cuMemUnmap(at, 10 * MIB));
         CHECK(free_bytes() >= 20 * MIB);

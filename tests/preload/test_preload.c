@@ -135,6 +135,7 @@ TEST_OF(preload, lent_memory)
                 return;
         run_case("lent");
         run_case("lent-names");
+        run_case("lent-capture");
         run_case("export-fd");
         free(run_job(RUN("--strict", "--", JOB, "dlsym", "lent-names")));
 }
