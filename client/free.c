@@ -160,11 +160,13 @@ static bool uncut_fast(bfc_client *client, const void *ptr, uint32_t *ret_partit
         return done;
 }
 
+/* What a free does while it would have to wait. */
+enum wait { WAIT, WAIT_OR_PUT_ASIDE, NO_WAIT };
 enum { PUT_ASIDE = 1 };
 
 /* Waits for the work, and then takes the block out of the table. PUT_ASIDE: the wait is not possible now, and
  * the pools of streams have the block. */
-static int take_out(bfc_client *client, const void *ptr, bool in_captures, struct block *ret,
+static int take_out(bfc_client *client, const void *ptr, enum wait wait, struct block *ret,
                     uint64_t *ret_epoch)
 {
         struct device_range *range = NULL;
@@ -184,8 +186,8 @@ static int take_out(bfc_client *client, const void *ptr, bool in_captures, struc
         if (r < 0)
                 return error_set(-EINVAL,
                                  "%p is not a block of this client: never allocated, or already freed", ptr);
-        r = client_finish(client, partition, range);
-        if (r == -EBUSY && in_captures && streams_put_aside(client, ret, partition) == 0)
+        r = wait == NO_WAIT ? 0 : client_finish(client, partition, range);
+        if (r == -EBUSY && wait == WAIT_OR_PUT_ASIDE && streams_put_aside(client, ret, partition) == 0)
                 return PUT_ASIDE;
         pthread_mutex_lock(&client->lock);
         if (r < 0)
@@ -244,7 +246,7 @@ int client_return_slab(bfc_client *client, const struct block *slab)
 }
 
 /* *ret_stays: the call failed and the block is still this process's. */
-static int free_block(bfc_client *client, const void *ptr, bool in_captures, bool *ret_stays)
+static int free_block(bfc_client *client, const void *ptr, enum wait wait, bool *ret_stays)
 {
         uint64_t excess = 0, n_bytes, epoch = 0;
         uint32_t partition = 0;
@@ -254,10 +256,10 @@ static int free_block(bfc_client *client, const void *ptr, bool in_captures, boo
         *ret_stays = false;
         partition = client->partition;
         if (!client_stash(client, ptr, &excess) && !uncut_fast(client, ptr, &partition, &excess)) {
-                r = shared_release(client, ptr, ret_stays);
+                r = shared_release(client, ptr, wait != NO_WAIT, ret_stays);
                 if (r != SHARED_NONE)
                         return r;
-                r = take_out(client, ptr, in_captures, &block, &epoch);
+                r = take_out(client, ptr, wait, &block, &epoch);
                 *ret_stays = r < 0 && r != -EINVAL;
                 if (r != 0)
                         return r == PUT_ASIDE ? 0 : r;
@@ -274,7 +276,7 @@ static int free_block(bfc_client *client, const void *ptr, bool in_captures, boo
         return r;
 }
 
-static int free_now(bfc_client *client, void *ptr, bool in_captures)
+static int free_now(bfc_client *client, void *ptr, enum wait wait)
 {
         struct recorder_lifetime lifetime;
         bool stays = false;
@@ -285,7 +287,7 @@ static int free_now(bfc_client *client, void *ptr, bool in_captures)
         if (!ptr)
                 return 0;
         recorder_freeing(client->recorder, ptr, &lifetime);
-        r = free_block(client, ptr, in_captures, &stays);
+        r = free_block(client, ptr, wait, &stays);
         if (stays)
                 recorder_kept(client->recorder, &lifetime);
         else
@@ -308,10 +310,15 @@ static bool free_fast(bfc_client *client, const void *ptr)
 
 BFC_API int bfc_free(bfc_client *client, void *ptr)
 {
-        return free_fast(client, ptr) ? 0 : free_now(client, ptr, true);
+        return free_fast(client, ptr) ? 0 : free_now(client, ptr, WAIT_OR_PUT_ASIDE);
+}
+
+BFC_API int bfc_free_unused(bfc_client *client, void *ptr)
+{
+        return free_fast(client, ptr) ? 0 : free_now(client, ptr, NO_WAIT);
 }
 
 int client_free_unless_captured(bfc_client *client, void *ptr)
 {
-        return free_now(client, ptr, false);
+        return free_now(client, ptr, WAIT);
 }

@@ -438,7 +438,7 @@ static int attach_wake(bfc_client *client, void *ptr, uint32_t wait_ms)
         if (r == 0)
                 return 0;
         snprintf(why, sizeof(why), "%s", bfc_last_error());
-        (void)shared_release(client, ptr, &stays);
+        (void)shared_release(client, ptr, true, &stays);
         return error_set(r, "%s", why);
 }
 
@@ -532,7 +532,7 @@ static int leave_end(bfc_client *client, const void *ptr, uint64_t block_id, int
         return r;
 }
 
-int shared_release(bfc_client *client, const void *ptr, bool *ret_stays)
+int shared_release(bfc_client *client, const void *ptr, bool waits, bool *ret_stays)
 {
         struct device_range *range = NULL;
         struct block block;
@@ -542,7 +542,7 @@ int shared_release(bfc_client *client, const void *ptr, bool *ret_stays)
 
         if (r != 0)
                 return r;
-        if (range)
+        if (range && waits)
                 r = client_finish(client, partition, range);
         gone = leave_end(client, ptr, block_id, r, &block, &epoch);
         *ret_stays = gone != 1;
@@ -570,7 +570,7 @@ BFC_API int bfc_detach(bfc_client *client, void *ptr)
         if (!ptr)
                 return 0;
         recorder_freeing(client->recorder, ptr, &lifetime);
-        r = shared_release(client, ptr, &stays);
+        r = shared_release(client, ptr, true, &stays);
         if (r == SHARED_NONE)
                 r = error_set(-EINVAL, "%p is not a shared block of this client", ptr);
         if (stays)

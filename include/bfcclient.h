@@ -292,6 +292,10 @@ int bfc_on_pressure(bfc_client *client, bfc_pressure_fn fn, void *userdata);
  * -ENOMEM, -EIO: the driver failed to wait. In all three cases the block stays allocated. */
 int bfc_free(bfc_client *client, void *ptr);
 
+/* The same without a wait, also during captures: no work that is queued uses the block, nor does a graph. Also for
+ * shared blocks. A block that the call could not free stays allocated. */
+int bfc_free_unused(bfc_client *client, void *ptr);
+
 /* Copies n_bytes between this process's memory and a block, on any device. ptr: the block's address or a
  * place inside it; -EINVAL: not all of the bytes are in one block of this client. The copy is complete on
  * return. On a GPU it waits as cudaMemcpy does, and fails with -EBUSY while a stream for which it would

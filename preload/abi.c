@@ -3,11 +3,14 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "preload/api.h"
 
-/* The header declares these variants only for programs that ask for them. */
+/* Those that the header declares only for programs that ask for them, or since CUDA 13.1. */
 CUresult cuMemAllocAsync_ptsz(CUdeviceptr *ret_pointer, size_t n_bytes, CUstream stream);
 CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *ret_pointer, size_t n_bytes, CUmemoryPool pool,
                                       CUstream stream);
 CUresult cuMemFreeAsync_ptsz(CUdeviceptr pointer, CUstream stream);
+CUresult cuMulticastBindMem_v2(CUmemGenericAllocationHandle multicast, CUdevice device,
+                               size_t multicast_offset, CUmemGenericAllocationHandle handle, size_t offset,
+                               size_t n_bytes, unsigned long long flags);
 
 #define OWN(symbol, base, version, per_thread, arguments)                                                    \
         _Static_assert(__builtin_types_compatible_p(__typeof__(&symbol), CUresult(*) arguments), #symbol);

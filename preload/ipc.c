@@ -14,7 +14,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/queue.h>
 #include <sys/random.h>
 #include <sys/stat.h>
@@ -22,6 +21,7 @@
 
 #include "preload/broker.h"
 #include "preload/lent.h"
+#include "proto/memfd.h"
 
 #define MAGIC "bfcdIPC1"
 #define NAME  "cuda-ipc-" /* and the block's id */
@@ -211,7 +211,7 @@ struct block_handles {
 static CUresult put_handles(const struct block_handles *handles, int *ret_fd)
 {
         const ssize_t n_bytes = (ssize_t)(handles->n * sizeof(handles->items[0]));
-        int fd = memfd_create("bfcd-memory", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+        int fd = memfd_make_bare("bfcd-memory", 0);
 
         if (fd >= 0 && write(fd, handles->items, (size_t)n_bytes) == n_bytes &&
             fcntl(fd, F_ADD_SEALS, SEALS) == 0) {
@@ -248,14 +248,21 @@ CUresult cuMemExportToShareableHandle(void *ret_os_handle, CUmemGenericAllocatio
         return result == CUDA_SUCCESS ? put_handles(&handles, ret_os_handle) : result;
 }
 
+/* Kernels add seals of their own. */
+static bool is_sealed(int fd)
+{
+        int seals = fcntl(fd, F_GET_SEALS);
+
+        return seals >= 0 && (seals & SEALS) == SEALS;
+}
+
 /* The driver's fd is no regular file. */
 static bool get_handles(int fd, struct block_handles *ret)
 {
         struct stat st;
 
-        if (fstat(fd, &st) < 0 || !S_ISREG(st.st_mode) || fcntl(fd, F_GET_SEALS) != SEALS ||
-            st.st_size <= 0 || st.st_size > (off_t)sizeof(ret->items) ||
-            st.st_size % (off_t)sizeof(ret->items[0]) != 0 ||
+        if (fstat(fd, &st) < 0 || !S_ISREG(st.st_mode) || !is_sealed(fd) || st.st_size <= 0 ||
+            st.st_size > (off_t)sizeof(ret->items) || st.st_size % (off_t)sizeof(ret->items[0]) != 0 ||
             pread(fd, ret->items, (size_t)st.st_size, 0) != (ssize_t)st.st_size)
                 return false;
         ret->n = (size_t)st.st_size / sizeof(ret->items[0]);
@@ -297,11 +304,11 @@ static CUresult import_blocks(const struct block_handles *handles, CUmemGenericA
         struct bfc_block_info infos[LENT_BLOCKS];
         bfc_client *client;
         size_t n = 0;
-        CUresult result;
+        CUresult result = need_client(&client);
 
-        if (handles->items[0].process == process_number())
+        /* Now no child has the process number. */
+        if (result == CUDA_SUCCESS && handles->items[0].process == process_number())
                 return lent_again(strtoull(handles->items[0].name + strlen(NAME), NULL, 16), ret_handle);
-        result = need_client(&client);
         while (result == CUDA_SUCCESS && n < handles->n) {
                 result = attach_one(client, handles->items[n].name, &infos[n]);
                 n += result == CUDA_SUCCESS;

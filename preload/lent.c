@@ -41,7 +41,19 @@ struct view {
 
 static LIST_HEAD(lent_list, lent) all_lent = LIST_HEAD_INITIALIZER(all_lent);
 static LIST_HEAD(view_list, view) all_views = LIST_HEAD_INITIALIZER(all_views);
+static struct lent_list all_left = LIST_HEAD_INITIALIZER(all_left); /* of which a block could not be freed */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* Another thread may have had it at the fork. */
+static void in_child(void)
+{
+        lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+}
+
+static void __attribute__((constructor)) watch_forks(void)
+{
+        pthread_atfork(NULL, NULL, in_child);
+}
 
 /* ---- mapping extents ------------------------------------------------------------- */
 
@@ -204,19 +216,52 @@ static int take_block(struct lent *l, size_t n_bytes)
 }
 
 /* The memory goes to the device, as the driver's would. So the next block finds its extents unbacked: only such are
- * taken together. */
-static int free_blocks(struct lent *l, size_t n_trim)
+ * taken together. Without a wait, as the driver's: the program has only the mappings, so no work uses a block when there
+ * are none. False: a block is left, because the library could not free it. */
+static bool free_blocks(struct lent *l, size_t n_trim)
 {
-        int result = 0;
+        if (l->n_blocks == 0)
+                return true;
 
         for (; l->n_blocks > 0; l->n_blocks--) {
-                int r = bfc_free(l->gpu->client, l->blocks[l->n_blocks - 1]);
+                int r = bfc_free_unused(l->gpu->client, l->blocks[l->n_blocks - 1]);
 
-                result = result == 0 ? r : result;
+                if (r < 0 && r != -EINVAL)
+                        return false;
         }
-        if (result == 0)
+        if (!l->is_attached)
                 (void)bfc_trim(l->gpu->client, n_trim);
-        return result;
+        return true;
+}
+
+/* Without the lock. */
+static void let_go(struct lent *l)
+{
+        if (free_blocks(l, l->n_bytes)) {
+                free_lent(l);
+                return;
+        }
+        pthread_mutex_lock(&lock);
+        LIST_INSERT_HEAD(&all_left, l, link);
+        pthread_mutex_unlock(&lock);
+}
+
+/* Tries again. */
+static void let_go_left(void)
+{
+        struct lent_list left = LIST_HEAD_INITIALIZER(left);
+        struct lent *l;
+
+        pthread_mutex_lock(&lock);
+        while ((l = LIST_FIRST(&all_left))) {
+                LIST_REMOVE(l, link);
+                LIST_INSERT_HEAD(&left, l, link);
+        }
+        pthread_mutex_unlock(&lock);
+        while ((l = LIST_FIRST(&left))) {
+                LIST_REMOVE(l, link);
+                let_go(l);
+        }
 }
 
 /* A block of n_first bytes if that is not 0, and one of the rest. LENT_UNEVEN: a block is larger than that, because no
@@ -231,8 +276,8 @@ static int take_blocks(struct lent *l, size_t n_first, size_t *ret_last)
                 if (r == 0 && block_bytes(l->blocks[l->n_blocks - 1], ret_last) != parts[i])
                         r = LENT_UNEVEN;
         }
-        if (r != 0)
-                free_blocks(l, SIZE_MAX); /* idle extents may have had the size */
+        if (r != 0 && !free_blocks(l, SIZE_MAX)) /* idle extents may have had the size */
+                r = -ENOMEM;
         return r;
 }
 
@@ -270,7 +315,6 @@ static int fill(struct lent *l)
         broker_say("memory of cuMemCreate is not taken from bfcd: the driver does not map it (error %d)",
                    (int)result);
         __atomic_store_n(&l->gpu->uneven_bytes, l->n_bytes, __ATOMIC_RELAXED);
-        free_blocks(l, l->n_bytes);
         return LENT_NOT;
 }
 
@@ -291,7 +335,7 @@ static struct lent *make(struct gpu *gpu, size_t n_bytes, const CUmemAllocationP
 static int enter(struct lent *l, int result, CUmemGenericAllocationHandle *ret_handle)
 {
         if (result != CUDA_SUCCESS) {
-                free_lent(l);
+                let_go(l);
                 return result;
         }
         pthread_mutex_lock(&lock);
@@ -308,6 +352,7 @@ int lent_create(struct gpu *gpu, size_t n_bytes, const CUmemAllocationProp *prop
 
         if (((unsigned)prop->requestedHandleTypes & CU_MEM_HANDLE_TYPE_FABRIC) != 0)
                 return CUDA_ERROR_NOT_SUPPORTED;
+        let_go_left();
         l = make(gpu, n_bytes, prop);
         return l ? enter(l, fill(l), ret_handle) : CUDA_ERROR_OUT_OF_MEMORY;
 }
@@ -371,28 +416,15 @@ static bool unref_locked(struct lent *l)
         return true;
 }
 
-static int detach_blocks(const struct lent *l)
-{
-        int result = 0;
-
-        for (size_t i = 0; i < l->n_blocks; i++) {
-                int r;
-
-                bfc_use_end(l->gpu->client, l->blocks[i]);
-                r = bfc_detach(l->gpu->client, l->blocks[i]);
-                result = result == 0 ? r : result;
-        }
-        return result;
-}
-
-/* Without the lock: it waits for work. */
+/* Without the lock. The program has given the memory back, whatever becomes of its blocks. */
 static CUresult end(struct lent *l)
 {
-        int r = l->is_attached ? detach_blocks(l) : free_blocks(l, l->n_bytes);
-
+        for (size_t i = 0; l->is_attached && i < l->n_blocks; i++)
+                bfc_use_end(l->gpu->client, l->blocks[i]);
         __atomic_store_n(&l->gpu->uneven_bytes, 0, __ATOMIC_RELAXED);
-        free_lent(l);
-        return broker_result(r);
+        let_go_left();
+        let_go(l);
+        return broker_client() ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED; /* in a child */
 }
 
 int lent_release(CUmemGenericAllocationHandle handle)
@@ -459,13 +491,6 @@ CUresult lent_again(uint64_t block_id, CUmemGenericAllocationHandle *ret_handle)
         }
         pthread_mutex_unlock(&lock);
         return result;
-}
-
-bool lent_has(CUmemGenericAllocationHandle handle)
-{
-        void *blocks[LENT_BLOCKS];
-
-        return lent_blocks(handle, blocks) > 0;
 }
 
 /* ---- views ------------------------------------------------------------------------------ */

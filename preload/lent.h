@@ -22,12 +22,11 @@ enum { LENT_NOT = -4096 }; /* no errno */
 int lent_create(struct gpu *gpu, size_t n_bytes, const CUmemAllocationProp *prop,
                 CUmemGenericAllocationHandle *ret_handle);
 
-/* LENT_NOT: the handle is the driver's. Otherwise the function's result. */
+/* LENT_NOT: the handle is the driver's, also if ret is NULL. Otherwise the function's result. */
 int lent_release(CUmemGenericAllocationHandle handle);
 int lent_map(CUdeviceptr pointer, size_t n_bytes, size_t offset, CUmemGenericAllocationHandle handle,
              unsigned long long flags);
 int lent_properties(CUmemGenericAllocationHandle handle, CUmemAllocationProp *ret);
-bool lent_has(CUmemGenericAllocationHandle handle);
 
 /* For ipc.c. The blocks of a handle; 0: the handle is the driver's. Another handle of memory of this process, by its
  * first block; and a handle of blocks that were attached, which belong to the handle unless this fails. */

@@ -96,15 +96,14 @@ CUresult cuMemUnmap(CUdeviceptr pointer, size_t n_bytes)
         struct lent_view view;
         CUresult result = CUDA_SUCCESS;
 
-        if (n_bytes == 0 || (lent_find_view(pointer, &view) && view.base != pointer))
-                return CUDA_ERROR_INVALID_VALUE;
+        if (n_bytes == 0 || (lent_find_view(pointer, &view) && view.base != pointer) ||
+            (lent_find_view(pointer + n_bytes - 1, &view) && view.base + view.n_bytes > pointer + n_bytes))
+                return CUDA_ERROR_INVALID_VALUE; /* a part of a mapping */
         while (result == CUDA_SUCCESS && at - pointer < n_bytes) {
                 size_t n_left = n_bytes - (at - pointer);
 
                 if (!lent_next_view(at, n_left, &view))
                         return unmap_outside(at, n_left);
-                if (view.n_bytes > n_left - (view.base - at))
-                        return CUDA_ERROR_INVALID_VALUE;
                 if (view.base > at)
                         result = unmap_outside(at, view.base - at);
                 if (result == CUDA_SUCCESS)
@@ -119,9 +118,19 @@ CUresult cuMulticastBindMem(CUmemGenericAllocationHandle multicast, size_t multi
                             CUmemGenericAllocationHandle handle, size_t offset, size_t n_bytes,
                             unsigned long long flags)
 {
-        return lent_has(handle)
+        return lent_properties(handle, NULL) != LENT_NOT
                        ? CUDA_ERROR_NOT_SUPPORTED
                        : real_cuMulticastBindMem(multicast, multicast_offset, handle, offset, n_bytes, flags);
+}
+
+CUresult cuMulticastBindMem_v2(CUmemGenericAllocationHandle multicast, CUdevice device,
+                               size_t multicast_offset, CUmemGenericAllocationHandle handle, size_t offset,
+                               size_t n_bytes, unsigned long long flags)
+{
+        return lent_properties(handle, NULL) != LENT_NOT
+                       ? CUDA_ERROR_NOT_SUPPORTED
+                       : real_cuMulticastBindMem_v2(multicast, device, multicast_offset, handle, offset,
+                                                    n_bytes, flags);
 }
 
 /* ---- arrays --------------------------------------------------------------------- */

@@ -165,7 +165,7 @@ FORWARD(cuModuleEnumerateFunctions) FORWARD(cuModuleGetFunction) FORWARD(cuModul
 FORWARD(cuModuleGetGlobal) FORWARD(cuModuleGetGlobal_v2) FORWARD(cuModuleGetLoadingMode) FORWARD(cuModuleGetSurfRef)
 FORWARD(cuModuleGetTexRef) FORWARD(cuModuleLoad) FORWARD(cuModuleLoadData) FORWARD(cuModuleLoadDataEx)
 FORWARD(cuModuleLoadFatBinary) FORWARD(cuModuleUnload) FORWARD(cuMulticastAddDevice) FORWARD(cuMulticastBindAddr)
-FORWARD(cuMulticastBindAddr_v2) FORWARD(cuMulticastBindMem_v2) FORWARD(cuMulticastCreate)
+FORWARD(cuMulticastBindAddr_v2) FORWARD(cuMulticastCreate)
 FORWARD(cuMulticastGetGranularity) FORWARD(cuMulticastUnbind) FORWARD(cuOccupancyAvailableDynamicSMemPerBlock)
 FORWARD(cuOccupancyMaxActiveBlocksPerMultiprocessor) FORWARD(cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags)
 FORWARD(cuOccupancyMaxActiveClusters) FORWARD(cuOccupancyMaxPotentialBlockSize)

@@ -46,6 +46,9 @@ OWN(cuMemImportFromShareableHandle, "cuMemImportFromShareableHandle", 10020, ANY
 OWN(cuMulticastBindMem, "cuMulticastBindMem", 12010, ANY_STREAM,
     (CUmemGenericAllocationHandle multicast, size_t multicast_offset, CUmemGenericAllocationHandle handle, size_t offset,
      size_t n_bytes, unsigned long long flags))
+OWN(cuMulticastBindMem_v2, "cuMulticastBindMem", 13010, ANY_STREAM,
+    (CUmemGenericAllocationHandle multicast, CUdevice device, size_t multicast_offset, CUmemGenericAllocationHandle handle,
+     size_t offset, size_t n_bytes, unsigned long long flags))
 OWN(cuMemUnmap, "cuMemUnmap", 10020, ANY_STREAM, (CUdeviceptr pointer, size_t n_bytes))
 OWN(cuArrayCreate_v2, "cuArrayCreate", 3020, ANY_STREAM, (CUarray *ret_array, const CUDA_ARRAY_DESCRIPTOR *what))
 OWN(cuArray3DCreate_v2, "cuArray3DCreate", 3020, ANY_STREAM, (CUarray *ret_array, const CUDA_ARRAY3D_DESCRIPTOR *what))

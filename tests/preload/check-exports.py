@@ -36,6 +36,28 @@ def declared(path):
     return names - NOT_ON_LINUX - INLINE
 
 
+def listed(name, pattern):
+    with open(os.path.join(os.path.dirname(__file__), "../../preload", name), encoding="utf-8") as f:
+        return re.findall(pattern, f.read())
+
+
+# The function that a name without its variant stands for, and the variant's number.
+def variant(symbol):
+    match = re.fullmatch(r"(\w+?)(?:_v(\d+))?(?:_ptds|_ptsz)?", symbol)
+    return match[1], int(match[2] or 1)
+
+
+# The proxy answers cuGetProcAddress() with the newest variant that own.h has. So of a function in own.h, only variants
+# before the first one there may be in names.h: those of CUDA before 3.2.
+def missing_variants():
+    first = {}
+    for symbol in listed("own.h", r"OWN\((cu\w+),"):
+        base, number = variant(symbol)
+        first[base] = min(number, first.get(base, number))
+    forwarded = listed("names.h", r"FORWARD\((cu\w+)\)")
+    return [name for name in forwarded if variant(name)[1] >= first.get(variant(name)[0], sys.maxsize)]
+
+
 def main():
     kind, proxy, fake, *toolkit = sys.argv[1:]
     own = exports(proxy)
@@ -51,18 +73,17 @@ def main():
                 names |= declared(path)
         if names:
             sources["the toolkit's headers"] = names
-    print(f"1..{len(sources) + 1}")
-    failed = False
-    for number, (source, names) in enumerate(sources.items(), 1):
-        missing = sorted(names - own)
-        failed |= bool(missing)
-        print(f"{'not ok' if missing else 'ok'} {number} - {len(names)} names of {source}")
-        for name in missing:
-            print(f"# not exported: {name}")
-    foreign = sorted(n for n in own if not n.startswith(PREFIXES[kind]) and n not in OWN[kind])
-    failed |= bool(foreign)
-    print(f"{'not ok' if foreign else 'ok'} {len(sources) + 1} - no other names {foreign or ''}")
-    sys.exit(failed)
+    checks = [(f"{len(names)} names of {source}", names - own) for source, names in sources.items()]
+    foreign = {n for n in own if not n.startswith(PREFIXES[kind]) and n not in OWN[kind]}
+    checks.append(("no other names", foreign))
+    if kind == "cuda":
+        checks.append(("all variants of the proxy's functions", missing_variants()))
+    print(f"1..{len(checks)}")
+    for number, (what, wrong) in enumerate(checks, 1):
+        print(f"{'not ok' if wrong else 'ok'} {number} - {what}")
+        for name in sorted(wrong):
+            print(f"# {name}")
+    sys.exit(any(wrong for what, wrong in checks))
 
 
 main()

@@ -663,6 +663,7 @@ int main(int argc, char **argv)
                 { "map", map_memory },
                 { "lent", map_lent_memory },
                 { "lent-names", have_names_of_lent_memory },
+                { "lent-capture", release_lent_memory_in_capture },
                 { "lent-not", have_memory_that_is_not_lent },
                 { "lent-uneven", have_uneven_sizes },
                 { "others", have_others },

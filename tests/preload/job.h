@@ -60,6 +60,7 @@ void holds_bytes(CUdeviceptr p, size_t n_bytes, unsigned char value);
 /* Cases of mapped.c. */
 void map_memory(void);
 void map_lent_memory(void);
+void release_lent_memory_in_capture(void);
 void have_names_of_lent_memory(void);
 void have_memory_that_is_not_lent(void);
 void have_uneven_sizes(void);

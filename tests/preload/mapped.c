@@ -4,6 +4,7 @@
 #include <string.h>
 #include <sys/wait.h>
 
+#include "proto/memfd.h"
 #include "tests/preload/job.h"
 
 static const CUmemAllocationProp plain = { .type = CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -99,6 +100,33 @@ static void import(int fd)
         unmap(at, 4 * MIB);
 }
 
+/* The same fd of another process, whose kernel has or lacks seals for all memfds. */
+static void import_copy(int fd, int copy, int seals)
+{
+        CUmemGenericAllocationHandle handle;
+        bool is_sealed = (seals & F_SEAL_WRITE) != 0;
+        char bytes[256];
+        ssize_t n = pread(fd, bytes, sizeof(bytes), 0);
+
+        CHECK(n > 0 && n < (ssize_t)sizeof(bytes));
+        CHECK(copy >= 0 && write(copy, bytes, (size_t)n) == n && fcntl(copy, F_ADD_SEALS, seals) == 0);
+        CHECK((cu.cuMemImportFromShareableHandle(&handle, (void *)(intptr_t)copy,
+                                                 CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) == CUDA_SUCCESS) ==
+              is_sealed);
+        if (is_sealed)
+                OK(cu.cuMemRelease(handle));
+        close(copy);
+}
+
+static void import_copies(int fd)
+{
+        const int all = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE;
+
+        import_copy(fd, memfd_make_bare("copy", 0), all);
+        import_copy(fd, memfd_create("copy", MFD_CLOEXEC | MFD_ALLOW_SEALING), all);
+        import_copy(fd, memfd_make_bare("copy", 0), all & ~F_SEAL_WRITE);
+}
+
 void export_lent_memory(const char *program, const char *way)
 {
         CUmemAllocationProp prop = plain;
@@ -118,6 +146,7 @@ void export_lent_memory(const char *program, const char *way)
         OK(cu.cuMemImportFromShareableHandle(&again, (void *)(intptr_t)fd,
                                              CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
         OK(cu.cuMemRelease(again));
+        import_copies(fd);
         snprintf(text, sizeof(text), "%d", dup(fd)); /* which an exec does not close */
         pid = fork();
         CHECK(pid >= 0);
@@ -133,6 +162,36 @@ void export_lent_memory(const char *program, const char *way)
         CHECK(free_bytes() == 32 * MIB);
         CHECK(cu.cuMemImportFromShareableHandle(&again, (void *)(intptr_t)fd,
                                                 CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) != CUDA_SUCCESS);
+}
+
+/* In a stream that bfcd was not told of. A wait would end the capture. */
+void release_lent_memory_in_capture(void)
+{
+        CUmemAllocationProp prop = plain;
+        CUmemGenericAllocationHandle handle;
+        CUstream stream;
+        CUgraph graph;
+        CUdeviceptr at;
+        int fd;
+
+        context_make();
+        prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+        OK(cu.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+        for (int is_shared = 0; is_shared < 2; is_shared++) {
+                handle = create(4 * MIB, &prop);
+                at = map(handle, 4 * MIB);
+                if (is_shared)
+                        OK(cu.cuMemExportToShareableHandle(&fd, handle,
+                                                           CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+                OK(cu.cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+                OK(cu.cuMemRelease(handle));
+                unmap(at, 4 * MIB);
+                CHECK(free_bytes() == 32 * MIB);
+                OK(cu.cuMemRelease(create(10 * MIB, &plain)));
+                OK(cu.cuStreamEndCapture(stream, &graph));
+                OK(cu.cuGraphDestroy(graph));
+        }
+        OK(cu.cuStreamDestroy_v2(stream));
 }
 
 void import_lent_memory(const char *fd)
@@ -174,6 +233,7 @@ void map_lent_memory(void)
         CHECK(free_bytes() <= 14 * MIB);
         GIVES(CUDA_ERROR_INVALID_VALUE, cu.cuMemUnmap(at, 2 * MIB));
         GIVES(CUDA_ERROR_INVALID_VALUE, cu.cuMemUnmap(at + 2 * MIB, 8 * MIB));
+        GIVES(CUDA_ERROR_INVALID_VALUE, cu.cuMemUnmap(at, 18 * MIB)); /* neither */
         GIVES(CUDA_ERROR_INVALID_VALUE, cu.cuMemFree_v2(at));
         OK(cu.cuMemUnmap(at, 10 * MIB));
         CHECK(free_bytes() >= 20 * MIB);
@@ -210,6 +270,7 @@ void have_names_of_lent_memory(void)
         GIVES(CUDA_ERROR_INVALID_VALUE,
               cu.cuMemExportToShareableHandle(&out, a, CU_MEM_HANDLE_TYPE_FABRIC, 0));
         GIVES(CUDA_ERROR_NOT_SUPPORTED, cu.own_cuMulticastBindMem(1, 0, a, 0, 4 * MIB, 0));
+        GIVES(CUDA_ERROR_NOT_SUPPORTED, cu.own_cuMulticastBindMem_v2(1, 0, 0, a, 0, 4 * MIB, 0));
         OK(cu.cuMemAddressReserve(&at, 10 * MIB, 0, 0, 0));
         OK(cu.cuMemMap(at, 4 * MIB, 0, a, 0));
         OK(cu.cuMemMap(at + 4 * MIB, 6 * MIB, 0, b, 0));
