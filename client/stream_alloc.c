@@ -273,11 +273,10 @@ static bool is_ordered(const struct stream_alloc *alloc, uintptr_t stream)
                stream == alloc->pool->stream && !alloc->pool->ending;
 }
 
-int stream_alloc_record(struct stream_pools *sp, struct stream_alloc *alloc, uintptr_t stream)
+int stream_alloc_record(struct stream_alloc *alloc, uintptr_t stream)
 {
         struct use *use;
 
-        (void)sp;
         return is_ordered(alloc, stream) ? 0 : use_add(alloc, stream, &use);
 }
 

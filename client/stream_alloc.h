@@ -73,7 +73,7 @@ void stream_alloc_undo(struct stream_pools *sp, struct stream_alloc *alloc);
 void stream_alloc_drop(struct stream_pools *sp, struct stream_alloc *alloc);
 
 /* Another stream uses it from now on, too. -ENOMEM. */
-int stream_alloc_record(struct stream_pools *sp, struct stream_alloc *alloc, uintptr_t stream);
+int stream_alloc_record(struct stream_alloc *alloc, uintptr_t stream);
 
 /* Frees it after the work that is queued on the stream so far; the pools then own it. -EINVAL: no stream
  * of this device; -ENOMEM. After both it is still allocated. */

@@ -99,12 +99,13 @@ static bool known_can_use(const struct stream_tracker *t, const struct known_str
         return k->is_permanent || k == t->named;
 }
 
-/* If the stream can be queried, that is done. */
+/* If the stream can be queried, that is done. A capture of a stream that is not permanent does not end during
+ * the call that names it: its id is not known then. */
 static bool known_check_captured(struct stream_tracker *t, struct known_stream *k)
 {
         uint64_t id;
 
-        if (known_can_use(t, k))
+        if (k->is_permanent || (k == t->named && !k->is_captured))
                 set_captured(
                         t, k,
                         device_stream_check_captured(device_of(t, k->key.partition), k->key.stream, &id) > 0);
@@ -126,7 +127,7 @@ bool stream_tracker_find_ended(const struct stream_tracker *t, uint32_t partitio
 {
         const struct known_stream *k = known_find(t, partition, stream);
 
-        if (k && (id == 0 || k->id == 0 || k->id == id))
+        if (k && (id == 0 || k->id == id || (k->id == 0 && k->is_permanent)))
                 return false;
         if (!k && t->n_known < MAX_KNOWN)
                 return false;
@@ -230,6 +231,14 @@ void stream_mark_forget(struct stream_tracker *t, uint32_t partition, struct str
         *m = (struct stream_mark){ .event = device_event_forget(device_of(t, partition), m->event) };
 }
 
+/* It may be another stream than the one that had the handle before. */
+static bool is_named_in_capture(const struct stream_tracker *t, uint32_t partition, uintptr_t stream)
+{
+        const struct known_stream *k = known_find(t, partition, stream);
+
+        return k && k->is_captured && !k->is_permanent;
+}
+
 int stream_mark_try(struct stream_tracker *t, uint32_t partition, uintptr_t stream, uint64_t upto,
                     struct stream_mark *m)
 {
@@ -237,6 +246,8 @@ int stream_mark_try(struct stream_tracker *t, uint32_t partition, uintptr_t stre
 
         if (!stream_tracker_can_use(t, partition, stream))
                 return -EAGAIN;
+        if (is_named_in_capture(t, partition, stream))
+                return -EBUSY;
         r = device_event_record(device_of(t, partition), stream, &m->event);
         if (r < 0 && r != -ENODEV && r != -EIO)
                 return r;

@@ -13,7 +13,9 @@
  * counts as going on until a later call that names the stream sees its end.
  *
  * The program can announce a stream's end: from then on one event stands for all of its work. A new stream
- * can have the number of one that ended. Its id shows that, and that the other one has ended.
+ * can have the number of one that ended. Its id shows that, and that the other one has ended. The id of a
+ * stream that is being captured is unknown. A stream that was first named then counts as ended when the same
+ * number is named with an id.
  *
  * Invariant: while a stream that has not ended has memory, it is known.
  *

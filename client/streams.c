@@ -690,7 +690,7 @@ static int streams_record(bfc_client *client, const void *ptr, uintptr_t stream,
                                           "its own thread can check its work: use another stream");
         r = stream_pools_look_at(client->streams->pools, partition, stream, is_permanent);
         if (r >= 0)
-                r = stream_alloc_record(client->streams->pools, alloc, stream);
+                r = stream_alloc_record(alloc, stream);
         return r < 0 ? stream_failed(r, stream) : 0;
 }
 

@@ -364,3 +364,37 @@ LOOP_TEST(no_call_uses_a_destroyed_stream, 2)
         bfc_disconnect(client);
         rig_stop(rig);
 }
+
+/* A stream whose only naming call was during its capture, so its id is unknown. Its handle's next owner has no
+ * such work. */
+TEST(a_stream_that_was_named_in_a_capture_keeps_its_blocks)
+{
+        struct rig *rig = rig_start(&two_tenants);
+        bfc_client *client = start(rig);
+        CUstream s = stream_new(CU_STREAM_NON_BLOCKING), t = stream_new(CU_STREAM_NON_BLOCKING), t2;
+        struct work in_t = { 0 };
+        void *p, *q;
+
+        ck_assert_ok(bfc_malloc_async(client, MIB, number(s), &p));
+        begin_capture(t);
+        ck_assert_ok(bfc_record_stream(client, p, number(t)));
+        end_capture(t);
+        work_put(t, &in_t);
+        ck_assert_ok(bfc_free_async(client, p, number(s)));
+        stream_destroy(t);
+        t2 = stream_new(CU_STREAM_NON_BLOCKING);
+        ck_assert_ptr_eq(t2, t);
+        for (int i = 0; i < 20; i++) {
+                ck_assert_ok(bfc_malloc_async(client, MIB, number(t2), &q));
+                ck_assert(q != p);
+                ck_assert_ok(bfc_free_async(client, q, number(t2)));
+                ck_assert(!is_given_again(client, s, p));
+        }
+        ck_assert(!work_is_done(&in_t));
+        work_end(&in_t);
+        ck_assert(WAIT_FOR(all_is_back(client), SETTLE_MS));
+        ck_assert_ok(bfc_end_stream(client, number(t2)));
+        stream_destroy(t2);
+        bfc_disconnect(client);
+        rig_stop(rig);
+}
