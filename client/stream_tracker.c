@@ -7,7 +7,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "client/process.h"
+
 #define MAX_KNOWN 4096u
+/* A capture of a stream that may be destroyed counts as ended so long after the last call that named the stream: the
+ * driver cannot be asked, and otherwise memory would be kept for ever. */
+#define CAPTURE_MS 10000
 
 /* A stream that a call has named, and that has not ended since as far as is known. */
 struct known_stream {
@@ -16,7 +21,8 @@ struct known_stream {
         struct stream_key key;
         uint64_t id; /* 0: unknown */
         bool is_permanent;
-        bool is_captured; /* when a call last named it */
+        bool is_captured;    /* when a call last named it */
+        int64_t captured_ms; /* that time, if it was */
 };
 
 int stream_tracker_init(struct stream_tracker *t, const struct stream_pools_options *options)
@@ -61,6 +67,8 @@ static void set_captured(struct stream_tracker *t, struct known_stream *k, bool 
 {
         t->n_captured += (size_t)is_captured - (size_t)k->is_captured;
         k->is_captured = is_captured;
+        if (is_captured)
+                k->captured_ms = clock_now_ms();
 }
 
 static void known_drop(struct stream_tracker *t, struct known_stream *k)
@@ -109,6 +117,8 @@ static bool known_check_captured(struct stream_tracker *t, struct known_stream *
                 set_captured(
                         t, k,
                         device_stream_check_captured(device_of(t, k->key.partition), k->key.stream, &id) > 0);
+        else if (k->is_captured && k != t->named && clock_now_ms() - k->captured_ms > CAPTURE_MS)
+                set_captured(t, k, false);
         return k->is_captured;
 }
 

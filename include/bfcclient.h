@@ -419,7 +419,8 @@ int bfc_forget(bfc_client *client, const char *name);
  * Captures. Work captured from a stream runs at each launch of the graph: do not free its memory while
  * the graph may be launched. During the capture no event is recorded in the stream, so memory freed then is
  * reused elsewhere after the capture. The library sees the end of a capture at the next call that names the
- * stream, or in bfc_end_stream(). Until then no memory is free by waiting for all work.
+ * stream, in bfc_end_stream(), or 10 seconds after the last such call. Until then no memory is free by waiting
+ * for all work.
  *
  * Failures. If the device is lost, or this process's context is broken, none of its work continues, and
  * its freed memory is free. */

@@ -309,7 +309,7 @@ void have_memory_that_is_not_lent(void)
         OK(cu.cuMemRelease(handle));
 }
 
-/* The first one takes all small extents but one, which the second one has beside large ones. */
+/* Each needs small extents beside large ones. */
 void have_uneven_sizes(void)
 {
         CUmemAllocationProp prop = plain;
@@ -328,7 +328,7 @@ void have_uneven_sizes(void)
                                              CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
         CHECK(again == second);
         OK(cu.cuMemRelease(again));
-        uneven = create(70 * MIB, &plain); /* the driver's */
+        uneven = create(70 * MIB, &plain);
         even = create(68 * MIB, &plain);
         CHECK(free_bytes() == (1024 - 130 - 66 - 70 - 68) * MIB);
         OK(cu.cuMemRelease(even));
