@@ -21,6 +21,7 @@ struct stream_alloc {
         struct stream_slab *slab; /* where it is */
         struct block block;       /* in part->cache */
         uint32_t partition;
+        uint64_t since; /* freed: the wait that covers all work before that */
         struct use *uses;
         size_t n_uses, n_room;
 };
@@ -288,21 +289,23 @@ bool stream_pools_can(const struct stream_pools *sp, uint32_t partition, uintptr
 /* True: the work that was given before the free is done. */
 static bool use_look(struct stream_pools *sp, const struct stream_alloc *alloc, struct use *use)
 {
-        uint64_t region_id = alloc_slab(alloc)->block.region_id;
+        const struct stream_slab *slab = alloc_slab(alloc);
         int r;
 
         if (use->ending)
-                return stream_ending_query(&sp->set.tracker, alloc->partition, region_id, use->ending);
+                return stream_ending_query(&sp->set.tracker, alloc->partition, slab, use->ending);
         if (use->mark.upto == 0 &&
             stream_tracker_is_per_thread(&sp->set.tracker, alloc->partition, use->stream)) {
                 use->mark.upto = 1; /* only that thread could record */
                 use->mark.is_lost = true;
+                use->mark.since = alloc->since;
         }
         if (use->mark.upto == 0 &&
             stream_mark_record(&sp->set.tracker, alloc->partition, use->stream, 1, &use->mark) < 0)
                 return !stream_tracker_can_use(&sp->set.tracker, alloc->partition, use->stream) &&
-                       stream_tracker_finish(&sp->set.tracker, alloc->partition, region_id, STREAM_WAIT_ALL);
-        r = stream_mark_query(&sp->set.tracker, alloc->partition, region_id, &use->mark);
+                       stream_tracker_finish(&sp->set.tracker, alloc->partition, slab, STREAM_WAIT_ALL,
+                                             alloc->since);
+        r = stream_mark_query(&sp->set.tracker, alloc->partition, slab, &use->mark);
         if (r == -ESTALE)
                 use->mark.upto = 0;
         else if (r == 0)
@@ -316,7 +319,7 @@ static bool alloc_look(struct stream_pools *sp, struct stream_alloc *alloc)
                 if (!use_look(sp, alloc, &alloc->uses[i]))
                         return false;
         return !alloc->pool || alloc->part == &alloc->pool->parts[STREAM_WORK] || !alloc->pool->ending ||
-               stream_ending_query(&sp->set.tracker, alloc->partition, alloc_slab(alloc)->block.region_id,
+               stream_ending_query(&sp->set.tracker, alloc->partition, alloc_slab(alloc),
                                    alloc->pool->ending);
 }
 
@@ -350,6 +353,7 @@ static int add_uses(struct stream_alloc *alloc, uintptr_t stream, struct use **r
 static void alloc_wait(struct stream_pools *sp, struct stream_alloc *alloc)
 {
         count_free(sp, alloc, true);
+        alloc->since = sp->set.tracker.next_wait;
         TAILQ_INSERT_TAIL(&sp->waiting, alloc, waiting);
         sp->n_waiting++;
 }
@@ -367,8 +371,10 @@ int stream_alloc_free(struct stream_pools *sp, struct stream_alloc *alloc, uintp
         }
         if (r < 0)
                 return r;
-        if (alloc->part)
+        if (alloc->part) {
                 alloc->part->is_unmarked = true;
+                alloc->part->since = sp->set.tracker.next_wait;
+        }
         if (alloc->n_uses == 0) {
                 stream_alloc_free_done(sp, alloc);
                 return 0;
@@ -386,7 +392,7 @@ int stream_alloc_free(struct stream_pools *sp, struct stream_alloc *alloc, uintp
 
 int stream_alloc_put_aside(struct stream_pools *sp, struct stream_alloc *alloc)
 {
-        struct stream_ending *ending = stream_ending_new(NULL);
+        struct stream_ending *ending = stream_ending_new(&sp->set.tracker, NULL);
         struct use *use;
         int r = ending ? use_new(alloc, 0, &use) : -ENOMEM;
 
@@ -423,7 +429,7 @@ static int lose_stream(struct stream_pools *sp, const struct stream_key *key)
 
                 if (!use)
                         continue;
-                use->ending = stream_ending_new(&use->mark);
+                use->ending = stream_ending_new(&sp->set.tracker, &use->mark);
                 if (!use->ending)
                         return -ENOMEM;
         }
@@ -515,13 +521,48 @@ bool stream_pools_check_pending(struct stream_pools *sp)
 
 void stream_pools_take_leaving(struct stream_pools *sp, struct stream_slabs *ret)
 {
-        struct stream_slab *slab;
+        struct stream_slab *slab, *next;
 
         LIST_INIT(ret);
-        while ((slab = LIST_FIRST(&sp->set.leaving))) {
+        for (slab = LIST_FIRST(&sp->set.leaving); slab; slab = next) {
+                next = LIST_NEXT(slab, next);
+                if (stream_tracker_keeps(&sp->set.tracker, slab))
+                        continue;
                 LIST_REMOVE(slab, next);
                 LIST_INSERT_HEAD(ret, slab, next);
         }
+}
+
+bool stream_pools_begin_wait(struct stream_pools *sp, uint64_t *ret)
+{
+        const struct stream_tracker *t = &sp->set.tracker;
+
+        for (uint32_t i = 0; i < t->options.n_partitions; i++)
+                if (t->finishes[i].slab) {
+                        *ret = sp->set.tracker.next_wait++;
+                        return true;
+                }
+        return false;
+}
+
+bool stream_pools_is_wanted(struct stream_pools *sp, uint32_t partition, uint64_t *ret_region_id)
+{
+        struct stream_finish *f = &sp->set.tracker.finishes[partition];
+
+        if (f->slab && stream_tracker_check_captured(&sp->set.tracker, partition))
+                f->slab = NULL; /* later */
+        if (f->slab)
+                *ret_region_id = f->slab->block.region_id;
+        return f->slab;
+}
+
+void stream_pools_end_wait(struct stream_pools *sp, uint32_t partition, uint64_t wait, bool is_done)
+{
+        struct stream_finish *f = &sp->set.tracker.finishes[partition];
+
+        f->slab = NULL;
+        if (is_done)
+                f->upto = wait;
 }
 
 /* Allocations that the stream has used wait for this event from now on. Returns how many there are. */

@@ -85,8 +85,14 @@ int stream_alloc_put_aside(struct stream_pools *sp, struct stream_alloc *alloc);
 void stream_alloc_free_done(struct stream_pools *sp, struct stream_alloc *alloc);
 
 /* Checks waiting allocations and used pools, at most this many; the next call continues with the next
- * ones. None during a capture. */
+ * ones. None during a capture. If it may ask for waits, these must follow at once. */
 void stream_pools_look(struct stream_pools *sp, size_t max_allocs, size_t max_pools, enum stream_wait wait);
+
+/* A wait for all work, one at a time, during which the lock need not be held: begin, wait for the device of
+ * each region that is wanted, end for its partition, and check again. False: nothing asks for it. */
+bool stream_pools_begin_wait(struct stream_pools *sp, uint64_t *ret);
+bool stream_pools_is_wanted(struct stream_pools *sp, uint32_t partition, uint64_t *ret_region_id);
+void stream_pools_end_wait(struct stream_pools *sp, uint32_t partition, uint64_t wait, bool is_done);
 
 /* Whether a later check can free slabs or places. */
 bool stream_pools_check_pending(struct stream_pools *sp);
@@ -94,7 +100,7 @@ bool stream_pools_check_pending(struct stream_pools *sp);
 /* The same, also during a capture, while nothing is checked. */
 bool stream_pools_is_pending(const struct stream_pools *sp);
 
-/* Slabs that left since the last call, which the caller then owns. */
+/* Slabs that left since the last call, which the caller then owns. Those that a wait needs stay until its end. */
 void stream_pools_take_leaving(struct stream_pools *sp, struct stream_slabs *ret);
 
 /* The stream will be destroyed, and is not used after this. A later one of the same number does not get

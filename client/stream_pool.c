@@ -215,8 +215,8 @@ static void part_finish(struct stream_pool_set *sp, struct stream_pool *pool, st
         if (part_is_covered(part, &idle) ||
             stream_tracker_can_use(&sp->tracker, pool->partition, pool->stream))
                 return;
-        if (!stream_tracker_finish(&sp->tracker, pool->partition,
-                                   stream_slab_of(idle.first_block_id)->block.region_id, STREAM_WAIT_ALL))
+        if (!stream_tracker_finish(&sp->tracker, pool->partition, stream_slab_of(idle.first_block_id),
+                                   STREAM_WAIT_ALL, part->since))
                 return;
         while (part->n_marks > 0)
                 part_drop_first(part);
@@ -233,8 +233,7 @@ static void part_look(struct stream_pool_set *sp, struct stream_pool *pool, stru
                 int r;
 
                 cache_look_idle(part->cache, 0, &idle);
-                r = stream_mark_query(&sp->tracker, pool->partition,
-                                      stream_slab_of(idle.first_block_id)->block.region_id, m);
+                r = stream_mark_query(&sp->tracker, pool->partition, stream_slab_of(idle.first_block_id), m);
                 if (r > 0 || (r == 0 && !part_release(sp, pool, part, m->upto)))
                         break;
                 part->is_unmarked |= r < 0;
@@ -250,9 +249,8 @@ static void part_look_ended(struct stream_pool_set *sp, struct stream_pool *pool
         struct cache_idle idle;
 
         cache_look_idle(part->cache, 0, &idle);
-        if (idle.first > 0 &&
-            stream_ending_query(&sp->tracker, pool->partition,
-                                stream_slab_of(idle.first_block_id)->block.region_id, pool->ending))
+        if (idle.first > 0 && stream_ending_query(&sp->tracker, pool->partition,
+                                                  stream_slab_of(idle.first_block_id), pool->ending))
                 part_release(sp, pool, part, UINT64_MAX);
 }
 
@@ -274,7 +272,8 @@ int stream_pool_lose(struct stream_pool_set *sp, struct stream_pool *pool)
 {
         struct stream_part *part = &pool->parts[STREAM_WORK];
         bool has_event = pool->n_allocs == 0 && !part->is_unmarked && part->n_marks > 0;
-        struct stream_ending *ending = stream_ending_new(has_event ? &part->marks[part->n_marks - 1] : NULL);
+        struct stream_ending *ending =
+                stream_ending_new(&sp->tracker, has_event ? &part->marks[part->n_marks - 1] : NULL);
 
         if (!ending)
                 return -ENOMEM;

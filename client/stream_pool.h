@@ -52,6 +52,7 @@ struct stream_part {
         struct stream_mark marks[STREAM_MARKS];
         unsigned n_marks;
         bool is_unmarked; /* work may have been given since the last mark */
+        uint64_t since;   /* the wait that covers all work before the last free */
 };
 
 struct stream_pool {

@@ -5,7 +5,6 @@
 
 #include <errno.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "client/process.h"
 
@@ -30,8 +29,9 @@ int stream_tracker_init(struct stream_tracker *t, const struct stream_pools_opti
         t->options = *options;
         TAILQ_INIT(&t->known);
         t->devices = calloc(options->n_partitions + 1, sizeof(struct device_streams *));
-        t->is_finished = calloc(options->n_partitions + 1, sizeof(*t->is_finished));
-        return t->devices && t->is_finished ? 0 : -ENOMEM;
+        t->finishes = calloc(options->n_partitions + 1, sizeof(*t->finishes));
+        t->next_wait = 1;
+        return t->devices && t->finishes ? 0 : -ENOMEM;
 }
 
 unsigned stream_bucket(uint32_t partition, uintptr_t stream)
@@ -215,23 +215,33 @@ void stream_tracker_clear(struct stream_tracker *t)
                 known_drop(t, TAILQ_FIRST(&t->known));
         for (uint32_t i = 0; t->devices && i < t->options.n_partitions; i++)
                 device_streams_free(t->devices[i]);
-        free(t->is_finished);
+        free(t->finishes);
         free(t->devices);
 }
 
 void stream_tracker_begin(struct stream_tracker *t, enum stream_wait wait)
 {
         t->wait = wait;
-        memset(t->is_finished, 0, t->options.n_partitions * sizeof(*t->is_finished));
 }
 
-/* Memory that waits was freed before the round, so its work had been given before. */
-bool stream_tracker_finish(struct stream_tracker *t, uint32_t partition, uint64_t region_id,
-                           enum stream_wait wait)
+bool stream_tracker_finish(struct stream_tracker *t, uint32_t partition, const struct stream_slab *slab,
+                           enum stream_wait wait, uint64_t since)
 {
-        if (!t->is_finished[partition] && t->wait >= wait && !stream_tracker_check_captured(t, partition))
-                t->is_finished[partition] = t->options.finish(t->options.userdata, region_id) == 0;
-        return t->is_finished[partition];
+        struct stream_finish *f = &t->finishes[partition];
+
+        if (since <= f->upto)
+                return true;
+        if (t->wait >= wait && !f->slab && !stream_tracker_check_captured(t, partition))
+                f->slab = slab;
+        return false;
+}
+
+bool stream_tracker_keeps(const struct stream_tracker *t, const struct stream_slab *slab)
+{
+        for (uint32_t i = 0; i < t->options.n_partitions; i++)
+                if (t->finishes[i].slab == slab)
+                        return true;
+        return false;
 }
 
 /* ---- marks ------------------------------------------------------------------- */
@@ -275,6 +285,7 @@ int stream_mark_record(struct stream_tracker *t, uint32_t partition, uintptr_t s
         if (r != -EINVAL)
                 return r;
         m->upto = upto;
+        m->since = t->next_wait;
         m->is_lost = true;
         m->is_done = false;
         return 0;
@@ -287,32 +298,40 @@ void stream_mark_set_done(struct stream_mark *m, uint64_t upto)
         m->is_lost = false;
 }
 
-int stream_mark_query(struct stream_tracker *t, uint32_t partition, uint64_t region_id, struct stream_mark *m)
+static void mark_lose(const struct stream_tracker *t, struct stream_mark *m)
+{
+        m->is_lost = true;
+        m->since = t->next_wait;
+}
+
+int stream_mark_query(struct stream_tracker *t, uint32_t partition, const struct stream_slab *slab,
+                      struct stream_mark *m)
 {
         int r;
 
         if (m->is_done)
                 return 0;
         if (m->is_lost)
-                return stream_tracker_finish(t, partition, region_id,
-                                             m->is_aside ? STREAM_WAIT_ASIDE : STREAM_WAIT_ALL)
+                return stream_tracker_finish(t, partition, slab,
+                                             m->is_aside ? STREAM_WAIT_ASIDE : STREAM_WAIT_ALL, m->since)
                                ? 0
                                : 1;
         r = device_event_query(device_of(t, partition), m->event);
         if (r == -ESTALE)
                 return r;
         if (r == -EINVAL) /* the driver forgot it: only all work can be waited for */
-                m->is_lost = true;
+                mark_lose(t, m);
         return r == 0 || r == -ENODEV || r == -EIO ? 0 : 1;
 }
 
-struct stream_ending *stream_ending_new(struct stream_mark *mark)
+struct stream_ending *stream_ending_new(const struct stream_tracker *t, struct stream_mark *mark)
 {
         struct stream_ending *e = calloc(1, sizeof(*e));
 
         if (!e)
                 return NULL;
-        *e = (struct stream_ending){ .n_refs = 1, .mark = { .upto = 1, .is_lost = true } };
+        *e = (struct stream_ending){ .n_refs = 1,
+                                     .mark = { .upto = 1, .since = t->next_wait, .is_lost = true } };
         if (mark && mark->upto > 0) {
                 e->mark = *mark;
                 *mark = (struct stream_mark){ 0 };
@@ -330,13 +349,13 @@ struct stream_ending *stream_ending_put(struct stream_tracker *t, uint32_t parti
 }
 
 /* It cannot be recorded again. */
-bool stream_ending_query(struct stream_tracker *t, uint32_t partition, uint64_t region_id,
+bool stream_ending_query(struct stream_tracker *t, uint32_t partition, const struct stream_slab *slab,
                          struct stream_ending *e)
 {
-        int r = stream_mark_query(t, partition, region_id, &e->mark);
+        int r = stream_mark_query(t, partition, slab, &e->mark);
 
         if (r == -ESTALE)
-                e->mark.is_lost = true;
+                mark_lose(t, &e->mark);
         if (r == 0)
                 e->mark.is_done = true;
         return r == 0;

@@ -9,7 +9,8 @@
  *
  * Drivers crash on the handle of a destroyed stream, and a program can destroy a stream at any time. So a
  * stream is passed to the driver only by a call that names it, unless it is permanent. Without an event
- * all work of the device is waited for, when no stream is being captured. A capture that a call has seen
+ * all work of the device is waited for, when no stream is being captured. The caller does that, without its
+ * lock: a wait covers what was freed before it began. A capture that a call has seen
  * counts as going on until a later call that names the stream sees its end.
  *
  * The program can announce a stream's end: from then on one event stands for all of its work. A new stream
@@ -44,14 +45,11 @@ enum stream_wait {
 struct stream_pools_options {
         const struct device_view *places; /* one for each partition; constant */
         uint32_t n_partitions;
-        /* Waits for all work on the device of a region, as bfc_free() does: 0, or -EBUSY and other
-         * errors: later. No known stream is being captured. */
-        int (*finish)(void *userdata, uint64_t region_id);
-        void *userdata;
 };
 
 struct stream_mark {
         uint64_t upto;
+        uint64_t since; /* is_lost: the wait that begins next covers all its work */
         struct device_event *event;
         bool is_lost;  /* there is no event: all work must be waited for */
         bool is_aside; /* is_lost because the memory was put aside */
@@ -69,7 +67,15 @@ struct stream_key {
         uintptr_t stream;
 };
 
+/* Waits for all work of a partition's device. */
+struct stream_finish {
+        uint64_t upto; /* the last wait that was successful */
+        const struct stream_slab
+                *slab; /* to wait in its region, which it keeps; NULL: nothing asks for that */
+};
+
 struct known_stream;
+struct stream_slab;
 
 struct stream_tracker {
         struct stream_pools_options options;
@@ -79,7 +85,8 @@ struct stream_tracker {
         size_t n_known, n_captured;
         struct known_stream *named; /* by the current call */
         enum stream_wait wait;
-        bool *is_finished; /* by partition: all work there has been waited for */
+        struct stream_finish *finishes; /* by partition */
+        uint64_t next_wait;             /* waits are numbered */
 };
 
 int stream_tracker_init(struct stream_tracker *t, const struct stream_pools_options *options); /* -ENOMEM */
@@ -111,11 +118,13 @@ bool stream_tracker_check_captures(struct stream_tracker *t);
  * capture. */
 bool stream_tracker_check_captured(struct stream_tracker *t, uint32_t partition);
 
-/* Begins another round of queries. All work is waited for at most once for each device. */
+/* Begins another round of queries, which can ask for these waits. */
 void stream_tracker_begin(struct stream_tracker *t, enum stream_wait wait);
-/* Waits for all work of the device, if this round may. True: it is complete. */
-bool stream_tracker_finish(struct stream_tracker *t, uint32_t partition, uint64_t region_id,
-                           enum stream_wait wait);
+/* True: this wait, or a later one, has ended. If not, and if this round may, it asks for one. */
+bool stream_tracker_finish(struct stream_tracker *t, uint32_t partition, const struct stream_slab *slab,
+                           enum stream_wait wait, uint64_t since);
+/* Whether the slab must stay because of a wait. */
+bool stream_tracker_keeps(const struct stream_tracker *t, const struct stream_slab *slab);
 
 /* 0: it is recorded, or counts as complete. Otherwise it is unchanged: -EBUSY (captured), -ENOMEM,
  * -EAGAIN (also if the stream cannot be used): later. -EINVAL: it is no stream of this device. */
@@ -127,17 +136,17 @@ int stream_mark_record(struct stream_tracker *t, uint32_t partition, uintptr_t s
 /* No work has to be complete. */
 void stream_mark_set_done(struct stream_mark *m, uint64_t upto);
 /* 1: not complete. 0: the work before it is complete. -ESTALE: it is no mark; record it. */
-int stream_mark_query(struct stream_tracker *t, uint32_t partition, uint64_t region_id,
+int stream_mark_query(struct stream_tracker *t, uint32_t partition, const struct stream_slab *slab,
                       struct stream_mark *m);
 void stream_mark_forget(struct stream_tracker *t, uint32_t partition, struct stream_mark *m);
 
 /* With one reference. NULL: -ENOMEM. The mark is moved. If it is NULL or was not recorded, all work must be
  * waited for. */
-struct stream_ending *stream_ending_new(struct stream_mark *mark);
+struct stream_ending *stream_ending_new(const struct stream_tracker *t, struct stream_mark *mark);
 struct stream_ending *stream_ending_put(struct stream_tracker *t, uint32_t partition,
                                         struct stream_ending *e);
 /* True: all work is done. */
-bool stream_ending_query(struct stream_tracker *t, uint32_t partition, uint64_t region_id,
+bool stream_ending_query(struct stream_tracker *t, uint32_t partition, const struct stream_slab *slab,
                          struct stream_ending *e);
 
 #endif

@@ -4,7 +4,7 @@
  *
  * The pools have a lock of their own, under which a driver may be asked for an event; the
  * client's lock is taken inside of it, never the other way round. Neither is held while the
- * daemon is asked, or while slabs are returned.
+ * daemon is asked, while slabs are returned, or while a device's work is waited for.
  *
  * A block of a stream is in the client's table like any other, so copies, statistics and
  * bfc_free() find it. It refers to its stream_alloc, which only this file reads. The memory
@@ -33,9 +33,8 @@
 #define LOOK_MISS       32u
 #define PENDING_MS      2000 /* how long a refused request waits for work that is under way */
 #define PENDING_STEP_NS 200000
-
-#define WATCH_MIN_MS 2
-#define WATCH_MAX_MS 64
+#define WATCH_MIN_MS    2
+#define WATCH_MAX_MS    64
 
 /* Slabs that left the pools and are being returned to the cache or the daemon. */
 struct batch {
@@ -49,7 +48,8 @@ struct streams {
         struct stream_pools *pools;
         TAILQ_HEAD(, batch) batches; /* oldest first */
         uint64_t n_batches;          /* so far */
-        pthread_cond_t returned;
+        bool is_waiting;             /* a thread waits for all work of devices */
+        pthread_cond_t changed;      /* a batch was returned, or that wait has ended */
         int watch_ms; /* until the client's thread checks again; 0: it sleeps until it is woken */
 };
 
@@ -68,26 +68,22 @@ struct stream_request {
 
 /* ---- the client's side ------------------------------------------------------ */
 
-/* No stream that is known is being captured. */
-static int finish_region(void *userdata, uint64_t region_id)
+/* No stream that is known is being captured, and a slab is in the region. No lock is held. */
+static int finish_region(bfc_client *client, uint64_t region_id)
 {
-        bfc_client *client = userdata;
         struct device_range *range;
-        int r;
 
         pthread_mutex_lock(&client->lock);
         range = regions_range(&client->regions, region_id);
         pthread_mutex_unlock(&client->lock);
-        r = range ? device_range_finish(range) : -ENOENT; /* no block is there without it */
-        return r == -ENODEV || r == -EIO ? 0 : r;
+        return range ? device_range_finish(range) : -ENOENT; /* no slab is there without it */
 }
 
 int streams_new(bfc_client *client)
 {
         struct stream_pools_options options = { .places = client->places,
-                                                .n_partitions = (uint32_t)client->hello->hello->n_partitions,
-                                                .finish = finish_region,
-                                                .userdata = client };
+                                                .n_partitions =
+                                                        (uint32_t)client->hello->hello->n_partitions };
         struct streams *s = calloc(1, sizeof(*s));
 
         if (!s || stream_pools_new(&options, &s->pools) < 0) {
@@ -98,7 +94,7 @@ int streams_new(bfc_client *client)
                 if (client_page_streams(client, i))
                         stream_pools_show(s->pools, i, client_page_streams(client, i));
         pthread_mutex_init(&s->lock, NULL);
-        pthread_cond_init(&s->returned, NULL);
+        pthread_cond_init(&s->changed, NULL);
         TAILQ_INIT(&s->batches);
         client->streams = s;
         return 0;
@@ -111,7 +107,7 @@ void streams_free(bfc_client *client)
         if (!s)
                 return;
         stream_pools_free(s->pools);
-        pthread_cond_destroy(&s->returned);
+        pthread_cond_destroy(&s->changed);
         pthread_mutex_destroy(&s->lock);
         free(s);
         client->streams = NULL;
@@ -154,7 +150,7 @@ static bool return_batch(bfc_client *client, struct batch *batch)
         }
         pthread_mutex_lock(&s->lock);
         TAILQ_REMOVE(&s->batches, batch, in_all);
-        pthread_cond_broadcast(&s->returned);
+        pthread_cond_broadcast(&s->changed);
         pthread_mutex_unlock(&s->lock);
         return true;
 }
@@ -170,7 +166,7 @@ static bool wait_for_batches(struct streams *s)
         upto = s->n_batches;
         any = !TAILQ_EMPTY(&s->batches);
         while ((first = TAILQ_FIRST(&s->batches)) && first->number <= upto)
-                pthread_cond_wait(&s->returned, &s->lock);
+                pthread_cond_wait(&s->changed, &s->lock);
         pthread_mutex_unlock(&s->lock);
         return any;
 }
@@ -182,14 +178,38 @@ static void unlock(struct streams *s)
         pthread_mutex_unlock(&s->lock);
 }
 
-/* Checks so many, and unlocks. */
-static bool look_and_unlock(bfc_client *client, size_t max_allocs, size_t max_pools, enum stream_wait wait)
+/* Checks all, and waits for all work that this asks for. The lock is held, but not during that wait, so no
+ * stream may be named. If another thread waits, this one only checks. */
+static void look_and_wait(bfc_client *client, enum stream_wait wait)
+{
+        struct streams *s = client->streams;
+        uint64_t number, region_id;
+        int r;
+
+        stream_pools_look(s->pools, SIZE_MAX, SIZE_MAX, s->is_waiting ? STREAM_WAIT_NONE : wait);
+        if (s->is_waiting || !stream_pools_begin_wait(s->pools, &number))
+                return;
+        s->is_waiting = true;
+        for (uint32_t i = 0; i < client->hello->hello->n_partitions; i++) {
+                if (!stream_pools_is_wanted(s->pools, i, &region_id))
+                        continue;
+                pthread_mutex_unlock(&s->lock);
+                r = finish_region(client, region_id);
+                pthread_mutex_lock(&s->lock);
+                stream_pools_end_wait(s->pools, i, number, r == 0 || r == -ENODEV || r == -EIO);
+        }
+        s->is_waiting = false;
+        pthread_cond_broadcast(&s->changed);
+        stream_pools_look(s->pools, SIZE_MAX, SIZE_MAX, STREAM_WAIT_NONE);
+}
+
+/* Returns what left the pools, and unlocks. */
+static bool return_and_unlock(bfc_client *client)
 {
         struct streams *s = client->streams;
         struct batch batch;
         bool wake;
 
-        stream_pools_look(s->pools, max_allocs, max_pools, wait);
         take_batch(s, NULL, &batch);
         wake = !client->cache && client->events && s->watch_ms == 0 && stream_pools_is_pending(s->pools);
         if (wake)
@@ -198,6 +218,13 @@ static bool look_and_unlock(bfc_client *client, size_t max_allocs, size_t max_po
         if (wake)
                 events_wake(client->events);
         return return_batch(client, &batch);
+}
+
+/* Checks a few, and unlocks. */
+static void look_and_unlock(bfc_client *client)
+{
+        stream_pools_look(client->streams->pools, LOOK_ALLOCS, LOOK_POOLS, STREAM_WAIT_NONE);
+        return_and_unlock(client);
 }
 
 bool streams_check_pending(bfc_client *client)
@@ -219,7 +246,7 @@ int streams_watch(bfc_client *client)
         if (client->cache)
                 return -1;
         pthread_mutex_lock(&s->lock);
-        stream_pools_look(s->pools, SIZE_MAX, SIZE_MAX, STREAM_WAIT_ASIDE);
+        look_and_wait(client, STREAM_WAIT_ASIDE);
         take_batch(s, NULL, &batch);
         if (!stream_pools_is_pending(s->pools))
                 s->watch_ms = 0;
@@ -244,11 +271,15 @@ int streams_check(bfc_client *client, const char **ret_why)
 
 bool streams_collect(bfc_client *client)
 {
+        struct streams *s = client->streams;
         bool any;
 
-        pthread_mutex_lock(&client->streams->lock);
-        any = look_and_unlock(client, SIZE_MAX, SIZE_MAX, STREAM_WAIT_ALL);
-        return wait_for_batches(client->streams) || any;
+        pthread_mutex_lock(&s->lock);
+        while (s->is_waiting) /* what is freed since then is not covered */
+                pthread_cond_wait(&s->changed, &s->lock);
+        look_and_wait(client, STREAM_WAIT_ALL);
+        any = return_and_unlock(client);
+        return wait_for_batches(s) || any;
 }
 
 bool streams_check_captured(bfc_client *client, uint32_t partition)
@@ -265,7 +296,7 @@ void streams_free_done(bfc_client *client, struct stream_alloc *alloc)
 {
         pthread_mutex_lock(&client->streams->lock);
         stream_alloc_free_done(client->streams->pools, alloc);
-        look_and_unlock(client, LOOK_ALLOCS, LOOK_POOLS, STREAM_WAIT_NONE);
+        look_and_unlock(client);
 }
 
 uint64_t streams_block_id(const struct block *block)
@@ -575,7 +606,7 @@ int streams_put_aside(bfc_client *client, const struct block *block, uint32_t pa
         if (r == 0 && blocks_take(&client->blocks, block->ptr, &gone) == 0)
                 client_count_free(client, &gone);
         pthread_mutex_unlock(&client->lock);
-        look_and_unlock(client, 0, 0, STREAM_WAIT_NONE);
+        return_and_unlock(client);
         return r;
 }
 
@@ -644,7 +675,7 @@ static int free_async(bfc_client *client, void *ptr, uintptr_t stream, bool in_c
         for (;;) {
                 pthread_mutex_lock(&client->streams->lock);
                 r = streams_free_block(client, ptr, stream, in_captures);
-                look_and_unlock(client, LOOK_ALLOCS, LOOK_POOLS, STREAM_WAIT_NONE);
+                look_and_unlock(client);
                 if (r != -EAGAIN)
                         break;
                 pthread_mutex_lock(&client->lock);
@@ -670,15 +701,14 @@ int client_free_async_unless_captured(bfc_client *client, void *ptr, uintptr_t s
 
 static int streams_record(bfc_client *client, const void *ptr, uintptr_t stream, bool is_permanent)
 {
-        struct stream_alloc *alloc = NULL;
+        struct stream_alloc *alloc;
         const struct block *found;
         uint32_t partition;
         int r;
 
         pthread_mutex_lock(&client->lock);
         found = blocks_find(&client->blocks, ptr);
-        if (found)
-                alloc = found->stream_alloc;
+        alloc = found ? found->stream_alloc : NULL;
         pthread_mutex_unlock(&client->lock);
         if (!found)
                 return no_such_block(ptr);
@@ -728,7 +758,7 @@ BFC_API int bfc_end_stream(bfc_client *client, uintptr_t stream)
                 if (error < 0 && error != -ENOENT && r == 0)
                         r = error;
         }
-        look_and_unlock(client, LOOK_ALLOCS, LOOK_POOLS, STREAM_WAIT_NONE);
+        look_and_unlock(client);
         if (r == -EBUSY)
                 return error_set(r, "the stream is being captured: end it after the capture");
         return r < 0 ? stream_failed(r, stream) : 0;

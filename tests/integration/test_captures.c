@@ -398,3 +398,39 @@ TEST(a_stream_that_was_named_in_a_capture_keeps_its_blocks)
         bfc_disconnect(client);
         rig_stop(rig);
 }
+
+static void *trim_main(void *arg)
+{
+        (void)bfc_trim(arg, SIZE_MAX);
+        return NULL;
+}
+
+/* A thread that waits for all work does not keep others from allocating, on which that work may depend. */
+TEST(a_wait_for_work_stops_no_other_call)
+{
+        struct rig *rig = rig_start(&two_tenants);
+        bfc_client *client = start(rig);
+        CUstream s = stream_new(CU_STREAM_NON_BLOCKING), t = stream_new(CU_STREAM_NON_BLOCKING);
+        struct work in_t = { 0 };
+        pthread_t threads[2];
+        void *p;
+
+        ck_assert_ok(bfc_malloc_async(client, MIB, number(s), &p));
+        ck_assert_ok(bfc_record_stream(client, p, number(t)));
+        work_put(t, &in_t);
+        ck_assert_ok(bfc_free_async(client, p, number(s)));
+        for (int i = 0; i < 2; i++)
+                ck_assert_int_eq(pthread_create(&threads[i], NULL, trim_main, client), 0);
+        for (int i = 0; i < 100; i++) {
+                ck_assert(!is_given_again(client, s, p));
+                usleep(5000);
+        }
+        ck_assert(!work_is_done(&in_t));
+        work_end(&in_t);
+        for (int i = 0; i < 2; i++)
+                pthread_join(threads[i], NULL);
+        ck_assert(WAIT_FOR(all_is_back(client), SETTLE_MS));
+        ck_assert(work_is_done(&in_t));
+        bfc_disconnect(client);
+        rig_stop(rig);
+}

@@ -51,13 +51,20 @@ void *__wrap_realloc(void *ptr, size_t n_bytes)
 
 /* How often all work was waited for. */
 static unsigned n_finishes;
+static void (*on_finish)(void); /* called after that, once */
 int __real_host_streams_finish(void);
 int __wrap_host_streams_finish(void);
 
 int __wrap_host_streams_finish(void)
 {
+        void (*then)(void) = on_finish;
+        int r = __real_host_streams_finish();
+
         n_finishes++;
-        return __real_host_streams_finish();
+        on_finish = NULL;
+        if (then)
+                then();
+        return r;
 }
 
 /* Called when a block has just been put aside. */
@@ -374,6 +381,35 @@ TEST(put_aside_and_waited_for_once)
         ck_assert_uint_eq(n_blocks_after_trim(), 1);
         ck_assert_uint_eq(stats_of(S).bytes_pending, 0);
         ck_assert_uint_eq(n_finishes, 1);
+}
+
+static char *freed_meanwhile;
+
+static void free_meanwhile(void)
+{
+        host_stream_begin_capture(T);
+        put(freed_meanwhile);
+        host_stream_end_capture(T);
+}
+
+/* A wait covers what was freed before it began. */
+TEST(put_aside_during_a_wait)
+{
+        char *a = get_on(S, 1000);
+
+        freed_meanwhile = get_on(S, 1000);
+        ck_assert_int_eq(bfc_record_stream(client, get_on(S, 1), T), 0);
+        host_stream_begin_capture(T);
+        put(a);
+        host_stream_end_capture(T);
+        n_finishes = 0;
+        on_finish = free_meanwhile;
+        ck_assert_int_eq(bfc_trim(client, SIZE_MAX), 0);
+        ck_assert_uint_eq(n_finishes, 1);
+        ck_assert_uint_gt(stats_of(S).bytes_pending, 0);
+        ck_assert_int_eq(bfc_trim(client, SIZE_MAX), 0);
+        ck_assert_uint_eq(n_finishes, 2);
+        ck_assert_uint_eq(stats_of(S).bytes_pending, 0);
 }
 
 /* Then it stays, as before. */
