@@ -434,3 +434,30 @@ TEST(a_wait_for_work_stops_no_other_call)
         bfc_disconnect(client);
         rig_stop(rig);
 }
+
+static bool can_malloc(bfc_client *client, void **ret)
+{
+        return bfc_malloc(client, MIB, ret) == 0;
+}
+
+/* The end of a capture that no call can see: the stream is destroyed. Then the memory is available after a time. */
+TEST(a_capture_that_is_not_seen_to_end_expires)
+{
+        struct rig *rig = rig_start(&two_tenants);
+        bfc_client *client = start(rig);
+        CUstream s = stream_new(CU_STREAM_NON_BLOCKING);
+        void *p;
+
+        begin_capture(s);
+        ck_assert_ok(bfc_malloc_async(client, MIB, number(s), &p));
+        end_capture(s);
+        stream_destroy(s);
+        ck_assert_ok(bfc_free(client, p));
+        for (int i = 0; i < 60; i++) { /* the limit is 20 of them */
+                ck_assert(WAIT_FOR(can_malloc(client, &p), SETTLE_MS));
+                ck_assert_ok(bfc_free(client, p));
+        }
+        ck_assert(WAIT_FOR(all_is_back(client), SETTLE_MS));
+        bfc_disconnect(client);
+        rig_stop(rig);
+}
