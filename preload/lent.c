@@ -209,7 +209,7 @@ static int take_block(struct lent *l, size_t n_bytes)
                 return r;
         r = bfc_use_begin(l->gpu->client, block, 0);
         if (r < 0)
-                bfc_free(l->gpu->client, block);
+                bfc_free_unused(l->gpu->client, block);
         else
                 l->blocks[l->n_blocks++] = block;
         return r;
@@ -222,7 +222,6 @@ static bool free_blocks(struct lent *l, size_t n_trim)
 {
         if (l->n_blocks == 0)
                 return true;
-
         for (; l->n_blocks > 0; l->n_blocks--) {
                 int r = bfc_free_unused(l->gpu->client, l->blocks[l->n_blocks - 1]);
 

@@ -6,6 +6,25 @@
 
 #include "daemon/number.h"
 
+void arena_note_unreclaimed(struct arena *a, struct charge *charge)
+{
+        a->unreclaimed.charge.account = charge->account;
+        a->unreclaimed.charge.n_bytes += charge->n_bytes;
+        *charge = (struct charge){ NULL, 0 };
+}
+
+void arena_note_unreclaimed_items(struct operation *op)
+{
+        for (size_t i = 0; i < op->n_items; i++) {
+                struct charge charge;
+
+                if (!op->items[i].unreclaimed)
+                        continue;
+                charge_split(&op->charge, arena_slot_bytes(op->arena, op->items[i].slot), &charge);
+                arena_note_unreclaimed(op->arena, &charge);
+        }
+}
+
 /* On the worker. */
 static void question_run(struct worker_job *job)
 {
@@ -78,25 +97,6 @@ void arena_note_foreign(struct arena *a, uint64_t n_bytes)
 {
         if (n_bytes > 0)
                 note_foreign(a->o.device, n_bytes);
-}
-
-void arena_note_unreclaimed(struct arena *a, struct charge *charge)
-{
-        a->unreclaimed.charge.account = charge->account;
-        a->unreclaimed.charge.n_bytes += charge->n_bytes;
-        *charge = (struct charge){ NULL, 0 };
-}
-
-void arena_note_unreclaimed_items(struct operation *op)
-{
-        for (size_t i = 0; i < op->n_items; i++) {
-                struct charge charge;
-
-                if (!op->items[i].unreclaimed)
-                        continue;
-                charge_split(&op->charge, arena_slot_bytes(op->arena, op->items[i].slot), &charge);
-                arena_note_unreclaimed(op->arena, &charge);
-        }
 }
 
 void arena_recover(struct arena *a, uint64_t n_bytes)

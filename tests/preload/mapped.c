@@ -313,7 +313,7 @@ void have_memory_that_is_not_lent(void)
 void have_uneven_sizes(void)
 {
         CUmemAllocationProp prop = plain;
-        CUmemGenericAllocationHandle first, second, again, uneven, even;
+        CUmemGenericAllocationHandle first, second, again, third, fourth;
         CUdeviceptr at;
         int fd;
 
@@ -328,13 +328,13 @@ void have_uneven_sizes(void)
                                              CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
         CHECK(again == second);
         OK(cu.cuMemRelease(again));
-        uneven = create(70 * MIB, &plain);
-        even = create(68 * MIB, &plain);
+        third = create(70 * MIB, &plain);
+        fourth = create(68 * MIB, &plain);
         CHECK(free_bytes() == (1024 - 130 - 66 - 70 - 68) * MIB);
-        OK(cu.cuMemRelease(even));
+        OK(cu.cuMemRelease(fourth));
         OK(cu.cuMemRelease(first));
         first = create(130 * MIB, &plain);
-        OK(cu.cuMemRelease(uneven));
+        OK(cu.cuMemRelease(third));
         OK(cu.cuMemRelease(first));
         unmap(at, 66 * MIB);
         OK(cu.cuMemRelease(second));
