@@ -1112,6 +1112,7 @@ TEST(the_admin_socket_is_served_without_fds)
         config.max_fds = 64;
         s = scene_new(&config);
         s.rig->forgiven = "no connection is accepted";
+        assert_victim_lives(&s); /* its extents are made: those take fds, too */
         for (size_t i = 0; i < N; i++) {
                 unauth[i] = unauthenticated(&s);
                 send_hello(unauth[i], "red");
