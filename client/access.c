@@ -121,45 +121,54 @@ static int copy_failed(int error)
         }
 }
 
-/* The range of these bytes. A block's range changes only when the block is gone, so the copy needs no lock.
- * */
-static int locate(bfc_client *client, const void *ptr, size_t n_bytes, bool writes,
-                  struct device_range **ret_range, uint64_t *ret_offset)
+/* Where bytes of a block are. */
+struct place {
+        struct device_range *range;
+        uint64_t offset;
+        const void *
+                used; /* the parkable block, which the copy uses: nothing parks it meanwhile; NULL: not parkable */
+};
+
+/* A block's range changes only when the block is gone or parked, so the copy needs no lock. */
+static int locate(bfc_client *client, const void *ptr, size_t n_bytes, bool writes, struct place *ret)
 {
         const struct block *block;
-        bool is_protected = false, is_parked = false;
+        int r = 0;
 
         pthread_mutex_lock(&client->lock);
         do
                 block = blocks_find_around(&client->blocks, ptr, n_bytes);
         while (!block && client_wait_parkable(client, ptr));
-        if (block) {
-                *ret_range = regions_range(&client->regions, block->region_id);
-                *ret_offset = block->offset + (uint64_t)((uintptr_t)ptr - (uintptr_t)block->ptr);
-                is_protected = writes && shared_is_read_only(client, block->ptr);
-                is_parked = block->is_parked;
-        }
+        if (!block)
+                r = error_set(-EINVAL, "%zu bytes at %p are not inside a block of this client", n_bytes, ptr);
+        else if (block->is_parked)
+                r = error_set(-EBUSY, "the block at %p is parked: wake it first", ptr);
+        else if (writes && shared_is_read_only(client, block->ptr))
+                r = error_set(-EACCES, "the block at %p is attached read-only", ptr);
+        else if (block->parkable)
+                r = client_count_use(client, block->parkable);
+        if (r == 0)
+                *ret = (struct place){
+                        .range = regions_range(&client->regions, block->region_id),
+                        .offset = block->offset + (uint64_t)((uintptr_t)ptr - (uintptr_t)block->ptr),
+                        .used = block->parkable ? block->ptr : NULL,
+                };
         pthread_mutex_unlock(&client->lock);
-        if (is_parked)
-                return error_set(-EBUSY, "the block at %p is parked: wake it first", ptr);
-        if (is_protected)
-                return error_set(-EACCES, "the block at %p is attached read-only", ptr);
-        return block ? 0
-                     : error_set(-EINVAL, "%zu bytes at %p are not inside a block of this client", n_bytes,
-                                 ptr);
+        return r;
 }
 
 /* One of src and dst is NULL. */
 static int copy(bfc_client *client, const void *ptr, const void *src, void *dst, size_t n_bytes)
 {
-        struct device_range *range = NULL;
-        uint64_t offset = 0;
-        int r = locate(client, ptr, n_bytes, src != NULL, &range, &offset);
+        struct place place = { .range = NULL };
+        int r = locate(client, ptr, n_bytes, src != NULL, &place);
 
         if (r < 0)
                 return r;
-        r = src ? device_range_write(range, offset, src, n_bytes)
-                : device_range_read(range, offset, n_bytes, dst);
+        r = src ? device_range_write(place.range, place.offset, src, n_bytes)
+                : device_range_read(place.range, place.offset, n_bytes, dst);
+        if (place.used)
+                (void)client_end_use(client, place.used);
         return r < 0 ? copy_failed(r) : 0;
 }
 

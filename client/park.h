@@ -11,6 +11,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+struct parkable;
+
 /* Parks idle blocks of a partition that were not used for idle_ms (the allocation, a wake and the end of a use
  * count as uses), those that are idle for the longest time first, until these have n_bytes. to: the partition for
  * the copies. tag: only such blocks; NULL: all. is_own: not blocks that a call begins to use, because the room is for
@@ -47,5 +49,10 @@ int client_wake_set(bfc_client *client, const struct block_set *set, uint32_t wa
 struct parkable *client_find_parkable(bfc_client *client, const void *ptr);
 /* Why there is none: sets the message. */
 int client_not_parkable(bfc_client *client, const void *ptr);
+
+/* Counts a use, so that nothing parks the block. -EINVAL: there are too many. The lock is held. */
+int client_count_use(bfc_client *client, struct parkable *p);
+/* Ends a use. -EINVAL: there is none, or no such block, without a message. */
+int client_end_use(bfc_client *client, const void *ptr);
 
 #endif

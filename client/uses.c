@@ -9,46 +9,70 @@
 #include "client/client.h"
 #include "client/park.h"
 
+int client_count_use(bfc_client *client, struct parkable *p)
+{
+        if (p->n_uses == UINT32_MAX)
+                return error_set(-EINVAL, "the block at %p is in use too often",
+                                 (void *)(uintptr_t)p->block->ptr);
+        p->n_uses++;
+        parkable_sort(&client->parkables, p);
+        return 0;
+}
+
+/* False: there is none. The lock is held. */
+static bool end_use(bfc_client *client, const void *ptr)
+{
+        struct parkable *p = client_find_parkable(client, ptr);
+
+        if (!p || p->n_uses == 0)
+                return false;
+        p->n_uses--;
+        parkable_touch(&client->parkables, p);
+        return true;
+}
+
+int client_end_use(bfc_client *client, const void *ptr)
+{
+        bool was_used;
+
+        pthread_mutex_lock(&client->lock);
+        was_used = end_use(client, ptr);
+        pthread_mutex_unlock(&client->lock);
+        return was_used ? 0 : -EINVAL;
+}
+
 /* 0: all are counted, or none. The lock is held. */
 static int count_uses(bfc_client *client, const struct block_set *set)
 {
-        for (size_t i = 0; i < set->n; i++) {
-                const struct parkable *p = client_find_parkable(client, set->ptrs[i]);
-
-                if (!p)
+        for (size_t i = 0; i < set->n; i++)
+                if (!client_find_parkable(client, set->ptrs[i]))
                         return -ENOENT;
-                if (p->n_uses == UINT32_MAX)
-                        return error_set(-EINVAL, "the block at %p is in use too often", set->ptrs[i]);
-        }
         for (size_t i = 0; i < set->n; i++) {
-                struct parkable *p = client_find_parkable(client, set->ptrs[i]);
+                int r = client_count_use(client, client_find_parkable(client, set->ptrs[i]));
 
-                p->n_uses++;
-                parkable_sort(&client->parkables, p);
+                if (r < 0) {
+                        while (i-- > 0)
+                                (void)end_use(client, set->ptrs[i]);
+                        return r;
+                }
         }
         return 0;
 }
 
-static void end_use(bfc_client *client, struct parkable *p)
+static void end_uses(bfc_client *client, const struct block_set *set)
 {
-        p->n_uses--;
-        parkable_touch(&client->parkables, p);
+        pthread_mutex_lock(&client->lock);
+        for (size_t i = 0; i < set->n; i++)
+                (void)end_use(client, set->ptrs[i]);
+        pthread_mutex_unlock(&client->lock);
 }
 
 static int use_set(bfc_client *client, const struct block_set *set, uint32_t wait_ms)
 {
         int r = client_wake_set(client, set, wait_ms, NULL);
 
-        if (r == 0)
-                return 0;
-        pthread_mutex_lock(&client->lock);
-        for (size_t i = 0; i < set->n; i++) {
-                struct parkable *p = client_find_parkable(client, set->ptrs[i]);
-
-                if (p && p->n_uses > 0)
-                        end_use(client, p);
-        }
-        pthread_mutex_unlock(&client->lock);
+        if (r < 0)
+                end_uses(client, set);
         return r;
 }
 
@@ -76,22 +100,19 @@ BFC_API int bfc_use_begin(bfc_client *client, void *ptr, uint32_t wait_ms)
 
 BFC_API int bfc_use_end(bfc_client *client, void *ptr)
 {
-        struct parkable *p;
-        bool was_used = false;
+        const struct parkable *p;
         int r = client_check(client);
 
         if (r < 0)
                 return r;
+        r = client_end_use(client, ptr);
+        if (r == 0)
+                return 0;
         pthread_mutex_lock(&client->lock);
         p = client_find_parkable(client, ptr);
-        if (p && p->n_uses > 0) {
-                was_used = true;
-                end_use(client, p);
-        }
         pthread_mutex_unlock(&client->lock);
-        if (!p)
-                return client_not_parkable(client, ptr);
-        return was_used ? 0 : error_set(-EINVAL, "the block at %p is not in use", ptr);
+        return p ? error_set(-EINVAL, "the block at %p is not in use", ptr)
+                 : client_not_parkable(client, ptr);
 }
 
 /* The lock is held. */
@@ -167,13 +188,9 @@ BFC_API int bfc_use_end_tag(bfc_client *client, const char *tag)
                 return r;
         pthread_mutex_lock(&client->lock);
         r = client_find_tagged(client, UINT32_MAX, tag, &set);
-        for (size_t i = 0; r == 0 && i < set.n; i++) {
-                struct parkable *p = client_find_parkable(client, set.ptrs[i]);
-
-                if (p->n_uses > 0)
-                        end_use(client, p);
-        }
         pthread_mutex_unlock(&client->lock);
+        if (r == 0)
+                end_uses(client, &set);
         block_set_clear(&set);
         return r;
 }

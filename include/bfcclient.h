@@ -220,7 +220,7 @@ int bfc_malloc_with(bfc_client *client, size_t n_bytes, const struct bfc_malloc_
  * block wakes it, and waits for room for its wait_ms; a kept block (bfc_publish_with) may stay parked without any process.
  *
  * -EINVAL: not such a block, or `partition` is on a GPU, or the block's own. -EALREADY: it is parked. -EBUSY: it is in
- * use. -EDQUOT, -ENOMEM: no room for the copy; or the tenant's parked blocks would exceed four
+ * use, also by a bfc_read() or bfc_write(). -EDQUOT, -ENOMEM: no room for the copy; or the tenant's parked blocks would exceed four
  * times its limit. -ENOENT: no such partition. */
 #define BFC_BACKUP  1u
 #define BFC_DISCARD 2u

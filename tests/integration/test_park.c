@@ -390,6 +390,48 @@ TEST(threads_take_turns)
         rig_stop_after_copies(rig);
 }
 
+static void *read_again_and_again(void *arg)
+{
+        struct turns *turns = arg;
+        static char bytes[16 * MIB];
+
+        while (!__atomic_load_n(&turns->is_over, __ATOMIC_RELAXED)) {
+                int r = bfc_read(turns->client, bytes, turns->ptr, sizeof(bytes));
+
+                ck_assert_msg(r == 0 || r == -EBUSY, "%d: %s", r, bfc_last_error());
+        }
+        return NULL;
+}
+
+/* A copy of the library uses the block, so nothing takes it away meanwhile. */
+TEST(a_copy_is_a_use)
+{
+        struct rig *rig = rig_start(roomy_config());
+        struct turns turns = { .client = client_open(rig, "red", "train") };
+        pthread_t thread;
+
+        if (CAN_PARK) {
+                turns.ptr = tagged(turns.client, NULL, 16 * MIB, 0);
+                ck_assert_int_eq(pthread_create(&thread, NULL, read_again_and_again, &turns), 0);
+                for (unsigned n = 0;; n++) {
+                        int r = bfc_park(turns.client, turns.ptr, BFC_BACKUP, "parking");
+
+                        if (r == -EBUSY)
+                                break;
+                        ck_assert_ok(r);
+                        ck_assert_uint_lt(n, 1000);
+                        ck_assert_ok(bfc_wake(turns.client, turns.ptr, SETTLE_MS));
+                        usleep(n * 10); /* at each moment of a copy */
+                }
+                ck_assert_ptr_nonnull(strstr(bfc_last_error(), " is in use"));
+                __atomic_store_n(&turns.is_over, true, __ATOMIC_RELAXED);
+                ck_assert_int_eq(pthread_join(thread, NULL), 0);
+                ck_assert_ok(bfc_free(turns.client, turns.ptr));
+        }
+        bfc_disconnect(turns.client);
+        rig_stop_after_copies(rig);
+}
+
 /* ---- hostile requests --------------------------------------------------------------- */
 
 /* On a GPU only a session that takes events may have parkable blocks. */
