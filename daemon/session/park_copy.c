@@ -167,6 +167,7 @@ static void memory_free(struct park_memory *m)
         m->is_owned = false;
         if (!was_owned)
                 return;
+        quota_wake_commit(q, m->handle);
         quota_dealloc(q, m->handle, m->n_bytes, m->n_bytes);
         if (q->sessions.n > 0 || __atomic_load_n(&q->partition->device->is_ending, __ATOMIC_RELAXED))
                 return;

@@ -536,7 +536,7 @@ static void answer_wakes(struct park_shared *ps, int error)
 
 static void wake_undo(struct park_shared *ps, int error)
 {
-        (void)quota_park(ps->copying.memory.quota, ps->copying.memory.handle, ps->copying.n_bytes);
+        quota_wake_undo(ps->copying.memory.quota, ps->copying.memory.handle, ps->copying.n_bytes);
         answer_wakes(ps, error);
 }
 
@@ -556,6 +556,7 @@ static void woken(struct park_copying *c)
         }
         block = ledger_shared_at(b->ledger, ps->name->shared)->block;
         copy = park_copy_of(b->ledger, block);
+        quota_wake_commit(c->memory.quota, c->memory.handle);
         ledger_block_park(b->ledger, block, LEDGER_AWAKE);
         trim_add_shared_block(c->memory.quota, c->memory.offset, c->memory.n_bytes);
         free_copy(b, copy);
