@@ -310,6 +310,12 @@ void park_shared_look(struct broker *b, struct shared_name *name)
                 begin(b, name, NULL, to, 0);
 }
 
+void park_shared_resumed(struct session *s, uint32_t ref)
+{
+        if (ledger_ref_at(s->broker->ledger, ref)->parks_to != 0)
+                park_shared_look(s->broker, name_of(s, ref));
+}
+
 static void copied(struct park_copying *c)
 {
         struct park_shared *ps = shared_of(c);
