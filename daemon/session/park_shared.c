@@ -69,14 +69,6 @@ static struct park_shared *shared_new(struct broker *b, struct shared_name *name
         return ps;
 }
 
-/* Memory of the quota was freed, perhaps without a session that would release it later. */
-static void note_free(struct broker *b, struct quota *q)
-{
-        if (q->sessions.n == 0)
-                quota_release_unused(q);
-        broker_note_leave(b, q);
-}
-
 static void shared_free(struct park_shared *ps)
 {
         assert(!ps->asker && TAILQ_EMPTY(&ps->wakes) && !ps->is_waiting);
@@ -142,12 +134,11 @@ static void clear_copy(struct broker *b, uint32_t copy)
 
 static void free_copy(struct broker *b, uint32_t copy)
 {
-        const struct ledger_block facts = *ledger_block_at(b->ledger, copy);
-        struct quota *q = b->quotas[facts.quota];
+        const struct ledger_block *c = ledger_block_at(b->ledger, copy);
+        struct park_memory memory = { b->quotas[c->quota], c->handle, c->offset, c->n_bytes, true };
 
         clear_copy(b, copy);
-        quota_dealloc(q, facts.handle, facts.n_bytes, facts.n_requested);
-        note_free(b, q);
+        park_memory_free(&memory);
 }
 
 /* ---- park ---------------------------------------------------------------------- */
