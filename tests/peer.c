@@ -264,16 +264,15 @@ static void on_send(void *userdata, const Bfcd__Reply *reply, const int *fds, si
 {
         struct peer *p = userdata;
         size_t n = bfcd__reply__get_packed_size(reply);
-        uint8_t *bytes = malloc(n + 1);
+        uint8_t bytes[65536];
 
         check_usage_pages(p->session->broker);
-        MUST(bytes && n <= 65536);
+        MUST(n <= sizeof(bytes));
         bfcd__reply__pack(reply, bytes);
         MUST(p->n_replies < PEER_MAX_REPLIES);
         p->replies[p->n_replies] = bfcd__reply__unpack(NULL, n, bytes);
         MUST(p->replies[p->n_replies]);
         p->n_replies++;
-        free(bytes);
         if (reply->body_case == BFCD__REPLY__BODY_EXTENTS) {
                 size_t n_taken = 0;
 

@@ -432,7 +432,12 @@ static void resumption_free_refs(struct session *s, size_t *looks)
         struct resumption *h = s->resume.current;
 
         for (; *looks > 0 && h->i > 0; h->i--) {
-                h->n_freed += shared_release_unclaimed(s, s->shared.refs.list[h->i - 1].ref);
+                uint32_t ref = s->shared.refs.list[h->i - 1].ref;
+
+                if (shared_release_unclaimed(s, ref))
+                        h->n_freed++;
+                else
+                        park_shared_resumed(s, ref);
                 spend(looks, LOOKS_A_FREE);
         }
         if (h->i > 0)

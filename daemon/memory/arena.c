@@ -163,6 +163,7 @@ void arena_unmake_slot(struct arena *a, size_t slot)
 {
         if (!arena_slot_is_made(a, slot))
                 return;
+        free(a->slots.table[slot]->waking); /* not committed: the process ends */
         free(a->slots.table[slot]);
         a->slots.table[slot] = UNUSED_SLOT;
         a->slots.n_made--;

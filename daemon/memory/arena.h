@@ -172,9 +172,13 @@ int arena_release_parked(struct arena *a, arena_released_fn done, void *userdata
 bool arena_is_away(const struct arena *a, bfc_handle handle);
 
 /* Makes extents for a block that is away, with the bytes charged for it (its size; taken over on success).
- * done() as of arena_grow(); if it fails, the block stays parked. -ENOMEM. */
+ * done() as of arena_grow(); if it fails, the block stays parked. -ENOMEM. After done() has got the handle, the wake
+ * ends by one of two calls, before the block is freed: by the first the block is awake, by the second it stays parked,
+ * and undone() is called as done() of arena_park(). Neither can fail. */
 int arena_wake(struct arena *a, bfc_handle handle, struct charge *charge, arena_grown_fn done,
-               void *userdata);
+               arena_released_fn undone, void *userdata);
+void arena_wake_commit(struct arena *a, bfc_handle handle);
+void arena_wake_undo(struct arena *a, bfc_handle handle);
 
 /* Frees a parked block in any state, also one that wakes: then done() gets no handle. */
 void arena_drop_parked(struct arena *a, bfc_handle handle);

@@ -35,7 +35,7 @@ struct arena_slot {
         uint32_t n_late;            /* of its exports; while it is retired */
         bool is_parked;             /* its extent leaves, and a parked block keeps the place */
         bfc_handle dropped;         /* that block, if it was freed */
-        struct operation *waking;   /* the first slot of a block that wakes: its growth */
+        struct operation *waking;   /* the first slot of a block that wakes: its growth, then its `undo` */
 };
 
 struct arena_region {
@@ -181,6 +181,7 @@ struct operation {
         arena_grown_fn grown;
         arena_released_fn released;
         void *userdata;
+        struct operation *undo; /* of a growth that wakes: releases the extents again */
         size_t n_items;
         struct operation_item items[];
 };
@@ -267,6 +268,9 @@ struct operation *operation_new(struct arena *a, size_t n_items);
 void growth_woken(struct operation *op);
 void growth_finish(struct operation *op);
 
+/* An operation that can release so many extents, without any yet. */
+struct operation *release_new(struct arena *a, size_t n_items, arena_released_fn done, void *userdata);
+
 /* On the worker. */
 void operation_destroy(struct operation *op, struct operation_item *item);
 void release_run(struct worker_job *job);
@@ -275,6 +279,9 @@ void release_run(struct worker_job *job);
 void arena_drop_punched(struct arena *a);
 
 /* ---- arena_park.c ------------------------------------------------------------ */
+
+/* The first slot of a block, and its last one. */
+size_t arena_slots_of_block(const struct arena *a, bfc_handle handle, struct bfc_info *ret, size_t *ret_last);
 
 /* A parked block of inherited records keeps its place. */
 int arena_restore_parked(struct arena *a, const struct ledger_block *b);

@@ -6,6 +6,7 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <stdlib.h>
 
 bool arena_is_whole(const struct arena *a, uint64_t offset, uint64_t n_bytes)
 {
@@ -74,8 +75,7 @@ uint64_t arena_parked_bytes(const struct arena *a)
         return a->totals.parked_bytes;
 }
 
-/* The slots of a block. */
-static size_t slots_of(const struct arena *a, bfc_handle handle, struct bfc_info *ret, size_t *ret_last)
+size_t arena_slots_of_block(const struct arena *a, bfc_handle handle, struct bfc_info *ret, size_t *ret_last)
 {
         int r = bfc_info(a->bfc, handle, ret);
 
@@ -87,7 +87,7 @@ static size_t slots_of(const struct arena *a, bfc_handle handle, struct bfc_info
 bool arena_is_away(const struct arena *a, bfc_handle handle)
 {
         struct bfc_info info;
-        size_t last, slot = slots_of(a, handle, &info, &last);
+        size_t last, slot = arena_slots_of_block(a, handle, &info, &last);
         bool is_away = !arena_slot_of(a, slot)->waking;
 
         for (; slot <= last; slot++)
@@ -117,9 +117,10 @@ static void arena_vacate(struct arena *a, bfc_handle handle, const struct bfc_in
 void arena_drop_parked(struct arena *a, bfc_handle handle)
 {
         struct bfc_info info;
-        size_t last, first = slots_of(a, handle, &info, &last);
+        size_t last, first = arena_slots_of_block(a, handle, &info, &last);
 
         if (arena_slot_of(a, first)->waking) {
+                assert(arena_slot_of(a, first)->waking->wakes);
                 arena_slot_of(a, first)->waking->is_dropped = true;
                 return;
         }
@@ -140,8 +141,12 @@ struct worker_lane *arena_lane(struct arena *a)
 void growth_woken(struct operation *op)
 {
         struct arena *a = op->arena;
+        struct arena_slot *first = arena_slot_of(a, op->items[0].slot);
+        bool is_awake = op->result == 0 && !op->is_dropped;
 
-        arena_slot_of(a, op->items[0].slot)->waking = NULL;
+        first->waking = is_awake ? op->undo : NULL;
+        if (!is_awake)
+                free(op->undo);
         growth_finish(op);
         if (op->result < 0) {
                 if (op->is_dropped)
@@ -156,6 +161,16 @@ void growth_woken(struct operation *op)
                 (void)arena_dealloc(a, op->handle);
                 op->handle = 0;
         }
+}
+
+void arena_wake_commit(struct arena *a, bfc_handle handle)
+{
+        struct bfc_info info;
+        size_t last;
+        struct arena_slot *first = arena_slot_of(a, arena_slots_of_block(a, handle, &info, &last));
+
+        free(first->waking);
+        first->waking = NULL;
 }
 
 int arena_restore_parked(struct arena *a, const struct ledger_block *b)

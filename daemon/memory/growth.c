@@ -196,19 +196,22 @@ int arena_grow(struct arena *a, const struct bfc_growth *plan, struct charge *ch
         return 0;
 }
 
-int arena_wake(struct arena *a, bfc_handle handle, struct charge *charge, arena_grown_fn done, void *userdata)
+int arena_wake(struct arena *a, bfc_handle handle, struct charge *charge, arena_grown_fn done,
+               arena_released_fn undone, void *userdata)
 {
         struct operation *op = NULL;
         struct bfc_info info;
         size_t first, last;
-        int r = bfc_info(a->bfc, handle, &info);
 
-        assert(r == 0 && charge->n_bytes == info.n_bytes && arena_is_away(a, handle));
-        (void)r;
-        first = arena_slots(a, info.offset, info.n_bytes, &last);
+        assert(arena_is_away(a, handle));
+        first = arena_slots_of_block(a, handle, &info, &last);
+        assert(charge->n_bytes == info.n_bytes);
         if (arena_make_slots(a, first, last) == 0)
                 op = growth_new(a, first, last + 1);
-        if (!op) {
+        if (op)
+                op->undo = release_new(a, last + 1 - first, undone, userdata);
+        if (!op || !op->undo) {
+                free(op);
                 arena_drop_unbacked(a, first, last + 1);
                 return -ENOMEM;
         }

@@ -343,6 +343,11 @@ bool quota_can_park(const struct quota *q);
  * -ENOMEM. A quota_request with `wakes` wakes it. */
 int quota_park(struct quota *q, bfc_handle handle, uint64_t n_bytes);
 
+/* The end of a wake whose request was served, before the block is freed: its contents are back; or it stays parked.
+ * This cannot fail. The first does nothing to a block that does not wake. */
+void quota_wake_commit(struct quota *q, bfc_handle handle);
+void quota_wake_undo(struct quota *q, bfc_handle handle, uint64_t n_bytes);
+
 /* After a restart, when the sessions are restored: releases what parked blocks still have. -ENOMEM. */
 int quota_release_parked(struct quota *q);
 

@@ -46,16 +46,31 @@ int quota_try_copy(struct quota *q, struct quota_request *request, bfc_handle *r
         return 0;
 }
 
+static void count_parked(struct quota *q, uint64_t n_bytes)
+{
+        quota_count_blocks(q, 0, -n_bytes, -n_bytes);
+        quota_assert(q);
+        (void)quota_begin_release(q, n_bytes);
+}
+
 int quota_park(struct quota *q, bfc_handle handle, uint64_t n_bytes)
 {
         int r = arena_park(q->arena, handle, quota_released, q);
 
-        if (r < 0)
-                return r;
-        quota_count_blocks(q, 0, -n_bytes, -n_bytes);
-        quota_assert(q);
-        (void)quota_begin_release(q, n_bytes);
-        return 0;
+        if (r == 0)
+                count_parked(q, n_bytes);
+        return r;
+}
+
+void quota_wake_commit(struct quota *q, bfc_handle handle)
+{
+        arena_wake_commit(q->arena, handle);
+}
+
+void quota_wake_undo(struct quota *q, bfc_handle handle, uint64_t n_bytes)
+{
+        arena_wake_undo(q->arena, handle);
+        count_parked(q, n_bytes);
 }
 
 int quota_release_parked(struct quota *q)

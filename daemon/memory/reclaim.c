@@ -99,8 +99,9 @@ static void quota_grown(void *userdata, int result, bfc_handle handle, uint64_t 
         if (handle != 0 && (!request || result < 0)) {
                 if (wakes == 0)
                         (void)arena_dealloc(q->arena, handle);
-                else if (arena_park(q->arena, handle, quota_released, q) == 0)
-                        (void)quota_begin_release(q, 1);
+                else
+                        arena_wake_undo(q->arena, handle);
+                reclaim_note_releasing(q);
                 handle = 0;
         }
         reclaim_note_free(q);
@@ -482,8 +483,9 @@ static int quota_grow(struct quota *q, struct quota_request *request, const stru
         if (r < 0)
                 return r;
         partition_tell_standby(q->partition); /* before anything is made */
-        r = request->wakes != 0 ? arena_wake(q->arena, request->wakes, &charge, quota_grown, q)
-                                : arena_grow(q->arena, plan, &charge, quota_grown, q);
+        r = request->wakes != 0
+                    ? arena_wake(q->arena, request->wakes, &charge, quota_grown, quota_released, q)
+                    : arena_grow(q->arena, plan, &charge, quota_grown, q);
         if (r < 0) {
                 charge_drop(&charge);
                 return r;

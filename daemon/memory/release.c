@@ -110,7 +110,7 @@ static void release_done(struct worker_job *job)
         free(op);
 }
 
-static struct operation *release_new(struct arena *a, size_t n_items, arena_released_fn done, void *userdata)
+struct operation *release_new(struct arena *a, size_t n_items, arena_released_fn done, void *userdata)
 {
         struct operation *op = operation_new(a, n_items);
 
@@ -454,19 +454,19 @@ uint64_t arena_releasable_soon(const struct arena *a, const struct bfc_growth *k
 
 /* ---- parked blocks ------------------------------------------------------------- */
 
-/* Releases the extents in these slots, of a parked block. -ENOMEM: nothing has changed. */
-static int arena_release_place(struct arena *a, size_t first, size_t last, arena_released_fn done,
-                               void *userdata)
+/* Releases the extents in these slots, of a parked block. op: of release_new(), for as many; taken over. -ENOMEM:
+ * nothing has changed. */
+static int arena_release_place(struct arena *a, size_t first, size_t last, struct operation *op)
 {
-        struct operation *op = release_new(a, last - first + 1, done, userdata), *own;
         struct operation_list retired = TAILQ_HEAD_INITIALIZER(retired);
+        struct operation *own;
         size_t n_retired = 0;
         int r = op ? 0 : -ENOMEM;
 
         for (size_t slot = first; r == 0 && slot <= last; slot++) {
                 if (!arena_must_retire(a, slot))
                         continue;
-                own = release_new(a, 1, done, userdata);
+                own = release_new(a, 1, op->released, op->userdata);
                 r = own ? 0 : -ENOMEM;
                 if (own)
                         TAILQ_INSERT_TAIL(&retired, own, of_arena);
@@ -494,20 +494,41 @@ static int arena_release_place(struct arena *a, size_t first, size_t last, arena
         return r;
 }
 
+/* The same for all of a block, in which the allocator keeps the place. */
+static int arena_unback(struct arena *a, const struct bfc_info *block, struct operation *op)
+{
+        size_t last, first = arena_slots(a, block->offset, block->n_bytes, &last);
+        int r = arena_release_place(a, first, last, op);
+
+        if (r < 0)
+                return r;
+        arena_count_block(a, block->offset, block->n_bytes, occupancy_remove);
+        a->totals.parked_bytes += block->n_bytes;
+        return 0;
+}
+
 int arena_park(struct arena *a, bfc_handle handle, arena_released_fn done, void *userdata)
 {
         struct bfc_info info;
-        size_t first, last;
-        int r = bfc_info(a->bfc, handle, &info);
+        size_t last, first = arena_slots_of_block(a, handle, &info, &last);
 
-        assert(r == 0 && arena_is_whole(a, info.offset, info.n_bytes));
-        first = arena_slots(a, info.offset, info.n_bytes, &last);
-        r = arena_release_place(a, first, last, done, userdata);
-        if (r < 0)
-                return r;
-        arena_count_block(a, info.offset, info.n_bytes, occupancy_remove);
-        a->totals.parked_bytes += info.n_bytes;
-        return 0;
+        assert(arena_is_whole(a, info.offset, info.n_bytes));
+        return arena_unback(a, &info, release_new(a, last - first + 1, done, userdata));
+}
+
+/* No session has got the extents, so none is to unmap them. */
+void arena_wake_undo(struct arena *a, bfc_handle handle)
+{
+        struct bfc_info info;
+        size_t last;
+        struct arena_slot *first = arena_slot_of(a, arena_slots_of_block(a, handle, &info, &last));
+        struct operation *op = first->waking;
+        int r;
+
+        first->waking = NULL;
+        r = arena_unback(a, &info, op);
+        assert(r == 0);
+        (void)r;
 }
 
 int arena_release_parked(struct arena *a, arena_released_fn done, void *userdata)
@@ -518,7 +539,7 @@ int arena_release_parked(struct arena *a, arena_released_fn done, void *userdata
                 const struct arena_slot *s = arena_slot_of(a, slot);
 
                 if (s->extent != LEDGER_NONE && s->is_parked && !s->retired && s->memory.n_bytes > 0)
-                        r = arena_release_place(a, slot, slot, done, userdata);
+                        r = arena_release_place(a, slot, slot, release_new(a, 1, done, userdata));
         }
         return r;
 }

@@ -361,6 +361,7 @@ static void wake_commit(struct park *p)
         uint32_t index = p->block, copy = park_copy_of(l, index);
         uint64_t id = p->id;
 
+        quota_wake_commit(p->copying.memory.quota, p->copying.memory.handle);
         ledger_block_park(l, index, LEDGER_AWAKE);
         session_add_block(s, session_share_of(s, block->quota), block->offset, block->n_bytes);
         block->links.in_delivery = false;
@@ -375,7 +376,7 @@ static void wake_commit(struct park *p)
 /* The block stays parked. */
 static void wake_undo(struct park *p, int error)
 {
-        (void)quota_park(p->copying.memory.quota, p->copying.memory.handle, p->copying.n_bytes);
+        quota_wake_undo(p->copying.memory.quota, p->copying.memory.handle, p->copying.n_bytes);
         park_refuse(p, error == -ENOMEM ? error : -EIO, park_copy_sentence(error));
 }
 

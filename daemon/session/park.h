@@ -70,6 +70,10 @@ void park_shared_leave(struct session *s, uint32_t ref);
 /* A session that used the block has left it: it is parked if all others agree. */
 void park_shared_look(struct broker *b, struct shared_name *name);
 
+/* The session, which was resumed, still has the reference. If all agree, the previous daemon may have ended before it
+ * parked the block by itself. */
+void park_shared_resumed(struct session *s, uint32_t ref);
+
 /* The block's record is to be cleared: park_shared_end() is called before. park_shared_free() is called after, with
  * what the record was, and frees the block and its copy; where a worker uses them, it does that at its end. */
 struct park_shared_memory {

@@ -158,8 +158,7 @@ void park_copy_drop(struct park_copying *c)
         __atomic_store_n(&c->is_dropped, true, __ATOMIC_RELAXED);
 }
 
-/* Perhaps no session is left that would release it later. */
-static void memory_free(struct park_memory *m)
+void park_memory_free(struct park_memory *m)
 {
         struct quota *q = m->quota;
         bool was_owned = m->is_owned;
@@ -167,6 +166,7 @@ static void memory_free(struct park_memory *m)
         m->is_owned = false;
         if (!was_owned)
                 return;
+        quota_wake_commit(q, m->handle);
         quota_dealloc(q, m->handle, m->n_bytes, m->n_bytes);
         if (q->sessions.n > 0 || __atomic_load_n(&q->partition->device->is_ending, __ATOMIC_RELAXED))
                 return;
@@ -176,8 +176,8 @@ static void memory_free(struct park_memory *m)
 
 void park_copy_deinit(struct park_copying *c)
 {
-        memory_free(&c->copy);
-        memory_free(&c->memory);
+        park_memory_free(&c->copy);
+        park_memory_free(&c->memory);
         free(c->pieces);
 }
 

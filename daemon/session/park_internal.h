@@ -55,6 +55,9 @@ int park_copy_start(struct park_copying *c, void (*done)(struct park_copying *c)
 /* The contents are of no use any more: the copy ends soon, with -ECANCELED or 0. */
 void park_copy_drop(struct park_copying *c);
 
+/* Frees it if it is owned: perhaps no session is left that would release it later. */
+void park_memory_free(struct park_memory *m);
+
 /* After done(), or without a copy: frees memory that no record names. */
 void park_copy_deinit(struct park_copying *c);
 

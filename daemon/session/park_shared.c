@@ -69,14 +69,6 @@ static struct park_shared *shared_new(struct broker *b, struct shared_name *name
         return ps;
 }
 
-/* Memory of the quota was freed, perhaps without a session that would release it later. */
-static void note_free(struct broker *b, struct quota *q)
-{
-        if (q->sessions.n == 0)
-                quota_release_unused(q);
-        broker_note_leave(b, q);
-}
-
 static void shared_free(struct park_shared *ps)
 {
         assert(!ps->asker && TAILQ_EMPTY(&ps->wakes) && !ps->is_waiting);
@@ -142,12 +134,11 @@ static void clear_copy(struct broker *b, uint32_t copy)
 
 static void free_copy(struct broker *b, uint32_t copy)
 {
-        const struct ledger_block facts = *ledger_block_at(b->ledger, copy);
-        struct quota *q = b->quotas[facts.quota];
+        const struct ledger_block *c = ledger_block_at(b->ledger, copy);
+        struct park_memory memory = { b->quotas[c->quota], c->handle, c->offset, c->n_bytes, true };
 
         clear_copy(b, copy);
-        quota_dealloc(q, facts.handle, facts.n_bytes, facts.n_requested);
-        note_free(b, q);
+        park_memory_free(&memory);
 }
 
 /* ---- park ---------------------------------------------------------------------- */
@@ -308,6 +299,12 @@ void park_shared_look(struct broker *b, struct shared_name *name)
         to = find_to(b, name);
         if (to)
                 begin(b, name, NULL, to, 0);
+}
+
+void park_shared_resumed(struct session *s, uint32_t ref)
+{
+        if (ledger_ref_at(s->broker->ledger, ref)->parks_to != 0)
+                park_shared_look(s->broker, name_of(s, ref));
 }
 
 static void copied(struct park_copying *c)
@@ -536,7 +533,7 @@ static void answer_wakes(struct park_shared *ps, int error)
 
 static void wake_undo(struct park_shared *ps, int error)
 {
-        (void)quota_park(ps->copying.memory.quota, ps->copying.memory.handle, ps->copying.n_bytes);
+        quota_wake_undo(ps->copying.memory.quota, ps->copying.memory.handle, ps->copying.n_bytes);
         answer_wakes(ps, error);
 }
 
@@ -556,6 +553,7 @@ static void woken(struct park_copying *c)
         }
         block = ledger_shared_at(b->ledger, ps->name->shared)->block;
         copy = park_copy_of(b->ledger, block);
+        quota_wake_commit(c->memory.quota, c->memory.handle);
         ledger_block_park(b->ledger, block, LEDGER_AWAKE);
         trim_add_shared_block(c->memory.quota, c->memory.offset, c->memory.n_bytes);
         free_copy(b, copy);

@@ -776,6 +776,40 @@ LOOP_TEST(a_restart_changes_nothing, 2)
         kept_stop(k);
 }
 
+/* What the daemon before did not copy, and no client asks for. */
+LOOP_TEST(a_restart_parks_what_all_agreed_to, 2)
+{
+        struct kept *k;
+        struct holder h[3], other;
+        void *p;
+
+        if (!CAN_PARK)
+                return;
+        k = kept_start(small_config());
+        start(k->rig, h, 3, 1);
+        other.client = client_open(k->rig, "red", "parking");
+        ck_assert_ok(bfc_malloc_flags(other.client, NULL, 28 * MIB, BFC_WHOLE, &p));
+        park(&h[0]);
+        park(&h[1]);
+        end(&h[2]); /* now all agree, and there is no room */
+        ck_assert(WAIT_FOR(rig_stats(k->rig, "red", "train").num_sessions == 2 &&
+                                   rig_n_waiting(k->rig, "red") == 0,
+                           SETTLE_MS));
+        ck_assert_ok(bfc_free(other.client, p));
+        end(&other);
+        assert_awake(k->rig);
+        kept_restart(k, _i == 0 ? SIGKILL : SIGTERM);
+        ck_assert(WAIT_FOR(is_parked(k->rig), SETTLE_MS));
+        wake(&h[1]);
+        ck_assert(pattern_holds(h[1].ptr, BLOCK, 1));
+        wake(&h[0]);
+        ck_assert(pattern_holds(h[0].ptr, BLOCK, 1));
+        end(&h[0]);
+        end(&h[1]);
+        k->rig->n_fds += rig_has_copy_buffers(k->rig);
+        kept_stop(k);
+}
+
 /* ---- a storm ------------------------------------------------------------------------------------ */
 
 #define STORM_JOBS   8u

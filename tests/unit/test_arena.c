@@ -1597,6 +1597,7 @@ struct parkable {
         uint64_t offset, n_bytes;
         enum { P_NONE, P_GROWING, P_AWAKE, P_PARKED, P_WAKING } state;
         bool is_dropped;
+        unsigned n_woken;
 };
 
 static void on_parkable(void *userdata, int result, bfc_handle handle, uint64_t offset)
@@ -1615,8 +1616,20 @@ static void on_parkable(void *userdata, int result, bfc_handle handle, uint64_t 
                 p->handle = handle;
                 p->offset = offset;
         }
-        if (p->is_dropped)
+        if (p->is_dropped) {
                 *p = (struct parkable){ 0 };
+        } else if (result == 0 && !is_new && p->n_woken++ % 2 == 0) {
+                arena_wake_undo(a, handle);
+                p->state = P_PARKED;
+        } else if (result == 0 && !is_new) {
+                arena_wake_commit(a, handle);
+        }
+}
+
+static void on_undone(void *userdata, uint64_t n_bytes)
+{
+        (void)userdata; /* it may have been dropped meanwhile */
+        ck_assert_uint_gt(n_bytes, 0);
 }
 
 static void parkable_alloc(struct parkable *p, uint64_t n_bytes)
@@ -1644,7 +1657,7 @@ static void parkable_wake(struct parkable *p)
         if (!arena_is_away(a, p->handle) || charge_take(&account, p->n_bytes, &charge, &missing) < 0)
                 return;
         p->state = P_WAKING;
-        ck_assert_int_eq(arena_wake(a, p->handle, &charge, on_parkable, p), 0);
+        ck_assert_int_eq(arena_wake(a, p->handle, &charge, on_parkable, on_undone, p), 0);
         ck_assert(!arena_is_away(a, p->handle));
 }
 
