@@ -666,6 +666,7 @@ int main(int argc, char **argv)
                 { "lent-capture", release_lent_memory_in_capture },
                 { "lent-not", have_memory_that_is_not_lent },
                 { "lent-uneven", have_uneven_sizes },
+                { "lent-no-even", have_no_even_size },
                 { "others", have_others },
                 { "strict", be_strict },
                 { "passed-on", be_passed_on },

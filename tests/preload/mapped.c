@@ -340,3 +340,24 @@ void have_uneven_sizes(void)
         OK(cu.cuMemRelease(second));
         CHECK(free_bytes() == 1024 * MIB);
 }
+
+/* No extents have 66 MiB together while the memory of cuMemAlloc() has all extents of 2 MiB, which are 32. */
+void have_no_even_size(void)
+{
+        CUmemGenericAllocationHandle handle, lent;
+        CUdeviceptr small, at;
+
+        context_make();
+        OK(cu.cuMemAlloc_v2(&small, 63 * MIB));
+        handle = create(66 * MIB, &plain);
+        CHECK(free_bytes() <= (1024 - 63 - 66) * MIB);
+        at = map(handle, 66 * MIB);
+        holds_bytes(at, 66 * MIB, 4);
+        OK(cu.cuMemFree_v2(small));
+        OK(cu.cuMemRelease(create(68 * MIB, &plain))); /* now the size is tried again */
+        lent = create(66 * MIB, &plain);
+        OK(cu.cuMemRelease(lent));
+        OK(cu.cuMemRelease(handle));
+        unmap(at, 66 * MIB);
+        CHECK(free_bytes() == 1024 * MIB);
+}
