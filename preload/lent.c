@@ -44,10 +44,12 @@ static LIST_HEAD(view_list, view) all_views = LIST_HEAD_INITIALIZER(all_views);
 static struct lent_list all_left = LIST_HEAD_INITIALIZER(all_left); /* of which a block could not be freed */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* Another thread may have had it at the fork. */
 static void in_child(void)
 {
         lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+        LIST_INIT(&all_lent);
+        LIST_INIT(&all_views);
+        LIST_INIT(&all_left);
 }
 
 static void __attribute__((constructor)) watch_forks(void)
@@ -419,14 +421,13 @@ static bool unref_locked(struct lent *l)
 }
 
 /* Without the lock. The program has given the memory back, whatever becomes of its blocks. */
-static CUresult end(struct lent *l)
+static void end(struct lent *l)
 {
         for (size_t i = 0; l->is_attached && i < l->n_blocks; i++)
                 bfc_use_end(l->gpu->client, l->blocks[i]);
         __atomic_store_n(&l->gpu->uneven_bytes, 0, __ATOMIC_RELAXED);
         let_go_left();
         let_go(l);
-        return broker_client() ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED; /* in a child */
 }
 
 int lent_release(CUmemGenericAllocationHandle handle)
@@ -441,9 +442,9 @@ int lent_release(CUmemGenericAllocationHandle handle)
                 is_last = unref_locked(l);
         }
         pthread_mutex_unlock(&lock);
-        if (!l)
-                return LENT_NOT;
-        return is_last ? (int)end(l) : CUDA_SUCCESS;
+        if (is_last)
+                end(l);
+        return l ? CUDA_SUCCESS : LENT_NOT;
 }
 
 int lent_properties(CUmemGenericAllocationHandle handle, CUmemAllocationProp *ret)
@@ -607,5 +608,7 @@ CUresult lent_unmap(CUdeviceptr pointer)
                 free(v);
         }
         pthread_mutex_unlock(&lock);
-        return last ? end(last) : result;
+        if (last)
+                end(last);
+        return result;
 }

@@ -660,6 +660,7 @@ int main(int argc, char **argv)
                 { "ended-streams", end_streams },
                 { "contexts", use_contexts },
                 { "fork", fork_children },
+                { "fork-threads", fork_beside_threads },
                 { "map", map_memory },
                 { "lent", map_lent_memory },
                 { "lent-names", have_names_of_lent_memory },

@@ -68,6 +68,9 @@ void have_no_even_size(void);
 void export_lent_memory(const char *program, const char *way);
 void import_lent_memory(const char *fd);
 
+/* A case of forks.c. */
+void fork_beside_threads(void);
+
 /* Cases of management.c. */
 void ask_nvml(void);
 void have_no_nvml(void);

@@ -110,6 +110,16 @@ TEST_OF(preload, forks)
         run_case("fork");
 }
 
+TEST_OF(preload, forks_beside_threads)
+{
+        char *err;
+
+        /* Nearly always a thread is in it. */
+        ck_assert_int_eq(setenv("FAKE_CUDA_FAULT", "delay:cuMemRelease:*:2000", 1), 0);
+        err = run_job(RUN("--", JOB, "dlsym", "fork-threads"));
+        text_has(err, "outside of bfcd, by cuMemCreate\n");
+}
+
 TEST_OF(preload, shared_blocks)
 {
         run_case("export");
