@@ -30,21 +30,28 @@ static _Atomic bool is_child;      /* of a process that has used CUDA */
 
 /* ---- messages ----------------------------------------------------------------- */
 
+/* False: it was said already, or there is no room to note it. */
+static bool note_said(const char *format)
+{
+        static const char *said[16]; /* atomic */
+
+        for (size_t i = 0; i < sizeof(said) / sizeof(said[0]); i++) {
+                const char *other = NULL;
+
+                if (__atomic_compare_exchange_n(&said[i], &other, format, false, __ATOMIC_RELAXED,
+                                                __ATOMIC_RELAXED))
+                        return true;
+                if (other == format)
+                        return false;
+        }
+        return false;
+}
+
 void broker_say(const char *format, ...)
 {
-        static const char *said[16];
-        static pthread_mutex_t said_lock = PTHREAD_MUTEX_INITIALIZER;
-        bool is_new = false;
         va_list arguments;
 
-        pthread_mutex_lock(&said_lock);
-        for (size_t i = 0; i < sizeof(said) / sizeof(said[0]) && said[i] != format && !is_new; i++) {
-                is_new = !said[i];
-                if (is_new)
-                        said[i] = format;
-        }
-        pthread_mutex_unlock(&said_lock);
-        if (!is_new)
+        if (!note_said(format))
                 return;
         flockfile(stderr);
         fprintf(stderr, "bfcd: process %d: ", (int)getpid());
@@ -100,6 +107,11 @@ static void in_child(void)
                 atomic_store(&is_child, true);
 }
 
+static void __attribute__((constructor)) watch_forks(void)
+{
+        pthread_atfork(NULL, NULL, in_child);
+}
+
 bfc_client *broker_client(void)
 {
         return atomic_load_explicit(&the_client, memory_order_acquire);
@@ -108,17 +120,12 @@ bfc_client *broker_client(void)
 /* The lock is held. */
 static bfc_client *connect_locked(void)
 {
-        static bool watches_forks;
         const struct bfc_options options = { .struct_size = sizeof(options),
                                              .cache_idle_bytes = CACHE_BYTES };
         bfc_client *client = atomic_load(&the_client);
 
         if (client)
                 return client;
-        if (!watches_forks) {
-                watches_forks = true;
-                pthread_atfork(NULL, NULL, in_child);
-        }
         if (bfc_connect(&options, &client) < 0) {
                 broker_say("no GPU memory is taken from bfcd: %s", bfc_last_error());
                 atomic_store(&passes_all_on, true);

@@ -5,7 +5,9 @@
  * The client is made at the first call that needs it. Its cache keeps little: programs that allocate often have a
  * cache of their own, and what that frees is to be free for others. If there is no daemon, all calls are passed on.
  * A GPU without a partition of the tenant is passed on, too. A line on stderr says so once. CUDA does not survive
- * fork(): a child of a process that has used it gets CUDA_ERROR_NOT_INITIALIZED.
+ * fork(): a child of a process that has used it gets CUDA_ERROR_NOT_INITIALIZED. Each file with a lock makes it and its
+ * lists anew in a child: another thread may have been in them. No lock is taken before a fork, because threads call
+ * the driver with locks, and the driver's own handlers take its locks.
  *
  * Memory that the driver gives to this process directly, as by cuMemAllocManaged(), is outside of bfcd: the daemon does not
  * know it. It is counted here. With BFC_STRICT=1 it is refused. */

@@ -42,6 +42,17 @@ struct opened {
 static LIST_HEAD(opened_list, opened) all_opened = LIST_HEAD_INITIALIZER(all_opened);
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
+static void in_child(void)
+{
+        lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+        LIST_INIT(&all_opened);
+}
+
+static void __attribute__((constructor)) watch_forks(void)
+{
+        pthread_atfork(NULL, NULL, in_child);
+}
+
 static uint64_t process_number(void)
 {
         static uint64_t number;

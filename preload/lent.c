@@ -44,10 +44,12 @@ static LIST_HEAD(view_list, view) all_views = LIST_HEAD_INITIALIZER(all_views);
 static struct lent_list all_left = LIST_HEAD_INITIALIZER(all_left); /* of which a block could not be freed */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* Another thread may have had it at the fork. */
 static void in_child(void)
 {
         lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+        LIST_INIT(&all_lent);
+        LIST_INIT(&all_views);
+        LIST_INIT(&all_left);
 }
 
 static void __attribute__((constructor)) watch_forks(void)
@@ -263,14 +265,16 @@ static void let_go_left(void)
         }
 }
 
-/* A block of n_first bytes if that is not 0, and one of the rest. LENT_UNEVEN: a block is larger than that, because no
- * extents have its size together; *ret_last is the size of its last extent. Then, and after an error, there are none. */
+/* A block of n_first bytes, and one of the rest; none where that is 0. LENT_UNEVEN: a block is larger than that, because
+ * no extents have its size together; *ret_last is the size of its last extent. Then, and after an error, there are none. */
 static int take_blocks(struct lent *l, size_t n_first, size_t *ret_last)
 {
         const size_t parts[LENT_BLOCKS] = { n_first, l->n_bytes - n_first };
         int r = 0;
 
-        for (size_t i = n_first > 0 ? 0 : 1; r == 0 && i < LENT_BLOCKS; i++) {
+        for (size_t i = 0; r == 0 && i < LENT_BLOCKS; i++) {
+                if (parts[i] == 0)
+                        continue;
                 r = take_block(l, parts[i]);
                 if (r == 0 && block_bytes(l->blocks[l->n_blocks - 1], ret_last) != parts[i])
                         r = LENT_UNEVEN;
@@ -281,16 +285,17 @@ static int take_blocks(struct lent *l, size_t n_first, size_t *ret_last)
 }
 
 /* Drivers map no part of an extent. So a block is to have just the size, or two: one of the small extents at the begin
- * of an arena, and one of its largest ones. LENT_NOT: there are none. */
+ * of an arena, and one of its largest ones. LENT_NOT: there are none.
+ *
+ * The second attempt finds all idle extents unbacked. Each size of extents divides the next, so two blocks can be had
+ * wherever one can. */
 static int take_even_blocks(struct lent *l)
 {
         size_t last = 0;
         int r = take_blocks(l, 0, &last);
 
-        if (r == LENT_UNEVEN && last > 0 && l->n_bytes > last && l->n_bytes % last != 0)
+        if (r == LENT_UNEVEN && last > 0)
                 r = take_blocks(l, l->n_bytes % last, &last);
-        if (r == LENT_UNEVEN)
-                r = take_blocks(l, 0, &last);
         if (r == LENT_UNEVEN)
                 __atomic_store_n(&l->gpu->uneven_bytes, l->n_bytes, __ATOMIC_RELAXED);
         return r == LENT_UNEVEN || r == -ENOTSUP ? LENT_NOT : r;
@@ -416,14 +421,13 @@ static bool unref_locked(struct lent *l)
 }
 
 /* Without the lock. The program has given the memory back, whatever becomes of its blocks. */
-static CUresult end(struct lent *l)
+static void end(struct lent *l)
 {
         for (size_t i = 0; l->is_attached && i < l->n_blocks; i++)
                 bfc_use_end(l->gpu->client, l->blocks[i]);
         __atomic_store_n(&l->gpu->uneven_bytes, 0, __ATOMIC_RELAXED);
         let_go_left();
         let_go(l);
-        return broker_client() ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED; /* in a child */
 }
 
 int lent_release(CUmemGenericAllocationHandle handle)
@@ -438,9 +442,9 @@ int lent_release(CUmemGenericAllocationHandle handle)
                 is_last = unref_locked(l);
         }
         pthread_mutex_unlock(&lock);
-        if (!l)
-                return LENT_NOT;
-        return is_last ? (int)end(l) : CUDA_SUCCESS;
+        if (is_last)
+                end(l);
+        return l ? CUDA_SUCCESS : LENT_NOT;
 }
 
 int lent_properties(CUmemGenericAllocationHandle handle, CUmemAllocationProp *ret)
@@ -604,5 +608,7 @@ CUresult lent_unmap(CUdeviceptr pointer)
                 free(v);
         }
         pthread_mutex_unlock(&lock);
-        return last ? end(last) : result;
+        if (last)
+                end(last);
+        return result;
 }

@@ -113,12 +113,20 @@ CUresult cuMemUnmap(CUdeviceptr pointer, size_t n_bytes)
         return result;
 }
 
-/* A block is several allocations of the driver. */
+/* ---- what needs one handle of the driver ------------------------------------------ */
+
+/* Lent memory is several allocations of the driver, and none of it is for sparse arrays. The driver would not know its
+ * handle. */
+static bool is_lent(CUmemGenericAllocationHandle handle)
+{
+        return lent_properties(handle, NULL) != LENT_NOT;
+}
+
 CUresult cuMulticastBindMem(CUmemGenericAllocationHandle multicast, size_t multicast_offset,
                             CUmemGenericAllocationHandle handle, size_t offset, size_t n_bytes,
                             unsigned long long flags)
 {
-        return lent_properties(handle, NULL) != LENT_NOT
+        return is_lent(handle)
                        ? CUDA_ERROR_NOT_SUPPORTED
                        : real_cuMulticastBindMem(multicast, multicast_offset, handle, offset, n_bytes, flags);
 }
@@ -127,10 +135,38 @@ CUresult cuMulticastBindMem_v2(CUmemGenericAllocationHandle multicast, CUdevice 
                                size_t multicast_offset, CUmemGenericAllocationHandle handle, size_t offset,
                                size_t n_bytes, unsigned long long flags)
 {
-        return lent_properties(handle, NULL) != LENT_NOT
-                       ? CUDA_ERROR_NOT_SUPPORTED
-                       : real_cuMulticastBindMem_v2(multicast, device, multicast_offset, handle, offset,
-                                                    n_bytes, flags);
+        return is_lent(handle) ? CUDA_ERROR_NOT_SUPPORTED
+                               : real_cuMulticastBindMem_v2(multicast, device, multicast_offset, handle,
+                                                            offset, n_bytes, flags);
+}
+
+CUresult cuLogicalEndpointBindMem(unsigned int endpoint, CUdevice device, cuuint64_t endpoint_offset,
+                                  CUmemGenericAllocationHandle handle, cuuint64_t offset, cuuint64_t n_bytes,
+                                  unsigned long long flags)
+{
+        return is_lent(handle) ? CUDA_ERROR_NOT_SUPPORTED
+                               : real_cuLogicalEndpointBindMem(endpoint, device, endpoint_offset, handle,
+                                                               offset, n_bytes, flags);
+}
+
+static bool maps_lent(const CUarrayMapInfo *infos, unsigned int n)
+{
+        for (unsigned int i = 0; infos && i < n; i++)
+                if (infos[i].memOperationType == CU_MEM_OPERATION_TYPE_MAP &&
+                    is_lent(infos[i].memHandle.memHandle))
+                        return true;
+        return false;
+}
+
+CUresult cuMemMapArrayAsync(CUarrayMapInfo *infos, unsigned int n, CUstream stream)
+{
+        return maps_lent(infos, n) ? CUDA_ERROR_NOT_SUPPORTED : real_cuMemMapArrayAsync(infos, n, stream);
+}
+
+CUresult cuMemMapArrayAsync_ptsz(CUarrayMapInfo *infos, unsigned int n, CUstream stream)
+{
+        return maps_lent(infos, n) ? CUDA_ERROR_NOT_SUPPORTED
+                                   : real_cuMemMapArrayAsync_ptsz(infos, n, stream);
 }
 
 /* ---- arrays --------------------------------------------------------------------- */

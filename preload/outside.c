@@ -33,6 +33,17 @@ LIST_HEAD(chain, outside_entry);
 static struct chain chains[N_CHAINS];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
+static void in_child(void)
+{
+        lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+        memset(chains, 0, sizeof(chains));
+}
+
+static void __attribute__((constructor)) watch_forks(void)
+{
+        pthread_atfork(NULL, NULL, in_child);
+}
+
 /* ---- sums --------------------------------------------------------------------- */
 
 static void add(struct gpu *gpu, size_t n_bytes, bool is_managed)

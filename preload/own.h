@@ -49,6 +49,11 @@ OWN(cuMulticastBindMem, "cuMulticastBindMem", 12010, ANY_STREAM,
 OWN(cuMulticastBindMem_v2, "cuMulticastBindMem", 13010, ANY_STREAM,
     (CUmemGenericAllocationHandle multicast, CUdevice device, size_t multicast_offset, CUmemGenericAllocationHandle handle,
      size_t offset, size_t n_bytes, unsigned long long flags))
+OWN(cuLogicalEndpointBindMem, "cuLogicalEndpointBindMem", 13030, ANY_STREAM,
+    (unsigned int endpoint, CUdevice device, cuuint64_t endpoint_offset, CUmemGenericAllocationHandle handle, cuuint64_t offset,
+     cuuint64_t n_bytes, unsigned long long flags))
+OWN(cuMemMapArrayAsync, "cuMemMapArrayAsync", 11010, 0, (CUarrayMapInfo *infos, unsigned int n, CUstream stream))
+OWN(cuMemMapArrayAsync_ptsz, "cuMemMapArrayAsync", 11010, 1, (CUarrayMapInfo *infos, unsigned int n, CUstream stream))
 OWN(cuMemUnmap, "cuMemUnmap", 10020, ANY_STREAM, (CUdeviceptr pointer, size_t n_bytes))
 OWN(cuArrayCreate_v2, "cuArrayCreate", 3020, ANY_STREAM, (CUarray *ret_array, const CUDA_ARRAY_DESCRIPTOR *what))
 OWN(cuArray3DCreate_v2, "cuArray3DCreate", 3020, ANY_STREAM, (CUarray *ret_array, const CUDA_ARRAY3D_DESCRIPTOR *what))

@@ -112,18 +112,18 @@ static void in_child(void)
         client = NULL;
 }
 
+static void __attribute__((constructor)) watch_forks(void)
+{
+        pthread_atfork(NULL, NULL, in_child);
+}
+
 /* The lock is held. A daemon that is gone may be back. */
 static int connect_locked(void)
 {
-        static bool watches_forks;
         const struct bfc_options options = { .struct_size = sizeof(options),
                                              .flags = BFC_NO_THREAD | BFC_NO_CACHE,
                                              .trace = "" };
 
-        if (!watches_forks) {
-                watches_forks = true;
-                pthread_atfork(NULL, NULL, in_child);
-        }
         return bfc_connect(&options, &client);
 }
 

@@ -221,8 +221,22 @@ class Block:
 
     @property
     def is_parked(self) -> bool:
-        """The block is parked now: by Pool.sleep(), or because the daemon asked for it."""
+        """The block is parked now: by park() or Pool.sleep(), or because the daemon asked for it."""
         return self.is_parkable and self._info().is_parked != 0
+
+    def park(self, to: str | None = None) -> None:
+        """Parks a block of malloc(parkable=True), or one that was published as such. Its contents go to a partition of host
+        memory as with Pool.sleep(), which has the rules for its use. A shared block is parked when each process that has
+        it has called this; until then its memory stays for the others. Busy: it is in use. An error if it is parked."""
+        info = self._info()
+        place = _pool.place_for_copies(Client(self._session), info.partition.decode(), to)
+        _errors.check(lib.bfc_park(self._session.handle, self.ptr, _library.BACKUP, os.fsencode(place)))
+
+    def wake(self, wait: float | None = None) -> None:
+        """Brings the block back as Pool.wake() does. Each process wakes a shared block for itself."""
+        if self.ptr is None:
+            raise ValueError("the block has been freed")
+        _errors.check(lib.bfc_wake(self._session.handle, self.ptr, _pool.wait_ms(wait)))
 
     def buffer(self) -> memoryview:
         """The bytes of a host block. The view keeps the block alive."""
@@ -270,7 +284,8 @@ class Block:
             raise ValueError(f"bytes {offset} to {offset + n} are not inside of the block's {self.nbytes}")
         if self.is_parkable and self.is_parked:
             raise _errors.Parked(
-                errno.EBUSY, "the block is parked, and its address has no memory: wake its pool, or work in `with pool.use()`"
+                errno.EBUSY,
+                "the block is parked, and its address has no memory: wake it or its pool, or work in `with pool.use()`",
             )
         return self.ptr + offset
 
@@ -485,7 +500,8 @@ class Client:
         _errors.check(lib.bfc_publish_with(self._handle, block._address(), _bytes(name), _byref(options)))
 
     def attach(self, name: str, *, read_only: bool = False, wait: float | None = None) -> Block:
-        """The block of that name, which another process has published. NotFound, or Timeout after `wait` seconds.
+        """The block of that name, which another process has published. It is woken if it is parked. NotFound, or
+        Timeout after `wait` seconds.
 
         read_only: this client cannot write it: on the host a write is a SIGSEGV, on a GPU an illegal access. A client
         has each extent either read-only or not, so use one of its own for such blocks: otherwise EBUSY."""
@@ -502,7 +518,7 @@ class Client:
                 session.handle, _bytes(name), _byref(options), _byref(ptr), _byref(n_bytes)
             )
 
-        block = Block(session, 0, read_only)
+        block = Block(session, 0, read_only, is_parkable=True)  # perhaps
         try:
             result = _interruptible(call, options)
             block.nbytes = n_bytes.value

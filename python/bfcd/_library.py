@@ -181,6 +181,8 @@ _FUNCTIONS: dict[str, tuple[type | None, list[object]]] = {
     "bfc_malloc": (c_int, [_CLIENT, c_size_t, _PTR]),
     "bfc_malloc_with": (c_int, [_CLIENT, c_size_t, POINTER(MallocOptions), _PTR]),
     "bfc_free": (c_int, [_CLIENT, c_void_p]),
+    "bfc_park": (c_int, [_CLIENT, c_void_p, c_uint, c_char_p]),
+    "bfc_wake": (c_int, [_CLIENT, c_void_p, c_uint32]),
     "bfc_park_tag": (c_int, [_CLIENT, c_char_p, c_uint, c_char_p]),
     "bfc_wake_tag": (c_int, [_CLIENT, c_char_p, c_uint32]),
     "bfc_use_begin_tag": (c_int, [_CLIENT, c_char_p, c_uint32]),

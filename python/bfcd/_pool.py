@@ -24,6 +24,24 @@ _UNDO_WAIT_MS = 10_000
 _numbers = itertools.count(1)
 
 
+def place_for_copies(client: Client, partition: str, to: str | None, otherwise: str = "") -> str:
+    """The partition of host memory to which memory of `partition` is parked."""
+    for d in client.devices().logical:
+        if d.name == to and d.physical.kind != "host":
+            raise _errors.InvalidValue(
+                errno.EINVAL, f"partition '{to}' is on a GPU: memory can be parked only in a partition of host memory"
+            )
+        if to is None and d.physical.kind == "host" and d.name != partition:
+            return d.name
+    if to is not None:
+        return to
+    raise _errors.NotFound(
+        errno.ENOENT,
+        f"tenant '{client.tenant}' has no quota in a partition of host memory other than '{partition}', where copies "
+        f"could go: add one to its quotas{otherwise}",
+    )
+
+
 def new_tag(kind: str) -> str:
     return f"{kind}-{os.getpid()}-{next(_numbers)}"
 
@@ -42,23 +60,6 @@ class Sleeper:
     def _check_open(self) -> None:
         pass
 
-    def _place_for_copies(self, to: str | None) -> str:
-        name = self._partition()
-        for d in self._client.devices().logical:
-            if d.name == to and d.physical.kind != "host":
-                raise _errors.InvalidValue(
-                    errno.EINVAL, f"partition '{to}' is on a GPU: memory can be parked only in a partition of host memory"
-                )
-            if to is None and d.physical.kind == "host" and d.name != name:
-                return d.name
-        if to is not None:
-            return to
-        raise _errors.NotFound(
-            errno.ENOENT,
-            f"tenant '{self._client.tenant}' has no quota in a partition of host memory other than '{name}', where copies "
-            "could go: add one to its quotas, or call sleep(discard=True)",
-        )
-
     def sleep(self, to: str | None = None, *, discard: bool = False) -> None:
         """Parks the memory: its contents go to the partition `to` of host memory, by default the tenant's first other
         one, and the memory is returned for others. discard=True: the contents are lost instead.
@@ -67,7 +68,9 @@ class Sleeper:
         stream is being captured. On an error the memory that was parked already is woken again, as far as there is
         room."""
         self._check_open()
-        place = None if discard else self._place_for_copies(to)
+        place = None
+        if not discard:
+            place = place_for_copies(self._client, self._partition(), to, ", or call sleep(discard=True)")
         how = _library.DISCARD if discard else _library.BACKUP
         handle, tag = self._client._handle, self.tag.encode()
         result = lib.bfc_park_tag(handle, tag, how, None if place is None else os.fsencode(place))
@@ -82,7 +85,7 @@ class Sleeper:
         which it waits at most `wait` seconds; QuotaExceeded or OutOfMemory otherwise. Signals are handled after the
         wait. What woke before an error stays awake."""
         self._check_open()
-        _errors.check(lib.bfc_wake_tag(self._client._handle, self.tag.encode(), _wait_ms(wait)))
+        _errors.check(lib.bfc_wake_tag(self._client._handle, self.tag.encode(), wait_ms(wait)))
 
     @contextmanager
     def use(self, wait: float | None = None) -> Iterator[None]:
@@ -90,14 +93,14 @@ class Sleeper:
         memory. Uses can be nested, and be those of several threads. Memory that is allocated inside is not in use."""
         self._check_open()
         handle, tag = self._client._handle, self.tag.encode()
-        _errors.check(lib.bfc_use_begin_tag(handle, tag, _wait_ms(wait)))
+        _errors.check(lib.bfc_use_begin_tag(handle, tag, wait_ms(wait)))
         try:
             yield
         finally:
             lib.bfc_use_end_tag(handle, tag)
 
 
-def _wait_ms(wait: float | None) -> int:
+def wait_ms(wait: float | None) -> int:
     from . import _client
 
     return _client._wait_ms(_client._default_wait if wait is None else wait)

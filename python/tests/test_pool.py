@@ -63,6 +63,55 @@ def test_discarded_contents_are_lost_and_need_no_partition(client, pool, place):
     assert block.read() == bytes(4 * MIB)
 
 
+SHARER = """
+import bfcd, sys
+client = bfcd.connect()
+block = client.attach("x", read_only=True)
+print(block.read(4).decode(), flush=True)
+for line in sys.stdin:
+    if line == "park\\n":
+        block.park()
+    else:
+        block.wake(wait=600)
+    print(block.is_parked, flush=True)
+"""
+
+
+def test_a_shared_block_is_parked_when_all_its_processes_agree(client, daemon, place):
+    block = client.malloc(4 * MIB, parkable=True)
+    block.write(b"text")
+    client.publish(block, "x")
+    command = [sys.executable, "-c", SHARER]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, env=daemon.environment(), text=True, **pipes) as other:
+
+        def ask(word):
+            print(word, file=other.stdin, flush=True)
+            return other.stdout.readline()
+
+        assert other.stdout.readline() == "text\n"
+        block.park(to=place)
+        assert block.is_parked and reserved(client) == 4 * MIB and reserved(client, place) == 0
+        with pytest.raises(bfcd.Parked):
+            block.read(4)
+        with pytest.raises(bfcd.Error):
+            block.park()
+        assert ask("park") == "True\n"
+        settled(client, 0)
+        assert reserved(client, place) >= 4 * MIB
+        block.wake(wait=LIMIT_S)
+        assert block.read(4) == b"text" and reserved(client) == 4 * MIB
+        assert ask("wake") == "False\n"
+        other.stdin.close()
+        assert other.wait(LIMIT_S) == 0
+    with pytest.raises(bfcd.NotFound, match="no-such"):
+        block.park(to="no-such")
+    block.free()
+    for call in (block.park, block.wake):
+        with pytest.raises(ValueError, match="freed"):
+            call()
+
+
 def test_a_parked_block_gives_no_address(pool):
     block = pool.malloc(MIB)
     pool.sleep()

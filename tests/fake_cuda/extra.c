@@ -86,6 +86,26 @@ API CUresult cuArrayDestroy(CUarray array)
         return CUDA_SUCCESS;
 }
 
+API CUresult cuMemMapArrayAsync(CUarrayMapInfo *infos, unsigned int n, CUstream stream)
+{
+        (void)n, (void)stream;
+        return infos ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+API CUresult cuMemMapArrayAsync_ptsz(CUarrayMapInfo *infos, unsigned int n, CUstream stream)
+{
+        return cuMemMapArrayAsync(infos, n, stream);
+}
+
+/* Any handle. */
+API CUresult cuLogicalEndpointBindMem(unsigned int endpoint, CUdevice device, cuuint64_t endpoint_offset,
+                                      CUmemGenericAllocationHandle handle, cuuint64_t offset,
+                                      cuuint64_t n_bytes, unsigned long long flags)
+{
+        (void)endpoint, (void)device, (void)endpoint_offset, (void)handle, (void)offset, (void)flags;
+        return n_bytes > 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
 /* Pinned memory is memory. */
 CUresult cuMemHostAlloc(void **ret, size_t n_bytes, unsigned int flags);
 CUresult cuMemFreeHost(void *p);

@@ -248,6 +248,8 @@ void map_lent_memory(void)
 void have_names_of_lent_memory(void)
 {
         CUmemAllocationProp fabric = plain, fd = plain, found;
+        CUarrayMapInfo infos[2] = { { .memOperationType = CU_MEM_OPERATION_TYPE_MAP },
+                                    { .memOperationType = CU_MEM_OPERATION_TYPE_MAP } };
         CUmemGenericAllocationHandle a, b, other;
         CUpointer_attribute which = CU_POINTER_ATTRIBUTE_RANGE_SIZE;
         CUdeviceptr at, base;
@@ -271,6 +273,11 @@ void have_names_of_lent_memory(void)
               cu.cuMemExportToShareableHandle(&out, a, CU_MEM_HANDLE_TYPE_FABRIC, 0));
         GIVES(CUDA_ERROR_NOT_SUPPORTED, cu.own_cuMulticastBindMem(1, 0, a, 0, 4 * MIB, 0));
         GIVES(CUDA_ERROR_NOT_SUPPORTED, cu.own_cuMulticastBindMem_v2(1, 0, 0, a, 0, 4 * MIB, 0));
+        GIVES(CUDA_ERROR_NOT_SUPPORTED, cu.own_cuLogicalEndpointBindMem(1, 0, 0, a, 0, 4 * MIB, 0));
+        OK(cu.own_cuMemMapArrayAsync(infos, 2, NULL));
+        infos[1].memHandle.memHandle = a;
+        GIVES(CUDA_ERROR_NOT_SUPPORTED, cu.own_cuMemMapArrayAsync(infos, 2, NULL));
+        GIVES(CUDA_ERROR_NOT_SUPPORTED, cu.own_cuMemMapArrayAsync_ptsz(infos, 2, NULL));
         OK(cu.cuMemAddressReserve(&at, 10 * MIB, 0, 0, 0));
         OK(cu.cuMemMap(at, 4 * MIB, 0, a, 0));
         OK(cu.cuMemMap(at + 4 * MIB, 6 * MIB, 0, b, 0));
@@ -338,5 +345,26 @@ void have_uneven_sizes(void)
         OK(cu.cuMemRelease(first));
         unmap(at, 66 * MIB);
         OK(cu.cuMemRelease(second));
+        CHECK(free_bytes() == 1024 * MIB);
+}
+
+/* No extents have 66 MiB together while the memory of cuMemAlloc() has all extents of 2 MiB, which are 32. */
+void have_no_even_size(void)
+{
+        CUmemGenericAllocationHandle handle, lent;
+        CUdeviceptr small, at;
+
+        context_make();
+        OK(cu.cuMemAlloc_v2(&small, 63 * MIB));
+        handle = create(66 * MIB, &plain);
+        CHECK(free_bytes() <= (1024 - 63 - 66) * MIB);
+        at = map(handle, 66 * MIB);
+        holds_bytes(at, 66 * MIB, 4);
+        OK(cu.cuMemFree_v2(small));
+        OK(cu.cuMemRelease(create(68 * MIB, &plain))); /* now the size is tried again */
+        lent = create(66 * MIB, &plain);
+        OK(cu.cuMemRelease(lent));
+        OK(cu.cuMemRelease(handle));
+        unmap(at, 66 * MIB);
         CHECK(free_bytes() == 1024 * MIB);
 }

@@ -110,6 +110,16 @@ TEST_OF(preload, forks)
         run_case("fork");
 }
 
+TEST_OF(preload, forks_beside_threads)
+{
+        char *err;
+
+        /* Nearly always a thread is in it. */
+        ck_assert_int_eq(setenv("FAKE_CUDA_FAULT", "delay:cuMemRelease:*:2000", 1), 0);
+        err = run_job(RUN("--", JOB, "dlsym", "fork-threads"));
+        text_has(err, "outside of bfcd, by cuMemCreate\n");
+}
+
 TEST_OF(preload, shared_blocks)
 {
         run_case("export");
@@ -167,21 +177,33 @@ static const struct rig_config large = { .size = "1GiB",
                                                  "      - {name: train, limit: 1GiB, growth: on-demand}\n",
                                          .tenants = TENANT("red", "@UID@", "train, limit: 1GiB") };
 
-/* Extents of 4 MiB, which a mapping cannot have a part of. */
+static char *run_large_case(const char *name)
+{
+        rig_stop(rig);
+        rig = rig_start(&large);
+        ck_assert_int_eq(setenv("BFC_SOCKET", rig->socket, 1), 0);
+        ck_assert_int_eq(setenv("BFC_ADMIN_SOCKET", rig->admin_socket, 1), 0);
+        return run_job((const char *const[]){ program_bfcctl(), "run", "--limit", "1GiB", "--quiet", "--",
+                                              JOB, "dlsym", name, NULL });
+}
+
+/* Extents of 2, 4 and 8 MiB, which a mapping cannot have a part of. */
 TEST_OF(preload, lent_memory_of_uneven_sizes)
 {
         char *err;
 
         if (!has_fds())
                 return;
-        rig_stop(rig);
-        rig = rig_start(&large);
-        ck_assert_int_eq(setenv("BFC_SOCKET", rig->socket, 1), 0);
-        ck_assert_int_eq(setenv("BFC_ADMIN_SOCKET", rig->admin_socket, 1), 0);
-        err = run_job((const char *const[]){ program_bfcctl(), "run", "--limit", "1GiB", "--quiet", "--", JOB,
-                                             "dlsym", "lent-uneven", NULL });
+        err = run_large_case("lent-uneven");
         ck_assert(strstr(err, "outside of bfcd") == NULL);
         free(err);
+}
+
+TEST_OF(preload, lent_memory_without_even_size)
+{
+        if (has_fds())
+                text_has(run_large_case("lent-no-even"),
+                         "had up to 66.0 MiB of GPU 0 outside of bfcd, by cuMemCreate\n");
 }
 
 TEST_OF(preload, other_memory)
