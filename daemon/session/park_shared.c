@@ -497,10 +497,12 @@ static void deliver_attached(struct session *s, uint64_t id, uint32_t block, uin
         session_refuse(s, id, -ENOMEM, "the daemon is out of memory");
 }
 
+/* Later deliveries of the reference, whose client uses the block, still wait: then it does not agree. */
 void park_undelivered(struct session *s, uint32_t ref, uint32_t parks_to)
 {
-        ledger_ref_set_parks_to(s->broker->ledger, ref, parks_to);
         shared_delivered(s, ref);
+        if (parks_to != 0 && ledger_ref_at(s->broker->ledger, ref)->links.n_in_delivery == 0)
+                ledger_ref_set_parks_to(s->broker->ledger, ref, parks_to);
 }
 
 /* Answers all wakes. error: the block is still parked. */

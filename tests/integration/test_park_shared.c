@@ -703,8 +703,107 @@ TEST(memory_is_released_after_the_copy_of_a_session_that_ended)
                 usleep(i * 500);
                 (void)raw_goodbye(raw);
                 raw_close(raw);
-                ck_assert(WAIT_FOR(reserved(rig, "parking") == 0 && reserved(rig, "train") == 0, 3000));
+                ck_assert(WAIT_FOR(reserved(rig, "parking") == 0 && reserved(rig, "train") == 0, SETTLE_MS));
         }
+        rig_stop_after_copies(rig);
+}
+
+/* A message with this many extents, or the rest of one; no reply. */
+static void receive_extents(struct raw *raw, size_t n)
+{
+        Bfcd__Reply *reply;
+
+        ck_assert(WAIT_FOR(raw_receive(raw, 10, &reply) == RAW_TIMEOUT && raw->n_extents == n, SETTLE_MS));
+}
+
+/* Acknowledges these extents, of which it has lost some. */
+static void ack_without(struct raw *raw, uint64_t sequence, uint64_t *lost, size_t n_lost)
+{
+        Bfcd__Request request = BFCD__REQUEST__INIT;
+        Bfcd__Ack body = BFCD__ACK__INIT;
+
+        body.sequence = sequence;
+        body.lost_extent_ids = lost;
+        body.n_lost_extent_ids = n_lost;
+        request.body_case = BFCD__REQUEST__BODY_ACK;
+        request.ack = &body;
+        ck_assert_int_eq(raw_send(raw, &request), 0);
+}
+
+static void send_park(struct raw *raw, uint64_t block_id)
+{
+        Bfcd__Request request = BFCD__REQUEST__INIT;
+        Bfcd__Park body = BFCD__PARK__INIT;
+
+        body.block_id = block_id;
+        body.partition = 1;
+        body.wait_ms = SETTLE_MS;
+        request.body_case = BFCD__REQUEST__BODY_PARK;
+        request.park = &body;
+        ck_assert_int_eq(raw_send(raw, &request), 0);
+}
+
+/* Two of its three Wakes of a block are refused, because it loses extents, while the third waits. So it uses the block,
+ * and the other one's Park copies nothing. A message has at most 64 extents. */
+TEST(refused_wakes_do_not_agree)
+{
+        enum { W, X, Y, Z, N_BLOCKS };
+        static const uint64_t n_extents[N_BLOCKS] = { 10, 66, 20, 66 };
+        const struct rig_config config = {
+                .size = "1GiB",
+                .partitions = rig_device() == ON_HOST ? PARTITIONS("512MiB", "192MiB", "")
+                                                      : PARTITIONS("512MiB", "192MiB", HOST),
+                .tenants = QUOTAS("red", "512MiB", "192MiB"),
+        };
+        struct rig *rig = rig_start(&config);
+        struct raw *other = raw_with_events(rig), *raw = raw_with_events(rig);
+        uint64_t id[N_BLOCKS], wakes[N_BLOCKS + 2], lost[2], sequences[2];
+        static const unsigned order[N_BLOCKS + 2] = { W, X, Y, X, Z, X };
+        Bfcd__Reply *reply;
+
+        IF_ALL_CAN_PARK(rig);
+        for (unsigned i = 0; i < N_BLOCKS; i++) {
+                char name[] = { (char)('w' + i), '\0' };
+
+                id[i] = raw_parkable(other, n_extents[i] * 2 * MIB);
+                ck_assert_int_eq(raw_publish(other, id[i], name), 0);
+                ck_assert_int_eq(raw_attach(raw, name), 0);
+        }
+        ck_assert_int_eq(raw_attach(raw, "x"), 0); /* each Wake that waits is one of its references */
+        ck_assert_int_eq(raw_attach(raw, "x"), 0);
+        for (unsigned i = 0; i < N_BLOCKS; i++)
+                ck_assert_int_eq(raw_park(raw, id[i], false, 1), 0);
+        while (raw->n_extents > 0)
+                ck_assert_int_eq(raw_let_go(raw, raw->extents[raw->n_extents - 1].id), 0);
+        raw->ack = false;
+        for (unsigned i = 0; i < N_BLOCKS + 2; i++) {
+                wakes[i] = raw_send_wake(raw, &id[order[i]], 1, 0);
+                if (i == 0)
+                        ck_assert_int_eq(raw_wake_answer(raw, wakes[0], id[W]), 0);
+                if (i < 2)
+                        receive_extents(raw, i == 0 ? 10 : 64);
+                if (i < 2)
+                        sequences[i] = raw->last_sequence;
+        }
+        lost[0] = raw->extents[63].id;
+        ack_without(raw, sequences[0], lost, 1);
+        ck_assert_int_eq(raw_wake_answer(raw, wakes[1], id[X]), -EMFILE);
+        receive_extents(raw, 74);
+        send_park(other, id[X]);
+        lost[0] = raw->extents[73].id; /* of Y */
+        lost[1] = raw->extents[62].id;
+        ack_without(raw, sequences[1], lost, 2);
+        ck_assert_int_eq(raw_wake_answer(raw, wakes[2], id[Y]), -EMFILE);
+        ck_assert_int_eq(raw_wake_answer(raw, wakes[3], id[X]), -EMFILE);
+        ck_assert_int_eq(raw_receive(other, SETTLE_MS, &reply), 0);
+        bfcd__reply__free_unpacked(reply, NULL);
+        ck_assert_uint_eq(in_use(rig, "parking"), 0);
+        raw->ack = true;
+        ack_without(raw, raw->last_sequence, NULL, 0);
+        ck_assert_int_eq(raw_wake_answer(raw, wakes[4], id[Z]), 0);
+        ck_assert_int_eq(raw_wake_answer(raw, wakes[5], id[X]), 0);
+        session_end(raw);
+        session_end(other);
         rig_stop_after_copies(rig);
 }
 
