@@ -31,8 +31,8 @@
 
 #define MIB_BYTES (UINT64_C(1) << 20)
 
-/* X(table, limit): the tables whose number of records is a limit. Of regions there are as many as extents
- * and quotas together. */
+/* X(table, limit): the tables whose number of records is a limit. Of regions there are as many as extents, and
+ * LEDGER_QUOTA_REGIONS for each quota. */
 #define LIMITED_TABLES(X)                                                                                    \
         X(TABLE_QUOTA, n_quotas)                                                                             \
         X(TABLE_SESSION, n_sessions)                                                                         \
@@ -58,7 +58,7 @@ int ledger_lay_out(const struct ledger_limits *limits, struct header *ret)
 #define N_RECORDS(table, limit) [table] = limits->limit,
         const uint32_t n_records[N_TABLES] = { LIMITED_TABLES(N_RECORDS) };
 #undef N_RECORDS
-        uint64_t n_regions = (uint64_t)limits->n_extents + limits->n_quotas;
+        uint64_t n_regions = limits->n_extents + (uint64_t)limits->n_quotas * LEDGER_QUOTA_REGIONS;
         uint64_t page_bytes = (uint64_t)sysconf(_SC_PAGESIZE);
         struct header h = { .magic = LEDGER_MAGIC, .layout = LEDGER_LAYOUT, .n_tables = N_TABLES };
 

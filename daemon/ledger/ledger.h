@@ -46,6 +46,7 @@
 #include <stdint.h>
 
 #define LEDGER_NONE           UINT32_MAX /* no index */
+#define LEDGER_QUOTA_REGIONS  16u        /* at most, where regions outlive their extents */
 #define LEDGER_NAME_BYTES     64         /* names of tenants and partitions, NUL included */
 #define LEDGER_TAG_BYTES      32         /* of blocks, NUL included */
 #define LEDGER_METADATA_BYTES 4096       /* of a shared block */

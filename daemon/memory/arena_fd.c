@@ -65,7 +65,8 @@ static int region_open(struct arena *a, const struct ledger_region *facts, uint3
         return 0;
 }
 
-/* Twice the limit of address space (less where so much is not left), in whole extents. */
+/* Twice the limit of address space (less where so much is not left), in whole extents. -ENOMEM: there is no address
+ * space, or parked blocks have parts of as many regions as an arena may have. */
 static int region_add(struct arena *a)
 {
         uint64_t e = a->o.sizes.extent_bytes, base = arena_regions_end(a), fixed = 0;
@@ -77,7 +78,8 @@ static int region_add(struct arena *a)
                 facts.first_extent_bytes = first_extent_bytes(a);
                 fixed = arena_zones_bytes(a) + facts.first_extent_bytes;
         }
-        if (round_up_u64(a->o.limit_bytes, e) > BFC_MAX_SPACE - base || fixed > BFC_MAX_SPACE - base)
+        if (a->regions.n >= LEDGER_QUOTA_REGIONS ||
+            round_up_u64(a->o.limit_bytes, e) > BFC_MAX_SPACE - base || fixed > BFC_MAX_SPACE - base)
                 return -ENOMEM;
         facts.n_bytes = fixed + round_up_u64(excess_u64(2 * a->o.limit_bytes, fixed), e);
         if (facts.n_bytes > BFC_MAX_SPACE - base)

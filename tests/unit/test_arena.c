@@ -1732,3 +1732,32 @@ TEST(parked_blocks_keep_their_places)
         ck_assert_uint_eq(account.charged_bytes, 0);
         check();
 }
+
+/* A parked block keeps its place, and a region stays. */
+TEST(regions_are_bounded)
+{
+        struct parkable blocks[200] = { 0 };
+        struct bfc_growth plan;
+        unsigned n_released = 0, n = 0;
+        size_t n_slots;
+
+        open_zoned(ZONES + 4 * LARGE);
+        while (n < 200 && arena_plan_whole(a, 4 * LARGE, account_room(&account), &plan) == 0) {
+                parkable_alloc(&blocks[n], 4 * LARGE);
+                worker_drain(worker);
+                ck_assert_int_eq((int)blocks[n].state, (int)P_AWAKE);
+                ck_assert_int_eq(arena_park(a, blocks[n++].handle, on_released, &n_released), 0);
+                worker_drain(worker);
+        }
+        ck_assert_uint_ge(n, LEDGER_QUOTA_REGIONS);
+        ck_assert_uint_lt(n, 200);
+        n_slots = arena_n_slots(a);
+        ck_assert_int_eq(arena_plan_whole(a, 4 * LARGE, account_room(&account), &plan), -ENOMEM);
+        ck_assert_uint_eq(arena_n_slots(a), n_slots);
+        arena_drop_parked(a, blocks[7].handle);
+        ck_assert_int_eq(arena_plan_whole(a, 4 * LARGE, account_room(&account), &plan), 0);
+        for (unsigned i = 0; i < n; i++)
+                if (i != 7)
+                        arena_drop_parked(a, blocks[i].handle);
+        check();
+}
