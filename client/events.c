@@ -155,17 +155,6 @@ static int retire_first(struct events *e)
         return r == -ESTALE || r == -EBUSY ? 0 : r;
 }
 
-/* Waits for a change, until then at most; -1: for ever. The lock is held. */
-static void wait_until(struct events *e, int64_t until_ms)
-{
-        struct timespec until = { until_ms / 1000, until_ms % 1000 * 1000000 };
-
-        if (until_ms < 0)
-                pthread_cond_wait(&e->changed, &e->lock);
-        else
-                pthread_cond_timedwait(&e->changed, &e->lock, &until);
-}
-
 static void look_now(struct events *e)
 {
         int ms;
@@ -195,7 +184,7 @@ static void *worker_run(void *userdata)
                 } else if (e->is_woken || (e->look_ms >= 0 && clock_now_ms() >= e->look_ms)) {
                         look_now(e);
                 } else {
-                        wait_until(e, e->n_retires > 0 ? retry_ms : e->look_ms);
+                        condition_wait(&e->changed, &e->lock, e->n_retires > 0 ? retry_ms : e->look_ms);
                 }
         }
         pthread_mutex_unlock(&e->lock);
@@ -527,14 +516,16 @@ int events_fd(const struct events *e)
 
 int events_poll(struct events *e)
 {
-        int r;
+        int r, cancel_state;
 
         if (__atomic_exchange_n(&e->is_polled, true, __ATOMIC_ACQUIRE))
                 return 0; /* another thread serves them */
+        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel_state);
         r = events_serve(e);
         if (r == 0 || r == -EBUSY)
                 e->ops->look(e->userdata);
         __atomic_store_n(&e->is_polled, false, __ATOMIC_RELEASE);
+        pthread_setcancelstate(cancel_state, NULL);
         return r;
 }
 
@@ -546,7 +537,7 @@ static bool wait_for_end(struct events *e, unsigned timeout_ms)
 
         pthread_mutex_lock(&e->lock);
         while (!(has_ended = e->has_ended && !e->is_looking) && (until_ms < 0 || clock_now_ms() < until_ms))
-                wait_until(e, until_ms);
+                condition_wait(&e->changed, &e->lock, until_ms);
         pthread_mutex_unlock(&e->lock);
         return has_ended;
 }
