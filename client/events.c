@@ -488,6 +488,7 @@ int events_new(int fd, bool has_thread, const struct events_ops *ops, void *user
         struct events *e = calloc(1, sizeof(*e));
         int r;
 
+        *ret = e;
         if (!e) {
                 close(fd);
                 return -ENOMEM;
@@ -501,12 +502,9 @@ int events_new(int fd, bool has_thread, const struct events_ops *ops, void *user
         r = socket_init(&e->socket, fd);
         if (r == 0)
                 r = has_thread ? thread_start(e) : poll_fd_open(e);
-        if (r < 0) {
-                events_free(e);
-                return r;
-        }
-        *ret = e;
-        return 0;
+        if (r < 0)
+                *ret = events_free(e);
+        return r;
 }
 
 int events_fd(const struct events *e)

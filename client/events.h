@@ -38,7 +38,7 @@ struct events_ops {
 };
 
 /* has_thread: starts the thread, which blocks all signals. fd: taken over, also on failure; its epoch is
- * 1. -ENOMEM, -EAGAIN (no thread could be created). */
+ * 1. *ret is set before the thread starts. -ENOMEM, -EAGAIN (no thread could be created): it is NULL. */
 int events_new(int fd, bool has_thread, const struct events_ops *ops, void *userdata, struct events **ret);
 
 /* Without a thread: handles all available events. 0; -EBUSY: some cannot be handled now, call again soon;
