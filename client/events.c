@@ -239,7 +239,7 @@ static int on_frame(struct events *e, const uint8_t *payload, size_t n_bytes)
         case BFCD__EVENT__BODY_PRESSURE:
                 return e->ops->pressure(e->userdata, e->epoch, event);
         case BFCD__EVENT__BODY_DRAINING:
-                r = e->ops->draining(e->userdata, event->draining->partition, event->draining->is_over);
+                r = e->ops->draining(e->userdata, e->epoch, event->draining);
                 break;
         case BFCD__EVENT__BODY_QUOTA_CHANGED:
                 r = 0;

@@ -487,6 +487,21 @@ TEST(trim_of_the_new_daemon)
         }
 }
 
+/* The daemon dies at the Free of a Trim. What it sent after the Trim is read later than its successor is known. */
+TEST(an_old_drain_is_over)
+{
+        begin("on", 0);
+        put(get(3 * MIB));
+        ck_assert_uint_eq(crash_server_count(crash_server).n_blocks, 1);
+        crash_server_kill_at(crash_server, 1, true);
+        crash_server_trim_and_drain(crash_server);
+        await_returns(1);
+        ck_assert(crash_server_trim(crash_server, 60000)); /* so the events before it are handled */
+        ck_assert_uint_eq(crash_server_count(crash_server).n_blocks, 0);
+        put(get(3 * MIB));
+        ck_assert_uint_eq(crash_server_count(crash_server).n_blocks, 1); /* it is idle memory */
+}
+
 /* ---- a thread that has just started ------------------------------------------------------------------ */
 
 static bool kills_at_start, is_trimmed;
