@@ -264,11 +264,13 @@ BFC_API int bfc_on_pressure(bfc_client *client, bfc_pressure_fn fn, void *userda
                         "or with BFC_POLL");
         p = &client->pressure;
         pthread_mutex_lock(&p->lock);
-        p->fn = fn;
+        __atomic_store_n(&p->fn, fn, __ATOMIC_RELAXED);
         p->userdata = userdata;
         while (p->is_calling && !pthread_equal(p->server, pthread_self()))
                 condition_wait(&p->changed, &p->lock, -1);
         pthread_mutex_unlock(&p->lock);
-        client_page_pressure_fn(client, fn != NULL);
+        pthread_mutex_lock(&client->lock);
+        client_page_pressure_fn(client);
+        pthread_mutex_unlock(&client->lock);
         return 0;
 }

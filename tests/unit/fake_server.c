@@ -686,6 +686,9 @@ static void lie(struct session *s, enum fake_event event)
         case FAKE_TRIM:
                 wire_trim(&s->wire);
                 break;
+        case FAKE_PRESSURE:
+                wire_pressure(&s->wire, 0, 1 << 20);
+                break;
         case FAKE_DRAINING:
         case FAKE_DRAINING_OVER:
                 wire_draining(&s->wire, 0, event == FAKE_DRAINING_OVER);
