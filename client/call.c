@@ -517,12 +517,7 @@ static void call_sleep(struct call_connection *c, struct call_waiter *w)
         int r = 0;
 
         if (!is_full && w->wake_fd < 0) {
-                struct timespec until = { w->until_ms / 1000, w->until_ms % 1000 * 1000000 };
-
-                if (w->until_ms > 0)
-                        pthread_cond_timedwait(&w->cond, &c->lock, &until);
-                else
-                        pthread_cond_wait(&w->cond, &c->lock);
+                condition_wait(&w->cond, &c->lock, w->until_ms > 0 ? w->until_ms : -1);
                 return;
         }
         pthread_mutex_unlock(&c->lock);
@@ -694,7 +689,7 @@ void call_drain(struct call_connection *c)
 {
         pthread_mutex_lock(&c->lock);
         while (c->first || c->has_leader)
-                pthread_cond_wait(&c->idle, &c->lock);
+                condition_wait(&c->idle, &c->lock, -1);
         pthread_mutex_unlock(&c->lock);
 }
 

@@ -56,14 +56,15 @@ static int on_lost(void *userdata, uint64_t epoch)
 }
 
 /* Memory that becomes idle is freed at once. What is idle now the daemon requests by a Trim. */
-static int on_draining(void *userdata, uint32_t partition, bool is_over)
+static int on_draining(void *userdata, uint64_t epoch, const Bfcd__Draining *draining)
 {
         bfc_client *client = userdata;
 
-        if (partition >= client->hello->hello->n_partitions)
+        if (draining->partition >= client->hello->hello->n_partitions)
                 return client_end(client, -EPROTO, "the daemon sent a drain of an unknown partition");
         pthread_mutex_lock(&client->lock);
-        client_set_draining(client, partition, !is_over);
+        if (epoch == client->epoch) /* a later daemon announces its own */
+                client_set_draining(client, draining->partition, !draining->is_over);
         pthread_mutex_unlock(&client->lock);
         return 0;
 }

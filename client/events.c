@@ -155,17 +155,6 @@ static int retire_first(struct events *e)
         return r == -ESTALE || r == -EBUSY ? 0 : r;
 }
 
-/* Waits for a change, until then at most; -1: for ever. The lock is held. */
-static void wait_until(struct events *e, int64_t until_ms)
-{
-        struct timespec until = { until_ms / 1000, until_ms % 1000 * 1000000 };
-
-        if (until_ms < 0)
-                pthread_cond_wait(&e->changed, &e->lock);
-        else
-                pthread_cond_timedwait(&e->changed, &e->lock, &until);
-}
-
 static void look_now(struct events *e)
 {
         int ms;
@@ -195,7 +184,7 @@ static void *worker_run(void *userdata)
                 } else if (e->is_woken || (e->look_ms >= 0 && clock_now_ms() >= e->look_ms)) {
                         look_now(e);
                 } else {
-                        wait_until(e, e->n_retires > 0 ? retry_ms : e->look_ms);
+                        condition_wait(&e->changed, &e->lock, e->n_retires > 0 ? retry_ms : e->look_ms);
                 }
         }
         pthread_mutex_unlock(&e->lock);
@@ -250,7 +239,7 @@ static int on_frame(struct events *e, const uint8_t *payload, size_t n_bytes)
         case BFCD__EVENT__BODY_PRESSURE:
                 return e->ops->pressure(e->userdata, e->epoch, event);
         case BFCD__EVENT__BODY_DRAINING:
-                r = e->ops->draining(e->userdata, event->draining->partition, event->draining->is_over);
+                r = e->ops->draining(e->userdata, e->epoch, event->draining);
                 break;
         case BFCD__EVENT__BODY_QUOTA_CHANGED:
                 r = 0;
@@ -499,6 +488,7 @@ int events_new(int fd, bool has_thread, const struct events_ops *ops, void *user
         struct events *e = calloc(1, sizeof(*e));
         int r;
 
+        *ret = e;
         if (!e) {
                 close(fd);
                 return -ENOMEM;
@@ -512,12 +502,9 @@ int events_new(int fd, bool has_thread, const struct events_ops *ops, void *user
         r = socket_init(&e->socket, fd);
         if (r == 0)
                 r = has_thread ? thread_start(e) : poll_fd_open(e);
-        if (r < 0) {
-                events_free(e);
-                return r;
-        }
-        *ret = e;
-        return 0;
+        if (r < 0)
+                *ret = events_free(e);
+        return r;
 }
 
 int events_fd(const struct events *e)
@@ -527,14 +514,16 @@ int events_fd(const struct events *e)
 
 int events_poll(struct events *e)
 {
-        int r;
+        int r, cancel_state;
 
         if (__atomic_exchange_n(&e->is_polled, true, __ATOMIC_ACQUIRE))
                 return 0; /* another thread serves them */
+        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel_state);
         r = events_serve(e);
         if (r == 0 || r == -EBUSY)
                 e->ops->look(e->userdata);
         __atomic_store_n(&e->is_polled, false, __ATOMIC_RELEASE);
+        pthread_setcancelstate(cancel_state, NULL);
         return r;
 }
 
@@ -546,7 +535,7 @@ static bool wait_for_end(struct events *e, unsigned timeout_ms)
 
         pthread_mutex_lock(&e->lock);
         while (!(has_ended = e->has_ended && !e->is_looking) && (until_ms < 0 || clock_now_ms() < until_ms))
-                wait_until(e, until_ms);
+                condition_wait(&e->changed, &e->lock, until_ms);
         pthread_mutex_unlock(&e->lock);
         return has_ended;
 }

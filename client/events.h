@@ -22,8 +22,9 @@ struct events_ops {
         int (*trim)(void *userdata, const Bfcd__Trim *trim, uint64_t *ret_bytes);
         /* Takes over the event, a Pressure, which is answered by events_relieve() later. -EPROTO. */
         int (*pressure)(void *userdata, uint64_t epoch, Bfcd__Event *event);
-        /* A drain of the partition's device begins or ends. 0, or -EPROTO: there is no such partition. */
-        int (*draining)(void *userdata, uint32_t partition, bool is_over);
+        /* A drain of the partition's device begins or ends, named on the socket of that epoch. 0, also if there is a
+         * later socket, and nothing was done; -EPROTO: there is no such partition. */
+        int (*draining)(void *userdata, uint64_t epoch, const Bfcd__Draining *draining);
         /* Called after events_wake(), and again after the returned number of ms; -1: only after the next
          * wake. Without threads, by each events_poll(). */
         int (*look)(void *userdata);
@@ -38,7 +39,7 @@ struct events_ops {
 };
 
 /* has_thread: starts the thread, which blocks all signals. fd: taken over, also on failure; its epoch is
- * 1. -ENOMEM, -EAGAIN (no thread could be created). */
+ * 1. *ret is set before the thread starts. -ENOMEM, -EAGAIN (no thread could be created): it is NULL. */
 int events_new(int fd, bool has_thread, const struct events_ops *ops, void *userdata, struct events **ret);
 
 /* Without a thread: handles all available events. 0; -EBUSY: some cannot be handled now, call again soon;

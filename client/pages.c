@@ -108,10 +108,11 @@ _Atomic uint64_t *client_page_streams(const bfc_client *client, uint32_t partiti
         return client->pages.own ? &entry_of(&client->pages, partition)->bytes_streams : NULL;
 }
 
-void client_page_pressure_fn(bfc_client *client, bool has_fn)
+void client_page_pressure_fn(bfc_client *client)
 {
         if (client->pages.own)
-                put(&client->pages.own->has_pressure_fn, has_fn);
+                put(&client->pages.own->has_pressure_fn,
+                    __atomic_load_n(&client->pressure.fn, __ATOMIC_RELAXED) != NULL);
 }
 
 /* ---- both ------------------------------------------------------------------ */

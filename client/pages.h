@@ -54,8 +54,8 @@ void client_page_outside(bfc_client *client, uint32_t partition, int64_t n_bytes
 /* Publishes client->counters.ages[place], one class, or all: AGES_CLASSES. The lock is held. */
 void client_page_ages(bfc_client *client, unsigned place, unsigned class);
 
-/* Publishes whether the program has a function for Pressures. */
-void client_page_pressure_fn(bfc_client *client, bool has_fn);
+/* Publishes whether the program has a function for Pressures now. The lock is held. */
+void client_page_pressure_fn(bfc_client *client);
 
 /* The word for the idle bytes of the streams' pools in a partition; NULL: none. */
 _Atomic uint64_t *client_page_streams(const bfc_client *client, uint32_t partition);

@@ -12,7 +12,6 @@
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 
 #include "client/client.h"
 #include "client/extents.h"
@@ -96,7 +95,7 @@ bool client_wait_parkable(bfc_client *client, const void *ptr)
 {
         if (!parkables_find_busy(&client->parkables, ptr))
                 return false;
-        pthread_cond_wait(&client->parkables.changed, &client->lock);
+        condition_wait(&client->parkables.changed, &client->lock, -1);
         return true;
 }
 
@@ -104,13 +103,12 @@ bool client_wait_parkable(bfc_client *client, const void *ptr)
  * time: -EBUSY. The lock is held. */
 static int wait_for(bfc_client *client, const struct parkable *p, int64_t until_ms)
 {
-        struct timespec until = { .tv_sec = until_ms / 1000, .tv_nsec = until_ms % 1000 * 1000000 };
         const void *ptr = p->block->ptr;
 
         if (!p->waits)
-                pthread_cond_wait(&client->parkables.changed, &client->lock);
+                condition_wait(&client->parkables.changed, &client->lock, -1);
         else if (clock_now_ms() < until_ms)
-                (void)pthread_cond_timedwait(&client->parkables.changed, &client->lock, &until);
+                condition_wait(&client->parkables.changed, &client->lock, until_ms);
         else
                 return error_set(-EBUSY, "another call waits for room for the block at %p", ptr);
         return 0;

@@ -5,7 +5,6 @@
 
 #include <errno.h>
 #include <stdlib.h>
-#include <time.h>
 
 #include "client/client.h"
 #include "client/park.h"
@@ -171,7 +170,7 @@ static void *run(void *userdata)
         while (!p->is_stopping) {
                 serve_all(client);
                 if (!p->is_stopping)
-                        pthread_cond_wait(&p->changed, &p->lock);
+                        condition_wait(&p->changed, &p->lock, -1);
         }
         p->has_ended = true;
         pthread_cond_broadcast(&p->changed);
@@ -182,11 +181,14 @@ static void *run(void *userdata)
 void client_pressure_poll(bfc_client *client)
 {
         struct pressure *p = &client->pressure;
+        int cancel_state;
 
+        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel_state);
         pthread_mutex_lock(&p->lock);
         if (!p->has_thread && !p->is_serving)
                 serve_all(client);
         pthread_mutex_unlock(&p->lock);
+        pthread_setcancelstate(cancel_state, NULL);
 }
 
 /* ---- arriving ---------------------------------------------------------------- */
@@ -228,17 +230,14 @@ int client_on_pressure(void *userdata, uint64_t epoch, Bfcd__Event *event)
 int client_pressure_stop(bfc_client *client, unsigned timeout_ms)
 {
         struct pressure *p = &client->pressure;
-        int64_t until_ms = clock_now_ms() + timeout_ms;
-        const struct timespec until = { until_ms / 1000, until_ms % 1000 * 1000000 };
+        int64_t until_ms = timeout_ms > 0 ? clock_now_ms() + timeout_ms : -1;
         bool has_ended;
-        int r = 0;
 
         pthread_mutex_lock(&p->lock);
         p->is_stopping = true;
         pthread_cond_broadcast(&p->changed);
-        while (p->has_thread && !p->has_ended && r == 0)
-                r = timeout_ms > 0 ? pthread_cond_timedwait(&p->changed, &p->lock, &until)
-                                   : pthread_cond_wait(&p->changed, &p->lock);
+        while (p->has_thread && !p->has_ended && (until_ms < 0 || clock_now_ms() < until_ms))
+                condition_wait(&p->changed, &p->lock, until_ms);
         has_ended = p->has_thread && p->has_ended;
         pthread_mutex_unlock(&p->lock);
         if (has_ended)
@@ -265,11 +264,13 @@ BFC_API int bfc_on_pressure(bfc_client *client, bfc_pressure_fn fn, void *userda
                         "or with BFC_POLL");
         p = &client->pressure;
         pthread_mutex_lock(&p->lock);
-        p->fn = fn;
+        __atomic_store_n(&p->fn, fn, __ATOMIC_RELAXED);
         p->userdata = userdata;
         while (p->is_calling && !pthread_equal(p->server, pthread_self()))
-                pthread_cond_wait(&p->changed, &p->lock);
+                condition_wait(&p->changed, &p->lock, -1);
         pthread_mutex_unlock(&p->lock);
-        client_page_pressure_fn(client, fn != NULL);
+        pthread_mutex_lock(&client->lock);
+        client_page_pressure_fn(client);
+        pthread_mutex_unlock(&client->lock);
         return 0;
 }

@@ -21,7 +21,7 @@ struct pressure_order; /* a Pressure that was not served yet */
 struct pressure {
         pthread_mutex_t lock; /* of all; taken with no other lock held, and held across no call */
         pthread_cond_t changed;
-        bfc_pressure_fn fn; /* NULL: none */
+        bfc_pressure_fn fn; /* NULL: none; atomic, changed under the lock */
         void *userdata;
         bool is_calling; /* fn is running, on the thread `server` */
         bool is_serving; /* that thread serves a Pressure */

@@ -115,6 +115,19 @@ int64_t clock_now_ms(void)
         return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
+void condition_wait(pthread_cond_t *condition, pthread_mutex_t *mutex, int64_t until_ms)
+{
+        const struct timespec until = { until_ms / 1000, until_ms % 1000 * 1000000 };
+        int cancel_state;
+
+        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel_state);
+        if (until_ms < 0)
+                pthread_cond_wait(condition, mutex);
+        else
+                (void)pthread_cond_timedwait(condition, mutex, &until);
+        pthread_setcancelstate(cancel_state, NULL);
+}
+
 /* ---- fork -------------------------------------------------------------------- */
 
 static void before_fork(void)

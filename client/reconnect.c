@@ -280,12 +280,11 @@ static bool interruptible_pause(struct call_interrupt *interrupt, int pause_ms)
 static bool pause_until_stopped(struct reconnect *b, int pause_ms)
 {
         int64_t until_ms = clock_now_ms() + pause_ms;
-        struct timespec until = { until_ms / 1000, until_ms % 1000 * 1000000 };
         bool goes_on;
 
         pthread_mutex_lock(&b->lock);
         while (!b->is_stopping && clock_now_ms() < until_ms)
-                pthread_cond_timedwait(&b->changed, &b->lock, &until);
+                condition_wait(&b->changed, &b->lock, until_ms);
         goes_on = !b->is_stopping;
         pthread_mutex_unlock(&b->lock);
         return goes_on;
@@ -363,7 +362,7 @@ static int wait_for_other(struct reconnect *b, struct call_interrupt *interrupt)
         bool is_interrupted;
 
         if (!interrupt) {
-                pthread_cond_wait(&b->changed, &b->lock);
+                condition_wait(&b->changed, &b->lock, -1);
                 return 0;
         }
         pthread_mutex_unlock(&b->lock);
@@ -383,11 +382,10 @@ static unsigned random_below(unsigned n)
 void reconnect_pause_idle(struct reconnect *b, uint64_t epoch)
 {
         int64_t until_ms = clock_now_ms() + random_below(IDLE_SPREAD_MS);
-        struct timespec until = { until_ms / 1000, until_ms % 1000 * 1000000 };
 
         pthread_mutex_lock(&b->lock);
         while (!b->is_stopping && b->epoch <= epoch && clock_now_ms() < until_ms)
-                pthread_cond_timedwait(&b->changed, &b->lock, &until);
+                condition_wait(&b->changed, &b->lock, until_ms);
         pthread_mutex_unlock(&b->lock);
 }
 

@@ -75,15 +75,18 @@ static unsigned last_number; /* atomic */
 
 /* ---- writing ------------------------------------------------------------- */
 
-/* -errno, and *ret_n_written is how far it came. */
+/* -errno, and *ret_n_written is how far it came. No cancellation point: the caller may have the lock. */
 static int write_all(int fd, uint64_t at, const char *text, size_t n_bytes, size_t *ret_n_written)
 {
         size_t n = 0;
         ssize_t w = 0;
+        int cancel_state;
 
+        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel_state);
         while (n < n_bytes &&
                ((w = pwrite(fd, text + n, n_bytes - n, (off_t)(at + n))) > 0 || (w < 0 && errno == EINTR)))
                 n += w > 0 ? (size_t)w : 0;
+        pthread_setcancelstate(cancel_state, NULL);
         *ret_n_written = n;
         return n == n_bytes ? 0 : w < 0 ? -errno : -EIO;
 }
@@ -133,7 +136,7 @@ static void write_up_to(struct recorder *r, uint64_t end)
 {
         while (r->error == 0 && r->n_written < end) {
                 if (r->is_writing)
-                        pthread_cond_wait(&r->written, &r->lock);
+                        condition_wait(&r->written, &r->lock, -1);
                 else
                         write_out(r);
         }
@@ -244,7 +247,7 @@ static void begin(struct recorder *r, const void *ptr, uint64_t n_bytes, const c
 
         while (r->error == 0 && r->n_filling + 2u * LINE_BYTES > BUFFER_BYTES) {
                 if (r->is_writing)
-                        pthread_cond_wait(&r->written, &r->lock);
+                        condition_wait(&r->written, &r->lock, -1);
                 else
                         write_out(r);
         }

@@ -11,6 +11,7 @@
 #include "client/region.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
@@ -61,10 +62,13 @@ static struct region *region_free(struct region *region)
 static void unmapped_remove(struct unmapped **at)
 {
         struct unmapped *u = *at;
+        int cancel_state;
 
         *at = u->next;
+        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel_state); /* the caller may have locks */
         if (u->memory.fd >= 0)
                 close(u->memory.fd);
+        pthread_setcancelstate(cancel_state, NULL);
         free(u);
 }
 

@@ -166,7 +166,7 @@ static bool wait_for_batches(struct streams *s)
         upto = s->n_batches;
         any = !TAILQ_EMPTY(&s->batches);
         while ((first = TAILQ_FIRST(&s->batches)) && first->number <= upto)
-                pthread_cond_wait(&s->changed, &s->lock);
+                condition_wait(&s->changed, &s->lock, -1);
         pthread_mutex_unlock(&s->lock);
         return any;
 }
@@ -276,7 +276,7 @@ bool streams_collect(bfc_client *client)
 
         pthread_mutex_lock(&s->lock);
         while (s->is_waiting) /* what is freed since then is not covered */
-                pthread_cond_wait(&s->changed, &s->lock);
+                condition_wait(&s->changed, &s->lock, -1);
         look_and_wait(client, STREAM_WAIT_ALL);
         any = return_and_unlock(client);
         return wait_for_batches(s) || any;

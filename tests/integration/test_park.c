@@ -390,6 +390,53 @@ TEST(threads_take_turns)
         rig_stop_after_copies(rig);
 }
 
+static void *wake_when_there_is_room(void *arg)
+{
+        struct turns *turns = arg;
+
+        ck_assert_ok(bfc_wake(turns->client, turns->ptr, SETTLE_MS));
+        return NULL;
+}
+
+/* Is cancelled in the call, and goes on to its end. */
+static void *use_in_vain(void *arg)
+{
+        struct turns *turns = arg;
+        int r, before;
+
+        pthread_cancel(pthread_self());
+        r = bfc_use_begin(turns->client, turns->ptr, 200);
+        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before);
+        ck_assert_int_eq(r, -EBUSY);
+        return before == PTHREAD_CANCEL_ENABLE ? arg : NULL;
+}
+
+/* A thread that waits for another one's wake is cancelled: the client is not locked afterwards. */
+TEST(a_cancelled_thread_leaves_no_lock)
+{
+        struct rig *rig = rig_start(small_config());
+        struct turns turns = { .client = client_open(rig, "red", "train") };
+        pthread_t waker, user;
+        void *other, *ret;
+
+        if (CAN_PARK) {
+                turns.ptr = tagged(turns.client, NULL, BLOCK, 0);
+                park(turns.client, turns.ptr);
+                ck_assert_ok(bfc_malloc_flags(turns.client, NULL, 3 * BLOCK, BFC_WHOLE, &other));
+                ck_assert_int_eq(pthread_create(&waker, NULL, wake_when_there_is_room, &turns), 0);
+                ck_assert(WAIT_FOR(bfc_wake(turns.client, turns.ptr, 0) == -EBUSY, SETTLE_MS));
+                ck_assert_int_eq(pthread_create(&user, NULL, use_in_vain, &turns), 0);
+                ck_assert_int_eq(pthread_join(user, &ret), 0);
+                ck_assert_ptr_eq(ret, &turns);
+                ck_assert_ok(bfc_free(turns.client, other));
+                ck_assert_int_eq(pthread_join(waker, NULL), 0);
+                ck_assert(pattern_holds(turns.ptr, BLOCK, 0));
+                ck_assert_ok(bfc_free(turns.client, turns.ptr));
+        }
+        bfc_disconnect(turns.client);
+        rig_stop_after_copies(rig);
+}
+
 static void *read_again_and_again(void *arg)
 {
         struct turns *turns = arg;

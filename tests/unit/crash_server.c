@@ -783,6 +783,18 @@ bool crash_server_trim(struct crash_server *m, int timeout_ms)
         return ret;
 }
 
+void crash_server_trim_and_drain(struct crash_server *m)
+{
+        struct peer *p;
+
+        pthread_mutex_lock(&m->lock);
+        p = live_peer(m);
+        assert(p);
+        wire_trim(&p->wire);
+        wire_draining(&p->wire, 0, false);
+        pthread_mutex_unlock(&m->lock);
+}
+
 /* ---- its life -------------------------------------------------------------------------------------- */
 
 static void accept_peer(struct crash_server *m)

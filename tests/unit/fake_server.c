@@ -559,18 +559,6 @@ void fake_server_renew_extents(struct fake_server *f)
 
 /* ---- events -------------------------------------------------------------- */
 
-static void send_draining(struct session *s, uint32_t partition, bool is_over)
-{
-        Bfcd__Event event = BFCD__EVENT__INIT;
-        Bfcd__Draining draining = BFCD__DRAINING__INIT;
-
-        draining.partition = partition;
-        draining.is_over = is_over;
-        event.body_case = BFCD__EVENT__BODY_DRAINING;
-        event.draining = &draining;
-        wire_event(&s->wire, &event, -1);
-}
-
 int fake_server_await_answer(struct fake_server *f, int timeout_ms)
 {
         Bfcd__EventReply *reply;
@@ -698,12 +686,15 @@ static void lie(struct session *s, enum fake_event event)
         case FAKE_TRIM:
                 wire_trim(&s->wire);
                 break;
+        case FAKE_PRESSURE:
+                wire_pressure(&s->wire, 0, 1 << 20);
+                break;
         case FAKE_DRAINING:
         case FAKE_DRAINING_OVER:
-                send_draining(s, 0, event == FAKE_DRAINING_OVER);
+                wire_draining(&s->wire, 0, event == FAKE_DRAINING_OVER);
                 break;
         case FAKE_DRAINING_WRONG:
-                send_draining(s, 77, false);
+                wire_draining(&s->wire, 77, false);
                 break;
         case FAKE_EVENT_FD:
                 wire_retire(&s->wire, ++s->event_sequence, &used, 1, s->wire.fd);

@@ -82,6 +82,7 @@ enum fake_event {
         FAKE_EVENT_FD,       /* with an fd */
         FAKE_EVENT_HANG_UP,  /* closes its end */
         FAKE_TRIM,           /* of all there is in train; see fake_server_await_answer() */
+        FAKE_PRESSURE,       /* of 1 MiB in train; the same */
         FAKE_RETIRE_FIRST,   /* of the first extent, and so not waited for */
         FAKE_DRAINING,       /* train is, */
         FAKE_DRAINING_OVER,  /* and is not any more */

@@ -11,6 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "client/client.h"
 #include "tests/host_stream.h"
 #include "tests/suite.h"
 #include "tests/unit/server_rig.h"
@@ -89,6 +90,49 @@ TEST(usage_request_where_page_is_unreadable)
         ck_assert_uint_eq(n_calls(), calls + 1);
         usage_page->entries[0].sequence++;
         ck_assert_uint_eq(usage_of(NULL).bytes_limit, 1);
+}
+
+/* ---- the program's function for Pressures ---- */
+
+static void give(void *userdata, const struct bfc_pressure *pressure)
+{
+        (void)userdata;
+        (void)pressure;
+}
+
+/* Waits for the function that is running. */
+static void *remove_function(void *userdata)
+{
+        (void)userdata;
+        ck_assert_int_eq(bfc_on_pressure(client, NULL, NULL), 0);
+        return NULL;
+}
+
+/* Sets another one, after it was removed and before that call returns. */
+static void replace(void *userdata, const struct bfc_pressure *pressure)
+{
+        (void)pressure;
+        ck_assert_int_eq(pthread_create(userdata, NULL, remove_function, NULL), 0);
+        while (__atomic_load_n(&client->pressure.fn, __ATOMIC_RELAXED))
+                usleep(500);
+        ck_assert_int_eq(bfc_on_pressure(client, give, NULL), 0);
+}
+
+TEST(functions_of_two_threads)
+{
+        pthread_t remover;
+
+        ck_assert_int_eq(connect_in_mood(FAKE_HELLO_PAGES), 0);
+        ck_assert_uint_eq(page->has_pressure_fn, 0);
+        ck_assert_int_eq(bfc_on_pressure(client, replace, &remover), 0);
+        ck_assert_uint_eq(page->has_pressure_fn, 1);
+        fake_server_event(server, FAKE_PRESSURE);
+        ck_assert_int_eq(fake_server_await_answer(server, 60000), BFCD__EVENT_REPLY__BODY_RELIEVED);
+        ck_assert_int_eq(pthread_join(remover, NULL), 0);
+        ck_assert_ptr_eq(client->pressure.fn, give);
+        ck_assert_uint_eq(page->has_pressure_fn, 1);
+        ck_assert_int_eq(bfc_on_pressure(client, NULL, NULL), 0);
+        ck_assert_uint_eq(page->has_pressure_fn, 0);
 }
 
 /* Later changes of the header have no effect. */

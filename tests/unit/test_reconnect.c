@@ -487,6 +487,53 @@ TEST(trim_of_the_new_daemon)
         }
 }
 
+/* The daemon dies at the Free of a Trim. What it sent after the Trim is read later than its successor is known. */
+TEST(an_old_drain_is_over)
+{
+        begin("on", 0);
+        put(get(3 * MIB));
+        ck_assert_uint_eq(crash_server_count(crash_server).n_blocks, 1);
+        crash_server_kill_at(crash_server, 1, true);
+        crash_server_trim_and_drain(crash_server);
+        await_returns(1);
+        ck_assert(crash_server_trim(crash_server, 60000)); /* so the events before it are handled */
+        ck_assert_uint_eq(crash_server_count(crash_server).n_blocks, 0);
+        put(get(3 * MIB));
+        ck_assert_uint_eq(crash_server_count(crash_server).n_blocks, 1); /* it is idle memory */
+}
+
+/* ---- a thread that has just started ------------------------------------------------------------------ */
+
+static bool kills_at_start, is_trimmed;
+int __real_pthread_create(pthread_t *ret, const pthread_attr_t *attr, void *(*run)(void *), void *userdata);
+int __wrap_pthread_create(pthread_t *ret, const pthread_attr_t *attr, void *(*run)(void *), void *userdata);
+
+/* The daemon dies before the call returns. */
+int __wrap_pthread_create(pthread_t *ret, const pthread_attr_t *attr, void *(*run)(void *), void *userdata)
+{
+        int64_t until = now_ms() + NEVER_MS;
+        int r = __real_pthread_create(ret, attr, run, userdata);
+
+        if (!kills_at_start)
+                return r;
+        kills_at_start = false;
+        crash_server_kill(crash_server);
+        while (crash_server_count(crash_server).n_returns == 0 && now_ms() < until)
+                usleep(500);
+        is_trimmed = crash_server_trim(crash_server, 60000);
+        return r;
+}
+
+TEST(killed_before_bfc_connect_returns)
+{
+        is_trimmed = false;
+        kills_at_start = true;
+        begin("on", 0);
+        ck_assert(is_trimmed); /* the new daemon's events arrive */
+        put(get(100));
+        ck_assert_uint_eq(stats().num_returns, 1);
+}
+
 /* ---- pages ---------------------------------------------------------------------------------- */
 
 TEST(pages_of_the_new_daemon)

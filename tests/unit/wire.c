@@ -200,6 +200,31 @@ void wire_trim(struct wire *w)
         wire_event(w, &event, -1);
 }
 
+void wire_pressure(struct wire *w, uint32_t partition, uint64_t n_bytes)
+{
+        Bfcd__Event event = BFCD__EVENT__INIT;
+        Bfcd__Pressure pressure = BFCD__PRESSURE__INIT;
+
+        pressure.sequence = 1;
+        pressure.partition = partition;
+        pressure.n_bytes = n_bytes;
+        event.body_case = BFCD__EVENT__BODY_PRESSURE;
+        event.pressure = &pressure;
+        wire_event(w, &event, -1);
+}
+
+void wire_draining(struct wire *w, uint32_t partition, bool is_over)
+{
+        Bfcd__Event event = BFCD__EVENT__INIT;
+        Bfcd__Draining draining = BFCD__DRAINING__INIT;
+
+        draining.partition = partition;
+        draining.is_over = is_over;
+        event.body_case = BFCD__EVENT__BODY_DRAINING;
+        event.draining = &draining;
+        wire_event(w, &event, -1);
+}
+
 void wire_make_pages(uint64_t n_entries, struct pages_usage **ret_usage, void **ret_client,
                      int ret_fds[static 2])
 {

@@ -40,6 +40,9 @@ int wire_open_events(struct wire *w);                              /* the client
 void wire_event(struct wire *w, const Bfcd__Event *event, int fd); /* fd -1: none goes with it */
 void wire_retire(struct wire *w, uint64_t sequence, uint64_t *ids, size_t n_ids, int fd);
 void wire_trim(struct wire *w); /* of the whole region */
+/* Of a partition; sequence 1. */
+void wire_pressure(struct wire *w, uint32_t partition, uint64_t n_bytes);
+void wire_draining(struct wire *w, uint32_t partition, bool is_over);
 
 /* Both pages, the usage page with its header. */
 void wire_make_pages(uint64_t n_entries, struct pages_usage **ret_usage, void **ret_client,
