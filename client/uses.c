@@ -41,15 +41,15 @@ int client_end_use(bfc_client *client, const void *ptr)
         return was_used ? 0 : -EINVAL;
 }
 
-/* 0: all are counted, or none. The lock is held. */
+/* 0: all are counted. An error: none. The lock is held. */
 static int count_uses(bfc_client *client, const struct block_set *set)
 {
-        for (size_t i = 0; i < set->n; i++)
-                if (!client_find_parkable(client, set->ptrs[i]))
-                        return -ENOENT;
         for (size_t i = 0; i < set->n; i++) {
-                int r = client_count_use(client, client_find_parkable(client, set->ptrs[i]));
+                struct parkable *p = client_find_parkable(client, set->ptrs[i]);
+                int r = set->skips_others ? 0 : -ENOENT;
 
+                if (p)
+                        r = client_count_use(client, p);
                 if (r < 0) {
                         while (i-- > 0)
                                 (void)end_use(client, set->ptrs[i]);
@@ -115,13 +115,13 @@ BFC_API int bfc_use_end(bfc_client *client, void *ptr)
                  : client_not_parkable(client, ptr);
 }
 
-/* The lock is held. */
+/* One that a call is freeing counts as awake: it is skipped. The lock is held. */
 static bool are_awake(bfc_client *client, const struct block_set *set)
 {
         for (size_t i = 0; i < set->n; i++) {
                 const struct parkable *p = client_find_parkable(client, set->ptrs[i]);
 
-                if (p->is_busy || p->block->is_parked)
+                if (p && (p->is_busy || p->block->is_parked))
                         return false;
         }
         return true;
