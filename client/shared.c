@@ -217,6 +217,8 @@ static void publish_undo(bfc_client *client, const void *ptr, uint64_t block_id)
         struct shared_block *s;
 
         pthread_mutex_lock(&client->lock);
+        while (client_wait_parkable(client, ptr)) /* another thread parks it: it is in no table meanwhile */
+                ;
         s = shared_find(client, ptr);
         block = blocks_find(&client->blocks, ptr);
         if (s && block && s->block_id == block_id && s->n_leaving == 0) {

@@ -265,6 +265,22 @@ struct other_thread {
         int result;
 };
 
+static void *publish_taken(void *arg)
+{
+        struct other_thread *t = arg;
+
+        t->result = bfc_publish(t->holder.client, t->holder.ptr, NAME);
+        return NULL;
+}
+
+static void *park_it(void *arg)
+{
+        struct other_thread *t = arg;
+
+        t->result = bfc_park(t->holder.client, t->holder.ptr, BFC_BACKUP, "parking");
+        return NULL;
+}
+
 static void *attach_it(void *arg)
 {
         struct other_thread *t = arg;
@@ -293,6 +309,32 @@ static void call_beside(struct rig *rig, struct other_thread t[2], void *(*first
         ck_assert_int_eq(kill(rig->pid, SIGCONT), 0);
         for (unsigned i = 0; i < 2; i++)
                 pthread_join(t[i].thread, NULL);
+}
+
+/* It is the process's own again, parked or not. */
+TEST(a_publish_is_refused_beside_a_park)
+{
+        struct rig *rig = rig_start(small_config());
+        struct other_thread t[2];
+        struct holder h;
+        char name[16];
+
+        IF_ALL_CAN_PARK(rig);
+        publish(rig, &h, 0);
+        for (unsigned i = 0; i < 5; i++) {
+                t[0].holder.client = h.client;
+                ck_assert_ok(bfc_malloc_flags(h.client, NULL, 20 * MIB, BFC_PARKABLE, &t[0].holder.ptr));
+                t[1].holder = t[0].holder;
+                call_beside(rig, t, publish_taken, park_it);
+                ck_assert_int_ne(t[0].result, 0);
+                ck_assert_int_eq(t[1].result, 0);
+                wake(&t[0].holder);
+                snprintf(name, sizeof(name), "free%u", i);
+                ck_assert_ok(bfc_publish(h.client, t[0].holder.ptr, name));
+                ck_assert_ok(bfc_free(h.client, t[0].holder.ptr));
+        }
+        end(&h);
+        rig_stop_after_copies(rig);
 }
 
 static int add_references(void *userdata, const struct bfc_shared_info *info)
