@@ -494,12 +494,12 @@ static int check_set(bfc_client *client, const struct block_set *set, int64_t un
 {
         for (size_t i = 0; i < set->n; i++) {
                 struct parkable *p = client_find_parkable(client, set->ptrs[i]);
-                int r = p && p->is_busy ? wait_for(client, p, until_ms) : 0;
 
-                if (r < 0)
-                        return r;
-                if (p && p->is_busy)
-                        return 1;
+                if (p && p->is_busy) { /* during the wait, calls may take those before it */
+                        int r = wait_for(client, p, until_ms);
+
+                        return r < 0 ? r : 1;
+                }
                 if (!p && !set->skips_others)
                         return -ENOENT;
         }

@@ -432,6 +432,75 @@ TEST(a_copy_is_a_use)
         rig_stop_after_copies(rig);
 }
 
+struct other_thread {
+        bfc_client *client;
+        void *ptr;
+        pthread_t thread;
+        int result;
+        bool is_mapped, is_over;
+};
+
+static void start_thread(struct other_thread *t, void *(*function)(void *))
+{
+        ck_assert_int_eq(pthread_create(&t->thread, NULL, function, t), 0);
+}
+
+static void *wake_it(void *arg)
+{
+        struct other_thread *t = arg;
+
+        t->result = bfc_wake(t->client, t->ptr, SETTLE_MS);
+        return NULL;
+}
+
+static void *wake_a_tag(void *arg)
+{
+        struct other_thread *t = arg;
+
+        t->result = bfc_wake_tag(t->client, "a", SETTLE_MS);
+        t->is_mapped = page_is_mapped(t->ptr);
+        __atomic_store_n(&t->is_over, true, __ATOMIC_RELEASE);
+        return NULL;
+}
+
+/* While the call for the tag waits for one of the blocks, another thread begins to wake the other one. */
+TEST(a_tag_is_awake_when_all_of_it_is)
+{
+        struct rig *rig = rig_start(small_config());
+        bfc_client *client = client_open(rig, "red", "train");
+        struct other_thread first = { .client = client }, second = first, tag = first;
+        void *fillers[2];
+
+        if (CAN_PARK) {
+                second.ptr = tag.ptr = tagged(client, "a", 12 * MIB, 1);
+                first.ptr = tagged(client, "a", 10 * MIB, 2);
+                ck_assert_ok(bfc_park(client, second.ptr, BFC_BACKUP, "parking"));
+                ck_assert_ok(bfc_park(client, first.ptr, BFC_BACKUP, "parking"));
+                ck_assert(WAIT_FOR(reserved(rig, "train") == 0, SETTLE_MS));
+                for (unsigned i = 0; i < 2; i++)
+                        ck_assert_ok(bfc_malloc_flags(client, NULL, i == 0 ? 10 * MIB : 20 * MIB, BFC_WHOLE,
+                                                      &fillers[i]));
+                start_thread(&first, wake_it);
+                ck_assert(WAIT_FOR(rig_n_waiting(rig, "red") == 1, SETTLE_MS));
+                start_thread(&tag, wake_a_tag);
+                usleep(100000); /* usually it waits by then */
+                start_thread(&second, wake_it);
+                ck_assert(WAIT_FOR(rig_n_waiting(rig, "red") == 2, SETTLE_MS));
+                ck_assert_ok(bfc_free(client, fillers[0])); /* room for the first */
+                pthread_join(first.thread, NULL);
+                ck_assert_int_eq(first.result, 0);
+                (void)WAIT_FOR(__atomic_load_n(&tag.is_over, __ATOMIC_ACQUIRE), 200); /* if it is too early */
+                ck_assert_ok(bfc_free(client, fillers[1]));
+                pthread_join(second.thread, NULL);
+                pthread_join(tag.thread, NULL);
+                ck_assert_int_eq(second.result, 0);
+                ck_assert_int_eq(tag.result, 0);
+                ck_assert(tag.is_mapped);
+        }
+        bfc_disconnect(client);
+        rig_stop_after_copies(rig);
+}
+
 /* ---- hostile requests --------------------------------------------------------------- */
 
 /* On a GPU only a session that takes events may have parkable blocks. */
