@@ -231,7 +231,7 @@ static int take_to_park(bfc_client *client, const void *ptr, const struct park_h
                 return NOT_PARKABLE;
         if (p->block->is_parked)
                 return IS_PARKED;
-        if (p->n_uses > 0 || (how->used_ms && (!p->is_idle || p->used_ms != *how->used_ms)))
+        if (parkable_is_used(p) || (how->used_ms && (!p->is_idle || p->used_ms != *how->used_ms)))
                 return IS_USED;
         take(client, p, false, ret);
         return 0;

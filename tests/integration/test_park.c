@@ -8,6 +8,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 
 #include "tests/gpu/driver.h"
@@ -498,6 +499,62 @@ TEST(a_tag_is_awake_when_all_of_it_is)
                 ck_assert(tag.is_mapped);
         }
         bfc_disconnect(client);
+        rig_stop_after_copies(rig);
+}
+
+/* A copy stops at a page that may not be written, until the test lets it go on. */
+static struct gate copy_stands, copy_goes_on;
+static char *copy_page;
+
+static void on_fault(int signal, siginfo_t *info, void *context)
+{
+        (void)context;
+        if ((char *)info->si_addr < copy_page || (char *)info->si_addr >= copy_page + 4096)
+                _exit(128 + signal);
+        gate_open(&copy_stands);
+        (void)gate_wait(&copy_goes_on, SETTLE_MS);
+        (void)mprotect(copy_page, 4096, PROT_READ | PROT_WRITE);
+}
+
+static void *read_it(void *arg)
+{
+        struct other_thread *t = arg;
+
+        t->result = bfc_read(t->client, copy_page, t->ptr, 4096);
+        return NULL;
+}
+
+/* Only the copy itself ends its use. */
+TEST(the_use_of_a_copy_is_its_own)
+{
+        const struct sigaction action = { .sa_sigaction = on_fault, .sa_flags = SA_SIGINFO };
+        struct rig *rig = rig_start(small_config());
+        struct other_thread t = { .client = client_open(rig, "red", "train") };
+
+        if (rig_device() == ON_HOST) {
+                t.ptr = tagged(t.client, "a", BLOCK, 1);
+                copy_stands = gate_new();
+                copy_goes_on = gate_new();
+                copy_page = mmap(NULL, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+                ck_assert_ptr_ne(copy_page, MAP_FAILED);
+                ck_assert_int_eq(sigaction(SIGSEGV, &action, NULL), 0);
+                start_thread(&t, read_it);
+                ck_assert(gate_wait(&copy_stands, SETTLE_MS));
+                ck_assert_int_eq(bfc_use_end(t.client, t.ptr), -EINVAL);
+                ck_assert_ok(bfc_use_begin(t.client, t.ptr, 0));
+                ck_assert_ok(bfc_use_end_tag(t.client, "a"));
+                ck_assert_ok(bfc_use_end_tag(t.client, "a"));
+                ck_assert_int_eq(bfc_park(t.client, t.ptr, BFC_DISCARD, NULL), -EBUSY);
+                gate_open(&copy_goes_on);
+                pthread_join(t.thread, NULL);
+                ck_assert_int_eq(t.result, 0);
+                ck_assert(pattern_holds(copy_page, 4096, 1));
+                signal(SIGSEGV, SIG_DFL);
+                munmap(copy_page, 4096);
+                ck_assert_ok(bfc_park(t.client, t.ptr, BFC_DISCARD, NULL));
+                ck_assert_ok(bfc_free(t.client, t.ptr));
+        }
+        bfc_disconnect(t.client);
         rig_stop_after_copies(rig);
 }
 
