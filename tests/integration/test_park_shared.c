@@ -911,6 +911,7 @@ LOOP_TEST(a_restart_parks_what_all_agreed_to, 2)
                            SETTLE_MS));
         ck_assert_ok(bfc_free(other.client, p));
         end(&other);
+        ck_assert(WAIT_FOR(rig_count(k->rig).n_sessions == 2, SETTLE_MS)); /* no restart finds it */
         assert_awake(k->rig);
         kept_restart(k, _i == 0 ? SIGKILL : SIGTERM);
         ck_assert(WAIT_FOR(is_parked(k->rig), SETTLE_MS));
