@@ -146,7 +146,7 @@ static int locate(bfc_client *client, const void *ptr, size_t n_bytes, bool writ
         else if (writes && shared_is_read_only(client, block->ptr))
                 r = error_set(-EACCES, "the block at %p is attached read-only", ptr);
         else if (block->parkable)
-                r = client_count_use(client, block->parkable);
+                client_begin_copy(client, block->parkable);
         if (r == 0)
                 *ret = (struct place){
                         .range = regions_range(&client->regions, block->region_id),
@@ -168,7 +168,7 @@ static int copy(bfc_client *client, const void *ptr, const void *src, void *dst,
         r = src ? device_range_write(place.range, place.offset, src, n_bytes)
                 : device_range_read(place.range, place.offset, n_bytes, dst);
         if (place.used)
-                (void)client_end_use(client, place.used);
+                client_end_copy(client, place.used);
         return r < 0 ? copy_failed(r) : 0;
 }
 

@@ -196,14 +196,15 @@ static int finish_work(bfc_client *client, const struct block *block)
         return client_finish(client, block->partition, range);
 }
 
-/* What the driver refuses to unmap now is unmapped at the daemon's Retire, which only GPUs need. */
+/* What the driver refuses to unmap now is unmapped at the daemon's Retire. It sends one for memory of GPUs, and for
+ * host memory that is registered with CUDA. */
 static void unmap(bfc_client *client, const struct block *block)
 {
         size_t n;
 
         pthread_mutex_lock(&client->lock);
         n = regions_unmap_all_in(&client->regions, block->region_id, block->offset, block->n_bytes);
-        if (client->places[block->partition].is_cuda)
+        if (device_view_has_work(&client->places[block->partition]))
                 client->parkables.n_unretired += n;
         pthread_mutex_unlock(&client->lock);
 }
@@ -228,7 +229,7 @@ static int take_to_park(bfc_client *client, const void *ptr, const struct park_h
                 return NOT_PARKABLE;
         if (p->block->is_parked)
                 return IS_PARKED;
-        if (p->n_uses > 0 || (how->used_ms && (!p->is_idle || p->used_ms != *how->used_ms)))
+        if (parkable_is_used(p) || (how->used_ms && (!p->is_idle || p->used_ms != *how->used_ms)))
                 return IS_USED;
         take(client, p, false, ret);
         return 0;
@@ -491,12 +492,12 @@ static int check_set(bfc_client *client, const struct block_set *set, int64_t un
 {
         for (size_t i = 0; i < set->n; i++) {
                 struct parkable *p = client_find_parkable(client, set->ptrs[i]);
-                int r = p && p->is_busy ? wait_for(client, p, until_ms) : 0;
 
-                if (r < 0)
-                        return r;
-                if (p && p->is_busy)
-                        return 1;
+                if (p && p->is_busy) { /* during the wait, calls may take those before it */
+                        int r = wait_for(client, p, until_ms);
+
+                        return r < 0 ? r : 1;
+                }
                 if (!p && !set->skips_others)
                         return -ENOENT;
         }

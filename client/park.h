@@ -50,9 +50,9 @@ struct parkable *client_find_parkable(bfc_client *client, const void *ptr);
 /* Why there is none: sets the message. */
 int client_not_parkable(bfc_client *client, const void *ptr);
 
-/* Counts a use, so that nothing parks the block. -EINVAL: there are too many. The lock is held. */
-int client_count_use(bfc_client *client, struct parkable *p);
-/* Ends a use. -EINVAL: there is none, or no such block, without a message. */
-int client_end_use(bfc_client *client, const void *ptr);
+/* A copy of bfc_read() or bfc_write(): nothing parks the block meanwhile. The lock is held. */
+void client_begin_copy(bfc_client *client, struct parkable *p);
+/* The lock is not held. */
+void client_end_copy(bfc_client *client, const void *ptr);
 
 #endif

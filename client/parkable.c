@@ -132,7 +132,7 @@ void parkable_sort(struct parkables *s, struct parkable *p)
         struct parkable_place *place = place_of(s, p->block);
 
         take_out(place, p->block, p);
-        if (!p->block->is_parked && p->n_uses == 0 && !p->is_busy && !p->is_shared)
+        if (!p->block->is_parked && !parkable_is_used(p) && !p->is_busy && !p->is_shared)
                 insert_idle(place, p);
         else
                 TAILQ_INSERT_TAIL(&place->others, p, link);

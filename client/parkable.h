@@ -24,6 +24,7 @@ struct parkable {
         const struct block *block; /* in the table */
         char tag[PARKABLE_TAG_BYTES];
         uint32_t n_uses;
+        uint32_t n_copies; /* of bfc_read() and bfc_write(): the program cannot end these */
         uint32_t n_begins; /* calls that begin to use it together with others that are parked */
         int64_t used_ms;   /* the end of the last use, the wake or the allocation; CLOCK_MONOTONIC */
         bool is_busy;      /* a call parks or wakes it: it is leaving the table, or looks so */
@@ -54,6 +55,11 @@ struct parkable *parkable_new(const char *tag);
 void parkable_enter(struct parkables *s, struct parkable *p, const struct block *block);
 /* The block leaves the table: frees it. */
 void parkable_drop(struct parkables *s, const struct block *block, struct parkable *p);
+
+static inline bool parkable_is_used(const struct parkable *p)
+{
+        return p->n_uses > 0 || p->n_copies > 0;
+}
 
 /* After any change of its members: moves it to the list where it belongs. */
 void parkable_sort(struct parkables *s, struct parkable *p);

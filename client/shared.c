@@ -217,6 +217,8 @@ static void publish_undo(bfc_client *client, const void *ptr, uint64_t block_id)
         struct shared_block *s;
 
         pthread_mutex_lock(&client->lock);
+        while (client_wait_parkable(client, ptr)) /* another thread parks it: it is in no table meanwhile */
+                ;
         s = shared_find(client, ptr);
         block = blocks_find(&client->blocks, ptr);
         if (s && block && s->block_id == block_id && s->n_leaving == 0) {
@@ -318,8 +320,8 @@ static int attach_add(bfc_client *client, const Bfcd__Attached *got, void *ptr, 
         return r == -EEXIST ? -EPROTO : r;
 }
 
-/* The lock is held. -EPROTO: the daemon's answer is invalid. -ECANCELED: client_resolve()'s, with *ret_why.
- * */
+/* The lock is held. -EPROTO: the daemon's answer is invalid. -ECANCELED: client_resolve()'s, with *ret_why. -EAGAIN: it
+ * is parked, and another thread has just detached it here. */
 static int attach_keep(bfc_client *client, const Bfcd__Attached *got, bool is_read_only, int *ret_why,
                        void **ret_ptr)
 {
@@ -335,7 +337,9 @@ static int attach_keep(bfc_client *client, const Bfcd__Attached *got, bool is_re
         s = shared_find_id(client, b->block_id);
         if (s)
                 return attach_again(s, ret_ptr);
-        r = got->is_parked ? -EPROTO : client_resolve(client, b, ret_why, &ptr);
+        if (got->is_parked)
+                return -EAGAIN;
+        r = client_resolve(client, b, ret_why, &ptr);
         if (r < 0)
                 return r;
         r = shared_find(client, ptr) ? -EPROTO : attach_add(client, got, ptr, &block);
@@ -389,7 +393,7 @@ static int attach_ask(bfc_client *client, struct client_call *call, const char *
         return r;
 }
 
-/* *ret_stale: the answer is of an earlier epoch, and dropped. */
+/* *ret_stale: the answer is not true any more, and dropped: ask again. */
 static int attach_once(bfc_client *client, struct client_call *call, const char *name,
                        const struct bfc_attach_options *how, bool *ret_stale, void **ret_ptr,
                        size_t *ret_n_bytes)
@@ -412,6 +416,9 @@ static int attach_once(bfc_client *client, struct client_call *call, const char 
         if (why < 0) {
                 client_release(client, reply->attached->block->block_id, epoch);
                 r = client_unmappable(client, reply->attached->partition, why);
+        } else if (r == -EAGAIN) {
+                r = client_release(client, reply->attached->block->block_id, epoch);
+                *ret_stale = r == 0;
         } else if (r == -ENOMEM) {
                 client_release(client, reply->attached->block->block_id, epoch);
                 error_no_memory();

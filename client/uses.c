@@ -9,7 +9,8 @@
 #include "client/client.h"
 #include "client/park.h"
 
-int client_count_use(bfc_client *client, struct parkable *p)
+/* -EINVAL: there are too many. The lock is held. */
+static int count_use(bfc_client *client, struct parkable *p)
 {
         if (p->n_uses == UINT32_MAX)
                 return error_set(-EINVAL, "the block at %p is in use too often",
@@ -31,25 +32,34 @@ static bool end_use(bfc_client *client, const void *ptr)
         return true;
 }
 
-int client_end_use(bfc_client *client, const void *ptr)
+void client_begin_copy(bfc_client *client, struct parkable *p)
 {
-        bool was_used;
-
-        pthread_mutex_lock(&client->lock);
-        was_used = end_use(client, ptr);
-        pthread_mutex_unlock(&client->lock);
-        return was_used ? 0 : -EINVAL;
+        p->n_copies++;
+        parkable_sort(&client->parkables, p);
 }
 
-/* 0: all are counted, or none. The lock is held. */
+void client_end_copy(bfc_client *client, const void *ptr)
+{
+        struct parkable *p;
+
+        pthread_mutex_lock(&client->lock);
+        p = client_find_parkable(client, ptr);
+        if (p && p->n_copies > 0) { /* else it was freed meanwhile */
+                p->n_copies--;
+                parkable_touch(&client->parkables, p);
+        }
+        pthread_mutex_unlock(&client->lock);
+}
+
+/* 0: all are counted. An error: none. The lock is held. */
 static int count_uses(bfc_client *client, const struct block_set *set)
 {
-        for (size_t i = 0; i < set->n; i++)
-                if (!client_find_parkable(client, set->ptrs[i]))
-                        return -ENOENT;
         for (size_t i = 0; i < set->n; i++) {
-                int r = client_count_use(client, client_find_parkable(client, set->ptrs[i]));
+                struct parkable *p = client_find_parkable(client, set->ptrs[i]);
+                int r = set->skips_others ? 0 : -ENOENT;
 
+                if (p)
+                        r = count_use(client, p);
                 if (r < 0) {
                         while (i-- > 0)
                                 (void)end_use(client, set->ptrs[i]);
@@ -102,26 +112,27 @@ BFC_API int bfc_use_end(bfc_client *client, void *ptr)
 {
         const struct parkable *p;
         int r = client_check(client);
+        bool was_used;
 
         if (r < 0)
                 return r;
-        r = client_end_use(client, ptr);
-        if (r == 0)
-                return 0;
         pthread_mutex_lock(&client->lock);
+        was_used = end_use(client, ptr);
         p = client_find_parkable(client, ptr);
         pthread_mutex_unlock(&client->lock);
+        if (was_used)
+                return 0;
         return p ? error_set(-EINVAL, "the block at %p is not in use", ptr)
                  : client_not_parkable(client, ptr);
 }
 
-/* The lock is held. */
+/* One that a call is freeing counts as awake: it is skipped. The lock is held. */
 static bool are_awake(bfc_client *client, const struct block_set *set)
 {
         for (size_t i = 0; i < set->n; i++) {
                 const struct parkable *p = client_find_parkable(client, set->ptrs[i]);
 
-                if (p->is_busy || p->block->is_parked)
+                if (p && (p->is_busy || p->block->is_parked))
                         return false;
         }
         return true;

@@ -8,6 +8,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 
 #include "tests/gpu/driver.h"
@@ -476,6 +477,131 @@ TEST(a_copy_is_a_use)
                 ck_assert_ok(bfc_free(turns.client, turns.ptr));
         }
         bfc_disconnect(turns.client);
+        rig_stop_after_copies(rig);
+}
+
+struct other_thread {
+        bfc_client *client;
+        void *ptr;
+        pthread_t thread;
+        int result;
+        bool is_mapped, is_over;
+};
+
+static void start_thread(struct other_thread *t, void *(*function)(void *))
+{
+        ck_assert_int_eq(pthread_create(&t->thread, NULL, function, t), 0);
+}
+
+static void *wake_it(void *arg)
+{
+        struct other_thread *t = arg;
+
+        t->result = bfc_wake(t->client, t->ptr, SETTLE_MS);
+        return NULL;
+}
+
+static void *wake_a_tag(void *arg)
+{
+        struct other_thread *t = arg;
+
+        t->result = bfc_wake_tag(t->client, "a", SETTLE_MS);
+        t->is_mapped = page_is_mapped(t->ptr);
+        __atomic_store_n(&t->is_over, true, __ATOMIC_RELEASE);
+        return NULL;
+}
+
+/* While the call for the tag waits for one of the blocks, another thread begins to wake the other one. */
+TEST(a_tag_is_awake_when_all_of_it_is)
+{
+        struct rig *rig = rig_start(small_config());
+        bfc_client *client = client_open(rig, "red", "train");
+        struct other_thread first = { .client = client }, second = first, tag = first;
+        void *fillers[2];
+
+        if (CAN_PARK) {
+                second.ptr = tag.ptr = tagged(client, "a", 12 * MIB, 1);
+                first.ptr = tagged(client, "a", 10 * MIB, 2);
+                ck_assert_ok(bfc_park(client, second.ptr, BFC_BACKUP, "parking"));
+                ck_assert_ok(bfc_park(client, first.ptr, BFC_BACKUP, "parking"));
+                ck_assert(WAIT_FOR(reserved(rig, "train") == 0, SETTLE_MS));
+                for (unsigned i = 0; i < 2; i++)
+                        ck_assert_ok(bfc_malloc_flags(client, NULL, i == 0 ? 10 * MIB : 20 * MIB, BFC_WHOLE,
+                                                      &fillers[i]));
+                start_thread(&first, wake_it);
+                ck_assert(WAIT_FOR(rig_n_waiting(rig, "red") == 1, SETTLE_MS));
+                start_thread(&tag, wake_a_tag);
+                usleep(100000); /* usually it waits by then */
+                start_thread(&second, wake_it);
+                ck_assert(WAIT_FOR(rig_n_waiting(rig, "red") == 2, SETTLE_MS));
+                ck_assert_ok(bfc_free(client, fillers[0])); /* room for the first */
+                pthread_join(first.thread, NULL);
+                ck_assert_int_eq(first.result, 0);
+                (void)WAIT_FOR(__atomic_load_n(&tag.is_over, __ATOMIC_ACQUIRE), 200); /* if it is too early */
+                ck_assert_ok(bfc_free(client, fillers[1]));
+                pthread_join(second.thread, NULL);
+                pthread_join(tag.thread, NULL);
+                ck_assert_int_eq(second.result, 0);
+                ck_assert_int_eq(tag.result, 0);
+                ck_assert(tag.is_mapped);
+        }
+        bfc_disconnect(client);
+        rig_stop_after_copies(rig);
+}
+
+/* A copy stops at a page that may not be written, until the test lets it go on. */
+static struct gate copy_stands, copy_goes_on;
+static char *copy_page;
+
+static void on_fault(int signal, siginfo_t *info, void *context)
+{
+        (void)context;
+        if ((char *)info->si_addr < copy_page || (char *)info->si_addr >= copy_page + 4096)
+                _exit(128 + signal);
+        gate_open(&copy_stands);
+        (void)gate_wait(&copy_goes_on, SETTLE_MS);
+        (void)mprotect(copy_page, 4096, PROT_READ | PROT_WRITE);
+}
+
+static void *read_it(void *arg)
+{
+        struct other_thread *t = arg;
+
+        t->result = bfc_read(t->client, copy_page, t->ptr, 4096);
+        return NULL;
+}
+
+/* Only the copy itself ends its use. */
+TEST(the_use_of_a_copy_is_its_own)
+{
+        const struct sigaction action = { .sa_sigaction = on_fault, .sa_flags = SA_SIGINFO };
+        struct rig *rig = rig_start(small_config());
+        struct other_thread t = { .client = client_open(rig, "red", "train") };
+
+        if (rig_device() == ON_HOST) {
+                t.ptr = tagged(t.client, "a", BLOCK, 1);
+                copy_stands = gate_new();
+                copy_goes_on = gate_new();
+                copy_page = mmap(NULL, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+                ck_assert_ptr_ne(copy_page, MAP_FAILED);
+                ck_assert_int_eq(sigaction(SIGSEGV, &action, NULL), 0);
+                start_thread(&t, read_it);
+                ck_assert(gate_wait(&copy_stands, SETTLE_MS));
+                ck_assert_int_eq(bfc_use_end(t.client, t.ptr), -EINVAL);
+                ck_assert_ok(bfc_use_begin(t.client, t.ptr, 0));
+                ck_assert_ok(bfc_use_end_tag(t.client, "a"));
+                ck_assert_ok(bfc_use_end_tag(t.client, "a"));
+                ck_assert_int_eq(bfc_park(t.client, t.ptr, BFC_DISCARD, NULL), -EBUSY);
+                gate_open(&copy_goes_on);
+                pthread_join(t.thread, NULL);
+                ck_assert_int_eq(t.result, 0);
+                ck_assert(pattern_holds(copy_page, 4096, 1));
+                signal(SIGSEGV, SIG_DFL);
+                munmap(copy_page, 4096);
+                ck_assert_ok(bfc_park(t.client, t.ptr, BFC_DISCARD, NULL));
+                ck_assert_ok(bfc_free(t.client, t.ptr));
+        }
+        bfc_disconnect(t.client);
         rig_stop_after_copies(rig);
 }
 

@@ -2,6 +2,7 @@
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
+#include <pthread.h>
 #include <stdlib.h>
 
 #include "tests/gpu/driver.h"
@@ -114,6 +115,67 @@ TEST(a_park_waits_for_work)
                 ck_assert_int_eq(bfc_malloc_flags(client, NULL, BLOCK, BFC_PARKABLE, &p), -ENOTSUP);
         }
         bfc_disconnect(client);
+        rig_stop_after_copies(rig);
+}
+
+static void wait_for_end(void *arg)
+{
+        struct work *work = arg;
+
+        while (!__atomic_load_n(&work->is_done, __ATOMIC_ACQUIRE))
+                usleep(1000);
+}
+
+struct free_call {
+        bfc_client *client;
+        void *ptr;
+        int result;
+};
+
+static void *free_it(void *arg)
+{
+        struct free_call *f = arg;
+
+        f->result = bfc_free(f->client, f->ptr);
+        return NULL;
+}
+
+static bool is_leaving(const struct free_call *f)
+{
+        if (bfc_use_begin(f->client, f->ptr, 0) == -EINVAL)
+                return true;
+        (void)bfc_use_end(f->client, f->ptr); /* it may be leaving by now */
+        return false;
+}
+
+/* The free waits for work: the block is still there, and no call may use it. */
+TEST(a_tag_is_used_beside_a_free)
+{
+        const struct bfc_malloc_options options = { .struct_size = sizeof(options),
+                                                    .flags = BFC_PARKABLE,
+                                                    .tag = "a" };
+        struct rig *rig = rig_start(&config);
+        struct free_call f = { .client = client_open(rig, "red", "train") };
+        struct work work = { .ptr = NULL };
+        pthread_t thread;
+        void *stays;
+        CUstream s;
+
+        if (CAN_PARK) {
+                ck_assert_ok(bfc_malloc_with(f.client, BLOCK, &options, &f.ptr));
+                ck_assert_ok(bfc_malloc_with(f.client, BLOCK, &options, &stays));
+                s = stream_new();
+                ck_assert_int_eq(cu.cuLaunchHostFunc(s, wait_for_end, &work), CUDA_SUCCESS);
+                ck_assert_int_eq(pthread_create(&thread, NULL, free_it, &f), 0);
+                ck_assert(WAIT_FOR(is_leaving(&f), SETTLE_MS));
+                ck_assert_ok(bfc_use_begin_tag(f.client, "a", 0));
+                ck_assert_ok(bfc_use_end(f.client, stays));
+                __atomic_store_n(&work.is_done, 1, __ATOMIC_RELEASE);
+                ck_assert_int_eq(pthread_join(thread, NULL), 0);
+                ck_assert_int_eq(f.result, 0);
+                ck_assert_ok(bfc_free(f.client, stays));
+        }
+        bfc_disconnect(f.client);
         rig_stop_after_copies(rig);
 }
 

@@ -257,6 +257,120 @@ TEST(kept_blocks_stay_parked)
         rig_stop_after_copies(rig);
 }
 
+/* ---- threads ----------------------------------------------------------------------------- */
+
+struct other_thread {
+        struct holder holder;
+        pthread_t thread;
+        int result;
+};
+
+static void *publish_taken(void *arg)
+{
+        struct other_thread *t = arg;
+
+        t->result = bfc_publish(t->holder.client, t->holder.ptr, NAME);
+        return NULL;
+}
+
+static void *park_it(void *arg)
+{
+        struct other_thread *t = arg;
+
+        t->result = bfc_park(t->holder.client, t->holder.ptr, BFC_BACKUP, "parking");
+        return NULL;
+}
+
+static void *attach_it(void *arg)
+{
+        struct other_thread *t = arg;
+
+        t->result = bfc_attach(t->holder.client, NAME, SETTLE_MS, &t->holder.ptr, NULL);
+        return NULL;
+}
+
+static void *detach_it(void *arg)
+{
+        struct other_thread *t = arg;
+
+        t->result = bfc_detach(t->holder.client, t->holder.ptr);
+        return NULL;
+}
+
+/* The daemon receives the requests of both threads at once; usually that of the first thread comes first. */
+static void call_beside(struct rig *rig, struct other_thread t[2], void *(*first)(void *),
+                        void *(*second)(void *))
+{
+        child_stop(rig->pid);
+        ck_assert_int_eq(pthread_create(&t[0].thread, NULL, first, &t[0]), 0);
+        usleep(50000);
+        ck_assert_int_eq(pthread_create(&t[1].thread, NULL, second, &t[1]), 0);
+        usleep(50000);
+        ck_assert_int_eq(kill(rig->pid, SIGCONT), 0);
+        for (unsigned i = 0; i < 2; i++)
+                pthread_join(t[i].thread, NULL);
+}
+
+/* It is the process's own again, parked or not. */
+TEST(a_publish_is_refused_beside_a_park)
+{
+        struct rig *rig = rig_start(small_config());
+        struct other_thread t[2];
+        struct holder h;
+        char name[16];
+
+        IF_ALL_CAN_PARK(rig);
+        publish(rig, &h, 0);
+        for (unsigned i = 0; i < 5; i++) {
+                t[0].holder.client = h.client;
+                ck_assert_ok(bfc_malloc_flags(h.client, NULL, 20 * MIB, BFC_PARKABLE, &t[0].holder.ptr));
+                t[1].holder = t[0].holder;
+                call_beside(rig, t, publish_taken, park_it);
+                ck_assert_int_ne(t[0].result, 0);
+                ck_assert_int_eq(t[1].result, 0);
+                wake(&t[0].holder);
+                snprintf(name, sizeof(name), "free%u", i);
+                ck_assert_ok(bfc_publish(h.client, t[0].holder.ptr, name));
+                ck_assert_ok(bfc_free(h.client, t[0].holder.ptr));
+        }
+        end(&h);
+        rig_stop_after_copies(rig);
+}
+
+static int add_references(void *userdata, const struct bfc_shared_info *info)
+{
+        *(uint64_t *)userdata += info->num_references;
+        return 0;
+}
+
+/* The daemon answers that this session has it, parked, which is not true any more. */
+TEST(a_parked_block_is_attached_beside_its_last_detach)
+{
+        struct rig *rig = rig_start(small_config());
+        struct other_thread t[2];
+        uint64_t n_references = 0;
+        struct holder h;
+
+        IF_ALL_CAN_PARK(rig);
+        publish(rig, &h, BFC_KEEP_FOREVER);
+        pattern_write(h.ptr, BLOCK, 1);
+        for (unsigned i = 0; i < 5; i++) {
+                park(&h);
+                t[0].holder = t[1].holder = h;
+                call_beside(rig, t, attach_it, detach_it);
+                ck_assert_int_eq(t[0].result, 0);
+                ck_assert_int_eq(t[1].result, 0);
+                h.ptr = t[0].holder.ptr;
+                ck_assert(pattern_holds(h.ptr, BLOCK, 1));
+        }
+        ck_assert_ok(bfc_list_shared(h.client, add_references, &n_references));
+        ck_assert_uint_eq(n_references, 1);
+        ck_assert_ok(bfc_detach(h.client, h.ptr));
+        ck_assert_ok(bfc_forget(h.client, NAME));
+        end(&h);
+        rig_stop_after_copies(rig);
+}
+
 /* ---- waking ------------------------------------------------------------------------------ */
 
 #define N_WAKERS 6u
@@ -896,6 +1010,7 @@ LOOP_TEST(a_restart_parks_what_all_agreed_to, 2)
                            SETTLE_MS));
         ck_assert_ok(bfc_free(other.client, p));
         end(&other);
+        ck_assert(WAIT_FOR(rig_count(k->rig).n_sessions == 2, SETTLE_MS)); /* no restart finds it */
         assert_awake(k->rig);
         kept_restart(k, _i == 0 ? SIGKILL : SIGTERM);
         ck_assert(WAIT_FOR(is_parked(k->rig), SETTLE_MS));

@@ -204,6 +204,32 @@ TEST(it_is_shown)
         pinned_rig_stop(rig);
 }
 
+/* The daemon waits until the client has unmapped it, as on a GPU. */
+TEST(blocks_of_it_are_parked)
+{
+        struct rig *rig = pinned_rig(NULL);
+        bfc_client *client = client_open(rig, "red", "parking");
+        void *p, *other;
+
+        ck_assert_ok(bfc_malloc_flags(client, NULL, BLOCK, BFC_PARKABLE, &p));
+        block_fill(client, p, BLOCK, 5);
+        for (int i = 0; i < 3; i++) {
+                if (rig_device() == ON_HOST)
+                        ck_assert_ok(bfc_park(client, p, BFC_BACKUP, "train"));
+                else
+                        ck_assert_ok(bfc_park(client, p, BFC_DISCARD, NULL));
+                ck_assert(WAIT_FOR(reserved(rig) == 0, SETTLE_MS));
+                ck_assert_ok(bfc_malloc(client, BLOCK, &other));
+                ck_assert_ok(bfc_free(client, other));
+                ck_assert_ok(bfc_wake(client, p, SETTLE_MS));
+                ck_assert(rig_device() != ON_HOST || block_has(client, p, BLOCK, 5));
+                ck_assert_ok(bfc_trim(client, SIZE_MAX));
+        }
+        ck_assert_ok(bfc_free(client, p));
+        bfc_disconnect(client);
+        pinned_rig_stop(rig);
+}
+
 /* ---- blocks of a GPU that are parked there -------------------------------------- */
 
 #define BUFFERS (16 * MIB) /* which the daemon registers before its first copy */
