@@ -162,11 +162,11 @@ class Block:
     `__cuda_array_interface__`. Both are arrays of bytes; Client.empty() gives others.
     """
 
-    __slots__ = ("_session", "ptr", "nbytes", "read_only", "is_parkable", "_free", "__weakref__")
+    __slots__ = ("_session", "ptr", "nbytes", "read_only", "_may_be_parked", "_free", "__weakref__")
 
-    def __init__(self, session: _Session, nbytes: int, read_only: bool = False, is_parkable: bool = False) -> None:
+    def __init__(self, session: _Session, nbytes: int, read_only: bool = False, may_be_parked: bool = False) -> None:
         self._session = session
-        self.is_parkable = is_parkable
+        self._may_be_parked = may_be_parked
         self.ptr: int | None = None
         self.nbytes = nbytes
         self.read_only = read_only
@@ -222,7 +222,7 @@ class Block:
     @property
     def is_parked(self) -> bool:
         """The block is parked now: by park() or Pool.sleep(), or because the daemon asked for it."""
-        return self.is_parkable and self._info().is_parked != 0
+        return self._may_be_parked and self._info().is_parked != 0
 
     def park(self, to: str | None = None) -> None:
         """Parks a block of malloc(parkable=True), or one that was published as such. Its contents go to a partition of host
@@ -282,7 +282,7 @@ class Block:
             raise ValueError("the block has been freed")
         if offset < 0 or n < 0 or offset + n > self.nbytes:
             raise ValueError(f"bytes {offset} to {offset + n} are not inside of the block's {self.nbytes}")
-        if self.is_parkable and self.is_parked:
+        if self.is_parked:
             raise _errors.Parked(
                 errno.EBUSY,
                 "the block is parked, and its address has no memory: wake it or its pool, or work in `with pool.use()`",
@@ -401,7 +401,7 @@ class Client:
         if session is None:
             raise ValueError("the client is closed")
         ptr = _c_void_p()
-        block = Block(session, n_bytes, is_parkable=parkable)
+        block = Block(session, n_bytes, may_be_parked=parkable)
         flags = (
             (_library.ONE_EXTENT if one_extent else 0)
             | (_library.WHOLE if whole else 0)
@@ -518,7 +518,7 @@ class Client:
                 session.handle, _bytes(name), _byref(options), _byref(ptr), _byref(n_bytes)
             )
 
-        block = Block(session, 0, read_only, is_parkable=True)  # perhaps
+        block = Block(session, 0, read_only, may_be_parked=True)
         try:
             result = _interruptible(call, options)
             block.nbytes = n_bytes.value

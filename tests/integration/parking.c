@@ -90,6 +90,18 @@ int raw_park(struct raw *raw, uint64_t block_id, bool discard, uint32_t partitio
         return raw_do(raw, &request);
 }
 
+uint64_t raw_send_park(struct raw *raw, uint64_t block_id, uint32_t wait_ms)
+{
+        Bfcd__Park body = BFCD__PARK__INIT;
+        Bfcd__Request request = REQUEST(PARK, park, &body);
+
+        body.block_id = block_id;
+        body.partition = 1;
+        body.wait_ms = wait_ms;
+        ck_assert_int_eq(raw_send(raw, &request), 0);
+        return request.id;
+}
+
 uint64_t raw_send_wake(struct raw *raw, const uint64_t *block_ids, size_t n, uint32_t wait_ms)
 {
         Bfcd__Request request = BFCD__REQUEST__INIT;

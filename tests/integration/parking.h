@@ -48,6 +48,9 @@ uint64_t raw_parkable(struct raw *raw, uint64_t n_bytes);
 int raw_park(struct raw *raw, uint64_t block_id, bool discard, uint32_t partition);
 int raw_wake(struct raw *raw, uint64_t block_id);
 
+/* A request to park the block in partition 1. Returns its id. */
+uint64_t raw_send_park(struct raw *raw, uint64_t block_id, uint32_t wait_ms);
+
 /* A request for these blocks; the answers to be taken with raw_wake_answer(): 0, or the error. */
 uint64_t raw_send_wake(struct raw *raw, const uint64_t *block_ids, size_t n, uint32_t wait_ms);
 int raw_wake_answer(struct raw *raw, uint64_t id, uint64_t block_id);

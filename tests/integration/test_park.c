@@ -727,19 +727,12 @@ TEST(a_block_that_is_parked_is_left_alone)
         uint64_t id, park_id;
 
         if (CAN_PARK) {
-                Bfcd__Request request = BFCD__REQUEST__INIT;
-                Bfcd__Park body = BFCD__PARK__INIT;
                 Bfcd__Reply *reply = NULL;
                 unsigned n_done = 0;
 
                 raw = raw_with_events(rig);
                 id = raw_parkable(raw, BLOCK);
-                body.block_id = id;
-                body.partition = 1;
-                request.body_case = BFCD__REQUEST__BODY_PARK;
-                request.park = &body;
-                ck_assert_int_eq(raw_send(raw, &request), 0);
-                park_id = request.id;
+                park_id = raw_send_park(raw, id, 0);
                 (void)session_send_free(raw, id);
                 (void)raw_send_wake(raw, &id, 1, SETTLE_MS);
                 for (unsigned i = 0; i < 3;

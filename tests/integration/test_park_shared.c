@@ -614,14 +614,7 @@ LOOP_TEST(sessions_end_meanwhile, 4)
         ck_assert_int_eq(raw_attach(b, NAME), 0);
         ck_assert_int_eq(raw_park(a, id, false, 1), 0);
         if (_i == 0) { /* all, while the last one's Park is carried out */
-                Bfcd__Request request = BFCD__REQUEST__INIT;
-                Bfcd__Park body = BFCD__PARK__INIT;
-
-                body.block_id = id;
-                body.partition = 1;
-                request.body_case = BFCD__REQUEST__BODY_PARK;
-                request.park = &body;
-                ck_assert_int_eq(raw_send(b, &request), 0);
+                (void)raw_send_park(b, id, 0);
                 raw_close(b);
                 session_end(a);
                 session_end(c);
@@ -805,15 +798,9 @@ TEST(memory_is_released_after_the_copy_of_a_session_that_ended)
 
         IF_ALL_CAN_PARK(rig);
         for (unsigned i = 0; i < 40; i++) {
-                Bfcd__Request request = BFCD__REQUEST__INIT;
-                Bfcd__Park body = BFCD__PARK__INIT;
                 struct raw *raw = raw_with_events(rig);
 
-                body.block_id = raw_parkable(raw, 24 * MIB);
-                body.partition = 1;
-                request.body_case = BFCD__REQUEST__BODY_PARK;
-                request.park = &body;
-                ck_assert_int_eq(raw_send(raw, &request), 0);
+                (void)raw_send_park(raw, raw_parkable(raw, 24 * MIB), 0);
                 usleep(i * 500);
                 (void)raw_goodbye(raw);
                 raw_close(raw);
@@ -833,27 +820,12 @@ static void receive_extents(struct raw *raw, size_t n)
 /* Acknowledges these extents, of which it has lost some. */
 static void ack_without(struct raw *raw, uint64_t sequence, uint64_t *lost, size_t n_lost)
 {
-        Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__Ack body = BFCD__ACK__INIT;
+        Bfcd__Request request = REQUEST(ACK, ack, &body);
 
         body.sequence = sequence;
         body.lost_extent_ids = lost;
         body.n_lost_extent_ids = n_lost;
-        request.body_case = BFCD__REQUEST__BODY_ACK;
-        request.ack = &body;
-        ck_assert_int_eq(raw_send(raw, &request), 0);
-}
-
-static void send_park(struct raw *raw, uint64_t block_id)
-{
-        Bfcd__Request request = BFCD__REQUEST__INIT;
-        Bfcd__Park body = BFCD__PARK__INIT;
-
-        body.block_id = block_id;
-        body.partition = 1;
-        body.wait_ms = SETTLE_MS;
-        request.body_case = BFCD__REQUEST__BODY_PARK;
-        request.park = &body;
         ck_assert_int_eq(raw_send(raw, &request), 0);
 }
 
@@ -903,7 +875,7 @@ TEST(refused_wakes_do_not_agree)
         ack_without(raw, sequences[0], lost, 1);
         ck_assert_int_eq(raw_wake_answer(raw, wakes[1], id[X]), -EMFILE);
         receive_extents(raw, 74);
-        send_park(other, id[X]);
+        (void)raw_send_park(other, id[X], SETTLE_MS);
         lost[0] = raw->extents[73].id; /* of Y */
         lost[1] = raw->extents[62].id;
         ack_without(raw, sequences[1], lost, 2);
@@ -913,7 +885,7 @@ TEST(refused_wakes_do_not_agree)
         bfcd__reply__free_unpacked(reply, NULL);
         ck_assert_uint_eq(in_use(rig, "parking"), 0);
         raw->ack = true;
-        ack_without(raw, raw->last_sequence, NULL, 0);
+        (void)session_send_ack(raw, raw->last_sequence);
         ck_assert_int_eq(raw_wake_answer(raw, wakes[4], id[Z]), 0);
         ck_assert_int_eq(raw_wake_answer(raw, wakes[5], id[X]), 0);
         session_end(raw);
