@@ -753,8 +753,9 @@ static void assert_urgent_bytes_end_their_sender(void)
         for (unsigned i = 0; i < 10; i++) {
                 struct raw *raw = i % 2 ? member(&s) : unauthenticated(&s);
 
-                /* In one call, so that they are an impossible length when the daemon looks. */
-                ck_assert_int_eq(send(raw->fd, "!!!!!!", 6, MSG_OOB | MSG_NOSIGNAL), 6);
+                /* In one call, so that they are an impossible length when the daemon looks. The kernel sends
+                 * the last byte after the others, and the daemon may have hung up by then. */
+                ck_assert_int_ge(send(raw->fd, "!!!!!!", 6, MSG_OOB | MSG_NOSIGNAL), 5);
                 assert_disconnected(&s, raw, "urgent bytes");
         }
         scene_end(&s);
