@@ -111,6 +111,20 @@ static void mark_descendants(struct child_process *all, size_t n)
         } while (is_changed);
 }
 
+static bool runs(const struct child_process *p)
+{
+        return p->state != 'Z' && p->state != 'X';
+}
+
+bool child_has_ended(pid_t pid)
+{
+        struct child_process p;
+
+        if (read_process(pid, &p) == 0)
+                return !runs(&p);
+        return kill(pid, 0) < 0 && errno == ESRCH; /* /proc may hide it */
+}
+
 static int read_descendants(struct child_process **ret, size_t *ret_n)
 {
         struct child_process *all = NULL;
@@ -121,7 +135,7 @@ static int read_descendants(struct child_process **ret, size_t *ret_n)
                 return r;
         mark_descendants(all, n_all);
         for (size_t i = 0; i < n_all; i++)
-                if (all[i].is_descendant && all[i].state != 'Z' && all[i].state != 'X')
+                if (all[i].is_descendant && runs(&all[i]))
                         all[n++] = all[i];
         *ret = all;
         *ret_n = n;

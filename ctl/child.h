@@ -50,6 +50,9 @@ void child_end(struct child *c);
 /* The descendants of this process that run: at most n_max of them, and how many there are. */
 int child_remaining(struct child_process *ret, size_t n_max, size_t *ret_n);
 
+/* Whether a process has ended. It may be a zombie still. */
+bool child_has_ended(pid_t pid);
+
 /* Ends this process as the main process ended: by the same signal, or with its exit status, which is returned. */
 int child_exit_as(int status);
 

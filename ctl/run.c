@@ -302,7 +302,7 @@ static bool has_ended_session(const struct list *l, const char *lease)
         for (size_t i = 0; i < l->n_sessions; i++)
                 for (size_t k = 0; k < l->sessions[i]->n_leases; k++)
                         if (strcmp(l->sessions[i]->leases[k], lease) == 0 &&
-                            kill((pid_t)l->sessions[i]->pid, 0) < 0 && errno == ESRCH)
+                            child_has_ended((pid_t)l->sessions[i]->pid))
                                 return true;
         return false;
 }
