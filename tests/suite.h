@@ -4,7 +4,8 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  *   BFC_TEST_LIST=1     prints "# test NAME" for each test, and runs none
- *   BFC_TEST_ONLY=NAME  runs that test alone, with every index of a loop test */
+ *   BFC_TEST_ONLY=NAME  runs that test alone, with every index of a loop test
+ *   BFC_TEST_LONG=1     random walks and the like take all their steps, as in the nightly run */
 #ifndef BFC_TESTS_SUITE_H
 #define BFC_TESTS_SUITE_H
 
@@ -21,6 +22,21 @@
 #define KIB (UINT64_C(1) << 10)
 #define MIB (UINT64_C(1) << 20)
 #define GIB (UINT64_C(1) << 30)
+
+/* Check writes a message to its parent for every assertion that holds, which takes more time than most tests. */
+#undef _mark_point
+#define _mark_point(file, line) ((void)0)
+
+static inline bool suite_is_long(void)
+{
+        return getenv("BFC_TEST_LONG") != NULL;
+}
+
+/* Steps of a random walk that takes n in the nightly run. */
+static inline unsigned suite_steps(unsigned n)
+{
+        return suite_is_long() ? n : n / 10;
+}
 
 static inline void suite_add_test(TCase *tcase, const TTest *test, int from, int to)
 {

@@ -248,7 +248,7 @@ static __attribute__((noinline)) void use_stack(void)
         if (n_bytes == 0)
                 return;
         bytes = __builtin_alloca(n_bytes);
-        for (size_t i = 0; i < n_bytes; i += 1024)
+        for (size_t i = 0; i < n_bytes; i += 4096)
                 bytes[n_bytes - 1 - i] = 1; /* from the top down, so that a guard page is met */
 }
 

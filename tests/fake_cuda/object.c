@@ -382,22 +382,34 @@ static CUresult object_create_locked(const struct fake_object *o, uint64_t n_bac
         return CUDA_SUCCESS;
 }
 
-/* Fresh memory is whatever was there before; here that is never zero. */
-static bool poison(int fd, uint64_t n_bytes)
+#define POISON_BYTES 4096u
+#define POISON_STEP  (UINT64_C(1) << 15)
+
+static bool write_poison(int fd, uint64_t begin, uint64_t end)
 {
-        char bytes[1 << 14];
+        char bytes[POISON_BYTES];
 
         memset(bytes, 0xab, sizeof(bytes));
-        for (uint64_t at = 0; at < n_bytes;) {
-                uint64_t n = n_bytes - at < sizeof(bytes) ? n_bytes - at : sizeof(bytes);
-                ssize_t r = pwrite(fd, bytes, n, (off_t)at);
+        while (begin < end) {
+                ssize_t r = pwrite(fd, bytes, end - begin < sizeof(bytes) ? end - begin : sizeof(bytes),
+                                   (off_t)begin);
 
                 if (r < 0 && errno != EINTR)
                         return false;
                 if (r > 0)
-                        at += (uint64_t)r;
+                        begin += (uint64_t)r;
         }
         return true;
+}
+
+/* Fresh memory is whatever was there before. Here a page in every POISON_STEP and the last one are never zero; all
+ * of it would take most of the tests' time. */
+static bool poison(int fd, uint64_t n_bytes)
+{
+        for (uint64_t at = 0; at < n_bytes; at += POISON_STEP)
+                if (!write_poison(fd, at, n_bytes - at < POISON_BYTES ? n_bytes : at + POISON_BYTES))
+                        return false;
+        return n_bytes < POISON_BYTES || write_poison(fd, n_bytes - POISON_BYTES, n_bytes);
 }
 
 CUresult fake_object_new(const struct fake_device *d, char kind, uint64_t n_bytes, struct fake_object *ret,

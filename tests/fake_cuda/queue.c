@@ -88,6 +88,12 @@ void fake_mark_wait(struct fake_mark **m)
 
 /* ---- doing the work ------------------------------------------------------ */
 
+/* Whole pages are zeroed by removing them, which costs no page faults. */
+static bool is_zeroed(const struct fake_work *w)
+{
+        return w->value == 0 && w->n_bytes % 4096 == 0 && madvise(w->to, w->n_bytes, MADV_REMOVE) == 0;
+}
+
 static void work_do(CUcontext c, const struct fake_work *w)
 {
         bool is_allowed;
@@ -101,10 +107,7 @@ static void work_do(CUcontext c, const struct fake_work *w)
                      (!w->is_from_device || fake_range_allows((uintptr_t)w->from, w->n_bytes, false));
         if (is_allowed && w->from)
                 memmove(w->to, w->from, w->n_bytes);
-        else if (is_allowed && fake.ms_per_gib > 0 && w->value == 0 &&
-                 madvise(w->to, w->n_bytes, MADV_REMOVE) == 0)
-                ;
-        else if (is_allowed)
+        else if (is_allowed && !is_zeroed(w))
                 memset(w->to, w->value, w->n_bytes);
         pthread_rwlock_unlock(&fake_memory_lock);
         if (!is_allowed)

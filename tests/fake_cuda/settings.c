@@ -7,7 +7,7 @@
  *   FAKE_CUDA_STATE         the folder that all processes of the machine share
  *                           (/dev/shm/fake-cuda-UID)
  *   FAKE_CUDA_CONTEXT_BYTES what a primary context takes of its device (0)
- *   FAKE_CUDA_POISON_BYTES  how much of fresh memory is filled with 0xab (all)
+ *   FAKE_CUDA_POISON_BYTES  up to where pages of fresh memory are filled with 0xab (its end)
  *   FAKE_CUDA_STREAM_DELAY_US  how late work in streams runs (0)
  *   FAKE_CUDA_ATTRIBUTES    see driver.c;  FAKE_CUDA_MISSING: functions, joined
  *                           by commas, that cuGetProcAddress does not know

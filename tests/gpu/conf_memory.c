@@ -120,13 +120,14 @@ TEST(pinned_memory_is_copied_by_streams)
         munmap(unmapped, 2 * MIB);
 }
 
-/* The contents of fresh memory are undefined; the fake fills it with a pattern. */
+/* The contents of fresh memory are undefined; the fake fills pages of it with a pattern. */
 LOOP_TEST(fresh_memory_is_not_clear, machine.is_fake)
 {
         CUdeviceptr p;
 
         OK(cu.cuMemAlloc_v2(&p, 2 * MIB));
-        ck_assert_uint_eq(gpu_count_other(p, 0xab, 2 * MIB), 0);
+        ck_assert_uint_eq(gpu_count_other(p, 0xab, 4096), 0);
+        ck_assert_uint_eq(gpu_count_other(p + 2 * MIB - 4096, 0xab, 4096), 0);
         OK(cu.cuMemFree_v2(p));
 }
 

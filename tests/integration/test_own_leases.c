@@ -297,7 +297,7 @@ TEST_OF(groups, each_has_a_lease)
         struct rig_config of_groups = { .tenants = NULL };
         char tenants[2048], one[600];
         struct program p[3];
-        struct kept *k;
+        struct kept *k = NULL;
 
         if (!own[0]) {
                 fprintf(stderr, "skipped: no control group can be made here\n");

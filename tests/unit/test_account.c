@@ -446,8 +446,7 @@ static void model_check(void)
 /* The tree beside a plain model, in random steps: create, set, end, charge, release. */
 TEST(test_tree_model)
 {
-        const char *text = getenv("BFC_TEST_STEPS");
-        uint64_t n_steps = text ? strtoull(text, NULL, 10) : 50000;
+        uint64_t n_steps = suite_steps(50000);
 
         m.seed = 3;
         account_init_root(&m.accounts[0], 1000);

@@ -725,6 +725,7 @@ LOOP_TEST(test_oracle, sizeof(walks) / sizeof(walks[0]))
 {
         const struct walk *w = &walks[_i];
         struct bfc_zones zones;
+        unsigned n_steps = suite_steps(w->n_steps);
         uint64_t state = 1;
         const char *why;
         struct pair p;
@@ -740,7 +741,7 @@ LOOP_TEST(test_oracle, sizeof(walks) / sizeof(walks[0]))
         for (unsigned i = 0; w->weights[PAIR_REGION] > 0 && i < 2; i++) /* two that come and go */
                 ck_assert_ptr_null(
                         pair_add_region(&p, MIB + i * w->extent_bytes, w->extent_bytes, 0, i == 0));
-        for (unsigned step = 0; step < w->n_steps; step++) {
+        for (unsigned step = 0; step < n_steps; step++) {
                 enum pair_op op = choose_op(w, &p, &state);
                 uint64_t value = random_next(&state);
 
@@ -763,7 +764,7 @@ LOOP_TEST(test_oracle, sizeof(walks) / sizeof(walks[0]))
         ck_assert_ptr_null(pair_compare(&p));
         /* A walk that never gets anywhere proves nothing. */
         for (int i = 0; i < PAIR_N_OPS; i++)
-                ck_assert_msg(p.n_ok[i] >= (w->weights[i] > 0 ? w->n_steps / 10000 : 0),
+                ck_assert_msg(p.n_ok[i] >= (w->weights[i] > 0 ? n_steps / 10000 : 0),
                               "%s: operation %d, %llu", w->name, i, (unsigned long long)p.n_ok[i]);
         pair_done(&p);
 }

@@ -408,7 +408,7 @@ LOOP_TEST(test_random_operations, 3)
         ck_assert_int_eq(ledger_new(&limits, &l), 0);
         for (int i = 0; i < M_QUOTAS; i++)
                 add_quota(l);
-        for (int i = 0; i < M_OPERATIONS; i++) {
+        for (unsigned i = 0, n = suite_steps(M_OPERATIONS); i < n; i++) {
                 uint32_t what = random_below(&rnd, 64);
 
                 if (what == 0)

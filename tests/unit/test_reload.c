@@ -852,7 +852,7 @@ LOOP_TEST(a_random_walk, 4)
         printf("# seed %u\n", seed);
         walk_config(text, sizeof(text));
         b = (_i % 2 ? peer_broker_sticky : peer_broker)(walk_end, &config);
-        for (unsigned step = 0; step < 15000; step++) {
+        for (unsigned step = 0, n = suite_steps(15000); step < n; step++) {
                 if (pick(12) == 0) {
                         bool dry = pick(8) == 0;
 
@@ -871,7 +871,7 @@ LOOP_TEST(a_random_walk, 4)
                 }
         }
         printf("# %u reloads, %u refused\n", n_done, n_refused);
-        ck_assert_uint_gt(n_done, 300);
+        ck_assert_uint_gt(n_done, suite_steps(300));
         ck_assert_uint_gt(n_refused, 20);
         for (size_t i = 0; i < WALK_PEERS; i++)
                 peer_free(walkers[i].peer);

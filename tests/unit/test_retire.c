@@ -741,7 +741,7 @@ TEST(test_random_walk)
         struct walking_peer walkers[WALK_PEERS] = { 0 };
         unsigned seed = 815;
 
-        for (unsigned step = 0; step < 150000; step++) {
+        for (unsigned step = 0, n = suite_steps(150000); step < n; step++) {
                 struct walking_peer *w = &walkers[(unsigned)rand_r(&seed) % WALK_PEERS];
 
                 walker_step(w, &seed);
@@ -762,5 +762,5 @@ TEST(test_random_walk)
         for (unsigned i = 0; i < WALK_PEERS; i++)
                 walker_end(&walkers[i]);
         printf("# %zu extents were retired\n", n_walk_retired);
-        ck_assert_uint_gt(n_walk_retired, 1000);
+        ck_assert_uint_gt(n_walk_retired, suite_steps(1000));
 }

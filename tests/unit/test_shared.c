@@ -809,7 +809,7 @@ LOOP_TEST(test_random_walk, 2)
         struct walk *w = calloc(1, sizeof(*w));
 
         w->seed = 20240611 + (unsigned)_i;
-        for (int step = 0; step < W_STEPS; step++) {
+        for (unsigned step = 0, n = suite_steps(W_STEPS); step < n; step++) {
                 int i = (int)dice(w, W_PEERS);
                 unsigned what = dice(w, 100);
 

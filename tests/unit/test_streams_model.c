@@ -27,7 +27,7 @@
 #define N_STREAMS 5u
 #define N_BLOCKS  40u
 #define N_WORK    64u
-#define N_STEPS   12000u
+#define N_STEPS   suite_steps(12000)
 #define NO_STREAM N_STREAMS
 
 struct piece {
@@ -318,9 +318,9 @@ LOOP_TEST(random_walk, 12)
         }
         finish();
         check_pools(N_STEPS);
-        ck_assert_uint_gt(n_given, 500);
+        ck_assert_uint_gt(n_given, N_STEPS / 24);
         ck_assert(!are_mortal || n_finished > 0);
         if (has_cache)
-                ck_assert_uint_gt(n_reused, 50); /* before the work was done, in its order */
+                ck_assert_uint_gt(n_reused, N_STEPS / 240); /* before the work was done, in its order */
         server_end();
 }

@@ -784,7 +784,7 @@ TEST(test_walk)
         unsigned seed = 4711;
 
         printf("# seed %u\n", seed);
-        for (int i = 0; i < 20000; i++) {
+        for (unsigned i = 0, n = suite_steps(20000); i < n; i++) {
                 size_t k = (size_t)rand_r(&seed) % N_PEERS;
 
                 walker_step(&walkers[k], &seed, uids[k]);
@@ -809,5 +809,5 @@ TEST(test_walk)
         settle();
         ck_assert_uint_eq(b->partitions[0].claims.n, 0);
         printf("# %u answers\n", n_walk_answers);
-        ck_assert_uint_gt(n_walk_answers, 100);
+        ck_assert_uint_gt(n_walk_answers, suite_steps(100));
 }
