@@ -13,7 +13,7 @@
 
 #define NO_SLOT (THREAD_SLOTS_MAX + 1)
 
-__thread unsigned thread_slot __attribute__((tls_model("initial-exec"), visibility("hidden")));
+__thread unsigned thread_slot __attribute__((tls_model("initial-exec")));
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static pthread_key_t key;

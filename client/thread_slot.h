@@ -12,7 +12,7 @@
 /* 1 + the slot of this thread. 0: it has none yet. Above THREAD_SLOTS_MAX: it gets none. Initial-exec, because a
  * call for each access would cost more than a lock. All TLS of the library is then in the little that the C library
  * reserves for libraries that are loaded late: it must stay small. */
-extern __thread unsigned thread_slot __attribute__((tls_model("initial-exec"), visibility("hidden")));
+extern __thread unsigned thread_slot __attribute__((tls_model("initial-exec")));
 
 /* How many there are: twice as many as processors, a power of two. Constant. */
 unsigned thread_slots(void);

@@ -1,0 +1,13 @@
+/* See wraps.h.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "tests/wraps.h"
+
+#include "daemon/admin/lease.h"
+#include "daemon/admin/reload.h"
+#include "daemon/handover/store.h"
+
+WRAP(void, lease_gone, (const struct lease_end *end), (end))
+WRAP(void, reload_tell_sessions, (struct broker * b), (b))
+WRAP(int, store_put_extent, (struct store * s, uint64_t key, int fd), (s, key, fd))
+WRAP(int, store_remove_extent, (struct store * s, uint64_t key, bool wait), (s, key, wait))
