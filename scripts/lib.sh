@@ -16,7 +16,7 @@ die() {
 
 # Package on Debian and Ubuntu, and how its presence shows on any system:
 # cmd: a program, pc: a pkg-config module, file: a file, fn: a function here.
-needs_build='
+needs_demo='
 build-essential       cmd:cc
 build-essential       file:/usr/include/stdlib.h
 pkg-config            cmd:pkg-config
@@ -29,11 +29,13 @@ protobuf-c-compiler   cmd:protoc-c
 libyaml-dev           pc:yaml-0.1
 libjansson-dev        pc:jansson
 libsmartcols-dev      pc:smartcols
+'
+needs_build="$needs_demo
 libmicrohttpd-dev     pc:libmicrohttpd
 libisal-dev           pc:libisal
 libncurses-dev        pc:ncursesw
 libsystemd-dev        pc:libsystemd
-'
+"
 needs_test="$needs_build
 check                 pc:check
 scdoc                 cmd:scdoc
@@ -53,9 +55,29 @@ needs_ci="$needs_test$needs_lint
 abigail-tools         cmd:abidw
 cppcheck              cmd:cppcheck
 prometheus            cmd:promtool
+python3-pip           fn:has_pip
+python3-venv          fn:has_venv
+chromium              cmd:chromium
+chromium-driver       cmd:chromedriver
+python3-selenium      fn:has_selenium
 clang                 cmd:clang
-libclang-rt-dev       fn:has_libfuzzer
 "
+# Only scripts/nightly.
+needs_nightly="$needs_ci
+libclang-rt-dev       fn:has_libfuzzer
+valgrind              cmd:valgrind
+podman                cmd:podman
+crun                  cmd:crun
+uidmap                cmd:newuidmap
+munge                 cmd:munged
+slurmctld             cmd:slurmctld
+slurmd                cmd:slurmd
+slurm-client          cmd:sinfo
+libslurm-dev          file:/usr/include/slurm/spank.h
+"
+has_pip() { python3 -m pip --version >/dev/null 2>&1; }
+has_venv() { python3 -c 'import ensurepip' >/dev/null 2>&1; }
+has_selenium() { /usr/bin/python3 -c 'import selenium' >/dev/null 2>&1; }
 has_libfuzzer() {
         echo 'int LLVMFuzzerTestOneInput(void) { return 0; }' |
                 clang -fsanitize=fuzzer,address,undefined -x c -o /dev/null - >/dev/null 2>&1
@@ -150,8 +172,8 @@ lock_folder() {
 }
 unlock_folder() { exec 9<&-; }
 
-# build DIR [-Dmeson=option...]: sets DIR up, or changes its options, where that is needed; and builds.
-build() {
+# configure DIR [-Dmeson=option...]: sets DIR up, or changes its options, where that is needed.
+configure() {
         local dir=$1
 
         shift
@@ -161,9 +183,80 @@ build() {
                 [ $# -eq 0 ] || quietly "meson configure $dir" meson configure "$dir" "$@"
         fi
         printf '%s\n' "$*" >"$dir/options-given"
+}
+
+# build_targets DIR [TARGET...]: builds them, or all. Ninja shows how far it is on one line of a terminal; elsewhere a
+# line comes every half minute.
+build_targets() {
+        local dir=$1
+
+        shift
         if [ -t 1 ]; then
-                ninja -C "$dir" || die "building in $dir failed" # it shows how far it is on one line
-        else
-                quietly "building in $dir" ninja -C "$dir"
+                ninja -C "$dir" "$@" || die "building in $dir failed"
+                return 0
         fi
+        if ! ninja -C "$dir" "$@" 2>&1 | tee "$dir/ninja.log" | print_progress; then
+                grep -v '^\[' "$dir/ninja.log" >&2
+                die "building in $dir failed (its output is above)"
+        fi
+}
+
+print_progress() {
+        awk -v step=30 'BEGIN { srand(); last = srand() }
+                /^\[[0-9]+\/[0-9]+\]/ { srand(); now = srand()
+                        if (now - last >= step) { print "  " substr($1, 2, length($1) - 2) " built"; fflush(); last = now } }'
+}
+
+# build DIR [-Dmeson=option...]: configures DIR and builds all.
+build() {
+        configure "$@"
+        build_targets "$1"
+}
+
+# ---- tests ----
+
+# The sanitizers of CI's functional build. Freed memory is kept for a while so that its use is seen; less of it than by
+# default, because every page costs a fault in each of thousands of processes.
+sanitizer_options=(-Db_sanitize=address,undefined -Db_lundef=false)
+export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_leaks=1:detect_stack_use_after_return=1:quarantine_size_mb=16}
+export UBSAN_OPTIONS=${UBSAN_OPTIONS:-halt_on_error=1:print_stacktrace=1}
+
+# No werror: the compiler warns of a fence that ThreadSanitizer does not follow, in code of one thread.
+thread_options=(-Dwerror=false -Dtests=enabled -Dbuildtype=debug -Db_sanitize=thread -Db_lundef=false)
+export TSAN_OPTIONS=${TSAN_OPTIONS:-halt_on_error=1:die_after_fork=0}
+
+# fetch_cuda_headers: NVIDIA's cuda.h from the package index, for machines without a CUDA Toolkit. Sets cuda_include.
+fetch_cuda_headers() {
+        local folder=${XDG_CACHE_HOME:-$HOME/.cache}/bfcd/cuda-headers
+
+        cuda_include=$folder/nvidia/cuda_runtime/include
+        [ ! -f "$cuda_include/cuda.h" ] || return 0
+        rm -rf "$folder"
+        python3 -m pip download --quiet --no-deps --dest "$folder" nvidia-cuda-runtime-cu12==12.8.90 &&
+                (cd "$folder" && python3 -m zipfile -e ./*.whl .)
+}
+
+which_tests=(--no-suite nightly)
+runner=() # what meson test is started by
+
+# run_tests DIR [MESON TEST ARGUMENT...]: runs tests, a line for each as it ends, and counts them. What they need is
+# built if it is not. Tests wait more than they compute, so there are more of them at a time than processors.
+run_tests() {
+        local dir=$1 status=0 all=()
+
+        shift
+        [ $# -gt 0 ] || all=(--all)
+        rm -f "$dir/meson-logs/testlog.json"
+        # The output of those that fail follows their line.
+        PYTHONUNBUFFERED=1 "${runner[@]}" meson test -C "$dir" --print-errorlogs --num-processes $(($(nproc) * 2)) \
+                "${which_tests[@]}" "$@" 2>&1 </dev/null || status=$?
+        [ -s "$dir/meson-logs/testlog.json" ] || die "no test was run"
+        "$root/scripts/count-tests" --slowest 10 "${all[@]}" "${dir##*/}=$dir" || status=1
+        return "$status"
+}
+
+# run_thread_tests NAME...: under ThreadSanitizer. Older versions do not expect the layout of addresses of newer kernels.
+run_thread_tests() {
+        setarch "$(uname -m)" -R true 2>/dev/null && runner=(setarch "$(uname -m)" -R)
+        run_tests build-tsan "$@"
 }

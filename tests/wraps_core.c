@@ -1,4 +1,4 @@
-/* See wraps.h: the C library's functions, and those of device/.
+/* See wraps.h: the C library's functions, and those of device/ and client/process.h.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "tests/wraps.h"
@@ -10,6 +10,7 @@
 #include <sys/socket.h>
 #include <time.h>
 
+#include "client/process.h"
 #include "device/backend.h"
 #include "device/device.h"
 
@@ -25,9 +26,8 @@ WRAP(int, getsockopt, (int fd, int level, int option, void *ret, socklen_t *ret_
      (fd, level, option, ret, ret_n))
 WRAP(int, setsockopt, (int fd, int level, int option, const void *value, socklen_t n),
      (fd, level, option, value, n))
-WRAP(int, pthread_create,
-     (pthread_t * ret, const pthread_attr_t *attributes, void *(*function)(void *), void *userdata),
-     (ret, attributes, function, userdata))
+WRAP(int, thread_new, (void *(*run)(void *), void *userdata, const char *name, pthread_t *ret),
+     (run, userdata, name, ret))
 WRAP(int, device_range_new, (const struct device_view *view, uint64_t n_bytes, struct device_range **ret),
      (view, n_bytes, ret))
 WRAP(int, host_streams_finish, (void), ())

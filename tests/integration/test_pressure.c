@@ -305,9 +305,11 @@ struct spare {
         bfc_client *client;
         struct blocks blocks;
         unsigned n_free; /* blocks that it can free */
-        _Atomic unsigned n_calls;
+        _Atomic unsigned n_calls, n_ends;
         _Atomic uint64_t n_bytes;
         _Atomic bool is_stuck, is_over;
+        pthread_mutex_t lock; /* of its registration, which it renews until the test ends it */
+        bool is_ended;
 };
 
 static void give(void *userdata, const struct bfc_pressure *pressure)
@@ -325,7 +327,11 @@ static void give(void *userdata, const struct bfc_pressure *pressure)
         /* Anything may be called here. */
         REQUIRE(bfc_malloc(s->client, 1000, &p) == 0 && bfc_free(s->client, p) == 0, "%s", bfc_last_error());
         REQUIRE(bfc_trim(s->client, SIZE_MAX) == 0, "%s", bfc_last_error());
-        REQUIRE(bfc_on_pressure(s->client, give, s) == 0, "%s", bfc_last_error());
+        pthread_mutex_lock(&s->lock);
+        if (!s->is_ended)
+                REQUIRE(bfc_on_pressure(s->client, give, s) == 0, "%s", bfc_last_error());
+        pthread_mutex_unlock(&s->lock);
+        s->n_ends++;
 }
 
 static void *poll_it(void *userdata)
@@ -360,7 +366,11 @@ static void ask_function(uint64_t flags)
         ck_assert_uint_gt(s.n_bytes, 0);
         ck_assert_uint_eq(s.n_free, 0);
         /* Without a function it is not asked. */
+        pthread_mutex_lock(&s.lock);
+        s.is_ended = true;
+        pthread_mutex_unlock(&s.lock);
         ck_assert_ok(bfc_on_pressure(s.client, NULL, NULL));
+        ck_assert(WAIT_FOR(s.n_ends == s.n_calls, SETTLE_MS));
         s.n_calls = 0;
         ck_assert_int_lt(bfc_malloc_flags(blue, NULL, 2 * BLOCK, BFC_WHOLE, &p), 0);
         ck_assert_uint_eq(s.n_calls, 0);

@@ -505,14 +505,14 @@ TEST(an_old_drain_is_over)
 /* ---- a thread that has just started ------------------------------------------------------------------ */
 
 static bool kills_at_start, is_trimmed;
-int __real_pthread_create(pthread_t *ret, const pthread_attr_t *attr, void *(*run)(void *), void *userdata);
-int __wrap_pthread_create(pthread_t *ret, const pthread_attr_t *attr, void *(*run)(void *), void *userdata);
+int __real_thread_new(void *(*run)(void *), void *userdata, const char *name, pthread_t *ret);
+int __wrap_thread_new(void *(*run)(void *), void *userdata, const char *name, pthread_t *ret);
 
 /* The daemon dies before the call returns. */
-int __wrap_pthread_create(pthread_t *ret, const pthread_attr_t *attr, void *(*run)(void *), void *userdata)
+int __wrap_thread_new(void *(*run)(void *), void *userdata, const char *name, pthread_t *ret)
 {
         int64_t until = now_ms() + NEVER_MS;
-        int r = __real_pthread_create(ret, attr, run, userdata);
+        int r = __real_thread_new(run, userdata, name, ret);
 
         if (!kills_at_start)
                 return r;
