@@ -6,11 +6,16 @@
 #define BFC_TESTS_CHECKS_H
 
 struct broker;
+#include <stdint.h>
+
 struct ledger;
 struct quota;
 
 /* Every table, list and count. */
 int ledger_check(const struct ledger *l, const char **ret_why);
+
+/* Its tables have no more records than these, so that a test can fill them: before the first block. */
+void ledger_shrink(struct ledger *l, uint32_t n_blocks, uint32_t n_refs);
 
 /* Charges, blocks and statistics agree; arena_check(). */
 int quota_check(const struct quota *q, const char **ret_why);

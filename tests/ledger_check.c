@@ -178,3 +178,15 @@ int ledger_check(const struct ledger *l, const char **ret_why)
         *ret_why = why;
         return -EBADMSG;
 }
+
+static void shrink(struct table *t, uint32_t n_records)
+{
+        t->n_records = n_records;
+        t->shared->n_records = n_records;
+}
+
+void ledger_shrink(struct ledger *l, uint32_t n_blocks, uint32_t n_refs)
+{
+        shrink(&l->tables[TABLE_BLOCK], n_blocks);
+        shrink(&l->tables[TABLE_REF], n_refs);
+}

@@ -24,6 +24,12 @@ MIB = 1 << 20
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 
+def pytest_collection_finish():
+    """The garbage collector leaves out what there is already, mostly of pytest: each test collects its own garbage."""
+    gc.collect()
+    gc.freeze()
+
+
 def wait_for(condition, what):
     end = time.monotonic() + LIMIT_S
     while not condition():

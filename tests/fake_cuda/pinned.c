@@ -73,17 +73,27 @@ static struct pinned *find(uintptr_t at, size_t n_bytes)
         return p;
 }
 
+#define POPULATED_BYTES (UINT64_C(4) << 20)
+#define POPULATED_STEP  (UINT64_C(1) << 18)
+
 static int populate(uintptr_t at, size_t n_bytes, bool to_write)
 {
         return madvise((void *)at, n_bytes, to_write ? MADV_POPULATE_WRITE : MADV_POPULATE_READ);
 }
 
-/* Whether all of it is mapped, and writable where it must be: the kernel looks without a fault (Linux 5.14). */
+/* Whether all of it is mapped, and writable where it must be: the kernel looks without a fault (Linux 5.14). Of
+ * large memory it looks at a page in each step. */
 static bool is_usable(uintptr_t at, size_t n_bytes, bool to_write)
 {
         uintptr_t first = at & ~(uintptr_t)4095, end = (at + n_bytes + 4095) & ~(uintptr_t)4095;
 
-        return populate(first, end - first, to_write) == 0 ||
+        bool is = true;
+
+        if (end - first <= POPULATED_BYTES)
+                is = populate(first, end - first, to_write) == 0;
+        for (uintptr_t page = first; end - first > POPULATED_BYTES && page < end && is; page += POPULATED_STEP)
+                is = populate(page, 4096, to_write) == 0;
+        return (is && populate(end - 4096, 4096, to_write) == 0) ||
                populate((uintptr_t)&fake & ~(uintptr_t)4095, 4096, true) < 0;
 }
 

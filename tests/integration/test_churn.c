@@ -198,7 +198,7 @@ static void assert_churns(const struct rig_config *config, double seconds, bool 
                 pids[i] = child_start(churn, totals);
         if (with_spies)
                 spy_pid = spies_start(spies, rig->socket);
-        ck_assert(WAIT_FOR(clock_ms() >= end_ms && totals->n_allocs > 100 && totals->n_refusals > 0 &&
+        ck_assert(WAIT_FOR(clock_ms() >= end_ms && totals->n_allocs > 1000 && totals->n_refusals > 0 &&
                                    totals->n_reconnects > 0 && (!with_spies || spies_are_done(spies)),
                            4 * SETTLE_MS));
         atomic_store(&totals->is_over, true);
@@ -211,21 +211,26 @@ static void assert_churns(const struct rig_config *config, double seconds, bool 
         rig_stop(rig);
 }
 
+static double seconds(void)
+{
+        return test_seconds(suite_is_long() ? 5 : 2);
+}
+
 TEST(extents_move_between_tenants)
 {
-        assert_churns(&contested, test_seconds(5) * 0.4, false);
+        assert_churns(&contested, seconds() * 0.4, false);
 }
 
 TEST(blocks_are_reused_within_reserved_extents)
 {
-        assert_churns(&preallocated, test_seconds(5) * 0.3, false);
+        assert_churns(&preallocated, seconds() * 0.3, false);
 }
 
 /* Under load, no byte of a tenant's is readable by another, before or after, with accomplices that
  * keep fds, mappings and children. */
 TEST(kept_mappings_reveal_no_other_tenants_bytes)
 {
-        assert_churns(&spied_on, test_seconds(5) * 0.4, true);
+        assert_churns(&spied_on, seconds() * 0.4, true);
 }
 
 /* ---- holes ----------------------------------------------------------------- */

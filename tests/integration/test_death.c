@@ -102,34 +102,37 @@ static void live_for_ever(void *arg)
         }
 }
 
+#define N_LIVING 4u
+
 /* A process of its own: children of a process that used CUDA cannot use it. */
-static void kill_a_hundred(void *arg)
+static void kill_many(void *arg)
 {
         unsigned short random[3] = { 1, 2, 3 };
         char *socket = arg;
-        pid_t pids[8];
+        unsigned n_kills = suite_is_long() ? 100 : 30;
+        pid_t pids[N_LIVING];
 
-        for (unsigned i = 0; i < 8; i++)
+        for (unsigned i = 0; i < N_LIVING; i++)
                 pids[i] = child_start(live_for_ever, socket);
-        for (unsigned i = 0; i < 100; i++) {
-                unsigned at = (unsigned)nrand48(random) % 8;
+        for (unsigned i = 0; i < n_kills; i++) {
+                unsigned at = (unsigned)nrand48(random) % N_LIVING;
 
                 usleep((useconds_t)nrand48(random) % 20000);
                 child_kill(pids[at]);
                 pids[at] = child_start(live_for_ever, socket);
         }
-        for (unsigned i = 0; i < 8; i++)
+        for (unsigned i = 0; i < N_LIVING; i++)
                 child_kill(pids[i]);
 }
 
-TEST(a_hundred_kills_at_random)
+TEST(kills_at_random)
 {
         static const struct rig_config config = {
                 .tenants = TENANT("red", "@UID@", "train, limit: 64MiB")
                         TENANT("blue", "@UID@", "train, limit: 16MiB"),
         };
         struct rig *rig = rig_start(&config);
-        pid_t killer = child_start(kill_a_hundred, rig->socket);
+        pid_t killer = child_start(kill_many, rig->socket);
         bfc_client *survivor = client_open(rig, "blue", NULL);
         unsigned n_calls = 0;
         void *kept, *p;

@@ -355,7 +355,7 @@ RIG_TEST(a_job_that_is_killed, config)
 
 RIG_TEST(repeated_drains_under_load, config)
 {
-        double until = (double)clock_ms() + 1000 * test_seconds(2);
+        double until = (double)clock_ms() + 1000 * test_seconds(suite_is_long() ? 2 : 1);
         struct load *l = load_start(rig, 4, -EBUSY, 0);
         unsigned n_rounds = 0;
 

@@ -374,7 +374,7 @@ TEST(threads_take_turns)
         if (CAN_PARK) {
                 turns.ptr = tagged(turns.client, NULL, 2 * MIB, 0);
                 ck_assert_int_eq(pthread_create(&thread, NULL, park_again_and_again, &turns), 0);
-                for (uint64_t i = 0; i < 100; i++) {
+                for (uint64_t i = 0; i < (suite_is_long() ? 100 : 30); i++) {
                         ck_assert_ok(bfc_use_begin(turns.client, turns.ptr, SETTLE_MS));
                         ck_assert(pattern_holds(turns.ptr, 2 * MIB, i));
                         pattern_write(turns.ptr, 2 * MIB, i + 1);
@@ -864,7 +864,7 @@ LOOP_TEST(parked_blocks_survive_the_daemon, 2)
 /* ---- groups --------------------------------------------------------------------------------- */
 
 #define GROUP_BLOCKS 12u
-#define GROUP_ROUNDS 6u
+#define GROUP_ROUNDS (suite_is_long() ? 6u : 3u)
 
 static struct group {
         char socket[96];

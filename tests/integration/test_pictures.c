@@ -438,7 +438,7 @@ RIG_TEST(pictures_of_changing_memory_tile, two_tenants)
         struct churn c = { rig, gate_new() };
         pid_t pid = child_start_until(&c.begun, churn, &c);
 
-        for (unsigned i = 0; i < 20; i++)
+        for (unsigned i = 0; i < (suite_is_long() ? 20 : 6); i++)
                 check_changing(rig);
         child_kill(pid);
         ck_assert(WAIT_FOR(rig_count(rig).n_sessions == 0, SETTLE_MS));

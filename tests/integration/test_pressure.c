@@ -517,7 +517,7 @@ TEST(operators_park_and_wake)
 
 #define TURN_BLOCKS 7u
 #define TURN_BLOCK  (8 * MIB) /* seven of them are seven eighths of the partition */
-#define TURNS       5u
+#define TURNS       (suite_is_long() ? 5u : 2u)
 
 struct turns {
         char socket[96];

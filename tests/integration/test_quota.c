@@ -129,7 +129,7 @@ TEST(thirty_two_processes_never_exceed_a_quota)
         static const struct rig_config config; /* 64 MiB for red */
         struct rig *rig = rig_start(&config);
         struct totals *totals = shared_memory(sizeof(*totals));
-        int64_t end_ms = clock_ms() + (int64_t)(test_seconds(5) * 1000);
+        int64_t end_ms = clock_ms() + (int64_t)(test_seconds(suite_is_long() ? 5 : 1) * 1000);
         pid_t pids[N_PROCESSES];
         uint64_t n_samples = 0;
         Bfcd__Statistics f;
@@ -298,7 +298,7 @@ RIG_TEST(two_tenants_never_exceed_the_partition, overcommitted)
         atomic_bool *is_over = shared_memory(sizeof(*is_over));
         struct pressing red = { .tenant = "red", .is_over = is_over, .ret_n_bytes = taken };
         struct pressing blue = { .tenant = "blue", .is_over = is_over, .ret_n_bytes = taken + 1 };
-        int64_t end_ms = clock_ms() + (int64_t)(test_seconds(5) * 400);
+        int64_t end_ms = clock_ms() + (int64_t)(test_seconds(suite_is_long() ? 5 : 1) * 400);
         pid_t pids[2];
 
         strcpy(red.socket, rig->socket);

@@ -1,4 +1,4 @@
-/* Thirty-two jobs at work, which write every block and check it before they free it, and
+/* Many jobs at work, which write every block and check it before they free it, and
  * some that share blocks, while the daemon is restarted and killed at random moments, again
  * and again. No job fails, no byte is another, and in the end nothing is charged and the
  * ledger is empty.
@@ -21,7 +21,6 @@
 #include "tests/integration/tools.h"
 
 #define N_REPLAYS    2u /* with the cache and without */
-#define JOBS         "14"
 #define N_SHARERS    4u
 #define N_NAMES      6u
 #define SHARED_BYTES 70000u
@@ -40,6 +39,12 @@ static uint64_t number_from(const char *variable, uint64_t fallback)
         uint64_t n = text ? strtoull(text, NULL, 0) : 0;
 
         return n > 0 ? n : fallback;
+}
+
+/* Of each replay. They work as fast as they can, and would use the processor for longer than the restarts take. */
+static const char *jobs(void)
+{
+        return suite_is_long() || getenv("BFC_TEST_RESTARTS") ? "14" : "5";
 }
 
 /* ---- jobs ------------------------------------------------------------------------ */
@@ -64,7 +69,7 @@ static void replay_start(struct replay *r, struct kept *k, const char *trace, co
         prctl(PR_SET_PDEATHSIG, SIGTERM);
         if (getppid() != parent || !freopen(r->out, "w", stdout) || !freopen(r->err, "w", stderr))
                 _exit(126);
-        execl(program_replay(), "bfc-replay", "--socket", k->rig->socket, "--tenant", "red", "--jobs", JOBS,
+        execl(program_replay(), "bfc-replay", "--socket", k->rig->socket, "--tenant", "red", "--jobs", jobs(),
               "--repeat", "1000000", "--verify", "--json", "--cache", cache, trace, (char *)NULL);
         _exit(127);
 }
@@ -273,7 +278,7 @@ TEST(restarts_at_random)
                 replay_start(replays + i, k, trace, i == 0 ? "on" : "off");
         for (unsigned i = 0; i < N_SHARERS; i++)
                 pids[i] = child_start(share, sharers);
-        ck_assert(WAIT_FOR(rig_count(k->rig).n_sessions == N_REPLAYS * (unsigned)atoi(JOBS) + N_SHARERS,
+        ck_assert(WAIT_FOR(rig_count(k->rig).n_sessions == N_REPLAYS * (unsigned)atoi(jobs()) + N_SHARERS,
                            SETTLE_MS));
         restart_many(k, replays, seed, n, &f);
         for (unsigned i = 0; i < N_REPLAYS; i++)

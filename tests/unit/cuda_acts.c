@@ -325,8 +325,9 @@ int act_read(struct message *m)
         if (!bytes)
                 return -ENOMEM;
         r = device_range_read(range, m->a, m->c, bytes);
-        for (uint64_t i = 0; r == 0 && i < m->c; i++)
-                n_other += bytes[i] != m->b;
+        if (r == 0 && m->c > 0 && (bytes[0] != m->b || memcmp(bytes, bytes + 1, m->c - 1) != 0))
+                for (uint64_t i = 0; i < m->c; i++)
+                        n_other += bytes[i] != m->b;
         free(bytes);
         m->c = n_other;
         return r;

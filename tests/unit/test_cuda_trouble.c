@@ -224,7 +224,7 @@ LOOP_TEST(contexts_come_and_go, N_SHARES)
 
         set(&job, "FAKE_CUDA_CONTEXT_BYTES=18MiB");
         ck_assert_int_eq(process_call(&job, act_come_and_go, &m), 0);
-        for (int i = 0; i < 200; i++) { /* a process here makes 256 at most */
+        for (int i = 0; i < (suite_is_long() ? 200 : 40); i++) { /* a process here makes 256 at most */
                 int r;
 
                 ck_assert_int_eq(make(&owner, (enum device_share)_i, 8 * MIB, &e), 0);

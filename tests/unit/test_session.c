@@ -498,12 +498,13 @@ TEST(test_ledger_full_while_waiting)
         uint32_t index, *indexes = NULL;
         size_t n = 0, n_room = 0;
 
+        ledger_shrink(b->ledger, 5000, 5000);
         for (int i = 0; i < 20; i++)
                 (void)peer_malloc(p, 0, 1000);
         facts.session = q->session->index;
         while (ledger_block_add(b->ledger, &facts, &index) == 0) {
-                if (n == n_room) { /* one by one all of a million would be copied each time */
-                        n_room = n_room > 0 ? 2 * n_room : 1024;
+                if (n == n_room) {
+                        n_room += 1024;
                         indexes = reallocarray(indexes, n_room, sizeof(*indexes));
                         ck_assert_ptr_nonnull(indexes);
                 }

@@ -572,6 +572,7 @@ TEST(test_full_tables)
         struct ledger_shared facts = { .name = "x", .block = index };
         size_t n = 0;
 
+        ledger_shrink(b->ledger, 5000, 5000);
         ck_assert_int_eq(ledger_shared_add(b->ledger, &facts, &shared), 0);
         while (ledger_ref_add(b->ledger, q->session->index, shared, &ref) == 0) {
                 if (n % 4096 == 0)

@@ -365,7 +365,7 @@ TEST(test_ranges_are_bounded)
  * rounds are enough all the same. */
 TEST(test_few_rounds)
 {
-        enum { PER_EXTENT = 8, N = 192 * PER_EXTENT };
+        enum { PER_EXTENT = 4, N = 192 * PER_EXTENT };
         struct peer *x = open_trimmed(1, true), *y = open_trimmed(1, false);
         uint64_t *ids = calloc(N, sizeof(*ids)), id;
         unsigned n_rounds = 0, n_given = 0;
