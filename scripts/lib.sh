@@ -217,7 +217,7 @@ build() {
 
 # The sanitizers of CI's functional build. Freed memory is kept for a while so that its use is seen; less of it than by
 # default, because every page costs a fault in each of thousands of processes.
-sanitizer_options=(-Db_sanitize=address,undefined -Db_lundef=false)
+sanitizer_options=('-Db_sanitize=address,undefined' -Db_lundef=false)
 export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_leaks=1:detect_stack_use_after_return=1:quarantine_size_mb=16}
 export UBSAN_OPTIONS=${UBSAN_OPTIONS:-halt_on_error=1:print_stacktrace=1}
 
