@@ -171,7 +171,7 @@ int stand_in_wait_end(struct stand_in *s, int timeout_ms)
 
 int stand_in_restart(struct stand_in *s, int signal, int timeout_ms)
 {
-        struct stand_in_state state;
+        struct stand_in_state state = { 0 };
         int r = stand_in_look(s, &state);
 
         if (r == 0)
