@@ -86,7 +86,6 @@ static int populate(uintptr_t at, size_t n_bytes, bool to_write)
 static bool is_usable(uintptr_t at, size_t n_bytes, bool to_write)
 {
         uintptr_t first = at & ~(uintptr_t)4095, end = (at + n_bytes + 4095) & ~(uintptr_t)4095;
-
         bool is = true;
 
         if (end - first <= POPULATED_BYTES)
