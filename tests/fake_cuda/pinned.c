@@ -86,12 +86,12 @@ static int populate(uintptr_t at, size_t n_bytes, bool to_write)
 static bool is_usable(uintptr_t at, size_t n_bytes, bool to_write)
 {
         uintptr_t first = at & ~(uintptr_t)4095, end = (at + n_bytes + 4095) & ~(uintptr_t)4095;
-
         bool is = true;
 
         if (end - first <= POPULATED_BYTES)
                 is = populate(first, end - first, to_write) == 0;
-        for (uintptr_t page = first; end - first > POPULATED_BYTES && page < end && is; page += POPULATED_STEP)
+        for (uintptr_t page = first; end - first > POPULATED_BYTES && page < end && is;
+             page += POPULATED_STEP)
                 is = populate(page, 4096, to_write) == 0;
         return (is && populate(end - 4096, 4096, to_write) == 0) ||
                populate((uintptr_t)&fake & ~(uintptr_t)4095, 4096, true) < 0;

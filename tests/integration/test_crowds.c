@@ -206,7 +206,7 @@ static void unnamed_users_hold_no_member_out(const char *key)
                 bfc_disconnect(client);
         }
         ck_assert(WAIT_FOR(atomic_load(&s.stage->n_acts) >= n_acts + (suite_is_long() ? 4 : 1) * N_CHURNED,
-                               GENEROUS_MS));
+                           GENEROUS_MS));
         gate_open(&member.may_speak);
         child_join(pid);
         scene_end(&s);

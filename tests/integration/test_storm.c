@@ -397,7 +397,8 @@ static bool has_worked_enough(struct weather *w)
 /* Returns how many orders were given. */
 static uint64_t rage(struct rig *rig, struct weather *w, const pid_t *workers, uint64_t *ret_n_hostile)
 {
-        int64_t begin_ms = clock_ms(), end_ms = begin_ms + (int64_t)(test_seconds(suite_is_long() ? 4 : 1) * 1000);
+        int64_t begin_ms = clock_ms(),
+                end_ms = begin_ms + (int64_t)(test_seconds(suite_is_long() ? 4 : 1) * 1000);
         uint64_t random = w->seed, n_orders = 0, n_hostile = 0;
         struct slot slots[N_SLOTS] = { { 0 } };
 

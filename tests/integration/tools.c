@@ -299,26 +299,31 @@ static uint64_t pattern_word(uint64_t seed, uint64_t i)
 
 void pattern_write(void *ptr, size_t n_bytes, uint64_t seed)
 {
+        size_t n_tail = n_bytes % sizeof(uint64_t), at = 0;
         uint8_t *p = ptr;
         uint64_t word;
 
-        for (size_t at = 0; at < n_bytes; at += sizeof(word)) {
+        for (; at < n_bytes - n_tail; at += sizeof(word)) {
                 word = pattern_word(seed, at);
-                memcpy(p + at, &word, n_bytes - at < sizeof(word) ? n_bytes - at : sizeof(word));
+                memcpy(p + at, &word, sizeof(word));
         }
+        word = pattern_word(seed, at);
+        memcpy(p + at, &word, n_tail);
 }
 
 bool pattern_holds(const void *ptr, size_t n_bytes, uint64_t seed)
 {
+        size_t n_tail = n_bytes % sizeof(uint64_t), at = 0;
         const uint8_t *p = ptr;
-        uint64_t word;
+        uint64_t word, found;
 
-        for (size_t at = 0; at < n_bytes; at += sizeof(word)) {
-                word = pattern_word(seed, at);
-                if (memcmp(p + at, &word, n_bytes - at < sizeof(word) ? n_bytes - at : sizeof(word)) != 0)
+        for (; at < n_bytes - n_tail; at += sizeof(word)) {
+                memcpy(&found, p + at, sizeof(found));
+                if (found != pattern_word(seed, at))
                         return false;
         }
-        return true;
+        word = pattern_word(seed, at);
+        return memcmp(p + at, &word, n_tail) == 0;
 }
 
 bool all_bytes_are(const void *ptr, size_t n_bytes, uint8_t value)

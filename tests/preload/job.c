@@ -214,7 +214,7 @@ static void *be_thread(void *seed)
 
         OK(cu.cuDevicePrimaryCtxRetain(&context, 0));
         OK(cu.cuCtxSetCurrent(context));
-        run_random((unsigned)(uintptr_t)seed, 500, 0);
+        run_random((unsigned)(uintptr_t)seed, getenv("BFC_TEST_LONG") ? 500 : 150, 0);
         return NULL;
 }
 
@@ -240,7 +240,7 @@ static void use_streams(void)
         context_make();
         OK(cu.cuStreamCreate(&streams[1], CU_STREAM_NON_BLOCKING));
         OK(cu.cuStreamCreate(&streams[2], CU_STREAM_NON_BLOCKING));
-        for (unsigned round = 0; round < 50; round++) {
+        for (unsigned round = 0; round < 20; round++) {
                 for (size_t i = 0; i < 8; i++) {
                         OK(cu.own_cuMemAllocAsync(&p[i], 100000 * (i + 1), streams[i % 3]));
                         OK(cu.cuMemsetD8Async(p[i], (unsigned char)i, 100000, streams[i % 3]));
@@ -641,7 +641,7 @@ static void import_block(const char *text)
 static void make_random_calls(void)
 {
         context_make();
-        run_random(1, 4000, 32 * MIB);
+        run_random(1, getenv("BFC_TEST_LONG") ? 4000 : 1000, 32 * MIB);
         CHECK(free_bytes() == 32 * MIB);
 }
 

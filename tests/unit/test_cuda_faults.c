@@ -221,9 +221,8 @@ LOOP_TEST(each_driver_call_of_the_owner_fails, 4)
                                 continue;
                         p = process_start();
                         set_fault(&p, &counts[i], nth, codes[_i]);
-                        m = (struct message){
-                                .fd = -1, .b = count_of(counts[i].name, plain, n_plain) != counts[i].n
-                        };
+                        m = (struct message){ .fd = -1,
+                                              .b = count_of(counts[i].name, plain, n_plain) != counts[i].n };
                         ck_assert_msg(process_call(&p, act_owners_life, &m) == 0, "%s %u: %d", counts[i].name,
                                       nth, m.result);
                         ck_assert_msg(m.c == 0 || (m.a & LIFE_MAY_HAVE_LEFT) || gives_back(counts[i].name),
