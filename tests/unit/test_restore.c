@@ -411,12 +411,13 @@ TEST(test_empty)
 
 /* ---- what does not fit together ------------------------------------------------------- */
 
+static const char *why; /* of the last refusal */
+
 static void refuse(struct left *left, int error)
 {
         struct charge charge = { 0 };
         struct ledger_counts before, after;
         uint64_t missing;
-        const char *why;
 
         ck_assert_int_eq(charge_take(&account, left->n_bytes, &charge, &missing), 0);
         ledger_count(ledger, &before);
@@ -454,6 +455,7 @@ TEST(test_damage)
         e->offset -= 200 * MIB + 256;
         e->n_bytes -= 256;
         refuse(&left, -EBADMSG);
+        ck_assert_str_eq(why, "an extent is not aligned to the arena's extent size");
         e->n_bytes += 256;
         b->n_requested -= 300;
         refuse(&left, -EBADMSG);
