@@ -22,6 +22,7 @@
 #include <time.h>
 
 #include "tests/integration/harness.h"
+#include "tests/integration/moved_clock.h"
 #include "tests/suite.h"
 
 static char base_folder[40]; /* of all rigs of this program */
@@ -387,6 +388,8 @@ struct rig *rig_folder(void)
         ck_assert_int_eq(chmod(rig->memory, 0777), 0);
         snprintf(state, sizeof(state), "%s/cuda", rig->memory);
         setenv("FAKE_CUDA_STATE", state, 1);
+        rig->bfcd = program_bfcd();
+        unsetenv(MOVED_CLOCK_FILE);
         return rig;
 }
 
@@ -416,8 +419,8 @@ pid_t rig_spawn_daemon_with(const struct rig *rig, void (*prepare)(void *), void
         unsetenv("JOURNAL_STREAM"); /* levels as words, which the check of the log reads */
         if (prepare)
                 prepare(arg);
-        execl(program_bfcd(), "bfcd", "--config", rig->config_path, (char *)NULL);
-        dprintf(STDERR_FILENO, "error: %s: %s\n", program_bfcd(), strerror(errno));
+        execl(rig->bfcd, "bfcd", "--config", rig->config_path, (char *)NULL);
+        dprintf(STDERR_FILENO, "error: %s: %s\n", rig->bfcd, strerror(errno));
         _exit(127);
 }
 
@@ -461,16 +464,17 @@ static unsigned count_fds(pid_t pid, FILE *list)
         return n_fds;
 }
 
-/* The daemon's fds when it has come to rest: it may still be closing the connections that
- * asked whether it answers. */
-static unsigned count_resting_fds(const struct rig *rig)
+/* The daemon's fds when it has come to rest: its threads may have files open for a moment. The daemon answers between
+ * the looks, so it has had a turn. */
+static unsigned count_resting_fds(struct rig *rig)
 {
         unsigned n_fds, n_before;
 
         n_fds = count_fds(rig->pid, NULL);
-        for (int i = 0; i < 250; i++) {
+        for (int i = 0; i < 1000; i++) {
                 n_before = n_fds;
-                usleep(20000);
+                usleep(5000);
+                (void)rig_count(rig);
                 n_fds = count_fds(rig->pid, NULL);
                 if (n_fds == n_before)
                         break;
@@ -478,17 +482,58 @@ static unsigned count_resting_fds(const struct rig *rig)
         return n_fds;
 }
 
-void rig_meet(struct rig *rig)
+static bool connect_admin(struct rig *rig)
 {
         rig->admin = raw_connect(rig->admin_socket, NULL);
-        ck_assert_ptr_nonnull(rig->admin);
+        return rig->admin != NULL;
+}
+
+static void wait_until_made(struct rig *rig)
+{
         ck_assert(WAIT_FOR(rig_count(rig).bytes_pending == rig->stuck_bytes, SETTLE_MS));
+}
+
+void rig_meet(struct rig *rig)
+{
+        ck_assert(connect_admin(rig));
+        wait_until_made(rig);
 }
 
 void rig_look_at_rest(struct rig *rig)
 {
         rig->n_fds = count_resting_fds(rig);
         rig->n_extents = rig_count(rig).n_extents;
+}
+
+void rig_choose_program(struct rig *rig, const struct rig_config *config)
+{
+        char path[104];
+        void *page;
+        int fd;
+
+        if (!config->moves_clock)
+                return;
+        snprintf(path, sizeof(path), "%s/clock", rig->folder);
+        fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+        ck_assert_int_ge(fd, 0);
+        ck_assert_int_eq(ftruncate(fd, sizeof(*rig->clock)), 0);
+        page = mmap(NULL, sizeof(*rig->clock), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        ck_assert(page != MAP_FAILED);
+        close(fd);
+        rig->clock = page;
+        rig->bfcd = program_path("BFCD", BUILT_BFCD_MOVED_CLOCK);
+        setenv(MOVED_CLOCK_FILE, path, 1);
+}
+
+void rig_pass(struct rig *rig, unsigned ms)
+{
+        ck_assert_ptr_nonnull(rig->clock);
+        if (__atomic_load_n(&rig->clock->is_read, __ATOMIC_ACQUIRE))
+                __atomic_add_fetch(&rig->clock->passed_ms, ms, __ATOMIC_RELEASE);
+        else
+                usleep(ms * 1000);
+        for (unsigned i = 0; i < 2; i++) /* a turn of its loop runs the timers before or behind an answer */
+                (void)rig_count(rig);
 }
 
 struct rig *rig_start(const struct rig_config *config)
@@ -500,12 +545,13 @@ struct rig *rig_start(const struct rig_config *config)
         rig_write_config(rig, text);
         free(text);
         rig->max_fds = config->max_fds;
+        rig_choose_program(rig, config);
         rig->pid = rig_spawn_daemon(rig);
-        if (!WAIT_FOR(rig_answers(rig) || has_ended(rig->pid), SETTLE_MS) || has_ended(rig->pid)) {
+        if (!WAIT_FOR(connect_admin(rig) || has_ended(rig->pid), SETTLE_MS) || has_ended(rig->pid)) {
                 log = rig_log(rig);
                 ck_abort_msg("the daemon does not answer; it wrote: %s", log ? log : "nothing");
         }
-        rig_meet(rig);
+        wait_until_made(rig);
         rig_look_at_rest(rig);
         return rig;
 }
@@ -615,6 +661,8 @@ void rig_terminate(struct rig *rig)
 void rig_discard(struct rig *rig)
 {
         raw_close(rig->admin);
+        if (rig->clock)
+                munmap(rig->clock, sizeof(*rig->clock));
         remove_folder(rig->folder);
         remove_folder(rig->memory);
         free(rig);

@@ -66,6 +66,7 @@ struct rig_config {
         const char *top;        /* more keys of the top level, whole lines */
         const char *device;     /* more keys of the device, whole lines */
         unsigned max_fds;       /* RLIMIT_NOFILE of the daemon; as it is */
+        bool moves_clock;       /* the test calls rig_pass() */
 };
 
 struct rig {
@@ -77,6 +78,8 @@ struct rig {
         char log_path[96];
         char memory[96]; /* folder of the machine that the fake driver pretends */
         pid_t pid;
+        const char *bfcd;           /* the program */
+        struct moved_clock *clock;  /* of the daemon; NULL: the machine's */
         unsigned max_fds;           /* as configured; 0: as it is */
         struct raw *admin;          /* our one session on the admin socket */
         unsigned n_fds;             /* the daemon's, with that session; 0: not looked at */
@@ -92,6 +95,13 @@ struct rig *rig_start(const struct rig_config *config);
 /* Asserts that no session and no charge is left, stops the daemon, asserts
  * that it ended with status 0, removes the folder. */
 void rig_stop(struct rig *rig);
+
+/* For a config with moves_clock. Time passes for the daemon, and its timers that are due have run. With a daemon that
+ * was not built for that (BFCD in the environment) the time passes for the test, too. */
+void rig_pass(struct rig *rig, unsigned ms);
+
+/* Before a daemon of the config is started; of rig_start() and kept_start(). */
+void rig_choose_program(struct rig *rig, const struct rig_config *config);
 
 /* A test with a rig of this config, which is started before it and stopped behind it. */
 #define RIG_TEST(id, config)                                                                                 \

@@ -46,9 +46,10 @@ struct kept *kept_start(const struct rig_config *config)
         rig_write_config(k->rig, text);
         free(text);
         snprintf(k->notify, sizeof(k->notify), "%s/notify", k->rig->folder);
-        k->argv[0] = program_bfcd();
         k->argv[1] = "--config";
         k->argv[2] = k->rig->config_path;
+        rig_choose_program(k->rig, config);
+        k->argv[0] = k->rig->bfcd;
         options.argv = k->argv;
         options.socket = k->rig->socket;
         options.admin_socket = k->rig->admin_socket;

@@ -20,6 +20,7 @@
 
 static const struct rig_config hasty = {
         .top = "timeouts: {quarantine: 200ms, read: 500ms}\n",
+        .moves_clock = true,
         .tenants = TENANT("red", "@UID@", "train, limit: 64MiB"),
 };
 
@@ -71,8 +72,15 @@ TEST(a_session_that_reads_nothing_is_disconnected)
         stop_after_end(rig);
 }
 
+/* In the steps of a daemon that looks now and then. */
+static void pass_slowly(struct rig *rig, unsigned ms)
+{
+        for (unsigned i = 0; i < 10; i++)
+                rig_pass(rig, ms / 10);
+}
+
 /* Takes a little now and then, for much longer than it may take nothing. -1: the session ended. */
-static int read_slowly(struct raw *raw, int64_t *ret_longest_ms)
+static int read_slowly(struct rig *rig, struct raw *raw, int64_t *ret_longest_ms)
 {
         unsigned n_asked = LIST_REQUESTS;
         int64_t last_ms = clock_ms(), now;
@@ -92,7 +100,7 @@ static int read_slowly(struct raw *raw, int64_t *ret_longest_ms)
                 if (i < 2 * LIST_REQUESTS && ask_for_list(raw) == 0)
                         n_asked++;
         }
-        usleep(READ_MS * 1500); /* it has read all: there is nothing that it does not take */
+        pass_slowly(rig, 2 * READ_MS); /* it has read all: there is nothing that it does not take */
         return raw_goodbye(raw) == 0 ? 0 : -1;
 }
 
@@ -116,7 +124,7 @@ TEST(a_session_that_reads_slowly_is_served)
                 start = clock_ms();
                 raw = glutton(rig);
                 longest_ms = clock_ms() - start;
-                r = read_slowly(raw, &longest_ms);
+                r = read_slowly(rig, raw, &longest_ms);
                 /* half: the daemon may see a pause of its own besides */
                 ck_assert_msg(r == 0 || longest_ms >= limits[i] / 2, "%s: it ended after %lld ms", times[i],
                               (long long)longest_ms);
@@ -156,7 +164,7 @@ RIG_TEST(a_stopped_client_continues, hasty)
 
         ck_assert_int_eq(waitpid(pid, &status, WUNTRACED), pid);
         ck_assert(WIFSTOPPED(status));
-        usleep(READ_MS * 2000);
+        pass_slowly(rig, 2 * READ_MS);
         kill(pid, SIGCONT);
         child_join(pid);
 }

@@ -16,7 +16,18 @@
 #define BACK_MS SETTLE_MS /* a dead client's charges are back by then */
 
 static const struct rig_config patient = { .top = "timeouts: {quarantine: 60m}\n" };
-static const struct rig_config hasty = { .top = "timeouts: {quarantine: 1s}\n" };
+static const struct rig_config patient_moves_clock = { .top = "timeouts: {quarantine: 60m}\n",
+                                                       .moves_clock = true };
+
+#define QUARANTINE_MS (60 * 60 * 1000) /* of the patient */
+#define LOOK_MS       250              /* between the daemon's looks at what processes have */
+
+/* The daemon has looked several times. */
+static void pass_looks(struct rig *rig)
+{
+        for (unsigned i = 0; i < 6; i++)
+                rig_pass(rig, LOOK_MS);
+}
 
 struct life {
         char socket[96];
@@ -237,13 +248,13 @@ static void hang_up_and_wait(void *arg)
         gate_wait(&life->done, SETTLE_MS);
 }
 
-RIG_TEST(a_hang_up_is_no_death, patient)
+RIG_TEST(a_hang_up_is_no_death, patient_moves_clock)
 {
         struct life life = life_new(rig);
         pid_t pid = child_start_until(&life.up, hang_up_and_wait, &life);
 
         ck_assert(WAIT_FOR(rig_count(rig).n_quarantined == 1, BACK_MS));
-        usleep(500000);
+        pass_looks(rig);
         ck_assert_uint_ge(rig_stats(rig, "red", "train").bytes_reserved, 10 * MIB);
         ck_assert_uint_eq(rig_count(rig).n_quarantined, 1);
         gate_open(&life.done);
@@ -253,7 +264,7 @@ RIG_TEST(a_hang_up_is_no_death, patient)
 }
 
 /* A GPU's memory cannot be taken from a process that has it mapped: only the exit releases it. */
-RIG_TEST(quarantine_ends, hasty)
+RIG_TEST(quarantine_ends, patient_moves_clock)
 {
         struct life life = life_new(rig);
         pid_t pid = child_start(hang_up_and_wait, &life);
@@ -262,11 +273,13 @@ RIG_TEST(quarantine_ends, hasty)
 
         rig->forgiven = "quarantine"; /* may be logged as an error */
         ck_assert(gate_wait(&life.up, SETTLE_MS));
+        ck_assert(WAIT_FOR(rig_count(rig).n_quarantined == 1, BACK_MS));
+        rig_pass(rig, QUARANTINE_MS);
         if (by_time) {
                 ck_assert(WAIT_FOR(rig_charge(rig, "red", "train") == 0, BACK_MS));
                 ck_assert(WAIT_FOR(rig_count(rig).n_quarantined == 0, BACK_MS));
         } else {
-                usleep(2500000);
+                pass_looks(rig);
                 ck_assert_uint_ge(rig_charge(rig, "red", "train"), 10 * MIB);
                 ck_assert_uint_eq(rig_count(rig).n_quarantined, 1);
                 ck_assert_uint_eq(rig_stats(rig, "red", "train").bytes_unreclaimed, 0);
@@ -282,7 +295,7 @@ RIG_TEST(quarantine_ends, hasty)
 
 /* ---- exec ----------------------------------------------------------------- */
 
-static const struct rig_config endless = { .top = "timeouts: {quarantine: 600s}\n" };
+static const struct rig_config endless = { .top = "timeouts: {quarantine: 600s}\n", .moves_clock = true };
 
 static void become_another_program(void)
 {
@@ -312,7 +325,7 @@ RIG_TEST(exec_releases_all_references, endless)
                 ck_assert(WAIT_FOR(rig_count(rig).n_sessions == 0, SETTLE_MS));
         } else {
                 ck_assert(WAIT_FOR(rig_count(rig).n_quarantined == 1, SETTLE_MS));
-                usleep(1000000);
+                pass_looks(rig);
                 ck_assert_uint_ge(rig_charge(rig, "red", "train"), 10 * MIB);
         }
         child_kill(pid); /* it lived until now */
@@ -368,7 +381,7 @@ TEST(a_childs_mapping_keeps_the_charge)
         }
         pid = child_start_until(&life.up, leave_a_mapping_behind, &life);
         ck_assert(WAIT_FOR(rig_count(rig).n_quarantined == 1, SETTLE_MS));
-        usleep(1500000); /* several looks */
+        pass_looks(rig);
         ck_assert_uint_ge(rig_stats(rig, "red", "train").bytes_reserved, 10 * MIB);
         ck_assert_uint_eq(rig_count(rig).n_quarantined, 1);
         gate_open(&life.done);

@@ -491,7 +491,7 @@ static void *wait_in_vain(void *arg)
         struct waiter *w = arg;
         struct bfc_malloc_options options = { .struct_size = sizeof(options),
                                               .flags = BFC_WHOLE,
-                                              .wait_ms = 3000 };
+                                              .wait_ms = 500 };
 
         w->r = bfc_malloc_with(w->client, 40 * MIB, &options, &w->p);
         snprintf(w->error, sizeof(w->error), "%s", bfc_last_error());

@@ -12,6 +12,7 @@
 #define READY_BYTES (64 * MIB)
 #define JOB_BYTES   (48 * MIB)
 #define MAX_FDS     1024
+#define PAUSE_MS    10000 /* after a restart sessions come first */
 #define PARTITIONS  "      - {name: train, limit: 128MiB}\n"
 #define TENANTS                                                                                              \
         "  - name: red\n    match: {uid: @UID@}\n    quotas: [{partition: train}]\n"                         \
@@ -42,13 +43,18 @@ static void wait_until_ready(struct rig *rig, uint64_t n_bytes)
         ck_assert(WAIT_FOR(ready_bytes(rig) == n_bytes, SETTLE_MS));
 }
 
-static struct kept *start(void)
+static struct kept *start_with(const struct rig_config *config)
 {
-        struct kept *k = kept_start(&stands_by);
+        struct kept *k = kept_start(config);
 
         wait_until_ready(k->rig, READY_BYTES);
         rig_look_at_rest(k->rig);
         return k;
+}
+
+static struct kept *start(void)
+{
+        return start_with(&stands_by);
 }
 
 static void stop(struct kept *k)
@@ -176,10 +182,14 @@ TEST(a_drain_releases_the_memory)
 /* Nothing of it is with the service manager: that has the ledger alone. */
 LOOP_TEST(the_memory_after_a_restart, 2)
 {
-        struct kept *k = start();
+        struct rig_config config = stands_by;
+        struct kept *k;
 
+        config.moves_clock = true;
+        k = start_with(&config);
         ck_assert_uint_eq(kept_state(k).n_stored, 1);
         kept_restart(k, _i == 0 ? SIGTERM : SIGKILL);
+        rig_pass(k->rig, PAUSE_MS);
         wait_until_ready(k->rig, READY_BYTES);
         run(k->rig, "red");
         stop(k);

@@ -378,6 +378,9 @@ LOOP_TEST(a_capture_continues, 2)
         ck_assert_ok(bfc_trim(class.client, SIZE_MAX));
         ck_assert_uint_gt(rig_stats(rig, "red", "train").bytes_in_use, 0);
         ck_assert_int_eq(work_end_capture(class.streams[0]), 0);
+        /* A call that names the stream sees that the capture has ended. */
+        ck_assert_ok(bfc_malloc_async(class.client, MIB, number_of(&class, 0), &p));
+        ck_assert_ok(bfc_free_async(class.client, p, number_of(&class, 0)));
         sched_end(&class);
         ck_assert_uint_eq(rig_stats(rig, "red", "train").bytes_in_use, 0);
         sched_stop(&class);

@@ -26,6 +26,7 @@ static const struct rig_config two_tenants = { TWO_TENANTS };
 
 /* For tests in which the daemon waits for an answer that does not come. */
 static const struct rig_config impatient = { TWO_TENANTS, .top = "timeouts: {reclaim: 2s}\n" };
+static const struct rig_config hasty = { TWO_TENANTS, .top = "timeouts: {reclaim: 200ms}\n" };
 
 struct scene {
         char socket[96];
@@ -220,7 +221,7 @@ static uint64_t n_unresponsive(struct rig *rig)
         return n;
 }
 
-RIG_TEST(a_stopped_process_is_skipped, impatient)
+RIG_TEST(a_stopped_process_is_skipped, hasty)
 {
         struct scene *s = scene_new(rig, "red");
         pid_t pid = child_start_until(&s->up, idle, s);
