@@ -316,10 +316,12 @@ static void restore_shared_counts(struct broker *b)
         }
 }
 
-/* Releases extents that no session uses, or that are above a lowered limit. */
-/* -ENOMEM. */
+/* Releases extents that no session uses, or that are above a lowered limit: nothing is released before this.
+ * -ENOMEM. */
 static int publish_quotas(struct broker *b)
 {
+        for (size_t i = 0; i < b->n_partitions; i++)
+                b->partitions[i].up.is_inheriting = false;
         for (size_t i = 0; i < b->n_tenants; i++)
                 for (size_t k = 0; k < b->tenants[i].n_quotas; k++) {
                         if (quota_release_parked(b->tenants[i].quotas[k]) < 0)

@@ -98,7 +98,7 @@ static void lease_enlist(struct broker *b, struct lease *lease, struct quota *q,
         lease->index = index;
         b->leases.list[b->leases.n++] = lease; /* the newest last */
         if (lease_record(b, lease)->ended_ms != 0)
-                quota_remove(q);
+                quota_remove_early(q);
 }
 
 int lease_new(struct broker *b, struct tenant *t, struct quota *parent, const struct ledger_lease *facts,

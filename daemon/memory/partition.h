@@ -113,6 +113,7 @@ struct partition {
         struct {
                 const struct upcalls *calls; /* NULL: there are no sessions */
                 struct broker *broker;       /* for the upcalls */
+                bool is_inheriting; /* the ledger is read, sessions are to come: nothing is released */
         } up;
 };
 

@@ -681,13 +681,18 @@ void quota_set(struct quota *q, const struct quota_limits *limits)
         reclaim_release_excess(q);
 }
 
-void quota_remove(struct quota *q)
+void quota_remove_early(struct quota *q)
 {
         uint64_t limit = q->account.limit_bytes;
 
         q->lease.is_ended = q->lease.parent != NULL;
         account_set(&q->account, q->lease.is_ended ? min_u64(limit, q->account.own_bytes) : limit, 0);
         q->is_removed = true;
+}
+
+void quota_remove(struct quota *q)
+{
+        quota_remove_early(q);
         reclaim_unkeep(q);
         reclaim_release_unused(q);
         quota_make_due(q);

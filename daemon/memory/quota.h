@@ -298,6 +298,7 @@ void quota_set_early(struct quota *q, const struct quota_limits *limits);
  * charged no more than now, so its waiting requests are refused. And: they have ended and nothing is left, so it
  * can be freed. */
 void quota_remove(struct quota *q);
+void quota_remove_early(struct quota *q); /* as quota_set_early() */
 bool quota_is_gone(const struct quota *q);
 
 /* ---- blocks ----------------------------------------------------------------- */

@@ -207,10 +207,12 @@ void quota_released(void *userdata, uint64_t n_bytes)
         partition_make_due(q->partition);
 }
 
-/* What was made in advance stays, and what a successor is to have. */
+/* What was made in advance stays, and what a successor is to have. While the ledger is read, there are no sessions
+ * yet that could be asked to unmap an extent: restore_sessions() releases what is free. */
 static bool quota_may_release(const struct quota *q)
 {
-        return !q->is_left && (!q->partition->preallocate || q->is_removed || q->partition->is_draining);
+        return !q->is_left && !q->partition->up.is_inheriting &&
+               (!q->partition->preallocate || q->is_removed || q->partition->is_draining);
 }
 
 /* Begins to release; returns how many bytes. */
@@ -688,8 +690,9 @@ void reclaim_release_surplus(struct quota *q)
         uint64_t surplus = excess_u64(q->account.own_bytes, kept);
 
         /* A waiting request uses the free extents, or releases them itself. */
-        if (surplus == 0 || q->is_left || q->growth.is_running || q->growth.backed ||
-            !TAILQ_EMPTY(&q->queue.requests) || (q->partition->preallocate && !q->is_removed))
+        if (surplus == 0 || q->is_left || q->partition->up.is_inheriting || q->growth.is_running ||
+            q->growth.backed || !TAILQ_EMPTY(&q->queue.requests) ||
+            (q->partition->preallocate && !q->is_removed))
                 return;
         (void)quota_begin_release(q, arena_release_unmapped(q->arena, surplus, quota_released, q));
 }

@@ -79,6 +79,7 @@ struct job {
 
 struct order {
         uint64_t n_bytes; /* 0: exit */
+        bool frees;       /* the last block instead */
 };
 
 struct answer {
@@ -92,11 +93,12 @@ static void job_work(int from, int to)
         bfc_client *client = child_client_with(.socket = k->rig->socket, .tenant = "red");
         struct answer answer = { .pid = getpid() };
         struct order order;
-        void *block;
+        void *block = NULL;
 
         REQUIRE(write(to, &answer, sizeof(answer)) == sizeof(answer), "write");
         while (read(from, &order, sizeof(order)) == sizeof(order) && order.n_bytes > 0) {
-                answer.error = bfc_malloc_flags(client, NULL, order.n_bytes, BFC_WHOLE, &block);
+                answer.error = order.frees ? bfc_free(client, block)
+                                           : bfc_malloc_flags(client, NULL, order.n_bytes, BFC_WHOLE, &block);
                 snprintf(answer.text, sizeof(answer.text), "%s", answer.error < 0 ? bfc_last_error() : "");
                 REQUIRE(write(to, &answer, sizeof(answer)) == sizeof(answer), "write");
         }
@@ -135,13 +137,21 @@ static void job_start(struct job *j, bool is_orphan)
         j->pid = ready.pid; /* an orphan is adopted by this subreaper */
 }
 
-static int job_malloc(const struct job *j, uint64_t n_bytes, struct answer *ret)
+static int job_order(const struct job *j, struct order order, struct answer *ret)
 {
-        struct order order = { n_bytes };
-
         ck_assert_int_eq(write(j->to, &order, sizeof(order)), sizeof(order));
         job_read(j, ret);
         return ret->error;
+}
+
+static int job_malloc(const struct job *j, uint64_t n_bytes, struct answer *ret)
+{
+        return job_order(j, (struct order){ .n_bytes = n_bytes }, ret);
+}
+
+static int job_free(const struct job *j, struct answer *ret)
+{
+        return job_order(j, (struct order){ .n_bytes = 1, .frees = true }, ret);
 }
 
 static void job_end(struct job *j)
@@ -442,6 +452,112 @@ TEST_OF(lease, a_restart_without_the_tenant_ends_its_leases)
         job_end(&job);
         ck_assert(WAIT_FOR(n_leases() == 0, SETTLE_MS));
         ck_assert(kept_logged(k, "lease 'idle' of tenant 'red' in partition 'train' ended: "));
+        rig_rewrite_config(k->rig, &config); /* as many fds as at the start */
+        kept_restart(k, SIGTERM);
+}
+
+/* How a lease ends whose session goes on, with an extent and no block. */
+static const struct rig_config without_tenant = { .tenants =
+                                                          TENANT("blue", "@UID@", "train, limit: 128MiB") };
+static const struct rig_config lower_limits = {
+        .tenants = TENANT("red", "@UID@", "train, limit: 2MiB") TENANT("blue", "@UID@", "train, limit: 8MiB"),
+};
+static const struct {
+        const char *name;
+        bool by_operator, by_exit, by_exit_while_away;
+        const struct rig_config *config; /* of the next daemon */
+} ends[] = {
+        { .name = "an operator ends it", .by_operator = true },
+        { .name = "its process exits", .by_exit = true },
+        { .name = "its process exits while no daemon runs", .by_exit_while_away = true },
+        { .name = "the config loses its tenant", .config = &without_tenant },
+        { .name = "the config has lower limits, and it has ended",
+          .by_operator = true,
+          .config = &lower_limits },
+        { .name = "the config has lower limits", .config = &lower_limits },
+};
+
+/* A process that a lease can be for: it starts the job when it is told to. */
+static pid_t root_start(struct job *j, struct gate *go)
+{
+        int to[2], from[2];
+        pid_t root;
+
+        ck_assert_int_eq(prctl(PR_SET_CHILD_SUBREAPER, 1), 0); /* the job outlives it */
+        ck_assert_int_eq(pipe2(to, O_CLOEXEC), 0);
+        ck_assert_int_eq(pipe2(from, O_CLOEXEC), 0);
+        root = fork();
+        if (root == 0) {
+                close(to[1]);
+                close(from[0]);
+                if (gate_wait(go, SETTLE_MS) && fork() == 0)
+                        job_work(to[0], from[1]);
+                close(to[0]);
+                close(from[1]);
+                pause();
+                _exit(0);
+        }
+        close(to[0]);
+        close(from[1]);
+        *j = (struct job){ .to = to[1], .from = from[0] };
+        return root;
+}
+
+static void root_kill(pid_t root)
+{
+        kill(root, SIGKILL);
+        ck_assert_int_eq(waitpid(root, NULL, 0), root);
+}
+
+/* Its session goes on, with an extent and no block, and so do those of all other tenants. */
+LOOP_TEST_OF(lease, a_lease_that_ends_at_a_restart_ends_no_session,
+             KEEPS_MEMORY * 2 * (int)(sizeof(ends) / sizeof(ends[0])))
+{
+        struct gate go = gate_new();
+        bfc_client *blue;
+        struct answer answer;
+        struct job job;
+        char pid[32];
+        pid_t root;
+        void *p;
+        int i = _i / 2;
+
+        root = root_start(&job, &go);
+        snprintf(pid, sizeof(pid), "%d", (int)root);
+        LEASE("create", "one", "--tenant", "red", "--partition", "train", "--limit", "32MiB", "--pid", pid);
+        gate_open(&go);
+        job_read(&job, &answer);
+        job.pid = answer.pid;
+        ck_assert_int_eq(job_malloc(&job, 4 * MIB, &answer), 0);
+        blue = client_with(.socket = k->rig->socket, .tenant = "blue");
+        ck_assert_ok(bfc_malloc_flags(blue, NULL, 4 * MIB, BFC_WHOLE, &p));
+        block_fill(blue, p, 4 * MIB, 1);
+        if (ends[i].by_operator)
+                LEASE("end", "one");
+        if (ends[i].by_exit)
+                root_kill(root);
+        ck_assert_int_eq(job_free(&job, &answer), 0);
+        if (ends[i].by_exit)
+                ck_assert(WAIT_FOR(kept_logged(k, "its process has exited"), SETTLE_MS));
+        kept_away(k, _i % 2 ? SIGTERM : SIGKILL);
+        if (ends[i].by_exit_while_away)
+                root_kill(root);
+        if (ends[i].config)
+                rig_rewrite_config(k->rig, ends[i].config);
+        kept_back(k);
+        ck_assert_msg(WAIT_FOR(kept_all_are(k, "live", 2), SETTLE_MS), "%s", ends[i].name);
+        ck_assert_uint_eq(n_leases(), 1);
+        ck_assert_int_eq(job_malloc(&job, 8 * MIB, &answer), -EDQUOT);
+        ck_assert(block_has(blue, p, 4 * MIB, 1));
+        kept_restart(k, SIGKILL);
+        ck_assert(WAIT_FOR(kept_all_are(k, "live", 2), SETTLE_MS));
+        if (!ends[i].by_exit && !ends[i].by_exit_while_away)
+                root_kill(root);
+        job_end(&job);
+        bfc_disconnect(blue);
+        ck_assert(WAIT_FOR(n_leases() == 0, SETTLE_MS));
+        if (!ends[i].config)
+                return;
         rig_rewrite_config(k->rig, &config); /* as many fds as at the start */
         kept_restart(k, SIGTERM);
 }
