@@ -108,7 +108,7 @@ static int read_pid(uint64_t pid, struct ledger_lease *ret, char *why, size_t n)
         struct process p;
         int r = pid > 0 && pid <= INT32_MAX ? process_read("/proc", (pid_t)pid, &p) : -ESRCH;
 
-        if (r < 0 || p.state == 'Z') {
+        if (r < 0 || process_has_ended((pid_t)pid, p.start_time)) {
                 snprintf(why, n, "there is no process with pid %" PRIu64 " that the daemon can see", pid);
                 return r < 0 ? r : -ESRCH;
         }
