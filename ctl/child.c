@@ -175,17 +175,14 @@ static void signal_process(const struct child_process *p, int number)
         close(fd);
 }
 
+/* No group is signalled as a whole. Ours may have other programs, such as those of a pipe. The main process may have
+ * entered that of any program in its session, and the number of one that it has left may be another's by now. */
 static void pass_signal(const struct child *c, int number)
 {
         pid_t group = getpgid(c->pid);
         struct child_process *all = NULL;
         size_t n = 0;
 
-        if (group != getpgrp()) { /* the job has made one of its own */
-                kill(group > 0 ? -group : c->pid, number);
-                return;
-        }
-        /* Our group may have other programs, such as those of a pipe, so it is not signalled as a whole. */
         if (read_descendants(&all, &n) < 0)
                 n = 0;
         kill(c->pid, number);

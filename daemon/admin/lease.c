@@ -108,7 +108,7 @@ static int read_pid(uint64_t pid, struct ledger_lease *ret, char *why, size_t n)
         struct process p;
         int r = pid > 0 && pid <= INT32_MAX ? process_read("/proc", (pid_t)pid, &p) : -ESRCH;
 
-        if (r < 0 || p.state == 'Z') {
+        if (r < 0 || process_has_ended((pid_t)pid, p.start_time)) {
                 snprintf(why, n, "there is no process with pid %" PRIu64 " that the daemon can see", pid);
                 return r < 0 ? r : -ESRCH;
         }
@@ -404,16 +404,17 @@ static struct lease *find_lease(struct session *s, uint64_t id, const char *name
         if (lease_self_refuse(s, id, what))
                 return NULL;
         lease = lease_find(s->broker, name);
-        if (lease && !lease_self_owns(s, lease)) {
-                session_refuse_format(s, id, -EACCES,
-                                      "lease '%.63s' was not made by this user: only operators change it",
-                                      name);
-                return NULL;
-        }
-        if (!lease)
+        if (lease && lease_self_owns(s, lease))
+                return lease;
+        if (s->admin)
                 session_refuse_format(s, id, -ENOENT,
                                       "there is no lease '%.63s'; 'bfcctl lease list' shows all", name);
-        return lease;
+        else /* it does not tell whether others have a lease of that name */
+                session_refuse_format(s, id, -ENOENT,
+                                      "there is no lease '%.63s' that was made by this user; operators "
+                                      "change all leases",
+                                      name);
+        return NULL;
 }
 
 static int check_set(const struct broker *b, const struct lease *lease, const Bfcd__LeaseSet *m,

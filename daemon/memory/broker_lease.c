@@ -303,14 +303,9 @@ static void guess_place(struct ledger_lease *record)
 bool lease_has_lost_match(struct broker *b, const struct lease *lease)
 {
         struct ledger_lease *record = lease_record(b, lease);
-        struct process p;
-        int r;
 
-        if (record->kind == LEASE_PID) {
-                r = process_read("/proc", (pid_t)record->pid, &p);
-                return r == -ESRCH ||
-                       (r == 0 && (p.start_time != record->start_time || p.state == 'Z' || p.state == 'X'));
-        }
+        if (record->kind == LEASE_PID)
+                return process_has_ended((pid_t)record->pid, record->start_time);
         if (record->maker == LEASE_BY_CONFIG) /* while it has sessions, its control group has processes */
                 return lease->quota->sessions.n_told == 0 && !cgroup_exists(record->place);
         if (record->kind == LEASE_UNIT && record->place[0] == '\0')

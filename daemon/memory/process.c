@@ -6,9 +6,11 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <poll.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #define WALKS           4u /* while ancestors change */
@@ -43,6 +45,27 @@ int process_read(const char *proc, pid_t pid, struct process *ret)
                 return -ESRCH;
         ret->parent = parent;
         return 0;
+}
+
+/* /proc shows a process as a zombie when its main thread has exited. Only the kernel knows of the others: a pidfd can
+ * be polled for input when the last of them has exited. */
+bool process_has_ended(pid_t pid, uint64_t start_time)
+{
+        struct pollfd end = { .events = POLLIN };
+        struct process p;
+        bool has_ended;
+        int r = process_read("/proc", pid, &p);
+
+        if (r < 0 || p.start_time != start_time)
+                return r == 0 || r == -ESRCH;
+        if (p.state != 'Z' && p.state != 'X')
+                return false;
+        end.fd = (int)syscall(SYS_pidfd_open, pid, 0);
+        if (end.fd < 0)
+                return errno == ESRCH;
+        has_ended = poll(&end, 1, 0) == 1;
+        close(end.fd);
+        return has_ended;
 }
 
 int process_owner(const char *proc, pid_t pid, uid_t *ret)

@@ -4,6 +4,7 @@
 #ifndef BFCD_PROCESS_H
 #define BFCD_PROCESS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/types.h>
@@ -12,11 +13,14 @@ struct process {
         pid_t pid;
         pid_t parent;        /* 0: none that is visible here */
         uint64_t start_time; /* /proc/PID/stat field 22, which tells a process from later ones with its pid */
-        char state;          /* 'Z': it has exited */
+        char state;          /* of its main thread; 'Z': that has exited, and others may go on */
 };
 
 /* -ESRCH: there is no such process, or it may not be seen. Other errors: it is not known. */
 int process_read(const char *proc, pid_t pid, struct process *ret);
+
+/* Whether all threads of a process have exited. False where it is not known. */
+bool process_has_ended(pid_t pid, uint64_t start_time);
 
 /* The effective user of a process; root, where the process may not be inspected by its user. -ESRCH, -errno. */
 int process_owner(const char *proc, pid_t pid, uid_t *ret);

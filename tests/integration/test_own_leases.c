@@ -227,7 +227,7 @@ TEST_OF(users, they_change_their_own_leases_only)
         program_ends(
                 ANOTHER_UID, 1, "does not belong to this user",
                 BFCCTL("lease", "create", "a", "--partition", "train", "--limit", "8MiB", "--cgroup", "/"));
-        program_ends(ANOTHER_UID, 1, "was not made by this user",
+        program_ends(ANOTHER_UID, 1, "that was made by this user",
                      BFCCTL("lease", "end", "u4242:a", "--evict"));
         program_ends(ANOTHER_UID, 1, "there is no lease 'u4243:a'", BFCCTL("lease", "end", "a", "--evict"));
         program_ends(OTHER_UID, 0, "is changed", BFCCTL("lease", "set", "a", "--limit", "16MiB"));

@@ -173,6 +173,34 @@ static void expect_exit(pid_t pid, int expected)
         ck_assert_int_eq(WEXITSTATUS(status), expected);
 }
 
+/* A job can enter the process group of any program of its session. That program is no part of the job. */
+TEST(signal_to_bfcctl_reaches_the_job_only)
+{
+        static char enter[] = "import os, sys, time\n"
+                              "os.setpgid(0, int(sys.argv[1]))\n"
+                              "print('up', flush=True)\n"
+                              "time.sleep(1000)";
+        pid_t neighbour = fork_below(), pid;
+        char group[16];
+        int fds[2];
+
+        if (neighbour == 0)
+                for (;;)
+                        pause();
+        ck_assert_int_eq(setpgid(neighbour, neighbour), 0);
+        snprintf(group, sizeof(group), "%d", (int)neighbour);
+        ck_assert_int_eq(pipe2(fds, O_CLOEXEC), 0);
+        pid = start(fds[1], (char *[]){ "python3", "-c", enter, group, NULL });
+        expect_line(fds[0], "up");
+        ck_assert_int_eq(kill(pid, SIGTERM), 0);
+        expect_exit(pid, 50 + SIGTERM);
+        ck_assert_int_eq(waitpid(neighbour, NULL, WNOHANG), 0);
+        ck_assert_int_eq(kill(neighbour, SIGKILL), 0);
+        ck_assert_int_eq(waitpid(neighbour, NULL, 0), neighbour);
+        close(fds[0]);
+        close(fds[1]);
+}
+
 /* To the main process and to the descendants in its group; not to those that left it, nor to others of the group. */
 TEST(signal_to_bfcctl_alone)
 {

@@ -3,6 +3,8 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/admin/lease.h"
 
+#include <sys/syscall.h>
+#include <pthread.h>
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
@@ -580,6 +582,36 @@ TEST_OF(lease, sessions_are_evicted_after_the_grace_time)
         ck_assert_str_eq(x->why, "evicted: its lease has ended");
         must_close(x);
         ck_assert_ptr_null(lease_find(b, "x"));
+}
+
+static void *wait_for_end(void *arg)
+{
+        pause();
+        return arg;
+}
+
+/* /proc shows it as a zombie when its main thread has exited. */
+TEST_OF(lease, a_process_ends_with_its_last_thread)
+{
+        struct process p;
+        pthread_t thread;
+        pid_t pid = fork();
+
+        if (pid == 0) {
+                if (pthread_create(&thread, NULL, wait_for_end, NULL) != 0)
+                        _exit(99);
+                syscall(SYS_exit, 0); /* of this thread */
+        }
+        do
+                ck_assert_int_eq(process_read("/proc", pid, &p), 0);
+        while (p.state != 'Z');
+        ck_assert(!process_has_ended(pid, p.start_time));
+        ck_assert(process_has_ended(pid, p.start_time + 1));
+        ck_assert_int_eq(kill(pid, SIGKILL), 0);
+        while (!process_has_ended(pid, p.start_time)) /* it is a zombie, now as a whole */
+                ;
+        ck_assert_int_eq(waitpid(pid, NULL, 0), pid);
+        ck_assert(process_has_ended(pid, p.start_time));
 }
 
 TEST_OF(lease, a_lease_ends_by_its_time_or_its_process)
