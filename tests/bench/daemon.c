@@ -217,7 +217,8 @@ bfc_client *client_start(const char *path, const char *name, uint64_t flags)
 
         for (int i = 0; i < 60000; i++) {
                 r = bfc_connect(&o, &client);
-                if ((r != -ENOENT && r != -ECONNREFUSED) || daemon_has_ended())
+                /* -EACCES: the mode of the socket is set after its birth. */
+                if ((r != -ENOENT && r != -ECONNREFUSED && r != -EACCES) || daemon_has_ended())
                         break;
                 usleep(10000);
         }

@@ -33,7 +33,7 @@ def listens(path):
     with socket.socket(socket.AF_UNIX) as s:
         try:
             s.connect(path)
-        except (FileNotFoundError, ConnectionRefusedError):
+        except (FileNotFoundError, ConnectionRefusedError, PermissionError):  # its mode is set after its birth
             return False
     return True
 
