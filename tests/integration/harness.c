@@ -473,7 +473,7 @@ static unsigned count_resting_fds(struct rig *rig)
         n_fds = count_fds(rig->pid, NULL);
         for (int i = 0; i < 1000; i++) {
                 n_before = n_fds;
-                usleep(5000);
+                usleep(20000);
                 (void)rig_count(rig);
                 n_fds = count_fds(rig->pid, NULL);
                 if (n_fds == n_before)
