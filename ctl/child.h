@@ -4,8 +4,8 @@
  *
  * The job stays in the process group of bfcctl, so the terminal's signals and the shell's job control reach it
  * directly. A signal that another process sends to bfcctl is passed to the main process and to those of its
- * descendants that are in the same process group, and to no other process of that group. bfcctl is the subreaper: a descendant whose parent has ended
- * becomes a child of bfcctl, so no descendant leaves its process tree. */
+ * descendants that are in the same process group, and to no other process of that group. bfcctl is the subreaper: a
+ * descendant whose parent has ended becomes a child of bfcctl. */
 #ifndef BFC_CTL_CHILD_H
 #define BFC_CTL_CHILD_H
 
