@@ -354,13 +354,14 @@ static void expect_fault(struct ledger *damaged, const char *table, uint32_t ind
 }
 
 #define AT(kind, index) (*ledger_##kind##_at(l, index))
-#define DAMAGE(change, table, index, closed)                                                                 \
+#define DAMAGE_OF(made, change, table, index, closed)                                                        \
         do {                                                                                                 \
-                struct ledger *l = make_ledger();                                                            \
+                struct ledger *l = made;                                                                     \
                                                                                                              \
                 change;                                                                                      \
                 expect_fault(l, table, index, closed);                                                       \
         } while (0)
+#define DAMAGE(change, table, index, closed) DAMAGE_OF(make_ledger(), change, table, index, closed)
 
 TEST(test_bad_quotas_and_sessions)
 {
@@ -467,6 +468,50 @@ TEST(test_bad_sharing)
         DAMAGE(AT(ref, 0).session = 99, "reference", 0, Q2);
         DAMAGE(AT(ref, 0).count = 0, "reference", 0, Q2);
         DAMAGE(AT(ref, 0).shared = 99, "reference", 0, Q2);
+}
+
+/* The same ledger, in which quota 1 is that of a lease. */
+static struct ledger *make_lease(void)
+{
+        static const struct ledger_limits ROOM = { .n_leases = 2 };
+        struct ledger_lease lease = { .name = "job",
+                                      .quota = 1,
+                                      .kind = LEASE_USER,
+                                      .limit_bytes = 4 << 20,
+                                      .reserve_bytes = 2 << 20 };
+        struct ledger *small = make_ledger(), *l = NULL;
+        uint32_t i;
+
+        ck_assert_int_eq(ledger_grow(small, &ROOM, &l), 0);
+        ledger_free(small);
+        AT(quota, 1).is_lease = 1;
+        ck_assert_int_eq(ledger_lease_add(l, &lease, &i), 0);
+        return l;
+}
+
+#define DAMAGE_LEASE(change, closed) DAMAGE_OF(make_lease(), change, "lease", 0, closed)
+
+/* A daemon matches processes by these records and lists them, so it accepts no value that it does not know. */
+TEST(test_bad_leases)
+{
+        struct ledger *sound = hand_over(make_lease());
+
+        ck_assert_str_eq(ledger_lease_at(sound, 0)->name, "job");
+        ledger_free(sound);
+        DAMAGE_LEASE(AT(lease, 0).id = 99, Q1);
+        DAMAGE_LEASE(AT(lease, 0).name[0] = '\0', Q1);
+        DAMAGE_LEASE(memset(AT(lease, 0).name, 'x', LEDGER_NAME_BYTES), Q1);
+        DAMAGE_LEASE(AT(lease, 0).quota = 0, Q0); /* which is not a lease's */
+        DAMAGE_LEASE(AT(lease, 0).quota = 99, ALL);
+        DAMAGE_LEASE(AT(lease, 0).kind = 0, Q1);
+        DAMAGE_LEASE(AT(lease, 0).kind = LEASE_KINDS, Q1);
+        DAMAGE_LEASE(AT(lease, 0).maker = LEASE_MAKERS, Q1);
+        DAMAGE_LEASE(AT(lease, 0).maker = LEASE_BY_CONFIG, Q1); /* only control groups have such leases */
+        DAMAGE_LEASE(memset(AT(lease, 0).match, 'x', LEDGER_PLACE_BYTES), Q1);
+        DAMAGE_LEASE(memset(AT(lease, 0).place, 'x', LEDGER_PLACE_BYTES), Q1);
+        DAMAGE_LEASE(AT(lease, 0).limit_bytes = 0, Q1);
+        DAMAGE_LEASE(AT(lease, 0).limit_bytes++, Q1);
+        DAMAGE_LEASE(AT(lease, 0).reserve_bytes--, Q1);
 }
 
 /* Two blocks of a tenant with one name; one that a session holds twice. */
