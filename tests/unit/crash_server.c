@@ -272,6 +272,35 @@ static void on_split(struct crash_server *m, struct peer *p, uint64_t id, const 
         wire_split(&p->wire, id, id_of(m, high));
 }
 
+/* Of a block that is parked already, too. The block keeps its place. */
+static void on_park(struct crash_server *m, struct peer *p, uint64_t id, uint64_t block_id)
+{
+        if (number_of(m, block_id) == 0) {
+                violation(m, "a Park of no block");
+                wire_refuse(&p->wire, id, EINVAL, "no such block");
+        } else {
+                wire_done(&p->wire, id);
+        }
+}
+
+/* The session gets all extents of the block again: its client has unmapped them. */
+static void on_wake(struct crash_server *m, struct peer *p, uint64_t id, uint64_t block_id)
+{
+        uint32_t number = number_of(m, block_id);
+        Bfcd__Block body = BFCD__BLOCK__INIT;
+
+        if (number == 0) {
+                violation(m, "a Wake of no block");
+                wire_refuse(&p->wire, id, EINVAL, "no such block");
+                return;
+        }
+        for (unsigned i = 0; i < m->n_units[number]; i++)
+                m->given[(m->first[number] + i) / EXTENT_UNITS] = 0;
+        announce(m, p, m->first[number], m->n_units[number]);
+        fill_block(m, number, &body);
+        wire_block(&p->wire, id, &body);
+}
+
 static void on_publish(struct crash_server *m, struct peer *p, uint64_t id, const Bfcd__Publish *publish)
 {
         uint32_t number = number_of(m, publish->block_id);
@@ -593,6 +622,13 @@ static void on_live(struct crash_server *m, struct peer *p, const Bfcd__Request 
                 break;
         case BFCD__REQUEST__BODY_SPLIT:
                 on_split(m, p, request->id, request->split);
+                break;
+        case BFCD__REQUEST__BODY_PARK:
+                on_park(m, p, request->id, request->park->block_id);
+                break;
+        case BFCD__REQUEST__BODY_WAKE:
+                for (size_t i = 0; i < request->wake->n_block_ids; i++)
+                        on_wake(m, p, request->id + i, request->wake->block_ids[i]);
                 break;
         case BFCD__REQUEST__BODY_PUBLISH:
                 on_publish(m, p, request->id, request->publish);

@@ -46,8 +46,8 @@ const char *crash_server_path(const struct crash_server *m);
 /* Hangs up on everybody; the next connection finds the successor. */
 void crash_server_kill(struct crash_server *m);
 
-/* It does so at the n-th request from now (Malloc, Free, Usage, Publish, Attach, Goodbye), which is done
- * or not, and in no case answered. 0: not at all. */
+/* It does so at the n-th request from now (Malloc, Free, Usage, Park, Wake, Publish, Attach, Goodbye), which
+ * is done or not, and in no case answered. 0: not at all. */
 void crash_server_kill_at(struct crash_server *m, unsigned n, bool is_done);
 void crash_server_kill_at_held(struct crash_server *m, unsigned n); /* the n-th message of a list */
 

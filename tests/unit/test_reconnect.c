@@ -1012,6 +1012,28 @@ LOOP_TEST(a_split_without_an_answer, 2)
         ck_assert_uint_eq(crash_server_count(crash_server).n_blocks, 0);
 }
 
+/* The daemon dies at a Park and at a Wake, before or after it was done: its successor still has the block. */
+LOOP_TEST(parks_and_wakes_without_an_answer, 2)
+{
+        void *p = NULL;
+
+        begin("off", 0);
+        ck_assert_int_eq(bfc_malloc_flags(client, NULL, 3 * MIB, BFC_PARKABLE, &p), 0);
+        for (unsigned i = 1; i <= 2; i++) {
+                crash_server_kill_at(crash_server, 1, _i == 1);
+                ck_assert_int_eq(bfc_park(client, p, BFC_DISCARD, NULL), 0);
+                ck_assert_uint_eq(info(p).is_parked, 1);
+                crash_server_kill_at(crash_server, 1, _i == 1);
+                ck_assert_int_eq(bfc_wake(client, p, 0), 0);
+                ck_assert_uint_eq(info(p).is_parked, 0);
+                memset(p, (int)i, 3 * MIB);
+                ck_assert_uint_eq(crash_server_count(crash_server).n_returns, 2 * i);
+                ck_assert_uint_eq(crash_server_count(crash_server).n_blocks, 1);
+        }
+        put(p);
+        ck_assert_uint_eq(crash_server_count(crash_server).n_blocks, 0);
+}
+
 static void *work(void *userdata)
 {
         struct worker *w = userdata;
