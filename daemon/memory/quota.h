@@ -123,8 +123,10 @@ struct quota_growth {
         uint64_t own_release_bytes;    /* charged too when they are released */
         uint64_t high_bytes;           /* the most that was charged since the quota was last empty */
         uint64_t paused_until_ms;      /* 0: there is no pause */
-        uint64_t claim_ms;             /* since when its requests have claims without growing; 0: never */
-        uint64_t unclaimed_ms;         /* when it last lost its last claim */
+        /* Of a tenant's quota, with its leases. */
+        size_t n_claims;
+        uint64_t claim_ms;     /* since when there have been claims without a growth; 0: never */
+        uint64_t unclaimed_ms; /* when the last claim was lost */
         void (*backed)(void *userdata, struct quota *q, int result); /* NULL: nothing is being backed */
         void *backed_userdata;
 };
