@@ -4,6 +4,7 @@
 #include "tests/fake_store.h"
 
 #include <assert.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -22,7 +23,7 @@ struct store {
         int ledger_fd;
         bool ledger_is_ours;
         struct kept *kept;
-        size_t n_kept;
+        size_t n_kept, n_max; /* 0: no bound */
         uint64_t next_key;
 };
 
@@ -114,12 +115,22 @@ int fake_store_ledger(const struct store *s)
         return s->ledger_fd;
 }
 
+void fake_store_set_max(struct store *s, size_t n_extents)
+{
+        s->n_max = n_extents;
+}
+
 size_t fake_store_n_extents(const struct store *s)
 {
         return s->n_kept;
 }
 
 /* ---- what daemon/handover/store.h says ---------------------------------------------- */
+
+size_t store_max(const struct store *s)
+{
+        return s && s->n_max > 0 ? s->n_max : SIZE_MAX;
+}
 
 bool store_keeps(const struct store *s)
 {
@@ -184,6 +195,8 @@ int store_put_extent(struct store *s, uint64_t key, int fd)
 {
         if (!s || key == 0)
                 return 0;
+        if (s->n_max > 0 && s->n_kept >= s->n_max)
+                return -EXFULL;
         s->kept = reallocarray(s->kept, s->n_kept + 1, sizeof(*s->kept));
         assert(s->kept && find(s, key) == s->n_kept);
         s->kept[s->n_kept++] = (struct kept){ key, copy_fd(fd), true };

@@ -738,7 +738,7 @@ static void change_apply(struct change *c)
         b->selection.matcher = c->matcher;
         c->matcher = NULL;
         b->config = b->own.config = c->next;
-        broker_promise_sessions(b);
+        broker_promise(b);
         config_free(old);
         trim_excess_of_all(b);
         broker_set_standby(b);

@@ -454,6 +454,11 @@ void store_set_timeout(struct store *s, unsigned ms)
         s->timeout_ms = ms;
 }
 
+size_t store_max(const struct store *s)
+{
+        return store_keeps(s) ? s->max_kept : SIZE_MAX;
+}
+
 size_t store_room(struct store *s)
 {
         size_t n_kept;

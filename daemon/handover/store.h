@@ -39,7 +39,9 @@ bool store_keeps(const struct store *s);
 /* True: the environment says that the manager passes a ledger; before manager_new(). */
 bool store_has_ledger(void);
 
-/* The number of further extents that it would keep, apart from the limit on names. */
+/* The number of extents that it would keep in all, and of further ones, apart from the limit on names. SIZE_MAX: it does
+ * not keep any. */
+size_t store_max(const struct store *s);
 size_t store_room(struct store *s);
 
 /* How long one message waits for the manager; by default 5 s. For tests. */

@@ -196,6 +196,8 @@ int arena_begin(const struct arena_options *options, size_t n_extents, struct ar
         a->layout = layout_of(options->share);
         if (!a->layout->has_fds)
                 a->o.store = NULL;
+        if (!a->o.store)
+                a->o.stored = NULL;
         if (a->o.sizes.extents_per_zone == 0)
                 a->o.sizes.small_extent_bytes = a->o.sizes.extent_bytes;
         TAILQ_INIT(&a->punched);

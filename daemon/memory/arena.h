@@ -39,6 +39,7 @@
 #include "daemon/memory/punch.h"
 #include "daemon/memory/standby.h"
 #include "daemon/handover/store.h"
+#include "daemon/memory/store_share.h"
 #include "daemon/memory/watch.h"
 #include "daemon/memory/worker.h"
 #include "device/device.h"
@@ -49,11 +50,12 @@ struct arena_options {
         struct ledger *ledger;
         struct device *device;
         struct worker *worker;
-        struct punch *punch;     /* destroys extents without blocking; NULL: the worker does */
-        struct store *store;     /* NULL: none. Not with cuda-ipc, which has no fds */
-        struct watch *watch;     /* NULL: destroyed extents are not watched */
-        struct standby *standby; /* NULL: none */
-        uint32_t quota;          /* index in the ledger */
+        struct punch *punch;        /* destroys extents without blocking; NULL: the worker does */
+        struct store *store;        /* NULL: none. Not with cuda-ipc, which has no fds */
+        struct store_share *stored; /* the tenant's places in it; NULL: they are not counted */
+        struct watch *watch;        /* NULL: destroyed extents are not watched */
+        struct standby *standby;    /* NULL: none */
+        uint32_t quota;             /* index in the ledger */
         enum device_share share;
         struct device_supply supply;
         bool pins;   /* extents may be registered with CUDA, here and by clients: see device_unpin() */

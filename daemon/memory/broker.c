@@ -158,6 +158,8 @@ int broker_make_quota(struct broker *b, struct tenant *t, size_t partition, stru
         options->tenant = t->name;
         options->partition = &b->partitions[partition];
         options->ledger = b->ledger;
+        t->stored.places = &b->stored;
+        options->stored = &t->stored;
         options->page = options->parent ? NULL : usage_page_entry(t->usage, partition);
         r = quota_new(options, &t->quotas[t->n_quotas]);
         if (r == 0)
@@ -246,7 +248,7 @@ static int broker_open_tenants(struct broker *b, char *ret_sentence, size_t n_se
                 r = inherit_quotas(b, ret_sentence, n_sentence);
         if (r == 0 && c->default_tenant >= 0)
                 b->selection.fallback = b->selection.order[c->default_tenant];
-        broker_promise_sessions(b);
+        broker_promise(b);
         return r == 0 ? matcher_new(c, &b->selection.matcher) : r;
 }
 
@@ -261,6 +263,7 @@ int broker_new(const struct broker_options *options, struct broker **ret, char *
                 return -ENOMEM;
         b->config = options->config;
         b->options = *options;
+        b->stored.n_max = store_max(options->store);
         TAILQ_INIT(&b->keepers.quotas);
         TAILQ_INIT(&b->sessions.mapped);
         for (size_t i = 0; i < RECALL_KINDS; i++)

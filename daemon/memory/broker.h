@@ -131,6 +131,7 @@ struct broker {
         struct broker_selection selection;
         struct quota **quotas; /* by index in the ledger; only valid for quotas with blocks or extents */
         struct broker_sessions sessions;
+        struct store_places stored; /* of extents, in the store */
         struct broker_changes changes;
         struct broker_leases leases;
         struct {
@@ -204,8 +205,8 @@ void broker_ask_unreclaimed(struct broker *b);
 void broker_session_begins(struct broker *b, struct tenant *t);
 void broker_session_ends(struct broker *b, struct tenant *t);
 
-/* Recomputes the places that are promised to tenants, for a new config. */
-void broker_promise_sessions(struct broker *b);
+/* Recomputes the places of sessions, and in the store, that are promised to tenants, for a new config. */
+void broker_promise(struct broker *b);
 
 /* Whether there is a place for a new session of the tenant. -EDQUOT, and a sentence. */
 int broker_admits(const struct broker *b, const struct tenant *t, char *ret_sentence, size_t n_sentence);

@@ -32,11 +32,28 @@ void broker_session_ends(struct broker *b, struct tenant *t)
         b->sessions.n_promised += tenant_n_promised(b, t);
 }
 
-void broker_promise_sessions(struct broker *b)
+/* An equal part of the store, or as many extents as the tenant can have without leases. */
+static size_t tenant_store_share(const struct broker *b, const struct tenant *t)
+{
+        size_t part = b->selection.n > 0 ? b->stored.n_max / b->selection.n : 0, n_extents = 0;
+
+        for (size_t i = 0; t->config && i < t->n_quotas; i++) {
+                const struct quota *q = t->quotas[i];
+
+                if (!q->lease.parent && !q->is_removed && q->partition->share == DEVICE_SHARE_FD)
+                        n_extents += (size_t)arena_extent_room(q->arena, q->account.limit_bytes);
+        }
+        return n_extents < part ? n_extents : part;
+}
+
+void broker_promise(struct broker *b)
 {
         b->sessions.n_promised = 0;
         for (size_t i = 0; i < b->selection.n; i++)
                 b->sessions.n_promised += tenant_n_promised(b, b->selection.order[i]);
+        for (size_t i = 0; i < b->n_tenants; i++)
+                if (b->tenants[i].stored.places)
+                        store_share_set(&b->tenants[i].stored, tenant_store_share(b, &b->tenants[i]));
 }
 
 int broker_admits(const struct broker *b, const struct tenant *t, char *ret_sentence, size_t n_sentence)

@@ -97,6 +97,7 @@ void arena_occupy_slot(struct arena *a, size_t slot, struct device_extent memory
         occupancy_open(&s->occupancy, memory.n_bytes);
         charge_split(charge, memory.n_bytes, &s->charge);
         a->totals.n_extents++;
+        store_share_add(a->o.stored, 1);
         arena_count_pages(a, s->extent, 1);
 }
 
@@ -140,6 +141,7 @@ void arena_empty_slot(struct arena *a, size_t slot, bool unreclaimed)
         occupancy_close(&s->occupancy);
         s->extent = LEDGER_NONE;
         a->totals.n_extents--;
+        store_share_return(a->o.stored, 1);
         if (unreclaimed)
                 arena_note_unreclaimed(a, &s->charge);
         charge_drop(&s->charge);

@@ -70,7 +70,8 @@ static void growth_run(struct worker_job *job)
         struct operation *op = (struct operation *)job;
 
         if (op->result < 0) {
-                operation_destroy(op, &op->items[--op->n_made]);
+                if (op->n_made > 0)
+                        operation_destroy(op, &op->items[--op->n_made]);
         } else if (op->n_made < op->n_items) {
                 if (op->n_made == 0)
                         arena_begin_growth(op->arena, op->n_bytes);
@@ -121,6 +122,10 @@ static void growth_submit(struct operation *op, struct charge *charge, arena_gro
         *charge = (struct charge){ NULL, 0 };
         op->job.run = growth_run;
         a->totals.pending_bytes += op->n_bytes;
+        if (store_share_take(a->o.stored, op->n_items))
+                op->n_stored = op->n_items;
+        else
+                op->result = -EXFULL;
         worker_submit(a->o.worker, &op->job);
 }
 
@@ -130,6 +135,7 @@ void growth_finish(struct operation *op)
         struct arena *a = op->arena;
 
         a->totals.pending_bytes -= op->n_bytes;
+        store_share_return(a->o.stored, op->n_stored); /* each extent has its own from here on */
         a->is_lost = a->is_lost || op->is_lost;
         if (op->result < 0)
                 arena_note_unreclaimed_items(op);

@@ -158,6 +158,7 @@ static void quota_describe_arena(const struct quota *q, const struct extent_size
                 .worker = p->worker,
                 .punch = p->punch,
                 .store = p->store,
+                .stored = q->stored,
                 .watch = p->watch,
                 .standby = p->standby.standby,
                 .quota = q->index,
@@ -319,6 +320,7 @@ int quota_new(const struct quota_options *options, struct quota **ret)
         q->lease.parent = options->parent;
         q->lease.name = options->lease;
         q->ledger = options->ledger;
+        q->stored = options->stored;
         q->max_sessions = options->max_sessions;
         q->max_blocks = options->max_blocks;
         q->keep.n_bytes = options->keep_bytes;

@@ -123,8 +123,10 @@ struct quota_growth {
         uint64_t own_release_bytes;    /* charged too when they are released */
         uint64_t high_bytes;           /* the most that was charged since the quota was last empty */
         uint64_t paused_until_ms;      /* 0: there is no pause */
-        uint64_t claim_ms;             /* since when its requests have claims without growing; 0: never */
-        uint64_t unclaimed_ms;         /* when it last lost its last claim */
+        /* Of a tenant's quota, with its leases. */
+        size_t n_claims;
+        uint64_t claim_ms;     /* since when there have been claims without a growth; 0: never */
+        uint64_t unclaimed_ms; /* when the last claim was lost */
         void (*backed)(void *userdata, struct quota *q, int result); /* NULL: nothing is being backed */
         void *backed_userdata;
 };
@@ -209,8 +211,9 @@ struct quota {
         struct account account;
         struct arena *arena;
         struct ledger *ledger;
-        struct pages_entry *page; /* for its clients; NULL: none */
-        uint32_t index;           /* in the ledger */
+        struct store_share *stored; /* its tenant's places in the store; may be NULL */
+        struct pages_entry *page;   /* for its clients; NULL: none */
+        uint32_t index;             /* in the ledger */
         uint32_t max_sessions;
         uint32_t max_blocks;
         uint32_t blocks_ceiling; /* max_blocks, or the number of blocks when it was lowered */
@@ -244,7 +247,8 @@ struct quota_options {
         struct quota *parent; /* of a lease; else NULL */
         const char *lease;    /* its name, which outlives the quota; or NULL */
         struct ledger *ledger;
-        struct pages_entry *page; /* borrowed, outlives the quota; may be NULL */
+        struct store_share *stored; /* the same; may be NULL */
+        struct pages_entry *page;   /* borrowed, outlives the quota; may be NULL */
         uint64_t limit_bytes;
         uint64_t reserve_bytes;
         uint32_t max_sessions;

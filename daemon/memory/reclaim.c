@@ -492,8 +492,7 @@ static int quota_grow(struct quota *q, struct quota_request *request, const stru
                 charge_drop(&charge);
                 return r;
         }
-        if (reclaim_has_claim(request))
-                q->growth.claim_ms = 0;
+        reclaim_note_growth(request);
         quota_unqueue_served(request);
         if (request->more_bytes > 0 && !TAILQ_EMPTY(&q->queue.requests))
                 (void)quota_hold(q, request->more_bytes); /* for the next in line */

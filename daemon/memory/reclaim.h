@@ -41,6 +41,9 @@ struct reclaim_claim {
 };
 void reclaim_set_claim(struct quota_request *request, struct reclaim_claim claim);
 
+/* The request grows: its claim was of use. */
+void reclaim_note_growth(const struct quota_request *request);
+
 static inline bool reclaim_has_claim(const struct quota_request *request)
 {
         return request->claim > 0 || request->claim_of_tenant > 0;

@@ -13,9 +13,16 @@ const struct account *reclaim_shared_account(const struct quota *q)
         return q->lease.parent ? &q->lease.parent->account : q->account.n_children > 0 ? &q->account : NULL;
 }
 
+/* Claims of leases are their tenant's: one that goes round its leases does not become younger. */
+static struct quota_growth *growth_of_tenant(const struct quota *q)
+{
+        return q->lease.parent ? &q->lease.parent->growth : &((struct quota *)(uintptr_t)q)->growth;
+}
+
 void reclaim_set_claim(struct quota_request *request, struct reclaim_claim claim)
 {
         struct partition *p = request->quota->partition;
+        struct quota_growth *growth = growth_of_tenant(request->quota);
         bool had = reclaim_has_claim(request), has;
         struct quota *q;
 
@@ -27,12 +34,13 @@ void reclaim_set_claim(struct quota_request *request, struct reclaim_claim claim
                 uint64_t now = clock_ms();
 
                 p->claims.n++;
-                if (request->quota->growth.claim_ms == 0 ||
-                    now - request->quota->growth.unclaimed_ms >= RECLAIM_CALM_MS)
-                        request->quota->growth.claim_ms = now;
+                if (growth->n_claims++ == 0 &&
+                    (growth->claim_ms == 0 || now - growth->unclaimed_ms >= RECLAIM_CALM_MS))
+                        growth->claim_ms = now;
         }
         if (had && !has) {
-                request->quota->growth.unclaimed_ms = clock_ms();
+                growth->unclaimed_ms = clock_ms();
+                growth->n_claims--;
                 p->claims.n--;
                 TAILQ_FOREACH(q, &p->queue.waiting, queue.of_waiting)
                 if (q != request->quota) /* those behind it */
@@ -40,12 +48,21 @@ void reclaim_set_claim(struct quota_request *request, struct reclaim_claim claim
         }
 }
 
-/* Its first request has waited for a second beyond all steps, or its requests, one after the other,
+void reclaim_note_growth(const struct quota_request *request)
+{
+        struct quota_growth *growth = growth_of_tenant(request->quota);
+
+        if (reclaim_has_claim(request) && growth->n_claims == 1)
+                growth->claim_ms = 0;
+}
+
+/* Its first request has waited for a second beyond all steps, or its tenant's requests, one after the other,
  * have had claims for as long as that can take. */
 static bool quota_claim_is_aged(const struct quota *q, uint64_t now)
 {
         return quota_first_is_aged(q, now) ||
-               now - q->growth.claim_ms >= RECLAIM_STEPS * q->partition->reclaim_timeout_ms + RECLAIM_AGED_MS;
+               now - growth_of_tenant(q)->claim_ms >=
+                       RECLAIM_STEPS * q->partition->reclaim_timeout_ms + RECLAIM_AGED_MS;
 }
 
 struct reclaim_claim reclaim_claims_before(const struct quota_request *request, uint64_t now)

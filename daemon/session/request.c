@@ -99,7 +99,8 @@ void request_refuse(struct session *s, uint64_t id, const struct quota_request *
                          "a block of %" PRIu64 " bytes was refused, because its memory would not survive "
                          "a restart of the daemon: %s",
                          refused->n_bytes,
-                         error == -EXFULL ? "the service manager's fd store is full"
+                         error == -EXFULL ? "the service manager's fd store is full, or the rest of it is "
+                                            "guaranteed to other tenants"
                                           : "the service manager does not store its file descriptor");
         else if (device_failed && error == -ECANCELED)
                 snprintf(sentence, sizeof(sentence),

@@ -4,12 +4,14 @@
 #include "daemon/memory/broker_lease.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "daemon/admin/lease.h"
 #include "daemon/clock.h"
+#include "daemon/memory/reclaim.h"
 #include "tests/suite.h"
 #include "tests/unit/sessions.h"
 #include "tests/unit/still_clock.h"
@@ -32,7 +34,8 @@ static void setup(void)
         sessions_start("devices: [{id: host, size: 256MiB, partitions: [{name: a, limit: 128MiB}]}]\n"
                        "tenants:\n"
                        "  - {name: red, match: {uid: 1}, quotas: [{partition: a, limit: 40MiB,\n"
-                       "     per: {cgroup: /j/*, limit: 40MiB}}]}\n");
+                       "     per: {cgroup: /j/*, limit: 40MiB}}]}\n"
+                       "  - {name: blue, match: {uid: 2}, quotas: [{partition: a}]}\n");
         x = peer_in("/j/x");
         y = peer_in("/j/y");
         own = peer_in("/none");
@@ -41,7 +44,8 @@ static void setup(void)
 static void teardown(void)
 {
         settle();
-        lease_tick(b, clock_ms());
+        for (unsigned i = 0; i < 2; i++) /* a look at LEASE_LOOKS of them */
+                lease_tick(b, clock_ms());
         settle();
         ck_assert_uint_eq(b->leases.n, 0);
         sessions_end();
@@ -114,4 +118,39 @@ TEST_OF(lease_fair, leases_do_not_starve_their_tenant)
 TEST_OF(lease_fair, a_tenant_does_not_starve_its_leases)
 {
         check_order(y, x, own);
+}
+
+/* ---- beside another tenant ----------------------------------------------------- */
+
+/* A request that finds no room claims what is free, and later ones of others wait, until that has taken as long as all
+ * steps can. A tenant does not begin again in each of its leases. */
+TEST_OF(lease_fair, a_tenant_that_goes_round_its_leases_does_not_keep_another_waiting)
+{
+        const uint32_t long_ms = 60000;
+        const uint64_t most_ms = RECLAIM_STEPS * b->partitions[0].reclaim_timeout_ms + 2000;
+        struct peer *other = open_session(2), *lease;
+        uint64_t waited_ms = 0;
+        char group[16];
+        uint64_t id;
+
+        must_malloc(other, 0, 90 * MIB);
+        for (unsigned i = 0; i < 15; i++) {
+                snprintf(group, sizeof(group), "/j/%u", i);
+                lease = peer_in(group);
+                (void)peer_malloc_wait(lease, 0, 40 * MIB, long_ms);
+                settle();
+                id = peer_malloc(other, 0, 2 * MIB);
+                settle();
+                for (; !is_served(other, id) && waited_ms <= most_ms; waited_ms += 100) {
+                        still_clock_pass(100);
+                        broker_tick(b);
+                        settle();
+                }
+                ck_assert_msg(is_served(other, id), "in round %u after %" PRIu64 " ms", i, waited_ms);
+                must_close(lease);
+                settle();
+        }
+        ck_assert_uint_gt(waited_ms, 0);
+        close_all();
+        must_close(other);
 }
