@@ -556,10 +556,7 @@ static void evict_session(struct session *s, const char *lease)
         char reason[LEDGER_NAME_BYTES + 64];
 
         snprintf(reason, sizeof(reason), ": its lease '%s' has ended", lease);
-        if (command_evict(s, reason, "evicted: its lease has ended") == 0)
-                log_notice("session %" PRIu64
-                           " (tenant '%s', uid %u, pid %d, %s): evicted, because its lease '%s' has ended",
-                           s->id, s->tenant->name, (unsigned)s->who.uid, (int)s->who.pid, s->name, lease);
+        (void)command_evict(s, reason, "evicted: its lease has ended");
 }
 
 /* In one pass. False: none is left to evict. */

@@ -11,7 +11,7 @@
 
 #define LEASE_BOUNDS_ALL                                                                                     \
         768u /* places for such leases; tenants whose processes may cause leases have equal shares */
-#define LEASE_BOUNDS_MS 10000u /* in so long a tenant's processes make and change at most LEASES_PER_TENANT */
+#define LEASE_BOUNDS_MS 60000u /* in so long a tenant's processes make and change at most LEASES_PER_TENANT */
 
 struct broker;
 struct config;

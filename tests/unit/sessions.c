@@ -3,6 +3,11 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "tests/unit/sessions.h"
 
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "daemon/log.h"
 #include "tests/checks.h"
 #include "tests/suite.h"
 
@@ -131,4 +136,29 @@ struct broker *open_large(struct config **ret_config)
         return peer_broker("devices: [{id: host, size: 400MiB, partitions: [{name: p, limit: 400MiB}]}]\n"
                            "tenants: [{name: t, match: {uid: 1}, quotas: [{partition: p}]}]\n",
                            ret_config);
+}
+
+static int log_fds[2], saved_stderr;
+
+void log_catch(void)
+{
+        log_fds[0] = memfd_create("log", MFD_CLOEXEC);
+        saved_stderr = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 0);
+        ck_assert_int_ge(log_fds[0], 0);
+        ck_assert_int_eq(dup2(log_fds[0], STDERR_FILENO), STDERR_FILENO);
+        log_open(LOG_LEVEL_INFO);
+}
+
+const char *log_caught(void)
+{
+        static char text[1 << 20];
+        ssize_t n;
+
+        dup2(saved_stderr, STDERR_FILENO);
+        n = pread(log_fds[0], text, sizeof(text) - 1, 0);
+        ck_assert_int_gt(n, 0);
+        text[n] = '\0';
+        close(log_fds[0]);
+        close(saved_stderr);
+        return text;
 }

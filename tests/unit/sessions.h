@@ -47,6 +47,10 @@ void walking_peer_collect(struct walking_peer *w);
 /* Of a partition of 400 MiB, all for uid 1: a block may take more extents than one message has. */
 struct broker *open_large(struct config **ret_config);
 
+/* Catches what is logged from now on; the text until now, and the log is as before. */
+void log_catch(void);
+const char *log_caught(void);
+
 /* A page of a list. */
 const Bfcd__ListReply *list_page(struct peer *p, Bfcd__List__Kind kind, uint64_t cursor);
 

@@ -19,6 +19,7 @@
 #include "daemon/handover/restore.h"
 #include "daemon/memory/broker_lease.h"
 #include "daemon/net/fd_reserve.h"
+#include "daemon/session/accounting.h"
 #include "tests/fake_store.h"
 #include "tests/suite.h"
 #include "tests/unit/leases.h"
@@ -582,6 +583,28 @@ TEST_OF(lease, sessions_are_evicted_after_the_grace_time)
         ck_assert_str_eq(x->why, "evicted: its lease has ended");
         must_close(x);
         ck_assert_ptr_null(lease_find(b, "x"));
+}
+
+/* A user ends its own leases, and evicts as many sessions as it has. The end of each is a line of those that are bounded. */
+TEST_OF(lease, evictions_by_a_lease_fill_no_log)
+{
+        enum { N = 2 * ACCOUNTING_SHORT };
+        struct peer *peers[N];
+        unsigned n = 0;
+
+        CREATE(.name = "x", .cgroup = "/x", .limit = 8 * MIB);
+        for (unsigned i = 0; i < N; i++)
+                peers[i] = join(1, "/x", "x");
+        log_catch();
+        end("x", true, 0);
+        lease_tick(b, clock_ms());
+        for (unsigned i = 0; i < N; i++) {
+                ck_assert_ptr_nonnull(peers[i]->session->eviction);
+                must_close(peers[i]);
+        }
+        for (const char *at = log_caught(); (at = strstr(at, "its lease 'x' has ended")); at++)
+                n++;
+        ck_assert_uint_eq(n, ACCOUNTING_SHORT);
 }
 
 static void *wait_for_end(void *arg)

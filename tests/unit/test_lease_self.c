@@ -11,6 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "daemon/admin/lease_bounds.h"
 #include "daemon/memory/broker_lease.h"
 #include "tests/suite.h"
 #include "tests/unit/leases.h"
@@ -228,7 +229,7 @@ TEST_OF(lease_self, a_user_changes_them_so_often)
                 ck_assert_uint_lt(n++, 1000);
         ck_assert_uint_eq(n, LEASES_PER_TENANT);
         ck_assert_int_eq(peer_error(admin, set_reserve(admin, name_of("x"), 2 * MIB)), 0);
-        still_clock_pass(10000);
+        still_clock_pass(LEASE_BOUNDS_MS);
         ck_assert_int_eq(peer_error(own, set_reserve(own, name_of("x"), 0)), 0);
         ck_assert_int_eq(peer_error(own, ask_end(own, name_of("x"), false, 0)), 0);
 }

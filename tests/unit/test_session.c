@@ -7,7 +7,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include "daemon/session/accounting.h"
@@ -760,32 +759,6 @@ static unsigned count_words(const char *text, const char *words)
 static void look_in(uid_t uid)
 {
         peer_free(open_session(uid));
-}
-
-/* What is logged from now on; and so far, as text. */
-static int log_fds[2], saved_stderr;
-
-static void log_catch(void)
-{
-        log_fds[0] = memfd_create("log", MFD_CLOEXEC);
-        saved_stderr = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 0);
-        ck_assert_int_ge(log_fds[0], 0);
-        ck_assert_int_eq(dup2(log_fds[0], STDERR_FILENO), STDERR_FILENO);
-        log_open(LOG_LEVEL_INFO);
-}
-
-static const char *log_caught(void)
-{
-        static char text[1 << 20];
-        ssize_t n;
-
-        dup2(saved_stderr, STDERR_FILENO);
-        n = pread(log_fds[0], text, sizeof(text) - 1, 0);
-        ck_assert_int_gt(n, 0);
-        text[n] = '\0';
-        close(log_fds[0]);
-        close(saved_stderr);
-        return text;
 }
 
 /* Each end is a line; of refusals the first, and the count of the others. */
