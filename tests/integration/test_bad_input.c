@@ -580,6 +580,37 @@ TEST(a_client_that_never_reads_costs_bounded_memory)
         scene_end(&s);
 }
 
+/* Further requests are read when one of those that wait has its answer. */
+TEST(waiting_requests_are_bounded)
+{
+        enum { N_PENDING = 64, N_SENT = 100, WAIT_MS = 600000 };
+        struct scene s = scene_new(&two_tenants);
+        struct raw *raw = member(&s), *holder = member(&s);
+        Bfcd__Request request = request_of(BFCD__REQUEST__BODY_MALLOC);
+        Bfcd__Malloc much = *request.malloc;
+        uint8_t frame[64];
+        Bfcd__Block block;
+
+        ck_assert_int_eq(raw_malloc(holder, 0, 160 * MIB, &block), 0);
+        much.n_bytes = 128 * MIB;
+        much.wait_ms = WAIT_MS;
+        request.malloc = &much;
+        for (unsigned i = 0; i < N_SENT; i++) {
+                request.id = 1000 + i;
+                ck_assert_int_eq(raw_send_bytes(raw, frame, raw_pack(&request, frame)), 0);
+        }
+        ck_assert(WAIT_FOR(rig_n_waiting(s.rig, "red") == N_PENDING, HANG_UP_MS));
+        wait_for_turns(&s);
+        ck_assert_uint_eq(rig_n_waiting(s.rig, "red"), N_PENDING);
+        assert_victim_lives(&s);
+        ck_assert_int_eq(raw_free(holder, block.block_id), 0);
+        ck_assert(WAIT_FOR(rig_n_waiting(s.rig, "red") == N_PENDING,
+                           HANG_UP_MS)); /* one is served, one is read */
+        raw_close(raw);
+        raw_close(holder);
+        scene_end(&s);
+}
+
 /* Takes extents and never says that it mapped them: at most 64 are under way. */
 TEST(unacknowledged_extents_are_bounded)
 {

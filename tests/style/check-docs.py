@@ -114,6 +114,23 @@ def check_licence(root):
             yield f"{path}: no SPDX line"
 
 
+def check_bounds(root):
+    """Each row of SECURITY.md's table of bounds names tests that exist."""
+    section = read(root, "SECURITY.md").partition("\n### What is bounded\n")[2].partition("\n### ")[0]
+    rows = [line.strip("| ").split("|") for line in section.splitlines() if line.startswith("|")][2:]
+    if not rows:
+        yield "SECURITY.md: there is no table of bounds"
+    for row in rows:
+        tests = re.findall(r"`(test_\w+\.c): (\w+)`", row[-1])
+        if not tests:
+            yield f"SECURITY.md: no test in the row of '{row[0].strip()}'"
+        for file, case in tests:
+            sources = glob.glob(os.path.join(root, "tests", "*", file))
+            pattern = rf"TEST(_OF)?\((\w+, )?{case}\b"
+            if not any(re.search(pattern, open(source, encoding="utf-8").read()) for source in sources):
+                yield f"SECURITY.md: there is no test {case} in {file}"
+
+
 RULES = (
     ("links in documents lead somewhere", check_links),
     ("the README's links lead somewhere in the package", check_packaged),
@@ -121,6 +138,7 @@ RULES = (
     ("libbfcclient(3)'s programs are those in examples/", check_examples),
     ("manual pages are complete", check_pages),
     ("every source names its licence", check_licence),
+    ("every bound in SECURITY.md has a test", check_bounds),
 )
 
 

@@ -417,6 +417,24 @@ TEST(test_slices)
 }
 
 /* Blocks are counted once: shared ones are of max_blocks, and no more names than these. */
+TEST(waiting_attaches_are_bounded)
+{
+        struct peer *p = open_session(1), *q = open_session(1);
+        uint64_t ids[SHARED_MAX_WAITS], more;
+
+        for (unsigned i = 0; i < SHARED_MAX_WAITS; i++)
+                ids[i] = peer_attach(p, "later", 60000);
+        more = peer_attach(p, "later", 60000);
+        ck_assert_ptr_nonnull(strstr(refusal_of(p, more, EDQUOT), "32 waiting attaches, the maximum"));
+        ck_assert_ptr_null(peer_reply(q, peer_attach(q, "later", 60000))); /* another session has its own */
+        must_publish(q, must_malloc(q, 0, 256), "later");
+        settle();
+        for (unsigned i = 0; i < SHARED_MAX_WAITS; i++)
+                (void)attached(p, ids[i]);
+        must_close(p);
+        must_close(q);
+}
+
 TEST(max_blocks_and_references)
 {
         struct peer *p = open_session(1), *q = open_session(2);
