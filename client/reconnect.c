@@ -248,6 +248,7 @@ static int try_once(bfc_client *client, struct attempt *a)
 {
         struct reconnect *b = &client->reconnect;
         int64_t left_ms = a->until_ms - clock_now_ms();
+        char why[sizeof(client->end_reason)];
         struct call_connection *c = NULL;
         int r = call_connect_now(b->path, client_on_extents, client, &c);
 
@@ -257,6 +258,8 @@ static int try_once(bfc_client *client, struct attempt *a)
                 r = resume_over(client, c, a);
                 if (r == 0)
                         return 0;
+                if (r == -EIDRM && call_read_end_reason(c, why, sizeof(why)))
+                        r = evicted(client, why);
                 show_next(b, NULL);
                 call_free(c);
         }

@@ -149,7 +149,7 @@ static int move_out(const void *arg, uint64_t begin, uint64_t end)
         const struct move *m = arg;
 
         return host_copy(m->copier->fd, m->buffer * PIECE + begin, m->file, m->file_offset + begin,
-                         end - begin);
+                         end - begin, NULL);
 }
 
 static int move_in(const void *arg, uint64_t begin, uint64_t end)

@@ -195,7 +195,7 @@ static inline bool device_is_alone(struct device *d, const struct device_extent 
 /* Copies at most so many parts, and returns when all is done. A GPU overlaps them, and maps an extent once for parts
  * of it that are neighbours in the list. Processes that change or punch the host's memory meanwhile change what is
  * copied, and nothing else. -EINVAL: too many, or outside of an extent; -ENOTSUP: not with this device or share mode;
- * -ENODEV; -ENOMEM; -EIO. After an error the destinations have arbitrary parts of the sources. */
+ * -ENODEV; -ENOMEM; -EIO; -ECANCELED: device_end() was called. After an error the destinations have arbitrary parts of the sources. */
 #define DEVICE_COPIES 32u
 int device_copy(struct device *d, const struct device_copy *copies, size_t n);
 

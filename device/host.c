@@ -172,7 +172,6 @@ static int host_copy_extents(struct device *d, const struct device_copy *copies,
 {
         int r = 0;
 
-        (void)d;
         for (size_t i = 0; r == 0 && i < n;) {
                 const struct device_copy *c = &copies[i];
                 uint64_t n_bytes = 0;
@@ -180,8 +179,10 @@ static int host_copy_extents(struct device *d, const struct device_copy *copies,
                 do
                         n_bytes += copies[i++].n_bytes;
                 while (i < n && are_neighbours(&copies[i - 1], &copies[i]));
-                r = c->to_host ? host_copy(c->extent->fd, c->offset, c->host->fd, c->host_offset, n_bytes)
-                               : host_copy(c->host->fd, c->host_offset, c->extent->fd, c->offset, n_bytes);
+                r = c->to_host ? host_copy(c->extent->fd, c->offset, c->host->fd, c->host_offset, n_bytes,
+                                           &d->is_ending)
+                               : host_copy(c->host->fd, c->host_offset, c->extent->fd, c->offset, n_bytes,
+                                           &d->is_ending);
         }
         return r;
 }

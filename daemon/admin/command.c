@@ -246,10 +246,11 @@ static bool reason_is_printable(const char *reason)
 
 bool command_may_evict(const struct session *s)
 {
-        return !s->admin && (s->state == SESSION_LIVE || session_is_suspended(s));
+        return !s->admin && (session_is_connected(s) || session_is_suspended(s));
 }
 
-/* The client is told once, on its connection; a client that resumes the session is told by resume.c. */
+/* The client is told once, on its connection; a client that resumes the session is told by resume.c. A resume that is
+ * in progress ends: else a client could postpone the eviction by resuming again and again. */
 int command_evict(struct session *s, const char *reason, const char *ended)
 {
         char *sentence;

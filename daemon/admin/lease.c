@@ -30,7 +30,6 @@
 #define LEASE_BY_BYTES   80u
 #define LEASE_MAX_ROWS   40u   /* sessions in a reply, each with the names of 16 leases */
 #define LEASE_LOOK_MS    1000u /* between looks at one lease */
-#define LEASE_EVICT_MS   50u   /* between attempts to evict a session that is being resumed */
 
 /* ---- create ---------------------------------------------------------------- */
 
@@ -551,29 +550,27 @@ static const char *evicting_lease(const struct session *s)
         return NULL;
 }
 
-static void evict_session(struct session *s, const char *lease)
+static int evict_session(struct session *s, const char *lease)
 {
         char reason[LEDGER_NAME_BYTES + 64];
 
         snprintf(reason, sizeof(reason), ": its lease '%s' has ended", lease);
-        (void)command_evict(s, reason, "evicted: its lease has ended");
+        return command_evict(s, reason, "evicted: its lease has ended");
 }
 
-/* In one pass. False: none is left to evict. */
+/* In one pass. False: the daemon is out of memory, and some may be left. */
 static bool evict_sessions(struct broker *b)
 {
-        bool are_left = false;
+        bool are_evicted = true;
 
         for (size_t i = 0; i < b->sessions.n_slots; i++) {
                 struct session *s = b->sessions.table[i];
-                const char *lease =
-                        s && !s->eviction && s->state < SESSION_CLOSING ? evicting_lease(s) : NULL;
+                const char *lease = s && !s->eviction && command_may_evict(s) ? evicting_lease(s) : NULL;
 
-                if (lease && command_may_evict(s))
-                        evict_session(s, lease);
-                are_left = are_left || (lease && !s->eviction);
+                if (lease && evict_session(s, lease) < 0)
+                        are_evicted = false;
         }
-        return are_left;
+        return are_evicted;
 }
 
 static void reply_end(struct session *s, uint64_t id, const struct lease *lease)
@@ -662,7 +659,7 @@ static void plan_tick(struct broker *b, uint64_t now_ms)
 {
         uint64_t wait_ms = LEASE_LOOK_MS * LEASE_LOOKS / max_u64(b->leases.n, LEASE_LOOKS);
 
-        b->leases.due_ms = now_ms + (b->leases.may_evict ? min_u64(wait_ms, LEASE_EVICT_MS) : wait_ms);
+        b->leases.due_ms = now_ms + wait_ms;
         for (size_t i = 0; i < b->leases.n; i++) {
                 const struct ledger_lease *record = lease_record(b, b->leases.list[i]);
 
@@ -695,7 +692,7 @@ void lease_tick(struct broker *b, uint64_t now_ms)
         if (has_ended)
                 tell_ended(b);
         if (b->leases.may_evict)
-                b->leases.may_evict = evict_sessions(b);
+                b->leases.may_evict = !evict_sessions(b);
         plan_tick(b, now_ms);
 }
 

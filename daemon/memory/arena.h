@@ -185,8 +185,8 @@ void arena_wake_undo(struct arena *a, bfc_handle handle);
 /* Frees a parked block in any state, also one that wakes: then done() gets no handle. */
 void arena_drop_parked(struct arena *a, bfc_handle handle);
 
-/* For other work with its extents, which takes turns with its releases. */
-struct worker_lane *arena_lane(struct arena *a);
+/* For copies from and to its extents. */
+struct worker_lane *arena_copy_lane(struct arena *a);
 
 /* The bytes of parked blocks. */
 uint64_t arena_parked_bytes(const struct arena *a);

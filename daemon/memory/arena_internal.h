@@ -139,6 +139,7 @@ struct arena {
         struct arena_totals totals;
         struct worker_lane growths;    /* requests wait for them */
         struct worker_lane the_rest;   /* releases, queries, refills, and preallocation */
+        struct worker_lane copies;     /* of parked blocks: apart, because a client can delay them */
         struct operation_list punched; /* releases with extents that were submitted to the punch */
         _Atomic uint64_t progress_ms;  /* of these, which the punch does in order */
         struct arena_unreclaimed unreclaimed;

@@ -133,9 +133,9 @@ void arena_drop_parked(struct arena *a, bfc_handle handle)
         arena_vacate(a, handle, &info);
 }
 
-struct worker_lane *arena_lane(struct arena *a)
+struct worker_lane *arena_copy_lane(struct arena *a)
 {
-        return &a->the_rest;
+        return &a->copies;
 }
 
 void growth_woken(struct operation *op)

@@ -5,6 +5,10 @@
  * served last, if its own is lower. So an idle lane saves no turns up, and a lane that was served
  * beyond its share still owes that when it has jobs again.
  *
+ * A turn that waits for a client's lock must not take a thread from the others. While a turn of such a job runs, an idle
+ * thread watches it, and another one is started where none is idle. After HELD_NS the turn is held: it does not
+ * count any more among the n_threads that run at once.
+ *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/memory/worker.h"
 
@@ -12,12 +16,15 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include "daemon/clock.h"
 #include "daemon/number.h"
 
 #define MAX_THREADS 4u
-#define OTHERS_COST 4u /* their class pays so many times what it uses */
+#define MAX_HELD    64u
+#define HELD_NS     UINT64_C(20000000) /* some turns */
+#define OTHERS_COST 4u                 /* their class pays so many times what it uses */
 #define TURN_NS     UINT64_C(5000000)
 
 TAILQ_HEAD(lane_list, worker_lane);
@@ -29,15 +36,26 @@ struct lane_class {
         uint64_t lane_now; /* the sum of the lane served last, or a higher one before */
 };
 
+/* Of a job that may be held. */
+struct turn {
+        struct worker_lane *lane;
+        uint64_t begun_ns;
+        TAILQ_ENTRY(turn) link;
+};
+TAILQ_HEAD(turn_list, turn);
+
 struct worker {
         void (*notify)(void *userdata);
         void *userdata;
-        unsigned n_threads; /* 0: inline */
-        pthread_t threads[MAX_THREADS];
+        unsigned n_threads;    /* that run at once, without held ones; 0: inline */
         pthread_mutex_t mutex; /* guards what follows, lanes, and jobs that do not run */
-        pthread_cond_t wake;   /* for the threads: a lane has a job, or stop */
+        pthread_cond_t wake;   /* for the threads: a lane has a job, a turn is to be watched, or stop */
         pthread_cond_t ready;  /* for worker_drain(): there is a finished job */
         bool stop;
+        pthread_t threads[MAX_THREADS + MAX_HELD];
+        unsigned n_started, n_running, n_held;
+        struct turn_list turns; /* that may become held, the oldest first */
+        bool has_watcher;
         size_t n_pending;
         struct lane_class classes[2]; /* by is_waited_for */
         struct lane_class background;
@@ -86,6 +104,17 @@ static struct worker_lane *class_next(const struct lane_class *c)
         return least;
 }
 
+/* A lane that runs is still in its class. */
+static bool class_is_idle(const struct lane_class *c)
+{
+        const struct worker_lane *lane;
+
+        TAILQ_FOREACH(lane, &c->lanes, link)
+        if (!lane->is_held)
+                return false;
+        return true;
+}
+
 /* Whose turn it is; NULL: there is nothing to do. */
 static struct worker_lane *worker_next(struct worker *w)
 {
@@ -95,8 +124,7 @@ static struct worker_lane *worker_next(struct worker *w)
 
         if (!lane || (other && w->classes[false].used < w->classes[true].used))
                 lane = other;
-        /* A lane that runs is still in its class. */
-        if (!lane && TAILQ_EMPTY(&w->classes[false].lanes) && TAILQ_EMPTY(&w->classes[true].lanes))
+        if (!lane && class_is_idle(&w->classes[false]) && class_is_idle(&w->classes[true]))
                 lane = class_next(&w->background);
         if (!lane)
                 return NULL;
@@ -107,15 +135,16 @@ static struct worker_lane *worker_next(struct worker *w)
         return lane;
 }
 
-/* After a turn of its first job. */
+/* After a turn of its first job. A class does not pay for the time in which a turn was held. */
 static void worker_charge(struct worker *w, struct worker_lane *lane, uint64_t used)
 {
         struct worker_job *job = lane->first;
         struct lane_class *c = class_of(w, lane);
 
-        lane->is_running = false;
         lane->used += used;
+        used = lane->is_held ? min_u64(used, HELD_NS) : used;
         c->used += lane->is_waited_for ? used : OTHERS_COST * used;
+        lane->is_running = lane->is_held = false;
         if (job->goes_on)
                 return;
         lane->first = job->next;
@@ -142,33 +171,110 @@ static void job_run(struct worker_job *job)
         job->run(job);
 }
 
+static void *worker_main(void *userdata);
+
+/* A failure is tried again with a later turn. */
+static int worker_add_thread(struct worker *w)
+{
+        int r = w->n_started < MAX_THREADS + MAX_HELD
+                        ? -pthread_create(&w->threads[w->n_started], NULL, worker_main, w)
+                        : -EAGAIN;
+
+        w->n_started += r == 0;
+        return r;
+}
+
+/* There is a thread that will see when a turn is held. */
+static void worker_keep_watcher(struct worker *w)
+{
+        if (TAILQ_EMPTY(&w->turns) || w->has_watcher)
+                return;
+        if (w->n_started == w->n_running)
+                (void)worker_add_thread(w);
+        else
+                pthread_cond_signal(&w->wake);
+}
+
+static void worker_take_turn(struct worker *w, struct worker_lane *lane)
+{
+        struct worker_job *job = lane->first;
+        struct turn turn = { .lane = lane, .begun_ns = clock_ns() };
+        bool may_be_held = job->may_be_held;
+
+        lane->is_running = true;
+        w->n_running++;
+        if (may_be_held)
+                TAILQ_INSERT_TAIL(&w->turns, &turn, link);
+        worker_keep_watcher(w);
+        pthread_mutex_unlock(&w->mutex);
+        job_run(job);
+        pthread_mutex_lock(&w->mutex);
+        w->n_running--;
+        w->n_held -= lane->is_held;
+        if (may_be_held && !lane->is_held)
+                TAILQ_REMOVE(&w->turns, &turn, link);
+        worker_charge(w, lane, clock_ns() - turn.begun_ns);
+}
+
+static void wait_for_ns(struct worker *w, uint64_t ns)
+{
+        struct timespec until;
+
+        clock_gettime(CLOCK_MONOTONIC, &until);
+        ns += (uint64_t)until.tv_nsec;
+        until.tv_sec += (time_t)(ns / 1000000000);
+        until.tv_nsec = (long)(ns % 1000000000);
+        (void)pthread_cond_timedwait(&w->wake, &w->mutex, &until);
+}
+
+/* Waits for a turn of its own, and watches the oldest of the others where no thread does. */
+static void worker_wait(struct worker *w)
+{
+        struct turn *oldest = TAILQ_FIRST(&w->turns);
+        uint64_t ran_ns = oldest ? clock_ns() - oldest->begun_ns : 0;
+
+        if (!oldest || w->has_watcher) {
+                pthread_cond_wait(&w->wake, &w->mutex);
+        } else if (ran_ns < HELD_NS) {
+                w->has_watcher = true;
+                wait_for_ns(w, HELD_NS - ran_ns);
+                w->has_watcher = false;
+        } else {
+                TAILQ_REMOVE(&w->turns, oldest, link);
+                oldest->lane->is_held = true;
+                w->n_held++;
+        }
+}
+
 static void *worker_main(void *userdata)
 {
         struct worker *w = userdata;
 
         pthread_mutex_lock(&w->mutex);
         for (;;) {
-                struct worker_lane *lane = worker_next(w);
-                struct worker_job *job;
-                uint64_t begin;
+                bool has_place = w->n_running - w->n_held < w->n_threads;
+                struct worker_lane *lane = has_place ? worker_next(w) : NULL;
 
-                if (!lane) {
-                        if (w->stop)
-                                break;
-                        pthread_cond_wait(&w->wake, &w->mutex);
-                        continue;
-                }
-                lane->is_running = true;
-                job = lane->first;
-                pthread_mutex_unlock(&w->mutex);
-                begin = clock_ns();
-                job_run(job);
-                begin = clock_ns() - begin;
-                pthread_mutex_lock(&w->mutex);
-                worker_charge(w, lane, begin);
+                if (lane)
+                        worker_take_turn(w, lane);
+                else if (w->stop)
+                        break;
+                else
+                        worker_wait(w);
         }
         pthread_mutex_unlock(&w->mutex);
         return NULL;
+}
+
+/* Its time-outs do not depend on the time of day. */
+static void condition_init(pthread_cond_t *condition)
+{
+        pthread_condattr_t attributes;
+
+        pthread_condattr_init(&attributes);
+        pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+        pthread_cond_init(condition, &attributes);
+        pthread_condattr_destroy(&attributes);
 }
 
 int worker_new_inline(struct worker **ret)
@@ -177,12 +283,13 @@ int worker_new_inline(struct worker **ret)
 
         if (!w)
                 return -ENOMEM;
+        TAILQ_INIT(&w->turns);
         TAILQ_INIT(&w->classes[false].lanes);
         TAILQ_INIT(&w->classes[true].lanes);
         TAILQ_INIT(&w->background.lanes);
         w->last_finished = &w->finished;
         pthread_mutex_init(&w->mutex, NULL);
-        pthread_cond_init(&w->wake, NULL);
+        condition_init(&w->wake);
         pthread_cond_init(&w->ready, NULL);
         *ret = w;
         return 0;
@@ -196,10 +303,12 @@ static int worker_start(struct worker *w, unsigned n_threads)
         /* Signals belong to the loop's thread. */
         sigfillset(&all);
         pthread_sigmask(SIG_SETMASK, &all, &before);
+        pthread_mutex_lock(&w->mutex);
         while (r == 0 && w->n_threads < n_threads) {
-                r = -pthread_create(&w->threads[w->n_threads], NULL, worker_main, w);
+                r = worker_add_thread(w);
                 w->n_threads += r == 0;
         }
+        pthread_mutex_unlock(&w->mutex);
         pthread_sigmask(SIG_SETMASK, &before, NULL);
         return r;
 }
@@ -232,8 +341,8 @@ struct worker *worker_free(struct worker *w)
         w->stop = true;
         pthread_cond_broadcast(&w->wake);
         pthread_mutex_unlock(&w->mutex);
-        while (w->n_threads > 0)
-                pthread_join(w->threads[--w->n_threads], NULL);
+        while (w->n_started > 0)
+                pthread_join(w->threads[--w->n_started], NULL);
         pthread_cond_destroy(&w->ready);
         pthread_cond_destroy(&w->wake);
         pthread_mutex_destroy(&w->mutex);

@@ -123,22 +123,38 @@ static size_t cut_pieces(const struct park_copying *c, struct park_piece *ret)
         return n;
 }
 
+/* One for all leases of a tenant in the partition: a client can hold up one copy in each lane, and each takes a thread. */
+static struct worker_lane *lane_of(const struct quota *q)
+{
+        while (q->lease.parent)
+                q = q->lease.parent;
+        return arena_copy_lane(q->arena);
+}
+
+/* Extents of the host that clients have are read under locks of their pages, which clients can hold. Copies are in extents
+ * that no client has. */
+static bool may_be_held(const struct park_copying *c)
+{
+        return c->to_copy && !c->memory.quota->partition->is_cuda;
+}
+
 static void copier_start(struct park_copying *c, struct worker_lane *lane)
 {
         struct park_copier *copier = &c->copiers[c->n_copiers++];
 
         copier->copying = c;
         copier->n_a_turn = FIRST_TURN;
-        copier->job = (struct worker_job){ .run = copier_run, .done = copier_done, .lane = lane };
+        copier->job = (struct worker_job){
+                .run = copier_run, .done = copier_done, .lane = lane, .may_be_held = may_be_held(c)
+        };
         worker_submit(c->memory.quota->partition->worker, &copier->job);
 }
 
-/* Between two partitions of the host two threads copy, each in turns of one of the arenas: one does not use all of
+/* Between two partitions of the host two threads copy, each in turns of one of the partitions: one does not use all of
  * the memory's bandwidth. */
 int park_copy_start(struct park_copying *c, void (*done)(struct park_copying *c))
 {
-        struct worker_lane *lane = arena_lane(c->memory.quota->arena),
-                           *other = arena_lane(c->copy.quota->arena);
+        struct worker_lane *lane = lane_of(c->memory.quota), *other = lane_of(c->copy.quota);
 
         c->n_pieces = cut_pieces(c, NULL);
         c->pieces = calloc(c->n_pieces, sizeof(*c->pieces));

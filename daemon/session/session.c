@@ -20,6 +20,7 @@
 
 static void stop_serving(struct session *s, const char *why);
 static void stop_resuming(struct session *s, const char *why);
+static void end_resuming(struct session *s, const char *why);
 static void forbid_resume(struct session *s, const char *why);
 static void begin_closing(struct session *s, const char *why);
 static void close_disconnected(struct session *s, const char *why);
@@ -88,12 +89,14 @@ static const struct session_transition {
         [SESSION_LISTING][EVENT_LISTED] = { SESSION_RESUMING, NULL },
         [SESSION_LISTING][EVENT_DISCONNECTED] = { SESSION_SUSPENDED, stop_resuming },
         [SESSION_LISTING][EVENT_DISCONNECTED_EMPTY] = { SESSION_SUSPENDED, stop_resuming },
+        [SESSION_LISTING][EVENT_RESUME_FORBIDDEN] = { SESSION_QUARANTINED, end_resuming },
         [SESSION_LISTING][EVENT_CLOSED] = { SESSION_CLOSING, begin_closing },
         [SESSION_LISTING][EVENT_LEFT] = { SESSION_ENDED, leave_behind },
 
         [SESSION_RESUMING][EVENT_RECONCILED] = { SESSION_LIVE, NULL },
         [SESSION_RESUMING][EVENT_DISCONNECTED] = { SESSION_SUSPENDED, stop_resuming },
         [SESSION_RESUMING][EVENT_DISCONNECTED_EMPTY] = { SESSION_SUSPENDED, stop_resuming },
+        [SESSION_RESUMING][EVENT_RESUME_FORBIDDEN] = { SESSION_QUARANTINED, end_resuming },
         [SESSION_RESUMING][EVENT_CLOSED] = { SESSION_CLOSING, begin_closing },
         [SESSION_RESUMING][EVENT_LEFT] = { SESSION_ENDED, leave_behind },
 
@@ -274,6 +277,12 @@ static void stop_resuming(struct session *s, const char *why)
         (void)why;
         resume_stop(s);
         s->page = client_page_free(s->page);
+}
+
+static void end_resuming(struct session *s, const char *why)
+{
+        stop_resuming(s, why);
+        forbid_resume(s, why);
 }
 
 static void begin_closing(struct session *s, const char *why)

@@ -193,7 +193,8 @@ void session_leave_behind(struct session *s);
 /* The session must be NEW, or reaped. Takes NULL. */
 struct session *session_free(struct session *s);
 
-/* Forbids the client to resume the session; nothing happens if it could not. */
+/* Forbids the client to resume the session, and ends a resume that is in progress; nothing happens if it could not be
+ * resumed. */
 void session_forbid_resume(struct session *s);
 
 /* ---- questions ------------------------------------------------------------- */

@@ -32,6 +32,8 @@ struct attack {
         unsigned n_processes; /* of each user; each runs act() */
         unsigned n_uids;      /* users that no tenant matches; 0: the attacking tenant's user */
         void (*act)(struct attack_stage *stage); /* runs until it is killed */
+        bool small_pages; /* bench-attacks has the daemon use them: else it measures how long MADV_COLLAPSE waits for a
+                                  * lock of the whole machine */
         void (*before_drop)(void); /* as root, before the user changes; sets the groups; NULL: none */
         const char *log_line; /* what the daemon logs as a warning or an error because of it; NULL: none */
 };
@@ -47,7 +49,7 @@ extern const size_t n_attacks;
 
 /* The rest of a config (after its sockets) in which a victim, a grower and the attacking tenant
  * share a host device of four partitions, a to d; the caller frees it. NULL: no memory. */
-char *attack_config(void);
+char *attack_config(const struct attack *attack);
 
 /* Shared memory for a stage; NULL on failure. Ends with the process. */
 struct attack_stage *attack_stage_new(const char *socket, pid_t daemon);

@@ -27,6 +27,7 @@ extern const struct attack attack_logs;
 extern const struct attack attack_many_silent;
 extern const struct attack attack_memfd;
 extern const struct attack attack_page;
+extern const struct attack attack_park;
 extern const struct attack attack_punch;
 extern const struct attack attack_refill;
 extern const struct attack attack_refusals;
@@ -37,17 +38,18 @@ extern const struct attack attack_urgent;
 extern const struct attack attack_waiters;
 
 const struct attack *const attacks[] = {
-        &attack_none,       &attack_acks,   &attack_collapse,    &attack_groups,   &attack_inode,
-        &attack_linger,     &attack_logs,   &attack_many_silent, &attack_memfd,    &attack_page,
-        &attack_punch,      &attack_refill, &attack_refusals,    &attack_sessions, &attack_silent,
-        &attack_slow_write, &attack_urgent, &attack_waiters,
+        &attack_none,   &attack_acks,       &attack_collapse,    &attack_groups,   &attack_inode,
+        &attack_linger, &attack_logs,       &attack_many_silent, &attack_memfd,    &attack_page,
+        &attack_park,   &attack_punch,      &attack_refill,      &attack_refusals, &attack_sessions,
+        &attack_silent, &attack_slow_write, &attack_urgent,      &attack_waiters,
 };
 const size_t n_attacks = sizeof(attacks) / sizeof(attacks[0]);
 
 /* ---- for runners ------------------------------------------------------------ */
 
-char *attack_config(void)
+char *attack_config(const struct attack *attack)
 {
+        const char *pages = attack->small_pages ? "off" : "auto";
         unsigned uid = (unsigned)geteuid();
         char *text = NULL;
 
@@ -58,10 +60,10 @@ char *attack_config(void)
                     "  - id: host\n"
                     "    size: 1GiB\n"
                     "    partitions:\n"
-                    "      - {name: a, limit: 256MiB, growth: on-demand}\n"
-                    "      - {name: b, limit: 256MiB, growth: on-demand}\n"
-                    "      - {name: c, limit: 256MiB, growth: on-demand}\n"
-                    "      - {name: d, limit: 256MiB, growth: on-demand}\n"
+                    "      - {name: a, limit: 256MiB, growth: on-demand, huge_pages: %s}\n"
+                    "      - {name: b, limit: 256MiB, growth: on-demand, huge_pages: %s}\n"
+                    "      - {name: c, limit: 256MiB, growth: on-demand, huge_pages: %s}\n"
+                    "      - {name: d, limit: 256MiB, growth: on-demand, huge_pages: %s}\n"
                     "tenants:\n"
                     "  - {name: victim, match: {uid: %u}, quotas: [{partition: a, limit: 32MiB, reserve: 32MiB}]}\n"
                     "  - {name: grower, match: {uid: %u}, quotas: [{partition: a, limit: 32MiB, reserve: 32MiB}]}\n"
@@ -69,7 +71,7 @@ char *attack_config(void)
                     "    match: {uid: %u}\n"
                     "    quotas: [{partition: a, limit: 192MiB}, {partition: b, limit: 192MiB},\n"
                     "             {partition: c, limit: 192MiB}, {partition: d, limit: 192MiB}]\n",
-                    uid, uid, uid == 0 ? ATTACKER_UID : uid) < 0)
+                    pages, pages, pages, pages, uid, uid, uid == 0 ? ATTACKER_UID : uid) < 0)
                 return NULL;
         return text;
 }

@@ -172,8 +172,9 @@ static void restart(struct attack_stage *stage, const char *config, struct stats
         bfc_disconnect(client);
 }
 
-static void measure(const struct attack *attack, const char *config, struct stats *f)
+static void measure(const struct attack *attack, struct stats *f)
 {
+        char *config = need(attack_config(attack));
         char proc[64];
         struct attack_stage *stage;
         struct attack_run run;
@@ -197,6 +198,7 @@ static void measure(const struct attack *attack, const char *config, struct stat
         restart(stage, config, f);
         attack_stop(&run);
         process_stop(stage->daemon, SIGTERM);
+        free(config);
         f->slab_kib = kib_of("/proc/meminfo", "Slab:") - slab;
 }
 
@@ -221,7 +223,6 @@ int main(int argc, char **argv)
                 { "max-ms", .number = &o.max_ms, .unit = "MS", .help = "limit of a request or a growth" },
                 { 0 },
         };
-        char *config = need(attack_config());
         double worst = 0;
         unsigned n_refused = 0, n_run = 0;
 
@@ -240,14 +241,13 @@ int main(int argc, char **argv)
 
                 if (o.only && strcmp(o.only, attacks[i]->key) != 0)
                         continue;
-                measure(attacks[i], config, &f);
+                measure(attacks[i], &f);
                 print_row(attacks[i], &f);
                 ns = f.request_ns > f.growth_ns ? f.request_ns : f.growth_ns;
                 worst = (double)ns / 1e6 > worst ? (double)ns / 1e6 : worst;
                 n_refused += f.n_refused;
                 n_run++;
         }
-        free(config);
         if (n_run == 0)
                 die(o.only, "there is no such attack");
         printf("longest wait of a request or a growth: %.1f ms; refused: %u\n", worst, n_refused);

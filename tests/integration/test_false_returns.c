@@ -791,6 +791,49 @@ TEST(a_suspended_session_is_evicted)
         kept_discard(k);
 }
 
+/* And of a process that resumes it and never lists its blocks, by either command: else it would only have to do that
+ * again and again. */
+LOOP_TEST(a_session_that_is_being_resumed_is_evicted, 2)
+{
+        struct kept *k = kept_start(&open_to_two);
+        const char *words = _i == 0 ? " was evicted by an operator: too long" : "its lease 'one' has ended";
+        char number[24], pid[24];
+        Bfcd__Reply *reply;
+        Bfcd__Block block;
+        struct raw *raw;
+
+        snprintf(pid, sizeof(pid), "%d", (int)getpid());
+        ck_assert_int_eq(ctl(k->rig->admin_socket,
+                             WORDS("lease", "create", "one", "--tenant", "red", "--partition", "train",
+                                   "--limit", "32MiB", "--pid", pid),
+                             NULL, NULL),
+                         0);
+        raw = kept_raw(k, "red");
+        snprintf(number, sizeof(number), "%llu", (unsigned long long)raw->session_id);
+        ck_assert_int_eq(raw_malloc(raw, 0, MIB, &block), 0);
+        kept_restart(k, SIGKILL);
+        raw = kept_raw_back(k, raw);
+        ck_assert(kept_all_are(k, "resuming", 1));
+        k->rig->forgiven = "evict";
+        ck_assert_int_eq(ctl(k->rig->admin_socket,
+                             _i == 0 ? WORDS("evict", number, "--reason", "too long")
+                                     : WORDS("lease", "end", "one", "--evict"),
+                             NULL, NULL),
+                         0);
+        ck_assert_int_eq(raw_receive(raw, SETTLE_MS, &reply), 0);
+        ck_assert_int_eq(reply->body_case, BFCD__REPLY__BODY_REFUSAL);
+        ck_assert_uint_eq(reply->id, 0);
+        ck_assert_uint_eq(reply->refusal->error, EIDRM);
+        ck_assert_msg(strstr(reply->refusal->message, words), "%s", reply->refusal->message);
+        bfcd__reply__free_unpacked(reply, NULL);
+        ck_assert_int_eq(raw_wait_hang_up(raw, SETTLE_MS), 0);
+        ck_assert(!kept_all_are(k, "suspended", 1));
+        if (rig_device() == ON_HOST) /* a GPU's memory is back with the process only */
+                ck_assert(WAIT_FOR(rig_count(k->rig).n_sessions == 0, SETTLE_MS));
+        raw_close(raw);
+        kept_discard(k);
+}
+
 /* Kills from outside do not discard the ledger, however many, also where a session is still
  * suspended. */
 TEST(kills_do_not_count_as_crashes)

@@ -592,6 +592,9 @@ static bool on_held(struct crash_server *m, struct peer *p, uint64_t id, const B
         case CRASH_HELD_BODY:
                 wire_block(&p->wire, id, &block);
                 return true;
+        case CRASH_HELD_EVICTED:
+                wire_refuse(&p->wire, 0, EIDRM, "session 1 was evicted");
+                return false;
         default:
                 return false;
         }

@@ -36,7 +36,8 @@ enum crash_server_hello { /* how the hello of a resuming session is answered */
                           CRASH_HELD_HANGS_UP, /* at the last of the list, which is not taken */
                           CRASH_HELD_DONE,     /* the same, but it is taken */
                           CRASH_HELD_SILENT,
-                          CRASH_HELD_BODY, /* is answered with a Block */
+                          CRASH_HELD_BODY,    /* is answered with a Block */
+                          CRASH_HELD_EVICTED, /* the session's end: EIDRM, with id 0 */
 };
 
 struct crash_server *crash_server_new(void);

@@ -717,12 +717,7 @@ TEST_OF(lease, ticks_are_planned)
         still_clock_pass(1300);
         lease_tick(b, clock_ms());
         ck_assert_uint_eq(lease_tick_due(b), clock_ms() + 200);
-        x->session->state = SESSION_LISTING;
         still_clock_pass(200);
-        lease_tick(b, clock_ms());
-        ck_assert_uint_eq(lease_tick_due(b), clock_ms() + 50);
-        x->session->state = SESSION_LIVE;
-        still_clock_pass(50);
         lease_tick(b, clock_ms());
         ck_assert_uint_eq(lease_tick_due(b), clock_ms() + 1000); /* evicted */
         must_close(x);
@@ -730,20 +725,20 @@ TEST_OF(lease, ticks_are_planned)
         ck_assert_uint_eq(lease_tick_due(b), 0);
 }
 
-/* A session that is being resumed is evicted once it is live. */
-TEST_OF(lease, an_eviction_is_tried_again)
+/* Else a client that resumes its session again and again would never be evicted. */
+LOOP_TEST_OF(lease, a_session_that_is_being_resumed_is_evicted_at_once, 2)
 {
         struct peer *x;
 
         CREATE(.name = "x", .cgroup = "/x", .limit = 2 * MIB, .ttl_ms = 1000, .evicts = true);
         x = join(1, "/x", "x");
-        x->session->state = SESSION_LISTING;
+        x->session->state = _i == 0 ? SESSION_LISTING : SESSION_RESUMING;
         still_clock_pass(1000);
         lease_tick(b, clock_ms());
-        ck_assert_ptr_null(x->session->eviction);
-        x->session->state = SESSION_LIVE;
-        lease_tick(b, clock_ms());
         ck_assert_ptr_nonnull(x->session->eviction);
+        ck_assert(x->aborted);
+        ck_assert_str_eq(session_state_name(x->session), "quarantined");
+        ck_assert(!session_has_work(x->session));
         must_close(x);
 }
 

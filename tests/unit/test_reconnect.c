@@ -693,6 +693,7 @@ static const struct {
         { CRASH_GARBAGE, -EPROTO, "an invalid message" },
         { CRASH_HELD_REFUSED, -ECONNRESET, "the list is another's" },
         { CRASH_HELD_BODY, -EPROTO, "an invalid message" },
+        { CRASH_HELD_EVICTED, -EIDRM, "session 1 was evicted" },
 };
 
 LOOP_TEST(refused_resume_ends_the_session, sizeof(ends) / sizeof(ends[0]))

@@ -299,6 +299,38 @@ TEST(test_two_threads)
         ck_assert_uint_eq(done[2], 1);
 }
 
+/* Jobs that wait for a client's lock: others run meanwhile, however many such jobs there are. Else this test would not end. */
+LOOP_TEST(test_held_turns, 2)
+{
+        enum { N = 12 };
+        struct worker_lane held_lanes[N] = { 0 };
+        struct pieces held[N] = { 0 };
+
+        ck_assert_int_eq(worker_new((unsigned)_i + 1, on_notify, &n_notified, &w), 0);
+        for (unsigned i = 0; i < N; i++) {
+                held[i] = work[0];
+                held[i].job.lane = &held_lanes[i];
+                held[i].job.may_be_held = true;
+                held[i].number = 3 + i;
+                held[i].n_pieces = 2;
+                worker_submit(w, &held[i].job);
+        }
+        for (unsigned i = 0; i < N; i++)
+                sem_wait(&arrived);
+        lanes[1].is_waited_for = true;
+        lanes[2].is_background = true; /* which waits for none that is held */
+        worker_submit(w, &work[1].job);
+        poll_until(1);
+        worker_submit(w, &work[2].job);
+        poll_until(2);
+        ck_assert_uint_eq(done[0], 1);
+        ck_assert_uint_eq(done[1], 2);
+        for (unsigned i = 0; i < 2 * N; i++)
+                sem_post(&gate);
+        poll_until(2 + N);
+        ck_assert_uint_eq(n_ran, 2 + 2 * N);
+}
+
 /* What a request waits for goes first, but the other class gets its share: neither can keep the other
  * from its end. */
 TEST(test_classes)
