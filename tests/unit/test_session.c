@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "daemon/session/accounting.h"
@@ -552,6 +553,32 @@ TEST(test_window)
         ck_assert_int_eq(peer_error(p, other), 0);
         peer_free(p);
         peer_broker_free(big, c);
+}
+
+/* The daemon has a file descriptor for the first extent of the block and none for the second. The client has
+ * received nothing: its next block there brings all extents. */
+TEST(extents_that_could_not_be_sent)
+{
+        struct peer *p = open_session(1), *q = open_session(1);
+        struct rlimit before, tight;
+        uint64_t id;
+        int next;
+
+        must_free(p, must_malloc(p, 0, 6 * MIB)); /* so that there are extents */
+        next = dup(STDERR_FILENO);
+        ck_assert(next >= 0 && close(next) == 0 && getrlimit(RLIMIT_NOFILE, &before) == 0);
+        tight = (struct rlimit){ (rlim_t)next + 1, before.rlim_max };
+        ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &tight), 0);
+        id = peer_malloc(q, 0, 6 * MIB);
+        ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &before), 0);
+        ck_assert_ptr_nonnull(strstr(refusal_of(q, id, ENOMEM), "no file descriptors left"));
+        ck_assert_uint_eq(q->n_extents, 0);
+        check();
+        must_malloc(q, 0, 6 * MIB);
+        ck_assert_uint_eq(q->n_extents, 3);
+        check();
+        peer_free(p);
+        peer_free(q);
 }
 
 /* Of which the client did not receive the fds: they are sent again, to it alone. */
