@@ -734,6 +734,24 @@ TEST(test_goodbye)
         peer_free(p);
 }
 
+/* What only an ended session needed is returned to the device, also while others of the tenant go on. */
+TEST(memory_of_an_ended_session_is_released)
+{
+        const struct account *account = &b->tenants[0].quotas[0]->account;
+        struct peer *p = open_session(1), *q = open_session(1);
+
+        must_malloc(q, 0, 4 * MIB);
+        for (unsigned i = 0; i < 3; i++) {
+                must_malloc(p, 0, 16 * MIB);
+                ck_assert_uint_eq(account->charged_bytes, 20 * MIB);
+                must_close(p);
+                ck_assert_uint_eq(account->charged_bytes, 4 * MIB);
+                p = open_session(1);
+        }
+        peer_free(p);
+        peer_free(q);
+}
+
 /* The memory of an ended session serves waiting requests. */
 TEST(request_waits_for_a_closing_session)
 {
