@@ -915,6 +915,32 @@ TEST(peaks_of_quotas_are_recorded)
         ck_assert_int_eq(rmdir(folder), 0);
 }
 
+/* The time that requests waited for memory, in microseconds. */
+TEST(waiting_times_are_recorded)
+{
+        char folder[] = "/tmp/bfcd-session-XXXXXX", path[64];
+        struct peer *p = open_session(1), *q = open_session(1);
+        uint64_t id;
+
+        ck_assert_ptr_nonnull(mkdtemp(folder));
+        snprintf(path, sizeof(path), "%s/records", folder);
+        ck_assert_int_eq(records_open(NULL, path), 0);
+        must_malloc(p, 0, 48 * MIB);
+        id = peer_malloc_wait(q, 0, MIB, 1000);
+        settle();
+        ck_assert_int_eq(peer_error(q, id), -1);
+        still_clock_pass(70);
+        must_close(p);
+        ck_assert_int_eq(peer_error(q, id), 0);
+        must_close(q);
+        ck_assert_uint_eq(count_records(path, "\"ended\":", 2), 2);
+        ck_assert_uint_eq(count_records(path, "\"waited_us\":70000,", 0), 1);
+        ck_assert_uint_eq(count_records(path, "\"waited_us\":0,", 0), 1);
+        records_close(0);
+        ck_assert_int_eq(unlink(path), 0);
+        ck_assert_int_eq(rmdir(folder), 0);
+}
+
 /* A user chooses the program's name, and the control group's below one that was delegated to it. */
 TEST(statistics_of_an_end_come_from_the_daemon)
 {
