@@ -353,7 +353,7 @@ static void drain_ask(struct broker *b, struct broker_device *d)
 
 void command_tick(struct broker *b, uint64_t now_ms)
 {
-        for (size_t i = 0; b->n_drains > 0 && i < b->n_devices; i++) {
+        for (size_t i = 0; i < b->n_devices; i++) {
                 struct broker_device *d = &b->devices[i];
 
                 if (d->command || (drain_is_waiting(d) && now_ms - d->asked_ms >= COMMAND_AGAIN_MS))

@@ -158,7 +158,6 @@ int drain_begin(struct broker *b, struct broker_device *d)
                 if (!d->drain)
                         return -ENOMEM;
                 *d->drain = (struct drain){ .broker = b, .device = d };
-                b->n_drains++;
         }
         switch (d->drain->phase) {
         case DRAIN_SERVES:
@@ -190,7 +189,7 @@ static bool device_is_due(const struct broker *b, const struct broker_device *d)
 
 bool drain_is_due(const struct broker *b)
 {
-        for (size_t i = 0; b->n_drains > 0 && i < b->n_devices; i++)
+        for (size_t i = 0; i < b->n_devices; i++)
                 if (device_is_due(b, &b->devices[i]))
                         return true;
         return false;
@@ -216,14 +215,14 @@ static void empty_device(struct broker *b, struct broker_device *d)
 
 void drain_turn(struct broker *b)
 {
-        for (size_t i = 0; b->n_drains > 0 && i < b->n_devices; i++)
+        for (size_t i = 0; i < b->n_devices; i++)
                 if (device_is_due(b, &b->devices[i]))
                         empty_device(b, &b->devices[i]);
 }
 
 void drain_poll(struct broker *b)
 {
-        for (size_t i = 0; b->n_drains > 0 && i < b->n_devices; i++) {
+        for (size_t i = 0; i < b->n_devices; i++) {
                 if (phase_of(&b->devices[i]) != DRAIN_EMPTIES)
                         continue;
                 b->devices[i].drain->is_due = true;

@@ -473,7 +473,7 @@ bool broker_is_blocked(const struct broker *b)
 {
         if (broker_has_recalls(b) || b->shared.n_waits > 0)
                 return true;
-        for (size_t i = 0; b->n_drains > 0 && i < b->n_devices; i++)
+        for (size_t i = 0; i < b->n_devices; i++)
                 if (drain_is_waiting(&b->devices[i]))
                         return true;
         for (size_t i = 0; i < b->n_partitions; i++)

@@ -121,7 +121,6 @@ struct broker {
         struct devices *opened; /* the broker's own; NULL: they were passed */
         struct broker_device *devices;
         size_t n_devices;
-        size_t n_drains; /* devices that have been drained */
         struct partition *partitions;
         size_t n_partitions;
         struct keepers keepers;

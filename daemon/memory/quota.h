@@ -211,9 +211,8 @@ struct quota {
         struct account account;
         struct arena *arena;
         struct ledger *ledger;
-        struct store_share *stored; /* its tenant's places in the store; may be NULL */
-        struct pages_entry *page;   /* for its clients; NULL: none */
-        uint32_t index;             /* in the ledger */
+        struct pages_entry *page; /* for its clients; NULL: none */
+        uint32_t index;           /* in the ledger */
         uint32_t max_sessions;
         uint32_t max_blocks;
         uint32_t blocks_ceiling; /* max_blocks, or the number of blocks when it was lowered */
@@ -247,7 +246,7 @@ struct quota_options {
         struct quota *parent; /* of a lease; else NULL */
         const char *lease;    /* its name, which outlives the quota; or NULL */
         struct ledger *ledger;
-        struct store_share *stored; /* the same; may be NULL */
+        struct store_share *stored; /* its tenant's places in the store, the same; may be NULL */
         struct pages_entry *page;   /* borrowed, outlives the quota; may be NULL */
         uint64_t limit_bytes;
         uint64_t reserve_bytes;

@@ -323,6 +323,32 @@ TEST(dead_sessions_are_released)
         check();
 }
 
+/* The exit of its process ends a session that no client resumes. Where the daemon cannot watch the process, it ends the
+ * session after the time of a quarantine. */
+LOOP_TEST(suspended_sessions_of_watched_processes_stay, 2)
+{
+        bool is_watched = _i == 0;
+        struct session *s;
+        struct client a;
+
+        come_in(&a, 1);
+        must_malloc(&a, 0, 3 * MIB);
+        drop(&a);
+        start_anew_with(NULL);
+        a.peer = peer_new(b, 2, false);
+        session_free(a.peer->session);
+        a.peer->session = s = b->sessions.table[b->suspended.records[0].index];
+        session_set_watched(s, is_watched);
+        session_attach(s, s->ops, s->userdata, false);
+        ck_assert_uint_eq(session_deadline_ms(s) != 0, !is_watched);
+        session_expire(s);
+        ck_assert_str_eq(session_state_name(s), is_watched ? "suspended" : "closing");
+        ck_assert_uint_eq(b->suspended.n, is_watched);
+        peer_free(a.peer);
+        ck_assert_uint_eq(b->tenants[0].quotas[0]->n_blocks, 0);
+        check();
+}
+
 /* Sessions that are resumed keep their places, whatever the next config says, and their users are known. */
 TEST(resumed_sessions_keep_their_places)
 {

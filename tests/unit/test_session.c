@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "daemon/session/accounting.h"
@@ -553,6 +554,32 @@ TEST(test_window)
         peer_broker_free(big, c);
 }
 
+/* The daemon has a file descriptor for the first extent of the block and none for the second. The client has
+ * received nothing: its next block there brings all extents. */
+TEST(extents_that_could_not_be_sent)
+{
+        struct peer *p = open_session(1), *q = open_session(1);
+        struct rlimit before, tight;
+        uint64_t id;
+        int next;
+
+        must_free(p, must_malloc(p, 0, 6 * MIB)); /* so that there are extents */
+        next = dup(STDERR_FILENO);
+        ck_assert(next >= 0 && close(next) == 0 && getrlimit(RLIMIT_NOFILE, &before) == 0);
+        tight = (struct rlimit){ (rlim_t)next + 1, before.rlim_max };
+        ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &tight), 0);
+        id = peer_malloc(q, 0, 6 * MIB);
+        ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &before), 0);
+        ck_assert_ptr_nonnull(strstr(refusal_of(q, id, ENOMEM), "no file descriptors left"));
+        ck_assert_uint_eq(q->n_extents, 0);
+        check();
+        must_malloc(q, 0, 6 * MIB);
+        ck_assert_uint_eq(q->n_extents, 3);
+        check();
+        peer_free(p);
+        peer_free(q);
+}
+
 /* Of which the client did not receive the fds: they are sent again, to it alone. */
 TEST(test_lost_extents)
 {
@@ -706,6 +733,24 @@ TEST(test_goodbye)
         peer_free(p);
 }
 
+/* What only an ended session needed is returned to the device, also while others of the tenant go on. */
+TEST(memory_of_an_ended_session_is_released)
+{
+        const struct account *account = &b->tenants[0].quotas[0]->account;
+        struct peer *p = open_session(1), *q = open_session(1);
+
+        must_malloc(q, 0, 4 * MIB);
+        for (unsigned i = 0; i < 3; i++) {
+                must_malloc(p, 0, 16 * MIB);
+                ck_assert_uint_eq(account->charged_bytes, 20 * MIB);
+                must_close(p);
+                ck_assert_uint_eq(account->charged_bytes, 4 * MIB);
+                p = open_session(1);
+        }
+        peer_free(p);
+        peer_free(q);
+}
+
 /* The memory of an ended session serves waiting requests. */
 TEST(request_waits_for_a_closing_session)
 {
@@ -838,6 +883,32 @@ TEST(peaks_of_quotas_are_recorded)
         ck_assert_uint_eq(count_records(path, "\"tenant\":\"a\",\"partition\":\"train\",\"begin_us\"", 4), 4);
         ck_assert_uint_eq(count_records(path, "\"tenant\":\"b\"", 0), 0);
         peer_free(p);
+        records_close(0);
+        ck_assert_int_eq(unlink(path), 0);
+        ck_assert_int_eq(rmdir(folder), 0);
+}
+
+/* The time that requests waited for memory, in microseconds. */
+TEST(waiting_times_are_recorded)
+{
+        char folder[] = "/tmp/bfcd-session-XXXXXX", path[64];
+        struct peer *p = open_session(1), *q = open_session(1);
+        uint64_t id;
+
+        ck_assert_ptr_nonnull(mkdtemp(folder));
+        snprintf(path, sizeof(path), "%s/records", folder);
+        ck_assert_int_eq(records_open(NULL, path), 0);
+        must_malloc(p, 0, 48 * MIB);
+        id = peer_malloc_wait(q, 0, MIB, 1000);
+        settle();
+        ck_assert_int_eq(peer_error(q, id), -1);
+        still_clock_pass(70);
+        must_close(p);
+        ck_assert_int_eq(peer_error(q, id), 0);
+        must_close(q);
+        ck_assert_uint_eq(count_records(path, "\"ended\":", 2), 2);
+        ck_assert_uint_eq(count_records(path, "\"waited_us\":70000,", 0), 1);
+        ck_assert_uint_eq(count_records(path, "\"waited_us\":0,", 0), 1);
         records_close(0);
         ck_assert_int_eq(unlink(path), 0);
         ck_assert_int_eq(rmdir(folder), 0);

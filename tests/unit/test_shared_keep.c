@@ -128,6 +128,35 @@ TEST(times_are_in_order)
         peer_free(p);
 }
 
+/* Whatever the order in which they were kept. */
+TEST(each_is_freed_at_its_time)
+{
+        static const uint64_t times[] = { 100, 200, 300, 400 };
+        struct peer *p = open_session(1);
+
+        for (unsigned order = 0; order < 24; order++) {
+                unsigned rest[] = { 0, 1, 2, 3 }, code = order;
+                char name[16];
+
+                for (unsigned n = 4; n > 0; n--) {
+                        unsigned at = code % n;
+                        uint64_t block = must_malloc(p, 0, 1000);
+
+                        snprintf(name, sizeof(name), "n%u", rest[at]);
+                        must_keep(p, block, name, times[rest[at]]);
+                        must_free(p, block);
+                        rest[at] = rest[n - 1];
+                        code /= n;
+                }
+                for (unsigned n_left = 4; n_left-- > 0;) {
+                        pass(100);
+                        ck_assert_uint_eq(train()->n_blocks, n_left);
+                }
+                peer_forget_replies(p);
+        }
+        peer_free(p);
+}
+
 TEST(forget_frees)
 {
         struct peer *p = open_session(1), *other = open_session(2), *admin = open_admin_session();

@@ -94,7 +94,7 @@ static void stop(void)
         ck_assert_uint_eq(gpu.n_live, 0);
 }
 
-static void setup(void)
+static void setup_with(const char *text)
 {
         ck_assert_int_eq(devices_new(&devices), 0);
         fake_device_init(&gpu, 2 * MIB);
@@ -106,7 +106,12 @@ static void setup(void)
         gpu.device.ops = &ops;
         most_bytes = LIMIT + OTHER;
         ck_assert_int_eq(devices_put(devices, "cuda:0", &gpu.device), 0);
-        start(config_text);
+        start(text);
+}
+
+static void setup(void)
+{
+        setup_with(config_text);
 }
 
 static void teardown(void)
@@ -350,6 +355,28 @@ TEST(reload_changes_standby)
         reload(config_text);
         ck_assert_uint_eq(gpu.n_live, N_READY);
         ck_assert_uint_eq(ready_bytes(), READY);
+}
+
+/* The room of a device is that of its partitions together: none of these two has room for all standby memory. */
+TEST(partitions_have_room_together)
+{
+        teardown();
+        setup_with(
+                "devices:\n"
+                "  - {id: 'cuda:0', headroom: 0, standby: 256MiB, partitions: [{name: x, limit: 128MiB, share: fd}, "
+                "{name: y, limit: 192MiB, share: fd}]}\n"
+                "tenants:\n"
+                "  - {name: big, match: {uid: 1}, quotas: [{partition: x}, {partition: y}]}\n"
+                "  - {name: small, match: {uid: 2}, quotas: [{partition: y}]}\n");
+        most_bytes = 320 * MIB;
+        ck_assert_uint_eq(ready_bytes(), 256 * MIB);
+        malloc_only(big, 1, 128 * MIB);
+        settle();
+        ck_assert_uint_eq(ready_bytes(), 192 * MIB);
+        malloc_only(big, 0, 64 * MIB);
+        settle();
+        ck_assert_uint_eq(ready_bytes(), 128 * MIB);
+        ck_assert_uint_eq(gpu.live_bytes, 320 * MIB);
 }
 
 TEST(daemon_ends_while_standby_is_filled)

@@ -269,3 +269,34 @@ TEST(arena_charges_refills)
         close_arena(&h);
         end();
 }
+
+/* The watch may look again before the worker has punched what it found. */
+TEST(refills_are_charged_once)
+{
+        static const uint8_t bytes[MIB] = { 1 };
+        struct on_host h;
+        uint64_t n_found;
+        int fd;
+
+        begin(8);
+        open_arena(&h, 8 * SIZE);
+        fd = release_one(&h);
+        ck_assert_int_eq(pwrite(fd, bytes, sizeof(bytes), 0), sizeof(bytes));
+        watch_look(watch, 8);
+        n_found = arena_refilled_bytes(h.arena);
+        ck_assert_uint_eq(h.account.charged_bytes, n_found);
+        watch_look(watch, 8);
+        ck_assert_uint_eq(arena_refilled_bytes(h.arena), n_found);
+        ck_assert_uint_eq(h.account.charged_bytes, n_found);
+        ck_assert_int_eq(pwrite(fd, bytes, sizeof(bytes), MIB), sizeof(bytes)); /* more of it */
+        watch_look(watch, 8);
+        ck_assert_uint_eq(arena_refilled_bytes(h.arena), SIZE);
+        ck_assert_uint_eq(h.account.charged_bytes, SIZE);
+
+        worker_drain(h.worker);
+        watch_look(watch, 8);
+        ck_assert_uint_eq(h.account.charged_bytes, 0);
+        close(fd);
+        close_arena(&h);
+        end();
+}
