@@ -236,6 +236,7 @@ fetch_cuda_headers() {
                 (cd "$folder" && python3 -m zipfile -e ./*.whl .)
 }
 
+# Or (--suite bfcd): the whole project. A suite that is asked for overrides what the default setup leaves out.
 which_tests=(--no-suite nightly)
 runner=() # what meson test is started by
 
