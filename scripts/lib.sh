@@ -177,6 +177,7 @@ configure() {
         local dir=$1
 
         shift
+        [ -z "${BFC_CUDA_INCLUDE:-}" ] || set -- "$@" -Dnvidia_include="$BFC_CUDA_INCLUDE"
         if [ ! -f "$dir/build.ninja" ]; then
                 quietly "meson setup $dir" meson setup "$dir" "$root" "$@"
         elif [ "$(cat "$dir/options-given" 2>/dev/null)" != "$*" ]; then
@@ -225,15 +226,26 @@ export UBSAN_OPTIONS=${UBSAN_OPTIONS:-halt_on_error=1:print_stacktrace=1}
 thread_options=(-Dwerror=false -Dtests=enabled -Dbuildtype=debug -Db_sanitize=thread -Db_lundef=false)
 export TSAN_OPTIONS=${TSAN_OPTIONS:-halt_on_error=1:die_after_fork=0}
 
-# fetch_cuda_headers: NVIDIA's cuda.h from the package index, for machines without a CUDA Toolkit. Sets cuda_include.
-fetch_cuda_headers() {
-        local folder=${XDG_CACHE_HOME:-$HOME/.cache}/bfcd/cuda-headers
+# find_inputs: what tests use and the checkout lacks: NVIDIA's cuda.h, from the package index (BFC_CUDA_INCLUDE), and real
+# traces, where the machine has them beside the checkout (BFC_TRACES).
+find_inputs() {
+        local folder=${XDG_CACHE_HOME:-$HOME/.cache}/bfcd/cuda-headers traces=$root/../shared/traces
 
-        cuda_include=$folder/nvidia/cuda_runtime/include
-        [ ! -f "$cuda_include/cuda.h" ] || return 0
-        rm -rf "$folder"
-        python3 -m pip download --quiet --no-deps --dest "$folder" nvidia-cuda-runtime-cu12==12.8.90 &&
-                (cd "$folder" && python3 -m zipfile -e ./*.whl .)
+        export BFC_CUDA_INCLUDE=${BFC_CUDA_INCLUDE:-$folder/nvidia/cuda_runtime/include}
+        [ -f "$BFC_CUDA_INCLUDE/cuda.h" ] || fetch_cuda_headers "$folder" || die "NVIDIA's cuda.h could not be fetched"
+        [ -n "${BFC_TRACES:-}" ] || [ ! -d "$traces" ] || BFC_TRACES=$(cd "$traces" && pwd)
+        [ -z "${BFC_TRACES:-}" ] || export BFC_TRACES
+}
+
+# fetch_cuda_headers FOLDER: another checkout's run may do the same, so a complete folder takes its place.
+fetch_cuda_headers() {
+        local new
+
+        mkdir -p "${1%/*}" && new=$(mktemp -d "$1.XXXXXX") || return 1
+        python3 -m pip download --quiet --no-deps --dest "$new" nvidia-cuda-runtime-cu12==12.8.90 &&
+                (cd "$new" && python3 -m zipfile -e ./*.whl .) && rm -rf "$1" && mv -T "$new" "$1" && return 0
+        rm -rf "$new"
+        return 1
 }
 
 # Or (--suite bfcd): the whole project. A suite that is asked for overrides what the default setup leaves out.
