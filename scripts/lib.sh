@@ -216,6 +216,10 @@ build() {
 
 # ---- tests ----
 
+# Of build-test, and of build-release.
+debug_options=(-Dwerror=true -Dtests=enabled -Dbuildtype=debug)
+release_options=(-Dwerror=true -Dtests=enabled -Dbuildtype=release -Ddebug=true)
+
 # The sanitizers of CI's functional build. Freed memory is kept for a while so that its use is seen; less of it than by
 # default, because every page costs a fault in each of thousands of processes.
 sanitizer_options=('-Db_sanitize=address,undefined' -Db_lundef=false)
