@@ -259,11 +259,10 @@ runner=() # what meson test is started by
 # run_tests DIR [MESON TEST ARGUMENT...]: runs tests, a line for each as it ends, and counts them. What they need is
 # built if it is not. Tests wait more than they compute, so there are more of them at a time than processors.
 run_tests() {
-        local dir=$1 status=0 all=() named=()
+        local dir=$1 status=0 named=() left_out=()
 
         shift
-        [ $# -gt 0 ] || all=(--all)
-        find_named "$@"
+        read_arguments "$@"
         rm -f "$dir/meson-logs/testlog.json"
         # The output of those that fail follows their line.
         PYTHONUNBUFFERED=1 "${runner[@]}" meson test -C "$dir" --print-errorlogs --num-processes $(($(nproc) * 2)) \
@@ -271,21 +270,24 @@ run_tests() {
         [ -s "$dir/meson-logs/testlog.json" ] || die "no test was run${named:+ of: ${named[*]#--named=}}"
         # A run that --maxfail ends has no result of some tests.
         [ "$status" -eq 0 ] || case " $*" in *' --maxfail'*) named=() ;; esac
-        "$root/scripts/count-tests" --slowest 10 "${all[@]}" "${named[@]}" "${dir##*/}=$dir" || status=1
+        "$root/scripts/count-tests" --slowest 10 "${left_out[@]}" "${named[@]}" "${dir##*/}=$dir" || status=1
         return "$status"
 }
 
-# find_named MESON TEST ARGUMENT...: sets named to --named=NAME for each test that the arguments name. Meson leaves out
-# silently what it does not find.
-find_named() {
+# read_arguments MESON TEST ARGUMENT...: sets named to --named=NAME for each test that the arguments name, because Meson
+# leaves out silently what it does not find, and left_out to --left-out=SUITE for each suite.
+read_arguments() {
         while [ $# -gt 0 ]; do
                 case $1 in
-                --suite | --no-suite | --maxfail | --repeat | --timeout-multiplier | -t | --wrapper | --test-args) shift ;;
+                --suite) left_out+=("--left-out=${2:-}") && shift ;;
+                --no-suite | --maxfail | --repeat | --timeout-multiplier | -t | --wrapper | --test-args) shift ;;
                 -*) ;;
                 *) named+=("--named=$1") ;;
                 esac
                 [ $# -eq 0 ] || shift
         done
+        [ ${#left_out[@]} -gt 0 ] || left_out=(--left-out=bfcd)
+        [ ${#named[@]} -eq 0 ] || left_out=()
 }
 
 # Programs in which threads meet most: the library, called from many, and the daemon's loop and workers.
