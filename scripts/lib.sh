@@ -57,6 +57,7 @@ cppcheck              cmd:cppcheck
 prometheus            cmd:promtool
 python3-pip           fn:has_pip
 python3-venv          fn:has_venv
+systemd-journal-remote  file:/lib/systemd/systemd-journal-remote
 chromium              cmd:chromium
 chromium-driver       cmd:chromedriver
 python3-selenium      fn:has_selenium
@@ -172,18 +173,21 @@ lock_folder() {
 }
 unlock_folder() { exec 9<&-; }
 
-# configure DIR [-Dmeson=option...]: sets DIR up, or changes its options, where that is needed.
+# configure DIR [-Dmeson=option...]: sets DIR up, or anew where the options or the installed packages have changed: Meson
+# does not look again for what it did not find.
 configure() {
-        local dir=$1
+        local dir=$1 given
 
         shift
         [ -z "${BFC_CUDA_INCLUDE:-}" ] || set -- "$@" -Dnvidia_include="$BFC_CUDA_INCLUDE"
+        given="$* $(stat -c %Y /var/lib/dpkg/status 2>/dev/null)"
         if [ ! -f "$dir/build.ninja" ]; then
                 quietly "meson setup $dir" meson setup "$dir" "$root" "$@"
-        elif [ "$(cat "$dir/options-given" 2>/dev/null)" != "$*" ]; then
-                [ $# -eq 0 ] || quietly "meson configure $dir" meson configure "$dir" "$@"
+        elif [ "$(cat "$dir/options-given" 2>/dev/null)" != "$given" ]; then
+                quietly "meson configure $dir" meson configure "$dir" --clearcache "$@"
+                quietly "meson setup $dir" meson setup --reconfigure "$dir"
         fi
-        printf '%s\n' "$*" >"$dir/options-given"
+        printf '%s\n' "$given" >"$dir/options-given"
 }
 
 # build_targets DIR [TARGET...]: builds them, or all. Ninja shows how far it is on one line of a terminal; elsewhere a
