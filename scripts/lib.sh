@@ -224,6 +224,22 @@ build() {
 debug_options=(-Dwerror=true -Dtests=enabled -Dbuildtype=debug)
 release_options=(-Dwerror=true -Dtests=enabled -Dbuildtype=release -Ddebug=true)
 
+# Meson defines these tests only where their packages are installed; the second list in builds without sanitizers.
+optional_tests=(exporter tensorboard tensorboard-files bfcctl-top)
+optional_plain_tests=(page grafana)
+
+# defines DIR NAME...: whether the build folder has these tests.
+defines() {
+        local name status=0
+
+        for name in "${@:2}"; do
+                grep -q "\"name\": \"$name\"" "$1/meson-info/intro-tests.json" && continue
+                say "$1 does not define the test $name; is its package installed?"
+                status=1
+        done
+        return "$status"
+}
+
 # The sanitizers of CI's functional build. Freed memory is kept for a while so that its use is seen; less of it than by
 # default, because every page costs a fault in each of thousands of processes.
 sanitizer_options=('-Db_sanitize=address,undefined' -Db_lundef=false)
