@@ -173,12 +173,13 @@ lock_folder() {
 }
 unlock_folder() { exec 9<&-; }
 
-# configure DIR [-Dmeson=option...]: sets DIR up, or anew where the options or the installed packages have changed: Meson
-# does not look again for what it did not find.
+# configure DIR [-Dmeson=option...]: locks DIR and sets it up, or anew where the options or the installed packages have
+# changed: Meson does not look again for what it did not find.
 configure() {
         local dir=$1 given
 
         shift
+        lock_folder "$dir"
         [ -z "${BFC_CUDA_INCLUDE:-}" ] || set -- "$@" -Dnvidia_include="$BFC_CUDA_INCLUDE"
         given="$* $(stat -c %Y /var/lib/dpkg/status 2>/dev/null)"
         if [ ! -f "$dir/build.ninja" ]; then
@@ -286,7 +287,7 @@ run_tests() {
         rm -f "$dir/meson-logs/testlog.json"
         # The output of those that fail follows their line.
         PYTHONUNBUFFERED=1 "${runner[@]}" meson test -C "$dir" --print-errorlogs --num-processes $(($(nproc) * 2)) \
-                "${which_tests[@]}" "$@" 2>&1 </dev/null || status=$?
+                "${which_tests[@]}" "$@" 2>&1 </dev/null 9>&- || status=$?
         [ -s "$dir/meson-logs/testlog.json" ] || die "no test was run${named:+ of: ${named[*]#--named=}}"
         # A run that --maxfail ends has no result of some tests.
         [ "$status" -eq 0 ] || case " $*" in *' --maxfail'*) named=() ;; esac
