@@ -1,5 +1,5 @@
 # shellcheck shell=bash disable=SC2034 # variables are for those who source this
-# What scripts/demo, scripts/test and .ci/run share. Sourced by bash, not run.
+# What the scripts share. Sourced by bash, not run.
 #
 # SPDX-License-Identifier: Apache-2.0
 #
