@@ -1,5 +1,5 @@
 # shellcheck shell=bash disable=SC2034 # variables are for those who source this
-# What scripts/demo, scripts/test and .ci/run share. Sourced by bash, not run.
+# What the scripts share. Sourced by bash, not run.
 #
 # SPDX-License-Identifier: Apache-2.0
 #
@@ -57,6 +57,7 @@ cppcheck              cmd:cppcheck
 prometheus            cmd:promtool
 python3-pip           fn:has_pip
 python3-venv          fn:has_venv
+systemd-journal-remote  file:/lib/systemd/systemd-journal-remote
 chromium              cmd:chromium
 chromium-driver       cmd:chromedriver
 python3-selenium      fn:has_selenium
@@ -172,17 +173,22 @@ lock_folder() {
 }
 unlock_folder() { exec 9<&-; }
 
-# configure DIR [-Dmeson=option...]: sets DIR up, or changes its options, where that is needed.
+# configure DIR [-Dmeson=option...]: locks DIR and sets it up, or anew where the options or the installed packages have
+# changed: Meson does not look again for what it did not find.
 configure() {
-        local dir=$1
+        local dir=$1 given
 
         shift
+        lock_folder "$dir"
+        [ -z "${BFC_CUDA_INCLUDE:-}" ] || set -- "$@" -Dnvidia_include="$BFC_CUDA_INCLUDE"
+        given="$* $(stat -c %Y /var/lib/dpkg/status 2>/dev/null)"
         if [ ! -f "$dir/build.ninja" ]; then
                 quietly "meson setup $dir" meson setup "$dir" "$root" "$@"
-        elif [ "$(cat "$dir/options-given" 2>/dev/null)" != "$*" ]; then
-                [ $# -eq 0 ] || quietly "meson configure $dir" meson configure "$dir" "$@"
+        elif [ "$(cat "$dir/options-given" 2>/dev/null)" != "$given" ]; then
+                quietly "meson configure $dir" meson configure "$dir" --clearcache "$@"
+                quietly "meson setup $dir" meson setup --reconfigure "$dir"
         fi
-        printf '%s\n' "$*" >"$dir/options-given"
+        printf '%s\n' "$given" >"$dir/options-given"
 }
 
 # build_targets DIR [TARGET...]: builds them, or all. Ninja shows how far it is on one line of a terminal; elsewhere a
@@ -215,6 +221,26 @@ build() {
 
 # ---- tests ----
 
+# Of build-test, and of build-release.
+debug_options=(-Dwerror=true -Dtests=enabled -Dbuildtype=debug)
+release_options=(-Dwerror=true -Dtests=enabled -Dbuildtype=release -Ddebug=true)
+
+# Meson defines these tests only where their packages are installed; the second list in builds without sanitizers.
+optional_tests=(exporter tensorboard tensorboard-files bfcctl-top)
+optional_plain_tests=(page grafana)
+
+# defines DIR NAME...: whether the build folder has these tests.
+defines() {
+        local name status=0
+
+        for name in "${@:2}"; do
+                grep -q "\"name\": \"$name\"" "$1/meson-info/intro-tests.json" && continue
+                say "$1 does not define the test $name; is its package installed?"
+                status=1
+        done
+        return "$status"
+}
+
 # The sanitizers of CI's functional build. Freed memory is kept for a while so that its use is seen; less of it than by
 # default, because every page costs a fault in each of thousands of processes.
 sanitizer_options=('-Db_sanitize=address,undefined' -Db_lundef=false)
@@ -225,35 +251,72 @@ export UBSAN_OPTIONS=${UBSAN_OPTIONS:-halt_on_error=1:print_stacktrace=1}
 thread_options=(-Dwerror=false -Dtests=enabled -Dbuildtype=debug -Db_sanitize=thread -Db_lundef=false)
 export TSAN_OPTIONS=${TSAN_OPTIONS:-halt_on_error=1:die_after_fork=0}
 
-# fetch_cuda_headers: NVIDIA's cuda.h from the package index, for machines without a CUDA Toolkit. Sets cuda_include.
-fetch_cuda_headers() {
-        local folder=${XDG_CACHE_HOME:-$HOME/.cache}/bfcd/cuda-headers
+# find_inputs: what tests use and the checkout lacks: NVIDIA's cuda.h, from the package index (BFC_CUDA_INCLUDE), and real
+# traces, where the machine has them beside the checkout (BFC_TRACES).
+find_inputs() {
+        local folder=${XDG_CACHE_HOME:-$HOME/.cache}/bfcd/cuda-headers traces=$root/../shared/traces
 
-        cuda_include=$folder/nvidia/cuda_runtime/include
-        [ ! -f "$cuda_include/cuda.h" ] || return 0
-        rm -rf "$folder"
-        python3 -m pip download --quiet --no-deps --dest "$folder" nvidia-cuda-runtime-cu12==12.8.90 &&
-                (cd "$folder" && python3 -m zipfile -e ./*.whl .)
+        export BFC_CUDA_INCLUDE=${BFC_CUDA_INCLUDE:-$folder/nvidia/cuda_runtime/include}
+        [ -f "$BFC_CUDA_INCLUDE/cuda.h" ] || fetch_cuda_headers "$folder" || die "NVIDIA's cuda.h could not be fetched"
+        [ -n "${BFC_TRACES:-}" ] || [ ! -d "$traces" ] || BFC_TRACES=$(cd "$traces" && pwd)
+        [ -z "${BFC_TRACES:-}" ] || export BFC_TRACES
 }
 
+# fetch_cuda_headers FOLDER: another checkout's run may do the same, so a complete folder takes its place.
+fetch_cuda_headers() {
+        local new
+
+        mkdir -p "${1%/*}" && new=$(mktemp -d "$1.XXXXXX") || return 1
+        python3 -m pip download --quiet --no-deps --dest "$new" nvidia-cuda-runtime-cu12==12.8.90 &&
+                (cd "$new" && python3 -m zipfile -e ./*.whl .) && rm -rf "$1" && mv -T "$new" "$1" && return 0
+        rm -rf "$new"
+        return 1
+}
+
+# Or (--suite bfcd): the whole project. A suite that is asked for overrides what the default setup leaves out.
 which_tests=(--no-suite nightly)
 runner=() # what meson test is started by
 
 # run_tests DIR [MESON TEST ARGUMENT...]: runs tests, a line for each as it ends, and counts them. What they need is
 # built if it is not. Tests wait more than they compute, so there are more of them at a time than processors.
 run_tests() {
-        local dir=$1 status=0 all=()
+        local dir=$1 status=0 named=() left_out=()
 
         shift
-        [ $# -gt 0 ] || all=(--all)
+        read_arguments "$@"
         rm -f "$dir/meson-logs/testlog.json"
         # The output of those that fail follows their line.
         PYTHONUNBUFFERED=1 "${runner[@]}" meson test -C "$dir" --print-errorlogs --num-processes $(($(nproc) * 2)) \
-                "${which_tests[@]}" "$@" 2>&1 </dev/null || status=$?
-        [ -s "$dir/meson-logs/testlog.json" ] || die "no test was run"
-        "$root/scripts/count-tests" --slowest 10 "${all[@]}" "${dir##*/}=$dir" || status=1
+                "${which_tests[@]}" "$@" 2>&1 </dev/null 9>&- || status=$?
+        [ -s "$dir/meson-logs/testlog.json" ] || die "no test was run${named:+ of: ${named[*]#--named=}}"
+        # A run that --maxfail ends has no result of some tests.
+        [ "$status" -eq 0 ] || case " $*" in *' --maxfail'*) named=() ;; esac
+        "$root/scripts/count-tests" --slowest 10 "${left_out[@]}" "${named[@]}" "${dir##*/}=$dir" || status=1
         return "$status"
 }
+
+# read_arguments MESON TEST ARGUMENT...: sets named to --named=NAME for each test that the arguments name, because Meson
+# leaves out silently what it does not find, and left_out to --left-out=SUITE for each suite.
+read_arguments() {
+        while [ $# -gt 0 ]; do
+                case $1 in
+                --suite) left_out+=("--left-out=${2:-}") && shift ;;
+                --no-suite | --maxfail | --repeat | --timeout-multiplier | -t | --wrapper | --test-args) shift ;;
+                -*) ;;
+                *) named+=("--named=$1") ;;
+                esac
+                [ $# -eq 0 ] || shift
+        done
+        [ ${#left_out[@]} -gt 0 ] || left_out=(--left-out=bfcd)
+        [ ${#named[@]} -eq 0 ] || left_out=()
+}
+
+# Programs in which threads meet most: the library, called from many, and the daemon's loop and workers.
+thread_tests=(client client-cache magazine pool recorder streams host worker turns watch punch fd-guard basic frameworks
+        streams-at-work-cuda-fd gpu-cuda-fd standby park)
+# The nightly run has these, too.
+more_thread_tests=(reconnect quota death record streams_model streams-at-work streams-at-work-cuda-ipc retire-cuda-fd
+        gpu-cuda-ipc records accounts bfcctl-top sent_fds standby-cuda-fd)
 
 # run_thread_tests NAME...: under ThreadSanitizer. Older versions do not expect the layout of addresses of newer kernels.
 run_thread_tests() {

@@ -5,9 +5,9 @@
 #ifndef BFC_TESTS_CHECKS_H
 #define BFC_TESTS_CHECKS_H
 
-struct broker;
 #include <stdint.h>
 
+struct broker;
 struct ledger;
 struct quota;
 

@@ -101,7 +101,7 @@ static void scene_end(struct scene *s)
 static bool lacks_root(void)
 {
         if (!is_root())
-                printf("# left out: only root can become other users\n");
+                printf("# skipped: only root can become other users\n");
         return !is_root();
 }
 

@@ -88,7 +88,7 @@ static bool can_link(void)
 {
         if (getenv("BFC_LINK_BUILD"))
                 return true;
-        printf("# left out: a sanitizer's library, or no pkg-config\n");
+        printf("# skipped: a sanitizer's library, or no pkg-config\n");
         return false;
 }
 

@@ -212,7 +212,7 @@ LOOP_TEST(another_process_cannot_resume_a_session, 2)
                 child_join(pid);
                 ck_assert(kept_logged(p.k, words));
         } else {
-                printf("# left out: only root may be another user\n");
+                printf("# skipped: only root may be another user\n");
         }
         pair_end(&p);
 }

@@ -64,7 +64,7 @@ TEST(control_groups_restrict_matches)
 
         own_cgroup(cgroup, sizeof(cgroup));
         if (cgroup[0] == '\0') {
-                printf("# left out: no control group counts here\n");
+                printf("# skipped: no control group counts here\n");
                 return;
         }
         snprintf(
@@ -184,7 +184,7 @@ TEST(other_users_by_uid_and_group)
         struct rig *rig;
 
         if (!is_root()) {
-                printf("# left out: only root can become other users\n");
+                printf("# skipped: only root can become other users\n");
                 return;
         }
         rig = rig_start(&config);
@@ -213,7 +213,7 @@ TEST(the_admin_socket_refuses_other_users)
         struct rig *rig;
 
         if (!is_root()) {
-                printf("# left out: only root can become other users\n");
+                printf("# skipped: only root can become other users\n");
                 return;
         }
         rig = rig_start(&several);

@@ -226,7 +226,7 @@ TEST(only_its_group_can_open_it)
         struct stat st;
 
         if (!is_root()) {
-                printf("# left out: only root can become other users\n");
+                printf("# skipped: only root can become other users\n");
                 return;
         }
         rig = rig_start(&config);
@@ -514,7 +514,7 @@ RIG_TEST(promtool_accepts_metrics, two_tenants)
         ck_assert_int_eq(text[strlen(text) - 1], '\n');
         status = program_run(WORDS("/bin/sh", "-c", "command -v promtool"), NULL, NULL);
         if (status != 0) {
-                printf("# left out: promtool is not installed\n");
+                printf("# skipped: promtool is not installed\n");
         } else {
                 status = promtool(text, &said);
                 ck_assert_msg(status == 0 && !*said, "promtool: status %d: %s", status, said);

@@ -223,7 +223,7 @@ TEST(traces_of_a_folder)
         DIR *folder;
 
         if (!folder_path || !*folder_path) {
-                printf("# left out: BFC_TRACES names no folder\n");
+                printf("# skipped: BFC_TRACES names no folder\n");
                 return;
         }
         rig = rig_start(&roomy);
