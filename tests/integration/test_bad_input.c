@@ -1039,6 +1039,47 @@ TEST(who_fails_with_unread_input_is_disconnected)
         scene_end(&s);
 }
 
+/* A client fails while its request waits for memory, which another session frees while the daemon drops the unread input.
+ * The daemon grants the request, cannot send the extents any more, and closes their fds. On a GPU the session would stay
+ * as long as this process. */
+LOOP_TEST(who_fails_before_its_grant_leaves_no_fds, rig_device() == ON_HOST)
+{
+        enum { N_TIMES = 10 }; /* the grant is between two parts of the drop nearly always */
+        const uint64_t n_bytes = 16 * MIB;
+        static uint8_t garbage[8192];
+        struct rig_config config = two_tenants;
+        struct scene s;
+        struct raw *holder;
+
+        config.tenants = TENANT("red", "@UID@", "train, limit: 16MiB")
+                TENANT("victim", "@UID@", "train, limit: 32MiB");
+        s = scene_new(&config);
+        holder = member(&s);
+        memset(garbage, 0xff, sizeof(garbage)); /* an invalid length */
+        for (int i = 0; i < N_TIMES; i++) {
+                Bfcd__Request wait = request_of(BFCD__REQUEST__BODY_MALLOC);
+                Bfcd__Request release = request_of(BFCD__REQUEST__BODY_FREE);
+                struct raw *waiter = member(&s);
+                Bfcd__Block block;
+
+                wait.malloc->n_bytes = n_bytes;
+                wait.malloc->wait_ms = TIMEOUT_MS;
+                ck_assert_int_eq(raw_malloc(holder, 0, n_bytes, &block), 0);
+                ck_assert_int_eq(raw_send(waiter, &wait), 0);
+                wait_for_turns(&s);
+                release.free->block_id = block.block_id;
+                child_stop(s.rig->pid);
+                fill_socket(waiter->fd, garbage, sizeof(garbage));
+                ck_assert_int_eq(raw_send(holder, &release), 0);
+                kill(s.rig->pid, SIGCONT);
+                expect_reply(holder, release.id, BFCD__REPLY__BODY_DONE);
+                assert_disconnected(&s, waiter, "garbage");
+                ck_assert(WAIT_FOR(rig_count(s.rig).n_sessions == 2, SETTLE_MS));
+        }
+        session_end(holder);
+        scene_end(&s); /* which counts fds */
+}
+
 /* The same of one that reads nothing, and its replies: what it was sent before is there still. */
 TEST(who_reads_nothing_with_unread_input_is_disconnected)
 {

@@ -234,6 +234,23 @@ TEST_OF(lease, the_end_waits_or_evicts)
         ck_assert(WAIT_FOR(n_leases() == 0, SETTLE_MS));
 }
 
+/* The daemon waits for both with one timer: what is kept for long does not delay the end of a lease. */
+TEST_OF(lease, a_lease_ends_beside_a_kept_block)
+{
+        const struct bfc_publish_options keep = { .struct_size = sizeof(keep), .keep_ms = 3600000 };
+        bfc_client *client = client_with(.socket = k->rig->socket, .tenant = "red");
+        void *p;
+
+        ck_assert_ok(bfc_malloc_flags(client, NULL, 4096, BFC_WHOLE, &p));
+        ck_assert_ok(bfc_publish_with(client, p, "weights", &keep));
+        ck_assert_ok(bfc_detach(client, p));
+        LEASE("create", "short", "--tenant", "red", "--partition", "train", "--limit", "32MiB", "--user", "0",
+              "--ttl", "50ms");
+        ck_assert(WAIT_FOR(n_leases() == 0, SETTLE_MS));
+        ck_assert_ok(bfc_forget(client, "weights")); /* it was there still */
+        bfc_disconnect(client);
+}
+
 /* A process that left its session and its parent is in the lease as long as a subreaper is above it. */
 TEST_OF(lease, orphans_stay_in_a_process_tree)
 {

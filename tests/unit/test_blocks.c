@@ -124,3 +124,29 @@ TEST(block_that_is_being_freed)
         ck_assert_uint_eq(b.n_used, 0);
         blocks_clear(&b);
 }
+
+/* An extent with a byte of a block must not be taken from the client, wherever the block begins and ends. */
+TEST(blocks_in_an_extent)
+{
+        static const struct {
+                uint64_t offset, n_bytes;
+                bool lies_in; /* in the extent from 4096 to 8192 */
+        } cases[] = {
+                { 4096, 256, true },  { 4352, 256, true }, { 7936, 256, true }, { 4096, 4096, true },
+                { 3840, 512, true },  { 7936, 512, true }, { 0, 16384, true },  { 3840, 256, false },
+                { 8192, 256, false }, { 0, 4096, false },
+        };
+
+        for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+                const struct block block = { .ptr = (void *)4096,
+                                             .region_id = 7,
+                                             .offset = cases[i].offset,
+                                             .n_bytes = cases[i].n_bytes };
+                struct blocks b = { 0 };
+
+                ck_assert_int_eq(blocks_add(&b, &block), 0);
+                ck_assert_msg(blocks_lie_in(&b, 7, 4096, 4096) == cases[i].lies_in, "case %zu", i);
+                ck_assert(!blocks_lie_in(&b, 8, 4096, 4096)); /* another region */
+                blocks_clear(&b);
+        }
+}

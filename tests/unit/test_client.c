@@ -647,6 +647,7 @@ TEST_OF(connected, invalid_attach_replies)
                 "7 %r 65536 256 257 0",
                 "7 %r 65536 256 0 0",         /* not what can have been asked for */
                 "7 %r 65536 256 256 77",      /* a partition never told of */
+                "7 %r 65536 256 256 2",       /* the first of those */
                 "7 %r 0 256 256 0",           /* where a block of this client is */
                 "21474836481 %r 0 256 256 0", /* the very same, though not shared */
         };

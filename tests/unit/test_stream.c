@@ -1,4 +1,5 @@
-/* The end of a connection's socket: unread input is dropped in parts, and no more comes.
+/* The end of a connection's socket: unread input is dropped in parts, and no more comes. And the time that a client has
+ * to read its replies.
  *
  * clock_gettime() is wrapped: each look at the clock finds a millisecond later, so the time to drop is over after one read.
  *
@@ -7,11 +8,13 @@
 
 #include <errno.h>
 #include <linux/sockios.h>
+#include <string.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <time.h>
 
 #include "daemon/net/peer_process.h"
+#include "proto/frame.h"
 #include "tests/suite.h"
 
 static uv_loop_t loop;
@@ -172,5 +175,36 @@ TEST(nothing_comes_once_input_is_dropped)
         ck_assert(stream_drop_input(&stream));
         ck_assert_int_eq(send_to_it(1), -EPIPE);
         drop_all();
+        stream_finish();
+}
+
+static void read_replies(void)
+{
+        static uint8_t bytes[65536];
+
+        while (recv(peer, bytes, sizeof(bytes), 0) > 0)
+                ;
+}
+
+/* A client that did not read for a moment, and then all of it, is not disconnected later. */
+TEST(read_timeout_ends_with_the_last_reply)
+{
+        enum { N_REPLIES = 10, REPLY_BYTES = 60000 }; /* more than a socket takes */
+        uint8_t *payload;
+
+        stream_begin();
+        for (int i = 0; i < N_REPLIES; i++) {
+                ck_assert_int_eq(frame_writer_add(stream.writer, REPLY_BYTES, NULL, 0, &payload), 0);
+                memset(payload, i, REPLY_BYTES);
+        }
+        ck_assert_int_eq(stream_flush(&stream, 1), 0);
+        ck_assert_uint_gt(frame_writer_n_queued(stream.writer), 0);
+        ck_assert(uv_loop_alive(&loop)); /* it has a millisecond, which does not pass here */
+        while (frame_writer_n_queued(stream.writer) > 0) {
+                read_replies();
+                ck_assert_int_eq(stream_flush(&stream, 1), 0);
+        }
+        read_replies();
+        ck_assert_int_eq(uv_run(&loop, UV_RUN_DEFAULT), 0); /* at once: the loop waits for nothing */
         stream_finish();
 }
