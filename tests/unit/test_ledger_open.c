@@ -584,6 +584,24 @@ LOOP_TEST(copies_of_shared_blocks, 4)
         ledger_free(l);
 }
 
+/* Killed before a kept block without references is forgotten, and after that, before it is freed. */
+LOOP_TEST(a_forgotten_block, 2)
+{
+        struct ledger *l = make_ledger();
+        struct ledger_counts counts;
+
+        ledger_shared_keep(l, 0, LEDGER_FOREVER);
+        ledger_ref_clear(l, 0);
+        if (_i == 1)
+                ledger_shared_keep(l, 0, 0);
+        l = hand_over(l);
+        ledger_count(l, &counts);
+        ck_assert_uint_eq(counts.n_shared, _i == 0);
+        ck_assert_uint_eq(counts.n_metadata, _i == 0);
+        ck_assert_uint_eq(ledger_block_get(l, 2) != NULL, _i == 0);
+        ledger_free(l);
+}
+
 /* The record of block 0 names a copy in memory of another tenant. */
 TEST(a_copy_is_its_tenants)
 {
