@@ -551,8 +551,9 @@ static uint64_t share_and_copy(struct ledger *l)
         return ledger_block_at(l, i)->id;
 }
 
-/* Killed before the block names the copy, after that, after it is awake again, and after it was freed. */
-LOOP_TEST(copies_of_shared_blocks, 4)
+/* Killed before the block names the copy, after that, after it is awake again, after it was freed, and after its shared
+ * record was cleared. */
+LOOP_TEST(copies_of_shared_blocks, 5)
 {
         struct ledger *l = make_ledger();
         uint64_t copy = share_and_copy(l), block = AT(block, 0).id;
@@ -563,8 +564,12 @@ LOOP_TEST(copies_of_shared_blocks, 4)
                 ledger_block_park(l, 0, copy);
         if (_i == 2)
                 ledger_block_park(l, 0, LEDGER_AWAKE);
-        if (_i == 3)
+        if (_i >= 3)
                 ledger_block_clear(l, 0);
+        if (_i == 4) {
+                ledger_ref_clear(l, 1);
+                ledger_shared_clear(l, 1);
+        }
         l = hand_over(l);
         index = ledger_block_find(l, copy);
         ck_assert_uint_eq(index != LEDGER_NONE, _i == 1);
