@@ -307,11 +307,6 @@ static int inherit_quota(struct broker *b, struct tenant *t, struct inherited_qu
         size_t partition = find_partition(b, from->partition);
         bool is_there = partition < b->n_partitions;
 
-        /* No session knows it: a new one has extents of the right sizes for its limit. */
-        if (!from->has_sessions && (from->is_closed || from->arena.n_extents == 0)) {
-                inherited_forget(b->inherited, from);
-                return 0;
-        }
         if (from->is_closed) { /* by this process or an earlier one, and never opened again */
                 log_error("tenant '%s' in partition '%s': its previous arena stays closed: %" PRIu64
                           " bytes in %zu extents stay charged, and the previous sessions cannot be resumed",
@@ -530,17 +525,29 @@ static void guarantee_leases(struct broker *b)
                         guarantee_lease(b, b->leases.list[i]);
 }
 
-/* The quotas of a tenant in their original order, which its sessions know. */
+/* No session knows it: a new one has extents of the right sizes for its limit. */
+static bool is_unused(const struct inherited_quota *from)
+{
+        return !from->has_sessions && (from->is_closed || from->arena.n_extents == 0);
+}
+
+/* The quotas of a tenant in their original order, which its sessions know. The closed ones that are forgotten must not
+ * be charged to the others, so they come first. */
 static int inherit_tenant(struct broker *b, struct tenant *t, struct inherited_quota *first, size_t n)
 {
         struct inherited_quota **list = calloc(n + 1, sizeof(struct inherited_quota *));
         int r = list ? 0 : -ENOMEM;
+        size_t n_used = 0;
 
-        for (size_t i = 0; list && i < n; i++)
-                list[i] = &first[i];
+        for (size_t i = 0; list && i < n; i++) {
+                if (is_unused(&first[i]))
+                        inherited_forget(b->inherited, &first[i]);
+                else
+                        list[n_used++] = &first[i];
+        }
         if (list)
-                qsort(list, n, sizeof(struct inherited_quota *), compare_ids);
-        for (size_t i = 0; r == 0 && i < n; i++)
+                qsort(list, n_used, sizeof(struct inherited_quota *), compare_ids);
+        for (size_t i = 0; r == 0 && i < n_used; i++)
                 r = inherit_quota(b, t, list[i]);
         free(list);
         return r;

@@ -287,8 +287,8 @@ static const char *block_owner_fault(struct opening *o, struct ledger_block *b, 
         const struct table *shared = table_of(o, TABLE_SHARED);
 
         if (b->shared != LEDGER_NONE) {
-                if (!in_use(shared, b->shared))
-                        return "its shared record is not in use";
+                if (!in_use(shared, b->shared)) /* a copy is cleared after its block and the shared record */
+                        return b->parked == LEDGER_IS_COPY ? UNUSED : "its shared record is not in use";
                 if ((((const struct ledger_shared *)record(shared, b->shared))->block == index) ==
                     (b->parked == LEDGER_IS_COPY))
                         return "its shared record belongs to another block";

@@ -89,8 +89,9 @@ static void clear_unused_metadata(struct opening *o)
         }
 }
 
-/* A shared block that is not kept and has no references would never be freed. */
-static int check_referenced(struct opening *o)
+/* A shared block that is not kept and has no references: the daemon died after it stored that the block is not kept
+ * any more, and before it freed the block. */
+static int finish_forgotten(struct opening *o)
 {
         const struct table *t = table_of(o, TABLE_SHARED), *refs = table_of(o, TABLE_REF);
         bool *is_referenced = calloc((size_t)t->n_touched + 1, sizeof(*is_referenced));
@@ -100,8 +101,10 @@ static int check_referenced(struct opening *o)
         for (uint32_t i = table_next(refs, 0); i != LEDGER_NONE; i = table_next(refs, i + 1))
                 is_referenced[((const struct ledger_ref *)record(refs, i))->shared] = true;
         for (uint32_t i = table_next(t, 0); i != LEDGER_NONE; i = table_next(t, i + 1))
-                if (!is_referenced[i] && ledger_shared_at(o->l, i)->keep_ms == 0)
-                        opening_reject_shared(o, i, "it has no references");
+                if (!is_referenced[i] && ledger_shared_at(o->l, i)->keep_ms == 0) {
+                        uncommit(table_of(o, TABLE_BLOCK), ledger_shared_at(o->l, i)->block);
+                        uncommit(t, i);
+                }
         free(is_referenced);
         return 0;
 }
@@ -161,7 +164,7 @@ static void heal_refs(struct opening *o)
 
 int opening_check_shared(struct opening *o)
 {
-        int r = check_referenced(o);
+        int r = finish_forgotten(o);
 
         if (r < 0)
                 return r;

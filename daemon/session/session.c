@@ -23,7 +23,6 @@ static void stop_resuming(struct session *s, const char *why);
 static void end_resuming(struct session *s, const char *why);
 static void forbid_resume(struct session *s, const char *why);
 static void begin_closing(struct session *s, const char *why);
-static void close_disconnected(struct session *s, const char *why);
 static void end_usage(struct session *s, const char *why);
 static void leave_ledger(struct session *s, const char *why);
 static void leave_behind(struct session *s, const char *why);
@@ -69,13 +68,14 @@ static const struct session_transition {
         [SESSION_NEW][EVENT_ADMITTED] = { SESSION_LIVE, NULL },
         [SESSION_NEW][EVENT_RESTORED] = { SESSION_QUARANTINED, NULL },
         [SESSION_NEW][EVENT_RESTORED_RESUMABLE] = { SESSION_SUSPENDED, NULL },
-        [SESSION_NEW][EVENT_DISCONNECTED_EMPTY] = { SESSION_CLOSING, close_disconnected },
+        [SESSION_NEW][EVENT_DISCONNECTED_EMPTY] = { SESSION_CLOSING, begin_closing },
         [SESSION_NEW][EVENT_CLOSED] = { SESSION_CLOSING, begin_closing },
         [SESSION_NEW][EVENT_LEFT] = { SESSION_ENDED, leave_behind },
 
         [SESSION_LIVE][EVENT_DISCONNECTED] = { SESSION_QUARANTINED, stop_serving },
-        [SESSION_LIVE][EVENT_DISCONNECTED_EMPTY] = { SESSION_CLOSING, close_disconnected },
+        [SESSION_LIVE][EVENT_DISCONNECTED_EMPTY] = { SESSION_CLOSING, begin_closing },
         [SESSION_LIVE][EVENT_CLOSED] = { SESSION_CLOSING, begin_closing },
+        [SESSION_LIVE][EVENT_RESUME_FORBIDDEN] = { SESSION_LIVE, forbid_resume },
         [SESSION_LIVE][EVENT_LEFT] = { SESSION_ENDED, leave_behind },
 
         [SESSION_QUARANTINED][EVENT_CLOSED] = { SESSION_CLOSING, begin_closing },
@@ -285,8 +285,10 @@ static void end_resuming(struct session *s, const char *why)
         forbid_resume(s, why);
 }
 
+/* A successor quarantines what is left, and does not wait for the client. */
 static void begin_closing(struct session *s, const char *why)
 {
+        forbid_resume(s, why);
         drop_pending(s);
         if (s->resume.current)
                 stop_resuming(s, why);
@@ -296,12 +298,6 @@ static void begin_closing(struct session *s, const char *why)
         for (size_t i = 0; i < s->n_shares; i++)
                 if (s->shares[i].joined)
                         quota_closing(s->shares[i].quota);
-}
-
-static void close_disconnected(struct session *s, const char *why)
-{
-        forbid_resume(s, why);
-        begin_closing(s, why);
 }
 
 static void end_usage(struct session *s, const char *why)

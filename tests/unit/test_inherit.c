@@ -9,6 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "daemon/admin/command.h"
 #include "daemon/clock.h"
 #include "daemon/handover/restore.h"
 #include "daemon/handover/inherit.h"
@@ -346,6 +347,26 @@ LOOP_TEST(suspended_sessions_of_watched_processes_stay, 2)
         ck_assert_uint_eq(b->suspended.n, is_watched);
         peer_free(a.peer);
         ck_assert_uint_eq(b->tenants[0].quotas[0]->n_blocks, 0);
+        check();
+}
+
+/* From then on, also for a successor of a daemon that was killed before it released the memory. */
+LOOP_TEST(sessions_that_end_cannot_be_resumed, 3)
+{
+        struct client a;
+        uint32_t index;
+
+        come_in(&a, 1);
+        must_malloc(&a, 0, 3 * MIB);
+        index = a.peer->session->index;
+        if (_i == 0)
+                session_close(a.peer->session, "a goodbye");
+        else if (_i == 1)
+                ck_assert_int_eq(command_evict(a.peer->session, " by a test", "evicted"), 0);
+        else
+                (void)session_hang_up(a.peer->session);
+        ck_assert(!ledger_session_at(b->ledger, index)->can_resume);
+        peer_free(a.peer);
         check();
 }
 

@@ -1009,6 +1009,28 @@ TEST_OF(lease, a_restart_forgets_a_lease_that_was_not_made)
         end("x", false, 0);
 }
 
+/* Its bytes are charged to the tenant as long as it is in the ledger, and no longer. */
+TEST_OF(lease, the_charge_of_a_closed_lease_ends)
+{
+        struct peer *x, *own;
+
+        CREATE(.name = "x", .cgroup = "/x", .limit = 16 * MIB);
+        own = join(1, "/", "");
+        must_malloc(own, 0, 4 * MIB);
+        x = join(1, "/x", "x");
+        must_malloc(x, 0, 6 * MIB);
+        ledger_quota_close(b->ledger, quota_of("x")->index);
+        peer_drop(own);
+        peer_drop(x);
+        for (unsigned i = 0; i < 2; i++) {
+                restart(config_text);
+                ck_assert_uint_eq(b->tenants[0].quotas[0]->account.charged_bytes, (i == 0 ? 10 : 4) * MIB);
+                ck_assert_ptr_null(lease_find(b, "x"));
+        }
+        end_sessions();
+        settle();
+}
+
 /* A lease that cannot be restored ends, its sessions continue, and the daemon starts. */
 TEST_OF(lease, a_restart_ends_a_lease_with_a_wrong_limit)
 {

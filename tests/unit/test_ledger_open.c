@@ -596,8 +596,9 @@ static uint64_t share_and_copy(struct ledger *l)
         return ledger_block_at(l, i)->id;
 }
 
-/* Killed before the block names the copy, after that, after it is awake again, and after it was freed. */
-LOOP_TEST(copies_of_shared_blocks, 4)
+/* Killed before the block names the copy, after that, after it is awake again, after it was freed, and after its shared
+ * record was cleared. */
+LOOP_TEST(copies_of_shared_blocks, 5)
 {
         struct ledger *l = make_ledger();
         uint64_t copy = share_and_copy(l), block = AT(block, 0).id;
@@ -608,8 +609,12 @@ LOOP_TEST(copies_of_shared_blocks, 4)
                 ledger_block_park(l, 0, copy);
         if (_i == 2)
                 ledger_block_park(l, 0, LEDGER_AWAKE);
-        if (_i == 3)
+        if (_i >= 3)
                 ledger_block_clear(l, 0);
+        if (_i == 4) {
+                ledger_ref_clear(l, 1);
+                ledger_shared_clear(l, 1);
+        }
         l = hand_over(l);
         index = ledger_block_find(l, copy);
         ck_assert_uint_eq(index != LEDGER_NONE, _i == 1);
@@ -626,6 +631,24 @@ LOOP_TEST(copies_of_shared_blocks, 4)
                 l = hand_over(l);
                 ck_assert_uint_ne(AT(ref, 1).parks_to, 0);
         }
+        ledger_free(l);
+}
+
+/* Killed before a kept block without references is forgotten, and after that, before it is freed. */
+LOOP_TEST(a_forgotten_block, 2)
+{
+        struct ledger *l = make_ledger();
+        struct ledger_counts counts;
+
+        ledger_shared_keep(l, 0, LEDGER_FOREVER);
+        ledger_ref_clear(l, 0);
+        if (_i == 1)
+                ledger_shared_keep(l, 0, 0);
+        l = hand_over(l);
+        ledger_count(l, &counts);
+        ck_assert_uint_eq(counts.n_shared, _i == 0);
+        ck_assert_uint_eq(counts.n_metadata, _i == 0);
+        ck_assert_uint_eq(ledger_block_get(l, 2) != NULL, _i == 0);
         ledger_free(l);
 }
 
