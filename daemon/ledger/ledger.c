@@ -411,10 +411,12 @@ static uint32_t mib_of(uint64_t n_bytes)
         return n_mib < UINT32_MAX ? (uint32_t)n_mib : UINT32_MAX;
 }
 
+/* From any thread: it must not read the counts of the table, which the loop changes. */
 void ledger_quota_grows(struct ledger *l, uint32_t index, uint64_t n_bytes, uint32_t oom_kills)
 {
-        struct ledger_quota *q = ledger_quota_at(l, index);
+        struct ledger_quota *q = record(&l->tables[TABLE_QUOTA], index);
 
+        assert(record_id(&l->tables[TABLE_QUOTA], index) != 0);
         if (n_bytes > 0)
                 atomic_store_explicit(&q->oom_kills, oom_kills, memory_order_relaxed);
         atomic_store_explicit(&q->growing_mib, mib_of(n_bytes), memory_order_release);

@@ -7,7 +7,10 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
+#include <sched.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -808,4 +811,45 @@ TEST(test_kill_leaves_whole_records)
                 ledger_free(l);
         }
         ck_assert(n_given > KILLS); /* the children did work */
+}
+
+/* ---- threads ---------------------------------------------------------------------- */
+
+#define N_ADDED 1000u
+
+struct growth {
+        struct ledger *ledger;
+        atomic_uint n; /* relaxed: it orders nothing else */
+        atomic_bool is_over;
+};
+
+static void *grow(void *arg)
+{
+        struct growth *g = arg;
+
+        while (!atomic_load_explicit(&g->is_over, memory_order_relaxed)) {
+                ledger_quota_grows(g->ledger, 0, 5, 1);
+                atomic_fetch_add_explicit(&g->n, 1, memory_order_relaxed);
+        }
+        return NULL;
+}
+
+/* Workers note that a quota grows, while the loop adds others. Only ThreadSanitizer sees a race. */
+TEST(a_quota_grows_beside_others_that_are_added)
+{
+        struct growth g = { .ledger = make(N_ADDED + 1, 1, 1, 1, 1) };
+        pthread_t thread;
+
+        ck_assert_uint_eq(add_quota(g.ledger), 0);
+        ck_assert_int_eq(pthread_create(&thread, NULL, grow, &g), 0);
+        for (unsigned i = 0; i < N_ADDED; i++) {
+                while (atomic_load_explicit(&g.n, memory_order_relaxed) < i)
+                        sched_yield();
+                (void)add_quota(g.ledger);
+        }
+        atomic_store_explicit(&g.is_over, true, memory_order_relaxed);
+        ck_assert_int_eq(pthread_join(thread, NULL), 0);
+        ck_assert_uint_eq(ledger_quota_at(g.ledger, 0)->growing_mib, 1);
+        assert_sound(g.ledger);
+        ledger_free(g.ledger);
 }
