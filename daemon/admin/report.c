@@ -459,7 +459,7 @@ static void report_block(const struct session *viewer, const struct ledger_block
         bfcd__block_row__init(row);
         row->block_id = block->id;
         if (block->shared == LEDGER_NONE)
-                row->session_id = b->sessions.table[block->session]->id;
+                row->session_id = ledger_session_at(b->ledger, block->session)->id;
         else
                 row->shared_name = ledger_shared_at(b->ledger, block->shared)->name;
         row->tenant = report_borrow(q->tenant);

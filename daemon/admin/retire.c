@@ -143,6 +143,12 @@ void retire_begin_resumed(struct session *s)
         retire_flush(s);
 }
 
+/* NULL: it was left aside, and never unmaps anything. */
+static struct session *session_of_export(const struct broker *b, uint32_t x)
+{
+        return b->sessions.table[ledger_export_at(b->ledger, x)->session];
+}
+
 void retire_extents(struct broker *b, const uint32_t *extents, size_t n_extents)
 {
         uint64_t now_ms = clock_ms();
@@ -151,8 +157,10 @@ void retire_extents(struct broker *b, const uint32_t *extents, size_t n_extents)
                 uint32_t x = ledger_extent_at(b->ledger, extents[i])->links.first_export;
 
                 for (; x != LEDGER_NONE; x = ledger_export_at(b->ledger, x)->links.next_of_extent) {
-                        struct session *s = b->sessions.table[ledger_export_at(b->ledger, x)->session];
+                        struct session *s = session_of_export(b, x);
 
+                        if (!s)
+                                continue;
                         if (s->recall.ignores_retires)
                                 mark_late(s, x);
                         if (s->state != SESSION_LIVE || retire_export(s, x, now_ms))
@@ -166,7 +174,8 @@ void retire_extents(struct broker *b, const uint32_t *extents, size_t n_extents)
                 uint32_t x = ledger_extent_at(b->ledger, extents[i])->links.first_export;
 
                 for (; x != LEDGER_NONE; x = ledger_export_at(b->ledger, x)->links.next_of_extent)
-                        retire_flush(b->sessions.table[ledger_export_at(b->ledger, x)->session]);
+                        if (session_of_export(b, x))
+                                retire_flush(session_of_export(b, x));
         }
 }
 
@@ -175,7 +184,7 @@ bool retire_unmaps_soon(const struct broker *b, uint32_t extent)
         uint32_t x = ledger_extent_at(b->ledger, extent)->links.first_export;
 
         for (; x != LEDGER_NONE; x = ledger_export_at(b->ledger, x)->links.next_of_extent)
-                if (b->sessions.table[ledger_export_at(b->ledger, x)->session]->recall.ignores_retires)
+                if (!session_of_export(b, x) || session_of_export(b, x)->recall.ignores_retires)
                         return false;
         return true;
 }

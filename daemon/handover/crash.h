@@ -1,4 +1,4 @@
-/* Counts this process's crashes: its end by a signal that it caused itself (an assertion, a bad address).
+/* Writes down this process's crashes: its end by a signal that it caused itself (an assertion, a bad address).
  * A signal from another process does not count, whatever its number: neither SIGKILL nor the SIGABRT of
  * the service manager's watchdog. A client may cause a hanging loop, which must not cost the other
  * clients their sessions.
@@ -10,9 +10,13 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
-/* From now on a crash adds one to *count, which is in shared memory and outlives the process, and then
- * continues as usual. NULL: stop counting. One counter at a time; before threads are started, or from the
- * thread that started them. */
-void crash_count_in(_Atomic uint32_t *count);
+/* Of *object: the process crashed while it was at this object. */
+#define CRASH_MARK (UINT32_C(1) << 31)
+
+/* From now on a crash is written down and then continues as usual. *object is what the main thread is at, without
+ * CRASH_MARK; 0: at no object. A crash of that thread at an object sets CRASH_MARK there. Any other crash adds one to
+ * *count. Both are in shared memory and outlive the process. NULL: stop. One place at a time; before threads are
+ * started, or from the thread that started them. */
+void crash_count_in(_Atomic uint32_t *count, _Atomic uint32_t *object);
 
 #endif

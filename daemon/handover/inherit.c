@@ -14,6 +14,7 @@
 #include "daemon/log.h"
 #include "daemon/memory/broker_lease.h"
 #include "daemon/memory/broker_lease_auto.h"
+#include "daemon/memory/process.h"
 #include "daemon/number.h"
 #include "device/host_free.h"
 
@@ -70,6 +71,79 @@ static int grow_ledger(struct broker *b, char *ret_sentence, size_t n_sentence)
         return 0;
 }
 
+/* Its arena is closed, as if one of its records was bad. */
+static bool leave_quota_aside(struct ledger *l, uint32_t index)
+{
+        const struct ledger_quota *q = ledger_quota_get(l, index);
+        const char *lease = NULL;
+
+        if (!q || q->is_closed)
+                return false;
+        for (uint32_t i = 0; i < ledger_lease_end(l); i++)
+                if (ledger_lease_get(l, i) && ledger_lease_get(l, i)->quota == index)
+                        lease = ledger_lease_get(l, i)->name;
+        log_error(
+                "the previous daemon crashed while it restored %s%s%stenant '%s' in partition '%s': this is left "
+                "aside, and the rest is restored; report the crash, and restart the programs of the tenant",
+                lease ? "lease '" : "", lease ? lease : "", lease ? "' of " : "", q->tenant, q->partition);
+        ledger_quota_close(l, index);
+        return true;
+}
+
+/* Its blocks stay, since its process may use them: nothing else is placed there. */
+static bool leave_session_aside(struct ledger *l, uint32_t index)
+{
+        const struct ledger_session *s = ledger_session_get(l, index);
+
+        if (!s || s->can_resume == LEDGER_ASIDE)
+                return false;
+        log_error("the previous daemon crashed while it restored session %" PRIu64
+                  " (%s) of tenant '%s', uid %" PRIu32 ", pid %" PRIu32
+                  ": this session is left aside, and the rest is restored; its memory stays charged "
+                  "until the first restart after its process has ended; report the crash",
+                  s->id, s->name, s->tenant, s->uid, s->pid);
+        ledger_session_at(l, index)->can_resume = LEDGER_ASIDE;
+        return true;
+}
+
+/* That the previous daemon crashed at. A crash at what was left aside already counts as any other. */
+static void leave_aside(struct ledger *l)
+{
+        uint32_t at = *ledger_at(l), index = LEDGER_AT_INDEX(at);
+        bool is_aside = false;
+
+        if (at & CRASH_MARK) {
+                is_aside =
+                        at & LEDGER_AT_SESSION ? leave_session_aside(l, index) : leave_quota_aside(l, index);
+                ++*(is_aside ? ledger_n_aside(l) : ledger_crashes(l));
+        }
+        ledger_note_nothing(l);
+}
+
+/* Sessions that were left aside, and whose processes have ended. */
+static void drop_ended_sessions(struct ledger *l)
+{
+        for (uint32_t i = 0; i < ledger_session_end(l); i++) {
+                const struct ledger_session *s = ledger_session_get(l, i);
+
+                if (s && s->can_resume == LEDGER_ASIDE && process_has_ended((pid_t)s->pid, s->start_time))
+                        inherited_drop_session(l, i);
+        }
+}
+
+static bool is_given_up(const struct ledger *l)
+{
+        uint32_t n_crashes = *ledger_crashes(l), n_aside = *ledger_n_aside(l);
+
+        if (n_crashes < INHERIT_MAX_CRASHES && n_aside <= INHERIT_MAX_ASIDE)
+                return false;
+        log_error("%" PRIu32
+                  " daemons in a row crashed with the ledger of the previous daemon: the daemon starts "
+                  "without it, and the previous sessions cannot be resumed",
+                  n_crashes + n_aside);
+        return true;
+}
+
 /* 0 with b->ledger NULL: the ledger is not used, as was logged. */
 static int open_ledger(struct broker *b, int fd, const struct capacity_records *n, char *ret_sentence,
                        size_t n_sentence)
@@ -89,13 +163,12 @@ static int open_ledger(struct broker *b, int fd, const struct capacity_records *
         }
         if (r < 0)
                 return r;
-        if (*ledger_crashes(b->ledger) >= INHERIT_MAX_CRASHES) {
-                log_error("%" PRIu32 " daemons in a row crashed with the ledger of the previous daemon: "
-                          "the daemon starts without it, and the previous sessions cannot be resumed",
-                          *ledger_crashes(b->ledger));
+        leave_aside(b->ledger);
+        if (is_given_up(b->ledger)) {
                 b->ledger = ledger_free(b->ledger);
                 return 0;
         }
+        drop_ended_sessions(b->ledger);
         ledger_read_limits(b->ledger, &have);
         if (has_room(&have, &b->room, n)) {
                 b->room = have;
@@ -125,7 +198,7 @@ int inherit_ledger(struct broker *b, const struct capacity_records *n, char *ret
                 r = open_ledger(b, fd, n, ret_sentence, n_sentence);
         if (r == 0 && b->ledger) {
                 b->restored.extents_end = ledger_extents_end(b->ledger);
-                crash_count_in(ledger_crashes(b->ledger));
+                crash_count_in(ledger_crashes(b->ledger), ledger_at(b->ledger));
                 return inherited_new(b->ledger, b->options.store, b->options.punch, is_punched, b,
                                      &b->inherited);
         }
@@ -135,7 +208,7 @@ int inherit_ledger(struct broker *b, const struct capacity_records *n, char *ret
                 return r;
         b->restored.extents_end = ledger_extents_end(b->ledger);
         if (store_keeps(b->options.store))
-                crash_count_in(ledger_crashes(b->ledger));
+                crash_count_in(ledger_crashes(b->ledger), ledger_at(b->ledger));
         r = store_put_ledger(b->options.store, ledger_fd(b->ledger));
         if (r < 0)
                 log_warning("the service manager does not store the ledger: a restart ends all sessions: %s",
@@ -476,6 +549,7 @@ static int inherit_leases(struct broker *b)
                 struct quota *parent;
                 uint64_t limit, reserve;
 
+                ledger_note_quota(b->ledger, list[i]->index);
                 while (k < b->n_tenants && strcmp(b->tenants[k].name, list[i]->tenant) != 0)
                         k++;
                 parent = k < b->n_tenants && partition < b->n_partitions
@@ -491,6 +565,7 @@ static int inherit_leases(struct broker *b)
                 error = restore_lease(b, &b->tenants[k], parent, list[i]);
                 account_set(&parent->account, limit, reserve);
         }
+        ledger_note_nothing(b->ledger);
         free(list);
         return error;
 }
@@ -540,6 +615,7 @@ static int inherit_tenant(struct broker *b, struct tenant *t, struct inherited_q
         size_t n_used = 0;
 
         for (size_t i = 0; list && i < n; i++) {
+                ledger_note_quota(b->ledger, first[i].index);
                 if (is_unused(&first[i]))
                         inherited_forget(b->inherited, &first[i]);
                 else
@@ -547,8 +623,11 @@ static int inherit_tenant(struct broker *b, struct tenant *t, struct inherited_q
         }
         if (list)
                 qsort(list, n_used, sizeof(struct inherited_quota *), compare_ids);
-        for (size_t i = 0; r == 0 && i < n_used; i++)
+        for (size_t i = 0; r == 0 && i < n_used; i++) {
+                ledger_note_quota(b->ledger, list[i]->index);
                 r = inherit_quota(b, t, list[i]);
+        }
+        ledger_note_nothing(b->ledger);
         free(list);
         return r;
 }

@@ -19,6 +19,10 @@
 /* After this number of consecutive crashes with a ledger it is not used any more. */
 #define INHERIT_MAX_CRASHES 5u
 
+/* A quota or a session at which the previous daemon crashed is left aside, and the rest is restored. After so many
+ * in a row the ledger is not used any more. */
+#define INHERIT_MAX_ASIDE 32u
+
 /* Opens the store's ledger, or makes one with b->room, which becomes the ledger's limits, and stores it.
  * A ledger whose tables are smaller than n is replaced by a larger one. */
 int inherit_ledger(struct broker *b, const struct capacity_records *n, char *ret_sentence, size_t n_sentence);

@@ -254,6 +254,37 @@ static void clear_refs(struct ledger *l, uint32_t shared)
         ledger_shared_clear(l, shared);
 }
 
+/* A reference; with the last one of a block that is not kept, the block. */
+static void drop_ref(struct ledger *l, uint32_t ref)
+{
+        uint32_t shared = ledger_ref_at(l, ref)->shared;
+        const struct ledger_shared *s = ledger_shared_at(l, shared);
+        uint32_t copy;
+
+        if (s->links.n_refs > 1 || s->keep_ms > 0) {
+                ledger_ref_clear(l, ref);
+                return;
+        }
+        copy = ledger_block_find(l, ledger_block_at(l, s->block)->parked);
+        ledger_block_clear(l, s->block);
+        if (copy != LEDGER_NONE)
+                ledger_block_clear(l, copy);
+        clear_refs(l, shared);
+}
+
+void inherited_drop_session(struct ledger *l, uint32_t session)
+{
+        const struct ledger_session *s = ledger_session_at(l, session);
+
+        while (s->links.first_block != LEDGER_NONE)
+                ledger_block_clear(l, s->links.first_block);
+        while (s->links.first_ref != LEDGER_NONE)
+                drop_ref(l, s->links.first_ref);
+        while (s->links.first_export != LEDGER_NONE)
+                ledger_export_clear(l, s->links.first_export);
+        ledger_session_clear(l, session);
+}
+
 /* All except the records of extents. */
 static void inherited_clear(struct inherited *r, struct inherited_quota *q)
 {

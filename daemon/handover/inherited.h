@@ -60,6 +60,9 @@ int inherited_new(struct ledger *ledger, struct store *store, struct punch *punc
                   inherited_later_fn is_later, void *userdata, struct inherited **ret);
 struct inherited *inherited_free(struct inherited *r); /* closes the remaining fds; takes NULL */
 
+/* Clears the records of a session that has ended, with all that it had: before inherited_new(). */
+void inherited_drop_session(struct ledger *l, uint32_t session);
+
 /* The first quota of a tenant in a partition, of *ret_n (sessions use the last one that is not closed, if
  * any). NULL: none. */
 struct inherited_quota *inherited_find(const struct inherited *r, const char *tenant, const char *partition,

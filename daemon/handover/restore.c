@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "daemon/clock.h"
+#include "daemon/handover/crash.h"
 #include "daemon/log.h"
 #include "daemon/session/session.h"
 
@@ -23,6 +24,11 @@ static struct session_share *share_for(struct session *s, uint32_t quota, int *r
         return *ret < 0 ? NULL : share;
 }
 
+static bool is_aside(const struct broker *b, uint32_t session)
+{
+        return ledger_session_at(b->ledger, session)->can_resume == LEDGER_ASIDE;
+}
+
 /* Those of all sessions, in the order of the table: a walk along each session's list would wait for memory
  * at nearly every block. */
 static int restore_blocks(struct broker *b)
@@ -35,8 +41,9 @@ static int restore_blocks(struct broker *b)
                 struct session_share *share;
                 struct session *s;
 
-                if (!block || block->session == LEDGER_NONE)
+                if (!block || block->session == LEDGER_NONE || is_aside(b, block->session))
                         continue;
+                ledger_note_session(b->ledger, block->session);
                 s = b->sessions.table[block->session];
                 share = share_for(s, block->quota, &r);
                 if (!share)
@@ -181,7 +188,7 @@ static void describe(struct session *s, const struct ledger_session *record)
 
 static bool can_be_resumed(const struct session *s, const struct ledger_session *record)
 {
-        return !s->resume.fault && record->start_time != 0 && record->can_resume;
+        return !s->resume.fault && record->start_time != 0 && record->can_resume == LEDGER_CAN_RESUME;
 }
 
 static int restore_session(struct broker *b, struct tenant *tenant, uint32_t index)
@@ -216,6 +223,7 @@ static void set_states(struct broker *b)
                 struct session *s = b->sessions.table[b->suspended.records[i].index];
                 const struct ledger_session *record = ledger_session_at(b->ledger, s->index);
 
+                ledger_note_session(b->ledger, s->index);
                 session_transit(s, can_be_resumed(s, record) ? EVENT_RESTORED_RESUMABLE : EVENT_RESTORED,
                                 NULL);
         }
@@ -253,16 +261,20 @@ static int restore_each(struct broker *b)
                 qsort(by_name, n, sizeof(*by_name), compare_tenants);
         for (uint32_t i = 0; r == 0 && i < ledger_session_end(b->ledger); i++) {
                 const struct ledger_session *record = ledger_session_get(b->ledger, i);
-                struct tenant **found =
-                        record ? bsearch(record->tenant, by_name, n, sizeof(*by_name), compare_tenant) : NULL;
+                struct tenant **found;
 
+                if (!record || is_aside(b, i)) {
+                        b->restored.n_aside += record != NULL;
+                        continue;
+                }
+                ledger_note_session(b->ledger, i);
+                found = bsearch(record->tenant, by_name, n, sizeof(*by_name), compare_tenant);
                 if (found)
                         r = restore_session(b, *found, i);
-                else if (record &&
-                         record->links.n_blocks + record->links.n_exports + record->links.n_refs == 0)
+                else if (record->links.n_blocks + record->links.n_exports + record->links.n_refs == 0)
                         ledger_session_clear(b->ledger,
                                              i); /* the tenant is gone, and the session has nothing */
-                else if (record)
+                else
                         r = -EBADMSG;
         }
         free(by_name);
@@ -307,6 +319,8 @@ static void restore_shared_counts(struct broker *b)
                 const struct inherited_quota *from = &b->inherited->quotas[i];
                 struct quota *q = from->quota;
 
+                if (q)
+                        ledger_note_quota(b->ledger, from->index);
                 for (size_t k = 0; q && k < from->arena.n_blocks; k++) {
                         const struct ledger_block *block = ledger_block_at(b->ledger, from->arena.blocks[k]);
 
@@ -324,6 +338,7 @@ static int publish_quotas(struct broker *b)
                 b->partitions[i].up.is_inheriting = false;
         for (size_t i = 0; i < b->n_tenants; i++)
                 for (size_t k = 0; k < b->tenants[i].n_quotas; k++) {
+                        ledger_note_quota(b->ledger, b->tenants[i].quotas[k]->index);
                         if (quota_release_parked(b->tenants[i].quotas[k]) < 0)
                                 return -ENOMEM;
                         quota_release_free(b->tenants[i].quotas[k]);
@@ -336,14 +351,10 @@ static int publish_quotas(struct broker *b)
         return 0;
 }
 
-int restore_sessions(struct broker *b)
+static int restore_records(struct broker *b)
 {
-        uint64_t began_ns = clock_ns();
-        int r;
+        int r = restore_each(b);
 
-        if (!b->inherited)
-                return 0;
-        r = restore_each(b);
         if (r == 0)
                 r = restore_blocks(b);
         if (r == 0)
@@ -352,13 +363,32 @@ int restore_sessions(struct broker *b)
                 r = note_suspended_uids(b);
         if (r == 0)
                 r = shared_restore(b);
+        return r;
+}
+
+/* The next daemon leaves aside what this one cannot restore. */
+static int refuse_object(struct broker *b)
+{
+        *ledger_at(b->ledger) |= CRASH_MARK;
+        return -EBADMSG;
+}
+
+int restore_sessions(struct broker *b)
+{
+        uint64_t began_ns = clock_ns();
+        int r;
+
+        if (!b->inherited)
+                return 0;
+        r = restore_records(b);
         if (r < 0)
-                return r;
+                return r == -EBADMSG ? refuse_object(b) : r;
         restore_shared_counts(b);
         b->inherited = inherited_free(b->inherited);
         r = publish_quotas(b);
         if (r < 0)
                 return r;
+        ledger_note_nothing(b->ledger);
         b->restored.ns += clock_ns() - began_ns;
         log_notice("%zu sessions, %" PRIu32 " blocks, %" PRIu64 " bytes restored after restart in %.1f "
                    "ms; %zu sessions suspended",

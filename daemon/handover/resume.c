@@ -101,6 +101,18 @@ static bool can_be_resumed(const struct session *kept)
         return (session_is_suspended(kept) || kept->resume.current) && kept->resume.n_begun < MAX_RESUMPTIONS;
 }
 
+/* Of this user, and left aside by this daemon or an earlier one. */
+static bool is_aside(const struct broker *b, uint64_t id, uid_t uid)
+{
+        for (uint32_t i = 0; b->restored.n_aside > 0 && i < ledger_session_end(b->ledger); i++) {
+                const struct ledger_session *s = ledger_session_get(b->ledger, i);
+
+                if (s && s->id == id && s->uid == uid && s->can_resume == LEDGER_ASIDE)
+                        return true;
+        }
+        return false;
+}
+
 /* NULL: the hello was refused. */
 static struct session *find_own(struct session *s, const Bfcd__Request *r)
 {
@@ -108,6 +120,13 @@ static struct session *find_own(struct session *s, const Bfcd__Request *r)
         const char *why;
         size_t kind;
 
+        if (!kept && is_aside(s->broker, r->hello->session_id, s->who.uid)) {
+                refuse_return(
+                        s, r, -EIO, 4, "it was left aside",
+                        "the daemon crashed while it restored this session, and left it aside: restart the "
+                        "program; see the daemon's log");
+                return NULL;
+        }
         if (!kept) {
                 refuse_return(s, r, -ESTALE, 4, "the daemon has no suspended session with this number",
                               "the daemon has no suspended session with this number: it ended, or the "

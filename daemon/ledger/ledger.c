@@ -207,6 +207,7 @@ int ledger_grow(const struct ledger *from, const struct ledger_limits *limits, s
         if (r < 0)
                 return r;
         (*ret)->header->n_crashes = from->header->n_crashes;
+        (*ret)->header->n_aside = from->header->n_aside;
         for (size_t i = 0; i < N_TABLES; i++)
                 copy_table(&from->tables[i], &(*ret)->tables[i]);
         return 0;
@@ -227,6 +228,39 @@ struct ledger *ledger_free(struct ledger *l)
 _Atomic uint32_t *ledger_crashes(const struct ledger *l)
 {
         return &l->header->n_crashes;
+}
+
+_Atomic uint32_t *ledger_n_aside(const struct ledger *l)
+{
+        return &l->header->n_aside;
+}
+
+_Atomic uint32_t *ledger_at(const struct ledger *l)
+{
+        return &l->header->at;
+}
+
+/* An index that the word has no place for is not noted. */
+static void note(struct ledger *l, uint32_t kind, uint32_t index)
+{
+        uint32_t at = index < LEDGER_AT_SESSION - 1 ? kind | (index + 1) : 0;
+
+        atomic_store_explicit(&l->header->at, at, memory_order_relaxed);
+}
+
+void ledger_note_quota(struct ledger *l, uint32_t index)
+{
+        note(l, 0, index);
+}
+
+void ledger_note_session(struct ledger *l, uint32_t index)
+{
+        note(l, LEDGER_AT_SESSION, index);
+}
+
+void ledger_note_nothing(struct ledger *l)
+{
+        atomic_store_explicit(&l->header->at, 0, memory_order_relaxed);
 }
 
 int ledger_fd(const struct ledger *l)

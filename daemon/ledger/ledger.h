@@ -97,13 +97,16 @@ struct ledger_region { /* a range of an arena's space with its extents; none whe
         uint32_t number; /* in the arena, from 0 */
 };
 
+/* LEDGER_ASIDE: a daemon died of it. Its records stay until its process has ended, and no session is made of them. */
+enum ledger_resume { LEDGER_NO_RESUME, LEDGER_CAN_RESUME, LEDGER_ASIDE };
+
 struct ledger_session {
         _Atomic uint64_t id;
         uint8_t secret[16];
         uint64_t start_time; /* of the process, /proc/PID/stat field 22; 0: unknown */
         uint64_t born_ms;    /* CLOCK_BOOTTIME */
         uint32_t has_events; /* not 0: it has an events socket */
-        uint32_t can_resume; /* not 0: its client can resume it */
+        uint32_t can_resume; /* enum ledger_resume */
         uint64_t quotas_end; /* its hello had the tenant's quotas with lower ids, not leases */
         uint64_t leases[LEDGER_SESSION_LEASES]; /* and instead of some of them these: ids of quotas; 0: none;
                                                   with LEDGER_BARRED the id of one that it may not use */
@@ -311,6 +314,18 @@ uint64_t ledger_extents_end(const struct ledger *l);
 /* How many processes in a row crashed with this ledger. It is in the memfd; the caller keeps the count.
  * Valid as long as the ledger. */
 _Atomic uint32_t *ledger_crashes(const struct ledger *l);
+
+/* The quota or the session that the process restores: a process that dies of it tells its successor by this word.
+ * 0: none. The highest bit is the caller's. A lease is noted as its quota. */
+#define LEDGER_AT_SESSION   (UINT32_C(1) << 30)
+#define LEDGER_AT_INDEX(at) (((at) & (LEDGER_AT_SESSION - 1)) - 1)
+_Atomic uint32_t *ledger_at(const struct ledger *l);
+void ledger_note_quota(struct ledger *l, uint32_t index);
+void ledger_note_session(struct ledger *l, uint32_t index);
+void ledger_note_nothing(struct ledger *l);
+
+/* How many objects were left aside for that, in a row; the caller keeps the count. */
+_Atomic uint32_t *ledger_n_aside(const struct ledger *l);
 
 /* Makes a committed record: `facts` is copied (its id and links are ignored),
  * links are set up, a fresh id is stored last. -ENOSPC: the table is full.

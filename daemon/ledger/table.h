@@ -80,8 +80,9 @@ struct header {
         uint32_t n_tables;
         uint64_t n_bytes; /* of the memfd */
         _Atomic uint32_t n_crashes;
-        uint32_t pad;
+        _Atomic uint32_t at;
         struct header_table tables[N_TABLES];
+        _Atomic uint32_t n_aside;
 };
 
 struct table {

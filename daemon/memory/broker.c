@@ -305,6 +305,7 @@ int broker_new(const struct broker_options *options, struct broker **ret, char *
 void broker_note_well(struct broker *b)
 {
         *ledger_crashes(b->ledger) = 0;
+        *ledger_n_aside(b->ledger) = 0;
 }
 
 static bool broker_has_recalls(const struct broker *b)
@@ -356,7 +357,7 @@ static struct broker *broker_end(struct broker *b, struct quota *(*end_quota)(st
         free(b->sessions.table);
         free(b->quotas);
         free(b->reports.partitions);
-        crash_count_in(NULL);
+        crash_count_in(NULL, NULL);
         ledger_free(b->ledger);
         free(b->own.text);
         config_free(b->own.config);

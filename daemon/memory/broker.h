@@ -68,6 +68,7 @@ struct broker_options {
 struct broker_restored {
         struct kept_record *extents; /* inherited, by id */
         size_t n_extents;
+        size_t n_aside;       /* sessions that were left aside; see ledger_session */
         uint64_t extents_end; /* ids from here on belong to this process */
         uint32_t n_blocks;
         uint64_t n_bytes; /* of extents */

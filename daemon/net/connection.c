@@ -680,6 +680,7 @@ int connection_keep(struct connection_host *host, struct session *s)
 
         if (!c)
                 return -ENOMEM;
+        ledger_note_session(s->broker->ledger, s->index);
         c->host = host;
         c->session = s;
         c->stream.fd = -1;
@@ -694,6 +695,7 @@ int connection_keep(struct connection_host *host, struct session *s)
         session_attach(s, &connection_session_ops, c, r == -ESRCH);
         if (peer_process_has_exited(&c->process))
                 session_exit(s);
+        ledger_note_nothing(s->broker->ledger);
         return 0;
 }
 

@@ -752,8 +752,10 @@ static int restore_name(struct broker *b, uint32_t index, struct tenant *const *
 {
         const struct ledger_shared *shared = ledger_shared_at(b->ledger, index);
         uint32_t quota = ledger_block_at(b->ledger, shared->block)->quota;
-        struct shared_name *name = name_new(b, tenants[quota]->name, shared->name);
+        struct shared_name *name;
 
+        ledger_note_quota(b->ledger, quota);
+        name = name_new(b, tenants[quota]->name, shared->name);
         if (!name)
                 return -ENOMEM;
         name->shared = index;
@@ -768,15 +770,14 @@ static int restore_name(struct broker *b, uint32_t index, struct tenant *const *
 
 int shared_restore(struct broker *b)
 {
-        struct ledger *l = b->ledger;
-        struct tenant **tenants = calloc((size_t)ledger_quota_end(l) + 1, sizeof(struct tenant *));
+        struct tenant **tenants = calloc((size_t)ledger_quota_end(b->ledger) + 1, sizeof(struct tenant *));
         int r = tenants ? 0 : -ENOMEM;
 
         for (size_t i = 0; r == 0 && i < b->n_tenants; i++)
                 for (size_t k = 0; k < b->tenants[i].n_quotas; k++)
                         tenants[b->tenants[i].quotas[k]->index] = &b->tenants[i];
-        for (uint32_t i = 0; r == 0 && i < ledger_shared_end(l); i++)
-                if (ledger_shared_get(l, i))
+        for (uint32_t i = 0; r == 0 && i < ledger_shared_end(b->ledger); i++)
+                if (ledger_shared_get(b->ledger, i))
                         r = restore_name(b, i, tenants);
         free(tenants);
         return r;

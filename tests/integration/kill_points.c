@@ -6,8 +6,10 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <stdarg.h>
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -139,14 +141,14 @@ struct ledger *__wrap_ledger_free(struct ledger *l)
 }
 
 /* Of a ledger that is in use from now on. */
-void __real_crash_count_in(_Atomic uint32_t *count);
-void __wrap_crash_count_in(_Atomic uint32_t *count);
-void __wrap_crash_count_in(_Atomic uint32_t *count)
+void __real_crash_count_in(_Atomic uint32_t *count, _Atomic uint32_t *object);
+void __wrap_crash_count_in(_Atomic uint32_t *count, _Atomic uint32_t *object);
+void __wrap_crash_count_in(_Atomic uint32_t *count, _Atomic uint32_t *object)
 {
         unsigned char *header = count ? (unsigned char *)count - offsetof(struct header, n_crashes) : NULL;
 
         unwatch();
-        __real_crash_count_in(count);
+        __real_crash_count_in(count, object);
         if (header)
                 watch(header, (size_t)((const struct header *)(void *)header)->n_bytes);
 }
@@ -164,6 +166,42 @@ int __wrap_pthread_sigmask(int how, const sigset_t *set, sigset_t *ret_before)
         sigdelset(&others_of_set, SIGSEGV);
         sigdelset(&others_of_set, SIGTRAP);
         return __real_pthread_sigmask(how, &others_of_set, ret_before);
+}
+
+static void __attribute__((format(printf, 1, 2))) crash_if_at(const char *format, ...)
+{
+        char text[sizeof(page->crashes_at)];
+        va_list list;
+
+        va_start(list, format);
+        vsnprintf(text, sizeof(text), format, list);
+        va_end(list);
+        if (strcmp(text, page->crashes_at) == 0)
+                abort();
+}
+
+void __real_ledger_note_session(struct ledger *l, uint32_t index);
+void __wrap_ledger_note_session(struct ledger *l, uint32_t index);
+void __wrap_ledger_note_session(struct ledger *l, uint32_t index)
+{
+        const struct ledger_session *s = ledger_session_at(l, index);
+
+        __real_ledger_note_session(l, index);
+        crash_if_at("session %llu", (unsigned long long)s->id);
+        crash_if_at("sessions of %s", s->tenant);
+}
+
+void __real_ledger_note_quota(struct ledger *l, uint32_t index);
+void __wrap_ledger_note_quota(struct ledger *l, uint32_t index);
+void __wrap_ledger_note_quota(struct ledger *l, uint32_t index)
+{
+        __real_ledger_note_quota(l, index);
+        if (ledger_quota_at(l, index)->is_closed)
+                return;
+        crash_if_at("quota %u", index);
+        for (uint32_t i = 0; i < ledger_lease_end(l); i++)
+                if (ledger_lease_get(l, i) && ledger_lease_get(l, i)->quota == index)
+                        crash_if_at("lease %s", ledger_lease_get(l, i)->name);
 }
 
 int __real_restore_sessions(struct broker *b);

@@ -4,6 +4,7 @@
 #include "daemon/handover/crash.h"
 #include "tests/suite.h"
 
+#include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -12,13 +13,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-static _Atomic uint32_t *count;
+static _Atomic uint32_t *count, *object;
 static const int signals[] = { SIGABRT, SIGSEGV, SIGBUS, SIGFPE, SIGILL };
 
 static void setup(void)
 {
         count = mmap(NULL, sizeof(*count), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
         ck_assert_ptr_ne(count, MAP_FAILED);
+        object = count + 1;
 }
 
 static void teardown(void)
@@ -56,7 +58,7 @@ static pid_t child(void (*crash)(void))
                 setrlimit(RLIMIT_CORE, &no_core);
                 for (size_t i = 0; i < sizeof(signals) / sizeof(signals[0]); i++)
                         signal(signals[i], SIG_DFL); /* a sanitizer's would say much */
-                crash_count_in(count);
+                crash_count_in(count, object);
                 if (crash)
                         crash();
                 if (write(ready[1], "", 1) != 1)
@@ -89,12 +91,47 @@ LOOP_TEST(own_crashes_are_counted, 3)
         ck_assert_uint_eq(*count, 1);
 }
 
+/* The object is marked in place of the count. */
+LOOP_TEST(crashes_at_an_object_are_marked, 2)
+{
+        *object = 7;
+        ck_assert_int_eq(end_of(child(_i == 0 ? abort : touch_nothing)), _i == 0 ? SIGABRT : SIGSEGV);
+        ck_assert_uint_eq(*count, 0);
+        ck_assert_uint_eq(*object, 7 | CRASH_MARK);
+}
+
+static void *crash_as_thread(void *arg)
+{
+        (void)arg;
+        abort();
+}
+
+static void crash_in_thread(void)
+{
+        pthread_t thread;
+
+        if (pthread_create(&thread, NULL, crash_as_thread, NULL) == 0)
+                pthread_join(thread, NULL);
+}
+
+/* They have no part in what the main thread is at. */
+TEST(crashes_of_other_threads_mark_nothing)
+{
+        *object = 7;
+        ck_assert_int_eq(end_of(child(crash_in_thread)), SIGABRT);
+        ck_assert_uint_eq(*count, 1);
+        ck_assert_uint_eq(*object, 7);
+}
+
 /* As the service manager's watchdog does, or an operator. */
 LOOP_TEST(signals_from_processes_are_not_counted, sizeof(signals) / sizeof(signals[0]))
 {
-        pid_t pid = child(NULL);
+        pid_t pid;
 
+        *object = 7;
+        pid = child(NULL);
         ck_assert_int_eq(kill(pid, signals[_i]), 0);
         ck_assert_int_eq(end_of(pid), signals[_i]); /* it ends all the same */
         ck_assert_uint_eq(*count, 0);
+        ck_assert_uint_eq(*object, 7);
 }

@@ -11,8 +11,10 @@
 
 #include "daemon/admin/command.h"
 #include "daemon/clock.h"
+#include "daemon/handover/crash.h"
 #include "daemon/handover/restore.h"
 #include "daemon/handover/inherit.h"
+#include "daemon/memory/process.h"
 #include "device/host_free.h"
 #include "tests/fake_store.h"
 #include "tests/peer.h"
@@ -992,6 +994,119 @@ TEST(test_failures)
         start_anew_with(NULL);
         ck_assert_uint_eq(b->suspended.n, 0);
         ck_assert_uint_eq(look_at(0, 0).charged, 0);
+}
+
+/* As a daemon leaves it that dies at this object; is_crash: by itself. */
+static void die_at(uint32_t at, bool is_crash)
+{
+        *ledger_at(b->ledger) = at | (is_crash ? CRASH_MARK : 0);
+        start_anew_with(NULL);
+        ck_assert_uint_eq(*ledger_at(b->ledger), 0);
+}
+
+/* The process of session a lives, or not. Session c has a reference, too; the block of a's own goes with a. */
+LOOP_TEST(a_session_is_left_aside, 2)
+{
+        struct process self;
+        struct client a, c, other;
+        struct stats before;
+        uint32_t index;
+        uint64_t own, id;
+
+        come_in(&a, 1);
+        come_in(&c, 1);
+        come_in(&other, 2);
+        must_malloc(&a, 0, 9 * MIB);
+        must_malloc(&c, 0, 3 * MIB);
+        must_malloc(&other, 0, 3 * MIB);
+        own = must_malloc(&a, 0, MIB);
+        ck_assert_int_eq(peer_error(a.peer, peer_publish(a.peer, own, "own")), 0);
+        id = must_malloc(&a, 0, MIB);
+        ck_assert_int_eq(peer_error(a.peer, peer_publish(a.peer, id, "both")), 0);
+        ck_assert_int_eq(peer_error(c.peer, peer_attach(c.peer, "both", 0)), 0);
+        note_replies(&c);
+        c.shared[0] = id;
+        c.counts[0] = 1;
+        c.n_shared = 1;
+        index = a.peer->session->index;
+        ck_assert_int_eq(process_read("/proc", getpid(), &self), 0);
+        if (_i == 0)
+                ledger_session_at(b->ledger, index)->start_time = self.start_time;
+        before = look_at(0, 0);
+        drop(&a);
+        drop(&c);
+        drop(&other);
+        die_at(LEDGER_AT_SESSION | (index + 1), false); /* it was killed */
+        ck_assert_uint_eq(b->suspended.n, 3);
+        die_at(LEDGER_AT_SESSION | (index + 1), true);
+        ck_assert_uint_eq(b->suspended.n, 2);
+        ck_assert_uint_eq(*ledger_crashes(b->ledger), 0);
+        ck_assert_uint_eq(*ledger_n_aside(b->ledger), 1);
+        ck_assert_uint_eq(b->restored.n_aside, _i == 0);
+        ck_assert_uint_eq(ledger_block_find(b->ledger, own) != LEDGER_NONE, _i == 0);
+        ck_assert_uint_ne(ledger_block_find(b->ledger, id), LEDGER_NONE);
+        ck_assert_uint_eq(look_at(0, 0).n_blocks, _i == 0 ? before.n_blocks : 2);
+        id = say_hello(&a);
+        ck_assert_int_eq(peer_error(a.peer, id), _i == 0 ? EIO : ESTALE);
+        session_free(a.peer->session);
+        a.peer->session = NULL;
+        reconnect_once(&c);
+        reconnect_once(&other);
+        ck_assert_uint_eq(*ledger_n_aside(b->ledger), 0);
+        if (_i == 0) {
+                ledger_session_at(b->ledger, index)->start_time--; /* the process has ended */
+                drop(&c);
+                drop(&other);
+                die_at(LEDGER_AT_SESSION | (index + 1), true); /* it was aside already */
+                ck_assert_uint_eq(*ledger_crashes(b->ledger), 1);
+                ck_assert_uint_eq(look_at(0, 0).n_blocks, 2);
+                reconnect_once(&c);
+                reconnect_once(&other);
+        }
+        peer_free(c.peer);
+        peer_free(other.peer);
+}
+
+/* Sessions of its tenant are not resumed, and others are. */
+TEST(an_arena_is_left_aside)
+{
+        struct client a, c;
+
+        come_in(&a, 1);
+        come_in(&c, 2);
+        must_malloc(&a, 0, 3 * MIB);
+        must_malloc(&c, 0, 3 * MIB);
+        drop(&a);
+        drop(&c);
+        die_at(b->tenants[0].quotas[0]->index + 1, true);
+        ck_assert_uint_eq(b->suspended.n, 1);
+        ck_assert_uint_eq(*ledger_crashes(b->ledger), 0);
+        reconnect_once(&c);
+        peer_free(c.peer);
+        a.peer = peer_new(b, 1, false);
+        session_free(a.peer->session);
+        a.peer->session = b->sessions.table[b->suspended.records[0].index];
+        ck_assert_str_eq(session_state_name(a.peer->session), "quarantined");
+        peer_free(a.peer);
+        start_anew_with(NULL);
+}
+
+TEST(too_many_are_left_aside)
+{
+        struct client a, c;
+
+        come_in(&a, 1);
+        come_in(&c, 2);
+        must_malloc(&a, 0, MIB);
+        must_malloc(&c, 0, MIB);
+        drop(&a);
+        drop(&c);
+        *ledger_n_aside(b->ledger) = INHERIT_MAX_ASIDE;
+        start_anew_with(NULL);
+        ck_assert_uint_eq(b->suspended.n, 2);
+        die_at(LEDGER_AT_SESSION | 1, true);
+        ck_assert_uint_eq(b->suspended.n, 0);
+        ck_assert_uint_eq(look_at(0, 0).charged + look_at(1, 0).charged, 0);
 }
 
 /* Drained before its client has sent its list: the client is told as any other. */
