@@ -1049,7 +1049,7 @@ LOOP_TEST(a_session_is_left_aside, 2)
         id = say_hello(&a);
         ck_assert_int_eq(peer_error(a.peer, id), _i == 0 ? EIO : ESTALE);
         session_free(a.peer->session);
-        a.peer->session = NULL;
+        drop(&a);
         reconnect_once(&c);
         reconnect_once(&other);
         ck_assert_uint_eq(*ledger_n_aside(b->ledger), 0);
