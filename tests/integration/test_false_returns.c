@@ -766,7 +766,11 @@ TEST(unknown_extents_are_dropped)
 /* An operator can end the session of a process that lives on and does not resume. */
 TEST(a_suspended_session_is_evicted)
 {
-        struct kept *k = kept_start(&open_to_two);
+        static const struct rig_config config = {
+                .top = "timeouts: {quarantine: 5s}\n", /* long enough to be seen */
+                .tenants = TENANT("red", "@UID@, @OTHER@", "train, limit: 64MiB"),
+        };
+        struct kept *k = kept_start(&config);
         struct raw *raw = kept_raw(k, "red"), *again;
         char number[24], name[40];
         Bfcd__Block block;
