@@ -74,7 +74,7 @@ static void restart_crashing_at(const char *object, unsigned n_crashes)
 
 struct job {
         char socket[96];
-        struct gate up, go;
+        struct gate begin, up, go;
         bool is_left_aside; /* its session, and not its arena: what it has mapped stays */
         pid_t pid;
 };
@@ -82,10 +82,12 @@ struct job {
 static void job_run(void *arg)
 {
         struct job *j = arg;
-        bfc_client *client = child_client_open(j->socket, "red");
+        bfc_client *client;
         void *small, *large, *p;
         int r;
 
+        REQUIRE(gate_wait(&j->begin, SETTLE_MS), "begin");
+        client = child_client_open(j->socket, "red");
         REQUIRE(bfc_malloc_flags(client, NULL, SMALL, BFC_WHOLE, &small) == 0, "%s", bfc_last_error());
         REQUIRE(bfc_malloc_flags(client, NULL, LARGE, BFC_WHOLE, &large) == 0, "%s", bfc_last_error());
         block_fill(client, small, SMALL, 1);
@@ -102,13 +104,21 @@ static void job_run(void *arg)
         bfc_disconnect(client);
 }
 
-static void job_start(struct job *j, bool is_left_aside)
+/* Before this process has a client: a child can do nothing with a GPU that its parent has used. */
+static void job_fork(struct job *j, bool is_left_aside)
 {
         j->is_left_aside = is_left_aside;
         strcpy(j->socket, k->rig->socket);
+        j->begin = gate_new();
         j->up = gate_new();
         j->go = gate_new();
-        j->pid = child_start_until(&j->up, job_run, j);
+        j->pid = child_start(job_run, j);
+}
+
+static void job_begin(struct job *j)
+{
+        gate_open(&j->begin);
+        ck_assert(gate_wait(&j->up, SETTLE_MS));
 }
 
 static void job_join(struct job *j)
@@ -195,9 +205,10 @@ TEST_OF(aside, one_session)
         char object[48], part[96];
         uint64_t id;
 
+        job_fork(&job, true);
         victim_start(&red, "red");
         victim_start(&blue, "blue");
-        job_start(&job, true);
+        job_begin(&job);
         id = session_of(job.pid);
         snprintf(object, sizeof(object), "session %" PRIu64, id);
         restart_crashing_at(object, 1);
@@ -225,9 +236,11 @@ TEST_OF(aside, all_sessions_of_a_tenant)
         struct victim blue;
         struct job jobs[N_JOBS];
 
+        for (unsigned i = 0; i < N_JOBS; i++)
+                job_fork(&jobs[i], true);
         victim_start(&blue, "blue");
         for (unsigned i = 0; i < N_JOBS; i++)
-                job_start(&jobs[i], true);
+                job_begin(&jobs[i]);
         restart_crashing_at("sessions of red", N_JOBS);
         victim_check(&blue);
         ck_assert_uint_eq(kept_count_logged(k, "of tenant 'red', uid"), N_JOBS);
@@ -246,9 +259,10 @@ TEST_OF(aside, one_arena)
         struct victim red;
         struct job job;
 
+        job_fork(&job, false);
         victim_start(&red, "red");
         victim_start(&blue, "blue");
-        job_start(&job, false);
+        job_begin(&job);
         restart_crashing_at("quota 0", 1);
         victim_check(&blue);
         ck_assert_uint_eq(kept_count_logged(k, "crashed while it restored tenant 'red' in partition 'train'"),
@@ -274,12 +288,13 @@ TEST_OF(aside, one_lease)
         struct job job;
         char pid[32];
 
+        job_fork(&job, false);
         victim_start(&red, "red");
         victim_start(&blue, "blue");
         snprintf(pid, sizeof(pid), "%d", (int)getpid());
         free(ctl_text(k->rig, WORDS("lease", "create", "job", "--tenant", "red", "--partition", "train",
                                     "--limit", "16MiB", "--pid", pid)));
-        job_start(&job, false);
+        job_begin(&job);
         restart_crashing_at("lease job", 1);
         victim_check(&red);
         victim_check(&blue);

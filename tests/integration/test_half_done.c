@@ -173,6 +173,7 @@ static void scene_stop(struct scene *s)
                 victim_end(&s->victims[i]);
         bfc_disconnect(s->a);
         bfc_disconnect(s->b);
+        s->k->rig->n_fds += rig_has_copy_buffers(s->k->rig);
         kept_stop(s->k);
         unlink(s->points_path);
         munmap(s->points, sizeof(*s->points));
@@ -827,6 +828,13 @@ static const struct act {
         { "SIGKILL and restart", malloc_small, die_and_restart, free_small_checked },
 };
 
+/* Not where it ends a session with memory of a GPU, which is quarantined until the process exits: this one. */
+static bool is_possible(const struct act *act)
+{
+        return rig_device() == ON_HOST || (act->run != close_c && act->run != hang_up && act->run != evict &&
+                                           act->run != lease_end_evicts);
+}
+
 #define N_ACTS (sizeof(acts) / sizeof(acts[0]))
 
 /* ---- killing --------------------------------------------------------------------------------------- */
@@ -988,7 +996,7 @@ TEST(each_act_half_done_once)
         uint32_t n;
 
         for (uint32_t i = 0; i < N_ACTS; i++)
-                n_died += run_act(s, &acts[i], 1 + i % 9, i % 2, &want, &n);
+                n_died += is_possible(&acts[i]) && run_act(s, &acts[i], 1 + i % 9, i % 2, &want, &n);
         printf("# died in %u of %zu acts\n", n_died, N_ACTS);
         fflush(stdout);
         ck_assert_uint_gt(n_died, N_ACTS / 2);
@@ -1005,7 +1013,7 @@ LOOP_TEST(half_done_acts, suite_is_long() || n_points() ? N_ACTS : 0)
         unsigned n_died;
         uint32_t n;
 
-        if (only && strcmp(only, act->name) != 0)
+        if (!is_possible(act) || (only && strcmp(only, act->name) != 0))
                 return;
         s = scene_start();
         want = lists_take(s->k);
