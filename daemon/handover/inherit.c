@@ -83,8 +83,8 @@ static bool leave_quota_aside(struct ledger *l, uint32_t index)
                 if (ledger_lease_get(l, i) && ledger_lease_get(l, i)->quota == index)
                         lease = ledger_lease_get(l, i)->name;
         log_error(
-                "the previous daemon crashed while it restored %s%s%stenant '%s' in partition '%s': this is left "
-                "aside, and the rest is restored; report the crash, and restart the programs of the tenant",
+                "the previous daemon failed while it restored %s%s%stenant '%s' in partition '%s': this is left "
+                "aside, and the rest is restored; report this, and restart the programs of the tenant",
                 lease ? "lease '" : "", lease ? lease : "", lease ? "' of " : "", q->tenant, q->partition);
         ledger_quota_close(l, index);
         return true;
@@ -97,10 +97,10 @@ static bool leave_session_aside(struct ledger *l, uint32_t index)
 
         if (!s || s->can_resume == LEDGER_ASIDE)
                 return false;
-        log_error("the previous daemon crashed while it restored session %" PRIu64
+        log_error("the previous daemon failed while it restored session %" PRIu64
                   " (%s) of tenant '%s', uid %" PRIu32 ", pid %" PRIu32
                   ": this session is left aside, and the rest is restored; its memory stays charged "
-                  "until the first restart after its process has ended; report the crash",
+                  "until the first restart after its process has ended; report this",
                   s->id, s->name, s->tenant, s->uid, s->pid);
         ledger_session_at(l, index)->can_resume = LEDGER_ASIDE;
         return true;

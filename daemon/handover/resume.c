@@ -123,7 +123,7 @@ static struct session *find_own(struct session *s, const Bfcd__Request *r)
         if (!kept && is_aside(s->broker, r->hello->session_id, s->who.uid)) {
                 refuse_return(
                         s, r, -EIO, 4, "it was left aside",
-                        "the daemon crashed while it restored this session, and left it aside: restart the "
+                        "the daemon failed while it restored this session, and left it aside: restart the "
                         "program; see the daemon's log");
                 return NULL;
         }

@@ -240,7 +240,8 @@ pid_t child_start_until(struct gate *gate, void (*function)(void *), void *arg);
 pid_t child_start_as(uid_t uid, gid_t gid, void (*function)(void *), void *arg);
 /* Waits for it; asserts that it ended with status 0. */
 void child_join(pid_t pid);
-/* SIGSTOP, and waits until all of its threads have stopped; SIGCONT continues it. Also for the daemon. */
+/* SIGSTOP, and waits until all of its threads have stopped, none of them with the fake driver's lock; SIGCONT continues it.
+ * Also for the daemon. */
 void child_stop(pid_t pid);
 /* SIGKILL and wait; asserts that it had not ended by itself. */
 void child_kill(pid_t pid);

@@ -11,6 +11,7 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 
+#include "daemon/ledger/ledger.h"
 #include "tests/integration/kept.h"
 #include "tests/integration/kill_points.h"
 #include "tests/integration/tools.h"
@@ -55,19 +56,25 @@ static void teardown(void)
 
 FIXTURE(aside, setup, teardown);
 
-/* The daemon is killed, and its successors crash at the object until one leaves it aside. */
-static void restart_crashing_at(const char *object, unsigned n_crashes)
+/* So many daemons fail before the one that is ready. */
+static void restart_from_away(unsigned n_failures)
 {
         struct stand_in_state before = kept_state(k), after;
 
-        snprintf(points->crashes_at, sizeof(points->crashes_at), "%s", object);
-        kept_away(k, SIGKILL);
         ck_assert_int_eq(stand_in_hold(k->manager, false), 0);
         ck_assert(WAIT_FOR((after = kept_state(k), after.n_ready > before.n_ready), SETTLE_MS));
         kept_ready(k);
-        ck_assert_uint_eq(after.n_starts, before.n_starts + 1 + n_crashes);
-        ck_assert_uint_eq(after.n_bad, before.n_bad + n_crashes);
+        ck_assert_uint_eq(after.n_starts, before.n_starts + 1 + n_failures);
+        ck_assert_uint_eq(after.n_bad, before.n_bad + n_failures);
         k->n_bad = after.n_bad;
+}
+
+/* The daemon is killed, and its successors crash at the object until one leaves it aside. */
+static void restart_crashing_at(const char *object, unsigned n_crashes)
+{
+        snprintf(points->crashes_at, sizeof(points->crashes_at), "%s", object);
+        kept_away(k, SIGKILL);
+        restart_from_away(n_crashes);
 }
 
 /* ---- a job, whose session or lease is left aside ---------------------------------------- */
@@ -218,7 +225,7 @@ TEST_OF(aside, one_session)
                 ck_assert(has_blocks_of(id));
                 restart_crashing_at(object, 0);
         }
-        snprintf(part, sizeof(part), "crashed while it restored session %" PRIu64 " (", id);
+        snprintf(part, sizeof(part), "failed while it restored session %" PRIu64 " (", id);
         ck_assert_uint_eq(kept_count_logged(k, part), 1);
         job_join(&job);
         kept_restart(k, SIGTERM);
@@ -227,7 +234,38 @@ TEST_OF(aside, one_session)
         victim_check(&blue);
         victim_end(&red);
         victim_end(&blue);
-        k->rig->forgiven = "crashed while it restored session";
+        k->rig->forgiven = "failed while it restored session";
+}
+
+/* The session knows no quota, and has blocks: the daemon refuses that, and exits. */
+TEST_OF(aside, a_session_that_does_not_fit)
+{
+        struct ledger *ledger = NULL;
+        struct victim red, blue;
+        struct job job;
+        uint64_t id;
+
+        job_fork(&job, true);
+        victim_start(&red, "red");
+        victim_start(&blue, "blue");
+        job_begin(&job);
+        id = session_of(job.pid);
+        kept_away(k, SIGKILL);
+        ck_assert_int_eq(ledger_open(stand_in_get(k->manager, "ledger"), NULL, NULL, &ledger), 0);
+        for (uint32_t i = 0; i < ledger_session_end(ledger); i++)
+                if (ledger_session_get(ledger, i) && ledger_session_get(ledger, i)->id == id)
+                        ledger_session_at(ledger, i)->quotas_end = 0;
+        ledger_free(ledger);
+        restart_from_away(1);
+        victim_check(&red);
+        victim_check(&blue);
+        ck_assert(has_blocks_of(id));
+        job_join(&job);
+        kept_restart(k, SIGTERM);
+        ck_assert(!has_blocks_of(id));
+        victim_end(&red);
+        victim_end(&blue);
+        k->rig->forgiven = "the previous daemon";
 }
 
 /* Each of them crashes a daemon, and the other tenant loses nothing. */
@@ -250,7 +288,7 @@ TEST_OF(aside, all_sessions_of_a_tenant)
         ck_assert_uint_eq(rig_charge(k->rig, "red", "train"), 0);
         victim_check(&blue);
         victim_end(&blue);
-        k->rig->forgiven = "crashed while it restored session";
+        k->rig->forgiven = "failed while it restored session";
 }
 
 TEST_OF(aside, one_arena)
@@ -265,7 +303,7 @@ TEST_OF(aside, one_arena)
         job_begin(&job);
         restart_crashing_at("quota 0", 1);
         victim_check(&blue);
-        ck_assert_uint_eq(kept_count_logged(k, "crashed while it restored tenant 'red' in partition 'train'"),
+        ck_assert_uint_eq(kept_count_logged(k, "failed while it restored tenant 'red' in partition 'train'"),
                           1);
         job_join(&job);
         ck_assert_int_eq(bfc_malloc(red.client, SMALL, &red.small), -ECONNRESET);
@@ -299,7 +337,7 @@ TEST_OF(aside, one_lease)
         victim_check(&red);
         victim_check(&blue);
         ck_assert_uint_eq(
-                kept_count_logged(k, "crashed while it restored lease 'job' of tenant 'red' in partition "
+                kept_count_logged(k, "failed while it restored lease 'job' of tenant 'red' in partition "
                                      "'train'"),
                 1);
         job_join(&job);

@@ -1117,20 +1117,13 @@ static bool storm_adds_up(struct rig *rig)
                rig_stats(rig, "red", "train").num_blocks == 1;
 }
 
-/* The fake driver has a lock that its processes share, and a job that is stopped may hold it. Then the daemon cannot copy,
- * and the jobs are stopped once more. */
 static void storm_look(struct kept *k, const pid_t *jobs)
 {
-        bool adds_up = false;
-
-        for (unsigned n = 0; !adds_up && n < 10; n++) {
-                for (unsigned i = 0; i < STORM_JOBS; i++)
-                        child_stop(jobs[i]);
-                adds_up = WAIT_FOR(storm_adds_up(k->rig), SETTLE_MS / 10);
-                for (unsigned i = 0; i < STORM_JOBS; i++)
-                        ck_assert_int_eq(kill(jobs[i], SIGCONT), 0);
-        }
-        ck_assert_msg(adds_up, "blocks and charges differ");
+        for (unsigned i = 0; i < STORM_JOBS; i++)
+                child_stop(jobs[i]);
+        ck_assert_msg(WAIT_FOR(storm_adds_up(k->rig), SETTLE_MS), "blocks and charges differ");
+        for (unsigned i = 0; i < STORM_JOBS; i++)
+                ck_assert_int_eq(kill(jobs[i], SIGCONT), 0);
 }
 
 /* In a process of its own: children of one that has used a GPU cannot. */
