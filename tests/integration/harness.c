@@ -251,27 +251,36 @@ void child_join(pid_t pid)
                       exit_code(status));
 }
 
-/* Whether the process has the lock that all processes of the fake driver share: while it is stopped the daemon would wait
- * for it. */
+/* Whether a stopped process has the lock that all processes of the fake driver share: the daemon would wait for it. Its
+ * own fds show that; /proc/locks changes meanwhile. */
 static bool has_fake_lock(pid_t pid)
 {
         const char *folder = getenv("FAKE_CUDA_STATE");
-        unsigned long inode;
-        char text[512];
+        char path[512], line[256], lock[64] = "";
+        struct dirent *entry;
         struct stat st;
         bool has = false;
-        int owner;
-        FILE *f;
+        DIR *fds;
 
-        snprintf(text, sizeof(text), "%s/lock", folder ? folder : "");
-        if (!folder || stat(text, &st) < 0)
+        snprintf(path, sizeof(path), "%s/lock", folder ? folder : "");
+        if (!folder || stat(path, &st) < 0)
                 return false;
-        f = fopen("/proc/locks", "re");
-        ck_assert_ptr_nonnull(f);
-        while (fgets(text, sizeof(text), f))
-                has = has || (sscanf(text, "%*d: FLOCK ADVISORY WRITE %d %*x:%*x:%lu", &owner, &inode) == 2 &&
-                              owner == pid && inode == st.st_ino);
-        fclose(f);
+        snprintf(lock, sizeof(lock), ":%lu 0 EOF", (unsigned long)st.st_ino);
+        snprintf(path, sizeof(path), "/proc/%d/fdinfo", (int)pid);
+        fds = opendir(path);
+        ck_assert_ptr_nonnull(fds);
+        while ((entry = readdir(fds))) {
+                FILE *f;
+
+                snprintf(path, sizeof(path), "/proc/%d/fdinfo/%.16s", (int)pid, entry->d_name);
+                f = fopen(path, "re");
+                while (f && fgets(line, sizeof(line), f))
+                        has = has ||
+                              (strncmp(line, "lock:", 5) == 0 && strstr(line, "WRITE") && strstr(line, lock));
+                if (f)
+                        fclose(f);
+        }
+        closedir(fds);
         return has;
 }
 
