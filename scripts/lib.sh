@@ -275,8 +275,6 @@ fetch_cuda_headers() {
 
 # Or (--suite bfcd): the whole project. A suite that is asked for overrides what the default setup leaves out.
 which_tests=(--no-suite nightly)
-runner=() # what meson test is started by
-
 # run_tests DIR [MESON TEST ARGUMENT...]: runs tests, a line for each as it ends, and counts them. What they need is
 # built if it is not. Tests wait more than they compute, so there are more of them at a time than processors.
 run_tests() {
@@ -286,13 +284,21 @@ run_tests() {
         read_arguments "$@"
         rm -f "$dir/meson-logs/testlog.json"
         # The output of those that fail follows their line.
-        PYTHONUNBUFFERED=1 "${runner[@]}" meson test -C "$dir" --print-errorlogs --num-processes $(($(nproc) * 2)) \
-                "${which_tests[@]}" "$@" 2>&1 </dev/null 9>&- || status=$?
+        meson_test "$dir" --num-processes $(($(nproc) * 2)) "${which_tests[@]}" "$@" || status=$?
         [ -s "$dir/meson-logs/testlog.json" ] || die "no test was run${named:+ of: ${named[*]#--named=}}"
         # A run that --maxfail ends has no result of some tests.
         [ "$status" -eq 0 ] || case " $*" in *' --maxfail'*) named=() ;; esac
         "$root/scripts/count-tests" --slowest 10 "${left_out[@]}" "${named[@]}" "${dir##*/}=$dir" || status=1
         return "$status"
+}
+
+# meson_test DIR ARGUMENT...: older versions of ThreadSanitizer do not expect the layout of addresses of newer kernels.
+meson_test() {
+        local dir=$1 runner=()
+
+        shift
+        [ "${dir##*/}" != build-tsan ] || ! setarch "$(uname -m)" -R true 2>/dev/null || runner=(setarch "$(uname -m)" -R)
+        PYTHONUNBUFFERED=1 "${runner[@]}" meson test -C "$dir" --print-errorlogs "$@" 2>&1 </dev/null 9>&-
 }
 
 # read_arguments MESON TEST ARGUMENT...: sets named to --named=NAME for each test that the arguments name, because Meson
@@ -317,9 +323,3 @@ thread_tests=(client client-cache magazine pool recorder streams host worker tur
 # The nightly run has these, too.
 more_thread_tests=(reconnect quota death record streams_model streams-at-work streams-at-work-cuda-ipc retire-cuda-fd
         gpu-cuda-ipc records accounts bfcctl-top sent_fds standby-cuda-fd)
-
-# run_thread_tests NAME...: under ThreadSanitizer. Older versions do not expect the layout of addresses of newer kernels.
-run_thread_tests() {
-        setarch "$(uname -m)" -R true 2>/dev/null && runner=(setarch "$(uname -m)" -R)
-        run_tests build-tsan "$@"
-}
