@@ -35,17 +35,36 @@ static void batch_fill(struct batch *b, const char *name)
         }
 }
 
-/* The largest block that it gets, shared under the name. */
-static void publish(struct raw *raw, const char *name)
+/* The largest block that it gets. */
+static int malloc_most(struct raw *raw, Bfcd__Block *ret)
 {
-        uint64_t n_bytes = MOST_BYTES;
-        Bfcd__Block block;
+        int r = -ENOMEM;
 
-        while (raw_malloc(raw, 0, n_bytes, &block) < 0)
-                n_bytes = n_bytes > MIB ? n_bytes / 2 : MOST_BYTES;
-        if (raw_publish(raw, block.block_id, name) < 0) {
-                fprintf(stderr, "attack 'acks': %s\n", raw_refusal());
-                exit(1);
+        for (uint64_t n_bytes = MOST_BYTES; r < 0 && r != -EIO && n_bytes > MIB; n_bytes /= 2)
+                r = raw_malloc(raw, 0, n_bytes, ret);
+        return r;
+}
+
+/* A session that shares such a block. A restart of the daemon (-EIO) ends sessions that do not resume, so then another
+ * session shares another block. */
+static struct raw *publish(const struct attack_stage *stage, char *ret_name, size_t size)
+{
+        for (unsigned n_tries = 0;; n_tries++) {
+                struct raw *raw = attack_session(stage);
+                Bfcd__Block block;
+                int r = malloc_most(raw, &block);
+
+                snprintf(ret_name, size, "acks-%d-%u", (int)getpid(), n_tries);
+                if (r == 0) {
+                        r = raw_publish(raw, block.block_id, ret_name);
+                        if (r == 0)
+                                return raw;
+                        if (r != -EIO) {
+                                fprintf(stderr, "attack 'acks': %s\n", raw_refusal());
+                                exit(1);
+                        }
+                }
+                raw_close(raw);
         }
 }
 
@@ -90,11 +109,10 @@ static void act(struct attack_stage *stage)
 {
         static struct batch batch;
         struct stream streams[2]; /* the second one reads */
-        struct raw *publisher = attack_session(stage);
-        char name[32];
+        char name[48];
+        struct raw *publisher = publish(stage, name, sizeof(name));
 
-        snprintf(name, sizeof(name), "acks-%d", (int)getpid());
-        publish(publisher, name);
+        (void)publisher; /* the block is shared as long as this session */
         batch_fill(&batch, name);
         for (unsigned i = 0; i < 2; i++)
                 streams[i] = (struct stream){ .raw = attack_session(stage) };
