@@ -12,6 +12,7 @@
 #include <check.h>
 #include <dirent.h>
 #include <errno.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -59,11 +60,20 @@ static inline void suite_set_timeout(TCase *tcase, double seconds)
         tcase_set_timeout(tcase, seconds < SUITE_TIMEOUT ? SUITE_TIMEOUT : seconds);
 }
 
+/* Check's handler passes a SIGTERM on to all processes of the test. A child that gets one before it calls exec() has
+ * inherited the handler. */
+static inline void suite_forget_handlers(void)
+{
+        signal(SIGTERM, SIG_DFL);
+        signal(SIGINT, SIG_DFL);
+}
+
 static inline TCase *suite_create_case(const char *name)
 {
         TCase *tcase = tcase_create(name);
 
         suite_set_timeout(tcase, 0);
+        tcase_add_checked_fixture(tcase, suite_forget_handlers, NULL);
         return tcase;
 }
 #define tcase_create      suite_create_case

@@ -250,6 +250,15 @@ TEST(tests_can_change_the_store)
         close(other);
 }
 
+/* Or SIGTERM to a daemon that is about to be started ends the test, too. */
+TEST(the_service_inherits_no_handler)
+{
+        struct sigaction now;
+
+        ck_assert_int_eq(sigaction(SIGTERM, NULL, &now), 0);
+        ck_assert(now.sa_handler == SIG_DFL);
+}
+
 TEST(a_stopped_service_loses_its_fds)
 {
         does("store a one");
