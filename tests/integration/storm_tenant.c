@@ -799,6 +799,16 @@ static struct raw *resume_hello(struct hostile *h, const struct raw *from, bool 
         return raw;
 }
 
+/* Its pid: a session may be resumed again after another restart. */
+static pid_t daemon_of(const struct raw *raw)
+{
+        struct ucred daemon = { 0 };
+        socklen_t n = sizeof(daemon);
+
+        (void)getsockopt(raw->fd, SOL_SOCKET, SO_PEERCRED, &daemon, &n);
+        return daemon.pid;
+}
+
 /* In the place of the connection that ended, with what it was given. */
 static int resume_list(struct hostile *h, struct tie *t, struct raw *raw, bool is_wrong)
 {
@@ -857,8 +867,9 @@ static int act_resume(struct hostile *h)
                 return r;
         MUST(h, r != 0 || how != WRONG_SECRET, "a session was resumed with a wrong secret");
         if (r == 0 && how == TWICE) {
-                raw_close(resume_hello(h, t->raw, false, &r));
-                MUST(h, r != 0, "a session was resumed by two connections");
+                other = resume_hello(h, t->raw, false, &r);
+                MUST(h, r != 0 || daemon_of(other) != daemon_of(raw), "a session was resumed by two connections");
+                raw_close(other);
                 r = 0;
         }
         if (r == 0 && how == NO_LIST) {
