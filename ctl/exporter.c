@@ -33,8 +33,8 @@ static void print_help(FILE *out)
         fputs("Usage: bfc-exporter [--listen ADDRESS:PORT | --listen PATH] [--socket PATH]\n"
               "\n"
               "Serves the state of bfcd over HTTP: /metrics for Prometheus, and /api/status, partitions,\n"
-              "tenants, sessions, keep, grants and explain as JSON, and /api/map.svg?partition=NAME. / is a\n"
-              "page that shows them.\n"
+              "tenants, sessions, keep, grants, waiting, leases, explain and hour (the last hour, sampled) as\n"
+              "JSON, and /api/map.svg?partition=NAME. / is a page that shows them.\n"
               "\n"
               "  -l, --listen WHERE  a loopback address and a port, or the path of a Unix socket;\n"
               "                      default " DEFAULT_LISTEN "\n"
@@ -186,8 +186,8 @@ static int read_options(int argc, char **argv, struct options *o)
 static int run(const struct options *o, int fd)
 {
         struct serve *s;
+        const struct timespec tick = { .tv_sec = 1 };
         sigset_t endings;
-        int number = 0;
 
         sigemptyset(&endings);
         sigaddset(&endings, SIGTERM);
@@ -200,8 +200,9 @@ static int run(const struct options *o, int fd)
                 return EXIT_FAILURE;
         }
         fprintf(stderr, "bfc-exporter: listening on %s\n", o->listen);
-        while (sigwait(&endings, &number) != 0)
-                ;
+        do
+                serve_sample(s);
+        while (sigtimedwait(&endings, NULL, &tick) < 0);
         serve_stop(s);
         return EXIT_SUCCESS;
 }

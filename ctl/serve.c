@@ -5,14 +5,17 @@
 
 #include <errno.h>
 #include <microhttpd.h>
+#include <pthread.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "ctl/ask.h"
+#include "ctl/clock.h"
 #include "ctl/explain.h"
 #include "ctl/grants.h"
+#include "ctl/hour.h"
 #include "ctl/map_ask.h"
 #include "ctl/metrics.h"
 #include "ctl/page.h"
@@ -33,15 +36,18 @@
 struct serve {
         struct MHD_Daemon *http;
         const char *socket;
+        pthread_mutex_t turn; /* for asking the daemon, and of the hour */
+        struct hour *hour;
+        uint64_t due_ms; /* the next sample */
 };
 
 /* An answer while it is made. */
 struct answer {
         FILE *out;
         const char *type;
-        bool openmetrics;      /* the client accepts it */
+        bool openmetrics;              /* the client accepts it */
         const char *partition; /* of the query; NULL: none */
-        unsigned failed_with;  /* the status, if there is an error */
+        unsigned failed_with;          /* the status, if there is an error */
 };
 
 /* ---- what there is ------------------------------------------------------------- */
@@ -177,6 +183,25 @@ static enum MHD_Result send_page(struct MHD_Connection *c)
         return response ? send_response(c, MHD_HTTP_OK, TYPE_HTML, page_policy, response) : MHD_NO;
 }
 
+/* Out of memory where there is no text. */
+static enum MHD_Result send_hour(struct serve *s, struct MHD_Connection *c)
+{
+        char *text = NULL;
+        size_t n_text = 0;
+        FILE *out = open_memstream(&text, &n_text);
+        int r;
+
+        if (!out)
+                return MHD_NO;
+        pthread_mutex_lock(&s->turn);
+        r = hour_print(out, s->hour, clock_ms());
+        pthread_mutex_unlock(&s->turn);
+        if (fclose(out) == 0 && r == 0)
+                return send_text(c, MHD_HTTP_OK, TYPE_JSON, text, n_text);
+        free(text);
+        return MHD_NO;
+}
+
 static enum MHD_Result send_error(struct MHD_Connection *c, unsigned status, const char *sentence)
 {
         json_t *error = show_document("error", table_json_string(sentence));
@@ -186,11 +211,28 @@ static enum MHD_Result send_error(struct MHD_Connection *c, unsigned status, con
         return text ? send_text(c, status, TYPE_JSON, text, strlen(text)) : MHD_NO;
 }
 
-/* Asks the daemon. What is sent is complete, or it is an error. */
-static int make_answer(struct ask *a, const struct path *path, struct answer *answer)
+static int open_monitor(const struct serve *s, struct ask *a)
 {
-        int r = path->answer(a, path->kind, answer);
+        int r = ask_open(a, s->socket, NULL);
 
+        if (r == 0 && !a->monitor) {
+                snprintf(a->error, sizeof(a->error), "%s is not the monitor socket.", s->socket);
+                r = -EACCES;
+        }
+        return r;
+}
+
+/* Asks the daemon. What is sent is complete, or it is an error. */
+static int make_answer(struct serve *s, struct ask *a, const struct path *path, struct answer *answer)
+{
+        int r;
+
+        pthread_mutex_lock(&s->turn);
+        r = open_monitor(s, a);
+        if (r == 0)
+                r = path->answer(a, path->kind, answer);
+        ask_close(a);
+        pthread_mutex_unlock(&s->turn);
         if (r == -ENOMEM && a->error[0] == '\0')
                 snprintf(a->error, sizeof(a->error), "Out of memory.");
         return r;
@@ -209,7 +251,7 @@ static const char *query_value(struct MHD_Connection *c, const char *key)
         return value;
 }
 
-static enum MHD_Result send_answer(const struct serve *s, struct MHD_Connection *c, const struct path *path)
+static enum MHD_Result send_answer(struct serve *s, struct MHD_Connection *c, const struct path *path)
 {
         const char *accepts = MHD_lookup_connection_value(c, MHD_HEADER_KIND, MHD_HTTP_HEADER_ACCEPT);
         struct answer answer = { .type = TYPE_JSON,
@@ -224,14 +266,7 @@ static enum MHD_Result send_answer(const struct serve *s, struct MHD_Connection 
         answer.out = open_memstream(&text, &n_text);
         if (!answer.out)
                 return MHD_NO;
-        r = ask_open(&a, s->socket, NULL);
-        if (r == 0 && !a.monitor) {
-                snprintf(a.error, sizeof(a.error), "%s is not the monitor socket.", s->socket);
-                r = -EACCES;
-        }
-        if (r == 0)
-                r = make_answer(&a, path, &answer);
-        ask_close(&a);
+        r = make_answer(s, &a, path, &answer);
         if (fclose(answer.out) != 0 && r == 0)
                 r = -ENOMEM;
         if (r == 0)
@@ -262,10 +297,13 @@ static enum MHD_Result on_request(void *userdata, struct MHD_Connection *c, cons
         }
         if (strcmp(url, "/") == 0)
                 return send_page(c);
+        if (strcmp(url, "/api/hour") == 0)
+                return send_hour(userdata, c);
         return path ? send_answer(userdata, c, path)
-                    : send_error(c, MHD_HTTP_NOT_FOUND,
-                                 "There are /, /metrics and /api/ with status, partitions, "
-                                 "tenants, sessions, keep, grants, waiting, leases, explain or map.svg.");
+                    : send_error(
+                              c, MHD_HTTP_NOT_FOUND,
+                              "There are /, /metrics and /api/ with status, partitions, "
+                              "tenants, sessions, keep, grants, waiting, leases, explain, hour or map.svg.");
 }
 
 /* ---- start and end ----------------------------------------------------------------- */
@@ -277,11 +315,17 @@ int serve_start(int fd, const char *socket, struct serve **ret)
         if (!s)
                 return -ENOMEM;
         s->socket = socket;
+        pthread_mutex_init(&s->turn, NULL);
+        if (hour_new(&s->hour) < 0) {
+                free(s);
+                return -ENOMEM;
+        }
         s->http = MHD_start_daemon(MHD_USE_AUTO_INTERNAL_THREAD, 0, NULL, NULL, on_request, s,
                                    MHD_OPTION_LISTEN_SOCKET, fd, MHD_OPTION_CONNECTION_LIMIT,
                                    SERVE_CONNECTIONS, MHD_OPTION_CONNECTION_TIMEOUT, SERVE_TIMEOUT_S,
                                    MHD_OPTION_CONNECTION_MEMORY_LIMIT, CONNECTION_BYTES, MHD_OPTION_END);
         if (!s->http) {
+                hour_free(s->hour);
                 free(s);
                 return -ENOMEM;
         }
@@ -289,11 +333,31 @@ int serve_start(int fd, const char *socket, struct serve **ret)
         return 0;
 }
 
+/* A sample that fails leaves a gap. */
+void serve_sample(struct serve *s)
+{
+        struct list *l;
+        struct ask a;
+
+        if (clock_ms() < s->due_ms)
+                return;
+        s->due_ms = clock_ms() + HOUR_SAMPLE_MS;
+        pthread_mutex_lock(&s->turn);
+        if (open_monitor(s, &a) == 0 && ask_lists(&a, hour_lists, HOUR_LISTS, &l) == 0) {
+                (void)hour_add(s->hour, clock_ms(), l);
+                list_free(l);
+        }
+        ask_close(&a);
+        pthread_mutex_unlock(&s->turn);
+}
+
 struct serve *serve_stop(struct serve *s)
 {
         if (!s)
                 return NULL;
         MHD_stop_daemon(s->http);
+        pthread_mutex_destroy(&s->turn);
+        hour_free(s->hour);
         free(s);
         return NULL;
 }

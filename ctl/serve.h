@@ -1,9 +1,9 @@
 /* The HTTP side of bfc-exporter: GET /metrics, GET /api/LIST and GET /api/map.svg, answered from the daemon's monitor
- * socket, and the page at /, which asks for them.
+ * socket; GET /api/hour, answered from samples; and the page at /, which asks for them.
  *
- * One thread serves all connections and asks the daemon for one request at a time, so HTTP clients cost the daemon one
- * monitor connection at most. Connections, their memory and their idle time are bounded. Nothing of a request but the
- * path, the format and the name of a partition is read.
+ * One thread serves all connections. It and serve_sample() take turns to ask the daemon, so they cost it one monitor
+ * connection at most. Connections, their memory and their idle time are bounded. Nothing of a request but the path, the
+ * format and the name of a partition is read.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFC_CTL_SERVE_H
@@ -17,6 +17,10 @@ struct serve;
 /* fd: a listening socket, taken over on success. socket: the daemon's, borrowed. -ENOMEM: it could not be
  * started. */
 int serve_start(int fd, const char *socket, struct serve **ret);
+
+/* Samples the daemon for /api/hour if it is time. Called about once a second, whether or not a page is open. It waits
+ * for a request that is being answered, and as long as the daemon may take. */
+void serve_sample(struct serve *s);
 
 /* Ends all connections. Takes NULL. */
 struct serve *serve_stop(struct serve *s);

@@ -11,8 +11,10 @@
 #include <sys/un.h>
 #include <sys/wait.h>
 
+#include "ctl/hour.h"
 #include "ctl/serve.h"
 #include "tests/integration/json.h"
+#include "tests/integration/moved_clock.h"
 
 static const struct rig_config one_tenant = { .tenants = TENANT("red", "@UID@", "train, limit: 64MiB") };
 static const struct rig_config moves_clock = { .tenants = TENANT("red", "@UID@", "train, limit: 64MiB"),
@@ -143,6 +145,17 @@ static void get(const struct exporter *e, const char *path, struct reply *ret)
         request(e, "GET", path, "", ret);
 }
 
+static bool is_served(const struct exporter *e)
+{
+        struct reply r;
+        bool ret;
+
+        get(e, "/metrics", &r);
+        ret = r.status == 200;
+        free(r.all);
+        return ret;
+}
+
 /* ---- what it serves ------------------------------------------------------------------ */
 
 RIG_TEST(metrics_over_http, one_tenant)
@@ -231,6 +244,63 @@ RIG_TEST(a_map_over_http, one_tenant)
         free(drawn);
         exporter_stop(&e);
         session_end(red);
+}
+
+/* The reserved bytes of the tenant red in the last hour, without repetitions: 0, + for more, - for unknown. */
+static bool hour_is(const struct exporter *e, const char *expected)
+{
+        char shape[HOUR_SLOTS + 2] = "-"; /* what was before is unknown */
+        json_t *document, *each;
+        size_t i, k, n = 1;
+        struct reply r;
+
+        get(e, "/api/hour", &r);
+        ck_assert_int_eq(r.status, 200);
+        document = json_loads(r.body, JSON_REJECT_DUPLICATES, NULL);
+        ck_assert_msg(document != NULL, "%s", r.body);
+        free(r.all);
+        json_array_foreach(json_object_get(json_object_get(document, "hour"), "series"), i, each)
+        {
+                json_t *slot;
+
+                ck_assert_str_eq(string_of(each, "partition"), "train");
+                if (json_is_null(json_object_get(each, "tenant")))
+                        continue;
+                ck_assert_str_eq(string_of(each, "tenant"), "red");
+                json_array_foreach(json_object_get(each, "bytes_reserved"), k, slot)
+                {
+                        char c = json_is_null(slot) ? '-' : json_integer_value(slot) > 0 ? '+' : '0';
+
+                        if (c != shape[n - 1])
+                                shape[n++] = c;
+                }
+        }
+        json_decref(document);
+        return strcmp(shape + 1, expected) == 0;
+}
+
+/* Sampled without a page. The exporter outlives a daemon, whose absence is a gap. */
+RIG_TEST(the_last_hour_over_http, moves_clock)
+{
+        struct raw *red = session_open(rig->socket, "red");
+        struct exporter e = exporter_start(rig);
+        Bfcd__Block block;
+
+        ck_assert(WAIT_FOR(hour_is(&e, "0"), SETTLE_MS));
+        rig_pass(rig, HOUR_SLOT_MS);
+        ck_assert_int_eq(raw_malloc(red, 0, 3 * MIB, &block), 0);
+        rig_pass(rig, HOUR_SAMPLE_MS);
+        ck_assert(WAIT_FOR(hour_is(&e, "0+"), SETTLE_MS));
+        session_end(red);
+        rig_terminate(rig);
+        __atomic_add_fetch(&rig->clock->passed_ms, 2 * HOUR_SLOT_MS, __ATOMIC_RELEASE);
+        ck_assert(WAIT_FOR(hour_is(&e, "0+-"), SETTLE_MS));
+        rig->pid = rig_spawn_daemon(rig);
+        ck_assert(WAIT_FOR(is_served(&e), SETTLE_MS));
+        __atomic_add_fetch(&rig->clock->passed_ms, HOUR_SAMPLE_MS, __ATOMIC_RELEASE);
+        ck_assert(WAIT_FOR(hour_is(&e, "0+-0"), SETTLE_MS));
+        exporter_stop(&e);
+        rig_meet(rig);
 }
 
 RIG_TEST(wrong_maps_are_refused, one_tenant)
@@ -338,17 +408,6 @@ RIG_TEST(other_requests_are_refused, one_tenant)
                 free(r.all);
         }
         exporter_stop(&e);
-}
-
-static bool is_served(const struct exporter *e)
-{
-        struct reply r;
-        bool ret;
-
-        get(e, "/metrics", &r);
-        ret = r.status == 200;
-        free(r.all);
-        return ret;
 }
 
 /* Clients that send half a request delay no other client, and are closed; so are those beyond the bound. */

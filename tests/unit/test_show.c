@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "ctl/hour.h"
 #include "ctl/list.h"
 #include "ctl/show.h"
 #include "ctl/table.h"
@@ -595,4 +596,133 @@ TEST(reply_of_another_kind)
         ck_assert_uint_eq(cursor, 12345);
         list_free(l);
         ck_assert_ptr_null(list_free(NULL));
+}
+
+/* ---- the last hour ---------------------------------------------------------- */
+
+/* A partition and n tenants in it; all have the same bytes. */
+static void sample(struct hour *h, uint64_t now_ms, size_t n_tenants, uint64_t n_bytes)
+{
+        Bfcd__Statistics stats = BFCD__STATISTICS__INIT;
+        Bfcd__PartitionRow partition = BFCD__PARTITION_ROW__INIT, *partitions[] = { &partition };
+        Bfcd__TenantRow *tenants = calloc(n_tenants, sizeof(*tenants));
+        Bfcd__TenantRow **rows = calloc(n_tenants, sizeof(*rows));
+        char(*names)[16] = calloc(n_tenants, sizeof(*names));
+        struct list l = {
+                .partitions = partitions, .n_partitions = 1, .tenants = rows, .n_tenants = n_tenants
+        };
+
+        ck_assert(tenants && rows && names);
+        stats.bytes_in_use = n_bytes;
+        stats.bytes_reserved = 2 * n_bytes;
+        partition.name = (char[]){ "train" };
+        partition.stats = &stats;
+        for (size_t i = 0; i < n_tenants; i++) {
+                snprintf(names[i], sizeof(names[i]), "t\"%u", (unsigned)i);
+                bfcd__tenant_row__init(&tenants[i]);
+                tenants[i].tenant = names[i];
+                tenants[i].partition = partition.name;
+                tenants[i].stats = &stats;
+                rows[i] = &tenants[i];
+        }
+        ck_assert_int_eq(hour_add(h, now_ms, &l), 0);
+        free(tenants);
+        free(rows);
+        free(names);
+}
+
+/* The caller frees it. */
+static json_t *hour_of(struct hour *h, uint64_t now_ms)
+{
+        char *text = NULL;
+        size_t n;
+        FILE *out = open_memstream(&text, &n);
+        json_t *document, *ret;
+
+        ck_assert_ptr_nonnull(out);
+        ck_assert_int_eq(hour_print(out, h, now_ms), 0);
+        fclose(out);
+        document = json_loads(text, JSON_REJECT_DUPLICATES, NULL);
+        ck_assert_msg(document != NULL, "no JSON: %s", text);
+        free(text);
+        ret = json_incref(json_object_get(document, "hour"));
+        ck_assert_int_eq(json_integer_value(json_object_get(ret, "slot_ms")), HOUR_SLOT_MS);
+        json_decref(document);
+        return ret;
+}
+
+/* -1: unknown. slot: from the newest, which is 0, backwards. */
+static json_int_t value_of(json_t *hour, size_t series, const char *key, size_t slot)
+{
+        json_t *values = json_object_get(json_array_get(json_object_get(hour, "series"), series), key);
+        json_t *value = json_array_get(values, HOUR_SLOTS - 1 - slot);
+
+        ck_assert_uint_eq(json_array_size(values), HOUR_SLOTS);
+        return json_is_null(value) ? -1 : json_integer_value(value);
+}
+
+static size_t n_series(json_t *hour)
+{
+        return json_array_size(json_object_get(hour, "series"));
+}
+
+/* The highest sample of a slot counts; what was not sampled is unknown; the oldest slots leave. */
+TEST(an_hour_of_samples)
+{
+        const uint64_t begin = UINT64_C(1000000) * HOUR_SLOT_MS;
+        struct hour *h;
+        json_t *hour;
+
+        ck_assert_int_eq(hour_new(&h), 0);
+        hour = hour_of(h, begin);
+        ck_assert_uint_eq(n_series(hour), 0);
+        json_decref(hour);
+        sample(h, begin, 1, 5);
+        sample(h, begin + 10000, 1, 9);
+        sample(h, begin + HOUR_SLOT_MS - 1, 1, 7);
+        sample(h, begin + 3 * HOUR_SLOT_MS, 2, 0);
+        hour = hour_of(h, begin + 4 * HOUR_SLOT_MS);
+        ck_assert_uint_eq(n_series(hour), 3);
+        ck_assert(
+                json_is_null(json_object_get(json_array_get(json_object_get(hour, "series"), 0), "tenant")));
+        for (size_t i = 0; i < 2; i++) {
+                static const json_int_t expected[] = { -1, 0, -1, -1, 9, -1 };
+
+                for (size_t k = 0; k < sizeof(expected) / sizeof(expected[0]); k++) {
+                        ck_assert_int_eq(value_of(hour, i, "bytes_in_use", k), expected[k]);
+                        ck_assert_int_eq(value_of(hour, i, "bytes_reserved", k),
+                                         expected[k] > 0 ? 2 * expected[k] : expected[k]);
+                }
+        }
+        ck_assert_int_eq(value_of(hour, 2, "bytes_in_use", 4), -1);
+        json_decref(hour);
+        hour = hour_of(h, begin + (HOUR_SLOTS - 1) * HOUR_SLOT_MS);
+        ck_assert_int_eq(value_of(hour, 0, "bytes_in_use", HOUR_SLOTS - 1), 9);
+        json_decref(hour);
+        hour = hour_of(h, begin + HOUR_SLOTS * HOUR_SLOT_MS);
+        ck_assert_int_eq(value_of(hour, 0, "bytes_in_use", HOUR_SLOTS - 1), -1);
+        ck_assert_int_eq(value_of(hour, 0, "bytes_in_use", HOUR_SLOTS - 3), 0);
+        json_decref(hour);
+        hour = hour_of(h, begin + 10 * HOUR_SLOTS * HOUR_SLOT_MS);
+        ck_assert_uint_eq(n_series(hour), 0);
+        json_decref(hour);
+        ck_assert_ptr_null(hour_free(h));
+        ck_assert_ptr_null(hour_free(NULL));
+}
+
+TEST(an_hour_has_a_bound)
+{
+        struct hour *h;
+        json_t *hour;
+
+        ck_assert_int_eq(hour_new(&h), 0);
+        for (uint64_t i = 0; i < 3; i++)
+                sample(h, i * HOUR_SLOT_MS, HOUR_SERIES + 9, i);
+        hour = hour_of(h, 2 * HOUR_SLOT_MS);
+        ck_assert_uint_eq(n_series(hour), HOUR_SERIES);
+        ck_assert_int_eq(json_integer_value(json_object_get(hour, "num_left_out")), 10);
+        ck_assert_int_eq(value_of(hour, HOUR_SERIES - 1, "bytes_in_use", 0), 2);
+        ck_assert_int_eq(value_of(hour, HOUR_SERIES - 1, "bytes_in_use", 2), 0);
+        json_decref(hour);
+        hour_free(h);
 }
