@@ -18,7 +18,8 @@
 
 #include "ctl/list.h"
 
-#define MAP_COLUMNS 1000u /* cells of a row of a picture */
+#define MAP_COLUMNS 1000u /* cells of a row of a picture, each a pixel wide */
+#define MAP_NARROW  240u  /* the narrowest row of a picture */
 #define MAP_CELLS   2048u /* of all rows together */
 #define MAP_ROWS    64u   /* tenants; those with the most memory */
 #define MAP_COLOURS 9u    /* sessions that are told apart in a picture; the others look the same */
@@ -121,8 +122,9 @@ unsigned map_age_class(uint64_t age_ms);
 
 const char *map_kind_name(enum map_kind kind);
 
-/* All of the map; with_labels: also the tags and names of blocks. -ENOMEM, or a negative errno of writing. */
-int map_svg(FILE *out, const struct map *m, bool with_labels);
+/* All of the map. width: pixels of the longest row. with_labels: also the tags and names of blocks. -ENOMEM, or a
+ * negative errno of writing. */
+int map_svg(FILE *out, const struct map *m, unsigned width, bool with_labels);
 int map_text(FILE *out, const struct map *m);
 json_t *map_json(const struct map *m);
 

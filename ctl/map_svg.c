@@ -9,25 +9,26 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "ctl/text.h"
 
 #define LEFT       20u
-#define WIDTH      1000.0 /* of the longest row */
-#define TOP        64u
-#define ROW        78u /* from one to the next */
 #define HEIGHT     40u /* of a row's parts */
 #define BAR        8u  /* of its sums */
 #define LINE       20u
+#define CHARACTER  7.5 /* the width of one, about: the reader's font is not known */
 #define NAME_CHARS 48u
 #define EDGED      4 /* pixels: from then on a block has a border */
 
 struct svg {
         FILE *out;
         const struct map *map;
+        double width; /* of the longest row */
         double scale; /* pixels of a byte */
+        double y;     /* of the next line of text */
         int result;
         bool with_labels;
 };
@@ -48,18 +49,25 @@ static void cut(char *text, size_t n_characters)
         }
 }
 
-/* Text from the daemon or a client. */
+/* Text from the daemon or a client. The caller frees it; NULL: out of memory. */
+static char *clean(struct svg *s, const char *text)
+{
+        char *ret = text_escape(text);
+
+        if (ret)
+                cut(ret, NAME_CHARS);
+        else
+                s->result = -ENOMEM;
+        return ret;
+}
+
 static void put_text(struct svg *s, const char *text)
 {
-        char *clean = text_escape(text);
+        char *name = clean(s, text);
 
-        if (!clean) {
-                s->result = -ENOMEM;
-                return;
-        }
-        cut(clean, NAME_CHARS);
-        text_xml(s->out, clean);
-        free(clean);
+        if (name)
+                text_xml(s->out, name);
+        free(name);
 }
 
 static void put_size(struct svg *s, uint64_t n_bytes, const char *after)
@@ -67,6 +75,59 @@ static void put_size(struct svg *s, uint64_t n_bytes, const char *after)
         char size[TEXT_MAX];
 
         fprintf(s->out, "%s%s", text_size(n_bytes, size), after);
+}
+
+/* How much of a text is one line: up to a space, if there is one. */
+static size_t line_bytes(const char *text, size_t n_characters)
+{
+        size_t n = 0, space = 0, i = 0;
+
+        for (; text[i]; i++) {
+                n += ((unsigned char)text[i] & 0xc0) != 0x80;
+                if (n > n_characters)
+                        return space > 0 ? space : i;
+                if (text[i] == ' ')
+                        space = i;
+        }
+        return i;
+}
+
+/* Takes over the text of a paragraph, which begins at x; NULL: out of memory. */
+static void put_lines(struct svg *s, const char *attributes, double x, char *text)
+{
+        size_t n_characters = (size_t)((LEFT + s->width - x) / CHARACTER);
+
+        if (!text)
+                s->result = -ENOMEM;
+        for (const char *at = text; at && *at; s->y += LINE) {
+                char *line = strndup(at, line_bytes(at, n_characters));
+
+                if (!line) {
+                        s->result = -ENOMEM;
+                        break;
+                }
+                fprintf(s->out, "<text%s x=\"%.0f\" y=\"%.0f\">", attributes, x, s->y);
+                text_xml(s->out, line);
+                fputs("</text>\n", s->out);
+                at += strlen(line);
+                at += strspn(at, " ");
+                free(line);
+        }
+        free(text);
+}
+
+/* The same, made of a format. */
+static void __attribute__((format(printf, 4, 5)))
+print_lines(struct svg *s, const char *attributes, double x, const char *format, ...)
+{
+        va_list arguments;
+        char *text;
+
+        va_start(arguments, format);
+        if (vasprintf(&text, format, arguments) < 0)
+                text = NULL;
+        va_end(arguments);
+        put_lines(s, attributes, x, text);
 }
 
 static void put_style(struct svg *s)
@@ -201,26 +262,32 @@ static void put_bar(struct svg *s, const struct map_row *r, double y)
         put_sum(s, at, r->retiring_bytes, "retiring", "retiring", y);
 }
 
+static void put_row_text(struct svg *s, const struct map_row *r)
+{
+        char sizes[5][TEXT_MAX], *tenant = clean(s, r->tenant);
+
+        print_lines(s, "", LEFT,
+                    "%s: %s in use (%s idle), %s free, %s retiring, %s unbacked, %" PRIu64 " block%s",
+                    tenant ? tenant : "", text_size(r->used_bytes, sizes[0]),
+                    text_size(r->idle_bytes, sizes[1]), text_size(r->free_bytes, sizes[2]),
+                    text_size(r->retiring_bytes, sizes[3]), text_size(r->unbacked_bytes, sizes[4]),
+                    r->n_blocks, r->n_blocks == 1 ? "" : "s");
+        free(tenant);
+}
+
 static void put_row(struct svg *s, size_t row)
 {
         const struct map_row *r = &s->map->rows[row];
-        double y = TOP + (double)row * ROW;
         struct map_part *parts;
+        double y;
         size_t n;
 
         if (map_parts(s->map, row, &parts, &n) < 0) {
                 s->result = -ENOMEM;
                 return;
         }
-        fprintf(s->out, "<text x=\"%u\" y=\"%.0f\">", LEFT, y - 5);
-        put_text(s, r->tenant);
-        fputs(": ", s->out);
-        put_size(s, r->used_bytes, " in use (");
-        put_size(s, r->idle_bytes, " idle), ");
-        put_size(s, r->free_bytes, " free, ");
-        put_size(s, r->retiring_bytes, " retiring, ");
-        put_size(s, r->unbacked_bytes, " unbacked, ");
-        fprintf(s->out, "%" PRIu64 " blocks</text>\n", r->n_blocks);
+        put_row_text(s, r);
+        y = s->y - LINE + 5;
         for (size_t i = 0; i < n; i++)
                 put_part(s, row, &parts[i], y);
         free(parts);
@@ -228,101 +295,101 @@ static void put_row(struct svg *s, size_t row)
         put_place(s, 0, r->n_bytes, y, HEIGHT);
         fputs("/>\n", s->out);
         put_bar(s, r, y + HEIGHT + 2);
+        s->y = y + HEIGHT + BAR + 25;
 }
 
 /* ---- the legend ------------------------------------------------------------------ */
 
-static void put_key(struct svg *s, double x, double y, const char *name, const char *text)
+static void put_swatch(struct svg *s, double x)
 {
-        fprintf(s->out,
-                "<rect class=\"%s\" x=\"%.0f\" y=\"%.0f\" width=\"14\" height=\"12\"/>"
-                "<text class=\"dim\" x=\"%.0f\" y=\"%.0f\">%s</text>\n",
-                name, x, y - 11, x + 20, y, text);
+        fprintf(s->out, "\" x=\"%.0f\" y=\"%.0f\" width=\"14\" height=\"12\"/>", x, s->y - 11);
 }
 
-static void put_keys(struct svg *s, double y)
+static void put_keys(struct svg *s)
 {
-        put_key(s, LEFT, y, "free", "free");
-        put_key(s, LEFT + 80, y, "unbacked", "unbacked");
-        put_key(s, LEFT + 190, y, "retiring", "retiring");
-        put_key(s, LEFT + 290, y, "idle", "idle in caches");
-        put_key(s, LEFT + 420, y, "shared", "shared blocks");
-        put_key(s, LEFT + 540, y, "used a0", "up to 1 min");
-        put_key(s, LEFT + 650, y, "used a1", "10 min");
-        put_key(s, LEFT + 730, y, "used a2", "1 h");
-        put_key(s, LEFT + 790, y, "used a3", "older");
+        static const char *const keys[][2] = {
+                { "free", "free" },           { "unbacked", "unbacked" },    { "retiring", "retiring" },
+                { "idle", "idle in caches" }, { "shared", "shared blocks" }, { "used a0", "up to 1 min" },
+                { "used a1", "10 min" },      { "used a2", "1 h" },          { "used a3", "older" },
+        };
+        double x = LEFT;
+
+        for (size_t i = 0; i < sizeof(keys) / sizeof(keys[0]); i++) {
+                double width = 20 + (double)strlen(keys[i][1]) * CHARACTER;
+
+                if (x + width > LEFT + s->width) {
+                        x = LEFT;
+                        s->y += LINE;
+                }
+                fprintf(s->out, "<rect class=\"%s", keys[i][0]);
+                put_swatch(s, x);
+                fprintf(s->out, "<text class=\"dim\" x=\"%.0f\" y=\"%.0f\">%s</text>\n", x + 20, s->y,
+                        keys[i][1]);
+                x += width + 10;
+        }
+        s->y += LINE + 6;
 }
 
-static void put_owner(struct svg *s, const struct map_session *o, double y)
+static void put_owner(struct svg *s, const struct map_session *o)
 {
-        char age[TEXT_MAX];
+        char used[TEXT_MAX], idle[TEXT_MAX], age[TEXT_MAX], session[TEXT_MAX] = "shared", pid[TEXT_MAX];
+        char *tenant = clean(s, o->tenant), *name = clean(s, o->name);
+        bool has_name = *o->name != '\0', is_idle = o->idle_bytes > 0;
 
+        if (o->id != 0)
+                snprintf(session, sizeof(session), "session %" PRIu64, o->id);
+        snprintf(pid, sizeof(pid), " (pid %" PRIu64 ")", o->pid);
         fputs("<rect class=\"", s->out);
         put_colour(s, o);
-        fprintf(s->out, "\" x=\"%u\" y=\"%.0f\" width=\"14\" height=\"12\"/><text x=\"%u\" y=\"%.0f\">", LEFT,
-                y - 11, LEFT + 20, y);
-        put_session(s, o->id);
-        fputs(" of ", s->out);
-        put_text(s, o->tenant);
-        if (*o->name) {
-                fputs(": ", s->out);
-                put_text(s, o->name);
-                fprintf(s->out, " (pid %" PRIu64 ")", o->pid);
-        }
-        fputs(", ", s->out);
-        put_size(s, o->used_bytes, "");
-        fprintf(s->out, " in %" PRIu64 " block%s, oldest %s", o->n_blocks, o->n_blocks == 1 ? "" : "s",
-                text_duration(o->oldest_ms, age));
-        if (o->idle_bytes > 0) {
-                fputs(", idle ", s->out);
-                put_size(s, o->idle_bytes, "");
-        }
-        fputs("</text>\n", s->out);
+        put_swatch(s, LEFT);
+        print_lines(s, "", LEFT + 20, "%s of %s%s%s%s, %s in %" PRIu64 " block%s, oldest %s%s%s", session,
+                    tenant ? tenant : "", has_name ? ": " : "", has_name && name ? name : "",
+                    has_name ? pid : "", text_size(o->used_bytes, used), o->n_blocks,
+                    o->n_blocks == 1 ? "" : "s", text_duration(o->oldest_ms, age), is_idle ? ", idle " : "",
+                    is_idle ? text_size(o->idle_bytes, idle) : "");
+        free(tenant);
+        free(name);
 }
 
-static double put_owners(struct svg *s, double y)
+static void put_owners(struct svg *s)
 {
         const struct map *m = s->map;
         const struct map_session **order;
         size_t n = m->n_sessions < MAP_COLOURS ? m->n_sessions : MAP_COLOURS;
+        char size[TEXT_MAX];
         uint64_t n_bytes = 0;
 
         if (map_ranking(m, &order) < 0) {
                 s->result = -ENOMEM;
-                return y;
+                return;
         }
-        for (size_t i = 0; i < n; i++, y += LINE)
-                put_owner(s, order[i], y);
+        for (size_t i = 0; i < n; i++)
+                put_owner(s, order[i]);
         for (size_t i = n; i < m->n_sessions; i++)
                 n_bytes += order[i]->used_bytes;
         free(order);
-        if (m->n_sessions > n) {
-                put_key(s, LEFT, y, "others", "");
-                fprintf(s->out, "<text x=\"%u\" y=\"%.0f\">%zu others, ", LEFT + 20, y, m->n_sessions - n);
-                put_size(s, n_bytes, "</text>\n");
-                y += LINE;
-        }
-        return y;
+        if (m->n_sessions == n)
+                return;
+        fputs("<rect class=\"others", s->out);
+        put_swatch(s, LEFT);
+        print_lines(s, "", LEFT + 20, "%zu others, %s", m->n_sessions - n, text_size(n_bytes, size));
 }
 
 /* What the picture does not show. */
-static void put_notes(struct svg *s, double y)
+static void put_notes(struct svg *s)
 {
         const struct map *m = s->map;
 
-        if (m->n_left_out > 0) {
-                fprintf(s->out,
-                        "<text class=\"dim\" x=\"%u\" y=\"%.0f\">%zu more tenants with less memory are "
-                        "left out</text>\n",
-                        LEFT, y, m->n_left_out);
-                y += LINE;
-        }
+        if (m->n_left_out > 0)
+                print_lines(s, " class=\"dim\"", LEFT, "%zu more tenants with less memory are left out",
+                            m->n_left_out);
         if (m->n_unplaced > 0)
-                fprintf(s->out,
-                        "<text class=\"dim\" x=\"%u\" y=\"%.0f\">%" PRIu64
-                        " blocks changed while they were listed and are left out</text>\n",
-                        LEFT, y, m->n_unplaced);
+                print_lines(s, " class=\"dim\"", LEFT,
+                            "%" PRIu64 " blocks changed while they were listed and are left out",
+                            m->n_unplaced);
 }
+
+/* ---- the picture ------------------------------------------------------------------ */
 
 static double longest_row(const struct map *m)
 {
@@ -333,41 +400,55 @@ static double longest_row(const struct map *m)
         return (double)longest;
 }
 
+static void put_body(struct svg *s)
+{
+        char *partition = clean(s, s->map->partition), size[TEXT_MAX];
+
+        print_lines(s, " font-weight=\"bold\"", LEFT, "Partition %s", partition ? partition : "");
+        free(partition);
+        print_lines(s, " class=\"dim\"", LEFT, "1 pixel: %s", text_size((uint64_t)(1 / s->scale), size));
+        if (s->map->n_rows == 0)
+                print_lines(s, " class=\"dim\"", LEFT, "No tenant has memory there.");
+        for (size_t i = 0; i < s->map->n_rows; i++)
+                put_row(s, i);
+        put_keys(s);
+        put_owners(s);
+        put_notes(s);
+}
+
 static void put_head(struct svg *s)
 {
-        size_t n_owners = s->map->n_sessions < MAP_COLOURS ? s->map->n_sessions : MAP_COLOURS + 1;
-        double width = WIDTH + 2 * LEFT,
-               height = TOP + (double)s->map->n_rows * ROW + (double)(n_owners + 4) * LINE;
+        double width = s->width + 2 * LEFT;
 
         fprintf(s->out,
                 "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %.0f %.0f\" width=\"%.0f\" "
                 "height=\"%.0f\" role=\"img\">\n<title>Memory of partition ",
-                width, height, width, height);
+                width, s->y, width, s->y);
         put_text(s, s->map->partition);
         fputs("</title>\n", s->out);
         put_style(s);
-        fprintf(s->out, "<text x=\"%u\" y=\"24\" font-weight=\"bold\">Partition ", LEFT);
-        put_text(s, s->map->partition);
-        fputs("</text>", s->out);
-        fprintf(s->out,
-                "<text class=\"dim\" x=\"%.0f\" y=\"24\" text-anchor=\"end\">1 pixel: ", LEFT + WIDTH);
-        put_size(s, (uint64_t)(1 / s->scale), "</text>\n");
 }
 
-int map_svg(FILE *out, const struct map *m, bool with_labels)
+int map_svg(FILE *out, const struct map *m, unsigned width, bool with_labels)
 {
-        struct svg s = { .out = out, .map = m, .scale = WIDTH / longest_row(m), .with_labels = with_labels };
-        double y = TOP + (double)m->n_rows * ROW + 10;
+        struct svg s = {
+                .map = m, .width = width, .scale = width / longest_row(m), .y = 24, .with_labels = with_labels
+        };
+        char *body = NULL;
+        size_t n_body = 0;
 
-        put_head(&s);
-        if (m->n_rows == 0)
-                fprintf(out, "<text class=\"dim\" x=\"%u\" y=\"48\">No tenant has memory there.</text>\n",
-                        LEFT);
-        for (size_t i = 0; i < m->n_rows; i++)
-                put_row(&s, i);
-        put_keys(&s, y);
-        y = put_owners(&s, y + LINE + 6);
-        put_notes(&s, y);
+        s.out = open_memstream(&body, &n_body);
+        if (!s.out)
+                return -ENOMEM;
+        put_body(&s);
+        if (fclose(s.out) != 0) {
+                free(body);
+                return -ENOMEM;
+        }
+        s.out = out;
+        put_head(&s); /* its height is known now */
+        fwrite(body, 1, n_body, out);
+        free(body);
         fputs("</svg>\n", out);
         if (s.result < 0)
                 return s.result;

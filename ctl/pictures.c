@@ -120,7 +120,7 @@ static size_t terminal_width(void)
 
 static int write_svg(FILE *out, const void *map)
 {
-        return map_svg(out, map, true);
+        return map_svg(out, map, MAP_COLUMNS, true);
 }
 
 int pictures_map(struct ask *a, const struct pictures_map *request)

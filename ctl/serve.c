@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <microhttpd.h>
 #include <pthread.h>
+#include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -46,7 +47,7 @@ struct answer {
         FILE *out;
         const char *type;
         bool openmetrics;              /* the client accepts it */
-        const char *partition; /* of the query; NULL: none */
+        const char *partition, *width; /* of the query; NULL: none */
         unsigned failed_with;          /* the status, if there is an error */
 };
 
@@ -92,25 +93,50 @@ static int answer_metrics(struct ask *a, Bfcd__List__Kind kind, struct answer *r
         return r;
 }
 
+static int __attribute__((format(printf, 3, 4)))
+bad_request(struct ask *a, struct answer *ret, const char *format, ...)
+{
+        va_list arguments;
+
+        va_start(arguments, format);
+        vsnprintf(a->error, sizeof(a->error), format, arguments);
+        va_end(arguments);
+        ret->failed_with = MHD_HTTP_BAD_REQUEST;
+        return -EINVAL;
+}
+
+/* A number of pixels in digits only. 0: it is another text. */
+static unsigned read_width(const char *text)
+{
+        unsigned n = 0;
+
+        if (!text)
+                return MAP_COLUMNS;
+        for (; *text >= '0' && *text <= '9' && n <= MAP_COLUMNS; text++)
+                n = n * 10 + (unsigned)(*text - '0');
+        return *text == '\0' && n >= MAP_NARROW && n <= MAP_COLUMNS ? n : 0;
+}
+
 static int answer_map(struct ask *a, Bfcd__List__Kind kind, struct answer *ret)
 {
+        unsigned width = read_width(ret->width);
         struct map *m;
         int r;
 
         (void)kind;
-        if (!ret->partition || !*ret->partition) {
-                snprintf(a->error, sizeof(a->error),
-                         "A partition is needed, as in /api/map.svg?partition=train.");
-                ret->failed_with = MHD_HTTP_BAD_REQUEST;
-                return -EINVAL;
-        }
-        r = map_ask(a, ret->partition, NULL, MAP_COLUMNS, true, &m);
+        if (!ret->partition || !*ret->partition)
+                return bad_request(a, ret, "A partition is needed, as in /api/map.svg?partition=train.");
+        if (width == 0)
+                return bad_request(a, ret, "The width must be a number of pixels from %u to %u.", MAP_NARROW,
+                                   MAP_COLUMNS);
+        r = map_ask(a, ret->partition, NULL, width, true, &m);
         if (r == -ENOENT)
                 ret->failed_with = MHD_HTTP_NOT_FOUND;
         if (r < 0)
                 return r;
         ret->type = TYPE_SVG;
-        r = map_svg(ret->out, m, false); /* whoever can connect sees it, and names are their tenant's */
+        r = map_svg(ret->out, m, width,
+                    false); /* whoever can connect sees it, and names are their tenant's */
         map_free(m);
         return r;
 }
@@ -257,6 +283,7 @@ static enum MHD_Result send_answer(struct serve *s, struct MHD_Connection *c, co
         struct answer answer = { .type = TYPE_JSON,
                                  .openmetrics = accepts && strstr(accepts, ACCEPTS_OPENMETRICS),
                                  .partition = query_value(c, "partition"),
+                                 .width = query_value(c, "width"),
                                  .failed_with = MHD_HTTP_SERVICE_UNAVAILABLE };
         char *text = NULL;
         size_t n_text = 0;

@@ -3,7 +3,7 @@
  *
  * One thread serves all connections. It and serve_sample() take turns to ask the daemon, so they cost it one monitor
  * connection at most. Connections, their memory and their idle time are bounded. Nothing of a request but the path, the
- * format and the name of a partition is read.
+ * format, the name of a partition and a width is read.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFC_CTL_SERVE_H

@@ -246,6 +246,22 @@ RIG_TEST(a_map_over_http, one_tenant)
         session_end(red);
 }
 
+RIG_TEST(a_narrow_map_over_http, one_tenant)
+{
+        struct raw *red = session_open(rig->socket, "red");
+        struct exporter e = exporter_start(rig);
+        Bfcd__Block block;
+        struct reply r;
+
+        ck_assert_int_eq(raw_malloc(red, 0, 3 * MIB, &block), 0);
+        get(&e, "/api/map.svg?partition=train&width=320", &r);
+        ck_assert_int_eq(r.status, 200);
+        ck_assert_ptr_nonnull(strstr(r.body, "viewBox=\"0 0 360 "));
+        free(r.all);
+        exporter_stop(&e);
+        session_end(red);
+}
+
 /* The reserved bytes of the tenant red in the last hour, without repetitions: 0, + for more, - for unknown. */
 static bool hour_is(const struct exporter *e, const char *expected)
 {
@@ -319,6 +335,13 @@ RIG_TEST(wrong_maps_are_refused, one_tenant)
                   404, "There is no partition 'aaaaaaaa" },
                 { "/api/map.svg?partition=green", 404, "There is no partition 'green'; you can see: train" },
                 { "/api/map.svg?partition=%3Cscript%3E%1b", 404, "There is no partition '<script>\\x1b'" },
+                { "/api/map.svg?partition=train&width=239", 400,
+                  "The width must be a number of pixels from 240 to 1000" },
+                { "/api/map.svg?partition=train&width=1001", 400, "The width must be" },
+                { "/api/map.svg?partition=train&width=-300", 400, "The width must be" },
+                { "/api/map.svg?partition=train&width=4294967596", 400, "The width must be" },
+                { "/api/map.svg?partition=train&width=300px", 400, "The width must be" },
+                { "/api/map.svg?partition=train&width=", 400, "The width must be" },
                 { "/api/map.svg/train", 404, "There are /, /metrics" },
         };
         struct exporter e = exporter_start(rig);

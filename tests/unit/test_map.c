@@ -116,12 +116,12 @@ static void add_block(uint64_t region, uint64_t offset, uint64_t n_bytes, uint64
 
 static int svg_with_labels(FILE *out, const struct map *of)
 {
-        return map_svg(out, of, true);
+        return map_svg(out, of, MAP_COLUMNS, true);
 }
 
 static int svg_without_labels(FILE *out, const struct map *of)
 {
-        return map_svg(out, of, false);
+        return map_svg(out, of, MAP_COLUMNS, false);
 }
 
 static char *text_of(int (*write)(FILE *out, const struct map *of))
@@ -326,6 +326,45 @@ TEST(names_are_escaped)
         json = map_json(m);
         ck_assert_ptr_nonnull(json);
         json_decref(json);
+}
+
+/* The longest line of text in an SVG. */
+static size_t longest_line(const char *text)
+{
+        size_t longest = 0;
+
+        for (const char *at = strstr(text, "<text"); at; at = strstr(at, "<text")) {
+                at = strchr(at, '>') + 1;
+                longest = strcspn(at, "<") > longest ? strcspn(at, "<") : longest;
+        }
+        return longest;
+}
+
+static int narrow_svg(FILE *out, const struct map *of)
+{
+        return map_svg(out, of, MAP_NARROW, false);
+}
+
+/* All of it is there, in more lines, with letters as large. */
+TEST(a_narrow_picture)
+{
+        char *text;
+
+        add_tenant("red", 32 * MIB);
+        add_extent("red", 7, 0, 32 * MIB);
+        add_session(3, "a-name-of-forty-eight-characters-without-a-blank", 4 * MIB);
+        start_map(NULL);
+        add_block(7, 0, 20 * MIB, 3, "");
+        ck_assert_int_eq(map_finish(m, w->owners), 0);
+        text = text_of(svg_without_labels);
+        CHECK_PARTS(
+                text,
+                ">red: 20.0 MiB in use (4.0 MiB idle), 12.0 MiB free, 0 B retiring, 4.0 GiB unbacked, 1 block</text>");
+        text = text_of(narrow_svg);
+        ck_assert_uint_le(longest_line(text), MAP_NARROW / 7);
+        ck_assert_ptr_nonnull(strstr(text, "viewBox=\"0 0 280 "));
+        CHECK_PARTS(text, ">red: ", "in use", "retiring", "unbacked",
+                    ">session 3 of red:", ">a-name-of-forty-eight", "blank", "older</text>");
 }
 
 TEST(labels_are_left_out_where_everybody_sees_the_map)
