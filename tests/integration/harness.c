@@ -830,12 +830,8 @@ static void print_leftover_logs(void)
 
 int harness_main(Suite *suite)
 {
-        static const char *const variables[] = { "BFC_SOCKET", "BFC_ADMIN_SOCKET", "BFC_MONITOR_SOCKET",
-                                                 "BFC_PARTITION", "BFC_TENANT" };
         int status;
 
-        for (size_t i = 0; i < sizeof(variables) / sizeof(variables[0]); i++)
-                unsetenv(variables[i]);
         setenv("BFC_CACHE", "off", 1); /* the tests compare the daemon's statistics byte by byte */
         strcpy(base_folder, "/tmp/bfcd-rig-XXXXXX");
         strcpy(base_memory, "/dev/shm/bfcd-rig-XXXXXX");

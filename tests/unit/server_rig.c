@@ -9,9 +9,6 @@ struct fake_server *server;
 
 void server_start(const char *cache)
 {
-        unsetenv("BFC_SOCKET");
-        unsetenv("BFC_PARTITION");
-        unsetenv("BFC_TENANT");
         unsetenv("BFC_CACHE");
         if (cache)
                 setenv("BFC_CACHE", cache, 1);

@@ -81,9 +81,6 @@ static void begin(const char *cache, uint64_t flags)
 
 static void setup(void)
 {
-        unsetenv("BFC_SOCKET");
-        unsetenv("BFC_PARTITION");
-        unsetenv("BFC_TENANT");
         unsetenv("BFC_RETURN_MS");
         crash_server = crash_server_new();
         options = (struct bfc_options){ .struct_size = sizeof(options),
