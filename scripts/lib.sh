@@ -8,6 +8,10 @@
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 
+# Of a job of bfcd that runs a script; meson.build has the same list for tests.
+unset BFC_ADMIN_SOCKET BFC_CACHE BFC_INHERIT BFC_MONITOR_SOCKET BFC_PARTITION BFC_PRELOAD BFC_RETURN_MS BFC_SOCKET \
+        BFC_STRICT BFC_TENANT BFC_TRACE BFC_WAIT_MS
+
 say() { printf '%s\n' "$*"; }
 die() {
         printf '%s: %s\n' "${0##*/}" "$*" >&2
@@ -147,17 +151,34 @@ install_packages() {
 
 # quietly WHAT COMMAND...: shows the command's output only where it fails, and then ends the script.
 quietly() {
-        local what=$1 log status=0
+        local what=$1 log status=0 ticker
 
         shift
         log=$(mktemp)
+        tell_minutes "$what" 9>&- &
+        ticker=$!
         "$@" >"$log" 2>&1 || status=$?
+        kill "$ticker"
+        wait "$ticker" 2>/dev/null || true
         if [ "$status" -ne 0 ]; then
                 cat "$log" >&2
                 rm -f "$log"
                 die "$what failed with status $status (its output is above)"
         fi
         rm -f "$log"
+}
+
+# tell_minutes WHAT: a line each minute, until it is killed or the script has ended. It waits without a sleep, which would
+# live on and keep the output open.
+tell_minutes() {
+        local pause n
+
+        trap 'exit 130' INT
+        exec {pause}<> <(:)
+        for ((n = 1; ; n++)); do
+                read -r -t 60 -u "$pause" || kill -0 "$$" 2>/dev/null || exit
+                say "  $1: $n min"
+        done
 }
 
 # lock_folder DIR: makes DIR and waits until no other script works in it. The lock is fd 9; it ends with
@@ -181,6 +202,7 @@ configure() {
         shift
         lock_folder "$dir"
         [ -z "${BFC_CUDA_INCLUDE:-}" ] || set -- "$@" -Dnvidia_include="$BFC_CUDA_INCLUDE"
+        refuse_moved "$dir"
         given="$* $(stat -c %Y /var/lib/dpkg/status 2>/dev/null)"
         if [ ! -f "$dir/build.ninja" ]; then
                 quietly "meson setup $dir" meson setup "$dir" "$root" "$@"
@@ -189,6 +211,17 @@ configure() {
                 quietly "meson setup $dir" meson setup --reconfigure "$dir"
         fi
         printf '%s\n' "$given" >"$dir/options-given"
+}
+
+# refuse_moved DIR: what is built has the name of its folder in it.
+refuse_moved() {
+        local was
+
+        [ -f "$1/build.ninja" ] || return 0
+        was=$(python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["directories"]["build"])' \
+                "$1/meson-info/meson-info.json")
+        [ "$was" = "$(realpath "$1")" ] ||
+                die "$1 was built as $was, and its programs have that name in them; remove it: rm -r ${1@Q}"
 }
 
 # build_targets DIR [TARGET...]: builds them, or all. Ninja shows how far it is on one line of a terminal; elsewhere a
