@@ -3,8 +3,8 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * While a free waits for the device, its block is marked as leaving: a second free does not find it, and its
- * extents cannot be retired. It leaves the table before the daemon is told, which may grant the same place to
- * another thread at once.
+ * extents cannot be retired. It leaves the table and the statistics before the daemon is told, which may grant the
+ * same place to another thread at once. So what is counted is never more than what the daemon has granted.
  *
  * A block can be stashed if its memory can be another block's at once: cut by the cache, at most 1 MiB, and
  * of a device that works only for this process's own code. Only blocks of the client's own partition are
@@ -125,6 +125,8 @@ void client_restore_block(bfc_client *client, const struct block *gone)
                 client_count_alloc(client, block);
                 client->counters.partitions[block->partition].num_allocs--;
                 client->counters.partitions[block->partition].num_frees--;
+                if (!block->slab && !block->stream_alloc)
+                        client_count_restored(client, block->partition, block->n_bytes);
         }
         pthread_mutex_unlock(&client->lock);
 }
@@ -201,6 +203,15 @@ static int take_out(bfc_client *client, const void *ptr, enum wait wait, struct 
         return r;
 }
 
+/* A block of the daemon is no longer counted before the daemon is told, as it leaves the table before. */
+static void count_leaving(bfc_client *client, const struct block *block)
+{
+        pthread_mutex_lock(&client->lock);
+        client_count_released(client, block->partition, block->n_bytes);
+        client_page_whole(client, block->partition, -(int64_t)block->n_bytes);
+        pthread_mutex_unlock(&client->lock);
+}
+
 /* A block that no work uses goes to the cache, or is freed at the daemon. It left the table in this epoch. */
 static int put_back(bfc_client *client, const struct block *block, uint64_t epoch, uint64_t *ret_excess)
 {
@@ -212,19 +223,14 @@ static int put_back(bfc_client *client, const struct block *block, uint64_t epoc
                 streams_free_done(client, block->stream_alloc);
                 return 0;
         }
-        if (!block->slab)
-                r = client_release(client, block->block_id, epoch);
-        if (client_has_ended(r))
-                return r;
-        pthread_mutex_lock(&client->lock);
-        if (block->slab) {
-                *ret_excess = uncut(client, block);
-        } else {
-                client_count_released(client, block->partition, block->n_bytes);
-                client_page_whole(client, block->partition, -(int64_t)block->n_bytes);
+        if (!block->slab) {
+                count_leaving(client, block);
+                return client_release(client, block->block_id, epoch);
         }
+        pthread_mutex_lock(&client->lock);
+        *ret_excess = uncut(client, block);
         pthread_mutex_unlock(&client->lock);
-        return r;
+        return 0;
 }
 
 int client_return_slab(bfc_client *client, const struct block *slab)

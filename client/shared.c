@@ -558,9 +558,6 @@ int shared_release(bfc_client *client, const void *ptr, bool waits, bool *ret_st
         r = client_release(client, block_id, epoch);
         if (client_has_ended(r) && gone == 1) { /* it stays mapped in this process */
                 client_restore_block(client, &block);
-                pthread_mutex_lock(&client->lock);
-                client_count_reserved(client, block.partition, block.n_bytes);
-                pthread_mutex_unlock(&client->lock);
                 *ret_stays = true;
         }
         return r;

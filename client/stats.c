@@ -35,6 +35,12 @@ void client_count_released(bfc_client *client, uint32_t partition, uint64_t n_by
         client->counters.bytes_reserved -= n_bytes;
 }
 
+void client_count_restored(bfc_client *client, uint32_t partition, uint64_t n_bytes)
+{
+        client->counters.partitions[partition].bytes_reserved += n_bytes;
+        client->counters.bytes_reserved += n_bytes;
+}
+
 void client_stamp(const bfc_client *client, uint32_t partition, struct block *block)
 {
         if (!client->cache)

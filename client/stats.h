@@ -27,6 +27,8 @@ void client_count_alloc(bfc_client *client, const struct block *block);
 void client_count_free(bfc_client *client, const struct block *block);
 void client_count_reserved(bfc_client *client, uint32_t partition, uint64_t n_bytes);
 void client_count_released(bfc_client *client, uint32_t partition, uint64_t n_bytes);
+/* It stays reserved after a free that failed, and is in the peak already. The lock is held. */
+void client_count_restored(bfc_client *client, uint32_t partition, uint64_t n_bytes);
 
 /* Sets the age of a block without a tag that is about to be entered. */
 void client_stamp(const bfc_client *client, uint32_t partition, struct block *block);

@@ -134,6 +134,47 @@ TEST(statistics_of_two_partitions_without_a_cache)
         expect_statistics("off");
 }
 
+/* ---- many threads, one block ------------------------------------------------- */
+
+#define N_TAKERS 8
+
+static bfc_client *takers_client;
+
+/* There is room for one such block: the daemon grants it to the next thread while this one's free returns. */
+static void *take_turns(void *unused)
+{
+        static const struct bfc_malloc_options one = { .struct_size = sizeof(one),
+                                                       .flags = BFC_WHOLE,
+                                                       .wait_ms = SETTLE_MS };
+        void *p;
+
+        (void)unused;
+        for (int i = 0; i < 20; i++) {
+                REQUIRE(bfc_malloc_with(takers_client, LIMIT - 8 * MIB, &one, &p) == 0, "%s",
+                        bfc_last_error());
+                REQUIRE(bfc_free(takers_client, p) == 0, "%s", bfc_last_error());
+        }
+        return NULL;
+}
+
+/* With a cache and without. */
+LOOP_TEST(reserved_bytes_are_within_the_limit, 2)
+{
+        static const struct rig_config config;
+        struct rig *rig = rig_start(&config);
+        pthread_t threads[N_TAKERS];
+
+        setenv("BFC_CACHE", _i ? "on" : "off", 1);
+        takers_client = child_client_open(rig->socket, NULL);
+        for (int i = 0; i < N_TAKERS; i++)
+                ck_assert_int_eq(pthread_create(&threads[i], NULL, take_turns, NULL), 0);
+        for (int i = 0; i < N_TAKERS; i++)
+                pthread_join(threads[i], NULL);
+        ck_assert_uint_eq(client_stats(takers_client).peak_bytes_reserved, LIMIT - 8 * MIB);
+        bfc_disconnect(takers_client);
+        rig_stop(rig);
+}
+
 /* ---- one process ----------------------------------------------------------- */
 
 TEST(idle_memory_is_charged_and_trimmed)
