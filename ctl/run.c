@@ -30,15 +30,18 @@
 #define NAME_BYTES       ASK_NAME_BYTES /* of a lease, a tenant or a partition, with the 0 */
 #define MAX_NAME_TRIES   10
 #define FIRST_PAUSE_MS   50
+#define RELEASE_PAUSE_MS 5
 #define LONGEST_PAUSE_MS 1000
-#define END_MS           5000 /* for the daemon to be back, and for sessions of ended processes to end */
-#define N_VARIABLES      5    /* at most, of the program */
-#define MAX_NAMED        8    /* processes and sessions in a message */
+#define END_MS           5000  /* for the daemon to be back, and for sessions of ended processes to end */
+#define RELEASE_MS       60000 /* for the device to release the memory of an ending lease */
+#define N_VARIABLES      5     /* at most, of the program */
+#define MAX_NAMED        8     /* processes and sessions in a message */
 
 struct run {
         const char *socket, *client_socket;
         char lease[NAME_BYTES], tenant[NAME_BYTES], partition[NAME_BYTES];
         bool has_own_name; /* the user's */
+        uint64_t pid;      /* of this process, as the daemon sees it */
         uint64_t limit, reserve, grace_ms;
         bool evicts, is_quiet, is_strict, has_proxy;
         bool waits;
@@ -179,6 +182,82 @@ static int find_partition(struct ask *a, struct run *run)
 
 /* ---- the lease ------------------------------------------------------------- */
 
+static const Bfcd__LeaseRow *find_lease(const struct list *l, const char *name)
+{
+        for (size_t i = 0; i < l->n_leases; i++)
+                if (strcmp(l->leases[i]->name, name) == 0)
+                        return l->leases[i];
+        return NULL;
+}
+
+/* The sessions of a lease; *ret_n_ended: those of processes that have ended, whose memory the daemon reclaims just now. */
+static size_t count_sessions(const struct list *l, const char *lease, size_t *ret_n_ended)
+{
+        size_t n = 0, n_ended = 0;
+
+        for (size_t i = 0; i < l->n_sessions; i++)
+                for (size_t k = 0; k < l->sessions[i]->n_leases; k++)
+                        if (strcmp(l->sessions[i]->leases[k], lease) == 0) {
+                                n++;
+                                n_ended += child_has_ended((pid_t)l->sessions[i]->pid);
+                        }
+        *ret_n_ended = n_ended;
+        return n;
+}
+
+/* The caller frees *ret with list_free(). */
+static int list_leases(struct ask *a, struct list **ret)
+{
+        static const Bfcd__List__Kind kinds[] = { BFCD__LIST__KIND__LEASES, BFCD__LIST__KIND__SESSIONS };
+
+        return ask_lists(a, kinds, sizeof(kinds) / sizeof(kinds[0]), ret);
+}
+
+/* Whether no session joins it any more. Of other PID namespaces it is not known whether a process has ended. */
+static bool is_over(const struct run *run, const Bfcd__LeaseRow *row)
+{
+        return strcmp(row->state, "ending") == 0 ||
+               (strcmp(row->match_kind, "pid") == 0 && run->pid == (uint64_t)getpid() &&
+                child_has_ended((pid_t)strtol(row->match, NULL, 10)));
+}
+
+/* How long it may take until the lease disappears. 0: sessions or kept blocks use it, or it is gone. */
+static uint64_t release_limit_ms(const struct run *run, const struct list *l)
+{
+        const Bfcd__LeaseRow *row = find_lease(l, run->lease);
+        size_t n, n_ended;
+
+        if (!row || !row->stats || !is_over(run, row))
+                return 0;
+        n = count_sessions(l, run->lease, &n_ended);
+        if (n > 0)
+                return n == n_ended ? END_MS : 0;
+        return row->stats->bytes_in_use == 0 ? RELEASE_MS : 0;
+}
+
+/* Until a lease that is over has disappeared. Then its name and its memory are free for the next job. */
+static int await_release(struct ask *a, const struct run *run)
+{
+        uint64_t begin_ms = clock_ms();
+        unsigned wait_ms = RELEASE_PAUSE_MS;
+        struct progress progress;
+        bool again = true;
+        struct list *l;
+        int r = 0;
+
+        progress_begin(&progress, NULL, "waiting for the release of the lease's memory", 0);
+        while (again && (r = list_leases(a, &l)) == 0) {
+                again = clock_ms() - begin_ms < release_limit_ms(run, l);
+                list_free(l);
+                if (again)
+                        pause_ms(wait_ms);
+                wait_ms = wait_ms < FIRST_PAUSE_MS ? 2 * wait_ms : wait_ms;
+                progress_set(&progress, 0, 0);
+        }
+        progress_end(&progress);
+        return r;
+}
+
 /* This process as the daemon sees it: it may be in another PID namespace. */
 static int ask_own_pid(struct ask *a, uint64_t *ret)
 {
@@ -196,7 +275,7 @@ static int ask_own_pid(struct ask *a, uint64_t *ret)
         return -ESRCH;
 }
 
-static int create_once(struct ask *a, struct run *run, uint64_t pid)
+static int create_once(struct ask *a, struct run *run)
 {
         Bfcd__LeaseCreate lease = BFCD__LEASE_CREATE__INIT;
         int r = -EEXIST;
@@ -206,12 +285,15 @@ static int create_once(struct ask *a, struct run *run, uint64_t pid)
         lease.bytes_limit = run->limit;
         lease.bytes_reserve = run->reserve;
         lease.match_case = BFCD__LEASE_CREATE__MATCH_PID;
-        lease.pid = pid;
+        lease.pid = run->pid;
         lease.evicts = run->evicts;
         lease.grace_ms = run->grace_ms;
         if (run->has_own_name) {
                 lease.name = run->lease;
-                return ask_lease_create(a, &lease);
+                r = ask_lease_create(a, &lease);
+                if (r == -EEXIST && (r = await_release(a, run)) == 0) /* of an earlier job */
+                        r = ask_lease_create(a, &lease);
+                return r;
         }
         /* A lease of an earlier process with this pid may be ending. */
         for (int i = 1; i <= MAX_NAME_TRIES && r == -EEXIST; i++) {
@@ -233,13 +315,12 @@ static int create(struct ask *a, struct run *run)
         int64_t until_ms = run->wait_ms < 0 ? INT64_MAX : (int64_t)clock_ms() + run->wait_ms, left_ms;
         unsigned wait_ms = FIRST_PAUSE_MS;
         struct progress progress;
-        uint64_t pid;
-        int r = ask_own_pid(a, &pid);
+        int r = ask_own_pid(a, &run->pid);
 
         if (r < 0)
                 return r;
         progress_begin(&progress, NULL, "waiting for the reserve", 0);
-        while ((r = create_once(a, run, pid)) == -ENOMEM && run->waits) {
+        while ((r = create_once(a, run)) == -ENOMEM && run->waits) {
                 left_ms = until_ms - (int64_t)clock_ms();
                 if (left_ms <= 0)
                         break;
@@ -288,35 +369,16 @@ static int make_lease(struct run *run)
 
 /* ---- its end --------------------------------------------------------------- */
 
-static const Bfcd__LeaseRow *find_lease(const struct list *l, const char *name)
-{
-        for (size_t i = 0; i < l->n_leases; i++)
-                if (strcmp(l->leases[i]->name, name) == 0)
-                        return l->leases[i];
-        return NULL;
-}
-
-/* Whether a session of the lease is one of a process that has ended, whose memory the daemon reclaims just now. */
-static bool has_ended_session(const struct list *l, const char *lease)
-{
-        for (size_t i = 0; i < l->n_sessions; i++)
-                for (size_t k = 0; k < l->sessions[i]->n_leases; k++)
-                        if (strcmp(l->sessions[i]->leases[k], lease) == 0 &&
-                            child_has_ended((pid_t)l->sessions[i]->pid))
-                                return true;
-        return false;
-}
-
 /* The lease as its program leaves it. The caller frees *ret with list_free(). */
 static int look(struct ask *a, const struct run *run, struct list **ret)
 {
-        static const Bfcd__List__Kind kinds[] = { BFCD__LIST__KIND__LEASES, BFCD__LIST__KIND__SESSIONS };
         uint64_t until_ms = clock_ms() + END_MS;
         struct list *l;
+        size_t n_ended;
         int r;
 
-        while ((r = ask_lists(a, kinds, sizeof(kinds) / sizeof(kinds[0]), &l)) == 0 &&
-               has_ended_session(l, run->lease) && clock_ms() < until_ms) {
+        while ((r = list_leases(a, &l)) == 0 && (count_sessions(l, run->lease, &n_ended), n_ended > 0) &&
+               clock_ms() < until_ms) {
                 list_free(l);
                 pause_ms(FIRST_PAUSE_MS);
         }
@@ -421,8 +483,10 @@ static void end_lease(const struct run *run, bool prints)
                 print_rest(run, reply->lease_end);
         if (row && prints && !run->is_quiet)
                 print_summary(run, row);
-        if (reply)
+        if (reply) {
+                (void)await_release(&a, run);
                 bfcd__reply__free_unpacked(reply, NULL);
+        }
         list_free(l);
         ask_close(&a);
 }

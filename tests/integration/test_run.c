@@ -5,11 +5,13 @@
  * The programs are this one, with --job and words that say what to do. */
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 
 #include "ctl/text.h"
@@ -65,6 +67,15 @@ static void teardown(void)
 
 FIXTURE(run, setup, teardown);
 FIXTURE(restarted, NULL, NULL);
+
+/* The fake driver takes a second for 128 MiB. */
+static void setup_slow(void)
+{
+        ck_assert_int_eq(setenv("FAKE_CUDA_MS_PER_GIB", "8000", 1), 0);
+        setup();
+}
+
+FIXTURE(slow, setup_slow, teardown);
 
 /* ---- the program ------------------------------------------------------------ */
 
@@ -353,7 +364,35 @@ TEST_OF(run, kill_of_bfcctl)
         ck_assert_int_eq(kill(j.pid, SIGKILL), 0);
         ck_assert_int_eq(job_wait(&j), 128 + SIGKILL);
         ck_assert(WAIT_FOR(list_has("ending"), SETTLE_MS));
+        run_ends(RUN("--limit", "8MiB", "--lease", "dead", "true"), 125, "still ending, with 1 session");
         ck_assert_int_eq(kill(pid, SIGKILL), 0);
+}
+
+/* Its memory is released before bfcctl ends, so the next job can have its name and its guarantee. */
+TEST_OF(slow, name_of_an_ended_job)
+{
+        run_ends(RUN("--limit", "32MiB", "--lease", "again", self, "--job", "malloc", "32"), 0, "0 B left");
+        ck_assert_uint_eq(count_leases(), 0);
+        run_ends(RUN("--limit", "64MiB", "--reserve", "64MiB", "--lease", "again", "true"), 0, "0 B left");
+}
+
+/* What a killed bfcctl did not do, the next one waits for. */
+TEST_OF(slow, name_of_a_killed_job)
+{
+        struct pollfd process = { .events = POLLIN };
+        struct job j;
+        int pid;
+
+        job_start(&j, RUN("--limit", "32MiB", "--lease", "again", self, "--job", "malloc", "32", "pause"));
+        pid = job_reads(&j, " ok");
+        process.fd = (int)syscall(SYS_pidfd_open, pid, 0);
+        ck_assert_int_ge(process.fd, 0);
+        ck_assert_int_eq(kill(j.pid, SIGKILL), 0);
+        ck_assert_int_eq(kill(pid, SIGKILL), 0);
+        ck_assert_int_eq(job_wait(&j), 128 + SIGKILL);
+        ck_assert_int_eq(poll(&process, 1, SETTLE_MS), 1);
+        close(process.fd);
+        run_ends(RUN("--limit", "8MiB", "--lease", "again", "true"), 0, "0 B left");
 }
 
 TEST_OF(run, processes_that_are_left)
