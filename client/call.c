@@ -288,7 +288,7 @@ static int call_put(struct call_connection *c, Bfcd__Request *request)
         return r;
 }
 
-/* Once: from then on the waiter is like any other. */
+/* Of all waiters of the call, once: from then on they are like any other. */
 static void call_cancel(struct call_connection *c, struct call_waiter *w)
 {
         Bfcd__Cancel cancel = BFCD__CANCEL__INIT;
@@ -301,8 +301,12 @@ static void call_cancel(struct call_connection *c, struct call_waiter *w)
                 call_fail(c, -ECONNRESET);
                 return;
         }
-        cancel.request_id = w->id;
-        (void)call_put(c, &request); /* where it has no room the request waits on */
+        for (const struct call_waiter *other = c->first; other; other = other->next) {
+                if (other->interrupt != w->interrupt || other->reply)
+                        continue;
+                cancel.request_id = other->id;
+                (void)call_put(c, &request); /* where it has no room the request waits on */
+        }
 }
 
 static void waiter_add(struct call_connection *c, struct call_waiter *w)
@@ -642,19 +646,23 @@ int call_send_all_at(struct call_connection *c, uint64_t upto, Bfcd__Request *co
         return r;
 }
 
-int call_send_wakes(struct call_connection *c, Bfcd__Request *const *requests, size_t n, size_t n_replies,
-                    Bfcd__Reply **ret_replies, uint64_t *ret_epoch)
+int call_send_wakes(struct call_connection *c, struct call_interrupt *interrupt,
+                    Bfcd__Request *const *requests, size_t n, size_t n_replies, Bfcd__Reply **ret_replies,
+                    uint64_t *ret_epoch)
 {
         struct call_waiter *waiters = calloc(n_replies + 1, sizeof(*waiters));
+        int wake_fd = interrupt && waiters ? eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK) : -1;
         int r;
 
         if (!waiters)
                 return -ENOMEM;
         for (size_t i = 0; i < n_replies; i++)
-                waiters[i].wake_fd = -1;
+                waiters[i] = (struct call_waiter){ .interrupt = interrupt, .wake_fd = wake_fd };
         r = call_send_some(c, 0, requests, n, waiters, ret_epoch);
         for (size_t i = 0; i < n_replies; i++)
                 ret_replies[i] = waiters[i].reply;
+        if (wake_fd >= 0)
+                close(wake_fd);
         free(waiters);
         return r;
 }

@@ -62,9 +62,10 @@ int call_send_all_at(struct call_connection *c, uint64_t upto, Bfcd__Request *co
                      Bfcd__Reply **ret_replies, uint64_t *ret_epoch);
 
 /* The same for Wakes, in any epoch: they are sent together, and each has a reply for each of its blocks.
- * ret_replies: these, in order; n_replies in all. -ENOMEM. */
-int call_send_wakes(struct call_connection *c, Bfcd__Request *const *requests, size_t n, size_t n_replies,
-                    Bfcd__Reply **ret_replies, uint64_t *ret_epoch);
+ * ret_replies: these, in order; n_replies in all. interrupt: of all of them; NULL: none. -ENOMEM. */
+int call_send_wakes(struct call_connection *c, struct call_interrupt *interrupt,
+                    Bfcd__Request *const *requests, size_t n, size_t n_replies, Bfcd__Reply **ret_replies,
+                    uint64_t *ret_epoch);
 
 /* The same with one request without a result, for the end of the process: in parallel to calls of other
  * threads, and for at most timeout_ms. -ETIMEDOUT. */

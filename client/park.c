@@ -391,6 +391,7 @@ struct wakes {
         int *results; /* 1: not woken yet */
         size_t n;
         struct client_call call;
+        struct call_interrupt interrupt; /* of a wait */
         uint32_t wait_ms;
         uint64_t *ids;
         Bfcd__Reply **replies;
@@ -417,6 +418,8 @@ static int wakes_init(struct wakes *w, size_t n, uint32_t wait_ms)
         size_t n_requests = n / WAKES_A_REQUEST + 1;
 
         *w = (struct wakes){ .wait_ms = wait_ms,
+                             .call.interrupt = wait_ms > 0 ? &w->interrupt : NULL,
+                             .interrupt.cancel_fd = -1,
                              .blocks = calloc(n + 1, sizeof(*w->blocks)),
                              .results = calloc(n + 1, sizeof(*w->results)),
                              .ids = calloc(n + 1, sizeof(*w->ids)),
@@ -467,6 +470,14 @@ static int wakes_take(bfc_client *client, const struct block *block, Bfcd__Reply
         return is_stale ? 1 : r;
 }
 
+/* The wait was interrupted: what is not woken stays parked. */
+static void wakes_interrupt(struct wakes *w)
+{
+        for (size_t i = 0; i < w->n; i++)
+                if (w->results[i] == 1 || w->results[i] == -ECANCELED)
+                        w->results[i] = client_interrupted();
+}
+
 /* Fills the results: 0, or an error with a message. */
 static void wakes_send(bfc_client *client, struct wakes *w)
 {
@@ -484,6 +495,8 @@ static void wakes_send(bfc_client *client, struct wakes *w)
                         if (w->results[i] == 1)
                                 w->results[i] =
                                         r < 0 ? r : wakes_take(client, &w->blocks[i], w->replies[n++], epoch);
+                if (w->interrupt.is_interrupted)
+                        wakes_interrupt(w);
         }
 }
 

@@ -59,6 +59,11 @@ int client_check_reply(Bfcd__Reply *reply, Bfcd__Reply__BodyCase expected)
         return r;
 }
 
+int client_interrupted(void)
+{
+        return error_set(-EINTR, "the wait was interrupted by a signal or by cancel_fd");
+}
+
 /* The call is over. A block that the daemon granted before it read the Cancel is freed. */
 static int request_interrupted(bfc_client *client, Bfcd__Reply *reply, uint64_t epoch)
 {
@@ -72,7 +77,7 @@ static int request_interrupted(bfc_client *client, Bfcd__Reply *reply, uint64_t 
                 client_release(client, block->block_id, epoch);
         if (reply)
                 bfcd__reply__free_unpacked(reply, NULL);
-        return error_set(-EINTR, "the wait was interrupted by a signal or by cancel_fd");
+        return client_interrupted();
 }
 
 /* The wait_ms of a request; NULL: the request does not wait. */
@@ -140,17 +145,22 @@ int client_request_wakes(bfc_client *client, struct client_call *call, Bfcd__Req
         do {
                 for (size_t i = 0; i < n; i++)
                         request_limit_wait(call, requests[i]);
-                r = call_send_wakes(client->connection, requests, n, n_replies, ret_replies, ret_epoch);
+                r = call_send_wakes(client->connection, call->interrupt, requests, n, n_replies, ret_replies,
+                                    ret_epoch);
                 __atomic_add_fetch(&client->counters.n_requests, n, __ATOMIC_RELAXED);
                 for (size_t i = 0; r < 0 && i < n_replies; i++) {
                         if (ret_replies[i])
                                 bfcd__reply__free_unpacked(ret_replies[i], NULL);
                         ret_replies[i] = NULL;
                 }
-        } while (r == -ECONNRESET &&
-                 (r = client_reconnect(client, *ret_epoch, client->reconnect.return_ms, NULL)) == 0);
+                if (r == -ECONNRESET && call->interrupt && call->interrupt->is_interrupted)
+                        r = -EINTR;
+        } while (r == -ECONNRESET && (r = client_reconnect(client, *ret_epoch, client->reconnect.return_ms,
+                                                           call->interrupt)) == 0);
         if (r == -ENOMEM)
                 return error_no_memory();
+        if (r == -EINTR)
+                return client_interrupted();
         return r < 0 ? client_lost(client, r) : 0;
 }
 

@@ -38,9 +38,13 @@ int client_request(bfc_client *client, struct client_call *call, Bfcd__Request *
                    Bfcd__Reply__BodyCase expected, Bfcd__Reply **ret_reply, uint64_t *ret_epoch);
 
 /* Sends Wakes with this wait_ms, as client_request() does, and waits for all their replies: n_replies. 0: all
- * arrived; the caller passes each to client_check_reply(). call: is needed. */
+ * arrived; the caller passes each to client_check_reply(). After an interruption that is -ECANCELED for those that
+ * had not arrived. call: is needed. */
 int client_request_wakes(bfc_client *client, struct client_call *call, Bfcd__Request *const *requests,
                          size_t n, size_t n_replies, Bfcd__Reply **ret_replies, uint64_t *ret_epoch);
+
+/* -EINTR, with the message. */
+int client_interrupted(void);
 
 /* 0: a reply of the kind expected. Else its error, with a message; the reply is freed. */
 int client_check_reply(Bfcd__Reply *reply, Bfcd__Reply__BodyCase expected);

@@ -455,10 +455,12 @@ int call_send_all_at(struct call_connection *c, uint64_t upto, Bfcd__Request *co
 }
 
 /* A plan parks no block. */
-int call_send_wakes(struct call_connection *c, Bfcd__Request *const *requests, size_t n, size_t n_replies,
-                    Bfcd__Reply **ret_replies, uint64_t *ret_epoch)
+int call_send_wakes(struct call_connection *c, struct call_interrupt *interrupt,
+                    Bfcd__Request *const *requests, size_t n, size_t n_replies, Bfcd__Reply **ret_replies,
+                    uint64_t *ret_epoch)
 {
         (void)c;
+        (void)interrupt;
         (void)requests;
         (void)n;
         (void)n_replies;

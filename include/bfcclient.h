@@ -19,8 +19,9 @@
  *                shared block of that name (bfc_attach, bfc_forget); no such GPU
  *                (bfc_partition_for_device); no more partitions (bfc_partition_info)
  *   -EEXIST      the tenant has a shared block of that name (bfc_publish)
- *   -EINTR       a wait was interrupted (bfc_malloc_with, bfc_attach and bfc_attach_with with a
- *                wait_ms): a signal handler ran in the waiting thread, or cancel_fd is readable
+ *   -EINTR       a wait was interrupted (bfc_malloc_with, bfc_attach, bfc_attach_with, bfc_wake,
+ *                bfc_use_begin and similar with a wait_ms): a signal handler ran in the waiting
+ *                thread, or cancel_fd is readable
  *   -ETIMEDOUT   no block with that name was published in time (bfc_attach)
  *   -EMFILE      this process has reached its limit of open files, so memory could not be passed to
  *                it: raise RLIMIT_NOFILE (ulimit -n). The session continues
@@ -228,8 +229,9 @@ int bfc_park(bfc_client *client, void *ptr, unsigned how, const char *partition)
 
 /* Wakes a parked block: gets new memory at the same address, copies the contents back and frees the copy. It
  * waits for room as an allocation with this wait_ms does. If there is none (-EDQUOT, -ENOMEM), or the memory
- * from which the block was parked has not been released yet (-EBUSY), the block stays parked. A block that is
- * not parked is left as it is. -EINVAL: as above. -EIO: the copy was lost with its partition. */
+ * from which the block was parked has not been released yet (-EBUSY), the block stays parked. A signal handler that
+ * runs in the waiting thread interrupts the wait (-EINTR), also in the functions below that wait; what woke stays
+ * awake. A block that is not parked is left as it is. -EINVAL: as above. -EIO: the copy was lost with its partition. */
 int bfc_wake(bfc_client *client, void *ptr, uint32_t wait_ms);
 
 /* The same for all blocks of this client that were allocated with BFC_PARKABLE and this tag (bfc_malloc_with());

@@ -234,9 +234,10 @@ class Block:
 
     def wake(self, wait: float | None = None) -> None:
         """Brings the block back as Pool.wake() does. Each process wakes a shared block for itself."""
-        if self.ptr is None:
+        handle, ptr = self._session.handle, self.ptr
+        if ptr is None:
             raise ValueError("the block has been freed")
-        _errors.check(lib.bfc_wake(self._session.handle, self.ptr, _pool.wait_ms(wait)))
+        _errors.check(_pool.interruptible(lambda ms: lib.bfc_wake(handle, ptr, ms), wait))
 
     def buffer(self) -> memoryview:
         """The bytes of a host block. The view keeps the block alive."""

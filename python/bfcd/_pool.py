@@ -8,8 +8,9 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -82,10 +83,11 @@ class Sleeper:
 
     def wake(self, wait: float | None = None) -> None:
         """Brings the memory back, with its contents and at its addresses. It needs room in the partition again, for
-        which it waits at most `wait` seconds; QuotaExceeded or OutOfMemory otherwise. Signals are handled after the
+        which it waits at most `wait` seconds; QuotaExceeded or OutOfMemory otherwise. KeyboardInterrupt ends the
         wait. What woke before an error stays awake."""
         self._check_open()
-        _errors.check(lib.bfc_wake_tag(self._client._handle, self.tag.encode(), wait_ms(wait)))
+        handle, tag = self._client._handle, self.tag.encode()
+        _errors.check(interruptible(lambda ms: lib.bfc_wake_tag(handle, tag, ms), wait))
 
     @contextmanager
     def use(self, wait: float | None = None) -> Iterator[None]:
@@ -93,7 +95,7 @@ class Sleeper:
         memory. Uses can be nested, and be those of several threads. Memory that is allocated inside is not in use."""
         self._check_open()
         handle, tag = self._client._handle, self.tag.encode()
-        _errors.check(lib.bfc_use_begin_tag(handle, tag, wait_ms(wait)))
+        _errors.check(interruptible(lambda ms: lib.bfc_use_begin_tag(handle, tag, ms), wait))
         try:
             yield
         finally:
@@ -104,6 +106,16 @@ def wait_ms(wait: float | None) -> int:
     from . import _client
 
     return _client._wait_ms(_client._default_wait if wait is None else wait)
+
+
+def interruptible(call: Callable[[int], int], wait: float | None) -> int:
+    """The result of call(milliseconds). It is repeated with what is left after a signal, unless Python's handler of the
+    signal raises an exception, KeyboardInterrupt for instance."""
+    ms = wait_ms(wait)
+    end = time.monotonic() + ms / 1000
+    while (result := call(ms)) == -errno.EINTR:
+        ms = max(1, round((end - time.monotonic()) * 1000))
+    return result
 
 
 #: Tags of open pools, by session.

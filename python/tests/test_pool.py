@@ -1,7 +1,10 @@
 # Pools that sleep and wake, and functions for the daemon's requests for memory.
 #
 # SPDX-License-Identifier: Apache-2.0
+import json
 import os
+import select
+import signal
 import subprocess
 import sys
 import threading
@@ -304,6 +307,46 @@ def test_a_function_is_called_when_others_need_memory(daemon, client):
     with bfcd.connect(daemon.socket) as other, pytest.raises(MemoryError):
         other.malloc(50 * MIB, wait=0.2)
     assert len(calls) == n
+
+
+INTERRUPTED = """
+import bfcd
+def use():
+    with pool.use(wait=600): pass
+with bfcd.pool() as pool, bfcd.connect() as other:
+    block = pool.malloc(40 << 20)
+    block.write(b"kept")
+    pool.sleep()
+    full = other.malloc(40 << 20)
+    for wait in (lambda: pool.wake(wait=600), use, lambda: block.wake(wait=600)):
+        print("waits", flush=True)
+        try:
+            wait()
+        except KeyboardInterrupt:
+            print("ended", flush=True)
+    full.free()
+    with pool.use(wait=100):
+        assert block.read(4) == b"kept"
+"""
+
+
+def test_ctrl_c_ends_a_wait_to_wake(daemon):
+    admin = [os.environ["BFCCTL"], "--socket", str(daemon.folder / "admin.sock"), "--json", "waiting"]
+    p = subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED],
+        env=daemon.environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        bufsize=0,
+    )
+    for _ in range(3):
+        assert p.stdout.readline() == b"waits\n"
+        wait_for(lambda: json.loads(subprocess.check_output(admin))["waiting"], "request that waits")
+        p.send_signal(signal.SIGINT)
+        while not select.select([p.stdout], [], [], 20)[0]:  # it came in the moment before the wait
+            p.send_signal(signal.SIGINT)
+        assert p.stdout.readline() == b"ended\n"
+    assert p.communicate(timeout=LIMIT_S) == (b"", b"") and p.returncode == 0
 
 
 def test_an_exception_is_reported_and_goes_no_further(daemon, client, monkeypatch):

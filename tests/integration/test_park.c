@@ -191,6 +191,68 @@ TEST(other_blocks_use_the_memory_and_not_the_place)
         rig_stop_after_copies(rig);
 }
 
+struct wake_wait {
+        bfc_client *client;
+        void *ptr; /* NULL: a use of all with the tag */
+        _Atomic bool is_over;
+        int result;
+};
+
+static void *wait_to_wake(void *arg)
+{
+        struct wake_wait *w = arg;
+
+        w->result = w->ptr ? bfc_wake(w->client, w->ptr, SETTLE_MS)
+                           : bfc_use_begin_tag(w->client, "model", SETTLE_MS);
+        w->is_over = true;
+        return NULL;
+}
+
+static void on_signal(int number)
+{
+        (void)number;
+}
+
+/* Of one block, and of all with a tag: some wait, and some have no place in the daemon's queue yet. */
+TEST(a_signal_ends_a_wait_to_wake)
+{
+        struct bfc_malloc_options how = { .struct_size = sizeof(how), .flags = BFC_PARKABLE, .tag = "model" };
+        struct sigaction action = { .sa_handler = on_signal, .sa_flags = SA_RESTART };
+        struct rig *rig = rig_start(small_config());
+        bfc_client *client = client_open(rig, "red", "train");
+        void *p[3], *full;
+
+        ck_assert_int_eq(sigaction(SIGUSR1, &action, NULL), 0);
+        for (unsigned i = 0; CAN_PARK && i < 3; i++) {
+                ck_assert_ok(bfc_malloc_with(client, BLOCK, &how, &p[i]));
+                pattern_write(p[i], BLOCK, i);
+        }
+        for (unsigned i = 0; CAN_PARK && i < 3; i++)
+                park(client, p[i]);
+        if (CAN_PARK)
+                ck_assert_ok(bfc_malloc_flags(client, NULL, 3 * BLOCK, BFC_WHOLE, &full));
+        for (unsigned i = 0; CAN_PARK && i < 2; i++) {
+                struct wake_wait w = { .client = client, .ptr = i == 0 ? p[0] : NULL };
+                pthread_t thread;
+
+                ck_assert_int_eq(pthread_create(&thread, NULL, wait_to_wake, &w), 0);
+                ck_assert(WAIT_FOR(rig_n_waiting(rig, "red") > 0, SETTLE_MS));
+                ck_assert(WAIT_FOR(w.is_over || (pthread_kill(thread, SIGUSR1), false), SETTLE_MS));
+                ck_assert_int_eq(pthread_join(thread, NULL), 0);
+                ck_assert_int_eq(w.result, -EINTR);
+                ck_assert_uint_eq(rig_n_waiting(rig, "red"), 0);
+        }
+        if (CAN_PARK)
+                ck_assert_ok(bfc_free(client, full));
+        for (unsigned i = 0; CAN_PARK && i < 3; i++) {
+                ck_assert_ok(bfc_wake(client, p[i], SETTLE_MS));
+                ck_assert(pattern_holds(p[i], BLOCK, i));
+                ck_assert_ok(bfc_free(client, p[i]));
+        }
+        bfc_disconnect(client);
+        rig_stop_after_copies(rig);
+}
+
 TEST(without_room_for_the_copy_nothing_changes)
 {
         struct rig *rig = rig_start(small_config());
