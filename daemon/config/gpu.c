@@ -3,6 +3,7 @@
  * without the GPU only its id is reported: checks that need the GPU are left out. */
 #include "daemon/config/reader.h"
 
+#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -11,6 +12,7 @@
 /* The memory of one CUDA context, as reported: see docs/cuda.md. */
 #define CONTEXT_BYTES_MIN (UINT64_C(100) << 20)
 #define CONTEXT_BYTES_MAX (UINT64_C(550) << 20)
+#define ADVICE_BYTES      96u
 
 /* ---- ids ------------------------------------------------------------------ */
 
@@ -167,12 +169,33 @@ static void check_free(struct config_reader *r, size_t device)
                                            : "when bfcd starts");
 }
 
+/* Of clients, beside bfcd's. */
+static unsigned long long contexts_in(uint64_t n_bytes, uint64_t context_bytes)
+{
+        uint64_t n = n_bytes / context_bytes;
+
+        return n > 0 ? n - 1 : 0;
+}
+
+/* A headroom that is larger than the device is of no use. */
+static const char *advise_on_contexts(const struct config_device *d, uint64_t n,
+                                      char ret[static ADVICE_BYTES])
+{
+        uint64_t n_bytes = (n + 1) * CONTEXT_BYTES_MAX;
+
+        if (n_bytes >= d->size_bytes)
+                return "lower max_sessions to the processes that use the GPU at the same time";
+        snprintf(ret, ADVICE_BYTES, "write headroom: %s, or lower max_sessions", SIZE(n_bytes));
+        return ret;
+}
+
 /* Contexts are outside of all limits: too many of them take the memory that the limits promise. */
 static void check_contexts(struct config_reader *r, size_t device)
 {
         const struct config_device *d = &r->c->devices[device];
         const struct config_place *p = &r->devices[device].place;
         const struct yamltree_node *headroom = p->at[DEVICE_HEADROOM];
+        char advice[ADVICE_BYTES];
         uint64_t n = 0;
 
         for (size_t i = 0; i < r->c->n_partitions; i++)
@@ -186,9 +209,11 @@ static void check_contexts(struct config_reader *r, size_t device)
                 r, headroom ? headroom : p->at[DEVICE_ID],
                 "device '%s': max_sessions allows %llu processes; each of them, and bfcd itself, needs "
                 "100MiB to 550MiB of GPU memory for its CUDA context, %s to %s in total; the headroom is "
-                "%s: lower max_sessions, or raise headroom",
+                "%s, enough for %llu to %llu processes: %s",
                 d->id, (unsigned long long)n, ABOUT((n + 1) * CONTEXT_BYTES_MIN),
-                ABOUT((n + 1) * CONTEXT_BYTES_MAX), SIZE(d->headroom_bytes));
+                ABOUT((n + 1) * CONTEXT_BYTES_MAX), SIZE(d->headroom_bytes),
+                contexts_in(d->headroom_bytes, CONTEXT_BYTES_MAX),
+                contexts_in(d->headroom_bytes, CONTEXT_BYTES_MIN), advise_on_contexts(d, n, advice));
 }
 
 /* false: reported. */

@@ -823,9 +823,11 @@ TEST(test_gpu_defaults)
         ck_assert_int_eq(c->partitions[0].share, CONFIG_SHARE_CUDA_IPC);
         assert_line("c.yaml", 2, 31, "warning: partition 'p' has the default, share: cuda-ipc");
         assert_line("c.yaml", 3, 31, "warning: partition 'q' has the default");
-        assert_line("c.yaml", 2, 10,
-                    "1024 processes; each of them, and bfcd itself, needs 100MiB to 550MiB of GPU "
-                    "memory for its CUDA context, 101GiB to 551GiB in total; the headroom is 1026MiB");
+        assert_line(
+                "c.yaml", 2, 10,
+                "1024 processes; each of them, and bfcd itself, needs 100MiB to 550MiB of GPU "
+                "memory for its CUDA context, 101GiB to 551GiB in total; the headroom is 1026MiB, enough "
+                "for 0 to 9 processes: lower max_sessions to the processes that use the GPU at the same time");
         assert_line("c.yaml", 2, 31, "use share: fd for other users");
         ck_assert_msg(count_lines(errors) == 4, "%s", errors); /* no tenant has a quota on cuda:1 */
 }
@@ -990,6 +992,12 @@ TEST(test_contexts_fit)
         /* bfcd's and one other, 1100MiB */
         (void)parse_good(edit_of(text, "headroom: 24MiB", "headroom: 1000MiB"));
         assert_line("c.yaml", 9, 15, "allows 1 processes; each of them, and bfcd itself, needs");
+        (void)parse_good(
+                "devices: [{id: cuda:0, headroom: 2GiB, partitions: [{name: p, limit: 1GiB, share: fd}]}]\n"
+                "tenants: [{name: a, match: {uid: 1}, quotas: [{partition: p, max_sessions: 9}]}]\n");
+        assert_line("c.yaml", 1, 34,
+                    "1000MiB to 5500MiB in total; the headroom is 2GiB, enough for 2 to 19 processes: write "
+                    "headroom: 5500MiB, or lower max_sessions");
         parse_good_quietly(
                 "devices:\n"
                 "  - {id: cuda:0, headroom: 1100MiB, partitions: [{name: p, limit: 1GiB, share: fd}]}\n"
