@@ -406,9 +406,11 @@ static void put_body(struct svg *s)
 
         print_lines(s, " font-weight=\"bold\"", LEFT, "Partition %s", partition ? partition : "");
         free(partition);
-        print_lines(s, " class=\"dim\"", LEFT, "1 pixel: %s", text_size((uint64_t)(1 / s->scale), size));
         if (s->map->n_rows == 0)
                 print_lines(s, " class=\"dim\"", LEFT, "No tenant has memory there.");
+        else
+                print_lines(s, " class=\"dim\"", LEFT, "1 pixel: %s",
+                            text_size((uint64_t)(1 / s->scale), size));
         for (size_t i = 0; i < s->map->n_rows; i++)
                 put_row(s, i);
         put_keys(s);

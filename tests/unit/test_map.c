@@ -412,8 +412,12 @@ TEST(the_text_fits)
 
 TEST(an_empty_partition)
 {
+        char *text;
+
         start_map(NULL);
         ck_assert_int_eq(map_finish(m, w->owners), 0);
-        CHECK_PARTS(text_of(svg_with_labels), "No tenant has memory there.");
+        text = text_of(svg_with_labels);
+        ck_assert_ptr_null(strstr(text, "1 pixel"));
+        CHECK_PARTS(text, "No tenant has memory there.");
         check_text(text_of(map_text), "No tenant has memory there.\n");
 }
