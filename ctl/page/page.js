@@ -1,228 +1,48 @@
-/* What page.html shows: the lists of /api, asked for once a second while the page is visible.
+/* What page.html shows: the lists of /api, asked for once a second while the page is visible, and the curves of /api/hour.
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * Names and commands come from clients that may be hostile. They reach the document by textContent, setAttribute() of
- * harmless attributes and encodeURIComponent() only. A row is built once; later its texts are replaced where they
- * changed. What is kept between two polls is bounded. */
-'use strict';
-
+ * What is kept between two polls is bounded. */
 const POLL_MS = 1000;
 const FETCH_MS = 10000;  // of one answer
 const STALE_MS = 5000;   // data of this age is announced as old
 const NEW_MS = 10000;    // a refusal is marked as new
 const MERGE_MS = 60000;  // refusals of one quota are one entry
 const MAX_EVENTS = 20;
-const MAX_ROWS = 2000;   // of a table; the filter finds the others
+const HOUR_MS = 15000;   // between two of /api/hour
 const MAP_MS = 5000;     // between two maps
 const NO_MAP_MS = 30000; // until a missing map is asked for again
-const LISTS = ['status', 'partitions', 'tenants', 'sessions', 'keep'];
+const MAP_PIXELS = [240, 1000];
+const LISTS = ['status', 'partitions', 'tenants', 'sessions', 'keep', 'waiting', 'leases'];
 
-const byId = (id) => document.getElementById(id);
+// ---- the last hour ----
 
-// ---- text ----
+// The last hour of partitions and quotas: numbers of bytes by slots of time, the newest last; null is unknown.
+const hour = {
+    series: new Map(),
+    due: 0,
 
-const UNITS = ['KiB', 'MiB', 'GiB', 'TiB', 'PiB', 'EiB'];
+    async load() {
+        if (performance.now() < this.due)
+            return;
+        const {rows} = await load('hour');
 
-function size(bytes) {
-    let value = bytes / 1024, unit = 0;
+        this.series = new Map(rows.series.map((s) => [quotaKey(s), s]));
+        this.due = performance.now() + HOUR_MS;
+    },
 
-    if (bytes < 1024)
-        return bytes + ' B';
-    for (; value >= 1023.95 && unit + 1 < UNITS.length; unit++)
-        value /= 1024;
-    return value.toFixed(1) + ' ' + UNITS[unit];
-}
+    of(row) {
+        return this.series.get(quotaKey(row));
+    },
 
-function duration(ms) {
-    const s = Math.floor(Math.max(0, ms) / 1000);
-    const two = (n) => String(n).padStart(2, '0');
+    draw(curve, row) {
+        return drawCurve(curve, this.of(row), row.bytes_limit);
+    },
 
-    if (s < 60)
-        return s + ' s';
-    if (s < 3600)
-        return Math.floor(s / 60) + 'm ' + two(s % 60) + 's';
-    if (s < 86400)
-        return Math.floor(s / 3600) + 'h ' + two(Math.floor(s / 60) % 60) + 'm';
-    return Math.floor(s / 86400) + 'd ' + two(Math.floor(s / 3600) % 24) + 'h';
-}
-
-function percent(part, whole) {
-    return whole > 0 ? Math.round(100 * part / whole) + ' %' : '-';
-}
-
-function plural(n, word) {
-    return n + ' ' + word + (n === 1 ? '' : 's');
-}
-
-// Characters without a glyph are written as escapes, as in bfcctl: they could reorder or hide the text beside them.
-function visible(text) {
-    return text.replace(/[\p{C}\p{Zl}\p{Zp}]/gu, (c) => '\\u' + c.codePointAt(0).toString(16).padStart(4, '0'));
-}
-
-// ---- nodes ----
-
-function make(parent, tag, className, text) {
-    const node = document.createElement(tag);
-
-    if (className)
-        node.className = className;
-    if (text !== undefined)
-        node.textContent = text;
-    parent.append(node);
-    return node;
-}
-
-const shown = new WeakMap();  // the text of a node, which is cheaper to compare than the node's own
-
-function setText(node, text) {
-    if (shown.get(node) !== text) {
-        node.textContent = text;
-        shown.set(node, text);
-    }
-}
-
-function setClass(node, name, on) {
-    if (node.classList.contains(name) !== on)
-        node.classList.toggle(name, on);
-}
-
-// ---- tables ----
-
-// A column: title, text(row), and optionally value(row) to sort by, right, long (a line of its own on a narrow screen)
-// and mark(row), the class of a cell or ''.
-class Table {
-    constructor(id, columns, key, sortBy, onSort) {
-        this.node = byId(id);
-        this.columns = columns;
-        this.key = key;
-        this.rows = new Map();
-        this.filter = '';
-        this.onSort = onSort;
-        this.makeHead();
-        this.body = make(this.node, 'tbody');
-        this.body.setAttribute('role', 'rowgroup');
-        this.sortBy(columns.findIndex((c) => c.title === sortBy));
-    }
-
-    // The roles stay where the narrow screen's style makes cards of rows.
-    makeHead() {
-        const head = make(this.node, 'thead'), line = make(head, 'tr');
-
-        this.node.setAttribute('role', 'table');
-        head.setAttribute('role', 'rowgroup');
-        line.setAttribute('role', 'row');
-        this.heads = this.columns.map((column, i) => {
-            const th = make(line, 'th', column.right ? 'right' : '');
-            const button = make(th, 'button', '', column.title);
-
-            th.scope = 'col';
-            th.setAttribute('role', 'columnheader');
-            button.type = 'button';
-            button.addEventListener('click', () => {
-                this.sortBy(i);
-                this.place();
-            });
-            return th;
-        });
-    }
-
-    // Numbers begin with the largest, texts with the first. The same column again: the other way.
-    sortBy(i) {
-        this.down = i === this.sorted ? !this.down : Boolean(this.columns[i].value);
-        this.sorted = i;
-        this.heads.forEach((th, k) => th.setAttribute(
-            'aria-sort', k !== i ? 'none' : this.down ? 'descending' : 'ascending'));
-    }
-
-    newRow(key) {
-        const tr = document.createElement('tr');
-
-        tr.setAttribute('role', 'row');
-        const cells = this.columns.map((column, i) => {
-            const cell = make(tr, i === 0 ? 'th' : 'td', column.right ? 'right' : column.long ? 'long' : '');
-
-            if (i === 0)
-                cell.scope = 'row';
-            cell.setAttribute('role', i === 0 ? 'rowheader' : 'cell');
-            cell.setAttribute('data-title', column.title);
-            return {node: cell, text: '', mark: ''};
-        });
-        return {key, tr, cells, data: null, seen: 0};
-    }
-
-    fill(row, data) {
-        row.data = data;
-        this.columns.forEach((column, i) => {
-            const cell = row.cells[i], text = column.text(data), mark = column.mark ? column.mark(data) : '';
-
-            if (cell.text !== text)
-                cell.node.textContent = cell.text = text;
-            if (cell.mark !== mark) {
-                if (cell.mark)
-                    cell.node.classList.remove(cell.mark);
-                if (mark)
-                    cell.node.classList.add(mark);
-                cell.mark = mark;
-            }
-        });
-    }
-
-    update(list) {
-        this.turn = (this.turn || 0) + 1;
-        for (const data of list) {
-            const key = this.key(data);
-            let row = this.rows.get(key);
-
-            if (!row)
-                this.rows.set(key, row = this.newRow(key));
-            row.seen = this.turn;
-            this.fill(row, data);
-        }
-        for (const [key, row] of this.rows) {
-            if (row.seen !== this.turn)
-                this.rows.delete(key);
-        }
-        this.place();
-    }
-
-    matches(row) {
-        return this.filter === '' || row.cells.some((cell) => cell.text.toLowerCase().includes(this.filter));
-    }
-
-    compare(a, b) {
-        const column = this.columns[this.sorted];
-        const x = column.value ? column.value(a.data) : column.text(a.data);
-        const y = column.value ? column.value(b.data) : column.text(b.data);
-
-        return x < y ? -1 : x > y ? 1 : 0;
-    }
-
-    // Puts the rows that match into the document, in their order. Array.sort() is stable.
-    place() {
-        const way = this.down ? -1 : 1;
-        const rows = [...this.rows.values()].filter((row) => this.matches(row));
-        let at = this.body.firstChild;
-
-        rows.sort((a, b) => way * this.compare(a, b));
-        this.matching = rows.length;
-        this.placed = Math.min(rows.length, MAX_ROWS);
-        for (let i = 0; i < this.placed; i++) {
-            if (rows[i].tr === at)
-                at = at.nextSibling;
-            else
-                this.body.insertBefore(rows[i].tr, at);
-        }
-        while (at) {
-            const next = at.nextSibling;
-
-            at.remove();
-            at = next;
-        }
-        if (this.onSort)
-            this.onSort();
-    }
-}
+    peak(row) {
+        return Math.max(0, ...(this.of(row)?.bytes_reserved || []));
+    },
+};
 
 // ---- refusals ----
 
@@ -287,10 +107,13 @@ const refusals = {
         this.show(now);
     },
 
+    say() {
+        setText(saidOf('refusals'), this.events.length > 0 ? '' : sayNone('No request has been refused.'));
+    },
+
     show(now) {
         const list = byId('refusals');
 
-        byId('no-refusals').hidden = this.events.length > 0;
         while (list.children.length > this.events.length)
             list.lastChild.remove();
         this.events.forEach((e, i) => {
@@ -308,13 +131,14 @@ const refusals = {
     },
 };
 
+// Of a partition, which has no tenant, too.
 function quotaKey(t) {
-    return JSON.stringify([t.tenant, t.partition]);
+    return JSON.stringify([t.tenant ?? null, t.partition]);
 }
 
 // ---- the tables ----
 
-function ofLimit(t) {
+function ofLimitText(t) {
     const text = percent(t.bytes_reserved, t.bytes_limit);
 
     if (t.removed)
@@ -337,76 +161,114 @@ function hasUsage(s) {
     return s.bytes_in_use === 0 || s.client_bytes_reserved > 0;
 }
 
-const text = (title, member, more) => ({title, text: (row) => visible(row[member] || '-'), ...more});
+const known = (value, words) => value === null ? '-' : words(value);
+const text = (title, member, more) => (
+    {title, text: (row) => visible(row[member] || '-'), rem: 6, grow: 1, ...more});
 const count = (title, member, more) => (
-    {title, text: (row) => String(row[member]), value: (row) => row[member], right: true, ...more});
+    {title, text: (row) => known(row[member], String), value: (row) => row[member], right: true, rem: 4.4, ...more});
 const bytes = (title, member, more) => (
-    {title, text: (row) => size(row[member]), value: (row) => row[member], right: true, ...more});
+    {title, text: (row) => known(row[member], size), value: (row) => row[member], right: true, rem: 5.3, ...more});
+const time = (title, member, more) => (
+    {title, text: (row) => known(row[member], duration), value: (row) => row[member], right: true, rem: 4.6, ...more});
 const usage = (title, member) => (
-    {title, text: (s) => hasUsage(s) ? size(s[member]) : '-', value: (s) => s[member], right: true});
+    {title, text: (s) => hasUsage(s) ? size(s[member]) : '-', value: (s) => s[member], right: true, rem: 5.3});
+const lastHour = {title: 'Last hour', draw: (curve, row) => hour.draw(curve, row), value: (row) => hour.peak(row), long: true,
+                  rem: 7, grow: 1.5};
+const ofLimit = {title: 'Of limit', text: ofLimitText, value: (t) => t.bytes_limit > 0 ? t.bytes_reserved / t.bytes_limit : 0,
+                 right: true, rem: 5.6, grow: 0.4, mark: (t) => isNear(t) ? 'alarm' : ''};
+const waitingFor = {title: 'Waiting', text: (t) => t.num_waiting + (t.num_waiting > 0 ? ' for ' + size(t.bytes_waiting) : ''),
+                    value: (t) => t.num_waiting, right: true, rem: 5.6, grow: 0.4};
 
 const tenants = new Table('tenants', [
-    text('Tenant', 'tenant', {long: true}),
-    text('Partition', 'partition'),
+    text('Tenant', 'tenant', {long: true, rem: 7, grow: 2}),
+    text('Partition', 'partition', {rem: 5}),
+    lastHour,
     bytes('In use', 'bytes_in_use'),
     bytes('Reserved', 'bytes_reserved'),
     bytes('Peak reserved', 'peak_bytes_reserved'),
-    bytes('Guaranteed', 'bytes_guaranteed'),
+    bytes('Guaranteed', 'bytes_guaranteed', {rem: 6.1}),
     bytes('Limit', 'bytes_limit', {text: (t) => t.removed ? '-' : size(t.bytes_limit)}),
-    {title: 'Of limit', text: ofLimit, value: (t) => t.bytes_limit > 0 ? t.bytes_reserved / t.bytes_limit : 0,
-     right: true, mark: (t) => isNear(t) ? 'alarm' : ''},
-    {title: 'Refused', text: refusedText, value: (t) => t.num_refusals, right: true,
+    ofLimit,
+    {title: 'Refused', text: refusedText, value: (t) => t.num_refusals, right: true, rem: 5, grow: 0.4,
      mark: (t) => refusals.fresh.has(quotaKey(t)) ? 'new' : ''},
-    {title: 'Waiting', text: (t) => t.num_waiting + (t.num_waiting > 0 ? ' for ' + size(t.bytes_waiting) : ''),
-     value: (t) => t.num_waiting, right: true},
+    waitingFor,
     bytes('Kept', 'bytes_kept'),
-    count('Sessions', 'num_sessions'),
-], quotaKey, 'Tenant');
+    count('Leases', 'num_leases'),
+    count('Sessions', 'num_sessions', {rem: 4.8}),
+], quotaKey, 'Reserved', 'There is no tenant.');
+
+const leases = new Table('leases', [
+    text('Lease', 'name', {long: true, rem: 8, grow: 2}),
+    text('Tenant', 'tenant', {rem: 7}),
+    text('Partition', 'partition', {rem: 5}),
+    text('For', 'match', {long: true, rem: 7, grow: 2, text: (l) => visible(l.match_kind + ' ' + l.match)}),
+    text('State', 'state', {rem: 4.6, mark: (l) => l.state === 'active' ? '' : 'alarm'}),
+    bytes('In use', 'bytes_in_use'),
+    bytes('Reserved', 'bytes_reserved'),
+    bytes('Limit', 'bytes_limit'),
+    ofLimit,
+    count('Refused', 'num_refusals', {rem: 4.6}),
+    waitingFor,
+    count('Sessions', 'num_sessions', {rem: 4.8}),
+    time('Age', 'age_ms'),
+    time('Left', 'ttl_ms', {text: (l) => l.ttl_ms > 0 ? duration(l.ttl_ms) : '-'}),
+], (l) => JSON.stringify([l.tenant, l.name, l.partition]), 'Reserved', 'There is no lease.');
+
+const waiting = new Table('waiting', [
+    text('Partition', 'partition'),
+    text('Tenant', 'tenant', {rem: 7}),
+    text('Lease', 'lease', {long: true, rem: 7}),
+    count('Place', 'partition_position'),
+    count('In its queue', 'position', {rem: 5}),
+    count('Session', 'session_id'),
+    count('Process', 'pid', {rem: 5}),
+    bytes('Requested', 'n_bytes', {rem: 5.8}),
+    bytes('Lacking', 'bytes_lacking'),
+    time('Waited', 'waited_ms', {rem: 5}),
+    time('Left', 'left_ms', {rem: 5}),
+    time('Estimate', 'estimate_ms', {rem: 5}),
+], (w) => JSON.stringify([w.partition, w.tenant, w.lease, w.position, w.session_id]), 'Waited', 'No request is waiting.');
 
 const sessions = new Table('sessions', [
     count('Session', 'session_id'),
-    text('Tenant', 'tenant'),
-    text('Name', 'name', {long: true}),
-    text('User', 'user'),
-    count('Process', 'pid'),
-    text('State', 'state', {mark: (s) => s.state === 'live' ? '' : 'alarm'}),
-    {title: 'Age', text: (s) => duration(s.age_ms), value: (s) => s.age_ms, right: true},
-    count('Blocks', 'num_blocks'),
+    text('Tenant', 'tenant', {rem: 5.5}),
+    text('Name', 'name', {long: true, rem: 6.5}),
+    text('User', 'user', {rem: 4.6}),
+    count('Process', 'pid', {rem: 4.6}),
+    text('State', 'state', {rem: 4.4, mark: (s) => s.state === 'live' ? '' : 'alarm'}),
+    time('Age', 'age_ms'),
+    count('Blocks', 'num_blocks', {rem: 4}),
     bytes('Held', 'bytes_in_use'),
     bytes('Peak held', 'peak_bytes_in_use'),
     usage('Used', 'client_bytes_in_use'),
     usage('Idle', 'client_bytes_idle'),
     bytes('Outside', 'client_bytes_outside'),
-    text('Command', 'command', {long: true}),
-], (s) => s.session_id, 'Held', () => {
-    const n = sessions.rows.size;
-
-    setText(byId('sessions-count'), (sessions.placed < n ? sessions.placed + ' of ' : '') + plural(n, 'session') +
-            (sessions.placed < sessions.matching ? '; the filter finds the others' : ''));
-});
+    text('Command', 'command', {long: true, rem: 8.5, grow: 3}),
+], (s) => s.session_id, 'Held', 'There is no session.');
 
 const keepTime = (ms) => ms === null ? 'no limit' : duration(ms);
 
 const kept = new Table('kept', [
-    text('Name', 'name', {long: true}),
     text('Tenant', 'tenant'),
     text('Partition', 'partition'),
-    bytes('Size', 'n_bytes'),
-    count('References', 'num_references'),
-    {title: 'Keep', text: (k) => keepTime(k.keep_ms), value: (k) => k.keep_ms === null ? Infinity : k.keep_ms, right: true},
+    bytes('Size', 'n_bytes', {rem: 6}),
+    bytes('Metadata', 'n_metadata_bytes', {rem: 6}),
+    count('References', 'num_references', {rem: 6}),
+    {title: 'Keep', text: (k) => keepTime(k.keep_ms), value: (k) => k.keep_ms === null ? Infinity : k.keep_ms, right: true,
+     rem: 6},
     {title: 'Left', text: (k) => k.num_references > 0 ? '-' : keepTime(k.left_ms),
-     value: (k) => k.left_ms === null ? Infinity : k.left_ms, right: true},
-], (k) => k.block_id, 'Name');
+     value: (k) => k.left_ms === null ? Infinity : k.left_ms, right: true, rem: 6},
+], (k) => k.block_id, 'Size', 'No block is kept.');
 
 const devices = new Table('devices', [
     text('Device', 'device'),
-    text('Name', 'name', {long: true}),
+    text('Name', 'name', {long: true, grow: 3}),
     text('State', 'state', {mark: (d) => d.state === 'ok' ? '' : 'alarm'}),
-    bytes('Reserved', 'bytes_reserved'),
-    bytes('Total', 'bytes_total'),
-    bytes('Standby', 'bytes_standby'),
-    bytes('Unreclaimed', 'bytes_unreclaimed', {mark: (d) => d.bytes_unreclaimed > 0 ? 'alarm' : ''}),
-], (d) => d.device, 'Device');
+    bytes('Reserved', 'bytes_reserved', {rem: 6}),
+    bytes('Total', 'bytes_total', {rem: 6}),
+    bytes('Standby', 'bytes_standby', {rem: 6}),
+    bytes('Unreclaimed', 'bytes_unreclaimed', {rem: 7, mark: (d) => d.bytes_unreclaimed > 0 ? 'alarm' : ''}),
+], (d) => d.device, 'Device', 'There is no device.');
 
 // ---- partitions ----
 
@@ -429,12 +291,14 @@ const cards = new Map();
 
 function newCard(p) {
     const node = make(byId('partitions'), 'article', 'card'), title = make(node, 'h3', '', visible(p.partition) + ' ');
-    const bar = make(node, 'div', 'bar'), facts = make(node, 'dl');
+    const bar = make(node, 'div', 'bar'), curve = newCurve(node), words = make(node, 'p'), facts = make(node, 'dl');
 
     bar.setAttribute('role', 'img');
     return {
         node,
         bar,
+        curve,
+        words,
         device: make(title, 'small'),
         parts: PARTS.map(([className, label]) => {
             const part = make(bar, 'div', className), dt = make(facts, 'dt');
@@ -462,6 +326,7 @@ function fillCard(card, p) {
         words.push(label + ' ' + said);
     });
     card.bar.setAttribute('aria-label', words.join('; '));
+    setText(card.words, hour.draw(card.curve, p));
     FACTS.forEach(([, value], i) => setText(card.facts[i], value(p)));
 }
 
@@ -491,6 +356,7 @@ function updatePartitions(partitions, quotas) {
 const map = {
     due: 0,
     asked: 0,
+    askedWidth: 0,
     loading: false,
 
     updateChoice(partitions) {
@@ -508,30 +374,39 @@ const map = {
         this.due = 0;
     },
 
-    load() {
-        const name = byId('map-partition').value, image = new Image();
+    // Its text is as large as the page's: it is drawn as wide as there is room.
+    width() {
+        return Math.min(Math.max(byId('map-image').clientWidth - 40, MAP_PIXELS[0]), MAP_PIXELS[1]);
+    },
 
-        if (this.loading || performance.now() < this.due || !name)
+    load() {
+        const name = byId('map-partition').value, width = this.width(), image = new Image();
+
+        if (this.loading || !name || (performance.now() < this.due && width === this.askedWidth))
             return;
         this.loading = true;
+        this.askedWidth = width;
         image.alt = 'Memory map of partition ' + name + ': blocks, idle and free memory by address';
         image.addEventListener('load', () => {
             this.end(MAP_MS);
-            byId('map').hidden = false;
             if (name === byId('map-partition').value)
                 byId('map-image').replaceChildren(image);
         });
         image.addEventListener('error', () => {
             this.end(NO_MAP_MS);
-            byId('map').hidden = true;
+            byId('map-image').replaceChildren();
         });
         // A document has one image for each address, whatever the server says of caching.
-        image.src = 'api/map.svg?partition=' + encodeURIComponent(name) + '&n=' + ++this.asked;
+        image.src = 'api/map.svg?partition=' + encodeURIComponent(name) + '&width=' + width + '&n=' + ++this.asked;
     },
 
     end(ms) {
         this.loading = false;
         this.due = performance.now() + ms;
+    },
+
+    say() {
+        setText(saidOf('map-image'), byId('map-image').firstChild ? '' : 'No data.');
     },
 };
 
@@ -561,6 +436,7 @@ async function loadAll() {
 
     for (const name of LISTS)
         lists.push(await load(name));
+    await hour.load();
     return lists;
 }
 
@@ -573,17 +449,14 @@ function measure(name, begin) {
 }
 
 function render(lists) {
-    const begin = performance.now(), [status, partitions, quotas, list, keep] = lists.map((l) => l.rows);
+    const begin = performance.now(), [status, partitions, quotas, ...others] = lists.map((l) => l.rows);
 
     refusals.update(quotas, lists[2].now);
     updatePartitions(partitions, quotas);
     tenants.update(quotas);
-    sessions.update(list);
-    kept.update(keep);
+    [sessions, kept, waiting, leases].forEach((table, i) => table.update(others[i]));
     devices.update(status.devices);
     map.updateChoice(partitions);
-    byId('no-kept').hidden = keep.length > 0;
-    kept.node.hidden = keep.length === 0;
     setText(byId('summary'), 'Version ' + visible(status.version) + ', up ' + duration(status.uptime_ms) + ', ' +
             plural(status.num_tenants, 'tenant') + ', ' + status.num_sessions + ' of at most ' +
             plural(status.max_sessions, 'session'));
@@ -600,6 +473,11 @@ function showState() {
     setText(byId('age'), state.good === 0 ? 'There is no data yet.'
                                           : 'The data below is ' + duration(now - state.good) + ' old.');
     document.title = reason ? 'bfcd: not reachable' : 'bfcd';
+    isAway = reason !== '' || state.good === 0;
+    if (isAway)
+        setText(byId('summary'), 'No data.');
+    setText(saidOf('partitions'), cards.size > 0 ? '' : sayNone('There is no partition.'));
+    [refusals, map, ...tables].forEach((section) => section.say());
 }
 
 async function poll() {
@@ -630,9 +508,15 @@ document.addEventListener('visibilitychange', () => {
     poll();
 });
 byId('filter').addEventListener('input', () => {
-    sessions.filter = byId('filter').value.trim().toLowerCase();
-    sessions.place();
+    const words = byId('filter').value.toLowerCase().split(/\s+/).filter(Boolean);
+
+    for (const table of tables) {
+        table.words = words;
+        table.place();
+    }
 });
+for (const heading of document.querySelectorAll('main h2'))
+    make(document.querySelector('nav'), 'a', '', heading.textContent).setAttribute('href', '#' + heading.id);
 byId('map-partition').addEventListener('change', () => {
     map.due = 0;
     map.load();

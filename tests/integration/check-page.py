@@ -4,11 +4,12 @@
 #
 # SPDX-License-Identifier: Apache-2.0
 #
-# usage: check-page.py BUILD-FOLDER     TAP on standard output; skipped without chromium and python3-selenium
+# usage: check-page.py BUILD-FOLDER few|many     TAP on standard output; skipped without chromium and python3-selenium
+# many: 200 tenants, in the nightly run.
+import contextlib
 import os
 import subprocess
 import sys
-import time
 
 import web
 from checks import finish, ok
@@ -36,9 +37,54 @@ c = bfcd.connect(sys.argv[1], tenant="red", name="child")
 print("ready", flush=True)
 sys.stdin.read()
 '''
+# One whose second request waits, until it is killed.
+WAITER = '''
+import sys
+import bfcd
+c = bfcd.connect(sys.argv[1], tenant=sys.argv[2], partition="train", name="waiter")
+block = c.malloc(12 << 20)
+print("ready", flush=True)
+c.malloc(8 << 20, wait=600)
+'''
+LONG = ' '.join(f'--option-{i}=/data/a/long/path' for i in range(20))
+N_TENANTS, N_QUOTAS, N_SESSIONS, N_LEASES, N_WAITERS = 200, 423, 60, 30, 3
+QUOTAS = [(f'tenant-{i % N_TENANTS:03}', ('train', 'infer', 'batch')[i // N_TENANTS]) for i in range(N_QUOTAS)]
+MANY = f'''
+devices:
+  - id: host
+    size: 512MiB
+    partitions: [{{name: train, limit: 256MiB}}, {{name: infer, limit: 64MiB}}, {{name: batch, limit: 64MiB}}]
+tenants:
+''' + ''.join(f'''
+  - name: tenant-{i:03}
+    match: {{uid: [{os.getuid()}]}}
+    quotas: [{', '.join(f'{{partition: {p}, limit: 16MiB}}' for t, p in QUOTAS if t == f'tenant-{i:03}')}]
+''' for i in range(N_TENANTS))
+# Many sessions, the later ones with more memory.
+CROWD = '''
+import sys
+import bfcd
+clients = [bfcd.connect(sys.argv[1], tenant=f"tenant-{i:03}", partition="train", name=f"worker-{i:03}-" + "x" * 40)
+           for i in range(100, 100 + int(sys.argv[2]))]
+kept = [c.malloc((1 + i // 20) << 20) for i, c in enumerate(clients)]
+print("ready", flush=True)
+sys.stdin.read()
+'''
 # Those that are text on a background, in both colour schemes: at least 4.5 to 1 (WCAG 2.1, AA).
 PAIRS = (('text', 'back'), ('text', 'card'), ('text', 'new'), ('quiet', 'back'), ('quiet', 'card'), ('quiet', 'new'),
          ('link', 'back'), ('link', 'card'), ('alarm', 'back'), ('alarm', 'card'), ('alarm-text', 'alarm'))
+
+
+@contextlib.contextmanager
+def job(code, *words):
+    """A client in a process of its own, which is killed at the end."""
+    with subprocess.Popen([sys.executable, '-c', code, *map(str, words)], text=True, stdin=subprocess.PIPE,
+                          stdout=subprocess.PIPE, env=os.environ | {'PYTHONPATH': str(web.ROOT / 'python')}) as child:
+        try:
+            ok(child.stdout.readline() == 'ready\n', 'a client runs')
+            yield child
+        finally:
+            child.kill()
 
 
 def cells(browser, table, title):
@@ -54,15 +100,101 @@ def check_lists(site, b, client):
        ['train on host', 'infer on host'], 'partitions', b.text('#partitions'))
     # 8 MiB in a block; extents are larger.
     ok('8.0 MiB' in b.text('.card') and '128.0 MiB' in b.text('.card'), 'bytes of a partition', b.text('.card'))
-    ok(cells(b, 'tenants', 'Tenant') == ['blue', 'red', 'red'], 'tenants', b.text('#tenants'))
+    ok(cells(b, 'tenants', 'Tenant') == ['red', 'blue', 'red'], 'tenants, sorted by use', b.text('#tenants'))
     ok(sorted(cells(b, 'tenants', 'In use')) == ['0 B', '0 B', '8.0 MiB'], 'bytes in use', b.text('#tenants'))
     ok(b.run('return [...document.querySelectorAll("th")].every((th) => ["col", "row"].includes(th.scope))'),
        'each header has a scope')
     ok(b.run('return performance.getEntriesByType("resource").every((e) => e.name.startsWith(location.origin))'),
        'nothing is loaded from elsewhere')
+    check_curves(site, b)
     client.free()
     ok(b.has('[...document.querySelectorAll(`#tenants [data-title="In use"]`)].every((c) => c.textContent === "0 B")'),
        'a change appears')
+
+
+# The curve of the first tenant, and of the first partition.
+CURVES = '''hour.due = 0, ["#tenants tbody tr", ".card"].map((selector) => {
+    const part = document.querySelector(selector);
+    return part.querySelector(".curve title").textContent + ["used", "reserved"].map(
+        (name) => (part.querySelector("path." + name).getAttribute("d") || "").replace(/[-.0-9 ]+/g, ""));
+})'''
+
+
+def check_curves(site, b):
+    site.pass_time(10000)
+    has = f'({CURVES}).every((text) => /at most 8.0 MiB in use, .* reservedMH.*,MVH.*Z$/.test(text))'
+    b.has(has)
+    ok(b.run('return document.querySelector(".card p").textContent').startswith('Last hour: at most 8.0 MiB in use'),
+       'the last hour is a curve, and words')
+
+
+def said(b):
+    """What the sections say by the id of their title."""
+    return b.run('return Object.fromEntries([...document.querySelectorAll("section")].map('
+                 '(s) => [s.getAttribute("aria-labelledby").slice(2), s.querySelector(".said").innerText]))')
+
+
+def check_waiting(site, b):
+    """Leases and waiting requests, of which there are none at first."""
+    ok(said(b)['leases'] == 'There is no lease.' and said(b)['waiting'] == 'No request is waiting.', 'none waits', said(b))
+    site.admin('lease', 'create', 'night-job', '--tenant', 'red', '--partition', 'train', '--limit', '16MiB',
+               '--cgroup', '/bfcd-test-of-the-page')
+    with job(WAITER, site.socket, 'blue'):
+        b.has('document.querySelectorAll("#waiting tbody tr, #leases tbody tr").length === 2')
+        ok(cells(b, 'waiting', 'Tenant') == ['blue'] and cells(b, 'waiting', 'Requested') == ['8.0 MiB'],
+           'a waiting request', b.text('#waiting'))
+        ok(cells(b, 'leases', 'Lease') == ['night-job'] and cells(b, 'leases', 'Limit') == ['16.0 MiB'], 'a lease',
+           b.text('#leases'))
+        ok(b.has('document.querySelector("#tenants").textContent.includes("1 for 8.0 MiB")'), 'its tenant waits')
+        check_layout(b)
+    site.admin('lease', 'end', 'night-job')
+    ok(b.has('["waiting", "leases"].every((id) => document.getElementById(id).hidden)'), 'they end')
+
+
+# The cells of a row share a line, below their titles; on a narrow screen a row is a card. No text leaves its cell.
+LAYOUT = '''
+const isNarrow = innerWidth < 641, wrong = [], rows = [...document.querySelectorAll("table:not([hidden]) tr")];
+rows.forEach((row) => row.style.contentVisibility = "visible");  // else what is out of view has no size
+for (const row of rows) {
+    const name = row.closest("table").id, frame = row.getBoundingClientRect();
+    const heads = [...row.closest("table").querySelector("thead tr").children].map((c) => c.getBoundingClientRect());
+    const rects = [...row.children].map((c) => c.getBoundingClientRect());
+    const isHead = row.parentNode.tagName === "THEAD";
+
+    rects.forEach((r, i) => {
+        const cell = row.children[i], say = (what) => wrong.push(`${name}: ${cell.dataset.title || cell.textContent}: ${what}`);
+        if (r.right > frame.right + 1 || r.left < frame.left - 1 || r.bottom > frame.bottom + 1)
+            say("is outside of its row");
+        if (cell.scrollWidth > cell.clientWidth + 1)
+            say("is wider than its cell");
+        if (!isNarrow && !isHead && Math.abs(r.top - rects[0].top) > 1)
+            say("is not on the line of its row");
+        if (!isNarrow && (Math.abs(r.left - heads[i].left) > 1 || Math.abs(r.right - heads[i].right) > 1))
+            say("is not below its title");
+        if (rects.some((o, k) => k < i && o.left < r.right - 1 && r.left < o.right - 1 && o.top < r.bottom - 1 &&
+                                 r.top < o.bottom - 1))
+            say("overlaps another cell");
+    });
+    if (!isNarrow && frame.height > 64)
+        wrong.push(`${name}: a row is ${frame.height} pixels high`);
+}
+if (document.documentElement.scrollWidth > innerWidth)
+    wrong.push(`the page is ${document.documentElement.scrollWidth} pixels wide`);
+for (const box of document.querySelectorAll(".scroll")) {
+    if (box.scrollWidth > box.clientWidth)
+        wrong.push(`${box.firstChild.id} is ${box.scrollWidth - box.clientWidth} pixels wider than the page`);
+}
+rows.forEach((row) => row.style.contentVisibility = "");
+return wrong.slice(0, 9);
+'''
+
+
+def check_layout(b):
+    for width in 1280, 1920, 360:
+        b.look(width, 800)
+        wrong = b.run(LAYOUT)
+        ok(not wrong, f'{width} pixels: each row is one line, or a card', '\n'.join(wrong))
+    b.look(1280, 800)
 
 
 def check_hostile(site, b):
@@ -71,7 +203,6 @@ def check_hostile(site, b):
     ok(HOSTILE in names, 'the name of a session is text', names)
     ok(any(HOSTILE in c for c in commands), 'a command line is text', commands)
     ok(any('\\u202e' in c for c in commands), 'what reverses text is escaped', commands)
-    ok(HOSTILE in cells(b, 'kept', 'Name'), 'the name of a block is text', cells(b, 'kept', 'Name'))
     ok(b.run('return document.querySelectorAll("main img:not(#map-image img)").length === 0 && !window.pwned'),
        'and no element')
 
@@ -82,7 +213,7 @@ new MutationObserver(() => {
     const li = document.querySelector("#refusals li.new");
     const cell = document.querySelector('#tenants td.new');
     if (li && cell && !window.marked)
-        window.marked = [li.innerText, cell.innerText];
+        window.marked = [li.textContent, cell.textContent];
 }).observe(document.querySelector("main"), {subtree: true, childList: true, attributes: true});
 '''
 
@@ -121,7 +252,11 @@ def check_controls(b):
        .count('descending') == 1, 'the order is announced')
     b.driver.find_element('id', 'filter').send_keys('CHILD')
     ok(cells(b, 'sessions', 'Name') == ['child'], 'sessions are filtered', cells(b, 'sessions', 'Name'))
-    b.driver.find_element('id', 'filter').send_keys(Keys.BACKSPACE * len('CHILD'))
+    ok(said(b)['tenants'] == 'No row matches the filter.', 'and all tables', said(b))
+    b.driver.find_element('id', 'filter').send_keys(Keys.BACKSPACE * len('CHILD') + 'train RED')
+    ok(cells(b, 'tenants', 'Tenant') == ['red'] and cells(b, 'tenants', 'Partition') == ['train'], 'by words in any order',
+       b.text('#tenants'))
+    b.driver.find_element('id', 'filter').send_keys(Keys.BACKSPACE * len('train RED'))
     b.has('document.querySelectorAll("#sessions tbody tr").length === arguments[0]', len(up))
     ok(cells(b, 'sessions', 'Name') == down, 'and found again', cells(b, 'sessions', 'Name'))
 
@@ -132,10 +267,9 @@ def check_hidden(b):
                   'document.dispatchEvent(new Event("visibilitychange"))')
     b.run(set_hidden, True)
     b.has('!state.busy')
-    b.run('performance.clearResourceTimings()')
-    time.sleep(2.5)
+    b.run('performance.clearResourceTimings(); poll()')  # as its timer does
     polls = 'performance.getEntriesByType("resource").filter((e) => e.name.includes("/api/")).length'
-    ok(b.run(f'return {polls}') == 0, 'a hidden page asks for nothing', b.run(f'return {polls}'))
+    ok(b.run(f'return !state.busy && {polls} === 0'), 'a hidden page asks for nothing', b.run(f'return {polls}'))
     b.run(set_hidden, False)
     ok(b.has(f'{polls} > 0'), 'a visible one does')
 
@@ -163,23 +297,19 @@ def check_look(b):
     for scheme in ('light', 'dark'):
         b.look(360, 800, scheme)
         backgrounds.append(b.run('return getComputedStyle(document.body).backgroundColor'))
-        ok(b.run('return document.documentElement.scrollWidth <= 360 && '
-                 '[...document.querySelectorAll(".scroll")].every((e) => e.scrollWidth <= e.clientWidth)'),
-           f'360 pixels are enough, {scheme}',
-           b.run('return [...document.querySelectorAll("*")].filter((e) => e.getBoundingClientRect().right > 360)'
-                 '.map((e) => e.tagName + "." + e.className).slice(0, 9)'))
     ok(backgrounds[0] != backgrounds[1], 'the scheme is followed', backgrounds)
     b.look(1280, 800)
 
 
-def check_map(site, b):
-    """Of an exporter that has maps, or that has none."""
-    there = site.status('api/map.svg?partition=train') == 200
-    b.has('!map.loading && map.due > 0')
-    ok(b.run('return document.querySelector("#map").hidden') is not there, f'the map is {"" if there else "not "}shown')
-    if there:
-        ok(b.run('const i = document.querySelector("#map-image img"); return i.naturalWidth > 0 && i.alt !== ""'),
-           'the map is an image')
+def check_map(b):
+    """It is drawn as wide as there is room, so that its letters are never small."""
+    for width in 1280, 360:
+        b.look(width, 800)
+        shown = b.has('((i) => i && i.naturalWidth > 0 && (innerWidth > 1040 || i.naturalWidth <= innerWidth) && '
+                      '[i.naturalWidth, i.width, i.alt])(document.querySelector("#map-image img"))')
+        ok(shown[0] == shown[1] and (shown[0] == 1040 or width == 360) and 'partition train' in shown[2],
+           f'the map at {width} pixels', shown)
+    b.look(1280, 800)
 
 
 def check_console(b):
@@ -198,45 +328,77 @@ def check_policy(b):
 
 
 def check_away(site, b):
+    """Without the daemon no sentence says what is not known."""
     shown = 'document.querySelector("#banner")'
     ok(b.run(f'return {shown}.hidden'), 'no banner while all is well')
     site.end(site.daemon)
     b.has(f'!{shown}.hidden')
-    said = b.text('#banner')
-    ok('Cannot reach bfcd' in said and 'old' in said, 'the daemon ends: a banner with the age', said)
+    banner = b.text('#banner')
+    ok('Cannot reach bfcd' in banner and 'old' in banner, 'the daemon ends: a banner with the age', banner)
     ok(len(cells(b, 'tenants', 'Tenant')) == 3, 'the last data stays', b.text('#tenants'))
+    ok(said(b)['waiting'] == 'No data.' and b.text('#summary') == 'No data.', 'nothing is said of now', said(b))
+    b.driver.get(site.url)
+    b.has(f'!{shown}.hidden')
+    ok(set(said(b).values()) == {'No data.'} and b.text('#summary') == 'No data.', 'a page without data', said(b))
     site.start_daemon()
     ok(b.has(f'{shown}.hidden'), 'it is back: no banner')
+    ok(said(b)['refusals'] == 'No request has been refused.' and said(b)['kept'] == 'No block is kept.', 'and sentences',
+       said(b))
     site.end(site.exporter)
     b.has(f'!{shown}.hidden')
     ok('bfc-exporter cannot be reached' in b.text('#banner'), 'the exporter ends', b.text('#banner'))
 
 
-def check(site, b):
+def check_few(site, b):
     import bfcd
 
     with bfcd.connect(site.socket, tenant='red', name=HOSTILE, cache=False) as red, \
             bfcd.connect(site.socket, tenant='blue', name='calm') as blue:
         block = red.malloc(8 * MIB)
-        with subprocess.Popen([sys.executable, '-c', CHILD, site.socket, HOSTILE + '\u202e'], text=True,
-                              stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                              env=os.environ | {'PYTHONPATH': str(web.ROOT / 'python')}) as child:
-            child.stdout.readline()
+        with job(CHILD, site.socket, HOSTILE + '\u202e', LONG):
             check_lists(site, b, block)
             shared = red.malloc(MIB)
             red.publish(shared, HOSTILE, keep=600)
             b.has('document.querySelectorAll("#kept tbody tr").length === 1 && '
                   'document.querySelectorAll("#sessions tbody tr").length === 3')
             check_hostile(site, b)
+            check_waiting(site, b)
             check_refusal(b, bfcd, blue)
             check_controls(b)
             check_look(b)
             check_hidden(b)
-            check_map(site, b)
+            check_map(b)
             check_console(b)
             check_policy(b)
-            child.stdin.close()
     check_away(site, b)
+
+
+def check_many(site, b):
+    """A page of 200 tenants is short, finds each of them, and shows all of them if asked."""
+    for i in range(N_LEASES):
+        site.admin('lease', 'create', f'lease-{i}', '--tenant', f'tenant-{i:03}', '--partition', 'train', '--limit', '4MiB',
+                   '--cgroup', f'/bfcd-test-of-the-page/{i}')
+    with contextlib.ExitStack() as jobs:
+        jobs.enter_context(job(CROWD, site.socket, N_SESSIONS, LONG))
+        for i in range(N_WAITERS):
+            jobs.enter_context(job(WAITER, site.socket, f'tenant-{i:03}'))
+        site.pass_time(10000)
+        b.open(site.url)
+        b.has(f'document.querySelectorAll("#waiting tbody tr").length === {N_WAITERS}')
+        ok(said(b)['tenants'] == f'20 of {N_QUOTAS} rowsShow {N_QUOTAS}', 'few rows at first', said(b))
+        reserved = b.run('return [...document.querySelectorAll("#tenants tbody tr th")].map((th) => th.textContent)')
+        ok(set(reserved[:N_WAITERS]) == {'tenant-000', 'tenant-001', 'tenant-002'}, 'those with the most memory', reserved)
+        check_layout(b)
+        b.run('[...document.querySelectorAll(".said button")].filter((x) => !x.hidden).forEach((x) => x.click())')
+        counts = b.run('return ["tenants", "leases", "sessions"].map('
+                       '(id) => document.querySelectorAll(`#${id} tbody tr`).length)')
+        ok(counts == [N_QUOTAS, N_LEASES, N_SESSIONS + N_WAITERS], 'all rows', counts)
+        check_layout(b)
+        b.driver.find_element('id', 'filter').send_keys('tenant-137 train')
+        ok(cells(b, 'tenants', 'Tenant') == ['tenant-137'], 'one tenant is found', cells(b, 'tenants', 'Tenant'))
+        check_layout(b)
+        check_map(b)
+        check_console(b)
 
 
 def main():
@@ -244,11 +406,12 @@ def main():
     if lacks:
         print(f'1..0 # SKIP without {lacks}')
         return
-    site = web.Site(sys.argv[1], CONFIG)
+    few = sys.argv[2] == 'few'
+    site = web.Site(sys.argv[1], CONFIG if few else MANY)
     try:
         browser = web.Browser(site.folder)
         try:
-            check(site, browser)
+            (check_few if few else check_many)(site, browser)
         finally:
             browser.stop()
     finally:

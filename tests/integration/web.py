@@ -1,10 +1,12 @@
 # A daemon, bfc-exporter and Chromium, for the test of the page and for its screenshots.
 #
 # SPDX-License-Identifier: Apache-2.0
+import mmap
 import os
 import pathlib
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -27,13 +29,14 @@ def missing():
 
 
 class Site:
-    """A daemon with this config and an exporter, in a folder of their own."""
+    """A daemon with this config and an exporter, in a folder of their own. The exporter's clock can be moved."""
 
     def __init__(self, build, config):
         self.build = pathlib.Path(build)
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix='bfcd-web-', dir='/tmp'))
         self.socket = self.folder / 'bfcd.sock'
         self.daemon = self.exporter = None
+        (self.folder / 'clock').write_bytes(bytes(mmap.PAGESIZE))
         # The Python package, for clients in this process.
         os.environ['BFC_LIBRARY'] = str(self.build / 'client/libbfcclient.so.0')
         sys.path.insert(0, str(ROOT / 'python'))
@@ -61,13 +64,22 @@ class Site:
             port, = free_ports(1)
             self.url = f'http://127.0.0.1:{port}/'
             self.exporter = subprocess.Popen(
-                [self.build / 'ctl/bfc-exporter', '--listen', f'127.0.0.1:{port}',
-                 '--socket', self.folder / 'monitor.sock'],
+                [self.build / 'tests/integration/bfc_exporter_moved_clock', '--listen', f'127.0.0.1:{port}',
+                 '--socket', self.folder / 'monitor.sock'], env=os.environ | {'BFC_TEST_CLOCK': self.folder / 'clock'},
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             wait_for(lambda: self.status('') or self.exporter.poll() is not None, 'exporter')
             return self.exporter.poll() is None
 
         wait_for(start, 'port')
+
+    def pass_time(self, ms):
+        """For the exporter: tests/integration/moved_clock.h."""
+        with open(self.folder / 'clock', 'r+b') as f, mmap.mmap(f.fileno(), 0) as page:
+            page[:8] = struct.pack('=Q', struct.unpack('=Q', page[:8])[0] + ms)
+
+    def admin(self, *words):
+        subprocess.run([self.build / 'ctl/bfcctl', '--socket', self.folder / 'admin.sock', *words], check=True,
+                       stdout=subprocess.DEVNULL, timeout=LIMIT_S)
 
     def status(self, path):
         """Of GET; 0: there is no exporter."""
@@ -124,7 +136,8 @@ class Browser:
         self.has('state.rendered > 0')
 
     def has(self, condition, *arguments):
-        """Waits until an expression is true, and returns its value."""
+        """Waits until an expression is true, and returns its value. The page asks at once, not at its next second."""
+        self.run('poll()')
         return wait_for(lambda: self.run(f'return {condition}', *arguments), condition)
 
     def text(self, selector):
