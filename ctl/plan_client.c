@@ -6,6 +6,8 @@
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
 
 #include <bfcclient.h>
 
@@ -47,15 +49,30 @@ static int live(bfc_client *client, const struct plan_run *run, void **blocks, s
         return r;
 }
 
+/* A plan is the same in every environment: in a job of bfcctl run, too. */
+static void clear_variables(void)
+{
+        char name[128];
+        size_t n;
+
+        for (char **v = environ; *v;) {
+                n = strcspn(*v, "=");
+                if (strncmp(*v, "BFC_", 4) != 0 || n >= sizeof(name)) {
+                        v++;
+                        continue;
+                }
+                memcpy(name, *v, n);
+                name[n] = '\0';
+                unsetenv(name); /* the next one takes its place */
+        }
+}
+
 int plan_client_run(struct plan_daemon *daemon, const struct plan_run *run, struct plan_result *ret)
 {
         struct bfc_options options = {
                 .struct_size = sizeof(options),
                 .socket = "plan",
-                .partition = run->partition,
-                .tenant = run->tenant,
                 .name = "bfc-replay",
-                .trace = "",
                 .flags = run->has_cache ? 0 : BFC_NO_CACHE,
         };
         struct bfc_client_stats stats = { .struct_size = sizeof(stats) };
@@ -66,6 +83,7 @@ int plan_client_run(struct plan_daemon *daemon, const struct plan_run *run, stru
 
         if (!blocks)
                 return -ENOMEM;
+        clear_variables();
         plan_call_serve(daemon);
         r = bfc_connect(&options, &client);
         if (r == 0)

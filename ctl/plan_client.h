@@ -17,7 +17,6 @@ struct progress;
 
 struct plan_run {
         const struct trace *trace;
-        const char *partition, *tenant; /* of the daemon's only quota */
         bool has_cache;
         struct progress *progress;         /* may be NULL */
         const volatile sig_atomic_t *stop; /* may be NULL; not 0: -EINTR */
@@ -30,8 +29,8 @@ struct plan_result {
         uint64_t peak_client_bytes; /* what the client had from the daemon, in use or idle */
 };
 
-/* Lives through the trace up to the first refusal, and disconnects. Not beside another thread. -EINTR, -EPROTO,
- * -ENOMEM. */
+/* Lives through the trace up to the first refusal, and disconnects. Not beside another thread: it removes all
+ * variables BFC_... from the environment. -EINTR, -EPROTO, -ENOMEM. */
 int plan_client_run(struct plan_daemon *daemon, const struct plan_run *run, struct plan_result *ret);
 
 #endif

@@ -371,7 +371,6 @@ static int print_plan(const struct invocation *v, const struct plan_report *repo
 
 static int run_plan(const struct invocation *v, const struct trace *t)
 {
-        const char *cache = v->cache ? v->cache : secure_getenv("BFC_CACHE");
         struct plan_options options = { .trace = t, .shows_progress = true, .stop = &stop };
         struct plan_report report = { .trace_name = v->trace_name, .scale = v->scale, .options = &options };
         struct sigaction action = { .sa_handler = on_signal };
@@ -382,8 +381,7 @@ static int run_plan(const struct invocation *v, const struct trace *t)
         sigemptyset(&action.sa_mask);
         sigaction(SIGINT, &action, NULL);
         sigaction(SIGTERM, &action, NULL);
-        options.has_cache = !cache || strcmp(cache, "off") != 0;
-        setenv("BFC_CACHE", "on", 1); /* an option of the plan's client says when it is off */
+        options.has_cache = !v->cache || strcmp(v->cache, "off") != 0;
         r = read_place(v, t, &options.place);
         if (r != 0)
                 return r;

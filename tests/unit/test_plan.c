@@ -120,6 +120,23 @@ TEST(no_gaps)
         ck_assert_uint_eq(plan.limit_bytes, 50 * MIB);
 }
 
+/* Those of a job of bfcctl run, and wrong ones. */
+TEST(no_variable_changes_a_plan)
+{
+        static const char *const variables[] = { "BFC_PARTITION", "BFC_TENANT", "BFC_SOCKET",
+                                                 "BFC_INHERIT",   "BFC_CACHE",  "BFC_RETURN_MS",
+                                                 "BFC_WAIT_MS",   "BFC_TRACE" };
+        struct plan expected, plan;
+
+        generate();
+        expected = find();
+        for (size_t i = 0; i < sizeof(variables) / sizeof(variables[0]); i++)
+                setenv(variables[i], "off", 1);
+        plan = find();
+        plan.seconds = expected.seconds;
+        ck_assert_mem_eq(&plan, &expected, sizeof(plan));
+}
+
 /* Blocks 0 and 2 are freed around block 1, so block 3 does not fit into a region of the peak's 3 MiB. */
 TEST(gaps)
 {
