@@ -376,11 +376,15 @@ int client_check_malloc(bfc_client *client, const char *partition, size_t n_byte
 }
 
 void client_record(const bfc_client *client, uint32_t partition, const void *ptr, uint64_t n_bytes,
-                   const char *tag)
+                   const struct malloc_how *how)
 {
         if (client->recorder)
-                recorder_given(client->recorder, ptr, n_bytes,
-                               client->hello->hello->partitions[partition]->name, tag);
+                recorder_given(client->recorder, ptr,
+                               &(struct recorder_block){
+                                       .n_bytes = n_bytes,
+                                       .partition = client->hello->hello->partitions[partition]->name,
+                                       .tag = how->tag,
+                                       .flags = how->flags });
 }
 
 static int malloc_as(bfc_client *client, const char *partition, size_t n_bytes, const struct malloc_how *how,
@@ -399,7 +403,7 @@ static int malloc_as(bfc_client *client, const char *partition, size_t n_bytes, 
         r = client_malloc(client, index, n_bytes, how, ret_ptr);
         if (r < 0)
                 return client_malloc_failed(client, index, r);
-        client_record(client, index, *ret_ptr, n_bytes, how->tag);
+        client_record(client, index, *ret_ptr, n_bytes, how);
         return 0;
 }
 
@@ -429,7 +433,7 @@ static bool malloc_fast(bfc_client *client, size_t n_bytes, void **ret_ptr)
             !client_unstash(client, client->partition, n_bytes, ret_ptr))
                 return false;
         if (client->recorder)
-                client_record(client, client->partition, *ret_ptr, n_bytes, NULL);
+                client_record(client, client->partition, *ret_ptr, n_bytes, &(struct malloc_how){ 0 });
         return true;
 }
 

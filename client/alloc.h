@@ -21,8 +21,8 @@ int client_check_malloc(bfc_client *client, const char *partition, size_t n_byte
 /* Counts a failed call, and returns error. */
 int client_malloc_failed(bfc_client *client, uint32_t partition, int error);
 
-/* Notes a new block in the client's trace, if it has one. tag: NULL for none. */
+/* Notes a new block in the client's trace, if it has one. */
 void client_record(const bfc_client *client, uint32_t partition, const void *ptr, uint64_t n_bytes,
-                   const char *tag);
+                   const struct malloc_how *how);
 
 #endif

@@ -38,12 +38,13 @@
 #include "client/blocks.h"
 #include "client/process.h"
 
-#define HEADER       "id,lower,upper,size,partition,tag\n"
+#define HEADER       "id,lower,upper,size,partition,tag,flags\n"
 #define BUFFER_BYTES (32u * 1024u)
-#define PAGE_BYTES   4096u                                  /* the smallest that Linux has */
-#define LINE_BYTES   (84u + 2u * (RECORDER_LABEL_MAX + 1u)) /* at most: four numbers of 20 digits, two labels */
-#define END_DIGITS   19u                                    /* of `upper`, which is overwritten in place */
-#define NO_END       ((uint64_t)INT64_MAX)
+#define PAGE_BYTES   4096u /* the smallest that Linux has */
+#define LINE_BYTES                                                                                           \
+        (105u + 2u * (RECORDER_LABEL_MAX + 1u)) /* at most: five numbers of 20 digits, two labels */
+#define END_DIGITS 19u                          /* of `upper`, which is overwritten in place */
+#define NO_END     ((uint64_t)INT64_MAX)
 
 struct recorder {
         struct recorder *next; /* in `recorders` */
@@ -162,8 +163,7 @@ static size_t put_label(char *text, const char *label)
 
 /* Puts a line into the buffer, padded to a page's end where the next might not fit before it.
  * Returns where its end stands in the file. The lock is held; there is room. */
-static uint64_t put_line(struct recorder *r, uint64_t lower, uint64_t n_bytes, const char *partition,
-                         const char *tag)
+static uint64_t put_line(struct recorder *r, uint64_t lower, const struct recorder_block *b)
 {
         char line[LINE_BYTES + 1];
         int n_front = snprintf(line, sizeof(line), "%" PRIu64 ",%" PRIu64 ",", lower, lower);
@@ -172,11 +172,11 @@ static uint64_t put_line(struct recorder *r, uint64_t lower, uint64_t n_bytes, c
 
         put_digits(line + n, END_DIGITS, NO_END);
         n += END_DIGITS;
-        n += (size_t)snprintf(line + n, sizeof(line) - n, ",%" PRIu64 ",", n_bytes);
-        n += put_label(line + n, partition);
+        n += (size_t)snprintf(line + n, sizeof(line) - n, ",%" PRIu64 ",", b->n_bytes);
+        n += put_label(line + n, b->partition);
         line[n++] = ',';
-        n += put_label(line + n, tag);
-        line[n++] = '\n';
+        n += put_label(line + n, b->tag);
+        n += (size_t)snprintf(line + n, sizeof(line) - n, ",%" PRIu64 "\n", b->flags);
         rest = (size_t)(PAGE_BYTES - (r->n_bytes + n) % PAGE_BYTES);
         if (rest >= LINE_BYTES)
                 rest = 0;
@@ -239,10 +239,9 @@ static void add(struct recorder *r, const struct recorder_lifetime *lifetime)
 }
 
 /* A new lifetime, on file when it returns. The lock is held, but not meanwhile. */
-static void begin(struct recorder *r, const void *ptr, uint64_t n_bytes, const char *partition,
-                  const char *tag)
+static void begin(struct recorder *r, const void *ptr, const struct recorder_block *block)
 {
-        struct recorder_lifetime lifetime = { .ptr = ptr, .n_bytes = n_bytes };
+        struct recorder_lifetime lifetime = { .ptr = ptr, .n_bytes = block->n_bytes };
         uint64_t end;
 
         while (r->error == 0 && r->n_filling + 2u * LINE_BYTES > BUFFER_BYTES) {
@@ -254,14 +253,13 @@ static void begin(struct recorder *r, const void *ptr, uint64_t n_bytes, const c
         if (!is_recording(r))
                 return;
         lifetime.lower = ++r->now;
-        lifetime.end_at = put_line(r, lifetime.lower, n_bytes, partition, tag);
+        lifetime.end_at = put_line(r, lifetime.lower, block);
         end = r->n_bytes;
         add(r, &lifetime);
         write_up_to(r, end);
 }
 
-void recorder_given(struct recorder *r, const void *ptr, uint64_t n_bytes, const char *partition,
-                    const char *tag)
+void recorder_given(struct recorder *r, const void *ptr, const struct recorder_block *block)
 {
         struct recorder_lifetime before;
         int error;
@@ -273,7 +271,7 @@ void recorder_given(struct recorder *r, const void *ptr, uint64_t n_bytes, const
         error = before.n_bytes > 0 ? write_end(r, &before) : 0;
         if (error < 0)
                 fail(r, error);
-        begin(r, ptr, n_bytes, partition, tag);
+        begin(r, ptr, block);
         pthread_mutex_unlock(&r->lock);
 }
 

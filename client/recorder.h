@@ -1,5 +1,5 @@
 /* A recorder: writes the lifetimes of a client's blocks into a trace, the file that
- * bfc-replay replays: `id,lower,upper,size,partition,tag`.
+ * bfc-replay replays: `id,lower,upper,size,partition,tag,flags`.
  *
  * SPDX-License-Identifier: Apache-2.0
  *
@@ -34,12 +34,17 @@ int recorder_open(const char *name, struct recorder **ret);
 /* Ends the remaining lifetimes, and closes. If the file is incomplete, the message says so. Returns NULL. */
 struct recorder *recorder_free(struct recorder *r);
 
-/* A block was allocated. Called before another thread can free it. The event is in the file on return and
- * survives a kill of the process, as after recorder_freed(). partition, tag: NULL for none; their first
- * RECORDER_LABEL_MAX bytes are written. */
+/* What is written of a block. partition, tag: NULL for none; their first RECORDER_LABEL_MAX bytes are written. */
 #define RECORDER_LABEL_MAX 63u
-void recorder_given(struct recorder *r, const void *ptr, uint64_t n_bytes, const char *partition,
-                    const char *tag);
+struct recorder_block {
+        uint64_t n_bytes;
+        const char *partition, *tag;
+        uint64_t flags; /* of bfc_malloc_with() */
+};
+
+/* A block was allocated. Called before another thread can free it. The event is in the file on return and
+ * survives a kill of the process, as after recorder_freed(). */
+void recorder_given(struct recorder *r, const void *ptr, const struct recorder_block *block);
 
 /* A block is about to be freed; called before its place can be reused. Followed by one of the two below. */
 void recorder_freeing(struct recorder *r, const void *ptr, struct recorder_lifetime *ret);

@@ -524,7 +524,7 @@ int client_malloc_async(bfc_client *client, const char *partition, size_t n_byte
         r = streams_malloc(&q, ret_ptr);
         if (r < 0)
                 return client_malloc_failed(client, q.partition, r);
-        client_record(client, q.partition, *ret_ptr, n_bytes, how->tag);
+        client_record(client, q.partition, *ret_ptr, n_bytes, how);
         return 0;
 }
 

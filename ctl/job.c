@@ -207,9 +207,17 @@ static bool ends_session(int r)
 static int allocate(struct life *l, uint32_t buffer)
 {
         const struct trace_buffer *b = &l->plan->trace->buffers[buffer];
+        struct bfc_malloc_options how = { .struct_size = sizeof(how) };
+        char tag[TRACE_TAG_MAX + 1];
+        bool is_own = trace_is_own(l->plan->trace, buffer, &how.flags, tag);
         void *block = NULL;
-        uint64_t begin = now_ns();
-        int r = bfc_malloc(l->client, b->n_bytes, &block);
+        uint64_t begin;
+        int r;
+
+        how.tag = is_own ? tag : NULL;
+        begin = now_ns();
+        r = is_own ? bfc_malloc_with(l->client, b->n_bytes, &how, &block)
+                   : bfc_malloc(l->client, b->n_bytes, &block);
 
         add_time(l, begin);
         if (r < 0 && ends_session(r))

@@ -15,11 +15,23 @@
 #include "ctl/plan_daemon.h"
 #include "ctl/progress.h"
 
+/* As the job did. */
+static int request(bfc_client *client, const struct trace *t, uint32_t buffer, void **ret_block)
+{
+        struct bfc_malloc_options how = { .struct_size = sizeof(how) };
+        char tag[TRACE_TAG_MAX + 1];
+
+        if (!trace_is_own(t, buffer, &how.flags, tag))
+                return bfc_malloc(client, t->buffers[buffer].n_bytes, ret_block);
+        how.tag = tag;
+        return bfc_malloc_with(client, t->buffers[buffer].n_bytes, &how, ret_block);
+}
+
 /* -EDQUOT and -ENOMEM are refusals; the rest ends the plan. */
 static int allocate(bfc_client *client, const struct plan_run *run, uint32_t buffer, void **blocks,
                     struct plan_result *ret)
 {
-        int r = bfc_malloc(client, run->trace->buffers[buffer].n_bytes, &blocks[buffer]);
+        int r = request(client, run->trace, buffer, &blocks[buffer]);
 
         if (r != -EDQUOT && r != -ENOMEM)
                 return r;

@@ -78,7 +78,7 @@ json_t *plan_json(const struct plan_report *report)
         const struct plan *p = report->plan;
 
         /* clang-format off */
-        return json_pack("{s:i, s:o, s:f, s:s, s:s, s:b, s:b, s:I, s:I, s:{s:I, s:I, s:I, s:I}, s:I, s:I, s:I, s:I, s:f, s:o}",
+        return json_pack("{s:i, s:o, s:f, s:s, s:s, s:b, s:b, s:I, s:I, s:{s:I, s:I, s:I, s:I}, s:I, s:I, s:I, s:I, s:f, s:o, s:s?}",
                          "schema", SHOW_SCHEMA,
                          "trace", table_json_string(report->trace_name),
                          "scale", report->scale,
@@ -98,6 +98,7 @@ json_t *plan_json(const struct plan_report *report)
                          "largest_extent_bytes", (json_int_t)p->largest_extent_bytes,
                          "replays", (json_int_t)p->n_runs,
                          "seconds", p->seconds,
-                         "quota", quota_json(&o->place, p));
+                         "quota", quota_json(&o->place, p),
+                         "left_out", o->trace->left_out);
         /* clang-format on */
 }

@@ -266,6 +266,9 @@ static int read_trace(const struct invocation *v, struct trace **ret)
         else if ((*ret)->cut_line > 0)
                 fprintf(stderr, "bfc-replay: %s:%zu: the last line is incomplete and was ignored\n",
                         is_stdin ? "standard input" : v->trace_name, (*ret)->cut_line);
+        if (r == 0 && (*ret)->left_out)
+                fprintf(stderr, "bfc-replay: %s: left out: %s\n", is_stdin ? "standard input" : v->trace_name,
+                        (*ret)->left_out);
         free(error);
         return r == 0 ? 0 : EXIT_USAGE;
 }

@@ -11,14 +11,16 @@
 #include <inttypes.h>
 #include <math.h>
 #include <search.h>
+#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define HEADER      "id,lower,upper,size"
-#define OTHERS      "(other)"
-#define MAX_BUFFERS (UINT32_MAX / 2)
-#define MAX_BYTES   ((uint64_t)INT64_MAX)
-#define END_DIGITS  19u /* a recording (client/recorder.c) writes `upper` so */
+#define HEADER          "id,lower,upper,size"
+#define OTHERS          "(other)"
+#define BLOCK_ALIGNMENT 256u
+#define MAX_BUFFERS     (UINT32_MAX / 2)
+#define MAX_BYTES       ((uint64_t)INT64_MAX)
+#define END_DIGITS      19 /* a recording (client/recorder.c) writes `upper` so */
 
 /* ---- reading ------------------------------------------------------------- */
 
@@ -40,17 +42,51 @@ static int parse_number(const char *text, uint64_t *ret)
         return 0;
 }
 
-/* The columns of a file: the first four, and which of the others it has, by place. */
-enum column { COLUMN_TAG, COLUMN_PARTITION, COLUMN_TENANT, COLUMN_COUNT };
-#define MAX_FIELDS (4 + COLUMN_COUNT)
-
-struct columns {
-        size_t n;                /* fields of a line; 0: the header was not read yet */
-        size_t at[COLUMN_COUNT]; /* 0: it has none */
+/* The first four are needed; alignment, gaps and offset are those of minimalloc. */
+enum column {
+        COLUMN_ID,
+        COLUMN_LOWER,
+        COLUMN_UPPER,
+        COLUMN_SIZE,
+        COLUMN_TAG,
+        COLUMN_PARTITION,
+        COLUMN_TENANT,
+        COLUMN_FLAGS,
+        COLUMN_ALIGNMENT,
+        COLUMN_GAPS,
+        COLUMN_OFFSET,
+        COLUMN_COUNT,
 };
 
+static const struct {
+        const char *name;
+        enum column column;
+} column_names[] = {
+        { "id", COLUMN_ID },         { "buffer", COLUMN_ID },           { "buffer_id", COLUMN_ID },
+        { "lower", COLUMN_LOWER },   { "begin", COLUMN_LOWER },         { "start", COLUMN_LOWER },
+        { "upper", COLUMN_UPPER },   { "end", COLUMN_UPPER },           { "size", COLUMN_SIZE },
+        { "tag", COLUMN_TAG },       { "partition", COLUMN_PARTITION }, { "tenant", COLUMN_TENANT },
+        { "flags", COLUMN_FLAGS },   { "alignment", COLUMN_ALIGNMENT }, { "gaps", COLUMN_GAPS },
+        { "offset", COLUMN_OFFSET },
+};
+
+struct columns {
+        size_t n;                        /* fields of a line; 0: the header was not read yet */
+        size_t at[COLUMN_COUNT];         /* the place of its field, from 1; 0: it has none */
+        bool upper_is_last;              /* "end": it is the last time of the lifetime */
+        uint64_t n_aligned, n_with_gaps; /* buffers */
+};
+
+/* "": there is no such column. */
+static char *field_of(const struct columns *c, char *const fields[], enum column column)
+{
+        static char nothing[] = "";
+
+        return c->at[column] ? fields[c->at[column] - 1] : nothing;
+}
+
 /* Cuts a line at its commas; false where it has not exactly so many fields. */
-static bool split(char *line, char *fields[static MAX_FIELDS], size_t n_fields)
+static bool split(char *line, char *fields[static COLUMN_COUNT], size_t n_fields)
 {
         for (size_t i = 0; i < n_fields; i++) {
                 char *comma = strchr(line, ',');
@@ -66,27 +102,39 @@ static bool split(char *line, char *fields[static MAX_FIELDS], size_t n_fields)
         return true;
 }
 
+static bool read_column(const char *name, size_t n_name, struct columns *c)
+{
+        for (size_t i = 0; i < sizeof(column_names) / sizeof(column_names[0]); i++) {
+                size_t *at = &c->at[column_names[i].column];
+
+                if (strlen(column_names[i].name) != n_name ||
+                    strncmp(column_names[i].name, name, n_name) != 0)
+                        continue;
+                if (*at != 0)
+                        return false;
+                *at = ++c->n;
+                c->upper_is_last |= strcmp(column_names[i].name, "end") == 0;
+                return true;
+        }
+        return false;
+}
+
 /* False: that is no header. */
 static bool read_header(const char *line, struct columns *ret)
 {
-        static const char *const names[COLUMN_COUNT] = { "tag", "partition", "tenant" };
+        struct columns c = { 0 };
+        size_t n;
 
-        if (strncmp(line, HEADER, sizeof(HEADER) - 1) != 0)
-                return false;
-        *ret = (struct columns){ .n = 4 };
-        for (line += sizeof(HEADER) - 1; *line; ret->n++) {
-                size_t n, i = 0;
-
-                if (*line++ != ',')
-                        return false;
+        for (;; line += n + 1) {
                 n = strcspn(line, ",");
-                while (i < COLUMN_COUNT && (strlen(names[i]) != n || strncmp(names[i], line, n) != 0))
-                        i++;
-                if (i == COLUMN_COUNT || ret->at[i] != 0)
+                if (!read_column(line, n, &c))
                         return false;
-                ret->at[i] = ret->n;
-                line += n;
+                if (!line[n])
+                        break;
         }
+        if (!c.at[COLUMN_ID] || !c.at[COLUMN_LOWER] || !c.at[COLUMN_UPPER] || !c.at[COLUMN_SIZE])
+                return false;
+        *ret = c;
         return true;
 }
 
@@ -140,8 +188,8 @@ int trace_label(struct trace *t, const char *text, size_t n_text, uint32_t *ret)
 /* "tenant/partition", or the one that there is. */
 static int read_track(struct trace *t, const struct columns *c, char *const fields[], uint32_t *ret)
 {
-        const char *partition = c->at[COLUMN_PARTITION] ? fields[c->at[COLUMN_PARTITION]] : "";
-        const char *tenant = c->at[COLUMN_TENANT] ? fields[c->at[COLUMN_TENANT]] : "";
+        const char *partition = field_of(c, fields, COLUMN_PARTITION);
+        const char *tenant = field_of(c, fields, COLUMN_TENANT);
         char track[TRACE_LABEL_MAX + 1];
 
         snprintf(track, sizeof(track), "%s%s%s", tenant, *tenant && *partition ? "/" : "", partition);
@@ -151,7 +199,7 @@ static int read_track(struct trace *t, const struct columns *c, char *const fiel
 static int read_labels(struct trace *t, const struct columns *c, char *const fields[],
                        struct trace_buffer *buffer)
 {
-        const char *tag = c->at[COLUMN_TAG] ? fields[c->at[COLUMN_TAG]] : "";
+        const char *tag = field_of(c, fields, COLUMN_TAG);
         int r = c->n > 4 ? trace_label(t, tag, strlen(tag), &buffer->tag) : 0;
 
         return r == 0 && c->n > 4 ? read_track(t, c, fields, &buffer->track) : r;
@@ -159,28 +207,52 @@ static int read_labels(struct trace *t, const struct columns *c, char *const fie
 
 /* ---- lines --------------------------------------------------------------- */
 
+/* The numbers that a column may have. On failure *ret_why is the sentence's rest. */
+static int parse_others(struct columns *c, char *const fields[], struct trace_buffer *b, const char **ret_why)
+{
+        static const struct {
+                enum column column;
+                const char *why;
+        } numbers[] = { { COLUMN_FLAGS, "flags is not a whole number" },
+                        { COLUMN_ALIGNMENT, "alignment is not a whole number" },
+                        { COLUMN_OFFSET, "offset is not a whole number" } };
+        uint64_t n[3] = { 0 };
+
+        for (size_t i = 0; i < 3; i++)
+                if (c->at[numbers[i].column] &&
+                    parse_number(field_of(c, fields, numbers[i].column), &n[i]) < 0) {
+                        *ret_why = numbers[i].why;
+                        return -EINVAL;
+                }
+        b->flags = n[0];
+        c->n_aligned += n[1] > 0 && BLOCK_ALIGNMENT % n[1] != 0;
+        c->n_with_gaps += *field_of(c, fields, COLUMN_GAPS) != '\0';
+        return 0;
+}
+
 /* One buffer from one line. On failure *ret_why is the sentence's rest. */
-static int parse_line(struct trace *t, const struct columns *c, char *line, struct trace_buffer *ret,
+static int parse_line(struct trace *t, struct columns *c, char *line, struct trace_buffer *ret,
                       const char **ret_why)
 {
         static const char *const wrong[] = { "lower is not a whole number", "upper is not a whole number",
                                              "size is not a whole number" };
         uint64_t numbers[3];
-        char *fields[MAX_FIELDS];
+        char *fields[COLUMN_COUNT];
 
         if (!split(line, fields, c->n)) {
                 *ret_why = c->n == 4 ? "not four fields; a line is " HEADER
                                      : "not as many fields as the first line";
                 return -EINVAL;
         }
-        for (size_t i = 0; i < 3; i++) {
-                int r = parse_number(fields[i + 1], &numbers[i]);
+        for (unsigned i = 0; i < 3; i++) {
+                int r = parse_number(field_of(c, fields, COLUMN_LOWER + i), &numbers[i]);
 
                 if (r < 0) {
                         *ret_why = r == -ERANGE ? "a number of more than 64 bits" : wrong[i];
                         return r;
                 }
         }
+        numbers[1] += c->upper_is_last && numbers[1] < UINT64_MAX;
         *ret_why = numbers[0] >= numbers[1] ? "upper is not above lower; a buffer needs a lifetime"
                    : numbers[2] == 0        ? "size is 0; a buffer has at least one byte"
                    : numbers[2] > MAX_BYTES ? "size is 2^63 or more"
@@ -188,6 +260,8 @@ static int parse_line(struct trace *t, const struct columns *c, char *line, stru
         if (*ret_why)
                 return -EINVAL;
         *ret = (struct trace_buffer){ .lower = numbers[0], .upper = numbers[1], .n_bytes = numbers[2] };
+        if (parse_others(c, fields, ret, ret_why) < 0)
+                return -EINVAL;
         *ret_why = "out of memory";
         return read_labels(t, c, fields, ret);
 }
@@ -230,16 +304,16 @@ static bool chomp(char *line, size_t n)
 
 /* Whether a last line without a newline is the beginning of one: a field is missing. A line of a
  * recording is complete with its newline only, since its size could be cut as well. */
-static bool is_cut(const char *line, size_t n_fields)
+static bool is_cut(const char *line, const struct columns *c)
 {
-        size_t n_commas = 0;
+        size_t n_fields = 1;
         const char *field = line;
         const char *comma;
 
         for (; (comma = strchr(field, ',')); field = comma + 1)
-                if (++n_commas == 3 && comma - field == END_DIGITS)
+                if (n_fields++ == c->at[COLUMN_UPPER] && comma - field == END_DIGITS)
                         return true;
-        return n_commas < n_fields - 1 || (n_commas == 3 && n_fields == 4 && !*field);
+        return n_fields < c->n || (n_fields == c->n && n_fields == c->at[COLUMN_SIZE] && !*field);
 }
 
 static int read_line(struct trace *t, struct columns *c, char *line, size_t n, size_t number,
@@ -258,10 +332,11 @@ static int read_line(struct trace *t, struct columns *c, char *line, size_t n, s
         if (!*line)
                 return 0;
         if (c->n == 0) {
-                *ret_why = "the first line must be " HEADER;
+                *ret_why =
+                        "the first line must be " HEADER ", in any order, and other columns that are known";
                 return read_header(line, c) ? 0 : -EINVAL;
         }
-        if (!has_newline && is_cut(line, c->n)) {
+        if (!has_newline && is_cut(line, c)) {
                 t->cut_line = number;
                 return 0;
         }
@@ -287,6 +362,7 @@ static int read_all(struct trace *t, FILE *in, const char *name, char **ret_erro
                 r = read_line(t, &columns, line, (size_t)n, ++number, &why);
         free(line);
         t->has_partitions = columns.at[COLUMN_PARTITION] != 0;
+        t->has_flags = columns.at[COLUMN_FLAGS] != 0;
         if (r == 0 && ferror(in)) {
                 r = -EIO;
                 say(ret_error, name, 0, "the file cannot be read");
@@ -299,6 +375,12 @@ static int read_all(struct trace *t, FILE *in, const char *name, char **ret_erro
                     : columns.n != 0 ? "no buffers after the header"
                                      : "the file is empty; a trace starts with " HEADER);
         }
+        if (r == 0 && columns.n_aligned > 0)
+                r = trace_leave_out(t, "alignments that do not divide %u bytes, of %" PRIu64 " buffers",
+                                    BLOCK_ALIGNMENT, columns.n_aligned);
+        if (r == 0 && columns.n_with_gaps > 0)
+                r = trace_leave_out(t, "gaps, of %" PRIu64 " buffers: they keep their memory in these times",
+                                    columns.n_with_gaps);
         /* Whatever is wrong with the file is one outcome to the caller. */
         return r == 0 || r == -ENOMEM || r == -EIO ? r : -EINVAL;
 }
@@ -394,8 +476,47 @@ struct trace *trace_free(struct trace *t)
         free(t->labels);
         free(t->buffers);
         free(t->events);
+        free(t->left_out);
         free(t);
         return NULL;
+}
+
+/* ---- what a reader leaves out ---------------------------------------------- */
+
+int trace_leave_out(struct trace *t, const char *format, ...)
+{
+        char *what, *all = NULL;
+        va_list arguments;
+        int n;
+
+        va_start(arguments, format);
+        n = vasprintf(&what, format, arguments);
+        va_end(arguments);
+        if (n < 0)
+                return -ENOMEM;
+        n = t->left_out ? asprintf(&all, "%s; %s", t->left_out, what) : 0;
+        if (t->left_out)
+                free(what);
+        if (n < 0)
+                return -ENOMEM;
+        if (t->left_out)
+                free(t->left_out);
+        t->left_out = all ? all : what;
+        return 0;
+}
+
+/* ---- how the job requested it ---------------------------------------------- */
+
+bool trace_is_own(const struct trace *t, uint32_t buffer, uint64_t *ret_flags,
+                  char ret_tag[static TRACE_TAG_MAX + 1])
+{
+        const struct trace_buffer *b = &t->buffers[buffer];
+
+        if (!t->has_flags || (b->flags == 0 && b->tag == 0))
+                return false;
+        *ret_flags = b->flags;
+        snprintf(ret_tag, TRACE_TAG_MAX + 1, "%s", t->labels[b->tag]);
+        return true;
 }
 
 /* ---- partitions ---------------------------------------------------------- */

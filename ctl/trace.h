@@ -4,8 +4,9 @@
  *
  * A trace is a CSV file `id,lower,upper,size`: a buffer of `size` bytes is allocated from time `lower`
  * (inclusive) to `upper` (exclusive). At equal times, frees come before allocations; ties keep the file's
- * order. The id is a label and need not be unique: a buffer is identified by its line. The columns `tag`,
- * `partition` and `tenant` may follow.
+ * order. The id is a label and need not be unique: a buffer is identified by its line. The first line names the
+ * columns, in any order. Others are `tag`, `partition`, `tenant`, `flags` (of BFC_TRACE), and minimalloc's
+ * `alignment`, `gaps` and `offset`. minimalloc's older names of the first four are known, too.
  *
  * A job can be killed while it records, so a trace may end in the middle of a line. That line is left
  * out, and the trace records its number.
@@ -23,6 +24,7 @@ struct trace_buffer {
         uint64_t lower;
         uint64_t upper;   /* > lower */
         uint64_t n_bytes; /* > 0 */
+        uint64_t flags;   /* of bfc_malloc_with(); 0: none */
         uint32_t line;    /* in the file, from 1 */
         uint32_t tag;     /* label; 0: none */
         uint32_t track;   /* label: "tenant/partition", "partition", "cuda:0"; 0: none */
@@ -47,6 +49,8 @@ struct trace {
         char **labels;   /* [0] is "" */
         size_t n_labels;
         bool has_partitions; /* the column */
+        bool has_flags;      /* the column: it is a recording, whose tags are those of bfc_malloc_with() */
+        char *left_out;      /* what the file has and the trace has not; NULL: nothing */
         size_t n_room;       /* for buffers */
         void *label_index;   /* of labels, by text */
 };
@@ -67,6 +71,14 @@ int trace_add(struct trace *t, const struct trace_buffer *buffer);
 int trace_label(struct trace *t, const char *text, size_t n_text, uint32_t *ret);
 int trace_order(struct trace *t);
 struct trace *trace_free(struct trace *t);
+
+/* One more thing of the file that the trace does not have. -ENOMEM. */
+int __attribute__((format(printf, 2, 3))) trace_leave_out(struct trace *t, const char *format, ...);
+
+/* Whether the job asked for a block of the daemon: by flags or a tag ("": none) of bfc_malloc_with(). */
+#define TRACE_TAG_MAX 31u
+bool trace_is_own(const struct trace *t, uint32_t buffer, uint64_t *ret_flags,
+                  char ret_tag[static TRACE_TAG_MAX + 1]);
 
 /* Multiplies every size, rounded up to a whole byte. -ERANGE, and the trace as
  * it was: a size would not fit. */

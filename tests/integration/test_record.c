@@ -202,10 +202,12 @@ RIG_TEST(the_option_and_several_clients, roomy)
         bfc_disconnect(c);
         snprintf(wanted, sizeof(wanted), "%s/%d.csv", rig->folder, (int)getpid());
         text = file_text(wanted);
-        ck_assert_str_eq(text, "id,lower,upper,size,partition,tag\n1,1,0000000000000000002,1000,train,\n");
+        ck_assert_str_eq(text,
+                         "id,lower,upper,size,partition,tag,flags\n1,1,0000000000000000002,1000,train,,0\n");
         free(text);
         text = file_text(path); /* a pool is one block */
-        ck_assert_str_eq(text, "id,lower,upper,size,partition,tag\n1,1,0000000000000000002,5000,train,\n");
+        ck_assert_str_eq(text,
+                         "id,lower,upper,size,partition,tag,flags\n1,1,0000000000000000002,5000,train,,0\n");
         free(text);
         unsetenv("BFC_TRACE");
 }
@@ -273,13 +275,13 @@ RIG_TEST(partitions_and_tags_survive_a_kill, two_partitions)
         ck_assert(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
         unsetenv("BFC_TRACE");
         text = file_text(path);
-        ck_assert_str_eq(text, "id,lower,upper,size,partition,tag\n"
-                               "1,1,9223372036854775807,9437184,train,weights\n"
-                               "2,2,9223372036854775807,5242880,serve,kv\n"
-                               "3,3,9223372036854775807,2000,serve,\n"
-                               "4,4,0000000000000000005,3000,train,\n"
-                               "6,6,9223372036854775807,3000,train,\n"
-                               "7,7,9223372036854775807,4000,serve,\n");
+        ck_assert_str_eq(text, "id,lower,upper,size,partition,tag,flags\n"
+                               "1,1,9223372036854775807,9437184,train,weights,0\n"
+                               "2,2,9223372036854775807,5242880,serve,kv,0\n"
+                               "3,3,9223372036854775807,2000,serve,,0\n"
+                               "4,4,0000000000000000005,3000,train,,0\n"
+                               "6,6,9223372036854775807,3000,train,,0\n"
+                               "7,7,9223372036854775807,4000,serve,,0\n");
         free(text);
         /* One track for each partition, and the tags at the peak. */
         text = replay_text(WORDS(program_replay(), "--timeline", "-", path));
@@ -315,7 +317,7 @@ RIG_TEST(partition_of_blocks_that_are_used_again, two_partitions)
         setenv("BFC_CACHE", "off", 1);
         unsetenv("BFC_TRACE");
         text = file_text(path);
-        for (const char *at = text; (at = strstr(at, ",3000,serve,\n")); at++)
+        for (const char *at = text; (at = strstr(at, ",3000,serve,,0\n")); at++)
                 n++;
         ck_assert_uint_eq(n, N);
         free(text);

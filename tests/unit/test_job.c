@@ -40,6 +40,8 @@ static struct {
         unsigned n_first_users;
         size_t flip_at;
         struct bfc_options options;
+        uint64_t flags; /* of the last bfc_malloc_with(), and its tag */
+        char tag[32];
         volatile sig_atomic_t stop;
 } fake;
 
@@ -85,6 +87,14 @@ int bfc_malloc(bfc_client *client, size_t n_bytes, void **ret_ptr)
         fake.n_held++;
         *ret_ptr = block;
         return 0;
+}
+
+int bfc_malloc_with(bfc_client *client, size_t n_bytes, const struct bfc_malloc_options *options,
+                    void **ret_ptr)
+{
+        fake.flags = options->flags;
+        snprintf(fake.tag, sizeof(fake.tag), "%s", options->tag);
+        return bfc_malloc(client, n_bytes, ret_ptr);
 }
 
 int bfc_free(bfc_client *client, void *ptr)
@@ -303,6 +313,21 @@ LOOP_TEST(corrupted_in_a_later_piece, 4)
         snprintf(sentence, sizeof(sentence), "the block of line 2 (2097159 bytes) differs at byte %zu",
                  places[_i] / 8 * 8);
         ck_assert_str_eq(result.corruption, sentence);
+}
+
+/* Of a recording; in other traces tags are labels only. */
+TEST(tags_and_flags)
+{
+        trace_free(trace);
+        trace = read_text("id,lower,upper,size,tag,flags\n0,0,10,1000,kv,2\n");
+        run(1, false);
+        ck_assert_uint_eq(fake.flags, BFC_WHOLE);
+        ck_assert_str_eq(fake.tag, "kv");
+        memset(&fake, 0, sizeof(fake));
+        trace_free(trace);
+        trace = read_text("id,lower,upper,size,tag\n0,0,10,1000,kv\n");
+        run(1, false);
+        ck_assert_str_eq(fake.tag, "");
 }
 
 LOOP_TEST(a_copy_fails, 2)

@@ -23,13 +23,13 @@
 #include "tests/random.h"
 #include "tests/suite.h"
 
-#define HEADER "id,lower,upper,size,partition,tag\n"
+#define HEADER "id,lower,upper,size,partition,tag,flags\n"
 
 /* A line as it stands in the file: upper has 19 digits. */
 #define LINE_OF(lower, upper, size, labels)                                                                  \
         lower "," lower ",00000000000000000" upper "," size "," labels "\n"
-#define LINE(lower, upper, size) LINE_OF(lower, upper, size, ",")
-#define OPEN_LINE(lower, size)   lower "," lower ",9223372036854775807," size ",,\n"
+#define LINE(lower, upper, size) LINE_OF(lower, upper, size, ",,0")
+#define OPEN_LINE(lower, size)   lower "," lower ",9223372036854775807," size ",,,0\n"
 
 static char folder[64], path[96];
 
@@ -72,7 +72,7 @@ static struct trace *read_back(void)
 
 static void given(struct recorder *r, const void *ptr, uint64_t n_bytes)
 {
-        recorder_given(r, ptr, n_bytes, NULL, NULL);
+        recorder_given(r, ptr, &(struct recorder_block){ .n_bytes = n_bytes });
 }
 
 static void give_back(struct recorder *r, const void *ptr)
@@ -160,18 +160,20 @@ TEST(partitions_and_tags)
         struct recorder *r = record();
         struct trace *t;
 
-        recorder_given(r, at(0), 10, "train", "weights");
-        recorder_given(r, at(1), 20, "serve", NULL);
-        recorder_given(r, at(2), 30, NULL, "a,b\n\"c\x7f\xe9 d");
+        recorder_given(r, at(0), &(struct recorder_block){ 10, "train", "weights", 0 });
+        recorder_given(r, at(1), &(struct recorder_block){ 20, "serve", NULL, 2 });
+        recorder_given(r, at(2), &(struct recorder_block){ 30, NULL, "a,b\n\"c\x7f\xe9 d", UINT64_MAX });
         give_back(r, at(1));
         recorder_free(r);
-        expect_text(HEADER LINE_OF("1", "05", "10", "train,weights") LINE_OF("2", "04", "20", "serve,")
-                            LINE_OF("3", "05", "30", ",a?b??c?? d"));
+        expect_text(HEADER LINE_OF("1", "05", "10", "train,weights,0") LINE_OF("2", "04", "20", "serve,,2")
+                            LINE_OF("3", "05", "30", ",a?b??c?? d,18446744073709551615"));
         t = read_back();
         ck_assert_uint_eq(t->n_buffers, 3);
         ck_assert_str_eq(track_of(t, 0), "train");
         ck_assert_str_eq(track_of(t, 1), "serve");
         ck_assert_str_eq(track_of(t, 2), "");
+        ck_assert_uint_eq(t->buffers[0].flags, 0);
+        ck_assert_uint_eq(t->buffers[1].flags, 2);
         ck_assert_str_eq(tag_of(t, 0), "weights");
         ck_assert_str_eq(tag_of(t, 1), "");
         ck_assert_str_eq(tag_of(t, 2), "a?b??c?? d");
@@ -191,7 +193,7 @@ TEST(longest_lines)
         memset(tag, 't', sizeof(tag) - 1);
         partition[99] = tag[99] = '\0';
         for (size_t i = 0; i < 5000; i++)
-                recorder_given(r, at(i), INT64_MAX, partition, tag);
+                recorder_given(r, at(i), &(struct recorder_block){ INT64_MAX, partition, tag, UINT64_MAX });
         recorder_free(r);
         t = read_back();
         ck_assert_uint_eq(t->n_buffers, 5000);

@@ -107,7 +107,10 @@ TEST(many_labels)
         trace_free(t);
 }
 
-LOOP_TEST(good_forms, 8)
+#define WRONG_HEADER                                                                                         \
+        "the first line must be id,lower,upper,size, in any order, and other columns that are known"
+
+LOOP_TEST(good_forms, 12)
 {
         static const char *const texts[] = {
                 "id,lower,upper,size\n0,1,2,3\n",
@@ -118,6 +121,10 @@ LOOP_TEST(good_forms, 8)
                 "id,lower,upper,size\nany name of it,1,2,3\n",
                 "id,lower,upper,size\n,1,2,3\n",
                 "id,lower,upper,size\n0,0001,2,03\n",
+                "size,upper,lower,id\n3,2,1,0\n",
+                "buffer_id,start,end,size\n0,1,1,3\n",
+                "buffer,begin,upper,size,offset\n0,1,2,3,1024\n",
+                "id,lower,upper,size,alignment,gaps,offset\nb1,1,2,3,32,,0\n",
         };
         struct trace *t = read_good(texts[_i]);
 
@@ -126,6 +133,20 @@ LOOP_TEST(good_forms, 8)
         ck_assert_uint_eq(t->buffers[0].lower, 1);
         ck_assert_uint_eq(t->buffers[0].upper, 2);
         ck_assert_uint_eq(t->buffers[0].n_bytes, 3);
+        ck_assert_ptr_null(t->left_out);
+        trace_free(t);
+}
+
+/* What minimalloc can say and bfcd cannot do. */
+TEST(left_out)
+{
+        struct trace *t = read_good("id,lower,upper,size,alignment,gaps\n"
+                                    "0,1,9,3,512,\n"
+                                    "1,1,9,3,1,2-3 4-5@0:8\n"
+                                    "2,1,9,3,64,2-3\n");
+
+        ck_assert_str_eq(t->left_out, "alignments that do not divide 256 bytes, of 1 buffers; "
+                                      "gaps, of 2 buffers: they keep their memory in these times");
         trace_free(t);
 }
 
@@ -135,10 +156,14 @@ static const struct {
 } bad_forms[] = {
         { "\n", "t.csv: the file is empty; a trace starts with id,lower,upper,size" },
         { "id,lower,upper,size\n\n", "t.csv: no buffers after the header" },
-        { "0,1,2,3\n", "t.csv:1: the first line must be id,lower,upper,size" },
-        { "id,size,lower,upper\n0,1,2,3\n", "t.csv:1: the first line must be id,lower,upper,size" },
-        { "\n\nid,lower,upper,size,x\n", "t.csv:3: the first line must be id,lower,upper,size" },
-        { "id,lower,upper,size,tag,tag\n", "t.csv:1: the first line must be id,lower,upper,size" },
+        { "0,1,2,3\n", "t.csv:1: " WRONG_HEADER },
+        { "id,size,lower\n0,1,2\n", "t.csv:1: " WRONG_HEADER },
+        { "id,lower,start,size\n0,1,2,3\n", "t.csv:1: " WRONG_HEADER },
+        { "id,lower,upper,size,flags\n0,1,2,3,x\n", "t.csv:2: flags is not a whole number" },
+        { "id,lower,upper,size,offset\n0,1,2,3,-1\n", "t.csv:2: offset is not a whole number" },
+        { "id,lower,upper,size,alignment\n0,1,2,3,\n", "t.csv:2: alignment is not a whole number" },
+        { "\n\nid,lower,upper,size,x\n", "t.csv:3: " WRONG_HEADER },
+        { "id,lower,upper,size,tag,tag\n", "t.csv:1: " WRONG_HEADER },
         { "id,lower,upper,size,tag\n0,1,2,3\n", "t.csv:2: not as many fields as the first line" },
         { "id,lower,upper,size\n0,1,2\n", "t.csv:2: not four fields; a line is id,lower,upper,size" },
         { "id,lower,upper,size\n0,1,2,3,4\n", "t.csv:2: not four fields; a line is id,lower,upper,size" },
@@ -209,7 +234,7 @@ LOOP_TEST(damage_at_the_end, 5)
                 { "id,lower,upper,size\n0,1,2,3\n0,1\n",
                   "t.csv:3: not four fields; a line is id,lower,upper,size" },
                 { "id,lower,upper,size\n0,1,2", "t.csv: no complete buffers after the header" },
-                { "id,lower,up", "t.csv:1: the first line must be id,lower,upper,size" },
+                { "id,lower,up", "t.csv:1: " WRONG_HEADER },
         };
         struct trace *t = NULL;
         char *error = NULL;
