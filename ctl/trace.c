@@ -376,10 +376,10 @@ static int read_all(struct trace *t, FILE *in, const char *name, char **ret_erro
                                      : "the file is empty; a trace starts with " HEADER);
         }
         if (r == 0 && columns.n_aligned > 0)
-                r = trace_leave_out(t, "alignments that do not divide %u bytes, of %" PRIu64 " buffers",
+                r = trace_leave_out(t, "buffers with an alignment that does not divide %u bytes: %" PRIu64,
                                     BLOCK_ALIGNMENT, columns.n_aligned);
         if (r == 0 && columns.n_with_gaps > 0)
-                r = trace_leave_out(t, "gaps, of %" PRIu64 " buffers: they keep their memory in these times",
+                r = trace_leave_out(t, "buffers with gaps, in which they keep their memory: %" PRIu64,
                                     columns.n_with_gaps);
         /* Whatever is wrong with the file is one outcome to the caller. */
         return r == 0 || r == -ENOMEM || r == -EIO ? r : -EINVAL;

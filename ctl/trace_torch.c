@@ -10,6 +10,9 @@
  * having been allocated, or is in the segments at the end only, is live from time 0. Blocks that are in the
  * segments at the end, or were never freed, have no end.
  *
+ * An `oom` event is a request that the GPU refused. If no allocation follows, it has ended the job: then it is a
+ * buffer that is live for one moment. Else the job did without that memory, and it is left out.
+ *
  * One device is read: that with the most events, or without any, that with the most blocks. The tag of a
  * buffer is the innermost frame in a file of Python. */
 #include <errno.h>
@@ -39,7 +42,9 @@ struct reader {
         uint32_t track;
         void *live; /* a tree */
         uint64_t now;
-        int error; /* of a walk through the tree */
+        struct live refused; /* the last `oom`; 0 bytes: none, or an allocation followed */
+        uint64_t n_survived; /* those that an allocation followed */
+        int error;           /* of a walk through the tree */
 };
 
 /* ---- frames --------------------------------------------------------------------- */
@@ -153,6 +158,26 @@ static int read_live(struct reader *r, const struct pickle_value *v, const char 
         return read_tag(r->trace, pickle_get(v, "frames"), &ret->tag);
 }
 
+static void forget_refusal(struct reader *r)
+{
+        r->n_survived += r->refused.n_bytes > 0;
+        r->refused.n_bytes = 0;
+}
+
+/* It has no address. */
+static int read_refusal(struct reader *r, const struct pickle_value *v, size_t number)
+{
+        int64_t n_bytes;
+
+        if (!pickle_integer(pickle_get(v, "size"), &n_bytes) || n_bytes <= 0)
+                return -EINVAL;
+        forget_refusal(r);
+        r->refused = (struct live){ .lower = ++r->now,
+                                    .n_bytes = (uint64_t)n_bytes,
+                                    .line = (uint32_t)number + 1 };
+        return read_tag(r->trace, pickle_get(v, "frames"), &r->refused.tag);
+}
+
 static int read_event(struct reader *r, const struct pickle_value *v, size_t number)
 {
         const struct pickle_value *action = pickle_get(v, "action");
@@ -160,6 +185,8 @@ static int read_event(struct reader *r, const struct pickle_value *v, size_t num
         struct live l;
         int result;
 
+        if (pickle_is_string(action, "oom"))
+                return read_refusal(r, v, number);
         if (!is_alloc && !pickle_is_string(action, "free_completed"))
                 return 0;
         result = read_live(r, v, "addr", &l);
@@ -168,6 +195,8 @@ static int read_event(struct reader *r, const struct pickle_value *v, size_t num
         l.line = (uint32_t)number + 1;
         r->now++; /* 0 is before the first one */
         l.lower = r->now;
+        if (is_alloc)
+                forget_refusal(r);
         return is_alloc ? begin(r, &l) : end(r, &l);
 }
 
@@ -233,6 +262,32 @@ static void add_endless(const void *node, VISIT visit, void *reader)
                 r->error = add(r, *(struct live *const *)node, TRACE_NO_END);
 }
 
+static int leave_out(struct reader *r, const struct pickle_value *traces)
+{
+        uint64_t n_events = 0, others = 0; /* a bit for each GPU */
+        int result = 0;
+
+        for (size_t i = 0; i < pickle_n_items(traces); i++)
+                if ((int64_t)i != r->device && pickle_n_items(pickle_item(traces, i)) > 0) {
+                        n_events += pickle_n_items(pickle_item(traces, i));
+                        others |= UINT64_C(1) << i % 64;
+                }
+        for (size_t i = 0; i < pickle_n_items(r->segments); i++) {
+                int64_t device = 0;
+
+                (void)pickle_integer(pickle_get(pickle_item(r->segments, i), "device"), &device);
+                if (device != r->device)
+                        others |= UINT64_C(1) << (uint64_t)device % 64;
+        }
+        if (others)
+                result = trace_leave_out(r->trace, "other GPUs: %d, with %" PRIu64 " events",
+                                         __builtin_popcountll(others), n_events);
+        if (result == 0 && r->n_survived > 0)
+                result = trace_leave_out(r->trace, "refused requests after which the job went on: %" PRIu64,
+                                         r->n_survived);
+        return result;
+}
+
 static int read_all(struct reader *r, const struct pickle_value *top)
 {
         char track[32];
@@ -248,6 +303,10 @@ static int read_all(struct reader *r, const struct pickle_value *top)
                 result = read_event(r, pickle_item(r->events, i), i);
         for (size_t i = 0; result == 0 && i < pickle_n_items(r->segments); i++)
                 result = read_segment(r, pickle_item(r->segments, i));
+        if (result == 0 && r->refused.n_bytes > 0)
+                result = add(r, &r->refused, r->refused.lower + 1);
+        if (result == 0)
+                result = leave_out(r, pickle_get(top, "device_traces"));
         if (result < 0)
                 return result;
         twalk_r(r->live, add_endless, r);

@@ -145,8 +145,8 @@ TEST(left_out)
                                     "1,1,9,3,1,2-3 4-5@0:8\n"
                                     "2,1,9,3,64,2-3\n");
 
-        ck_assert_str_eq(t->left_out, "alignments that do not divide 256 bytes, of 1 buffers; "
-                                      "gaps, of 2 buffers: they keep their memory in these times");
+        ck_assert_str_eq(t->left_out, "buffers with an alignment that does not divide 256 bytes: 1; "
+                                      "buffers with gaps, in which they keep their memory: 2");
         trace_free(t);
 }
 

@@ -172,6 +172,63 @@ TEST(lifetimes)
         trace_free(t);
 }
 
+/* {"action": "oom", "device_free": 1, "size": n, "frames": []} */
+static void refusal(struct maker *m, uint64_t n_bytes)
+{
+        op(m, '}');
+        op(m, '(');
+        string(m, "action");
+        string(m, "oom");
+        string(m, "device_free");
+        put(m, "K\1", 2);
+        string(m, "size");
+        integer(m, n_bytes);
+        string(m, "frames");
+        op(m, ']');
+        op(m, 'u');
+}
+
+/* The first is followed by an allocation, so the job went on. The second has ended it: its frees are those of an
+ * exception. The second GPU is left out. */
+TEST(refused_requests)
+{
+        struct trace *t = NULL;
+        char *error = NULL;
+        struct maker m;
+
+        begin(&m);
+        op(&m, '}');
+        op(&m, '(');
+        string(&m, "segments");
+        op(&m, ']');
+        string(&m, "device_traces");
+        op(&m, ']');
+        op(&m, '(');
+        op(&m, ']');
+        op(&m, '(');
+        event(&m, "alloc", BASE, 1000);
+        refusal(&m, 70000);
+        event(&m, "alloc", BASE + 4096, 2000);
+        refusal(&m, 5000);
+        event(&m, "free_completed", BASE, 1000);
+        op(&m, 'e');
+        op(&m, ']');
+        op(&m, '(');
+        event(&m, "alloc", BASE, 1000);
+        op(&m, 'e');
+        op(&m, 'e');
+        op(&m, 'u');
+        op(&m, '.');
+        ck_assert_msg(read_made(&m, &t, &error) == 0, "%s", error);
+        ck_assert_uint_eq(t->n_buffers, 3);
+        ck_assert_uint_eq(t->buffers[2].n_bytes, 5000);
+        ck_assert_uint_eq(t->buffers[2].upper, t->buffers[2].lower + 1);
+        ck_assert_uint_eq(trace_peak(t, 1), 1000 + 2000 + 5000);
+        ck_assert_str_eq(t->left_out,
+                         "other GPUs: 1, with 1 events; refused requests after which the job went on: 1");
+        trace_free(t);
+}
+
 /* Whatever is left out at the end, there is an error and nothing else. */
 TEST(cut)
 {
