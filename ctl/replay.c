@@ -509,7 +509,7 @@ static void print_help(void)
               "                        connects to nothing\n"
               "      --share MODE      plan for a partition shared by fd or cuda-ipc\n"
               "      --partition-config FILE  plan for the partition and tenant of a bfcd.yaml\n"
-              "      --snapshot FILE   write JSON for PyTorch's memory viewer\n"
+              "      --snapshot FILE   write a pickle for PyTorch's memory viewer\n"
               "      --timeline FILE   write JSON for Perfetto (Chrome trace)\n"
               "      --plot FILE       write an SVG of the live bytes over time\n"
               "      --generate NAME   print a trace instead: transformer or random\n"

@@ -1,9 +1,9 @@
-/* Writes a snapshot of memory as JSON for PyTorch's memory viewer (pytorch.org/memory_viz, torch/cuda/_memory_viz.py).
+/* Writes a snapshot of memory as a pickle for PyTorch's memory viewer (pytorch.org/memory_viz, torch/cuda/_memory_viz.py).
  *
  * SPDX-License-Identifier: Apache-2.0
  *
  * First the segments, each followed by its blocks, which the caller gives in order and which tile the segment; then one
- * trace for each device, from device 0 on. JavaScript reads the numbers: addresses end below SNAPSHOT_MAX_ADDRESS. */
+ * trace for each device, from device 0 on. The pickle has only opcodes that the viewer's JavaScript knows. It reads numbers as doubles: addresses end below SNAPSHOT_MAX_ADDRESS. */
 #ifndef BFC_CTL_SNAPSHOT_H
 #define BFC_CTL_SNAPSHOT_H
 
@@ -45,7 +45,7 @@ void snapshot_block(struct snapshot_writer *w, const struct snapshot_block *bloc
 void snapshot_trace(struct snapshot_writer *w); /* begins the trace of the next device */
 void snapshot_event(struct snapshot_writer *w, const struct snapshot_event *event);
 
-/* Ends the document and frees the writer. There must be a trace. A negative errno of writing. */
+/* Ends the document and frees the writer. There must be a trace. A negative errno of writing, or -ENOMEM. */
 int snapshot_end(struct snapshot_writer *w);
 
 #endif

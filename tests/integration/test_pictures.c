@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "ctl/pickle.h"
 #include "tests/integration/json.h"
 #include "tests/random.h"
 
@@ -273,7 +274,7 @@ TEST(a_failed_write_keeps_the_file)
         free(after);
         /* It is replaced with its mode. */
         free(ctl_text(s.rig, WORDS("snapshot", path_of(s.rig, "map.svg"))));
-        text_has(file_text(path_of(s.rig, "map.svg")), "{\"segments\"");
+        text_has(file_text(path_of(s.rig, "map.svg")), "\x80\x02}(X\x08");
         ck_assert_int_eq(stat(path_of(s.rig, "map.svg"), &st), 0);
         ck_assert_uint_eq(st.st_mode & 07777, 0640);
         ck_assert_uint_eq(count_files(s.rig, "map.svg"), 1);
@@ -300,6 +301,50 @@ TEST(only_regular_files_are_replaced)
 }
 
 /* ---- snapshot -------------------------------------------------------------------------- */
+
+/* The caller releases it. */
+static json_t *json_of(const struct pickle_value *v)
+{
+        json_t *ret = v->type == PICKLE_LIST ? json_array() : json_object();
+
+        if (v->type == PICKLE_INTEGER || v->type == PICKLE_STRING) {
+                json_decref(ret);
+                return v->type == PICKLE_INTEGER ? json_integer(v->integer)
+                                                 : json_stringn(v->string.text, v->string.n);
+        }
+        ck_assert(v->type == PICKLE_LIST || v->type == PICKLE_DICT);
+        for (size_t i = 0; v->type == PICKLE_LIST && i < v->list.n; i++)
+                json_array_append_new(ret, json_of(v->list.items[i]));
+        for (size_t i = 0; v->type == PICKLE_DICT && i < v->list.n; i += 2)
+                json_object_setn_new(ret, v->list.items[i]->string.text, v->list.items[i]->string.n,
+                                     json_of(v->list.items[i + 1]));
+        return ret;
+}
+
+/* What bfcctl snapshot writes; the caller releases it. */
+static json_t *take_snapshot(const struct rig *rig)
+{
+        const char *why = NULL, *path = path_of(rig, "snapshot.pickle");
+        struct pickle *p = NULL;
+        struct stat st;
+        char *bytes;
+        json_t *ret;
+        size_t at;
+        FILE *in;
+
+        ck_assert_int_eq(ctl(rig->monitor_socket, WORDS("snapshot", path), NULL, NULL), 0);
+        in = fopen(path, "re");
+        ck_assert_ptr_nonnull(in);
+        ck_assert_int_eq(fstat(fileno(in), &st), 0);
+        bytes = malloc((size_t)st.st_size);
+        ck_assert_uint_eq(fread(bytes, 1, (size_t)st.st_size, in), (size_t)st.st_size);
+        fclose(in);
+        ck_assert_msg(pickle_read(bytes, (size_t)st.st_size, &p, &why, &at) == 0, "byte %zu: %s", at, why);
+        ret = json_of(pickle_top(p));
+        pickle_free(p);
+        free(bytes);
+        return ret;
+}
 
 struct sums {
         json_int_t reserved, in_use, requested;
@@ -347,17 +392,11 @@ TEST(a_snapshot_has_the_sums_of_the_lists)
         struct scene s;
         struct sums sums = { 0 }, daemon;
         json_t *snapshot, *segments, *segment, *event;
-        char *out, *err;
         json_int_t n_allocs = 0;
         size_t i;
 
         scene_start(&s);
-        ck_assert_int_eq(ctl(s.rig->monitor_socket, WORDS("snapshot"), &out, &err), 0);
-        ck_assert_str_eq(err, "");
-        snapshot = json_loads(out, JSON_REJECT_DUPLICATES, NULL);
-        ck_assert_ptr_nonnull(snapshot);
-        free(out);
-        free(err);
+        snapshot = take_snapshot(s.rig);
         segments = json_object_get(snapshot, "segments");
         json_array_foreach(segments, i, segment) check_segment(segment, &sums);
         daemon = sums_of_tenants(s.rig);
@@ -408,7 +447,6 @@ static void check_changing(const struct rig *rig)
                *segment;
         struct sums sums = { 0 };
         json_int_t at = 0;
-        char *out;
         size_t i;
 
         row = json_array_get(json_object_get(map, "tenants"), 0);
@@ -423,10 +461,7 @@ static void check_changing(const struct rig *rig)
         }
         ck_assert_int_eq(at, number_of(row, "n_bytes"));
         json_decref(map);
-        ck_assert_int_eq(ctl(rig->monitor_socket, WORDS("snapshot"), &out, NULL), 0);
-        snapshot = json_loads(out, JSON_REJECT_DUPLICATES, NULL);
-        ck_assert_ptr_nonnull(snapshot);
-        free(out);
+        snapshot = take_snapshot(rig);
         json_array_foreach(json_object_get(snapshot, "segments"), i, segment) check_segment(segment, &sums);
         ck_assert_int_gt(sums.in_use, 0);
         json_decref(snapshot);
@@ -473,11 +508,11 @@ static bool find_memory_viz(char ret[static 512])
 TEST(pytorch_reads_a_snapshot)
 {
         static const char check[] =
-                "import importlib.util, json, sys\n"
+                "import importlib.util, pickle, sys\n"
                 "spec = importlib.util.spec_from_file_location('viz', sys.argv[1])\n"
                 "viz = importlib.util.module_from_spec(spec)\n"
                 "spec.loader.exec_module(viz)\n"
-                "s = json.load(open(sys.argv[2]))\n"
+                "s = pickle.load(open(sys.argv[2], 'rb'))\n"
                 "text = viz.segsum(s)\n" /* asserts that blocks tile their segments */
                 "lines = dict(l.split(': ', 1) for l in text.splitlines() if l.startswith('total_'))\n"
                 "for key, value in (('total_reserved', 3), ('total_allocated', 4)):\n"
@@ -507,10 +542,10 @@ TEST(pytorch_reads_a_snapshot)
         snprintf(requested, sizeof(requested), "%lld", (long long)daemon.requested);
         snprintf(in_use, sizeof(in_use), "%lld", (long long)daemon.in_use);
         ck_assert_int_eq(
-                ctl(s.rig->monitor_socket, WORDS("snapshot", path_of(s.rig, "snapshot.json")), NULL, NULL),
+                ctl(s.rig->monitor_socket, WORDS("snapshot", path_of(s.rig, "snapshot.pickle")), NULL, NULL),
                 0);
         ck_assert_msg(program_run(WORDS("/usr/bin/env", "python3", "-c", check, module,
-                                        path_of(s.rig, "snapshot.json"), reserved, requested, in_use),
+                                        path_of(s.rig, "snapshot.pickle"), reserved, requested, in_use),
                                   NULL, &err) == 0,
                       "%s", err);
         free(err);
