@@ -423,6 +423,8 @@ BFC_API void bfc_disconnect(bfc_client *client)
                 events_forget(client->events);
                 return;
         }
+        if (client_pressure_disconnects(client))
+                return;
         /* The thread may be waiting for a daemon that has stopped. */
         reconnect_stop(&client->reconnect, true);
         if (events_stop(client->events, GOODBYE_TIMEOUT_MS) < 0 ||

@@ -148,7 +148,7 @@ static void serve_all(bfc_client *client)
 
         p->is_serving = true;
         p->server = pthread_self();
-        while (!p->is_stopping && take_order(client, &order)) {
+        while (!p->is_stopping && !p->disconnects && take_order(client, &order)) {
                 uint64_t n_bytes;
 
                 pthread_mutex_unlock(&p->lock);
@@ -167,15 +167,36 @@ static void *run(void *userdata)
         struct pressure *p = &client->pressure;
 
         pthread_mutex_lock(&p->lock);
-        while (!p->is_stopping) {
+        while (!p->is_stopping && !p->disconnects) {
                 serve_all(client);
-                if (!p->is_stopping)
+                if (!p->is_stopping && !p->disconnects)
                         condition_wait(&p->changed, &p->lock, -1);
+        }
+        if (p->disconnects) {
+                pthread_detach(pthread_self());
+                p->has_thread = false;
+                p->is_stopping = true; /* no other thread is started */
+                pthread_mutex_unlock(&p->lock);
+                bfc_disconnect(client);
+                return NULL;
         }
         p->has_ended = true;
         pthread_cond_broadcast(&p->changed);
         pthread_mutex_unlock(&p->lock);
         return NULL;
+}
+
+bool client_pressure_disconnects(bfc_client *client)
+{
+        struct pressure *p = &client->pressure;
+        bool is_own;
+
+        pthread_mutex_lock(&p->lock);
+        is_own = p->has_thread && p->is_calling && pthread_equal(p->server, pthread_self());
+        if (is_own)
+                p->disconnects = true;
+        pthread_mutex_unlock(&p->lock);
+        return is_own;
 }
 
 void client_pressure_poll(bfc_client *client)

@@ -29,6 +29,7 @@ struct pressure {
         struct pressure_order *orders; /* for each partition, at most one */
         bool has_thread;               /* it must be joined */
         bool is_stopping, has_ended;
+        bool disconnects; /* fn has called bfc_disconnect() */
         pthread_t thread;
 };
 
@@ -40,6 +41,9 @@ int client_on_pressure(void *userdata, uint64_t epoch, Bfcd__Event *event);
 
 /* Serves what has arrived, if there is no thread for it. */
 void client_pressure_poll(bfc_client *client);
+
+/* Whether fn is what calls bfc_disconnect(). Then the thread does it when fn has returned. */
+bool client_pressure_disconnects(bfc_client *client);
 
 /* Ends the thread, which finishes what it is doing. -ETIMEDOUT: that takes longer, call it again. 0 ms: no
  * time-out. */

@@ -261,8 +261,8 @@ int bfc_use_begin_tag(bfc_client *client, const char *tag, uint32_t wait_ms);
 int bfc_use_end_tag(bfc_client *client, const char *tag);
 
 /* The daemon asks this client for memory that others wait for: the function is called with the partition and the
- * bytes that are wanted. It may call any function of the library but bfc_disconnect(): free blocks, park or wake
- * them, call bfc_trim(). What the cache holds idle afterwards is returned to the daemon. If the config says so (`park:`
+ * bytes that are wanted. It may call any function of the library: free blocks, park or wake them, call bfc_trim(). Its
+ * bfc_disconnect() takes effect when it has returned; with BFC_POLL it must not call that. What the cache holds idle afterwards is returned to the daemon. If the config says so (`park:`
  * in bfcd.yaml(5)), parkable blocks that were not used for a while are parked then, until the bytes are reached.
  *
  * The function is called on a thread of the library, "bfc-park", with all signals blocked; with BFC_POLL by
