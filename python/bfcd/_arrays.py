@@ -9,7 +9,7 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
-from . import _dlpack
+from . import _args, _dlpack
 
 if TYPE_CHECKING:
     from ._client import Block, Client
@@ -46,12 +46,18 @@ class DeviceArray:
         offset: int = 0,
         read_only: bool | None = None,
     ) -> None:
-        self.block = block
-        self.shape = shape
-        self.dtype = dtype
-        self.read_only = block.read_only if read_only is None else read_only
-        self._ordinal = ordinal
-        self._offset = offset
+        import numpy
+
+        from ._client import Block
+
+        self.block = _args.instance(block, Block, "block")
+        self.shape = _args.shape(shape)
+        self.dtype = numpy.dtype(dtype)
+        self.read_only = block.read_only if read_only is None else bool(read_only)
+        self._ordinal = _args.size(ordinal, "ordinal", most=(1 << 31) - 1)
+        self._offset = _args.size(offset, "offset")
+        if self._offset + self.nbytes > block.nbytes:
+            raise ValueError(f"{self.nbytes} bytes at {self._offset} are not inside of the block's {block.nbytes}")
 
     @property
     def nbytes(self) -> int:
@@ -126,10 +132,8 @@ def empty(
     dtype = numpy.dtype(dtype)
     if dtype.hasobject:
         raise TypeError(f"memory of bfcd cannot hold Python objects, as {dtype} does")
-    shape = (shape,) if isinstance(shape, int) else tuple(shape)
-    if any(n < 0 for n in shape):
-        raise ValueError(f"negative dimensions are not allowed: {shape}")
-    n_bytes = math.prod(shape) * dtype.itemsize
+    shape = _args.shape(shape)
+    n_bytes = _args.size(math.prod(shape) * dtype.itemsize, "the array's number of bytes")
     # An array without bytes has an address all the same.
     block = (
         client.malloc(max(n_bytes, 1), partition=partition, tag=tag, wait=wait, whole=whole)

@@ -3,6 +3,10 @@
 A session is ended by the last object that needs it: the client, or a block, or an array on a block. So a view never
 outlives its memory.
 
+Destructors run no bytecode. Python runs its signal handlers between bytecodes, also those of a __del__(), and an
+exception from there is printed and lost: Ctrl-C, for instance. So __del__ is a property whose value, made with the object,
+is a C function with its arguments. Callbacks of weak references are C functions, too.
+
 SPDX-License-Identifier: Apache-2.0
 """
 
@@ -13,6 +17,7 @@ import ctypes
 import errno
 import fcntl
 import math
+import operator
 import os
 import signal
 import sys
@@ -21,9 +26,11 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from itertools import count
 from typing import Any, NamedTuple
 
-from . import _arrays, _devices, _errors, _library, _pool
+from . import _args, _arrays, _devices, _errors, _library, _pool
 from ._library import lib
 
 _MAX_WAIT_S = 600.0
@@ -32,10 +39,6 @@ _malloc = lib.bfc_malloc
 _free = lib.bfc_free
 _byref = ctypes.byref
 _c_void_p = ctypes.c_void_p
-
-
-def _bytes(text: str | os.PathLike[str] | None) -> bytes | None:
-    return None if text is None else os.fsencode(text)
 
 
 class _WakeUp:
@@ -78,17 +81,12 @@ _wake_up: _WakeUp | None = None
 
 
 def _wait_ms(wait: float | None) -> int:
-    if wait is None:
-        return 0
-    if not 0 <= wait:
-        raise ValueError(f"wait is {wait} seconds, and must not be negative")
-    return round(min(wait, _MAX_WAIT_S) * 1000)
+    return 0 if wait is None else round(min(_args.seconds(wait, "wait"), _MAX_WAIT_S) * 1000)
 
 
 def _keep_ms(keep: float) -> int:
-    if not 0 <= keep:
-        raise ValueError(f"keep is {keep} seconds, and must not be negative")
-    return min(math.ceil(keep * 1000), _library.KEEP_FOREVER - 1) if math.isfinite(keep) else _library.KEEP_FOREVER
+    ms = _args.seconds(keep, "keep") * 1000
+    return min(math.ceil(ms), _library.KEEP_FOREVER - 1) if math.isfinite(ms) else _library.KEEP_FOREVER
 
 
 def _seconds(ms: int) -> float:
@@ -120,73 +118,68 @@ def _interruptible(call: Callable[[], int], options: _library.MallocOptions | _l
     return call()
 
 
-#: Of the thread that calls a function of on_pressure().
-_calling = threading.local()
-#: Sessions with such a function.
-_pressed: weakref.WeakSet[_Session] = weakref.WeakSet()
+#: Sessions with a function of on_pressure(), by the number that the library calls with.
+_pressed: dict[int, weakref.ref[_Session]] = {}
+_pressed_numbers = count(1)
+_call = operator.methodcaller("__call__")
 
 
-class _Session:
+class _Session(_args.Unique):
     """A connection. Ended when nothing refers to it any more, unless the interpreter is ending: the process's end
     returns the memory, and other threads may still use it.
 
     The garbage collector runs the __del__() of all objects of a cycle, in any order: a session can end before its
-    blocks. It frees them, and its handle is None from then on, also for other __del__() in that cycle.
+    blocks. It frees them, and its handle is NULL from then on, which the library refuses.
     """
 
-    __slots__ = ("handle", "is_default", "pressure_fns", "__weakref__")
+    __slots__ = ("handle", "inherits", "pool_tags", "pressure_fn", "pressure_number", "_release", "__weakref__")
+    __del__ = property(operator.attrgetter("_release"))
 
-    def __init__(self, handle: ctypes.c_void_p, is_default: bool) -> None:
-        self.handle: ctypes.c_void_p | None = handle
-        self.is_default = is_default
-        self.pressure_fns: list[Any] = []  # the last one is the library's; one that runs may be before it
-
-    def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if self.is_default or _is_finalizing():
-            return
-        handle, self.handle = self.handle, None
-        if getattr(_calling, "is", False):  # the library's thread would wait for itself
-            threading.Thread(target=_disconnect, args=(handle, self.pressure_fns), daemon=True).start()
-        else:
-            lib.bfc_disconnect(handle)
+    def __init__(self, inherits: bool, is_default: bool = False) -> None:
+        self.handle = _c_void_p()  # set by the caller
+        self.inherits = inherits
+        self.pool_tags: dict[str, Any] = {}  # of open pools
+        self.pressure_fn: Callable[[str, int], object] | None = None
+        self.pressure_number = 0
+        if not is_default:
+            calls = partial(lib.bfc_disconnect, self.handle), partial(setattr, self.handle, "value", None)
+            self._release = partial(any, map(_call, calls))  # both return None
 
 
-def _disconnect(handle: ctypes.c_void_p | None, _running: list[Any]) -> None:
-    lib.bfc_disconnect(handle)
-
-
-class Block:
+class Block(_args.Unique):
     """Memory from bfcd: an address and a size. It is freed when nothing refers to it any more, or by free().
 
     On host partitions a block is a buffer: block.buffer(), numpy.asarray(block). On a GPU it has
     `__cuda_array_interface__`. Both are arrays of bytes; Client.empty() gives others.
     """
 
-    __slots__ = ("_session", "ptr", "nbytes", "read_only", "_may_be_parked", "_free", "__weakref__")
+    __slots__ = ("_session", "_ptr", "nbytes", "read_only", "_may_be_parked", "_release", "__weakref__")
+    __del__ = property(operator.attrgetter("_release"))
+    _INSTEAD = "copy its bytes with read(), or publish() it and attach() it in the other process"
 
     def __init__(self, session: _Session, nbytes: int, read_only: bool = False, may_be_parked: bool = False) -> None:
-        self._session = session
+        self._session = _args.instance(session, _Session, "a block's session")
         self._may_be_parked = may_be_parked
-        self.ptr: int | None = None
+        self._ptr = _c_void_p()  # the library sets it: from then on the destructor frees the block
         self.nbytes = nbytes
         self.read_only = read_only
-        self._free = _free
+        self._release = partial(_free, session.handle, self._ptr)
 
-    def __del__(self) -> None:
-        # An attribute is missing where __init__() did not finish.
-        ptr = getattr(self, "ptr", None)
-        if ptr is not None and (handle := self._session.handle) is not None:
-            self._free(handle, ptr)
+    @property
+    def ptr(self) -> int | None:
+        """The address; None: it has been freed."""
+        return self._ptr.value
 
     def free(self) -> None:
         """Frees the block now. Every view of it is invalid from then on; the caller sees to it that none is used."""
-        # Taken first: after an exception of a signal handler nothing frees the address again.
-        ptr, self.ptr = self.ptr, None
+        ptr = self._ptr.value
         if ptr is None:
             return
-        result = self._free(self._session.handle, ptr)
+        # Taken first: after an exception of a signal handler nothing frees the address again.
+        self._ptr.value = None
+        result = _free(self._session.handle, ptr)
         if result < 0:
-            self.ptr = ptr
+            self._ptr.value = ptr
             raise _errors.error(result)
 
     def info(self) -> dict[str, Any]:
@@ -230,7 +223,7 @@ class Block:
         it has called this; until then its memory stays for the others. Busy: it is in use. An error if it is parked."""
         info = self._info()
         place = _pool.place_for_copies(Client(self._session), info.partition.decode(), to)
-        _errors.check(lib.bfc_park(self._session.handle, self.ptr, _library.BACKUP, os.fsencode(place)))
+        _errors.check(lib.bfc_park(self._session.handle, self.ptr, _library.BACKUP, place))
 
     def wake(self, wait: float | None = None) -> None:
         """Brings the block back as Pool.wake() does. Each process wakes a shared block for itself."""
@@ -261,7 +254,8 @@ class Block:
 
     def read(self, n_bytes: int | None = None, offset: int = 0) -> bytes:
         """A copy of bytes of the block, from whatever device it is on."""
-        n = self.nbytes - offset if n_bytes is None else n_bytes
+        offset = _args.integer(offset, "offset")
+        n = self.nbytes - offset if n_bytes is None else _args.integer(n_bytes, "n_bytes")
         ptr = self._address(offset, n)
         out = ctypes.create_string_buffer(n)
         _errors.check(lib.bfc_read(self._session.handle, out, ptr, n))
@@ -269,10 +263,10 @@ class Block:
 
     def write(self, data: Any, offset: int = 0) -> None:
         """Copies bytes into the block, on whatever device it is."""
+        view = _args.data(data, "data")
         if self.read_only:
             raise ValueError("the block is read-only")
-        view = memoryview(data).cast("B")
-        ptr = self._address(offset, view.nbytes)
+        ptr = self._address(_args.integer(offset, "offset"), view.nbytes)
         array = ctypes.c_char * view.nbytes
         source = array.from_buffer_copy(view) if view.readonly else array.from_buffer(view)
         _errors.check(lib.bfc_write(self._session.handle, ptr, source, view.nbytes))
@@ -312,12 +306,6 @@ class Block:
         return f"<bfcd.Block of {self.nbytes} bytes>" if self.ptr is not None else "<bfcd.Block, freed>"
 
 
-def _free_unclaimed(block: Block, ptr: ctypes.c_void_p) -> None:
-    """A signal handler's exception came after the library had allocated and before the block had the address."""
-    if ptr.value is not None and block.ptr is None:
-        _free(block._session.handle, ptr)
-
-
 def buffer_at(owner: object, ptr: int, n_bytes: int) -> memoryview:
     """A writable view of n_bytes at ptr that keeps `owner` alive."""
     array = (ctypes.c_ubyte * n_bytes).from_address(ptr)
@@ -325,11 +313,13 @@ def buffer_at(owner: object, ptr: int, n_bytes: int) -> memoryview:
     return memoryview(array).cast("B")
 
 
-class Client:
+class Client(_args.Unique):
     """A client of bfcd, made by connect() or default(). Any thread may use it."""
 
-    def __init__(self, session: _Session, socket: str | os.PathLike[str] | None = None) -> None:
-        self._session: _Session | None = session
+    _INSTEAD = "another process, or another part of this one, calls bfcd.default() or bfcd.connect()"
+
+    def __init__(self, session: _Session, socket: bytes | None = None) -> None:
+        self._session: _Session | None = _args.instance(session, _Session, "a client's session")
         self._socket = socket
         self._reader: Client | None = None
         self._reader_lock = threading.Lock()
@@ -338,11 +328,15 @@ class Client:
     # ---- connection ----
 
     @property
-    def _handle(self) -> ctypes.c_void_p | None:
+    def _open(self) -> _Session:
         session = self._session
         if session is None:
             raise ValueError("the client is closed")
-        return session.handle
+        return session
+
+    @property
+    def _handle(self) -> ctypes.c_void_p:
+        return self._open.handle
 
     def close(self) -> None:
         """Frees idle memory and forgets the session; it ends with the last block that is still referred to."""
@@ -366,7 +360,8 @@ class Client:
     def partition_for_device(self, ordinal: int) -> str:
         """The partition on the GPU that this process knows as CUDA device `ordinal`. NotFound: there is none."""
         name = ctypes.c_char_p()
-        _errors.check(lib.bfc_partition_for_device(self._handle, ordinal, _byref(name)))
+        n = _args.size(ordinal, "ordinal", most=(1 << 31) - 1)
+        _errors.check(lib.bfc_partition_for_device(self._handle, n, _byref(name)))
         assert name.value is not None
         return name.value.decode()
 
@@ -398,48 +393,34 @@ class Client:
         QuotaExceeded, OutOfMemory: there is no memory; the message says why and which sessions have it.
         KeyboardInterrupt ends a wait.
         """
-        session = self._session
-        if session is None:
-            raise ValueError("the client is closed")
-        ptr = _c_void_p()
-        block = Block(session, n_bytes, may_be_parked=parkable)
+        n_bytes = _args.size(n_bytes, "n_bytes")
+        session = self._open
+        block = Block(session, n_bytes, may_be_parked=bool(parkable))
         flags = (
             (_library.ONE_EXTENT if one_extent else 0)
             | (_library.WHOLE if whole else 0)
             | (_library.PARKABLE if parkable else 0)
         )
         try:
-            result = self._malloc(session, n_bytes, ptr, partition, tag, wait, flags)
-            block.ptr = ptr.value
+            result = self._malloc(block, partition, tag, wait, flags)
         except BaseException:
-            _free_unclaimed(block, ptr)
+            block.free()  # now: the traceback refers to it
             raise
         if result < 0:
             raise _errors.error(result)
         return block
 
-    def _malloc(
-        self,
-        session: _Session,
-        n_bytes: int,
-        ptr: ctypes.c_void_p,
-        partition: str | None,
-        tag: str | None,
-        wait: float | None,
-        flags: int,
-    ) -> int:
-        if partition is None and tag is None and not wait and not flags and not _default_wait:
-            return _malloc(session.handle, n_bytes, _byref(ptr))
+    def _malloc(self, block: Block, partition: str | None, tag: str | None, wait: float | None, flags: int) -> int:
+        handle, n_bytes, ret_ptr = block._session.handle, block.nbytes, _byref(block._ptr)
+        if partition is None and tag is None and wait is None and not flags and not _default_wait:
+            return _malloc(handle, n_bytes, ret_ptr)
         options = _library.MallocOptions(
-            partition=_bytes(partition),
-            tag=_bytes(tag),
+            partition=_args.name_or_none(partition, "partition"),
+            tag=_args.name_or_none(tag, "tag"),
             wait_ms=_wait_ms(_default_wait if wait is None else wait),
             flags=flags,
         )
-
-        return _interruptible(
-            lambda: lib.bfc_malloc_with(session.handle, n_bytes, _byref(options), _byref(ptr)), options
-        )
+        return _interruptible(lambda: lib.bfc_malloc_with(handle, n_bytes, _byref(options), ret_ptr), options)
 
     def empty(
         self,
@@ -469,18 +450,16 @@ class Client:
         It runs on a thread of the library, one call at a time; an exception goes to sys.unraisablehook. A forked child
         has no function until it sets one. At the interpreter's end the function is removed, after a call that runs.
         """
-        session = self._session
-        if session is None:
-            raise ValueError("the client is closed")
-        call = _library.PressureFn() if fn is None else _pressure_fn(fn)
-        session.pressure_fns.append(call)
-        result = lib.bfc_on_pressure(session.handle, call, None)
+        session = self._open
+        before, session.pressure_fn = session.pressure_fn, _args.function_or_none(fn, "fn")
+        if session.pressure_number == 0:
+            session.pressure_number = number = next(_pressed_numbers)
+            _pressed[number] = weakref.ref(session, partial(_pressed.pop, number))
+        call = _library.PressureFn() if fn is None else _call_pressure_fn
+        result = lib.bfc_on_pressure(session.handle, call, session.pressure_number)
         if result < 0:
-            session.pressure_fns.pop()
+            session.pressure_fn = before
             raise _errors.error(result)
-        if not getattr(_calling, "is", False):
-            del session.pressure_fns[:-1]  # none of them is running any more
-        _pressed.add(session)
 
     # ---- sharing ----
 
@@ -493,12 +472,15 @@ class Client:
         by default those from which Block.array() makes the array again. Exists: the name is taken.
         """
         block = array if isinstance(array, Block) else _arrays.block_of(array)
-        if metadata is None:
+        if metadata is not None:
+            metadata = bytes(_args.data(metadata, "metadata"))
+        else:
             metadata = b"" if array is block else _arrays.describe(array)
         options = _library.PublishOptions(
             keep_ms=_keep_ms(keep), metadata=metadata or None, n_metadata_bytes=len(metadata)
         )
-        _errors.check(lib.bfc_publish_with(self._handle, block._address(), _bytes(name), _byref(options)))
+        encoded = _args.name(name, "name")
+        _errors.check(lib.bfc_publish_with(self._handle, block._address(), encoded, _byref(options)))
 
     def attach(self, name: str, *, read_only: bool = False, wait: float | None = None) -> Block:
         """The block of that name, which another process has published. It is woken if it is parked. NotFound, or
@@ -506,26 +488,19 @@ class Client:
 
         read_only: this client cannot write it: on the host a write is a SIGSEGV, on a GPU an illegal access. A client
         has each extent either read-only or not, so use one of its own for such blocks: otherwise EBUSY."""
-        session = self._session
-        if session is None:
-            raise ValueError("the client is closed")
-        ptr, n_bytes = _c_void_p(), ctypes.c_size_t()
+        handle, encoded = self._handle, _args.name(name, "name")
         options = _library.AttachOptions(
             wait_ms=_wait_ms(wait), flags=_library.ATTACH_READ_ONLY if read_only else 0
         )
-
-        def call() -> int:
-            return lib.bfc_attach_with(
-                session.handle, _bytes(name), _byref(options), _byref(ptr), _byref(n_bytes)
-            )
-
-        block = Block(session, 0, read_only, may_be_parked=True)
+        block = Block(self._open, 0, bool(read_only), may_be_parked=True)
+        ret_ptr, n_bytes = _byref(block._ptr), ctypes.c_size_t()
         try:
-            result = _interruptible(call, options)
+            result = _interruptible(
+                lambda: lib.bfc_attach_with(handle, encoded, _byref(options), ret_ptr, _byref(n_bytes)), options
+            )
             block.nbytes = n_bytes.value
-            block.ptr = ptr.value
         except BaseException:
-            _free_unclaimed(block, ptr)
+            block.free()  # now: the traceback refers to it
             raise
         if result < 0:
             raise _errors.error(result)
@@ -556,11 +531,14 @@ class Client:
 
     def forget(self, name: str) -> None:
         """The block is kept no longer: it is freed now, or when the last process that has it drops it. NotFound."""
-        _errors.check(lib.bfc_forget(self._handle, _bytes(name)))
+        _errors.check(lib.bfc_forget(self._handle, _args.name(name, "name")))
 
     def _another(self, partition: str, cache: bool) -> Client:
         """A client of the same tenant at the same daemon."""
-        return connect(self._socket, partition=partition, tenant=self.tenant, trace="", cache=cache)
+        inherit = self._open.inherits
+        return connect(
+            self._socket, partition=partition, tenant=self.tenant, trace="", cache=cache, inherit=inherit
+        )
 
     def _for_reading(self) -> Client:
         """The client that has this one's read-only blocks, and no others."""
@@ -571,18 +549,19 @@ class Client:
 
     def empty_cache(self, n_bytes: int | None = None) -> None:
         """Returns idle memory to the daemon, all of it or at least n_bytes."""
-        _errors.check(lib.bfc_trim(self._handle, ctypes.c_size_t(-1).value if n_bytes is None else n_bytes))
+        n = ctypes.c_size_t(-1).value if n_bytes is None else _args.size(n_bytes, "n_bytes")
+        _errors.check(lib.bfc_trim(self._handle, n))
 
     # ---- statistics ----
 
     def _stats(self, partition: str | None) -> _library.ClientStats:
         stats = _library.ClientStats()
-        _errors.check(lib.bfc_stats_in(self._handle, _bytes(partition), _byref(stats)))
+        _errors.check(lib.bfc_stats_in(self._handle, _args.name_or_none(partition, "partition"), _byref(stats)))
         return stats
 
     def _usage(self, partition: str | None) -> _library.TenantUsage:
         usage = _library.TenantUsage()
-        _errors.check(lib.bfc_usage(self._handle, _bytes(partition), _byref(usage)))
+        _errors.check(lib.bfc_usage(self._handle, _args.name_or_none(partition, "partition"), _byref(usage)))
         return usage
 
     def memory_stats(self, partition: str | None = None) -> dict[str, int]:
@@ -645,7 +624,8 @@ class Client:
     def mem_get_info(self, partition: str | None = None) -> tuple[int, int]:
         """(free, total): what this client can still allocate, and the most that its tenant may have."""
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
-        _errors.check(lib.bfc_mem_get_info(self._handle, _bytes(partition), _byref(free), _byref(total)))
+        where = _args.name_or_none(partition, "partition")
+        _errors.check(lib.bfc_mem_get_info(self._handle, where, _byref(free), _byref(total)))
         return free.value, total.value
 
 
@@ -664,17 +644,18 @@ def connect(
 
     cache=False: every malloc and free asks the daemon. inherit=True: forked children may use the host blocks.
     """
+    path = _args.path_or_none(socket, "socket")
     options = _library.Options(
-        socket=_bytes(socket),
-        partition=_bytes(partition),
-        tenant=_bytes(tenant),
-        name=_bytes(name),
-        trace=_bytes(trace),
+        socket=path,
+        partition=_args.name_or_none(partition, "partition"),
+        tenant=_args.name_or_none(tenant, "tenant"),
+        name=_args.name_or_none(name, "name"),
+        trace=_args.path_or_none(trace, "trace"),
         flags=(0 if cache else _library.NO_CACHE) | (_library.INHERIT if inherit else 0),
     )
-    handle = _c_void_p()
-    _errors.check(lib.bfc_connect(_byref(options), _byref(handle)))
-    return Client(_Session(handle, is_default=False), socket)
+    session = _Session(bool(inherit))
+    _errors.check(lib.bfc_connect(_byref(options), _byref(session.handle)))
+    return Client(session, path)
 
 
 _default: tuple[int, Client] | None = None
@@ -687,31 +668,29 @@ def default() -> Client:
     global _default
     with _default_lock:
         if _default is None or _default[0] != os.getpid():
-            handle = _c_void_p()
-            _errors.check(lib.bfc_default(_byref(handle)))
-            _default = (os.getpid(), Client(_Session(handle, is_default=True)))
+            session = _Session(False, is_default=True)
+            _errors.check(lib.bfc_default(_byref(session.handle)))
+            _default = (os.getpid(), Client(session))
         return _default[1]
 
 
-def _pressure_fn(fn: Callable[[str, int], object]) -> Any:
-    @_library.PressureFn
-    def call(_: Any, pressure: Any) -> None:
+@_library.PressureFn
+def _call_pressure_fn(number: int, pressure: Any) -> None:
+    """Runs on a thread of the library, which may end the session here: it disconnects when this returns."""
+    reference = _pressed.get(number)
+    session = reference() if reference else None
+    if session is not None and session.pressure_fn is not None:
         p = pressure.contents
-        _calling.__dict__["is"] = True
-        try:
-            fn(p.partition.decode(), p.n_bytes)
-        finally:
-            _calling.__dict__["is"] = False
-
-    return call
+        session.pressure_fn(p.partition.decode(), p.n_bytes)
 
 
 @atexit.register
-def _release_pressure() -> None:
-    """Before the interpreter ends: the library's thread must not call Python then."""
-    for session in list(_pressed):
-        if session.handle is not None:
+def _at_exit() -> None:
+    """Before the interpreter ends: the library's threads must not call Python then, and no session ends."""
+    for reference in list(_pressed.values()):
+        if (session := reference()) is not None:
             lib.bfc_on_pressure(session.handle, _library.PressureFn(), None)
+    del _Session.__del__
 
 
 def on_pressure(fn: Callable[[str, int], object] | None) -> None:
@@ -734,7 +713,7 @@ def trace(path: str | os.PathLike[str]) -> None:
     """Records the allocations of default() into a file for bfc-replay. Call it before default() is used first."""
     if _default is not None and _default[0] == os.getpid():
         raise RuntimeError("the default client is connected already; call bfcd.trace() before it is used first")
-    os.environ["BFC_TRACE"] = os.fspath(path)
+    os.environ["BFC_TRACE"] = os.fsdecode(_args.path(path, "path"))
 
 
 def _environment_wait() -> float:
@@ -743,7 +722,7 @@ def _environment_wait() -> float:
         return 0.0
     if not text.isdecimal():
         raise ImportError(f"BFC_WAIT_MS is '{text}', and must be a number of milliseconds")
-    return int(text) / 1000
+    return min(int(text) / 1000, _MAX_WAIT_S)
 
 
 #: BFC_WAIT_MS, in seconds: how long a request waits that names no `wait`.

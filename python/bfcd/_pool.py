@@ -12,9 +12,10 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from . import _arrays, _errors, _library
+from . import _args, _arrays, _errors, _library
 from ._library import lib
 
 if TYPE_CHECKING:
@@ -25,17 +26,18 @@ _UNDO_WAIT_MS = 10_000
 _numbers = itertools.count(1)
 
 
-def place_for_copies(client: Client, partition: str, to: str | None, otherwise: str = "") -> str:
+def place_for_copies(client: Client, partition: str, to: str | None, otherwise: str = "") -> bytes:
     """The partition of host memory to which memory of `partition` is parked."""
+    place = _args.name_or_none(to, "to")
     for d in client.devices().logical:
         if d.name == to and d.physical.kind != "host":
             raise _errors.InvalidValue(
                 errno.EINVAL, f"partition '{to}' is on a GPU: memory can be parked only in a partition of host memory"
             )
         if to is None and d.physical.kind == "host" and d.name != partition:
-            return d.name
-    if to is not None:
-        return to
+            return d.name.encode()
+    if place is not None:
+        return place
     raise _errors.NotFound(
         errno.ENOENT,
         f"tenant '{client.tenant}' has no quota in a partition of host memory other than '{partition}', where copies "
@@ -47,12 +49,14 @@ def new_tag(kind: str) -> str:
     return f"{kind}-{os.getpid()}-{next(_numbers)}"
 
 
-class Sleeper:
+class Sleeper(_args.Unique):
     """What parks and wakes all blocks of a client that have one tag."""
+
+    _INSTEAD = "its memory has one owner"
 
     def __init__(self, client: Client, tag: str) -> None:
         self._client = client
-        self.tag = tag
+        self.tag = _args.name(tag, "tag").decode(errors="surrogateescape")
 
     def _partition(self) -> str:
         """Where the blocks are."""
@@ -74,7 +78,7 @@ class Sleeper:
             place = place_for_copies(self._client, self._partition(), to, ", or call sleep(discard=True)")
         how = _library.DISCARD if discard else _library.BACKUP
         handle, tag = self._client._handle, self.tag.encode()
-        result = lib.bfc_park_tag(handle, tag, how, None if place is None else os.fsencode(place))
+        result = lib.bfc_park_tag(handle, tag, how, place)
         if result < 0:
             e = _errors.error(result)
             if not discard:
@@ -118,10 +122,6 @@ def interruptible(call: Callable[[int], int], wait: float | None) -> int:
     return result
 
 
-#: Tags of open pools, by session.
-_tags: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
-
-
 class Pool(Sleeper):
     """A pool of blocks and arrays that are parked and woken together, made by Client.pool() or bfcd.pool().
 
@@ -136,17 +136,19 @@ class Pool(Sleeper):
     """
 
     def __init__(self, client: Client, tag: str | None, partition: str | None) -> None:
+        from ._client import Client
+
+        _args.instance(client, Client, "client")
+        _args.name_or_none(partition, "partition")
         super().__init__(client, new_tag("pool") if tag is None else tag)
-        session = client._session
-        if session is None:
-            raise ValueError("the client is closed")
-        if self.tag in _tags.setdefault(session, set()):
+        tags = client._open.pool_tags
+        if self.tag in tags:
             raise ValueError(f"the client has a pool with the tag '{self.tag}' already")
         self._where = partition
-        self._blocks: weakref.WeakSet[Block] = weakref.WeakSet()
+        self._blocks: dict[object, weakref.ref[Block]] = {}
         self._is_open = True
-        _tags[session].add(self.tag)
-        self._forget = weakref.finalize(self, _tags[session].discard, self.tag)
+        self._forget = partial(tags.pop, self.tag, None)
+        tags[self.tag] = weakref.ref(self, partial(tags.pop, self.tag))
 
     def _partition(self) -> str:
         return self._client.partition if self._where is None else self._where
@@ -159,7 +161,8 @@ class Pool(Sleeper):
         """A block of n_bytes, as Client.malloc() gives."""
         self._check_open()
         block = self._client.malloc(n_bytes, partition=self._where, tag=self.tag, wait=wait, parkable=True)
-        self._blocks.add(block)
+        key = object()
+        self._blocks[key] = weakref.ref(block, partial(self._blocks.pop, key))
         return block
 
     def empty(self, shape: int | tuple[int, ...], dtype: Any = "float32", *, wait: float | None = None) -> Any:
@@ -170,8 +173,9 @@ class Pool(Sleeper):
     def close(self) -> None:
         """Frees all blocks that are left."""
         self._is_open = False
-        for block in list(self._blocks):
-            block.free()
+        for reference in list(self._blocks.values()):
+            if (block := reference()) is not None:
+                block.free()
         self._forget()
 
     def __enter__(self) -> Pool:

@@ -1,9 +1,11 @@
 # Clients, blocks, statistics and errors, with a real daemon.
 #
 # SPDX-License-Identifier: Apache-2.0
+import copy
 import errno
 import gc
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -34,23 +36,23 @@ def test_a_freed_block_is_refused(client):
             use()
 
 
-def test_an_exception_inside_of_free_frees_once(client):
+def test_an_exception_inside_of_free_frees_once(client, monkeypatch):
     block = client.malloc(MIB)
-    frees = []
 
     def interrupted(handle, ptr):
-        frees.append(ptr)
+        assert real(handle, ptr) == 0
         raise KeyboardInterrupt
 
-    free, block._free = block._free, interrupted
-    ptr = block.ptr
+    real = bfcd._client._free
+    monkeypatch.setattr(bfcd._client, "_free", interrupted)
     with pytest.raises(KeyboardInterrupt):
         block.free()
-    session = block._session
+    monkeypatch.undo()
+    other = client.malloc(MIB)  # at the same address
+    block.free()
     del block
     collect_garbage()
-    assert frees == [ptr]
-    free(session.handle, ptr)
+    assert other.info() and client.bytes_in_use() == MIB
 
 
 def test_an_exception_inside_of_malloc_frees(client, monkeypatch):
@@ -395,3 +397,29 @@ def test_a_library_that_is_not_there_is_named(daemon):
 def test_a_wrong_default_wait_is_named(daemon):
     r = daemon.run("import os\nos.environ['BFC_WAIT_MS'] = 'long'\nimport bfcd")
     assert r.returncode == 1 and "BFC_WAIT_MS is 'long'" in r.stderr
+
+
+def test_destructors_run_no_python(client, daemon):
+    """Python runs its signal handlers between bytecodes: an exception from one, as of Ctrl-C, would be lost there."""
+    other = bfcd.connect(daemon.socket)
+    with client.pool() as pool, other:
+        other.on_pressure(print)
+        dropped = [client.malloc(1), client.malloc(1, parkable=True), pool.malloc(1), client.pool(), other._open, other.malloc(1)]
+        other.close()
+        calls = []
+        sys.setprofile(lambda frame, event, _: calls.append(frame.f_code.co_name) if event == "call" else None)
+        dropped.clear()
+        sys.setprofile(None)
+        assert calls == []
+        assert client.bytes_in_use() == 0 and client.tenant_stats()["num_sessions"] == 1
+        assert not pool._blocks and not bfcd._client._pressed
+
+
+@pytest.mark.parametrize("how", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_what_has_one_owner_is_not_copied(client, how):
+    block = client.malloc(4096)
+    with client.pool() as pool:
+        for owner, instead in ((block, "publish"), (client, "bfcd.connect"), (pool, "owner")):
+            with pytest.raises(TypeError, match=instead):
+                how(owner)
+    assert client.bytes_in_use() == 4096
