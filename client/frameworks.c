@@ -71,14 +71,14 @@ static void __attribute__((destructor)) end_default(void)
                 client_say_exit(client);
 }
 
-static int default_connect(bfc_client **ret_client)
+static int default_connect(const struct bfc_options *options, bfc_client **ret_client)
 {
         int r;
 
         pthread_once(&fork_once, watch_forks);
         if (fork_error < 0)
                 return error_set(fork_error, "this process is out of memory");
-        r = bfc_connect(NULL, ret_client);
+        r = bfc_connect(options, ret_client);
         if (r < 0)
                 return r;
         default_pid = getpid();
@@ -87,6 +87,11 @@ static int default_connect(bfc_client **ret_client)
 }
 
 BFC_API int bfc_default(bfc_client **ret_client)
+{
+        return bfc_default_with(NULL, ret_client);
+}
+
+BFC_API int bfc_default_with(const struct bfc_options *options, bfc_client **ret_client)
 {
         bfc_client *client;
         int r = 0;
@@ -98,7 +103,7 @@ BFC_API int bfc_default(bfc_client **ret_client)
                 pthread_mutex_lock(&default_lock);
                 client = atomic_load(&default_client);
                 if (!client)
-                        r = default_connect(&client);
+                        r = default_connect(options, &client);
                 pthread_mutex_unlock(&default_lock);
         }
         if (r == 0)

@@ -4,6 +4,7 @@
 #include "client/options.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -62,6 +63,25 @@ static const char *pick(const char *option, const char *variable, const char *fa
         const char *value = option ? option : variable ? secure_getenv(variable) : NULL;
 
         return value && value[0] ? value : fallback;
+}
+
+/* Of a program that has replaced its title, as setproctitle() does, the arguments may have left nothing. */
+static const char *program_name(void)
+{
+        static _Thread_local char comm[17];
+        FILE *file;
+
+        if (program_invocation_short_name[0])
+                return program_invocation_short_name;
+        file = fopen("/proc/self/comm", "re");
+        comm[0] = '\0';
+        if (file) {
+                if (!fgets(comm, sizeof(comm), file))
+                        comm[0] = '\0';
+                fclose(file);
+        }
+        comm[strcspn(comm, "\n")] = '\0';
+        return comm;
 }
 
 /* An environment variable that is on or off: sets that bit of the flags if it has this value. */
@@ -144,7 +164,7 @@ int client_options_read(const struct bfc_options *options, struct bfc_options *r
         known.socket = pick(known.socket, "BFC_SOCKET", PATHS_CLIENT_SOCKET);
         known.partition = pick(known.partition, "BFC_PARTITION", "");
         known.tenant = pick(known.tenant, "BFC_TENANT", "");
-        known.name = pick(known.name, NULL, program_invocation_short_name);
+        known.name = known.name && known.name[0] ? known.name : program_name();
         known.trace = pick(known.trace, "BFC_TRACE", NULL);
         *ret = known;
         r = options_read_return(ret);

@@ -640,6 +640,9 @@ int bfc_partition_for_uuid(bfc_client *client, const char *uuid, const char **re
  * there. */
 int bfc_default(bfc_client **ret_client);
 
+/* The same, which connects with these options where the process has no client yet. */
+int bfc_default_with(const struct bfc_options *options, bfc_client **ret_client);
+
 /* Allocators for PyTorch (torch.cuda.memory.CUDAPluggableAllocator) and CuPy
  * (cupy.cuda.memory.CFunctionAllocator), which load them by name; they use bfc_default().
  * docs/frameworks.md shows how. Any thread.

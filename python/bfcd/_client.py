@@ -629,6 +629,38 @@ class Client(_args.Unique):
         return free.value, total.value
 
 
+def _program_name() -> str | None:
+    """Of the module or the script that runs. None: the interpreter, which the library names."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    if spec is not None and spec.name != "__main__":
+        return spec.name.removesuffix(".__main__")
+    script = os.path.basename((getattr(sys, "argv", None) or [""])[0])
+    return None if script in ("", "-", "-c") or "\0" in script else script
+
+
+def _options(
+    inherit: bool | None,
+    *,
+    socket: bytes | None = None,
+    partition: str | None = None,
+    tenant: str | None = None,
+    name: str | None = None,
+    trace: str | os.PathLike[str] | None = None,
+    cache: bool = True,
+) -> tuple[_library.Options, bool]:
+    """Of the library, and whether forked children inherit the blocks."""
+    inherits = os.environ.get("BFC_INHERIT") != "off" if inherit is None else bool(inherit)
+    options = _library.Options(
+        socket=socket,
+        partition=_args.name_or_none(partition, "partition"),
+        tenant=_args.name_or_none(tenant, "tenant"),
+        name=_args.name_or_none(_program_name() if name is None else name, "name"),
+        trace=_args.path_or_none(trace, "trace"),
+        flags=(0 if cache else _library.NO_CACHE) | (_library.INHERIT if inherits else 0),
+    )
+    return options, inherits
+
+
 def connect(
     socket: str | os.PathLike[str] | None = None,
     *,
@@ -637,23 +669,19 @@ def connect(
     name: str | None = None,
     trace: str | os.PathLike[str] | None = None,
     cache: bool = True,
-    inherit: bool = False,
+    inherit: bool | None = None,
 ) -> Client:
     """A new client. Each argument that is None has the value of BFC_SOCKET, BFC_PARTITION, BFC_TENANT or BFC_TRACE,
     and then the default.
 
-    cache=False: every malloc and free asks the daemon. inherit=True: forked children may use the host blocks.
+    cache=False: every malloc and free asks the daemon. name: of the session in bfcctl; by default the script's or the
+    module's. inherit=False: forked children do not have the host blocks; None: they have, unless BFC_INHERIT is off.
     """
     path = _args.path_or_none(socket, "socket")
-    options = _library.Options(
-        socket=path,
-        partition=_args.name_or_none(partition, "partition"),
-        tenant=_args.name_or_none(tenant, "tenant"),
-        name=_args.name_or_none(name, "name"),
-        trace=_args.path_or_none(trace, "trace"),
-        flags=(0 if cache else _library.NO_CACHE) | (_library.INHERIT if inherit else 0),
+    options, inherits = _options(
+        inherit, socket=path, partition=partition, tenant=tenant, name=name, trace=trace, cache=cache
     )
-    session = _Session(bool(inherit))
+    session = _Session(inherits)
     _errors.check(lib.bfc_connect(_byref(options), _byref(session.handle)))
     return Client(session, path)
 
@@ -668,8 +696,9 @@ def default() -> Client:
     global _default
     with _default_lock:
         if _default is None or _default[0] != os.getpid():
-            session = _Session(False, is_default=True)
-            _errors.check(lib.bfc_default(_byref(session.handle)))
+            options, inherits = _options(None)
+            session = _Session(inherits, is_default=True)
+            _errors.check(lib.bfc_default_with(_byref(options), _byref(session.handle)))
             _default = (os.getpid(), Client(session))
         return _default[1]
 

@@ -175,7 +175,7 @@ _SIZE = POINTER(c_size_t)
 _FUNCTIONS: dict[str, tuple[type | None, list[object]]] = {
     "bfc_connect": (c_int, [POINTER(Options), POINTER(_CLIENT)]),
     "bfc_disconnect": (None, [_CLIENT]),
-    "bfc_default": (c_int, [POINTER(_CLIENT)]),
+    "bfc_default_with": (c_int, [POINTER(Options), POINTER(_CLIENT)]),
     "bfc_poll": (c_int, [_CLIENT]),
     "bfc_poll_fd": (c_int, [_CLIENT]),
     "bfc_malloc": (c_int, [_CLIENT, c_size_t, _PTR]),

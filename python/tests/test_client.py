@@ -2,9 +2,12 @@
 #
 # SPDX-License-Identifier: Apache-2.0
 import copy
+import ctypes
 import errno
 import gc
+import importlib.machinery
 import os
+import pathlib
 import pickle
 import signal
 import subprocess
@@ -423,3 +426,42 @@ def test_what_has_one_owner_is_not_copied(client, how):
             with pytest.raises(TypeError, match=instead):
                 how(owner)
     assert client.bytes_in_use() == 4096
+
+
+@pytest.mark.parametrize(
+    "argv, module, name",
+    [(["/a/train.py", "x"], None, "train.py"), (["/a/b.py"], "job.train.__main__", "job.train"), (["-c"], None, "python"), ([""], None, "")],
+)
+def test_sessions_have_the_names_of_programs(client, daemon, monkeypatch, argv, module, name):
+    monkeypatch.setattr(sys, "argv", argv)
+    spec = None if module is None else importlib.machinery.ModuleSpec(module, None)
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", spec)
+    if argv == [""]:  # and the program has replaced its title
+        title = ctypes.c_void_p.in_dll(ctypes.CDLL(None), "program_invocation_short_name")
+        monkeypatch.setattr(title, "value", ctypes.cast(b"", ctypes.c_void_p).value)
+        name = pathlib.Path("/proc/self/comm").read_text().strip()
+    other = bfcd.connect(daemon.socket)
+    block = other.malloc(60 * MIB)
+    with pytest.raises(bfcd.QuotaExceeded, match=f"pid {os.getpid()}, {name}"):
+        client.malloc(32 * MIB)
+    block.free()
+
+
+@host_only
+def test_forked_children_have_the_arrays(daemon):
+    r = daemon.run(
+        """
+import bfcd, os
+clients = [bfcd.default(), bfcd.connect(), bfcd.connect(inherit=False)]
+clients.insert(2, clients[1]._for_reading())
+blocks = [c.malloc(4096) for c in clients]
+views = [b.buffer() for b in blocks]
+for i, view in enumerate(views):
+    view[0] = i + 1
+    pid = os.fork()
+    if pid == 0:
+        os._exit(view[0])
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+    )
+    assert (r.returncode, r.stdout.split()) == (0, ["1", "2", "3", str(-signal.SIGSEGV)]), r.stderr
