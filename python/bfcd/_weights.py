@@ -1,4 +1,4 @@
-"""weights(): a .safetensors file in one shared block, read once per machine.
+"""weights(): a .safetensors file in one shared block, read once per machine; a model in several files, each in one.
 
 The block has the file's tensor data at its begin, so that it is aligned as the block is, then the file's header, and in
 its last 8 bytes the header's length. It is published when it is complete, so a loader that is killed leaves nothing.
@@ -20,15 +20,17 @@ import json
 import math
 import os
 import re
+import stat
 import struct
 import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from . import _arrays, _client, _errors
+from . import _args, _arrays, _client, _errors
 
 _CHUNK = 16 << 20
+_SAMPLE, _N_SAMPLES = 4096, 16
 #: How long a process waits for the name before it looks whether the loader has died.
 _LOOK_S = 0.25
 _MAX_HEADER = 100_000_000  # of the format
@@ -48,13 +50,25 @@ _TORCH = _ML_DTYPES | {
 # ---- the file ----
 
 
-def _name(path: str, stat: os.stat_result, partition: str) -> str:
-    """Of the file as it is now. It is printable and shorter than 63 bytes."""
-    numbers = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
-    identity = "\0".join([path, partition, *map(str, numbers)])
-    digest = hashlib.sha256(identity.encode(errors="surrogateescape")).hexdigest()[:32]
+def _open(path: str) -> int:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO would wait for a writer
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        return fd
+    os.close(fd)
+    raise OSError(errno.EINVAL, "it is no regular file", path)
+
+
+def _name(path: str, fd: int, partition: str) -> str:
+    """Of the file as it is now. It is printable and shorter than 63 bytes.
+
+    chmod, chown and link change the inode's ctime, so that is no part of it. The mtime can have been set back, so some of
+    the contents are a part."""
+    now = os.fstat(fd)
+    digest = hashlib.sha256(repr((partition, now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns)).encode())
+    for i in range(_N_SAMPLES):
+        digest.update(os.pread(fd, _SAMPLE, i * max(now.st_size - _SAMPLE, 0) // (_N_SAMPLES - 1)))
     stem = re.sub(r"[^A-Za-z0-9_.-]", "_", os.path.basename(path).removesuffix(".safetensors"))[:24]
-    return f"{stem}-{digest}"
+    return f"{stem}-{digest.hexdigest()[:32]}"
 
 
 class _File:
@@ -280,6 +294,57 @@ def _torch_tensors(block: _client.Block) -> dict[str, Any]:
 _FRAMEWORKS = {"numpy": _numpy_tensors, "torch": _torch_tensors}
 
 
+# ---- models of several files ----
+
+
+def _indexed(index: str) -> dict[str, set[str]]:
+    """The files that an index names, each with its tensors."""
+    try:
+        with open(index, "rb") as file:
+            names = json.load(file)["weight_map"]
+        files: dict[str, set[str]] = {}
+        for tensor, name in names.items():
+            files.setdefault(os.path.join(os.path.dirname(index), name), set()).add(tensor)
+    except (ValueError, KeyError, TypeError, AttributeError) as e:
+        raise ValueError(f"{index} is no index of .safetensors files: {e!r}") from None
+    return files
+
+
+def _files(path: str) -> dict[str, set[str] | None]:
+    """The files of a model, each with the tensors that are wanted of it; None: all."""
+    if os.path.isdir(path):
+        names = sorted(os.listdir(path))
+        indexes = [name for name in names if name.endswith(".safetensors.index.json")]
+        if len(indexes) > 1:
+            raise ValueError(f"folder {path} has several indexes, so name one of them: {', '.join(indexes)}")
+        if not indexes:
+            files = [os.path.join(path, name) for name in names if name.endswith(".safetensors")]
+            if not files:
+                raise FileNotFoundError(errno.ENOENT, "the folder has no .safetensors file", path)
+            return dict.fromkeys(files)
+        path = os.path.join(path, indexes[0])
+    return dict(_indexed(path)) if path.endswith(".json") else {path: None}
+
+
+def _tensors(
+    path: str, client: _client.Client, framework: str, where: str, keep: float, end: float, progress: bool | None
+) -> dict[str, Any]:
+    """Of one file, or of the block that has it. end: of the wait, by time.monotonic(); math.inf: it has none."""
+    real = os.path.realpath(path)
+    wait = None if end == math.inf else max(end - time.monotonic(), 0)
+    fd = _open(real)
+    try:
+        name = _name(real, fd, where)
+        block = _shared_block(
+            client, name, where, wait, lambda loader: _load(loader, name, real, fd, keep, wait, progress)
+        )
+        if block.nbytes != os.fstat(fd).st_size:
+            raise ValueError(f"the shared block '{name}' does not have the size of {real}")
+    finally:
+        os.close(fd)
+    return _FRAMEWORKS[framework](block)
+
+
 def weights(
     path: str | os.PathLike[str],
     client: _client.Client | None = None,
@@ -290,10 +355,11 @@ def weights(
     wait: float | None = None,
     progress: bool | None = None,
 ) -> dict[str, Any]:
-    """The tensors of a .safetensors file, in memory that all processes of the tenant share.
+    """The tensors of a .safetensors file, in memory that all processes of the tenant share. `path` can also be the index
+    (.safetensors.index.json) of a model in several files, or a folder with such files: all of their tensors.
 
-    The first process reads the file into a block, the others attach it: a copy for each partition. Tensors are
-    read-only, and each keeps the block. A file that was changed since is another one.
+    The first process reads each file into a block, the others attach it: a copy for each partition. Tensors are
+    read-only, and each keeps its file's block. A file that was changed since is another one.
 
     framework: "numpy" (arrays; bfcd.DeviceArray on a GPU) or "torch".
     keep: how many seconds the block stays when no process has it any more; math.inf: until Client.forget(). The
@@ -304,17 +370,17 @@ def weights(
     """
     if framework not in _FRAMEWORKS:
         raise ValueError(f"framework is '{framework}', and must be one of {', '.join(_FRAMEWORKS)}")
-    client = client or _client.default()
-    where = partition or client.partition
-    real = os.path.realpath(os.fspath(path))
-    fd = os.open(real, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        name = _name(real, os.fstat(fd), where)
-        block = _shared_block(
-            client, name, where, wait, lambda loader: _load(loader, name, real, fd, keep, wait, progress)
-        )
-        if block.nbytes != os.fstat(fd).st_size:
-            raise ValueError(f"the shared block '{name}' does not have the size of {real}")
-    finally:
-        os.close(fd)
-    return _FRAMEWORKS[framework](block)
+    given = os.fsdecode(_args.path(path, "path"))
+    client = _client.default() if client is None else _args.instance(client, _client.Client, "client")
+    where = client.partition if partition is None else _args.name(partition, "partition").decode() or client.partition
+    end = math.inf if wait is None else time.monotonic() + _args.seconds(wait, "wait")
+    _client._keep_ms(keep)
+    tensors: dict[str, Any] = {}
+    for file, wanted in _files(given).items():
+        of_file = _tensors(file, client, framework, where, keep, end, progress)
+        if wanted is None and not tensors.keys().isdisjoint(of_file):
+            raise ValueError(f"{file} has a tensor that another file of the folder has, too: {min(tensors.keys() & of_file)}")
+        if wanted is not None and not wanted <= of_file.keys():
+            raise ValueError(f"the index names tensor '{min(wanted - of_file.keys())}', which {file} does not have")
+        tensors |= of_file if wanted is None else {name: of_file[name] for name in of_file if name in wanted}
+    return tensors

@@ -100,6 +100,75 @@ def test_a_changed_file_is_another_one(client, path):
     assert len(client.shared()) == 2
 
 
+def test_a_file_that_has_not_changed_is_the_same(client, path, tmp_path):
+    bfcd.weights(path, client)
+    path.chmod(0o600)
+    os.link(path, tmp_path / "other")
+    bfcd.weights(path, client)
+    (tmp_path / "moved").mkdir()
+    bfcd.weights(path.rename(tmp_path / "moved" / path.name), client)
+    assert len(client.shared()) == 1
+
+
+def test_a_file_whose_time_was_set_back_is_another_one(client, path, tmp_path):
+    bfcd.weights(path, client)
+    times = path.stat()
+    changed = tensors()
+    changed["a"] += 1
+    save(changed, tmp_path / "changed", metadata={"by": "a test"})
+    path.write_bytes((tmp_path / "changed").read_bytes())
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert path.stat()[:7] == times[:7]
+    assert (copied(bfcd.weights(path, client)["a"]) == changed["a"]).all()
+
+
+@pytest.fixture
+def model(tmp_path):
+    """A folder with an index and two files."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    all_tensors = list(tensors().items())
+    files = {f"model-{i}.safetensors": dict(all_tensors[i::2]) for i in range(2)}
+    for name, content in files.items():
+        save(content, folder / name)
+    index = {tensor: name for name, content in files.items() for tensor in content}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    return folder
+
+
+def test_a_model_of_several_files(client, model):
+    index = model / "model.safetensors.index.json"
+    assert_same(bfcd.weights(model, client))
+    assert_same(bfcd.weights(index, client))
+    assert len(client.shared()) == 2
+    save({"a": numpy.ones(3)}, model / "extra.safetensors")  # which the index does not name
+    assert_same(bfcd.weights(model, client))
+    index.unlink()
+    with pytest.raises(ValueError, match="another file of the folder has, too: a"):
+        bfcd.weights(model, client)
+    (model / "extra.safetensors").unlink()
+    assert_same(bfcd.weights(model, client))
+
+
+def test_what_is_no_model_is_refused(client, model, tmp_path):
+    index = model / "model.safetensors.index.json"
+    for text in ("", "[]", '{"weight_map": 5}', '{"weight_map": {"a": 5}}'):
+        index.write_text(text)
+        with pytest.raises(ValueError, match="no index"):
+            bfcd.weights(index, client)
+    index.write_text('{"weight_map": {"nothing": "model-0.safetensors"}}')
+    with pytest.raises(ValueError, match="'nothing'"):
+        bfcd.weights(model, client)
+    (model / "second.safetensors.index.json").touch()
+    with pytest.raises(ValueError, match="several indexes"):
+        bfcd.weights(model, client)
+    with pytest.raises(FileNotFoundError, match="no .safetensors file"):
+        bfcd.weights(tmp_path, client)
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(OSError, match="no regular file"):
+        bfcd.weights(tmp_path / "fifo", client)
+
+
 def test_a_partition_has_a_copy_of_its_own(client, path):
     bfcd.weights(path, client)
     assert_same(bfcd.weights(path, client, partition="infer"))
@@ -114,10 +183,15 @@ def test_a_long_header_is_no_problem(client, tmp_path):
     assert len(got) == 500 and all((copied(got[name]) == t).all() for name, t in many.items())
 
 
+def name_of(client, path):
+    with open(path) as file:
+        return _weights._name(str(path), file.fileno(), client.partition)
+
+
 def publish_forged(client, path, data):
     block = client.malloc(len(data), whole=True)
     block.write(data)
-    client.publish(block, _weights._name(str(path), os.stat(path), client.partition))
+    client.publish(block, name_of(client, path))
     return block
 
 
@@ -176,7 +250,7 @@ def test_over_quota_is_said_and_nothing_stays(client, tmp_path):
 
 
 def test_who_waits_is_told_when_the_time_is_over(client, daemon, path):
-    name = _weights._name(os.path.realpath(path), path.stat(), client.partition)
+    name = name_of(client, path)
     other = bfcd.connect(daemon.socket)
     lock = other.malloc(1, whole=True)
     other.publish(lock, name + "~")
