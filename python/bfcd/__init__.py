@@ -9,9 +9,7 @@ SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 
-from ._arrays import DeviceArray
-from ._client import Block, Client, SharedBlock, connect, default, devices, on_pressure, pool, trace
-from ._devices import Devices, LogicalDevice, PhysicalDevice
+from ._client import Block, Client, connect, default, devices, on_pressure, pool, trace
 from ._errors import (
     Busy,
     DeviceLost,
@@ -27,8 +25,14 @@ from ._errors import (
     QuotaExceeded,
     Timeout,
 )
-from ._pool import Pool
-from ._weights import weights
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ._arrays import DeviceArray
+    from ._devices import Devices, LogicalDevice, PhysicalDevice
+    from ._pool import Pool
+    from ._shared import SharedBlock
+    from ._weights import weights
 
 __version__ = "0.1.0"
 
@@ -62,3 +66,29 @@ __all__ = [
     "trace",
     "weights",
 ]
+
+#: What is imported at its first use, because it needs modules that take long to import.
+_LAZY = {
+    "DeviceArray": "_arrays",
+    "Devices": "_devices",
+    "LogicalDevice": "_devices",
+    "PhysicalDevice": "_devices",
+    "Pool": "_pool",
+    "SharedBlock": "_shared",
+    "weights": "_weights",
+}
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        if name not in _LAZY:
+            raise AttributeError(f"module 'bfcd' has no attribute '{name}'")
+        from importlib import import_module
+
+        value = globals()[name] = getattr(import_module(f"bfcd.{_LAZY[name]}"), name)
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

@@ -15,23 +15,26 @@ from __future__ import annotations
 import atexit
 import ctypes
 import errno
-import fcntl
 import math
 import operator
 import os
-import signal
 import sys
-import threading
-import time
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from _thread import allocate_lock
 from functools import partial
 from itertools import count
-from typing import Any, NamedTuple
 
-from . import _args, _arrays, _devices, _errors, _library, _pool
+from . import _args, _errors, _library
 from ._library import lib
+
+TYPE_CHECKING = False  # typing and other modules that few programs need take longer to import than the package
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from ._devices import Devices
+    from ._pool import Pool
+    from ._shared import SharedBlock
 
 _MAX_WAIT_S = 600.0
 
@@ -41,43 +44,12 @@ _byref = ctypes.byref
 _c_void_p = ctypes.c_void_p
 
 
-class _WakeUp:
-    """A pipe that becomes readable when a signal arrives while it is the wake-up fd of Python's handlers."""
+def _interruptible(call: Callable[[], int], options: _library.MallocOptions | _library.AttachOptions) -> int:
+    if not options.wait_ms:
+        return call()
+    from . import _interrupt
 
-    def __init__(self) -> None:
-        self.read_fd, self._write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        if self.read_fd == 0:  # stands for none in the library
-            self.read_fd = fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 3)
-            os.close(0)
-        self._pid = os.getpid()
-
-    @classmethod
-    @contextmanager
-    def armed(cls) -> Iterator[int]:
-        """Yields the fd, or 0 where signals are not handled here (another thread) or are watched by another user
-        of the wake-up fd, as asyncio is."""
-        if threading.current_thread() is not threading.main_thread():
-            yield 0
-            return
-        global _wake_up
-        if _wake_up is None or _wake_up._pid != os.getpid():
-            _wake_up = cls()
-        others = signal.set_wakeup_fd(_wake_up._write_fd, warn_on_full_buffer=False)
-        try:
-            if others != -1:
-                signal.set_wakeup_fd(others)
-            yield 0 if others != -1 else _wake_up.read_fd
-        finally:
-            if others == -1:
-                signal.set_wakeup_fd(-1)
-            try:
-                while os.read(_wake_up.read_fd, 512):
-                    pass
-            except BlockingIOError:
-                pass
-
-
-_wake_up: _WakeUp | None = None
+    return _interrupt.interruptible(call, options)
 
 
 def _wait_ms(wait: float | None) -> int:
@@ -87,35 +59,6 @@ def _wait_ms(wait: float | None) -> int:
 def _keep_ms(keep: float) -> int:
     ms = _args.seconds(keep, "keep") * 1000
     return min(math.ceil(ms), _library.KEEP_FOREVER - 1) if math.isfinite(ms) else _library.KEEP_FOREVER
-
-
-def _seconds(ms: int) -> float:
-    return math.inf if ms == _library.KEEP_FOREVER else ms / 1000
-
-
-class SharedBlock(NamedTuple):
-    """A row of Client.shared()."""
-
-    name: str
-    partition: str
-    nbytes: int
-    num_references: int  #: processes that have it
-    keep: float  #: seconds, as published; 0 after forget()
-    left: float  #: how many seconds it stays when no process has it
-    n_metadata_bytes: int
-
-
-def _interruptible(call: Callable[[], int], options: _library.MallocOptions | _library.AttachOptions) -> int:
-    """Repeats the call with what is left of options.wait_ms until it is not interrupted. Python's own signal handlers
-    run between two calls, and end it by an exception, KeyboardInterrupt for instance."""
-    end = time.monotonic() + options.wait_ms / 1000
-    while options.wait_ms:
-        with _WakeUp.armed() as options.cancel_fd:
-            result = call()
-        if result != -errno.EINTR:
-            return result
-        options.wait_ms = max(1, round((end - time.monotonic()) * 1000))
-    return call()
 
 
 #: Sessions with a function of on_pressure(), by the number that the library calls with.
@@ -221,12 +164,16 @@ class Block(_args.Unique):
         """Parks a block of malloc(parkable=True), or one that was published as such. Its contents go to a partition of host
         memory as with Pool.sleep(), which has the rules for its use. A shared block is parked when each process that has
         it has called this; until then its memory stays for the others. Busy: it is in use. An error if it is parked."""
+        from . import _pool
+
         info = self._info()
         place = _pool.place_for_copies(Client(self._session), info.partition.decode(), to)
         _errors.check(lib.bfc_park(self._session.handle, self.ptr, _library.BACKUP, place))
 
     def wake(self, wait: float | None = None) -> None:
         """Brings the block back as Pool.wake() does. Each process wakes a shared block for itself."""
+        from . import _pool
+
         handle, ptr = self._session.handle, self.ptr
         if ptr is None:
             raise ValueError("the block has been freed")
@@ -250,6 +197,8 @@ class Block(_args.Unique):
 
     def array(self) -> Any:
         """The array that was published: of the same type and shape, on this block's memory."""
+        from . import _arrays
+
         return _arrays.published(self)
 
     def read(self, n_bytes: int | None = None, offset: int = 0) -> bytes:
@@ -322,7 +271,7 @@ class Client(_args.Unique):
         self._session: _Session | None = _args.instance(session, _Session, "a client's session")
         self._socket = socket
         self._reader: Client | None = None
-        self._reader_lock = threading.Lock()
+        self._reader_lock = allocate_lock()
         self._ordinals: dict[str, int] = {}  # by partition; -1: the host
 
     # ---- connection ----
@@ -365,8 +314,10 @@ class Client(_args.Unique):
         assert name.value is not None
         return name.value.decode()
 
-    def devices(self) -> _devices.Devices:
+    def devices(self) -> Devices:
         """(logical, physical): the tenant's partitions, with limits and bytes in use, and the devices they are on."""
+        from . import _devices
+
         return _devices.devices(self)
 
     def __repr__(self) -> str:
@@ -434,13 +385,17 @@ class Client(_args.Unique):
     ) -> Any:
         """An array whose contents are not defined: a numpy.ndarray on a host partition, a bfcd.DeviceArray on a
         GPU. It keeps its memory until nothing refers to it. whole: it can be given to publish()."""
+        from . import _arrays
+
         return _arrays.empty(self, shape, dtype, partition, tag, wait, whole)
 
     # ---- memory that steps aside ----
 
-    def pool(self, tag: str | None = None, *, partition: str | None = None) -> _pool.Pool:
+    def pool(self, tag: str | None = None, *, partition: str | None = None) -> Pool:
         """Blocks and arrays that are parked and woken together: see Pool. tag: the label of its blocks, which bfcctl
         shows; by default one of its own."""
+        from . import _pool
+
         return _pool.Pool(self, tag, partition)
 
     def on_pressure(self, fn: Callable[[str, int], object] | None) -> None:
@@ -471,6 +426,8 @@ class Client(_args.Unique):
         charged to the tenant all the time, and survives a restart of the daemon. metadata: at most 4,096 bytes;
         by default those from which Block.array() makes the array again. Exists: the name is taken.
         """
+        from . import _arrays
+
         block = array if isinstance(array, Block) else _arrays.block_of(array)
         if metadata is not None:
             metadata = bytes(_args.data(metadata, "metadata"))
@@ -508,26 +465,9 @@ class Client(_args.Unique):
 
     def shared(self) -> list[SharedBlock]:
         """The tenant's shared blocks, kept ones and others."""
-        rows: list[SharedBlock] = []
+        from ._shared import shared
 
-        @_library.SharedFn
-        def add(_: Any, info: Any) -> int:
-            i = info.contents
-            rows.append(
-                SharedBlock(
-                    i.name.decode(),
-                    i.partition.decode(),
-                    i.n_bytes,
-                    i.num_references,
-                    _seconds(i.keep_ms),
-                    _seconds(i.left_ms),
-                    i.n_metadata_bytes,
-                )
-            )
-            return 0
-
-        _errors.check(lib.bfc_list_shared(self._handle, add, None))
-        return rows
+        return shared(self)
 
     def forget(self, name: str) -> None:
         """The block is kept no longer: it is freed now, or when the last process that has it drops it. NotFound."""
@@ -687,7 +627,7 @@ def connect(
 
 
 _default: tuple[int, Client] | None = None
-_default_lock = threading.Lock()
+_default_lock = allocate_lock()
 
 
 def default() -> Client:
@@ -728,12 +668,12 @@ def on_pressure(fn: Callable[[str, int], object] | None) -> None:
     default().on_pressure(fn)
 
 
-def pool(tag: str | None = None, *, partition: str | None = None) -> _pool.Pool:
+def pool(tag: str | None = None, *, partition: str | None = None) -> Pool:
     """Client.pool() of the default client."""
     return default().pool(tag, partition=partition)
 
 
-def devices() -> _devices.Devices:
+def devices() -> Devices:
     """Client.devices() of the default client."""
     return default().devices()
 
@@ -760,7 +700,7 @@ _default_wait = _environment_wait()
 
 def _after_fork() -> None:
     global _default_lock
-    _default_lock = threading.Lock()
+    _default_lock = allocate_lock()
 
 
 os.register_at_fork(after_in_child=_after_fork)
