@@ -55,5 +55,27 @@ is 'options of its commands' "$of_commands" \
         "$(bfcctl --help | sed -n '/^  -s/q; p' | grep -v '^Usage' | grep -oE -- '--[a-z-]+' | sort -u | paste -sd' ')"
 is 'a command after a socket' "$(complete_words bfcctl --socket /nowhere who)" whoami
 is 'none where none is' "$(complete_words bfcctl whoami '')" ''
+
+# Names that users choose. A command or an expansion in them would leave another name, or the file "run".
+marks=$(mktemp -d)
+trap 'rm -r "$marks"' EXIT
+: >"$marks/file"
+names=("\$(>$marks/run)" "\`>$marks/run\`" "$marks/*" "\${x:=y}" "a'b" 'a\b' '~' plain)
+# shellcheck disable=SC2317 # there only while a completion runs
+bfcctl() { # every list has them in each column
+        local name
+
+        printf 'HEADER\nDEVICE\n'
+        for name in "${names[@]}"; do printf '%s %s %s\n' "$name" "$name" "$name"; done
+}
+quoted=$(printf '%q\n' "${names[@]}" | sort -u | paste -sd' ')
+for words in 'bfcctl forget' 'bfcctl forget tenant' 'bfcctl explain' 'bfcctl map' 'bfcctl trim' 'bfcctl park' 'bfcctl wake' \
+        'bfcctl evict' 'bfcctl reset-peaks' 'bfcctl drain' 'bfcctl resume' 'bfcctl top --tenant' 'bfcctl top --partition' \
+        'bfc-replay --partition' 'bfc-replay --tenant'; do
+        # shellcheck disable=SC2086 # these are words
+        got=$(complete_words $words '' | tr ' ' '\n' | grep -vE '^(--.*|DEVICE)$' | paste -sd' ')
+        is "names after '$words' are quoted" "$got" "$quoted"
+done
+is 'no name was run' "$(ls "$marks")" file
 echo "1..$n"
 exit $failed
