@@ -17,11 +17,16 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <limits.h>
+#include <linux/magic.h>
+#include <linux/openat2.h>
 #include <spawn.h>
+#include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <sys/vfs.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -127,20 +132,57 @@ static void read_arguments(int ac, char *av[])
 
 /* ---- the helper ----------------------------------------------------------- */
 
+/* The first one counts. */
+__attribute__((format(printf, 1, 2))) static void fail(const char *format, ...)
+{
+        va_list arguments;
+
+        if (problem[0] != '\0')
+                return;
+        va_start(arguments, format);
+        vsnprintf(problem, sizeof(problem), format, arguments);
+        va_end(arguments);
+}
+
+static bool is_line(const char *s)
+{
+        for (; *s; s++)
+                if ((unsigned char)*s < ' ' || *s == 0x7f)
+                        return false;
+        return true;
+}
+
+/* NAME=VALUE: only what a client of bfcd needs. */
+static void read_variable(spank_t sp, char *text)
+{
+        char *value = strchr(text, '=');
+        bool is_known;
+
+        if (value)
+                *value++ = '\0';
+        is_known = value && (strcmp(text, "BFC_PARTITION") == 0 || strcmp(text, "BFC_TENANT") == 0
+                                     ? is_name(value, strlen(value))
+                                     : strcmp(text, "BFC_SOCKET") == 0);
+        if (!is_known)
+                fail("%s has printed a variable '%s' that it must not set, or a wrong value of it", helper,
+                     text);
+        else if (spank_setenv(sp, text, value, 1) != ESPANK_SUCCESS)
+                fail("%s cannot be set", text);
+}
+
 /* "cgroup FOLDER", "env NAME=VALUE", "error TEXT" */
 static void read_line(spank_t sp, char *line)
 {
-        char *value = strchr(line, '=');
-
-        if (strncmp(line, "error ", 6) == 0) {
-                snprintf(problem, sizeof(problem), "%s", line + 6);
-        } else if (strncmp(line, "cgroup ", 7) == 0) {
-                snprintf(join, sizeof(join), "%s", line + 7);
-        } else if (strncmp(line, "env ", 4) == 0 && value) {
-                *value = '\0';
-                if (spank_setenv(sp, line + 4, value + 1, 1) != ESPANK_SUCCESS)
-                        snprintf(problem, sizeof(problem), "%s cannot be set", line + 4);
-        }
+        if (!is_line(line))
+                fail("%s has printed control characters", helper);
+        else if (strncmp(line, "error ", 6) == 0)
+                fail("%s", line[6] != '\0' ? line + 6 : "the helper has failed");
+        else if (strncmp(line, "cgroup /", 8) == 0 && strlen(line + 7) < sizeof(join))
+                strcpy(join, line + 7);
+        else if (strncmp(line, "env ", 4) == 0)
+                read_variable(sp, line + 4);
+        else
+                fail("%s has printed a line that is unknown: %s", helper, line);
 }
 
 static int spawn(char **arguments, int out, pid_t *ret)
@@ -182,6 +224,7 @@ static void read_lines(spank_t sp, int fd)
         FILE *f = fdopen(fd, "r");
 
         if (!f) {
+                fail("%s cannot be read: %s", helper, strerror(errno));
                 close(fd);
                 return;
         }
@@ -189,6 +232,8 @@ static void read_lines(spank_t sp, int fd)
                 line[n - 1] = line[n - 1] == '\n' ? '\0' : line[n - 1];
                 read_line(sp, line);
         }
+        if (ferror(f))
+                fail("%s cannot be read", helper);
         free(line);
         fclose(f);
 }
@@ -201,22 +246,22 @@ static void run_helper(spank_t sp, char **arguments)
 
         problem[0] = '\0';
         if (pipe2(fds, O_CLOEXEC) < 0) {
-                snprintf(problem, sizeof(problem), "a pipe cannot be made: %s", strerror(errno));
+                fail("a pipe cannot be made: %s", strerror(errno));
                 return;
         }
         r = spawn(arguments, fds[1], &pid);
         close(fds[1]);
         if (r < 0) {
                 close(fds[0]);
-                snprintf(problem, sizeof(problem), "%s cannot be started: %s", helper, strerror(-r));
+                fail("%s cannot be started: %s", helper, strerror(-r));
                 return;
         }
         read_lines(sp, fds[0]);
         do
                 r = waitpid(pid, &status, 0);
         while (r < 0 && errno == EINTR);
-        if (problem[0] == '\0' && (r < 0 || !WIFEXITED(status) || WEXITSTATUS(status) != 0))
-                snprintf(problem, sizeof(problem), "%s has failed", helper);
+        if (r < 0 || !WIFEXITED(status) || WEXITSTATUS(status) != 0)
+                fail("%s has failed", helper);
 }
 
 /* bfcd-slurm WHAT JOB [UID GID TENANT] ARGUMENT... */
@@ -268,7 +313,7 @@ static void begin_step(spank_t sp, int ac, char *av[])
         if (spank_get_item(sp, S_JOB_ID, &job) != ESPANK_SUCCESS ||
             spank_get_item(sp, S_JOB_UID, &uid) != ESPANK_SUCCESS ||
             spank_get_item(sp, S_JOB_GID, &gid) != ESPANK_SUCCESS) {
-                snprintf(problem, sizeof(problem), "Slurm does not tell the job's number and user");
+                fail("Slurm does not tell the job's number and user");
                 return;
         }
         snprintf(uid_text, sizeof(uid_text), "%u", (unsigned)uid);
@@ -310,10 +355,29 @@ int slurm_spank_init_post_opt(spank_t sp, int ac, char *av[])
         return 0; /* a failure here would drain the node */
 }
 
+/* Only a control group, and no link: what is written there is written by root. */
+static int open_group(const char *folder)
+{
+        struct open_how how = { .flags = O_PATH | O_DIRECTORY | O_CLOEXEC, .resolve = RESOLVE_NO_SYMLINKS };
+        int fd = (int)syscall(SYS_openat2, AT_FDCWD, folder, &how, sizeof(how)), procs = -1, error;
+        struct statfs fs;
+
+        if (fd < 0)
+                return -1;
+        if (fstatfs(fd, &fs) == 0 && fs.f_type != CGROUP2_SUPER_MAGIC && fs.f_type != CGROUP_SUPER_MAGIC)
+                errno = EXDEV;
+        else
+                procs = openat(fd, "cgroup.procs", O_WRONLY | O_NOFOLLOW | O_CLOEXEC);
+        error = errno;
+        close(fd);
+        errno = error;
+        return procs;
+}
+
 /* Before the task runs its program. Without this the task would be charged to the tenant's quota. */
 int slurm_spank_task_post_fork(spank_t sp, int ac, char *av[])
 {
-        char path[PATH_MAX + sizeof("/cgroup.procs")], text[16];
+        char text[16];
         ssize_t n = -1;
         pid_t pid;
         int fd;
@@ -322,8 +386,7 @@ int slurm_spank_task_post_fork(spank_t sp, int ac, char *av[])
         (void)av;
         if (join[0] == '\0' || spank_get_item(sp, S_TASK_PID, &pid) != ESPANK_SUCCESS)
                 return join[0] == '\0' ? 0 : -1;
-        snprintf(path, sizeof(path), "%s/cgroup.procs", join);
-        fd = open(path, O_WRONLY | O_CLOEXEC);
+        fd = open_group(join);
         if (fd >= 0) {
                 n = write(fd, text, (size_t)snprintf(text, sizeof(text), "%d", (int)pid));
                 close(fd);
