@@ -8,12 +8,14 @@
  *
  * The driver does not report who still has an extent mapped. It reports the free bytes of the device, so
  * destroy() compares them before and after, and memory that does not become free is unreclaimed. Other
- * processes allocate and free memory at the same time, mostly by their contexts; wait_for_return() says
+ * processes allocate and free memory at the same time, mostly by their contexts; cuda_return.c says
  * what still counts as evidence. A check without success is repeated for a while, since memory may return
  * late. All tenants of the device wait meanwhile, so the time is bounded.
  *
  * Only one call at a time is made, because calls would disturb each other's check. A device that was lost
- * stays lost, and is not called until it is closed and opened again.
+ * stays lost, and is not called until it is closed and opened again. An error that breaks the context of this process
+ * alone loses nothing but that context: the next call makes another one. Memory of legacy handles would end with it,
+ * so while there is some the broken one stays, and calls fail.
  *
  * When the device is closed, the primary context is released. Memory that is shared by fds does not end
  * with it, so memory that a lost device could not release is released then.
@@ -28,29 +30,16 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "device/cuda_copy.h"
 #include "device/cuda_driver.h"
 #include "device/cuda_open.h"
 #include "device/cuda_pin.h"
+#include "device/cuda_return.h"
 
-#define PIECE       (UINT64_C(2) << 20) /* the unit in which a driver allocates legacy memory */
-#define LOOKS       7                   /* waiting 1, 2, 4, ... 32 ms before each but the first */
-#define LOOKS_SMALL 8                   /* 32 ms more before another one */
-#define MAX_CONTEXTS                                                                                         \
-        (UINT64_C(1) << 30)  /* the most that others may take at a time; a context has at most 555 MiB */
-#define TIMEOUT_MS      100  /* maximum waiting time in a period */
-#define PATIENCE_PERIOD 1000 /* ms */
-#define N_SHARES        2
-
-/* For memory that returns late. */
-struct wait_budget {
-        bool gave_up;      /* until a check finds memory again */
-        int64_t period_ms; /* when it began */
-        int64_t waited_ms; /* in this period */
-};
+#define PIECE    (UINT64_C(2) << 20) /* the unit in which a driver allocates legacy memory */
+#define N_SHARES 2
 
 struct cuda_device {
         struct device device; /* first: a device is cast to it */
@@ -60,10 +49,12 @@ struct cuda_device {
         bool shares_fds, shares_rdma;
         bool shows_returns[N_SHARES]; /* as seen at the opening: released memory is free at once */
         bool is_lost;
-        struct wait_budget wait_budget;
+        bool is_broken; /* the context */
+        struct cuda_wait_budget wait_budget;
         struct cuda_copier copier; /* opened by the first copy; under one_call */
         struct cuda_pinner pinner; /* of host extents that are copied to and from */
         uint64_t live_bytes;       /* in extents; under one_call */
+        uint64_t handle_bytes;     /* of these, with legacy handles */
         uint64_t *kept;            /* memory (fd) to be released, after the device was lost */
         size_t n_kept;
         char *id;
@@ -72,30 +63,62 @@ struct cuda_device {
 
 /* ---- calls --------------------------------------------------------------- */
 
-static int note(struct cuda_device *d, CUresult result)
+static int note_error(struct cuda_device *d, int r)
 {
-        int r = cuda_driver_errno(result);
-
         if (r == -ENODEV)
                 __atomic_store_n(&d->is_lost, true, __ATOMIC_RELAXED);
+        if (r == -ENOTRECOVERABLE)
+                d->is_broken = true;
         return r;
 }
 
-static int enter(struct cuda_device *d)
+static int note(struct cuda_device *d, CUresult result)
 {
-        int r;
-
-        if (__atomic_load_n(&d->is_lost, __ATOMIC_RELAXED) || !d->context.cu)
-                return -ENODEV;
-        r = cuda_context_enter(&d->context);
-        if (r == -ENODEV)
-                __atomic_store_n(&d->is_lost, true, __ATOMIC_RELAXED);
-        return r;
+        return note_error(d, cuda_driver_owner_errno(result));
 }
 
 static void leave(struct cuda_device *d)
 {
         cuda_context_leave(&d->context);
+}
+
+/* Before the context is closed. */
+static void close_copier(struct cuda_device *d)
+{
+        bool is_entered = d->copier.cu && cuda_context_enter(&d->context) == 0;
+
+        cuda_pins_drop(&d->pinner, is_entered);
+        cuda_copier_close(&d->copier, is_entered);
+        if (is_entered)
+                leave(d);
+}
+
+/* Another context in the place of the broken one. If there is none the next call tries again. */
+static int renew(struct cuda_device *d)
+{
+        const struct cuda_context was = d->context;
+        int r;
+
+        if (d->handle_bytes > 0)
+                return -ENOTRECOVERABLE;
+        close_copier(d);
+        cuda_context_close(&d->context);
+        d->context = (struct cuda_context){ .cu = was.cu, .device = was.device };
+        r = note(d, cuda_context_open(was.cu, was.device, &d->context));
+        d->is_broken = r < 0;
+        return r < 0 && r != -ENODEV ? -ENOTRECOVERABLE : r;
+}
+
+/* one_call is held, except while the device is opened. */
+static int enter(struct cuda_device *d)
+{
+        int r = 0;
+
+        if (__atomic_load_n(&d->is_lost, __ATOMIC_RELAXED) || !d->context.cu)
+                return -ENODEV;
+        if (d->is_broken)
+                r = renew(d);
+        return r < 0 ? r : note_error(d, cuda_context_enter(&d->context));
 }
 
 static int cuda_bytes(struct cuda_device *d, uint64_t *ret_free, uint64_t *ret_total)
@@ -172,14 +195,18 @@ static CUmemAllocationProp fd_prop(const struct cuda_device *d)
         return prop;
 }
 
-/* Tried twice: a remaining mapping keeps memory that is charged to no tenant. */
+/* Tried twice, then without the context, which may be broken: a remaining mapping keeps memory that is charged to no
+ * tenant. */
 static int unmap_at(struct cuda_device *d, CUdeviceptr at, uint64_t n_bytes)
 {
         const struct cuda_driver *cu = d->context.cu;
         int r = note(d, cu->cuMemUnmap(at, n_bytes));
+        CUcontext context;
 
-        if (r < 0)
+        if (r < 0 && cu->cuCtxPopCurrent_v2(&context) == CUDA_SUCCESS) {
                 r = note(d, cu->cuMemUnmap(at, n_bytes));
+                cu->cuCtxPushCurrent_v2(context);
+        }
         cu->cuMemAddressFree(at, n_bytes);
         return r;
 }
@@ -287,7 +314,10 @@ static int cuda_make(struct device *device, const struct device_supply *supply, 
                 return -ENOTSUP;
         pthread_mutex_lock(&d->one_call);
         r = cuda_make_locked(d, share, n_bytes, ret);
+        if (r == -ENOTRECOVERABLE) /* in another context */
+                r = cuda_make_locked(d, share, n_bytes, ret);
         d->live_bytes += r == 0 ? n_bytes : 0;
+        d->handle_bytes += r == 0 && share == DEVICE_SHARE_CUDA_IPC ? n_bytes : 0;
         pthread_mutex_unlock(&d->one_call);
         return r;
 }
@@ -303,7 +333,7 @@ static int check_place(struct cuda_device *d, CUmemGenericAllocationHandle handl
         memset(&prop, 0, sizeof(prop));
         r = note(d, d->context.cu->cuMemGetAllocationPropertiesFromHandle(&prop, handle));
         if (r < 0)
-                return r == -ENODEV ? r : 0; /* it does not report it */
+                return r == -ENODEV || r == -ENOTRECOVERABLE ? r : 0; /* it does not report it */
         return prop.location.type == CU_MEM_LOCATION_TYPE_DEVICE && prop.location.id == d->context.device
                        ? 0
                        : -EPROTO;
@@ -398,66 +428,11 @@ static int give_back(struct cuda_device *d, struct device_extent *e)
         return r < 0 && r != -ENODEV ? give_back_once(d, e) : r;
 }
 
-static int64_t now_ms(void)
+static int look(void *device, uint64_t *ret_free)
 {
-        struct timespec now;
+        uint64_t n_total;
 
-        clock_gettime(CLOCK_MONOTONIC, &now);
-        return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
-}
-
-/* false: not any more. */
-static bool wait_ms(struct wait_budget *p, int64_t ms)
-{
-        const struct timespec pause = { .tv_nsec = ms * 1000000L };
-        int64_t now = now_ms();
-
-        if (now - p->period_ms >= PATIENCE_PERIOD) {
-                p->period_ms = now;
-                p->waited_ms = 0;
-        }
-        if (p->gave_up || ms > TIMEOUT_MS - p->waited_ms)
-                return false;
-        p->waited_ms += ms;
-        nanosleep(&pause, NULL);
-        return true;
-}
-
-/* An extent is returned whole or not at all. It counts as returned when the free bytes have risen by half
- * of it above their lowest value. Unreclaimed memory does not change them. If they changed by too little,
- * other processes were active: that proves nothing about an extent that is not larger than what they may
- * take, and it counts as returned. A larger one counts as unreclaimed.
- *
- * -EBUSY: unreclaimed. A client that keeps hundreds of extents must not delay all growth for each of
- * them. So once memory was not returned, the next checks do not wait until one finds its memory at once,
- * and the waiting time per period is bounded. As a consequence, memory that returns late, after
- * unreclaimed memory or after many late returns, counts as unreclaimed too. */
-static int wait_for_return(struct cuda_device *d, uint64_t n_free_before, uint64_t n_bytes)
-{
-        const bool is_small = n_bytes <= MAX_CONTEXTS;
-        uint64_t n_free, n_total, lowest = n_free_before;
-        bool has_changed = false;
-        int r, n_looks = 0;
-
-        do {
-                r = cuda_bytes(d, &n_free, &n_total);
-                if (r == -ENODEV)
-                        return r;
-                if (r == 0 && n_free >= lowest && n_free - lowest >= n_bytes / 2) {
-                        d->wait_budget.gave_up = false;
-                        return 0;
-                }
-                if (r == 0)
-                        has_changed = has_changed || n_free != n_free_before;
-                if (r == 0 && n_free < lowest)
-                        lowest = n_free;
-                n_looks++;
-        } while (n_looks < (is_small ? LOOKS_SMALL : LOOKS) &&
-                 wait_ms(&d->wait_budget, INT64_C(1) << (n_looks < LOOKS ? n_looks - 1 : LOOKS - 2)));
-        if (is_small && has_changed)
-                return 0;
-        d->wait_budget.gave_up = true;
-        return -EBUSY;
+        return cuda_bytes(device, ret_free, &n_total);
 }
 
 static int cuda_destroy_locked(struct cuda_device *d, struct device_extent *e)
@@ -471,13 +446,19 @@ static int cuda_destroy_locked(struct cuda_device *d, struct device_extent *e)
         if (r < 0)
                 return r;
         r_look = cuda_bytes(d, &n_free, &n_total);
+        if (r_look == -ENOTRECOVERABLE) {
+                leave(d);
+                r = enter(d); /* another context */
+                if (r < 0)
+                        return r;
+        }
         if (r_look < 0 && r_look != -ENODEV)
                 r_look = cuda_bytes(d, &n_free, &n_total);
-        r = r_look == -ENODEV ? r_look : give_back(d, e);
+        r = r_look == -ENODEV || r_look == -ENOTRECOVERABLE ? r_look : give_back(d, e);
         if (r == 0)
                 r = r_look;
         if (r == 0 && looks)
-                r = wait_for_return(d, n_free, e->n_bytes);
+                r = cuda_wait_for_return(&d->wait_budget, look, d, n_free, e->n_bytes);
         leave(d);
         return r;
 }
@@ -502,9 +483,10 @@ static int cuda_destroy(struct device *device, struct device_extent *e)
                 return 0;
         pthread_mutex_lock(&d->one_call);
         r = cuda_destroy_locked(d, e);
-        if (r == -ENODEV && e->share == DEVICE_SHARE_FD)
+        if ((r == -ENODEV || r == -ENOTRECOVERABLE) && e->share == DEVICE_SHARE_FD)
                 keep_for_close(d, e->native);
         d->live_bytes -= e->n_bytes;
+        d->handle_bytes -= e->share == DEVICE_SHARE_CUDA_IPC ? e->n_bytes : 0;
         pthread_mutex_unlock(&d->one_call);
         if (e->fd >= 0)
                 close(e->fd);
@@ -541,34 +523,30 @@ static int copy_entered(struct cuda_device *d, const struct device_copy *copies,
         return r;
 }
 
+static int cuda_copy_locked(struct cuda_device *d, const struct device_copy *copies, size_t n)
+{
+        int r = enter(d);
+
+        if (r < 0)
+                return r;
+        r = cuda_copier_open(&d->copier, d->context.cu);
+        if (r == 0)
+                r = copy_entered(d, copies, n);
+        leave(d);
+        return note_error(d, r);
+}
+
 static int cuda_copy(struct device *device, const struct device_copy *copies, size_t n)
 {
         struct cuda_device *d = (struct cuda_device *)device;
         int r;
 
         pthread_mutex_lock(&d->one_call);
-        r = enter(d);
-        if (r == 0) {
-                r = cuda_copier_open(&d->copier, d->context.cu);
-                if (r == 0)
-                        r = copy_entered(d, copies, n);
-                leave(d);
-        }
-        if (r == -ENODEV)
-                __atomic_store_n(&d->is_lost, true, __ATOMIC_RELAXED);
+        r = cuda_copy_locked(d, copies, n);
+        if (r == -ENOTRECOVERABLE) /* in another context */
+                r = cuda_copy_locked(d, copies, n);
         pthread_mutex_unlock(&d->one_call);
         return r;
-}
-
-/* Before the context is closed. */
-static void close_copier(struct cuda_device *d)
-{
-        bool is_entered = d->copier.cu && cuda_context_enter(&d->context) == 0;
-
-        cuda_pins_drop(&d->pinner, is_entered);
-        cuda_copier_close(&d->copier, is_entered);
-        if (is_entered)
-                leave(d);
 }
 
 /* ---- the rest ------------------------------------------------------------ */
@@ -582,12 +560,15 @@ static int cuda_facts(struct device *device, struct device_facts *ret)
 {
         struct cuda_device *d = (struct cuda_device *)device;
         struct device_facts facts = d->facts;
-        int r = enter(d);
+        int r;
 
-        if (r < 0)
-                return r;
-        r = cuda_bytes(d, &facts.bytes_free, &facts.bytes_total);
-        leave(d);
+        pthread_mutex_lock(&d->one_call);
+        r = enter(d);
+        if (r == 0) {
+                r = cuda_bytes(d, &facts.bytes_free, &facts.bytes_total);
+                leave(d);
+        }
+        pthread_mutex_unlock(&d->one_call);
         if (r == 0)
                 *ret = facts;
         return r;
@@ -650,7 +631,8 @@ static int cuda_open_again(struct device *device, char *ret_sentence, size_t n_s
         d->shares_rdma = now->shares_rdma;
         memcpy(d->shows_returns, now->shows_returns, sizeof(d->shows_returns));
         d->wait_budget = now->wait_budget;
-        d->live_bytes = 0;
+        d->live_bytes = d->handle_bytes = 0;
+        d->is_broken = false;
         __atomic_store_n(&d->is_lost, false, __ATOMIC_RELAXED);
         pthread_mutex_unlock(&d->one_call);
         now->context = (struct cuda_context){ 0 };
@@ -694,7 +676,7 @@ static int try_share(struct cuda_device *d, enum device_share share)
         int r;
 
         for (int i = 0; i < 3; i++) { /* others may disturb the check */
-                d->wait_budget = (struct wait_budget){ .period_ms = now_ms() };
+                d->wait_budget = cuda_wait_budget_new();
                 r = cuda_make(&d->device, NULL, share, d->granularity, &e);
                 if (r == -ENOMEM)
                         return 0;

@@ -25,7 +25,7 @@
 
 static int await(const struct cuda_copier *c, unsigned buffer)
 {
-        return cuda_driver_errno(c->cu->cuStreamSynchronize(c->streams[buffer]));
+        return cuda_driver_owner_errno(c->cu->cuStreamSynchronize(c->streams[buffer]));
 }
 
 /* So that the device uses neither the buffers nor the range any more, whatever failed. */
@@ -68,12 +68,12 @@ static void close_buffers(struct cuda_copier *c)
 static int open_streams(struct cuda_copier *c)
 {
         const struct cuda_driver *cu = c->cu;
-        int r = cuda_driver_errno(cu->cuMemHostRegister_v2(c->buffers, BUFFER_BYTES, 0));
+        int r = cuda_driver_owner_errno(cu->cuMemHostRegister_v2(c->buffers, BUFFER_BYTES, 0));
 
         if (r < 0)
                 return r;
         for (unsigned i = 0; r == 0 && i < N_BUFFERS; i++)
-                r = cuda_driver_errno(cu->cuStreamCreate(&c->streams[i], CU_STREAM_NON_BLOCKING));
+                r = cuda_driver_owner_errno(cu->cuStreamCreate(&c->streams[i], CU_STREAM_NON_BLOCKING));
         if (r < 0 && c->streams[0])
                 cu->cuStreamDestroy_v2(c->streams[0]);
         if (r < 0)
@@ -182,7 +182,7 @@ static int copy_out(struct cuda_copier *c, CUdeviceptr from, const struct device
 
                 r = empty_buffer(c, i);
                 if (r == 0)
-                        r = cuda_driver_errno(
+                        r = cuda_driver_owner_errno(
                                 c->cu->cuMemcpyDtoHAsync_v2(buffer_at(c, i), from + done, n, c->streams[i]));
                 if (r == 0)
                         c->rests[i] = (struct cuda_copy_rest){ copy->host->fd, copy->host_offset + done, n };
@@ -204,7 +204,7 @@ static int copy_in(struct cuda_copier *c, CUdeviceptr to, const struct device_co
                 if (r == 0)
                         r = host_helper_run(c->helper, move_in, &m, n);
                 if (r == 0)
-                        r = cuda_driver_errno(
+                        r = cuda_driver_owner_errno(
                                 c->cu->cuMemcpyHtoDAsync_v2(to + done, buffer_at(c, i), n, c->streams[i]));
         }
         return r;
@@ -224,7 +224,7 @@ int cuda_copy_begin(struct cuda_copier *c, struct cuda_pinner *pinner, CUdevicep
         if (!host)
                 return copy->to_host ? copy_out(c, at, copy) : copy_in(c, at, copy);
         host += copy->host_offset;
-        return cuda_driver_errno(
+        return cuda_driver_owner_errno(
                 copy->to_host ? c->cu->cuMemcpyDtoHAsync_v2(host, at, copy->n_bytes, c->streams[0])
                               : c->cu->cuMemcpyHtoDAsync_v2(at, host, copy->n_bytes, c->streams[0]));
 }

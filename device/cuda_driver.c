@@ -254,6 +254,11 @@ int cuda_driver_errno(CUresult result)
         }
 }
 
+int cuda_driver_owner_errno(CUresult result)
+{
+        return cuda_driver_broke_context(result) ? -ENOTRECOVERABLE : cuda_driver_errno(result);
+}
+
 void cuda_driver_describe(const struct cuda_driver *cu, CUresult result, char *ret, size_t n_bytes)
 {
         const char *name = NULL, *text = NULL;
@@ -299,7 +304,7 @@ CUresult cuda_context_open(const struct cuda_driver *cu, CUdevice device, struct
 
 void cuda_context_close(struct cuda_context *c)
 {
-        if (c->cu && !is_forked_child())
+        if (c->context && !is_forked_child())
                 c->cu->cuDevicePrimaryCtxRelease_v2(c->device);
         *c = (struct cuda_context){ 0 };
 }

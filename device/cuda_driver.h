@@ -39,6 +39,9 @@ int cuda_driver_errno(CUresult result);
 /* This process's context is permanently broken; the device itself works. */
 bool cuda_driver_broke_context(CUresult result);
 
+/* For the daemon, whose context ends without the device: the same, but -ENOTRECOVERABLE for a broken context. */
+int cuda_driver_owner_errno(CUresult result);
+
 /* For messages: "out of memory (CUDA_ERROR_OUT_OF_MEMORY)". */
 void cuda_driver_describe(const struct cuda_driver *cu, CUresult result, char *ret, size_t n_bytes);
 

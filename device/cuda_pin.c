@@ -89,7 +89,7 @@ bool cuda_has_pinned(int fd)
 static int register_extent(const struct cuda_driver *cu, const struct device_extent *host, void **ret)
 {
         void *at = host_pages_map(host->fd, 0, host->n_bytes);
-        int r = at ? cuda_driver_errno(cu->cuMemHostRegister_v2(at, host->n_bytes, 0)) : -ENOMEM;
+        int r = at ? cuda_driver_owner_errno(cu->cuMemHostRegister_v2(at, host->n_bytes, 0)) : -ENOMEM;
 
         if (r < 0 && at)
                 munmap(at, host->n_bytes);
@@ -116,7 +116,7 @@ int cuda_pin(struct cuda_pinner *pinner, const struct device_extent *host, struc
                 return -ENOMEM;
         *p = (struct pin){ .pinner = pinner, .count = count, .fd = host->fd, .n_bytes = host->n_bytes };
         r = register_extent(pinner->context->cu, host, &p->at);
-        if (r == -ENODEV) {
+        if (r == -ENODEV || r == -ENOTRECOVERABLE) {
                 free(p);
                 return r;
         }
@@ -137,7 +137,7 @@ static int pin_end(struct pin *p, bool has_context)
         int r = 0;
 
         if (p->at) {
-                r = has_context ? cuda_driver_errno(p->pinner->context->cu->cuMemHostUnregister(p->at))
+                r = has_context ? cuda_driver_owner_errno(p->pinner->context->cu->cuMemHostUnregister(p->at))
                                 : -ENODEV;
                 if (r == 0)
                         munmap(p->at, p->n_bytes);

@@ -66,5 +66,8 @@ const char *device_error(int error)
                        "raise MemoryMax= of the service, or make the device smaller";
         if (error == -ENOSPC)
                 return "no more pages of 2 MiB are reserved for huge_pages: 2MiB; raise vm.nr_hugepages";
+        if (error == -ENOTRECOVERABLE)
+                return "bfcd's own CUDA context on it is broken, and memory that is there stays in use: drain and resume "
+                       "the device, or restart bfcd";
         return strerror(-error);
 }

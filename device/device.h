@@ -91,17 +91,18 @@ struct device_ops {
         uint64_t (*granularity)(const struct device *d);
         /* Makes an extent with all pages allocated and zeroed, for this share mode. -ENOMEM (the machine
          * has no more), -EMFILE, -EINVAL (size), -ENOTSUP (share mode not supported), -ENODEV (the device
-         * is lost), -EIO (unexpected), -ENOBUFS (a memory limit of the daemon's control group), -ENOSPC
+         * is lost), -ENOTRECOVERABLE (this process can make no more on it until the device is closed and opened again,
+         * or the process is started again; others use it as before), -EIO (unexpected), -ENOBUFS (a memory limit of the daemon's control group), -ENOSPC
          * (no reserved pages of 2 MiB). */
         int (*make)(struct device *d, const struct device_supply *supply, enum device_share share,
                     uint64_t n_bytes, struct device_extent *ret);
         /* Releases the memory and closes the fd. *e is empty afterwards in any case. An error means that
-         * the memory may not have been returned (-ENODEV: the device is lost; -EBUSY: a process still
-         * references it, so it is unreclaimed). */
+         * the memory may not have been returned (-ENODEV: the device is lost; -ENOTRECOVERABLE: as make(); -EBUSY: a
+         * process still references it, so it is unreclaimed). */
         int (*destroy)(struct device *d, struct device_extent *e);
         /* Imports an extent that this device made for a previous process, by its shared fd, which belongs
          * to the extent on success. -EPROTO: not an extent, not of this size, or of another device.
-         * -ENODEV, -ENOMEM, -EIO. NULL: an fd alone does not keep this device's memory. */
+         * -ENODEV, -ENOTRECOVERABLE, -ENOMEM, -EIO. NULL: an fd alone does not keep this device's memory. */
         int (*adopt)(struct device *d, int fd, uint64_t n_bytes, struct device_extent *ret);
         /* An fd of an extent (DEVICE_SHARE_FD) for another process; the caller closes it. is_read_only: the
          * fd gives no write access. NULL: a duplicate of the extent's own is used, and each process maps it
@@ -195,7 +196,7 @@ static inline bool device_is_alone(struct device *d, const struct device_extent 
 /* Copies at most so many parts, and returns when all is done. A GPU overlaps them, and maps an extent once for parts
  * of it that are neighbours in the list. Processes that change or punch the host's memory meanwhile change what is
  * copied, and nothing else. -EINVAL: too many, or outside of an extent; -ENOTSUP: not with this device or share mode;
- * -ENODEV; -ENOMEM; -EIO; -ECANCELED: device_end() was called. After an error the destinations have arbitrary parts of the sources. */
+ * -ENODEV; -ENOTRECOVERABLE; -ENOMEM; -EIO; -ECANCELED: device_end() was called. After an error the destinations have arbitrary parts of the sources. */
 #define DEVICE_COPIES 32u
 int device_copy(struct device *d, const struct device_copy *copies, size_t n);
 

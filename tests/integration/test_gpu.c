@@ -408,6 +408,46 @@ TEST(a_broken_context)
         rig_stop(rig);
 }
 
+/* What breaks the daemon's own context takes no memory from anybody. Another one takes its place, unless the daemon has
+ * memory of legacy handles, which would end: then what needs more memory is refused. */
+TEST(the_daemons_context_breaks)
+{
+        struct rig *rig;
+        bfc_client *client;
+        void *p, *q, *other;
+        int r;
+
+        setenv("FAKE_CUDA_FAULT", "cuMemsetD8:6:719!", 1); /* four at the start, and for each extent one */
+        rig = rig_start(&two_gpus);
+        unsetenv("FAKE_CUDA_FAULT");
+        client = client_open(rig, NULL, "train");
+        ck_assert_ok(bfc_malloc(client, MIB, &p));
+        pattern_write(p, MIB, 5);
+        for (int i = 0; i < 5 && (r = bfc_malloc(client, 9 * MIB, &q)) == 0; i++)
+                ;
+        if (rig_device() == ON_CUDA_IPC) {
+                ck_assert_int_eq(r, -ENOMEM);
+                ck_assert_msg(strstr(bfc_last_error(), "bfcd's own CUDA context on it is broken") != NULL,
+                              "%s", bfc_last_error());
+        } else {
+                ck_assert_ok(r);
+        }
+        assert_status(rig, (const char *const[]){ "ok", "ok  " });
+        ck_assert(pattern_holds(p, MIB, 5));
+        ck_assert_ok(bfc_malloc_in(client, "other", 3 * MIB, &other));
+        ck_assert_ok(bfc_free(client, p));
+        bfc_disconnect(client);
+        if (rig_device() == ON_CUDA_IPC) { /* as the error says */
+                rig->forgiven = "error: ";
+                ctl_says(rig, WORDS("drain", "cuda:0", "--wait=20"), "is drained.");
+                ctl_says(rig, WORDS("resume", "cuda:0"), "is resumed.");
+                client = client_open(rig, NULL, "train");
+                ck_assert_ok(bfc_malloc(client, 60 * MIB, &p));
+                bfc_disconnect(client);
+        }
+        rig_stop(rig);
+}
+
 /* Blocks that are there stay the job's, which can free them and disconnect. What
  * the device does not take back stays charged and is shown. */
 TEST(blocks_of_a_lost_device)
