@@ -29,6 +29,8 @@ _Static_assert(sizeof(CUarrayMapInfo) == 96, "CUarrayMapInfo");
 _Static_assert(offsetof(CUarrayMapInfo, memOperationType) == 56, "CUarrayMapInfo");
 _Static_assert(offsetof(CUarrayMapInfo, memHandle) == 64, "CUarrayMapInfo");
 _Static_assert(CU_MEM_OPERATION_TYPE_MAP == 1, "CU_MEM_OPERATION_TYPE_MAP");
+_Static_assert(CU_MEM_LOCATION_TYPE_HOST == 2, "CU_MEM_LOCATION_TYPE_HOST");
+_Static_assert(CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT == 4, "CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT");
 _Static_assert(CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT == 5, "CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT");
 _Static_assert(CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH == 6, "CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH");
 _Static_assert(CU_MEMPOOL_ATTR_USED_MEM_CURRENT == 7, "CU_MEMPOOL_ATTR_USED_MEM_CURRENT");

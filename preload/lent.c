@@ -142,7 +142,8 @@ bool lent_is_for(struct gpu *gpu, size_t n_bytes, const CUmemAllocationProp *pro
             n_bytes == __atomic_load_n(&gpu->uneven_bytes, __ATOMIC_RELAXED) || flags != 0 || n_bytes == 0 ||
             n_bytes % PIECE_BYTES != 0)
                 return false;
-        if (prop->type != CU_MEM_ALLOCATION_TYPE_PINNED || prop->win32HandleMetaData ||
+        if (prop->type != CU_MEM_ALLOCATION_TYPE_PINNED ||
+            prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE || prop->win32HandleMetaData ||
             prop->allocFlags.compressionType != 0 || prop->allocFlags.usage != 0 ||
             (int)prop->requestedHandleTypes == CU_MEM_HANDLE_TYPE_FABRIC)
                 return false;

@@ -8,6 +8,18 @@
 
 /* ---- handles ------------------------------------------------------------------- */
 
+/* The GPU of a location. What is not the host's is a GPU's, also where CUDA has new names for a part of one, such as
+ * its locality domains: their location has the GPU's number in its first byte. -1: it is on the host. */
+static int location_device(const CUmemLocation *location)
+{
+        int type = (int)location->type;
+
+        if (type < CU_MEM_LOCATION_TYPE_DEVICE ||
+            (type >= CU_MEM_LOCATION_TYPE_HOST && type <= CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT))
+                return -1;
+        return type == CU_MEM_LOCATION_TYPE_DEVICE ? location->id : location->id & 0xff;
+}
+
 CUresult cuMemCreate(CUmemGenericAllocationHandle *ret_handle, size_t n_bytes,
                      const CUmemAllocationProp *prop, unsigned long long flags)
 {
@@ -15,12 +27,12 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *ret_handle, size_t n_bytes,
         CUresult result;
         CUdevice device;
 
-        if (!ret_handle || !prop || prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE) /* on the host */
+        if (!ret_handle || !prop || location_device(&prop->location) < 0)
                 return real_cuMemCreate(ret_handle, n_bytes, prop, flags);
-        result = cuDeviceGet(&device, prop->location.id); /* an error before cuInit() */
+        result = cuDeviceGet(&device, location_device(&prop->location)); /* an error before cuInit() */
         if (result != CUDA_SUCCESS)
                 return result;
-        o.gpu = broker_gpu(prop->location.id);
+        o.gpu = broker_gpu(device);
         if (lent_is_for(o.gpu, n_bytes, prop, flags)) {
                 int lent = lent_create(o.gpu, n_bytes, prop, ret_handle);
 

@@ -20,6 +20,8 @@
 #include <unistd.h>
 
 #define HANDLE_TYPE_FABRIC_SUPPORTED 128 /* CU_DEVICE_ATTRIBUTE_... */
+#define LOCALITY_DOMAIN                                                                                      \
+        6 /* CU_MEM_LOCATION_TYPE_DEVICE_...: bytes of the device and of its part are the id */
 
 struct handle {
         struct handle *next;
@@ -106,9 +108,11 @@ static CUresult check_prop(const CUmemAllocationProp *prop, struct fake_device *
         int types;
 
         if (!prop || prop->type != CU_MEM_ALLOCATION_TYPE_PINNED ||
-            prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+            (prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE &&
+             (int)prop->location.type != LOCALITY_DOMAIN))
                 return CUDA_ERROR_INVALID_VALUE;
-        d = fake_device_get(prop->location.id);
+        d = fake_device_get(prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE ? prop->location.id
+                                                                               : prop->location.id & 0xff);
         if (!d)
                 return CUDA_ERROR_INVALID_DEVICE;
         if (fake_device_attribute(d, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) <= 0)

@@ -502,6 +502,8 @@ static void be_strict(void)
 
         context_make();
         GIVES(CUDA_ERROR_NOT_PERMITTED, cu.cuMemCreate(&handle, 2 * MIB, &prop, 0));
+        prop.location.type = (CUmemLocationType)6; /* a locality domain */
+        GIVES(CUDA_ERROR_NOT_PERMITTED, cu.cuMemCreate(&handle, 2 * MIB, &prop, 0));
         GIVES(CUDA_ERROR_NOT_PERMITTED, cu.own_cuMemAllocManaged(&p, 4096, 1));
         GIVES(CUDA_ERROR_NOT_PERMITTED, cu.own_cuArrayCreate_v2(&array, &what));
         GIVES(CUDA_ERROR_NOT_PERMITTED, cu.own_cuArray3DCreate_v2(&array, &what_3d));
@@ -666,6 +668,7 @@ int main(int argc, char **argv)
                 { "lent-names", have_names_of_lent_memory },
                 { "lent-capture", release_lent_memory_in_capture },
                 { "lent-not", have_memory_that_is_not_lent },
+                { "localized", have_localized_memory },
                 { "lent-uneven", have_uneven_sizes },
                 { "lent-no-even", have_no_even_size },
                 { "others", have_others },

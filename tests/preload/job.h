@@ -63,6 +63,7 @@ void map_lent_memory(void);
 void release_lent_memory_in_capture(void);
 void have_names_of_lent_memory(void);
 void have_memory_that_is_not_lent(void);
+void have_localized_memory(void);
 void have_uneven_sizes(void);
 void have_no_even_size(void);
 void export_lent_memory(const char *program, const char *way);

@@ -316,6 +316,29 @@ void have_memory_that_is_not_lent(void)
         OK(cu.cuMemRelease(handle));
 }
 
+/* On a part of a GPU, as CUDA 13.4 has it, and on one that CUDA may have later: only the driver can make it. */
+void have_localized_memory(void)
+{
+        CUmemAllocationProp prop = plain;
+        CUmemGenericAllocationHandle handle, more;
+        CUdeviceptr at;
+
+        context_make();
+        prop.location = (CUmemLocation){ (CUmemLocationType)6, 1 << 8 };
+        handle = create(8 * MIB, &prop);
+        CHECK(free_bytes() == 24 * MIB);
+        at = map(handle, 8 * MIB);
+        holds_bytes(at, 8 * MIB, 3);
+        GIVES(CUDA_ERROR_OUT_OF_MEMORY, cu.cuMemCreate(&more, 26 * MIB, &prop, 0));
+        prop.location.type = (CUmemLocationType)7;
+        GIVES(CUDA_ERROR_OUT_OF_MEMORY, cu.cuMemCreate(&more, 26 * MIB, &prop, 0));
+        prop.location.type = (CUmemLocationType)CU_MEM_LOCATION_TYPE_HOST;
+        GIVES(CUDA_ERROR_INVALID_VALUE, cu.cuMemCreate(&more, 26 * MIB, &prop, 0)); /* the driver's answer */
+        unmap(at, 8 * MIB);
+        OK(cu.cuMemRelease(handle));
+        CHECK(free_bytes() == 32 * MIB);
+}
+
 /* Each needs small extents beside large ones. */
 void have_uneven_sizes(void)
 {

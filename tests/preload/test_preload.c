@@ -150,6 +150,13 @@ TEST_OF(preload, lent_memory)
         free(run_job(RUN("--strict", "--", JOB, "dlsym", "lent-names")));
 }
 
+TEST_OF(preload, memory_of_a_part_of_a_gpu)
+{
+        char *err = run_job(RUN("--", JOB, "dlsym", "localized"));
+
+        text_has(err, "had up to 8.0 MiB of GPU 0 outside of bfcd, by cuMemCreate\n");
+}
+
 /* With share: cuda-ipc there are no extents to map. */
 TEST_OF(preload, lent_memory_without_fds)
 {
