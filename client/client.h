@@ -43,7 +43,7 @@ struct bfc_client {
         struct reconnect reconnect; /* its lock is taken before all others */
         struct events *events;      /* NULL: none, so no thread */
         Bfcd__Reply *hello;         /* the daemon's reply to it; constant */
-        struct device_view *places; /* the device of each partition; constant */
+        struct device_view *places; /* the device of each partition; constant, but for `peers` (lock) */
         bool *is_seen;              /* of a GPU's: this process sees it; atomic */
         uint32_t partition;         /* index of the client's own one */
         struct recorder *recorder;  /* NULL: none */

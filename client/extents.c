@@ -84,6 +84,7 @@ int client_unmappable(const bfc_client *client, uint32_t partition, int why)
 {
         const Bfcd__PartitionInfo *p = client->hello->hello->partitions[partition];
         bool by_handle = client->places[partition].share == DEVICE_SHARE_CUDA_IPC;
+        const char *hint = "";
 
         if (why == -ENOMEM && !client->places[partition].is_cuda)
                 return error_set(why,
@@ -97,14 +98,15 @@ int client_unmappable(const bfc_client *client, uint32_t partition, int why)
                         "partition '%s': memory of device '%s' could not be mapped in this process, which "
                         "is at its limit of open files: raise RLIMIT_NOFILE (ulimit -n)",
                         p->name, p->device);
+        if (by_handle && why != -ENODEV && why != -ENOMEM)
+                hint = "; the driver may refuse CUDA IPC handles to other users and containers: for these, set "
+                       "'share: fd' for the partition in bfcd.yaml";
+        else if (client->places[partition].peers != 0 && why == -ENOTSUP)
+                hint = "; the driver may refuse the other GPUs that were given access to it "
+                       "(bfc_enable_peer_access, cudaDeviceEnablePeerAccess)";
         return error_set(why,
                          "partition '%s': memory of device '%s' could not be mapped in this process: %s%s",
-                         p->name, p->device, strerror(-why),
-                         !by_handle || why == -ENODEV || why == -ENOMEM
-                                 ? ""
-                                 : "; the driver may refuse CUDA IPC handles to other users and "
-                                   "containers: for these, set 'share: fd' for the partition in "
-                                   "bfcd.yaml");
+                         p->name, p->device, strerror(-why), hint);
 }
 
 enum { IS_UNMAPPED = 1 };

@@ -135,6 +135,32 @@ static int look_up_partition(bfc_client *client, int ordinal, const char **ret_n
         return r;
 }
 
+/* Frameworks give their GPUs access to each other at the first copy, by calls that are not seen here. So those whose
+ * memory they ask for have it. */
+static void enable_peer(bfc_client *client, int ordinal, int peer)
+{
+        int r = device_cuda_check_peer(ordinal, peer) == 0 ? bfc_enable_peer_access(client, ordinal, peer)
+                                                           : 0;
+
+        if (r < 0)
+                say("bfc_enable_peer_access", r, "work on one GPU cannot use memory of the other");
+}
+
+static void note_partition(bfc_client *client, int ordinal, const char *name)
+{
+        pthread_mutex_lock(&default_lock);
+        for (int i = 0; i < N_CACHED_DEVICES && name[0] && !atomic_load(&partitions[ordinal]); i++) {
+                const char *other = atomic_load(&partitions[i]);
+
+                if (!other || !other[0])
+                        continue;
+                enable_peer(client, ordinal, i);
+                enable_peer(client, i, ordinal);
+        }
+        atomic_store(&partitions[ordinal], name);
+        pthread_mutex_unlock(&default_lock);
+}
+
 /* NULL is the client's own. */
 static int partition_of_device(bfc_client *client, int ordinal, const char **ret_name)
 {
@@ -147,7 +173,7 @@ static int partition_of_device(bfc_client *client, int ordinal, const char **ret
                 if (r < 0)
                         return r;
                 if (cached)
-                        atomic_store(&partitions[ordinal], name);
+                        note_partition(client, ordinal, name);
         }
         *ret_name = name[0] ? name : NULL;
         return 0;

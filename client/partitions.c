@@ -279,3 +279,55 @@ BFC_API int bfc_partition_for_device(bfc_client *client, int ordinal, const char
         return error_set(-ENOENT, "tenant '%s' has no quota in a partition on CUDA device %d", hello->tenant,
                          ordinal);
 }
+
+/* ---- access of other GPUs ------------------------------------------------- */
+
+static bool is_place(const struct device_view *place, const uint8_t uuid[static DEVICE_UUID_BYTES])
+{
+        return place->is_cuda && memcmp(place->uuid, uuid, sizeof(place->uuid)) == 0;
+}
+
+/* The lock is held. */
+static int enable_peer_locked(bfc_client *client, const uint8_t uuid[static DEVICE_UUID_BYTES], int peer)
+{
+        int r = 0;
+
+        for (uint32_t i = 0; r == 0 && i < client->hello->hello->n_partitions; i++) {
+                if (!is_place(&client->places[i], uuid))
+                        continue;
+                r = regions_enable_peer(&client->regions, i, peer);
+                if (r == 0)
+                        client->places[i].peers |= UINT64_C(1) << peer;
+        }
+        return r;
+}
+
+BFC_API int bfc_enable_peer_access(bfc_client *client, int device, int peer)
+{
+        uint8_t uuid[DEVICE_UUID_BYTES];
+        int r = client_check(client);
+
+        if (r < 0)
+                return r;
+        if (device < 0 || peer < 0 || peer >= 64 || device == peer)
+                return error_set(-EINVAL, "bfc_enable_peer_access: %d and %d are not two CUDA devices",
+                                 device, peer);
+        if (device_cuda_ordinal_uuid(peer, uuid) < 0 || device_cuda_ordinal_uuid(device, uuid) < 0)
+                return error_set(-ENOENT, "CUDA device %d or %d is not visible to this process", device,
+                                 peer);
+        r = device_cuda_check_peer(device, peer);
+        if (r == 0) {
+                pthread_mutex_lock(&client->lock);
+                r = enable_peer_locked(client, uuid, peer);
+                pthread_mutex_unlock(&client->lock);
+        }
+        if (r == 0)
+                return 0;
+        return error_set(
+                r,
+                r == -ENOTSUP ? "CUDA device %d cannot be given access to memory of device %d: they do not "
+                                "reach each other, or the driver refuses"
+                              : "CUDA device %d cannot be given access to memory of device %d: the driver "
+                                "fails",
+                peer, device);
+}

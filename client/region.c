@@ -42,7 +42,7 @@ struct region {
 struct unmapped {
         struct unmapped *next;
         struct region_extent extent;
-        struct device_view view;
+        const struct device_view *view;
         struct device_extent memory; /* owns the fd */
 };
 
@@ -271,7 +271,7 @@ int regions_map(struct regions *r, const struct region_extent *extent, const str
         u = malloc(sizeof(*u));
         if (!u)
                 return -ENOMEM;
-        *u = (struct unmapped){ r->unmapped, *extent, *view, *memory };
+        *u = (struct unmapped){ r->unmapped, *extent, view, *memory };
         r->unmapped = u;
         return REGIONS_UNMAPPED;
 }
@@ -285,7 +285,7 @@ int regions_retry(struct regions *r, uint64_t region_id, uint64_t offset, uint64
                         at = &(*at)->next;
                         continue;
                 }
-                error = regions_map_now(r, &(*at)->extent, &(*at)->view, &(*at)->memory);
+                error = regions_map_now(r, &(*at)->extent, (*at)->view, &(*at)->memory);
                 if (error < 0)
                         return error;
                 unmapped_remove(at);
@@ -308,6 +308,16 @@ int regions_origin(const struct regions *r, uint64_t region_id, uint64_t offset,
         if (region->by_handle)
                 memcpy(ret->handle, region->handle, sizeof(ret->handle));
         return 0;
+}
+
+int regions_enable_peer(const struct regions *r, uint32_t partition, int ordinal)
+{
+        int error = 0;
+
+        for (size_t i = 0; error == 0 && i < r->n_items; i++)
+                if (r->items[i]->partition == partition)
+                        error = device_range_enable_peer(r->items[i]->range, ordinal);
+        return error;
 }
 
 struct device_range *regions_range(const struct regions *r, uint64_t region_id)

@@ -38,7 +38,7 @@ struct region_extent {
 void regions_clear(struct regions *r); /* unmaps everything; back to empty */
 
 /* Maps an extent of its partition, which is on the device of `view`, and makes its region if it is the
- * first of it. Earlier extents at this place were released by the daemon, and are dropped here. The
+ * first of it. *view outlives the regions. Earlier extents at this place were released by the daemon, and are dropped here. The
  * caller keeps memory->fd. An extent that is opened by a handle is all of its region, and is never
  * replaced. -EPROTO: it is invalid (bounds, another size or partition for the same region, not an
  * extent). -ENOMEM: it could not be recorded. REGIONS_UNMAPPED: this process cannot map it now; it is
@@ -64,6 +64,10 @@ struct region_origin {
 
 /* -ENOENT: there is none. */
 int regions_origin(const struct regions *r, uint64_t region_id, uint64_t offset, struct region_origin *ret);
+
+/* Gives a GPU access to the regions of a partition on another one; see device_range_ops. Regions that are made later
+ * have the view's peers. */
+int regions_enable_peer(const struct regions *r, uint32_t partition, int ordinal);
 
 /* The range of a region, valid as long as the region. NULL: no such region. */
 struct device_range *regions_range(const struct regions *r, uint64_t region_id);

@@ -103,6 +103,12 @@ int device_streams_new(const struct device_view *view, struct device_streams **r
         return -ENODEV;
 }
 
+int device_cuda_check_peer(int ordinal, int peer)
+{
+        (void)ordinal, (void)peer;
+        return -ENODEV;
+}
+
 int device_cuda_ordinal_uuid(int ordinal, uint8_t ret[static DEVICE_UUID_BYTES])
 {
         static const uint8_t uuid[DEVICE_UUID_BYTES] = PLAN_GPU_UUID;

@@ -19,12 +19,13 @@
 #include "device/backend.h"
 #include "device/cuda_driver.h"
 
-#define PIECE           (UINT64_C(2) << 20)
-#define MAX_ACCESS_DESC 32
+#define PIECE     (UINT64_C(2) << 20)
+#define MAX_PEERS 31
 
 struct mapping {
         struct mapping *next;
         uint64_t offset, n_bytes;
+        bool is_read_only;
 };
 
 struct cuda_range {
@@ -34,7 +35,9 @@ struct cuda_range {
         CUdeviceptr base; /* 0: nothing opened yet */
         uint64_t n_bytes;
         struct mapping *mappings;
-        CUmemAccessDesc access[MAX_ACCESS_DESC]; /* this device, then its peers */
+        CUdevice peers[MAX_PEERS]; /* that reach this device; constant */
+        size_t n_peers;
+        CUmemAccessDesc access[MAX_PEERS + 1]; /* this device, then the peers that were given access */
         size_t n_access;
         bool stays; /* mappings stay until the process ends */
 };
@@ -65,15 +68,15 @@ static int finish_peer(const struct cuda_driver *cu, CUdevice device)
                        : -EBUSY;
 }
 
-/* Work with the memory may be queued on any device that can access it. */
+/* Work with the memory may be queued on any device that reaches it: copies between devices need no access. */
 static int finish_entered(const struct cuda_range *c)
 {
         const struct cuda_driver *cu = c->context.cu;
         CUresult result = cuda_context_wait(cu);
         int r = cuda_driver_broke_context(result) ? -EIO : cuda_driver_errno(result);
 
-        for (size_t i = 1; i < c->n_access && r != -EBUSY; i++)
-                if (finish_peer(cu, c->access[i].location.id) < 0)
+        for (size_t i = 0; i < c->n_peers && r != -EBUSY; i++)
+                if (finish_peer(cu, c->peers[i]) < 0)
                         r = -EBUSY;
         return r;
 }
@@ -121,19 +124,16 @@ static int clear_way(struct cuda_range *c, uint64_t offset, uint64_t n_bytes)
         return r;
 }
 
-/* If the driver refuses peers, at least the device itself gets access. */
-static CUresult set_access(struct cuda_range *c, CUdeviceptr at, const struct device_extent *extent)
+/* Of some devices to a mapping. */
+static CUresult set_access(const struct cuda_range *c, const struct mapping *m, const CUmemAccessDesc *which,
+                           size_t n)
 {
-        CUmemAccessDesc access[MAX_ACCESS_DESC];
-        CUresult r;
+        CUmemAccessDesc access[MAX_PEERS + 1];
 
-        memcpy(access, c->access, c->n_access * sizeof(access[0]));
-        for (size_t i = 0; extent->is_read_only && i < c->n_access; i++)
+        memcpy(access, which, n * sizeof(access[0]));
+        for (size_t i = 0; m->is_read_only && i < n; i++)
                 access[i].flags = CU_MEM_ACCESS_FLAGS_PROT_READ;
-        r = c->context.cu->cuMemSetAccess(at, extent->n_bytes, access, c->n_access);
-        if (r != CUDA_SUCCESS && c->n_access > 1 && cuda_driver_errno(r) != -ENODEV)
-                r = c->context.cu->cuMemSetAccess(at, extent->n_bytes, access, 1);
-        return r;
+        return c->context.cu->cuMemSetAccess(c->base + m->offset, m->n_bytes, access, n);
 }
 
 /* Drivers document few of the errors for memory that a process may not open. So an error that does not
@@ -151,6 +151,7 @@ static int open_errno(const struct cuda_driver *cu, CUresult result)
         case CUDA_ERROR_INVALID_CONTEXT:
         case CUDA_ERROR_INVALID_DEVICE:
         case CUDA_ERROR_MAP_FAILED:
+        case CUDA_ERROR_PEER_ACCESS_UNSUPPORTED:
         case CUDA_ERROR_OPERATING_SYSTEM:
         case CUDA_ERROR_UNKNOWN:
                 return -ENOTSUP;
@@ -162,10 +163,10 @@ static int open_errno(const struct cuda_driver *cu, CUresult result)
 }
 
 /* The mapping keeps the memory: the handle is not needed after it. */
-static int map_fd(struct cuda_range *c, uint64_t offset, const struct device_extent *extent)
+static int map_fd(struct cuda_range *c, const struct mapping *m, const struct device_extent *extent)
 {
         const struct cuda_driver *cu = c->context.cu;
-        CUdeviceptr at = c->base + offset;
+        CUdeviceptr at = c->base + m->offset;
         CUmemGenericAllocationHandle handle;
         CUresult result;
         int r;
@@ -174,17 +175,17 @@ static int map_fd(struct cuda_range *c, uint64_t offset, const struct device_ext
                                                     CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
         if (result != CUDA_SUCCESS)
                 return open_errno(cu, result);
-        r = clear_way(c, offset, extent->n_bytes);
+        r = clear_way(c, m->offset, m->n_bytes);
         if (r == 0)
-                r = cuda_driver_errno(cu->cuMemMap(at, extent->n_bytes, 0, handle, 0));
+                r = cuda_driver_errno(cu->cuMemMap(at, m->n_bytes, 0, handle, 0));
         if (cu->cuMemRelease(handle) != CUDA_SUCCESS)
                 cu->cuMemRelease(handle); /* a remaining handle would keep the memory after unmapping */
         if (r < 0)
                 return r;
-        r = open_errno(cu, set_access(c, at, extent));
-        if (r < 0)
-                cu->cuMemUnmap(at, extent->n_bytes);
-        return r;
+        result = set_access(c, m, c->access, c->n_access);
+        if (result != CUDA_SUCCESS)
+                cu->cuMemUnmap(at, m->n_bytes);
+        return open_errno(cu, result);
 }
 
 /* ---- opening handles ----------------------------------------------------- */
@@ -230,9 +231,10 @@ static int cuda_range_map(struct device_range *r, uint64_t offset, const struct 
         m = malloc(sizeof(*m));
         if (!m)
                 return -ENOMEM;
+        *m = (struct mapping){ NULL, offset, extent->n_bytes, extent->is_read_only };
         error = cuda_context_visit(&c->context, &mode);
         if (error == 0) {
-                error = c->share == DEVICE_SHARE_FD ? map_fd(c, offset, extent) : map_handle(c, extent);
+                error = c->share == DEVICE_SHARE_FD ? map_fd(c, m, extent) : map_handle(c, extent);
                 cuda_context_depart(&c->context, &mode);
                 if (error == -EINVAL) /* the place was correct, so the extent is not */
                         error = -EPROTO;
@@ -241,7 +243,7 @@ static int cuda_range_map(struct device_range *r, uint64_t offset, const struct 
                 free(m);
                 return error;
         }
-        *m = (struct mapping){ c->mappings, offset, extent->n_bytes };
+        m->next = c->mappings;
         c->mappings = m;
         return 0;
 }
@@ -263,6 +265,50 @@ static int cuda_range_unmap(struct device_range *r, uint64_t offset, uint64_t n_
         if (error < 0)
                 return error;
         error = unmap_at(c, at);
+        cuda_context_depart(&c->context, &mode);
+        return error;
+}
+
+/* True: it is a peer, and has no access yet. */
+static bool peer_lacks_access(const struct cuda_range *c, int ordinal, CUmemAccessDesc *ret)
+{
+        *ret = c->access[0];
+        ret->location.id = ordinal;
+        for (size_t i = 1; i < c->n_access; i++)
+                if (c->access[i].location.id == ordinal)
+                        return false;
+        return true;
+}
+
+static bool has_peer(const struct cuda_range *c, int ordinal)
+{
+        for (size_t i = 0; i < c->n_peers; i++)
+                if (c->peers[i] == ordinal)
+                        return true;
+        return false;
+}
+
+/* A driver gives access to memory that is opened by a handle by itself. */
+static int cuda_range_enable_peer(struct device_range *r, int ordinal)
+{
+        struct cuda_range *c = (struct cuda_range *)r;
+        CUresult result = CUDA_SUCCESS;
+        CUmemAccessDesc access;
+        struct cuda_mode mode;
+        int error;
+
+        if (!has_peer(c, ordinal))
+                return -ENOTSUP;
+        if (c->share != DEVICE_SHARE_FD || !peer_lacks_access(c, ordinal, &access))
+                return 0;
+        error = cuda_context_visit(&c->context, &mode);
+        if (error < 0)
+                return error;
+        for (const struct mapping *m = c->mappings; m && result == CUDA_SUCCESS; m = m->next)
+                result = set_access(c, m, &access, 1);
+        if (result == CUDA_SUCCESS)
+                c->access[c->n_access++] = access;
+        error = open_errno(c->context.cu, result);
         cuda_context_depart(&c->context, &mode);
         return error;
 }
@@ -383,14 +429,13 @@ static const struct device_range_ops cuda_range_ops = {
         .base = cuda_range_base,
         .map = cuda_range_map,
         .unmap = cuda_range_unmap,
+        .enable_peer = cuda_range_enable_peer,
         .finish = cuda_range_finish,
         .read = cuda_range_read,
         .write = cuda_range_write,
 };
 
-/* All devices of this process that can reach the memory get access; for a handle the driver does that
- * itself. */
-static void find_access(struct cuda_range *c)
+static void find_peers(struct cuda_range *c)
 {
         const struct cuda_driver *cu = c->context.cu;
         int n = 0, can;
@@ -401,14 +446,25 @@ static void find_access(struct cuda_range *c)
         };
         if (cu->cuDeviceGetCount(&n) != CUDA_SUCCESS)
                 return;
-        for (int i = 0; i < n && c->n_access < MAX_ACCESS_DESC; i++) {
+        for (int i = 0; i < n && c->n_peers < MAX_PEERS; i++) {
                 CUdevice peer;
 
-                if (cu->cuDeviceGet(&peer, i) != CUDA_SUCCESS || peer == c->context.device ||
-                    cu->cuDeviceCanAccessPeer(&can, peer, c->context.device) != CUDA_SUCCESS || !can)
-                        continue;
-                c->access[c->n_access] = c->access[0];
-                c->access[c->n_access++].location.id = peer;
+                if (cu->cuDeviceGet(&peer, i) == CUDA_SUCCESS && peer != c->context.device &&
+                    cu->cuDeviceCanAccessPeer(&can, peer, c->context.device) == CUDA_SUCCESS && can)
+                        c->peers[c->n_peers++] = peer;
+        }
+}
+
+/* Those that were given access before. */
+static void add_access(struct cuda_range *c, uint64_t peers)
+{
+        for (size_t i = 0; i < c->n_peers; i++) {
+                CUdevice peer = c->peers[i];
+
+                if (peer < 64 && (peers >> peer & 1)) {
+                        c->access[c->n_access] = c->access[0];
+                        c->access[c->n_access++].location.id = peer;
+                }
         }
 }
 
@@ -453,7 +509,8 @@ int cuda_range_new(const struct device_view *view, uint64_t n_bytes, struct devi
                 free(c);
                 return r;
         }
-        find_access(c);
+        find_peers(c);
+        add_access(c, view->peers);
         r = reserve(c);
         if (r < 0) {
                 cuda_range_free(&c->range);
@@ -461,6 +518,21 @@ int cuda_range_new(const struct device_view *view, uint64_t n_bytes, struct devi
         }
         *ret = &c->range;
         return 0;
+}
+
+int device_cuda_check_peer(int ordinal, int peer)
+{
+        const struct cuda_driver *cu;
+        const char *why;
+        CUresult result;
+        int can = 0;
+
+        if (cuda_driver_get(&cu, &why) < 0)
+                return -ENODEV;
+        result = cu->cuDeviceCanAccessPeer(&can, peer, ordinal);
+        if (result != CUDA_SUCCESS)
+                return cuda_driver_errno(result);
+        return can ? 0 : -ENOTSUP;
 }
 
 int device_cuda_ordinal_uuid(int ordinal, uint8_t ret[static DEVICE_UUID_BYTES])

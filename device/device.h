@@ -236,6 +236,7 @@ struct device_view {
         bool is_cuda; /* else the host */
         uint8_t uuid[DEVICE_UUID_BYTES];
         enum device_share share;
+        uint64_t peers; /* by bit: GPUs of this process that may use the memory too; DEVICE_SHARE_FD */
         bool is_pinned; /* the host: extents are registered with CUDA where this process uses it */
 };
 
@@ -268,6 +269,10 @@ struct device_range_ops {
          * finish() before. -EINVAL: no such mapping. -EIO: this process's context is broken, so it stays
          * mapped. -EBUSY: the driver refuses during a capture. */
         int (*unmap)(struct device_range *r, uint64_t offset, uint64_t n_bytes);
+        /* Gives another GPU of this process access to all that is, and will be, mapped. -ENOTSUP: the two GPUs do not
+         * reach each other, or the driver refuses; what is mapped may have access nevertheless. NULL: it is not
+         * needed. */
+        int (*enable_peer)(struct device_range *r, int ordinal);
         /* Waits until work that this process queued on the device, or on another device that can access
          * its memory, no longer uses the range. Another thread may map and unmap meanwhile. -EBUSY: a
          * stream that synchronizes with the default stream is being captured; the capture continues; try
@@ -296,6 +301,9 @@ struct device_range {
  * nothing of a GPU range. -EINVAL (size), -ENOMEM, -ENODEV (this process does not see the device). */
 int device_range_new(const struct device_view *view, uint64_t n_bytes, struct device_range **ret);
 
+/* Whether CUDA device `peer` of this process reaches the memory of device `ordinal`. -ENOTSUP: it does not. */
+int device_cuda_check_peer(int ordinal, int peer);
+
 /* The UUID of CUDA device `ordinal` of this process. -ENODEV: no such device, or no driver. */
 int device_cuda_ordinal_uuid(int ordinal, uint8_t ret[static DEVICE_UUID_BYTES]);
 
@@ -320,6 +328,10 @@ static inline int device_range_map(struct device_range *r, uint64_t offset,
 static inline int device_range_unmap(struct device_range *r, uint64_t offset, uint64_t n_bytes)
 {
         return r->ops->unmap(r, offset, n_bytes);
+}
+static inline int device_range_enable_peer(struct device_range *r, int ordinal)
+{
+        return r->ops->enable_peer ? r->ops->enable_peer(r, ordinal) : 0;
 }
 static inline int device_range_finish(struct device_range *r)
 {

@@ -571,6 +571,14 @@ int bfc_mem_get_info(bfc_client *client, const char *partition, size_t *ret_free
  * client's own. No system call. -ENOENT: there is no such partition. */
 int bfc_add_outside(bfc_client *client, const char *partition, int64_t n_bytes);
 
+/* Gives CUDA device `peer` access to this client's memory on CUDA device `device`, both as this process counts them, until
+ * bfc_disconnect(): what it has, and what it gets later. cuCtxEnablePeerAccess() and cudaDeviceEnablePeerAccess() do not, with
+ * "share: fd", because this memory is not the driver's own allocation; with "share: cuda-ipc" the driver gives access by
+ * itself. Under the proxy of the driver (docs/preload.md) both calls, and cuMemPoolSetAccess(), do this. The functions for
+ * frameworks below give it to all GPUs whose memory they are asked for. -ENOTSUP: the GPUs do not reach each other, or
+ * the driver refuses; a later allocation can fail in the same way. -ENOENT: there is no such GPU. */
+int bfc_enable_peer_access(bfc_client *client, int device, int peer);
+
 /* How extents are shared, in struct bfc_block_info. */
 #define BFC_SHARE_FD       1u /* by an fd, which the library closes after mapping it */
 #define BFC_SHARE_CUDA_IPC 2u /* by a handle */

@@ -181,8 +181,9 @@ struct fake_range {
         struct fake_device *device;
         CUcontext context; /* RANGE_ALLOC, RANGE_IPC */
         struct fake_object object;
-        unsigned int n_refs; /* RANGE_IPC: how often it was opened */
-        CUmemAccess_flags access;
+        unsigned int n_refs;                           /* RANGE_IPC: how often it was opened */
+        CUmemAccess_flags access;                      /* the widest */
+        CUmemAccess_flags access_of[FAKE_MAX_DEVICES]; /* RANGE_MAPPED, by index */
 };
 
 extern pthread_rwlock_t fake_memory_lock;

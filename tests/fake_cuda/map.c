@@ -169,42 +169,42 @@ API CUresult cuMemUnmap(CUdeviceptr pointer, size_t n_bytes)
         return r;
 }
 
-/* The access of one range is the widest that any device has, because the host's
- * page tables know one. */
-static CUresult widest(const CUmemAccessDesc *desc, size_t n_desc, CUmemAccess_flags *ret)
+static CUresult check_access(const CUmemAccessDesc *desc, size_t n_desc)
 {
-        CUmemAccess_flags access = CU_MEM_ACCESS_FLAGS_PROT_NONE;
-
         for (size_t i = 0; i < n_desc; i++) {
-                const struct fake_device *d;
-
                 if (desc[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE)
                         return CUDA_ERROR_INVALID_VALUE;
-                d = fake_device_get(desc[i].location.id);
-                if (!d)
+                if (!fake_device_get(desc[i].location.id))
                         return CUDA_ERROR_INVALID_DEVICE;
                 if (desc[i].flags != CU_MEM_ACCESS_FLAGS_PROT_NONE &&
                     desc[i].flags != CU_MEM_ACCESS_FLAGS_PROT_READ &&
                     desc[i].flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
                         return CUDA_ERROR_INVALID_VALUE;
-                if (desc[i].flags > access)
-                        access = desc[i].flags;
         }
-        *ret = access;
         return CUDA_SUCCESS;
 }
 
-static void set_access(uintptr_t at, size_t n_bytes, CUmemAccess_flags access)
+/* The host's page tables know one access: the widest that any device has. */
+static void set_access_of(struct fake_range *r, const CUmemAccessDesc *desc, size_t n_desc)
 {
-        int protection = access == CU_MEM_ACCESS_FLAGS_PROT_READWRITE ? PROT_READ | PROT_WRITE
-                         : access == CU_MEM_ACCESS_FLAGS_PROT_READ    ? PROT_READ
-                                                                      : PROT_NONE;
+        for (size_t i = 0; i < n_desc; i++)
+                r->access_of[fake_device_get(desc[i].location.id)->index] = desc[i].flags;
+        r->access = CU_MEM_ACCESS_FLAGS_PROT_NONE;
+        for (size_t i = 0; i < FAKE_MAX_DEVICES; i++)
+                if (r->access_of[i] > r->access)
+                        r->access = r->access_of[i];
+        mprotect((void *)r->at, r->n_bytes,
+                 r->access == CU_MEM_ACCESS_FLAGS_PROT_READWRITE ? PROT_READ | PROT_WRITE
+                 : r->access == CU_MEM_ACCESS_FLAGS_PROT_READ    ? PROT_READ
+                                                                 : PROT_NONE);
+}
 
+static void set_access(uintptr_t at, size_t n_bytes, const CUmemAccessDesc *desc, size_t n_desc)
+{
         while (n_bytes > 0) {
                 struct fake_range *r = fake_range_find(at, RANGE_MAPPED);
 
-                mprotect((void *)at, r->n_bytes, protection);
-                r->access = access;
+                set_access_of(r, desc, n_desc);
                 at += r->n_bytes;
                 n_bytes -= r->n_bytes;
         }
@@ -212,18 +212,17 @@ static void set_access(uintptr_t at, size_t n_bytes, CUmemAccess_flags access)
 
 API CUresult cuMemSetAccess(CUdeviceptr pointer, size_t n_bytes, const CUmemAccessDesc *desc, size_t n_desc)
 {
-        CUmemAccess_flags access;
         CUresult r;
 
         ENTER(cuMemSetAccess);
         if (!desc || n_desc == 0 || n_bytes == 0)
                 return CUDA_ERROR_INVALID_VALUE;
-        r = widest(desc, n_desc, &access);
+        r = check_access(desc, n_desc);
         if (r != CUDA_SUCCESS)
                 return r;
         pthread_rwlock_wrlock(&fake_memory_lock);
         if (is_whole_mappings(pointer, n_bytes))
-                set_access(pointer, n_bytes, access);
+                set_access(pointer, n_bytes, desc, n_desc);
         else
                 r = CUDA_ERROR_INVALID_VALUE;
         pthread_rwlock_unlock(&fake_memory_lock);
@@ -243,7 +242,7 @@ API CUresult cuMemGetAccess(unsigned long long *ret_flags, const CUmemLocation *
         pthread_rwlock_rdlock(&fake_memory_lock);
         range = fake_range_find(pointer, RANGE_MAPPED);
         if (range)
-                *ret_flags = range->access;
+                *ret_flags = range->access_of[fake_device_get(location->id)->index];
         else
                 r = CUDA_ERROR_INVALID_VALUE;
         pthread_rwlock_unlock(&fake_memory_lock);

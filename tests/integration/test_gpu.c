@@ -87,6 +87,99 @@ RIG_TEST(each_device_has_its_partitions, two_gpus)
         bfc_disconnect(client);
 }
 
+/* ---- access of other GPUs ----------------------------------------------------- */
+
+/* 0: none; 3: all; 0, too, where the driver does it by itself. */
+static unsigned long long access_of(int device, const void *p)
+{
+        const CUmemLocation where = { CU_MEM_LOCATION_TYPE_DEVICE, device };
+        unsigned long long flags = 99;
+        CUresult result = cu.cuMemGetAccess(&flags, &where, (CUdeviceptr)p);
+
+        return rig_device() == ON_CUDA_IPC && result == CUDA_ERROR_INVALID_VALUE ? 0 : flags;
+}
+
+/* What a job has, and what it gets later, is another GPU's only after the job said so. */
+RIG_TEST(a_peer_has_what_it_was_given, two_gpus)
+{
+        const unsigned long long all = rig_device() == ON_CUDA_FD ? 3 : 0;
+        bfc_client *client = client_open(rig, NULL, "train");
+        void *p, *q, *of_infer, *other;
+
+        ck_assert_ok(bfc_malloc(client, 3 * MIB, &p));
+        ck_assert_ok(bfc_malloc_in(client, "other", 3 * MIB, &other));
+        enter_context();
+        ck_assert_uint_eq(access_of(0, p), all);
+        ck_assert_uint_eq(access_of(1, p), 0);
+        ck_assert_ok(bfc_enable_peer_access(client, 0, 1));
+        ck_assert_ok(bfc_enable_peer_access(client, 0, 1));
+        ck_assert_ok(bfc_malloc(client, 30 * MIB, &q));
+        ck_assert_ok(bfc_malloc_in(client, "infer", 3 * MIB, &of_infer));
+        ck_assert_uint_eq(access_of(1, p), all);
+        ck_assert_uint_eq(access_of(1, (char *)q + 29 * MIB), all);
+        ck_assert_uint_eq(access_of(1, of_infer), all);
+        ck_assert_uint_eq(access_of(0, other), 0);
+        ck_assert_int_eq(bfc_enable_peer_access(client, 0, 0), -EINVAL);
+        ck_assert_int_eq(bfc_enable_peer_access(client, -1, 0), -EINVAL);
+        ck_assert_int_eq(bfc_enable_peer_access(client, 0, 2), -ENOENT);
+        ck_assert_int_eq(bfc_enable_peer_access(NULL, 0, 1), -EINVAL);
+        bfc_disconnect(client);
+}
+
+/* A refusal is an error, of the call or of the allocation that needs it. */
+static void job_without_peers(void *socket)
+{
+        bfc_client *client = child_client_open(socket, NULL);
+        void *p;
+
+        setenv("FAKE_CUDA_PEER_ACCESS", "0", 1);
+        REQUIRE(bfc_malloc_in(client, "train", MIB, &p) == 0, "%s", bfc_last_error());
+        REQUIRE(bfc_enable_peer_access(client, 0, 1) == -ENOTSUP, "%s", bfc_last_error());
+        REQUIRE(strstr(bfc_last_error(), "do not reach each other"), "%s", bfc_last_error());
+        bfc_disconnect(client);
+}
+
+static void job_with_refused_peers(void *socket)
+{
+        bfc_client *client = child_client_open(socket, NULL);
+        void *p;
+
+        setenv("FAKE_CUDA_FAULT", "cuMemSetAccess:1:217,cuMemSetAccess:2:217", 1); /* it is tried twice */
+        REQUIRE(bfc_enable_peer_access(client, 0, 1) == 0, "%s", bfc_last_error());
+        REQUIRE(bfc_malloc_in(client, "train", MIB, &p) == -ENOTSUP, "%s", bfc_last_error());
+        REQUIRE(strstr(bfc_last_error(), "the other GPUs that were given access"), "%s", bfc_last_error());
+        REQUIRE(bfc_malloc_in(client, "train", MIB, &p) == 0, "%s", bfc_last_error());
+        bfc_disconnect(client);
+}
+
+RIG_TEST(a_peer_that_is_refused, two_gpus)
+{
+        child_join(child_start(job_without_peers, rig->socket));
+        if (rig_device() == ON_CUDA_FD)
+                child_join(child_start(job_with_refused_peers, rig->socket));
+}
+
+/* PyTorch and CuPy give access by themselves, where it cannot be seen. */
+static void framework_on_two_gpus(void *socket)
+{
+        const unsigned long long all = rig_device() == ON_CUDA_FD ? 3 : 0;
+        void *p, *q;
+
+        setenv("BFC_SOCKET", socket, 1);
+        p = bfc_cupy_malloc(NULL, MIB, 0);
+        REQUIRE(p, "%s", bfc_last_error());
+        enter_context();
+        REQUIRE(access_of(1, p) == 0, "access before it is needed");
+        q = bfc_cupy_malloc(NULL, MIB, 1);
+        REQUIRE(q, "%s", bfc_last_error());
+        REQUIRE(access_of(1, p) == all && access_of(0, q) == all, "no access");
+}
+
+RIG_TEST(frameworks_have_peers, two_gpus)
+{
+        child_join(child_start(framework_on_two_gpus, rig->socket));
+}
+
 /* ---- giving back ----------------------------------------------------------- */
 
 /* As cudaFree does: what the device still does with the block is done before
