@@ -89,6 +89,16 @@ static bool range_has(const struct cuda_range *c, uint64_t offset, uint64_t n_by
                n_bytes % PIECE == 0;
 }
 
+/* A reset of the context has ended it. */
+static bool is_gone(const struct cuda_range *c, const struct mapping *m)
+{
+        CUdeviceptr base;
+        size_t n_bytes;
+        CUresult result = c->context.cu->cuMemGetAddressRange_v2(&base, &n_bytes, c->base + m->offset);
+
+        return result == CUDA_ERROR_NOT_FOUND || result == CUDA_ERROR_INVALID_VALUE;
+}
+
 static int unmap_at(struct cuda_range *c, struct mapping **at)
 {
         struct mapping *m = *at;
@@ -96,6 +106,8 @@ static int unmap_at(struct cuda_range *c, struct mapping **at)
         CUresult result = c->share == DEVICE_SHARE_FD ? cu->cuMemUnmap(c->base + m->offset, m->n_bytes)
                                                       : cu->cuIpcCloseMemHandle(c->base);
 
+        if (result == CUDA_ERROR_INVALID_VALUE && is_gone(c, m))
+                result = CUDA_SUCCESS;
         if (result != CUDA_SUCCESS) /* a broken context has it mapped until the process ends */
                 return cuda_driver_broke_context(result) ? -EIO : cuda_driver_errno(result);
         if (c->share == DEVICE_SHARE_CUDA_IPC)

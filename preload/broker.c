@@ -2,7 +2,8 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * Invariant: gpus[i] is constant once its state is not UNKNOWN, except for its counters. */
+ * Invariant: gpus[i] is constant once its state is not UNKNOWN, except for its client and its counters. A client of
+ * a GPU has no memory of another one. */
 #include "preload/broker.h"
 
 #include <errno.h>
@@ -23,10 +24,12 @@ enum gpu_state { UNKNOWN, BROKERED, PASSED_ON };
 
 static struct gpu gpus[MAX_GPUS];
 static _Atomic enum gpu_state states[MAX_GPUS];
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* while the client or a GPU is looked up */
-static _Atomic(bfc_client *) the_client;
-static _Atomic bool passes_all_on; /* no daemon */
-static _Atomic bool is_child;      /* of a process that has used CUDA */
+static pthread_rwlock_t calls = PTHREAD_RWLOCK_INITIALIZER; /* taken before the next one; see IN_CALL */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;    /* while a client is made or a GPU is looked up */
+static _Atomic(bfc_client *) spare; /* made to look up GPUs, and the next one's that has memory */
+static unsigned n_made;             /* clients; under `lock` */
+static _Atomic bool passes_all_on;  /* no daemon */
+static _Atomic bool is_child;       /* of a process that has used CUDA */
 
 /* ---- messages ----------------------------------------------------------------- */
 
@@ -98,12 +101,51 @@ CUresult broker_result(int r)
         }
 }
 
-/* ---- the client ------------------------------------------------------------------ */
+/* ---- calls ------------------------------------------------------------------------- */
+
+bool broker_begin_call(void)
+{
+        pthread_rwlock_rdlock(&calls);
+        return true;
+}
+
+void broker_end_call(const bool *unused)
+{
+        (void)unused;
+        pthread_rwlock_unlock(&calls);
+}
+
+struct gpu *broker_stop_calls(CUdevice device)
+{
+        pthread_rwlock_wrlock(&calls);
+        return device >= 0 && device < MAX_GPUS && gpus[device].client ? &gpus[device] : NULL;
+}
+
+void broker_end_client(struct gpu *gpu)
+{
+        bfc_disconnect(gpu->client);
+        gpu->client = NULL;
+        gpu->primary = NULL;
+        gpu->uneven_bytes = 0;
+        gpu->peers = 0;
+}
+
+void broker_resume_calls(void)
+{
+        pthread_rwlock_unlock(&calls);
+}
+
+/* ---- clients ------------------------------------------------------------------------ */
 
 static void in_child(void)
 {
+        bool has_client = atomic_exchange(&spare, NULL) != NULL;
+
+        calls = (pthread_rwlock_t)PTHREAD_RWLOCK_INITIALIZER;
         lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
-        if (atomic_exchange(&the_client, NULL))
+        for (size_t i = 0; i < MAX_GPUS; i++)
+                has_client |= __atomic_exchange_n(&gpus[i].client, NULL, __ATOMIC_RELAXED) != NULL;
+        if (has_client)
                 atomic_store(&is_child, true);
 }
 
@@ -112,30 +154,128 @@ static void __attribute__((constructor)) watch_forks(void)
         pthread_atfork(NULL, NULL, in_child);
 }
 
-bfc_client *broker_client(void)
+bfc_client *broker_next_client(size_t *cursor)
 {
-        return atomic_load_explicit(&the_client, memory_order_acquire);
+        bfc_client *client = NULL;
+
+        while (!client && *cursor < MAX_GPUS)
+                client = __atomic_load_n(&gpus[(*cursor)++].client, __ATOMIC_ACQUIRE);
+        return client;
+}
+
+/* One for questions that each can answer. */
+static bfc_client *any_client(void)
+{
+        size_t cursor = 0;
+        bfc_client *client = atomic_load_explicit(&spare, memory_order_acquire);
+
+        return client ? client : broker_next_client(&cursor);
+}
+
+/* The trace of a further client of the process is a file of its own, unless the name has a number of it. NULL: it is
+ * as the environment has it. The caller frees it. */
+static char *trace_name(void)
+{
+        const char *name = getenv("BFC_TRACE");
+        char *numbered = NULL;
+
+        if (n_made == 0 || !name || !*name || strstr(name, "%n") ||
+            asprintf(&numbered, "%s.%u", name, n_made) < 0)
+                return NULL;
+        return numbered;
 }
 
 /* The lock is held. */
-static bfc_client *connect_locked(void)
+static int connect_locked(bfc_client **ret)
 {
+        char *trace = trace_name();
         const struct bfc_options options = { .struct_size = sizeof(options),
+                                             .trace = trace,
                                              .cache_idle_bytes = CACHE_BYTES };
-        bfc_client *client = atomic_load(&the_client);
+        int r = bfc_connect(&options, ret);
+
+        free(trace);
+        n_made += r == 0;
+        return r;
+}
+
+/* For what is said of a GPU. The lock is held. */
+static bfc_client *look_up_client_locked(void)
+{
+        bfc_client *client = any_client();
 
         if (client)
                 return client;
-        if (bfc_connect(&options, &client) < 0) {
+        if (connect_locked(&client) < 0) {
                 broker_say("no GPU memory is taken from bfcd: %s", bfc_last_error());
                 atomic_store(&passes_all_on, true);
                 return NULL;
         }
-        atomic_store(&the_client, client);
+        atomic_store(&spare, client);
         return client;
 }
 
+/* The lock is held. */
+static int give_client_locked(struct gpu *gpu)
+{
+        uint64_t n_outside = gpu->outside_bytes + gpu->outside_managed;
+        bfc_client *client = atomic_exchange(&spare, NULL);
+        int r = client ? 0 : connect_locked(&client);
+
+        for (int i = 0; r == 0 && i < MAX_GPUS; i++)
+                if (gpu->peers >> i & 1)
+                        r = bfc_enable_peer_access(client, (int)(gpu - gpus), i);
+        if (r < 0) {
+                bfc_disconnect(client);
+                return r;
+        }
+        if (n_outside > 0)
+                bfc_add_outside(client, gpu->partition, (int64_t)n_outside);
+        __atomic_store_n(&gpu->client, client, __ATOMIC_RELEASE);
+        return 0;
+}
+
+CUresult broker_enable_peer(struct gpu *gpu, CUdevice peer)
+{
+        int r = 0;
+
+        if (peer < 0 || peer >= MAX_GPUS || peer == gpu - gpus)
+                return CUDA_SUCCESS;
+        pthread_mutex_lock(&lock);
+        if (gpu->client)
+                r = bfc_enable_peer_access(gpu->client, (int)(gpu - gpus), peer);
+        if (r == 0)
+                gpu->peers |= UINT64_C(1) << peer;
+        pthread_mutex_unlock(&lock);
+        return r == -ENOTSUP ? CUDA_ERROR_PEER_ACCESS_UNSUPPORTED : broker_result(r);
+}
+
+CUresult broker_client(struct gpu *gpu, bfc_client **ret)
+{
+        int r = 0;
+
+        *ret = __atomic_load_n(&gpu->client, __ATOMIC_ACQUIRE);
+        if (*ret)
+                return CUDA_SUCCESS;
+        pthread_mutex_lock(&lock);
+        if (!gpu->client)
+                r = give_client_locked(gpu);
+        *ret = gpu->client;
+        pthread_mutex_unlock(&lock);
+        return broker_result(r);
+}
+
 /* ---- GPUs ------------------------------------------------------------------------- */
+
+/* Of its UUID. */
+static uint64_t gpu_id(const char *uuid)
+{
+        uint64_t hash = UINT64_C(0xcbf29ce484222325);
+
+        for (; *uuid; uuid++)
+                hash = (hash ^ (unsigned char)*uuid) * UINT64_C(0x100000001b3);
+        return hash;
+}
 
 /* The client's own partition if it is on this GPU, else the first one there. */
 static int find_partition(bfc_client *client, CUdevice device, struct bfc_partition_info *ret)
@@ -160,7 +300,8 @@ static int find_partition(bfc_client *client, CUdevice device, struct bfc_partit
 static enum gpu_state look_up_locked(CUdevice device)
 {
         struct bfc_partition_info info = { 0 };
-        bfc_client *client = connect_locked();
+        bfc_client *client = look_up_client_locked();
+        struct gpu *gpu = &gpus[device];
         int r;
 
         if (!client)
@@ -171,9 +312,10 @@ static enum gpu_state look_up_locked(CUdevice device)
                            r == -ENOENT ? "the tenant has no quota there" : bfc_last_error());
                 return PASSED_ON;
         }
-        gpus[device].client = client;
-        gpus[device].partition = strcmp(info.partition, bfc_partition(client)) == 0 ? NULL : info.partition;
-        gpus[device].share = info.share;
+        snprintf(gpu->name, sizeof(gpu->name), "%s", info.partition);
+        gpu->partition = strcmp(info.partition, bfc_partition(client)) == 0 ? NULL : gpu->name;
+        gpu->share = info.share;
+        gpu->id = gpu_id(info.device_uuid);
         return BROKERED;
 }
 
@@ -197,6 +339,21 @@ struct gpu *broker_gpu(CUdevice device)
         return state == BROKERED ? &gpus[device] : NULL;
 }
 
+struct gpu *broker_gpu_by_id(uint64_t id)
+{
+        int n = 0;
+
+        if (cuDeviceGetCount(&n) != CUDA_SUCCESS)
+                return NULL;
+        for (CUdevice i = 0; i < n; i++) {
+                struct gpu *gpu = broker_gpu(i);
+
+                if (gpu && gpu->id == id)
+                        return gpu;
+        }
+        return NULL;
+}
+
 CUresult broker_device(CUdevice *ret)
 {
         return atomic_load_explicit(&is_child, memory_order_relaxed) ? CUDA_ERROR_NOT_INITIALIZED
@@ -213,13 +370,16 @@ CUresult broker_current_gpu(struct gpu **ret)
         return result;
 }
 
-bool broker_find_block(CUdeviceptr pointer, struct bfc_block_info *ret)
+bfc_client *broker_find_block(CUdeviceptr pointer, struct bfc_block_info *ret)
 {
-        bfc_client *client = broker_client();
+        bfc_client *client;
+        size_t cursor = 0;
 
         *ret = (struct bfc_block_info){ .struct_size = sizeof(*ret) };
-        return client && pointer && bfc_block_info(client, (void *)(uintptr_t)pointer, ret) == 0 &&
-               ret->device_ordinal >= 0;
+        while (pointer && (client = broker_next_client(&cursor)))
+                if (bfc_block_info(client, (void *)(uintptr_t)pointer, ret) == 0 && ret->device_ordinal >= 0)
+                        return client;
+        return NULL;
 }
 
 /* ---- room ---------------------------------------------------------------------------- */
@@ -227,9 +387,19 @@ bool broker_find_block(CUdeviceptr pointer, struct bfc_block_info *ret)
 CUresult broker_mem_info(struct gpu *gpu, size_t *ret_n_free, size_t *ret_n_total)
 {
         uint64_t n_outside = __atomic_load_n(&gpu->outside_bytes, __ATOMIC_RELAXED);
+        bfc_client *client = __atomic_load_n(&gpu->client, __ATOMIC_ACQUIRE);
         size_t n_free, n_total;
-        int r = bfc_mem_get_info(gpu->client, gpu->partition, &n_free, &n_total);
+        int r;
 
+        if (!client)
+                client = any_client();
+        if (!client) { /* the last one's GPU was reset */
+                CUresult result = broker_client(gpu, &client);
+
+                if (result != CUDA_SUCCESS)
+                        return result;
+        }
+        r = bfc_mem_get_info(client, gpu->name, &n_free, &n_total);
         if (r < 0)
                 return broker_result(r);
         *ret_n_free = n_free > n_outside ? n_free - n_outside : 0;
@@ -239,23 +409,19 @@ CUresult broker_mem_info(struct gpu *gpu, size_t *ret_n_free, size_t *ret_n_tota
 
 int bfc_preload_mem_info(const char *uuid, size_t *ret_n_free, size_t *ret_n_total)
 {
-        bfc_client *client = broker_client();
-        uint64_t n_outside = 0;
         const char *partition;
-        int r = client ? bfc_partition_for_uuid(client, uuid, &partition) : -ENOENT;
+        bfc_client *client;
+        IN_CALL;
+        int r;
 
-        if (r == 0)
-                r = bfc_mem_get_info(client, partition, ret_n_free, ret_n_total);
-        for (size_t i = 0; r == 0 && i < MAX_GPUS; i++) {
-                const struct gpu *gpu = &gpus[i];
-
-                if (atomic_load(&states[i]) == BROKERED &&
-                    strcmp(gpu->partition ? gpu->partition : bfc_partition(client), partition) == 0)
-                        n_outside = __atomic_load_n(&gpu->outside_bytes, __ATOMIC_RELAXED);
-        }
-        if (r == 0)
-                *ret_n_free = *ret_n_free > n_outside ? *ret_n_free - n_outside : 0;
-        return r;
+        client = any_client();
+        r = client ? bfc_partition_for_uuid(client, uuid, &partition) : -ENOENT;
+        if (r < 0)
+                return r;
+        for (size_t i = 0; i < MAX_GPUS; i++)
+                if (atomic_load(&states[i]) == BROKERED && strcmp(gpus[i].name, partition) == 0)
+                        return broker_mem_info(&gpus[i], ret_n_free, ret_n_total) == CUDA_SUCCESS ? 0 : -EIO;
+        return bfc_mem_get_info(client, partition, ret_n_free, ret_n_total);
 }
 
 CUresult broker_check_room(struct gpu *gpu, size_t n_bytes)

@@ -1,8 +1,10 @@
-/* The proxy and bfcd: the client of this process, the GPUs that are partitions of it, and what is outside of it.
+/* The proxy and bfcd: the clients of this process, the GPUs that are partitions of it, and what is outside of it.
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * The client is made at the first call that needs it. Its cache keeps little: programs that allocate often have a
+ * Each GPU has a client of its own from its first memory on, because a program can end all memory of one GPU by
+ * cuDevicePrimaryCtxReset(): then the client ends, and the next memory makes another one. A client's cache keeps
+ * little: programs that allocate often have a
  * cache of their own, and what that frees is to be free for others. If there is no daemon, all calls are passed on.
  * A GPU without a partition of the tenant is passed on, too. A line on stderr says so once. CUDA does not survive
  * fork(): a child of a process that has used it gets CUDA_ERROR_NOT_INITIALIZED. Each file with a lock makes it and its
@@ -22,9 +24,12 @@
 #include "preload/api.h"
 
 struct gpu {
-        bfc_client *client;
-        const char *partition;     /* NULL: the client's own, for which bfc_malloc() is faster */
+        bfc_client *client;        /* atomic; NULL: it has no memory; see broker_client() */
+        char name[64];             /* of the partition */
+        const char *partition;     /* the same, or NULL: the client's own, for which bfc_malloc() is faster */
         uint64_t share;            /* BFC_SHARE_FD, BFC_SHARE_CUDA_IPC */
+        uint64_t id;               /* the same in all processes */
+        uint64_t peers;            /* by bit: GPUs that may use its memory; changed under a lock */
         size_t uneven_bytes;       /* atomic: no block could be had for this size; see lent.h */
         CUcontext primary;         /* atomic; a hint: it was the primary context. NULL: not looked up */
         uint64_t outside_bytes;    /* atomic: of memory that the limit applies to */
@@ -36,17 +41,39 @@ struct gpu {
 /* The GPU, if it is a partition of bfcd for this process. NULL: its calls are passed on. */
 struct gpu *broker_gpu(CUdevice device);
 
+/* The same by gpu->id. */
+struct gpu *broker_gpu_by_id(uint64_t id);
+
+/* The program gives another GPU access to this one's memory. */
+CUresult broker_enable_peer(struct gpu *gpu, CUdevice peer);
+
 /* The current context's device: an error of the driver, also before cuInit(), without a context and in a child. */
 CUresult broker_device(CUdevice *ret);
 
 /* The same of the current context. A driver's error; then *ret is not set. */
 CUresult broker_current_gpu(struct gpu **ret);
 
-/* The client, if there is one in this process already. */
-bfc_client *broker_client(void);
+/* The GPU's client, which is made if there is none. */
+CUresult broker_client(struct gpu *gpu, bfc_client **ret);
 
-/* The block in which an address is. To the driver the memory is extents, in which blocks of other allocations are, too. */
-bool broker_find_block(CUdeviceptr pointer, struct bfc_block_info *ret);
+/* All clients, one after the other: *cursor is 0 at first. NULL: no more. */
+bfc_client *broker_next_client(size_t *cursor);
+
+/* The block in which an address is, and the client that has it. NULL: there is none. To the driver the memory is extents, in
+ * which blocks of other allocations are, too. */
+bfc_client *broker_find_block(CUdeviceptr pointer, struct bfc_block_info *ret);
+
+/* The first line of each exported function that uses a client or a GPU's counters: no reset of a GPU happens until it
+ * returns. Such functions may call each other. */
+#define IN_CALL __attribute__((cleanup(broker_end_call))) const bool in_call_ = broker_begin_call()
+bool broker_begin_call(void);
+void broker_end_call(const bool *unused);
+
+/* No call is in progress between these two, so the GPU's client can be ended, with all its memory. NULL: the GPU has
+ * none. */
+struct gpu *broker_stop_calls(CUdevice device);
+void broker_end_client(struct gpu *gpu);
+void broker_resume_calls(void);
 
 /* BFC_STRICT. */
 bool broker_is_strict(void);

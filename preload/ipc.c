@@ -19,22 +19,24 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "preload/broker.h"
+#include "preload/ipc.h"
 #include "preload/lent.h"
 #include "proto/memfd.h"
 
-#define MAGIC "bfcdIPC1"
+#define MAGIC "bfcdIPC2"
 #define NAME  "cuda-ipc-" /* and the block's id */
 
 struct block_handle {
         char magic[8];
         uint64_t process; /* random: of the process that published it */
-        char name[48];
+        uint64_t gpu;     /* gpu->id */
+        char name[40];
 };
 _Static_assert(sizeof(struct block_handle) == sizeof(CUipcMemHandle), "struct block_handle");
 
 struct opened {
         LIST_ENTRY(opened) link;
+        const struct gpu *gpu;
         CUdeviceptr pointer;
         unsigned n_opened;
 };
@@ -88,24 +90,29 @@ static CUresult publish(bfc_client *client, const struct bfc_block_info *info, c
         return r == -EINVAL ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-static CUresult get_handle(const struct bfc_block_info *info, struct block_handle *ret)
+static CUresult get_handle(bfc_client *client, const struct bfc_block_info *info, struct block_handle *ret)
 {
-        *ret = (struct block_handle){ .magic = MAGIC, .process = process_number() };
+        const struct gpu *gpu = broker_gpu((CUdevice)info->device_ordinal);
+
+        *ret = (struct block_handle){ .magic = MAGIC, .process = process_number(), .gpu = gpu ? gpu->id : 0 };
         snprintf(ret->name, sizeof(ret->name), NAME "%" PRIx64, info->block_id);
-        return publish(broker_client(), info, ret->name);
+        return publish(client, info, ret->name);
 }
 
 CUresult cuIpcGetMemHandle(CUipcMemHandle *ret_handle, CUdeviceptr pointer)
 {
         struct bfc_block_info info;
         struct block_handle handle;
+        bfc_client *client;
         CUresult result;
+        IN_CALL;
 
-        if (!broker_find_block(pointer, &info))
+        client = broker_find_block(pointer, &info);
+        if (!client)
                 return real_cuIpcGetMemHandle(ret_handle, pointer);
         if (!ret_handle)
                 return CUDA_ERROR_INVALID_VALUE;
-        result = get_handle(&info, &handle);
+        result = get_handle(client, &info, &handle);
         if (result == CUDA_SUCCESS)
                 memcpy(ret_handle, &handle, sizeof(handle));
         return result;
@@ -125,50 +132,84 @@ static struct opened *find_locked(CUdeviceptr pointer)
         return NULL;
 }
 
-static CUresult note_opened(bfc_client *client, void *pointer)
+static CUresult note_opened(const struct gpu *gpu, void *pointer)
 {
         struct opened *o;
 
         pthread_mutex_lock(&lock);
         o = find_locked((CUdeviceptr)(uintptr_t)pointer);
         if (!o && (o = calloc(1, sizeof(*o)))) {
+                o->gpu = gpu;
                 o->pointer = (CUdeviceptr)(uintptr_t)pointer;
                 LIST_INSERT_HEAD(&all_opened, o, link);
         }
         if (o)
                 o->n_opened++;
         pthread_mutex_unlock(&lock);
-        if (!o)
-                bfc_detach(client, pointer);
         return o ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* -ENOENT: it was freed. */
-static CUresult attach_result(int r)
+void ipc_forget(const struct gpu *gpu)
 {
-        return r == -ENOENT ? CUDA_ERROR_INVALID_VALUE : broker_result(r);
+        struct opened *o, *next;
+
+        pthread_mutex_lock(&lock);
+        for (o = LIST_FIRST(&all_opened); o; o = next) {
+                next = LIST_NEXT(o, link);
+                if (o->gpu != gpu)
+                        continue;
+                LIST_REMOVE(o, link);
+                free(o);
+        }
+        pthread_mutex_unlock(&lock);
 }
 
-static CUresult attach(const struct block_handle *handle, CUdeviceptr *ret_pointer)
+/* Another process's block, by the client of its GPU. */
+static CUresult attach_one(const struct block_handle *handle, struct gpu **ret_gpu, void **ret_pointer)
 {
-        struct gpu *gpu;
-        CUresult result = broker_current_gpu(&gpu);
-        void *pointer;
+        struct gpu *gpu = broker_gpu_by_id(handle->gpu);
+        bfc_client *client;
+        CUresult result = gpu ? broker_client(gpu, &client) : CUDA_ERROR_INVALID_VALUE;
         int r;
 
         if (result != CUDA_SUCCESS)
                 return result;
-        if (!gpu || !ret_pointer || !memchr(handle->name, '\0', sizeof(handle->name)))
+        r = bfc_attach(client, handle->name, 0, ret_pointer, NULL);
+        *ret_gpu = gpu;
+        return r == -ENOENT ? CUDA_ERROR_INVALID_VALUE /* it was freed */ : broker_result(r);
+}
+
+/* device: the current one, which may be another than the block's. All flags ask for access then. */
+static CUresult open_block(const struct block_handle *handle, CUdevice device, CUdeviceptr *ret_pointer)
+{
+        struct gpu *gpu;
+        void *pointer;
+        CUresult result = attach_one(handle, &gpu, &pointer);
+
+        if (result != CUDA_SUCCESS)
+                return result;
+        result = broker_enable_peer(gpu, device);
+        if (result == CUDA_SUCCESS)
+                result = note_opened(gpu, pointer);
+        if (result == CUDA_SUCCESS)
+                *ret_pointer = (CUdeviceptr)(uintptr_t)pointer;
+        else
+                bfc_detach(gpu->client, pointer);
+        return result;
+}
+
+static CUresult attach(const struct block_handle *handle, CUdeviceptr *ret_pointer)
+{
+        CUdevice device;
+        CUresult result = broker_device(&device);
+
+        if (result != CUDA_SUCCESS)
+                return result;
+        if (!broker_gpu(device) || !ret_pointer || !memchr(handle->name, '\0', sizeof(handle->name)))
                 return CUDA_ERROR_INVALID_VALUE;
         if (handle->process == process_number())
                 return CUDA_ERROR_INVALID_CONTEXT; /* as the driver answers */
-        r = bfc_attach(gpu->client, handle->name, 0, &pointer, NULL);
-        if (r < 0)
-                return attach_result(r);
-        result = note_opened(gpu->client, pointer);
-        if (result == CUDA_SUCCESS)
-                *ret_pointer = (CUdeviceptr)(uintptr_t)pointer;
-        return result;
+        return open_block(handle, device, ret_pointer);
 }
 
 static bool is_block_handle(const CUipcMemHandle *handle, struct block_handle *ret)
@@ -180,6 +221,7 @@ static bool is_block_handle(const CUipcMemHandle *handle, struct block_handle *r
 CUresult cuIpcOpenMemHandle(CUdeviceptr *ret_pointer, CUipcMemHandle handle, unsigned int flags)
 {
         struct block_handle of_block;
+        IN_CALL;
 
         return is_block_handle(&handle, &of_block) ? attach(&of_block, ret_pointer)
                                                    : real_cuIpcOpenMemHandle(ret_pointer, handle, flags);
@@ -188,6 +230,7 @@ CUresult cuIpcOpenMemHandle(CUdeviceptr *ret_pointer, CUipcMemHandle handle, uns
 CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *ret_pointer, CUipcMemHandle handle, unsigned int flags)
 {
         struct block_handle of_block;
+        IN_CALL;
 
         return is_block_handle(&handle, &of_block) ? attach(&of_block, ret_pointer)
                                                    : real_cuIpcOpenMemHandle_v2(ret_pointer, handle, flags);
@@ -195,18 +238,21 @@ CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *ret_pointer, CUipcMemHandle handle, 
 
 CUresult cuIpcCloseMemHandle(CUdeviceptr pointer)
 {
-        bfc_client *client = broker_client();
+        bfc_client *client = NULL;
         struct opened *o;
+        IN_CALL;
 
         pthread_mutex_lock(&lock);
         o = find_locked(pointer);
+        if (o)
+                client = o->gpu->client;
         if (o && --o->n_opened == 0) {
                 LIST_REMOVE(o, link);
                 free(o);
         }
         pthread_mutex_unlock(&lock);
-        return o && client ? broker_result(bfc_detach(client, (void *)(uintptr_t)pointer))
-                           : real_cuIpcCloseMemHandle(pointer);
+        return client ? broker_result(bfc_detach(client, (void *)(uintptr_t)pointer))
+                      : real_cuIpcCloseMemHandle(pointer);
 }
 
 /* ---- fds of cuMemCreate()'s memory ---------------------------------------------------- */
@@ -242,6 +288,7 @@ CUresult cuMemExportToShareableHandle(void *ret_os_handle, CUmemGenericAllocatio
         void *blocks[LENT_BLOCKS];
         CUmemAllocationProp prop;
         size_t n;
+        IN_CALL;
 
         if (lent_properties(handle, &prop) == LENT_NOT)
                 return real_cuMemExportToShareableHandle(ret_os_handle, handle, type, flags);
@@ -251,10 +298,11 @@ CUresult cuMemExportToShareableHandle(void *ret_os_handle, CUmemGenericAllocatio
         n = lent_blocks(handle, blocks);
         while (handles.n < n && result == CUDA_SUCCESS) {
                 struct bfc_block_info info;
+                bfc_client *client = broker_find_block((CUdeviceptr)(uintptr_t)blocks[handles.n], &info);
 
-                if (!broker_find_block((CUdeviceptr)(uintptr_t)blocks[handles.n], &info))
+                if (!client)
                         return CUDA_ERROR_INVALID_VALUE;
-                result = get_handle(&info, &handles.items[handles.n++]);
+                result = get_handle(client, &info, &handles.items[handles.n++]);
         }
         return result == CUDA_SUCCESS ? put_handles(&handles, ret_os_handle) : result;
 }
@@ -279,55 +327,37 @@ static bool get_handles(int fd, struct block_handles *ret)
         ret->n = (size_t)st.st_size / sizeof(ret->items[0]);
         for (size_t i = 0; i < ret->n; i++)
                 if (memcmp(ret->items[i].magic, MAGIC, sizeof(ret->items[i].magic)) != 0 ||
+                    ret->items[i].gpu != ret->items[0].gpu ||
                     strncmp(ret->items[i].name, NAME, strlen(NAME)) != 0 ||
                     !memchr(ret->items[i].name, '\0', sizeof(ret->items[i].name)))
                         return false;
         return true;
 }
 
-/* Not before CUDA is used. */
-static CUresult need_client(bfc_client **ret)
-{
-        int n = 0;
-        CUresult result = cuDeviceGetCount(&n);
-
-        for (int i = 0; result == CUDA_SUCCESS && i < n && !broker_client(); i++)
-                (void)broker_gpu(i);
-        *ret = broker_client();
-        return result == CUDA_SUCCESS && !*ret ? CUDA_ERROR_INVALID_VALUE : result;
-}
-
-static CUresult attach_one(bfc_client *client, const char *name, struct bfc_block_info *ret)
-{
-        void *pointer;
-        int r = bfc_attach(client, name, 0, &pointer, NULL);
-
-        if (r < 0)
-                return attach_result(r);
-        if (broker_find_block((CUdeviceptr)(uintptr_t)pointer, ret))
-                return CUDA_SUCCESS;
-        bfc_detach(client, pointer);
-        return CUDA_ERROR_INVALID_VALUE;
-}
-
 static CUresult import_blocks(const struct block_handles *handles, CUmemGenericAllocationHandle *ret_handle)
 {
         struct bfc_block_info infos[LENT_BLOCKS];
-        bfc_client *client;
+        struct gpu *gpu = NULL;
+        void *pointers[LENT_BLOCKS];
         size_t n = 0;
-        CUresult result = need_client(&client);
+        int n_devices;
+        CUresult result = cuDeviceGetCount(&n_devices); /* not before CUDA is used */
 
         /* Now no child has the process number. */
         if (result == CUDA_SUCCESS && handles->items[0].process == process_number())
                 return lent_again(strtoull(handles->items[0].name + strlen(NAME), NULL, 16), ret_handle);
         while (result == CUDA_SUCCESS && n < handles->n) {
-                result = attach_one(client, handles->items[n].name, &infos[n]);
-                n += result == CUDA_SUCCESS;
+                result = attach_one(&handles->items[n], &gpu, &pointers[n]);
+                if (result != CUDA_SUCCESS)
+                        break;
+                if (!broker_find_block((CUdeviceptr)(uintptr_t)pointers[n], &infos[n]))
+                        result = CUDA_ERROR_INVALID_VALUE;
+                n++;
         }
         if (result == CUDA_SUCCESS)
                 result = lent_attach(infos, n, ret_handle);
         while (result != CUDA_SUCCESS && n > 0)
-                bfc_detach(client, infos[--n].base);
+                bfc_detach(gpu->client, pointers[--n]);
         return result;
 }
 
@@ -335,6 +365,7 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *ret_handle
                                         CUmemAllocationHandleType type)
 {
         struct block_handles handles;
+        IN_CALL;
 
         if (!ret_handle || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ||
             !get_handles((int)(intptr_t)os_handle, &handles))

@@ -2,7 +2,8 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * Invariant: memory lives while n_references > 0: handles, and views. Its block is freed after the last one. */
+ * Invariant: memory lives while n_references > 0: handles, and views. Its block is freed after the last one. Its GPU
+ * has a client. */
 #include "preload/lent.h"
 
 #include <errno.h>
@@ -304,11 +305,14 @@ static int take_even_blocks(struct lent *l)
 
 static int fill(struct lent *l)
 {
-        int r = (int)broker_check_room(l->gpu, l->n_bytes);
-        CUresult result;
+        CUresult result = broker_check_room(l->gpu, l->n_bytes);
+        bfc_client *client;
+        int r;
 
-        if (r != CUDA_SUCCESS)
-                return r;
+        if (result == CUDA_SUCCESS)
+                result = broker_client(l->gpu, &client);
+        if (result != CUDA_SUCCESS)
+                return (int)result;
         r = take_even_blocks(l);
         if (r == -EBUSY) /* the device is drained */
                 return CUDA_ERROR_OUT_OF_MEMORY;
@@ -591,6 +595,37 @@ bool lent_next_view(CUdeviceptr pointer, size_t n_bytes, struct lent_view *ret)
                 *ret = (struct lent_view){ first->base, first->memory->n_bytes };
         pthread_mutex_unlock(&lock);
         return first != NULL;
+}
+
+static void forget_memory_locked(struct lent_list *list, const struct gpu *gpu)
+{
+        struct lent *l, *next;
+
+        for (l = LIST_FIRST(list); l; l = next) {
+                next = LIST_NEXT(l, link);
+                if (l->gpu != gpu)
+                        continue;
+                LIST_REMOVE(l, link);
+                free_lent(l);
+        }
+}
+
+void lent_forget(const struct gpu *gpu)
+{
+        struct view *v, *next;
+
+        pthread_mutex_lock(&lock);
+        for (v = LIST_FIRST(&all_views); v; v = next) {
+                next = LIST_NEXT(v, link);
+                if (v->memory->gpu != gpu)
+                        continue;
+                unmap_pieces(v->memory->pieces, v->memory->n_pieces, v->base);
+                LIST_REMOVE(v, link);
+                free(v);
+        }
+        forget_memory_locked(&all_lent, gpu);
+        forget_memory_locked(&all_left, gpu);
+        pthread_mutex_unlock(&lock);
 }
 
 CUresult lent_unmap(CUdeviceptr pointer)

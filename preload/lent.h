@@ -51,4 +51,7 @@ bool lent_next_view(CUdeviceptr pointer, size_t n_bytes, struct lent_view *ret);
 /* Unmaps the mapping that begins there. */
 CUresult lent_unmap(CUdeviceptr pointer);
 
+/* Unmaps and forgets all memory of the GPU, whose client is about to end. */
+void lent_forget(const struct gpu *gpu);
+
 #endif

@@ -24,6 +24,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *ret_handle, size_t n_bytes,
                      const CUmemAllocationProp *prop, unsigned long long flags)
 {
         struct outside o = { .n_bytes = n_bytes, .function = "cuMemCreate" };
+        IN_CALL;
         CUresult result;
         CUdevice device;
 
@@ -48,6 +49,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *ret_handle, size_t n_bytes,
 
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
 {
+        IN_CALL;
         int lent = lent_release(handle);
 
         return lent != LENT_NOT ? (CUresult)lent : outside_release(handle);
@@ -66,6 +68,7 @@ CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *ret_handle, v
 {
         struct bfc_block_info info;
         CUresult result;
+        IN_CALL;
 
         /* As of memory of cuMemAlloc(). The handle would be that of the extent, which begins elsewhere. */
         if (broker_find_block((CUdeviceptr)(uintptr_t)pointer, &info))
@@ -81,6 +84,7 @@ CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *ret_handle, v
 CUresult cuMemMap(CUdeviceptr pointer, size_t n_bytes, size_t offset, CUmemGenericAllocationHandle handle,
                   unsigned long long flags)
 {
+        IN_CALL;
         int lent = lent_map(pointer, n_bytes, offset, handle, flags);
         CUresult result;
 
@@ -107,6 +111,7 @@ CUresult cuMemUnmap(CUdeviceptr pointer, size_t n_bytes)
         CUdeviceptr at = pointer;
         struct lent_view view;
         CUresult result = CUDA_SUCCESS;
+        IN_CALL;
 
         if (n_bytes == 0 || (lent_find_view(pointer, &view) && view.base != pointer) ||
             (lent_find_view(pointer + n_bytes - 1, &view) && view.base + view.n_bytes > pointer + n_bytes))
@@ -224,6 +229,7 @@ static CUresult begin_array(struct outside *o, const char *function, const CUDA_
 CUresult cuArrayCreate_v2(CUarray *ret_array, const CUDA_ARRAY_DESCRIPTOR *what)
 {
         struct outside o;
+        IN_CALL;
         CUresult result;
 
         if (!ret_array || !what)
@@ -242,6 +248,7 @@ CUresult cuArrayCreate_v2(CUarray *ret_array, const CUDA_ARRAY_DESCRIPTOR *what)
 CUresult cuArray3DCreate_v2(CUarray *ret_array, const CUDA_ARRAY3D_DESCRIPTOR *what)
 {
         struct outside o;
+        IN_CALL;
         CUresult result;
 
         if (!ret_array || !what)
@@ -255,6 +262,7 @@ CUresult cuArray3DCreate_v2(CUarray *ret_array, const CUDA_ARRAY3D_DESCRIPTOR *w
 
 CUresult cuArrayDestroy(CUarray array)
 {
+        IN_CALL;
         struct outside_entry *entry = outside_take(OUTSIDE_ARRAY, (uintptr_t)array);
 
         return outside_took(entry, real_cuArrayDestroy(array));
@@ -265,6 +273,7 @@ CUresult cuMipmappedArrayCreate(CUmipmappedArray *ret_array, const CUDA_ARRAY3D_
                                 unsigned int n_levels)
 {
         struct outside o;
+        IN_CALL;
         CUresult result;
 
         if (!ret_array || !what)
@@ -278,6 +287,7 @@ CUresult cuMipmappedArrayCreate(CUmipmappedArray *ret_array, const CUDA_ARRAY3D_
 
 CUresult cuMipmappedArrayDestroy(CUmipmappedArray array)
 {
+        IN_CALL;
         struct outside_entry *entry = outside_take(OUTSIDE_MIPMAPPED, (uintptr_t)array);
 
         return outside_took(entry, real_cuMipmappedArrayDestroy(array));

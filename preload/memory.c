@@ -43,13 +43,16 @@ static bool reaches_current(struct gpu *gpu)
 static CUresult alloc_block(struct gpu *gpu, size_t n_bytes, CUdeviceptr *ret)
 {
         CUresult result = broker_check_room(gpu, n_bytes);
+        bfc_client *client;
         void *pointer;
         int r;
 
+        if (result == CUDA_SUCCESS)
+                result = broker_client(gpu, &client);
         if (result != CUDA_SUCCESS)
                 return result;
-        r = gpu->partition ? bfc_malloc_in(gpu->client, gpu->partition, n_bytes, &pointer)
-                           : bfc_malloc(gpu->client, n_bytes, &pointer);
+        r = gpu->partition ? bfc_malloc_in(client, gpu->partition, n_bytes, &pointer)
+                           : bfc_malloc(client, n_bytes, &pointer);
         if (r == -EBUSY) /* the device is drained */
                 return CUDA_ERROR_OUT_OF_MEMORY;
         if (r == 0)
@@ -61,6 +64,7 @@ CUresult cuMemAlloc_v2(CUdeviceptr *ret_pointer, size_t n_bytes)
 {
         struct outside o = { .n_bytes = n_bytes, .function = "cuMemAlloc" };
         struct gpu *gpu;
+        IN_CALL;
         CUresult result = broker_current_gpu(&gpu);
 
         if (result != CUDA_SUCCESS)
@@ -99,6 +103,7 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr *ret_pointer, size_t *ret_pitch, size_t 
 CUresult cuMemAllocManaged(CUdeviceptr *ret_pointer, size_t n_bytes, unsigned int flags)
 {
         struct outside o = { .n_bytes = n_bytes, .is_managed = true, .function = "cuMemAllocManaged" };
+        IN_CALL;
         CUresult result = broker_current_gpu(&o.gpu);
 
         if (result == CUDA_SUCCESS)
@@ -118,17 +123,17 @@ static CUresult free_outside(CUdeviceptr pointer)
 
 CUresult cuMemFree_v2(CUdeviceptr pointer)
 {
-        bfc_client *client = broker_client();
-        CUresult result;
+        bfc_client *client;
+        size_t cursor = 0;
         CUdevice device;
-        int r;
+        IN_CALL;
+        CUresult result = broker_device(&device);
+        int r = -EINVAL;
 
-        result = broker_device(&device);
         if (result != CUDA_SUCCESS)
                 return result;
-        if (!client || !pointer)
-                return free_outside(pointer);
-        r = bfc_free(client, (void *)(uintptr_t)pointer);
+        while (pointer && r == -EINVAL && (client = broker_next_client(&cursor)))
+                r = bfc_free(client, (void *)(uintptr_t)pointer);
         if (r == -EINVAL)
                 return free_outside(pointer);
         if (r == -EIO && (result = cuCtxSynchronize()) != CUDA_SUCCESS)
@@ -141,6 +146,7 @@ CUresult cuMemFree_v2(CUdeviceptr pointer)
 CUresult cuMemGetInfo_v2(size_t *ret_n_free, size_t *ret_n_total)
 {
         struct gpu *gpu;
+        IN_CALL;
         CUresult result = broker_current_gpu(&gpu);
 
         if (result != CUDA_SUCCESS)
@@ -154,6 +160,7 @@ CUresult cuMemGetInfo_v2(size_t *ret_n_free, size_t *ret_n_total)
 
 CUresult cuDeviceTotalMem_v2(size_t *ret_n_bytes, CUdevice device)
 {
+        IN_CALL;
         CUresult result = real_cuDeviceTotalMem_v2(ret_n_bytes, device);
         struct gpu *gpu = result == CUDA_SUCCESS ? broker_gpu(device) : NULL;
         size_t n_free;
@@ -191,6 +198,7 @@ CUresult cuMemGetAddressRange_v2(CUdeviceptr *ret_base, size_t *ret_n_bytes, CUd
 {
         struct memory memory;
         CUdevice device;
+        IN_CALL;
         CUresult result = broker_device(&device);
 
         if (result != CUDA_SUCCESS)
@@ -222,6 +230,7 @@ static void set_attribute(CUpointer_attribute which, const struct memory *memory
 
 CUresult cuPointerGetAttribute(void *ret_value, CUpointer_attribute which, CUdeviceptr pointer)
 {
+        IN_CALL;
         CUresult result = real_cuPointerGetAttribute(ret_value, which, pointer);
         struct memory memory;
 
@@ -233,6 +242,7 @@ CUresult cuPointerGetAttribute(void *ret_value, CUpointer_attribute which, CUdev
 CUresult cuPointerGetAttributes(unsigned int n, CUpointer_attribute *which, void **ret_values,
                                 CUdeviceptr pointer)
 {
+        IN_CALL;
         CUresult result = real_cuPointerGetAttributes(n, which, ret_values, pointer);
         struct memory memory;
         bool is_found = false;

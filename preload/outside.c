@@ -46,11 +46,16 @@ static void __attribute__((constructor)) watch_forks(void)
 
 /* ---- sums --------------------------------------------------------------------- */
 
+/* A new client is told of the sums, so it is made before they change. */
 static void add(struct gpu *gpu, size_t n_bytes, bool is_managed)
 {
+        bfc_client *client;
+        CUresult result = broker_client(gpu, &client);
+
         __atomic_add_fetch(is_managed ? &gpu->outside_managed : &gpu->outside_bytes, n_bytes,
                            __ATOMIC_RELAXED);
-        bfc_add_outside(gpu->client, gpu->partition, (int64_t)n_bytes);
+        if (result == CUDA_SUCCESS)
+                bfc_add_outside(client, gpu->partition, (int64_t)n_bytes);
 }
 
 static void note_peak(struct gpu *gpu)
@@ -79,9 +84,12 @@ static void note_function(struct gpu *gpu, const char *function)
 
 static void subtract(struct gpu *gpu, size_t n_bytes, bool is_managed)
 {
+        bfc_client *client = __atomic_load_n(&gpu->client, __ATOMIC_ACQUIRE);
+
         __atomic_sub_fetch(is_managed ? &gpu->outside_managed : &gpu->outside_bytes, n_bytes,
                            __ATOMIC_RELAXED);
-        bfc_add_outside(gpu->client, gpu->partition, -(int64_t)n_bytes);
+        if (client)
+                bfc_add_outside(client, gpu->partition, -(int64_t)n_bytes);
 }
 
 static CUresult check_limit(const struct outside *o)
@@ -195,6 +203,23 @@ CUresult outside_took(struct outside_entry *e, CUresult result)
         subtract(e->gpu, e->n_bytes, e->is_managed);
         free(e);
         return result;
+}
+
+void outside_forget(const struct gpu *gpu)
+{
+        struct outside_entry *e, *next;
+
+        pthread_mutex_lock(&lock);
+        for (size_t i = 0; i < N_CHAINS; i++)
+                for (e = LIST_FIRST(&chains[i]); e; e = next) {
+                        next = LIST_NEXT(e, link);
+                        if (e->gpu != gpu || e->kind >= HANDLE)
+                                continue;
+                        LIST_REMOVE(e, link);
+                        subtract(e->gpu, e->n_bytes, e->is_managed);
+                        free(e);
+                }
+        pthread_mutex_unlock(&lock);
 }
 
 /* ---- cuMemCreate() ----------------------------------------------------------------- */

@@ -29,6 +29,9 @@ struct outside_entry;
 struct outside_entry *outside_take(enum outside_kind kind, uint64_t key);
 CUresult outside_took(struct outside_entry *entry, CUresult result);
 
+/* The GPU's context was reset, which ends what it had. Memory of cuMemCreate() is in no context. */
+void outside_forget(const struct gpu *gpu);
+
 /* ---- cuMemCreate() ----
  *
  * Memory that has a handle or is mapped. The driver may reuse the number of a released handle. */

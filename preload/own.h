@@ -7,6 +7,9 @@
 OWN(cuGetProcAddress, "cuGetProcAddress", 11030, ANY_STREAM, (const char *name, void **ret_function, int version, cuuint64_t flags))
 OWN(cuGetProcAddress_v2, "cuGetProcAddress", 12000, ANY_STREAM,
     (const char *name, void **ret_function, int version, cuuint64_t flags, CUdriverProcAddressQueryResult *ret_status))
+OWN(cuDevicePrimaryCtxReset, "cuDevicePrimaryCtxReset", 7000, ANY_STREAM, (CUdevice device))
+OWN(cuDevicePrimaryCtxReset_v2, "cuDevicePrimaryCtxReset", 11000, ANY_STREAM, (CUdevice device))
+OWN(cuCtxEnablePeerAccess, "cuCtxEnablePeerAccess", 4000, ANY_STREAM, (CUcontext context, unsigned int flags))
 OWN(cuDeviceTotalMem_v2, "cuDeviceTotalMem", 3020, ANY_STREAM, (size_t *ret_n_bytes, CUdevice device))
 OWN(cuMemGetInfo_v2, "cuMemGetInfo", 3020, ANY_STREAM, (size_t *ret_n_free, size_t *ret_n_total))
 OWN(cuMemAlloc_v2, "cuMemAlloc", 3020, ANY_STREAM, (CUdeviceptr *ret_pointer, size_t n_bytes))
@@ -27,6 +30,7 @@ OWN(cuMemAllocFromPoolAsync_ptsz, "cuMemAllocFromPoolAsync", 11020, 1,
 OWN(cuMemFreeAsync, "cuMemFreeAsync", 11020, 0, (CUdeviceptr pointer, CUstream stream))
 OWN(cuMemFreeAsync_ptsz, "cuMemFreeAsync", 11020, 1, (CUdeviceptr pointer, CUstream stream))
 OWN(cuMemPoolGetAttribute, "cuMemPoolGetAttribute", 11020, ANY_STREAM, (CUmemoryPool pool, CUmemPool_attribute which, void *ret_value))
+OWN(cuMemPoolSetAccess, "cuMemPoolSetAccess", 11020, ANY_STREAM, (CUmemoryPool pool, const CUmemAccessDesc *what, size_t n))
 OWN(cuMemPoolTrimTo, "cuMemPoolTrimTo", 11020, ANY_STREAM, (CUmemoryPool pool, size_t n_bytes))
 OWN(cuStreamDestroy, "cuStreamDestroy", 2000, ANY_STREAM, (CUstream stream))
 OWN(cuStreamDestroy_v2, "cuStreamDestroy", 4000, ANY_STREAM, (CUstream stream))

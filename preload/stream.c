@@ -42,7 +42,7 @@ static struct gpu *pool_gpu(CUmemoryPool pool)
         CUmemoryPool other;
         int n = 0;
 
-        if (!broker_client() || cuDeviceGetCount(&n) != CUDA_SUCCESS)
+        if (cuDeviceGetCount(&n) != CUDA_SUCCESS)
                 return NULL;
         for (int i = 0; i < n; i++)
                 if (cuDeviceGetDefaultMemPool(&other, i) == CUDA_SUCCESS && other == pool)
@@ -53,12 +53,15 @@ static struct gpu *pool_gpu(CUmemoryPool pool)
 static CUresult alloc_block(struct gpu *gpu, size_t n_bytes, CUstream stream, CUdeviceptr *ret)
 {
         CUresult result = broker_check_room(gpu, n_bytes);
+        bfc_client *client;
         void *pointer;
         int r;
 
+        if (result == CUDA_SUCCESS)
+                result = broker_client(gpu, &client);
         if (result != CUDA_SUCCESS)
                 return result;
-        r = bfc_malloc_async_in(gpu->client, gpu->partition, n_bytes, (uintptr_t)stream, &pointer);
+        r = bfc_malloc_async_in(client, gpu->partition, n_bytes, (uintptr_t)stream, &pointer);
         if (r == -EBUSY) /* the device is drained */
                 return CUDA_ERROR_OUT_OF_MEMORY;
         if (r == 0)
@@ -86,6 +89,7 @@ static CUresult alloc(CUdeviceptr *ret_pointer, size_t n_bytes, CUmemoryPool poo
 {
         bool is_graphs = is_captured(stream);
         struct gpu *gpu;
+        IN_CALL;
         CUresult result;
 
         result = stream_gpu(stream, &gpu);
@@ -126,16 +130,19 @@ CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *ret_pointer, size_t n_bytes, 
 
 CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream stream)
 {
-        bfc_client *client = broker_client();
         struct outside_entry *entry;
+        bfc_client *client;
+        size_t cursor = 0;
         CUdevice device;
+        IN_CALL;
         CUresult result = broker_device(&device);
         int r = -EINVAL;
 
         if (result != CUDA_SUCCESS)
                 return result;
-        if (client && pointer && !is_captured(stream))
-                r = bfc_free_async(client, (void *)(uintptr_t)pointer, (uintptr_t)stream);
+        if (pointer && !is_captured(stream))
+                while (r == -EINVAL && (client = broker_next_client(&cursor)))
+                        r = bfc_free_async(client, (void *)(uintptr_t)pointer, (uintptr_t)stream);
         if (r != -EINVAL)
                 return broker_result(r);
         entry = outside_take(OUTSIDE_POINTER, pointer);
@@ -149,13 +156,23 @@ CUresult cuMemFreeAsync_ptsz(CUdeviceptr pointer, CUstream stream)
 
 /* ---- pools ------------------------------------------------------------------------- */
 
+/* NULL: it is no default pool of bfcd's, or has no memory. */
+static bfc_client *pool_client(CUmemoryPool pool, struct bfc_client_stats *ret_stats)
+{
+        const struct gpu *gpu = pool_gpu(pool);
+        bfc_client *client = gpu ? __atomic_load_n(&gpu->client, __ATOMIC_ACQUIRE) : NULL;
+
+        *ret_stats = (struct bfc_client_stats){ .struct_size = sizeof(*ret_stats) };
+        return client && bfc_stats_in(client, gpu->partition, ret_stats) == 0 ? client : NULL;
+}
+
 CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute which, void *ret_value)
 {
-        struct bfc_client_stats stats = { .struct_size = sizeof(stats) };
+        struct bfc_client_stats stats;
+        IN_CALL;
         CUresult result = real_cuMemPoolGetAttribute(pool, which, ret_value);
-        struct gpu *gpu = result == CUDA_SUCCESS ? pool_gpu(pool) : NULL;
 
-        if (!gpu || bfc_stats_in(gpu->client, gpu->partition, &stats) < 0)
+        if (result != CUDA_SUCCESS || !pool_client(pool, &stats))
                 return result;
         if (which == CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
                 *(cuuint64_t *)ret_value = stats.bytes_reserved;
@@ -170,12 +187,27 @@ CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute which, voi
 
 CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t n_bytes)
 {
-        struct bfc_client_stats stats = { .struct_size = sizeof(stats) };
+        struct bfc_client_stats stats;
+        IN_CALL;
         CUresult result = real_cuMemPoolTrimTo(pool, n_bytes);
+        bfc_client *client = result == CUDA_SUCCESS ? pool_client(pool, &stats) : NULL;
+
+        if (client && stats.bytes_reserved > n_bytes)
+                bfc_trim(client, stats.bytes_reserved - n_bytes);
+        return result;
+}
+
+/* Blocks are in no pool, so the driver knows nothing of theirs. */
+CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *what, size_t n)
+{
+        IN_CALL;
+        CUresult result = real_cuMemPoolSetAccess(pool, what, n);
         struct gpu *gpu = result == CUDA_SUCCESS ? pool_gpu(pool) : NULL;
 
-        if (gpu && bfc_stats_in(gpu->client, gpu->partition, &stats) == 0 && stats.bytes_reserved > n_bytes)
-                bfc_trim(gpu->client, stats.bytes_reserved - n_bytes);
+        for (size_t i = 0; result == CUDA_SUCCESS && gpu && i < n; i++)
+                if (what[i].location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
+                    what[i].flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
+                        result = broker_enable_peer(gpu, what[i].location.id);
         return result;
 }
 
@@ -184,14 +216,18 @@ CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t n_bytes)
 /* The library must not ask the driver about a stream that is gone. */
 static CUresult end_stream(CUstream stream)
 {
-        bfc_client *client = broker_client();
-        int r = client ? bfc_end_stream(client, (uintptr_t)stream) : 0;
+        bfc_client *client;
+        size_t cursor = 0;
+        int r = 0;
 
+        while (r != -EBUSY && r != -ENOMEM && (client = broker_next_client(&cursor)))
+                r = bfc_end_stream(client, (uintptr_t)stream);
         return r == -EBUSY || r == -ENOMEM ? broker_result(r) : CUDA_SUCCESS;
 }
 
 CUresult cuStreamDestroy(CUstream stream)
 {
+        IN_CALL;
         CUresult result = end_stream(stream);
 
         return result == CUDA_SUCCESS ? real_cuStreamDestroy(stream) : result;
@@ -199,6 +235,7 @@ CUresult cuStreamDestroy(CUstream stream)
 
 CUresult cuStreamDestroy_v2(CUstream stream)
 {
+        IN_CALL;
         CUresult result = end_stream(stream);
 
         return result == CUDA_SUCCESS ? real_cuStreamDestroy_v2(stream) : result;

@@ -8,14 +8,19 @@
  * but not cuMemCreate's. It may cost memory of the device
  * (FAKE_CUDA_CONTEXT_BYTES), as real ones do. An error that broke a context
  * stays: every later call that needs it returns the same, until the context is given up and
- * retained again.
+ * retained again. cuDevicePrimaryCtxReset ends the same as the last release, but no reference; the next retain
+ * makes the context anew, at the same address.
  *
  * Contexts are never freed, so a stale CUcontext is recognised instead of
- * crashing. Invariant: a context lives exactly while n_refs > 0. */
+ * crashing. Invariant: a context lives exactly while n_refs > 0 and it was not reset since the last retain. */
 #include "tests/fake_cuda/fake.h"
 
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
+
+#define PEER_ACCESS_ALREADY_ENABLED ((CUresult)704) /* CUDA_ERROR_... */
+#define PEER_ACCESS_NOT_ENABLED     ((CUresult)705)
 
 #define MAX_DEPTH 64
 
@@ -35,6 +40,12 @@ void fake_context_stick(CUcontext c, CUresult error)
         __atomic_compare_exchange_n(&c->sticky, &none, error, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
 }
 
+static bool lives(CUcontext c)
+{
+        return __atomic_load_n(&c->n_refs, __ATOMIC_RELAXED) > 0 &&
+               !__atomic_load_n(&c->is_reset, __ATOMIC_RELAXED);
+}
+
 CUresult fake_context(CUcontext *ret)
 {
         CUcontext c = fake_context_current();
@@ -42,7 +53,7 @@ CUresult fake_context(CUcontext *ret)
 
         if (!c)
                 return CUDA_ERROR_INVALID_CONTEXT;
-        if (__atomic_load_n(&c->n_refs, __ATOMIC_RELAXED) == 0)
+        if (!lives(c))
                 return CUDA_ERROR_CONTEXT_IS_DESTROYED;
         r = __atomic_load_n(&c->sticky, __ATOMIC_RELAXED);
         if (r != CUDA_SUCCESS)
@@ -89,11 +100,12 @@ static CUresult retain_locked(struct fake_device *d, CUcontext *ret)
                 c->device = d;
                 d->primary = c;
         }
-        if (c->n_refs == 0) {
+        if (!lives(c)) {
                 r = context_start(c);
                 if (r != CUDA_SUCCESS)
                         return r;
                 __atomic_store_n(&c->sticky, CUDA_SUCCESS, __ATOMIC_RELAXED);
+                __atomic_store_n(&c->is_reset, false, __ATOMIC_RELAXED);
         }
         __atomic_add_fetch(&c->n_refs, 1, __ATOMIC_RELAXED);
         *ret = c;
@@ -122,10 +134,47 @@ API CUresult cuDevicePrimaryCtxRetain(CUcontext *ret_context, CUdevice device)
         return r;
 }
 
+static void context_end(CUcontext c)
+{
+        fake_streams_destroy_of(c); /* its work still needs the memory */
+        fake_pinned_drop_of(c);
+        pthread_rwlock_wrlock(&fake_memory_lock);
+        fake_ranges_destroy_of(c);
+        memset(c->reaches, 0, sizeof(c->reaches));
+        if (c->held) {
+                munmap(c->held, 4096);
+                c->held = NULL;
+                fake_object_drop(&c->object);
+        }
+        pthread_rwlock_unlock(&fake_memory_lock);
+}
+
+API CUresult cuDevicePrimaryCtxReset_v2(CUdevice device)
+{
+        struct fake_device *d;
+        CUcontext c;
+        bool ends;
+
+        ENTER(cuDevicePrimaryCtxReset_v2);
+        d = fake_device_get(device);
+        if (!d)
+                return CUDA_ERROR_INVALID_DEVICE;
+        pthread_rwlock_wrlock(&fake_memory_lock);
+        c = d->primary;
+        ends = c && lives(c);
+        if (ends)
+                __atomic_store_n(&c->is_reset, true, __ATOMIC_RELAXED);
+        pthread_rwlock_unlock(&fake_memory_lock);
+        if (ends)
+                context_end(c);
+        return CUDA_SUCCESS;
+}
+
 API CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
 {
         struct fake_device *d;
         CUcontext c;
+        bool is_reset;
 
         ENTER(cuDevicePrimaryCtxRelease_v2);
         d = fake_device_get(device);
@@ -137,22 +186,14 @@ API CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
                 pthread_rwlock_unlock(&fake_memory_lock);
                 return CUDA_ERROR_INVALID_CONTEXT;
         }
+        is_reset = c->is_reset;
         if (__atomic_sub_fetch(&c->n_refs, 1, __ATOMIC_RELAXED) > 0) {
                 pthread_rwlock_unlock(&fake_memory_lock);
                 return CUDA_SUCCESS;
         }
         pthread_rwlock_unlock(&fake_memory_lock);
-
-        fake_streams_destroy_of(c); /* its work still needs the memory */
-        fake_pinned_drop_of(c);
-        pthread_rwlock_wrlock(&fake_memory_lock);
-        fake_ranges_destroy_of(c);
-        if (c->held) {
-                munmap(c->held, 4096);
-                c->held = NULL;
-                fake_object_drop(&c->object);
-        }
-        pthread_rwlock_unlock(&fake_memory_lock);
+        if (!is_reset)
+                context_end(c);
         return CUDA_SUCCESS;
 }
 
@@ -168,7 +209,7 @@ API CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned int *ret_flags
                 return CUDA_ERROR_INVALID_DEVICE;
         pthread_rwlock_rdlock(&fake_memory_lock);
         *ret_flags = d->primary ? d->primary->flags : 0;
-        *ret_active = d->primary && d->primary->n_refs > 0;
+        *ret_active = d->primary && lives(d->primary);
         pthread_rwlock_unlock(&fake_memory_lock);
         return CUDA_SUCCESS;
 }
@@ -196,7 +237,7 @@ static bool is_alive(CUcontext c)
 {
         for (unsigned int i = 0; i < fake.n_visible; i++)
                 if (fake.visible[i]->primary == c)
-                        return __atomic_load_n(&c->n_refs, __ATOMIC_RELAXED) > 0;
+                        return lives(c);
         return fake_green_is_alive(c);
 }
 
@@ -271,4 +312,40 @@ API CUresult cuCtxSynchronize(void)
         if (r == CUDA_SUCCESS)
                 r = fake_capture_allows_wait(c);
         return r != CUDA_SUCCESS ? r : fake_streams_wait(c);
+}
+
+/* ---- access of other devices ---------------------------------------------- */
+
+/* Of the current context to memory of another one. Only what is asked for is noted: any memory can be used here. */
+static CUresult change_access(CUcontext other, bool is_on)
+{
+        CUcontext c;
+        CUresult r = fake_context(&c);
+        bool was_on;
+
+        if (r != CUDA_SUCCESS)
+                return r;
+        if (!other || !is_alive(other) || other->device == c->device)
+                return CUDA_ERROR_INVALID_CONTEXT;
+        if (!fake.peer_access)
+                return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
+        pthread_rwlock_wrlock(&fake_memory_lock);
+        was_on = c->reaches[other->device->index];
+        c->reaches[other->device->index] = is_on;
+        pthread_rwlock_unlock(&fake_memory_lock);
+        if (was_on == is_on)
+                return is_on ? PEER_ACCESS_ALREADY_ENABLED : PEER_ACCESS_NOT_ENABLED;
+        return CUDA_SUCCESS;
+}
+
+API CUresult cuCtxEnablePeerAccess(CUcontext context, unsigned int flags)
+{
+        ENTER(cuCtxEnablePeerAccess);
+        return flags == 0 ? change_access(context, true) : CUDA_ERROR_INVALID_VALUE;
+}
+
+API CUresult cuCtxDisablePeerAccess(CUcontext context)
+{
+        ENTER(cuCtxDisablePeerAccess);
+        return change_access(context, false);
 }

@@ -31,7 +31,6 @@ API CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute which,
 }
 
 CUresult cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute which, void *value);
-CUresult cuMemPoolSetAccess(CUmemoryPool pool, const void *map, size_t n);
 
 API CUresult cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute which, void *value)
 {
@@ -39,10 +38,10 @@ API CUresult cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute which,
         return pool && value ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-API CUresult cuMemPoolSetAccess(CUmemoryPool pool, const void *map, size_t n)
+API CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *what, size_t n)
 {
         (void)n;
-        return pool && map ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+        return pool && what ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 API CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t n_bytes)
@@ -212,6 +211,7 @@ void *fake_extra(const char *base, int version, bool is_per_thread)
                 E(cuMemAllocFromPoolAsync, cuMemAllocFromPoolAsync_ptsz),
                 E(cuMemFreeAsync, cuMemFreeAsync_ptsz),
                 E(cuMemPoolGetAttribute, cuMemPoolGetAttribute),
+                E(cuMemPoolSetAccess, cuMemPoolSetAccess),
                 E(cuMemPoolTrimTo, cuMemPoolTrimTo),
                 E(cuMemAllocManaged, cuMemAllocManaged),
                 E(cuPointerGetAttributes, cuPointerGetAttributes),

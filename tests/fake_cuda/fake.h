@@ -146,6 +146,8 @@ int fake_fd_unwrap(int fd);
 struct CUctx_st {
         struct fake_device *device;
         unsigned int n_refs, flags;
+        bool is_reset;                  /* and not retained since: it has no work, memory or use */
+        bool reaches[FAKE_MAX_DEVICES]; /* by index: other devices' memory */
         CUresult sticky;
         struct fake_object object;
         void *held; /* keeps the object's bytes charged */

@@ -647,6 +647,36 @@ static void make_random_calls(void)
         CHECK(free_bytes() == 32 * MIB);
 }
 
+static void reset_plain(void)
+{
+        reset_gpu(false, false);
+}
+
+static void reset_lent(void)
+{
+        reset_gpu(true, false);
+}
+
+static void reset_broken(void)
+{
+        reset_gpu(false, true);
+}
+
+static void reset_broken_lent(void)
+{
+        reset_gpu(true, true);
+}
+
+static void have_peers_by_fds(void)
+{
+        have_peers(true);
+}
+
+static void have_peers_by_handles(void)
+{
+        have_peers(false);
+}
+
 int main(int argc, char **argv)
 {
         static const struct {
@@ -678,6 +708,15 @@ int main(int argc, char **argv)
                 { "variants", find_variants },
                 { "arrays", have_large_arrays },
                 { "pools", have_other_pools },
+                { "reset", reset_plain },
+                { "reset-lent", reset_lent },
+                { "reset-broken", reset_broken },
+                { "reset-broken-lent", reset_broken_lent },
+                { "reset-one", reset_one_of_two },
+                { "peers", have_peers_by_fds },
+                { "peers-by-handles", have_peers_by_handles },
+                { "no-peers", have_no_peers },
+                { "refused-peers", have_refused_peers },
                 { "nvml", ask_nvml },
                 { "no-nvml", have_no_nvml },
                 { "plain-nvml", have_plain_nvml },

@@ -69,6 +69,13 @@ void have_no_even_size(void);
 void export_lent_memory(const char *program, const char *way);
 void import_lent_memory(const char *fd);
 
+/* Cases of contexts.c. */
+void reset_gpu(bool is_lent, bool breaks);
+void reset_one_of_two(void);
+void have_peers(bool has_fds);
+void have_no_peers(void);
+void have_refused_peers(void);
+
 /* A case of forks.c. */
 void fork_beside_threads(void);
 

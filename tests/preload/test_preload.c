@@ -213,6 +213,74 @@ TEST_OF(preload, lent_memory_without_even_size)
                          "had up to 66.0 MiB of GPU 0 outside of bfcd, by cuMemCreate\n");
 }
 
+/* ---- resets, and several GPUs ------------------------------------------------------- */
+
+/* All of it is gone, and counts no more. What was outside of bfcd is said at the end. */
+static void run_reset(size_t way, const char *name)
+{
+        text_has(run_job(RUN("--", way == 0 ? LINKED_JOB : JOB, ways[way], name)),
+                 "had up to 2.0 MiB of GPU 0 outside of bfcd, by cuMemAllocManaged\n");
+}
+
+TEST_OF(preload, resets)
+{
+        for (size_t i = 0; i < sizeof(ways) / sizeof(ways[0]); i++)
+                run_reset(i, has_fds() ? "reset-lent" : "reset");
+        ck_assert_int_eq(setenv("FAKE_CUDA_FAULT", "cuMemsetD8:4:700!,cuMemsetD8:12:700!", 1), 0);
+        run_reset(1, has_fds() ? "reset-broken-lent" : "reset-broken");
+        /* Its sessions have ended, and left nothing. */
+        ck_assert(
+                WAIT_FOR(rig_count(rig).n_sessions == 0 && rig_stats(rig, "red", "train").bytes_reserved == 0,
+                         SETTLE_MS));
+}
+
+static const struct rig_config two_gpus = { .size = "64MiB",
+                                            .partitions = "      - {name: train, limit: 64MiB}\n"
+                                                          "  - id: cuda:1\n"
+                                                          "    headroom: 0\n"
+                                                          "    partitions:\n"
+                                                          "      - {name: other, limit: 64MiB}\n",
+                                            .tenants = TENANT_OF("red", "@UID@",
+                                                                 "{partition: train}, {partition: other}") };
+
+/* Not under bfcctl run, whose lease is on one GPU. setting: NULL, or of the fake driver for the program alone. */
+static void run_on_two_gpus(const char *name, const char *setting, const char *value)
+{
+        char path[8192];
+        char *err;
+
+        rig_stop(rig);
+        rig = rig_start(&two_gpus);
+        if (setting)
+                ck_assert_int_eq(setenv(setting, value, 1), 0);
+        snprintf(path, sizeof(path), "%s:" LIBRARIES, getenv("BFC_PRELOAD"));
+        ck_assert_int_eq(setenv("LD_LIBRARY_PATH", path, 1), 0);
+        ck_assert_int_eq(setenv("BFC_SOCKET", rig->socket, 1), 0);
+        err = run_job((const char *const[]){ JOB, "dlsym", name, NULL });
+        ck_assert_str_eq(err, "");
+        free(err);
+        ck_assert_int_eq(setenv("LD_LIBRARY_PATH", LIBRARIES, 1), 0);
+        if (setting)
+                unsetenv(setting);
+}
+
+TEST_OF(preload, reset_of_one_gpu)
+{
+        run_on_two_gpus("reset-one", NULL, NULL);
+}
+
+TEST_OF(preload, peers)
+{
+        run_on_two_gpus(has_fds() ? "peers" : "peers-by-handles", NULL, NULL);
+}
+
+TEST_OF(preload, peers_that_are_refused)
+{
+        run_on_two_gpus("no-peers", "FAKE_CUDA_PEER_ACCESS", "0");
+        if (has_fds())
+                run_on_two_gpus("refused-peers", "FAKE_CUDA_FAULT", "cuMemSetAccess:2:217");
+}
+
 TEST_OF(preload, other_memory)
 {
         char *err = run_job(RUN("--", JOB, "dlsym", "others"));

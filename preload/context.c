@@ -1,0 +1,96 @@
+/* Contexts: a reset, which ends all memory of a GPU, and access of other GPUs.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * As in a process without bfcd, cuDevicePrimaryCtxReset() ends what the program has on the GPU, and the program can
+ * allocate again: the client of the GPU ends, and the next allocation makes another one. Memory in contexts that
+ * the program made itself ends with it, because the library has all memory in the primary one. The last
+ * cuDevicePrimaryCtxRelease() ends nothing while bfcd has memory there. */
+#include "preload/ipc.h"
+#include "preload/lent.h"
+#include "preload/outside.h"
+
+/* ---- resets ---------------------------------------------------------------------- */
+
+/* Waits for all work. False: the context is broken, or one of its streams is captured. */
+static bool finish(CUcontext context)
+{
+        CUcontext top;
+        CUresult result = cuCtxPushCurrent_v2(context);
+
+        if (result != CUDA_SUCCESS)
+                return false;
+        result = cuCtxSynchronize();
+        cuCtxPopCurrent_v2(&top);
+        return result == CUDA_SUCCESS;
+}
+
+/* In a context that does not work nothing could be unmapped, so it is reset before. */
+static void end_memory(struct gpu *gpu, CUdevice device)
+{
+        CUcontext context;
+        unsigned n_retained = cuDevicePrimaryCtxRetain(&context, device) == CUDA_SUCCESS;
+
+        if (n_retained == 0 || !finish(context)) {
+                real_cuDevicePrimaryCtxReset_v2(device);
+                n_retained += cuDevicePrimaryCtxRetain(&context, device) == CUDA_SUCCESS;
+        }
+        lent_forget(gpu);
+        ipc_forget(gpu);
+        broker_end_client(gpu);
+        outside_forget(gpu);
+        while (n_retained-- > 0)
+                cuDevicePrimaryCtxRelease_v2(device);
+}
+
+CUresult cuDevicePrimaryCtxReset_v2(CUdevice device)
+{
+        struct gpu *gpu = broker_stop_calls(device);
+        CUresult result;
+
+        if (gpu)
+                end_memory(gpu, device);
+        result = real_cuDevicePrimaryCtxReset_v2(device);
+        broker_resume_calls();
+        return result;
+}
+
+/* The variant before CUDA 11, for what was compiled with it. */
+CUresult cuDevicePrimaryCtxReset(CUdevice device)
+{
+        return cuDevicePrimaryCtxReset_v2(device);
+}
+
+/* ---- access ----------------------------------------------------------------------- */
+
+static CUresult context_gpu(CUcontext context, struct gpu **ret)
+{
+        CUcontext top;
+        CUresult result = cuCtxPushCurrent_v2(context);
+
+        if (result != CUDA_SUCCESS)
+                return result;
+        result = broker_current_gpu(ret);
+        cuCtxPopCurrent_v2(&top);
+        return result;
+}
+
+/* Of the current context, to memory of another one. The driver gives it for memory of its own only. */
+CUresult cuCtxEnablePeerAccess(CUcontext context, unsigned int flags)
+{
+        struct gpu *gpu = NULL;
+        CUdevice device;
+        IN_CALL;
+        CUresult result = real_cuCtxEnablePeerAccess(context, flags);
+
+        if (result != CUDA_SUCCESS)
+                return result;
+        result = context_gpu(context, &gpu);
+        if (result == CUDA_SUCCESS)
+                result = broker_device(&device);
+        if (result == CUDA_SUCCESS && gpu)
+                result = broker_enable_peer(gpu, device);
+        if (result != CUDA_SUCCESS)
+                cuCtxDisablePeerAccess(context);
+        return result;
+}
