@@ -184,8 +184,8 @@ struct bfc_malloc_options {
 int bfc_malloc_with(bfc_client *client, size_t n_bytes, const struct bfc_malloc_options *options,
                     void **ret_ptr);
 
-/* BFC_ONE_EXTENT: the whole block is in one extent, the smallest memory that the device can share. NCCL,
- * RDMA registration and other code fail on a buffer that spans several. In a partition with "share:
+/* BFC_ONE_EXTENT: the whole block is in one extent, the smallest memory that the device can share.
+ * Registration with NCCL or for RDMA, and other code, fail on a buffer that spans several. In a partition with "share:
  * cuda-ipc" every block is in one extent. With "share: fd" the block can be as large as the tenant's
  * largest extent: a 256th of its limit or up to twice that (with a limit of 4 GiB or less, up to four
  * times), and at least 2 MiB; -EINVAL for more, with the sizes in bfc_last_error(). It may need a new
@@ -674,7 +674,7 @@ int bfc_default_with(const struct bfc_options *options, bfc_client **ret_client)
  * BFC_WAIT_MS: how many milliseconds an allocation waits for memory, as in bfc_malloc_with(). A signal
  * interrupts the wait.
  *
- * The functions with _one_extent allocate with BFC_ONE_EXTENT, which NCCL needs. */
+ * The functions with _one_extent allocate with BFC_ONE_EXTENT, which buffers need that are registered with NCCL. */
 struct CUstream_st;
 void *bfc_torch_malloc(ssize_t n_bytes, int device, struct CUstream_st *stream);
 void *bfc_torch_malloc_one_extent(ssize_t n_bytes, int device, struct CUstream_st *stream);

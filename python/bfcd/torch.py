@@ -198,7 +198,7 @@ def pool(*, one_extent: bool = False, parkable: bool = False, tag: str | None = 
     parkable: a ParkablePool, whose memory steps aside by sleep(). tag: of its blocks, for bfcctl; by default one of its
     own. Each of PyTorch's segments (2 MiB, 20 MiB or more) is a block. Not together with one_extent.
 
-    one_extent: each of PyTorch's segments lies in one extent, which NCCL needs. In a partition with "share: fd" a
+    one_extent: each of PyTorch's segments lies in one extent, as buffers must that are registered with NCCL. In a partition with "share: fd" a
     segment, 20 MiB and more for tensors above 1 MiB, must not exceed the tenant's largest extents.
 
     An allocation waits for BFC_WAIT_MS milliseconds when memory is short.
@@ -250,7 +250,7 @@ def install(*, one_extent: bool = False) -> None:
     later with a RuntimeError.
 
     An allocation waits for BFC_WAIT_MS milliseconds when memory is short. one_extent: each tensor lies in one
-    extent, which NCCL needs.
+    extent, as buffers must that are registered with NCCL; larger ones are refused.
 
     Memory is allocated and freed in the order of streams; Tensor.record_stream() works as ever. torch.cuda.empty_cache()
     returns idle memory to the daemon. CompilerError: there is no C++ compiler, which a small shim needs.
