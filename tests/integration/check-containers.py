@@ -394,9 +394,10 @@ class Podman:
 def install_cdi_file(rig, daemon):
     """The file of integrations/containers, with the paths of this test on the host's side."""
     text = read(rig.cdi)
-    for pattern, path in ((re.escape(FOLDER), daemon.path('client')), (r'\S+/libbfcclient\.so\.0', rig.bfcclient)):
+    for pattern, path, times in ((re.escape(FOLDER), daemon.path('client'), 1), (r'\S+/libbfcclient\.so\.0', rig.bfcclient, 2),
+                                 (r'\S+/bfcd/preload', rig.path('lib'), 1)):
         text, count = re.subn(f'hostPath: {pattern}$', f'hostPath: {path}', text, flags=re.M)
-        ok(count == 1, f'the CDI file mounts {path}', text)
+        ok(count == times, f'the CDI file mounts {path}', text)
     write('/run/cdi/bfcd.yaml', text)
 
 
