@@ -305,9 +305,9 @@ def check_map(b):
     """It is drawn as wide as there is room, so that its letters are never small."""
     for width in 1280, 360:
         b.look(width, 800)
-        shown = b.has('((i) => i && i.naturalWidth > 0 && (innerWidth > 1040 || i.naturalWidth <= innerWidth) && '
-                      '[i.naturalWidth, i.width, i.alt])(document.querySelector("#map-image img"))')
-        ok(shown[0] == shown[1] and (shown[0] == 1040 or width == 360) and 'partition train' in shown[2],
+        shown = b.has('((i) => i && i.naturalWidth === map.width() + 40 && [i.naturalWidth, i.width, i.alt])'
+                      '(document.querySelector("#map-image img"))')
+        ok(shown[0] == shown[1] and shown[0] in ((1040,) if width == 1280 else range(280, 361)) and 'train' in shown[2],
            f'the map at {width} pixels', shown)
     b.look(1280, 800)
 
