@@ -868,7 +868,8 @@ static int act_resume(struct hostile *h)
         MUST(h, r != 0 || how != WRONG_SECRET, "a session was resumed with a wrong secret");
         if (r == 0 && how == TWICE) {
                 other = resume_hello(h, t->raw, false, &r);
-                MUST(h, r != 0 || daemon_of(other) != daemon_of(raw), "a session was resumed by two connections");
+                MUST(h, r != 0 || daemon_of(other) != daemon_of(raw),
+                     "a session was resumed by two connections");
                 raw_close(other);
                 r = 0;
         }

@@ -293,7 +293,8 @@ static void many_threads_ask(void *arg)
         (void)arg;
         quiet();
         REQUIRE(bfc_default(NULL) == -EINVAL && bfc_default_with(NULL, NULL) == -EINVAL, "NULL");
-        REQUIRE(bfc_default_with(&(struct bfc_options){ .struct_size = 1 }, &client) == -EINVAL, "no options");
+        REQUIRE(bfc_default_with(&(struct bfc_options){ .struct_size = 1 }, &client) == -EINVAL,
+                "no options");
         pthread_barrier_init(&barrier, NULL, 8);
         for (int i = 0; i < 8; i++)
                 REQUIRE(pthread_create(&threads[i], NULL, ask_for_the_default, &barrier) == 0, "a thread");
