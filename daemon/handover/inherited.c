@@ -285,6 +285,18 @@ void inherited_drop_session(struct ledger *l, uint32_t session)
         ledger_session_clear(l, session);
 }
 
+/* Of the punch: that of its tenant's quota in the partition; see arena_options. */
+static uint32_t lane_of(const struct inherited *r, const struct inherited_quota *q)
+{
+        size_t n;
+        const struct inherited_quota *first = inherited_find(r, q->tenant, q->partition, &n);
+
+        for (size_t i = 0; i < n; i++)
+                if (!first[i].is_lease)
+                        return first[i].index;
+        return q->index;
+}
+
 /* All except the records of extents. */
 static void inherited_clear(struct inherited *r, struct inherited_quota *q)
 {
@@ -302,7 +314,7 @@ static void inherited_clear(struct inherited *r, struct inherited_quota *q)
 
                 clear_exports(r->ledger, q->arena.extents[i]);
                 if (*fd >= 0 && e->is_leaving)
-                        punch_discard(r->punch, *fd, e->n_bytes, e->quota);
+                        punch_discard(r->punch, *fd, e->n_bytes, lane_of(r, q));
                 else if (*fd >= 0)
                         close(*fd);
                 *fd = -1;

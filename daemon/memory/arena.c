@@ -251,7 +251,7 @@ static void arena_destroy_slot(struct arena *a, size_t slot)
                 return;
         }
         if (memory->fd >= 0)
-                punch_discard(a->o.punch, memory->fd, memory->n_bytes, a->o.quota);
+                punch_discard(a->o.punch, memory->fd, memory->n_bytes, a->o.lane);
         *memory = DEVICE_EXTENT_EMPTY;
         (void)store_remove_extent(a->o.store, key, false);
 }

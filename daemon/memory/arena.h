@@ -56,6 +56,7 @@ struct arena_options {
         struct watch *watch;        /* NULL: destroyed extents are not watched */
         struct standby *standby;    /* NULL: none */
         uint32_t quota;             /* index in the ledger */
+        uint32_t lane;              /* of the punch: that of its tenant's quota, which leases share */
         enum device_share share;
         struct device_supply supply;
         bool pins;   /* extents may be registered with CUDA, here and by clients: see device_unpin() */

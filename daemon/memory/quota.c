@@ -151,7 +151,10 @@ static void quota_describe_arena(const struct quota *q, const struct quota_optio
                                  const struct extent_sizes *sizes, struct arena_options *ret)
 {
         const struct partition *p = q->partition;
+        const struct quota *of_tenant = q;
 
+        while (of_tenant->lease.parent)
+                of_tenant = of_tenant->lease.parent;
         *ret = (struct arena_options){
                 .ledger = q->ledger,
                 .device = p->device,
@@ -162,6 +165,7 @@ static void quota_describe_arena(const struct quota *q, const struct quota_optio
                 .watch = p->watch,
                 .standby = p->standby.standby,
                 .quota = q->index,
+                .lane = of_tenant->index,
                 .share = p->share,
                 .pins = p->memory.is_pinned,
                 .clears = p->clears,

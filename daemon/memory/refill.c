@@ -65,7 +65,7 @@ static void arena_punch_again(struct arena *a, int fd, uint64_t n_bytes)
         r->job.done = refill_job_done;
         r->punch = (struct punch_request){ .fd = fcntl(fd, F_DUPFD_CLOEXEC, 3),
                                            .n_bytes = n_bytes,
-                                           .lane = a->o.quota,
+                                           .lane = a->o.lane,
                                            .done = on_refill_punched };
         if (r->punch.fd < 0) {
                 free(r);

@@ -162,7 +162,7 @@ static void release_discard(struct operation *op)
         for (size_t i = 0; i < op->n_items; i++) {
                 struct device_extent *memory = &op->items[i].memory;
 
-                punch_discard(op->arena->o.punch, memory->fd, memory->n_bytes, op->arena->o.quota);
+                punch_discard(op->arena->o.punch, memory->fd, memory->n_bytes, op->arena->o.lane);
                 *memory = DEVICE_EXTENT_EMPTY;
         }
         op->job.run = punched_run;
@@ -186,7 +186,7 @@ static void release_punch(struct operation *op)
                 item->punched_ns = clock_ns();
                 item->punch = (struct punch_request){ .fd = item->memory.fd,
                                                       .n_bytes = item->memory.n_bytes,
-                                                      .lane = a->o.quota,
+                                                      .lane = a->o.lane,
                                                       .done = on_item_punched };
                 item->memory = DEVICE_EXTENT_EMPTY;
                 punch_submit(a->o.punch, &item->punch);

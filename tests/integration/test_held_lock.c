@@ -24,7 +24,7 @@ static const struct rig_config two_tenants = {
 
 struct holder {
         char socket[96];
-        struct gate held, go, done;
+        struct gate begins, held, go, done;
         pid_t pid;
 };
 
@@ -32,12 +32,14 @@ struct holder {
 static void hold(void *arg)
 {
         struct holder *h = arg;
-        struct raw *raw = raw_connect(h->socket, "red");
+        struct raw *raw = NULL;
         Bfcd__Block block;
         struct held_lock lock;
         char byte = 'x';
         int fd;
 
+        if (gate_wait(&h->begins, LONG_MS))
+                raw = raw_connect(h->socket, "red");
         REQUIRE(raw, "no session");
         REQUIRE(raw_malloc(raw, 0, EXTENT, &block) == 0, "%s", raw_refusal());
         fd = dup(raw->extents[0].fd);
@@ -57,20 +59,33 @@ static void hold(void *arg)
         gate_open(&h->done);
 }
 
-/* Waits until its extent is to be destroyed, and cannot be. */
-static struct holder *holder_start(struct rig *rig)
+/* Waits until n_pending bytes, its extent's with them, are to be destroyed, and cannot be. It is in the lease, which is
+ * made here; NULL: in none. */
+static struct holder *holder_start_in(struct rig *rig, const char *lease, uint64_t n_pending)
 {
+        char pid[16];
         struct holder *h = calloc(1, sizeof(*h));
 
         ck_assert_ptr_nonnull(h);
         strcpy(h->socket, rig->socket);
+        h->begins = gate_new();
         h->held = gate_new();
         h->go = gate_new();
         h->done = gate_new();
         h->pid = child_start(hold, h);
+        snprintf(pid, sizeof(pid), "%d", (int)h->pid);
+        if (lease)
+                free(ctl_text(rig, WORDS("lease", "create", lease, "--tenant", "red", "--partition", "train",
+                                         "--limit", "4MiB", "--pid", pid)));
+        gate_open(&h->begins);
         ck_assert(gate_wait(&h->held, LONG_MS));
-        ck_assert(WAIT_FOR(rig_count(rig).bytes_pending == EXTENT, LONG_MS));
+        ck_assert(WAIT_FOR(rig_count(rig).bytes_pending == n_pending, LONG_MS));
         return h;
+}
+
+static struct holder *holder_start(struct rig *rig)
+{
+        return holder_start_in(rig, NULL, EXTENT);
 }
 
 static void holder_end(struct holder *h)
@@ -141,26 +156,62 @@ TEST(a_held_lock_delays_no_successor)
         rig_discard(rig);
 }
 
-/* The process of that name whose parent is the daemon; 0: there is none. */
-static pid_t find_helper(pid_t daemon)
+/* Processes of that name whose parent is this one, the daemon or the helper; *ret_last: one of them, 0: there is none. */
+static unsigned count_helpers(pid_t of, pid_t *ret_last)
 {
         struct dirent *entry;
-        pid_t found = 0;
+        unsigned n = 0;
         DIR *proc = opendir("/proc");
 
         ck_assert_ptr_nonnull(proc);
-        while (!found && (entry = readdir(proc))) {
+        *ret_last = 0;
+        while ((entry = readdir(proc))) {
                 char path[300], *text;
                 int pid = 0, parent = 0;
 
                 snprintf(path, sizeof(path), "/proc/%s/stat", entry->d_name);
                 text = entry->d_name[0] >= '1' && entry->d_name[0] <= '9' ? file_text(path) : NULL;
-                if (text && sscanf(text, "%d (bfcd-punch) %*c %d", &pid, &parent) == 2 && parent == daemon)
-                        found = pid;
+                if (text && sscanf(text, "%d (bfcd-punch) %*c %d", &pid, &parent) == 2 && parent == of) {
+                        *ret_last = pid;
+                        n++;
+                }
                 free(text);
         }
         closedir(proc);
+        return n;
+}
+
+static pid_t find_helper(pid_t daemon)
+{
+        pid_t found;
+
+        (void)count_helpers(daemon, &found);
         return found;
+}
+
+/* A tenant with leases holds up one process of the helper, as a tenant without. */
+TEST(held_locks_of_leases_are_of_one_tenant)
+{
+        static const char *const leases[] = { NULL, "one", "two" };
+        enum { N = sizeof(leases) / sizeof(leases[0]) };
+        struct holder *h[N];
+        struct rig *rig;
+        pid_t helper, child;
+
+        if (!can_hold())
+                return;
+        rig = rig_start(&two_tenants);
+        for (unsigned i = 0; i < N; i++)
+                h[i] = holder_start_in(rig, leases[i], (i + 1) * EXTENT);
+        assert_grows(rig); /* its requests came after theirs */
+        helper = find_helper(rig->pid);
+        ck_assert_int_gt(helper, 0);
+        ck_assert_msg(WAIT_FOR(count_helpers(helper, &child) == 1, LONG_MS), "%u processes wait",
+                      count_helpers(helper, &child));
+        for (unsigned i = 0; i < N; i++)
+                holder_end(h[i]);
+        ck_assert(WAIT_FOR(rig_charge(rig, "red", "train") == 0, LONG_MS));
+        rig_stop(rig);
 }
 
 TEST(a_helper_that_is_killed_is_replaced)
