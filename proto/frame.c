@@ -11,12 +11,15 @@
  *
  * Reader: begin <= end <= READER_BYTES; bytes before begin are consumed.
  * Writer: begin <= end <= n_room; groups are sorted by position, and
- * n_sent <= the first group's position < n_sent + (end - begin). */
+ * n_sent <= the first group's position < n_sent + (end - begin). The peer has not read at most n_unread_fds, and
+ * n_unread_fds <= FRAME_MAX_UNREAD_FDS. */
 #include "proto/frame.h"
 
 #include <errno.h>
+#include <linux/sockios.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -63,7 +66,8 @@ struct frame_writer {
         uint64_t n_sent;
         struct fd_group *first_group;
         struct fd_group **last_group;
-        size_t n_fds; /* in all groups */
+        size_t n_fds;        /* in all groups */
+        size_t n_unread_fds; /* sent since the peer had read all; it may have read some */
 };
 
 static uint32_t get_length(const uint8_t *p)
@@ -420,6 +424,26 @@ static ssize_t send_with_fds(int fd, const uint8_t *bytes, size_t n_bytes, const
         return sendmsg(fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
+size_t frame_n_unread(int fd)
+{
+        int n_bytes = 0;
+
+        return fd >= 0 && ioctl(fd, SIOCOUTQ, &n_bytes) == 0 && n_bytes > 0 ? (size_t)n_bytes : 0;
+}
+
+/* The kernel does not tell which fds were read, but whether all bytes were. */
+static bool writer_may_send_fds(struct frame_writer *w, int fd)
+{
+        const struct fd_group *g = w->first_group;
+
+        if (!g || g->position != w->n_sent || w->n_unread_fds + g->n_fds <= FRAME_MAX_UNREAD_FDS)
+                return true;
+        if (frame_n_unread(fd) > 0)
+                return false;
+        w->n_unread_fds = 0;
+        return true;
+}
+
 /* One system call: from the first byte that waits up to, not including, the next
  * frame that has fds. */
 static ssize_t writer_send_some(struct frame_writer *w, int fd)
@@ -433,8 +457,10 @@ static ssize_t writer_send_some(struct frame_writer *w, int fd)
                 if (g->next)
                         n_bytes = (size_t)(g->next->position - w->n_sent);
                 n = send_with_fds(fd, bytes, n_bytes, g);
-                if (n > 0)
+                if (n > 0) {
+                        w->n_unread_fds += g->n_fds;
                         writer_drop_first_group(w);
+                }
                 return n;
         }
         if (g)
@@ -445,8 +471,11 @@ static ssize_t writer_send_some(struct frame_writer *w, int fd)
 int frame_writer_flush(struct frame_writer *w, int fd)
 {
         while (w->begin < w->end) {
-                ssize_t n = writer_send_some(w, fd);
+                ssize_t n;
 
+                if (!writer_may_send_fds(w, fd))
+                        return FRAME_UNREAD;
+                n = writer_send_some(w, fd);
                 if (n < 0 && errno == EINTR)
                         continue;
                 if (n < 0 && errno == ETOOMANYREFS)

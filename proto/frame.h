@@ -16,6 +16,9 @@
 #define FRAME_MAX_PAYLOAD  65536u
 #define FRAME_HEADER_BYTES 4u
 #define FRAME_MAX_FDS      64u /* with one frame; the kernel takes 253 at most */
+/* That the peer of a writer may not have read: the kernel counts them against the sender's user. A largest frame beside
+ * the three fds with the reply to a hello. */
+#define FRAME_MAX_UNREAD_FDS (FRAME_MAX_FDS + 3u)
 
 /* ---- reading ------------------------------------------------------------- */
 
@@ -30,6 +33,7 @@ enum {
         FRAME_AGAIN = 1, /* nothing (more) to read now */
         FRAME_EOF,       /* the peer hung up between frames */
         FRAME_CROWDED,   /* too many fds are in flight on this machine: try later */
+        FRAME_UNREAD,    /* the peer has to read the fds that were sent to it first: try later */
 };
 
 /* One recvmsg() into the buffer. 0: bytes were read. FRAME_AGAIN, FRAME_EOF. -EPROTO: unexpected fds, or
@@ -84,8 +88,12 @@ int frame_writer_add(struct frame_writer *w, size_t n_bytes, const int *fds, siz
 
 /* Sends queued bytes without blocking. 0: all were sent. FRAME_AGAIN: the socket is full; call again when
  * it is writable. FRAME_CROWDED: the kernel refuses more fds in flight (ETOOMANYREFS), even on a writable
- * socket; call again later. -EPIPE, -ECONNRESET, other -errno. Never raises SIGPIPE. */
+ * socket; call again later. FRAME_UNREAD: FRAME_MAX_UNREAD_FDS would be exceeded; call again when
+ * frame_n_unread() is 0. -EPIPE, -ECONNRESET, other -errno. Never raises SIGPIPE. */
 int frame_writer_flush(struct frame_writer *w, int fd);
+
+/* Sent on this Unix socket and not read by its peer: bytes, as the kernel counts them. */
+size_t frame_n_unread(int fd);
 
 size_t frame_writer_n_queued(const struct frame_writer *w); /* bytes */
 size_t frame_writer_n_fds(const struct frame_writer *w);    /* open in the queue */

@@ -4,7 +4,7 @@
 #include "daemon/net/stream.h"
 
 #include <errno.h>
-#include <linux/sockios.h>
+#include <linux/sockios.h> /* SIOCINQ */
 #include <stddef.h>
 #include <string.h>
 #include <sys/ioctl.h>
@@ -19,7 +19,7 @@
 #define STREAM_QUEUE_FDS     FRAME_MAX_FDS  /* in the queue of replies; the same */
 #define STREAM_QUEUE_MAX     (1024u * 1024u)
 #define STREAM_CROWDED_MS    20u
-#define STREAM_DRAIN_MAX_MS  128u
+#define STREAM_LOOK_MAX_MS   128u
 
 /* The kernel says that bytes came each time it is asked, until they are read. After so many times the socket
  * is taken out of the poller until its turn, which costs two system calls. */
@@ -45,7 +45,7 @@ int stream_open(struct stream *s, struct uv_loop_s *loop, struct poller *poller,
                               .poller = poller,
                               .item = { .fd = fd, .report = on_socket },
                               .guard = *guard,
-                              .drain_ms = 1 };
+                              .look_ms = 1 };
         r = frame_reader_new(false, &s->reader);
         if (r == 0)
                 r = frame_writer_new(STREAM_QUEUE_MAX, &s->writer);
@@ -60,14 +60,6 @@ int stream_open(struct stream *s, struct uv_loop_s *loop, struct poller *poller,
         s->timer.data = s;
         s->is_open = true;
         return 0;
-}
-
-/* As the kernel counts them. */
-static int socket_n_unread(int fd)
-{
-        int n_bytes = 0;
-
-        return fd >= 0 && ioctl(fd, SIOCOUTQ, &n_bytes) == 0 ? n_bytes : 0;
 }
 
 /* ---- waiting ------------------------------------------------------------- */
@@ -99,7 +91,7 @@ void stream_wait(struct stream *s, bool reads)
                 return;
         if (reads)
                 events |= EPOLLIN;
-        if (frame_writer_n_queued(s->writer) > 0 && !s->is_crowded)
+        if (frame_writer_n_queued(s->writer) > 0 && !s->is_crowded && !s->is_unread)
                 events |= EPOLLOUT;
         r = poller_set(s->poller, &s->item, events);
         if (r < 0)
@@ -157,7 +149,7 @@ int stream_next(struct stream *s, const uint8_t **ret_payload, size_t *ret_n_byt
 
 bool stream_is_full(const struct stream *s)
 {
-        return frame_writer_n_queued(s->writer) > STREAM_QUEUE_PAUSE ||
+        return s->is_unread || frame_writer_n_queued(s->writer) > STREAM_QUEUE_PAUSE ||
                frame_writer_n_fds(s->writer) >= STREAM_QUEUE_FDS;
 }
 
@@ -169,32 +161,56 @@ static void on_crowd_end(uv_timer_t *timer)
         s->ops->ready(s->userdata); /* its turn flushes */
 }
 
-static void on_read_timeout(uv_timer_t *timer);
+static void on_read_time(uv_timer_t *timer);
+
+/* Until the read time-out is over, or there is something to look at. */
+static void start_timer(struct stream *s)
+{
+        uint64_t waited_ms = uv_now(s->timer.loop) - s->stuck_ms;
+        uint64_t left_ms = waited_ms < s->read_timeout_ms ? s->read_timeout_ms - waited_ms : 0;
+
+        if (s->is_unread && s->look_ms < left_ms)
+                uv_timer_start(&s->timer, on_read_time, s->look_ms, 0);
+        else if (s->read_timeout_ms != STREAM_NO_TIMEOUT)
+                uv_timer_start(&s->timer, on_read_time, left_ms, 0);
+}
 
 static void start_read_time(struct stream *s)
 {
-        s->n_unread = socket_n_unread(s->fd);
-        uv_timer_start(&s->timer, on_read_timeout, s->read_timeout_ms, 0);
+        s->n_unread = frame_n_unread(s->fd);
+        s->stuck_ms = uv_now(s->timer.loop);
+        s->look_ms = 1;
+        start_timer(s);
 }
 
 /* The socket takes more only when most of it was read: a slow reader may have read something. */
-static void on_read_timeout(uv_timer_t *timer)
+static void on_read_time(uv_timer_t *timer)
 {
         struct stream *s = timer->data;
+        size_t n_unread = frame_n_unread(s->fd);
 
-        if (socket_n_unread(s->fd) < s->n_unread)
+        if (n_unread < s->n_unread)
                 start_read_time(s);
-        else
+        else if (uv_now(s->timer.loop) - s->stuck_ms >= s->read_timeout_ms)
                 s->ops->fail(s->userdata,
                              "timeout: the client did not read its replies within timeouts.read");
+        else
+                start_timer(s);
+        if (s->look_ms < STREAM_LOOK_MAX_MS)
+                s->look_ms *= 2;
+        if (s->is_unread && n_unread == 0)
+                s->ops->ready(s->userdata); /* its turn flushes */
 }
 
-static void watch_reader(struct stream *s, size_t n_before)
+static void watch_reader(struct stream *s, size_t n_before, bool was_unread)
 {
         size_t n_queued = frame_writer_n_queued(s->writer);
 
-        if (s->is_stuck && n_queued > 0 && n_queued >= n_before)
+        if (s->is_stuck && n_queued > 0 && n_queued >= n_before) {
+                if (s->is_unread && !was_unread)
+                        start_timer(s);
                 return;
+        }
         if (n_queued > 0)
                 start_read_time(s);
         else if (s->is_stuck)
@@ -205,6 +221,7 @@ static void watch_reader(struct stream *s, size_t n_before)
 int stream_flush(struct stream *s, uint64_t read_timeout_ms)
 {
         size_t n_before = frame_writer_n_queued(s->writer);
+        bool was_unread = s->is_unread;
         int r;
 
         if (s->is_crowded)
@@ -212,13 +229,14 @@ int stream_flush(struct stream *s, uint64_t read_timeout_ms)
         r = frame_writer_flush(s->writer, s->fd);
         if (r < 0)
                 return r;
+        s->is_unread = r == FRAME_UNREAD;
         if (r == FRAME_CROWDED) {
                 s->is_crowded = true;
                 s->is_stuck = false;
                 uv_timer_start(&s->timer, on_crowd_end, STREAM_CROWDED_MS, 0);
-        } else if (read_timeout_ms != STREAM_NO_TIMEOUT) {
+        } else if (read_timeout_ms != STREAM_NO_TIMEOUT || s->is_unread) {
                 s->read_timeout_ms = read_timeout_ms;
-                watch_reader(s, n_before);
+                watch_reader(s, n_before, was_unread);
         }
         return 0;
 }
@@ -260,10 +278,10 @@ static void on_drain(uv_timer_t *timer)
 
 void stream_drain(struct stream *s)
 {
-        if (socket_n_unread(s->fd) > 0) {
-                uv_timer_start(&s->timer, on_drain, s->drain_ms, 0);
-                if (s->drain_ms < STREAM_DRAIN_MAX_MS)
-                        s->drain_ms *= 2;
+        if (frame_n_unread(s->fd) > 0) {
+                uv_timer_start(&s->timer, on_drain, s->look_ms, 0);
+                if (s->look_ms < STREAM_LOOK_MAX_MS)
+                        s->look_ms *= 2;
                 return;
         }
         s->ops->drained(s->userdata);

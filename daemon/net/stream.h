@@ -45,9 +45,11 @@ struct stream {
         bool is_incomplete; /* the last bytes completed no frame */
         bool is_crowded;    /* too many fds are in flight: the kernel refuses more */
         bool is_stuck;      /* replies wait for the peer to read */
-        int n_unread;       /* bytes in the socket at the start of that time */
+        bool is_unread;     /* so do fds that were sent; no event tells when */
+        size_t n_unread;    /* bytes in the socket at the start of that time */
+        uint64_t stuck_ms;  /* the start */
         uint64_t read_timeout_ms;
-        uint64_t drain_ms; /* the interval to the next look, doubling */
+        uint64_t look_ms; /* the interval to the next look, doubling: while unread or draining */
 };
 
 /* True: the peer of an accepted socket has already hung up. */
@@ -73,11 +75,11 @@ size_t stream_n_input(const struct stream *s);
 /* The next frame that was read; see frame_reader_next(). */
 int stream_next(struct stream *s, const uint8_t **ret_payload, size_t *ret_n_bytes);
 
-/* True: so many replies are queued that no more requests may be read. Fds in the queue count, because a
- * client can acknowledge what it has not read. */
+/* True: so many replies are queued that no more requests may be read. Fds that are queued, or sent and not read,
+ * count, because a client can acknowledge what it has not read. */
 bool stream_is_full(const struct stream *s);
 
-/* Writes what the socket accepts. The time-out restarts whenever the peer reads something.
+/* Writes what the socket accepts, with at most FRAME_MAX_UNREAD_FDS that the peer has not read. The time-out restarts whenever the peer reads something.
  * STREAM_NO_TIMEOUT: none. Negative: the socket failed. */
 int stream_flush(struct stream *s, uint64_t read_timeout_ms);
 

@@ -775,6 +775,55 @@ TEST(acks_of_unread_extents_hold_bounded_fds)
         scene_end(&s);
 }
 
+static bool is_stopped(pid_t pid)
+{
+        char path[32], *text, *state;
+        bool is;
+
+        snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
+        text = file_text(path);
+        ck_assert_ptr_nonnull(text);
+        state = strrchr(text, ')');
+        is = state && state[2] == 'T';
+        free(text);
+        return is;
+}
+
+/* The kernel counts fds that were sent and not read against the daemon's user, and refuses more beyond its LimitNOFILE:
+ * then no client would get any. */
+TEST(fds_in_flight_are_bounded)
+{
+        enum { N_EXTENTS = 126, N_UNREAD = 67 };
+
+        if (rig_device() == ON_CUDA_IPC)
+                return; /* no fds */
+
+        struct scene s = scene_new(&two_tenants);
+        struct raw *owner = publisher(&s, 2 * N_EXTENTS), *raw = member(&s);
+        Bfcd__Reply *reply;
+        uint64_t id;
+
+        raw->ack = false;
+        id = send_attach(raw);
+        session_send_ack(raw, 1);
+        session_send_ack(raw, 2);
+        ck_assert(WAIT_FOR(n_bytes_of(raw, SIOCINQ) > 0, TIMEOUT_MS));
+        for (unsigned i = 0; i < 20; i++) /* turns go round */
+                assert_victim_lives(&s);
+        ck_assert_int_eq(kill(s.rig->pid, SIGSTOP), 0);
+        ck_assert(WAIT_FOR(is_stopped(s.rig->pid), TIMEOUT_MS));
+        ck_assert_int_eq(raw_receive(raw, 100, &reply),
+                         RAW_TIMEOUT); /* what is in flight, and no more comes */
+        ck_assert_uint_gt(raw->n_extents, 0);
+        ck_assert_uint_le(raw->n_extents, N_UNREAD);
+        ck_assert_int_eq(kill(s.rig->pid, SIGCONT), 0);
+        expect_reply(raw, id, BFCD__REPLY__BODY_ATTACHED);
+        ck_assert_uint_eq(raw->n_extents, N_EXTENTS);
+        session_end(raw);
+        session_end(owner);
+        scene_end(&s);
+}
+
 /* Before Linux 6.16 the daemon reads them as bytes of the stream, so they break the sender's frames. */
 static bool urgent_bytes_are_in_the_stream(void)
 {

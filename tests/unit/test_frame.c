@@ -352,9 +352,12 @@ TEST(untaken_fds_are_bounded)
 
         for (size_t i = 0; i < FRAME_MAX_FDS; i++)
                 fds[i] = fd;
-        for (int i = 0; i < 3; i++)
+        for (int i = 0; i < 3; i++) { /* a writer alone would wait for the reader */
                 add(1, 1, fds, FRAME_MAX_FDS);
-        ck_assert_int_eq(frame_writer_flush(writer, sv[0]), 0);
+                ck_assert_int_eq(frame_writer_flush(writer, sv[0]), 0);
+                frame_writer_free(writer);
+                ck_assert_int_eq(frame_writer_new(1u << 20, &writer), 0);
+        }
         for (int i = 0; i < 3 && r == 0; i++)
                 r = frame_reader_receive(reader, sv[1], MSG_DONTWAIT);
         ck_assert_int_eq(r, -EPROTO);
@@ -440,19 +443,21 @@ TEST(frames_beside_one_that_was_cut_off)
  * fds; not for root, so only as somebody else. */
 TEST(too_many_references)
 {
-        struct rlimit tight;
+        struct rlimit limit, tight;
         int fds[32], fd = new_memfd(1), r = 0, n_frames = 0;
 
-        ck_assert_int_eq(getrlimit(RLIMIT_NOFILE, &tight), 0);
-        tight.rlim_cur = 80;
-        ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &tight), 0);
+        ck_assert_int_eq(getrlimit(RLIMIT_NOFILE, &limit), 0);
+        tight = limit;
+        tight.rlim_cur = 30;
         if (geteuid() == 0 && setuid(54321) < 0)
                 ck_abort_msg("setuid: %s", strerror(errno));
         for (size_t i = 0; i < 32; i++)
                 fds[i] = fd;
         for (; n_frames < 8 && r == 0; n_frames++) {
                 add(1, (uint8_t)n_frames, fds, 32);
+                ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &tight), 0);
                 r = frame_writer_flush(writer, sv[0]);
+                ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &limit), 0);
         }
         ck_assert_int_eq(r, FRAME_CROWDED);
         for (int i = 0; i < n_frames; i++) {
@@ -462,6 +467,39 @@ TEST(too_many_references)
                         expect_fd(1);
                 ck_assert_int_eq(frame_writer_flush(writer, sv[0]), 0);
         }
+        close(fd);
+}
+
+/* The kernel counts fds that are sent and not read against the sender's user, in all its processes. */
+TEST(unread_fds_are_bounded)
+{
+        int fds[FRAME_MAX_FDS], fd = new_memfd(1);
+
+        for (size_t i = 0; i < FRAME_MAX_FDS; i++)
+                fds[i] = fd;
+        add(1, 0, fds, FRAME_MAX_FDS);
+        add(1, 1, fds, FRAME_MAX_UNREAD_FDS - FRAME_MAX_FDS);
+        add(1, 2, NULL, 0);
+        ck_assert_int_eq(frame_writer_flush(writer, sv[0]), 0);
+        add(1, 3, fds, 1);
+        add(1, 4, NULL, 0);
+        ck_assert_int_eq(frame_writer_flush(writer, sv[0]), FRAME_UNREAD);
+        for (uint8_t i = 0; i < 3; i++) { /* until all is read */
+                ck_assert_int_eq(frame_writer_flush(writer, sv[0]), FRAME_UNREAD);
+                ck_assert_uint_eq(frame_writer_n_fds(writer), 1);
+                ck_assert_uint_gt(frame_n_unread(sv[0]), 0);
+                ck_assert_int_eq(
+                        frame_reader_receive_some(reader, sv[1], MSG_DONTWAIT, FRAME_HEADER_BYTES + 1), 0);
+                expect(1, i);
+                while (frame_reader_n_fds(reader) > 0)
+                        expect_fd(1);
+        }
+        ck_assert_uint_eq(frame_n_unread(sv[0]), 0);
+        ck_assert_int_eq(frame_writer_flush(writer, sv[0]), 0);
+        ck_assert_int_eq(frame_reader_receive(reader, sv[1], MSG_DONTWAIT), 0);
+        expect(1, 3);
+        expect_fd(1);
+        expect(1, 4);
         close(fd);
 }
 

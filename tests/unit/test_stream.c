@@ -41,19 +41,28 @@ int peer_identity_verify_sender(struct peer_identity *identity, int socket, int 
         return 0;
 }
 
+static unsigned n_ready, n_failures;
+
+static void count_ready(void *unused)
+{
+        (void)unused;
+        n_ready++;
+}
+
 static void nothing(void *unused)
 {
         (void)unused;
 }
 
-static void no_failure(void *unused, const char *why)
+static void count_failure(void *unused, const char *why)
 {
         (void)unused;
-        ck_abort_msg("%s", why);
+        ck_assert_msg(strncmp(why, "timeout: ", 9) == 0, "%s", why);
+        n_failures++;
 }
 
 static const struct stream_ops ops = {
-        .ready = nothing, .fail = no_failure, .drained = nothing, .closed = nothing
+        .ready = count_ready, .fail = count_failure, .drained = nothing, .closed = nothing
 };
 
 static void stream_begin(void)
@@ -70,6 +79,7 @@ static void stream_begin(void)
 
 static void stream_finish(void)
 {
+        ck_assert_uint_eq(n_failures, 0);
         stream_shut(&stream, false);
         stream_end(&stream);
         uv_run(&loop, UV_RUN_DEFAULT);
@@ -206,5 +216,66 @@ TEST(read_timeout_ends_with_the_last_reply)
         }
         read_replies();
         ck_assert_int_eq(uv_run(&loop, UV_RUN_DEFAULT), 0); /* at once: the loop waits for nothing */
+        stream_finish();
+}
+
+static void add_fds(unsigned n_fds)
+{
+        int fds[FRAME_MAX_FDS];
+        uint8_t *payload;
+
+        for (unsigned i = 0; i < n_fds; i++)
+                fds[i] = dup(peer);
+        ck_assert_int_eq(frame_writer_add(stream.writer, 1, fds, n_fds, &payload), 0);
+        *payload = 1;
+}
+
+/* The socket is writable all the time, and a client that acknowledges without reading is not read either. */
+TEST(fds_wait_for_the_reader)
+{
+        stream_begin();
+        for (int i = 0; i < 3; i++)
+                add_fds(FRAME_MAX_FDS);
+        ck_assert_int_eq(stream_flush(&stream, 1000000), 0);
+        stream_wait(&stream, true);
+        for (unsigned n_left = 2; n_left > 0; n_left--) {
+                ck_assert_uint_eq(frame_writer_n_fds(stream.writer), n_left * FRAME_MAX_FDS);
+                ck_assert(stream_is_full(&stream));
+                ck_assert_int_eq(stream_flush(&stream, 1000000), 0);
+                n_ready = 0;
+                for (int i = 0; i < 5; i++) { /* looks */
+                        ck_assert_int_ne(uv_run(&loop, UV_RUN_ONCE), 0);
+                        poller_run(poller, 0);
+                }
+                ck_assert_uint_eq(n_ready, 0);
+                read_replies();
+                while (n_ready == 0)
+                        ck_assert_int_ne(uv_run(&loop, UV_RUN_ONCE), 0);
+                ck_assert_int_eq(stream_flush(&stream, 1000000), 0);
+        }
+        ck_assert_uint_eq(frame_writer_n_queued(stream.writer), 0);
+        ck_assert(!stream_is_full(&stream));
+        ck_assert_int_eq(uv_run(&loop, UV_RUN_DEFAULT), 0); /* it waits for nothing */
+        stream_finish();
+}
+
+/* It has the time of one that reads no replies; without a time-out it is looked at all the same. */
+TEST(fds_wait_for_the_read_timeout)
+{
+        stream_begin();
+        for (int i = 0; i < 2; i++)
+                add_fds(FRAME_MAX_FDS);
+        ck_assert_int_eq(stream_flush(&stream, STREAM_NO_TIMEOUT), 0);
+        for (int i = 0; i < 3; i++)
+                ck_assert_int_ne(uv_run(&loop, UV_RUN_ONCE), 0);
+        read_replies();
+        n_ready = 0;
+        while (n_ready == 0)
+                ck_assert_int_ne(uv_run(&loop, UV_RUN_ONCE), 0);
+        add_fds(FRAME_MAX_FDS);
+        ck_assert_int_eq(stream_flush(&stream, 5), 0);
+        while (n_failures == 0)
+                (void)uv_run(&loop, UV_RUN_ONCE);
+        n_failures = 0;
         stream_finish();
 }
