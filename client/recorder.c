@@ -422,18 +422,39 @@ static int expand(const char *name, char path[static PATH_MAX])
         return 0;
 }
 
+/* Of a file that exists: in a folder that others may write it may be theirs, or have the name of another one. */
+static int check_file(const char *path, int fd)
+{
+        struct stat st;
+
+        if (fstat(fd, &st) < 0 || !S_ISREG(st.st_mode))
+                return error_set(-EINVAL, "the trace %s is not a regular file", path);
+        if (st.st_uid != geteuid() || st.st_nlink != 1)
+                return error_set(
+                        -EPERM,
+                        st.st_nlink != 1
+                                ? "the trace %s has other names, too: remove it, or use another name"
+                                : "the trace %s is another user's file: remove it, or use another name",
+                        path);
+        return 0;
+}
+
 /* An empty file, locked against other recorders. */
 static int open_file(const char *path, int *ret_fd)
 {
         /* O_NONBLOCK: a FIFO would block. */
-        int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0666), r = 0;
-        struct stat st;
+        int flags = O_WRONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY | O_NOFOLLOW, r = 0;
+        int fd = open(path, flags | O_CREAT | O_EXCL, 0666);
+        bool is_new = fd >= 0;
 
+        if (fd < 0 && errno == EEXIST)
+                fd = open(path, flags);
         if (fd < 0)
-                return error_set(-errno, "the trace %s cannot be written: %s", path, strerror(errno));
-        if (fstat(fd, &st) < 0 || !S_ISREG(st.st_mode))
-                r = error_set(-EINVAL, "the trace %s is not a regular file", path);
-        else if (flock(fd, LOCK_EX | LOCK_NB) < 0)
+                return error_set(-errno, "the trace %s cannot be written: %s", path,
+                                 errno == ELOOP ? "it is a symbolic link" : strerror(errno));
+        if (!is_new)
+                r = check_file(path, fd);
+        if (r == 0 && flock(fd, LOCK_EX | LOCK_NB) < 0)
                 r = errno == EWOULDBLOCK
                             ? error_set(-EBUSY,
                                         "another client is recording to the trace %s: put %%p (the pid) "
@@ -441,7 +462,7 @@ static int open_file(const char *path, int *ret_fd)
                                         "process",
                                         path)
                             : error_set(-errno, "the trace %s cannot be locked: %s", path, strerror(errno));
-        else if (ftruncate(fd, 0) < 0)
+        if (r == 0 && ftruncate(fd, 0) < 0)
                 r = error_set(-errno, "the trace %s cannot be emptied: %s", path, strerror(errno));
         if (r < 0) {
                 close(fd);

@@ -357,6 +357,43 @@ TEST(unwritable_file)
         expect_refusal(path, -ENXIO, path); /* without waiting for a reader */
 }
 
+static void expect_precious(const char *name)
+{
+        char got[64] = "";
+        FILE *f = fopen(name, "r");
+
+        ck_assert_ptr_nonnull(f);
+        ck_assert_ptr_nonnull(fgets(got, sizeof(got), f));
+        fclose(f);
+        ck_assert_str_eq(got, "precious");
+}
+
+/* In a folder that others may write, the trace's name may be a link, or another user's file. */
+TEST(files_of_others_are_left_alone)
+{
+        char other[128];
+        FILE *f;
+
+        snprintf(other, sizeof(other), "%s/other", folder);
+        f = fopen(other, "w");
+        ck_assert_ptr_nonnull(f);
+        fputs("precious", f);
+        fclose(f);
+        ck_assert_int_eq(symlink(other, path), 0);
+        expect_refusal(path, -ELOOP, "symbolic link");
+        ck_assert_int_eq(unlink(path), 0);
+        ck_assert_int_eq(link(other, path), 0);
+        expect_refusal(path, -EPERM, "other names");
+        ck_assert_int_eq(unlink(path), 0);
+        expect_precious(other);
+        if (geteuid() == 0) {
+                ck_assert_int_eq(chown(other, 54321, 54321), 0);
+                ck_assert_int_eq(rename(other, path), 0);
+                expect_refusal(path, -EPERM, "another user's");
+                expect_precious(path);
+        }
+}
+
 TEST(one_recorder_per_file)
 {
         struct recorder *r = record();
