@@ -204,6 +204,13 @@ void list_leave_out(struct list *l, uint64_t session_id)
         l->n_sessions = n;
 }
 
+void list_leave_out_names(struct list *l)
+{
+        for (size_t i = 0; i < l->n_shared; i++)
+                if (l->shared[i]->name[0] != '\0')
+                        l->shared[i]->name[0] = '\0';
+}
+
 uint64_t list_idle(const struct list *l, const char *tenant)
 {
         uint64_t sum = 0;

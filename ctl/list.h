@@ -60,6 +60,9 @@ void list_sort(struct list *l);
 /* Removes a session: bfcctl's own. */
 void list_leave_out(struct list *l, uint64_t session_id);
 
+/* Makes the names of shared blocks empty: they are their tenant's. */
+void list_leave_out_names(struct list *l);
+
 /* Idle bytes of the sessions of a tenant (NULL: all), as their clients report them. */
 uint64_t list_idle(const struct list *l, const char *tenant);
 

@@ -61,6 +61,7 @@ static int answer_list(struct ask *a, Bfcd__List__Kind kind, struct answer *ret)
         if (r < 0)
                 return r;
         list_leave_out(l, a->session_id);
+        list_leave_out_names(l); /* whoever can connect sees it */
         r = show_print(ret->out, kind == BFCD__LIST__KIND__GRANTS ? grants_json(l) : show_json(kind, l));
         list_free(l);
         return r;

@@ -203,6 +203,8 @@ def check_hostile(site, b):
     ok(HOSTILE in names, 'the name of a session is text', names)
     ok(any(HOSTILE in c for c in commands), 'a command line is text', commands)
     ok(any('\\u202e' in c for c in commands), 'what reverses text is escaped', commands)
+    kept = b.run('return document.querySelector("#kept").textContent')
+    ok(HOSTILE not in kept, 'the name of a block is not shown', kept)
     ok(b.run('return document.querySelectorAll("main img:not(#map-image img)").length === 0 && !window.pwned'),
        'and no element')
 

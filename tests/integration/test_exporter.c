@@ -219,6 +219,31 @@ RIG_TEST(lists_over_http, one_tenant)
         session_end(red);
 }
 
+/* Names are their tenant's: whoever can connect sees the rest. */
+RIG_TEST(kept_blocks_over_http_have_no_names, one_tenant)
+{
+        struct raw *red = session_open(rig->socket, "red");
+        struct exporter e = exporter_start(rig);
+        Bfcd__Publish body = BFCD__PUBLISH__INIT;
+        Bfcd__Request request = REQUEST(PUBLISH, publish, &body);
+        Bfcd__Block block;
+        struct reply r;
+
+        ck_assert_int_eq(raw_malloc(red, 0, MIB, &block), 0);
+        body.block_id = block.block_id;
+        body.name = (char *)(uintptr_t) "secret";
+        body.keep_ms = 600000;
+        ck_assert_int_eq(raw_do(red, &request), 0);
+        get(&e, "/api/keep", &r);
+        ck_assert_int_eq(r.status, 200);
+        ck_assert_ptr_nonnull(strstr(r.body, "\"keep_ms\""));
+        ck_assert_ptr_null(strstr(r.body, "secret"));
+        free(r.all);
+        exporter_stop(&e);
+        free(ctl_text(rig, WORDS("forget", "red", "secret")));
+        session_end(red);
+}
+
 /* The same drawing as bfcctl's. The name may be encoded. */
 RIG_TEST(a_map_over_http, one_tenant)
 {
