@@ -232,6 +232,7 @@ static int connection_change_class(struct connection *c)
                                  .role = c->role };
 
         connection_leave_unauth(c);
+        c->is_gone = peer_process_has_exited(&c->process); /* another one may have been matched by its pid */
         if (session_is_live(c->session))
                 uv_timer_start(&c->timer, on_timer, CONNECTION_WATCH_MS, 0);
         else /* it is resumed */

@@ -3,10 +3,13 @@
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
+#include <fcntl.h>
 #include <grp.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 
+#include "tests/fd_message.h"
 #include "tests/integration/tools.h"
 
 #define SOME_GID  4343u
@@ -91,6 +94,47 @@ RIG_TEST(a_tenant_that_does_not_match_is_refused, several)
         ck_assert_msg(strstr(bfc_last_error(), "white"), "the sentence: %s", bfc_last_error());
         ck_assert_int_eq(client_refused(rig, "nobody", NULL), -EACCES);
         ck_assert_int_eq(client_refused(rig, "red", "serve"), -ENOENT); /* no quota there */
+}
+
+struct connector {
+        const char *socket;
+        int fd; /* to which it sends its connection */
+        struct gate may_exit;
+};
+
+static void connect_and_exit(void *arg)
+{
+        struct connector *c = arg;
+        struct raw *raw = NULL;
+
+        REQUIRE(raw_open(c->socket, &raw) == 0, "no connection");
+        REQUIRE(fd_message_send(c->fd, "x", 1, &raw->fd, 1, 0) == 0, "the connection was not sent");
+        REQUIRE(gate_wait(&c->may_exit, RAW_TIMEOUT_MS), "not in time");
+}
+
+/* What the daemon reads about its process, such as its ancestors, could be another process's that has its number now. */
+RIG_TEST(a_process_that_has_exited_has_no_hello, several)
+{
+        struct connector c = { .socket = rig->socket, .may_exit = gate_new() };
+        struct raw *raw = NULL;
+        int pair[2], fd = -1;
+        char byte;
+        pid_t pid;
+
+        ck_assert_int_eq(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
+        c.fd = pair[0];
+        pid = child_start(connect_and_exit, &c);
+        ck_assert_int_eq(fd_message_receive(pair[1], &byte, 1, &fd), 0);
+        (void)rig_count(rig); /* it is accepted by now */
+        gate_open(&c.may_exit);
+        child_join(pid);
+        ck_assert_int_eq(raw_open(rig->socket, &raw), 0);
+        ck_assert_int_ge(dup3(fd, raw->fd, O_CLOEXEC), 0);
+        ck_assert_int_eq(raw_hello(raw, "red", NULL), -EIO);
+        raw_close(raw);
+        close(fd);
+        close(pair[0]);
+        close(pair[1]);
 }
 
 TEST(an_unmatched_user_is_told_the_rules)
