@@ -13,6 +13,7 @@
 #include "daemon/admin/drain.h"
 #include "daemon/admin/explain.h"
 #include "daemon/log.h"
+#include "daemon/number.h"
 #include "daemon/session/session.h"
 #include "daemon/admin/trim.h"
 
@@ -90,9 +91,8 @@ static void finish_trim(struct trim_command *c)
         Bfcd__TrimReply trim = BFCD__TRIM_REPLY__INIT;
 
         command_release_idle(c);
-        log_info("session %" PRIu64 " (uid %u): trim: %" PRIu64 " sessions asked, %" PRIu64 " bytes in "
-                 "blocks freed",
-                 s->id, (unsigned)s->who.uid, c->n_asked, c->freed_bytes);
+        log_info("%s: trim: %" PRIu64 " session%s asked, %s in blocks freed", SESSION_LABEL(s), c->n_asked,
+                 c->n_asked == 1 ? "" : "s", NUMBER_SIZE(c->freed_bytes));
         trim.n_asked = c->n_asked;
         trim.n_bytes = c->freed_bytes;
         trim.bytes_reserved_before = c->before_bytes;
@@ -288,11 +288,8 @@ int handle_evict(struct session *s, const Bfcd__Request *r, const char **ret_why
                 session_refuse(s, r->id, -ENOENT, sentence);
                 return 0;
         }
-        log_notice("session %" PRIu64 " (tenant '%s', uid %u, pid %d, %s): evicted by session %" PRIu64
-                   " (uid %u, pid %d)%s%s",
-                   other->id, other->tenant->name, (unsigned)other->who.uid, (int)other->who.pid, other->name,
-                   s->id, (unsigned)s->who.uid, (int)s->who.pid, *r->evict->reason ? ": " : "",
-                   r->evict->reason);
+        log_notice("%s: evicted by %s%s%s", SESSION_LABEL(other), SESSION_LABEL(s),
+                   *r->evict->reason ? ": " : "", r->evict->reason);
         snprintf(sentence, sizeof(sentence), " by an operator%s%s", *r->evict->reason ? ": " : "",
                  r->evict->reason);
         if (command_evict(other, sentence, "evicted by an operator") < 0)
@@ -399,14 +396,11 @@ static void note_drain(const struct session *s, const struct broker_device *d, b
         record_add_number(&r, "uid", s->who.uid);
         record_add_number(&r, "pid", (uint64_t)s->who.pid);
         if (was_draining)
-                log_notice("session %" PRIu64
-                           " (uid %u, pid %d): drain of device '%s' requested; it is already "
-                           "draining or drained",
-                           s->id, (unsigned)s->who.uid, (int)s->who.pid, d->config->id);
+                log_notice("%s: drain of device '%s' requested; it is already draining or drained",
+                           SESSION_LABEL(s), d->config->id);
         else
-                records_write(LOG_LEVEL_NOTICE, &r,
-                              "session %" PRIu64 " (uid %u, pid %d): drain of device '%s' requested", s->id,
-                              (unsigned)s->who.uid, (int)s->who.pid, d->config->id);
+                records_write(LOG_LEVEL_NOTICE, &r, "%s: drain of device '%s' requested", SESSION_LABEL(s),
+                              d->config->id);
 }
 
 int handle_drain(struct session *s, const Bfcd__Request *r, const char **ret_why)
@@ -476,8 +470,7 @@ int handle_resume(struct session *s, const Bfcd__Request *r, const char **ret_wh
         }
         s->command.resumed = d;
         s->command.resume_id = r->id;
-        log_notice("session %" PRIu64 " (uid %u, pid %d): resume of device '%s' requested", s->id,
-                   (unsigned)s->who.uid, (int)s->who.pid, d->config->id);
+        log_notice("%s: resume of device '%s' requested", SESSION_LABEL(s), d->config->id);
         result = drain_resume(d, finish_resume);
         if (result == 0)
                 return 0;

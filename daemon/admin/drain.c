@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "daemon/log.h"
+#include "daemon/number.h"
 
 enum drain_phase { DRAIN_SERVES, DRAIN_EMPTIES, DRAIN_CLOSES, DRAIN_CLOSED, DRAIN_OPENS, DRAIN_BACKS };
 
@@ -130,9 +131,8 @@ static void finish_close(struct worker_job *job)
                       "operator resumes it",
                       id);
         if (n_unreclaimed > 0)
-                log_warning("device '%s': %" PRIu64 " bytes are unreclaimed; processes may still have "
-                            "them mapped",
-                            id, n_unreclaimed);
+                log_warning("device '%s': %s are unreclaimed; processes may still have them mapped", id,
+                            NUMBER_SIZE(n_unreclaimed));
 }
 
 static void begin_closing(struct drain *drain)
@@ -290,9 +290,8 @@ static int begin_backing_quota(struct drain *drain, struct quota *q)
                 snprintf(drain->sentence, sizeof(drain->sentence), "the daemon is out of memory");
         else
                 snprintf(drain->sentence, sizeof(drain->sentence),
-                         "the preallocated memory of partition '%s' does not fit, because %" PRIu64
-                         " bytes are unreclaimed",
-                         q->partition->name, arena_unreclaimed_bytes(q->arena));
+                         "the preallocated memory of partition '%s' does not fit, because %s are unreclaimed",
+                         q->partition->name, NUMBER_SIZE(arena_unreclaimed_bytes(q->arena)));
         return r;
 }
 

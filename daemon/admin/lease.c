@@ -720,8 +720,8 @@ void lease_gone(const struct lease_end *end)
         record_add_number(&r, "waited_us", life->waited_ns / 1000);
         records_write(LOG_LEVEL_INFO, &r,
                       "lease '%s' of tenant '%s' in partition '%s' ended: duration %" PRIu64
-                      " ms, peak %" PRIu64 " bytes in use, %" PRIu64 " bytes reserved of %" PRIu64
-                      ", %" PRIu64 " refusals, waited %" PRIu64 " us",
-                      record->name, end->tenant, end->partition, lasted_ms, life->peak_in_use,
-                      life->peak_reserved, (uint64_t)record->limit_bytes, n_refusals, life->waited_ns / 1000);
+                      " ms, peak %s in use, %s reserved of %s, %" PRIu64 " refusals, waited %" PRIu64 " us",
+                      record->name, end->tenant, end->partition, lasted_ms, NUMBER_SIZE(life->peak_in_use),
+                      NUMBER_SIZE(life->peak_reserved), NUMBER_SIZE(record->limit_bytes), n_refusals,
+                      life->waited_ns / 1000);
 }

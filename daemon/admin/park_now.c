@@ -14,6 +14,7 @@
 #include "daemon/admin/pressure.h"
 #include "daemon/clock.h"
 #include "daemon/log.h"
+#include "daemon/number.h"
 #include "daemon/session/session.h"
 
 struct park_now {
@@ -87,9 +88,8 @@ static void finish(struct park_now *c)
         Bfcd__Reply reply = BFCD__REPLY__INIT;
         Bfcd__TrimReply trim = BFCD__TRIM_REPLY__INIT;
 
-        log_info("session %" PRIu64 " (uid %u): %s: %" PRIu64 " sessions asked, %" PRIu64
-                 " bytes in blocks %s",
-                 s->id, (unsigned)s->who.uid, c->wakes ? "wake" : "park", c->n_asked, c->n_bytes,
+        log_info("%s: %s: %" PRIu64 " session%s asked, %s in blocks %s", SESSION_LABEL(s),
+                 c->wakes ? "wake" : "park", c->n_asked, c->n_asked == 1 ? "" : "s", NUMBER_SIZE(c->n_bytes),
                  c->wakes ? "woken" : "parked");
         trim.n_asked = c->n_asked;
         trim.n_bytes = c->n_bytes;

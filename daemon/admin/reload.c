@@ -383,8 +383,7 @@ int reload_handle(struct session *s, const Bfcd__Request *r, const char **ret_wh
                                                      .done = session_reloaded },
                                         .session = s,
                                         .id = r->id };
-        log_notice("session %" PRIu64 " (uid %u): reload requested%s", s->id, (unsigned)s->who.uid,
-                   r->reload->dry_run ? " (dry run)" : "");
+        log_notice("%s: reload requested%s", SESSION_LABEL(s), r->reload->dry_run ? " (dry run)" : "");
         reload_ask(reloads, &own->request);
         return 0;
 }

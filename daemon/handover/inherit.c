@@ -258,11 +258,10 @@ static void close_quota(struct broker *b, struct inherited_quota *from, const ch
         bool is_lease = from->lease != LEDGER_NONE;
 
         log_error(
-                "%s%s%stenant '%s' in partition '%s': %s: its arena is closed, with %" PRIu64
-                " bytes in %zu extents and %zu blocks; these stay charged, and the previous sessions cannot "
+                "%s%s%stenant '%s' in partition '%s': %s: its arena is closed, with %s in %zu extents and %zu blocks; these stay charged, and the previous sessions cannot "
                 "be resumed",
                 is_lease ? "lease '" : "", is_lease ? ledger_lease_at(b->ledger, from->lease)->name : "",
-                is_lease ? "' of " : "", from->tenant, from->partition, why, from->n_bytes,
+                is_lease ? "' of " : "", from->tenant, from->partition, why, NUMBER_SIZE(from->n_bytes),
                 from->arena.n_extents, from->arena.n_blocks);
         if (is_lease)
                 tell_lease_gone(b, from);
@@ -339,9 +338,8 @@ static int restore_quota(struct broker *b, struct tenant *t, size_t partition, s
 
         if (limit_in(p, limit, &grid) < limit) {
                 log_warning("tenant '%s' in partition '%s': the size of its extents does not allow its "
-                            "limit of %" PRIu64 " bytes; until they are released and bfcd is restarted, "
-                            "the limit is %" PRIu64 " bytes",
-                            t->name, p->name, limit, limit_in(p, limit, &grid));
+                            "limit of %s; until they are released and bfcd is restarted, the limit is %s",
+                            t->name, p->name, NUMBER_SIZE(limit), NUMBER_SIZE(limit_in(p, limit, &grid)));
                 limit = limit_in(p, limit, &grid);
         }
         options.limit_bytes = max_u64(limit, from->n_bytes + closed);
@@ -381,9 +379,9 @@ static int inherit_quota(struct broker *b, struct tenant *t, struct inherited_qu
         bool is_there = partition < b->n_partitions;
 
         if (from->is_closed) { /* by this process or an earlier one, and never opened again */
-                log_error("tenant '%s' in partition '%s': its previous arena stays closed: %" PRIu64
-                          " bytes in %zu extents stay charged, and the previous sessions cannot be resumed",
-                          from->tenant, from->partition, from->n_bytes, from->arena.n_extents);
+                log_error("tenant '%s' in partition '%s': its previous arena stays closed: %s in "
+                          "%zu extents stay charged, and the previous sessions cannot be resumed",
+                          from->tenant, from->partition, NUMBER_SIZE(from->n_bytes), from->arena.n_extents);
                 return 0;
         }
         if (from->lease != LEDGER_NONE && is_there && b->partitions[partition].share != DEVICE_SHARE_FD)
@@ -456,10 +454,10 @@ static void restore_lease_limit(struct quota *q, struct ledger_lease *record,
         }
         if (record->ended_ms != 0)
                 return;
-        log_error("lease '%s' of tenant '%s' in partition '%s' ends: its limit of %" PRIu64
-                  " bytes could not be restored, because the size of its extents does not allow it; its "
+        log_error("lease '%s' of tenant '%s' in partition '%s' ends: its limit of %s "
+                  "could not be restored, because the size of its extents does not allow it; its "
                   "sessions continue, and get no more memory",
-                  record->name, q->tenant, q->partition->name, (uint64_t)record->limit_bytes);
+                  record->name, q->tenant, q->partition->name, NUMBER_SIZE(record->limit_bytes));
         record->ended_ms = clock_ms();
 }
 
@@ -579,9 +577,9 @@ static void guarantee_lease(struct broker *b, struct lease *lease)
 
         if (record->reserve_bytes > most) {
                 log_warning("lease '%s' of tenant '%s' in partition '%s': the configuration does not leave "
-                            "%" PRIu64 " bytes for its reserve, which is now %" PRIu64 " bytes",
+                            "%s for its reserve, which is now %s",
                             lease->name, lease->tenant->name, lease->quota->partition->name,
-                            (uint64_t)record->reserve_bytes, most);
+                            NUMBER_SIZE(record->reserve_bytes), NUMBER_SIZE(most));
                 record->reserve_bytes = most;
         }
         account_set(a, a->limit_bytes, record->reserve_bytes);
@@ -767,11 +765,12 @@ static void back_quotas(struct broker *b)
                         int r = quota_back_early(q);
 
                         if (r < 0 || (quota_is_preallocated(q) && q->account.own_bytes < limit))
-                                log_warning("tenant '%s' in partition '%s': of its %" PRIu64
-                                            " preallocated bytes, %" PRIu64 " are allocated; the rest is "
-                                            "allocated on demand%s%s",
-                                            q->tenant, q->partition->name, limit, q->account.own_bytes,
-                                            r < 0 ? ": " : "", r < 0 ? device_error(r) : "");
+                                log_warning("tenant '%s' in partition '%s': of its "
+                                            "preallocated %s, %s are allocated; the rest is allocated on "
+                                            "demand%s%s",
+                                            q->tenant, q->partition->name, NUMBER_SIZE(limit),
+                                            NUMBER_SIZE(q->account.own_bytes), r < 0 ? ": " : "",
+                                            r < 0 ? device_error(r) : "");
                 }
 }
 

@@ -11,6 +11,7 @@
 #include "daemon/clock.h"
 #include "daemon/handover/crash.h"
 #include "daemon/log.h"
+#include "daemon/number.h"
 #include "daemon/session/session.h"
 
 /* ---- a session's memory --------------------------------------------------- */
@@ -390,9 +391,9 @@ int restore_sessions(struct broker *b)
                 return r;
         ledger_note_nothing(b->ledger);
         b->restored.ns += clock_ns() - began_ns;
-        log_notice("%zu sessions, %" PRIu32 " blocks, %" PRIu64 " bytes restored after restart in %.1f "
-                   "ms; %zu sessions suspended",
-                   b->sessions.n_clients, b->restored.n_blocks, b->restored.n_bytes,
+        log_notice("%zu session%s, %" PRIu32 " block%s, %s restored after restart in %.1f ms; %zu suspended",
+                   b->sessions.n_clients, b->sessions.n_clients == 1 ? "" : "s", b->restored.n_blocks,
+                   b->restored.n_blocks == 1 ? "" : "s", NUMBER_SIZE(b->restored.n_bytes),
                    (double)b->restored.ns / 1e6, b->suspended.n);
         if (b->sessions.n_clients == 0) /* no session that another start could lose */
                 broker_note_well(b);

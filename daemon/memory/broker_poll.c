@@ -7,6 +7,7 @@
 
 #include "daemon/admin/drain.h"
 #include "daemon/clock.h"
+#include "daemon/number.h"
 
 #define BROKER_UNRECLAIMED_MS 1000u
 #define BROKER_LOOKS          128u /* at watched extents, each time */
@@ -32,15 +33,16 @@ static void quota_log_unreclaimed(struct tenant *t, struct quota *q)
         if (n_bytes < q->logged.unreclaimed_bytes)
                 log_limited(
                         &t->unreclaimed_logs[false], LOG_LEVEL_INFO,
-                        "device '%s' returned unreclaimed memory of tenant '%s' in partition '%s': %" PRIu64
-                        " bytes are no longer charged, %" PRIu64 " bytes are still unreclaimed",
+                        "device '%s' returned unreclaimed memory of tenant '%s' in partition '%s': %s are no longer "
+                        "charged, %s are still unreclaimed",
                         q->partition->device_id, q->tenant, q->partition->name,
-                        q->logged.unreclaimed_bytes - n_bytes, n_bytes);
+                        NUMBER_SIZE(q->logged.unreclaimed_bytes - n_bytes), NUMBER_SIZE(n_bytes));
         else if (!q->partition->is_lost) /* then that says it all */
-                log_limited(&t->unreclaimed_logs[true], LOG_LEVEL_ERROR,
-                            "device '%s' did not return memory of tenant '%s' in partition '%s': %" PRIu64
-                            " bytes are unreclaimed and stay charged",
-                            q->partition->device_id, q->tenant, q->partition->name, n_bytes);
+                log_limited(
+                        &t->unreclaimed_logs[true], LOG_LEVEL_ERROR,
+                        "device '%s' did not return memory of tenant '%s' in partition '%s': %s are unreclaimed and "
+                        "stay charged",
+                        q->partition->device_id, q->tenant, q->partition->name, NUMBER_SIZE(n_bytes));
         q->logged.unreclaimed_bytes = n_bytes;
 }
 
@@ -68,9 +70,9 @@ static void quota_log_refills(struct tenant *t, struct quota *q)
         q->logged.n_refills = arena_n_refills(q->arena);
         log_limited(&t->refill_log, LOG_LEVEL_WARNING,
                     "tenant '%s' writes into released extents of partition '%s' through fds or mappings "
-                    "that its processes kept: %" PRIu64 " bytes found; the daemon returns them to the "
+                    "that its processes kept: %s found; the daemon returns them to the "
                     "kernel again and charges them to the tenant until then",
-                    q->tenant, q->partition->name, arena_refilled_bytes(q->arena));
+                    q->tenant, q->partition->name, NUMBER_SIZE(arena_refilled_bytes(q->arena)));
 }
 
 static struct tenant *broker_tenant_of(const struct broker *b, const struct quota *q)

@@ -166,9 +166,7 @@ static void connection_drop(struct connection *c, const char *why)
         if (why)
                 log_limited(s->tenant ? &s->tenant->disconnect_log
                                       : log_limit_of_user(&c->host->disconnect_logs, s->who.uid),
-                            LOG_LEVEL_NOTICE,
-                            "session %" PRIu64 " (0: no hello yet; uid %u, pid %d): disconnected: %s", s->id,
-                            (unsigned)s->who.uid, (int)s->who.pid, why);
+                            LOG_LEVEL_NOTICE, "%s: disconnected: %s", SESSION_LABEL(s), why);
         if (session_hang_up(s) > 0 && peer_process_has_exited(&c->process))
                 session_exit(s);
 }

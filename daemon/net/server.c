@@ -555,8 +555,8 @@ static void server_note_end(const struct server *s, const char *why)
         record_add_text(&r, "reason", why, SIZE_MAX);
         record_add_text(&r, "sessions_are", keeps ? "suspended" : "ended", SIZE_MAX);
         record_add_number(&r, "sessions", s->broker->sessions.n_clients);
-        records_write(LOG_LEVEL_NOTICE, &r, "%s: %s %zu sessions", why,
-                      keeps ? "suspending for the next daemon" : "ending", s->broker->sessions.n);
+        records_write(LOG_LEVEL_NOTICE, &r, "%s: sessions %s: %zu", why,
+                      keeps ? "suspended for the next daemon" : "ended", s->broker->sessions.n);
 }
 
 static void on_signal(uv_signal_t *handle, int number)

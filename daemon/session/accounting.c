@@ -48,10 +48,9 @@ static void ends_write_sum(struct tenant *t)
                 record_add_number(&r, "refusals", e->n_refusals);
                 records_write(LOG_LEVEL_INFO, &r,
                               "%" PRIu64 " more sessions of tenant '%s' ended within %u s: %" PRIu64 " ms in "
-                              "total, largest peak %" PRIu64 " bytes, %" PRIu64 " allocations, %" PRIu64
-                              " refusals",
-                              e->n_summed, t->name, ACCOUNTING_WINDOW_MS / 1000, e->lasted_ms, e->peak_bytes,
-                              e->n_allocs, e->n_refusals);
+                              "total, largest peak %s, %" PRIu64 " allocations, %" PRIu64 " refusals",
+                              e->n_summed, t->name, ACCOUNTING_WINDOW_MS / 1000, e->lasted_ms,
+                              NUMBER_SIZE(e->peak_bytes), e->n_allocs, e->n_refusals);
         }
         *e = (struct tenant_ends){ 0 };
 }
@@ -120,13 +119,12 @@ void accounting_end(struct session *s, const char *why)
         /* Text that a user chooses comes last: it can neither imitate statistics nor cut them off. */
         records_write(LOG_LEVEL_INFO, &r,
                       "session %" PRIu64 " ended (%s): tenant '%s', uid %u, pid %d; duration %" PRIu64
-                      " ms, %" PRIu32 " blocks with %" PRIu64 " bytes and %" PRIu32
-                      " shared blocks left, peak %" PRIu64 " bytes, %" PRIu64 " allocations, %" PRIu64
-                      " refusals; %s, cgroup %s",
+                      " ms, %" PRIu32 " blocks with %s and %" PRIu32 " shared blocks left, peak %s, %" PRIu64
+                      " allocations, %" PRIu64 " refusals; %s, cgroup %s",
                       s->id, why, s->tenant->name, (unsigned)s->who.uid, (int)s->who.pid, lasted_ms,
-                      record->links.n_blocks, s->stats.bytes_in_use, record->links.n_refs,
-                      s->stats.peak_bytes_in_use, s->stats.n_allocs, s->stats.n_refusals, s->name,
-                      place_of(s));
+                      record->links.n_blocks, NUMBER_SIZE(s->stats.bytes_in_use), record->links.n_refs,
+                      NUMBER_SIZE(s->stats.peak_bytes_in_use), s->stats.n_allocs, s->stats.n_refusals,
+                      s->name, place_of(s));
 }
 
 /* ---- refusals ------------------------------------------------------------ */
@@ -196,10 +194,7 @@ void accounting_refuse(struct session *s, const struct accounting_refusal *refus
         record_add_number(&r, "session", s->id);
         add_client(&r, s);
         add_refusal(&r, s->tenant, refusal->limit, refusal->sentence, n_left_out);
-        records_write(LOG_LEVEL_NOTICE, &r,
-                      "session %" PRIu64 " (tenant '%s', uid %u, pid %d, %s): refused (%" PRIu64
-                      " so far): %s%s",
-                      s->id, s->tenant->name, (unsigned)s->who.uid, (int)s->who.pid, s->name,
+        records_write(LOG_LEVEL_NOTICE, &r, "%s: refused (%" PRIu64 " so far): %s%s", SESSION_LABEL(s),
                       s->stats.n_refusals, refusal->sentence, suppressed(n_left_out, more));
 }
 
@@ -268,10 +263,11 @@ static void record_usage(struct quota *q)
         record_add_number(&r, "limit_bytes", q->account.limit_bytes);
         record_add_number(&r, "refusals", w.n_refusals);
         records_write(LOG_LEVEL_DEBUG, &r,
-                      "tenant '%s' in partition '%s': peak %" PRIu64 " bytes in use, %" PRIu64
-                      " bytes reserved of %" PRIu64 ", %" PRIu64 " refusals in %" PRIu64 " s",
-                      q->tenant, q->partition->name, w.peak_in_use, w.peak_charged, q->account.limit_bytes,
-                      w.n_refusals, (w.end_ms - min_u64(w.end_ms, w.begin_ms)) / 1000);
+                      "tenant '%s' in partition '%s': peak %s in use, %s reserved of %s, %" PRIu64
+                      " refusals in %" PRIu64 " s",
+                      q->tenant, q->partition->name, NUMBER_SIZE(w.peak_in_use), NUMBER_SIZE(w.peak_charged),
+                      NUMBER_SIZE(q->account.limit_bytes), w.n_refusals,
+                      (w.end_ms - min_u64(w.end_ms, w.begin_ms)) / 1000);
 }
 
 void accounting_leave(struct quota *q)

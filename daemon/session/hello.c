@@ -353,10 +353,6 @@ int hello_handle(struct session *s, const Bfcd__Request *r, const char **ret_why
         s->has_events = events_fd >= 0;
         retire_begin(s);
         hello_welcome(s, r, share, events_fd);
-        log_debug("session %" PRIu64 " started: tenant '%s', uid %u, pid %d, %s", s->id,
-                  s->tenant       ? s->tenant->name
-                  : s->is_monitor ? "(monitor)"
-                                  : "(admin)",
-                  (unsigned)s->who.uid, (int)s->who.pid, s->name);
+        log_debug("%s started", SESSION_LABEL(s));
         return 0;
 }

@@ -96,23 +96,24 @@ void request_refuse(struct session *s, uint64_t id, const struct quota_request *
 
         if (device_failed && (error == -EXFULL || error == -ECOMM))
                 snprintf(sentence, sizeof(sentence),
-                         "a block of %" PRIu64 " bytes was refused, because its memory would not survive "
-                         "a restart of the daemon: %s",
-                         refused->n_bytes,
+                         "a block of %s was refused, because its memory would not survive a restart of the "
+                         "daemon: %s",
+                         NUMBER_SIZE(refused->n_bytes),
                          error == -EXFULL ? "the service manager's fd store is full, or the rest of it is "
                                             "guaranteed to other tenants"
                                           : "the service manager does not store its file descriptor");
         else if (device_failed && error == -ECANCELED)
-                snprintf(sentence, sizeof(sentence),
-                         "no new memory is allocated for a block of %" PRIu64
-                         " bytes: the kernel killed a process for lack of memory while the previous daemon "
-                         "allocated memory for tenant '%s' in partition '%s'; try again in %" PRIu64 " s",
-                         refused->n_bytes, refused->quota->tenant, refused->quota->partition->name,
-                         quota_growth_pause_ms(refused->quota) / 1000 + 1);
+                snprintf(
+                        sentence, sizeof(sentence),
+                        "no new memory is allocated for a block of %s: the kernel killed a process for lack of memory while the previous daemon "
+                        "allocated memory for tenant '%s' in partition '%s'; try again in %" PRIu64 " s",
+                        NUMBER_SIZE(refused->n_bytes), refused->quota->tenant,
+                        refused->quota->partition->name, quota_growth_pause_ms(refused->quota) / 1000 + 1);
         else if (device_failed)
                 snprintf(sentence, sizeof(sentence),
-                         "device '%s' could not allocate memory for a block of %" PRIu64 " bytes: %s",
-                         refused->quota->partition->device_id, refused->n_bytes, device_error(error));
+                         "device '%s' could not allocate memory for a block of %s: %s",
+                         refused->quota->partition->device_id, NUMBER_SIZE(refused->n_bytes),
+                         device_error(error));
         else
                 quota_explain(refused, error, sentence, sizeof(sentence));
         names_holders = names_holders && !refused->is_no_refusal;
@@ -574,7 +575,7 @@ static int handle_reset_peaks(struct session *s, const Bfcd__Request *r, const c
         for (size_t i = 0; i < b->n_partitions && !reset->tenant[0]; i++)
                 if (!reset->partition[0] || strcmp(reset->partition, b->partitions[i].name) == 0)
                         partition_clear_peaks(&b->partitions[i]);
-        log_info("session %" PRIu64 " (uid %u): peaks of %zu quotas reset", s->id, (unsigned)s->who.uid, n);
+        log_info("%s: peaks of %zu quota%s reset", SESSION_LABEL(s), n, n == 1 ? "" : "s");
         session_done(s, r->id);
         return 0;
 }

@@ -168,6 +168,22 @@ const char *session_state_name(const struct session *s)
         return states[s->state].name;
 }
 
+const char *session_label(const struct session *s, struct session_label *ret)
+{
+        const char *role = s->is_monitor ? "monitor" : "operator";
+        char *end = ret->text + sizeof(ret->text),
+             *at = ret->text + snprintf(ret->text, sizeof(ret->text), "session %" PRIu64 " (", s->id);
+
+        if (s->id == 0)
+                snprintf(at, (size_t)(end - at), "no hello yet; uid %u, pid %d)", (unsigned)s->who.uid,
+                         (int)s->who.pid);
+        else
+                snprintf(at, (size_t)(end - at), "%s%s%s, uid %u, pid %d, %s)", s->tenant ? "tenant '" : "",
+                         s->tenant ? s->tenant->name : role, s->tenant ? "'" : "", (unsigned)s->who.uid,
+                         (int)s->who.pid, s->name);
+        return ret->text;
+}
+
 const char *session_request_fault(const struct session *s, const Bfcd__Request *request)
 {
         Bfcd__Request__BodyCase only = states[s->state].only;

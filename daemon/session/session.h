@@ -231,6 +231,13 @@ size_t session_n_records(const struct session *s);
 
 const char *session_state_name(const struct session *s);
 
+/* For the log: "session 41 (tenant 'vision', uid 1000, pid 977, train.py)". Returns its text. */
+struct session_label {
+        char text[256];
+};
+const char *session_label(const struct session *s, struct session_label *ret);
+#define SESSION_LABEL(s) session_label(s, &(struct session_label){ { 0 } })
+
 /* Statistics of the client's cache as the client reports them, over all partitions, limited to what the
  * session has. Zeros if it reports nothing. */
 void session_client_usage(const struct session *s, struct client_usage *ret, uint64_t *ret_bytes_outside);

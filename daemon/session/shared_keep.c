@@ -272,8 +272,8 @@ int shared_handle_forget(struct session *s, const Bfcd__Request *r, const char *
         }
         if (record_of(b, name)->keep_ms > 0)
                 log_limited(&name->owner->kept_log, LOG_LEVEL_INFO,
-                            "session %" PRIu64 " (uid %u): block '%s' of tenant '%s' is no longer kept",
-                            s->id, (unsigned)s->who.uid, f->name, tenant);
+                            "%s: block '%s' of tenant '%s' is no longer kept", SESSION_LABEL(s), f->name,
+                            tenant);
         ledger_shared_keep(b->ledger, name->shared, 0);
         if (name->idle_at > 0)
                 end_idle(b, name);

@@ -339,7 +339,7 @@ TEST(log_lines_of_a_tenant_are_limited)
         victim = session_open(s.rig->socket, "blue");
         ck_assert_int_eq(raw_send_bytes(victim, "\xff\xff\xff\xff", 4), 0);
         ck_assert_int_eq(raw_wait_hang_up(victim, GENEROUS_MS), 0);
-        snprintf(words, sizeof(words), "session %llu (0: no hello yet",
+        snprintf(words, sizeof(words), "session %llu (tenant 'blue', uid ",
                  (unsigned long long)victim->session_id);
         raw_close(victim);
         ck_assert(WAIT_FOR(rig_logged(s.rig, words), GENEROUS_MS));

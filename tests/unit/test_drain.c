@@ -464,7 +464,7 @@ TEST(unreclaimed_memory_stays_charged)
         gpus[0].foreign_bytes = 2 * E;
         id = resume(admin, "cuda:0");
         settle();
-        assert_refused(admin, id, EDQUOT, "does not fit, because 2097152 bytes");
+        assert_refused(admin, id, EDQUOT, "does not fit, because 2.0 MiB are");
         ck_assert_str_eq(row(0)->state, "drained");
         gpus[0].foreign_bytes = 0;
         must_resume("cuda:0");

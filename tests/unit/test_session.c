@@ -818,7 +818,7 @@ TEST(test_ends_are_recorded)
         (void)accounting_tick(b, clock_ms(), true);
         text = log_caught();
         ck_assert_uint_eq(count_words(text, "): tenant 'a', uid 1"), 20);
-        ck_assert_uint_eq(count_words(text, "peak 256 bytes, 1 allocations, 1 refusals"), 21);
+        ck_assert_uint_eq(count_words(text, "peak 256 B, 1 allocations, 1 refusals"), 21);
         ck_assert_uint_eq(count_words(text, "): tenant 'b', uid 2"), 1);
         ck_assert_uint_lt(count_words(text, "(tenant 'a', uid 1"), 20);
         ck_assert_uint_ge(count_words(text, "(tenant 'a', uid 1"), 1);
@@ -917,7 +917,7 @@ TEST(waiting_times_are_recorded)
 /* A user chooses the program's name, and the control group's below one that was delegated to it. */
 TEST(statistics_of_an_end_come_from_the_daemon)
 {
-        static const char lie[] = "x; duration 1 ms, peak 1 bytes, 9 allocations, 0 refusals";
+        static const char lie[] = "x; duration 1 ms, peak 1 B, 9 allocations, 0 refusals";
         struct peer *p = open_session(1);
         const char *text, *true_one, *false_one;
 
@@ -931,8 +931,8 @@ TEST(statistics_of_an_end_come_from_the_daemon)
         log_catch();
         peer_free(p);
         text = log_caught();
-        true_one = strstr(text, "peak 256 bytes, 1 allocations, 0 refusals");
-        false_one = strstr(text, "peak 1 bytes");
+        true_one = strstr(text, "peak 256 B, 1 allocations, 0 refusals");
+        false_one = strstr(text, "peak 1 B");
         ck_assert_msg(true_one != NULL, "%s", text);
         ck_assert_msg(false_one != NULL && true_one < false_one, "%s", text);
 }
@@ -963,7 +963,7 @@ TEST(test_ends_are_bounded)
                 sum--;
         n_summed = strtoul(sum, NULL, 10);
         ck_assert_uint_eq(count_words(text, "): tenant 'a', uid 1") + n_summed, 1001);
-        ck_assert_ptr_nonnull(strstr(sum, "largest peak 256 bytes, 1 allocations, 1 refusals"));
+        ck_assert_ptr_nonnull(strstr(sum, "largest peak 256 B, 1 allocations, 1 refusals"));
 }
 
 /* ---- a random walk ------------------------------------------------------- */
