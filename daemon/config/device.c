@@ -49,9 +49,10 @@ bool config_read_partition(struct config_reader *r, const struct yamltree_node *
         p.has_node = config_knows(place, PARTITION_NODE);
         has_name = config_knows(place, PARTITION_NAME);
         if (has_name && config_find_partition(r->c, p.name, &index))
-                config_fail(r, place->at[PARTITION_NAME],
-                            "partition '%s' is defined twice; names must be unique across all devices",
-                            p.name);
+                config_fail(
+                        r, place->at[PARTITION_NAME],
+                        "partition '%s' is defined twice, first %s; names must be unique across all devices",
+                        p.name, FIRST(r->partitions[index].place.at[PARTITION_NAME], n));
         else if (has_name && n_notes == MAX_PARTITIONS)
                 config_fail(r, place->at[PARTITION_NAME], "more than %d partitions", MAX_PARTITIONS);
         else if (has_name)
@@ -87,8 +88,9 @@ bool config_read_device_id(struct config_reader *r, struct config_place *p, cons
         for (size_t i = 0; i < index; i++) {
                 if (r->c->devices[i].id && strcmp(r->c->devices[i].id, n->text) == 0)
                         return config_fail(
-                                r, n, "device '%s' is defined twice; list all its partitions in one entry",
-                                SHOW(n));
+                                r, n,
+                                "device '%s' is defined twice, first %s; list all its partitions in one entry",
+                                SHOW(n), FIRST(r->devices[i].place.at[DEVICE_ID], n));
         }
         device->id = config_copy_text(r, n->text);
         r->devices[index].room_known = device->id && device->is_cuda && config_look_at_gpu(r, index);

@@ -40,6 +40,18 @@ const char *config_show_size(struct config_shown *s, uint64_t n_bytes)
         return s->text;
 }
 
+const char *config_show_first(struct config_first *s, const struct yamltree_node *first,
+                              const struct yamltree_node *second)
+{
+        if (strcmp(first->file, second->file) == 0)
+                snprintf(s->text, sizeof(s->text), "on line %zu", first->line);
+        else
+                snprintf(s->text, sizeof(s->text), "in %s on line %zu",
+                         config_show_bytes(&(struct config_shown){ { 0 } }, first->file, strlen(first->file)),
+                         first->line);
+        return s->text;
+}
+
 const char *config_show_about(struct config_shown *s, uint64_t n_bytes)
 {
         uint64_t mib = n_bytes >> 20, gib = mib >> 10;
@@ -220,8 +232,8 @@ bool config_read_mapping(struct config_reader *r, struct config_place *p)
                 if (!fields[i].key) {
                         fail_key(r, key, p);
                 } else if (keys[i]) {
-                        config_fail(r, key, "key '%s' is defined twice, first on line %zu", fields[i].key,
-                                    keys[i]->line);
+                        config_fail(r, key, "key '%s' is defined twice, first %s", fields[i].key,
+                                    FIRST(keys[i], key));
                 } else {
                         keys[i] = key;
                         p->at[i] = key->next;

@@ -119,6 +119,14 @@ const char *config_show_bytes(struct config_shown *s, const char *text, size_t n
 /* Formats bytes as in a config: exact, in the largest unit that divides. */
 const char *config_show_size(struct config_shown *s, uint64_t n_bytes);
 
+/* Where something is defined first: "on line 3", or "in FILE on line 3" if the second place is in another file. */
+struct config_first {
+        char text[128];
+};
+const char *config_show_first(struct config_first *s, const struct yamltree_node *first,
+                              const struct yamltree_node *second);
+#define FIRST(first, second) config_show_first(&(struct config_first){ { 0 } }, first, second)
+
 /* Formats bytes for messages: whole MiB, and from 10 GiB on whole GiB, rounded up. */
 const char *config_show_about(struct config_shown *s, uint64_t n_bytes);
 

@@ -10,6 +10,27 @@
 
 /* ---- quotas --------------------------------------------------------------- */
 
+/* The value of a key of a mapping; NULL: there is none. */
+static const struct yamltree_node *find_key(const struct yamltree_node *n, const char *key)
+{
+        if (!n || n->type != YAMLTREE_MAPPING)
+                return NULL;
+        for (n = n->first_child; n && n->next; n = n->next->next)
+                if (config_is_text(n, key))
+                        return n->next;
+        return NULL;
+}
+
+/* The first quota of a partition; NULL: there is none. */
+static const struct yamltree_node *find_quota(const struct yamltree_node *quotas, const char *partition)
+{
+        const struct yamltree_node *n = quotas->first_child, *name;
+
+        while (n && !((name = find_key(n, "partition")) && config_is_text(name, partition)))
+                n = n->next;
+        return n;
+}
+
 bool config_read_quota_partition(struct config_reader *r, struct config_place *p,
                                  const struct config_field *field, const struct yamltree_node *n)
 {
@@ -29,8 +50,9 @@ bool config_read_quota_partition(struct config_reader *r, struct config_place *p
         }
         for (size_t i = 0; i < t->n_quotas; i++) {
                 if (t->quotas[i].partition == q->partition)
-                        return config_fail(r, n, "this tenant already has a quota in partition '%s'",
-                                           n->text);
+                        return config_fail(r, n,
+                                           "this tenant already has a quota in partition '%s', first %s",
+                                           n->text, FIRST(find_quota(p->in->at[TENANT_QUOTAS], n->text), n));
         }
         p->whole_known = config_knows(&r->partitions[q->partition].place, PARTITION_LIMIT);
         p->whole_bytes = p->whole_known ? r->c->partitions[q->partition].limit_bytes : 0;
@@ -278,27 +300,12 @@ static void count_sessions(struct config_reader *r, struct config_tenant *t, boo
                                 t->quotas[i].max_sessions - t->max_sessions;
 }
 
-/* The value of a key of a mapping; NULL: there is none. */
-static const struct yamltree_node *find_key(const struct yamltree_node *n, const char *key)
-{
-        if (!n || n->type != YAMLTREE_MAPPING)
-                return NULL;
-        for (n = n->first_child; n && n->next; n = n->next->next)
-                if (config_is_text(n, key))
-                        return n->next;
-        return NULL;
-}
-
 /* Where `to` is in the quota of that partition. */
 static const struct yamltree_node *find_park_to(const struct yamltree_node *quotas, const char *partition)
 {
-        for (const struct yamltree_node *n = quotas->first_child; n; n = n->next) {
-                const struct yamltree_node *name = find_key(n, "partition");
+        const struct yamltree_node *quota = find_quota(quotas, partition);
 
-                if (name && config_is_text(name, partition))
-                        return find_key(find_key(n, "park"), "to");
-        }
-        return NULL;
+        return find_key(find_key(quota, "park"), "to");
 }
 
 /* The copies are charged to the tenant. */
@@ -324,6 +331,7 @@ bool config_read_tenant(struct config_reader *r, const struct yamltree_node *n, 
         size_t n_notes = r->c->n_tenants;
         const struct config_place *p = &note.place;
         bool has_name, is_kept = false;
+        ssize_t first;
 
         (void)in;
         if (!config_read_section(r, &note.place))
@@ -333,8 +341,10 @@ bool config_read_tenant(struct config_reader *r, const struct yamltree_node *n, 
         if (p->at[TENANT_MAX_SESSIONS])
                 note.n_sessions = t.max_sessions;
         has_name = config_knows(p, TENANT_NAME);
-        if (has_name && find_tenant(r->c, t.name) >= 0)
-                config_fail(r, p->at[TENANT_NAME], "tenant '%s' is defined twice", t.name);
+        first = has_name ? find_tenant(r->c, t.name) : -1;
+        if (first >= 0)
+                config_fail(r, p->at[TENANT_NAME], "tenant '%s' is defined twice, first %s", t.name,
+                            FIRST(r->tenants[first].place.at[TENANT_NAME], n));
         else if (has_name && r->c->n_tenants == CONFIG_MAX_TENANTS)
                 config_fail(r, p->at[TENANT_NAME], "more than %d tenants", CONFIG_MAX_TENANTS);
         else if (has_name)

@@ -7,6 +7,7 @@
 #include <pwd.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/un.h>
 
 #include "proto/paths.h"
@@ -62,23 +63,62 @@ static size_t find_unit(const struct yamltree_node *n, size_t n_digits, const ch
         return i;
 }
 
+/* A number with or without a fraction, and blanks after it: what people write instead. *ret_unit: what follows. */
+static bool read_loosely(const struct yamltree_node *n, double *ret, const char **ret_unit)
+{
+        size_t n_number = strspn(n->text, "0123456789.");
+        char *end;
+
+        if (n_number == 0 || n_number > 20 || n->text[0] == '.' || strlen(n->text) != n->n_text)
+                return false;
+        *ret = strtod(n->text, &end); /* a locale is never set */
+        *ret_unit = n->text + n_number + strspn(n->text + n_number, " ");
+        return end == n->text + n_number;
+}
+
+static const char *const DURATION_UNITS[] = { "ms", "s", "m", "h", "d" };
+static const uint64_t MS_OF[] = { 1, 1000, 60000, 3600000, 86400000, 0 };
+#define N_DURATION_UNITS 5u
+
+static bool fail_duration(struct config_reader *r, const struct config_field *field,
+                          const struct yamltree_node *n)
+{
+        static const char *const words[] = { "milliseconds", "seconds", "minutes", "hours", "days" };
+        const char *unit = NULL;
+        double value, ms;
+
+        for (unsigned i = 0; i < N_DURATION_UNITS && read_loosely(n, &value, &unit); i++) {
+                unsigned whole = i;
+
+                if (!*unit || (strcasecmp(unit, DURATION_UNITS[i]) != 0 &&
+                               (strlen(unit) < 3 || strncasecmp(words[i], unit, strlen(unit)) != 0)))
+                        continue;
+                ms = value * (double)MS_OF[i];
+                if (ms < 1 || ms > MAX_TIMEOUT_MS || ms != (double)(uint64_t)ms)
+                        break;
+                while ((uint64_t)ms % MS_OF[whole] != 0)
+                        whole--;
+                return config_fail(r, n, "%s '%s' is not a duration; write %llu%s", field->key, SHOW(n),
+                                   (unsigned long long)((uint64_t)ms / MS_OF[whole]), DURATION_UNITS[whole]);
+        }
+        return config_fail(
+                r, n, "%s '%s' is not a duration; write a whole number and ms, s, m, h or d, as in 200ms",
+                field->key, SHOW(n));
+}
+
 static bool read_duration(struct config_reader *r, const struct config_field *field,
                           const struct yamltree_node *n, uint64_t *ret_ms)
 {
-        static const char *const units[] = { "ms", "s", "m" };
-        static const uint64_t ms_of[] = { 1, 1000, 60000, 0 };
         size_t n_digits = 0, unit;
         uint64_t value = 0, ms = 0;
         bool is_too_much;
 
         is_too_much = parse_digits(n, &value, &n_digits) < 0;
-        unit = find_unit(n, n_digits, units, 3);
-        if (!is_too_much && unit == 3)
-                return config_fail(
-                        r, n, "%s '%s' is not a duration; write a whole number and ms, s or m, as in 200ms",
-                        field->key, SHOW(n));
-        if (is_too_much || __builtin_mul_overflow(value, ms_of[unit], &ms) || ms > MAX_TIMEOUT_MS || ms == 0)
-                return config_fail(r, n, "%s %s is out of range; write 1ms to 1440m", field->key, SHOW(n));
+        unit = find_unit(n, n_digits, DURATION_UNITS, N_DURATION_UNITS);
+        if (!is_too_much && unit == N_DURATION_UNITS)
+                return fail_duration(r, field, n);
+        if (is_too_much || __builtin_mul_overflow(value, MS_OF[unit], &ms) || ms > MAX_TIMEOUT_MS || ms == 0)
+                return config_fail(r, n, "%s %s is out of range; write 1ms to 1d", field->key, SHOW(n));
         *ret_ms = ms;
         return true;
 }
@@ -90,20 +130,24 @@ static const char *const SIZE_UNITS[] = { "B", "KiB", "MiB", "GiB", "TiB" };
 #define N_SIZE_UNITS 5u
 
 static void fail_size(struct config_reader *r, const struct yamltree_node *n,
-                      const struct config_field *field, size_t n_digits)
+                      const struct config_field *field)
 {
         const char *percent = field->whole ? ", or a whole percentage, as in 50%" : "";
-        size_t n_rest = n->n_text - n_digits;
+        const char *unit = NULL;
+        double value, bytes;
 
-        /* What people write: K, kb, Gib, ... */
-        for (size_t i = 1; i < N_SIZE_UNITS && n_digits > 0 && n_digits < 20; i++) {
-                char unit = n->text[n_digits];
-                char b = n_rest == 2 ? n->text[n_digits + 1] : 'B';
+        /* What people write: 1 GiB, 0.5GiB, 512mib, K, kb, ... */
+        for (unsigned i = 1; i < N_SIZE_UNITS && read_loosely(n, &value, &unit); i++) {
+                const char *known = SIZE_UNITS[i];
 
-                if (n_rest < 1 || n_rest > 2 || (unit & ~0x20) != SIZE_UNITS[i][0] || (b & ~0x20) != 'B')
+                if ((unit[0] & ~0x20) != known[0] ||
+                    (unit[1] && strcasecmp(unit + 1, "B") != 0 && strcasecmp(unit + 1, known + 1) != 0))
                         continue;
-                config_fail(r, n, "%s '%s' is not a size; write %.*s%s", field->key, SHOW(n), (int)n_digits,
-                            n->text, SIZE_UNITS[i]);
+                bytes = value * (double)(UINT64_C(1) << (10 * i));
+                if (bytes < 1 || bytes > (double)(UINT64_C(1) << 52) || bytes != (double)(uint64_t)bytes)
+                        break;
+                config_fail(r, n, "%s '%s' is not a size; write %s", field->key, SHOW(n),
+                            SIZE((uint64_t)bytes));
                 return;
         }
         config_fail(r, n,
@@ -175,7 +219,7 @@ static bool read_size(struct config_reader *r, const struct config_place *p, con
         if (n_digits > 0 && n_digits == n->n_text && value == 0 && field->min == 0)
                 unit = 0;
         if (result == 0 && unit == N_SIZE_UNITS) {
-                fail_size(r, n, field, n_digits);
+                fail_size(r, n, field);
                 return false;
         }
         if (result < 0 || value > (uint64_t)INT64_MAX >> (10 * unit))

@@ -52,7 +52,7 @@ static void report_offset(const struct builder *b, size_t offset, const char *se
 static int report_parser(const struct builder *b, const yaml_parser_t *parser)
 {
         const char *problem = parser->problem ? parser->problem : "unknown error";
-        char sentence[256];
+        char sentence[256], began[48] = "";
 
         switch (parser->error) {
         case YAML_MEMORY_ERROR:
@@ -62,8 +62,12 @@ static int report_parser(const struct builder *b, const yaml_parser_t *parser)
                 report_offset(b, parser->problem_offset, sentence);
                 return -EINVAL;
         default:
-                snprintf(sentence, sizeof(sentence), "not YAML: %s%s%s", problem, parser->context ? " " : "",
-                         parser->context ? parser->context : "");
+                /* A missing ':' or '}' is noticed later, at times many lines. */
+                if (parser->context && parser->context_mark.line != parser->problem_mark.line)
+                        snprintf(began, sizeof(began), ", which begins on line %zu",
+                                 parser->context_mark.line + 1);
+                snprintf(sentence, sizeof(sentence), "not YAML: %s%s%s%s", problem,
+                         parser->context ? " " : "", parser->context ? parser->context : "", began);
                 report_at(b, &parser->problem_mark, sentence);
                 return -EINVAL;
         }

@@ -316,6 +316,12 @@ static const struct mistake MISTAKES[] = {
         { TOP("max_sessions: [[[[[[[[[[[[[[[[[1]]]]]]]]]]]]]]]]]", 30, "nested too deeply") },
         { TOP("max_sessions: 100: 3", 18, "not YAML: mapping values are not allowed in this context") },
         { "max_sessions: 100", "max_sessions: [", 3, 3, "not YAML: " },
+        { "max_sessions: 100", "max_sessions: '100", 17, 1,
+          "found unexpected end of stream while scanning a quoted scalar, which begins on line 1" },
+        { "    size: 1GiB\n", "    size 1GiB\n", 5, 5,
+          "could not find expected ':' while scanning a simple key, which begins on line 4" },
+        { "limit: 512MiB}", "limit: 512MiB", 7, 9,
+          "did not find expected ',' or '}' while parsing a flow mapping, which begins on line 6" },
         { TOP("max_sessions: \"\xff\"", 16, "not UTF-8 text: ") },
         { TOP("max_sessions: \x01", 15, "not UTF-8 text: control characters are not allowed") },
         /* numbers */
@@ -333,13 +339,13 @@ static const struct mistake MISTAKES[] = {
                 "unknown key 'x' in keep; known here: bytes, for") },
         { QUOTA("keep: {bytes: 0, for: 30s}", 42, "bytes '0' is not a size") },
         { QUOTA("keep: {bytes: 3MiB, for: 30s}", 42, "bytes 3MiB is not a multiple of 2MiB") },
-        { QUOTA("keep: {bytes: 4MiB, for: 0s}", 53, "for 0s is out of range; write 1ms to 1440m") },
+        { QUOTA("keep: {bytes: 4MiB, for: 0s}", 53, "for 0s is out of range; write 1ms to 1d") },
         { QUOTA("limit: 4MiB, keep: {bytes: 6MiB, for: 1s}", 55,
                 "keep has 6MiB, more than this quota's limit, 4MiB") },
         { QUOTA("park: train", 34, "park must be a mapping") },
         { QUOTA("park: {to: train}", 34, "park lacks idle; write it as in park: {to: ram, idle: 30s}") },
         { QUOTA("park: {idle: 30s}", 34, "park lacks to") },
-        { QUOTA("park: {to: train, idle: 0s}", 52, "idle 0s is out of range; write 1ms to 1440m") },
+        { QUOTA("park: {to: train, idle: 0s}", 52, "idle 0s is out of range; write 1ms to 1d") },
         { QUOTA("park: {to: nowhere, idle: 1s}", 39,
                 "partition 'nowhere' does not exist; the partitions are: ") },
         { QUOTA("park: {to: infer, idle: 1s}", 39,
@@ -365,22 +371,28 @@ static const struct mistake MISTAKES[] = {
           "gid 'staff' is not a whole number" },
         /* durations */
         { TOP("timeouts: {reclaim: 200}", 21,
-              "reclaim '200' is not a duration; write a whole number and ms, s or m, as in 200ms") },
+              "reclaim '200' is not a duration; write a whole number and ms, s, m, h or d, as in 200ms") },
         { TOP("timeouts: {reclaim: ms}", 21, "reclaim 'ms' is not a duration") },
-        { TOP("timeouts: {release: 1.5s}", 21, "release '1.5s' is not a duration") },
-        { TOP("timeouts: {quarantine: 1h}", 24, "quarantine '1h' is not a duration") },
-        { TOP("timeouts: {release: 0s}", 21, "release 0s is out of range; write 1ms to 1440m") },
+        { TOP("timeouts: {release: 1.5s}", 21, "release '1.5s' is not a duration; write 1500ms") },
+        { TOP("timeouts: {release: 2 s}", 21, "release '2 s' is not a duration; write 2s") },
+        { TOP("timeouts: {release: 90 min}", 21, "release '90 min' is not a duration; write 90m") },
+        { TOP("timeouts: {release: 2hours}", 21, "release '2hours' is not a duration; write 2h") },
+        { TOP("timeouts: {quarantine: 25h}", 24, "quarantine 25h is out of range; write 1ms to 1d") },
+        { TOP("timeouts: {release: 0s}", 21, "release 0s is out of range; write 1ms to 1d") },
         { TOP("timeouts: {release: 1441m}", 21, "release 1441m is out of range") },
         { TOP("timeouts: {release: 18446744073709551615m}", 21, "is out of range") },
         { TOP("timeouts: {release: 18446744073709551616ms}", 21, "is out of range") },
         { TOP("timeouts: {release: [1s]}", 21, "release must be a single value") },
         /* sizes */
         { SIZE("1G", "size '1G' is not a size; write 1GiB") },
-        { SIZE("1024mb", "size '1024mb' is not a size; write 1024MiB") },
+        { SIZE("1024mb", "size '1024mb' is not a size; write 1GiB") },
         { SIZE("1073741824",
                "size '1073741824' is not a size; write a whole number and B, KiB, MiB, GiB or TiB, as in 512MiB") },
-        { SIZE("1.5GiB", "size '1.5GiB' is not a size") },
-        { SIZE("1 GiB", "size '1 GiB' is not a size") },
+        { SIZE("1.5GiB", "size '1.5GiB' is not a size; write 1536MiB") },
+        { SIZE("1 GiB", "size '1 GiB' is not a size; write 1GiB") },
+        { SIZE("512mib", "size '512mib' is not a size; write 512MiB") },
+        { SIZE("0.3GiB", "size '0.3GiB' is not a size; write a whole number and B") },
+        { SIZE("1.2.3GiB", "size '1.2.3GiB' is not a size; write a whole number and B") },
         { SIZE("GiB", "size 'GiB' is not a size") },
         { SIZE("100%", "size '100%': a percentage has no meaning here") },
         { SIZE("0", "size '0' is not a size") },
@@ -425,9 +437,9 @@ static const struct mistake MISTAKES[] = {
         { NAME("a123456789b123456789c123456789d123456789e123456789f123456789g123",
                "name 'a123456789b123456789c123456789d123456789e123456789f123456...' is longer than 63 bytes") },
         { NAME("[vision]", "name must be a single value") },
-        { "name: language", "name: vision", 14, 11, "tenant 'vision' is defined twice" },
+        { "name: language", "name: vision", 14, 11, "tenant 'vision' is defined twice, first on line 9" },
         { "name: infer, limit: 50%}", "name: infer, limit: 25%}\n      - {name: train, limit: 25%}", 8, 16,
-          "partition 'train' is defined twice; names must be unique across all devices" },
+          "partition 'train' is defined twice, first on line 6; names must be unique across all devices" },
         { "- name: vision\n    match", "- match", 9, 5, "a tenant lacks its name" },
         /* sockets */
         { TOP("socket: {path: run/x}", 16, "path 'run/x' is not the absolute path of a socket") },
@@ -468,7 +480,7 @@ static const struct mistake MISTAKES[] = {
         { "    size: 1GiB\n    partitions", "    partitions", 3, 5,
           "device 'host' lacks its size; write it as in size: 4GiB" },
         { "tenants:\n", "  - {id: host, size: 4MiB, partitions: [{name: c, limit: 100%}]}\ntenants:\n", 8, 10,
-          "device 'host' is defined twice" },
+          "device 'host' is defined twice, first on line 3" },
         { "tenants:\n", "  - host\ntenants:\n", 8, 5, "a device must be a mapping" },
         { "name: train, limit: 512MiB", "name: train", 6, 9, "a partition lacks its limit" },
         { PARTITION("growth: fast", 46, "growth 'fast' is not known; write on-demand or preallocate") },
@@ -491,7 +503,7 @@ static const struct mistake MISTAKES[] = {
         { "{partition: infer}", "{limit: 4MiB}", 13, 9, "a quota lacks its partition" },
         { "{partition: infer}", "{partition: [infer]}", 13, 21, "partition must be a single value" },
         { "{partition: infer}", "{partition: train}", 13, 21,
-          "this tenant already has a quota in partition 'train'" },
+          "this tenant already has a quota in partition 'train', first on line 12" },
         { "limit: 50%, reserve", "limit: 514MiB, reserve", 12, 35,
           "limit 514MiB is more than the limit of partition 'train', 512MiB" },
         { "reserve: 128MiB", "reserve: 258MiB", 12, 49,
@@ -845,7 +857,7 @@ static const struct mistake gpu_mistakes[] = {
         { GPU("GPU-0011223344-5566-7788-99aa-bbccddeeff", "has no UUID") },
         { GPU("MIG-x0112233-4455-6677-8899-aabbccddeeff", "has no UUID") },
         { "cuda:1", "cuda:0", 8, 9,
-          "device 'cuda:0' is defined twice; list all its partitions in one entry" },
+          "device 'cuda:0' is defined twice, first on line 3; list all its partitions in one entry" },
         { "cuda:1", GPU_0, 8, 9,
           "device '" GPU_0 "' is the same GPU as 'cuda:0' on line 3; list all its partitions in one entry" },
         { "cuda:1", MIG_0, 8, 9, "device '" MIG_0 "' and device 'cuda:0' cannot be served together" },
@@ -1005,6 +1017,14 @@ TEST(test_contexts_fit)
 }
 
 /* ---- right ones ----------------------------------------------------------- */
+
+/* Octal, with and without quotes, as in chmod(1). */
+TEST(modes_need_no_quotes)
+{
+        ck_assert_uint_eq(parse_good(edit("max_sessions: 100", "socket: {mode: 0640}"))->socket.mode, 0640);
+        ck_assert_uint_eq(parse_good(edit("max_sessions: 100", "socket: {mode: \"0640\"}"))->socket.mode,
+                          0640);
+}
 
 TEST(test_defaults)
 {
@@ -1620,7 +1640,7 @@ TEST(errors_in_conf_d)
         assert_line_of("conf.d/a.yaml", 1, 1,
                        "unknown key 'max_sessions' in a file of conf.d (tenants only); known here: tenants");
         assert_line_of("conf.d/a.yaml", 1, 1, "the key 'tenants' is missing");
-        assert_line_of("conf.d/b.yaml", 2, 12, "tenant 'vision' is defined twice");
+        assert_line_of("conf.d/b.yaml", 2, 12, "tenant 'vision' is defined twice, first in ");
         assert_line_of("conf.d/c.yaml", 2, 1, "not YAML: ");
         assert_line_of("conf.d/d.yaml", 1, 1, "cannot be read: Is a directory");
         assert_line_of("conf.d/e.yaml", 1, 75,
