@@ -3,16 +3,20 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * The options, and the table of commands (command.h). */
+#include <errno.h>
 #include <getopt.h>
+#include <grp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "ctl/ask.h"
 #include "ctl/command.h"
 #include "ctl/help.h"
 #include "ctl/table.h"
+#include "ctl/text.h"
 #include "proto/paths.h"
 
 /* Options that some commands have. */
@@ -189,6 +193,29 @@ static const struct command *find(const char *name)
         return NULL;
 }
 
+/* The socket is one of fewer rights. Says which one is needed, and what this user lacks to open it. */
+static int lacks_rights(const struct command *c, const struct ask *a)
+{
+        const char *variable = c->needs == ADMIN ? "BFC_ADMIN_SOCKET" : "BFC_MONITOR_SOCKET";
+        const char *path = getenv(variable), *kind = c->needs == ADMIN ? "admin" : "monitor or admin";
+        const struct group *group;
+        struct stat st;
+
+        if (!path || !*path)
+                path = c->needs == ADMIN ? PATHS_ADMIN_SOCKET : PATHS_MONITOR_SOCKET;
+        fprintf(stderr, "bfcctl: \"%s\" needs the %s socket, and %s is the %s socket. ", c->name, kind,
+                a->socket, a->monitor ? "monitor" : "client");
+        if (access(path, R_OK | W_OK) == 0 || errno != EACCES)
+                fprintf(stderr, "Set --socket or %s to it\n", variable);
+        else if (stat(path, &st) == 0 && (st.st_mode & S_IWGRP) && (group = getgrgid(st.st_gid)))
+                fprintf(stderr,
+                        "This user may not open %s: use sudo, or become a member of the group \"%s\"\n", path,
+                        group->gr_name);
+        else
+                fprintf(stderr, "This user may not open %s: use sudo\n", path);
+        return EXIT_REFUSED;
+}
+
 static int run(const struct command *c, const struct invocation *i)
 {
         struct ask a;
@@ -199,13 +226,7 @@ static int run(const struct command *c, const struct invocation *i)
         if (ask_open(&a, ask_socket(i->socket), getenv("BFC_TENANT")) < 0) {
                 status = command_complain(&a);
         } else if ((c->needs == ADMIN && !a.admin) || (c->needs == SEES_ALL && !a.admin && !a.monitor)) {
-                fprintf(stderr,
-                        "bfcctl: \"%s\" needs the %s socket, and %s is the %s socket. Set --socket "
-                        "or %s to it\n",
-                        c->name, c->needs == ADMIN ? "admin" : "monitor or admin", a.socket,
-                        a.monitor ? "monitor" : "client",
-                        c->needs == ADMIN ? "BFC_ADMIN_SOCKET" : "BFC_MONITOR_SOCKET");
-                status = EXIT_REFUSED;
+                status = lacks_rights(c, &a);
         } else {
                 status = c->run(&a, i, c);
         }
@@ -254,9 +275,31 @@ static int take_own_option(struct invocation *i, int own, int argc, char **argv)
         return -1;
 }
 
-/* The same. is_all: also those after the first argument. *ret: the index of the first argument. */
-static int read_options(int argc, char **argv, bool is_all, struct invocation *i, int *ret)
+static int unknown(const char *what, const char *word, const char *before, const char *near)
 {
+        char right[128];
+
+        snprintf(right, sizeof(right), "did you mean \"%s%s\"?", before, near ? near : "");
+        return command_usage(what, word, near ? right : "\"bfcctl --help\" lists them");
+}
+
+static int unknown_option(const char *word, const struct option *longs)
+{
+        char name[64] = "";
+        size_t n = 0;
+
+        if (word[0] == '-' && word[1] == '-')
+                snprintf(name, sizeof(name), "%.*s", (int)strcspn(word + 2, "="), word + 2);
+        while (longs[n].name)
+                n++;
+        return unknown("unknown option", word, "--", text_nearest(name, &longs->name, n, sizeof(*longs)));
+}
+
+/* The same, before a command (NULL) or after it. run has none after its first argument. *ret: the index of the first
+ * argument. */
+static int read_options(int argc, char **argv, const struct command *c, struct invocation *i, int *ret)
+{
+        bool is_all = c && c->max_arguments != RUNS_PROGRAM;
         struct option longs[N_OWN_OPTIONS + 6];
         int option, status;
 
@@ -274,7 +317,7 @@ static int read_options(int argc, char **argv, bool is_all, struct invocation *i
                         table_look.is_wide = true;
                         break;
                 case 'h':
-                        help_print(stdout);
+                        c ? help_print_command(stdout, c->name) : help_print(stdout);
                         return command_finish(0);
                 case OPTION_VERSION:
                         puts("bfcctl " BFCD_VERSION);
@@ -283,8 +326,7 @@ static int read_options(int argc, char **argv, bool is_all, struct invocation *i
                         return command_usage("no value for", argv[optind - 1],
                                              "this option needs a value, as in --socket PATH");
                 case '?':
-                        return command_usage("unknown option", argv[optind - 1],
-                                             "\"bfcctl --help\" lists them");
+                        return unknown_option(argv[optind - 1], longs);
                 default:
                         status = take_own_option(i, option - OPTION_OWN, argc, argv);
                         if (status >= 0)
@@ -301,7 +343,7 @@ static int read_options(int argc, char **argv, bool is_all, struct invocation *i
 /* The options and arguments after the command. An exit status; -1: continue. */
 static int read_arguments(const struct command *c, int argc, char **argv, struct invocation *i)
 {
-        int first, status = read_options(argc, argv, c->max_arguments != RUNS_PROGRAM, i, &first);
+        int first, status = read_options(argc, argv, c, i, &first);
 
         if (status >= 0)
                 return status;
@@ -324,7 +366,7 @@ int main(int argc, char **argv)
 
         table_look.is_cut = isatty(STDOUT_FILENO);
         table_look.has_colour = table_may_colour(STDOUT_FILENO);
-        status = read_options(argc, argv, false, &i, &first);
+        status = read_options(argc, argv, NULL, &i, &first);
         if (status >= 0)
                 return status;
         if (first == argc)
@@ -332,7 +374,8 @@ int main(int argc, char **argv)
                                      "\"bfcctl --help\" lists them; try \"bfcctl status\"");
         c = find(argv[first]);
         if (!c)
-                return command_usage("unknown command", argv[first], "\"bfcctl --help\" lists them");
+                return unknown("unknown command", argv[first], "bfcctl ",
+                               text_nearest(argv[first], &commands->name, N_COMMANDS, sizeof(*commands)));
         status = read_arguments(c, argc - first, argv + first, &i);
         if (status > 0 && c->max_arguments == RUNS_PROGRAM)
                 status = EXIT_RUN_FAILED;

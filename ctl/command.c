@@ -337,10 +337,10 @@ static int print_trim(const struct invocation *i, const char *tenant, uint64_t n
                                                                 table_json_number(n_bytes), "bytes_pending",
                                                                 table_json_number(n_pending), "bytes_idle",
                                                                 table_json_number(n_idle)))));
-        printf("%llu sessions asked, %s reclaimed, %s pending; %s still idle in sessions%s%s, as reported "
+        printf("%llu session%s asked, %s reclaimed, %s pending; %s still idle in sessions%s%s, as reported "
                "by the clients.\n",
-               (unsigned long long)n_asked, text_size(n_bytes, size), text_size(n_pending, pending),
-               text_size(n_idle, idle), *tenant ? " of " : "", tenant);
+               (unsigned long long)n_asked, n_asked == 1 ? "" : "s", text_size(n_bytes, size),
+               text_size(n_pending, pending), text_size(n_idle, idle), *tenant ? " of " : "", tenant);
         return command_finish(0);
 }
 

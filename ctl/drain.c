@@ -196,7 +196,7 @@ static int add_line(void *table, const struct drain_row *row)
 static int print_holders(FILE *out, const struct drain_look *l)
 {
         struct table *t;
-        int r = table_new(columns, &t);
+        int r = table_new(columns, NULL, &t);
 
         if (r < 0)
                 return r;

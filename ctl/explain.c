@@ -172,7 +172,7 @@ static int print_holders(FILE *out, const Bfcd__ExplainRow *row)
 
         if (row->n_holders == 0)
                 return 0;
-        r = table_print(out, holder_columns, (const void *const *)row->holders, row->n_holders);
+        r = table_print(out, holder_columns, (const void *const *)row->holders, row->n_holders, NULL);
         if (r == 0 && stats_of(row)->num_sessions > row->n_holders)
                 fprintf(out, "(%zu of %" PRIu64 " sessions)\n", row->n_holders, stats_of(row)->num_sessions);
         return r;

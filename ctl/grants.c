@@ -136,7 +136,8 @@ static struct line **lines_new(const struct list *l)
 int grants_print(FILE *out, const struct list *l)
 {
         struct line **lines = lines_new(l);
-        int r = lines ? table_print(out, columns, (const void *const *)lines, l->n_grants) : -ENOMEM;
+        int r = lines ? table_print(out, columns, (const void *const *)lines, l->n_grants, "No grants yet.")
+                      : -ENOMEM;
 
         free(lines);
         return r;

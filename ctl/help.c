@@ -3,6 +3,9 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "ctl/help.h"
 
+#include <stdbool.h>
+#include <string.h>
+
 #include "proto/paths.h"
 
 static const char for_all[] =
@@ -91,4 +94,30 @@ void help_print(FILE *out)
         fputs(for_all, out);
         fputs(for_operators, out);
         fputs(options, out);
+}
+
+/* An entry is a line that begins with the command after two blanks, and the lines with more blanks below it. */
+static void print_entries(FILE *out, const char *text, const char *name)
+{
+        size_t n_name = strlen(name), n;
+        bool is_in = false;
+
+        for (; *text; text += n) {
+                size_t n_blanks = strspn(text, " ");
+
+                n = strcspn(text, "\n") + 1;
+                if (n_blanks <= 2)
+                        is_in = n_blanks == 2 && strncmp(text + 2, name, n_name) == 0 &&
+                                strchr(" \n", text[2 + n_name]);
+                if (is_in)
+                        fwrite(text, 1, n, out);
+        }
+}
+
+void help_print_command(FILE *out, const char *name)
+{
+        fputs("Usage: bfcctl [--socket PATH] [--json | --wide]\n", out);
+        print_entries(out, for_all, name);
+        print_entries(out, for_operators, name);
+        fputs("\nbfcctl(1) says more; \"bfcctl --help\" lists all commands.\n", out);
 }

@@ -8,4 +8,7 @@
 
 void help_print(FILE *out);
 
+/* What bfcctl --help says about one command. */
+void help_print_command(FILE *out, const char *name);
+
 #endif

@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ctl/process.h"
 #include "ctl/show.h"
 #include "ctl/table.h"
 #include "ctl/text.h"
@@ -403,10 +404,11 @@ static const char *event_name(enum record_kind kind, const json_t *f)
 static int add_event(struct history *h, enum record_kind kind, uint64_t time_us, const json_t *f)
 {
         struct event e = { .time_us = time_us, .what = event_name(kind, f) };
-        char start[128];
+        uint64_t n_sessions = number_at(f, "sessions");
+        char start[128], size[TEXT_MAX];
 
-        snprintf(start, sizeof(start), "bfcd %.32s with %" PRIu64 " sessions, %" PRIu64 " bytes",
-                 text_at(f, "version"), number_at(f, "sessions"), number_at(f, "bytes"));
+        snprintf(start, sizeof(start), "bfcd %.32s with %" PRIu64 " session%s, %s", text_at(f, "version"),
+                 n_sessions, n_sessions == 1 ? "" : "s", text_size(number_at(f, "bytes"), size));
         e.text = strdup(kind == RECORD_START ? start : text_at(f, "message"));
         e.detail = strdup(text_at(f, "changes"));
         if (!e.text || !e.detail) {
@@ -498,6 +500,11 @@ static void began_text(const void *row, char ret[static TABLE_TEXT_MAX])
         when_text(((const struct ended *)row)->begin_us, ret);
 }
 
+static void user_text(const void *row, char ret[static TABLE_TEXT_MAX])
+{
+        process_user(((const struct ended *)row)->uid, ret);
+}
+
 static void lease_began_text(const void *row, char ret[static TABLE_TEXT_MAX])
 {
         when_text(((const struct ended_lease *)row)->begin_us, ret);
@@ -531,6 +538,7 @@ static const struct table_column session_columns[] = {
         COLUMN("PROGRAM", "name", 0, TABLE_TEXT, ended, program),
         COLUMN("PID", "pid", R, TABLE_NUMBER, ended, pid),
         COLUMN("SESSION", "session_id", R | WIDE, TABLE_NUMBER, ended, id),
+        { "USER", "user", .type = TABLE_MADE, .text = user_text },
         COLUMN("UID", "uid", R | WIDE, TABLE_NUMBER, ended, uid),
         { "BEGAN", NULL, 0, TABLE_MADE, .text = began_text },
         COLUMN(NULL, "begin_time_us", 0, TABLE_NUMBER, ended, begin_us),
@@ -662,7 +670,7 @@ static const void *row_of(const struct section *s, size_t i)
 static int print_section(FILE *out, const struct section *s, size_t n_rows)
 {
         struct table *t;
-        int r = table_new(s->columns, &t);
+        int r = table_new(s->columns, NULL, &t);
 
         if (r < 0)
                 return r;

@@ -446,7 +446,8 @@ int leaks_print(FILE *out, struct leaks *k, const struct list *sessions)
 
         leaks_sort(k);
         leaks_find_sessions(k, sessions);
-        r = table_print(out, columns[k->options->by], (const void *const *)k->groups, k->n_groups);
+        r = table_print(out, columns[k->options->by], (const void *const *)k->groups, k->n_groups,
+                        "No leaks.");
         if (r == 0)
                 print_idle(out, list_idle(sessions, k->options->tenant));
         return r;

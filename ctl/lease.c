@@ -9,6 +9,7 @@
 
 #include "ctl/command.h"
 #include "ctl/leaks.h"
+#include "ctl/process.h"
 #include "ctl/show.h"
 #include "ctl/table.h"
 #include "ctl/text.h"
@@ -155,18 +156,22 @@ static void print_end(const char *name, const Bfcd__LeaseEnd *m, const Bfcd__Lea
                 printf("Lease %s has ended. No session was in it.\n", name);
                 return;
         }
-        printf("Lease %s has ended. %llu sessions still have %s", name, (unsigned long long)end->num_sessions,
+        printf("Lease %s has ended. %llu %s %s", name, (unsigned long long)end->num_sessions,
+               end->num_sessions == 1 ? "session still has" : "sessions still have",
                text_size(end->bytes_in_use, size));
         if (m->evicts && m->grace_ms > 0)
-                printf(" and are evicted in %s:\n", text_duration(m->grace_ms, grace));
+                printf(" and %s evicted in %s:\n", end->num_sessions == 1 ? "is" : "are",
+                       text_duration(m->grace_ms, grace));
         else
-                puts(m->evicts ? " and are evicted now:" : ":");
+                puts(!m->evicts               ? ":"
+                     : end->num_sessions == 1 ? " and is evicted now:"
+                                              : " and are evicted now:");
         for (size_t k = 0; k < end->n_sessions; k++) {
-                char *program = text_escape(end->sessions[k]->name);
+                char *program = text_escape(end->sessions[k]->name), user[PROCESS_TEXT_MAX];
 
-                printf("  session %llu (pid %llu, uid %llu, %s): %s\n",
+                printf("  session %llu (pid %llu, user %s, %s): %s\n",
                        (unsigned long long)end->sessions[k]->session_id,
-                       (unsigned long long)end->sessions[k]->pid, (unsigned long long)end->sessions[k]->uid,
+                       (unsigned long long)end->sessions[k]->pid, process_user(end->sessions[k]->uid, user),
                        program ? program : "?", text_size(end->sessions[k]->bytes_in_use, size));
                 free(program);
         }

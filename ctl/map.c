@@ -322,6 +322,7 @@ int map_finish(struct map *m, struct list *owners)
 
         m->owners = owners;
         for (size_t i = 0; i < m->n_rows; i++) {
+                m->rows[i].reserved_bytes = m->rows[i].backed_bytes + m->rows[i].retiring_bytes;
                 m->rows[i].free_bytes = minus(m->rows[i].backed_bytes, m->rows[i].used_bytes);
                 m->rows[i].unbacked_bytes =
                         minus(m->rows[i].region_bytes, m->rows[i].backed_bytes + m->rows[i].retiring_bytes);

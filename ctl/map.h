@@ -50,7 +50,7 @@ struct map_row {
         const char *tenant;
         uint64_t n_bytes; /* of all its regions, as drawn */
         uint64_t region_bytes, backed_bytes, retiring_bytes, used_bytes, n_blocks;
-        uint64_t idle_bytes, free_bytes, unbacked_bytes; /* after map_finish() */
+        uint64_t idle_bytes, reserved_bytes, free_bytes, unbacked_bytes; /* after map_finish() */
         struct map_cell *cells;
         size_t n_cells;
         struct map_block *blocks;

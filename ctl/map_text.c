@@ -12,7 +12,7 @@
 #include "ctl/text.h"
 
 #define N_LETTERS  26u
-#define NAME_WIDTH 12 /* of a tenant, beside the picture */
+#define NAME_WIDTH 12 /* of a tenant, beside the picture on a terminal */
 
 size_t map_text_columns(size_t width)
 {
@@ -41,18 +41,41 @@ static char character_of(const struct map *m, size_t row, const struct map_part 
         return letter_of(map_session_of(m, row, p->session_id));
 }
 
-/* Cut to the width, in characters. Bytes that continue one of UTF-8 do not count. */
-static void put_name(FILE *out, const char *name)
+/* Bytes that continue a character of UTF-8 do not count. */
+static size_t count_characters(const char *text)
 {
-        unsigned n = 0;
+        size_t n = 0;
+
+        for (; *text; text++)
+                n += ((unsigned char)*text & 0xc0) != 0x80;
+        return n;
+}
+
+/* In a pipe no name is cut. */
+static size_t name_width(const struct map *m)
+{
+        size_t width = NAME_WIDTH;
+
+        for (size_t i = 0; !table_look.is_cut && i < m->n_rows; i++) {
+                size_t n = count_characters(m->rows[i].tenant);
+
+                width = n > width ? n : width;
+        }
+        return width;
+}
+
+/* Cut to the width, in characters. */
+static void put_name(FILE *out, const char *name, size_t width)
+{
+        size_t n = 0;
 
         for (; *name; name++) {
                 n += ((unsigned char)*name & 0xc0) != 0x80;
-                if (n > NAME_WIDTH)
+                if (n > width)
                         break;
                 putc(*name, out);
         }
-        for (; n < NAME_WIDTH; n++)
+        for (; n < width; n++)
                 putc(' ', out);
 }
 
@@ -67,7 +90,7 @@ static int put_row(FILE *out, const struct map *m, size_t row)
                 free(name);
                 return r;
         }
-        put_name(out, name);
+        put_name(out, name, name_width(m));
         fputs(" |", out);
         for (size_t i = 0; i < n; i++)
                 for (uint64_t at = parts[i].begin; at < parts[i].end; at += m->cell_bytes)
@@ -110,9 +133,10 @@ static void put_letter(const void *row, char ret[static TABLE_TEXT_MAX])
 static const struct table_column row_columns[] = {
         { "TENANT", "tenant", TABLE_LEFT, TABLE_TEXT, OF_ROW(tenant) },
         { "IN-USE", "bytes_in_use", TABLE_RIGHT, TABLE_SIZE, OF_ROW(used_bytes) },
+        { "RESERVED", "bytes_reserved", TABLE_RIGHT, TABLE_SIZE, OF_ROW(reserved_bytes) },
         { "IDLE", "client_bytes_idle", TABLE_RIGHT, TABLE_SIZE, OF_ROW(idle_bytes) },
         { "FREE", "bytes_free", TABLE_RIGHT, TABLE_SIZE, OF_ROW(free_bytes) },
-        { "RETIRING", "bytes_retiring", TABLE_RIGHT, TABLE_SIZE, OF_ROW(retiring_bytes) },
+        { "RETIRING", "bytes_retiring", TABLE_RIGHT | TABLE_WIDE, TABLE_SIZE, OF_ROW(retiring_bytes) },
         { "UNBACKED", "bytes_unbacked", TABLE_RIGHT, TABLE_SIZE, OF_ROW(unbacked_bytes) },
         { "BLOCKS", "num_blocks", TABLE_RIGHT, TABLE_NUMBER, OF_ROW(n_blocks) },
         { NULL, "n_bytes", 0, TABLE_NUMBER, OF_ROW(n_bytes) },
@@ -138,7 +162,7 @@ static int put_rows(FILE *out, const struct map *m)
 
         for (size_t i = 0; i < m->n_rows; i++)
                 rows[i] = &m->rows[i];
-        return table_print(out, row_columns, rows, m->n_rows);
+        return table_print(out, row_columns, rows, m->n_rows, NULL);
 }
 
 static int put_sessions(FILE *out, const struct map *m)
@@ -149,7 +173,7 @@ static int put_sessions(FILE *out, const struct map *m)
 
         if (r < 0)
                 return r;
-        r = table_print(out, session_columns, (const void *const *)order, n);
+        r = table_print(out, session_columns, (const void *const *)order, n, NULL);
         free(order);
         if (n < m->n_sessions)
                 fprintf(out, "and %zu more with less memory (--wide lists them)\n", m->n_sessions - n);

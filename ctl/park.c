@@ -19,8 +19,8 @@ static int print_park(const struct invocation *i, const struct ask_park *park, u
                         stdout, show_document(park->wakes ? "wake" : "park",
                                               json_pack("{s:I, s:o}", "num_asked", (json_int_t)n_asked, done,
                                                         table_json_number(n_bytes)))));
-        printf("%llu sessions asked, %s %s.\n", (unsigned long long)n_asked, text_size(n_bytes, size),
-               park->wakes ? "woken" : "parked");
+        printf("%llu session%s asked, %s %s.\n", (unsigned long long)n_asked, n_asked == 1 ? "" : "s",
+               text_size(n_bytes, size), park->wakes ? "woken" : "parked");
         return command_finish(0);
 }
 

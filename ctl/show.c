@@ -247,8 +247,8 @@ static const struct table_column session_columns[] = {
         { "USER", "user", .type = TABLE_MADE, .text = user_text },
         COLUMN("UID", "uid", R | WIDE, TABLE_NUMBER, Bfcd__SessionRow, uid),
         COLUMN("PID", "pid", R, TABLE_NUMBER, Bfcd__SessionRow, pid),
-        { "JOB", NULL, TABLE_NARROW, TABLE_MADE, .text = job_text },
-        COLUMN("NAME", "name", WIDE, TABLE_TEXT, Bfcd__SessionRow, name),
+        { "JOB", NULL, TABLE_NARROW | TABLE_CUT_FIRST, TABLE_MADE, .text = job_text },
+        COLUMN("NAME", "name", WIDE | TABLE_CUT_FIRST, TABLE_TEXT, Bfcd__SessionRow, name),
         { "STATE", "state", 0, TABLE_TEXT, TABLE_MEMBER(Bfcd__SessionRow, state), .mark = session_mark },
         COLUMN("UNRESPONSIVE", "unresponsive", WIDE, TABLE_BOOL, Bfcd__SessionRow, is_unresponsive),
         COLUMN("AGE", "age_ms", R | WIDE, TABLE_DURATION, Bfcd__SessionRow, age_ms),
@@ -262,18 +262,21 @@ static const struct table_column session_columns[] = {
           .instead = no_usage },
         { "OUTSIDE", "client_bytes_outside", R | WIDE | SUM, TABLE_SIZE,
           TABLE_MEMBER(Bfcd__SessionRow, client_bytes_outside), .instead = nothing_outside },
-        { "LEASES", NULL, WIDE, TABLE_MADE, .text = session_leases_text },
+        { "LEASES", NULL, WIDE | TABLE_CUT_FIRST, TABLE_MADE, .text = session_leases_text },
         { .key = "leases", .json = session_leases_json },
-        { "UNIT", "unit", WIDE, TABLE_MADE, .text = unit_text },
-        { "COMMAND", "command", WIDE, TABLE_MADE, .text = command_text },
+        { "UNIT", "unit", WIDE | TABLE_CUT_FIRST, TABLE_MADE, .text = unit_text },
+        { "COMMAND", "command", WIDE | TABLE_CUT_FIRST, TABLE_MADE, .text = command_text },
         { 0 },
 };
 
 static void lease_match_text(const void *row, char ret[static TABLE_TEXT_MAX])
 {
         const Bfcd__LeaseRow *l = row;
+        char user[PROCESS_TEXT_MAX];
+        bool is_user = strcmp(l->match_kind, "user") == 0;
 
-        snprintf(ret, TABLE_TEXT_MAX, "%s %s", l->match_kind, l->match);
+        snprintf(ret, TABLE_TEXT_MAX, "%s %s", l->match_kind,
+                 is_user ? process_user(strtoull(l->match, NULL, 10), user) : l->match);
 }
 
 static const char *no_ttl(const void *row)
@@ -480,9 +483,15 @@ static json_t *matching_json(const void *row)
         return ret;
 }
 
+static void whoami_user_text(const void *row, char ret[static TABLE_TEXT_MAX])
+{
+        process_user(((const Bfcd__Whoami *)row)->uid, ret);
+}
+
 static const struct table_column whoami_columns[] = {
         COLUMN("Tenant", "tenant", 0, TABLE_TEXT, Bfcd__Whoami, tenant),
         COLUMN("Session", "session_id", 0, TABLE_NUMBER, Bfcd__Whoami, session_id),
+        { "User", NULL, .type = TABLE_MADE, .text = whoami_user_text },
         COLUMN("User id", "uid", 0, TABLE_NUMBER, Bfcd__Whoami, uid),
         COLUMN("Group id", "gid", 0, TABLE_NUMBER, Bfcd__Whoami, gid),
         COLUMN("Process", "pid", 0, TABLE_NUMBER, Bfcd__Whoami, pid),
@@ -641,21 +650,22 @@ static const struct view {
         const char *name;
         const struct table_column *columns;
         size_t rows, n_rows; /* where a list has them; n_rows 0: it is one row, shown as lines */
+        const char *nothing; /* instead of a table without rows */
 } views[] = {
-#define ROWS(noun, columns)                                                                                  \
+#define ROWS(noun, columns, nothing)                                                                         \
         {                                                                                                    \
-#noun, columns, offsetof(struct list, noun), offsetof(struct list, n_##noun)                 \
+#noun, columns, offsetof(struct list, noun), offsetof(struct list, n_##noun), nothing        \
         }
-        [BFCD__LIST__KIND__STATUS] = { "status", status_columns, offsetof(struct list, status), 0 },
-        [BFCD__LIST__KIND__PARTITIONS] = ROWS(partitions, partition_columns),
-        [BFCD__LIST__KIND__TENANTS] = ROWS(tenants, tenant_columns),
-        [BFCD__LIST__KIND__SESSIONS] = ROWS(sessions, session_columns),
-        [BFCD__LIST__KIND__SHARED] = ROWS(shared, shared_columns),
-        [BFCD__LIST__KIND__WAITING] = ROWS(waiting, waiting_columns),
+        [BFCD__LIST__KIND__STATUS] = { "status", status_columns, offsetof(struct list, status), 0, NULL },
+        [BFCD__LIST__KIND__PARTITIONS] = ROWS(partitions, partition_columns, "No partitions."),
+        [BFCD__LIST__KIND__TENANTS] = ROWS(tenants, tenant_columns, "No tenants."),
+        [BFCD__LIST__KIND__SESSIONS] = ROWS(sessions, session_columns, "No sessions."),
+        [BFCD__LIST__KIND__SHARED] = ROWS(shared, shared_columns, "No shared blocks."),
+        [BFCD__LIST__KIND__WAITING] = ROWS(waiting, waiting_columns, "No request waits."),
         [BFCD__LIST__KIND__KEPT] = { "keep", kept_columns, offsetof(struct list, shared),
-                                     offsetof(struct list, n_shared) },
-        [BFCD__LIST__KIND__LEASES] = ROWS(leases, lease_columns),
-        [BFCD__LIST__KIND__WHOAMI] = { "whoami", whoami_columns, offsetof(struct list, whoami), 0 },
+                                     offsetof(struct list, n_shared), "No kept blocks." },
+        [BFCD__LIST__KIND__LEASES] = ROWS(leases, lease_columns, "No leases."),
+        [BFCD__LIST__KIND__WHOAMI] = { "whoami", whoami_columns, offsetof(struct list, whoami), 0, NULL },
 #undef ROWS
 };
 
@@ -679,14 +689,14 @@ int show_table(FILE *out, Bfcd__List__Kind kind, const struct list *l)
         const struct view *view = &views[kind];
         size_t n_rows;
         const void *rows = rows_of(view, l, &n_rows);
-        int r = view->n_rows ? table_print(out, view->columns, rows, n_rows)
+        int r = view->n_rows ? table_print(out, view->columns, rows, n_rows, view->nothing)
                              : table_print_upright(out, view->columns, rows);
 
         if (r < 0 || kind != BFCD__LIST__KIND__STATUS)
                 return r;
         fputc('\n', out);
-        return table_print(out, device_columns, (const void *const *)l->status->devices,
-                           l->status->n_devices);
+        return table_print(out, device_columns, (const void *const *)l->status->devices, l->status->n_devices,
+                           NULL);
 }
 
 json_t *show_json(Bfcd__List__Kind kind, const struct list *l)
@@ -713,7 +723,7 @@ int show_blocks_new(FILE *out, bool json, struct show_blocks **ret)
 {
         struct show_blocks *s = calloc(1, sizeof(*s));
 
-        if (!s || (!json && table_new(block_columns, &s->table) < 0)) {
+        if (!s || (!json && table_new(block_columns, "No blocks.", &s->table) < 0)) {
                 free(s);
                 return -ENOMEM;
         }

@@ -19,7 +19,9 @@
 
 #include "ctl/text.h"
 
-#define GAP "  " /* between columns */
+#define GAP         "  " /* between columns */
+#define MAX_COLUMNS 64u
+#define LEAST_TEXT  6u /* what remains of a text that is cut first */
 
 struct table_look table_look;
 
@@ -135,8 +137,11 @@ static bool is_shown(const struct table_column *c)
 
 struct table {
         const struct table_column *columns;
+        const char *nothing; /* the line for a table without rows, or NULL */
         struct libscols_table *lines;
-        bool has_titles; /* they are printed */
+        bool has_titles;            /* they are printed */
+        bool cuts_first;            /* there are columns that are cut first */
+        size_t widths[MAX_COLUMNS]; /* of the texts, at most: in bytes */
 };
 
 struct table *table_free(struct table *t)
@@ -147,22 +152,41 @@ struct table *table_free(struct table *t)
         return NULL;
 }
 
+/* Texts are cut; where some are to be cut first, only those. */
+static int flags_of(const struct table_column *c, bool cuts_first)
+{
+        unsigned cut = cuts_first ? TABLE_CUT_FIRST : 0;
+
+        return (c->flags & TABLE_RIGHT    ? SCOLS_FL_RIGHT
+                : (c->flags & cut) == cut ? SCOLS_FL_TRUNC
+                                          : 0) |
+               SCOLS_FL_NOEXTREMES;
+}
+
 static int add_columns(struct table *t)
 {
+        size_t n = 0;
+
+        for (const struct table_column *c = t->columns; !table_is_end(c); c++)
+                t->cuts_first = t->cuts_first || (is_shown(c) && (c->flags & TABLE_CUT_FIRST));
         for (const struct table_column *c = t->columns; !table_is_end(c); c++) {
-                int flags = (c->flags & TABLE_RIGHT ? SCOLS_FL_RIGHT : SCOLS_FL_TRUNC) | SCOLS_FL_NOEXTREMES;
                 struct libscols_column *column;
 
                 if (!is_shown(c))
                         continue;
-                column = scols_table_new_column(t->lines, c->title, table_least_width(c), flags);
+                column = scols_table_new_column(t->lines, c->title, table_least_width(c),
+                                                flags_of(c, t->cuts_first));
                 if (!column || scols_cell_set_color(scols_column_get_header(column), "\033[1m") < 0)
                         return -ENOMEM;
+                assert(n < MAX_COLUMNS);
+                t->widths[n] =
+                        strlen(c->title) > table_least_width(c) ? strlen(c->title) : table_least_width(c);
+                n++;
         }
         return 0;
 }
 
-int table_new(const struct table_column *columns, struct table **ret)
+int table_new(const struct table_column *columns, const char *nothing, struct table **ret)
 {
         bool is_cut = table_look.is_cut && !table_look.is_wide;
         struct table *t = calloc(1, sizeof(*t));
@@ -170,6 +194,7 @@ int table_new(const struct table_column *columns, struct table **ret)
         if (!t)
                 return -ENOMEM;
         t->columns = columns;
+        t->nothing = nothing;
         t->lines = scols_new_table();
         if (!t->lines || scols_table_set_column_separator(t->lines, GAP) < 0 || add_columns(t) < 0) {
                 table_free(t);
@@ -202,26 +227,12 @@ int table_add(struct table *t, const void *row)
                         free(text);
                         return -ENOMEM;
                 }
+                t->widths[n] = strlen(text) > t->widths[n] ? strlen(text) : t->widths[n];
                 if (mark && scols_cell_set_color(scols_line_get_cell(line, n), colours[mark]) < 0)
                         return -ENOMEM;
                 n++;
         }
         return 0;
-}
-
-/* libsmartcols prints nothing of a table without rows. */
-static void print_titles(const struct table *t, FILE *out)
-{
-        const char *gap = "";
-
-        for (const struct table_column *c = t->columns; !table_is_end(c); c++) {
-                if (!is_shown(c))
-                        continue;
-                fprintf(out, "%s%s%s%s", gap, table_look.has_colour ? "\033[1m" : "", c->title,
-                        table_look.has_colour ? "\033[0m" : "");
-                gap = GAP;
-        }
-        fputc('\n', out);
 }
 
 /* Widths are those of UTF-8, whatever the user's locale. */
@@ -238,18 +249,69 @@ static int print_lines(struct table *t)
         return r;
 }
 
+/* To LEAST_TEXT characters. */
+static int cut_cells(struct table *t, size_t column)
+{
+        for (size_t i = 0; i < scols_table_get_nlines(t->lines); i++) {
+                struct libscols_cell *cell = scols_line_get_cell(scols_table_get_line(t->lines, i), column);
+                char *text = strdup(scols_cell_get_data(cell)), *end = text;
+
+                if (!text)
+                        return -ENOMEM;
+                for (size_t n = 0; *end; end++)
+                        if (((unsigned char)*end & 0xc0) != 0x80 && n++ == LEAST_TEXT)
+                                break;
+                *end = '\0';
+                if (scols_cell_refer_data(cell, text) < 0) {
+                        free(text);
+                        return -ENOMEM;
+                }
+        }
+        return 0;
+}
+
+/* Where it is not enough to cut the first ones, these are cut to the least, and the others as libsmartcols does it. */
+static int cut_others(struct table *t)
+{
+        size_t n = 0, sum = 0;
+        int r = 0;
+
+        if (!t->cuts_first || scols_table_get_termforce(t->lines) != SCOLS_TERMFORCE_ALWAYS)
+                return 0;
+        for (const struct table_column *c = t->columns; !table_is_end(c); c++) {
+                if (!is_shown(c))
+                        continue;
+                sum += (n > 0 ? strlen(GAP) : 0) + (c->flags & TABLE_CUT_FIRST ? LEAST_TEXT : t->widths[n]);
+                n++;
+        }
+        n = 0;
+        for (const struct table_column *c = t->columns; sum > TABLE_COLUMNS && r == 0 && !table_is_end(c);
+             c++) {
+                if (!is_shown(c))
+                        continue;
+                if (c->flags & TABLE_CUT_FIRST)
+                        r = cut_cells(t, n);
+                else
+                        (void)scols_column_set_flags(scols_table_get_column(t->lines, n), flags_of(c, false));
+                n++;
+        }
+        return r;
+}
+
 int table_flush(struct table *t, FILE *out)
 {
         struct libscols_column *column;
         int r = 0;
 
         if (scols_table_get_nlines(t->lines) == 0) {
-                if (!t->has_titles)
-                        print_titles(t, out);
+                if (!t->has_titles && t->nothing)
+                        fprintf(out, "%s\n", t->nothing);
         } else {
                 scols_table_set_stream(t->lines, out);
                 scols_table_enable_noheadings(t->lines, t->has_titles);
-                r = print_lines(t);
+                r = cut_others(t);
+                if (r == 0)
+                        r = print_lines(t);
                 scols_table_remove_lines(t->lines);
                 for (size_t i = 0; (column = scols_table_get_column(t->lines, i)); i++)
                         scols_column_set_whint(column, (double)scols_column_get_width(column));
@@ -258,10 +320,11 @@ int table_flush(struct table *t, FILE *out)
         return r < 0 ? r : ferror(out) ? -EIO : 0;
 }
 
-int table_print(FILE *out, const struct table_column *columns, const void *const rows[], size_t n_rows)
+int table_print(FILE *out, const struct table_column *columns, const void *const rows[], size_t n_rows,
+                const char *nothing)
 {
         struct table *t;
-        int r = table_new(columns, &t);
+        int r = table_new(columns, nothing, &t);
 
         if (r < 0)
                 return r;

@@ -16,15 +16,16 @@
 #include <stdio.h>
 
 #define TABLE_COLUMNS  80
-#define TABLE_TEXT_MAX 256 /* of a text that is formatted for a column */
+#define TABLE_TEXT_MAX 1024 /* of a text that is formatted for a column */
 
 enum {
         TABLE_LEFT = 0,
-        TABLE_RIGHT = 1,  /* numbers are aligned by their last digit */
-        TABLE_WIDE = 2,   /* only if all columns are requested */
-        TABLE_NARROW = 4, /* only otherwise: it replaces some of those */
-        TABLE_NULL = 8,   /* null in the JSON where the text is empty */
-        TABLE_SUM = 16,   /* the sum of several rows has a meaning */
+        TABLE_RIGHT = 1,      /* numbers are aligned by their last digit */
+        TABLE_WIDE = 2,       /* only if all columns are requested */
+        TABLE_NARROW = 4,     /* only otherwise: it replaces some of those */
+        TABLE_NULL = 8,       /* null in the JSON where the text is empty */
+        TABLE_SUM = 16,       /* the sum of several rows has a meaning */
+        TABLE_CUT_FIRST = 32, /* a text that is cut before other texts of the row */
 };
 
 enum table_type {
@@ -69,17 +70,19 @@ extern struct table_look table_look;
 /* True: a terminal, and the environment does not disable colour. */
 bool table_may_colour(int fd);
 
-/* A table that is printed in parts; columns end with one of zeroes. table_add() formats a row, and
+/* A table that is printed in parts; columns end with one of zeroes. nothing: the line for a table without rows, as in
+ * "No leaks."; NULL: none. table_add() formats a row, and
  * table_flush() prints the rows since the last call: later parts have no titles, and columns that are at
  * least as wide. -ENOMEM, -EIO. */
 struct table;
-int table_new(const struct table_column *columns, struct table **ret);
+int table_new(const struct table_column *columns, const char *nothing, struct table **ret);
 int table_add(struct table *t, const void *row);
 int table_flush(struct table *t, FILE *out);
 struct table *table_free(struct table *t);
 
 /* All at once. */
-int table_print(FILE *out, const struct table_column *columns, const void *const rows[], size_t n_rows);
+int table_print(FILE *out, const struct table_column *columns, const void *const rows[], size_t n_rows,
+                const char *nothing);
 
 /* One row as lines "TITLE  value". */
 int table_print_upright(FILE *out, const struct table_column *columns, const void *row);

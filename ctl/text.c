@@ -167,6 +167,57 @@ void text_xml(FILE *out, const char *text)
         }
 }
 
+/* ---- mistyped words ---------------------------------------------------------- */
+
+#define WORD_MAX 31u
+
+/* Insertions, removals, exchanges of a character, and swaps of neighbours, that make one of the other. Longer words are
+ * far from all. */
+static unsigned distance(const char *a, const char *b)
+{
+        unsigned rows[3][WORD_MAX + 1], *before = rows[0], *last = rows[1], *row = rows[2], *next;
+        size_t n_a = strlen(a), n_b = strlen(b);
+
+        if (n_a > WORD_MAX || n_b > WORD_MAX)
+                return WORD_MAX;
+        for (unsigned k = 0; k <= n_b; k++)
+                last[k] = before[k] = k;
+        for (unsigned i = 1; i <= n_a; i++) {
+                row[0] = i;
+                for (unsigned k = 1; k <= n_b; k++) {
+                        unsigned least = last[k - 1] + (a[i - 1] != b[k - 1]);
+
+                        least = last[k] + 1 < least ? last[k] + 1 : least;
+                        least = row[k - 1] + 1 < least ? row[k - 1] + 1 : least;
+                        if (i > 1 && k > 1 && a[i - 1] == b[k - 2] && a[i - 2] == b[k - 1])
+                                least = before[k - 2] + 1 < least ? before[k - 2] + 1 : least;
+                        row[k] = least;
+                }
+                next = before;
+                before = last;
+                last = row;
+                row = next;
+        }
+        return last[n_b];
+}
+
+const char *text_nearest(const char *word, const char *const *names, size_t n, size_t stride)
+{
+        unsigned most = strlen(word) < 4 ? 1 : 2;
+        const char *ret = NULL;
+
+        for (size_t i = 0; i < n; i++) {
+                const char *name = *(const char *const *)(const void *)((const char *)names + i * stride);
+                unsigned d = distance(word, name);
+
+                if (d <= most && (!ret || d < most)) {
+                        ret = name;
+                        most = d;
+                }
+        }
+        return ret;
+}
+
 /* ---- streams --------------------------------------------------------------- */
 
 int text_flush(FILE *out)

@@ -39,6 +39,10 @@ const char *text_time(uint64_t ns, char ret[static TEXT_MAX]);
 /* "12.5" for a part of a whole; "-" if the whole is 0. */
 const char *text_percent(uint64_t part, uint64_t whole, char ret[static TEXT_MAX]);
 
+/* The name that a mistyped word most likely means; NULL: none is near. names: the first of n, which are stride bytes
+ * apart. */
+const char *text_nearest(const char *word, const char *const *names, size_t n, size_t stride);
+
 /* Flushes a stream. A negative errno of the last write, such as -ENOSPC; -EIO if only an earlier write failed. */
 int text_flush(FILE *out);
 

@@ -605,6 +605,69 @@ RIG_TEST(unknown_names_are_refused, two_tenants)
         }
 }
 
+/* ---- help, mistyped words and empty lists ----------------------------------------- */
+
+RIG_TEST(a_command_has_its_own_help, two_tenants)
+{
+        char *text = ctl_text(rig, WORDS("lease", "--help"));
+
+        ck_assert_ptr_nonnull(strstr(text, "\n  lease create NAME"));
+        ck_assert_ptr_nonnull(strstr(text, "[--ttl TIME]"));
+        ck_assert_ptr_nonnull(strstr(text, "\n  lease end NAME"));
+        ck_assert_msg(!strstr(text, "leaks"), "another command: %s", text);
+        free(text);
+        ctl_says(rig, WORDS("run", "--help"), "run a program in a lease of its own");
+        ctl_says(rig, WORDS("--help"), "leaks [--older AGE]");
+}
+
+RIG_TEST(a_mistyped_word_has_a_suggestion, two_tenants)
+{
+        ctl_refuses(rig, WORDS("sessoins"), USAGE,
+                    "unknown command \"sessoins\"; did you mean \"bfcctl sessions\"?");
+        ctl_refuses(rig, WORDS("leaks", "--oldre", "10m"), USAGE, "did you mean \"--older\"?");
+        ctl_refuses(rig, WORDS("leaks", "--odler=10m"), USAGE, "did you mean \"--older\"?");
+        ctl_refuses(rig, WORDS("frobnicate"), USAGE, "\"bfcctl --help\" lists them");
+}
+
+RIG_TEST(empty_lists_say_so, two_tenants)
+{
+        static const char *const lists[][3] = {
+                { "blocks", NULL, "No blocks.\n" },         { "shared", NULL, "No shared blocks.\n" },
+                { "keep", NULL, "No kept blocks.\n" },      { "leaks", NULL, "No leaks.\n" },
+                { "waiting", NULL, "No request waits.\n" }, { "lease", "list", "No leases.\n" },
+        };
+
+        for (size_t i = 0; i < sizeof(lists) / sizeof(lists[0]); i++) {
+                char *text = ctl_text(rig, WORDS(lists[i][0], lists[i][1]));
+
+                ck_assert_str_eq(text, lists[i][2]);
+                free(text);
+        }
+}
+
+/* The one that is ended, and by whom. */
+RIG_TEST(an_evicted_session_is_named, two_tenants)
+{
+        bfc_client *client = client_open(rig, "red", NULL);
+        json_t *rows = ctl_json(rig->admin_socket, WORDS("--json", "sessions")), *row = NULL;
+        char id[24], words[160];
+
+        for (size_t i = 0; i < json_array_size(rows); i++)
+                if (strcmp(string_of(json_array_get(rows, i), "tenant"), "red") == 0)
+                        row = json_array_get(rows, i);
+        ck_assert_ptr_nonnull(row);
+        snprintf(id, sizeof(id), "%lld", (long long)number_of(row, "session_id"));
+        ctl_says(rig, WORDS("evict", id, "--reason", "enough"), "was evicted");
+        snprintf(words, sizeof(words),
+                 "session %s (tenant 'red', uid %u, pid %d, %s): disconnected: evicted by an operator", id,
+                 (unsigned)getuid(), (int)getpid(), string_of(row, "name"));
+        ck_assert_msg(WAIT_FOR(rig_logged(rig, words), SETTLE_MS), "not in the log: %s", words);
+        ck_assert(rig_logged(rig, "(operator, uid "));
+        ck_assert(!rig_logged(rig, "no hello yet"));
+        json_decref(rows);
+        bfc_disconnect(client);
+}
+
 /* ---- exit codes ----------------------------------------------------------- */
 
 RIG_TEST(exit_codes, two_tenants)

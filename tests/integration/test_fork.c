@@ -730,7 +730,7 @@ TEST(a_plugin_is_unloaded)
         if (rig_charge(rig, "red", "train") > 0) { /* the trim is answered by that process */
 
                 status = ctl(rig->admin_socket, WORDS("trim", "red"), &out, &err);
-                ck_assert_msg(status == 0 && strncmp(out, "1 sessions asked", 16) == 0, "%d: %s%s", status,
+                ck_assert_msg(status == 0 && strncmp(out, "1 session asked", 15) == 0, "%d: %s%s", status,
                               out, err);
                 free(out);
                 free(err);

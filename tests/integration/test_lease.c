@@ -217,14 +217,14 @@ TEST_OF(lease, the_end_waits_or_evicts)
         job_start(&job, false);
         ck_assert_int_eq(job_malloc(&job, 8 * MIB, &answer), 0);
         out = ctl_text(k->rig, WORDS("lease", "end", "one"));
-        text_has(out, "1 sessions still have 8.0 MiB");
+        text_has(out, "1 session still has 8.0 MiB");
         ck_assert_int_eq(job_malloc(&job, 32 * MIB, &answer), -EDQUOT);
         ck_assert_msg(strstr(answer.text, "has ended"), "%s", answer.text);
         ck_assert_uint_eq(n_leases(), 1);
         out = ctl_text(k->rig, WORDS("lease", "end", "one", "--evict", "--grace", "1h"));
-        text_has(out, "1 sessions still have 8.0 MiB and are evicted in 1h 00m:\n  session ");
+        text_has(out, "1 session still has 8.0 MiB and is evicted in 1h 00m:\n  session ");
         out = ctl_text(k->rig, WORDS("lease", "end", "one", "--evict"));
-        text_has(out, "1 sessions still have 8.0 MiB and are evicted now:\n  session ");
+        text_has(out, "1 session still has 8.0 MiB and is evicted now:\n  session ");
         ck_assert(WAIT_FOR(job_malloc(&job, MIB, &answer) == -EIDRM, SETTLE_MS));
         job_end(&job);
         ck_assert(WAIT_FOR(n_leases() == 0, SETTLE_MS));
@@ -440,9 +440,9 @@ TEST_OF(lease, a_restart_keeps_the_statistics_of_a_lease)
         LEASE("end", "one");
         ck_assert(WAIT_FOR(n_leases() == 0, SETTLE_MS));
         ck_assert(kept_logged(k, "lease 'one' of tenant 'red' in partition 'train' ended: "));
-        ck_assert(kept_logged(k, "peak 16777216 bytes in use"));
+        ck_assert(kept_logged(k, "peak 16.0 MiB in use"));
         ck_assert(kept_logged(k, "lease 'two' of tenant 'red' in partition 'train' ended: "));
-        ck_assert(kept_logged(k, "peak 2097152 bytes in use"));
+        ck_assert(kept_logged(k, "peak 2.0 MiB in use"));
 }
 
 TEST_OF(lease, a_restart_without_the_tenant_ends_its_leases)

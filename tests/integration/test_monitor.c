@@ -238,6 +238,32 @@ TEST(only_its_group_can_open_it)
         rig_stop(rig);
 }
 
+static void reload(void *arg)
+{
+        const struct rig *rig = arg;
+        char *err;
+
+        REQUIRE(setenv("BFC_ADMIN_SOCKET", rig->admin_socket, 1) == 0, "setenv");
+        REQUIRE(ctl(rig->monitor_socket, WORDS("reload"), NULL, &err) == REFUSED, "a monitor reloaded");
+        REQUIRE(strstr(err, "is the monitor socket. This user may not open "), "%s", err);
+        REQUIRE(strstr(err, rig->admin_socket) && strstr(err, ": use sudo"), "%s", err);
+        free(err);
+}
+
+TEST(a_monitor_is_told_what_it_lacks)
+{
+        struct rig_config config = { .top = "monitor_socket: {mode: \"0660\", group: @OTHER@}\n" };
+        struct rig *rig;
+
+        if (!is_root()) {
+                printf("# skipped: only root can become other users\n");
+                return;
+        }
+        rig = rig_start(&config);
+        child_join(child_start_as(ANOTHER_UID, OTHER_UID, reload, rig));
+        rig_stop(rig);
+}
+
 /* ---- statistics ------------------------------------------------------------------ */
 
 static uint64_t number_at(const json_t *row, const char *key)

@@ -491,7 +491,7 @@ TEST(operators_park_and_wake)
         ctl_refuses(rig, WORDS("park", "blue", "--to", "parking"), 1, "tenant 'blue' has no session");
         ctl_refuses(rig, WORDS("park"), 2, "no session or tenant");
         ck_assert_ok(bfc_use_begin(red, b.ptrs[0], 0));
-        ctl_says(rig, WORDS("park", "red", "--to", "parking"), "1 sessions asked, 36.0 MiB parked");
+        ctl_says(rig, WORDS("park", "red", "--to", "parking"), "1 session asked, 36.0 MiB parked");
         ck_assert_uint_eq(parked(rig, "red"), 3 * BLOCK);
         ck_assert(block_has(red, b.ptrs[0], BLOCK, 0));
         ck_assert_ok(bfc_use_end(red, b.ptrs[0]));

@@ -5,13 +5,20 @@
 
 #include <errno.h>
 #include <malloc.h>
+#include <signal.h>
+#include <spawn.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "ctl/hour.h"
 #include "ctl/list.h"
+#include "ctl/process.h"
 #include "ctl/show.h"
 #include "ctl/table.h"
 #include "tests/unit/lists.h"
@@ -270,6 +277,57 @@ TEST(sessions)
         list_free(l);
 }
 
+/* Of a program in a folder with a blank. */
+TEST(the_job_of_a_process)
+{
+        char folder[] = "/tmp/bfc-show-XXXXXX", path[64], job[PROCESS_TEXT_MAX];
+        char *words[] = { path, (char[]){ "60" }, NULL };
+        pid_t pid;
+        int status;
+
+        ck_assert_ptr_nonnull(mkdtemp(folder));
+        snprintf(path, sizeof(path), "%s/a b", folder);
+        ck_assert_int_eq(mkdir(path, 0700), 0);
+        snprintf(path, sizeof(path), "%s/a b/my job", folder);
+        ck_assert_int_eq(symlink("/bin/sleep", path), 0);
+        ck_assert_int_eq(posix_spawn(&pid, path, NULL, NULL, words, environ), 0);
+        for (int i = 0; i < 120000 && !*process_command((uint64_t)pid, job); i++)
+                usleep(1000); /* the kernel sets its arguments after it let this process go on */
+        /* In a service of systemd it is the service's name. */
+        if (!*process_unit((uint64_t)pid, job) || !strstr(job, ".service"))
+                ck_assert_str_eq(process_job((uint64_t)pid, "", job), "my job 60");
+        ck_assert_int_eq(kill(pid, SIGKILL), 0);
+        ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+        ck_assert_int_eq(unlink(path), 0);
+        *strrchr(path, '/') = '\0';
+        ck_assert_int_eq(rmdir(path), 0);
+        ck_assert_int_eq(rmdir(folder), 0);
+}
+
+/* On a terminal the job is cut before the tenant. */
+TEST(a_long_job_hides_no_tenant)
+{
+        Bfcd__SessionRow row = BFCD__SESSION_ROW__INIT;
+        Bfcd__SessionRow *rows[] = { &row };
+        struct list l = { .sessions = rows, .n_sessions = 1 };
+        char *text = NULL;
+        size_t n;
+        FILE *out = open_memstream(&text, &n);
+
+        row.tenant = (char[]){ "a-tenant-with-a-long-name" };
+        row.name = (char[]){ "train.py --with --very --many --options --and --more" };
+        row.state = (char[]){ "live" };
+        row.pid = UINT32_MAX; /* no such process */
+        table_look.is_wide = false;
+        table_look.is_cut = true;
+        ck_assert_ptr_nonnull(out);
+        ck_assert_int_eq(show_table(out, BFCD__LIST__KIND__SESSIONS, &l), 0);
+        fclose(out);
+        table_look.is_cut = false;
+        ck_assert_msg(strstr(text, "a-tenant-with-a-long-name"), "%s", text);
+        free(text);
+}
+
 /* What is printed of so many blocks. */
 static char *print_blocks(bool json, const Bfcd__BlockRow *row, size_t n_blocks)
 {
@@ -474,6 +532,8 @@ TEST(no_rows)
 
         l = list_of(BFCD__LIST__KIND__SHARED, &page);
         check_json(BFCD__LIST__KIND__SHARED, l, "{\"schema\":1,\"shared\":[]}");
+        CHECK_PARTS(table_of(BFCD__LIST__KIND__SHARED, l), "No shared blocks.\n");
+        CHECK_PARTS(table_of(BFCD__LIST__KIND__SESSIONS, l), "No sessions.\n");
         list_free(l);
 }
 

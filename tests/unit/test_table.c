@@ -33,7 +33,7 @@ static char *printed(const struct table_column *columns, const struct row *rows,
         ck_assert_ptr_nonnull(out);
         for (size_t i = 0; i < n_rows; i++)
                 pointers[i] = &rows[i];
-        ck_assert_int_eq(table_print(out, columns, pointers, n_rows), 0);
+        ck_assert_int_eq(table_print(out, columns, pointers, n_rows, "Nothing."), 0);
         fclose(out);
         return text;
 }
@@ -51,7 +51,7 @@ TEST(aligned)
                 { .name = "b\xc3\xa9", .number = 7, .more = "" }, /* two characters in three bytes */
         };
 
-        check_text(printed(columns, rows, 0), "NAME  SIZE  LAST\n"); /* no rows, still a table */
+        check_text(printed(columns, rows, 0), "Nothing.\n");
         check_text(printed(columns, rows, 2), "NAME         SIZE  LAST\n"
                                               "vision  536870912  a\n"
                                               "b\xc3\xa9              7  -\n");
@@ -238,7 +238,7 @@ TEST(parts)
         size_t n;
         FILE *out = open_memstream(&text, &n);
 
-        ck_assert_int_eq(table_new(texts_and_number, &t), 0);
+        ck_assert_int_eq(table_new(texts_and_number, NULL, &t), 0);
         ck_assert_int_eq(table_add(t, &wide), 0);
         ck_assert_int_eq(table_flush(t, out), 0);
         ck_assert_int_eq(table_add(t, &narrow), 0);
@@ -296,7 +296,7 @@ TEST(no_room)
 
         ck_assert_ptr_nonnull(full);
         setvbuf(full, NULL, _IONBF, 0);
-        ck_assert_int_lt(table_print(full, texts_and_number, rows, 1), 0);
+        ck_assert_int_lt(table_print(full, texts_and_number, rows, 1, NULL), 0);
         fclose(full);
 }
 
