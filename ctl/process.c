@@ -40,15 +40,26 @@ static size_t read_file(uint64_t pid, const char *name, char *ret, size_t n_max)
         return n > 0 ? (size_t)n : 0;
 }
 
-const char *process_command(uint64_t pid, char ret[PROCESS_TEXT_MAX])
+/* The arguments, each with its 0; how many bytes. */
+static size_t read_arguments(uint64_t pid, char ret[PROCESS_TEXT_MAX])
 {
         size_t n = read_file(pid, "cmdline", ret, PROCESS_TEXT_MAX);
 
         while (n > 0 && ret[n - 1] == '\0')
                 n--;
+        return n;
+}
+
+static const char *join(char *arguments, size_t n)
+{
         for (size_t i = 0; i < n; i++)
-                ret[i] = ret[i] ? ret[i] : ' ';
-        return ret;
+                arguments[i] = arguments[i] ? arguments[i] : ' ';
+        return arguments;
+}
+
+const char *process_command(uint64_t pid, char ret[PROCESS_TEXT_MAX])
+{
+        return join(ret, read_arguments(pid, ret));
 }
 
 static bool ends_with(const char *text, size_t n, const char *end)
@@ -78,20 +89,21 @@ const char *process_unit(uint64_t pid, char ret[PROCESS_TEXT_MAX])
 
 const char *process_job(uint64_t pid, const char *name, char ret[PROCESS_TEXT_MAX])
 {
+        const char *folder;
         size_t n;
 
         process_unit(pid, ret);
         /* A login's scope and a user's manager do not tell one job from another. */
         if (ends_with(ret, strlen(ret), ".service") && strncmp(ret, "user@", 5) != 0)
                 return ret;
-        if (!*process_command(pid, ret)) {
+        n = read_arguments(pid, ret);
+        if (n == 0) {
                 snprintf(ret, PROCESS_TEXT_MAX, "%s", name);
                 return ret;
         }
-        n = strcspn(ret, " "); /* without the program's folder */
-        while (n > 0 && ret[n - 1] != '/')
-                n--;
-        return ret + n;
+        folder = strrchr(ret, '/'); /* of the first argument, which may have blanks */
+        join(ret, n);
+        return folder ? folder + 1 : ret;
 }
 
 uint64_t process_parent(uint64_t pid)

@@ -10,7 +10,7 @@
 
 #include <stdint.h>
 
-#define PROCESS_TEXT_MAX 256 /* longer commands are cut */
+#define PROCESS_TEXT_MAX 1024 /* longer commands are cut */
 
 /* The user's name, or its number if it has none. Returns ret, as do the next two. */
 const char *process_user(uint64_t uid, char ret[PROCESS_TEXT_MAX]);

@@ -215,14 +215,24 @@ static unsigned put_part(struct top_frame *f, unsigned row, unsigned column, uns
         return to > from ? to : from;
 }
 
-/* "train  [|||||####::::      ] 3.0 MiB of 64.0 MiB" */
+/* In a file no name is cut. */
+static unsigned name_columns(const struct list *l, const struct top_frame *f)
+{
+        size_t n = NAME_COLUMNS;
+
+        for (size_t i = 0; f->n_rows == 0 && i < l->n_partitions; i++)
+                n = strlen(l->partitions[i]->name) > n ? strlen(l->partitions[i]->name) : n;
+        return (unsigned)n;
+}
+
+/* "train  [|||||####::::      ] 3.0 MiB of 64.0 MiB reserved" */
 static void put_bar(const struct top *t, struct top_frame *f, unsigned row, const Bfcd__PartitionRow *p)
 {
         const Bfcd__Statistics none = BFCD__STATISTICS__INIT, *s = p->stats ? p->stats : &none;
         char used[TEXT_MAX], limit[TEXT_MAX], reserved[TEXT_MAX], rest[TEXT_MAX], text[6 * TEXT_MAX];
         uint64_t promised = guaranteed_rest(t->sample.list, p->name);
         double whole = (double)s->bytes_limit;
-        unsigned width, at = 0, begin = NAME_COLUMNS + 2;
+        unsigned width, at = 0, n_name = name_columns(t->sample.list, f), begin = n_name + 2;
 
         text_size(s->bytes_in_use, used);
         text_size(s->bytes_limit, limit);
@@ -232,10 +242,10 @@ static void put_bar(const struct top *t, struct top_frame *f, unsigned row, cons
                 snprintf(text, sizeof(text), "%s in use, %s reserved, %s guaranteed, limit %s", used,
                          reserved, rest, limit);
         else
-                snprintf(text, sizeof(text), "%s of %s", used, limit);
+                snprintf(text, sizeof(text), "%s of %s reserved", reserved, limit);
         width = (unsigned)strlen(text);
         width = f->n_columns > begin + width + 12 ? f->n_columns - begin - width - 2 : 10;
-        put_escaped(f, row, 0, NAME_COLUMNS, TOP_BOLD, p->name);
+        put_escaped(f, row, 0, n_name, TOP_BOLD, p->name);
         top_put(f, row, begin - 1, 1, TOP_BOLD, "[");
         at = put_part(f, row, begin, at, part_of(width, (double)s->bytes_in_use, whole), TOP_USED, '|');
         at = put_part(f, row, begin, at, part_of(width, (double)s->bytes_reserved, whole), TOP_RESERVED, '#');
@@ -270,7 +280,7 @@ static int compare_use(const void *left, const void *right)
         return x != y ? (x < y) - (x > y) : strcmp((*a)->tenant, (*b)->tenant);
 }
 
-/* A cell of 40 columns for each of the tenants with the most in use. */
+/* A cell of 40 columns for each of the tenants with the most memory. */
 static unsigned put_histories(const struct top *t, struct top_frame *f, unsigned row)
 {
         unsigned n_beside = f->n_columns / 40, n_most = n_beside * (f->n_rows / 12), i;

@@ -47,7 +47,23 @@ static void grid_free(struct grid *g)
         free(g->cells);
 }
 
-/* Cuts the widest texts until the columns fit; sizes are never cut. */
+/* The widest text that can be cut; n_columns: there is none. */
+static size_t find_widest(const struct grid *g, bool is_cut_first)
+{
+        const struct top *t = g->top;
+        size_t widest = t->n_columns;
+
+        for (size_t i = 0; i < t->n_columns; i++) {
+                unsigned flags = t->columns[i].column->flags;
+
+                if (!(flags & TABLE_RIGHT) && (!is_cut_first || (flags & TABLE_CUT_FIRST)) &&
+                    g->widths[i] > LEAST_TEXT && (widest == t->n_columns || g->widths[i] > g->widths[widest]))
+                        widest = i;
+        }
+        return widest;
+}
+
+/* Cuts texts until the columns fit, those first that may be cut first; sizes are never cut. */
 static void shrink(struct grid *g, unsigned n_columns)
 {
         const struct top *t = g->top;
@@ -56,12 +72,10 @@ static void shrink(struct grid *g, unsigned n_columns)
         for (size_t i = 0; i < t->n_columns; i++)
                 total += g->widths[i] + 1;
         while (total > n_columns + 1) {
-                size_t widest = t->n_columns;
+                size_t widest = find_widest(g, true);
 
-                for (size_t i = 0; i < t->n_columns; i++)
-                        if (!(t->columns[i].column->flags & TABLE_RIGHT) && g->widths[i] > LEAST_TEXT &&
-                            (widest == t->n_columns || g->widths[i] > g->widths[widest]))
-                                widest = i;
+                if (widest == t->n_columns)
+                        widest = find_widest(g, false);
                 if (widest == t->n_columns)
                         return;
                 g->widths[widest]--;

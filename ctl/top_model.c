@@ -211,7 +211,7 @@ static int add_to_histories(struct top *t)
                 t->histories[i].is_seen = false;
         for (size_t i = 0; i < l->n_tenants; i++) {
                 const Bfcd__TenantRow *row = l->tenants[i];
-                uint64_t n_bytes = row->stats ? row->stats->bytes_in_use : 0;
+                uint64_t n_bytes = row->stats ? row->stats->bytes_reserved : 0;
 
                 if (add_bytes(t, row->tenant, NULL, n_bytes) < 0 ||
                     add_bytes(t, row->tenant, row->partition, n_bytes) < 0)

@@ -35,7 +35,7 @@ struct top_sample {
         uint64_t n_others, bytes_others; /* processes of these without a session; with has_sessions */
 };
 
-/* A tenant's bytes in use in a partition, and in all. */
+/* A tenant's reserved bytes, to which limits apply, in a partition and in all. */
 struct top_history {
         char *tenant;
         char *partition;             /* NULL: all */

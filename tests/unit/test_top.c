@@ -434,7 +434,7 @@ TEST(bar_of_a_partition)
         ck_assert_uint_le(used * 10, (used + reserved + guaranteed + rest) * 4 + 10);
         ck_assert_uint_ge(used * 10 + 10, (used + reserved + guaranteed + rest) * 4);
         ck_assert(reserved >= guaranteed ? reserved - guaranteed <= 1 : guaranteed - reserved <= 1);
-        ck_assert_ptr_nonnull(strstr(bar, "40.0 MiB of 100.0 MiB"));
+        ck_assert_ptr_nonnull(strstr(bar, "50.0 MiB of 100.0 MiB reserved"));
         free(text);
 }
 
@@ -529,6 +529,18 @@ TEST(hostile_names)
         top.is_wide = true;
         ck_assert_int_eq(top_arrange(&top), 0);
         free(draw(50, 200));
+}
+
+/* The job is cut before the tenant. */
+TEST(a_long_job_hides_no_tenant)
+{
+        const struct session long_job[] = {
+                { 1, "a-long-tenant", "train.py --with --very --many --options --and --more", MIB, 0 }
+        };
+
+        take(long_job, 1);
+        check_screen("a-long-tenant", true);
+        check_screen("--and", false);
 }
 
 TEST(screens_of_all_sizes)
