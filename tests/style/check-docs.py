@@ -33,21 +33,29 @@ def relative_links(text):
     return sorted({link.partition("#")[0] for link in links if not re.match(r"[a-z]+:|#", link)})
 
 
+def anchors_of(text):
+    """As GitHub makes them: a heading that is there twice gets a number."""
+    anchors, seen = set(), {}
+    for heading in re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", text, flags=re.S | re.M), re.M):
+        anchor = re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+        anchors.add(anchor + (f"-{seen[anchor]}" if anchor in seen else ""))
+        seen[anchor] = seen.get(anchor, 0) + 1
+    return anchors
+
+
 def check_links(root):
-    """Relative links lead to files, and #anchors to headings of the same file."""
+    """Relative links lead to files, and #anchors to headings of these files."""
     for path in files_of(root, (".md",)):
-        text = read(root, path)
-        prose = re.sub(r"```.*?```", "", text, flags=re.S)
-        anchors = {re.sub(r"[^\w\- ]", "", h.strip().lower()).replace(" ", "-")
-                   for h in re.findall(r"^#+ (.*)$", text, re.M)}
+        prose = re.sub(r"```.*?```", "", read(root, path), flags=re.S)
         for target in re.findall(r"\]\(([^)\s]+)\)", prose):
             if re.match(r"[a-z]+:", target):
                 continue
             file, _, anchor = target.partition("#")
-            if file and not os.path.exists(os.path.join(root, os.path.dirname(path), file)):
+            to = os.path.normpath(os.path.join(os.path.dirname(path), file)) if file else path
+            if not os.path.exists(os.path.join(root, to)):
                 yield f"{path}: {target} leads nowhere"
-            if not file and anchor not in anchors:
-                yield f"{path}: no heading #{anchor}"
+            elif anchor and to.endswith(".md") and anchor not in anchors_of(read(root, to)):
+                yield f"{path}: {to} has no heading #{anchor}"
 
 
 def packaged(root):
