@@ -27,7 +27,8 @@
 struct ended {
         uint64_t peak_bytes, begin_us, duration_ms, id, uid, pid, n_allocs, n_refusals, waited_ms, bytes_left;
         char *tenant, *program, *ended, *cgroup;
-        json_t *peaks; /* by partition */
+        json_t *peaks;       /* by partition */
+        uint32_t is_running; /* a bool, as a column reads it */
 };
 
 struct peak {
@@ -46,7 +47,7 @@ struct ended_lease {
 };
 
 struct event {
-        uint64_t time_us;
+        uint64_t time_us, uid; /* uid: of the one who asked for it; UINT64_MAX: not recorded */
         const char *what;
         char *text, *detail;
 };
@@ -109,6 +110,11 @@ static void ended_lease_clear(struct ended_lease *l)
         free(l->tenant);
         free(l->partition);
         *l = (struct ended_lease){ 0 };
+}
+
+const struct history_options *history_options_of(const struct history *h)
+{
+        return &h->options;
 }
 
 struct history *history_free(struct history *h)
@@ -250,6 +256,7 @@ static int add_session(struct history *h, const json_t *f)
                 .ended = strdup(text_at(f, "ended")),
                 .cgroup = strdup(text_at(f, "cgroup")),
                 .peaks = sizes_at(f, "peaks"),
+                .is_running = json_is_true(json_object_get(f, "running")),
         };
         if (!e.tenant || !e.program || !e.ended || !e.cgroup || !e.peaks) {
                 ended_clear(&e);
@@ -403,7 +410,9 @@ static const char *event_name(enum record_kind kind, const json_t *f)
 
 static int add_event(struct history *h, enum record_kind kind, uint64_t time_us, const json_t *f)
 {
-        struct event e = { .time_us = time_us, .what = event_name(kind, f) };
+        struct event e = { .time_us = time_us,
+                           .uid = json_object_get(f, "uid") ? number_at(f, "uid") : UINT64_MAX,
+                           .what = event_name(kind, f) };
         uint64_t n_sessions = number_at(f, "sessions");
         char start[128], size[TEXT_MAX];
 
@@ -535,18 +544,19 @@ static json_t *partitions_json(const void *row)
 
 static const struct table_column session_columns[] = {
         COLUMN("TENANT", "tenant", 0, TABLE_TEXT, ended, tenant),
-        COLUMN("PROGRAM", "name", 0, TABLE_TEXT, ended, program),
+        COLUMN("PROGRAM", "name", TABLE_CUT_FIRST, TABLE_TEXT, ended, program),
         COLUMN("PID", "pid", R, TABLE_NUMBER, ended, pid),
         COLUMN("SESSION", "session_id", R | WIDE, TABLE_NUMBER, ended, id),
         { "USER", "user", .type = TABLE_MADE, .text = user_text },
         COLUMN("UID", "uid", R | WIDE, TABLE_NUMBER, ended, uid),
+        { "RUNNING", "running", 0, TABLE_BOOL, TABLE_MEMBER(struct ended, is_running) },
         { "BEGAN", NULL, 0, TABLE_MADE, .text = began_text },
         COLUMN(NULL, "begin_time_us", 0, TABLE_NUMBER, ended, begin_us),
         COLUMN("DURATION", "duration_ms", R, TABLE_DURATION, ended, duration_ms),
         COLUMN("PEAK", "peak_bytes_in_use", R, TABLE_SIZE, ended, peak_bytes),
         { .key = "partitions", .json = partitions_json },
         COLUMN("ALLOCS", "num_allocs", R | WIDE, TABLE_NUMBER, ended, n_allocs),
-        COLUMN("REFUSED", "num_refusals", R, TABLE_NUMBER, ended, n_refusals),
+        COLUMN("REFUSED", "num_refusals", R | WIDE, TABLE_NUMBER, ended, n_refusals),
         COLUMN("WAITED", "waited_ms", R | WIDE, TABLE_DURATION, ended, waited_ms),
         COLUMN(NULL, "bytes_left", 0, TABLE_NUMBER, ended, bytes_left),
         COLUMN("ENDED", "ended", WIDE, TABLE_TEXT, ended, ended),
@@ -595,11 +605,20 @@ static const struct table_column refused_columns[] = {
         { 0 },
 };
 
+static void event_user_text(const void *row, char ret[static TABLE_TEXT_MAX])
+{
+        const struct event *e = row;
+
+        if (e->uid != UINT64_MAX)
+                process_user(e->uid, ret);
+}
+
 static const struct table_column event_columns[] = {
         { "TIME", NULL, 0, TABLE_MADE, .text = event_time_text },
         COLUMN(NULL, "time_us", 0, TABLE_NUMBER, event, time_us),
         COLUMN("EVENT", "event", 0, TABLE_TEXT, event, what),
-        COLUMN("MESSAGE", "message", 0, TABLE_TEXT, event, text),
+        { "USER", "user", TABLE_NULL, TABLE_MADE, .text = event_user_text },
+        COLUMN("MESSAGE", "message", TABLE_CUT_FIRST, TABLE_TEXT, event, text),
         COLUMN(NULL, "changes", 0, TABLE_TEXT, event, detail),
         { 0 },
 };
@@ -645,7 +664,7 @@ enum { SESSIONS, LEASES, PEAKS, REFUSALS, EVENTS, SECTIONS };
 
 static void list_sections(const struct history *h, struct section ret[static SECTIONS])
 {
-        ret[SESSIONS] = (struct section){ "sessions",      "Sessions that ended, the largest peak first",
+        ret[SESSIONS] = (struct section){ "sessions",      "Sessions, the largest peak first",
                                           session_columns, h->sessions,
                                           h->n_sessions,   sizeof(*h->sessions) };
         ret[LEASES] = (struct section){ "leases",  "Leases that ended", lease_columns,

@@ -5,9 +5,11 @@
 #define BFC_CTL_HISTORY_H
 
 #include <jansson.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 
+#include "ctl/list.h"
 #include "proto/records.h"
 
 struct history_options {
@@ -24,16 +26,23 @@ struct history_texts {
         const char *since, *until, *tenant, *file;
 };
 
-/* Makes one and reads all records. -EINVAL: an option is wrong. On failure ret_error has a sentence. */
+/* Makes one and reads all records. -EINVAL: an option is wrong. -EACCES: *ret is one without records, because this user
+ * may not read the journal. On failure ret_error has a sentence. */
 int history_open(const struct history_texts *texts, struct history **ret,
                  char ret_error[static HISTORY_ERROR_BYTES]);
 
 int history_new(const struct history_options *options, struct history **ret); /* -ENOMEM */
 struct history *history_free(struct history *h);                              /* takes NULL */
+const struct history_options *history_options_of(const struct history *h);
 
 /* Adds a record: its fields as the daemon names them in a file; numbers may be text, as in the journal. Fields that are
  * missing count as 0 or "". Borrowed. -ENOMEM. */
 int history_add(struct history *h, enum record_kind kind, uint64_t time_us, const json_t *fields);
+
+/* Adds what the daemon knows now: sessions that run, but not the one that asked, and with_refusals the last refusals
+ * of each tenant. -ENOMEM. (history_live.c) */
+int history_add_live(struct history *h, const struct history_options *options, const struct list *l,
+                     uint64_t own_session_id, bool with_refusals);
 
 /* The kind with this name, or with this message id. -EINVAL: none. */
 int history_kind(const char *name, enum record_kind *ret);

@@ -52,10 +52,10 @@ int history_open(const struct history_texts *texts, struct history **ret,
         r = texts->file && !is_journal(texts->file)
                     ? history_read_file(h, &options, texts->file, ret_error)
                     : history_read_journal(h, &options, texts->file, ret_error);
-        if (r < 0) {
+        if (r < 0 && (r != -EACCES || texts->file)) {
                 history_free(h);
-                return r == -EINVAL ? -EIO : r;
+                return r == -EINVAL || r == -EACCES ? -EIO : r;
         }
         *ret = h;
-        return 0;
+        return r;
 }

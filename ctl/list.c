@@ -33,6 +33,7 @@ struct list *list_free(struct list *l)
         free(l->ages);
         free(l->grants);
         free(l->waiting);
+        free(l->refusals);
         free(l->explained);
         free(l);
         return NULL;
@@ -86,7 +87,8 @@ int list_add(struct list *l, Bfcd__List__Kind kind, Bfcd__Reply *reply, uint64_t
             (r = append(&l->extents, &l->n_extents, page->extents, page->n_extents)) < 0 ||
             (r = append(&l->ages, &l->n_ages, page->ages, page->n_ages)) < 0 ||
             (r = append(&l->grants, &l->n_grants, page->grants, page->n_grants)) < 0 ||
-            (r = append(&l->waiting, &l->n_waiting, page->waiting, page->n_waiting)) < 0)
+            (r = append(&l->waiting, &l->n_waiting, page->waiting, page->n_waiting)) < 0 ||
+            (r = append(&l->refusals, &l->n_refusals, page->refusals, page->n_refusals)) < 0)
                 return r;
         if (kind == BFCD__LIST__KIND__GRANTS) {
                 l->grant_bounds_ns = page->grant_bounds_ns;
@@ -178,6 +180,14 @@ static int by_lease(const void *left, const void *right)
         return by_text((*a)->tenant, (*b)->tenant, (*a)->name, (*b)->name);
 }
 
+static int by_refusal(const void *left, const void *right)
+{
+        const Bfcd__RefusalRow *const *a = left, *const *b = right;
+        int r = strcmp((*a)->tenant, (*b)->tenant);
+
+        return r ? r : by_id((*a)->number, (*b)->number);
+}
+
 static void sort(void *rows, size_t n_rows, int (*compare)(const void *left, const void *right))
 {
         if (n_rows > 0)
@@ -192,6 +202,7 @@ void list_sort(struct list *l)
         sort(l->grants, l->n_grants, by_way);
         sort(l->waiting, l->n_waiting, by_queue);
         sort(l->leases, l->n_leases, by_lease);
+        sort(l->refusals, l->n_refusals, by_refusal);
 }
 
 void list_leave_out(struct list *l, uint64_t session_id)

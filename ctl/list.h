@@ -38,6 +38,8 @@ struct list {
         size_t n_grant_bounds_ns;
         Bfcd__WaitingRow **waiting;
         size_t n_waiting;
+        Bfcd__RefusalRow **refusals;
+        size_t n_refusals;
         Bfcd__ExplainRow **explained;
         size_t n_explained;
 };

@@ -410,6 +410,7 @@ void report_session(const struct session *s, Bfcd__SessionRow *row,
         row->num_trims = s->recall.queues[RECALL_TRIM].sequence;
         row->num_trims_missed = s->recall.queues[RECALL_TRIM].n_missed;
         row->is_unresponsive = s->recall.n_overdue > 0;
+        row->is_evicted = s->eviction != NULL;
         row->leases = leases;
         row->n_leases = list_leases(s, leases);
 }
@@ -716,6 +717,7 @@ int report_list(const struct session *viewer, const Bfcd__List *request, struct 
                 [BFCD__LIST__KIND__KEPT] = report_kept,
                 [BFCD__LIST__KIND__WAITING] = report_waiting,
                 [BFCD__LIST__KIND__LEASES] = report_leases,
+                [BFCD__LIST__KIND__REFUSALS] = report_refusals,
         };
         size_t kind = (size_t)request->kind;
 

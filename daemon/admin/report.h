@@ -15,8 +15,9 @@
 #define REPORT_ROWS 96u /* a page; about 500 bytes a row at most */
 #define REPORT_LEASE_NAMES                                                                                   \
         224u /* in a page of sessions: a frame has room for so many, and 16 of the last session */
-#define REPORT_LEASES 40u /* a page; a control group makes a row longer */
-#define REPORT_LOOKS  24u /* at clients' pages for one page of AGES: each takes several copies */
+#define REPORT_LEASES   40u /* a page; a control group makes a row longer */
+#define REPORT_REFUSALS 40u /* a page; the sentences are long */
+#define REPORT_LOOKS    24u /* at clients' pages for one page of AGES: each takes several copies */
 
 /* A page and the memory of its rows; names are borrowed. */
 struct report {
@@ -42,6 +43,7 @@ struct report {
                 Bfcd__ExtentRow extents[REPORT_ROWS];
                 Bfcd__GrantsRow grants[REPORT_ROWS];
                 Bfcd__WaitingRow waiting[REPORT_ROWS];
+                Bfcd__RefusalRow refusals[REPORT_REFUSALS];
                 struct {
                         Bfcd__DeviceRow rows[REPORT_ROWS];
                         Bfcd__DeviceCalls calls[REPORT_ROWS][WORKER_CALLS];
@@ -65,6 +67,7 @@ bool report_sees(const struct session *viewer, const struct tenant *t);
 /* report_requests.c */
 void report_grants(const struct session *viewer, uint64_t cursor, struct report *r);
 void report_waiting(const struct session *viewer, uint64_t cursor, struct report *r);
+void report_refusals(const struct session *viewer, uint64_t cursor, struct report *r);
 
 /* Fills the page of a list. -EINVAL: no such kind. */
 int report_list(const struct session *viewer, const Bfcd__List *request, struct report *ret);

@@ -128,3 +128,47 @@ out:
         r->list.n_waiting = r->n_rows;
         r->list.waiting = (Bfcd__WaitingRow **)r->pointers;
 }
+
+static void report_refusal(const struct tenant *t, uint64_t number, Bfcd__RefusalRow *row)
+{
+        const struct tenant_refusal *f = &t->refusals->last[(number - 1) % TENANT_REFUSALS];
+
+        bfcd__refusal_row__init(row);
+        row->tenant = report_borrow(t->name);
+        row->number = number;
+        row->time_ms = f->time_ms;
+        row->partition = report_borrow(f->partition);
+        row->lease = report_borrow(f->lease);
+        row->session_id = f->session_id;
+        row->pid = f->pid;
+        row->uid = f->uid;
+        row->program = report_borrow(f->program);
+        row->n_bytes = f->n_bytes;
+        row->limit = report_borrow(f->limit);
+        row->sentence = report_borrow(f->sentence);
+}
+
+/* The cursor counts the places of all tenants. */
+void report_refusals(const struct session *viewer, uint64_t cursor, struct report *r)
+{
+        const struct broker *b = viewer->broker;
+
+        for (uint64_t at = cursor; at / TENANT_REFUSALS < b->n_tenants; at++) {
+                const struct tenant *t = &b->tenants[at / TENANT_REFUSALS];
+                uint64_t n = t->refusals ? t->refusals->n : 0, k = at % TENANT_REFUSALS;
+
+                if (!report_sees(viewer, t) || k >= n) {
+                        at |= TENANT_REFUSALS - 1; /* the next tenant */
+                        continue;
+                }
+                if (r->n_rows == REPORT_REFUSALS || report_page_ends(r)) {
+                        r->list.next_cursor = at;
+                        break;
+                }
+                report_refusal(t, (n > TENANT_REFUSALS ? n - TENANT_REFUSALS : 0) + k + 1,
+                               &r->rows.refusals[r->n_rows]);
+                report_add_row(r, &r->rows.refusals[r->n_rows]);
+        }
+        r->list.n_refusals = r->n_rows;
+        r->list.refusals = (Bfcd__RefusalRow **)r->pointers;
+}

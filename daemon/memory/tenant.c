@@ -41,6 +41,7 @@ void tenant_init_removed(struct tenant *t, const char *name)
 void tenant_deinit(struct tenant *t)
 {
         free(t->quotas);
+        free(t->refusals);
         usage_page_free(t->usage);
         *t = (struct tenant){ .name = t->name_bytes };
 }

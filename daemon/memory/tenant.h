@@ -39,6 +39,19 @@ struct tenant_births {
         uint32_t n_by_users, n_by_config;
 };
 
+/* The last refusals of its requests, for its users, who may not read the journal. */
+#define TENANT_REFUSALS 16u
+struct tenant_refusals {
+        uint64_t n; /* all of them; number i is at (i - 1) % TENANT_REFUSALS */
+        struct tenant_refusal {
+                uint64_t time_ms, n_bytes, session_id;
+                uint32_t pid, uid;
+                const char *limit;                   /* a constant */
+                char partition[CONFIG_NAME_MAX + 1]; /* copies: both can end */
+                char lease[CONFIG_NAME_MAX + 1], program[64], sentence[512];
+        } last[TENANT_REFUSALS];
+};
+
 /* Its address never changes: sessions point at it. */
 struct tenant {
         const struct config_tenant *config; /* NULL: the config no longer has it, and no process matches */
@@ -54,6 +67,7 @@ struct tenant {
         size_t n_kept;         /* shared blocks that are kept or have metadata; set by the session layer */
         struct log_limit refusal_log; /* requests; one per tenant, so that none hides another's */
         struct tenant_suppressed suppressed;
+        struct tenant_refusals *refusals; /* NULL: none yet */
         struct tenant_ends ends;
         struct log_limit late_log;         /* sessions that do not confirm a Retire in time */
         struct log_limit unresponsive_log; /* sessions that do not answer a Trim in time */

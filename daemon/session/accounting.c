@@ -5,6 +5,7 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "daemon/clock.h"
@@ -107,6 +108,8 @@ void accounting_end(struct session *s, const char *why)
 
         if (e->since_ms != 0 && now_ms - e->since_ms >= ACCOUNTING_WINDOW_MS)
                 ends_write_sum(s->tenant);
+        if (s->n_shares == 0) /* bfcctl and such, which have no memory */
+                return;
         if (e->since_ms == 0)
                 e->since_ms = now_ms;
         if (ends_is_full(e, is_short)) {
@@ -173,12 +176,37 @@ static void add_refusal(struct record *r, const struct tenant *t, const char *li
         add_suppressed(r, t, n_left_out);
 }
 
+/* Without memory for it, it is only logged. q: NULL: a hello. */
+static void keep_refusal(struct session *s, const struct quota *q, uint64_t n_bytes, const char *limit,
+                         const char *sentence)
+{
+        struct tenant_refusals *kept = s->tenant->refusals;
+        struct tenant_refusal *r;
+
+        if (!kept)
+                kept = s->tenant->refusals = calloc(1, sizeof(*kept));
+        if (!kept)
+                return;
+        r = &kept->last[kept->n++ % TENANT_REFUSALS];
+        *r = (struct tenant_refusal){ .time_ms = clock_wall_us() / 1000,
+                                      .n_bytes = n_bytes,
+                                      .session_id = s->id,
+                                      .pid = (uint32_t)s->who.pid,
+                                      .uid = s->who.uid,
+                                      .limit = limit };
+        snprintf(r->partition, sizeof(r->partition), "%s", q ? q->partition->name : "");
+        snprintf(r->lease, sizeof(r->lease), "%s", q && q->lease.name ? q->lease.name : "");
+        snprintf(r->program, sizeof(r->program), "%s", s->name);
+        snprintf(r->sentence, sizeof(r->sentence), "%s", sentence);
+}
+
 void accounting_refuse(struct session *s, const struct accounting_refusal *refusal)
 {
         char more[SUPPRESSED_BYTES];
         uint64_t n_left_out;
         struct record r;
 
+        keep_refusal(s, refusal->quota, refusal->n_bytes, refusal->limit, refusal->told);
         if (!log_limit_take(&s->tenant->refusal_log, &n_left_out)) {
                 note_suppressed(s->tenant, refusal->quota->partition->name, refusal->limit);
                 s->broker->logs.has_accounts = true;
@@ -206,6 +234,8 @@ void accounting_refuse_hello(struct session *s, const char *limit, const char *s
         uint64_t n_left_out;
         struct record r;
 
+        if (s->tenant)
+                keep_refusal(s, NULL, 0, limit, sentence);
         if (!log_limit_take(log, &n_left_out)) {
                 if (s->tenant)
                         note_suppressed(s->tenant, NULL, limit);

@@ -30,8 +30,9 @@ struct session;
 struct accounting_refusal {
         const struct quota *quota; /* of the session in the partition */
         uint64_t n_bytes;
-        const char *limit; /* which one refused, a word */
-        const char *sentence;
+        const char *limit;    /* which one refused, a word */
+        const char *sentence; /* for the log */
+        const char *told;     /* to the client */
 };
 
 /* Writes that a request was refused. And: a hello, of a session that may have no tenant. */

@@ -63,7 +63,8 @@ static void note_refusal(struct session *s, const struct quota_request *refused,
         accounting_refuse(s, &(struct accounting_refusal){ .quota = refused->quota,
                                                            .n_bytes = refused->n_bytes,
                                                            .limit = limit_name(refused, error),
-                                                           .sentence = line });
+                                                           .sentence = line,
+                                                           .told = sentence });
 }
 
 /* ---- malloc -------------------------------------------------------------- */

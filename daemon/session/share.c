@@ -73,7 +73,8 @@ static void refuse_join(struct session *s, uint64_t id, const struct quota *q, i
                  full->all.n_sessions, q->partition->name,
                  full->account.n_children > 0 ? " with its leases" : "", full->max_sessions);
         accounting_refuse(
-                s, &(struct accounting_refusal){ .quota = q, .limit = "max_sessions", .sentence = sentence });
+                s, &(struct accounting_refusal){
+                           .quota = q, .limit = "max_sessions", .sentence = sentence, .told = sentence });
         session_refuse(s, id, error, sentence);
 }
 

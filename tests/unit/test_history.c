@@ -173,7 +173,7 @@ static const char records[] = LEASE("140", "one", "red") LEASE("190", "two", "re
                              "{\"time_us\":150000000,\"record\":\"sessions\",\"message\":\"m\",\"tenant\":\"red\",\"sessions\":40}\n"
                              "{\"time_us\":160000000,\"record\":\"reload\",\"message\":\"reloaded\",\"result\":\"rejected\","
                              "\"changes\":\"a\\nb\\n\"}\n"
-                             "{\"time_us\":170000000,\"record\":\"drain\",\"message\":\"m\",\"device\":\"host\",\"state\":\"begun\"}\n"
+                             "{\"time_us\":170000000,\"record\":\"drain\",\"message\":\"m\",\"device\":\"host\",\"state\":\"begun\",\"uid\":0}\n"
                              "no record\n"
                              "{\"time_us\":170000000,\"record\":\"unknown\"}\n"
                              "{\"time_us\":180000000,\"record\":\"start\",\"version\":\"0.1.0\",\"sessi";
@@ -214,6 +214,10 @@ static void check_all(const json_t *h)
         ck_assert_uint_eq(n_rows(h, "events"), 2);
         ck_assert_str_eq(json_string_value(json_object_get(row(h, "events", 0), "event")), "reload rejected");
         ck_assert_str_eq(json_string_value(json_object_get(row(h, "events", 0), "changes")), "a\nb\n");
+        ck_assert(json_is_null(json_object_get(row(h, "events", 0), "user")));
+        ck_assert_str_eq(json_string_value(json_object_get(row(h, "events", 1), "user")), "root");
+        ck_assert(json_is_false(json_object_get(row(h, "sessions", 0), "running")));
+        ck_assert_str_ne(json_string_value(json_object_get(row(h, "sessions", 0), "user")), "");
 }
 
 TEST(a_file_is_summed_up)
