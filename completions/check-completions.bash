@@ -54,7 +54,7 @@ of_commands=$(for c in $commands; do complete_words bfcctl "$c" -; done | tr ' '
 is 'options of its commands' "$of_commands" \
         "$(bfcctl --help | sed -n '/^  -s/q; p' | grep -v '^Usage' | grep -oE -- '--[a-z-]+' | sort -u | paste -sd' ')"
 is 'a command after a socket' "$(complete_words bfcctl --socket /nowhere who)" whoami
-is 'none where none is' "$(complete_words bfcctl whoami '')" ''
+is 'none where none is' "$(complete_words bfcctl config '')" ''
 
 # Names that users choose. A command or an expansion in them would leave another name, or the file "run".
 marks=$(mktemp -d)
@@ -69,7 +69,7 @@ bfcctl() { # every list has them in each column
         for name in "${names[@]}"; do printf '%s %s %s\n' "$name" "$name" "$name"; done
 }
 quoted=$(printf '%q\n' "${names[@]}" | sort -u | paste -sd' ')
-for words in 'bfcctl forget' 'bfcctl forget tenant' 'bfcctl explain' 'bfcctl map' 'bfcctl trim' 'bfcctl park' 'bfcctl wake' \
+for words in 'bfcctl forget' 'bfcctl forget tenant' 'bfcctl explain' 'bfcctl map' 'bfcctl wait room' 'bfcctl trim' 'bfcctl park' 'bfcctl wake' \
         'bfcctl evict' 'bfcctl reset-peaks' 'bfcctl drain' 'bfcctl resume' 'bfcctl top --tenant' 'bfcctl top --partition' \
         'bfc-replay --partition' 'bfc-replay --tenant'; do
         # shellcheck disable=SC2086 # these are words

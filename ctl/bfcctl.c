@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "ctl/ask.h"
+#include "ctl/clock.h"
 #include "ctl/command.h"
 #include "ctl/help.h"
 #include "ctl/table.h"
@@ -54,6 +55,9 @@ enum {
         NO_PRELOAD,
         TAG,
         TO,
+        WATCH,
+        SORT,
+        COLUMNS,
         N_OWN_OPTIONS
 };
 
@@ -82,19 +86,25 @@ static const struct {
 #define RUN_USE                                                                                                \
         "usage: bfcctl run --limit SIZE [--reserve SIZE] [--lease NAME] [--tenant TENANT] [--partition NAME] " \
         "[--wait [SECONDS]] [--evict] [--grace TIME] [--quiet] [--strict | --no-preload] [--] COMMAND [ARGUMENT...]"
+#define OF_LISTS                                                                                             \
+        "--sort and --columns are not valid for",                                                            \
+                "they are valid for partitions, tenants, sessions, shared, keep and waiting"
+#define WAIT_USE                                                                                             \
+        "usage: bfcctl wait lease NAME [--timeout SECONDS]; or bfcctl wait room PARTITION SIZE "             \
+        "[--tenant TENANT] [--timeout SECONDS]"
 #define OF_LEASE     "options of lease are not valid for", "they are valid for lease"
 #define OF_RUN       "--lease, --quiet, --strict and --no-preload are not valid for", "they are valid for run"
 #define SOME_HISTORY "--since, --until and --file are not valid for", HISTORY_USE
         [DRY_RUN] = { "dry-run", no_argument, OWN(dry_run), "--dry-run is not valid for",
                       "usage: bfcctl reload --dry-run [FILE]" },
         [TENANT] = { "tenant", required_argument, OWN(tenant), "--tenant is not valid for",
-                     "it is valid for explain, leaks, map, lease, run, tensorboard and history" },
+                     "it is valid for explain, leaks, map, lease, run, wait, tensorboard and history" },
         [OLDER] = { "older", required_argument, OWN(older), OLDER_OR_BY },
         [BY] = { "by", required_argument, OWN(by), OLDER_OR_BY },
         [PARTITION] = { "partition", required_argument, OWN(partition), SOME_TRIM },
         [BYTES] = { "bytes", required_argument, OWN(bytes), SOME_TRIM },
         [TIMEOUT] = { "timeout", required_argument, OWN(timeout), "--timeout is not valid for",
-                      "it is valid for trim; for drain use --wait SECONDS" },
+                      "it is valid for trim and wait; for drain use --wait SECONDS" },
         [REASON] = { "reason", required_argument, OWN(reason), "--reason is not valid for",
                      "usage: bfcctl evict SESSION --reason TEXT" },
         [WAIT] = { "wait", optional_argument, OWN(wait), "--wait is not valid for",
@@ -125,6 +135,10 @@ static const struct {
         [FILE_OF] = { "file", required_argument, OWN(file), SOME_HISTORY },
         [TAG] = { "tag", required_argument, OWN(tag), OF_PARK },
         [TO] = { "to", required_argument, OWN(to), OF_PARK },
+        [WATCH] = { "watch", optional_argument, OWN(view.watch), "--watch is not valid for",
+                    "it is valid for commands that show something" },
+        [SORT] = { "sort", required_argument, OWN(view.sort), OF_LISTS },
+        [COLUMNS] = { "columns", required_argument, OWN(view.columns), OF_LISTS },
 #undef OWN
 #undef OLDER_OR_BY
 #undef SOME_TRIM
@@ -133,24 +147,26 @@ static const struct {
 #undef SOME_HISTORY
 #undef OF_LEASE
 #undef OF_RUN
+#undef OF_LISTS
 };
 
 #define BIT(option) (UINT64_C(1) << (option))
+#define OF_A_LIST   (BIT(WATCH) | BIT(SORT) | BIT(COLUMNS))
 
 static const struct command commands[] = {
-        { "status", 0, ANYONE, BFCD__LIST__KIND__STATUS, run_list, 0, NULL },
-        { "partitions", 0, ANYONE, BFCD__LIST__KIND__PARTITIONS, run_list, 0, NULL },
-        { "tenants", 0, ANYONE, BFCD__LIST__KIND__TENANTS, run_list, 0, NULL },
-        { "sessions", 0, ANYONE, BFCD__LIST__KIND__SESSIONS, run_list, 0, NULL },
-        { "blocks", 0, ANYONE, 0, run_blocks, 0, NULL },
-        { "shared", 0, ANYONE, BFCD__LIST__KIND__SHARED, run_list, 0, NULL },
-        { "keep", 0, ANYONE, BFCD__LIST__KIND__KEPT, run_list, 0, NULL },
-        { "whoami", 0, ANYONE, BFCD__LIST__KIND__WHOAMI, run_list, 0, NULL },
-        { "explain", 1, ANYONE, 0, run_explain, BIT(TENANT),
+        { "status", 0, ANYONE, BFCD__LIST__KIND__STATUS, run_list, BIT(WATCH), NULL },
+        { "partitions", 0, ANYONE, BFCD__LIST__KIND__PARTITIONS, run_list, OF_A_LIST, NULL },
+        { "tenants", 0, ANYONE, BFCD__LIST__KIND__TENANTS, run_list, OF_A_LIST, NULL },
+        { "sessions", 0, ANYONE, BFCD__LIST__KIND__SESSIONS, run_list, OF_A_LIST, NULL },
+        { "blocks", 0, ANYONE, 0, run_blocks, BIT(WATCH), NULL },
+        { "shared", 0, ANYONE, BFCD__LIST__KIND__SHARED, run_list, OF_A_LIST, NULL },
+        { "keep", 0, ANYONE, BFCD__LIST__KIND__KEPT, run_list, OF_A_LIST, NULL },
+        { "whoami", 0, ANYONE, BFCD__LIST__KIND__WHOAMI, run_list, BIT(WATCH), NULL },
+        { "explain", 1, ANYONE, 0, run_explain, BIT(TENANT) | BIT(WATCH),
           "usage: bfcctl explain [PARTITION] [--tenant TENANT]" },
-        { "leaks", 0, ANYONE, 0, run_leaks, BIT(TENANT) | BIT(OLDER) | BIT(BY), NULL },
-        { "waiting", 0, ANYONE, BFCD__LIST__KIND__WAITING, run_list, 0, NULL },
-        { "grants", 0, ANYONE, BFCD__LIST__KIND__GRANTS, run_grants, 0, NULL },
+        { "leaks", 0, ANYONE, 0, run_leaks, BIT(TENANT) | BIT(OLDER) | BIT(BY) | BIT(WATCH), NULL },
+        { "waiting", 0, ANYONE, BFCD__LIST__KIND__WAITING, run_list, OF_A_LIST, NULL },
+        { "grants", 0, ANYONE, BFCD__LIST__KIND__GRANTS, run_grants, BIT(WATCH), NULL },
         { "map", 1, ANYONE, 0, run_map, BIT(TENANT) | BIT(SVG), MAP_USE },
         { "snapshot", 1, ANYONE, 0, run_snapshot, 0, "usage: bfcctl snapshot [FILE]" },
         { "metrics", 0, ANYONE, 0, run_metrics, BIT(OPENMETRICS), METRICS_USE },
@@ -180,6 +196,8 @@ static const struct command commands[] = {
           BIT(TENANT) | BIT(PARTITION) | BIT(WAIT) | BIT(LEASE) | BIT(LIMIT) | BIT(RESERVE) | BIT(EVICT) |
                   BIT(GRACE) | BIT(QUIET) | BIT(STRICT) | BIT(NO_PRELOAD),
           RUN_USE },
+        { "events", 0, ANYONE, 0, run_events, 0, NULL },
+        { "wait", 3, ANYONE, 0, run_wait, BIT(TENANT) | BIT(TIMEOUT), WAIT_USE },
         { "resume", 1, ADMIN, 0, run_resume, 0, "usage: bfcctl resume DEVICE" },
 };
 
@@ -216,7 +234,7 @@ static int lacks_rights(const struct command *c, const struct ask *a)
         return EXIT_REFUSED;
 }
 
-static int run(const struct command *c, const struct invocation *i)
+static int run_once(const struct command *c, const struct invocation *i)
 {
         struct ask a;
         int status;
@@ -232,6 +250,21 @@ static int run(const struct command *c, const struct invocation *i)
         }
         ask_close(&a);
         return status;
+}
+
+/* --watch: until it fails. On a terminal each picture replaces the one before. */
+static int run(const struct command *c, const struct invocation *i)
+{
+        int status;
+
+        for (;;) {
+                if (i->view.watch && isatty(STDOUT_FILENO))
+                        fputs("\033[H\033[J", stdout);
+                status = run_once(c, i);
+                if (status != EXIT_SUCCESS || !i->view.watch)
+                        return status;
+                clock_pause((unsigned)i->view.watch_ms);
+        }
 }
 
 enum { OPTION_VERSION = 256, OPTION_OWN };
@@ -262,16 +295,20 @@ static const char **value_of(struct invocation *i, int own)
 /* An exit status; -1: continue. */
 static int take_own_option(struct invocation *i, int own, int argc, char **argv)
 {
-        /* No device's id begins with a digit, so the next word may be the time. */
-        if (own == WAIT && !optarg && optind < argc && argv[optind][0] >= '0' && argv[optind][0] <= '9')
+        int64_t *time_ms = own == WAIT ? &i->wait_ms : &i->view.watch_ms;
+
+        /* Neither a device's id nor a partition's name is a number, so the next word may be the time. */
+        if ((own == WAIT || own == WATCH) && !optarg && optind < argc && argv[optind][0] >= '0' &&
+            argv[optind][0] <= '9')
                 optarg = argv[optind++];
         *value_of(i, own) = optarg ? optarg : "";
-        if (own != WAIT)
+        if (own != WAIT && own != WATCH)
                 return -1;
-        if (optarg && !command_read_seconds(optarg, &i->wait_ms))
-                return command_usage("wrong value for --wait", optarg,
-                                     "a number of seconds, as in --wait 30");
-        i->wait_ms = optarg ? i->wait_ms : -1;
+        if (optarg && (!command_read_seconds(optarg, time_ms) || (own == WATCH && *time_ms == 0)))
+                return command_usage(own == WAIT ? "wrong value for --wait" : "wrong value for --watch",
+                                     optarg, "a number of seconds, as in 30");
+        if (!optarg)
+                *time_ms = own == WAIT ? -1 : 2000;
         return -1;
 }
 

@@ -55,14 +55,53 @@ int command_finish(int r)
         return EXIT_REFUSED;
 }
 
+/* An exit status. */
+static int unknown_column(const struct table_column *columns, const char *option, const char *name,
+                          size_t n_name)
+{
+        char known[1024] = "";
+
+        for (const struct table_column *c = columns; !table_is_end(c); c++)
+                if (c->title)
+                        snprintf(known + strlen(known), sizeof(known) - strlen(known), "%s%s",
+                                 *known ? ", " : "", c->title);
+        fprintf(stderr, "bfcctl: %s: there is no column \"%.*s\"; the columns are: %s\n", option, (int)n_name,
+                name, known);
+        return EXIT_USAGE;
+}
+
+static int take_columns(const struct invocation *i, const struct command *c,
+                        const struct table_column **ret_by)
+{
+        const struct table_column *columns = show_columns(c->kind);
+
+        *ret_by = i->view.sort ? table_find(columns, i->view.sort, strlen(i->view.sort)) : NULL;
+        if (i->view.sort && !*ret_by)
+                return unknown_column(columns, "--sort", i->view.sort, strlen(i->view.sort));
+        for (const char *name = i->view.columns; name;
+             name = name[strcspn(name, ",")] ? strchr(name, ',') + 1 : NULL)
+                if (!table_find(columns, name, strcspn(name, ",")))
+                        return unknown_column(columns, "--columns", name, strcspn(name, ","));
+        if (i->view.columns && i->json)
+                return command_usage("--columns and --json exclude each other", NULL,
+                                     "jq selects keys of JSON");
+        table_look.columns = i->view.columns;
+        return EXIT_SUCCESS;
+}
+
 int run_list(struct ask *a, const struct invocation *i, const struct command *c)
 {
+        const struct table_column *by;
         struct list *l;
-        int r;
+        int r = take_columns(i, c, &by);
 
+        if (r != EXIT_SUCCESS)
+                return r;
         if (ask_list(a, c->kind, &l) < 0)
                 return command_complain(a);
         list_leave_out(l, a->session_id);
+        if (by)
+                show_sort(c->kind, l, by);
         r = i->json ? show_print(stdout, show_json(c->kind, l)) : show_table(stdout, c->kind, l);
         list_free(l);
         return command_finish(r);
@@ -415,6 +454,12 @@ int run_evict(struct ask *a, const struct invocation *i, const struct command *c
         return command_finish(0);
 }
 
+static json_t *forget_json(const char *tenant, const char *name)
+{
+        return show_document("forget", json_pack("{s:o, s:o}", "tenant", table_json_string(tenant), "name",
+                                                 table_json_string(name)));
+}
+
 int run_forget(struct ask *a, const struct invocation *i, const struct command *c)
 {
         if (i->n_arguments < 2)
@@ -422,7 +467,7 @@ int run_forget(struct ask *a, const struct invocation *i, const struct command *
         if (ask_forget(a, i->arguments[0], i->arguments[1]) < 0)
                 return command_complain(a);
         if (i->json)
-                return command_finish(show_print(stdout, show_forget_json(i->arguments[0], i->arguments[1])));
+                return command_finish(show_print(stdout, forget_json(i->arguments[0], i->arguments[1])));
         puts("The block is kept no longer: it is freed with its last reference.");
         return command_finish(0);
 }
@@ -492,20 +537,51 @@ int run_tensorboard(struct ask *a, const struct invocation *i, const struct comm
         return tensorboard_run(&options);
 }
 
+/* Sessions that run now. A user who may not see all gets the refusals of its own tenant from the daemon, too. false: the
+ * daemon does not answer. */
+static bool add_live(const struct invocation *i, struct history *h, int *ret)
+{
+        static const Bfcd__List__Kind kinds[] = { BFCD__LIST__KIND__SESSIONS, BFCD__LIST__KIND__REFUSALS };
+        struct list *l = NULL;
+        struct ask a;
+        int r = ask_open(&a, ask_socket(i->socket), getenv("BFC_TENANT"));
+
+        if (r == 0)
+                r = ask_lists(&a, kinds, sizeof(kinds) / sizeof(kinds[0]), &l);
+        if (r == 0)
+                *ret = history_add_live(h, history_options_of(h), l, a.session_id, !a.admin && !a.monitor);
+        list_free(l);
+        ask_close(&a);
+        return r == 0;
+}
+
 /* a: NULL; the daemon need not run. */
 int run_history(struct ask *a, const struct invocation *i, const struct command *c)
 {
         char error[HISTORY_ERROR_BYTES];
         struct history *h;
-        int r = history_open(&(struct history_texts){ i->since, i->until, i->tenant, i->file }, &h, error);
+        int live = 0,
+            r = history_open(&(struct history_texts){ i->since, i->until, i->tenant, i->file }, &h, error);
 
         (void)a;
         (void)c;
-        if (r < 0) {
+        if (r < 0 && r != -EACCES) {
                 fprintf(stderr, "bfcctl: %s\n", error);
                 return r == -EINVAL ? EXIT_USAGE : EXIT_REFUSED;
         }
-        r = i->json ? show_print(stdout, history_json(h)) : history_print(stdout, h);
+        /* A file may be of another machine or another time. */
+        if ((i->file && !i->socket) || !add_live(i, h, &live)) {
+                if (r == -EACCES) {
+                        history_free(h);
+                        fprintf(stderr, "bfcctl: %s\n", error);
+                        return EXIT_REFUSED;
+                }
+        } else if (r == -EACCES) {
+                fprintf(stderr, "bfcctl: Only what the daemon knows now is shown. %s\n", error);
+        }
+        r = live;
+        if (r == 0)
+                r = i->json ? show_print(stdout, history_json(h)) : history_print(stdout, h);
         history_free(h);
         return command_finish(r);
 }

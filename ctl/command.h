@@ -34,6 +34,10 @@ struct invocation {
         struct {
                 const char *name, *limit, *reserve, *cgroup, *unit, *pid, *user, *ttl, *evict, *grace;
         } lease;
+        struct {
+                const char *watch, *sort, *columns;
+                int64_t watch_ms;
+        } view;
         const char *quiet, *strict, *no_preload;
         int64_t wait_ms;  /* -1: as long as it takes */
         char **arguments; /* after the command */
@@ -75,6 +79,8 @@ int run_drain(struct ask *a, const struct invocation *i, const struct command *c
 int run_resume(struct ask *a, const struct invocation *i, const struct command *c);
 int run_tensorboard(struct ask *a, const struct invocation *i, const struct command *c);
 int run_history(struct ask *a, const struct invocation *i, const struct command *c);
+int run_events(struct ask *a, const struct invocation *i, const struct command *c);
+int run_wait(struct ask *a, const struct invocation *i, const struct command *c);
 int run_run(struct ask *a, const struct invocation *i, const struct command *c);
 
 /* Prints the error and what would be right. EXIT_USAGE. */

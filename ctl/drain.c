@@ -60,7 +60,6 @@ static void show_progress(struct progress *p, uint64_t n_left)
 
 int drain_wait(struct ask *a, const char *device, int64_t timeout_ms, struct drain_look *ret)
 {
-        const struct timespec pause = { .tv_nsec = LOOK_MS * 1000000L };
         int64_t until_ms = timeout_ms < 0 ? INT64_MAX : (int64_t)clock_ms() + timeout_ms;
         struct drain_look l = { 0 };
         struct progress progress;
@@ -70,7 +69,7 @@ int drain_wait(struct ask *a, const char *device, int64_t timeout_ms, struct dra
         while ((r = look(a, device, &l)) == 0 && !l.is_drained && (int64_t)clock_ms() < until_ms) {
                 show_progress(&progress, l.device->bytes_reserved);
                 drain_look_end(&l);
-                nanosleep(&pause, NULL);
+                clock_pause(LOOK_MS);
         }
         progress_end(&progress);
         if (r == 0 && !l.is_drained)

@@ -25,6 +25,12 @@ static const char for_all[] =
         "                                   the use of memory by session and address\n"
         "  leaks [--older AGE] [--by tag|session|block] [--tenant TENANT]\n"
         "                                   blocks by age, as sums\n"
+        "  events                           a line of JSON for each session that begins or\n"
+        "                                   ends, refusal, eviction and drain\n"
+        "  wait lease NAME [--timeout SECONDS]\n"
+        "                                   until the lease has ended\n"
+        "  wait room PARTITION SIZE [--tenant TENANT] [--timeout SECONDS]\n"
+        "                                   until the tenant could get so much\n"
         "  waiting                          requests that wait for memory, in their order\n"
         "  grants                           how long requests waited for their memory\n"
         "  map PARTITION [--svg FILE] [--tenant TENANT]\n"
@@ -76,12 +82,18 @@ static const char for_operators[] =
         "        [--strict | --no-preload] [--] COMMAND [ARGUMENT...]\n"
         "                                   run a program in a lease of its own\n";
 
+static const char views[] =
+        "\n"
+        "Commands that show something take --watch [SECONDS], and show it again, every 2\n"
+        "seconds by default. Lists take --sort COLUMN and --columns COLUMN,...: titles of\n"
+        "the table, or keys of the JSON.\n";
+
 static const char options[] =
         "\n"
         "  -s, --socket PATH  the socket to talk to, for clients, admins or monitors\n"
         "  -j, --json         print JSON\n"
         "  -w, --wide         print all columns, without a cut at 80 columns\n"
-        "  -h, --help         print this\n"
+        "  -h, --help         print this; after a command that of the command\n"
         "      --version      print the version\n"
         "\n"
         "Without --socket: $BFC_ADMIN_SOCKET, else $BFC_MONITOR_SOCKET, else\n"
@@ -93,6 +105,7 @@ void help_print(FILE *out)
 {
         fputs(for_all, out);
         fputs(for_operators, out);
+        fputs(views, out);
         fputs(options, out);
 }
 
@@ -119,5 +132,6 @@ void help_print_command(FILE *out, const char *name)
         fputs("Usage: bfcctl [--socket PATH] [--json | --wide]\n", out);
         print_entries(out, for_all, name);
         print_entries(out, for_operators, name);
+        fputs(views, out);
         fputs("\nbfcctl(1) says more; \"bfcctl --help\" lists all commands.\n", out);
 }

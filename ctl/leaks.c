@@ -348,6 +348,25 @@ static const char *cached(const void *group)
         return ((const struct group *)group)->n_blocks > 0 ? NULL : "cached";
 }
 
+/* What it grew in a minute since its oldest block, on average. 0: it is younger. */
+static uint64_t growth_of(const struct group *g)
+{
+        return g->oldest_ms >= 60000 ? (uint64_t)((double)g->n_bytes * 60000 / (double)g->oldest_ms) : 0;
+}
+
+static void growth_text(const void *group, char ret[static TABLE_TEXT_MAX])
+{
+        if (((const struct group *)group)->oldest_ms >= 60000)
+                text_size(growth_of(group), ret);
+}
+
+static json_t *growth_json(const void *group)
+{
+        const struct group *g = group;
+
+        return g->oldest_ms >= 60000 ? table_json_number(growth_of(g)) : json_null();
+}
+
 static json_t *block_json(const void *group)
 {
         const struct group *g = group;
@@ -388,6 +407,8 @@ static const char *no_process(const void *group)
                 { GROUP(NULL, "bytes_requested", R, TABLE_SIZE, n_requested) },                              \
                 { GROUP("LARGEST", "largest_block_bytes", R | (wide), TABLE_SIZE, largest_bytes),            \
                   .instead = no_blocks },                                                                    \
+                { "PER-MIN",          "bytes_per_minute",  R,                                                \
+                  .type = TABLE_MADE, .text = growth_text, .json = growth_json },                            \
                 { GROUP("OLDEST", "oldest_age_ms", R, TABLE_DURATION, oldest_ms) },                          \
         {                                                                                                    \
                 GROUP("NEWEST", "newest_age_ms", R, TABLE_DURATION, newest_ms)                               \
@@ -396,7 +417,7 @@ static const char *no_process(const void *group)
 static const struct table_column tag_columns[] = {
         { GROUP("TAG", "tag", 0, TABLE_TEXT, tag) },
         NAMES,
-        SUMS(0),
+        SUMS(WIDE),
         { 0 },
 };
 

@@ -65,11 +65,6 @@ static int complain(const struct ask *a)
         return EXIT_RUN_FAILED;
 }
 
-static void pause_ms(unsigned ms)
-{
-        nanosleep(&(struct timespec){ .tv_sec = ms / 1000, .tv_nsec = (long)(ms % 1000) * 1000000 }, NULL);
-}
-
 /* ---- what is asked for ----------------------------------------------------- */
 
 /* The option, else the environment; "": neither. False: too long. */
@@ -324,7 +319,7 @@ static int create(struct ask *a, struct run *run)
                 left_ms = until_ms - (int64_t)clock_ms();
                 if (left_ms <= 0)
                         break;
-                pause_ms(left_ms < wait_ms ? (unsigned)left_ms : wait_ms);
+                clock_pause(left_ms < wait_ms ? (unsigned)left_ms : wait_ms);
                 wait_ms = 2 * wait_ms < LONGEST_PAUSE_MS ? 2 * wait_ms : LONGEST_PAUSE_MS;
                 progress_set(&progress, 0, 0);
         }
@@ -380,7 +375,7 @@ static int look(struct ask *a, const struct run *run, struct list **ret)
         while ((r = list_leases(a, &l)) == 0 && (count_sessions(l, run->lease, &n_ended), n_ended > 0) &&
                clock_ms() < until_ms) {
                 list_free(l);
-                pause_ms(FIRST_PAUSE_MS);
+                clock_pause(FIRST_PAUSE_MS);
         }
         if (r == 0)
                 *ret = l;
@@ -451,7 +446,7 @@ static int reopen(struct ask *a, const struct run *run)
 
         while ((r = ask_open(a, run->socket, run->tenant)) < 0 && clock_ms() < until_ms) {
                 ask_close(a);
-                pause_ms(FIRST_PAUSE_MS);
+                clock_pause(FIRST_PAUSE_MS);
         }
         return r;
 }

@@ -684,6 +684,14 @@ const struct table_column *show_columns(Bfcd__List__Kind kind)
         return views[kind].columns;
 }
 
+void show_sort(Bfcd__List__Kind kind, struct list *l, const struct table_column *by)
+{
+        size_t n_rows;
+        const void *rows = rows_of(&views[kind], l, &n_rows);
+
+        table_sort(by, (const void **)(uintptr_t)rows, n_rows);
+}
+
 int show_table(FILE *out, Bfcd__List__Kind kind, const struct list *l)
 {
         const struct view *view = &views[kind];
@@ -769,12 +777,6 @@ int show_blocks_end(struct show_blocks *s)
 }
 
 /* ---- documents ----------------------------------------------------------- */
-
-json_t *show_forget_json(const char *tenant, const char *name)
-{
-        return show_document("forget", json_pack("{s:o, s:o}", "tenant", table_json_string(tenant), "name",
-                                                 table_json_string(name)));
-}
 
 json_t *show_document(const char *name, json_t *value)
 {

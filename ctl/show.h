@@ -19,6 +19,9 @@
 /* All kinds except blocks. -ENOMEM, -EIO. */
 int show_table(FILE *out, Bfcd__List__Kind kind, const struct list *l);
 
+/* Sorts the rows of a list by a column of it. */
+void show_sort(Bfcd__List__Kind kind, struct list *l, const struct table_column *by);
+
 /* The columns of a kind that is a list. */
 const struct table_column *show_columns(Bfcd__List__Kind kind);
 
@@ -36,7 +39,6 @@ struct show_blocks *show_blocks_free(struct show_blocks *s); /* takes NULL */
 /* {"schema": 1, NAME: value}; takes the value over, also on failure. NULL when
  * out of memory or value is NULL. */
 json_t *show_document(const char *name, json_t *value);
-json_t *show_forget_json(const char *tenant, const char *name);
 
 /* The columns of a Bfcd__Statistics, as for partitions. */
 extern const struct table_column show_stats_columns[];

@@ -14,6 +14,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -130,9 +131,54 @@ bool table_is_shown(const struct table_column *c, bool is_wide)
         return c->title && !(c->flags & (is_wide ? TABLE_NARROW : TABLE_WIDE));
 }
 
+static bool is_named(const struct table_column *c, const char *name, size_t n_name)
+{
+        return (c->title && strlen(c->title) == n_name && strncasecmp(c->title, name, n_name) == 0) ||
+               (c->key && strlen(c->key) == n_name && strncasecmp(c->key, name, n_name) == 0);
+}
+
+const struct table_column *table_find(const struct table_column *columns, const char *name, size_t n_name)
+{
+        for (const struct table_column *c = columns; !table_is_end(c); c++)
+                if (c->title && is_named(c, name, n_name))
+                        return c;
+        return NULL;
+}
+
 static bool is_shown(const struct table_column *c)
 {
-        return table_is_shown(c, table_look.is_wide);
+        size_t n;
+
+        if (!table_look.columns)
+                return table_is_shown(c, table_look.is_wide);
+        for (const char *name = table_look.columns; c->title; name += n + 1) {
+                n = strcspn(name, ",");
+                if (is_named(c, name, n))
+                        return true;
+                if (!name[n])
+                        break;
+        }
+        return false;
+}
+
+static int compare_rows(const void *left, const void *right, void *by)
+{
+        const struct table_column *c = by;
+        const void *a = *(const void *const *)left, *b = *(const void *const *)right;
+        char text_a[TABLE_TEXT_MAX], text_b[TABLE_TEXT_MAX];
+        uint64_t n_a, n_b;
+
+        if (!table_is_number(c))
+                return strcmp(text_of(c, a, text_a), text_of(c, b, text_b));
+        n_a = table_number(c, a);
+        n_b = table_number(c, b);
+        return (n_a < n_b) - (n_a > n_b);
+}
+
+void table_sort(const struct table_column *by, const void **rows, size_t n_rows)
+{
+        if (n_rows > 0)
+                qsort_r(rows, n_rows, sizeof(*rows), compare_rows, (void *)(uintptr_t)by);
 }
 
 struct table {

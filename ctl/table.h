@@ -62,10 +62,17 @@ struct table_column {
 /* The appearance of all tables of this program. */
 struct table_look {
         bool is_wide;
-        bool is_cut; /* to TABLE_COLUMNS */
+        bool is_cut;         /* to TABLE_COLUMNS */
+        const char *columns; /* only these titles, with commas between; NULL: as is_wide says */
         bool has_colour;
 };
 extern struct table_look table_look;
+
+/* The column with this title or key, in any case; NULL: there is none. */
+const struct table_column *table_find(const struct table_column *columns, const char *name, size_t n_name);
+
+/* Sorts rows, whose number is at most INT_MAX, by a column: the largest number first, texts from a to z. */
+void table_sort(const struct table_column *by, const void **rows, size_t n_rows);
 
 /* True: a terminal, and the environment does not disable colour. */
 bool table_may_colour(int fd);

@@ -37,7 +37,6 @@ static int look(struct ask *a, const char *tenant, const char *partition, struct
 int trim_wait(struct ask *a, const char *tenant, const char *partition, int64_t timeout_ms,
               struct trim_look *ret)
 {
-        const struct timespec pause = { .tv_nsec = LOOK_MS * 1000000L };
         int64_t until_ms = (int64_t)clock_ms() + timeout_ms;
         struct progress progress;
         int r;
@@ -46,7 +45,7 @@ int trim_wait(struct ask *a, const char *tenant, const char *partition, int64_t 
         while ((r = look(a, tenant, partition, ret)) == 0 && ret->n_pending > 0 &&
                (int64_t)clock_ms() < until_ms) {
                 progress_set(&progress, 0, 0);
-                nanosleep(&pause, NULL);
+                clock_pause(LOOK_MS);
         }
         progress_end(&progress);
         return r;

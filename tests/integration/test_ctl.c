@@ -2,8 +2,11 @@
  * and what reset-peaks means. The monitor socket is in test_monitor.c.
  *
  * SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
 #include <fcntl.h>
 #include <jansson.h>
+#include <signal.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -605,6 +608,52 @@ RIG_TEST(unknown_names_are_refused, two_tenants)
         }
 }
 
+/* ---- history ------------------------------------------------------------------- */
+
+/* A tenant sees its own running sessions and refusals, an operator all running ones; bfcctl's own calls are no
+ * jobs. */
+RIG_TEST(history_from_the_daemon, two_tenants)
+{
+        bfc_client *red = client_open(rig, "red", NULL), *blue = client_open(rig, "blue", NULL);
+        char empty[96], *out;
+        json_t *history, *rows;
+        void *p;
+
+        ck_assert_ok(bfc_malloc(red, 1 << 20, &p));
+        ck_assert_int_eq(bfc_malloc(red, 100 << 20, &p), -EDQUOT);
+        ck_assert_int_eq(bfc_malloc(blue, 200 << 20, &p), -EDQUOT);
+        snprintf(empty, sizeof(empty), "%s/no-records", rig->folder);
+        fclose(fopen(empty, "we"));
+        ck_assert_int_eq(setenv("BFC_TENANT", "red", 1), 0);
+        history = ctl_json(rig->socket, WORDS("--json", "history", "--file", empty));
+        ck_assert_int_eq(unsetenv("BFC_TENANT"), 0);
+        rows = json_object_get(history, "sessions");
+        ck_assert_uint_eq(json_array_size(rows), 1);
+        ck_assert_str_eq(string_of(json_array_get(rows, 0), "tenant"), "red");
+        ck_assert(json_is_true(json_object_get(json_array_get(rows, 0), "running")));
+        ck_assert_int_ge(number_of(json_array_get(rows, 0), "peak_bytes_in_use"), 1 << 20);
+        rows = json_object_get(history, "refusals");
+        ck_assert_uint_eq(json_array_size(rows), 1);
+        ck_assert_str_eq(string_of(json_array_get(rows, 0), "limit"), "quota");
+        ck_assert_int_eq(number_of(json_array_get(rows, 0), "largest_bytes"), 100 << 20);
+        ck_assert_ptr_nonnull(strstr(string_of(json_array_get(rows, 0), "sentence"), "'red'"));
+        json_decref(history);
+        history = ctl_json(rig->admin_socket, WORDS("--json", "history", "--file", empty));
+        ck_assert_uint_eq(json_array_size(json_object_get(history, "sessions")), 2);
+        ck_assert_uint_eq(json_array_size(json_object_get(history, "refusals")),
+                          0); /* those are in the records */
+        json_decref(history);
+        out = ctl_text(rig, WORDS("history", "--file", empty, "--until", "@1000"));
+        ck_assert_ptr_nonnull(strstr(out, "Sessions, the largest peak first: none"));
+        free(out);
+        bfc_disconnect(blue);
+        bfc_disconnect(red);
+        ck_assert(WAIT_FOR(rig_logged(rig, "ended (goodbye)") || rig_logged(rig, ": tenant 'red', uid"),
+                           SETTLE_MS));
+        ck_assert(!rig_logged(rig, "; bfcctl, cgroup"));
+        ck_assert_int_eq(unlink(empty), 0);
+}
+
 /* ---- help, mistyped words and empty lists ----------------------------------------- */
 
 RIG_TEST(a_command_has_its_own_help, two_tenants)
@@ -665,6 +714,212 @@ RIG_TEST(an_evicted_session_is_named, two_tenants)
         ck_assert(rig_logged(rig, "(operator, uid "));
         ck_assert(!rig_logged(rig, "no hello yet"));
         json_decref(rows);
+        bfc_disconnect(client);
+}
+
+/* ---- views ----------------------------------------------------------------------- */
+
+RIG_TEST(lists_are_sorted_and_have_chosen_columns, two_tenants)
+{
+        bfc_client *red = client_open(rig, "red", NULL), *blue = client_open(rig, "blue", NULL);
+        json_t *rows;
+        char *text;
+        void *p;
+
+        ck_assert_ok(bfc_malloc(red, 2 << 20, &p));
+        ck_assert_ok(bfc_malloc(blue, 1 << 20, &p));
+        rows = ctl_json(rig->admin_socket, WORDS("--json", "tenants", "--sort", "in-use"));
+        ck_assert_str_eq(string_of(json_array_get(rows, 0), "tenant"), "red");
+        json_decref(rows);
+        rows = ctl_json(rig->admin_socket, WORDS("--json", "tenants", "--sort", "tenant"));
+        ck_assert_str_eq(string_of(json_array_get(rows, 0), "tenant"), "blue");
+        json_decref(rows);
+        text = ctl_text(rig, WORDS("tenants", "--sort", "IN-USE", "--columns", "tenant,bytes_kept"));
+        ck_assert_msg(strncmp(text, "TENANT  KEPT\nred ", 17) == 0, "%s", text);
+        free(text);
+        ctl_refuses(rig, WORDS("tenants", "--sort", "colour"), USAGE,
+                    "--sort: there is no column \"colour\"; the columns are: TENANT, PARTITION, ");
+        ctl_refuses(rig, WORDS("tenants", "--columns", "tenant,"), USAGE,
+                    "--columns: there is no column \"\"");
+        ctl_refuses(rig, WORDS("status", "--sort", "x"), USAGE, "not valid for");
+        bfc_disconnect(red);
+        bfc_disconnect(blue);
+}
+
+/* The first lines of what a command of the shell prints; "S" is bfcctl with the admin socket. */
+static FILE *begin_shell(const struct rig *rig, const char *command)
+{
+        char *script;
+        FILE *f;
+
+        ck_assert_int_gt(asprintf(&script, "S() { '%s' --socket '%s' \"$@\"; }; %s", program_bfcctl(),
+                                  rig->admin_socket, command),
+                         0);
+        f = popen(script, "re");
+        ck_assert_ptr_nonnull(f);
+        free(script);
+        return f;
+}
+
+RIG_TEST(a_list_is_watched, two_tenants)
+{
+        FILE *f = begin_shell(rig,
+                              "S --json status --watch 1 | grep --max-count=2 --line-buffered num_tenants");
+        char line[128];
+        unsigned n = 0;
+
+        while (fgets(line, sizeof(line), f))
+                n++;
+        ck_assert_uint_eq(n, 2);
+        pclose(f);
+}
+
+/* A session that is refused something, again and again, each for longer than a look takes. */
+static void be_refused(void *arg)
+{
+        for (;;) {
+                bfc_client *red = child_client_open(((const struct rig *)arg)->socket, "red");
+                void *p;
+
+                REQUIRE(bfc_malloc(red, 1 << 20, &p) == 0, "%s", bfc_last_error());
+                REQUIRE(bfc_malloc(red, 100 << 20, &p) == -EDQUOT, "it was not refused");
+                sleep(3);
+                bfc_disconnect(red);
+        }
+}
+
+RIG_TEST(events_are_lines_of_json, two_tenants)
+{
+        static const char *const expected[] = { "session_begin", "refusal", "eviction", "session_end" };
+        FILE *f = begin_shell(rig, "S events & echo $!; wait $!");
+        pid_t pid, child = child_start(be_refused, rig);
+        bool seen[4] = { false };
+        char line[4096], id[24];
+
+        ck_assert_ptr_nonnull(fgets(line, sizeof(line), f));
+        pid = (pid_t)strtol(line, NULL, 10);
+        while (!seen[0] || !seen[1] || !seen[2] || !seen[3]) {
+                json_t *event;
+
+                ck_assert_msg(fgets(line, sizeof(line), f), "no more events");
+                event = json_loads(line, 0, NULL);
+                ck_assert_msg(event, "%s", line);
+                ck_assert_str_eq(string_of(event, "tenant"), "red");
+                if (strcmp(string_of(event, "event"), "refusal") == 0) {
+                        ck_assert_int_eq(number_of(event, "n_bytes"), 100 << 20);
+                        snprintf(id, sizeof(id), "%lld", (long long)number_of(event, "session_id"));
+                        (void)ctl(rig->admin_socket, WORDS("evict", id), NULL, NULL); /* it may have ended */
+                }
+                for (size_t i = 0; i < 4; i++)
+                        seen[i] = seen[i] || strcmp(string_of(event, "event"), expected[i]) == 0;
+                json_decref(event);
+        }
+        ck_assert_int_eq(kill(pid, SIGTERM), 0);
+        pclose(f);
+        child_kill(child);
+}
+
+RIG_TEST(wait_ends_when_it_has_come, two_tenants)
+{
+        bfc_client *blue = client_open(rig, "blue", NULL);
+        void *p;
+
+        ctl_refuses(rig, WORDS("wait", "nothing"), USAGE, "wait for what?");
+        ctl_refuses(rig, WORDS("wait", "room", "nowhere", "1MiB", "--tenant", "blue"), REFUSED,
+                    "There is no partition 'nowhere'");
+        ctl_says(rig, WORDS("wait", "room", "train", "16MiB", "--tenant", "blue", "--timeout", "60"), "");
+        ck_assert_ok(bfc_malloc(blue, 60 << 20, &p));
+        ctl_refuses(rig, WORDS("wait", "room", "train", "16MiB", "--tenant", "blue", "--timeout", "0"), 3,
+                    "Timeout");
+        ctl_says(rig, WORDS("wait", "lease", "nothing"), "");
+        ctl_says(rig,
+                 WORDS("lease", "create", "one", "--tenant", "red", "--partition", "train", "--limit", "2MiB",
+                       "--user", "root"),
+                 "");
+        ctl_refuses(rig, WORDS("wait", "lease", "one", "--timeout", "0"), 3, "Timeout");
+        ctl_says(rig, WORDS("lease", "end", "one"), "");
+        ctl_says(rig, WORDS("wait", "lease", "one", "--timeout", "60"), "");
+        bfc_disconnect(blue);
+}
+
+/* ---- the samples of docs/operations.md ------------------------------------------- */
+
+/* With one blank for several, and without numbers: those of a sample are of another machine. */
+static char *shape_of(const char *text)
+{
+        char *ret = strdup(text), *to = ret;
+
+        ck_assert_ptr_nonnull(ret);
+        for (const char *c = text; *c; c++)
+                if ((*c < '0' || *c > '9') && *c != '.' && (*c != ' ' || to == ret || to[-1] != ' '))
+                        *to++ = *c;
+        *to = '\0';
+        return ret;
+}
+
+/* Each of the first n lines is in the document. */
+static void documented(char *text, size_t n)
+{
+        static char page[1 << 17];
+        FILE *f = fopen(OPERATIONS, "re");
+        char *shape, *rest = text;
+
+        ck_assert_ptr_nonnull(f);
+        page[fread(page, 1, sizeof(page) - 1, f)] = '\0';
+        fclose(f);
+        shape = shape_of(page);
+        for (size_t i = 0; i < n; i++) {
+                char *line = shape_of(strsep(&rest, "\n"));
+
+                ck_assert_msg(*line && strstr(shape, line), "not in " OPERATIONS ": %s", line);
+                free(line);
+        }
+        free(shape);
+        free(text);
+}
+
+static const struct rig_config of_operations = {
+        .partitions = "      - {name: train, limit: 256MiB}\n",
+        .tenants = TENANT("vision", "@UID@", "train, limit: 256MiB"),
+};
+
+RIG_TEST(samples_come_from_a_run, of_operations)
+{
+        struct rig_config lower = of_operations;
+        char *out, *err, command[512];
+        bfc_client *client;
+        void *p;
+        FILE *f;
+
+        if (rig_device() != ON_HOST)
+                return;
+        snprintf(command, sizeof(command), "%s --generate transformer | %s --socket %s --verify -",
+                 program_replay(), program_replay(), rig->socket);
+        f = popen(command, "re");
+        ck_assert_ptr_nonnull(f);
+        out = NULL;
+        ck_assert_int_gt(getdelim(&out, &(size_t){ 0 }, '\0', f), 0);
+        ck_assert_int_eq(pclose(f), 0);
+        for (const char *const *line = WORDS("Operations", "Peak", "Peak reserved", "Corruptions"); *line;
+             line++) {
+                char *at = strstr(out, *line);
+
+                ck_assert_msg(at, "no %s: %s", *line, out);
+                documented(strndup(at, strcspn(at, "\n")), 1);
+        }
+        free(out);
+        documented(ctl_text(rig, WORDS("--wide", "tenants")), 1);
+        lower.tenants = TENANT("vision", "@UID@", "train, limit: 128MiB");
+        rig_rewrite_config(rig, &lower);
+        documented(ctl_text(rig, WORDS("reload", "--dry-run")), 2);
+        client = client_open(rig, "vision", NULL);
+        ck_assert_ok(bfc_malloc(client, 1 << 20, &p));
+        ck_assert_int_eq(ctl(rig->admin_socket, WORDS("drain", "host", "--wait", "0"), &out, &err), 3);
+        ck_assert_ptr_nonnull(strstr(out, "Device host is draining; still in use: "));
+        documented(strdup(strchr(out, '\n') + 1), 1);
+        documented(err, 1);
+        free(out);
+        ctl_says(rig, WORDS("resume", "host"), "Device host is resumed.");
         bfc_disconnect(client);
 }
 

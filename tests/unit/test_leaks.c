@@ -108,19 +108,19 @@ TEST(by_tag)
         struct leaks_options options = { .by = LEAKS_BY_TAG, .older_ms = 1000 };
         struct leaks *k = open_leaks(&options);
 
-        check_text(table_of(k, &none), "TAG TENANT PARTITION BLOCKS IN-USE LARGEST OLDEST NEWEST\n"
-                                       "- red train 1 4.0 KiB 4.0 KiB 9.0 s 9.0 s\n"
-                                       "weights red train 2 3.0 KiB 2.0 KiB 7.0 s 5.0 s\n"
-                                       "weights blue train 1 512 B 512 B 1m 00s 1m 00s\n");
+        check_text(table_of(k, &none), "TAG TENANT PARTITION BLOCKS IN-USE LARGEST PER-MIN OLDEST NEWEST\n"
+                                       "- red train 1 4.0 KiB 4.0 KiB - 9.0 s 9.0 s\n"
+                                       "weights red train 2 3.0 KiB 2.0 KiB - 7.0 s 5.0 s\n"
+                                       "weights blue train 1 512 B 512 B 512 B 1m 00s 1m 00s\n");
         check_document(
                 leaks_json(k, &none),
                 "{\"schema\":1,\"leaks\":["
                 "{\"tenant\":\"red\",\"partition\":\"train\",\"tag\":\"\",\"num_blocks\":1,\"bytes_in_use\":4096,"
-                "\"bytes_requested\":4095,\"client_bytes_in_use\":0,\"largest_block_bytes\":4096,\"oldest_age_ms\":9000,\"newest_age_ms\":9000},"
+                "\"bytes_requested\":4095,\"client_bytes_in_use\":0,\"largest_block_bytes\":4096,\"bytes_per_minute\":null,\"oldest_age_ms\":9000,\"newest_age_ms\":9000},"
                 "{\"tenant\":\"red\",\"partition\":\"train\",\"tag\":\"weights\",\"num_blocks\":2,\"bytes_in_use\":3072,"
-                "\"bytes_requested\":3070,\"client_bytes_in_use\":0,\"largest_block_bytes\":2048,\"oldest_age_ms\":7000,\"newest_age_ms\":5000},"
+                "\"bytes_requested\":3070,\"client_bytes_in_use\":0,\"largest_block_bytes\":2048,\"bytes_per_minute\":null,\"oldest_age_ms\":7000,\"newest_age_ms\":5000},"
                 "{\"tenant\":\"blue\",\"partition\":\"train\",\"tag\":\"weights\",\"num_blocks\":1,\"bytes_in_use\":512,"
-                "\"bytes_requested\":511,\"client_bytes_in_use\":0,\"largest_block_bytes\":512,\"oldest_age_ms\":60000,\"newest_age_ms\":60000}"
+                "\"bytes_requested\":511,\"client_bytes_in_use\":0,\"largest_block_bytes\":512,\"bytes_per_minute\":512,\"oldest_age_ms\":60000,\"newest_age_ms\":60000}"
                 "]}");
         leaks_free(k);
         ck_assert_ptr_null(leaks_free(NULL));
@@ -139,9 +139,9 @@ TEST(by_session)
         row.name = (char[]){ "train\n.py" };
         row.state = (char[]){ "live" };
         check_text(table_of(k, &sessions),
-                   "SESSION PID NAME STATE TENANT PARTITION BLOCKS IN-USE LARGEST OLDEST NEWEST\n"
-                   "8 4242 train\\n.py live red train 2 10.0 KiB 8.0 KiB 7.0 s 0.0 s\n"
-                   "7 - - - red train 2 5.0 KiB 4.0 KiB 9.0 s 5.0 s\n");
+                   "SESSION PID NAME STATE TENANT PARTITION BLOCKS IN-USE LARGEST PER-MIN OLDEST NEWEST\n"
+                   "8 4242 train\\n.py live red train 2 10.0 KiB 8.0 KiB - 7.0 s 0.0 s\n"
+                   "7 - - - red train 2 5.0 KiB 4.0 KiB - 9.0 s 5.0 s\n");
         add(k, 6, 0, "red", "weights", 65536, 100); /* shared */
         row.client_bytes_idle = 2048;
         row.tenant = (char[]){ "red" };
@@ -183,9 +183,9 @@ TEST(ages_by_clients)
                 add(k, 3, 7, "red", "x", 256, 5000);
                 check_text(
                         table_of(k, &none),
-                        i == 0 ? "SESSION PID NAME STATE TENANT PARTITION BLOCKS IN-USE LARGEST OLDEST NEWEST\n"
-                                 "8 - - - red train 1 2.0 KiB 2.0 KiB 5.0 s 5.0 s\n"
-                                 "7 - - - red train 1 1.8 KiB 256 B 1m 00s 3.0 s\n"
+                        i == 0 ? "SESSION PID NAME STATE TENANT PARTITION BLOCKS IN-USE LARGEST PER-MIN OLDEST NEWEST\n"
+                                 "8 - - - red train 1 2.0 KiB 2.0 KiB - 5.0 s 5.0 s\n"
+                                 "7 - - - red train 1 1.8 KiB 256 B 1.8 KiB 1m 00s 3.0 s\n"
                                : "BLOCK SESSION TENANT PARTITION TAG SIZE REQUESTED AGE\n"
                                  "2 8 red train - 2.0 KiB 2.0 KiB 5.0 s\n"
                                  "cached 7 red train - 1.5 KiB - 1m 00s\n"
