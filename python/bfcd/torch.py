@@ -13,7 +13,7 @@
 
     bfcd.torch.install()                # before the first GPU tensor: all of them
 
-A pool keeps PyTorch's cache, statistics, OutOfMemoryError and graphs. install() replaces the allocator of the process:
+A pool keeps PyTorch's cache, statistics, OutOfMemoryError and graphs, and is for the thread that enters it. install() replaces the allocator of the process:
 PyTorch then caches nothing, has no statistics, and out of memory is a RuntimeError with the daemon's sentence.
 
 SPDX-License-Identifier: Apache-2.0
@@ -35,10 +35,10 @@ from typing import Any
 
 import torch
 
-from . import _client, _errors, _library, _pool
+from . import _args, _client, _errors, _library, _pool, _torch_pools
 from ._library import lib
 
-_MIN_TORCH = (2, 5)
+_MIN_TORCH = (2, 8)
 _SHIM = pathlib.Path(__file__).with_name("_torch_shim.cpp")
 
 
@@ -49,7 +49,7 @@ class CompilerError(RuntimeError):
 def _check_version() -> None:
     version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
     if version < _MIN_TORCH:
-        raise RuntimeError(f"bfcd.torch needs PyTorch 2.5 or newer, and this is {torch.__version__}")
+        raise RuntimeError(f"bfcd.torch needs PyTorch 2.8 or newer, and this is {torch.__version__}")
 
 
 class _DlInfo(ctypes.Structure):
@@ -111,34 +111,66 @@ def _parkable_allocator(slot: int) -> Any:
     return _keep(allocator)
 
 
+@functools.cache
+def _refuse_to_share() -> None:
+    """Where torch.multiprocessing cannot send a tensor, since its memory is bfcd's, the error says so."""
+    share = torch.UntypedStorage._share_cuda_
+
+    def _share_cuda_(storage: Any, *arguments: Any, **words: Any) -> Any:
+        try:
+            return share(storage, *arguments, **words)
+        except RuntimeError as e:
+            if not (_is_installed or _torch_pools.has(storage.data_ptr())):
+                raise
+            raise RuntimeError(
+                "torch.multiprocessing cannot send a tensor on a GPU whose memory is bfcd's, because it has no handle of CUDA "
+                "IPC: send tensor.cpu(), or share the memory by bfcd.Client.publish() and attach()"
+            ) from e
+
+    torch.UntypedStorage._share_cuda_ = _share_cuda_
+
+
+_is_installed = False
 #: Numbers of parkable pools that are not in use.
 _slots = list(range(_library.TORCH_PARKABLE_POOLS))
 
 
-class Pool:
-    """A memory pool of PyTorch over bfcd, and a context manager: tensors that are made inside of `with` are in it.
+class Pool(_args.Unique):
+    """A memory pool of PyTorch over bfcd, and a context manager: tensors that the thread makes inside of `with`, on its
+    current GPU, are in it. So is what backward() allocates there: inside of `with` the backward pass runs in the calling
+    thread (torch.autograd.set_multithreading_enabled(False)). Threads that are started inside of `with` are not in it.
 
-    `mem_pool` is the torch.cuda.MemPool, for torch.cuda.graph(pool=p.mem_pool.id) for instance. Do not capture inside of
-    `with`: PyTorch 2.11 refuses it.
+    Any number of threads may be inside of a pool, and pools can be nested: the innermost one gets the tensors.
+
+    `mem_pool` is a torch.cuda.MemPool of this pool for graphs, for torch.cuda.graph(pool=p.mem_pool.id) for instance. Its
+    memory stays until its graphs and the pool are gone. Do not capture inside of `with`: PyTorch refuses it. With one_extent
+    it is also what NCCL registers (register_mem_pool()): after it was asked for, all tensors of the pool are in it, and one
+    thread at a time may be inside of `with`.
 
     Inside of `with` PyTorch takes back no tensor that another stream uses (record_stream): it does so at an allocation
     outside of it, and in torch.cuda.empty_cache().
     """
 
+    _INSTEAD = "its memory has one owner"
+
     def __init__(self, one_extent: bool = False, _functions: Any = None) -> None:
         _check_version()
         _no_cache_below()
-        self.mem_pool = torch.cuda.MemPool(_functions or _allocator(one_extent))
-        self._contexts: list[Any] = []
+        _refuse_to_share()
+        self._parts = _torch_pools.Parts(_functions or _allocator(one_extent))
+        self._one_extent = one_extent
+
+    @property
+    def mem_pool(self) -> Any:
+        self._parts.is_fixed |= self._one_extent
+        return self._parts.of_graphs
 
     def __enter__(self) -> Pool:
-        context = torch.cuda.use_mem_pool(self.mem_pool)
-        context.__enter__()
-        self._contexts.append(context)
+        _torch_pools.enter(self._parts)
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        self._contexts.pop().__exit__(*exception)
+        _torch_pools.leave(self._parts)
 
 
 class ParkablePool(Pool, _pool.Sleeper):
@@ -160,25 +192,20 @@ class ParkablePool(Pool, _pool.Sleeper):
         # The allocator's address is the pool's; the tag was lost if it was made just now.
         lib.bfc_torch_pool_malloc_parkable(slot, self.tag.encode())
         _slots.pop(0)
-        weakref.finalize(self.mem_pool, _slots.append, slot)
+        weakref.finalize(self, _slots.append, slot)
 
     def __enter__(self) -> ParkablePool:
         use = self.use()
         use.__enter__()
         try:
-            super().__enter__()
+            _torch_pools.enter(self._parts).use = use
         except BaseException:
             use.__exit__(None, None, None)
             raise
-        self._contexts.append(use)
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        use = self._contexts.pop()
-        try:
-            super().__exit__(*exception)
-        finally:
-            use.__exit__(None, None, None)
+        _torch_pools.leave(self._parts).use.__exit__(None, None, None)
 
     def _partition(self) -> str:
         return self._client.partition_for_device(torch.cuda.current_device())
@@ -186,6 +213,8 @@ class ParkablePool(Pool, _pool.Sleeper):
     def sleep(self, to: str | None = None, *, discard: bool = False) -> None:
         if torch.cuda.is_current_stream_capturing():
             raise _errors.Busy(errno.EBUSY, "a stream is being captured into a graph: let the pool sleep after it")
+        if self._parts.n_inside > 0:
+            raise _errors.Busy(errno.EBUSY, "the pool is in use: a thread is inside of its `with`")
         torch.cuda.synchronize()
         super().sleep(to, discard=discard)
 
@@ -193,7 +222,8 @@ class ParkablePool(Pool, _pool.Sleeper):
 
 
 def pool(*, one_extent: bool = False, parkable: bool = False, tag: str | None = None) -> Pool:
-    """A pool of its own. Freed tensors stay in PyTorch's cache for the pool until torch.cuda.empty_cache().
+    """A pool of its own. Freed tensors stay in PyTorch's cache for the pool until torch.cuda.empty_cache(), which
+    returns what is free at any time, inside and outside of `with`.
 
     parkable: a ParkablePool, whose memory steps aside by sleep(). tag: of its blocks, for bfcctl; by default one of its
     own. Each of PyTorch's segments (2 MiB, 20 MiB or more) is a block. Not together with one_extent.
@@ -255,6 +285,7 @@ def install(*, one_extent: bool = False) -> None:
     Memory is allocated and freed in the order of streams; Tensor.record_stream() works as ever. torch.cuda.empty_cache()
     returns idle memory to the daemon. CompilerError: there is no C++ compiler, which a small shim needs.
     """
+    global _is_installed
     _check_version()
     path = _shim()
     shim = ctypes.CDLL(str(path))
@@ -265,3 +296,5 @@ def install(*, one_extent: bool = False) -> None:
     functions.set_record_stream_fn(_address(lib, "bfc_torch_record_stream"))
     functions.set_reset_fn(_address(shim, "bfcd_torch_reset"))
     torch.cuda.memory.change_current_allocator(allocator)
+    _is_installed = True
+    _refuse_to_share()

@@ -345,9 +345,15 @@ def torch_package_pool():
     with bfcd.torch.pool() as pool:
         x = torch.randn(2048, 2048, device="cuda")
         check_used(x.nbytes)
+        w = torch.randn(4096, 4096, device="cuda", requires_grad=True)
+        (w @ w).sum().backward()
+        assert used() >= torch.cuda.memory_reserved(), "the backward pass allocated outside of the pool"
     assert torch.allclose((x @ x).cpu(), x.cpu() @ x.cpu(), rtol=1e-2, atol=1e-1), "wrong product"
     try_graph(torch, pool=pool.mem_pool.id)
-    del x, pool
+    del x, w
+    torch.cuda.empty_cache()
+    answer("used_by_an_empty_pool", used())
+    del pool
     torch.cuda.empty_cache()
     answer("used_after_the_pool", used())
 
@@ -466,7 +472,8 @@ def torch_steps():
     if way == "install":
         bfcd.torch.install()
     inside = {"pool": bfcd.torch.pool, "own_pool": lambda: torch.cuda.use_mem_pool(torch.cuda.MemPool())}
-    with inside.get(way, contextlib.nullcontext)(), torch.autograd.set_multithreading_enabled(False):
+    with inside.get(way, contextlib.nullcontext)():
+        answer(f"{way}_has_threads_of_autograd", torch._C._is_multithreading_enabled())
         model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(512, 8, batch_first=True), 6).cuda()
         optimizer = torch.optim.AdamW(model.parameters())
         x = torch.randn(8, 128, 512, device="cuda")
