@@ -17,7 +17,7 @@ from typing import Any
 import cupy
 from cupy.cuda import memory
 
-from . import _client
+from . import _args, _client
 from ._errors import OutOfMemory, QuotaExceeded
 
 
@@ -44,7 +44,7 @@ class Allocator:
     """For cupy.cuda.set_allocator(): allocates on the current device."""
 
     def __init__(self, client: _client.Client | None = None, below_pool: bool = False) -> None:
-        self._client = client
+        self._client = client if client is None else _args.instance(client, _client.Client, "client")
         self._below_pool = below_pool
         self._partitions: dict[int, str] = {}
         self._refused = threading.local()
@@ -57,6 +57,7 @@ class Allocator:
 
     def __call__(self, n_bytes: int) -> memory.MemoryPointer:
         device = cupy.cuda.runtime.getDevice()
+        n_bytes = _args.size(n_bytes, "n_bytes")
         if n_bytes == 0:
             return memory.MemoryPointer(memory.UnownedMemory(0, 0, None, device), 0)
         client = self._client or _client.default()
@@ -83,4 +84,5 @@ def pool(client: _client.Client | None = None) -> cupy.cuda.MemoryPool:
 
     When memory is short CuPy first frees what it has cached. Then the request waits for BFC_WAIT_MS milliseconds.
     """
-    return cupy.cuda.MemoryPool(Allocator(client or _client.connect(cache=False), below_pool=True))
+    own = _client.connect(cache=False) if client is None else client
+    return cupy.cuda.MemoryPool(Allocator(own, below_pool=True))

@@ -16,7 +16,7 @@ from typing import Any
 
 from numba import cuda
 
-from . import _client, _errors, _library
+from . import _args, _client, _errors, _library
 from ._library import lib
 
 
@@ -41,6 +41,7 @@ class MemoryManager(cuda.HostOnlyCUDAMemoryManager):  # type: ignore[misc]
         return _client.default().partition_for_device(self.context.device.id)
 
     def memalloc(self, size: int) -> Any:
+        size = _args.size(size, "size")
         block = _client.default().malloc(max(size, 1), partition=self._partition())
         return cuda.MemoryPointer(
             weakref.proxy(self.context), ctypes.c_void_p(block.ptr), size, finalizer=lambda: _free(block)

@@ -17,7 +17,7 @@ from typing import Any
 
 import rmm.mr
 
-from . import _client, _errors, _library
+from . import _args, _client, _errors, _library
 from ._library import lib
 
 
@@ -25,10 +25,11 @@ class _Functions:
     """What RMM calls. It keeps the client's session."""
 
     def __init__(self, client: _client.Client, device: int) -> None:
-        self._client = client
+        self._client = _args.instance(client, _client.Client, "client")
         self._partition = client.partition_for_device(device).encode()
 
     def allocate(self, n_bytes: int, stream: Any) -> int:
+        n_bytes = _args.size(n_bytes, "n_bytes")
         if n_bytes == 0:
             return 0
         ptr = ctypes.c_void_p()
@@ -46,6 +47,7 @@ class _Functions:
         return ptr.value
 
     def deallocate(self, ptr: int, n_bytes: int, stream: Any) -> None:
+        ptr = _args.size(ptr, "ptr", most=(1 << 64) - 1)
         if ptr:
             _errors.check(lib.bfc_free_async(self._client._handle, ptr, stream.__cuda_stream__()[1]))
 
@@ -53,5 +55,5 @@ class _Functions:
 def resource(device: int = 0, client: _client.Client | None = None) -> rmm.mr.CallbackMemoryResource:
     """A resource for one CUDA device. client: by default bfcd.default(). An allocation waits for BFC_WAIT_MS
     milliseconds when memory is short."""
-    functions = _Functions(client or _client.default(), device)
+    functions = _Functions(_client.default() if client is None else client, device)
     return rmm.mr.CallbackMemoryResource(functions.allocate, functions.deallocate)
