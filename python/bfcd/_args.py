@@ -106,6 +106,14 @@ def shape(value: Any) -> tuple[int, ...]:
     return ints
 
 
+def version_or_none(value: Any, argument: str) -> tuple[int, int] | None:
+    if value is None:
+        return None
+    if not isinstance(value, tuple) or len(value) != 2:
+        raise TypeError(f"{argument} must be a tuple of two integers, not {value!r}")
+    return integer(value[0], argument), integer(value[1], argument)
+
+
 def instance(value: Any, kind: type[T], argument: str) -> T:
     if not isinstance(value, kind):
         raise TypeError(f"{argument} must be a {kind.__module__.partition('.')[0]}.{kind.__name__}, not {_type(value)}")

@@ -85,6 +85,7 @@ class DeviceArray:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any:
+        max_version = _args.version_or_none(max_version, "max_version")
         # DeviceArray gives its memory no work, so there is no stream to wait for.
         if copy:
             raise BufferError("a DeviceArray is exported without a copy only")
