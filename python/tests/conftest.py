@@ -146,4 +146,13 @@ def client(daemon):
 
 
 host_only = pytest.mark.skipif(DEVICE != "host", reason="about host memory")
-gpu_only = pytest.mark.skipif(DEVICE == "host", reason="about GPUs")
+#: Of a test whose subject differs on GPUs: it runs there each time, others only in the nightly run.
+on_gpus_too = pytest.mark.on_gpus_too
+
+
+def gpu_only(test):
+    return on_gpus_too(pytest.mark.skipif(DEVICE == "host", reason="about GPUs")(test))
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "on_gpus_too: its subject differs on GPUs")

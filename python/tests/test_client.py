@@ -17,7 +17,7 @@ import threading
 import bfcd
 import pytest
 from bfcd import _interrupt
-from conftest import LIMIT_S, MIB, collect_garbage, host_only, wait_for
+from conftest import LIMIT_S, MIB, collect_garbage, host_only, on_gpus_too, wait_for
 
 
 def test_a_block_is_charged_until_it_is_freed(client):
@@ -71,6 +71,7 @@ def test_an_exception_inside_of_malloc_frees(client, monkeypatch):
     assert client.bytes_in_use() == 0
 
 
+@on_gpus_too
 def test_bytes_are_read_and_written_inside_of_the_block_only(client):
     block = client.malloc(1000)
     block.write(b"hello", offset=995)

@@ -2,7 +2,7 @@
 #
 # SPDX-License-Identifier: Apache-2.0
 import bfcd
-from conftest import DEVICE, MIB, gpu_only
+from conftest import DEVICE, MIB, gpu_only, on_gpus_too
 
 
 def test_partitions_are_logical_devices(client):
@@ -19,6 +19,7 @@ def test_partitions_are_logical_devices(client):
     assert train.physical.uuid == block.info()["device_uuid"]
 
 
+@on_gpus_too
 def test_a_device_has_a_kind(client):
     device = client.devices().physical[0]
     if DEVICE == "host":

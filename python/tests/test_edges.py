@@ -16,6 +16,7 @@ import sys
 import threading
 
 import bfcd
+import pytest
 
 numbers = itertools.count()
 SIZES = {"n_bytes", "offset", "ordinal"}
@@ -213,6 +214,7 @@ def main():
     print(*edges.failures, sep="\n", end="")
 
 
+@pytest.mark.on_gpus_too
 def test_every_function_at_its_edges(daemon):
     from conftest import LIMIT_S
 

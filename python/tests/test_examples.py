@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import DEVICE, LIMIT_S, MIB, Daemon, host_only
+from conftest import DEVICE, LIMIT_S, MIB, Daemon, host_only, on_gpus_too
 
 EXAMPLES = pathlib.Path(__file__).resolve().parent.parent / "examples"
 
@@ -122,6 +122,7 @@ def test_without_the_configuration_the_example_names_it(daemon):
     assert "virtual-0" in r.stderr and "bfcd.yaml" in r.stderr
 
 
+@on_gpus_too
 def test_arrays_are_copied(daemon):
     if DEVICE != "host" and not has("cupy"):
         r = run(daemon, "cupy_arrays.py", expected=77)

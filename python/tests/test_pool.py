@@ -14,7 +14,7 @@ import threading
 import bfcd
 import numpy
 import pytest
-from conftest import DEVICE, LIMIT_S, MIB, collect_garbage, gpu_only, host_only, wait_for
+from conftest import DEVICE, LIMIT_S, MIB, collect_garbage, gpu_only, host_only, on_gpus_too, wait_for
 
 needs_parking = pytest.mark.skipif(DEVICE == "cuda-ipc", reason="handles cannot be parked")
 pytestmark = needs_parking
@@ -40,6 +40,7 @@ def place(client):
     return "infer" if DEVICE == "host" else "parking"
 
 
+@on_gpus_too
 def test_a_pool_sleeps_and_wakes_with_its_contents(client, pool, place):
     blocks = [pool.malloc(5 * MIB) for _ in range(3)]
     for i, block in enumerate(blocks):
@@ -58,6 +59,7 @@ def test_a_pool_sleeps_and_wakes_with_its_contents(client, pool, place):
     assert [block.read() for block in blocks] == [bytes([i + 1]) * 5 * MIB for i in range(3)]
 
 
+@on_gpus_too
 def test_discarded_contents_are_lost_and_need_no_partition(client, pool, place):
     block = pool.malloc(4 * MIB)
     block.write(b"x" * MIB)
@@ -82,6 +84,7 @@ for line in sys.stdin:
 """
 
 
+@on_gpus_too
 def test_a_shared_block_is_parked_when_all_its_processes_agree(client, daemon, place):
     block = client.malloc(4 * MIB, parkable=True)
     block.write(b"text")
@@ -117,6 +120,7 @@ def test_a_shared_block_is_parked_when_all_its_processes_agree(client, daemon, p
             call()
 
 
+@on_gpus_too
 def test_a_parked_block_gives_no_address(pool):
     block = pool.malloc(MIB)
     pool.sleep()
@@ -157,6 +161,7 @@ def test_arrays_of_a_pool(client, pool):
     assert float(view.sum()) == 7000 and float(x.sum()) == 7e6
 
 
+@on_gpus_too
 def test_memory_in_use_does_not_sleep(client, pool):
     first, second = pool.malloc(2 * MIB), pool.malloc(2 * MIB)
     first.write(b"first")
@@ -175,6 +180,7 @@ def test_memory_in_use_does_not_sleep(client, pool):
     pool.sleep()
 
 
+@on_gpus_too
 def test_a_failed_sleep_leaves_the_memory_awake(client, pool, place):
     blocks = [pool.malloc(20 * MIB) for _ in range(3)]
     other = client.malloc(100 * MIB, partition=place)

@@ -8,11 +8,12 @@ import signal
 
 import bfcd
 import pytest
-from conftest import DEVICE, MIB, host_only, wait_for
+from conftest import DEVICE, MIB, host_only, on_gpus_too, wait_for
 
 numpy = pytest.importorskip("numpy")
 
 
+@on_gpus_too
 def test_arrays_are_published_and_attached(client, daemon):
     x = client.empty((3, 4), "int16", whole=True)
     if DEVICE == "host":
@@ -47,6 +48,7 @@ def test_metadata_is_the_publishers(client):
         client.forget("y")
 
 
+@on_gpus_too
 def test_a_kept_block_stays_until_it_is_forgotten(client, daemon):
     block = client.malloc(MIB, whole=True)
     block.write(b"kept")

@@ -14,7 +14,7 @@ import time
 import bfcd
 import pytest
 from bfcd import _weights
-from conftest import DEVICE, LIMIT_S, MIB, collect_garbage, gpu_only, host_only, wait_for
+from conftest import DEVICE, LIMIT_S, MIB, collect_garbage, gpu_only, host_only, on_gpus_too, wait_for
 
 numpy = pytest.importorskip("numpy")
 save = pytest.importorskip("safetensors.numpy").save_file
@@ -59,6 +59,7 @@ def rows(client):
     return {row.name: row for row in client.shared()}
 
 
+@on_gpus_too
 def test_tensors_are_those_of_the_file(client, path):
     got = bfcd.weights(path, client)
     assert_same(got)
@@ -332,6 +333,7 @@ def test_four_processes_share_one_copy(daemon, client, path):
 
 
 @pytest.mark.skipif(DEVICE == "cuda-ipc", reason="such memory does not survive a restart")
+@on_gpus_too
 def test_the_memory_survives_a_restart_of_the_daemon(daemon, path):
     old = bfcd.connect(daemon.socket)
     held = bfcd.weights(path, old)
