@@ -190,9 +190,7 @@ class Block(_args.Unique):
     def metadata(self) -> bytes:
         """Of a shared block, as its publisher gave it."""
         buffer, n = ctypes.create_string_buffer(_library.MAX_METADATA), ctypes.c_size_t()
-        _errors.check(
-            lib.bfc_shared_metadata(self._session.handle, self._address(), buffer, len(buffer), _byref(n))
-        )
+        _errors.check(lib.bfc_shared_metadata(self._session.handle, self._address(), buffer, len(buffer), _byref(n)))
         return buffer.raw[: n.value]
 
     def array(self) -> Any:
@@ -267,7 +265,7 @@ class Client(_args.Unique):
 
     _INSTEAD = "another process, or another part of this one, calls bfcd.default() or bfcd.connect()"
 
-    def __init__(self, session: _Session, socket: bytes | None = None) -> None:
+    def __init__(self, session: _Session, socket: str | None = None) -> None:
         self._session: _Session | None = _args.instance(session, _Session, "a client's session")
         self._socket = socket
         self._reader: Client | None = None
@@ -446,9 +444,7 @@ class Client(_args.Unique):
         read_only: this client cannot write it: on the host a write is a SIGSEGV, on a GPU an illegal access. A client
         has each extent either read-only or not, so use one of its own for such blocks: otherwise EBUSY."""
         handle, encoded = self._handle, _args.name(name, "name")
-        options = _library.AttachOptions(
-            wait_ms=_wait_ms(wait), flags=_library.ATTACH_READ_ONLY if read_only else 0
-        )
+        options = _library.AttachOptions(wait_ms=_wait_ms(wait), flags=_library.ATTACH_READ_ONLY if read_only else 0)
         block = Block(self._open, 0, bool(read_only), may_be_parked=True)
         ret_ptr, n_bytes = _byref(block._ptr), ctypes.c_size_t()
         try:
@@ -476,9 +472,7 @@ class Client(_args.Unique):
     def _another(self, partition: str, cache: bool) -> Client:
         """A client of the same tenant at the same daemon."""
         inherit = self._open.inherits
-        return connect(
-            self._socket, partition=partition, tenant=self.tenant, trace="", cache=cache, inherit=inherit
-        )
+        return connect(self._socket, partition=partition, tenant=self.tenant, trace="", cache=cache, inherit=inherit)
 
     def _for_reading(self) -> Client:
         """The client that has this one's read-only blocks, and no others."""
@@ -623,7 +617,7 @@ def connect(
     )
     session = _Session(inherits)
     _errors.check(lib.bfc_connect(_byref(options), _byref(session.handle)))
-    return Client(session, path)
+    return Client(session, None if path is None else os.fsdecode(path))
 
 
 _default: tuple[int, Client] | None = None

@@ -378,8 +378,8 @@ def weights(
     tensors: dict[str, Any] = {}
     for file, wanted in _files(given).items():
         of_file = _tensors(file, client, framework, where, keep, end, progress)
-        if wanted is None and not tensors.keys().isdisjoint(of_file):
-            raise ValueError(f"{file} has a tensor that another file of the folder has, too: {min(tensors.keys() & of_file)}")
+        if wanted is None and (both := tensors.keys() & of_file):
+            raise ValueError(f"{file} has a tensor that another file of the folder has, too: {min(both)}")
         if wanted is not None and not wanted <= of_file.keys():
             raise ValueError(f"the index names tensor '{min(wanted - of_file.keys())}', which {file} does not have")
         tensors |= of_file if wanted is None else {name: of_file[name] for name in of_file if name in wanted}

@@ -22,7 +22,14 @@ numbers = itertools.count()
 SIZES = {"n_bytes", "offset", "ordinal"}
 NAMES = {"name", "tag", "partition", "tenant", "to", "path", "socket", "trace"}
 SECONDS = {"wait", "keep"}
-PROTOCOLS = {"__array_interface__", "__cuda_array_interface__", "__dlpack__", "__dlpack_device__", "__enter__", "__exit__"}
+PROTOCOLS = {
+    "__array_interface__",
+    "__cuda_array_interface__",
+    "__dlpack__",
+    "__dlpack_device__",
+    "__enter__",
+    "__exit__",
+}
 
 
 def public_functions():
