@@ -33,7 +33,7 @@ def integer(value: Any, argument: str) -> int:
 
 def size(value: Any, argument: str, most: int = sys.maxsize) -> int:
     """From 0 to `most`."""
-    n = integer(value, argument)
+    n = value if type(value) is int else integer(value, argument)
     if not 0 <= n <= most:
         raise ValueError(f"{argument} is {n}: it must not be negative or above {most}")
     return n

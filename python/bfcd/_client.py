@@ -101,7 +101,9 @@ class Block(_args.Unique):
     _INSTEAD = "copy its bytes with read(), or publish() it and attach() it in the other process"
 
     def __init__(self, session: _Session, nbytes: int, read_only: bool = False, may_be_parked: bool = False) -> None:
-        self._session = _args.instance(session, _Session, "a block's session")
+        if type(session) is not _Session:
+            raise TypeError("a block is made by Client.malloc() or Client.attach()")
+        self._session = session
         self._may_be_parked = may_be_parked
         self._ptr = _c_void_p()  # the library sets it: from then on the destructor frees the block
         self.nbytes = nbytes
@@ -266,7 +268,9 @@ class Client(_args.Unique):
     _INSTEAD = "another process, or another part of this one, calls bfcd.default() or bfcd.connect()"
 
     def __init__(self, session: _Session, socket: str | None = None) -> None:
-        self._session: _Session | None = _args.instance(session, _Session, "a client's session")
+        if type(session) is not _Session:
+            raise TypeError("a client is made by bfcd.connect() or bfcd.default()")
+        self._session: _Session | None = session
         self._socket = socket
         self._reader: Client | None = None
         self._reader_lock = allocate_lock()
