@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 # What the calls of the Python package cost, in microseconds: an allocation that is dropped, or freed by a call, a NumPy
-# array (empty), and the statistics.
+# array (empty), and the statistics; and the processor time of a program that only imports it.
 #
 # SPDX-License-Identifier: Apache-2.0
 #
 # usage: bench_client.py [--bytes N] [--rounds N] [--calls N] [--json] [--bfcd PROGRAM] [--max-alloc-us X] [--max-stats-us X]
+#        [--max-import-us X]
 #
 # It connects to the daemon of BFC_SOCKET; with --bfcd it starts one for itself. Each figure is the median of the rounds.
 # A round is short, so that most rounds are not interrupted on a busy machine. The limits make the exit status 1 where a
@@ -15,7 +16,9 @@ import importlib.util
 import json
 import os
 import pathlib
+import resource
 import statistics
+import subprocess
 import sys
 import time
 
@@ -57,6 +60,18 @@ def measure(client, args):
         gc.enable()
 
 
+def import_us(n_times=5):
+    """The least of some processes, with the interpreter's own time; in a checkout the package has no bytecode caches."""
+    environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": sys.path[0]}
+    times = []
+    for _ in range(n_times):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, "-c", "import bfcd"], env=environment, check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return min(times) * 1e6
+
+
 def arguments():
     parser = argparse.ArgumentParser(description="What the calls of the Python package cost.")
     parser.add_argument("--bytes", type=int, default=4096)
@@ -66,12 +81,13 @@ def arguments():
     parser.add_argument("--bfcd", metavar="PROGRAM", help="starts this daemon; by default the one that runs is used")
     parser.add_argument("--max-alloc-us", type=float, metavar="US", help="fail if an allocation takes longer")
     parser.add_argument("--max-stats-us", type=float, metavar="US", help="fail if memory_stats() takes longer")
+    parser.add_argument("--max-import-us", type=float, metavar="US", help="fail if the import takes longer")
     return parser.parse_args()
 
 
 def run(args, socket=None):
     client = bfcd.connect(socket)
-    figures = measure(client, args)
+    figures = measure(client, args) | {"import_us": import_us()}
     if client.bytes_in_use() != 0:
         sys.exit(f"{client.bytes_in_use()} bytes are left")
     client.close()
@@ -97,7 +113,8 @@ def main():
     else:
         for name, us in figures.items():
             print(f"{name.removesuffix('_us'):<16}{us:8.2f} us")
-    limits = {name: args.max_alloc_us for name in figures} | {"memory_stats_us": args.max_stats_us}
+    limits = {name: args.max_alloc_us for name in figures}
+    limits |= {"memory_stats_us": args.max_stats_us, "import_us": args.max_import_us}
     above = [name for name, limit in limits.items() if limit is not None and figures[name] > limit]
     if above:
         sys.exit(f"above the limit: {', '.join(above)}")
