@@ -245,7 +245,7 @@ static int await_release(struct ask *a, const struct run *run)
                 again = clock_ms() - begin_ms < release_limit_ms(run, l);
                 list_free(l);
                 if (again)
-                        pause_ms(wait_ms);
+                        clock_pause(wait_ms);
                 wait_ms = wait_ms < FIRST_PAUSE_MS ? 2 * wait_ms : wait_ms;
                 progress_set(&progress, 0, 0);
         }
