@@ -65,7 +65,7 @@ bfc_client *broker_find_block(CUdeviceptr pointer, struct bfc_block_info *ret);
 
 /* The first line of each exported function that uses a client or a GPU's counters: no reset of a GPU happens until it
  * returns. Such functions may call each other. */
-#define IN_CALL __attribute__((cleanup(broker_end_call))) const bool in_call_ = broker_begin_call()
+#define IN_CALL __attribute__((cleanup(broker_end_call), unused)) const bool in_call_ = broker_begin_call()
 bool broker_begin_call(void);
 void broker_end_call(const bool *unused);
 
