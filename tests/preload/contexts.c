@@ -35,7 +35,7 @@ static CUdeviceptr have_lent_memory(CUmemGenericAllocationHandle *ret_handle)
         OK(cu.cuMemAddressReserve(&at, 8 * MIB, 0, 0, 0));
         OK(cu.cuMemMap(at, 8 * MIB, 0, *ret_handle, 0));
         OK(cu.cuMemSetAccess(at, 8 * MIB, &access, 1));
-        holds_bytes(at, 8 * MIB, 3);
+        holds_bytes(at + 7 * MIB, MIB, 3);
         return at;
 }
 
@@ -54,7 +54,7 @@ void reset_gpu(bool is_lent, bool breaks)
                 CHECK(total_bytes() == 32 * MIB && free_bytes() == 32 * MIB);
                 p = alloc(10 * MIB);
                 (void)alloc(1000);
-                holds_bytes(p, 10 * MIB, 7);
+                holds_bytes(p + 9 * MIB, MIB, 7);
                 OK(cu.own_cuMemAllocManaged(&managed, 2 * MIB, 1));
                 OK(cu.own_cuMemAllocAsync(&managed, MIB, NULL));
                 if (is_lent)
@@ -75,7 +75,7 @@ void reset_gpu(bool is_lent, bool breaks)
                 }
                 CHECK(free_bytes() == 32 * MIB);
                 p = alloc(30 * MIB);
-                holds_bytes(p, 30 * MIB, 9);
+                holds_bytes(p + 29 * MIB, MIB, 9);
                 OK(cu.cuMemFree_v2(p));
         }
 }
