@@ -77,9 +77,13 @@
         old pthread_attr_setstacksize
         old pthread_condattr_setclock, 2.3.3
         old pthread_create
+        old pthread_detach
+        old pthread_getspecific
         old pthread_join
         old pthread_key_create
+        old pthread_key_delete
         old pthread_mutex_timedlock
+        old pthread_mutex_trylock
         old pthread_mutexattr_destroy
         old pthread_mutexattr_init
         old pthread_mutexattr_settype
