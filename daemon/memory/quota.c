@@ -151,10 +151,7 @@ static void quota_describe_arena(const struct quota *q, const struct quota_optio
                                  const struct extent_sizes *sizes, struct arena_options *ret)
 {
         const struct partition *p = q->partition;
-        const struct quota *of_tenant = q;
 
-        while (of_tenant->lease.parent)
-                of_tenant = of_tenant->lease.parent;
         *ret = (struct arena_options){
                 .ledger = q->ledger,
                 .device = p->device,
@@ -165,7 +162,7 @@ static void quota_describe_arena(const struct quota *q, const struct quota_optio
                 .watch = p->watch,
                 .standby = p->standby.standby,
                 .quota = q->index,
-                .lane = of_tenant->index,
+                .lane = quota_of_tenant(q)->index,
                 .share = p->share,
                 .pins = p->memory.is_pinned,
                 .clears = p->clears,
@@ -186,16 +183,26 @@ static int quota_charge_some(struct quota *q, uint64_t n_bytes, struct charge *r
         return r < 0 && missing < n_bytes ? quota_charge(q, n_bytes - missing, ret, &missing) : r;
 }
 
+const struct quota *quota_of_tenant(const struct quota *q)
+{
+        while (q->lease.parent)
+                q = q->lease.parent;
+        return q;
+}
+
 void quota_pause_growth(struct quota *q)
 {
+        while (q->lease.parent)
+                q = q->lease.parent;
         q->growth.paused_until_ms = clock_ms() + QUOTA_PAUSE_MS;
 }
 
 uint64_t quota_growth_pause_ms(const struct quota *q)
 {
-        uint64_t now_ms = q->growth.paused_until_ms != 0 ? clock_ms() : 0;
+        uint64_t until_ms = quota_of_tenant(q)->growth.paused_until_ms;
+        uint64_t now_ms = until_ms != 0 ? clock_ms() : 0;
 
-        return now_ms < q->growth.paused_until_ms ? q->growth.paused_until_ms - now_ms : 0;
+        return now_ms < until_ms ? until_ms - now_ms : 0;
 }
 
 bool quota_is_preallocated(const struct quota *q)

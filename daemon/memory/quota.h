@@ -355,8 +355,11 @@ void quota_wake_undo(struct quota *q, bfc_handle handle, uint64_t n_bytes);
 /* After a restart, when the sessions are restored: releases what parked blocks still have. -ENOMEM. */
 int quota_release_parked(struct quota *q);
 
+/* The quota that a lease is of; itself where it is none. */
+const struct quota *quota_of_tenant(const struct quota *q);
+
 /* Whether the parked blocks stay within so many times the limit: each uses up space of the arena. Some jobs of one
- * tenant, each of nearly the limit, can take turns. */
+ * tenant, each of nearly the limit, can take turns. Those of leases count to their tenant, too. */
 #define QUOTA_PARKED_LIMITS 4u
 bool quota_may_park(const struct quota *q, uint64_t n_bytes);
 
@@ -518,8 +521,8 @@ int quota_back_early(struct quota *q);
  * unreclaimed memory is still charged. One at a time. */
 int quota_back(struct quota *q, void (*done)(void *userdata, struct quota *q, int result), void *userdata);
 
-/* The previous process was killed while it made memory for this quota: the quota does not grow for a
- * minute, so that repeated requests do not kill every daemon. The remaining time of the pause; 0: none. */
+/* The previous process was killed while it made memory for this quota: its tenant's quota there, with the leases, does
+ * not grow for a minute, so that repeated requests do not kill every daemon. The remaining time of the pause; 0: none. */
 #define QUOTA_PAUSE_MS 60000u
 void quota_pause_growth(struct quota *q);
 uint64_t quota_growth_pause_ms(const struct quota *q);

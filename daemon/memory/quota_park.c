@@ -81,12 +81,24 @@ int quota_release_parked(struct quota *q)
         return r;
 }
 
-bool quota_may_park(const struct quota *q, uint64_t n_bytes)
+static bool has_room_for_parked(const struct quota *q, uint64_t parked, uint64_t n_bytes)
 {
-        uint64_t parked = arena_parked_bytes(q->arena), limit = q->account.limit_bytes;
+        uint64_t limit = q->account.limit_bytes;
         uint64_t most = limit <= UINT64_MAX / QUOTA_PARKED_LIMITS ? QUOTA_PARKED_LIMITS * limit : UINT64_MAX;
 
         return parked <= most && n_bytes <= most - parked;
+}
+
+bool quota_may_park(const struct quota *q, uint64_t n_bytes)
+{
+        const struct quota *of_tenant = quota_of_tenant(q), *each;
+        uint64_t parked = 0;
+
+        TAILQ_FOREACH(each, &q->partition->quotas, lists.of_partition)
+        if (quota_of_tenant(each) == of_tenant)
+                parked += arena_parked_bytes(each->arena);
+        return has_room_for_parked(of_tenant, parked, n_bytes) &&
+               has_room_for_parked(q, arena_parked_bytes(q->arena), n_bytes);
 }
 
 void quota_drop_parked(struct quota *q, bfc_handle handle)

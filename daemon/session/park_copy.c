@@ -126,9 +126,7 @@ static size_t cut_pieces(const struct park_copying *c, struct park_piece *ret)
 /* One for all leases of a tenant in the partition: a client can hold up one copy in each lane, and each takes a thread. */
 static struct worker_lane *lane_of(const struct quota *q)
 {
-        while (q->lease.parent)
-                q = q->lease.parent;
-        return arena_copy_lane(q->arena);
+        return arena_copy_lane(quota_of_tenant(q)->arena);
 }
 
 /* Extents of the host that clients have are read under locks of their pages, which clients can hold. Copies are in extents

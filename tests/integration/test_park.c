@@ -879,12 +879,25 @@ TEST(parked_bytes_are_limited)
         struct rig *rig = rig_start(small_config());
         bfc_client *client = client_open(rig, "red", "train");
         const unsigned n = 4 * 32 * MIB / BLOCK; /* four times the limit */
-        void *p[20];
+        bfc_client *of_lease;
+        char pid[16];
+        void *p[20], *other;
 
+        snprintf(pid, sizeof(pid), "%d", (int)getpid());
+        free(ctl_text(rig, WORDS("lease", "create", "one", "--tenant", "red", "--partition", "train",
+                                 "--limit", "32MiB", "--pid", pid, "--evict")));
+        of_lease = client_open(rig, "red", "train");
         for (unsigned i = 0; CAN_PARK && i <= n; i++) {
                 ck_assert_ok(bfc_malloc_flags(client, NULL, BLOCK, BFC_PARKABLE, &p[i]));
                 ck_assert_int_eq(bfc_park(client, p[i], BFC_DISCARD, NULL), i < n ? 0 : -EDQUOT);
+                if (i < n) /* of the tenant with its leases */
+                        continue;
+                ck_assert_ok(bfc_malloc_flags(of_lease, NULL, BLOCK, BFC_PARKABLE, &other));
+                ck_assert_int_eq(bfc_park(of_lease, other, BFC_DISCARD, NULL), -EDQUOT);
+                ck_assert_ok(bfc_free(of_lease, other));
         }
+        bfc_disconnect(of_lease);
+        free(ctl_text(rig, WORDS("lease", "end", "one")));
         for (unsigned i = 0; CAN_PARK && i <= n; i++)
                 ck_assert_ok(bfc_free(client, p[i]));
         bfc_disconnect(client);

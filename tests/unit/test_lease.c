@@ -459,6 +459,23 @@ TEST_OF(lease, a_lease_is_no_tenant_of_its_partition)
         ck_assert_uint_eq(b->partitions[0].n_quotas, 2);
 }
 
+/* Else a tenant that gets a daemon killed for lack of memory goes on in another lease. */
+TEST_OF(lease, a_pause_of_growth_is_the_tenants)
+{
+        struct quota *of_red = b->tenants[0].quotas[0], *of_blue = b->tenants[1].quotas[0];
+
+        CREATE(.name = "x", .cgroup = "/x", .limit = 16 * MIB);
+        CREATE(.name = "y", .cgroup = "/y", .limit = 16 * MIB);
+        quota_pause_growth(b->leases.list[0]->quota);
+        ck_assert_uint_gt(quota_growth_pause_ms(b->leases.list[0]->quota), 0);
+        ck_assert_uint_gt(quota_growth_pause_ms(b->leases.list[1]->quota), 0);
+        ck_assert_uint_gt(quota_growth_pause_ms(of_red), 0);
+        ck_assert_uint_eq(quota_growth_pause_ms(of_blue), 0);
+        end("x", false, 0);
+        end("y", false, 0);
+        ck_assert_uint_gt(quota_growth_pause_ms(of_red), 0);
+}
+
 TEST_OF(lease, guarantees_are_summed)
 {
         CREATE(.name = "x", .cgroup = "/x", .limit = 16 * MIB, .reserve = 8 * MIB);
