@@ -604,7 +604,8 @@ static int act_list(struct hostile *h)
                 BFCD__LIST__KIND__STATUS,   BFCD__LIST__KIND__PARTITIONS, BFCD__LIST__KIND__TENANTS,
                 BFCD__LIST__KIND__SESSIONS, BFCD__LIST__KIND__BLOCKS,     BFCD__LIST__KIND__SHARED,
                 BFCD__LIST__KIND__EXTENTS,  BFCD__LIST__KIND__WAITING,    BFCD__LIST__KIND__LEASES,
-                BFCD__LIST__KIND__AGES,     BFCD__LIST__KIND__WHOAMI,     (Bfcd__List__Kind)99,
+                BFCD__LIST__KIND__AGES,     BFCD__LIST__KIND__WHOAMI,     BFCD__LIST__KIND__REFUSALS,
+                (Bfcd__List__Kind)99,
         };
         struct tie *t = live_tie(h);
         Bfcd__List body = BFCD__LIST__INIT;
