@@ -10,6 +10,7 @@
 #include <fcntl.h>
 #include <ftw.h>
 #include <grp.h>
+#include <limits.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -798,6 +799,30 @@ struct rig_counts rig_count(struct rig *rig)
 bool is_root(void)
 {
         return geteuid() == 0;
+}
+
+bool others_may_run(void)
+{
+        char path[PATH_MAX], *end = path;
+        struct stat st;
+
+        if (!is_root()) {
+                printf("# skipped: only root can become other users\n");
+                return false;
+        }
+        snprintf(path, sizeof(path), "%s", program_bfcctl());
+        while (end) {
+                end = strchr(end + 1, '/');
+                if (end)
+                        *end = '\0';
+                if (stat(path, &st) < 0 || !(st.st_mode & S_IXOTH)) {
+                        printf("# skipped: other users may not enter %s\n", path);
+                        return false;
+                }
+                if (end)
+                        *end = '/';
+        }
+        return true;
 }
 
 double test_seconds(double fallback)

@@ -265,6 +265,9 @@ const char *program_replay(void);
 /* ---- main ----------------------------------------------------------------- */
 
 bool is_root(void);
+/* Whether children can be other users and run what was built: a checkout may be in a folder that only root may enter. If
+ * not, says why on a line of a skipped test. */
+bool others_may_run(void);
 /* Seconds that the long tests take: BFC_TEST_SECONDS, else the default. */
 double test_seconds(double fallback);
 

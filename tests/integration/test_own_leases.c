@@ -140,14 +140,6 @@ static const struct rig_config config = {
                 "  - name: blue\n    match: {uid: [65534]}\n    quotas: [{partition: train, limit: 64MiB}]\n",
 };
 
-static bool may_change_users(void)
-{
-        if (getuid() == 0)
-                return true;
-        fprintf(stderr, "skipped: only root can act as other users\n");
-        return false;
-}
-
 static void setup_users(void)
 {
         rig = rig_start(&config);
@@ -168,7 +160,7 @@ TEST_OF(users, they_run_jobs_with_limits)
 {
         struct program p;
 
-        if (!may_change_users())
+        if (!others_may_run())
                 return;
         program_start_as(
                 &p, OTHER_UID, NULL,
@@ -196,7 +188,7 @@ TEST_OF(users, a_python_job_has_its_limit)
                                           "try:\n    client.empty(20 << 20, 'uint8')\n"
                                           "except MemoryError as e:\n    print('refused:', e)\n";
 
-        if (!may_change_users())
+        if (!others_may_run())
                 return;
         if (!getenv("BFC_LIBRARY") || rig_device() != ON_HOST) {
                 fprintf(stderr,
@@ -212,7 +204,7 @@ TEST_OF(users, they_change_their_own_leases_only)
         struct program p;
         char pid[32];
 
-        if (!may_change_users())
+        if (!others_may_run())
                 return;
         program_start_as(&p, OTHER_UID, NULL, JOB("2", "0"));
         program_reads(&p, "ok");
