@@ -64,10 +64,12 @@ TEST(examples_run)
         rig_stop(rig);
 }
 
-/* $1: the source; $2: the build folder; $3: a folder for the program; then options of pkg-config. */
+/* $1: the source; $2: the build folder; $3: a folder for the program; then options of pkg-config. Their names may have
+ * spaces and brackets, of which pkg-config prints the spaces as xargs reads them. */
 #define LINK                                                                                                 \
         "set -e; export PKG_CONFIG_PATH=\"$2/meson-uninstalled\" source=\"$1\" out=\"$3/hello\"; shift 3; "  \
-        "cc -Werror \"$source/examples/hello.c\" -o \"$out\" $static $(pkg-config --cflags --libs \"$@\" bfcclient); "
+        "pkg-config --cflags --libs \"$@\" bfcclient | "                                                     \
+        "xargs cc -Werror \"$source/examples/hello.c\" -o \"$out\" $static; "
 
 /* Standard output of a shell script with these arguments; it must succeed. */
 static char *run_script(const char *script, const char *folder, const char *option)

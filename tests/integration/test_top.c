@@ -188,7 +188,7 @@ LOOP_TEST(keys, 2)
         struct rig *rig = rig_start(&two_tenants);
         struct raw *red = session_open(rig->socket, "red"), *blue = session_open(rig->socket, "blue");
         struct terminal t =
-                terminal_open(rig, sizes[_i][0], sizes[_i][1], "$BFCCTL top --interval 0.2" AFTER);
+                terminal_open(rig, sizes[_i][0], sizes[_i][1], "\"$BFCCTL\" top --interval 0.2" AFTER);
         Bfcd__Block block, other;
 
         ck_assert_int_eq(raw_malloc(red, 0, 3 * MIB, &block), 0);
@@ -240,7 +240,7 @@ LOOP_TEST(keys, 2)
 RIG_TEST(restart_of_the_daemon, two_tenants)
 {
         struct raw *red = session_open(rig->socket, "red");
-        struct terminal t = terminal_open(rig, 80, 24, "$BFCCTL top tenants --interval 0.2" AFTER);
+        struct terminal t = terminal_open(rig, 80, 24, "\"$BFCCTL\" top tenants --interval 0.2" AFTER);
         Bfcd__Block block;
 
         ck_assert_int_eq(raw_malloc(red, 0, 3 * MIB, &block), 0);
@@ -268,7 +268,7 @@ RIG_TEST(restart_of_the_daemon, two_tenants)
 /* A daemon that does not answer delays neither keys nor the end. */
 RIG_TEST(silent_daemon, two_tenants)
 {
-        struct terminal t = terminal_open(rig, 80, 24, "$BFCCTL top tenants --interval 0.2" AFTER);
+        struct terminal t = terminal_open(rig, 80, 24, "\"$BFCCTL\" top tenants --interval 0.2" AFTER);
 
         wait_for(&t, "HISTORY");
         child_stop(rig->pid);
@@ -299,7 +299,7 @@ static void be_hostile(void *socket)
 RIG_TEST(hostile_command, two_tenants)
 {
         static const char escaped[] = "\\x1b[2J\\x1b]0;pwned\\x07\\x1b[5;5H漢字漢字\\xff%n 1000\n";
-        struct terminal t = terminal_open(rig, 200, 50, "$BFCCTL top --interval 0.2" AFTER);
+        struct terminal t = terminal_open(rig, 200, 50, "\"$BFCCTL\" top --interval 0.2" AFTER);
         pid_t pid = child_start(be_hostile, rig->socket);
 
         wait_for(&t, escaped);
@@ -333,14 +333,15 @@ static void send_term(const struct rig *rig)
 /* The terminal is restored, and the shell sees the signal. */
 RIG_TEST(signals_restore_the_terminal, two_tenants)
 {
-        struct terminal t = terminal_open(rig, 80, 24, "trap : INT; $BFCCTL top" AFTER);
+        struct terminal t = terminal_open(rig, 80, 24, "trap : INT; \"$BFCCTL\" top" AFTER);
 
         wait_for(&t, "F10");
         press(&t, CONTROL('c'));
         wait_for(&t, "status 130\nicanon echo");
         terminal_close(&t);
         /* It has the number of its shell. */
-        t = terminal_open(rig, 80, 24, "sh -c 'echo $$ > $BFC_MONITOR_SOCKET.pid; exec $BFCCTL top'" AFTER);
+        t = terminal_open(rig, 80, 24,
+                          "sh -c 'echo $$ > $BFC_MONITOR_SOCKET.pid; exec \"$BFCCTL\" top'" AFTER);
         wait_for(&t, "F10");
         send_term(rig);
         wait_for(&t, "status 143\nicanon echo");
@@ -351,7 +352,8 @@ RIG_TEST(signals_restore_the_terminal, two_tenants)
 RIG_TEST(stop_and_continue, two_tenants)
 {
         struct raw *red = session_open(rig->socket, "red");
-        struct terminal t = terminal_open(rig, 80, 24, "set -m; $BFCCTL top" AFTER "; read line; fg" AFTER);
+        struct terminal t =
+                terminal_open(rig, 80, 24, "set -m; \"$BFCCTL\" top" AFTER "; read line; fg" AFTER);
 
         wait_for(&t, "F10");
         press(&t, CONTROL('z'));

@@ -541,11 +541,11 @@ static void have_no_driver(void)
 static unsigned long long shown_bytes(const char *bfcctl)
 {
         static const char key[] = "\"client_bytes_outside\": ";
-        char command[4096], text[65536] = "", mine[32], *at;
+        char text[65536] = "", mine[32], *at;
         FILE *out;
 
-        snprintf(command, sizeof(command), "%s sessions --json", bfcctl);
-        out = popen(command, "re");
+        CHECK(setenv("BFCCTL", bfcctl, 1) == 0);
+        out = popen("exec \"$BFCCTL\" sessions --json", "re");
         CHECK(out && fread(text, 1, sizeof(text) - 1, out) > 0 && pclose(out) == 0);
         snprintf(mine, sizeof(mine), "\"pid\": %d,", (int)getpid());
         at = strstr(text, mine);
