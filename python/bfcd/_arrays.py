@@ -16,6 +16,17 @@ if TYPE_CHECKING:
     from ._pool import Pool
 
 
+def import_numpy() -> Any:
+    """The module, which nothing but arrays needs."""
+    try:
+        import numpy
+    except ModuleNotFoundError as e:
+        if e.name != "numpy":
+            raise
+        raise ImportError("arrays need NumPy: pip install numpy; blocks of malloc() need nothing") from None
+    return numpy
+
+
 class _HostMemory:
     """What numpy keeps as the base of an array: its interface, and the block."""
 
@@ -46,7 +57,7 @@ class DeviceArray:
         offset: int = 0,
         read_only: bool | None = None,
     ) -> None:
-        import numpy
+        numpy = import_numpy()
 
         from ._client import Block
 
@@ -108,7 +119,7 @@ class DeviceArray:
 
 def on_block(block: Block, shape: tuple[int, ...], dtype: Any, ordinal: int | None) -> Any:
     """An array at the begin of a block, which has the bytes that it needs. ordinal: the GPU's; None: the host."""
-    import numpy
+    numpy = import_numpy()
 
     if ordinal is not None:
         return DeviceArray(block, shape, dtype, ordinal)
@@ -128,7 +139,7 @@ def empty(
     whole: bool,
     pool: Pool | None = None,
 ) -> Any:
-    import numpy
+    numpy = import_numpy()
 
     dtype = numpy.dtype(dtype)
     if dtype.hasobject:
@@ -172,7 +183,7 @@ def describe(array: Any) -> bytes:
 
 
 def published(block: Block) -> Any:
-    import numpy
+    numpy = import_numpy()
 
     try:
         d = json.loads(block.metadata)

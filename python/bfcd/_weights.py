@@ -239,7 +239,7 @@ def _check_size(name: str, shape: tuple[int, ...], itemsize: int, n_bytes: int) 
 
 
 def _numpy_type(name: str) -> Any:
-    import numpy
+    numpy = _arrays.import_numpy()
 
     if name in _NUMPY:
         return numpy.dtype(_NUMPY[name])

@@ -3,6 +3,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import ctypes
 import itertools
+import sys
 
 import bfcd
 import pytest
@@ -58,6 +59,14 @@ def test_what_cannot_be_an_array_is_refused(client):
         client.empty(3, object)
     with pytest.raises(ValueError, match="negative"):
         client.empty((2, -1))
+
+
+def test_without_numpy_an_array_says_what_to_install(client, monkeypatch):
+    monkeypatch.setitem(sys.modules, "numpy", None)
+    with pytest.raises(ImportError, match="arrays need NumPy: pip install numpy"):
+        client.empty(10, "u1")
+    assert client.bytes_in_use() == 0
+    client.malloc(4096).free()
 
 
 @host_only
