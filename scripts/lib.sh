@@ -67,9 +67,13 @@ chromium-driver       cmd:chromedriver
 python3-selenium      fn:has_selenium
 clang                 cmd:clang
 "
-# Only scripts/nightly.
-needs_nightly="$needs_ci
+# Of scripts/torture --fuzz. Compiler and runtime may be of different packages.
+needs_fuzz='
+clang                 cmd:clang
 libclang-rt-dev       fn:has_libfuzzer
+'
+# Only scripts/nightly.
+needs_nightly="$needs_ci$needs_fuzz
 valgrind              cmd:valgrind
 podman                cmd:podman
 crun                  cmd:crun
