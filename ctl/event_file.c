@@ -7,6 +7,7 @@
  * Invariant: the first n_written bytes of the file are whole records. */
 #include "ctl/event_file.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -134,6 +135,66 @@ int event_file_create(const char *folder, double wall_time, struct event_file **
 const char *event_file_path(const struct event_file *f)
 {
         return f->path;
+}
+
+/* ---- what is there already --------------------------------------------------------- */
+
+/* The step of the event at this place; -1: it is no event. */
+static int64_t read_step(int fd, off_t at, size_t n_bytes)
+{
+        uint8_t *data = malloc(n_bytes + 1);
+        Tensorboard__Event *event = NULL;
+        int64_t step = -1;
+
+        if (data && pread(fd, data, n_bytes, at) == (ssize_t)n_bytes)
+                event = tensorboard__event__unpack(NULL, n_bytes, data);
+        if (event && event->what_case != TENSORBOARD__EVENT__WHAT_FILE_VERSION)
+                step = event->step;
+        tensorboard__event__free_unpacked(event, NULL);
+        free(data);
+        return step;
+}
+
+/* Of the last whole record: steps rise within a file. */
+static int64_t last_step_of(int fd)
+{
+        uint8_t head[TFRECORD_HEAD_BYTES];
+        off_t at = 0, last = -1;
+        size_t n_last = 0, n_bytes;
+        struct stat st;
+
+        if (fstat(fd, &st) < 0 || !S_ISREG(st.st_mode))
+                return -1;
+        while (pread(fd, head, sizeof(head), at) == (ssize_t)sizeof(head) &&
+               tfrecord_read_head(head, &n_bytes) &&
+               st.st_size - at >= (off_t)(TFRECORD_HEAD_BYTES + n_bytes + TFRECORD_TAIL_BYTES)) {
+                last = at + TFRECORD_HEAD_BYTES;
+                n_last = n_bytes;
+                at = last + (off_t)(n_bytes + TFRECORD_TAIL_BYTES);
+        }
+        return last < 0 ? -1 : read_step(fd, last, n_last);
+}
+
+int64_t event_file_last_step(const char *folder)
+{
+        DIR *d = opendir(folder);
+        const struct dirent *e;
+        int64_t step, last = -1;
+        int fd;
+
+        while (d && (e = readdir(d))) {
+                if (!strstr(e->d_name, "tfevents"))
+                        continue;
+                fd = openat(dirfd(d), e->d_name, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+                if (fd < 0)
+                        continue;
+                step = last_step_of(fd);
+                last = step > last ? step : last;
+                close(fd);
+        }
+        if (d)
+                closedir(d);
+        return last;
 }
 
 /* ---- events ----------------------------------------------------------------------- */

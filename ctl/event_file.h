@@ -15,6 +15,9 @@ struct event_file;
 int event_file_create(const char *folder, double wall_time, struct event_file **ret,
                       char error[static EVENT_FILE_ERROR_MAX]);
 
+/* The largest step that ends an event file of the folder; -1: there is none. Files that cannot be read are left out. */
+int64_t event_file_last_step(const char *folder);
+
 const char *event_file_path(const struct event_file *f);
 
 /* One more event, which is in the file after the next event_file_flush(). -ENOMEM, -EMSGSIZE. */

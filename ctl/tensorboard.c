@@ -3,7 +3,8 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * A step is one list of tenants. Its events have the same wall time and are written together. A step in which the
- * daemon cannot be reached is left out: a curve has a gap there, and no zeros. */
+ * daemon cannot be reached is left out: a curve has a gap there, and no zeros. Steps continue behind those of the
+ * folder's other files, because TensorBoard makes one curve of all files of a folder. */
 #include "ctl/tensorboard.h"
 
 #include <errno.h>
@@ -47,6 +48,7 @@ struct writer {
         struct ask ask;
         bool is_away; /* and that was said */
         uint64_t n_steps;
+        int64_t first_step;
         struct progress progress;
         char error[EVENT_FILE_ERROR_MAX];
 };
@@ -214,7 +216,7 @@ static int add_row(struct writer *w, const Bfcd__TenantRow *row, double time)
         summary.n_value = N_VALUES;
         summary.value = pointers;
         event.wall_time = time;
-        event.step = (int64_t)w->n_steps;
+        event.step = w->first_step + (int64_t)w->n_steps;
         event.what_case = TENSORBOARD__EVENT__WHAT_SUMMARY;
         event.summary = &summary;
         return event_file_add(w->file, &event);
@@ -320,6 +322,7 @@ int tensorboard_run(const struct tensorboard_options *options)
         int r, closed;
 
         watch_signals();
+        w.first_step = event_file_last_step(options->logdir) + 1;
         r = event_file_create(options->logdir, wall_time(), &w.file, w.error);
         if (r < 0)
                 return print_result(&w, "", r);

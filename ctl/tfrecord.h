@@ -7,6 +7,7 @@
 #ifndef BFC_CTL_TFRECORD_H
 #define BFC_CTL_TFRECORD_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -19,6 +20,9 @@ uint32_t tfrecord_crc32c(const void *data, size_t n_bytes);
 
 /* A CRC as it is stored: a CRC of data that has CRCs in it would be weak. */
 uint32_t tfrecord_mask(uint32_t crc);
+
+/* The length of the data behind a head. False: it is none, or longer than TFRECORD_MAX_BYTES. */
+bool tfrecord_read_head(const uint8_t head[static TFRECORD_HEAD_BYTES], size_t *ret_bytes);
 
 /* Fills in the head and the tail around n_bytes of data, which are at frame + TFRECORD_HEAD_BYTES. */
 void tfrecord_seal(uint8_t *frame, size_t n_bytes);

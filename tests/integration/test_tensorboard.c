@@ -33,7 +33,7 @@ static const char *logdir(const struct rig *rig)
         return path;
 }
 
-/* The only file of the folder; false: there is none yet. */
+/* The only file of the folder that is not set aside; false: there is none yet. */
 static bool find_file(const struct rig *rig, char path[static 512])
 {
         DIR *d = opendir(logdir(rig));
@@ -41,7 +41,7 @@ static bool find_file(const struct rig *rig, char path[static 512])
         unsigned n = 0;
 
         while (d && (e = readdir(d))) {
-                if (e->d_name[0] == '.')
+                if (e->d_name[0] == '.' || strstr(e->d_name, ".aside"))
                         continue;
                 ck_assert_msg(strncmp(e->d_name, "events.out.tfevents.", 20) == 0, "%s", e->d_name);
                 snprintf(path, 512, "%s/%s", logdir(rig), e->d_name);
@@ -263,6 +263,24 @@ RIG_TEST(one_tenant, two_tenants)
         events_free(&e);
         ctl_refuses(rig, WORDS("tensorboard", "--logdir", logdir(rig), "--tenant", "green"), REFUSED,
                     "There is no tenant 'green'");
+}
+
+/* TensorBoard makes one curve of both files. */
+RIG_TEST(steps_continue_in_the_same_folder, two_tenants)
+{
+        char path[512], aside[520];
+        struct events e;
+
+        for (int64_t i = 0; i < 2; i++) {
+                free(ctl_text(rig, WORDS("tensorboard", "--logdir", logdir(rig), "--count", "1")));
+                events_read(rig, &e);
+                for (size_t k = 1; k < e.n; k++)
+                        ck_assert_int_eq(e.all[k]->step, i);
+                events_free(&e);
+                ck_assert(find_file(rig, path));
+                snprintf(aside, sizeof(aside), "%s.aside", path);
+                ck_assert_int_eq(rename(path, aside), 0);
+        }
 }
 
 RIG_TEST(wrong_use, two_tenants)

@@ -211,6 +211,34 @@ TEST(folders_are_made_and_files_are_not_overwritten)
         ck_assert_int_eq(event_file_create(file, TIME, &f, error), -ENOTDIR);
 }
 
+/* A kill may cut the last record. Other files have no steps. */
+TEST(last_step_of_a_folder)
+{
+        char other[160];
+        struct event_file *f, *g;
+        struct stat st;
+
+        snprintf(other, sizeof(other), "%s/none", folder);
+        ck_assert_int_eq(event_file_last_step(other), -1);
+        snprintf(other, sizeof(other), "%s/tfevents-of-none", folder);
+        ck_assert_int_eq(mkdir(other, 0700), 0);
+        f = create(folder);
+        ck_assert_int_eq(event_file_last_step(folder), -1);
+        g = create(folder);
+        add(f, 0, "a", 1);
+        ck_assert_int_eq(event_file_flush(f, error), 0);
+        ck_assert_int_eq(event_file_last_step(folder), 0);
+        add(g, 7, "a", 1);
+        add(g, 8, "a", 1);
+        ck_assert_int_eq(event_file_flush(g, error), 0);
+        ck_assert_int_eq(event_file_last_step(folder), 8);
+        ck_assert_int_eq(stat(event_file_path(g), &st), 0);
+        ck_assert_int_eq(truncate(event_file_path(g), st.st_size - 1), 0);
+        ck_assert_int_eq(event_file_last_step(folder), 7);
+        ck_assert_int_eq(event_file_close(f, error), 0);
+        ck_assert_int_eq(event_file_close(g, error), 0);
+}
+
 static void limit_files(rlim_t n_bytes)
 {
         struct rlimit limit;
