@@ -12,6 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "ctl/amount.h"
 #include "ctl/ask.h"
 #include "ctl/clock.h"
 #include "ctl/command.h"
@@ -76,7 +77,7 @@ static const struct {
                 "they are valid for trim, --partition also for park, wake, lease and run"
 #define OF_PARK        "--tag and --to are not valid for", "they are valid for park, and --tag for wake"
 #define OF_TENSORBOARD "--logdir and --count are not valid for", "they are valid for tensorboard"
-#define TOP_USE        "usage: bfcctl top [sessions|tenants|partitions] [--interval SECONDS] [--once]"
+#define TOP_USE        "usage: bfcctl top [sessions|tenants|partitions] [--interval TIME] [--once]"
 #define HISTORY_USE    "usage: bfcctl history [--since TIME] [--until TIME] [--tenant TENANT] [--file PATH]"
 #define LEASE_USE                                                                                            \
         "usage: bfcctl lease create NAME [--tenant TENANT] --partition NAME --limit SIZE [--reserve SIZE] "  \
@@ -85,13 +86,13 @@ static const struct {
         "bfcctl lease end NAME [--evict] [--grace TIME]"
 #define RUN_USE                                                                                                \
         "usage: bfcctl run --limit SIZE [--reserve SIZE] [--lease NAME] [--tenant TENANT] [--partition NAME] " \
-        "[--wait [SECONDS]] [--evict] [--grace TIME] [--quiet] [--strict | --no-preload] [--] COMMAND [ARGUMENT...]"
+        "[--wait [TIME]] [--evict] [--grace TIME] [--quiet] [--strict | --no-preload] [--] COMMAND [ARGUMENT...]"
 #define OF_LISTS                                                                                             \
         "--sort and --columns are not valid for",                                                            \
                 "they are valid for partitions, tenants, sessions, shared, keep and waiting"
 #define WAIT_USE                                                                                             \
-        "usage: bfcctl wait lease NAME [--timeout SECONDS]; or bfcctl wait room PARTITION SIZE "             \
-        "[--tenant TENANT] [--timeout SECONDS]"
+        "usage: bfcctl wait lease NAME [--timeout TIME]; or bfcctl wait room PARTITION SIZE "                \
+        "[--tenant TENANT] [--timeout TIME]"
 #define OF_LEASE     "options of lease are not valid for", "they are valid for lease"
 #define OF_RUN       "--lease, --quiet, --strict and --no-preload are not valid for", "they are valid for run"
 #define SOME_HISTORY "--since, --until and --file are not valid for", HISTORY_USE
@@ -104,7 +105,7 @@ static const struct {
         [PARTITION] = { "partition", required_argument, OWN(partition), SOME_TRIM },
         [BYTES] = { "bytes", required_argument, OWN(bytes), SOME_TRIM },
         [TIMEOUT] = { "timeout", required_argument, OWN(timeout), "--timeout is not valid for",
-                      "it is valid for trim and wait; for drain use --wait SECONDS" },
+                      "it is valid for trim and wait; for drain use --wait TIME" },
         [REASON] = { "reason", required_argument, OWN(reason), "--reason is not valid for",
                      "usage: bfcctl evict SESSION --reason TEXT" },
         [WAIT] = { "wait", optional_argument, OWN(wait), "--wait is not valid for",
@@ -172,7 +173,7 @@ static const struct command commands[] = {
         { "metrics", 0, ANYONE, 0, run_metrics, BIT(OPENMETRICS), METRICS_USE },
         { "tensorboard", 0, ITSELF, 0, run_tensorboard,
           BIT(LOGDIR) | BIT(INTERVAL) | BIT(COUNT) | BIT(TENANT),
-          "usage: bfcctl tensorboard --logdir DIR [--interval SECONDS] [--count N] [--tenant TENANT]" },
+          "usage: bfcctl tensorboard --logdir DIR [--interval TIME] [--count N] [--tenant TENANT]" },
         { "top", 1, ITSELF, 0, run_top, BIT(INTERVAL) | BIT(ONCE), TOP_USE },
         { "history", 0, ITSELF, 0, run_history, BIT(SINCE) | BIT(UNTIL) | BIT(TENANT) | BIT(FILE_OF),
           HISTORY_USE },
@@ -180,7 +181,7 @@ static const struct command commands[] = {
         { "reload", 1, ADMIN, 0, run_reload, BIT(DRY_RUN), "usage: bfcctl reload [--dry-run [FILE]]" },
         { "reset-peaks", 2, ADMIN, 0, run_reset_peaks, 0, "usage: bfcctl reset-peaks [TENANT [PARTITION]]" },
         { "trim", 1, ADMIN, 0, run_trim, BIT(PARTITION) | BIT(BYTES) | BIT(TIMEOUT),
-          "usage: bfcctl trim [TENANT] [--partition NAME] [--bytes N] [--timeout SECONDS]" },
+          "usage: bfcctl trim [TENANT] [--partition NAME] [--bytes N] [--timeout TIME]" },
         { "park", 1, ADMIN, 0, run_park, BIT(PARTITION) | BIT(TAG) | BIT(TO),
           "usage: bfcctl park SESSION|TENANT [--partition NAME] [--tag TAG] [--to PARTITION]" },
         { "wake", 1, ADMIN, 0, run_wake, BIT(PARTITION) | BIT(TAG),
@@ -191,7 +192,7 @@ static const struct command commands[] = {
           BIT(TENANT) | BIT(PARTITION) | BIT(LIMIT) | BIT(RESERVE) | BIT(CGROUP) | BIT(UNIT) | BIT(PID) |
                   BIT(USER) | BIT(TTL) | BIT(EVICT) | BIT(GRACE),
           LEASE_USE },
-        { "drain", 1, ADMIN, 0, run_drain, BIT(WAIT), "usage: bfcctl drain DEVICE [--wait [SECONDS]]" },
+        { "drain", 1, ADMIN, 0, run_drain, BIT(WAIT), "usage: bfcctl drain DEVICE [--wait [TIME]]" },
         { "run", RUNS_PROGRAM, ITSELF, 0, run_run,
           BIT(TENANT) | BIT(PARTITION) | BIT(WAIT) | BIT(LEASE) | BIT(LIMIT) | BIT(RESERVE) | BIT(EVICT) |
                   BIT(GRACE) | BIT(QUIET) | BIT(STRICT) | BIT(NO_PRELOAD),
@@ -295,6 +296,7 @@ static const char **value_of(struct invocation *i, int own)
 /* An exit status; -1: continue. */
 static int take_own_option(struct invocation *i, int own, int argc, char **argv)
 {
+        uint64_t ms;
         int64_t *time_ms = own == WAIT ? &i->wait_ms : &i->view.watch_ms;
 
         /* Neither a device's id nor a partition's name is a number, so the next word may be the time. */
@@ -304,11 +306,13 @@ static int take_own_option(struct invocation *i, int own, int argc, char **argv)
         *value_of(i, own) = optarg ? optarg : "";
         if (own != WAIT && own != WATCH)
                 return -1;
-        if (optarg && (!command_read_seconds(optarg, time_ms) || (own == WATCH && *time_ms == 0)))
+        if (optarg && (!amount_time(optarg, &ms) || (own == WATCH && ms == 0)))
                 return command_usage(own == WAIT ? "wrong value for --wait" : "wrong value for --watch",
-                                     optarg, "a number of seconds, as in 30");
+                                     optarg, AMOUNT_TIME);
         if (!optarg)
                 *time_ms = own == WAIT ? -1 : 2000;
+        else
+                *time_ms = (int64_t)ms;
         return -1;
 }
 

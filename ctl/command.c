@@ -10,6 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "ctl/amount.h"
 #include "ctl/drain.h"
 #include "ctl/explain.h"
 #include "ctl/grants.h"
@@ -145,7 +146,8 @@ int run_top(struct ask *a, const struct invocation *i, const struct command *c)
                 return command_usage(i->json ? "--json is not valid for" : "there is no view",
                                      i->json ? c->name : i->arguments[0], c->use);
         if (i->interval && !top_read_interval(i->interval, &o.interval_ms))
-                return command_usage("wrong value for --interval", i->interval, "0.1 to 3600 seconds");
+                return command_usage("wrong value for --interval", i->interval,
+                                     "0.1s to 1h, as in --interval 2s");
         return top_run(&o);
 }
 
@@ -292,9 +294,8 @@ int run_leaks(struct ask *a, const struct invocation *i, const struct command *c
         int status;
 
         (void)c;
-        if (i->older && leaks_parse_age(i->older, &options.older_ms) < 0)
-                return command_usage("wrong value for --older", i->older,
-                                     "a number and ms, s, m, h or d, as in --older 10m");
+        if (i->older && !amount_time(i->older, &options.older_ms))
+                return command_usage("wrong value for --older", i->older, AMOUNT_TIME);
         if (i->by && leaks_parse_by(i->by, &options.by) < 0)
                 return command_usage("wrong value for --by", i->by, "tag, session or block");
         if (leaks_new(&options, &k) < 0)
@@ -327,26 +328,6 @@ int run_snapshot(struct ask *a, const struct invocation *i, const struct command
                 fprintf(stderr, "bfcctl: %llu blocks changed while they were listed and are left out.\n",
                         (unsigned long long)n_left_out);
         return command_finish(0);
-}
-
-/* "123", "512KiB", "3MiB", "2GiB". False: none of these, or too much. */
-bool command_read_size(const char *text, uint64_t *ret)
-{
-        static const char *const units[] = { "", "KiB", "MiB", "GiB", "TiB" };
-        char *end;
-        uint64_t n;
-
-        errno = 0;
-        n = strtoull(text, &end, 10);
-        if (end == text || errno != 0 || text[0] < '0' || text[0] > '9')
-                return false;
-        for (unsigned i = 0; i < sizeof(units) / sizeof(units[0]); i++) {
-                if (strcmp(end, units[i]) != 0)
-                        continue;
-                *ret = n << 10 * i;
-                return *ret >> 10 * i == n;
-        }
-        return false;
 }
 
 /* Bytes that sessions of a tenant ("": all) report as idle. */
@@ -388,18 +369,18 @@ int run_trim(struct ask *a, const struct invocation *i, const struct command *c)
         const char *tenant = i->n_arguments > 0 ? i->arguments[0] : "";
         const char *partition = i->partition ? i->partition : "";
         uint64_t want = 0, n_asked, n_before, n_idle;
-        int64_t timeout_ms = TRIM_TIMEOUT_MS;
+        uint64_t timeout_ms = TRIM_TIMEOUT_MS;
         struct trim_look now;
         int r;
 
         (void)c;
-        if (i->bytes && (!command_read_size(i->bytes, &want) || want == 0))
+        if (i->bytes && (!amount_size(i->bytes, &want) || want == 0))
                 return command_usage("wrong value for --bytes", i->bytes, "a size, as in --bytes 512MiB");
-        if (i->timeout && !command_read_seconds(i->timeout, &timeout_ms))
-                return command_usage("wrong value for --timeout", i->timeout,
-                                     "a number of seconds, as in --timeout 30");
+        if (i->timeout && !amount_time(i->timeout, &timeout_ms))
+                return command_usage("wrong value for --timeout", i->timeout, AMOUNT_TIME);
         if (ask_trim(a, tenant, partition, want, &n_asked, &n_before) < 0 ||
-            trim_wait(a, tenant, partition, timeout_ms, &now) < 0 || ask_idle(a, tenant, &n_idle) < 0)
+            trim_wait(a, tenant, partition, (int64_t)timeout_ms, &now) < 0 ||
+            ask_idle(a, tenant, &n_idle) < 0)
                 return command_complain(a);
         r = print_trim(i, tenant, n_asked, n_before > now.n_reserved ? n_before - now.n_reserved : 0,
                        now.n_pending, n_idle);
@@ -421,17 +402,6 @@ bool command_read_id(const char *text, uint64_t *ret)
                         return false;
         *ret = n;
         return n != 0;
-}
-
-/* "30"; at most a year. */
-bool command_read_seconds(const char *text, int64_t *ret_ms)
-{
-        uint64_t n = 0;
-
-        if (strcmp(text, "0") != 0 && (!command_read_id(text, &n) || n > UINT64_C(366) * 24 * 3600))
-                return false;
-        *ret_ms = (int64_t)n * 1000;
-        return true;
 }
 
 int run_evict(struct ask *a, const struct invocation *i, const struct command *c)
@@ -521,19 +491,16 @@ int run_tensorboard(struct ask *a, const struct invocation *i, const struct comm
                                                .own_tenant = getenv("BFC_TENANT"),
                                                .logdir = i->logdir,
                                                .tenant = i->tenant };
-        int64_t interval_ms = 10000;
 
         (void)a;
         if (i->json)
                 return command_usage("--json is not valid for", c->name, command_right_use(c));
         if (!i->logdir || !*i->logdir)
                 return command_usage("no --logdir", NULL, command_right_use(c));
-        if (i->interval && (!command_read_seconds(i->interval, &interval_ms) || interval_ms == 0))
-                return command_usage("wrong value for --interval", i->interval,
-                                     "a number of seconds, as in --interval 30");
+        if (i->interval && (!amount_time(i->interval, &options.interval_ms) || options.interval_ms == 0))
+                return command_usage("wrong value for --interval", i->interval, AMOUNT_TIME);
         if (i->count && !command_read_id(i->count, &options.n_steps))
                 return command_usage("wrong value for --count", i->count, "a number, as in --count 100");
-        options.interval_ms = (uint64_t)interval_ms;
         return tensorboard_run(&options);
 }
 

@@ -23,13 +23,13 @@ static const char for_all[] =
         "  whoami                           the tenant of this user\n"
         "  explain [PARTITION] [--tenant TENANT]\n"
         "                                   the use of memory by session and address\n"
-        "  leaks [--older AGE] [--by tag|session|block] [--tenant TENANT]\n"
+        "  leaks [--older TIME] [--by tag|session|block] [--tenant TENANT]\n"
         "                                   blocks by age, as sums\n"
         "  events                           a line of JSON for each session that begins or\n"
         "                                   ends, refusal, eviction and drain\n"
-        "  wait lease NAME [--timeout SECONDS]\n"
+        "  wait lease NAME [--timeout TIME]\n"
         "                                   until the lease has ended\n"
-        "  wait room PARTITION SIZE [--tenant TENANT] [--timeout SECONDS]\n"
+        "  wait room PARTITION SIZE [--tenant TENANT] [--timeout TIME]\n"
         "                                   until the tenant could get so much\n"
         "  waiting                          requests that wait for memory, in their order\n"
         "  grants                           how long requests waited for their memory\n"
@@ -40,13 +40,13 @@ static const char for_all[] =
         "  history [--since TIME] [--until TIME] [--tenant TENANT] [--file PATH]\n"
         "                                   ended sessions, peaks and refusals, from the\n"
         "                                   daemon's records in the journal or in a file\n"
-        "  tensorboard --logdir DIR [--interval SECONDS] [--count N] [--tenant TENANT]\n"
+        "  tensorboard --logdir DIR [--interval TIME] [--count N] [--tenant TENANT]\n"
         "                                   each tenant's use as curves for TensorBoard\n"
         "  lease list                       leases: quotas of jobs within a tenant's\n";
 
 static const char for_operators[] =
         "On the monitor socket:\n"
-        "  top [sessions|tenants|partitions] [--interval SECONDS] [--once]\n"
+        "  top [sessions|tenants|partitions] [--interval TIME] [--once]\n"
         "                                   a live view, with keys as in htop; --once\n"
         "                                   prints it as text\n"
         "On the admin and monitor sockets also:\n"
@@ -55,7 +55,7 @@ static const char for_operators[] =
         "  reload [--dry-run [FILE]]        read the configuration again; --dry-run only\n"
         "                                   shows what that, or FILE, would change\n"
         "  reset-peaks [TENANT [PARTITION]] reset peaks to the current usage\n"
-        "  trim [TENANT] [--partition NAME] [--bytes N] [--timeout SECONDS]\n"
+        "  trim [TENANT] [--partition NAME] [--bytes N] [--timeout TIME]\n"
         "                                   reclaim idle client caches\n"
         "  park SESSION|TENANT [--partition NAME] [--tag TAG] [--to PARTITION]\n"
         "                                   copy idle parkable blocks to host memory and\n"
@@ -64,7 +64,7 @@ static const char for_operators[] =
         "                                   give parked blocks memory again\n"
         "  evict SESSION [--reason TEXT]    end a session; its client gets the reason\n"
         "  forget TENANT NAME               free a kept block with its last reference\n"
-        "  drain DEVICE [--wait [SECONDS]]  refuse new blocks on it, and release it when\n"
+        "  drain DEVICE [--wait [TIME]]     refuse new blocks on it, and release it when\n"
         "                                   it is empty, for a reset or a change\n"
         "  resume DEVICE                    serve blocks on it again\n"
         "On the admin socket, or on the client socket where the tenant has\n"
@@ -78,13 +78,13 @@ static const char for_operators[] =
         "  lease end NAME [--evict] [--grace TIME]\n"
         "                                   no new sessions; it goes with the last one\n"
         "  run --limit SIZE [--reserve SIZE] [--lease NAME] [--tenant TENANT]\n"
-        "        [--partition NAME] [--wait [SECONDS]] [--evict] [--grace TIME] [--quiet]\n"
+        "        [--partition NAME] [--wait [TIME]] [--evict] [--grace TIME] [--quiet]\n"
         "        [--strict | --no-preload] [--] COMMAND [ARGUMENT...]\n"
         "                                   run a program in a lease of its own\n";
 
 static const char views[] =
         "\n"
-        "Commands that show something take --watch [SECONDS], and show it again, every 2\n"
+        "Commands that show something take --watch [TIME], and show it again, every 2\n"
         "seconds by default. Lists take --sort COLUMN and --columns COLUMN,...: titles of\n"
         "the table, or keys of the JSON.\n";
 

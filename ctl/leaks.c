@@ -57,34 +57,6 @@ int leaks_parse_by(const char *s, enum leaks_by *ret)
         return -EINVAL;
 }
 
-int leaks_parse_age(const char *s, uint64_t *ret_ms)
-{
-        static const struct {
-                const char *name;
-                uint64_t ms;
-        } units[] = { { "ms", 1 }, { "s", 1000 }, { "m", 60000 }, { "h", 3600000 }, { "d", 86400000 } };
-        uint64_t n = 0;
-
-        if (*s < '0' || *s > '9')
-                return -EINVAL;
-        for (; *s >= '0' && *s <= '9'; s++)
-                if (__builtin_mul_overflow(n, 10, &n) || __builtin_add_overflow(n, (uint64_t)(*s - '0'), &n))
-                        return -EINVAL;
-        if (*s == '\0' && n == 0) {
-                *ret_ms = 0;
-                return 0;
-        }
-        for (size_t i = 0; i < N_ELEMENTS(units); i++) {
-                if (strcmp(s, units[i].name) != 0)
-                        continue;
-                if (__builtin_mul_overflow(n, units[i].ms, &n))
-                        return -EINVAL;
-                *ret_ms = n;
-                return 0;
-        }
-        return -EINVAL;
-}
-
 int leaks_new(const struct leaks_options *options, struct leaks **ret)
 {
         struct leaks *k = calloc(1, sizeof(*k));

@@ -25,9 +25,6 @@ struct leaks;
 /* "tag", "session", "block"; -EINVAL. */
 int leaks_parse_by(const char *s, enum leaks_by *ret);
 
-/* "90s", "10m", "1h", "2d", "500ms", "0"; -EINVAL, also if it is too large. */
-int leaks_parse_age(const char *s, uint64_t *ret_ms);
-
 /* options must outlive it. -ENOMEM. */
 int leaks_new(const struct leaks_options *options, struct leaks **ret);
 struct leaks *leaks_free(struct leaks *k);

@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ctl/amount.h"
 #include "ctl/command.h"
-#include "ctl/leaks.h"
 #include "ctl/process.h"
 #include "ctl/show.h"
 #include "ctl/table.h"
@@ -25,15 +25,15 @@ static int wrong_value(const char *option, const char *value, const char *right)
 /* Options that are not given keep *ret. EXIT_USAGE, or EXIT_SUCCESS. */
 static int read_bytes(const char *option, const char *value, uint64_t *ret)
 {
-        if (value && !command_read_size(value, ret))
+        if (value && !amount_size(value, ret))
                 return wrong_value(option, value, "a size, as in 512MiB");
         return EXIT_SUCCESS;
 }
 
 static int read_time(const char *option, const char *value, uint64_t *ret_ms)
 {
-        if (value && leaks_parse_age(value, ret_ms) < 0)
-                return wrong_value(option, value, "a number and ms, s, m, h or d, as in 90m, or 0");
+        if (value && !amount_time(value, ret_ms))
+                return wrong_value(option, value, AMOUNT_TIME);
         return EXIT_SUCCESS;
 }
 

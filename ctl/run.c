@@ -19,6 +19,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "ctl/amount.h"
 #include "ctl/child.h"
 #include "ctl/clock.h"
 #include "ctl/command.h"
@@ -97,15 +98,14 @@ static int read_run(const struct invocation *i, const struct command *c, struct 
                 return command_usage("no command to run", NULL, command_right_use(c));
         if (!i->lease.limit)
                 return command_usage("no --limit", NULL, command_right_use(c));
-        if (!command_read_size(i->lease.limit, &run.limit) || run.limit == 0)
+        if (!amount_size(i->lease.limit, &run.limit) || run.limit == 0)
                 return command_usage("wrong value for --limit", i->lease.limit,
                                      "a size, as in --limit 512MiB");
-        if (i->lease.reserve && !command_read_size(i->lease.reserve, &run.reserve))
+        if (i->lease.reserve && !amount_size(i->lease.reserve, &run.reserve))
                 return command_usage("wrong value for --reserve", i->lease.reserve,
                                      "a size, as in --reserve 256MiB");
-        if (i->lease.grace && leaks_parse_age(i->lease.grace, &run.grace_ms) < 0)
-                return command_usage("wrong value for --grace", i->lease.grace,
-                                     "a number and ms, s, m, h or d, as in 30s, or 0");
+        if (i->lease.grace && !amount_time(i->lease.grace, &run.grace_ms))
+                return command_usage("wrong value for --grace", i->lease.grace, AMOUNT_TIME);
         if (!choose(i->tenant, "BFC_TENANT", run.tenant))
                 return command_usage("the tenant's name is too long", NULL, "it has at most 63 bytes");
         if (!choose(i->partition, "BFC_PARTITION", run.partition))

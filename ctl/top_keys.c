@@ -6,21 +6,15 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "ctl/amount.h"
+
 #define N_ELEMENTS(a) (sizeof(a) / sizeof((a)[0]))
 
 bool top_read_interval(const char *text, unsigned *ret_ms)
 {
-        unsigned long long ms = 0, unit = 1000;
-        const char *c = text;
+        uint64_t ms;
 
-        for (; *c >= '0' && *c <= '9' && ms <= TOP_MAX_MS; c++)
-                ms = ms * 10 + (unsigned)(*c - '0') * 1000u;
-        if (c == text)
-                return false;
-        if (*c == '.')
-                for (c++; *c >= '0' && *c <= '9' && unit > 1; c++)
-                        ms += (unsigned)(*c - '0') * (unit /= 10);
-        if (*c || ms < TOP_MIN_MS || ms > TOP_MAX_MS)
+        if (!amount_time(text, &ms) || ms < TOP_MIN_MS || ms > TOP_MAX_MS)
                 return false;
         *ret_ms = (unsigned)ms;
         return true;
@@ -110,7 +104,7 @@ static int timing_key(struct top *t, uint32_t key)
         t->mode = TOP_LIST;
         if (top_read_interval(t->typed, &t->interval_ms))
                 return TOP_READ;
-        snprintf(t->note, sizeof(t->note), "an interval is 0.1 to 3600 seconds");
+        snprintf(t->note, sizeof(t->note), "an interval is 0.1s to 1h");
         return TOP_DONE;
 }
 

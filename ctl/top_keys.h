@@ -40,7 +40,7 @@ enum top_key {
 enum { TOP_DONE, TOP_QUIT, TOP_READ };
 int top_key(struct top *t, uint32_t key);
 
-/* "0.5", "2": seconds between TOP_MIN_MS and TOP_MAX_MS. False: it is none. */
+/* amount_time() between TOP_MIN_MS and TOP_MAX_MS. False: it is none. */
 bool top_read_interval(const char *text, unsigned *ret_ms);
 
 #endif

@@ -10,6 +10,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "ctl/amount.h"
 #include "ctl/clock.h"
 #include "ctl/command.h"
 #include "ctl/table.h"
@@ -272,14 +273,13 @@ int run_wait(struct ask *a, const struct invocation *i, const struct command *c)
         bool is_room = i->n_arguments == 3 && strcmp(i->arguments[0], "room") == 0;
         char name[ASK_NAME_BYTES], tenant[TENANT_BYTES] = "";
         struct awaited w = { .tenant = i->tenant ? i->tenant : tenant };
-        int64_t timeout_ms = -1;
+        uint64_t timeout_ms = 0;
 
         if (!is_lease && !is_room)
                 return command_usage("wait for what?", NULL, command_right_use(c));
-        if (i->timeout && !command_read_seconds(i->timeout, &timeout_ms))
-                return command_usage("wrong value for --timeout", i->timeout,
-                                     "a number of seconds, as in --timeout 30");
-        if (is_room && (!command_read_size(i->arguments[2], &w.n_bytes) || w.n_bytes == 0))
+        if (i->timeout && !amount_time(i->timeout, &timeout_ms))
+                return command_usage("wrong value for --timeout", i->timeout, AMOUNT_TIME);
+        if (is_room && (!amount_size(i->arguments[2], &w.n_bytes) || w.n_bytes == 0))
                 return command_usage("wrong size", i->arguments[2], "a size, as in 512MiB");
         if (is_lease && i->tenant)
                 return command_usage("--tenant is not valid for", "wait lease", command_right_use(c));
@@ -291,5 +291,5 @@ int run_wait(struct ask *a, const struct invocation *i, const struct command *c)
                 w.lease = name;
         else
                 w.partition = i->arguments[1];
-        return wait_for(a, &w, timeout_ms);
+        return wait_for(a, &w, i->timeout ? (int64_t)timeout_ms : -1);
 }

@@ -5,8 +5,11 @@
 
 #include <errno.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "ctl/amount.h"
 
 #define SECOND_US UINT64_C(1000000)
 
@@ -36,52 +39,17 @@ static int parse_day(time_t now, int days, uint64_t *ret_us)
         return to_us(mktime(&tm), ret_us);
 }
 
-/* "2h", "90min", "1h30m": until `end`. */
-static int parse_span(const char *text, const char *end, uint64_t *ret_s)
-{
-        static const struct {
-                const char *name;
-                uint64_t seconds;
-        } units[] = {
-                { "seconds", 1 },   { "second", 1 },  { "sec", 1 },   { "s", 1 },
-                { "minutes", 60 },  { "minute", 60 }, { "min", 60 },  { "m", 60 },
-                { "hours", 3600 },  { "hour", 3600 }, { "hr", 3600 }, { "h", 3600 },
-                { "days", 86400 },  { "day", 86400 }, { "d", 86400 }, { "weeks", 604800 },
-                { "week", 604800 }, { "w", 604800 },
-        };
-        uint64_t sum = 0;
-
-        while (text < end) {
-                size_t n_unit, i = 0;
-                char *after;
-                uint64_t n;
-
-                if (!starts_with_digit(text))
-                        return -EINVAL;
-                errno = 0;
-                n = strtoull(text, &after, 10);
-                after += strspn(after, " ");
-                n_unit = strspn(after, "abcdefghijklmnopqrstuvwxyz");
-                while (i < sizeof(units) / sizeof(units[0]) &&
-                       (strlen(units[i].name) != n_unit || strncmp(units[i].name, after, n_unit) != 0))
-                        i++;
-                if (errno != 0 || i == sizeof(units) / sizeof(units[0]) ||
-                    __builtin_mul_overflow(n, units[i].seconds, &n) || __builtin_add_overflow(sum, n, &sum))
-                        return -EINVAL;
-                text = after + n_unit;
-                text += strspn(text, " ");
-        }
-        *ret_s = sum;
-        return 0;
-}
-
 static int parse_relative(const char *text, const char *end, time_t now, uint64_t *ret_us)
 {
-        uint64_t seconds;
+        char span[64];
+        uint64_t ms;
 
-        if (text == end || parse_span(text, end, &seconds) < 0 || now < 0 || seconds > (uint64_t)now)
+        if ((size_t)(end - text) >= sizeof(span))
                 return -EINVAL;
-        return to_us(now - (time_t)seconds, ret_us);
+        snprintf(span, sizeof(span), "%.*s", (int)(end - text), text);
+        if (!amount_time(span, &ms) || now < 0 || ms / 1000 > (uint64_t)now)
+                return -EINVAL;
+        return to_us(now - (time_t)(ms / 1000), ret_us);
 }
 
 /* mktime() accepts the 31st of February, as a day in March. */

@@ -210,8 +210,8 @@ RIG_TEST(invalid_drains_are_refused, config)
         ctl_refuses(rig, WORDS("resume", rig_device_id()), 1, "is not drained: it is ok");
         ctl_refuses(rig, WORDS("drain"), 2, "bfcctl drain DEVICE");
         ctl_refuses(rig, WORDS("resume"), 2, "bfcctl resume DEVICE");
-        ctl_refuses(rig, WORDS("drain", "--wait", "3x", "host"), 2, "a number of seconds");
-        ctl_refuses(rig, WORDS("drain", "--wait=-1", "host"), 2, "a number of seconds");
+        ctl_refuses(rig, WORDS("drain", "--wait", "3x", "host"), 2, "a time, as in 30s");
+        ctl_refuses(rig, WORDS("drain", "--wait=-1", "host"), 2, "a time, as in 30s");
         ctl_refuses(rig, WORDS("status", "--wait"), 2, "--wait is not valid for");
         ck_assert(is_in_state(rig, "ok"));
 }

@@ -217,10 +217,11 @@ RIG_TEST(values_are_those_of_tenants, two_tenants)
         ck_assert_ok(bfc_malloc_flags(red, NULL, 9 * MIB, BFC_WHOLE, &q));
         ck_assert_ok(bfc_free(red, q));
         ck_assert_ok(bfc_malloc_flags(blue, NULL, 3 * MIB, BFC_WHOLE, &p));
-        ck_assert_int_eq(ctl(rig->monitor_socket,
-                             WORDS("tensorboard", "--logdir", logdir(rig), "--interval", "1", "--count", "2"),
-                             &out, &err),
-                         0);
+        ck_assert_int_eq(
+                ctl(rig->monitor_socket,
+                    WORDS("tensorboard", "--logdir", logdir(rig), "--interval", "1s", "--count", "2"), &out,
+                    &err),
+                0);
         ck_assert(find_file(rig, path));
         ck_assert_ptr_nonnull(strstr(out, path));
         ck_assert_int_eq(strncmp(out, "2 steps in ", 11), 0);

@@ -19,35 +19,6 @@ static struct list none; /* no sessions */
 
 /* ---- leaks ------------------------------------------------------------------- */
 
-TEST(ages)
-{
-        static const struct {
-                const char *text;
-                uint64_t ms;
-        } good[] = { { "0", 0 },        { "500ms", 500 },   { "90s", 90000 }, { "10m", 600000 },
-                     { "2h", 7200000 }, { "1d", 86400000 }, { "0007s", 7000 } };
-        static const char *const bad[] = { "",
-                                           "10",
-                                           "m",
-                                           "-1s",
-                                           "1.5h",
-                                           "10 m",
-                                           "10mm",
-                                           "1w",
-                                           "99999999999999999999s",
-                                           "18446744073709551615d" };
-        uint64_t ms;
-
-        for (size_t i = 0; i < sizeof(good) / sizeof(good[0]); i++) {
-                ck_assert_msg(leaks_parse_age(good[i].text, &ms) == 0, "%s", good[i].text);
-                ck_assert_uint_eq(ms, good[i].ms);
-        }
-        ms = 1;
-        for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
-                ck_assert_msg(leaks_parse_age(bad[i], &ms) == -EINVAL, "%s", bad[i]);
-        ck_assert_uint_eq(ms, 1);
-}
-
 TEST(grouping_option)
 {
         enum leaks_by by = LEAKS_BY_BLOCK;

@@ -390,16 +390,14 @@ TEST(views)
 
 TEST(intervals)
 {
-        static const char *const wrong[] = { "",     "0",    "0.05", "-1",  "1s",
-                                             ".5",   "3601", "1e3",  "nan", "99999999999999999999",
-                                             "1.2.3" };
+        static const char *const wrong[] = { "", "0", "0.05", "-1", ".5", "3601", "61m", "1e3" };
         unsigned ms = 7;
 
         for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++)
                 ck_assert_msg(!top_read_interval(wrong[i], &ms), "%s", wrong[i]);
         ck_assert_uint_eq(ms, 7);
         ck_assert(top_read_interval("0.25", &ms) && ms == 250);
-        ck_assert(top_read_interval("3600", &ms) && ms == 3600000);
+        ck_assert(top_read_interval("1h", &ms) && ms == 3600000);
         ck_assert_int_eq(press('+'), TOP_READ);
         ck_assert_uint_eq(top.interval_ms, 2000);
         press('-');
