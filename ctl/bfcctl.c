@@ -316,6 +316,28 @@ static int take_own_option(struct invocation *i, int own, int argc, char **argv)
         return -1;
 }
 
+/* Before the command or behind it. */
+static bool has_option(struct invocation *i, int option)
+{
+        switch (option) {
+        case 's':
+                return i->socket;
+        case 'j':
+                return i->json;
+        case 'w':
+                return i->is_wide;
+        default:
+                return option >= OPTION_OWN && *value_of(i, option - OPTION_OWN);
+        }
+}
+
+static const char *name_of(const struct option longs[], int option)
+{
+        while (longs->val != option)
+                longs++;
+        return longs->name;
+}
+
 static int unknown(const char *what, const char *word, const char *before, const char *near)
 {
         char right[128];
@@ -347,6 +369,9 @@ static int read_options(int argc, char **argv, const struct command *c, struct i
         list_options(longs);
         optind = 0; /* glibc scans from the first one again */
         while ((option = getopt_long(argc, argv, is_all ? ":s:jwh" : "+:s:jwh", longs, NULL)) >= 0) {
+                if (has_option(i, option))
+                        return command_usage("an option is given twice:", name_of(longs, option),
+                                             "give it once");
                 switch (option) {
                 case 's':
                         i->socket = optarg;
@@ -355,7 +380,7 @@ static int read_options(int argc, char **argv, const struct command *c, struct i
                         i->json = true;
                         break;
                 case 'w':
-                        table_look.is_wide = true;
+                        i->is_wide = table_look.is_wide = true;
                         break;
                 case 'h':
                         c ? help_print_command(stdout, c->name) : help_print(stdout);

@@ -153,9 +153,16 @@ static int read_options(int argc, char **argv, struct options *o)
                 { "version", no_argument, NULL, 'v' },
                 { NULL, 0, NULL, 0 },
         };
+        bool is_given[256] = { false };
         int option;
 
         while ((option = getopt_long(argc, argv, "l:s:h", longs, NULL)) >= 0) {
+                if (option != '?' && is_given[option]) {
+                        fprintf(stderr, "bfc-exporter: an option is given twice: --%s; give it once\n",
+                                option == 'l' ? "listen" : "socket");
+                        return EXIT_USAGE;
+                }
+                is_given[option] = true;
                 switch (option) {
                 case 'l':
                         o->listen = optarg;

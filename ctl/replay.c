@@ -566,6 +566,7 @@ enum {
         OPTION_SNAPSHOT,
         OPTION_TIMELINE,
         OPTION_PLOT,
+        OPTION_END,
 };
 
 /* Options with a value that can be wrong. EXIT_USAGE, or 0. */
@@ -683,14 +684,28 @@ static const struct option options[] = {
         { NULL, 0, NULL, 0 },
 };
 
+static const char *name_of(int option)
+{
+        const struct option *o = options;
+
+        while (o->val != option)
+                o++;
+        return o->name;
+}
+
 int main(int argc, char **argv)
 {
         struct invocation v = { .n_jobs = 1, .n_repeats = 1, .seed = 1, .scale = 1 };
+        bool is_given[OPTION_END] = { false };
         int option, status;
 
-        while ((option = getopt_long(argc, argv, ":s:p:t:n:r:jh", options, NULL)) >= 0)
+        while ((option = getopt_long(argc, argv, ":s:p:t:n:r:jh", options, NULL)) >= 0) {
+                if (option != ':' && option != '?' && is_given[option])
+                        return usage("an option is given twice:", name_of(option), "give it once");
+                is_given[option] = true;
                 if (take_option(&v, option, argv, &status))
                         return status;
+        }
         if (v.generate && optind < argc)
                 return usage("too many arguments from", argv[optind], "--generate reads no trace");
         if (v.generate)

@@ -141,6 +141,14 @@ static int take_option(int option, int argc, char **argv, struct options *ret)
         }
 }
 
+static int refuse_twice(const struct option *longs, int option)
+{
+        while (longs->val != option)
+                longs++;
+        fprintf(stderr, "bfcd: an option is given twice: --%s; give it once\n", longs->name);
+        return -EINVAL;
+}
+
 /* The same. */
 static int parse_options(int argc, char **argv, struct options *ret)
 {
@@ -158,13 +166,18 @@ static int parse_options(int argc, char **argv, struct options *ret)
                 { NULL, 0, NULL, 0 },
         };
         static char name[] = "bfcd"; /* getopt begins its messages with it */
+        bool is_given[256] = { false };
         int option, r = 0;
 
         if (argc > 0)
                 argv[0] = name;
         *ret = (struct options){ .config = DEFAULT_CONFIG, .log_level = LOG_LEVEL_INFO };
-        while (r == 0 && (option = getopt_long(argc, argv, "c:h", longs, NULL)) != -1)
+        while (r == 0 && (option = getopt_long(argc, argv, "c:h", longs, NULL)) != -1) {
+                if (option != '?' && is_given[option])
+                        return refuse_twice(longs, option);
+                is_given[option] = true;
                 r = take_option(option, argc, argv, ret);
+        }
         if (r != 0)
                 return r;
         if (ret->check && !ret->has_file && optind < argc) /* getopt puts what is no option last */

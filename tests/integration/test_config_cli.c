@@ -434,6 +434,7 @@ TEST(unknown_options_are_refused)
                 { "--version=1", NULL, "bfcd: option '--version' doesn't allow an argument\n" },
                 { "stray", NULL, "bfcd: 'stray' is not an option; try 'bfcd --help'\n" },
                 { "--log-level", "loud", "bfcd: --log-level 'loud': must be error, " },
+                { "--strict", "--strict", "bfcd: an option is given twice: --strict; give it once\n" },
         };
         const char *version[] = { program_bfcd(), "--version", NULL };
         const char *help[] = { program_bfcd(), "-h", NULL };

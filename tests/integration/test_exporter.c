@@ -542,3 +542,16 @@ TEST(wrong_options)
         ck_assert_int_eq(program_run(WORDS(program(), "--help"), NULL, NULL), 0);
         ck_assert_int_eq(program_run(WORDS(program(), "--version"), NULL, NULL), 0);
 }
+
+/* One that starts has each option once, in any place. */
+TEST(options_are_given_once)
+{
+        char *err;
+
+        ck_assert_int_eq(
+                program_run(((const char *const[]){ program(), "--listen", "/a", "--listen", "/b", NULL }),
+                            NULL, &err),
+                2);
+        ck_assert_str_eq(err, "bfc-exporter: an option is given twice: --listen; give it once\n");
+        free(err);
+}

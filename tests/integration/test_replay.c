@@ -247,7 +247,7 @@ TEST(traces_of_a_folder)
 RIG_TEST(wrong_usage_and_wrong_traces, roomy)
 {
         struct replay run;
-        char path[128];
+        char path[128], *twice;
         FILE *out;
 
         run = replay(rig, "red", "/nowhere/t.csv", "1", 1);
@@ -263,6 +263,12 @@ RIG_TEST(wrong_usage_and_wrong_traces, roomy)
         ck_assert_ptr_nonnull(strstr(run.err, ":3:")); /* the line */
         replay_free(&run);
         make_trace(path, "random", NULL);
+        ck_assert_int_eq(
+                program_run(((const char *const[]){ program_replay(), "-j", "--plan", "--json", path, NULL }),
+                            NULL, &twice),
+                USAGE);
+        ck_assert_ptr_nonnull(strstr(twice, "an option is given twice: \"json\""));
+        free(twice);
         run = replay(rig, "nobody", path, "1", 1);
         ck_assert_int_eq(run.status, REFUSED);
         ck_assert_ptr_nonnull(strstr(run.err, "nobody"));

@@ -292,6 +292,8 @@ RIG_TEST(wrong_use, two_tenants)
         ctl_refuses(rig, WORDS("tensorboard", "--logdir", "x", "--interval", "0"), USAGE, "--interval");
         ctl_refuses(rig, WORDS("tensorboard", "--logdir", "x", "--count", "0"), USAGE, "--count");
         ctl_refuses(rig, WORDS("tensorboard", "--logdir", "x", "--json"), USAGE, "--json is not valid");
+        ctl_refuses(rig, WORDS("tensorboard", "--logdir", "x", "--logdir", "y"), USAGE,
+                    "given twice: \"logdir\"");
         ctl_refuses(rig, WORDS("tenants", "--logdir", "x"), USAGE, "valid for tensorboard");
         snprintf(file, sizeof(file), "%s/x", rig->log_path);
         ctl_refuses(rig, WORDS("tensorboard", "--logdir", file), REFUSED, "Not a directory");
