@@ -23,7 +23,6 @@
 #include "ctl/child.h"
 #include "ctl/clock.h"
 #include "ctl/command.h"
-#include "ctl/leaks.h"
 #include "ctl/progress.h"
 #include "ctl/text.h"
 #include "proto/paths.h"
@@ -123,27 +122,36 @@ static int read_run(const struct invocation *i, const struct command *c, struct 
         return EXIT_SUCCESS;
 }
 
-/* The tenant of this user. */
-static int find_tenant(struct run *run)
+/* The user's tenant on this socket; the admin and the monitor socket have none. */
+static int ask_tenant(struct ask *a, const char *socket, struct run *run)
 {
         struct list *l;
-        struct ask a;
-        int status = EXIT_SUCCESS;
+        int r = ask_open(a, socket, NULL);
 
-        if (ask_open(&a, run->client_socket, NULL) < 0 || ask_list(&a, BFCD__LIST__KIND__WHOAMI, &l) < 0) {
-                say("No --tenant, and this user's tenant is not known: %s", a.error);
-                status = EXIT_RUN_FAILED;
-        } else {
-                if (snprintf(run->tenant, NAME_BYTES, "%s", l->whoami->tenant) >= NAME_BYTES ||
-                    !*run->tenant) {
-                        say("No --tenant, and %s is not the client socket. Set BFC_SOCKET to it.",
-                            run->client_socket);
-                        status = EXIT_RUN_FAILED;
-                }
+        if (r == 0)
+                r = ask_list(a, BFCD__LIST__KIND__WHOAMI, &l);
+        if (r == 0) {
+                if (snprintf(run->tenant, NAME_BYTES, "%s", l->whoami->tenant) >= NAME_BYTES)
+                        *run->tenant = '\0';
                 list_free(l);
         }
-        ask_close(&a);
-        return status;
+        ask_close(a);
+        return r;
+}
+
+/* The tenant of this user: on --socket, if that is a client socket, else on the client socket. */
+static int find_tenant(struct run *run)
+{
+        struct ask a;
+
+        if (ask_tenant(&a, run->socket, run) == 0 && *run->tenant)
+                return EXIT_SUCCESS;
+        if (ask_tenant(&a, run->client_socket, run) < 0)
+                say("No --tenant, and this user's tenant is not known: %s", a.error);
+        else if (!*run->tenant)
+                say("No --tenant, and %s is not the client socket. Set BFC_SOCKET to it.",
+                    run->client_socket);
+        return *run->tenant ? EXIT_SUCCESS : EXIT_RUN_FAILED;
 }
 
 /* The partition in which the tenant has a quota, if it is the only one. */
@@ -173,6 +181,54 @@ static int find_partition(struct ask *a, struct run *run)
                 return EXIT_SUCCESS;
         say("No --partition, and tenant '%s' has quotas in several: %s", run->tenant, names);
         return EXIT_RUN_FAILED;
+}
+
+/* ---- the GPU --------------------------------------------------------------- */
+
+static bool is_number(const char *text, size_t n)
+{
+        return n > 0 && strspn(text, "0123456789") >= n;
+}
+
+/* Whether CUDA_VISIBLE_DEVICES leaves out a device: the list ends at the first entry that is none. False also if
+ * one has a number and the other a UUID, since only the driver knows both. */
+static bool is_hidden(const char *device, const char *visible)
+{
+        bool has_number = strncmp(device, "cuda:", 5) == 0;
+        const char *name = has_number ? device + 5 : device;
+
+        if (strcmp(device, "host") == 0)
+                return false;
+        for (size_t n; *visible; visible += n + (visible[n] == ',')) {
+                visible += strspn(visible, " ");
+                n = strcspn(visible, ",");
+                if (!is_number(visible, n) && strncmp(visible, "GPU-", 4) != 0 &&
+                    strncmp(visible, "MIG-", 4) != 0)
+                        return true;
+                if (is_number(visible, n) != has_number)
+                        return false;
+                if (has_number ? strlen(name) == n && strncmp(visible, name, n) == 0
+                               : strncmp(visible, name, n) == 0)
+                        return false;
+        }
+        return true;
+}
+
+/* The job would be refused only at its first allocation. */
+static void warn_hidden(struct ask *a, const struct run *run)
+{
+        const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+        struct list *l;
+
+        if (!visible || ask_list(a, BFCD__LIST__KIND__PARTITIONS, &l) < 0)
+                return;
+        for (size_t i = 0; i < l->n_partitions; i++)
+                if (strcmp(l->partitions[i]->name, run->partition) == 0 &&
+                    is_hidden(l->partitions[i]->device, visible))
+                        say("partition '%s' is on %s, and the program cannot see that GPU: "
+                            "CUDA_VISIBLE_DEVICES is \"%s\"",
+                            run->partition, l->partitions[i]->device, visible);
+        list_free(l);
 }
 
 /* ---- the lease ------------------------------------------------------------- */
@@ -355,6 +411,8 @@ static int make_lease(struct run *run)
         } else if (*run->partition || (status = find_partition(&a, run)) == EXIT_SUCCESS) {
                 if (create(&a, run) < 0)
                         status = complain(&a);
+                else
+                        warn_hidden(&a, run);
         }
         if (!a.admin)
                 run->client_socket = run->socket;

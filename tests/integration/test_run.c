@@ -239,6 +239,7 @@ TEST_OF(run, exit_status)
         run_ends(RUN("--limit", "1x", "true"), 125, "wrong value for --limit");
         run_ends(RUN("--limt", "2MiB", "true"), 125, "unknown option");
         run_ends(RUN("--limit", "2MiB", "--strict", "--no-preload", "true"), 125, "exclude each other");
+        run_ends(RUN("--limit", "2MiB", "--limit", "2MiB", "true"), 125, "given twice: \"limit\"");
         run_ends(RUN("--limit", "3MiB", "true"), 125, "multiples of 2 MiB");
         run_ends(RUN("--limit", "2MiB", "--partition", "x", "true"), 125, "you can see: red in train");
         run_ends(RUN("--limit", "2MiB", "--tenant", "x", "true"), 125, "There is no tenant 'x'");
@@ -247,6 +248,49 @@ TEST_OF(run, exit_status)
         run_ends(RUN("--limit", "2MiB", "sh", "-c",
                      "[ $BFC_TENANT/$BFC_PARTITION = red/train ] && [ \"$BFC_SOCKET\" ]"),
                  0, "refused");
+}
+
+/* A user without rights, and a daemon that no variable names. */
+TEST_OF(restarted, client_socket_of_the_option)
+{
+        static const struct rig_config with_self = {
+                .tenants = "  - name: red\n    match: {uid: [@UID@]}\n    leases: self\n"
+                           "    quotas: [{partition: train, limit: 64MiB}]\n"
+        };
+        char check[160];
+
+        rig = rig_start(&with_self);
+        ck_assert_int_eq(unsetenv("BFC_SOCKET"), 0);
+        ck_assert_int_eq(unsetenv("BFC_ADMIN_SOCKET"), 0);
+        snprintf(check, sizeof(check), "[ $BFC_SOCKET/$BFC_TENANT = %s/red ]", rig->socket);
+        run_ends(((const char *const[]){ program_bfcctl(), "--socket", rig->socket, "run", "--limit", "2MiB",
+                                         "sh", "-c", check, NULL }),
+                 0, "0 B left");
+        run_ends(((const char *const[]){ program_bfcctl(), "--socket", rig->socket, "run", "--socket",
+                                         rig->socket, "--limit", "2MiB", "true", NULL }),
+                 125, "given twice: \"socket\"");
+        rig_stop(rig);
+}
+
+/* GPUs that CUDA_VISIBLE_DEVICES leaves out; a UUID and a number cannot be compared. */
+TEST_OF(run, hidden_gpu)
+{
+        static const struct {
+                const char *visible;
+                bool hides;
+        } cases[] = { { "", true },      { "-1", true }, { "1,2", true },   { "3,x,0", true },
+                      { "1, 0", false }, { "0", false }, { "GPU-1", false } };
+
+        for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+                char *err;
+
+                ck_assert_int_eq(setenv("CUDA_VISIBLE_DEVICES", cases[i].visible, 1), 0);
+                ck_assert_int_eq(program_run(RUN("--limit", "2MiB", "true"), NULL, &err), 0);
+                ck_assert_msg((strstr(err, "the program cannot see that GPU") != NULL) ==
+                                      (cases[i].hides && rig_device() != ON_HOST),
+                              "%s: %s", cases[i].visible, err);
+                free(err);
+        }
 }
 
 /* The folder of the proxy is the first one in the library path, if there is one. tests/preload has its functions. */
