@@ -86,8 +86,8 @@ int run_run(struct ask *a, const struct invocation *i, const struct command *c);
 /* Prints the error and what would be right. EXIT_USAGE. */
 int command_usage(const char *what, const char *which, const char *right);
 const char *command_right_use(const struct command *c);
-bool command_read_id(const char *text, uint64_t *ret);   /* "123", not 0 and nothing else */
-int command_complain(const struct ask *a);               /* the daemon's error. EXIT_REFUSED */
+bool command_read_id(const char *text, uint64_t *ret); /* "123", not 0 and nothing else */
+int command_complain(const struct ask *a);             /* the daemon's error. EXIT_REFUSED */
 int command_finish(int r); /* the exit status after writing to standard output with result r */
 
 #endif
