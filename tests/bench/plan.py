@@ -53,15 +53,6 @@ class Tool:
             subprocess.run(self.replay('--generate', name, '--seed', str(seed)), stdout=out, check=True, timeout=600)
         return path
 
-    def tagged(self, trace):
-        """The same as a recording of BFC_TRACE: of each three buffers one has a tag, and one BFC_WHOLE."""
-        path = trace[:-len('.csv')] + '-tagged.csv'
-        with open(trace, encoding='utf-8') as lines, open(path, 'w', encoding='utf-8') as out:
-            out.write(next(lines).strip() + ',tag,flags\n')
-            out.writelines(f'{line.strip()},{"w" if i % 3 == 0 else ""},{2 if i % 3 == 1 else 0}\n'
-                           for i, line in enumerate(lines))
-        return path
-
     def plan(self, trace, scale):
         done = run(self.replay('--plan', '--json', '--scale', repr(scale), '--cache', self.a.cache,
                                '--partition-config', self.config(256 * MIB), trace))
@@ -176,7 +167,6 @@ def main():
         traces = tool.a.traces
         if not traces:
             traces = [tool.generate('transformer', 1), tool.generate('random', 2)]
-            traces.append(tool.tagged(traces[1]))
             if os.environ.get('BFC_TRACES') and tool.a.device == 'host':
                 traces += sorted(glob.glob(os.path.join(os.environ['BFC_TRACES'], '*.csv')))
         for trace in traces:

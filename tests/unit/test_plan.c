@@ -120,6 +120,27 @@ TEST(no_gaps)
         ck_assert_uint_eq(plan.limit_bytes, 50 * MIB);
 }
 
+/* A block of 1 byte is cut from a slab of 2 MiB, in which there is room for the other block, too. As a block of the
+ * daemon that needs an extent of its own. Without the column flags a tag is a label only. */
+TEST(blocks_of_the_daemon)
+{
+        static const struct {
+                const char *text;
+                uint64_t limit_bytes;
+        } cases[] = { { "id,lower,upper,size,tag\n0,0,9,1,\n1,1,9,1572864,w\n", 2 * MIB },
+                      { "id,lower,upper,size,tag,flags\n0,0,9,1,,0\n1,1,9,1572864,w,0\n", 4 * MIB },
+                      { "id,lower,upper,size,flags\n0,0,9,1,0\n1,1,9,1572864,2\n", 4 * MIB } };
+
+        for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+                char text[128];
+
+                snprintf(text, sizeof(text), "%s", cases[i].text);
+                trace = trace_free(trace);
+                read_text(text, strlen(text));
+                ck_assert_uint_eq(find().limit_bytes, cases[i].limit_bytes);
+        }
+}
+
 /* Those of a job of bfcctl run, and wrong ones. */
 TEST(no_variable_changes_a_plan)
 {
