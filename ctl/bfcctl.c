@@ -325,7 +325,7 @@ static bool has_option(struct invocation *i, int option)
         case 'j':
                 return i->json;
         case 'w':
-                return i->is_wide;
+                return table_look.is_wide;
         default:
                 return option >= OPTION_OWN && *value_of(i, option - OPTION_OWN);
         }
@@ -380,7 +380,7 @@ static int read_options(int argc, char **argv, const struct command *c, struct i
                         i->json = true;
                         break;
                 case 'w':
-                        i->is_wide = table_look.is_wide = true;
+                        table_look.is_wide = true;
                         break;
                 case 'h':
                         c ? help_print_command(stdout, c->name) : help_print(stdout);

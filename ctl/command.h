@@ -27,7 +27,7 @@ enum {
 
 struct invocation {
         const char *socket; /* NULL: by ask_socket()'s rule */
-        bool json, is_wide;
+        bool json;
         /* The values of `own_options`; "" for those without one; NULL: not given. */
         const char *dry_run, *tenant, *older, *by, *partition, *bytes, *reason, *timeout, *wait, *openmetrics,
                 *svg, *logdir, *interval, *count, *once, *since, *until, *file, *tag, *to;

@@ -666,7 +666,7 @@ RIG_TEST(a_command_has_its_own_help, two_tenants)
         ck_assert_msg(!strstr(text, "leaks"), "another command: %s", text);
         free(text);
         ctl_says(rig, WORDS("run", "--help"), "run a program in a lease of its own");
-        ctl_says(rig, WORDS("--help"), "leaks [--older AGE]");
+        ctl_says(rig, WORDS("--help"), "leaks [--older TIME]");
 }
 
 RIG_TEST(a_mistyped_word_has_a_suggestion, two_tenants)
