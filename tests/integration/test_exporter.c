@@ -287,8 +287,9 @@ RIG_TEST(a_narrow_map_over_http, one_tenant)
         session_end(red);
 }
 
-/* The reserved bytes of the tenant red in the last hour, without repetitions: 0, + for more, - for unknown. */
-static bool hour_is(const struct exporter *e, const char *expected)
+/* The end of the reserved bytes of the tenant red in the last hour, without repetitions: 0, + for more, - for unknown. A
+ * slow exporter may have no sample in any of the slots. */
+static bool hour_ends(const struct exporter *e, const char *expected)
 {
         char shape[HOUR_SLOTS + 2] = "-"; /* what was before is unknown */
         json_t *document, *each;
@@ -317,7 +318,7 @@ static bool hour_is(const struct exporter *e, const char *expected)
                 }
         }
         json_decref(document);
-        return strcmp(shape + 1, expected) == 0;
+        return n > strlen(expected) && strcmp(shape + n - strlen(expected), expected) == 0;
 }
 
 /* Sampled without a page. The exporter outlives a daemon, whose absence is a gap. */
@@ -327,19 +328,19 @@ RIG_TEST(the_last_hour_over_http, moves_clock)
         struct exporter e = exporter_start(rig);
         Bfcd__Block block;
 
-        ck_assert(WAIT_FOR(hour_is(&e, "0"), SETTLE_MS));
+        ck_assert(WAIT_FOR(hour_ends(&e, "0"), SETTLE_MS));
         rig_pass(rig, HOUR_SLOT_MS);
         ck_assert_int_eq(raw_malloc(red, 0, 3 * MIB, &block), 0);
         rig_pass(rig, HOUR_SAMPLE_MS);
-        ck_assert(WAIT_FOR(hour_is(&e, "0+"), SETTLE_MS));
-        session_end(red);
+        ck_assert(WAIT_FOR(hour_ends(&e, "+"), SETTLE_MS));
         rig_terminate(rig);
+        raw_close(red);
         __atomic_add_fetch(&rig->clock->passed_ms, 2 * HOUR_SLOT_MS, __ATOMIC_RELEASE);
-        ck_assert(WAIT_FOR(hour_is(&e, "0+-"), SETTLE_MS));
+        ck_assert(WAIT_FOR(hour_ends(&e, "+-"), SETTLE_MS));
         rig->pid = rig_spawn_daemon(rig);
         ck_assert(WAIT_FOR(is_served(&e), SETTLE_MS));
         __atomic_add_fetch(&rig->clock->passed_ms, HOUR_SAMPLE_MS, __ATOMIC_RELEASE);
-        ck_assert(WAIT_FOR(hour_is(&e, "0+-0"), SETTLE_MS));
+        ck_assert(WAIT_FOR(hour_ends(&e, "+-0"), SETTLE_MS));
         exporter_stop(&e);
         rig_meet(rig);
 }
