@@ -247,7 +247,7 @@ static int tuple(struct pickle *p, int n)
         }
         if (n_above(p) < n_items)
                 return fail(p, "a tuple with too few items");
-        if (add_items(v, p->stack.items + p->stack.n - n_items, n_items) < 0)
+        if (n_items > 0 && add_items(v, p->stack.items + p->stack.n - n_items, n_items) < 0)
                 return -ENOMEM;
         p->stack.n -= n_items;
         return push(p, v);
