@@ -394,7 +394,7 @@ RIG_TEST(text_and_errors, two_tenants)
         ck_assert_int_eq(ctl("/nowhere", WORDS("top", "--once"), NULL, &err), 1);
         text_has(err, "does not exist");
         ck_assert_int_eq(ctl(rig->monitor_socket, WORDS("top", "--interval", "x"), NULL, &err), 2);
-        text_has(err, "0.1 to 3600");
+        text_has(err, "0.1s to 1h");
         ck_assert_int_eq(ctl(rig->monitor_socket, WORDS("top", "blocks"), NULL, &err), 2);
         text_has(err, "usage: bfcctl top");
         session_end(red);
