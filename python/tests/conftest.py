@@ -148,10 +148,11 @@ def client(daemon):
 host_only = pytest.mark.skipif(DEVICE != "host", reason="about host memory")
 #: Of a test whose subject differs on GPUs: it runs there each time, others only in the nightly run.
 on_gpus_too = pytest.mark.on_gpus_too
+about_gpus = pytest.mark.skipif(DEVICE == "host", reason="about GPUs")
 
 
 def gpu_only(test):
-    return on_gpus_too(pytest.mark.skipif(DEVICE == "host", reason="about GPUs")(test))
+    return on_gpus_too(about_gpus(test))
 
 
 def pytest_configure(config):

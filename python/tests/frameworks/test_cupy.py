@@ -4,10 +4,10 @@
 #
 # SPDX-License-Identifier: Apache-2.0
 import pytest
-from conftest import gpu_only
+from conftest import about_gpus
 
 pytest.importorskip("cupy")
-pytestmark = gpu_only
+pytestmark = about_gpus
 
 START = """
 import gc, pickle, threading, cupy, bfcd, bfcd.cupy

@@ -5,9 +5,9 @@
 import importlib.util
 
 import pytest
-from conftest import gpu_only
+from conftest import about_gpus
 
-pytestmark = gpu_only
+pytestmark = about_gpus
 
 BEGIN = """
 import bfcd, gc, math, os, threading

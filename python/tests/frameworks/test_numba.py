@@ -2,10 +2,10 @@
 #
 # SPDX-License-Identifier: Apache-2.0
 import pytest
-from conftest import DEVICE, gpu_only
+from conftest import DEVICE, about_gpus
 
 pytest.importorskip("numba.cuda")
-pytestmark = gpu_only
+pytestmark = about_gpus
 
 START = """
 import gc, numpy, bfcd, bfcd.numba

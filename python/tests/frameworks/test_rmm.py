@@ -2,10 +2,10 @@
 #
 # SPDX-License-Identifier: Apache-2.0
 import pytest
-from conftest import gpu_only
+from conftest import about_gpus
 
 pytest.importorskip("rmm")
-pytestmark = gpu_only
+pytestmark = about_gpus
 
 START = """
 import bfcd, bfcd.rmm, threading

@@ -8,10 +8,10 @@ import sys
 
 import bfcd
 import pytest
-from conftest import LIMIT_S, MIB, gpu_only, wait_for
+from conftest import LIMIT_S, MIB, about_gpus, wait_for
 
 pytest.importorskip("torch")
-pytestmark = gpu_only
+pytestmark = about_gpus
 
 INSTALL = "import torch, bfcd, bfcd.torch\nbfcd.torch.install()\n"
 POOL = "import torch, bfcd, bfcd.torch\npool = bfcd.torch.pool()\n"

@@ -3,11 +3,11 @@
 #
 # SPDX-License-Identifier: Apache-2.0
 import pytest
-from conftest import gpu_only
+from conftest import about_gpus
 from test_torch import run
 
 pytest.importorskip("torch")
-pytestmark = gpu_only
+pytestmark = about_gpus
 
 BEGIN = """
 import bfcd, bfcd.torch, time, torch

@@ -8,11 +8,11 @@ import sys
 
 import bfcd
 import pytest
-from conftest import LIMIT_S, MIB, gpu_only
+from conftest import LIMIT_S, MIB, about_gpus
 from test_torch import INSTALL, run
 
 pytest.importorskip("torch")
-pytestmark = gpu_only
+pytestmark = about_gpus
 
 BEGIN = """
 import bfcd, bfcd.torch, gc, threading, time, torch

@@ -9,9 +9,9 @@ import subprocess
 import sys
 
 import pytest
-from conftest import LIMIT_S, gpu_only
+from conftest import LIMIT_S, about_gpus
 
-pytestmark = gpu_only
+pytestmark = about_gpus
 
 PYTORCH = """
 import torch
