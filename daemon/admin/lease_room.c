@@ -123,9 +123,9 @@ static int check_share(const struct broker *b, const struct tenant *t, const str
 }
 
 /* As many fds as all extents may need beside the sessions that exist, the same way. As at the start, it is only a
- * warning if max_sessions would need more. */
-static int check_fds(const struct broker *b, const struct quota *parent, const struct lease *lease,
-                     uint64_t limit, char *why, size_t n)
+ * warning if max_sessions would need more; users cause it as often as they ask. */
+static int check_fds(const struct broker *b, struct tenant *t, const struct quota *parent,
+                     const struct lease *lease, uint64_t limit, char *why, size_t n)
 {
         uint64_t n_usable = fd_reserve_usable(), max_sessions = b->config->max_sessions, n_wanted;
         struct capacity_lease leases[CAPACITY_LEASES + 1];
@@ -151,14 +151,15 @@ static int check_fds(const struct broker *b, const struct quota *parent, const s
         }
         n_wanted = capacity_fds(b->config, max_sessions, leases, k);
         if (n_wanted > n_usable && capacity_fds(b->config, max_sessions, leases, k - 1) <= n_usable)
-                log_warning("the limit on file descriptors is too low for all leases beside max_sessions: "
+                log_limited(&t->lease_log, LOG_LEVEL_WARNING,
+                            "the limit on file descriptors is too low for all leases beside max_sessions: "
                             "%" PRIu64 ", which together can need %" PRIu64 ": %" PRIu64
                             " are available; raise LimitNOFILE= of the service, or lower max_sessions",
                             max_sessions, n_wanted, n_usable);
         return 0;
 }
 
-int lease_check_room(const struct broker *b, const struct tenant *t, const struct quota *parent,
+int lease_check_room(const struct broker *b, struct tenant *t, const struct quota *parent,
                      const struct lease *lease, uint64_t limit, enum ledger_lease_maker maker, char *why,
                      size_t n)
 {
@@ -166,5 +167,5 @@ int lease_check_room(const struct broker *b, const struct tenant *t, const struc
 
         if (r == 0)
                 r = check_tables(b, parent, lease, limit, why, n);
-        return r == 0 ? check_fds(b, parent, lease, limit, why, n) : r;
+        return r == 0 ? check_fds(b, t, parent, lease, limit, why, n) : r;
 }

@@ -16,7 +16,7 @@ struct tenant;
 
 /* For a lease of this limit within `parent`, a quota of `t`. lease: it exists; NULL: a new one. maker: who makes or
  * changes it. -ENOSPC, -EMFILE, -EDQUOT, with a sentence. */
-int lease_check_room(const struct broker *b, const struct tenant *t, const struct quota *parent,
+int lease_check_room(const struct broker *b, struct tenant *t, const struct quota *parent,
                      const struct lease *lease, uint64_t limit, enum ledger_lease_maker maker, char *why,
                      size_t n);
 

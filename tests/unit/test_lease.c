@@ -10,12 +10,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/ptrace.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "daemon/clock.h"
+#include "daemon/log.h"
 #include "daemon/handover/restore.h"
 #include "daemon/memory/broker_lease.h"
 #include "daemon/net/fd_reserve.h"
@@ -907,6 +909,44 @@ TEST_OF(lease, leases_need_fds)
         CREATE(.name = "z", .cgroup = "/z", .limit = 2 * MIB);
         end("y", false, 0);
         end("z", false, 0);
+}
+
+/* Lines of the log with a text, which is written to a file from here on. */
+static unsigned count_logged(int fd, const char *text)
+{
+        char *log = calloc(1, MIB);
+        unsigned n = 0;
+
+        ck_assert_ptr_nonnull(log);
+        ck_assert_int_ge(pread(fd, log, MIB - 1, 0), 0);
+        for (const char *at = log; (at = strstr(at, text)); at++)
+                n++;
+        free(log);
+        return n;
+}
+
+TEST_OF(lease, requests_for_leases_do_not_fill_the_log)
+{
+        int fd = memfd_create("log", MFD_CLOEXEC), before = dup(STDERR_FILENO);
+        struct rlimit tight = { 0 };
+
+        ck_assert_int_eq(
+                reload("max_sessions: 64\n" CONFIG_BLUE("{partition: a, limit: 20MiB}, ", "limit: 2MiB")), 0);
+        while (fd_reserve_usable_of(&tight) < capacity_fds(b->config, b->config->max_sessions, NULL, 0))
+                tight.rlim_cur = ++tight.rlim_max;
+        ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &tight), 0); /* of the process of this case only */
+        dup2(fd, STDERR_FILENO);
+        log_open(LOG_LEVEL_WARNING);
+        CREATE(.name = "x", .cgroup = "/x", .limit = 2 * MIB);
+        for (unsigned i = 0; i < 100; i++) {
+                ck_assert_int_eq(peer_error(admin, set_sizes("x", 16 * MIB, false, 0)), 0);
+                ck_assert_int_eq(peer_error(admin, set_sizes("x", 2 * MIB, false, 0)), 0);
+        }
+        dup2(before, STDERR_FILENO);
+        ck_assert_uint_eq(count_logged(fd, "for all leases beside max_sessions"), 1);
+        close(fd);
+        close(before);
+        end("x", false, 0);
 }
 
 /* The sessions of a lease are told of, and evicted as the lease says. */
