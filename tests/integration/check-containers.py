@@ -287,11 +287,15 @@ def pod(rig, daemon, group, *words, user=USER, groups=()):
                                       rig.bfcclient, rig.protobuf, *words, groups=groups)), rig.env)
 
 
-def check_pod(rig):
-    """User, PID, mount, network, IPC and UTS namespaces of its own."""
-    tried = run(as_user(USER, *SPACES, 'true'))
+def need(*command):
+    tried = run([*command, 'true'])
     if tried.returncode != 0:
         raise Skip(f'no namespaces can be made: {tried.stderr}')
+
+
+def check_pod(rig):
+    """User, PID, mount, network, IPC and UTS namespaces of its own."""
+    need(*as_user(USER, *SPACES))
     os.chmod(rig.path('root', 'tmp'), 0o777)
     daemon = rig.start('pod', {'pods': f'{{user: [{USER}]}}'})
     group = Group('pod')
@@ -300,6 +304,7 @@ def check_pod(rig):
 
 def check_modes(rig):
     """A container that sees the other sockets cannot open them: root in its user namespace is not root here."""
+    need(*as_user(USER, *SPACES))
     daemon = rig.start('modes', {'pods': f'{{user: [{USER}]}}'})
     paths = [daemon.path('admin.sock'), daemon.path('monitor.sock')]
     job = Job(as_user(USER, *SPACES, 'env', f'LD_LIBRARY_PATH={rig.path("lib")}',
@@ -318,8 +323,9 @@ def direct(rig, daemon, user, *words):
 
 def check_pid_namespace(rig):
     """A daemon in a PID namespace of its own sees no pid of processes outside of it."""
-    daemon = rig.start('inner', {'pods': f'{{user: [{USER}]}}', 'places': '{cgroup: ["/none"]}'},
-                       wrapper=['unshare', '--pid', '--fork', '--kill-child'])
+    wrapper = ['unshare', '--pid', '--fork', '--kill-child']
+    need(*wrapper)
+    daemon = rig.start('inner', {'pods': f'{{user: [{USER}]}}', 'places': '{cgroup: ["/none"]}'}, wrapper=wrapper)
     job = direct(rig, daemon, USER, '8')
     text = job.wait('waits')
     ok('has 8' in text, 'a client outside of its PID namespace is matched by its user', text)
@@ -340,9 +346,10 @@ def check_pid_namespace(rig):
 
 def check_user_namespace(rig):
     """A daemon in a user namespace does not know users without a uid there, which the kernel shows as nobody."""
+    wrapper = ['unshare', '--user', '--map-root-user']
+    need(*wrapper)
     nobody = int(read('/proc/sys/kernel/overflowuid'))
-    daemon = rig.start('mapped', {'pods': '{uid: [0]}', 'nobody': f'{{uid: [{nobody}], gid: [{nobody}]}}'},
-                       wrapper=['unshare', '--user', '--map-root-user'])
+    daemon = rig.start('mapped', {'pods': '{uid: [0]}', 'nobody': f'{{uid: [{nobody}], gid: [{nobody}]}}'}, wrapper=wrapper)
     job = Job([rig.path('root', 'client'), '8'],
               {**rig.env, 'LD_LIBRARY_PATH': rig.path('lib'), 'BFC_SOCKET': daemon.path('client', 'bfcd.sock')})
     text = job.wait('waits')
