@@ -752,7 +752,7 @@ static FILE *begin_shell(const struct rig *rig, const char *command)
         char *script;
         FILE *f;
 
-        ck_assert_int_gt(asprintf(&script, "S() { '%s' --socket '%s' \"$@\"; }; %s", program_bfcctl(),
+        ck_assert_int_gt(asprintf(&script, "S() { exec '%s' --socket '%s' \"$@\"; }; %s", program_bfcctl(),
                                   rig->admin_socket, command),
                          0);
         f = popen(script, "re");
@@ -813,10 +813,13 @@ RIG_TEST(events_are_lines_of_json, two_tenants)
                 for (size_t i = 0; i < 4; i++)
                         seen[i] = seen[i] || strcmp(string_of(event, "event"), expected[i]) == 0;
                 json_decref(event);
+                if (child > 0 && seen[0] && seen[1] && seen[2]) {
+                        child_kill(child); /* an evicted session ends with its process */
+                        child = 0;
+                }
         }
         ck_assert_int_eq(kill(pid, SIGTERM), 0);
         pclose(f);
-        child_kill(child);
 }
 
 RIG_TEST(wait_ends_when_it_has_come, two_tenants)
