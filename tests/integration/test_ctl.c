@@ -896,7 +896,7 @@ RIG_TEST(samples_come_from_a_run, of_operations)
 
         if (rig_device() != ON_HOST)
                 return;
-        snprintf(command, sizeof(command), "%s --generate transformer | %s --socket %s --verify -",
+        snprintf(command, sizeof(command), "'%s' --generate transformer | '%s' --socket '%s' --verify -",
                  program_replay(), program_replay(), rig->socket);
         f = popen(command, "re");
         ck_assert_ptr_nonnull(f);
