@@ -226,6 +226,7 @@ int arena_new(const struct arena_options *options, struct arena **ret)
 
 void arena_free_tables(struct arena *a)
 {
+        arena_count_parked(a, -a->totals.parked_bytes);
         watch_leave(a->o.watch, &a->refills.owner);
         charge_drop(&a->refills.charge);
         charge_drop(&a->unreclaimed.charge);

@@ -53,10 +53,12 @@ struct arena_options {
         struct punch *punch;        /* destroys extents without blocking; NULL: the worker does */
         struct store *store;        /* NULL: none. Not with cuda-ipc, which has no fds */
         struct store_share *stored; /* the tenant's places in it; NULL: they are not counted */
-        struct watch *watch;        /* NULL: destroyed extents are not watched */
-        struct standby *standby;    /* NULL: none */
-        uint32_t quota;             /* index in the ledger */
-        uint32_t lane;              /* of the punch: that of its tenant's quota, which leases share */
+        uint64_t *
+                parked_bytes; /* the sum over the arenas of the tenant's quota and its leases; NULL: the same */
+        struct watch *watch;     /* NULL: destroyed extents are not watched */
+        struct standby *standby; /* NULL: none */
+        uint32_t quota;          /* index in the ledger */
+        uint32_t lane;           /* of the punch: that of its tenant's quota, which leases share */
         enum device_share share;
         struct device_supply supply;
         bool pins;   /* extents may be registered with CUDA, here and by clients: see device_unpin() */

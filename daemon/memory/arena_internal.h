@@ -285,6 +285,9 @@ void arena_drop_punched(struct arena *a);
 /* The first slot of a block, and its last one. */
 size_t arena_slots_of_block(const struct arena *a, bfc_handle handle, struct bfc_info *ret, size_t *ret_last);
 
+/* Of parked blocks, n_bytes more (modulo 2^64). */
+void arena_count_parked(struct arena *a, uint64_t n_bytes);
+
 /* A parked block of inherited records keeps its place. */
 int arena_restore_parked(struct arena *a, const struct ledger_block *b);
 

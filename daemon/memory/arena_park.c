@@ -75,6 +75,14 @@ uint64_t arena_parked_bytes(const struct arena *a)
         return a->totals.parked_bytes;
 }
 
+/* n_bytes more (modulo 2^64). */
+void arena_count_parked(struct arena *a, uint64_t n_bytes)
+{
+        a->totals.parked_bytes += n_bytes;
+        if (a->o.parked_bytes)
+                *a->o.parked_bytes += n_bytes;
+}
+
 size_t arena_slots_of_block(const struct arena *a, bfc_handle handle, struct bfc_info *ret, size_t *ret_last)
 {
         int r = bfc_info(a->bfc, handle, ret);
@@ -103,7 +111,7 @@ static void arena_vacate(struct arena *a, bfc_handle handle, const struct bfc_in
 
         if (bfc_release_reserve(a->bfc) < 0)
                 return;
-        a->totals.parked_bytes -= info->n_bytes;
+        arena_count_parked(a, -info->n_bytes);
         a->totals.away_bytes -= info->n_bytes;
         r = bfc_dealloc(a->bfc, handle);
         if (r == 0)
@@ -154,7 +162,7 @@ void growth_woken(struct operation *op)
                 op->handle = 0;
                 return;
         }
-        a->totals.parked_bytes -= op->plan.n_bytes;
+        arena_count_parked(a, -op->plan.n_bytes);
         a->totals.away_bytes -= op->plan.n_bytes;
         arena_count_block(a, op->plan.offset, op->plan.n_bytes, occupancy_add);
         if (op->is_dropped) {
@@ -185,7 +193,7 @@ int arena_restore_parked(struct arena *a, const struct ledger_block *b)
         r = bfc_back(a->bfc, range);
         if (r < 0)
                 return r == -EINVAL ? -EBADMSG : r;
-        a->totals.parked_bytes += b->n_bytes;
+        arena_count_parked(a, b->n_bytes);
         for (slot = arena_slots(a, b->offset, b->n_bytes, &last); slot <= last; slot++) {
                 if (arena_slot_is_backed(a, slot))
                         arena_slot_of(a, slot)->is_parked = true;

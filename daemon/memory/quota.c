@@ -159,6 +159,7 @@ static void quota_describe_arena(const struct quota *q, const struct quota_optio
                 .punch = p->punch,
                 .store = p->store,
                 .stored = from->stored,
+                .parked_bytes = &quota_of_tenant(q)->all.bytes_parked,
                 .watch = p->watch,
                 .standby = p->standby.standby,
                 .quota = q->index,
@@ -183,18 +184,16 @@ static int quota_charge_some(struct quota *q, uint64_t n_bytes, struct charge *r
         return r < 0 && missing < n_bytes ? quota_charge(q, n_bytes - missing, ret, &missing) : r;
 }
 
-const struct quota *quota_of_tenant(const struct quota *q)
+struct quota *quota_of_tenant(const struct quota *q)
 {
         while (q->lease.parent)
                 q = q->lease.parent;
-        return q;
+        return (struct quota *)(uintptr_t)q;
 }
 
 void quota_pause_growth(struct quota *q)
 {
-        while (q->lease.parent)
-                q = q->lease.parent;
-        q->growth.paused_until_ms = clock_ms() + QUOTA_PAUSE_MS;
+        quota_of_tenant(q)->growth.paused_until_ms = clock_ms() + QUOTA_PAUSE_MS;
 }
 
 uint64_t quota_growth_pause_ms(const struct quota *q)

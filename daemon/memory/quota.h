@@ -188,6 +188,7 @@ struct quota_sums {
         uint32_t n_sessions;
         uint64_t bytes_in_use;
         uint64_t bytes_requested;
+        uint64_t bytes_parked; /* only of a tenant's quota; its arenas count here */
 };
 
 /* What makes a quota a lease's. */
@@ -356,7 +357,7 @@ void quota_wake_undo(struct quota *q, bfc_handle handle, uint64_t n_bytes);
 int quota_release_parked(struct quota *q);
 
 /* The quota that a lease is of; itself where it is none. */
-const struct quota *quota_of_tenant(const struct quota *q);
+struct quota *quota_of_tenant(const struct quota *q);
 
 /* Whether the parked blocks stay within so many times the limit: each uses up space of the arena. Some jobs of one
  * tenant, each of nearly the limit, can take turns. Those of leases count to their tenant, too. */

@@ -91,13 +91,9 @@ static bool has_room_for_parked(const struct quota *q, uint64_t parked, uint64_t
 
 bool quota_may_park(const struct quota *q, uint64_t n_bytes)
 {
-        const struct quota *of_tenant = quota_of_tenant(q), *each;
-        uint64_t parked = 0;
+        const struct quota *of_tenant = quota_of_tenant(q);
 
-        TAILQ_FOREACH(each, &q->partition->quotas, lists.of_partition)
-        if (quota_of_tenant(each) == of_tenant)
-                parked += arena_parked_bytes(each->arena);
-        return has_room_for_parked(of_tenant, parked, n_bytes) &&
+        return has_room_for_parked(of_tenant, of_tenant->all.bytes_parked, n_bytes) &&
                has_room_for_parked(q, arena_parked_bytes(q->arena), n_bytes);
 }
 

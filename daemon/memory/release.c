@@ -503,7 +503,7 @@ static int arena_unback(struct arena *a, const struct bfc_info *block, struct op
         if (r < 0)
                 return r;
         arena_count_block(a, block->offset, block->n_bytes, occupancy_remove);
-        a->totals.parked_bytes += block->n_bytes;
+        arena_count_parked(a, block->n_bytes);
         return 0;
 }
 
