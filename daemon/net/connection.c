@@ -396,6 +396,8 @@ static int connection_handle_frame(struct connection *c, const uint8_t *payload,
         }
         if (r == 0)
                 r = session_handle(c->session, request, &why);
+        if (r == 0 && session_looks_at_many(c->session, request))
+                sched_owe(&c->member, clock_ns(), SCHED_LOOK_NS);
         if (r == 0 && c->is_new && session_is_greeted(c->session)) {
                 r = connection_change_class(c);
                 why = "out of memory";

@@ -39,6 +39,7 @@
 #define SCHED_HELLO_NS    10000u
 #define SCHED_END_NS      50000u /* of a connection */
 #define SCHED_DROP_NS     50000u /* of some of what it had not read */
+#define SCHED_LOOK_NS     50000u /* of a request that looks at many objects */
 #define SCHED_LOOKS       16u    /* at most as many classes are asked whether they owe */
 
 struct tenant;

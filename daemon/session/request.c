@@ -673,6 +673,20 @@ bool session_may_handle(const struct session *s, const Bfcd__Request *request)
         return !session_is_full(s) || request->body_case == BFCD__REQUEST__BODY_CANCEL;
 }
 
+bool session_looks_at_many(const struct session *s, const Bfcd__Request *request)
+{
+        switch ((int)request->body_case) {
+        case BFCD__REQUEST__BODY_LIST:
+        case BFCD__REQUEST__BODY_EXPLAIN:
+        case BFCD__REQUEST__BODY_LEASE_CREATE:
+        case BFCD__REQUEST__BODY_LEASE_SET:
+        case BFCD__REQUEST__BODY_LEASE_END:
+                return s->tenant != NULL;
+        default:
+                return false;
+        }
+}
+
 int session_handle(struct session *s, const Bfcd__Request *request, const char **ret_why)
 {
         size_t body = (size_t)request->body_case;

@@ -36,6 +36,9 @@ int session_handle(struct session *s, const Bfcd__Request *request, const char *
 /* The same for a reply on the events socket. It is ignored unless the session is LIVE. */
 int session_handle_event(struct session *s, const Bfcd__EventReply *reply, const char **ret_why);
 
+/* True: a client's request that costs more than others, because it looks at many objects. */
+bool session_looks_at_many(const struct session *s, const Bfcd__Request *request);
+
 /* While SESSION_MAX_PENDING requests wait, only a request that cancels one of them may be handled. */
 bool session_may_handle(const struct session *s, const Bfcd__Request *request);
 
