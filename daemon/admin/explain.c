@@ -126,11 +126,11 @@ static bool list_names(const struct session *viewer, bool tenants, char *list, s
         const char *last = "";
 
         for (size_t i = 0; i < b->n_partitions; i++) {
+                struct report_walk w = { NULL, 0 };
                 const struct quota *q;
 
-                TAILQ_FOREACH(q, &b->partitions[i].quotas, lists.of_partition)
-                {
-                        if (q->is_removed || q->lease.parent || !report_shows(viewer, q) ||
+                while ((q = report_next(viewer, &b->partitions[i], &w))) {
+                        if (q->is_removed || q->lease.parent ||
                             (!tenants && strcmp(last, b->partitions[i].name) == 0))
                                 continue;
                         last = b->partitions[i].name;
@@ -160,7 +160,7 @@ void explain_names(const struct session *viewer, const char *tenant, const char 
 
 /* ---- the report --------------------------------------------------------------- */
 
-/* A row: the n-th quota of a partition from 1 on, or 0, the partition in all. The
+/* A row: the n-th quota of a partition that the viewer may see, from 1 on, or 0, the partition in all. The
  * cursor names the next one. */
 struct explain_place {
         uint64_t partition;
@@ -178,22 +178,17 @@ static uint64_t place_cursor(const struct explain_place *place)
         return place->partition << 32 | place->n;
 }
 
-static bool explain_shows(const struct session *viewer, const Bfcd__Explain *request, const struct quota *q)
-{
-        return report_shows(viewer, q) && (!request->tenant[0] || strcmp(request->tenant, q->tenant) == 0);
-}
-
 /* The first row of the partition from this place on. */
 static bool find_in_partition(const struct session *viewer, const Bfcd__Explain *request,
                               const struct partition *p, struct explain_place *place)
 {
+        struct report_walk w = { NULL, 0 };
         uint64_t n = 0;
         struct quota *q;
 
-        TAILQ_FOREACH(q, &p->quotas, lists.of_partition)
-        {
+        while ((q = report_next(viewer, p, &w))) {
                 n++;
-                if (n < place->n || !explain_shows(viewer, request, q))
+                if (n < place->n || (request->tenant[0] && strcmp(request->tenant, q->tenant) != 0))
                         continue;
                 place->quota = place->n == 0 ? NULL : q;
                 place->n = place->n == 0 ? 0 : n;
@@ -309,13 +304,11 @@ static void explain_quota(const struct broker *b, struct quota *q, struct explan
 static void explain_partition(const struct session *viewer, const struct partition *p,
                               struct explanation *ret)
 {
+        struct report_walk w = { NULL, 0 };
         const struct quota *q;
 
         report_partition_stats(viewer, p, &ret->stats);
-        TAILQ_FOREACH(q, &p->quotas, lists.of_partition)
-        {
-                if (!report_shows(viewer, q))
-                        continue;
+        while ((q = report_next(viewer, p, &w))) {
                 ret->row.num_waiting += q->queue.n;
                 ret->row.bytes_retiring += arena_retiring_bytes(q->arena);
         }

@@ -32,6 +32,21 @@ bool report_shows(const struct session *viewer, const struct quota *q)
         return viewer->admin || q->tenant == viewer->tenant->name;
 }
 
+struct quota *report_next(const struct session *viewer, const struct partition *p, struct report_walk *w)
+{
+        const struct tenant *t = viewer->tenant;
+
+        if (viewer->admin)
+                return w->q = w->q ? TAILQ_NEXT(w->q, lists.of_partition) : TAILQ_FIRST(&p->quotas);
+        while (w->n < t->n_quotas) {
+                struct quota *q = t->quotas[w->n++];
+
+                if (q->partition == p)
+                        return q;
+        }
+        return NULL;
+}
+
 void report_quota_stats(const struct quota *q, Bfcd__Statistics *f)
 {
         const struct ledger_quota *record = ledger_quota_at(q->ledger, q->index);
@@ -92,8 +107,10 @@ static Bfcd__Statistics *report_stats(struct report *r)
 
 /* ---- the lists ----------------------------------------------------------- */
 
-static void report_device(const struct broker *b, const struct broker_device *d, Bfcd__DeviceRow *row)
+static void report_device(const struct session *viewer, const struct broker_device *d, Bfcd__DeviceRow *row)
 {
+        const struct broker *b = viewer->broker;
+
         bfcd__device_row__init(row);
         row->id = report_borrow(d->config->id);
         row->name = report_borrow(d->name);
@@ -105,16 +122,10 @@ static void report_device(const struct broker *b, const struct broker_device *d,
         row->state = report_borrow(drain_state(d));
         row->bytes_standby = standby_bytes(d->standby);
         for (size_t k = 0; k < b->n_partitions; k++) {
-                const struct quota *q;
-
                 if (b->partitions[k].device != d->device)
                         continue;
                 row->bytes_reserved += b->partitions[k].pool.charged_bytes;
-                TAILQ_FOREACH(q, &b->partitions[k].quotas, lists.of_partition)
-                {
-                        row->bytes_pending += arena_pending_bytes(q->arena);
-                        row->bytes_unreclaimed += arena_extentless_bytes(q->arena);
-                }
+                report_add_leaving(viewer, &b->partitions[k], row);
         }
 }
 
@@ -139,7 +150,7 @@ static void report_devices(const struct session *viewer, struct report *r)
                 Bfcd__DeviceRow *row = &r->rows.devices.rows[r->n_rows];
                 Bfcd__DeviceCalls *calls = r->rows.devices.calls[r->n_rows];
 
-                report_device(b, &b->devices[i], row);
+                report_device(viewer, &b->devices[i], row);
                 if (viewer->admin) {
                         row->makes = report_calls(b->devices[i].worker, WORKER_MAKES, &calls[WORKER_MAKES]);
                         row->destroys =
@@ -243,14 +254,12 @@ static bool report_shows_partition(const struct session *viewer, const struct pa
 static void report_partition_pages(const struct session *viewer, const struct partition *p,
                                    Bfcd__PartitionRow *row)
 {
+        struct report_walk w = { NULL, 0 };
         const struct quota *q;
 
         if (p->is_cuda)
                 return;
-        TAILQ_FOREACH(q, &p->quotas, lists.of_partition)
-        {
-                if (!report_shows(viewer, q))
-                        continue;
+        while ((q = report_next(viewer, p, &w))) {
                 row->bytes_in_2mib_pages += arena_huge_bytes(q->arena);
                 row->bytes_in_4kib_pages += arena_small_bytes(q->arena);
         }
@@ -295,11 +304,15 @@ static void report_tenants(const struct session *viewer, uint64_t cursor, struct
         for (size_t i = 0; i < b->n_tenants; i++) {
                 const struct tenant *t = &b->tenants[i];
 
+                if (!report_sees(viewer, t)) {
+                        n += t->n_quotas;
+                        continue;
+                }
                 for (size_t k = 0; k < t->n_quotas; k++) {
                         Bfcd__TenantRow *row = &r->rows.tenants[r->n_rows];
                         struct report_more more;
 
-                        if (n++ < cursor || !report_sees(viewer, t) || t->quotas[k]->lease.parent)
+                        if (n++ < cursor || t->quotas[k]->lease.parent)
                                 continue;
                         if (report_page_ends(r)) {
                                 r->list.next_cursor = n - 1;

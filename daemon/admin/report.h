@@ -81,6 +81,14 @@ static inline char *report_borrow(const char *s)
 /* True: the viewer may see this quota's tenant. */
 bool report_shows(const struct session *viewer, const struct quota *q);
 
+/* The quotas of a partition that the viewer may see, one after the other; NULL: no more. A client's cost what its tenant
+ * has, and not what all tenants have. Begins with { NULL }. */
+struct report_walk {
+        struct quota *q;
+        size_t n; /* places of the tenant's quotas that were looked at */
+};
+struct quota *report_next(const struct session *viewer, const struct partition *p, struct report_walk *w);
+
 /* With the bytes, guarantees, blocks, sessions and refusals of its leases. */
 void report_quota_stats(const struct quota *q, Bfcd__Statistics *ret);
 
@@ -99,5 +107,8 @@ void report_session(const struct session *s, Bfcd__SessionRow *row,
 
 /* What all viewers see of the partition, and sums of what this viewer may see. */
 void report_partition_stats(const struct session *viewer, const struct partition *p, Bfcd__Statistics *ret);
+
+/* Adds what the extents of all quotas of the partition have that is being made, released, or is unreclaimed. */
+void report_add_leaving(const struct session *viewer, const struct partition *p, Bfcd__DeviceRow *row);
 
 #endif

@@ -8,7 +8,7 @@
 #include "daemon/clock.h"
 #include "daemon/number.h"
 
-#define REPORT_MANY    64u /* quotas of a partition, whose sums are kept for monitors for so long */
+#define REPORT_MANY    64u /* quotas of a partition, whose sums are kept for so long */
 #define REPORT_KEPT_MS 100u
 
 static void report_pool_stats(const struct partition *p, Bfcd__Statistics *f)
@@ -69,18 +69,16 @@ static void add_tenants_stats(Bfcd__Statistics *f, const Bfcd__Statistics *one)
 /* All viewers see the limit and the charges of a partition, which explain a refusal. */
 static void sum_partition_stats(const struct session *viewer, const struct partition *p, Bfcd__Statistics *f)
 {
+        struct report_walk w = { NULL, 0 };
         const struct quota *q;
 
         f->bytes_limit = p->pool.limit_bytes;
         f->bytes_reserved = p->pool.charged_bytes;
         if (viewer->admin)
                 report_pool_stats(p, f);
-        TAILQ_FOREACH(q, &p->quotas, lists.of_partition)
-        {
+        while ((q = report_next(viewer, p, &w))) {
                 Bfcd__Statistics one = BFCD__STATISTICS__INIT;
 
-                if (!report_shows(viewer, q))
-                        continue;
                 report_quota_stats(q, &one);
                 if (!q->lease.parent)
                         add_tenants_stats(f, &one);
@@ -89,28 +87,62 @@ static void sum_partition_stats(const struct session *viewer, const struct parti
         }
 }
 
-/* Sums over many quotas for monitors: they can ask again and again. */
+/* Sums over many quotas, for viewers that can ask again and again. */
 struct partition_report {
         uint64_t looked_ms; /* 0: never */
         Bfcd__Statistics stats;
+        uint64_t leaving_looked_ms; /* the same */
+        uint64_t bytes_pending, bytes_unreclaimed;
 };
+
+/* NULL: the sums are made for the viewer. */
+static struct partition_report *find_kept(const struct session *viewer, const struct partition *p)
+{
+        struct broker *b = viewer->broker;
+
+        if ((viewer->admin && !viewer->is_monitor) || p->n_quotas <= REPORT_MANY)
+                return NULL;
+        if (!b->reports.partitions)
+                b->reports.partitions = calloc(b->n_partitions, sizeof(*b->reports.partitions));
+        return b->reports.partitions ? &b->reports.partitions[p - b->partitions] : NULL;
+}
+
+static bool is_recent(uint64_t looked_ms, uint64_t now_ms)
+{
+        return looked_ms != 0 && now_ms - looked_ms < REPORT_KEPT_MS;
+}
 
 void report_partition_stats(const struct session *viewer, const struct partition *p, Bfcd__Statistics *f)
 {
-        struct broker *b = viewer->broker;
-        struct partition_report *kept = NULL;
-        uint64_t now_ms;
+        struct partition_report *kept = viewer->is_monitor ? find_kept(viewer, p) : NULL;
+        uint64_t now_ms = kept ? clock_ms() : 0;
 
-        if (viewer->is_monitor && p->n_quotas > REPORT_MANY && !b->reports.partitions)
-                b->reports.partitions = calloc(b->n_partitions, sizeof(*b->reports.partitions));
-        if (viewer->is_monitor && p->n_quotas > REPORT_MANY && b->reports.partitions)
-                kept = &b->reports.partitions[p - b->partitions];
-        now_ms = kept ? clock_ms() : 0;
-        if (kept && kept->looked_ms != 0 && now_ms - kept->looked_ms < REPORT_KEPT_MS) {
+        if (kept && is_recent(kept->looked_ms, now_ms)) {
                 *f = kept->stats;
                 return;
         }
         sum_partition_stats(viewer, p, f);
-        if (kept)
-                *kept = (struct partition_report){ now_ms, *f };
+        if (kept) {
+                kept->looked_ms = now_ms;
+                kept->stats = *f;
+        }
+}
+
+void report_add_leaving(const struct session *viewer, const struct partition *p, Bfcd__DeviceRow *row)
+{
+        struct partition_report own = { 0 }, *kept = find_kept(viewer, p), *sums = kept ? kept : &own;
+        uint64_t now_ms = clock_ms();
+        const struct quota *q;
+
+        if (!is_recent(sums->leaving_looked_ms, now_ms)) {
+                sums->leaving_looked_ms = now_ms;
+                sums->bytes_pending = sums->bytes_unreclaimed = 0;
+                TAILQ_FOREACH(q, &p->quotas, lists.of_partition)
+                {
+                        sums->bytes_pending += arena_pending_bytes(q->arena);
+                        sums->bytes_unreclaimed += arena_extentless_bytes(q->arena);
+                }
+        }
+        row->bytes_pending += sums->bytes_pending;
+        row->bytes_unreclaimed += sums->bytes_unreclaimed;
 }

@@ -37,7 +37,7 @@ void report_grants(const struct session *viewer, uint64_t cursor, struct report 
         for (size_t i = 0; i < b->n_tenants; i++) {
                 const struct tenant *t = &b->tenants[i];
 
-                if (n + t->n_quotas * GRANT_WAYS <= cursor) {
+                if (n + t->n_quotas * GRANT_WAYS <= cursor || !report_sees(viewer, t)) {
                         n += t->n_quotas * GRANT_WAYS;
                         continue;
                 }
@@ -49,8 +49,7 @@ void report_grants(const struct session *viewer, uint64_t cursor, struct report 
                         const struct quota *q = t->quotas[k / GRANT_WAYS];
                         enum grant_way way = (enum grant_way)(k % GRANT_WAYS);
 
-                        if (n++ < cursor || !report_sees(viewer, t) || q->lease.parent ||
-                            way_is_empty(&q->grants.ways[way]))
+                        if (n++ < cursor || q->lease.parent || way_is_empty(&q->grants.ways[way]))
                                 continue;
                         if (report_page_ends(r)) {
                                 r->list.next_cursor = n - 1;
@@ -115,8 +114,12 @@ void report_waiting(const struct session *viewer, uint64_t cursor, struct report
         for (size_t i = 0; i < b->n_tenants; i++) {
                 const struct tenant *t = &b->tenants[i];
 
+                if (!report_sees(viewer, t)) {
+                        n += t->n_quotas;
+                        continue;
+                }
                 for (size_t k = 0; k < t->n_quotas; k++, n++) {
-                        if (n < next || !report_sees(viewer, t) || t->quotas[k]->queue.n == 0)
+                        if (n < next || t->quotas[k]->queue.n == 0)
                                 continue;
                         if (!report_quota_waiting(t->quotas[k], n == next ? n_told : 0, r, &n_told)) {
                                 r->list.next_cursor = n * (QUOTA_WAITING_SHOWN + 1) + n_told;
