@@ -201,8 +201,11 @@ static int parse_options(int argc, char **argv, struct options *ret)
 /* Each extent and each session needs fds: sets the limit as high as possible, and warns if it is too low. */
 static void raise_fd_limit(const struct config *config)
 {
-        uint64_t n_wanted = capacity_fds(config, config->max_sessions, NULL, 0), n_usable = fd_reserve_set();
+        struct capacity *sums = capacity_new(config);
+        uint64_t n_wanted = sums ? capacity_fds(sums, config->max_sessions, NULL, 0) : 0;
+        uint64_t n_usable = fd_reserve_set();
 
+        free(sums);
         if (n_usable < n_wanted)
                 log_warning("the limit on file descriptors is too low: %" PRIu64 " are available beside "
                             "those reserved for the admin socket, and max_sessions: %" PRIu32

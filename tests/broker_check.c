@@ -87,10 +87,42 @@ int usage_check(const struct quota *q, const char **ret_why)
         return 0;
 }
 
+/* Sums that are kept, against new ones. */
+static int sums_check(const struct broker *b, const char **ret_why)
+{
+        struct broker_needs needs = { 0 };
+
+        for (size_t i = 0; i < b->n_tenants; i++) {
+                const struct tenant *t = &b->tenants[i];
+
+                for (size_t k = 0; k < t->n_quotas; k++) {
+                        const struct quota *q = t->quotas[k];
+                        uint64_t parked = 0;
+
+                        if (q->lease.parent)
+                                continue;
+                        needs.n_quotas++;
+                        needs.n_extents += arena_extent_room(q->arena, q->account.limit_bytes);
+                        for (size_t m = 0; m < t->n_quotas; m++)
+                                if (quota_of_tenant(t->quotas[m]) == q)
+                                        parked += arena_parked_bytes(t->quotas[m]->arena);
+                        *ret_why = "the sum of parked bytes of a quota and its leases is wrong";
+                        if (parked != q->all.bytes_parked)
+                                return -EBADMSG;
+                }
+        }
+        *ret_why = "the records that quotas may need were not counted again";
+        return needs.n_quotas == b->leases.others.n_quotas && needs.n_extents == b->leases.others.n_extents
+                       ? 0
+                       : -EBADMSG;
+}
+
 int broker_check(const struct broker *b, const char **ret_why)
 {
         int r = ledger_check(b->ledger, ret_why);
 
+        if (r == 0)
+                r = sums_check(b, ret_why);
         for (size_t i = 0; r == 0 && i < b->n_tenants; i++)
                 for (size_t k = 0; r == 0 && k < b->tenants[i].n_quotas; k++)
                         r = quota_check(b->tenants[i].quotas[k], ret_why);

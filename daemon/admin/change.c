@@ -41,6 +41,7 @@ struct change {
         struct tenant **order;                             /* to be the broker's */
         char *config_text;                                 /* to be the broker's */
         struct matcher *matcher;                           /* the same */
+        struct capacity *capacity;                         /* the same */
         uint64_t n_quotas, n_extents, n_exports, n_blocks; /* records that may be needed */
 };
 
@@ -119,7 +120,8 @@ static int change_map_tenants(struct change *c)
         c->order = calloc(c->next->n_tenants + 1, sizeof(*c->order));
         c->config_of = calloc(b->n_tenants + 1, sizeof(const struct config_tenant *));
         c->config_text = config_format(c->next);
-        if (!c->config_of || !c->by_name || !c->tenants || !c->order || !c->config_text ||
+        c->capacity = capacity_new(c->next);
+        if (!c->config_of || !c->by_name || !c->tenants || !c->order || !c->config_text || !c->capacity ||
             matcher_new(c->next, &c->matcher) < 0)
                 return -ENOMEM;
         for (size_t i = 0; i < b->n_tenants; i++)
@@ -147,6 +149,7 @@ static void change_free(struct change *c)
         free(c->by_name);
         free(c->order);
         free(c->config_text);
+        free(c->capacity);
         matcher_free(c->matcher);
 }
 
@@ -737,6 +740,9 @@ static void change_apply(struct change *c)
         matcher_free(b->selection.matcher);
         b->selection.matcher = c->matcher;
         c->matcher = NULL;
+        free(b->own.capacity);
+        b->own.capacity = c->capacity;
+        c->capacity = NULL;
         b->config = b->own.config = c->next;
         broker_promise(b);
         config_free(old);

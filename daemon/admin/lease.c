@@ -302,6 +302,8 @@ static int check_make(const struct broker *b, struct tenant *t, const struct quo
                 r = check_count(b, t, parent, why, n);
         if (r == 0)
                 r = lease_bounds_check(b, t, facts->maker, why, n);
+        if (r == 0 && facts->maker == LEASE_BY_CONFIG) /* users' requests have been counted */
+                r = lease_bounds_take(t, facts->maker, why, n);
         if (r == 0)
                 r = lease_check_room(b, t, parent, NULL, limit, facts->maker, why, n);
         return r;
@@ -347,7 +349,6 @@ int lease_make(struct broker *b, struct tenant *t, struct quota *parent, const s
                 snprintf(why, n, "lease '%s' could not be made: %s", facts->name, strerror(-r));
                 return r;
         }
-        lease_bounds_note(t, facts->maker);
         (void)lease_has_lost_match(b, *ret); /* notes that its control group exists */
         snprintf(line, sizeof(line),
                  "%s: lease '%s' made: tenant '%s' in partition '%s', limit %s, reserve %s, for %s %s", by,
@@ -357,6 +358,17 @@ int lease_make(struct broker *b, struct tenant *t, struct quota *parent, const s
         b->leases.due_ms = 0;
         broker_wake(b);
         return 0;
+}
+
+/* A user's request counts whatever becomes of it. True: there were too many, and it was refused. */
+static bool refuse_often(struct session *s, uint64_t id)
+{
+        char why[EXPLAIN_SENTENCE];
+        int r = s->admin ? 0 : lease_bounds_take(s->tenant, LEASE_BY_USER, why, sizeof(why));
+
+        if (r < 0)
+                session_refuse(s, id, r, why);
+        return r < 0;
 }
 
 int handle_lease_create(struct session *s, const Bfcd__Request *r, const char **ret_why)
@@ -369,7 +381,7 @@ int handle_lease_create(struct session *s, const Bfcd__Request *r, const char **
         int result;
 
         (void)ret_why;
-        if (lease_self_refuse(s, r->id, "leases are made"))
+        if (lease_self_refuse(s, r->id, "leases are made") || refuse_often(s, r->id))
                 return 0;
         result = check_create(s, m, &new, why, sizeof(why));
         if (result < 0) {
@@ -396,13 +408,10 @@ int handle_lease_create(struct session *s, const Bfcd__Request *r, const char **
 /* ---- set and end ----------------------------------------------------------- */
 
 /* NULL: the request was refused. */
-static struct lease *find_lease(struct session *s, uint64_t id, const char *name, const char *what)
+static struct lease *find_lease(struct session *s, uint64_t id, const char *name)
 {
-        struct lease *lease;
+        struct lease *lease = lease_find(s->broker, name);
 
-        if (lease_self_refuse(s, id, what))
-                return NULL;
-        lease = lease_find(s->broker, name);
         if (lease && lease_self_owns(s, lease))
                 return lease;
         if (s->admin)
@@ -469,13 +478,16 @@ static void apply_set(struct session *s, struct lease *lease, const Bfcd__LeaseS
 int handle_lease_set(struct session *s, const Bfcd__Request *r, const char **ret_why)
 {
         const Bfcd__LeaseSet *m = r->lease_set;
-        struct lease *lease = find_lease(s, r->id, m->name, "leases are changed");
+        struct lease *lease;
         enum ledger_lease_maker maker = s->admin ? LEASE_BY_OPERATOR : LEASE_BY_USER;
         struct quota_limits limits;
         char why[EXPLAIN_SENTENCE], by[LEASE_BY_BYTES];
         int result;
 
         (void)ret_why;
+        if (lease_self_refuse(s, r->id, "leases are changed") || refuse_often(s, r->id))
+                return 0;
+        lease = find_lease(s, r->id, m->name);
         if (!lease)
                 return 0;
         limits = (struct quota_limits){
@@ -487,15 +499,12 @@ int handle_lease_set(struct session *s, const Bfcd__Request *r, const char **ret
         result = lease_self_check_reserve(s, lease->quota->lease.parent, lease->quota->account.reserve_bytes,
                                           limits.reserve_bytes, why, sizeof(why));
         if (result == 0)
-                result = lease_bounds_check_change(lease->tenant, maker, why, sizeof(why));
-        if (result == 0)
                 result = check_set(s->broker, lease, m, &limits, maker, why, sizeof(why));
         if (result < 0) {
                 session_refuse(s, r->id, result, why);
                 return 0;
         }
         apply_set(s, lease, m, &limits);
-        lease_bounds_note(lease->tenant, maker);
         snprintf(why, sizeof(why), "%s: lease '%s' changed: limit %s, reserve %s", name_session(s, by),
                  lease->name, NUMBER_SIZE(limits.limit_bytes), NUMBER_SIZE(limits.reserve_bytes));
         log_lease(lease->tenant, maker, why);
@@ -603,10 +612,13 @@ static void reply_end(struct session *s, uint64_t id, const struct lease *lease)
 int handle_lease_end(struct session *s, const Bfcd__Request *r, const char **ret_why)
 {
         const Bfcd__LeaseEnd *m = r->lease_end;
-        struct lease *lease = find_lease(s, r->id, m->name, "leases are ended");
+        struct lease *lease;
         char why[LEASE_BY_BYTES + 32], by[LEASE_BY_BYTES];
 
         (void)ret_why;
+        if (lease_self_refuse(s, r->id, "leases are ended"))
+                return 0;
+        lease = find_lease(s, r->id, m->name);
         if (!lease)
                 return 0;
         if (m->grace_ms > LEASE_MAX_MS) {

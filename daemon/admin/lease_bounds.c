@@ -11,27 +11,10 @@
 #include "daemon/memory/broker_lease.h"
 #include "daemon/number.h"
 
-static bool may_cause_leases(const struct config_tenant *t)
-{
-        for (size_t i = 0; i < t->n_quotas; i++)
-                if (t->quotas[i].per_cgroup)
-                        return true;
-        return t->leases_self;
-}
-
-size_t lease_bounds_tenants(const struct config *c)
-{
-        size_t n = 0;
-
-        for (size_t i = 0; i < c->n_tenants; i++)
-                n += may_cause_leases(&c->tenants[i]);
-        return n;
-}
-
 /* Of each tenant whose processes may cause leases; at least 1. A quarter of a tenant's places are for operators. */
-static size_t share_of_tenant(const struct config *c)
+static size_t share_of_tenant(const struct broker *b)
 {
-        size_t share = LEASE_BOUNDS_ALL / max_u64(lease_bounds_tenants(c), 1);
+        size_t share = LEASE_BOUNDS_ALL / max_u64(b->own.capacity->n_lease_tenants, 1);
 
         return max_u64(1, min_u64(share, LEASES_PER_TENANT / 4 * 3));
 }
@@ -55,7 +38,7 @@ static uint32_t *births_by(struct tenant *t, enum ledger_lease_maker maker)
         return maker == LEASE_BY_USER ? &t->lease_births.n_by_users : &t->lease_births.n_by_config;
 }
 
-int lease_bounds_check_change(struct tenant *t, enum ledger_lease_maker maker, char *why, size_t n)
+int lease_bounds_take(struct tenant *t, enum ledger_lease_maker maker, char *why, size_t n)
 {
         uint64_t now_ms = clock_ms();
 
@@ -63,19 +46,22 @@ int lease_bounds_check_change(struct tenant *t, enum ledger_lease_maker maker, c
                 return 0;
         if (t->lease_births.since_ms == 0 || now_ms - t->lease_births.since_ms >= LEASE_BOUNDS_MS)
                 t->lease_births = (struct tenant_births){ .since_ms = now_ms };
-        if (*births_by(t, maker) < LEASES_PER_TENANT)
+        if (*births_by(t, maker) < LEASES_PER_TENANT) {
+                ++*births_by(t, maker);
                 return 0;
+        }
         snprintf(
                 why, n,
-                "processes of tenant '%s' made or changed %u leases in %u s, which is the most: try again later",
+                "processes of tenant '%s' asked %u times in %u s for a lease or a change of one, which is the most, also "
+                "where they were refused: try again later",
                 t->name, LEASES_PER_TENANT, LEASE_BOUNDS_MS / 1000);
         return -EDQUOT;
 }
 
-int lease_bounds_check(const struct broker *b, struct tenant *t, enum ledger_lease_maker maker, char *why,
-                       size_t n)
+int lease_bounds_check(const struct broker *b, const struct tenant *t, enum ledger_lease_maker maker,
+                       char *why, size_t n)
 {
-        size_t share = share_of_tenant(b->config), of_users = max_u64(1, share / 3 * 2);
+        size_t share = share_of_tenant(b), of_users = max_u64(1, share / 3 * 2);
 
         if (maker == LEASE_BY_OPERATOR)
                 return 0;
@@ -85,17 +71,11 @@ int lease_bounds_check(const struct broker *b, struct tenant *t, enum ledger_lea
                 return -EDQUOT;
         }
         if (count_caused(b, t, false) < share)
-                return lease_bounds_check_change(t, maker, why, n);
+                return 0;
         snprintf(
                 why, n,
                 "processes of tenant '%s' have %zu leases, which is the most: the share of a tenant in %u leases "
                 "that operators did not make",
                 t->name, share, LEASE_BOUNDS_ALL);
         return -EDQUOT;
-}
-
-void lease_bounds_note(struct tenant *t, enum ledger_lease_maker maker)
-{
-        if (maker != LEASE_BY_OPERATOR)
-                ++*births_by(t, maker);
 }

@@ -11,21 +11,16 @@
 
 #define LEASE_BOUNDS_ALL                                                                                     \
         768u /* places for such leases; tenants whose processes may cause leases have equal shares */
-#define LEASE_BOUNDS_MS 60000u /* in so long a tenant's processes make and change at most LEASES_PER_TENANT */
+#define LEASE_BOUNDS_MS 60000u /* in so long a tenant's processes ask at most LEASES_PER_TENANT times */
 
 struct broker;
-struct config;
 struct tenant;
 
-/* How many tenants' processes may cause leases. */
-size_t lease_bounds_tenants(const struct config *c);
+/* Whether there may be one more. -EDQUOT, with a sentence that names the bound. */
+int lease_bounds_check(const struct broker *b, const struct tenant *t, enum ledger_lease_maker maker,
+                       char *why, size_t n);
 
-/* -EDQUOT, with a sentence that names the bound. Of a new lease; and of a change. */
-int lease_bounds_check(const struct broker *b, struct tenant *t, enum ledger_lease_maker maker, char *why,
-                       size_t n);
-int lease_bounds_check_change(struct tenant *t, enum ledger_lease_maker maker, char *why, size_t n);
-
-/* A lease was made or changed. */
-void lease_bounds_note(struct tenant *t, enum ledger_lease_maker maker);
+/* Counts a request for a lease or for a change of one, also if it is refused afterwards. The same: -EDQUOT. */
+int lease_bounds_take(struct tenant *t, enum ledger_lease_maker maker, char *why, size_t n);
 
 #endif

@@ -6,17 +6,14 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
-#include "daemon/admin/lease_bounds.h"
 #include "daemon/log.h"
 #include "daemon/memory/broker.h"
 #include "daemon/memory/broker_lease.h"
 #include "daemon/net/fd_reserve.h"
 #include "daemon/number.h"
-
-struct lease_need {
-        uint64_t n_quotas, n_extents, n_exports;
-};
 
 /* How many extents a lease with this limit may have. */
 static uint64_t lease_extents(const struct quota *parent, const struct lease *lease, uint64_t limit)
@@ -28,48 +25,59 @@ static uint64_t lease_extents(const struct quota *parent, const struct lease *le
                      : extent_max_count(p->share, limit, &sizes);
 }
 
-/* What the tables need for a quota, its leases and perhaps one more: the sessions of all of them together are at most the
- * quota's. */
-static void add_family(const struct tenant *t, const struct quota *q, const struct lease *left_out,
-                       uint64_t more, uint64_t max_sessions, struct lease_need *need)
+/* Of a lease, or of one that is asked for. */
+struct in_family {
+        const struct quota *parent;
+        uint64_t n_extents;
+};
+
+static int compare_parents(const void *left, const void *right)
 {
-        uint64_t most = max_u64(arena_extent_room(q->arena, q->account.limit_bytes), more);
-        uint64_t n_sessions = max_u64(q->max_sessions, q->all.n_sessions);
+        uintptr_t a = (uintptr_t)((const struct in_family *)left)->parent;
+        uintptr_t b = (uintptr_t)((const struct in_family *)right)->parent;
 
-        need->n_extents += arena_extent_room(q->arena, q->account.limit_bytes) + more;
-        need->n_quotas += more > 0 ? 2 : 1;
-        for (size_t i = 0; q->account.n_children > 0 && i < t->n_quotas; i++) {
-                const struct quota *each = t->quotas[i];
-                uint64_t extents = arena_extent_room(each->arena, each->account.limit_bytes);
+        return (a > b) - (a < b);
+}
 
-                if (each->lease.parent != q || (left_out && each == left_out->quota))
-                        continue;
-                need->n_quotas++;
-                need->n_extents += extents;
-                most = max_u64(most, extents);
+/* The sessions of a quota and of its leases are at most the quota's, and each has the extents of one of them. Those of
+ * the quota are counted already. */
+static uint64_t more_exports(const struct broker *b, struct in_family *leases, size_t n)
+{
+        uint64_t n_exports = 0;
+
+        qsort(leases, n, sizeof(*leases), compare_parents);
+        for (size_t i = 0, k; i < n; i = k) {
+                const struct quota *q = leases[i].parent;
+                uint64_t own = arena_extent_room(q->arena, q->account.limit_bytes), most = own;
+
+                for (k = i; k < n && leases[k].parent == q; k++)
+                        most = max_u64(most, leases[k].n_extents);
+                n_exports += (most - own) * broker_quota_sessions(b, q);
         }
-        need->n_exports += most * min_u64(n_sessions, max_sessions);
+        return n_exports;
 }
 
 /* As many records as all quotas may need, with a lease of this limit. lease: it exists; NULL: a new one. */
 static int check_tables(const struct broker *b, const struct quota *parent, const struct lease *lease,
                         uint64_t limit, char *why, size_t n)
 {
-        struct lease_need need = { 0 };
+        struct in_family leases[CAPACITY_LEASES + 1];
+        struct broker_needs need = b->leases.others;
+        size_t n_leases = 0;
 
-        for (size_t i = 0; i < b->n_tenants; i++) {
-                const struct tenant *t = &b->tenants[i];
+        leases[n_leases++] = (struct in_family){ parent, lease_extents(parent, lease, limit) };
+        for (size_t i = 0; i < b->leases.n; i++) {
+                const struct quota *q = b->leases.list[i]->quota;
 
-                for (size_t k = 0; k < t->n_quotas; k++) {
-                        const struct quota *q = t->quotas[k];
-                        bool is_parent = q == parent;
-
-                        if (!q->lease.parent)
-                                add_family(t, q, is_parent ? lease : NULL,
-                                           is_parent ? lease_extents(parent, lease, limit) : 0,
-                                           b->room.n_sessions, &need);
-                }
+                if (b->leases.list[i] != lease)
+                        leases[n_leases++] =
+                                (struct in_family){ q->lease.parent,
+                                                    arena_extent_room(q->arena, q->account.limit_bytes) };
         }
+        need.n_quotas += n_leases;
+        for (size_t i = 0; i < n_leases; i++)
+                need.n_extents += leases[i].n_extents;
+        need.n_exports += more_exports(b, leases, n_leases);
         if (need.n_quotas <= b->room.n_quotas && need.n_extents <= b->room.n_extents &&
             need.n_exports <= b->room.n_exports)
                 return 0;
@@ -80,6 +88,16 @@ static int check_tables(const struct broker *b, const struct quota *parent, cons
         return -ENOSPC;
 }
 
+/* After a reload the config may list partitions in another order. */
+static struct capacity_lease lease_in(const struct broker *b, const struct quota *q, uint64_t limit)
+{
+        size_t i = 0;
+
+        while (i < b->config->n_partitions && strcmp(b->config->partitions[i].name, q->partition->name) != 0)
+                i++;
+        return (struct capacity_lease){ i, limit };
+}
+
 /* The leases that processes of a tenant caused leave room to operators and other tenants: of the extents and file
  * descriptors that the config's quotas do not need, each tenant whose processes may cause leases has an equal share, and
  * operators have one, too. */
@@ -87,13 +105,12 @@ static int check_share(const struct broker *b, const struct tenant *t, const str
                        const struct lease *lease, uint64_t limit, char *why, size_t n)
 {
         struct capacity_lease leases[LEASES_PER_TENANT + 1];
-        uint64_t n_extents = lease_extents(parent, lease, limit), of_config = 0,
-                 n_usable = fd_reserve_usable();
-        uint64_t n_shares = lease_bounds_tenants(b->config) + 1;
-        uint64_t n_fds = capacity_fds(b->config, b->sessions.n_clients, NULL, 0), n_more;
+        uint64_t n_extents = lease_extents(parent, lease, limit), n_usable = fd_reserve_usable();
+        uint64_t n_shares = b->own.capacity->n_lease_tenants + 1;
+        uint64_t n_fds = capacity_fds(b->own.capacity, b->sessions.n_clients, NULL, 0), n_more;
         size_t k = 0;
 
-        leases[k++] = (struct capacity_lease){ (size_t)(parent->partition - b->partitions), limit };
+        leases[k++] = lease_in(b, parent, limit);
         for (size_t i = 0; i < b->leases.n && k < sizeof(leases) / sizeof(leases[0]); i++) {
                 const struct lease *each = b->leases.list[i];
                 const struct quota *q = each->quota;
@@ -101,18 +118,11 @@ static int check_share(const struct broker *b, const struct tenant *t, const str
                 if (each == lease || each->tenant != t || lease_record(b, each)->maker == LEASE_BY_OPERATOR)
                         continue;
                 n_extents += arena_extent_room(q->arena, q->account.limit_bytes);
-                leases[k++] = (struct capacity_lease){ (size_t)(q->partition - b->partitions),
-                                                       q->account.limit_bytes };
+                leases[k++] = lease_in(b, q, q->account.limit_bytes);
         }
-        for (size_t i = 0; i < b->n_tenants; i++)
-                for (size_t j = 0; j < b->tenants[i].n_quotas; j++) {
-                        const struct quota *q = b->tenants[i].quotas[j];
-
-                        if (!q->lease.parent)
-                                of_config += arena_extent_room(q->arena, q->account.limit_bytes);
-                }
-        n_more = capacity_fds(b->config, b->sessions.n_clients, leases, k) - n_fds;
-        if (of_config + n_extents * n_shares <= b->room.n_extents && n_fds + n_more * n_shares <= n_usable)
+        n_more = capacity_fds(b->own.capacity, b->sessions.n_clients, leases, k) - n_fds;
+        if (b->leases.others.n_extents + n_extents * n_shares <= b->room.n_extents &&
+            n_fds + n_more * n_shares <= n_usable)
                 return 0;
         snprintf(
                 why, n,
@@ -136,11 +146,10 @@ static int check_fds(const struct broker *b, struct tenant *t, const struct quot
                 const struct quota *q = b->leases.list[i]->quota;
 
                 if (q != replaced)
-                        leases[k++] = (struct capacity_lease){ (size_t)(q->partition - b->partitions),
-                                                               q->account.limit_bytes };
+                        leases[k++] = lease_in(b, q, q->account.limit_bytes);
         }
-        leases[k++] = (struct capacity_lease){ (size_t)(parent->partition - b->partitions), limit };
-        n_wanted = capacity_fds(b->config, b->sessions.n_clients, leases, k);
+        leases[k++] = lease_in(b, parent, limit);
+        n_wanted = capacity_fds(b->own.capacity, b->sessions.n_clients, leases, k);
         if (n_wanted > n_usable) {
                 snprintf(why, n,
                          "the limit on file descriptors is too low for a lease of %s: with it, all extents "
@@ -149,8 +158,8 @@ static int check_fds(const struct broker *b, struct tenant *t, const struct quot
                          NUMBER_SIZE(limit), b->sessions.n_clients, n_wanted, n_usable);
                 return -EMFILE;
         }
-        n_wanted = capacity_fds(b->config, max_sessions, leases, k);
-        if (n_wanted > n_usable && capacity_fds(b->config, max_sessions, leases, k - 1) <= n_usable)
+        n_wanted = capacity_fds(b->own.capacity, max_sessions, leases, k);
+        if (n_wanted > n_usable && capacity_fds(b->own.capacity, max_sessions, leases, k - 1) <= n_usable)
                 log_limited(&t->lease_log, LOG_LEVEL_WARNING,
                             "the limit on file descriptors is too low for all leases beside max_sessions: "
                             "%" PRIu64 ", which together can need %" PRIu64 ": %" PRIu64

@@ -386,6 +386,7 @@ int restore_sessions(struct broker *b)
                 return r == -EBADMSG ? refuse_object(b) : r;
         restore_shared_counts(b);
         b->inherited = inherited_free(b->inherited);
+        broker_promise(b); /* the sessions count */
         r = publish_quotas(b);
         if (r < 0)
                 return r;

@@ -272,7 +272,8 @@ int broker_new(const struct broker_options *options, struct broker **ret, char *
         b->started_ms = clock_ms();
         ret_sentence[0] = '\0';
         b->own.text = config_format(b->config);
-        r = b->own.text ? broker_open_ledger(b, ret_sentence, n_sentence) : -ENOMEM;
+        b->own.capacity = capacity_new(b->config);
+        r = b->own.text && b->own.capacity ? broker_open_ledger(b, ret_sentence, n_sentence) : -ENOMEM;
         if (r == 0)
                 r = watch_new(capacity_watched(), &b->watch);
         if (r == 0)
@@ -359,6 +360,7 @@ static struct broker *broker_end(struct broker *b, struct quota *(*end_quota)(st
         free(b->reports.partitions);
         crash_count_in(NULL, NULL);
         ledger_free(b->ledger);
+        free(b->own.capacity);
         free(b->own.text);
         config_free(b->own.config);
         free(b);
@@ -405,10 +407,12 @@ static void broker_free_gone_quota(struct broker *b, struct quota *q)
 
         if (q->lease.parent) /* which may be gone now */
                 broker_look_for_gone(b);
-        if (lease)
+        if (lease) {
                 lease_free(b, lease);
-        else
-                quota_free(q);
+                return;
+        }
+        quota_free(q);
+        b->changes.has_freed = true;
 }
 
 static bool tenant_free_gone_quotas(struct broker *b, struct tenant *t)
@@ -434,6 +438,8 @@ static void broker_free_gone(struct broker *b)
         for (size_t i = b->n_tenants; i-- > 0;)
                 if (b->tenants[i].name[0] != '\0' && tenant_free_gone_quotas(b, &b->tenants[i]))
                         broker_leave_place(b, &b->tenants[i]);
+        if (b->changes.has_freed)
+                broker_promise(b);
 }
 
 /* ---- turns --------------------------------------------------------------- */

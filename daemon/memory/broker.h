@@ -92,10 +92,16 @@ struct broker_selection {
         struct matcher *matcher; /* of the same config */
 };
 
+/* Records that all quotas of tenants may need, without those of leases. */
+struct broker_needs {
+        uint64_t n_quotas, n_extents, n_exports;
+};
+
 struct lease;
 struct broker_leases {
         struct lease **list; /* the oldest first */
         size_t n;
+        struct broker_needs others; /* see broker_promise() */
         /* The session layer's. */
         size_t next_look; /* at whether their control groups and processes exist */
         bool may_evict;   /* sessions may be left that are to be evicted */
@@ -104,6 +110,7 @@ struct broker_leases {
 
 struct broker_changes {
         bool may_have_gone; /* a removed object may be empty by now */
+        bool has_freed;     /* a quota of a tenant is gone: broker_promise() is due */
         bool has_removed;   /* there was such a quota at the last look */
         uint64_t n_visits;  /* of quotas because they changed, in total: for tests */
 };
@@ -113,6 +120,7 @@ struct broker {
         struct {
                 struct config *config; /* the same if it came by a reload; NULL: it is borrowed */
                 char *text;            /* as YAML, for the operators */
+                struct capacity *capacity;
         } own;
         struct broker_options options; /* after a reload its config is not the current one */
         struct ledger *ledger;
@@ -205,8 +213,12 @@ void broker_ask_unreclaimed(struct broker *b);
 void broker_session_begins(struct broker *b, struct tenant *t);
 void broker_session_ends(struct broker *b, struct tenant *t);
 
-/* Recomputes the places of sessions, and in the store, that are promised to tenants, for a new config. */
+/* Recomputes what is promised to tenants, for a new config, or when the sessions are restored: places of sessions, places in
+ * the store, and records. */
 void broker_promise(struct broker *b);
+
+/* How many sessions a quota may have together with its leases. */
+uint64_t broker_quota_sessions(const struct broker *b, const struct quota *q);
 
 /* Whether there is a place for a new session of the tenant. -EDQUOT, and a sentence. */
 int broker_admits(const struct broker *b, const struct tenant *t, char *ret_sentence, size_t n_sentence);

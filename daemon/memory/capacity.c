@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <sys/resource.h>
 
 #include "daemon/number.h"
@@ -93,66 +94,25 @@ struct ledger_limits capacity_ledger(const struct capacity_records *n)
 
 /* ---- fds and standby memory --------------------------------------------------- */
 
-/* Of one partition, with the leases in it. */
-struct in_partition {
-        const struct config *config;
-        const struct capacity_lease *leases;
-        size_t n_leases;
-        size_t partition;
-};
-
-/* How many extents of this size a quota can have. */
-static uint64_t quota_max_extents(uint64_t limit_bytes, uint64_t size)
+/* One more quota, or lease, with this limit: extents of so many of each size, whatever the partition has. */
+static void add_quota(struct capacity_partition *p, uint64_t limit_bytes)
 {
         struct extent_sizes g = extent_sizes_for(DEVICE_SHARE_FD, limit_bytes, CONFIG_GRANULARITY);
+        uint64_t size = CONFIG_GRANULARITY;
 
-        return extent_max_count_of_size(limit_bytes, &g, size);
-}
-
-/* The same of all quotas and leases, whatever the partition has. */
-static uint64_t quotas_max_extents(const struct in_partition *in, uint64_t size)
-{
-        const struct config *c = in->config;
-        uint64_t n = 0;
-
-        for (size_t i = 0; i < c->n_tenants; i++) {
-                for (size_t k = 0; k < c->tenants[i].n_quotas; k++) {
-                        const struct config_quota *q = &c->tenants[i].quotas[k];
-
-                        if (q->partition == in->partition)
-                                n += quota_max_extents(q->limit_bytes, size);
-                }
-        }
-        for (size_t i = 0; i < in->n_leases; i++)
-                if (in->leases[i].partition == in->partition)
-                        n += quota_max_extents(in->leases[i].limit_bytes, size);
-        return n;
-}
-
-static uint64_t count_quotas(const struct in_partition *in)
-{
-        const struct config *c = in->config;
-        uint64_t n = 0;
-
-        for (size_t i = 0; i < c->n_tenants; i++)
-                for (size_t k = 0; k < c->tenants[i].n_quotas; k++)
-                        n += c->tenants[i].quotas[k].partition == in->partition;
-        for (size_t i = 0; i < in->n_leases; i++)
-                n += in->leases[i].partition == in->partition;
-        return n;
+        p->n_quotas++;
+        for (size_t i = 0; i < CAPACITY_SIZES && size <= g.extent_bytes; i++, size *= 2)
+                p->n_of_size[i] += extent_max_count_of_size(limit_bytes, &g, size);
 }
 
 /* The extents of all tenants together are no more than the partition: the smallest come first. */
-static uint64_t partition_max_extents(const struct in_partition *in)
+static uint64_t partition_max_extents(const struct capacity_partition *p)
 {
-        const struct config_partition *p = &in->config->partitions[in->partition];
-        uint64_t rest = p->limit_bytes, n;
+        uint64_t rest = p->limit_bytes, size = CONFIG_GRANULARITY;
+        uint64_t n = p->n_quotas; /* the first extent of each may have any size */
 
-        if (capacity_share(p) != DEVICE_SHARE_FD)
-                return 0;     /* they are no fds */
-        n = count_quotas(in); /* the first extent of each may have any size */
-        for (uint64_t size = CONFIG_GRANULARITY; size <= rest; size *= 2) {
-                uint64_t n_here = min_u64(rest / size, quotas_max_extents(in, size));
+        for (size_t i = 0; i < CAPACITY_SIZES && size <= rest; i++, size *= 2) {
+                uint64_t n_here = min_u64(rest / size, p->n_of_size[i]);
 
                 n += n_here;
                 rest -= n_here * size;
@@ -185,15 +145,53 @@ static uint64_t device_max_spares(const struct config *c, size_t device)
         return standby_n_extents(&goal);
 }
 
-uint64_t capacity_fds(const struct config *c, uint64_t n_sessions, const struct capacity_lease *leases,
+static bool may_cause_leases(const struct config_tenant *t)
+{
+        for (size_t i = 0; i < t->n_quotas; i++)
+                if (t->quotas[i].per_cgroup)
+                        return true;
+        return t->leases_self;
+}
+
+struct capacity *capacity_new(const struct config *c)
+{
+        struct capacity *sums = calloc(1, sizeof(*sums) + c->n_partitions * sizeof(sums->partitions[0]));
+
+        if (!sums)
+                return NULL;
+        sums->n_other_fds = MORE_FDS + (uint64_t)c->n_tenants * TENANT_FDS;
+        sums->n_partitions = c->n_partitions;
+        for (size_t i = 0; i < c->n_partitions; i++)
+                sums->partitions[i].limit_bytes = c->partitions[i].limit_bytes;
+        for (size_t i = 0; i < c->n_devices; i++)
+                sums->n_other_fds += device_max_spares(c, i);
+        for (size_t i = 0; i < c->n_tenants; i++) {
+                for (size_t k = 0; k < c->tenants[i].n_quotas; k++) {
+                        const struct config_quota *q = &c->tenants[i].quotas[k];
+
+                        add_quota(&sums->partitions[q->partition], q->limit_bytes);
+                }
+                sums->n_lease_tenants += may_cause_leases(&c->tenants[i]);
+        }
+        for (size_t i = 0; i < c->n_partitions; i++)
+                if (capacity_share(&c->partitions[i]) != DEVICE_SHARE_FD)
+                        sums->partitions[i] = (struct capacity_partition){ 0 }; /* they are no fds */
+        return sums;
+}
+
+uint64_t capacity_fds(const struct capacity *sums, uint64_t n_sessions, const struct capacity_lease *leases,
                       size_t n_leases)
 {
-        uint64_t n = n_sessions * SESSION_FDS + MORE_FDS + (uint64_t)c->n_tenants * TENANT_FDS;
+        uint64_t n = n_sessions * SESSION_FDS + sums->n_other_fds;
 
-        for (size_t i = 0; i < c->n_partitions; i++)
-                n += partition_max_extents(&(struct in_partition){ c, leases, n_leases, i });
-        for (size_t i = 0; i < c->n_devices; i++)
-                n += device_max_spares(c, i);
+        for (size_t i = 0; i < sums->n_partitions; i++) {
+                struct capacity_partition p = sums->partitions[i];
+
+                for (size_t k = 0; p.limit_bytes > 0 && k < n_leases; k++)
+                        if (leases[k].partition == i)
+                                add_quota(&p, leases[k].limit_bytes);
+                n += p.limit_bytes > 0 ? partition_max_extents(&p) : 0;
+        }
         return n + n / (FDS_PER_WATCHED - 1);
 }
 

@@ -35,13 +35,30 @@ uint64_t capacity_refs(const struct config *c);
 /* Leases of all tenants. */
 #define CAPACITY_LEASES 1024u
 
+/* Sums over all tenants and quotas of a config, made once for it: users cause what asks for them. */
+#define CAPACITY_SIZES                                                                                       \
+        43u /* of extents: CONFIG_GRANULARITY, and each twice the one before, up to UINT64_MAX */
+struct capacity {
+        uint64_t n_other_fds;   /* beside sessions and extents of quotas */
+        size_t n_lease_tenants; /* those whose processes may cause leases */
+        size_t n_partitions;
+        struct capacity_partition {
+                uint64_t limit_bytes; /* 0: its extents are no fds */
+                uint64_t n_quotas;
+                uint64_t n_of_size[CAPACITY_SIZES]; /* extents that the quotas may have */
+        } partitions[];                             /* as the config lists them */
+};
+
+/* NULL: out of memory. */
+struct capacity *capacity_new(const struct config *c);
+
 /* The approximate number of fds for so many sessions, for all extents of the config and of the leases, and everything
  * else. With fewer than for max_sessions, connections may be refused below the limits. */
 struct capacity_lease {
-        size_t partition; /* index */
+        size_t partition; /* the config's index */
         uint64_t limit_bytes;
 };
-uint64_t capacity_fds(const struct config *c, uint64_t n_sessions, const struct capacity_lease *leases,
+uint64_t capacity_fds(const struct capacity *sums, uint64_t n_sessions, const struct capacity_lease *leases,
                       size_t n_leases);
 
 /* How many destroyed extents may be watched without taking fds that live sessions need. */

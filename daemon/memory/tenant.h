@@ -33,7 +33,7 @@ struct tenant_suppressed {
         bool is_mixed;
 };
 
-/* Leases that its processes made or changed in the current interval; see lease_bounds.h. */
+/* How often its processes asked for leases and changes of them in the current interval; see lease_bounds.h. */
 struct tenant_births {
         uint64_t since_ms; /* 0: none */
         uint32_t n_by_users, n_by_config;

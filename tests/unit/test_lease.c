@@ -893,8 +893,8 @@ TEST_OF(lease, leases_need_fds)
         uint64_t n_both;
 
         ck_assert_int_eq(reload(CONFIG_BLUE("{partition: a, limit: 20MiB}, ", "limit: 2MiB")), 0);
-        n_both = capacity_fds(b->config, 0, both, 2);
-        ck_assert_uint_gt(n_both, capacity_fds(b->config, 0, both, 1));
+        n_both = capacity_fds(b->own.capacity, 0, both, 2);
+        ck_assert_uint_gt(n_both, capacity_fds(b->own.capacity, 0, both, 1));
         while (fd_reserve_usable_of(&tight) < n_both)
                 tight.rlim_cur = ++tight.rlim_max;
         ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &tight), 0); /* of the process of this case only */
@@ -932,7 +932,7 @@ TEST_OF(lease, requests_for_leases_do_not_fill_the_log)
 
         ck_assert_int_eq(
                 reload("max_sessions: 64\n" CONFIG_BLUE("{partition: a, limit: 20MiB}, ", "limit: 2MiB")), 0);
-        while (fd_reserve_usable_of(&tight) < capacity_fds(b->config, b->config->max_sessions, NULL, 0))
+        while (fd_reserve_usable_of(&tight) < capacity_fds(b->own.capacity, b->config->max_sessions, NULL, 0))
                 tight.rlim_cur = ++tight.rlim_max;
         ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &tight), 0); /* of the process of this case only */
         dup2(fd, STDERR_FILENO);

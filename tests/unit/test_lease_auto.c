@@ -223,7 +223,7 @@ TEST_OF(lease_auto, the_number_of_leases_is_bounded)
                 }
                 while (b->leases.n > 0)
                         tick();
-                refused("/pods/one/more", EDQUOT, "made or changed 256 leases in 60 s");
+                refused("/pods/one/more", EDQUOT, "asked 256 times in 60 s");
                 ck_assert_uint_eq(b->leases.n, 0);
                 still_clock_pass(LEASE_BOUNDS_MS);
         }

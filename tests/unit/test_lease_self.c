@@ -234,6 +234,22 @@ TEST_OF(lease_self, a_user_changes_them_so_often)
         ck_assert_int_eq(peer_error(own, ask_end(own, name_of("x"), false, 0)), 0);
 }
 
+TEST_OF(lease_self, refused_requests_count_too)
+{
+        for (unsigned i = 0; i < LEASES_PER_TENANT; i++)
+                if (i % 2 == 0)
+                        REFUSED(own, EINVAL, "multiples of 2 MiB", .name = "x", .limit = 1);
+                else
+                        refusal_of(own, set_reserve(own, name_of("none"), 0), ENOENT);
+        REFUSED(own, EDQUOT, "asked 256 times in 60 s", .name = "x", .limit = 8 * MIB);
+        refusal_of(own, set_reserve(own, name_of("none"), 0), EDQUOT);
+        CREATE(admin, .name = "operators", .tenant = "red", .limit = 8 * MIB);
+        ck_assert_int_eq(peer_error(admin, ask_end(admin, "operators", false, 0)), 0);
+        still_clock_pass(LEASE_BOUNDS_MS);
+        CREATE(own, .name = "x", .limit = 8 * MIB);
+        ck_assert_int_eq(peer_error(own, ask_end(own, name_of("x"), false, 0)), 0);
+}
+
 /* A session that only asks and manages: it gets no memory, and no lease that ended refuses it. */
 TEST_OF(lease_self, a_session_without_memory_joins_nothing)
 {
@@ -248,4 +264,148 @@ TEST_OF(lease_self, a_session_without_memory_joins_nothing)
         ck_assert_int_eq(peer_error(late, ask_end(late, name_of("x"), false, 0)), 0);
         must_close(late);
         must_close(in);
+}
+
+/* ---- what requests cost ---------------------------------------------------------- */
+
+enum { MANY = 70, OF_MANY = 35 }; /* tenants, in two partitions; and the one that asks */
+
+#define NOWHERE (UINT64_C(1) << 50) /* makes an address invalid */
+
+static struct quota *(*untouchable)[2]; /* what others' quotas were before */
+
+static void start_many(void)
+{
+        char *text = NULL;
+        size_t n;
+        FILE *out = open_memstream(&text, &n);
+
+        fputs("max_sessions: 80\n"
+              "devices: [{id: host, size: 512MiB, partitions: [{name: a, limit: 64MiB}, {name: b, limit: 64MiB}]}]\n"
+              "tenants:\n",
+              out);
+        for (unsigned i = 0; i < MANY; i++)
+                fprintf(out,
+                        "  - {name: t%u, match: {uid: %u}, leases: self,\n"
+                        "     quotas: [{partition: a, max_blocks: 100}, {partition: b, max_blocks: 100}]}\n",
+                        i, i == OF_MANY ? (unsigned)geteuid() : 1000 + i);
+        fclose(out);
+        snprintf(prefix, sizeof(prefix), "u%u:", (unsigned)geteuid());
+        sessions_start(text);
+        free(text);
+}
+
+FIXTURE(lease_self_many, start_many, sessions_end);
+
+/* Whoever looks at a quota of another tenant, or at one after another in a partition, crashes. */
+static void forbid_others(struct quota *invalid)
+{
+        untouchable = calloc(MANY, sizeof(*untouchable));
+        ck_assert_ptr_nonnull(untouchable);
+        for (unsigned i = 0; i < MANY; i++) {
+                struct tenant *t = &b->tenants[i];
+
+                for (size_t k = 0; k < t->n_quotas; k++)
+                        untouchable[i][k] = TAILQ_NEXT(t->quotas[k], lists.of_partition);
+                for (size_t k = 0; k < t->n_quotas; k++) {
+                        TAILQ_NEXT(t->quotas[k], lists.of_partition) = invalid;
+                        if (i != OF_MANY)
+                                t->quotas[k]->arena =
+                                        (struct arena *)((uintptr_t)t->quotas[k]->arena ^ NOWHERE);
+                }
+        }
+}
+
+static void allow_others(void)
+{
+        for (unsigned i = 0; i < MANY; i++)
+                for (size_t k = 0; k < b->tenants[i].n_quotas; k++) {
+                        struct quota *q = b->tenants[i].quotas[k];
+
+                        TAILQ_NEXT(q, lists.of_partition) = untouchable[i][k];
+                        if (i != OF_MANY)
+                                q->arena = (struct arena *)((uintptr_t)q->arena ^ NOWHERE);
+                }
+        free(untouchable);
+}
+
+static struct {
+        int error;
+        uint64_t cursor; /* of Explain's next page */
+} told;
+
+/* Instead of the peer's, which checks all quotas. */
+static void note_reply(void *userdata, const Bfcd__Reply *reply, const int *fds, size_t n_fds)
+{
+        (void)userdata;
+        (void)fds;
+        (void)n_fds;
+        told.error = reply->body_case == BFCD__REPLY__BODY_REFUSAL ? (int)reply->refusal->error : 0;
+        told.cursor = reply->body_case == BFCD__REPLY__BODY_EXPLAIN ? reply->explain->next_cursor : 0;
+}
+
+static int error_of(struct session *s, Bfcd__Request *r)
+{
+        const char *why;
+
+        r->id = 1;
+        told.error = -1;
+        ck_assert_int_eq(session_handle(s, r, &why), 0);
+        return told.error;
+}
+
+static int error_of_create(struct session *s, const char *name, const char *partition)
+{
+        Bfcd__LeaseCreate m = BFCD__LEASE_CREATE__INIT;
+        Bfcd__Request r = REQUEST(LEASE_CREATE, lease_create, &m);
+
+        m.name = (char *)(uintptr_t)name;
+        m.partition = (char *)(uintptr_t)partition;
+        m.bytes_limit = 8 * MIB;
+        m.match_case = BFCD__LEASE_CREATE__MATCH_UID;
+        m.uid = geteuid();
+        return error_of(s, &r);
+}
+
+static int error_of_explain(struct session *s, const char *tenant)
+{
+        Bfcd__Explain m = BFCD__EXPLAIN__INIT;
+        Bfcd__Request r = REQUEST(EXPLAIN, explain, &m);
+
+        m.tenant = (char *)(uintptr_t)tenant;
+        while (error_of(s, &r) == 0 && told.cursor > 0)
+                m.cursor = told.cursor;
+        return told.error;
+}
+
+/* So what one client asks costs no more with thousands of tenants. Sums over a device are kept for a tenth of a second. */
+TEST_OF(lease_self_many, a_client_asks_and_no_quota_of_others_is_looked_at)
+{
+        struct ledger_limits room;
+        struct session_ops ops;
+        char name[32];
+        struct peer *p = ask_as(geteuid());
+
+        snprintf(name, sizeof(name), "%sx", prefix);
+        list_page(p, BFCD__LIST__KIND__STATUS, 0);
+        room = b->room;
+        b->room.n_extents = 1;
+        ops = *p->session->ops;
+        ops.send = note_reply;
+        p->session->ops = &ops;
+        forbid_others((struct quota *)16);
+        ck_assert_int_eq(error_of_create(p->session, name, "c"), ENOENT);
+        ck_assert_int_eq(error_of_create(p->session, name, "a"), EDQUOT);
+        ck_assert_int_eq(error_of_explain(p->session, ""), 0);
+        ck_assert_int_eq(error_of_explain(p->session, "t1"), ENOENT);
+        for (int kind = 0; kind <= BFCD__LIST__KIND__REFUSALS; kind++) {
+                Bfcd__List m = BFCD__LIST__INIT;
+                Bfcd__Request r = REQUEST(LIST, list, &m);
+
+                m.kind = (Bfcd__List__Kind)kind;
+                ck_assert_int_ge(error_of(p->session, &r), 0);
+        }
+        allow_others();
+        b->room = room;
+        must_close(p);
 }
