@@ -33,6 +33,7 @@ enum {
         REASON,
         WAIT,
         OPENMETRICS,
+        EACH_LEASE,
         SVG,
         LOGDIR,
         INTERVAL,
@@ -71,7 +72,7 @@ static const struct {
 #define OWN(member) offsetof(struct invocation, member)
 #define OLDER_OR_BY "--older and --by are not valid for", "they are valid for leaks"
 #define MAP_USE     "usage: bfcctl map PARTITION [--svg FILE] [--tenant TENANT]"
-#define METRICS_USE "usage: bfcctl metrics [--openmetrics]"
+#define METRICS_USE "usage: bfcctl metrics [--openmetrics] [--each-lease]"
 #define SOME_TRIM                                                                                            \
         "--partition and --bytes are not valid for",                                                         \
                 "they are valid for trim, --partition also for park, wake, lease and run"
@@ -112,6 +113,8 @@ static const struct {
                    "it is valid for drain and run" },
         [OPENMETRICS] = { "openmetrics", no_argument, OWN(openmetrics), "--openmetrics is not valid for",
                           METRICS_USE },
+        [EACH_LEASE] = { "each-lease", no_argument, OWN(each_lease), "--each-lease is not valid for",
+                         METRICS_USE },
         [SVG] = { "svg", required_argument, OWN(svg), "--svg is not valid for", MAP_USE },
         [LOGDIR] = { "logdir", required_argument, OWN(logdir), OF_TENSORBOARD },
         [INTERVAL] = { "interval", required_argument, OWN(interval), "--interval is not valid for",
@@ -170,7 +173,7 @@ static const struct command commands[] = {
         { "grants", 0, ANYONE, BFCD__LIST__KIND__GRANTS, run_grants, BIT(WATCH), NULL },
         { "map", 1, ANYONE, 0, run_map, BIT(TENANT) | BIT(SVG), MAP_USE },
         { "snapshot", 1, ANYONE, 0, run_snapshot, 0, "usage: bfcctl snapshot [FILE]" },
-        { "metrics", 0, ANYONE, 0, run_metrics, BIT(OPENMETRICS), METRICS_USE },
+        { "metrics", 0, ANYONE, 0, run_metrics, BIT(OPENMETRICS) | BIT(EACH_LEASE), METRICS_USE },
         { "tensorboard", 0, ITSELF, 0, run_tensorboard,
           BIT(LOGDIR) | BIT(INTERVAL) | BIT(COUNT) | BIT(TENANT),
           "usage: bfcctl tensorboard --logdir DIR [--interval TIME] [--count N] [--tenant TENANT]" },

@@ -30,7 +30,7 @@ struct invocation {
         bool json;
         /* The values of `own_options`; "" for those without one; NULL: not given. */
         const char *dry_run, *tenant, *older, *by, *partition, *bytes, *reason, *timeout, *wait, *openmetrics,
-                *svg, *logdir, *interval, *count, *once, *since, *until, *file, *tag, *to;
+                *each_lease, *svg, *logdir, *interval, *count, *once, *since, *until, *file, *tag, *to;
         struct {
                 const char *name, *limit, *reserve, *cgroup, *unit, *pid, *user, *ttl, *evict, *grace;
         } lease;

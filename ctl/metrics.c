@@ -3,12 +3,14 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * One table of families: each is written as a whole, so no two are interleaved. Names have base units. Labels are the
- * device, the partition and the tenant: sessions and processes would make new time series without end. */
+ * device, the partition, the tenant and an operator's lease: sessions, processes, and leases that processes cause would
+ * make new time series without end. */
 #include "ctl/metrics.h"
 
 #include <errno.h>
 #include <inttypes.h>
 #include <stddef.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define N_ELEMENTS(a) (sizeof(a) / sizeof((a)[0]))
@@ -21,7 +23,14 @@ const Bfcd__List__Kind metrics_lists[METRICS_LISTS] = { BFCD__LIST__KIND__STATUS
 /* ---- the families ------------------------------------------------------------- */
 
 enum metric_type { GAUGE, COUNTER };
-enum metric_rows { OF_STATUS, OF_DEVICES, OF_PARTITIONS, OF_TENANTS, OF_LEASES };
+enum metric_rows {
+        OF_STATUS,
+        OF_DEVICES,
+        OF_PARTITIONS,
+        OF_TENANTS,
+        OF_LEASES,
+        OF_LEASES_AND_SUMS, /* also of those that processes caused, together */
+};
 enum metric_unit { PLAIN, MILLISECONDS, NANOSECONDS }; /* of the value; it is written in seconds */
 
 struct family {
@@ -62,11 +71,13 @@ struct family {
                 "tenant_" name, GAUGE, OF_TENANTS, PLAIN, 0, offsetof(Bfcd__TenantRow, member), help         \
         }
 
-#define LEASE(name, type, member, help)                                                                      \
+#define LEASE_STATS(name, type, rows, member, help)                                                          \
         {                                                                                                    \
-                "lease_" name, type, OF_LEASES, PLAIN, offsetof(Bfcd__LeaseRow, stats),                      \
+                "lease_" name, type, rows, PLAIN, offsetof(Bfcd__LeaseRow, stats),                           \
                         offsetof(Bfcd__Statistics, member), help                                             \
         }
+#define LEASE(name, type, member, help) LEASE_STATS(name, type, OF_LEASES, member, help)
+#define LEASE_SUM(name, member, help)   LEASE_STATS(name, GAUGE, OF_LEASES_AND_SUMS, member, help)
 
 static const struct family families[] = {
         STATUS("uptime_seconds", GAUGE, MILLISECONDS, uptime_ms, "Time since the daemon started."),
@@ -158,19 +169,19 @@ static const struct family families[] = {
         TENANT_ROW("waiting_requests", num_waiting, "Requests that wait for memory."),
         TENANT_ROW("waiting_bytes", bytes_waiting, "Memory that waiting requests ask for."),
 
-        LEASE("limit_bytes", GAUGE, bytes_limit, "Limit of the lease."),
-        LEASE("guaranteed_bytes", GAUGE, bytes_guaranteed, "Memory that is guaranteed to the lease."),
-        LEASE("reserved_bytes", GAUGE, bytes_reserved, "Memory of extents, to which the limit applies."),
+        LEASE_SUM("limit_bytes", bytes_limit, "Limit of the lease."),
+        LEASE_SUM("guaranteed_bytes", bytes_guaranteed, "Memory that is guaranteed to the lease."),
+        LEASE_SUM("reserved_bytes", bytes_reserved, "Memory of extents, to which the limit applies."),
         LEASE("peak_reserved_bytes", GAUGE, lifetime_peak_bytes_reserved, "Peak of the reserved memory."),
-        LEASE("in_use_bytes", GAUGE, bytes_in_use, "Memory of blocks."),
+        LEASE_SUM("in_use_bytes", bytes_in_use, "Memory of blocks."),
         LEASE("peak_in_use_bytes", GAUGE, lifetime_peak_bytes_in_use, "Peak of the memory of blocks."),
-        LEASE("sessions", GAUGE, num_sessions, "Sessions in the lease."),
+        LEASE_SUM("sessions", num_sessions, "Sessions in the lease."),
         LEASE("refusals_over_quota", COUNTER, num_over_quota,
               "Requests that were refused by the limits of the lease or of its tenant."),
         LEASE("refusals_out_of_memory", COUNTER, num_out_of_memory,
               "Requests that were refused because the partition or the device had no memory."),
-        { "lease_waiting_requests", GAUGE, OF_LEASES, PLAIN, 0, offsetof(Bfcd__LeaseRow, num_waiting),
-          "Requests that wait for memory." },
+        { "lease_waiting_requests", GAUGE, OF_LEASES_AND_SUMS, PLAIN, 0,
+          offsetof(Bfcd__LeaseRow, num_waiting), "Requests that wait for memory." },
         { "lease_waited_seconds", COUNTER, OF_LEASES, NANOSECONDS, 0, offsetof(Bfcd__LeaseRow, waited_ns),
           "Time that requests have waited." },
 };
@@ -243,6 +254,8 @@ struct writer {
         FILE *out;
         const struct list *list;
         bool openmetrics;
+        Bfcd__LeaseRow **sums; /* leases that are summed, by tenant, partition and maker */
+        size_t n_sums;
 };
 
 /* In OpenMetrics a counter's family has no suffix; in the older format it is named as its sample. */
@@ -276,12 +289,83 @@ static uint64_t value_of(const struct family *f, const void *row)
         return n;
 }
 
-static void put_sample(const struct writer *w, const struct family *f, const void *row, struct labels labels)
+static void put_value_of(const struct writer *w, const struct family *f, uint64_t value, struct labels labels)
 {
         fprintf(w->out, "bfcd_%s%s", f->name, f->type == COUNTER ? "_total" : "");
         put_labels(w->out, &labels, NULL);
-        put_number(w->out, value_of(f, row), f->unit);
+        put_number(w->out, value, f->unit);
 }
+
+static void put_sample(const struct writer *w, const struct family *f, const void *row, struct labels labels)
+{
+        put_value_of(w, f, value_of(f, row), labels);
+}
+
+/* ---- leases ----------------------------------------------------------------------- */
+
+static bool is_of_operator(const Bfcd__LeaseRow *row)
+{
+        return strcmp(row->made_by, "operator") == 0;
+}
+
+static int compare_makers(const void *left, const void *right)
+{
+        const Bfcd__LeaseRow *const *a = left, *const *b = right;
+        int by_tenant = strcmp((*a)->tenant, (*b)->tenant);
+        int by_partition = strcmp((*a)->partition, (*b)->partition);
+
+        return by_tenant != 0      ? by_tenant
+               : by_partition != 0 ? by_partition
+                                   : strcmp((*a)->made_by, (*b)->made_by);
+}
+
+/* No lease has a name with parentheses. */
+static void put_sums(const struct writer *w, const struct family *f)
+{
+        for (size_t i = 0, k; i < w->n_sums; i = k) {
+                const Bfcd__LeaseRow *first = w->sums[i];
+                struct labels labels = tenant_labels(w->list, first->tenant, first->partition);
+                uint64_t sum = 0;
+                char name[32];
+
+                for (k = i; k < w->n_sums && compare_makers(&w->sums[i], &w->sums[k]) == 0; k++)
+                        sum += value_of(f, w->sums[k]);
+                snprintf(name, sizeof(name), "(%s)", first->made_by);
+                labels.lease = name;
+                put_value_of(w, f, sum, labels);
+        }
+}
+
+static void put_leases(const struct writer *w, const struct family *f)
+{
+        const struct list *l = w->list;
+
+        for (size_t i = 0; i < l->n_leases; i++) {
+                struct labels labels = tenant_labels(l, l->leases[i]->tenant, l->leases[i]->partition);
+
+                labels.lease = l->leases[i]->name;
+                if (w->n_sums == 0 || is_of_operator(l->leases[i]))
+                        put_sample(w, f, l->leases[i], labels);
+        }
+        if (f->rows == OF_LEASES_AND_SUMS)
+                put_sums(w, f);
+}
+
+static int find_sums(struct writer *w)
+{
+        const struct list *l = w->list;
+
+        w->sums = calloc(l->n_leases + 1, sizeof(*w->sums));
+        if (!w->sums)
+                return -ENOMEM;
+        for (size_t i = 0; i < l->n_leases; i++)
+                if (!is_of_operator(l->leases[i]))
+                        w->sums[w->n_sums++] = l->leases[i];
+        qsort(w->sums, w->n_sums, sizeof(*w->sums), compare_makers);
+        return 0;
+}
+
+/* ---- families ---------------------------------------------------------------------- */
 
 static void put_family(const struct writer *w, const struct family *f)
 {
@@ -299,12 +383,8 @@ static void put_family(const struct writer *w, const struct family *f)
         for (size_t i = 0; f->rows == OF_TENANTS && i < l->n_tenants; i++)
                 put_sample(w, f, l->tenants[i],
                            tenant_labels(l, l->tenants[i]->tenant, l->tenants[i]->partition));
-        for (size_t i = 0; f->rows == OF_LEASES && i < l->n_leases; i++) {
-                struct labels labels = tenant_labels(l, l->leases[i]->tenant, l->leases[i]->partition);
-
-                labels.lease = l->leases[i]->name;
-                put_sample(w, f, l->leases[i], labels);
-        }
+        if (f->rows == OF_LEASES || f->rows == OF_LEASES_AND_SUMS)
+                put_leases(w, f);
 }
 
 /* The state of devices: 1 for the one in which each is. */
@@ -390,16 +470,20 @@ static void put_grants(const struct writer *w)
         }
 }
 
-int metrics_print(FILE *out, const struct list *l, bool openmetrics)
+int metrics_print(FILE *out, const struct list *l, const struct metrics_options *o)
 {
-        const struct writer w = { out, l, openmetrics };
+        struct writer w = { .out = out, .list = l, .openmetrics = o->openmetrics };
+        int r = o->each_lease ? 0 : find_sums(&w);
 
+        if (r < 0)
+                return r;
         put_version(&w);
         for (size_t i = 0; i < N_ELEMENTS(families); i++)
                 put_family(&w, &families[i]);
         put_states(&w);
         put_grants(&w);
-        if (openmetrics)
+        if (w.openmetrics)
                 fputs("# EOF\n", out);
+        free(w.sums);
         return ferror(out) ? -EIO : 0;
 }

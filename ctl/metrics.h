@@ -13,8 +13,12 @@
 #define METRICS_LISTS 5u
 extern const Bfcd__List__Kind metrics_lists[METRICS_LISTS];
 
-/* The list has these. openmetrics: in this format; else in the text
- * format of Prometheus, version 0.0.4. -EIO. */
-int metrics_print(FILE *out, const struct list *l, bool openmetrics);
+struct metrics_options {
+        bool openmetrics; /* in this format; else in the text format of Prometheus, version 0.0.4 */
+        bool each_lease; /* also those that processes caused: else these are summed by tenant, partition and maker */
+};
+
+/* The list has these. -EIO, -ENOMEM. */
+int metrics_print(FILE *out, const struct list *l, const struct metrics_options *o);
 
 #endif

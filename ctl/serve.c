@@ -46,9 +46,9 @@ struct serve {
 struct answer {
         FILE *out;
         const char *type;
-        bool openmetrics;              /* the client accepts it */
-        const char *partition, *width; /* of the query; NULL: none */
-        unsigned failed_with;          /* the status, if there is an error */
+        bool openmetrics;                       /* the client accepts it */
+        const char *partition, *width, *leases; /* of the query; NULL: none */
+        unsigned failed_with;                   /* the status, if there is an error */
 };
 
 /* ---- what there is ------------------------------------------------------------- */
@@ -80,20 +80,6 @@ static int answer_explain(struct ask *a, Bfcd__List__Kind kind, struct answer *r
         return r;
 }
 
-static int answer_metrics(struct ask *a, Bfcd__List__Kind kind, struct answer *ret)
-{
-        struct list *l;
-        int r = ask_lists(a, metrics_lists, METRICS_LISTS, &l);
-
-        (void)kind;
-        if (r < 0)
-                return r;
-        ret->type = ret->openmetrics ? TYPE_OPENMETRICS : TYPE_PROMETHEUS;
-        r = metrics_print(ret->out, l, ret->openmetrics);
-        list_free(l);
-        return r;
-}
-
 static int __attribute__((format(printf, 3, 4)))
 bad_request(struct ask *a, struct answer *ret, const char *format, ...)
 {
@@ -104,6 +90,24 @@ bad_request(struct ask *a, struct answer *ret, const char *format, ...)
         va_end(arguments);
         ret->failed_with = MHD_HTTP_BAD_REQUEST;
         return -EINVAL;
+}
+
+static int answer_metrics(struct ask *a, Bfcd__List__Kind kind, struct answer *ret)
+{
+        struct metrics_options o = { ret->openmetrics, ret->leases != NULL };
+        struct list *l;
+        int r;
+
+        (void)kind;
+        if (ret->leases && strcmp(ret->leases, "each") != 0)
+                return bad_request(a, ret, "leases can only be 'each', as in /metrics?leases=each.");
+        r = ask_lists(a, metrics_lists, METRICS_LISTS, &l);
+        if (r < 0)
+                return r;
+        ret->type = ret->openmetrics ? TYPE_OPENMETRICS : TYPE_PROMETHEUS;
+        r = metrics_print(ret->out, l, &o);
+        list_free(l);
+        return r;
 }
 
 /* A number of pixels in digits only. 0: it is another text. */
@@ -285,6 +289,7 @@ static enum MHD_Result send_answer(struct serve *s, struct MHD_Connection *c, co
                                  .openmetrics = accepts && strstr(accepts, ACCEPTS_OPENMETRICS),
                                  .partition = query_value(c, "partition"),
                                  .width = query_value(c, "width"),
+                                 .leases = query_value(c, "leases"),
                                  .failed_with = MHD_HTTP_SERVICE_UNAVAILABLE };
         char *text = NULL;
         size_t n_text = 0;

@@ -35,6 +35,7 @@ struct attack {
         bool small_pages; /* bench-attacks has the daemon use them: else it measures how long MADV_COLLAPSE waits for a
                                   * lock of the whole machine */
         void (*before_drop)(void); /* as root, before the user changes; sets the groups; NULL: none */
+        unsigned n_more_tenants;   /* bench-attacks has so many tenants more in all partitions */
         const char *log_line; /* what the daemon logs as a warning or an error because of it; NULL: none */
 };
 

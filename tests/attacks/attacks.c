@@ -19,6 +19,7 @@
 
 extern const struct attack attack_none;
 extern const struct attack attack_acks;
+extern const struct attack attack_asks;
 extern const struct attack attack_collapse;
 extern const struct attack attack_groups;
 extern const struct attack attack_inode;
@@ -38,10 +39,10 @@ extern const struct attack attack_urgent;
 extern const struct attack attack_waiters;
 
 const struct attack *const attacks[] = {
-        &attack_none,   &attack_acks,       &attack_collapse,    &attack_groups,   &attack_inode,
-        &attack_linger, &attack_logs,       &attack_many_silent, &attack_memfd,    &attack_page,
-        &attack_park,   &attack_punch,      &attack_refill,      &attack_refusals, &attack_sessions,
-        &attack_silent, &attack_slow_write, &attack_urgent,      &attack_waiters,
+        &attack_none,     &attack_acks,   &attack_asks,       &attack_collapse,    &attack_groups,
+        &attack_inode,    &attack_linger, &attack_logs,       &attack_many_silent, &attack_memfd,
+        &attack_page,     &attack_park,   &attack_punch,      &attack_refill,      &attack_refusals,
+        &attack_sessions, &attack_silent, &attack_slow_write, &attack_urgent,      &attack_waiters,
 };
 const size_t n_attacks = sizeof(attacks) / sizeof(attacks[0]);
 
@@ -52,28 +53,37 @@ char *attack_config(const struct attack *attack)
         const char *pages = attack->small_pages ? "off" : "auto";
         unsigned uid = (unsigned)geteuid();
         char *text = NULL;
+        size_t n_text;
+        FILE *out = open_memstream(&text, &n_text);
 
-        if (asprintf(
-                    &text,
-                    "timeouts: {quarantine: 1s}\n"
-                    "devices:\n"
-                    "  - id: host\n"
-                    "    size: 1GiB\n"
-                    "    partitions:\n"
-                    "      - {name: a, limit: 256MiB, growth: on-demand, huge_pages: %s}\n"
-                    "      - {name: b, limit: 256MiB, growth: on-demand, huge_pages: %s}\n"
-                    "      - {name: c, limit: 256MiB, growth: on-demand, huge_pages: %s}\n"
-                    "      - {name: d, limit: 256MiB, growth: on-demand, huge_pages: %s}\n"
-                    "tenants:\n"
-                    "  - {name: victim, match: {uid: %u}, quotas: [{partition: a, limit: 32MiB, reserve: 32MiB}]}\n"
-                    "  - {name: grower, match: {uid: %u}, quotas: [{partition: a, limit: 32MiB, reserve: 32MiB}]}\n"
-                    "  - name: " ATTACKER "\n"
-                    "    match: {uid: %u}\n"
-                    "    quotas: [{partition: a, limit: 192MiB}, {partition: b, limit: 192MiB},\n"
-                    "             {partition: c, limit: 192MiB}, {partition: d, limit: 192MiB}]\n",
-                    pages, pages, pages, pages, uid, uid, uid == 0 ? ATTACKER_UID : uid) < 0)
+        if (!out)
                 return NULL;
-        return text;
+        fprintf(out,
+                "timeouts: {quarantine: 1s}\n"
+                "devices:\n"
+                "  - id: host\n"
+                "    size: 1GiB\n"
+                "    partitions:\n"
+                "      - {name: a, limit: 256MiB, growth: on-demand, huge_pages: %s}\n"
+                "      - {name: b, limit: 256MiB, growth: on-demand, huge_pages: %s}\n"
+                "      - {name: c, limit: 256MiB, growth: on-demand, huge_pages: %s}\n"
+                "      - {name: d, limit: 256MiB, growth: on-demand, huge_pages: %s}\n"
+                "tenants:\n"
+                "  - {name: victim, match: {uid: %u}, quotas: [{partition: a, limit: 32MiB, reserve: 32MiB}]}\n"
+                "  - {name: grower, match: {uid: %u}, quotas: [{partition: a, limit: 32MiB, reserve: 32MiB}]}\n"
+                "  - name: " ATTACKER "\n"
+                "    match: {uid: %u}\n"
+                "    leases: self\n"
+                "    quotas: [{partition: a, limit: 192MiB}, {partition: b, limit: 192MiB},\n"
+                "             {partition: c, limit: 192MiB}, {partition: d, limit: 192MiB}]\n",
+                pages, pages, pages, pages, uid, uid, uid == 0 ? ATTACKER_UID : uid);
+        for (unsigned i = 0; i < attack->n_more_tenants; i++)
+                fprintf(out,
+                        "  - {name: more%u, match: {uid: %u}, max_sessions: 1, quotas: [%s, %s, %s, %s]}\n",
+                        i, ATTACK_OTHER_UID + i, "{partition: a, max_blocks: 100}",
+                        "{partition: b, max_blocks: 100}", "{partition: c, max_blocks: 100}",
+                        "{partition: d, max_blocks: 100}");
+        return fclose(out) == 0 ? text : NULL;
 }
 
 struct attack_stage *attack_stage_new(const char *socket, pid_t daemon)

@@ -30,6 +30,7 @@ static const struct rig_config shared_machine = {
                 "grower", "@UID@",
                 "a, limit: 16MiB, reserve: 16MiB") "  - name: " ATTACKER "\n"
                                                    "    match: {uid: [@UID@, @OTHER@]}\n"
+                                                   "    leases: self\n"
                                                    "    quotas: [{partition: a, limit: 128MiB}, {partition: b, limit: 128MiB},\n"
                                                    "             {partition: c, limit: 128MiB}, {partition: d, limit: 128MiB}]\n",
 };

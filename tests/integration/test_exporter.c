@@ -20,6 +20,11 @@ static const struct rig_config one_tenant = { .tenants = TENANT("red", "@UID@", 
 static const struct rig_config moves_clock = { .tenants = TENANT("red", "@UID@", "train, limit: 64MiB"),
                                                .moves_clock = true };
 
+static const struct rig_config own_leases = {
+        .tenants =
+                "  - {name: red, match: {uid: @UID@}, leases: self, quotas: [{partition: train, limit: 64MiB}]}\n"
+};
+
 struct exporter {
         char path[112]; /* its socket */
         pid_t pid;
@@ -181,6 +186,59 @@ RIG_TEST(metrics_over_http, one_tenant)
         ck_assert_int_eq(r.status, 200);
         ck_assert_str_eq(r.body, "");
         free(r.all);
+        exporter_stop(&e);
+        session_end(red);
+}
+
+static bool has_lease(const struct exporter *e, const char *path, const char *name)
+{
+        char label[64];
+        struct reply r;
+        bool has;
+
+        snprintf(label, sizeof(label), "lease=\"%s\"", name);
+        get(e, path, &r);
+        ck_assert_int_eq(r.status, 200);
+        has = strstr(r.body, label) != NULL;
+        free(r.all);
+        return has;
+}
+
+/* Their users choose the names, each of which would be a time series. */
+RIG_TEST(metrics_sum_the_leases_of_users, own_leases)
+{
+        Bfcd__Request request_ = BFCD__REQUEST__INIT;
+        Bfcd__LeaseCreate m = BFCD__LEASE_CREATE__INIT;
+        struct raw *red = session_open(rig->socket, "red");
+        struct exporter e = exporter_start(rig);
+        char name[32], of_operator[] = "job", train[] = "train";
+        struct reply r;
+
+        snprintf(name, sizeof(name), "u%u:mine", (unsigned)getuid());
+        m.name = name;
+        m.partition = train;
+        m.bytes_limit = 8 * MIB;
+        m.match_case = BFCD__LEASE_CREATE__MATCH_PID;
+        m.pid = (uint64_t)getpid();
+        request_.body_case = BFCD__REQUEST__BODY_LEASE_CREATE;
+        request_.lease_create = &m;
+        ck_assert_msg(raw_do(red, &request_) == 0, "%s", raw_refusal());
+        ck_assert_int_eq(ctl(rig->admin_socket,
+                             WORDS("lease", "create", of_operator, "--tenant", "red", "--partition", "train",
+                                   "--limit", "8MiB", "--cgroup", "/none"),
+                             NULL, NULL),
+                         0);
+        ck_assert(has_lease(&e, "/metrics", of_operator));
+        ck_assert(has_lease(&e, "/metrics", "(user)"));
+        ck_assert(!has_lease(&e, "/metrics", name));
+        ck_assert(has_lease(&e, "/metrics?leases=each", name));
+        ck_assert(!has_lease(&e, "/metrics?leases=each", "(user)"));
+        get(&e, "/metrics?leases=all", &r);
+        ck_assert_int_eq(r.status, 400);
+        ck_assert_ptr_nonnull(strstr(r.body, "leases can only be 'each'"));
+        free(r.all);
+        ck_assert_int_eq(ctl(rig->admin_socket, WORDS("lease", "end", name), NULL, NULL), 0);
+        ck_assert_int_eq(ctl(rig->admin_socket, WORDS("lease", "end", of_operator), NULL, NULL), 0);
         exporter_stop(&e);
         session_end(red);
 }

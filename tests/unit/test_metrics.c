@@ -81,16 +81,21 @@ static struct list *rows(void)
         return &l;
 }
 
-static char *metrics_of(const struct list *l, bool openmetrics)
+static char *metrics_with(const struct list *l, const struct metrics_options *o)
 {
         char *text = NULL;
         size_t n;
         FILE *out = open_memstream(&text, &n);
 
         ck_assert_ptr_nonnull(out);
-        ck_assert_int_eq(metrics_print(out, l, openmetrics), 0);
+        ck_assert_int_eq(metrics_print(out, l, o), 0);
         fclose(out);
         return text;
+}
+
+static char *metrics_of(const struct list *l, bool openmetrics)
+{
+        return metrics_with(l, &(struct metrics_options){ .openmetrics = openmetrics });
 }
 
 static void has(const char *text, const char *part)
@@ -144,6 +149,59 @@ TEST(histograms_are_cumulative)
         /* No request was served so. */
         has(text, "\nbfcd_grant_waited_seconds_bucket{" LABELS ",le=\"+Inf\"} 0\n");
         has(text, "\nbfcd_grant_waited_seconds_count{" LABELS "} 0\n");
+        free(text);
+}
+
+#define LEASE_OF(tenant, name)                                                                               \
+        "device=\"cuda:0\",partition=\"train\",tenant=\"" tenant "\",lease=\"" name "\"} "
+
+/* Processes choose the names of the leases that they cause, so each name would be a time series. */
+TEST(leases_that_processes_cause_are_summed)
+{
+        static const struct {
+                const char *name, *tenant, *made_by;
+        } made[] = { { "u7:b", "red", "user" },
+                     { "job", "red", "operator" },
+                     { "u7:a", "blue", "user" },
+                     { "pod::1", "red", "config" },
+                     { "u7:c", "red", "user" } };
+        enum { N = sizeof(made) / sizeof(made[0]) };
+        Bfcd__LeaseRow leases[N], *pointers[N];
+        Bfcd__Statistics stats[N];
+        struct list l = *rows();
+        char *text;
+
+        for (size_t i = 0; i < N; i++) {
+                bfcd__lease_row__init(&leases[i]);
+                bfcd__statistics__init(&stats[i]);
+                leases[i].name = (char *)(uintptr_t)made[i].name;
+                leases[i].tenant = (char *)(uintptr_t)made[i].tenant;
+                leases[i].made_by = (char *)(uintptr_t)made[i].made_by;
+                leases[i].partition = l.partitions[0]->name;
+                leases[i].stats = &stats[i];
+                leases[i].num_waiting = 1 + i;
+                stats[i].bytes_in_use = UINT64_C(100) << i;
+                stats[i].num_over_quota = 7;
+                pointers[i] = &leases[i];
+        }
+        l.leases = pointers;
+        l.n_leases = N;
+        text = metrics_of(&l, false);
+        has(text, "\nbfcd_lease_in_use_bytes{" LEASE_OF("red", "job") "200\n");
+        has(text, "\nbfcd_lease_in_use_bytes{" LEASE_OF("red", "(user)") "1700\n");
+        has(text, "\nbfcd_lease_in_use_bytes{" LEASE_OF("red", "(config)") "800\n");
+        has(text, "\nbfcd_lease_in_use_bytes{" LEASE_OF("blue", "(user)") "400\n");
+        has(text, "\nbfcd_lease_waiting_requests{" LEASE_OF("red", "(user)") "6\n");
+        has(text, "\nbfcd_lease_refusals_over_quota_total{" LEASE_OF("red", "job") "7\n");
+        ck_assert_ptr_null(strstr(text, "u7:"));
+        ck_assert_ptr_null(strstr(text, "pod::"));
+        ck_assert_ptr_null(
+                strstr(text, "refusals_over_quota_total{" LEASE_OF("red", "(user)"))); /* it would fall */
+        free(text);
+        text = metrics_with(&l, &(struct metrics_options){ .each_lease = true });
+        has(text, "\nbfcd_lease_in_use_bytes{" LEASE_OF("red", "u7:b") "100\n");
+        has(text, "\nbfcd_lease_refusals_over_quota_total{" LEASE_OF("red", "pod::1") "7\n");
+        ck_assert_ptr_null(strstr(text, "(user)"));
         free(text);
 }
 
