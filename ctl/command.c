@@ -129,9 +129,9 @@ int run_metrics(struct ask *a, const struct invocation *i, const struct command 
                 return command_usage("--json is not valid for", c->name, command_right_use(c));
         if (ask_lists(a, metrics_lists, METRICS_LISTS, &l) < 0)
                 return command_complain(a);
-        r = metrics_print(
-                stdout, l,
-                &(struct metrics_options){ .openmetrics = i->openmetrics, .each_lease = i->each_lease });
+        r = metrics_print(stdout, l,
+                          &(struct metrics_options){ .openmetrics = i->metrics.openmetrics,
+                                                     .each_lease = i->metrics.each_lease });
         list_free(l);
         return command_finish(r);
 }

@@ -29,8 +29,11 @@ struct invocation {
         const char *socket; /* NULL: by ask_socket()'s rule */
         bool json;
         /* The values of `own_options`; "" for those without one; NULL: not given. */
-        const char *dry_run, *tenant, *older, *by, *partition, *bytes, *reason, *timeout, *wait, *openmetrics,
-                *each_lease, *svg, *logdir, *interval, *count, *once, *since, *until, *file, *tag, *to;
+        const char *dry_run, *tenant, *older, *by, *partition, *bytes, *reason, *timeout, *wait, *svg,
+                *logdir, *interval, *count, *once, *since, *until, *file, *tag, *to;
+        struct {
+                const char *openmetrics, *each_lease;
+        } metrics; /* the same */
         struct {
                 const char *name, *limit, *reserve, *cgroup, *unit, *pid, *user, *ttl, *evict, *grace;
         } lease;
