@@ -911,6 +911,29 @@ TEST_OF(lease, leases_need_fds)
         end("z", false, 0);
 }
 
+/* They count in their partition, at whichever place the config lists it. */
+TEST_OF(lease, leases_need_fds_where_a_reload_changed_the_order_of_partitions)
+{
+        static const struct capacity_lease one = { 1, 16 * MIB };
+        struct rlimit tight = { 0 };
+
+        ck_assert_int_eq(
+                reload("devices:\n"
+                       "  - id: host\n"
+                       "    size: 256MiB\n"
+                       "    partitions: [{name: pre, limit: 8MiB, growth: preallocate},\n"
+                       "                 {name: a, limit: 64MiB}]\n"
+                       "tenants:\n"
+                       "  - {name: red, match: {uid: [1, 3]}, quotas: [{partition: a, limit: 20MiB},\n"
+                       "                                              {partition: pre, limit: 4MiB}]}\n"
+                       "  - {name: blue, match: {uid: 2}, quotas: [{partition: a, limit: 2MiB}]}\n"),
+                0);
+        while (fd_reserve_usable_of(&tight) + 1 < capacity_fds(b->own.capacity, 0, &one, 1))
+                tight.rlim_cur = ++tight.rlim_max;
+        ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &tight), 0); /* of the process of this case only */
+        REFUSED(EMFILE, "LimitNOFILE=", .name = "x", .cgroup = "/x", .limit = 16 * MIB);
+}
+
 /* Lines of the log with a text, which is written to a file from here on. */
 static unsigned count_logged(int fd, const char *text)
 {
