@@ -58,19 +58,20 @@ static uint64_t plan_device_granularity(const struct device *d)
 }
 
 static int plan_device_make(struct device *device, const struct device_supply *supply,
-                            enum device_share share, uint64_t n_bytes, struct device_extent *ret)
+                            enum device_share share, struct device_extent *extents, size_t n)
 {
         struct plan_device *d = (struct plan_device *)device;
 
         (void)supply;
-        *ret = DEVICE_EXTENT_EMPTY;
-        ret->share = share;
-        ret->n_bytes = n_bytes;
-        ret->native = ++d->n_made;
-        if (n_bytes > d->largest_bytes)
-                d->largest_bytes = n_bytes;
-        if (share == DEVICE_SHARE_CUDA_IPC)
-                memcpy(ret->handle, &d->n_made, sizeof(d->n_made));
+        for (struct device_extent *e = extents; e < extents + n; e++) {
+                *e = (struct device_extent){
+                        .fd = -1, .share = share, .n_bytes = e->n_bytes, .native = ++d->n_made
+                };
+                if (e->n_bytes > d->largest_bytes)
+                        d->largest_bytes = e->n_bytes;
+                if (share == DEVICE_SHARE_CUDA_IPC)
+                        memcpy(e->handle, &d->n_made, sizeof(d->n_made));
+        }
         return 0;
 }
 
@@ -274,6 +275,7 @@ int plan_daemon_new(const struct plan_place *place, uint64_t limit_bytes, struct
         log_open(LOG_LEVEL_ERROR);
         d->device.device.ops = &device_ops;
         d->device.device.empties_mappings = !place->is_cuda;
+        d->device.device.is_cuda = place->is_cuda;
         d->device.fd = memfd_create("plan", MFD_CLOEXEC);
         r = d->device.fd < 0 ? -errno : make_broker(d, place, limit_bytes, ret_sentence, n_sentence);
         if (r < 0) {

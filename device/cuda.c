@@ -34,6 +34,7 @@
 
 #include "device/cuda_copy.h"
 #include "device/cuda_driver.h"
+#include "device/cuda_fill.h"
 #include "device/cuda_open.h"
 #include "device/cuda_pin.h"
 #include "device/cuda_return.h"
@@ -51,7 +52,8 @@ struct cuda_device {
         bool is_lost;
         bool is_broken; /* the context */
         struct cuda_wait_budget wait_budget;
-        struct cuda_copier copier; /* opened by the first copy; under one_call */
+        struct cuda_fill fill;     /* under one_call, as the next */
+        struct cuda_copier copier; /* opened by the first copy */
         struct cuda_pinner pinner; /* of host extents that are copied to and from */
         uint64_t live_bytes;       /* in extents; under one_call */
         uint64_t handle_bytes;     /* of these, with legacy handles */
@@ -83,12 +85,15 @@ static void leave(struct cuda_device *d)
 }
 
 /* Before the context is closed. */
-static void close_copier(struct cuda_device *d)
+static void close_streams(struct cuda_device *d)
 {
-        bool is_entered = d->copier.cu && cuda_context_enter(&d->context) == 0;
+        bool is_entered = (d->copier.cu || d->fill.stream) && cuda_context_enter(&d->context) == 0;
 
         cuda_pins_drop(&d->pinner, is_entered);
         cuda_copier_close(&d->copier, is_entered);
+        if (is_entered)
+                cuda_fill_close(&d->fill, &d->context);
+        d->fill = (struct cuda_fill){ 0 };
         if (is_entered)
                 leave(d);
 }
@@ -101,7 +106,7 @@ static int renew(struct cuda_device *d)
 
         if (d->handle_bytes > 0)
                 return -ENOTRECOVERABLE;
-        close_copier(d);
+        close_streams(d);
         cuda_context_close(&d->context);
         d->context = (struct cuda_context){ .cu = was.cu, .device = was.device };
         r = note(d, cuda_context_open(was.cu, was.device, &d->context));
@@ -135,14 +140,6 @@ static int cuda_bytes(struct cuda_device *d, uint64_t *ret_free, uint64_t *ret_t
 
 /* ---- making -------------------------------------------------------------- */
 
-static int zero(struct cuda_device *d, CUdeviceptr at, uint64_t n_bytes)
-{
-        const struct cuda_driver *cu = d->context.cu;
-        int r = note(d, cu->cuMemsetD8_v2(at, 0, n_bytes));
-
-        return r < 0 ? r : note(d, cu->cuCtxSynchronize());
-}
-
 /* The handle opens exactly this memory, without a neighbour's? */
 static int check_whole(struct cuda_device *d, CUdeviceptr at, uint64_t n_bytes)
 {
@@ -168,7 +165,7 @@ static int make_ipc(struct cuda_device *d, uint64_t n_bytes, struct device_exten
                 return r;
         r = check_whole(d, at, n_bytes);
         if (r == 0)
-                r = zero(d, at, n_bytes);
+                r = note_error(d, cuda_fill_at(&d->fill, &d->context, at, n_bytes));
         if (r == 0)
                 r = note(d, cu->cuIpcGetMemHandle(&handle, at));
         if (r < 0) {
@@ -195,58 +192,13 @@ static CUmemAllocationProp fd_prop(const struct cuda_device *d)
         return prop;
 }
 
-/* Tried twice, then without the context, which may be broken: a remaining mapping keeps memory that is charged to no
- * tenant. */
-static int unmap_at(struct cuda_device *d, CUdeviceptr at, uint64_t n_bytes)
+static uint64_t sum_bytes(const struct device_extent *extents, size_t n)
 {
-        const struct cuda_driver *cu = d->context.cu;
-        int r = note(d, cu->cuMemUnmap(at, n_bytes));
-        CUcontext context;
+        uint64_t n_bytes = 0;
 
-        if (r < 0 && cu->cuCtxPopCurrent_v2(&context) == CUDA_SUCCESS) {
-                r = note(d, cu->cuMemUnmap(at, n_bytes));
-                cu->cuCtxPushCurrent_v2(context);
-        }
-        cu->cuMemAddressFree(at, n_bytes);
-        return r;
-}
-
-/* Such memory has no address: it gets one until unmap_at(). */
-static int map_handle(struct cuda_device *d, CUmemGenericAllocationHandle handle, uint64_t n_bytes,
-                      CUdeviceptr *ret)
-{
-        const CUmemAccessDesc access = { .location = { CU_MEM_LOCATION_TYPE_DEVICE, d->context.device },
-                                         .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
-        const struct cuda_driver *cu = d->context.cu;
-        CUdeviceptr at;
-        int r;
-
-        r = note(d, cu->cuMemAddressReserve(&at, n_bytes, 0, 0, 0));
-        if (r < 0)
-                return r;
-        r = note(d, cu->cuMemMap(at, n_bytes, 0, handle, 0));
-        if (r < 0) {
-                cu->cuMemAddressFree(at, n_bytes);
-                return r;
-        }
-        r = note(d, cu->cuMemSetAccess(at, n_bytes, &access, 1));
-        if (r < 0)
-                (void)unmap_at(d, at, n_bytes);
-        else
-                *ret = at;
-        return r;
-}
-
-static int zero_by_handle(struct cuda_device *d, CUmemGenericAllocationHandle handle, uint64_t n_bytes)
-{
-        CUdeviceptr at;
-        int r = map_handle(d, handle, n_bytes, &at), r_unmap;
-
-        if (r < 0)
-                return r;
-        r = zero(d, at, n_bytes);
-        r_unmap = unmap_at(d, at, n_bytes);
-        return r < 0 ? r : r_unmap;
+        while (n > 0)
+                n_bytes += extents[--n].n_bytes;
+        return n_bytes;
 }
 
 static int export_fd(struct cuda_device *d, CUmemGenericAllocationHandle handle, int *ret)
@@ -267,57 +219,86 @@ static int export_fd(struct cuda_device *d, CUmemGenericAllocationHandle handle,
         return 0;
 }
 
-static int make_fd(struct cuda_device *d, uint64_t n_bytes, struct device_extent *ret)
+static int create(struct cuda_device *d, struct device_extent *e)
 {
         const CUmemAllocationProp prop = fd_prop(d);
-        struct device_extent e = { .fd = -1, .share = DEVICE_SHARE_FD, .n_bytes = n_bytes };
         CUmemGenericAllocationHandle handle;
-        int r;
+        int r = note(d, d->context.cu->cuMemCreate(&handle, e->n_bytes, &prop, 0));
 
-        r = note(d, d->context.cu->cuMemCreate(&handle, n_bytes, &prop, 0));
-        if (r < 0)
-                return r;
-        r = zero_by_handle(d, handle, n_bytes);
         if (r == 0)
-                r = export_fd(d, handle, &e.fd);
-        if (r < 0) {
-                d->context.cu->cuMemRelease(handle);
-                return r;
-        }
-        e.native = handle;
-        *ret = e;
-        return 0;
+                *e = (struct device_extent){
+                        .fd = -1, .share = DEVICE_SHARE_FD, .n_bytes = e->n_bytes, .native = handle
+                };
+        return r;
 }
 
-static int cuda_make_locked(struct cuda_device *d, enum device_share share, uint64_t n_bytes,
-                            struct device_extent *ret)
+/* The first *ret_n_made are made, also after a failure. */
+static int make_all(struct cuda_device *d, enum device_share share, struct device_extent *extents, size_t n,
+                    size_t *ret_n_made)
 {
+        int r = 0;
+
+        while (r == 0 && *ret_n_made < n) {
+                struct device_extent *e = &extents[*ret_n_made];
+
+                r = share == DEVICE_SHARE_FD ? create(d, e) : make_ipc(d, e->n_bytes, e);
+                *ret_n_made += r == 0;
+        }
+        if (r < 0 || share != DEVICE_SHARE_FD)
+                return r;
+        r = note_error(d, cuda_fill(&d->fill, &d->context, extents, n));
+        for (size_t i = 0; r == 0 && i < n; i++)
+                r = export_fd(d, extents[i].native, &extents[i].fd);
+        return r;
+}
+
+static int give_back_once(struct cuda_device *d, const struct device_extent *e)
+{
+        const struct cuda_driver *cu = d->context.cu;
+
+        return note(d,
+                    e->share == DEVICE_SHARE_FD ? cu->cuMemRelease(e->native) : cu->cuMemFree_v2(e->native));
+}
+
+static int cuda_make_locked(struct cuda_device *d, enum device_share share, struct device_extent *extents,
+                            size_t n)
+{
+        size_t n_made = 0;
         int r = enter(d);
 
         if (r < 0)
                 return r;
-        r = share == DEVICE_SHARE_FD ? make_fd(d, n_bytes, ret) : make_ipc(d, n_bytes, ret);
+        r = make_all(d, share, extents, n, &n_made);
+        while (r < 0 && n_made > 0) {
+                if (extents[--n_made].fd >= 0)
+                        close(extents[n_made].fd);
+                (void)give_back_once(d, &extents[n_made]);
+        }
         leave(d);
         return r;
 }
 
 static int cuda_make(struct device *device, const struct device_supply *supply, enum device_share share,
-                     uint64_t n_bytes, struct device_extent *ret)
+                     struct device_extent *extents, size_t n)
 {
         struct cuda_device *d = (struct cuda_device *)device;
         int r;
 
         (void)supply;
-        if (n_bytes == 0 || n_bytes % d->granularity != 0 || n_bytes > SIZE_MAX / 2)
+        if (n == 0 || n > DEVICE_MAKES)
                 return -EINVAL;
+        for (size_t i = 0; i < n; i++)
+                if (extents[i].n_bytes == 0 || extents[i].n_bytes % d->granularity != 0 ||
+                    extents[i].n_bytes > SIZE_MAX / 2 / DEVICE_MAKES)
+                        return -EINVAL;
         if (share == DEVICE_SHARE_FD ? !d->shares_fds : share != DEVICE_SHARE_CUDA_IPC)
                 return -ENOTSUP;
         pthread_mutex_lock(&d->one_call);
-        r = cuda_make_locked(d, share, n_bytes, ret);
+        r = cuda_make_locked(d, share, extents, n);
         if (r == -ENOTRECOVERABLE) /* in another context */
-                r = cuda_make_locked(d, share, n_bytes, ret);
-        d->live_bytes += r == 0 ? n_bytes : 0;
-        d->handle_bytes += r == 0 && share == DEVICE_SHARE_CUDA_IPC ? n_bytes : 0;
+                r = cuda_make_locked(d, share, extents, n);
+        d->live_bytes += r == 0 ? sum_bytes(extents, n) : 0;
+        d->handle_bytes += r == 0 && share == DEVICE_SHARE_CUDA_IPC ? sum_bytes(extents, n) : 0;
         pthread_mutex_unlock(&d->one_call);
         return r;
 }
@@ -343,6 +324,7 @@ static int check_place(struct cuda_device *d, CUmemGenericAllocationHandle handl
  * touched. */
 static int check_size(struct cuda_device *d, CUmemGenericAllocationHandle handle, uint64_t n_bytes)
 {
+        const struct device_extent e = { .fd = -1, .n_bytes = n_bytes, .native = handle };
         const struct cuda_driver *cu = d->context.cu;
         CUdeviceptr at;
         int r = note(d, cu->cuMemAddressReserve(&at, n_bytes, 0, 0, 0));
@@ -351,7 +333,7 @@ static int check_size(struct cuda_device *d, CUmemGenericAllocationHandle handle
                 return r;
         r = note(d, cu->cuMemMap(at, n_bytes, 0, handle, 0));
         if (r == 0)
-                return unmap_at(d, at, n_bytes);
+                return note_error(d, cuda_fill_unmap(&d->context, at, &e, 1));
         cu->cuMemAddressFree(at, n_bytes);
         return r == -EINVAL || r == -ENOTSUP ? -EPROTO : r; /* 580 says that it does not support it */
 }
@@ -403,14 +385,6 @@ static int cuda_adopt(struct device *device, int fd, uint64_t n_bytes, struct de
 
 /* ---- destroying ---------------------------------------------------------- */
 
-static int give_back_once(struct cuda_device *d, const struct device_extent *e)
-{
-        const struct cuda_driver *cu = d->context.cu;
-
-        return note(d,
-                    e->share == DEVICE_SHARE_FD ? cu->cuMemRelease(e->native) : cu->cuMemFree_v2(e->native));
-}
-
 /* Tried twice: memory that is not released now never is. Memory that cannot be cleared is released
  * nevertheless: this daemon gives it to no other tenant. */
 static int give_back(struct cuda_device *d, struct device_extent *e)
@@ -418,9 +392,9 @@ static int give_back(struct cuda_device *d, struct device_extent *e)
         int r;
 
         if (e->clears && e->share == DEVICE_SHARE_FD)
-                (void)zero_by_handle(d, e->native, e->n_bytes);
+                (void)note_error(d, cuda_fill(&d->fill, &d->context, e, 1));
         else if (e->clears)
-                (void)zero(d, e->native, e->n_bytes);
+                (void)note_error(d, cuda_fill_at(&d->fill, &d->context, e->native, e->n_bytes));
         if (e->fd >= 0)
                 close(e->fd);
         e->fd = -1;
@@ -508,7 +482,7 @@ static int copy_entered(struct cuda_device *d, const struct device_copy *copies,
                 const struct device_extent *e = copies[i].extent;
 
                 if (n_mapped == 0 || mapped[n_mapped - 1]->native != e->native) {
-                        r = map_handle(d, e->native, e->n_bytes, &at[n_mapped]);
+                        r = note_error(d, cuda_fill_map(&d->context, e, 1, &at[n_mapped]));
                         if (r < 0)
                                 break;
                         mapped[n_mapped++] = e;
@@ -517,7 +491,7 @@ static int copy_entered(struct cuda_device *d, const struct device_copy *copies,
         }
         r = cuda_copy_finish(&d->copier, r);
         while (n_mapped-- > 0) {
-                r_unmap = unmap_at(d, at[n_mapped], mapped[n_mapped]->n_bytes);
+                r_unmap = note_error(d, cuda_fill_unmap(&d->context, at[n_mapped], mapped[n_mapped], 1));
                 r = r < 0 ? r : r_unmap;
         }
         return r;
@@ -604,7 +578,7 @@ static void cuda_close(struct device *device)
         for (size_t i = 0; d->context.cu && i < d->n_kept; i++)
                 d->context.cu->cuMemRelease(d->kept[i]);
         d->n_kept = 0;
-        close_copier(d);
+        close_streams(d);
         cuda_context_close(&d->context);
         pthread_mutex_unlock(&d->one_call);
 }
@@ -626,6 +600,7 @@ static int cuda_open_again(struct device *device, char *ret_sentence, size_t n_s
         }
         pthread_mutex_lock(&d->one_call);
         d->context = now->context;
+        d->fill = now->fill;
         d->facts = now->facts;
         d->shares_fds = now->shares_fds;
         d->shares_rdma = now->shares_rdma;
@@ -636,6 +611,7 @@ static int cuda_open_again(struct device *device, char *ret_sentence, size_t n_s
         __atomic_store_n(&d->is_lost, false, __ATOMIC_RELAXED);
         pthread_mutex_unlock(&d->one_call);
         now->context = (struct cuda_context){ 0 };
+        now->fill = (struct cuda_fill){ 0 };
         device_free(fresh);
         return 0;
 }
@@ -644,7 +620,7 @@ static struct device *cuda_free(struct device *device)
 {
         struct cuda_device *d = (struct cuda_device *)device;
 
-        close_copier(d);
+        close_streams(d);
         cuda_context_close(&d->context);
         pthread_mutex_destroy(&d->one_call);
         free(d->kept);
@@ -677,7 +653,8 @@ static int try_share(struct cuda_device *d, enum device_share share)
 
         for (int i = 0; i < 3; i++) { /* others may disturb the check */
                 d->wait_budget = cuda_wait_budget_new();
-                r = cuda_make(&d->device, NULL, share, d->granularity, &e);
+                e = (struct device_extent){ .fd = -1, .n_bytes = d->granularity };
+                r = cuda_make(&d->device, NULL, share, &e, 1);
                 if (r == -ENOMEM)
                         return 0;
                 if (r < 0 && r != -ENODEV && share == DEVICE_SHARE_FD && d->shares_rdma) {
@@ -762,7 +739,9 @@ int device_cuda_new(const char *id, struct device **ret, char *ret_sentence, siz
                 free(d);
                 return -ENOMEM;
         }
-        *d = (struct cuda_device){ .device.ops = &cuda_ops, .shows_returns = { true, true }, .id = copy };
+        *d = (struct cuda_device){ .device = { .ops = &cuda_ops, .is_cuda = true },
+                                   .shows_returns = { true, true },
+                                   .id = copy };
         r = cuda_open(id, &d->context, ret_sentence, n_sentence);
         if (r < 0) {
                 free(copy);

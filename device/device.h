@@ -39,6 +39,7 @@ struct device_supply {
         uint32_t node;
 };
 
+#define DEVICE_MAKES        8u
 #define DEVICE_HANDLE_BYTES 64u
 #define DEVICE_UUID_BYTES   16u
 
@@ -55,6 +56,11 @@ struct device_extent {
         bool clears;         /* destroy() zeroes it before the release, for devices that may not do so */
 };
 #define DEVICE_EXTENT_EMPTY ((struct device_extent){ .fd = -1 })
+
+static inline bool device_extent_is_made(const struct device_extent *e)
+{
+        return e->fd >= 0 || e->native != 0;
+}
 
 /* What the GPUs have registered of the host extents of one owner, such as a partition. */
 struct device_pins {
@@ -89,13 +95,13 @@ struct device_ops {
         struct device *(*free)(struct device *d);
         /* Every extent's size is a multiple of this. */
         uint64_t (*granularity)(const struct device *d);
-        /* Makes an extent with all pages allocated and zeroed, for this share mode. -ENOMEM (the machine
-         * has no more), -EMFILE, -EINVAL (size), -ENOTSUP (share mode not supported), -ENODEV (the device
+        /* Makes n extents (at most DEVICE_MAKES) of the n_bytes that they have, with all pages allocated and zeroed, for
+         * this share mode: all of them or none, and then their other members are undefined. A GPU fills them together. -ENOMEM (the machine has no more), -EMFILE, -EINVAL (size), -ENOTSUP (share mode not supported), -ENODEV (the device
          * is lost), -ENOTRECOVERABLE (this process can make no more on it until the device is closed and opened again,
          * or the process is started again; others use it as before), -EIO (unexpected), -ENOBUFS (a memory limit of the daemon's control group), -ENOSPC
          * (no reserved pages of 2 MiB). */
         int (*make)(struct device *d, const struct device_supply *supply, enum device_share share,
-                    uint64_t n_bytes, struct device_extent *ret);
+                    struct device_extent *extents, size_t n);
         /* Releases the memory and closes the fd. *e is empty afterwards in any case. An error means that
          * the memory may not have been returned (-ENODEV: the device is lost; -ENOTRECOVERABLE: as make(); -EBUSY: a
          * process still references it, so it is unreclaimed). */
@@ -133,6 +139,7 @@ struct device {
         /* destroy() also empties mappings of other processes. If false, no process may have the extent
          * mapped when destroy() is called. */
         bool empties_mappings;
+        bool is_cuda; /* an extent costs about a millisecond, whatever its size */
         /* The kernel charges memory of make() to this process and may kill it for that. */
         bool charges_process;
         /* Set when the process ends, which releases everything: destroy() then skips the check for
@@ -167,10 +174,20 @@ static inline uint64_t device_granularity(const struct device *d)
 {
         return d->ops->granularity(d);
 }
+static inline int device_make_all(struct device *d, const struct device_supply *supply,
+                                  enum device_share share, struct device_extent *extents, size_t n)
+{
+        return d->ops->make(d, supply, share, extents, n);
+}
 static inline int device_make_of(struct device *d, const struct device_supply *supply,
                                  enum device_share share, uint64_t n_bytes, struct device_extent *ret)
 {
-        return d->ops->make(d, supply, share, n_bytes, ret);
+        struct device_extent e = { .fd = -1, .n_bytes = n_bytes };
+        int r = device_make_all(d, supply, share, &e, 1);
+
+        if (r == 0)
+                *ret = e;
+        return r;
 }
 static inline int device_make(struct device *d, enum device_share share, uint64_t n_bytes,
                               struct device_extent *ret)

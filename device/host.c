@@ -94,14 +94,10 @@ static int host_make_extent(const struct device_supply *supply, uint64_t n_bytes
         return 0;
 }
 
-static int host_make(struct device *d, const struct device_supply *supply, enum device_share share,
-                     uint64_t n_bytes, struct device_extent *ret)
+static int host_make_one(const struct device_supply *supply, uint64_t n_bytes, struct device_extent *ret)
 {
         int r;
 
-        (void)d;
-        if (share != DEVICE_SHARE_FD)
-                return -ENOTSUP;
         if (n_bytes == 0 || n_bytes % HOST_GRANULARITY != 0 || n_bytes > INT64_MAX)
                 return -EINVAL;
         r = host_begin(supply, n_bytes);
@@ -109,6 +105,24 @@ static int host_make(struct device *d, const struct device_supply *supply, enum 
                 return r;
         r = host_make_extent(supply, n_bytes, ret);
         host_end(supply, n_bytes);
+        return r;
+}
+
+static int host_make(struct device *d, const struct device_supply *supply, enum device_share share,
+                     struct device_extent *extents, size_t n)
+{
+        struct device_extent made[DEVICE_MAKES];
+        size_t n_made = 0;
+        int r = share == DEVICE_SHARE_FD ? n <= DEVICE_MAKES ? 0 : -EINVAL : -ENOTSUP;
+
+        (void)d;
+        while (r == 0 && n_made < n) {
+                r = host_make_one(supply, extents[n_made].n_bytes, &made[n_made]);
+                n_made += r == 0;
+        }
+        while (r < 0 && n_made > 0)
+                close(made[--n_made].fd); /* the only reference: this frees the pages */
+        memcpy(extents, made, n_made * sizeof(made[0]));
         return r;
 }
 

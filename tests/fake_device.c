@@ -63,15 +63,26 @@ static int fake_make_locked(struct fake_device *f, const struct device_supply *s
 }
 
 static int fake_make(struct device *d, const struct device_supply *supply, enum device_share share,
-                     uint64_t n_bytes, struct device_extent *ret)
+                     struct device_extent *extents, size_t n)
 {
         struct fake_device *f = (struct fake_device *)d;
-        int r;
+        struct device_extent made[DEVICE_MAKES];
+        size_t n_made = 0;
+        int r = 0;
 
         if (f->on_make)
                 f->on_make();
         pthread_mutex_lock(&one_call);
-        r = fake_make_locked(f, supply, share, n_bytes, ret);
+        while (r == 0 && n_made < n) {
+                r = fake_make_locked(f, supply, share, extents[n_made].n_bytes, &made[n_made]);
+                n_made += r == 0;
+        }
+        while (r < 0 && n_made > 0) {
+                close((int)made[--n_made].native);
+                f->n_live--;
+                f->live_bytes -= made[n_made].n_bytes;
+        }
+        memcpy(extents, made, n_made * sizeof(made[0]));
         pthread_mutex_unlock(&one_call);
         return r;
 }

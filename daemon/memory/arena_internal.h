@@ -243,9 +243,9 @@ void arena_forget_plan(struct arena *a);
 
 /* ---- extent.c --------------------------------------------------------------- */
 
-/* For any thread. Makes and stores the extent, or does neither. */
-int extent_make(const struct arena_options *o, uint64_t n_bytes, uint64_t key, struct device_extent *ret,
-                bool *ret_unreclaimed);
+/* For any thread. Makes and stores the extents of all items (at most DEVICE_MAKES), of the n_bytes that they have, or
+ * of none. After a failure an item may be unreclaimed. */
+int extents_make(const struct arena_options *o, struct operation_item *items, size_t n);
 int extent_destroy(const struct arena_options *o, struct device_extent *memory, uint64_t key);
 
 /* Clears an extent and its exports in the ledger. */

@@ -21,12 +21,26 @@ static int extent_destroy_memory(const struct arena_options *o, struct device_ex
         return r;
 }
 
-static int extent_make_memory(const struct arena_options *o, uint64_t n_bytes, struct device_extent *ret)
+/* What standby memory does not have. On success all have memory. */
+static int extents_make_memory(const struct arena_options *o, struct operation_item *items, size_t n)
 {
-        uint64_t begun_ns = clock_ns();
-        int r = device_make_of(o->device, &o->supply, o->share, n_bytes, ret);
+        struct device_extent missing[DEVICE_MAKES];
+        size_t n_missing = 0;
+        uint64_t begun_ns;
+        int r;
 
+        for (size_t i = 0; i < n; i++)
+                if (!standby_take(o->standby, &o->supply, o->share, items[i].memory.n_bytes,
+                                  &items[i].memory))
+                        missing[n_missing++] = items[i].memory;
+        if (n_missing == 0)
+                return 0;
+        begun_ns = clock_ns();
+        r = device_make_all(o->device, &o->supply, o->share, missing, n_missing);
         worker_note_call(o->worker, WORKER_MAKES, begun_ns, r < 0);
+        for (size_t i = n; r == 0 && i-- > 0;)
+                if (!device_extent_is_made(&items[i].memory))
+                        items[i].memory = missing[--n_missing];
         return r;
 }
 
@@ -47,33 +61,55 @@ int extent_destroy(const struct arena_options *o, struct device_extent *memory, 
         return r;
 }
 
-static int extent_try_to_make(const struct arena_options *o, uint64_t n_bytes, uint64_t key,
-                              struct device_extent *ret, bool *ret_unreclaimed)
+static int extents_store(const struct arena_options *o, const struct operation_item *items, size_t n)
 {
-        bool is_ready = standby_take(o->standby, &o->supply, o->share, n_bytes, ret), is_reserved;
-        int r = is_ready ? 0 : extent_make_memory(o, n_bytes, ret), r_store;
+        for (size_t i = 0; i < n; i++) {
+                int r;
 
-        if (r < 0)
-                return r;
-        is_reserved = fd_reserve_has(ret->fd);
-        r_store = is_reserved ? -EMFILE : store_put_extent(o->store, key, ret->fd);
-        if (r_store == 0)
-                return 0;
-        r = extent_destroy_memory(o, ret);
-        *ret_unreclaimed = r < 0;
-        if (r == -ENODEV)
-                return r;
-        return r_store == -EXFULL || is_reserved ? r_store : -ECOMM;
+                if (fd_reserve_has(items[i].memory.fd))
+                        return -EMFILE;
+                r = store_put_extent(o->store, items[i].key, items[i].memory.fd);
+                if (r < 0)
+                        return r == -EXFULL ? r : -ECOMM;
+        }
+        return 0;
 }
 
-int extent_make(const struct arena_options *o, uint64_t n_bytes, uint64_t key, struct device_extent *ret,
-                bool *ret_unreclaimed)
+/* 0; -ENODEV: the device is lost. */
+static int extent_undo(const struct arena_options *o, struct operation_item *item)
+{
+        struct device_extent unmade = { .fd = -1, .n_bytes = item->memory.n_bytes };
+        int r = device_extent_is_made(&item->memory) ? extent_destroy(o, &item->memory, item->key) : 0;
+
+        item->unreclaimed = r < 0;
+        item->memory = unmade;
+        return r == -ENODEV ? r : 0;
+}
+
+static int extents_try_to_make(const struct arena_options *o, struct operation_item *items, size_t n,
+                               size_t *ret_n_unreclaimed)
+{
+        int r = extents_make_memory(o, items, n);
+
+        if (r == 0)
+                r = extents_store(o, items, n);
+        *ret_n_unreclaimed = 0;
+        for (size_t i = 0; r < 0 && i < n; i++) {
+                if (extent_undo(o, &items[i]) < 0)
+                        r = -ENODEV;
+                *ret_n_unreclaimed += items[i].unreclaimed;
+        }
+        return r;
+}
+
+int extents_make(const struct arena_options *o, struct operation_item *items, size_t n)
 {
         uint64_t n_drops = standby_n_drops(o->standby);
-        int r = extent_try_to_make(o, n_bytes, key, ret, ret_unreclaimed);
+        size_t n_unreclaimed;
+        int r = extents_try_to_make(o, items, n, &n_unreclaimed);
 
-        if (standby_may_help(r) && !*ret_unreclaimed && standby_drop(o->standby, n_drops))
-                r = extent_try_to_make(o, n_bytes, key, ret, ret_unreclaimed);
+        if (standby_may_help(r) && n_unreclaimed == 0 && standby_drop(o->standby, n_drops))
+                r = extents_try_to_make(o, items, n, &n_unreclaimed);
         return r;
 }
 

@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "daemon/number.h"
 #include "device/host_free.h"
 
 struct operation *operation_new(struct arena *a, size_t n_items)
@@ -48,22 +49,21 @@ static void arena_end_growth(const struct arena *a)
                 ledger_quota_grows(a->o.ledger, a->o.quota, 0, 0);
 }
 
-/* The next extent; none any more while the process ends. */
+/* The next extents; none any more while the process ends. */
 static void growth_make(struct operation *op)
 {
         const struct arena_options *o = &op->arena->o;
-        struct operation_item *item = &op->items[op->n_made];
+        size_t n = min_u64(op->n_items - op->n_made, o->device->is_cuda ? DEVICE_MAKES : 1);
 
         if (__atomic_load_n(&o->device->is_ending, __ATOMIC_RELAXED))
                 op->result = -ECANCELED;
         else
-                op->result =
-                        extent_make(o, item->memory.n_bytes, item->key, &item->memory, &item->unreclaimed);
+                op->result = extents_make(o, &op->items[op->n_made], n);
         op->is_lost = op->result == -ENODEV;
-        op->n_made += op->result == 0;
+        op->n_made += op->result == 0 ? n : 0;
 }
 
-/* An extent a turn: all of them, or none. The note is there from the first turn to the last: the kernel may
+/* An extent a turn, or some of a GPU: all of them, or none. The note is there from the first turn to the last: the kernel may
  * kill this process also between them, for what has been made. */
 static void growth_run(struct worker_job *job)
 {
@@ -241,19 +241,18 @@ uint64_t arena_unbacked_bytes(struct arena *a, uint64_t n_bytes)
 static int arena_back_slot(struct arena *a, size_t slot, struct charge *charge)
 {
         struct bfc_range range = arena_slot_range(a, slot);
-        struct device_extent memory = DEVICE_EXTENT_EMPTY;
-        uint64_t key = store_next_key(a->o.store);
-        bool unreclaimed = false; /* not charged: the daemon does not start */
+        struct operation_item item = { .memory = { .fd = -1, .n_bytes = range.end - range.begin },
+                                       .key = store_next_key(a->o.store) };
         int r = arena_make_slot(a, slot, range);
 
         if (r < 0)
                 return r;
-        arena_begin_growth(a, range.end - range.begin);
-        r = extent_make(&a->o, range.end - range.begin, key, &memory, &unreclaimed);
+        arena_begin_growth(a, item.memory.n_bytes);
+        r = extents_make(&a->o, &item, 1);
         arena_end_growth(a);
         if (r < 0)
-                return r;
-        arena_fill_slot(a, slot, memory, key, charge);
+                return r; /* what is unreclaimed is not charged: the daemon does not start */
+        arena_fill_slot(a, slot, item.memory, item.key, charge);
         return bfc_back(a->bfc, range);
 }
 

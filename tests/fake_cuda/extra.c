@@ -108,8 +108,6 @@ API CUresult cuLogicalEndpointBindMem(unsigned int endpoint, CUdevice device, cu
 /* Pinned memory is memory. */
 CUresult cuMemHostAlloc(void **ret, size_t n_bytes, unsigned int flags);
 CUresult cuMemFreeHost(void *p);
-CUresult cuCtxGetStreamPriorityRange(int *ret_least, int *ret_greatest);
-CUresult cuStreamCreateWithPriority(CUstream *ret_stream, unsigned int flags, int priority);
 
 API CUresult cuMemHostAlloc(void **ret, size_t n_bytes, unsigned int flags)
 {

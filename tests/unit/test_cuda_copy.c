@@ -180,9 +180,11 @@ TEST(impossible_copies_are_refused)
 /* The copy that first finds the device lost, also in its middle, and all that is called afterwards. */
 TEST(a_lost_device_copies_nothing)
 {
-        static const char *const faults[] = { "FAKE_CUDA_FAULT=cuMemcpyDtoHAsync:2+:214",
-                                              "FAKE_CUDA_FAULT=cuStreamSynchronize:1+:214",
-                                              "FAKE_CUDA_FAULT=cuMemHostRegister:1+:214" };
+        static const char *const faults[] = {
+                "FAKE_CUDA_FAULT=cuMemcpyDtoHAsync:2+:214",
+                "FAKE_CUDA_FAULT=cuStreamSynchronize:4+:214" /* three fills before */,
+                "FAKE_CUDA_FAULT=cuMemHostRegister:1+:214"
+        };
 
         for (size_t i = 0; i < sizeof(faults) / sizeof(faults[0]); i++) {
                 struct process owner = process_start();

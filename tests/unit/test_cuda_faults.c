@@ -47,6 +47,25 @@ static int copy_both_ways(struct device *d, const struct device_extent *e)
         return r;
 }
 
+/* Three of different sizes by one call: all or none. */
+static int make_together(struct device *d, struct message *m)
+{
+        const struct device_supply any = { .pages = DEVICE_PAGES_AUTO };
+        struct device_extent e[3];
+        int r;
+
+        for (int i = 0; i < 3; i++)
+                e[i] = (struct device_extent){ .fd = -1, .n_bytes = (uint64_t)(i + 1) * 2 * MIB };
+        r = device_make_all(d, &any, DEVICE_SHARE_FD, e, 3);
+        note(m, r, false);
+        for (int i = 0; r == 0 && i < 3; i++) {
+                if (e[i].fd < 0 || e[i].n_bytes != (uint64_t)(i + 1) * 2 * MIB)
+                        return -4;
+                note(m, device_destroy(d, &e[i]), true);
+        }
+        return 0;
+}
+
 /* b: whether it copies → a: LIFE_..., c: pieces of memory that are left before the device is closed */
 static int act_owners_life(struct message *m)
 {
@@ -85,6 +104,9 @@ static int act_owners_life(struct message *m)
                 note(m, device_facts(d, &facts), false);
                 for (int i = 0; i < 2; i++)
                         note(m, device_destroy(d, &e[i]), true);
+                r = make_together(d, m);
+                if (r < 0)
+                        return r;
         }
         m->c = (uint64_t)count_objects();
         device_free(d);

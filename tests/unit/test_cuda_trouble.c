@@ -360,7 +360,7 @@ LOOP_TEST(a_broken_context_is_replaced, 7 * N_SHARES)
         char fault[64];
 
         /* Opening zeroes two extents, and the first of ours is the third. */
-        snprintf(fault, sizeof(fault), "FAKE_CUDA_FAULT=cuMemsetD8:4:%s!", codes[_i / N_SHARES]);
+        snprintf(fault, sizeof(fault), "FAKE_CUDA_FAULT=cuMemsetD8Async:4:%s!", codes[_i / N_SHARES]);
         set(&owner, fault);
         ck_assert_int_eq(open_device(&owner, "cuda:0"), 0);
         ck_assert_int_eq(make(&owner, DEVICE_SHARE_FD, 4 * MIB, &kept), 0);
@@ -385,7 +385,7 @@ TEST(a_broken_context_with_memory_stays)
         struct process owner = process_start(), job = job_start(DEVICE_SHARE_CUDA_IPC, 4 * MIB);
         struct message kept, e, m = { .fd = -1 };
 
-        set(&owner, "FAKE_CUDA_FAULT=cuMemsetD8:4:700!");
+        set(&owner, "FAKE_CUDA_FAULT=cuMemsetD8Async:4:700!");
         ck_assert_int_eq(open_device(&owner, "cuda:0"), 0);
         ck_assert_int_eq(make(&owner, DEVICE_SHARE_CUDA_IPC, 4 * MIB, &kept), 0);
         for (int i = 0; i < 2; i++)
@@ -410,7 +410,7 @@ TEST(a_context_that_cannot_be_replaced)
         struct process owner = process_start();
         struct message kept, e;
 
-        set(&owner, "FAKE_CUDA_FAULT=cuMemsetD8:4:700!,cuDevicePrimaryCtxRetain:2:700,"
+        set(&owner, "FAKE_CUDA_FAULT=cuMemsetD8Async:4:700!,cuDevicePrimaryCtxRetain:2:700,"
                     "cuDevicePrimaryCtxRetain:3:700,cuDevicePrimaryCtxRetain:4:700");
         ck_assert_int_eq(open_device(&owner, "cuda:0"), 0);
         ck_assert_int_eq(make(&owner, DEVICE_SHARE_FD, 4 * MIB, &kept), 0);

@@ -72,9 +72,9 @@ int __wrap_store_remove_extent(struct store *store, uint64_t key, bool wait)
 }
 
 static int make(struct device *d, const struct device_supply *supply, enum device_share share,
-                uint64_t n_bytes, struct device_extent *ret)
+                struct device_extent *extents, size_t n)
 {
-        int r = fake->make(d, supply, share, n_bytes, ret);
+        int r = fake->make(d, supply, share, extents, n);
 
         step("make");
         return r;

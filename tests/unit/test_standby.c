@@ -54,9 +54,9 @@ static int look(void *userdata, const char *id, struct config_gpu *ret, char *re
 }
 
 static int make(struct device *d, const struct device_supply *supply, enum device_share share,
-                uint64_t n_bytes, struct device_extent *ret)
+                struct device_extent *extents, size_t n)
 {
-        int r = fake->make(d, supply, share, n_bytes, ret);
+        int r = fake->make(d, supply, share, extents, n);
 
         ck_assert_uint_le(gpu.live_bytes, most_bytes);
         return r;
