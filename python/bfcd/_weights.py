@@ -75,7 +75,10 @@ class _File:
     def __init__(self, fd: int, path: str) -> None:
         import safetensors
 
-        opened = safetensors.safe_open(f"/proc/self/fd/{fd}", framework="np")  # type: ignore[no-untyped-call]
+        try:
+            opened = safetensors.safe_open(f"/proc/self/fd/{fd}", framework="np")  # type: ignore[no-untyped-call]
+        except safetensors.SafetensorError as e:
+            raise ValueError(f"{path} is no .safetensors file: {e}") from None
         with opened:
             pass  # it has checked the header
         self._fd, self._path, self._stat = fd, path, os.fstat(fd)

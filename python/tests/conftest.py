@@ -21,6 +21,9 @@ DEVICE = os.environ.get("BFC_TEST_DEVICE", "host")
 LIMIT_S = 120  # for what takes milliseconds on an idle machine
 MIB = 1 << 20
 
+# A shell ignores it in jobs of the background, and programs inherit that. One that is handled here is not ignored there.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 
