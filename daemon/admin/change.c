@@ -275,7 +275,8 @@ static void change_check_new_quota(struct change *c, const char *tenant, const s
 {
         size_t index = c->partition_of[to->partition];
         const struct partition *p = &c->b->partitions[index];
-        struct extent_sizes g = extent_sizes_for(p->share, to->limit_bytes, device_granularity(p->device));
+        struct extent_sizes g = extent_sizes_for(p->share, p->device->is_cuda, to->limit_bytes,
+                                                 device_granularity(p->device));
 
         if (p->preallocate)
                 change_fail(c,

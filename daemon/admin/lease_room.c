@@ -19,7 +19,8 @@
 static uint64_t lease_extents(const struct quota *parent, const struct lease *lease, uint64_t limit)
 {
         const struct partition *p = parent->partition;
-        struct extent_sizes sizes = extent_sizes_for(p->share, limit, device_granularity(p->device));
+        struct extent_sizes sizes =
+                extent_sizes_for(p->share, p->device->is_cuda, limit, device_granularity(p->device));
 
         return lease ? arena_extent_room(lease->quota->arena, limit)
                      : extent_max_count(p->share, limit, &sizes);

@@ -31,6 +31,13 @@ enum device_share capacity_share(const struct config_partition *p)
         return p->share == CONFIG_SHARE_FD ? DEVICE_SHARE_FD : DEVICE_SHARE_CUDA_IPC;
 }
 
+static struct extent_sizes partition_sizes(const struct config *c, const struct config_partition *p,
+                                           uint64_t limit_bytes)
+{
+        return extent_sizes_for(capacity_share(p), c->devices[p->device].is_cuda, limit_bytes,
+                                CONFIG_GRANULARITY);
+}
+
 /* ---- records ---------------------------------------------------------------- */
 
 /* Admins have none. */
@@ -50,9 +57,9 @@ int capacity_count(const struct config *c, struct capacity_records *ret, char *r
         for (size_t i = 0; i < c->n_tenants; i++) {
                 for (size_t k = 0; k < c->tenants[i].n_quotas; k++) {
                         const struct config_quota *q = &c->tenants[i].quotas[k];
-                        enum device_share share = capacity_share(&c->partitions[q->partition]);
-                        struct extent_sizes g = extent_sizes_for(share, q->limit_bytes, CONFIG_GRANULARITY);
-                        uint64_t extents = extent_max_count(share, q->limit_bytes, &g);
+                        const struct config_partition *p = &c->partitions[q->partition];
+                        struct extent_sizes g = partition_sizes(c, p, q->limit_bytes);
+                        uint64_t extents = extent_max_count(capacity_share(p), q->limit_bytes, &g);
                         uint64_t sessions = min_u64(q->max_sessions, n_sessions);
 
                         ret->n_quotas++;
@@ -97,7 +104,8 @@ struct ledger_limits capacity_ledger(const struct capacity_records *n)
 /* One more quota, or lease, with this limit: extents of so many of each size, whatever the partition has. */
 static void add_quota(struct capacity_partition *p, uint64_t limit_bytes)
 {
-        struct extent_sizes g = extent_sizes_for(DEVICE_SHARE_FD, limit_bytes, CONFIG_GRANULARITY);
+        struct extent_sizes g =
+                extent_sizes_for(DEVICE_SHARE_FD, p->is_cuda, limit_bytes, CONFIG_GRANULARITY);
         uint64_t size = CONFIG_GRANULARITY;
 
         p->n_quotas++;
@@ -120,7 +128,7 @@ static uint64_t partition_max_extents(const struct capacity_partition *p)
         return n;
 }
 
-/* For the quota with the highest limit, whose sizes are also those of lower ones. */
+/* For the quota with the highest limit, whose sizes are also those of most others. */
 struct standby_goal capacity_standby(const struct config *c, size_t device)
 {
         uint64_t limit_bytes = 0;
@@ -135,7 +143,8 @@ struct standby_goal capacity_standby(const struct config *c, size_t device)
                 }
         }
         return (struct standby_goal){ c->devices[device].standby_bytes,
-                                      extent_sizes_for(DEVICE_SHARE_FD, limit_bytes, CONFIG_GRANULARITY) };
+                                      extent_sizes_for(DEVICE_SHARE_FD, c->devices[device].is_cuda,
+                                                       limit_bytes, CONFIG_GRANULARITY) };
 }
 
 static uint64_t device_max_spares(const struct config *c, size_t device)
@@ -162,7 +171,10 @@ struct capacity *capacity_new(const struct config *c)
         sums->n_other_fds = MORE_FDS + (uint64_t)c->n_tenants * TENANT_FDS;
         sums->n_partitions = c->n_partitions;
         for (size_t i = 0; i < c->n_partitions; i++)
-                sums->partitions[i].limit_bytes = c->partitions[i].limit_bytes;
+                sums->partitions[i] = (struct capacity_partition){
+                        .limit_bytes = c->partitions[i].limit_bytes,
+                        .is_cuda = c->devices[c->partitions[i].device].is_cuda,
+                };
         for (size_t i = 0; i < c->n_devices; i++)
                 sums->n_other_fds += device_max_spares(c, i);
         for (size_t i = 0; i < c->n_tenants; i++) {

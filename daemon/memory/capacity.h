@@ -44,6 +44,7 @@ struct capacity {
         size_t n_partitions;
         struct capacity_partition {
                 uint64_t limit_bytes; /* 0: its extents are no fds */
+                bool is_cuda;
                 uint64_t n_quotas;
                 uint64_t n_of_size[CAPACITY_SIZES]; /* extents that the quotas may have */
         } partitions[];                             /* as the config lists them */

@@ -11,7 +11,11 @@
 #define FEW_EXTENTS_LIMIT (UINT64_C(4) << 30)
 #define FEW_PER_ZONE      32u
 #define MANY_PER_ZONE     96u
-#define SMALL_EXTENTS     64u /* cuda-ipc: so many may be smaller than EXTENT_OWN_BYTES */
+/* On a GPU, from this limit on. */
+#define LARGE_LIMIT    (UINT64_C(20) << 30)
+#define LARGE_UNIT     (UINT64_C(16) << 20)
+#define LARGE_PER_ZONE 48u
+#define SMALL_EXTENTS  64u /* cuda-ipc: so many may be smaller than EXTENT_OWN_BYTES */
 
 uint64_t extent_zones_bytes(const struct extent_sizes *s)
 {
@@ -51,10 +55,12 @@ uint64_t extent_max_limit(const struct extent_sizes *s)
         return zones_bytes + s->extent_bytes * (EXTENT_MAX_COUNT - n_zoned);
 }
 
-struct extent_sizes extent_sizes_for(enum device_share share, uint64_t limit_bytes, uint64_t granularity)
+struct extent_sizes extent_sizes_for(enum device_share share, bool is_cuda, uint64_t limit_bytes,
+                                     uint64_t granularity)
 {
-        uint64_t unit = round_up_u64(EXTENT_MIN_BYTES, granularity);
-        bool is_few = limit_bytes <= FEW_EXTENTS_LIMIT;
+        bool is_few = limit_bytes <= FEW_EXTENTS_LIMIT, is_large = is_cuda && limit_bytes >= LARGE_LIMIT;
+        bool begins_large = is_large && share == DEVICE_SHARE_FD;
+        uint64_t unit = round_up_u64(begins_large ? LARGE_UNIT : EXTENT_MIN_BYTES, granularity);
         struct extent_sizes s = { unit, unit, 0 };
 
         if (share != DEVICE_SHARE_FD || limit_bytes == 0)
@@ -62,7 +68,7 @@ struct extent_sizes extent_sizes_for(enum device_share share, uint64_t limit_byt
         while (s.extent_bytes <= (limit_bytes - 1) / EXTENTS_PER_LIMIT ||
                (is_few && extent_max_count(share, limit_bytes, &s) > EXTENTS_PER_LIMIT + 1)) {
                 s.extent_bytes *= 2;
-                s.extents_per_zone = is_few ? FEW_PER_ZONE : MANY_PER_ZONE;
+                s.extents_per_zone = is_few ? FEW_PER_ZONE : is_large ? LARGE_PER_ZONE : MANY_PER_ZONE;
         }
         return s;
 }
@@ -80,15 +86,15 @@ bool extent_sizes_are_valid(const struct extent_sizes *s, uint64_t granularity)
 }
 
 /* The largest extents never become smaller with a higher limit. */
-uint64_t extent_limit_for(uint64_t n_bytes, uint64_t granularity)
+uint64_t extent_limit_for(bool is_cuda, uint64_t n_bytes, uint64_t granularity)
 {
         uint64_t low = 0, high = BFC_MAX_SPACE / EXTENT_MIN_BYTES; /* in such steps */
 
         while (low + 1 < high) {
                 uint64_t middle = low + (high - low) / 2;
 
-                if (extent_sizes_for(DEVICE_SHARE_FD, middle * EXTENT_MIN_BYTES, granularity).extent_bytes >=
-                    n_bytes)
+                if (extent_sizes_for(DEVICE_SHARE_FD, is_cuda, middle * EXTENT_MIN_BYTES, granularity)
+                            .extent_bytes >= n_bytes)
                         high = middle;
                 else
                         low = middle;

@@ -5,6 +5,9 @@
  * extents_per_zone extents, twice as large as those of the previous zone. All other extents have
  * extent_bytes. With cuda-ipc an extent has the size that a plan chose, and there are no zones.
  *
+ * An extent of a GPU costs about a millisecond whatever its size, because each is exported, imported and mapped on its
+ * own. So with a high limit a GPU's extents begin larger.
+ *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFCD_EXTENT_SIZES_H
 #define BFCD_EXTENT_SIZES_H
@@ -27,10 +30,11 @@ struct extent_sizes {
         uint32_t extents_per_zone; /* 0: all extents are of one size */
 };
 
-/* The sizes of a new arena. fd: small extents have max(2 MiB, granularity); the largest have at least
- * limit / 256, and enough that there are at most 257 extents with a limit of 4 GiB or less. cuda-ipc:
- * max(2 MiB, granularity), and no zones. */
-struct extent_sizes extent_sizes_for(enum device_share share, uint64_t limit_bytes, uint64_t granularity);
+/* The sizes of a new arena. fd: small extents have max(2 MiB, granularity), on a GPU 16 MiB with limits from 20 GiB on;
+ * the largest have at least limit / 256, and enough that there are at most 257 extents with a limit of 4 GiB or less.
+ * cuda-ipc: max(2 MiB, granularity), and no zones. */
+struct extent_sizes extent_sizes_for(enum device_share share, bool is_cuda, uint64_t limit_bytes,
+                                     uint64_t granularity);
 
 /* True: an arena can have these sizes, which come from a ledger. */
 bool extent_sizes_are_valid(const struct extent_sizes *s, uint64_t granularity);
@@ -39,7 +43,7 @@ bool extent_sizes_are_valid(const struct extent_sizes *s, uint64_t granularity);
 uint64_t extent_zones_bytes(const struct extent_sizes *s);
 
 /* The lowest limit, a multiple of 2 MiB, with which the largest extents have n_bytes (fd). */
-uint64_t extent_limit_for(uint64_t n_bytes, uint64_t granularity);
+uint64_t extent_limit_for(bool is_cuda, uint64_t n_bytes, uint64_t granularity);
 
 /* The maximum number of extents of such an arena, the smallest first. With the sizes for its limit at
  * most 257 up to 4 GiB, 1,027 up to 256 GiB, 1,217 up to 1 TiB. */

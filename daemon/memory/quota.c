@@ -235,7 +235,8 @@ static int quota_open_arena(struct quota *q, const struct quota_options *from)
 {
         const struct partition *p = q->partition;
         uint64_t limit_bytes = q->account.limit_bytes;
-        struct extent_sizes sizes = extent_sizes_for(p->share, limit_bytes, device_granularity(p->device));
+        struct extent_sizes sizes =
+                extent_sizes_for(p->share, p->device->is_cuda, limit_bytes, device_granularity(p->device));
         struct ledger_quota facts = { .extent_bytes = sizes.extent_bytes,
                                       .small_extent_bytes = sizes.small_extent_bytes,
                                       .extents_per_zone = sizes.extents_per_zone };

@@ -28,7 +28,8 @@ static void quota_explain_extent(const struct quota_request *refused, char *buf,
                  "a block of %" PRIu64 " bytes does not fit in one extent of %s in '%s', which "
                  "has at most %" PRIu64 " bytes: request less, or raise the limit to %s or more%s",
                  refused->n_bytes, QUOTA_NAME(q), p->name, arena_max_in_extent(q->arena),
-                 NUMBER_SIZE(extent_limit_for(refused->n_bytes, device_granularity(p->device))),
+                 NUMBER_SIZE(extent_limit_for(p->device->is_cuda, refused->n_bytes,
+                                              device_granularity(p->device))),
                  p->is_cuda ? ", or set 'share: cuda-ipc', where every block is in one extent" : "");
 }
 

@@ -49,17 +49,19 @@ struct standby {
 
 /* ---- the goal ----------------------------------------------------------------- */
 
-/* By size; returns the bytes. */
-static uint64_t count_goal(const struct standby_goal *goal, uint64_t ret[static N_SIZES])
+/* By size; returns the bytes. smallest_bytes: the first of the sizes. */
+static uint64_t count_goal(const struct standby_goal *goal, uint64_t smallest_bytes,
+                           uint64_t ret[static N_SIZES])
 {
-        uint64_t n_large = goal->n_bytes / 2 / goal->sizes.extent_bytes,
-                 size = goal->sizes.small_extent_bytes;
+        uint64_t n_large = goal->n_bytes / 2 / goal->sizes.extent_bytes, size = smallest_bytes;
         uint64_t rest = goal->n_bytes - n_large * goal->sizes.extent_bytes;
 
         memset(ret, 0, N_SIZES * sizeof(ret[0]));
         for (unsigned i = 0; i < N_SIZES && size <= goal->sizes.extent_bytes; i++, size *= 2) {
                 bool is_largest = size == goal->sizes.extent_bytes;
 
+                if (size < goal->sizes.small_extent_bytes)
+                        continue;
                 ret[i] = is_largest ? rest / size : min_u64(rest / size, goal->sizes.extents_per_zone);
                 rest -= ret[i] * size;
                 ret[i] += is_largest ? n_large : 0;
@@ -71,7 +73,7 @@ uint64_t standby_n_extents(const struct standby_goal *goal)
 {
         uint64_t counts[N_SIZES], n = 0;
 
-        (void)count_goal(goal, counts);
+        (void)count_goal(goal, goal->sizes.small_extent_bytes, counts);
         for (unsigned i = 0; i < N_SIZES; i++)
                 n += counts[i];
         return n;
@@ -403,7 +405,7 @@ struct standby *standby_free(struct standby *s)
 void standby_set_goal(struct standby *s, const struct standby_goal *goal)
 {
         pthread_mutex_lock(&s->mutex);
-        s->goal_bytes = count_goal(goal, s->goal);
+        s->goal_bytes = count_goal(goal, s->small_extent_bytes, s->goal);
         pthread_mutex_unlock(&s->mutex);
 }
 

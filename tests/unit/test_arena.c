@@ -223,7 +223,7 @@ static uint64_t release(uint64_t want_bytes)
 
 static uint64_t largest(uint64_t limit_bytes, uint64_t granularity)
 {
-        return extent_sizes_for(DEVICE_SHARE_FD, limit_bytes, granularity).extent_bytes;
+        return extent_sizes_for(DEVICE_SHARE_FD, false, limit_bytes, granularity).extent_bytes;
 }
 
 /* The smallest extents first, as many as the limit allows: the first one may have any size. */
@@ -254,7 +254,7 @@ TEST(extent_alignment)
         ck_assert_uint_eq(largest(1024 * MIB, 3 * MIB), 6 * MIB);
         for (uint64_t limit = 2 * MIB, before = 0; limit < 600 * GIB;
              limit += limit < 5 * GIB ? 2 * MIB : GIB) {
-                struct extent_sizes g = extent_sizes_for(DEVICE_SHARE_FD, limit, 2 * MIB);
+                struct extent_sizes g = extent_sizes_for(DEVICE_SHARE_FD, false, limit, 2 * MIB);
                 uint64_t n = extent_max_count(DEVICE_SHARE_FD, limit, &g);
 
                 ck_assert(g.small_extent_bytes == 2 * MIB && extent_sizes_are_valid(&g, 2 * MIB));
@@ -269,10 +269,27 @@ TEST(extent_alignment)
         }
 }
 
+/* On a GPU each extent has a price: they begin larger with a large limit, and are fewer. */
+TEST(extents_of_a_gpu)
+{
+        for (uint64_t limit = 2 * MIB, before = 0; limit < 600 * GIB;
+             limit += limit < 5 * GIB ? 2 * MIB : GIB) {
+                struct extent_sizes g = extent_sizes_for(DEVICE_SHARE_FD, true, limit, 2 * MIB);
+                uint64_t n = extent_max_count(DEVICE_SHARE_FD, limit, &g);
+
+                ck_assert_uint_eq(g.small_extent_bytes, limit < 20 * GIB ? 2 * MIB : 16 * MIB);
+                ck_assert(extent_sizes_are_valid(&g, 2 * MIB));
+                ck_assert(g.extent_bytes * 256 >= limit && g.extent_bytes >= before);
+                ck_assert(limit < 20 * GIB || n <= 550);
+                ck_assert(n == count_extents(&g, limit));
+                before = g.extent_bytes;
+        }
+}
+
 /* Such a ledger is refused. */
 TEST(extent_alignment_from_ledger)
 {
-        const struct extent_sizes good = extent_sizes_for(DEVICE_SHARE_FD, 160 * GIB, 2 * MIB);
+        const struct extent_sizes good = extent_sizes_for(DEVICE_SHARE_FD, false, 160 * GIB, 2 * MIB);
         struct extent_sizes g = good;
 
         ck_assert(extent_sizes_are_valid(&g, 2 * MIB));
@@ -301,10 +318,10 @@ TEST(extent_alignment_from_ledger)
 /* What a limit must be for blocks of so many bytes in one extent. */
 TEST(test_limit_for_extent)
 {
-        ck_assert_uint_eq(extent_limit_for(1, 4096), 2 * MIB);
-        ck_assert_uint_eq(extent_limit_for(2 * MIB + 1, 4096), 514 * MIB);
+        ck_assert_uint_eq(extent_limit_for(false, 1, 4096), 2 * MIB);
+        ck_assert_uint_eq(extent_limit_for(false, 2 * MIB + 1, 4096), 514 * MIB);
         for (uint64_t n = 1; n < 600 * MIB; n += 777777) {
-                uint64_t limit = extent_limit_for(n, 2 * MIB);
+                uint64_t limit = extent_limit_for(false, n, 2 * MIB);
 
                 ck_assert(limit % (2 * MIB) == 0);
                 ck_assert_uint_ge(largest(limit, 2 * MIB), n);
@@ -1047,7 +1064,7 @@ TEST(test_extent_sizes)
         }
         ck_assert_int_eq(arena_plan(a, 0, GIB, &plan), -EINVAL);
         ck_assert_int_eq(arena_plan(a, BFC_MAX_SPACE + 1, GIB, &plan), -EINVAL);
-        grid = extent_sizes_for(DEVICE_SHARE_CUDA_IPC, 64 * GIB, 4096);
+        grid = extent_sizes_for(DEVICE_SHARE_CUDA_IPC, true, 64 * GIB, 4096);
         ck_assert_uint_eq(grid.extent_bytes, 2 * MIB);
         ck_assert_uint_eq(grid.extents_per_zone, 0);
         ck_assert_uint_eq(extent_max_count(DEVICE_SHARE_CUDA_IPC, GIB, &grid), 128);
@@ -1139,7 +1156,7 @@ TEST(test_make_fails_for_a_region)
 
 TEST(test_extents_are_bounded)
 {
-        struct extent_sizes grid = extent_sizes_for(DEVICE_SHARE_CUDA_IPC, 160 * MIB, MIB);
+        struct extent_sizes grid = extent_sizes_for(DEVICE_SHARE_CUDA_IPC, true, 160 * MIB, MIB);
         struct bfc_growth plan;
         uint64_t n;
 
