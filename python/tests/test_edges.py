@@ -222,12 +222,12 @@ def main():
 
 
 @pytest.mark.on_gpus_too
-def test_every_function_at_its_edges(daemon):
+def test_every_function_at_its_edges(daemon, tmp_path):
     from conftest import LIMIT_S
 
     environment = daemon.environment() | {"BFC_RETURN_MS": "1"}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    p = subprocess.Popen([sys.executable, __file__, str(LIMIT_S)], env=environment, text=True, **pipes)
+    p = subprocess.Popen([sys.executable, __file__, str(LIMIT_S)], env=environment, cwd=tmp_path, text=True, **pipes)
     said = list(itertools.takewhile("that was all\n".__ne__, p.stdout))
     daemon.process.kill()
     daemon.process.wait()
