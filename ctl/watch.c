@@ -14,6 +14,7 @@
 #include "ctl/clock.h"
 #include "ctl/command.h"
 #include "ctl/table.h"
+#include "ctl/text.h"
 
 #define LOOK_MS      1000u
 #define TENANT_BYTES 256
@@ -191,19 +192,28 @@ static uint64_t rest(const Bfcd__Statistics *s)
         return s && s->bytes_limit > s->bytes_reserved ? s->bytes_limit - s->bytes_reserved : 0;
 }
 
-uint64_t watch_room(const struct list *l, const char *tenant, const char *partition)
+static const Bfcd__Statistics *of_tenant(const struct list *l, const char *tenant, const char *partition)
 {
-        const Bfcd__Statistics *of_quota = NULL, *of_partition = NULL;
-
         for (size_t i = 0; i < l->n_tenants; i++)
                 if (strcmp(l->tenants[i]->tenant, tenant) == 0 &&
                     strcmp(l->tenants[i]->partition, partition) == 0)
-                        of_quota = l->tenants[i]->stats;
+                        return l->tenants[i]->stats;
+        return NULL;
+}
+
+static const Bfcd__Statistics *of_partition(const struct list *l, const char *partition)
+{
         for (size_t i = 0; i < l->n_partitions; i++)
                 if (strcmp(l->partitions[i]->name, partition) == 0)
-                        of_partition = l->partitions[i]->stats;
-        return of_quota && of_partition ? of_quota->bytes_free + least(rest(of_quota), rest(of_partition))
-                                        : 0;
+                        return l->partitions[i]->stats;
+        return NULL;
+}
+
+uint64_t watch_room(const struct list *l, const char *tenant, const char *partition)
+{
+        const Bfcd__Statistics *quota = of_tenant(l, tenant, partition), *whole = of_partition(l, partition);
+
+        return quota && whole ? quota->bytes_free + least(rest(quota), rest(whole)) : 0;
 }
 
 struct awaited {
@@ -211,6 +221,28 @@ struct awaited {
         const char *tenant, *partition; /* this room */
         uint64_t n_bytes;
 };
+
+/* Whether so much could ever be there, with the limits as they are. */
+static int check_limit(struct ask *a, const struct list *l, const struct awaited *w)
+{
+        const Bfcd__Statistics *quota = of_tenant(l, w->tenant, w->partition);
+        const Bfcd__Statistics *whole = of_partition(l, w->partition);
+        char asked[TEXT_MAX], limit[TEXT_MAX];
+        uint64_t n_bytes;
+
+        if (!quota || !whole) {
+                snprintf(a->error, sizeof(a->error), "Tenant '%.63s' has no quota in partition '%.63s'",
+                         w->tenant, w->partition);
+                return -ENOENT;
+        }
+        n_bytes = least(quota->bytes_limit, whole->bytes_limit);
+        if (w->n_bytes <= n_bytes)
+                return 0;
+        snprintf(a->error, sizeof(a->error),
+                 "%s is more than the limit of tenant '%.63s' in partition '%.63s', %s",
+                 text_size(w->n_bytes, asked), w->tenant, w->partition, text_size(n_bytes, limit));
+        return -EDQUOT;
+}
 
 /* 1: it has come. */
 static int look(struct ask *a, const struct awaited *w)
@@ -232,6 +264,8 @@ static int look(struct ask *a, const struct awaited *w)
                         r = ask_check_name(a, l, BFCD__LIST__KIND__TENANTS, w->tenant);
                 if (r == 0)
                         r = watch_room(l, w->tenant, w->partition) >= w->n_bytes;
+                if (r == 0)
+                        r = check_limit(a, l, w);
         }
         list_free(l);
         return r;
