@@ -229,7 +229,8 @@ static int lacks_rights(const struct command *c, const struct ask *a)
                 a->socket, a->monitor ? "monitor" : "client");
         if (access(path, R_OK | W_OK) == 0 || errno != EACCES)
                 fprintf(stderr, "Set --socket or %s to it\n", variable);
-        else if (stat(path, &st) == 0 && (st.st_mode & S_IWGRP) && (group = getgrgid(st.st_gid)))
+        else if (stat(path, &st) == 0 && (st.st_mode & S_IWGRP) && st.st_gid != 0 &&
+                 (group = getgrgid(st.st_gid)))
                 fprintf(stderr,
                         "This user may not open %s: use sudo, or become a member of the group \"%s\"\n", path,
                         group->gr_name);
