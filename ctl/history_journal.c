@@ -127,9 +127,10 @@ int history_read_journal(struct history *h, const struct history_options *option
                 r = read_entries(h, options, j);
         sd_journal_close(j);
         if (r == -EACCES && !path)
-                snprintf(ret_error, HISTORY_ERROR_BYTES,
-                         "There is no journal that this user may read: be root or a member of group "
-                         "systemd-journal, or name the daemon's file of records with --file.");
+                snprintf(
+                        ret_error, HISTORY_ERROR_BYTES,
+                        "There is no journal, or this user may not read it (root and the group systemd-journal "
+                        "may). --file names the daemon's file of records.");
         else if (r < 0)
                 snprintf(ret_error, HISTORY_ERROR_BYTES, "%s cannot be read: %s.",
                          path ? path : "The journal", strerror(-r));
