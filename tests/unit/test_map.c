@@ -126,7 +126,7 @@ static int svg_without_labels(FILE *out, const struct map *of)
 
 static char *text_of(int (*write)(FILE *out, const struct map *of))
 {
-        char *text = NULL;
+        static char *text; /* gcc -O3 takes a pointer into it for one to a variable that is gone */
         size_t n;
         FILE *out = open_memstream(&text, &n);
 
