@@ -11,6 +11,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "ctl/cmdline.h"
+
 const char *process_user(uint64_t uid, char ret[PROCESS_TEXT_MAX])
 {
         const struct passwd *user = uid < UINT32_MAX ? getpwuid((uid_t)uid) : NULL;
@@ -41,9 +43,9 @@ static size_t read_file(uint64_t pid, const char *name, char *ret, size_t n_max)
 }
 
 /* The arguments, each with its 0; how many bytes. */
-static size_t read_arguments(uint64_t pid, char ret[PROCESS_TEXT_MAX])
+static size_t read_arguments(uint64_t pid, uint64_t uid, char ret[PROCESS_TEXT_MAX])
 {
-        size_t n = read_file(pid, "cmdline", ret, PROCESS_TEXT_MAX);
+        size_t n = cmdline_read(pid, uid, ret, PROCESS_TEXT_MAX);
 
         while (n > 0 && ret[n - 1] == '\0')
                 n--;
@@ -57,9 +59,9 @@ static const char *join(char *arguments, size_t n)
         return arguments;
 }
 
-const char *process_command(uint64_t pid, char ret[PROCESS_TEXT_MAX])
+const char *process_command(uint64_t pid, uint64_t uid, char ret[PROCESS_TEXT_MAX])
 {
-        return join(ret, read_arguments(pid, ret));
+        return join(ret, read_arguments(pid, uid, ret));
 }
 
 static bool ends_with(const char *text, size_t n, const char *end)
@@ -87,7 +89,7 @@ const char *process_unit(uint64_t pid, char ret[PROCESS_TEXT_MAX])
         return ret;
 }
 
-const char *process_job(uint64_t pid, const char *name, char ret[PROCESS_TEXT_MAX])
+const char *process_job(uint64_t pid, uint64_t uid, const char *name, char ret[PROCESS_TEXT_MAX])
 {
         const char *folder;
         size_t n;
@@ -96,7 +98,7 @@ const char *process_job(uint64_t pid, const char *name, char ret[PROCESS_TEXT_MA
         /* A login's scope and a user's manager do not tell one job from another. */
         if (ends_with(ret, strlen(ret), ".service") && strncmp(ret, "user@", 5) != 0)
                 return ret;
-        n = read_arguments(pid, ret);
+        n = read_arguments(pid, uid, ret);
         if (n == 0) {
                 snprintf(ret, PROCESS_TEXT_MAX, "%s", name);
                 return ret;

@@ -15,14 +15,14 @@
 /* The user's name, or its number if it has none. Returns ret, as do the next two. */
 const char *process_user(uint64_t uid, char ret[PROCESS_TEXT_MAX]);
 
-/* The command line; "" if the process is not visible. */
-const char *process_command(uint64_t pid, char ret[PROCESS_TEXT_MAX]);
+/* The command line; "" if the process is not visible, or its user lets reads of it wait (ctl/cmdline.h). */
+const char *process_command(uint64_t pid, uint64_t uid, char ret[PROCESS_TEXT_MAX]);
 
 /* The innermost systemd service or scope of the process; "" if there is none. */
 const char *process_unit(uint64_t pid, char ret[PROCESS_TEXT_MAX]);
 
 /* The service's name, else the command without its folder, else `name`, which the client set; in ret. */
-const char *process_job(uint64_t pid, const char *name, char ret[PROCESS_TEXT_MAX]);
+const char *process_job(uint64_t pid, uint64_t uid, const char *name, char ret[PROCESS_TEXT_MAX]);
 
 /* The parent's process id; 0: the process is not visible. */
 uint64_t process_parent(uint64_t pid);

@@ -199,7 +199,7 @@ static void user_text(const void *row, char ret[static TABLE_TEXT_MAX])
 static void job_text(const void *row, char ret[static TABLE_TEXT_MAX])
 {
         const Bfcd__SessionRow *s = row;
-        const char *job = process_job(s->pid, s->name, ret);
+        const char *job = process_job(s->pid, s->uid, s->name, ret);
 
         memmove(ret, job, strlen(job) + 1);
 }
@@ -211,7 +211,7 @@ static void unit_text(const void *row, char ret[static TABLE_TEXT_MAX])
 
 static void command_text(const void *row, char ret[static TABLE_TEXT_MAX])
 {
-        process_command(((const Bfcd__SessionRow *)row)->pid, ret);
+        process_command(((const Bfcd__SessionRow *)row)->pid, ((const Bfcd__SessionRow *)row)->uid, ret);
 }
 
 _Static_assert(PROCESS_TEXT_MAX <= TABLE_TEXT_MAX, "a column has room for the texts of a process");

@@ -87,12 +87,16 @@ static inline TCase *suite_create_case(const char *name)
  * daemon's closer waits for its threads first. */
 size_t closer_n_waiting(void) __attribute__((weak));
 size_t closer_n_busy(void) __attribute__((weak));
+/* The child that reads command lines: see ctl/cmdline.h. */
+void cmdline_stop(void) __attribute__((weak));
 
 static inline int suite_count_fds(void)
 {
         DIR *d;
         int n = 0;
 
+        if (cmdline_stop)
+                cmdline_stop();
         while (closer_n_waiting && (closer_n_waiting() > 0 || closer_n_busy() > 0))
                 usleep(100);
         d = opendir("/proc/self/fd");

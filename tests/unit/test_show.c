@@ -291,11 +291,11 @@ TEST(the_job_of_a_process)
         snprintf(path, sizeof(path), "%s/a b/my job", folder);
         ck_assert_int_eq(symlink("/bin/sleep", path), 0);
         ck_assert_int_eq(posix_spawn(&pid, path, NULL, NULL, words, environ), 0);
-        for (int i = 0; i < 120000 && !*process_command((uint64_t)pid, job); i++)
+        for (int i = 0; i < 120000 && !*process_command((uint64_t)pid, 0, job); i++)
                 usleep(1000); /* the kernel sets its arguments after it let this process go on */
         /* In a service of systemd it is the service's name. */
         if (!*process_unit((uint64_t)pid, job) || !strstr(job, ".service"))
-                ck_assert_str_eq(process_job((uint64_t)pid, "", job), "my job 60");
+                ck_assert_str_eq(process_job((uint64_t)pid, 0, "", job), "my job 60");
         ck_assert_int_eq(kill(pid, SIGKILL), 0);
         ck_assert_int_eq(waitpid(pid, &status, 0), pid);
         ck_assert_int_eq(unlink(path), 0);
