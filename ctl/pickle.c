@@ -473,6 +473,11 @@ const struct pickle_value *pickle_top(const struct pickle *p)
         return p->stack.items[0];
 }
 
+uint64_t pickle_n_values(const struct pickle *p)
+{
+        return p->n_values;
+}
+
 bool pickle_is_string(const struct pickle_value *v, const char *text)
 {
         return v && v->type == PICKLE_STRING && v->string.n == strlen(text) &&

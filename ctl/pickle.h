@@ -48,6 +48,7 @@ int pickle_read(const void *bytes, size_t n_bytes, struct pickle **ret, const ch
 struct pickle *pickle_free(struct pickle *p); /* takes NULL */
 
 const struct pickle_value *pickle_top(const struct pickle *p);
+uint64_t pickle_n_values(const struct pickle *p); /* that it has made */
 
 /* The value of a key in a dictionary; NULL: v is NULL, or no dictionary, or has no such key. */
 const struct pickle_value *pickle_get(const struct pickle_value *v, const char *key);

@@ -14,7 +14,10 @@
  * buffer that is live for one moment. Else the job did without that memory, and it is left out.
  *
  * One device is read: that with the most events, or without any, that with the most blocks. The tag of a
- * buffer is the innermost frame in a file of Python. */
+ * buffer is the innermost frame in a file of Python.
+ *
+ * A pickle can refer to one list many times in two bytes each. PyTorch does so with frames only: each list of frames is
+ * read once, and no more events, segments and blocks are read than the pickle has values. */
 #include <errno.h>
 #include <inttypes.h>
 #include <search.h>
@@ -24,7 +27,8 @@
 #include "ctl/pickle.h"
 #include "ctl/trace.h"
 
-#define MAX_BYTES (UINT64_C(1) << 30) /* of a file */
+#define MAX_BYTES      (UINT64_C(1) << 30) /* of a file */
+#define MAX_NAME_BYTES 4096u               /* of a file's name: its end */
 
 /* A block that is live, by address. */
 struct live {
@@ -35,8 +39,16 @@ struct live {
         uint32_t line;
 };
 
+/* The tag of a list of frames. */
+struct tagged {
+        const struct pickle_value *frames; /* first: it is the key */
+        uint32_t tag;
+};
+
 struct reader {
         struct trace *trace;
+        void *tags;      /* a tree */
+        uint64_t n_left; /* events, segments and blocks that may still be read */
         const struct pickle_value *segments, *events;
         int64_t device;
         uint32_t track;
@@ -61,14 +73,14 @@ static bool ends_with(const struct pickle_value *v, const char *end)
 static int label_frame(struct trace *t, const struct pickle_value *frame, uint32_t *ret)
 {
         const struct pickle_value *file = pickle_get(frame, "filename"), *name = pickle_get(frame, "name");
-        const char *begin = memrchr(file->string.text, '/', file->string.n);
-        size_t n = file->string.n;
+        size_t n = file->string.n < MAX_NAME_BYTES ? file->string.n : MAX_NAME_BYTES;
+        const char *path = file->string.text + file->string.n - n, *begin = memrchr(path, '/', n);
         char text[256];
         int64_t line = 0;
         int n_text;
 
-        begin = begin ? begin + 1 : file->string.text;
-        n -= (size_t)(begin - file->string.text);
+        begin = begin ? begin + 1 : path;
+        n -= (size_t)(begin - path);
         (void)pickle_integer(pickle_get(frame, "line"), &line);
         n_text = snprintf(
                 text, sizeof(text), "%.*s:%" PRId64 " %.*s", (int)(n < 100 ? n : 100), begin, line,
@@ -77,12 +89,43 @@ static int label_frame(struct trace *t, const struct pickle_value *frame, uint32
         return trace_label(t, text, (size_t)n_text, ret);
 }
 
-static int read_tag(struct trace *t, const struct pickle_value *frames, uint32_t *ret)
+static int find_tag(struct trace *t, const struct pickle_value *frames, uint32_t *ret)
 {
         *ret = 0;
         for (size_t i = 0; i < pickle_n_items(frames); i++)
                 if (ends_with(pickle_get(pickle_item(frames, i), "filename"), ".py"))
                         return label_frame(t, pickle_item(frames, i), ret);
+        return 0;
+}
+
+static int compare_frames(const void *a, const void *b)
+{
+        const struct pickle_value *x = ((const struct tagged *)a)->frames,
+                                  *y = ((const struct tagged *)b)->frames;
+
+        return (x > y) - (x < y);
+}
+
+static int read_tag(struct reader *r, const struct pickle_value *frames, uint32_t *ret)
+{
+        struct tagged **found = tfind(&(struct tagged){ .frames = frames }, &r->tags, compare_frames), *new;
+        int result;
+
+        if (found) {
+                *ret = (*found)->tag;
+                return 0;
+        }
+        result = find_tag(r->trace, frames, ret);
+        if (result < 0)
+                return result;
+        new = malloc(sizeof(*new));
+        if (!new)
+                return -ENOMEM;
+        *new = (struct tagged){ .frames = frames, .tag = *ret };
+        if (!tsearch(new, &r->tags, compare_frames)) {
+                free(new);
+                return -ENOMEM;
+        }
         return 0;
 }
 
@@ -155,7 +198,16 @@ static int read_live(struct reader *r, const struct pickle_value *v, const char 
             !pickle_integer(pickle_get(v, "size"), &n_bytes) || n_bytes <= 0)
                 return 1;
         ret->n_bytes = (uint64_t)n_bytes;
-        return read_tag(r->trace, pickle_get(v, "frames"), &ret->tag);
+        return read_tag(r, pickle_get(v, "frames"), &ret->tag);
+}
+
+/* Before an event, a segment or a block is read. */
+static int count(struct reader *r)
+{
+        if (r->n_left == 0)
+                return -ELOOP;
+        r->n_left--;
+        return 0;
 }
 
 static void forget_refusal(struct reader *r)
@@ -175,16 +227,18 @@ static int read_refusal(struct reader *r, const struct pickle_value *v, size_t n
         r->refused = (struct live){ .lower = ++r->now,
                                     .n_bytes = (uint64_t)n_bytes,
                                     .line = (uint32_t)number + 1 };
-        return read_tag(r->trace, pickle_get(v, "frames"), &r->refused.tag);
+        return read_tag(r, pickle_get(v, "frames"), &r->refused.tag);
 }
 
 static int read_event(struct reader *r, const struct pickle_value *v, size_t number)
 {
         const struct pickle_value *action = pickle_get(v, "action");
         bool is_alloc = pickle_is_string(action, "alloc");
+        int result = count(r);
         struct live l;
-        int result;
 
+        if (result < 0)
+                return result;
         if (pickle_is_string(action, "oom"))
                 return read_refusal(r, v, number);
         if (!is_alloc && !pickle_is_string(action, "free_completed"))
@@ -203,11 +257,11 @@ static int read_event(struct reader *r, const struct pickle_value *v, size_t num
 /* What the segments have in use and no event told of. */
 static int read_block(struct reader *r, const struct pickle_value *v, int64_t address)
 {
+        int result = count(r);
         struct live l;
-        int result;
 
-        if (pickle_is_string(pickle_get(v, "state"), "inactive"))
-                return 0;
+        if (result < 0 || pickle_is_string(pickle_get(v, "state"), "inactive"))
+                return result;
         result = read_live(r, v, "address", &l);
         if (result < 0)
                 return result;
@@ -227,7 +281,7 @@ static int read_segment(struct reader *r, const struct pickle_value *segment)
 {
         const struct pickle_value *blocks = pickle_get(segment, "blocks");
         int64_t device = 0, at = 0, n_bytes;
-        int result = 0;
+        int result = count(r);
 
         (void)pickle_integer(pickle_get(segment, "device"), &device);
         (void)pickle_integer(pickle_get(segment, "address"), &at);
@@ -323,14 +377,16 @@ static int compare_buffers(const void *a, const void *b)
         return (x->line > y->line) - (x->line < y->line);
 }
 
-static int read_snapshot(const struct pickle_value *top, struct trace *t, const char **ret_why)
+static int read_snapshot(const struct pickle *p, struct trace *t, const char **ret_why)
 {
-        struct reader r = { .trace = t };
-        int result = read_all(&r, top);
+        struct reader r = { .trace = t, .n_left = pickle_n_values(p) };
+        int result = read_all(&r, pickle_top(p));
 
         tdestroy(r.live, free);
+        tdestroy(r.tags, free);
         *ret_why = result == -EINVAL  ? "it is no memory snapshot of PyTorch, or an older kind of one"
                    : result == -E2BIG ? "it has too many buffers"
+                   : result == -ELOOP ? "it has the same events or blocks several times"
                    : result < 0       ? "out of memory"
                                       : "it has no allocations";
         if (result == 0 && t->n_buffers == 0)
@@ -380,7 +436,7 @@ static int read_bytes(const char *bytes, size_t n, struct trace *t, const char *
         if (r < 0)
                 return r;
         *ret_at = 0;
-        r = read_snapshot(pickle_top(p), t, ret_why);
+        r = read_snapshot(p, t, ret_why);
         pickle_free(p);
         return r;
 }

@@ -13,7 +13,7 @@
 
 /* A pickle in the making, in protocol 4. */
 struct maker {
-        unsigned char bytes[4096];
+        unsigned char bytes[1 << 19];
         size_t n;
 };
 
@@ -226,6 +226,74 @@ TEST(refused_requests)
         ck_assert_uint_eq(trace_peak(t, 1), 1000 + 2000 + 5000);
         ck_assert_str_eq(t->left_out,
                          "other GPUs: 1, with 1 events; refused requests after which the job went on: 1");
+        trace_free(t);
+}
+
+static void repeat(struct maker *m, unsigned char memo, size_t n)
+{
+        for (size_t i = 0; i < n; i++)
+                put(m, (const unsigned char[]){ 'h', memo }, 2);
+}
+
+/* 60,000 times the same segment, which has 60,000 times the same block: no file has more items than bytes. */
+TEST(the_same_blocks_many_times)
+{
+        struct trace *t = NULL;
+        char *error = NULL;
+        struct maker m;
+
+        begin(&m);
+        put(&m, "}(", 2);
+        string(&m, "one");
+        block(&m, "active_allocated", BASE, 2048);
+        op(&m, 0x94);
+        string(&m, "other");
+        put(&m, "}(", 2);
+        string(&m, "blocks");
+        put(&m, "](", 2);
+        repeat(&m, 0, 60000);
+        put(&m, "eu\x94", 3);
+        string(&m, "segments");
+        put(&m, "](", 2);
+        repeat(&m, 1, 60000);
+        put(&m, "eu.", 3);
+        ck_assert_int_eq(read_made(&m, &t, &error), -EINVAL);
+        ck_assert_msg(strstr(error, "the same events or blocks several times"), "%s", error);
+        free(error);
+}
+
+/* 10,000 events with the same list of 100,000 frames, as PyTorch writes it for events of one place. */
+TEST(the_same_frames_many_times)
+{
+        static const char *const words[] = { "action", "alloc", "addr", "size", "frames" };
+        struct trace *t = NULL;
+        char *error = NULL;
+        struct maker m;
+
+        begin(&m);
+        put(&m, "}(", 2);
+        string(&m, "words");
+        put(&m, "](", 2);
+        for (size_t i = 0; i < 5; i++) {
+                string(&m, words[i]);
+                op(&m, 0x94);
+        }
+        put(&m, "}\x94](", 4);
+        repeat(&m, 5, 100000);
+        put(&m, "e\x94", 2);
+        op(&m, 'e');
+        string(&m, "segments");
+        op(&m, ']');
+        string(&m, "device_traces");
+        put(&m, "]](", 3);
+        for (uint32_t i = 0; i < 10000; i++) {
+                put(&m, "}(h\0h\1h\2J", 9);
+                put(&m, &i, 4); /* the test runs on little-endian machines */
+                put(&m, "h\3K\1h\4h\6u", 9);
+        }
+        put(&m, "eau.", 4);
+        ck_assert_msg(read_made(&m, &t, &error) == 0, "%s", error);
+        ck_assert_uint_eq(t->n_buffers, 10000);
         trace_free(t);
 }
 
