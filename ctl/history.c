@@ -492,6 +492,8 @@ int history_add(struct history *h, enum record_kind kind, uint64_t time_us, cons
                 return add_refusal(h, time_us, f);
         case RECORD_LEASE:
                 return add_lease(h, f);
+        case RECORD_EVICTION:
+                return add_event(h, kind, time_us, f);
         default:
                 return 0;
         }
@@ -676,7 +678,7 @@ static void list_sections(const struct history *h, struct section ret[static SEC
         };
         ret[REFUSALS] = (struct section){ "refusals",  "Refusals",    refused_columns,
                                           h->refusals, h->n_refusals, sizeof(*h->refusals) };
-        ret[EVENTS] = (struct section){ "events",      "Starts, stops, reloads and drains",
+        ret[EVENTS] = (struct section){ "events",      "Starts, stops, reloads, drains and evictions",
                                         event_columns, h->events,
                                         h->n_events,   sizeof(*h->events) };
 }

@@ -18,7 +18,8 @@ enum record_kind {
         RECORD_DRAIN,
         RECORD_START,
         RECORD_STOP,
-        RECORD_LEASE, /* a lease ended, and its last session */
+        RECORD_LEASE,    /* a lease ended, and its last session */
+        RECORD_EVICTION, /* an operator evicted a session */
         RECORD_KINDS,
 };
 
@@ -34,6 +35,7 @@ static const struct {
         [RECORD_START] = { "start", "9b181a0d28a749ed97a33c4a8baa4194" },
         [RECORD_STOP] = { "stop", "fff65da7d5df40899f21907e46871947" },
         [RECORD_LEASE] = { "lease", "605b816774e1400d89c2ec8e74503692" },
+        [RECORD_EVICTION] = { "eviction", "c700cedf07e74f70bf41e77c05bb5f0a" },
 };
 
 #endif

@@ -265,6 +265,21 @@ int command_evict(struct session *s, const char *reason, const char *ended)
         return 0;
 }
 
+static void note_eviction(const struct session *s, const struct session *other, const char *reason)
+{
+        struct record r;
+
+        record_init(&r, RECORD_EVICTION);
+        if (other->tenant)
+                record_add_text(&r, "tenant", other->tenant->name, CONFIG_NAME_MAX);
+        record_add_number(&r, "session", other->id);
+        record_add_number(&r, "uid", s->who.uid);
+        record_add_number(&r, "pid", (uint64_t)s->who.pid);
+        record_add_text(&r, "reason", reason, REASON_MAX);
+        records_write(LOG_LEVEL_NOTICE, &r, "%s: evicted by %s%s%s", SESSION_LABEL(other), SESSION_LABEL(s),
+                      *reason ? ": " : "", reason);
+}
+
 int handle_evict(struct session *s, const Bfcd__Request *r, const char **ret_why)
 {
         struct session *other;
@@ -288,8 +303,7 @@ int handle_evict(struct session *s, const Bfcd__Request *r, const char **ret_why
                 session_refuse(s, r->id, -ENOENT, sentence);
                 return 0;
         }
-        log_notice("%s: evicted by %s%s%s", SESSION_LABEL(other), SESSION_LABEL(s),
-                   *r->evict->reason ? ": " : "", r->evict->reason);
+        note_eviction(s, other, r->evict->reason);
         snprintf(sentence, sizeof(sentence), " by an operator%s%s", *r->evict->reason ? ": " : "",
                  r->evict->reason);
         if (command_evict(other, sentence, "evicted by an operator") < 0)

@@ -145,7 +145,8 @@ static void log_lines(enum log_level level, const char *what, const char *lines)
         }
 }
 
-static void reload_log(const struct reload_result *result, const char *path)
+static void reload_log(const struct reload_result *result, const struct reload_request *request,
+                       const char *path)
 {
         struct record r;
 
@@ -156,6 +157,10 @@ static void reload_log(const struct reload_result *result, const char *path)
         record_add_text(&r, "result", result->failed ? "rejected" : "applied", SIZE_MAX);
         record_add_lines(&r, "changes", result->failed ? result->errors : result->changes,
                          RELOAD_RECORD_TEXT);
+        if (request->has_client) {
+                record_add_number(&r, "uid", request->uid);
+                record_add_number(&r, "pid", (uint64_t)request->pid);
+        }
         if (result->failed) {
                 log_lines(LOG_LEVEL_WARNING, "reload: ", result->errors);
                 records_write(LOG_LEVEL_WARNING, &r,
@@ -191,7 +196,7 @@ static void reload_apply(struct reloads *r, struct reload_request *request)
                 fclose(wrong);
         result.changes = changes ? changes : "";
         result.errors = errors ? errors : "out of memory\n";
-        reload_log(&result, r->source->path);
+        reload_log(&result, request, r->source->path);
         if (request->done)
                 request->done(request, &result);
         free(changes);
@@ -229,7 +234,9 @@ void reload_cancel(struct reloads *r, struct reload_request *request)
                 return;
         request->is_asked = false;
         if (r->is_reading && TAILQ_FIRST(&r->asked) == request) {
-                r->cancelled = (struct reload_request){ .dry_run = request->dry_run, .is_asked = true };
+                r->cancelled = *request;
+                r->cancelled.done = NULL;
+                r->cancelled.is_asked = true;
                 TAILQ_INSERT_HEAD(&r->asked, &r->cancelled, link);
         }
         TAILQ_REMOVE(&r->asked, request, link);
@@ -379,6 +386,9 @@ int reload_handle(struct session *s, const Bfcd__Request *r, const char **ret_wh
         if (!reload_take(s, r, own))
                 return 0;
         *own = (struct session_reload){ .request = { .dry_run = r->reload->dry_run,
+                                                     .has_client = true,
+                                                     .uid = s->who.uid,
+                                                     .pid = s->who.pid,
                                                      .texts = own->request.texts,
                                                      .done = session_reloaded },
                                         .session = s,

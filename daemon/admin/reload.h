@@ -38,6 +38,9 @@ struct reload_result {
 /* Embedded by the requester. */
 struct reload_request {
         bool dry_run;
+        bool has_client;           /* these asked, for the record; false: a signal did */
+        uid_t uid;
+        pid_t pid;
         struct config_text *texts; /* instead of the files, on a dry run; freed by the reload */
         bool is_asked;             /* done() was not called yet */
         void (*done)(struct reload_request *request, const struct reload_result *result);

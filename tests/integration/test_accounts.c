@@ -3,6 +3,7 @@
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
+#include <pwd.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -120,6 +121,14 @@ RIG_TEST(a_killed_client_leaves_a_record, config)
         ck_assert_int_eq(number_of(json_object_get(row(h, "sessions", 0), "partitions"), "train"), 11 * MIB);
         ck_assert_int_eq(number_of(row(h, "sessions", 0), "bytes_left"), 11 * MIB);
         json_decref(h);
+}
+
+static const char *own_name(void)
+{
+        const struct passwd *user = getpwuid(getuid());
+
+        ck_assert_ptr_nonnull(user);
+        return user->pw_name;
 }
 
 /* The row of red in train of `bfcctl tenants`. */
@@ -241,6 +250,30 @@ TEST(records_of_a_reload)
         ck_assert_ptr_nonnull(strstr(string_of(reload, "changes"), "32MiB"));
         ck_assert_str_eq(string_of(row(h, "events", 2), "event"), "reload rejected");
         ck_assert_ptr_nonnull(strstr(string_of(row(h, "events", 2), "changes"), "unknown key"));
+        ck_assert_str_eq(string_of(reload, "user"), own_name());
+        ck_assert_str_eq(string_of(row(h, "events", 2), "user"), own_name());
+        json_decref(h);
+}
+
+TEST(an_eviction_is_recorded_with_its_operator)
+{
+        struct rig *rig = rig_start(&config);
+        struct raw *raw = session_open(rig->socket, NULL);
+        char session[24];
+        json_t *h;
+
+        snprintf(session, sizeof(session), "%llu", (unsigned long long)raw->session_id);
+        free(ctl_text(rig, WORDS("evict", session, "--reason", "too large")));
+        raw_close(raw);
+        rig_stop(rig);
+        h = history();
+        ck_assert_uint_eq(n_rows(h, "events"), 3); /* start, eviction, stop */
+        ck_assert_str_eq(string_of(row(h, "events", 1), "event"), "eviction");
+        ck_assert_str_eq(string_of(row(h, "events", 1), "user"), own_name());
+        ck_assert_ptr_nonnull(strstr(string_of(row(h, "events", 1), "message"), ": too large"));
+        json_decref(h);
+        h = ctl_json("/nowhere", WORDS("--json", "history", "--file", file_path, "--tenant", "blue"));
+        ck_assert_uint_eq(n_rows(h, "events"), 2);
         json_decref(h);
 }
 
