@@ -83,14 +83,14 @@ static const struct {
 #define LEASE_USE                                                                                            \
         "usage: bfcctl lease create NAME [--tenant TENANT] --partition NAME --limit SIZE [--reserve SIZE] "  \
         "(--cgroup PATH | --unit UNIT | --pid PID | --user USER) [--ttl TIME] [--evict] [--grace TIME]; "    \
-        "or bfcctl lease list; or bfcctl lease set NAME [--limit SIZE] [--reserve SIZE] [--ttl TIME]; or "   \
+        "or bfcctl lease list [--watch [TIME]] [--sort COLUMN] [--columns COLUMN,...]; or bfcctl lease set NAME [--limit SIZE] [--reserve SIZE] [--ttl TIME]; or "   \
         "bfcctl lease end NAME [--evict] [--grace TIME]"
 #define RUN_USE                                                                                                \
         "usage: bfcctl run --limit SIZE [--reserve SIZE] [--lease NAME] [--tenant TENANT] [--partition NAME] " \
         "[--wait [TIME]] [--evict] [--grace TIME] [--quiet] [--strict | --no-preload] [--] COMMAND [ARGUMENT...]"
 #define OF_LISTS                                                                                             \
         "--sort and --columns are not valid for",                                                            \
-                "they are valid for partitions, tenants, sessions, shared, keep and waiting"
+                "they are valid for partitions, tenants, sessions, shared, keep, waiting and lease list"
 #define WAIT_USE                                                                                             \
         "usage: bfcctl wait lease NAME [--timeout TIME]; or bfcctl wait room PARTITION SIZE "                \
         "[--tenant TENANT] [--timeout TIME]"
@@ -191,9 +191,9 @@ static const struct command commands[] = {
           "usage: bfcctl wake SESSION|TENANT [--partition NAME] [--tag TAG]" },
         { "evict", 1, ADMIN, 0, run_evict, BIT(REASON), "usage: bfcctl evict SESSION [--reason TEXT]" },
         { "forget", 2, ADMIN, 0, run_forget, 0, "usage: bfcctl forget TENANT NAME" },
-        { "lease", 2, ITSELF, 0, run_lease,
+        { "lease", 2, ITSELF, BFCD__LIST__KIND__LEASES, run_lease,
           BIT(TENANT) | BIT(PARTITION) | BIT(LIMIT) | BIT(RESERVE) | BIT(CGROUP) | BIT(UNIT) | BIT(PID) |
-                  BIT(USER) | BIT(TTL) | BIT(EVICT) | BIT(GRACE),
+                  BIT(USER) | BIT(TTL) | BIT(EVICT) | BIT(GRACE) | OF_A_LIST,
           LEASE_USE },
         { "drain", 1, ADMIN, 0, run_drain, BIT(WAIT), "usage: bfcctl drain DEVICE [--wait [TIME]]" },
         { "run", RUNS_PROGRAM, ITSELF, 0, run_run,

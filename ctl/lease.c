@@ -201,26 +201,20 @@ static int end(struct ask *a, const struct invocation *i, const struct command *
         return command_finish(r);
 }
 
-static int list(struct ask *a, const struct invocation *i)
+static int list(struct ask *a, const struct invocation *i, const struct command *c)
 {
-        struct list *l;
-        int r;
-
-        if (ask_open(a, ask_socket(i->socket), getenv("BFC_TENANT")) < 0 ||
-            ask_list(a, BFCD__LIST__KIND__LEASES, &l) < 0)
+        if (ask_open(a, ask_socket(i->socket), getenv("BFC_TENANT")) < 0)
                 return command_complain(a);
-        r = i->json ? show_print(stdout, show_json(BFCD__LIST__KIND__LEASES, l))
-                    : show_table(stdout, BFCD__LIST__KIND__LEASES, l);
-        list_free(l);
-        return command_finish(r);
+        return run_list(a, i, c);
 }
 
 static bool has_option(const struct invocation *i, bool of_create, bool of_set, bool of_end)
 {
+        bool is_viewed = i->view.watch || i->view.sort || i->view.columns;
         bool is_made_with = i->tenant || i->partition || i->lease.cgroup || i->lease.unit || i->lease.pid ||
                             i->lease.user;
 
-        return (is_made_with && !of_create) ||
+        return (is_viewed && (of_create || of_set || of_end)) || (is_made_with && !of_create) ||
                ((i->lease.limit || i->lease.reserve || i->lease.ttl) && !of_create && !of_set) ||
                ((i->lease.evict || i->lease.grace) && !of_create && !of_end);
 }
@@ -252,7 +246,7 @@ static int run_words(struct ask *a, const struct invocation *i, const struct com
                 return command_usage("no create, list, set or end", NULL, command_right_use(c));
         if (strcmp(i->arguments[0], "list") == 0 && i->n_arguments == 1 &&
             !has_option(i, false, false, false))
-                return list(a, i);
+                return list(a, i, c);
         for (size_t k = 0; k < sizeof(verbs) / sizeof(verbs[0]); k++) {
                 if (strcmp(verbs[k].verb, i->arguments[0]) != 0)
                         continue;
