@@ -744,7 +744,8 @@ RIG_TEST(lists_are_sorted_and_have_chosen_columns, two_tenants)
         ctl_refuses(rig, WORDS("status", "--sort", "x"), USAGE, "not valid for");
         for (const char *const *name = WORDS("one", "two"); *name; name++)
                 free(ctl_text(rig, WORDS("lease", "create", *name, "--tenant", "red", "--partition", "train",
-                                         "--unit", *name, "--limit", **name == 'o' ? "2MiB" : "4MiB")));
+                                         "--unit", **name == 'o' ? "one.service" : "two.service", "--limit",
+                                         **name == 'o' ? "2MiB" : "4MiB")));
         text = ctl_text(rig, WORDS("lease", "list", "--sort", "limit", "--columns", "lease"));
         ck_assert_str_eq(text, "LEASE\ntwo\none\n");
         free(text);
