@@ -80,10 +80,10 @@ static const struct {
 #define OF_TENSORBOARD "--logdir and --count are not valid for", "they are valid for tensorboard"
 #define TOP_USE        "usage: bfcctl top [sessions|tenants|partitions] [--interval TIME] [--once]"
 #define HISTORY_USE    "usage: bfcctl history [--since TIME] [--until TIME] [--tenant TENANT] [--file PATH]"
-#define LEASE_USE                                                                                            \
-        "usage: bfcctl lease create NAME [--tenant TENANT] --partition NAME --limit SIZE [--reserve SIZE] "  \
-        "(--cgroup PATH | --unit UNIT | --pid PID | --user USER) [--ttl TIME] [--evict] [--grace TIME]; "    \
-        "or bfcctl lease list [--watch [TIME]] [--sort COLUMN] [--columns COLUMN,...]; or bfcctl lease set NAME [--limit SIZE] [--reserve SIZE] [--ttl TIME]; or "   \
+#define LEASE_USE                                                                                                                                                  \
+        "usage: bfcctl lease create NAME [--tenant TENANT] --partition NAME --limit SIZE [--reserve SIZE] "                                                        \
+        "(--cgroup PATH | --unit UNIT | --pid PID | --user USER) [--ttl TIME] [--evict] [--grace TIME]; "                                                          \
+        "or bfcctl lease list [--watch [TIME]] [--sort COLUMN] [--columns COLUMN,...]; or bfcctl lease set NAME [--limit SIZE] [--reserve SIZE] [--ttl TIME]; or " \
         "bfcctl lease end NAME [--evict] [--grace TIME]"
 #define RUN_USE                                                                                                \
         "usage: bfcctl run --limit SIZE [--reserve SIZE] [--lease NAME] [--tenant TENANT] [--partition NAME] " \

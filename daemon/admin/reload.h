@@ -38,7 +38,7 @@ struct reload_result {
 /* Embedded by the requester. */
 struct reload_request {
         bool dry_run;
-        bool has_client;           /* these asked, for the record; false: a signal did */
+        bool has_client; /* these asked, for the record; false: a signal did */
         uid_t uid;
         pid_t pid;
         struct config_text *texts; /* instead of the files, on a dry run; freed by the reload */

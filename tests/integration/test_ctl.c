@@ -950,8 +950,7 @@ static bool is_estimated(const struct rig *rig)
                    json_is_integer(json_object_get(json_array_get(rows, 0), "estimate_ms"));
         size_t i;
 
-        json_array_foreach(rows, i, row)
-                ret = ret && json_is_integer(json_object_get(row, "bytes_lacking"));
+        json_array_foreach(rows, i, row) ret = ret && json_is_integer(json_object_get(row, "bytes_lacking"));
         json_decref(rows);
         return ret;
 }

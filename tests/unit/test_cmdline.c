@@ -75,7 +75,8 @@ static void serve(int fuse, int says)
 /* While this waits for the write, the lock of the process's memory is held for reading. */
 static void *unmap(void *path)
 {
-        int file = open(path, O_RDWR | O_CLOEXEC), r = fstat(file, &(struct stat){ 0 }); /* asks for its size */
+        int file = open(path, O_RDWR | O_CLOEXEC),
+            r = fstat(file, &(struct stat){ 0 }); /* asks for its size */
         char *page = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
 
         if (r < 0 || page == MAP_FAILED)
