@@ -287,31 +287,36 @@ static int restore_each(struct broker *b)
 
 static int compare_uids(const void *x, const void *y)
 {
-        const uid_t *p = x, *q = y;
+        const struct suspended_user *p = x, *q = y;
 
-        return *p < *q ? -1 : *p > *q;
+        return p->uid < q->uid ? -1 : p->uid > q->uid;
 }
 
-static int note_suspended_uids(struct broker *b)
+static int note_suspended_users(struct broker *b)
 {
-        b->suspended.uids = calloc(b->suspended.n + 1, sizeof(*b->suspended.uids));
-        if (!b->suspended.uids)
+        struct suspended_sessions *all = &b->suspended;
+
+        all->users = calloc(all->n + 1, sizeof(*all->users));
+        if (!all->users)
                 return -ENOMEM;
-        for (size_t i = 0; i < b->suspended.n_slots; i++) {
-                const struct session *s = b->sessions.table[b->suspended.records[i].index];
+        for (size_t i = 0; i < all->n_slots; i++) {
+                const struct session *s = b->sessions.table[all->records[i].index];
 
                 if (session_is_suspended(s))
-                        b->suspended.uids[b->suspended.n_uids++] = s->who.uid;
+                        all->users[all->n_users++] = (struct suspended_user){ s->who.uid, s->tenant };
         }
-        if (b->suspended.n_uids > 1)
-                qsort(b->suspended.uids, b->suspended.n_uids, sizeof(*b->suspended.uids), compare_uids);
+        if (all->n_users > 1)
+                qsort(all->users, all->n_users, sizeof(*all->users), compare_uids);
         return 0;
 }
 
-bool restore_has_suspended(const struct broker *b, uid_t uid)
+const struct tenant *restore_suspended_tenant(const struct broker *b, uid_t uid)
 {
-        return b->suspended.n > 0 && b->suspended.n_uids > 0 &&
-               bsearch(&uid, b->suspended.uids, b->suspended.n_uids, sizeof(uid), compare_uids);
+        const struct suspended_user key = { .uid = uid }, *found = NULL;
+
+        if (b->suspended.n > 0 && b->suspended.n_users > 0)
+                found = bsearch(&key, b->suspended.users, b->suspended.n_users, sizeof(key), compare_uids);
+        return found ? found->tenant : NULL;
 }
 
 static void restore_shared_counts(struct broker *b)
@@ -361,7 +366,7 @@ static int restore_records(struct broker *b)
         if (r == 0)
                 set_states(b);
         if (r == 0)
-                r = note_suspended_uids(b);
+                r = note_suspended_users(b);
         if (r == 0)
                 r = shared_restore(b);
         return r;

@@ -8,18 +8,19 @@
 #ifndef BFCD_RESTORE_H
 #define BFCD_RESTORE_H
 
-#include <stdbool.h>
 #include <sys/types.h>
 
 struct broker;
+struct tenant;
 
 /* Makes the sessions of the inherited ledger; once, before the daemon serves. They are in b->sessions and
  * need session_attach(). Extents that no session uses are released. Without an inherited ledger nothing
  * happens. -ENOMEM; -EBADMSG: the ledger has what no daemon writes. */
 int restore_sessions(struct broker *b);
 
-/* Sessions of this user were suspended at the start, and some sessions still are. */
-bool restore_has_suspended(const struct broker *b, uid_t uid);
+/* The tenant of one of this user's sessions that were suspended at the start. NULL: there was none, or no session is
+ * suspended any more. */
+const struct tenant *restore_suspended_tenant(const struct broker *b, uid_t uid);
 
 /* For broker_leave(): leaves all sessions in the ledger only. */
 void restore_forget(struct broker *b);

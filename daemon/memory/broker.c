@@ -347,7 +347,7 @@ static struct broker *broker_end(struct broker *b, struct quota *(*end_quota)(st
         watch_free(b->watch);
         inherited_free(b->inherited);
         free(b->suspended.records);
-        free(b->suspended.uids);
+        free(b->suspended.users);
         free(b->restored.extents);
         devices_free(b->opened);
         free(b->selection.order);

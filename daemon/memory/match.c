@@ -235,22 +235,8 @@ int match_ids(const struct matcher *m, struct credentials *who)
         return 0;
 }
 
-static bool table_has(const struct match_table *table, uint32_t id)
-{
-        size_t i = table_find(table, id);
-
-        return i < table->n_entries && table->entries[i].id == id;
-}
-
-bool match_names_user(const struct matcher *m, const struct credentials *who)
-{
-        if (match_ids_are_known(m, who) && !who->matches.by_place)
-                return who->matches.n_tenants > m->n_anyone;
-        return table_has(&m->uids, who->uid) || table_has(&m->gids, who->gid);
-}
-
 /* Of each kind that there is, one. */
-static bool patterns_match(const struct config_tenant *c, const char *path)
+bool match_place(const struct config_tenant *c, const char *path)
 {
         char unit[CGROUP_UNIT_BYTES];
         bool unit_matches = c->n_units == 0, path_matches = c->n_cgroups == 0;
@@ -275,7 +261,7 @@ void match_places(const struct matcher *m, struct credentials *who)
         if (match_is_known(m, who))
                 return;
         for (size_t i = 0; i < list->n_tenants; i++)
-                if (patterns_match(&m->config->tenants[list->tenants[i]], who->cgroup))
+                if (match_place(&m->config->tenants[list->tenants[i]], who->cgroup))
                         list->tenants[n++] = list->tenants[i];
         list->n_tenants = n;
         list->by_place = true;

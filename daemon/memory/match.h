@@ -54,9 +54,8 @@ void match_places(const struct matcher *m, struct credentials *who);
 bool match_ids_are_known(const struct matcher *m, const struct credentials *who);
 bool match_is_known(const struct matcher *m, const struct credentials *who);
 
-/* True: a tenant names the user or one of its groups, as far as known: by match_ids(), else by uid and
- * gid only. Tenants with only patterns name no user. */
-bool match_names_user(const struct matcher *m, const struct credentials *who);
+/* Whether the patterns of the tenant match the path of a control group; also if it has none. NULL: unknown. */
+bool match_place(const struct config_tenant *c, const char *path);
 
 /* Sorts groups that the kernel has not sorted. */
 void match_sort_gids(gid_t *gids, size_t n_gids);

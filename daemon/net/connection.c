@@ -30,9 +30,8 @@
 #define CONNECTION_SLICE_NS          20000u /* of turns; then the kernel is asked for new events */
 #define CONNECTION_ENDS_NS           10000u /* an end begun after that waits for the next turn */
 #define CONNECTION_CLOSING_COST      8u     /* blocks that could be freed instead of an end */
-#define CONNECTION_NO_USER           ((uid_t)-1)
-#define CONNECTION_WATCH_MS          100u /* after the hello at most, the process is watched */
-#define CONNECTION_EVICT_LOOKS       4u   /* at most as many sockets are asked whether their hello has come */
+#define CONNECTION_WATCH_MS          100u   /* after the hello at most, the process is watched */
+#define CONNECTION_EVICT_LOOKS       4u /* at most as many sockets are asked whether their hello has come */
 
 struct connection {
         struct connection_host *host;
@@ -53,8 +52,7 @@ struct connection {
         bool is_blocked;   /* the next of these may be handled only when fewer requests wait */
         char failure[96];  /* not empty: to be dropped for this */
         struct sched_member member;
-        struct unauth_member unauth; /* while it is_new, of a client */
-        size_t monitor_place;        /* 0: it is no monitor's */
+        struct places_member place; /* of a client while it is_new, or of a monitor */
         TAILQ_ENTRY(connection) of_all, of_working;
 };
 
@@ -65,15 +63,9 @@ static struct connection *connection_of(struct sched_member *m)
         return (struct connection *)((char *)m - offsetof(struct connection, member));
 }
 
-static struct connection *connection_of_unauth(const struct unauth_member *m)
+static struct connection *connection_of_place(const struct places_member *m)
 {
-        return (struct connection *)((uintptr_t)m - offsetof(struct connection, unauth));
-}
-
-static void connection_leave_unauth(struct connection *c)
-{
-        c->is_new = false;
-        unauth_leave(&c->host->unauth, &c->unauth);
+        return (struct connection *)((uintptr_t)m - offsetof(struct connection, place));
 }
 
 static bool connection_is_failing(const struct connection *c)
@@ -87,7 +79,7 @@ static void connection_make_ready(void *userdata)
 
         if (c->is_dropped)
                 return;
-        sched_ready(&c->host->sched, &c->member);
+        sched_ready(&c->member);
         c->host->wake(c->host);
 }
 
@@ -131,8 +123,7 @@ static void on_handle_closed(uv_handle_t *handle)
 static void connection_end(struct connection *c)
 {
         assert(c->is_dropped);
-        connection_leave_unauth(c);
-        monitors_leave(&c->host->monitors, c->monitor_place);
+        places_leave(&c->place);
         sched_leave(&c->host->sched, &c->member);
         if (c->is_working)
                 TAILQ_REMOVE(&c->host->working, c, of_working);
@@ -150,7 +141,7 @@ static void connection_close_socket(struct connection *c)
         c->is_dropped = true;
         events_close(c->events);
         stream_shut(&c->stream, session_has_fds_in_flight(c->session));
-        sched_idle(&c->host->sched, &c->member);
+        sched_idle(&c->member);
         if (c->member.class)
                 sched_owe(&c->member, clock_ns(), SCHED_END_NS);
 }
@@ -229,7 +220,9 @@ static int connection_change_class(struct connection *c)
                                  .lease = session_lease_number(c->session),
                                  .role = c->role };
 
-        connection_leave_unauth(c);
+        c->is_new = false;
+        if (c->role == ROLE_CLIENT)
+                places_leave(&c->place);
         c->is_gone = peer_process_has_exited(&c->process); /* another one may have been matched by its pid */
         if (session_is_live(c->session))
                 uv_timer_start(&c->timer, on_timer, CONNECTION_WATCH_MS, 0);
@@ -543,65 +536,67 @@ static const struct stream_ops connection_stream_ops = {
         .closed = on_stream_closed,
 };
 
-/* ---- places before the hello ----------------------------------------------- */
+/* ---- places ---------------------------------------------------------------- */
 
 /* The oldest, but rather one whose hello has not come yet. */
-static struct connection *find_oldest_unauth(const struct unauth_user *user)
+static struct connection *find_oldest(const struct places_user *user)
 {
-        struct unauth_member *m = TAILQ_FIRST(&user->members);
+        struct places_member *m = TAILQ_FIRST(&user->members);
 
         for (unsigned i = 0; m && i < CONNECTION_EVICT_LOOKS; i++, m = TAILQ_NEXT(m, link))
-                if (stream_n_input(&connection_of_unauth(m)->stream) == 0)
-                        return connection_of_unauth(m);
-        return connection_of_unauth(TAILQ_FIRST(&user->members));
+                if (stream_n_input(&connection_of_place(m)->stream) == 0)
+                        return connection_of_place(m);
+        return connection_of_place(TAILQ_FIRST(&user->members));
 }
 
-/* It is in no turn of its own now, so it can end at once. */
+/* It is in no turn of its own now, so it can end at once; the session of a monitor ends in a turn. */
 static void connection_evict(struct connection *c)
 {
         const struct credentials *who = &c->session->who;
 
+        places_leave(&c->place);
+        if (c->role == ROLE_MONITOR) {
+                connection_drop(
+                        c, "the monitor socket has too many connections, and most of them belong to this "
+                           "user or its tenant");
+                return;
+        }
         log_limited(log_limit_of_user(&c->host->unauth_logs, who->uid), LOG_LEVEL_WARNING,
                     "uid %u (pid %d) was disconnected before its hello: too many connections have sent no "
-                    "hello, and most of them belong to this user",
+                    "hello, and most of them belong to this user or its tenant",
                     (unsigned)who->uid, (int)who->pid);
         connection_drop(c, NULL);
         connection_finish(c);
 }
 
-static int refuse_place(struct connection *c, const struct credentials *who, const char *why)
+static const char *place_trouble(enum role role, int r)
 {
-        log_limited(log_limit_of_user(&c->host->unauth_logs, who->uid), LOG_LEVEL_WARNING,
-                    "uid %u (pid %d): connection refused: %s", (unsigned)who->uid, (int)who->pid, why);
-        return -EUSERS;
+        if (role == ROLE_CLIENT)
+                return "too many connections have sent no hello";
+        return r == -EDQUOT ? "the user has too many connections to the monitor socket"
+                            : "the monitor socket has too many connections";
 }
 
 static int connection_find_place(struct connection *c, int fd, struct credentials *who)
 {
         struct connection_host *host = c->host;
-        struct unauth_user *user;
-        bool named;
-        int r = peer_process_match_early(&c->process, host->broker, fd, who);
+        struct places *places = c->role == ROLE_CLIENT ? &host->unauth : &host->monitors;
+        const struct tenant *tenant;
+        struct places_user *user;
+        int r = peer_process_expect(&c->process, host->broker, fd, who, &tenant);
 
         if (r < 0)
                 return r;
-        named = peer_process_is_named(host->broker, who);
-        r = unauth_look(&host->unauth, who->uid, named, &user);
-        if (r < 0)
-                return refuse_place(c, who, "too many connections have sent no hello");
+        r = places_look(places, tenant, who->uid, &user);
+        if (r < 0) {
+                log_limited(log_limit_of_user(&host->unauth_logs, who->uid), LOG_LEVEL_WARNING,
+                            "uid %u (pid %d): connection refused: %s", (unsigned)who->uid, (int)who->pid,
+                            place_trouble(c->role, r));
+                return -EUSERS;
+        }
         if (r > 0)
-                connection_evict(find_oldest_unauth(user));
-        return unauth_join(&host->unauth, &c->unauth, who->uid, named);
-}
-
-static int connection_find_monitor_place(struct connection *c, const struct credentials *who)
-{
-        int r = monitors_join(&c->host->monitors, who->uid, &c->monitor_place);
-
-        return r == 0 ? 0
-                      : refuse_place(c, who,
-                                     r == -EDQUOT ? "the user has too many connections to the monitor socket"
-                                                  : "the monitor socket has too many connections");
+                connection_evict(find_oldest(user));
+        return places_join(places, &c->place, tenant, who->uid);
 }
 
 /* ---- what the server calls ----------------------------------------------- */
@@ -617,15 +612,14 @@ static int connection_prepare(struct connection *c, int fd, const struct fd_guar
 
         if (r == -ESRCH) /* as stream_has_hung_up() */
                 r = -ECONNABORTED;
-        if (r == 0 && c->role == ROLE_CLIENT)
+        if (r == 0 && c->role != ROLE_ADMIN)
                 r = connection_find_place(c, fd, &who);
-        if (r == 0 && c->role == ROLE_MONITOR)
-                r = connection_find_monitor_place(c, &who);
         if (r == 0)
                 r = session_new(host->broker, c->role, &who, &connection_session_ops, c, &c->session);
-        /* Users that no tenant names are one class: tenants' clients wait for one turn of theirs. */
         if (r == 0 && c->role == ROLE_CLIENT)
-                key.uid = c->unauth.user->is_named ? who.uid : CONNECTION_NO_USER;
+                key = (struct sched_key){ .kind = SCHED_HELLO,
+                                          .tenant = c->place.user->class->tenant,
+                                          .uid = who.uid };
         if (r == 0)
                 r = sched_join(&host->sched, &c->member, &key);
         if (r == 0)
@@ -656,8 +650,7 @@ int connection_new(struct connection_host *host, int fd, enum role role)
         r = connection_prepare(c, fd, &guard);
         if (r < 0) {
                 peer_process_close(&c->process);
-                unauth_leave(&host->unauth, &c->unauth);
-                monitors_leave(&host->monitors, c->monitor_place);
+                places_leave(&c->place);
                 sched_leave(&host->sched, &c->member);
                 session_free(c->session);
                 free(c);
@@ -705,7 +698,8 @@ int connection_host_init(struct connection_host *host)
         TAILQ_INIT(&host->all);
         TAILQ_INIT(&host->working);
         sched_init(&host->sched);
-        unauth_init(&host->unauth);
+        places_init(&host->unauth, &places_before_hello);
+        places_init(&host->monitors, &places_of_monitors);
         return poller_new(&host->poller);
 }
 
@@ -762,7 +756,7 @@ void connection_turn(struct connection_host *host)
 
 bool connection_is_due(const struct connection_host *host)
 {
-        return !TAILQ_EMPTY(&host->sched.due) || !TAILQ_EMPTY(&host->working);
+        return !TAILQ_EMPTY(&host->sched.root.due) || !TAILQ_EMPTY(&host->working);
 }
 
 void connection_leave_all(struct connection_host *host, const char *why)

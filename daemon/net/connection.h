@@ -10,8 +10,7 @@
  *
  * Bounds: a turn is a few requests, or some microseconds. Tenants have turns one after the other, however
  * many connections each has. While replies wait in the queue, or too many requests are unanswered,
- * nothing is read. Connections before the hello (unauth.h) and to the monitor socket (monitors.h) are
- * limited.
+ * nothing is read. Connections before the hello and to the monitor socket are limited (places.h).
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFCD_CONNECTION_H
@@ -23,8 +22,7 @@
 #include <sys/queue.h>
 
 #include "daemon/memory/broker.h"
-#include "daemon/net/monitors.h"
-#include "daemon/net/unauth.h"
+#include "daemon/net/places.h"
 #include "daemon/net/sched.h"
 #include "proto/message.h"
 
@@ -43,9 +41,8 @@ struct connection_host {
         struct connection_list all;
         struct connection_list working; /* see session_has_work() */
         struct sched sched;
-        struct unauth unauth; /* clients before their hello */
+        struct places unauth, monitors; /* clients before their hello; monitors */
         size_t n_connections[ROLE_COUNT];
-        struct monitors monitors;
         struct log_limits unauth_logs, disconnect_logs;
         void (*wake)(struct connection_host *host); /* work is due in a list */
 };
@@ -53,8 +50,8 @@ struct connection_host {
 /* host->poller is the caller's to run and to free. -ENOMEM, -EMFILE, -ENFILE. */
 int connection_host_init(struct connection_host *host);
 
-/* Takes over fd, also on failure. May close another connection that has not sent a hello. -EUSERS: there
- * are too many of these, and none may be displaced, or too many monitors; logged. -ECONNABORTED: the peer
+/* Takes over fd, also on failure. May close another connection that has not sent a hello, or of a monitor. -EUSERS:
+ * there are too many of these, and none may be displaced; logged. -ECONNABORTED: the peer
  * has already hung up. */
 int connection_new(struct connection_host *host, int fd, enum role role);
 

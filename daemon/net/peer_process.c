@@ -79,19 +79,50 @@ static int match_with(struct matcher *m, struct credentials *who, gid_t *gids, s
         return r;
 }
 
-int peer_process_match_early(struct peer_process *p, const struct broker *b, int fd, struct credentials *who)
+/* Reads the control group only if it matters. */
+static const struct tenant *first_match(const struct peer_process *p, const struct broker *b,
+                                        const struct credentials *who)
 {
+        const struct match_list *matches = &who->matches;
+        char path[CGROUP_PATH_BYTES];
+        bool is_read = false, has_path = false;
+
+        for (size_t i = 0; i < matches->n_tenants; i++) {
+                const struct tenant *t = b->selection.order[matches->tenants[i]];
+
+                if (!is_read && t->config->n_units + t->config->n_cgroups > 0) {
+                        is_read = true;
+                        has_path = cgroup_of_process("/proc", who->pid, p->pidfd, path) == 0;
+                }
+                if (match_place(t->config, has_path ? path : NULL))
+                        return t;
+        }
+        return b->selection.fallback ? b->selection.fallback : restore_suspended_tenant(b, who->uid);
+}
+
+int peer_process_expect(struct peer_process *p, const struct broker *b, int fd, struct credentials *who,
+                        const struct tenant **ret)
+{
+        struct matcher *m = b->selection.matcher;
+        struct credentials without_groups = { .pid = who->pid, .uid = who->uid, .gid = who->gid };
         gid_t gids[FEW_GROUPS];
-        socklen_t n_bytes = sizeof(gids);
+        socklen_t n_bytes = matcher_needs_groups(m) ? sizeof(gids) : 0;
+        int r;
 
         p->n_group_bytes = 0;
-        if (!matcher_needs_groups(b->selection.matcher))
-                return match_with(b->selection.matcher, who, gids, 0);
-        if (getsockopt(fd, SOL_SOCKET, SO_PEERGROUPS, gids, &n_bytes) == 0)
-                return match_with(b->selection.matcher, who, gids, n_bytes);
+        if (n_bytes == 0 || getsockopt(fd, SOL_SOCKET, SO_PEERGROUPS, gids, &n_bytes) == 0) {
+                r = match_with(m, who, gids, n_bytes);
+                if (r == 0)
+                        *ret = first_match(p, b, who);
+                return r;
+        }
         if (errno == ERANGE)
                 p->n_group_bytes = n_bytes;
-        return 0;
+        r = match_with(m, &without_groups, gids, 0);
+        if (r == 0)
+                *ret = first_match(p, b, &without_groups);
+        credentials_clear(&without_groups);
+        return r;
 }
 
 /* The kernel keeps the groups of the connect(), so their number does not change. The daemon keeps only the
@@ -166,12 +197,6 @@ static void read_cgroup(const struct peer_process *p, struct credentials *who)
 
         if (cgroup_of_process("/proc", who->pid, p->pidfd, path) == 0)
                 who->cgroup = strdup(path);
-}
-
-bool peer_process_is_named(const struct broker *b, const struct credentials *who)
-{
-        return b->selection.fallback || match_names_user(b->selection.matcher, who) ||
-               restore_has_suspended(b, who->uid);
 }
 
 int peer_process_match(struct peer_process *p, const struct broker *b, int fd, bool is_hello,

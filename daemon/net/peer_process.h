@@ -33,12 +33,11 @@ int peer_process_new(struct peer_process *p, int fd, struct credentials *ret_who
  * Other errors: it cannot be watched. */
 int peer_process_find(struct peer_process *p, const struct credentials *who);
 
-/* Matches the ids, if that is fast. -ENOMEM. */
-int peer_process_match_early(struct peer_process *p, const struct broker *b, int fd, struct credentials *who);
-
-/* Its user has a place before users that no tenant names: tenants have such users, or sessions that are to be
- * resumed. */
-bool peer_process_is_named(const struct broker *b, const struct credentials *who);
+/* The tenant that the peer's hello would probably be answered with: the first that its process matches now, or the default
+ * tenant, or that of its user's suspended sessions. NULL: none. Of a process in very many groups only the first one
+ * counts. Keeps what of this stays true: the ids. -ENOMEM. */
+int peer_process_expect(struct peer_process *p, const struct broker *b, int fd, struct credentials *who,
+                        const struct tenant **ret);
 
 /* Reads and matches what is not known yet, also after a reload. is_hello: the control group is read again, because it is
  * what a lease is chosen by. -ENOMEM; -errno. */

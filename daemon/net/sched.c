@@ -8,134 +8,140 @@
 
 #include "daemon/clock.h"
 
+static void group_init(struct class *p, struct class *group)
+{
+        p->group = group;
+        p->is_group = true;
+        TAILQ_INIT(&p->classes);
+        TAILQ_INIT(&p->due);
+}
+
 void sched_init(struct sched *all)
 {
-        TAILQ_INIT(&all->all);
-        TAILQ_INIT(&all->due);
-        all->now_ns = all->left_owing_until_ns = 0;
-        all->unauthenticated = (struct class){ .is_group = true };
-        TAILQ_INIT(&all->unauthenticated.due);
+        *all = (struct sched){ .now_ns = 0 };
+        group_init(&all->root, NULL);
+        group_init(&all->unauthenticated, &all->root);
+        group_init(&all->hellos, &all->unauthenticated);
+        all->root.is_fixed = all->unauthenticated.is_fixed = all->hellos.is_fixed = true;
 }
 
-static bool is_unauthenticated(const struct sched_key *key)
+/* With its group, if it is the first of it. */
+static void class_set_due(struct class *p)
 {
-        return key->role == ROLE_CLIENT    ? !key->tenant
-               : key->role == ROLE_MONITOR ? key->kind == SCHED_PENDING
-                                           : false;
+        bool is_first = true;
+
+        for (; p->group && is_first; p = p->group) {
+                is_first = TAILQ_EMPTY(&p->group->due);
+                TAILQ_INSERT_TAIL(&p->group->due, p, of_due);
+        }
 }
 
-static void class_set_due(struct sched *all, struct class *p)
+static void class_unset_due(struct class *p)
 {
-        struct class *group = p->group;
+        bool is_last = true;
 
-        if (group && TAILQ_EMPTY(&group->due))
-                TAILQ_INSERT_TAIL(&all->due, group, of_due);
-        TAILQ_INSERT_TAIL(group ? &group->due : &all->due, p, of_due);
+        for (; p->group && is_last; p = p->group) {
+                TAILQ_REMOVE(&p->group->due, p, of_due);
+                is_last = TAILQ_EMPTY(&p->group->due);
+        }
 }
 
-static void class_unset_due(struct sched *all, struct class *p)
+static bool is_key(const struct class *p, const struct sched_key *key)
 {
-        struct class *group = p->group;
-
-        TAILQ_REMOVE(group ? &group->due : &all->due, p, of_due);
-        if (group && TAILQ_EMPTY(&group->due))
-                TAILQ_REMOVE(&all->due, group, of_due);
-}
-
-static bool is_key(const struct class *p, const struct sched_key *key, bool is_group)
-{
-        return p->is_group == is_group && p->key.tenant == key->tenant && p->key.lease == key->lease &&
-               p->key.uid == key->uid && p->key.role == key->role && p->key.kind == key->kind;
+        return p->key.tenant == key->tenant && p->key.lease == key->lease && p->key.uid == key->uid &&
+               p->key.role == key->role && p->key.kind == key->kind;
 }
 
 /* Few: one for each tenant and lease, and for each user with unauthenticated connections. */
-static struct class *class_find(const struct sched *all, const struct sched_key *key, bool is_group)
+static struct class *class_find(const struct class *group, const struct sched_key *key)
 {
         struct class *p;
 
-        TAILQ_FOREACH(p, &all->all, of_all)
-        if (is_key(p, key, is_group))
+        TAILQ_FOREACH(p, &group->classes, of_group)
+        if (is_key(p, key))
                 return p;
         return NULL;
 }
 
-static struct class *class_alloc(struct sched *all, const struct sched_key *key, bool is_group)
+static struct class *class_alloc(struct class *group, const struct sched_key *key)
 {
         struct class *p = calloc(1, sizeof(*p));
 
         if (!p)
                 return NULL;
         p->key = *key;
-        p->is_group = is_group;
+        p->group = group;
         TAILQ_INIT(&p->ready);
-        TAILQ_INIT(&p->due);
-        TAILQ_INSERT_TAIL(&all->all, p, of_all);
+        TAILQ_INSERT_TAIL(&group->classes, p, of_group);
         return p;
 }
 
-/* A class without members, or a group without classes. */
+/* A class without members, or a group without classes; and its group, if it was the last. */
 static void class_free(struct sched *all, struct class *p)
 {
         struct class *group = p->group;
 
+        if (p->is_fixed)
+                return;
         if (p->is_group && p->owes_until_ns > all->left_owing_until_ns)
                 all->left_owing_until_ns = p->owes_until_ns;
-        TAILQ_REMOVE(&all->all, p, of_all);
+        TAILQ_REMOVE(&group->classes, p, of_group);
         free(p);
-        if (group && --group->n_members == 0 && group != &all->unauthenticated)
+        if (TAILQ_EMPTY(&group->classes))
                 class_free(all, group);
 }
 
-/* In *ret the group of a class with the key; NULL: none. */
+/* In *ret the group of a class with the key; it may be without classes. */
 static int find_group(struct sched *all, const struct sched_key *key, struct class **ret)
 {
-        struct sched_key of_tenant = *key;
+        struct sched_key of_tenant = { .tenant = key->tenant, .kind = key->kind };
+        struct class *above = key->kind == SCHED_HELLO ? &all->hellos : &all->root;
 
-        *ret = is_unauthenticated(key) ? &all->unauthenticated : NULL;
-        if (!key->tenant)
+        if (key->kind != SCHED_HELLO && !key->tenant) {
+                *ret = key->kind == SCHED_PENDING && key->role != ROLE_ADMIN ? &all->unauthenticated
+                                                                             : &all->root;
                 return 0;
-        of_tenant.lease = 0;
-        *ret = class_find(all, &of_tenant, true);
+        }
+        *ret = class_find(above, &of_tenant);
         if (*ret)
                 return 0;
-        *ret = class_alloc(all, &of_tenant, true);
+        *ret = class_alloc(above, &of_tenant);
         if (!*ret)
                 return -ENOMEM;
-        (*ret)->owes_until_ns = all->left_owing_until_ns;
+        group_init(*ret, above);
+        (*ret)->owes_until_ns = above == &all->root ? all->left_owing_until_ns : 0;
         return 0;
 }
 
-static struct class *class_new(struct sched *all, const struct sched_key *key)
+/* The class with the key; it may be without members. NULL: no memory. */
+static struct class *class_get(struct sched *all, const struct sched_key *key)
 {
-        struct class *group, *p = NULL;
+        struct class *group, *p;
 
-        if (find_group(all, key, &group) == 0)
-                p = class_alloc(all, key, false);
-        if (p && group)
-                group->n_members++;
-        else if (group && group->n_members == 0 && group != &all->unauthenticated)
+        if (find_group(all, key, &group) < 0)
+                return NULL;
+        p = class_find(group, key);
+        if (!p)
+                p = class_alloc(group, key);
+        if (!p && TAILQ_EMPTY(&group->classes))
                 class_free(all, group);
-        if (p)
-                p->group = group;
         return p;
 }
 
 int sched_join(struct sched *all, struct sched_member *m, const struct sched_key *key)
 {
-        struct class *p = class_find(all, key, false);
+        struct class *p = class_get(all, key);
         bool was_ready = m->is_ready;
 
-        if (p && p == m->class)
-                return 0;
-        if (!p)
-                p = class_new(all, key);
         if (!p)
                 return -ENOMEM;
+        if (p == m->class)
+                return 0;
         p->n_members++;
         sched_leave(all, m);
         m->class = p;
         if (was_ready)
-                sched_ready(all, m);
+                sched_ready(m);
         return 0;
 }
 
@@ -145,14 +151,14 @@ void sched_leave(struct sched *all, struct sched_member *m)
 
         if (!p)
                 return;
-        sched_idle(all, m);
+        sched_idle(m);
         m->class = NULL;
         if (--p->n_members > 0)
                 return;
         class_free(all, p);
 }
 
-void sched_ready(struct sched *all, struct sched_member *m)
+void sched_ready(struct sched_member *m)
 {
         struct class *p = m->class;
 
@@ -160,11 +166,11 @@ void sched_ready(struct sched *all, struct sched_member *m)
                 return;
         m->is_ready = true;
         if (TAILQ_EMPTY(&p->ready))
-                class_set_due(all, p);
+                class_set_due(p);
         TAILQ_INSERT_TAIL(&p->ready, m, link);
 }
 
-void sched_idle(struct sched *all, struct sched_member *m)
+void sched_idle(struct sched_member *m)
 {
         struct class *p = m->class;
 
@@ -173,19 +179,19 @@ void sched_idle(struct sched *all, struct sched_member *m)
         m->is_ready = false;
         TAILQ_REMOVE(&p->ready, m, link);
         if (TAILQ_EMPTY(&p->ready))
-                class_unset_due(all, p);
+                class_unset_due(p);
 }
 
-static void move_to_tail(struct sched_class_list *list, struct class *p)
+static void move_to_tail(struct class *p)
 {
-        TAILQ_REMOVE(list, p, of_due);
-        TAILQ_INSERT_TAIL(list, p, of_due);
+        TAILQ_REMOVE(&p->group->due, p, of_due);
+        TAILQ_INSERT_TAIL(&p->group->due, p, of_due);
 }
 
 /* The first without debt among the first few, or else the one of them whose debt ends first. */
 static struct class *find_due(const struct sched *all, bool owing)
 {
-        struct class *p = TAILQ_FIRST(&all->due), *soonest = p;
+        struct class *p = TAILQ_FIRST(&all->root.due), *soonest = p;
 
         for (unsigned i = 0; p && i < SCHED_LOOKS; i++, p = TAILQ_NEXT(p, of_due)) {
                 if (p->owes_until_ns <= all->now_ns)
@@ -205,23 +211,23 @@ struct sched_member *sched_next(struct sched *all, uint64_t now_ns, bool owing)
         p = find_due(all, owing);
         if (!p)
                 return NULL;
-        move_to_tail(&all->due, p);
-        if (p->is_group) {
-                struct class *first = TAILQ_FIRST(&p->due);
-
-                move_to_tail(&p->due, first);
-                p = first;
+        move_to_tail(p);
+        while (p->is_group) {
+                p = TAILQ_FIRST(&p->due);
+                move_to_tail(p);
         }
         m = TAILQ_FIRST(&p->ready);
-        sched_idle(all, m);
+        sched_idle(m);
         return m;
 }
 
 void sched_owe(struct sched_member *m, uint64_t now_ns, uint64_t n_ns)
 {
-        struct class *p = m->class->group ? m->class->group : m->class;
+        struct class *p = m->class;
         uint64_t max_ns = now_ns + SCHED_DEBT_MAX_NS;
 
+        while (p->group->group)
+                p = p->group;
         if (p->owes_until_ns < now_ns)
                 p->owes_until_ns = now_ns;
         p->owes_until_ns = n_ns < max_ns - p->owes_until_ns ? p->owes_until_ns + n_ns : max_ns;

@@ -1,12 +1,15 @@
 /* Scheduling classes: members of one class share its turns.
  *
  * The sessions of a lease are one class, those of a tenant without a lease another, those of admins a third, those
- * of monitors a fourth. Before the hello each user's connections to the client socket are a class; users that no tenant
- * names share one class. The pending connections of a listening socket are a class too. Classes with work take turns,
- * one member's turn each. So a class with many members delays itself, and no other class.
+ * of monitors a fourth. Before the hello each user's connections to the client socket are a class. The pending connections of
+ * a listening socket are a class too. Classes with work take turns, one member's turn each. So a class with many members
+ * delays itself, and no other class.
  *
- * All classes of a tenant are a group, and so are all unauthenticated classes (before the hello, or not accepted; not
- * those of admins). A group counts as one class among the others, and its classes use its turns one after the other.
+ * Classes are in groups. A group counts as one class among the others of its own group, and its classes use its turns one
+ * after the other. All classes of a tenant are a group, and so are all unauthenticated classes (before the hello, or not
+ * accepted; not those of admins). Of the latter those before the hello are a group, in which the users that match
+ * the same tenant first are a group, and those that match none are one. So a user with many uids delays the hello of another
+ * tenant by a turn for each of its own; and half of these turns, or a third beside monitors, accept connections.
  *
  * After expensive work a class, or its group, owes for some time (sched_owe()): it gives way to those that do not, and has
  * turns only when the kernel has just been asked for events. So a class with cheap turns waits for the end of one
@@ -18,9 +21,9 @@
  * have left, as it may be one of them. A debt ends SCHED_DEBT_MAX_NS after the last charge at the latest. But who shares
  * one has to wait for as long after each charge of another, while others without debt have turns.
  *
- * Invariant: a class is in the list of due classes (that of its group, if it has one) exactly if one of its members is
- * ready, and a group is in the former exactly if one of its classes is due. A class exists as long as it has members, and
- * the group of a tenant as long as it has classes.
+ * Invariant: a class is in its group's list of due classes exactly if one of its members is ready, and a group exactly if
+ * one of its classes is due. A class exists as long as it has members, and the group of a tenant as long as it has
+ * classes.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFCD_SCHED_H
@@ -49,12 +52,13 @@ TAILQ_HEAD(sched_ready, sched_member);
 enum sched_kind {
         SCHED_CONNECTIONS,
         SCHED_PENDING, /* on a listening socket, not accepted yet */
+        SCHED_HELLO,   /* of clients, before it */
 };
 
 struct sched_key {
-        const struct tenant *tenant; /* NULL: before the hello, or not a client */
+        const struct tenant *tenant; /* before the hello that which it matches; NULL: none */
         uint64_t lease;              /* of the tenant: a number of the session's lease; 0: it has none */
-        uid_t uid;                   /* of a client before the hello */
+        uid_t uid;                   /* before the hello */
         enum role role;
         enum sched_kind kind;
 };
@@ -63,21 +67,20 @@ struct sched_key {
 struct class
 {
         struct sched_key key;
-        struct class *group; /* NULL: none */
+        struct class *group; /* NULL: it is the root */
         bool is_group;
-        size_t n_members;
-        uint64_t owes_until_ns;      /* a group, or a class without one */
-        struct sched_ready ready;    /* of a class */
-        struct sched_class_list due; /* of a group */
-        TAILQ_ENTRY(class) of_all, of_due;
+        bool is_fixed;                        /* a group that stays without classes */
+        size_t n_members;                     /* of a class */
+        uint64_t owes_until_ns;               /* directly below the root */
+        struct sched_ready ready;             /* of a class */
+        struct sched_class_list classes, due; /* of a group; without fixed ones, and those with work */
+        TAILQ_ENTRY(class) of_group, of_due;
 };
 
 struct sched {
-        struct sched_class_list all;
-        struct sched_class_list due;
-        struct class unauthenticated; /* the group */
-        uint64_t now_ns;              /* of the last sched_next() */
-        uint64_t left_owing_until_ns; /* the longest debt of the tenants that have left */
+        struct class root, unauthenticated, hellos; /* the groups that are fixed */
+        uint64_t now_ns;                            /* of the last sched_next() */
+        uint64_t left_owing_until_ns;               /* the longest debt of the tenants that have left */
 };
 
 /* Embedded in a connection, or a listener. */
@@ -95,8 +98,8 @@ int sched_join(struct sched *all, struct sched_member *m, const struct sched_key
 void sched_leave(struct sched *all, struct sched_member *m);
 
 /* The member has work, or none any more. Idempotent. */
-void sched_ready(struct sched *all, struct sched_member *m);
-void sched_idle(struct sched *all, struct sched_member *m);
+void sched_ready(struct sched_member *m);
+void sched_idle(struct sched_member *m);
 
 /* The member whose turn it is, at now_ns of a monotonic clock. It is no longer ready, and its class has its next turn
  * after the others. `owing`: also one whose class owes, if there is no other; for directly after the kernel was asked.

@@ -255,7 +255,7 @@ static void on_listener(struct poller_item *item, uint32_t events)
         struct listener *l = (struct listener *)((char *)item - offsetof(struct listener, item));
 
         (void)events;
-        sched_ready(&l->server->host.sched, &l->pending);
+        sched_ready(&l->pending);
         server_wake(l->server);
 }
 
@@ -294,16 +294,17 @@ static int listener_take(struct listener *l)
         return r;
 }
 
-/* The kernel reports the socket again while connections wait. */
 static void on_pending_turn(struct sched_member *m)
 {
         struct listener *l = (struct listener *)((char *)m - offsetof(struct listener, pending));
+        int r = -1;
 
         if (l->role == ROLE_ADMIN)
                 fd_reserve_begin();
-        for (int i = 0; i < SERVER_ACCEPTS_PER_TURN; i++)
-                if (listener_take(l) >= 0)
-                        break;
+        for (int i = 0; i < SERVER_ACCEPTS_PER_TURN && r < 0; i++)
+                r = listener_take(l);
+        if (r <= 0)
+                sched_ready(&l->pending); /* the kernel reports it late beside many others */
         if (l->role == ROLE_ADMIN)
                 fd_reserve_end();
 }
@@ -456,8 +457,7 @@ static void on_loop(struct poller_item *item, uint32_t events)
         s->loop_is_due = true;
 }
 
-/* Waits for events and handles them. libuv has timers, signals, workers and threads only; of its own accord it would
- * ask the kernel in each turn, too. */
+/* Waits for events and handles them. libuv has timers, signals and workers; it would ask the kernel in each turn. */
 static void server_turn(struct server *s)
 {
         uint64_t begin_ns, end_ns;

@@ -33,9 +33,12 @@ static inline int kept_record_compare(const void *x, const void *y)
 struct suspended_sessions {
         struct kept_record *records; /* by id */
         size_t n_slots;
-        size_t n;    /* those that may be resumed and have not been */
-        uid_t *uids; /* their users at the start, sorted */
-        size_t n_uids;
+        size_t n; /* those that may be resumed and have not been */
+        struct suspended_user {
+                uid_t uid;
+                const struct tenant *tenant;
+        } * users; /* those at the start, sorted */
+        size_t n_users;
 };
 
 /* Names that are published or waited for: shared.c's. */

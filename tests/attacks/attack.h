@@ -10,6 +10,7 @@
 #define BFC_TESTS_ATTACK_H
 
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/types.h>
@@ -31,6 +32,7 @@ struct attack {
         const char *what;     /* one line */
         unsigned n_processes; /* of each user; each runs act() */
         unsigned n_uids;      /* users that no tenant matches; 0: the attacking tenant's user */
+        bool is_many; /* the processes are in the attacking tenant's group, and as root act() becomes many users itself */
         void (*act)(struct attack_stage *stage); /* runs until it is killed */
         bool small_pages; /* bench-attacks has the daemon use them: else it measures how long MADV_COLLAPSE waits for a
                                   * lock of the whole machine */
@@ -44,7 +46,8 @@ extern const size_t n_attacks;
 
 /* ---- for runners ------------------------------------------------------------ */
 
-#define ATTACKER_UID         4242u  /* for runs as root; without root all processes are of this user */
+#define ATTACKER_UID         4242u /* for runs as root; without root all processes are of this user */
+#define ATTACKER_GID         4245u
 #define ATTACK_OTHER_UID     50000u /* the first of the users that no tenant matches */
 #define ATTACK_MAX_PROCESSES 128u
 

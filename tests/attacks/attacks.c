@@ -35,6 +35,7 @@ extern const struct attack attack_refusals;
 extern const struct attack attack_sessions;
 extern const struct attack attack_silent;
 extern const struct attack attack_slow_write;
+extern const struct attack attack_uids;
 extern const struct attack attack_urgent;
 extern const struct attack attack_waiters;
 
@@ -42,7 +43,8 @@ const struct attack *const attacks[] = {
         &attack_none,     &attack_acks,   &attack_asks,       &attack_collapse,    &attack_groups,
         &attack_inode,    &attack_linger, &attack_logs,       &attack_many_silent, &attack_memfd,
         &attack_page,     &attack_park,   &attack_punch,      &attack_refill,      &attack_refusals,
-        &attack_sessions, &attack_silent, &attack_slow_write, &attack_urgent,      &attack_waiters,
+        &attack_sessions, &attack_silent, &attack_slow_write, &attack_uids,        &attack_urgent,
+        &attack_waiters,
 };
 const size_t n_attacks = sizeof(attacks) / sizeof(attacks[0]);
 
@@ -72,11 +74,11 @@ char *attack_config(const struct attack *attack)
                 "  - {name: victim, match: {uid: %u}, quotas: [{partition: a, limit: 32MiB, reserve: 32MiB}]}\n"
                 "  - {name: grower, match: {uid: %u}, quotas: [{partition: a, limit: 32MiB, reserve: 32MiB}]}\n"
                 "  - name: " ATTACKER "\n"
-                "    match: {uid: %u}\n"
+                "    match: {uid: %u, gid: %u}\n"
                 "    leases: self\n"
                 "    quotas: [{partition: a, limit: 192MiB}, {partition: b, limit: 192MiB},\n"
                 "             {partition: c, limit: 192MiB}, {partition: d, limit: 192MiB}]\n",
-                pages, pages, pages, pages, uid, uid, uid == 0 ? ATTACKER_UID : uid);
+                pages, pages, pages, pages, uid, uid, uid == 0 ? ATTACKER_UID : uid, ATTACKER_GID);
         for (unsigned i = 0; i < attack->n_more_tenants; i++)
                 fprintf(out,
                         "  - {name: more%u, match: {uid: %u}, max_sessions: 1, quotas: [%s, %s, %s, %s]}\n",
@@ -110,8 +112,11 @@ static _Noreturn void run_process(const struct attack *attack, struct attack_sta
         signal(SIGCHLD, SIG_DFL);
         if (attack->before_drop)
                 attack->before_drop();
-        if (geteuid() == 0 &&
-            ((!attack->before_drop && setgroups(0, NULL) < 0) || setgid(uid) < 0 || setuid(uid) < 0))
+        if (attack->is_many && geteuid() == 0) {
+                if (setgroups(1, &(gid_t){ ATTACKER_GID }) < 0)
+                        _exit(1);
+        } else if (geteuid() == 0 &&
+                   ((!attack->before_drop && setgroups(0, NULL) < 0) || setgid(uid) < 0 || setuid(uid) < 0))
                 _exit(1);
         prctl(PR_SET_PDEATHSIG, SIGKILL); /* after setuid(), which clears it */
         if (getppid() == parent)

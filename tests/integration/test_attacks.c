@@ -29,7 +29,7 @@ static const struct rig_config shared_machine = {
         .tenants = TENANT("victim", "@UID@", "a, limit: 16MiB, reserve: 16MiB") TENANT(
                 "grower", "@UID@",
                 "a, limit: 16MiB, reserve: 16MiB") "  - name: " ATTACKER "\n"
-                                                   "    match: {uid: [@UID@, @OTHER@]}\n"
+                                                   "    match: {uid: [@UID@, @OTHER@], gid: [4245]}\n"
                                                    "    leases: self\n"
                                                    "    quotas: [{partition: a, limit: 128MiB}, {partition: b, limit: 128MiB},\n"
                                                    "             {partition: c, limit: 128MiB}, {partition: d, limit: 128MiB}]\n",

@@ -33,7 +33,7 @@ static const struct rig_config crowded = {
                 "    quotas: [{partition: a, limit: 16MiB}]\n" TENANT(
                         "blue", "@UID@",
                         "a, limit: 16MiB") "  - name: " ATTACKER "\n"
-                                           "    match: {uid: [@UID@, @OTHER@]}\n"
+                                           "    match: {uid: [@UID@, @OTHER@], gid: [4245]}\n"
                                            "    quotas: [{partition: a}, {partition: b}, {partition: c}, {partition: d}]\n",
 };
 
@@ -182,9 +182,9 @@ static void be_silent_and_speak(void *arg)
         raw_close(raw);
 }
 
-/* Unnamed users hold all places that they can get, and open each connection again that is closed. A member
+/* Attackers hold all places that they can get, and open each connection again that is closed. A member of another tenant
  * works meanwhile, and even a silent connection of a member stays. */
-static void unnamed_users_hold_no_member_out(const char *key)
+static void attackers_hold_no_member_out(const char *key)
 {
         struct member member = { .is_there = gate_new(), .may_speak = gate_new() };
         struct scene s;
@@ -215,13 +215,20 @@ static void unnamed_users_hold_no_member_out(const char *key)
 TEST(eight_users_cannot_block_a_tenant)
 {
         if (!lacks_root())
-                unnamed_users_hold_no_member_out("silent");
+                attackers_hold_no_member_out("silent");
 }
 
 TEST(seventy_users_cannot_block_a_tenant)
 {
         if (!lacks_root())
-                unnamed_users_hold_no_member_out("many-silent");
+                attackers_hold_no_member_out("many-silent");
+}
+
+/* Tenants match them by a group that they keep. */
+TEST(many_uids_of_a_tenant_cannot_block_another)
+{
+        if (!lacks_root())
+                attackers_hold_no_member_out("uids");
 }
 
 /* ---- groups ------------------------------------------------------------------ */

@@ -6,7 +6,6 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "daemon/net/monitors.h"
 #include "tests/integration/json.h"
 
 enum { REFUSED = 1 }; /* exit status of bfcctl */
@@ -146,6 +145,8 @@ RIG_TEST(a_monitor_sees_all_tenants, two_tenants)
 
 /* ---- its places --------------------------------------------------------------- */
 
+#define MONITORS_MAX_OF_USER 16u
+
 static struct raw *try_session(const struct rig *rig)
 {
         return raw_connect(rig->monitor_socket, NULL);
@@ -182,6 +183,64 @@ TEST(monitors_have_few_places)
         for (unsigned i = 1; i < MONITORS_MAX_OF_USER; i++)
                 session_end(raws[i]);
         ck_assert(rig_logged(rig, "too many connections to the monitor socket"));
+        rig_stop(rig);
+}
+
+/* Without root all are of one user. */
+struct user {
+        const char *socket;
+        struct gate is_there, may_go;
+        bool is_displaced;
+};
+
+static void take_places(void *arg)
+{
+        struct user *u = arg;
+        struct raw *raws[MONITORS_MAX_OF_USER];
+
+        for (unsigned i = 0; i < MONITORS_MAX_OF_USER; i++) {
+                raws[i] = raw_connect(u->socket, NULL);
+                REQUIRE(raws[i], "a place of a monitor: %s", raw_refusal());
+        }
+        gate_meet(&u->is_there, &u->may_go);
+        if (u->is_displaced)
+                REQUIRE(raw_wait_hang_up(raws[0], SETTLE_MS) == 0, "the oldest connection was not closed");
+        for (unsigned i = u->is_displaced; i < MONITORS_MAX_OF_USER; i++) {
+                REQUIRE(raw_goodbye(raws[i]) == 0, "goodbye %u", i);
+                raw_close(raws[i]);
+        }
+        if (u->is_displaced)
+                raw_close(raws[0]);
+}
+
+/* They are four uids of one user, perhaps. */
+TEST(four_users_cannot_take_all_places_of_monitors)
+{
+        enum { N_USERS = 4 };
+        static const struct rig_config config = { .top = "monitor_socket: {mode: \"0666\"}\n" };
+        struct user users[N_USERS];
+        pid_t pids[N_USERS];
+        struct rig *rig;
+
+        if (!is_root()) {
+                printf("# skipped: only root can become other users\n");
+                return;
+        }
+        rig = rig_start(&config);
+        for (unsigned i = 0; i < N_USERS; i++) {
+                users[i] = (struct user){ .socket = rig->monitor_socket,
+                                          .is_there = gate_new(),
+                                          .may_go = gate_new(),
+                                          .is_displaced = i == 0 };
+                pids[i] = child_start_as(OTHER_UID + 10 + i, OTHER_UID, take_places, &users[i]);
+                ck_assert(gate_wait(&users[i].is_there, SETTLE_MS));
+        }
+        session_end(session_open(rig->monitor_socket, NULL));
+        ck_assert(rig_logged(rig, "the monitor socket has too many connections, and most of them belong to"));
+        for (unsigned i = 0; i < N_USERS; i++) {
+                gate_open(&users[i].may_go);
+                child_join(pids[i]);
+        }
         rig_stop(rig);
 }
 

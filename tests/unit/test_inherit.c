@@ -388,21 +388,22 @@ TEST(resumed_sessions_keep_their_places)
         for (size_t i = 0; i < 3; i++)
                 drop(&a[i]);
         drop(&c);
-        ck_assert(!restore_has_suspended(b, 1));
+        ck_assert_ptr_null(restore_suspended_tenant(b, 1));
         ck_assert_int_gt(asprintf(&text, "max_sessions: 4\n%s", config_text), 0);
         start_anew_with(text);
         free(text);
         ck_assert_uint_eq(b->sessions.n_clients, 4);
         ck_assert_uint_eq(b->sessions.n_promised, 1); /* each tenant has two places for sure */
-        ck_assert(restore_has_suspended(b, 1) && restore_has_suspended(b, 2));
-        ck_assert(!restore_has_suspended(b, 0) && !restore_has_suspended(b, 3));
+        ck_assert_str_eq(restore_suspended_tenant(b, 1)->name, "a");
+        ck_assert_str_eq(restore_suspended_tenant(b, 2)->name, "b");
+        ck_assert(!restore_suspended_tenant(b, 0) && !restore_suspended_tenant(b, 3));
         late = peer_new(b, 2, false);
         ck_assert_int_eq(peer_error(late, peer_hello(late, "", "")), EDQUOT);
         peer_free(late);
         for (size_t i = 0; i < 3; i++)
                 reconnect_once(&a[i]);
         reconnect_once(&c);
-        ck_assert(!restore_has_suspended(b, 1)); /* no suspended session is left */
+        ck_assert_ptr_null(restore_suspended_tenant(b, 1)); /* no suspended session is left */
         peer_free(a[0].peer);
         late = peer_new(b, 1, false);
         ck_assert_int_eq(peer_error(late, peer_hello(late, "", "")), EDQUOT); /* the place is the other's */

@@ -3,14 +3,14 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
 
-#include "daemon/net/monitors.h"
 #include "daemon/net/sched.h"
 #include "daemon/session/state.h"
 #include "tests/suite.h"
 
 static struct sched all;
 static const struct sched_key red = { .tenant = (const struct tenant *)&all };
-static const struct sched_key uid_7 = { .uid = 7 }, uid_8 = { .uid = 8 };
+static const struct sched_key uid_7 = { .kind = SCHED_HELLO, .uid = 7 },
+                              uid_8 = { .kind = SCHED_HELLO, .uid = 8 };
 
 /* When no class owes. */
 static struct sched_member *next_turn(void)
@@ -21,15 +21,10 @@ static struct sched_member *next_turn(void)
         return sched_next(&all, now_ns, true);
 }
 
-static size_t n_members(const struct sched_key *key)
+static bool is_empty(void)
 {
-        const struct class *p;
-
-        TAILQ_FOREACH(p, &all.all, of_all)
-        if (!p->is_group && p->key.tenant == key->tenant && p->key.uid == key->uid &&
-            p->key.role == key->role && p->key.kind == key->kind)
-                return p->n_members;
-        return 0;
+        return TAILQ_EMPTY(&all.root.classes) && TAILQ_EMPTY(&all.unauthenticated.classes) &&
+               TAILQ_EMPTY(&all.hellos.classes) && TAILQ_EMPTY(&all.root.due);
 }
 
 static void setup(void)
@@ -45,15 +40,15 @@ TEST(sessions_of_one_class_share_one_turn)
 
         for (int i = 0; i < 3; i++) {
                 ck_assert_int_eq(sched_join(&all, &unauth[i], &uid_7), 0);
-                sched_ready(&all, &unauth[i]);
-                sched_ready(&all, &unauth[i]);
+                sched_ready(&unauth[i]);
+                sched_ready(&unauth[i]);
         }
         ck_assert_int_eq(sched_join(&all, &one, &red), 0);
-        sched_ready(&all, &one);
+        sched_ready(&one);
         ck_assert_ptr_eq(next_turn(), &unauth[0]);
-        sched_ready(&all, &unauth[0]); /* it has more to do already */
+        sched_ready(&unauth[0]); /* it has more to do already */
         ck_assert_ptr_eq(next_turn(), &one);
-        sched_ready(&all, &one);
+        sched_ready(&one);
         ck_assert_ptr_eq(next_turn(), &unauth[1]);
         ck_assert_ptr_eq(next_turn(), &one);
         ck_assert_ptr_eq(next_turn(), &unauth[2]);
@@ -62,7 +57,7 @@ TEST(sessions_of_one_class_share_one_turn)
         for (int i = 0; i < 3; i++)
                 sched_leave(&all, &unauth[i]);
         sched_leave(&all, &one);
-        ck_assert(TAILQ_EMPTY(&all.all) && TAILQ_EMPTY(&all.due));
+        ck_assert(is_empty());
 }
 
 TEST(hello_moves_a_connection_to_its_tenants_class)
@@ -71,23 +66,20 @@ TEST(hello_moves_a_connection_to_its_tenants_class)
 
         ck_assert_int_eq(sched_join(&all, &a, &uid_7), 0);
         ck_assert_int_eq(sched_join(&all, &b, &uid_8), 0);
-        ck_assert_uint_eq(n_members(&uid_7), 1);
-        sched_ready(&all, &a);
+        sched_ready(&a);
         ck_assert_int_eq(sched_join(&all, &a, &red), 0); /* with what it has to do */
         ck_assert_int_eq(sched_join(&all, &a, &red), 0);
-        ck_assert_uint_eq(n_members(&uid_7), 0);
-        ck_assert_uint_eq(n_members(&red), 1);
         ck_assert_ptr_eq(next_turn(), &a);
-        sched_ready(&all, &b);
-        sched_idle(&all, &b);
-        sched_idle(&all, &b);
+        sched_ready(&b);
+        sched_idle(&b);
+        sched_idle(&b);
         ck_assert_ptr_null(next_turn());
-        sched_ready(&all, &b);
+        sched_ready(&b);
         sched_leave(&all, &b);
         ck_assert_ptr_null(next_turn());
         sched_leave(&all, &b);
         sched_leave(&all, &a);
-        ck_assert(TAILQ_EMPTY(&all.all) && TAILQ_EMPTY(&all.due));
+        ck_assert(is_empty());
 }
 
 /* A lease with many connections delays neither another lease of its tenant nor the tenant's other sessions. */
@@ -106,20 +98,20 @@ TEST(leases_share_the_turns_of_their_tenant)
         for (unsigned i = 0; i < N;
              i++) { /* one of lease 8, of the first tenant itself, and of the other tenant */
                 ck_assert_int_eq(sched_join(&all, &m[i], &leases[i < 3 ? i + 1 : 0]), 0);
-                sched_ready(&all, &m[i]);
+                sched_ready(&m[i]);
         }
         for (unsigned i = 0; i < N_TURNS; i++) {
                 struct sched_member *next = next_turn();
 
                 n_turns[next - m < 3 ? next - m + 1 : 0]++;
-                sched_ready(&all, next);
+                sched_ready(next);
         }
         ck_assert_uint_eq(n_turns[3], N_TURNS / 2);
         for (unsigned i = 0; i < 3; i++)
                 ck_assert_uint_eq(n_turns[i], N_TURNS / 6);
         for (unsigned i = 0; i < N; i++)
                 sched_leave(&all, &m[i]);
-        ck_assert(TAILQ_EMPTY(&all.all) && TAILQ_EMPTY(&all.due));
+        ck_assert(is_empty());
 }
 
 /* A pending connection is not in the class of sessions with an empty key. */
@@ -127,23 +119,22 @@ TEST(each_kind_is_a_class)
 {
         static const struct sched_key pending = { .kind = SCHED_PENDING },
                                       of_admins = { .kind = SCHED_PENDING, .role = ROLE_ADMIN },
-                                      root = { .uid = 0 };
+                                      root = { .kind = SCHED_HELLO };
         struct sched_member m[3] = { { 0 } };
 
         ck_assert_int_eq(sched_join(&all, &m[0], &pending), 0);
         ck_assert_int_eq(sched_join(&all, &m[1], &of_admins), 0);
         ck_assert_int_eq(sched_join(&all, &m[2], &root), 0);
-        ck_assert_uint_eq(n_members(&root), 1);
         for (int i = 0; i < 3; i++)
-                sched_ready(&all, &m[i]);
+                sched_ready(&m[i]);
         ck_assert_ptr_eq(next_turn(), &m[0]);
-        sched_ready(&all, &m[0]);
+        sched_ready(&m[0]);
         for (int i = 1; i < 3; i++)
                 ck_assert_ptr_eq(next_turn(), &m[i]);
         ck_assert_ptr_eq(next_turn(), &m[0]);
         for (int i = 0; i < 3; i++)
                 sched_leave(&all, &m[i]);
-        ck_assert(TAILQ_EMPTY(&all.all) && TAILQ_EMPTY(&all.due));
+        ck_assert(is_empty());
 }
 
 /* Monitors take turns with tenants as one class, and those that are not accepted count with the unauthenticated. */
@@ -160,7 +151,7 @@ TEST(monitors_are_a_class)
         ck_assert_int_eq(sched_join(&all, &m[3], &monitor), 0);
         ck_assert_int_eq(sched_join(&all, &m[4], &admin), 0);
         for (int i = 0; i < 5; i++)
-                sched_ready(&all, &m[i]);
+                sched_ready(&m[i]);
         ck_assert_ptr_eq(next_turn(), &m[0]);
         ck_assert_ptr_eq(next_turn(), &m[2]);
         ck_assert_ptr_eq(next_turn(), &m[4]);
@@ -169,27 +160,6 @@ TEST(monitors_are_a_class)
         ck_assert_ptr_null(next_turn());
         for (int i = 0; i < 5; i++)
                 sched_leave(&all, &m[i]);
-}
-
-TEST(a_user_has_few_places_of_monitors)
-{
-        static struct monitors monitors;
-        size_t place, first = 0;
-
-        for (uid_t uid = 1; uid <= MONITORS_MAX / MONITORS_MAX_OF_USER; uid++) {
-                for (unsigned i = 0; i < MONITORS_MAX_OF_USER; i++) {
-                        ck_assert_int_eq(monitors_join(&monitors, uid, &place), 0);
-                        first = first ? first : place;
-                }
-                if (uid == 1)
-                        ck_assert_int_eq(monitors_join(&monitors, uid, &place), -EDQUOT);
-        }
-        ck_assert_int_eq(monitors_join(&monitors, 99, &place), -EUSERS);
-        monitors_leave(&monitors, 0);
-        ck_assert_int_eq(monitors_join(&monitors, 99, &place), -EUSERS);
-        monitors_leave(&monitors, first);
-        ck_assert_int_eq(monitors_join(&monitors, 99, &place), 0);
-        ck_assert_uint_eq(place, first);
 }
 
 /* However many users they are of. */
@@ -203,20 +173,21 @@ TEST(unauthenticated_connections_are_one_class)
         ck_assert_int_eq(sched_join(&all, &m[2], &uid_8), 0);
         ck_assert_int_eq(sched_join(&all, &one, &red), 0);
         for (int i = 0; i < 3; i++)
-                sched_ready(&all, &m[i]);
-        sched_ready(&all, &one);
-        for (int i = 0; i < 6; i++) {
+                sched_ready(&m[i]);
+        sched_ready(&one);
+        for (int i = 0; i < 8; i++) {
+                static const int order[] = { 0, 1, 0, 2 };
                 struct sched_member *next = next_turn();
 
-                ck_assert_ptr_eq(next, i % 2 ? &one : &m[i / 2]);
-                sched_ready(&all, next);
+                ck_assert_ptr_eq(next, i % 2 ? &one : &m[order[i / 2]]);
+                sched_ready(next);
         }
-        sched_idle(&all, &m[0]); /* from the middle of their turns */
+        sched_idle(&m[0]); /* from the middle of their turns */
         ck_assert_ptr_eq(next_turn(), &m[1]);
         sched_leave(&all, &m[2]);
         ck_assert_ptr_eq(next_turn(), &one);
         ck_assert_ptr_null(next_turn());
-        sched_ready(&all, &m[1]);
+        sched_ready(&m[1]);
         ck_assert_int_eq(sched_join(&all, &m[1], &red), 0); /* and is none any more */
         ck_assert(TAILQ_EMPTY(&all.unauthenticated.due));
         ck_assert_ptr_eq(next_turn(), &m[1]);
@@ -224,7 +195,80 @@ TEST(unauthenticated_connections_are_one_class)
         sched_leave(&all, &m[0]);
         sched_leave(&all, &m[1]);
         sched_leave(&all, &one);
-        ck_assert(TAILQ_EMPTY(&all.all) && TAILQ_EMPTY(&all.due));
+        ck_assert(is_empty());
+}
+
+/* The hello of a victim of another tenant, or of one that matches none, waits for four turns at most: one of the
+ * attacker's, one of the connection's own tenant, and one accept before each. Accepts have half of the turns. */
+LOOP_TEST(a_user_of_many_uids_delays_no_hello_of_another_tenant, 2)
+{
+        enum { N = 1000, N_TURNS = 4 * N };
+        static const struct sched_key pending = { .kind = SCHED_PENDING };
+        static struct sched_member m[N];
+        const struct sched_key blue = { .kind = SCHED_HELLO,
+                                        .tenant = _i == 0 ? (const struct tenant *)&uid_7 : NULL };
+        struct sched_member accepts = { 0 }, one = { 0 };
+        unsigned n_accepts = 0, n_of_one = 0;
+
+        for (unsigned i = 0; i < N; i++) {
+                const struct sched_key key = { .kind = SCHED_HELLO, .tenant = red.tenant, .uid = 1000 + i };
+
+                m[i] = (struct sched_member){ 0 };
+                ck_assert_int_eq(sched_join(&all, &m[i], &key), 0);
+                sched_ready(&m[i]);
+        }
+        ck_assert_int_eq(sched_join(&all, &accepts, &pending), 0);
+        sched_ready(&accepts);
+        for (unsigned i = 0; i < N_TURNS; i++) {
+                struct sched_member *next = next_turn();
+
+                n_accepts += next == &accepts;
+                n_of_one += next == &m[7];
+                sched_ready(next);
+        }
+        ck_assert_uint_eq(n_accepts, N_TURNS / 2);
+        ck_assert_uint_eq(n_of_one, N_TURNS / 2 / N);
+        ck_assert_int_eq(sched_join(&all, &one, &blue), 0);
+        sched_ready(&one);
+        for (unsigned i = 0; i < 4 && one.is_ready; i++) {
+                struct sched_member *next = next_turn();
+
+                if (next != &one)
+                        sched_ready(next);
+        }
+        ck_assert(!one.is_ready);
+        for (unsigned i = 0; i < N; i++)
+                sched_leave(&all, &m[i]);
+        sched_leave(&all, &accepts);
+        sched_leave(&all, &one);
+        ck_assert(is_empty());
+}
+
+/* The users of a tenant share its turns before the hello, however many connections each has. */
+TEST(a_user_of_many_connections_delays_its_tenants_hellos_by_its_turn)
+{
+        static const struct sched_key of_7 = { .kind = SCHED_HELLO,
+                                               .tenant = (const struct tenant *)&all,
+                                               .uid = 7 },
+                                      of_8 = { .kind = SCHED_HELLO,
+                                               .tenant = (const struct tenant *)&all,
+                                               .uid = 8 };
+        struct sched_member m[100] = { { 0 } }, one = { 0 };
+
+        for (unsigned i = 0; i < 100; i++) {
+                ck_assert_int_eq(sched_join(&all, &m[i], &of_7), 0);
+                sched_ready(&m[i]);
+        }
+        ck_assert_ptr_eq(next_turn(), &m[0]);
+        ck_assert_int_eq(sched_join(&all, &one, &of_8), 0);
+        sched_ready(&one);
+        ck_assert_ptr_eq(next_turn(), &m[1]);
+        ck_assert_ptr_eq(next_turn(), &one);
+        ck_assert_ptr_eq(next_turn(), &m[2]);
+        for (unsigned i = 0; i < 100; i++)
+                sched_leave(&all, &m[i]);
+        sched_leave(&all, &one);
+        ck_assert(is_empty());
 }
 
 /* The longest time that the loop was busy, recently and ever. */
@@ -258,18 +302,18 @@ TEST(who_owes_gives_way_for_a_time)
         ck_assert_ptr_null(sched_next(&all, now, true));
         sched_owe(&unknown, now, 1000);
         sched_owe(&other, now, 2000);
-        sched_ready(&all, &other);
-        sched_ready(&all, &unknown);
+        sched_ready(&other);
+        sched_ready(&unknown);
         ck_assert_ptr_null(sched_next(&all, now, false));
-        sched_ready(&all, &a);
+        sched_ready(&a);
         for (int i = 0; i < 3; i++) {
                 ck_assert_ptr_eq(sched_next(&all, now, i == 0), &a);
-                sched_ready(&all, &a);
+                sched_ready(&a);
         }
-        sched_idle(&all, &a);
+        sched_idle(&a);
         ck_assert_ptr_eq(sched_next(&all, now, true), &unknown);
-        sched_ready(&all, &unknown);
-        sched_ready(&all, &a);
+        sched_ready(&unknown);
+        sched_ready(&a);
         ck_assert_ptr_eq(sched_next(&all, now + 999, false), &a);
         ck_assert_ptr_eq(sched_next(&all, now + 1000, false), &unknown);
         ck_assert_ptr_null(sched_next(&all, now + 1999, false));
@@ -288,12 +332,12 @@ TEST(who_works_for_long_gives_way)
 
         ck_assert_int_eq(sched_join(&all, &a, &red), 0);
         ck_assert_int_eq(sched_join(&all, &b, &blue), 0);
-        sched_ready(&all, &a);
+        sched_ready(&a);
         ck_assert_ptr_eq(sched_next(&all, now, true), &a);
         now += 10 * SCHED_DEBT_MAX_NS;
         sched_owe(&a, now, 1000);
-        sched_ready(&all, &a);
-        sched_ready(&all, &b);
+        sched_ready(&a);
+        sched_ready(&b);
         ck_assert_ptr_eq(sched_next(&all, now, false), &b);
         ck_assert_ptr_null(sched_next(&all, now + 999, false));
         ck_assert_ptr_eq(sched_next(&all, now + 1000, false), &a);
@@ -310,7 +354,7 @@ TEST(debts_are_limited)
         ck_assert_ptr_null(sched_next(&all, now, true));
         for (int i = 0; i < 3; i++)
                 sched_owe(&unknown, now, UINT64_MAX - 1);
-        sched_ready(&all, &unknown);
+        sched_ready(&unknown);
         ck_assert_ptr_null(sched_next(&all, now + SCHED_DEBT_MAX_NS - 1, false));
         ck_assert_ptr_eq(sched_next(&all, now + SCHED_DEBT_MAX_NS, false), &unknown);
         sched_leave(&all, &unknown);
@@ -320,7 +364,7 @@ TEST(debts_are_limited)
 LOOP_TEST(debts_are_shared, 3)
 {
         static const struct sched_key pairs[3][2] = {
-                { { .uid = 7 }, { .uid = 8 } },
+                { { .kind = SCHED_HELLO, .uid = 7 }, { .kind = SCHED_HELLO, .uid = 8 } },
                 { { .role = ROLE_MONITOR }, { .role = ROLE_MONITOR } },
                 { { .tenant = (const struct tenant *)&all, .lease = 7 },
                   { .tenant = (const struct tenant *)&all } },
@@ -334,10 +378,10 @@ LOOP_TEST(debts_are_shared, 3)
         ck_assert_int_eq(sched_join(&all, &busy, &blue), 0);
         for (int i = 0; i < 100; i++)
                 sched_owe(&costly, now, SCHED_END_NS);
-        sched_ready(&all, &cheap);
-        sched_ready(&all, &busy);
+        sched_ready(&cheap);
+        sched_ready(&busy);
         ck_assert_ptr_eq(sched_next(&all, now, true), &busy);
-        sched_ready(&all, &busy);
+        sched_ready(&busy);
         ck_assert_ptr_eq(sched_next(&all, now + SCHED_DEBT_MAX_NS, false), &cheap);
         sched_leave(&all, &costly);
         sched_leave(&all, &cheap);
@@ -359,7 +403,7 @@ TEST(debts_of_tenants_outlast_their_sessions)
         sched_leave(&all, &a);
         sched_leave(&all, &b); /* it owes less, which changes nothing */
         ck_assert_int_eq(sched_join(&all, &a, &red), 0);
-        sched_ready(&all, &a);
+        sched_ready(&a);
         ck_assert_ptr_null(sched_next(&all, now + 1999, false));
         ck_assert_ptr_eq(sched_next(&all, now + 2000, false), &a);
         sched_leave(&all, &a);
@@ -374,7 +418,7 @@ TEST(a_tenant_without_a_cause_does_not_owe)
         for (int i = 0; i < 2; i++) {
                 ck_assert_ptr_null(sched_next(&all, now, true));
                 ck_assert_int_eq(sched_join(&all, &a, &red), 0);
-                sched_ready(&all, &a);
+                sched_ready(&a);
                 ck_assert_ptr_eq(sched_next(&all, now, false), &a);
                 sched_owe(&a, now, 1000);
                 sched_leave(&all, &a);

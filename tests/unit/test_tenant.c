@@ -176,32 +176,6 @@ TEST(test_many_groups)
         free(many);
 }
 
-/* For places before the hello: patterns name no user. */
-TEST(test_named_users)
-{
-        char *unit[] = { (char[]){ "x.service" } };
-        uid_t uid = 7;
-        struct config_tenant two[] = {
-                { .name = (char[]){ "p" }, .units = unit, .n_units = 1 },
-                { .name = (char[]){ "q" }, .uids = &uid, .n_uids = 1, .names_ids = true }
-        };
-        struct config c = { .tenants = two, .n_tenants = 2 };
-        struct credentials who = { .pid = 1, .uid = 7, .gid = 9 }, other = { .uid = 8, .gid = 9 };
-        struct matcher *m;
-
-        ck_assert_int_eq(matcher_new(&c, &m), 0);
-        for (int i = 0; i < 2; i++) {
-                ck_assert(match_names_user(m, &who));
-                ck_assert(!match_names_user(m, &other));
-                ck_assert_int_eq(match_ids(m, &who), 0);
-                ck_assert_int_eq(match_ids(m, &other), 0);
-        }
-        ck_assert(!matcher_needs_groups(m));
-        matcher_free(m);
-        credentials_clear(&who);
-        credentials_clear(&other);
-}
-
 TEST(test_first_in_the_file)
 {
         gid_t gids[] = { 60, 50 };
