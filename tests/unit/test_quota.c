@@ -16,7 +16,7 @@
 #define E       (2 * MIB) /* what a small limit's grid is */
 #define N_ASKS  10000u
 #define KEEP_MS 30000u
-#define N_IDLE  40u /* unused quotas; each reserves 2 GiB of addresses, and valgrind has 128 */
+#define N_IDLE  40u  /* unused quotas; each reserves 2 GiB of addresses, and valgrind has 128 */
 #define TURN    256u /* requests that one turn looks at, at most */
 
 struct ask {
