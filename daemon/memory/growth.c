@@ -10,6 +10,8 @@
 #include "daemon/number.h"
 #include "device/host_free.h"
 
+#define TURN_BYTES (UINT64_C(512) << 20) /* of a GPU in one turn, or one extent of any size */
+
 struct operation *operation_new(struct arena *a, size_t n_items)
 {
         struct operation *op = calloc(1, sizeof(*op) + n_items * sizeof(op->items[0]));
@@ -49,11 +51,25 @@ static void arena_end_growth(const struct arena *a)
                 ledger_quota_grows(a->o.ledger, a->o.quota, 0, 0);
 }
 
+/* How many extents the next turn makes. Other tenants wait for it. */
+static size_t growth_n_next(const struct operation *op)
+{
+        const struct operation_item *items = &op->items[op->n_made];
+        size_t n_left = op->n_items - op->n_made, n = 1;
+        uint64_t n_bytes = items[0].memory.n_bytes;
+
+        if (!op->arena->o.device->is_cuda)
+                return 1;
+        while (n < min_u64(n_left, DEVICE_MAKES) && n_bytes + items[n].memory.n_bytes <= TURN_BYTES)
+                n_bytes += items[n++].memory.n_bytes;
+        return n;
+}
+
 /* The next extents; none any more while the process ends. */
 static void growth_make(struct operation *op)
 {
         const struct arena_options *o = &op->arena->o;
-        size_t n = min_u64(op->n_items - op->n_made, o->device->is_cuda ? DEVICE_MAKES : 1);
+        size_t n = growth_n_next(op);
 
         if (__atomic_load_n(&o->device->is_ending, __ATOMIC_RELAXED))
                 op->result = -ECANCELED;
