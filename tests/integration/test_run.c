@@ -160,6 +160,7 @@ static void run_ends(const char *const *argv, int status, const char *part)
         char *err;
         int got = program_run(argv, NULL, &err);
 
+        ck_assert_ptr_nonnull(err);
         ck_assert_msg(got == status, "status %d: %s", got, err);
         ck_assert_msg(strstr(err, part), "no \"%s\" in: %s", part, err);
         free(err);
