@@ -111,18 +111,16 @@ static int host_make_one(const struct device_supply *supply, uint64_t n_bytes, s
 static int host_make(struct device *d, const struct device_supply *supply, enum device_share share,
                      struct device_extent *extents, size_t n)
 {
-        struct device_extent made[DEVICE_MAKES];
         size_t n_made = 0;
         int r = share == DEVICE_SHARE_FD ? n <= DEVICE_MAKES ? 0 : -EINVAL : -ENOTSUP;
 
         (void)d;
         while (r == 0 && n_made < n) {
-                r = host_make_one(supply, extents[n_made].n_bytes, &made[n_made]);
+                r = host_make_one(supply, extents[n_made].n_bytes, &extents[n_made]);
                 n_made += r == 0;
         }
         while (r < 0 && n_made > 0)
-                close(made[--n_made].fd); /* the only reference: this frees the pages */
-        memcpy(extents, made, n_made * sizeof(made[0]));
+                close(extents[--n_made].fd); /* the only reference: this frees the pages */
         return r;
 }
 
