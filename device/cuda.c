@@ -192,15 +192,6 @@ static CUmemAllocationProp fd_prop(const struct cuda_device *d)
         return prop;
 }
 
-static uint64_t sum_bytes(const struct device_extent *extents, size_t n)
-{
-        uint64_t n_bytes = 0;
-
-        while (n > 0)
-                n_bytes += extents[--n].n_bytes;
-        return n_bytes;
-}
-
 static int export_fd(struct cuda_device *d, CUmemGenericAllocationHandle handle, int *ret)
 {
         CUresult result;
@@ -297,8 +288,8 @@ static int cuda_make(struct device *device, const struct device_supply *supply, 
         r = cuda_make_locked(d, share, extents, n);
         if (r == -ENOTRECOVERABLE) /* in another context */
                 r = cuda_make_locked(d, share, extents, n);
-        d->live_bytes += r == 0 ? sum_bytes(extents, n) : 0;
-        d->handle_bytes += r == 0 && share == DEVICE_SHARE_CUDA_IPC ? sum_bytes(extents, n) : 0;
+        d->live_bytes += r == 0 ? device_extents_bytes(extents, n) : 0;
+        d->handle_bytes += r == 0 && share == DEVICE_SHARE_CUDA_IPC ? device_extents_bytes(extents, n) : 0;
         pthread_mutex_unlock(&d->one_call);
         return r;
 }

@@ -3,15 +3,6 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "device/cuda_fill.h"
 
-static uint64_t sum_bytes(const struct device_extent *extents, size_t n)
-{
-        uint64_t n_bytes = 0;
-
-        while (n > 0)
-                n_bytes += extents[--n].n_bytes;
-        return n_bytes;
-}
-
 /* ---- addresses ----------------------------------------------------------- */
 
 /* Tried again without the context, which may be broken: a remaining mapping keeps memory that is charged to no tenant.
@@ -52,7 +43,7 @@ int cuda_fill_unmap(const struct cuda_context *c, CUdeviceptr at, const struct d
 {
         int r = unmap_some(c->cu, at, extents, n);
 
-        c->cu->cuMemAddressFree(at, sum_bytes(extents, n));
+        c->cu->cuMemAddressFree(at, device_extents_bytes(extents, n));
         return r;
 }
 
@@ -62,7 +53,7 @@ int cuda_fill_map(const struct cuda_context *c, const struct device_extent *exte
         const CUmemAccessDesc access = { .location = { CU_MEM_LOCATION_TYPE_DEVICE, c->device },
                                          .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
         const struct cuda_driver *cu = c->cu;
-        uint64_t all_bytes = sum_bytes(extents, n), done_bytes = 0;
+        uint64_t all_bytes = device_extents_bytes(extents, n), done_bytes = 0;
         CUdeviceptr at;
         size_t n_mapped = 0;
         int r = cuda_driver_owner_errno(cu->cuMemAddressReserve(&at, all_bytes, 0, 0, 0));
@@ -126,7 +117,7 @@ int cuda_fill(struct cuda_fill *f, const struct cuda_context *c, const struct de
 
         if (r < 0)
                 return r;
-        r = cuda_fill_at(f, c, at, sum_bytes(extents, n));
+        r = cuda_fill_at(f, c, at, device_extents_bytes(extents, n));
         r_unmap = cuda_fill_unmap(c, at, extents, n);
         return r < 0 ? r : r_unmap;
 }

@@ -62,6 +62,15 @@ static inline bool device_extent_is_made(const struct device_extent *e)
         return e->fd >= 0 || e->native != 0;
 }
 
+static inline uint64_t device_extents_bytes(const struct device_extent *extents, size_t n)
+{
+        uint64_t n_bytes = 0;
+
+        while (n > 0)
+                n_bytes += extents[--n].n_bytes;
+        return n_bytes;
+}
+
 /* What the GPUs have registered of the host extents of one owner, such as a partition. */
 struct device_pins {
         _Atomic uint64_t n_bytes; /* now; once for each GPU */
