@@ -13,8 +13,5 @@ int host_streams_new(struct device_streams **ret);
  * being captured. */
 int host_streams_finish(void);
 int cuda_streams_new(const struct device_view *view, struct device_streams **ret);
-/* The extent of the host with this fd is registered with a GPU; and no longer. See device_unpin(). */
-bool cuda_has_pinned(int fd);
-int cuda_unpin(int fd);
 
 #endif

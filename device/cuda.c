@@ -740,7 +740,7 @@ int device_cuda_new(const char *id, struct device **ret, char *ret_sentence, siz
                 return r;
         }
         pthread_mutex_init(&d->one_call, NULL);
-        d->pinner = (struct cuda_pinner){ &d->context, &d->one_call };
+        cuda_pinner_init(&d->pinner, &d->context, &d->one_call);
         r = start(d);
         if (r < 0) {
                 snprintf(ret_sentence, n_sentence, "%s: the device cannot be used: %s", id, strerror(-r));

@@ -12,12 +12,16 @@
 
 #include "device/cuda_driver.h"
 #include "device/device.h"
+#include "device/pins.h"
 
-/* A GPU, by which extents are registered. Zero-initialised; cuda_pins_drop() before it is freed. */
+/* A GPU, by which extents are registered. cuda_pins_drop() before it is freed. */
 struct cuda_pinner {
+        struct pinner pinner; /* first: it is cast */
         const struct cuda_context *context;
         pthread_mutex_t *one_call; /* held whenever the driver is called */
 };
+
+void cuda_pinner_init(struct cuda_pinner *p, const struct cuda_context *context, pthread_mutex_t *one_call);
 
 /* The mapping of a host extent, registered at the first call. NULL: the extent could not be registered, which
  * is noted in *count and not tried again. -ENODEV: the device is lost. one_call is held, and the context

@@ -4,9 +4,23 @@
 #include "device/device.h"
 
 #include <fcntl.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "device/backend.h"
+#include "device/pins.h"
+
+int device_new(const char *id, struct device **ret, char *ret_sentence, size_t n_sentence)
+{
+        int r;
+
+        if (strcmp(id, "host") != 0)
+                return device_cuda_new(id, ret, ret_sentence, n_sentence);
+        r = device_host_new(ret);
+        if (r < 0)
+                snprintf(ret_sentence, n_sentence, "%s: %s", id, strerror(-r));
+        return r;
+}
 
 int device_lend(struct device *d, const struct device_extent *e, bool is_read_only)
 {
@@ -41,12 +55,12 @@ int device_copy(struct device *d, const struct device_copy *copies, size_t n)
 
 bool device_is_pinned(const struct device_extent *host)
 {
-        return host->fd >= 0 && cuda_has_pinned(host->fd);
+        return host->fd >= 0 && pins_find(NULL, host->fd);
 }
 
 int device_unpin(const struct device_extent *host)
 {
-        return host->fd >= 0 ? cuda_unpin(host->fd) : 0;
+        return host->fd >= 0 ? pins_end(host->fd) : 0;
 }
 
 int device_range_new(const struct device_view *view, uint64_t n_bytes, struct device_range **ret)
@@ -67,7 +81,7 @@ const char *device_error(int error)
         if (error == -ENOSPC)
                 return "no more pages of 2 MiB are reserved for huge_pages: 2MiB; raise vm.nr_hugepages";
         if (error == -ENOTRECOVERABLE)
-                return "bfcd's own CUDA context on it is broken, and memory that is there stays in use: drain and resume "
+                return "its keeper's CUDA context is broken, and memory that is there stays in use: drain and resume "
                        "the device, or restart bfcd";
         return strerror(-error);
 }

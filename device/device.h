@@ -140,6 +140,8 @@ struct device_ops {
          * and the sentence of device_cuda_new(). -ENOTSUP: its granularity has changed. NULL together
          * with close(). */
         int (*open)(struct device *d, char *ret_sentence, size_t n_sentence);
+        /* See device_end(); is_ending is set. Does not wait. May be NULL. */
+        void (*end)(struct device *d);
 };
 
 /* Every backend's struct starts with this. */
@@ -151,7 +153,7 @@ struct device {
         bool is_cuda; /* an extent costs about a millisecond, whatever its size */
         /* The kernel charges memory of make() to this process and may kill it for that. */
         bool charges_process;
-        /* Set when the process ends, which releases everything: destroy() then skips the check for
+        /* Set by device_end() when the process ends, which releases everything: destroy() then skips the check for
          * unreclaimed memory, which takes time. Atomic: any thread. */
         bool is_ending;
         /* The daemon's loop: what device_foreign_bytes() said last while memory was unreclaimed (0: none is), and how
@@ -174,6 +176,9 @@ int device_host_check(const struct device_supply *supply, uint64_t n_bytes, char
  * what is missing: -ENODEV (no driver, no such device), -EBUSY (a compute mode or MPS that does not
  * permit sharing), -EINVAL (the id), -ENOTSUP, -ENOMEM, -EIO. */
 int device_cuda_new(const char *id, struct device **ret, char *ret_sentence, size_t n_sentence);
+
+/* The host, by the id "host", or a GPU; with a sentence on failure. */
+int device_new(const char *id, struct device **ret, char *ret_sentence, size_t n_sentence);
 
 static inline struct device *device_free(struct device *d)
 {
@@ -249,6 +254,8 @@ static inline int device_open(struct device *d, char *ret_sentence, size_t n_sen
 static inline void device_end(struct device *d)
 {
         __atomic_store_n(&d->is_ending, true, __ATOMIC_RELAXED);
+        if (d->ops->end)
+                d->ops->end(d);
 }
 static inline int device_facts(struct device *d, struct device_facts *ret)
 {

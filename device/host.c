@@ -28,6 +28,7 @@
 #include "device/host_pages.h"
 #include "device/host_pin.h"
 #include "device/host_punch.h"
+#include "device/pins.h"
 #include "proto/memfd.h"
 
 #define HOST_GRANULARITY (UINT64_C(2) << 20)
@@ -131,7 +132,7 @@ static int host_destroy(struct device *d, struct device_extent *e)
         (void)d;
         if (e->fd < 0)
                 return 0;
-        r_pins = cuda_unpin(e->fd);
+        r_pins = pins_end(e->fd);
         r = host_punch_whole(e->fd, e->n_bytes);
         close(e->fd);
         *e = DEVICE_EXTENT_EMPTY;
