@@ -120,10 +120,9 @@ static int prepare(const struct cuda_id *id, const struct sentence *s)
                         r = refuse(s, -ENOMEM, "out of memory");
         } else if (id->kind == BY_MIG_UUID && first.kind == BY_MIG_UUID) {
                 if (memcmp(id->uuid, first.uuid, sizeof(first.uuid)) != 0)
-                        r = refuse(s, -ENOTSUP, "a process can use one MIG device: run a bfcd for each");
+                        r = refuse(s, -ENOTSUP, "a process can use one MIG device");
         } else if (id->kind == BY_MIG_UUID || first.kind == BY_MIG_UUID) {
-                r = refuse(s, -ENOTSUP,
-                           "a process cannot use a MIG device and another GPU: run a bfcd for each");
+                r = refuse(s, -ENOTSUP, "a process cannot use a MIG device and another GPU");
         }
         pthread_mutex_unlock(&mutex);
         return r;

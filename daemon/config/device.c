@@ -43,7 +43,7 @@ bool config_read_partition(struct config_reader *r, const struct yamltree_node *
         place->kind = in->kind;
         place->whole_bytes = d->room_bytes;
         place->whole_known = d->room_known;
-        p.share = in->kind >= DEVICE_KIND_GPU ? CONFIG_SHARE_CUDA_IPC : CONFIG_SHARE_FD;
+        p.share = in->kind == DEVICE_KIND_GPU ? CONFIG_SHARE_CUDA_IPC : CONFIG_SHARE_FD;
         if (!config_read_section(r, place))
                 return false;
         p.has_node = config_knows(place, PARTITION_NODE);
@@ -147,7 +147,7 @@ static void find_room(struct config_reader *r, struct device_note *d)
         d->room_known = kept < all;
         if (d->room_known)
                 d->room_bytes = (all - kept) / CONFIG_GRANULARITY * CONFIG_GRANULARITY;
-        else if (p->kind >= DEVICE_KIND_GPU)
+        else if (p->kind == DEVICE_KIND_GPU)
                 config_fail(r, headroom ? headroom : p->at[DEVICE_ID],
                             "headroom %s leaves no memory of device '%s', which has %lluMiB", SIZE(kept),
                             device->id, MIB(all));

@@ -37,13 +37,13 @@ static bool is_uuid(const char *text)
 
 bool config_read_gpu_id(struct config_reader *r, const struct yamltree_node *n, enum device_kind *ret)
 {
-        bool is_text = strlen(n->text) == n->n_text, is_mig = is_text && strncmp(n->text, "MIG-", 4) == 0;
+        bool is_text = strlen(n->text) == n->n_text;
 
         if (is_text && strncmp(n->text, "cuda:", 5) == 0) {
                 if (!is_ordinal(n->text + 5))
                         return config_fail(r, n, "device '%s' has no GPU number; write it as in cuda:0",
                                            SHOW(n));
-        } else if (is_mig || (is_text && strncmp(n->text, "GPU-", 4) == 0)) {
+        } else if (is_text && (strncmp(n->text, "GPU-", 4) == 0 || strncmp(n->text, "MIG-", 4) == 0)) {
                 if (!is_uuid(n->text + 4))
                         return config_fail(r, n,
                                            "device '%s' has no UUID; write it as nvidia-smi -L prints it",
@@ -52,31 +52,11 @@ bool config_read_gpu_id(struct config_reader *r, const struct yamltree_node *n, 
                 return config_fail(r, n, "device '%s' is not known; write host, cuda:N, GPU-UUID or MIG-UUID",
                                    SHOW(n));
         }
-        *ret = is_mig ? DEVICE_KIND_MIG : DEVICE_KIND_GPU;
+        *ret = DEVICE_KIND_GPU;
         return true;
 }
 
 /* ---- what the machine says ------------------------------------------------ */
-
-/* A process can use one MIG device and no other device. */
-static bool check_mig(struct config_reader *r, size_t device)
-{
-        const struct device_note *note = &r->devices[device];
-
-        for (size_t i = 0; i < device; i++) {
-                enum device_kind other = r->devices[i].place.kind;
-
-                if (other < DEVICE_KIND_GPU ||
-                    (note->place.kind == DEVICE_KIND_GPU && other == DEVICE_KIND_GPU))
-                        continue;
-                return config_fail(
-                        r, note->place.at[DEVICE_ID],
-                        "device '%s' and device '%s' cannot be served together: the driver allows a "
-                        "process one MIG device and no other GPU; run one bfcd for each",
-                        SHOW(note->place.at[DEVICE_ID]), SHOW(r->devices[i].place.at[DEVICE_ID]));
-        }
-        return true;
-}
 
 static bool check_is_new(struct config_reader *r, size_t device, const uint8_t *uuid)
 {
@@ -117,8 +97,6 @@ bool config_look_at_gpu(struct config_reader *r, size_t device)
 
         if (r->machine && r->machine->running)
                 return config_recall_gpu(r, device);
-        if (!check_mig(r, device))
-                return false;
         if (!r->machine ||
             r->machine->look(r->machine->userdata, d->id, &gpu, sentence, sizeof(sentence)) < 0)
                 return config_fail_machine(r, note->place.at[DEVICE_ID], "device %s%s",

@@ -274,7 +274,7 @@ static bool read_field(struct config_reader *r, struct config_place *p, const st
 {
         struct config_place inner;
 
-        if (n && field->not_for_gpu && p->kind >= DEVICE_KIND_GPU)
+        if (n && field->not_for_gpu && p->kind == DEVICE_KIND_GPU)
                 return config_fail(r, n, "%s", field->not_for_gpu);
         if (!n && field->missing && field->type != CONFIG_LIST)
                 config_fail(r, p->node, "%s", field->missing);

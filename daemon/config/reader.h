@@ -13,7 +13,7 @@
 #include "daemon/config/schema.h"
 #include "daemon/config/yamltree.h"
 
-enum device_kind { DEVICE_KIND_UNKNOWN, DEVICE_KIND_HOST, DEVICE_KIND_GPU, DEVICE_KIND_MIG };
+enum device_kind { DEVICE_KIND_UNKNOWN, DEVICE_KIND_HOST, DEVICE_KIND_GPU };
 
 /* A mapping that is read into a struct of its section. */
 struct config_place {

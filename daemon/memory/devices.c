@@ -9,6 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "keeper/remote.h"
+
 struct opened {
         char *id;
         struct device *device;
@@ -67,16 +69,13 @@ int devices_put(struct devices *d, const char *id, struct device *device)
         return 0;
 }
 
+/* bfcd loads no driver: a GPU's memory belongs to a keeper. */
 static int open_by_id(const char *id, struct device **ret, char *ret_sentence, size_t n_sentence)
 {
-        int r;
+        int (*open)(const char *, struct device **, char *, size_t) =
+                strcmp(id, "host") == 0 ? device_new : keeper_device_new;
 
-        if (strcmp(id, "host") != 0)
-                return device_cuda_new(id, ret, ret_sentence, n_sentence);
-        r = device_host_new(ret);
-        if (r < 0)
-                snprintf(ret_sentence, n_sentence, "%s: %s", id, strerror(-r));
-        return r;
+        return open(id, ret, ret_sentence, n_sentence);
 }
 
 int devices_open(struct devices *d, const char *id, struct device **ret, char *ret_sentence,

@@ -409,7 +409,8 @@ static struct inodes daemons_extents(const struct rig *rig)
                         add(&inodes, st.st_ino);
         }
         closedir(folder);
-        snprintf(path, sizeof(path), "/proc/%d/maps", (int)rig->pid);
+        snprintf(path, sizeof(path), "/proc/%d/maps",
+                 (int)(rig_device() == ON_HOST ? rig->pid : rig_keeper(rig, "cuda:0")));
         maps = rest = file_text(path);
         while (rest && (line = strsep(&rest, "\n"))) {
                 if (strstr(line, rig_extent_mark()) && sscanf(line, "%*s %*s %*s %*s %llu", &inode) == 1)

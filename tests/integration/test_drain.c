@@ -64,23 +64,6 @@ static bool only_has(struct rig *rig, const char *tenant)
 }
 
 /* Primary contexts on the machine that the fake driver pretends. */
-static unsigned count_contexts(const struct rig *rig)
-{
-        struct dirent *e;
-        unsigned n = 0;
-        char path[128];
-        DIR *folder;
-
-        snprintf(path, sizeof(path), "%s/cuda", rig->memory);
-        folder = opendir(path);
-
-        while (folder && (e = readdir(folder)))
-                n += strncmp(e->d_name, "mem-0-c-", strlen("mem-0-c-")) == 0;
-        if (folder)
-                closedir(folder);
-        return n;
-}
-
 /* ---- what operators do ------------------------------------------------------ */
 
 TEST(drain_and_resume_an_idle_device)
@@ -88,27 +71,25 @@ TEST(drain_and_resume_an_idle_device)
         struct rig *rig;
         uint64_t n_bytes;
         char state[32];
-        unsigned n_contexts;
         bfc_client *client;
         void *p;
 
         setenv("FAKE_CUDA_CONTEXT_BYTES", "1MiB", 1);
         rig = rig_start(&config);
         unsetenv("FAKE_CUDA_CONTEXT_BYTES");
-        n_contexts = count_contexts(rig);
-        ck_assert_uint_eq(n_contexts, rig_device() == ON_HOST ? 0 : 1);
+        ck_assert_uint_eq(rig_keeper(rig, "cuda:0") != 0, rig_device() != ON_HOST);
         state_of(rig, state, &n_bytes);
         ck_assert_uint_eq(n_bytes, EARLY_BYTES);
         must_drain(rig);
         state_of(rig, state, &n_bytes);
         ck_assert_str_eq(state, "drained");
         ck_assert_uint_eq(n_bytes, 0);
-        ck_assert_uint_eq(count_contexts(rig), 0); /* the driver has nothing of ours any more */
+        ck_assert_int_eq(rig_keeper(rig, "cuda:0"), 0); /* so no process of ours has the device open */
         ck_assert_uint_eq(rig_count(rig).n_extents, 0);
         ctl_says(rig, WORDS("status"), "drained");
         ctl_says(rig, WORDS("drain", rig_device_id()), "is drained.");
         must_resume(rig);
-        ck_assert_uint_eq(count_contexts(rig), n_contexts);
+        ck_assert_uint_eq(rig_keeper(rig, "cuda:0") != 0, rig_device() != ON_HOST);
         state_of(rig, state, &n_bytes);
         ck_assert_str_eq(state, "ok");
         ck_assert_uint_eq(n_bytes, EARLY_BYTES);

@@ -501,7 +501,7 @@ TEST(a_broken_context)
         rig_stop(rig);
 }
 
-/* What breaks the daemon's own context takes no memory from anybody. Another one takes its place, unless the daemon has
+/* What breaks the keeper's context takes no memory from anybody. Another one takes its place, unless the daemon has
  * memory of legacy handles, which would end: then what needs more memory is refused. */
 TEST(the_daemons_context_breaks)
 {
@@ -510,8 +510,8 @@ TEST(the_daemons_context_breaks)
         void *p, *q, *other;
         int r;
 
-        setenv("FAKE_CUDA_FAULT", "cuMemsetD8Async:6:719!",
-               1); /* four at the start, and for each extent one */
+        /* In each keeper: two at its start, and for each extent one. */
+        setenv("FAKE_CUDA_FAULT", "cuMemsetD8Async:4:719!", 1);
         rig = rig_start(&two_gpus);
         unsetenv("FAKE_CUDA_FAULT");
         client = client_open(rig, NULL, "train");
@@ -521,7 +521,7 @@ TEST(the_daemons_context_breaks)
                 ;
         if (rig_device() == ON_CUDA_IPC) {
                 ck_assert_int_eq(r, -ENOMEM);
-                ck_assert_msg(strstr(bfc_last_error(), "bfcd's own CUDA context on it is broken") != NULL,
+                ck_assert_msg(strstr(bfc_last_error(), "its keeper's CUDA context is broken") != NULL,
                               "%s", bfc_last_error());
         } else {
                 ck_assert_ok(r);
@@ -536,7 +536,7 @@ TEST(the_daemons_context_breaks)
                 ctl_says(rig, WORDS("drain", "cuda:0", "--wait=20"), "is drained.");
                 ctl_says(rig, WORDS("resume", "cuda:0"), "is resumed.");
                 client = client_open(rig, NULL, "train");
-                ck_assert_ok(bfc_malloc(client, 60 * MIB, &p));
+                ck_assert_ok(bfc_malloc(client, 20 * MIB, &p)); /* one extent */
                 bfc_disconnect(client);
         }
         rig_stop(rig);

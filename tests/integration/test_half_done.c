@@ -173,7 +173,6 @@ static void scene_stop(struct scene *s)
                 victim_end(&s->victims[i]);
         bfc_disconnect(s->a);
         bfc_disconnect(s->b);
-        s->k->rig->n_fds += rig_has_copy_buffers(s->k->rig);
         kept_stop(s->k);
         unlink(s->points_path);
         munmap(s->points, sizeof(*s->points));

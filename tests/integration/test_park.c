@@ -35,7 +35,7 @@ TEST(a_parked_block_returns_with_its_contents)
         if (!CAN_PARK) {
                 ck_assert_int_eq(bfc_malloc_flags(client, NULL, BLOCK, BFC_PARKABLE, &p), -ENOTSUP);
                 bfc_disconnect(client);
-                rig_stop_after_copies(rig);
+                rig_stop(rig);
                 return;
         }
         ck_assert_ok(bfc_malloc_flags(client, NULL, BLOCK - 1000, BFC_PARKABLE, &p));
@@ -62,7 +62,7 @@ TEST(a_parked_block_returns_with_its_contents)
         ck_assert(all_bytes_are(p, BLOCK, 0));
         ck_assert_ok(bfc_free(client, p));
         bfc_disconnect(client);
-        rig_stop_after_copies(rig);
+        rig_stop(rig);
 }
 
 static void malloc_and_free(bfc_client *client, size_t n_bytes)
@@ -100,7 +100,7 @@ TEST(a_copy_has_extents_of_its_own)
                 ck_assert_ok(bfc_free(client, p));
         }
         bfc_disconnect(client);
-        rig_stop_after_copies(rig);
+        rig_stop(rig);
 }
 
 /* The blocks in the partition for copies for which extents were made. */
@@ -159,7 +159,7 @@ TEST(copies_use_the_memory_of_earlier_ones)
         }
         for (unsigned i = 0; i < 2; i++)
                 bfc_disconnect(clients[i]);
-        rig_stop_after_copies(rig);
+        rig_stop(rig);
 }
 
 TEST(other_blocks_use_the_memory_and_not_the_place)
@@ -188,7 +188,7 @@ TEST(other_blocks_use_the_memory_and_not_the_place)
         for (unsigned i = 0; CAN_PARK && i < 3; i += 2)
                 ck_assert_ok(bfc_free(client, p[i]));
         bfc_disconnect(client);
-        rig_stop_after_copies(rig);
+        rig_stop(rig);
 }
 
 struct wake_wait {
@@ -250,7 +250,7 @@ TEST(a_signal_ends_a_wait_to_wake)
                 ck_assert_ok(bfc_free(client, p[i]));
         }
         bfc_disconnect(client);
-        rig_stop_after_copies(rig);
+        rig_stop(rig);
 }
 
 TEST(without_room_for_the_copy_nothing_changes)
@@ -279,7 +279,7 @@ TEST(without_room_for_the_copy_nothing_changes)
                 ck_assert_uint_eq(in_use(rig, "parking"), 0);
         }
         bfc_disconnect(client);
-        rig_stop_after_copies(rig);
+        rig_stop(rig);
 }
 
 TEST(a_client_that_ends_leaves_no_copy)
@@ -294,7 +294,7 @@ TEST(a_client_that_ends_leaves_no_copy)
                 ck_assert_ok(bfc_malloc_flags(client, NULL, BLOCK, BFC_PARKABLE, &p));
         }
         bfc_disconnect(client);
-        rig_stop_after_copies(rig);
+        rig_stop(rig);
 }
 
 /* ---- uses and tags ------------------------------------------------------------------- */
@@ -339,7 +339,7 @@ TEST(a_block_in_use_is_not_parked)
                 ck_assert_ok(bfc_free(client, p)); /* a use is no reason to keep it */
         }
         bfc_disconnect(client);
-        rig_stop_after_copies(rig);
+        rig_stop(rig);
 }
 
 TEST(a_parked_block_is_not_published)
@@ -360,7 +360,7 @@ TEST(a_parked_block_is_not_published)
                 ck_assert_ok(bfc_free(client, p));
         }
         bfc_disconnect(client);
-        rig_stop_after_copies(rig);
+        rig_stop(rig);
 }
 
 TEST(blocks_with_a_tag_are_parked_together)
@@ -403,7 +403,7 @@ TEST(blocks_with_a_tag_are_parked_together)
                 ck_assert(pattern_holds(b, 8 * MIB, 3));
         }
         bfc_disconnect(client);
-        rig_stop_after_copies(rig);
+        rig_stop(rig);
 }
 
 struct turns {
@@ -450,7 +450,7 @@ TEST(threads_take_turns)
                 ck_assert_ok(bfc_free(turns.client, turns.ptr));
         }
         bfc_disconnect(turns.client);
-        rig_stop_after_copies(rig);
+        rig_stop(rig);
 }
 
 static void *wake_when_there_is_room(void *arg)
@@ -497,7 +497,7 @@ TEST(a_cancelled_thread_leaves_no_lock)
                 ck_assert_ok(bfc_free(turns.client, turns.ptr));
         }
         bfc_disconnect(turns.client);
-        rig_stop_after_copies(rig);
+        rig_stop(rig);
 }
 
 static void *read_again_and_again(void *arg)
@@ -539,7 +539,7 @@ TEST(a_copy_is_a_use)
                 ck_assert_ok(bfc_free(turns.client, turns.ptr));
         }
         bfc_disconnect(turns.client);
-        rig_stop_after_copies(rig);
+        rig_stop(rig);
 }
 
 struct other_thread {
@@ -608,7 +608,7 @@ TEST(a_tag_is_awake_when_all_of_it_is)
                 ck_assert(tag.is_mapped);
         }
         bfc_disconnect(client);
-        rig_stop_after_copies(rig);
+        rig_stop(rig);
 }
 
 /* A copy stops at a page that may not be written, until the test lets it go on. */
@@ -664,7 +664,7 @@ TEST(the_use_of_a_copy_is_its_own)
                 ck_assert_ok(bfc_free(t.client, t.ptr));
         }
         bfc_disconnect(t.client);
-        rig_stop_after_copies(rig);
+        rig_stop(rig);
 }
 
 /* ---- hostile requests --------------------------------------------------------------- */
@@ -678,7 +678,7 @@ TEST(invalid_requests_are_refused)
         Bfcd__Block small;
 
         if (!CAN_PARK) {
-                rig_stop_after_copies(rig);
+                rig_stop(rig);
                 return;
         }
         raw = raw_with_events(rig);
@@ -714,7 +714,7 @@ TEST(invalid_requests_are_refused)
         ck_assert_int_eq(raw_free(raw, small.block_id), 0);
         session_end(raw);
         session_end(other);
-        rig_stop_after_copies(rig);
+        rig_stop(rig);
 }
 
 /* Each of these ends the session. */
@@ -749,7 +749,7 @@ LOOP_TEST(invalid_wakes_are_violations, 4)
                 ck_assert_int_eq(raw_wait_hang_up(raw, SETTLE_MS), 0);
                 raw_close(raw);
         }
-        rig_stop_after_copies(rig);
+        rig_stop(rig);
 }
 
 /* The request of many blocks has an answer for each. */
@@ -778,7 +778,7 @@ TEST(each_block_of_a_wake_is_answered)
                 session_end(raw);
                 session_end(other);
         }
-        rig_stop_after_copies(rig);
+        rig_stop(rig);
 }
 
 /* Requests that follow each other closely, about one block. */
@@ -809,7 +809,7 @@ TEST(a_block_that_is_parked_is_left_alone)
                 ck_assert_uint_ge(n_done, 1);
                 session_end(raw);
         }
-        rig_stop_after_copies(rig);
+        rig_stop(rig);
 }
 
 /* The client has not unmapped yet what the block was parked from. Others do not wait for that. */
@@ -836,7 +836,7 @@ TEST(a_wake_waits_until_its_place_is_empty)
                 bfc_disconnect(client);
                 session_end(raw);
         }
-        rig_stop_after_copies(rig);
+        rig_stop(rig);
 }
 
 /* It covers a whole extent by chance, and its program asked for less. */
@@ -852,7 +852,7 @@ TEST(only_blocks_of_whole_extents_are_parked)
                 ck_assert_int_eq(raw_free(raw, block.block_id), 0);
         }
         session_end(raw);
-        rig_stop_after_copies(rig);
+        rig_stop(rig);
 }
 
 /* The first is refused at once, and the others wake. */
@@ -870,7 +870,7 @@ TEST(a_group_beyond_the_limit_does_not_wait)
                 ck_assert_uint_eq(in_use(rig, "train"), 24 * MIB);
         }
         bfc_disconnect(client);
-        rig_stop_after_copies(rig);
+        rig_stop(rig);
 }
 
 /* Parked blocks use up the arena's space: they are limited. */
@@ -901,7 +901,7 @@ TEST(parked_bytes_are_limited)
         for (unsigned i = 0; CAN_PARK && i <= n; i++)
                 ck_assert_ok(bfc_free(client, p[i]));
         bfc_disconnect(client);
-        rig_stop_after_copies(rig);
+        rig_stop(rig);
 }
 
 /* ---- restarts --------------------------------------------------------------------------- */
@@ -932,7 +932,6 @@ LOOP_TEST(parked_blocks_survive_the_daemon, 2)
         ck_assert_ok(bfc_free(client, p));
         ck_assert_uint_eq(in_use(k->rig, "parking"), 0);
         bfc_disconnect(client);
-        k->rig->n_fds += rig_has_copy_buffers(k->rig);
         kept_stop(k);
 }
 
@@ -985,7 +984,7 @@ LOOP_TEST(groups_wake_in_turns, 2)
         void *p;
 
         if (!CHILDREN_CAN_PARK) {
-                rig_stop_after_copies(rig);
+                rig_stop(rig);
                 return;
         }
         the_group = shared_memory(sizeof(*the_group));
@@ -1006,7 +1005,7 @@ LOOP_TEST(groups_wake_in_turns, 2)
         for (unsigned i = 0; i < 2; i++)
                 child_join(jobs[i]);
         bfc_disconnect(client);
-        rig_stop_after_copies(rig);
+        rig_stop(rig);
 }
 
 /* Killed between a Park and the answer to its Retire: the next daemon asks for the same extents. */
@@ -1036,7 +1035,6 @@ TEST(a_restart_waits_for_what_was_parked)
         ck_assert(WAIT_FOR(reserved(k->rig, "train") == 0, SETTLE_MS));
         ck_assert_int_eq(raw_wake(raw, id), 0);
         session_end(raw);
-        k->rig->n_fds += rig_has_copy_buffers(k->rig);
         kept_stop(k);
 }
 
@@ -1266,6 +1264,5 @@ TEST(a_storm_of_kills_damages_nothing)
                 the_storm->n_parked, the_storm->n_discarded, the_storm->n_at_work, the_storm->n_woken,
                 n_killed, n_restarts, n_looks);
         ck_assert(rig_device() == ON_HOST || the_storm->n_at_work > 0);
-        k->rig->n_fds += rig_has_copy_buffers(k->rig);
         kept_stop(k);
 }

@@ -59,7 +59,7 @@ TEST(a_destroyed_stream_is_not_used)
                 ck_assert(pattern_holds(p, BLOCK, 1));
         }
         bfc_disconnect(client);
-        rig_stop_after_copies(rig);
+        rig_stop(rig);
 }
 
 struct work {
@@ -90,7 +90,7 @@ TEST(copies_need_host_memory)
                 ck_assert_ok(bfc_free(client, p));
         }
         bfc_disconnect(client);
-        rig_stop_after_copies(rig);
+        rig_stop(rig);
 }
 
 TEST(a_park_waits_for_work)
@@ -115,7 +115,7 @@ TEST(a_park_waits_for_work)
                 ck_assert_int_eq(bfc_malloc_flags(client, NULL, BLOCK, BFC_PARKABLE, &p), -ENOTSUP);
         }
         bfc_disconnect(client);
-        rig_stop_after_copies(rig);
+        rig_stop(rig);
 }
 
 static void wait_for_end(void *arg)
@@ -176,7 +176,7 @@ TEST(a_tag_is_used_beside_a_free)
                 ck_assert_ok(bfc_free(f.client, stays));
         }
         bfc_disconnect(f.client);
-        rig_stop_after_copies(rig);
+        rig_stop(rig);
 }
 
 /* A call has named the stream during its capture, and then one after it. */
@@ -205,7 +205,7 @@ TEST(a_capture_forbids_a_park)
                 ck_assert_ok(bfc_end_stream(client, (uintptr_t)s));
         }
         bfc_disconnect(client);
-        rig_stop_after_copies(rig);
+        rig_stop(rig);
 }
 
 static bool has_memory_back(struct rig *rig, bfc_client *client)
@@ -233,5 +233,5 @@ TEST(clients_without_a_thread)
         }
         bfc_disconnect(client);
         bfc_disconnect(silent);
-        rig_stop_after_copies(rig);
+        rig_stop(rig);
 }

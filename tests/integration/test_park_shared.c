@@ -80,7 +80,7 @@ static void assert_awake(struct rig *rig)
 
 #define IF_ALL_CAN_PARK(rig)                                                                                 \
         if (!CAN_PARK) {                                                                                     \
-                rig_stop_after_copies(rig);                                                                  \
+                rig_stop(rig);                                                                               \
                 return;                                                                                      \
         }
 
@@ -116,7 +116,7 @@ TEST(the_last_of_the_holders_parks)
         }
         for (unsigned i = 0; i < 3; i++)
                 end(&h[i]);
-        rig_stop_after_copies(rig);
+        rig_stop(rig);
 }
 
 /* One of them goes on: the others lose nothing, also what is written meanwhile. */
@@ -151,7 +151,7 @@ TEST(a_holder_that_does_not_agree_keeps_it_awake)
         ck_assert(pattern_holds(p, BLOCK, 12));
         end(&h[0]);
         end(&h[1]);
-        rig_stop_after_copies(rig);
+        rig_stop(rig);
 }
 
 TEST(tags_of_attached_blocks)
@@ -171,7 +171,7 @@ TEST(tags_of_attached_blocks)
         ck_assert_ok(bfc_use_end_tag(h[1].client, "model"));
         end(&h[0]);
         end(&h[1]);
-        rig_stop_after_copies(rig);
+        rig_stop(rig);
 }
 
 /* ---- ends ------------------------------------------------------------------------------ */
@@ -195,7 +195,7 @@ LOOP_TEST(the_daemon_parks_what_only_agreeing_holders_have, 2)
         ck_assert(pattern_holds(h[1].ptr, BLOCK, 1));
         for (unsigned i = 0; i < (_i == 0 ? 2u : 3u); i++)
                 end(&h[i]);
-        rig_stop_after_copies(rig);
+        rig_stop(rig);
 }
 
 TEST(without_room_it_stays)
@@ -222,7 +222,7 @@ TEST(without_room_it_stays)
         end(&h[0]); /* with its copy */
         ck_assert(WAIT_FOR(in_use(rig, "parking") == 0, SETTLE_MS));
         end(&other);
-        rig_stop_after_copies(rig);
+        rig_stop(rig);
 }
 
 TEST(kept_blocks_stay_parked)
@@ -254,7 +254,7 @@ TEST(kept_blocks_stay_parked)
                 ck_assert_uint_eq(rig_stats(rig, "red", "train").num_blocks, 0);
         }
         end(&other);
-        rig_stop_after_copies(rig);
+        rig_stop(rig);
 }
 
 /* ---- threads ----------------------------------------------------------------------------- */
@@ -334,7 +334,7 @@ TEST(a_publish_is_refused_beside_a_park)
                 ck_assert_ok(bfc_free(h.client, t[0].holder.ptr));
         }
         end(&h);
-        rig_stop_after_copies(rig);
+        rig_stop(rig);
 }
 
 static int add_references(void *userdata, const struct bfc_shared_info *info)
@@ -368,7 +368,7 @@ TEST(a_parked_block_is_attached_beside_its_last_detach)
         ck_assert_ok(bfc_detach(h.client, h.ptr));
         ck_assert_ok(bfc_forget(h.client, NAME));
         end(&h);
-        rig_stop_after_copies(rig);
+        rig_stop(rig);
 }
 
 /* ---- waking ------------------------------------------------------------------------------ */
@@ -428,7 +428,7 @@ TEST(holders_wake_it_together)
         for (unsigned i = 0; i < N_WAKERS; i++)
                 end(&h[i]);
         end(&late);
-        rig_stop_after_copies(rig);
+        rig_stop(rig);
 }
 
 static void *wake_tagged(void *arg)
@@ -477,7 +477,7 @@ TEST(a_group_does_not_wait_for_what_another_holder_woke)
         ck_assert(pattern_holds(h[1].ptr, BLOCK, 1));
         end(&h[0]);
         end(&h[1]);
-        rig_stop_after_copies(rig);
+        rig_stop(rig);
 }
 
 LOOP_TEST(an_attach_wakes_it, 2)
@@ -512,7 +512,7 @@ LOOP_TEST(an_attach_wakes_it, 2)
         ck_assert(pattern_holds(h[2].ptr, BLOCK, 1));
         for (unsigned i = 0; i < 3; i++)
                 end(&h[i]);
-        rig_stop_after_copies(rig);
+        rig_stop(rig);
 }
 
 /* ---- hostile requests ---------------------------------------------------------------------- */
@@ -591,7 +591,7 @@ TEST(hostile_requests_are_refused)
         ck_assert_int_eq(raw_wake(a, id), -EINVAL);
         session_end(a);
         session_end(b);
-        rig_stop_after_copies(rig);
+        rig_stop(rig);
 }
 
 /* Sessions that end at each point. */
@@ -619,7 +619,7 @@ LOOP_TEST(sessions_end_meanwhile, 4)
                 session_end(a);
                 session_end(c);
                 ck_assert(WAIT_FOR(rig_stats(rig, "red", "train").num_sessions == 0, SETTLE_MS));
-                rig_stop_after_copies(rig);
+                rig_stop(rig);
                 return;
         }
         ck_assert_int_eq(raw_park(b, id, false, 1), 0);
@@ -637,7 +637,7 @@ LOOP_TEST(sessions_end_meanwhile, 4)
                 ck_assert_int_eq(raw_wake(a, id), 0);
         session_end(a);
         ck_assert(WAIT_FOR(in_use(rig, "parking") == 0, SETTLE_MS));
-        rig_stop_after_copies(rig);
+        rig_stop(rig);
 }
 
 /* Two threads of a program that has not got it yet: both wait for the memory. */
@@ -663,7 +663,7 @@ TEST(attaches_of_one_session_wait_for_the_same_wake)
                 ck_assert_int_eq(raw_attach_answer(b, ids[i]), 0);
         session_end(b);
         end(&h[0]);
-        rig_stop_after_copies(rig);
+        rig_stop(rig);
 }
 
 /* All are answered in one turn of the daemon. */
@@ -691,7 +691,7 @@ TEST(at_most_256_requests_wait_for_a_block)
         for (unsigned i = 0; i < 5; i++)
                 session_end(raw[i]);
         end(&h);
-        rig_stop_after_copies(rig);
+        rig_stop(rig);
 }
 
 /* Its client goes on to use the block. */
@@ -717,7 +717,7 @@ TEST(a_park_that_is_refused_is_no_agreement)
         ck_assert(WAIT_FOR(is_parked(rig), SETTLE_MS));
         session_end(a);
         session_end(b);
-        rig_stop_after_copies(rig);
+        rig_stop(rig);
 }
 
 /* No session can wake it there, and the quota could never go. */
@@ -746,7 +746,7 @@ TEST(a_kept_block_ends_with_the_quota_of_its_copy)
         other.client = client_open(rig, "red", "train");
         ck_assert_int_eq(bfc_attach(other.client, NAME, 0, &p, NULL), -ENOENT);
         end(&other);
-        rig_stop_after_copies(rig);
+        rig_stop(rig);
 }
 
 static unsigned n_leases(struct rig *rig)
@@ -788,7 +788,7 @@ TEST(a_copy_is_charged_to_a_session_that_agreed)
         free(said);
         wake(&h[1]);
         end(&h[1]);
-        rig_stop_after_copies(rig);
+        rig_stop(rig);
 }
 
 /* At different moments: also while a worker copies the session's own block. No session is left to release it. */
@@ -806,7 +806,7 @@ TEST(memory_is_released_after_the_copy_of_a_session_that_ended)
                 raw_close(raw);
                 ck_assert(WAIT_FOR(reserved(rig, "parking") == 0 && reserved(rig, "train") == 0, SETTLE_MS));
         }
-        rig_stop_after_copies(rig);
+        rig_stop(rig);
 }
 
 /* A message with this many extents, or the rest of one; no reply. */
@@ -890,7 +890,7 @@ TEST(refused_wakes_do_not_agree)
         ck_assert_int_eq(raw_wake_answer(raw, wakes[5], id[X]), 0);
         session_end(raw);
         session_end(other);
-        rig_stop_after_copies(rig);
+        rig_stop(rig);
 }
 
 TEST(more_than_64_holders_do_not_park)
@@ -911,7 +911,7 @@ TEST(more_than_64_holders_do_not_park)
         ck_assert(WAIT_FOR(raw_park(raw[0], id, false, 1) == 0, SETTLE_MS));
         for (unsigned i = 0; i < 64; i++)
                 session_end(raw[i]);
-        rig_stop_after_copies(rig);
+        rig_stop(rig);
 }
 
 /* ---- restarts -------------------------------------------------------------------------------- */
@@ -957,7 +957,6 @@ LOOP_TEST(a_restart_changes_nothing, 2)
         ck_assert(pattern_holds(h[2].ptr, BLOCK, 2));
         end(&h[0]);
         end(&h[2]);
-        k->rig->n_fds += rig_has_copy_buffers(k->rig);
         kept_stop(k);
 }
 
@@ -992,7 +991,6 @@ LOOP_TEST(a_restart_parks_what_all_agreed_to, 2)
         ck_assert(pattern_holds(h[0].ptr, BLOCK, 1));
         end(&h[0]);
         end(&h[1]);
-        k->rig->n_fds += rig_has_copy_buffers(k->rig);
         kept_stop(k);
 }
 
@@ -1188,6 +1186,5 @@ TEST(a_storm_of_kills_damages_nothing)
         fprintf(stderr, "%" PRIu64 " parks, %" PRIu64 " wakes, %" PRIu64 " attaches; %u restarts\n",
                 the_storm->n_parked, the_storm->n_woken, the_storm->n_attached, n_restarts);
         storm_forget(k);
-        k->rig->n_fds += rig_has_copy_buffers(k->rig);
         kept_stop(k);
 }

@@ -244,16 +244,15 @@ static void check_parked(struct rig *rig, uint64_t registered)
         block_fill(client, p, BLOCK, 4);
         for (int i = 0; i < 2; i++) {
                 ck_assert_ok(bfc_park(client, p, BFC_BACKUP, "parking"));
-                ck_assert_uint_eq(driver_has(rig->pid), BUFFERS + registered);
+                ck_assert_uint_eq(driver_has(rig_keeper(rig, "cuda:0")), BUFFERS + registered);
                 ck_assert_ok(bfc_wake(client, p, SETTLE_MS));
                 ck_assert(block_has(client, p, BLOCK, 4));
         }
         ck_assert_ok(bfc_free(client, p));
         ck_assert_ok(bfc_trim(client, SIZE_MAX));
         ck_assert(WAIT_FOR(reserved(rig) == 0, SETTLE_MS));
-        ck_assert_uint_eq(driver_has(rig->pid), BUFFERS);
+        ck_assert_uint_eq(driver_has(rig_keeper(rig, "cuda:0")), BUFFERS);
         bfc_disconnect(client);
-        rig->n_fds += 1; /* the buffers */
 }
 
 TEST(the_daemon_registers_what_gpus_copy_to)
@@ -263,7 +262,7 @@ TEST(the_daemon_registers_what_gpus_copy_to)
         if (rig_device() != ON_CUDA_FD)
                 return;
         rig = pinned_rig(NULL);
-        ck_assert_uint_eq(driver_has(rig->pid), 0);
+        ck_assert_uint_eq(driver_has(rig_keeper(rig, "cuda:0")), 0);
         check_parked(rig, BLOCK);
         pinned_rig_stop(rig);
 }

@@ -131,7 +131,7 @@ TEST(idle_blocks_are_parked_for_others)
         ck_assert_ok(bfc_use_end(blue, p));
         bfc_disconnect(red);
         bfc_disconnect(blue);
-        rig_stop_after_copies(rig);
+        rig_stop(rig);
 }
 
 /* The tenant's own limit is short: the other sessions' blocks, and the requester's own, step aside. */
@@ -155,7 +155,7 @@ TEST(a_tenant_parks_for_itself)
         check_blocks(red, &b);
         bfc_disconnect(red);
         bfc_disconnect(other);
-        rig_stop_after_copies(rig);
+        rig_stop(rig);
 }
 
 static void assert_refused(bfc_client *client, uint64_t n_bytes)
@@ -184,7 +184,7 @@ TEST(a_session_within_its_reserve_is_not_asked)
         ck_assert_uint_eq(parked(rig, "red"), 0);
         bfc_disconnect(red);
         bfc_disconnect(blue);
-        rig_stop_after_copies(rig);
+        rig_stop(rig);
 }
 
 TEST(without_room_for_copies_the_request_is_refused)
@@ -204,7 +204,7 @@ TEST(without_room_for_copies_the_request_is_refused)
         check_blocks(red, &b);
         bfc_disconnect(red);
         bfc_disconnect(blue);
-        rig_stop_after_copies(rig);
+        rig_stop(rig);
 }
 
 /* The key works from the next request on, and no longer. */
@@ -235,7 +235,7 @@ TEST(a_reload_changes_what_is_parked)
         ck_assert_uint_eq(parked(rig, "red"), 0);
         bfc_disconnect(red);
         bfc_disconnect(blue);
-        rig_stop_after_copies(rig);
+        rig_stop(rig);
 }
 
 /* ---- a hostile client ------------------------------------------------------------------ */
@@ -296,7 +296,7 @@ TEST(a_silent_client_hides_no_other)
         waitpid(mallory, NULL, 0);
         bfc_disconnect(red);
         bfc_disconnect(blue);
-        rig_stop_after_copies(rig);
+        rig_stop(rig);
 }
 
 /* ---- the program's function ---------------------------------------------------------- */
@@ -379,7 +379,7 @@ static void ask_function(uint64_t flags)
                 ck_assert_int_eq(pthread_join(poller, NULL), 0);
         bfc_disconnect(s.client);
         bfc_disconnect(blue);
-        rig_stop_after_copies(rig);
+        rig_stop(rig);
 }
 
 TEST(a_function_frees_what_it_can)
@@ -400,7 +400,7 @@ TEST(a_client_without_events_has_no_function)
         ck_assert_int_eq(bfc_on_pressure(client, give, NULL), -EINVAL);
         ck_assert_int_eq(bfc_on_pressure(NULL, give, NULL), -EINVAL);
         bfc_disconnect(client);
-        rig_stop_after_copies(rig);
+        rig_stop(rig);
 }
 
 static void be_stuck(void *userdata, const struct bfc_pressure *pressure)
@@ -510,7 +510,7 @@ TEST(operators_park_and_wake)
         ck_assert_uint_eq(s.n_calls, 0);
         check_blocks(red, &b);
         bfc_disconnect(red);
-        rig_stop_after_copies(rig);
+        rig_stop(rig);
 }
 
 /* ---- turns ------------------------------------------------------------------------------ */
@@ -575,5 +575,5 @@ LOOP_TEST(two_jobs_take_turns, 2)
                 child_join(jobs[i]);
         ck_assert_uint_eq(rig_stats(rig, "red", "train").num_refusals, 0);
         ck_assert_uint_eq(rig_stats(rig, "blue", "train").num_refusals, 0);
-        rig_stop_after_copies(rig);
+        rig_stop(rig);
 }

@@ -79,27 +79,6 @@ void text_has(char *text, const char *part)
         free(text);
 }
 
-bool rig_has_copy_buffers(const struct rig *rig)
-{
-        char path[64], target[128];
-        ssize_t n;
-
-        for (unsigned fd = 0; fd < 256; fd++) {
-                snprintf(path, sizeof(path), "/proc/%d/fd/%u", (int)rig->pid, fd);
-                n = readlink(path, target, sizeof(target) - 1);
-                target[n < 0 ? 0 : n] = '\0';
-                if (strstr(target, "memfd:bfcd-copies"))
-                        return true;
-        }
-        return false;
-}
-
-void rig_stop_after_copies(struct rig *rig)
-{
-        rig->n_fds += rig_has_copy_buffers(rig);
-        rig_stop(rig);
-}
-
 uint64_t rig_n_waiting(struct rig *rig, const char *tenant)
 {
         Bfcd__Explain explain = BFCD__EXPLAIN__INIT;
@@ -141,6 +120,45 @@ unsigned process_count_fds(pid_t pid)
                 n += entry->d_name[0] != '.';
         closedir(folder);
         return n;
+}
+
+/* The process with this pid is the daemon's keeper of this GPU. */
+static bool is_keeper(const struct rig *rig, const char *pid, const char *id)
+{
+        char path[64], line[128] = "";
+        int parent = 0;
+        FILE *f;
+
+        snprintf(path, sizeof(path), "/proc/%.20s/stat", pid);
+        f = fopen(path, "re");
+        if (!f)
+                return false;
+        if (fscanf(f, "%*d (bfcd-keeper) %*c %d", &parent) != 1)
+                parent = 0;
+        fclose(f);
+        if (parent != (int)rig->pid)
+                return false;
+        snprintf(path, sizeof(path), "/proc/%.20s/cmdline", pid);
+        f = fopen(path, "re");
+        if (!f)
+                return false;
+        (void)!fread(line, 1, sizeof(line) - 1, f);
+        fclose(f);
+        return strcmp(line + strlen(line) + 1, id) == 0; /* its first argument */
+}
+
+pid_t rig_keeper(const struct rig *rig, const char *id)
+{
+        struct dirent *entry;
+        DIR *folder = opendir("/proc");
+        pid_t pid = 0;
+
+        ck_assert_ptr_nonnull(folder);
+        while (pid == 0 && (entry = readdir(folder)))
+                if (is_keeper(rig, entry->d_name, id))
+                        pid = (pid_t)atoi(entry->d_name);
+        closedir(folder);
+        return pid;
 }
 
 /* ---- sessions by hand ---------------------------------------------------------- */

@@ -33,10 +33,8 @@ void ctl_says(const struct rig *rig, const char *const *words, const char *part)
 /* It ends with this status, and its error message has this part. */
 void ctl_refuses(const struct rig *rig, const char *const *words, int status, const char *part);
 
-/* The daemon has its buffers for copies from GPUs: the first copy opens one fd for good. The second function stops the
- * daemon and takes that for no leak. */
-bool rig_has_copy_buffers(const struct rig *rig);
-void rig_stop_after_copies(struct rig *rig);
+/* The process that owns the memory of this GPU for the daemon; 0: there is none. */
+pid_t rig_keeper(const struct rig *rig, const char *id);
 
 /* Requests that wait for memory, of one tenant or (NULL) of all. */
 uint64_t rig_n_waiting(struct rig *rig, const char *tenant);

@@ -11,7 +11,7 @@ import re
 import sys
 
 LAYERS = "tests/style/layers.txt"
-FOLDERS = ("bfc", "client", "ctl", "daemon", "device", "include", "preload", "proto")
+FOLDERS = ("bfc", "client", "ctl", "daemon", "device", "include", "keeper", "preload", "proto")
 # Generated from .proto files, so no files of the tree.
 GENERATED = {"ctl/tensorboard.pb-c.h", "proto/bfcd.pb-c.h"}
 

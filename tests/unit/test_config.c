@@ -60,6 +60,8 @@ static int look(void *userdata, const char *id, struct config_gpu *ret, char *re
                 *ret = (struct config_gpu){ .uuid = { 2 }, .bytes_total = 1 * GIB, .bytes_free = 512 * MIB };
         else if (strcmp(id, MIG_0) == 0)
                 *ret = (struct config_gpu){ .uuid = { 3 }, .bytes_total = 4 * GIB, .bytes_free = 4 * GIB };
+        else if (strcmp(id, MIG_1) == 0)
+                *ret = (struct config_gpu){ .uuid = { 5 }, .bytes_total = 4 * GIB, .bytes_free = 4 * GIB };
         else if (id[5] >= '3' && id[5] <= '5' && id[6] == '\0') /* cannot share by fd, by cuda-ipc, at all */
                 *ret = (struct config_gpu){ .uuid = { 4, (uint8_t)id[5] },
                                             .bytes_total = 4 * GIB,
@@ -860,7 +862,6 @@ static const struct mistake gpu_mistakes[] = {
           "device 'cuda:0' is defined twice, first on line 3; list all its partitions in one entry" },
         { "cuda:1", GPU_0, 8, 9,
           "device '" GPU_0 "' is the same GPU as 'cuda:0' on line 3; list all its partitions in one entry" },
-        { "cuda:1", MIG_0, 8, 9, "device '" MIG_0 "' and device 'cuda:0' cannot be served together" },
         { "share: fd}\n  - id: cuda:1", "share: cuda-ipc}\n    standby: 64MiB\n  - id: cuda:1", 8, 14,
           "standby has no effect on this device: it is for partitions with share: fd and growth: on-demand" },
         { "headroom: 2GiB", "headroom: 2GiB\n    standby: 3074MiB", 5, 14,
@@ -891,7 +892,7 @@ LOOP_TEST(test_gpu_mistake, sizeof(gpu_mistakes) / sizeof(gpu_mistakes[0]))
         expect_only(edit_gpus(m->old, m->new), m->line, m->column, m->part);
 }
 
-/* One MIG device can be served, two cannot. */
+/* MIG devices are served beside each other and beside other GPUs. */
 TEST(test_mig)
 {
         static const char format[] =
@@ -899,7 +900,6 @@ TEST(test_mig)
                 "  - {id: %s, headroom: 2GiB, partitions: [{name: p, limit: 2GiB, share: fd}]}\n"
                 "  - {id: %s, size: 4MiB, partitions: [{name: q, limit: 4MiB}]}\n"
                 "tenants: [{name: a, match: {uid: 1}, quotas: [{partition: p, max_sessions: 2}]}]\n";
-        struct config *c = NULL;
 
         parse_good_quietly(print(format, MIG_0, "host"));
         /* The tenant's bound counts as well as the quota's. */
@@ -907,8 +907,12 @@ TEST(test_mig)
                 "devices: [{id: " MIG_0
                 ", headroom: 2GiB, partitions: [{name: p, limit: 2GiB, share: fd}]}]\n"
                 "tenants: [{name: a, match: {uid: 1}, max_sessions: 2, quotas: [{partition: p}]}]\n");
-        ck_assert_int_eq(parse(print(format, MIG_0, MIG_1), &c), -EINVAL);
-        assert_line("c.yaml", 3, 10, "and device '" MIG_0 "' cannot be served together");
+        parse_good_quietly(
+                "devices:\n"
+                "  - {id: " MIG_0 ", headroom: 2GiB, partitions: [{name: p, limit: 2GiB, share: fd}]}\n"
+                "  - {id: " MIG_1 ", headroom: 2GiB, partitions: [{name: q, limit: 2GiB, share: fd}]}\n"
+                "  - {id: cuda:0, headroom: 2GiB, partitions: [{name: r, limit: 2GiB, share: fd}]}\n"
+                "tenants: [{name: a, match: {uid: 1}, quotas: [{partition: p, max_sessions: 2}]}]\n");
 }
 
 /* A correct config on a machine that lacks the GPU: another error, and one message. */

@@ -1,0 +1,510 @@
+/* A device behind a keeper; see remote.h.
+ *
+ * Invariant: fd is -1 exactly if there is no keeper; pid is one to be waited for, or 0.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "keeper/remote.h"
+
+#include <errno.h>
+#include <libgen.h>
+#include <limits.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "device/pins.h"
+#include "keeper/wire.h"
+
+#define END_MS 2000 /* in which a keeper ends, before it is killed, and after */
+
+extern char **environ;
+
+struct remote {
+        struct device device; /* first: a device is cast to it */
+        struct pinner pinner;
+        char *id;
+        uint64_t granularity;
+        pthread_mutex_t mutex; /* guards a call, and what follows */
+        pid_t pid;
+        bool is_lost;             /* it has not answered */
+        int fd;                   /* changed with fd_mutex, too */
+        pthread_mutex_t fd_mutex; /* never held during a call */
+};
+
+/* Fds of a message. */
+struct fds {
+        int items[KEEPER_FDS];
+        size_t n;
+};
+
+static bool is_ending(const struct remote *d)
+{
+        return __atomic_load_n(&d->device.is_ending, __ATOMIC_RELAXED);
+}
+
+/* ---- the process -------------------------------------------------------------- */
+
+static int find_program(char ret[static PATH_MAX])
+{
+        char self[PATH_MAX];
+        ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
+
+        if (n < 0)
+                return -errno;
+        self[n] = '\0';
+        return snprintf(ret, PATH_MAX, "%s/bfcd-keeper", dirname(self)) < PATH_MAX ? 0 : -ENAMETOOLONG;
+}
+
+/* Signals are as a program expects them, whatever this thread does with them. */
+static int spawn(const char *id, int input, pid_t *ret)
+{
+        char path[PATH_MAX], name[] = "bfcd-keeper";
+        char *argv[] = { name, (char *)(uintptr_t)id, NULL };
+        posix_spawn_file_actions_t files;
+        posix_spawnattr_t attributes;
+        sigset_t none, all;
+        int r = find_program(path);
+
+        if (r < 0)
+                return r;
+        sigemptyset(&none);
+        sigfillset(&all);
+        posix_spawn_file_actions_init(&files);
+        posix_spawnattr_init(&attributes);
+        r = posix_spawn_file_actions_adddup2(&files, input, STDIN_FILENO);
+        if (r == 0)
+                r = posix_spawnattr_setsigmask(&attributes, &none);
+        if (r == 0)
+                r = posix_spawnattr_setsigdefault(&attributes, &all);
+        if (r == 0)
+                r = posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
+        if (r == 0)
+                r = posix_spawn(ret, path, &files, &attributes, argv, environ);
+        posix_spawnattr_destroy(&attributes);
+        posix_spawn_file_actions_destroy(&files);
+        return -r;
+}
+
+static bool await_end(pid_t pid)
+{
+        struct pollfd process = { .fd = (int)syscall(SYS_pidfd_open, pid, 0), .events = POLLIN };
+        bool has_ended;
+
+        if (process.fd < 0)
+                return errno == ESRCH;
+        while (poll(&process, 1, END_MS) < 0 && errno == EINTR)
+                ;
+        has_ended = process.revents != 0;
+        close(process.fd);
+        return has_ended;
+}
+
+/* A driver may hold it where no signal reaches it: it ends with that call. */
+static void end_process(pid_t pid)
+{
+        bool has_ended = await_end(pid);
+
+        if (!has_ended) {
+                kill(pid, SIGKILL);
+                has_ended = await_end(pid);
+        }
+        while (waitpid(pid, NULL, has_ended ? 0 : WNOHANG) < 0 && errno == EINTR)
+                ;
+}
+
+/* -ECANCELED: the device ends. */
+static int set_fd(struct remote *d, int fd)
+{
+        int r = 0;
+
+        pthread_mutex_lock(&d->fd_mutex);
+        if (d->fd >= 0)
+                close(d->fd);
+        d->fd = fd;
+        if (fd >= 0 && is_ending(d)) {
+                shutdown(fd, SHUT_RDWR);
+                r = -ECANCELED;
+        }
+        pthread_mutex_unlock(&d->fd_mutex);
+        return r;
+}
+
+static void end_keeper(struct remote *d)
+{
+        struct pin *p;
+
+        while ((p = pins_take(&d->pinner, -1)))
+                free(p);
+        (void)set_fd(d, -1);
+        if (d->pid > 0)
+                end_process(d->pid);
+        d->pid = 0;
+}
+
+static int start_keeper(struct remote *d)
+{
+        int ends[2], r;
+
+        if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) < 0)
+                return -errno;
+        r = spawn(d->id, ends[1], &d->pid);
+        close(ends[1]);
+        if (r < 0) {
+                close(ends[0]);
+                d->pid = 0;
+                return r;
+        }
+        d->is_lost = false;
+        return set_fd(d, ends[0]);
+}
+
+/* ---- calls -------------------------------------------------------------------- */
+
+/* The keeper's result. -ENODEV: it has ended. fds, ret_fds: NULL: none. */
+static int call_locked(struct remote *d, const struct keeper_request *request, const struct fds *fds,
+                       struct keeper_reply *ret, struct fds *ret_fds)
+{
+        struct fds none = { .n = 0 };
+        int r = d->fd >= 0 && !d->is_lost ? 0 : -ENODEV;
+
+        if (r == 0)
+                r = keeper_send(d->fd, request, sizeof(*request), fds ? fds->items : NULL, fds ? fds->n : 0);
+        if (r == 0)
+                r = keeper_receive(d->fd, ret, sizeof(*ret), ret_fds ? ret_fds->items : none.items,
+                                   ret_fds ? &ret_fds->n : &none.n);
+        if (is_ending(d))
+                return r < 0 ? -ECANCELED : ret->result;
+        if (r == 0 || r == -EMFILE)
+                return r < 0 ? r : ret->result;
+        d->is_lost = true;
+        return -ENODEV;
+}
+
+static int call(struct remote *d, const struct keeper_request *request, const struct fds *fds,
+                struct keeper_reply *ret, struct fds *ret_fds)
+{
+        int r;
+
+        pthread_mutex_lock(&d->mutex);
+        r = call_locked(d, request, fds, ret, ret_fds);
+        pthread_mutex_unlock(&d->mutex);
+        return r;
+}
+
+static struct keeper_request request_of(enum keeper_op op)
+{
+        struct keeper_request q;
+
+        memset(&q, 0, sizeof(q)); /* the padding, too */
+        q.version = KEEPER_VERSION;
+        q.op = op;
+        return q;
+}
+
+/* ---- extents ------------------------------------------------------------------ */
+
+static int remote_destroy_key(struct remote *d, uint64_t key, bool clears)
+{
+        struct keeper_request q = request_of(KEEPER_DESTROY);
+        struct keeper_reply reply;
+
+        q.key = key;
+        q.clears = clears;
+        return call(d, &q, NULL, &reply, NULL);
+}
+
+static int remote_make(struct device *device, const struct device_supply *supply, enum device_share share,
+                       struct device_extent *extents, size_t n)
+{
+        struct remote *d = (struct remote *)device;
+        struct keeper_request q = request_of(KEEPER_MAKE);
+        struct keeper_reply reply = { .n_extents = 0 };
+        struct fds fds = { .n = 0 };
+        int r;
+
+        (void)supply;
+        if (n == 0 || n > DEVICE_MAKES)
+                return -EINVAL;
+        q.share = share;
+        q.n = (uint32_t)n;
+        for (size_t i = 0; i < n; i++)
+                q.n_bytes[i] = extents[i].n_bytes;
+        r = call(d, &q, NULL, &reply, &fds);
+        for (size_t i = 0; r == -EMFILE && i < reply.n_extents; i++)
+                (void)remote_destroy_key(d, reply.extents[i].key, false);
+        for (size_t i = 0; r == 0 && i < n; i++) {
+                extents[i] = (struct device_extent){ .fd = share == DEVICE_SHARE_FD ? fds.items[i] : -1,
+                                                     .share = share,
+                                                     .n_bytes = q.n_bytes[i],
+                                                     .native = reply.extents[i].key };
+                memcpy(extents[i].handle, reply.extents[i].handle, sizeof(extents[i].handle));
+        }
+        return r;
+}
+
+/* An fd keeps the memory: it is closed before the keeper looks whether the memory has returned. */
+static int remote_destroy(struct device *device, struct device_extent *e)
+{
+        struct remote *d = (struct remote *)device;
+        uint64_t key = e->native;
+        bool clears = e->clears;
+
+        if (e->n_bytes == 0)
+                return 0;
+        if (e->fd >= 0)
+                close(e->fd);
+        *e = DEVICE_EXTENT_EMPTY;
+        return is_ending(d) ? 0 : remote_destroy_key(d, key, clears);
+}
+
+static int remote_adopt(struct device *device, int fd, uint64_t n_bytes, struct device_extent *ret)
+{
+        struct keeper_request q = request_of(KEEPER_ADOPT);
+        struct fds fds = { { fd }, 1 };
+        struct keeper_reply reply;
+        int r;
+
+        if (fd < 0)
+                return -EPROTO;
+        q.n_bytes[0] = n_bytes;
+        r = call((struct remote *)device, &q, &fds, &reply, NULL);
+        if (r == 0)
+                *ret = (struct device_extent){
+                        .fd = fd, .share = DEVICE_SHARE_FD, .n_bytes = n_bytes, .native = reply.extents[0].key
+                };
+        return r;
+}
+
+/* ---- copies ------------------------------------------------------------------- */
+
+/* Notes what the keeper has registered. Without memory for that it stays registered until the keeper ends. */
+static void note_pin(struct remote *d, const struct device_copy *copy, int32_t state)
+{
+        struct pin *p;
+
+        if (state == 0 || pins_find(&d->pinner, copy->host->fd))
+                return;
+        p = malloc(sizeof(*p));
+        if (!p)
+                return;
+        *p = (struct pin){ .pinner = &d->pinner, .count = copy->pins, .fd = copy->host->fd };
+        if (state > 0)
+                p->n_bytes = copy->host->n_bytes;
+        else
+                atomic_store(&copy->pins->error, state);
+        pins_add(p);
+}
+
+static int remote_copy(struct device *device, const struct device_copy *copies, size_t n)
+{
+        struct remote *d = (struct remote *)device;
+        struct keeper_request q = request_of(KEEPER_COPY);
+        struct keeper_reply reply;
+        struct fds fds = { .n = n };
+        int r;
+
+        q.n = (uint32_t)n;
+        for (size_t i = 0; i < n; i++) {
+                const struct device_copy *c = &copies[i];
+
+                fds.items[i] = c->host->fd;
+                q.copies[i] = (struct keeper_copy){ .key = c->extent->native,
+                                                    .offset = c->offset,
+                                                    .host_offset = c->host_offset,
+                                                    .host_bytes = c->host->n_bytes,
+                                                    .n_bytes = c->n_bytes,
+                                                    .host = c->host->fd,
+                                                    .to_host = c->to_host,
+                                                    .pins = c->pins != NULL };
+        }
+        memset(reply.pins, 0, sizeof(reply.pins));
+        pthread_mutex_lock(&d->mutex);
+        r = call_locked(d, &q, &fds, &reply, NULL);
+        for (size_t i = 0; i < n; i++)
+                if (copies[i].pins)
+                        note_pin(d, &copies[i], reply.pins[i]);
+        pthread_mutex_unlock(&d->mutex);
+        return r;
+}
+
+/* If the keeper has ended nothing is registered. */
+static int remote_unpin(struct pinner *pinner, int fd)
+{
+        struct remote *d = (struct remote *)((char *)pinner - offsetof(struct remote, pinner));
+        struct keeper_request q = request_of(KEEPER_UNPIN);
+        struct keeper_reply reply;
+        struct pin *p;
+        int r = 0;
+
+        q.host = fd;
+        pthread_mutex_lock(&d->mutex);
+        p = pins_take(pinner, fd);
+        if (p)
+                r = call_locked(d, &q, NULL, &reply, NULL);
+        pthread_mutex_unlock(&d->mutex);
+        free(p);
+        return r == -ENODEV || r == -ECANCELED ? 0 : r;
+}
+
+/* ---- the rest ----------------------------------------------------------------- */
+
+static uint64_t remote_granularity(const struct device *device)
+{
+        return ((const struct remote *)device)->granularity;
+}
+
+static int remote_facts(struct device *device, struct device_facts *ret)
+{
+        struct keeper_request q = request_of(KEEPER_FACTS);
+        struct keeper_reply reply;
+        int r = call((struct remote *)device, &q, NULL, &reply, NULL);
+
+        if (r == 0)
+                *ret = reply.facts;
+        return r;
+}
+
+static int remote_others(struct device *device, uint64_t *ret_bytes)
+{
+        struct keeper_request q = request_of(KEEPER_OTHERS);
+        struct keeper_reply reply;
+        int r = call((struct remote *)device, &q, NULL, &reply, NULL);
+
+        if (r == 0)
+                *ret_bytes = reply.n_bytes;
+        return r;
+}
+
+static void remote_close(struct device *device)
+{
+        struct remote *d = (struct remote *)device;
+
+        pthread_mutex_lock(&d->mutex);
+        end_keeper(d);
+        pthread_mutex_unlock(&d->mutex);
+}
+
+/* A call under way ends. */
+static void remote_end(struct device *device)
+{
+        struct remote *d = (struct remote *)device;
+
+        pthread_mutex_lock(&d->fd_mutex);
+        if (d->fd >= 0)
+                shutdown(d->fd, SHUT_RDWR);
+        pthread_mutex_unlock(&d->fd_mutex);
+}
+
+static int hello(struct remote *d, struct keeper_reply *reply, char *ret_sentence, size_t n_sentence)
+{
+        struct keeper_request q = request_of(KEEPER_HELLO);
+        int r = call_locked(d, &q, NULL, reply, NULL);
+
+        if (r == -ENODEV && d->is_lost)
+                snprintf(ret_sentence, n_sentence, "%s: its keeper ended before it had opened the device",
+                         d->id);
+        else if (r < 0 && reply->sentence[0])
+                snprintf(ret_sentence, n_sentence, "%s", reply->sentence);
+        else if (r < 0)
+                snprintf(ret_sentence, n_sentence, "%s: the device does not respond: %s", d->id,
+                         strerror(-r));
+        return r;
+}
+
+static int open_locked(struct remote *d, char *ret_sentence, size_t n_sentence)
+{
+        struct keeper_reply reply = { .sentence = "" };
+        int r = start_keeper(d);
+
+        if (r < 0) {
+                snprintf(ret_sentence, n_sentence,
+                         "%s: bfcd-keeper, which must be beside bfcd, cannot be started: %s", d->id,
+                         strerror(-r));
+                return r;
+        }
+        r = hello(d, &reply, ret_sentence, n_sentence);
+        if (r == 0 && d->granularity != 0 && d->granularity != reply.granularity) {
+                snprintf(ret_sentence, n_sentence, "%s: its allocation granularity has changed", d->id);
+                r = -ENOTSUP;
+        }
+        if (r == 0)
+                d->granularity = reply.granularity;
+        else
+                end_keeper(d);
+        return r;
+}
+
+static int remote_open(struct device *device, char *ret_sentence, size_t n_sentence)
+{
+        struct remote *d = (struct remote *)device;
+        int r;
+
+        pthread_mutex_lock(&d->mutex);
+        end_keeper(d);
+        r = open_locked(d, ret_sentence, n_sentence);
+        pthread_mutex_unlock(&d->mutex);
+        return r;
+}
+
+static struct device *remote_free(struct device *device)
+{
+        struct remote *d = (struct remote *)device;
+
+        end_keeper(d);
+        pthread_mutex_destroy(&d->fd_mutex);
+        pthread_mutex_destroy(&d->mutex);
+        free(d->id);
+        free(d);
+        return NULL;
+}
+
+static const struct device_ops remote_ops = {
+        .name = "keeper",
+        .free = remote_free,
+        .granularity = remote_granularity,
+        .make = remote_make,
+        .destroy = remote_destroy,
+        .adopt = remote_adopt,
+        .copy = remote_copy,
+        .facts = remote_facts,
+        .others = remote_others,
+        .close = remote_close,
+        .open = remote_open,
+        .end = remote_end,
+};
+
+int keeper_device_new(const char *id, struct device **ret, char *ret_sentence, size_t n_sentence)
+{
+        struct remote *d = malloc(sizeof(*d));
+        char *copy = strdup(id);
+        int r;
+
+        if (!d || !copy) {
+                snprintf(ret_sentence, n_sentence, "%s: out of memory", id);
+                free(copy);
+                free(d);
+                return -ENOMEM;
+        }
+        *d = (struct remote){ .device = { .ops = &remote_ops, .is_cuda = true },
+                              .pinner = { remote_unpin },
+                              .id = copy,
+                              .fd = -1 };
+        pthread_mutex_init(&d->mutex, NULL);
+        pthread_mutex_init(&d->fd_mutex, NULL);
+        r = open_locked(d, ret_sentence, n_sentence);
+        if (r < 0) {
+                remote_free(&d->device);
+                return r;
+        }
+        *ret = &d->device;
+        return 0;
+}

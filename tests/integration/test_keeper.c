@@ -1,0 +1,203 @@
+/* A GPU's memory belongs to a process of its own: what happens when that one ends, or does not answer. The fake driver's
+ * GPUs only.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/integration/tools.h"
+
+#define SETTLE_MS 120000
+
+/* The second device has 96 MiB, see harness.c. */
+static const struct rig_config two_gpus = {
+        .size = "128MiB",
+        .partitions = "      - {name: train, limit: 64MiB, growth: on-demand}\n"
+                      "  - id: cuda:1\n"
+                      "    headroom: 0\n"
+                      "    partitions:\n"
+                      "      - {name: other, limit: 64MiB, growth: on-demand}\n",
+        .tenants = TENANT_OF("red", "@UID@", "{partition: train}, {partition: other}"),
+};
+
+static bool maps_driver(pid_t pid)
+{
+        char path[64], *maps;
+        bool maps_it;
+
+        snprintf(path, sizeof(path), "/proc/%d/maps", (int)pid);
+        maps = file_text(path);
+        ck_assert_ptr_nonnull(maps);
+        maps_it = strstr(maps, "libcuda") != NULL;
+        free(maps);
+        return maps_it;
+}
+
+RIG_TEST(bfcd_loads_no_driver, two_gpus)
+{
+        bfc_client *client = client_open(rig, NULL, "train");
+        void *p;
+
+        ck_assert_ok(bfc_malloc(client, MIB, &p));
+        ck_assert(!maps_driver(rig->pid));
+        ck_assert(maps_driver(rig_keeper(rig, "cuda:0")));
+        ck_assert(maps_driver(rig_keeper(rig, "cuda:1")));
+        bfc_disconnect(client);
+}
+
+/* What a keeper of another GPU does or suffers is not seen. */
+static void use_other(bfc_client *client)
+{
+        void *p;
+
+        for (unsigned i = 0; i < 20; i++) {
+                ck_assert_ok(bfc_malloc_in(client, "other", 3 * MIB, &p));
+                pattern_write(p, 3 * MIB, i);
+                ck_assert(pattern_holds(p, 3 * MIB, i));
+                ck_assert_ok(bfc_free(client, p));
+                ck_assert_ok(bfc_trim(client, SIZE_MAX));
+        }
+}
+
+TEST(a_killed_keeper_is_a_lost_device)
+{
+        struct rig *rig = rig_start(&two_gpus);
+        bfc_client *client = client_open(rig, NULL, "train"), *other = client_open(rig, NULL, "other");
+        pid_t keeper = rig_keeper(rig, "cuda:0");
+        void *p, *q;
+
+        ck_assert_ok(bfc_malloc(client, 3 * MIB, &p));
+        ck_assert_int_eq(kill(keeper, SIGKILL), 0);
+        ck_assert_int_eq(bfc_malloc(client, 40 * MIB, &q), -ENODEV);
+        use_other(other);
+        ctl_says(rig, WORDS("status"), "lost");
+        rig->forgiven = "error: ";
+        bfc_disconnect(client);
+        ctl_says(rig, WORDS("drain", "cuda:0", "--wait=100"), "is drained.");
+        ck_assert_int_eq(rig_keeper(rig, "cuda:0"), 0);
+        use_other(other);
+        ctl_says(rig, WORDS("resume", "cuda:0"), "is resumed.");
+        client = client_open(rig, NULL, "train");
+        ck_assert_ok(bfc_malloc(client, 60 * MIB, &p));
+        pattern_write(p, 60 * MIB, 1);
+        ck_assert(pattern_holds(p, 60 * MIB, 1));
+        bfc_disconnect(client);
+        bfc_disconnect(other);
+        rig_stop(rig);
+}
+
+static void stop(pid_t pid)
+{
+        char path[64], state = '\0', *text;
+
+        snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
+        ck_assert_int_eq(kill(pid, SIGSTOP), 0);
+        while (state != 'T') {
+                text = file_text(path);
+                ck_assert_int_eq(sscanf(text, "%*d (%*[^)]) %c", &state), 1);
+                free(text);
+        }
+}
+
+static void *grow(void *userdata)
+{
+        void *p;
+
+        ck_assert_ok(bfc_malloc(userdata, 40 * MIB, &p));
+        return p;
+}
+
+/* As one whose driver hangs. */
+RIG_TEST(a_stopped_keeper_delays_its_own_device, two_gpus)
+{
+        bfc_client *client = client_open(rig, NULL, "train"), *other = client_open(rig, NULL, "other");
+        pid_t keeper = rig_keeper(rig, "cuda:0");
+        pthread_t thread;
+        void *p;
+
+        stop(keeper);
+        ck_assert_int_eq(pthread_create(&thread, NULL, grow, client), 0);
+        ck_assert(WAIT_FOR(rig_charge(rig, "red", "train") > 0, SETTLE_MS));
+        use_other(other);
+        ck_assert_int_eq(kill(keeper, SIGCONT), 0);
+        ck_assert_int_eq(pthread_join(thread, &p), 0);
+        pattern_write(p, 40 * MIB, 1);
+        ck_assert(pattern_holds(p, 40 * MIB, 1));
+        bfc_disconnect(client);
+        bfc_disconnect(other);
+}
+
+static void *try_to_grow(void *userdata)
+{
+        void *p;
+
+        ck_assert_int_lt(bfc_malloc(userdata, 40 * MIB, &p), 0);
+        return NULL;
+}
+
+TEST(bfcd_ends_beside_a_stopped_keeper)
+{
+        struct rig *rig = rig_start(&two_gpus);
+        bfc_client *client = client_open(rig, NULL, "train");
+        pid_t keeper = rig_keeper(rig, "cuda:0");
+        pthread_t thread;
+
+        stop(keeper);
+        ck_assert_int_eq(pthread_create(&thread, NULL, try_to_grow, client), 0);
+        ck_assert(WAIT_FOR(rig_charge(rig, "red", "train") > 0, SETTLE_MS));
+        rig_terminate(rig);
+        ck_assert(WAIT_FOR(kill(keeper, 0) < 0, SETTLE_MS));
+        ck_assert_int_eq(pthread_join(thread, NULL), 0);
+        bfc_disconnect(client);
+        rig_discard(rig);
+}
+
+TEST(keepers_end_with_a_killed_bfcd)
+{
+        struct rig *rig = rig_start(&two_gpus);
+        pid_t keepers[] = { rig_keeper(rig, "cuda:0"), rig_keeper(rig, "cuda:1") };
+
+        ck_assert_int_gt(keepers[0], 0);
+        ck_assert_int_gt(keepers[1], 0);
+        child_kill(rig->pid);
+        for (size_t i = 0; i < 2; i++)
+                ck_assert(WAIT_FOR(kill(keepers[i], 0) < 0, SETTLE_MS));
+        rig_discard(rig);
+}
+
+#define MIG(n) "MIG-fa4ec0da-0000-4000-8000-00000000000" n
+
+TEST(two_mig_devices)
+{
+        struct rig *rig = rig_folder();
+        char *text = rig_config_text(rig, &two_gpus), *one = strstr(text, "cuda:0"),
+             *two = strstr(text, "cuda:1");
+        char *changed;
+        bfc_client *client;
+        void *p, *q;
+
+        ck_assert_ptr_nonnull(one);
+        ck_assert_ptr_nonnull(two);
+        ck_assert_int_gt(asprintf(&changed, "%.*s" MIG("1") "%.*s" MIG("2") "%s", (int)(one - text), text,
+                                  (int)(two - one - 6), one + 6, two + 6),
+                         0);
+        setenv("FAKE_CUDA_DEVICES", "128MiB:mig,96MiB:mig", 1);
+        rig_write_config(rig, changed);
+        free(changed);
+        free(text);
+        rig->pid = rig_spawn_daemon(rig);
+        ck_assert(WAIT_FOR(rig_answers(rig), SETTLE_MS));
+        rig_meet(rig);
+        setenv("CUDA_VISIBLE_DEVICES", MIG("2"), 1);
+        client = client_open(rig, NULL, "other");
+        ck_assert_ok(bfc_malloc(client, 3 * MIB, &p));
+        pattern_write(p, 3 * MIB, 1);
+        ck_assert(pattern_holds(p, 3 * MIB, 1));
+        ck_assert_int_eq(bfc_malloc_in(client, "train", MIB, &q), -ENODEV);
+        ck_assert_ptr_nonnull(strstr(bfc_last_error(), "CUDA_VISIBLE_DEVICES"));
+        bfc_disconnect(client);
+        rig_stop(rig);
+}
