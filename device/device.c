@@ -4,23 +4,10 @@
 #include "device/device.h"
 
 #include <fcntl.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "device/backend.h"
 #include "device/pins.h"
-
-int device_new(const char *id, struct device **ret, char *ret_sentence, size_t n_sentence)
-{
-        int r;
-
-        if (strcmp(id, "host") != 0)
-                return device_cuda_new(id, ret, ret_sentence, n_sentence);
-        r = device_host_new(ret);
-        if (r < 0)
-                snprintf(ret_sentence, n_sentence, "%s: %s", id, strerror(-r));
-        return r;
-}
 
 int device_lend(struct device *d, const struct device_extent *e, bool is_read_only)
 {

@@ -177,9 +177,6 @@ int device_host_check(const struct device_supply *supply, uint64_t n_bytes, char
  * permit sharing), -EINVAL (the id), -ENOTSUP, -ENOMEM, -EIO. */
 int device_cuda_new(const char *id, struct device **ret, char *ret_sentence, size_t n_sentence);
 
-/* The host, by the id "host", or a GPU; with a sentence on failure. */
-int device_new(const char *id, struct device **ret, char *ret_sentence, size_t n_sentence);
-
 static inline struct device *device_free(struct device *d)
 {
         return d ? d->ops->free(d) : NULL;

@@ -259,10 +259,17 @@ static int serve_unpin(struct keeper *k, struct call *c)
 
 /* ---- the device --------------------------------------------------------------- */
 
+static int open_device(struct keeper *k, char *ret_sentence, size_t n_sentence)
+{
+        if (strcmp(k->id, "host") == 0)
+                return device_host_new(&k->device);
+        return device_cuda_new(k->id, &k->device, ret_sentence, n_sentence);
+}
+
 static int serve_hello(struct keeper *k, struct call *c)
 {
         struct keeper_reply *to = c->reply;
-        int r = k->device ? 0 : device_new(k->id, &k->device, to->sentence, sizeof(to->sentence));
+        int r = k->device ? 0 : open_device(k, to->sentence, sizeof(to->sentence));
 
         if (r < 0)
                 return r;

@@ -72,10 +72,14 @@ int devices_put(struct devices *d, const char *id, struct device *device)
 /* bfcd loads no driver: a GPU's memory belongs to a keeper. */
 static int open_by_id(const char *id, struct device **ret, char *ret_sentence, size_t n_sentence)
 {
-        int (*open)(const char *, struct device **, char *, size_t) =
-                strcmp(id, "host") == 0 ? device_new : keeper_device_new;
+        int r;
 
-        return open(id, ret, ret_sentence, n_sentence);
+        if (strcmp(id, "host") != 0)
+                return keeper_device_new(id, ret, ret_sentence, n_sentence);
+        r = device_host_new(ret);
+        if (r < 0)
+                snprintf(ret_sentence, n_sentence, "%s: %s", id, strerror(-r));
+        return r;
 }
 
 int devices_open(struct devices *d, const char *id, struct device **ret, char *ret_sentence,
