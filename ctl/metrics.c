@@ -394,6 +394,7 @@ static void put_states(const struct writer *w)
                 const char *state, *name, *help;
         } states[] = {
                 { "lost", "device_lost", "1 where the device is lost." },
+                { "hung", "device_hung", "1 where the device does not answer." },
                 { "draining", "device_draining", "1 where the device is being drained." },
                 { "drained", "device_drained", "1 where the device is drained." },
         };

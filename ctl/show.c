@@ -527,9 +527,9 @@ static enum table_mark state_mark(const void *row)
 {
         const char *state = ((const Bfcd__DeviceRow *)row)->state;
 
-        return strcmp(state, "ok") == 0     ? TABLE_PLAIN
-               : strcmp(state, "lost") == 0 ? TABLE_ALARM
-                                            : TABLE_WARNING;
+        if (strcmp(state, "ok") == 0)
+                return TABLE_PLAIN;
+        return strcmp(state, "lost") == 0 || strcmp(state, "hung") == 0 ? TABLE_ALARM : TABLE_WARNING;
 }
 
 static enum table_mark unreclaimed_mark(const void *row)

@@ -156,6 +156,9 @@ struct device {
         /* Set by device_end() when the process ends, which releases everything: destroy() then skips the check for
          * unreclaimed memory, which takes time. Atomic: any thread. */
         bool is_ending;
+        /* When the call under way began, in ns of CLOCK_MONOTONIC; 0: none is, or the calls are this process's own. Atomic:
+         * any thread. */
+        uint64_t call_began_ns;
         /* The daemon's loop: what device_foreign_bytes() said last while memory was unreclaimed (0: none is), and how
          * much of its falls since was not credited to anybody. */
         uint64_t foreign_bytes, foreign_fallen;
@@ -253,6 +256,10 @@ static inline void device_end(struct device *d)
         __atomic_store_n(&d->is_ending, true, __ATOMIC_RELAXED);
         if (d->ops->end)
                 d->ops->end(d);
+}
+static inline uint64_t device_call_began_ns(const struct device *d)
+{
+        return __atomic_load_n(&d->call_began_ns, __ATOMIC_RELAXED);
 }
 static inline int device_facts(struct device *d, struct device_facts *ret)
 {

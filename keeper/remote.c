@@ -19,6 +19,7 @@
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "device/pins.h"
@@ -169,6 +170,16 @@ static int start_keeper(struct remote *d)
 
 /* ---- calls -------------------------------------------------------------------- */
 
+static void note_call(struct remote *d, bool is_under_way)
+{
+        struct timespec now = { 0 };
+
+        if (is_under_way)
+                clock_gettime(CLOCK_MONOTONIC, &now);
+        __atomic_store_n(&d->device.call_began_ns, (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec,
+                         __ATOMIC_RELAXED);
+}
+
 /* The keeper's result. -ENODEV: it has ended. fds, ret_fds: NULL: none. */
 static int call_locked(struct remote *d, const struct keeper_request *request, const struct fds *fds,
                        struct keeper_reply *ret, struct fds *ret_fds)
@@ -176,11 +187,13 @@ static int call_locked(struct remote *d, const struct keeper_request *request, c
         struct fds none = { .n = 0 };
         int r = d->fd >= 0 && !d->is_lost ? 0 : -ENODEV;
 
+        note_call(d, true);
         if (r == 0)
                 r = keeper_send(d->fd, request, sizeof(*request), fds ? fds->items : NULL, fds ? fds->n : 0);
         if (r == 0)
                 r = keeper_receive(d->fd, ret, sizeof(*ret), ret_fds ? ret_fds->items : none.items,
                                    ret_fds ? &ret_fds->n : &none.n);
+        note_call(d, false);
         if (is_ending(d))
                 return r < 0 ? -ECANCELED : ret->result;
         if (r == 0 || r == -EMFILE)

@@ -489,12 +489,11 @@ int handle_resume(struct session *s, const Bfcd__Request *r, const char **ret_wh
         if (result == 0)
                 return 0;
         s->command.resumed = NULL;
-        snprintf(sentence, sizeof(sentence), "is not drained: it is %s%s", drain_state(d),
-                 d->is_lost ? "; drain it first" : "");
+        snprintf(sentence, sizeof(sentence), "is not drained: it is %s", drain_state(d));
         refuse_device(s, r->id, d, result,
                       result == -EBUSY    ? "is already being resumed"
-                      : result == -ENODEV ? "is lost and still in use, so it cannot be opened again: "
-                                            "wait until it is drained"
+                      : result == -ENODEV ? "is lost and still in use: it is opened again when all "
+                                            "blocks there are freed"
                                           : sentence);
         return 0;
 }

@@ -18,8 +18,11 @@ struct drain {
         struct broker *broker;
         struct broker_device *device;
         enum drain_phase phase;
-        bool is_due;    /* EMPTIES: it may be empty */
-        bool is_ending; /* the daemon is ending */
+        bool is_asked; /* by an operator */
+        bool recovers; /* a lost device is emptied, closed and opened, and no operator has asked for anything */
+        bool is_stopped; /* OPENS, BACKS: it is to be drained again */
+        bool is_due;     /* EMPTIES: it may be empty */
+        bool is_ending;  /* the daemon is ending */
         struct worker_job close, open;
         drain_resumed_fn resumed;
         size_t n_backing; /* quotas, BACKS */
@@ -52,9 +55,13 @@ struct broker_device *drain_find(struct broker *b, const char *id)
 
 const char *drain_state(const struct broker_device *d)
 {
+        if (d->is_hung)
+                return "hung";
+        if (d->is_lost && !(d->drain && d->drain->is_asked))
+                return "lost";
         switch (phase_of(d)) {
         case DRAIN_SERVES:
-                return d->is_lost ? "lost" : "ok";
+                return "ok";
         case DRAIN_EMPTIES:
         case DRAIN_CLOSES:
         case DRAIN_BACKS:
@@ -68,7 +75,7 @@ const char *drain_state(const struct broker_device *d)
 
 bool drain_has_begun(const struct broker_device *d)
 {
-        return phase_of(d) != DRAIN_SERVES;
+        return phase_of(d) != DRAIN_SERVES && d->drain->is_asked;
 }
 
 bool drain_is_waiting(const struct broker_device *d)
@@ -114,6 +121,8 @@ static void run_close(struct worker_job *job)
         device_close(drain->device->device);
 }
 
+static void begin_opening(struct drain *drain);
+
 static void finish_close(struct worker_job *job)
 {
         struct drain *drain = (struct drain *)((char *)job - offsetof(struct drain, close));
@@ -123,6 +132,10 @@ static void finish_close(struct worker_job *job)
 
         if (drain->phase == DRAIN_CLOSES) /* unless a resume has begun */
                 drain->phase = DRAIN_CLOSED;
+        if (drain->recovers) {
+                begin_opening(drain);
+                return;
+        }
         for (struct quota *q = NULL; (q = next_quota(drain->broker, drain->device, q));)
                 n_unreclaimed += arena_extentless_bytes(q->arena);
         drain_record(drain->device, "drained", &r);
@@ -151,27 +164,51 @@ static void begin_emptying(struct drain *drain)
         broker_wake(drain->broker);
 }
 
+static int drain_make(struct broker *b, struct broker_device *d)
+{
+        if (d->drain)
+                return 0;
+        d->drain = calloc(1, sizeof(*d->drain));
+        if (!d->drain)
+                return -ENOMEM;
+        *d->drain = (struct drain){ .broker = b, .device = d };
+        return 0;
+}
+
+/* Without memory the device stays lost until an operator drains it. */
+void drain_recover(struct broker *b, struct broker_device *d)
+{
+        if (drain_make(b, d) < 0 || d->drain->phase != DRAIN_SERVES)
+                return;
+        d->drain->is_asked = false;
+        d->drain->recovers = true;
+        begin_emptying(d->drain);
+}
+
 int drain_begin(struct broker *b, struct broker_device *d)
 {
-        if (!d->drain) {
-                d->drain = calloc(1, sizeof(*d->drain));
-                if (!d->drain)
-                        return -ENOMEM;
-                *d->drain = (struct drain){ .broker = b, .device = d };
-        }
+        if (drain_make(b, d) < 0)
+                return -ENOMEM;
         switch (d->drain->phase) {
         case DRAIN_SERVES:
                 begin_emptying(d->drain);
+                d->drain->is_asked = true;
                 return 0;
         case DRAIN_EMPTIES:
         case DRAIN_CLOSES:
         case DRAIN_CLOSED:
+                d->drain->is_asked = true;
+                d->drain->recovers = false;
                 return 0;
         case DRAIN_OPENS:
         case DRAIN_BACKS:
                 break;
         }
-        return -EBUSY;
+        if (!d->drain->recovers)
+                return -EBUSY;
+        d->drain->recovers = false;
+        d->drain->is_asked = d->drain->is_stopped = true;
+        return 0;
 }
 
 static bool has_idle(const struct broker *b, const struct broker_device *d)
@@ -240,7 +277,10 @@ static void report_resume(struct drain *drain, int result)
 
         drain->resumed = NULL;
         drain_record(drain->device, result < 0 ? "failed" : "resumed", &r);
-        if (result < 0)
+        if (result == -ECANCELED)
+                records_write(LOG_LEVEL_NOTICE, &r, "device '%s' is not resumed: it is drained, or bfcd ends",
+                              id);
+        else if (result < 0)
                 records_write(LOG_LEVEL_ERROR, &r, "device '%s' could not be resumed: %s", id,
                               drain->sentence);
         else
@@ -251,6 +291,9 @@ static void report_resume(struct drain *drain, int result)
 
 static void finish_resume(struct drain *drain)
 {
+        if (drain->is_stopped)
+                drain->result = -ECANCELED;
+        drain->recovers = false;
         if (drain->result < 0) { /* what was made is released, and the device is closed */
                 begin_emptying(drain);
         } else {
@@ -406,6 +449,7 @@ static void finish_open(struct worker_job *job)
 
         if (r < 0) {
                 drain->phase = DRAIN_CLOSED;
+                drain->recovers = false;
                 report_resume(drain, r);
                 return;
         }
@@ -414,13 +458,25 @@ static void finish_open(struct worker_job *job)
                 r = check_shares(drain);
         if (r == 0)
                 r = check_size(drain);
-        if (r < 0 || drain->is_ending) {
+        if (r == 0 && (drain->is_ending || drain->is_stopped))
+                r = -ECANCELED;
+        if (r < 0) {
+                drain->recovers = false;
                 begin_closing(drain);
-                report_resume(drain, r < 0 ? r : -ECANCELED);
+                report_resume(drain, r);
                 return;
         }
         apply_facts(drain);
         begin_backing(drain);
+}
+
+static void begin_opening(struct drain *drain)
+{
+        drain->is_stopped = false;
+        drain->phase = DRAIN_OPENS;
+        drain->open.run = run_open;
+        drain->open.done = finish_open;
+        worker_submit(drain->device->worker, &drain->open);
 }
 
 int drain_resume(struct broker_device *d, drain_resumed_fn done)
@@ -443,11 +499,9 @@ int drain_resume(struct broker_device *d, drain_resumed_fn done)
         case DRAIN_CLOSED:
                 break;
         }
+        drain->recovers = false;
         drain->resumed = done;
-        drain->phase = DRAIN_OPENS;
-        drain->open.run = run_open;
-        drain->open.done = finish_open;
-        worker_submit(d->worker, &drain->open);
+        begin_opening(drain);
         return 0;
 }
 

@@ -7,8 +7,8 @@
  * released. The worker closes the device after its last extent is gone: it is CLOSED, which operators see
  * as "drained". A resume opens it again, checks that its partitions still fit, and makes preallocated
  * memory. If any of this fails the device stays drained. A resume of a device that is not empty yet
- * cancels the drain. A drain also recovers a lost device: unreclaimed memory stays charged only as far as
- * the device still lacks it.
+ * cancels the drain. A lost device goes the same way by itself, and an operator's drain takes that over: unreclaimed
+ * memory stays charged only as far as the device still lacks it.
  *
  * The worker makes all calls of the device. command.c notifies sessions, and asks them for idle memory.
  *
@@ -28,10 +28,10 @@
 /* The device with this id in the config; NULL: there is none. */
 struct broker_device *drain_find(struct broker *b, const char *id);
 
-/* "ok", "draining", "drained" or "lost". */
+/* "ok", "hung", "draining", "drained" or "lost". */
 const char *drain_state(const struct broker_device *d);
 
-/* The device does not serve. And: it is being emptied. */
+/* An operator's drain has begun. And: the device is being emptied. */
 bool drain_has_begun(const struct broker_device *d);
 bool drain_is_waiting(const struct broker_device *d);
 
@@ -40,6 +40,10 @@ void drain_record(const struct broker_device *d, const char *state, struct recor
 
 /* 0, also if the device is draining or drained. -EBUSY: it is being resumed. -ENOMEM. */
 int drain_begin(struct broker *b, struct broker_device *d);
+
+/* A device was lost: it is emptied, and opened again when it is empty. If that fails it stays lost until an operator
+ * resumes it. */
+void drain_recover(struct broker *b, struct broker_device *d);
 
 /* 0: done(b, d, 0 or an error, a sentence) is called from broker_poll(), or before this returns. An
  * error leaves the device drained. -EINVAL: it was not drained. -EBUSY: it is being resumed already.

@@ -481,7 +481,7 @@ bool broker_is_blocked(const struct broker *b)
         if (broker_has_recalls(b) || b->shared.n_waits > 0)
                 return true;
         for (size_t i = 0; i < b->n_devices; i++)
-                if (drain_is_waiting(&b->devices[i]))
+                if (drain_is_waiting(&b->devices[i]) || device_call_began_ns(b->devices[i].device) != 0)
                         return true;
         for (size_t i = 0; i < b->n_partitions; i++)
                 if (partition_is_blocked(&b->partitions[i]))
@@ -508,6 +508,7 @@ void broker_tick(struct broker *b)
         for (size_t i = 0; i < b->n_partitions; i++)
                 partition_tick(&b->partitions[i]);
         broker_ask_unreclaimed(b);
+        broker_note_hung(b);
 }
 
 void broker_set_standby(struct broker *b)

@@ -47,6 +47,7 @@ struct broker_device {
         uint64_t bytes_total;                                /* as the device reports; 0: not bounded by it */
         uint64_t foreign_bytes; /* used there by others at the start; UINT64_MAX: unknown */
         bool is_lost;
+        bool is_hung; /* its keeper does not answer; see broker_note_hung() */
         struct drain *drain;          /* NULL: it was never drained */
         struct trim_command *command; /* the session layer's: asks for idle memory while it drains */
         uint64_t asked_ms;            /* of the session layer: when that ended */
@@ -195,7 +196,7 @@ bool broker_is_due(const struct broker *b);
 void broker_wake(const struct broker *b);
 
 /* Call broker_tick(), recall_tick() and shared_tick() periodically while there is something to wait for:
- * unreclaimed memory, which is queried once a second; requests that wait for other sessions; sessions
+ * a keeper's answer; unreclaimed memory, which is queried once a second; requests that wait for other sessions; sessions
  * that do not unmap, or do not answer a Trim; and waits for a name. */
 bool broker_is_blocked(const struct broker *b);
 void broker_tick(struct broker *b);
@@ -208,6 +209,9 @@ void broker_look_again(struct broker *b);
  * sends the queries periodically. */
 void broker_check_unreclaimed(struct broker *b);
 void broker_ask_unreclaimed(struct broker *b);
+
+/* Notes which devices do not answer. */
+void broker_note_hung(struct broker *b);
 
 /* A session of a tenant takes a place in the table, or frees it. */
 void broker_session_begins(struct broker *b, struct tenant *t);

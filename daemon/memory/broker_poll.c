@@ -10,7 +10,8 @@
 #include "daemon/number.h"
 
 #define BROKER_UNRECLAIMED_MS 1000u
-#define BROKER_LOOKS          128u /* at watched extents, each time */
+#define BROKER_HUNG_NS        UINT64_C(4000000000) /* so that it is known within 5 s */
+#define BROKER_LOOKS          128u                 /* at watched extents, each time */
 
 /* Whether its device may have returned unreclaimed memory. */
 static bool quota_may_be_unreclaimed(const struct quota *q)
@@ -55,14 +56,15 @@ static void broker_lose_device(struct broker *b, const struct device *device)
                 if (d->device != device)
                         continue;
                 d->is_lost = true;
-                log_error("device '%s' (%s) is lost: its partitions refuse all requests until an operator "
-                          "drains and resumes the device or restarts bfcd; see the kernel log for the "
-                          "cause",
-                          d->config->id, d->name);
+                log_error(
+                        "device '%s' (%s) is lost: its partitions refuse all requests until all blocks there are "
+                        "freed and the device can be opened again; see the kernel log for the cause",
+                        d->config->id, d->name);
+                for (size_t k = 0; k < b->n_partitions; k++)
+                        if (b->partitions[k].device == device)
+                                partition_lose(&b->partitions[k]);
+                drain_recover(b, d);
         }
-        for (size_t i = 0; i < b->n_partitions; i++)
-                if (b->partitions[i].device == device)
-                        partition_lose(&b->partitions[i]);
 }
 
 static void quota_log_refills(struct tenant *t, struct quota *q)
@@ -109,6 +111,28 @@ static void broker_note_changes(struct broker *b)
                 broker_look_for_gone(b);
 }
 
+/* The log names the process that an operator can end. */
+void broker_note_hung(struct broker *b)
+{
+        uint64_t now_ns = clock_ns();
+
+        for (size_t i = 0; i < b->n_devices; i++) {
+                struct broker_device *d = &b->devices[i];
+                uint64_t began_ns = device_call_began_ns(d->device);
+                bool is_hung = began_ns != 0 && now_ns > began_ns && now_ns - began_ns > BROKER_HUNG_NS;
+
+                if (is_hung && !d->is_hung)
+                        log_warning(
+                                "device '%s' (%s) is hung: its bfcd-keeper has not answered for %" PRIu64
+                                " s; requests that need it wait, and other devices are not affected; if this "
+                                "lasts, end that process: the device is lost then until it can be opened again",
+                                d->config->id, d->name, (uint64_t)(BROKER_HUNG_NS / 1000000000));
+                else if (!is_hung && d->is_hung)
+                        log_notice("device '%s' (%s) answers again", d->config->id, d->name);
+                d->is_hung = is_hung;
+        }
+}
+
 void broker_poll(struct broker *b)
 {
         size_t n = 0;
@@ -117,6 +141,7 @@ void broker_poll(struct broker *b)
                 n += worker_poll(b->devices[i].worker);
         if (n == 0)
                 return;
+        broker_note_hung(b);
         broker_note_changes(b);
         if (b->unreclaimed.may_be)
                 broker_check_unreclaimed(b); /* the last may be back */

@@ -447,9 +447,9 @@ const struct quota *quota_without_block(const struct quota *q)
 
 int quota_refusal(const struct quota *q)
 {
-        if (q->partition->is_draining)
-                return -EBUSY;
-        return q->partition->is_lost ? -ENODEV : 0;
+        if (q->partition->is_lost)
+                return -ENODEV;
+        return q->partition->is_draining ? -EBUSY : 0;
 }
 
 int quota_try(struct quota *q, uint64_t n_bytes, bool in_extent, bfc_handle *ret_handle, uint64_t *ret_offset)
@@ -518,10 +518,8 @@ int quota_alloc_or_again(struct quota *q, uint64_t n_bytes, bool in_extent, bfc_
 
         if (n_bytes == 0)
                 return -EINVAL;
-        if (q->partition->is_draining)
-                r = -EBUSY;
-        else if (q->partition->is_lost)
-                r = -ENODEV;
+        if (quota_refusal(q) < 0)
+                r = quota_refusal(q);
         else if (n_bytes > q->account.limit_bytes)
                 r = -EDQUOT;
         else if (in_extent && n_bytes > arena_max_in_extent(q->arena))

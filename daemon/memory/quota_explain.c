@@ -128,8 +128,8 @@ void quota_explain(const struct quota_request *refused, int error, char *buf, si
                         q->partition->device_id, q->partition->name);
         else if (error == -ENODEV)
                 snprintf(buf, n_buf,
-                         "device '%s' of partition '%s' is lost, and so is its memory; an operator must "
-                         "drain and resume it, or restart the daemon",
+                         "device '%s' of partition '%s' is lost, and so is its memory; free the "
+                         "blocks that are there: the device is opened again when the last one is freed",
                          q->partition->device_id, q->partition->name);
         else if (error == -EINVAL)
                 quota_explain_extent(refused, buf, n_buf);

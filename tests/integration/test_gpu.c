@@ -330,7 +330,7 @@ RIG_TEST(a_lost_device_refuses_requests, two_gpus)
         void *p = NULL, *other;
         char *log;
 
-        rig->forgiven = "device 'cuda:0' (Fake CUDA Device 0) is lost";
+        rig->forgiven = "device 'cuda:0' ";
         assert_status(rig, (const char *const[]){ "ok", "ok" });
         ck_assert_ok(bfc_malloc_in(client, "other", 3 * MIB, &other));
         lose_device(0);
@@ -350,6 +350,7 @@ RIG_TEST(a_lost_device_refuses_requests, two_gpus)
         ck_assert_uint_eq(count(log, "is lost: its partitions refuse all requests"), 1);
         free(log);
         bfc_disconnect(client);
+        rig->n_fds--; /* to the keeper, which could not open the device again */
 }
 
 static void find_device(int ordinal)
@@ -421,7 +422,7 @@ RIG_TEST(a_lost_device_is_reset_and_resumed, two_gpus)
         gate_open(&after->lost);
         ck_assert(gate_wait(&after->told, SETTLE_MS));
         assert_status(rig, (const char *const[]){ "lost", "ok  " });
-        ctl_refuses(rig, WORDS("resume", "cuda:0"), 1, "it is lost; drain it first");
+        ctl_refuses(rig, WORDS("resume", "cuda:0"), 1, "is lost and still in use");
         child_kill(before_it);
         ctl_says(rig, WORDS("drain", "cuda:0", "--wait=20"), "is drained.");
         assert_status(rig, (const char *const[]){ "drained", "ok  " });
@@ -447,7 +448,7 @@ TEST(a_device_lost_during_a_release)
         bfc_client *client = client_open(rig, NULL, "train");
         void *p, *q, *other, *none;
 
-        rig->forgiven = "device 'cuda:0' (Fake CUDA Device 0) is lost";
+        rig->forgiven = "device 'cuda:0' ";
         ck_assert_ok(bfc_malloc_in(client, "other", 3 * MIB, &other));
         ck_assert_ok(bfc_malloc(client, 40 * MIB, &p));
         ck_assert_ok(bfc_malloc(client, 20 * MIB, &q));
@@ -561,7 +562,7 @@ TEST(blocks_of_a_lost_device)
         ck_assert_uint_eq(rig_stats(rig, "red", "train").bytes_unreclaimed,
                           rig_stats(rig, "red", "train").bytes_reserved);
         assert_status(rig, (const char *const[]){ "lost", "ok  " });
-        rig->forgiven = "device 'cuda:0' (Fake CUDA Device 0) is lost";
+        rig->forgiven = "device 'cuda:0' ";
         rig_terminate(rig);
         rig_discard(rig);
 }

@@ -62,6 +62,17 @@ static void use_other(bfc_client *client)
         }
 }
 
+static bool device_is(const struct rig *rig, const char *state)
+{
+        Bfcd__Reply *page;
+        bool is;
+
+        ck_assert_int_eq(raw_list(rig->admin, BFCD__LIST__KIND__STATUS, 0, &page), 0);
+        is = strcmp(page->list->status->devices[0]->state, state) == 0;
+        bfcd__reply__free_unpacked(page, NULL);
+        return is;
+}
+
 TEST(a_killed_keeper_is_a_lost_device)
 {
         struct rig *rig = rig_start(&two_gpus);
@@ -73,13 +84,12 @@ TEST(a_killed_keeper_is_a_lost_device)
         ck_assert_int_eq(kill(keeper, SIGKILL), 0);
         ck_assert_int_eq(bfc_malloc(client, 40 * MIB, &q), -ENODEV);
         use_other(other);
-        ctl_says(rig, WORDS("status"), "lost");
+        ck_assert(device_is(rig, "lost"));
         rig->forgiven = "error: ";
-        bfc_disconnect(client);
-        ctl_says(rig, WORDS("drain", "cuda:0", "--wait=100"), "is drained.");
-        ck_assert_int_eq(rig_keeper(rig, "cuda:0"), 0);
+        bfc_disconnect(client); /* the last who has memory there */
+        ck_assert(WAIT_FOR(device_is(rig, "ok"), SETTLE_MS));
+        ck_assert_int_ne(rig_keeper(rig, "cuda:0"), keeper);
         use_other(other);
-        ctl_says(rig, WORDS("resume", "cuda:0"), "is resumed.");
         client = client_open(rig, NULL, "train");
         ck_assert_ok(bfc_malloc(client, 60 * MIB, &p));
         pattern_write(p, 60 * MIB, 1);
@@ -122,8 +132,12 @@ RIG_TEST(a_stopped_keeper_delays_its_own_device, two_gpus)
         ck_assert_int_eq(pthread_create(&thread, NULL, grow, client), 0);
         ck_assert(WAIT_FOR(rig_charge(rig, "red", "train") > 0, SETTLE_MS));
         use_other(other);
+        ck_assert(WAIT_FOR(device_is(rig, "hung"), SETTLE_MS));
+        ck_assert(rig_logged(rig, "device 'cuda:0' (Fake CUDA Device 0) is hung"));
+        use_other(other);
         ck_assert_int_eq(kill(keeper, SIGCONT), 0);
         ck_assert_int_eq(pthread_join(thread, &p), 0);
+        ck_assert(WAIT_FOR(device_is(rig, "ok"), SETTLE_MS));
         pattern_write(p, 40 * MIB, 1);
         ck_assert(pattern_holds(p, 40 * MIB, 1));
         bfc_disconnect(client);
@@ -136,6 +150,27 @@ static void *try_to_grow(void *userdata)
 
         ck_assert_int_lt(bfc_malloc(userdata, 40 * MIB, &p), 0);
         return NULL;
+}
+
+/* The way out of a call that never returns. */
+TEST(a_hung_keeper_can_be_ended)
+{
+        struct rig *rig = rig_start(&two_gpus);
+        bfc_client *client = client_open(rig, NULL, "train");
+        pid_t keeper = rig_keeper(rig, "cuda:0");
+        pthread_t thread;
+        void *p;
+
+        stop(keeper);
+        ck_assert_int_eq(pthread_create(&thread, NULL, try_to_grow, client), 0);
+        ck_assert(WAIT_FOR(device_is(rig, "hung"), SETTLE_MS));
+        ck_assert_int_eq(kill(keeper, SIGKILL), 0);
+        ck_assert_int_eq(pthread_join(thread, NULL), 0);
+        rig->forgiven = "error: ";
+        ck_assert(WAIT_FOR(device_is(rig, "ok"), SETTLE_MS));
+        ck_assert_ok(bfc_malloc(client, 40 * MIB, &p));
+        bfc_disconnect(client);
+        rig_stop(rig);
 }
 
 TEST(bfcd_ends_beside_a_stopped_keeper)

@@ -62,11 +62,11 @@ static void assert_lost(const struct peer *p, uint64_t id, const char *sentence)
 }
 
 #define ONE_IS_LOST                                                                                          \
-        "device 'cuda:0' of partition 'one' is lost, and so is its memory; "                                 \
-        "an operator must drain and resume it, or restart the daemon"
+        "device 'cuda:0' of partition 'one' is lost, and so is its memory; free "                            \
+        "the blocks that are there: the device is opened again when the last one is freed"
 #define TWO_IS_LOST                                                                                          \
-        "device 'cuda:0' of partition 'two' is lost, and so is its memory; "                                 \
-        "an operator must drain and resume it, or restart the daemon"
+        "device 'cuda:0' of partition 'two' is lost, and so is its memory; free "                            \
+        "the blocks that are there: the device is opened again when the last one is freed"
 
 /* ---- what is told of devices ---------------------------------------------- */
 
@@ -196,7 +196,7 @@ TEST(missing_device)
 /* The nth memory that the device is asked for, while others wait for theirs. */
 LOOP_TEST(lost_while_growing, 3)
 {
-        uint64_t first, second, third, fourth, fifth;
+        uint64_t kept = must_malloc(a1, 0, MIB), first, second, third, fourth, fifth;
 
         fake_device_fail_make(&gpus[0], (unsigned)_i + 1, -ENODEV);
         first = peer_malloc(a1, 0, 12 * MIB); /* six extents of 2 MiB, or three of 4 */
@@ -219,7 +219,11 @@ LOOP_TEST(lost_while_growing, 3)
         ck_assert_str_eq(device_row(2)->state, "ok");
         ck_assert_uint_eq(count_log("is lost: its partitions refuse all requests"), 1);
         ck_assert_uint_eq(count_log("device 'cuda:0' (fake) is lost"), 1);
-        ck_assert_uint_eq(count_log("are unreclaimed"), 0); /* that goes without saying */
+        ck_assert_uint_eq(count_log("are unreclaimed"), 0);             /* that goes without saying */
+        ck_assert_int_eq(peer_error(a1, peer_free_block(a1, kept)), 0); /* the last one: it is opened again */
+        peer_settle(b);
+        ck_assert_str_eq(device_row(0)->state, "ok");
+        must_malloc(b1, 1, 12 * MIB);
 }
 
 /* Blocks that are there stay, and can be given back. */

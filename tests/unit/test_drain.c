@@ -424,7 +424,7 @@ TEST(a_lost_device_comes_back)
         settle();
         ck_assert_int_eq(peer_error(a1, id), ENODEV);
         ck_assert_str_eq(row(0)->state, "lost");
-        assert_refused(admin, resume(admin, "cuda:0"), EINVAL, "is not drained: it is lost; drain it first");
+        assert_refused(admin, resume(admin, "cuda:0"), ENODEV, "is lost and still in use");
         must_drain("cuda:0");
         ck_assert_str_eq(row(0)->state, "draining");
         assert_refused(admin, resume(admin, "cuda:0"), ENODEV, "is lost and still in use");
@@ -438,6 +438,44 @@ TEST(a_lost_device_comes_back)
         ck_assert_uint_eq(row(0)->bytes_reserved, EARLY_BYTES);
         (void)must_malloc(a1, ONE, 24 * MIB);
         (void)must_malloc(a1, EARLY, 16 * MIB);
+}
+
+TEST(a_lost_device_is_opened_when_it_is_empty)
+{
+        uint64_t block = must_malloc(a1, ONE, MIB), id;
+
+        gpus[0].foreign_bytes = 0;
+        fake_device_fail_make(&gpus[0], 1, -ENODEV);
+        id = peer_malloc(a1, ONE, 8 * MIB);
+        settle();
+        ck_assert_int_eq(peer_error(a1, id), ENODEV);
+        ck_assert_str_eq(row(0)->state, "lost");
+        free_and_settle(a1, block);
+        ck_assert_str_eq(row(0)->state, "ok");
+        ck_assert(count_log("device 'cuda:0' (fake) is resumed"));
+        ck_assert_uint_eq(row(0)->bytes_reserved, EARLY_BYTES);
+        (void)must_malloc(a1, ONE, 24 * MIB);
+}
+
+/* If it cannot be opened it stays lost, and an operator can try again. */
+TEST(a_lost_device_that_is_not_there)
+{
+        uint64_t id;
+
+        gpus[0].foreign_bytes = 0;
+        fake_device_fail_make(&gpus[0], 1, -ENODEV);
+        gpus[0].open_error = -ENODEV;
+        id = peer_malloc(a1, ONE, 8 * MIB);
+        settle();
+        ck_assert_int_eq(peer_error(a1, id), ENODEV);
+        ck_assert_str_eq(row(0)->state, "lost");
+        ck_assert(count_log("device 'cuda:0' could not be resumed"));
+        id = peer_malloc(a1, ONE, MIB);
+        ck_assert_int_eq(peer_error(a1, id), ENODEV);
+        gpus[0].open_error = 0;
+        must_resume("cuda:0");
+        ck_assert_str_eq(row(0)->state, "ok");
+        (void)must_malloc(a1, ONE, MIB);
 }
 
 /* Somebody still has memory of it: that stays charged, and what does not fit beside it is told. */
