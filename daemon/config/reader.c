@@ -200,12 +200,34 @@ const char *config_list_names(struct config_names *ret, const void *elements, si
         return ret->text;
 }
 
-static void fail_key(struct config_reader *r, const struct yamltree_node *key, const struct config_place *p)
+/* The field that begins `key`, as in "limit 25%" and "limit:25%", which YAML reads as keys without a value. */
+static bool find_unseparated(const struct config_field *fields, const struct yamltree_node *key, size_t *ret)
 {
+        for (size_t i = 0; fields[i].key; i++) {
+                size_t n = strlen(fields[i].key);
+
+                if (!key->is_quoted && key->n_text > n && memcmp(key->text, fields[i].key, n) == 0 &&
+                    (key->text[n] == ' ' || key->text[n] == ':')) {
+                        *ret = i;
+                        return true;
+                }
+        }
+        return false;
+}
+
+static void fail_key(struct config_reader *r, const struct yamltree_node *key, struct config_place *p)
+{
+        static const struct yamltree_node unread = { .type = YAMLTREE_BAD, .file = "" };
         const struct config_field *fields = p->section->fields;
         struct config_names names;
         size_t n = 0;
 
+        if (find_unseparated(fields, key, &n)) {
+                config_fail(r, key, "': ' is missing after '%s'; write it as in '%s: VALUE'", fields[n].key,
+                            fields[n].key);
+                p->at[n] = p->at[n] ? p->at[n] : &unread; /* it is there, so no message says that it is not */
+                return;
+        }
         while (fields[n].key)
                 n++;
         config_fail(
@@ -274,7 +296,7 @@ static bool read_field(struct config_reader *r, struct config_place *p, const st
 {
         struct config_place inner;
 
-        if (n && field->not_for_gpu && p->kind == DEVICE_KIND_GPU)
+        if (n && n->type != YAMLTREE_BAD && field->not_for_gpu && p->kind == DEVICE_KIND_GPU)
                 return config_fail(r, n, "%s", field->not_for_gpu);
         if (!n && field->missing && field->type != CONFIG_LIST)
                 config_fail(r, p->node, "%s", field->missing);

@@ -49,10 +49,47 @@ static void report_offset(const struct builder *b, size_t offset, const char *se
         b->report(b->userdata, b->file, line, column, sentence);
 }
 
+/* Whether ": " precedes the place on its line. A mark counts characters. */
+static bool has_colon_before(const struct builder *b, const yaml_mark_t *mark)
+{
+        const char *c = b->text, *end = b->text + b->n_bytes;
+        size_t column = 0;
+
+        for (size_t line = 0; line < mark->line && c < end; c++)
+                line += *c == '\n';
+        for (; end - c > 1 && column < mark->column; c++) {
+                if (c[0] == ':' && c[1] == ' ')
+                        return true;
+                column += ((unsigned char)c[1] & 0xc0) != 0x80;
+        }
+        return false;
+}
+
+/* libyaml's words for a missing or a second ':' name what its scanner was doing. */
+static const char *explain_colon(const struct builder *b, const yaml_parser_t *parser,
+                                 const yaml_mark_t **ret_at)
+{
+        const char *problem = parser->problem ? parser->problem : "";
+
+        *ret_at = &parser->problem_mark;
+        if (strcmp(problem, "could not find expected ':'") == 0) {
+                *ret_at = &parser->context_mark;
+                return "': ' is missing after a key; write it as in 'KEY: VALUE'";
+        }
+        if (strcmp(problem, "mapping values are not allowed in this context") != 0)
+                return NULL;
+        return has_colon_before(b, &parser->problem_mark)
+                       ? "a second ': ' on this line; write a value that contains ': ' in quotes, and "
+                         "several keys on one line as in {KEY: VALUE, KEY: VALUE}"
+                       : "no key can be here; ': ' is missing after the key above, or this line is indented "
+                         "differently";
+}
+
 static int report_parser(const struct builder *b, const yaml_parser_t *parser)
 {
-        const char *problem = parser->problem ? parser->problem : "unknown error";
+        const char *problem = parser->problem ? parser->problem : "unknown error", *colon;
         char sentence[256], began[48] = "";
+        const yaml_mark_t *at;
 
         switch (parser->error) {
         case YAML_MEMORY_ERROR:
@@ -62,7 +99,13 @@ static int report_parser(const struct builder *b, const yaml_parser_t *parser)
                 report_offset(b, parser->problem_offset, sentence);
                 return -EINVAL;
         default:
-                /* A missing ':' or '}' is noticed later, at times many lines. */
+                colon = explain_colon(b, parser, &at);
+                if (colon) {
+                        snprintf(sentence, sizeof(sentence), "not YAML: %s", colon);
+                        report_at(b, at, sentence);
+                        return -EINVAL;
+                }
+                /* A missing '}' is noticed later, at times many lines. */
                 if (parser->context && parser->context_mark.line != parser->problem_mark.line)
                         snprintf(began, sizeof(began), ", which begins on line %zu",
                                  parser->context_mark.line + 1);
