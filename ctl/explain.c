@@ -87,18 +87,26 @@ static void print_refusals(FILE *out, const Bfcd__Statistics *f, uint64_t now_ms
         fputc('\n', out);
 }
 
+/* Not of a partition without a peak: a tenant does not see that of all tenants, and the daemon gives it none. */
+static void print_peak(FILE *out, const Bfcd__ExplainRow *row, const char *name, uint64_t n_bytes,
+                       uint64_t time_ms, uint64_t now_ms)
+{
+        if (*row->tenant || n_bytes > 0 || time_ms > 0)
+                print_bytes(out, name, n_bytes, time_ms, now_ms);
+}
+
 static void print_stats(FILE *out, const Bfcd__ExplainRow *row, uint64_t now_ms)
 {
         const Bfcd__Statistics *f = stats_of(row);
 
         print_bytes(out, "Limit", f->bytes_limit, 0, 0);
         print_bytes(out, "InUse", f->bytes_in_use, 0, 0);
-        print_bytes(out, "MaxInUse", f->peak_bytes_in_use, f->peak_bytes_in_use_time_ms, now_ms);
+        print_peak(out, row, "MaxInUse", f->peak_bytes_in_use, f->peak_bytes_in_use_time_ms, now_ms);
         print_count(out, "NumAllocs", f->num_allocs);
         print_bytes(out, "MaxAllocSize", f->largest_alloc_size, 0, 0);
         print_bytes(out, "Requested", f->bytes_requested, 0, 0);
         print_bytes(out, "Reserved", f->bytes_reserved, 0, 0);
-        print_bytes(out, "MaxReserved", f->peak_bytes_reserved, f->peak_bytes_reserved_time_ms, now_ms);
+        print_peak(out, row, "MaxReserved", f->peak_bytes_reserved, f->peak_bytes_reserved_time_ms, now_ms);
         print_bytes(out, "Guaranteed", f->bytes_guaranteed, 0, 0);
         print_bytes(out, "Free", f->bytes_free, 0, 0);
         print_bytes(out, "LargestFree", f->largest_free_block_bytes, 0, 0);

@@ -151,6 +151,14 @@ static void pages_text(const void *row, char ret[static TABLE_TEXT_MAX])
         snprintf(ret, TABLE_TEXT_MAX, "%s%s", text, p->pinned ? ", pinned" : "");
 }
 
+/* Of the whole partition: a tenant does not see its peaks, and the daemon gives it none. */
+static const char *no_peak(const void *row)
+{
+        const Bfcd__Statistics *f = ((const Bfcd__PartitionRow *)row)->stats;
+
+        return f && f->peak_bytes_reserved == 0 && f->peak_bytes_reserved_time_ms == 0 ? "-" : NULL;
+}
+
 static const struct table_column partition_columns[] = {
         COLUMN("PARTITION", "partition", 0, TABLE_TEXT, Bfcd__PartitionRow, name),
         COLUMN("DEVICE", "device", 0, TABLE_TEXT, Bfcd__PartitionRow, device),
@@ -164,10 +172,12 @@ static const struct table_column partition_columns[] = {
         COLUMN(NULL, "num_tenants", 0, TABLE_NUMBER, Bfcd__PartitionRow, num_tenants),
         STATS(Bfcd__PartitionRow),
         STAT("IN-USE", R, TABLE_SIZE, Bfcd__PartitionRow, bytes_in_use),
-        STAT("PEAK", R | WIDE, TABLE_SIZE, Bfcd__PartitionRow, peak_bytes_in_use),
+        { "PEAK", NULL, R | WIDE, TABLE_SIZE, TABLE_MEMBER(Bfcd__Statistics, peak_bytes_in_use),
+          .via = offsetof(Bfcd__PartitionRow, stats), .instead = no_peak },
         STAT("AGO", R | WIDE, TABLE_AGO, Bfcd__PartitionRow, peak_bytes_in_use_time_ms),
         STAT("RESERVED", R, TABLE_SIZE, Bfcd__PartitionRow, bytes_reserved),
-        STAT("PEAK-RES", R | WIDE, TABLE_SIZE, Bfcd__PartitionRow, peak_bytes_reserved),
+        { "PEAK-RES", NULL, R | WIDE, TABLE_SIZE, TABLE_MEMBER(Bfcd__Statistics, peak_bytes_reserved),
+          .via = offsetof(Bfcd__PartitionRow, stats), .instead = no_peak },
         STAT("GUARANTEED", R, TABLE_SIZE, Bfcd__PartitionRow, bytes_guaranteed),
         STAT("LIMIT", R, TABLE_SIZE, Bfcd__PartitionRow, bytes_limit),
         { "PAGES", "pages", .type = TABLE_MADE, .text = pages_text },

@@ -152,9 +152,23 @@ RIG_TEST(explain_on_both_sockets, two_tenants)
         must_say(out, "theirs");
         must_say(out, "# used  . free");
         must_not_say(out, "red");
+        must_say(out, "MaxReserved");
+        free(out);
+        ck_assert_int_eq(ctl(rig->admin_socket, WORDS("explain", "train"), &out, NULL), 0);
+        must_say(strstr(out, "Partition train\n"), "MaxInUse");
         free(out);
 
         setenv("BFC_TENANT", "red", 1);
+        ck_assert_int_eq(ctl(rig->socket, WORDS("explain", "train"), &out, NULL), 0);
+        must_say(strstr(out, "Tenant red"), "MaxInUse"); /* the tenant's, not the partition's */
+        ck_assert_msg(strstr(out, "MaxInUse") > strstr(out, "Tenant red"), "%s", out);
+        ck_assert_msg(strstr(out, "MaxReserved") > strstr(out, "Tenant red"), "%s", out);
+        free(out);
+        ck_assert_int_eq(
+                ctl(rig->socket, WORDS("partitions", "--wide", "--columns", "PEAK,AGO,PEAK-RES"), &out, NULL),
+                0);
+        must_say(out, "   -    -         -\n");
+        free(out);
         ck_assert_int_eq(ctl(rig->socket, WORDS("--json", "explain"), &out, NULL), 0);
         must_say(out, "mine");
         must_not_say(out, "blue");
