@@ -638,7 +638,7 @@ static const struct table_column status_columns[] = {
         COLUMN("Uptime", "uptime_ms", 0, TABLE_DURATION, Bfcd__Status, uptime_ms),
         COLUMN("Tenants", "num_tenants", 0, TABLE_NUMBER, Bfcd__Status, num_tenants),
         COLUMN("Sessions", "num_sessions", 0, TABLE_NUMBER, Bfcd__Status, num_sessions),
-        COLUMN("At most", "max_sessions", 0, TABLE_NUMBER, Bfcd__Status, max_sessions),
+        COLUMN("Max sessions", "max_sessions", 0, TABLE_NUMBER, Bfcd__Status, max_sessions),
         COLUMN("Quarantined", "num_quarantined", 0, TABLE_NUMBER, Bfcd__Status, num_quarantined),
         COLUMN("Unresponsive", "num_unresponsive", 0, TABLE_NUMBER, Bfcd__Status, num_unresponsive),
         COLUMN("Blocks", "num_blocks", 0, TABLE_NUMBER, Bfcd__Status, num_blocks),

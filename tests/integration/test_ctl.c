@@ -372,7 +372,7 @@ TEST(lists_as_tables)
                 const char *command;
                 const char *words[5]; /* that must be there */
         } tables[] = {
-                { "status", { "Version", "Uptime", rig_device_id(), "ok", "256" } },
+                { "status", { "Max sessions", "Uptime", rig_device_id(), "ok", "256" } },
                 { "partitions", { "PARTITION", "train", "serve", "RESERVED", "96.0 MiB" } },
                 { "tenants", { "TENANT", "red", "blue", "train", "64" } },
                 { "sessions", { "SESSION", "red", "live", "PID", "STATE" } },
