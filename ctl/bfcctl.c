@@ -80,20 +80,12 @@ static const struct {
 #define OF_TENSORBOARD "--logdir and --count are not valid for", "they are valid for tensorboard"
 #define TOP_USE        "usage: bfcctl top [sessions|tenants|partitions] [--interval TIME] [--once]"
 #define HISTORY_USE    "usage: bfcctl history [--since TIME] [--until TIME] [--tenant TENANT] [--file PATH]"
-#define LEASE_USE                                                                                                                                                  \
-        "usage: bfcctl lease create NAME [--tenant TENANT] --partition NAME --limit SIZE [--reserve SIZE] "                                                        \
-        "(--cgroup PATH | --unit UNIT | --pid PID | --user USER) [--ttl TIME] [--evict] [--grace TIME]; "                                                          \
-        "or bfcctl lease list [--watch [TIME]] [--sort COLUMN] [--columns COLUMN,...]; or bfcctl lease set NAME [--limit SIZE] [--reserve SIZE] [--ttl TIME]; or " \
-        "bfcctl lease end NAME [--evict] [--grace TIME]"
 #define RUN_USE                                                                                                \
         "usage: bfcctl run --limit SIZE [--reserve SIZE] [--lease NAME] [--tenant TENANT] [--partition NAME] " \
         "[--wait [TIME]] [--evict] [--grace TIME] [--quiet] [--strict | --no-preload] [--] COMMAND [ARGUMENT...]"
 #define OF_LISTS                                                                                             \
         "--sort and --columns are not valid for",                                                            \
                 "they are valid for partitions, tenants, sessions, shared, keep, waiting and lease list"
-#define WAIT_USE                                                                                             \
-        "usage: bfcctl wait lease NAME [--timeout TIME]; or bfcctl wait room PARTITION SIZE "                \
-        "[--tenant TENANT] [--timeout TIME]"
 #define OF_LEASE     "options of lease are not valid for", "they are valid for lease"
 #define OF_RUN       "--lease, --quiet, --strict and --no-preload are not valid for", "they are valid for run"
 #define SOME_HISTORY "--since, --until and --file are not valid for", HISTORY_USE
@@ -133,9 +125,9 @@ static const struct {
         [EVICT] = { "evict", no_argument, OWN(lease.evict), OF_LEASE },
         [GRACE] = { "grace", required_argument, OWN(lease.grace), OF_LEASE },
         [LEASE] = { "lease", required_argument, OWN(lease.name), OF_RUN },
-        [QUIET] = { "quiet", no_argument, OWN(quiet), OF_RUN },
-        [STRICT] = { "strict", no_argument, OWN(strict), OF_RUN },
-        [NO_PRELOAD] = { "no-preload", no_argument, OWN(no_preload), OF_RUN },
+        [QUIET] = { "quiet", no_argument, OWN(run.quiet), OF_RUN },
+        [STRICT] = { "strict", no_argument, OWN(run.strict), OF_RUN },
+        [NO_PRELOAD] = { "no-preload", no_argument, OWN(run.no_preload), OF_RUN },
         [FILE_OF] = { "file", required_argument, OWN(file), SOME_HISTORY },
         [TAG] = { "tag", required_argument, OWN(tag), OF_PARK },
         [TO] = { "to", required_argument, OWN(to), OF_PARK },
@@ -191,19 +183,43 @@ static const struct command commands[] = {
           "usage: bfcctl wake SESSION|TENANT [--partition NAME] [--tag TAG]" },
         { "evict", 1, ADMIN, 0, run_evict, BIT(REASON), "usage: bfcctl evict SESSION [--reason TEXT]" },
         { "forget", 2, ADMIN, 0, run_forget, 0, "usage: bfcctl forget TENANT NAME" },
-        { "lease", 2, ITSELF, BFCD__LIST__KIND__LEASES, run_lease,
-          BIT(TENANT) | BIT(PARTITION) | BIT(LIMIT) | BIT(RESERVE) | BIT(CGROUP) | BIT(UNIT) | BIT(PID) |
-                  BIT(USER) | BIT(TTL) | BIT(EVICT) | BIT(GRACE) | OF_A_LIST,
-          LEASE_USE },
+        { "lease", 2, ITSELF, BFCD__LIST__KIND__LEASES, run_lease, 0,
+          "usage: bfcctl lease create|list|set|end; \"bfcctl lease --help\" shows each" },
         { "drain", 1, ADMIN, 0, run_drain, BIT(WAIT), "usage: bfcctl drain DEVICE [--wait [TIME]]" },
         { "run", RUNS_PROGRAM, ITSELF, 0, run_run,
           BIT(TENANT) | BIT(PARTITION) | BIT(WAIT) | BIT(LEASE) | BIT(LIMIT) | BIT(RESERVE) | BIT(EVICT) |
                   BIT(GRACE) | BIT(QUIET) | BIT(STRICT) | BIT(NO_PRELOAD),
           RUN_USE },
         { "events", 0, ANYONE, 0, run_events, 0, NULL },
-        { "wait", 3, ANYONE, 0, run_wait, BIT(TENANT) | BIT(TIMEOUT), WAIT_USE },
+        { "wait", 3, ANYONE, 0, run_wait, 0,
+          "usage: bfcctl wait lease|room; \"bfcctl wait --help\" shows each" },
         { "resume", 1, ADMIN, 0, run_resume, 0, "usage: bfcctl resume DEVICE" },
 };
+
+/* Of a command whose first argument is a verb: the arguments with it, all needed, and the options. */
+static const struct verb {
+        const char *command, *name;
+        int n_arguments;
+        uint64_t options;
+        const char *use;
+} verbs[] = {
+        { "lease", "create", 2,
+          BIT(TENANT) | BIT(PARTITION) | BIT(LIMIT) | BIT(RESERVE) | BIT(CGROUP) | BIT(UNIT) | BIT(PID) |
+                  BIT(USER) | BIT(TTL) | BIT(EVICT) | BIT(GRACE),
+          "usage: bfcctl lease create NAME [--tenant TENANT] --partition NAME --limit SIZE [--reserve SIZE] "
+          "(--cgroup PATH | --unit UNIT | --pid PID | --user USER) [--ttl TIME] [--evict] [--grace TIME]" },
+        { "lease", "list", 1, OF_A_LIST,
+          "usage: bfcctl lease list [--watch [TIME]] [--sort COLUMN] [--columns COLUMN,...]" },
+        { "lease", "set", 2, BIT(LIMIT) | BIT(RESERVE) | BIT(TTL),
+          "usage: bfcctl lease set NAME [--limit SIZE] [--reserve SIZE] [--ttl TIME]" },
+        { "lease", "end", 2, BIT(EVICT) | BIT(GRACE),
+          "usage: bfcctl lease end NAME [--evict] [--grace TIME]" },
+        { "wait", "lease", 2, BIT(TIMEOUT), "usage: bfcctl wait lease NAME [--timeout TIME]" },
+        { "wait", "room", 3, BIT(TENANT) | BIT(TIMEOUT),
+          "usage: bfcctl wait room PARTITION SIZE [--tenant TENANT] [--timeout TIME]" },
+};
+
+#define N_VERBS (sizeof(verbs) / sizeof(verbs[0]))
 
 #define N_COMMANDS (sizeof(commands) / sizeof(commands[0]))
 
@@ -342,12 +358,14 @@ static const char *name_of(const struct option longs[], int option)
         return longs->name;
 }
 
-static int unknown(const char *what, const char *word, const char *before, const char *near)
+#define LISTS_THEM "\"bfcctl --help\" lists them"
+
+static int unknown(const char *what, const char *word, const char *before, const char *near, const char *use)
 {
         char right[128];
 
         snprintf(right, sizeof(right), "did you mean \"%s%s\"?", before, near ? near : "");
-        return command_usage(what, word, near ? right : "\"bfcctl --help\" lists them");
+        return command_usage(what, word, near ? right : use);
 }
 
 static int unknown_option(const char *word, const struct option *longs)
@@ -359,7 +377,8 @@ static int unknown_option(const char *word, const struct option *longs)
                 snprintf(name, sizeof(name), "%.*s", (int)strcspn(word + 2, "="), word + 2);
         while (longs[n].name)
                 n++;
-        return unknown("unknown option", word, "--", text_nearest(name, &longs->name, n, sizeof(*longs)));
+        return unknown("unknown option", word, "--", text_nearest(name, &longs->name, n, sizeof(*longs)),
+                       LISTS_THEM);
 }
 
 /* The same, before a command (NULL) or after it. run has none after its first argument. *ret: the index of the first
@@ -410,21 +429,70 @@ static int read_options(int argc, char **argv, const struct command *c, struct i
         return -1;
 }
 
+/* The verbs of a command are neighbours in the table. */
+static size_t find_verbs(const struct command *c, const struct verb **ret)
+{
+        size_t first = 0, n = 0;
+
+        while (first < N_VERBS && strcmp(verbs[first].command, c->name) != 0)
+                first++;
+        while (first + n < N_VERBS && strcmp(verbs[first + n].command, c->name) == 0)
+                n++;
+        *ret = verbs + first;
+        return n;
+}
+
+/* An exit status; -1: the verb is right, or the command has none. *ret: the verb, or NULL. */
+static int read_verb(const struct command *c, const struct invocation *i, const struct verb **ret)
+{
+        const struct verb *all;
+        size_t n = find_verbs(c, &all);
+        char before[32];
+
+        *ret = NULL;
+        if (n == 0)
+                return -1;
+        if (i->n_arguments == 0)
+                return command_usage("an argument is missing after", c->name, c->use);
+        for (size_t k = 0; k < n && !*ret; k++)
+                if (strcmp(all[k].name, i->arguments[0]) == 0)
+                        *ret = &all[k];
+        if (*ret)
+                return -1;
+        snprintf(before, sizeof(before), "bfcctl %s ", c->name);
+        return unknown("unknown argument", i->arguments[0], before,
+                       text_nearest(i->arguments[0], &all->name, n, sizeof(*all)), c->use);
+}
+
 /* The options and arguments after the command. An exit status; -1: continue. */
 static int read_arguments(const struct command *c, int argc, char **argv, struct invocation *i)
 {
-        int first, status = read_options(argc, argv, c, i, &first);
+        int first, max, status = read_options(argc, argv, c, i, &first);
+        const struct verb *verb;
+        char what[64];
 
         if (status >= 0)
                 return status;
-        for (int own = 0; own < N_OWN_OPTIONS; own++)
-                if (*value_of(i, own) && !(c->options & BIT(own)))
-                        return command_usage(own_options[own].wrong, c->name, own_options[own].right);
         i->arguments = argv + first;
         i->n_arguments = argc - first;
-        if (i->n_arguments > c->max_arguments)
-                return command_usage("too many arguments from", i->arguments[c->max_arguments],
-                                     command_right_use(c));
+        status = read_verb(c, i, &verb);
+        if (status >= 0)
+                return status;
+        i->use = verb ? verb->use : c->use ? c->use : "this command takes no arguments";
+        for (int own = 0; own < N_OWN_OPTIONS; own++) {
+                if (!*value_of(i, own) || (verb ? verb->options : c->options) & BIT(own))
+                        continue;
+                if (!verb)
+                        return command_usage(own_options[own].wrong, c->name, own_options[own].right);
+                snprintf(what, sizeof(what), "--%s is not valid for %s", own_options[own].name, c->name);
+                return command_usage(what, verb->name, verb->use);
+        }
+        max = verb ? verb->n_arguments : c->max_arguments;
+        if (i->n_arguments > max)
+                return command_usage("too many arguments from", i->arguments[max], i->use);
+        if (verb && i->n_arguments < max)
+                return command_usage("an argument is missing after", i->arguments[i->n_arguments - 1],
+                                     i->use);
         return -1;
 }
 
@@ -445,7 +513,8 @@ int main(int argc, char **argv)
         c = find(argv[first]);
         if (!c)
                 return unknown("unknown command", argv[first], "bfcctl ",
-                               text_nearest(argv[first], &commands->name, N_COMMANDS, sizeof(*commands)));
+                               text_nearest(argv[first], &commands->name, N_COMMANDS, sizeof(*commands)),
+                               LISTS_THEM);
         status = read_arguments(c, argc - first, argv + first, &i);
         if (status > 0 && c->max_arguments == RUNS_PROGRAM)
                 status = EXIT_RUN_FAILED;

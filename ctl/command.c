@@ -35,11 +35,6 @@ int command_usage(const char *what, const char *which, const char *right)
         return EXIT_USAGE;
 }
 
-const char *command_right_use(const struct command *c)
-{
-        return c->use ? c->use : "this command takes no arguments";
-}
-
 int command_complain(const struct ask *a)
 {
         fprintf(stderr, "bfcctl: %s\n", a->error);
@@ -126,7 +121,7 @@ int run_metrics(struct ask *a, const struct invocation *i, const struct command 
         int r;
 
         if (i->json)
-                return command_usage("--json is not valid for", c->name, command_right_use(c));
+                return command_usage("--json is not valid for", c->name, i->use);
         if (ask_lists(a, metrics_lists, METRICS_LISTS, &l) < 0)
                 return command_complain(a);
         r = metrics_print(stdout, l,
@@ -146,7 +141,7 @@ int run_top(struct ask *a, const struct invocation *i, const struct command *c)
         (void)a;
         if (i->json || (i->n_arguments > 0 && !top_find_view(i->arguments[0], &o.view)))
                 return command_usage(i->json ? "--json is not valid for" : "there is no view",
-                                     i->json ? c->name : i->arguments[0], c->use);
+                                     i->json ? c->name : i->arguments[0], i->use);
         if (i->interval && !top_read_interval(i->interval, &o.interval_ms))
                 return command_usage("wrong value for --interval", i->interval,
                                      "0.1s to 1h, as in --interval 2s");
@@ -215,9 +210,9 @@ int run_reload(struct ask *a, const struct invocation *i, const struct command *
         bool failed;
         int r;
 
+        (void)c;
         if (i->n_arguments > 0 && !i->dry_run)
-                return command_usage("reload applies the daemon's own file, not", i->arguments[0],
-                                     command_right_use(c));
+                return command_usage("reload applies the daemon's own file, not", i->arguments[0], i->use);
         if ((i->n_arguments > 0 && reload_send_files(a, i->arguments[0]) < 0) ||
             ask_reload(a, i->dry_run != NULL, &reply) < 0)
                 return command_complain(a);
@@ -309,10 +304,11 @@ int run_leaks(struct ask *a, const struct invocation *i, const struct command *c
 
 int run_map(struct ask *a, const struct invocation *i, const struct command *c)
 {
+        (void)c;
         if (i->n_arguments == 0)
-                return command_usage("no partition", NULL, command_right_use(c));
+                return command_usage("no partition", NULL, i->use);
         if (i->svg && i->json)
-                return command_usage("--svg and --json exclude each other", NULL, command_right_use(c));
+                return command_usage("--svg and --json exclude each other", NULL, i->use);
         if (pictures_map(a, &(struct pictures_map){ i->arguments[0], i->tenant, i->svg, i->json }) < 0)
                 return command_complain(a);
         return command_finish(0);
@@ -323,7 +319,7 @@ int run_snapshot(struct ask *a, const struct invocation *i, const struct command
         uint64_t n_left_out;
 
         if (i->json)
-                return command_usage("--json is not valid for", c->name, command_right_use(c));
+                return command_usage("--json is not valid for", c->name, i->use);
         if (pictures_snapshot(a, i->n_arguments > 0 ? i->arguments[0] : "-", &n_left_out) < 0)
                 return command_complain(a);
         if (n_left_out > 0)
@@ -434,8 +430,9 @@ static json_t *forget_json(const char *tenant, const char *name)
 
 int run_forget(struct ask *a, const struct invocation *i, const struct command *c)
 {
+        (void)c;
         if (i->n_arguments < 2)
-                return command_usage("no tenant or no name", NULL, command_right_use(c));
+                return command_usage("no tenant or no name", NULL, i->use);
         if (ask_forget(a, i->arguments[0], i->arguments[1]) < 0)
                 return command_complain(a);
         if (i->json)
@@ -452,8 +449,9 @@ int run_drain(struct ask *a, const struct invocation *i, const struct command *c
         bool is_late;
         int r;
 
+        (void)c;
         if (i->n_arguments == 0)
-                return command_usage("no device", NULL, command_right_use(c));
+                return command_usage("no device", NULL, i->use);
         if (ask_drain(a, i->arguments[0]) < 0 ||
             drain_wait(a, i->arguments[0], i->wait ? i->wait_ms : GLANCE_MS, &l) < 0)
                 return command_complain(a);
@@ -471,8 +469,9 @@ int run_resume(struct ask *a, const struct invocation *i, const struct command *
 {
         char *device;
 
+        (void)c;
         if (i->n_arguments == 0)
-                return command_usage("no device", NULL, command_right_use(c));
+                return command_usage("no device", NULL, i->use);
         if (ask_resume(a, i->arguments[0]) < 0)
                 return command_complain(a);
         if (i->json)
@@ -496,9 +495,9 @@ int run_tensorboard(struct ask *a, const struct invocation *i, const struct comm
 
         (void)a;
         if (i->json)
-                return command_usage("--json is not valid for", c->name, command_right_use(c));
+                return command_usage("--json is not valid for", c->name, i->use);
         if (!i->logdir || !*i->logdir)
-                return command_usage("no --logdir", NULL, command_right_use(c));
+                return command_usage("no --logdir", NULL, i->use);
         if (i->interval && (!amount_time(i->interval, &options.interval_ms) || options.interval_ms == 0))
                 return command_usage("wrong value for --interval", i->interval, AMOUNT_TIME);
         if (i->count && !command_read_id(i->count, &options.n_steps))

@@ -41,10 +41,13 @@ struct invocation {
                 const char *watch, *sort, *columns;
                 int64_t watch_ms;
         } view;
-        const char *quiet, *strict, *no_preload;
+        struct {
+                const char *quiet, *strict, *no_preload;
+        } run;
         int64_t wait_ms;  /* -1: as long as it takes */
         char **arguments; /* after the command */
         int n_arguments;
+        const char *use; /* how this command, or this part of it, is called, for errors */
 };
 
 #define RUNS_PROGRAM INT_MAX
@@ -88,7 +91,6 @@ int run_run(struct ask *a, const struct invocation *i, const struct command *c);
 
 /* Prints the error and what would be right. EXIT_USAGE. */
 int command_usage(const char *what, const char *which, const char *right);
-const char *command_right_use(const struct command *c);
 bool command_read_id(const char *text, uint64_t *ret); /* "123", not 0 and nothing else */
 int command_complain(const struct ask *a);             /* the daemon's error. EXIT_REFUSED */
 int command_finish(int r); /* the exit status after writing to standard output with result r */

@@ -58,14 +58,13 @@ static int read_user(const char *value, uint64_t *ret)
         return EXIT_SUCCESS;
 }
 
-static int read_match(const struct invocation *i, const struct command *c, Bfcd__LeaseCreate *m)
+static int read_match(const struct invocation *i, Bfcd__LeaseCreate *m)
 {
         int n = (i->lease.cgroup != NULL) + (i->lease.unit != NULL) + (i->lease.pid != NULL) +
                 (i->lease.user != NULL);
 
         if (n != 1)
-                return command_usage("one of --cgroup, --unit, --pid and --user is needed", NULL,
-                                     command_right_use(c));
+                return command_usage("one of --cgroup, --unit, --pid and --user is needed", NULL, i->use);
         m->match_case = i->lease.cgroup ? BFCD__LEASE_CREATE__MATCH_CGROUP
                         : i->lease.unit ? BFCD__LEASE_CREATE__MATCH_UNIT
                         : i->lease.pid  ? BFCD__LEASE_CREATE__MATCH_PID
@@ -89,7 +88,7 @@ static int print_done(const struct invocation *i, const char *name, const char *
         return command_finish(0);
 }
 
-static int create(struct ask *a, const struct invocation *i, const struct command *c, const char *name)
+static int create(struct ask *a, const struct invocation *i, const char *name)
 {
         Bfcd__LeaseCreate m = BFCD__LEASE_CREATE__INIT;
         int r;
@@ -97,8 +96,8 @@ static int create(struct ask *a, const struct invocation *i, const struct comman
         if ((!i->tenant && a->admin) || !i->partition || !i->lease.limit)
                 return command_usage(a->admin ? "--tenant, --partition and --limit are needed"
                                               : "--partition and --limit are needed",
-                                     NULL, command_right_use(c));
-        r = read_match(i, c, &m);
+                                     NULL, i->use);
+        r = read_match(i, &m);
         if (r == EXIT_SUCCESS)
                 r = read_bytes("--limit", i->lease.limit, &m.bytes_limit);
         if (r == EXIT_SUCCESS)
@@ -116,13 +115,13 @@ static int create(struct ask *a, const struct invocation *i, const struct comman
         return ask_lease_create(a, &m) < 0 ? command_complain(a) : print_done(i, name, "is made");
 }
 
-static int set(struct ask *a, const struct invocation *i, const struct command *c, const char *name)
+static int set(struct ask *a, const struct invocation *i, const char *name)
 {
         Bfcd__LeaseSet m = BFCD__LEASE_SET__INIT;
         int r;
 
         if (!i->lease.limit && !i->lease.reserve && !i->lease.ttl)
-                return command_usage("nothing to set", NULL, command_right_use(c));
+                return command_usage("nothing to set", NULL, i->use);
         r = read_bytes("--limit", i->lease.limit, &m.bytes_limit);
         if (r == EXIT_SUCCESS && i->lease.limit && m.bytes_limit == 0)
                 r = wrong_value("--limit", i->lease.limit, "a size, as in 512MiB");
@@ -179,13 +178,12 @@ static void print_end(const char *name, const Bfcd__LeaseEnd *m, const Bfcd__Lea
                 printf("  and %llu more\n", (unsigned long long)(end->num_sessions - end->n_sessions));
 }
 
-static int end(struct ask *a, const struct invocation *i, const struct command *c, const char *name)
+static int end(struct ask *a, const struct invocation *i, const char *name)
 {
         Bfcd__LeaseEnd m = BFCD__LEASE_END__INIT;
         Bfcd__Reply *reply;
         int r = read_time("--grace", i->lease.grace, &m.grace_ms);
 
-        (void)c;
         if (r != EXIT_SUCCESS)
                 return r;
         m.name = (char *)(uintptr_t)name;
@@ -208,20 +206,9 @@ static int list(struct ask *a, const struct invocation *i, const struct command 
         return run_list(a, i, c);
 }
 
-static bool has_option(const struct invocation *i, bool of_create, bool of_set, bool of_end)
-{
-        bool is_viewed = i->view.watch || i->view.sort || i->view.columns;
-        bool is_made_with = i->tenant || i->partition || i->lease.cgroup || i->lease.unit || i->lease.pid ||
-                            i->lease.user;
+typedef int (*verb_run)(struct ask *a, const struct invocation *i, const char *name);
 
-        return (is_viewed && (of_create || of_set || of_end)) || (is_made_with && !of_create) ||
-               ((i->lease.limit || i->lease.reserve || i->lease.ttl) && !of_create && !of_set) ||
-               ((i->lease.evict || i->lease.grace) && !of_create && !of_end);
-}
-
-typedef int (*verb_run)(struct ask *a, const struct invocation *i, const struct command *c, const char *name);
-
-static int run_verb(verb_run run, struct ask *a, const struct invocation *i, const struct command *c)
+static int run_verb(verb_run run, struct ask *a, const struct invocation *i)
 {
         const char *tenant = i->tenant ? i->tenant : getenv("BFC_TENANT");
         char name[ASK_NAME_BYTES];
@@ -229,35 +216,21 @@ static int run_verb(verb_run run, struct ask *a, const struct invocation *i, con
         if (ask_open(a, ask_manager_socket(i->socket), tenant) < 0 ||
             ask_lease_name(a, i->arguments[1], name) < 0)
                 return command_complain(a);
-        return run(a, i, c, name);
+        return run(a, i, name);
 }
 
+/* bfcctl.c has checked the verb. */
 static int run_words(struct ask *a, const struct invocation *i, const struct command *c)
 {
         static const struct {
                 const char *verb;
                 verb_run run;
-                bool creates, sets, ends;
-        } verbs[] = { { "create", create, true, false, false },
-                      { "set", set, false, true, false },
-                      { "end", end, false, false, true } };
+        } verbs[] = { { "create", create }, { "set", set }, { "end", end } };
 
-        if (i->n_arguments == 0)
-                return command_usage("no create, list, set or end", NULL, command_right_use(c));
-        if (strcmp(i->arguments[0], "list") == 0 && i->n_arguments == 1 &&
-            !has_option(i, false, false, false))
-                return list(a, i, c);
-        for (size_t k = 0; k < sizeof(verbs) / sizeof(verbs[0]); k++) {
-                if (strcmp(verbs[k].verb, i->arguments[0]) != 0)
-                        continue;
-                if (i->n_arguments < 2)
-                        return command_usage("no name of a lease", NULL, command_right_use(c));
-                if (has_option(i, verbs[k].creates, verbs[k].sets, verbs[k].ends))
-                        return command_usage("an option is not valid for lease", verbs[k].verb,
-                                             command_right_use(c));
-                return run_verb(verbs[k].run, a, i, c);
-        }
-        return command_usage("wrong use of lease", i->arguments[0], command_right_use(c));
+        for (size_t k = 0; k < sizeof(verbs) / sizeof(verbs[0]); k++)
+                if (strcmp(verbs[k].verb, i->arguments[0]) == 0)
+                        return run_verb(verbs[k].run, a, i);
+        return list(a, i, c);
 }
 
 int run_lease(struct ask *none, const struct invocation *i, const struct command *c)

@@ -33,8 +33,9 @@ static int run(struct ask *a, const struct invocation *i, const struct command *
                                  .wakes = wakes };
         uint64_t n_asked, n_bytes;
 
+        (void)c;
         if (i->n_arguments == 0 || !*i->arguments[0])
-                return command_usage("no session or tenant", NULL, command_right_use(c));
+                return command_usage("no session or tenant", NULL, i->use);
         if (!command_read_id(i->arguments[0], &park.session_id)) {
                 park.session_id = 0;
                 park.tenant = i->arguments[0];

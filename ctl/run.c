@@ -89,14 +89,13 @@ static int read_run(const struct invocation *i, const struct command *c, struct 
                            .client_socket = choose_socket("BFC_SOCKET", PATHS_CLIENT_SOCKET) };
 
         if (i->json)
-                return command_usage("--json is not valid for", c->name, command_right_use(c));
-        if (i->strict && i->no_preload)
-                return command_usage("--strict and --no-preload exclude each other", NULL,
-                                     command_right_use(c));
+                return command_usage("--json is not valid for", c->name, i->use);
+        if (i->run.strict && i->run.no_preload)
+                return command_usage("--strict and --no-preload exclude each other", NULL, i->use);
         if (i->n_arguments == 0)
-                return command_usage("no command to run", NULL, command_right_use(c));
+                return command_usage("no command to run", NULL, i->use);
         if (!i->lease.limit)
-                return command_usage("no --limit", NULL, command_right_use(c));
+                return command_usage("no --limit", NULL, i->use);
         if (!amount_size(i->lease.limit, &run.limit) || run.limit == 0)
                 return command_usage("wrong value for --limit", i->lease.limit,
                                      "a size, as in --limit 512MiB");
@@ -113,9 +112,9 @@ static int read_run(const struct invocation *i, const struct command *c, struct 
                 return command_usage("wrong value for --lease", i->lease.name, "it has at most 63 bytes");
         run.has_own_name = *run.lease;
         run.evicts = i->lease.evict || i->lease.grace;
-        run.is_quiet = i->quiet != NULL;
-        run.is_strict = i->strict != NULL;
-        run.has_proxy = !i->no_preload;
+        run.is_quiet = i->run.quiet != NULL;
+        run.is_strict = i->run.strict != NULL;
+        run.has_proxy = !i->run.no_preload;
         run.waits = i->wait != NULL;
         run.wait_ms = i->wait_ms;
         *ret = run;

@@ -303,24 +303,20 @@ static int own_tenant(struct ask *a, char ret[static TENANT_BYTES])
 
 int run_wait(struct ask *a, const struct invocation *i, const struct command *c)
 {
-        bool is_lease = i->n_arguments == 2 && strcmp(i->arguments[0], "lease") == 0;
-        bool is_room = i->n_arguments == 3 && strcmp(i->arguments[0], "room") == 0;
+        bool is_lease = strcmp(i->arguments[0], "lease") == 0, is_room = !is_lease;
         char name[ASK_NAME_BYTES], tenant[TENANT_BYTES] = "";
         struct awaited w = { .tenant = i->tenant ? i->tenant : tenant };
         uint64_t timeout_ms = 0;
 
-        if (!is_lease && !is_room)
-                return command_usage("wait for what?", NULL, command_right_use(c));
+        (void)c;
         if (i->timeout && !amount_time(i->timeout, &timeout_ms))
                 return command_usage("wrong value for --timeout", i->timeout, AMOUNT_TIME);
         if (is_room && (!amount_size(i->arguments[2], &w.n_bytes) || w.n_bytes == 0))
                 return command_usage("wrong size", i->arguments[2], "a size, as in 512MiB");
-        if (is_lease && i->tenant)
-                return command_usage("--tenant is not valid for", "wait lease", command_right_use(c));
         if (is_lease ? ask_lease_name(a, i->arguments[1], name) < 0 : !i->tenant && own_tenant(a, tenant) < 0)
                 return command_complain(a);
         if (is_room && !*w.tenant)
-                return command_usage("no --tenant", NULL, command_right_use(c));
+                return command_usage("no --tenant", NULL, i->use);
         if (is_lease)
                 w.lease = name;
         else

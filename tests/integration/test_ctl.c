@@ -678,6 +678,48 @@ RIG_TEST(a_mistyped_word_has_a_suggestion, two_tenants)
         ctl_refuses(rig, WORDS("frobnicate"), USAGE, "\"bfcctl --help\" lists them");
 }
 
+/* The error, and how that part of the command is called: not the others. */
+RIG_TEST(a_wrong_use_shows_the_right_one, two_tenants)
+{
+        static const char
+                create[] = "; usage: bfcctl lease create NAME [--tenant TENANT] --partition NAME ",
+                set[] = "usage: bfcctl lease set NAME [--limit SIZE] [--reserve SIZE] [--ttl TIME]\n";
+        const struct {
+                const char *words[6], *error, *use;
+        } wrong[] = {
+                { { "lease", "create" }, "an argument is missing after \"create\"", create },
+                { { "lease", "create", "one", "two" }, "too many arguments from \"two\"", create },
+                { { "lease", "create", "one" }, "--tenant, --partition and --limit are needed", create },
+                { { "lease", "set", "one" }, "nothing to set; ", set },
+                { { "lease", "set", "one", "--pid", "1" }, "--pid is not valid for lease \"set\"; ", set },
+                { { "lease", "list", "x" }, "too many arguments from \"x\"; usage: bfcctl lease list ", "" },
+                { { "lease", "ends", "one" },
+                  "unknown argument \"ends\"; did you mean \"bfcctl lease end\"?\n",
+                  "" },
+                { { "lease" },
+                  "an argument is missing after \"lease\"; usage: bfcctl lease create|list|set|end; ",
+                  "" },
+                { { "wait", "nothing" },
+                  "unknown argument \"nothing\"; usage: bfcctl wait lease|room; ",
+                  "" },
+                { { "wait", "room", "train" },
+                  "an argument is missing after \"train\"; ",
+                  "usage: bfcctl wait room PARTITION SIZE [--tenant TENANT] [--timeout TIME]\n" },
+                { { "wait", "lease", "one", "--tenant", "red" },
+                  "--tenant is not valid for wait \"lease\"; ",
+                  "usage: bfcctl wait lease NAME [--timeout TIME]\n" },
+        };
+
+        for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+                char *err;
+
+                ck_assert_int_eq(ctl(rig->admin_socket, wrong[i].words, NULL, &err), USAGE);
+                ck_assert_msg(strstr(err, wrong[i].error) && strstr(err, wrong[i].use), "%s", err);
+                ck_assert_msg(strlen(err) < 300 && !strstr(err, "; or "), "%s", err);
+                free(err);
+        }
+}
+
 RIG_TEST(empty_lists_say_so, two_tenants)
 {
         static const char *const lists[][3] = {
@@ -751,7 +793,7 @@ RIG_TEST(lists_are_sorted_and_have_chosen_columns, two_tenants)
         free(text);
         ctl_refuses(rig, WORDS("lease", "list", "--sort", "colour"), USAGE, "the columns are: LEASE, ");
         ctl_refuses(rig, WORDS("lease", "end", "one", "--sort", "lease"), USAGE,
-                    "an option is not valid for lease \"end\"");
+                    "--sort is not valid for lease \"end\"");
         bfc_disconnect(red);
         bfc_disconnect(blue);
 }
@@ -837,7 +879,6 @@ RIG_TEST(wait_ends_when_it_has_come, two_tenants)
         bfc_client *blue = client_open(rig, "blue", NULL);
         void *p;
 
-        ctl_refuses(rig, WORDS("wait", "nothing"), USAGE, "wait for what?");
         ctl_refuses(rig, WORDS("wait", "room", "nowhere", "1MiB", "--tenant", "blue"), REFUSED,
                     "There is no partition 'nowhere'");
         ctl_refuses(rig, WORDS("wait", "room", "train", "1TiB", "--tenant", "blue", "--timeout", "0"),
