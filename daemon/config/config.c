@@ -280,8 +280,9 @@ static void fail_file(struct config_reader *r, const char *path, int error)
                 snprintf(sentence, sizeof(sentence), "cannot be read by user '%s': %s", user->pw_name,
                          strerror(error));
         else
-                snprintf(sentence, sizeof(sentence), "cannot be read: %s",
-                         error == ENOTSUP ? "not a regular file" : strerror(error));
+                snprintf(sentence, sizeof(sentence), "cannot be read: %s%s",
+                         error == ENOTSUP ? "not a regular file" : strerror(error),
+                         error == ENOENT ? "; bfcd.yaml(5) has an example" : "");
         config_fail_tree(r, path, 1, 1, sentence);
 }
 

@@ -118,6 +118,8 @@ TEST(all_errors_of_a_file_are_reported)
         rig_discard(rig);
 }
 
+#define NO_FILE "No such file or directory; bfcd.yaml(5) has an example"
+
 /* Said in one line, that begins with the file; a start may be tried again. */
 static void assert_unreadable(const char *path, const char *why)
 {
@@ -150,7 +152,7 @@ TEST(unreadable_files_are_reported)
         struct rig *rig = rig_folder();
         char path[96];
 
-        assert_unreadable("/nowhere/bfcd.yaml", "No such file or directory");
+        assert_unreadable("/nowhere/bfcd.yaml", NO_FILE);
         assert_unreadable(rig->folder, "Is a directory");
         snprintf(path, sizeof(path), "%s/fifo", rig->folder);
         ck_assert_int_eq(mkfifo(path, 0600), 0);
@@ -240,7 +242,7 @@ TEST(the_default_file_is_checked)
         if (access("/etc/bfcd", F_OK) == 0)
                 return; /* of a bfcd that is installed here */
         ck_assert_int_eq(program_run(argv, NULL, &errors), 1);
-        ck_assert_str_eq(errors, "/etc/bfcd/bfcd.yaml:1:1: cannot be read: No such file or directory\n");
+        ck_assert_str_eq(errors, "/etc/bfcd/bfcd.yaml:1:1: cannot be read: " NO_FILE "\n");
         free(errors);
 }
 
@@ -252,7 +254,7 @@ TEST(the_file_may_come_last)
         char *errors;
 
         ck_assert_int_eq(program_run(last, NULL, &errors), 1);
-        ck_assert_str_eq(errors, "/nonexistent/x.yaml:1:1: cannot be read: No such file or directory\n");
+        ck_assert_str_eq(errors, "/nonexistent/x.yaml:1:1: cannot be read: " NO_FILE "\n");
         free(errors);
         ck_assert_int_eq(program_run(two, NULL, &errors), 2);
         ck_assert_str_eq(errors, "bfcd: 'y.yaml' is not an option; try 'bfcd --help'\n");

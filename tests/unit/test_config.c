@@ -1594,7 +1594,8 @@ TEST(test_load)
         ck_assert_uint_eq(c->n_tenants, 2);
         c = NULL;
         ck_assert_int_eq(load("none.yaml", &c), -ENOENT);
-        assert_line_of("none.yaml", 1, 1, "cannot be read: No such file or directory");
+        assert_line_of("none.yaml", 1, 1,
+                       "cannot be read: No such file or directory; bfcd.yaml(5) has an example");
         ck_assert_int_eq(load("", &c), -EISDIR);
         ck_assert_int_eq(mkfifo(in_folder("fifo"), 0600), 0);
         ck_assert_int_eq(load("fifo", &c), -ENOTSUP);
