@@ -881,6 +881,10 @@ RIG_TEST(wait_ends_when_it_has_come, two_tenants)
 
         ctl_refuses(rig, WORDS("wait", "room", "nowhere", "1MiB", "--tenant", "blue"), REFUSED,
                     "There is no partition 'nowhere'");
+        ctl_refuses(rig, WORDS("wait", "room", "serve", "1MiB", "--tenant", "red", "--timeout", "0"), REFUSED,
+                    "Tenant 'red' has no quota in partition 'serve'");
+        ctl_refuses(rig, WORDS("wait", "room", "serve", "1MiB", "--tenant", "nothing"), REFUSED,
+                    "There is no tenant 'nothing'");
         ctl_refuses(rig, WORDS("wait", "room", "train", "1TiB", "--tenant", "blue", "--timeout", "0"),
                     REFUSED, "1.0 TiB is more than the limit of tenant 'blue' in partition 'train', ");
         ctl_says(rig, WORDS("wait", "room", "train", "16MiB", "--tenant", "blue", "--timeout", "60"), "");
