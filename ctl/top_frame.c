@@ -371,7 +371,7 @@ static void put_help(struct top_frame *f)
         static const char *const lines[] = {
                 "bfcctl top: sessions, tenants and partitions of bfcd",
                 "",
-                "Bars of partitions:  | in use  # reserved, not in use  : guaranteed, not reserved",
+                "Bars: | in use   # reserved, but not in use   : guaranteed, but not reserved",
                 "",
                 "Up Down PgUp PgDn Home End   move            Left Right   scroll the columns",
                 "Tab  Shift-Tab     sessions, tenants, partitions",

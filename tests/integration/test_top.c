@@ -223,6 +223,7 @@ LOOP_TEST(keys, 2)
         press(&t, TAB);
         wait_for(&t, "GUARANTEED");
         press(&t, F1);
+        wait_for(&t, ": guaranteed, but not reserved"); /* the longest line */
         wait_for(&t, "Any key returns");
         press(&t, "x");
         wait_without(&t, "Any key returns");
