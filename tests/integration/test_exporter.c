@@ -345,9 +345,9 @@ RIG_TEST(a_narrow_map_over_http, one_tenant)
         session_end(red);
 }
 
-/* A curve of the last hour from its begin to its end, without repetitions: 0, + for more, - for unknown. A slow exporter
- * may have no sample in any of the slots, so there may be more that are unknown, but not at the end. */
-static bool curve_is(json_t *slots, const char *expected)
+/* A curve of the last hour from its begin to its end, without repetitions: 0, + for so many bytes, - for unknown. A slow
+ * exporter may have no sample in any of the slots, so there may be more that are unknown, but not at the end. */
+static bool curve_is(json_t *slots, const char *expected, json_int_t n_bytes)
 {
         char last = '-', value = '\0'; /* and the last one that is known */
         const char *next = expected;
@@ -357,7 +357,8 @@ static bool curve_is(json_t *slots, const char *expected)
         ck_assert_uint_eq(json_array_size(slots), HOUR_SLOTS);
         json_array_foreach(slots, i, slot)
         {
-                char c = json_is_null(slot) ? '-' : json_integer_value(slot) > 0 ? '+' : '0';
+                json_int_t n = json_integer_value(slot);
+                char c = json_is_null(slot) ? '-' : n == 0 ? '0' : n == n_bytes ? '+' : '?';
 
                 if (c == *next)
                         next++;
@@ -369,27 +370,49 @@ static bool curve_is(json_t *slots, const char *expected)
         return *next == '\0' && last == expected[strlen(expected) - 1];
 }
 
-/* Of the partition and of the tenant red in it. */
-static bool hour_is(const struct exporter *e, const char *expected)
+static json_t *document_of(const struct exporter *e, const char *path)
 {
-        json_t *document, *series, *each;
+        json_t *document;
         struct reply r;
-        bool is = true;
-        size_t i;
 
-        get(e, "/api/hour", &r);
+        get(e, path, &r);
         ck_assert_int_eq(r.status, 200);
         document = json_loads(r.body, JSON_REJECT_DUPLICATES, NULL);
         ck_assert_msg(document != NULL, "%s", r.body);
         free(r.all);
+        return document;
+}
+
+/* What the tenant red has, of whose memory the partition's is. */
+struct has {
+        json_int_t in_use, reserved;
+};
+
+static struct has red_has(const struct exporter *e)
+{
+        json_t *document = document_of(e, "/api/tenants"),
+               *row = json_array_get(json_object_get(document, "tenants"), 0);
+        struct has has = { number_of(row, "bytes_in_use"), number_of(row, "bytes_reserved") };
+
+        json_decref(document);
+        return has;
+}
+
+/* Of the partition and of the tenant red in it. */
+static bool hour_is(const struct exporter *e, const char *expected, struct has has)
+{
+        json_t *document = document_of(e, "/api/hour"), *series, *each;
+        bool is = true;
+        size_t i;
+
         series = json_object_get(json_object_get(document, "hour"), "series");
         json_array_foreach(series, i, each)
         {
                 ck_assert_str_eq(string_of(each, "partition"), "train");
                 if (i > 0)
                         ck_assert_str_eq(string_of(each, "tenant"), "red");
-                is = is && curve_is(json_object_get(each, "bytes_reserved"), expected) &&
-                     curve_is(json_object_get(each, "bytes_in_use"), expected);
+                is = is && curve_is(json_object_get(each, "bytes_reserved"), expected, has.reserved) &&
+                     curve_is(json_object_get(each, "bytes_in_use"), expected, has.in_use);
         }
         is = is && i == 2;
         json_decref(document);
@@ -401,21 +424,25 @@ RIG_TEST(the_last_hour_over_http, moves_clock)
 {
         struct raw *red = session_open(rig->socket, "red");
         struct exporter e = exporter_start(rig);
+        struct has has = { 0 };
         Bfcd__Block block;
 
-        ck_assert(WAIT_FOR(hour_is(&e, "-0"), SETTLE_MS));
+        ck_assert(WAIT_FOR(hour_is(&e, "-0", has), SETTLE_MS));
         rig_pass(rig, HOUR_SLOT_MS);
         ck_assert_int_eq(raw_malloc(red, 0, 3 * MIB, &block), 0);
+        has = red_has(&e);
+        ck_assert_int_eq(has.in_use, 3 * MIB);
+        ck_assert_int_gt(has.reserved, has.in_use);
         rig_pass(rig, HOUR_SAMPLE_MS);
-        ck_assert(WAIT_FOR(hour_is(&e, "-0+"), SETTLE_MS));
+        ck_assert(WAIT_FOR(hour_is(&e, "-0+", has), SETTLE_MS));
         rig_terminate(rig);
         raw_close(red);
         __atomic_add_fetch(&rig->clock->passed_ms, 2 * HOUR_SLOT_MS, __ATOMIC_RELEASE);
-        ck_assert(WAIT_FOR(hour_is(&e, "-0+-"), SETTLE_MS));
+        ck_assert(WAIT_FOR(hour_is(&e, "-0+-", has), SETTLE_MS));
         rig->pid = rig_spawn_daemon(rig);
         ck_assert(WAIT_FOR(is_served(&e), SETTLE_MS));
         __atomic_add_fetch(&rig->clock->passed_ms, HOUR_SAMPLE_MS, __ATOMIC_RELEASE);
-        ck_assert(WAIT_FOR(hour_is(&e, "-0+-0"), SETTLE_MS));
+        ck_assert(WAIT_FOR(hour_is(&e, "-0+-0", has), SETTLE_MS));
         exporter_stop(&e);
         rig_meet(rig);
 }

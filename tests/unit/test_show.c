@@ -660,10 +660,10 @@ TEST(reply_of_another_kind)
 
 /* ---- the last hour ---------------------------------------------------------- */
 
-/* A partition and n tenants in it; all have the same bytes. */
+/* A partition with n_bytes and tenants in it, the first of which has twice as much, the next three times. */
 static void sample(struct hour *h, uint64_t now_ms, size_t n_tenants, uint64_t n_bytes)
 {
-        Bfcd__Statistics stats = BFCD__STATISTICS__INIT;
+        Bfcd__Statistics *stats = calloc(n_tenants + 1, sizeof(*stats));
         Bfcd__PartitionRow partition = BFCD__PARTITION_ROW__INIT, *partitions[] = { &partition };
         Bfcd__TenantRow *tenants = calloc(n_tenants, sizeof(*tenants));
         Bfcd__TenantRow **rows = calloc(n_tenants, sizeof(*rows));
@@ -672,20 +672,24 @@ static void sample(struct hour *h, uint64_t now_ms, size_t n_tenants, uint64_t n
                 .partitions = partitions, .n_partitions = 1, .tenants = rows, .n_tenants = n_tenants
         };
 
-        ck_assert(tenants && rows && names);
-        stats.bytes_in_use = n_bytes;
-        stats.bytes_reserved = 2 * n_bytes;
+        ck_assert(stats && tenants && rows && names);
+        for (size_t i = 0; i <= n_tenants; i++) {
+                bfcd__statistics__init(&stats[i]);
+                stats[i].bytes_in_use = (i + 1) * n_bytes;
+                stats[i].bytes_reserved = 2 * stats[i].bytes_in_use;
+        }
         partition.name = (char[]){ "train" };
-        partition.stats = &stats;
+        partition.stats = stats;
         for (size_t i = 0; i < n_tenants; i++) {
                 snprintf(names[i], sizeof(names[i]), "t\"%u", (unsigned)i);
                 bfcd__tenant_row__init(&tenants[i]);
                 tenants[i].tenant = names[i];
                 tenants[i].partition = partition.name;
-                tenants[i].stats = &stats;
+                tenants[i].stats = &stats[i + 1];
                 rows[i] = &tenants[i];
         }
         ck_assert_int_eq(hour_add(h, now_ms, &l), 0);
+        free(stats);
         free(tenants);
         free(rows);
         free(names);
@@ -749,9 +753,10 @@ TEST(an_hour_of_samples)
                 static const json_int_t expected[] = { -1, 0, -1, -1, 9, -1 };
 
                 for (size_t k = 0; k < sizeof(expected) / sizeof(expected[0]); k++) {
-                        ck_assert_int_eq(value_of(hour, i, "bytes_in_use", k), expected[k]);
-                        ck_assert_int_eq(value_of(hour, i, "bytes_reserved", k),
-                                         expected[k] > 0 ? 2 * expected[k] : expected[k]);
+                        json_int_t n = expected[k] > 0 ? expected[k] * (json_int_t)(i + 1) : expected[k];
+
+                        ck_assert_int_eq(value_of(hour, i, "bytes_in_use", k), n);
+                        ck_assert_int_eq(value_of(hour, i, "bytes_reserved", k), n > 0 ? 2 * n : n);
                 }
         }
         ck_assert_int_eq(value_of(hour, 2, "bytes_in_use", 4), -1);
@@ -760,6 +765,7 @@ TEST(an_hour_of_samples)
         ck_assert_int_eq(value_of(hour, 0, "bytes_in_use", HOUR_SLOTS - 1), 9);
         json_decref(hour);
         hour = hour_of(h, begin + HOUR_SLOTS * HOUR_SLOT_MS);
+        ck_assert_int_eq(value_of(hour, 0, "bytes_in_use", 0), -1); /* not what was there an hour ago */
         ck_assert_int_eq(value_of(hour, 0, "bytes_in_use", HOUR_SLOTS - 1), -1);
         ck_assert_int_eq(value_of(hour, 0, "bytes_in_use", HOUR_SLOTS - 3), 0);
         json_decref(hour);
@@ -781,7 +787,7 @@ TEST(an_hour_has_a_bound)
         hour = hour_of(h, 2 * HOUR_SLOT_MS);
         ck_assert_uint_eq(n_series(hour), HOUR_SERIES);
         ck_assert_int_eq(json_integer_value(json_object_get(hour, "num_left_out")), 10);
-        ck_assert_int_eq(value_of(hour, HOUR_SERIES - 1, "bytes_in_use", 0), 2);
+        ck_assert_int_eq(value_of(hour, HOUR_SERIES - 1, "bytes_in_use", 0), 2 * HOUR_SERIES);
         ck_assert_int_eq(value_of(hour, HOUR_SERIES - 1, "bytes_in_use", 2), 0);
         json_decref(hour);
         hour_free(h);
