@@ -98,8 +98,7 @@ static const struct table_column tenant_columns[] = {
         COLUMN(NULL, "kept_ms", 0, TABLE_DURATION, Bfcd__TenantRow, kept_ms),
         COLUMN(NULL, "num_leases", 0, TABLE_NUMBER, Bfcd__TenantRow, num_leases),
         STATS(Bfcd__TenantRow),
-        /* A partition has no such peak. */
-        { .key = "peak_bytes_requested",
+        { .key = "peak_bytes_requested", /* not of a partition */
           .type = TABLE_SIZE,
           .via = offsetof(Bfcd__TenantRow, stats),
           TABLE_MEMBER(Bfcd__Statistics, peak_bytes_requested) },
@@ -607,11 +606,16 @@ static json_t *devices_json(const void *row)
 static void turn_text(const void *row, char ret[static TABLE_TEXT_MAX])
 {
         const Bfcd__Status *s = row;
-        char recent[TEXT_MAX];
+        char longest[TEXT_MAX], recent[TEXT_MAX];
 
-        text_time(s->longest_turn_ns, ret);
-        snprintf(ret + strlen(ret), TABLE_TEXT_MAX - strlen(ret), "; recently %s",
+        snprintf(ret, TABLE_TEXT_MAX, "%s; recently %s", text_time(s->longest_turn_ns, longest),
                  text_time(s->recent_longest_turn_ns, recent));
+}
+
+/* Of the daemon itself: the daemon tells a tenant none of it. */
+static const char *not_told(const void *row)
+{
+        return ((const Bfcd__Status *)row)->bytes_resident == 0 ? "-" : NULL;
 }
 
 static const struct table_column status_columns[] = {
@@ -626,13 +630,17 @@ static const struct table_column status_columns[] = {
         COLUMN("Unresponsive", "num_unresponsive", 0, TABLE_NUMBER, Bfcd__Status, num_unresponsive),
         COLUMN("Blocks", "num_blocks", 0, TABLE_NUMBER, Bfcd__Status, num_blocks),
         COLUMN("Extents", "num_extents", 0, TABLE_NUMBER, Bfcd__Status, num_extents),
-        COLUMN("Allocated", "bytes_allocated", 0, TABLE_SIZE, Bfcd__Status, bytes_allocated),
-        COLUMN("Resident", "bytes_resident", 0, TABLE_SIZE, Bfcd__Status, bytes_resident),
-        { "Longest turn", NULL, 0, TABLE_MADE, .text = turn_text },
+        { "Allocated", "bytes_allocated", 0, TABLE_SIZE, TABLE_MEMBER(Bfcd__Status, bytes_allocated),
+          .instead = not_told },
+        { "Resident", "bytes_resident", 0, TABLE_SIZE, TABLE_MEMBER(Bfcd__Status, bytes_resident),
+          .instead = not_told },
+        { "Longest turn", NULL, 0, TABLE_MADE, .text = turn_text, .instead = not_told },
         COLUMN(NULL, "longest_turn_ns", 0, TABLE_NUMBER, Bfcd__Status, longest_turn_ns),
         COLUMN(NULL, "recent_longest_turn_ns", 0, TABLE_NUMBER, Bfcd__Status, recent_longest_turn_ns),
-        COLUMN("Lost log lines", "num_log_lines_lost", 0, TABLE_NUMBER, Bfcd__Status, num_log_lines_lost),
-        COLUMN("Lost records", "num_records_lost", 0, TABLE_NUMBER, Bfcd__Status, num_records_lost),
+        { "Lost log lines", "num_log_lines_lost", 0, TABLE_NUMBER,
+          TABLE_MEMBER(Bfcd__Status, num_log_lines_lost), .instead = not_told },
+        { "Lost records", "num_records_lost", 0, TABLE_NUMBER, TABLE_MEMBER(Bfcd__Status, num_records_lost),
+          .instead = not_told },
         { .key = "devices", .json = devices_json },
         { 0 },
 };

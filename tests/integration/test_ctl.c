@@ -487,7 +487,10 @@ RIG_TEST(a_tenant_sees_its_own_rows, two_tenants)
         ck_assert(json_is_false(json_object_get(user, "admin")));
         ck_assert_uint_eq(json_array_size(json_object_get(user, "matching_tenants")), 2);
         json_decref(user);
-        ck_assert_int_eq(ctl(rig->socket, WORDS("status"), NULL, NULL), 0);
+        ck_assert_int_eq(ctl(rig->socket, WORDS("status"), &out, NULL), 0);
+        ck_assert_msg(strstr(out, "\nResident        -\n") && strstr(out, "\nLongest turn    -\n"), "%s",
+                      out);
+        free(out);
         ck_assert_int_eq(ctl(rig->socket, WORDS("partitions"), NULL, NULL), 0);
         ck_assert_int_eq(ctl(rig->socket, WORDS("sessions"), NULL, NULL), 0);
 
