@@ -268,7 +268,7 @@ RIG_TEST(names_with_control_characters_are_escaped, two_tenants)
 }
 
 /* What a list prints on a terminal; NULL: the machine has none (/dev/pts). */
-static char *ctl_on_terminal(const char *socket, const char *command)
+static char *ctl_on_terminal(const char *socket, const char *command, const char *argument)
 {
         int terminal = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC), end, status;
         char *text = NULL, piece[4096];
@@ -286,7 +286,7 @@ static char *ctl_on_terminal(const char *socket, const char *command)
         if (pid == 0) {
                 setenv("NO_COLOR", "1", 1);
                 dup2(end, STDOUT_FILENO);
-                execl(program_bfcctl(), "bfcctl", "--socket", socket, command, NULL);
+                execl(program_bfcctl(), "bfcctl", "--socket", socket, command, argument, NULL);
                 _exit(127);
         }
         close(end);
@@ -317,7 +317,7 @@ TEST(tables_fit_a_terminal)
 
         ck_assert_ok(bfc_malloc(client, 1 * MIB, &p));
         for (size_t i = 0; i < sizeof(commands) / sizeof(commands[0]); i++) {
-                out = ctl_on_terminal(rig->admin_socket, commands[i]);
+                out = ctl_on_terminal(rig->admin_socket, commands[i], NULL);
                 for (const char *line = out; line && *line; line += strcspn(line, "\n") + 1)
                         ck_assert_msg(strcspn(line, "\r\n") <= 80, "bfcctl %s:\n%s", commands[i], out);
                 ck_assert(!out || !strchr(out, '\033'));
@@ -364,6 +364,19 @@ RIG_TEST(rows_are_in_order, two_tenants)
         raw_close(first);
         for (size_t i = 0; i < 20; i++)
                 raw_close(sessions[i]);
+}
+
+/* On a terminal the name of a lease is whole, whatever it is for. */
+RIG_TEST(a_lease_is_named_on_a_terminal, two_tenants)
+{
+        char *out;
+
+        free(ctl_text(rig, WORDS("lease", "create", "nightly-417", "--tenant", "blue", "--partition", "train",
+                                 "--limit", "32MiB", "--ttl", "8h", "--cgroup", "/system.slice/n.service")));
+        out = ctl_on_terminal(rig->admin_socket, "lease", "list");
+        ck_assert_msg(!out || strstr(out, "nightly-417  blue    train      active "), "%s", out);
+        free(out);
+        ctl_says(rig, WORDS("--wide", "lease", "list"), "cgroup /system.slice/n.service");
 }
 
 TEST(lists_as_tables)
