@@ -215,6 +215,7 @@ static const struct upcalls upcalls = {
         .retire = retire_extents,
         .unmaps_soon = retire_unmaps_soon,
         .trim = trim_ask,
+        .is_trimming = trim_is_asked,
         .trim_excess = trim_excess,
 };
 

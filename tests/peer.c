@@ -37,6 +37,7 @@ static const struct upcalls upcalls = {
         .unmaps_soon = retire_unmaps_soon,
         .press = pressure_ask,
         .trim = trim_ask,
+        .is_trimming = trim_is_asked,
         .lease_gone = lease_gone,
         .trim_excess = trim_excess,
 };

@@ -607,6 +607,14 @@ bool trim_ask(struct broker *b, struct quota *q, struct quota_request *first, co
         return survey.n_open > 0;
 }
 
+bool trim_is_asked(const struct quota *q, const struct session *s)
+{
+        for (size_t i = 0; i < s->n_shares; i++)
+                if (s->shares[i].quota == q)
+                        return s->shares[i].trim.recall.has_deadline;
+        return false;
+}
+
 void trim_excess(struct broker *b, struct quota *q, uint64_t n_bytes)
 {
         struct quota_asking asking = { .clock = ++b->recalls.trim_clock };

@@ -75,6 +75,7 @@ struct trim_share {
 /* For upcalls; see upcalls.h. */
 bool trim_ask(struct broker *b, struct quota *q, struct quota_request *first, const struct account *scope,
               uint64_t missing);
+bool trim_is_asked(const struct quota *q, const struct session *s);
 void trim_excess(struct broker *b, struct quota *q, uint64_t n_bytes);
 
 /* The session has one more block in that quota, or one fewer. */

@@ -552,6 +552,15 @@ static int reclaim_look(struct quota *q, struct quota_request *request, uint64_t
         return r;
 }
 
+/* The client that requests is freeing what was asked of it. With a part of it, another place would seem best, and more
+ * would be released for it than is needed. */
+static bool is_freeing(const struct quota *q, const struct quota_request *request)
+{
+        const struct upcalls *calls = q->partition->up.calls;
+
+        return request->requester && calls && calls->is_trimming && calls->is_trimming(q, request->requester);
+}
+
 /* The steps that ask no session: free extents are released, or are being released. */
 static int reclaim_make_room_by_itself(struct quota *q, struct quota_request *request,
                                        struct quota_shortage *ret)
@@ -576,6 +585,8 @@ static int reclaim_make_room_by_itself(struct quota *q, struct quota_request *re
                 return r;
         need = growth_need(request, &plan);
         r = reclaim_look(q, request, need, ret);
+        if (r < 0 && !ret->scope && is_freeing(q, request))
+                return 0;
         want = max_u64(ret->missing, excess_u64(q->account.own_bytes + need, q->growth.high_bytes));
         if (want > own_released && (r < 0 || !quota_time_out(q)) &&
             quota_release_own(q, &plan, want - own_released)) {

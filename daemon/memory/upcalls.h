@@ -14,6 +14,7 @@ struct broker;
 struct lease_end;
 struct quota;
 struct quota_request;
+struct session;
 
 struct upcalls {
         /* All sessions must unmap these extents (indexes in the ledger), each of which has an export:
@@ -30,6 +31,10 @@ struct upcalls {
          * quota. */
         bool (*trim)(struct broker *b, struct quota *q, struct quota_request *first,
                      const struct account *scope, uint64_t missing);
+
+        /* Whether the session was asked by trim() for memory of the quota and may still answer in time. It frees one
+         * block after the other. */
+        bool (*is_trimming)(const struct quota *q, const struct session *s);
 
         /* The same before that, as often as trim() and with the same answer: sessions park blocks and give back
          * what their programs can spare. */

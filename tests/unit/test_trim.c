@@ -133,6 +133,38 @@ TEST(test_refused_at_once)
         must_close(y);
 }
 
+/* The client that requests frees what it was asked for, block after block. Until it has answered, or is late, nothing is
+ * released for a place that is the best with a part of the answer. */
+TEST(the_whole_answer_is_waited_for)
+{
+        for (unsigned is_late = 0; is_late < 2; is_late++) {
+                struct peer *x = open_trimmed(1, true);
+                const Bfcd__Reply *reply;
+                uint64_t of_x[6], id;
+
+                for (size_t i = 0; i < 6; i++)
+                        of_x[i] = must_malloc(x, 0, E);
+                id = peer_malloc(x, 0, 3 * E);
+                settle();
+                ck_assert_uint_eq(x->n_trims, 1);
+                for (size_t i = 0; i < 6; i += 2)
+                        must_free(x, of_x[i]);
+                wait_a_little(RECLAIM_MS - 1);
+                ck_assert_int_eq(peer_error(x, id), -1);
+                if (is_late) {
+                        wait_a_little(2 * RECLAIM_MS);
+                } else {
+                        must_free(x, of_x[5]);
+                        must_answer(x, 4 * E);
+                }
+                reply = peer_reply(x, id);
+                ck_assert(reply && reply->body_case == BFCD__REPLY__BODY_BLOCK);
+                /* One new extent behind two that are there, or three behind all of them. */
+                ck_assert_uint_eq(reply->block->offset, is_late ? 6 * E : 4 * E);
+                must_close(x);
+        }
+}
+
 /* A session without Trim is not asked, and no session is asked for extents in which it has a block. */
 TEST(test_unwilling)
 {
