@@ -4,10 +4,13 @@
 #include "daemon/net/places.h"
 
 #include <errno.h>
+#include <search.h>
 #include <stdlib.h>
 
 /* A job may start as many processes at once as a user has places before the hello. */
-const struct places_rules places_before_hello = { .max = 1024, .max_of_user = 128, .max_unmatched = 512 };
+const struct places_rules places_before_hello = { .max = 1024,
+                                                  .max_of_user = PLACES_OF_USER,
+                                                  .max_unmatched = 512 };
 const struct places_rules places_of_monitors = { .max = 64, .max_of_user = 16, .are_lasting = true };
 
 void places_init(struct places *p, const struct places_rules *rules)
@@ -28,14 +31,21 @@ static struct places_class *find_class(const struct places *p, const struct tena
         return NULL;
 }
 
-/* class: NULL: there is none. */
-static struct places_user *find_user(const struct places_class *class, uid_t uid)
+static int compare_users(const void *a, const void *b)
 {
-        struct places_user *u = class ? TAILQ_FIRST(&class->users) : NULL;
+        const struct places_user *u = a, *v = b;
 
-        while (u && u->uid != uid)
-                u = TAILQ_NEXT(u, link);
-        return u;
+        if (u->tenant != v->tenant)
+                return (uintptr_t)u->tenant < (uintptr_t)v->tenant ? -1 : 1;
+        return (u->uid > v->uid) - (u->uid < v->uid);
+}
+
+static struct places_user *find_user(const struct places *p, const struct tenant *tenant, uid_t uid)
+{
+        const struct places_user key = { .tenant = tenant, .uid = uid };
+        struct places_user *const *found = tfind(&key, &p->users, compare_users);
+
+        return found ? *found : NULL;
 }
 
 static struct places_class *find_largest_class(const struct places *p)
@@ -48,21 +58,9 @@ static struct places_class *find_largest_class(const struct places *p)
         return largest;
 }
 
-static bool is_before(const struct places_user *a, const struct places_user *b)
-{
-        if (a->n_members != b->n_members)
-                return a->n_members > b->n_members;
-        return TAILQ_FIRST(&a->members)->number < TAILQ_FIRST(&b->members)->number;
-}
-
 static struct places_user *find_largest_user(const struct places_class *class)
 {
-        struct places_user *u, *largest = TAILQ_FIRST(&class->users);
-
-        TAILQ_FOREACH(u, &class->users, link)
-        if (is_before(u, largest))
-                largest = u;
-        return largest;
+        return TAILQ_FIRST(&class->users[class->n_most]);
 }
 
 static struct places_class *class_new(struct places *p, const struct tenant *tenant)
@@ -73,14 +71,15 @@ static struct places_class *class_new(struct places *p, const struct tenant *ten
                 return NULL;
         class->places = p;
         class->tenant = tenant;
-        TAILQ_INIT(&class->users);
+        for (size_t i = 0; i <= PLACES_OF_USER; i++)
+                TAILQ_INIT(&class->users[i]);
         TAILQ_INSERT_TAIL(&p->classes, class, link);
         return class;
 }
 
 static void class_free_empty(struct places_class *class)
 {
-        if (!TAILQ_EMPTY(&class->users))
+        if (class->n_members > 0)
                 return;
         TAILQ_REMOVE(&class->places->classes, class, link);
         free(class);
@@ -92,11 +91,32 @@ static struct places_user *user_new(struct places_class *class, uid_t uid)
 
         if (!u)
                 return NULL;
-        u->class = class;
+        u->tenant = class->tenant;
         u->uid = uid;
+        u->class = class;
         TAILQ_INIT(&u->members);
-        TAILQ_INSERT_TAIL(&class->users, u, link);
+        if (!tsearch(u, &class->places->users, compare_users)) {
+                free(u);
+                return NULL;
+        }
         return u;
+}
+
+static void user_set_members(struct places_user *u, size_t n)
+{
+        struct places_class *class = u->class;
+
+        class->n_members += n - u->n_members;
+        class->places->n_members += n - u->n_members;
+        if (u->n_members > 0)
+                TAILQ_REMOVE(&class->users[u->n_members], u, link);
+        u->n_members = n;
+        if (n > 0)
+                TAILQ_INSERT_TAIL(&class->users[n], u, link);
+        if (class->n_most < n)
+                class->n_most = n;
+        else if (TAILQ_EMPTY(&class->users[class->n_most]))
+                class->n_most--; /* the user had as many */
 }
 
 /* ---- who makes way ----------------------------------------------------------- */
@@ -130,7 +150,7 @@ int places_look(const struct places *p, const struct tenant *tenant, uid_t uid, 
 {
         const struct places_rules *rules = p->rules;
         const struct places_class *class = find_class(p, tenant);
-        struct places_user *user = find_user(class, uid);
+        struct places_user *user = find_user(p, tenant, uid);
         bool has_share = tenant || rules->are_lasting || !class || class->n_members < rules->max_unmatched;
 
         if (user && user->n_members >= rules->max_of_user && rules->are_lasting)
@@ -149,14 +169,13 @@ int places_look(const struct places *p, const struct tenant *tenant, uid_t uid, 
 
 int places_join(struct places *p, struct places_member *m, const struct tenant *tenant, uid_t uid)
 {
+        struct places_user *u = find_user(p, tenant, uid);
         struct places_class *class = find_class(p, tenant);
-        struct places_user *u;
 
         if (!class)
                 class = class_new(p, tenant);
         if (!class)
                 return -ENOMEM;
-        u = find_user(class, uid);
         if (!u)
                 u = user_new(class, uid);
         if (!u) {
@@ -164,30 +183,23 @@ int places_join(struct places *p, struct places_member *m, const struct tenant *
                 return -ENOMEM;
         }
         m->user = u;
-        m->number = ++p->n_ever;
         TAILQ_INSERT_TAIL(&u->members, m, link);
-        u->n_members++;
-        class->n_members++;
-        p->n_members++;
+        user_set_members(u, u->n_members + 1);
         return 0;
 }
 
 void places_leave(struct places_member *m)
 {
         struct places_user *u = m->user;
-        struct places_class *class;
 
         if (!u)
                 return;
-        class = u->class;
         m->user = NULL;
         TAILQ_REMOVE(&u->members, m, link);
-        u->n_members--;
-        class->n_members--;
-        class->places->n_members--;
+        user_set_members(u, u->n_members - 1);
         if (u->n_members > 0)
                 return;
-        TAILQ_REMOVE(&class->users, u, link);
+        tdelete(u, &u->class->places->users, compare_users);
+        class_free_empty(u->class);
         free(u);
-        class_free_empty(class);
 }

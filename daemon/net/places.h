@@ -5,7 +5,7 @@
  * many uids has no more than its tenant. Within a class users are counted, so that a tenant of many users is shared.
  *
  * If there is no place for a new connection, the class with the most connections loses one: the oldest of the user that
- * has the most there. Among users with equally many, the one with the oldest connection loses it.
+ * has the most there. Among users with equally many, the one that has had as many for the longest time loses it.
  *
  * Places before the hello are taken for a short time. A user with max_of_user of them loses its own oldest one. Users
  * that match no tenant have at most max_unmatched together, lose theirs first, and never displace others.
@@ -14,8 +14,10 @@
  * is refused if its user has max_of_user, or where the two would displace each other in turn: another class loses a place
  * only if it has at least two more, and so does another user of the class, except for the first one of a user.
  *
- * Invariant: a class is in the list exactly if it has users, and a user if it has members; these are in the order of
- * their arrival.
+ * What a new connection costs does not grow with the number of users.
+ *
+ * Invariant: a class is in the list exactly if it has members, and a user in its class and in the tree exactly if it has
+ * some; these are in the order of their arrival.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFCD_PLACES_H
@@ -26,6 +28,8 @@
 #include <stdint.h>
 #include <sys/queue.h>
 #include <sys/types.h>
+
+#define PLACES_OF_USER 128u /* at most */
 
 struct tenant;
 TAILQ_HEAD(places_classes, places_class);
@@ -44,14 +48,14 @@ extern const struct places_rules places_before_hello, places_of_monitors;
 /* Embedded in a connection. */
 struct places_member {
         struct places_user *user; /* NULL: it has no place */
-        uint64_t number;          /* a lower one is older */
         TAILQ_ENTRY(places_member) link;
 };
 
-/* A uid in a class. */
+/* A uid of a class. */
 struct places_user {
-        struct places_class *class;
+        const struct tenant *tenant; /* of the class */
         uid_t uid;
+        struct places_class *class;
         size_t n_members;
         struct places_members members; /* the oldest first */
         TAILQ_ENTRY(places_user) link;
@@ -59,17 +63,17 @@ struct places_user {
 
 struct places_class {
         struct places *places;
-        const struct tenant *tenant; /* NULL: its users match none */
-        size_t n_members;
-        struct places_users users;
+        const struct tenant *tenant;                   /* NULL: its users match none */
+        size_t n_members, n_most;                      /* of all its users, and of one */
+        struct places_users users[PLACES_OF_USER + 1]; /* by n_members */
         TAILQ_ENTRY(places_class) link;
 };
 
 struct places {
         const struct places_rules *rules;
         struct places_classes classes;
+        void *users; /* a tree (tsearch(3)), by tenant and uid */
         size_t n_members;
-        uint64_t n_ever;
 };
 
 void places_init(struct places *p, const struct places_rules *rules);

@@ -27,6 +27,7 @@ static void teardown(void)
                 places_leave(&members[i]);
         }
         ck_assert(TAILQ_EMPTY(&places.classes));
+        ck_assert_ptr_null(places.users);
         ck_assert_uint_eq(places.n_members, 0);
 }
 
@@ -111,6 +112,20 @@ TEST(users_in_the_config_have_priority)
         ck_assert_ptr_eq(come(RED, 300), &members[4]);
         ck_assert_ptr_eq(come(RED, 301), &members[4 + 128]);
         ck_assert_uint_eq(places.n_members, 1024);
+}
+
+/* Of users with equally many, the one that has had as many for the longest time loses one. */
+TEST(users_with_equally_many_lose_in_turn)
+{
+        const uid_t uids[] = { 7, 8, 8, 7 };
+        const size_t order[] = { 1, 0, 4, 5 };
+
+        for (size_t i = 0; i < 4; i++)
+                ck_assert_ptr_null(come(RED, uids[i]));
+        for (unsigned i = 0; i < 1020; i++)
+                ck_assert_ptr_null(come(RED, 100 + i));
+        for (unsigned i = 0; i < 4; i++)
+                ck_assert_ptr_eq(come(RED, 5000 + i), &members[order[i]]);
 }
 
 /* A user with many uids that match a tenant displaces connections of that tenant only. */
