@@ -4,6 +4,7 @@
 #include "daemon/net/sched.h"
 
 #include <errno.h>
+#include <search.h>
 #include <stdlib.h>
 
 #include "daemon/clock.h"
@@ -12,7 +13,6 @@ static void group_init(struct class *p, struct class *group)
 {
         p->group = group;
         p->is_group = true;
-        TAILQ_INIT(&p->classes);
         TAILQ_INIT(&p->due);
 }
 
@@ -46,24 +46,36 @@ static void class_unset_due(struct class *p)
         }
 }
 
-static bool is_key(const struct class *p, const struct sched_key *key)
+static int compare(uint64_t a, uint64_t b)
 {
-        return p->key.tenant == key->tenant && p->key.lease == key->lease && p->key.uid == key->uid &&
-               p->key.role == key->role && p->key.kind == key->kind;
+        return (a > b) - (a < b);
 }
 
-/* Few: one for each tenant and lease, and for each user with unauthenticated connections. */
-static struct class *class_find(const struct class *group, const struct sched_key *key)
+static int compare_classes(const void *a, const void *b)
 {
-        struct class *p;
+        const struct class *p = a, *q = b;
+        int r = compare((uintptr_t)p->group, (uintptr_t)q->group);
 
-        TAILQ_FOREACH(p, &group->classes, of_group)
-        if (is_key(p, key))
-                return p;
-        return NULL;
+        if (r == 0)
+                r = compare((uintptr_t)p->key.tenant, (uintptr_t)q->key.tenant);
+        if (r == 0)
+                r = compare(p->key.lease, q->key.lease);
+        if (r == 0)
+                r = compare(p->key.uid, q->key.uid);
+        if (r == 0)
+                r = compare(p->key.role, q->key.role);
+        return r == 0 ? compare(p->key.kind, q->key.kind) : r;
 }
 
-static struct class *class_alloc(struct class *group, const struct sched_key *key)
+static struct class *class_find(const struct sched *all, struct class *group, const struct sched_key *key)
+{
+        const struct class wanted = { .key = *key, .group = group };
+        struct class *const *found = tfind(&wanted, &all->classes, compare_classes);
+
+        return found ? *found : NULL;
+}
+
+static struct class *class_alloc(struct sched *all, struct class *group, const struct sched_key *key)
 {
         struct class *p = calloc(1, sizeof(*p));
 
@@ -72,7 +84,11 @@ static struct class *class_alloc(struct class *group, const struct sched_key *ke
         p->key = *key;
         p->group = group;
         TAILQ_INIT(&p->ready);
-        TAILQ_INSERT_TAIL(&group->classes, p, of_group);
+        if (!tsearch(p, &all->classes, compare_classes)) {
+                free(p);
+                return NULL;
+        }
+        group->n_classes++;
         return p;
 }
 
@@ -85,9 +101,9 @@ static void class_free(struct sched *all, struct class *p)
                 return;
         if (p->is_group && p->owes_until_ns > all->left_owing_until_ns)
                 all->left_owing_until_ns = p->owes_until_ns;
-        TAILQ_REMOVE(&group->classes, p, of_group);
+        tdelete(p, &all->classes, compare_classes);
         free(p);
-        if (TAILQ_EMPTY(&group->classes))
+        if (--group->n_classes == 0)
                 class_free(all, group);
 }
 
@@ -102,10 +118,10 @@ static int find_group(struct sched *all, const struct sched_key *key, struct cla
                                                                              : &all->root;
                 return 0;
         }
-        *ret = class_find(above, &of_tenant);
+        *ret = class_find(all, above, &of_tenant);
         if (*ret)
                 return 0;
-        *ret = class_alloc(above, &of_tenant);
+        *ret = class_alloc(all, above, &of_tenant);
         if (!*ret)
                 return -ENOMEM;
         group_init(*ret, above);
@@ -120,10 +136,10 @@ static struct class *class_get(struct sched *all, const struct sched_key *key)
 
         if (find_group(all, key, &group) < 0)
                 return NULL;
-        p = class_find(group, key);
+        p = class_find(all, group, key);
         if (!p)
-                p = class_alloc(group, key);
-        if (!p && TAILQ_EMPTY(&group->classes))
+                p = class_alloc(all, group, key);
+        if (!p && group->n_classes == 0)
                 class_free(all, group);
         return p;
 }

@@ -69,16 +69,18 @@ struct class
         struct sched_key key;
         struct class *group; /* NULL: it is the root */
         bool is_group;
-        bool is_fixed;                        /* a group that stays without classes */
-        size_t n_members;                     /* of a class */
-        uint64_t owes_until_ns;               /* directly below the root */
-        struct sched_ready ready;             /* of a class */
-        struct sched_class_list classes, due; /* of a group; without fixed ones, and those with work */
-        TAILQ_ENTRY(class) of_group, of_due;
+        bool is_fixed;               /* a group that stays without classes */
+        size_t n_members;            /* of a class */
+        uint64_t owes_until_ns;      /* directly below the root */
+        size_t n_classes;            /* of a group; without fixed ones */
+        struct sched_ready ready;    /* of a class */
+        struct sched_class_list due; /* of a group: its classes with work */
+        TAILQ_ENTRY(class) of_due;
 };
 
 struct sched {
         struct class root, unauthenticated, hellos; /* the groups that are fixed */
+        void *classes;                              /* the others: a tree (tsearch(3)), by group and key */
         uint64_t now_ns;                            /* of the last sched_next() */
         uint64_t left_owing_until_ns;               /* the longest debt of the tenants that have left */
 };

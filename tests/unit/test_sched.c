@@ -23,8 +23,8 @@ static struct sched_member *next_turn(void)
 
 static bool is_empty(void)
 {
-        return TAILQ_EMPTY(&all.root.classes) && TAILQ_EMPTY(&all.unauthenticated.classes) &&
-               TAILQ_EMPTY(&all.hellos.classes) && TAILQ_EMPTY(&all.root.due);
+        return !all.classes && all.root.n_classes == 0 && all.unauthenticated.n_classes == 0 &&
+               all.hellos.n_classes == 0 && TAILQ_EMPTY(&all.root.due);
 }
 
 static void setup(void)
