@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <linux/sockios.h> /* SIOCINQ */
+#include <poll.h>
 #include <stddef.h>
 #include <string.h>
 #include <sys/ioctl.h>
@@ -14,7 +15,7 @@
 #include "proto/frame.h"
 
 #define STREAM_RECEIVE_BYTES 128u           /* in one turn: several requests */
-#define STREAM_DRIBBLE_BYTES 16u            /* the same, after bytes that completed no frame */
+#define STREAM_DRIBBLE_BYTES 16u            /* the same, until bytes have completed a frame */
 #define STREAM_QUEUE_PAUSE   (128u * 1024u) /* bytes of replies; then no more reading */
 #define STREAM_QUEUE_FDS     FRAME_MAX_FDS  /* in the queue of replies; the same */
 #define STREAM_QUEUE_MAX     (1024u * 1024u)
@@ -25,11 +26,12 @@
  * is taken out of the poller until its turn, which costs two system calls. */
 #define STREAM_HEARD_MAX 24u
 
+/* MSG_PEEK would go through all buffers of the queue. */
 bool stream_has_hung_up(int fd)
 {
-        char c;
+        struct pollfd peer = { .fd = fd };
 
-        return recv(fd, &c, 1, MSG_PEEK | MSG_DONTWAIT) == 0;
+        return poll(&peer, 1, 0) == 1;
 }
 
 static void on_socket(struct poller_item *item, uint32_t events);
@@ -45,6 +47,7 @@ int stream_open(struct stream *s, struct uv_loop_s *loop, struct poller *poller,
                               .poller = poller,
                               .item = { .fd = fd, .report = on_socket },
                               .guard = *guard,
+                              .is_incomplete = true,
                               .look_ms = 1 };
         r = frame_reader_new(false, &s->reader);
         if (r == 0)

@@ -42,7 +42,7 @@ struct stream {
         bool has_hung_up;   /* the kernel reported that the peer hung up */
         unsigned n_reports; /* how often it did so before the turn */
         bool is_muted;      /* too often: events are off until the turn */
-        bool is_incomplete; /* the last bytes completed no frame */
+        bool is_incomplete; /* no bytes yet, or the last ones completed no frame */
         bool is_crowded;    /* too many fds are in flight: the kernel refuses more */
         bool is_stuck;      /* replies wait for the peer to read */
         bool is_unread;     /* so do fds that were sent; no event tells when */
@@ -52,7 +52,7 @@ struct stream {
         uint64_t look_ms; /* the interval to the next look, doubling: while unread or draining */
 };
 
-/* True: the peer of an accepted socket has already hung up. */
+/* True: the peer of an accepted socket has already closed its end. Bytes may still be there. */
 bool stream_has_hung_up(int fd);
 
 /* Takes over fd on success, and waits for what comes. -ENOMEM; -errno: everything is undone. */

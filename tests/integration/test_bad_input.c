@@ -92,6 +92,14 @@ static void wait_for_turns(struct scene *s)
                 (void)rig_count(s->rig);
 }
 
+static int n_bytes_of(const struct raw *raw, unsigned long which)
+{
+        int n = 0;
+
+        ck_assert_int_eq(ioctl(raw->fd, which, &n), 0);
+        return n;
+}
+
 static struct raw *unauthenticated(struct scene *s) /* connected, no hello */
 {
         struct raw *raw = NULL;
@@ -271,6 +279,37 @@ TEST(a_request_byte_by_byte_is_served)
         ck_assert_int_eq(raw_receive(raw, RAW_TIMEOUT_MS, &reply), 0);
         ck_assert_uint_eq(reply->id, 77);
         ck_assert_int_eq(reply->body_case, BFCD__REPLY__BODY_USAGE);
+        bfcd__reply__free_unpacked(reply, NULL);
+        raw_close(raw);
+        scene_end(&s);
+}
+
+/* The second piece comes once the daemon has read the first. */
+LOOP_TEST(a_hello_in_pieces_is_served, 2)
+{
+        static char name[] = "a program", tenant[] = "red";
+        struct scene s = scene_new(&two_tenants);
+        struct raw *raw = unauthenticated(&s);
+        Bfcd__Hello hello = BFCD__HELLO__INIT;
+        Bfcd__Request request = REQUEST(HELLO, hello, &hello);
+        uint8_t frame[64];
+        Bfcd__Reply *reply;
+        size_t n_bytes, n_piece;
+
+        hello.version = 1;
+        hello.name = name;
+        hello.tenant = tenant;
+        request.id = 77;
+        n_bytes = raw_pack(&request, frame);
+        n_piece = _i == 0 ? n_bytes / 2 : 1;
+        for (size_t i = 0, n; i < n_bytes; i += n) {
+                n = n_bytes - i < n_piece ? n_bytes - i : n_piece;
+                ck_assert_int_eq(raw_send_bytes(raw, frame + i, n), 0);
+                ck_assert(WAIT_FOR(n_bytes_of(raw, SIOCOUTQ) == 0, TIMEOUT_MS));
+        }
+        ck_assert_int_eq(raw_receive(raw, RAW_TIMEOUT_MS, &reply), 0);
+        ck_assert_uint_eq(reply->id, 77);
+        ck_assert_int_eq(reply->body_case, BFCD__REPLY__BODY_HELLO);
         bfcd__reply__free_unpacked(reply, NULL);
         raw_close(raw);
         scene_end(&s);
@@ -715,14 +754,6 @@ TEST(attaches_without_an_acknowledgement_are_bounded)
         session_end(raw);
         session_end(owner);
         scene_end(&s);
-}
-
-static int n_bytes_of(const struct raw *raw, unsigned long which)
-{
-        int n = 0;
-
-        ck_assert_int_eq(ioctl(raw->fd, which, &n), 0);
-        return n;
 }
 
 /* Asks without reading until replies stay in the daemon. Returns how many times. */

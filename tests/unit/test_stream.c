@@ -1,7 +1,6 @@
-/* The end of a connection's socket: unread input is dropped in parts, and no more comes. And the time that a client has
- * to read its replies.
+/* A connection's socket: how much is read at once, and the time that a client has to read its replies.
  *
- * clock_gettime() is wrapped: each look at the clock finds a millisecond later, so the time to drop is over after one read.
+ * clock_gettime() is wrapped: each look at the clock finds a millisecond later.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/net/stream.h"
@@ -87,7 +86,8 @@ static void stream_finish(void)
         uv_loop_close(&loop);
         uv_library_shutdown(); /* closes what all loops share */
         poller_free(poller);
-        close(peer);
+        if (peer >= 0)
+                close(peer);
 }
 
 static size_t n_input(void)
@@ -105,87 +105,44 @@ static int send_to_it(size_t n_bytes)
         return send(peer, bytes, n_bytes, MSG_NOSIGNAL) < 0 ? -errno : 0;
 }
 
-static void fill(size_t n_bytes)
+/* A read of single bytes takes as long as one of so many frames. */
+TEST(few_bytes_are_read_until_they_complete_a_frame)
 {
-        int r;
+        static const uint8_t frame[] = { 1, 0, 0, 0, 'x' };
+        struct peer_process process = { .pidfd = -1 };
+        const uint8_t *payload;
+        size_t n_bytes;
 
-        while ((r = send_to_it(n_bytes)) == 0)
-                ;
-        ck_assert_int_eq(r, -EAGAIN);
+        stream_begin();
+        ck_assert_int_eq(send(peer, frame, sizeof(frame), 0), (ssize_t)sizeof(frame));
+        for (int i = 0; i < 200; i++)
+                ck_assert_int_eq(send_to_it(1), 0);
+        ck_assert_int_eq(stream_read(&stream, &process), 0);
+        ck_assert_uint_eq(n_input(), 205 - 16);
+        ck_assert_int_eq(stream_read(&stream, &process), 0);
+        ck_assert_uint_eq(n_input(), 205 - 2 * 16);
+        ck_assert_int_eq(stream_next(&stream, &payload, &n_bytes), 0);
+        ck_assert_uint_eq(n_bytes, 1);
+        ck_assert_int_eq(stream_read(&stream, &process), 0);
+        ck_assert_uint_eq(n_input(), 205 - 2 * 16 - 128);
+        stream_finish();
 }
 
-static void drop_all(void)
+/* Whether or not there is something to read. A peer that has shut down its end for writing can still read. */
+TEST(a_peer_that_has_closed_is_noticed)
 {
-        while (stream_drop_input(&stream))
-                ;
-}
-
-TEST(unread_input_is_dropped_in_parts)
-{
-        const size_t units[] = { 65536, 1000, 8 };
-
-        for (size_t i = 0; i < sizeof(units) / sizeof(units[0]); i++) {
-                size_t n_before, n;
-
+        for (int has_sent = 0; has_sent < 2; has_sent++) {
                 stream_begin();
-                fill(units[i]);
-                n_before = n_input();
-                ck_assert_uint_gt(n_before, 2 * FD_GUARD_FEW_BYTES);
-                while (stream_drop_input(&stream)) {
-                        n = n_input();
-                        ck_assert_uint_lt(n, n_before);
-                        ck_assert_uint_le(n_before - n, FD_GUARD_FEW_BYTES);
-                        n_before = n;
-                        ck_assert_int_eq(send_to_it(1), -EPIPE);
-                }
-                ck_assert_uint_le(n_input(), FD_GUARD_FEW_BYTES);
+                if (has_sent)
+                        ck_assert_int_eq(send_to_it(1), 0);
+                ck_assert(!stream_has_hung_up(stream.fd));
+                ck_assert_int_eq(shutdown(peer, SHUT_WR), 0);
+                ck_assert(!stream_has_hung_up(stream.fd));
+                close(peer);
+                ck_assert(stream_has_hung_up(stream.fd));
+                peer = -1;
                 stream_finish();
         }
-}
-
-/* The socket stays as it is: what was sent can still be read, and more can come. */
-TEST(little_input_is_left)
-{
-        stream_begin();
-        ck_assert(!stream_drop_input(&stream));
-        ck_assert_int_eq(send_to_it(FD_GUARD_FEW_BYTES), 0);
-        ck_assert(!stream_drop_input(&stream));
-        ck_assert_uint_eq(n_input(), FD_GUARD_FEW_BYTES);
-        ck_assert_int_eq(send_to_it(1), 0);
-        ck_assert(stream_drop_input(&stream));
-        ck_assert_uint_eq(n_input(), 1);
-        stream_finish();
-}
-
-/* File descriptors may be in it; the guard closes those. */
-TEST(input_that_is_guarded_is_left)
-{
-        size_t n;
-
-        stream_begin();
-        stream.guard.is_open = true;
-        fill(65536);
-        n = n_input();
-        ck_assert(!stream_drop_input(&stream));
-        ck_assert_uint_eq(n_input(), n);
-        ck_assert_int_eq(send_to_it(1), -EAGAIN);
-        stream.guard.is_open = false;
-        drop_all();
-        stream_finish();
-}
-
-/* Not even if its events are off because the kernel reported them too often. */
-TEST(nothing_comes_once_input_is_dropped)
-{
-        stream_begin();
-        fill(65536);
-        for (int i = 0; i < 100; i++)
-                poller_run(poller, 0);
-        ck_assert(stream.is_muted);
-        ck_assert(stream_drop_input(&stream));
-        ck_assert_int_eq(send_to_it(1), -EPIPE);
-        drop_all();
-        stream_finish();
 }
 
 static void read_replies(void)
