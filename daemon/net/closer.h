@@ -2,7 +2,7 @@
  *
  * When the kernel closes a socket it also closes the contents of its queue, including file descriptors
  * that another process sent. The sender determines how long that takes: a TCP socket lingers, a memory
- * file of many GiB is freed page by page. So the loop never closes such a socket.
+ * file of many GiB is freed page by page, as are buffers of one byte each. So the loop never closes such a socket.
  *
  * Bounds: at most CLOSER_THREADS threads. Further file descriptors wait in a list. A timer signal
  * interrupts each close after CLOSER_TIME_LIMIT_MS, which ends the lingering of sockets but not the freeing

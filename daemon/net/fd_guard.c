@@ -16,6 +16,7 @@
 #include "proto/frame.h"
 
 #define FD_GUARD_DROP_NS    10000u /* at once */
+#define FD_GUARD_DROP_BYTES 16u    /* by the first read */
 #define FD_GUARD_QUICK_NS   2000u  /* a read that dropped few buffers */
 #define FD_GUARD_READ_BYTES 4096u
 
@@ -137,7 +138,7 @@ static bool may_contain_fds(int fd)
 bool fd_guard_drop(const struct fd_guard *g, int fd)
 {
         uint8_t bytes[FD_GUARD_READ_BYTES];
-        size_t n = FD_GUARD_FEW_BYTES;
+        size_t n = FD_GUARD_DROP_BYTES;
         uint64_t now_ns, end_ns;
 
         if (g->is_open || n_unread(fd) <= (int)FD_GUARD_FEW_BYTES)
@@ -159,12 +160,12 @@ bool fd_guard_drop(const struct fd_guard *g, int fd)
 
 void fd_guard_close(const struct fd_guard *g, int fd)
 {
-        if (g->is_open) {
+        bool has_much = fd_guard_drop(g, fd) && closer_n_waiting() < CLOSER_THREADS;
+
+        if (g->is_open)
                 shutdown(fd, SHUT_RDWR); /* drops nothing from the queue */
-                if (may_contain_fds(fd)) {
-                        closer_close(fd);
-                        return;
-                }
-        }
-        close(fd);
+        if (g->is_open ? may_contain_fds(fd) : has_much)
+                closer_close(fd);
+        else
+                close(fd);
 }

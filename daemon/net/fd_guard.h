@@ -9,6 +9,10 @@
  * (MSG_PEEK): the kernel says that there are some, and neither installs nor closes them. Such a
  * message is never taken from the queue. A socket whose queue may hold one is closed by the closer.
  *
+ * A socket with more unread input than one fd_guard_drop() drops is also closed by the closer: a close takes as long as there
+ * are buffers in the queue, and their number is the sender's choice. But where as many sockets wait as there are threads,
+ * the loop closes it, so that accepting does not pause.
+ *
  * Not thread-safe.
  *
  * SPDX-License-Identifier: Apache-2.0 */

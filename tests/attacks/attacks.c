@@ -36,15 +36,16 @@ extern const struct attack attack_sessions;
 extern const struct attack attack_silent;
 extern const struct attack attack_slow_write;
 extern const struct attack attack_uids;
+extern const struct attack attack_unread;
 extern const struct attack attack_urgent;
 extern const struct attack attack_waiters;
 
 const struct attack *const attacks[] = {
-        &attack_none,     &attack_acks,   &attack_asks,       &attack_collapse,    &attack_groups,
-        &attack_inode,    &attack_linger, &attack_logs,       &attack_many_silent, &attack_memfd,
-        &attack_page,     &attack_park,   &attack_punch,      &attack_refill,      &attack_refusals,
-        &attack_sessions, &attack_silent, &attack_slow_write, &attack_uids,        &attack_urgent,
-        &attack_waiters,
+        &attack_none,     &attack_acks,    &attack_asks,       &attack_collapse,    &attack_groups,
+        &attack_inode,    &attack_linger,  &attack_logs,       &attack_many_silent, &attack_memfd,
+        &attack_page,     &attack_park,    &attack_punch,      &attack_refill,      &attack_refusals,
+        &attack_sessions, &attack_silent,  &attack_slow_write, &attack_uids,        &attack_unread,
+        &attack_urgent,   &attack_waiters,
 };
 const size_t n_attacks = sizeof(attacks) / sizeof(attacks[0]);
 

@@ -10,6 +10,7 @@
 #include "tests/integration/lingering.h"
 #include "tests/suite.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <poll.h>
 #include <stdio.h>
@@ -245,6 +246,46 @@ TEST(credentials_are_not_fds)
         fd_guard_close(&guard, ours);
         close(pipes[1]);
         ck_assert(is_closed(TIMEOUT_MS));
+}
+
+static size_t n_threads(void)
+{
+        DIR *dir = opendir("/proc/self/task");
+        size_t n = 0;
+
+        ck_assert_ptr_nonnull(dir);
+        while (readdir(dir))
+                n++;
+        closedir(dir);
+        return n;
+}
+
+/* A close of single bytes takes as long as one of so many frames, and their number is the sender's choice. */
+LOOP_TEST(a_thread_closes_what_has_much_unread_input, 2)
+{
+        size_t n_before = n_threads();
+
+        is_old = _i == 1;
+        fd_guard_init(&guard, ours);
+        for (int i = 0; i < 200; i++)
+                say("x");
+        fd_guard_close(&guard, ours);
+        ck_assert_uint_eq(n_threads(), n_before + 1);
+        ck_assert_int_eq(send(theirs, "x", 1, MSG_NOSIGNAL), -1);
+        ck_assert_int_eq(errno, EPIPE);
+        close(pipes[1]);
+}
+
+TEST(a_thread_does_not_close_what_has_little_unread_input)
+{
+        size_t n_before = n_threads();
+
+        is_old = false;
+        fd_guard_init(&guard, ours);
+        say("a request");
+        fd_guard_close(&guard, ours);
+        ck_assert_uint_eq(n_threads(), n_before);
+        close(pipes[1]);
 }
 
 /* More sockets than threads, and each would linger for longer than the test: the caller does not

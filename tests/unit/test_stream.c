@@ -1,6 +1,7 @@
-/* A connection's socket: how much is read at once, and the time that a client has to read its replies.
+/* A connection's socket: how much is read at once, unread input at the end, and the time that a client has to read its
+ * replies.
  *
- * clock_gettime() is wrapped: each look at the clock finds a millisecond later.
+ * clock_gettime() is wrapped: each look at the clock finds a millisecond later, so the time to drop is over after one read.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/net/stream.h"
@@ -103,6 +104,89 @@ static int send_to_it(size_t n_bytes)
         static const uint8_t bytes[65536];
 
         return send(peer, bytes, n_bytes, MSG_NOSIGNAL) < 0 ? -errno : 0;
+}
+
+static void fill(size_t n_bytes)
+{
+        int r;
+
+        while ((r = send_to_it(n_bytes)) == 0)
+                ;
+        ck_assert_int_eq(r, -EAGAIN);
+}
+
+static void drop_all(void)
+{
+        while (stream_drop_input(&stream))
+                ;
+}
+
+TEST(unread_input_is_dropped_in_parts)
+{
+        const size_t units[] = { 65536, 1000, 8 };
+
+        for (size_t i = 0; i < sizeof(units) / sizeof(units[0]); i++) {
+                size_t n_before, n;
+
+                stream_begin();
+                fill(units[i]);
+                n_before = n_input();
+                ck_assert_uint_gt(n_before, 2 * FD_GUARD_FEW_BYTES);
+                while (stream_drop_input(&stream)) {
+                        n = n_input();
+                        ck_assert_uint_lt(n, n_before);
+                        ck_assert_uint_le(n_before - n, FD_GUARD_FEW_BYTES);
+                        n_before = n;
+                        ck_assert_int_eq(send_to_it(1), -EPIPE);
+                }
+                ck_assert_uint_le(n_input(), FD_GUARD_FEW_BYTES);
+                stream_finish();
+        }
+}
+
+/* The socket stays as it is: what was sent can still be read, and more can come. */
+TEST(little_input_is_left)
+{
+        stream_begin();
+        ck_assert(!stream_drop_input(&stream));
+        ck_assert_int_eq(send_to_it(FD_GUARD_FEW_BYTES), 0);
+        ck_assert(!stream_drop_input(&stream));
+        ck_assert_uint_eq(n_input(), FD_GUARD_FEW_BYTES);
+        ck_assert_int_eq(send_to_it(1), 0);
+        ck_assert(stream_drop_input(&stream));
+        ck_assert_uint_eq(n_input(), FD_GUARD_FEW_BYTES + 1 - 16);
+        stream_finish();
+}
+
+/* File descriptors may be in it; the guard closes those. */
+TEST(input_that_is_guarded_is_left)
+{
+        size_t n;
+
+        stream_begin();
+        stream.guard.is_open = true;
+        fill(65536);
+        n = n_input();
+        ck_assert(!stream_drop_input(&stream));
+        ck_assert_uint_eq(n_input(), n);
+        ck_assert_int_eq(send_to_it(1), -EAGAIN);
+        stream.guard.is_open = false;
+        drop_all();
+        stream_finish();
+}
+
+/* Not even if its events are off because the kernel reported them too often. */
+TEST(nothing_comes_once_input_is_dropped)
+{
+        stream_begin();
+        fill(65536);
+        for (int i = 0; i < 100; i++)
+                poller_run(poller, 0);
+        ck_assert(stream.is_muted);
+        ck_assert(stream_drop_input(&stream));
+        ck_assert_int_eq(send_to_it(1), -EPIPE);
+        drop_all();
+        stream_finish();
 }
 
 /* A read of single bytes takes as long as one of so many frames. */
