@@ -6,7 +6,9 @@
 #include "daemon/admin/lease.h"
 #include "daemon/admin/reload.h"
 #include "daemon/handover/store.h"
+#include "daemon/net/closer.h"
 
+WRAP(size_t, closer_n_waiting, (void), ())
 WRAP(void, lease_gone, (const struct lease_end *end), (end))
 WRAP(void, reload_tell_sessions, (struct broker * b), (b))
 WRAP(int, store_put_extent, (struct store * s, uint64_t key, int fd), (s, key, fd))

@@ -1,7 +1,7 @@
 /* The guard and the closer: file descriptors that are sent are refused, or found before they are
  * read, and closed without waiting.
  *
- * setsockopt() is wrapped: it pretends a kernel before 6.16.
+ * setsockopt() is wrapped: it pretends a kernel before 6.16. closer_n_waiting() is wrapped: it pretends that more wait.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/net/closer.h"
@@ -35,6 +35,15 @@ int __wrap_setsockopt(int fd, int level, int option, const void *value, socklen_
                 return -1;
         }
         return __real_setsockopt(fd, level, option, value, n);
+}
+
+static size_t n_more_waiting;
+
+size_t __real_closer_n_waiting(void);
+size_t __wrap_closer_n_waiting(void);
+size_t __wrap_closer_n_waiting(void)
+{
+        return __real_closer_n_waiting() + n_more_waiting;
 }
 
 static void setup(void)
@@ -276,14 +285,18 @@ LOOP_TEST(a_thread_closes_what_has_much_unread_input, 2)
         close(pipes[1]);
 }
 
-TEST(a_thread_does_not_close_what_has_little_unread_input)
+/* Little unread input, or much where many sockets wait for a thread already. */
+LOOP_TEST(the_caller_closes_the_others, 2)
 {
         size_t n_before = n_threads();
 
         is_old = false;
+        n_more_waiting = _i == 1 ? CLOSER_THREADS : 0;
         fd_guard_init(&guard, ours);
-        say("a request");
+        for (int i = 0; i < (_i == 1 ? 200 : 10); i++)
+                say("x");
         fd_guard_close(&guard, ours);
+        n_more_waiting = 0;
         ck_assert_uint_eq(n_threads(), n_before);
         close(pipes[1]);
 }

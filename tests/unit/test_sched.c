@@ -137,6 +137,60 @@ TEST(each_kind_is_a_class)
         ck_assert(is_empty());
 }
 
+static unsigned count_turns(struct sched_member *m, size_t n, const struct sched_member *of, unsigned n_turns)
+{
+        unsigned n_of = 0;
+
+        for (size_t i = 0; i < n; i++)
+                sched_ready(&m[i]);
+        for (unsigned i = 0; i < n_turns; i++) {
+                struct sched_member *next = next_turn();
+
+                n_of += next == of;
+                sched_ready(next);
+        }
+        return n_of;
+}
+
+/* Neither those of unauthenticated connections nor those of other administrators. */
+TEST(administrators_are_accepted_beside_others)
+{
+        static const struct sched_key keys[] = {
+                { .kind = SCHED_PENDING, .role = ROLE_ADMIN },
+                { .role = ROLE_ADMIN },
+                { .role = ROLE_ADMIN },
+                { .kind = SCHED_PENDING },
+                { .kind = SCHED_HELLO, .uid = 7 },
+        };
+        struct sched_member m[5] = { { 0 } };
+
+        for (size_t i = 0; i < 5; i++)
+                ck_assert_int_eq(sched_join(&all, &m[i], &keys[i]), 0);
+        ck_assert_uint_eq(count_turns(m, 5, &m[0], 60), 20);
+        for (size_t i = 0; i < 5; i++)
+                sched_leave(&all, &m[i]);
+        ck_assert(is_empty());
+}
+
+/* However many tenants the connections before the hello match. */
+TEST(accepts_have_half_of_the_turns)
+{
+        static const struct sched_key keys[] = {
+                { .kind = SCHED_PENDING },
+                { .kind = SCHED_HELLO, .tenant = (const struct tenant *)&all, .uid = 7 },
+                { .kind = SCHED_HELLO, .tenant = (const struct tenant *)&keys, .uid = 7 },
+                { .kind = SCHED_HELLO, .uid = 7 },
+        };
+        struct sched_member m[4] = { { 0 } };
+
+        for (size_t i = 0; i < 4; i++)
+                ck_assert_int_eq(sched_join(&all, &m[i], &keys[i]), 0);
+        ck_assert_uint_eq(count_turns(m, 4, &m[0], 60), 30);
+        for (size_t i = 0; i < 4; i++)
+                sched_leave(&all, &m[i]);
+        ck_assert(is_empty());
+}
+
 /* Monitors take turns with tenants as one class, and those that are not accepted count with the unauthenticated. */
 TEST(monitors_are_a_class)
 {
