@@ -123,21 +123,6 @@ API CUresult cuMemFreeHost(void *p)
         return CUDA_SUCCESS;
 }
 
-API CUresult cuCtxGetStreamPriorityRange(int *ret_least, int *ret_greatest)
-{
-        if (ret_least)
-                *ret_least = 0;
-        if (ret_greatest)
-                *ret_greatest = 0;
-        return CUDA_SUCCESS;
-}
-
-API CUresult cuStreamCreateWithPriority(CUstream *ret_stream, unsigned int flags, int priority)
-{
-        (void)priority;
-        return cuStreamCreate(ret_stream, flags);
-}
-
 /* Of equal bytes, as frameworks clear memory. */
 CUresult cuMemsetD32Async(CUdeviceptr to, unsigned int value, size_t n, CUstream stream);
 

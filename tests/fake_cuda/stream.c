@@ -131,13 +131,12 @@ void fake_streams_destroy_of(CUcontext c)
         pthread_mutex_unlock(&fake_stream_lock);
 }
 
-API CUresult cuStreamCreate(CUstream *ret_stream, unsigned int flags)
+static CUresult create(CUstream *ret_stream, unsigned int flags)
 {
         struct CUstream_st *s;
         CUcontext c;
         CUresult r;
 
-        ENTER(cuStreamCreate);
         r = fake_context(&c);
         if (r != CUDA_SUCCESS)
                 return r;
@@ -148,6 +147,36 @@ API CUresult cuStreamCreate(CUstream *ret_stream, unsigned int flags)
                 return CUDA_ERROR_OUT_OF_MEMORY;
         *ret_stream = s->handle;
         return CUDA_SUCCESS;
+}
+
+API CUresult cuStreamCreate(CUstream *ret_stream, unsigned int flags)
+{
+        ENTER(cuStreamCreate);
+        return create(ret_stream, flags);
+}
+
+/* There is one priority. A driver takes one outside of its range as the nearest. */
+API CUresult cuCtxGetStreamPriorityRange(int *ret_least, int *ret_greatest)
+{
+        CUcontext c;
+        CUresult r;
+
+        ENTER(cuCtxGetStreamPriorityRange);
+        r = fake_context(&c);
+        if (r != CUDA_SUCCESS)
+                return r;
+        if (ret_least)
+                *ret_least = 0;
+        if (ret_greatest)
+                *ret_greatest = 0;
+        return CUDA_SUCCESS;
+}
+
+API CUresult cuStreamCreateWithPriority(CUstream *ret_stream, unsigned int flags, int priority)
+{
+        (void)priority;
+        ENTER(cuStreamCreateWithPriority);
+        return create(ret_stream, flags);
 }
 
 /* Not legal for a captured stream, whatever the thread's mode. */

@@ -233,6 +233,28 @@ TEST(every_call_can_be_made_to_fail)
         stop();
 }
 
+TEST(streams_with_a_priority_are_counted_and_can_fail)
+{
+        int least, greatest;
+        CUstream stream;
+        char path[128];
+
+        in_folder("counts", path);
+        setenv("FAKE_CUDA_COUNTS", path, 1);
+        setenv("FAKE_CUDA_FAULT", "cuCtxGetStreamPriorityRange:2,cuStreamCreateWithPriority:2", 1);
+        start();
+        OK(cu.cuCtxGetStreamPriorityRange(&least, &greatest));
+        IS(CUDA_ERROR_OUT_OF_MEMORY, cu.cuCtxGetStreamPriorityRange(&least, &greatest));
+        OK(cu.cuStreamCreateWithPriority(&stream, 0, greatest));
+        OK(cu.cuStreamDestroy_v2(stream));
+        IS(CUDA_ERROR_OUT_OF_MEMORY, cu.cuStreamCreateWithPriority(&stream, 0, greatest));
+        ck_assert_uint_eq(count_of(path, "cuCtxGetStreamPriorityRange"), 2);
+        ck_assert_uint_eq(count_of(path, "cuStreamCreateWithPriority"), 2);
+        ck_assert_uint_eq(count_of(path, "cuStreamCreate"), 0);
+        stop();
+        unsetenv("FAKE_CUDA_COUNTS");
+}
+
 TEST(counts_survive_a_kill)
 {
         char path[128];
