@@ -138,6 +138,48 @@ static int cuda_bytes(struct cuda_device *d, uint64_t *ret_free, uint64_t *ret_t
         return 0;
 }
 
+/* ---- releasing ----------------------------------------------------------- */
+
+static int give_back_once(struct cuda_device *d, const struct device_extent *e)
+{
+        const struct cuda_driver *cu = d->context.cu;
+
+        return note(d,
+                    e->share == DEVICE_SHARE_FD ? cu->cuMemRelease(e->native) : cu->cuMemFree_v2(e->native));
+}
+
+/* Tried twice: memory that is not released now never is. Memory that cannot be cleared is released
+ * nevertheless: this daemon gives it to no other tenant. */
+static int give_back(struct cuda_device *d, struct device_extent *e)
+{
+        int r;
+
+        if (e->clears && e->share == DEVICE_SHARE_FD)
+                (void)note_error(d, cuda_fill(&d->fill, &d->context, e, 1));
+        else if (e->clears)
+                (void)note_error(d, cuda_fill_at(&d->fill, &d->context, e->native, e->n_bytes));
+        if (e->fd >= 0)
+                close(e->fd);
+        e->fd = -1;
+        r = give_back_once(d, e);
+        return r < 0 && r != -ENODEV ? give_back_once(d, e) : r;
+}
+
+/* Memory (fd) that a lost device or a broken context did not release is released when the device is closed. Without
+ * memory to record it, it is kept until the process ends. */
+static void keep_for_close(struct cuda_device *d, const struct device_extent *e, int result)
+{
+        uint64_t *kept;
+
+        if ((result != -ENODEV && result != -ENOTRECOVERABLE) || e->share != DEVICE_SHARE_FD)
+                return;
+        kept = reallocarray(d->kept, d->n_kept + 1, sizeof(*kept));
+        if (!kept)
+                return;
+        d->kept = kept;
+        kept[d->n_kept++] = e->native;
+}
+
 /* ---- making -------------------------------------------------------------- */
 
 /* The handle opens exactly this memory, without a neighbour's? */
@@ -168,13 +210,13 @@ static int make_ipc(struct cuda_device *d, uint64_t n_bytes, struct device_exten
                 r = note_error(d, cuda_fill_at(&d->fill, &d->context, at, n_bytes));
         if (r == 0)
                 r = note(d, cu->cuIpcGetMemHandle(&handle, at));
+        e.native = at;
         if (r < 0) {
-                cu->cuMemFree_v2(at);
+                (void)give_back(d, &e);
                 return r;
         }
         _Static_assert(sizeof(handle) == sizeof(e.handle), "a handle fits");
         memcpy(e.handle, &handle, sizeof(handle));
-        e.native = at;
         *ret = e;
         return 0;
 }
@@ -243,14 +285,6 @@ static int make_all(struct cuda_device *d, enum device_share share, struct devic
         return r;
 }
 
-static int give_back_once(struct cuda_device *d, const struct device_extent *e)
-{
-        const struct cuda_driver *cu = d->context.cu;
-
-        return note(d,
-                    e->share == DEVICE_SHARE_FD ? cu->cuMemRelease(e->native) : cu->cuMemFree_v2(e->native));
-}
-
 static int cuda_make_locked(struct cuda_device *d, enum device_share share, struct device_extent *extents,
                             size_t n)
 {
@@ -261,9 +295,9 @@ static int cuda_make_locked(struct cuda_device *d, enum device_share share, stru
                 return r;
         r = make_all(d, share, extents, n, &n_made);
         while (r < 0 && n_made > 0) {
-                if (extents[--n_made].fd >= 0)
-                        close(extents[n_made].fd);
-                (void)give_back_once(d, &extents[n_made]);
+                struct device_extent *e = &extents[--n_made];
+
+                keep_for_close(d, e, give_back(d, e));
         }
         leave(d);
         return r;
@@ -376,23 +410,6 @@ static int cuda_adopt(struct device *device, int fd, uint64_t n_bytes, struct de
 
 /* ---- destroying ---------------------------------------------------------- */
 
-/* Tried twice: memory that is not released now never is. Memory that cannot be cleared is released
- * nevertheless: this daemon gives it to no other tenant. */
-static int give_back(struct cuda_device *d, struct device_extent *e)
-{
-        int r;
-
-        if (e->clears && e->share == DEVICE_SHARE_FD)
-                (void)note_error(d, cuda_fill(&d->fill, &d->context, e, 1));
-        else if (e->clears)
-                (void)note_error(d, cuda_fill_at(&d->fill, &d->context, e->native, e->n_bytes));
-        if (e->fd >= 0)
-                close(e->fd);
-        e->fd = -1;
-        r = give_back_once(d, e);
-        return r < 0 && r != -ENODEV ? give_back_once(d, e) : r;
-}
-
 static int look(void *device, uint64_t *ret_free)
 {
         uint64_t n_total;
@@ -428,17 +445,6 @@ static int cuda_destroy_locked(struct cuda_device *d, struct device_extent *e)
         return r;
 }
 
-/* Without memory to record it, it is kept until the process ends. */
-static void keep_for_close(struct cuda_device *d, uint64_t native)
-{
-        uint64_t *kept = reallocarray(d->kept, d->n_kept + 1, sizeof(*kept));
-
-        if (!kept)
-                return;
-        d->kept = kept;
-        kept[d->n_kept++] = native;
-}
-
 static int cuda_destroy(struct device *device, struct device_extent *e)
 {
         struct cuda_device *d = (struct cuda_device *)device;
@@ -448,8 +454,7 @@ static int cuda_destroy(struct device *device, struct device_extent *e)
                 return 0;
         pthread_mutex_lock(&d->one_call);
         r = cuda_destroy_locked(d, e);
-        if ((r == -ENODEV || r == -ENOTRECOVERABLE) && e->share == DEVICE_SHARE_FD)
-                keep_for_close(d, e->native);
+        keep_for_close(d, e, r);
         d->live_bytes -= e->n_bytes;
         d->handle_bytes -= e->share == DEVICE_SHARE_CUDA_IPC ? e->n_bytes : 0;
         pthread_mutex_unlock(&d->one_call);

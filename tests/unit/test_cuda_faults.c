@@ -226,6 +226,26 @@ static unsigned int count_of(const char *function, const struct count *counts, u
         return 0;
 }
 
+/* The opening makes and releases one extent of the kind. The export of the next one fails, and then its release, once. */
+LOOP_TEST(what_was_made_for_nothing_is_released_at_the_second_try, N_SHARES)
+{
+        static const char *const faults[N_SHARES] = {
+                [DEVICE_SHARE_FD] = "FAKE_CUDA_FAULT=cuMemExportToShareableHandle:2:2,cuMemRelease:2:2",
+                [DEVICE_SHARE_CUDA_IPC] = "FAKE_CUDA_FAULT=cuIpcGetMemHandle:2:2,cuMemFree:2:2",
+        };
+        struct process p = process_start();
+        struct message e = { .fd = -1 };
+
+        set(&p, faults[_i]);
+        ck_assert_int_eq(open_device(&p, "cuda:0"), 0);
+        ck_assert_int_eq(make(&p, (enum device_share)_i, 2 * MIB, &e), -ENOMEM);
+        ck_assert_int_eq(count_objects(), 0);
+        ck_assert_int_eq(make(&p, (enum device_share)_i, 2 * MIB, &e), 0);
+        forget(&e);
+        ck_assert_int_eq(destroy(&p, &e), 0);
+        owner_end(&p);
+}
+
 /* A copy takes 16 MiB of buffers. A life has one where the function is called for it. */
 LOOP_TEST(each_driver_call_of_the_owner_fails, 4)
 {
