@@ -592,6 +592,7 @@ static const struct table_column device_columns[] = {
         { .key = "makes", .json = makes_json },
         { .key = "destroys", .json = destroys_json },
         COLUMN("NAME", "name", 0, TABLE_TEXT, Bfcd__DeviceRow, name),
+        COLUMN("MPS", "mps", WIDE | TABLE_NULL, TABLE_TEXT, Bfcd__DeviceRow, mps),
         { "UUID", "uuid", WIDE | TABLE_NULL, TABLE_MADE, .text = show_device_uuid },
         { 0 },
 };

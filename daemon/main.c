@@ -30,6 +30,7 @@
 #include "daemon/admin/pressure.h"
 #include "daemon/admin/trim.h"
 #include "device/host_free.h"
+#include "keeper/remote.h"
 
 #define DEFAULT_CONFIG "/etc/bfcd/bfcd.yaml"
 
@@ -310,6 +311,7 @@ static int read_config(const struct options *options, struct devices *devices, s
         struct config_machine machine = {
                 .look = devices_look,
                 .look_pages = devices_look_pages,
+                .allow_mps = keeper_device_allow_mps,
                 .group_limit_bytes = limit_bytes < UINT64_MAX ? limit_bytes : 0,
                 .userdata = devices,
                 .serves = !options->check,

@@ -17,8 +17,12 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "device/device.h"
+
 #define MPS_FOLDER  "/tmp/nvidia-mps"
 #define MPS_PROCESS "nvidia-cuda-mps" /* -control and -server: the kernel keeps 15 bytes */
+#define MPS_PIPES   "CUDA_MPS_PIPE_DIRECTORY"
+#define NO_MPS      "/dev/null/no-mps" /* cannot exist: its parent is no folder */
 
 struct cuda_id {
         const char *text;
@@ -104,6 +108,16 @@ static bool read_id(const char *text, struct cuda_id *ret)
 
 /* ---- the environment ----------------------------------------------------- */
 
+static bool allows_mps;
+
+/* In nvidia-cuda-mps-control(1): "When CUDA is first initialized in a program, the CUDA driver attempts to connect to
+ * the MPS control daemon. If the connection attempt fails, the program continues to run as it normally would without
+ * MPS." The control daemon's pipes are in this folder (docs.nvidia.com/deploy/mps, CUDA_MPS_PIPE_DIRECTORY). */
+void device_cuda_allow_mps(void)
+{
+        allows_mps = setenv(MPS_PIPES, NO_MPS, 1) == 0;
+}
+
 static int prepare(const struct cuda_id *id, const struct sentence *s)
 {
         static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -129,7 +143,8 @@ static int prepare(const struct cuda_id *id, const struct sentence *s)
 }
 
 /* ---- MPS: its server does the work of many clients, and goes on after one has
- * died. A dead process would be no proof that its work has ended.
+ * died. A dead process would be no proof that its work has ended. So a GPU under MPS is refused, unless that was
+ * allowed; see SECURITY.md.
  *
  * The folder may be hidden from this process (systemd's PrivateTmp), so processes are looked at, too.
  * Any user can make such a folder, and give a process such a name: only what belongs to root or to
@@ -211,21 +226,20 @@ static int find_mps_process(void)
         return pid;
 }
 
+#define MPS_IS_REFUSED "; with mps: allow the GPU is served nevertheless, see bfcd.yaml(5)"
+
 static int refuse_mps(const struct sentence *s)
 {
-        const char *folder = getenv("CUDA_MPS_PIPE_DIRECTORY");
+        const char *folder = getenv(MPS_PIPES);
         int pid;
 
         if (folder && *folder)
-                return refuse(s, -EBUSY,
-                              "CUDA_MPS_PIPE_DIRECTORY is set, and memory cannot be shared under MPS");
+                return refuse(s, -EBUSY, MPS_PIPES " is set" MPS_IS_REFUSED);
         if (mps_answers())
-                return refuse(s, -EBUSY,
-                              "MPS is running (" MPS_FOLDER "), and memory cannot be shared under MPS");
+                return refuse(s, -EBUSY, "MPS is running (" MPS_FOLDER ")" MPS_IS_REFUSED);
         pid = find_mps_process();
         if (pid != 0)
-                return refuse(s, -EBUSY, "MPS is running (process %d), and memory cannot be shared under MPS",
-                              pid);
+                return refuse(s, -EBUSY, "MPS is running (process %d)" MPS_IS_REFUSED, pid);
         return 0;
 }
 
@@ -278,10 +292,12 @@ static int refuse_modes(const struct cuda_driver *cu, CUdevice device, const str
                         s, -EBUSY,
                         "its compute mode is EXCLUSIVE_PROCESS, so no job could use it beside bfcd: set "
                         "it to DEFAULT (nvidia-smi -c 0)");
-        /* A driver that does not know the attribute has other signs. */
-        if (cu->cuDeviceGetAttribute(&mps, CU_DEVICE_ATTRIBUTE_MPS_ENABLED, device) == CUDA_SUCCESS && mps)
-                return refuse(s, -EBUSY, "it is under MPS, and memory cannot be shared under MPS");
-        return 0;
+        /* "Contexts created on this device will be shared via MPS" (cuda.h): this process is a client, and its memory
+         * would be the server's. A driver that does not know the attribute has other signs. */
+        if (cu->cuDeviceGetAttribute(&mps, CU_DEVICE_ATTRIBUTE_MPS_ENABLED, device) != CUDA_SUCCESS || !mps)
+                return 0;
+        return allows_mps ? refuse(s, -EBUSY, "bfcd itself is a client of MPS: restart it")
+                          : refuse(s, -EBUSY, "it is under MPS" MPS_IS_REFUSED);
 }
 
 int cuda_open(const char *id_text, struct cuda_context *ret, char *ret_sentence, size_t n_sentence)
@@ -297,7 +313,7 @@ int cuda_open(const char *id_text, struct cuda_context *ret, char *ret_sentence,
         if (!read_id(id_text, &id))
                 return refuse(&s, -EINVAL, "not a GPU id; write cuda:N, GPU-UUID or MIG-UUID");
         r = prepare(&id, &s);
-        if (r == 0)
+        if (r == 0 && !allows_mps)
                 r = refuse_mps(&s);
         if (r < 0)
                 return r;

@@ -180,6 +180,10 @@ int device_host_check(const struct device_supply *supply, uint64_t n_bytes, char
  * permit sharing), -EINVAL (the id), -ENOTSUP, -ENOMEM, -EIO. */
 int device_cuda_new(const char *id, struct device **ret, char *ret_sentence, size_t n_sentence);
 
+/* From now on GPUs are opened also where MPS is in use. This process never becomes a client of it, so call this before
+ * the first device_cuda_new(), and before there are other threads. */
+void device_cuda_allow_mps(void);
+
 static inline struct device *device_free(struct device *d)
 {
         return d ? d->ops->free(d) : NULL;

@@ -1,4 +1,4 @@
-/* bfcd-keeper DEVICE: owns the memory of one GPU for the bfcd that started it. Its standard input is the socket to bfcd,
+/* bfcd-keeper DEVICE [--allow-mps]: owns the memory of one GPU for the bfcd that started it. Its standard input is the socket to bfcd,
  * and it ends when the other end is closed, whatever its device does then.
  *
  * SPDX-License-Identifier: Apache-2.0 */
@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "keeper/serve.h"
+#include "keeper/wire.h"
 
 static bool is_socket(int fd)
 {
@@ -48,11 +49,15 @@ int main(int argc, char **argv)
         pthread_t thread;
         int r;
 
-        if (argc != 2 || !is_socket(STDIN_FILENO)) {
+        bool allows_mps = argc == 3 && strcmp(argv[2], KEEPER_ALLOW_MPS) == 0;
+
+        if ((argc != 2 && !allows_mps) || !is_socket(STDIN_FILENO)) {
                 fprintf(stderr,
                         "bfcd-keeper owns a device's memory for bfcd, which starts it; see bfcd(8)\n");
                 return EXIT_FAILURE;
         }
+        if (allows_mps)
+                device_cuda_allow_mps();
         ignore_signals();
         /* A service manager's fds, which bfcd has not taken over yet, would keep memory. */
         if (syscall(SYS_close_range, STDERR_FILENO + 1, ~0U, 0) < 0) {

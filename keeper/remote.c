@@ -65,11 +65,18 @@ static int find_program(char ret[static PATH_MAX])
         return snprintf(ret, PATH_MAX, "%s/bfcd-keeper", dirname(self)) < PATH_MAX ? 0 : -ENAMETOOLONG;
 }
 
+static bool allows_mps;
+
+void keeper_device_allow_mps(void)
+{
+        allows_mps = true;
+}
+
 /* Signals are as a program expects them, whatever this thread does with them. */
 static int spawn(const char *id, int input, pid_t *ret)
 {
-        char path[PATH_MAX], name[] = "bfcd-keeper";
-        char *argv[] = { name, (char *)(uintptr_t)id, NULL };
+        char path[PATH_MAX], name[] = "bfcd-keeper", allow[] = KEEPER_ALLOW_MPS;
+        char *argv[] = { name, (char *)(uintptr_t)id, allows_mps ? allow : NULL, NULL };
         posix_spawn_file_actions_t files;
         posix_spawnattr_t attributes;
         sigset_t none, all;

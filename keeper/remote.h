@@ -16,4 +16,7 @@
  * started. */
 int keeper_device_new(const char *id, struct device **ret, char *ret_sentence, size_t n_sentence);
 
+/* As device_cuda_allow_mps(), for the keepers that are started from now on. */
+void keeper_device_allow_mps(void);
+
 #endif

@@ -6,6 +6,8 @@
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef KEEPER_WIRE_H
+#define KEEPER_ALLOW_MPS "--allow-mps" /* an argument of the program */
+
 #define KEEPER_WIRE_H
 
 #include <stddef.h>

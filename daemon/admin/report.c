@@ -117,6 +117,7 @@ static void report_device(const struct session *viewer, const struct broker_devi
         if (d->config->is_cuda) {
                 row->uuid.data = (uint8_t *)(uintptr_t)d->config->uuid;
                 row->uuid.len = sizeof(d->config->uuid);
+                row->mps = report_borrow(d->config->mps == CONFIG_MPS_ALLOW ? "allow" : "refuse");
         }
         row->bytes_total = d->bytes_total > 0 ? d->bytes_total : d->config->size_bytes;
         row->state = report_borrow(drain_state(d));

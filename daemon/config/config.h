@@ -20,6 +20,8 @@
 enum config_growth { CONFIG_GROWTH_ON_DEMAND, CONFIG_GROWTH_PREALLOCATE };
 enum config_share { CONFIG_SHARE_FD, CONFIG_SHARE_CUDA_IPC };
 
+enum config_mps { CONFIG_MPS_REFUSE, CONFIG_MPS_ALLOW };
+
 enum config_pages { CONFIG_PAGES_AUTO, CONFIG_PAGES_2MIB, CONFIG_PAGES_OFF };
 
 #define CONFIG_UUID_BYTES 16u
@@ -51,6 +53,7 @@ struct config_device {
         uint64_t size_bytes;             /* of a GPU: from its driver */
         uint64_t headroom_bytes;
         uint64_t standby_bytes; /* kept ready; 0: nothing */
+        enum config_mps mps;    /* of a GPU */
 };
 
 struct config_quota {
@@ -142,6 +145,8 @@ struct config_machine {
         /* A negative errno with a sentence, "ID: what is missing". */
         int (*look)(void *userdata, const char *id, struct config_gpu *ret, char *ret_sentence,
                     size_t n_sentence);
+        /* Called before look() if any GPU of the config allows MPS, once or more. May be NULL. */
+        void (*allow_mps)(void);
         /* What this machine lacks for the pages of a host partition, as a clause; n_bytes is the sum over
          * all partitions with the same pages. 0; -ENODEV: it cannot be served; -ENOTSUP: only with other
          * pages. May be NULL: nothing is lacking. */

@@ -93,8 +93,38 @@ bool config_read_device_id(struct config_reader *r, struct config_place *p, cons
                                 SHOW(n), FIRST(r->devices[i].place.at[DEVICE_ID], n));
         }
         device->id = config_copy_text(r, n->text);
-        r->devices[index].room_known = device->id && device->is_cuda && config_look_at_gpu(r, index);
         return device->id != NULL;
+}
+
+/* Also of GPUs that are read later. */
+static bool some_gpu_allows_mps(const struct config_reader *r)
+{
+        for (const struct yamltree_node *d = r->top.at[TOP_DEVICES]->first_child; d; d = d->next)
+                for (const struct yamltree_node *key = d->first_child; d->type == YAMLTREE_MAPPING && key;
+                     key = key->next->next)
+                        if (config_is_text(key, CONFIG_DEVICE.fields[DEVICE_MPS].key) &&
+                            config_is_text(key->next,
+                                           CONFIG_DEVICE.fields[DEVICE_MPS].words[CONFIG_MPS_ALLOW]))
+                                return true;
+        return false;
+}
+
+/* Looks at the GPU, because what is configured here decides whether it can be opened. */
+bool config_read_device_mps(struct config_reader *r, struct config_place *p, const struct config_field *field,
+                            const struct yamltree_node *n)
+{
+        const struct config_device *device = p->object;
+
+        if (n && p->kind == DEVICE_KIND_HOST)
+                return config_fail(r, n, "mps is only for GPUs");
+        if (n && !config_read_value(r, p, field, n))
+                return false;
+        if (!device->id || !device->is_cuda)
+                return n != NULL;
+        if (r->machine && !r->machine->running && r->machine->allow_mps && some_gpu_allows_mps(r))
+                r->machine->allow_mps();
+        r->devices[index_of(r, p)].room_known = config_look_at_gpu(r, index_of(r, p));
+        return n != NULL;
 }
 
 /* More than the machine has would later cause swapping or wake the OOM killer. */

@@ -194,6 +194,26 @@ static void check_contexts(struct config_reader *r, size_t device)
                 contexts_in(d->headroom_bytes, CONTEXT_BYTES_MIN), advise_on_contexts(d, n, advice));
 }
 
+/* The signs of MPS are the machine's: they do not show for which GPUs it runs. */
+static void check_mps(struct config_reader *r, size_t device)
+{
+        const struct config_device *d = &r->c->devices[device];
+
+        for (size_t i = 0; d->mps == CONFIG_MPS_REFUSE && i < r->c->n_devices; i++) {
+                const struct config_device *other = &r->c->devices[i];
+
+                if (other->mps == CONFIG_MPS_REFUSE)
+                        continue;
+                config_advise(
+                        r, config_at(&r->devices[device].place, DEVICE_MPS),
+                        "device '%s' refuses MPS and device '%s' allows it, but bfcd cannot see for which "
+                        "GPUs MPS runs: start its control daemon with CUDA_VISIBLE_DEVICES set to the GPUs "
+                        "that allow it",
+                        d->id, other->id);
+                return;
+        }
+}
+
 /* false: reported. */
 static bool check_can_share(struct config_reader *r, size_t partition)
 {
@@ -280,6 +300,7 @@ void config_check_gpus(struct config_reader *r)
                         continue;
                 check_free(r, i);
                 check_contexts(r, i);
+                check_mps(r, i);
         }
         for (size_t i = 0; i < r->c->n_partitions; i++)
                 if (check_can_share(r, i)) {

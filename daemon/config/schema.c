@@ -127,6 +127,9 @@ const struct config_section CONFIG_DEVICE = {
                 [DEVICE_ID] = { "id", CONFIG_NAME, MEMBER(struct config_device, id),
                                 .missing = "a device lacks its id; write host, cuda:N, GPU-UUID or MIG-UUID",
                                 .is_fixed = true, .read = config_read_device_id },
+                [DEVICE_MPS] = { "mps", CONFIG_WORD, MEMBER(struct config_device, mps),
+                                 WORDS("refuse", "allow"), .is_fixed = true, .hides_initial = true,
+                                 .read = config_read_device_mps },
                 [DEVICE_SIZE] = { "size", CONFIG_SIZE, MEMBER(struct config_device, size_bytes), .min = 1,
                                   .not_for_gpu = "size is only for the host device; the size of a GPU comes "
                                                  "from its driver",

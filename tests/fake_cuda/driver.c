@@ -312,8 +312,10 @@ static int attribute_usual(const struct fake_device *d, CUdevice_attribute which
         case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR:
         case CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS:
         case CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED:
-        case CU_DEVICE_ATTRIBUTE_MPS_ENABLED:
                 *ret = 0;
+                return 0;
+        case CU_DEVICE_ATTRIBUTE_MPS_ENABLED:
+                *ret = fake.is_mps_client;
                 return 0;
         default:
                 return attribute_of_kernels((int)which, ret);

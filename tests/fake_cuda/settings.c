@@ -29,6 +29,9 @@
  *                           folder have taken, at one cuMemGetInfo after the
  *                           other and again from the first (0)
  *   FAKE_CUDA_STACK_BYTES   what each call uses of its thread's stack (512KiB)
+ *   FAKE_CUDA_MPS           the folder in which an MPS control daemon listens: a process whose
+ *                           CUDA_MPS_PIPE_DIRECTORY (/tmp/nvidia-mps) is this becomes a client,
+ *                           as attribute 133 of its devices says (none)
  *   FAKE_CUDA_FD            "socket": exported fds are no regular files ("file")
  *   FAKE_CUDA_FAULT, FAKE_CUDA_COUNTS  see fault.c
  *   CUDA_VISIBLE_DEVICES    as ever
@@ -115,6 +118,13 @@ static void setup_fd(void)
         fake.fd_is_socket = text && strcmp(text, "socket") == 0;
         if (text && *text && !fake.fd_is_socket && strcmp(text, "file") != 0)
                 fake_die("FAKE_CUDA_FD: \"%s\" is neither file nor socket", text);
+}
+
+static void setup_mps(void)
+{
+        const char *control = getenv("FAKE_CUDA_MPS"), *pipes = getenv("CUDA_MPS_PIPE_DIRECTORY");
+
+        fake.is_mps_client = control && strcmp(control, pipes ? pipes : "/tmp/nvidia-mps") == 0;
 }
 
 static void add_device(const char *text)
@@ -245,6 +255,7 @@ static void setup(void)
         fake.stack_n_bytes = setting("FAKE_CUDA_STACK_BYTES", UINT64_C(512) << 10);
         setup_foreign();
         setup_fd();
+        setup_mps();
         fake.attributes = getenv("FAKE_CUDA_ATTRIBUTES");
         fake.missing = getenv("FAKE_CUDA_MISSING");
         fault_setup();

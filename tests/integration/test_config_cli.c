@@ -354,6 +354,33 @@ TEST(gpus_are_checked)
         rig_discard(rig);
 }
 
+/* Each GPU for itself: one that allows MPS is served beside one that says nothing. */
+TEST(mps_is_refused_where_it_is_not_allowed)
+{
+        struct rig *rig = rig_folder();
+        char *text, *errors;
+
+        set_gpus("128MiB,48MiB", "0");
+        setenv("FAKE_CUDA_MPS", "/tmp/nvidia-mps", 1);
+        assert_gpus_fail(
+                rig, gpu_config, 1,
+                "2:9: device cuda:0: it is under MPS; with mps: allow the GPU is served nevertheless");
+        assert_gpus_fail(rig, gpu_config, 1, "7:9: device cuda:1: it is under MPS");
+        text = edit(gpu_config, "  - id: cuda:1\n", "  - id: cuda:1\n    mps: maybe\n");
+        assert_gpus_fail(rig, text, 78, "8:10: mps 'maybe' is not known; write refuse or allow\n");
+        free(text);
+        text = edit(gpu_config, "  - id: cuda:1\n", "  - id: cuda:1\n    mps: allow\n");
+        rig_write_config(rig, text);
+        free(text);
+        ck_assert_int_eq(program_check(rig->config_path, &errors), 0);
+        assert_says(errors, rig->config_path,
+                    "2:5: warning: device 'cuda:0' refuses MPS and device 'cuda:1' allows");
+        ck_assert_msg(all_lines_have(errors, ": warning: "), "%s", errors);
+        free(errors);
+        unsetenv("FAKE_CUDA_MPS");
+        rig_discard(rig);
+}
+
 /* The config is right, the machine is not, for now: not status 78. */
 TEST(missing_gpus_are_reported)
 {

@@ -579,6 +579,33 @@ static void take_and_give_back(void *socket)
         bfc_disconnect(client);
 }
 
+/* MPS listens, the jobs are its clients, and bfcd serves both GPUs and is none. */
+TEST(a_gpu_allows_mps_and_the_other_does_not)
+{
+        struct rig_config config = two_gpus;
+        const char *argv[] = { program_bfcctl(), "--socket", NULL, "--json", "status", NULL };
+        struct rig *rig;
+        char *text;
+
+        config.partitions = "      - {name: train, limit: 50%}\n"
+                            "      - {name: infer, limit: 50%}\n"
+                            "  - id: cuda:1\n"
+                            "    mps: allow\n"
+                            "    headroom: 32MiB\n"
+                            "    partitions:\n"
+                            "      - {name: other, limit: 100%}\n";
+        setenv("FAKE_CUDA_MPS", "/tmp/nvidia-mps", 1);
+        rig = rig_start(&config);
+        argv[2] = rig->admin_socket;
+        ck_assert_int_eq(program_run(argv, &text, NULL), 0);
+        ck_assert(strstr(text, "\"mps\": \"refuse\"") && strstr(text, "\"mps\": \"allow\""));
+        free(text);
+        child_join(child_start(take_and_give_back, rig->socket));
+        child_join(child_start(job_on_second_gpu, rig->socket));
+        unsetenv("FAKE_CUDA_MPS");
+        rig_stop(rig);
+}
+
 static unsigned count_calls(const char *counts, const char *function)
 {
         const char *at = strstr(counts, function);

@@ -52,6 +52,13 @@ int act_open(struct message *m)
         return device_cuda_new(id, &device, m->text, sizeof(m->text));
 }
 
+int act_allow_mps(struct message *m)
+{
+        (void)m;
+        device_cuda_allow_mps();
+        return 0;
+}
+
 int act_facts(struct message *m)
 {
         return device_facts(device, &m->facts);

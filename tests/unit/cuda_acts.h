@@ -10,7 +10,8 @@
 #include "tests/unit/process.h"
 
 /* The daemon's part. Extents have numbers, from 0 as they are made. */
-int act_open(struct message *m);    /* text: id; → text: the sentence */
+int act_open(struct message *m); /* text: id; → text: the sentence */
+int act_allow_mps(struct message *m);
 int act_facts(struct message *m);   /* → facts */
 int act_make(struct message *m);    /* extent.share, extent.n_bytes → a: its number, extent, fd */
 int act_adopt(struct message *m);   /* fd, extent.n_bytes → a: its number, extent, fd */

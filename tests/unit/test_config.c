@@ -273,8 +273,9 @@ static const struct mistake MISTAKES[] = {
               "unknown key 'colour' in socket; known here: path, mode, group") },
         { TOP("timeouts: {idle: 1s}", 12,
               "unknown key 'idle' in timeouts; known here: reclaim, release, quarantine, read") },
-        { DEVICE("colour: red", 5,
-                 "unknown key 'colour' in a device; known here: id, size, headroom, partitions, standby") },
+        { DEVICE(
+                "colour: red", 5,
+                "unknown key 'colour' in a device; known here: id, mps, size, headroom, partitions, standby") },
         { PARTITION(
                 "max: 3", 38,
                 "unknown key 'max' in a partition; known here: name, limit, growth, share, clear_on_release, "
@@ -419,6 +420,7 @@ static const struct mistake MISTAKES[] = {
         { SIZE("[1GiB]", "size must be a single value, this is a list") },
         { DEVICE("headroom: 50%", 15, "headroom '50%': a percentage has no meaning here") },
         { DEVICE("headroom: 1GiB", 15, "headroom 1GiB leaves no memory of the device's size, 1GiB") },
+        { DEVICE("mps: refuse", 10, "mps is only for GPUs") },
         { DEVICE("standby: 50%", 14, "standby '50%': a percentage has no meaning here") },
         { DEVICE("standby: 3MiB", 14, "standby 3MiB is not a multiple of 2MiB; write 2MiB or 4MiB") },
         { DEVICE("standby: {size: 1GiB}", 14, "standby must be a single value, this is a mapping") },
@@ -727,6 +729,45 @@ TEST(unsupported_share_modes)
         assert_line("c.yaml", 4, 31, "device 'cuda:5' supports neither share: fd nor share: cuda-ipc");
 }
 
+static unsigned int n_looks_before; /* MPS was allowed */
+
+static void allow_mps(void)
+{
+        n_looks_before = n_looks < n_looks_before ? n_looks : n_looks_before;
+}
+
+/* Where one GPU allows it, that is known before the first one is opened. What refuses it is as without the key. */
+TEST(mps_is_of_a_gpu)
+{
+        static const char allows[] = "    mps: allow\n    headroom: 24MiB\n";
+        struct config_machine m = { .look = look, .allow_mps = allow_mps };
+        const char *text = edit_gpus("    headroom: 24MiB\n", allows);
+        struct config *c = NULL, *again, *running;
+
+        n_looks_before = UINT32_MAX;
+        ck_assert_int_eq(keep_config(parse_for(&m, GPUS, strlen(GPUS), &running), &running), 0);
+        ck_assert_uint_eq(n_looks_before, UINT32_MAX);
+        ck_assert_ptr_null(strstr(keep(config_format(running)), "mps"));
+        n_looks = 0;
+        ck_assert_int_eq(keep_config(parse_for(&m, text, strlen(text), &c), &c), 0);
+        ck_assert(n_looks_before == 0 && n_looks == 2);
+        ck_assert(c->devices[0].mps == CONFIG_MPS_REFUSE && c->devices[1].mps == CONFIG_MPS_ALLOW);
+        assert_line(
+                "c.yaml", 3, 5,
+                "warning: device 'cuda:0' refuses MPS and device 'cuda:1' allows it, but bfcd cannot see for "
+                "which GPUs MPS runs");
+        ck_assert_ptr_nonnull(strstr(format_twice(text, &c, &again), "mps: allow\n"));
+        text = edit_of(text, "    headroom: 2GiB\n", "    mps: allow\n    headroom: 2GiB\n");
+        parse_good(text);
+        ck_assert_ptr_null(strstr(errors, "refuses MPS"));
+
+        m.running = running;
+        ck_assert_int_eq(parse_for(&m, text, strlen(text), &c), -EINVAL);
+        assert_line("c.yaml", 4, 10,
+                    "the mps of device 'cuda:0', refuse, cannot change while bfcd runs: restart bfcd");
+        assert_line("c.yaml", 10, 10, "the mps of device 'cuda:1', refuse, cannot change");
+}
+
 TEST(test_clear_on_release)
 {
         const char *text = edit_gpus("share: cuda-ipc", "share: cuda-ipc, clear_on_release: true");
@@ -887,6 +928,8 @@ static const struct mistake gpu_mistakes[] = {
           "clear_on_release 'yes' is not known; write false or true" },
         { "headroom: 2GiB", "size: 4GiB", 4, 11,
           "size is only for the host device; the size of a GPU comes from its driver" },
+        { "headroom: 2GiB", "mps: maybe", 4, 10, "mps 'maybe' is not known; write refuse or allow" },
+        { "headroom: 2GiB", "mps: [allow]", 4, 10, "mps must be a single value, this is a list" },
         { "headroom: 2GiB", "headroom: 10%", 4, 15, "headroom '10%': a percentage has no meaning here" },
         { "headroom: 2GiB", "headroom: 9GiB", 4, 15,
           "headroom 9GiB leaves no memory of device 'cuda:0', which has 8192MiB" },
@@ -1174,7 +1217,8 @@ static void assert_same(const struct config *a, const struct config *b)
                 ck_assert(strcmp(a->devices[i].id, b->devices[i].id) == 0 &&
                           a->devices[i].size_bytes == b->devices[i].size_bytes &&
                           a->devices[i].headroom_bytes == b->devices[i].headroom_bytes &&
-                          a->devices[i].standby_bytes == b->devices[i].standby_bytes);
+                          a->devices[i].standby_bytes == b->devices[i].standby_bytes &&
+                          a->devices[i].mps == b->devices[i].mps);
         for (size_t i = 0; i < a->n_partitions; i++)
                 ck_assert(strcmp(a->partitions[i].name, b->partitions[i].name) == 0 &&
                           a->partitions[i].limit_bytes == b->partitions[i].limit_bytes &&

@@ -167,6 +167,41 @@ TEST(compute_modes_that_forbid_sharing)
         owner_end(&p);
 }
 
+static struct process start_under_mps(const char *setting, const char *pipes)
+{
+        struct process p = process_start();
+
+        set(&p, setting);
+        if (pipes)
+                set(&p, pipes);
+        return p;
+}
+
+/* Wherever MPS listens: a process that allows it is no client, and opens GPUs. One that was a client before stays one. */
+TEST(mps_can_be_allowed)
+{
+        static const char *const cases[][3] = {
+                { "FAKE_CUDA_MPS=/tmp/nvidia-mps", NULL, "it is under MPS" },
+                { "FAKE_CUDA_MPS=/run/mps", "CUDA_MPS_PIPE_DIRECTORY=/run/mps", "CUDA_MPS_PIPE_DIRECTORY" },
+        };
+
+        for (size_t i = 0; i < 2; i++) {
+                struct process p = start_under_mps(cases[i][0], cases[i][1]);
+
+                expect_refused(&p, "cuda:0", -EBUSY, cases[i][2]);
+                expect_refused(&p, "cuda:1", -EBUSY, "mps: allow");
+                if (i == 0) { /* the driver is loaded */
+                        ck_assert_int_eq(tell(&p, act_allow_mps), 0);
+                        expect_refused(&p, "cuda:0", -EBUSY, "bfcd itself is a client of MPS");
+                }
+                ck_assert_int_eq(process_end(&p), 0);
+                p = start_under_mps(cases[i][0], cases[i][1]);
+                ck_assert_int_eq(tell(&p, act_allow_mps), 0);
+                ck_assert_int_eq(open_device(&p, "cuda:1"), 0);
+                owner_end(&p);
+        }
+}
+
 /* In the process's own mounts, so that no other process sees this MPS. -EPERM: it may
  * not do that here. */
 static int act_with_mps(struct message *m)

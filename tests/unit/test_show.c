@@ -605,6 +605,7 @@ TEST(status)
         device.name = (char[]){ "host memory" };
         gpu.id = (char[]){ "MIG-00112233-4455-6677-8899-aabbccddeeff" };
         gpu.state = (char[]){ "lost" };
+        gpu.mps = (char[]){ "allow" };
         gpu.name = (char[]){ "NVIDIA H200" };
         gpu.bytes_total = 1u << 30;
         gpu.bytes_unreclaimed = 2u << 20;
@@ -621,22 +622,22 @@ TEST(status)
                 "\"num_tenants\":5,\"num_quarantined\":6,\"num_unresponsive\":7,\"bytes_allocated\":4096,"
                 "\"bytes_resident\":8192,\"longest_turn_ns\":1500000,\"recent_longest_turn_ns\":20000,"
                 "\"num_log_lines_lost\":3,\"num_records_lost\":4,\"devices\":[{\"device\":\"host\",\"state\":\"ok\","
-                "\"name\":\"host memory\",\"uuid\":null,\"bytes_total\":1073741824,"
+                "\"name\":\"host memory\",\"mps\":null,\"uuid\":null,\"bytes_total\":1073741824,"
                 "\"bytes_reserved\":268435456,\"bytes_pending\":2097152,"
                 "\"bytes_standby\":6291456,\"bytes_unreclaimed\":0,"
                 "\"makes\":{\"num_calls\":4,\"num_failed\":1,\"total_ns\":8000000,\"longest_ns\":3000000},"
                 "\"destroys\":{\"num_calls\":0,\"num_failed\":0,\"total_ns\":0,\"longest_ns\":0}},"
                 "{\"device\":\"MIG-00112233-4455-6677-8899-aabbccddeeff\",\"state\":\"lost\","
-                "\"name\":\"NVIDIA H200\",\"uuid\":\"MIG-00112233-4455-6677-8899-aabbccddeeff\","
+                "\"name\":\"NVIDIA H200\",\"mps\":\"allow\",\"uuid\":\"MIG-00112233-4455-6677-8899-aabbccddeeff\","
                 "\"bytes_total\":1073741824,\"bytes_reserved\":0,\"bytes_pending\":0,\"bytes_standby\":0,"
                 "\"bytes_unreclaimed\":2097152,\"makes\":null,\"destroys\":null}"
                 "]}}");
         CHECK_PARTS(table_of(BFCD__LIST__KIND__STATUS, l), "Uptime 1.5 s\n",
                     "Longest turn 1.5 ms; recently 20 us\n",
-                    " RESERVED PENDING STANDBY UNRECLAIMED TOTAL RESERVED% MAKE-TIME FAILED NAME UUID\n",
-                    " ok 256.0 MiB 2.0 MiB 6.0 MiB 0 B 1.0 GiB 25.0 2.0 ms 1 host memory ",
+                    " RESERVED PENDING STANDBY UNRECLAIMED TOTAL RESERVED% MAKE-TIME FAILED NAME MPS UUID\n",
+                    " ok 256.0 MiB 2.0 MiB 6.0 MiB 0 B 1.0 GiB 25.0 2.0 ms 1 host memory - ",
                     "\nMIG-00112233-4455-6677-8899-aabbccddeeff lost 0 B 0 B 0 B 2.0 MiB 1.0 GiB"
-                    " 0.0 - - NVIDIA H200 MIG-00112233-4455-6677-8899-aabbccddeeff\n");
+                    " 0.0 - - NVIDIA H200 allow MIG-00112233-4455-6677-8899-aabbccddeeff\n");
         list_free(l);
 }
 
