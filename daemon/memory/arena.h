@@ -235,6 +235,11 @@ uint64_t arena_release_beyond(struct arena *a, uint64_t keep_bytes, arena_releas
 /* The total size of further extents if room_bytes may be charged. */
 uint64_t arena_growable(const struct arena *a, uint64_t room_bytes);
 
+/* Share mode fd: adds to ret the extents that a growth makes next, the smallest first, if room_bytes may be charged. By
+ * size: n_sizes, from smallest_bytes on, each twice as large. */
+void arena_count_next(const struct arena *a, uint64_t smallest_bytes, uint64_t room_bytes, size_t n_sizes,
+                      uint64_t *ret);
+
 bool arena_extent_is_retired(const struct arena *a, uint32_t extent);
 
 /* An export of a retired extent is late: nothing is known about when it will be cleared. */

@@ -160,12 +160,37 @@ static uint64_t fd_fit(const struct arena *a, uint64_t room_bytes, size_t n_firs
         return room_bytes - rest;
 }
 
+/* Of the region that is there, or will be. */
+static uint64_t first_extent_of(const struct arena *a)
+{
+        return a->regions.n > 0
+                       ? ledger_region_get(a->o.ledger, a->regions.items[0].record)->first_extent_bytes
+                       : first_extent_bytes(a);
+}
+
+void arena_count_next(const struct arena *a, uint64_t smallest_bytes, uint64_t room_bytes, size_t n_sizes,
+                      uint64_t *ret)
+{
+        size_t slot = first_extent_of(a) > 0;
+        uint64_t size = smallest_bytes;
+
+        for (size_t i = 0; i < n_sizes && size <= a->o.sizes.extent_bytes; i++, size *= 2) {
+                uint64_t n = room_bytes / size;
+
+                if (size < a->o.sizes.small_extent_bytes)
+                        continue;
+                if (size < a->o.sizes.extent_bytes) {
+                        n = min_u64(n, zone_n_unbacked(a, slot));
+                        slot += a->o.sizes.extents_per_zone;
+                }
+                ret[i] += n;
+                room_bytes -= n * size;
+        }
+}
+
 static uint64_t fd_growable(const struct arena *a, uint64_t room_bytes)
 {
-        uint64_t first =
-                a->regions.n > 0
-                        ? ledger_region_get(a->o.ledger, a->regions.items[0].record)->first_extent_bytes
-                        : first_extent_bytes(a);
+        uint64_t first = first_extent_of(a);
 
         if (first == 0 || first > room_bytes || arena_slot_is_backed(a, 0))
                 return fd_fit(a, room_bytes, first > 0);

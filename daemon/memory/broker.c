@@ -515,12 +515,21 @@ void broker_set_standby(struct broker *b)
 {
         for (size_t i = 0; i < b->n_devices; i++) {
                 struct broker_device *d = &b->devices[i];
-                struct standby_goal goal =
-                        capacity_standby(b->config, (size_t)(d->config - b->config->devices));
 
-                standby_set_goal(d->standby, &goal);
+                d->standby_goal = capacity_standby(b->config, (size_t)(d->config - b->config->devices));
         }
         broker_stand_by(b);
+}
+
+static void device_stand_by(const struct broker *b, struct broker_device *d)
+{
+        struct standby_goal goal = d->standby_goal;
+
+        for (size_t i = 0; goal.n_bytes > 0 && d->config->is_cuda && i < b->n_partitions; i++)
+                if (b->partitions[i].device == d->device)
+                        partition_count_next(&b->partitions[i], &goal);
+        standby_set_goal(d->standby, &goal);
+        standby_work(d->standby);
 }
 
 void broker_stand_by(struct broker *b)
@@ -528,7 +537,7 @@ void broker_stand_by(struct broker *b)
         for (size_t i = 0; i < b->n_partitions; i++)
                 partition_tell_standby(&b->partitions[i]);
         for (size_t i = 0; i < b->n_devices; i++)
-                standby_work(b->devices[i].standby);
+                device_stand_by(b, &b->devices[i]);
 }
 
 uint64_t broker_keeps_until(const struct broker *b)

@@ -43,6 +43,7 @@ struct broker_device {
         struct device *device;
         struct worker *worker;
         struct standby *standby;
+        struct standby_goal standby_goal; /* of the config; what quotas make next is added */
         char name[sizeof(((struct device_facts *)0)->name)]; /* the vendor's */
         uint64_t bytes_total;                                /* as the device reports; 0: not bounded by it */
         uint64_t foreign_bytes; /* used there by others at the start; UINT64_MAX: unknown */

@@ -142,9 +142,9 @@ struct standby_goal capacity_standby(const struct config *c, size_t device)
                                 limit_bytes = max_u64(limit_bytes, q->limit_bytes);
                 }
         }
-        return (struct standby_goal){ c->devices[device].standby_bytes,
-                                      extent_sizes_for(DEVICE_SHARE_FD, c->devices[device].is_cuda,
-                                                       limit_bytes, CONFIG_GRANULARITY) };
+        return (struct standby_goal){ .n_bytes = c->devices[device].standby_bytes,
+                                      .sizes = extent_sizes_for(DEVICE_SHARE_FD, c->devices[device].is_cuda,
+                                                                limit_bytes, CONFIG_GRANULARITY) };
 }
 
 static uint64_t device_max_spares(const struct config *c, size_t device)

@@ -601,14 +601,6 @@ void partition_lose(struct partition *p)
         partition_make_due(p);
 }
 
-void partition_tell_standby(struct partition *p)
-{
-        bool takes = p->share == DEVICE_SHARE_FD && !p->preallocate && !p->is_draining && !p->is_lost;
-        uint64_t limit = takes ? p->pool.limit_bytes : 0;
-
-        standby_set_room(&p->standby, excess_u64(limit, p->pool.charged_bytes));
-}
-
 void partition_set_draining(struct partition *p, bool is_draining)
 {
         struct quota *q;

@@ -498,6 +498,9 @@ void quota_publish(struct quota *q);
  * at once. */
 void partition_lose(struct partition *p);
 
+/* Adds to the goal what the partition's quotas make next. */
+void partition_count_next(const struct partition *p, struct standby_goal *goal);
+
 /* Tells standby memory how much the partition's quotas can still grow. Called before a growth that takes
  * of it. */
 void partition_tell_standby(struct partition *p);

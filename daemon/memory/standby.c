@@ -14,7 +14,7 @@
 #include "daemon/net/fd_reserve.h"
 #include "daemon/number.h"
 
-#define N_SIZES  20u /* from the smallest extent on, each twice as large */
+#define N_SIZES  STANDBY_SIZES
 #define PAUSE_MS 10000u
 #define NO_LANE  UINT32_MAX /* of the punch: no quota has that index */
 
@@ -49,23 +49,44 @@ struct standby {
 
 /* ---- the goal ----------------------------------------------------------------- */
 
-/* By size; returns the bytes. smallest_bytes: the first of the sizes. */
+/* Adds extents to ret, by size, the smallest first: of each zone at most as many as it has, and for arenas that have
+ * begun (is_next) as they lack. Returns the bytes that remain of n_bytes. smallest_bytes: the first of the sizes. */
+static uint64_t fill_goal(const struct standby_goal *goal, bool is_next, uint64_t n_bytes,
+                          uint64_t smallest_bytes, uint64_t ret[static N_SIZES])
+{
+        const struct extent_sizes *sizes = &goal->sizes;
+        uint64_t size = smallest_bytes;
+
+        for (unsigned i = 0; i < N_SIZES && size <= sizes->extent_bytes; i++, size *= 2) {
+                uint64_t n = n_bytes / size;
+
+                if (size < sizes->small_extent_bytes)
+                        continue;
+                if (size < sizes->extent_bytes)
+                        n = min_u64(n, excess_u64(sizes->extents_per_zone, ret[i]));
+                if (is_next)
+                        n = min_u64(n, goal->n_next[i]);
+                ret[i] += n;
+                n_bytes -= n * size;
+        }
+        return n_bytes;
+}
+
+/* By size; returns the bytes. There are never more extents than for arenas that begin. */
 static uint64_t count_goal(const struct standby_goal *goal, uint64_t smallest_bytes,
                            uint64_t ret[static N_SIZES])
 {
-        uint64_t n_large = goal->n_bytes / 2 / goal->sizes.extent_bytes, size = smallest_bytes;
+        uint64_t n_large = goal->n_bytes / 2 / goal->sizes.extent_bytes, next_bytes, large = 0;
         uint64_t rest = goal->n_bytes - n_large * goal->sizes.extent_bytes;
 
         memset(ret, 0, N_SIZES * sizeof(ret[0]));
-        for (unsigned i = 0; i < N_SIZES && size <= goal->sizes.extent_bytes; i++, size *= 2) {
-                bool is_largest = size == goal->sizes.extent_bytes;
-
-                if (size < goal->sizes.small_extent_bytes)
-                        continue;
-                ret[i] = is_largest ? rest / size : min_u64(rest / size, goal->sizes.extents_per_zone);
-                rest -= ret[i] * size;
-                ret[i] += is_largest ? n_large : 0;
-        }
+        next_bytes = !goal->has_begun ? 0 : goal->has_unbegun ? rest / 2 : rest;
+        rest -= next_bytes;
+        rest += fill_goal(goal, true, next_bytes, smallest_bytes, ret);
+        rest = fill_goal(goal, false, rest, smallest_bytes, ret);
+        while (large + 1 < N_SIZES && smallest_bytes << large < goal->sizes.extent_bytes)
+                large++;
+        ret[large] += n_large;
         return goal->n_bytes - rest;
 }
 

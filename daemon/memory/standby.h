@@ -24,11 +24,16 @@
 
 struct standby;
 
-/* The goal, in extents of an arena of these sizes. Half of it is in the largest ones, for large requests;
- * the rest is what such an arena makes when it begins to grow. */
+#define STANDBY_SIZES 20u /* from the smallest extent on, each twice as large */
+
+/* The goal, in extents of an arena of these sizes. Half of it is in the largest ones, for large requests. The rest is
+ * what arenas make next: half of that for those that have begun to grow, and half for such an arena that begins. Where
+ * there are only arenas of one kind, all of it is for them. */
 struct standby_goal {
         uint64_t n_bytes; /* 0: nothing */
         struct extent_sizes sizes;
+        bool has_begun, has_unbegun;    /* arenas that have begun to grow, or not */
+        uint64_t n_next[STANDBY_SIZES]; /* of each size, what those that have begun still lack */
 };
 
 /* Embedded in a consumer. All zero: no standby memory. */

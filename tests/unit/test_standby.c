@@ -53,13 +53,28 @@ static int look(void *userdata, const char *id, struct config_gpu *ret, char *re
         return 0;
 }
 
+static unsigned n_live_of[4]; /* extents of 2, 4 and 8 MiB, and others */
+
+static size_t size_index(uint64_t n_bytes)
+{
+        return n_bytes == 2 * MIB ? 0 : n_bytes == 4 * MIB ? 1 : n_bytes == 8 * MIB ? 2 : 3;
+}
+
 static int make(struct device *d, const struct device_supply *supply, enum device_share share,
                 struct device_extent *extents, size_t n)
 {
         int r = fake->make(d, supply, share, extents, n);
 
         ck_assert_uint_le(gpu.live_bytes, most_bytes);
+        for (size_t i = 0; r == 0 && i < n; i++)
+                n_live_of[size_index(extents[i].n_bytes)]++;
         return r;
+}
+
+static int destroy(struct device *d, struct device_extent *e)
+{
+        n_live_of[size_index(e->n_bytes)]--;
+        return fake->destroy(d, e);
 }
 
 static uint64_t ready_bytes(void)
@@ -103,6 +118,7 @@ static void setup_with(const char *text)
         fake = gpu.device.ops;
         ops = *fake;
         ops.make = make;
+        ops.destroy = destroy;
         gpu.device.ops = &ops;
         most_bytes = LIMIT + OTHER;
         ck_assert_int_eq(devices_put(devices, "cuda:0", &gpu.device), 0);
@@ -192,6 +208,46 @@ TEST(growth_takes_extents_that_fit)
         malloc_only(small, 0, 128 * MIB);
         ck_assert_uint_eq(gpu.n_makes, N_READY + 32);
         ck_assert_uint_eq(ready_bytes(), READY - 64 * MIB);
+}
+
+static void expect_live(unsigned n_2mib, unsigned n_4mib, unsigned n_8mib)
+{
+        settle();
+        ck_assert_uint_eq(n_live_of[0], n_2mib);
+        ck_assert_uint_eq(n_live_of[1], n_4mib);
+        ck_assert_uint_eq(n_live_of[2], n_8mib);
+        ck_assert_uint_eq(ready_bytes(), READY);
+}
+
+/* A quota that has all of its smallest extents grows by the next size, and one that begins by the smallest. */
+TEST(standby_has_the_sizes_that_come_next)
+{
+        expect_live(32, 16, 16);
+        malloc_only(big, 0, 62 * MIB);
+        malloc_only(big, 0, 2 * MIB);
+        expect_live(32 + 32, 16, 16); /* half of it for small, which may begin */
+        malloc_only(big, 0, 60 * MIB);
+        malloc_only(big, 0, 60 * MIB);
+        expect_live(32 + 32, 30 + 2, 16 + 7);
+
+        teardown();
+        setup_with("devices:\n"
+                   "  - id: cuda:0\n"
+                   "    headroom: 0\n"
+                   "    standby: 256MiB\n"
+                   "    partitions: [{name: main, limit: 1GiB, share: fd}, {name: ipc, limit: 128MiB}]\n"
+                   "tenants:\n"
+                   "  - {name: big, match: {uid: 1}, quotas: [{partition: main}]}\n"
+                   "  - {name: small, match: {uid: 2}, quotas: [{partition: ipc}]}\n");
+        expect_live(32, 16, 16);
+        malloc_only(big, 0, 62 * MIB);
+        malloc_only(big, 0, 2 * MIB);
+        expect_live(32, 32, 16); /* all of it for big */
+        malloc_only(big, 0, 124 * MIB);
+        expect_live(32 + 2, 31 + 1, 16 + 15); /* what is too little for the next size is of the smallest */
+        big = peer_free(big);
+        expect_live(32, 16, 16);
+        big = open_session(1);
 }
 
 /* Extents of cuda-ipc are not shared in that way. */
