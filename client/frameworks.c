@@ -21,6 +21,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/types.h>
 #include <unistd.h>
@@ -242,15 +243,16 @@ static void *framework_malloc(const struct framework_request *q)
         return ptr;
 }
 
-/* A process without a client, as a forked child, has nothing to free. */
-static void framework_free(const char *function, void *ptr, const uintptr_t *stream)
+/* A process without a client, as a forked child, has nothing to free. stream: of one block. */
+static void framework_free(const char *function, void *const *ptrs, size_t n, const uintptr_t *stream)
 {
         bfc_client *client = atomic_load(&default_client);
         int r = 0;
 
-        if (client && ptr)
-                r = stream ? client_free_async_unless_captured(client, ptr, *stream)
-                           : client_free_unless_captured(client, ptr);
+        if (client && stream && ptrs[0])
+                r = client_free_async_unless_captured(client, ptrs[0], *stream);
+        else if (client && !stream)
+                r = client_free_unless_captured(client, ptrs, n);
         if (r == -EBUSY)
                 say(function, r, "the block is kept until the process ends, because a CUDA graph may use it");
         else if (r < 0)
@@ -295,7 +297,7 @@ BFC_API void bfc_torch_free(void *ptr, ssize_t n_bytes, int device, struct CUstr
 
         (void)n_bytes;
         (void)device;
-        framework_free("bfc_torch_free", ptr, &number);
+        framework_free("bfc_torch_free", &ptr, 1, &number);
 }
 
 /* A pool frees memory that no work uses: PyTorch has waited. So nothing is left to a stream's order. */
@@ -364,12 +366,53 @@ BFC_API bfc_torch_malloc_fn bfc_torch_pool_malloc_parkable(unsigned slot, const 
         return functions[slot];
 }
 
+/* Blocks that wait for bfc_torch_pool_free_end() in this thread. */
+static __thread struct {
+        bool is_open;
+        void **ptrs;
+        size_t n, n_max;
+} noted;
+
+/* False: it is not possible, and the block is freed now. So a capture that goes on now is noticed, also if it ends before
+ * the noted blocks are freed. */
+static bool note_free(void *ptr)
+{
+        bfc_client *client = atomic_load(&default_client);
+        size_t n_max = noted.n_max > 0 ? 2 * noted.n_max : 64;
+        void **ptrs;
+
+        if (!noted.is_open || !client || streams_check_captured(client, client->partition))
+                return false;
+        if (noted.n == noted.n_max) {
+                ptrs = reallocarray(noted.ptrs, n_max, sizeof(*ptrs));
+                if (!ptrs)
+                        return false;
+                noted.ptrs = ptrs;
+                noted.n_max = n_max;
+        }
+        noted.ptrs[noted.n++] = ptr;
+        return true;
+}
+
 BFC_API void bfc_torch_pool_free(void *ptr, ssize_t n_bytes, int device, struct CUstream_st *stream)
 {
         (void)n_bytes;
         (void)device;
         (void)stream;
-        framework_free("bfc_torch_pool_free", ptr, NULL);
+        if (!ptr || !note_free(ptr))
+                framework_free("bfc_torch_pool_free", &ptr, 1, NULL);
+}
+
+BFC_API void bfc_torch_pool_free_begin(void)
+{
+        noted.is_open = true;
+}
+
+BFC_API void bfc_torch_pool_free_end(void)
+{
+        framework_free("bfc_torch_pool_free", noted.ptrs, noted.n, NULL);
+        free(noted.ptrs);
+        memset(&noted, 0, sizeof(noted));
 }
 
 BFC_API void bfc_torch_record_stream(void *ptr, struct CUstream_st *stream)
@@ -395,5 +438,5 @@ BFC_API void bfc_cupy_free(void *param, void *ptr, int device)
 {
         (void)param;
         (void)device;
-        framework_free("bfc_cupy_free", ptr, NULL);
+        framework_free("bfc_cupy_free", &ptr, 1, NULL);
 }

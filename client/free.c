@@ -166,10 +166,25 @@ static bool uncut_fast(bfc_client *client, const void *ptr, uint32_t *ret_partit
 enum wait { WAIT, WAIT_OR_PUT_ASIDE, NO_WAIT };
 enum { PUT_ASIDE = 1 };
 
+/* Frees of one call. All work with their blocks was queued before the call, so it waits once: for each region where
+ * regions differ in the GPUs that have access, else for each partition. */
+struct free_call {
+        bool has_waited;
+        uint32_t partition;
+        uint64_t region_id;
+};
+
+static bool has_waited(const bfc_client *client, const struct free_call *call, const struct block *block)
+{
+        return call && call->has_waited && call->partition == block->partition &&
+               (call->region_id == block->region_id ||
+                client->places[block->partition].share == DEVICE_SHARE_CUDA_IPC);
+}
+
 /* Waits for the work, and then takes the block out of the table. PUT_ASIDE: the wait is not possible now, and
- * the pools of streams have the block. */
-static int take_out(bfc_client *client, const void *ptr, enum wait wait, struct block *ret,
-                    uint64_t *ret_epoch)
+ * the pools of streams have the block. call: may be NULL. */
+static int take_out(bfc_client *client, const void *ptr, enum wait wait, struct free_call *call,
+                    struct block *ret, uint64_t *ret_epoch)
 {
         struct device_range *range = NULL;
         uint32_t partition = 0;
@@ -188,7 +203,10 @@ static int take_out(bfc_client *client, const void *ptr, enum wait wait, struct 
         if (r < 0)
                 return error_set(-EINVAL,
                                  "%p is not a block of this client: never allocated, or already freed", ptr);
-        r = wait == NO_WAIT ? 0 : client_finish(client, partition, range);
+        if (wait != NO_WAIT && !has_waited(client, call, ret))
+                r = client_finish(client, partition, range);
+        if (r == 0 && call)
+                *call = (struct free_call){ true, partition, ret->region_id };
         if (r == -EBUSY && wait == WAIT_OR_PUT_ASIDE && streams_put_aside(client, ret, partition) == 0)
                 return PUT_ASIDE;
         pthread_mutex_lock(&client->lock);
@@ -252,7 +270,8 @@ int client_return_slab(bfc_client *client, const struct block *slab)
 }
 
 /* *ret_stays: the call failed and the block is still this process's. */
-static int free_block(bfc_client *client, const void *ptr, enum wait wait, bool *ret_stays)
+static int free_block(bfc_client *client, const void *ptr, enum wait wait, struct free_call *call,
+                      bool *ret_stays)
 {
         uint64_t excess = 0, n_bytes, epoch = 0;
         uint32_t partition = 0;
@@ -265,7 +284,7 @@ static int free_block(bfc_client *client, const void *ptr, enum wait wait, bool 
                 r = shared_release(client, ptr, wait != NO_WAIT, ret_stays);
                 if (r != SHARED_NONE)
                         return r;
-                r = take_out(client, ptr, wait, &block, &epoch);
+                r = take_out(client, ptr, wait, call, &block, &epoch);
                 *ret_stays = r < 0 && r != -EINVAL;
                 if (r != 0)
                         return r == PUT_ASIDE ? 0 : r;
@@ -282,7 +301,7 @@ static int free_block(bfc_client *client, const void *ptr, enum wait wait, bool 
         return r;
 }
 
-static int free_now(bfc_client *client, void *ptr, enum wait wait)
+static int free_now(bfc_client *client, void *ptr, enum wait wait, struct free_call *call)
 {
         struct recorder_lifetime lifetime;
         bool stays = false;
@@ -293,7 +312,7 @@ static int free_now(bfc_client *client, void *ptr, enum wait wait)
         if (!ptr)
                 return 0;
         recorder_freeing(client->recorder, ptr, &lifetime);
-        r = free_block(client, ptr, wait, &stays);
+        r = free_block(client, ptr, wait, call, &stays);
         if (stays)
                 recorder_kept(client->recorder, &lifetime);
         else
@@ -316,15 +335,23 @@ static bool free_fast(bfc_client *client, const void *ptr)
 
 BFC_API int bfc_free(bfc_client *client, void *ptr)
 {
-        return free_fast(client, ptr) ? 0 : free_now(client, ptr, WAIT_OR_PUT_ASIDE);
+        return free_fast(client, ptr) ? 0 : free_now(client, ptr, WAIT_OR_PUT_ASIDE, NULL);
 }
 
 BFC_API int bfc_free_unused(bfc_client *client, void *ptr)
 {
-        return free_fast(client, ptr) ? 0 : free_now(client, ptr, NO_WAIT);
+        return free_fast(client, ptr) ? 0 : free_now(client, ptr, NO_WAIT, NULL);
 }
 
-int client_free_unless_captured(bfc_client *client, void *ptr)
+int client_free_unless_captured(bfc_client *client, void *const *ptrs, size_t n)
 {
-        return free_now(client, ptr, WAIT);
+        struct free_call call = { 0 };
+        int r = 0;
+
+        for (size_t i = 0; i < n; i++) {
+                int r_one = free_now(client, ptrs[i], WAIT, &call);
+
+                r = r < 0 ? r : r_one;
+        }
+        return r;
 }

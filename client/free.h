@@ -19,8 +19,9 @@ int client_return_slab(bfc_client *client, const struct block *slab);
 /* Enters a block again whose free failed, if its memory is still mapped. The lock is not held. */
 void client_restore_block(bfc_client *client, const struct block *block);
 
-/* bfc_free(), but -EBUSY while a known stream is being captured: the block stays. */
-int client_free_unless_captured(bfc_client *client, void *ptr);
+/* bfc_free() of each, with one wait for the device, but -EBUSY while a known stream is being captured: the block stays.
+ * The first error; the others are freed nevertheless. */
+int client_free_unless_captured(bfc_client *client, void *const *ptrs, size_t n);
 
 /* Zeroes a block's memory if forked children may have it mapped (BFC_INHERIT). Only the caller can reach the
  * block. */

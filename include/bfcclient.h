@@ -685,6 +685,10 @@ void bfc_torch_record_stream(void *ptr, struct CUstream_st *stream);
 void *bfc_torch_pool_malloc(ssize_t n_bytes, int device, struct CUstream_st *stream);
 void *bfc_torch_pool_malloc_one_extent(ssize_t n_bytes, int device, struct CUstream_st *stream);
 void bfc_torch_pool_free(void *ptr, ssize_t n_bytes, int device, struct CUstream_st *stream);
+/* Between these calls, of the same thread, bfc_torch_pool_free() only notes the blocks. The second call frees them, with
+ * one wait for the device instead of one each: for torch.cuda.empty_cache(). */
+void bfc_torch_pool_free_begin(void);
+void bfc_torch_pool_free_end(void);
 /* The same for pools that are parked and woken as a whole. PyTorch's functions get no argument of their pool, so each
  * pool has one of its own, by its number `slot`: it allocates blocks with BFC_PARKABLE and this tag, which is copied
  * and can be changed by another call. Free them by bfc_torch_pool_free(). NULL: the slot or the tag is invalid. */

@@ -211,6 +211,8 @@ _FUNCTIONS: dict[str, tuple[type | None, list[object]]] = {
     "bfc_partition": (c_char_p, [_CLIENT]),
     "bfc_partition_info": (c_int, [_CLIENT, c_size_t, POINTER(PartitionInfo)]),
     "bfc_partition_for_device": (c_int, [_CLIENT, c_int, POINTER(c_char_p)]),
+    "bfc_torch_pool_free_begin": (None, []),
+    "bfc_torch_pool_free_end": (None, []),
     "bfc_torch_pool_malloc_parkable": (c_void_p, [c_uint, c_char_p]),
     "bfc_torch_record_stream": (None, [c_void_p, c_void_p]),
     "bfc_last_error": (c_char_p, []),

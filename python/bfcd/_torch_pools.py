@@ -37,7 +37,7 @@ _lanes: list[Lane] = []
 #: Ids of MemPools that were released and may still have memory, and of all that may have memory.
 _released: list[Any] = []
 _ids: set[Any] = set()
-_torch_empty_cache = torch._C._cuda_emptyCache
+_free_cached = torch._C._cuda_emptyCache
 
 
 def _new(functions: Any, device: int) -> Any:
@@ -241,6 +241,15 @@ def leave(parts: Parts) -> Lane:
 
 
 # ---- giving memory back ----
+
+
+def _torch_empty_cache(*arguments: Any) -> None:
+    """The segments of our pools are freed together, with one wait for the device."""
+    lib.bfc_torch_pool_free_begin()
+    try:
+        _free_cached(*arguments)
+    finally:
+        lib.bfc_torch_pool_free_end()
 
 
 def sweep() -> None:

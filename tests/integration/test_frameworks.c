@@ -31,6 +31,7 @@ static torch_malloc_fn torch_pool_malloc;
 static torch_free_fn torch_pool_free;
 static torch_malloc_fn torch_malloc_one_extent, torch_pool_malloc_one_extent;
 static torch_record_stream_fn torch_record_stream;
+static void (*torch_pool_free_begin)(void), (*torch_pool_free_end)(void);
 static cupy_malloc_fn cupy_malloc;
 static cupy_free_fn cupy_free;
 
@@ -48,11 +49,14 @@ static void load(void)
         *(void **)&torch_pool_free = dlsym(library, "bfc_torch_pool_free");
         *(void **)&torch_malloc_one_extent = dlsym(library, "bfc_torch_malloc_one_extent");
         *(void **)&torch_pool_malloc_one_extent = dlsym(library, "bfc_torch_pool_malloc_one_extent");
+        *(void **)&torch_pool_free_begin = dlsym(library, "bfc_torch_pool_free_begin");
+        *(void **)&torch_pool_free_end = dlsym(library, "bfc_torch_pool_free_end");
         *(void **)&torch_record_stream = dlsym(library, "bfc_torch_record_stream");
         *(void **)&cupy_malloc = dlsym(library, "bfc_cupy_malloc");
         *(void **)&cupy_free = dlsym(library, "bfc_cupy_free");
         REQUIRE(torch_malloc && torch_free && torch_pool_malloc && torch_pool_free && torch_record_stream &&
-                        torch_malloc_one_extent && torch_pool_malloc_one_extent && cupy_malloc && cupy_free,
+                        torch_pool_free_begin && torch_pool_free_end && torch_malloc_one_extent &&
+                        torch_pool_malloc_one_extent && cupy_malloc && cupy_free,
                 "a symbol is missing");
 }
 
@@ -378,6 +382,70 @@ static void use_pool_functions(void *arg)
         REQUIRE(bfc_stats(client, &stats) == 0 && stats.bytes_in_use == 0 && stats.num_frees == 2, "in use");
         REQUIRE(!torch_pool_malloc(0, 0, NULL), "0 bytes");
         REQUIRE(!torch_pool_malloc(-1, 0, NULL), "-1 bytes");
+}
+
+static unsigned n_waits(const char *counts)
+{
+        char name[64];
+        unsigned n, ret = 0;
+        FILE *f = rig_device() == ON_HOST ? NULL : fopen(counts, "r");
+
+        REQUIRE(f || rig_device() == ON_HOST, "%s", counts);
+        while (f && fscanf(f, "%63s %u", name, &n) == 2)
+                ret = strcmp(name, "cuCtxSynchronize") == 0 ? n : ret;
+        if (f)
+                fclose(f);
+        return ret;
+}
+
+#define N_SEGMENTS 20
+
+/* Each free alone waits for the device, and those of one call together once. Then all is free. */
+static void free_pool_segments(void *arg)
+{
+        struct bfc_client_stats stats = { .struct_size = sizeof(stats) };
+        void *segments[N_SEGMENTS];
+        bfc_client *client;
+        unsigned n;
+
+        setenv("FAKE_CUDA_COUNTS", arg, 1);
+        load();
+        for (int together = 0; together < 2; together++) {
+                for (int i = 0; i < N_SEGMENTS; i++) {
+                        segments[i] = torch_pool_malloc(2 << 20, 0, NULL);
+                        REQUIRE(segments[i], "NULL");
+                }
+                REQUIRE(bfc_default(&client) == 0, "%s", bfc_last_error());
+                n = n_waits(arg);
+                if (together)
+                        torch_pool_free_begin();
+                for (int i = 0; i < N_SEGMENTS; i++)
+                        torch_pool_free(segments[i], 2 << 20, 0, NULL);
+                if (together) {
+                        REQUIRE(bfc_stats(client, &stats) == 0, "%s", bfc_last_error());
+                        REQUIRE(stats.bytes_in_use == N_SEGMENTS * MIB * 2 && n_waits(arg) == n,
+                                "freed early");
+                        torch_pool_free_end();
+                }
+                REQUIRE(bfc_stats(client, &stats) == 0 && stats.bytes_in_use == 0, "in use");
+                n = n_waits(arg) - n;
+                REQUIRE(rig_device() == ON_HOST || n == (together ? 1 : N_SEGMENTS), "%u waits", n);
+        }
+        torch_pool_free_begin(); /* nothing is freed */
+        torch_pool_free(NULL, 2 << 20, 0, NULL);
+        torch_pool_free_end();
+        torch_pool_free_end();
+}
+
+TEST(segments_of_a_pool_are_freed_together)
+{
+        struct rig *rig = start();
+        char path[64];
+
+        snprintf(path, sizeof(path), "/tmp/bfcd-waits-%d", (int)getpid());
+        child_join(child_start(free_pool_segments, path));
+        unlink(path);
+        rig_stop(rig);
 }
 
 TEST(functions_of_a_pool)

@@ -93,6 +93,27 @@ with other_pool:                        # the end of a pool inside of another on
     )
 
 
+def test_segments_are_freed_with_one_wait(daemon, tmp_path):
+    run(
+        daemon,
+        f"import os\nos.environ['FAKE_CUDA_COUNTS'] = path = '{tmp_path}/counts'\n"
+        + BEGIN
+        + """
+def n_waits():
+    with open(path) as f:
+        return next(int(line.split()[1]) for line in f if line.startswith("cuCtxSynchronize "))
+pool = bfcd.torch.pool()
+with pool:
+    xs = [new(1) for _ in range(40)]    # in 20 segments
+del xs
+n = n_waits()
+torch.cuda.empty_cache()
+assert in_use() == 0
+assert n_waits() - n < 10, n_waits() - n
+""",
+    )
+
+
 INSIDE = """
 pool = new_pool()
 bfcd.on_pressure(lambda partition, n_bytes: torch.cuda.empty_cache())
