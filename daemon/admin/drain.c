@@ -159,6 +159,7 @@ static void begin_closing(struct drain *drain)
 static void begin_emptying(struct drain *drain)
 {
         drain->phase = DRAIN_EMPTIES;
+        drain->is_stopped = false;
         drain->is_due = true;
         set_draining(drain, true);
         broker_wake(drain->broker);
@@ -204,6 +205,8 @@ int drain_begin(struct broker *b, struct broker_device *d)
         case DRAIN_BACKS:
                 break;
         }
+        if (d->drain->is_stopped)
+                return 0;
         if (!d->drain->recovers)
                 return -EBUSY;
         d->drain->recovers = false;

@@ -457,6 +457,35 @@ TEST(a_lost_device_is_opened_when_it_is_empty)
         (void)must_malloc(a1, ONE, 24 * MIB);
 }
 
+static void turn(void)
+{
+        broker_turn(b);
+        broker_poll(b);
+}
+
+/* An operator drains it while its preallocated memory is made, and resumes it while that is released. */
+TEST(a_lost_device_is_drained_while_it_recovers)
+{
+        uint64_t id;
+
+        gpus[0].foreign_bytes = 0;
+        fake_device_fail_make(&gpus[0], 1, -ENODEV);
+        id = peer_malloc(a1, ONE, 8 * MIB);
+        while (gpus[0].n_opens == 0 || gpus[0].live_bytes == 0)
+                turn();
+        ck_assert_int_eq(peer_error(a1, id), ENODEV);
+        for (int i = 0; i < 2; i++) {
+                ck_assert_int_eq(peer_error(admin, drain(admin, "cuda:0")), 0);
+                ck_assert_str_eq(row(0)->state, "draining");
+        }
+        while (gpus[0].live_bytes > 0 && !count_log("device 'cuda:0' is not resumed"))
+                turn();
+        ck_assert_uint_gt(gpus[0].live_bytes, 0);
+        must_resume("cuda:0");
+        ck_assert_str_eq(row(0)->state, "ok");
+        ck_assert_uint_eq(row(0)->bytes_reserved, EARLY_BYTES);
+}
+
 /* If it cannot be opened it stays lost, and an operator can try again. */
 TEST(a_lost_device_that_is_not_there)
 {
