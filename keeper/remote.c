@@ -306,7 +306,17 @@ static int remote_adopt(struct device *device, int fd, uint64_t n_bytes, struct 
 
 /* ---- copies ------------------------------------------------------------------- */
 
-/* Notes what the keeper has registered. Without memory for that it stays registered until the keeper ends. */
+static int unpin_locked(struct remote *d, int fd)
+{
+        struct keeper_request q = request_of(KEEPER_UNPIN);
+        struct keeper_reply reply;
+
+        q.host = fd;
+        return call_locked(d, &q, NULL, &reply, NULL);
+}
+
+/* Notes what the keeper has registered. Without memory for that it is registered no more: another extent with this fd
+ * would be taken for this one. */
 static void note_pin(struct remote *d, const struct device_copy *copy, int32_t state)
 {
         struct pin *p;
@@ -314,8 +324,10 @@ static void note_pin(struct remote *d, const struct device_copy *copy, int32_t s
         if (state == 0 || pins_find(&d->pinner, copy->host->fd))
                 return;
         p = malloc(sizeof(*p));
-        if (!p)
+        if (!p) {
+                (void)unpin_locked(d, copy->host->fd);
                 return;
+        }
         *p = (struct pin){ .pinner = &d->pinner, .count = copy->pins, .fd = copy->host->fd };
         if (state > 0)
                 p->n_bytes = copy->host->n_bytes;
@@ -360,16 +372,13 @@ static int remote_copy(struct device *device, const struct device_copy *copies, 
 static int remote_unpin(struct pinner *pinner, int fd)
 {
         struct remote *d = (struct remote *)((char *)pinner - offsetof(struct remote, pinner));
-        struct keeper_request q = request_of(KEEPER_UNPIN);
-        struct keeper_reply reply;
         struct pin *p;
         int r = 0;
 
-        q.host = fd;
         pthread_mutex_lock(&d->mutex);
         p = pins_take(pinner, fd);
         if (p)
-                r = call_locked(d, &q, NULL, &reply, NULL);
+                r = unpin_locked(d, fd);
         pthread_mutex_unlock(&d->mutex);
         free(p);
         return r == -ENODEV || r == -ECANCELED ? 0 : r;

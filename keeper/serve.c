@@ -308,6 +308,22 @@ static void close_all(const int *fds, size_t n)
                         close(fds[i]);
 }
 
+/* The reply cannot be sent with its fds. */
+static int take_back(struct keeper *k, struct call *c, int fd)
+{
+        close_all(c->reply_fds, c->n_reply_fds);
+        c->n_reply_fds = 0;
+        for (size_t i = 0; i < c->reply->n_extents; i++) {
+                struct kept *e = kept_find(k, c->reply->extents[i].key);
+
+                (void)device_destroy(k->device, &e->extent);
+                kept_free(k, e);
+        }
+        c->reply->n_extents = 0;
+        c->reply->result = -EMFILE;
+        return keeper_send(fd, c->reply, sizeof(*c->reply), NULL, 0);
+}
+
 static int serve_one(struct keeper *k, int fd)
 {
         struct keeper_request request;
@@ -321,6 +337,8 @@ static int serve_one(struct keeper *k, int fd)
         reply.version = KEEPER_VERSION;
         reply.result = r < 0 ? r : serve(k, &c);
         r = keeper_send(fd, &reply, sizeof(reply), c.reply_fds, c.n_reply_fds);
+        if (r == -EMFILE)
+                r = take_back(k, &c, fd);
         close_all(c.fds, c.n_fds);
         close_all(c.reply_fds, c.n_reply_fds);
         return r;

@@ -4,14 +4,23 @@
 #include "keeper/wire.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
+
+#define RETRY_MS 10
 
 union control {
         char bytes[CMSG_SPACE(KEEPER_FDS * sizeof(int))];
         struct cmsghdr align;
 };
+
+/* The kernel has no memory for the message at the moment. */
+static bool is_short(int error)
+{
+        return (error == ENOBUFS || error == ENOMEM) && poll(NULL, 0, RETRY_MS) == 0;
+}
 
 int keeper_send(int fd, const void *message, size_t n_bytes, const int *fds, size_t n_fds)
 {
@@ -34,8 +43,10 @@ int keeper_send(int fd, const void *message, size_t n_bytes, const int *fds, siz
         }
         do
                 n = sendmsg(fd, &m, MSG_NOSIGNAL);
-        while (n < 0 && errno == EINTR);
-        return n < 0 ? -errno : 0;
+        while (n < 0 && (errno == EINTR || is_short(errno)));
+        if (n < 0)
+                return errno == ETOOMANYREFS ? -EMFILE : -errno;
+        return 0;
 }
 
 static size_t take_fds(struct msghdr *m, int ret_fds[static KEEPER_FDS])

@@ -69,7 +69,8 @@ struct keeper_reply {
         char sentence[KEEPER_SENTENCE_BYTES];
 };
 
-/* Blocks until it is sent. -EPIPE: the other end is gone; -errno. */
+/* Blocks until it is sent. -EPIPE: the other end is gone; -EMFILE: nothing is sent, because too many fds of this user are
+ * in flight; -errno. */
 int keeper_send(int fd, const void *message, size_t n_bytes, const int *fds, size_t n_fds);
 
 /* Blocks until a message of exactly n_bytes and this version is there. *ret_n_fds of the fds are the caller's then.

@@ -1,0 +1,100 @@
+/* A keeper whose user has too many fds in flight. The device is the host.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <pthread.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "keeper/serve.h"
+#include "keeper/wire.h"
+#include "tests/suite.h"
+
+#define MIB (UINT64_C(1) << 20)
+
+static int ends[2]; /* the keeper's is the second one */
+
+static void *serve(void *userdata)
+{
+        ck_assert_int_eq(keeper_serve(ends[1], "host"), 0);
+        close(ends[1]);
+        return userdata;
+}
+
+static int ask(const struct keeper_request *request, struct keeper_reply *ret, int ret_fds[static KEEPER_FDS],
+               size_t *ret_n_fds)
+{
+        ck_assert_int_eq(keeper_send(ends[0], request, sizeof(*request), NULL, 0), 0);
+        return keeper_receive(ends[0], ret, sizeof(*ret), ret_fds, ret_n_fds);
+}
+
+static void start(pthread_t *ret)
+{
+        struct keeper_request q;
+        struct keeper_reply reply;
+        int fds[KEEPER_FDS];
+        size_t n;
+
+        memset(&q, 0, sizeof(q));
+        q.version = KEEPER_VERSION;
+        ck_assert_int_eq(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
+        ck_assert_int_eq(pthread_create(ret, NULL, serve, NULL), 0);
+        ck_assert_int_eq(ask(&q, &reply, fds, &n), 0);
+        ck_assert_int_eq(reply.result, 0);
+}
+
+/* Not for root, whose fds are not counted. */
+static void fill(int to)
+{
+        int fds[KEEPER_FDS];
+        char byte = 0;
+
+        for (size_t i = 0; i < KEEPER_FDS; i++)
+                fds[i] = to;
+        for (int i = 0, r = 0; r == 0; i++) {
+                ck_assert_int_lt(i, 8);
+                r = keeper_send(to, &byte, 1, fds, KEEPER_FDS);
+                ck_assert(r == 0 || r == -EMFILE);
+        }
+}
+
+TEST(too_many_fds_in_flight)
+{
+        struct rlimit limit;
+        struct keeper_request q;
+        struct keeper_reply reply;
+        int other[2], fds[KEEPER_FDS];
+        pthread_t thread;
+        size_t n;
+
+        if (geteuid() == 0 && setuid(54322) < 0)
+                ck_abort_msg("setuid: %s", strerror(errno));
+        start(&thread);
+        ck_assert_int_eq(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, other), 0);
+        ck_assert_int_eq(getrlimit(RLIMIT_NOFILE, &limit), 0);
+        limit.rlim_cur = 30;
+        ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &limit), 0);
+        fill(other[0]);
+        memset(&q, 0, sizeof(q));
+        q.version = KEEPER_VERSION;
+        q.op = KEEPER_MAKE;
+        q.n = 2;
+        q.n_bytes[0] = q.n_bytes[1] = 2 * MIB;
+        ck_assert_int_eq(ask(&q, &reply, fds, &n), 0);
+        ck_assert_int_eq(reply.result, -EMFILE);
+        ck_assert_uint_eq(reply.n_extents, 0);
+        ck_assert_uint_eq(n, 0);
+        close(other[0]);
+        close(other[1]);
+        do /* the kernel collects what only its own fds keep, later */
+                ck_assert_int_eq(ask(&q, &reply, fds, &n), 0);
+        while (reply.result == -EMFILE && usleep(1000) == 0);
+        ck_assert_int_eq(reply.result, 0);
+        ck_assert_uint_eq(n, 2);
+        while (n > 0)
+                close(fds[--n]);
+        close(ends[0]);
+        ck_assert_int_eq(pthread_join(thread, NULL), 0);
+}
