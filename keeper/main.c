@@ -13,8 +13,11 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "keeper/orphans.h"
 #include "keeper/serve.h"
 #include "keeper/wire.h"
+
+#define ORPHANS_MS 10000
 
 static bool is_socket(int fd)
 {
@@ -65,6 +68,7 @@ int main(int argc, char **argv)
                 return EXIT_FAILURE;
         }
         r = -pthread_create(&thread, NULL, watch, NULL);
+        keeper_await_orphans(ORPHANS_MS);
         if (r == 0)
                 r = keeper_serve(STDIN_FILENO, argv[1]);
         if (r < 0)

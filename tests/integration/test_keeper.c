@@ -203,6 +203,29 @@ TEST(keepers_end_with_a_killed_bfcd)
         rig_discard(rig);
 }
 
+/* Its memory would not fit twice. */
+static const struct rig_config most_of_a_gpu = {
+        .size = "128MiB",
+        .partitions = "      - {name: train, limit: 96MiB, growth: preallocate}\n",
+        .tenants = TENANT_OF("red", "@UID@", "{partition: train, limit: 96MiB}"),
+};
+
+TEST(a_killed_bfcd_is_succeeded_after_its_keeper)
+{
+        struct rig *rig = rig_start(&most_of_a_gpu);
+        pid_t keeper = rig_keeper(rig, "cuda:0");
+
+        stop(keeper);
+        child_kill(rig->pid);
+        rig->pid = rig_spawn_daemon(rig);
+        ck_assert(WAIT_FOR(rig_keeper(rig, "cuda:0") > 0, SETTLE_MS));
+        usleep(100000); /* if it did not wait it would be refused now */
+        ck_assert_int_eq(kill(keeper, SIGCONT), 0);
+        ck_assert(WAIT_FOR(rig_answers(rig), SETTLE_MS));
+        rig_meet(rig);
+        rig_stop(rig);
+}
+
 #define MIG(n) "MIG-fa4ec0da-0000-4000-8000-00000000000" n
 
 TEST(two_mig_devices)
