@@ -26,6 +26,7 @@
 #include "keeper/wire.h"
 
 #define END_MS 2000 /* in which a keeper ends, before it is killed, and after */
+#define MIN_MS 100  /* to see that it has ended, where others took that time */
 
 extern char **environ;
 
@@ -39,6 +40,7 @@ struct remote {
         bool is_lost;             /* it has not answered */
         int fd;                   /* changed with fd_mutex, too */
         pthread_mutex_t fd_mutex; /* never held during a call */
+        int64_t end_ms; /* of device_end(), which all devices have had before the first is closed; 0: not yet */
 };
 
 /* Fds of a message. */
@@ -102,14 +104,24 @@ static int spawn(const char *id, int input, pid_t *ret)
         return -r;
 }
 
-static bool await_end(pid_t pid)
+static int64_t now_ms(void)
+{
+        struct timespec now = { 0 };
+
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+/* false: not before until_ms. */
+static bool await_end(pid_t pid, int64_t until_ms)
 {
         struct pollfd process = { .fd = (int)syscall(SYS_pidfd_open, pid, 0), .events = POLLIN };
+        int64_t left_ms = until_ms - now_ms();
         bool has_ended;
 
         if (process.fd < 0)
                 return errno == ESRCH;
-        while (poll(&process, 1, END_MS) < 0 && errno == EINTR)
+        while (poll(&process, 1, left_ms > MIN_MS ? (int)left_ms : MIN_MS) < 0 && errno == EINTR)
                 ;
         has_ended = process.revents != 0;
         close(process.fd);
@@ -117,13 +129,13 @@ static bool await_end(pid_t pid)
 }
 
 /* A driver may hold it where no signal reaches it: it ends with that call. */
-static void end_process(pid_t pid)
+static void end_process(pid_t pid, int64_t began_ms)
 {
-        bool has_ended = await_end(pid);
+        bool has_ended = await_end(pid, began_ms + END_MS);
 
         if (!has_ended) {
                 kill(pid, SIGKILL);
-                has_ended = await_end(pid);
+                has_ended = await_end(pid, began_ms + 2 * END_MS);
         }
         while (waitpid(pid, NULL, has_ended ? 0 : WNOHANG) < 0 && errno == EINTR)
                 ;
@@ -148,13 +160,14 @@ static int set_fd(struct remote *d, int fd)
 
 static void end_keeper(struct remote *d)
 {
+        int64_t end_ms = __atomic_load_n(&d->end_ms, __ATOMIC_RELAXED);
         struct pin *p;
 
         while ((p = pins_take(&d->pinner, -1)))
                 free(p);
         (void)set_fd(d, -1);
         if (d->pid > 0)
-                end_process(d->pid);
+                end_process(d->pid, end_ms != 0 ? end_ms : now_ms());
         d->pid = 0;
 }
 
@@ -206,6 +219,8 @@ static int call_locked(struct remote *d, const struct keeper_request *request, c
         if (r == 0 || r == -EMFILE)
                 return r < 0 ? r : ret->result;
         d->is_lost = true;
+        if (d->fd >= 0)
+                shutdown(d->fd, SHUT_RDWR); /* if it has not ended, it ends, and nothing stays registered */
         return -ENODEV;
 }
 
@@ -427,6 +442,7 @@ static void remote_end(struct device *device)
 {
         struct remote *d = (struct remote *)device;
 
+        __atomic_store_n(&d->end_ms, now_ms(), __ATOMIC_RELAXED);
         pthread_mutex_lock(&d->fd_mutex);
         if (d->fd >= 0)
                 shutdown(d->fd, SHUT_RDWR);
