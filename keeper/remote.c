@@ -17,7 +17,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -112,33 +111,26 @@ static int64_t now_ms(void)
         return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
-/* false: not before until_ms. */
+/* Takes no fd, of which there may be none. false: it has not ended yet. */
 static bool await_end(pid_t pid, int64_t until_ms)
 {
-        struct pollfd process = { .fd = (int)syscall(SYS_pidfd_open, pid, 0), .events = POLLIN };
-        int64_t left_ms = until_ms - now_ms();
-        bool has_ended;
+        int64_t least_ms = now_ms() + MIN_MS;
 
-        if (process.fd < 0)
-                return errno == ESRCH;
-        while (poll(&process, 1, left_ms > MIN_MS ? (int)left_ms : MIN_MS) < 0 && errno == EINTR)
-                ;
-        has_ended = process.revents != 0;
-        close(process.fd);
-        return has_ended;
+        while (waitpid(pid, NULL, WNOHANG) == 0) {
+                if (now_ms() > until_ms && now_ms() > least_ms)
+                        return false;
+                poll(NULL, 0, 1);
+        }
+        return true;
 }
 
 /* A driver may hold it where no signal reaches it: it ends with that call. */
 static void end_process(pid_t pid, int64_t began_ms)
 {
-        bool has_ended = await_end(pid, began_ms + END_MS);
-
-        if (!has_ended) {
-                kill(pid, SIGKILL);
-                has_ended = await_end(pid, began_ms + 2 * END_MS);
-        }
-        while (waitpid(pid, NULL, has_ended ? 0 : WNOHANG) < 0 && errno == EINTR)
-                ;
+        if (await_end(pid, began_ms + END_MS))
+                return;
+        kill(pid, SIGKILL);
+        (void)await_end(pid, began_ms + 2 * END_MS);
 }
 
 /* -ECANCELED: the device ends. */
@@ -455,7 +447,9 @@ static int hello(struct remote *d, struct keeper_reply *reply, char *ret_sentenc
         int r = call_locked(d, &q, NULL, reply, NULL);
 
         if (r == -ENODEV && d->is_lost)
-                snprintf(ret_sentence, n_sentence, "%s: its keeper ended before it had opened the device",
+                snprintf(ret_sentence, n_sentence,
+                         "%s: its bfcd-keeper ended before it had opened the device; if bfcd was upgraded "
+                         "meanwhile, restart it",
                          d->id);
         else if (r < 0 && reply->sentence[0])
                 snprintf(ret_sentence, n_sentence, "%s", reply->sentence);
