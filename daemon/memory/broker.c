@@ -481,8 +481,9 @@ bool broker_is_blocked(const struct broker *b)
         if (broker_has_recalls(b) || b->shared.n_waits > 0)
                 return true;
         for (size_t i = 0; i < b->n_devices; i++)
-                if (drain_is_waiting(&b->devices[i]) || device_call_began_ns(b->devices[i].device) != 0)
-                        return true;
+                if (drain_is_waiting(&b->devices[i]) ||
+                    (b->devices[i].config->is_cuda && worker_n_pending(b->devices[i].worker) > 0))
+                        return true; /* a job that has not begun may hang */
         for (size_t i = 0; i < b->n_partitions; i++)
                 if (partition_is_blocked(&b->partitions[i]))
                         return true;
