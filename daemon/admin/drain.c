@@ -83,6 +83,11 @@ bool drain_is_waiting(const struct broker_device *d)
         return phase_of(d) == DRAIN_EMPTIES;
 }
 
+bool drain_is_opening(const struct broker_device *d)
+{
+        return phase_of(d) == DRAIN_OPENS;
+}
+
 /* The device's first quota (q: NULL), or the one after q. NULL: there is none. */
 static struct quota *next_quota(const struct broker *b, const struct broker_device *d, const struct quota *q)
 {

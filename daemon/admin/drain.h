@@ -31,9 +31,10 @@ struct broker_device *drain_find(struct broker *b, const char *id);
 /* "ok", "hung", "draining", "drained" or "lost". */
 const char *drain_state(const struct broker_device *d);
 
-/* An operator's drain has begun. And: the device is being emptied. */
+/* An operator's drain has begun. And: the device is being emptied; it is being opened. */
 bool drain_has_begun(const struct broker_device *d);
 bool drain_is_waiting(const struct broker_device *d);
+bool drain_is_opening(const struct broker_device *d);
 
 /* Begins a record of a drain. state: "begun", "drained", "resumed" or "failed", of a resume. */
 void drain_record(const struct broker_device *d, const char *state, struct record *ret);

@@ -11,7 +11,9 @@
 
 #define BROKER_UNRECLAIMED_MS 1000u
 #define BROKER_HUNG_NS        UINT64_C(4000000000) /* so that it is known within 5 s */
-#define BROKER_LOOKS          128u                 /* at watched extents, each time */
+#define BROKER_OPEN_NS                                                                                       \
+        UINT64_C(60000000000) /* a driver initializes many GPUs, and waits for a keeper that ends */
+#define BROKER_LOOKS 128u     /* at watched extents, each time */
 
 /* Whether its device may have returned unreclaimed memory. */
 static bool quota_may_be_unreclaimed(const struct quota *q)
@@ -119,14 +121,15 @@ void broker_note_hung(struct broker *b)
         for (size_t i = 0; i < b->n_devices; i++) {
                 struct broker_device *d = &b->devices[i];
                 uint64_t began_ns = device_call_began_ns(d->device);
-                bool is_hung = began_ns != 0 && now_ns > began_ns && now_ns - began_ns > BROKER_HUNG_NS;
+                uint64_t limit_ns = drain_is_opening(d) ? BROKER_OPEN_NS : BROKER_HUNG_NS;
+                bool is_hung = began_ns != 0 && now_ns > began_ns && now_ns - began_ns > limit_ns;
 
                 if (is_hung && !d->is_hung)
                         log_warning(
                                 "device '%s' (%s) is hung: its bfcd-keeper has not answered for %" PRIu64
                                 " s; requests that need it wait, and other devices are not affected; if this "
                                 "lasts, end that process: the device is lost then until it can be opened again",
-                                d->config->id, d->name, (uint64_t)(BROKER_HUNG_NS / 1000000000));
+                                d->config->id, d->name, limit_ns / 1000000000);
                 else if (!is_hung && d->is_hung)
                         log_notice("device '%s' (%s) answers again", d->config->id, d->name);
                 d->is_hung = is_hung;

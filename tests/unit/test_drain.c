@@ -457,6 +457,30 @@ TEST(a_lost_device_is_opened_when_it_is_empty)
         (void)must_malloc(a1, ONE, 24 * MIB);
 }
 
+/* A driver takes longer for its first call than for the others. */
+TEST(a_slow_open_is_not_hung)
+{
+        must_drain("cuda:0");
+        (void)resume(admin, "cuda:0");
+        gpus[0].device.call_began_ns = clock_ns();
+        still_clock_pass(30000);
+        broker_note_hung(b);
+        ck_assert_str_eq(row(0)->state, "drained");
+        still_clock_pass(31000);
+        broker_note_hung(b);
+        ck_assert_str_eq(row(0)->state, "hung");
+        gpus[0].device.call_began_ns = 0;
+        settle();
+        broker_note_hung(b);
+        ck_assert_str_eq(row(0)->state, "ok");
+        gpus[0].device.call_began_ns = clock_ns();
+        still_clock_pass(5000);
+        broker_note_hung(b);
+        ck_assert_str_eq(row(0)->state, "hung");
+        gpus[0].device.call_began_ns = 0;
+        broker_note_hung(b);
+}
+
 static void turn(void)
 {
         broker_turn(b);
