@@ -517,11 +517,9 @@ static void reserved_text(const void *row, char ret[static TABLE_TEXT_MAX])
 
 static enum table_mark state_mark(const void *row)
 {
-        const char *state = ((const Bfcd__DeviceRow *)row)->state;
+        const char *state = ((const Bfcd__DeviceRow *)row)->state; /* ok, draining, drained, hung or lost */
 
-        if (strcmp(state, "ok") == 0)
-                return TABLE_PLAIN;
-        return strcmp(state, "lost") == 0 || strcmp(state, "hung") == 0 ? TABLE_ALARM : TABLE_WARNING;
+        return strcmp(state, "ok") == 0 ? TABLE_PLAIN : state[0] == 'd' ? TABLE_WARNING : TABLE_ALARM;
 }
 
 static enum table_mark unreclaimed_mark(const void *row)

@@ -48,7 +48,7 @@ struct broker_device {
         uint64_t bytes_total;                                /* as the device reports; 0: not bounded by it */
         uint64_t foreign_bytes; /* used there by others at the start; UINT64_MAX: unknown */
         bool is_lost;
-        bool is_hung; /* its keeper does not answer; see broker_note_hung() */
+        bool is_hung;                 /* its keeper does not answer; see broker_note_hung() */
         struct drain *drain;          /* NULL: it was never drained */
         struct trim_command *command; /* the session layer's: asks for idle memory while it drains */
         uint64_t asked_ms;            /* of the session layer: when that ended */

@@ -212,6 +212,7 @@ static void unpin_done(struct worker_job *job)
         op->n_gone = 0;
         op->job.run = release_run;
         op->job.done = release_done;
+        op->job.may_be_held = false;
         release_unpinned(op);
 }
 
@@ -235,6 +236,7 @@ static void release_submit(struct operation *op)
         }
         op->job.run = unpin_run;
         op->job.done = unpin_done;
+        op->job.may_be_held = true; /* by a GPU that hangs */
         worker_submit(a->o.worker, &op->job);
 }
 

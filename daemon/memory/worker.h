@@ -12,7 +12,7 @@
  * at most a fifth of the time while both have jobs. A background lane has turns only while no other lane
  * has a job.
  *
- * A job that may be held, because a client can delay it, delays its own lane only: after 20 ms in one turn another thread
+ * A job that may be held, because a client or another device can delay it, delays its own lane only: after 20 ms in one turn another thread
  * takes its place, for up to 64 such turns at once.
  *
  * Invariant: every submitted job is run until it does not go on, and then done once; in the order of
@@ -44,8 +44,8 @@ struct worker_job {
         void (*run)(struct worker_job *job);  /* on the worker */
         void (*done)(struct worker_job *job); /* inside worker_poll() */
         struct worker_lane *lane;             /* NULL: the worker's own, that no request waits for */
-        bool may_be_held;                     /* run() waits for locks that a client can hold */
-        bool goes_on; /* set by run(): it is to be run again; the worker clears it before each run */
+        bool may_be_held; /* run() waits for locks that a client can hold, or for another device */
+        bool goes_on;     /* set by run(): it is to be run again; the worker clears it before each run */
         struct worker_job *next; /* the worker's */
 };
 

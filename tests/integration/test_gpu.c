@@ -522,8 +522,8 @@ TEST(the_daemons_context_breaks)
                 ;
         if (rig_device() == ON_CUDA_IPC) {
                 ck_assert_int_eq(r, -ENOMEM);
-                ck_assert_msg(strstr(bfc_last_error(), "its keeper's CUDA context is broken") != NULL,
-                              "%s", bfc_last_error());
+                ck_assert_msg(strstr(bfc_last_error(), "its keeper's CUDA context is broken") != NULL, "%s",
+                              bfc_last_error());
         } else {
                 ck_assert_ok(r);
         }
