@@ -3,6 +3,7 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/net/places.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <search.h>
 #include <stdlib.h>
@@ -106,12 +107,13 @@ static void user_set_members(struct places_user *u, size_t n)
 {
         struct places_class *class = u->class;
 
+        assert(n <= PLACES_OF_USER); /* places_look() was asked */
         class->n_members += n - u->n_members;
         class->places->n_members += n - u->n_members;
         if (u->n_members > 0)
                 TAILQ_REMOVE(&class->users[u->n_members], u, link);
         u->n_members = n;
-        if (n > 0)
+        if (n != 0)
                 TAILQ_INSERT_TAIL(&class->users[n], u, link);
         if (class->n_most < n)
                 class->n_most = n;
