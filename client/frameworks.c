@@ -366,31 +366,34 @@ BFC_API bfc_torch_malloc_fn bfc_torch_pool_malloc_parkable(unsigned slot, const 
         return functions[slot];
 }
 
-/* Blocks that wait for bfc_torch_pool_free_end() in this thread. */
-static __thread struct {
-        bool is_open;
+/* Blocks that wait for bfc_torch_pool_free_end(). */
+struct noted {
         void **ptrs;
         size_t n, n_max;
-} noted;
+};
+
+/* Of this thread; NULL: blocks are freed at once. */
+static __thread struct noted *noted;
 
 /* False: it is not possible, and the block is freed now. So a capture that goes on now is noticed, also if it ends before
  * the noted blocks are freed. */
 static bool note_free(void *ptr)
 {
         bfc_client *client = atomic_load(&default_client);
-        size_t n_max = noted.n_max > 0 ? 2 * noted.n_max : 64;
+        size_t n_max;
         void **ptrs;
 
-        if (!noted.is_open || !client || streams_check_captured(client, client->partition))
+        if (!noted || !client || streams_check_captured(client, client->partition))
                 return false;
-        if (noted.n == noted.n_max) {
-                ptrs = reallocarray(noted.ptrs, n_max, sizeof(*ptrs));
+        if (noted->n == noted->n_max) {
+                n_max = noted->n_max > 0 ? 2 * noted->n_max : 64;
+                ptrs = reallocarray(noted->ptrs, n_max, sizeof(*ptrs));
                 if (!ptrs)
                         return false;
-                noted.ptrs = ptrs;
-                noted.n_max = n_max;
+                noted->ptrs = ptrs;
+                noted->n_max = n_max;
         }
-        noted.ptrs[noted.n++] = ptr;
+        noted->ptrs[noted->n++] = ptr;
         return true;
 }
 
@@ -403,16 +406,23 @@ BFC_API void bfc_torch_pool_free(void *ptr, ssize_t n_bytes, int device, struct 
                 framework_free("bfc_torch_pool_free", &ptr, 1, NULL);
 }
 
+/* Without memory blocks are freed at once. */
 BFC_API void bfc_torch_pool_free_begin(void)
 {
-        noted.is_open = true;
+        if (!noted)
+                noted = calloc(1, sizeof(*noted));
 }
 
 BFC_API void bfc_torch_pool_free_end(void)
 {
-        framework_free("bfc_torch_pool_free", noted.ptrs, noted.n, NULL);
-        free(noted.ptrs);
-        memset(&noted, 0, sizeof(noted));
+        struct noted *ended = noted;
+
+        noted = NULL;
+        if (!ended)
+                return;
+        framework_free("bfc_torch_pool_free", ended->ptrs, ended->n, NULL);
+        free(ended->ptrs);
+        free(ended);
 }
 
 BFC_API void bfc_torch_record_stream(void *ptr, struct CUstream_st *stream)

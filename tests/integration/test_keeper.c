@@ -217,6 +217,7 @@ TEST(a_killed_bfcd_is_succeeded_after_its_keeper)
 
         stop(keeper);
         child_kill(rig->pid);
+        raw_close(rig->admin);
         rig->pid = rig_spawn_daemon(rig);
         ck_assert(WAIT_FOR(rig_keeper(rig, "cuda:0") > 0, SETTLE_MS));
         usleep(100000); /* if it did not wait it would be refused now */

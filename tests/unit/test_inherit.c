@@ -801,7 +801,8 @@ TEST(test_config)
         reconnect_once(&c);
         id = peer_malloc(a.peer, 0, 1 * MIB);
         peer_settle(b);
-        peer_trimmed_all(a.peer);
+        peer_trimmed_all(a.peer); /* since it has more than its limit */
+        peer_trimmed_all(a.peer); /* and for the request */
         ck_assert_int_eq(peer_error(a.peer, id), EDQUOT);
         must_free(&a, a.blocks[0]);
         peer_settle(b);

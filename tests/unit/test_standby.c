@@ -359,6 +359,7 @@ TEST(standby_extents_fail)
 TEST(a_lost_device)
 {
         gpu.stays_lost = true;
+        gpu.open_error = -ENODEV;
         fake_device_fail_make(&gpu, 1, -ENODEV);
         ck_assert_int_eq(wait_for(small, peer_malloc(small, 0, 128 * MIB))->body_case,
                          BFCD__REPLY__BODY_REFUSAL);
