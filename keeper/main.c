@@ -1,5 +1,5 @@
-/* bfcd-keeper DEVICE [--allow-mps]: owns the memory of one GPU for the bfcd that started it. Its standard input is the socket to bfcd,
- * and it ends when the other end is closed, whatever its device does then.
+/* bfcd-keeper DEVICE [--allow-mps]: owns the memory of one GPU for the bfcd that started it. Its standard input is the
+ * socket to bfcd, and it ends when the other end is closed, whatever its device does then.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
@@ -49,10 +49,9 @@ static void ignore_signals(void)
 
 int main(int argc, char **argv)
 {
+        bool allows_mps = argc == 3 && strcmp(argv[2], KEEPER_ALLOW_MPS) == 0;
         pthread_t thread;
         int r;
-
-        bool allows_mps = argc == 3 && strcmp(argv[2], KEEPER_ALLOW_MPS) == 0;
 
         if ((argc != 2 && !allows_mps) || !is_socket(STDIN_FILENO)) {
                 fprintf(stderr,
