@@ -38,6 +38,7 @@ struct attack {
                                   * lock of the whole machine */
         void (*before_drop)(void); /* as root, before the user changes; sets the groups; NULL: none */
         unsigned n_more_tenants;   /* bench-attacks has so many tenants more in all partitions */
+        bool fills_places;         /* its users may have all places of connections that have sent no hello */
         const char *log_line; /* what the daemon logs as a warning or an error because of it; NULL: none */
 };
 
@@ -63,6 +64,10 @@ struct attack_run {
         pid_t pids[ATTACK_MAX_PROCESSES]; /* each leads a process group */
         size_t n_pids;
 };
+
+/* False: it needs root, because as the victim's user it would displace the victim's own connections before their
+ * hello. Prints a line about that. */
+bool attack_may_run(const struct attack *attack);
 
 /* Starts the processes; 0 or -errno. Does not wait for n_up. */
 int attack_start(const struct attack *attack, struct attack_stage *stage, struct attack_run *ret);

@@ -47,6 +47,9 @@ const struct attack attack_groups = { .key = "groups",
                                       .before_drop = join_groups };
 
 /* The same by many users in no group, each of which is another one to the daemon. */
-const struct attack attack_refusals = {
-        .key = "refusals", .what = "refused hellos of 70 users", .n_processes = 1, .n_uids = 70, .act = act
-};
+const struct attack attack_refusals = { .key = "refusals",
+                                        .what = "refused hellos of 70 users",
+                                        .n_processes = 1,
+                                        .n_uids = 70,
+                                        .act = act,
+                                        .fills_places = true };

@@ -86,5 +86,6 @@ const struct attack attack_linger = {
         .what = "TCP sockets that linger for 15 s are sent to the daemon",
         .n_processes = 2,
         .act = act,
+        .fills_places = true,
         .log_line = "too many", /* connections without a hello, or that wait to be closed */
 };

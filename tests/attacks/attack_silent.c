@@ -43,6 +43,7 @@ const struct attack attack_silent = { .key = "silent",
                                       .n_processes = 1,
                                       .n_uids = 8,
                                       .act = act,
+                                      .fills_places = true,
                                       .log_line = "have sent no hello" };
 
 /* As many users as share all places that such users have. */
@@ -51,4 +52,5 @@ const struct attack attack_many_silent = { .key = "many-silent",
                                            .n_processes = 1,
                                            .n_uids = 70,
                                            .act = act_as_one_of_many,
+                                           .fills_places = true,
                                            .log_line = "have sent no hello" };

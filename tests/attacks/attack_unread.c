@@ -34,4 +34,5 @@ const struct attack attack_unread = { .key = "unread",
                                       .what = "a user connects and sends single bytes that are not read",
                                       .n_processes = 2,
                                       .act = act,
+                                      .fills_places = true,
                                       .log_line = "have sent no hello" };

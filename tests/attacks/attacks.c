@@ -132,6 +132,14 @@ size_t attack_n_processes(const struct attack *attack)
         return n < ATTACK_MAX_PROCESSES ? n : ATTACK_MAX_PROCESSES;
 }
 
+bool attack_may_run(const struct attack *attack)
+{
+        if (!attack->fills_places || geteuid() == 0)
+                return true;
+        printf("# skipped: only root can run the attack '%s' as another user than the victim\n", attack->key);
+        return false;
+}
+
 int attack_start(const struct attack *attack, struct attack_stage *stage, struct attack_run *ret)
 {
         pid_t parent = getpid();

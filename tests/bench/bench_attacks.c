@@ -239,7 +239,7 @@ int main(int argc, char **argv)
                 struct stats f = { 0 };
                 uint64_t ns;
 
-                if (o.only && strcmp(o.only, attacks[i]->key) != 0)
+                if ((o.only && strcmp(o.only, attacks[i]->key) != 0) || !attack_may_run(attacks[i]))
                         continue;
                 measure(attacks[i], &f);
                 print_row(attacks[i], &f);
