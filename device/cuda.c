@@ -13,14 +13,14 @@
  * late. All tenants of the device wait meanwhile, so the time is bounded.
  *
  * Only one call at a time is made, because calls would disturb each other's check. A device that was lost
- * stays lost, and is not called until it is closed and opened again. An error that breaks the context of this process
+ * stays lost, and is not called. An error that breaks the context of this process
  * alone loses nothing but that context: the next call makes another one. Memory of legacy handles would end with it,
  * so while there is some the broken one stays, and calls fail.
  *
- * When the device is closed, the primary context is released. Memory that is shared by fds does not end
- * with it, so memory that a lost device could not release is released then.
+ * A device is opened again by another process (keeper/remote.h): what a lost device or a broken context did not release
+ * ends with this one.
  *
- * Invariant: the primary context is retained while the device is open, and no call leaves it current, or
+ * Invariant: the primary context is retained while the device exists, and no call leaves it current, or
  * anything mapped. */
 #include "device/device.h"
 
@@ -57,9 +57,6 @@ struct cuda_device {
         struct cuda_pinner pinner; /* of host extents that are copied to and from */
         uint64_t live_bytes;       /* in extents; under one_call */
         uint64_t handle_bytes;     /* of these, with legacy handles */
-        uint64_t *kept;            /* memory (fd) to be released, after the device was lost */
-        size_t n_kept;
-        char *id;
         pthread_mutex_t one_call;
 };
 
@@ -119,7 +116,7 @@ static int enter(struct cuda_device *d)
 {
         int r = 0;
 
-        if (__atomic_load_n(&d->is_lost, __ATOMIC_RELAXED) || !d->context.cu)
+        if (__atomic_load_n(&d->is_lost, __ATOMIC_RELAXED))
                 return -ENODEV;
         if (d->is_broken)
                 r = renew(d);
@@ -163,21 +160,6 @@ static int give_back(struct cuda_device *d, struct device_extent *e)
         e->fd = -1;
         r = give_back_once(d, e);
         return r < 0 && r != -ENODEV ? give_back_once(d, e) : r;
-}
-
-/* Memory (fd) that a lost device or a broken context did not release is released when the device is closed. Without
- * memory to record it, it is kept until the process ends. */
-static void keep_for_close(struct cuda_device *d, const struct device_extent *e, int result)
-{
-        uint64_t *kept;
-
-        if ((result != -ENODEV && result != -ENOTRECOVERABLE) || e->share != DEVICE_SHARE_FD)
-                return;
-        kept = reallocarray(d->kept, d->n_kept + 1, sizeof(*kept));
-        if (!kept)
-                return;
-        d->kept = kept;
-        kept[d->n_kept++] = e->native;
 }
 
 /* ---- making -------------------------------------------------------------- */
@@ -297,7 +279,7 @@ static int cuda_make_locked(struct cuda_device *d, enum device_share share, stru
         while (r < 0 && n_made > 0) {
                 struct device_extent *e = &extents[--n_made];
 
-                keep_for_close(d, e, give_back(d, e));
+                (void)give_back(d, e);
         }
         leave(d);
         return r;
@@ -454,7 +436,6 @@ static int cuda_destroy(struct device *device, struct device_extent *e)
                 return 0;
         pthread_mutex_lock(&d->one_call);
         r = cuda_destroy_locked(d, e);
-        keep_for_close(d, e, r);
         d->live_bytes -= e->n_bytes;
         d->handle_bytes -= e->share == DEVICE_SHARE_CUDA_IPC ? e->n_bytes : 0;
         pthread_mutex_unlock(&d->one_call);
@@ -565,53 +546,6 @@ static int cuda_foreign_bytes(struct device *device, uint64_t *ret_bytes)
         return r;
 }
 
-/* The driver reports a handle that it does not know any more, as expected. */
-static void cuda_close(struct device *device)
-{
-        struct cuda_device *d = (struct cuda_device *)device;
-
-        pthread_mutex_lock(&d->one_call);
-        for (size_t i = 0; d->context.cu && i < d->n_kept; i++)
-                d->context.cu->cuMemRelease(d->kept[i]);
-        d->n_kept = 0;
-        close_streams(d);
-        cuda_context_close(&d->context);
-        pthread_mutex_unlock(&d->one_call);
-}
-
-/* Opened as a new device that replaces everything, so no old state is left. */
-static int cuda_open_again(struct device *device, char *ret_sentence, size_t n_sentence)
-{
-        struct cuda_device *d = (struct cuda_device *)device, *now;
-        struct device *fresh;
-        int r = device_cuda_new(d->id, &fresh, ret_sentence, n_sentence);
-
-        if (r < 0)
-                return r;
-        now = (struct cuda_device *)fresh;
-        if (now->granularity != d->granularity) {
-                snprintf(ret_sentence, n_sentence, "%s: its allocation granularity has changed", d->id);
-                device_free(fresh);
-                return -ENOTSUP;
-        }
-        pthread_mutex_lock(&d->one_call);
-        d->context = now->context;
-        d->fill = now->fill;
-        d->facts = now->facts;
-        d->shares_fds = now->shares_fds;
-        d->shares_rdma = now->shares_rdma;
-        memcpy(d->shows_returns, now->shows_returns, sizeof(d->shows_returns));
-        d->wait_budget = now->wait_budget;
-        d->live_bytes = d->handle_bytes = 0;
-        d->is_broken = false;
-        __atomic_store_n(&d->is_lost, false, __ATOMIC_RELAXED);
-        pthread_mutex_unlock(&d->one_call);
-        now->context = (struct cuda_context){ 0 };
-        now->fill = (struct cuda_fill){ 0 };
-        device_free(fresh);
-        return 0;
-}
-
 static struct device *cuda_free(struct device *device)
 {
         struct cuda_device *d = (struct cuda_device *)device;
@@ -619,8 +553,6 @@ static struct device *cuda_free(struct device *device)
         close_streams(d);
         cuda_context_close(&d->context);
         pthread_mutex_destroy(&d->one_call);
-        free(d->kept);
-        free(d->id);
         free(d);
         return NULL;
 }
@@ -635,8 +567,6 @@ static const struct device_ops cuda_ops = {
         .copy = cuda_copy,
         .facts = cuda_facts,
         .others = cuda_foreign_bytes,
-        .close = cuda_close,
-        .open = cuda_open_again,
 };
 
 /* Is released memory free at once? If not, destroy() cannot detect unreclaimed memory, and does not try.
@@ -726,21 +656,16 @@ static int start(struct cuda_device *d)
 int device_cuda_new(const char *id, struct device **ret, char *ret_sentence, size_t n_sentence)
 {
         struct cuda_device *d = calloc(1, sizeof(*d));
-        char *copy = strdup(id);
         int r;
 
-        if (!d || !copy) {
+        if (!d) {
                 snprintf(ret_sentence, n_sentence, "%s: out of memory", id);
-                free(copy);
-                free(d);
                 return -ENOMEM;
         }
         *d = (struct cuda_device){ .device = { .ops = &cuda_ops, .is_cuda = true },
-                                   .shows_returns = { true, true },
-                                   .id = copy };
+                                   .shows_returns = { true, true } };
         r = cuda_open(id, &d->context, ret_sentence, n_sentence);
         if (r < 0) {
-                free(copy);
                 free(d);
                 return r;
         }

@@ -120,26 +120,11 @@ void device_cuda_allow_mps(void)
 
 static int prepare(const struct cuda_id *id, const struct sentence *s)
 {
-        static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-        static struct cuda_id first; /* the id for which the environment was set */
-        int r = 0;
-
-        pthread_mutex_lock(&mutex);
-        if (!first.text) {
-                first = *id;
-                first.text = "";
-                if (setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID", 1) < 0 ||
-                    (id->kind == BY_MIG_UUID ? setenv("CUDA_VISIBLE_DEVICES", id->text, 1)
-                                             : unsetenv("CUDA_VISIBLE_DEVICES")) < 0)
-                        r = refuse(s, -ENOMEM, "out of memory");
-        } else if (id->kind == BY_MIG_UUID && first.kind == BY_MIG_UUID) {
-                if (memcmp(id->uuid, first.uuid, sizeof(first.uuid)) != 0)
-                        r = refuse(s, -ENOTSUP, "a process can use one MIG device");
-        } else if (id->kind == BY_MIG_UUID || first.kind == BY_MIG_UUID) {
-                r = refuse(s, -ENOTSUP, "a process cannot use a MIG device and another GPU");
-        }
-        pthread_mutex_unlock(&mutex);
-        return r;
+        if (setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID", 1) < 0 ||
+            (id->kind == BY_MIG_UUID ? setenv("CUDA_VISIBLE_DEVICES", id->text, 1)
+                                     : unsetenv("CUDA_VISIBLE_DEVICES")) < 0)
+                return refuse(s, -ENOMEM, "out of memory");
+        return 0;
 }
 
 /* ---- MPS: its server does the work of many clients, and goes on after one has

@@ -2,10 +2,9 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * The driver reads the environment once, when it starts. So the first call sets it, before there are
- * other threads: ordinals are in PCI bus order, and CUDA_VISIBLE_DEVICES is removed. A MIG device is the
- * exception: a process sees at most one such device and no other GPU, so the environment names it and no
- * other device can be opened. */
+ * The driver reads the environment once, when it starts. So it is set before: ordinals are in PCI bus
+ * order, and CUDA_VISIBLE_DEVICES is removed. A MIG device is the exception: a process sees at most one such
+ * device and no other GPU, so the environment names it. A keeper opens one device, so nothing refuses another one. */
 #ifndef BFC_DEVICE_CUDA_OPEN_H
 #define BFC_DEVICE_CUDA_OPEN_H
 

@@ -134,7 +134,7 @@ struct device_ops {
         int (*others)(struct device *d, uint64_t *ret_bytes);
         /* Releases everything by which this process keeps the device busy, when it has no extents: then
          * the device may be reset or changed. Until it is opened again only granularity(), others()
-         * (-ENODEV) and free() may be called. NULL: it keeps nothing busy. */
+         * (-ENODEV) and free() may be called. NULL: it keeps nothing busy, or only its process's end releases it. */
         void (*close)(struct device *d);
         /* Opens the device again; its facts may have changed. On failure it stays closed, with the errors
          * and the sentence of device_cuda_new(). -ENOTSUP: its granularity has changed. NULL together

@@ -515,30 +515,3 @@ TEST(what_cannot_be_unregistered_is_not_returned)
         ck_assert_int_eq(tell(&p, act_keep_pinned), 0);
         ck_assert_int_eq(process_end(&p), 0);
 }
-
-/* The context of a device that is closed ends with its registrations; a new one makes new ones. */
-static int act_close_pinned(struct message *m)
-{
-        struct pinned_case c;
-        char sentence[256];
-
-        (void)m;
-        NEEDS(pinned_open(&c) == 0);
-        NEEDS(pinned_copy(&c, 0, 0, PINNED_BYTES, false) == 0);
-        NEEDS(device_destroy(c.gpu, &c.memory) == 0);
-        device_close(c.gpu);
-        NEEDS(atomic_load(&c.pins.n_bytes) == 0 && copies_mapped() == 0 && !device_is_pinned(&c.copies[0]));
-        NEEDS(device_open(c.gpu, sentence, sizeof(sentence)) == 0);
-        NEEDS(device_make(c.gpu, DEVICE_SHARE_FD, PINNED_BYTES, &c.memory) == 0);
-        NEEDS(pinned_copy(&c, 0, 0, PINNED_BYTES, true) == 0);
-        NEEDS(atomic_load(&c.pins.n_bytes) == PINNED_BYTES);
-        return pinned_close(&c);
-}
-
-TEST(a_closed_device_keeps_nothing_registered)
-{
-        struct process p = process_start();
-
-        ck_assert_int_eq(tell(&p, act_close_pinned), 0);
-        ck_assert_int_eq(process_end(&p), 0);
-}
