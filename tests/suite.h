@@ -12,12 +12,14 @@
 #include <check.h>
 #include <dirent.h>
 #include <errno.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #define KIB (UINT64_C(1) << 10)
@@ -54,6 +56,16 @@ static inline void suite_add_test(TCase *tcase, const TTest *test, int from, int
 #ifndef SUITE_TIMEOUT
 #define SUITE_TIMEOUT 600.0
 #endif
+
+/* Waits for the end of a thread for two minutes: one that was not woken fails the test before the test's time is over. */
+static inline void suite_join(pthread_t thread, void **ret)
+{
+        struct timespec until;
+
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_sec += 120;
+        ck_assert_msg(pthread_timedjoin_np(thread, ret, &until) == 0, "a thread does not end");
+}
 
 static inline void suite_set_timeout(TCase *tcase, double seconds)
 {

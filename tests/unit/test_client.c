@@ -753,7 +753,7 @@ static void run_threads(void *(*function)(void *))
         for (uintptr_t i = 0; i < N_THREADS; i++)
                 ck_assert_int_eq(pthread_create(&threads[i], NULL, function, (void *)i), 0);
         for (int i = 0; i < N_THREADS; i++)
-                pthread_join(threads[i], NULL);
+                suite_join(threads[i], NULL);
 }
 
 TEST_OF(connected, many_threads)
@@ -1148,7 +1148,7 @@ TEST_OF(connected, retired_under_threads)
         }
         __atomic_store_n(&stop_churning, 1, __ATOMIC_SEQ_CST);
         for (int i = 0; i < 4; i++)
-                pthread_join(threads[i], NULL);
+                suite_join(threads[i], NULL);
         ck_assert_uint_ge(n, 300);
         n = fake_server_event(server, FAKE_RETIRE);
         ck_assert_uint_eq(bytes_mapped(), 0);
@@ -1177,7 +1177,7 @@ TEST_OF(connected, fork_under_threads)
         }
         __atomic_store_n(&stop_churning, 1, __ATOMIC_SEQ_CST);
         for (int i = 0; i < 3; i++)
-                pthread_join(threads[i], NULL);
+                suite_join(threads[i], NULL);
         ck_assert_uint_eq(stats().num_blocks, 0);
 }
 

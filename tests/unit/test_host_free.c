@@ -180,7 +180,7 @@ static void begin_side_by_side(uint64_t n_bytes)
                 usleep(1000);
         is_ended = true;
         host_free_end(n_bytes);
-        ck_assert_int_eq(pthread_join(thread, &early), 0);
+        suite_join(thread, &early);
         ck_assert_msg(!early, "two threads were told that the same memory is free");
 }
 
@@ -269,8 +269,8 @@ TEST(later_request_does_not_pass_a_waiting_one)
         start_beginner(&small, 4096);
         ck_assert_msg(!small.has_ended, "a later growth passed one that waits");
         host_free_end(4096);
-        ck_assert_int_eq(pthread_join(large.thread, NULL), 0);
-        ck_assert_int_eq(pthread_join(small.thread, NULL), 0);
+        suite_join(large.thread, NULL);
+        suite_join(small.thread, NULL);
         ck_assert_int_eq(large.result, -ENOMEM);
         ck_assert_int_eq(small.result, 0);
         host_free_end(4096);

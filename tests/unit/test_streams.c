@@ -67,6 +67,17 @@ int __wrap_host_streams_finish(void)
         return r;
 }
 
+/* How often the client's thread was woken. */
+static _Atomic unsigned n_wakes;
+void __real_events_wake(struct events *e);
+void __wrap_events_wake(struct events *e);
+
+void __wrap_events_wake(struct events *e)
+{
+        n_wakes++;
+        __real_events_wake(e);
+}
+
 /* Called when a block has just been put aside. */
 static void (*on_put_aside)(void);
 int __real_streams_put_aside(bfc_client *c, const struct block *block, uint32_t partition);
@@ -944,10 +955,13 @@ FIXTURE(without_a_cache, setup_without_cache, teardown);
 TEST(without_a_cache_it_goes_to_the_daemon)
 {
         char *a = get_on(S, 1000), *b;
+        unsigned before;
 
         ck_assert_uint_eq(fake_server_count(server).n_blocks, 1);
         host_stream_begin(S);
+        before = n_wakes;
         put_on(S, a);
+        ck_assert_uint_eq(n_wakes, before + 1); /* it returns the memory when the work is done */
         ck_assert_uint_eq(stats_of(S).bytes_pending, 1024);
         b = get_on(S, 1000);
         ck_assert_uint_eq(fake_server_count(server).n_blocks, 2);
