@@ -116,8 +116,10 @@ void plan_place_init(struct plan_place *ret)
 }
 
 /* Each GPU that a config names is there, and large enough. Different ids are different GPUs. */
-static int look(void *userdata, const char *id, struct config_gpu *ret, char *ret_sentence, size_t n_sentence)
+static int look(void *userdata, const char *admin_socket, const char *id, struct config_gpu *ret,
+                char *ret_sentence, size_t n_sentence)
 {
+        (void)admin_socket;
         uint64_t hash = 14695981039346656037u;
 
         (void)userdata;
@@ -133,9 +135,10 @@ static int look(void *userdata, const char *id, struct config_gpu *ret, char *re
 static const struct config_machine machine = { .look = look };
 
 /* The GPU of a plan. */
-static int look_plan(void *userdata, const char *id, struct config_gpu *ret, char *ret_sentence,
-                     size_t n_sentence)
+static int look_plan(void *userdata, const char *admin_socket, const char *id, struct config_gpu *ret,
+                     char *ret_sentence, size_t n_sentence)
 {
+        (void)admin_socket;
         (void)userdata;
         (void)id;
         (void)ret_sentence;
@@ -254,7 +257,7 @@ static int make_broker(struct plan_daemon *d, const struct plan_place *place, ui
         int r = make_config(place, limit_bytes, &d->config, ret_sentence, n_sentence);
 
         if (r == 0)
-                r = devices_new(&d->devices);
+                r = devices_new(false, &d->devices);
         if (r == 0)
                 r = devices_put(d->devices, d->config->devices[0].id, &d->device.device);
         if (r < 0)

@@ -23,6 +23,7 @@
 #include "daemon/memory/punch.h"
 #include "daemon/record/records.h"
 #include "daemon/handover/restore.h"
+#include "daemon/handover/store.h"
 #include "daemon/admin/lease.h"
 #include "daemon/admin/retire.h"
 #include "daemon/net/server.h"
@@ -31,10 +32,11 @@
 #include "daemon/admin/trim.h"
 #include "device/host_free.h"
 #include "keeper/remote.h"
+#include "keeper/start.h"
+#include "proto/paths.h"
 
 #define DEFAULT_CONFIG "/etc/bfcd/bfcd.yaml"
 
-#define RETRY_S       1u
 #define SERVICE_USER  "bfcd"                          /* User= of the unit */
 #define SERVICE_GROUP "0::/system.slice/bfcd.service" /* a check is run in another group than the daemon */
 
@@ -46,6 +48,7 @@ struct options {
         const char *user; /* NULL: the service's */
         bool check;
         bool has_file; /* --check had a file */
+        bool stops_keepers;
         bool strict;
         enum log_level log_level;
 };
@@ -55,6 +58,7 @@ static void print_help(FILE *f)
         fputs("Usage: bfcd [--config FILE] [--socket PATH] [--admin-socket PATH]\n"
               "            [--monitor-socket PATH] [--log-level LEVEL]\n"
               "       bfcd --check [FILE] [--strict] [--user NAME]\n"
+              "       bfcd --stop-keepers [--admin-socket PATH]\n"
               "\n"
               "Allocates the memory of this machine's devices to the processes of tenants.\n"
               "\n"
@@ -68,12 +72,15 @@ static void print_help(FILE *f)
               "  --strict             with --check: fail on warnings, too\n"
               "  --user NAME          with --check, as root: the user that must be able to read the\n"
               "                       configuration; default " SERVICE_USER ", where that user exists\n"
+              "  --stop-keepers       end the processes that keep memory for the next bfcd, with all\n"
+              "                       of it; the path is that of the bfcd which left them\n"
               "  --version            print the version and exit\n"
               "  -h, --help           print this summary and exit\n",
               f);
 }
 
-#define LOG_CLOSE_MS 1000u /* to write the rest of the log */
+#define LOG_CLOSE_MS   1000u /* to write the rest of the log */
+#define KEEPERS_END_MS 2000  /* in which a keeper ends, before it is killed */
 
 static int parse_level(const char *word, enum log_level *ret)
 {
@@ -124,6 +131,9 @@ static int take_option(int option, int argc, char **argv, struct options *ret)
         case 'u':
                 ret->user = optarg;
                 return 0;
+        case 'e':
+                ret->stops_keepers = true;
+                return 0;
         case 'l':
                 if (parse_level(optarg, &ret->log_level) == 0)
                         return 0;
@@ -162,6 +172,7 @@ static int parse_options(int argc, char **argv, struct options *ret)
                 { "strict", no_argument, NULL, 't' },
                 { "user", required_argument, NULL, 'u' },
                 { "log-level", required_argument, NULL, 'l' },
+                { "stop-keepers", no_argument, NULL, 'e' },
                 { "version", no_argument, NULL, 'v' },
                 { "help", no_argument, NULL, 'h' },
                 { NULL, 0, NULL, 0 },
@@ -245,9 +256,9 @@ static const struct upcalls upcalls = {
         .trim_excess = trim_excess,
 };
 
-/* manager: see server_listen(). */
+/* manager: see server_listen(). *ret_is_left: what is in the store is for the next daemon. */
 static int serve(const struct options *from, const struct config *config, struct devices *devices,
-                 struct manager *manager, struct store *store, struct punch *punch)
+                 struct manager *manager, struct store *store, struct punch *punch, bool *ret_is_left)
 {
         const struct reload_source source = { from->config, from->sockets };
         struct broker_options options = {
@@ -281,7 +292,8 @@ static int serve(const struct options *from, const struct config *config, struct
                 r = -ENOMEM;
         }
         if (r == 0) {
-                (void)store_drop_rest(store);
+                broker_drop_rest(broker);
+                devices_drop_rest(devices);
                 manager_drop_rest(manager, on_unknown_fd);
                 r = server_run(server, on_ready);
                 if (r < 0)
@@ -289,8 +301,9 @@ static int serve(const struct options *from, const struct config *config, struct
         }
         if (r < 0)
                 log_error("%s", sentence);
+        *ret_is_left = store_keeps(store) && (r == 0 ? broker->is_left : !store_is_new(store));
         /* The broker's workers wake the server's loop, so the server is freed last. */
-        if (broker && store_keeps(store)) {
+        if (broker && *ret_is_left) {
                 broker_prepare_leave(broker);
                 restore_forget(broker);
                 broker_leave(broker);
@@ -301,6 +314,11 @@ static int serve(const struct options *from, const struct config *config, struct
         }
         server_free(server);
         return r;
+}
+
+static bool has_predecessor(const char *admin_socket)
+{
+        return keepers_have(admin_socket, STORE_KEEPER);
 }
 
 /* An exit status; errors are printed. A missing GPU is no error in the config: a later start may succeed. */
@@ -315,7 +333,8 @@ static int read_config(const struct options *options, struct devices *devices, s
                 .group_limit_bytes = limit_bytes < UINT64_MAX ? limit_bytes : 0,
                 .userdata = devices,
                 .serves = !options->check,
-                .succeeds = store_has_ledger(),
+                .succeeds = has_predecessor,
+                .admin_socket = options->sockets.admin_socket,
                 .is_strict = options->strict,
         };
         int r = config_load(path, &machine, stderr, ret);
@@ -430,8 +449,31 @@ static int open_records(const struct config *config)
         return r;
 }
 
+/* "0": nothing is kept for the next daemon. */
+static bool keeps(void)
+{
+        const char *word = getenv("BFCD_KEEP");
+
+        return !word || strcmp(word, "0") != 0;
+}
+
+/* NULL: nothing is kept. */
+static int open_store(const struct config *config, struct devices *devices, struct store **ret)
+{
+        char sentence[PATH_MAX + 256] = "";
+        struct keepers *keepers;
+        int r = devices_keepers(devices, config->admin_socket.path, &keepers, sentence, sizeof(sentence));
+
+        if (r == 0 && keepers)
+                r = store_new(keepers, ret, sentence, sizeof(sentence));
+        if (r < 0)
+                log_error("%s", sentence);
+        return r;
+}
+
+/* *ret_is_left: see serve(). */
 static int run(const struct options *options, struct config *config, struct devices *devices,
-               struct host_punch *helper)
+               struct host_punch *helper, bool *ret_is_left)
 {
         struct manager *manager;
         struct punch *punch = NULL;
@@ -442,31 +484,44 @@ static int run(const struct options *options, struct config *config, struct devi
                 log_error("the connection to the service manager could not be set up: %s", strerror(-r));
                 return EXIT_FAILURE;
         }
-        if (open_records(config) < 0) {
-                manager_free(manager);
-                return EXIT_FAILURE;
-        }
-        r = store_new(manager, &store);
-        if (r == 0 && start_punch(config, helper, &punch) == 0)
-                r = serve(options, config, devices, manager, store, punch);
-        else if (r == 0)
-                r = -ENOMEM;
-        else
-                log_error("the fds stored by the service manager could not be read: %s", strerror(-r));
+        r = open_records(config);
+        if (r == 0)
+                r = open_store(config, devices, &store);
+        *ret_is_left = store && !store_is_new(store);
+        if (r == 0)
+                r = start_punch(config, helper, &punch);
+        if (r == 0)
+                r = serve(options, config, devices, manager, store, punch, ret_is_left);
         punch_free(punch);
         store_free(store);
         manager_free(manager);
         return r < 0 ? EXIT_FAILURE : EXIT_SUCCESS;
 }
 
-/* What jobs have is kept by the service manager as long as it tries again, so it is to do that
- * whatever the error is; not all the time. */
-static int fail_to_succeed(void)
+/* An exit status. */
+static int stop_keepers(const struct options *options)
 {
-        log_error("the service manager keeps the memory of the previous daemon while it retries to "
-                  "start bfcd");
-        sleep(RETRY_S);
-        return EXIT_FAILURE;
+        const char *path = options->sockets.admin_socket ? options->sockets.admin_socket : PATHS_ADMIN_SOCKET;
+        char sentence[PATH_MAX + 256];
+        struct keepers *keepers;
+        int n;
+
+        if (!keepers_have(path, STORE_KEEPER)) {
+                printf("no keepers run beside %s\n", path);
+                return EXIT_SUCCESS;
+        }
+        n = keepers_open(path, &keepers, sentence, sizeof(sentence));
+        if (n < 0) {
+                fprintf(stderr, "bfcd: %s\n", sentence);
+                return EXIT_FAILURE;
+        }
+        n = keepers_end(keepers, KEEPERS_END_MS, NULL, NULL);
+        keepers_close(keepers);
+        if (n < 0)
+                fprintf(stderr, "bfcd: the keepers could not be ended: %s\n", strerror(-n));
+        else
+                printf("%d keeper%s ended\n", n, n == 1 ? "" : "s");
+        return n < 0 ? EXIT_FAILURE : EXIT_SUCCESS;
 }
 
 int main(int argc, char **argv)
@@ -475,20 +530,22 @@ int main(int argc, char **argv)
         struct devices *devices = NULL;
         struct host_punch helper = HOST_PUNCH_NONE;
         struct options options;
-        bool succeeds;
+        struct keepers *keepers;
+        bool is_left = false, ran = false;
         int status;
         int r;
 
         r = parse_options(argc, argv, &options);
         if (r != 0)
                 return r < 0 ? EXIT_USAGE : EXIT_SUCCESS;
+        if (options.stops_keepers)
+                return stop_keepers(&options);
         log_open(options.log_level);
-        succeeds = store_has_ledger();
         /* Before there are threads, a driver's among them. Where it fails now it is tried again later. */
         if (!options.check)
                 (void)host_punch_start(&helper);
 
-        if (devices_new(&devices) < 0) {
+        if (devices_new(!options.check && keeps(), &devices) < 0) {
                 log_error("out of memory");
                 return EXIT_FAILURE;
         }
@@ -497,12 +554,18 @@ int main(int argc, char **argv)
                 status = set_sockets(&options, config);
         if (options.check)
                 status = check(&options, config, status);
-        else if (status == EXIT_SUCCESS)
-                status = run(&options, config, devices, &helper);
+        else if ((ran = status == EXIT_SUCCESS))
+                status = run(&options, config, devices, &helper, &is_left);
         config_free(config);
+        keepers = devices_take_keepers(devices);
         devices_free(devices);
+        if (!ran && keepers)
+                is_left = keepers_listen(keepers, STORE_KEEPER); /* for a start that succeeds */
+        if (keepers && !is_left)
+                (void)keepers_end(keepers, KEEPERS_END_MS, NULL, NULL);
+        keepers_close(keepers);
         host_punch_leave(&helper);
         records_close(LOG_CLOSE_MS);
         log_close(LOG_CLOSE_MS);
-        return status != EXIT_SUCCESS && succeeds ? fail_to_succeed() : status;
+        return status;
 }

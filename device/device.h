@@ -119,6 +119,11 @@ struct device_ops {
          * to the extent on success. -EPROTO: not an extent, not of this size, or of another device.
          * -ENODEV, -ENOTRECOVERABLE, -ENOMEM, -EIO. NULL: an fd alone does not keep this device's memory. */
         int (*adopt)(struct device *d, int fd, uint64_t n_bytes, struct device_extent *ret);
+        /* An extent that was made for a previous process, by its `native`. -ENOENT: there is none; -EPROTO: not of this
+         * size; -ENODEV, -ENOMEM, -EMFILE. NULL: this device keeps nothing. */
+        int (*take)(struct device *d, uint64_t native, uint64_t n_bytes, struct device_extent *ret);
+        /* Destroys what was made for a previous process and not taken. NULL together with take(). */
+        void (*drop_rest)(struct device *d);
         /* An fd of an extent (DEVICE_SHARE_FD) for another process; the caller closes it. is_read_only: the
          * fd gives no write access. NULL: a duplicate of the extent's own is used, and each process maps it
          * as it was told. -EMFILE, -ENFILE, -ENOMEM, -EACCES. */
@@ -221,6 +226,19 @@ static inline int device_destroy(struct device *d, struct device_extent *e)
 static inline int device_adopt(struct device *d, int fd, uint64_t n_bytes, struct device_extent *ret)
 {
         return d->ops->adopt ? d->ops->adopt(d, fd, n_bytes, ret) : -ENOTSUP;
+}
+static inline bool device_keeps(const struct device *d)
+{
+        return d->ops->take;
+}
+static inline int device_take(struct device *d, uint64_t native, uint64_t n_bytes, struct device_extent *ret)
+{
+        return d->ops->take ? d->ops->take(d, native, n_bytes, ret) : -ENOTSUP;
+}
+static inline void device_drop_rest(struct device *d)
+{
+        if (d->ops->drop_rest)
+                d->ops->drop_rest(d);
 }
 int device_lend(struct device *d, const struct device_extent *e, bool is_read_only);
 static inline bool device_is_alone(struct device *d, const struct device_extent *e)

@@ -1,5 +1,10 @@
-/* bfcd-keeper DEVICE [--allow-mps]: owns the memory of one GPU for the bfcd that started it. Its standard input is the
- * socket to bfcd, and it ends when the other end is closed, whatever its device does then.
+/* bfcd-keeper: owns the memory of one device for bfcd, which starts it with a socket as its standard input.
+ *
+ *   bfcd-keeper DEVICE [--allow-mps]
+ *                                      The socket is connected: it ends with bfcd, whatever its device does then.
+ *   bfcd-keeper DEVICE --socket PATH [--allow-mps]
+ *                                      The socket listens at PATH: one bfcd after the other connects. It ends when bfcd says
+ *                                      so, at SIGTERM, and when PATH is no more.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
@@ -9,15 +14,18 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "keeper/orphans.h"
+#include "device/device.h"
 #include "keeper/serve.h"
 #include "keeper/wire.h"
 
-#define ORPHANS_MS 10000
+#define LOOK_MS 1000 /* without a bfcd */
 
 static bool is_socket(int fd)
 {
@@ -38,39 +46,108 @@ static void *watch(void *userdata)
         _exit(EXIT_SUCCESS);
 }
 
-/* What ends bfcd, as a signal from a terminal or a service manager does, ends this process with it and not before. */
-static void ignore_signals(void)
+/* What ends bfcd, as a signal from a terminal or a service manager does, ends this process with it and not before. One that
+ * outlives bfcd is ended by SIGTERM, as at the end of the machine. */
+static void ignore_signals(bool is_named)
 {
-        static const int signals[] = { SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGPIPE };
+        static const int signals[] = { SIGINT, SIGHUP, SIGQUIT, SIGPIPE };
 
         for (size_t i = 0; i < sizeof(signals) / sizeof(signals[0]); i++)
                 signal(signals[i], SIG_IGN);
+        signal(SIGTERM, is_named ? SIG_DFL : SIG_IGN);
+}
+
+/* ---- one that outlives bfcd ---------------------------------------------------- */
+
+/* The socket can still be found. If not, no bfcd ever comes back. */
+static bool is_there(const char *path, const struct stat *was)
+{
+        struct stat st;
+
+        return stat(path, &st) == 0 && st.st_dev == was->st_dev && st.st_ino == was->st_ino;
+}
+
+static bool is_ours(int fd)
+{
+        struct ucred who;
+        socklen_t n = sizeof(who);
+
+        return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &n) == 0 &&
+               (who.uid == geteuid() || who.uid == 0);
+}
+
+/* One bfcd after the other. */
+static int serve_named(struct keeper *k, const char *path)
+{
+        struct pollfd listener = { .fd = STDIN_FILENO, .events = POLLIN };
+        struct stat was;
+        int fd, r = stat(path, &was) < 0 ? -errno : 0;
+
+        (void)prctl(PR_SET_NAME, "bfcd-kept");      /* for who lists processes */
+        (void)listen(STDIN_FILENO, KEEPER_BACKLOG); /* what connects is told this process's pid */
+        while (r == 0 && !keeper_is_over(k) && is_there(path, &was)) {
+                if (poll(&listener, 1, LOOK_MS) <= 0)
+                        continue;
+                fd = accept4(STDIN_FILENO, NULL, NULL, SOCK_CLOEXEC);
+                if (fd < 0)
+                        continue;
+                if (is_ours(fd))
+                        (void)keeper_serve(k, fd);
+                close(fd);
+        }
+        return r;
+}
+
+/* ---- one that ends with bfcd ----------------------------------------------------- */
+
+static int serve_one(struct keeper *k)
+{
+        pthread_t thread;
+        int r = -pthread_create(&thread, NULL, watch, NULL);
+
+        return r == 0 ? keeper_serve(k, STDIN_FILENO) : r;
+}
+
+/* An fd that is kept is one of this process. */
+static void raise_fd_limit(void)
+{
+        struct rlimit limit;
+
+        if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
+                limit.rlim_cur = limit.rlim_max;
+                (void)setrlimit(RLIMIT_NOFILE, &limit);
+        }
 }
 
 int main(int argc, char **argv)
 {
-        bool allows_mps = argc == 3 && strcmp(argv[2], KEEPER_ALLOW_MPS) == 0;
-        pthread_t thread;
+        bool is_named = argc >= 4 && strcmp(argv[2], KEEPER_SOCKET) == 0;
+        int n = is_named ? 4 : 2;
+        bool allows_mps = argc == n + 1 && strcmp(argv[n], KEEPER_ALLOW_MPS) == 0;
+        struct keeper *k;
         int r;
 
-        if ((argc != 2 && !allows_mps) || !is_socket(STDIN_FILENO)) {
+        if ((argc != n && !allows_mps) || !is_socket(STDIN_FILENO)) {
                 fprintf(stderr,
                         "bfcd-keeper owns a device's memory for bfcd, which starts it; see bfcd(8)\n");
                 return EXIT_FAILURE;
         }
         if (allows_mps)
                 device_cuda_allow_mps();
-        ignore_signals();
+        ignore_signals(is_named);
         /* A service manager's fds, which bfcd has not taken over yet, would keep memory. */
         if (syscall(SYS_close_range, STDERR_FILENO + 1, ~0U, 0) < 0) {
                 fprintf(stderr, "bfcd-keeper: close_range(): %s; it needs Linux 5.9\n", strerror(errno));
                 return EXIT_FAILURE;
         }
-        r = -pthread_create(&thread, NULL, watch, NULL);
-        keeper_await_orphans(ORPHANS_MS);
-        if (r == 0)
-                r = keeper_serve(STDIN_FILENO, argv[1]);
+        raise_fd_limit();
+        k = keeper_new(argv[1]);
+        if (!k)
+                r = -ENOMEM;
+        else
+                r = is_named ? serve_named(k, argv[3]) : serve_one(k);
         if (r < 0)
                 fprintf(stderr, "bfcd-keeper: %s: %s\n", argv[1], strerror(-r));
+        keeper_free(k);
         _exit(r < 0 ? EXIT_FAILURE : EXIT_SUCCESS);
 }

@@ -1,44 +1,39 @@
 /* A device behind a keeper; see remote.h.
  *
- * Invariant: fd is -1 exactly if there is no keeper; pid is one to be waited for, or 0.
+ * Invariant: link.fd is -1 exactly if there is no keeper.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "keeper/remote.h"
 
 #include <errno.h>
-#include <libgen.h>
-#include <limits.h>
-#include <poll.h>
 #include <pthread.h>
-#include <signal.h>
-#include <spawn.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "device/pins.h"
+#include "keeper/start.h"
 #include "keeper/wire.h"
 
 #define END_MS 2000 /* in which a keeper ends, before it is killed, and after */
+#define LEFT_S 10   /* in which one of an earlier bfcd answers */
 #define MIN_MS 100  /* to see that it has ended, where others took that time */
-
-extern char **environ;
 
 struct remote {
         struct device device; /* first: a device is cast to it */
         struct pinner pinner;
         char *id;
         uint64_t granularity;
-        pthread_mutex_t mutex; /* guards a call, and what follows */
-        pid_t pid;
-        bool is_lost;             /* it has not answered */
-        int fd;                   /* changed with fd_mutex, too */
-        pthread_mutex_t fd_mutex; /* never held during a call */
+        pthread_mutex_t mutex;      /* guards a call, and what follows */
+        struct keepers *keepers;    /* borrowed; NULL: it ends with this process */
+        bool is_lost;               /* it has not answered */
+        struct keeper_link link;    /* changed with link_mutex, too */
+        pthread_mutex_t link_mutex; /* never held during a call */
         int64_t end_ms; /* of device_end(), which all devices have had before the first is closed; 0: not yet */
 };
 
@@ -55,52 +50,11 @@ static bool is_ending(const struct remote *d)
 
 /* ---- the process -------------------------------------------------------------- */
 
-static int find_program(char ret[static PATH_MAX])
-{
-        char self[PATH_MAX];
-        ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
-
-        if (n < 0)
-                return -errno;
-        self[n] = '\0';
-        return snprintf(ret, PATH_MAX, "%s/bfcd-keeper", dirname(self)) < PATH_MAX ? 0 : -ENAMETOOLONG;
-}
-
 static bool allows_mps;
 
 void keeper_device_allow_mps(void)
 {
         allows_mps = true;
-}
-
-/* Signals are as a program expects them, whatever this thread does with them. */
-static int spawn(const char *id, int input, pid_t *ret)
-{
-        char path[PATH_MAX], name[] = "bfcd-keeper", allow[] = KEEPER_ALLOW_MPS;
-        char *argv[] = { name, (char *)(uintptr_t)id, allows_mps ? allow : NULL, NULL };
-        posix_spawn_file_actions_t files;
-        posix_spawnattr_t attributes;
-        sigset_t none, all;
-        int r = find_program(path);
-
-        if (r < 0)
-                return r;
-        sigemptyset(&none);
-        sigfillset(&all);
-        posix_spawn_file_actions_init(&files);
-        posix_spawnattr_init(&attributes);
-        r = posix_spawn_file_actions_adddup2(&files, input, STDIN_FILENO);
-        if (r == 0)
-                r = posix_spawnattr_setsigmask(&attributes, &none);
-        if (r == 0)
-                r = posix_spawnattr_setsigdefault(&attributes, &all);
-        if (r == 0)
-                r = posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
-        if (r == 0)
-                r = posix_spawn(ret, path, &files, &attributes, argv, environ);
-        posix_spawnattr_destroy(&attributes);
-        posix_spawn_file_actions_destroy(&files);
-        return -r;
 }
 
 static int64_t now_ms(void)
@@ -111,73 +65,76 @@ static int64_t now_ms(void)
         return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
-/* Takes no fd, of which there may be none. false: it has not ended yet. */
-static bool await_end(pid_t pid, int64_t until_ms)
+static struct keeper_link take_link(struct remote *d)
 {
-        int64_t least_ms = now_ms() + MIN_MS;
+        struct keeper_link link;
 
-        while (waitpid(pid, NULL, WNOHANG) == 0) {
-                if (now_ms() > until_ms && now_ms() > least_ms)
-                        return false;
-                poll(NULL, 0, 1);
-        }
-        return true;
+        pthread_mutex_lock(&d->link_mutex);
+        link = d->link;
+        d->link = KEEPER_LINK_NONE;
+        pthread_mutex_unlock(&d->link_mutex);
+        return link;
 }
 
-/* A driver may hold it where no signal reaches it: it ends with that call. */
-static void end_process(pid_t pid, int64_t began_ms)
-{
-        if (await_end(pid, began_ms + END_MS))
-                return;
-        kill(pid, SIGKILL);
-        (void)await_end(pid, began_ms + 2 * END_MS);
-}
-
-/* -ECANCELED: the device ends. */
-static int set_fd(struct remote *d, int fd)
+/* There is none before. -ECANCELED: the device ends. */
+static int set_link(struct remote *d, const struct keeper_link *link)
 {
         int r = 0;
 
-        pthread_mutex_lock(&d->fd_mutex);
-        if (d->fd >= 0)
-                close(d->fd);
-        d->fd = fd;
-        if (fd >= 0 && is_ending(d)) {
-                shutdown(fd, SHUT_RDWR);
+        pthread_mutex_lock(&d->link_mutex);
+        d->link = *link;
+        if (is_ending(d)) {
+                shutdown(link->fd, SHUT_RDWR);
                 r = -ECANCELED;
         }
-        pthread_mutex_unlock(&d->fd_mutex);
+        pthread_mutex_unlock(&d->link_mutex);
+        d->is_lost = false;
         return r;
 }
 
-static void end_keeper(struct remote *d)
+static void forget_pins(struct remote *d)
 {
-        int64_t end_ms = __atomic_load_n(&d->end_ms, __ATOMIC_RELAXED);
         struct pin *p;
 
         while ((p = pins_take(&d->pinner, -1)))
                 free(p);
-        (void)set_fd(d, -1);
-        if (d->pid > 0)
-                end_process(d->pid, end_ms != 0 ? end_ms : now_ms());
-        d->pid = 0;
 }
 
-static int start_keeper(struct remote *d)
+/* All devices end together. */
+static void end_keeper(struct remote *d)
+{
+        int64_t end_ms = __atomic_load_n(&d->end_ms, __ATOMIC_RELAXED);
+        int64_t left_ms = end_ms != 0 ? end_ms + END_MS - now_ms() : END_MS;
+        struct keeper_link link = take_link(d);
+
+        forget_pins(d);
+        keeper_end(&link, left_ms > MIN_MS ? (int)left_ms : MIN_MS);
+}
+
+/* One that ends with this process. */
+static int start_own(const char *id, const char *const *more, struct keeper_link *ret)
 {
         int ends[2], r;
 
         if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) < 0)
                 return -errno;
-        r = spawn(d->id, ends[1], &d->pid);
+        *ret = (struct keeper_link){ .fd = ends[0], .process = -1, .is_new = true };
+        r = keeper_spawn(id, more, ends[1], false, &ret->pid);
         close(ends[1]);
-        if (r < 0) {
+        if (r < 0)
                 close(ends[0]);
-                d->pid = 0;
-                return r;
-        }
-        d->is_lost = false;
-        return set_fd(d, ends[0]);
+        else
+                ret->process = (int)syscall(SYS_pidfd_open, ret->pid, 0);
+        return r;
+}
+
+static int start_keeper(struct remote *d)
+{
+        const char *const more[] = { allows_mps ? KEEPER_ALLOW_MPS : NULL, NULL };
+        struct keeper_link link;
+        int r = d->keepers ? keepers_connect(d->keepers, d->id, more, &link) : start_own(d->id, more, &link);
+
+        return r < 0 ? r : set_link(d, &link);
 }
 
 /* ---- calls -------------------------------------------------------------------- */
@@ -197,13 +154,14 @@ static int call_locked(struct remote *d, const struct keeper_request *request, c
                        struct keeper_reply *ret, struct fds *ret_fds)
 {
         struct fds none = { .n = 0 };
-        int r = d->fd >= 0 && !d->is_lost ? 0 : -ENODEV;
+        int r = d->link.fd >= 0 && !d->is_lost ? 0 : -ENODEV;
 
         note_call(d, true);
         if (r == 0)
-                r = keeper_send(d->fd, request, sizeof(*request), fds ? fds->items : NULL, fds ? fds->n : 0);
+                r = keeper_send(d->link.fd, request, sizeof(*request), fds ? fds->items : NULL,
+                                fds ? fds->n : 0);
         if (r == 0)
-                r = keeper_receive(d->fd, ret, sizeof(*ret), ret_fds ? ret_fds->items : none.items,
+                r = keeper_receive(d->link.fd, ret, sizeof(*ret), ret_fds ? ret_fds->items : none.items,
                                    ret_fds ? &ret_fds->n : &none.n);
         note_call(d, false);
         if (is_ending(d))
@@ -211,8 +169,9 @@ static int call_locked(struct remote *d, const struct keeper_request *request, c
         if (r == 0 || r == -EMFILE)
                 return r < 0 ? r : ret->result;
         d->is_lost = true;
-        if (d->fd >= 0)
-                shutdown(d->fd, SHUT_RDWR); /* if it has not ended, it ends, and nothing stays registered */
+        if (d->link.fd >= 0)
+                shutdown(d->link.fd,
+                         SHUT_RDWR); /* if it has not ended, it ends, and nothing stays registered */
         return -ENODEV;
 }
 
@@ -249,6 +208,19 @@ static int remote_destroy_key(struct remote *d, uint64_t key, bool clears)
         return call(d, &q, NULL, &reply, NULL);
 }
 
+/* The fds are taken from the last one on. */
+static struct device_extent extent_of(const struct keeper_extent *from, struct fds *fds)
+{
+        struct device_extent e = { .fd = from->share == DEVICE_SHARE_FD && fds->n > 0 ? fds->items[--fds->n]
+                                                                                      : -1,
+                                   .share = (enum device_share)from->share,
+                                   .n_bytes = from->n_bytes,
+                                   .native = from->key };
+
+        memcpy(e.handle, from->handle, sizeof(e.handle));
+        return e;
+}
+
 static int remote_make(struct device *device, const struct device_supply *supply, enum device_share share,
                        struct device_extent *extents, size_t n)
 {
@@ -263,18 +235,14 @@ static int remote_make(struct device *device, const struct device_supply *supply
                 return -EINVAL;
         q.share = share;
         q.n = (uint32_t)n;
+        q.key = keeper_next_keys(n);
         for (size_t i = 0; i < n; i++)
                 q.n_bytes[i] = extents[i].n_bytes;
         r = call(d, &q, NULL, &reply, &fds);
         for (size_t i = 0; r == -EMFILE && i < reply.n_extents; i++)
                 (void)remote_destroy_key(d, reply.extents[i].key, false);
-        for (size_t i = 0; r == 0 && i < n; i++) {
-                extents[i] = (struct device_extent){ .fd = share == DEVICE_SHARE_FD ? fds.items[i] : -1,
-                                                     .share = share,
-                                                     .n_bytes = q.n_bytes[i],
-                                                     .native = reply.extents[i].key };
-                memcpy(extents[i].handle, reply.extents[i].handle, sizeof(extents[i].handle));
-        }
+        for (size_t i = n; r == 0 && i-- > 0;)
+                extents[i] = extent_of(&reply.extents[i], &fds);
         return r;
 }
 
@@ -293,22 +261,36 @@ static int remote_destroy(struct device *device, struct device_extent *e)
         return is_ending(d) ? 0 : remote_destroy_key(d, key, clears);
 }
 
-static int remote_adopt(struct device *device, int fd, uint64_t n_bytes, struct device_extent *ret)
+static int remote_take(struct device *device, uint64_t native, uint64_t n_bytes, struct device_extent *ret)
 {
-        struct keeper_request q = request_of(KEEPER_ADOPT);
-        struct fds fds = { { fd }, 1 };
+        struct remote *d = (struct remote *)device;
+        struct keeper_request q = request_of(KEEPER_TAKE);
         struct keeper_reply reply;
+        struct fds fds = { .n = 0 };
         int r;
 
-        if (fd < 0)
-                return -EPROTO;
-        q.n_bytes[0] = n_bytes;
-        r = call((struct remote *)device, &q, &fds, &reply, NULL);
-        if (r == 0)
-                *ret = (struct device_extent){
-                        .fd = fd, .share = DEVICE_SHARE_FD, .n_bytes = n_bytes, .native = reply.extents[0].key
-                };
-        return r;
+        if (native == 0)
+                return -ENOENT;
+        keeper_pass_key(native);
+        q.key = native;
+        r = call(d, &q, NULL, &reply, &fds);
+        if (r < 0)
+                return r;
+        *ret = extent_of(&reply.extents[0], &fds);
+        if (ret->n_bytes == n_bytes)
+                return 0;
+        if (ret->fd >= 0)
+                close(ret->fd);
+        *ret = DEVICE_EXTENT_EMPTY;
+        return -EPROTO;
+}
+
+static void remote_drop_rest(struct device *device)
+{
+        struct keeper_request q = request_of(KEEPER_REST);
+        struct keeper_reply reply;
+
+        (void)call((struct remote *)device, &q, NULL, &reply, NULL);
 }
 
 /* ---- copies ------------------------------------------------------------------- */
@@ -435,10 +417,10 @@ static void remote_end(struct device *device)
         struct remote *d = (struct remote *)device;
 
         __atomic_store_n(&d->end_ms, now_ms(), __ATOMIC_RELAXED);
-        pthread_mutex_lock(&d->fd_mutex);
-        if (d->fd >= 0)
-                shutdown(d->fd, SHUT_RDWR);
-        pthread_mutex_unlock(&d->fd_mutex);
+        pthread_mutex_lock(&d->link_mutex);
+        if (d->link.fd >= 0)
+                shutdown(d->link.fd, SHUT_RDWR);
+        pthread_mutex_unlock(&d->link_mutex);
 }
 
 static int hello(struct remote *d, struct keeper_reply *reply, char *ret_sentence, size_t n_sentence)
@@ -446,7 +428,9 @@ static int hello(struct remote *d, struct keeper_reply *reply, char *ret_sentenc
         struct keeper_request q = request_of(KEEPER_HELLO);
         int r = call_locked(d, &q, NULL, reply, NULL);
 
-        if (r == -ENODEV && d->is_lost)
+        if (r == 0)
+                keeper_pass_key(reply->n_bytes);
+        else if (r == -ENODEV && d->is_lost)
                 snprintf(ret_sentence, n_sentence,
                          "%s: its bfcd-keeper ended before it had opened the device; if bfcd was upgraded "
                          "meanwhile, restart it",
@@ -459,9 +443,16 @@ static int hello(struct remote *d, struct keeper_reply *reply, char *ret_sentenc
         return r;
 }
 
-static int open_locked(struct remote *d, char *ret_sentence, size_t n_sentence)
+static void limit_wait(const struct remote *d, time_t seconds)
 {
-        struct keeper_reply reply = { .sentence = "" };
+        struct timeval limit = { .tv_sec = seconds };
+
+        (void)setsockopt(d->link.fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
+}
+
+/* One that an earlier bfcd has left answers at once, or is ended. */
+static int meet(struct remote *d, struct keeper_reply *reply, char *ret_sentence, size_t n_sentence)
+{
         int r = start_keeper(d);
 
         if (r < 0) {
@@ -470,7 +461,25 @@ static int open_locked(struct remote *d, char *ret_sentence, size_t n_sentence)
                          strerror(-r));
                 return r;
         }
-        r = hello(d, &reply, ret_sentence, n_sentence);
+        if (d->link.is_new)
+                return hello(d, reply, ret_sentence, n_sentence);
+        limit_wait(d, LEFT_S);
+        r = hello(d, reply, ret_sentence, n_sentence);
+        limit_wait(d, 0);
+        return r;
+}
+
+static int open_locked(struct remote *d, char *ret_sentence, size_t n_sentence)
+{
+        struct keeper_reply reply = { .sentence = "" };
+        int r = meet(d, &reply, ret_sentence, n_sentence);
+
+        if (r < 0 && d->link.fd >= 0 && !d->link.is_new) {
+                end_keeper(d);
+                r = meet(d, &reply, ret_sentence, n_sentence);
+        }
+        if (r < 0 && d->link.fd < 0)
+                return r;
         if (r == 0 && d->granularity != 0 && d->granularity != reply.granularity) {
                 snprintf(ret_sentence, n_sentence, "%s: its allocation granularity has changed", d->id);
                 r = -ENOTSUP;
@@ -497,9 +506,16 @@ static int remote_open(struct device *device, char *ret_sentence, size_t n_sente
 static struct device *remote_free(struct device *device)
 {
         struct remote *d = (struct remote *)device;
+        struct keeper_link link;
 
-        end_keeper(d);
-        pthread_mutex_destroy(&d->fd_mutex);
+        if (d->keepers) {
+                link = take_link(d);
+                forget_pins(d);
+                keeper_leave(&link);
+        } else {
+                end_keeper(d);
+        }
+        pthread_mutex_destroy(&d->link_mutex);
         pthread_mutex_destroy(&d->mutex);
         free(d->id);
         free(d);
@@ -512,7 +528,8 @@ static const struct device_ops remote_ops = {
         .granularity = remote_granularity,
         .make = remote_make,
         .destroy = remote_destroy,
-        .adopt = remote_adopt,
+        .take = remote_take,
+        .drop_rest = remote_drop_rest,
         .copy = remote_copy,
         .facts = remote_facts,
         .others = remote_others,
@@ -521,7 +538,8 @@ static const struct device_ops remote_ops = {
         .end = remote_end,
 };
 
-int keeper_device_new(const char *id, struct device **ret, char *ret_sentence, size_t n_sentence)
+int keeper_device_new(struct keepers *keepers, const char *id, struct device **ret, char *ret_sentence,
+                      size_t n_sentence)
 {
         struct remote *d = malloc(sizeof(*d));
         char *copy = strdup(id);
@@ -535,10 +553,11 @@ int keeper_device_new(const char *id, struct device **ret, char *ret_sentence, s
         }
         *d = (struct remote){ .device = { .ops = &remote_ops, .is_cuda = true },
                               .pinner = { remote_unpin },
+                              .keepers = keepers,
                               .id = copy,
-                              .fd = -1 };
+                              .link = KEEPER_LINK_NONE };
         pthread_mutex_init(&d->mutex, NULL);
-        pthread_mutex_init(&d->fd_mutex, NULL);
+        pthread_mutex_init(&d->link_mutex, NULL);
         r = open_locked(d, ret_sentence, n_sentence);
         if (r < 0) {
                 remote_free(&d->device);

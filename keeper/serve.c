@@ -14,11 +14,14 @@
 #include <sys/queue.h>
 #include <unistd.h>
 
+#include "device/device.h"
 #include "keeper/wire.h"
 
 struct kept {
         uint64_t key;
-        struct device_extent extent;
+        struct device_extent extent; /* of an fd that is kept: only that */
+        bool is_claimed;             /* made, kept or taken since the hello */
+        LIST_ENTRY(kept) link;
 };
 
 /* An extent of the host, by the name that bfcd gives it. */
@@ -33,7 +36,10 @@ struct keeper {
         const char *id;
         struct device *device; /* NULL before the hello */
         void *extents;         /* struct kept, by key */
-        uint64_t next_key;
+        LIST_HEAD(, kept) all; /* the same */
+        uint64_t last_key;
+        int ledger; /* -1: none */
+        bool is_over;
         LIST_HEAD(, host_file) hosts;
 };
 
@@ -43,7 +49,7 @@ struct call {
         int fds[KEEPER_FDS];
         size_t n_fds;
         struct keeper_reply *reply;
-        int reply_fds[KEEPER_FDS]; /* closed when they are sent */
+        int reply_fds[KEEPER_FDS]; /* they stay open */
         size_t n_reply_fds;
 };
 
@@ -64,17 +70,21 @@ static struct kept *kept_find(struct keeper *k, uint64_t key)
         return place ? *place : NULL;
 }
 
-/* With an extent that is to be set. NULL: no memory. */
-static struct kept *kept_new(struct keeper *k)
+/* With an extent that is to be set, under a key that is not there. NULL: no memory. */
+static struct kept *kept_new(struct keeper *k, uint64_t key)
 {
         struct kept *e = calloc(1, sizeof(*e));
 
         if (!e)
                 return NULL;
-        e->key = ++k->next_key;
+        e->key = key;
         e->extent = DEVICE_EXTENT_EMPTY;
-        if (tsearch(e, &k->extents, compare_keys))
+        e->is_claimed = true;
+        if (tsearch(e, &k->extents, compare_keys)) {
+                LIST_INSERT_HEAD(&k->all, e, link);
+                k->last_key = key > k->last_key ? key : k->last_key;
                 return e;
+        }
         free(e);
         return NULL;
 }
@@ -82,20 +92,37 @@ static struct kept *kept_new(struct keeper *k)
 static void kept_free(struct keeper *k, struct kept *e)
 {
         tdelete(e, &k->extents, compare_keys);
+        LIST_REMOVE(e, link);
         free(e);
 }
 
-/* The fd goes to bfcd: memory is here by the device's own name. */
-static void kept_set(struct kept *e, struct device_extent made, struct call *c)
+/* The fd stays open: to export the memory again for another caller would take a driver most of a millisecond. */
+static void kept_tell(const struct kept *e, struct call *c)
 {
         struct keeper_extent *to = &c->reply->extents[c->reply->n_extents++];
 
         to->key = e->key;
-        memcpy(to->handle, made.handle, sizeof(to->handle));
-        if (made.fd >= 0)
-                c->reply_fds[c->n_reply_fds++] = made.fd;
-        made.fd = -1;
+        to->n_bytes = e->extent.n_bytes;
+        to->share = e->extent.share;
+        memcpy(to->handle, e->extent.handle, sizeof(to->handle));
+        if (e->extent.fd >= 0)
+                c->reply_fds[c->n_reply_fds++] = e->extent.fd;
+}
+
+static void kept_set(struct kept *e, struct device_extent made, struct call *c)
+{
         e->extent = made;
+        kept_tell(e, c);
+}
+
+static bool are_new(struct keeper *k, uint64_t key, uint32_t n)
+{
+        if (key == 0 || key > UINT64_MAX - n)
+                return false;
+        while (n > 0)
+                if (kept_find(k, key + --n))
+                        return false;
+        return true;
 }
 
 static int serve_make(struct keeper *k, struct call *c)
@@ -107,9 +134,9 @@ static int serve_make(struct keeper *k, struct call *c)
         size_t n_kept = 0;
         int r = 0;
 
-        if (q->n == 0 || q->n > DEVICE_MAKES || q->share > DEVICE_SHARE_CUDA_IPC)
+        if (q->n == 0 || q->n > DEVICE_MAKES || q->share > DEVICE_SHARE_CUDA_IPC || !are_new(k, q->key, q->n))
                 return -EPROTO;
-        for (; n_kept < q->n && (kept[n_kept] = kept_new(k)); n_kept++) {
+        for (; n_kept < q->n && (kept[n_kept] = kept_new(k, q->key + n_kept)); n_kept++) {
                 made[n_kept] = DEVICE_EXTENT_EMPTY;
                 made[n_kept].n_bytes = q->n_bytes[n_kept];
         }
@@ -123,38 +150,108 @@ static int serve_make(struct keeper *k, struct call *c)
         return r;
 }
 
-static int serve_adopt(struct keeper *k, struct call *c)
+static bool is_made(const struct kept *e)
 {
-        struct device_extent made;
-        struct kept *e;
-        int r;
+        return e->extent.n_bytes > 0;
+}
 
-        if (c->n_fds != 1)
-                return -EPROTO;
-        e = kept_new(k);
-        if (!e)
-                return -ENOMEM;
-        r = device_adopt(k->device, c->fds[0], c->request->n_bytes[0], &made);
-        if (r < 0) {
-                kept_free(k, e);
-                return r;
-        }
-        made.fd = -1; /* bfcd has it, and the message's is closed */
-        kept_set(e, made, c);
-        return 0;
+/* An fd keeps the memory: it is closed before the device looks whether the memory has returned. */
+static int kept_end(struct keeper *k, struct kept *e)
+{
+        int r = 0;
+
+        if (e->extent.fd >= 0)
+                close(e->extent.fd);
+        e->extent.fd = -1;
+        if (is_made(e))
+                r = device_destroy(k->device, &e->extent);
+        kept_free(k, e);
+        return r;
 }
 
 static int serve_destroy(struct keeper *k, struct call *c)
 {
         struct kept *e = kept_find(k, c->request->key);
-        int r;
 
-        if (!e)
+        if (!e || !is_made(e))
                 return -EPROTO;
         e->extent.clears = c->request->clears;
-        r = device_destroy(k->device, &e->extent);
-        kept_free(k, e);
-        return r;
+        return kept_end(k, e);
+}
+
+/* ---- fds that are kept ---------------------------------------------------------- */
+
+static int serve_keep(struct keeper *k, struct call *c)
+{
+        uint64_t key = c->request->key;
+        struct kept *e;
+
+        if (c->n_fds != 1 || !are_new(k, key, 1))
+                return -EPROTO;
+        e = kept_new(k, key);
+        if (!e)
+                return -ENOMEM;
+        e->extent.fd = c->fds[0];
+        c->fds[0] = -1;
+        return 0;
+}
+
+static int serve_take(struct keeper *k, struct call *c)
+{
+        struct kept *e = kept_find(k, c->request->key);
+
+        if (!e)
+                return -ENOENT;
+        e->is_claimed = true;
+        kept_tell(e, c);
+        return 0;
+}
+
+static int serve_drop(struct keeper *k, struct call *c)
+{
+        struct kept *e = kept_find(k, c->request->key);
+
+        if (e && !is_made(e))
+                (void)kept_end(k, e);
+        return 0;
+}
+
+static int serve_rest(struct keeper *k, struct call *c)
+{
+        struct kept *e = LIST_FIRST(&k->all), *next;
+
+        for (; e; e = next) {
+                next = LIST_NEXT(e, link);
+                if (e->is_claimed)
+                        continue;
+                (void)kept_end(k, e);
+                c->reply->n_bytes++;
+        }
+        return 0;
+}
+
+static int serve_ledger(struct keeper *k, struct call *c)
+{
+        if (c->n_fds > 1)
+                return -EPROTO;
+        if (c->n_fds == 1) {
+                if (k->ledger >= 0)
+                        close(k->ledger);
+                k->ledger = c->fds[0];
+                c->fds[0] = -1;
+        } else if (k->ledger < 0) {
+                return -ENOENT;
+        } else {
+                c->reply_fds[c->n_reply_fds++] = k->ledger;
+        }
+        return 0;
+}
+
+static int serve_end(struct keeper *k, struct call *c)
+{
+        (void)c;
+        k->is_over = true;
+        return 0;
 }
 
 /* ---- copies ------------------------------------------------------------------- */
@@ -203,7 +300,7 @@ static int copy_look(struct keeper *k, struct call *c, size_t i, struct host_fil
 {
         const struct keeper_copy *from = &c->request->copies[i];
         struct kept *e = kept_find(k, from->key);
-        int r = e ? host_get(k, from, &c->fds[i], ret_host) : -EPROTO;
+        int r = e && is_made(e) ? host_get(k, from, &c->fds[i], ret_host) : -EPROTO;
 
         if (r < 0)
                 return r;
@@ -274,6 +371,7 @@ static int serve_hello(struct keeper *k, struct call *c)
         if (r < 0)
                 return r;
         to->granularity = device_granularity(k->device);
+        to->n_bytes = k->last_key;
         return device_facts(k->device, &to->facts);
 }
 
@@ -291,9 +389,12 @@ static int serve(struct keeper *k, struct call *c)
 {
         static int (*const ops[KEEPER_N_OPS])(struct keeper * k, struct call * c) = {
                 [KEEPER_HELLO] = serve_hello,     [KEEPER_MAKE] = serve_make,
-                [KEEPER_DESTROY] = serve_destroy, [KEEPER_ADOPT] = serve_adopt,
-                [KEEPER_COPY] = serve_copy,       [KEEPER_UNPIN] = serve_unpin,
-                [KEEPER_FACTS] = serve_facts,     [KEEPER_OTHERS] = serve_others,
+                [KEEPER_DESTROY] = serve_destroy, [KEEPER_COPY] = serve_copy,
+                [KEEPER_UNPIN] = serve_unpin,     [KEEPER_FACTS] = serve_facts,
+                [KEEPER_OTHERS] = serve_others,   [KEEPER_KEEP] = serve_keep,
+                [KEEPER_TAKE] = serve_take,       [KEEPER_DROP] = serve_drop,
+                [KEEPER_REST] = serve_rest,       [KEEPER_LEDGER] = serve_ledger,
+                [KEEPER_END] = serve_end,
         };
 
         if (c->request->op >= KEEPER_N_OPS || (!k->device && c->request->op != KEEPER_HELLO))
@@ -311,13 +412,14 @@ static void close_all(const int *fds, size_t n)
 /* The reply cannot be sent with its fds. */
 static int take_back(struct keeper *k, struct call *c, int fd)
 {
-        close_all(c->reply_fds, c->n_reply_fds);
         c->n_reply_fds = 0;
         for (size_t i = 0; i < c->reply->n_extents; i++) {
                 struct kept *e = kept_find(k, c->reply->extents[i].key);
 
-                (void)device_destroy(k->device, &e->extent);
-                kept_free(k, e);
+                if (c->request->op == KEEPER_MAKE)
+                        (void)kept_end(k, e);
+                else
+                        e->is_claimed = false;
         }
         c->reply->n_extents = 0;
         c->reply->result = -EMFILE;
@@ -340,11 +442,11 @@ static int serve_one(struct keeper *k, int fd)
         if (r == -EMFILE)
                 r = take_back(k, &c, fd);
         close_all(c.fds, c.n_fds);
-        close_all(c.reply_fds, c.n_reply_fds);
         return r;
 }
 
-static void keeper_close(struct keeper *k)
+/* Of one caller: the names of the host's extents are its own. */
+static void forget_hosts(struct keeper *k)
 {
         struct host_file *h;
 
@@ -354,25 +456,52 @@ static void keeper_close(struct keeper *k)
                 close(h->extent.fd);
                 free(h);
         }
-        while (k->extents) {
-                struct kept *e = *(struct kept **)k->extents;
-
-                (void)device_destroy(k->device, &e->extent);
-                kept_free(k, e);
-        }
-        device_free(k->device);
 }
 
-int keeper_serve(int fd, const char *id)
+struct keeper *keeper_new(const char *id)
 {
-        struct keeper k = { .id = id };
+        struct keeper *k = malloc(sizeof(*k));
+
+        if (!k)
+                return NULL;
+        *k = (struct keeper){ .id = id, .ledger = -1 };
+        LIST_INIT(&k->all);
+        LIST_INIT(&k->hosts);
+        return k;
+}
+
+struct keeper *keeper_free(struct keeper *k)
+{
+        struct kept *e;
+
+        if (!k)
+                return NULL;
+        if (k->device)
+                device_end(k->device);
+        forget_hosts(k);
+        while ((e = LIST_FIRST(&k->all)))
+                (void)kept_end(k, e);
+        if (k->ledger >= 0)
+                close(k->ledger);
+        device_free(k->device);
+        free(k);
+        return NULL;
+}
+
+bool keeper_is_over(const struct keeper *k)
+{
+        return k->is_over;
+}
+
+int keeper_serve(struct keeper *k, int fd)
+{
+        struct kept *e;
         int r = 0;
 
-        LIST_INIT(&k.hosts);
-        while (r == 0)
-                r = serve_one(&k, fd);
-        if (k.device)
-                device_end(k.device);
-        keeper_close(&k);
+        LIST_FOREACH(e, &k->all, link)
+        e->is_claimed = false;
+        while (r == 0 && !k->is_over)
+                r = serve_one(k, fd);
+        forget_hosts(k);
         return r == -ECONNRESET || r == -EPIPE ? 0 : r;
 }

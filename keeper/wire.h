@@ -1,13 +1,11 @@
 /* Messages between bfcd and its keepers: a request and its reply, each one datagram of a SOCK_SEQPACKET socket with the
  * file descriptors that it names. Both ends run on one machine, so a message is a struct; the version is checked first.
  *
- * Extents are named by keys of the keeper, never 0 and never reused. Host extents, which belong to bfcd, are named by the
- * numbers of bfcd's fds.
+ * Extents are named by keys, never 0 and never reused: of the keeper, or of bfcd where that keeps an fd of its own. In
+ * copies host extents are named by the numbers of bfcd's fds.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef KEEPER_WIRE_H
-#define KEEPER_ALLOW_MPS "--allow-mps" /* an argument of the program */
-
 #define KEEPER_WIRE_H
 
 #include <stddef.h>
@@ -15,19 +13,30 @@
 
 #include "device/device.h"
 
+/* Arguments of the program. */
+#define KEEPER_ALLOW_MPS "--allow-mps"
+#define KEEPER_SOCKET    "--socket"
+
+#define KEEPER_BACKLOG        4
 #define KEEPER_VERSION        1u
 #define KEEPER_FDS            DEVICE_COPIES /* of one message */
 #define KEEPER_SENTENCE_BYTES 400u
 
 enum keeper_op {
-        KEEPER_HELLO,   /* -> sentence or facts, granularity */
-        KEEPER_MAKE,    /* share, n, n_bytes[n] -> extents[n]; an fd each, if it is shared by one */
+        KEEPER_HELLO, /* -> sentence or facts, granularity, n_bytes: the highest key */
+        KEEPER_MAKE, /* share, n, n_bytes[n], key: the first one -> extents[n]; an fd each, if it is shared by one */
         KEEPER_DESTROY, /* key, clears */
-        KEEPER_ADOPT,   /* n_bytes[0], fd -> extents[0] */
         KEEPER_COPY,    /* n, copies[n], an fd of the host's extent each -> pins[n] */
         KEEPER_UNPIN,   /* host */
         KEEPER_FACTS,   /* -> facts */
         KEEPER_OTHERS,  /* -> n_bytes */
+        KEEPER_KEEP,    /* key, an fd */
+        KEEPER_TAKE,    /* key -> extents[0], and its fd if it has one */
+        KEEPER_DROP,    /* key; none is an error */
+        KEEPER_REST, /* -> n_bytes: the number of keys that were neither made, kept nor taken since this connection began, and
+                         * end */
+        KEEPER_LEDGER, /* an fd, instead of the one before; none -> that fd */
+        KEEPER_END,    /* the process ends */
         KEEPER_N_OPS,
 };
 
@@ -53,6 +62,8 @@ struct keeper_request {
 
 struct keeper_extent {
         uint64_t key;
+        uint64_t n_bytes;
+        uint32_t share, unused;
         uint8_t handle[DEVICE_HANDLE_BYTES];
 };
 

@@ -83,12 +83,10 @@ def main():
         report(not found, "nothing is hidden that the driver needs", *found)
         report("char-nvidia* rw" in [v for _, k, v in settings(text) if k == "DeviceAllow"],
                "NVIDIA's devices can be opened")
-        # What a restart rests on: fds are kept, the daemon knows how many, and no limit ends it.
+        # What a restart rests on: keepers stay, and no limit ends it.
         values = {k: v for _, k, v in settings(text)}
-        kept = open(os.path.join(os.path.dirname(__file__), "..", "daemon", "handover", "store.c")).read()
-        report(values.get("FileDescriptorStoreMax") == re.search(r"#define STORE_MAX +(\d+)u", kept)[1] and
-               values.get("StartLimitIntervalSec") == "0" and values.get("Restart") == "always" and
-               values.get("Environment") == "BFCD_FDSTORE=1", "fds are kept for a restart, as many as the daemon takes")
+        report(values.get("KillMode") == "process" and values.get("StartLimitIntervalSec") == "0" and
+               values.get("Restart") == "always", "keepers stay for the next daemon, which is started")
         # systemctl stop asks for one transaction per unit, so what one asks for must be the stop of all.
         together = {name: {unit for _, key, value in settings(open(os.path.join(folder, name)).read())
                            if key == "PartOf" for unit in value.split()}

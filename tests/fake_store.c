@@ -23,7 +23,7 @@ struct store {
         int ledger_fd;
         bool ledger_is_ours;
         struct kept *kept;
-        size_t n_kept, n_max; /* 0: no bound */
+        size_t n_kept;
         uint64_t next_key;
 };
 
@@ -115,11 +115,6 @@ int fake_store_ledger(const struct store *s)
         return s->ledger_fd;
 }
 
-void fake_store_set_max(struct store *s, size_t n_extents)
-{
-        s->n_max = n_extents;
-}
-
 size_t fake_store_n_extents(const struct store *s)
 {
         return s->n_kept;
@@ -127,9 +122,9 @@ size_t fake_store_n_extents(const struct store *s)
 
 /* ---- what daemon/handover/store.h says ---------------------------------------------- */
 
-size_t store_max(const struct store *s)
+void store_end(struct store *s)
 {
-        return s && s->n_max > 0 ? s->n_max : SIZE_MAX;
+        (void)s;
 }
 
 bool store_keeps(const struct store *s)
@@ -186,26 +181,18 @@ int store_put_ledger(struct store *s, int fd)
         return 0;
 }
 
-int store_swap_ledger(struct store *s, int fd)
-{
-        return store_put_ledger(s, fd);
-}
-
 int store_put_extent(struct store *s, uint64_t key, int fd)
 {
         if (!s || key == 0)
                 return 0;
-        if (s->n_max > 0 && s->n_kept >= s->n_max)
-                return -EXFULL;
         s->kept = reallocarray(s->kept, s->n_kept + 1, sizeof(*s->kept));
         assert(s->kept && find(s, key) == s->n_kept);
         s->kept[s->n_kept++] = (struct kept){ key, copy_fd(fd), true };
         return 0;
 }
 
-int store_remove_extent(struct store *s, uint64_t key, bool wait)
+int store_remove_extent(struct store *s, uint64_t key)
 {
-        (void)wait;
         if (s && key != 0 && find(s, key) < s->n_kept)
                 fake_store_lose(s, key);
         return 0;

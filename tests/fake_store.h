@@ -14,11 +14,8 @@ struct store *fake_store_free(struct store *s); /* closes all; takes NULL */
  * what it is now. */
 void fake_store_die(struct store *s);
 
-/* Forgets an extent, as a manager might; asserts that it was there. */
+/* Forgets an extent, as a keeper must not; asserts that it was there. */
 void fake_store_lose(struct store *s, uint64_t key);
-
-/* The next broker finds that it keeps at most so many extents; 0: no bound. */
-void fake_store_set_max(struct store *s, size_t n_extents);
 
 int fake_store_ledger(const struct store *s); /* borrowed; -1: none */
 size_t fake_store_n_extents(const struct store *s);

@@ -143,8 +143,8 @@ struct config_gpu {
 /* The machine on which a config is checked. */
 struct config_machine {
         /* A negative errno with a sentence, "ID: what is missing". */
-        int (*look)(void *userdata, const char *id, struct config_gpu *ret, char *ret_sentence,
-                    size_t n_sentence);
+        int (*look)(void *userdata, const char *admin_socket, const char *id, struct config_gpu *ret,
+                    char *ret_sentence, size_t n_sentence);
         /* Called before look() if any GPU of the config allows MPS, once or more. May be NULL. */
         void (*allow_mps)(void);
         /* What this machine lacks for the pages of a host partition, as a clause; n_bytes is the sum over
@@ -159,9 +159,10 @@ struct config_machine {
         /* The config is going to be used: the memory that it needs at the start must be free now. In a
          * check too little is a warning, and costly choices cause warnings. */
         bool serves;
-        /* The daemon inherits memory from a previous one. The inherited part of the used memory is not
-         * known yet, so too little free memory is a warning. */
-        bool succeeds;
+        /* Whether the daemon inherits memory from a previous one of this admin socket. The inherited part of the used
+         * memory is not known yet, so too little free memory is a warning then. NULL: it never does. */
+        bool (*succeeds)(const char *admin_socket);
+        const char *admin_socket; /* the command line's, for look() and succeeds(); NULL: the config's */
         /* A reload: the current config. Changes that need a restart are errors, and GPUs have the facts
          * of the start. NULL: no reload. The path of a socket may change if the command line gives it. */
         const struct config *running;

@@ -88,6 +88,11 @@ uint64_t config_default_headroom(uint64_t bytes_total)
         return (bytes + CONFIG_GRANULARITY - 1) / CONFIG_GRANULARITY * CONFIG_GRANULARITY;
 }
 
+static const char *admin_socket_of(const struct config_reader *r)
+{
+        return r->machine->admin_socket ? r->machine->admin_socket : r->c->admin_socket.path;
+}
+
 bool config_look_at_gpu(struct config_reader *r, size_t device)
 {
         struct config_device *d = &r->c->devices[device];
@@ -97,8 +102,8 @@ bool config_look_at_gpu(struct config_reader *r, size_t device)
 
         if (r->machine && r->machine->running)
                 return config_recall_gpu(r, device);
-        if (!r->machine ||
-            r->machine->look(r->machine->userdata, d->id, &gpu, sentence, sizeof(sentence)) < 0)
+        if (!r->machine || r->machine->look(r->machine->userdata, admin_socket_of(r), d->id, &gpu, sentence,
+                                            sizeof(sentence)) < 0)
                 return config_fail_machine(r, note->place.at[DEVICE_ID], "device %s%s",
                                            sentence[0] ? sentence : d->id,
                                            sentence[0] ? "" : ": GPUs are not supported by this program");
@@ -115,6 +120,13 @@ bool config_look_at_gpu(struct config_reader *r, size_t device)
 }
 
 /* ---- what only the whole config shows ------------------------------------- */
+
+static bool succeeds(const struct config_reader *r)
+{
+        const struct config_machine *m = r->machine;
+
+        return m->succeeds && m->succeeds(admin_socket_of(r));
+}
 
 /* The memory that bfcd allocates before the first client connects must be free. */
 static void check_free(struct config_reader *r, size_t device)
@@ -133,7 +145,7 @@ static void check_free(struct config_reader *r, size_t device)
         }
         if (need <= note->bytes_free)
                 return;
-        if (r->machine->serves && !r->machine->succeeds)
+        if (r->machine->serves && !succeeds(r))
                 config_fail_machine(
                         r, note->place.at[DEVICE_ID],
                         "device '%s' has %lluMiB free now; its guarantees and preallocating partitions need %s: nvidia-smi lists the processes that use it",

@@ -52,7 +52,7 @@ static int grow_ledger(struct broker *b, char *ret_sentence, size_t n_sentence)
         int r = ledger_grow(b->ledger, &b->room, &larger);
 
         if (r == 0)
-                r = store_swap_ledger(b->options.store, ledger_fd(larger));
+                r = store_put_ledger(b->options.store, ledger_fd(larger));
         if (r < 0) {
                 snprintf(ret_sentence, n_sentence,
                          "the configuration needs larger tables than the previous daemon had, and they "
@@ -211,7 +211,7 @@ int inherit_ledger(struct broker *b, const struct capacity_records *n, char *ret
                 crash_count_in(ledger_crashes(b->ledger), ledger_at(b->ledger));
         r = store_put_ledger(b->options.store, ledger_fd(b->ledger));
         if (r < 0)
-                log_warning("the service manager does not store the ledger: a restart ends all sessions: %s",
+                log_warning("the keeper does not have the ledger: a restart ends all sessions: %s",
                             strerror(-r));
         return 0;
 }
@@ -246,11 +246,19 @@ static const struct config_quota *find_config_quota(const struct tenant *t, size
         return NULL;
 }
 
-/* Writes the record of a lease that ends before it has a quota. */
-static void tell_lease_gone(const struct broker *b, const struct inherited_quota *from)
+/* Processes may use it, so a GPU's keeper does not end it with what no record knows. */
+static void claim_closed(const struct broker *b, const struct inherited_quota *from)
 {
-        lease_tell_gone(b, &(struct lease_end){ ledger_lease_at(b->ledger, from->lease), &from->life,
-                                                from->tenant, from->partition });
+        size_t partition = find_partition(b, from->partition);
+
+        for (size_t i = 0; partition < b->n_partitions && i < from->arena.n_extents; i++) {
+                const struct ledger_extent *e = ledger_extent_at(b->ledger, from->arena.extents[i]);
+                struct device_extent memory;
+
+                if (device_take(b->partitions[partition].device, e->store_key, e->n_bytes, &memory) == 0 &&
+                    memory.fd >= 0)
+                        close(memory.fd);
+        }
 }
 
 static void close_quota(struct broker *b, struct inherited_quota *from, const char *why)
@@ -264,7 +272,9 @@ static void close_quota(struct broker *b, struct inherited_quota *from, const ch
                 is_lease ? "' of " : "", from->tenant, from->partition, why, NUMBER_SIZE(from->n_bytes),
                 from->arena.n_extents, from->arena.n_blocks);
         if (is_lease)
-                tell_lease_gone(b, from);
+                lease_tell_gone(b, &(struct lease_end){ ledger_lease_at(b->ledger, from->lease), &from->life,
+                                                        from->tenant, from->partition });
+        claim_closed(b, from);
         inherited_close(b->inherited, from);
 }
 
@@ -382,18 +392,13 @@ static int inherit_quota(struct broker *b, struct tenant *t, struct inherited_qu
                 log_error("tenant '%s' in partition '%s': its previous arena stays closed: %s in "
                           "%zu extents stay charged, and the previous sessions cannot be resumed",
                           from->tenant, from->partition, NUMBER_SIZE(from->n_bytes), from->arena.n_extents);
-                return 0;
-        }
-        if (from->lease != LEDGER_NONE && is_there && b->partitions[partition].share != DEVICE_SHARE_FD)
-                return 0; /* it is made again */
-        if (is_there && b->partitions[partition].share != DEVICE_SHARE_FD) {
-                inherited_forget(b->inherited, from); /* its memory ended with its process */
+                claim_closed(b, from);
                 return 0;
         }
         if (!is_there)
                 close_quota(b, from, "the configuration no longer has this partition");
-        else if (!has_all_fds(from))
-                close_quota(b, from, "the service manager has not stored all of its extents");
+        else if (!device_keeps(b->partitions[partition].device) && !has_all_fds(from))
+                close_quota(b, from, "the keeper does not have all of its extents");
         else if (from->is_lease && from->lease == LEDGER_NONE)
                 close_quota(b, from, "it is of a lease that is not known");
         else if (!from->is_lease) /* leases come later */
@@ -416,29 +421,6 @@ static void charge_closed(struct quota *q, uint64_t n_bytes)
 
         if (charge_take(&q->account, n_bytes, &charge, &missing) == 0)
                 charge_join(&q->closed, &charge);
-}
-
-/* Its memory ended with its process, and so did its sessions. per: NULL, or the limits that it follows. */
-static void remake_lease(struct broker *b, struct tenant *t, struct quota *parent,
-                         struct inherited_quota *from, const struct config_quota *per)
-{
-        struct ledger_lease facts = *ledger_lease_at(b->ledger, from->lease);
-        struct lease *lease;
-        int r;
-
-        if (per) {
-                facts.limit_bytes = per->per_limit_bytes;
-                facts.reserve_bytes = per->per_reserve_bytes;
-        }
-        inherited_forget(b->inherited, from);
-        r = lease_new(b, t, parent, &facts, &lease);
-        if (r == 0) {
-                quota_restore_lifetime(lease->quota, &from->life);
-                return;
-        }
-        log_error("lease '%s' of tenant '%s' in partition '%s' ends: it could not be made again: %s",
-                  facts.name, from->tenant, from->partition, strerror(-r));
-        lease_tell_gone(b, &(struct lease_end){ &facts, &from->life, from->tenant, from->partition });
 }
 
 /* Its limit where it can be restored. A lease that has ended continues with the memory that it has. */
@@ -488,10 +470,6 @@ static int restore_lease(struct broker *b, struct tenant *t, struct quota *paren
 
         if (record->maker == LEASE_BY_CONFIG && record->ended_ms == 0)
                 per = lease_auto_per(b, t, parent->partition);
-        if (parent->partition->share != DEVICE_SHARE_FD) {
-                remake_lease(b, t, parent, from, per);
-                return 0;
-        }
         r = broker_make_quota(b, t, (size_t)(parent->partition - b->partitions), &options);
         if (r < 0 && !is_fatal(r)) {
                 close_quota(b, from, why ? why : strerror(-r));
@@ -517,16 +495,9 @@ static int restore_lease(struct broker *b, struct tenant *t, struct quota *paren
 /* There is no quota of its tenant any more. */
 static void drop_lease(struct broker *b, struct inherited_quota *from)
 {
-        size_t partition = find_partition(b, from->partition);
-
         log_notice("lease '%s' of tenant '%s' in partition '%s' ends: its tenant has no quota there",
                    ledger_lease_at(b->ledger, from->lease)->name, from->tenant, from->partition);
-        if (partition == b->n_partitions || b->partitions[partition].share == DEVICE_SHARE_FD) {
-                close_quota(b, from, "the quota of its tenant was closed");
-                return;
-        }
-        tell_lease_gone(b, from);
-        inherited_forget(b->inherited, from); /* its memory ended with its process */
+        close_quota(b, from, "the quota of its tenant was closed");
 }
 
 /* Leases in the order in which they were made, after the quotas of tenants. */

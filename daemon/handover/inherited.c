@@ -318,7 +318,7 @@ static void inherited_clear(struct inherited *r, struct inherited_quota *q)
                 else if (*fd >= 0)
                         close(*fd);
                 *fd = -1;
-                (void)store_remove_extent(r->store, e->store_key, false);
+                (void)store_remove_extent(r->store, e->store_key);
         }
 }
 
@@ -387,7 +387,7 @@ static void finish_one(struct inherited *r, uint32_t index, struct device *devic
         }
         if (fd >= 0)
                 close(fd);
-        (void)store_remove_extent(r->store, e->store_key, false);
+        (void)store_remove_extent(r->store, e->store_key);
         clear_exports(r->ledger, index);
         ledger_extent_clear(r->ledger, index);
 }

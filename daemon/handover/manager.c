@@ -64,21 +64,6 @@ static bool is_for_us(const char *pid)
         return parse_u64(pid, &n) && n == (uint64_t)getpid();
 }
 
-bool manager_has_fd(const char *name)
-{
-        const char *names = getenv("LISTEN_FDNAMES");
-        size_t n = strlen(name);
-
-        if (!is_for_us(getenv("LISTEN_PID")))
-                return false;
-        for (; names; names = names[0] == ':' ? names + 1 : NULL) {
-                if (strncmp(names, name, n) == 0 && (names[n] == ':' || names[n] == '\0'))
-                        return true;
-                names += strcspn(names, ":");
-        }
-        return false;
-}
-
 static int manager_read_fds(struct manager *m)
 {
         const char *names = getenv("LISTEN_FDNAMES");
@@ -119,14 +104,6 @@ int manager_take(struct manager *m, const char *name)
                 return fd;
         }
         return -1;
-}
-
-void manager_take_all(struct manager *m, bool (*take)(void *userdata, const char *name, int fd),
-                      void *userdata)
-{
-        for (size_t i = 0; i < m->n_fds; i++)
-                if (m->fds[i].fd >= 0 && take(userdata, m->fds[i].name, m->fds[i].fd))
-                        m->fds[i].fd = -1;
 }
 
 void manager_drop_rest(struct manager *m, void (*told)(const char *name))
@@ -177,94 +154,6 @@ static bool manager_say(const struct manager *m, const char *text)
 {
         return sendto(m->notify_fd, text, strlen(text), MSG_NOSIGNAL | MSG_DONTWAIT,
                       (const struct sockaddr *)&m->address, m->n_address) >= 0;
-}
-
-bool manager_listens(const struct manager *m)
-{
-        return m->notify_fd >= 0;
-}
-
-static int64_t now_ms(void)
-{
-        return (int64_t)clock_ms();
-}
-
-/* On a blocking socket of this call, because the other one never blocks. */
-static int tell_by(int socket_fd, const struct manager *m, const char *text, int fd, int64_t end_ms)
-{
-        union {
-                struct cmsghdr header;
-                unsigned char bytes[CMSG_SPACE(sizeof(int))];
-        } control = { .bytes = { 0 } };
-        struct iovec iov = { (void *)(uintptr_t)text, strlen(text) };
-        struct sockaddr_un address = m->address;
-        struct msghdr message = {
-                .msg_name = &address, .msg_namelen = m->n_address, .msg_iov = &iov, .msg_iovlen = 1
-        };
-
-        if (fd >= 0) {
-                control.header = (struct cmsghdr){ .cmsg_len = CMSG_LEN(sizeof(int)),
-                                                   .cmsg_level = SOL_SOCKET,
-                                                   .cmsg_type = SCM_RIGHTS };
-                memcpy(CMSG_DATA(&control.header), &fd, sizeof(fd));
-                message.msg_control = control.bytes;
-                message.msg_controllen = sizeof(control.bytes);
-        }
-        for (;;) {
-                int64_t left = end_ms - now_ms();
-                struct timeval wait = { left / 1000, left % 1000 * 1000 };
-
-                if (left <= 0)
-                        return -ETIMEDOUT;
-                if (setsockopt(socket_fd, SOL_SOCKET, SO_SNDTIMEO, &wait, sizeof(wait)) < 0)
-                        return -errno;
-                if (sendmsg(socket_fd, &message, MSG_NOSIGNAL) >= 0)
-                        return 0;
-                if (errno != EINTR && errno != EAGAIN)
-                        return -errno;
-        }
-}
-
-static int tell_until(const struct manager *m, const char *text, int fd, int64_t end_ms)
-{
-        int socket_fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0), r;
-
-        if (socket_fd < 0)
-                return -errno;
-        r = tell_by(socket_fd, m, text, fd, end_ms);
-        close(socket_fd);
-        return r;
-}
-
-int manager_tell(const struct manager *m, const char *text, int fd, unsigned timeout_ms)
-{
-        return manager_listens(m) ? tell_until(m, text, fd, now_ms() + timeout_ms) : 0;
-}
-
-/* The manager closes the pipe when it has processed the message; the kernel does so if the manager ends
- * or drops it. */
-int manager_barrier(const struct manager *m, unsigned timeout_ms)
-{
-        int64_t end_ms = now_ms() + timeout_ms, left;
-        struct pollfd end = { .fd = -1 };
-        int pipes[2], r;
-
-        if (!manager_listens(m))
-                return 0;
-        if (pipe2(pipes, O_CLOEXEC) < 0)
-                return -errno;
-        r = tell_until(m, "BARRIER=1", pipes[1], end_ms);
-        close(pipes[1]);
-        end.fd = pipes[0];
-        while (r == 0) {
-                left = end_ms - now_ms();
-                r = poll(&end, 1, left > 0 ? (int)left : 0);
-                if (r == 1)
-                        break;
-                r = r == 0 ? -ETIMEDOUT : errno == EINTR ? 0 : -errno;
-        }
-        close(pipes[0]);
-        return r < 0 ? r : 0;
 }
 
 static const char *format_bytes(uint64_t n_bytes, char *buf, size_t n_buf)

@@ -196,8 +196,6 @@ int arena_begin(const struct arena_options *options, size_t n_extents, struct ar
         a->layout = layout_of(options->share);
         if (!a->layout->has_fds)
                 a->o.store = NULL;
-        if (!a->o.store)
-                a->o.stored = NULL;
         if (a->o.sizes.extents_per_zone == 0)
                 a->o.sizes.small_extent_bytes = a->o.sizes.extent_bytes;
         TAILQ_INIT(&a->punched);
@@ -254,7 +252,7 @@ static void arena_destroy_slot(struct arena *a, size_t slot)
         if (memory->fd >= 0)
                 punch_discard(a->o.punch, memory->fd, memory->n_bytes, a->o.lane);
         *memory = DEVICE_EXTENT_EMPTY;
-        (void)store_remove_extent(a->o.store, key, false);
+        (void)store_remove_extent(a->o.store, key);
 }
 
 struct arena *arena_free(struct arena *a)

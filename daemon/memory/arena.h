@@ -11,7 +11,7 @@
  * If the device cannot empty the mappings of sessions, an extent is retired before it is released: it
  * stays charged until the last session has unmapped it, and then the device destroys it.
  *
- * With a store, the service manager keeps each extent's fd for the next daemon. The fd is stored before
+ * With a store, a keeper has each extent's fd for the next daemon. The fd is stored before
  * the extent is recorded in the ledger, and removed before its record is cleared. An extent that cannot
  * be stored is not made. Before the worker releases an extent its record says so (ledger_extent_leave()):
  * if this process ends in between, the next one finishes the release (arena_finish()).
@@ -39,7 +39,6 @@
 #include "daemon/memory/punch.h"
 #include "daemon/memory/standby.h"
 #include "daemon/handover/store.h"
-#include "daemon/memory/store_share.h"
 #include "daemon/memory/watch.h"
 #include "daemon/memory/worker.h"
 #include "device/device.h"
@@ -50,9 +49,8 @@ struct arena_options {
         struct ledger *ledger;
         struct device *device;
         struct worker *worker;
-        struct punch *punch;        /* destroys extents without blocking; NULL: the worker does */
-        struct store *store;        /* NULL: none. Not with cuda-ipc, which has no fds */
-        struct store_share *stored; /* the tenant's places in it; NULL: they are not counted */
+        struct punch *punch; /* destroys extents without blocking; NULL: the worker does */
+        struct store *store; /* NULL: none. Not with cuda-ipc, which has no fds */
         uint64_t *
                 parked_bytes; /* the sum over the arenas of the tenant's quota and its leases; NULL: the same */
         struct watch *watch;     /* NULL: destroyed extents are not watched */
@@ -146,8 +144,7 @@ int arena_plan_in_extent(struct arena *a, uint64_t n_bytes, uint64_t room_bytes,
 
 /* Carries out a plan with the bytes charged for it (plan.new_bytes; taken over on success). done(result,
  * handle) is called from worker_poll(): 0 and the block, which the caller owns; or a negative errno with
- * everything undone: the device's error; -EXFULL: the store is full; -ECOMM: the service manager does not
- * accept it; -ECANCELED: the process is ending. */
+ * everything undone: the device's error; -ECOMM: the store did not accept it; -ECANCELED: the process is ending. */
 typedef void (*arena_grown_fn)(void *userdata, int result, bfc_handle handle, uint64_t offset);
 int arena_grow(struct arena *a, const struct bfc_growth *plan, struct charge *charge, arena_grown_fn done,
                void *userdata);

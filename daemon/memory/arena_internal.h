@@ -183,7 +183,6 @@ struct operation {
         arena_released_fn released;
         void *userdata;
         struct operation *undo; /* of a growth that wakes: releases the extents again */
-        size_t n_stored;        /* growth: places in the store that it has taken */
         size_t n_items;
         struct operation_item items[];
 };

@@ -61,16 +61,28 @@ static int restore_blocks(struct arena *a, const struct arena_inherited *inherit
         return r;
 }
 
+/* -ENOENT: the keeper does not have it; -EPROTO: it has something else. */
+static int take_memory(const struct arena_options *o, const struct ledger_extent *e, int fd,
+                       struct device_extent *ret)
+{
+        if (device_keeps(o->device))
+                return device_take(o->device, e->store_key, e->n_bytes, ret);
+        return fd >= 0 ? device_adopt(o->device, fd, e->n_bytes, ret) : -ENOENT;
+}
+
 /* The memory of each extent, which has its slot already. All or none. */
 static int restore_memory(struct arena *a, const struct arena_inherited *inherited,
                           struct device_extent *memories, const char **ret_why)
 {
         for (size_t i = 0; i < inherited->n_extents; i++) {
                 const struct ledger_extent *e = ledger_extent_at(a->o.ledger, inherited->extents[i]);
-                int r = device_adopt(a->o.device, inherited->fds[i], e->n_bytes, &memories[i]);
+                int r = take_memory(&a->o, e, inherited->fds[i], &memories[i]);
 
-                if (r == -EPROTO) {
-                        *ret_why = "an fd does not belong to its extent";
+                if (r == 0 && memories[i].share != a->o.share)
+                        r = -EPROTO;
+                if (r == -EPROTO || r == -ENOENT) {
+                        *ret_why = r == -EPROTO ? "the keeper has something else for an extent"
+                                                : "the keeper does not have all of its extents";
                         r = -EBADMSG;
                 }
                 if (r < 0)
@@ -142,15 +154,15 @@ int arena_finish(const struct arena_options *options, uint32_t extent, int fd)
 {
         const struct ledger_extent *e = ledger_extent_at(options->ledger, extent);
         struct device_extent memory = DEVICE_EXTENT_EMPTY;
-        int r = fd >= 0 ? device_adopt(options->device, fd, e->n_bytes, &memory) : 0;
+        int r = take_memory(options, e, fd, &memory);
 
         assert(e->is_leaving);
-        if (r < 0) {
-                close(fd);
-                (void)store_remove_extent(options->store, e->store_key, false);
-        } else if (fd >= 0) {
+        if (r == 0)
                 r = extent_destroy(options, &memory, e->store_key);
+        else if (fd >= 0) {
+                close(fd);
+                (void)store_remove_extent(options->store, e->store_key);
         }
         extent_strike(options->ledger, extent);
-        return r;
+        return r == -ENOENT ? 0 : r; /* it was released before */
 }

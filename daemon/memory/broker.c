@@ -67,7 +67,7 @@ static int broker_open_devices(struct broker *b, const struct broker_options *op
                                size_t n_sentence)
 {
         const struct config *c = b->config;
-        int r = options->devices ? 0 : devices_new(&b->opened);
+        int r = options->devices ? 0 : devices_new(false, &b->opened);
 
         if (r < 0)
                 return r;
@@ -158,8 +158,6 @@ int broker_make_quota(struct broker *b, struct tenant *t, size_t partition, stru
         options->tenant = t->name;
         options->partition = &b->partitions[partition];
         options->ledger = b->ledger;
-        t->stored.places = &b->stored;
-        options->stored = &t->stored;
         options->page = options->parent ? NULL : usage_page_entry(t->usage, partition);
         r = quota_new(options, &t->quotas[t->n_quotas]);
         if (r == 0)
@@ -263,7 +261,6 @@ int broker_new(const struct broker_options *options, struct broker **ret, char *
                 return -ENOMEM;
         b->config = options->config;
         b->options = *options;
-        b->stored.n_max = store_max(options->store);
         TAILQ_INIT(&b->keepers.quotas);
         TAILQ_INIT(&b->sessions.mapped);
         for (size_t i = 0; i < RECALL_KINDS; i++)
@@ -325,6 +322,7 @@ static struct broker *broker_end(struct broker *b, struct quota *(*end_quota)(st
         assert(!b->shared.tree && b->shared.n_waits == 0);
         for (size_t i = 0; i < b->n_devices; i++)
                 device_end(b->devices[i].device);
+        store_end(b->options.store);
         drain_end(b);
         punch_stop(b->options.punch); /* what it has not done yet is not waited for */
         /* What workers still have to deliver refers to arenas. */
@@ -374,6 +372,7 @@ struct broker *broker_free(struct broker *b)
 
 void broker_prepare_leave(struct broker *b)
 {
+        b->is_left = true;
         for (size_t i = 0; i < b->n_tenants; i++)
                 for (size_t k = 0; k < b->tenants[i].n_quotas; k++)
                         b->tenants[i].quotas[k]->is_left = true;

@@ -141,7 +141,6 @@ struct broker {
         struct broker_selection selection;
         struct quota **quotas; /* by index in the ledger; only valid for quotas with blocks or extents */
         struct broker_sessions sessions;
-        struct store_places stored; /* of extents, in the store */
         struct broker_changes changes;
         struct broker_leases leases;
         struct {
@@ -163,6 +162,7 @@ struct broker {
                 uint64_t trim_clock;                    /* counts Trims, Pressures and their answers */
         } recalls;
         struct reloads *reloads; /* borrowed */
+        bool is_left;            /* at the end: a successor continues with what it has */
 };
 
 /* Makes all objects, and backs preallocating partitions, which may take long. If the store has a ledger,
@@ -218,8 +218,14 @@ void broker_note_hung(struct broker *b);
 void broker_session_begins(struct broker *b, struct tenant *t);
 void broker_session_ends(struct broker *b, struct tenant *t);
 
-/* Recomputes what is promised to tenants, for a new config, or when the sessions are restored: places of sessions, places in
- * the store, and records. */
+/* When all is restored: ends what keepers have and no record knows. */
+void broker_drop_rest(struct broker *b);
+
+/* True: a store keeps what a successor can continue with: sessions, kept blocks, leases, or memory that is not back yet. */
+bool broker_has_heirs(const struct broker *b);
+
+/* Recomputes what is promised to tenants, for a new config, or when the sessions are restored: places of sessions,
+ * and records. */
 void broker_promise(struct broker *b);
 
 /* How many sessions a quota may have together with its leases. */

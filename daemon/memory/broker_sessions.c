@@ -32,18 +32,30 @@ void broker_session_ends(struct broker *b, struct tenant *t)
         b->sessions.n_promised += tenant_n_promised(b, t);
 }
 
-/* An equal part of the store, or as many extents as the tenant can have without leases. */
-static size_t tenant_store_share(const struct broker *b, const struct tenant *t)
+void broker_drop_rest(struct broker *b)
 {
-        size_t part = b->selection.n > 0 ? b->stored.n_max / b->selection.n : 0, n_extents = 0;
+        (void)store_drop_rest(b->options.store);
+        for (size_t i = 0; i < b->n_devices; i++)
+                device_drop_rest(b->devices[i].device);
+}
 
-        for (size_t i = 0; t->config && i < t->n_quotas; i++) {
-                const struct quota *q = t->quotas[i];
+/* Memory is released, or may be some process's. */
+static bool owes_memory(const struct broker *b)
+{
+        for (size_t i = 0; i < b->n_tenants; i++)
+                for (size_t k = 0; k < b->tenants[i].n_quotas; k++) {
+                        const struct arena *a = b->tenants[i].quotas[k]->arena;
 
-                if (!q->lease.parent && !q->is_removed && q->partition->share == DEVICE_SHARE_FD)
-                        n_extents += (size_t)arena_extent_room(q->arena, q->account.limit_bytes);
-        }
-        return n_extents < part ? n_extents : part;
+                        if (arena_pending_bytes(a) > 0 || arena_unreclaimed_bytes(a) > 0)
+                                return true;
+                }
+        return false;
+}
+
+bool broker_has_heirs(const struct broker *b)
+{
+        return store_keeps(b->options.store) &&
+               (b->sessions.n_clients > 0 || b->shared.n_kept > 0 || b->leases.n > 0 || owes_memory(b));
 }
 
 uint64_t broker_quota_sessions(const struct broker *b, const struct quota *q)
@@ -75,9 +87,6 @@ void broker_promise(struct broker *b)
         b->sessions.n_promised = 0;
         for (size_t i = 0; i < b->selection.n; i++)
                 b->sessions.n_promised += tenant_n_promised(b, b->selection.order[i]);
-        for (size_t i = 0; i < b->n_tenants; i++)
-                if (b->tenants[i].stored.places)
-                        store_share_set(&b->tenants[i].stored, tenant_store_share(b, &b->tenants[i]));
 }
 
 int broker_admits(const struct broker *b, const struct tenant *t, char *ret_sentence, size_t n_sentence)

@@ -11,6 +11,8 @@
 
 #include "keeper/remote.h"
 
+#define KEEPER_END_MS 2000
+
 struct opened {
         char *id;
         struct device *device;
@@ -19,16 +21,37 @@ struct opened {
 struct devices {
         struct opened *items;
         size_t n_items;
+        bool keeps;
+        struct keepers *keepers; /* NULL: not opened */
 };
 
-int devices_new(struct devices **ret)
+int devices_new(bool keeps, struct devices **ret)
 {
         struct devices *d = calloc(1, sizeof(*d));
 
         if (!d)
                 return -ENOMEM;
+        d->keeps = keeps;
         *ret = d;
         return 0;
+}
+
+int devices_keepers(struct devices *d, const char *admin_socket, struct keepers **ret, char *ret_sentence,
+                    size_t n_sentence)
+{
+        int r = d->keeps && !d->keepers ? keepers_open(admin_socket, &d->keepers, ret_sentence, n_sentence)
+                                        : 0;
+
+        *ret = d->keepers;
+        return r;
+}
+
+struct keepers *devices_take_keepers(struct devices *d)
+{
+        struct keepers *k = d->keepers;
+
+        d->keepers = NULL;
+        return k;
 }
 
 struct devices *devices_free(struct devices *d)
@@ -40,6 +63,7 @@ struct devices *devices_free(struct devices *d)
                 free(d->items[i].id);
         }
         free(d->items);
+        keepers_close(d->keepers);
         free(d);
         return NULL;
 }
@@ -50,6 +74,18 @@ static struct device *devices_find(const struct devices *d, const char *id)
                 if (strcmp(d->items[i].id, id) == 0)
                         return d->items[i].device;
         return NULL;
+}
+
+/* The host's has the ledger. */
+static bool is_used(const void *userdata, const char *id)
+{
+        return strcmp(id, "host") == 0 || devices_find(userdata, id);
+}
+
+void devices_drop_rest(const struct devices *d)
+{
+        if (d->keepers)
+                (void)keepers_end(d->keepers, KEEPER_END_MS, is_used, d);
 }
 
 int devices_put(struct devices *d, const char *id, struct device *device)
@@ -70,12 +106,13 @@ int devices_put(struct devices *d, const char *id, struct device *device)
 }
 
 /* bfcd loads no driver: a GPU's memory belongs to a keeper. */
-static int open_by_id(const char *id, struct device **ret, char *ret_sentence, size_t n_sentence)
+static int open_by_id(struct devices *d, const char *id, struct device **ret, char *ret_sentence,
+                      size_t n_sentence)
 {
         int r;
 
         if (strcmp(id, "host") != 0)
-                return keeper_device_new(id, ret, ret_sentence, n_sentence);
+                return keeper_device_new(d->keepers, id, ret, ret_sentence, n_sentence);
         r = device_host_new(ret);
         if (r < 0)
                 snprintf(ret_sentence, n_sentence, "%s: %s", id, strerror(-r));
@@ -92,7 +129,7 @@ int devices_open(struct devices *d, const char *id, struct device **ret, char *r
                 *ret = device;
                 return 0;
         }
-        r = open_by_id(id, &device, ret_sentence, n_sentence);
+        r = open_by_id(d, id, &device, ret_sentence, n_sentence);
         if (r < 0)
                 return r;
         /* All that the config promises is in these pieces. */
@@ -115,12 +152,19 @@ int devices_open(struct devices *d, const char *id, struct device **ret, char *r
         return 0;
 }
 
-int devices_look(void *userdata, const char *id, struct config_gpu *ret, char *ret_sentence,
-                 size_t n_sentence)
+int devices_look(void *userdata, const char *admin_socket, const char *id, struct config_gpu *ret,
+                 char *ret_sentence, size_t n_sentence)
 {
         struct device *device = NULL;
         struct device_facts facts;
-        int r = devices_open(userdata, id, &device, ret_sentence, n_sentence);
+        char sentence[512];
+        struct keepers *unused;
+        int r = devices_keepers(userdata, admin_socket, &unused, sentence, sizeof(sentence));
+
+        if (r < 0)
+                snprintf(ret_sentence, n_sentence, "%s: %s", id, sentence);
+        else
+                r = devices_open(userdata, id, &device, ret_sentence, n_sentence);
 
         if (r < 0)
                 return r;

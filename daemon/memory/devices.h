@@ -9,10 +9,22 @@
 
 #include "daemon/config/config.h"
 #include "device/device.h"
+#include "keeper/start.h"
 
 struct devices;
 
-int devices_new(struct devices **ret);
+/* keeps: what keepers have outlives this process, for the next one. */
+int devices_new(bool keeps, struct devices **ret);
+
+/* The folder of keepers, opened if necessary; NULL: nothing is kept. On failure a sentence, see keepers_open(). */
+int devices_keepers(struct devices *d, const char *admin_socket, struct keepers **ret, char *ret_sentence,
+                    size_t n_sentence);
+
+/* The same, which is the caller's then: close it after the devices. NULL: it was not opened. */
+struct keepers *devices_take_keepers(struct devices *d);
+
+/* Ends the keepers of other devices, which the config of an earlier daemon had. */
+void devices_drop_rest(const struct devices *d);
 
 /* Closes all: no extent may be left. Takes NULL. */
 struct devices *devices_free(struct devices *d);
@@ -26,8 +38,8 @@ int devices_open(struct devices *d, const char *id, struct device **ret, char *r
 int devices_put(struct devices *d, const char *id, struct device *device);
 
 /* A config_machine.look; userdata is the devices. */
-int devices_look(void *userdata, const char *id, struct config_gpu *ret, char *ret_sentence,
-                 size_t n_sentence);
+int devices_look(void *userdata, const char *admin_socket, const char *id, struct config_gpu *ret,
+                 char *ret_sentence, size_t n_sentence);
 
 /* A config_machine.look_pages. */
 int devices_look_pages(const struct config_partition *p, uint64_t n_bytes, char *ret_clause, size_t n_clause);

@@ -45,32 +45,40 @@ static int extents_make_memory(const struct arena_options *o, struct operation_i
 }
 
 /* Where the device empties mappings, it does so by the fd, so a successor can do it while the store has it.
- * Where only fds keep the memory, the manager must have closed its own before the device is asked whether
+ * Where only fds keep the memory, the store must have closed its own before the device is asked whether
  * the memory was returned. */
 int extent_destroy(const struct arena_options *o, struct device_extent *memory, uint64_t key)
 {
         int r;
 
         memory->clears = o->clears;
+        if (device_keeps(o->device))
+                return extent_destroy_memory(o, memory);
         if (!o->device->empties_mappings) {
-                (void)store_remove_extent(o->store, key, true);
+                (void)store_remove_extent(o->store, key);
                 return extent_destroy_memory(o, memory);
         }
         r = extent_destroy_memory(o, memory);
-        (void)store_remove_extent(o->store, key, false);
+        (void)store_remove_extent(o->store, key);
         return r;
 }
 
-static int extents_store(const struct arena_options *o, const struct operation_item *items, size_t n)
+/* So that a successor can take them. */
+static int extents_store(const struct arena_options *o, struct operation_item *items, size_t n)
 {
         for (size_t i = 0; i < n; i++) {
                 int r;
 
                 if (fd_reserve_has(items[i].memory.fd))
                         return -EMFILE;
+                if (device_keeps(o->device)) {
+                        items[i].key = items[i].memory.native;
+                        continue;
+                }
+                items[i].key = store_next_key(o->store);
                 r = store_put_extent(o->store, items[i].key, items[i].memory.fd);
                 if (r < 0)
-                        return r == -EXFULL ? r : -ECOMM;
+                        return -ECOMM;
         }
         return 0;
 }
@@ -133,7 +141,6 @@ void arena_occupy_slot(struct arena *a, size_t slot, struct device_extent memory
         occupancy_open(&s->occupancy, memory.n_bytes);
         charge_split(charge, memory.n_bytes, &s->charge);
         a->totals.n_extents++;
-        store_share_add(a->o.stored, 1);
         arena_count_pages(a, s->extent, 1);
 }
 
@@ -177,7 +184,6 @@ void arena_empty_slot(struct arena *a, size_t slot, bool unreclaimed)
         occupancy_close(&s->occupancy);
         s->extent = LEDGER_NONE;
         a->totals.n_extents--;
-        store_share_return(a->o.stored, 1);
         if (unreclaimed)
                 arena_note_unreclaimed(a, &s->charge);
         charge_drop(&s->charge);

@@ -119,7 +119,6 @@ static struct operation *growth_new(struct arena *a, size_t first, size_t end)
                 if (arena_slot_is_backed(a, slot))
                         continue;
                 item->slot = slot;
-                item->key = store_next_key(a->o.store);
                 item->memory.n_bytes = arena_slot_bytes(a, slot);
                 op->n_bytes += item->memory.n_bytes;
                 op->n_items++;
@@ -138,10 +137,6 @@ static void growth_submit(struct operation *op, struct charge *charge, arena_gro
         *charge = (struct charge){ NULL, 0 };
         op->job.run = growth_run;
         a->totals.pending_bytes += op->n_bytes;
-        if (store_share_take(a->o.stored, op->n_items))
-                op->n_stored = op->n_items;
-        else
-                op->result = -EXFULL;
         worker_submit(a->o.worker, &op->job);
 }
 
@@ -151,7 +146,6 @@ void growth_finish(struct operation *op)
         struct arena *a = op->arena;
 
         a->totals.pending_bytes -= op->n_bytes;
-        store_share_return(a->o.stored, op->n_stored); /* each extent has its own from here on */
         a->is_lost = a->is_lost || op->is_lost;
         if (op->result < 0)
                 arena_note_unreclaimed_items(op);
@@ -257,8 +251,7 @@ uint64_t arena_unbacked_bytes(struct arena *a, uint64_t n_bytes)
 static int arena_back_slot(struct arena *a, size_t slot, struct charge *charge)
 {
         struct bfc_range range = arena_slot_range(a, slot);
-        struct operation_item item = { .memory = { .fd = -1, .n_bytes = range.end - range.begin },
-                                       .key = store_next_key(a->o.store) };
+        struct operation_item item = { .memory = { .fd = -1, .n_bytes = range.end - range.begin } };
         int r = arena_make_slot(a, slot, range);
 
         if (r < 0)

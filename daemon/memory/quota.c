@@ -147,8 +147,8 @@ struct extent_sizes quota_extent_sizes(const struct ledger_quota *record)
                                       record->extents_per_zone };
 }
 
-static void quota_describe_arena(const struct quota *q, const struct quota_options *from,
-                                 const struct extent_sizes *sizes, struct arena_options *ret)
+static void quota_describe_arena(const struct quota *q, const struct extent_sizes *sizes,
+                                 struct arena_options *ret)
 {
         const struct partition *p = q->partition;
 
@@ -158,7 +158,6 @@ static void quota_describe_arena(const struct quota *q, const struct quota_optio
                 .worker = p->worker,
                 .punch = p->punch,
                 .store = p->store,
-                .stored = from->stored,
                 .parked_bytes = &quota_of_tenant(q)->all.bytes_parked,
                 .watch = p->watch,
                 .standby = p->standby.standby,
@@ -249,7 +248,7 @@ static int quota_open_arena(struct quota *q, const struct quota_options *from)
         r = ledger_quota_add(q->ledger, &facts, &q->index);
         if (r < 0)
                 return r;
-        quota_describe_arena(q, from, &sizes, &options);
+        quota_describe_arena(q, &sizes, &options);
         r = arena_new(&options, &q->arena);
         if (r < 0 || !quota_is_preallocated(q) || from->is_backed_later)
                 return r;
@@ -291,7 +290,7 @@ static int quota_restore_arena(struct quota *q, const struct quota_options *from
                 return -EBADMSG;
         q->index = from->index;
         q->account.lifetime_peak_charged_bytes = record->life.peak_reserved;
-        quota_describe_arena(q, from, &sizes, &options);
+        quota_describe_arena(q, &sizes, &options);
         r = quota_charge(q, from->inherited_bytes, &charge, &missing);
         *from->ret_why = NULL;
         if (r == 0)

@@ -247,8 +247,7 @@ struct quota_options {
         struct quota *parent; /* of a lease; else NULL */
         const char *lease;    /* its name, which outlives the quota; or NULL */
         struct ledger *ledger;
-        struct store_share *stored; /* its tenant's places in the store, the same; may be NULL */
-        struct pages_entry *page;   /* borrowed, outlives the quota; may be NULL */
+        struct pages_entry *page; /* borrowed, outlives the quota; may be NULL */
         uint64_t limit_bytes;
         uint64_t reserve_bytes;
         uint32_t max_sessions;

@@ -69,13 +69,6 @@ uint64_t quota_begin_release(struct quota *q, uint64_t n_bytes)
 
 static uint64_t quota_release(struct quota *q, uint64_t want_bytes, const struct bfc_growth *keep);
 
-/* Whether extents that are kept may be what the device lacked: memory of the machine or of the control group,
- * reserved pages, fds, or places in the store. */
-static bool reclaim_may_help(int result)
-{
-        return standby_may_help(result) || result == -EXFULL;
-}
-
 static void quota_grown(void *userdata, int result, bfc_handle handle, uint64_t offset)
 {
         struct quota *q = userdata;
@@ -107,7 +100,7 @@ static void quota_grown(void *userdata, int result, bfc_handle handle, uint64_t 
         reclaim_note_free(q);
         quota_note_change(q);
         quota_publish(q);
-        if (request && !(reclaim_may_help(result) && reclaim_recall_kept(q, request)))
+        if (request && !(standby_may_help(result) && reclaim_recall_kept(q, request)))
                 quota_complete(request, result, handle, offset);
         quota_make_due(q);
         if (q->partition->is_draining)

@@ -54,7 +54,7 @@ static void punched_run(struct worker_job *job)
 {
         struct operation *op = (struct operation *)job;
 
-        (void)store_remove_extent(op->arena->o.store, op->items[op->n_gone++].key, false);
+        (void)store_remove_extent(op->arena->o.store, op->items[op->n_gone++].key);
         arena_note_progress(op->arena);
         job->goes_on = op->n_gone < op->n_items;
 }

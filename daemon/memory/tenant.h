@@ -59,8 +59,7 @@ struct tenant {
         char name_bytes[CONFIG_NAME_MAX + 1];
         struct quota **quotas; /* new ones are at the end; some may be removed */
         size_t n_quotas;
-        struct store_share stored; /* of its quotas' extents */
-        struct usage_page *usage;  /* an entry for each partition; NULL: this kernel cannot seal it */
+        struct usage_page *usage; /* an entry for each partition; NULL: this kernel cannot seal it */
         size_t n_sessions;
         size_t n_quarantined;  /* of these */
         size_t n_unresponsive; /* of these; set by the session layer */

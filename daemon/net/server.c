@@ -548,7 +548,7 @@ static void server_end_reloads(struct server *s)
 
 static void server_note_end(const struct server *s, const char *why)
 {
-        bool keeps = store_keeps(s->broker->options.store);
+        bool keeps = broker_has_heirs(s->broker);
         struct record r;
 
         record_init(&r, RECORD_STOP);
@@ -740,7 +740,7 @@ int server_run(struct server *s, void (*ready)(const struct broker *b))
                 manager_ending(s->manager, s->broker->sessions.n_clients);
         for (size_t i = 0; i < ROLE_COUNT; i++)
                 (void)poller_set(s->host.poller, &s->listeners[i].item, 0);
-        if (store_keeps(s->broker->options.store)) {
+        if (broker_has_heirs(s->broker)) {
                 broker_prepare_leave(s->broker);
                 connection_leave_all(&s->host, "the daemon restarts");
         } else {

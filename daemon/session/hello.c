@@ -178,7 +178,8 @@ static bool can_be_resumed(const struct session *s)
                 return false;
         for (size_t i = 0; i < s->n_shares; i++)
                 if (s->shares[i].quota->partition->share != DEVICE_SHARE_FD ||
-                    !s->shares[i].quota->partition->device->ops->adopt)
+                    !(device_keeps(s->shares[i].quota->partition->device) ||
+                      s->shares[i].quota->partition->device->ops->adopt))
                         return false;
         return true;
 }

@@ -95,14 +95,11 @@ void request_refuse(struct session *s, uint64_t id, const struct quota_request *
         bool device_failed = refused->device_failed && error != -ENODEV;
         bool names_holders = !device_failed && (error == -EDQUOT || error == -ENOMEM);
 
-        if (device_failed && (error == -EXFULL || error == -ECOMM))
+        if (device_failed && error == -ECOMM)
                 snprintf(sentence, sizeof(sentence),
                          "a block of %s was refused, because its memory would not survive a restart of the "
-                         "daemon: %s",
-                         NUMBER_SIZE(refused->n_bytes),
-                         error == -EXFULL ? "the service manager's fd store is full, or the rest of it is "
-                                            "guaranteed to other tenants"
-                                          : "the service manager does not store its file descriptor");
+                         "daemon: the keeper of host memory has ended",
+                         NUMBER_SIZE(refused->n_bytes));
         else if (device_failed && error == -ECANCELED)
                 snprintf(
                         sentence, sizeof(sentence),

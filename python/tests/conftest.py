@@ -15,7 +15,6 @@ import threading
 import time
 
 import pytest
-from fd_store import FdStore
 
 DEVICE = os.environ.get("BFC_TEST_DEVICE", "host")
 LIMIT_S = 120  # for what takes milliseconds on an idle machine
@@ -86,12 +85,11 @@ devices:
 {parking_quota}"""
         )
         self.log = open(self.folder / "log", "w")
-        self.store = FdStore(self.folder / "notify.sock")
         self.process = None
         self.start()
 
     def start(self):
-        self.process = self.store.start([os.environ["BFCD"], "--config", self.config], stderr=self.log)
+        self.process = subprocess.Popen([os.environ["BFCD"], "--config", self.config], stderr=self.log)
         wait_for(lambda: self.listens() or self.process.poll() is not None, "socket")
         assert self.process.poll() is None, (self.folder / "log").read_text()
 
@@ -102,7 +100,6 @@ devices:
     def stop(self):
         self.process.send_signal(signal.SIGTERM)
         assert self.process.wait(LIMIT_S) == 0, (self.folder / "log").read_text()
-        self.store.close()
         self.log.close()
         shutil.rmtree(self.folder)
 
@@ -133,8 +130,7 @@ devices:
 def daemon():
     d = Daemon()
     yield d
-    # Clients in reference cycles say goodbye now. After the daemon's end each would wait 5 s for it, perhaps in a later
-    # test on the thread of its FdStore, which that daemon waits for.
+    # Clients in reference cycles say goodbye now. After the daemon's end each would wait 5 s for it.
     collect_garbage()
     d.stop()
 

@@ -364,7 +364,7 @@ static void set_up(void)
                                             .socket = socket_path,
                                             .admin_socket = admin_path,
                                             .notify = notify,
-                                            .max_stored = 8192,
+                                            .keeps = true,
                                             .restart_ms = (unsigned)o.restart_ms };
 
         make_folder("bench-restart");

@@ -16,8 +16,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes);
         } while (0)
 
 /* A machine with every GPU; ids of one length and last byte are the same one. */
-static int look(void *userdata, const char *id, struct config_gpu *ret, char *ret_sentence, size_t n_sentence)
+static int look(void *userdata, const char *admin_socket, const char *id, struct config_gpu *ret,
+                char *ret_sentence, size_t n_sentence)
 {
+        (void)admin_socket;
         (void)userdata;
         (void)ret_sentence;
         (void)n_sentence;

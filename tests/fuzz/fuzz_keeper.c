@@ -99,9 +99,9 @@ static void send_one(struct input *in, int to)
                 close(fds[--n_fds]);
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_data)
+/* Of one bfcd; others come after it. true: none comes any more. */
+static bool connect_once(struct keeper *k, struct input *in)
 {
-        struct input in = { data, n_data };
         struct keeper_request hello;
         int ends[2];
 
@@ -109,13 +109,26 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_data)
                 abort();
         memset(&hello, 0, sizeof(hello));
         hello.version = KEEPER_VERSION;
-        if (take(&in) % 8 > 0 && keeper_send(ends[0], &hello, sizeof(hello), NULL, 0) < 0)
+        if (take(in) % 8 > 0 && keeper_send(ends[0], &hello, sizeof(hello), NULL, 0) < 0)
                 abort();
-        for (size_t i = 0; i < N_REQUESTS && in.n > 0; i++)
-                send_one(&in, ends[0]);
+        for (size_t i = 0; i < N_REQUESTS && in->n > 0; i++)
+                send_one(in, ends[0]);
         shutdown(ends[0], SHUT_WR);
-        (void)keeper_serve(ends[1], "host");
+        (void)keeper_serve(k, ends[1]);
         close(ends[0]);
         close(ends[1]);
+        return keeper_is_over(k) || in->n == 0;
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_data)
+{
+        struct input in = { data, n_data };
+        struct keeper *k = keeper_new("host");
+
+        if (!k)
+                abort();
+        while (!connect_once(k, &in))
+                ;
+        keeper_free(k);
         return 0;
 }

@@ -454,7 +454,8 @@ pid_t rig_spawn_daemon_with(const struct rig *rig, void (*prepare)(void *), void
         dup2(log, STDERR_FILENO);
         if (rig->max_fds > 0)
                 setrlimit(RLIMIT_NOFILE, &(struct rlimit){ rig->max_fds, rig->max_fds });
-        unsetenv("JOURNAL_STREAM"); /* levels as words, which the check of the log reads */
+        unsetenv("JOURNAL_STREAM");  /* levels as words, which the check of the log reads */
+        setenv("BFCD_KEEP", "0", 0); /* it leaves nothing */
         if (prepare)
                 prepare(arg);
         execl(rig->bfcd, "bfcd", "--config", rig->config_path, (char *)NULL);

@@ -8,7 +8,9 @@
 #include <string.h>
 
 #include "daemon/ledger/ledger.h"
+#include "keeper/wire.h"
 #include "tests/checks.h"
+#include "tests/keeper_caller.h"
 
 #define READY_MS SETTLE_MS
 
@@ -36,7 +38,7 @@ static void await_start(struct kept *k, unsigned n_starts)
 
 struct kept *kept_start(const struct rig_config *config)
 {
-        struct stand_in_options options = { .max_stored = 8192, .max_fds = config->max_fds };
+        struct stand_in_options options = { .keeps = true, .max_fds = config->max_fds };
         struct kept *k = calloc(1, sizeof(*k));
         char *text;
 
@@ -100,9 +102,9 @@ static void assert_empty_ledger(struct kept *k)
         struct ledger_counts n;
         struct ledger *ledger = NULL;
         const char *why = "";
-        int fd = stand_in_get(k->manager, "ledger");
+        int fd = keeper_ask_in(k->rig->folder, "host", KEEPER_LEDGER, 0, -1);
 
-        ck_assert_msg(fd >= 0, "no ledger is stored");
+        ck_assert_msg(fd >= 0, "no ledger is kept");
         ck_assert_int_eq(ledger_open(fd, NULL, NULL, &ledger), 0);
         ck_assert_msg(ledger_check(ledger, &why) == 0, "%s", why);
         ledger_count(ledger, &n);
@@ -129,14 +131,17 @@ void kept_stop(struct kept *k)
         struct stand_in_state state;
 
         rig_assert_empty(k->rig);
-        kept_away(k, SIGTERM);
+        ck_assert_uint_eq(keeper_count_in(k->rig->folder),
+                          (rig_device() == ON_HOST ? k->rig->n_extents : 0) + 1);
+        kept_away(k, SIGKILL);
+        assert_empty_ledger(k);
+        k->rig->stuck_bytes = 0;
+        kept_back(k);
+        kept_away(k, SIGTERM); /* nothing is left for another one */
+        ck_assert_int_eq(keeper_pid_in(k->rig->folder, "host"), 0);
         state = kept_state(k);
         ck_assert_uint_eq(state.n_bad, k->n_bad);
-        ck_assert_uint_eq(state.n_full, 0);
         ck_assert_uint_eq(state.n_ignored, 0);
-        if (rig_device() != ON_CUDA_IPC)
-                ck_assert_uint_eq(state.n_stored, k->rig->n_extents + 1);
-        assert_empty_ledger(k);
         rig_assert_clean_log(k->rig);
         kept_discard(k);
 }

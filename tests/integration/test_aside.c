@@ -12,7 +12,9 @@
 #include <sys/resource.h>
 
 #include "daemon/ledger/ledger.h"
+#include "keeper/wire.h"
 #include "tests/integration/kept.h"
+#include "tests/keeper_caller.h"
 #include "tests/integration/kill_points.h"
 #include "tests/integration/tools.h"
 
@@ -251,7 +253,9 @@ TEST_OF(aside, a_session_that_does_not_fit)
         job_begin(&job);
         id = session_of(job.pid);
         kept_away(k, SIGKILL);
-        ck_assert_int_eq(ledger_open(stand_in_get(k->manager, "ledger"), NULL, NULL, &ledger), 0);
+        ck_assert_int_eq(
+                ledger_open(keeper_ask_in(k->rig->folder, "host", KEEPER_LEDGER, 0, -1), NULL, NULL, &ledger),
+                0);
         for (uint32_t i = 0; i < ledger_session_end(ledger); i++)
                 if (ledger_session_get(ledger, i) && ledger_session_get(ledger, i)->id == id)
                         ledger_session_at(ledger, i)->quotas_end = 0;

@@ -281,6 +281,7 @@ static const char gpu_config[] = "devices:\n"                                   
 
 static void set_gpus(const char *devices, const char *context_bytes)
 {
+        setenv("BFCD_KEEP", "0", 1); /* the configs have no socket of their own */
         setenv("FAKE_CUDA_DEVICES", devices, 1);
         setenv("FAKE_CUDA_CONTEXT_BYTES", context_bytes, 1);
 }

@@ -10,7 +10,9 @@
 #include <sys/syscall.h>
 
 #include "daemon/ledger/ledger.h"
+#include "keeper/wire.h"
 #include "tests/integration/kept.h"
+#include "tests/keeper_caller.h"
 #include "tests/integration/tools.h"
 
 #define BACK_MS SETTLE_MS
@@ -565,11 +567,18 @@ static uint32_t reds_extent(struct ledger *l)
         ck_abort_msg("red has no extent");
 }
 
+/* The keeper, while no daemon runs. */
+static int ask(const struct find *f, unsigned op, uint64_t key, int fd)
+{
+        return keeper_ask_in(f->k->rig->folder, "host", op, key, fd);
+}
+
 static struct ledger *open_stored(struct kept *k)
 {
         struct ledger *l = NULL;
 
-        ck_assert_int_eq(ledger_open(stand_in_get(k->manager, "ledger"), NULL, NULL, &l), 0);
+        ck_assert_int_eq(
+                ledger_open(keeper_ask_in(k->rig->folder, "host", KEEPER_LEDGER, 0, -1), NULL, NULL, &l), 0);
         return l;
 }
 
@@ -612,7 +621,7 @@ LOOP_TEST(a_corrupted_record_closes_its_arena, 5)
 LOOP_TEST(bytes_flipped_at_random, 8)
 {
         struct find f = find_new();
-        int fd = stand_in_get(f.k->manager, "ledger");
+        int fd = ask(&f, KEEPER_LEDGER, 0, -1);
         uint64_t random = (uint64_t)_i + 1;
         off_t end = lseek(fd, 0, SEEK_END), at = 0;
         char *log;
@@ -643,31 +652,30 @@ LOOP_TEST(bytes_flipped_at_random, 8)
         find_free(&f);
 }
 
-/* The name under which red's extent is kept. */
-static void extent_name(struct find *f, char ret[STAND_IN_NAME_BYTES])
+/* Of red's extent. */
+static uint64_t extent_key(struct find *f)
 {
         struct ledger *l = open_stored(f->k);
         uint64_t key = ledger_extent_at(l, reds_extent(l))->store_key;
-        char digits[16], *at = digits + sizeof(digits);
 
         ledger_free(l);
-        *--at = '\0';
-        do
-                *--at = "0123456789abcdefghijklmnopqrstuv"[key & 31];
-        while ((key >>= 5) != 0);
-        snprintf(ret, STAND_IN_NAME_BYTES, "x%s", at);
+        return key;
 }
 
-LOOP_TEST(missing_or_replaced_extents_close_their_arena, 4)
+/* A GPU's own keeper has its extents. */
+LOOP_TEST(missing_or_replaced_extents_close_their_arena, rig_device() == ON_HOST ? 4 : 1)
 {
-        char name[STAND_IN_NAME_BYTES];
         struct find f = find_new();
+        uint64_t key = extent_key(&f);
         int fd = -1;
 
-        extent_name(&f, name);
+        if (rig_device() == ON_HOST)
+                ck_assert_int_eq(ask(&f, KEEPER_DROP, key, -1), 0);
+        else
+                ck_assert_int_eq(keeper_ask_in(f.k->rig->folder, rig_device_id(), KEEPER_DESTROY, key, -1),
+                                 -EBUSY); /* red has it mapped */
         switch (_i) {
         case 0:
-                ck_assert_int_eq(stand_in_drop(f.k->manager, name), 1);
                 break;
         case 1: /* of another size */
                 fd = memfd_create("other", MFD_CLOEXEC);
@@ -681,7 +689,7 @@ LOOP_TEST(missing_or_replaced_extents_close_their_arena, 4)
                 ck_assert_int_eq(ftruncate(fd, 2 * MIB), 0);
         }
         if (fd >= 0) {
-                ck_assert_int_eq(stand_in_replace(f.k->manager, name, fd), 0);
+                ck_assert_int_eq(ask(&f, KEEPER_KEEP, key, fd), 0);
                 close(fd);
         }
         kept_back(f.k);
@@ -695,7 +703,7 @@ LOOP_TEST(missing_or_replaced_extents_close_their_arena, 4)
 LOOP_TEST(an_unreadable_ledger_is_discarded, 6)
 {
         struct find f = find_new();
-        int fd = stand_in_get(f.k->manager, "ledger"), other = -1;
+        int fd = ask(&f, KEEPER_LEDGER, 0, -1), other = -1;
         char zero[4096] = "";
         void *p;
 
@@ -716,11 +724,11 @@ LOOP_TEST(an_unreadable_ledger_is_discarded, 6)
         case 3:
                 other = open("/dev/null", O_RDWR | O_CLOEXEC);
                 break;
-        default:
-                ck_assert_int_eq(stand_in_drop(f.k->manager, "ledger"), 1);
+        default: /* the keeper has ended */
+                ck_assert_int_eq(ask(&f, KEEPER_END, 0, -1), 0);
         }
         if (other >= 0) {
-                ck_assert_int_eq(stand_in_replace(f.k->manager, "ledger", other), 0);
+                ck_assert_int_eq(ask(&f, KEEPER_LEDGER, 0, other), 0);
                 close(other);
         }
         close(fd);
@@ -734,33 +742,34 @@ LOOP_TEST(an_unreadable_ledger_is_discarded, 6)
         ck_assert_int_eq(bfc_malloc(f.blue, MIB, &p), -ECONNRESET);
         ck_assert_uint_eq(rig_charge(f.k->rig, "red", "train"), 0);
         ck_assert_uint_eq(rig_count(f.k->rig).n_extents, 0);
-        ck_assert(WAIT_FOR(kept_state(f.k).n_stored == 1, SETTLE_MS)); /* its own ledger */
+        ck_assert(WAIT_FOR(keeper_count_in(f.k->rig->folder) == 1, SETTLE_MS)); /* its own ledger */
         bfc_disconnect(f.red);
         f.red = client_open(f.k->rig, "red", NULL);
         ck_assert_ok(bfc_malloc(f.red, MIB, &p));
         find_free(&f);
 }
 
-/* Extents without a record are dropped; what has another name is left alone. */
+/* Extents without a record are dropped. */
 TEST(unknown_extents_are_dropped)
 {
-        static const char *const names[] = { "xv0", "x7vvvvvvvvvv", "unknown", "x", "xzz", "x0", "" };
+        static const uint64_t keys[] = { 1000, 1001, UINT64_C(1) << 40 };
         struct find f = find_new();
+        unsigned n = keeper_count_in(f.k->rig->folder);
 
-        for (unsigned i = 0; i < 7; i++) {
+        for (unsigned i = 0; i < 3; i++) {
                 int fd = memfd_create("unknown", MFD_CLOEXEC);
 
-                ck_assert_int_eq(stand_in_put(f.k->manager, names[i], fd), 0);
+                ck_assert_int_eq(ask(&f, KEEPER_KEEP, keys[i], fd), 0);
                 close(fd);
         }
+        ck_assert_uint_eq(keeper_count_in(f.k->rig->folder), n + 3);
         kept_back(f.k);
+        ck_assert_uint_eq(keeper_count_in(f.k->rig->folder), n);
         blue_goes_on(&f);
         ck_assert(block_has(f.red, f.red_block, 5 * MIB, 1));
-        for (unsigned i = 0; i < 7; i++)
-                ck_assert_int_eq(stand_in_drop(f.k->manager, names[i]), i >= 2);
         bfc_disconnect(f.red);
         bfc_disconnect(f.blue);
-        kept_stop(f.k); /* where nothing but the ledger is stored */
+        kept_stop(f.k); /* where nothing but the ledger is kept */
 }
 
 /* An operator can end the session of a process that lives on and does not resume. */

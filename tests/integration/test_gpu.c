@@ -350,7 +350,7 @@ RIG_TEST(a_lost_device_refuses_requests, two_gpus)
         ck_assert_uint_eq(count(log, "is lost: its partitions refuse all requests"), 1);
         free(log);
         bfc_disconnect(client);
-        rig->n_fds--; /* to the keeper, which could not open the device again */
+        rig->n_fds -= 2; /* the keeper, which could not open the device again: its socket and its process */
 }
 
 static void find_device(int ordinal)

@@ -248,9 +248,8 @@ RIG_TEST(a_quarantined_sessions_extents_are_not_kept, keeps_for_restart)
 }
 
 /* The time begins again with the daemon. */
-LOOP_TEST(the_memory_after_a_restart, 2)
+TEST(the_memory_after_a_restart)
 {
-        static const int signals[] = { SIGTERM, SIGKILL };
         struct kept *k;
         struct job *first, *next;
 
@@ -260,12 +259,12 @@ LOOP_TEST(the_memory_after_a_restart, 2)
         first = job_new(k->rig, JOB_BYTES);
         next = job_new(k->rig, JOB_BYTES);
         run(k->rig, first);
-        kept_restart(k, signals[_i]);
+        kept_restart(k, SIGKILL);
         ck_assert_uint_eq(red_kept(k->rig), JOB_BYTES);
         run(k->rig, next);
         assert_same_extents(first, next);
         rig_rewrite_config(k->rig, &keeps_nothing);
-        kept_restart(k, signals[_i]);
+        kept_restart(k, SIGKILL);
         ck_assert(WAIT_FOR(red_reserved(k->rig) == 0, SETTLE_MS));
         kept_stop(k);
 }

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "tests/integration/tools.h"
+#include "tests/keeper_caller.h"
 
 #define SETTLE_MS 120000
 
@@ -203,28 +204,89 @@ TEST(keepers_end_with_a_killed_bfcd)
         rig_discard(rig);
 }
 
-/* Its memory would not fit twice. */
-static const struct rig_config most_of_a_gpu = {
-        .size = "128MiB",
-        .partitions = "      - {name: train, limit: 96MiB, growth: preallocate}\n",
-        .tenants = TENANT_OF("red", "@UID@", "{partition: train, limit: 96MiB}"),
-};
-
-TEST(a_killed_bfcd_is_succeeded_after_its_keeper)
+static void start_bfcd(struct rig *rig)
 {
-        struct rig *rig = rig_start(&most_of_a_gpu);
-        pid_t keeper = rig_keeper(rig, "cuda:0");
-
-        stop(keeper);
-        child_kill(rig->pid);
-        raw_close(rig->admin);
         rig->pid = rig_spawn_daemon(rig);
-        ck_assert(WAIT_FOR(rig_keeper(rig, "cuda:0") > 0, SETTLE_MS));
-        usleep(100000); /* if it did not wait it would be refused now */
-        ck_assert_int_eq(kill(keeper, SIGCONT), 0);
         ck_assert(WAIT_FOR(rig_answers(rig), SETTLE_MS));
         rig_meet(rig);
+}
+
+/* Without a service manager: who starts another bfcd does not matter. */
+TEST(keepers_outlive_bfcd)
+{
+        unsigned n_kills = getenv("BFC_TEST_LONG") ? 200 : 5;
+        struct rig *rig = rig_folder();
+        char *text = rig_config_text(rig, &two_gpus);
+        bfc_client *client, *other;
+        char *p, *q;
+
+        rig_write_config(rig, text);
+        free(text);
+        setenv("BFCD_KEEP", "1", 1);
+        setenv("BFC_RETURN_MS", "300000", 1);
+        start_bfcd(rig);
+        client = client_open(rig, NULL, "train");
+        other = client_open(rig, NULL, "other");
+        ck_assert_ok(bfc_malloc(client, 30 * MIB, (void **)&p));
+        ck_assert_ok(bfc_malloc(other, 20 * MIB, (void **)&q));
+        for (unsigned i = 0; i < n_kills; i++) {
+                void *more;
+
+                pattern_write(p, 30 * MIB, i);
+                pattern_write(q, 20 * MIB, i + 1);
+                child_kill(rig->pid);
+                rig->admin = raw_close(rig->admin);
+                start_bfcd(rig);
+                ck_assert_ok(bfc_malloc(client, 5 * MIB, &more));
+                ck_assert_ok(bfc_free(client, more));
+                ck_assert_uint_eq(client_usage(client, "train").bytes_in_use, 30 * MIB);
+                ck_assert(pattern_holds(p, 30 * MIB, i));
+                ck_assert(pattern_holds(q, 20 * MIB, i + 1));
+        }
+        ck_assert_ok(bfc_free(client, p));
+        ck_assert_ok(bfc_free(other, q));
+        bfc_disconnect(client);
+        bfc_disconnect(other);
         rig_stop(rig);
+}
+
+/* One that is stopped meanwhile is ended by the next bfcd: what it had is lost, and nothing else. */
+TEST(a_keeper_that_does_not_answer_is_replaced)
+{
+        struct rig_config config = two_gpus;
+        struct rig *rig = rig_folder();
+        char *text;
+        bfc_client *client, *other;
+        char *p, *q;
+        void *more;
+
+        config.tenants = TENANT("red", "@UID@", "train") TENANT("blue", "@UID@", "other");
+        text = rig_config_text(rig, &config);
+        rig_write_config(rig, text);
+        free(text);
+        setenv("BFCD_KEEP", "1", 1);
+        setenv("BFC_RETURN_MS", "300000", 1);
+        start_bfcd(rig);
+        client = client_open(rig, "red", "train");
+        other = client_open(rig, "blue", "other");
+        ck_assert_ok(bfc_malloc(client, 30 * MIB, (void **)&p));
+        ck_assert_ok(bfc_malloc(other, 20 * MIB, (void **)&q));
+        pattern_write(q, 20 * MIB, 1);
+        stop(keeper_pid_in(rig->folder, "cuda:0"));
+        child_kill(rig->pid);
+        rig->admin = raw_close(rig->admin);
+        rig->forgiven = "error:";
+        start_bfcd(rig);
+        ck_assert_int_eq(bfc_malloc(client, 5 * MIB, &more), -ECONNRESET);
+        ck_assert_ok(bfc_malloc(other, 5 * MIB, &more));
+        ck_assert(pattern_holds(q, 20 * MIB, 1));
+        bfc_disconnect(client);
+        bfc_disconnect(other);
+        client = client_open(rig, "red", "train");
+        ck_assert_ok(bfc_malloc(client, 30 * MIB, (void **)&p));
+        bfc_disconnect(client);
+        rig_terminate(rig); /* what red had stays charged */
+        rig_discard(rig);
 }
 
 #define MIG(n) "MIG-fa4ec0da-0000-4000-8000-00000000000" n

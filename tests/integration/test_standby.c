@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 
 #include "tests/integration/kept.h"
+#include "tests/keeper_caller.h"
 #include "tests/integration/tools.h"
 
 #define READY_BYTES (64 * MIB)
@@ -179,7 +180,7 @@ TEST(a_drain_releases_the_memory)
         stop(k);
 }
 
-/* Nothing of it is with the service manager: that has the ledger alone. */
+/* Nothing of it is with the keeper: that has the ledger alone. */
 LOOP_TEST(the_memory_after_a_restart, 2)
 {
         struct rig_config config = stands_by;
@@ -187,7 +188,7 @@ LOOP_TEST(the_memory_after_a_restart, 2)
 
         config.moves_clock = true;
         k = start_with(&config);
-        ck_assert_uint_eq(kept_state(k).n_stored, 1);
+        ck_assert_uint_eq(keeper_count_in(k->rig->folder), 1);
         kept_restart(k, _i == 0 ? SIGTERM : SIGKILL);
         rig_pass(k->rig, PAUSE_MS);
         wait_until_ready(k->rig, READY_BYTES);

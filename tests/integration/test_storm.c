@@ -555,7 +555,19 @@ static void rage(struct weather *w)
         w->parking = raw_close(w->parking);
 }
 
-/* Our only child is the service manager. */
+static bool is_keeper(const char *pid)
+{
+        char path[64], *name;
+        bool is;
+
+        snprintf(path, sizeof(path), "/proc/%s/comm", pid);
+        name = file_text(path);
+        is = !name || strcmp(name, "bfcd-kept\n") == 0;
+        free(name);
+        return is;
+}
+
+/* Our only child is the service manager, beside keepers whose daemon was killed. */
 static bool is_alone(struct weather *w)
 {
         char path[64], *text;
@@ -566,7 +578,7 @@ static bool is_alone(struct weather *w)
         text = file_text(path);
         ck_assert_ptr_nonnull(text);
         for (char *rest = text, *word; (word = strsep(&rest, " "));)
-                n += *word != '\0';
+                n += *word != '\0' && !is_keeper(word);
         free(text);
         return n == 1;
 }

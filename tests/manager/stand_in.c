@@ -14,7 +14,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "tests/fd_message.h"
 #include "tests/manager/order.h"
 
 struct stand_in {
@@ -30,37 +29,19 @@ static int64_t now_ms(void)
         return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
 }
 
-/* An order and its answer; the answer's fd is closed if the caller does not want it. */
-static int ask(struct stand_in *s, const struct order *order, int fd, struct answer *ret, int *ret_fd)
-{
-        int r, got = -1;
-
-        r = fd_message_send(s->socket, order, sizeof(*order), &fd, fd >= 0, 0);
-        if (r == 0)
-                r = fd_message_receive(s->socket, ret, sizeof(*ret), &got);
-        if (ret_fd)
-                *ret_fd = got;
-        else if (got >= 0)
-                close(got);
-        return r < 0 ? r : ret->r;
-}
-
-static int ask_by_name(struct stand_in *s, enum order_kind kind, const char *name, int fd, int *ret_fd)
-{
-        struct order order = { .kind = kind };
-        struct answer answer;
-
-        if (strlen(name) >= sizeof(order.name))
-                return -ENAMETOOLONG;
-        strcpy(order.name, name);
-        return ask(s, &order, fd, &answer, ret_fd);
-}
-
-static int ask_by_number(struct stand_in *s, enum order_kind kind, int number, struct answer *ret)
+static int ask(struct stand_in *s, enum order_kind kind, int number, struct answer *ret)
 {
         struct order order = { .kind = kind, .number = number };
+        ssize_t n;
 
-        return ask(s, &order, -1, ret, NULL);
+        if (send(s->socket, &order, sizeof(order), MSG_NOSIGNAL) < 0)
+                return -errno;
+        do
+                n = recv(s->socket, ret, sizeof(*ret), 0);
+        while (n < 0 && errno == EINTR);
+        if (n != sizeof(*ret))
+                return n < 0 ? -errno : -ENODATA;
+        return ret->r;
 }
 
 int stand_in_start(const struct stand_in_options *options, struct stand_in **ret)
@@ -83,14 +64,14 @@ int stand_in_start(const struct stand_in_options *options, struct stand_in **ret
                 prctl(PR_SET_PDEATHSIG, SIGKILL);
                 close(sockets[0]);
                 if (getppid() == parent)
-                        keeper_run(options, sockets[1]);
+                        manager_run(options, sockets[1]);
                 _exit(98);
         }
         r = s->pid < 0 ? -errno : 0;
         s->socket = sockets[0];
         close(sockets[1]);
         if (r == 0)
-                r = ask_by_number(s, ORDER_LOOK, 0, &answer); /* it has bound its sockets */
+                r = ask(s, ORDER_LOOK, 0, &answer); /* it has bound its sockets */
         if (r < 0) {
                 stand_in_end(s);
                 return r;
@@ -113,7 +94,7 @@ struct stand_in *stand_in_end(struct stand_in *s)
 int stand_in_look(struct stand_in *s, struct stand_in_state *ret)
 {
         struct answer answer;
-        int r = ask_by_number(s, ORDER_LOOK, 0, &answer);
+        int r = ask(s, ORDER_LOOK, 0, &answer);
 
         if (r == 0)
                 *ret = answer.state;
@@ -124,21 +105,14 @@ int stand_in_signal(struct stand_in *s, int signal)
 {
         struct answer answer;
 
-        return ask_by_number(s, ORDER_SIGNAL, signal, &answer);
+        return ask(s, ORDER_SIGNAL, signal, &answer);
 }
 
 int stand_in_hold(struct stand_in *s, bool is_held)
 {
         struct answer answer;
 
-        return ask_by_number(s, ORDER_HOLD, is_held, &answer);
-}
-
-int stand_in_stop(struct stand_in *s)
-{
-        struct answer answer;
-
-        return ask_by_number(s, ORDER_STOP, 0, &answer);
+        return ask(s, ORDER_HOLD, is_held, &answer);
 }
 
 int stand_in_wait_ready(struct stand_in *s, unsigned n_starts, int timeout_ms)
@@ -177,36 +151,4 @@ int stand_in_restart(struct stand_in *s, int signal, int timeout_ms)
         if (r == 0)
                 r = stand_in_signal(s, signal);
         return r < 0 ? r : stand_in_wait_ready(s, state.n_starts + 1, timeout_ms);
-}
-
-int stand_in_name(struct stand_in *s, unsigned i, char ret[STAND_IN_NAME_BYTES])
-{
-        struct answer answer;
-        int r = ask_by_number(s, ORDER_NAME, (int)i, &answer);
-
-        if (r == 0)
-                memcpy(ret, answer.name, STAND_IN_NAME_BYTES);
-        return r;
-}
-
-int stand_in_get(struct stand_in *s, const char *name)
-{
-        int fd = -1, r = ask_by_name(s, ORDER_GET, name, -1, &fd);
-
-        return r < 0 ? r : fd;
-}
-
-int stand_in_drop(struct stand_in *s, const char *name)
-{
-        return ask_by_name(s, ORDER_DROP, name, -1, NULL);
-}
-
-int stand_in_replace(struct stand_in *s, const char *name, int fd)
-{
-        return ask_by_name(s, ORDER_REPLACE, name, fd, NULL);
-}
-
-int stand_in_put(struct stand_in *s, const char *name, int fd)
-{
-        return ask_by_name(s, ORDER_PUT, name, fd, NULL);
 }

@@ -1,19 +1,11 @@
-/* A stand-in for the service manager: it keeps a daemon's sockets and fds, and starts
- * another one as soon as one ends, as systemd does with Restart=always. So that tests,
- * which run without systemd, can restart and kill a daemon as often as they like.
+/* A stand-in for the service manager: it keeps a daemon's sockets, and starts another daemon as
+ * soon as one ends, as systemd does with Restart=always. So that tests, which run without
+ * systemd, can restart and kill a daemon as often as they like.
  *
- * What it does is what systemd 252 does with NOTIFY_SOCKET and the FD store:
+ * What it does is what systemd 252 does with NOTIFY_SOCKET:
  *   - a datagram is the main process's (SCM_CREDENTIALS), or it is not for us; one that is
- *     longer than 4095 bytes, cut off, or has a NUL inside is dropped
- *   - FDSTORE=1 keeps all its fds under FDNAME=; a name with ':' , control characters, or
- *     more than 255 bytes does not count, and without a name they are called "stored"
- *   - what is kept already (the same open file; the same inode where that cannot be told)
- *     is not kept twice; beyond the limit the fds are closed
- *   - FDPOLL=0 keeps an fd even when it hangs up; without it such a one goes
- *   - FDSTOREREMOVE=1 drops all fds of the name; without a name, none
- *   - BARRIER=1 closes its one fd once all before it is done; only alone in its datagram
+ *     longer than 4095 bytes, cut off, has fds, or has a NUL inside is dropped
  *   - messages before the end of the process still count
- *   - at the start come the sockets, then what is kept, the newest first
  *
  * It is a process of its own, which dies with the one that started it, and its daemon with
  * it. Functions are for one thread of that process; they return 0 or more, or -errno, and
@@ -27,9 +19,6 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#define STAND_IN_NAME_BYTES 256 /* of a kept fd, NUL included */
-#define STAND_IN_MAX_FDS    768 /* in one datagram */
-
 struct stand_in;
 
 struct stand_in_options {
@@ -38,7 +27,7 @@ struct stand_in_options {
         const char *admin_socket; /* "admin"; NULL: none */
         const char *notify;       /* the path that NOTIFY_SOCKET gets */
         const char *log;          /* where its output goes, appended; NULL: ours */
-        unsigned max_stored;      /* FileDescriptorStoreMax=, told as BFCD_FDSTORE; 0: it keeps none */
+        bool keeps;               /* false: with BFCD_KEEP=0 */
         unsigned max_fds;         /* RLIMIT_NOFILE of the daemon; 0: as it is */
         unsigned restart_ms;      /* RestartSec= */
         unsigned watchdog_ms;     /* WatchdogSec=, only told; 0: none */
@@ -53,17 +42,14 @@ struct stand_in_state {
         bool is_held;       /* see stand_in_hold() */
         int status;         /* of wait(2), of the last one that ended */
         unsigned n_bad;     /* that ended otherwise than by exit(0), SIGTERM or a signal of ours */
-        unsigned n_stored;  /* fds kept */
-        uint64_t n_names;   /* bytes of all their names, as one environment string */
         unsigned n_ignored; /* datagrams that were not the daemon's, or no good */
-        unsigned n_full;    /* fds that found no place */
         char said[256];     /* STATUS= */
 };
 
 /* Starts it and its first daemon; no waiting for READY=1. */
 int stand_in_start(const struct stand_in_options *options, struct stand_in **ret);
 
-/* SIGKILL for the daemon where one still runs, and all that is kept is gone. Takes NULL. */
+/* SIGKILL for the daemon where one still runs. Takes NULL. */
 struct stand_in *stand_in_end(struct stand_in *s);
 
 int stand_in_look(struct stand_in *s, struct stand_in_state *ret);
@@ -74,10 +60,6 @@ int stand_in_signal(struct stand_in *s, int signal);
 /* Held: no daemon starts when one ends. Not held: one starts at once. */
 int stand_in_hold(struct stand_in *s, bool is_held);
 
-/* systemctl stop: SIGTERM, no other, and when it has ended nothing is kept any more.
- * stand_in_hold(false) starts another. */
-int stand_in_stop(struct stand_in *s);
-
 /* Restarts by this signal and waits until the next one says READY=1; -ETIME. */
 int stand_in_restart(struct stand_in *s, int signal, int timeout_ms);
 
@@ -85,20 +67,5 @@ int stand_in_restart(struct stand_in *s, int signal, int timeout_ms);
  * none runs. -ETIME. */
 int stand_in_wait_ready(struct stand_in *s, unsigned n_starts, int timeout_ms);
 int stand_in_wait_end(struct stand_in *s, int timeout_ms);
-
-/* The name of the i-th fd kept, the newest being the 0th; -ENOENT. */
-int stand_in_name(struct stand_in *s, unsigned i, char ret[STAND_IN_NAME_BYTES]);
-
-/* A duplicate of what is kept under this name, the newest one; -ENOENT. */
-int stand_in_get(struct stand_in *s, const char *name);
-
-/* Drops all that is kept under this name; says how many. */
-int stand_in_drop(struct stand_in *s, const char *name);
-
-/* Another fd in the place of the newest one of this name; stays the caller's. -ENOENT. */
-int stand_in_replace(struct stand_in *s, const char *name, int fd);
-
-/* Keeps one more under this name, unchecked; stays the caller's. */
-int stand_in_put(struct stand_in *s, const char *name, int fd);
 
 #endif

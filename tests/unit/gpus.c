@@ -17,8 +17,10 @@ struct devices *devices;
 struct peer *a1, *b1, *admin;
 static int saved_stderr, log_fd;
 
-int gpus_find(void *userdata, const char *id, struct config_gpu *ret, char *ret_sentence, size_t n_sentence)
+int gpus_find(void *userdata, const char *admin_socket, const char *id, struct config_gpu *ret,
+              char *ret_sentence, size_t n_sentence)
 {
+        (void)admin_socket;
         (void)userdata;
         (void)ret_sentence;
         (void)n_sentence;
@@ -62,7 +64,7 @@ void gpus_start(const char *config_text, bool has_events)
         const struct config_machine machine = { .look = gpus_find };
 
         open_log();
-        ck_assert_int_eq(devices_new(&devices), 0);
+        ck_assert_int_eq(devices_new(false, &devices), 0);
         for (size_t i = 0; i < 2; i++) {
                 fake_device_init(&gpus[i], UINT64_C(2) << 20);
                 gpus[i].stays_lost = true;

@@ -16,7 +16,8 @@ extern struct peer *a1, *b1, *admin; /* uid 1, uid 2, the operator */
 void gpus_start(const char *config_text, bool has_events);
 void gpus_end(void);
 
-int gpus_find(void *userdata, const char *id, struct config_gpu *ret, char *ret_sentence, size_t n_sentence);
+int gpus_find(void *userdata, const char *admin_socket, const char *id, struct config_gpu *ret,
+              char *ret_sentence, size_t n_sentence);
 struct peer *open_gpu_session(uid_t uid, bool has_events);
 
 unsigned count_log(const char *part); /* lines of the log that contain it */

@@ -48,8 +48,10 @@ static size_t n_texts, n_configs;
 
 static unsigned int n_looks;
 
-static int look(void *userdata, const char *id, struct config_gpu *ret, char *ret_sentence, size_t n_sentence)
+static int look(void *userdata, const char *admin_socket, const char *id, struct config_gpu *ret,
+                char *ret_sentence, size_t n_sentence)
 {
+        (void)admin_socket;
         (void)userdata;
         n_looks++;
         if (strcmp(id, "cuda:0") == 0 || strcmp(id, GPU_0) == 0)
@@ -71,6 +73,11 @@ static int look(void *userdata, const char *id, struct config_gpu *ret, char *re
         else
                 return snprintf(ret_sentence, n_sentence, "%s: no such device", id), -ENODEV;
         return 0;
+}
+
+static bool succeeds(const char *admin_socket)
+{
+        return admin_socket[0] == '/';
 }
 
 static struct config_machine machine = { .look = look };
@@ -1009,9 +1016,9 @@ TEST(test_gpu_is_full)
                     "device 'cuda:1' has 512MiB free now; its guarantees and preallocating "
                     "partitions need 600MiB: nvidia-smi lists the processes that use it");
         ck_assert_ptr_null(c);
-        machine.succeeds = true; /* it may be its own */
+        machine.succeeds = succeeds; /* it may be its own */
         (void)parse_good(more);
-        machine.succeeds = false;
+        machine.succeeds = NULL;
         assert_line("c.yaml", 8, 9,
                     "warning: device 'cuda:1' has 512MiB free now; its guarantees and preallocating "
                     "partitions need 600MiB including memory kept from the previous daemon");

@@ -18,7 +18,11 @@ static int ends[2]; /* the keeper's is the second one */
 
 static void *serve(void *userdata)
 {
-        ck_assert_int_eq(keeper_serve(ends[1], "host"), 0);
+        struct keeper *k = keeper_new("host");
+
+        ck_assert_ptr_nonnull(k);
+        ck_assert_int_eq(keeper_serve(k, ends[1]), 0);
+        keeper_free(k);
         close(ends[1]);
         return userdata;
 }
@@ -80,6 +84,7 @@ TEST(too_many_fds_in_flight)
         memset(&q, 0, sizeof(q));
         q.version = KEEPER_VERSION;
         q.op = KEEPER_MAKE;
+        q.key = 7;
         q.n = 2;
         q.n_bytes[0] = q.n_bytes[1] = 2 * MIB;
         ck_assert_int_eq(ask(&q, &reply, fds, &n), 0);

@@ -229,50 +229,6 @@ TEST_OF(lease_auto, the_number_of_leases_is_bounded)
         }
 }
 
-enum { STORED = 24 };
-
-/* It gets n extents of 2 MiB, and no place for another. */
-static void fill(struct peer *p, size_t n)
-{
-        for (; n > 0; n--)
-                must_malloc(p, 0, 2 * MIB);
-        ck_assert_ptr_nonnull(
-                strstr(refusal_of(p, peer_malloc(p, 0, 2 * MIB), ENOMEM), "guaranteed to other tenants"));
-        settle();
-}
-
-/* Of the store's places each tenant is guaranteed a half; what its leases take counts to it. */
-TEST_OF(lease_auto, leases_leave_other_tenants_their_places_in_the_store)
-{
-        struct peer *red[5], *blue;
-        char group[64];
-        size_t n = 0;
-
-        must_close(admin);
-        peer_broker_free(b, config);
-        fake_store_set_max(store, STORED);
-        start(CONFIG(PER("limit: 8MiB")));
-        for (unsigned i = 0; i < 5; i++) {
-                snprintf(group, sizeof(group), "/pods/x/%u", i);
-                red[i] = join(group, group);
-                for (unsigned k = 0; k < 4 && n < STORED / 2; k++, n++)
-                        must_malloc(red[i], 0, 2 * MIB);
-        }
-        fill(red[4], 0);
-        blue = open_session(2);
-        fill(blue, STORED / 2);
-        must_close(red[0]);
-        settle();
-        for (unsigned k = 0; k < 3; k++)
-                must_malloc(red[4], 0, 2 * MIB);
-        fill(red[3], 1);
-        must_close(blue);
-        settle();
-        fill(red[3], 0); /* also of what blue has not taken */
-        for (unsigned i = 1; i < 5; i++)
-                must_close(red[i]);
-}
-
 /* What leases need of the tables is bounded for each tenant, too, so that others and operators have room. */
 TEST_OF(lease_auto, tenants_share_the_room_in_tables)
 {

@@ -41,8 +41,10 @@ static uint64_t most_bytes; /* that the GPU may have at any time */
 static struct devices *devices;
 static struct peer *big, *small, *admin;
 
-static int look(void *userdata, const char *id, struct config_gpu *ret, char *ret_sentence, size_t n_sentence)
+static int look(void *userdata, const char *admin_socket, const char *id, struct config_gpu *ret,
+                char *ret_sentence, size_t n_sentence)
 {
+        (void)admin_socket;
         (void)userdata;
         (void)id;
         (void)ret_sentence;
@@ -111,7 +113,7 @@ static void stop(void)
 
 static void setup_with(const char *text)
 {
-        ck_assert_int_eq(devices_new(&devices), 0);
+        ck_assert_int_eq(devices_new(false, &devices), 0);
         fake_device_init(&gpu, 2 * MIB);
         gpu.facts.bytes_total = LIMIT + OTHER;
         gpu.facts.uuid[0] = 1;

@@ -1,6 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
-/* Arenas whose extents the service manager keeps: in which order things are stored, written
- * down and given back; a process that is killed at each step of it; a manager that fails. */
+/* Arenas whose extents a keeper has: the order in which they are stored, recorded and released; a process that is
+ * killed at each step of that; a store that fails.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
@@ -12,17 +13,17 @@
 
 #include "daemon/memory/arena.h"
 #include "daemon/memory/upcalls.h"
-#include "keeper.h"
 #include "tests/fake_device.h"
+#include "tests/keeper_caller.h"
 #include "tests/suite.h"
 #include "tests/checks.h"
 
 #define E (2 * MIB)
 
-enum { MAX_KEYS = 31, TIMEOUT_MS = 150, MUCH_MS = 20000 };
+enum { MUCH_MS = 300000 };
 
-static struct keeper *k;
-static struct manager *m;
+static char folder[32], admin[64], path[64]; /* path: the keepers' folder */
+static struct keepers *keepers;
 static struct store *s;
 static struct fake_device device;
 static struct device_ops ops; /* the fake's, with steps before and after */
@@ -36,9 +37,10 @@ static uint32_t quota, session;
 
 /* ---- steps ------------------------------------------------------------------------ */
 
-/* What happens around the device's calls and the messages to the manager. */
+/* What happens around the device's calls and the store's. */
 static unsigned n_steps, killed_at; /* 0: never */
 static char story[4096];
+static unsigned put_failing; /* this call fails, counted from 1; 0: none */
 
 static void step(const char *what)
 {
@@ -51,23 +53,24 @@ static void step(const char *what)
 }
 
 int __real_store_put_extent(struct store *s, uint64_t key, int fd);
-int __real_store_remove_extent(struct store *s, uint64_t key, bool wait);
+int __real_store_remove_extent(struct store *s, uint64_t key);
 int __wrap_store_put_extent(struct store *store, uint64_t key, int fd);
-int __wrap_store_remove_extent(struct store *store, uint64_t key, bool wait);
+int __wrap_store_remove_extent(struct store *store, uint64_t key);
 
 int __wrap_store_put_extent(struct store *store, uint64_t key, int fd)
 {
-        int r = __real_store_put_extent(store, key, fd);
+        bool fails = put_failing > 0 && --put_failing == 0;
+        int r = fails ? -EMFILE : __real_store_put_extent(store, key, fd);
 
         step(r == 0 ? "put" : "put-failed");
         return r;
 }
 
-int __wrap_store_remove_extent(struct store *store, uint64_t key, bool wait)
+int __wrap_store_remove_extent(struct store *store, uint64_t key)
 {
-        int r = __real_store_remove_extent(store, key, wait);
+        int r = __real_store_remove_extent(store, key);
 
-        step(wait ? "remove-and-wait" : "remove");
+        step("remove");
         return r;
 }
 
@@ -137,6 +140,16 @@ static void open_device(bool empties_mappings)
         account_init(&account, &pool, 20 * E, 0);
 }
 
+static int open_store(void)
+{
+        char sentence[256] = "";
+        int r = store_new(keepers, &s, sentence, sizeof(sentence));
+
+        if (r < 0)
+                fprintf(stderr, "# %s\n", sentence);
+        return r;
+}
+
 /* The first process. */
 static int open_all(bool empties_mappings, enum device_share share)
 {
@@ -145,11 +158,10 @@ static int open_all(bool empties_mappings, enum device_share share)
         struct arena_options o;
 
         open_device(empties_mappings);
-        if (manager_new(&m) < 0 || store_new(m, &s) < 0 || ledger_new(&limits, &ledger) < 0 ||
+        if (open_store() < 0 || ledger_new(&limits, &ledger) < 0 ||
             ledger_quota_add(ledger, &facts, &quota) < 0 ||
             ledger_session_add(ledger, &(struct ledger_session){ .tenant = "t" }, &session) < 0)
                 return -1;
-        store_set_timeout(s, MUCH_MS);
         o = options(share);
         return store_put_ledger(s, ledger_fd(ledger)) < 0 ? -1 : arena_new(&o, &a);
 }
@@ -161,24 +173,30 @@ static void close_all(void)
         ledger = ledger_free(ledger);
         worker = worker_free(worker);
         s = store_free(s);
-        m = manager_free(m);
 }
 
 static void setup(void)
 {
-        n_steps = killed_at = 0;
-        story[0] = '\0';
-        k = keeper_new("1");
+        char sentence[256] = "";
+
+        strcpy(folder, "/tmp/arena-store-XXXXXX");
+        ck_assert_ptr_nonnull(mkdtemp(folder));
+        snprintf(admin, sizeof(admin), "%s/admin.sock", folder);
+        snprintf(path, sizeof(path), "%s/keepers", folder);
+        ck_assert_msg(keepers_open(admin, &keepers, sentence, sizeof(sentence)) == 0, "%s", sentence);
 }
 
 static void teardown(void)
 {
         close_all();
-        k = keeper_free(k);
+        ck_assert_int_ge(keepers_end(keepers, MUCH_MS, NULL, NULL), 0);
+        keepers = keepers_close(keepers);
+        ck_assert_int_eq(rmdir(path), 0);
+        ck_assert_int_eq(rmdir(folder), 0);
         ck_assert_uint_eq(device.n_live, 0);
 }
 
-FIXTURE(fd_store, setup, teardown);
+FIXTURE(arena_store, setup, teardown);
 
 static void check(void)
 {
@@ -251,26 +269,16 @@ static void live(void)
         worker_poll(worker);
 }
 
-/* "x" and the digit. */
-static void name_of(uint64_t key, char ret[3])
+static bool is_kept_as(uint64_t key, int fd)
 {
-        ck_assert_uint_lt(key, MAX_KEYS);
-        snprintf(ret, 3, "x%c", (char)(key < 10 ? '0' + key : 'a' + key - 10));
-}
-
-static bool is_kept(uint64_t key)
-{
-        char name[3];
-
-        name_of(key, name);
-        return keeper_count_of(k, name) == 1;
-}
-
-static bool is_same(int x, int y)
-{
+        int taken = store_take_extent(s, key);
         struct stat p, q;
+        bool is_same = taken >= 0 && fstat(taken, &p) == 0 && fstat(fd, &q) == 0 && p.st_ino == q.st_ino &&
+                       p.st_dev == q.st_dev;
 
-        return fstat(x, &p) == 0 && fstat(y, &q) == 0 && p.st_ino == q.st_ino && p.st_dev == q.st_dev;
+        if (taken >= 0)
+                close(taken);
+        return is_same;
 }
 
 /* ---- in order --------------------------------------------------------------------------- */
@@ -284,21 +292,19 @@ TEST(new_extents_are_stored)
         ck_assert_int_eq(g.result, 0);
         check();
         ck_assert_str_eq(story, "asked make put make put make put grown ");
-        ck_assert_uint_eq(keeper_count(k), 4);
+        ck_assert_uint_eq(keeper_count_in(folder), 4);
         for (uint32_t i = 0; i < 3; i++) {
                 const struct ledger_extent *e = ledger_extent_get(ledger, i);
-                char name[3];
 
                 ck_assert_ptr_nonnull(e);
-                name_of(e->store_key, name);
-                ck_assert(is_same(keeper_fd(k, name), e->fd));
+                ck_assert(is_kept_as(e->store_key, e->fd));
                 ck_assert_uint_eq(e->is_leaving, 0);
         }
         ck_assert_int_eq(arena_dealloc(a, g.handle), 0);
 }
 
-/* A device that empties mappings does it before the fd goes; of another one the fd must be
- * gone before anybody looks for the memory. */
+/* A device that empties mappings does it before the store drops the fd. Otherwise fds keep the memory, and
+ * the store's must be closed before the device is asked whether the memory was returned. */
 LOOP_TEST(destroyed_extents_are_removed_from_the_store, 2)
 {
         struct grown g;
@@ -309,20 +315,22 @@ LOOP_TEST(destroyed_extents_are_removed_from_the_store, 2)
         story[0] = '\0';
         ck_assert_uint_eq(arena_release(a, 2 * E, NULL, on_released, NULL), 2 * E);
         for (uint32_t i = 0; i < 2; i++) {
-                ck_assert_uint_eq(ledger_extent_get(ledger, i)->is_leaving, 1);
-                ck_assert(is_kept(ledger_extent_get(ledger, i)->store_key));
+                const struct ledger_extent *e = ledger_extent_get(ledger, i);
+
+                ck_assert_uint_eq(e->is_leaving, 1);
+                ck_assert(is_kept_as(e->store_key, e->fd));
         }
         worker_poll(worker);
         ck_assert_str_eq(story, _i == 0 ? "destroy remove destroy remove released "
-                                        : "remove-and-wait destroy remove-and-wait destroy released ");
+                                        : "remove destroy remove destroy released ");
         for (uint32_t i = 0; i < 2; i++)
                 ck_assert_ptr_null(ledger_extent_get(ledger, i));
-        ck_assert_uint_eq(keeper_count(k), 1);
+        ck_assert_uint_eq(keeper_count_in(folder), 1);
         check();
 }
 
-/* What sessions must let go of first does not leave yet: a successor would have it still. */
-TEST(test_retired_is_not_leaving)
+/* Sessions must unmap it first, and a successor would still have it. */
+TEST(retired_extents_are_not_leaving)
 {
         uint32_t export;
         struct grown g;
@@ -334,17 +342,17 @@ TEST(test_retired_is_not_leaving)
         ck_assert_uint_eq(arena_release(a, E, NULL, on_released, NULL), E);
         worker_poll(worker);
         ck_assert_uint_eq(ledger_extent_get(ledger, 0)->is_leaving, 0);
-        ck_assert_uint_eq(keeper_count(k), 2);
+        ck_assert_uint_eq(keeper_count_in(folder), 2);
         ledger_export_clear(ledger, export);
         arena_note_export_gone(a, 0, false);
         ck_assert_uint_eq(ledger_extent_get(ledger, 0)->is_leaving, 1);
         worker_poll(worker);
         ck_assert_ptr_null(ledger_extent_get(ledger, 0));
-        ck_assert_uint_eq(keeper_count(k), 1);
+        ck_assert_uint_eq(keeper_count_in(folder), 1);
         check();
 }
 
-TEST(test_handles_are_not_kept)
+TEST(extents_without_fds_are_not_stored)
 {
         struct grown g;
 
@@ -352,11 +360,11 @@ TEST(test_handles_are_not_kept)
         g = grow(E);
         ck_assert_int_eq(g.result, 0);
         ck_assert_uint_eq(ledger_extent_get(ledger, 0)->store_key, 0);
-        ck_assert_uint_eq(keeper_count(k), 1);
+        ck_assert_uint_eq(keeper_count_in(folder), 1);
         ck_assert_int_eq(arena_dealloc(a, g.handle), 0);
 }
 
-LOOP_TEST(test_end, 2)
+LOOP_TEST(a_successor_gets_what_is_left, 2)
 {
         struct charge charge;
         uint64_t missing;
@@ -364,17 +372,17 @@ LOOP_TEST(test_end, 2)
         ck_assert_int_eq(open_all(true, DEVICE_SHARE_FD), 0);
         ck_assert_int_eq(charge_take(&account, 4 * E, &charge, &missing), 0);
         ck_assert_int_eq(arena_back(a, charge.n_bytes, &charge), 0);
-        ck_assert_uint_eq(keeper_count(k), 5);
+        ck_assert_uint_eq(keeper_count_in(folder), 5);
         check();
         if (_i == 0)
                 a = arena_free(a);
         else
                 a = arena_leave(a);
-        ck_assert_uint_eq(keeper_count(k), _i == 0 ? 1 : 5);
+        ck_assert_uint_eq(keeper_count_in(folder), _i == 0 ? 1 : 5);
         device.n_live = 0; /* those that are left, and their memory, are a successor's */
 }
 
-/* ---- a manager that fails ------------------------------------------------------------------- */
+/* ---- a store that fails ------------------------------------------------------------------- */
 
 static void expect_refused(uint64_t n_bytes, int result)
 {
@@ -385,72 +393,56 @@ static void expect_refused(uint64_t n_bytes, int result)
         check();
 }
 
-/* All extents or none: those that were put before go again. */
-LOOP_TEST(test_full, 2)
+/* All extents or none: those that were put before are removed. */
+LOOP_TEST(an_extent_that_cannot_be_stored_is_not_made, 2)
 {
         struct grown g;
 
-        keeper_free(k);
-        k = keeper_new("6"); /* the ledger and five */
         ck_assert_int_eq(open_all(_i == 0, DEVICE_SHARE_FD), 0);
         g = grow(3 * E);
         ck_assert_int_eq(g.result, 0);
-        expect_refused(3 * E, -EXFULL);
-        ck_assert_uint_eq(keeper_count(k), 4);
+        put_failing = 3;
+        expect_refused(3 * E, -ECOMM);
+        ck_assert_uint_eq(keeper_count_in(folder), 4);
         ck_assert_int_eq(arena_dealloc(a, grow(2 * E).handle), 0);
-        ck_assert_uint_eq(keeper_count(k), 6);
+        ck_assert_uint_eq(keeper_count_in(folder), 6);
         ck_assert_int_eq(arena_dealloc(a, g.handle), 0);
 }
 
-static void fill_queue(void)
-{
-        keeper_settle(k);
-        keeper_pause(k, true);
-        while (manager_tell(m, "STATUS=busy", -1, 20) == 0)
-                ;
-}
-
-LOOP_TEST(service_manager_rejects_fds, 2)
+/* Nothing grows any more, and what there is can be released. */
+LOOP_TEST(a_keeper_ends, 2)
 {
         struct grown g;
+        pid_t pid;
 
         ck_assert_int_eq(open_all(_i == 0, DEVICE_SHARE_FD), 0);
         g = grow(2 * E);
-        fill_queue();
-        store_set_timeout(s, TIMEOUT_MS);
+        pid = keeper_pid_in(folder, "host");
+        ck_assert_int_eq(kill(pid, SIGKILL), 0);
+        ck_assert_int_eq(waitpid(pid, NULL, 0), pid);
         expect_refused(E, -ECOMM);
-        /* What goes back goes; the store makes up for it. */
+        expect_refused(E, -ECOMM);
         ck_assert_int_eq(arena_dealloc(a, g.handle), 0);
         ck_assert_uint_eq(arena_release(a, 2 * E, NULL, on_released, NULL), 2 * E);
         worker_poll(worker);
         ck_assert_uint_eq(arena_n_extents(a), 0);
-        keeper_pause(k, false);
-        store_set_timeout(s, MUCH_MS);
-        ck_assert_uint_eq(keeper_count(k), 3);
-        g = grow(E);
-        ck_assert_int_eq(g.result, 0);
-        ck_assert_uint_eq(keeper_count(k), 2);
-        ck_assert_int_eq(arena_dealloc(a, g.handle), 0);
         check();
 }
 
-/* Where the growth fails at the device, too, or only the giving back. */
-LOOP_TEST(test_device_fails, 4)
+/* The growth fails at the device; or its undoing does. */
+LOOP_TEST(a_device_fails, 4)
 {
         ck_assert_int_eq(open_all(_i % 2 == 0, DEVICE_SHARE_FD), 0);
         if (_i < 2) {
                 fake_device_fail_make(&device, 3, -ENOMEM);
                 expect_refused(4 * E, -ENOMEM);
         } else {
-                keeper_free(k);
-                close_all();
-                k = keeper_new("3");
-                ck_assert_int_eq(open_all(_i % 2 == 0, DEVICE_SHARE_FD), 0);
-                fake_device_fail_destroy(&device, 1, -EBUSY); /* of the third, which could not be put */
-                expect_refused(3 * E, -EXFULL);
+                put_failing = 3;
+                fake_device_fail_destroy(&device, 1, -EBUSY); /* of the third */
+                expect_refused(3 * E, -ECOMM);
                 ck_assert_uint_eq(arena_unreclaimed_bytes(a), E);
         }
-        ck_assert_uint_eq(keeper_count(k), 1);
+        ck_assert_uint_eq(keeper_count_in(folder), 1);
 }
 
 /* ---- killed at each step ------------------------------------------------------------------------- */
@@ -501,7 +493,7 @@ static bool find_extents(size_t *ret_n)
         return true;
 }
 
-/* By ascending offset: the allocator gave them so in this life. */
+/* In ascending order of offsets, in which the allocator gave them. */
 static bool restore_arena(size_t n)
 {
         struct arena_inherited inherited = { .extents = extents, .fds = fds, .n_extents = n };
@@ -515,13 +507,12 @@ static bool restore_arena(size_t n)
         return is_sound();
 }
 
-static bool go_on(struct manager *manager, void *userdata)
+static bool go_on(bool empties_mappings)
 {
         size_t n;
 
-        open_device(*(const bool *)userdata);
-        m = manager;
-        IS(store_new(m, &s) == 0);
+        open_device(empties_mappings);
+        IS(open_store() == 0 && !store_is_new(s));
         IS(ledger_open(store_take_ledger(s), NULL, NULL, &ledger) == 0);
         quota = 0;
         IS(find_extents(&n));
@@ -533,25 +524,21 @@ static bool go_on(struct manager *manager, void *userdata)
            n * E); /* its blocks were never written down */
         worker_poll(worker);
         IS(arena_n_extents(a) == 0 && device.n_live == 0 && is_sound());
-        m = NULL;
         close_all();
         return true;
 }
 
-LOOP_TEST(test_killed_at_each_step, 2)
+LOOP_TEST(a_process_is_killed_at_each_step, 2)
 {
-        const bool empties_mappings = _i == 0;
+        const bool empties = _i == 0;
         int status = -1;
         unsigned n;
 
         for (n = 1; n < 200; n++) {
-                bool empties = empties_mappings;
-                pid_t pid;
+                pid_t pid = fork();
 
-                keeper_free(k);
-                k = keeper_new("1");
-                pid = fork();
                 if (pid == 0) {
+                        n_steps = 0; /* of the successors */
                         killed_at = n;
                         if (open_all(empties, DEVICE_SHARE_FD) < 0)
                                 _exit(2);
@@ -560,10 +547,9 @@ LOOP_TEST(test_killed_at_each_step, 2)
                 }
                 ck_assert_int_eq(waitpid(pid, &status, 0), pid);
                 ck_assert(WIFEXITED(status) ? WEXITSTATUS(status) == 0 : WTERMSIG(status) == SIGKILL);
-                keeper_settle(k);
-                keeper_succeed(k, go_on, &empties);
-                ck_assert_msg(keeper_count(k) == 1 && keeper_count_of(k, "ledger") == 1,
-                              "killed at %u, %u are left", n, keeper_count(k) - 1);
+                ck_assert(go_on(empties));
+                ck_assert_msg(keeper_count_in(folder) == 1, "killed at %u, %u are left", n,
+                              keeper_count_in(folder) - 1);
                 if (WIFEXITED(status))
                         break;
         }

@@ -1,0 +1,383 @@
+/* Starting keepers; see start.h.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "keeper/start.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <libgen.h>
+#include <limits.h>
+#include <poll.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "keeper/wire.h"
+
+#define FOLDER "keepers"
+
+extern char **environ;
+
+/* ---- keys --------------------------------------------------------------------- */
+
+static _Atomic uint64_t last_key;
+
+uint64_t keeper_next_keys(size_t n)
+{
+        return atomic_fetch_add(&last_key, n) + 1;
+}
+
+void keeper_pass_key(uint64_t key)
+{
+        uint64_t was = atomic_load(&last_key);
+
+        while (key > was && key < UINT64_MAX && !atomic_compare_exchange_weak(&last_key, &was, key))
+                ;
+}
+
+/* ---- a process --------------------------------------------------------------- */
+
+static int find_program(char ret[static PATH_MAX])
+{
+        char self[PATH_MAX];
+        ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
+
+        if (n < 0)
+                return -errno;
+        self[n] = '\0';
+        return snprintf(ret, PATH_MAX, "%s/bfcd-keeper", dirname(self)) < PATH_MAX ? 0 : -ENAMETOOLONG;
+}
+
+/* Signals are as a program expects them, whatever this thread does with them. */
+static int set_signals(posix_spawnattr_t *attributes, bool is_apart)
+{
+        short flags = POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF;
+        sigset_t none, all;
+        int r;
+
+        sigemptyset(&none);
+        sigfillset(&all);
+        r = posix_spawnattr_setsigmask(attributes, &none);
+        if (r == 0)
+                r = posix_spawnattr_setsigdefault(attributes, &all);
+        if (r == 0)
+                r = posix_spawnattr_setflags(attributes,
+                                             (short)(is_apart ? flags | POSIX_SPAWN_SETSID : flags));
+        return r;
+}
+
+/* What waits for the end of this process's output need not wait for its. */
+static int set_files(posix_spawn_file_actions_t *files, int input, bool is_apart)
+{
+        int r = posix_spawn_file_actions_adddup2(files, input, STDIN_FILENO);
+
+        if (r == 0 && is_apart)
+                r = posix_spawn_file_actions_addopen(files, STDOUT_FILENO, "/dev/null", O_WRONLY, 0);
+        if (r == 0 && is_apart)
+                r = posix_spawn_file_actions_adddup2(files, STDOUT_FILENO, STDERR_FILENO);
+        return r;
+}
+
+int keeper_spawn(const char *id, const char *const *more, int input, bool is_apart, pid_t *ret)
+{
+        const char *argv[8] = { "bfcd-keeper", id };
+        posix_spawn_file_actions_t files;
+        posix_spawnattr_t attributes;
+        char path[PATH_MAX];
+        int r = find_program(path);
+
+        if (r < 0)
+                return r;
+        for (size_t i = 2; more && *more && i < sizeof(argv) / sizeof(argv[0]) - 1; i++)
+                argv[i] = *more++;
+        posix_spawn_file_actions_init(&files);
+        posix_spawnattr_init(&attributes);
+        r = set_files(&files, input, is_apart);
+        if (r == 0)
+                r = set_signals(&attributes, is_apart);
+        if (r == 0)
+                r = posix_spawn(ret, path, &files, &attributes, (char *const *)(uintptr_t)argv, environ);
+        posix_spawnattr_destroy(&attributes);
+        posix_spawn_file_actions_destroy(&files);
+        return -r;
+}
+
+/* ---- the folder ---------------------------------------------------------------- */
+
+struct keepers {
+        char path[PATH_MAX];
+        int fd; /* locked */
+};
+
+static int find_folder(const char *admin_socket, char ret[static PATH_MAX])
+{
+        char copy[PATH_MAX];
+
+        if (snprintf(copy, sizeof(copy), "%s", admin_socket) >= (int)sizeof(copy) ||
+            snprintf(ret, PATH_MAX, "%s/" FOLDER, dirname(copy)) >= PATH_MAX)
+                return -ENAMETOOLONG;
+        return 0;
+}
+
+static int open_folder(const char *path)
+{
+        int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+        struct stat st;
+
+        if (fd < 0)
+                return -errno;
+        if (fstat(fd, &st) < 0 || (st.st_uid != geteuid() && geteuid() != 0) || (st.st_mode & 077) != 0) {
+                close(fd);
+                return -EPERM;
+        }
+        return fd;
+}
+
+int keepers_open(const char *admin_socket, struct keepers **ret, char *ret_sentence, size_t n_sentence)
+{
+        struct keepers *k = malloc(sizeof(*k));
+        int r = k ? find_folder(admin_socket, k->path) : -ENOMEM;
+
+        if (r == 0 && mkdir(k->path, 0700) < 0 && errno != EEXIST)
+                r = -errno;
+        if (r == 0)
+                r = k->fd = open_folder(k->path);
+        if (r >= 0 && flock(k->fd, LOCK_EX | LOCK_NB) < 0) {
+                r = errno == EWOULDBLOCK ? -EBUSY : -errno;
+                close(k->fd);
+        }
+        if (r >= 0) {
+                *ret = k;
+                return 0;
+        }
+        snprintf(ret_sentence, n_sentence, "the folder %s of the keepers cannot be used: %s",
+                 k && r != -ENAMETOOLONG ? k->path : admin_socket,
+                 r == -EBUSY   ? "another bfcd runs there"
+                 : r == -EPERM ? "it must belong to bfcd's user, with mode 0700"
+                               : strerror(-r));
+        free(k);
+        return r;
+}
+
+struct keepers *keepers_close(struct keepers *k)
+{
+        if (k)
+                close(k->fd);
+        free(k);
+        return NULL;
+}
+
+/* Through an open folder, so that its path may be long. */
+static int set_address(int folder, const char *id, struct sockaddr_un *ret)
+{
+        *ret = (struct sockaddr_un){ .sun_family = AF_UNIX };
+        return snprintf(ret->sun_path, sizeof(ret->sun_path), "/proc/self/fd/%d/%s", folder, id) <
+                               (int)sizeof(ret->sun_path)
+                       ? 0
+                       : -ENAMETOOLONG;
+}
+
+static int new_socket(int type)
+{
+        int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | type, 0);
+
+        return fd < 0 ? -errno : fd;
+}
+
+/* type: SOCK_NONBLOCK, 0. With the former -EAGAIN: it listens, and has enough connections that wait. */
+static int try_connect(int folder, const char *id, int type)
+{
+        struct sockaddr_un address;
+        int r = set_address(folder, id, &address), fd;
+
+        if (r < 0)
+                return r;
+        fd = new_socket(type);
+        if (fd >= 0 && connect(fd, (struct sockaddr *)&address, sizeof(address)) < 0) {
+                r = -errno;
+                close(fd);
+                return r;
+        }
+        return fd;
+}
+
+/* The socket listens before the process is there, so nothing waits for it. */
+static int start_named(struct keepers *k, const char *id, const char *const *more, pid_t *ret)
+{
+        char path[PATH_MAX + NAME_MAX + 2];
+        const char *arguments[6] = { KEEPER_SOCKET, path };
+        struct sockaddr_un address;
+        int r = set_address(k->fd, id, &address), fd;
+
+        if (r < 0)
+                return r;
+        fd = new_socket(0);
+        if (fd < 0)
+                return fd;
+        snprintf(path, sizeof(path), "%s/%s", k->path, id);
+        for (size_t i = 2; more && *more && i < sizeof(arguments) / sizeof(arguments[0]) - 1; i++)
+                arguments[i] = *more++;
+        (void)unlinkat(k->fd, id, 0);
+        if (bind(fd, (struct sockaddr *)&address, sizeof(address)) < 0 || listen(fd, KEEPER_BACKLOG) < 0)
+                r = -errno;
+        if (r == 0)
+                r = keeper_spawn(id, arguments, fd, true, ret);
+        close(fd);
+        if (r < 0)
+                (void)unlinkat(k->fd, id, 0);
+        return r;
+}
+
+/* Of the process that listens, which says so anew when it begins. */
+static pid_t pid_of(int fd)
+{
+        struct ucred who;
+        socklen_t n = sizeof(who);
+
+        return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &n) == 0 && who.pid != getpid() ? who.pid : -1;
+}
+
+static bool is_closed(int fd)
+{
+        struct pollfd p = { .fd = fd, .events = POLLRDHUP };
+
+        return poll(&p, 1, 0) > 0 && p.revents & (POLLRDHUP | POLLHUP);
+}
+
+/* Its pid is its own as long as the connection is not closed. */
+static void find_process(struct keeper_link *link)
+{
+        if (link->pid <= 0)
+                link->pid = pid_of(link->fd);
+        if (link->pid > 0)
+                link->process = (int)syscall(SYS_pidfd_open, link->pid, 0);
+        if (link->process >= 0 && is_closed(link->fd)) {
+                close(link->process);
+                link->process = -1;
+        }
+}
+
+int keepers_connect(struct keepers *k, const char *id, const char *const *more, struct keeper_link *ret)
+{
+        struct keeper_link link = KEEPER_LINK_NONE;
+        int r;
+
+        link.fd = try_connect(k->fd, id, 0);
+        if (link.fd == -ECONNREFUSED || link.fd == -ENOENT) {
+                r = start_named(k, id, more, &link.pid);
+                if (r < 0)
+                        return r;
+                link.is_new = true;
+                link.fd = try_connect(k->fd, id, 0);
+        }
+        if (link.fd < 0)
+                return link.fd;
+        find_process(&link);
+        *ret = link;
+        return 0;
+}
+
+bool keepers_listen(const struct keepers *k, const char *id)
+{
+        int fd = try_connect(k->fd, id, SOCK_NONBLOCK);
+
+        if (fd >= 0)
+                close(fd);
+        return fd >= 0 || fd == -EAGAIN;
+}
+
+bool keepers_have(const char *admin_socket, const char *id)
+{
+        char path[PATH_MAX];
+        int folder = find_folder(admin_socket, path) == 0 ? open_folder(path) : -1, fd;
+
+        if (folder < 0)
+                return false;
+        fd = try_connect(folder, id, SOCK_NONBLOCK);
+        close(folder);
+        if (fd >= 0)
+                close(fd);
+        return fd >= 0 || fd == -EAGAIN;
+}
+
+/* ---- the end ------------------------------------------------------------------- */
+
+void keeper_leave(struct keeper_link *link)
+{
+        if (link->fd >= 0)
+                close(link->fd);
+        if (link->process >= 0)
+                close(link->process);
+        *link = KEEPER_LINK_NONE;
+}
+
+static bool await_end(const struct keeper_link *link, int timeout_ms)
+{
+        struct pollfd p = { .fd = link->process >= 0 ? link->process : link->fd,
+                            .events = link->process >= 0 ? POLLIN : POLLRDHUP };
+
+        return poll(&p, 1, timeout_ms) > 0;
+}
+
+void keeper_end(struct keeper_link *link, int timeout_ms)
+{
+        struct keeper_request q;
+
+        if (link->fd < 0)
+                return;
+        memset(&q, 0, sizeof(q));
+        q.version = KEEPER_VERSION;
+        q.op = KEEPER_END;
+        (void)keeper_send(link->fd, &q, sizeof(q), NULL, 0);
+        (void)shutdown(link->fd, SHUT_WR);
+        if (!await_end(link, timeout_ms) && link->process >= 0) {
+                (void)syscall(SYS_pidfd_send_signal, link->process, SIGKILL, NULL, 0);
+                (void)await_end(link, timeout_ms);
+        }
+        if (link->pid > 0)
+                (void)waitpid(link->pid, NULL, WNOHANG);
+        keeper_leave(link);
+}
+
+int keepers_end(struct keepers *k, int timeout_ms, bool (*is_used)(const void *userdata, const char *id),
+                const void *userdata)
+{
+        int copy = fcntl(k->fd, F_DUPFD_CLOEXEC, 0), n = 0;
+        DIR *folder = copy >= 0 ? fdopendir(copy) : NULL;
+        const struct dirent *e;
+
+        if (!folder) {
+                n = -errno;
+                if (copy >= 0)
+                        close(copy);
+                return n;
+        }
+        rewinddir(folder);
+        while ((e = readdir(folder))) {
+                struct keeper_link link = KEEPER_LINK_NONE;
+
+                if (e->d_name[0] == '.' || (is_used && is_used(userdata, e->d_name)))
+                        continue;
+                link.fd = try_connect(k->fd, e->d_name, 0);
+                if (link.fd >= 0) {
+                        find_process(&link);
+                        keeper_end(&link, timeout_ms);
+                        n++;
+                }
+                (void)unlinkat(k->fd, e->d_name, 0);
+        }
+        closedir(folder);
+        return n;
+}

@@ -1,0 +1,59 @@
+/* Starts keepers: the program is searched beside this one.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef KEEPER_START_H
+#define KEEPER_START_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+/* Of the device with this id, with `input` as its standard input; more: further arguments, NULL at the end. is_apart: it is in
+ * a session of its own, and writes nothing. -errno: it cannot be started. */
+int keeper_spawn(const char *id, const char *const *more, int input, bool is_apart, pid_t *ret);
+
+/* Keys of extents that no keeper has, never 0: the first of n. Any thread. */
+uint64_t keeper_next_keys(size_t n);
+void keeper_pass_key(uint64_t key); /* the next ones are above it */
+
+/* ---- keepers that outlive this process ---------------------------------------- */
+
+/* Their sockets are in a folder of this user alone, beside bfcd's admin socket. */
+struct keepers;
+
+/* Makes the folder, and locks it: one bfcd at a time has it. On failure a sentence: -EBUSY (another process has it), -EPERM
+ * (others could change it), -errno. */
+int keepers_open(const char *admin_socket, struct keepers **ret, char *ret_sentence, size_t n_sentence);
+struct keepers *keepers_close(struct keepers *k); /* they stay; takes NULL */
+
+/* True: one listens there, which an earlier bfcd has left, or another one uses. */
+bool keepers_have(const char *admin_socket, const char *id);
+
+bool keepers_listen(const struct keepers *k, const char *id); /* the same */
+
+/* A keeper, as its caller has it. */
+struct keeper_link {
+        int fd;      /* -1: none */
+        int process; /* a pidfd; -1: unknown */
+        pid_t pid;
+        bool is_new; /* there was none */
+};
+#define KEEPER_LINK_NONE ((struct keeper_link){ .fd = -1, .process = -1 })
+
+/* Connects to that of the device, which is started with these arguments (NULL at the end) if none listens. -errno. */
+int keepers_connect(struct keepers *k, const char *id, const char *const *more, struct keeper_link *ret);
+
+/* Closes the connection. The keeper stays. */
+void keeper_leave(struct keeper_link *link);
+
+/* Ends the process with what it has, and closes the connection. One that does not end in timeout_ms is killed; a driver may
+ * hold it where no signal reaches it, so that is waited for as long again at most. */
+void keeper_end(struct keeper_link *link, int timeout_ms);
+
+/* Ends all that there are and that are not used, and removes their sockets. is_used: NULL: none is. Returns their number;
+ * -errno. */
+int keepers_end(struct keepers *k, int timeout_ms, bool (*is_used)(const void *userdata, const char *id),
+                const void *userdata);
+
+#endif
