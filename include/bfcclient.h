@@ -331,10 +331,10 @@ struct bfc_publish_options {
 };
 
 /* bfc_publish() with options (NULL: none). A kept block stays after its last reference: for keep_ms, or with
- * BFC_KEEP_FOREVER until bfc_forget(). It survives the end of its publisher and restarts of the daemon (not
- * with "share: cuda-ipc"). It stays charged to the tenant, and no request reclaims it. It is freed early if
- * the tenant loses its quota or the device is drained. -EINVAL also: too much metadata. -EDQUOT also: the
- * tenant has 256 shared blocks that are kept or have metadata. */
+ * BFC_KEEP_FOREVER until bfc_forget(). It survives the end of its publisher and restarts of the daemon. It stays
+ * charged to the tenant, and no request reclaims it. It is freed early if the tenant loses its quota or the
+ * device is drained. -EINVAL also: too much metadata. -EDQUOT also: the tenant has 256 shared blocks that are
+ * kept or have metadata. */
 int bfc_publish_with(bfc_client *client, void *ptr, const char *name,
                      const struct bfc_publish_options *options);
 

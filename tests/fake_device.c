@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static pthread_mutex_t one_call = PTHREAD_MUTEX_INITIALIZER;
@@ -58,6 +59,8 @@ static int fake_make_locked(struct fake_device *f, const struct device_supply *s
                 ret->fd = -1;
                 memcpy(ret->handle, "fake", 4);
                 memcpy(ret->handle + 4, &f->n_makes, sizeof(f->n_makes));
+                if (pwrite(fd, ret->handle, sizeof(ret->handle), 0) < 0 || ftruncate(fd, (off_t)n_bytes) < 0)
+                        abort();
         }
         return 0;
 }
@@ -124,6 +127,26 @@ static int fake_adopt(struct device *d, int fd, uint64_t n_bytes, struct device_
         return 0;
 }
 
+/* What was shared by a handle, and not destroyed. */
+static int fake_take(struct device *d, uint64_t native, uint64_t n_bytes, struct device_extent *ret)
+{
+        struct fake_device *f = (struct fake_device *)d;
+        struct device_extent e = {
+                .fd = -1, .share = DEVICE_SHARE_CUDA_IPC, .n_bytes = n_bytes, .native = native
+        };
+        struct stat st;
+
+        if (fstat((int)native, &st) < 0 || fcntl((int)native, F_GET_SEALS) < 0)
+                return -ENOENT;
+        if ((uint64_t)st.st_size != n_bytes ||
+            pread((int)native, e.handle, sizeof(e.handle), 0) != (ssize_t)sizeof(e.handle))
+                return -EPROTO;
+        f->n_live++;
+        f->live_bytes += n_bytes;
+        *ret = e;
+        return 0;
+}
+
 static int fake_facts(struct device *d, struct device_facts *ret)
 {
         const struct fake_device *f = (const struct fake_device *)d;
@@ -180,6 +203,15 @@ static const struct device_ops fake_ops = {
         .close = fake_close,
         .open = fake_open,
 };
+
+static struct device_ops keeper_ops;
+
+void fake_device_keep(struct fake_device *f)
+{
+        keeper_ops = fake_ops;
+        keeper_ops.take = fake_take;
+        f->device.ops = &keeper_ops;
+}
 
 void fake_device_init(struct fake_device *f, uint64_t granularity)
 {

@@ -39,6 +39,9 @@ struct fake_device {
 
 void fake_device_init(struct fake_device *f, uint64_t granularity);
 
+/* It is a keeper: extents that are shared by a handle outlive their owner, and device_take() finds them. */
+void fake_device_keep(struct fake_device *f);
+
 /* The nth make (destroy) from now fails with that error, once; 1 is the next. */
 void fake_device_fail_make(struct fake_device *f, unsigned nth, int error);
 void fake_device_fail_destroy(struct fake_device *f, unsigned nth, int error);

@@ -71,10 +71,10 @@ struct broker *peer_broker_on(const char *config_text, const struct config_machi
         return open_broker(config_text, machine, devices, NULL, ret_config);
 }
 
-struct broker *peer_broker_kept(const char *config_text, struct devices *devices, struct store *store,
-                                struct config **ret_config)
+struct broker *peer_broker_kept(const char *config_text, const struct config_machine *machine,
+                                struct devices *devices, struct store *store, struct config **ret_config)
 {
-        struct broker *b = open_broker(config_text, NULL, devices, store, ret_config);
+        struct broker *b = open_broker(config_text, machine, devices, store, ret_config);
 
         MUST(restore_sessions(b) == 0);
         return b;

@@ -94,8 +94,8 @@ struct broker *peer_broker(const char *config_text, struct config **ret_config);
 struct broker *peer_broker_on(const char *config_text, const struct config_machine *machine,
                               struct devices *devices, struct config **ret_config);
 /* The same where extents outlive it. */
-struct broker *peer_broker_kept(const char *config_text, struct devices *devices, struct store *store,
-                                struct config **ret_config);
+struct broker *peer_broker_kept(const char *config_text, const struct config_machine *machine,
+                                struct devices *devices, struct store *store, struct config **ret_config);
 /* Its process ends as it is; so do its peers, which are to be dropped before. */
 void peer_broker_leave(struct broker *b, struct config *c);
 

@@ -280,8 +280,7 @@ static void check_users(struct config_reader *r, size_t partition)
                         r, config_at(&r->partitions[partition].place, PARTITION_SHARE),
                         "partition '%s' has share: cuda-ipc, and tenant '%s' has users other than uid %u, "
                         "which runs this check: the driver may refuse the CUDA IPC handles of bfcd's user "
-                        "to other users; use share: fd for other users, for containers, and to keep "
-                        "sessions across restarts",
+                        "to other users; use share: fd for other users and for containers",
                         p->name, r->c->tenants[i].name, (unsigned)geteuid());
                 return; /* one warning is enough */
         }

@@ -449,12 +449,21 @@ int arena_plan_whole(struct arena *a, uint64_t n_bytes, uint64_t room_bytes, str
 
 /* ---- places --------------------------------------------------------------- */
 
+/* Ids of extents are never used again, in any arena, also not after a restart. */
+static uint64_t region_id(const struct arena *a, const struct arena_region *r)
+{
+        if (r->record == LEDGER_NONE)
+                return ARENA_REGION_OF_EXTENT |
+                       ledger_extent_at(a->o.ledger, arena_slot_of(a, r->first_slot)->extent)->id;
+        return ((uint64_t)a->o.quota + 1) << 32 | (uint64_t)(r - a->regions.items);
+}
+
 void arena_locate(const struct arena *a, uint64_t offset, struct arena_place *ret)
 {
         const struct arena_region *r = arena_region_at(a, offset);
 
         *ret = (struct arena_place){
-                .region_id = ((uint64_t)a->o.quota + 1) << 32 | r->number,
+                .region_id = region_id(a, r),
                 .region_bytes = r->n_bytes,
                 .offset = offset - r->base,
         };

@@ -82,7 +82,7 @@ struct arena_inherited {
 /* Makes an arena from the records of a ledger of ledger_open(): regions, extents and blocks keep their
  * offsets, and the blocks' records get their handles. The limit may differ. On success it owns the fds
  * and the charge, which covers all of its extents. -EBADMSG and a sentence: the records do not fit
- * together, or an fd is not that extent's. -ENOTSUP: not with cuda-ipc, or not on this device. -ENOMEM. A
+ * together, or the memory is not that extent's. -ENOTSUP: not on this device. -ENOMEM. A
  * failure changes nothing. */
 int arena_restore(const struct arena_options *options, const struct arena_inherited *inherited,
                   struct charge *charge, struct arena **ret, const char **ret_why);
@@ -293,9 +293,10 @@ void arena_draw(const struct arena *a, char ret_picture[PICTURE_CHARACTERS + 1])
 /* The extent at this offset is being released. */
 bool arena_is_retiring(const struct arena *a, uint64_t offset);
 
-/* A place in a region, as clients know it. */
+/* A place in a region, as clients know it. A region of cuda-ipc has the id of its extent. */
+#define ARENA_REGION_OF_EXTENT (UINT64_C(1) << 63)
 struct arena_place {
-        uint64_t region_id; /* (quota + 1) << 32 | a number of this arena */
+        uint64_t region_id; /* (quota + 1) << 32 | a number of this arena; cuda-ipc: the above */
         uint64_t region_bytes;
         uint64_t offset; /* in the region */
 };

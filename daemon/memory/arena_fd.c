@@ -52,13 +52,12 @@ static int region_open(struct arena *a, const struct ledger_region *facts, uint3
         if (r < 0)
                 return r;
         (void)bfc_extent_at(a->bfc, facts->base + facts->n_bytes - BFC_GRANULE, &last);
-        region = &a->regions.items[a->regions.n++];
+        region = &a->regions.items[a->regions.n++]; /* its number is its index: regions stay */
         *region = (struct arena_region){
                 .base = facts->base,
                 .n_bytes = facts->n_bytes,
                 .first_slot = a->slots.n,
                 .n_slots = last + 1,
-                .number = a->regions.n_numbers++,
                 .record = record,
         };
         a->slots.n += region->n_slots;
@@ -70,7 +69,7 @@ static int region_open(struct arena *a, const struct ledger_region *facts, uint3
 static int region_add(struct arena *a)
 {
         uint64_t e = a->o.sizes.extent_bytes, base = arena_regions_end(a), fixed = 0;
-        struct ledger_region facts = { .quota = a->o.quota, .number = a->regions.n_numbers, .base = base };
+        struct ledger_region facts = { .quota = a->o.quota, .number = (uint32_t)a->regions.n, .base = base };
         uint32_t record;
         int r;
 
@@ -215,7 +214,7 @@ static int restore_region(struct arena *a, uint32_t record, const char **ret_why
         int r;
 
         *ret_why = "a region is not at its recorded address";
-        if (g->base != arena_regions_end(a) || g->number != a->regions.n_numbers)
+        if (g->base != arena_regions_end(a) || g->number != a->regions.n)
                 return -EBADMSG;
         *ret_why = "a region does not belong to the arena's extents";
         if (g->first_extent_bytes > a->o.sizes.extent_bytes || fixed > g->n_bytes ||
@@ -225,12 +224,13 @@ static int restore_region(struct arena *a, uint32_t record, const char **ret_why
         return r == -EINVAL ? -EBADMSG : r;
 }
 
-static int fd_restore_regions(struct arena *a, const char **ret_why)
+static int fd_restore_regions(struct arena *a, const struct arena_inherited *inherited, const char **ret_why)
 {
         uint32_t end = ledger_region_end(a->o.ledger), n = 0;
         uint32_t *records = calloc((size_t)end + 1, sizeof(*records));
         int r = 0;
 
+        (void)inherited;
         if (!records)
                 return -ENOMEM;
         for (uint32_t i = 0; i < end; i++) {

@@ -43,7 +43,6 @@ struct arena_region {
         uint64_t n_bytes;
         size_t first_slot;
         size_t n_slots;
-        uint32_t number;
         uint32_t record; /* in the ledger; LEDGER_NONE: cuda-ipc */
 };
 
@@ -66,7 +65,8 @@ struct arena_layout {
         uint64_t (*growable)(const struct arena *a, uint64_t room_bytes);
         /* The slot's extent was removed, or could not be made. */
         void (*drop_slot)(struct arena *a, size_t slot);
-        int (*restore_regions)(struct arena *a, const char **ret_why); /* NULL: nothing can be inherited */
+        int (*restore_regions)(struct arena *a, const struct arena_inherited *inherited,
+                               const char **ret_why);
 };
 extern const struct arena_layout arena_layout_fd, arena_layout_ipc;
 
@@ -76,8 +76,7 @@ TAILQ_HEAD(refill_job_list, refill_job);
 struct arena_regions {
         struct arena_region *items; /* by base */
         size_t n, n_room;
-        uint32_t n_numbers; /* regions ever made */
-        size_t planned;     /* cuda-ipc: the slot that was made for a plan, or ARENA_NO_SLOT */
+        size_t planned; /* cuda-ipc: the slot that was made for a plan, or ARENA_NO_SLOT */
 };
 
 struct arena_slots {

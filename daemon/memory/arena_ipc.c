@@ -1,5 +1,5 @@
 /* The layout of share mode cuda-ipc: each region is one extent, since the driver chooses where a client
- * sees it. The region comes and goes with the extent, and its id is never used again.
+ * sees it. The region comes and goes with the extent, and has its id: see arena_locate().
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/memory/arena_internal.h"
@@ -26,15 +26,12 @@ static int region_find_gap(const struct arena *a, uint64_t n_bytes, size_t *ret_
         return 0;
 }
 
-static int region_add(struct arena *a, uint64_t n_bytes, size_t *ret_slot)
+static int region_open(struct arena *a, size_t index, uint64_t base, uint64_t n_bytes, size_t *ret_slot)
 {
-        size_t index, slot = 0;
         struct arena_region *at;
-        uint64_t base;
-        int r = a->regions.n_numbers == UINT32_MAX ? -ENOMEM : region_find_gap(a, n_bytes, &index, &base);
+        size_t slot = 0;
+        int r = arena_reserve_region(a);
 
-        if (r == 0)
-                r = arena_reserve_region(a);
         if (r == 0)
                 r = bfc_add_region(a->bfc, base, n_bytes, n_bytes, false);
         if (r < 0)
@@ -50,9 +47,18 @@ static int region_add(struct arena *a, uint64_t n_bytes, size_t *ret_slot)
         }
         at = a->regions.items + index;
         memmove(at + 1, at, (a->regions.n++ - index) * sizeof(*at));
-        *at = (struct arena_region){ base, n_bytes, slot, 1, a->regions.n_numbers++, LEDGER_NONE };
+        *at = (struct arena_region){ base, n_bytes, slot, 1, LEDGER_NONE };
         *ret_slot = slot;
         return 0;
+}
+
+static int region_add(struct arena *a, uint64_t n_bytes, size_t *ret_slot)
+{
+        uint64_t base;
+        size_t index;
+        int r = region_find_gap(a, n_bytes, &index, &base);
+
+        return r < 0 ? r : region_open(a, index, base, n_bytes, ret_slot);
 }
 
 static void ipc_drop_slot(struct arena *a, size_t slot)
@@ -111,6 +117,23 @@ static uint64_t ipc_max_in_extent(const struct arena *a)
         return BFC_MAX_SPACE;
 }
 
+/* One for each extent. */
+static int ipc_restore_regions(struct arena *a, const struct arena_inherited *inherited, const char **ret_why)
+{
+        int r = 0;
+
+        for (size_t i = 0; r == 0 && i < inherited->n_extents; i++) {
+                const struct ledger_extent *e = ledger_extent_at(a->o.ledger, inherited->extents[i]);
+                size_t slot;
+
+                *ret_why = "an extent is not aligned to the arena's extent size";
+                r = e->n_bytes % a->o.sizes.extent_bytes == 0
+                            ? region_open(a, a->regions.n, e->offset, e->n_bytes, &slot)
+                            : -EBADMSG;
+        }
+        return r == -EINVAL ? -EBADMSG : r;
+}
+
 const struct arena_layout arena_layout_ipc = {
         .limit_max_bytes = UINT64_MAX,
         .max_extents = UINT64_MAX,
@@ -122,4 +145,5 @@ const struct arena_layout arena_layout_ipc = {
         .unbacked_bytes = ipc_unbacked_bytes,
         .growable = ipc_growable,
         .drop_slot = ipc_drop_slot,
+        .restore_regions = ipc_restore_regions,
 };

@@ -70,10 +70,21 @@ static int take_memory(const struct arena_options *o, const struct ledger_extent
         return fd >= 0 ? device_adopt(o->device, fd, e->n_bytes, ret) : -ENOENT;
 }
 
+/* The fds that a keeper sent; those that were inherited are the caller's. */
+static void close_taken(const struct arena_options *o, const struct arena_inherited *inherited,
+                        const struct device_extent *memories)
+{
+        for (size_t i = 0; device_keeps(o->device) && i < inherited->n_extents; i++)
+                if (memories[i].fd >= 0)
+                        close(memories[i].fd);
+}
+
 /* The memory of each extent, which has its slot already. All or none. */
 static int restore_memory(struct arena *a, const struct arena_inherited *inherited,
                           struct device_extent *memories, const char **ret_why)
 {
+        for (size_t i = 0; i < inherited->n_extents; i++)
+                memories[i] = DEVICE_EXTENT_EMPTY;
         for (size_t i = 0; i < inherited->n_extents; i++) {
                 const struct ledger_extent *e = ledger_extent_at(a->o.ledger, inherited->extents[i]);
                 int r = take_memory(&a->o, e, inherited->fds[i], &memories[i]);
@@ -85,8 +96,10 @@ static int restore_memory(struct arena *a, const struct arena_inherited *inherit
                                                 : "the keeper does not have all of its extents";
                         r = -EBADMSG;
                 }
-                if (r < 0)
+                if (r < 0) {
+                        close_taken(&a->o, inherited, memories);
                         return r;
+                }
         }
         return 0;
 }
@@ -95,7 +108,7 @@ static int restore_memory(struct arena *a, const struct arena_inherited *inherit
 static int restore_all(struct arena *a, const struct arena_inherited *inherited, bfc_handle *handles,
                        struct device_extent *memories, const char **ret_why)
 {
-        int r = a->layout->restore_regions ? a->layout->restore_regions(a, ret_why) : -ENOTSUP;
+        int r = a->layout->restore_regions(a, inherited, ret_why);
 
         for (size_t i = 0; r == 0 && i < inherited->n_extents; i++)
                 r = restore_extent(a, inherited->extents[i], ret_why);

@@ -177,9 +177,8 @@ static bool can_be_resumed(const struct session *s)
         if (s->admin || !store_keeps(s->broker->options.store) || s->who.pid <= 0 || s->who.start_time == 0)
                 return false;
         for (size_t i = 0; i < s->n_shares; i++)
-                if (s->shares[i].quota->partition->share != DEVICE_SHARE_FD ||
-                    !(device_keeps(s->shares[i].quota->partition->device) ||
-                      s->shares[i].quota->partition->device->ops->adopt))
+                if (!device_keeps(s->shares[i].quota->partition->device) &&
+                    !s->shares[i].quota->partition->device->ops->adopt)
                         return false;
         return true;
 }

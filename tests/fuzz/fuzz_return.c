@@ -229,13 +229,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_data)
         struct input in = { data, n_data };
         struct store *store = fake_store_new();
         struct config *config;
-        struct broker *b = peer_broker_kept(config_text, NULL, store, &config);
+        struct broker *b = peer_broker_kept(config_text, NULL, NULL, store, &config);
         struct peer *peers[N_PEERS] = { NULL };
 
         live_before(b);
         fake_store_die(store);
         peer_broker_leave(b, config);
-        b = peer_broker_kept(config_text, NULL, store, &config);
+        b = peer_broker_kept(config_text, NULL, NULL, store, &config);
         check(b);
         while (in.n > 0) {
                 uint64_t who = take(&in);

@@ -19,7 +19,7 @@
 /* Of a victim. A call counts as beside a restart if a restart was under way, or the client resumed its session
  * meanwhile. */
 struct storm_calls {
-        _Atomic uint64_t n_calls, n_bytes, n_lost;
+        _Atomic uint64_t n_calls, n_bytes;
         _Atomic uint64_t longest_us, longest_restart_us;
         _Atomic(const char *) longest;
 };

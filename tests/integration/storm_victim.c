@@ -2,8 +2,6 @@
  * granted, and each byte must be as it was written, whatever hostile tenants do and however often the daemon ends.
  * Each block fits in one extent, and the reserve has room for one extent per block.
  *
- * With "share: cuda-ipc" sessions end with the daemon. There a victim may lose its session once per restart.
- *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
 #include <stdlib.h>
@@ -36,7 +34,6 @@ struct victim {
         bfc_client *client;
         uint64_t random, n_blocks;
         struct block blocks[N_BLOCKS];
-        bool is_lost; /* the session has ended */
 };
 
 static char bytes[PARKABLE_BYTES];
@@ -53,7 +50,7 @@ static struct moment now(const struct victim *v)
         struct bfc_client_stats stats = { .struct_size = sizeof(stats) };
         struct timespec t;
 
-        if (v->client && !v->is_lost)
+        if (v->client)
                 (void)bfc_stats(v->client, &stats);
         clock_gettime(CLOCK_MONOTONIC, &t);
         return (struct moment){ .us = (uint64_t)t.tv_sec * 1000000 + (uint64_t)t.tv_nsec / 1000,
@@ -83,33 +80,14 @@ static void count_call(struct victim *v, const struct moment *begin, const char 
                 struct moment begin_ = now(v);                                                               \
                 int result_ = (call);                                                                        \
                                                                                                              \
-                if (result_ == -ECONNRESET)                                                                  \
-                        lose_session(v);                                                                     \
                 count_call(v, &begin_, #call);                                                               \
                 result_;                                                                                     \
         })
 
-/* Only a restart may end a session, and only where the share mode says so. */
-static void lose_session(struct victim *v)
+static void must(const struct victim *v, int result)
 {
-        if (v->is_lost)
-                return;
-        REQUIRE(rig_device() == ON_CUDA_IPC, "victim %u lost its session: %s", v->number, bfc_last_error());
-        v->calls->n_lost++;
-        REQUIRE(v->calls->n_lost <= v->storm->n_restarts_begun, "victim %u lost more sessions than daemons",
-                v->number);
-        v->is_lost = true;
+        REQUIRE(result == 0, "victim %u: %d (%s)", v->number, result, bfc_last_error());
 }
-
-/* The call was granted; false: the session has ended. */
-#define GRANTED(v, result)                                                                                   \
-        ({                                                                                                   \
-                int granted_ = (result);                                                                     \
-                                                                                                             \
-                REQUIRE(granted_ == 0 || (v)->is_lost, "victim %u: %d (%s)", (v)->number, granted_,          \
-                        bfc_last_error());                                                                   \
-                granted_ == 0;                                                                               \
-        })
 
 /* A daemon that is killed leaves a hello without an answer. */
 static bfc_client *connect_patiently(struct victim *v)
@@ -129,8 +107,6 @@ static bfc_client *connect_patiently(struct victim *v)
 static void reconnect(struct victim *v)
 {
         bfc_disconnect(v->client);
-        memset(v->blocks, 0, sizeof(v->blocks));
-        v->is_lost = false;
         v->client = NULL;
         v->client = connect_patiently(v);
 }
@@ -140,14 +116,13 @@ static void reconnect(struct victim *v)
 static void fill(struct victim *v, const struct block *b)
 {
         pattern_write(bytes, b->n_bytes, b->seed);
-        (void)GRANTED(v, CALL(v, bfc_write(v->client, b->ptr, bytes, b->n_bytes)));
+        must(v, CALL(v, bfc_write(v->client, b->ptr, bytes, b->n_bytes)));
 }
 
 static void compare(struct victim *v, const struct block *b)
 {
         memset(bytes, 0, b->n_bytes);
-        if (!GRANTED(v, CALL(v, bfc_read(v->client, bytes, b->ptr, b->n_bytes))))
-                return;
+        must(v, CALL(v, bfc_read(v->client, bytes, b->ptr, b->n_bytes)));
         REQUIRE(pattern_holds(bytes, b->n_bytes, b->seed),
                 "victim %u: WRONG BYTES in a block of %zu bytes%s%s", v->number, b->n_bytes,
                 b->is_shared ? ", shared" : "", b->is_parkable ? ", parkable" : "");
@@ -155,27 +130,26 @@ static void compare(struct victim *v, const struct block *b)
 }
 
 /* A block that may be parked is awake while it is in use. */
-static bool begin_use(struct victim *v, const struct block *b)
+static void begin_use(struct victim *v, const struct block *b)
 {
         int r = 0;
 
         if (!b->is_parkable)
-                return !v->is_lost;
+                return;
         (void)WAIT_FOR((r = CALL(v, bfc_use_begin(v->client, b->ptr, STORM_WAIT_MS))) != -EBUSY,
                        STORM_WAIT_MS);
-        return GRANTED(v, r);
+        must(v, r);
 }
 
 static void end_use(struct victim *v, const struct block *b)
 {
-        if (b->is_parkable && !v->is_lost)
-                (void)GRANTED(v, bfc_use_end(v->client, b->ptr));
+        if (b->is_parkable)
+                must(v, bfc_use_end(v->client, b->ptr));
 }
 
 static void check(struct victim *v, const struct block *b)
 {
-        if (!begin_use(v, b))
-                return;
+        begin_use(v, b);
         compare(v, b);
         end_use(v, b);
 }
@@ -193,9 +167,15 @@ static uint64_t name_of(struct victim *v, char ret[static 16])
 static void free_block(struct victim *v, struct block *b)
 {
         check(v, b);
-        if (!v->is_lost)
-                (void)GRANTED(v, CALL(v, bfc_free(v->client, b->ptr)));
+        must(v, CALL(v, bfc_free(v->client, b->ptr)));
         b->ptr = NULL;
+}
+
+static void free_all(struct victim *v)
+{
+        for (unsigned i = 0; i < N_BLOCKS; i++)
+                if (v->blocks[i].ptr)
+                        free_block(v, &v->blocks[i]);
 }
 
 static void allocate(struct victim *v, struct block *b)
@@ -204,17 +184,16 @@ static void allocate(struct victim *v, struct block *b)
 
         *b = (struct block){ .n_bytes = 1 + random_next(&v->random) % most };
         b->seed = (uint64_t)v->number << 48 ^ ++v->n_blocks;
-        if (GRANTED(v, CALL(v, bfc_malloc(v->client, b->n_bytes, &b->ptr))))
-                fill(v, b);
+        must(v, CALL(v, bfc_malloc(v->client, b->n_bytes, &b->ptr)));
+        fill(v, b);
 }
 
 static void allocate_parkable(struct victim *v, struct block *b)
 {
         *b = (struct block){ .n_bytes = PARKABLE_BYTES, .is_parkable = true };
         b->seed = (uint64_t)v->number << 48 ^ ++v->n_blocks;
-        if (!GRANTED(v, CALL(v, bfc_malloc_flags(v->client, NULL, b->n_bytes, BFC_PARKABLE, &b->ptr))) ||
-            !begin_use(v, b))
-                return;
+        must(v, CALL(v, bfc_malloc_flags(v->client, NULL, b->n_bytes, BFC_PARKABLE, &b->ptr)));
+        begin_use(v, b);
         fill(v, b);
         end_use(v, b);
 }
@@ -224,7 +203,7 @@ static void park(struct victim *v, const struct block *b)
         int r = CALL(v, bfc_park(v->client, b->ptr, BFC_BACKUP, "parking"));
 
         if (r != -EALREADY && r != -EBUSY) /* the operator parks, too */
-                (void)GRANTED(v, r);
+                must(v, r);
 }
 
 static void publish(struct victim *v, struct block *b)
@@ -235,15 +214,14 @@ static void publish(struct victim *v, struct block *b)
         int r;
 
         *b = (struct block){ .n_bytes = SHARED_BYTES, .seed = i, .is_shared = true };
-        if (!GRANTED(v, CALL(v, bfc_malloc_flags(v->client, NULL, b->n_bytes, BFC_WHOLE, &b->ptr))))
-                return;
+        must(v, CALL(v, bfc_malloc_flags(v->client, NULL, b->n_bytes, BFC_WHOLE, &b->ptr)));
         fill(v, b);
         options.keep_ms = random_next(&v->random) % 2 ? KEEP_MS : 0;
         r = CALL(v, bfc_publish_with(v->client, b->ptr, name, &options));
         if (r == -EEXIST) /* the other victim was first */
                 b->is_shared = false;
         else
-                (void)GRANTED(v, r);
+                must(v, r);
 }
 
 static void attach(struct victim *v, struct block *b)
@@ -255,8 +233,9 @@ static void attach(struct victim *v, struct block *b)
         void *ptr = NULL;
         int r = CALL(v, bfc_attach(v->client, name, wait_ms, &ptr, &n_bytes));
 
-        if (r == -ENOENT || r == -ETIMEDOUT || !GRANTED(v, r))
+        if (r == -ENOENT || r == -ETIMEDOUT)
                 return;
+        must(v, r);
         REQUIRE(n_bytes == SHARED_BYTES, "victim %u: '%s' has %zu bytes", v->number, name, n_bytes);
         *b = (struct block){ .ptr = ptr, .n_bytes = SHARED_BYTES, .seed = i, .is_shared = true };
         check(v, b);
@@ -274,7 +253,8 @@ static void attach_read_only(struct victim *v)
         v->client = connect_patiently(v);
         b.seed = name_of(v, name);
         r = CALL(v, bfc_attach_with(v->client, name, &options, &b.ptr, NULL));
-        if (r != -ENOENT && GRANTED(v, r)) {
+        if (r != -ENOENT) {
+                must(v, r);
                 compare(v, &b);
                 REQUIRE(bfc_write(v->client, b.ptr, bytes, 1) == -EACCES, "a block can be written");
         }
@@ -316,18 +296,13 @@ void storm_victim_run(struct storm *storm, unsigned number)
         while (!atomic_load(&storm->is_over)) {
                 uint64_t what = random_next(&v.random) % 400;
 
-                if (what == 0 && !v.is_lost) {
-                        for (unsigned i = 0; i < N_BLOCKS; i++)
-                                if (v.blocks[i].ptr)
-                                        free_block(&v, &v.blocks[i]);
-                }
-                if (what == 0 || v.is_lost)
+                if (what == 0) {
+                        free_all(&v);
                         reconnect(&v);
+                }
                 step(&v);
                 usleep((useconds_t)(random_next(&v.random) % PAUSE_US));
         }
-        for (unsigned i = 0; i < N_BLOCKS; i++)
-                if (v.blocks[i].ptr && !v.is_lost)
-                        free_block(&v, &v.blocks[i]);
+        free_all(&v);
         bfc_disconnect(v.client);
 }

@@ -14,8 +14,7 @@
 #include "tests/integration/kept.h"
 #include "tests/integration/tools.h"
 
-#define N_BYTES      (5 * MIB + 100)
-#define KEEPS_MEMORY (rig_device() != ON_CUDA_IPC) /* over a restart */
+#define N_BYTES (5 * MIB + 100)
 
 static const struct rig_config two_tenants = {
         .top = "timeouts: {quarantine: 100ms}\n",
@@ -177,14 +176,12 @@ TEST(kept_blocks_survive_restarts)
         child_kill(pid);
         assert_nobody(k->rig);
         kept_restart(k, SIGKILL);
-        if (KEEPS_MEMORY) {
-                assert_weights(k->rig);
-                assert_nobody(k->rig);
-                kept_restart(k, SIGTERM);
-                assert_weights(k->rig);
-                assert_nobody(k->rig);
-                forget(k->rig);
-        }
+        assert_weights(k->rig);
+        assert_nobody(k->rig);
+        kept_restart(k, SIGTERM);
+        assert_weights(k->rig);
+        assert_nobody(k->rig);
+        forget(k->rig);
         ck_assert_uint_eq(rig_charge(k->rig, "red", "train"), 0);
 
         kept_stop(k);
@@ -201,10 +198,8 @@ TEST(publisher_and_daemon_are_killed)
         child_kill(pid);
         kept_back(k);
         assert_nobody(k->rig);
-        if (KEEPS_MEMORY) {
-                assert_weights(k->rig);
-                forget(k->rig);
-        }
+        assert_weights(k->rig);
+        forget(k->rig);
 
         kept_stop(k);
 }

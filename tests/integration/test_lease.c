@@ -20,8 +20,6 @@ static const struct rig_config config = {
                 TENANT("red", "@UID@", "train, limit: 64MiB") TENANT("blue", "@UID@", "train, limit: 128MiB"),
 };
 
-#define KEEPS_MEMORY (rig_device() != ON_CUDA_IPC) /* sessions survive a restart of the daemon */
-
 static struct kept *k;
 
 static void setup(void)
@@ -387,8 +385,6 @@ TEST_OF(lease, kills_of_the_daemon_keep_leases_and_sessions)
         for (unsigned i = 0; i < 3; i++) {
                 kept_restart(k, i == 1 ? SIGTERM : SIGKILL);
                 ck_assert_uint_eq(n_leases(), 2);
-                if (!KEEPS_MEMORY)
-                        continue;
                 ck_assert(WAIT_FOR(kept_all_are(k, "live", 1), SETTLE_MS));
                 ctl_says(k->rig, WORDS("-w", "sessions"), "one");
                 ctl_says(k->rig, WORDS("lease", "list"), "16.0 MiB");
@@ -416,7 +412,7 @@ static json_int_t refusals_of(const char *lease)
         return n;
 }
 
-/* Also where its memory does not survive the daemon, and of a lease that has ended and had sessions. */
+/* Also of a lease that has ended and had sessions. */
 TEST_OF(lease, a_restart_keeps_the_statistics_of_a_lease)
 {
         struct answer answer;
@@ -461,11 +457,9 @@ TEST_OF(lease, a_restart_without_the_tenant_ends_its_leases)
         kept_away(k, SIGTERM);
         rig_rewrite_config(k->rig, &without);
         kept_back(k);
-        if (KEEPS_MEMORY) {
-                ck_assert(WAIT_FOR(kept_all_are(k, "live", 1), SETTLE_MS));
-                ck_assert_int_eq(job_malloc(&job, 4 * MIB, &answer), -EDQUOT);
-                ck_assert_msg(strstr(answer.text, "has ended"), "%s", answer.text);
-        }
+        ck_assert(WAIT_FOR(kept_all_are(k, "live", 1), SETTLE_MS));
+        ck_assert_int_eq(job_malloc(&job, 4 * MIB, &answer), -EDQUOT);
+        ck_assert_msg(strstr(answer.text, "has ended"), "%s", answer.text);
         job_end(&job);
         ck_assert(WAIT_FOR(n_leases() == 0, SETTLE_MS));
         ck_assert(kept_logged(k, "lease 'idle' of tenant 'red' in partition 'train' ended: "));
@@ -527,8 +521,7 @@ static void root_kill(pid_t root)
 }
 
 /* Its session goes on, with an extent and no block, and so do those of all other tenants. */
-LOOP_TEST_OF(lease, a_lease_that_ends_at_a_restart_ends_no_session,
-             KEEPS_MEMORY * 2 * (int)(sizeof(ends) / sizeof(ends[0])))
+LOOP_TEST_OF(lease, a_lease_that_ends_at_a_restart_ends_no_session, 2 * (int)(sizeof(ends) / sizeof(ends[0])))
 {
         struct gate go = gate_new();
         bfc_client *blue;
@@ -545,7 +538,7 @@ LOOP_TEST_OF(lease, a_lease_that_ends_at_a_restart_ends_no_session,
         gate_open(&go);
         job_read(&job, &answer);
         job.pid = answer.pid;
-        ck_assert_int_eq(job_malloc(&job, 4 * MIB, &answer), 0);
+        ck_assert_int_eq(job_malloc(&job, 16 * MIB, &answer), 0); /* the smallest that has its own extent */
         blue = client_with(.socket = k->rig->socket, .tenant = "blue");
         ck_assert_ok(bfc_malloc_flags(blue, NULL, 4 * MIB, BFC_WHOLE, &p));
         block_fill(blue, p, 4 * MIB, 1);
@@ -564,7 +557,7 @@ LOOP_TEST_OF(lease, a_lease_that_ends_at_a_restart_ends_no_session,
         kept_back(k);
         ck_assert_msg(WAIT_FOR(kept_all_are(k, "live", 2), SETTLE_MS), "%s", ends[i].name);
         ck_assert_uint_eq(n_leases(), 1);
-        ck_assert_int_eq(job_malloc(&job, 8 * MIB, &answer), -EDQUOT);
+        ck_assert_int_eq(job_malloc(&job, 20 * MIB, &answer), -EDQUOT);
         ck_assert(block_has(blue, p, 4 * MIB, 1));
         kept_restart(k, SIGKILL);
         ck_assert(WAIT_FOR(kept_all_are(k, "live", 2), SETTLE_MS));

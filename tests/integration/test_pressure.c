@@ -440,11 +440,9 @@ TEST(a_function_that_does_not_return_harms_nobody)
         ck_assert_ok(bfc_free(s.client, p));
         ck_assert_ok(bfc_malloc_flags(blue, NULL, 56 * MIB, BFC_WHOLE, &q));
         ck_assert_ok(bfc_free(blue, q));
-        if (rig_device() != ON_CUDA_IPC) { /* whose memory does not outlive the daemon */
-                ck_assert_ok(bfc_malloc_flags(s.client, NULL, 32 * MIB, BFC_WHOLE, &p));
-                kept_restart(k, SIGKILL);
-                ck_assert_ok(bfc_free(s.client, p));
-        }
+        ck_assert_ok(bfc_malloc_flags(s.client, NULL, 32 * MIB, BFC_WHOLE, &p));
+        kept_restart(k, SIGKILL);
+        ck_assert_ok(bfc_free(s.client, p));
         s.is_over = true;
         bfc_disconnect(s.client);
         bfc_disconnect(other.client);

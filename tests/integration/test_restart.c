@@ -28,8 +28,6 @@ static const struct rig_config two_tenants = {
                 TENANT("blue", "@UID@", "train, limit: 32MiB, reserve: 4MiB"),
 };
 
-#define KEEPS_MEMORY (rig_device() != ON_CUDA_IPC) /* its clients lose all blocks with the daemon */
-
 static int signals[] = { SIGTERM, SIGKILL };
 
 /* ---- blocks of all kinds ------------------------------------------------------- */
@@ -148,7 +146,7 @@ static void assert_same_usage(const struct bfc_tenant_usage *a, const struct bfc
 
 /* Tenants as `bfcctl tenants` lists them, sessions, blocks with their ids and places, shared
  * blocks: all is as it was, without the client having done anything. */
-LOOP_TEST(a_restart_preserves_all_blocks, KEEPS_MEMORY * 4)
+LOOP_TEST(a_restart_preserves_all_blocks, 4)
 {
         int signal = signals[_i % 2];
         struct partner partner = { .up = gate_new(), .go = gate_new() };
@@ -189,7 +187,7 @@ LOOP_TEST(a_restart_preserves_all_blocks, KEEPS_MEMORY * 4)
 }
 
 /* Clients without a thread resume with their next call. */
-LOOP_TEST(clients_without_a_thread_resume, KEEPS_MEMORY * 4)
+LOOP_TEST(clients_without_a_thread_resume, 4)
 {
         static const uint64_t flags[] = { BFC_NO_THREAD, BFC_POLL };
         struct kept *k = kept_start(&two_tenants);
@@ -219,7 +217,7 @@ LOOP_TEST(clients_without_a_thread_resume, KEEPS_MEMORY * 4)
 }
 
 /* What clients say of themselves is said to the next daemon, too. */
-LOOP_TEST(memory_outside_is_shown_after_a_restart, KEEPS_MEMORY * 2)
+LOOP_TEST(memory_outside_is_shown_after_a_restart, 2)
 {
         struct kept *k = kept_start(&two_tenants);
         bfc_client *client = client_with(.socket = k->rig->socket, .tenant = "red");
@@ -240,7 +238,7 @@ LOOP_TEST(memory_outside_is_shown_after_a_restart, KEEPS_MEMORY * 2)
 
 /* A client that may resume its session is told why it ended, and does not try to resume it: neither by its thread,
  * nor by a call, nor by bfc_poll(). */
-LOOP_TEST(an_evicted_client_does_not_resume, KEEPS_MEMORY * 3)
+LOOP_TEST(an_evicted_client_does_not_resume, 3)
 {
         static const uint64_t flags[] = { 0, BFC_NO_THREAD, BFC_POLL };
         struct kept *k = kept_start(&two_tenants);
@@ -328,7 +326,7 @@ static void hold(void *arg)
 
 /* Its process lives, and that is enough, for however long: also across several restarts, and
  * beyond the time that others have in quarantine. */
-LOOP_TEST(a_stopped_client_resumes_late, KEEPS_MEMORY * 2)
+LOOP_TEST(a_stopped_client_resumes_late, 2)
 {
         struct kept *k = kept_start(&two_tenants);
         struct life life = life_new(k);
@@ -350,7 +348,7 @@ LOOP_TEST(a_stopped_client_resumes_late, KEEPS_MEMORY * 2)
         kept_stop(k);
 }
 
-LOOP_TEST(a_client_that_dies_during_a_restart_is_freed, KEEPS_MEMORY * 2)
+LOOP_TEST(a_client_that_dies_during_a_restart_is_freed, 2)
 {
         struct kept *k = kept_start(&two_tenants);
         struct life life = life_new(k);
@@ -367,7 +365,7 @@ LOOP_TEST(a_client_that_dies_during_a_restart_is_freed, KEEPS_MEMORY * 2)
 /* ---- requests under way ---------------------------------------------------------- */
 
 /* The daemon has committed a block and died; its client never read of it, and does not list it. */
-LOOP_TEST(a_lost_reply_leaks_no_block, KEEPS_MEMORY * 2)
+LOOP_TEST(a_lost_reply_leaks_no_block, 2)
 {
         struct kept *k = kept_start(&two_tenants);
         struct raw *raw = kept_raw(k, "red");
@@ -394,7 +392,7 @@ LOOP_TEST(a_lost_reply_leaks_no_block, KEEPS_MEMORY * 2)
 }
 
 /* Some were done, and some never reached the daemon: a client that has sent a Free does not list the block. */
-LOOP_TEST(pending_frees_count_as_done, KEEPS_MEMORY * 2)
+LOOP_TEST(pending_frees_count_as_done, 2)
 {
         struct kept *k = kept_start(&two_tenants);
         struct raw *raw = kept_raw(k, "red");
@@ -448,7 +446,7 @@ static void *wait_for_it(void *arg)
 
 /* A malloc that waits for room, and an attach that waits for a name, wait on with the next
  * daemon. */
-LOOP_TEST(waiting_requests_continue_to_wait, KEEPS_MEMORY * 2)
+LOOP_TEST(waiting_requests_continue_to_wait, 2)
 {
         struct kept *k = kept_start(&two_tenants);
         struct waiter waiter = { .client = client_open(k->rig, "red", NULL) };
@@ -502,7 +500,7 @@ static void *wait_in_vain(void *arg)
 
 /* A restart extends no wait: the request asks the next daemon for what is left. At its end it is refused with the
  * usual sentence. */
-LOOP_TEST(a_restart_extends_no_wait, KEEPS_MEMORY * 2)
+LOOP_TEST(a_restart_extends_no_wait, 2)
 {
         struct kept *k = kept_start(&two_tenants);
         struct waiter waiter = { .client = client_open(k->rig, "red", NULL) };
@@ -547,7 +545,7 @@ static void *wait_cancellably(void *arg)
 }
 
 /* cancel_fd ends a wait while there is no daemon. The next one gets no request, and the session continues. */
-LOOP_TEST(a_wait_is_cancelled_without_a_daemon, KEEPS_MEMORY * 2)
+LOOP_TEST(a_wait_is_cancelled_without_a_daemon, 2)
 {
         struct kept *k = kept_start(&two_tenants);
         struct waiter waiter = { .client = client_open(k->rig, "red", NULL),
@@ -573,25 +571,6 @@ LOOP_TEST(a_wait_is_cancelled_without_a_daemon, KEEPS_MEMORY * 2)
         kept_stop(k);
 }
 
-/* With cuda-ipc no session survives: a call that waits ends with the reason. */
-LOOP_TEST(cuda_ipc_ends_a_wait, KEEPS_MEMORY ? 0 : 2)
-{
-        struct kept *k = kept_start(&two_tenants);
-        struct waiter waiter = { .client = client_open(k->rig, "red", NULL) };
-        bfc_client *other = client_open(k->rig, "red", NULL);
-        void *large;
-
-        ck_assert_ok(bfc_malloc_flags(other, NULL, 40 * MIB, BFC_WHOLE, &large));
-        ck_assert_int_eq(pthread_create(&waiter.thread, NULL, wait_for_it, &waiter), 0);
-        ck_assert(WAIT_FOR(waiting_number(k, "wait_ms") > 0, SETTLE_MS));
-        kept_restart(k, signals[_i]);
-        ck_assert_int_eq(pthread_join(waiter.thread, NULL), 0);
-        ck_assert_int_eq(waiter.r, -ECONNRESET);
-        bfc_disconnect(other);
-        bfc_disconnect(waiter.client);
-        kept_stop(k);
-}
-
 /* ---- another config ---------------------------------------------------------------- */
 
 static void write_config(struct kept *k, const struct rig_config *config)
@@ -600,7 +579,7 @@ static void write_config(struct kept *k, const struct rig_config *config)
         k->rig->n_fds = 0; /* with other tenants there are others */
 }
 
-LOOP_TEST(a_restart_with_another_limit, KEEPS_MEMORY * 2)
+LOOP_TEST(a_restart_with_another_limit, 2)
 {
         static const struct rig_config limits[] = {
                 { .tenants = TENANT("red", "@UID@", "train, limit: 16MiB") },
@@ -632,7 +611,7 @@ LOOP_TEST(a_restart_with_another_limit, KEEPS_MEMORY * 2)
 }
 
 /* An invalid config costs time, and no memory. */
-LOOP_TEST(a_restart_with_an_invalid_config, KEEPS_MEMORY * 2)
+LOOP_TEST(a_restart_with_an_invalid_config, 2)
 {
         static const struct rig_config empty = { .tenants = "  - name: red\n    match: everybody\n" };
         struct kept *k = kept_start(&two_tenants);
@@ -659,7 +638,7 @@ LOOP_TEST(a_restart_with_an_invalid_config, KEEPS_MEMORY * 2)
 }
 
 /* A client keeps its memory until it frees it; new clients are refused. */
-LOOP_TEST(a_restart_without_the_tenant, KEEPS_MEMORY * 2)
+LOOP_TEST(a_restart_without_the_tenant, 2)
 {
         static const struct rig_config without = {
                 .tenants = TENANT("blue", "@UID@", "train, limit: 32MiB, reserve: 4MiB"),
@@ -687,7 +666,7 @@ LOOP_TEST(a_restart_without_the_tenant, KEEPS_MEMORY * 2)
 }
 
 /* Its blocks cannot be kept. A client with blocks there is told so once; other clients continue. */
-LOOP_TEST(a_restart_without_the_partition, KEEPS_MEMORY * 2)
+LOOP_TEST(a_restart_without_the_partition, 2)
 {
         static const struct rig_config two_partitions = {
                 .partitions = "      - {name: train, limit: 64MiB, growth: on-demand}\n"
@@ -724,7 +703,7 @@ LOOP_TEST(a_restart_without_the_partition, KEEPS_MEMORY * 2)
 
 /* It gave up before the next daemon started. bfc_disconnect() releases its blocks, which would otherwise
  * stay until its process exits. */
-LOOP_TEST(a_client_that_gave_up_disconnects, KEEPS_MEMORY)
+TEST(a_client_that_gave_up_disconnects)
 {
         struct kept *k = kept_start(&two_tenants);
         bfc_client *client;
@@ -799,7 +778,7 @@ static void stop_keepers(const struct kept *k, int status, const char *part)
 }
 
 /* Keepers that are stopped lose all: a client that resumes is told so. */
-LOOP_TEST(stopped_keepers_discard_all_blocks, KEEPS_MEMORY)
+TEST(stopped_keepers_discard_all_blocks)
 {
         struct kept *k = kept_start(&two_tenants);
         bfc_client *client = client_open(k->rig, "red", NULL), *fresh;
@@ -822,25 +801,30 @@ LOOP_TEST(stopped_keepers_discard_all_blocks, KEEPS_MEMORY)
         kept_stop(k);
 }
 
-/* With cuda-ipc memory is the process's that made it: clients are told at once, and nothing is
- * left charged. */
-LOOP_TEST(cuda_ipc_clients_are_told_immediately, KEEPS_MEMORY ? 0 : 2)
+/* The keeper of the GPU ends while the daemon is away: its sessions are told so, and what they had is no longer charged
+ * when they are gone. */
+LOOP_TEST(a_lost_keeper_discards_its_blocks, rig_device() == ON_HOST ? 0 : 1)
 {
         struct kept *k = kept_start(&two_tenants);
         bfc_client *client = client_open(k->rig, "red", NULL), *fresh;
         void *p, *more;
+        pid_t keeper;
 
         ck_assert_ok(bfc_malloc_flags(client, NULL, 10 * MIB, BFC_WHOLE, &p));
-        kept_away(k, signals[_i]);
-        ck_assert_int_eq(bfc_malloc_flags(client, NULL, 10 * MIB, BFC_WHOLE, &more), -ECONNRESET);
-        printf("# told: %s\n", bfc_last_error());
-        ck_assert_msg(!strstr(bfc_last_error(), "within"), "it has tried to resume");
+        k->rig->forgiven = "the keeper does not have all of its extents";
+        kept_away(k, SIGKILL);
+        keeper = keeper_pid_in(k->rig->folder, "cuda:0");
+        ck_assert_int_gt(keeper, 0);
+        ck_assert_int_eq(kill(keeper, SIGKILL), 0);
+        ck_assert(WAIT_FOR(keeper_pid_in(k->rig->folder, "cuda:0") == 0, SETTLE_MS));
         kept_back(k);
-        ck_assert_uint_eq(rig_charge(k->rig, "red", "train"), 0);
-        ck_assert(WAIT_FOR(rig_count(k->rig).n_sessions == 0, SETTLE_MS)); /* the quarantine's time */
+        ck_assert_int_eq(bfc_malloc_flags(client, NULL, 10 * MIB, BFC_WHOLE, &more), -ECONNRESET);
         fresh = client_open(k->rig, "red", NULL);
         ck_assert_ok(bfc_malloc(fresh, MIB, &p));
         bfc_disconnect(fresh);
         bfc_disconnect(client);
+        ck_assert(WAIT_FOR(rig_count(k->rig).n_sessions == 0, SETTLE_MS));
+        kept_restart(k, SIGKILL);
+        ck_assert_uint_eq(rig_charge(k->rig, "red", "train"), 0);
         kept_stop(k);
 }

@@ -664,7 +664,7 @@ static void assert_calm(struct weather *w)
 static void report(const struct weather *w)
 {
         const struct storm *s = w->storm;
-        uint64_t n_calls = 0, n_bytes = 0, n_lost = 0, longest = 0, beside = 0;
+        uint64_t n_calls = 0, n_bytes = 0, longest = 0, beside = 0;
         const char *call = "none";
 
         for (unsigned i = 0; i < N_VICTIMS; i++) {
@@ -672,7 +672,6 @@ static void report(const struct weather *w)
 
                 n_calls += c->n_calls;
                 n_bytes += c->n_bytes;
-                n_lost += c->n_lost;
                 beside = c->longest_restart_us > beside ? c->longest_restart_us : beside;
                 if (c->longest_us > longest) {
                         longest = c->longest_us;
@@ -680,9 +679,9 @@ static void report(const struct weather *w)
                 }
         }
         printf("# storm: victims: %llu calls, %llu MiB verified, longest call %.1f ms (%.60s), %.1f ms beside a "
-               "restart, %llu sessions lost\n",
+               "restart\n",
                (unsigned long long)n_calls, (unsigned long long)(n_bytes / MIB), (double)longest / 1000, call,
-               (double)beside / 1000, (unsigned long long)n_lost);
+               (double)beside / 1000);
         printf("# storm: %llu restarts, at most %llu ms; %llu commands; %llu hostile processes, %llu acts\n",
                (unsigned long long)w->n_restarts, (unsigned long long)w->longest_restart_ms,
                (unsigned long long)w->n_commands, (unsigned long long)w->n_hostile,

@@ -151,7 +151,7 @@ TEST(extents_come_by_handle)
                         ck_assert_uint_eq(e->offset, 0);
                         ck_assert_uint_eq(e->n_bytes, n_seen == 1 ? 20 * MIB : 32 * MIB);
                         ck_assert_uint_eq(e->region_bytes, e->n_bytes);
-                        ck_assert_uint_eq(e->region_id >> 32, b->tenants[0].quotas[1]->index + 1);
+                        ck_assert_uint_eq(e->region_id, ARENA_REGION_OF_EXTENT | e->extent_id);
                         ck_assert_uint_eq(e->partition, 1);
                 } else if (reply->body_case == BFCD__REPLY__BODY_BLOCK) {
                         region_id = reply->block->region_id;

@@ -16,6 +16,7 @@
 #include "daemon/handover/inherit.h"
 #include "daemon/memory/process.h"
 #include "device/host_free.h"
+#include "tests/fake_device.h"
 #include "tests/fake_store.h"
 #include "tests/peer.h"
 #include "tests/random.h"
@@ -41,6 +42,8 @@
         "    quotas: [{partition: train, limit: 48MiB, reserve: 16MiB}]\n"
 static const char config_text[] = CONFIG("48MiB");
 
+static const struct config_machine *machine; /* with devices: a GPU; NULL: the host */
+static struct devices *devices;
 static struct store *store;
 static struct broker *b;
 static struct config *config;
@@ -50,13 +53,15 @@ static void setup(void)
 {
         n_fds_before = suite_count_fds();
         store = fake_store_new();
-        b = peer_broker_kept(config_text, NULL, store, &config);
+        b = peer_broker_kept(config_text, machine, devices, store, &config);
 }
 
 static void teardown(void)
 {
         b = peer_broker_free(b, config);
         store = fake_store_free(store);
+        devices = devices_free(devices);
+        machine = NULL;
         ck_assert_int_eq(suite_count_fds(), n_fds_before);
 }
 
@@ -148,7 +153,7 @@ static void start_anew_with(const char *text)
 {
         fake_store_die(store);
         peer_broker_leave(b, config);
-        b = peer_broker_kept(text ? text : config_text, NULL, store, &config);
+        b = peer_broker_kept(text ? text : config_text, machine, devices, store, &config);
         (void)store_drop_rest(store);
         check();
 }
@@ -305,6 +310,127 @@ TEST(inherited_statistics)
         must_free(&a, block);
         peer_free(a.peer);
         peer_free(c.peer);
+}
+
+/* ---- memory by handles ----------------------------------------------------- */
+
+static const char gpu_text[] = "devices:\n"
+                               "  - id: cuda:0\n"
+                               "    headroom: 0\n"
+                               "    partitions:\n"
+                               "      - {name: train, limit: 96MiB, growth: on-demand, share: cuda-ipc}\n"
+                               "      - {name: warm, limit: 16MiB, growth: preallocate, share: cuda-ipc}\n"
+                               "tenants:\n"
+                               "  - name: a\n"
+                               "    match: {uid: 1}\n"
+                               "    quotas:\n"
+                               "      - {partition: train, limit: 48MiB}\n"
+                               "      - {partition: warm, limit: 8MiB}\n";
+
+static struct fake_device gpu;
+
+/* Also when a daemon starts: the previous one has let go of it. */
+static int find_gpu(void *userdata, const char *admin_socket, const char *id, struct config_gpu *ret,
+                    char *ret_sentence, size_t n_sentence)
+{
+        (void)userdata;
+        (void)admin_socket;
+        (void)id;
+        (void)ret_sentence;
+        (void)n_sentence;
+        gpu.device.is_ending = false;
+        gpu.n_live = 0;
+        gpu.live_bytes = 0;
+        *ret = (struct config_gpu){ .uuid = { 0xaa }, .bytes_total = 128 * MIB, .bytes_free = 128 * MIB };
+        return 0;
+}
+
+static void start_on_gpu(void)
+{
+        static const struct config_machine with_gpu = { .look = find_gpu };
+
+        b = peer_broker_free(b, config);
+        store = fake_store_free(store);
+        store = fake_store_new();
+        fake_device_init(&gpu, 2 * MIB);
+        fake_device_keep(&gpu);
+        gpu.facts.bytes_total = 128 * MIB;
+        gpu.facts.uuid[0] = 0xaa;
+        ck_assert_int_eq(devices_new(false, &devices), 0);
+        ck_assert_int_eq(devices_put(devices, "cuda:0", &gpu.device), 0);
+        machine = &with_gpu;
+        b = peer_broker_kept(gpu_text, machine, devices, store, &config);
+}
+
+/* The keeper has their extents; the session continues with what it has mapped, and gets nothing twice. */
+TEST(memory_by_handles_is_inherited)
+{
+        struct stats before[2], after;
+        uint64_t small;
+        struct client a;
+        size_t n_extents;
+
+        start_on_gpu();
+        come_in(&a, 1);
+        small = must_malloc(&a, 0, 1000);
+        must_malloc(&a, 0, 10 * MIB);
+        must_malloc(&a, 1, 3 * MIB);
+        before[0] = look_at(0, 0);
+        before[1] = look_at(0, 1);
+        n_extents = a.n_extents;
+        for (unsigned round = 0; round < 3; round++) {
+                drop(&a);
+                start_anew_with(gpu_text);
+                for (size_t i = 0; i < 2; i++) {
+                        after = look_at(0, i);
+                        ck_assert_mem_eq(&after, &before[i], sizeof(after));
+                }
+                ck_assert_uint_eq(gpu.live_bytes, before[0].charged + before[1].charged);
+                reconnect_once(&a);
+        }
+        must_free(&a, small);
+        must_malloc(&a, 0, 2000);
+        ck_assert_uint_eq(a.n_extents, n_extents);
+        must_malloc(&a, 0, 15 * MIB);
+        must_malloc(&a, 0, 16 * MIB); /* an extent of its own */
+        ck_assert_uint_eq(a.n_extents, n_extents + 1);
+        peer_free(a.peer);
+        check();
+}
+
+/* A keeper without one of its extents: the arena is closed, and the rest goes on. */
+TEST(memory_by_handles_is_lost)
+{
+        uint64_t charged, id;
+        struct client a;
+        uint32_t extent = 0;
+        int memory;
+
+        start_on_gpu();
+        come_in(&a, 1);
+        must_malloc(&a, 0, 20 * MIB);
+        must_malloc(&a, 1, 3 * MIB);
+        charged = b->tenants[0].quotas[0]->account.charged_bytes;
+        while (ledger_extent_at(b->ledger, extent)->n_bytes != 20 * MIB)
+                extent++;
+        memory = (int)ledger_extent_at(b->ledger, extent)->store_key;
+        ck_assert_int_eq(ftruncate(memory, 0), 0);
+        drop(&a);
+        start_anew_with(gpu_text);
+        ck_assert_uint_eq(b->suspended.n, 0);
+        ck_assert_uint_eq(b->tenants[0].n_quotas, 2);
+        ck_assert_uint_eq(look_at(0, 0).charged + look_at(0, 1).charged, charged + 8 * MIB);
+        id = say_hello(&a);
+        ck_assert_int_eq(peer_error(a.peer, id), EIO);
+        peer_free(a.peer);
+        a.peer = peer_new(b, 1, false);
+        session_free(a.peer->session);
+        a.peer->session = b->sessions.table[b->suspended.records[0].index];
+        peer_free(a.peer);
+        start_anew_with(gpu_text); /* no session has it */
+        ck_assert_uint_eq(look_at(0, 0).charged + look_at(0, 1).charged, 8 * MIB);
+        close(memory);
+        check();
 }
 
 /* No client resumes it: it ends like a session that has hung up. */
@@ -1228,7 +1354,7 @@ TEST(test_many)
         b = peer_broker_free(b, config);
         store = fake_store_free(store);
         store = fake_store_new();
-        b = peer_broker_kept(many_text, NULL, store, &config);
+        b = peer_broker_kept(many_text, machine, devices, store, &config);
         for (size_t i = 0; i < N; i++) {
                 come_in(&c, 1);
                 for (size_t k = 0; k < N_BLOCKS; k++)
@@ -1242,7 +1368,7 @@ TEST(test_many)
         fake_store_die(store);
         peer_broker_leave(b, config);
         began_ns = cpu_ns();
-        b = peer_broker_kept(many_text, NULL, store, &config);
+        b = peer_broker_kept(many_text, machine, devices, store, &config);
         took_ns = cpu_ns() - began_ns;
         check();
         ck_assert_uint_eq(b->suspended.n, N);

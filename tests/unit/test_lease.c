@@ -74,7 +74,7 @@ static void setup(void)
 {
         n_fds_before = suite_count_fds();
         store = fake_store_new();
-        b = peer_broker_kept(config_text, NULL, store, &config);
+        b = peer_broker_kept(config_text, NULL, NULL, store, &config);
         admin = open_admin_session();
 }
 
@@ -1020,7 +1020,7 @@ static void restart(const char *text)
         peer_drop(admin);
         fake_store_die(store);
         peer_broker_leave(b, config);
-        b = peer_broker_kept(text, NULL, store, &config);
+        b = peer_broker_kept(text, NULL, NULL, store, &config);
         (void)store_drop_rest(store);
         check();
         admin = open_admin_session();

@@ -33,7 +33,7 @@ static struct store *store;
 
 static void start(const char *text)
 {
-        b = peer_broker_kept(text, NULL, store, &config);
+        b = peer_broker_kept(text, NULL, NULL, store, &config);
         (void)store_drop_rest(store);
         check();
         admin = open_admin_session();
