@@ -1,5 +1,5 @@
 /* The inherited quotas: the ledger's records by quota, each with its extents and blocks in order, and the
- * extents' fds from the service manager's store. The broker makes its quotas from them.
+ * extents' fds from the store. The broker makes its quotas from them.
  *
  * Records without further use are finished or dropped here: extents that were being released, and
  * everything in an arena that is closed or whose memory ended with the process.

@@ -131,7 +131,7 @@ struct ledger_extent {
         _Atomic uint64_t id;
         uint64_t offset; /* in the arena's space */
         uint64_t n_bytes;
-        uint64_t store_key;          /* of its fd in the service manager's store; 0: it is not there */
+        uint64_t store_key;          /* what keepers name it by; 0: none has it */
         uint32_t quota;              /* index of the ledger_quota */
         _Atomic uint32_t is_leaving; /* not 0: it is being released, and has no block */
         int32_t fd;                  /* in this process */

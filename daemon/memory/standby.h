@@ -2,7 +2,7 @@
  *
  * They belong to no quota and no account. No other process has ever had one: the device made it, zeroed,
  * and it is given to one arena or destroyed. A background lane of the device's worker makes them, so only
- * while the worker is otherwise idle. They are neither in the ledger nor with the service manager: they
+ * while the worker is otherwise idle. They are neither in the ledger nor in the store: they
  * end with the process.
  *
  * A consumer is a partition whose growths take them. Its room is what can still be charged in it. Invariant:

@@ -103,7 +103,7 @@ void watch_leave(struct watch *w, struct watch_owner *o)
                 entry_drop(w, TAILQ_FIRST(&o->entries));
 }
 
-/* The memfd's first file description, which the service manager may share, is not counted by the
+/* The memfd's first file description, which the keeper shares, is not counted by the
  * kernel. So the watch opens one of its own. */
 static void entry_make_own(struct watch_entry *e)
 {
