@@ -293,7 +293,8 @@ static int serve(const struct options *from, const struct config *config, struct
         }
         if (r == 0) {
                 broker_drop_rest(broker);
-                devices_drop_rest(devices);
+                if (!broker->restored.has_unknown)
+                        devices_drop_rest(devices);
                 manager_drop_rest(manager, on_unknown_fd);
                 r = server_run(server, on_ready);
                 if (r < 0)
@@ -487,7 +488,8 @@ static int run(const struct options *options, struct config *config, struct devi
         r = open_records(config);
         if (r == 0)
                 r = open_store(config, devices, &store);
-        *ret_is_left = store && !store_is_new(store);
+        if (r == 0)
+                *ret_is_left = store && !store_is_new(store);
         if (r == 0)
                 r = start_punch(config, helper, &punch);
         if (r == 0)
@@ -504,13 +506,12 @@ static int stop_keepers(const struct options *options)
         const char *path = options->sockets.admin_socket ? options->sockets.admin_socket : PATHS_ADMIN_SOCKET;
         char sentence[PATH_MAX + 256];
         struct keepers *keepers;
-        int n;
+        int n = keepers_open_left(path, &keepers, sentence, sizeof(sentence));
 
-        if (!keepers_have(path, STORE_KEEPER)) {
+        if (n == -ENOENT) {
                 printf("no keepers run beside %s\n", path);
                 return EXIT_SUCCESS;
         }
-        n = keepers_open(path, &keepers, sentence, sizeof(sentence));
         if (n < 0) {
                 fprintf(stderr, "bfcd: %s\n", sentence);
                 return EXIT_FAILURE;
@@ -519,6 +520,8 @@ static int stop_keepers(const struct options *options)
         keepers_close(keepers);
         if (n < 0)
                 fprintf(stderr, "bfcd: the keepers could not be ended: %s\n", strerror(-n));
+        else if (n == 0)
+                printf("no keepers run beside %s\n", path);
         else
                 printf("%d keeper%s ended\n", n, n == 1 ? "" : "s");
         return n < 0 ? EXIT_FAILURE : EXIT_SUCCESS;
@@ -531,7 +534,7 @@ int main(int argc, char **argv)
         struct host_punch helper = HOST_PUNCH_NONE;
         struct options options;
         struct keepers *keepers;
-        bool is_left = false, ran = false;
+        bool is_left = false;
         int status;
         int r;
 
@@ -552,15 +555,14 @@ int main(int argc, char **argv)
         status = read_config(&options, devices, &config);
         if (status == EXIT_SUCCESS)
                 status = set_sockets(&options, config);
+        is_left = devices_have_left(devices);
         if (options.check)
                 status = check(&options, config, status);
-        else if ((ran = status == EXIT_SUCCESS))
+        else if (status == EXIT_SUCCESS)
                 status = run(&options, config, devices, &helper, &is_left);
         config_free(config);
         keepers = devices_take_keepers(devices);
         devices_free(devices);
-        if (!ran && keepers)
-                is_left = keepers_listen(keepers, STORE_KEEPER); /* for a start that succeeds */
         if (keepers && !is_left)
                 (void)keepers_end(keepers, KEEPERS_END_MS, NULL, NULL);
         keepers_close(keepers);

@@ -72,8 +72,7 @@ static bool is_ours(int fd)
         struct ucred who;
         socklen_t n = sizeof(who);
 
-        return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &n) == 0 &&
-               (who.uid == geteuid() || who.uid == 0);
+        return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &n) == 0 && who.uid == geteuid();
 }
 
 /* One bfcd after the other. */

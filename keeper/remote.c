@@ -21,7 +21,6 @@
 #include "keeper/wire.h"
 
 #define END_MS 2000 /* in which a keeper ends, before it is killed, and after */
-#define LEFT_S 10   /* in which one of an earlier bfcd answers */
 #define MIN_MS 100  /* to see that it has ended, where others took that time */
 
 struct remote {
@@ -171,7 +170,7 @@ static int call_locked(struct remote *d, const struct keeper_request *request, c
         d->is_lost = true;
         if (d->link.fd >= 0)
                 shutdown(d->link.fd,
-                         SHUT_RDWR); /* if it has not ended, it ends, and nothing stays registered */
+                         SHUT_RDWR); /* one that ends with this process ends, and nothing stays registered */
         return -ENODEV;
 }
 
@@ -290,6 +289,7 @@ static void remote_drop_rest(struct device *device)
         struct keeper_request q = request_of(KEEPER_REST);
         struct keeper_reply reply;
 
+        keeper_limit_wait(&((struct remote *)device)->link, 0);
         (void)call((struct remote *)device, &q, NULL, &reply, NULL);
 }
 
@@ -443,14 +443,7 @@ static int hello(struct remote *d, struct keeper_reply *reply, char *ret_sentenc
         return r;
 }
 
-static void limit_wait(const struct remote *d, time_t seconds)
-{
-        struct timeval limit = { .tv_sec = seconds };
-
-        (void)setsockopt(d->link.fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
-}
-
-/* One that an earlier bfcd has left answers at once, or is ended. */
+/* One that an earlier bfcd has left answers soon, or is ended. */
 static int meet(struct remote *d, struct keeper_reply *reply, char *ret_sentence, size_t n_sentence)
 {
         int r = start_keeper(d);
@@ -461,12 +454,9 @@ static int meet(struct remote *d, struct keeper_reply *reply, char *ret_sentence
                          strerror(-r));
                 return r;
         }
-        if (d->link.is_new)
-                return hello(d, reply, ret_sentence, n_sentence);
-        limit_wait(d, LEFT_S);
-        r = hello(d, reply, ret_sentence, n_sentence);
-        limit_wait(d, 0);
-        return r;
+        if (!d->link.is_new)
+                keeper_limit_wait(&d->link, KEEPER_LEFT_S); /* until remote_drop_rest() */
+        return hello(d, reply, ret_sentence, n_sentence);
 }
 
 static int open_locked(struct remote *d, char *ret_sentence, size_t n_sentence)
@@ -474,7 +464,7 @@ static int open_locked(struct remote *d, char *ret_sentence, size_t n_sentence)
         struct keeper_reply reply = { .sentence = "" };
         int r = meet(d, &reply, ret_sentence, n_sentence);
 
-        if (r < 0 && d->link.fd >= 0 && !d->link.is_new) {
+        if (r == -ENODEV && d->is_lost && !d->link.is_new) {
                 end_keeper(d);
                 r = meet(d, &reply, ret_sentence, n_sentence);
         }

@@ -6,6 +6,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <grp.h>
 #include <libgen.h>
 #include <limits.h>
 #include <poll.h>
@@ -21,12 +22,15 @@
 #include <sys/syscall.h>
 #include <sys/un.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "keeper/wire.h"
 
-#define FOLDER "keepers"
+#define FOLDER    "keepers"
+#define CONNECT_S 2
+#define MORE_MS   100
+
+enum { MAX_ENDING = 64 };
 
 extern char **environ;
 
@@ -138,20 +142,38 @@ static int open_folder(const char *path)
 
         if (fd < 0)
                 return -errno;
-        if (fstat(fd, &st) < 0 || (st.st_uid != geteuid() && geteuid() != 0) || (st.st_mode & 077) != 0) {
+        if (fstat(fd, &st) < 0 || st.st_uid != geteuid() || (st.st_mode & 077) != 0) {
                 close(fd);
                 return -EPERM;
         }
         return fd;
 }
 
-int keepers_open(const char *admin_socket, struct keepers **ret, char *ret_sentence, size_t n_sentence)
+/* The owner of a folder must not have root connect or signal for him. */
+static int become_owner(const char *path)
+{
+        struct stat st;
+
+        if (lstat(path, &st) < 0)
+                return -errno;
+        if (geteuid() != 0 || st.st_uid == 0)
+                return 0;
+        return setgroups(0, NULL) < 0 || setresgid(st.st_gid, st.st_gid, st.st_gid) < 0 ||
+                               setresuid(st.st_uid, st.st_uid, st.st_uid) < 0
+                       ? -errno
+                       : 0;
+}
+
+static int open_keepers(const char *admin_socket, bool makes, struct keepers **ret, char *ret_sentence,
+                        size_t n_sentence)
 {
         struct keepers *k = malloc(sizeof(*k));
         int r = k ? find_folder(admin_socket, k->path) : -ENOMEM;
 
-        if (r == 0 && mkdir(k->path, 0700) < 0 && errno != EEXIST)
+        if (r == 0 && makes && mkdir(k->path, 0700) < 0 && errno != EEXIST)
                 r = -errno;
+        if (r == 0 && !makes)
+                r = become_owner(k->path);
         if (r == 0)
                 r = k->fd = open_folder(k->path);
         if (r >= 0 && flock(k->fd, LOCK_EX | LOCK_NB) < 0) {
@@ -169,6 +191,16 @@ int keepers_open(const char *admin_socket, struct keepers **ret, char *ret_sente
                                : strerror(-r));
         free(k);
         return r;
+}
+
+int keepers_open(const char *admin_socket, struct keepers **ret, char *ret_sentence, size_t n_sentence)
+{
+        return open_keepers(admin_socket, true, ret, ret_sentence, n_sentence);
+}
+
+int keepers_open_left(const char *admin_socket, struct keepers **ret, char *ret_sentence, size_t n_sentence)
+{
+        return open_keepers(admin_socket, false, ret, ret_sentence, n_sentence);
 }
 
 struct keepers *keepers_close(struct keepers *k)
@@ -196,7 +228,14 @@ static int new_socket(int type)
         return fd < 0 ? -errno : fd;
 }
 
-/* type: SOCK_NONBLOCK, 0. With the former -EAGAIN: it listens, and has enough connections that wait. */
+static void limit_connect(int fd, time_t seconds)
+{
+        struct timeval limit = { .tv_sec = seconds };
+
+        (void)setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
+}
+
+/* type: SOCK_NONBLOCK, 0. -EAGAIN: it listens, and has enough connections that wait, after a while. */
 static int try_connect(int folder, const char *id, int type)
 {
         struct sockaddr_un address;
@@ -205,11 +244,15 @@ static int try_connect(int folder, const char *id, int type)
         if (r < 0)
                 return r;
         fd = new_socket(type);
+        if (fd >= 0)
+                limit_connect(fd, CONNECT_S);
         if (fd >= 0 && connect(fd, (struct sockaddr *)&address, sizeof(address)) < 0) {
                 r = -errno;
                 close(fd);
                 return r;
         }
+        if (fd >= 0)
+                limit_connect(fd, 0);
         return fd;
 }
 
@@ -314,6 +357,13 @@ bool keepers_have(const char *admin_socket, const char *id)
 
 /* ---- the end ------------------------------------------------------------------- */
 
+void keeper_limit_wait(const struct keeper_link *link, int seconds)
+{
+        struct timeval limit = { .tv_sec = seconds };
+
+        (void)setsockopt(link->fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
+}
+
 void keeper_leave(struct keeper_link *link)
 {
         if (link->fd >= 0)
@@ -331,17 +381,19 @@ static bool await_end(const struct keeper_link *link, int timeout_ms)
         return poll(&p, 1, timeout_ms) > 0;
 }
 
-void keeper_end(struct keeper_link *link, int timeout_ms)
+static void ask_to_end(const struct keeper_link *link)
 {
         struct keeper_request q;
 
-        if (link->fd < 0)
-                return;
         memset(&q, 0, sizeof(q));
         q.version = KEEPER_VERSION;
         q.op = KEEPER_END;
         (void)keeper_send(link->fd, &q, sizeof(q), NULL, 0);
         (void)shutdown(link->fd, SHUT_WR);
+}
+
+static void await_or_kill(struct keeper_link *link, int timeout_ms)
+{
         if (!await_end(link, timeout_ms) && link->process >= 0) {
                 (void)syscall(SYS_pidfd_send_signal, link->process, SIGKILL, NULL, 0);
                 (void)await_end(link, timeout_ms);
@@ -351,11 +403,20 @@ void keeper_end(struct keeper_link *link, int timeout_ms)
         keeper_leave(link);
 }
 
+void keeper_end(struct keeper_link *link, int timeout_ms)
+{
+        if (link->fd < 0)
+                return;
+        ask_to_end(link);
+        await_or_kill(link, timeout_ms);
+}
+
 int keepers_end(struct keepers *k, int timeout_ms, bool (*is_used)(const void *userdata, const char *id),
                 const void *userdata)
 {
         int copy = fcntl(k->fd, F_DUPFD_CLOEXEC, 0), n = 0;
         DIR *folder = copy >= 0 ? fdopendir(copy) : NULL;
+        struct keeper_link links[MAX_ENDING];
         const struct dirent *e;
 
         if (!folder) {
@@ -371,13 +432,16 @@ int keepers_end(struct keepers *k, int timeout_ms, bool (*is_used)(const void *u
                 if (e->d_name[0] == '.' || (is_used && is_used(userdata, e->d_name)))
                         continue;
                 link.fd = try_connect(k->fd, e->d_name, 0);
-                if (link.fd >= 0) {
+                if (link.fd >= 0 && n < MAX_ENDING) {
                         find_process(&link);
-                        keeper_end(&link, timeout_ms);
-                        n++;
+                        ask_to_end(&link);
+                        links[n++] = link;
                 }
                 (void)unlinkat(k->fd, e->d_name, 0);
         }
         closedir(folder);
+        for (int i = 0; i < n;
+             i++) /* all together: the first one has had its time when the others are looked at */
+                await_or_kill(&links[i], i == 0 ? timeout_ms : MORE_MS);
         return n;
 }

@@ -25,6 +25,10 @@ struct keepers;
 /* Makes the folder, and locks it: one bfcd at a time has it. On failure a sentence: -EBUSY (another process has it), -EPERM
  * (others could change it), -errno. */
 int keepers_open(const char *admin_socket, struct keepers **ret, char *ret_sentence, size_t n_sentence);
+
+/* The same for those that an earlier bfcd has left. Root becomes the folder's owner. -ENOENT: there is no folder. */
+int keepers_open_left(const char *admin_socket, struct keepers **ret, char *ret_sentence, size_t n_sentence);
+
 struct keepers *keepers_close(struct keepers *k); /* they stay; takes NULL */
 
 /* True: one listens there, which an earlier bfcd has left, or another one uses. */
@@ -43,6 +47,11 @@ struct keeper_link {
 
 /* Connects to that of the device, which is started with these arguments (NULL at the end) if none listens. -errno. */
 int keepers_connect(struct keepers *k, const char *id, const char *const *more, struct keeper_link *ret);
+
+/* How long a keeper that an earlier bfcd has left may take to answer: it may still make what that one asked for. */
+#define KEEPER_LEFT_S 60
+void keeper_limit_wait(const struct keeper_link *link,
+                       int seconds); /* of replies, which are -EAGAIN then; 0: no limit */
 
 /* Closes the connection. The keeper stays. */
 void keeper_leave(struct keeper_link *link);

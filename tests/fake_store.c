@@ -135,7 +135,7 @@ bool store_keeps(const struct store *s)
 int store_take_ledger(struct store *s)
 {
         if (!s || s->ledger_is_ours || s->ledger_fd < 0)
-                return -1;
+                return -ENOENT;
         s->ledger_is_ours = true;
         return copy_fd(s->ledger_fd);
 }
@@ -145,7 +145,7 @@ int store_take_extent(struct store *s, uint64_t key)
         size_t i = s ? find(s, key) : 0;
 
         if (!s || i == s->n_kept || s->kept[i].is_ours)
-                return -1;
+                return -ENOENT;
         s->kept[i].is_ours = true;
         return copy_fd(s->kept[i].fd);
 }

@@ -192,7 +192,7 @@ static bool is_punched(void *userdata, const char *partition)
 
 int inherit_ledger(struct broker *b, const struct capacity_records *n, char *ret_sentence, size_t n_sentence)
 {
-        int fd = store_take_ledger(b->options.store), r = 0;
+        int fd = store_take_ledger(b->options.store), r = fd == -ENOENT ? 0 : fd;
 
         if (fd >= 0)
                 r = open_ledger(b, fd, n, ret_sentence, n_sentence);
@@ -247,10 +247,12 @@ static const struct config_quota *find_config_quota(const struct tenant *t, size
 }
 
 /* Processes may use it, so a GPU's keeper does not end it with what no record knows. */
-static void claim_closed(const struct broker *b, const struct inherited_quota *from)
+static void claim_closed(struct broker *b, const struct inherited_quota *from)
 {
         size_t partition = find_partition(b, from->partition);
 
+        b->restored.closed_bytes += from->n_bytes;
+        b->restored.has_unknown |= partition == b->n_partitions;
         for (size_t i = 0; partition < b->n_partitions && i < from->arena.n_extents; i++) {
                 const struct ledger_extent *e = ledger_extent_at(b->ledger, from->arena.extents[i]);
                 struct device_extent memory;

@@ -46,6 +46,16 @@ static bool leaves_later(const struct inherited *r, const struct ledger_extent *
         return r->is_later && r->is_later(r->userdata, ledger_quota_at(r->ledger, e->quota)->partition);
 }
 
+/* -1: there is none, or r->error. */
+static int take_fd(struct inherited *r, uint64_t key)
+{
+        int fd = store_take_extent(r->store, key);
+
+        if (fd < 0 && fd != -ENOENT)
+                r->error = fd;
+        return fd < 0 ? -1 : fd;
+}
+
 /* Drops the leaving extents that no arena releases later. No session has them any more. One that is not
  * in the store was released already; only its record was left. */
 static int take_leaving(struct inherited *r, uint32_t index)
@@ -55,7 +65,9 @@ static int take_leaving(struct inherited *r, uint32_t index)
 
         if (!leaves_later(r, e))
                 return -1;
-        fd = store_take_extent(r->store, e->store_key);
+        fd = take_fd(r, e->store_key);
+        if (r->error < 0)
+                return -1;
         clear_exports(r->ledger, index);
         if (fd < 0)
                 ledger_extent_clear(r->ledger, index);
@@ -77,6 +89,8 @@ static int inherited_read_extents(struct inherited *r)
         for (uint32_t i = 0; i < end; i++) {
                 const struct ledger_extent *e = ledger_extent_get(r->ledger, i);
 
+                if (e)
+                        keeper_pass_key(e->store_key);
                 fds[i] = e && e->is_leaving ? take_leaving(r, i) : -1;
                 if (e && (fds[i] >= 0 || !e->is_leaving))
                         keys[r->n_extents++] = (struct ledger_key){ e->quota, e->offset, i };
@@ -379,8 +393,10 @@ static void finish_one(struct inherited *r, uint32_t index, struct device *devic
         struct arena_options options = {
                 .ledger = r->ledger, .device = device, .store = r->store, .clears = clears
         };
-        int fd = store_take_extent(r->store, e->store_key);
+        int fd = take_fd(r, e->store_key);
 
+        if (r->error < 0)
+                return; /* a successor tries again */
         if (device) {
                 (void)arena_finish(&options, index, fd);
                 return;
@@ -446,8 +462,13 @@ int inherited_new(struct ledger *ledger, struct store *store, struct punch *punc
                         if (ledger_extent_at(ledger, extent)->is_leaving)
                                 continue; /* it was taken */
                         r->fds[r->quotas[i].arena.extents + k - r->extents] =
-                                store_take_extent(store, ledger_extent_at(ledger, extent)->store_key);
+                                take_fd(r, ledger_extent_at(ledger, extent)->store_key);
                 }
+        if (r->error < 0) {
+                error = r->error;
+                inherited_free(r);
+                return error;
+        }
         for (size_t i = 0; i < r->n_quotas; i++)
                 if (r->quotas[i].is_closed)
                         inherited_close(r, &r->quotas[i]);

@@ -45,6 +45,7 @@ struct inherited {
         struct punch *punch; /* borrowed; NULL: there is none */
         inherited_later_fn is_later;
         void *userdata;
+        int error; /* an fd could not be had, although it may be there; 0: all is known */
         struct inherited_quota *quotas; /* by tenant and partition, and of these by id */
         size_t n_quotas;
         uint32_t *extents; /* in the ledger, by quota and offset */
@@ -55,7 +56,7 @@ struct inherited {
 };
 
 /* Takes the fds of the ledger's extents from the store. Of two open quotas of one tenant in one partition
- * both are closed. -ENOMEM. */
+ * both are closed. -ENOMEM; -errno of the store: nothing was dropped. */
 int inherited_new(struct ledger *ledger, struct store *store, struct punch *punch,
                   inherited_later_fn is_later, void *userdata, struct inherited **ret);
 struct inherited *inherited_free(struct inherited *r); /* closes the remaining fds; takes NULL */

@@ -4,7 +4,6 @@
 #include "daemon/handover/store.h"
 
 #include <errno.h>
-#include <poll.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,7 +14,6 @@
 #include "daemon/log.h"
 #include "keeper/wire.h"
 
-#define HELLO_MS  10000
 #define KILLED_MS 2000
 
 struct store {
@@ -90,30 +88,38 @@ bool store_is_new(const struct store *s)
         return s->link.is_new;
 }
 
-int store_take_ledger(struct store *s)
+/* -EPROTO: a reply without an fd. */
+static int take(struct store *s, enum keeper_op op, uint64_t key)
 {
         struct keeper_reply reply;
-        int fd;
+        int fd, r = call(s, op, key, -1, &reply, &fd);
 
-        return s && call(s, KEEPER_LEDGER, 0, -1, &reply, &fd) == 0 ? fd : -1;
+        if (r < 0)
+                return r;
+        return fd >= 0 ? fd : -EPROTO;
+}
+
+int store_take_ledger(struct store *s)
+{
+        return s ? take(s, KEEPER_LEDGER, 0) : -ENOENT;
 }
 
 int store_take_extent(struct store *s, uint64_t key)
 {
-        struct keeper_reply reply;
-        int fd;
-
         if (!s || key == 0)
-                return -1;
+                return -ENOENT;
         keeper_pass_key(key);
-        return call(s, KEEPER_TAKE, key, -1, &reply, &fd) == 0 ? fd : -1;
+        return take(s, KEEPER_TAKE, key);
 }
 
 size_t store_drop_rest(struct store *s)
 {
         struct keeper_reply reply;
 
-        return s && call(s, KEEPER_REST, 0, -1, &reply, NULL) == 0 ? (size_t)reply.n_bytes : 0;
+        if (!s)
+                return 0;
+        keeper_limit_wait(&s->link, 0);
+        return call(s, KEEPER_REST, 0, -1, &reply, NULL) == 0 ? (size_t)reply.n_bytes : 0;
 }
 
 uint64_t store_next_key(struct store *s)
@@ -138,18 +144,16 @@ int store_remove_extent(struct store *s, uint64_t key)
 
 /* ---- life ---------------------------------------------------------------------- */
 
-/* -ETIMEDOUT: it does not answer. */
+/* -EAGAIN: it does not answer. */
 static int hello(struct store *s)
 {
         struct keeper_request q = request_of(KEEPER_HELLO, 0);
-        struct pollfd p = { .fd = s->link.fd, .events = POLLIN };
         struct keeper_reply reply;
         int fds[KEEPER_FDS], r;
         size_t n_fds;
 
+        keeper_limit_wait(&s->link, s->link.is_new ? 0 : KEEPER_LEFT_S); /* until store_drop_rest() */
         r = keeper_send(s->link.fd, &q, sizeof(q), NULL, 0);
-        if (r == 0 && poll(&p, 1, HELLO_MS) == 0)
-                return -ETIMEDOUT;
         if (r == 0)
                 r = keeper_receive(s->link.fd, &reply, sizeof(reply), fds, &n_fds);
         while (r == 0 && n_fds > 0)
@@ -161,10 +165,10 @@ static int hello(struct store *s)
         return r;
 }
 
-/* Another keeper may be better. */
+/* It hangs, is of another version, or has just ended: another one is better. */
 static bool is_useless(int r)
 {
-        return r == -ETIMEDOUT || r == -EPROTO || r == -ECONNRESET || r == -EPIPE;
+        return r == -EAGAIN || r == -EPROTO || r == -ECONNRESET || r == -EPIPE;
 }
 
 static int meet(struct store *s, struct keepers *k)
@@ -175,7 +179,9 @@ static int meet(struct store *s, struct keepers *k)
                 r = hello(s);
         if (is_useless(r)) {
                 log_error("the keeper of host memory %s: it is ended, with what it has of an earlier bfcd",
-                          r == -ETIMEDOUT ? "does not answer" : "is of another version");
+                          r == -EAGAIN   ? "does not answer"
+                          : r == -EPROTO ? "is of another version"
+                                         : "ends");
                 keeper_end(&s->link, KILLED_MS);
         }
         return r;

@@ -30,7 +30,8 @@ void store_end(struct store *s);
 bool store_keeps(const struct store *s);
 bool store_is_new(const struct store *s); /* there was no keeper */
 
-/* Fds that the caller then owns; -1: none. A key that was requested is never returned by store_next_key(). */
+/* Fds that the caller then owns. -ENOENT: none; -errno: it is unknown whether there is one. A key that was requested is never
+ * returned by store_next_key(). */
 int store_take_ledger(struct store *s);
 int store_take_extent(struct store *s, uint64_t key);
 

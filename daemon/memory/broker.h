@@ -68,6 +68,8 @@ struct broker_options {
 
 /* The inherited state. */
 struct broker_restored {
+        uint64_t closed_bytes;       /* of arenas that are closed: processes may use them */
+        bool has_unknown;            /* some of them are on a device that is not known */
         struct kept_record *extents; /* inherited, by id */
         size_t n_extents;
         size_t n_aside;       /* sessions that were left aside; see ledger_session */

@@ -35,7 +35,7 @@ void broker_session_ends(struct broker *b, struct tenant *t)
 void broker_drop_rest(struct broker *b)
 {
         (void)store_drop_rest(b->options.store);
-        for (size_t i = 0; i < b->n_devices; i++)
+        for (size_t i = 0; !b->restored.has_unknown && i < b->n_devices; i++)
                 device_drop_rest(b->devices[i].device);
 }
 
@@ -55,7 +55,8 @@ static bool owes_memory(const struct broker *b)
 bool broker_has_heirs(const struct broker *b)
 {
         return store_keeps(b->options.store) &&
-               (b->sessions.n_clients > 0 || b->shared.n_kept > 0 || b->leases.n > 0 || owes_memory(b));
+               (b->sessions.n_clients > 0 || b->shared.n_kept > 0 || b->leases.n > 0 ||
+                b->restored.closed_bytes > 0 || owes_memory(b));
 }
 
 uint64_t broker_quota_sessions(const struct broker *b, const struct quota *q)

@@ -23,6 +23,7 @@ struct devices {
         size_t n_items;
         bool keeps;
         struct keepers *keepers; /* NULL: not opened */
+        bool have_left;
 };
 
 int devices_new(bool keeps, struct devices **ret)
@@ -39,11 +40,20 @@ int devices_new(bool keeps, struct devices **ret)
 int devices_keepers(struct devices *d, const char *admin_socket, struct keepers **ret, char *ret_sentence,
                     size_t n_sentence)
 {
-        int r = d->keeps && !d->keepers ? keepers_open(admin_socket, &d->keepers, ret_sentence, n_sentence)
-                                        : 0;
+        if (d->keeps && !d->keepers) {
+                int r = keepers_open(admin_socket, &d->keepers, ret_sentence, n_sentence);
 
+                if (r < 0)
+                        return r;
+                d->have_left = keepers_listen(d->keepers, "host");
+        }
         *ret = d->keepers;
-        return r;
+        return 0;
+}
+
+bool devices_have_left(const struct devices *d)
+{
+        return d->have_left;
 }
 
 struct keepers *devices_take_keepers(struct devices *d)

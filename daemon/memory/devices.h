@@ -20,6 +20,9 @@ int devices_new(bool keeps, struct devices **ret);
 int devices_keepers(struct devices *d, const char *admin_socket, struct keepers **ret, char *ret_sentence,
                     size_t n_sentence);
 
+/* True: an earlier bfcd has left a keeper of the host there, when the folder was opened. */
+bool devices_have_left(const struct devices *d);
+
 /* The same, which is the caller's then: close it after the devices. NULL: it was not opened. */
 struct keepers *devices_take_keepers(struct devices *d);
 

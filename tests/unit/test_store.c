@@ -104,8 +104,8 @@ TEST(without_a_store_nothing_is_kept)
         ck_assert_int_eq(store_put_extent(NULL, 0, fd), 0);
         ck_assert_int_eq(store_put_extent(NULL, 1, fd), 0);
         ck_assert_int_eq(store_remove_extent(NULL, 1), 0);
-        ck_assert_int_eq(store_take_ledger(NULL), -1);
-        ck_assert_int_eq(store_take_extent(NULL, 1), -1);
+        ck_assert_int_eq(store_take_ledger(NULL), -ENOENT);
+        ck_assert_int_eq(store_take_extent(NULL, 1), -ENOENT);
         ck_assert_uint_eq(store_drop_rest(NULL), 0);
         store_end(NULL);
         close(fd);
@@ -118,7 +118,7 @@ TEST(puts_and_removes)
 
         open_store(true);
         ck_assert(store_keeps(s));
-        ck_assert_int_eq(store_take_ledger(s), -1);
+        ck_assert_int_eq(store_take_ledger(s), -ENOENT);
         ck_assert_int_eq(store_put_ledger(s, ledger), 0);
         one = put_next(fd);
         two = put_next(fd);
@@ -133,7 +133,7 @@ TEST(puts_and_removes)
         ck_assert_int_eq(store_remove_extent(s, one), 0);
         ck_assert_int_eq(store_remove_extent(s, one), 0);
         ck_assert_int_eq(store_remove_extent(s, 0), 0);
-        ck_assert_int_eq(store_take_extent(s, one), -1);
+        ck_assert_int_eq(store_take_extent(s, one), -ENOENT);
         ck_assert_uint_eq(keeper_count_in(folder), 2);
         close(ledger);
         close(second);
@@ -153,12 +153,12 @@ TEST(the_next_process_takes_what_is_kept)
         expect_same(store_take_ledger(s), ledger);
         expect_same(store_take_extent(s, keys[0]), first);
         expect_same(store_take_extent(s, keys[0]), first); /* as often as it asks */
-        ck_assert_int_eq(store_take_extent(s, 77), -1);
+        ck_assert_int_eq(store_take_extent(s, 77), -ENOENT);
         keys[2] = put_next(other);
         ck_assert_uint_eq(keys[2], 78); /* that key may be in a record */
         ck_assert_uint_eq(store_drop_rest(s), 1);
         ck_assert_uint_eq(store_drop_rest(s), 0);
-        ck_assert_int_eq(store_take_extent(s, keys[1]), -1);
+        ck_assert_int_eq(store_take_extent(s, keys[1]), -ENOENT);
         ck_assert_uint_eq(keeper_count_in(folder), 3);
         change_process(false);
         ck_assert_uint_eq(store_drop_rest(s), 2);
@@ -206,11 +206,11 @@ TEST(calls_fail_when_the_keeper_has_ended)
         ck_assert_int_eq(store_put_extent(s, store_next_key(s), fd), -ENOTCONN);
         ck_assert_int_eq(store_put_ledger(s, fd), -ENOTCONN);
         ck_assert_int_eq(store_remove_extent(s, 1), -ENOTCONN);
-        ck_assert_int_eq(store_take_ledger(s), -1);
-        ck_assert_int_eq(store_take_extent(s, 1), -1);
+        ck_assert_int_eq(store_take_ledger(s), -ENOTCONN);
+        ck_assert_int_eq(store_take_extent(s, 1), -ENOTCONN);
         ck_assert_uint_eq(store_drop_rest(s), 0);
         change_process(true);
-        ck_assert_int_eq(store_take_ledger(s), -1);
+        ck_assert_int_eq(store_take_ledger(s), -ENOENT);
         close(fd);
 }
 
