@@ -262,8 +262,8 @@ static void *be_another_version(void *userdata)
         ck_assert_int_eq(send(fd, "?", 1, 0), 1);
         ck_assert_int_eq(recv(fd, &request, sizeof(request), 0), sizeof(request));
         ck_assert_uint_eq(request.op, KEEPER_END);
+        close(listener); /* as a process's end closes both */
         close(fd);
-        close(listener);
         return NULL;
 }
 
