@@ -79,8 +79,7 @@ static void print_help(FILE *f)
               f);
 }
 
-#define LOG_CLOSE_MS   1000u /* to write the rest of the log */
-#define KEEPERS_END_MS 2000  /* in which a keeper ends, before it is killed */
+#define LOG_CLOSE_MS 1000u /* to write the rest of the log */
 
 static int parse_level(const char *word, enum log_level *ret)
 {
@@ -319,7 +318,7 @@ static int serve(const struct options *from, const struct config *config, struct
 
 static bool has_predecessor(const char *admin_socket)
 {
-        return keepers_have(admin_socket, STORE_KEEPER);
+        return keepers_have(admin_socket, KEEPER_HOST);
 }
 
 /* An exit status; errors are printed. A missing GPU is no error in the config: a later start may succeed. */
@@ -488,8 +487,7 @@ static int run(const struct options *options, struct config *config, struct devi
         r = open_records(config);
         if (r == 0)
                 r = open_store(config, devices, &store);
-        if (r == 0)
-                *ret_is_left = store && !store_is_new(store);
+        *ret_is_left = store ? !store_is_new(store) : devices_have_left(devices);
         if (r == 0)
                 r = start_punch(config, helper, &punch);
         if (r == 0)
@@ -516,7 +514,7 @@ static int stop_keepers(const struct options *options)
                 fprintf(stderr, "bfcd: %s\n", sentence);
                 return EXIT_FAILURE;
         }
-        n = keepers_end(keepers, KEEPERS_END_MS, NULL, NULL);
+        n = keepers_end(keepers, KEEPER_END_MS, NULL, NULL);
         keepers_close(keepers);
         if (n < 0)
                 fprintf(stderr, "bfcd: the keepers could not be ended: %s\n", strerror(-n));
@@ -564,7 +562,7 @@ int main(int argc, char **argv)
         keepers = devices_take_keepers(devices);
         devices_free(devices);
         if (keepers && !is_left)
-                (void)keepers_end(keepers, KEEPERS_END_MS, NULL, NULL);
+                (void)keepers_end(keepers, KEEPER_END_MS, NULL, NULL);
         keepers_close(keepers);
         host_punch_leave(&helper);
         records_close(LOG_CLOSE_MS);

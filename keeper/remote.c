@@ -20,8 +20,7 @@
 #include "keeper/start.h"
 #include "keeper/wire.h"
 
-#define END_MS 2000 /* in which a keeper ends, before it is killed, and after */
-#define MIN_MS 100  /* to see that it has ended, where others took that time */
+#define MIN_MS 100 /* to see that it has ended, where others took that time */
 
 struct remote {
         struct device device; /* first: a device is cast to it */
@@ -99,11 +98,19 @@ static void forget_pins(struct remote *d)
                 free(p);
 }
 
+static void leave_keeper(struct remote *d)
+{
+        struct keeper_link link = take_link(d);
+
+        forget_pins(d);
+        keeper_leave(&link);
+}
+
 /* All devices end together. */
 static void end_keeper(struct remote *d)
 {
         int64_t end_ms = __atomic_load_n(&d->end_ms, __ATOMIC_RELAXED);
-        int64_t left_ms = end_ms != 0 ? end_ms + END_MS - now_ms() : END_MS;
+        int64_t left_ms = end_ms != 0 ? end_ms + KEEPER_END_MS - now_ms() : KEEPER_END_MS;
         struct keeper_link link = take_link(d);
 
         forget_pins(d);
@@ -185,21 +192,11 @@ static int call(struct remote *d, const struct keeper_request *request, const st
         return r;
 }
 
-static struct keeper_request request_of(enum keeper_op op)
-{
-        struct keeper_request q;
-
-        memset(&q, 0, sizeof(q)); /* the padding, too */
-        q.version = KEEPER_VERSION;
-        q.op = op;
-        return q;
-}
-
 /* ---- extents ------------------------------------------------------------------ */
 
 static int remote_destroy_key(struct remote *d, uint64_t key, bool clears)
 {
-        struct keeper_request q = request_of(KEEPER_DESTROY);
+        struct keeper_request q = keeper_request_of(KEEPER_DESTROY);
         struct keeper_reply reply;
 
         q.key = key;
@@ -224,7 +221,7 @@ static int remote_make(struct device *device, const struct device_supply *supply
                        struct device_extent *extents, size_t n)
 {
         struct remote *d = (struct remote *)device;
-        struct keeper_request q = request_of(KEEPER_MAKE);
+        struct keeper_request q = keeper_request_of(KEEPER_MAKE);
         struct keeper_reply reply = { .n_extents = 0 };
         struct fds fds = { .n = 0 };
         int r;
@@ -263,7 +260,7 @@ static int remote_destroy(struct device *device, struct device_extent *e)
 static int remote_take(struct device *device, uint64_t native, uint64_t n_bytes, struct device_extent *ret)
 {
         struct remote *d = (struct remote *)device;
-        struct keeper_request q = request_of(KEEPER_TAKE);
+        struct keeper_request q = keeper_request_of(KEEPER_TAKE);
         struct keeper_reply reply;
         struct fds fds = { .n = 0 };
         int r;
@@ -272,7 +269,9 @@ static int remote_take(struct device *device, uint64_t native, uint64_t n_bytes,
                 return -ENOENT;
         keeper_pass_key(native);
         q.key = native;
+        keeper_limit_wait(&d->link, KEEPER_LEFT_S); /* at the start, which must not wait for ever */
         r = call(d, &q, NULL, &reply, &fds);
+        keeper_limit_wait(&d->link, 0);
         if (r < 0)
                 return r;
         *ret = extent_of(&reply.extents[0], &fds);
@@ -286,10 +285,9 @@ static int remote_take(struct device *device, uint64_t native, uint64_t n_bytes,
 
 static void remote_drop_rest(struct device *device)
 {
-        struct keeper_request q = request_of(KEEPER_REST);
+        struct keeper_request q = keeper_request_of(KEEPER_REST);
         struct keeper_reply reply;
 
-        keeper_limit_wait(&((struct remote *)device)->link, 0);
         (void)call((struct remote *)device, &q, NULL, &reply, NULL);
 }
 
@@ -297,7 +295,7 @@ static void remote_drop_rest(struct device *device)
 
 static int unpin_locked(struct remote *d, int fd)
 {
-        struct keeper_request q = request_of(KEEPER_UNPIN);
+        struct keeper_request q = keeper_request_of(KEEPER_UNPIN);
         struct keeper_reply reply;
 
         q.host = fd;
@@ -328,7 +326,7 @@ static void note_pin(struct remote *d, const struct device_copy *copy, int32_t s
 static int remote_copy(struct device *device, const struct device_copy *copies, size_t n)
 {
         struct remote *d = (struct remote *)device;
-        struct keeper_request q = request_of(KEEPER_COPY);
+        struct keeper_request q = keeper_request_of(KEEPER_COPY);
         struct keeper_reply reply;
         struct fds fds = { .n = n };
         int r;
@@ -382,7 +380,7 @@ static uint64_t remote_granularity(const struct device *device)
 
 static int remote_facts(struct device *device, struct device_facts *ret)
 {
-        struct keeper_request q = request_of(KEEPER_FACTS);
+        struct keeper_request q = keeper_request_of(KEEPER_FACTS);
         struct keeper_reply reply;
         int r = call((struct remote *)device, &q, NULL, &reply, NULL);
 
@@ -393,7 +391,7 @@ static int remote_facts(struct device *device, struct device_facts *ret)
 
 static int remote_others(struct device *device, uint64_t *ret_bytes)
 {
-        struct keeper_request q = request_of(KEEPER_OTHERS);
+        struct keeper_request q = keeper_request_of(KEEPER_OTHERS);
         struct keeper_reply reply;
         int r = call((struct remote *)device, &q, NULL, &reply, NULL);
 
@@ -425,7 +423,7 @@ static void remote_end(struct device *device)
 
 static int hello(struct remote *d, struct keeper_reply *reply, char *ret_sentence, size_t n_sentence)
 {
-        struct keeper_request q = request_of(KEEPER_HELLO);
+        struct keeper_request q = keeper_request_of(KEEPER_HELLO);
         int r = call_locked(d, &q, NULL, reply, NULL);
 
         if (r == 0)
@@ -455,8 +453,10 @@ static int meet(struct remote *d, struct keeper_reply *reply, char *ret_sentence
                 return r;
         }
         if (!d->link.is_new)
-                keeper_limit_wait(&d->link, KEEPER_LEFT_S); /* until remote_drop_rest() */
-        return hello(d, reply, ret_sentence, n_sentence);
+                keeper_limit_wait(&d->link, KEEPER_LEFT_S);
+        r = hello(d, reply, ret_sentence, n_sentence);
+        keeper_limit_wait(&d->link, 0);
+        return r;
 }
 
 static int open_locked(struct remote *d, char *ret_sentence, size_t n_sentence)
@@ -476,8 +476,10 @@ static int open_locked(struct remote *d, char *ret_sentence, size_t n_sentence)
         }
         if (r == 0)
                 d->granularity = reply.granularity;
-        else
+        else if (d->link.is_new || r == -ENODEV)
                 end_keeper(d);
+        else
+                leave_keeper(d); /* with what jobs have */
         return r;
 }
 
@@ -496,15 +498,11 @@ static int remote_open(struct device *device, char *ret_sentence, size_t n_sente
 static struct device *remote_free(struct device *device)
 {
         struct remote *d = (struct remote *)device;
-        struct keeper_link link;
 
-        if (d->keepers) {
-                link = take_link(d);
-                forget_pins(d);
-                keeper_leave(&link);
-        } else {
+        if (d->keepers)
+                leave_keeper(d);
+        else
                 end_keeper(d);
-        }
         pthread_mutex_destroy(&d->link_mutex);
         pthread_mutex_destroy(&d->mutex);
         free(d->id);

@@ -332,27 +332,29 @@ int keepers_connect(struct keepers *k, const char *id, const char *const *more, 
         return 0;
 }
 
-bool keepers_listen(const struct keepers *k, const char *id)
+static bool listens(int folder, const char *id)
 {
-        int fd = try_connect(k->fd, id, SOCK_NONBLOCK);
+        int fd = try_connect(folder, id, SOCK_NONBLOCK);
 
         if (fd >= 0)
                 close(fd);
         return fd >= 0 || fd == -EAGAIN;
 }
 
+bool keepers_listen(const struct keepers *k, const char *id)
+{
+        return listens(k->fd, id);
+}
+
 bool keepers_have(const char *admin_socket, const char *id)
 {
         char path[PATH_MAX];
-        int folder = find_folder(admin_socket, path) == 0 ? open_folder(path) : -1, fd;
+        int folder = find_folder(admin_socket, path) == 0 ? open_folder(path) : -1;
+        bool is = folder >= 0 && listens(folder, id);
 
-        if (folder < 0)
-                return false;
-        fd = try_connect(folder, id, SOCK_NONBLOCK);
-        close(folder);
-        if (fd >= 0)
-                close(fd);
-        return fd >= 0 || fd == -EAGAIN;
+        if (folder >= 0)
+                close(folder);
+        return is;
 }
 
 /* ---- the end ------------------------------------------------------------------- */
@@ -383,11 +385,8 @@ static bool await_end(const struct keeper_link *link, int timeout_ms)
 
 static void ask_to_end(const struct keeper_link *link)
 {
-        struct keeper_request q;
+        struct keeper_request q = keeper_request_of(KEEPER_END);
 
-        memset(&q, 0, sizeof(q));
-        q.version = KEEPER_VERSION;
-        q.op = KEEPER_END;
         (void)keeper_send(link->fd, &q, sizeof(q), NULL, 0);
         (void)shutdown(link->fd, SHUT_WR);
 }
@@ -440,8 +439,8 @@ int keepers_end(struct keepers *k, int timeout_ms, bool (*is_used)(const void *u
                 (void)unlinkat(k->fd, e->d_name, 0);
         }
         closedir(folder);
-        for (int i = 0; i < n;
-             i++) /* all together: the first one has had its time when the others are looked at */
+        /* All together: the others have had their time, too, when the first one has. */
+        for (int i = 0; i < n; i++)
                 await_or_kill(&links[i], i == 0 ? timeout_ms : MORE_MS);
         return n;
 }

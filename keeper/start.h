@@ -9,6 +9,9 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#define KEEPER_HOST   "host" /* the id of the keeper of host memory, which has the ledger */
+#define KEEPER_END_MS 2000   /* in which a keeper ends, before it is killed, and after */
+
 /* Of the device with this id, with `input` as its standard input; more: further arguments, NULL at the end. is_apart: it is in
  * a session of its own, and writes nothing. -errno: it cannot be started. */
 int keeper_spawn(const char *id, const char *const *more, int input, bool is_apart, pid_t *ret);

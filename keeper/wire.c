@@ -22,6 +22,16 @@ static bool is_short(int error)
         return (error == ENOBUFS || error == ENOMEM) && poll(NULL, 0, RETRY_MS) == 0;
 }
 
+struct keeper_request keeper_request_of(enum keeper_op op)
+{
+        struct keeper_request q;
+
+        memset(&q, 0, sizeof(q)); /* the padding, too */
+        q.version = KEEPER_VERSION;
+        q.op = op;
+        return q;
+}
+
 int keeper_send(int fd, const void *message, size_t n_bytes, const int *fds, size_t n_fds)
 {
         union control control = { .bytes = { 0 } };

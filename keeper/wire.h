@@ -80,6 +80,8 @@ struct keeper_reply {
         char sentence[KEEPER_SENTENCE_BYTES];
 };
 
+struct keeper_request keeper_request_of(enum keeper_op op);
+
 /* Blocks until it is sent. -EPIPE: the other end is gone; -EMFILE: nothing is sent, because too many fds of this user are
  * in flight; -errno. */
 int keeper_send(int fd, const void *message, size_t n_bytes, const int *fds, size_t n_fds);

@@ -14,8 +14,6 @@
 #include "daemon/log.h"
 #include "keeper/wire.h"
 
-#define KILLED_MS 2000
-
 struct store {
         struct keeper_link link;
         pthread_mutex_t mutex; /* guards a call, and what follows */
@@ -24,17 +22,6 @@ struct store {
 };
 
 /* ---- calls -------------------------------------------------------------------- */
-
-static struct keeper_request request_of(enum keeper_op op, uint64_t key)
-{
-        struct keeper_request q;
-
-        memset(&q, 0, sizeof(q)); /* the padding, too */
-        q.version = KEEPER_VERSION;
-        q.op = op;
-        q.key = key;
-        return q;
-}
 
 static void note_lost(struct store *s)
 {
@@ -49,10 +36,11 @@ static void note_lost(struct store *s)
 static int call(struct store *s, enum keeper_op op, uint64_t key, int fd, struct keeper_reply *ret,
                 int *ret_fd)
 {
-        struct keeper_request q = request_of(op, key);
+        struct keeper_request q = keeper_request_of(op);
         int fds[KEEPER_FDS], r;
         size_t n_fds = 0;
 
+        q.key = key;
         pthread_mutex_lock(&s->mutex);
         r = s->is_lost ? -ENOTCONN : keeper_send(s->link.fd, &q, sizeof(q), &fd, fd >= 0);
         if (r == 0)
@@ -88,12 +76,15 @@ bool store_is_new(const struct store *s)
         return s->link.is_new;
 }
 
-/* -EPROTO: a reply without an fd. */
+/* At the start, which must not wait for ever. -EPROTO: a reply without an fd. */
 static int take(struct store *s, enum keeper_op op, uint64_t key)
 {
         struct keeper_reply reply;
-        int fd, r = call(s, op, key, -1, &reply, &fd);
+        int fd, r;
 
+        keeper_limit_wait(&s->link, KEEPER_LEFT_S);
+        r = call(s, op, key, -1, &reply, &fd);
+        keeper_limit_wait(&s->link, 0);
         if (r < 0)
                 return r;
         return fd >= 0 ? fd : -EPROTO;
@@ -116,10 +107,7 @@ size_t store_drop_rest(struct store *s)
 {
         struct keeper_reply reply;
 
-        if (!s)
-                return 0;
-        keeper_limit_wait(&s->link, 0);
-        return call(s, KEEPER_REST, 0, -1, &reply, NULL) == 0 ? (size_t)reply.n_bytes : 0;
+        return s && call(s, KEEPER_REST, 0, -1, &reply, NULL) == 0 ? (size_t)reply.n_bytes : 0;
 }
 
 uint64_t store_next_key(struct store *s)
@@ -147,15 +135,17 @@ int store_remove_extent(struct store *s, uint64_t key)
 /* -EAGAIN: it does not answer. */
 static int hello(struct store *s)
 {
-        struct keeper_request q = request_of(KEEPER_HELLO, 0);
+        struct keeper_request q = keeper_request_of(KEEPER_HELLO);
         struct keeper_reply reply;
         int fds[KEEPER_FDS], r;
         size_t n_fds;
 
-        keeper_limit_wait(&s->link, s->link.is_new ? 0 : KEEPER_LEFT_S); /* until store_drop_rest() */
+        if (!s->link.is_new)
+                keeper_limit_wait(&s->link, KEEPER_LEFT_S);
         r = keeper_send(s->link.fd, &q, sizeof(q), NULL, 0);
         if (r == 0)
                 r = keeper_receive(s->link.fd, &reply, sizeof(reply), fds, &n_fds);
+        keeper_limit_wait(&s->link, 0);
         while (r == 0 && n_fds > 0)
                 close(fds[--n_fds]);
         if (r == 0)
@@ -171,20 +161,25 @@ static bool is_useless(int r)
         return r == -EAGAIN || r == -EPROTO || r == -ECONNRESET || r == -EPIPE;
 }
 
+static int connect_to(struct store *s, struct keepers *k)
+{
+        int r = keepers_connect(k, KEEPER_HOST, NULL, &s->link);
+
+        return r == 0 ? hello(s) : r;
+}
+
 static int meet(struct store *s, struct keepers *k)
 {
-        int r = keepers_connect(k, STORE_KEEPER, NULL, &s->link);
+        int r = connect_to(s, k);
 
-        if (r == 0)
-                r = hello(s);
-        if (is_useless(r)) {
-                log_error("the keeper of host memory %s: it is ended, with what it has of an earlier bfcd",
-                          r == -EAGAIN   ? "does not answer"
-                          : r == -EPROTO ? "is of another version"
-                                         : "ends");
-                keeper_end(&s->link, KILLED_MS);
-        }
-        return r;
+        if (!is_useless(r) || s->link.fd < 0)
+                return r;
+        log_error("the keeper of host memory %s: it is ended, with what it has of an earlier bfcd",
+                  r == -EAGAIN   ? "does not answer"
+                  : r == -EPROTO ? "is of another version"
+                                 : "ends");
+        keeper_end(&s->link, KEEPER_END_MS);
+        return connect_to(s, k);
 }
 
 int store_new(struct keepers *k, struct store **ret, char *ret_sentence, size_t n_sentence)
@@ -199,12 +194,10 @@ int store_new(struct keepers *k, struct store **ret, char *ret_sentence, size_t 
         *s = (struct store){ .link = KEEPER_LINK_NONE };
         pthread_mutex_init(&s->mutex, NULL);
         r = meet(s, k);
-        if (is_useless(r))
-                r = meet(s, k);
         if (r < 0) {
                 snprintf(ret_sentence, n_sentence,
-                         "bfcd-keeper, which must be beside bfcd, cannot be started for host memory: %s",
-                         strerror(-r));
+                         "bfcd-keeper, which must be beside bfcd, cannot be used for host memory: %s",
+                         r == -EAGAIN ? "it does not answer" : strerror(-r));
                 store_free(s);
                 return r;
         }

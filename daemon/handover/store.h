@@ -17,8 +17,6 @@
 
 struct store;
 
-#define STORE_KEEPER "host" /* the id of its keeper */
-
 /* Connects to the keeper, which is started if there is none. One that does not answer in time is ended, with what it has,
  * which is logged, and another one is started. k is borrowed. -errno, with a sentence. */
 int store_new(struct keepers *k, struct store **ret, char *ret_sentence, size_t n_sentence);

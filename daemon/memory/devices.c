@@ -11,8 +11,6 @@
 
 #include "keeper/remote.h"
 
-#define KEEPER_END_MS 2000
-
 struct opened {
         char *id;
         struct device *device;
@@ -45,7 +43,7 @@ int devices_keepers(struct devices *d, const char *admin_socket, struct keepers 
 
                 if (r < 0)
                         return r;
-                d->have_left = keepers_listen(d->keepers, "host");
+                d->have_left = keepers_listen(d->keepers, KEEPER_HOST);
         }
         *ret = d->keepers;
         return 0;
@@ -89,7 +87,7 @@ static struct device *devices_find(const struct devices *d, const char *id)
 /* The host's has the ledger. */
 static bool is_used(const void *userdata, const char *id)
 {
-        return strcmp(id, "host") == 0 || devices_find(userdata, id);
+        return strcmp(id, KEEPER_HOST) == 0 || devices_find(userdata, id);
 }
 
 void devices_drop_rest(const struct devices *d)

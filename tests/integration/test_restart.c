@@ -7,7 +7,10 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <signal.h>
 #include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 
 #include "tests/integration/json.h"
@@ -775,6 +778,51 @@ static void stop_keepers(const struct kept *k, int status, const char *part)
         ck_assert_int_eq(program_run(argv, &out, &err), status);
         text_has(status == 0 ? out : err, part);
         free(status == 0 ? err : out);
+}
+
+static int knock(const struct kept *k)
+{
+        struct sockaddr_un address = { .sun_family = AF_UNIX };
+        int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+
+        ck_assert_int_ge(fd, 0);
+        snprintf(address.sun_path, sizeof(address.sun_path), "%.80s/keepers/host", k->rig->folder);
+        if (connect(fd, (struct sockaddr *)&address, sizeof(address)) == 0)
+                return fd;
+        ck_assert_int_eq(errno, EAGAIN);
+        close(fd);
+        return -1;
+}
+
+/* A keeper that takes no connection makes a start fail, and keeps what it has for the next one. */
+LOOP_TEST(a_start_that_fails_ends_no_keeper, rig_device() == ON_HOST)
+{
+        struct kept *k = kept_start(&two_tenants);
+        const char *const argv[] = { k->argv[0], "--config", k->rig->config_path, NULL };
+        bfc_client *client = client_open(k->rig, "red", NULL);
+        int waiting[16], n = 0;
+        pid_t keeper;
+        char *err;
+        void *p;
+
+        ck_assert_ok(bfc_malloc_flags(client, NULL, 10 * MIB, BFC_WHOLE, &p));
+        block_fill(client, p, 10 * MIB, 5);
+        kept_away(k, SIGKILL);
+        keeper = keeper_pid_in(k->rig->folder, "host");
+        ck_assert_int_eq(kill(keeper, SIGSTOP), 0);
+        while (n < 16 && (waiting[n] = knock(k)) >= 0)
+                n++;
+        ck_assert_int_eq(program_run(argv, NULL, &err), 1);
+        text_has(err, "it does not answer");
+        while (n > 0)
+                close(waiting[--n]);
+        ck_assert_int_eq(kill(keeper, SIGCONT), 0);
+        kept_back(k);
+        ck_assert_int_eq(keeper_pid_in(k->rig->folder, "host"), keeper);
+        ck_assert(block_has(client, p, 10 * MIB, 5));
+        ck_assert_ok(bfc_free(client, p));
+        bfc_disconnect(client);
+        kept_stop(k);
 }
 
 /* Keepers that are stopped lose all: a client that resumes is told so. */

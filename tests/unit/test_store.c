@@ -301,7 +301,7 @@ TEST(a_folder_that_others_could_change_is_refused)
         ks = keepers_close(ks);
         ck_assert_int_eq(chmod(path, 0750), 0);
         expect_refused(-EPERM, "with mode 0700");
-        ck_assert(!keepers_have(admin, STORE_KEEPER));
+        ck_assert(!keepers_have(admin, KEEPER_HOST));
         ck_assert_int_eq(rmdir(path), 0);
         ck_assert_int_eq(symlink("/root", path), 0);
         expect_refused(-ENOTDIR, path);
@@ -323,11 +323,11 @@ TEST(a_folder_may_have_a_long_path)
         strcat(deep, "/admin.sock");
         ck_assert_int_eq(keepers_open(deep, &other, sentence, sizeof(sentence)), 0);
         ck_assert_msg(store_new(other, &s, sentence, sizeof(sentence)) == 0, "%s", sentence);
-        ck_assert(keepers_have(deep, STORE_KEEPER));
+        ck_assert(keepers_have(deep, KEEPER_HOST));
         s = store_free(s);
         ck_assert_int_eq(keepers_end(other, MUCH_MS, NULL, NULL), 1);
         keepers_close(other);
-        ck_assert(!keepers_have(deep, STORE_KEEPER));
+        ck_assert(!keepers_have(deep, KEEPER_HOST));
         snprintf(deep, sizeof(deep), "%s/%s/keepers", folder, name);
         ck_assert_int_eq(rmdir(deep), 0);
         *strrchr(deep, '/') = '\0';
@@ -339,9 +339,9 @@ TEST(a_folder_may_have_a_long_path)
 TEST(the_socket_of_a_keeper_that_was_killed_is_replaced)
 {
         close(listen_in(path));
-        ck_assert(!keepers_have(admin, STORE_KEEPER));
+        ck_assert(!keepers_have(admin, KEEPER_HOST));
         open_store(true);
-        ck_assert(keepers_have(admin, STORE_KEEPER));
+        ck_assert(keepers_have(admin, KEEPER_HOST));
 }
 
 /* As bfcd --check does, also beside a bfcd that the keeper serves. */
@@ -349,7 +349,7 @@ TEST(looking_for_a_keeper_does_not_wait)
 {
         open_store(true);
         for (int i = 0; i < N_LOOKS; i++)
-                ck_assert(keepers_have(admin, STORE_KEEPER));
+                ck_assert(keepers_have(admin, KEEPER_HOST));
         change_process(false);
 }
 
@@ -372,7 +372,7 @@ LOOP_TEST(keepers_are_ended, 2)
                 ck_assert_int_eq(kill(pid, SIGSTOP), 0);
         ck_assert_int_eq(keepers_end(ks, _i == 1 ? 50 : MUCH_MS, NULL, NULL), 1);
         ck_assert(is_ended(pid));
-        ck_assert(!keepers_have(admin, STORE_KEEPER));
+        ck_assert(!keepers_have(admin, KEEPER_HOST));
         ck_assert_int_eq(keepers_end(ks, MUCH_MS, NULL, NULL), 0);
 }
 
