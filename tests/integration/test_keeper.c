@@ -211,42 +211,58 @@ static void start_bfcd(struct rig *rig)
         rig_meet(rig);
 }
 
+/* One device of each kind, and a GPU of each share mode. */
+static const struct rig_config each_kind = {
+        .size = "128MiB",
+        .partitions = "      - {share: fd, name: train, limit: 64MiB, growth: on-demand}\n"
+                      "  - id: cuda:1\n"
+                      "    headroom: 0\n"
+                      "    partitions:\n"
+                      "      - {share: cuda-ipc, name: other, limit: 64MiB, growth: on-demand}\n"
+                      "  - id: host\n"
+                      "    size: 128MiB\n"
+                      "    partitions:\n"
+                      "      - {limit: 64MiB, name: memory, growth: on-demand}\n",
+        .tenants = TENANT_OF("red", "@UID@", "{partition: train}, {partition: other}, {partition: memory}"),
+};
+
 /* Without a service manager: who starts another bfcd does not matter. */
 TEST(keepers_outlive_bfcd)
 {
+        static const char *const names[] = { "train", "other", "memory" };
         unsigned n_kills = getenv("BFC_TEST_LONG") ? 200 : 5;
         struct rig *rig = rig_folder();
-        char *text = rig_config_text(rig, &two_gpus);
-        bfc_client *client, *other;
-        char *p, *q;
+        char *text = rig_config_text(rig, &each_kind), *blocks[3];
+        bfc_client *clients[3];
 
         rig_write_config(rig, text);
         free(text);
         setenv("BFCD_KEEP", "1", 1);
         setenv("BFC_RETURN_MS", "300000", 1);
         start_bfcd(rig);
-        client = client_open(rig, NULL, "train");
-        other = client_open(rig, NULL, "other");
-        ck_assert_ok(bfc_malloc(client, 30 * MIB, (void **)&p));
-        ck_assert_ok(bfc_malloc(other, 20 * MIB, (void **)&q));
+        for (unsigned k = 0; k < 3; k++) {
+                clients[k] = client_open(rig, NULL, names[k]);
+                ck_assert_ok(bfc_malloc(clients[k], 30 * MIB, (void **)&blocks[k]));
+        }
         for (unsigned i = 0; i < n_kills; i++) {
                 void *more;
 
-                pattern_write(p, 30 * MIB, i);
-                pattern_write(q, 20 * MIB, i + 1);
+                for (unsigned k = 0; k < 3; k++)
+                        pattern_write(blocks[k], 30 * MIB, i + k);
                 child_kill(rig->pid);
                 rig->admin = raw_close(rig->admin);
                 start_bfcd(rig);
-                ck_assert_ok(bfc_malloc(client, 5 * MIB, &more));
-                ck_assert_ok(bfc_free(client, more));
-                ck_assert_uint_eq(client_usage(client, "train").bytes_in_use, 30 * MIB);
-                ck_assert(pattern_holds(p, 30 * MIB, i));
-                ck_assert(pattern_holds(q, 20 * MIB, i + 1));
+                for (unsigned k = 0; k < 3; k++) {
+                        ck_assert_ok(bfc_malloc(clients[k], 5 * MIB, &more));
+                        ck_assert_ok(bfc_free(clients[k], more));
+                        ck_assert_uint_eq(client_usage(clients[k], names[k]).bytes_in_use, 30 * MIB);
+                        ck_assert(pattern_holds(blocks[k], 30 * MIB, i + k));
+                }
         }
-        ck_assert_ok(bfc_free(client, p));
-        ck_assert_ok(bfc_free(other, q));
-        bfc_disconnect(client);
-        bfc_disconnect(other);
+        for (unsigned k = 0; k < 3; k++) {
+                bfc_disconnect(clients[k]);
+                ck_assert(WAIT_FOR(rig_charge(rig, "red", names[k]) == 0, SETTLE_MS));
+        }
         rig_stop(rig);
 }
 
