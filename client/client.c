@@ -300,35 +300,28 @@ static int start_cache(bfc_client *client, const struct bfc_options *options)
         return r < 0 ? error_no_memory() : 0;
 }
 
-BFC_API int bfc_connect(const struct bfc_options *options, bfc_client **ret_client)
+static int connect_once(const struct bfc_options *known, bfc_client **ret)
 {
-        struct bfc_options known = { 0 };
         bfc_client *client = NULL;
-        int r;
+        int r = client_new(&client);
 
-        if (!ret_client)
-                return error_set(-EINVAL, "bfc_connect: ret_client is NULL");
-        r = client_options_read(options, &known);
         if (r < 0)
                 return r;
-        r = client_new(&client);
-        if (r < 0)
-                return r;
-        client->regions.inherits = known.flags & BFC_INHERIT;
-        r = reconnect_init(&client->reconnect, known.socket, known.name, known.return_ms);
+        client->regions.inherits = known->flags & BFC_INHERIT;
+        r = reconnect_init(&client->reconnect, known->socket, known->name, known->return_ms);
         if (r < 0) {
                 client_free(client);
                 return r;
         }
-        r = call_connect(known.socket, client_on_extents, client, &client->connection);
+        r = call_connect(known->socket, client_on_extents, client, &client->connection);
         if (r < 0)
-                r = connect_failed(r, known.socket);
+                r = connect_failed(r, known->socket);
         else
-                r = say_hello(client, &known);
-        if (r == 0 && known.trace)
-                r = recorder_open(known.trace, &client->recorder);
+                r = say_hello(client, known);
+        if (r == 0 && known->trace)
+                r = recorder_open(known->trace, &client->recorder);
         if (r == 0)
-                r = start_cache(client, &known);
+                r = start_cache(client, known);
         if (r == 0)
                 client_pages_open(client);
         if (r == 0)
@@ -336,14 +329,33 @@ BFC_API int bfc_connect(const struct bfc_options *options, bfc_client **ret_clie
         if (r == 0)
                 r = client_pressure_init(client);
         if (r == 0)
-                r = client_start_events(client, &known);
+                r = client_start_events(client, known);
         if (r < 0) {
                 client_free(client);
                 return r;
         }
         fork_guard_watch(&client->fork, client_in_child, client);
-        *ret_client = client;
+        *ret = client;
         return 0;
+}
+
+/* A daemon that ends, or that has no place for all who connect in one moment, hangs up before it answers. */
+BFC_API int bfc_connect(const struct bfc_options *options, bfc_client **ret_client)
+{
+        struct bfc_options known = { 0 };
+        int64_t until_ms;
+        int r;
+
+        if (!ret_client)
+                return error_set(-EINVAL, "bfc_connect: ret_client is NULL");
+        r = client_options_read(options, &known);
+        if (r < 0)
+                return r;
+        until_ms = clock_now_ms() + known.return_ms;
+        do
+                r = connect_once(&known, ret_client);
+        while (r == -ECONNRESET && clock_now_ms() < until_ms && reconnect_pause_at_random());
+        return r;
 }
 
 /* ---- disconnecting ----------------------------------------------------------- */

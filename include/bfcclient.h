@@ -83,7 +83,7 @@ struct bfc_options {
 /* If the daemon is restarted and keeps its memory (bfcd(8)), the client resumes its session by itself.
  * Blocks, pointers, names and streams stay valid, and calls that need the daemon take until it is back.
  * bfc_client_stats.num_returns counts this. return_ms is the time-out; after it, or if the daemon
- * refuses, the session ends. */
+ * refuses, the session ends. For as long bfc_connect() tries again if the daemon hangs up before it answers. */
 
 /* Recording. The lifetimes of the client's blocks, with the requested sizes, are written into `trace`,
  * which bfc-replay reads. An existing file is overwritten. In its name %p becomes the pid, %n a number

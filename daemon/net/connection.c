@@ -538,15 +538,16 @@ static const struct stream_ops connection_stream_ops = {
 
 /* ---- places ---------------------------------------------------------------- */
 
-/* The oldest, but rather one whose hello has not come yet. */
-static struct connection *find_oldest(const struct places_user *user)
+/* The oldest whose hello has not come yet. If the hellos of the oldest wait to be read, the newest: the oldest are served
+ * next, and would all be lost if very many connect in one moment. */
+static struct connection *find_displaced(const struct places_user *user)
 {
         struct places_member *m = TAILQ_FIRST(&user->members);
 
         for (unsigned i = 0; m && i < CONNECTION_EVICT_LOOKS; i++, m = TAILQ_NEXT(m, link))
                 if (stream_n_input(&connection_of_place(m)->stream) == 0)
                         return connection_of_place(m);
-        return connection_of_place(TAILQ_FIRST(&user->members));
+        return connection_of_place(TAILQ_LAST(&user->members, places_members));
 }
 
 /* It is in no turn of its own now, so it can end at once; the session of a monitor ends in a turn. */
@@ -595,7 +596,7 @@ static int connection_find_place(struct connection *c, int fd, struct credential
                 return -EUSERS;
         }
         if (r > 0)
-                connection_evict(find_oldest(user));
+                connection_evict(find_displaced(user));
         return places_join(places, &c->place, tenant, who->uid);
 }
 

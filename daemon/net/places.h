@@ -4,10 +4,10 @@
  * Connections whose processes match the same tenant are a class, and those that match none are another. So a user with
  * many uids has no more than its tenant. Within a class users are counted, so that a tenant of many users is shared.
  *
- * If there is no place for a new connection, the class with the most connections loses one: the oldest of the user that
- * has the most there. Among users with equally many, the one that has had as many for the longest time loses it.
+ * If there is no place for a new connection, the class with the most connections loses one: one of the user that
+ * has the most there, which the caller chooses. Among users with equally many, the one that has had as many for the longest time loses it.
  *
- * Places before the hello are taken for a short time. A user with max_of_user of them loses its own oldest one. Users
+ * Places before the hello are taken for a short time. A user with max_of_user of them loses one of its own. Users
  * that match no tenant have at most max_unmatched together, lose theirs first, and never displace others.
  *
  * Lasting places are kept for as long as the connection exists. A displaced client may connect again. So a new connection

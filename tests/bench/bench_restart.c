@@ -33,6 +33,7 @@
 #define N_STEPS     4
 #define SETTLE_MS   100
 #define TIMEOUT_MS  600000
+#define MAX_TRIES   1000 /* of a probe, to say hello */
 
 static struct {
         const char *bfcd;
@@ -99,34 +100,46 @@ static _Noreturn void call(bfc_client *client, struct caller *c)
         }
 }
 
+/* A session, new or that of `before`. As the library: of many that connect in one moment, the daemon closes some, and they
+ * connect again. */
+static struct raw *greet(struct raw *before)
+{
+        struct raw *raw;
+
+        for (unsigned i = 0; i < MAX_TRIES; i++) {
+                if (raw_open(socket_path, &raw) < 0)
+                        die(socket_path, "no connection");
+                raw->wants_events = raw->wants_return = true;
+                if (before) {
+                        raw->comes_back = true;
+                        raw->session_id = before->session_id;
+                        memcpy(raw->secret, before->secret, sizeof(raw->secret));
+                }
+                if (raw_hello(raw, before ? NULL : "crowd", NULL) == 0)
+                        return raw;
+                raw_close(raw);
+                (void)usleep((useconds_t)(1000 + random() % 20000));
+        }
+        die("a probe", raw_refusal());
+}
+
 /* Asks all the time. After a hang-up it connects again, and waits for the next daemon. */
 static _Noreturn void probe(struct caller *c)
 {
         struct raw_held nothing = { 0 };
         Bfcd__Statistics stats;
-        struct raw *raw = NULL, *next;
+        struct raw *raw = greet(NULL), *next;
         uint64_t done = 0;
 
-        if (raw_open(socket_path, &raw) < 0)
-                die(socket_path, "no connection");
-        raw->wants_events = raw->wants_return = true;
-        if (raw_hello(raw, "crowd", NULL) < 0)
-                die("a probe", raw_refusal());
         atomic_fetch_add(&stage->n_up, 1);
         for (;; (void)usleep(CALL_US)) {
                 if (raw_usage(raw, 0, &stats) == 0) {
                         done = now_ns();
                         continue;
                 }
-                if (raw_open(socket_path, &next) < 0)
-                        die(socket_path, "no connection");
-                next->wants_events = next->wants_return = next->comes_back = true;
-                next->session_id = raw->session_id;
-                memcpy(next->secret, raw->secret, sizeof(next->secret));
+                next = greet(raw);
                 raw_close(raw);
                 raw = next;
-                if (raw_hello(raw, NULL, NULL) < 0)
-                        die("a probe", raw_refusal());
                 atomic_store(&c->begin_ns, done);
                 atomic_store(&c->end_ns, now_ns());
                 if (raw_held(raw, &nothing) < 0)

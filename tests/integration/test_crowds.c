@@ -390,6 +390,33 @@ static void expect_lists(struct raw *session, unsigned n)
         }
 }
 
+/* As after a restart. A user has 128 places before the hello, and who has come first is served first. */
+RIG_TEST(the_first_of_a_crowd_are_served, (struct rig_config){ .top = NULL })
+{
+        enum { N = 400, N_SERVED = 100 };
+        Bfcd__Hello hello = BFCD__HELLO__INIT;
+        Bfcd__Request request = REQUEST(HELLO, hello, &hello);
+        struct raw *crowd[N];
+
+        hello.version = 1;
+        hello.name = (char *)(uintptr_t) "a program whose hello takes two turns";
+        child_stop(rig->pid);
+        for (unsigned i = 0; i < N; i++) {
+                ck_assert_int_eq(raw_open(rig->socket, &crowd[i]), 0);
+                ck_assert_int_eq(raw_send(crowd[i], &request), 0);
+        }
+        ck_assert_int_eq(kill(rig->pid, SIGCONT), 0);
+        for (unsigned i = 0; i < N_SERVED; i++) {
+                Bfcd__Reply *reply;
+
+                ck_assert_msg(raw_receive(crowd[i], SETTLE_MS, &reply) == 0, "number %u: no reply", i);
+                ck_assert_int_eq(reply->body_case, BFCD__REPLY__BODY_HELLO);
+                bfcd__reply__free_unpacked(reply, NULL);
+        }
+        for (unsigned i = 0; i < N; i++)
+                raw_close(crowd[i]);
+}
+
 /* The kernel says of all of them that something came, again and again until each has had its turns. */
 TEST(busy_connections_stay_in_the_poll)
 {

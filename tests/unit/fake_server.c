@@ -340,7 +340,9 @@ static bool on_hello(struct session *s, uint64_t id, const Bfcd__Hello *hello)
         snprintf(counts->name, sizeof(counts->name), "%s", hello->name);
         snprintf(counts->tenant, sizeof(counts->tenant), "%s", hello->tenant);
         snprintf(counts->partition, sizeof(counts->partition), "%s", hello->partition);
-        if (mood == FAKE_HELLO_HANG_UP)
+        if (mood == FAKE_HELLO_HANG_UP_ONCE)
+                s->server->mood = FAKE_GOOD;
+        if (mood == FAKE_HELLO_HANG_UP || mood == FAKE_HELLO_HANG_UP_ONCE)
                 return false;
         if (mood == FAKE_HELLO_REFUSED) {
                 wire_refuse(&s->wire, id, EACCES, "no tenant matches uid 0; vision would match user alice");

@@ -19,6 +19,7 @@ enum fake_mood { /* how a Malloc is answered (the first group: the Hello) */
                  FAKE_HELLO_BAD_DEFAULT,
                  FAKE_HELLO_NO_PARTITION,
                  FAKE_HELLO_HANG_UP,
+                 FAKE_HELLO_HANG_UP_ONCE,
                  FAKE_HELLO_GPUS,      /* infer is on the fake driver's second GPU, by fd */
                  FAKE_HELLO_ODD_SHARE, /* infer is shared in a way of the future */
                  FAKE_HELLO_ODD_UUID,  /* infer's device has half a UUID */

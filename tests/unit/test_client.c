@@ -378,9 +378,17 @@ static const struct {
 
 LOOP_TEST(invalid_hello_replies, sizeof(bad_hellos) / sizeof(bad_hellos[0]))
 {
+        setenv("BFC_RETURN_MS", "100", 1);
         fake_server_set_mood(server, bad_hellos[_i].mood, 0);
         expect_error(connect_now(), bad_hellos[_i].error, bad_hellos[_i].text);
         ck_assert_ptr_null(client);
+}
+
+/* As one that is displaced by others that connect in the same moment. */
+TEST(a_connection_without_an_answer_is_repeated)
+{
+        fake_server_set_mood(server, FAKE_HELLO_HANG_UP_ONCE, 0);
+        ck_assert_int_eq(connect_now(), 0);
 }
 
 TEST(no_such_partition)
