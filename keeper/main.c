@@ -3,8 +3,8 @@
  *   bfcd-keeper DEVICE [--allow-mps]
  *                                      The socket is connected: it ends with bfcd, whatever its device does then.
  *   bfcd-keeper DEVICE --socket PATH [--allow-mps]
- *                                      The socket listens at PATH: one bfcd after the other connects. It ends when bfcd says
- *                                      so, at SIGTERM, and when PATH is no more.
+ *                                      The socket is bound to PATH: it listens, and one bfcd after the other connects. It
+ *                                      ends when bfcd says so, at SIGTERM, and when PATH is no more.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
@@ -80,10 +80,9 @@ static int serve_named(struct keeper *k, const char *path)
 {
         struct pollfd listener = { .fd = STDIN_FILENO, .events = POLLIN };
         struct stat was;
-        int fd, r = stat(path, &was) < 0 ? -errno : 0;
+        int fd, r = stat(path, &was) < 0 || listen(STDIN_FILENO, KEEPER_BACKLOG) < 0 ? -errno : 0;
 
-        (void)prctl(PR_SET_NAME, "bfcd-kept");      /* for who lists processes */
-        (void)listen(STDIN_FILENO, KEEPER_BACKLOG); /* what connects is told this process's pid */
+        (void)prctl(PR_SET_NAME, "bfcd-kept"); /* for who lists processes */
         while (r == 0 && !keeper_is_over(k) && is_there(path, &was)) {
                 if (poll(&listener, 1, LOOK_MS) <= 0)
                         continue;

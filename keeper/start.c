@@ -29,6 +29,8 @@
 #define FOLDER    "keepers"
 #define CONNECT_S 2
 #define MORE_MS   100
+#define START_MS  30000 /* in which a new process listens */
+#define LOOK_MS   1
 
 enum { MAX_ENDING = 64 };
 
@@ -256,7 +258,7 @@ static int try_connect(int folder, const char *id, int type)
         return fd;
 }
 
-/* The socket listens before the process is there, so nothing waits for it. */
+/* The process itself makes its socket listen, so that the kernel names it, and nothing else, to what connects. */
 static int start_named(struct keepers *k, const char *id, const char *const *more, pid_t *ret)
 {
         char path[PATH_MAX + NAME_MAX + 2];
@@ -273,7 +275,7 @@ static int start_named(struct keepers *k, const char *id, const char *const *mor
         for (size_t i = 2; more && *more && i < sizeof(arguments) / sizeof(arguments[0]) - 1; i++)
                 arguments[i] = *more++;
         (void)unlinkat(k->fd, id, 0);
-        if (bind(fd, (struct sockaddr *)&address, sizeof(address)) < 0 || listen(fd, KEEPER_BACKLOG) < 0)
+        if (bind(fd, (struct sockaddr *)&address, sizeof(address)) < 0)
                 r = -errno;
         if (r == 0)
                 r = keeper_spawn(id, arguments, fd, true, ret);
@@ -283,7 +285,21 @@ static int start_named(struct keepers *k, const char *id, const char *const *mor
         return r;
 }
 
-/* Of the process that listens, which says so anew when it begins. */
+/* -ECONNRESET: it has ended. */
+static int connect_new(const struct keepers *k, const char *id, pid_t pid)
+{
+        for (int waited_ms = 0;; waited_ms += LOOK_MS) {
+                int fd = try_connect(k->fd, id, 0);
+
+                if (fd != -ECONNREFUSED || waited_ms >= START_MS)
+                        return fd;
+                if (waitpid(pid, NULL, WNOHANG) != 0)
+                        return -ECONNRESET;
+                (void)poll(NULL, 0, LOOK_MS);
+        }
+}
+
+/* Of the process that listens. */
 static pid_t pid_of(int fd)
 {
         struct ucred who;
@@ -323,7 +339,9 @@ int keepers_connect(struct keepers *k, const char *id, const char *const *more, 
                 if (r < 0)
                         return r;
                 link.is_new = true;
-                link.fd = try_connect(k->fd, id, 0);
+                link.fd = connect_new(k, id, link.pid);
+                if (link.fd < 0)
+                        (void)unlinkat(k->fd, id, 0); /* one that begins later ends then */
         }
         if (link.fd < 0)
                 return link.fd;
@@ -375,39 +393,59 @@ void keeper_leave(struct keeper_link *link)
         *link = KEEPER_LINK_NONE;
 }
 
-static bool await_end(const struct keeper_link *link, int timeout_ms)
+/* True: it has ended, or this is not to be waited for. */
+static bool await_end(const struct keeper_link *link, int timeout_ms, int cancel)
 {
-        struct pollfd p = { .fd = link->process >= 0 ? link->process : link->fd,
-                            .events = link->process >= 0 ? POLLIN : POLLRDHUP };
+        struct pollfd p[] = { { .fd = link->process >= 0 ? link->process : link->fd,
+                                .events = link->process >= 0 ? POLLIN : POLLRDHUP },
+                              { .fd = cancel, .events = POLLIN } };
 
-        return poll(&p, 1, timeout_ms) > 0;
+        return poll(p, 2, timeout_ms) > 0;
 }
 
+static void send_signal(const struct keeper_link *link, int number)
+{
+        if (link->process >= 0)
+                (void)syscall(SYS_pidfd_send_signal, link->process, number, NULL, 0);
+}
+
+/* Where the connection is broken the keeper waits for another one, and a signal asks it. */
 static void ask_to_end(const struct keeper_link *link)
 {
         struct keeper_request q = keeper_request_of(KEEPER_END);
 
-        (void)keeper_send(link->fd, &q, sizeof(q), NULL, 0);
+        if (keeper_send(link->fd, &q, sizeof(q), NULL, 0) < 0)
+                send_signal(link, SIGTERM);
         (void)shutdown(link->fd, SHUT_WR);
 }
 
-static void await_or_kill(struct keeper_link *link, int timeout_ms)
+static void await_or_kill(struct keeper_link *link, int timeout_ms, int cancel)
 {
-        if (!await_end(link, timeout_ms) && link->process >= 0) {
-                (void)syscall(SYS_pidfd_send_signal, link->process, SIGKILL, NULL, 0);
-                (void)await_end(link, timeout_ms);
+        if (!await_end(link, timeout_ms, cancel)) {
+                send_signal(link, SIGKILL);
+                (void)await_end(link, timeout_ms, cancel);
         }
         if (link->pid > 0)
                 (void)waitpid(link->pid, NULL, WNOHANG);
         keeper_leave(link);
 }
 
-void keeper_end(struct keeper_link *link, int timeout_ms)
+void keeper_end_unless(struct keeper_link *link, int timeout_ms, int cancel)
 {
         if (link->fd < 0)
                 return;
         ask_to_end(link);
-        await_or_kill(link, timeout_ms);
+        await_or_kill(link, timeout_ms, cancel);
+}
+
+void keeper_end(struct keeper_link *link, int timeout_ms)
+{
+        keeper_end_unless(link, timeout_ms, -1);
+}
+
+void keepers_forget(const struct keepers *k, const char *id)
+{
+        (void)unlinkat(k->fd, id, 0);
 }
 
 int keepers_end(struct keepers *k, int timeout_ms, bool (*is_used)(const void *userdata, const char *id),
@@ -441,6 +479,6 @@ int keepers_end(struct keepers *k, int timeout_ms, bool (*is_used)(const void *u
         closedir(folder);
         /* All together: the others have had their time, too, when the first one has. */
         for (int i = 0; i < n; i++)
-                await_or_kill(&links[i], i == 0 ? timeout_ms : MORE_MS);
+                await_or_kill(&links[i], i == 0 ? timeout_ms : MORE_MS, -1);
         return n;
 }

@@ -48,7 +48,8 @@ struct keeper_link {
 };
 #define KEEPER_LINK_NONE ((struct keeper_link){ .fd = -1, .process = -1 })
 
-/* Connects to that of the device, which is started with these arguments (NULL at the end) if none listens. -errno. */
+/* Connects to that of the device, which is started with these arguments (NULL at the end) if none listens. -ECONNRESET: the
+ * new one has ended; -errno. */
 int keepers_connect(struct keepers *k, const char *id, const char *const *more, struct keeper_link *ret);
 
 /* How long a keeper that an earlier bfcd has left may take to answer: it may still make what that one asked for. */
@@ -62,6 +63,12 @@ void keeper_leave(struct keeper_link *link);
 /* Ends the process with what it has, and closes the connection. One that does not end in timeout_ms is killed; a driver may
  * hold it where no signal reaches it, so that is waited for as long again at most. */
 void keeper_end(struct keeper_link *link, int timeout_ms);
+
+/* The same, but waits, and kills, only until the fd `cancel` is readable. */
+void keeper_end_unless(struct keeper_link *link, int timeout_ms, int cancel);
+
+/* No connection reaches the one that listens there any more, and it ends by itself when it can. */
+void keepers_forget(const struct keepers *k, const char *id);
 
 /* Ends all that there are and that are not used, and removes their sockets. is_used: NULL: none is. Returns their number;
  * -errno. */

@@ -376,6 +376,28 @@ LOOP_TEST(keepers_are_ended, 2)
         ck_assert_int_eq(keepers_end(ks, MUCH_MS, NULL, NULL), 0);
 }
 
+/* What broke the connection does not matter: it need not be killed. */
+TEST(a_keeper_is_asked_to_end_also_where_its_connection_is_broken)
+{
+        struct keeper_link link;
+
+        ck_assert_int_eq(keepers_connect(ks, KEEPER_HOST, NULL, &link), 0);
+        ck_assert(link.is_new);
+        ck_assert_int_eq(shutdown(link.fd, SHUT_RDWR), 0);
+        keeper_end(&link, MUCH_MS);
+        ck_assert(!keepers_have(admin, KEEPER_HOST));
+}
+
+/* The kernel tells the pid of the process that listens: never that of a bfcd, which may be another process's later. */
+TEST(no_bfcd_listens_for_its_keeper)
+{
+        struct keeper_link link;
+
+        ck_assert_int_eq(keepers_connect(ks, KEEPER_HOST, NULL, &link), 0);
+        ck_assert_int_eq(keeper_pid_in(folder, "host"), link.pid);
+        keeper_leave(&link);
+}
+
 /* SIGTERM, as at the end of the machine; the folder is deleted: no bfcd finds it. */
 LOOP_TEST(a_keeper_ends_by_itself, 2)
 {
