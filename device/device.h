@@ -147,6 +147,10 @@ struct device_ops {
         int (*open)(struct device *d, char *ret_sentence, size_t n_sentence);
         /* See device_end(); is_ending is set. Does not wait. May be NULL. */
         void (*end)(struct device *d);
+        /* An fd, borrowed, that is readable when the device may have been lost although nothing is asked of it; then
+         * has_ended() says whether that is so, once. Any thread; does not wait. NULL: only calls show it. */
+        int (*watched)(const struct device *d);
+        bool (*has_ended)(struct device *d);
 };
 
 /* Every backend's struct starts with this. */
@@ -278,6 +282,14 @@ static inline void device_end(struct device *d)
         __atomic_store_n(&d->is_ending, true, __ATOMIC_RELAXED);
         if (d->ops->end)
                 d->ops->end(d);
+}
+static inline int device_watched(const struct device *d)
+{
+        return d->ops->watched ? d->ops->watched(d) : -1;
+}
+static inline bool device_has_ended(struct device *d)
+{
+        return d->ops->has_ended && d->ops->has_ended(d);
 }
 static inline uint64_t device_call_began_ns(const struct device *d)
 {

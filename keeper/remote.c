@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -32,6 +33,7 @@ struct remote {
         bool is_lost;               /* it has not answered */
         struct keeper_link link;    /* changed with link_mutex, too */
         pthread_mutex_t link_mutex; /* never held during a call */
+        int watched;                /* an epoll set, with the keeper's process or else its connection */
         int64_t end_ms; /* of device_end(), which all devices have had before the first is closed; 0: not yet */
 };
 
@@ -63,6 +65,11 @@ static int64_t now_ms(void)
         return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
+static int watched_fd(const struct keeper_link *link)
+{
+        return link->process >= 0 ? link->process : link->fd;
+}
+
 static struct keeper_link take_link(struct remote *d)
 {
         struct keeper_link link;
@@ -70,6 +77,8 @@ static struct keeper_link take_link(struct remote *d)
         pthread_mutex_lock(&d->link_mutex);
         link = d->link;
         d->link = KEEPER_LINK_NONE;
+        if (link.fd >= 0)
+                (void)epoll_ctl(d->watched, EPOLL_CTL_DEL, watched_fd(&link), NULL);
         pthread_mutex_unlock(&d->link_mutex);
         return link;
 }
@@ -77,10 +86,12 @@ static struct keeper_link take_link(struct remote *d)
 /* There is none before. -ECANCELED: the device ends. */
 static int set_link(struct remote *d, const struct keeper_link *link)
 {
+        struct epoll_event end = { .events = (link->process >= 0 ? EPOLLIN : EPOLLRDHUP) | EPOLLONESHOT };
         int r = 0;
 
         pthread_mutex_lock(&d->link_mutex);
         d->link = *link;
+        (void)epoll_ctl(d->watched, EPOLL_CTL_ADD, watched_fd(link), &end); /* without it calls show the end */
         if (is_ending(d)) {
                 shutdown(link->fd, SHUT_RDWR);
                 r = -ECANCELED;
@@ -115,6 +126,18 @@ static void end_keeper(struct remote *d)
 
         forget_pins(d);
         keeper_end(&link, left_ms > MIN_MS ? (int)left_ms : MIN_MS);
+}
+
+static int remote_watched(const struct device *device)
+{
+        return ((const struct remote *)device)->watched;
+}
+
+static bool remote_has_ended(struct device *device)
+{
+        struct epoll_event event;
+
+        return epoll_wait(((struct remote *)device)->watched, &event, 1, 0) > 0;
 }
 
 /* One that ends with this process. */
@@ -274,13 +297,12 @@ static int remote_take(struct device *device, uint64_t native, uint64_t n_bytes,
         keeper_limit_wait(&d->link, 0);
         if (r < 0)
                 return r;
+        if (!is_as_asked(&reply, native, 1, &n_bytes, reply.extents[0].share, fds.n)) {
+                close_fds(&fds);
+                return -EPROTO;
+        }
         *ret = extent_of(&reply.extents[0], &fds);
-        if (ret->n_bytes == n_bytes)
-                return 0;
-        if (ret->fd >= 0)
-                close(ret->fd);
-        *ret = DEVICE_EXTENT_EMPTY;
-        return -EPROTO;
+        return 0;
 }
 
 static void remote_drop_rest(struct device *device)
@@ -505,6 +527,8 @@ static struct device *remote_free(struct device *device)
                 end_keeper(d);
         pthread_mutex_destroy(&d->link_mutex);
         pthread_mutex_destroy(&d->mutex);
+        if (d->watched >= 0)
+                close(d->watched);
         free(d->id);
         free(d);
         return NULL;
@@ -524,6 +548,8 @@ static const struct device_ops remote_ops = {
         .close = remote_close,
         .open = remote_open,
         .end = remote_end,
+        .watched = remote_watched,
+        .has_ended = remote_has_ended,
 };
 
 int keeper_device_new(struct keepers *keepers, const char *id, struct device **ret, char *ret_sentence,
@@ -543,6 +569,7 @@ int keeper_device_new(struct keepers *keepers, const char *id, struct device **r
                               .pinner = { remote_unpin },
                               .keepers = keepers,
                               .id = copy,
+                              .watched = epoll_create1(EPOLL_CLOEXEC),
                               .link = KEEPER_LINK_NONE };
         pthread_mutex_init(&d->mutex, NULL);
         pthread_mutex_init(&d->link_mutex, NULL);

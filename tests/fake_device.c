@@ -191,6 +191,15 @@ static int fake_open(struct device *d, char *ret_sentence, size_t n_sentence)
         return 0;
 }
 
+static bool fake_has_ended(struct device *d)
+{
+        struct fake_device *f = (struct fake_device *)d;
+        bool has_ended = f->has_ended;
+
+        f->has_ended = false;
+        return has_ended;
+}
+
 static const struct device_ops fake_ops = {
         .name = "fake",
         .free = fake_free,
@@ -202,6 +211,7 @@ static const struct device_ops fake_ops = {
         .others = fake_others,
         .close = fake_close,
         .open = fake_open,
+        .has_ended = fake_has_ended,
 };
 
 static struct device_ops keeper_ops;

@@ -9,8 +9,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/clock.h"
 #include "daemon/log.h"
 #include "daemon/number.h"
+
+/* A device that is lost again soon is opened again later and later, so that one whose keeper ends at each start costs little. */
+#define CALM_MS        60000u /* since it was opened the last time: then it is opened at once */
+#define FIRST_PAUSE_MS 1000u
+#define LAST_PAUSE_MS  60000u
 
 enum drain_phase { DRAIN_SERVES, DRAIN_EMPTIES, DRAIN_CLOSES, DRAIN_CLOSED, DRAIN_OPENS, DRAIN_BACKS };
 
@@ -23,6 +29,8 @@ struct drain {
         bool is_stopped; /* OPENS, BACKS: it is to be drained again */
         bool is_due;     /* EMPTIES: it may be empty */
         bool is_ending;  /* the daemon is ending */
+        uint64_t opened_ms, pause_ms; /* when a lost device was opened, and before that */
+        uint64_t open_ms;             /* CLOSED: when a lost device is opened; 0: only by an operator */
         struct worker_job close, open;
         drain_resumed_fn resumed;
         size_t n_backing; /* quotas, BACKS */
@@ -128,6 +136,42 @@ static void run_close(struct worker_job *job)
 
 static void begin_opening(struct drain *drain);
 
+static void recover_now(struct drain *drain)
+{
+        drain->open_ms = 0;
+        drain->opened_ms = clock_ms();
+        begin_opening(drain);
+}
+
+static void begin_recovering(struct drain *drain)
+{
+        uint64_t now_ms = clock_ms();
+        bool is_calm = drain->opened_ms == 0 || now_ms - drain->opened_ms >= CALM_MS + drain->pause_ms;
+
+        drain->pause_ms =
+                is_calm ? 0 : min_u64(max_u64(FIRST_PAUSE_MS, 2 * drain->pause_ms), LAST_PAUSE_MS);
+        if (drain->pause_ms == 0) {
+                recover_now(drain);
+                return;
+        }
+        drain->open_ms = now_ms + drain->pause_ms;
+        log_notice("device '%s' was lost again: it is opened again in %" PRIu64 " s",
+                   drain->device->config->id, drain->pause_ms / 1000);
+        broker_wake(drain->broker);
+}
+
+bool drain_is_paused(const struct broker_device *d)
+{
+        return phase_of(d) == DRAIN_CLOSED && d->drain->recovers && d->drain->open_ms > 0;
+}
+
+void drain_tick(struct broker *b)
+{
+        for (size_t i = 0; i < b->n_devices; i++)
+                if (drain_is_paused(&b->devices[i]) && clock_ms() >= b->devices[i].drain->open_ms)
+                        recover_now(b->devices[i].drain);
+}
+
 static void finish_close(struct worker_job *job)
 {
         struct drain *drain = (struct drain *)((char *)job - offsetof(struct drain, close));
@@ -138,7 +182,7 @@ static void finish_close(struct worker_job *job)
         if (drain->phase == DRAIN_CLOSES) /* unless a resume has begun */
                 drain->phase = DRAIN_CLOSED;
         if (drain->recovers) {
-                begin_opening(drain);
+                begin_recovering(drain);
                 return;
         }
         for (struct quota *q = NULL; (q = next_quota(drain->broker, drain->device, q));)

@@ -36,13 +36,17 @@ bool drain_has_begun(const struct broker_device *d);
 bool drain_is_waiting(const struct broker_device *d);
 bool drain_is_opening(const struct broker_device *d);
 
+/* A lost device is empty and is opened again later, by drain_tick(), because it was lost a short time ago, too. */
+bool drain_is_paused(const struct broker_device *d);
+void drain_tick(struct broker *b);
+
 /* Begins a record of a drain. state: "begun", "drained", "resumed" or "failed", of a resume. */
 void drain_record(const struct broker_device *d, const char *state, struct record *ret);
 
 /* 0, also if the device is draining or drained. -EBUSY: it is being resumed. -ENOMEM. */
 int drain_begin(struct broker *b, struct broker_device *d);
 
-/* A device was lost: it is emptied, and opened again when it is empty. If that fails it stays lost until an operator
+/* A device was lost: it is emptied, and opened again when it is empty, or later, see drain_is_paused(). If that fails it stays lost until an operator
  * resumes it. */
 void drain_recover(struct broker *b, struct broker_device *d);
 

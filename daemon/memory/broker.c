@@ -480,8 +480,8 @@ bool broker_is_blocked(const struct broker *b)
         if (broker_has_recalls(b) || b->shared.n_waits > 0)
                 return true;
         for (size_t i = 0; i < b->n_devices; i++)
-                if (drain_is_waiting(&b->devices[i]) ||
-                    (b->devices[i].config->is_cuda && worker_n_pending(b->devices[i].worker) > 0))
+                if (drain_is_waiting(&b->devices[i]) || drain_is_paused(&b->devices[i]) ||
+                    worker_n_pending(b->devices[i].worker) > 0)
                         return true; /* a job that has not begun may hang */
         for (size_t i = 0; i < b->n_partitions; i++)
                 if (partition_is_blocked(&b->partitions[i]))
@@ -509,6 +509,7 @@ void broker_tick(struct broker *b)
                 partition_tick(&b->partitions[i]);
         broker_ask_unreclaimed(b);
         broker_note_hung(b);
+        drain_tick(b);
 }
 
 void broker_set_standby(struct broker *b)

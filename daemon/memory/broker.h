@@ -216,6 +216,9 @@ void broker_ask_unreclaimed(struct broker *b);
 /* Notes which devices do not answer. */
 void broker_note_hung(struct broker *b);
 
+/* Notes which devices are lost although nothing was asked of them: call it when device_watched() of one is readable. */
+void broker_note_ended(struct broker *b);
+
 /* A session of a tenant takes a place in the table, or frees it. */
 void broker_session_begins(struct broker *b, struct tenant *t);
 void broker_session_ends(struct broker *b, struct tenant *t);

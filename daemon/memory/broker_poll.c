@@ -136,6 +136,14 @@ void broker_note_hung(struct broker *b)
         }
 }
 
+void broker_note_ended(struct broker *b)
+{
+        for (size_t i = 0; i < b->n_devices; i++)
+                if (device_has_ended(b->devices[i].device) && !b->devices[i].is_lost)
+                        broker_lose_device(b, b->devices[i].device);
+        broker_wake(b);
+}
+
 void broker_poll(struct broker *b)
 {
         size_t n = 0;

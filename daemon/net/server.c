@@ -23,7 +23,7 @@
 #include "daemon/net/fd_guard.h"
 #include "daemon/net/fd_reserve.h"
 #include "daemon/net/peer_process.h"
-#include "daemon/net/poller.h"
+#include "daemon/net/watched.h"
 #include "daemon/log.h"
 #include "daemon/admin/command.h"
 #include "daemon/admin/lease.h"
@@ -63,6 +63,7 @@ struct server {
         uv_async_t async;             /* a worker has finished something */
         uv_signal_t signals[3];
         struct listener listeners[ROLE_COUNT];
+        struct watched *watched;
         struct connection_host host;
         struct broker *broker;
         struct log_limit failure_log;
@@ -632,6 +633,8 @@ int server_new(struct server **ret)
 {
         static const int numbers[] = { SIGTERM, SIGINT, SIGHUP };
         struct server *s = calloc(1, sizeof(*s));
+        uv_timer_t *timers[] = { &s->start, &s->tick,    &s->again, &s->look,
+                                 &s->keep,  &s->account, &s->beat,  &s->well };
         int r;
 
         if (!s)
@@ -655,16 +658,11 @@ int server_new(struct server **ret)
                 return r;
         }
         uv_async_init(&s->loop, &s->async, on_async);
-        uv_timer_init(&s->loop, &s->start);
-        uv_timer_init(&s->loop, &s->tick);
-        uv_timer_init(&s->loop, &s->again);
-        uv_timer_init(&s->loop, &s->look);
-        uv_timer_init(&s->loop, &s->keep);
-        uv_timer_init(&s->loop, &s->account);
-        uv_timer_init(&s->loop, &s->beat);
-        uv_timer_init(&s->loop, &s->well);
-        s->account.data = s->async.data = s->start.data = s->tick.data = s->again.data = s->look.data =
-                s->keep.data = s->beat.data = s->well.data = s;
+        s->async.data = s;
+        for (size_t i = 0; i < sizeof(timers) / sizeof(timers[0]); i++) {
+                uv_timer_init(&s->loop, timers[i]);
+                timers[i]->data = s;
+        }
         for (size_t i = 0; i < 3; i++) {
                 uv_signal_init(&s->loop, &s->signals[i]);
                 s->signals[i].data = s;
@@ -733,8 +731,10 @@ int server_run(struct server *s, void (*ready)(const struct broker *b))
         uv_timer_start(&s->start, on_start, 0, 0);
         uv_timer_start(&s->well, on_well, SERVER_WELL_MS, 0);
         s->loop_is_due = true; /* it has not told the kernel what it waits for */
+        s->watched = watched_new(s->broker, s->host.poller);
         while (!s->is_ending)
                 server_turn(s);
+        s->watched = watched_free(s->watched);
         broker_note_well(s->broker);
         if (s->manager)
                 manager_ending(s->manager, s->broker->sessions.n_clients);

@@ -100,6 +100,36 @@ TEST(a_killed_keeper_is_a_lost_device)
         rig_stop(rig);
 }
 
+static bool is_replaced(const struct rig *rig, const char *id, pid_t was)
+{
+        pid_t pid = rig_keeper(rig, id);
+
+        return pid > 0 && pid != was;
+}
+
+/* Nothing is asked of it. */
+TEST(the_end_of_an_idle_keeper_is_noticed)
+{
+        struct rig *rig = rig_start(&two_gpus);
+        bfc_client *client = client_open(rig, NULL, "train"), *other = client_open(rig, NULL, "other");
+        pid_t keeper = rig_keeper(rig, "cuda:0");
+        void *p;
+
+        rig->forgiven = "error: ";
+        ck_assert_int_eq(kill(keeper, SIGKILL), 0); /* without memory there: it is opened again at once */
+        ck_assert(WAIT_FOR(is_replaced(rig, "cuda:0", keeper), SETTLE_MS));
+        ck_assert(WAIT_FOR(device_is(rig, "ok"), SETTLE_MS));
+        ck_assert_ok(bfc_malloc(client, 3 * MIB, &p));
+        keeper = rig_keeper(rig, "cuda:0");
+        ck_assert_int_eq(kill(keeper, SIGKILL), 0);
+        ck_assert(WAIT_FOR(device_is(rig, "lost"), SETTLE_MS));
+        use_other(other);
+        bfc_disconnect(client);
+        ck_assert(WAIT_FOR(device_is(rig, "ok"), SETTLE_MS));
+        bfc_disconnect(other);
+        rig_stop(rig);
+}
+
 static void stop(pid_t pid)
 {
         char path[64], state = '\0', *text;

@@ -457,6 +457,64 @@ TEST(a_lost_device_is_opened_when_it_is_empty)
         (void)must_malloc(a1, ONE, 24 * MIB);
 }
 
+static void end_keeper(void)
+{
+        gpus[0].has_ended = true;
+        broker_note_ended(b);
+        settle();
+}
+
+/* Nothing is asked of it: it is opened at once. One that ends again and again is opened later and later. */
+TEST(a_device_whose_keeper_ends_is_lost_at_once)
+{
+        static const unsigned pauses_s[] = { 1, 2, 4, 8, 16, 32, 60, 60 };
+        char line[64];
+
+        gpus[0].foreign_bytes = 0;
+        end_keeper();
+        ck_assert_str_eq(row(0)->state, "ok");
+        ck_assert_uint_eq(gpus[0].n_opens, 1);
+        ck_assert_uint_eq(count_log("device 'cuda:0' (fake) is lost"), 1);
+        for (unsigned i = 0; i < 8; i++) {
+                end_keeper();
+                ck_assert_str_eq(row(0)->state, "lost");
+                snprintf(line, sizeof(line), "opened again in %u s", pauses_s[i]);
+                ck_assert_uint_ge(count_log(line), 1);
+                still_clock_pass(1000 * pauses_s[i] - 1);
+                broker_tick(b);
+                settle();
+                ck_assert_uint_eq(gpus[0].n_opens, 1 + i);
+                still_clock_pass(1);
+                ck_assert(broker_is_blocked(b)); /* so there are ticks */
+                broker_tick(b);
+                settle();
+                ck_assert_str_eq(row(0)->state, "ok");
+                ck_assert_uint_eq(gpus[0].n_opens, 2 + i);
+        }
+        still_clock_pass(121000);
+        end_keeper();
+        ck_assert_str_eq(row(0)->state, "ok");
+        (void)must_malloc(a1, ONE, 24 * MIB);
+}
+
+TEST(an_operator_does_not_wait_for_a_lost_device)
+{
+        gpus[0].foreign_bytes = 0;
+        end_keeper();
+        end_keeper();
+        ck_assert_str_eq(row(0)->state, "lost");
+        must_resume("cuda:0");
+        ck_assert_str_eq(row(0)->state, "ok");
+        end_keeper();
+        ck_assert_str_eq(row(0)->state, "lost");
+        must_drain("cuda:0");
+        ck_assert_str_eq(row(0)->state, "drained");
+        still_clock_pass(61000);
+        broker_tick(b);
+        settle();
+        ck_assert_str_eq(row(0)->state, "drained");
+}
+
 /* A driver takes longer for its first call than for the others. */
 TEST(a_slow_open_is_not_hung)
 {
