@@ -255,6 +255,17 @@ static const struct upcalls upcalls = {
         .trim_excess = trim_excess,
 };
 
+/* All is restored. */
+static int begin_serving(struct broker *broker, const struct devices *devices, struct manager *manager,
+                         struct store *store)
+{
+        broker_drop_rest(broker);
+        if (!broker->restored.has_unknown)
+                devices_drop_rest(devices);
+        manager_drop_rest(manager, on_unknown_fd);
+        return store_tend(store);
+}
+
 /* manager: see server_listen(). *ret_is_left: what is in the store is for the next daemon. */
 static int serve(const struct options *from, const struct config *config, struct devices *devices,
                  struct manager *manager, struct store *store, struct punch *punch, bool *ret_is_left)
@@ -291,11 +302,9 @@ static int serve(const struct options *from, const struct config *config, struct
                 r = -ENOMEM;
         }
         if (r == 0) {
-                broker_drop_rest(broker);
-                if (!broker->restored.has_unknown)
-                        devices_drop_rest(devices);
-                manager_drop_rest(manager, on_unknown_fd);
-                r = server_run(server, on_ready);
+                r = begin_serving(broker, devices, manager, store);
+                if (r == 0)
+                        r = server_run(server, on_ready);
                 if (r < 0)
                         snprintf(sentence, sizeof(sentence), "the event loop failed: %s", strerror(-r));
         }

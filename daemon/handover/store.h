@@ -5,6 +5,9 @@
  * With NULL putting and removing do nothing and succeed. Any thread may put and remove extents. This waits for the keeper,
  * so it is done by workers, never by the loop. All other functions belong to the loop's thread, before it runs.
  *
+ * This process has all that the keeper has. So from store_tend() on one that ends, or does not answer for 5 s, is replaced by
+ * another one, to which a thread of the store gives all of it, and calls that wait meanwhile continue.
+ *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFCD_STORE_H
 #define BFCD_STORE_H
@@ -22,8 +25,16 @@ struct store;
 int store_new(struct keepers *k, struct store **ret, char *ret_sentence, size_t n_sentence);
 struct store *store_free(struct store *s); /* the keeper keeps what it has; takes NULL */
 
-/* From now on calls fail, also those that wait. Any thread; takes NULL. */
+/* From now on the keeper is replaced as above. Before that calls fail when it has ended: what it had is not known yet. Takes
+ * NULL. -errno: there is no thread. */
+int store_tend(struct store *s);
+
+/* From now on calls fail, also those that wait. Any thread; does not wait; takes NULL. */
 void store_end(struct store *s);
+
+/* Since when the keeper has not answered, by clock_ns(): a call waits for it, or it is being replaced. 0: it has. Any thread;
+ * takes NULL. */
+uint64_t store_silent_since_ns(const struct store *s);
 
 bool store_keeps(const struct store *s);
 bool store_is_new(const struct store *s); /* there was no keeper */
@@ -39,7 +50,8 @@ size_t store_drop_rest(struct store *s);
 /* A key that is not in the store; 0, which is never a key: the store does not keep. */
 uint64_t store_next_key(struct store *s);
 
-/* The caller keeps the fd. A ledger replaces the one before. -errno: nothing has changed. */
+/* The caller keeps the fd. A ledger replaces the one before. -ENOTCONN: there has been no keeper for a while, or it does not
+ * answer; -errno: nothing has changed. */
 int store_put_ledger(struct store *s, int fd);
 int store_put_extent(struct store *s, uint64_t key, int fd);
 

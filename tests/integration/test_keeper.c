@@ -296,6 +296,126 @@ TEST(keepers_outlive_bfcd)
         rig_stop(rig);
 }
 
+static bool state_is(const struct rig *rig, const char *id, const char *state)
+{
+        Bfcd__Reply *page;
+        bool is = false;
+
+        ck_assert_int_eq(raw_list(rig->admin, BFCD__LIST__KIND__STATUS, 0, &page), 0);
+        for (size_t i = 0; i < page->list->status->n_devices; i++)
+                if (strcmp(page->list->status->devices[i]->id, id) == 0)
+                        is = strcmp(page->list->status->devices[i]->state, state) == 0;
+        bfcd__reply__free_unpacked(page, NULL);
+        return is;
+}
+
+static struct rig *start_kept(const struct rig_config *config)
+{
+        struct rig *rig = rig_folder();
+        char *text = rig_config_text(rig, config);
+
+        rig_write_config(rig, text);
+        free(text);
+        setenv("BFCD_KEEP", "1", 1);
+        setenv("BFC_RETURN_MS", "300000", 1);
+        start_bfcd(rig);
+        return rig;
+}
+
+static bool host_keeper_is_next(const struct rig *rig, pid_t was)
+{
+        pid_t pid = keeper_pid_in(rig->folder, "host");
+
+        return pid > 0 && pid != was;
+}
+
+/* No session notices it, and the next bfcd finds all. */
+TEST(a_killed_host_keeper_is_replaced)
+{
+        struct rig *rig = start_kept(&each_kind);
+        bfc_client *client = client_open(rig, NULL, "memory");
+        pid_t keeper = keeper_pid_in(rig->folder, "host");
+        void *more;
+        char *p;
+
+        ck_assert_ok(bfc_malloc(client, 30 * MIB, (void **)&p));
+        pattern_write(p, 30 * MIB, 1);
+        for (int i = 0; i < 2; i++) {
+                ck_assert_int_eq(kill(keeper, SIGKILL), 0);
+                if (i == 0)
+                        ck_assert_ok(bfc_malloc(client, 5 * MIB, &more));
+                ck_assert(WAIT_FOR(host_keeper_is_next(rig, keeper), SETTLE_MS));
+                keeper = keeper_pid_in(rig->folder, "host");
+        }
+        ck_assert(WAIT_FOR(rig_logged(rig, "another keeper of host memory has the ledger"), SETTLE_MS));
+        ck_assert_ok(bfc_free(client, more));
+        ck_assert_ok(bfc_trim(client, SIZE_MAX));
+        ck_assert_ok(bfc_malloc(client, 10 * MIB, &more));
+        child_kill(rig->pid);
+        rig->admin = raw_close(rig->admin);
+        start_bfcd(rig);
+        ck_assert_uint_eq(client_usage(client, "memory").bytes_in_use, 40 * MIB);
+        ck_assert(pattern_holds(p, 30 * MIB, 1));
+        ck_assert_int_eq(keeper_pid_in(rig->folder, "host"), keeper);
+        bfc_disconnect(client);
+        ck_assert(WAIT_FOR(rig_charge(rig, "red", "memory") == 0, SETTLE_MS));
+        rig_stop(rig);
+}
+
+/* It is shown as a GPU's, and replaced: a request waits for that, and other devices see nothing. */
+TEST(a_stopped_host_keeper_is_replaced)
+{
+        struct rig *rig = start_kept(&each_kind);
+        bfc_client *client = client_open(rig, NULL, "memory"), *other = client_open(rig, NULL, "other");
+        pid_t keeper = keeper_pid_in(rig->folder, "host");
+        pthread_t thread;
+        void *p;
+
+        stop(keeper);
+        ck_assert_int_eq(pthread_create(&thread, NULL, grow, client), 0);
+        ck_assert(WAIT_FOR(rig_charge(rig, "red", "memory") > 0, SETTLE_MS));
+        use_other(other);
+        ck_assert(WAIT_FOR(state_is(rig, "host", "hung"), SETTLE_MS));
+        use_other(other);
+        ck_assert_int_eq(pthread_join(thread, &p), 0);
+        pattern_write(p, 40 * MIB, 1);
+        ck_assert(pattern_holds(p, 40 * MIB, 1));
+        ck_assert(WAIT_FOR(state_is(rig, "host", "ok"), SETTLE_MS));
+        ck_assert(host_keeper_is_next(rig, keeper));
+        ck_assert(kill(keeper, 0) < 0);
+        bfc_disconnect(client);
+        bfc_disconnect(other);
+        ck_assert(WAIT_FOR(rig_charge(rig, "red", "memory") == 0, SETTLE_MS));
+        rig_stop(rig);
+}
+
+static void *try_to_grow_later(void *userdata)
+{
+        void *p;
+
+        (void)bfc_malloc(userdata, 40 * MIB, &p);
+        return NULL;
+}
+
+TEST(bfcd_ends_beside_a_stopped_host_keeper)
+{
+        struct rig *rig = start_kept(&each_kind);
+        bfc_client *client = client_open(rig, NULL, "memory");
+        pid_t keeper = keeper_pid_in(rig->folder, "host");
+        pthread_t thread;
+
+        stop(keeper);
+        ck_assert_int_eq(pthread_create(&thread, NULL, try_to_grow_later, client), 0);
+        ck_assert(WAIT_FOR(rig_charge(rig, "red", "memory") > 0, SETTLE_MS));
+        rig_terminate(rig);
+        (void)kill(keeper, SIGKILL);
+        ck_assert(WAIT_FOR(keeper_pid_in(rig->folder, "host") != keeper, SETTLE_MS));
+        start_bfcd(rig);
+        ck_assert_int_eq(pthread_join(thread, NULL), 0);
+        bfc_disconnect(client);
+        rig_stop(rig);
+}
+
 /* One that is stopped meanwhile is ended by the next bfcd, after a minute: what it had is lost, and nothing else. */
 LOOP_TEST(a_keeper_that_does_not_answer_is_replaced, getenv("BFC_TEST_LONG") ? 1 : 0)
 {

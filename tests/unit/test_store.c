@@ -205,12 +205,116 @@ TEST(calls_fail_when_the_keeper_has_ended)
         ck_assert_int_lt(store_put_extent(s, store_next_key(s), fd), 0);
         ck_assert_int_eq(store_put_extent(s, store_next_key(s), fd), -ENOTCONN);
         ck_assert_int_eq(store_put_ledger(s, fd), -ENOTCONN);
-        ck_assert_int_eq(store_remove_extent(s, 1), -ENOTCONN);
+        ck_assert_int_eq(store_remove_extent(s, 1), 0); /* no keeper has it */
         ck_assert_int_eq(store_take_ledger(s), -ENOTCONN);
         ck_assert_int_eq(store_take_extent(s, 1), -ENOTCONN);
         ck_assert_uint_eq(store_drop_rest(s), 0);
         change_process(true);
         ck_assert_int_eq(store_take_ledger(s), -ENOENT);
+        close(fd);
+}
+
+/* ---- a keeper that is replaced ------------------------------------------------------ */
+
+/* Until the keeper is another one. */
+static void await_next(pid_t was)
+{
+        pid_t pid = was;
+
+        while (pid <= 0 || pid == was || store_silent_since_ns(s) != 0) {
+                usleep(2000);
+                pid = keeper_pid_in(folder, "host");
+        }
+}
+
+static void kill_keeper(void)
+{
+        pid_t pid = keeper_pid_in(folder, "host");
+
+        ck_assert_int_gt(pid, 0);
+        ck_assert_int_eq(kill(pid, SIGKILL), 0);
+}
+
+/* Without a call that would notice it. */
+TEST(a_keeper_that_ends_is_replaced)
+{
+        int ledger = memfd(), fd = memfd(), removed = memfd(), closed = memfd(), other = memfd();
+        pid_t pid;
+        uint64_t key, gone;
+
+        open_store(true);
+        ck_assert_int_eq(store_tend(s), 0);
+        ck_assert_int_eq(store_put_ledger(s, ledger), 0);
+        key = put_next(fd);
+        ck_assert_int_eq(store_remove_extent(s, put_next(removed)), 0);
+        gone = put_next(closed);
+        ck_assert_int_eq(dup2(other, closed), closed); /* it was closed, and the number is another file's */
+        pid = keeper_pid_in(folder, "host");
+        kill_keeper();
+        await_next(pid);
+        ck_assert_uint_eq(keeper_count_in(folder), 2);
+        ck_assert_int_eq(store_remove_extent(s, gone), 0);
+        change_process(false);
+        expect_same(store_take_ledger(s), ledger);
+        expect_same(store_take_extent(s, key), fd);
+        ck_assert_int_eq(store_take_extent(s, gone), -ENOENT);
+        close(ledger);
+        close(fd);
+        close(removed);
+        close(closed);
+        close(other);
+}
+
+/* What was taken from it is given to the next one, too. */
+TEST(calls_go_on_when_the_keeper_has_ended)
+{
+        int ledger = memfd(), fd = memfd(), second = memfd();
+        uint64_t key, next;
+
+        open_store(true);
+        ck_assert_int_eq(store_put_ledger(s, ledger), 0);
+        key = put_next(fd);
+        change_process(false);
+        close(ledger);
+        close(fd);
+        ledger = store_take_ledger(s);
+        fd = store_take_extent(s, key);
+        ck_assert_int_eq(store_tend(s), 0);
+        kill_keeper();
+        next = put_next(second);
+        ck_assert_uint_eq(keeper_count_in(folder), 3);
+        ck_assert_int_eq(store_remove_extent(s, next), 0);
+        ck_assert_int_eq(store_put_ledger(s, second), 0);
+        change_process(false);
+        expect_same(store_take_ledger(s), second);
+        expect_same(store_take_extent(s, key), fd);
+        ck_assert_int_eq(store_take_extent(s, next), -ENOENT);
+        close(ledger);
+        close(fd);
+        close(second);
+}
+
+static uint64_t now_ms(void)
+{
+        struct timespec now;
+
+        clock_gettime(CLOCK_BOOTTIME, &now);
+        return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+}
+
+TEST(keepers_are_started_at_most_once_a_second)
+{
+        uint64_t began_ms;
+        int fd = memfd();
+
+        open_store(true);
+        ck_assert_int_eq(store_tend(s), 0);
+        began_ms = now_ms();
+        kill_keeper();
+        (void)put_next(fd);
+        kill_keeper();
+        (void)put_next(fd);
+        ck_assert_uint_ge(now_ms() - began_ms, 1000);
         close(fd);
 }
 
