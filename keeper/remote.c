@@ -178,6 +178,15 @@ static void note_call(struct remote *d, bool is_under_way)
                          __ATOMIC_RELAXED);
 }
 
+/* With the mutex. One that ends with this process ends now, and nothing stays registered. */
+static int lose(struct remote *d)
+{
+        d->is_lost = true;
+        if (d->link.fd >= 0)
+                shutdown(d->link.fd, SHUT_RDWR);
+        return -ENODEV;
+}
+
 /* The keeper's result. -ENODEV: it has ended. fds, ret_fds: NULL: none. */
 static int call_locked(struct remote *d, const struct keeper_request *request, const struct fds *fds,
                        struct keeper_reply *ret, struct fds *ret_fds)
@@ -197,11 +206,7 @@ static int call_locked(struct remote *d, const struct keeper_request *request, c
                 return r < 0 ? -ECANCELED : ret->result;
         if (r == 0 || r == -EMFILE)
                 return r < 0 ? r : ret->result;
-        d->is_lost = true;
-        if (d->link.fd >= 0)
-                shutdown(d->link.fd,
-                         SHUT_RDWR); /* one that ends with this process ends, and nothing stays registered */
-        return -ENODEV;
+        return lose(d);
 }
 
 static int call(struct remote *d, const struct keeper_request *request, const struct fds *fds,
@@ -225,6 +230,37 @@ static int remote_destroy_key(struct remote *d, uint64_t key, bool clears)
         q.key = key;
         q.clears = clears;
         return call(d, &q, NULL, &reply, NULL);
+}
+
+static void close_fds(struct fds *fds)
+{
+        while (fds->n > 0)
+                close(fds->items[--fds->n]);
+}
+
+/* A keeper that answers otherwise than it was asked has a fault, and its memory is not known. */
+static int distrust(struct remote *d, struct fds *fds)
+{
+        int r;
+
+        close_fds(fds);
+        pthread_mutex_lock(&d->mutex);
+        r = lose(d);
+        pthread_mutex_unlock(&d->mutex);
+        return r;
+}
+
+/* Extents, and an fd for each that is shared by one. */
+static bool is_as_asked(const struct keeper_reply *reply, uint64_t key, uint32_t n, const uint64_t *n_bytes,
+                        uint32_t share, size_t n_fds)
+{
+        if (reply->n_extents != n || n_fds != (share == DEVICE_SHARE_FD ? n : 0))
+                return false;
+        for (size_t i = 0; i < n; i++)
+                if (reply->extents[i].key != key + i || reply->extents[i].n_bytes != n_bytes[i] ||
+                    reply->extents[i].share != share)
+                        return false;
+        return true;
 }
 
 /* The fds are taken from the last one on. */
@@ -258,8 +294,10 @@ static int remote_make(struct device *device, const struct device_supply *supply
         for (size_t i = 0; i < n; i++)
                 q.n_bytes[i] = extents[i].n_bytes;
         r = call(d, &q, NULL, &reply, &fds);
-        for (size_t i = 0; r == -EMFILE && i < reply.n_extents; i++)
-                (void)remote_destroy_key(d, reply.extents[i].key, false);
+        for (size_t i = 0; r == -EMFILE && reply.n_extents == n && i < n; i++)
+                (void)remote_destroy_key(d, q.key + i, false);
+        if (r == 0 && !is_as_asked(&reply, q.key, q.n, q.n_bytes, q.share, fds.n))
+                r = distrust(d, &fds);
         for (size_t i = n; r == 0 && i-- > 0;)
                 extents[i] = extent_of(&reply.extents[i], &fds);
         return r;
@@ -573,7 +611,11 @@ int keeper_device_new(struct keepers *keepers, const char *id, struct device **r
                               .link = KEEPER_LINK_NONE };
         pthread_mutex_init(&d->mutex, NULL);
         pthread_mutex_init(&d->link_mutex, NULL);
-        r = open_locked(d, ret_sentence, n_sentence);
+        r = d->watched < 0 ? -errno : 0;
+        if (r < 0)
+                snprintf(ret_sentence, n_sentence, "%s: %s", id, strerror(-r));
+        else
+                r = open_locked(d, ret_sentence, n_sentence);
         if (r < 0) {
                 remote_free(&d->device);
                 return r;

@@ -13,6 +13,7 @@
 #include <sys/wait.h>
 
 #include "daemon/handover/store.h"
+#include "keeper/remote.h"
 #include "keeper/wire.h"
 #include "tests/keeper_caller.h"
 #include "tests/suite.h"
@@ -343,12 +344,12 @@ TEST(the_end_ends_calls)
         ck_assert_int_eq(kill(pid, SIGCONT), 0);
 }
 
-static int listen_in(const char *in)
+static int listen_as(const char *in, const char *id)
 {
         struct sockaddr_un address = { .sun_family = AF_UNIX };
         int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
 
-        snprintf(address.sun_path, sizeof(address.sun_path), "%s/host", in);
+        snprintf(address.sun_path, sizeof(address.sun_path), "%s/%s", in, id);
         ck_assert_int_eq(bind(fd, (struct sockaddr *)&address, sizeof(address)), 0);
         ck_assert_int_eq(listen(fd, 4), 0);
         return fd;
@@ -373,13 +374,51 @@ static void *be_another_version(void *userdata)
 
 TEST(a_keeper_of_another_version_is_replaced)
 {
-        int listener = listen_in(path);
+        int listener = listen_as(path, "host");
         pthread_t thread;
 
         ck_assert_int_eq(pthread_create(&thread, NULL, be_another_version, &listener), 0);
         open_store(true);
         ck_assert_int_eq(pthread_join(thread, NULL), 0);
         ck_assert_int_ne(keeper_pid_in(folder, "host"), getpid());
+}
+
+/* It has made two extents, and sends an fd of one. */
+static void *lack_an_fd(void *userdata)
+{
+        static struct keeper_request q;
+        static struct keeper_reply reply;
+        int fd = accept4(*(int *)userdata, NULL, NULL, SOCK_CLOEXEC), one = STDIN_FILENO;
+
+        while (recv(fd, &q, sizeof(q), 0) == sizeof(q) && q.op != KEEPER_END) {
+                memset(&reply, 0, sizeof(reply));
+                reply.version = KEEPER_VERSION;
+                reply.granularity = 2 << 20;
+                reply.n_extents = q.op == KEEPER_MAKE ? q.n : 0;
+                for (size_t i = 0; i < reply.n_extents; i++)
+                        reply.extents[i] = (struct keeper_extent){ .key = q.key + i, .n_bytes = q.n_bytes[i] };
+                ck_assert_int_eq(keeper_send(fd, &reply, sizeof(reply), &one, q.op == KEEPER_MAKE), 0);
+        }
+        close(*(int *)userdata);
+        close(fd);
+        return NULL;
+}
+
+TEST(a_reply_without_its_fds_is_a_lost_device)
+{
+        const struct device_supply supply = { .pages = DEVICE_PAGES_AUTO };
+        struct device_extent extents[] = { { .n_bytes = 2 << 20 }, { .n_bytes = 2 << 20 } };
+        int listener = listen_as(path, "cuda:7"), n_fds;
+        struct device *device;
+        pthread_t thread;
+
+        ck_assert_int_eq(pthread_create(&thread, NULL, lack_an_fd, &listener), 0);
+        ck_assert_int_eq(keeper_device_new(ks, "cuda:7", &device, sentence, sizeof(sentence)), 0);
+        n_fds = suite_count_fds();
+        ck_assert_int_eq(device_make_all(device, &supply, DEVICE_SHARE_FD, extents, 2), -ENODEV);
+        ck_assert_int_eq(pthread_join(thread, NULL), 0);
+        ck_assert_int_eq(suite_count_fds(), n_fds - 2); /* without the listener and its connection */
+        device_free(device);
 }
 
 /* ---- the folder ------------------------------------------------------------------ */
@@ -442,7 +481,7 @@ TEST(a_folder_may_have_a_long_path)
 
 TEST(the_socket_of_a_keeper_that_was_killed_is_replaced)
 {
-        close(listen_in(path));
+        close(listen_as(path, "host"));
         ck_assert(!keepers_have(admin, KEEPER_HOST));
         open_store(true);
         ck_assert(keepers_have(admin, KEEPER_HOST));
