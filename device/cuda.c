@@ -310,86 +310,6 @@ static int cuda_make(struct device *device, const struct device_supply *supply, 
         return r;
 }
 
-/* ---- inheriting ----------------------------------------------------------- */
-
-/* True: on this device, as far as the driver reports it. */
-static int check_place(struct cuda_device *d, CUmemGenericAllocationHandle handle)
-{
-        CUmemAllocationProp prop;
-        int r;
-
-        memset(&prop, 0, sizeof(prop));
-        r = note(d, d->context.cu->cuMemGetAllocationPropertiesFromHandle(&prop, handle));
-        if (r < 0)
-                return r == -ENODEV || r == -ENOTRECOVERABLE ? r : 0; /* it does not report it */
-        return prop.location.type == CU_MEM_LOCATION_TYPE_DEVICE && prop.location.id == d->context.device
-                       ? 0
-                       : -EPROTO;
-}
-
-/* A driver maps memory only as a whole, and does not report its size: so it is mapped briefly, and never
- * touched. */
-static int check_size(struct cuda_device *d, CUmemGenericAllocationHandle handle, uint64_t n_bytes)
-{
-        const struct device_extent e = { .fd = -1, .n_bytes = n_bytes, .native = handle };
-        const struct cuda_driver *cu = d->context.cu;
-        CUdeviceptr at;
-        int r = note(d, cu->cuMemAddressReserve(&at, n_bytes, 0, 0, 0));
-
-        if (r < 0)
-                return r;
-        r = note(d, cu->cuMemMap(at, n_bytes, 0, handle, 0));
-        if (r == 0)
-                return note_error(d, cuda_fill_unmap(&d->context, at, &e, 1));
-        cu->cuMemAddressFree(at, n_bytes);
-        return r == -EINVAL || r == -ENOTSUP ? -EPROTO : r; /* 580 says that it does not support it */
-}
-
-static int adopt_entered(struct cuda_device *d, int fd, uint64_t n_bytes, struct device_extent *ret)
-{
-        const struct cuda_driver *cu = d->context.cu;
-        CUmemGenericAllocationHandle handle;
-        int r = note(d, cu->cuMemImportFromShareableHandle(&handle, (void *)(intptr_t)fd,
-                                                           CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
-
-        if (r < 0)
-                return r == -EINVAL ? -EPROTO : r;
-        r = check_place(d, handle);
-        if (r == 0)
-                r = check_size(d, handle, n_bytes);
-        if (r < 0) {
-                if (cu->cuMemRelease(handle) != CUDA_SUCCESS)
-                        cu->cuMemRelease(handle);
-                return r;
-        }
-        *ret = (struct device_extent){
-                .fd = fd, .share = DEVICE_SHARE_FD, .n_bytes = n_bytes, .native = handle
-        };
-        return 0;
-}
-
-/* The memory exists as long as an fd of it in any process. Imported as a client does it, its handle is
- * equivalent to that of the process that made it. */
-static int cuda_adopt(struct device *device, int fd, uint64_t n_bytes, struct device_extent *ret)
-{
-        struct cuda_device *d = (struct cuda_device *)device;
-        int r;
-
-        if (!d->shares_fds)
-                return -ENOTSUP;
-        if (fd < 0 || n_bytes == 0 || n_bytes % d->granularity != 0 || n_bytes > SIZE_MAX / 2)
-                return -EPROTO;
-        pthread_mutex_lock(&d->one_call);
-        r = enter(d);
-        if (r == 0) {
-                r = adopt_entered(d, fd, n_bytes, ret);
-                leave(d);
-        }
-        d->live_bytes += r == 0 ? n_bytes : 0;
-        pthread_mutex_unlock(&d->one_call);
-        return r;
-}
-
 /* ---- destroying ---------------------------------------------------------- */
 
 static int look(void *device, uint64_t *ret_free)
@@ -563,7 +483,6 @@ static const struct device_ops cuda_ops = {
         .granularity = cuda_granularity,
         .make = cuda_make,
         .destroy = cuda_destroy,
-        .adopt = cuda_adopt,
         .copy = cuda_copy,
         .facts = cuda_facts,
         .others = cuda_foreign_bytes,

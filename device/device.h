@@ -117,7 +117,7 @@ struct device_ops {
         int (*destroy)(struct device *d, struct device_extent *e);
         /* Imports an extent that this device made for a previous process, by its shared fd, which belongs
          * to the extent on success. -EPROTO: not an extent, not of this size, or of another device.
-         * -ENODEV, -ENOTRECOVERABLE, -ENOMEM, -EIO. NULL: an fd alone does not keep this device's memory. */
+         * -ENODEV, -ENOTRECOVERABLE, -ENOMEM, -EIO. NULL: an fd alone is not enough. */
         int (*adopt)(struct device *d, int fd, uint64_t n_bytes, struct device_extent *ret);
         /* An extent that was made for a previous process, by its `native`. -ENOENT: there is none; -EPROTO: not of this
          * size; -ENODEV, -ENOMEM, -EMFILE. NULL: this device keeps nothing. */

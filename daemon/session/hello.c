@@ -50,6 +50,12 @@ static void refuse_partition(struct session *s, const Bfcd__Request *r)
         session_refuse(s, r->id, -ENOENT, sentence);
 }
 
+/* A successor would recognize its process. */
+static bool can_be_resumed(const struct session *s)
+{
+        return !s->admin && store_keeps(s->broker->options.store) && s->who.pid > 0 && s->who.start_time != 0;
+}
+
 /* Refuses the hello where that fails. */
 static int take_shares(struct session *s, const Bfcd__Request *request)
 {
@@ -169,18 +175,6 @@ int hello_open_events(struct session *s, const Bfcd__Request *r, int *ret_fd)
         if (s->admin || !s->ops->open_events || !r->hello->wants_events)
                 return 0;
         return s->ops->open_events(s->userdata, ret_fd);
-}
-
-/* A successor could inherit all that the session may get, and would recognize its process. */
-static bool can_be_resumed(const struct session *s)
-{
-        if (s->admin || !store_keeps(s->broker->options.store) || s->who.pid <= 0 || s->who.start_time == 0)
-                return false;
-        for (size_t i = 0; i < s->n_shares; i++)
-                if (!device_keeps(s->shares[i].quota->partition->device) &&
-                    !s->shares[i].quota->partition->device->ops->adopt)
-                        return false;
-        return true;
 }
 
 /* Refuses the hello where that fails. */

@@ -152,34 +152,6 @@ TEST(unreclaimed_memory_is_detected)
         owner_end(&owner);
 }
 
-/* A daemon that ends or is killed, and its successor, twice; the second has nothing that the
- * first one made. */
-TEST(a_successor_adopts_it)
-{
-        struct process owners[3] = { owner_start(), process_start(), process_start() }, job;
-        struct message facts = facts_of(&owners[0]), e, next;
-
-        job = job_on(&facts, DEVICE_SHARE_FD, 8 * MIB);
-        ck_assert_int_eq(make(&owners[0], DEVICE_SHARE_FD, 8 * MIB, &e), 0);
-        ck_assert_int_eq(map(&job, 0, &e), 0);
-        ck_assert_int_eq(copy_in(&job, 0, 0x5a, 8 * MIB), 0);
-        process_kill(&owners[0]);
-        for (int i = 1; i < 3; i++) {
-                ck_assert_int_eq(open_device(&owners[i], "cuda:0"), 0);
-                ck_assert_int_eq(adopt(&owners[i], e.fd, 16 * MIB, &next), -EPROTO); /* larger than it is */
-                ck_assert_int_eq(adopt(&owners[i], e.fd, 8 * MIB, &next), 0);
-                e.a = next.a;
-                ck_assert_uint_eq(owner_sees_other(&owners[i], &e, 0x5a), 0);
-                if (i == 1)
-                        ck_assert_int_eq(process_end(&owners[i]), 0);
-        }
-        ck_assert_uint_eq(owner_sees_other(&owners[2], &e, 0x5a), 0);
-        forget(&e);
-        job_end(&job);
-        ck_assert_int_eq(destroy(&owners[2], &e), 0);
-        owner_end(&owners[2]);
-}
-
 TEST(invalid_extents_are_refused)
 {
         struct process owner = owner_start(), by_fd, by_handle;

@@ -78,23 +78,6 @@ int act_make(struct message *m)
         return 0;
 }
 
-int act_adopt(struct message *m)
-{
-        struct device_extent e = DEVICE_EXTENT_EMPTY;
-        int r = device_adopt(device, m->fd, m->extent.n_bytes, &e);
-
-        if (r < 0) {
-                if (m->fd >= 0)
-                        close(m->fd);
-                m->fd = -1;
-                return e.n_bytes == 0 && e.fd == -1 ? r : -EBADF;
-        }
-        m->a = n_extents;
-        m->extent = extents[n_extents++] = e;
-        m->fd = -1;
-        return 0;
-}
-
 int act_destroy(struct message *m)
 {
         struct device_extent *e = &extents[m->a];

@@ -14,7 +14,6 @@ int act_open(struct message *m); /* text: id; → text: the sentence */
 int act_allow_mps(struct message *m);
 int act_facts(struct message *m);   /* → facts */
 int act_make(struct message *m);    /* extent.share, extent.n_bytes → a: its number, extent, fd */
-int act_adopt(struct message *m);   /* fd, extent.n_bytes → a: its number, extent, fd */
 int act_destroy(struct message *m); /* a: number */
 int act_clear(struct message *m);   /* a: number: it is to be cleared when it is destroyed */
 int act_others(struct message *m);  /* → a: bytes */

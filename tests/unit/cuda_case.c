@@ -108,12 +108,6 @@ int make(struct process *p, enum device_share share, uint64_t n_bytes, struct me
         return process_call(p, act_make, ret);
 }
 
-int adopt(struct process *p, int fd, uint64_t n_bytes, struct message *ret)
-{
-        *ret = (struct message){ .fd = fd, .extent = { .n_bytes = n_bytes } };
-        return process_call(p, act_adopt, ret);
-}
-
 int destroy(struct process *p, const struct message *made)
 {
         struct message m = { .fd = -1, .a = made->a };

@@ -35,7 +35,6 @@ int open_device(struct process *p, const char *id);
 struct process owner_start(void);
 void owner_end(struct process *p);
 int make(struct process *p, enum device_share share, uint64_t n_bytes, struct message *ret);
-int adopt(struct process *p, int fd, uint64_t n_bytes, struct message *ret); /* what forget() need not have */
 void forget(struct message *made);
 int destroy(struct process *p, const struct message *made);
 uint64_t owner_sees_other(struct process *p, const struct message *made, unsigned char value);

@@ -70,7 +70,6 @@ static int make_together(struct device *d, struct message *m)
 static int act_owners_life(struct message *m)
 {
         struct device_extent e[2] = { DEVICE_EXTENT_EMPTY, DEVICE_EXTENT_EMPTY };
-        struct device_extent adopted = DEVICE_EXTENT_EMPTY;
         struct device_facts facts;
         struct device *d = NULL;
         char sentence[400] = "";
@@ -86,19 +85,6 @@ static int act_owners_life(struct message *m)
                         return -2;
         }
         if (d) {
-                r = e[DEVICE_SHARE_FD].fd >= 0 ? fcntl(e[DEVICE_SHARE_FD].fd, F_DUPFD_CLOEXEC, 3) : -1;
-                if (r >= 0) {
-                        int fd = r;
-
-                        r = device_adopt(d, fd, 2 * MIB, &adopted);
-                        note(m, r, false);
-                        if (r < 0)
-                                close(fd);
-                        /* The first one keeps it, so where it was cannot show. */
-                        device_end(d);
-                        note(m, device_destroy(d, &adopted), true);
-                        d->is_ending = false;
-                }
                 if (m->b && e[DEVICE_SHARE_FD].n_bytes > 0)
                         note(m, copy_both_ways(d, &e[DEVICE_SHARE_FD]), false);
                 note(m, device_facts(d, &facts), false);
@@ -246,6 +232,15 @@ LOOP_TEST(what_was_made_for_nothing_is_released_at_the_second_try, N_SHARES)
         owner_end(&p);
 }
 
+/* What an ended process left is free when another one looks. */
+static void clear_machine(void)
+{
+        struct process p = process_start();
+
+        ck_assert_uint_eq(n_free(&p), 64 * MIB);
+        ck_assert_int_eq(process_end(&p), 0);
+}
+
 /* A copy takes 16 MiB of buffers. A life has one where the function is called for it. */
 LOOP_TEST(each_driver_call_of_the_owner_fails, 4)
 {
@@ -271,11 +266,11 @@ LOOP_TEST(each_driver_call_of_the_owner_fails, 4)
                                       "%s %u: %d pieces are left", counts[i].name, nth, (int)m.c);
                         n_failed += m.a != 0;
                         ck_assert_int_eq(process_end(&p), 0);
+                        if (m.c > 0)
+                                clear_machine();
                 }
         ck_assert_uint_ge(n_failed, suite_is_long() ? 20 : 5); /* what is tried twice does not show */
-        p = process_start(); /* the memory of the killed process is free now */
-        ck_assert_uint_eq(n_free(&p), 64 * MIB);
-        ck_assert_int_eq(process_end(&p), 0);
+        clear_machine();
 }
 
 /* ---- a job --------------------------------------------------------------- */
