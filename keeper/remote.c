@@ -91,7 +91,8 @@ static int set_link(struct remote *d, const struct keeper_link *link)
 
         pthread_mutex_lock(&d->link_mutex);
         d->link = *link;
-        (void)epoll_ctl(d->watched, EPOLL_CTL_ADD, watched_fd(link), &end); /* without it calls show the end */
+        (void)epoll_ctl(d->watched, EPOLL_CTL_ADD, watched_fd(link),
+                        &end); /* without it calls show the end */
         if (is_ending(d)) {
                 shutdown(link->fd, SHUT_RDWR);
                 r = -ECANCELED;

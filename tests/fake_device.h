@@ -31,7 +31,7 @@ struct fake_device {
         uint64_t foreign_bytes;      /* what device_foreign_bytes() answers */
         bool stays_lost;             /* once a call failed with -ENODEV, as a real one; set it at will */
         bool is_lost;
-        bool has_ended; /* as its keeper would have: what device_has_ended() answers once */
+        bool has_ended;            /* as its keeper would have: what device_has_ended() answers once */
         struct device_facts facts; /* what it says of itself; its name is "fake" at first */
         bool is_closed;
         unsigned n_closes, n_opens; /* calls; opening makes what was lost well */

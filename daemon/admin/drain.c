@@ -26,9 +26,9 @@ struct drain {
         enum drain_phase phase;
         bool is_asked; /* by an operator */
         bool recovers; /* a lost device is emptied, closed and opened, and no operator has asked for anything */
-        bool is_stopped; /* OPENS, BACKS: it is to be drained again */
-        bool is_due;     /* EMPTIES: it may be empty */
-        bool is_ending;  /* the daemon is ending */
+        bool is_stopped;              /* OPENS, BACKS: it is to be drained again */
+        bool is_due;                  /* EMPTIES: it may be empty */
+        bool is_ending;               /* the daemon is ending */
         uint64_t opened_ms, pause_ms; /* when a lost device was opened, and before that */
         uint64_t open_ms;             /* CLOSED: when a lost device is opened; 0: only by an operator */
         struct worker_job close, open;
@@ -148,8 +148,7 @@ static void begin_recovering(struct drain *drain)
         uint64_t now_ms = clock_ms();
         bool is_calm = drain->opened_ms == 0 || now_ms - drain->opened_ms >= CALM_MS + drain->pause_ms;
 
-        drain->pause_ms =
-                is_calm ? 0 : min_u64(max_u64(FIRST_PAUSE_MS, 2 * drain->pause_ms), LAST_PAUSE_MS);
+        drain->pause_ms = is_calm ? 0 : min_u64(max_u64(FIRST_PAUSE_MS, 2 * drain->pause_ms), LAST_PAUSE_MS);
         if (drain->pause_ms == 0) {
                 recover_now(drain);
                 return;

@@ -52,7 +52,7 @@ struct store {
         pthread_mutex_t mutex;      /* guards a call, and what follows */
         pthread_cond_t healed;      /* or is_ending */
         bool is_lost;
-        int error; /* by which it was lost */
+        int error;                /* by which it was lost */
         uint64_t silent_since_ns; /* atomic */
         struct kept ledger;       /* fd -1: none */
         struct kept_list buckets[N_BUCKETS];
@@ -476,10 +476,11 @@ static void heal(struct store *s)
                 s->error = r;
         pthread_mutex_unlock(&s->mutex);
         if (r < 0 && !is_ending(s))
-                log_limited(&s->failure_log, LOG_LEVEL_ERROR,
-                            "another keeper of host memory cannot be used: %s: host memory is not allocated until one can, "
-                            "and a restart of bfcd would end all sessions",
-                            strerror(-r));
+                log_limited(
+                        &s->failure_log, LOG_LEVEL_ERROR,
+                        "another keeper of host memory cannot be used: %s: host memory is not allocated until one can, "
+                        "and a restart of bfcd would end all sessions",
+                        strerror(-r));
 }
 
 /* Until the keeper's connection ends, a call is without answer, or so many milliseconds have passed; -1: no limit. */
@@ -530,9 +531,10 @@ static void *tend(void *userdata)
                 else if (since_ms < PAUSE_MS)
                         look(s, (int)(PAUSE_MS - since_ms));
                 else {
-                        log_limited(&s->lost_log, LOG_LEVEL_WARNING,
-                                    "the keeper of host memory %s: another one is started, and gets all that it had",
-                                    trouble(error));
+                        log_limited(
+                                &s->lost_log, LOG_LEVEL_WARNING,
+                                "the keeper of host memory %s: another one is started, and gets all that it had",
+                                trouble(error));
                         heal(s);
                 }
         }

@@ -116,17 +116,17 @@ static void broker_note_changes(struct broker *b)
 /* Since when the device's keeper has not answered; 0: it has. */
 static uint64_t silent_since_ns(const struct broker *b, const struct broker_device *d)
 {
-        return d->config->is_cuda ? device_call_began_ns(d->device)
-                                  : store_silent_since_ns(b->options.store);
+        return d->config->is_cuda ? device_call_began_ns(d->device) : store_silent_since_ns(b->options.store);
 }
 
 /* The log names the process that an operator can end. */
 static const char *hung_advice(const struct broker_device *d)
 {
-        return d->config->is_cuda ? "requests that need it wait, and other devices are not affected; if this lasts, "
-                                    "end that process: the device is lost then until it can be opened again"
-                                  : "requests for new memory wait until bfcd has replaced it, and are refused if "
-                                    "that takes long; jobs keep what they have";
+        return d->config->is_cuda
+                       ? "requests that need it wait, and other devices are not affected; if this lasts, "
+                         "end that process: the device is lost then until it can be opened again"
+                       : "requests for new memory wait until bfcd has replaced it, and are refused if "
+                         "that takes long; jobs keep what they have";
 }
 
 void broker_note_hung(struct broker *b)
@@ -140,10 +140,9 @@ void broker_note_hung(struct broker *b)
                 bool is_hung = began_ns != 0 && now_ns > began_ns && now_ns - began_ns > limit_ns;
 
                 if (is_hung && !d->is_hung)
-                        log_warning(
-                                "device '%s' (%s) is hung: its bfcd-keeper has not answered for %" PRIu64
-                                " s; %s",
-                                d->config->id, d->name, limit_ns / 1000000000, hung_advice(d));
+                        log_warning("device '%s' (%s) is hung: its bfcd-keeper has not answered for %" PRIu64
+                                    " s; %s",
+                                    d->config->id, d->name, limit_ns / 1000000000, hung_advice(d));
                 else if (!is_hung && d->is_hung)
                         log_notice("device '%s' (%s) answers again", d->config->id, d->name);
                 d->is_hung = is_hung;

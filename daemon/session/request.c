@@ -98,7 +98,7 @@ void request_refuse(struct session *s, uint64_t id, const struct quota_request *
         if (device_failed && error == -ECOMM)
                 snprintf(sentence, sizeof(sentence),
                          "a block of %s was refused, because its memory would not survive a restart of the "
-                         "daemon: the keeper of host memory has ended",
+                         "daemon: the keeper of host memory does not answer, and is being replaced",
                          NUMBER_SIZE(refused->n_bytes));
         else if (device_failed && error == -ECANCELED)
                 snprintf(

@@ -396,7 +396,8 @@ static void *lack_an_fd(void *userdata)
                 reply.granularity = 2 << 20;
                 reply.n_extents = q.op == KEEPER_MAKE ? q.n : 0;
                 for (size_t i = 0; i < reply.n_extents; i++)
-                        reply.extents[i] = (struct keeper_extent){ .key = q.key + i, .n_bytes = q.n_bytes[i] };
+                        reply.extents[i] =
+                                (struct keeper_extent){ .key = q.key + i, .n_bytes = q.n_bytes[i] };
                 ck_assert_int_eq(keeper_send(fd, &reply, sizeof(reply), &one, q.op == KEEPER_MAKE), 0);
         }
         close(*(int *)userdata);
