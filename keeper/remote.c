@@ -179,6 +179,12 @@ static void note_call(struct remote *d, bool is_under_way)
                          __ATOMIC_RELAXED);
 }
 
+static void close_fds(struct fds *fds)
+{
+        while (fds->n > 0)
+                close(fds->items[--fds->n]);
+}
+
 /* With the mutex. One that ends with this process ends now, and nothing stays registered. */
 static int lose(struct remote *d)
 {
@@ -192,7 +198,7 @@ static int lose(struct remote *d)
 static int call_locked(struct remote *d, const struct keeper_request *request, const struct fds *fds,
                        struct keeper_reply *ret, struct fds *ret_fds)
 {
-        struct fds none = { .n = 0 };
+        struct fds none = { .n = 0 }, *came = ret_fds ? ret_fds : &none;
         int r = d->link.fd >= 0 && !d->is_lost ? 0 : -ENODEV;
 
         note_call(d, true);
@@ -200,9 +206,10 @@ static int call_locked(struct remote *d, const struct keeper_request *request, c
                 r = keeper_send(d->link.fd, request, sizeof(*request), fds ? fds->items : NULL,
                                 fds ? fds->n : 0);
         if (r == 0)
-                r = keeper_receive(d->link.fd, ret, sizeof(*ret), ret_fds ? ret_fds->items : none.items,
-                                   ret_fds ? &ret_fds->n : &none.n);
+                r = keeper_receive(d->link.fd, ret, sizeof(*ret), came->items, &came->n);
         note_call(d, false);
+        if (r == 0 && (!ret_fds || ret->result != 0))
+                close_fds(came);
         if (is_ending(d))
                 return r < 0 ? -ECANCELED : ret->result;
         if (r == 0 || r == -EMFILE)
@@ -231,12 +238,6 @@ static int remote_destroy_key(struct remote *d, uint64_t key, bool clears)
         q.key = key;
         q.clears = clears;
         return call(d, &q, NULL, &reply, NULL);
-}
-
-static void close_fds(struct fds *fds)
-{
-        while (fds->n > 0)
-                close(fds->items[--fds->n]);
 }
 
 /* A keeper that answers otherwise than it was asked has a fault, and its memory is not known. */
