@@ -196,16 +196,14 @@ static int finish_work(bfc_client *client, const struct block *block)
         return client_finish(client, block->partition, range);
 }
 
-/* What the driver refuses to unmap now is unmapped at the daemon's Retire. It sends one for memory of GPUs, and for
- * host memory that is registered with CUDA. */
+/* What the driver refuses to unmap now is unmapped at the daemon's Retire. */
 static void unmap(bfc_client *client, const struct block *block)
 {
         size_t n;
 
         pthread_mutex_lock(&client->lock);
         n = regions_unmap_all_in(&client->regions, block->region_id, block->offset, block->n_bytes);
-        if (device_view_has_work(&client->places[block->partition]))
-                client->parkables.n_unretired += n;
+        client->parkables.n_unretired += n;
         pthread_mutex_unlock(&client->lock);
 }
 

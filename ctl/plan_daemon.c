@@ -278,7 +278,6 @@ int plan_daemon_new(const struct plan_place *place, uint64_t limit_bytes, struct
                 return -ENOMEM;
         log_open(LOG_LEVEL_ERROR);
         d->device.device.ops = &device_ops;
-        d->device.device.empties_mappings = !place->is_cuda;
         d->device.device.is_cuda = place->is_cuda;
         d->device.fd = memfd_create("plan", MFD_CLOEXEC);
         r = d->device.fd < 0 ? -errno : make_broker(d, place, limit_bytes, ret_sentence, n_sentence);

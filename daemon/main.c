@@ -20,7 +20,6 @@
 #include "daemon/net/fd_reserve.h"
 #include "daemon/log.h"
 #include "daemon/handover/manager.h"
-#include "daemon/memory/punch.h"
 #include "daemon/record/records.h"
 #include "daemon/handover/restore.h"
 #include "daemon/handover/store.h"
@@ -268,13 +267,12 @@ static int begin_serving(struct broker *broker, const struct devices *devices, s
 
 /* manager: see server_listen(). *ret_is_left: what is in the store is for the next daemon. */
 static int serve(const struct options *from, const struct config *config, struct devices *devices,
-                 struct manager *manager, struct store *store, struct punch *punch, bool *ret_is_left)
+                 struct manager *manager, struct store *store, bool *ret_is_left)
 {
         const struct reload_source source = { from->config, from->sockets };
         struct broker_options options = {
                 .config = config,
                 .store = store,
-                .punch = punch,
                 .devices = devices,
                 .notify = server_notify,
                 .wake = server_wake,
@@ -417,26 +415,6 @@ static int check(const struct options *options, struct config *config, int statu
         return check_as_user(options, config) == EXIT_SUCCESS ? status : EXIT_FAILURE;
 }
 
-static bool has_host(const struct config *config)
-{
-        for (size_t i = 0; i < config->n_devices; i++)
-                if (!config->devices[i].is_cuda)
-                        return true;
-        return false;
-}
-
-/* helper: taken over where there is host memory. */
-static int start_punch(const struct config *config, struct host_punch *helper, struct punch **ret)
-{
-        int r = has_host(config) ? punch_new(helper, ret) : 0;
-
-        if (r == 0 && *ret)
-                *helper = HOST_PUNCH_NONE;
-        if (r < 0)
-                log_error("the thread that returns host memory could not be started: %s", strerror(-r));
-        return r;
-}
-
 /* The command line's, also with --check. An exit status. */
 static int set_sockets(const struct options *options, struct config *config)
 {
@@ -482,10 +460,9 @@ static int open_store(const struct config *config, struct devices *devices, stru
 
 /* *ret_is_left: see serve(). */
 static int run(const struct options *options, struct config *config, struct devices *devices,
-               struct host_punch *helper, bool *ret_is_left)
+               bool *ret_is_left)
 {
         struct manager *manager;
-        struct punch *punch = NULL;
         struct store *store = NULL;
         int r = manager_new(&manager);
 
@@ -498,10 +475,7 @@ static int run(const struct options *options, struct config *config, struct devi
                 r = open_store(config, devices, &store);
         *ret_is_left = store ? !store_is_new(store) : devices_have_left(devices);
         if (r == 0)
-                r = start_punch(config, helper, &punch);
-        if (r == 0)
-                r = serve(options, config, devices, manager, store, punch, ret_is_left);
-        punch_free(punch);
+                r = serve(options, config, devices, manager, store, ret_is_left);
         store_free(store);
         manager_free(manager);
         return r < 0 ? EXIT_FAILURE : EXIT_SUCCESS;
@@ -538,7 +512,6 @@ int main(int argc, char **argv)
 {
         struct config *config = NULL;
         struct devices *devices = NULL;
-        struct host_punch helper = HOST_PUNCH_NONE;
         struct options options;
         struct keepers *keepers;
         bool is_left = false;
@@ -551,10 +524,6 @@ int main(int argc, char **argv)
         if (options.stops_keepers)
                 return stop_keepers(&options);
         log_open(options.log_level);
-        /* Before there are threads, a driver's among them. Where it fails now it is tried again later. */
-        if (!options.check)
-                (void)host_punch_start(&helper);
-
         if (devices_new(!options.check && keeps(), &devices) < 0) {
                 log_error("out of memory");
                 return EXIT_FAILURE;
@@ -566,14 +535,13 @@ int main(int argc, char **argv)
         if (options.check)
                 status = check(&options, config, status);
         else if (status == EXIT_SUCCESS)
-                status = run(&options, config, devices, &helper, &is_left);
+                status = run(&options, config, devices, &is_left);
         config_free(config);
         keepers = devices_take_keepers(devices);
         devices_free(devices);
         if (keepers && !is_left)
                 (void)keepers_end(keepers, KEEPER_END_MS, NULL, NULL);
         keepers_close(keepers);
-        host_punch_leave(&helper);
         records_close(LOG_CLOSE_MS);
         log_close(LOG_CLOSE_MS);
         return status;

@@ -54,6 +54,7 @@ struct device_extent {
         uint64_t huge_bytes; /* host: bytes made in pages of 2 MiB */
         bool is_read_only;   /* in a client: it is mapped without write access */
         bool clears;         /* destroy() zeroes it before the release, for devices that may not do so */
+        bool was_lent;       /* other processes may have it: destroy() looks whether they do */
 };
 #define DEVICE_EXTENT_EMPTY ((struct device_extent){ .fd = -1 })
 
@@ -111,9 +112,10 @@ struct device_ops {
          * (no reserved pages of 2 MiB). */
         int (*make)(struct device *d, const struct device_supply *supply, enum device_share share,
                     struct device_extent *extents, size_t n);
-        /* Releases the memory and closes the fd. *e is empty afterwards in any case. An error means that
-         * the memory may not have been returned (-ENODEV: the device is lost; -ENOTRECOVERABLE: as make(); -EBUSY: a
-         * process still references it, so it is unreclaimed). */
+        /* Releases the memory and closes the fd. *e is empty afterwards, or (-EBUSY, the host) it is as before, because a
+         * process still has it open or mapped: call this again later. Any other error means that the memory may not have
+         * been returned (-ENODEV: the device is lost; -ENOTRECOVERABLE: as make(); -EBUSY: a process still references
+         * it, so it is unreclaimed). */
         int (*destroy)(struct device *d, struct device_extent *e);
         /* Imports an extent that this device made for a previous process, by its shared fd, which belongs
          * to the extent on success. -EPROTO: not an extent, not of this size, or of another device.
@@ -156,9 +158,6 @@ struct device_ops {
 /* Every backend's struct starts with this. */
 struct device {
         const struct device_ops *ops;
-        /* destroy() also empties mappings of other processes. If false, no process may have the extent
-         * mapped when destroy() is called. */
-        bool empties_mappings;
         bool is_cuda; /* an extent costs about a millisecond, whatever its size */
         /* The kernel charges memory of make() to this process and may kill it for that. */
         bool charges_process;
@@ -251,7 +250,7 @@ static inline bool device_is_alone(struct device *d, const struct device_extent 
 }
 
 /* Copies at most so many parts, and returns when all is done. A GPU overlaps them, and maps an extent once for parts
- * of it that are neighbours in the list. Processes that change or punch the host's memory meanwhile change what is
+ * of it that are neighbours in the list. Processes that change the host's memory meanwhile change what is
  * copied, and nothing else. -EINVAL: too many, or outside of an extent; -ENOTSUP: not with this device or share mode;
  * -ENODEV; -ENOTRECOVERABLE; -ENOMEM; -EIO; -ECANCELED: device_end() was called. After an error the destinations have arbitrary parts of the sources. */
 #define DEVICE_COPIES 32u

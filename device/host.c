@@ -4,9 +4,8 @@
  *
  * Seals forbid everything that a process could do to a shared memfd besides reading and writing: it
  * cannot shrink under another mapping (SIGBUS), grow, or be sealed further. All pages are allocated from
- * the start, so writing to a block never runs out of memory. Punching the whole memfd removes the pages
- * from every mapping of it, also in unknown processes: a later read there finds zeroes, never the next
- * tenant's bytes, because the next tenant gets another memfd.
+ * the start, so writing to a block never runs out of memory. The kernel frees the pages with the last
+ * reference. The next tenant gets another memfd, with pages that the kernel has zeroed.
  *
  * The client's side reserves a region's addresses with PROT_NONE and maps extents over them with
  * MAP_FIXED. Invariant: all mappings between base and base + n_bytes belong to this range. A forked child
@@ -27,7 +26,6 @@
 #include "device/host_free.h"
 #include "device/host_pages.h"
 #include "device/host_pin.h"
-#include "device/host_punch.h"
 #include "device/pins.h"
 #include "proto/memfd.h"
 
@@ -125,18 +123,32 @@ static int host_make(struct device *d, const struct device_supply *supply, enum 
         return r;
 }
 
+/* Under a write lease: no client can delay the punch, by the inode's lock or by pages. An fd with O_PATH is not seen by
+ * the lease and keeps the file, so closing it would not free the pages. */
+static int host_empty(const struct device_extent *e)
+{
+        int own = memfd_seize(e->fd);
+
+        if (own < 0)
+                return own;
+        (void)fallocate(own, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, (off_t)e->n_bytes);
+        close(own);
+        return 0;
+}
+
 static int host_destroy(struct device *d, struct device_extent *e)
 {
-        int r, r_pins;
+        int r;
 
         (void)d;
         if (e->fd < 0)
                 return 0;
-        r_pins = pins_end(e->fd);
-        r = host_punch_whole(e->fd, e->n_bytes);
+        r = pins_end(e->fd);
+        if (r == 0 && e->was_lent && host_empty(e) < 0)
+                return -EBUSY;
         close(e->fd);
         *e = DEVICE_EXTENT_EMPTY;
-        return r < 0 ? r : r_pins;
+        return r;
 }
 
 /* A client may hold the lock of the inode, for which fstat() waits on some kernels. Seals and the end of
@@ -220,13 +232,26 @@ static const struct device_ops host_ops = {
         .facts = host_facts,
 };
 
+static bool has_leases(void)
+{
+        int fd = memfd_make("bfcd");
+        bool has = fd >= 0 && memfd_is_alone(fd);
+
+        if (fd >= 0)
+                close(fd);
+        return has;
+}
+
 int device_host_new(struct device **ret)
 {
-        struct host_device *h = malloc(sizeof(*h));
+        struct host_device *h;
 
+        if (!has_leases())
+                return -ENOTSUP;
+        h = malloc(sizeof(*h));
         if (!h)
                 return -ENOMEM;
-        h->device = (struct device){ .ops = &host_ops, .empties_mappings = true, .charges_process = true };
+        h->device = (struct device){ .ops = &host_ops, .charges_process = true };
         *ret = &h->device;
         return 0;
 }

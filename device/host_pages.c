@@ -18,7 +18,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "device/host_punch.h"
 #include "proto/memfd.h"
 
 #ifndef MADV_COLLAPSE
@@ -29,6 +28,7 @@
 #endif
 
 #define SMALL_BYTES UINT64_C(4096)
+#define STEP_BYTES  (UINT64_C(16) << 20)
 #define MAX_NODES   1024u /* of any kernel's configuration */
 
 int host_pages_open(const struct device_supply *supply)
@@ -109,6 +109,20 @@ static int fill_huge(int fd, void *at, uint64_t n_bytes, uint64_t *ret_huge_byte
         return 0;
 }
 
+/* In steps, because a signal undoes the progress of one call. */
+static int fallocate_whole(int fd, uint64_t n_bytes)
+{
+        for (uint64_t at = 0; at < n_bytes;) {
+                uint64_t n = n_bytes - at < STEP_BYTES ? n_bytes - at : STEP_BYTES;
+
+                if (fallocate(fd, 0, (off_t)at, (off_t)n) == 0)
+                        at += n;
+                else if (errno != EINTR)
+                        return -errno;
+        }
+        return 0;
+}
+
 int host_pages_fill(int fd, uint64_t n_bytes, const struct device_supply *supply, uint64_t *ret_huge_bytes)
 {
         bool collapses = supply->pages == DEVICE_PAGES_AUTO;
@@ -123,7 +137,7 @@ int host_pages_fill(int fd, uint64_t n_bytes, const struct device_supply *supply
         if (at)
                 munmap(at, n_bytes);
         if (r == 0 && *ret_huge_bytes < n_bytes)
-                r = host_fallocate_whole(fd, 0, n_bytes);
+                r = fallocate_whole(fd, n_bytes);
         if (r == 0 && supply->pages == DEVICE_PAGES_RESERVED)
                 *ret_huge_bytes = n_bytes;
         return r == -ENOSPC && supply->pages != DEVICE_PAGES_RESERVED ? -ENOMEM : r;

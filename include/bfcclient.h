@@ -196,7 +196,7 @@ int bfc_malloc_with(bfc_client *client, size_t n_bytes, const struct bfc_malloc_
  *
  * BFC_PARKABLE: the block can be parked. It gets extents of its own, which are charged whole, and cannot be
  * combined with BFC_ONE_EXTENT. In partitions with "growth: on-demand", of host memory or of a GPU with "share:
- * fd", there not with BFC_NO_THREAD alone; -ENOTSUP elsewhere. */
+ * fd", not with BFC_NO_THREAD alone; -ENOTSUP elsewhere. */
 
 /* Parks a block of bfc_malloc_flags() with BFC_PARKABLE: its memory is released and no longer charged, and its
  * address stays reserved. Until bfc_wake() any access to the block raises SIGSEGV, bfc_read() and bfc_write()
@@ -526,7 +526,7 @@ int bfc_reset_peaks(bfc_client *client);
  *
  * The daemon then releases extents of the tenant without a block to the device, as many bytes in each
  * partition. The call waits until that is done, at most 10 seconds. So after bfc_trim(client, SIZE_MAX)
- * only extents with live blocks are reserved, except those that the partition preallocates, and on a GPU
+ * only extents with live blocks are reserved, except those that the partition preallocates, and
  * those that a session with BFC_NO_THREAD or an unresponsive one has mapped. */
 int bfc_trim(bfc_client *client, size_t n_bytes);
 

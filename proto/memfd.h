@@ -91,25 +91,31 @@ static inline int memfd_lend(int fd, int flags)
         return lent < 0 ? -errno : lent;
 }
 
-/* True: every lent file description is closed. A mapping keeps its description open, and so does an
- * unread message. The kernel grants a write lease only if no other description is counted; the maker's
- * own is not counted. False also if that is unknown: no /proc, a memfd of a previous process with another
- * uid, leases disabled. The lease is released at once, because the next open() would wait for it. */
-static inline bool memfd_is_alone(int fd)
+/* A file description with a write lease, which the caller closes soon: while it has it, no other process has the memory
+ * open or mapped, and an open() of it waits. So nothing can delay the caller there. The kernel grants the lease only if no
+ * other description is counted; a mapping keeps its description open, and so does an unread message. The maker's own is not
+ * counted, and no descriptor with O_PATH. -EBUSY: another process may have the memory; also where that is unknown. */
+static inline int memfd_seize(int fd)
 {
         char path[sizeof("/proc/self/fd/") + 3 * sizeof(int)];
-        bool is_alone;
         int own;
 
         snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
         own = open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK);
-        if (own < 0)
-                return false;
-        is_alone = fcntl(own, F_SETLEASE, F_WRLCK) == 0;
-        if (is_alone)
-                (void)fcntl(own, F_SETLEASE, F_UNLCK);
-        close(own);
-        return is_alone;
+        if (own >= 0 && fcntl(own, F_SETLEASE, F_WRLCK) == 0)
+                return own;
+        if (own >= 0)
+                close(own);
+        return -EBUSY;
+}
+
+static inline bool memfd_is_alone(int fd)
+{
+        int own = memfd_seize(fd);
+
+        if (own >= 0)
+                close(own); /* and with it the lease */
+        return own >= 0;
 }
 
 #endif

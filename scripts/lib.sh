@@ -355,7 +355,7 @@ read_arguments() {
 }
 
 # Programs in which threads meet most: the library, called from many, and the daemon's loop and workers.
-thread_tests=(client client-cache magazine pool recorder streams host worker turns watch punch fd-guard ledger basic frameworks
+thread_tests=(client client-cache magazine pool recorder streams host worker turns fd-guard ledger basic frameworks
         streams-at-work-cuda-fd gpu-cuda-fd standby park)
 # The nightly run has these, too.
 more_thread_tests=(reconnect quota death record streams_model streams-at-work streams-at-work-cuda-ipc retire-cuda-fd

@@ -93,6 +93,10 @@ static int fake_make(struct device *d, const struct device_supply *supply, enum 
 /* Like a real one it empties *e and closes, also when it fails. */
 static int fake_destroy_locked(struct fake_device *f, struct device_extent *e)
 {
+        if (f->is_open_elsewhere && e->was_lent) {
+                f->n_looks++;
+                return -EBUSY;
+        }
         close((int)e->native);
         f->n_live--;
         f->live_bytes -= e->n_bytes;
@@ -225,7 +229,7 @@ void fake_device_keep(struct fake_device *f)
 
 void fake_device_init(struct fake_device *f, uint64_t granularity)
 {
-        *f = (struct fake_device){ .device = { .ops = &fake_ops, .empties_mappings = true },
+        *f = (struct fake_device){ .device = { .ops = &fake_ops },
                                    .granularity = granularity,
                                    .facts = { .name = "fake", .shares = { true, true } } };
 }

@@ -28,6 +28,8 @@ struct fake_device {
         struct device_supply supply; /* of the last call */
         void (*on_make)(void);       /* called by each make before it does anything; NULL: nothing is */
         void (*on_destroy)(void);    /* the same */
+        bool is_open_elsewhere;      /* processes have what was lent: destroy() fails, and it is as before */
+        unsigned n_looks;            /* such calls */
         uint64_t foreign_bytes;      /* what device_foreign_bytes() answers */
         bool stays_lost;             /* once a call failed with -ENODEV, as a real one; set it at will */
         bool is_lost;

@@ -8,6 +8,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/queue.h>
 
 #include "daemon/memory/broker.h"
 #include "daemon/session/session.h"
@@ -51,6 +52,7 @@ struct peer_hold {
 };
 
 struct peer {
+        LIST_ENTRY(peer) link;
         struct session *session;
         Bfcd__Reply *replies[PEER_MAX_REPLIES]; /* unpacked copies, owned */
         size_t n_replies;
@@ -61,7 +63,9 @@ struct peer {
         bool auto_ack;  /* acknowledge extents as they come */
         bool by_slices; /* the test calls session_deliver() itself */
         uint64_t to_ack;
-        bool wants_events;                         /* set before the hello */
+        bool wants_events;                         /* set before the hello; else it answers by itself */
+        bool has_no_events;                        /* the same: it takes none */
+        bool answers;                              /* peer_settle() answers its Trims by nothing */
         bool wants_pages;                          /* the same */
         int page_fds[2];                           /* usage, client; owned; -1: none came */
         bool wants_return;                         /* the same */

@@ -185,7 +185,7 @@ static void finish_close(struct worker_job *job)
                 return;
         }
         for (struct quota *q = NULL; (q = next_quota(drain->broker, drain->device, q));)
-                n_unreclaimed += arena_extentless_bytes(q->arena);
+                n_unreclaimed += arena_unreclaimed_bytes(q->arena);
         drain_record(drain->device, "drained", &r);
         records_write(LOG_LEVEL_NOTICE, &r,
                       "device '%s' is drained: all its memory is released, and bfcd has closed it until an "

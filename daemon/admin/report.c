@@ -78,7 +78,7 @@ void report_quota_stats(const struct quota *q, Bfcd__Statistics *f)
         f->lifetime_peak_bytes_in_use = record->life.peak_in_use;
         f->lifetime_peak_bytes_reserved = q->account.lifetime_peak_charged_bytes;
         f->bytes_guaranteed = account_guaranteed(&q->account);
-        f->bytes_unreclaimed = arena_extentless_bytes(q->arena);
+        f->bytes_unreclaimed = arena_unreclaimed_bytes(q->arena);
         f->bytes_parked = arena_parked_bytes(q->arena);
 }
 

@@ -140,7 +140,7 @@ void report_add_leaving(const struct session *viewer, const struct partition *p,
                 TAILQ_FOREACH(q, &p->quotas, lists.of_partition)
                 {
                         sums->bytes_pending += arena_pending_bytes(q->arena);
-                        sums->bytes_unreclaimed += arena_extentless_bytes(q->arena);
+                        sums->bytes_unreclaimed += arena_unreclaimed_bytes(q->arena);
                 }
         }
         row->bytes_pending += sums->bytes_pending;

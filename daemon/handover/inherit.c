@@ -177,14 +177,13 @@ static int open_ledger(struct broker *b, int fd, const struct capacity_records *
         return grow_ledger(b, ret_sentence, n_sentence);
 }
 
-/* True: the punch continues the releases of this partition while the loop runs, because a client can
- * delay them, and the start must not wait for that. */
-static bool is_punched(void *userdata, const char *partition)
+/* True: the releases of this partition continue while the loop runs, because a process may still have the memory. */
+static bool is_released_later(void *userdata, const char *partition)
 {
         const struct broker *b = userdata;
         const struct config *c = b->config;
 
-        for (size_t i = 0; b->options.punch && i < c->n_partitions; i++)
+        for (size_t i = 0; i < c->n_partitions; i++)
                 if (strcmp(c->partitions[i].name, partition) == 0)
                         return !c->devices[c->partitions[i].device].is_cuda;
         return false;
@@ -199,8 +198,7 @@ int inherit_ledger(struct broker *b, const struct capacity_records *n, char *ret
         if (r == 0 && b->ledger) {
                 b->restored.extents_end = ledger_extents_end(b->ledger);
                 crash_count_in(ledger_crashes(b->ledger), ledger_at(b->ledger));
-                return inherited_new(b->ledger, b->options.store, b->options.punch, is_punched, b,
-                                     &b->inherited);
+                return inherited_new(b->ledger, b->options.store, is_released_later, b, &b->inherited);
         }
         if (r == 0)
                 r = ledger_new(&b->room, &b->ledger);

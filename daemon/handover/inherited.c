@@ -299,18 +299,6 @@ void inherited_drop_session(struct ledger *l, uint32_t session)
         ledger_session_clear(l, session);
 }
 
-/* Of the punch: that of its tenant's quota in the partition; see arena_options. */
-static uint32_t lane_of(const struct inherited *r, const struct inherited_quota *q)
-{
-        size_t n;
-        const struct inherited_quota *first = inherited_find(r, q->tenant, q->partition, &n);
-
-        for (size_t i = 0; i < n; i++)
-                if (!first[i].is_lease)
-                        return first[i].index;
-        return q->index;
-}
-
 /* All except the records of extents. */
 static void inherited_clear(struct inherited *r, struct inherited_quota *q)
 {
@@ -327,9 +315,7 @@ static void inherited_clear(struct inherited *r, struct inherited_quota *q)
                 const struct ledger_extent *e = ledger_extent_at(r->ledger, q->arena.extents[i]);
 
                 clear_exports(r->ledger, q->arena.extents[i]);
-                if (*fd >= 0 && e->is_leaving)
-                        punch_discard(r->punch, *fd, e->n_bytes, lane_of(r, q));
-                else if (*fd >= 0)
+                if (*fd >= 0)
                         close(*fd);
                 *fd = -1;
                 (void)store_remove_extent(r->store, e->store_key);
@@ -429,8 +415,8 @@ void inherited_finish(struct inherited *r,
 
 /* ---- life ---------------------------------------------------------------- */
 
-int inherited_new(struct ledger *ledger, struct store *store, struct punch *punch,
-                  inherited_later_fn is_later, void *userdata, struct inherited **ret)
+int inherited_new(struct ledger *ledger, struct store *store, inherited_later_fn is_later, void *userdata,
+                  struct inherited **ret)
 {
         struct inherited *r = calloc(1, sizeof(*r));
         int error;
@@ -439,7 +425,6 @@ int inherited_new(struct ledger *ledger, struct store *store, struct punch *punc
                 return -ENOMEM;
         r->ledger = ledger;
         r->store = store;
-        r->punch = punch;
         r->is_later = is_later;
         r->userdata = userdata;
         error = inherited_read_quotas(r);

@@ -42,7 +42,6 @@ typedef bool (*inherited_later_fn)(void *userdata, const char *partition);
 struct inherited {
         struct ledger *ledger;
         struct store *store; /* borrowed */
-        struct punch *punch; /* borrowed; NULL: there is none */
         inherited_later_fn is_later;
         void *userdata;
         int error; /* an fd could not be had, although it may be there; 0: all is known */
@@ -57,8 +56,8 @@ struct inherited {
 
 /* Takes the fds of the ledger's extents from the store. Of two open quotas of one tenant in one partition
  * both are closed. -ENOMEM; -errno of the store: nothing was dropped. */
-int inherited_new(struct ledger *ledger, struct store *store, struct punch *punch,
-                  inherited_later_fn is_later, void *userdata, struct inherited **ret);
+int inherited_new(struct ledger *ledger, struct store *store, inherited_later_fn is_later, void *userdata,
+                  struct inherited **ret);
 struct inherited *inherited_free(struct inherited *r); /* closes the remaining fds; takes NULL */
 
 /* Clears the records of a session that has ended, with all that it had: before inherited_new(). */

@@ -198,8 +198,7 @@ int arena_begin(const struct arena_options *options, size_t n_extents, struct ar
                 a->o.store = NULL;
         if (a->o.sizes.extents_per_zone == 0)
                 a->o.sizes.small_extent_bytes = a->o.sizes.extent_bytes;
-        TAILQ_INIT(&a->punched);
-        arena_refills_init(a);
+        TAILQ_INIT(&a->kept);
         a->regions.planned = ARENA_NO_SLOT;
         a->growths.is_waited_for = true;
         a->n_extents_max = (size_t)max_u64(arena_max_count(a, a->o.limit_bytes), n_extents);
@@ -225,8 +224,6 @@ int arena_new(const struct arena_options *options, struct arena **ret)
 void arena_free_tables(struct arena *a)
 {
         arena_count_parked(a, -a->totals.parked_bytes);
-        watch_leave(a->o.watch, &a->refills.owner);
-        charge_drop(&a->refills.charge);
         charge_drop(&a->unreclaimed.charge);
         bfc_destroy(a->bfc);
         free(a->scratch.ranges);
@@ -245,22 +242,15 @@ static void arena_destroy_slot(struct arena *a, size_t slot)
         uint64_t key = ledger_extent_at(a->o.ledger, extent)->store_key;
 
         ledger_extent_leave(a->o.ledger, extent);
-        if (!a->o.punch) {
-                (void)extent_destroy(&a->o, memory, key);
-                return;
-        }
-        if (memory->fd >= 0)
-                punch_discard(a->o.punch, memory->fd, memory->n_bytes, a->o.lane);
-        *memory = DEVICE_EXTENT_EMPTY;
-        (void)store_remove_extent(a->o.store, key);
+        memory->was_lent = false; /* the daemon ends: it keeps nothing back */
+        (void)extent_destroy(&a->o, memory, key);
 }
 
 struct arena *arena_free(struct arena *a)
 {
         if (!a)
                 return NULL;
-        arena_drop_punched(a);
-        arena_drop_refills(a);
+        arena_drop_kept(a);
         assert(a->totals.pending_bytes == 0 && !a->unreclaimed.is_asked);
         for (size_t i = 0; i < a->slots.n; i++) {
                 if (!arena_slot_is_backed(a, i))
@@ -279,8 +269,7 @@ struct arena *arena_leave(struct arena *a)
 {
         if (!a)
                 return NULL;
-        arena_drop_punched(a);
-        arena_drop_refills(a);
+        arena_drop_kept(a);
         assert(a->totals.leaving_bytes == 0 && a->totals.pending_bytes == a->totals.retiring_bytes &&
                !a->unreclaimed.is_asked);
         for (size_t i = 0; i < a->slots.n; i++) {

@@ -8,17 +8,15 @@
  *   fd        a large range, in which extents of fixed sizes are made and released
  *   cuda-ipc  one extent, since the driver chooses its address in a client
  *
- * If the device cannot empty the mappings of sessions, an extent is retired before it is released: it
- * stays charged until the last session has unmapped it, and then the device destroys it.
+ * An extent that sessions have is retired before it is released: it stays charged until the last session has unmapped
+ * it, and then the device destroys it. If another process still has it, it stays charged until that is over.
  *
  * With a store, a keeper has each extent's fd for the next daemon. The fd is stored before
  * the extent is recorded in the ledger, and removed before its record is cleared. An extent that cannot
  * be stored is not made. Before the worker releases an extent its record says so (ledger_extent_leave()):
  * if this process ends in between, the next one finishes the release (arena_finish()).
  *
- * With a punch, the punch destroys the extents, because a client can delay that indefinitely and would
- * otherwise block the worker for other tenants. A release without progress for a second is late: other
- * tenants do not wait for it.
+ * A release that a process delays for a second is late: other tenants do not wait for it.
  *
  * Invariants: a slot of a region has an extent exactly where the allocator has backed (or retiring)
  * space; each extent has its charge; no extent leaves its arena; a retired extent has an export.
@@ -36,10 +34,8 @@
 #include "daemon/memory/extent_sizes.h"
 #include "daemon/ledger/ledger.h"
 #include "daemon/memory/occupancy.h"
-#include "daemon/memory/punch.h"
 #include "daemon/memory/standby.h"
 #include "daemon/handover/store.h"
-#include "daemon/memory/watch.h"
 #include "daemon/memory/worker.h"
 #include "device/device.h"
 
@@ -49,14 +45,11 @@ struct arena_options {
         struct ledger *ledger;
         struct device *device;
         struct worker *worker;
-        struct punch *punch; /* destroys extents without blocking; NULL: the worker does */
         struct store *store; /* NULL: none. Not with cuda-ipc, which has no fds */
         uint64_t *
                 parked_bytes; /* the sum over the arenas of the tenant's quota and its leases; NULL: the same */
-        struct watch *watch;     /* NULL: destroyed extents are not watched */
         struct standby *standby; /* NULL: none */
         uint32_t quota;          /* index in the ledger */
-        uint32_t lane;           /* of the punch: that of its tenant's quota, which leases share */
         enum device_share share;
         struct device_supply supply;
         bool pins;   /* extents may be registered with CUDA, here and by clients: see device_unpin() */
@@ -91,7 +84,7 @@ int arena_restore(const struct arena_options *options, const struct arena_inheri
 typedef void (*arena_released_fn)(void *userdata, uint64_t n_bytes);
 
 /* Continues the release of inherited extents whose records say that they are leaving; see
- * arena_release(). Only with a punch: otherwise arena_finish() has handled them. -ENOMEM. */
+ * arena_release(). Of the host: those of a GPU arena_finish() has handled. -ENOMEM. */
 int arena_resume_release(struct arena *a, arena_released_fn done, void *userdata);
 
 /* Finishes a release that a previous process began: destroys the extent, removes it from the store, and
@@ -222,7 +215,7 @@ uint64_t arena_release_soon(struct arena *a, uint64_t want_bytes, const struct b
                             arena_released_fn done, void *userdata);
 uint64_t arena_releasable_soon(const struct arena *a, const struct bfc_growth *keep);
 
-/* The same for extents that no session has mapped, or whose mappings the device empties. */
+/* The same for extents that no session has mapped. */
 uint64_t arena_release_unmapped(struct arena *a, uint64_t want_bytes, arena_released_fn done, void *userdata);
 
 /* Releases all wholly free extents except those with the lowest offsets that together have at least
@@ -246,14 +239,14 @@ void arena_note_late_export(struct arena *a, uint32_t extent);
  * was_late: arena_note_late_export() was called for it; only used for retired extents. */
 void arena_note_export_gone(struct arena *a, uint32_t extent, bool was_late);
 
-/* Of the bytes being released: (1) destroyed now, in time; (2) destroyed now, overdue; (3) still mapped by
+/* Of the bytes being released: (1) destroyed now; (2) late, because a process keeps them; (3) still mapped by
  * sessions, none of them overdue. */
-uint64_t arena_leaving_bytes(struct arena *a);
-uint64_t arena_late_bytes(struct arena *a);
+uint64_t arena_leaving_bytes(const struct arena *a);
+uint64_t arena_late_bytes(const struct arena *a);
 uint64_t arena_suspended_bytes(const struct arena *a);
 
-/* Bytes being made or released; of these, those being released; bytes that the device did not return,
- * which stay charged. */
+/* Bytes being made or released, without late ones; of these, those being released; bytes that the device did not
+ * return, which stay charged, with late ones. */
 uint64_t arena_pending_bytes(const struct arena *a);
 uint64_t arena_retiring_bytes(const struct arena *a);
 uint64_t arena_unreclaimed_bytes(const struct arena *a);
@@ -267,20 +260,16 @@ uint32_t arena_n_extents(const struct arena *a);
 uint64_t arena_huge_bytes(const struct arena *a);
 uint64_t arena_small_bytes(const struct arena *a);
 
+/* A process has extents that are being released: the worker is to look again, as often as this is called. Looks at n_max
+ * extents, and some more at most, those first at which it looked longest ago. Returns at how many. */
+bool arena_has_kept(const struct arena *a);
+size_t arena_look_at_kept(struct arena *a, size_t n_max);
+
 /* Asks the device whether unreclaimed memory was returned; if so its charge is dropped in worker_poll(). */
 void arena_check_unreclaimed(struct arena *a);
 
 /* A device call reported that the device is lost (-ENODEV). */
 bool arena_is_lost(const struct arena *a);
-
-/* Memory that clients wrote into destroyed extents (watch.h): the bytes of the last check, and how often
- * memory was found. */
-uint64_t arena_refilled_bytes(const struct arena *a);
-uint64_t arena_n_refills(const struct arena *a);
-
-/* Memory without an extent: unreclaimed memory, and what clients refilled. The latter is charged only as
- * far as the account has room. */
-uint64_t arena_extentless_bytes(const struct arena *a);
 
 /* The device was opened again: it is no longer lost, and at most n_bytes can still be unreclaimed. */
 void arena_recover(struct arena *a, uint64_t n_bytes);

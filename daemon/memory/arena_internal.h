@@ -8,7 +8,6 @@
  *   growth.c        operations that make extents
  *   release.c       operations that release extents
  *   unreclaimed.c   memory that the device did not return
- *   refill.c        memory that clients wrote into destroyed extents
  *   arena_park.c    blocks that are parked and wake
  *   arena_report.c  statistics, the map, the check
  *
@@ -16,7 +15,6 @@
 #ifndef BFCD_ARENA_INTERNAL_H
 #define BFCD_ARENA_INTERNAL_H
 
-#include <stdatomic.h>
 #include <sys/queue.h>
 
 #include "daemon/memory/arena.h"
@@ -71,7 +69,6 @@ struct arena_layout {
 extern const struct arena_layout arena_layout_fd, arena_layout_ipc;
 
 TAILQ_HEAD(operation_list, operation);
-TAILQ_HEAD(refill_job_list, refill_job);
 
 struct arena_regions {
         struct arena_region *items; /* by base */
@@ -100,8 +97,8 @@ struct arena_totals {
         uint64_t small_bytes;
         uint64_t pending_bytes;
         uint64_t retiring_bytes;
-        uint64_t leaving_bytes;   /* with the worker or the punch */
-        uint64_t late_bytes;      /* of these, in releases that are late */
+        uint64_t leaving_bytes;   /* with the worker, or kept by a process */
+        uint64_t late_bytes;      /* of these, in releases that a process has delayed for LATE_MS */
         uint64_t suspended_bytes; /* of retired extents without a late export */
         uint64_t parked_bytes;    /* of parked blocks, until their extents are made again */
         uint64_t away_bytes;      /* of these, without an extent: for the allocator they are backed */
@@ -119,15 +116,6 @@ struct arena_unreclaimed {
         bool is_asked;
 };
 
-struct arena_refills {
-        struct watch_owner owner;
-        struct charge charge;
-        struct account *account; /* of the arena's charges; NULL: nothing was released yet */
-        uint64_t n;
-        struct refill_job_list jobs;
-        unsigned n_jobs;
-};
-
 struct arena {
         struct arena_options o;
         const struct arena_layout *layout;
@@ -136,13 +124,12 @@ struct arena {
         struct arena_slots slots;
         struct arena_scratch scratch;
         struct arena_totals totals;
-        struct worker_lane growths;    /* requests wait for them */
-        struct worker_lane the_rest;   /* releases, queries, refills, and preallocation */
-        struct worker_lane copies;     /* of parked blocks: apart, because a client can delay them */
-        struct operation_list punched; /* releases with extents that were submitted to the punch */
-        _Atomic uint64_t progress_ms;  /* of these, which the punch does in order */
+        struct worker_lane growths;  /* requests wait for them */
+        struct worker_lane the_rest; /* releases, queries, and preallocation */
+        struct worker_lane copies;   /* of parked blocks: apart, because a client can delay them */
+        struct operation_list kept;  /* releases of extents that another process still has */
+        size_t n_kept;               /* these, and those of them at whose extents the worker looks again */
         struct arena_unreclaimed unreclaimed;
-        struct arena_refills refills;
         size_t n_extents_max; /* the maximum number, now or earlier */
         bool is_lost;         /* as the device reported */
 };
@@ -151,12 +138,8 @@ struct arena {
 struct operation_item {
         size_t slot;
         struct device_extent memory;
-        uint64_t key;        /* in the store; 0: it is not there */
-        bool unreclaimed;    /* the device did not return it */
-        uint64_t punched_ns; /* when its punch was requested */
-        int watched;         /* an fd of the extent that is watched after its destruction; -1: none */
-        struct punch_request punch;
-        struct operation *operation; /* of the item, while the punch has it */
+        uint64_t key;     /* in the store; 0: it is not there */
+        bool unreclaimed; /* the device did not return it */
 };
 
 struct operation {
@@ -168,13 +151,13 @@ struct operation {
         uint64_t n_bytes;
         int result;
         bool is_lost;      /* as the device reported */
-        bool is_punched;   /* in arena.punched */
+        bool is_kept;      /* release: a process had some of it */
         bool is_late;      /* counted in totals.late_bytes */
         bool wakes;        /* a growth for a parked block */
         bool is_dropped;   /* the block that wakes was freed meanwhile */
-        size_t n_to_punch; /* used by the punch, from the submission on */
+        uint64_t since_ms; /* release: when it was submitted */
         size_t n_made;     /* the first n_made items are made; used by the worker */
-        size_t n_gone;     /* the first n_gone items are destroyed; used by the worker */
+        size_t n_gone;     /* the first n_gone items were given to the device; used by the worker */
         uint64_t
                 foreign_bytes; /* the bytes of others on the device after an item was not returned; 0: unknown */
         TAILQ_ENTRY(operation) of_arena;
@@ -195,13 +178,6 @@ static inline struct arena_slot *arena_slot_of(const struct arena *a, size_t slo
 {
         return slot < a->slots.n_room ? a->slots.table[slot]
                                       : (struct arena_slot *)(uintptr_t)&arena_unused_slot;
-}
-
-/* Memory of an extent returns only when its sessions have unmapped it. Pages that a session has registered with
- * CUDA outlive a punch. */
-static inline bool arena_needs_unmaps(const struct arena *a)
-{
-        return !a->o.device->empties_mappings || a->o.pins;
 }
 
 static inline bool arena_slot_is_made(const struct arena *a, size_t slot)
@@ -275,8 +251,8 @@ struct operation *release_new(struct arena *a, size_t n_items, arena_released_fn
 void operation_destroy(struct operation *op, struct operation_item *item);
 void release_run(struct worker_job *job);
 
-/* After punch_stop(): the punch no longer refers to them. */
-void arena_drop_punched(struct arena *a);
+/* The arena ends: their slots get them back. */
+void arena_drop_kept(struct arena *a);
 
 /* ---- arena_park.c ------------------------------------------------------------ */
 
@@ -289,7 +265,7 @@ void arena_count_parked(struct arena *a, uint64_t n_bytes);
 /* A parked block of inherited records keeps its place. */
 int arena_restore_parked(struct arena *a, const struct ledger_block *b);
 
-/* ---- unreclaimed.c, refill.c ------------------------------------------------ */
+/* ---- unreclaimed.c ----------------------------------------------------------- */
 
 /* Takes the charge over, until arena_check_unreclaimed() finds the memory returned. */
 void arena_note_unreclaimed(struct arena *a, struct charge *charge);
@@ -299,8 +275,5 @@ void arena_note_unreclaimed_items(struct operation *op);
 
 /* The bytes of others on the device after that; 0: unknown. */
 void arena_note_foreign(struct arena *a, uint64_t n_bytes);
-
-void arena_refills_init(struct arena *a);
-void arena_drop_refills(struct arena *a);
 
 #endif

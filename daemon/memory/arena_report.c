@@ -7,13 +7,12 @@
 
 uint64_t arena_pending_bytes(const struct arena *a)
 {
-        return a->totals.pending_bytes;
+        return a->totals.pending_bytes - a->totals.late_bytes;
 }
 
 bool arena_is_quiet(const struct arena *a)
 {
-        return a->totals.pending_bytes == 0 && a->totals.n_extents == 0 && !a->unreclaimed.is_asked &&
-               a->refills.n_jobs == 0;
+        return a->totals.pending_bytes == 0 && a->totals.n_extents == 0 && !a->unreclaimed.is_asked;
 }
 
 uint64_t arena_suspended_bytes(const struct arena *a)
@@ -23,12 +22,7 @@ uint64_t arena_suspended_bytes(const struct arena *a)
 
 uint64_t arena_retiring_bytes(const struct arena *a)
 {
-        return a->totals.retiring_bytes;
-}
-
-uint64_t arena_extentless_bytes(const struct arena *a)
-{
-        return arena_unreclaimed_bytes(a) + arena_refilled_bytes(a);
+        return a->totals.retiring_bytes - a->totals.late_bytes;
 }
 
 uint32_t arena_n_extents(const struct arena *a)
@@ -109,7 +103,7 @@ static const char *arena_check_retired(const struct arena *a)
 
                 if (!s->retired)
                         continue;
-                if (!arena_needs_unmaps(a) || s->extent == LEDGER_NONE ||
+                if (s->extent == LEDGER_NONE ||
                     ledger_extent_at(a->o.ledger, s->extent)->links.n_exports == 0)
                         return "a retired extent has no export";
                 if (s->n_late > ledger_extent_at(a->o.ledger, s->extent)->links.n_exports)

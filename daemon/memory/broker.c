@@ -99,8 +99,7 @@ static int broker_open_standby(struct broker *b)
                 for (size_t k = 0; k < c->n_partitions; k++)
                         if (c->partitions[k].device == i && config_takes_standby(&c->partitions[k]))
                                 supply = devices_supply(&c->partitions[k]);
-                r = standby_new(d->device, d->worker, d->device->empties_mappings ? b->options.punch : NULL,
-                                &supply, CONFIG_GRANULARITY, &d->standby);
+                r = standby_new(d->device, d->worker, &supply, CONFIG_GRANULARITY, &d->standby);
                 if (r == 0 && b->inherited) /* sessions are resumed first */
                         standby_pause(d->standby);
         }
@@ -129,9 +128,7 @@ static int broker_open_partitions(struct broker *b, const struct broker_options 
                 memcpy(p->uuid, c->devices[from->device].uuid, sizeof(p->uuid));
                 p->device = b->devices[from->device].device;
                 p->worker = b->devices[from->device].worker;
-                p->punch = p->device->empties_mappings ? b->options.punch : NULL;
                 p->store = b->options.store;
-                p->watch = b->watch;
                 p->standby.standby = b->devices[from->device].standby;
                 account_init_root(&p->pool, from->limit_bytes);
                 partition_init_lists(p);
@@ -272,8 +269,6 @@ int broker_new(const struct broker_options *options, struct broker **ret, char *
         b->own.capacity = capacity_new(b->config);
         r = b->own.text && b->own.capacity ? broker_open_ledger(b, ret_sentence, n_sentence) : -ENOMEM;
         if (r == 0)
-                r = watch_new(capacity_watched(), &b->watch);
-        if (r == 0)
                 r = broker_open_devices(b, options, ret_sentence, n_sentence);
         if (r == 0)
                 r = broker_open_standby(b);
@@ -324,7 +319,6 @@ static struct broker *broker_end(struct broker *b, struct quota *(*end_quota)(st
                 device_end(b->devices[i].device);
         store_end(b->options.store);
         drain_end(b);
-        punch_stop(b->options.punch); /* what it has not done yet is not waited for */
         /* What workers still have to deliver refers to arenas. */
         while (broker_n_pending(b) > 0)
                 for (size_t i = 0; i < b->n_devices; i++)
@@ -342,7 +336,6 @@ static struct broker *broker_end(struct broker *b, struct quota *(*end_quota)(st
                 drain_free(b->devices[i].drain);
                 free(b->devices[i].command); /* that waited for a tick; nothing refers to it */
         }
-        watch_free(b->watch);
         inherited_free(b->inherited);
         free(b->suspended.records);
         free(b->suspended.users);

@@ -57,7 +57,6 @@ struct broker_device {
 struct broker_options {
         const struct config *config;
         struct store *store;            /* borrowed, outlives the broker; may be NULL */
-        struct punch *punch;            /* the same; see arena.h */
         struct devices *devices;        /* borrowed, outlive the broker; NULL: it opens its own */
         bool inline_workers;            /* for tests, see worker.h */
         void (*notify)(void *userdata); /* from a worker's thread: call broker_poll() soon */
@@ -137,7 +136,6 @@ struct broker {
         struct partition *partitions;
         size_t n_partitions;
         struct keepers keepers;
-        struct watch *watch;    /* of destroyed extents */
         struct tenant *tenants; /* including those that the config no longer has, until they are empty */
         size_t n_tenants;
         struct broker_selection selection;
@@ -261,11 +259,8 @@ int broker_make_quota(struct broker *b, struct tenant *t, size_t partition, stru
 int broker_add_quota(struct broker *b, struct tenant *t, size_t partition, const struct config_quota *from,
                      uint64_t reserve_bytes);
 
-/* Destroyed extents of host memory that other processes have open: call broker_look() with this period in
- * milliseconds while broker_watches(). */
+/* The period of mappings_look(). */
 #define BROKER_LOOK_MS 250
-bool broker_watches(const struct broker *b);
-void broker_look(struct broker *b);
 
 /* Applies the config to standby memory; and updates the room that the partitions still have, where no
  * worker's result does that. */

@@ -1,4 +1,4 @@
-/* What devices and their workers say: lost devices, unreclaimed memory, refills.
+/* What devices and their workers say: lost devices, unreclaimed memory.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/memory/broker.h"
@@ -10,16 +10,21 @@
 #include "daemon/number.h"
 
 #define BROKER_UNRECLAIMED_MS 1000u
+#define BROKER_LOOKS          256u /* in that time, at extents of one tenant that processes keep */
 #define BROKER_HUNG_NS        UINT64_C(4000000000) /* so that it is known within 5 s */
 #define BROKER_OPEN_NS                                                                                       \
         UINT64_C(60000000000) /* a driver initializes many GPUs, and waits for a keeper that ends */
-#define BROKER_LOOKS 128u     /* at watched extents, each time */
 
-/* Whether its device may have returned unreclaimed memory. */
-static bool quota_may_be_unreclaimed(const struct quota *q)
+static bool quota_can_ask_device(const struct quota *q)
 {
         return arena_unreclaimed_bytes(q->arena) > 0 && !q->partition->is_lost &&
                !q->partition->is_draining && q->partition->device->ops->others;
+}
+
+/* Whether unreclaimed memory may have been returned. */
+static bool quota_may_be_unreclaimed(const struct quota *q)
+{
+        return arena_has_kept(q->arena) || quota_can_ask_device(q);
 }
 
 /* Memory that a process references for a moment is not logged. */
@@ -69,16 +74,6 @@ static void broker_lose_device(struct broker *b, const struct device *device)
         }
 }
 
-static void quota_log_refills(struct tenant *t, struct quota *q)
-{
-        q->logged.n_refills = arena_n_refills(q->arena);
-        log_limited(&t->refill_log, LOG_LEVEL_WARNING,
-                    "tenant '%s' writes into released extents of partition '%s' through fds or mappings "
-                    "that its processes kept: %s found; the daemon returns them to the "
-                    "kernel again and charges them to the tenant until then",
-                    q->tenant, q->partition->name, NUMBER_SIZE(arena_refilled_bytes(q->arena)));
-}
-
 static struct tenant *broker_tenant_of(const struct broker *b, const struct quota *q)
 {
         size_t i = 0;
@@ -100,8 +95,6 @@ static void broker_note_changes(struct broker *b)
                                 broker_lose_device(b, q->partition->device);
                         if (quota_unreclaimed_to_log(q) != q->logged.unreclaimed_bytes)
                                 quota_log_unreclaimed(broker_tenant_of(b, q), q);
-                        if (arena_n_refills(q->arena) != q->logged.n_refills)
-                                quota_log_refills(broker_tenant_of(b, q), q);
                         if (!b->unreclaimed.may_be && quota_may_be_unreclaimed(q)) {
                                 b->unreclaimed.may_be = true;
                                 b->unreclaimed.check_ms =
@@ -184,15 +177,21 @@ void broker_check_unreclaimed(struct broker *b)
                 b->devices[i].device->foreign_bytes = b->devices[i].device->foreign_fallen = 0;
 }
 
-void broker_look(struct broker *b)
+/* Its quotas take turns, so that none with many extents hides the others. */
+static void tenant_look_at_kept(struct tenant *t)
 {
-        watch_look(b->watch, BROKER_LOOKS);
-        broker_note_changes(b);
-}
+        size_t first = t->next_look, n = 0;
 
-bool broker_watches(const struct broker *b)
-{
-        return watch_n_entries(b->watch) > 0;
+        for (size_t i = 0; i < t->n_quotas; i++) {
+                size_t k = (first + i) % t->n_quotas;
+                struct arena *a = t->quotas[k]->arena;
+
+                if (!arena_has_kept(a))
+                        continue;
+                if (n < BROKER_LOOKS)
+                        t->next_look = k + 1;
+                n += arena_look_at_kept(a, excess_u64(BROKER_LOOKS, n));
+        }
 }
 
 void broker_ask_unreclaimed(struct broker *b)
@@ -205,8 +204,10 @@ void broker_ask_unreclaimed(struct broker *b)
         broker_check_unreclaimed(b);
         for (size_t i = 0; i < b->n_devices; i++) /* of the last round: it was not unreclaimed memory */
                 b->devices[i].device->foreign_fallen = 0;
-        for (size_t i = 0; b->unreclaimed.may_be && i < b->n_tenants; i++)
+        for (size_t i = 0; b->unreclaimed.may_be && i < b->n_tenants; i++) {
                 for (size_t k = 0; k < b->tenants[i].n_quotas; k++)
-                        if (quota_may_be_unreclaimed(b->tenants[i].quotas[k]))
+                        if (quota_can_ask_device(b->tenants[i].quotas[k]))
                                 arena_check_unreclaimed(b->tenants[i].quotas[k]->arena);
+                tenant_look_at_kept(&b->tenants[i]);
+        }
 }

@@ -13,12 +13,9 @@
 
 #define MORE_SESSIONS 128u                /* admins and monitors also when max_sessions are there */
 #define MAX_RECORDS   (UINT64_C(1) << 30) /* of one table; only those used take memory */
-#define SESSION_FDS   5u /* its socket, its process, its events' socket, its page, its page's pipe */
-#define TENANT_FDS    2u /* its usage page, and what pins it */
-/* Destroyed extents that are watched: so many, and of the fds that the process may have one of so many. */
-#define MAX_WATCHED     4096u
-#define FDS_PER_WATCHED 16u
-#define MORE_FDS        192u /* the daemon's own, monitors, pending connections, extents that are being made */
+#define SESSION_FDS   5u   /* its socket, its process, its events' socket, its page, its page's pipe */
+#define TENANT_FDS    2u   /* its usage page, and what pins it */
+#define MORE_FDS      192u /* the daemon's own, monitors, pending connections, extents that are being made */
 /* Records that a later config may need beyond twice what this one does. */
 #define MORE_QUOTAS   4096u
 #define MORE_EXTENTS  65536u
@@ -204,15 +201,5 @@ uint64_t capacity_fds(const struct capacity *sums, uint64_t n_sessions, const st
                                 add_quota(&p, leases[k].limit_bytes);
                 n += p.limit_bytes > 0 ? partition_max_extents(&p) : 0;
         }
-        return n + n / (FDS_PER_WATCHED - 1);
-}
-
-/* So that destroyed extents never take the fds of living sessions. */
-size_t capacity_watched(void)
-{
-        struct rlimit limit;
-
-        if (getrlimit(RLIMIT_NOFILE, &limit) < 0 || limit.rlim_cur == RLIM_INFINITY)
-                return MAX_WATCHED;
-        return (size_t)min_u64(limit.rlim_cur / FDS_PER_WATCHED, MAX_WATCHED);
+        return n;
 }

@@ -123,7 +123,12 @@ static int open_by_id(struct devices *d, const char *id, struct device **ret, ch
                 return keeper_device_new(d->keepers, id, ret, ret_sentence, n_sentence);
         r = device_host_new(ret);
         if (r < 0)
-                snprintf(ret_sentence, n_sentence, "%s: %s", id, strerror(-r));
+                snprintf(
+                        ret_sentence, n_sentence, "%s: %s", id,
+                        r == -ENOTSUP
+                                ? "the kernel grants no write leases, which show that no process has memory any "
+                                  "more: set fs.leases-enable to 1, and mount /proc"
+                                : strerror(-r));
         return r;
 }
 

@@ -17,7 +17,8 @@ static int extent_destroy_memory(const struct arena_options *o, struct device_ex
         uint64_t begun_ns = clock_ns();
         int r = device_destroy(o->device, memory);
 
-        worker_note_call(o->worker, WORKER_DESTROYS, begun_ns, r < 0);
+        if (!device_extent_is_made(memory)) /* a look at what a process keeps is no call that lasts */
+                worker_note_call(o->worker, WORKER_DESTROYS, begun_ns, r < 0);
         return r;
 }
 
@@ -44,9 +45,7 @@ static int extents_make_memory(const struct arena_options *o, struct operation_i
         return r;
 }
 
-/* Where the device empties mappings, it does so by the fd, so a successor can do it while the store has it.
- * Where only fds keep the memory, the store must have closed its own before the device is asked whether
- * the memory was returned. */
+/* Where a process keeps the host's memory a successor is to have it: the store keeps its fd until it is gone. */
 int extent_destroy(const struct arena_options *o, struct device_extent *memory, uint64_t key)
 {
         int r;
@@ -54,12 +53,9 @@ int extent_destroy(const struct arena_options *o, struct device_extent *memory, 
         memory->clears = o->clears;
         if (device_keeps(o->device))
                 return extent_destroy_memory(o, memory);
-        if (!o->device->empties_mappings) {
-                (void)store_remove_extent(o->store, key);
-                return extent_destroy_memory(o, memory);
-        }
         r = extent_destroy_memory(o, memory);
-        (void)store_remove_extent(o->store, key);
+        if (!device_extent_is_made(memory))
+                (void)store_remove_extent(o->store, key);
         return r;
 }
 

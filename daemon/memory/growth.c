@@ -19,10 +19,8 @@ struct operation *operation_new(struct arena *a, size_t n_items)
         if (!op)
                 return NULL;
         op->arena = a;
-        for (size_t i = 0; i < n_items; i++) {
+        for (size_t i = 0; i < n_items; i++)
                 op->items[i].memory = DEVICE_EXTENT_EMPTY;
-                op->items[i].watched = -1;
-        }
         return op;
 }
 
@@ -32,7 +30,8 @@ void operation_destroy(struct operation *op, struct operation_item *item)
 
         item->unreclaimed = r < 0;
         op->is_lost = op->is_lost || r == -ENODEV;
-        if (r == -EBUSY && device_foreign_bytes(op->arena->o.device, &op->foreign_bytes) < 0)
+        if (r == -EBUSY && !device_extent_is_made(&item->memory) &&
+            device_foreign_bytes(op->arena->o.device, &op->foreign_bytes) < 0)
                 op->foreign_bytes = 0;
 }
 

@@ -17,11 +17,8 @@
 
 struct quota;
 struct store;
-struct watch;
 TAILQ_HEAD(quota_list, quota);
 TAILQ_HEAD(pressure_list, pressure_share); /* the session layer's, see pressure.h */
-
-struct punch;
 
 /* Quotas that keep memory for the next session, see quota_keep(). */
 struct keepers {
@@ -91,9 +88,7 @@ struct partition {
         bool preallocate;
         struct device *device;
         struct worker *worker;
-        struct punch *punch;             /* see arena.h; NULL: none */
         struct store *store;             /* of its extents' fds; NULL: none */
-        struct watch *watch;             /* of its destroyed extents; NULL: none */
         struct standby_consumer standby; /* of its device */
         struct account pool;
         struct partition_use use;
@@ -116,12 +111,6 @@ struct partition {
                 bool is_inheriting; /* the ledger is read, sessions are to come: nothing is released */
         } up;
 };
-
-/* Memory of an extent returns only when its sessions have unmapped it: see arena_needs_unmaps(). */
-static inline bool partition_needs_unmaps(const struct partition *p)
-{
-        return !p->device->empties_mappings || p->memory.is_pinned;
-}
 
 static inline const char *partition_growth_name(const struct partition *p)
 {

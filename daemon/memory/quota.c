@@ -156,13 +156,10 @@ static void quota_describe_arena(const struct quota *q, const struct extent_size
                 .ledger = q->ledger,
                 .device = p->device,
                 .worker = p->worker,
-                .punch = p->punch,
                 .store = p->store,
                 .parked_bytes = &quota_of_tenant(q)->all.bytes_parked,
-                .watch = p->watch,
                 .standby = p->standby.standby,
                 .quota = q->index,
-                .lane = quota_of_tenant(q)->index,
                 .share = p->share,
                 .pins = p->memory.is_pinned,
                 .clears = p->clears,
@@ -301,7 +298,7 @@ static int quota_restore_arena(struct quota *q, const struct quota_options *from
                 return r;
         }
         quota_count_inherited(q, from->inherited);
-        return q->partition->punch ? reclaim_resume_release(q) : 0;
+        return reclaim_resume_release(q);
 }
 
 static int quota_open(struct quota *q, const struct quota_options *from)

@@ -6,29 +6,20 @@
 
 #include <assert.h>
 #include <errno.h>
-#include <fcntl.h>
-#include <stddef.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 #include "daemon/clock.h"
 #include "daemon/memory/upcalls.h"
-#include "daemon/net/fd_reserve.h"
 #include "daemon/number.h"
 
-#define LATE_MS 1000u /* without progress, and a release is late */
+#define LATE_MS 1000u /* after that a process keeps the memory, and has not only forked */
 
 /* An operation releases so much at most (but one extent of any size), and is then uncharged. So a request
  * that waits for room does not wait for all of a large release. */
 #define RELEASE_BYTES (UINT64_C(64) << 20)
 #define RELEASE_ITEMS (RELEASE_BYTES / EXTENT_MIN_BYTES)
 
-/* ---- on the worker and the punch's thread ----------------------------------- */
-
-static void arena_note_progress(struct arena *a)
-{
-        atomic_store_explicit(&a->progress_ms, clock_ms(), memory_order_relaxed);
-}
+/* ---- on the worker ----------------------------------------------------------- */
 
 /* An extent a turn. */
 void release_run(struct worker_job *job)
@@ -39,75 +30,97 @@ void release_run(struct worker_job *job)
         job->goes_on = op->n_gone < op->n_items;
 }
 
-/* The same. */
-static void unpin_run(struct worker_job *job)
-{
-        struct operation *op = (struct operation *)job;
-        struct operation_item *item = &op->items[op->n_gone++];
-
-        item->unreclaimed = device_unpin(&item->memory) < 0;
-        job->goes_on = op->n_gone < op->n_items;
-}
-
-/* When all are punched; an extent a turn. */
-static void punched_run(struct worker_job *job)
-{
-        struct operation *op = (struct operation *)job;
-
-        (void)store_remove_extent(op->arena->o.store, op->items[op->n_gone++].key);
-        arena_note_progress(op->arena);
-        job->goes_on = op->n_gone < op->n_items;
-}
-
-/* On the punch's thread. */
-static void on_item_punched(struct punch_request *request, int result)
-{
-        struct operation_item *item =
-                (struct operation_item *)(void *)((char *)request - offsetof(struct operation_item, punch));
-        struct operation *op = item->operation;
-
-        item->unreclaimed = item->unreclaimed || result < 0;
-        worker_note_call(op->arena->o.worker, WORKER_DESTROYS, item->punched_ns, result < 0);
-        arena_note_progress(op->arena);
-        if (--op->n_to_punch == 0)
-                worker_submit(op->arena->o.worker, &op->job);
-}
-
 /* ---- one operation ------------------------------------------------------------ */
+
+static void item_release(struct arena *a, const struct operation_item *item)
+{
+        struct bfc_range range = arena_slot_range(a, item->slot);
+        bool is_parked = arena_slot_of(a, item->slot)->is_parked;
+        bfc_handle dropped = arena_slot_of(a, item->slot)->dropped;
+        int r = is_parked ? 0 : bfc_release_commit(a->bfc, range);
+
+        assert(r == 0);
+        (void)r;
+        a->totals.away_bytes += is_parked ? range.end - range.begin : 0;
+        arena_empty_slot(a, item->slot, item->unreclaimed);
+        a->layout->drop_slot(a, item->slot);
+        if (dropped != 0)
+                arena_drop_parked(a, dropped);
+}
+
+/* Of an operation, from its bytes and its arena's. */
+static void release_uncount(struct operation *op, uint64_t n_bytes)
+{
+        struct arena_totals *t = &op->arena->totals;
+
+        t->pending_bytes -= n_bytes;
+        t->retiring_bytes -= n_bytes;
+        t->leaving_bytes -= n_bytes;
+        t->late_bytes -= op->is_late ? n_bytes : 0;
+        op->n_bytes -= n_bytes;
+}
+
+/* True: other requests no longer wait for it. */
+static bool release_note_late(struct operation *op)
+{
+        struct arena *a = op->arena;
+
+        if (op->is_late || clock_ms() - op->since_ms < LATE_MS)
+                return false;
+        op->is_late = true;
+        a->totals.late_bytes += op->n_bytes;
+        account_note_change(arena_slot_of(a, op->items[0].slot)->charge.account);
+        return true;
+}
+
+/* Another process still has some extents: arena_look_at_kept() tries again. */
+static bool release_keep(struct operation *op)
+{
+        struct arena *a = op->arena;
+
+        if (!op->is_kept)
+                account_note_change(arena_slot_of(a, op->items[0].slot)->charge.account);
+        a->n_kept += !op->is_kept;
+        op->is_kept = true;
+        TAILQ_INSERT_TAIL(&a->kept, op, of_arena);
+        return release_note_late(op);
+}
+
+/* Only the items that are kept stay in the operation. Returns the bytes that are gone. */
+static uint64_t release_drop_gone(struct operation *op)
+{
+        uint64_t n_bytes = op->n_bytes;
+        size_t n_kept = 0;
+
+        for (size_t i = 0; i < op->n_items; i++)
+                if (device_extent_is_made(&op->items[i].memory))
+                        n_bytes -= op->items[i].memory.n_bytes;
+        release_uncount(op, n_bytes);
+        for (size_t i = 0; i < op->n_items; i++) {
+                if (device_extent_is_made(&op->items[i].memory))
+                        op->items[n_kept++] = op->items[i];
+                else
+                        item_release(op->arena, &op->items[i]);
+        }
+        op->n_items = n_kept;
+        return n_bytes;
+}
 
 static void release_done(struct worker_job *job)
 {
         struct operation *op = (struct operation *)job;
         struct arena *a = op->arena;
+        uint64_t n_gone = release_drop_gone(op);
+        bool is_late = op->n_items > 0 && release_keep(op);
 
         a->is_lost = a->is_lost || op->is_lost;
-        a->totals.pending_bytes -= op->n_bytes;
-        a->totals.retiring_bytes -= op->n_bytes;
-        a->totals.leaving_bytes -= op->n_bytes;
-        a->totals.late_bytes -= op->is_late ? op->n_bytes : 0;
-        if (op->is_punched)
-                TAILQ_REMOVE(&a->punched, op, of_arena);
-        for (size_t i = 0; i < op->n_items; i++) {
-                const struct operation_item *item = &op->items[i];
-                struct bfc_range range = arena_slot_range(a, item->slot);
-                bool is_parked = arena_slot_of(a, item->slot)->is_parked;
-                bfc_handle dropped = arena_slot_of(a, item->slot)->dropped;
-                int r = is_parked ? 0 : bfc_release_commit(a->bfc, range);
-
-                assert(r == 0);
-                (void)r;
-                a->totals.away_bytes += is_parked ? range.end - range.begin : 0;
-                a->refills.account = arena_slot_of(a, item->slot)->charge.account;
-                if (item->watched >= 0)
-                        watch_add(a->o.watch, &a->refills.owner, item->watched, range.end - range.begin);
-                arena_empty_slot(a, item->slot, item->unreclaimed);
-                a->layout->drop_slot(a, item->slot);
-                if (dropped != 0)
-                        arena_drop_parked(a, dropped);
-        }
         arena_note_foreign(a, op->foreign_bytes);
-        op->released(op->userdata, op->n_bytes);
-        free(op);
+        if (n_gone > 0 || is_late)
+                op->released(op->userdata, n_gone);
+        if (op->n_items == 0) {
+                a->n_kept -= op->is_kept;
+                free(op);
+        }
 }
 
 struct operation *release_new(struct arena *a, size_t n_items, arena_released_fn done, void *userdata)
@@ -124,20 +137,6 @@ struct operation *release_new(struct arena *a, size_t n_items, arena_released_fn
         return op;
 }
 
-/* An fd of the extent for the watch; -1: it is not to be watched, or there is no fd left. */
-static int arena_dup_watched(const struct arena *a, const struct device_extent *memory)
-{
-        int fd;
-
-        if (!a->o.watch || !a->o.device->empties_mappings || memory->fd < 0)
-                return -1;
-        fd = fcntl(memory->fd, F_DUPFD_CLOEXEC, 3);
-        if (!fd_reserve_has(fd)) /* reserved fds are for admin commands */
-                return fd;
-        close(fd);
-        return -1;
-}
-
 /* From here on the memory is the operation's, or a successor's. */
 static void release_add(struct operation *op, size_t slot)
 {
@@ -150,93 +149,19 @@ static void release_add(struct operation *op, size_t slot)
                 .slot = slot,
                 .memory = *memory,
                 .key = ledger_extent_at(a->o.ledger, extent)->store_key,
-                .watched = arena_dup_watched(a, memory),
         };
+        op->items[op->n_items - 1].memory.was_lent = !ledger_extent_at(a->o.ledger, extent)->is_unseen;
         op->n_bytes += memory->n_bytes;
         *memory = DEVICE_EXTENT_EMPTY;
 }
 
-/* The process ends without a successor: the helper does what is sent to it, and is not waited for. */
-static void release_discard(struct operation *op)
-{
-        for (size_t i = 0; i < op->n_items; i++) {
-                struct device_extent *memory = &op->items[i].memory;
-
-                punch_discard(op->arena->o.punch, memory->fd, memory->n_bytes, op->arena->o.lane);
-                *memory = DEVICE_EXTENT_EMPTY;
-        }
-        op->job.run = punched_run;
-        worker_submit(op->arena->o.worker, &op->job);
-}
-
-static void release_punch(struct operation *op)
-{
-        struct arena *a = op->arena;
-
-        op->job.run = punched_run;
-        op->n_to_punch = op->n_items;
-        op->is_punched = true;
-        if (TAILQ_EMPTY(&a->punched))
-                arena_note_progress(a);
-        TAILQ_INSERT_TAIL(&a->punched, op, of_arena);
-        for (size_t i = 0; i < op->n_items; i++) {
-                struct operation_item *item = &op->items[i];
-
-                item->operation = op;
-                item->punched_ns = clock_ns();
-                item->punch = (struct punch_request){ .fd = item->memory.fd,
-                                                      .n_bytes = item->memory.n_bytes,
-                                                      .lane = a->o.lane,
-                                                      .done = on_item_punched };
-                item->memory = DEVICE_EXTENT_EMPTY;
-                punch_submit(a->o.punch, &item->punch);
-        }
-}
-
-static void release_unpinned(struct operation *op)
-{
-        struct arena *a = op->arena;
-
-        if (a->o.punch && punch_is_stopped(a->o.punch))
-                release_discard(op);
-        else if (a->o.punch)
-                release_punch(op);
-        else
-                worker_submit(a->o.worker, &op->job);
-}
-
-static void unpin_done(struct worker_job *job)
-{
-        struct operation *op = (struct operation *)job;
-
-        op->n_gone = 0;
-        op->job.run = release_run;
-        op->job.done = release_done;
-        op->job.may_be_held = false;
-        release_unpinned(op);
-}
-
-static bool release_is_pinned(const struct operation *op)
-{
-        for (size_t i = 0; i < op->n_items; i++)
-                if (device_is_pinned(&op->items[i].memory))
-                        return true;
-        return false;
-}
-
-/* Pages that a GPU has registered would outlive the punch: a worker unregisters them before it. */
 static void release_submit(struct operation *op)
 {
         struct arena *a = op->arena;
 
         a->totals.leaving_bytes += op->n_bytes;
-        if (!a->o.pins || !release_is_pinned(op)) {
-                release_unpinned(op);
-                return;
-        }
-        op->job.run = unpin_run;
-        op->job.done = unpin_done;
-        op->job.may_be_held = true; /* by a GPU that hangs */
+        op->since_ms = clock_ms();
+        op->job.may_be_held = a->o.pins; /* by a GPU that hangs */
         worker_submit(a->o.worker, &op->job);
 }
 
@@ -261,18 +186,34 @@ static void release_finish(struct operation *op)
                 free(op);
 }
 
-void arena_drop_punched(struct arena *a)
+size_t arena_look_at_kept(struct arena *a, size_t n_max)
+{
+        struct operation *op, *late = NULL;
+        size_t n = 0;
+
+        while (n < n_max && (op = TAILQ_FIRST(&a->kept))) {
+                TAILQ_REMOVE(&a->kept, op, of_arena);
+                op->n_gone = 0;
+                n += op->n_items;
+                worker_submit(a->o.worker, &op->job);
+        }
+        TAILQ_FOREACH(op, &a->kept, of_arena)
+        late = release_note_late(op) ? op : late;
+        if (late)
+                late->released(late->userdata, 0);
+        return n;
+}
+
+void arena_drop_kept(struct arena *a)
 {
         struct operation *op;
 
-        while ((op = TAILQ_FIRST(&a->punched))) {
-                TAILQ_REMOVE(&a->punched, op, of_arena);
-                a->totals.pending_bytes -= op->n_bytes;
-                a->totals.retiring_bytes -= op->n_bytes;
-                a->totals.leaving_bytes -= op->n_bytes;
+        while ((op = TAILQ_FIRST(&a->kept))) {
+                TAILQ_REMOVE(&a->kept, op, of_arena);
+                release_uncount(op, op->n_bytes);
                 for (size_t i = 0; i < op->n_items; i++)
-                        if (op->items[i].watched >= 0)
-                                close(op->items[i].watched);
+                        arena_slot_of(a, op->items[i].slot)->memory = op->items[i].memory;
+                a->n_kept--;
                 free(op);
         }
 }
@@ -281,11 +222,10 @@ void arena_drop_punched(struct arena *a)
 
 enum release { RELEASE_ANY, RELEASE_SOON, RELEASE_UNMAPPED };
 
-/* Sessions may still have this extent mapped, and the device cannot empty their mappings. */
+/* Sessions may still have this extent mapped. */
 static bool arena_must_retire(const struct arena *a, size_t slot)
 {
-        return arena_needs_unmaps(a) &&
-               ledger_extent_at(a->o.ledger, arena_slot_of(a, slot)->extent)->links.n_exports > 0;
+        return ledger_extent_at(a->o.ledger, arena_slot_of(a, slot)->extent)->links.n_exports > 0;
 }
 
 static bool arena_may_release(const struct arena *a, size_t slot, enum release kind)
@@ -593,30 +533,12 @@ void arena_note_export_gone(struct arena *a, uint32_t extent, bool was_late)
 
 /* ---- how much -------------------------------------------------------------------- */
 
-/* Notes which releases are late by now. */
-static void arena_note_late(struct arena *a)
+uint64_t arena_leaving_bytes(const struct arena *a)
 {
-        uint64_t since_ms = atomic_load_explicit(&a->progress_ms, memory_order_relaxed);
-        uint64_t now_ms = TAILQ_EMPTY(&a->punched) ? 0 : clock_ms();
-        struct operation *op;
-
-        if (now_ms < since_ms || now_ms - since_ms < LATE_MS)
-                return;
-        TAILQ_FOREACH(op, &a->punched, of_arena)
-        {
-                a->totals.late_bytes += op->is_late ? 0 : op->n_bytes;
-                op->is_late = true;
-        }
-}
-
-uint64_t arena_leaving_bytes(struct arena *a)
-{
-        arena_note_late(a);
         return a->totals.leaving_bytes - a->totals.late_bytes;
 }
 
-uint64_t arena_late_bytes(struct arena *a)
+uint64_t arena_late_bytes(const struct arena *a)
 {
-        arena_note_late(a);
         return a->totals.late_bytes;
 }

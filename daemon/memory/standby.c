@@ -16,7 +16,6 @@
 
 #define N_SIZES  STANDBY_SIZES
 #define PAUSE_MS 10000u
-#define NO_LANE  UINT32_MAX /* of the punch: no quota has that index */
 
 struct spare {
         SLIST_ENTRY(spare) link;
@@ -27,7 +26,6 @@ SLIST_HEAD(spare_list, spare);
 struct standby {
         struct device *device;
         struct worker *worker;
-        struct punch *punch;
         struct device_supply supply;
         uint64_t small_extent_bytes;
         struct worker_lane lane;
@@ -378,8 +376,8 @@ void standby_work(struct standby *s)
 
 /* ---- the loop's side ------------------------------------------------------------ */
 
-int standby_new(struct device *device, struct worker *worker, struct punch *punch,
-                const struct device_supply *supply, uint64_t small_extent_bytes, struct standby **ret)
+int standby_new(struct device *device, struct worker *worker, const struct device_supply *supply,
+                uint64_t small_extent_bytes, struct standby **ret)
 {
         struct standby *s = calloc(1, sizeof(*s));
 
@@ -387,7 +385,6 @@ int standby_new(struct device *device, struct worker *worker, struct punch *punc
                 return -ENOMEM;
         s->device = device;
         s->worker = worker;
-        s->punch = punch;
         s->supply = *supply;
         s->small_extent_bytes = small_extent_bytes;
         s->lane.is_background = true;
@@ -405,17 +402,11 @@ int standby_new(struct device *device, struct worker *worker, struct punch *punc
 struct standby *standby_free(struct standby *s)
 {
         struct spare_list rest = SLIST_HEAD_INITIALIZER(rest);
-        struct spare *spare;
 
         if (!s)
                 return NULL;
         s->worker = NULL; /* freed before, because its threads use the standby memory */
         (void)take_spares(s, UINT64_MAX, &rest);
-        SLIST_FOREACH(spare, &rest, link)
-        if (s->punch && spare->memory.fd >= 0) {
-                punch_discard(s->punch, spare->memory.fd, spare->memory.n_bytes, NO_LANE);
-                spare->memory = DEVICE_EXTENT_EMPTY;
-        }
         destroy_spares(s, &rest);
         pthread_cond_destroy(&s->moved);
         pthread_mutex_destroy(&s->mutex);

@@ -18,7 +18,6 @@
 #include <stdint.h>
 
 #include "daemon/memory/extent_sizes.h"
-#include "daemon/memory/punch.h"
 #include "daemon/memory/worker.h"
 #include "device/device.h"
 
@@ -45,12 +44,11 @@ struct standby_consumer {
 /* The number of extents for a goal. */
 uint64_t standby_n_extents(const struct standby_goal *goal);
 
-/* Its extents are shared by fd. small_extent_bytes: of each goal. punch: see standby_free(); NULL: none. */
-int standby_new(struct device *device, struct worker *worker, struct punch *punch,
-                const struct device_supply *supply, uint64_t small_extent_bytes, struct standby **ret);
+/* Its extents are shared by fd. small_extent_bytes: of each goal. */
+int standby_new(struct device *device, struct worker *worker, const struct device_supply *supply,
+                uint64_t small_extent_bytes, struct standby **ret);
 
-/* Frees all of it; its job must be done. Takes NULL. With a punch, which is stopped, it does not wait for
- * the memory. */
+/* Frees all of it; its job must be done. Takes NULL. */
 struct standby *standby_free(struct standby *s);
 
 /* The following belong to the loop. standby_work() destroys the excess and makes what is missing. */

@@ -59,6 +59,7 @@ struct tenant {
         char name_bytes[CONFIG_NAME_MAX + 1];
         struct quota **quotas; /* new ones are at the end; some may be removed */
         size_t n_quotas;
+        size_t next_look; /* the quota at whose kept extents the daemon looks first; may be beyond the last */
         struct usage_page *usage; /* an entry for each partition; NULL: this kernel cannot seal it */
         size_t n_sessions;
         size_t n_quarantined;  /* of these */
@@ -70,7 +71,6 @@ struct tenant {
         struct tenant_ends ends;
         struct log_limit late_log;         /* sessions that do not confirm a Retire in time */
         struct log_limit unresponsive_log; /* sessions that do not answer a Trim in time */
-        struct log_limit refill_log;       /* memory in destroyed extents */
         struct log_limit disconnect_log, quarantine_log, return_log;
         struct log_limit kept_log;            /* kept blocks that end */
         struct log_limit lease_log;           /* leases that its processes cause */

@@ -1,5 +1,5 @@
-/* Memory that the device did not return. It has no extent and stays charged, until the device says that it
- * was returned.
+/* Memory that the device did not return. It stays charged until the device says that it was returned. Of the host's
+ * memory the daemon keeps the extents, and looks at each again; that of a GPU has no extent any more.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/memory/arena_internal.h"
@@ -108,10 +108,15 @@ void arena_recover(struct arena *a, uint64_t n_bytes)
 
 uint64_t arena_unreclaimed_bytes(const struct arena *a)
 {
-        return a->unreclaimed.charge.n_bytes;
+        return a->unreclaimed.charge.n_bytes + a->totals.late_bytes;
+}
+
+bool arena_has_kept(const struct arena *a)
+{
+        return a->n_kept > 0;
 }
 
 uint64_t arena_confirmed_unreclaimed_bytes(const struct arena *a)
 {
-        return min_u64(a->unreclaimed.confirmed_bytes, a->unreclaimed.charge.n_bytes);
+        return min_u64(a->unreclaimed.confirmed_bytes, a->unreclaimed.charge.n_bytes) + a->totals.late_bytes;
 }

@@ -349,14 +349,13 @@ static void on_look(uv_timer_t *timer)
 {
         struct server *s = timer->data;
 
-        broker_look(s->broker);
         mappings_look(s->broker);
         server_wake(s);
 }
 
 static void server_arm_look(struct server *s)
 {
-        if (!broker_watches(s->broker) && !mappings_are_watched(s->broker))
+        if (!mappings_are_watched(s->broker))
                 uv_timer_stop(&s->look);
         else if (!uv_is_active((uv_handle_t *)&s->look))
                 uv_timer_start(&s->look, on_look, BROKER_LOOK_MS, 0);

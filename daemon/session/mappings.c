@@ -9,30 +9,9 @@
 #define MAPPINGS_LOOKS        128u /* at extents, in one mappings_look() */
 #define MAPPINGS_LOOKS_OF_ONE 32u  /* of these, at one session's */
 
-static const struct partition *extent_partition(const struct session *s, uint32_t extent)
-{
-        const struct ledger_extent *e = ledger_extent_at(s->broker->ledger, extent);
-
-        return session_share_of(s, e->quota)->quota->partition;
-}
-
-bool session_has_fixed_mappings(const struct session *s)
-{
-        struct ledger *ledger = s->broker->ledger;
-        uint32_t x;
-
-        if (s->index == LEDGER_NONE)
-                return false;
-        x = ledger_session_at(ledger, s->index)->links.first_export;
-        for (; x != LEDGER_NONE; x = ledger_export_at(ledger, x)->links.next_of_session)
-                if (partition_needs_unmaps(extent_partition(s, ledger_export_at(ledger, x)->extent)))
-                        return true;
-        return false;
-}
-
 void mappings_begin(struct session *s)
 {
-        if (s->mappings.is_listed || session_has_fixed_mappings(s))
+        if (s->mappings.is_listed || s->index == LEDGER_NONE)
                 return;
         s->mappings.is_listed = true;
         s->mappings.id = 0;
@@ -53,10 +32,10 @@ static bool extent_is_alone(const struct session *s, uint32_t index)
 {
         const struct ledger_extent *extent = ledger_extent_at(s->broker->ledger, index);
         struct device_extent memory = { .fd = extent->fd, .n_bytes = extent->n_bytes };
-        struct device *device = extent_partition(s, index)->device;
+        struct device *device = session_share_of(s, extent->quota)->quota->partition->device;
 
         /* A worker has an extent that is leaving; its export is cleared soon. */
-        return device->empties_mappings && !extent->is_leaving && device_is_alone(device, &memory);
+        return !extent->is_leaving && device_is_alone(device, &memory);
 }
 
 /* Looks at n_max of the session's extents at most. True: the session has no mapping. */

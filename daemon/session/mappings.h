@@ -24,9 +24,6 @@ struct mappings_state {
         TAILQ_ENTRY(session) link;
 };
 
-/* The session has extents that the device cannot remove from a living process. */
-bool session_has_fixed_mappings(const struct session *s);
-
 /* The session's quarantine begins, or ends. */
 void mappings_begin(struct session *s);
 void mappings_end(struct session *s);

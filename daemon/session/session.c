@@ -423,16 +423,21 @@ void session_exit(struct session *s)
         session_close(s, exit_reason(s, "process exited"));
 }
 
+static bool session_has_exports(const struct session *s)
+{
+        return s->index != LEDGER_NONE && ledger_session_at(s->broker->ledger, s->index)->links.n_exports > 0;
+}
+
 static void end_quarantine(struct session *s)
 {
         struct log_limit *log = &s->tenant->quarantine_log;
 
-        /* Under a living importer such memory cannot be destroyed: not at all, or not defined. */
-        if (s->is_watched && session_has_fixed_mappings(s)) {
+        /* The process may use its mappings: other sessions of the tenant must not get the blocks. */
+        if (s->is_watched && session_has_exports(s)) {
                 log_limited(log, LOG_LEVEL_WARNING,
                             "session %" PRIu64 ": pid %d still runs at the end of the quarantine after it "
                             "disconnected; its memory stays charged to tenant '%s' until the process "
-                            "exits, because the device cannot reclaim memory from a running process",
+                            "exits, because it can still use that memory",
                             s->id, (int)s->who.pid, s->tenant->name);
                 return;
         }

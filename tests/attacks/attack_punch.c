@@ -89,4 +89,5 @@ static void act(struct attack_stage *stage)
 const struct attack attack_punch = { .key = "punch",
                                      .what = "extents that are freed while many processes punch and map them",
                                      .n_processes = 2,
-                                     .act = act };
+                                     .act = act,
+                                     .log_line = "did not return memory of tenant" };

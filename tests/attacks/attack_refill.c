@@ -1,5 +1,4 @@
-/* Memory in destroyed extents: the attack has extents destroyed, keeps their fds, and writes
- * into them for ever, at most 512 MiB with what it is lent.
+/* Memory that is kept: the attack gives extents up, keeps their fds, and writes into them for ever.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <fcntl.h>
@@ -67,8 +66,8 @@ static void act(struct attack_stage *stage)
 
 const struct attack attack_refill = {
         .key = "refill",
-        .what = "memory written into destroyed extents",
+        .what = "memory that is kept after it was given up",
         .n_processes = 2,
         .act = act,
-        .log_line = "writes into released extents",
+        .log_line = "did not return memory of tenant",
 };

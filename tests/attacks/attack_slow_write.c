@@ -80,4 +80,5 @@ const struct attack attack_slow_write = {
         .what = "extents that are freed while a write() into them never ends",
         .n_processes = 2,
         .act = act,
+        .log_line = "did not return memory of tenant",
 };

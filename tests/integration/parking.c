@@ -67,8 +67,6 @@ void raw_unmap(struct raw *raw)
 {
         Bfcd__Event *event = NULL;
 
-        if (rig_device() == ON_HOST)
-                return;
         ck_assert_int_eq(raw_event(raw, SETTLE_MS, &event), 0);
         ck_assert_int_eq((int)event->body_case, (int)BFCD__EVENT__BODY_RETIRE);
         for (size_t i = 0; i < event->retire->n_extent_ids; i++)

@@ -570,17 +570,20 @@ int raw_retired(struct raw *raw, uint64_t sequence)
         return send(raw->events_fd, frame, n + 4, MSG_NOSIGNAL) == (ssize_t)(n + 4) ? 0 : -errno;
 }
 
+/* It was sent once more where a shared block was parked for this session only, and woke. */
 int raw_let_go(struct raw *raw, uint64_t extent_id)
 {
-        for (size_t i = 0; i < raw->n_extents; i++) {
+        int r = -ENOENT;
+
+        for (size_t i = raw->n_extents; i-- > 0;) {
                 if (raw->extents[i].id != extent_id)
                         continue;
                 if (raw->extents[i].fd >= 0)
                         close(raw->extents[i].fd);
                 raw->extents[i] = raw->extents[--raw->n_extents];
-                return 0;
+                r = 0;
         }
-        return -ENOENT;
+        return r;
 }
 
 const struct raw_extent *raw_find(const struct raw *raw, uint64_t region_id, uint64_t offset)

@@ -237,7 +237,7 @@ static void work_and_keep(bfc_client *client, void *ret_kept[2])
 /* What is reserved is behind the blocks that live, as soon as bfc_trim() has returned. */
 static void assert_nothing_stays(const struct bfc_options *options, struct rig *rig)
 {
-        bool unmaps = rig_device() == ON_HOST || !(options->flags & BFC_NO_THREAD);
+        bool unmaps = !(options->flags & BFC_NO_THREAD);
         struct bfc_tenant_usage usage = { .struct_size = sizeof(usage) };
         bfc_client *client, *other;
         void *kept[2];

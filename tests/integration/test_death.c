@@ -263,29 +263,23 @@ RIG_TEST(a_hang_up_is_no_death, patient_moves_clock)
         ck_assert_uint_eq(rig_count(rig).n_quarantined, 0);
 }
 
-/* A GPU's memory cannot be taken from a process that has it mapped: only the exit releases it. */
+/* Memory cannot be taken from a process that has it mapped: only the exit releases it. */
 RIG_TEST(quarantine_ends, patient_moves_clock)
 {
         struct life life = life_new(rig);
         pid_t pid = child_start(hang_up_and_wait, &life);
-        bool by_time = rig_device() == ON_HOST;
         char *log;
 
         rig->forgiven = "quarantine"; /* may be logged as an error */
         ck_assert(gate_wait(&life.up, SETTLE_MS));
         ck_assert(WAIT_FOR(rig_count(rig).n_quarantined == 1, BACK_MS));
         rig_pass(rig, QUARANTINE_MS);
-        if (by_time) {
-                ck_assert(WAIT_FOR(rig_charge(rig, "red", "train") == 0, BACK_MS));
-                ck_assert(WAIT_FOR(rig_count(rig).n_quarantined == 0, BACK_MS));
-        } else {
-                pass_looks(rig);
-                ck_assert_uint_ge(rig_charge(rig, "red", "train"), 10 * MIB);
-                ck_assert_uint_eq(rig_count(rig).n_quarantined, 1);
-                ck_assert_uint_eq(rig_stats(rig, "red", "train").bytes_unreclaimed, 0);
-        }
+        pass_looks(rig);
+        ck_assert_uint_ge(rig_charge(rig, "red", "train"), 10 * MIB);
+        ck_assert_uint_eq(rig_count(rig).n_quarantined, 1);
+        ck_assert_uint_eq(rig_stats(rig, "red", "train").bytes_unreclaimed, 0);
         log = rig_log(rig);
-        text_has(log, by_time ? "its memory is released" : "until the process exits");
+        text_has(log, "until the process exits");
         gate_open(&life.done);
         child_join(pid);
         ck_assert(WAIT_FOR(rig_charge(rig, "red", "train") == 0, BACK_MS));

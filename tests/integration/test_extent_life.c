@@ -5,9 +5,8 @@
  * The accomplice has no session. It got the fds over a socketpair or by fork,
  * and looks at them, forwards and backwards, after the owner has gone.
  *
- * Access to a GPU's memory cannot be revoked. There the next tenant does not get
- * it at all, for as long as the daemon lives: it has escaped, and stays charged
- * to the tenant that let it.
+ * Access to memory cannot be revoked. The next tenant does not get it at all while a process has it: it stays charged
+ * to the tenant that had it. On the host it returns with the last process.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
@@ -18,7 +17,6 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 
 #include "device/device.h"
 #include "tests/integration/tools.h"
@@ -240,7 +238,6 @@ static void spy(struct play *play, const struct kept *kept)
         REQUIRE(kept_shows(kept, OWNERS), "the spy's eyes are no good");
         gate_meet(&play->has_all, &play->look_now);
         REQUIRE(!kept_shows(kept, SECRET), "the next tenant's bytes are readable");
-        REQUIRE(rig_device() != ON_HOST || !kept_shows(kept, OWNERS), "the pages were not given back");
         kept_deface(kept);
         kept_misuse(kept);
         gate_meet(&play->looked, &play->finish);
@@ -301,13 +298,7 @@ static void take_all(struct rig *rig, struct next *next)
         }
 }
 
-static void assert_untouched(const struct next *next)
-{
-        for (size_t i = 0; i < PARTITION / MIB; i++)
-                ck_assert_msg(all_bytes_are(next->blocks[i], MIB, SECRET), "block %zu was changed", i);
-}
-
-/* On a GPU: the accomplice has all of it mapped, so no other process receives any of it. */
+/* The accomplice has all of it mapped, so no other process receives any of it. */
 static void assert_unreclaimed(struct rig *rig, struct play *play, bool says_goodbye, pid_t owner)
 {
         bfc_client *client;
@@ -354,34 +345,17 @@ static void assert_next_life(bool by_fork, bool says_goodbye)
         close(play.pair[0]);
         close(play.pair[1]);
 
-        if (rig_device() != ON_HOST) {
-                assert_unreclaimed(rig, &play, says_goodbye, owner);
-                goto ended;
-        }
-        if (says_goodbye) { /* the goodbye alone releases: the owner lives on */
-                ck_assert(WAIT_FOR(rig_stats(rig, "red", "train").peak_bytes_in_use == PARTITION, SETTLE_MS));
-                ck_assert(WAIT_FOR(rig_charge(rig, "red", "train") == 0, SETTLE_MS));
-        } else {
-                ck_assert(gate_wait(&play.has_all, SETTLE_MS));
-                ck_assert_uint_eq(rig_stats(rig, "red", "train").bytes_in_use, PARTITION);
-                child_kill(owner);
-                ck_assert(WAIT_FOR(rig_charge(rig, "red", "train") == 0, SETTLE_MS));
-        }
-        take_all(rig, &next);
-        gate_open(&play.look_now);
-        ck_assert_msg(gate_wait(&play.looked, SETTLE_MS),
-                      "the accomplice saw something; its message is on stderr");
-        assert_untouched(&next);
-        memset(next.blocks[0], SECRET, MIB); /* once more, over what the accomplice wrote */
-        gate_open(&play.finish);
-        ck_assert_msg(gate_wait(&play.looked, SETTLE_MS), "the accomplice saw something in the end");
-        assert_untouched(&next);
-        bfc_disconnect(next.client);
-ended:
+        assert_unreclaimed(rig, &play, says_goodbye, owner);
         if (accomplice)
                 child_join(accomplice);
         if (says_goodbye)
                 child_kill(owner);
+        if (rig_device() == ON_HOST) {
+                rig->unreclaimed_bytes = 0;
+                ck_assert(WAIT_FOR(rig_charge(rig, "red", "train") == 0, SETTLE_MS));
+                take_all(rig, &next);
+                bfc_disconnect(next.client);
+        }
         rig_stop(rig);
 }
 
@@ -506,70 +480,40 @@ RIG_TEST(a_tenants_processes_share_extents, one_partition)
         bfc_disconnect(client);
 }
 
-/* ---- memory in a destroyed extent ------------------------------------------------ */
+/* ---- memory that a process keeps ------------------------------------------------- */
 
-#define REFILL_MS 60000
-
-static uint64_t bytes_backed(int fd)
-{
-        struct stat st;
-
-        ck_assert_int_eq(fstat(fd, &st), 0);
-        return (uint64_t)st.st_blocks * 512;
-}
-
-/* The extents whose memory was taken back. */
-static size_t n_emptied(const struct raw *raw)
-{
-        size_t n = 0;
-
-        for (size_t i = 0; i < raw->n_extents; i++)
-                n += bytes_backed(raw->extents[i].fd) == 0;
-        return n;
-}
-
-static void write_all(const struct raw *raw)
-{
-        static uint8_t bytes[4096] = { INTRUDERS };
-
-        for (size_t i = 0; i < raw->n_extents; i++)
-                for (uint64_t at = 0; at < raw->extents[i].n_bytes; at += sizeof(bytes))
-                        ck_assert_int_eq(pwrite(raw->extents[i].fd, bytes, sizeof(bytes), (off_t)at),
-                                         sizeof(bytes));
-}
-
-/* It is found, logged, charged, and taken back again. */
-TEST(refilled_extents_are_found)
+/* Also a process that was killed or has forked may have it for a moment: that is no reason to log it. */
+TEST(kept_fds_are_charged_and_logged)
 {
         Bfcd__Block block;
         bfc_client *blue;
         struct raw *raw;
         struct rig *rig;
-        char *log;
+        uint64_t n_bytes;
         void *p;
+        int fd;
 
         if (rig_device() != ON_HOST)
-                return; /* no hole is punched in a GPU's memory */
+                return; /* a GPU does not tell when it has its memory back */
         rig = rig_start(&one_partition);
+        rig->forgiven = "unreclaimed";
         raw = raw_connect(rig->socket, "red");
         blue = client_open(rig, "blue", NULL);
         ck_assert_ptr_nonnull(raw);
         ck_assert_int_eq(raw_malloc(raw, 0, PARTITION / 2, &block), 0);
         ck_assert_int_eq(raw_free(raw, block.block_id), 0);
-        ck_assert_ok(bfc_malloc(blue, PARTITION * 3 / 4, &p)); /* which red has to make room for */
-        ck_assert(WAIT_FOR(rig_stats(rig, "red", "train").bytes_reserved <= PARTITION / 4, REFILL_MS));
-        ck_assert_uint_gt(n_emptied(raw), 0);
-        ck_assert_uint_eq(rig_stats(rig, "red", "train").bytes_unreclaimed, 0);
-        rig->forgiven = "writes into released extents";
-
-        ck_assert(
-                WAIT_FOR((write_all(raw), rig_stats(rig, "red", "train").bytes_unreclaimed > 0), REFILL_MS));
-        log = rig_log(rig);
-        text_has(log, "tenant 'red' writes into released extents");
-        ck_assert(WAIT_FOR(n_emptied(raw) > 0, REFILL_MS));
-        ck_assert(WAIT_FOR(rig_stats(rig, "red", "train").bytes_unreclaimed == 0, REFILL_MS));
-        raw_goodbye(raw);
-        raw_close(raw);
+        n_bytes = raw->extents[0].n_bytes;
+        fd = dup(raw->extents[0].fd);
+        ck_assert_int_ge(fd, 0);
+        session_end(raw);
+        ck_assert(WAIT_FOR(rig_stats(rig, "red", "train").bytes_unreclaimed == n_bytes, SETTLE_MS));
+        ck_assert_uint_eq(rig_charge(rig, "red", "train"), n_bytes);
+        ck_assert_int_eq(bfc_malloc(blue, PARTITION, &p), -ENOMEM);
+        text_has(rig_log(rig), "did not return memory of tenant 'red'");
+        close(fd);
+        ck_assert(WAIT_FOR(rig_charge(rig, "red", "train") == 0, SETTLE_MS));
+        text_has(rig_log(rig), "returned unreclaimed memory of tenant 'red'");
+        ck_assert_ok(bfc_malloc(blue, PARTITION, &p));
         bfc_disconnect(blue);
         rig_stop(rig);
 }

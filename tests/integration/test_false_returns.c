@@ -797,10 +797,10 @@ TEST(a_suspended_session_is_evicted)
         raw_close(again);
         kept_restart(k, SIGKILL); /* the next one does not wait for it either */
         ck_assert(!kept_all_are(k, "suspended", 1));
-        if (rig_device() == ON_HOST) /* a GPU's memory is back with the process only */
-                ck_assert(WAIT_FOR(rig_count(k->rig).n_sessions == 0, SETTLE_MS));
         k->rig->forgiven = name;
         raw_close(raw);
+        if (rig_device() == ON_HOST) /* a GPU's memory is back with the process only */
+                ck_assert(WAIT_FOR(rig_count(k->rig).n_sessions == 0, SETTLE_MS));
         kept_discard(k);
 }
 

@@ -870,13 +870,23 @@ static bool parks(const struct act *act)
                act->prepare == share_and_park || act->prepare == share_park_and_leave;
 }
 
-/* Not where it ends a session with memory of a GPU, which is quarantined until the process exits: this one. */
+/* Memory of a session that did not say goodbye is quarantined until the process exits: this one. On the host it is enough
+ * that no process has it any more, but outside of leases the scene's other sessions share its extents. */
+static bool leaves_memory(const struct act *act)
+{
+        bool is_in_lease = act->prepare == lease_create || act->prepare == lease_with_block ||
+                           act->prepare == lease_ended_with_block;
+
+        return (act->run == close_c || act->run == hang_up || act->run == evict ||
+                act->run == lease_end_evicts) &&
+               (rig_device() != ON_HOST || !is_in_lease);
+}
+
 static bool is_possible(const struct act *act)
 {
         if (rig_device() == ON_CUDA_IPC && (parks(act) || act->run == attach_read_only))
                 return false;
-        return rig_device() == ON_HOST || (act->run != close_c && act->run != hang_up && act->run != evict &&
-                                           act->run != lease_end_evicts);
+        return !leaves_memory(act);
 }
 
 #define N_ACTS (sizeof(acts) / sizeof(acts[0]))

@@ -1,9 +1,8 @@
 /* A client holds the lock of its extent's inode for as long as it likes, and its tenant gives the
  * extent up: other tenants grow and release, the daemon ends, and its successor starts and serves,
- * all while the lock is held. When it is not held any more, nothing is left and nothing charged.
+ * all while the lock is held. The extent stays charged until the client has closed it, also by the successor.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -24,7 +23,7 @@ static const struct rig_config two_tenants = {
 
 struct holder {
         char socket[96];
-        struct gate begins, held, go, done;
+        struct gate held, go;
         pid_t pid;
 };
 
@@ -32,14 +31,12 @@ struct holder {
 static void hold(void *arg)
 {
         struct holder *h = arg;
-        struct raw *raw = NULL;
+        struct raw *raw;
         Bfcd__Block block;
         struct held_lock lock;
-        char byte = 'x';
         int fd;
 
-        if (gate_wait(&h->begins, LONG_MS))
-                raw = raw_connect(h->socket, "red");
+        raw = raw_connect(h->socket, "red");
         REQUIRE(raw, "no session");
         REQUIRE(raw_malloc(raw, 0, EXTENT, &block) == 0, "%s", raw_refusal());
         fd = dup(raw->extents[0].fd);
@@ -51,41 +48,23 @@ static void hold(void *arg)
         gate_open(&h->held);
         REQUIRE(gate_wait(&h->go, 2 * LONG_MS), "not in time");
         held_lock_release(&lock);
-        for (int64_t until_ms = clock_ms() + LONG_MS; byte != 0 && clock_ms() < until_ms;) {
-                REQUIRE(pread(fd, &byte, 1, EXTENT - 1) == 1, "%d", errno);
-                usleep(1000);
-        }
-        REQUIRE(byte == 0, "it was not emptied");
-        gate_open(&h->done);
+        close(fd);
 }
 
-/* Waits until n_pending bytes, its extent's with them, are to be destroyed, and cannot be. It is in the lease, which is
- * made here; NULL: in none. */
-static struct holder *holder_start_in(struct rig *rig, const char *lease, uint64_t n_pending)
+/* Waits until its extent is to be destroyed, and cannot be. */
+static struct holder *holder_start(struct rig *rig)
 {
-        char pid[16];
         struct holder *h = calloc(1, sizeof(*h));
 
         ck_assert_ptr_nonnull(h);
         strcpy(h->socket, rig->socket);
-        h->begins = gate_new();
         h->held = gate_new();
         h->go = gate_new();
-        h->done = gate_new();
+        rig->forgiven = "unreclaimed";
         h->pid = child_start(hold, h);
-        snprintf(pid, sizeof(pid), "%d", (int)h->pid);
-        if (lease)
-                free(ctl_text(rig, WORDS("lease", "create", lease, "--tenant", "red", "--partition", "train",
-                                         "--limit", "4MiB", "--pid", pid)));
-        gate_open(&h->begins);
         ck_assert(gate_wait(&h->held, LONG_MS));
-        ck_assert(WAIT_FOR(rig_count(rig).bytes_pending == n_pending, LONG_MS));
+        ck_assert(WAIT_FOR(rig_stats(rig, "red", "train").bytes_unreclaimed == EXTENT, LONG_MS));
         return h;
-}
-
-static struct holder *holder_start(struct rig *rig)
-{
-        return holder_start_in(rig, NULL, EXTENT);
 }
 
 static void holder_end(struct holder *h)
@@ -126,7 +105,6 @@ LOOP_TEST(a_held_lock_delays_no_other_client, 2)
                 return;
         k = kept_start(&two_tenants);
         h = holder_start(k->rig);
-        k->rig->stuck_bytes = EXTENT;
         assert_grows(k->rig);
         for (int i = 0; i < 2; i++) {
                 kept_restart(k, signals[_i]);
@@ -138,8 +116,7 @@ LOOP_TEST(a_held_lock_delays_no_other_client, 2)
         kept_stop(k);
 }
 
-/* No service manager keeps anything for a successor: the memory is emptied all the same, after the
- * daemon. */
+/* No service manager keeps anything for a successor. */
 TEST(a_held_lock_delays_no_successor)
 {
         struct holder *h;
@@ -152,88 +129,8 @@ TEST(a_held_lock_delays_no_successor)
         assert_grows(rig);
         rig->admin = raw_close(rig->admin);
         rig_terminate(rig);
-        holder_end(h); /* which looks whether it is empty */
-        rig_discard(rig);
-}
-
-/* Processes of that name whose parent is this one, the daemon or the helper; *ret_last: one of them, 0: there is none. */
-static unsigned count_helpers(pid_t of, pid_t *ret_last)
-{
-        struct dirent *entry;
-        unsigned n = 0;
-        DIR *proc = opendir("/proc");
-
-        ck_assert_ptr_nonnull(proc);
-        *ret_last = 0;
-        while ((entry = readdir(proc))) {
-                char path[300], *text;
-                int pid = 0, parent = 0;
-
-                snprintf(path, sizeof(path), "/proc/%s/stat", entry->d_name);
-                text = entry->d_name[0] >= '1' && entry->d_name[0] <= '9' ? file_text(path) : NULL;
-                if (text && sscanf(text, "%d (bfcd-punch) %*c %d", &pid, &parent) == 2 && parent == of) {
-                        *ret_last = pid;
-                        n++;
-                }
-                free(text);
-        }
-        closedir(proc);
-        return n;
-}
-
-static pid_t find_helper(pid_t daemon)
-{
-        pid_t found;
-
-        (void)count_helpers(daemon, &found);
-        return found;
-}
-
-/* A tenant with leases holds up one process of the helper, as a tenant without. */
-TEST(held_locks_of_leases_are_of_one_tenant)
-{
-        static const char *const leases[] = { NULL, "one", "two" };
-        enum { N = sizeof(leases) / sizeof(leases[0]) };
-        struct holder *h[N];
-        struct rig *rig;
-        pid_t helper, child;
-
-        if (!can_hold())
-                return;
-        rig = rig_start(&two_tenants);
-        for (unsigned i = 0; i < N; i++)
-                h[i] = holder_start_in(rig, leases[i], (i + 1) * EXTENT);
-        assert_grows(rig); /* its requests came after theirs */
-        helper = find_helper(rig->pid);
-        ck_assert_int_gt(helper, 0);
-        ck_assert_msg(WAIT_FOR(count_helpers(helper, &child) == 1, LONG_MS), "%u processes wait",
-                      count_helpers(helper, &child));
-        for (unsigned i = 0; i < N; i++)
-                holder_end(h[i]);
-        ck_assert(WAIT_FOR(rig_charge(rig, "red", "train") == 0, LONG_MS));
-        rig_stop(rig);
-}
-
-TEST(a_helper_that_is_killed_is_replaced)
-{
-        struct holder *h;
-        struct kept *k;
-        pid_t helper, next = 0;
-
-        if (!can_hold())
-                return;
-        k = kept_start(&two_tenants);
-        h = holder_start(k->rig);
-        helper = find_helper(k->rig->pid);
-        ck_assert_int_gt(helper, 0);
-        ck_assert_int_eq(kill(helper, SIGKILL), 0);
-        ck_assert(WAIT_FOR((next = find_helper(k->rig->pid)) != 0 && next != helper, LONG_MS));
-        ck_assert(kept_logged(k, "'bfcd-punch'"));
-        assert_grows(k->rig);
-        ck_assert_uint_eq(rig_charge(k->rig, "red", "train"), EXTENT);
         holder_end(h);
-        ck_assert(WAIT_FOR(rig_charge(k->rig, "red", "train") == 0, LONG_MS));
-        kept_stop(k);
+        rig_discard(rig);
 }
 
 /* The partition is full with what cannot be destroyed: a neighbour is refused, in time. */
@@ -277,7 +174,7 @@ TEST(a_drain_names_what_it_waits_for)
         {
 
                 ck_assert_int_eq(ctl(rig->admin_socket, WORDS("drain", "host"), &out, NULL), 0);
-                ck_assert_msg(strstr(out, "(being released)") && strstr(out, "red"), "%s", out);
+                ck_assert_msg(strstr(out, "unreclaimed"), "%s", out);
                 free(out);
                 holder_end(h);
                 ck_assert(WAIT_FOR(rig_charge(rig, "red", "train") == 0, LONG_MS));

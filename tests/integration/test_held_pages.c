@@ -83,7 +83,9 @@ TEST(held_pages_delay_their_tenant_only)
         ck_assert_uint_eq(reply->id, id);
         ck_assert_int_eq((int)reply->body_case, (int)BFCD__REPLY__BODY_DONE);
         bfcd__reply__free_unpacked(reply, NULL);
-        ck_assert_int_eq(raw_wake(red, block), 0);
+        raw_unmap(red);
+        id = raw_send_wake(red, &block, 1, SETTLE_MS);
+        ck_assert_int_eq(raw_wake_answer(red, id, block), 0);
         ck_assert_int_eq(raw_free(red, block), 0);
         session_end(red);
         (void)unlink(waits);

@@ -669,7 +669,7 @@ TEST(the_use_of_a_copy_is_its_own)
 
 /* ---- hostile requests --------------------------------------------------------------- */
 
-/* On a GPU only a session that takes events may have parkable blocks. */
+/* Only a session that takes events may have parkable blocks. */
 TEST(invalid_requests_are_refused)
 {
         struct rig *rig = rig_start(small_config());
@@ -821,7 +821,7 @@ TEST(a_wake_waits_until_its_place_is_empty)
         uint64_t id, wake_id;
         void *p;
 
-        if (rig_device() == ON_CUDA_FD) {
+        if (CAN_PARK) {
                 raw = raw_with_events(rig);
                 client = client_open(rig, "red", "train");
                 id = raw_parkable(raw, BLOCK);
@@ -1016,7 +1016,7 @@ TEST(a_restart_waits_for_what_was_parked)
         struct raw_held held;
         uint64_t id;
 
-        if (rig_device() != ON_CUDA_FD)
+        if (!CAN_PARK)
                 return;
         k = kept_start(roomy_config());
         raw = kept_raw(k, "red");

@@ -1,6 +1,5 @@
 /* Memory that a device cannot take back from processes that have it mapped: real
- * clients unmap it by themselves, and others are made to. On the host device,
- * which never asks, the events socket itself is tested.
+ * clients unmap it by themselves, and others are made to.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
@@ -176,18 +175,18 @@ static void is_late(bool answers)
         rig_stop(rig);
 }
 
-LOOP_TEST(a_busy_client_is_late, rig_device() != ON_HOST)
+TEST(a_busy_client_is_late)
 {
         is_late(true);
 }
 
-LOOP_TEST(an_unresponsive_client_is_late, rig_device() != ON_HOST)
+TEST(an_unresponsive_client_is_late)
 {
         is_late(false);
 }
 
 /* A client without events cannot unmap. It is disconnected, and its memory is released with its process. */
-LOOP_TEST(a_client_without_events_is_disconnected, rig_device() != ON_HOST)
+TEST(a_client_without_events_is_disconnected)
 {
         struct rig *rig = rig_start(&impatient);
         struct scene *s = scene_new(rig);
@@ -221,7 +220,7 @@ static void come_and_go(void *arg)
 }
 
 /* Connections that wake the daemon all the time do not delay its time-outs. */
-LOOP_TEST(unauthenticated_connections_do_not_delay_a_retire, rig_device() != ON_HOST)
+TEST(unauthenticated_connections_do_not_delay_a_retire)
 {
         static const struct rig_config config = {
                 .top = "timeouts: {reclaim: 200ms, release: 60m}\n",
@@ -260,7 +259,7 @@ static void want(void *arg)
 }
 
 /* By the book, without the library. */
-LOOP_TEST(a_retire_by_hand, rig_device() != ON_HOST)
+TEST(a_retire_by_hand)
 {
         struct rig *rig = rig_start(&two_tenants);
         struct scene *s = scene_new(rig);

@@ -10,8 +10,7 @@
 
 #include "tests/suite.h"
 
-#define GPU_BYTES (UINT64_C(128) << 20)
-
+uint64_t gpu_bytes = UINT64_C(128) << 20;
 struct fake_device gpus[2];
 struct devices *devices;
 struct peer *a1, *b1, *admin;
@@ -25,8 +24,8 @@ int gpus_find(void *userdata, const char *admin_socket, const char *id, struct c
         (void)ret_sentence;
         (void)n_sentence;
         *ret = (struct config_gpu){ .uuid = { 0xaa, (uint8_t)id[5] },
-                                    .bytes_total = GPU_BYTES,
-                                    .bytes_free = GPU_BYTES };
+                                    .bytes_total = gpu_bytes,
+                                    .bytes_free = gpu_bytes };
         return 0;
 }
 
@@ -68,7 +67,7 @@ void gpus_start(const char *config_text, bool has_events)
         for (size_t i = 0; i < 2; i++) {
                 fake_device_init(&gpus[i], UINT64_C(2) << 20);
                 gpus[i].stays_lost = true;
-                gpus[i].facts.bytes_total = GPU_BYTES;
+                gpus[i].facts.bytes_total = gpu_bytes;
                 gpus[i].facts.uuid[0] = 0xaa;
                 gpus[i].facts.uuid[1] = (uint8_t)('0' + i);
                 ck_assert_int_eq(devices_put(devices, i == 0 ? "cuda:0" : "cuda:1", &gpus[i].device), 0);

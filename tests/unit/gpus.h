@@ -8,6 +8,7 @@
 #include "tests/fake_device.h"
 #include "tests/unit/sessions.h"
 
+extern uint64_t gpu_bytes; /* of each, before the start */
 extern struct fake_device gpus[2];
 extern struct devices *devices;
 extern struct peer *a1, *b1, *admin; /* uid 1, uid 2, the operator */

@@ -54,7 +54,6 @@ static void check(void)
 }
 
 static struct device_supply supply;
-static struct watch *watch; /* or NULL */
 
 /* An arena whose account holds its limit and no byte more. */
 static void open_shared(enum device_share share, uint64_t limit_bytes)
@@ -63,7 +62,6 @@ static void open_shared(enum device_share share, uint64_t limit_bytes)
                 .ledger = ledger,
                 .device = &device.device,
                 .worker = worker,
-                .watch = watch,
                 .quota = quota,
                 .share = share,
                 .supply = supply,
@@ -605,7 +603,7 @@ TEST(test_failure_keeps_neighbours)
         ck_assert_int_eq(arena_dealloc(a, h.handle), 0);
 }
 
-/* Fds that are reserved for administrators can be had while one is served. No extent keeps one. */
+/* Fds that are reserved for administrators can be had while one is served. */
 TEST(make_without_reserved_fd)
 {
         struct rlimit few;
@@ -613,7 +611,6 @@ TEST(make_without_reserved_fd)
         struct grown g;
         int others[24], n_others = 0, next;
 
-        ck_assert_int_eq(watch_new(8, &watch), 0);
         open_arena(8 * E);
         while ((next = dup(0)) >= 0 && next < 24) /* an eighth of fewer is nothing */
                 others[n_others++] = next;
@@ -638,9 +635,7 @@ TEST(make_without_reserved_fd)
         check();
         ck_assert_int_eq(arena_dealloc(a, g.handle), 0);
         ck_assert_uint_eq(release(E), E); /* as on an administrator's order */
-        ck_assert_uint_eq(watch_n_entries(watch), 0);
         a = arena_free(a);
-        watch = watch_free(watch);
         while (n_others > 0)
                 close(others[--n_others]);
 }
@@ -1218,26 +1213,6 @@ TEST(test_regions_come_and_go)
 }
 
 /* What a session was given is struck with its extent. */
-TEST(test_release_clears_exports)
-{
-        struct ledger_session facts = { .tenant = "t" };
-        struct ledger_counts counts;
-        uint32_t session, export;
-        struct grown g;
-
-        open_arena(4 * E);
-        g = grow(2 * E);
-        ck_assert_int_eq(ledger_session_add(ledger, &facts, &session), 0);
-        ck_assert_int_eq(ledger_export_add(ledger, session, arena_slot_extent(a, 0), &export), 0);
-        ck_assert_int_eq(ledger_export_add(ledger, session, arena_slot_extent(a, 1), &export), 0);
-        ck_assert_int_eq(arena_dealloc(a, g.handle), 0);
-        ck_assert_uint_eq(release(E), E);
-        ledger_count(ledger, &counts);
-        ck_assert_uint_eq(counts.n_exports, 1);
-        a = arena_free(a);
-        ledger_session_clear(ledger, session);
-}
-
 TEST(test_back)
 {
         struct charge charge;
@@ -1286,7 +1261,7 @@ static bool on_unmaps_soon(const struct broker *b, uint32_t extent)
         return true;
 }
 
-/* Four free extents on a device that cannot empty mappings; the session was given
+/* Four free extents; the session was given
  * those of slots 1 and 2. */
 static void open_with_exports(uint32_t *ret_session, uint32_t *ret_exports)
 {
@@ -1294,7 +1269,6 @@ static void open_with_exports(uint32_t *ret_session, uint32_t *ret_exports)
         struct grown g;
 
         n_asked = 0;
-        device.device.empties_mappings = false;
         open_arena(8 * E);
         ck_assert_int_eq(ledger_session_add(ledger, &facts, ret_session), 0);
         g = grow(4 * E);
@@ -1311,6 +1285,42 @@ static void clear_export(uint32_t export, bool was_late)
 
         ledger_export_clear(ledger, export);
         arena_note_export_gone(a, extent, was_late);
+}
+
+/* Another process has what its session has confirmed. */
+TEST(kept_extents_stay_charged_and_are_looked_at)
+{
+        uint32_t session, exports[2];
+        unsigned n_released = 0;
+
+        open_with_exports(&session, exports);
+        device.is_open_elsewhere = true;
+        ck_assert_uint_eq(arena_release(a, UINT64_MAX, NULL, on_released, &n_released), 4 * E);
+        clear_export(exports[0], false);
+        clear_export(exports[1], false);
+        ck_assert(!arena_has_kept(a));
+        worker_drain(worker);
+        ck_assert_uint_eq(n_released, 1);
+        ck_assert_uint_eq(device.n_looks, 2);
+        ck_assert_uint_eq(account.charged_bytes, 2 * E);
+        ck_assert_uint_eq(arena_leaving_bytes(a), 2 * E);
+        ck_assert(arena_has_kept(a) && !arena_is_quiet(a));
+        for (unsigned i = 0; i < 2; i++)
+                ck_assert_uint_eq(ledger_extent_at(ledger, asked[i])->is_leaving, 1);
+        check();
+        /* One each time, in turns. */
+        for (unsigned i = 0; i < 4; i++) {
+                device.is_open_elsewhere = i < 2;
+                ck_assert_uint_eq(arena_look_at_kept(a, 1), 1);
+                worker_drain(worker);
+                ck_assert_uint_eq(device.n_looks, i < 2 ? 3 + i : 4);
+                check();
+        }
+        ck_assert_uint_eq(n_released, 3);
+        ck_assert_uint_eq(account.charged_bytes, 0);
+        ck_assert(!arena_has_kept(a) && arena_is_quiet(a));
+        ck_assert_uint_eq(arena_look_at_kept(a, 1), 0);
+        ledger_session_clear(ledger, session);
 }
 
 TEST(test_retired_one_by_one)

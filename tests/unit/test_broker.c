@@ -164,18 +164,25 @@ TEST(extents_come_by_handle)
 /* Only file descriptors keep a session that has ended: nobody has to read a handle. */
 TEST(handles_leave_nothing_in_flight)
 {
-        must_malloc(a1, 1, MIB);
-        ck_assert(!session_has_fds_in_flight(a1->session));
-        must_malloc(a1, 0, MIB);
-        must_malloc(a1, 1, 32 * MIB); /* one more by a handle, after one by an fd */
-        ck_assert(session_has_fds_in_flight(a1->session));
+        struct peer *p = peer_new(b, 1, false), *q = peer_new(b, 2, false);
 
-        must_malloc(b1, 1, MIB);
-        ck_assert_int_eq(session_hang_up(b1->session), 1);
-        session_close(b1->session, "test");
-        ck_assert_int_eq(session_reap(b1->session, 100), SESSION_LINGERS);
-        session_end_linger(b1->session);
-        ck_assert_int_eq(session_reap(b1->session, 100), 0);
+        p->has_no_events = q->has_no_events = true; /* they have sockets */
+        say_hello(p);
+        must_malloc(p, 1, MIB);
+        ck_assert(!session_has_fds_in_flight(p->session));
+        must_malloc(p, 0, MIB);
+        must_malloc(p, 1, 32 * MIB); /* one more by a handle, after one by an fd */
+        ck_assert(session_has_fds_in_flight(p->session));
+        peer_free(p);
+
+        say_hello(q);
+        must_malloc(q, 1, MIB);
+        ck_assert_int_eq(session_hang_up(q->session), 1);
+        session_close(q->session, "test");
+        ck_assert_int_eq(session_reap(q->session, 100), SESSION_LINGERS);
+        session_end_linger(q->session);
+        ck_assert_int_eq(session_reap(q->session, 100), 0);
+        peer_free(q);
 }
 
 TEST(missing_device)
@@ -341,6 +348,40 @@ TEST(briefly_referenced_memory_is_not_logged)
         b1 = open_session(2);
 }
 
+/* Processes have the extents themselves, which are looked at once a second, so many of a tenant. */
+TEST(kept_extents_are_unreclaimed_after_a_second)
+{
+        uint64_t n_bytes;
+
+        (void)must_malloc(b1, 1, 6 * MIB);
+        n_bytes = gpus[0].live_bytes;
+        gpus[0].is_open_elsewhere = true;
+        b1 = peer_free(b1);
+        peer_settle(b);
+        for (unsigned i = 0; i < 3; i++) {
+                unsigned n_looks = gpus[0].n_looks;
+
+                ck_assert_uint_eq(gpus[0].live_bytes, n_bytes);
+                ck_assert_uint_eq(device_row(0)->bytes_reserved, n_bytes);
+                ck_assert_uint_eq(device_row(0)->bytes_unreclaimed, i == 0 ? 0 : n_bytes);
+                ck_assert_uint_eq(device_row(0)->bytes_pending, i == 0 ? n_bytes : 0);
+                ck_assert_uint_eq(count_log("did not return memory of tenant 'b' in partition 'one'"), i > 0);
+                ck_assert(broker_is_blocked(b));
+                still_clock_pass(1000);
+                gpus[0].is_open_elsewhere = i < 2;
+                broker_tick(b);
+                peer_settle(b);
+                broker_tick(b); /* once a second: this one looks at nothing */
+                ck_assert_uint_eq(broker_n_pending(b), 0);
+                ck_assert_uint_eq(gpus[0].n_looks > n_looks, i < 2);
+        }
+        ck_assert_uint_eq(gpus[0].live_bytes, 0);
+        ck_assert_uint_eq(device_row(0)->bytes_reserved, 0);
+        ck_assert_uint_eq(device_row(0)->bytes_unreclaimed, 0);
+        ck_assert(!broker_is_blocked(b));
+        b1 = open_session(2);
+}
+
 /* A fall of others' bytes counts for one of the tenants, whose memory may have come back, and only once. */
 TEST(a_fall_of_others_bytes_is_credited_once)
 {
@@ -364,6 +405,47 @@ TEST(a_fall_of_others_bytes_is_credited_once)
                 ck_assert_uint_eq(device_row(0)->bytes_unreclaimed, i < 2 ? both / 2 : 0);
         }
         a1 = open_session(1);
+        b1 = open_session(2);
+}
+
+static void setup_large(void)
+{
+        gpu_bytes = 16 * GIB;
+        setup();
+}
+
+FIXTURE(large_devices, setup_large, teardown);
+
+/* A process that keeps much makes the worker look no more often, and all are looked at in turns. */
+TEST(so_many_kept_extents_of_a_tenant_are_looked_at)
+{
+        enum { N_LOOKS = 256 };
+        unsigned n, n_looks;
+
+        for (unsigned i = 0; i < 340; i++)
+                (void)must_malloc(b1, 0, 48 * MIB);
+        n = gpus[1].n_live;
+        ck_assert_uint_gt(n, N_LOOKS);
+        gpus[1].is_open_elsewhere = true;
+        b1 = peer_free(b1);
+        peer_settle(b);
+        ck_assert_uint_eq(gpus[1].n_looks, n);
+        for (unsigned i = 0; i < 2; i++) {
+                n_looks = gpus[1].n_looks;
+                still_clock_pass(1000);
+                broker_tick(b);
+                peer_settle(b);
+                ck_assert_uint_ge(gpus[1].n_looks - n_looks, N_LOOKS);
+                ck_assert_uint_le(gpus[1].n_looks - n_looks, N_LOOKS + 32);
+                ck_assert_uint_eq(device_row(1)->bytes_unreclaimed, gpus[1].live_bytes); /* also the others */
+        }
+        gpus[1].is_open_elsewhere = false;
+        for (unsigned i = 0; i * N_LOOKS < n; i++) {
+                still_clock_pass(1000);
+                broker_tick(b);
+                peer_settle(b);
+        }
+        ck_assert_uint_eq(gpus[1].n_live, 0);
         b1 = open_session(2);
 }
 
@@ -405,18 +487,17 @@ TEST(a_turn_visits_quotas_that_changed)
 
         ck_assert_int_eq(peer_error(p, peer_hello(p, "", "")), 0);
         peer_settle(unauth);
-        broker_look(unauth); /* at all of them, once */
+        (void)peer_malloc(p, 0, MIB); /* at all of them, once */
+        peer_settle(unauth);
         n_visits = unauth->changes.n_visits;
         for (unsigned i = 0; i < 5; i++) {
                 uint64_t id = peer_malloc(p, i % 2, MIB);
 
                 peer_settle(unauth);
                 ck_assert_int_eq(peer_error(p, id), 0);
-                broker_look(unauth);
         }
         p = peer_free(p);
         peer_settle(unauth);
-        broker_look(unauth);
         ck_assert_uint_gt(unauth->changes.n_visits, n_visits);
         ck_assert_uint_le(unauth->changes.n_visits - n_visits, 40);
         peer_broker_free(unauth, c);

@@ -260,7 +260,6 @@ TEST(extents_renewed)
         memset(p, 'x', 1000);
         ck_assert_int_eq(bfc_free(client, p), 0);
         fake_server_renew_extents(server);
-        ck_assert_int_eq(p[0], 0); /* punched, though still mapped */
         char *q = get(1000);
         ck_assert_ptr_eq(p, q);
         q[0] = 'y';

@@ -262,6 +262,7 @@ TEST(draining_events_are_sent)
 {
         struct peer *late, *old = peer_new(b, 1, false);
 
+        old->has_no_events = true;
         ck_assert_int_eq(peer_error(old, peer_hello(old, "", "")), 0);
         must_drain("cuda:0");
         late = open_gpu_session(1, true);

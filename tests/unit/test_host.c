@@ -260,20 +260,56 @@ TEST(made_under_signals)
         ck_assert_int_eq(device_destroy(device, &e), 0);
 }
 
-TEST(destroy_empties_other_mappings)
+/* By an fd, and then by a mapping. */
+TEST(destroy_waits_for_other_processes)
 {
         struct device_extent e = make(4 * MIB);
-        int fugitive = fcntl(e.fd, F_DUPFD_CLOEXEC, 0);
+        int fugitive = device_lend(device, &e, false);
         char *p = mmap(NULL, e.n_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fugitive, 0);
 
         ck_assert_ptr_ne(p, MAP_FAILED);
         memset(p, 'x', e.n_bytes);
-        ck_assert_int_eq(device_destroy(device, &e), 0);
-        ck_assert_uint_eq(n_bytes_backed(fugitive), 0);
-        ck_assert_int_eq(p[0], 0);
-        ck_assert_int_eq(p[4 * MIB - 1], 0);
-        munmap(p, 4 * MIB);
+        e.was_lent = true;
+        ck_assert_int_eq(device_destroy(device, &e), -EBUSY);
+        ck_assert_int_ge(e.fd, 0);
+        munmap(p, 2 * MIB);
         close(fugitive);
+        ck_assert_int_eq(device_destroy(device, &e), -EBUSY);
+        ck_assert_int_eq(p[4 * MIB - 1], 'x');
+        munmap(p + 2 * MIB, 2 * MIB);
+        ck_assert_int_eq(device_destroy(device, &e), 0);
+        ck_assert_int_eq(e.fd, -1);
+}
+
+/* Whether the end of the daemon is near or not: a successor is to have it. */
+TEST(destroy_at_the_end)
+{
+        struct device_extent e = make(2 * MIB);
+        int fugitive = device_lend(device, &e, false);
+
+        e.was_lent = true;
+        device_end(device);
+        ck_assert_int_eq(device_destroy(device, &e), -EBUSY);
+        close(fugitive);
+        ck_assert_int_eq(device_destroy(device, &e), 0);
+}
+
+/* A lease does not show a descriptor with O_PATH, which keeps the file: its pages are freed all the same. */
+TEST(destroy_empties_what_a_path_keeps)
+{
+        struct device_extent e = make(4 * MIB);
+        int fugitive = device_lend(device, &e, false), keeps;
+        char path[64];
+
+        snprintf(path, sizeof(path), "/proc/self/fd/%d", fugitive);
+        keeps = open(path, O_PATH | O_CLOEXEC);
+        ck_assert_int_ge(keeps, 0);
+        close(fugitive);
+        ck_assert_uint_eq(n_bytes_backed(keeps), 4 * MIB);
+        e.was_lent = true;
+        ck_assert_int_eq(device_destroy(device, &e), 0);
+        ck_assert_uint_eq(n_bytes_backed(keeps), 0);
+        close(keeps);
 }
 
 TEST(range_maps_extents)

@@ -654,6 +654,7 @@ static struct peer *open_mapped(uid_t uid, bool wants_pages)
         struct peer *p = peer_new(b, uid, false);
 
         p->wants_pages = wants_pages;
+        p->has_no_events = !wants_pages; /* no fd is in flight either */
         return say_hello(p);
 }
 

@@ -176,23 +176,6 @@ static void end(void)
 
 /* ---- tests ---------------------------------------------------------------------------- */
 
-/* On a device that empties mappings: elsewhere a session that cannot be told to unmap memory is disconnected. */
-LOOP_TEST(a_park_without_memory_can_be_repeated, 2)
-{
-        start(2 * _i);
-        for (unsigned n = 0; n <= MAX_ALLOCS; n++) {
-                if (answer_with(n, x, send_park) != 0) {
-                        ck_assert_uint_lt(n, MAX_ALLOCS);
-                        assert_awake();
-                        ck_assert_int_eq(answer(x, send_park), 0);
-                }
-                assert_parked();
-                ck_assert_int_eq(answer(x, send_wake), 0);
-                assert_awake();
-        }
-        end();
-}
-
 LOOP_TEST(a_wake_without_memory_can_be_repeated, N_KINDS)
 {
         start(_i);

@@ -48,7 +48,14 @@ static struct peer *open_trimmed(uid_t uid, bool wants_trim)
         struct peer *p = peer_new(b, uid, false);
 
         p->wants_events = wants_trim;
+        p->has_no_events = !wants_trim;
         return say_hello(p);
+}
+
+/* It unmaps what it is asked for, and has nothing idle. */
+static struct peer *open_answering(uid_t uid)
+{
+        return say_hello(peer_new(b, uid, false));
 }
 
 static void must_answer(struct peer *p, uint64_t n_bytes)
@@ -484,7 +491,7 @@ TEST(test_wait_is_over)
 /* As soon as there is room, without a tick. */
 TEST(test_woken_at_once)
 {
-        struct peer *x = open_trimmed(1, false), *y = open_trimmed(2, false);
+        struct peer *x = open_answering(1), *y = open_answering(2);
         uint64_t of_x = must_malloc(x, 0, 6 * E), id;
 
         id = peer_malloc_wait(x, 0, E, 60000);
@@ -508,7 +515,7 @@ TEST(test_woken_at_once)
 /* Room in the partition serves the request that has waited the longest; reserves need not wait. */
 TEST(test_the_longest_waiting_first)
 {
-        struct peer *x = open_trimmed(1, false), *y = open_trimmed(2, false), *z = open_trimmed(3, false);
+        struct peer *x = open_answering(1), *y = open_answering(2), *z = open_answering(3);
         uint64_t of_x[5], large, small, n = 0;
 
         for (int i = 0; i < 5; i++)
@@ -693,7 +700,7 @@ TEST(only_trims_of_the_tenant_help)
  * free memory; memory that is released later is reserved for it. */
 TEST(waiting_claims_refuse_no_request)
 {
-        struct peer *x = open_trimmed(1, false), *y = open_trimmed(2, false), *z = open_trimmed(3, false);
+        struct peer *x = open_answering(1), *y = open_answering(2), *z = open_answering(3);
         uint64_t of_x[3], much, id;
         unsigned ms;
 
