@@ -105,7 +105,7 @@ static const struct family families[] = {
         DEVICE("reserved_bytes", bytes_reserved, "Memory of extents on the device."),
         DEVICE("pending_bytes", bytes_pending, "Memory of extents that are being made or destroyed."),
         DEVICE("unreclaimed_bytes", bytes_unreclaimed,
-               "Memory that the device did not return, or that clients refilled."),
+               "Memory that the device did not return, or that a process keeps."),
         DEVICE("standby_bytes", bytes_standby, "Memory that is ready in advance."),
         CALLS("make_calls", COUNTER, PLAIN, makes, num_calls, "Calls of the device that make an extent."),
         CALLS("make_failures", COUNTER, PLAIN, makes, num_failed, "Such calls that failed."),
