@@ -479,7 +479,7 @@ bool broker_is_blocked(const struct broker *b)
         for (size_t i = 0; i < b->n_partitions; i++)
                 if (partition_is_blocked(&b->partitions[i]))
                         return true;
-        return b->unreclaimed.may_be || store_silent_since_ns(b->options.store) != 0;
+        return b->unreclaimed.n > 0 || store_silent_since_ns(b->options.store) != 0;
 }
 
 bool broker_is_deferred(const struct broker *b)

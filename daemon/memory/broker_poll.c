@@ -83,6 +83,15 @@ static struct tenant *broker_tenant_of(const struct broker *b, const struct quot
         return &b->tenants[i];
 }
 
+static void quota_count_unreclaimed(struct broker *b, struct quota *q)
+{
+        bool may_be = quota_may_be_unreclaimed(q);
+
+        if (may_be != q->logged.may_be_unreclaimed)
+                b->unreclaimed.n += may_be ? 1 : SIZE_MAX;
+        q->logged.may_be_unreclaimed = may_be;
+}
+
 /* Notes what is new of the quotas that changed since the last time. */
 static void broker_note_changes(struct broker *b)
 {
@@ -95,11 +104,9 @@ static void broker_note_changes(struct broker *b)
                                 broker_lose_device(b, q->partition->device);
                         if (quota_unreclaimed_to_log(q) != q->logged.unreclaimed_bytes)
                                 quota_log_unreclaimed(broker_tenant_of(b, q), q);
-                        if (!b->unreclaimed.may_be && quota_may_be_unreclaimed(q)) {
-                                b->unreclaimed.may_be = true;
-                                b->unreclaimed.check_ms =
-                                        clock_ms(); /* the device is asked in BROKER_UNRECLAIMED_MS */
-                        }
+                        if (b->unreclaimed.n == 0) /* the device is asked in BROKER_UNRECLAIMED_MS */
+                                b->unreclaimed.check_ms = clock_ms();
+                        quota_count_unreclaimed(b, q);
                 }
         }
         if (b->changes.has_removed)
@@ -150,8 +157,16 @@ void broker_note_ended(struct broker *b)
         broker_wake(b);
 }
 
+/* What is counted next is compared with nothing before it. */
+static void broker_forget_foreign(struct broker *b)
+{
+        for (size_t i = 0; i < b->n_devices; i++)
+                b->devices[i].device->foreign_bytes = b->devices[i].device->foreign_fallen = 0;
+}
+
 void broker_poll(struct broker *b)
 {
+        bool had_unreclaimed = b->unreclaimed.n > 0;
         size_t n = 0;
 
         for (size_t i = 0; i < b->n_devices; i++)
@@ -160,21 +175,23 @@ void broker_poll(struct broker *b)
                 return;
         broker_note_hung(b);
         broker_note_changes(b);
-        if (b->unreclaimed.may_be)
-                broker_check_unreclaimed(b); /* the last may be back */
+        if (had_unreclaimed && b->unreclaimed.n == 0)
+                broker_forget_foreign(b);
         drain_poll(b);
         broker_stand_by(b);
 }
 
 void broker_check_unreclaimed(struct broker *b)
 {
-        b->unreclaimed.may_be = false;
-        for (size_t i = 0; i < b->n_tenants; i++)
-                for (size_t k = 0; k < b->tenants[i].n_quotas; k++)
-                        b->unreclaimed.may_be =
-                                b->unreclaimed.may_be || quota_may_be_unreclaimed(b->tenants[i].quotas[k]);
-        for (size_t i = 0; i < b->n_devices && !b->unreclaimed.may_be; i++)
-                b->devices[i].device->foreign_bytes = b->devices[i].device->foreign_fallen = 0;
+        b->unreclaimed.n = 0; /* quotas that were counted may be gone */
+        for (size_t i = 0; i < b->n_tenants; i++) {
+                for (size_t k = 0; k < b->tenants[i].n_quotas; k++) {
+                        b->tenants[i].quotas[k]->logged.may_be_unreclaimed = false;
+                        quota_count_unreclaimed(b, b->tenants[i].quotas[k]);
+                }
+        }
+        if (b->unreclaimed.n == 0)
+                broker_forget_foreign(b);
 }
 
 /* Its quotas take turns, so that none with many extents hides the others. */
@@ -198,13 +215,13 @@ void broker_ask_unreclaimed(struct broker *b)
 {
         uint64_t now_ms = clock_ms();
 
-        if (!b->unreclaimed.may_be || now_ms - b->unreclaimed.check_ms < BROKER_UNRECLAIMED_MS)
+        if (b->unreclaimed.n == 0 || now_ms - b->unreclaimed.check_ms < BROKER_UNRECLAIMED_MS)
                 return;
         b->unreclaimed.check_ms = now_ms;
         broker_check_unreclaimed(b);
         for (size_t i = 0; i < b->n_devices; i++) /* of the last round: it was not unreclaimed memory */
                 b->devices[i].device->foreign_fallen = 0;
-        for (size_t i = 0; b->unreclaimed.may_be && i < b->n_tenants; i++) {
+        for (size_t i = 0; b->unreclaimed.n > 0 && i < b->n_tenants; i++) {
                 for (size_t k = 0; k < b->tenants[i].n_quotas; k++)
                         if (quota_can_ask_device(b->tenants[i].quotas[k]))
                                 arena_check_unreclaimed(b->tenants[i].quotas[k]->arena);

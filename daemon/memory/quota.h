@@ -236,8 +236,9 @@ struct quota {
         struct quota_usages usages; /* the session layer's */
         struct {
                 uint64_t unreclaimed_bytes;
-                uint64_t recorded_ms; /* when its peaks were a record, by accounting.h; 0: never */
-        } logged;                     /* by the broker */
+                bool may_be_unreclaimed; /* it counts in broker.unreclaimed */
+                uint64_t recorded_ms;    /* when its peaks were a record, by accounting.h; 0: never */
+        } logged;                        /* by the broker */
         struct quota_trim trim;
 };
 

@@ -370,6 +370,8 @@ TEST(kept_extents_are_unreclaimed_after_a_second)
                 still_clock_pass(1000);
                 gpus[0].is_open_elsewhere = i < 2;
                 broker_tick(b);
+                broker_check_unreclaimed(b); /* while the worker looks */
+                ck_assert_uint_eq(b->unreclaimed.n, 1);
                 peer_settle(b);
                 broker_tick(b); /* once a second: this one looks at nothing */
                 ck_assert_uint_eq(broker_n_pending(b), 0);

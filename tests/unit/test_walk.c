@@ -684,12 +684,12 @@ static void walk(bool sticky)
         ck_assert(w.n_orders > 0 && w.n_evicted > 0 && w.n_lies > 0);
 }
 
-TEST(device_that_empties_mappings)
+TEST(on_the_host)
 {
         walk(false);
 }
 
-TEST(device_that_asks_for_retirement)
+TEST(on_a_device_that_sees_who_has_an_extent)
 {
         walk(true);
 }
