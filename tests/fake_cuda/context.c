@@ -2,9 +2,8 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * A device has one primary context, counted by cuDevicePrimaryCtxRetain; other
- * contexts are not modelled, because no caller makes one. Its last release takes
- * all that lived in it: streams, events, cuMemAlloc's memory and opened handles,
+ * A device has one primary context, counted by cuDevicePrimaryCtxRetain; made.c has the
+ * others. Its last release takes all that lived in it: streams, events, cuMemAlloc's memory and opened handles,
  * but not cuMemCreate's. It may cost memory of the device
  * (FAKE_CUDA_CONTEXT_BYTES), as real ones do. An error that broke a context
  * stays: every later call that needs it returns the same, until the context is given up and
@@ -17,7 +16,6 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #define PEER_ACCESS_ALREADY_ENABLED ((CUresult)704) /* CUDA_ERROR_... */
 #define PEER_ACCESS_NOT_ENABLED     ((CUresult)705)
@@ -69,23 +67,10 @@ CUresult fake_context(CUcontext *ret)
 
 /* ---- primary contexts ---------------------------------------------------- */
 
-static CUresult context_start(CUcontext c)
+CUresult fake_context_start(CUcontext c)
 {
-        CUresult r;
-        int fd;
-
-        if (fake.context_n_bytes == 0)
-                return CUDA_SUCCESS;
-        r = fake_object_new(c->device, 'c', fake.context_n_bytes, &c->object, &fd);
-        if (r != CUDA_SUCCESS)
-                return r;
-        c->held = fake_object_map(NULL, 4096, PROT_NONE, fd);
-        fake_object_close(fd);
-        if (!c->held) {
-                fake_object_drop(&c->object);
-                return CUDA_ERROR_OUT_OF_MEMORY;
-        }
-        return CUDA_SUCCESS;
+        return fake.context_n_bytes == 0 ? CUDA_SUCCESS
+                                         : fake_bytes_take(c->device, fake.context_n_bytes, &c->bytes);
 }
 
 static CUresult retain_locked(struct fake_device *d, CUcontext *ret)
@@ -101,7 +86,7 @@ static CUresult retain_locked(struct fake_device *d, CUcontext *ret)
                 d->primary = c;
         }
         if (!lives(c)) {
-                r = context_start(c);
+                r = fake_context_start(c);
                 if (r != CUDA_SUCCESS)
                         return r;
                 __atomic_store_n(&c->sticky, CUDA_SUCCESS, __ATOMIC_RELAXED);
@@ -134,18 +119,16 @@ API CUresult cuDevicePrimaryCtxRetain(CUcontext *ret_context, CUdevice device)
         return r;
 }
 
-static void context_end(CUcontext c)
+void fake_context_end(CUcontext c)
 {
         fake_streams_destroy_of(c); /* its work still needs the memory */
         fake_pinned_drop_of(c);
+        fake_arrays_destroy_of(c);
         pthread_rwlock_wrlock(&fake_memory_lock);
+        fake_pools_forget(c);
         fake_ranges_destroy_of(c);
         memset(c->reaches, 0, sizeof(c->reaches));
-        if (c->held) {
-                munmap(c->held, 4096);
-                c->held = NULL;
-                fake_object_drop(&c->object);
-        }
+        fake_bytes_give_back(&c->bytes);
         pthread_rwlock_unlock(&fake_memory_lock);
 }
 
@@ -166,7 +149,7 @@ API CUresult cuDevicePrimaryCtxReset_v2(CUdevice device)
                 __atomic_store_n(&c->is_reset, true, __ATOMIC_RELAXED);
         pthread_rwlock_unlock(&fake_memory_lock);
         if (ends)
-                context_end(c);
+                fake_context_end(c);
         return CUDA_SUCCESS;
 }
 
@@ -193,7 +176,7 @@ API CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
         }
         pthread_rwlock_unlock(&fake_memory_lock);
         if (!is_reset)
-                context_end(c);
+                fake_context_end(c);
         return CUDA_SUCCESS;
 }
 
@@ -238,7 +221,7 @@ static bool is_alive(CUcontext c)
         for (unsigned int i = 0; i < fake.n_visible; i++)
                 if (fake.visible[i]->primary == c)
                         return lives(c);
-        return fake_green_is_alive(c);
+        return fake_made_is_alive(c);
 }
 
 API CUresult cuCtxPushCurrent_v2(CUcontext context)
@@ -274,6 +257,13 @@ API CUresult cuCtxSetCurrent(CUcontext context)
         if (context)
                 stack[depth++] = context;
         return CUDA_SUCCESS;
+}
+
+/* The context was destroyed: it is no longer this thread's current one. */
+void fake_context_leave(CUcontext c)
+{
+        if (fake_context_current() == c)
+                depth--;
 }
 
 API CUresult cuCtxGetCurrent(CUcontext *ret_context)

@@ -27,6 +27,8 @@ static CUresult put(struct fake_work *w, CUstream stream, bool wait)
         pthread_rwlock_unlock(&fake_memory_lock);
         if (!is_allowed)
                 return CUDA_ERROR_INVALID_VALUE;
+        fake_managed_use(w->is_to_device ? (uintptr_t)w->to : 0, w->n_bytes);
+        fake_managed_use(w->is_from_device ? (uintptr_t)w->from : 0, w->n_bytes);
         if (wait) {
                 r = fake_capture_allows_unsafe();
                 if (r != CUDA_SUCCESS)

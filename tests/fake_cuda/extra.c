@@ -1,100 +1,14 @@
-/* What only the proxy of the driver (preload/) and frameworks ask for: memory pools without memory, managed memory that
- * is the device's, arrays that take none, and others. cuGetProcAddress() finds those in a table at the end only.
+/* Other functions that only the proxy of the driver (preload/) and frameworks ask for. cuGetProcAddress() finds those of
+ * extra.c, array.c, made.c, managed.c, pinned.c and pool.c in a table at the end only.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "tests/fake_cuda/fake.h"
 
 #ifndef BFC_CUDA_REAL_HEADER
 
-#include <stdlib.h>
 #include <string.h>
 
 #include "preload/api.h"
-
-API CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *ret_pool, CUdevice device)
-{
-        struct fake_device *d = fake_device_get(device);
-
-        if (!d || !ret_pool)
-                return d ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_DEVICE;
-        *ret_pool = (CUmemoryPool)(void *)d;
-        return CUDA_SUCCESS;
-}
-
-API CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute which, void *ret_value)
-{
-        (void)which;
-        if (!pool || !ret_value)
-                return CUDA_ERROR_INVALID_VALUE;
-        *(cuuint64_t *)ret_value = 0;
-        return CUDA_SUCCESS;
-}
-
-CUresult cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute which, void *value);
-
-API CUresult cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute which, void *value)
-{
-        (void)which;
-        return pool && value ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
-API CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *what, size_t n)
-{
-        (void)n;
-        return pool && what ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
-API CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t n_bytes)
-{
-        (void)n_bytes;
-        return pool ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
-API CUresult cuMemAllocManaged(CUdeviceptr *ret_pointer, size_t n_bytes, unsigned int flags)
-{
-        return flags == 1 || flags == 2 ? cuMemAlloc_v2(ret_pointer, n_bytes) : CUDA_ERROR_INVALID_VALUE;
-}
-
-API CUresult cuArrayCreate_v2(CUarray *ret_array, const CUDA_ARRAY_DESCRIPTOR *what)
-{
-        *ret_array = what->Width > 0 ? malloc(1) : NULL;
-        return *ret_array ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
-API CUresult cuArray3DCreate_v2(CUarray *ret_array, const CUDA_ARRAY3D_DESCRIPTOR *what)
-{
-        return cuArrayCreate_v2(ret_array, &(CUDA_ARRAY_DESCRIPTOR){ .Width = what->Width });
-}
-
-API CUresult cuMipmappedArrayCreate(CUmipmappedArray *ret_array, const CUDA_ARRAY3D_DESCRIPTOR *what,
-                                    unsigned int n_levels)
-{
-        return n_levels > 0 ? cuArray3DCreate_v2((CUarray *)ret_array, what) : CUDA_ERROR_INVALID_VALUE;
-}
-
-API CUresult cuMipmappedArrayDestroy(CUmipmappedArray array)
-{
-        return cuArrayDestroy((CUarray)array);
-}
-
-API CUresult cuArrayDestroy(CUarray array)
-{
-        if (!array)
-                return CUDA_ERROR_INVALID_HANDLE;
-        free(array);
-        return CUDA_SUCCESS;
-}
-
-API CUresult cuMemMapArrayAsync(CUarrayMapInfo *infos, unsigned int n, CUstream stream)
-{
-        (void)n, (void)stream;
-        return infos ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
-API CUresult cuMemMapArrayAsync_ptsz(CUarrayMapInfo *infos, unsigned int n, CUstream stream)
-{
-        return cuMemMapArrayAsync(infos, n, stream);
-}
 
 /* Any handle. */
 API CUresult cuLogicalEndpointBindMem(unsigned int endpoint, CUdevice device, cuuint64_t endpoint_offset,
@@ -103,24 +17,6 @@ API CUresult cuLogicalEndpointBindMem(unsigned int endpoint, CUdevice device, cu
 {
         (void)endpoint, (void)device, (void)endpoint_offset, (void)handle, (void)offset, (void)flags;
         return n_bytes > 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
-/* Pinned memory is memory. */
-CUresult cuMemHostAlloc(void **ret, size_t n_bytes, unsigned int flags);
-CUresult cuMemFreeHost(void *p);
-
-API CUresult cuMemHostAlloc(void **ret, size_t n_bytes, unsigned int flags)
-{
-        (void)flags;
-        if (!ret || n_bytes == 0)
-                return CUDA_ERROR_INVALID_VALUE;
-        return posix_memalign(ret, 4096, n_bytes) == 0 ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
-}
-
-API CUresult cuMemFreeHost(void *p)
-{
-        free(p);
-        return CUDA_SUCCESS;
 }
 
 /* Of equal bytes, as frameworks clear memory. */
@@ -143,45 +39,16 @@ API CUresult cuPointerGetAttributes(unsigned int n, CUpointer_attribute *which, 
         return CUDA_SUCCESS;
 }
 
-/* ---- in the order of a stream: at once ------------------------------------------------ */
-
-API CUresult cuMemAllocAsync(CUdeviceptr *ret_pointer, size_t n_bytes, CUstream stream)
-{
-        (void)stream;
-        return cuMemAlloc_v2(ret_pointer, n_bytes);
-}
-
-API CUresult cuMemAllocAsync_ptsz(CUdeviceptr *ret_pointer, size_t n_bytes, CUstream stream)
-{
-        return cuMemAllocAsync(ret_pointer, n_bytes, stream);
-}
-
-API CUresult cuMemAllocFromPoolAsync(CUdeviceptr *ret_pointer, size_t n_bytes, CUmemoryPool pool,
-                                     CUstream stream)
-{
-        return pool ? cuMemAllocAsync(ret_pointer, n_bytes, stream) : CUDA_ERROR_INVALID_VALUE;
-}
-
-API CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *ret_pointer, size_t n_bytes, CUmemoryPool pool,
-                                          CUstream stream)
-{
-        return cuMemAllocFromPoolAsync(ret_pointer, n_bytes, pool, stream);
-}
-
-API CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream stream)
-{
-        CUresult result = cuStreamSynchronize(stream);
-
-        return result == CUDA_SUCCESS ? cuMemFree_v2(pointer) : result;
-}
-
-API CUresult cuMemFreeAsync_ptsz(CUdeviceptr pointer, CUstream stream)
-{
-        return cuMemFreeAsync(pointer, stream);
-}
-
 /* ---- by cuGetProcAddress() ------------------------------------------------------------ */
 
+/* Of this form, or of another one that the table does not look at. */
+CUresult cuCtxCreate_v2(void), cuCtxCreate_v3(void), cuCtxCreate_v4(void), cuCtxDestroy_v2(void);
+CUresult cuDeviceGetMemPool(void), cuDeviceSetMemPool(void), cuMemPoolCreate(void), cuMemPoolDestroy(void);
+CUresult cuMemPoolSetAttribute(void), cuMemPrefetchAsync(void);
+CUresult cuMemHostAlloc(void), cuMemAllocHost_v2(void), cuMemFreeHost(void),
+        cuMemHostGetDevicePointer_v2(void);
+
+/* The newest variant that is not newer than version. */
 void *fake_extra(const char *base, int version, bool is_per_thread)
 {
         static const struct {
@@ -189,16 +56,42 @@ void *fake_extra(const char *base, int version, bool is_per_thread)
                 int version;
                 void (*legacy)(void), (*per_thread)(void);
         } functions[] = {
-#define E(name, per_thread) { #name, 11020, (void (*)(void))name, (void (*)(void))per_thread }
-                E(cuMemAllocAsync, cuMemAllocAsync_ptsz),
-                E(cuMemAllocFromPoolAsync, cuMemAllocFromPoolAsync_ptsz),
-                E(cuMemFreeAsync, cuMemFreeAsync_ptsz),
-                E(cuMemPoolGetAttribute, cuMemPoolGetAttribute),
-                E(cuMemPoolSetAccess, cuMemPoolSetAccess),
-                E(cuMemPoolTrimTo, cuMemPoolTrimTo),
-                E(cuMemAllocManaged, cuMemAllocManaged),
-                E(cuPointerGetAttributes, cuPointerGetAttributes),
+#define E(base, version, symbol) { #base, version, (void (*)(void))symbol, (void (*)(void))symbol }
+#define S(base)                                                                                              \
+        {                                                                                                    \
+#base, 11020, (void (*)(void))base, (void (*)(void))base##_ptsz                              \
+        }
+                S(cuMemAllocAsync),
+                S(cuMemAllocFromPoolAsync),
+                S(cuMemFreeAsync),
+                E(cuArray3DCreate, 3020, cuArray3DCreate_v2),
+                E(cuArrayCreate, 3020, cuArrayCreate_v2),
+                E(cuArrayDestroy, 2000, cuArrayDestroy),
+                E(cuCtxCreate, 3020, cuCtxCreate_v2),
+                E(cuCtxCreate, 11040, cuCtxCreate_v3),
+                E(cuCtxCreate, 12050, cuCtxCreate_v4),
+                E(cuCtxDestroy, 4000, cuCtxDestroy_v2),
+                E(cuDeviceGetDefaultMemPool, 11020, cuDeviceGetDefaultMemPool),
+                E(cuDeviceGetMemPool, 11020, cuDeviceGetMemPool),
+                E(cuDeviceSetMemPool, 11020, cuDeviceSetMemPool),
+                E(cuMemAllocHost, 3020, cuMemAllocHost_v2),
+                E(cuMemAllocManaged, 6000, cuMemAllocManaged),
+                E(cuMemAllocPitch, 3020, cuMemAllocPitch_v2),
+                E(cuMemFreeHost, 2000, cuMemFreeHost),
+                E(cuMemHostAlloc, 2020, cuMemHostAlloc),
+                E(cuMemHostGetDevicePointer, 3020, cuMemHostGetDevicePointer_v2),
+                E(cuMemPoolCreate, 11020, cuMemPoolCreate),
+                E(cuMemPoolDestroy, 11020, cuMemPoolDestroy),
+                E(cuMemPoolGetAttribute, 11020, cuMemPoolGetAttribute),
+                E(cuMemPoolSetAccess, 11020, cuMemPoolSetAccess),
+                E(cuMemPoolSetAttribute, 11020, cuMemPoolSetAttribute),
+                E(cuMemPoolTrimTo, 11020, cuMemPoolTrimTo),
+                E(cuMemPrefetchAsync, 8000, cuMemPrefetchAsync),
+                E(cuMipmappedArrayCreate, 5000, cuMipmappedArrayCreate),
+                E(cuMipmappedArrayDestroy, 5000, cuMipmappedArrayDestroy),
+                E(cuPointerGetAttributes, 7000, cuPointerGetAttributes),
 #undef E
+#undef S
         };
         void *found = NULL;
 

@@ -13,7 +13,8 @@
  *   vmm.c      cuMemCreate, handles and fds;  map.c  addresses and access
  *   queue.c    queues of work and the threads that do it;  stream.c  streams
  *   copy.c     copies and fills;  pinned.c  registered host memory
- *   green.c    green contexts
+ *   made.c     contexts that the program makes
+ *   array.c    arrays;  managed.c  managed memory;  pool.c  memory pools
  *   extra.c    what only the proxy of the driver asks for
  *   event.c    events;  capture.c: what stream capture forbids
  *
@@ -81,7 +82,7 @@ struct fake_settings {
         unsigned int n_devices;
         struct fake_device *visible[FAKE_MAX_DEVICES];
         unsigned int n_visible;
-        uint64_t context_n_bytes, poison_n_bytes;
+        uint64_t context_n_bytes, pool_n_bytes, poison_n_bytes;
         unsigned int stream_delay_us;
         int version;
         bool ipc_same_uid, peer_access, forked_dies, fork_keeps, fd_is_socket, is_mps_client;
@@ -111,10 +112,10 @@ int fake_device_attribute(const struct fake_device *d, CUdevice_attribute which)
 
 /* ---- object.c ------------------------------------------------------------ */
 
-/* A piece of physical memory; a context's has only a size. */
+/* A piece of physical memory. */
 struct fake_object {
         unsigned int device;
-        char kind; /* a: cuMemAlloc, v: cuMemCreate, c: a context, x: freed by its owner */
+        char kind; /* a: cuMemAlloc, v: cuMemCreate, b: struct fake_bytes, x: freed by its owner */
         uint64_t n_bytes, id;
 };
 CUresult fake_object_new(const struct fake_device *d, char kind, uint64_t n_bytes, struct fake_object *ret,
@@ -126,6 +127,13 @@ CUresult fake_object_of_fd(int fd, struct fake_object *ret);
 void fake_object_disown(struct fake_object *o);
 void fake_object_drop(const struct fake_object *o);
 uint64_t fake_in_use(unsigned int device);
+/* Bytes of a device that nothing reads or writes: of contexts, arrays and managed memory. */
+struct fake_bytes {
+        struct fake_object object;
+        void *held; /* a page, which keeps the bytes charged; NULL: there are none */
+};
+CUresult fake_bytes_take(const struct fake_device *d, uint64_t n_bytes, struct fake_bytes *ret);
+void fake_bytes_give_back(struct fake_bytes *b);
 /* What was given back by this process and does not show yet; what others have taken. */
 uint64_t fake_not_shown(unsigned int device);
 uint64_t fake_foreign(void);
@@ -144,13 +152,14 @@ int fake_fd_unwrap(int fd);
 /* ---- context.c ----------------------------------------------------------- */
 
 struct CUctx_st {
+        CUcontext next; /* made.c */
         struct fake_device *device;
         unsigned int n_refs, flags;
+        bool is_green;
         bool is_reset;                  /* and not retained since: it has no work, memory or use */
         bool reaches[FAKE_MAX_DEVICES]; /* by index: other devices' memory */
         CUresult sticky;
-        struct fake_object object;
-        void *held; /* keeps the object's bytes charged */
+        struct fake_bytes bytes;
         CUstream default_stream;
 };
 
@@ -158,12 +167,17 @@ struct CUctx_st {
 CUresult fake_context(CUcontext *ret);
 CUcontext fake_context_current(void);
 void fake_context_stick(CUcontext c, CUresult error);
+CUresult fake_context_start(CUcontext c); /* takes its bytes */
+void fake_context_end(CUcontext c);
+void fake_context_leave(CUcontext c);
 
-/* pinned.c: what was registered in a context that ends. */
+/* What was made in a context that ends. */
 void fake_pinned_drop_of(CUcontext c);
+void fake_arrays_destroy_of(CUcontext c);
+void fake_pools_forget(CUcontext c); /* the memory lock is held */
 
-/* green.c */
-bool fake_green_is_alive(CUcontext c);
+/* made.c */
+bool fake_made_is_alive(CUcontext c);
 
 /* ---- memory.c ------------------------------------------------------------ */
 
@@ -172,8 +186,10 @@ enum fake_range_kind {
         RANGE_IPC = 2,
         RANGE_RESERVED = 4,
         RANGE_MAPPED = 8, /* within a RANGE_RESERVED */
+        RANGE_MANAGED = 16,
+        RANGE_POOL = 32, /* what a pool has taken at once, for several allocations */
 };
-#define RANGE_MEMORY (RANGE_ALLOC | RANGE_IPC | RANGE_MAPPED)
+#define RANGE_MEMORY (RANGE_ALLOC | RANGE_IPC | RANGE_MAPPED | RANGE_MANAGED | RANGE_POOL)
 
 struct fake_range {
         struct fake_range *next;
@@ -181,8 +197,9 @@ struct fake_range {
         uintptr_t at;
         size_t n_bytes, n_mapped; /* asked for; a multiple of the granularity */
         struct fake_device *device;
-        CUcontext context; /* RANGE_ALLOC, RANGE_IPC */
+        CUcontext context; /* of all that is not RANGE_RESERVED or RANGE_MAPPED */
         struct fake_object object;
+        struct fake_bytes on_device;                   /* RANGE_MANAGED: while it is there */
         unsigned int n_refs;                           /* RANGE_IPC: how often it was opened */
         CUmemAccess_flags access;                      /* the widest */
         CUmemAccess_flags access_of[FAKE_MAX_DEVICES]; /* RANGE_MAPPED, by index */
@@ -199,11 +216,21 @@ void fake_range_destroy(struct fake_range *r);
 void fake_ranges_destroy_of(CUcontext c);
 bool fake_range_allows(uintptr_t at, size_t n_bytes, bool to_write);
 size_t fake_round_up(size_t n_bytes);
+/* kind: RANGE_ALLOC or RANGE_POOL. */
+CUresult fake_alloc(CUcontext c, enum fake_range_kind kind, size_t n_bytes, CUdeviceptr *ret);
+
+/* pool.c, with the memory lock held: what was allocated at an address of a RANGE_POOL. */
+bool fake_pool_find(CUdeviceptr pointer, CUdeviceptr *ret_base, size_t *ret_n_bytes);
+bool fake_pool_free(CUdeviceptr pointer); /* false: there is no such allocation */
+
+/* managed.c: memory that the device uses now moves there. */
+void fake_managed_use(uintptr_t at, size_t n_bytes);
 
 /* ---- address.c ----------------------------------------------------------- */
 
 /* Addresses without memory; 0: there are none left. */
 uintptr_t fake_address_take(size_t n_bytes, size_t alignment);
+bool fake_address_take_at(uintptr_t at, size_t n_bytes); /* false: they are not free */
 bool fake_address_map(uintptr_t at, size_t n_bytes, int fd, int protection);
 bool fake_address_blank(uintptr_t at, size_t n_bytes); /* takes the memory away, keeps the addresses */
 void fake_address_give_back(uintptr_t at, size_t n_bytes);

@@ -45,8 +45,8 @@ struct fake_range *fake_range_add(enum fake_range_kind kind, uintptr_t at, size_
         r->n_bytes = n_bytes;
         r->n_mapped = n_mapped;
         r->n_refs = 1;
-        r->access = kind == RANGE_ALLOC || kind == RANGE_IPC ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-                                                             : CU_MEM_ACCESS_FLAGS_PROT_NONE;
+        r->access = kind & (RANGE_RESERVED | RANGE_MAPPED) ? CU_MEM_ACCESS_FLAGS_PROT_NONE
+                                                           : CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
         r->next = fake_ranges;
         fake_ranges = r;
         return r;
@@ -67,7 +67,9 @@ void fake_range_destroy(struct fake_range *r)
         if (r->kind == RANGE_ALLOC) /* while it is mapped: else another process may take it away before */
                 fake_object_disown(&r->object);
         fake_address_give_back(r->at, r->n_mapped);
-        if (r->kind & RANGE_MEMORY)
+        if (r->kind == RANGE_MANAGED)
+                fake_bytes_give_back(&r->on_device);
+        else if (r->kind & RANGE_MEMORY)
                 fake_object_drop(&r->object);
         fake_range_remove(r);
 }
@@ -78,7 +80,7 @@ void fake_ranges_destroy_of(CUcontext c)
 
         for (struct fake_range *r = fake_ranges; r; r = next) {
                 next = r->next;
-                if (r->context == c && (r->kind & (RANGE_ALLOC | RANGE_IPC)))
+                if (r->context == c && (r->kind & (RANGE_ALLOC | RANGE_IPC | RANGE_MANAGED | RANGE_POOL)))
                         fake_range_destroy(r);
         }
 }
@@ -105,7 +107,7 @@ bool fake_range_allows(uintptr_t at, size_t n_bytes, bool to_write)
 
 /* ---- allocations --------------------------------------------------------- */
 
-static CUresult alloc(CUcontext c, size_t n_bytes, CUdeviceptr *ret)
+CUresult fake_alloc(CUcontext c, enum fake_range_kind kind, size_t n_bytes, CUdeviceptr *ret)
 {
         size_t n_mapped = fake_round_up(n_bytes);
         struct fake_object o;
@@ -129,7 +131,7 @@ static CUresult alloc(CUcontext c, size_t n_bytes, CUdeviceptr *ret)
         }
         fake_object_close(fd);
         pthread_rwlock_wrlock(&fake_memory_lock);
-        r = fake_range_add(RANGE_ALLOC, at, n_bytes, n_mapped);
+        r = fake_range_add(kind, at, n_bytes, n_mapped);
         r->device = c->device;
         r->context = c;
         r->object = o;
@@ -150,7 +152,30 @@ API CUresult cuMemAlloc_v2(CUdeviceptr *ret_pointer, size_t n_bytes)
         if (!ret_pointer || n_bytes == 0)
                 return CUDA_ERROR_INVALID_VALUE;
         r = fake_capture_allows_unsafe();
-        return r != CUDA_SUCCESS ? r : alloc(c, n_bytes, ret_pointer);
+        return r != CUDA_SUCCESS ? r : fake_alloc(c, RANGE_ALLOC, n_bytes, ret_pointer);
+}
+
+#define PITCH_BYTES ((size_t)512)
+
+CUresult cuMemAllocPitch_v2(CUdeviceptr *ret_pointer, size_t *ret_pitch, size_t n_width, size_t n_height,
+                            unsigned int n_element);
+
+API CUresult cuMemAllocPitch_v2(CUdeviceptr *ret_pointer, size_t *ret_pitch, size_t n_width, size_t n_height,
+                                unsigned int n_element)
+{
+        size_t n_pitch, n_bytes;
+        CUresult r;
+
+        if (!ret_pitch || n_width == 0 || n_height == 0 ||
+            (n_element != 4 && n_element != 8 && n_element != 16))
+                return CUDA_ERROR_INVALID_VALUE;
+        n_pitch = (n_width + PITCH_BYTES - 1) & ~(PITCH_BYTES - 1);
+        if (n_pitch < n_width || __builtin_mul_overflow(n_pitch, n_height, &n_bytes))
+                return CUDA_ERROR_OUT_OF_MEMORY;
+        r = cuMemAlloc_v2(ret_pointer, n_bytes);
+        if (r == CUDA_SUCCESS)
+                *ret_pitch = n_pitch;
+        return r;
 }
 
 /* Waits for all work of the context first: a free never pulls memory away from
@@ -174,10 +199,10 @@ API CUresult cuMemFree_v2(CUdeviceptr pointer)
         if (r != CUDA_SUCCESS)
                 return r;
         pthread_rwlock_wrlock(&fake_memory_lock);
-        range = fake_range_find(pointer, RANGE_ALLOC);
-        if (range && range->at == pointer)
+        range = fake_range_find(pointer, RANGE_ALLOC | RANGE_MANAGED | RANGE_POOL);
+        if (range && range->kind != RANGE_POOL && range->at == pointer)
                 fake_range_destroy(range);
-        else
+        else if (!range || range->kind != RANGE_POOL || !fake_pool_free(pointer))
                 r = CUDA_ERROR_INVALID_VALUE;
         pthread_rwlock_unlock(&fake_memory_lock);
         return r;
@@ -201,9 +226,24 @@ API CUresult cuMemGetInfo_v2(size_t *ret_n_free, size_t *ret_n_total)
         return CUDA_SUCCESS;
 }
 
+/* NULL: no memory. Else the range, and what was allocated there. */
+static const struct fake_range *find_memory(CUdeviceptr pointer, CUdeviceptr *ret_base, size_t *ret_n_bytes)
+{
+        const struct fake_range *range = fake_range_find(pointer, RANGE_MEMORY);
+
+        if (!range || (range->kind == RANGE_POOL && !fake_pool_find(pointer, ret_base, ret_n_bytes)))
+                return NULL;
+        if (range->kind != RANGE_POOL) {
+                *ret_base = range->at;
+                *ret_n_bytes = range->n_bytes;
+        }
+        return range;
+}
+
 API CUresult cuMemGetAddressRange_v2(CUdeviceptr *ret_base, size_t *ret_n_bytes, CUdeviceptr pointer)
 {
-        const struct fake_range *range;
+        CUdeviceptr base;
+        size_t n_bytes;
         CUcontext c;
         CUresult r;
 
@@ -212,22 +252,26 @@ API CUresult cuMemGetAddressRange_v2(CUdeviceptr *ret_base, size_t *ret_n_bytes,
         if (r != CUDA_SUCCESS)
                 return r;
         pthread_rwlock_rdlock(&fake_memory_lock);
-        range = fake_range_find(pointer, RANGE_MEMORY);
-        if (!range) {
+        if (!find_memory(pointer, &base, &n_bytes)) {
                 r = CUDA_ERROR_NOT_FOUND;
         } else {
                 if (ret_base)
-                        *ret_base = range->at;
+                        *ret_base = base;
                 if (ret_n_bytes)
-                        *ret_n_bytes = range->n_bytes;
+                        *ret_n_bytes = n_bytes;
         }
         pthread_rwlock_unlock(&fake_memory_lock);
         return r;
 }
 
-static CUresult pointer_attribute(const struct fake_range *range, CUpointer_attribute which,
-                                  CUdeviceptr pointer, void *ret)
+static CUresult pointer_attribute(CUpointer_attribute which, CUdeviceptr pointer, void *ret)
 {
+        CUdeviceptr base;
+        size_t n_bytes;
+        const struct fake_range *range = find_memory(pointer, &base, &n_bytes);
+
+        if (!range)
+                return CUDA_ERROR_INVALID_VALUE;
         switch (which) {
         case CU_POINTER_ATTRIBUTE_CONTEXT:
                 *(CUcontext *)ret = range->context;
@@ -245,10 +289,13 @@ static CUresult pointer_attribute(const struct fake_range *range, CUpointer_attr
                 *(bool *)ret = range->kind == RANGE_ALLOC;
                 return CUDA_SUCCESS;
         case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
-                *(CUdeviceptr *)ret = range->at;
+                *(CUdeviceptr *)ret = base;
                 return CUDA_SUCCESS;
         case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
-                *(size_t *)ret = range->n_bytes;
+                *(size_t *)ret = n_bytes;
+                return CUDA_SUCCESS;
+        case CU_POINTER_ATTRIBUTE_IS_MANAGED:
+                *(bool *)ret = range->kind == RANGE_MANAGED;
                 return CUDA_SUCCESS;
         case CU_POINTER_ATTRIBUTE_MAPPED:
                 *(bool *)ret = true;
@@ -260,7 +307,6 @@ static CUresult pointer_attribute(const struct fake_range *range, CUpointer_attr
 
 API CUresult cuPointerGetAttribute(void *ret_value, CUpointer_attribute which, CUdeviceptr pointer)
 {
-        const struct fake_range *range;
         CUcontext c;
         CUresult r;
 
@@ -271,8 +317,7 @@ API CUresult cuPointerGetAttribute(void *ret_value, CUpointer_attribute which, C
         if (!ret_value)
                 return CUDA_ERROR_INVALID_VALUE;
         pthread_rwlock_rdlock(&fake_memory_lock);
-        range = fake_range_find(pointer, RANGE_MEMORY);
-        r = range ? pointer_attribute(range, which, pointer, ret_value) : CUDA_ERROR_INVALID_VALUE;
+        r = pointer_attribute(which, pointer, ret_value);
         pthread_rwlock_unlock(&fake_memory_lock);
         return r;
 }

@@ -419,7 +419,7 @@ CUresult fake_object_new(const struct fake_device *d, char kind, uint64_t n_byte
                          int *ret_fd)
 {
         struct fake_object o = { .device = d->index, .kind = kind, .n_bytes = n_bytes };
-        uint64_t n_backed = kind == 'c' ? 0 : n_bytes;
+        uint64_t n_backed = kind == 'b' ? 0 : n_bytes;
         CUresult r;
         int lock, fd;
 
@@ -441,6 +441,34 @@ CUresult fake_object_new(const struct fake_device *d, char kind, uint64_t n_byte
         *ret = o;
         *ret_fd = fd;
         return CUDA_SUCCESS;
+}
+
+CUresult fake_bytes_take(const struct fake_device *d, uint64_t n_bytes, struct fake_bytes *ret)
+{
+        struct fake_bytes b;
+        CUresult r;
+        int fd;
+
+        r = fake_object_new(d, 'b', n_bytes, &b.object, &fd);
+        if (r != CUDA_SUCCESS)
+                return r;
+        b.held = fake_object_map(NULL, 4096, PROT_NONE, fd);
+        fake_object_close(fd);
+        if (!b.held) {
+                fake_object_drop(&b.object);
+                return CUDA_ERROR_OUT_OF_MEMORY;
+        }
+        *ret = b;
+        return CUDA_SUCCESS;
+}
+
+void fake_bytes_give_back(struct fake_bytes *b)
+{
+        if (!b->held)
+                return;
+        munmap(b->held, 4096);
+        b->held = NULL;
+        fake_object_drop(&b->object);
 }
 
 CUresult fake_object_open(const struct fake_object *o, int *ret_fd)

@@ -1,4 +1,4 @@
-/* Host memory that is registered with the driver: a list. Copies are the same from and to any memory.
+/* Host memory that is registered with the driver, or is the driver's: a list. Copies are the same from and to any memory.
  *
  * SPDX-License-Identifier: Apache-2.0
  *
@@ -29,6 +29,7 @@ struct pinned {
         uintptr_t at;
         size_t n_bytes;
         unsigned int flags;
+        bool is_allocated; /* by cuMemHostAlloc, and freed with it */
         CUcontext context;
         struct pinned *next;
 };
@@ -48,8 +49,8 @@ static void show(void)
         if (!pattern)
                 return;
         for (const struct pinned *each = pinned; each; each = each->next) {
-                n_bytes += each->n_bytes;
-                n++;
+                n_bytes += each->is_allocated ? 0 : each->n_bytes;
+                n += !each->is_allocated;
         }
         if (p)
                 snprintf(path, sizeof(path), "%.*s%d%s", (int)(p - pattern), pattern, (int)getpid(), p + 2);
@@ -97,7 +98,7 @@ static bool is_usable(uintptr_t at, size_t n_bytes, bool to_write)
                populate((uintptr_t)&fake & ~(uintptr_t)4095, 4096, true) < 0;
 }
 
-static CUresult pin(uintptr_t at, size_t n_bytes, unsigned int flags, CUcontext c)
+static CUresult pin(uintptr_t at, size_t n_bytes, unsigned int flags, bool is_allocated, CUcontext c)
 {
         struct pinned *p;
 
@@ -108,21 +109,28 @@ static CUresult pin(uintptr_t at, size_t n_bytes, unsigned int flags, CUcontext 
         p = malloc(sizeof(*p));
         if (!p)
                 fake_die("out of memory");
-        *p = (struct pinned){ at, n_bytes, flags, c, pinned };
+        *p = (struct pinned){ at, n_bytes, flags, is_allocated, c, pinned };
         pinned = p;
         show();
         return CUDA_SUCCESS;
 }
 
-static CUresult unpin(uintptr_t at)
+static void drop(struct pinned *p)
+{
+        if (p->is_allocated)
+                free((void *)p->at);
+        free(p);
+}
+
+static CUresult unpin(uintptr_t at, bool is_allocated)
 {
         for (struct pinned **each = &pinned; *each; each = &(*each)->next) {
                 struct pinned *p = *each;
 
-                if (p->at != at)
+                if (p->at != at || p->is_allocated != is_allocated)
                         continue;
                 *each = p->next;
-                free(p);
+                drop(p);
                 show();
                 return CUDA_SUCCESS;
         }
@@ -140,7 +148,7 @@ void fake_pinned_drop_of(CUcontext c)
                         continue;
                 }
                 *each = p->next;
-                free(p);
+                drop(p);
         }
         show();
         pthread_mutex_unlock(&pinned_lock);
@@ -162,7 +170,7 @@ API CUresult cuMemHostRegister_v2(void *memory, size_t n_bytes, unsigned int fla
         if (flags & CU_MEMHOSTREGISTER_IOMEMORY) /* no such memory is modelled */
                 return CUDA_ERROR_NOT_SUPPORTED;
         pthread_mutex_lock(&pinned_lock);
-        r = pin((uintptr_t)memory, n_bytes, flags, c);
+        r = pin((uintptr_t)memory, n_bytes, flags, false, c);
         pthread_mutex_unlock(&pinned_lock);
         return r;
 }
@@ -177,7 +185,7 @@ API CUresult cuMemHostUnregister(void *memory)
         if (r != CUDA_SUCCESS)
                 return r;
         pthread_mutex_lock(&pinned_lock);
-        r = unpin((uintptr_t)memory);
+        r = unpin((uintptr_t)memory, false);
         pthread_mutex_unlock(&pinned_lock);
         return r;
 }
@@ -198,4 +206,72 @@ API CUresult cuMemHostGetFlags(unsigned int *ret_flags, void *memory)
                 *ret_flags = p->flags;
         pthread_mutex_unlock(&pinned_lock);
         return p ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+/* ---- memory of the driver ------------------------------------------------- */
+
+CUresult cuMemHostAlloc(void **ret, size_t n_bytes, unsigned int flags);
+CUresult cuMemAllocHost_v2(void **ret, size_t n_bytes);
+CUresult cuMemFreeHost(void *p);
+CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *ret_pointer, void *p, unsigned int flags);
+
+/* Whole pages, which take nothing of the device. They end with the context. */
+API CUresult cuMemHostAlloc(void **ret, size_t n_bytes, unsigned int flags)
+{
+        CUcontext c;
+        CUresult r;
+        void *p;
+
+        ENTER(cuMemHostRegister_v2);
+        r = fake_context(&c);
+        if (r != CUDA_SUCCESS)
+                return r;
+        if (!ret || n_bytes == 0 || flags > 7)
+                return CUDA_ERROR_INVALID_VALUE;
+        if (posix_memalign(&p, 4096, n_bytes) != 0)
+                return CUDA_ERROR_OUT_OF_MEMORY;
+        pthread_mutex_lock(&pinned_lock);
+        r = pin((uintptr_t)p, n_bytes, flags, true, c);
+        pthread_mutex_unlock(&pinned_lock);
+        if (r == CUDA_SUCCESS)
+                *ret = p;
+        else
+                free(p);
+        return r;
+}
+
+API CUresult cuMemAllocHost_v2(void **ret, size_t n_bytes)
+{
+        return cuMemHostAlloc(ret, n_bytes, 0);
+}
+
+API CUresult cuMemFreeHost(void *p)
+{
+        CUcontext c;
+        CUresult r;
+
+        ENTER(cuMemHostUnregister);
+        r = fake_context(&c);
+        if (r != CUDA_SUCCESS)
+                return r;
+        pthread_mutex_lock(&pinned_lock);
+        r = unpin((uintptr_t)p, true);
+        pthread_mutex_unlock(&pinned_lock);
+        return r == CUDA_SUCCESS ? r : CUDA_ERROR_INVALID_VALUE;
+}
+
+/* The same address, as with unified addresses. */
+API CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *ret_pointer, void *p, unsigned int flags)
+{
+        const struct pinned *found;
+
+        ENTER(cuMemHostGetFlags);
+        if (!ret_pointer || flags != 0)
+                return CUDA_ERROR_INVALID_VALUE;
+        pthread_mutex_lock(&pinned_lock);
+        found = find((uintptr_t)p, 1);
+        pthread_mutex_unlock(&pinned_lock);
+        if (found)
+                *ret_pointer = (CUdeviceptr)(uintptr_t)p;
+        return found ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }

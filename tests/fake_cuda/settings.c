@@ -6,7 +6,8 @@
  *                           without a GPU; 1GiB if not set
  *   FAKE_CUDA_STATE         the folder that all processes of the machine share
  *                           (/dev/shm/fake-cuda-UID)
- *   FAKE_CUDA_CONTEXT_BYTES what a primary context takes of its device (0)
+ *   FAKE_CUDA_CONTEXT_BYTES what a context takes of its device, a green one excepted (0)
+ *   FAKE_CUDA_POOL_BYTES    what a memory pool takes of its device at once (32MiB)
  *   FAKE_CUDA_POISON_BYTES  up to where pages of fresh memory are filled with 0xab (its end)
  *   FAKE_CUDA_STREAM_DELAY_US  how late work in streams runs (0)
  *   FAKE_CUDA_ATTRIBUTES    see driver.c;  FAKE_CUDA_MISSING: functions, joined
@@ -242,6 +243,7 @@ static void setup(void)
         setup_mig();
         setup_folder();
         fake.context_n_bytes = setting("FAKE_CUDA_CONTEXT_BYTES", 0);
+        fake.pool_n_bytes = setting("FAKE_CUDA_POOL_BYTES", UINT64_C(32) << 20);
         fake.poison_n_bytes = setting("FAKE_CUDA_POISON_BYTES", UINT64_MAX);
         fake.stream_delay_us = (unsigned int)setting("FAKE_CUDA_STREAM_DELAY_US", 0);
         fake.version = (int)setting("FAKE_CUDA_VERSION", 12040);

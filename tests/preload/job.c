@@ -463,13 +463,22 @@ static void have_large_arrays(void)
 /* A pool of the program is the driver's, and counted; a graph's memory is not. */
 static void have_other_pools(void)
 {
-        CUmemoryPool pool = (CUmemoryPool)(void *)&pool;
+        struct {
+                int allocation_type, handle_types;
+                CUmemLocation location;
+                char rest[64];
+        } what = { .allocation_type = 1, .location = { CU_MEM_LOCATION_TYPE_DEVICE, 0 } };
+        CUresult (*create)(CUmemoryPool *, void *);
+        CUmemoryPool pool;
         CUstream stream;
         CUdeviceptr p, q;
         CUgraph graph;
         size_t n;
 
+        *(void **)&create = dlsym(dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL), "cuMemPoolCreate");
+        CHECK(create);
         context_make();
+        OK(create(&pool, &what));
         OK(cu.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
         n = free_bytes();
         OK(cu.own_cuMemAllocFromPoolAsync(&p, 4 * MIB, pool, stream));
