@@ -1,4 +1,4 @@
-/* Device addresses: one window of the process's addresses, cut into 2 MiB slots.
+/* Device addresses: one window of the process's addresses, cut into 2 MiB slots, and what programs prefer outside of it.
  *
  * SPDX-License-Identifier: Apache-2.0
  *
@@ -18,6 +18,10 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static char is_taken[MAX_SLOTS];
 static size_t n_slots;
 static uintptr_t window;
+
+#ifndef MAP_FIXED_NOREPLACE
+#define MAP_FIXED_NOREPLACE 0x100000
+#endif
 
 static bool blank(uintptr_t at, size_t n_bytes, int flags, uintptr_t *ret)
 {
@@ -66,6 +70,34 @@ uintptr_t fake_address_take(size_t n_bytes, size_t alignment)
         return at;
 }
 
+static bool is_in_window(uintptr_t at, size_t n_bytes)
+{
+        return at >= window && at - window < n_slots * FAKE_GRANULARITY &&
+               n_bytes <= n_slots * FAKE_GRANULARITY - (at - window);
+}
+
+/* Also where the process has nothing else: a driver's addresses are the process's, too. */
+bool fake_address_take_at(uintptr_t at, size_t n_bytes)
+{
+        bool is_free = false;
+        uintptr_t got;
+
+        pthread_mutex_lock(&lock);
+        if (at % FAKE_GRANULARITY == 0 && window_open() && is_in_window(at, n_bytes)) {
+                char *slots = is_taken + (at - window) / FAKE_GRANULARITY;
+
+                is_free = !memchr(slots, 1, n_bytes / FAKE_GRANULARITY);
+                if (is_free)
+                        memset(slots, 1, n_bytes / FAKE_GRANULARITY);
+        } else if (at % FAKE_GRANULARITY == 0 && blank(at, n_bytes, MAP_FIXED_NOREPLACE, &got)) {
+                is_free = got == at;
+                if (!is_free) /* a kernel that does not know the flag */
+                        munmap((void *)got, n_bytes);
+        }
+        pthread_mutex_unlock(&lock);
+        return is_free;
+}
+
 bool fake_address_blank(uintptr_t at, size_t n_bytes)
 {
         return blank(at, n_bytes, MAP_FIXED, &at);
@@ -73,6 +105,10 @@ bool fake_address_blank(uintptr_t at, size_t n_bytes)
 
 void fake_address_give_back(uintptr_t at, size_t n_bytes)
 {
+        if (!is_in_window(at, n_bytes)) {
+                munmap((void *)at, n_bytes);
+                return;
+        }
         if (!fake_address_blank(at, n_bytes))
                 fake_die("cannot unmap: %m");
         pthread_mutex_lock(&lock);

@@ -22,11 +22,15 @@ API CUresult cuMemAddressReserve(CUdeviceptr *ret_pointer, size_t n_bytes, size_
         uintptr_t at;
 
         ENTER(cuMemAddressReserve);
-        (void)hint; /* only a wish */
         if (!ret_pointer || flags != 0 || n_bytes == 0 || n_bytes % FAKE_GRANULARITY != 0 ||
             (alignment & (alignment - 1)) != 0)
                 return CUDA_ERROR_INVALID_VALUE;
-        at = fake_address_take(n_bytes, alignment < FAKE_GRANULARITY ? FAKE_GRANULARITY : alignment);
+        if (alignment < FAKE_GRANULARITY)
+                alignment = FAKE_GRANULARITY;
+        if (hint != 0 && hint % alignment == 0 && fake_address_take_at(hint, n_bytes))
+                at = hint;
+        else
+                at = fake_address_take(n_bytes, alignment);
         if (at == 0)
                 return CUDA_ERROR_OUT_OF_MEMORY;
         pthread_rwlock_wrlock(&fake_memory_lock);
