@@ -1,5 +1,5 @@
-/* A CUDA runtime for machines without a GPU, above the fake driver (tests/fake_cuda): enough for PyTorch to make, copy
- * and free tensors, to record events and to capture graphs. Kernels do nothing, and so does a graph. It is loaded in
+/* A CUDA runtime for machines without a GPU, above the fake driver (tests/fake_cuda), of CUDA 12 or 13, as the headers are:
+ * enough for PyTorch to make, copy and free tensors, to record events and to capture graphs. Kernels do nothing, and so does a graph. It is loaded in
  * place of NVIDIA's by LD_PRELOAD, under the same soname.
  *
  * Numbers of the driver's errors are those of the runtime's, as far as the fake driver returns any. A device's memory
@@ -127,7 +127,8 @@ API cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr which, in
         return cudaSuccess;
 }
 
-API cudaError_t cudaGetDeviceProperties_v2(struct cudaDeviceProp *p, int device)
+/* The headers of CUDA 12 rename it. */
+API cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int device)
 {
         CUdevice found;
         CUuuid uuid;
@@ -189,6 +190,14 @@ API cudaError_t cudaDeviceSynchronize(void)
 {
         ENTER();
         return done(cuCtxSynchronize());
+}
+
+API cudaError_t cudaDeviceReset(void)
+{
+        ENTER();
+        current_context = NULL;
+        (void)cuCtxSetCurrent(NULL);
+        return done(cuDevicePrimaryCtxReset(current_device));
 }
 
 API cudaError_t cudaDriverGetVersion(int *version)
@@ -275,6 +284,18 @@ API cudaError_t cudaMalloc(void **ret, size_t n_bytes)
         return done(r);
 }
 
+API cudaError_t cudaMallocManaged(void **ret, size_t n_bytes, unsigned int flags)
+{
+        CUdeviceptr p = 0;
+        CUresult r;
+
+        ENTER();
+        r = cuMemAllocManaged(&p, n_bytes, flags);
+        if (r == CUDA_SUCCESS)
+                *ret = (void *)(uintptr_t)p;
+        return done(r);
+}
+
 API cudaError_t cudaFree(void *p)
 {
         ENTER();
@@ -332,6 +353,26 @@ API cudaError_t cudaHostAlloc(void **ret, size_t n_bytes, unsigned int flags)
                 return failed(cudaErrorMemoryAllocation);
         *ret = p;
         return cudaHostRegister(p, n_bytes, flags);
+}
+
+API cudaError_t cudaMallocHost(void **ret, size_t n_bytes)
+{
+        return cudaHostAlloc(ret, n_bytes, 0);
+}
+
+/* The same address, as with unified addresses. */
+API cudaError_t cudaHostGetDevicePointer(void **ret, void *p, unsigned int flags)
+{
+        bool is_pinned;
+
+        (void)flags;
+        (void)pthread_mutex_lock(&lock);
+        is_pinned = *find_host(p) != NULL;
+        (void)pthread_mutex_unlock(&lock);
+        if (!is_pinned)
+                return failed(cudaErrorInvalidValue);
+        *ret = p;
+        return cudaSuccess;
 }
 
 API cudaError_t cudaFreeHost(void *p)
@@ -462,6 +503,10 @@ API cudaError_t cudaStreamCreateWithPriority(cudaStream_t *ret, unsigned int fla
 API cudaError_t cudaStreamCreate(cudaStream_t *ret)
 {
         return cudaStreamCreateWithPriority(ret, 0, 0);
+}
+API cudaError_t cudaStreamCreateWithFlags(cudaStream_t *ret, unsigned int flags)
+{
+        return cudaStreamCreateWithPriority(ret, flags, 0);
 }
 API cudaError_t cudaStreamDestroy(cudaStream_t stream)
 {
@@ -634,9 +679,9 @@ API cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptur
         return done(r);
 }
 
-API cudaError_t cudaStreamGetCaptureInfo_v2(cudaStream_t stream, enum cudaStreamCaptureStatus *status,
-                                            unsigned long long *id, cudaGraph_t *graph,
-                                            const cudaGraphNode_t **dependencies, size_t *n_dependencies)
+static cudaError_t capture_info(cudaStream_t stream, enum cudaStreamCaptureStatus *status,
+                                unsigned long long *id, cudaGraph_t *graph,
+                                const cudaGraphNode_t **dependencies, size_t *n_dependencies)
 {
         struct capture *c;
         cudaError_t e = cudaStreamIsCapturing(stream, status);
@@ -654,6 +699,25 @@ API cudaError_t cudaStreamGetCaptureInfo_v2(cudaStream_t stream, enum cudaStream
                 *n_dependencies = 0;
         return e;
 }
+
+#if CUDART_VERSION >= 13000
+API cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, enum cudaStreamCaptureStatus *status,
+                                         unsigned long long *id, cudaGraph_t *graph,
+                                         const cudaGraphNode_t **dependencies,
+                                         const cudaGraphEdgeData **edges, size_t *n_dependencies)
+{
+        if (edges)
+                *edges = NULL;
+        return capture_info(stream, status, id, graph, dependencies, n_dependencies);
+}
+#else
+API cudaError_t cudaStreamGetCaptureInfo_v2(cudaStream_t stream, enum cudaStreamCaptureStatus *status,
+                                            unsigned long long *id, cudaGraph_t *graph,
+                                            const cudaGraphNode_t **dependencies, size_t *n_dependencies)
+{
+        return capture_info(stream, status, id, graph, dependencies, n_dependencies);
+}
+#endif
 
 API cudaError_t cudaGraphDestroy(cudaGraph_t graph)
 {
@@ -829,3 +893,31 @@ NONE(cudaMemPoolSetAccess, cudaMemPool_t pool, const struct cudaMemAccessDesc *a
 NONE(cudaMemPoolTrimTo, cudaMemPool_t pool, size_t n)
 NONE(cudaIpcGetEventHandle, cudaIpcEventHandle_t *handle, cudaEvent_t event)
 NONE(cudaIpcOpenEventHandle, cudaEvent_t *event, cudaIpcEventHandle_t handle)
+
+/* What PyTorch for CUDA 13 links, too. Without prototypes: not all headers have all of them. */
+#define ABSENT(name)                                                                                         \
+        API cudaError_t absent_##name(void) __asm__(#name);                                                  \
+        API cudaError_t absent_##name(void)                                                                  \
+        {                                                                                                    \
+                return failed(cudaErrorNotSupported);                                                        \
+        }
+ABSENT(__cudaGetKernel)
+ABSENT(__cudaLaunchKernel)
+ABSENT(cudaDeviceGetGraphMemAttribute)
+ABSENT(cudaDeviceSetGraphMemAttribute)
+ABSENT(cudaGetSymbolAddress)
+ABSENT(cudaGraphAddNode)
+ABSENT(cudaGraphConditionalHandleCreate)
+ABSENT(cudaGraphNodeGetDependencies)
+ABSENT(cudaGraphRetainUserObject)
+ABSENT(cudaKernelSetAttributeForDevice)
+ABSENT(cudaLaunchCooperativeKernel)
+ABSENT(cudaLibraryGetKernel)
+ABSENT(cudaLibraryLoadData)
+ABSENT(cudaLibraryUnload)
+ABSENT(cudaMemcpyToSymbol)
+ABSENT(cudaOccupancyMaxActiveBlocksPerMultiprocessor)
+ABSENT(cudaStreamBeginCaptureToGraph)
+ABSENT(cudaStreamUpdateCaptureDependencies)
+ABSENT(cudaUserObjectCreate)
+ABSENT(cudaUserObjectRelease)

@@ -15,7 +15,7 @@ import subprocess
 import sys
 
 SONAME = re.compile(r"lib(cublas|cudnn|cufft|cufile|cupti|curand|cusolver|cusparse|nccl|nvJitLink|nvrtc|nvToolsExt|nvshmem)")
-FUNCTION = re.compile(r"(cublas|cudnn|cufft|cuFile|cupti|curand|cusolver|cusparse|p?nccl|nvJitLink|nvrtc|nvtx|nvshmem)[A-Z_]\w*$")
+FUNCTION = re.compile(r"(cublas|cudnn|cufft|cuFile|cupti|curand|cusolver|cusparse|p?nccl|nvJitLink|nvrtc|nvtx|nvshmem|nvshmemx|nvshmemid)[A-Z_]\w*$")
 
 
 def output_of(*command):

@@ -14,10 +14,13 @@
 
 #define SUCCESS           0
 #define INVALID_ARGUMENT  2
+#define NOT_SUPPORTED     3
 #define NOT_FOUND         6
 #define INSUFFICIENT_SIZE 7
 #define DRIVER_NOT_LOADED 9
 #define VERSION_MISMATCH  25
+#define FABRIC_VERSION    2u
+#define NO_FABRIC         0 /* NVML_GPU_FABRIC_STATE_NOT_SUPPORTED */
 #define TOTAL_BYTES       (80ull << 30)
 #define RESERVED_BYTES    (500ull << 20)
 #define MAX_DEVICES       8u
@@ -38,6 +41,15 @@ struct memory_v2 {
         unsigned long long n_total, n_reserved, n_free, n_used;
 };
 
+struct fabric { /* nvmlGpuFabricInfo_v2_t */
+        unsigned version;
+        unsigned char cluster[16];
+        int status;
+        unsigned clique;
+        unsigned char state;
+        unsigned health;
+};
+
 static struct line {
         unsigned device;
         int has_process;
@@ -55,6 +67,11 @@ int nvmlInit(void);
 int nvmlInit_v2(void);
 int nvmlDeviceGetHandleByPciBusId_v2(const char *text, void **ret);
 int nvmlDeviceGetComputeRunningProcesses(void *device, unsigned *n, struct process_info_v1 *ret);
+int nvmlSystemGetCudaDriverVersion_v2(int *ret);
+int nvmlDeviceGetHandleByUUID(const char *uuid, void **ret);
+int nvmlDeviceGetGpuFabricInfoV(void *device, struct fabric *ret);
+int nvmlDeviceGetNvLinkRemoteDeviceType(void *device, unsigned link, int *ret);
+int nvmlDeviceGetNvLinkRemotePciInfo_v2(void *device, unsigned link, void *ret);
 int nvmlSystemGetDriverVersion(char *ret, unsigned n_ret);
 int nvmlShutdown(void);
 int nvmlDeviceGetCount_v2(unsigned *ret);
@@ -87,6 +104,14 @@ API int nvmlInit(void)
 API int nvmlSystemGetDriverVersion(char *ret, unsigned n_ret)
 {
         return snprintf(ret, n_ret, "550.0") < (int)n_ret ? SUCCESS : INSUFFICIENT_SIZE;
+}
+
+API int nvmlSystemGetCudaDriverVersion_v2(int *ret)
+{
+        const char *version = getenv("FAKE_CUDA_VERSION");
+
+        *ret = version ? atoi(version) : 12040;
+        return SUCCESS;
 }
 
 API int nvmlShutdown(void)
@@ -140,12 +165,47 @@ API int nvmlDeviceGetHandleByPciBusId_v2(const char *text, void **ret)
         return nvmlDeviceGetHandleByIndex_v2(bus - 1, ret);
 }
 
+API int nvmlDeviceGetHandleByUUID(const char *uuid, void **ret)
+{
+        unsigned n;
+
+        if (nvmlDeviceGetCount_v2(&n) != SUCCESS)
+                return NOT_FOUND;
+        for (unsigned i = 0; i < n; i++)
+                if (strcmp(uuids[i], uuid) == 0)
+                        return nvmlDeviceGetHandleByIndex_v2(i, ret);
+        return NOT_FOUND;
+}
+
 API int nvmlDeviceGetUUID(void *device, char *ret, unsigned n_ret)
 {
         if (strlen(device) >= n_ret)
                 return INSUFFICIENT_SIZE;
         strcpy(ret, device);
         return SUCCESS;
+}
+
+/* ---- links between GPUs, of which there are none ------------------------------------------ */
+
+API int nvmlDeviceGetGpuFabricInfoV(void *device, struct fabric *ret)
+{
+        (void)device;
+        if (ret->version != (FABRIC_VERSION << 24 | sizeof(*ret)))
+                return VERSION_MISMATCH;
+        *ret = (struct fabric){ .version = ret->version, .state = NO_FABRIC };
+        return SUCCESS;
+}
+
+API int nvmlDeviceGetNvLinkRemoteDeviceType(void *device, unsigned link, int *ret)
+{
+        (void)device, (void)link, (void)ret;
+        return NOT_SUPPORTED;
+}
+
+API int nvmlDeviceGetNvLinkRemotePciInfo_v2(void *device, unsigned link, void *ret)
+{
+        (void)device, (void)link, (void)ret;
+        return NOT_SUPPORTED;
 }
 
 API const char *nvmlErrorString(int result)
