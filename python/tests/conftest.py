@@ -60,7 +60,7 @@ def collect_garbage():
 
 
 class Daemon:
-    def __init__(self):
+    def __init__(self, train="256MiB", quota="64MiB"):
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="bfcd-py-"))
         self.socket = self.folder / "bfcd.sock"
         device = "host, size: 512MiB" if DEVICE == "host" else '"cuda:0", headroom: 0'
@@ -75,12 +75,12 @@ class Daemon:
 socket: {{path: {self.socket}}}
 admin_socket: {{path: {self.folder}/admin.sock}}
 devices:
-  - {{id: {device}, partitions: [{{name: train, limit: 256MiB{share}}}, {{name: infer, limit: 128MiB{share}}}]}}
+  - {{id: {device}, partitions: [{{name: train, limit: {train}{share}}}, {{name: infer, limit: 128MiB{share}}}]}}
 {parking_device}tenants:
   - name: me
     match: {{uid: [{os.getuid()}]}}
     quotas:
-      - {{partition: train, limit: 64MiB}}
+      - {{partition: train, limit: {quota}}}
       - {{partition: infer}}
 {parking_quota}"""
         )
