@@ -415,6 +415,30 @@ static bool poison(int fd, uint64_t n_bytes)
         return n_bytes < POISON_BYTES || write_poison(fd, n_bytes - POISON_BYTES, n_bytes);
 }
 
+/* With the folder locked. A number of one width, so that a reader finds all of it. */
+static void note_peak_locked(unsigned int device)
+{
+        char path[320], text[32] = "";
+        uint64_t n_bytes;
+        ssize_t n_text;
+        int fd;
+
+        if (!fake.notes_peak)
+                return;
+        snprintf(path, sizeof(path), "%s/peak-%u", fake_folder, device);
+        n_bytes = in_use_locked(device, true);
+        fd = open_anyway(path, O_RDWR | O_CREAT | O_CLOEXEC);
+        if (fd < 0 || read(fd, text, sizeof(text) - 1) < 0)
+                fake_die("cannot read %s: %m", path);
+        if (n_bytes > strtoull(text, NULL, 10)) {
+                n_text = snprintf(text, sizeof(text), "%20llu\n", (unsigned long long)n_bytes);
+                if (pwrite(fd, text, (size_t)n_text, 0) != n_text)
+                        fake_die("cannot write %s: %m", path);
+        }
+        fchmod(fd, 0666);
+        close(fd);
+}
+
 CUresult fake_object_new(const struct fake_device *d, char kind, uint64_t n_bytes, struct fake_object *ret,
                          int *ret_fd)
 {
@@ -430,6 +454,8 @@ CUresult fake_object_new(const struct fake_device *d, char kind, uint64_t n_byte
                 r = object_create_locked(&o, n_backed, &fd);
         else
                 r = CUDA_ERROR_OUT_OF_MEMORY;
+        if (r == CUDA_SUCCESS)
+                note_peak_locked(d->index);
         folder_unlock(lock);
         if (r != CUDA_SUCCESS)
                 return r;

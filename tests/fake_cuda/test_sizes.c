@@ -3,7 +3,9 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "tests/fake_cuda/test_fake.h"
 
+#include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "preload/api.h"
 
@@ -77,6 +79,33 @@ TEST_OF(sizes, made_context_without_room)
         OK(cu.cuCtxGetCurrent(&current));
         OK(cu.cuMemAlloc_v2(&p, 24 * MIB));
         OK(cu.cuMemFree_v2(p));
+        stop();
+}
+
+/* The most that was taken of each device is in a file. */
+TEST_OF(sizes, peaks)
+{
+        unsigned long long n_bytes = 0;
+        CUdeviceptr p, q;
+        char path[128];
+        FILE *f;
+
+        setenv("FAKE_CUDA_PEAK", "1", 1);
+        start();
+        OK(cu.cuMemAlloc_v2(&p, 10 * MIB));
+        OK(cu.cuMemFree_v2(p));
+        OK(cu.cuMemAlloc_v2(&p, 4 * MIB));
+        OK(cu.cuMemAlloc_v2(&q, 8 * MIB));
+        OK(cu.cuMemFree_v2(p));
+        OK(cu.cuMemFree_v2(q));
+        OK(cu.cuMemAlloc_v2(&p, 2 * MIB));
+        in_folder("peak-0", path);
+        f = fopen(path, "re");
+        ck_assert_ptr_nonnull(f);
+        ck_assert_int_eq(fscanf(f, "%llu", &n_bytes), 1);
+        fclose(f);
+        unlink(path);
+        ck_assert_uint_eq(n_bytes, 12 * MIB);
         stop();
 }
 

@@ -149,6 +149,10 @@ API int nvmlDeviceGetCount_v2(unsigned *ret)
 
 API int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **ret)
 {
+        unsigned n;
+
+        if (n_devices == 0) /* nothing has read the file so far */
+                (void)nvmlDeviceGetCount_v2(&n);
         if (index >= n_devices)
                 return INVALID_ARGUMENT;
         *ret = uuids[index];
