@@ -10,6 +10,7 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 
 import pytest
@@ -130,21 +131,24 @@ for e in engines:
 """
 
 
-@pytest.fixture
-def daemon(monkeypatch):
-    """On a machine of its own, with a GPU and NVML."""
-    state = tempfile.mkdtemp(prefix="fake-cuda-engines-", dir="/dev/shm")
-    nvml = pathlib.Path(state) / "nvml"
-    nvml.write_text("GPU-fa4ec0da-0000-4000-8000-000000000001\n")
-    monkeypatch.setenv("FAKE_CUDA_STATE", state)
-    monkeypatch.setenv("FAKE_CUDA_DEVICES", f"{DEVICE_MIB}MiB")
-    monkeypatch.setenv("FAKE_NVML", str(nvml))
-    d = Daemon(train="3GiB, growth: on-demand", quota="3GiB")
-    d.state = pathlib.Path(state)
+def machine(monkeypatch, quota="3GiB", **settings):
+    """A daemon on a machine of its own, with a GPU and NVML: a fixture yields from it."""
+    state = pathlib.Path(tempfile.mkdtemp(prefix="fake-cuda-engines-", dir="/dev/shm"))
+    (state / "nvml").write_text("GPU-fa4ec0da-0000-4000-8000-000000000001\n")
+    settings |= {"FAKE_CUDA_STATE": str(state), "FAKE_CUDA_DEVICES": f"{DEVICE_MIB}MiB", "FAKE_NVML": str(state / "nvml")}
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    d = Daemon(train="3GiB, growth: on-demand", quota=quota)
+    d.state = state
     d.preload = os.environ["BFC_FAKE_RUNTIME"]  # what the engines have preloaded in place of CUDA's libraries
     yield d
     d.stop()
     shutil.rmtree(state)
+
+
+@pytest.fixture
+def daemon(monkeypatch):
+    yield from machine(monkeypatch)
 
 
 def command(daemon, program, *arguments, limit_mib):
@@ -159,16 +163,16 @@ def environment(daemon):
     return daemon.environment() | {"BFC_PRELOAD": preload}
 
 
-def run(daemon, program, limit_mib):
+def run(daemon, program, *arguments, limit_mib, **variables):
     r = subprocess.run(
-        command(daemon, program, limit_mib=limit_mib),
-        env=environment(daemon),
+        command(daemon, program, *arguments, limit_mib=limit_mib),
+        env=environment(daemon) | variables,
         text=True,
         capture_output=True,
         timeout=LIMIT_S,
     )
     assert r.returncode == 0, r.stdout + r.stderr
-    return [json.loads(line) for line in r.stdout.splitlines() if line.startswith("[")]
+    return r
 
 
 def preload_of_saver():
@@ -182,10 +186,11 @@ def test_sleep_and_wake(daemon, engine, limit_mib):
     """What the process may have is right at each step, and bytes and addresses at the end."""
     if engine == "torch-memory-saver":
         daemon.preload = f"{preload_of_saver()}:{daemon.preload}"
-    shown = run(daemon, BEGIN + (VLLM if engine == "vllm" else SAVER), limit_mib)
+    r = run(daemon, BEGIN + (VLLM if engine == "vllm" else SAVER), limit_mib=limit_mib)
     total = limit_mib or DEVICE_MIB
     # PyTorch's segments: 20 (for 4), 20, 34 (for 33), 64 and 256 MiB.
     used = {"begin": 394, "asleep": 0, "weights": 138, "awake": 394}
+    shown = [json.loads(line) for line in r.stdout.splitlines() if line.startswith("[")]
     assert shown == [[what, total - n, total] for what, n in used.items()]
 
 
@@ -234,3 +239,44 @@ def test_two_in_one_lease(daemon, allocators):
         pytest.xfail(figures)
     assert got[0]["mib"] + got[1]["mib"] <= LEASE_MIB and n_device <= LEASE_MIB, figures
     assert got[1]["free"] <= LEASE_MIB - got[0]["mib"], got
+
+
+# ---- kvcached ----
+
+PYTEST = "import pytest, sys; sys.exit(pytest.main(sys.argv[1:]))"
+# Those that use the GPU. One races with its own preallocation.
+KVCACHED_TESTS = ["test_alloc_rollback.py", "test_kvcache_manager.py", "test_prealloc_gil_deadlock.py"]
+RACES = "tests/test_kvcache_manager.py::test_basic_alloc_free"
+
+
+@pytest.fixture(scope="session")
+def kvcached(tmp_path_factory):
+    """A copy of its sources with its library, compiled against the fake driver and the fake runtime."""
+    if not os.environ.get("BFC_KVCACHED"):
+        pytest.skip("BFC_KVCACHED names no folder with kvcached's sources")
+    source, folder = pathlib.Path(os.environ["BFC_KVCACHED"]), tmp_path_factory.mktemp("kvcached")
+    for name in ("csrc", "kvcached", "tests"):
+        shutil.copytree(source / name, folder / name)
+    torch = pathlib.Path(importlib.util.find_spec("torch").origin).parent
+    driver, stubs = os.environ["LD_LIBRARY_PATH"].split(":")[:2]
+    includes = [folder / "csrc/inc", torch / "include", torch / "include/torch/csrc/api/include"]
+    includes += [sysconfig.get_paths()["include"], os.environ["BFC_CUDA_INCLUDE"]]
+    libraries = [f"{driver}/libcuda.so.1", os.environ["BFC_FAKE_RUNTIME"].split(":")[0]]
+    subprocess.run(
+        ["g++", "-O1", "-w", "-shared", "-fPIC", "-std=c++20", "-DKVCACHED_USE_CUDA", "-DTORCH_EXTENSION_NAME=vmm_ops"]
+        + ["-DTORCH_API_INCLUDE_EXTENSION_H", *map(str, sorted((folder / "csrc").glob("*.cpp")))]
+        + [f"-I{i}" for i in includes]
+        + [f"-L{torch}/lib", "-ltorch", "-ltorch_cpu", "-ltorch_python", "-lc10", "-lc10_cuda", *libraries]
+        + [f"-Wl,-rpath-link,{stubs}", "-Wl,--allow-shlib-undefined", "-o", str(folder / "kvcached/vmm_ops.so")],
+        check=True,
+        timeout=LIMIT_S,
+    )
+    return folder
+
+
+@pytest.mark.parametrize("limit_mib", [None, 2048])
+def test_kvcached(daemon, kvcached, limit_mib):
+    tests = [str(kvcached / "tests" / name) for name in KVCACHED_TESTS]
+    arguments = ["-q", "-p", "no:cacheprovider", f"--rootdir={kvcached}", f"--deselect={RACES}", *tests]
+    r = run(daemon, PYTEST, *arguments, limit_mib=limit_mib, PYTHONPATH=str(kvcached))
+    print(r.stdout.splitlines()[-1], [line for line in r.stderr.splitlines() if "outside of bfcd" in line])
