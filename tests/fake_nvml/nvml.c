@@ -19,7 +19,6 @@
 #define INSUFFICIENT_SIZE 7
 #define DRIVER_NOT_LOADED 9
 #define VERSION_MISMATCH  25
-#define FABRIC_VERSION    2u
 #define NO_FABRIC         0 /* NVML_GPU_FABRIC_STATE_NOT_SUPPORTED */
 #define TOTAL_BYTES       (80ull << 30)
 #define RESERVED_BYTES    (500ull << 20)
@@ -41,7 +40,7 @@ struct memory_v2 {
         unsigned long long n_total, n_reserved, n_free, n_used;
 };
 
-struct fabric { /* nvmlGpuFabricInfo_v2_t */
+struct fabric { /* nvmlGpuFabricInfo_v2_t; that of version 3 has more at its end */
         unsigned version;
         unsigned char cluster[16];
         int status;
@@ -193,10 +192,13 @@ API int nvmlDeviceGetUUID(void *device, char *ret, unsigned n_ret)
 
 API int nvmlDeviceGetGpuFabricInfoV(void *device, struct fabric *ret)
 {
+        unsigned version = ret->version >> 24, n_bytes = ret->version & 0xffffff;
+
         (void)device;
-        if (ret->version != (FABRIC_VERSION << 24 | sizeof(*ret)))
+        if ((version != 2 && version != 3) || n_bytes < sizeof(*ret))
                 return VERSION_MISMATCH;
-        *ret = (struct fabric){ .version = ret->version, .state = NO_FABRIC };
+        memset((char *)ret + sizeof(ret->version), 0, n_bytes - sizeof(ret->version));
+        ret->state = NO_FABRIC;
         return SUCCESS;
 }
 
