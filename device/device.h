@@ -155,6 +155,17 @@ struct device_ops {
         bool (*has_ended)(struct device *d);
 };
 
+/* What processes have charged on a device and take by themselves; the daemon's. What others use there beside that was so
+ * much when it was last sampled, the newest first: contexts of processes, and what is not returned. */
+#define DEVICE_DIRECT_SAMPLES 8u
+struct device_direct {
+        uint64_t n_bytes;
+        uint64_t others[DEVICE_DIRECT_SAMPLES];
+        unsigned n;        /* samples */
+        unsigned n_due;    /* that are still to be taken */
+        uint64_t taken_ms; /* when the newest was */
+};
+
 /* Every backend's struct starts with this. */
 struct device {
         const struct device_ops *ops;
@@ -170,6 +181,7 @@ struct device {
         /* The daemon's loop: what device_foreign_bytes() said last while memory was unreclaimed (0: none is), and how
          * much of its falls since was not credited to anybody. */
         uint64_t foreign_bytes, foreign_fallen;
+        struct device_direct direct;
 };
 
 /* What an error of make() means, for messages. */

@@ -46,6 +46,7 @@ enum pages_stat {
         PAGES_LARGEST_FREE_BLOCK_BYTES,
         PAGES_LIFETIME_PEAK_BYTES_IN_USE,
         PAGES_LIFETIME_PEAK_BYTES_RESERVED,
+        PAGES_BYTES_DIRECT,
         PAGES_N_STATS,
 };
 #define PAGES_ROOM 15u /* capacity of an entry */

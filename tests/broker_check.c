@@ -20,7 +20,7 @@ int quota_check(const struct quota *q, const char **ret_why)
                 *ret_why = "memory is kept although keep does not allow it";
                 return -EBADMSG;
         }
-        if (q->lists.is_releasing != (arena_retiring_bytes(q->arena) > 0) ||
+        if (q->lists.is_releasing != (arena_retiring_bytes(q->arena) + arena_ended_bytes(q->arena) > 0) ||
             (!q->lists.may_have_free && arena_releasable(q->arena, NULL) > 0)) {
                 *ret_why = "a quota with free or leaving extents is not listed";
                 return -EBADMSG;
@@ -54,8 +54,22 @@ static bool usages_are_listed(const struct quota *q, struct usage *const *rememb
         return true;
 }
 
+/* Whether a session's record has what it has charged there. */
+static bool direct_is_recorded(const struct usage *h)
+{
+        struct ledger *l = h->session->broker->ledger;
+        const struct ledger_session *record = ledger_session_at(l, h->session->index);
+        uint64_t n_bytes = 0;
+
+        for (size_t i = 0; i < LEDGER_SESSION_DIRECT; i++)
+                if (record->direct[i].quota_id == ledger_quota_at(l, h->quota->index)->id)
+                        n_bytes += record->direct[i].n_bytes;
+        return n_bytes == h->direct.n_bytes && (n_bytes == 0 || h->direct.account == &h->quota->account);
+}
+
 int usage_check(const struct quota *q, const char **ret_why)
 {
+        uint64_t direct = 0;
         const struct usage *h;
 
         *ret_why = "an ended session is listed among the largest";
@@ -83,8 +97,13 @@ int usage_check(const struct quota *q, const char **ret_why)
                 *ret_why = "a session's blocks do not match its recorded usage";
                 if (n_blocks != h->n_blocks || n_bytes != h->bytes || !fits)
                         return -EBADMSG;
+                *ret_why = "a session's direct charge is not what its record has";
+                if (!direct_is_recorded(h))
+                        return -EBADMSG;
+                direct += h->direct.n_bytes;
         }
-        return 0;
+        *ret_why = "the sum of the sessions' direct charges is wrong";
+        return direct == q->extentless.direct_bytes ? 0 : -EBADMSG;
 }
 
 /* Sums that are kept, against new ones. */
@@ -97,15 +116,21 @@ static int sums_check(const struct broker *b, const char **ret_why)
 
                 for (size_t k = 0; k < t->n_quotas; k++) {
                         const struct quota *q = t->quotas[k];
-                        uint64_t parked = 0;
+                        uint64_t parked = 0, direct = 0;
 
                         if (q->lease.parent)
                                 continue;
                         needs.n_quotas++;
                         needs.n_extents += arena_extent_room(q->arena, q->account.limit_bytes);
-                        for (size_t m = 0; m < t->n_quotas; m++)
-                                if (quota_of_tenant(t->quotas[m]) == q)
-                                        parked += arena_parked_bytes(t->quotas[m]->arena);
+                        for (size_t m = 0; m < t->n_quotas; m++) {
+                                if (quota_of_tenant(t->quotas[m]) != q)
+                                        continue;
+                                parked += arena_parked_bytes(t->quotas[m]->arena);
+                                direct += t->quotas[m]->extentless.direct_bytes;
+                        }
+                        *ret_why = "the sum of direct charges of a quota and its leases is wrong";
+                        if (direct != q->all.bytes_direct)
+                                return -EBADMSG;
                         *ret_why = "the sum of parked bytes of a quota and its leases is wrong";
                         if (parked != q->all.bytes_parked)
                                 return -EBADMSG;

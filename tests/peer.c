@@ -530,7 +530,7 @@ void peer_exit(struct peer *p)
         if (p->session->state == SESSION_NEW || p->session->state == SESSION_LIVE)
                 (void)session_hang_up(p->session);
         peer_let_go_all(p);
-        session_close(p->session, "test");
+        session_exit(p->session);
 }
 
 struct peer *peer_free(struct peer *p)
@@ -539,7 +539,7 @@ struct peer *peer_free(struct peer *p)
                 return NULL;
         if (session_hang_up(p->session) > 0) {
                 peer_let_go_all(p);
-                session_close(p->session, "test");
+                session_exit(p->session);
         }
         while (session_reap(p->session, 3) == SESSION_MORE)
                 ;
@@ -636,6 +636,27 @@ uint64_t peer_malloc_wait(struct peer *p, uint32_t partition, uint64_t n_bytes, 
         m.partition = partition;
         m.n_bytes = n_bytes;
         m.wait_ms = wait_ms;
+        return peer_post(p, &r);
+}
+
+uint64_t peer_charge(struct peer *p, uint32_t partition, uint64_t n_bytes, uint32_t wait_ms)
+{
+        Bfcd__Charge m = BFCD__CHARGE__INIT;
+        Bfcd__Request r = REQUEST(CHARGE, charge, &m);
+
+        m.partition = partition;
+        m.n_bytes = n_bytes;
+        m.wait_ms = wait_ms;
+        return peer_post(p, &r);
+}
+
+uint64_t peer_uncharge(struct peer *p, uint32_t partition, uint64_t n_bytes)
+{
+        Bfcd__Uncharge m = BFCD__UNCHARGE__INIT;
+        Bfcd__Request r = REQUEST(UNCHARGE, uncharge, &m);
+
+        m.partition = partition;
+        m.n_bytes = n_bytes;
         return peer_post(p, &r);
 }
 

@@ -163,6 +163,10 @@ void peer_show_idle(struct peer *p, uint32_t partition, uint64_t n_bytes, uint64
 /* A Malloc that may wait. */
 uint64_t peer_malloc_wait(struct peer *p, uint32_t partition, uint64_t n_bytes, uint32_t wait_ms);
 
+/* Direct charges. */
+uint64_t peer_charge(struct peer *p, uint32_t partition, uint64_t n_bytes, uint32_t wait_ms);
+uint64_t peer_uncharge(struct peer *p, uint32_t partition, uint64_t n_bytes);
+
 /* The errno of a refusal, 0 for another reply, -1 for none yet. */
 int peer_error(const struct peer *p, uint64_t id);
 

@@ -43,6 +43,8 @@ static void append_usage(char *sentence, size_t n, const struct usage *h, bool w
                 append(sentence, n, "tenant '%s', ", h->quota->tenant);
         append(sentence, n, "pid %d, %.31s): %s in %" PRIu32 " block%s", (int)s->who.pid,
                s->name[0] ? s->name : "no name", NUMBER_SIZE(h->bytes), h->n_blocks, plural(h->n_blocks));
+        if (h->direct.n_bytes > 0)
+                append(sentence, n, " and %s charged directly", NUMBER_SIZE(h->direct.n_bytes));
 }
 
 /* The sessions that were not named. */
@@ -97,8 +99,9 @@ static size_t partition_rank(struct partition *p, struct usage *ret[QUOTA_RANKS]
 
                 *ret_n_sessions += q->sessions.n;
                 for (; m < QUOTA_RANKS && (i < n || k < n_ranks); m++)
-                        merged[m] = k == n_ranks || (i < n && ret[i]->bytes >= ranks[k]->bytes) ? ret[i++]
-                                                                                                : ranks[k++];
+                        merged[m] = k == n_ranks || (i < n && usage_bytes(ret[i]) >= usage_bytes(ranks[k]))
+                                            ? ret[i++]
+                                            : ranks[k++];
                 for (n = 0; n < m; n++)
                         ret[n] = merged[n];
         }
@@ -241,6 +244,7 @@ static void explain_holder(struct usage *h, uint64_t idle_bytes, size_t *budget,
         row->bytes_in_use = h->bytes;
         row->client_bytes_idle = idle_bytes < h->bytes ? idle_bytes : h->bytes;
         row->largest_block_bytes = usage_largest(h, budget);
+        row->bytes_direct = h->direct.n_bytes;
         row->state = report_borrow(session_state_name(s));
 }
 
@@ -293,7 +297,7 @@ static void explain_quota(const struct broker *b, struct quota *q, struct explan
         for (size_t i = 0; report && i < QUOTA_HOLDERS; i++) {
                 size_t n = ret->row.n_holders;
 
-                if (!report->most[i] || report->most[i]->n_blocks == 0)
+                if (!report->most[i] || report->most[i]->n_blocks + report->most[i]->direct.n_bytes == 0)
                         continue;
                 explain_holder(report->most[i], report->idle_bytes[i], &budget, &ret->holders[n]);
                 ret->pointers[n] = &ret->holders[n];

@@ -17,6 +17,7 @@
 #include "daemon/admin/drain.h"
 #include "daemon/memory/broker_lease.h"
 #include "daemon/record/records.h"
+#include "daemon/session/direct.h"
 
 #define REPORT_SCAN       4096u  /* records looked at for one page */
 #define REPORT_MONITOR_NS 10000u /* of a page for a monitor */
@@ -80,6 +81,7 @@ void report_quota_stats(const struct quota *q, Bfcd__Statistics *f)
         f->bytes_guaranteed = account_guaranteed(&q->account);
         f->bytes_unreclaimed = arena_unreclaimed_bytes(q->arena);
         f->bytes_parked = arena_parked_bytes(q->arena);
+        f->bytes_direct = q->all.bytes_direct;
 }
 
 static bool report_is_full(const struct report *r)
@@ -417,6 +419,7 @@ void report_session(const struct session *s, Bfcd__SessionRow *row,
         row->num_blocks = record->links.n_blocks;
         row->bytes_in_use = s->stats.bytes_in_use;
         row->peak_bytes_in_use = s->stats.peak_bytes_in_use;
+        row->bytes_direct = direct_bytes(s);
         session_client_usage(s, &client, &row->client_bytes_outside);
         row->client_bytes_reserved = client.bytes_held;
         row->client_bytes_in_use = client.bytes_in_use;

@@ -286,7 +286,7 @@ static uint64_t closed_bytes(const struct broker *b, const char *tenant, const c
         const struct inherited_quota *q = inherited_find(b->inherited, tenant, partition, &n);
 
         for (size_t i = 0; i < n; i++)
-                n_bytes += q[i].is_closed ? q[i].n_bytes : 0;
+                n_bytes += q[i].is_closed ? q[i].n_bytes + q[i].direct_bytes : 0;
         return n_bytes;
 }
 
@@ -329,8 +329,9 @@ static int restore_quota(struct broker *b, struct tenant *t, size_t partition, s
         const struct partition *p = &b->partitions[partition];
         const struct config_quota *to = find_config_quota(t, partition);
         uint64_t closed = closed_bytes(b, from->tenant, from->partition);
+        uint64_t charged = from->n_bytes + from->direct_bytes + closed;
         struct extent_sizes grid = quota_extent_sizes(ledger_quota_at(b->ledger, from->index));
-        uint64_t limit = to ? to->limit_bytes : max_u64(from->n_bytes + closed, CONFIG_GRANULARITY);
+        uint64_t limit = to ? to->limit_bytes : max_u64(charged, CONFIG_GRANULARITY);
         const char *why = NULL;
         struct quota_options options = {
                 .max_sessions = to ? to->max_sessions : 0,
@@ -341,6 +342,7 @@ static int restore_quota(struct broker *b, struct tenant *t, size_t partition, s
                 .index = from->index,
                 .inherited_bytes = from->n_bytes,
                 .closed_bytes = closed,
+                .direct_bytes = from->direct_bytes,
                 .ret_why = &why,
         };
         struct quota *q;
@@ -352,7 +354,7 @@ static int restore_quota(struct broker *b, struct tenant *t, size_t partition, s
                             t->name, p->name, NUMBER_SIZE(limit), NUMBER_SIZE(limit_in(p, limit, &grid)));
                 limit = limit_in(p, limit, &grid);
         }
-        options.limit_bytes = max_u64(limit, from->n_bytes + closed);
+        options.limit_bytes = max_u64(limit, charged);
         r = broker_make_quota(b, t, partition, &options);
         if (is_fatal(r))
                 return r;
@@ -420,7 +422,7 @@ static void charge_closed(struct quota *q, uint64_t n_bytes)
         uint64_t missing;
 
         if (charge_take(&q->account, n_bytes, &charge, &missing) == 0)
-                charge_join(&q->closed, &charge);
+                charge_join(&q->extentless.closed, &charge);
 }
 
 /* Its limit where it can be restored. A lease that has ended continues with the memory that it has. */
@@ -453,13 +455,14 @@ static int restore_lease(struct broker *b, struct tenant *t, struct quota *paren
         struct quota_options options = {
                 .parent = parent,
                 .lease = record->name, /* until lease_adopt() */
-                .limit_bytes =
-                        max_u64(limit_in(parent->partition, record->limit_bytes, &sizes), from->n_bytes),
+                .limit_bytes = max_u64(limit_in(parent->partition, record->limit_bytes, &sizes),
+                                       from->n_bytes + from->direct_bytes),
                 .max_sessions = parent->max_sessions,
                 .max_blocks = parent->max_blocks,
                 .inherited = &from->arena,
                 .index = from->index,
                 .inherited_bytes = from->n_bytes,
+                .direct_bytes = from->direct_bytes,
                 .ret_why = &why,
         };
         const struct config_quota *per = NULL;
@@ -473,7 +476,7 @@ static int restore_lease(struct broker *b, struct tenant *t, struct quota *paren
         r = broker_make_quota(b, t, (size_t)(parent->partition - b->partitions), &options);
         if (r < 0 && !is_fatal(r)) {
                 close_quota(b, from, why ? why : strerror(-r));
-                charge_closed(parent, from->n_bytes);
+                charge_closed(parent, from->n_bytes + from->direct_bytes);
                 return 0;
         }
         if (r < 0)

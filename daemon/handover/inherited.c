@@ -259,6 +259,28 @@ static void inherited_note_sessions(struct inherited *r)
         }
 }
 
+/* ---- direct charges ------------------------------------------------------- */
+
+static void note_direct(struct inherited *r, const char *tenant, const struct ledger_direct *d)
+{
+        size_t i = inherited_place(r, tenant, NULL);
+
+        for (; i < r->n_quotas && compare_tenant(r, i, tenant, NULL) == 0; i++)
+                if (r->quotas[i].id == d->quota_id)
+                        r->quotas[i].direct_bytes += d->n_bytes;
+}
+
+static void inherited_note_direct(struct inherited *r)
+{
+        for (uint32_t i = 0; i < ledger_session_end(r->ledger); i++) {
+                const struct ledger_session *s = ledger_session_get(r->ledger, i);
+
+                for (size_t k = 0; s && k < LEDGER_SESSION_DIRECT; k++)
+                        if (s->direct[k].n_bytes > 0)
+                                note_direct(r, s->tenant, &s->direct[k]);
+        }
+}
+
 /* ---- closing and forgetting ---------------------------------------------- */
 
 static void clear_refs(struct ledger *l, uint32_t shared)
@@ -439,6 +461,7 @@ int inherited_new(struct ledger *ledger, struct store *store, inherited_later_fn
                 return error;
         }
         inherited_note_sessions(r);
+        inherited_note_direct(r);
         inherited_close_twins(r);
         for (size_t i = 0; i < r->n_quotas; i++)
                 for (size_t k = 0; !r->quotas[i].is_closed && k < r->quotas[i].arena.n_extents; k++) {

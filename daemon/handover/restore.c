@@ -12,6 +12,7 @@
 #include "daemon/handover/crash.h"
 #include "daemon/log.h"
 #include "daemon/number.h"
+#include "daemon/session/direct.h"
 #include "daemon/session/session.h"
 
 /* ---- a session's memory --------------------------------------------------- */
@@ -214,6 +215,8 @@ static int restore_session(struct broker *b, struct tenant *tenant, uint32_t ind
                 r = restore_exports(s);
         if (r == 0)
                 r = restore_refs(s);
+        if (r == 0)
+                r = direct_restore(s);
         return r;
 }
 

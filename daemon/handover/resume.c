@@ -16,6 +16,7 @@
 
 #include "daemon/clock.h"
 #include "daemon/log.h"
+#include "daemon/session/direct.h"
 #include "daemon/session/session.h"
 
 #define MAX_RESUMPTIONS 16u /* of one session: each may leave unread fds in flight */
@@ -213,6 +214,7 @@ int resume_hello(struct session *s, const Bfcd__Request *r)
         }
         s->ops->resume_kept(s->userdata, kept);
         h->number = ++kept->resume.n_begun;
+        direct_begin_list(kept);
         kept->resume.current = h;
         session_transit(kept, EVENT_RESUMED, NULL);
         hello_welcome(kept, r, share, fd);
@@ -338,6 +340,8 @@ int resume_list(struct session *s, const Bfcd__Request *r, const char **ret_why)
         for (size_t i = 0; !why && i < held->n_shared; i++)
                 why = name_shared(s, ledger_block_find(s->broker->ledger, held->shared[i]->block_id),
                                   held->shared[i]->count);
+        for (size_t i = 0; !why && i < held->n_charges; i++)
+                why = direct_name(s, held->charges[i]);
         if (why) {
                 *ret_why = why;
                 return -EPROTO;
@@ -499,6 +503,7 @@ static void finish(struct session *s)
 {
         struct resumption *h = s->resume.current;
 
+        direct_resume(s);
         s->resume.current = NULL;
         s->resume.is_done = true;
         session_transit(s, EVENT_RECONCILED, NULL);

@@ -52,7 +52,9 @@
 #define LEDGER_METADATA_BYTES 4096       /* of a shared block */
 #define LEDGER_FOREVER        UINT64_MAX /* a time that does not come */
 #define LEDGER_PLACE_BYTES    512        /* of a lease's control group or unit, NUL included */
-#define LEDGER_SESSION_LEASES 16 /* leases of a session: in so many partitions a tenant can have leases */
+#define LEDGER_SESSION_LEASES 16  /* leases of a session: in so many partitions a tenant can have leases */
+#define LEDGER_SESSION_DIRECT 16u /* partitions in which a session can have direct charges */
+#define LEDGER_DIRECT_MAX     (UINT64_C(1) << 43) /* bytes of each of them: no sum overflows */
 #define LEDGER_BARRED         (UINT64_C(1) << 63)
 #define LEDGER_STEP_BYTES     (UINT64_C(2) << 20) /* limits and reserves of leases are multiples */
 
@@ -110,8 +112,13 @@ struct ledger_session {
         uint64_t quotas_end; /* its hello had the tenant's quotas with lower ids, not leases */
         uint64_t leases[LEDGER_SESSION_LEASES]; /* and instead of some of them these: ids of quotas; 0: none;
                                                   with LEDGER_BARRED the id of one that it may not use */
-        uint64_t split_id;                      /* its block that was split last; 0: none */
-        uint64_t split_off_id;                  /* the high part of that split */
+        /* Its direct charges: n_bytes decides. 0: the place is free. */
+        struct ledger_direct {
+                _Atomic uint64_t quota_id;
+                _Atomic uint64_t n_bytes;
+        } direct[LEDGER_SESSION_DIRECT];
+        uint64_t split_id;     /* its block that was split last; 0: none */
+        uint64_t split_off_id; /* the high part of that split */
         uint32_t pid;
         uint32_t uid;
         uint32_t gid;
@@ -379,6 +386,10 @@ int ledger_block_split(struct ledger *l, uint32_t index, uint64_t at, uint64_t h
 /* The high part of the last split of the block's session, if that split this block at this offset and the
  * high part is still the session's own; else LEDGER_NONE. */
 uint32_t ledger_block_split_off(const struct ledger *l, uint32_t index, uint64_t at);
+
+/* What the session has charged directly in a quota, by its id: this much from now on. -ENOSPC: it has
+ * LEDGER_SESSION_DIRECT other ones. To lower a charge cannot fail. */
+int ledger_session_set_direct(struct ledger *l, uint32_t session, uint64_t quota_id, uint64_t n_bytes);
 
 /* X(TABLE, name) for each kind of record: each has the four functions below. */
 #define LEDGER_RECORDS(X)                                                                                    \

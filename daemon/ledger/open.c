@@ -162,6 +162,37 @@ static void reject_alone(struct opening *o, int kind, uint32_t index, const char
         clear_bad(o, kind, index, LEDGER_NONE, why);
 }
 
+/* That of a quota that is gone, or closed, is ignored later. */
+static const char *direct_fault(struct opening *o, uint32_t session, const struct ledger_direct *d)
+{
+        const struct table *t = table_of(o, TABLE_QUOTA);
+        uint32_t i = table_next(t, 0);
+
+        if (d->n_bytes == 0)
+                return NULL;
+        if (d->n_bytes > LEDGER_DIRECT_MAX)
+                return "its direct charge is too large";
+        while (i != LEDGER_NONE && record_id(t, i) != d->quota_id)
+                i = table_next(t, i + 1);
+        return i == LEDGER_NONE || is_tenants(o, session, i)
+                       ? NULL
+                       : "it and the quota of its direct charge belong to different tenants";
+}
+
+static const char *directs_fault(struct opening *o, uint32_t index)
+{
+        const struct ledger_session *s = record(table_of(o, TABLE_SESSION), index);
+        const char *why = NULL;
+
+        for (size_t i = 0; !why && i < LEDGER_SESSION_DIRECT; i++) {
+                why = direct_fault(o, index, &s->direct[i]);
+                for (size_t k = 0; !why && s->direct[i].n_bytes > 0 && k < i; k++)
+                        if (s->direct[k].n_bytes > 0 && s->direct[k].quota_id == s->direct[i].quota_id)
+                                why = "it has two direct charges in one quota";
+        }
+        return why;
+}
+
 static const char *session_fault(struct opening *o, uint32_t index)
 {
         const struct ledger_session *s = record(table_of(o, TABLE_SESSION), index);
@@ -170,7 +201,8 @@ static const char *session_fault(struct opening *o, uint32_t index)
                 return UNUSED; /* an operator's: it has no memory and is not resumed */
         if (!is_name(s->tenant))
                 return "its tenant has no name";
-        return memchr(s->name, '\0', sizeof(s->name)) ? NULL : "its name is not terminated";
+        return memchr(s->name, '\0', sizeof(s->name)) ? directs_fault(o, index)
+                                                      : "its name is not terminated";
 }
 
 /* ---- leases ------------------------------------------------------------------------- */

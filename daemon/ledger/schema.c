@@ -76,7 +76,7 @@ const struct list LEDGER_LISTS[N_LISTS] = {
  * LEDGER_LAYOUT. There may be millions of blocks. */
 _Static_assert(sizeof(struct ledger_quota) == 240, "layout of a quota");
 _Static_assert(sizeof(struct ledger_region) == 40, "layout of a region");
-_Static_assert(sizeof(struct ledger_session) == 368, "layout of a session");
+_Static_assert(sizeof(struct ledger_session) == 624, "layout of a session");
 _Static_assert(sizeof(struct ledger_extent) == 64, "layout of an extent");
 _Static_assert(sizeof(struct ledger_export) == 40, "layout of an export");
 _Static_assert(sizeof(struct ledger_shared) == 112, "layout of a shared block");

@@ -225,6 +225,7 @@ void arena_free_tables(struct arena *a)
 {
         arena_count_parked(a, -a->totals.parked_bytes);
         charge_drop(&a->unreclaimed.charge);
+        charge_drop(&a->unreclaimed.ended);
         bfc_destroy(a->bfc);
         free(a->scratch.ranges);
         free(a->scratch.retired);

@@ -251,6 +251,12 @@ uint64_t arena_pending_bytes(const struct arena *a);
 uint64_t arena_retiring_bytes(const struct arena *a);
 uint64_t arena_unreclaimed_bytes(const struct arena *a);
 
+/* Takes over direct charges of a process that has ended, on a device that others use, too, and asks it: what it seems
+ * not to have returned is unreclaimed from then on, and done() is called with the rest, which is uncharged. Until then
+ * they are unreclaimed bytes, and arena_ended_bytes(). */
+void arena_end_direct(struct arena *a, struct charge *charge, arena_released_fn done, void *userdata);
+uint64_t arena_ended_bytes(const struct arena *a);
+
 /* The part of the unreclaimed bytes that an answer to arena_check_unreclaimed() has confirmed. The others
  * may be referenced only briefly, for example by a process between fork() and exec(). */
 uint64_t arena_confirmed_unreclaimed_bytes(const struct arena *a);

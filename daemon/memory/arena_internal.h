@@ -112,6 +112,10 @@ struct arena_unreclaimed {
         uint64_t confirmed_bytes; /* confirmed by the device since; may be more than is charged */
         uint64_t asked_bytes;     /* when the query was submitted */
         uint64_t foreign_bytes;   /* the answer */
+        struct charge ended;      /* direct charges of ended processes: the answer says what is returned */
+        uint64_t asked_ended_bytes;
+        arena_released_fn ended_fn;
+        void *userdata;
         int result;
         bool is_asked;
 };

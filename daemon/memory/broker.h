@@ -145,7 +145,7 @@ struct broker {
         struct broker_leases leases;
         struct {
                 uint64_t check_ms; /* when devices were last asked */
-                size_t n;          /* quotas of which unreclaimed memory may have been returned */
+                size_t n;          /* quotas of which unreclaimed memory may have been returned, or to be asked about */
         } unreclaimed;
         uint64_t started_ms;
         /* The session layer's. */
@@ -210,6 +210,9 @@ void broker_look_again(struct broker *b);
  * sends the queries periodically. */
 void broker_check_unreclaimed(struct broker *b);
 void broker_ask_unreclaimed(struct broker *b);
+
+/* A direct charge has grown: devices are asked a few times what others use there. */
+void broker_note_direct(struct broker *b, struct quota *q);
 
 /* Notes which devices do not answer. */
 void broker_note_hung(struct broker *b);

@@ -27,6 +27,14 @@ static bool quota_may_be_unreclaimed(const struct quota *q)
         return arena_has_kept(q->arena) || quota_can_ask_device(q);
 }
 
+/* Whether its device is to be asked what others use there. */
+static bool quota_is_to_ask(const struct quota *q)
+{
+        return quota_can_ask_device(q) ||
+               (q->extentless.direct_bytes > 0 && q->partition->device->direct.n_due > 0 &&
+                !q->partition->is_lost && !q->partition->is_draining);
+}
+
 /* Memory that a process references for a moment is not logged. */
 static uint64_t quota_unreclaimed_to_log(const struct quota *q)
 {
@@ -85,7 +93,7 @@ static struct tenant *broker_tenant_of(const struct broker *b, const struct quot
 
 static void quota_count_unreclaimed(struct broker *b, struct quota *q)
 {
-        bool may_be = quota_may_be_unreclaimed(q);
+        bool may_be = quota_may_be_unreclaimed(q) || quota_is_to_ask(q);
 
         if (may_be != q->logged.may_be_unreclaimed)
                 b->unreclaimed.n += may_be ? 1 : SIZE_MAX;
@@ -181,6 +189,13 @@ void broker_poll(struct broker *b)
         broker_stand_by(b);
 }
 
+void broker_note_direct(struct broker *b, struct quota *q)
+{
+        if (b->unreclaimed.n == 0)
+                b->unreclaimed.check_ms = clock_ms();
+        quota_count_unreclaimed(b, q);
+}
+
 void broker_check_unreclaimed(struct broker *b)
 {
         b->unreclaimed.n = 0; /* quotas that were counted may be gone */
@@ -223,7 +238,7 @@ void broker_ask_unreclaimed(struct broker *b)
                 b->devices[i].device->foreign_fallen = 0;
         for (size_t i = 0; b->unreclaimed.n > 0 && i < b->n_tenants; i++) {
                 for (size_t k = 0; k < b->tenants[i].n_quotas; k++)
-                        if (quota_can_ask_device(b->tenants[i].quotas[k]))
+                        if (quota_is_to_ask(b->tenants[i].quotas[k]))
                                 arena_check_unreclaimed(b->tenants[i].quotas[k]->arena);
                 tenant_look_at_kept(&b->tenants[i]);
         }

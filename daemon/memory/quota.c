@@ -33,6 +33,7 @@ static void quota_write_page(const struct quota *q)
         values[PAGES_LARGEST_FREE_BLOCK_BYTES] = stats.largest_free_block_bytes;
         values[PAGES_LIFETIME_PEAK_BYTES_IN_USE] = ledger_quota_at(q->ledger, q->index)->life.peak_in_use;
         values[PAGES_LIFETIME_PEAK_BYTES_RESERVED] = q->account.lifetime_peak_charged_bytes;
+        values[PAGES_BYTES_DIRECT] = q->all.bytes_direct;
         pages_write(q->page, values);
 }
 
@@ -78,9 +79,9 @@ static void quota_charge_changed(struct account *a)
 void quota_assert(const struct quota *q)
 {
         assert(q->bytes_requested <= q->bytes_in_use);
-        assert(q->bytes_in_use <= q->account.own_bytes);
+        assert(q->bytes_in_use + q->extentless.direct_bytes <= q->account.own_bytes);
         for (; q; q = q->lease.parent) {
-                assert(q->all.bytes_in_use <= q->account.charged_bytes);
+                assert(q->all.bytes_in_use + q->all.bytes_direct <= q->account.charged_bytes);
                 assert(q->account.committed_bytes <= q->account.ceiling_bytes);
                 assert(q->all.n_blocks <= q->blocks_ceiling);
         }
@@ -289,6 +290,8 @@ static int quota_restore_arena(struct quota *q, const struct quota_options *from
         q->account.lifetime_peak_charged_bytes = record->life.peak_reserved;
         quota_describe_arena(q, &sizes, &options);
         r = quota_charge(q, from->inherited_bytes, &charge, &missing);
+        if (r == 0)
+                r = quota_charge(q, from->direct_bytes, &q->extentless.direct_left, &missing);
         *from->ret_why = NULL;
         if (r == 0)
                 r = arena_restore(&options, from->inherited, &charge, &q->arena, from->ret_why);
@@ -309,7 +312,7 @@ static int quota_open(struct quota *q, const struct quota_options *from)
         r = account_init(&q->account, q->lease.parent ? &q->lease.parent->account : &q->partition->pool,
                          from->limit_bytes, from->reserve_bytes);
         if (r == 0)
-                r = charge_take(&q->account, from->closed_bytes, &q->closed, &missing);
+                r = charge_take(&q->account, from->closed_bytes, &q->extentless.closed, &missing);
         if (r < 0)
                 return r;
         return from->inherited ? quota_restore_arena(q, from) : quota_open_arena(q, from);
@@ -360,7 +363,8 @@ static void quota_end(struct quota *q)
 
         reclaim_unkeep(q);
         reclaim_end_recall(q, true);
-        charge_drop(&q->closed);
+        charge_drop(&q->extentless.closed);
+        charge_drop(&q->extentless.direct_left);
         account_deinit(&q->account);
         if (q->queue.is_due)
                 TAILQ_REMOVE(&p->queue.due, q, queue.of_due);
@@ -543,8 +547,7 @@ int quota_alloc(struct quota *q, uint64_t n_bytes, bool in_extent, bfc_handle *r
         return r;
 }
 
-/* Extents that must be released may be free. */
-static void quota_note_idle(struct quota *q)
+void quota_note_idle(struct quota *q)
 {
         struct partition *p = q->partition;
 
@@ -615,7 +618,8 @@ void partition_set_draining(struct partition *p, bool is_draining)
 
 bool quota_is_drained(const struct quota *q)
 {
-        return !q->growth.is_running && !q->growth.backed && arena_is_quiet(q->arena);
+        return !q->growth.is_running && !q->growth.backed && q->extentless.direct_bytes == 0 &&
+               arena_is_quiet(q->arena);
 }
 
 static void quota_backed(void *userdata, int result, bfc_handle handle, uint64_t offset)

@@ -75,6 +75,7 @@ struct quota_request {
         bool in_extent; /* the block must be in one extent */
         bool is_whole;  /* the block gets whole extents; n_bytes becomes their size when it grows */
         bool is_copy; /* with is_whole: no session receives it, so free extents that none has received do, too */
+        bool is_direct;      /* a direct charge: no block, and nothing is made */
         bfc_handle wakes;    /* this parked block, whose size is n_bytes; 0: a new one */
         uint64_t more_bytes; /* of later requests of its group: there is to be room for all */
         bool device_failed;  /* result: the device failed, the limits had room */
@@ -94,6 +95,7 @@ struct quota_request {
         uint64_t claim, claim_of_tenant;
         struct quota_shortage lack;
         struct quota_asking asking;
+        struct charge charge; /* when done() is called: of a direct charge; the callee takes it */
         /* 0: the callee owns the block. -EDQUOT, -ENOMEM, -ENODEV, ... */
         void (*done)(struct quota_request *request, int result, bfc_handle handle, uint64_t offset);
         TAILQ_ENTRY(quota_request) link;
@@ -188,6 +190,7 @@ struct quota_sums {
         uint32_t n_sessions;
         uint64_t bytes_in_use;
         uint64_t bytes_requested;
+        uint64_t bytes_direct;
         uint64_t bytes_parked; /* only of a tenant's quota; its arenas count here */
 };
 
@@ -196,6 +199,13 @@ struct quota_lease {
         struct quota *parent; /* its tenant's quota; NULL: this is a tenant's */
         const char *name;     /* the lease's own; NULL: none */
         bool is_ended;        /* the lease has ended: nothing is charged any more */
+};
+
+/* What is charged beside its arena. */
+struct quota_extentless {
+        struct charge closed;      /* for quota_options.closed_bytes */
+        struct charge direct_left; /* for quota_options.direct_bytes: what no session has taken */
+        uint64_t direct_bytes;     /* of its sessions */
 };
 
 /* Of trim.h. */
@@ -223,7 +233,7 @@ struct quota {
         uint64_t bytes_in_use;
         uint64_t bytes_requested;
         struct quota_sums all;
-        struct charge closed; /* for quota_options.closed_bytes */
+        struct quota_extentless extentless;
         struct quota_peaks peaks;
         struct quota_refusals refusals;
         struct grants grants;
@@ -261,6 +271,7 @@ struct quota_options {
         uint64_t inherited_bytes;
         const char **ret_why;  /* a sentence, if the records do not fit together */
         uint64_t closed_bytes; /* in its permanently closed arenas: they stay charged */
+        uint64_t direct_bytes; /* inherited direct charges of its sessions, see quota_take_direct() */
         bool is_backed_later;  /* by quota_back_early() */
 };
 
@@ -366,6 +377,31 @@ bool quota_may_park(const struct quota *q, uint64_t n_bytes);
 
 /* Frees a parked block. */
 void quota_drop_parked(struct quota *q, bfc_handle handle);
+
+/* ---- direct charges ------------------------------------------------------------- */
+
+/* Whether a direct charge can be waited for: QUOTA_WAIT, or a refusal as of quota_alloc(). The quota_request has
+ * `is_direct`. */
+int quota_charge_direct(struct quota *q, uint64_t n_bytes, bool again);
+
+/* A session has the charge of a request that was served: counts it in its own one. */
+void quota_count_direct(struct quota *q, struct charge *own, struct charge *granted);
+
+/* The session cannot have it. */
+void quota_return_direct(struct quota *q, struct charge *granted);
+
+/* As quota_count_direct(), for a session of the previous daemon, from quota_options.direct_bytes. -EBADMSG: there are not as many. */
+int quota_take_direct(struct quota *q, uint64_t n_bytes, struct charge *own);
+
+/* Drops n_bytes of a session's charge, at the session's word. */
+void quota_drop_direct(struct quota *q, struct charge *own, uint64_t n_bytes);
+
+/* Drops all of it, because its process has ended. On a GPU it stays charged until the device has been asked, and as
+ * unreclaimed what the device seems not to have returned. */
+void quota_end_direct(struct quota *q, struct charge *own);
+
+/* Leaves it to the next daemon. */
+void quota_leave_direct(struct quota *q, struct charge *own);
 
 /* ---- waiting requests -------------------------------------------------------- */
 

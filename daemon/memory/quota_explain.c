@@ -83,7 +83,8 @@ static const struct quota *quota_of_limit(const struct quota_request *refused)
 
 static void quota_explain_limit(const struct quota_request *refused, char *buf, size_t n_buf)
 {
-        const struct quota *q = refused->quota, *full = quota_without_block(q), *at = quota_of_limit(refused);
+        const struct quota *q = refused->quota, *at = quota_of_limit(refused);
+        const struct quota *full = refused->is_direct ? NULL : quota_without_block(q);
         const char *how = refused->in_extent ? " in one extent" : "";
         const struct account *a = &at->account;
         struct bfc_stats stats;

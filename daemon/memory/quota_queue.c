@@ -231,7 +231,7 @@ static int quota_serve_one(struct quota *q, struct quota_request *request, uint6
 
         if (request->is_copy && quota_may_pass(request, now))
                 r = quota_try_copy(q, request, &handle, &offset);
-        else if (request->is_whole || request->wakes != 0)
+        else if (request->is_whole || request->is_direct || request->wakes != 0)
                 r = quota_refusal(q) < 0 ? quota_refusal(q) : QUOTA_WAIT;
         else if (quota_may_pass(request, now))
                 r = quota_try(q, request->n_bytes, request->in_extent, &handle, &offset);

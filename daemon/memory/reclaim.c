@@ -42,7 +42,7 @@ static void reclaim_unlist_free(struct quota *q)
 /* After the arena has begun or ended to release extents. */
 static void reclaim_note_releasing(struct quota *q)
 {
-        bool is_releasing = arena_retiring_bytes(q->arena) > 0;
+        bool is_releasing = arena_retiring_bytes(q->arena) + arena_ended_bytes(q->arena) > 0;
 
         if (is_releasing && !q->lists.is_releasing)
                 TAILQ_INSERT_TAIL(&q->partition->lists.releasing, q, lists.of_releasing);
@@ -227,8 +227,9 @@ int reclaim_resume_release(struct quota *q)
 /* What is charged for something other than extents that can be used or released. */
 static uint64_t quota_unusable_bytes(const struct quota *q)
 {
-        return arena_retiring_bytes(q->arena) + arena_unreclaimed_bytes(q->arena) + q->closed.n_bytes +
-               q->growth.held.n_bytes;
+        return arena_retiring_bytes(q->arena) + arena_unreclaimed_bytes(q->arena) +
+               q->extentless.closed.n_bytes + q->growth.held.n_bytes + q->extentless.direct_bytes +
+               q->extentless.direct_left.n_bytes;
 }
 
 void reclaim_release_unused(struct quota *q)
@@ -244,7 +245,7 @@ void reclaim_release_unused(struct quota *q)
 /* Bytes that this quota is releasing, without late ones. */
 static uint64_t quota_coming(const struct quota *q)
 {
-        return arena_leaving_bytes(q->arena) + arena_suspended_bytes(q->arena);
+        return arena_leaving_bytes(q->arena) + arena_suspended_bytes(q->arena) + arena_ended_bytes(q->arena);
 }
 
 /* Of what is released for the next growth, what is still being released. */
@@ -470,6 +471,8 @@ static int quota_grow(struct quota *q, struct quota_request *request, const stru
         int r;
 
         reclaim_uncharge(q);
+        if (request->is_direct)
+                return quota_grant_direct(q, request);
         if (quota_growth_pause_ms(q) > 0) {
                 request->device_failed = true;
                 return -ECANCELED;
@@ -508,6 +511,10 @@ static int reclaim_plan(struct quota *q, const struct quota_request *request, st
         if (request->wakes != 0) {
                 *ret = (struct bfc_growth){ .n_bytes = request->n_bytes, .new_bytes = request->n_bytes };
                 return arena_is_away(q->arena, request->wakes) ? 0 : -EBUSY;
+        }
+        if (request->is_direct) {
+                *ret = (struct bfc_growth){ .n_bytes = request->n_bytes, .new_bytes = request->n_bytes };
+                return 0;
         }
         if (request->is_whole)
                 return arena_plan_whole(q->arena, request->n_bytes, room, ret);

@@ -8,6 +8,7 @@
  *   reclaim.c        makes room for the first in line
  *   reclaim_claims.c what it gets before later requests
  *   keep.c           memory that is kept for the next session
+ *   quota_direct.c   direct charges
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFCD_RECLAIM_H
@@ -107,6 +108,11 @@ bool reclaim_recall_kept(struct quota *q, struct quota_request *request);
 /* The kept memory that the quota released for that was returned. */
 void reclaim_end_recall(struct quota *q, bool is_over);
 
+/* ---- quota_direct.c ------------------------------------------------------- */
+
+/* Serves a direct charge, for which the limits have room: nothing is made for it. Fails as charge_take() does. */
+int quota_grant_direct(struct quota *q, struct quota_request *request);
+
 /* ---- quota.c -------------------------------------------------------------- */
 
 /* The quota's charges or extents, or what its device says, have changed. */
@@ -129,6 +135,9 @@ int quota_try_copy(struct quota *q, struct quota_request *request, bfc_handle *r
 /* Its blocks, and those of the quotas above, are so many more (modulo 2^64). And: its invariant. */
 void quota_count_blocks(struct quota *q, uint32_t n_blocks, uint64_t n_bytes, uint64_t n_requested);
 void quota_assert(const struct quota *q);
+
+/* The partition is draining: extents that must be released may be free, or a direct charge has ended. */
+void quota_note_idle(struct quota *q);
 
 /* Why no request is granted now; 0: some may be. */
 int quota_refusal(const struct quota *q);

@@ -282,7 +282,7 @@ static void on_session_changed(void *userdata)
         struct connection *c = userdata;
         uint64_t deadline_ms = session_deadline_ms(c->session), now_ms;
 
-        if (session_is_closing(c->session))
+        if (session_is_closing(c->session) && !session_waits_for_exit(c->session))
                 peer_process_ignore(&c->process);
         if (session_has_work(c->session))
                 connection_make_working(c);
@@ -720,7 +720,8 @@ static void work_one(struct connection_host *host, size_t n_blocks)
                 connection_make_working(c);
         } else if (r == SESSION_LINGERS) {
                 connection_leave(c);
-                stream_drain(&c->stream);
+                if (session_has_fds_in_flight(c->session))
+                        stream_drain(&c->stream);
         } else if (r == SESSION_DONE) {
                 connection_finish(c);
         } else if (r < 0) {
@@ -789,6 +790,7 @@ void connection_drop_all(struct connection_host *host, const char *why)
                 work(host);
         /* Sessions that linger do not wait any longer. */
         while ((c = TAILQ_FIRST(&host->all))) {
+                session_exit(c->session);
                 session_end_linger(c->session);
                 work(host);
         }

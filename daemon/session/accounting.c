@@ -85,6 +85,7 @@ static void record_end(const struct session *s, const char *why, uint64_t lasted
         record_add_number(r, "begin_us", now_us - min_u64(now_us, lasted_ms * 1000));
         record_add_number(r, "end_us", now_us);
         record_add_number(r, "peak_bytes", s->stats.peak_bytes_in_use);
+        record_add_number(r, "peak_direct_bytes", s->stats.peak_bytes_direct);
         record_add_number(r, "allocations", s->stats.n_allocs);
         record_add_number(r, "refusals", s->stats.n_refusals);
         record_add_number(r, "waited_us", s->stats.waited_ns / 1000);

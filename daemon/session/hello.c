@@ -274,6 +274,7 @@ static void describe(const struct session *s, size_t share, Bfcd__PartitionInfo 
         ret->partitions = pointers;
         ret->default_partition = (uint32_t)share;
         ret->can_resume = record->can_resume != 0;
+        ret->takes_charges = s->tenant != NULL;
         ret->is_monitor = s->is_monitor;
 }
 

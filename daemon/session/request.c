@@ -22,6 +22,7 @@
 #include "daemon/number.h"
 #include "daemon/session/accounting.h"
 #include "daemon/session/delivery.h"
+#include "daemon/session/direct.h"
 #include "daemon/session/hello.h"
 #include "daemon/session/session.h"
 
@@ -46,7 +47,7 @@ static const char *limit_name(const struct quota_request *refused, int error)
         if (error == -EINVAL)
                 return "extent";
         if (error == -EDQUOT)
-                return quota_without_block(q) ? "max_blocks" : "quota";
+                return !refused->is_direct && quota_without_block(q) ? "max_blocks" : "quota";
         return "partition";
 }
 
@@ -141,6 +142,8 @@ static void on_request_done(struct quota_request *wait, int result, bfc_handle h
         s->requests.n--;
         if (result < 0)
                 request_refuse(s, request->id, wait, result, false);
+        else if (wait->is_direct)
+                direct_grant(s, request->id, request->share, wait);
         else
                 give_block(s, request->id, request->share, wait->n_bytes, request->tag, handle, offset);
         free(request);
@@ -236,13 +239,38 @@ void request_drop_all(struct session *s)
         }
 }
 
+void request_wait(struct session *s, uint64_t id, size_t share, const struct quota_request *wait,
+                  uint32_t wait_ms, const char *tag)
+{
+        struct session_request *request = calloc(1, sizeof(*request));
+
+        if (!request) {
+                request_refuse(s, id, wait, -ENOMEM, false);
+                return;
+        }
+        request->wait = *wait;
+        request->wait.wait_ms = wait_ms < SESSION_MAX_WAIT_MS ? wait_ms : SESSION_MAX_WAIT_MS;
+        request->wait.requester = s;
+        request->wait.done = on_request_done;
+        request->session = s;
+        request->id = id;
+        request->share = share;
+        snprintf(request->tag, sizeof(request->tag), "%s", tag);
+        TAILQ_INSERT_TAIL(&s->requests.list, request, link);
+        s->requests.n++;
+        quota_wait(&request->wait);
+}
+
 static int handle_malloc(struct session *s, const Bfcd__Request *r, const char **ret_why)
 {
         const Bfcd__Malloc *m = r->malloc;
-        bool in_extent = (m->flags & BFCD__MALLOC_FLAG__MALLOC_FLAG_ONE_EXTENT) != 0;
         bool again = (m->flags & BFCD__MALLOC_FLAG__MALLOC_FLAG_AGAIN) != 0;
-        bool is_whole = (m->flags & BFCD__MALLOC_FLAG__MALLOC_FLAG_PARKABLE) != 0;
-        struct session_request *request;
+        struct quota_request wait = {
+                .n_bytes = m->n_bytes,
+                .in_extent = (m->flags & BFCD__MALLOC_FLAG__MALLOC_FLAG_ONE_EXTENT) != 0,
+                .is_whole = (m->flags & BFCD__MALLOC_FLAG__MALLOC_FLAG_PARKABLE) != 0,
+                .is_no_refusal = again,
+        };
         struct quota *quota;
         bfc_handle handle;
         uint64_t offset;
@@ -256,39 +284,18 @@ static int handle_malloc(struct session *s, const Bfcd__Request *r, const char *
         quota = s->shares[m->partition].quota;
         if (refuse_impossible_malloc(s, r->id, quota, m))
                 return 0;
-        if (is_whole)
+        wait.quota = quota;
+        if (wait.is_whole)
                 result = quota_alloc_whole(quota, m->n_bytes, again);
         else
-                result = again ? quota_alloc_or_again(quota, m->n_bytes, in_extent, &handle, &offset)
-                               : quota_alloc(quota, m->n_bytes, in_extent, &handle, &offset);
-        if (result == 0) {
+                result = again ? quota_alloc_or_again(quota, m->n_bytes, wait.in_extent, &handle, &offset)
+                               : quota_alloc(quota, m->n_bytes, wait.in_extent, &handle, &offset);
+        if (result == 0)
                 give_block(s, r->id, m->partition, m->n_bytes, m->tag, handle, offset);
-                return 0;
-        }
-        request = result > 0 ? calloc(1, sizeof(*request)) : NULL;
-        if (!request) {
-                struct quota_request refused = {
-                        .quota = quota, .n_bytes = m->n_bytes, .in_extent = in_extent, .is_no_refusal = again
-                };
-
-                request_refuse(s, r->id, &refused, result > 0 ? -ENOMEM : result, false);
-                return 0;
-        }
-        request->wait.quota = quota;
-        request->wait.n_bytes = m->n_bytes;
-        request->wait.in_extent = in_extent;
-        request->wait.is_whole = is_whole;
-        request->wait.is_no_refusal = again;
-        request->wait.wait_ms = m->wait_ms < SESSION_MAX_WAIT_MS ? m->wait_ms : SESSION_MAX_WAIT_MS;
-        request->wait.requester = s;
-        request->wait.done = on_request_done;
-        request->session = s;
-        request->id = r->id;
-        request->share = m->partition;
-        snprintf(request->tag, sizeof(request->tag), "%s", m->tag);
-        TAILQ_INSERT_TAIL(&s->requests.list, request, link);
-        s->requests.n++;
-        quota_wait(&request->wait);
+        else if (result < 0)
+                request_refuse(s, r->id, &wait, result, false);
+        else
+                request_wait(s, r->id, m->partition, &wait, m->wait_ms, m->tag);
         return 0;
 }
 
@@ -642,6 +649,8 @@ static const session_handler handlers[] = {
         [BFCD__REQUEST__BODY_WAKE] = park_handle_wake,
         [BFCD__REQUEST__BODY_PARK_NOW] = park_now_handle,
         [BFCD__REQUEST__BODY_FORGET] = shared_handle_forget,
+        [BFCD__REQUEST__BODY_CHARGE] = direct_handle_charge,
+        [BFCD__REQUEST__BODY_UNCHARGE] = direct_handle_uncharge,
         [BFCD__REQUEST__BODY_LEASE_CREATE] = handle_lease_create,
         [BFCD__REQUEST__BODY_LEASE_SET] = handle_lease_set,
         [BFCD__REQUEST__BODY_LEASE_END] = handle_lease_end,

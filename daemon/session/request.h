@@ -16,7 +16,7 @@
 
 struct quota_request;
 struct session;
-struct session_request; /* a malloc that waits for room */
+struct session_request; /* a malloc or a charge that waits for room */
 TAILQ_HEAD(session_request_list, session_request);
 
 /* A session's part. */
@@ -48,6 +48,10 @@ bool session_is_full(const struct session *s);
 /* Refuses a request for memory: counts it, and says why with sizes. is_final: freed memory would not help. */
 void request_refuse(struct session *s, uint64_t id, const struct quota_request *refused, int error,
                     bool is_final);
+
+/* Queues a request for memory in a share, whose own fields are set; it is answered later. */
+void request_wait(struct session *s, uint64_t id, size_t share, const struct quota_request *wait,
+                  uint32_t wait_ms, const char *tag);
 
 /* Drops requests that wait for room, without an answer. */
 void request_drop_all(struct session *s);

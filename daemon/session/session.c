@@ -17,6 +17,7 @@
 #include "daemon/log.h"
 #include "daemon/number.h"
 #include "daemon/session/accounting.h"
+#include "daemon/session/direct.h"
 
 static void stop_serving(struct session *s, const char *why);
 static void stop_resuming(struct session *s, const char *why);
@@ -145,7 +146,12 @@ bool session_may_deliver(const struct session *s)
 bool session_has_work(const struct session *s)
 {
         return s->state == SESSION_RESUMING || s->state == SESSION_CLOSING ||
-               (s->state == SESSION_LINGERING && !s->delivery.in_flight);
+               (s->state == SESSION_LINGERING && !s->delivery.in_flight && !session_waits_for_exit(s));
+}
+
+bool session_waits_for_exit(const struct session *s)
+{
+        return s->is_watched && !s->goodbye.has_exited && direct_bytes(s) > 0;
 }
 
 bool session_has_fds_in_flight(const struct session *s)
@@ -155,7 +161,9 @@ bool session_has_fds_in_flight(const struct session *s)
 
 bool session_can_stay(const struct session *s)
 {
-        return !s->admin && s->index != LEDGER_NONE && !session_is_closing(s);
+        bool is_charged = s->state == SESSION_LINGERING && session_waits_for_exit(s);
+
+        return !s->admin && s->index != LEDGER_NONE && (!session_is_closing(s) || is_charged);
 }
 
 uint64_t session_deadline_ms(const struct session *s)
@@ -338,6 +346,7 @@ static void leave_broker(struct session *s)
 static void leave_ledger(struct session *s, const char *why)
 {
         (void)why;
+        direct_end(s);
         leave_broker(s);
         ledger_session_clear(s->broker->ledger, s->index);
         s->index = LEDGER_NONE;
@@ -353,6 +362,7 @@ static void leave_behind(struct session *s, const char *why)
                 s->shares[i].usage.n_blocks = 0;
                 s->shares[i].usage.bytes = 0;
         }
+        direct_leave(s);
         leave_broker(s);
         s->index = LEDGER_NONE;
 }
@@ -396,6 +406,7 @@ void session_attach(struct session *s, const struct session_ops *ops, void *user
         s->ops = ops;
         s->userdata = userdata;
         start_limit(s);
+        s->goodbye.has_exited = has_exited;
         if (has_exited)
                 session_close(s, "process exited while no daemon was running");
         else if (s->state == SESSION_QUARANTINED && session_n_records(s) == 0)
@@ -415,11 +426,14 @@ int session_hang_up(struct session *s)
 
         session_transit(s, is_empty ? EVENT_DISCONNECTED_EMPTY : EVENT_DISCONNECTED,
                         exit_reason(s, "connection closed"));
-        return states[s->state].is_quarantined;
+        return states[s->state].is_quarantined || session_waits_for_exit(s);
 }
 
 void session_exit(struct session *s)
 {
+        s->goodbye.has_exited = true;
+        if (s->state == SESSION_LINGERING)
+                tell_connection(s);
         session_close(s, exit_reason(s, "process exited"));
 }
 
@@ -496,7 +510,7 @@ int session_reap(struct session *s, size_t n_blocks)
         if (session_n_records(s) > 0)
                 return SESSION_MORE;
         session_transit(s, EVENT_REAPED, NULL);
-        if (!s->delivery.in_flight)
+        if (!s->delivery.in_flight && !session_waits_for_exit(s))
                 session_transit(s, EVENT_REMOVED, NULL);
         if (s->goodbye.is_due)
                 session_done(s, s->goodbye.id);

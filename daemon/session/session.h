@@ -49,7 +49,7 @@ enum session_state {
         SESSION_LISTING,     /* resumed; the client lists its memory */
         SESSION_RESUMING,    /* memory that the client did not list is freed, in slices */
         SESSION_CLOSING,     /* all memory is freed, in slices */
-        SESSION_LINGERING,   /* has nothing but its place, while fds are in flight */
+        SESSION_LINGERING,   /* has nothing but its place, while fds are in flight, and direct charges */
         SESSION_ENDED,       /* has no place in the ledger */
         SESSION_STATE_COUNT,
 };
@@ -96,12 +96,14 @@ struct session_ops {
 struct session_goodbye {
         bool is_due; /* the client waits for the answer to request `id` */
         uint64_t id;
-        bool exits; /* the client said that its process is about to exit */
+        bool exits;      /* the client said that its process is about to exit */
+        bool has_exited; /* the process has */
 };
 
 struct session_statistics {
         uint64_t bytes_in_use; /* in the session's own blocks, without shared ones */
         uint64_t peak_bytes_in_use;
+        uint64_t peak_bytes_direct;
         uint64_t n_allocs;
         uint64_t n_refusals;
         uint64_t waited_ns; /* sum over requests that were not served at once, also cancelled ones */
@@ -155,10 +157,10 @@ void session_set_watched(struct session *s, bool is_watched);
 /* session_handle() and session_handle_event(), in request.h, take what the client sends.
  * session_deliver(), in delivery.h, is a turn while session_may_deliver(). */
 
-/* The connection is gone. 1: the session stays until session_exit() or its deadline. 0: it is closing. */
+/* The connection is gone. 1: the session stays until session_exit() or its deadline. 0: it is closing, and does not wait. */
 int session_hang_up(struct session *s);
 
-/* The client's process has exited. */
+/* The client's process has exited, or nothing waits for that any more. */
 void session_exit(struct session *s);
 
 /* The deadline has passed: the session is closed, or its connection aborted. */
@@ -169,7 +171,7 @@ void session_close(struct session *s, const char *why);
 
 enum {
         SESSION_MORE = 1, /* call again */
-        SESSION_LINGERS,  /* has nothing but its place: call session_end_linger() when no fds are in flight */
+        SESSION_LINGERS,  /* as below: call session_end_linger() when no fds are in flight */
         SESSION_DONE,     /* free it */
 };
 
@@ -180,7 +182,7 @@ int session_work(struct session *s, size_t n_blocks, const char **ret_why);
 /* Frees at most n_blocks of a closing session, and detaches shared blocks. 0: all is gone. SESSION_LINGERS:
  * fds that were sent may still be in the socket's queue, where the kernel counts them as ours. An
  * acknowledgement proves nothing, because a client can send it unread. So the session keeps its place in
- * its quotas until session_end_linger(). */
+ * its quotas until session_end_linger(). A session with direct charges keeps them until its process has ended, too. */
 int session_reap(struct session *s, size_t n_blocks);
 
 /* No fds are in flight any more: reap again. */
@@ -216,6 +218,9 @@ bool session_may_deliver(const struct session *s);
 
 /* session_work() has something to do. */
 bool session_has_work(const struct session *s);
+
+/* It has direct charges, and waits with them for session_exit(). */
+bool session_waits_for_exit(const struct session *s);
 
 /* Fds that were sent may be unread. */
 bool session_has_fds_in_flight(const struct session *s);

@@ -27,6 +27,8 @@ struct session_share {
         uint64_t peak_bytes; /* largest usage; counted in quota.peaks_bytes */
         uint64_t *seen;      /* by slot: the id of the extent that was exported, or 0; with these flags */
         size_t n_seen;
+        uint64_t listed_direct_bytes; /* while the session is resumed: what the client says that it charged */
+        bool is_direct_listed;
         struct trim_share trim;
         struct pressure_share pressure;
 };

@@ -22,7 +22,7 @@ void usage_leave(struct usage *h)
         struct quota_ranks *ranks = &h->quota->usages.ranks;
         struct quota_report *report = h->quota->usages.report;
 
-        assert(h->n_blocks == 0 && h->bytes == 0);
+        assert(h->n_blocks == 0 && h->bytes == 0 && h->direct.n_bytes == 0);
         TAILQ_REMOVE(&h->quota->usages.list, h, of_quota);
         for (size_t i = 0; i < QUOTA_RANKS; i++) {
                 if (ranks->by_bytes[i] == h)
@@ -37,7 +37,7 @@ void usage_leave(struct usage *h)
 
 static uint64_t usage_weight(const struct usage *h, bool by_blocks)
 {
-        return !h ? 0 : by_blocks ? h->n_blocks : h->bytes;
+        return !h ? 0 : by_blocks ? h->n_blocks : usage_bytes(h);
 }
 
 /* The usage grew: it may be one of the first now. These need not be in order here. */
@@ -64,6 +64,11 @@ void usage_add(struct usage *h, uint64_t n_bytes)
         h->bytes += n_bytes;
         rank_offer(h->quota->usages.ranks.by_bytes, h, false);
         rank_offer(h->quota->usages.ranks.by_blocks, h, true);
+}
+
+void usage_note_direct(struct usage *h)
+{
+        rank_offer(h->quota->usages.ranks.by_bytes, h, false);
 }
 
 void usage_remove(struct usage *h, uint64_t n_bytes)

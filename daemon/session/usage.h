@@ -4,7 +4,7 @@
  * recomputed only on request, over the quota's sessions, and at most every 20 ms, also under a flood of
  * refusals. Reported statistics are always current.
  *
- * Invariant: over a quota's sessions the sums of n_blocks and bytes are the quota's, without shared blocks.
+ * Invariant: over a quota's sessions the sums of n_blocks, bytes and direct are the quota's, without shared blocks.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFCD_USAGE_H
@@ -26,8 +26,15 @@ struct usage { /* in the session's share of the quota */
         bool largest_is_old; /* its block was freed: largest_bytes is an upper bound */
         uint64_t bytes;      /* of these blocks */
         uint64_t largest_bytes;
+        struct charge direct; /* see direct.h */
         TAILQ_ENTRY(usage) of_quota;
 };
+
+/* Of blocks and of the direct charge. */
+static inline uint64_t usage_bytes(const struct usage *h)
+{
+        return h->bytes + h->direct.n_bytes;
+}
 
 /* The session joins the quota, and leaves it. */
 void usage_join(struct usage *h, struct session *s, struct quota *q);
@@ -35,6 +42,7 @@ void usage_leave(struct usage *h);
 
 void usage_add(struct usage *h, uint64_t n_bytes);
 void usage_remove(struct usage *h, uint64_t n_bytes);
+void usage_note_direct(struct usage *h);             /* its direct charge grew */
 void usage_split(struct usage *h, uint64_t n_bytes); /* a block of n_bytes became two */
 
 /* The quota's sessions with the most bytes (blocks), largest first, without empty ones. Returns their

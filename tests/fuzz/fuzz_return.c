@@ -61,6 +61,7 @@ static void live_before(struct broker *b)
                 memcpy(secrets[i], p->secret, sizeof(p->secret));
                 for (unsigned k = 0; k < 5; k++)
                         (void)peer_malloc(p, i < 2 ? k / 4 : 0, UINT64_C(1000) << 3 * k);
+                (void)peer_charge(p, 0, 16 + i, 0);
                 peer_settle(b);
         }
         for (uint32_t k = 0; k < 2; k++)
@@ -91,6 +92,7 @@ static int hold(struct peer *p, struct input *in)
 {
         uint64_t extents[N_IDS], blocks[N_IDS], how = take(in);
         Bfcd__HeldShared shared[N_IDS], *pointers[N_IDS];
+        Bfcd__HeldCharge charge = BFCD__HELD_CHARGE__INIT, *charges[] = { &charge, &charge };
         Bfcd__Held held = BFCD__HELD__INIT;
         Bfcd__Request r = REQUEST(HELD, held, &held);
 
@@ -111,6 +113,12 @@ static int hold(struct peer *p, struct input *in)
                         held.n_shared++;
                 }
         }
+        if (how & 0x40) {
+                charge.n_bytes = take(in);
+                charge.partition = (uint32_t)charge.n_bytes / 64 % 3;
+                held.n_charges = 1 + (how & 0x20) / 0x20;
+        }
+        held.charges = charges;
         held.extent_ids = extents;
         held.block_ids = blocks;
         held.shared = pointers;

@@ -90,7 +90,18 @@ static void ask_for_block(struct peer *p, struct input *in)
         (void)peer_malloc_flags(p, partition % 3, n, flags);
 }
 
-/* Publishes, attaches, or lets waiting requests time out. */
+static void ask_for_charge(struct peer *p, uint64_t how, struct input *in)
+{
+        uint64_t n = take(in, 1);
+
+        n <<= take(in, 1) % 56;
+        if (how & 4)
+                (void)peer_uncharge(p, (uint32_t)(how / 8 % 3), n);
+        else if (p->session->requests.n < SESSION_MAX_PENDING)
+                (void)peer_charge(p, (uint32_t)(how / 8 % 3), n, (uint32_t)take(in, 1) * 50);
+}
+
+/* Publishes, attaches, charges, or lets waiting requests time out. */
 static void share(struct broker *b, struct peer *p, uint64_t how, struct input *in)
 {
         static const char *const names[] = { "a", "b", "c", "", "\x7f" };
@@ -108,7 +119,9 @@ static void share(struct broker *b, struct peer *p, uint64_t how, struct input *
                         (void)peer_publish(p, block, name);
                 else
                         (void)peer_publish_kept(p, block, name, (how - 32) * 10, "xy", how % 3);
-        } else if (how % 4 == 1 && how >= 48)
+        } else if (how % 4 == 2 && how >= 48)
+                ask_for_charge(p, how, in);
+        else if (how % 4 == 1 && how >= 48)
                 (void)peer_forget(p, "", name);
         else if (how % 4 == 1 && how >= 32)
                 (void)peer_metadata(p, take(in, 1) << 32 | take(in, 1));

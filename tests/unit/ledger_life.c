@@ -332,6 +332,18 @@ static void add_export(struct life *life)
                 (void)ledger_export_add(life->l, session, extent, &i);
 }
 
+/* Each number of bytes says in which quota. */
+static void change_direct(struct life *life)
+{
+        uint32_t session = pick(life, TABLE_SESSION), quota = life_random(life, LIFE_QUOTAS);
+        uint64_t id = ledger_quota_at(life->l, quota)->id;
+
+        if (session != LEDGER_NONE && is_tenants(life, session, quota))
+                (void)ledger_session_set_direct(life->l, session, id,
+                                                life_random(life, 3) > 0 ? id * 1000 + life_random(life, 1000)
+                                                                         : 0);
+}
+
 void life_step(struct life *life)
 {
         uint32_t what = life_random(life, 128), block;
@@ -342,6 +354,8 @@ void life_step(struct life *life)
                 add_session(life);
         else if (what < 8)
                 change_extent(life);
+        else if (what < 10)
+                change_direct(life);
         else if (what < 14)
                 add_export(life);
         else if (what < 62)
@@ -400,6 +414,9 @@ const char *life_check(struct ledger *l)
                     s->has_events != want.has_events || s->can_resume != want.can_resume ||
                     strcmp(s->name, want.name) != 0 || strcmp(s->tenant, want.tenant) != 0)
                         return "a session is torn";
+                for (size_t k = 0; k < LEDGER_SESSION_DIRECT; k++)
+                        if (s->direct[k].n_bytes > 0 && s->direct[k].n_bytes / 1000 != s->direct[k].quota_id)
+                                return "a direct charge is torn";
         }
         return NULL;
 }

@@ -376,6 +376,36 @@ TEST(test_bad_quotas_and_sessions)
         DAMAGE(memset(AT(session, 2).name, 'x', LEDGER_NAME_BYTES), "session", 2, AUDIO);
 }
 
+static void set_direct(struct ledger *l, size_t place, uint32_t quota, uint64_t n_bytes)
+{
+        struct ledger_direct *d = &AT(session, 0).direct[place];
+
+        d->quota_id = quota == LEDGER_NONE ? 12345 : AT(quota, quota).id;
+        d->n_bytes = n_bytes;
+}
+
+TEST(bad_direct_charges)
+{
+        DAMAGE(set_direct(l, 3, 2, 1), "session", 0, VISION); /* another tenant's */
+        DAMAGE(set_direct(l, 3, 0, LEDGER_DIRECT_MAX + 1), "session", 0, VISION);
+        DAMAGE((set_direct(l, 3, 0, 1), set_direct(l, 15, 0, 1)), "session", 0, VISION);
+}
+
+/* Also of a quota that is gone. */
+TEST(direct_charges_stay)
+{
+        struct ledger *l = make_ledger();
+
+        set_direct(l, 3, LEDGER_NONE, 1);
+        set_direct(l, 4, 2, 0);
+        set_direct(l, 15, 0, LEDGER_DIRECT_MAX);
+        l = hand_over(l);
+        ck_assert_uint_eq(closed_quotas(l), 0);
+        ck_assert_uint_eq(AT(session, 0).direct[15].n_bytes, LEDGER_DIRECT_MAX);
+        ck_assert_uint_eq(AT(session, 0).direct[3].n_bytes, 1);
+        ledger_free(l);
+}
+
 static struct ledger_region *region(struct ledger *l, uint32_t index)
 {
         return record(&l->tables[TABLE_REGION], index);

@@ -94,6 +94,8 @@ static void op_connect(struct slot *s)
         s->peer->takes_pressure = s->peer->wants_pages = s->peer->wants_events && dice(2) == 0;
         s->n_pending = 0;
         s->n_missed = 0;
+        session_set_watched(s->peer->session, dice(4) > 0);
+        memset(s->direct, 0, sizeof(s->direct));
         memset(s->asked, 0, sizeof(s->asked));
 }
 
@@ -192,6 +194,60 @@ static void op_free_wrong(struct slot *s)
                 id = s->stale_id;
         (void)expect(s, FREE, EINVAL);
         (void)peer_free_block(s->peer, id);
+}
+
+static void op_charge(struct slot *s)
+{
+        struct pending *q;
+
+        if (!can_ask(s))
+                return;
+        q = expect(s, CHARGE, -1);
+        q->share = (uint32_t)dice(s->peer->session->n_shares);
+        q->n_bytes = 1 + dice(UINT64_C(256) << dice(16));
+        (void)peer_charge(s->peer, q->share, q->n_bytes, dice(3) ? 0 : (uint32_t)dice(2000));
+}
+
+static bool is_charging(const struct slot *s)
+{
+        for (size_t i = 0; i < s->n_pending; i++)
+                if (s->pending[i].what == CHARGE)
+                        return true;
+        return false;
+}
+
+/* Some of it, all of it, or more. */
+static void op_uncharge(struct slot *s)
+{
+        struct pending *q;
+        uint32_t share;
+        bool is_wrong;
+
+        if (!can_ask(s))
+                return;
+        share = (uint32_t)dice(s->peer->session->n_shares);
+        is_wrong = dice(8) == 0 && !is_charging(s);
+        if (!is_wrong && s->direct[share] == 0)
+                return;
+        q = expect(s, UNCHARGE, is_wrong ? EINVAL : 0);
+        q->share = share;
+        q->n_bytes = is_wrong      ? s->direct[share] + 1 + dice(UINT64_C(1) << dice(62))
+                     : dice(2) > 0 ? s->direct[share]
+                                   : 1 + dice(s->direct[share]);
+        (void)peer_uncharge(s->peer, share, q->n_bytes);
+}
+
+static void op_charge_wrong(struct slot *s)
+{
+        if (!can_ask(s))
+                return;
+        if (dice(2)) {
+                (void)expect(s, CHARGE, EINVAL);
+                (void)peer_charge(s->peer, 0, 0, 0);
+        } else {
+                (void)expect(s, CHARGE, error_of_first(s->peer->session));
+                (void)peer_charge(s->peer, 0, 33 * MIB + dice(UINT64_C(1) << 62), (uint32_t)dice(2000));
+        }
 }
 
 static void op_publish(struct slot *s)
@@ -509,7 +565,8 @@ static void op_exit(struct slot *s)
 {
         if (!s->peer || dice(2) > 0)
                 return;
-        if (s->peer->session->state == SESSION_QUARANTINED || s->peer->aborted) {
+        if (s->peer->session->state == SESSION_QUARANTINED || s->peer->aborted ||
+            session_waits_for_exit(s->peer->session)) {
                 s->n_pending = 0;
                 peer_exit(s->peer);
         }
@@ -598,22 +655,41 @@ static const struct {
         unsigned weight;
         void (*act)(struct slot *s);
 } operations[] = {
-        { "connect", 40, op_connect },    { "hello", 40, op_hello },
-        { "malloc", 250, op_malloc },     { "malloc wrongly", 8, op_malloc_wrong },
-        { "free", 200, op_free },         { "free wrongly", 12, op_free_wrong },
-        { "publish", 30, op_publish },    { "attach", 50, op_attach },
-        { "ack", 120, op_ack },           { "list", 8, op_list },
-        { "usage", 4, op_usage },         { "explain", 4, op_explain },
-        { "admin", 4, op_admin },         { "retired", 60, op_retired },
-        { "goodbye", 20, op_goodbye },    { "hang up", 20, op_hang_up },
-        { "violate", 10, op_violate },    { "exit", 60, op_exit },
-        { "reap", 120, op_reap },         { "poll", 120, op_poll },
-        { "turn", 120, op_turn },         { "tick", 10, op_tick },
-        { "settle", 2, op_settle },       { "reload", 2, op_reload },
-        { "trimmed", 80, op_trimmed },    { "trim", 2, op_trim_now },
-        { "relieved", 80, op_relieved },  { "idle", 20, op_show_idle },
-        { "evict", 10, op_evict },        { "lease create", 12, op_lease_create },
-        { "lease set", 8, op_lease_set }, { "lease end", 3, op_lease_end },
+        { "connect", 40, op_connect },
+        { "hello", 40, op_hello },
+        { "malloc", 250, op_malloc },
+        { "malloc wrongly", 8, op_malloc_wrong },
+        { "free", 200, op_free },
+        { "free wrongly", 12, op_free_wrong },
+        { "publish", 30, op_publish },
+        { "attach", 50, op_attach },
+        { "charge", 30, op_charge },
+        { "uncharge", 30, op_uncharge },
+        { "charge wrongly", 4, op_charge_wrong },
+        { "ack", 120, op_ack },
+        { "list", 8, op_list },
+        { "usage", 4, op_usage },
+        { "explain", 4, op_explain },
+        { "admin", 4, op_admin },
+        { "retired", 60, op_retired },
+        { "goodbye", 20, op_goodbye },
+        { "hang up", 20, op_hang_up },
+        { "violate", 10, op_violate },
+        { "exit", 60, op_exit },
+        { "reap", 120, op_reap },
+        { "poll", 120, op_poll },
+        { "turn", 120, op_turn },
+        { "tick", 10, op_tick },
+        { "settle", 2, op_settle },
+        { "reload", 2, op_reload },
+        { "trimmed", 80, op_trimmed },
+        { "trim", 2, op_trim_now },
+        { "relieved", 80, op_relieved },
+        { "idle", 20, op_show_idle },
+        { "evict", 10, op_evict },
+        { "lease create", 12, op_lease_create },
+        { "lease set", 8, op_lease_set },
+        { "lease end", 3, op_lease_end },
 };
 #define N_OPERATIONS (sizeof(operations) / sizeof(operations[0]))
 

@@ -181,7 +181,12 @@ static void check_lease(struct lease_model *m)
         for (size_t i = 0; i < w.n_blocks; i++)
                 if (w.blocks[i].quota == lease->quota->index)
                         n_bytes += w.blocks[i].n_bytes;
-        HOLDS(n_bytes <= lease_own(m), "lease '%s': %" PRIu64 " bytes in blocks", m->name, n_bytes);
+        for (size_t i = 0; i < N_SLOTS; i++)
+                if (w.slots[i].peer && keeps_direct(&w.slots[i]) &&
+                    w.slots[i].peer->session->shares[m->share].quota == lease->quota)
+                        n_bytes += w.slots[i].direct[m->share];
+        HOLDS(n_bytes <= lease_own(m), "lease '%s': %" PRIu64 " bytes in blocks and charged directly",
+              m->name, n_bytes);
         check_level(m->name, &lease->quota->account, (struct committed){ lease_own(m), lease_own(m) },
                     m->is_ended ? 0 : m->limit, &m->allowed);
 }

@@ -133,11 +133,17 @@ bool lies_in(const struct block *block, uint64_t region, uint64_t offset, uint64
 /* What the model knows of a tenant in one of its partitions. */
 struct sums {
         uint64_t n_blocks, n_bytes, n_requested;
-        uint64_t n_asked;   /* blocks that are asked for */
-        uint64_t n_peers;   /* its sessions */
-        uint64_t n_holders; /* those of them that have a block there */
-        bool is_all;        /* no other tenant can have memory */
+        uint64_t n_asked;              /* blocks that are asked for */
+        uint64_t n_direct, n_charging; /* direct charges, and those that are asked for */
+        uint64_t n_peers;              /* its sessions */
+        uint64_t n_holders;            /* those of them that have a block there */
+        bool is_all;                   /* no other tenant can have memory */
 };
+
+bool keeps_direct(const struct slot *s)
+{
+        return s->peer->session->state == SESSION_LIVE || session_waits_for_exit(s->peer->session);
+}
 
 /* Of a tenant's quota with its leases, or of a lease. */
 static void sum_up(unsigned tenant, uint32_t share, const struct quota *q, struct sums *ret)
@@ -166,9 +172,14 @@ static void sum_up(unsigned tenant, uint32_t share, const struct quota *q, struc
                 ret->n_peers++;
                 ret->n_holders += refs[i];
                 ret->is_all = ret->is_all && s->peer->session->state == SESSION_LIVE;
-                for (size_t k = 0; k < s->n_pending; k++)
+                if (keeps_direct(s))
+                        ret->n_direct += s->direct[share];
+                for (size_t k = 0; k < s->n_pending; k++) {
                         ret->n_asked += s->pending[k].what == MALLOC && s->pending[k].share == share;
+                        ret->n_charging += s->pending[k].what == CHARGE && s->pending[k].share == share;
+                }
         }
+        ret->n_asked += ret->n_charging;
         ret->is_all = ret->is_all && ret->n_asked == 0;
 }
 
@@ -195,8 +206,12 @@ static void check_stats(unsigned tenant, uint32_t share, const struct quota *q, 
                                f->bytes_requested == sums.n_requested),
               "%" PRIu64 " blocks, %" PRIu64 " bytes instead of %" PRIu64 ", %" PRIu64, f->num_blocks,
               f->bytes_in_use, sums.n_blocks, sums.n_bytes);
+        HOLDS(f->bytes_direct >= sums.n_direct && (!sums.is_all || f->bytes_direct == sums.n_direct),
+              "%" PRIu64 " bytes charged directly instead of %" PRIu64, f->bytes_direct, sums.n_direct);
         HOLDS(f->num_sessions >= sums.n_holders && f->num_sessions <= sums.n_peers, "sessions");
-        HOLDS(f->bytes_in_use <= f->bytes_reserved && f->largest_free_block_bytes <= f->bytes_free, "sums");
+        HOLDS(f->bytes_in_use + f->bytes_direct <= f->bytes_reserved &&
+                      f->largest_free_block_bytes <= f->bytes_free,
+              "sums");
         HOLDS(f->peak_bytes_in_use >= f->bytes_in_use && f->peak_bytes_reserved >= f->bytes_reserved,
               "peaks");
         HOLDS(f->lifetime_peak_bytes_in_use >= f->peak_bytes_in_use, "peaks");
@@ -430,6 +445,14 @@ static void answered(struct slot *s, const struct pending *q, const Bfcd__Reply 
                 HOLDS(reply->body_case == BFCD__REPLY__BODY_USAGE, "usage");
                 answered_usage(s, q, reply->usage);
                 break;
+        case CHARGE:
+                HOLDS(reply->body_case == BFCD__REPLY__BODY_DONE, "charge");
+                s->direct[q->share] += q->n_bytes;
+                break;
+        case UNCHARGE:
+                HOLDS(reply->body_case == BFCD__REPLY__BODY_DONE, "uncharge");
+                s->direct[q->share] -= q->n_bytes;
+                break;
         case GOODBYE:
                 HOLDS(reply->body_case == BFCD__REPLY__BODY_DONE, "goodbye");
                 break;
@@ -508,6 +531,10 @@ static void check_session(const struct slot *s)
         uint64_t n_blocks = 0, n_bytes = 0;
         uint32_t n_ledger;
 
+        for (size_t i = 0; keeps_direct(s) && i < session->n_shares; i++)
+                HOLDS(session->shares[i].usage.direct.n_bytes >= s->direct[i] &&
+                              (s->n_pending > 0 || session->shares[i].usage.direct.n_bytes == s->direct[i]),
+                      "slot %u has another direct charge", slot_index(s));
         if (session->state != SESSION_LIVE)
                 return;
         for (size_t i = 0; i < w.n_blocks; i++) {

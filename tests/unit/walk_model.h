@@ -38,7 +38,7 @@ struct block {
         uint64_t refs[N_SLOTS]; /* where it is shared */
 };
 
-enum request { NONE, MALLOC, FREE, PUBLISH, ATTACH, LIST, EXPLAIN, USAGE, GOODBYE };
+enum request { NONE, MALLOC, FREE, PUBLISH, ATTACH, LIST, EXPLAIN, USAGE, CHARGE, UNCHARGE, GOODBYE };
 
 /* A Trim that a session was sent and has not answered. */
 struct asked {
@@ -62,7 +62,8 @@ struct slot {
         struct peer *peer; /* NULL: none */
         struct pending pending[N_PENDING];
         size_t n_pending;
-        uint64_t stale_id; /* a block that it freed */
+        uint64_t stale_id;         /* a block that it freed */
+        uint64_t direct[N_SHARES]; /* charged directly */
         struct asked asked[N_SHARES];
         uint64_t n_missed; /* Trims, in time */
 };
@@ -130,6 +131,8 @@ struct block *block_by_name(unsigned tenant, int name);
 
 /* Whether the session has it, as its own or shared. */
 bool has(const struct slot *s, const struct block *block);
+/* Whether what it has charged directly must be charged: while it lives, and in the end until its process has ended. */
+bool keeps_direct(const struct slot *s);
 /* One that the session has; NULL: none. */
 struct block *some_block(const struct slot *s);
 
