@@ -54,6 +54,19 @@ static size_t list_blocks(const bfc_client *client, uint64_t *ret, size_t max)
         return n;
 }
 
+static int list_charges(const bfc_client *client, struct inventory *h)
+{
+        size_t n = client->hello->hello->n_partitions;
+
+        h->charges = calloc(n + 1, sizeof(*h->charges));
+        if (!h->charges)
+                return -ENOMEM;
+        h->n_charges = n;
+        for (size_t i = 0; i < n; i++)
+                h->charges[i] = client->counters.partitions[i].bytes_direct;
+        return 0;
+}
+
 static int list_everything(const bfc_client *client, struct inventory *h)
 {
         size_t n_extents = regions_list(&client->regions, NULL, 0);
@@ -69,7 +82,7 @@ static int list_everything(const bfc_client *client, struct inventory *h)
         h->n_blocks = list_blocks(client, h->blocks, n_blocks);
         h->n_shared = shared_list(client, h->shared, n_shared);
         h->splitting = client->splitting;
-        return 0;
+        return list_charges(client, h);
 }
 
 /* ---- without the lock --------------------------------------------------------- */
@@ -132,6 +145,7 @@ void inventory_clear(struct inventory *h)
         free(h->extents);
         free(h->blocks);
         free(h->shared);
+        free(h->charges);
         *h = (struct inventory){ 0 };
 }
 
@@ -174,14 +188,41 @@ static void list_shared(const struct shared_count *from, size_t n, Bfcd__HeldSha
         }
 }
 
+/* The direct charges, in a message of their own. */
+static int send_charges(const struct inventory *h, struct call_connection *c, Bfcd__Reply **ret_refusal)
+{
+        Bfcd__HeldCharge *rows = calloc(h->n_charges + 1, sizeof(*rows));
+        Bfcd__HeldCharge **list = calloc(h->n_charges + 1, sizeof(*list));
+        Bfcd__Held body = BFCD__HELD__INIT;
+        int r = rows && list ? 0 : -ENOMEM;
+
+        for (size_t i = 0; r == 0 && i < h->n_charges; i++) {
+                if (h->charges[i] == 0)
+                        continue;
+                bfcd__held_charge__init(&rows[body.n_charges]);
+                rows[body.n_charges].partition = (uint32_t)i;
+                rows[body.n_charges].n_bytes = h->charges[i];
+                list[body.n_charges] = &rows[body.n_charges];
+                body.n_charges++;
+        }
+        body.charges = list;
+        if (r == 0 && body.n_charges > 0)
+                r = send_part(c, &body, ret_refusal);
+        free(rows);
+        free(list);
+        return r;
+}
+
 int inventory_send(const struct inventory *h, struct call_connection *c, Bfcd__Reply **ret_refusal)
 {
         Bfcd__HeldShared rows[MAX_SHARED], *list[MAX_SHARED];
         Bfcd__Split splitting = BFCD__SPLIT__INIT;
         size_t n_extents = 0, n_blocks = 0, n_shared = 0;
         Bfcd__Held body;
-        int r = 0;
+        int r = send_charges(h, c, ret_refusal);
 
+        if (r < 0)
+                return r;
         splitting.block_id = h->splitting.block_id;
         splitting.n_bytes = h->splitting.n_bytes;
         do {

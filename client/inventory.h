@@ -27,6 +27,8 @@ struct inventory {
         struct shared_count *shared;
         size_t n_shared;
         struct pending_split splitting;
+        uint64_t *charges; /* direct ones, by partition */
+        size_t n_charges;
 };
 
 /* A consistent snapshot, which begins a new epoch. -ENOMEM. The client's lock is not held. */

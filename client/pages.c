@@ -41,6 +41,7 @@ int client_pages_read(const bfc_client *client, uint32_t partition, struct bfc_t
                 .largest_free_block_bytes = f[PAGES_LARGEST_FREE_BLOCK_BYTES],
                 .lifetime_peak_bytes_in_use = f[PAGES_LIFETIME_PEAK_BYTES_IN_USE],
                 .lifetime_peak_bytes_reserved = f[PAGES_LIFETIME_PEAK_BYTES_RESERVED],
+                .bytes_direct = f[PAGES_BYTES_DIRECT],
         };
         return 0;
 }

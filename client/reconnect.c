@@ -65,8 +65,9 @@ static const char *find_difference(const Bfcd__HelloReply *old, const Bfcd__Hell
 
         if (old->session_id != new->session_id || !data_is_same(&old->secret, &new->secret))
                 return "the daemon restarted without this session";
-        if (new->version != old->version || new->has_events != old->has_events || !new->can_resume)
-                return "the restarted daemon does not offer the same version, events or resumption";
+        if (new->version != old->version || new->has_events != old->has_events || !new->can_resume ||
+            new->takes_charges < old->takes_charges)
+                return "the restarted daemon does not offer the same version, events, resumption or charges";
         if (strcmp(old->tenant, new->tenant) != 0)
                 return "the restarted daemon assigned the session to another tenant";
         for (size_t i = 0; same && i < old->n_partitions; i++)

@@ -64,8 +64,9 @@ int client_interrupted(void)
         return error_set(-EINTR, "the wait was interrupted by a signal or by cancel_fd");
 }
 
-/* The call is over. A block that the daemon granted before it read the Cancel is freed. */
-static int request_interrupted(bfc_client *client, Bfcd__Reply *reply, uint64_t epoch)
+/* The call is over. What the daemon granted before it read the Cancel is returned. */
+static int request_interrupted(bfc_client *client, const Bfcd__Request *request, Bfcd__Reply *reply,
+                               uint64_t epoch)
 {
         const Bfcd__Block *block = NULL;
 
@@ -75,6 +76,9 @@ static int request_interrupted(bfc_client *client, Bfcd__Reply *reply, uint64_t 
                 block = reply->attached->block;
         if (block)
                 client_release(client, block->block_id, epoch);
+        if (reply && reply->body_case == BFCD__REPLY__BODY_DONE &&
+            request->body_case == BFCD__REQUEST__BODY_CHARGE)
+                client_return_charge(client, request->charge, epoch);
         if (reply)
                 bfcd__reply__free_unpacked(reply, NULL);
         return client_interrupted();
@@ -86,6 +90,7 @@ static uint32_t *request_wait_ms(Bfcd__Request *request)
         uint32_t *wait_ms = request->body_case == BFCD__REQUEST__BODY_MALLOC   ? &request->malloc->wait_ms
                             : request->body_case == BFCD__REQUEST__BODY_ATTACH ? &request->attach->wait_ms
                             : request->body_case == BFCD__REQUEST__BODY_WAKE   ? &request->wake->wait_ms
+                            : request->body_case == BFCD__REQUEST__BODY_CHARGE ? &request->charge->wait_ms
                                                                                : NULL;
 
         return wait_ms && *wait_ms > 0 ? wait_ms : NULL;
@@ -122,11 +127,11 @@ int client_request(bfc_client *client, struct client_call *call, Bfcd__Request *
                               : call_send_at(client->connection, 0, request, &reply, ret_epoch);
                 __atomic_add_fetch(&client->counters.n_requests, 1, __ATOMIC_RELAXED);
                 if (interrupt && interrupt->is_interrupted && r != -EPROTO)
-                        return request_interrupted(client, reply, *ret_epoch);
+                        return request_interrupted(client, request, reply, *ret_epoch);
         } while (r == -ECONNRESET &&
                  (r = client_reconnect(client, *ret_epoch, client->reconnect.return_ms, interrupt)) == 0);
         if (r == -EINTR)
-                return request_interrupted(client, NULL, *ret_epoch);
+                return request_interrupted(client, request, NULL, *ret_epoch);
         if (r < 0)
                 return client_lost(client, r);
         if (call)

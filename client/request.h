@@ -43,6 +43,9 @@ int client_request(bfc_client *client, struct client_call *call, Bfcd__Request *
 int client_request_wakes(bfc_client *client, struct client_call *call, Bfcd__Request *const *requests,
                          size_t n, size_t n_replies, Bfcd__Reply **ret_replies, uint64_t *ret_epoch);
 
+/* Uncharges what was granted to a call that has ended, in this epoch. */
+int client_return_charge(bfc_client *client, const Bfcd__Charge *granted, uint64_t epoch);
+
 /* -EINTR, with the message. */
 int client_interrupted(void);
 

@@ -165,6 +165,7 @@ static void read_stats(bfc_client *client, struct bfc_client_stats *ret)
                 ret->num_frees += s.num_frees;
                 ret->num_failures += s.num_failures;
                 ret->bytes_requested += s.bytes_requested;
+                ret->bytes_direct += s.bytes_direct;
                 if (s.largest_alloc_size > ret->largest_alloc_size)
                         ret->largest_alloc_size = s.largest_alloc_size;
         }
@@ -287,6 +288,7 @@ static int usage_ask(bfc_client *client, uint32_t partition, struct bfc_tenant_u
                         .largest_free_block_bytes = f->largest_free_block_bytes,
                         .lifetime_peak_bytes_in_use = f->lifetime_peak_bytes_in_use,
                         .lifetime_peak_bytes_reserved = f->lifetime_peak_bytes_reserved,
+                        .bytes_direct = f->bytes_direct,
                 };
         else
                 r = error_set(-EPROTO, "the daemon's reply has no statistics");

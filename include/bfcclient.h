@@ -507,9 +507,10 @@ struct bfc_client_stats {
         uint64_t bytes_mapped;   /* of extents mapped in this process */
         uint64_t bytes_reserved; /* memory from the daemon: in use or idle */
         uint64_t peak_bytes_reserved;
-        uint64_t bytes_idle;  /* == bytes_reserved - bytes_in_use */
-        uint64_t num_calls;   /* requests to the daemon, of any kind */
-        uint64_t num_returns; /* resumptions of the session after a restart of the daemon */
+        uint64_t bytes_idle;   /* == bytes_reserved - bytes_in_use */
+        uint64_t num_calls;    /* requests to the daemon, of any kind */
+        uint64_t num_returns;  /* resumptions of the session after a restart of the daemon */
+        uint64_t bytes_direct; /* charged by bfc_charge(); not in the others */
 };
 int bfc_stats(bfc_client *client, struct bfc_client_stats *ret);
 
@@ -538,7 +539,7 @@ int bfc_trim(bfc_client *client, size_t n_bytes);
 struct bfc_tenant_usage {
         size_t struct_size;
         uint64_t bytes_limit;    /* extents: the tenant's limit */
-        uint64_t bytes_reserved; /* extents charged now */
+        uint64_t bytes_reserved; /* charged now: extents, and by bfc_charge() */
         uint64_t peak_bytes_reserved;
         uint64_t bytes_in_use; /* blocks */
         uint64_t peak_bytes_in_use;
@@ -548,6 +549,7 @@ struct bfc_tenant_usage {
         uint64_t largest_free_block_bytes;
         uint64_t lifetime_peak_bytes_in_use; /* not changed by resets */
         uint64_t lifetime_peak_bytes_reserved;
+        uint64_t bytes_direct; /* of bytes_reserved: charged by bfc_charge() */
 };
 int bfc_usage(bfc_client *client, const char *partition, struct bfc_tenant_usage *ret);
 
@@ -566,7 +568,25 @@ int bfc_usage(bfc_client *client, const char *partition, struct bfc_tenant_usage
 int bfc_mem_get_info(bfc_client *client, const char *partition, size_t *ret_free_bytes,
                      size_t *ret_total_bytes);
 
-/* Tells how much memory of the partition's device this process has by other means than bfcd, for bfcctl(1) to show:
+/* Direct charges: memory of the partition's device that this process takes by other means than bfcd, for example from the
+ * driver, counts against the tenant's limit there as blocks do. Call bfc_charge() before you take the memory, and
+ * bfc_uncharge() after you returned it; n_bytes need not be the same, only the sum is kept. partition: NULL is the
+ * client's own.
+ *
+ * If there is no room, the request waits up to wait_ms, in the same queue as blocks, and idle memory is reclaimed for it. A
+ * signal handler that runs in the waiting thread interrupts the wait: -EINTR, and nothing is charged. Errors as of
+ * bfc_malloc_with(). -ENOTSUP: the daemon is of an earlier release. -EDQUOT also: charges in more than 16 partitions.
+ * bfc_uncharge() -EINVAL: this client has not charged as many bytes there. In a partition with "growth: preallocate" the
+ * blocks have all of the limit, so a charge is refused.
+ *
+ * A charge survives a restart of the daemon. What is not uncharged ends with the process: bfc_disconnect() and a lost
+ * connection do not end it, because the memory is not the daemon's. After an error that ended the session, such as
+ * -ECONNRESET, the charge stays as well, unless the daemon was restarted without its state. A forked child has
+ * no charges; those of its parent end with the parent. */
+int bfc_charge(bfc_client *client, const char *partition, size_t n_bytes, uint32_t wait_ms);
+int bfc_uncharge(bfc_client *client, const char *partition, size_t n_bytes);
+
+/* Tells how much memory of the partition's device this process has by other means than bfcd, and does not charge, for bfcctl(1) to show:
  * the sum of all n_bytes, which are negative for memory that is freed. No limit depends on it. partition: NULL is the
  * client's own. No system call. -ENOENT: there is no such partition. */
 int bfc_add_outside(bfc_client *client, const char *partition, int64_t n_bytes);

@@ -264,9 +264,9 @@ static void put_sessions(FILE *out, const Bfcd__ListReply *list)
                 if (s->tenant[0] != '\0')
                         fprintf(out,
                                 "%" PRIu64 " of %s: pid %" PRIu64 " uid %" PRIu64 " %s %s, %" PRIu64
-                                " blocks, %" PRIu64 " bytes\n",
+                                " blocks, %" PRIu64 " bytes, %" PRIu64 " direct\n",
                                 s->session_id, s->tenant, s->pid, s->uid, s->name, s->state, s->num_blocks,
-                                s->bytes_in_use);
+                                s->bytes_in_use, s->bytes_direct);
         }
 }
 

@@ -360,6 +360,34 @@ static int act_release(struct hostile *h)
         return request(h, t, &r);
 }
 
+static int act_charge(struct hostile *h)
+{
+        struct tie *t = live_tie(h);
+        Bfcd__Charge body = BFCD__CHARGE__INIT;
+        Bfcd__Request r = REQUEST(CHARGE, charge, &body);
+
+        if (!t)
+                return -ENOTCONN;
+        body.partition = (uint32_t)pick(h, N_PARTITIONS + one_in(h, 40));
+        body.n_bytes = one_in(h, 20) ? random_next(&h->random) : 1 + pick(h, UINT64_C(1) << pick(h, 22));
+        body.wait_ms = !one_in(h, 4) ? 0 : (uint32_t)pick(h, MAX_WAIT_MS);
+        body.again = one_in(h, 3);
+        return request(h, t, &r);
+}
+
+static int act_uncharge(struct hostile *h)
+{
+        struct tie *t = live_tie(h);
+        Bfcd__Uncharge body = BFCD__UNCHARGE__INIT;
+        Bfcd__Request r = REQUEST(UNCHARGE, uncharge, &body);
+
+        if (!t)
+                return -ENOTCONN;
+        body.partition = (uint32_t)pick(h, N_PARTITIONS + one_in(h, 40));
+        body.n_bytes = one_in(h, 20) ? random_next(&h->random) : 1 + pick(h, UINT64_C(1) << pick(h, 22));
+        return request(h, t, &r);
+}
+
 /* ---- names by hand --------------------------------------------------------------------- */
 
 /* Also names of the victims, which are another tenant's. */
@@ -940,6 +968,19 @@ static int act_lib_malloc(struct hostile *h)
         return r;
 }
 
+/* Of one of its clients, which may be lost. */
+static int act_lib_charge(struct hostile *h)
+{
+        bfc_client *client = pick_client(h);
+        size_t n_bytes = 1 + pick(h, UINT64_C(1) << pick(h, 22));
+
+        if (!client)
+                return -ENOTCONN;
+        return one_in(h, 2)
+                       ? bfc_charge(client, NULL, n_bytes, one_in(h, 3) ? (uint32_t)pick(h, MAX_WAIT_MS) : 0)
+                       : bfc_uncharge(client, NULL, n_bytes);
+}
+
 static int act_lib_free(struct hostile *h)
 {
         size_t i = pick(h, N_BLOCKS);
@@ -1115,6 +1156,8 @@ static const struct act {
         { "ack", act_ack, 4 },
         { "cancel", act_cancel, 4 },
         { "release", act_release, 3 },
+        { "charge", act_charge, 8 },
+        { "uncharge", act_uncharge, 8 },
         { "publish", act_publish, 14 },
         { "attach", act_attach, 14 },
         { "forget", act_forget, 4 },
@@ -1138,6 +1181,7 @@ static const struct act {
         { "library: disconnect", act_lib_end, 2 },
         { "library: malloc", act_lib_malloc, 30 },
         { "library: free", act_lib_free, 15 },
+        { "library: charge", act_lib_charge, 8 },
         { "library: publish", act_lib_share, 8 },
         { "library: attach", act_lib_attach, 8 },
         { "library: forget", act_lib_forget, 3 },

@@ -94,6 +94,10 @@ static void live_for_ever(void *arg)
                 unsigned at = (unsigned)nrand48(random) % 8;
                 int r;
 
+                if (nrand48(random) % 8 == 0) {
+                        r = bfc_charge(client, NULL, 1 + (size_t)nrand48(random) % MIB, 0);
+                        REQUIRE(r == 0 || r == -EDQUOT || r == -ENOMEM, "%d: %s", r, bfc_last_error());
+                }
                 if (blocks[at]) {
                         REQUIRE(bfc_free(client, blocks[at]) == 0, "%s", bfc_last_error());
                         blocks[at] = NULL;

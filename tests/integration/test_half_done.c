@@ -23,6 +23,7 @@
 #define SMALL      3000u
 #define LARGE      (12 * MIB)
 #define PARKABLE   (2 * MIB)
+#define DIRECT     (3 * MIB + 5)
 #define QUIET_MS   6u /* without a store: the act and what it started are over */
 #define MAX_STORES 2000u
 
@@ -280,6 +281,38 @@ static void malloc_small(struct scene *s)
 static void free_small_checked(struct scene *s)
 {
         check_and_free(s->a, s->p, SMALL, 1);
+}
+
+static void charge_run(struct scene *s)
+{
+        ck_assert_ok(bfc_charge(s->a, NULL, DIRECT, 0));
+}
+
+static void uncharge_run(struct scene *s)
+{
+        ck_assert_ok(bfc_uncharge(s->a, NULL, DIRECT));
+}
+
+static uint64_t bytes_direct(const struct scene *s)
+{
+        return rig_stats(s->k->rig, "red", "train").bytes_direct;
+}
+
+static void charge_finish(struct scene *s)
+{
+        ck_assert_uint_eq(bytes_direct(s), DIRECT);
+        uncharge_run(s);
+}
+
+static void charge_twice_finish(struct scene *s)
+{
+        ck_assert_uint_eq(bytes_direct(s), 2 * DIRECT);
+        ck_assert_ok(bfc_uncharge(s->a, NULL, 2 * DIRECT));
+}
+
+static void uncharge_finish(struct scene *s)
+{
+        ck_assert_uint_eq(bytes_direct(s), 0);
 }
 
 static void free_p(struct scene *s)
@@ -649,10 +682,23 @@ static void lease_malloc(struct scene *s)
         s->p = filled(s->c, SMALL, 1);
 }
 
+static void lease_charge(struct scene *s)
+{
+        ck_assert_ok(bfc_charge(s->c, NULL, DIRECT, 0));
+}
+
 static void leave_lease(struct scene *s)
 {
         close_c(s);
         lease_end(s);
+}
+
+static void leave_lease_uncharged(struct scene *s)
+{
+        call(s->c);
+        ck_assert_uint_eq(bytes_direct(s), DIRECT);
+        ck_assert_ok(bfc_uncharge(s->c, NULL, DIRECT));
+        leave_lease(s);
 }
 
 static void leave_lease_checked(struct scene *s)
@@ -819,6 +865,11 @@ static const struct act {
         { "free and trim", malloc_large, free_and_trim, nothing },
         { "trim by a client", malloc_and_free_large, trim_all, nothing },
         { "split", split_prepare, split_run, split_finish },
+        { "charge", nothing, charge_run, charge_finish },
+        { "charge of more", charge_run, charge_run, charge_twice_finish },
+        { "uncharge", charge_run, uncharge_run, uncharge_finish },
+        { "charge in a lease", lease_with_session, lease_charge, leave_lease_uncharged },
+        { "SIGKILL beside a charge", charge_run, die_and_restart, charge_finish },
         { "publish", malloc_small, publish_run, detach_checked },
         { "publish, kept", malloc_small, publish_kept_run, kept_finish },
         { "attach", nothing, attach_run, attach_finish },

@@ -2,6 +2,7 @@
  * processes that leave their session.
  *
  * SPDX-License-Identifier: Apache-2.0 */
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -75,9 +76,12 @@ struct job {
         int to, from;
 };
 
+enum what { MALLOC, FREE, CHARGE, UNCHARGE, DISCONNECT };
+
 struct order {
         uint64_t n_bytes; /* 0: exit */
-        bool frees;       /* the last block instead */
+        enum what what;   /* FREE: the last block */
+        uint32_t wait_ms; /* of a CHARGE */
 };
 
 struct answer {
@@ -85,6 +89,45 @@ struct answer {
         int error;
         char text[1000];
 };
+
+/* Takes memory of the GPU by the driver. */
+static void take_by_driver(uint64_t n_bytes)
+{
+        void *driver = dlopen("libcuda.so.1", RTLD_NOW);
+        int (*init)(unsigned) = (int (*)(unsigned))dlsym(driver, "cuInit");
+        int (*retain)(void **, int) = (int (*)(void **, int))dlsym(driver, "cuDevicePrimaryCtxRetain");
+        int (*set)(void *) = (int (*)(void *))dlsym(driver, "cuCtxSetCurrent");
+        int (*alloc)(uint64_t *, size_t) = (int (*)(uint64_t *, size_t))dlsym(driver, "cuMemAlloc_v2");
+        void *context;
+        uint64_t ptr;
+
+        REQUIRE(driver && init && retain && set && alloc, "the driver");
+        REQUIRE(init(0) == 0 && retain(&context, 0) == 0 && set(context) == 0 && alloc(&ptr, n_bytes) == 0,
+                "cuMemAlloc(%llu)", (unsigned long long)n_bytes);
+}
+
+static int job_do(bfc_client **client, const struct order *order, void **block)
+{
+        int r;
+
+        switch (order->what) {
+        case FREE:
+                return bfc_free(*client, *block);
+        case CHARGE:
+                r = bfc_charge(*client, NULL, order->n_bytes, order->wait_ms);
+                if (r == 0 && rig_device() != ON_HOST)
+                        take_by_driver(order->n_bytes);
+                return r;
+        case UNCHARGE:
+                return bfc_uncharge(*client, NULL, order->n_bytes);
+        case DISCONNECT:
+                bfc_disconnect(*client);
+                *client = NULL;
+                return 0;
+        default:
+                return bfc_malloc_flags(*client, NULL, order->n_bytes, BFC_WHOLE, block);
+        }
+}
 
 static void job_work(int from, int to)
 {
@@ -95,8 +138,7 @@ static void job_work(int from, int to)
 
         REQUIRE(write(to, &answer, sizeof(answer)) == sizeof(answer), "write");
         while (read(from, &order, sizeof(order)) == sizeof(order) && order.n_bytes > 0) {
-                answer.error = order.frees ? bfc_free(client, block)
-                                           : bfc_malloc_flags(client, NULL, order.n_bytes, BFC_WHOLE, &block);
+                answer.error = job_do(&client, &order, &block);
                 snprintf(answer.text, sizeof(answer.text), "%s", answer.error < 0 ? bfc_last_error() : "");
                 REQUIRE(write(to, &answer, sizeof(answer)) == sizeof(answer), "write");
         }
@@ -149,7 +191,7 @@ static int job_malloc(const struct job *j, uint64_t n_bytes, struct answer *ret)
 
 static int job_free(const struct job *j, struct answer *ret)
 {
-        return job_order(j, (struct order){ .n_bytes = 1, .frees = true }, ret);
+        return job_order(j, (struct order){ .n_bytes = 1, .what = FREE }, ret);
 }
 
 static void job_end(struct job *j)
@@ -394,6 +436,58 @@ TEST_OF(lease, kills_of_the_daemon_keep_leases_and_sessions)
         job_end(&job);
         LEASE("end", "one");
         LEASE("end", "idle");
+        ck_assert(WAIT_FOR(n_leases() == 0, SETTLE_MS));
+}
+
+static int job_charge(const struct job *j, enum what what, uint64_t n_bytes, struct answer *ret)
+{
+        return job_order(j, (struct order){ .n_bytes = n_bytes, .what = what }, ret);
+}
+
+static bool is_charged(uint64_t n_bytes)
+{
+        Bfcd__Statistics f = rig_stats(k->rig, "red", "train");
+
+        return f.bytes_direct == n_bytes && f.bytes_reserved == n_bytes;
+}
+
+/* Two processes of a lease, of which one is killed while there is no daemon, and the other one leaves before its end. */
+TEST_OF(lease, direct_charges_count_together_and_end_with_their_processes)
+{
+        struct answer answer;
+        struct job a, other;
+
+        LEASE("create", "one", "--tenant", "red", "--partition", "train", "--limit", "32MiB", "--pid",
+              own_pid());
+        job_start(&a, false);
+        job_start(&other, false);
+        ck_assert_int_eq(job_charge(&a, CHARGE, 20 * MIB + 1, &answer), 0);
+        ck_assert_int_eq(job_charge(&other, CHARGE, 12 * MIB, &answer), -EDQUOT);
+        ck_assert_msg(strstr(answer.text, "lease 'one'") && strstr(answer.text, "20.0 MiB charged directly"),
+                      "%s", answer.text);
+        ck_assert_int_eq(job_charge(&other, CHARGE, 11 * MIB, &answer), 0);
+        ck_assert_int_eq(job_malloc(&other, 2 * MIB, &answer), -EDQUOT);
+        kept_restart(k, SIGKILL);
+        ck_assert(WAIT_FOR(kept_all_are(k, "live", 2), SETTLE_MS));
+        ck_assert(is_charged(31 * MIB + 1));
+        ck_assert_int_eq(job_charge(&other, CHARGE, MIB, &answer), -EDQUOT);
+        ck_assert_int_eq(job_charge(&a, UNCHARGE, 1, &answer), 0);
+        ck_assert_int_eq(job_charge(&a, UNCHARGE, 20 * MIB + 1, &answer), -EINVAL);
+        ctl_says(k->rig, WORDS("-w", "sessions"), "20.0 MiB");
+        kept_away(k, SIGKILL);
+        ck_assert_int_eq(kill(a.pid, SIGKILL), 0);
+        kept_back(k);
+        ck_assert(WAIT_FOR(is_charged(11 * MIB), SETTLE_MS));
+        ck_assert_int_eq(job_order(&other, (struct order){ 20 * MIB, CHARGE, 60000 }, &answer), 0);
+        ck_assert_int_eq(job_charge(&other, DISCONNECT, 1, &answer), 0);
+        ck_assert(WAIT_FOR(kept_all_are(k, "closing", 1), SETTLE_MS));
+        kept_restart(k, SIGTERM);
+        ck_assert(is_charged(31 * MIB));
+        ck_assert_uint_eq(n_leases(), 1);
+        LEASE("end", "one");
+        job_end(&other);
+        ck_assert(WAIT_FOR(is_charged(0), SETTLE_MS));
+        job_end(&a);
         ck_assert(WAIT_FOR(n_leases() == 0, SETTLE_MS));
 }
 

@@ -163,12 +163,29 @@ static void *attach(bfc_client *client, unsigned name, uint32_t wait_ms)
         return r == 0 ? p : NULL;
 }
 
+/* Charges some memory directly, or uncharges all of it, which the daemon must know of. */
+static void charge(bfc_client *client, uint64_t *charged, uint64_t *random)
+{
+        size_t n_bytes = 1 + (size_t)(random_next(random) % (64 << 10));
+        int r;
+
+        if (*charged > 0 && random_next(random) % 2) {
+                REQUIRE(bfc_uncharge(client, NULL, *charged) == 0, "%s", bfc_last_error());
+                *charged = 0;
+                return;
+        }
+        r = bfc_charge(client, NULL, n_bytes, random_next(random) % 2 ? 20 : 0);
+        REQUIRE(r == 0 || r == -EDQUOT || r == -ENOMEM, "%d: %s", r, bfc_last_error());
+        *charged += r == 0 ? n_bytes : 0;
+}
+
 static void share(void *arg)
 {
         struct sharers *s = arg;
         uint64_t random = s->seed + atomic_fetch_add(&s->n_started, 1) * 1000;
         bfc_client *client = child_client_open(s->socket, "blue");
         void *held[N_NAMES] = { NULL };
+        uint64_t charged = 0;
 
         while (!atomic_load(&s->stop)) {
                 unsigned name = (unsigned)(random_next(&random) % N_NAMES);
@@ -186,6 +203,7 @@ static void share(void *arg)
                                 check_shared(client, held[name], name);
                         atomic_fetch_add(&s->n_attached, held[name] != NULL);
                 }
+                charge(client, &charged, &random);
                 usleep((useconds_t)(random_next(&random) % 2000));
         }
         bfc_disconnect(client);

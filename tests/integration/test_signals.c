@@ -35,6 +35,7 @@ static void handle_signals(void)
 struct waiter {
         bfc_client *client;
         const char *name; /* NULL: it waits for room */
+        bool charges;     /* by a direct charge */
         pthread_t thread;
         _Atomic bool is_over;
         int result;
@@ -46,7 +47,9 @@ static void *wait_in_thread(void *arg)
         struct bfc_malloc_options how = { .struct_size = sizeof(how), .wait_ms = LONG_MS };
         struct waiter *w = arg;
 
-        if (w->name)
+        if (w->charges)
+                w->result = bfc_charge(w->client, NULL, 32 * MIB, LONG_MS);
+        else if (w->name)
                 w->result = bfc_attach(w->client, w->name, LONG_MS, &w->ptr, NULL);
         else
                 w->result = bfc_malloc_with(w->client, 32 * MIB, &how, &w->ptr);
@@ -148,42 +151,53 @@ static void *storm(void *arg)
         return NULL;
 }
 
-static void *wait_again_and_again(void *arg)
+/* A block, or a direct charge, that is taken and returned; it may wait. */
+static int take_once(bfc_client *client, bool charges, size_t n_bytes)
 {
         struct bfc_malloc_options how = { .struct_size = sizeof(how), .wait_ms = LONG_MS };
+        void *p;
+        int r = charges ? bfc_charge(client, NULL, n_bytes, LONG_MS)
+                        : bfc_malloc_with(client, n_bytes, &how, &p);
+
+        if (r < 0)
+                return r;
+        return charges ? bfc_uncharge(client, NULL, n_bytes) : bfc_free(client, p);
+}
+
+static void *wait_again_and_again(void *arg)
+{
         struct waiter *w = arg;
 
         for (unsigned i = 0; i < 400 && w->result == 0; i++) {
-                void *p;
-                int r = bfc_malloc_with(w->client, 32 * MIB + i, &how, &p);
+                int r = take_once(w->client, w->charges, 32 * MIB + i);
 
-                if (r == 0)
-                        r = bfc_free(w->client, p);
                 w->result = r == -EINTR ? 0 : r;
         }
         w->is_over = true;
         return NULL;
 }
 
-/* What is granted at the moment of a signal is freed. */
-RIG_TEST(a_grant_that_crosses_a_signal_is_freed, plain)
+static void cross_signals(bfc_client *holder, bfc_client *client, bool charges)
 {
-        bfc_client *holder = client_open(rig, NULL, NULL), *client = client_open(rig, NULL, NULL);
-        struct waiter w = { .client = client };
-        struct bfc_malloc_options how = { .struct_size = sizeof(how), .wait_ms = LONG_MS };
+        struct waiter w = { .client = client, .charges = charges };
         pthread_t stormer;
-        void *p;
 
         handle_signals();
         ck_assert_int_eq(pthread_create(&w.thread, NULL, wait_again_and_again, &w), 0);
         ck_assert_int_eq(pthread_create(&stormer, NULL, storm, &w), 0);
-        while (!w.is_over) {
-                ck_assert_ok(bfc_malloc_with(holder, 40 * MIB, &how, &p));
-                ck_assert_ok(bfc_free(holder, p));
-        }
+        while (!w.is_over)
+                ck_assert_ok(take_once(holder, charges, 40 * MIB));
         ck_assert_int_eq(pthread_join(stormer, NULL), 0);
         ck_assert_int_eq(waiter_join(&w), 0);
         ck_assert_uint_gt(n_handled, 0);
+}
+
+/* What is granted at the moment of a signal is freed. */
+RIG_TEST(a_grant_that_crosses_a_signal_is_freed, plain)
+{
+        bfc_client *holder = client_open(rig, NULL, NULL), *client = client_open(rig, NULL, NULL);
+
+        cross_signals(holder, client, false);
         ck_assert_ok(bfc_trim(holder, SIZE_MAX));
         ck_assert_ok(bfc_trim(client, SIZE_MAX));
         ck_assert_uint_eq(client_usage(client, NULL).bytes_in_use, 0);
@@ -193,6 +207,35 @@ RIG_TEST(a_grant_that_crosses_a_signal_is_freed, plain)
 }
 
 /* It may be readable before the wait begins. */
+static uint64_t bytes_direct(bfc_client *client)
+{
+        struct bfc_tenant_usage usage = { .struct_size = sizeof(usage) };
+
+        ck_assert_ok(bfc_usage(client, NULL, &usage));
+        return usage.bytes_direct;
+}
+
+/* What is charged at the moment of a signal is uncharged. */
+RIG_TEST(a_charge_that_crosses_a_signal_is_dropped, plain)
+{
+        bfc_client *holder = client_open(rig, NULL, NULL), *client = client_open(rig, NULL, NULL);
+        struct waiter w = { .client = client, .charges = true };
+
+        handle_signals();
+        ck_assert_ok(bfc_charge(holder, NULL, 40 * MIB, 0));
+        ck_assert_int_eq(pthread_create(&w.thread, NULL, wait_in_thread, &w), 0);
+        ck_assert(WAIT_FOR(rig_n_waiting(rig, NULL) == 1, 60000));
+        ck_assert_int_eq(waiter_interrupt(&w), -EINTR);
+        ck_assert_uint_eq(bytes_direct(client), 40 * MIB);
+        ck_assert_ok(bfc_uncharge(holder, NULL, 40 * MIB));
+        cross_signals(holder, client, true);
+        ck_assert_uint_eq(bytes_direct(client), 0);
+        ck_assert_int_eq(bfc_uncharge(client, NULL, 1), -EINVAL);
+        ck_assert_uint_eq(rig_n_waiting(rig, NULL), 0);
+        bfc_disconnect(client);
+        bfc_disconnect(holder);
+}
+
 RIG_TEST(cancel_fd_ends_a_wait, plain)
 {
         bfc_client *holder = client_open(rig, NULL, NULL), *client = client_open(rig, NULL, NULL);

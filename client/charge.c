@@ -1,0 +1,153 @@
+/* Direct charges: memory that the program takes by itself, and has the daemon charge; see bfcclient.h.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * The client counts what it has charged in each partition, and lists it when its session is resumed: the daemon drops
+ * the rest. So a Charge whose answer was lost is repeated, and an Uncharge is done. */
+#include <errno.h>
+
+#include "client/client.h"
+#include "client/options.h"
+#include "client/partitions.h"
+#include "client/reclaim.h"
+#include "client/request.h"
+#include "client/streams.h"
+
+static int check(bfc_client *client, const char *function, const char *partition, size_t n_bytes,
+                 uint32_t *ret_index)
+{
+        int r = client_check(client);
+
+        if (r < 0)
+                return r;
+        if (n_bytes == 0)
+                return error_set(-EINVAL, "%s: the size is 0 bytes: it is at least 1 byte", function);
+        if (!client->hello->hello->takes_charges)
+                return error_set(-ENOTSUP, "%s: this daemon is of an earlier release and takes no charges",
+                                 function);
+        return client_partition_index(client, partition, ret_index);
+}
+
+/* ---- charge ------------------------------------------------------------------------ */
+
+/* *ret_stale: the answer is of an earlier epoch, and the daemon has dropped it. */
+static int charge_once(bfc_client *client, struct client_call *call, Bfcd__Request *request, bool *ret_stale)
+{
+        Bfcd__Reply *reply = NULL;
+        uint64_t epoch;
+        int r;
+
+        *ret_stale = false;
+        r = client_request(client, call, request, BFCD__REPLY__BODY_DONE, &reply, &epoch);
+        if (r < 0)
+                return r;
+        bfcd__reply__free_unpacked(reply, NULL);
+        pthread_mutex_lock(&client->lock);
+        *ret_stale = epoch != client->epoch;
+        if (!*ret_stale)
+                client->counters.partitions[request->charge->partition].bytes_direct +=
+                        request->charge->n_bytes;
+        pthread_mutex_unlock(&client->lock);
+        return 0;
+}
+
+static int charge(bfc_client *client, uint32_t partition, uint64_t n_bytes, uint32_t wait_ms, bool again,
+                  struct client_call *call)
+{
+        Bfcd__Charge body = BFCD__CHARGE__INIT;
+        Bfcd__Request request = REQUEST(CHARGE, charge, &body);
+        bool is_stale;
+        int r;
+
+        body.partition = partition;
+        body.n_bytes = n_bytes;
+        body.wait_ms = wait_ms;
+        body.again = again;
+        do
+                r = charge_once(client, call, &request, &is_stale);
+        while (is_stale);
+        return r;
+}
+
+/* Memory of the daemon that this client could free. */
+static bool has_memory(bfc_client *client)
+{
+        bool ret;
+
+        pthread_mutex_lock(&client->lock);
+        ret = client->cache && client->counters.bytes_reserved > 0;
+        pthread_mutex_unlock(&client->lock);
+        return ret;
+}
+
+BFC_API int bfc_charge(bfc_client *client, const char *partition, size_t n_bytes, uint32_t wait_ms)
+{
+        struct call_interrupt interrupt = { .cancel_fd = -1 };
+        struct client_call call = { .interrupt = wait_ms > 0 ? &interrupt : NULL };
+        uint64_t n_freed;
+        uint32_t index = 0;
+        int r = check(client, "bfc_charge", partition, n_bytes, &index);
+
+        if (r == 0 && has_memory(client)) { /* what is idle here goes first, as for a block */
+                r = charge(client, index, n_bytes, 0, true, &call);
+                if ((r != -EDQUOT && r != -ENOMEM) || call.is_final)
+                        return r;
+                streams_collect(client);
+                r = client_free_unused(client, index, NULL, UINT64_MAX, &n_freed);
+        }
+        return r < 0 ? r : charge(client, index, n_bytes, wait_ms, false, &call);
+}
+
+/* ---- uncharge ---------------------------------------------------------------------- */
+
+/* Of the epoch in which it was counted: a later daemon was told already. */
+static int send_uncharge(bfc_client *client, uint32_t partition, uint64_t n_bytes, uint64_t epoch)
+{
+        Bfcd__Uncharge body = BFCD__UNCHARGE__INIT;
+        Bfcd__Request request = REQUEST(UNCHARGE, uncharge, &body);
+        Bfcd__Reply *reply = NULL;
+        uint64_t at = epoch;
+        int lost, r = 0;
+
+        body.partition = partition;
+        body.n_bytes = n_bytes;
+        do {
+                lost = call_send_at(client->connection, epoch, &request, &reply, &at);
+                __atomic_add_fetch(&client->counters.n_requests, 1, __ATOMIC_RELAXED);
+        } while (lost == -ECONNRESET &&
+                 (lost = client_reconnect(client, at, client->reconnect.return_ms, NULL)) == 0);
+        if (lost < 0)
+                return lost == -ESTALE ? 0 : client_lost(client, lost);
+        r = client_check_reply(reply, BFCD__REPLY__BODY_DONE);
+        if (r == 0)
+                bfcd__reply__free_unpacked(reply, NULL);
+        return r;
+}
+
+int client_return_charge(bfc_client *client, const Bfcd__Charge *granted, uint64_t epoch)
+{
+        return send_uncharge(client, granted->partition, granted->n_bytes, epoch);
+}
+
+BFC_API int bfc_uncharge(bfc_client *client, const char *partition, size_t n_bytes)
+{
+        uint64_t epoch = 0, has = 0;
+        uint32_t index = 0;
+        int r = check(client, "bfc_uncharge", partition, n_bytes, &index);
+
+        if (r < 0)
+                return r;
+        pthread_mutex_lock(&client->lock);
+        has = client->counters.partitions[index].bytes_direct;
+        if (n_bytes <= has)
+                client->counters.partitions[index].bytes_direct -= n_bytes;
+        epoch = client->epoch;
+        pthread_mutex_unlock(&client->lock);
+        if (n_bytes > has)
+                return error_set(-EINVAL,
+                                 "bfc_uncharge: %llu bytes are more than the %llu bytes that this client has "
+                                 "charged in partition '%s'",
+                                 (unsigned long long)n_bytes, (unsigned long long)has,
+                                 client->hello->hello->partitions[index]->name);
+        return send_uncharge(client, index, n_bytes, epoch);
+}
