@@ -54,6 +54,7 @@ const struct table_column show_stats_columns[] = {
         NUMBER(peak_bytes_in_use),
         NUMBER(lifetime_peak_bytes_in_use),
         NUMBER(bytes_parked),
+        NUMBER(bytes_direct),
         NUMBER(bytes_requested),
         NUMBER(bytes_free),
         NUMBER(largest_free_block_bytes),
@@ -116,6 +117,7 @@ static const struct table_column tenant_columns[] = {
         STAT("LAST", R | WIDE, TABLE_AGO, Bfcd__TenantRow, last_refusal_time_ms),
         STAT("UNRECLAIMED", R | WIDE | SUM, TABLE_SIZE, Bfcd__TenantRow, bytes_unreclaimed),
         STAT("PARKED", R | WIDE | SUM, TABLE_SIZE, Bfcd__TenantRow, bytes_parked),
+        STAT("DIRECT", R | WIDE | SUM, TABLE_SIZE, Bfcd__TenantRow, bytes_direct),
         COLUMN("KEPT", "bytes_kept", R | WIDE | SUM, TABLE_SIZE, Bfcd__TenantRow, bytes_kept),
         COLUMN("WAITING", "num_waiting", R | WIDE | SUM, TABLE_NUMBER, Bfcd__TenantRow, num_waiting),
         COLUMN("FOR", "bytes_waiting", R | WIDE | SUM, TABLE_SIZE, Bfcd__TenantRow, bytes_waiting),
@@ -165,6 +167,7 @@ static const struct table_column partition_columns[] = {
         { "PAGES", "pages", .type = TABLE_MADE, .text = pages_text },
         STAT("ENOMEM", R, TABLE_NUMBER, Bfcd__PartitionRow, num_out_of_memory),
         STAT("UNRECLAIMED", R | WIDE, TABLE_SIZE, Bfcd__PartitionRow, bytes_unreclaimed),
+        STAT("DIRECT", R | WIDE, TABLE_SIZE, Bfcd__PartitionRow, bytes_direct),
         { 0 },
 };
 
@@ -252,6 +255,7 @@ static const struct table_column session_columns[] = {
           TABLE_MEMBER(Bfcd__SessionRow, client_bytes_in_use), .instead = no_usage },
         { "IDLE", "client_bytes_idle", R | SUM, TABLE_SIZE, TABLE_MEMBER(Bfcd__SessionRow, client_bytes_idle),
           .instead = no_usage },
+        COLUMN("DIRECT", "bytes_direct", R | WIDE | SUM, TABLE_SIZE, Bfcd__SessionRow, bytes_direct),
         { "OUTSIDE", "client_bytes_outside", R | WIDE | SUM, TABLE_SIZE,
           TABLE_MEMBER(Bfcd__SessionRow, client_bytes_outside), .instead = nothing_outside },
         { "LEASES", NULL, WIDE | TABLE_CUT_FIRST, TABLE_MADE, .text = session_leases_text },
@@ -286,6 +290,7 @@ static const struct table_column lease_columns[] = {
         STAT("RESERVED", R | SUM, TABLE_SIZE, Bfcd__LeaseRow, bytes_reserved),
         STAT("LIMIT", R, TABLE_SIZE, Bfcd__LeaseRow, bytes_limit),
         STAT("RESERVE", R | WIDE | SUM, TABLE_SIZE, Bfcd__LeaseRow, bytes_guaranteed),
+        STAT("DIRECT", R | WIDE | SUM, TABLE_SIZE, Bfcd__LeaseRow, bytes_direct),
         STAT("SESSIONS", R | WIDE | SUM, TABLE_NUMBER, Bfcd__LeaseRow, num_sessions),
         STAT("REFUSED", R | WIDE | SUM, TABLE_NUMBER, Bfcd__LeaseRow, num_refusals),
         COLUMN("AGE", "age_ms", R | WIDE, TABLE_DURATION, Bfcd__LeaseRow, age_ms),
@@ -774,26 +779,4 @@ int show_blocks_end(struct show_blocks *s)
         else
                 fputs("\n  ]\n}\n", s->out);
         return ferror(s->out) ? -EIO : 0;
-}
-
-/* ---- documents ----------------------------------------------------------- */
-
-json_t *show_document(const char *name, json_t *value)
-{
-        json_t *ret = json_object();
-
-        table_json_set(&ret, "schema", json_integer(SHOW_SCHEMA));
-        table_json_set(&ret, name, value);
-        return ret;
-}
-
-int show_print(FILE *out, json_t *document)
-{
-        int r = document ? json_dumpf(document, out, JSON_INDENT(2) | JSON_REAL_PRECISION(6)) : 0;
-
-        if (!document)
-                return -ENOMEM;
-        json_decref(document);
-        fputc('\n', out);
-        return r < 0 || ferror(out) ? -EIO : 0;
 }

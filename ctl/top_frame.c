@@ -247,7 +247,8 @@ static void put_bar(const struct top *t, struct top_frame *f, unsigned row, cons
         width = f->n_columns > begin + width + 12 ? f->n_columns - begin - width - 2 : 10;
         put_escaped(f, row, 0, n_name, TOP_BOLD, p->name);
         top_put(f, row, begin - 1, 1, TOP_BOLD, "[");
-        at = put_part(f, row, begin, at, part_of(width, (double)s->bytes_in_use, whole), TOP_USED, '|');
+        at = put_part(f, row, begin, at, part_of(width, (double)(s->bytes_in_use + s->bytes_direct), whole),
+                      TOP_USED, '|');
         at = put_part(f, row, begin, at, part_of(width, (double)s->bytes_reserved, whole), TOP_RESERVED, '#');
         at = put_part(f, row, begin, at,
                       promised ? part_of(width, (double)s->bytes_reserved + (double)promised, whole) : 0,

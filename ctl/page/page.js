@@ -192,7 +192,7 @@ const tenants = new Table('tenants', [
     {title: 'Refused', text: refusedText, value: (t) => t.num_refusals, right: true, rem: 5, grow: 0.4,
      mark: (t) => refusals.fresh.has(quotaKey(t)) ? 'new' : ''},
     waitingFor,
-    bytes('Kept', 'bytes_kept'),
+    bytes('Direct', 'bytes_direct'),
     count('Leases', 'num_leases'),
     count('Sessions', 'num_sessions', {rem: 4.8}),
 ], quotaKey, 'Reserved', 'There is no tenant.');
@@ -232,7 +232,7 @@ const waiting = new Table('waiting', [
 const sessions = new Table('sessions', [
     count('Session', 'session_id'),
     text('Tenant', 'tenant', {rem: 5.5}),
-    text('Name', 'name', {long: true, rem: 6.5}),
+    text('Name', 'name', {long: true, rem: 6}),
     text('User', 'user', {rem: 4.6}),
     count('Process', 'pid', {rem: 4.6}),
     text('State', 'state', {rem: 4.4, mark: (s) => s.state === 'live' ? '' : 'alarm'}),
@@ -242,8 +242,9 @@ const sessions = new Table('sessions', [
     bytes('Peak held', 'peak_bytes_in_use'),
     usage('Used', 'client_bytes_in_use'),
     usage('Idle', 'client_bytes_idle'),
+    bytes('Direct', 'bytes_direct'),
     bytes('Outside', 'client_bytes_outside'),
-    text('Command', 'command', {long: true, rem: 8.5, grow: 3}),
+    text('Command', 'command', {long: true, rem: 8, grow: 3}),
 ], (s) => s.session_id, 'Held', 'There is no session.');
 
 const keepTime = (ms) => ms === null ? 'no limit' : duration(ms);
@@ -274,8 +275,8 @@ const devices = new Table('devices', [
 
 // The parts of a bar: what is not reserved is free, less what guarantees promise to tenants that do not use it yet.
 const PARTS = [
-    ['use', 'In use', (p) => p.bytes_in_use],
-    ['idle', 'Reserved, idle', (p) => Math.max(0, p.bytes_reserved - p.bytes_in_use)],
+    ['use', 'In use', (p) => p.bytes_in_use + p.bytes_direct],
+    ['idle', 'Reserved, idle', (p) => Math.max(0, p.bytes_reserved - p.bytes_in_use - p.bytes_direct)],
     ['promise', 'Guaranteed, unused', (p) => p.promised],
     ['free', 'Free', (p) => Math.max(0, p.bytes_limit - p.bytes_reserved - p.promised)],
 ];
@@ -283,6 +284,7 @@ const FACTS = [
     ['Limit', (p) => size(p.bytes_limit)],
     ['Guaranteed', (p) => size(p.bytes_guaranteed)],
     ['Peak reserved', (p) => size(p.peak_bytes_reserved)],
+    ['Charged directly', (p) => size(p.bytes_direct)],
     ['Unreclaimed', (p) => size(p.bytes_unreclaimed)],
     ['Waiting requests', (p) => String(p.waiting)],
     ['Refused requests', (p) => String(p.num_refusals)],
