@@ -525,6 +525,7 @@ class Client(_args.Unique):
             "bytes_reserved": reserved,
             "peak_bytes_reserved": peak_reserved,
             "bytes_idle": s.bytes_idle,
+            "bytes_direct": s.bytes_direct,
             "bytes_limit": u.bytes_limit,
             "largest_free_block_bytes": u.largest_free_block_bytes,
             "allocation.all.allocated": n_allocs,
@@ -558,6 +559,23 @@ class Client(_args.Unique):
     def reset_peak(self) -> None:
         """The peaks of this client become the present values."""
         _errors.check(lib.bfc_reset_peaks(self._handle))
+
+    def charge(self, n_bytes: int, *, partition: str | None = None, wait: float | None = None) -> None:
+        """Charges memory that this process takes by other means than bfcd, for example from the driver: it counts against
+        the tenant's limit in the partition as blocks do. Call it before the memory is taken. Waits for room as malloc()
+        does. What uncharge() does not end, ends with the process; close() does not end it.
+        """
+        from . import _pool
+
+        handle, where = self._handle, _args.name_or_none(partition, "partition")
+        n = _args.size(n_bytes, "n_bytes")
+        wait = _default_wait if wait is None else wait
+        _errors.check(_pool.interruptible(lambda ms: lib.bfc_charge(handle, where, n, ms), wait))
+
+    def uncharge(self, n_bytes: int, *, partition: str | None = None) -> None:
+        """So many of the bytes that charge() charged there have been returned."""
+        where, n = _args.name_or_none(partition, "partition"), _args.size(n_bytes, "n_bytes")
+        _errors.check(lib.bfc_uncharge(self._handle, where, n))
 
     def mem_get_info(self, partition: str | None = None) -> tuple[int, int]:
         """(free, total): what this client can still allocate, and the most that its tenant may have."""

@@ -106,6 +106,7 @@ class ClientStats(_Struct):
         "bytes_idle",
         "num_calls",
         "num_returns",
+        "bytes_direct",
     )
 
 
@@ -122,6 +123,7 @@ class TenantUsage(_Struct):
         "largest_free_block_bytes",
         "lifetime_peak_bytes_in_use",
         "lifetime_peak_bytes_reserved",
+        "bytes_direct",
     )
 
 
@@ -205,6 +207,8 @@ _FUNCTIONS: dict[str, tuple[type | None, list[object]]] = {
     "bfc_reset_peaks": (c_int, [_CLIENT]),
     "bfc_usage": (c_int, [_CLIENT, c_char_p, POINTER(TenantUsage)]),
     "bfc_mem_get_info": (c_int, [_CLIENT, c_char_p, _SIZE, _SIZE]),
+    "bfc_charge": (c_int, [_CLIENT, c_char_p, c_size_t, c_uint32]),
+    "bfc_uncharge": (c_int, [_CLIENT, c_char_p, c_size_t]),
     "bfc_trim": (c_int, [_CLIENT, c_size_t]),
     "bfc_block_info": (c_int, [_CLIENT, c_void_p, POINTER(BlockInfo)]),
     "bfc_tenant": (c_char_p, [_CLIENT]),

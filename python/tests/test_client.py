@@ -109,6 +109,11 @@ def test_a_full_partition_is_out_of_memory(daemon, client):
         (lambda c: c.attach("nothing", wait=0.01), bfcd.Timeout, "nothing"),
         (lambda c: c.malloc(1, wait=-1), ValueError, "negative"),
         (lambda c: c.mem_get_info("nowhere"), bfcd.NotFound, "nowhere"),
+        (lambda c: c.charge(1, partition="nowhere"), bfcd.NotFound, "nowhere"),
+        (lambda c: c.charge(0), bfcd.InvalidValue, "0 bytes"),
+        (lambda c: c.charge(-1), ValueError, "n_bytes"),
+        (lambda c: c.charge(1 << 40), bfcd.QuotaExceeded, "limit"),
+        (lambda c: c.uncharge(1), bfcd.InvalidValue, "charged"),
     ],
 )
 def test_errors_have_a_kind_and_a_sentence(client, call, kind, words):
@@ -137,6 +142,15 @@ def test_statistics_agree(client):
     assert total == 64 * MIB and free == 61 * MIB
     assert client.memory_stats("infer")["bytes_in_use"] == 0
     block.free()
+
+
+def test_charges_count_as_reserved_memory(client):
+    client.charge(3 * MIB + 1, wait=1)
+    assert client.memory_stats()["bytes_direct"] == client.tenant_stats()["bytes_direct"] == 3 * MIB + 1
+    assert client.tenant_stats()["bytes_reserved"] == 3 * MIB + 1
+    assert client.mem_get_info()[0] <= 61 * MIB
+    client.uncharge(3 * MIB + 1)
+    assert client.tenant_stats()["bytes_reserved"] == 0
 
 
 def test_a_trace_has_partitions_and_tags(daemon, tmp_path):

@@ -98,6 +98,8 @@ class Objects:
             "Client.attach": (lambda: self.client.attach, {"name": "edges", "read_only": False, "wait": None}),
             "Client.forget": (lambda: self.client.forget, {"name": "none"}),
             "Client.empty_cache": (lambda: self.client.empty_cache, {"n_bytes": None}),
+            "Client.charge": (lambda: self.client.charge, {"n_bytes": 1, "partition": None, "wait": None}),
+            "Client.uncharge": (lambda: self.client.uncharge, {"n_bytes": 1, "partition": None}),
             "Block.free": (lambda: self.client.malloc(1).free, {}),
             "Block.park": (lambda: self.block.park, {"to": None}),
             "Block.wake": (lambda: self.block.wake, {"wait": None}),
