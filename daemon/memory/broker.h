@@ -145,7 +145,7 @@ struct broker {
         struct broker_leases leases;
         struct {
                 uint64_t check_ms; /* when devices were last asked */
-                size_t n;          /* quotas of which unreclaimed memory may have been returned, or to be asked about */
+                size_t n; /* quotas of which unreclaimed memory may have been returned, or to be asked about */
         } unreclaimed;
         uint64_t started_ms;
         /* The session layer's. */
