@@ -15,6 +15,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -84,6 +85,10 @@ static int host_make_extent(const struct device_supply *supply, uint64_t n_bytes
 
         if (fd < 0)
                 return fd;
+        if (supply->pages == DEVICE_PAGES_RESERVED && !memfd_is_alone(fd)) {
+                close(fd); /* it could not be destroyed once it was lent */
+                return -ENOTSUP;
+        }
         r = host_fill_and_seal(fd, n_bytes, supply, &huge_bytes);
         if (r < 0) {
                 close(fd); /* the only reference: this frees the pages */
@@ -232,10 +237,11 @@ static const struct device_ops host_ops = {
         .facts = host_facts,
 };
 
-static bool has_leases(void)
+/* Of empty memfds, which take no pages. A kernel without reserved pages lacks no leases on them. */
+static bool has_leases(const struct device_supply *supply)
 {
-        int fd = memfd_make("bfcd");
-        bool has = fd >= 0 && memfd_is_alone(fd);
+        int fd = host_pages_open(supply);
+        bool has = fd < 0 ? supply->pages == DEVICE_PAGES_RESERVED : memfd_is_alone(fd);
 
         if (fd >= 0)
                 close(fd);
@@ -244,9 +250,10 @@ static bool has_leases(void)
 
 int device_host_new(struct device **ret)
 {
+        static const struct device_supply small = { .pages = DEVICE_PAGES_SMALL };
         struct host_device *h;
 
-        if (!has_leases())
+        if (!has_leases(&small))
                 return -ENOTSUP;
         h = malloc(sizeof(*h));
         if (!h)
@@ -258,7 +265,15 @@ int device_host_new(struct device **ret)
 
 int device_host_check(const struct device_supply *supply, uint64_t n_bytes, char *ret_clause, size_t n_clause)
 {
-        return host_pages_check(supply, n_bytes, ret_clause, n_clause);
+        int r = host_pages_check(supply, n_bytes, ret_clause, n_clause);
+
+        if (r == -ENODEV || supply->pages != DEVICE_PAGES_RESERVED || has_leases(supply))
+                return r;
+        snprintf(
+                ret_clause, n_clause,
+                "this kernel grants no write leases on reserved pages (hugetlbfs, from Linux 7.0 on), which show "
+                "that no process has them any more: growth is refused; write huge_pages: auto");
+        return -ENOTSUP;
 }
 
 /* ---- the client's side --------------------------------------------------- */

@@ -56,8 +56,29 @@ int __wrap_madvise(void *at, size_t n_bytes, int advice)
         return -1;
 }
 
+/* As from Linux 7.0 on: no lease of a memfd of reserved pages is granted, as if another process had it open. */
+static bool hides_leases;
+static int another = -1;
+
+int __real_memfd_create(const char *name, unsigned flags);
+int __wrap_memfd_create(const char *name, unsigned flags);
+int __wrap_memfd_create(const char *name, unsigned flags)
+{
+        int fd = __real_memfd_create(name, flags);
+        char path[64];
+
+        if (fd >= 0 && hides_leases && flags & MFD_HUGETLB) {
+                snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+                close(another);
+                another = open(path, O_RDWR | O_CLOEXEC);
+                ck_assert_int_ge(another, 0);
+        }
+        return fd;
+}
+
 static void setup(void)
 {
+        hides_leases = false;
         ck_assert_int_eq(device_host_new(&device), 0);
         collapse_bytes = UINT64_MAX;
         n_collapses = 0;
@@ -65,6 +86,8 @@ static void setup(void)
 
 static void teardown(void)
 {
+        close(another);
+        another = -1;
         device = device_free(device);
 }
 
@@ -253,6 +276,26 @@ TEST(refused_where_too_few_are_reserved)
         ck_assert_int_eq(device_make_of(device, &reserved, DEVICE_SHARE_FD, UINT64_C(1) << 50, &e), -ENOSPC);
         ck_assert_int_eq(e.fd, -1);
         ck_assert_ptr_nonnull(strstr(device_error(-ENOSPC), "vm.nr_hugepages"));
+}
+
+TEST(not_lent_where_they_have_no_leases)
+{
+        struct device_extent e = DEVICE_EXTENT_EMPTY;
+        int fd = __real_memfd_create("test", MFD_HUGETLB | MFD_CLOEXEC);
+        char clause[256];
+
+        if (fd < 0) {
+                puts("# skipped: this kernel has no reserved pages");
+                return;
+        }
+        close(fd);
+        hides_leases = true;
+        ck_assert_int_eq(device_host_check(&reserved, 0, clause, sizeof(clause)), -ENOTSUP);
+        ck_assert_ptr_nonnull(strstr(clause, "write leases"));
+        ck_assert_int_eq(device_make_of(device, &reserved, DEVICE_SHARE_FD, BYTES, &e), -ENOTSUP);
+        ck_assert_int_eq(e.fd, -1);
+        ck_assert_int_eq(device_make_of(device, &small, DEVICE_SHARE_FD, BYTES, &e), 0);
+        ck_assert_int_eq(device_destroy(device, &e), 0);
 }
 
 LOOP_TEST(bound_to_a_node, 2)
