@@ -353,23 +353,32 @@ uint64_t arena_release_beyond(struct arena *a, uint64_t keep_bytes, arena_releas
 
 int arena_resume_release(struct arena *a, arena_released_fn done, void *userdata)
 {
-        struct operation *op = release_new(a, a->totals.n_extents, done, userdata);
+        struct operation_list ready = TAILQ_HEAD_INITIALIZER(ready);
+        struct operation *op = NULL;
+        int r = 0;
 
-        if (!op)
-                return -ENOMEM;
-        for (size_t slot = 0; slot < a->slots.n; slot++) {
+        for (size_t slot = 0; r == 0 && slot < a->slots.n; slot++) {
                 const struct arena_slot *s = arena_slot_of(a, slot);
 
                 if (s->extent == LEDGER_NONE || !ledger_extent_at(a->o.ledger, s->extent)->is_leaving)
                         continue;
-                if (arena_begin_release(a, slot) < 0) {
-                        free(op); /* the arena will be left to a successor, which continues */
-                        return -ENOMEM;
+                if (!op || op->n_items == RELEASE_ITEMS || op->n_bytes >= RELEASE_BYTES) {
+                        op = release_new(a, RELEASE_ITEMS, done, userdata);
+                        if (op)
+                                TAILQ_INSERT_TAIL(&ready, op, of_arena);
                 }
-                release_add(op, slot);
+                r = op && arena_begin_release(a, slot) == 0 ? 0 : -ENOMEM;
+                if (r == 0)
+                        release_add(op, slot);
         }
-        release_finish(op);
-        return 0;
+        while ((op = TAILQ_FIRST(&ready))) {
+                TAILQ_REMOVE(&ready, op, of_arena);
+                if (r == 0)
+                        release_submit(op);
+                else
+                        free(op); /* the arena will be left to a successor, which continues */
+        }
+        return r;
 }
 
 uint64_t arena_releasable(const struct arena *a, const struct bfc_growth *keep)

@@ -1323,6 +1323,40 @@ TEST(kept_extents_stay_charged_and_are_looked_at)
         ledger_session_clear(ledger, session);
 }
 
+/* Of a previous process. They are not all in one operation, which is looked at as a whole. */
+TEST(many_inherited_extents_are_looked_at_in_turns)
+{
+        enum { N = 40, N_OF_ONE = 32 };
+        struct ledger_session facts = { .tenant = "t" };
+        uint32_t session, export;
+        unsigned n_released = 0;
+        struct grown g;
+
+        open_arena(N * E);
+        ck_assert_int_eq(ledger_session_add(ledger, &facts, &session), 0);
+        g = grow(N * E);
+        for (size_t i = 0; i < N; i++) {
+                ck_assert_int_eq(ledger_export_add(ledger, session, arena_slot_extent(a, i), &export), 0);
+                ledger_export_clear(ledger, export);
+                ledger_extent_leave(ledger, arena_slot_extent(a, i));
+        }
+        ck_assert_int_eq(arena_dealloc(a, g.handle), 0);
+        device.is_open_elsewhere = true;
+        ck_assert_int_eq(arena_resume_release(a, on_released, &n_released), 0);
+        worker_drain(worker);
+        ck_assert_uint_eq(device.n_looks, N);
+        ck_assert_uint_eq(arena_leaving_bytes(a), N * E);
+        check();
+        ck_assert_uint_eq(arena_look_at_kept(a, 1), N_OF_ONE);
+        device.is_open_elsewhere = false;
+        ck_assert_uint_eq(arena_look_at_kept(a, 1), N - N_OF_ONE);
+        worker_drain(worker);
+        ck_assert_uint_eq(arena_look_at_kept(a, N), 0);
+        ck_assert_uint_eq(account.charged_bytes, 0);
+        check();
+        ledger_session_clear(ledger, session);
+}
+
 TEST(test_retired_one_by_one)
 {
         uint32_t session, exports[2];
