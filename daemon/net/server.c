@@ -71,7 +71,7 @@ struct server {
         uv_timer_t start;
         uv_timer_t tick;  /* while requests wait for others */
         uv_timer_t again; /* while looks after frees are delayed */
-        uv_timer_t look;  /* while destroyed extents are watched */
+        uv_timer_t look;  /* while sessions in quarantine may have mappings */
         uv_timer_t keep;  /* while memory is kept or there are leases, until keep_ms */
         uint64_t keep_ms;
         uv_timer_t account;      /* while lines of the log are due later */
