@@ -132,13 +132,13 @@ static int host_make(struct device *d, const struct device_supply *supply, enum 
  * the lease and keeps the file, so closing it would not free the pages. */
 static int host_empty(const struct device_extent *e)
 {
-        int own = memfd_seize(e->fd);
+        int own = memfd_seize(e->fd), r;
 
         if (own < 0)
                 return own;
-        (void)fallocate(own, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, (off_t)e->n_bytes);
+        r = fallocate(own, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, (off_t)e->n_bytes) < 0 ? -errno : 0;
         close(own);
-        return 0;
+        return r;
 }
 
 static int host_destroy(struct device *d, struct device_extent *e)

@@ -17,7 +17,6 @@
 #include <sys/eventfd.h>
 #include <sys/queue.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -34,8 +33,7 @@
 struct kept {
         uint64_t key;
         int fd;
-        dev_t device;
-        ino_t inode;
+        uint64_t inode; /* 0: unknown */
         LIST_ENTRY(kept) link;
 };
 LIST_HEAD(kept_list, kept);
@@ -92,15 +90,29 @@ static struct kept *kept_find(struct store *s, uint64_t key)
         return NULL;
 }
 
+/* Not by fstat(), which waits on some kernels for the inode's lock, and a client can hold that. 0: the kernel does not say
+ * it (before Linux 5.14). */
+static uint64_t inode_of(int fd)
+{
+        char path[64], line[128];
+        uint64_t inode = 0;
+        FILE *f;
+
+        snprintf(path, sizeof(path), "/proc/self/fdinfo/%d", fd);
+        f = fopen(path, "re");
+        while (f && inode == 0 && fgets(line, sizeof(line), f))
+                if (strncmp(line, "ino:", 4) == 0)
+                        inode = strtoull(line + 4, NULL, 10);
+        if (f)
+                fclose(f);
+        return inode;
+}
+
 static void kept_set(struct kept *e, uint64_t key, int fd)
 {
-        struct stat st = { .st_ino = 0 };
-
-        (void)fstat(fd, &st);
         e->key = key;
         e->fd = fd;
-        e->device = st.st_dev;
-        e->inode = st.st_ino;
+        e->inode = inode_of(fd);
 }
 
 static void kept_add(struct store *s, struct kept *e)
@@ -422,11 +434,10 @@ static int give(const struct store *s, enum keeper_op op, const struct kept *e)
 {
         int fd = e->fd >= 0 ? fcntl(e->fd, F_DUPFD_CLOEXEC, 0) : -1, r = 0;
         struct keeper_reply reply;
-        struct stat st;
 
         if (fd < 0)
                 return e->fd < 0 || errno == EBADF ? 0 : -errno;
-        if (fstat(fd, &st) == 0 && st.st_dev == e->device && st.st_ino == e->inode) {
+        if (inode_of(fd) == e->inode) {
                 r = exchange(&s->link, op, e->key, fd, &reply, NULL);
                 if (r == 0)
                         r = reply.result;
