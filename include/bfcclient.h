@@ -575,9 +575,9 @@ int bfc_mem_get_info(bfc_client *client, const char *partition, size_t *ret_free
  *
  * If there is no room, the request waits up to wait_ms, in the same queue as blocks, and idle memory is reclaimed for it. A
  * signal handler that runs in the waiting thread interrupts the wait: -EINTR, and nothing is charged. Errors as of
- * bfc_malloc_with(). -ENOTSUP: the daemon is of an earlier release. -EDQUOT also: charges in more than 16 partitions.
- * bfc_uncharge() -EINVAL: this client has not charged as many bytes there. In a partition with "growth: preallocate" the
- * blocks have all of the limit, so a charge is refused.
+ * bfc_malloc_with(). -ENOTSUP: the daemon is of an earlier release. In a partition
+ * with "growth: preallocate", too, whose blocks have all of the limit. -EDQUOT also: charges in more than 16 partitions.
+ * bfc_uncharge() -EINVAL: this client has not charged as many bytes there.
  *
  * A charge survives a restart of the daemon. What is not uncharged ends with the process: bfc_disconnect() and a lost
  * connection do not end it, because the memory is not the daemon's. After an error that ended the session, such as

@@ -51,6 +51,14 @@ int direct_handle_charge(struct session *s, const Bfcd__Request *r, const char *
         (void)ret_why;
         if (!share || session_join(s, share, r->id) < 0)
                 return 0;
+        if (share->quota->partition->preallocate) {
+                session_refuse_format(
+                        s, r->id, -ENOTSUP,
+                        "partition '%s' preallocates: its blocks have all of the limit, so nothing else "
+                        "is charged there",
+                        share->quota->partition->name);
+                return 0;
+        }
         wait.quota = share->quota;
         result = quota_refuse_at_once(share->quota, m->n_bytes);
         if (result < 0) {
