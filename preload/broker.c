@@ -26,10 +26,11 @@ static struct gpu gpus[MAX_GPUS];
 static _Atomic enum gpu_state states[MAX_GPUS];
 static pthread_rwlock_t calls = PTHREAD_RWLOCK_INITIALIZER; /* taken before the next one; see IN_CALL */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;    /* while a client is made or a GPU is looked up */
-static _Atomic(bfc_client *) spare; /* made to look up GPUs, and the next one's that has memory */
-static unsigned n_made;             /* clients; under `lock` */
-static _Atomic bool passes_all_on;  /* no daemon */
-static _Atomic bool is_child;       /* of a process that has used CUDA */
+static _Atomic(bfc_client *) spare;   /* made to look up GPUs, and the next one's that has memory */
+static _Atomic(bfc_client *) charger; /* NULL: nothing was charged yet */
+static unsigned n_made;               /* clients; under `lock` */
+static _Atomic bool passes_all_on;    /* no daemon */
+static _Atomic bool is_child;         /* of a process that has used CUDA */
 
 /* ---- messages ----------------------------------------------------------------- */
 
@@ -118,7 +119,7 @@ void broker_end_call(const bool *unused)
 struct gpu *broker_stop_calls(CUdevice device)
 {
         pthread_rwlock_wrlock(&calls);
-        return device >= 0 && device < MAX_GPUS && gpus[device].client ? &gpus[device] : NULL;
+        return device >= 0 && device < MAX_GPUS && states[device] == BROKERED ? &gpus[device] : NULL;
 }
 
 void broker_end_client(struct gpu *gpu)
@@ -139,7 +140,7 @@ void broker_resume_calls(void)
 
 static void in_child(void)
 {
-        bool has_client = atomic_exchange(&spare, NULL) != NULL;
+        bool has_client = atomic_exchange(&spare, NULL) || atomic_exchange(&charger, NULL);
 
         calls = (pthread_rwlock_t)PTHREAD_RWLOCK_INITIALIZER;
         lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
@@ -169,6 +170,8 @@ static bfc_client *any_client(void)
         size_t cursor = 0;
         bfc_client *client = atomic_load_explicit(&spare, memory_order_acquire);
 
+        if (!client)
+                client = atomic_load_explicit(&charger, memory_order_acquire);
         return client ? client : broker_next_client(&cursor);
 }
 
@@ -218,7 +221,6 @@ static bfc_client *look_up_client_locked(void)
 /* The lock is held. */
 static int give_client_locked(struct gpu *gpu)
 {
-        uint64_t n_outside = gpu->outside_bytes + gpu->outside_managed;
         bfc_client *client = atomic_exchange(&spare, NULL);
         int r = client ? 0 : connect_locked(&client);
 
@@ -229,8 +231,8 @@ static int give_client_locked(struct gpu *gpu)
                 bfc_disconnect(client);
                 return r;
         }
-        if (n_outside > 0)
-                bfc_add_outside(client, gpu->partition, (int64_t)n_outside);
+        if (gpu->outside_bytes > 0)
+                bfc_add_outside(client, gpu->partition, (int64_t)gpu->outside_bytes);
         __atomic_store_n(&gpu->client, client, __ATOMIC_RELEASE);
         return 0;
 }
@@ -263,6 +265,27 @@ CUresult broker_client(struct gpu *gpu, bfc_client **ret)
         *ret = gpu->client;
         pthread_mutex_unlock(&lock);
         return broker_result(r);
+}
+
+int broker_charger(bfc_client **ret)
+{
+        bfc_client *client = atomic_load_explicit(&charger, memory_order_acquire);
+        int r = 0;
+
+        if (!client) {
+                pthread_mutex_lock(&lock);
+                client = atomic_load(&charger);
+                if (!client)
+                        client = atomic_exchange(&spare, NULL);
+                if (!client)
+                        r = connect_locked(&client);
+                if (r == 0)
+                        atomic_store(&charger, client);
+                pthread_mutex_unlock(&lock);
+        }
+        if (r == 0)
+                *ret = client;
+        return r;
 }
 
 /* ---- GPUs ------------------------------------------------------------------------- */
@@ -386,7 +409,6 @@ bfc_client *broker_find_block(CUdeviceptr pointer, struct bfc_block_info *ret)
 
 CUresult broker_mem_info(struct gpu *gpu, size_t *ret_n_free, size_t *ret_n_total)
 {
-        uint64_t n_outside = __atomic_load_n(&gpu->outside_bytes, __ATOMIC_RELAXED);
         bfc_client *client = __atomic_load_n(&gpu->client, __ATOMIC_ACQUIRE);
         size_t n_free, n_total;
         int r;
@@ -402,9 +424,20 @@ CUresult broker_mem_info(struct gpu *gpu, size_t *ret_n_free, size_t *ret_n_tota
         r = bfc_mem_get_info(client, gpu->name, &n_free, &n_total);
         if (r < 0)
                 return broker_result(r);
-        *ret_n_free = n_free > n_outside ? n_free - n_outside : 0;
+        __atomic_store_n(&gpu->total_bytes, n_total, __ATOMIC_RELAXED);
+        n_free += __atomic_load_n(&gpu->room_bytes, __ATOMIC_RELAXED);
+        *ret_n_free = n_free < n_total ? n_free : n_total;
         *ret_n_total = n_total;
         return CUDA_SUCCESS;
+}
+
+uint64_t broker_total(struct gpu *gpu)
+{
+        size_t n_free, n_total = __atomic_load_n(&gpu->total_bytes, __ATOMIC_RELAXED);
+
+        if (n_total == 0)
+                (void)broker_mem_info(gpu, &n_free, &n_total);
+        return n_total;
 }
 
 int bfc_preload_mem_info(const char *uuid, size_t *ret_n_free, size_t *ret_n_total)
@@ -422,19 +455,6 @@ int bfc_preload_mem_info(const char *uuid, size_t *ret_n_free, size_t *ret_n_tot
                 if (atomic_load(&states[i]) == BROKERED && strcmp(gpus[i].name, partition) == 0)
                         return broker_mem_info(&gpus[i], ret_n_free, ret_n_total) == CUDA_SUCCESS ? 0 : -EIO;
         return bfc_mem_get_info(client, partition, ret_n_free, ret_n_total);
-}
-
-CUresult broker_check_room(struct gpu *gpu, size_t n_bytes)
-{
-        size_t n_free, n_total;
-        CUresult result;
-
-        if (__atomic_load_n(&gpu->outside_bytes, __ATOMIC_RELAXED) == 0)
-                return CUDA_SUCCESS;
-        result = broker_mem_info(gpu, &n_free, &n_total);
-        if (result != CUDA_SUCCESS)
-                return result;
-        return n_bytes <= n_free ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 /* What the user should know: it is in no statistics of the daemon. */

@@ -11,8 +11,9 @@
  * lists anew in a child: another thread may have been in them. No lock is taken before a fork, because threads call
  * the driver with locks, and the driver's own handlers take its locks.
  *
- * Memory that the driver gives to this process directly, as by cuMemAllocManaged(), is outside of bfcd: the daemon does not
- * know it. It is counted here. With BFC_STRICT=1 it is refused. */
+ * Memory that the driver gives to this process directly is charged before, by a client of its own, which lives as long
+ * as the process. Where that cannot be, as for managed memory, it is outside of bfcd: the daemon is told of it for those who look,
+ * and decides nothing by it. With BFC_STRICT=1 it is charged or refused. */
 #ifndef BFC_PRELOAD_BROKER_H
 #define BFC_PRELOAD_BROKER_H
 
@@ -32,9 +33,10 @@ struct gpu {
         uint64_t peers;            /* by bit: GPUs that may use its memory; changed under a lock */
         size_t uneven_bytes;       /* atomic: no block could be had for this size; see lent.h */
         CUcontext primary;         /* atomic; a hint: it was the primary context. NULL: not looked up */
-        uint64_t outside_bytes;    /* atomic: of memory that the limit applies to */
-        uint64_t outside_managed;  /* atomic: of managed memory, which may be on the host */
-        uint64_t peak_outside;     /* atomic: the most of both together */
+        uint64_t total_bytes;      /* atomic: the limit, when it was last asked for */
+        uint64_t room_bytes;       /* atomic: charged and not in use; see charge.h */
+        uint64_t outside_bytes;    /* atomic: of memory that is not charged */
+        uint64_t peak_outside;     /* atomic: the most of it */
         const char *outside_by[8]; /* atomic: the functions that made such memory; NULL: no more */
 };
 
@@ -56,7 +58,10 @@ CUresult broker_current_gpu(struct gpu **ret);
 /* The GPU's client, which is made if there is none. */
 CUresult broker_client(struct gpu *gpu, bfc_client **ret);
 
-/* All clients, one after the other: *cursor is 0 at first. NULL: no more. */
+/* The client that charges what the driver gives. 0, or an error of bfc_connect(). */
+int broker_charger(bfc_client **ret);
+
+/* All clients that have memory, one after the other: *cursor is 0 at first. NULL: no more. */
 bfc_client *broker_next_client(size_t *cursor);
 
 /* The block in which an address is, and the client that has it. NULL: there is none. To the driver the memory is extents, in
@@ -69,8 +74,8 @@ bfc_client *broker_find_block(CUdeviceptr pointer, struct bfc_block_info *ret);
 bool broker_begin_call(void);
 void broker_end_call(const bool *unused);
 
-/* No call is in progress between these two, so the GPU's client can be ended, with all its memory. NULL: the GPU has
- * none. */
+/* No call is in progress between these two, so the GPU's client can be ended, with all its memory. NULL: it is not a GPU of
+ * bfcd. */
 struct gpu *broker_stop_calls(CUdevice device);
 void broker_end_client(struct gpu *gpu);
 void broker_resume_calls(void);
@@ -84,16 +89,15 @@ CUresult broker_result(int r);
 /* Prints a line, once for each format. */
 void broker_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/* Free bytes for this process, without what it has outside of bfcd. */
+/* Free bytes for this process. */
 CUresult broker_mem_info(struct gpu *gpu, size_t *ret_n_free, size_t *ret_n_total);
+
+/* The limit, which may have changed since. 0: it is not known. */
+uint64_t broker_total(struct gpu *gpu);
 
 /* The same for the proxy of NVML, by "GPU-..." or "MIG-...". -ENOENT: this process has no client, or the tenant no quota
  * there. */
 __attribute__((visibility("default"))) int bfc_preload_mem_info(const char *uuid, size_t *ret_n_free,
                                                                 size_t *ret_n_total);
-
-/* CUDA_ERROR_OUT_OF_MEMORY: with n_bytes more, what this process has outside would exceed its limit. Costs nothing
- * while there is no such memory. */
-CUresult broker_check_room(struct gpu *gpu, size_t n_bytes);
 
 #endif

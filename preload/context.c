@@ -38,7 +38,6 @@ static void end_memory(struct gpu *gpu, CUdevice device)
         lent_forget(gpu);
         ipc_forget(gpu);
         broker_end_client(gpu);
-        outside_forget(gpu);
         while (n_retained-- > 0)
                 cuDevicePrimaryCtxRelease_v2(device);
 }
@@ -48,9 +47,11 @@ CUresult cuDevicePrimaryCtxReset_v2(CUdevice device)
         struct gpu *gpu = broker_stop_calls(device);
         CUresult result;
 
-        if (gpu)
+        if (gpu && gpu->client)
                 end_memory(gpu, device);
         result = real_cuDevicePrimaryCtxReset_v2(device);
+        if (gpu && result == CUDA_SUCCESS)
+                outside_forget(gpu);
         broker_resume_calls();
         return result;
 }

@@ -11,6 +11,8 @@
 #include <stdlib.h>
 #include <sys/queue.h>
 
+#include "preload/charge.h"
+
 #define PIECE_BYTES ((size_t)2 << 20) /* extents are multiples of it */
 enum { LENT_UNEVEN = LENT_NOT - 1 };
 #define MIN_PART 16 /* of the limit: an extent is at most a quarter of such a request */
@@ -137,7 +139,7 @@ static CUresult try_mapping(const struct lent *l)
 
 bool lent_is_for(struct gpu *gpu, size_t n_bytes, const CUmemAllocationProp *prop, unsigned long long flags)
 {
-        size_t n_free, n_total;
+        uint64_t n_total;
 
         if (!gpu || gpu->share != BFC_SHARE_FD ||
             n_bytes == __atomic_load_n(&gpu->uneven_bytes, __ATOMIC_RELAXED) || flags != 0 || n_bytes == 0 ||
@@ -148,7 +150,8 @@ bool lent_is_for(struct gpu *gpu, size_t n_bytes, const CUmemAllocationProp *pro
             prop->allocFlags.compressionType != 0 || prop->allocFlags.usage != 0 ||
             (int)prop->requestedHandleTypes == CU_MEM_HANDLE_TYPE_FABRIC)
                 return false;
-        return broker_mem_info(gpu, &n_free, &n_total) == CUDA_SUCCESS && n_bytes >= n_total / MIN_PART;
+        n_total = broker_total(gpu);
+        return n_total > 0 && n_bytes >= n_total / MIN_PART;
 }
 
 static void free_lent(struct lent *l)
@@ -305,15 +308,15 @@ static int take_even_blocks(struct lent *l)
 
 static int fill(struct lent *l)
 {
-        CUresult result = broker_check_room(l->gpu, l->n_bytes);
         bfc_client *client;
+        CUresult result = broker_client(l->gpu, &client);
         int r;
 
-        if (result == CUDA_SUCCESS)
-                result = broker_client(l->gpu, &client);
         if (result != CUDA_SUCCESS)
                 return (int)result;
-        r = take_even_blocks(l);
+        do
+                r = take_even_blocks(l);
+        while (charge_makes_room(l->gpu, r));
         if (r == -EBUSY) /* the device is drained */
                 return CUDA_ERROR_OUT_OF_MEMORY;
         if (r != 0)

@@ -7,6 +7,7 @@
 #include <errno.h>
 
 #include "preload/broker.h"
+#include "preload/charge.h"
 #include "preload/lent.h"
 #include "preload/outside.h"
 
@@ -42,17 +43,17 @@ static bool reaches_current(struct gpu *gpu)
 
 static CUresult alloc_block(struct gpu *gpu, size_t n_bytes, CUdeviceptr *ret)
 {
-        CUresult result = broker_check_room(gpu, n_bytes);
         bfc_client *client;
+        CUresult result = broker_client(gpu, &client);
         void *pointer;
         int r;
 
-        if (result == CUDA_SUCCESS)
-                result = broker_client(gpu, &client);
         if (result != CUDA_SUCCESS)
                 return result;
-        r = gpu->partition ? bfc_malloc_in(client, gpu->partition, n_bytes, &pointer)
-                           : bfc_malloc(client, n_bytes, &pointer);
+        do
+                r = gpu->partition ? bfc_malloc_in(client, gpu->partition, n_bytes, &pointer)
+                                   : bfc_malloc(client, n_bytes, &pointer);
+        while (r < 0 && charge_makes_room(gpu, r));
         if (r == -EBUSY) /* the device is drained */
                 return CUDA_ERROR_OUT_OF_MEMORY;
         if (r == 0)
@@ -99,7 +100,7 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr *ret_pointer, size_t *ret_pitch, size_t 
         return result;
 }
 
-/* Such memory moves between the GPU and the host, so no limit of a GPU applies to it. */
+/* Such memory moves between the GPU and the host, so it is outside of bfcd unless BFC_STRICT is set. */
 CUresult cuMemAllocManaged(CUdeviceptr *ret_pointer, size_t n_bytes, unsigned int flags)
 {
         struct outside o = { .n_bytes = n_bytes, .is_managed = true, .function = "cuMemAllocManaged" };

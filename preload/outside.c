@@ -1,16 +1,17 @@
-/* Memory outside of bfcd; see outside.h.
+/* Memory that the driver gives; see outside.h.
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * The daemon is told for those who look at it; it decides nothing by it.
- *
- * Invariant: a GPU's outside_bytes and outside_managed are the sums over its entries, and over calls in progress. */
+ * Invariant: a GPU's outside_bytes is the sum over its entries that are not charged, and over calls in progress. */
 #include "preload/outside.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/queue.h>
+
+#include "preload/charge.h"
 
 #define N_CHAINS 4096
 
@@ -22,7 +23,7 @@ struct outside_entry {
         uint64_t key;
         struct gpu *gpu;
         size_t n_bytes;
-        bool is_managed;
+        bool is_charged;
         unsigned n_references;        /* HANDLE: to the handle, and mappings */
         unsigned n_handles;           /* HANDLE: of these to the handle */
         struct outside_entry *memory; /* MAPPING: its HANDLE */
@@ -46,14 +47,13 @@ static void __attribute__((constructor)) watch_forks(void)
 
 /* ---- sums --------------------------------------------------------------------- */
 
-/* A new client is told of the sums, so it is made before they change. */
-static void add(struct gpu *gpu, size_t n_bytes, bool is_managed)
+/* A new client is told of the sum, so it is made before it changes. */
+static void add(struct gpu *gpu, size_t n_bytes)
 {
         bfc_client *client;
         CUresult result = broker_client(gpu, &client);
 
-        __atomic_add_fetch(is_managed ? &gpu->outside_managed : &gpu->outside_bytes, n_bytes,
-                           __ATOMIC_RELAXED);
+        __atomic_add_fetch(&gpu->outside_bytes, n_bytes, __ATOMIC_RELAXED);
         if (result == CUDA_SUCCESS)
                 bfc_add_outside(client, gpu->partition, (int64_t)n_bytes);
 }
@@ -61,8 +61,7 @@ static void add(struct gpu *gpu, size_t n_bytes, bool is_managed)
 static void note_peak(struct gpu *gpu)
 {
         uint64_t peak = __atomic_load_n(&gpu->peak_outside, __ATOMIC_RELAXED);
-        uint64_t n = __atomic_load_n(&gpu->outside_bytes, __ATOMIC_RELAXED) +
-                     __atomic_load_n(&gpu->outside_managed, __ATOMIC_RELAXED);
+        uint64_t n = __atomic_load_n(&gpu->outside_bytes, __ATOMIC_RELAXED);
 
         while (n > peak && !__atomic_compare_exchange_n(&gpu->peak_outside, &peak, n, true, __ATOMIC_RELAXED,
                                                         __ATOMIC_RELAXED))
@@ -82,40 +81,38 @@ static void note_function(struct gpu *gpu, const char *function)
         }
 }
 
-static void subtract(struct gpu *gpu, size_t n_bytes, bool is_managed)
+static void subtract(struct gpu *gpu, size_t n_bytes, bool is_charged)
 {
         bfc_client *client = __atomic_load_n(&gpu->client, __ATOMIC_ACQUIRE);
 
-        __atomic_sub_fetch(is_managed ? &gpu->outside_managed : &gpu->outside_bytes, n_bytes,
-                           __ATOMIC_RELAXED);
+        if (is_charged) {
+                charge_give(gpu, n_bytes);
+                return;
+        }
+        __atomic_sub_fetch(&gpu->outside_bytes, n_bytes, __ATOMIC_RELAXED);
         if (client)
                 bfc_add_outside(client, gpu->partition, -(int64_t)n_bytes);
 }
 
-static CUresult check_limit(const struct outside *o)
+CUresult outside_begin(struct outside *o)
 {
-        size_t n_free, n_total;
-        CUresult result = broker_mem_info(o->gpu, &n_free, &n_total);
+        int r = -ENOTSUP;
 
-        if (result != CUDA_SUCCESS)
-                return result;
-        return o->n_bytes <= n_free ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
-}
-
-CUresult outside_begin(const struct outside *o)
-{
-        CUresult result;
-
+        if (o->gpu && (!o->is_managed || broker_is_strict()))
+                r = charge_take(o->gpu, o->n_bytes);
+        o->is_charged = r == 0;
+        if (r == -EBUSY) /* the device is drained */
+                return CUDA_ERROR_OUT_OF_MEMORY;
+        if (r != -ENOTSUP)
+                return broker_result(r);
         if (broker_is_strict()) {
-                broker_say("BFC_STRICT is set, and memory outside of bfcd is refused (%s)", o->function);
+                broker_say("BFC_STRICT is set, and memory that cannot be charged is refused (%s)",
+                           o->function);
                 return CUDA_ERROR_NOT_PERMITTED;
         }
-        if (!o->gpu)
-                return CUDA_SUCCESS;
-        result = o->is_managed ? CUDA_SUCCESS : check_limit(o);
-        if (result == CUDA_SUCCESS)
-                add(o->gpu, o->n_bytes, o->is_managed);
-        return result;
+        if (o->gpu)
+                add(o->gpu, o->n_bytes);
+        return CUDA_SUCCESS;
 }
 
 /* ---- entries -------------------------------------------------------------------- */
@@ -156,11 +153,13 @@ static CUresult end(const struct outside *o, CUresult result, int kind, uint64_t
         if (!o->gpu)
                 return result;
         if (result != CUDA_SUCCESS) {
-                subtract(o->gpu, o->n_bytes, o->is_managed);
+                subtract(o->gpu, o->n_bytes, o->is_charged);
                 return result;
         }
-        note_peak(o->gpu);
-        note_function(o->gpu, o->function);
+        if (!o->is_charged) {
+                note_peak(o->gpu);
+                note_function(o->gpu, o->function);
+        }
         e = calloc(1, sizeof(*e));
         if (!e)
                 return result;
@@ -168,7 +167,7 @@ static CUresult end(const struct outside *o, CUresult result, int kind, uint64_t
                                      .key = key,
                                      .gpu = o->gpu,
                                      .n_bytes = o->n_bytes,
-                                     .is_managed = o->is_managed,
+                                     .is_charged = o->is_charged,
                                      .n_references = 1,
                                      .n_handles = 1 };
         insert(e);
@@ -200,7 +199,7 @@ CUresult outside_took(struct outside_entry *e, CUresult result)
                 insert(e);
                 return result;
         }
-        subtract(e->gpu, e->n_bytes, e->is_managed);
+        subtract(e->gpu, e->n_bytes, e->is_charged);
         free(e);
         return result;
 }
@@ -216,7 +215,7 @@ void outside_forget(const struct gpu *gpu)
                         if (e->gpu != gpu || e->kind >= HANDLE)
                                 continue;
                         LIST_REMOVE(e, link);
-                        subtract(e->gpu, e->n_bytes, e->is_managed);
+                        subtract(e->gpu, e->n_bytes, e->is_charged);
                         free(e);
                 }
         pthread_mutex_unlock(&lock);
@@ -234,7 +233,7 @@ static void unref_locked(struct outside_entry *memory)
         if (--memory->n_references > 0)
                 return;
         LIST_REMOVE(memory, link);
-        subtract(memory->gpu, memory->n_bytes, memory->is_managed);
+        subtract(memory->gpu, memory->n_bytes, memory->is_charged);
         free(memory);
 }
 

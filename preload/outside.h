@@ -1,4 +1,4 @@
-/* Memory outside of bfcd: what the driver gives to this process directly; see broker.h.
+/* Memory that the driver gives to this process directly: charged, or outside of bfcd; see broker.h.
  *
  * SPDX-License-Identifier: Apache-2.0
  *
@@ -15,12 +15,14 @@ enum outside_kind { OUTSIDE_POINTER, OUTSIDE_ARRAY, OUTSIDE_MIPMAPPED };
 struct outside {
         struct gpu *gpu; /* NULL: it is not counted */
         size_t n_bytes;
-        bool is_managed; /* no limit applies */
+        bool is_managed; /* it may be on the host, so it is only charged with BFC_STRICT */
+        bool is_charged; /* set by outside_begin(); else the daemon is told of it */
         const char *function;
 };
 
-/* gpu: NULL for one that is passed on. CUDA_ERROR_NOT_PERMITTED: BFC_STRICT. CUDA_ERROR_OUT_OF_MEMORY. */
-CUresult outside_begin(const struct outside *o);
+/* gpu: NULL for one that is passed on. CUDA_ERROR_NOT_PERMITTED: BFC_STRICT, and it cannot be charged.
+ * CUDA_ERROR_OUT_OF_MEMORY. */
+CUresult outside_begin(struct outside *o);
 /* result: the driver's, which is returned. key: the address or handle that it gave, not used after an error. */
 CUresult outside_end(const struct outside *o, CUresult result, enum outside_kind kind, uint64_t key);
 

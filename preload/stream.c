@@ -7,6 +7,7 @@
 #include <errno.h>
 
 #include "preload/broker.h"
+#include "preload/charge.h"
 #include "preload/outside.h"
 
 /* False also where the driver will refuse the stream. */
@@ -52,16 +53,16 @@ static struct gpu *pool_gpu(CUmemoryPool pool)
 
 static CUresult alloc_block(struct gpu *gpu, size_t n_bytes, CUstream stream, CUdeviceptr *ret)
 {
-        CUresult result = broker_check_room(gpu, n_bytes);
         bfc_client *client;
+        CUresult result = broker_client(gpu, &client);
         void *pointer;
         int r;
 
-        if (result == CUDA_SUCCESS)
-                result = broker_client(gpu, &client);
         if (result != CUDA_SUCCESS)
                 return result;
-        r = bfc_malloc_async_in(client, gpu->partition, n_bytes, (uintptr_t)stream, &pointer);
+        do
+                r = bfc_malloc_async_in(client, gpu->partition, n_bytes, (uintptr_t)stream, &pointer);
+        while (r < 0 && charge_makes_room(gpu, r));
         if (r == -EBUSY) /* the device is drained */
                 return CUDA_ERROR_OUT_OF_MEMORY;
         if (r == 0)

@@ -72,8 +72,8 @@ void fork_beside_threads(void)
         pthread_t thread;
 
         context_make();
-        OK(cu.cuMemAlloc_v2(&block, 4 * MIB));
         OK(cu.cuMemCreate(&handle, 8 * MIB, &prop, 0));
+        OK(cu.cuMemAlloc_v2(&block, 4 * MIB));
         __atomic_store_n(&random_state, SHALL_WAIT, __ATOMIC_RELEASE);
         CHECK(pthread_create(&thread, NULL, share_block, &block) == 0);
         while (__atomic_load_n(&random_state, __ATOMIC_ACQUIRE) != WAITS)

@@ -7,6 +7,7 @@
 
 #include <dlfcn.h>
 #include <pthread.h>
+#include <signal.h>
 #include <string.h>
 #include <sys/wait.h>
 
@@ -393,7 +394,7 @@ static void fork_children(void)
         OK(cu.cuMemFree_v2(p));
 }
 
-/* Pools are the partition; managed memory and arrays are counted. */
+/* Pools are the partition, arrays are charged, and managed memory is counted. */
 static void have_others(void)
 {
         CUDA_ARRAY_DESCRIPTOR what = { .Width = 1024, .Height = 1024, .Format = 0x20, .NumChannels = 2 };
@@ -497,7 +498,8 @@ static void have_other_pools(void)
         OK(cu.cuGraphDestroy(graph));
 }
 
-static void be_strict(void)
+/* All that can be charged is given; with NOT_PERMITTED nothing can be. */
+static void be_strict_and(CUresult expected)
 {
         CUmemAllocationProp prop = { .type = CU_MEM_ALLOCATION_TYPE_PINNED,
                                      .location = { CU_MEM_LOCATION_TYPE_DEVICE, 0 },
@@ -510,18 +512,30 @@ static void be_strict(void)
         CUdeviceptr p;
 
         context_make();
-        GIVES(CUDA_ERROR_NOT_PERMITTED, cu.cuMemCreate(&handle, 2 * MIB, &prop, 0));
+        GIVES(expected, cu.cuMemCreate(&handle, 2 * MIB, &prop, 0));
         prop.location.type = (CUmemLocationType)6; /* a locality domain */
-        GIVES(CUDA_ERROR_NOT_PERMITTED, cu.cuMemCreate(&handle, 2 * MIB, &prop, 0));
-        GIVES(CUDA_ERROR_NOT_PERMITTED, cu.own_cuMemAllocManaged(&p, 4096, 1));
-        GIVES(CUDA_ERROR_NOT_PERMITTED, cu.own_cuArrayCreate_v2(&array, &what));
-        GIVES(CUDA_ERROR_NOT_PERMITTED, cu.own_cuArray3DCreate_v2(&array, &what_3d));
-        GIVES(CUDA_ERROR_NOT_PERMITTED, cu.own_cuMipmappedArrayCreate(&mipmapped, &what_3d, 1));
+        GIVES(expected, cu.cuMemCreate(&handle, 2 * MIB, &prop, 0));
+        GIVES(expected, cu.own_cuMemAllocManaged(&p, 4 * MIB, 1));
+        GIVES(expected, cu.own_cuArrayCreate_v2(&array, &what));
+        GIVES(expected, cu.own_cuArray3DCreate_v2(&array, &what_3d));
+        GIVES(expected, cu.own_cuMipmappedArrayCreate(&mipmapped, &what_3d, 1));
         GIVES(CUDA_ERROR_NOT_PERMITTED, cu.own_cuGraphAddMemAllocNode(NULL, NULL, NULL, 0, NULL));
-        GIVES(CUDA_ERROR_NOT_PERMITTED,
-              cu.own_cuMemAllocFromPoolAsync(&p, 4096, (CUmemoryPool)(void *)&prop, NULL));
+        if (expected == CUDA_SUCCESS) {
+                CHECK(free_bytes() <= 24 * MIB && free_bytes() >= 23 * MIB);
+                GIVES(CUDA_ERROR_OUT_OF_MEMORY, cu.own_cuMemAllocManaged(&p, 26 * MIB, 1));
+        }
         p = alloc(4096);
         OK(cu.cuMemFree_v2(p));
+}
+
+static void be_strict(void)
+{
+        be_strict_and(CUDA_SUCCESS);
+}
+
+static void be_refused(void)
+{
+        be_strict_and(CUDA_ERROR_NOT_PERMITTED);
 }
 
 /* The driver's own memory. */
@@ -546,25 +560,90 @@ static void have_no_driver(void)
         GIVES(CUDA_ERROR_NO_DEVICE, cu.cuMemGetInfo_v2(&n, &n));
 }
 
-/* The bytes that bfcctl shows, of this process's session. */
-static unsigned long long shown_bytes(const char *bfcctl)
+/* What bfcctl shows by this key, of this process's sessions together. */
+static unsigned long long shown_bytes(const char *bfcctl, const char *key)
 {
-        static const char key[] = "\"client_bytes_outside\": ";
-        char text[65536] = "", mine[32], *at;
+        char text[65536] = "", mine[32], *at = text;
+        unsigned long long n_bytes = 0;
         FILE *out;
 
         CHECK(setenv("BFCCTL", bfcctl, 1) == 0);
         out = popen("exec \"$BFCCTL\" sessions --json", "re");
         CHECK(out && fread(text, 1, sizeof(text) - 1, out) > 0 && pclose(out) == 0);
         snprintf(mine, sizeof(mine), "\"pid\": %d,", (int)getpid());
-        at = strstr(text, mine);
-        at = at ? strstr(at, key) : NULL;
-        CHECK(at);
-        return strtoull(at + strlen(key), NULL, 10);
+        while ((at = strstr(at, mine)) && (at = strstr(at, key)))
+                n_bytes += strtoull(at += strlen(key), NULL, 10);
+        return n_bytes;
+}
+
+/* Fills the lease with the driver's memory, and is killed. */
+static void be_killed(void)
+{
+        CUmemAllocationProp prop = { .type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                     .location = { CU_MEM_LOCATION_TYPE_DEVICE, 0 },
+                                     .allocFlags.usage = IS_TILE_POOL };
+        CUmemGenericAllocationHandle handle;
+        size_t n = 0;
+
+        context_make();
+        while (n < 99 && cu.cuMemCreate(&handle, 2 * MIB, &prop, 0) == CUDA_SUCCESS)
+                n++;
+        CHECK(n == 16);
+        kill(getpid(), SIGKILL);
+}
+
+/* A second process of the lease gets what the first one left, and all when that was killed. */
+static void be_two(const char *program, const char *way)
+{
+        CUmemAllocationProp prop = { .type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                     .location = { CU_MEM_LOCATION_TYPE_DEVICE, 0 },
+                                     .allocFlags.usage = IS_TILE_POOL };
+        CUmemGenericAllocationHandle handle;
+        pid_t pid = fork();
+        int status;
+
+        CHECK(pid >= 0);
+        if (pid == 0) {
+                execl(program, program, way, "killed", NULL);
+                _exit(98);
+        }
+        CHECK(waitpid(pid, &status, 0) == pid && WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+        context_make();
+        while (free_bytes() < 32 * MIB)
+                usleep(1000);
+        OK(cu.cuMemCreate(&handle, 20 * MIB, &prop, 0));
+        pid = fork();
+        CHECK(pid >= 0);
+        if (pid == 0) {
+                execl(program, program, way, "left", NULL);
+                _exit(98);
+        }
+        CHECK(waitpid(pid, &status, 0) == pid && status == 0);
+        OK(cu.cuMemRelease(handle));
+}
+
+/* Beside 20 MiB of another process. */
+static void have_what_is_left(void)
+{
+        CUmemAllocationProp prop = { .type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                     .location = { CU_MEM_LOCATION_TYPE_DEVICE, 0 },
+                                     .allocFlags.usage = IS_TILE_POOL };
+        CUmemGenericAllocationHandle handle;
+        CUdeviceptr p;
+
+        context_make();
+        CHECK(free_bytes() <= 12 * MIB && free_bytes() >= 10 * MIB);
+        GIVES(CUDA_ERROR_OUT_OF_MEMORY, cu.cuMemCreate(&handle, 14 * MIB, &prop, 0));
+        GIVES(CUDA_ERROR_OUT_OF_MEMORY, cu.cuMemAlloc_v2(&p, 14 * MIB));
+        OK(cu.cuMemCreate(&handle, 8 * MIB, &prop, 0));
+        OK(cu.cuMemRelease(handle));
+        p = alloc(8 * MIB); /* which has the room */
+        OK(cu.cuMemFree_v2(p));
 }
 
 static void be_shown(const char *bfcctl)
 {
+        static const char outside[] = "\"client_bytes_outside\": ", direct[] = "\"bytes_direct\": ";
         CUmemAllocationProp prop = { .type = CU_MEM_ALLOCATION_TYPE_PINNED,
                                      .location = { CU_MEM_LOCATION_TYPE_DEVICE, 0 },
                                      .allocFlags.usage = IS_TILE_POOL };
@@ -572,17 +651,17 @@ static void be_shown(const char *bfcctl)
         CUdeviceptr p;
 
         context_make();
-        (void)alloc(4096);
-        CHECK(shown_bytes(bfcctl) == 0);
         OK(cu.cuMemCreate(&handle, 6 * MIB, &prop, 0));
+        (void)alloc(4096);
+        CHECK(shown_bytes(bfcctl, outside) == 0 && shown_bytes(bfcctl, direct) >= 6 * MIB);
         OK(cu.own_cuMemAllocManaged(&p, 3 * MIB, 1));
-        CHECK(shown_bytes(bfcctl) == 9 * MIB);
+        CHECK(shown_bytes(bfcctl, outside) == 3 * MIB && shown_bytes(bfcctl, direct) <= 8 * MIB);
         GIVES(CUDA_ERROR_OUT_OF_MEMORY, cu.cuMemCreate(&more, 32 * MIB, &prop, 0));
-        CHECK(shown_bytes(bfcctl) == 9 * MIB);
+        CHECK(shown_bytes(bfcctl, outside) == 3 * MIB);
         OK(cu.cuMemFree_v2(p));
-        CHECK(shown_bytes(bfcctl) == 6 * MIB);
+        CHECK(shown_bytes(bfcctl, outside) == 0);
         OK(cu.cuMemRelease(handle));
-        CHECK(shown_bytes(bfcctl) == 0);
+        CHECK(shown_bytes(bfcctl, direct) < 6 * MIB);
 }
 
 /* ---- processes that share a block ------------------------------------------------------ */
@@ -712,6 +791,9 @@ int main(int argc, char **argv)
                 { "lent-no-even", have_no_even_size },
                 { "others", have_others },
                 { "strict", be_strict },
+                { "refused", be_refused },
+                { "killed", be_killed },
+                { "left", have_what_is_left },
                 { "passed-on", be_passed_on },
                 { "no-driver", have_no_driver },
                 { "variants", find_variants },
@@ -741,6 +823,8 @@ int main(int argc, char **argv)
                 }
         if (strcmp(argv[2], "export") == 0)
                 export_block(argv[0], argv[1]);
+        else if (strcmp(argv[2], "two") == 0)
+                be_two(argv[0], argv[1]);
         else if (strcmp(argv[2], "export-fd") == 0)
                 export_lent_memory(argv[0], argv[1]);
         else if (strcmp(argv[2], "import-fd") == 0 && argc == 4)

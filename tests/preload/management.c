@@ -69,9 +69,9 @@ static void be_child(int to_parent)
 
         CHECK(memory_of(0).n_used == 0);
         context_make();
-        OK(cu.cuMemAlloc_v2(&p, 8 * MIB));
-        CHECK(memory_of(0).n_free == free_bytes() && memory_of(0).n_used >= 8 * MIB);
         OK(cu.cuMemCreate(&handle, 2 * MIB, &prop, 0));
+        CHECK(memory_of(0).n_free == free_bytes() && memory_of(0).n_used >= 2 * MIB);
+        OK(cu.cuMemAlloc_v2(&p, 8 * MIB));
         CHECK(memory_of(0).n_free == free_bytes() && memory_of(0).n_used >= 10 * MIB);
         OK(cu.cuMemRelease(handle));
         CHECK(write(to_parent, "", 1) == 1);

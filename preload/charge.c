@@ -1,0 +1,104 @@
+/* Charges of what the driver gives; see charge.h.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * Invariant: of each GPU, what the process has charged is its room, what is in use, and what is being given back. */
+#include "preload/charge.h"
+
+#include <errno.h>
+
+#define MAX_STEP_BYTES ((uint64_t)32 << 20)
+#define STEP_PART      32                  /* of the limit */
+#define UNIT_BYTES     ((uint64_t)2 << 20) /* as extents have, so that none of the limit is lost */
+#define MAX_BYTES      ((uint64_t)1 << 48) /* of a request */
+
+/* How much room a charge makes, beyond what is asked for. */
+static uint64_t step_bytes(struct gpu *gpu)
+{
+        uint64_t n = broker_total(gpu) / STEP_PART;
+
+        return n < MAX_STEP_BYTES ? n : MAX_STEP_BYTES;
+}
+
+static bool take_room(struct gpu *gpu, uint64_t n_bytes)
+{
+        uint64_t room = __atomic_load_n(&gpu->room_bytes, __ATOMIC_RELAXED);
+
+        while (room >= n_bytes)
+                if (__atomic_compare_exchange_n(&gpu->room_bytes, &room, room - n_bytes, true,
+                                                __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+                        return true;
+        return false;
+}
+
+static void uncharge(struct gpu *gpu, uint64_t n_bytes)
+{
+        bfc_client *client;
+
+        if (n_bytes > 0 && broker_charger(&client) == 0)
+                (void)bfc_uncharge(client, gpu->name, n_bytes);
+}
+
+/* Charges as many units as it needs, and makes the rest of them room. */
+static int charge_units(struct gpu *gpu, bfc_client *client, uint64_t n_bytes, uint64_t n_more)
+{
+        uint64_t n = (n_bytes + n_more + UNIT_BYTES - 1) / UNIT_BYTES * UNIT_BYTES;
+        int r = bfc_charge(client, gpu->name, n, 0);
+
+        if (r == 0)
+                __atomic_add_fetch(&gpu->room_bytes, n - n_bytes, __ATOMIC_RELAXED);
+        return r;
+}
+
+/* Without a step, and beside the room. */
+static int charge_rest(struct gpu *gpu, bfc_client *client, uint64_t n_bytes)
+{
+        uint64_t room = __atomic_exchange_n(&gpu->room_bytes, 0, __ATOMIC_RELAXED);
+        int r = room >= n_bytes ? 0 : charge_units(gpu, client, n_bytes - room, 0);
+
+        if (r < 0 || room > n_bytes)
+                __atomic_add_fetch(&gpu->room_bytes, r < 0 ? room : room - n_bytes, __ATOMIC_RELAXED);
+        return r;
+}
+
+int charge_take(struct gpu *gpu, size_t n_bytes)
+{
+        bfc_client *client;
+        int r;
+
+        if (take_room(gpu, n_bytes))
+                return 0;
+        if (n_bytes > MAX_BYTES)
+                return -ENOMEM;
+        r = broker_charger(&client);
+        if (r == 0)
+                r = charge_units(gpu, client, n_bytes, step_bytes(gpu));
+        return r == -EDQUOT || r == -ENOMEM ? charge_rest(gpu, client, n_bytes) : r;
+}
+
+/* Two steps of room may stay, so that not each call is one of the daemon, too. */
+void charge_give(struct gpu *gpu, size_t n_bytes)
+{
+        uint64_t room = __atomic_add_fetch(&gpu->room_bytes, n_bytes, __ATOMIC_RELAXED);
+        uint64_t step = step_bytes(gpu), n;
+
+        while (room >= 2 * step + UNIT_BYTES) {
+                n = (room - step) / UNIT_BYTES * UNIT_BYTES;
+                if (!__atomic_compare_exchange_n(&gpu->room_bytes, &room, room - n, true, __ATOMIC_RELAXED,
+                                                 __ATOMIC_RELAXED))
+                        continue;
+                uncharge(gpu, n);
+                return;
+        }
+}
+
+bool charge_makes_room(struct gpu *gpu, int r)
+{
+        uint64_t room;
+
+        if (r != -ENOMEM && r != -EDQUOT)
+                return false;
+        room = __atomic_exchange_n(&gpu->room_bytes, 0, __ATOMIC_RELAXED);
+        uncharge(gpu, room);
+        return room > 0;
+}

@@ -1,0 +1,21 @@
+/* Charges of what the driver gives to this process directly; see bfc_charge().
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * A charge is made in steps: what is charged and not in use is the GPU's room, from which small requests are taken without
+ * a call of the daemon. */
+#ifndef BFC_PRELOAD_CHARGE_H
+#define BFC_PRELOAD_CHARGE_H
+
+#include "preload/broker.h"
+
+/* Before the driver is asked. 0, or an error of bfc_charge(); -ENOTSUP: there is nothing that charges. */
+int charge_take(struct gpu *gpu, size_t n_bytes);
+
+/* The driver has it back. */
+void charge_give(struct gpu *gpu, size_t n_bytes);
+
+/* A block was refused with r. True: room was given back, and it can be tried again. */
+bool charge_makes_room(struct gpu *gpu, int r);
+
+#endif
