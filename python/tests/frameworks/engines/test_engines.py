@@ -234,9 +234,6 @@ def test_two_in_one_lease(daemon, allocators):
     print(figures)
     assert all(g["error"] == "OutOfMemoryError" for g in got), got
     assert LEASE_MIB - 3 * TENSOR_MIB <= got[0]["mib"] <= LEASE_MIB, figures
-    # What the driver gives directly is counted per process only. When it is charged to the lease, delete this.
-    if got[0]["mib"] + got[1]["mib"] > LEASE_MIB:
-        pytest.xfail(figures)
     assert got[0]["mib"] + got[1]["mib"] <= LEASE_MIB and n_device <= LEASE_MIB, figures
     assert got[1]["free"] <= LEASE_MIB - got[0]["mib"], got
 
