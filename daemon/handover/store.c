@@ -615,7 +615,7 @@ static int store_make(struct keepers *k, struct store **ret)
 
 int store_new(struct keepers *k, struct store **ret, char *ret_sentence, size_t n_sentence)
 {
-        struct store *s;
+        struct store *s = NULL;
         int r = store_make(k, &s);
 
         if (r < 0) {
