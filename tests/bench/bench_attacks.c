@@ -16,6 +16,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -26,6 +27,7 @@
 #define BLOCK_BYTES 4000u
 #define GROWTH_MIB  16u
 #define UP_MS       10000
+#define UNIT_NICE   (-10) /* Nice= of the unit; only root may set it */
 #define END_MS      60000
 
 static struct {
@@ -134,6 +136,15 @@ static void work(bfc_client *victim, struct stats *f)
         }
 }
 
+/* As the unit does: before it has threads. */
+static pid_t start_daemon(const char *config)
+{
+        pid_t pid = daemon_start(o.bfcd, -1, "%s", config);
+
+        (void)setpriority(PRIO_PROCESS, (id_t)pid, UNIT_NICE);
+        return pid;
+}
+
 static void measure_service(struct attack_stage *stage, bfc_client *victim, struct stats *f)
 {
         struct grower g = { .stage = stage, .f = f };
@@ -165,7 +176,7 @@ static void restart(struct attack_stage *stage, const char *config, struct stats
         uint64_t begin = now_ns();
         bfc_client *client;
 
-        stage->daemon = daemon_start(o.bfcd, -1, "%s", config);
+        stage->daemon = start_daemon(config);
         client = client_start(stage->socket, "victim", BFC_NO_CACHE | BFC_NO_THREAD);
         (void)bench_malloc(client, BLOCK_BYTES);
         longest(&f->start_ns, begin);
@@ -181,7 +192,7 @@ static void measure(const struct attack *attack, struct stats *f)
         bfc_client *victim;
         long slab = kib_of("/proc/meminfo", "Slab:");
 
-        if (!(stage = attack_stage_new(socket_path, daemon_start(o.bfcd, -1, "%s", config))))
+        if (!(stage = attack_stage_new(socket_path, start_daemon(config))))
                 die("memory", strerror(errno));
         victim = client_start(socket_path, "victim", BFC_NO_CACHE | BFC_NO_THREAD);
         (void)bench_malloc(victim, BLOCK_BYTES); /* keeps the victim's memory backed */
