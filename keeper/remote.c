@@ -194,6 +194,13 @@ static int lose(struct remote *d)
         return -ENODEV;
 }
 
+/* Whatever the other end has sent. */
+static void end_texts(struct keeper_reply *reply)
+{
+        reply->sentence[sizeof(reply->sentence) - 1] = '\0';
+        reply->facts.name[sizeof(reply->facts.name) - 1] = '\0';
+}
+
 /* The keeper's result. -ENODEV: it has ended. fds, ret_fds: NULL: none. */
 static int call_locked(struct remote *d, const struct keeper_request *request, const struct fds *fds,
                        struct keeper_reply *ret, struct fds *ret_fds)
@@ -207,6 +214,8 @@ static int call_locked(struct remote *d, const struct keeper_request *request, c
                                 fds ? fds->n : 0);
         if (r == 0)
                 r = keeper_receive(d->link.fd, ret, sizeof(*ret), came->items, &came->n);
+        if (r == 0)
+                end_texts(ret);
         note_call(d, false);
         if (r == 0 && (!ret_fds || ret->result != 0))
                 close_fds(came);
