@@ -24,7 +24,7 @@ const struct rig_config *small_config(void);
 const struct rig_config *roomy_config(void);
 
 #define CAN_PARK          (rig_device() != ON_CUDA_IPC)
-#define CHILDREN_CAN_PARK (CAN_PARK && (rig_device() == ON_HOST || CHILDREN_HAVE_EVENTS))
+#define CHILDREN_CAN_PARK (CAN_PARK && CHILDREN_HAVE_EVENTS)
 
 /* Of red in a partition. */
 uint64_t reserved(struct rig *rig, const char *partition);
