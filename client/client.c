@@ -352,9 +352,8 @@ BFC_API int bfc_connect(const struct bfc_options *options, bfc_client **ret_clie
         if (r < 0)
                 return r;
         until_ms = clock_now_ms() + known.return_ms;
-        do
-                r = connect_once(&known, ret_client);
-        while (r == -ECONNRESET && clock_now_ms() < until_ms && reconnect_pause_at_random());
+        while ((r = connect_once(&known, ret_client)) == -ECONNRESET && clock_now_ms() < until_ms)
+                reconnect_pause_at_random();
         return r;
 }
 

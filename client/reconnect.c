@@ -383,12 +383,11 @@ static unsigned random_below(unsigned n)
         return value % n;
 }
 
-bool reconnect_pause_at_random(void)
+void reconnect_pause_at_random(void)
 {
         struct timespec pause = { .tv_nsec = (long)random_below(IDLE_SPREAD_MS * 1000000) };
 
         nanosleep(&pause, NULL);
-        return true;
 }
 
 void reconnect_pause_idle(struct reconnect *b, uint64_t epoch)

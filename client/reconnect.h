@@ -40,8 +40,8 @@ int client_reconnect(bfc_client *client, uint64_t epoch, unsigned return_ms,
  * has reconnected. */
 void reconnect_pause_idle(struct reconnect *b, uint64_t epoch);
 
-/* For one that connects again: of many, not all in one moment. True. */
-bool reconnect_pause_at_random(void);
+/* For one that connects again: of many, not all in one moment. */
+void reconnect_pause_at_random(void);
 
 /* Makes current and later attempts fail soon; or no longer. */
 void reconnect_stop(struct reconnect *b, bool stops);

@@ -95,8 +95,8 @@ static void quota_count_unreclaimed(struct broker *b, struct quota *q)
 {
         bool may_be = quota_may_be_unreclaimed(q) || quota_is_to_ask(q);
 
-        if (may_be != q->logged.may_be_unreclaimed)
-                b->unreclaimed.n += may_be ? 1 : SIZE_MAX;
+        b->unreclaimed.n += may_be;
+        b->unreclaimed.n -= q->logged.may_be_unreclaimed;
         q->logged.may_be_unreclaimed = may_be;
 }
 
