@@ -37,6 +37,7 @@ struct device_supply {
         enum device_pages pages;
         bool is_bound; /* to this NUMA node */
         uint32_t node;
+        void (*collapse)(int fd, uint64_t n_bytes); /* as host_pages_collapse(), in less time; NULL: that */
 };
 
 #define DEVICE_MAKES        8u

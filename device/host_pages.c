@@ -1,7 +1,8 @@
 /* Pages of host extents; see host_pages.h.
  *
  * The kernel collapses only a piece that has a page, so the first page of each is allocated by
- * fallocate(). One call of MADV_COLLAPSE is for all pieces, since each call waits for every processor.
+ * fallocate(). One call of MADV_COLLAPSE is for all pieces, since each call waits for every processor, and the process's
+ * other threads can map nothing meanwhile.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "device/host_pages.h"
@@ -60,15 +61,19 @@ void *host_pages_map(int fd, uint64_t offset, uint64_t n_bytes)
 }
 
 /* The policy belongs to the memfd and holds for all processes that allocate its pages. */
-static int bind_to(void *at, uint64_t n_bytes, uint32_t node)
+static int bind_to(int fd, uint64_t n_bytes, uint32_t node)
 {
         unsigned long mask[MAX_NODES / (CHAR_BIT * sizeof(unsigned long))] = { 0 };
         const size_t n_bits = CHAR_BIT * sizeof(unsigned long);
+        void *at = node < MAX_NODES ? host_pages_map(fd, 0, n_bytes) : NULL;
+        int r;
 
-        if (node >= MAX_NODES)
-                return -EINVAL;
+        if (!at)
+                return node < MAX_NODES ? -ENOMEM : -EINVAL;
         mask[node / n_bits] = 1ul << node % n_bits;
-        return syscall(SYS_mbind, at, n_bytes, MPOL_BIND, mask, MAX_NODES + 1, 0) < 0 ? -errno : 0;
+        r = syscall(SYS_mbind, at, n_bytes, MPOL_BIND, mask, MAX_NODES + 1, 0) < 0 ? -errno : 0;
+        munmap(at, n_bytes);
+        return r;
 }
 
 static int allocate_small(int fd, uint64_t at)
@@ -95,7 +100,20 @@ static uint64_t count_huge_bytes(int fd, uint64_t n_bytes)
         return has > least ? (has - least) / (HOST_HUGE_BYTES - SMALL_BYTES) * HOST_HUGE_BYTES : 0;
 }
 
-static int fill_huge(int fd, void *at, uint64_t n_bytes, uint64_t *ret_huge_bytes)
+void host_pages_collapse(int fd, uint64_t n_bytes)
+{
+        void *at = n_bytes > 0 && n_bytes % HOST_HUGE_BYTES == 0 && n_bytes <= INT64_MAX
+                           ? host_pages_map(fd, 0, n_bytes)
+                           : NULL;
+
+        if (!at)
+                return;
+        /* What it did not do is left as it was. It stops at the first piece that it has no page for. */
+        (void)madvise(at, n_bytes, MADV_COLLAPSE);
+        munmap(at, n_bytes);
+}
+
+static int fill_huge(int fd, uint64_t n_bytes, const struct device_supply *supply, uint64_t *ret_huge_bytes)
 {
         for (uint64_t i = 0; i < n_bytes; i += HOST_HUGE_BYTES) {
                 int r = allocate_small(fd, i);
@@ -103,8 +121,10 @@ static int fill_huge(int fd, void *at, uint64_t n_bytes, uint64_t *ret_huge_byte
                 if (r < 0)
                         return r;
         }
-        /* What it did not do is left as it was. It stops at the first piece that it has no page for. */
-        (void)madvise(at, n_bytes, MADV_COLLAPSE);
+        if (supply->collapse)
+                supply->collapse(fd, n_bytes);
+        else
+                host_pages_collapse(fd, n_bytes);
         *ret_huge_bytes = count_huge_bytes(fd, n_bytes);
         return 0;
 }
@@ -125,17 +145,11 @@ static int fallocate_whole(int fd, uint64_t n_bytes)
 
 int host_pages_fill(int fd, uint64_t n_bytes, const struct device_supply *supply, uint64_t *ret_huge_bytes)
 {
-        bool collapses = supply->pages == DEVICE_PAGES_AUTO;
-        void *at = collapses || supply->is_bound ? host_pages_map(fd, 0, n_bytes) : NULL;
-        int r = 0;
+        int r = supply->is_bound ? bind_to(fd, n_bytes, supply->node) : 0;
 
         *ret_huge_bytes = 0;
-        if (supply->is_bound)
-                r = at ? bind_to(at, n_bytes, supply->node) : -ENOMEM;
-        if (r == 0 && collapses && at)
-                r = fill_huge(fd, at, n_bytes, ret_huge_bytes);
-        if (at)
-                munmap(at, n_bytes);
+        if (r == 0 && supply->pages == DEVICE_PAGES_AUTO)
+                r = fill_huge(fd, n_bytes, supply, ret_huge_bytes);
         if (r == 0 && *ret_huge_bytes < n_bytes)
                 r = fallocate_whole(fd, n_bytes);
         if (r == 0 && supply->pages == DEVICE_PAGES_RESERVED)

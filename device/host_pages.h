@@ -23,6 +23,10 @@ int host_pages_open(const struct device_supply *supply);
  * reports. -ENOMEM; -ENOSPC: too few pages are reserved; -errno. */
 int host_pages_fill(int fd, uint64_t n_bytes, const struct device_supply *supply, uint64_t *ret_huge_bytes);
 
+/* Replaces the pages of 4 KiB of a memfd of n_bytes by pages of 2 MiB, where the kernel can; each piece of 2 MiB has a page.
+ * This can take seconds where other processes use all processors, or call for the same. */
+void host_pages_collapse(int fd, uint64_t n_bytes);
+
 /* What this machine lacks for n_bytes of this supply, as a clause for a message. 0: nothing. -ENODEV:
  * there is no such NUMA node, so no memory can be made. -ENOTSUP: pages will be smaller, or growth beyond
  * n_bytes will be refused. */

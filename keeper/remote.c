@@ -141,28 +141,12 @@ static bool remote_has_ended(struct device *device)
         return epoll_wait(((struct remote *)device)->watched, &event, 1, 0) > 0;
 }
 
-/* One that ends with this process. */
-static int start_own(const char *id, const char *const *more, struct keeper_link *ret)
-{
-        int ends[2], r;
-
-        if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) < 0)
-                return -errno;
-        *ret = (struct keeper_link){ .fd = ends[0], .process = -1, .is_new = true };
-        r = keeper_spawn(id, more, ends[1], false, &ret->pid);
-        close(ends[1]);
-        if (r < 0)
-                close(ends[0]);
-        else
-                ret->process = (int)syscall(SYS_pidfd_open, ret->pid, 0);
-        return r;
-}
-
 static int start_keeper(struct remote *d)
 {
         const char *const more[] = { allows_mps ? KEEPER_ALLOW_MPS : NULL, NULL };
         struct keeper_link link;
-        int r = d->keepers ? keepers_connect(d->keepers, d->id, more, &link) : start_own(d->id, more, &link);
+        int r = d->keepers ? keepers_connect(d->keepers, d->id, more, &link)
+                           : keeper_start_own(d->id, more, &link);
 
         return r < 0 ? r : set_link(d, &link);
 }

@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "device/device.h"
+#include "device/host_pages.h"
 #include "keeper/wire.h"
 
 struct kept {
@@ -247,6 +248,15 @@ static int serve_ledger(struct keeper *k, struct call *c)
         return 0;
 }
 
+static int serve_collapse(struct keeper *k, struct call *c)
+{
+        (void)k;
+        if (c->n_fds != 1)
+                return -EPROTO;
+        host_pages_collapse(c->fds[0], c->request->n_bytes[0]);
+        return 0;
+}
+
 static int serve_end(struct keeper *k, struct call *c)
 {
         (void)c;
@@ -394,12 +404,13 @@ static int serve(struct keeper *k, struct call *c)
                 [KEEPER_OTHERS] = serve_others,   [KEEPER_KEEP] = serve_keep,
                 [KEEPER_TAKE] = serve_take,       [KEEPER_DROP] = serve_drop,
                 [KEEPER_REST] = serve_rest,       [KEEPER_LEDGER] = serve_ledger,
-                [KEEPER_END] = serve_end,
+                [KEEPER_END] = serve_end,         [KEEPER_COLLAPSE] = serve_collapse,
         };
+        uint32_t op = c->request->op;
 
-        if (c->request->op >= KEEPER_N_OPS || (!k->device && c->request->op != KEEPER_HELLO))
+        if (op >= KEEPER_N_OPS || (!k->device && op != KEEPER_HELLO && op != KEEPER_COLLAPSE))
                 return -EPROTO;
-        return ops[c->request->op](k, c);
+        return ops[op](k, c);
 }
 
 static void close_all(const int *fds, size_t n)

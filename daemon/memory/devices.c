@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "keeper/collapse.h"
 #include "keeper/remote.h"
 
 struct opened {
@@ -71,6 +72,7 @@ struct devices *devices_free(struct devices *d)
                 free(d->items[i].id);
         }
         free(d->items);
+        keeper_stop_collapsing();
         keepers_close(d->keepers);
         free(d);
         return NULL;
@@ -121,6 +123,7 @@ static int open_by_id(struct devices *d, const char *id, struct device **ret, ch
 
         if (strcmp(id, "host") != 0)
                 return keeper_device_new(d->keepers, id, ret, ret_sentence, n_sentence);
+        keeper_start_collapsing();
         r = device_host_new(ret);
         if (r < 0)
                 snprintf(
@@ -200,7 +203,10 @@ struct device_supply devices_supply(const struct config_partition *p)
                                                    [CONFIG_PAGES_2MIB] = DEVICE_PAGES_RESERVED,
                                                    [CONFIG_PAGES_OFF] = DEVICE_PAGES_SMALL };
 
-        return (struct device_supply){ .pages = pages[p->pages], .is_bound = p->has_node, .node = p->node };
+        return (struct device_supply){ .pages = pages[p->pages],
+                                       .is_bound = p->has_node,
+                                       .node = p->node,
+                                       .collapse = keeper_collapse };
 }
 
 int devices_look_pages(const struct config_partition *p, uint64_t n_bytes, char *ret_clause, size_t n_clause)

@@ -34,8 +34,6 @@ struct attack {
         unsigned n_uids;      /* users that no tenant matches; 0: the attacking tenant's user */
         bool is_many; /* the processes are in the attacking tenant's group, and as root act() becomes many users itself */
         void (*act)(struct attack_stage *stage); /* runs until it is killed */
-        bool small_pages; /* bench-attacks has the daemon use them: else it measures how long MADV_COLLAPSE waits for a
-                                  * lock of the whole machine */
         void (*before_drop)(void); /* as root, before the user changes; sets the groups; NULL: none */
         unsigned n_more_tenants;   /* bench-attacks has so many tenants more in all partitions */
         bool fills_places;         /* its users may have all places of connections that have sent no hello */

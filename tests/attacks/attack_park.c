@@ -199,5 +199,4 @@ static void act(struct attack_stage *stage)
 const struct attack attack_park = { .key = "park",
                                     .what = "blocks that are parked while their pages are locked",
                                     .n_processes = 4,
-                                    .small_pages = true,
                                     .act = act };

@@ -53,7 +53,6 @@ const size_t n_attacks = sizeof(attacks) / sizeof(attacks[0]);
 
 char *attack_config(const struct attack *attack)
 {
-        const char *pages = attack->small_pages ? "off" : "auto";
         unsigned uid = (unsigned)geteuid();
         char *text = NULL;
         size_t n_text;
@@ -67,10 +66,10 @@ char *attack_config(const struct attack *attack)
                 "  - id: host\n"
                 "    size: 1GiB\n"
                 "    partitions:\n"
-                "      - {name: a, limit: 256MiB, growth: on-demand, huge_pages: %s}\n"
-                "      - {name: b, limit: 256MiB, growth: on-demand, huge_pages: %s}\n"
-                "      - {name: c, limit: 256MiB, growth: on-demand, huge_pages: %s}\n"
-                "      - {name: d, limit: 256MiB, growth: on-demand, huge_pages: %s}\n"
+                "      - {name: a, limit: 256MiB, growth: on-demand}\n"
+                "      - {name: b, limit: 256MiB, growth: on-demand}\n"
+                "      - {name: c, limit: 256MiB, growth: on-demand}\n"
+                "      - {name: d, limit: 256MiB, growth: on-demand}\n"
                 "tenants:\n"
                 "  - {name: victim, match: {uid: %u}, quotas: [{partition: a, limit: 32MiB, reserve: 32MiB}]}\n"
                 "  - {name: grower, match: {uid: %u}, quotas: [{partition: a, limit: 32MiB, reserve: 32MiB}]}\n"
@@ -79,7 +78,7 @@ char *attack_config(const struct attack *attack)
                 "    leases: self\n"
                 "    quotas: [{partition: a, limit: 192MiB}, {partition: b, limit: 192MiB},\n"
                 "             {partition: c, limit: 192MiB}, {partition: d, limit: 192MiB}]\n",
-                pages, pages, pages, pages, uid, uid, uid == 0 ? ATTACKER_UID : uid, ATTACKER_GID);
+                uid, uid, uid == 0 ? ATTACKER_UID : uid, ATTACKER_GID);
         for (unsigned i = 0; i < attack->n_more_tenants; i++)
                 fprintf(out,
                         "  - {name: more%u, match: {uid: %u}, max_sessions: 1, quotas: [%s, %s, %s, %s]}\n",

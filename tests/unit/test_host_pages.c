@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include "device/host_free.h"
+#include "keeper/collapse.h"
 #include "tests/suite.h"
 
 #define HUGE  (2 * MIB)
@@ -34,6 +35,9 @@ static const struct device_supply automatic = { .pages = DEVICE_PAGES_AUTO };
 static const struct device_supply reserved = { .pages = DEVICE_PAGES_RESERVED };
 static const struct device_supply small = { .pages = DEVICE_PAGES_SMALL };
 static const struct device_view here = { .share = DEVICE_SHARE_FD };
+
+/* As bfcd has it. */
+static const struct device_supply apart = { .pages = DEVICE_PAGES_AUTO, .collapse = keeper_collapse };
 
 static struct device *device;
 
@@ -179,6 +183,75 @@ TEST(made_of_large_pages)
         ck_assert_uint_eq(e.huge_bytes, BYTES);
         ck_assert_uint_eq(look_as_client(&e), BYTES);
         ck_assert_int_eq(device_destroy(device, &e), 0);
+}
+
+static uint64_t make_apart(void)
+{
+        struct device_extent e = make(&apart);
+        uint64_t huge = e.huge_bytes;
+
+        ck_assert_int_eq(device_destroy(device, &e), 0);
+        return huge;
+}
+
+/* Pages stay small while the process starts. */
+static void wait_for_large(void)
+{
+        while (make_apart() < BYTES)
+                usleep(1000);
+}
+
+/* This process has no other one. */
+static pid_t child(void)
+{
+        char path[64];
+        int pid = 0;
+        FILE *f;
+
+        snprintf(path, sizeof(path), "/proc/self/task/%d/children", (int)getpid());
+        f = fopen(path, "re");
+        ck_assert_ptr_nonnull(f);
+        ck_assert_int_eq(fscanf(f, "%d", &pid), 1);
+        fclose(f);
+        return pid;
+}
+
+static char state_of(pid_t pid)
+{
+        char path[64], state = '?';
+        FILE *f;
+
+        snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
+        f = fopen(path, "re");
+        ck_assert_ptr_nonnull(f);
+        ck_assert_int_eq(fscanf(f, "%*d (%*[^)]) %c", &state), 1);
+        fclose(f);
+        return state;
+}
+
+/* As one that waits in the kernel. */
+TEST(growth_does_not_wait_for_large_pages)
+{
+        pid_t pid;
+
+        if (lacks_collapse())
+                return;
+        n_collapses = 0;
+        keeper_start_collapsing();
+        wait_for_large();
+        pid = child();
+        ck_assert_int_eq(kill(pid, SIGSTOP), 0);
+        while (state_of(pid) != 'T')
+                usleep(1000);
+        ck_assert_uint_eq(make_apart(), 0);
+        ck_assert_uint_eq(make_apart(), 0);
+        ck_assert_int_eq(kill(pid, SIGCONT), 0);
+        wait_for_large();
+        ck_assert_int_eq(child(), pid);
+        ck_assert_int_eq(kill(pid, SIGKILL), 0);
+        wait_for_large(); /* another one */
+        ck_assert_uint_eq(n_collapses, 0);
+        keeper_stop_collapsing();
 }
 
 TEST(small_where_they_are_off)
