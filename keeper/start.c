@@ -80,7 +80,7 @@ static int set_signals(posix_spawnattr_t *attributes, bool is_apart)
                 r = posix_spawnattr_setsigdefault(attributes, &all);
         if (r == 0)
                 r = posix_spawnattr_setflags(attributes,
-                                             (short)(is_apart ? flags | POSIX_SPAWN_SETSID : flags));
+                                             (short)(is_apart ? flags | POSIX_SPAWN_SETPGROUP : flags));
         return r;
 }
 

@@ -13,7 +13,8 @@
 #define KEEPER_END_MS 2000   /* in which a keeper ends, before it is killed, and after */
 
 /* Of the device with this id, with `input` as its standard input; more: further arguments, NULL at the end. is_apart: it is in
- * a session of its own, and writes nothing. -errno: it cannot be started. */
+ * a process group of its own, and writes nothing; not in a session of its own, because the kernel may share processors out by
+ * sessions (sched_autogroup), and this process's priority would not count for it. -errno: it cannot be started. */
 int keeper_spawn(const char *id, const char *const *more, int input, bool is_apart, pid_t *ret);
 
 /* A keeper, as its caller has it. */

@@ -542,6 +542,17 @@ TEST(no_bfcd_listens_for_its_keeper)
         keeper_leave(&link);
 }
 
+/* A signal to the group of bfcd does not reach it, and the kernel gives both the processors of one session. */
+TEST(a_keeper_has_its_own_group_in_the_session_of_bfcd)
+{
+        struct keeper_link link;
+
+        ck_assert_int_eq(keepers_connect(ks, KEEPER_HOST, NULL, &link), 0);
+        ck_assert_int_eq(getpgid(link.pid), link.pid);
+        ck_assert_int_eq(getsid(link.pid), getsid(0));
+        keeper_leave(&link);
+}
+
 /* SIGTERM, as at the end of the machine; the folder is deleted: no bfcd finds it. */
 LOOP_TEST(a_keeper_ends_by_itself, 2)
 {
