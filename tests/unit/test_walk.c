@@ -567,7 +567,8 @@ static void op_exit(struct slot *s)
                 return;
         if (s->peer->session->state == SESSION_QUARANTINED || s->peer->aborted ||
             session_waits_for_exit(s->peer->session)) {
-                s->n_pending = 0;
+                if (!s->peer->session->goodbye.is_due) /* it is answered nevertheless */
+                        s->n_pending = 0;
                 peer_exit(s->peer);
         }
 }
