@@ -188,6 +188,12 @@ static uint64_t region_replace(struct region *region, const struct region_extent
         return n_bytes_gone;
 }
 
+/* Such a region ends with its extent, and has the extent's id. */
+static bool region_is_extent(const struct region *region)
+{
+        return region->id >> 63 != 0;
+}
+
 /* Back to before a region whose extent is not there, or no more. */
 static void regions_remove(struct regions *r, struct region *region)
 {
@@ -231,7 +237,7 @@ static int regions_map_now(struct regions *r, const struct region_extent *extent
                 return error;
         error = region_map(region, extent, memory);
         if (error < 0) {
-                if (by_handle)
+                if (by_handle || (region_is_extent(region) && region->n_extents == 0))
                         regions_remove(r, region);
                 else if (error != -EPROTO) /* the daemon has freed what was there */
                         r->n_bytes_mapped -= region_replace(region, extent, false);
@@ -434,7 +440,7 @@ int regions_unmap(struct regions *r, uint64_t extent_id)
         region->n_extents--;
         memmove(region->extents + i, region->extents + i + 1,
                 (region->n_extents - i) * sizeof(*region->extents));
-        if (region->by_handle)
+        if (region->by_handle || region_is_extent(region))
                 regions_remove(r, region);
         return 0;
 }

@@ -186,9 +186,12 @@ int bfc_malloc_with(bfc_client *client, size_t n_bytes, const struct bfc_malloc_
 
 /* BFC_ONE_EXTENT: the whole block is in one extent, the smallest memory that the device can share.
  * Registration with NCCL or for RDMA, and other code, fail on a buffer that spans several. In a partition with "share:
- * cuda-ipc" every block is in one extent. With "share: fd" the block can be as large as the tenant's
- * largest extent: a 256th of its limit or up to twice that (with a limit of 4 GiB or less, up to four
- * times), and at least 2 MiB; -EINVAL for more, with the sizes in bfc_last_error(). It may need a new
+ * cuda-ipc" every block is in one extent. With "share: fd" a block of 32 MiB or more, or of more than the tenant's
+ * largest extents have (a 256th of its limit or up to twice that; with a limit of 4 GiB or less, up to four
+ * times; at least 2 MiB), gets an extent of its own, of its size rounded up to 2 MiB. It is made for the block
+ * and returned to the device when the block is freed, so each such block costs calls of the device. More than 256 of
+ * them that are smaller than the largest extents are in such extents. With "growth: preallocate" nothing is larger than
+ * the largest extents: -EINVAL for more, with the sizes in bfc_last_error(). A block may need a new
  * extent where other blocks would fit into the remaining space of several.
  *
  * BFC_WHOLE: the block is a block of the daemon, not a part of a slab, so that bfc_publish() can share

@@ -283,7 +283,7 @@ static void change_check_new_quota(struct change *c, const char *tenant, const s
                             "tenant '%s' cannot be added to partition '%s' while bfcd runs, because the "
                             "partition preallocates: restart bfcd",
                             tenant, p->name);
-        change_count(c, index, extent_max_count(p->share, to->limit_bytes, &g), to->max_sessions,
+        change_count(c, index, extent_max_records(p->share, to->limit_bytes, &g), to->max_sessions,
                      to->max_blocks, to->reserve_bytes);
 }
 

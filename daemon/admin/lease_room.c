@@ -23,7 +23,7 @@ static uint64_t lease_extents(const struct quota *parent, const struct lease *le
                 extent_sizes_for(p->share, p->device->is_cuda, limit, device_granularity(p->device));
 
         return lease ? arena_extent_room(lease->quota->arena, limit)
-                     : extent_max_count(p->share, limit, &sizes);
+                     : extent_max_records(p->share, limit, &sizes);
 }
 
 /* Of a lease, or of one that is asked for. */

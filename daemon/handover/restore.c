@@ -350,6 +350,7 @@ static int publish_quotas(struct broker *b)
                         ledger_note_quota(b->ledger, b->tenants[i].quotas[k]->index);
                         if (quota_release_parked(b->tenants[i].quotas[k]) < 0)
                                 return -ENOMEM;
+                        quota_release_exact(b->tenants[i].quotas[k]);
                         quota_release_free(b->tenants[i].quotas[k]);
                         broker_note_leave(b, b->tenants[i].quotas[k]);
                 }

@@ -183,6 +183,11 @@ static uint64_t arena_max_count(const struct arena *a, uint64_t limit_bytes)
         return extent_max_count(a->o.share, limit_bytes, &a->o.sizes);
 }
 
+static uint64_t arena_max_records(const struct arena *a, uint64_t limit_bytes)
+{
+        return extent_max_records(a->o.share, limit_bytes, &a->o.sizes);
+}
+
 int arena_begin(const struct arena_options *options, size_t n_extents, struct arena **ret)
 {
         struct arena *a;
@@ -201,7 +206,7 @@ int arena_begin(const struct arena_options *options, size_t n_extents, struct ar
         TAILQ_INIT(&a->kept);
         a->regions.planned = ARENA_NO_SLOT;
         a->growths.is_waited_for = true;
-        a->n_extents_max = (size_t)max_u64(arena_max_count(a, a->o.limit_bytes), n_extents);
+        a->n_extents_max = (size_t)max_u64(arena_max_records(a, a->o.limit_bytes), n_extents);
         r = bfc_new(a->o.sizes.extent_bytes, &a->bfc);
         if (r < 0)
                 a = arena_free(a);
@@ -260,7 +265,7 @@ struct arena *arena_free(struct arena *a)
                 arena_empty_slot(a, i, false);
         }
         for (size_t i = 0; i < a->regions.n; i++)
-                if (a->regions.items[i].record != LEDGER_NONE)
+                if (!arena_is_single(&a->regions.items[i]))
                         ledger_region_clear(a->o.ledger, a->regions.items[i].record);
         arena_free_tables(a);
         return NULL;
@@ -305,7 +310,7 @@ void arena_set_limit(struct arena *a, uint64_t limit_bytes)
 
 uint64_t arena_extent_room(const struct arena *a, uint64_t limit_bytes)
 {
-        return max_u64(arena_max_count(a, limit_bytes), a->n_extents_max);
+        return max_u64(arena_max_records(a, limit_bytes), a->n_extents_max);
 }
 
 uint64_t arena_limit_max(const struct arena *a)
@@ -349,7 +354,9 @@ int arena_alloc(struct arena *a, uint64_t n_bytes, bfc_handle *ret_handle, uint6
 
 int arena_alloc_in_extent(struct arena *a, uint64_t n_bytes, bfc_handle *ret_handle, uint64_t *ret_offset)
 {
-        int r = a->layout->alloc_in_extent(a->bfc, n_bytes, ret_handle, ret_offset);
+        int r = arena_is_exact(a, n_bytes)
+                        ? BFC_NO_FIT
+                        : a->layout->alloc_in_extent(a->bfc, n_bytes, ret_handle, ret_offset);
 
         if (r == 0)
                 arena_count_block(a, *ret_offset, bfc_block_bytes(n_bytes), occupancy_add);
@@ -363,9 +370,11 @@ int arena_dealloc(struct arena *a, bfc_handle handle)
 
         if (r == 0)
                 r = bfc_dealloc(a->bfc, handle);
-        if (r == 0)
-                arena_count_block(a, info.offset, info.n_bytes, occupancy_remove);
-        return r;
+        if (r < 0)
+                return r;
+        arena_count_block(a, info.offset, info.n_bytes, occupancy_remove);
+        a->regions.has_freed |= a->layout->has_fds && arena_is_single(arena_region_at(a, info.offset));
+        return 0;
 }
 
 /* Only the extent in which the block is cut sees a change: a cell counts bytes, but a block that has
@@ -427,6 +436,8 @@ int arena_plan(struct arena *a, uint64_t n_bytes, uint64_t room_bytes, struct bf
 
 int arena_plan_in_extent(struct arena *a, uint64_t n_bytes, uint64_t room_bytes, struct bfc_growth *ret)
 {
+        if (arena_is_exact(a, n_bytes))
+                return arena_plan_exact(a, n_bytes, ret);
         return plan_by(a, a->layout->plan_in_extent, n_bytes, room_bytes, ret);
 }
 
@@ -442,7 +453,7 @@ int arena_plan_whole(struct arena *a, uint64_t n_bytes, uint64_t room_bytes, str
 /* Ids of extents are never used again, in any arena, also not after a restart. */
 static uint64_t region_id(const struct arena *a, const struct arena_region *r)
 {
-        if (r->record == LEDGER_NONE)
+        if (arena_is_single(r))
                 return ARENA_REGION_OF_EXTENT |
                        ledger_extent_at(a->o.ledger, arena_slot_of(a, r->first_slot)->extent)->id;
         return ((uint64_t)a->o.quota + 1) << 32 | (uint64_t)(r - a->regions.items);

@@ -5,7 +5,7 @@
  * The arena's address space is one range of offsets with regions in it. Clients identify a region by its
  * id, and use offsets inside it. The share mode determines what a region is:
  *
- *   fd        a large range, in which extents of fixed sizes are made and released
+ *   fd        a large range, in which extents of fixed sizes are made and released; or one extent, which is one block
  *   cuda-ipc  one extent, since the driver chooses its address in a client
  *
  * An extent that sessions have is retired before it is released: it stays charged until the last session has unmapped
@@ -52,8 +52,9 @@ struct arena_options {
         uint32_t quota;          /* index in the ledger */
         enum device_share share;
         struct device_supply supply;
-        bool pins;   /* extents may be registered with CUDA, here and by clients: see device_unpin() */
-        bool clears; /* extents are zeroed before they are released (device_extent.clears) */
+        bool pins;     /* extents may be registered with CUDA, here and by clients: see device_unpin() */
+        bool clears;   /* extents are zeroed before they are released (device_extent.clears) */
+        bool is_fixed; /* all of the limit is backed in advance: there are no exact blocks */
         uint64_t limit_bytes; /* how much may be backed; the first region (fd) has twice that */
         struct extent_sizes sizes;
         const struct upcalls *upcalls; /* NULL: there are no sessions */
@@ -122,7 +123,7 @@ int arena_dealloc(struct arena *a, bfc_handle handle);
 int arena_split(struct arena *a, bfc_handle handle, uint64_t at, bfc_handle *ret_high); /* as bfc_split() */
 
 /* The same inside one extent, which is always so with cuda-ipc. -EINVAL also for more than
- * arena_max_in_extent(). */
+ * arena_max_in_extent(). BFC_NO_FIT for an exact block. */
 int arena_alloc_in_extent(struct arena *a, uint64_t n_bytes, bfc_handle *ret_handle, uint64_t *ret_offset);
 uint64_t arena_max_in_extent(const struct arena *a);
 
@@ -132,7 +133,8 @@ uint64_t arena_max_in_extent(const struct arena *a);
  * -ENOMEM: the address space (1 TiB) is used up, or the maximum number of extents is reached. */
 int arena_plan(struct arena *a, uint64_t n_bytes, uint64_t room_bytes, struct bfc_growth *ret);
 
-/* The same for a block inside one extent. */
+/* The same for a block inside one extent. With fd a large one (from EXTENT_EXACT_BYTES on, or more than the arena's
+ * largest extents have) is an exact block: it gets an extent of its own size, and is as large as that: ret->n_bytes. */
 int arena_plan_in_extent(struct arena *a, uint64_t n_bytes, uint64_t room_bytes, struct bfc_growth *ret);
 
 /* Carries out a plan with the bytes charged for it (plan.new_bytes; taken over on success). done(result,
@@ -198,6 +200,10 @@ uint64_t arena_unbacked_bytes(struct arena *a, uint64_t n_bytes);
  * a negative errno, and nothing was made. -ENOMEM. */
 int arena_back_later(struct arena *a, uint64_t n_bytes, struct charge *charge, arena_grown_fn done,
                      void *userdata);
+
+/* Releases the extents of exact blocks that were freed, except where sessions may not unmap them: such an extent is
+ * used by other blocks and released like others. See arena_release(). */
+uint64_t arena_release_exact(struct arena *a, arena_released_fn done, void *userdata);
 
 /* Releases wholly free extents, at least want_bytes if there are as many, except those that `keep` (may
  * be NULL) uses. Returns the bytes in progress (0: none). done() is called from worker_poll() whenever
@@ -288,10 +294,11 @@ void arena_draw(const struct arena *a, char ret_picture[PICTURE_CHARACTERS + 1])
 /* The extent at this offset is being released. */
 bool arena_is_retiring(const struct arena *a, uint64_t offset);
 
-/* A place in a region, as clients know it. A region of cuda-ipc has the id of its extent. */
+/* A place in a region, as clients know it. A region that is one extent has the extent's id. */
 #define ARENA_REGION_OF_EXTENT (UINT64_C(1) << 63)
 struct arena_place {
-        uint64_t region_id; /* (quota + 1) << 32 | a number of this arena; cuda-ipc: the above */
+        uint64_t
+                region_id; /* (quota + 1) << 32 | a number of this arena; of one extent: the above | its id */
         uint64_t region_bytes;
         uint64_t offset; /* in the region */
 };

@@ -1,11 +1,13 @@
 /* The layout of share mode fd: large regions, in which extents of fixed sizes come and go. The first
- * region is for the limit that the arena was made with; another one is added where none has space.
+ * region is for the limit that the arena was made with; another one is added where none has space. They are side by
+ * side from 0 on. Above them are the regions of exact blocks; see arena_exact.c.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/memory/arena_internal.h"
 
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "daemon/number.h"
 
@@ -52,7 +54,8 @@ static int region_open(struct arena *a, const struct ledger_region *facts, uint3
         if (r < 0)
                 return r;
         (void)bfc_extent_at(a->bfc, facts->base + facts->n_bytes - BFC_GRANULE, &last);
-        region = &a->regions.items[a->regions.n++]; /* its number is its index: regions stay */
+        region = &a->regions.items[a->regions.n_large]; /* its number is its index: large regions stay */
+        memmove(region + 1, region, (a->regions.n++ - a->regions.n_large++) * sizeof(*region));
         *region = (struct arena_region){
                 .base = facts->base,
                 .n_bytes = facts->n_bytes,
@@ -64,25 +67,48 @@ static int region_open(struct arena *a, const struct ledger_region *facts, uint3
         return 0;
 }
 
+uint64_t arena_large_end(const struct arena *a)
+{
+        const struct arena_region *last =
+                a->regions.n_large > 0 ? &a->regions.items[a->regions.n_large - 1] : NULL;
+
+        return last ? last->base + last->n_bytes : 0;
+}
+
+/* The space for another large region. The first one leaves some to exact blocks: the limit, or half of what is left. */
+static uint64_t large_region_room(const struct arena *a)
+{
+        uint64_t end =
+                a->regions.n > a->regions.n_large ? a->regions.items[a->regions.n_large].base : BFC_MAX_SPACE;
+        uint64_t room = end - arena_large_end(a), need;
+
+        if (a->regions.n_large > 0 || a->o.is_fixed)
+                return room;
+        need = round_up_u64(a->o.limit_bytes, a->o.sizes.extent_bytes);
+        return room - min_u64(a->o.limit_bytes, excess_u64(room, need) / 2);
+}
+
 /* Twice the limit of address space (less where so much is not left), in whole extents. -ENOMEM: there is no address
  * space, or parked blocks have parts of as many regions as an arena may have. */
 static int region_add(struct arena *a)
 {
-        uint64_t e = a->o.sizes.extent_bytes, base = arena_regions_end(a), fixed = 0;
-        struct ledger_region facts = { .quota = a->o.quota, .number = (uint32_t)a->regions.n, .base = base };
+        uint64_t e = a->o.sizes.extent_bytes, room = large_region_room(a), fixed = 0;
+        struct ledger_region facts = { .quota = a->o.quota,
+                                       .number = (uint32_t)a->regions.n_large,
+                                       .base = arena_large_end(a) };
         uint32_t record;
         int r;
 
-        if (a->regions.n == 0) {
+        if (a->regions.n_large == 0) {
                 facts.first_extent_bytes = first_extent_bytes(a);
                 fixed = arena_zones_bytes(a) + facts.first_extent_bytes;
         }
-        if (a->regions.n >= LEDGER_QUOTA_REGIONS ||
-            round_up_u64(a->o.limit_bytes, e) > BFC_MAX_SPACE - base || fixed > BFC_MAX_SPACE - base)
+        if (a->regions.n_large >= LEDGER_QUOTA_REGIONS || round_up_u64(a->o.limit_bytes, e) > room ||
+            fixed > room)
                 return -ENOMEM;
         facts.n_bytes = fixed + round_up_u64(excess_u64(2 * a->o.limit_bytes, fixed), e);
-        if (facts.n_bytes > BFC_MAX_SPACE - base)
-                facts.n_bytes = fixed + (BFC_MAX_SPACE - base - fixed) / e * e;
+        if (facts.n_bytes > room)
+                facts.n_bytes = fixed + (room - fixed) / e * e;
         if (ledger_region_add(a->o.ledger, &facts, &record) < 0)
                 return -ENOMEM;
         r = region_open(a, &facts, record);
@@ -99,16 +125,16 @@ static int fd_add_space(struct arena *a, uint64_t n_bytes, uint64_t room_bytes)
 }
 
 /* The first one is added when it is needed: most tenants of a large config use few of their quotas. */
-static int fd_need_region(struct arena *a)
+int arena_need_large_region(struct arena *a)
 {
-        return a->regions.n > 0 ? 0 : region_add(a);
+        return a->regions.n_large > 0 ? 0 : region_add(a);
 }
 
 /* ---- what is backed in advance --------------------------------------------- */
 
 static int fd_add_first_space(struct arena *a, uint64_t n_bytes, size_t *ret_first, size_t *ret_end)
 {
-        int r = fd_need_region(a);
+        int r = arena_need_large_region(a);
 
         if (r == 0) {
                 *ret_first = 0;
@@ -162,7 +188,7 @@ static uint64_t fd_fit(const struct arena *a, uint64_t room_bytes, size_t n_firs
 /* Of the region that is there, or will be. */
 static uint64_t first_extent_of(const struct arena *a)
 {
-        return a->regions.n > 0
+        return a->regions.n_large > 0
                        ? ledger_region_get(a->o.ledger, a->regions.items[0].record)->first_extent_bytes
                        : first_extent_bytes(a);
 }
@@ -214,7 +240,7 @@ static int restore_region(struct arena *a, uint32_t record, const char **ret_why
         int r;
 
         *ret_why = "a region is not at its recorded address";
-        if (g->base != arena_regions_end(a) || g->number != a->regions.n)
+        if (g->base != arena_large_end(a) || g->number != a->regions.n_large)
                 return -EBADMSG;
         *ret_why = "a region does not belong to the arena's extents";
         if (g->first_extent_bytes > a->o.sizes.extent_bytes || fixed > g->n_bytes ||
@@ -230,7 +256,6 @@ static int fd_restore_regions(struct arena *a, const struct arena_inherited *inh
         uint32_t *records = calloc((size_t)end + 1, sizeof(*records));
         int r = 0;
 
-        (void)inherited;
         if (!records)
                 return -ENOMEM;
         for (uint32_t i = 0; i < end; i++) {
@@ -243,12 +268,20 @@ static int fd_restore_regions(struct arena *a, const struct arena_inherited *inh
         for (uint32_t i = 0; r == 0 && i < n; i++)
                 r = restore_region(a, records[i], ret_why);
         free(records);
-        return r;
+        return r < 0 ? r : arena_restore_exact(a, inherited, ret_why);
 }
 
 static uint64_t fd_max_in_extent(const struct arena *a)
 {
-        return a->o.sizes.extent_bytes;
+        return a->o.is_fixed ? a->o.sizes.extent_bytes : BFC_MAX_SPACE;
+}
+
+static void fd_drop_slot(struct arena *a, size_t slot)
+{
+        if (arena_is_single(arena_region_at(a, arena_slot_range(a, slot).begin)))
+                arena_drop_single(a, slot);
+        else
+                arena_unmake_slot(a, slot);
 }
 
 const struct arena_layout arena_layout_fd = {
@@ -262,6 +295,6 @@ const struct arena_layout arena_layout_fd = {
         .add_first_space = fd_add_first_space,
         .unbacked_bytes = fd_unbacked_bytes,
         .growable = fd_growable,
-        .drop_slot = arena_unmake_slot,
+        .drop_slot = fd_drop_slot,
         .restore_regions = fd_restore_regions,
 };

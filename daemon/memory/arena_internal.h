@@ -3,6 +3,7 @@
  *   arena.c         slots, regions, blocks, limits
  *   arena_fd.c      the layout of share mode fd
  *   arena_ipc.c     the layout of share mode cuda-ipc
+ *   arena_exact.c   regions of one extent
  *   arena_restore.c an arena of inherited records
  *   extent.c        one extent: its memory, its record, its slot
  *   growth.c        operations that make extents
@@ -41,7 +42,7 @@ struct arena_region {
         uint64_t n_bytes;
         size_t first_slot;
         size_t n_slots;
-        uint32_t record; /* in the ledger; LEDGER_NONE: cuda-ipc */
+        uint32_t record; /* in the ledger; LEDGER_NONE: it is one extent */
 };
 
 /* The parts that depend on the share mode. The functions that make extents are not called per block. */
@@ -73,6 +74,9 @@ TAILQ_HEAD(operation_list, operation);
 struct arena_regions {
         struct arena_region *items; /* by base */
         size_t n, n_room;
+        size_t n_large; /* fd: the first ones, of many extents; the others are one extent */
+        size_t n_small; /* fd: of the others, those smaller than the largest extents of the limit */
+        bool has_freed; /* fd: a block in one of these was freed, or may have been */
         size_t planned; /* cuda-ipc: the slot that was made for a plan, or ARENA_NO_SLOT */
 };
 
@@ -158,6 +162,7 @@ struct operation {
         bool is_kept;      /* release: a process had some of it */
         bool is_late;      /* counted in totals.late_bytes */
         bool wakes;        /* a growth for a parked block */
+        bool is_exact;     /* a growth for an exact block: the allocator has it as backed */
         bool is_dropped;   /* the block that wakes was freed meanwhile */
         uint64_t since_ms; /* release: when it was submitted */
         size_t n_made;     /* the first n_made items are made; used by the worker */
@@ -205,6 +210,11 @@ int arena_make_slot(struct arena *a, size_t slot, struct bfc_range range);
 int arena_make_slots(struct arena *a, size_t first, size_t last);
 void arena_unmake_slot(struct arena *a, size_t slot);
 
+static inline bool arena_is_single(const struct arena_region *r)
+{
+        return r->record == LEDGER_NONE;
+}
+
 /* Reserves memory for one more region. */
 int arena_reserve_region(struct arena *a);
 
@@ -218,6 +228,27 @@ void arena_free_tables(struct arena *a);
 
 /* cuda-ipc: drops the slot that was made for an unused plan. */
 void arena_forget_plan(struct arena *a);
+
+/* ---- arena_fd.c, arena_exact.c --------------------------------------------------- */
+
+/* The first large region is there, or it is added. -ENOMEM. */
+int arena_need_large_region(struct arena *a);
+uint64_t arena_large_end(const struct arena *a);
+
+/* Adds a region of one extent at this place, before the region with this index; its slot is made. -EINVAL: it overlaps
+ * another; -ENOMEM. Drops one, which has no extent. */
+int arena_open_single(struct arena *a, size_t index, uint64_t base, uint64_t n_bytes, bool is_backed,
+                      size_t *ret_slot);
+void arena_drop_single(struct arena *a, size_t slot);
+
+/* Such a request in one extent gets an exact block: see arena_plan_in_extent(). A plan without a place; and its place,
+ * which is the whole region of this slot. -ENOMEM. */
+bool arena_is_exact(const struct arena *a, uint64_t n_bytes);
+int arena_plan_exact(struct arena *a, uint64_t n_bytes, struct bfc_growth *ret);
+int arena_begin_exact(struct arena *a, uint64_t n_bytes, size_t *ret_slot, bfc_handle *ret_handle);
+
+/* The regions of inherited extents that are above the large regions. */
+int arena_restore_exact(struct arena *a, const struct arena_inherited *inherited, const char **ret_why);
 
 /* ---- extent.c --------------------------------------------------------------- */
 

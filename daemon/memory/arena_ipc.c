@@ -1,12 +1,9 @@
-/* The layout of share mode cuda-ipc: each region is one extent, since the driver chooses where a client
- * sees it. The region comes and goes with the extent, and has its id: see arena_locate().
+/* The layout of share mode cuda-ipc: each region is one extent; see arena_exact.c.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/memory/arena_internal.h"
 
-#include <assert.h>
 #include <errno.h>
-#include <string.h>
 
 #include "daemon/number.h"
 
@@ -26,52 +23,13 @@ static int region_find_gap(const struct arena *a, uint64_t n_bytes, size_t *ret_
         return 0;
 }
 
-static int region_open(struct arena *a, size_t index, uint64_t base, uint64_t n_bytes, size_t *ret_slot)
-{
-        struct arena_region *at;
-        size_t slot = 0;
-        int r = arena_reserve_region(a);
-
-        if (r == 0)
-                r = bfc_add_region(a->bfc, base, n_bytes, n_bytes, false);
-        if (r < 0)
-                return r;
-        while (slot < a->slots.n && arena_slot_is_made(a, slot))
-                slot++;
-        if (slot == a->slots.n)
-                a->slots.n++;
-        r = arena_make_slot(a, slot, (struct bfc_range){ base, base + n_bytes });
-        if (r < 0) {
-                (void)bfc_remove_region(a->bfc, base);
-                return r;
-        }
-        at = a->regions.items + index;
-        memmove(at + 1, at, (a->regions.n++ - index) * sizeof(*at));
-        *at = (struct arena_region){ base, n_bytes, slot, 1, LEDGER_NONE };
-        *ret_slot = slot;
-        return 0;
-}
-
 static int region_add(struct arena *a, uint64_t n_bytes, size_t *ret_slot)
 {
         uint64_t base;
         size_t index;
         int r = region_find_gap(a, n_bytes, &index, &base);
 
-        return r < 0 ? r : region_open(a, index, base, n_bytes, ret_slot);
-}
-
-static void ipc_drop_slot(struct arena *a, size_t slot)
-{
-        uint64_t base = arena_slot_range(a, slot).begin;
-        size_t index = (size_t)(arena_region_at(a, base) - a->regions.items);
-        struct arena_region *at = a->regions.items + index;
-        int r = bfc_remove_region(a->bfc, base);
-
-        assert(r == 0 && !arena_slot_is_backed(a, slot));
-        (void)r;
-        memmove(at, at + 1, (--a->regions.n - index) * sizeof(*at));
-        arena_unmake_slot(a, slot);
+        return r < 0 ? r : arena_open_single(a, index, base, n_bytes, false, ret_slot);
 }
 
 /* How large an extent is made for a block. */
@@ -128,7 +86,7 @@ static int ipc_restore_regions(struct arena *a, const struct arena_inherited *in
 
                 *ret_why = "an extent is not aligned to the arena's extent size";
                 r = e->n_bytes % a->o.sizes.extent_bytes == 0
-                            ? region_open(a, a->regions.n, e->offset, e->n_bytes, &slot)
+                            ? arena_open_single(a, a->regions.n, e->offset, e->n_bytes, false, &slot)
                             : -EBADMSG;
         }
         return r == -EINVAL ? -EBADMSG : r;
@@ -144,6 +102,6 @@ const struct arena_layout arena_layout_ipc = {
         .add_first_space = ipc_add_first_space,
         .unbacked_bytes = ipc_unbacked_bytes,
         .growable = ipc_growable,
-        .drop_slot = ipc_drop_slot,
+        .drop_slot = arena_drop_single,
         .restore_regions = ipc_restore_regions,
 };

@@ -12,7 +12,8 @@ bool arena_is_whole(const struct arena *a, uint64_t offset, uint64_t n_bytes)
 {
         size_t last, first = arena_slots(a, offset, n_bytes, &last);
 
-        return a->layout->has_fds && arena_slot_range(a, first).begin == offset &&
+        return a->layout->has_fds && !arena_is_single(arena_region_at(a, offset)) &&
+               arena_slot_range(a, first).begin == offset &&
                arena_slot_range(a, last).end == offset + n_bytes;
 }
 

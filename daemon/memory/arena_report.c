@@ -64,32 +64,51 @@ bool arena_is_retiring(const struct arena *a, uint64_t offset)
         return arena_slot_leaves(a, arena_slot_at(a, offset));
 }
 
-/* From the first extent to the end of the last one. */
-static struct bfc_range arena_span(const struct arena *a)
+static bool is_exact_slot(const struct arena *a, size_t slot)
+{
+        return a->layout->has_fds && arena_is_single(arena_region_at(a, arena_slot_of(a, slot)->range.begin));
+}
+
+/* From the first extent to the end of the last one, without exact blocks; *ret_exact_bytes: their sum. */
+static struct bfc_range arena_span(const struct arena *a, uint64_t *ret_exact_bytes)
 {
         struct bfc_range span = { UINT64_MAX, 0 };
 
+        *ret_exact_bytes = 0;
         for (size_t i = 0; i < a->slots.n; i++) {
                 struct bfc_range range = arena_slot_of(a, i)->range;
 
                 if (!arena_slot_is_backed(a, i))
                         continue;
+                if (is_exact_slot(a, i)) {
+                        *ret_exact_bytes += range.end - range.begin;
+                        continue;
+                }
                 span.begin = range.begin < span.begin ? range.begin : span.begin;
                 span.end = range.end > span.end ? range.end : span.end;
         }
         return span.end > 0 ? span : (struct bfc_range){ 0, 0 };
 }
 
+/* Exact blocks, which are far away in the arena's space, are drawn behind the others. */
 void arena_draw(const struct arena *a, char ret_picture[PICTURE_CHARACTERS + 1])
 {
         struct picture picture;
+        uint64_t exact_bytes;
+        struct bfc_range span = arena_span(a, &exact_bytes);
+        uint64_t next = span.end;
 
-        picture_begin(&picture, arena_span(a));
+        picture_begin(&picture, (struct bfc_range){ span.begin, span.end + exact_bytes });
         for (size_t i = 0; i < a->slots.n; i++) {
+                struct bfc_range range = arena_slot_of(a, i)->range;
+
                 if (!arena_slot_is_backed(a, i))
                         continue;
-                picture_add(&picture, arena_slot_range(a, i), &arena_slot_of(a, i)->occupancy,
-                            arena_slot_leaves(a, i));
+                if (is_exact_slot(a, i)) {
+                        range = (struct bfc_range){ next, next + range.end - range.begin };
+                        next = range.end;
+                }
+                picture_add(&picture, range, &arena_slot_of(a, i)->occupancy, arena_slot_leaves(a, i));
         }
         picture_draw(&picture, ret_picture);
 }

@@ -56,7 +56,7 @@ int capacity_count(const struct config *c, struct capacity_records *ret, char *r
                         const struct config_quota *q = &c->tenants[i].quotas[k];
                         const struct config_partition *p = &c->partitions[q->partition];
                         struct extent_sizes g = partition_sizes(c, p, q->limit_bytes);
-                        uint64_t extents = extent_max_count(capacity_share(p), q->limit_bytes, &g);
+                        uint64_t extents = extent_max_records(capacity_share(p), q->limit_bytes, &g);
                         uint64_t sessions = min_u64(q->max_sessions, n_sessions);
 
                         ret->n_quotas++;
@@ -107,7 +107,9 @@ static void add_quota(struct capacity_partition *p, uint64_t limit_bytes)
 
         p->n_quotas++;
         for (size_t i = 0; i < CAPACITY_SIZES && size <= g.extent_bytes; i++, size *= 2)
-                p->n_of_size[i] += extent_max_count_of_size(limit_bytes, &g, size);
+                p->n_of_size[i] +=
+                        extent_max_count_of_size(limit_bytes, &g, size) +
+                        (size == EXTENT_EXACT_BYTES ? extent_max_exact(DEVICE_SHARE_FD, limit_bytes, &g) : 0);
 }
 
 /* The extents of all tenants together are no more than the partition: the smallest come first. */

@@ -15,6 +15,7 @@
 #define LARGE_LIMIT    (UINT64_C(20) << 30)
 #define LARGE_UNIT     (UINT64_C(16) << 20)
 #define LARGE_PER_ZONE 48u
+#define MAX_EXACT      256u
 #define SMALL_EXTENTS  64u /* cuda-ipc: so many may be smaller than EXTENT_OWN_BYTES */
 
 uint64_t extent_zones_bytes(const struct extent_sizes *s)
@@ -45,6 +46,18 @@ uint64_t extent_max_count(enum device_share share, uint64_t limit_bytes, const s
                 rest -= n_here * size;
         }
         return n + rest / s->extent_bytes;
+}
+
+uint64_t extent_max_exact(enum device_share share, uint64_t limit_bytes, const struct extent_sizes *s)
+{
+        return share == DEVICE_SHARE_FD && s->extent_bytes > EXTENT_EXACT_BYTES
+                       ? min_u64(limit_bytes / EXTENT_EXACT_BYTES, MAX_EXACT)
+                       : 0;
+}
+
+uint64_t extent_max_records(enum device_share share, uint64_t limit_bytes, const struct extent_sizes *s)
+{
+        return extent_max_count(share, limit_bytes, s) + extent_max_exact(share, limit_bytes, s);
 }
 
 uint64_t extent_max_limit(const struct extent_sizes *s)

@@ -17,12 +17,15 @@
 
 #include "device/device.h"
 
-#define EXTENT_MAX_COUNT 4096u /* fd: of one arena, also after its limit was raised */
+#define EXTENT_MAX_COUNT 4096u /* fd: of one arena, also after its limit was raised, without exact blocks */
 #define EXTENT_MIN_BYTES (UINT64_C(2) << 20)
 
 /* cuda-ipc: a block of EXTENT_OWN_BYTES or more gets an extent of its own, others share one. */
 #define EXTENT_OWN_BYTES    (UINT64_C(16) << 20)
 #define EXTENT_SHARED_BYTES (UINT64_C(32) << 20)
+
+/* fd: a block of EXTENT_EXACT_BYTES or more that must be in one extent gets one of just its size. */
+#define EXTENT_EXACT_BYTES (UINT64_C(32) << 20)
 
 struct extent_sizes {
         uint64_t extent_bytes; /* cuda-ipc: sizes are multiples of it */
@@ -48,6 +51,11 @@ uint64_t extent_limit_for(bool is_cuda, uint64_t n_bytes, uint64_t granularity);
 /* The maximum number of extents of such an arena, the smallest first. With the sizes for its limit at
  * most 257 up to 4 GiB, 1,027 up to 256 GiB, 1,217 up to 1 TiB. */
 uint64_t extent_max_count(enum device_share share, uint64_t limit_bytes, const struct extent_sizes *s);
+
+/* How many exact blocks may be smaller than the largest extents. Larger ones add nothing to the count above: each has the
+ * bytes of at least one other extent. And both together. */
+uint64_t extent_max_exact(enum device_share share, uint64_t limit_bytes, const struct extent_sizes *s);
+uint64_t extent_max_records(enum device_share share, uint64_t limit_bytes, const struct extent_sizes *s);
 
 /* The same, only extents of this size (fd). */
 uint64_t extent_max_count_of_size(uint64_t limit_bytes, const struct extent_sizes *s, uint64_t size);

@@ -173,12 +173,12 @@ static void growth_done(struct worker_job *job)
                 return;
         }
         if (op->result < 0) {
-                r = bfc_grow_cancel(a->bfc, op->handle);
+                r = op->is_exact ? bfc_dealloc(a->bfc, op->handle) : bfc_grow_cancel(a->bfc, op->handle);
                 op->handle = 0;
                 growth_finish(op);
         } else {
                 growth_finish(op);
-                r = bfc_grow_commit(a->bfc, op->handle);
+                r = op->is_exact ? 0 : bfc_grow_commit(a->bfc, op->handle);
                 arena_count_block(a, op->plan.offset, op->plan.n_bytes, occupancy_add);
         }
         assert(r == 0);
@@ -187,14 +187,37 @@ static void growth_done(struct worker_job *job)
         free(op);
 }
 
-int arena_grow(struct arena *a, const struct bfc_growth *plan, struct charge *charge, arena_grown_fn done,
-               void *userdata)
+/* Of a plan of arena_plan_exact(). */
+static int growth_begin_exact(struct arena *a, const struct bfc_growth *plan, struct operation **ret)
+{
+        struct operation *op;
+        bfc_handle handle;
+        size_t slot;
+        int r = arena_begin_exact(a, plan->n_bytes, &slot, &handle);
+
+        if (r < 0)
+                return r;
+        op = growth_new(a, slot, slot + 1);
+        if (!op) {
+                (void)bfc_dealloc(a->bfc, handle);
+                arena_drop_single(a, slot);
+                return -ENOMEM;
+        }
+        op->is_exact = true;
+        op->handle = handle;
+        op->plan = *plan;
+        op->plan.offset = arena_slot_range(a, slot).begin;
+        *ret = op;
+        return 0;
+}
+
+/* Of others. */
+static int growth_begin(struct arena *a, const struct bfc_growth *plan, struct operation **ret)
 {
         size_t first = arena_slot_at(a, plan->span.begin), last = arena_slot_at(a, plan->span.end - 1);
         struct operation *op;
         int r;
 
-        assert(charge->n_bytes == plan->new_bytes);
         op = arena_make_slots(a, first, last) == 0 ? growth_new(a, first, last + 1) : NULL;
         if (!op)
                 return -ENOMEM;
@@ -205,6 +228,19 @@ int arena_grow(struct arena *a, const struct bfc_growth *plan, struct charge *ch
         }
         a->regions.planned = ARENA_NO_SLOT; /* it has become a region like others */
         op->plan = *plan;
+        *ret = op;
+        return 0;
+}
+
+int arena_grow(struct arena *a, const struct bfc_growth *plan, struct charge *charge, arena_grown_fn done,
+               void *userdata)
+{
+        struct operation *op;
+        int r = plan->span.end == 0 ? growth_begin_exact(a, plan, &op) : growth_begin(a, plan, &op);
+
+        if (r < 0)
+                return r;
+        assert(charge->n_bytes == plan->new_bytes);
         op->job.done = growth_done;
         op->job.lane = &a->growths;
         growth_submit(op, charge, done, userdata);

@@ -164,6 +164,7 @@ static void quota_describe_arena(const struct quota *q, const struct extent_size
                 .share = p->share,
                 .pins = p->memory.is_pinned,
                 .clears = p->clears,
+                .is_fixed = p->preallocate,
                 .supply = p->memory.supply,
                 .limit_bytes = q->account.limit_bytes,
                 .sizes = *sizes,
@@ -567,6 +568,7 @@ void quota_dealloc(struct quota *q, bfc_handle handle, uint64_t n_bytes, uint64_
         quota_count_blocks(q, -(uint32_t)1, -n_bytes, -n_requested);
         reclaim_note_free(q);
         quota_assert(q);
+        quota_release_exact(q);
         quota_publish(q);
         if (!TAILQ_EMPTY(&q->queue.requests))
                 quota_note_free(q);

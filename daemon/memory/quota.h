@@ -367,6 +367,9 @@ void quota_wake_undo(struct quota *q, bfc_handle handle, uint64_t n_bytes);
 /* After a restart, when the sessions are restored: releases what parked blocks still have. -ENOMEM. */
 int quota_release_parked(struct quota *q);
 
+/* Releases the extents of exact blocks that were freed; see arena_release_exact(). */
+void quota_release_exact(struct quota *q);
+
 /* The quota that a lease is of; itself where it is none. */
 struct quota *quota_of_tenant(const struct quota *q);
 

@@ -94,6 +94,7 @@ static void quota_grown(void *userdata, int result, bfc_handle handle, uint64_t 
                         (void)arena_dealloc(q->arena, handle);
                 else
                         arena_wake_undo(q->arena, handle);
+                quota_release_exact(q);
                 reclaim_note_releasing(q);
                 handle = 0;
         }
@@ -230,6 +231,12 @@ static uint64_t quota_unusable_bytes(const struct quota *q)
         return arena_retiring_bytes(q->arena) + arena_unreclaimed_bytes(q->arena) +
                q->extentless.closed.n_bytes + q->growth.held.n_bytes + q->extentless.direct_bytes +
                q->extentless.direct_left.n_bytes;
+}
+
+void quota_release_exact(struct quota *q)
+{
+        if (quota_may_release(q))
+                (void)quota_begin_release(q, arena_release_exact(q->arena, quota_released, q));
 }
 
 void reclaim_release_unused(struct quota *q)
@@ -493,7 +500,7 @@ static int quota_grow(struct quota *q, struct quota_request *request, const stru
         if (request->more_bytes > 0 && !TAILQ_EMPTY(&q->queue.requests))
                 (void)quota_hold(q, request->more_bytes); /* for the next in line */
         request->has_grown = true;
-        if (request->is_whole) {
+        if (plan->is_whole) {
                 q->queue.n_bytes += plan->n_bytes - request->n_bytes;
                 request->n_bytes = plan->n_bytes;
         }

@@ -229,7 +229,7 @@ def pool(*, one_extent: bool = False, parkable: bool = False, tag: str | None = 
     own. Each of PyTorch's segments (2 MiB, 20 MiB or more) is a block. Not together with one_extent.
 
     one_extent: each of PyTorch's segments lies in one extent, as buffers must that are registered with NCCL. In a partition with "share: fd" a
-    segment, 20 MiB and more for tensors above 1 MiB, must not exceed the tenant's largest extents.
+    large one is made for the segment and returned to the GPU with it.
 
     An allocation waits for BFC_WAIT_MS milliseconds when memory is short.
     """
@@ -280,7 +280,7 @@ def install(*, one_extent: bool = False) -> None:
     later with a RuntimeError.
 
     An allocation waits for BFC_WAIT_MS milliseconds when memory is short. one_extent: each tensor lies in one
-    extent, as buffers must that are registered with NCCL; larger ones are refused.
+    extent, as buffers must that are registered with NCCL.
 
     Memory is allocated and freed in the order of streams; Tensor.record_stream() works as ever. torch.cuda.empty_cache()
     returns idle memory to the daemon. CompilerError: there is no C++ compiler, which a small shim needs.

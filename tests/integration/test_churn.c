@@ -331,28 +331,26 @@ TEST(one_extent_blocks_do_not_cross_extents)
         rig_stop(rig);
 }
 
-/* More than an extent has: refused with what would be right, but where an extent is as large as
- * its block. */
-TEST(a_block_larger_than_an_extent_is_refused)
+/* It gets an extent of its own, which goes with it. */
+TEST(a_block_in_one_extent_has_any_size)
 {
         static const struct rig_config config; /* 64 MiB */
         struct rig *rig = rig_start(&config);
         bfc_client *client = client_open(rig, NULL, NULL);
-        int r;
-        void *p = NULL;
+        struct bfc_tenant_usage usage = { .struct_size = sizeof(usage) };
+        void *p, *other;
 
-        r = bfc_malloc_flags(client, NULL, 40 * MIB, BFC_ONE_EXTENT, &p);
-        if (rig_device() == ON_CUDA_IPC) {
-                ck_assert_ok(r);
+        for (int i = 0; i < 3; i++) {
+                ck_assert_ok(bfc_malloc_flags(client, NULL, 40 * MIB + 1, BFC_ONE_EXTENT, &p));
                 ck_assert(lies_in_one_extent(client, p));
-        } else {
-                ck_assert_int_eq(r, -EINVAL);
-                ck_assert_ptr_nonnull(strstr(bfc_last_error(), "2097152 bytes"));
-                ck_assert_int_eq(strstr(bfc_last_error(), "cuda-ipc") != NULL, rig_device() == ON_CUDA_FD);
-                ck_assert_ok(bfc_malloc(client, 40 * MIB, &p));
-                ck_assert(!lies_in_one_extent(client, p));
+                block_fill(client, p, 40 * MIB + 1, (unsigned)i);
+                ck_assert_int_eq(bfc_malloc_flags(client, NULL, 40 * MIB, BFC_ONE_EXTENT, &other), -EDQUOT);
+                ck_assert(block_has(client, p, 40 * MIB + 1, (unsigned)i));
+                ck_assert_ok(bfc_free(client, p));
         }
-        ck_assert_ok(bfc_free(client, p));
+        ck_assert(WAIT_FOR(rig_device() == ON_CUDA_IPC ||
+                                   (bfc_usage(client, NULL, &usage) == 0 && usage.bytes_reserved == 0),
+                           SETTLE_MS));
         bfc_disconnect(client);
         rig_stop(rig);
 }

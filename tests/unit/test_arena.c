@@ -37,6 +37,8 @@ static struct arena *a;
 static uint32_t quota;
 static uint32_t asked[64], n_asked; /* extents that sessions are to let go of */
 static uint32_t per_zone;           /* 0: all extents have E */
+static uint64_t one_size;
+static bool is_fixed, unmaps_late;
 
 static void check(void)
 {
@@ -66,7 +68,8 @@ static void open_shared(enum device_share share, uint64_t limit_bytes)
                 .share = share,
                 .supply = supply,
                 .limit_bytes = limit_bytes,
-                .sizes = { per_zone > 0 ? LARGE : E, E, per_zone },
+                .sizes = { per_zone > 0 ? LARGE : one_size, E, per_zone },
+                .is_fixed = is_fixed,
                 .upcalls = &upcalls,
                 .broker = (struct broker *)&n_asked,
         };
@@ -96,6 +99,8 @@ static void setup(void)
         struct ledger_quota facts = { .tenant = "t", .partition = "p", .extent_bytes = E };
 
         per_zone = 0;
+        one_size = E;
+        is_fixed = unmaps_late = false;
         fake_device_init(&device, MIB);
         ck_assert_int_eq(worker_new_inline(&worker), 0);
         ck_assert_int_eq(ledger_new(&limits, &ledger), 0);
@@ -327,7 +332,8 @@ TEST(test_limit_for_extent)
         }
 }
 
-/* A block that may lie over several extents fills up what is left; one that may not goes past. */
+/* A block that may lie over several extents fills up what is left; one that may not goes past. Where all is made in
+ * advance, none is larger than an extent. */
 TEST(test_in_extent)
 {
         struct bfc_growth plan;
@@ -336,6 +342,7 @@ TEST(test_in_extent)
         uint64_t offset, missing;
         bfc_handle handle;
 
+        is_fixed = true;
         open_arena(8 * E);
         ck_assert_uint_eq(arena_max_in_extent(a), E);
         g = grow(E / 2);
@@ -840,7 +847,8 @@ TEST(test_address_space)
         ck_assert_uint_eq(arena_n_slots(a), 0); /* the first plan makes the region */
         ck_assert_int_eq(arena_plan(a, 600 * GIB, 0, &plan), 0);
         arena_locate(a, 0, &place);
-        ck_assert_uint_eq(place.region_bytes, 1020 * GIB); /* less than twice the limit: all there is */
+        ck_assert_uint_eq(place.region_bytes,
+                          808 * GIB); /* less than twice the limit: half of the rest is left */
         ck_assert_uint_eq(plan.new_bytes, 600 * GIB);
         ck_assert_int_eq(arena_plan(a, 1021 * GIB, 0, &plan), -ENOMEM);
         ck_assert_int_eq(arena_plan(a, 0, 0, &plan), -EINVAL);
@@ -936,6 +944,7 @@ TEST(test_zones_in_extent)
 {
         struct bfc_growth plan;
 
+        is_fixed = true;
         open_zoned(ZONES + 5 * LARGE);
         ck_assert_uint_eq(arena_max_in_extent(a), LARGE);
         ck_assert_int_eq(arena_plan_in_extent(a, 1024, 0, &plan), 0);
@@ -1258,7 +1267,7 @@ static bool on_unmaps_soon(const struct broker *b, uint32_t extent)
 {
         (void)extent;
         ck_assert_ptr_eq(b, &n_asked);
-        return true;
+        return !unmaps_late;
 }
 
 /* Four free extents; the session was given
@@ -1285,6 +1294,188 @@ static void clear_export(uint32_t export, bool was_late)
 
         ledger_export_clear(ledger, export);
         arena_note_export_gone(a, extent, was_late);
+}
+
+/* ---- exact blocks --------------------------------------------------------------- */
+
+static struct grown grow_exact(uint64_t n_bytes)
+{
+        struct bfc_growth plan;
+        struct charge charge;
+        struct grown g = { 0 };
+        uint64_t missing;
+
+        ck_assert_int_eq(arena_plan_in_extent(a, n_bytes, account_room(&account), &plan), 0);
+        ck_assert_uint_eq(plan.n_bytes, (n_bytes + E - 1) / E * E);
+        ck_assert_uint_eq(plan.new_bytes, plan.n_bytes);
+        ck_assert_int_eq(charge_take(&account, plan.new_bytes, &charge, &missing), 0);
+        ck_assert_int_eq(arena_grow(a, &plan, &charge, on_grown, &g), 0);
+        check();
+        worker_drain(worker);
+        ck_assert_uint_eq(g.n_calls, 1);
+        check();
+        return g;
+}
+
+static uint64_t release_exact(void)
+{
+        unsigned n_released = 0;
+        uint64_t n_bytes = arena_release_exact(a, on_released, &n_released);
+
+        check();
+        worker_drain(worker);
+        check();
+        return n_bytes;
+}
+
+/* Each has one extent of just its size, which no other block gets and which goes with it. */
+TEST(exact_blocks_come_and_go)
+{
+        struct arena_place place;
+        struct grown g, large;
+        uint64_t offset;
+        bfc_handle handle;
+        size_t n_slots;
+
+        open_arena(200 * E);
+        large = grow(E / 2);
+        for (unsigned i = 0; i < 3; i++) {
+                g = grow_exact(3 * E + 256);
+                ck_assert_int_eq(g.result, 0);
+                ck_assert_uint_eq(arena_n_extents(a), 2);
+                ck_assert_uint_eq(account.charged_bytes, 5 * E);
+                arena_locate(a, g.offset, &place);
+                ck_assert_uint_eq(place.region_bytes, 4 * E);
+                ck_assert_uint_eq(place.offset, 0);
+                ck_assert(place.region_id & ARENA_REGION_OF_EXTENT);
+                arena_locate(a, large.offset, &place);
+                ck_assert(!(place.region_id & ARENA_REGION_OF_EXTENT));
+                ck_assert(!arena_is_whole(a, g.offset, 4 * E));
+                ck_assert_int_eq(arena_alloc(a, E, &handle, &offset), BFC_NO_FIT);
+                ck_assert_int_eq(arena_alloc_in_extent(a, 3 * E, &handle, &offset), BFC_NO_FIT);
+                n_slots = i == 0 ? arena_n_slots(a) : n_slots;
+                ck_assert_uint_eq(arena_n_slots(a), n_slots); /* they are used again */
+                ck_assert_int_eq(arena_dealloc(a, g.handle), 0);
+                ck_assert_uint_eq(release_exact(), 4 * E);
+                ck_assert_uint_eq(account.charged_bytes, E);
+                ck_assert_uint_eq(release_exact(), 0);
+        }
+        ck_assert_int_eq(arena_dealloc(a, large.handle), 0);
+}
+
+/* Large regions are added below them. */
+TEST(exact_blocks_are_above_large_regions)
+{
+        struct arena_place place;
+        struct grown g, h, large;
+
+        fragment();
+        g = grow_exact(2 * E);
+        h = grow_exact(3 * E);
+        ck_assert_uint_eq(h.offset, g.offset - 3 * E);
+        ck_assert_int_eq(arena_dealloc(a, g.handle), 0);
+        ck_assert_uint_eq(release_exact(), 2 * E);
+        g = grow_exact(2 * E);
+        ck_assert_uint_eq(h.offset, g.offset - 3 * E);
+        ck_assert_int_eq(arena_dealloc(a, g.handle), 0);
+        ck_assert_int_eq(arena_dealloc(a, h.handle), 0);
+        ck_assert_uint_eq(release_exact(), 5 * E);
+        large = grow(5 * E); /* in a second region */
+        arena_locate(a, large.offset, &place);
+        ck_assert_uint_eq(place.region_id & UINT32_MAX, 1);
+        ck_assert_int_eq(arena_dealloc(a, large.handle), 0);
+        release(UINT64_MAX);
+        g = grow_exact(2 * E);
+        ck_assert_uint_gt(g.offset, large.offset);
+        arena_locate(a, large.offset, &place);
+        ck_assert_uint_eq(place.region_id & UINT32_MAX, 1);
+        ck_assert_int_eq(arena_dealloc(a, g.handle), 0);
+        ck_assert_uint_eq(release_exact(), 2 * E);
+}
+
+/* The device refuses it, or does not return it. */
+TEST(exact_blocks_fail_as_others)
+{
+        struct grown g;
+
+        open_arena(200 * E);
+        fake_device_fail_make(&device, 1, -ENOMEM);
+        g = grow_exact(20 * E);
+        ck_assert_int_eq(g.result, -ENOMEM);
+        ck_assert_uint_eq(account.charged_bytes, 0);
+        g = grow_exact(20 * E);
+        ck_assert_int_eq(g.result, 0);
+        ck_assert_int_eq(arena_dealloc(a, g.handle), 0);
+        fake_device_fail_destroy(&device, 1, -EIO);
+        ck_assert_uint_eq(release_exact(), 20 * E);
+        ck_assert_uint_eq(arena_unreclaimed_bytes(a), 20 * E);
+        ck_assert_uint_eq(account.charged_bytes, 20 * E);
+        ck_assert_uint_eq(arena_n_extents(a), 0);
+}
+
+/* A session that may not unmap it is not asked: others use it, and it is released like others. */
+LOOP_TEST(exact_blocks_that_sessions_have, 2)
+{
+        struct ledger_session facts = { .tenant = "t" };
+        uint32_t session, export;
+        bfc_handle handle;
+        uint64_t offset;
+        size_t last;
+        struct grown g;
+
+        n_asked = 0;
+        unmaps_late = _i == 1;
+        open_arena(200 * E);
+        ck_assert_int_eq(ledger_session_add(ledger, &facts, &session), 0);
+        g = grow_exact(4 * E);
+        ck_assert_int_eq(ledger_export_add(ledger, session,
+                                           arena_slot_extent(a, arena_slots(a, g.offset, 4 * E, &last)),
+                                           &export),
+                         0);
+        ck_assert_int_eq(arena_dealloc(a, g.handle), 0);
+        ck_assert_uint_eq(release_exact(), unmaps_late ? 0 : 4 * E);
+        ck_assert_uint_eq(n_asked, !unmaps_late);
+        ck_assert_uint_eq(account.charged_bytes, 4 * E);
+        if (unmaps_late) {
+                ck_assert_int_eq(arena_alloc(a, E, &handle, &offset), 0);
+                ck_assert_uint_eq(offset, g.offset);
+                unmaps_late = false;
+                ck_assert_int_eq(arena_dealloc(a, handle), 0);
+                ck_assert_uint_eq(release_exact(), 4 * E);
+        }
+        ck_assert_int_eq(arena_alloc(a, E, &handle, &offset), BFC_NO_FIT);
+        clear_export(export, false);
+        worker_drain(worker);
+        ck_assert_uint_eq(account.charged_bytes, 0);
+        ledger_session_clear(ledger, session);
+}
+
+/* So many may be smaller than the largest extents: then they are in these. */
+TEST(small_exact_blocks_are_bounded)
+{
+        struct extent_sizes sizes = extent_sizes_for(DEVICE_SHARE_FD, true, 160 * GIB, E);
+        struct bfc_growth plan;
+        uint64_t n = extent_max_exact(DEVICE_SHARE_FD, 160 * GIB, &sizes);
+        uint64_t more;
+
+        ck_assert_uint_eq(n, 256);
+        more = extent_max_records(DEVICE_SHARE_FD, 160 * GIB, &sizes) -
+               extent_max_count(DEVICE_SHARE_FD, 160 * GIB, &sizes);
+        ck_assert_uint_eq(more, n);
+        sizes = extent_sizes_for(DEVICE_SHARE_FD, true, 4 * GIB, E);
+        ck_assert_uint_eq(extent_max_exact(DEVICE_SHARE_FD, 4 * GIB, &sizes), 0);
+        ck_assert_uint_eq(extent_max_exact(DEVICE_SHARE_CUDA_IPC, 160 * GIB, &sizes), 0);
+
+        one_size = 64 * MIB;
+        open_arena(16 * GIB);
+        ck_assert_int_eq(arena_plan_in_extent(a, 32 * MIB - 1, 0, &plan), 0);
+        ck_assert_uint_eq(plan.new_bytes, 64 * MIB); /* not large enough for one of its own */
+        for (unsigned i = 0; i < 256; i++)
+                ck_assert_int_eq(grow_exact(32 * MIB).result, 0);
+        ck_assert_int_eq(arena_plan_in_extent(a, 32 * MIB, 0, &plan), 0);
+        ck_assert_uint_eq(plan.new_bytes, 64 * MIB);
+        ck_assert_int_eq(grow_exact(64 * MIB).result,
+                         0); /* takes the record of one that the limit has no room for */
 }
 
 /* Another process has what its session has confirmed. */

@@ -320,14 +320,14 @@ TEST(test_pass_by)
         quota_closed(q);
 }
 
-/* A request for a block in one extent gets it there, by growth or when there is room; more than an
- * extent has is refused, with what would be right. */
-TEST(test_in_extent)
+/* Where all extents are made in advance, a block that must be in one is no larger. */
+TEST(more_than_an_extent_has_is_refused)
 {
         char sentence[300];
         uint64_t offset;
         bfc_handle h;
 
+        p.preallocate = true;
         open_one(4 * E, 100);
         ck_assert_int_eq(quota_alloc(q, E + 1, true, &h, &offset), -EINVAL);
         ck_assert_int_eq(quota_alloc(q, 4 * E + 1, true, &h, &offset), -EDQUOT);
@@ -335,9 +335,54 @@ TEST(test_in_extent)
                       sentence, sizeof(sentence));
         ck_assert_ptr_nonnull(strstr(sentence, "a block of 2097153 bytes does not fit in one extent"));
         ck_assert_ptr_nonnull(strstr(sentence, "has at most 2097152 bytes:"));
-        ck_assert_ptr_nonnull(strstr(sentence, "raise the limit to 514.0 MiB"));
-        ck_assert_ptr_null(strstr(sentence, "cuda-ipc"));
+        ck_assert_ptr_nonnull(
+                strstr(sentence, "raise the limit to 514.0 MiB or more, or set 'growth: on-demand'"));
+        p.preallocate = false;
+}
 
+/* An exact block waits for its bytes, which nothing else gets when they are free. */
+TEST(exact_blocks_wait_and_return)
+{
+        bfc_handle h;
+        uint64_t offset;
+
+        open_one(8 * E, 100);
+        for (unsigned i = 0; i < 2; i++) {
+                prepare(i, q, 2 * E + 1);
+                asks[i].request.in_extent = true;
+                quota_wait(&asks[i].request);
+                settle();
+                assert_done(i, 0);
+                ck_assert_uint_eq(asks[i].request.n_bytes, 3 * E);
+                ck_assert_uint_eq(q->account.charged_bytes, (i + 1) * 3 * E);
+        }
+        ck_assert_int_eq(quota_alloc(q, 8 * E + 1, true, &h, &offset), -EDQUOT);
+        take(2, q, E);
+        quota_closing(q); /* so that it may wait */
+        prepare(3, q, 4 * E);
+        asks[3].request.in_extent = true;
+        quota_wait(&asks[3].request);
+        settle();
+        ck_assert_uint_eq(asks[3].n_done, 0);
+        give_back(0);
+        settle();
+        assert_done(3, 0);
+        ck_assert_uint_eq(q->account.charged_bytes, 8 * E);
+        quota_closed(q);
+        give_back(1);
+        give_back(3);
+        settle();
+        ck_assert_uint_eq(q->account.charged_bytes, E);
+        give_back(2);
+}
+
+/* A request for a block in one extent gets it there, by growth or when there is room. */
+TEST(test_in_extent)
+{
+        uint64_t offset;
+        bfc_handle h;
+
+        open_one(4 * E, 100);
         take(0, q, E + E / 2); /* leaves half an extent free */
         ck_assert_int_eq(quota_alloc(q, E, true, &h, &offset), QUOTA_WAIT);
         prepare(1, q, E);

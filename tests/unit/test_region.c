@@ -140,6 +140,29 @@ TEST(extents_are_taken_back)
         ck_assert_int_eq(resolves(2, 0, 2 * MIB), 0);
 }
 
+/* A region of one extent ends with it: its id is not used again. */
+TEST(regions_of_one_extent_end)
+{
+        const uint64_t of_extent = UINT64_C(1) << 63;
+
+        for (unsigned i = 0; i < 3; i++) {
+                uint64_t id = ++last_id;
+                struct region_extent extent = { id, of_extent | id, 4 * MIB, 0, 4 * MIB, 0 };
+                struct device_extent e = DEVICE_EXTENT_EMPTY;
+
+                ck_assert_int_eq(map(1, 0, 2 * MIB), 0);
+                ck_assert_int_eq(device_make(device, DEVICE_SHARE_FD, 4 * MIB, &e), 0);
+                ck_assert_int_eq(map_fd(&extent, e.fd), 0);
+                close(e.fd);
+                ck_assert_int_eq(resolves(extent.region_id, 0, 4 * MIB), 0);
+                ck_assert_uint_eq(regions.n_items, 2);
+                ck_assert_int_eq(regions_unmap(&regions, extent.extent_id), 0);
+                ck_assert_int_eq(regions_unmap(&regions, extent.extent_id), -ENOENT);
+                ck_assert_uint_eq(regions.n_items, 1);
+                ck_assert_uint_eq(regions.n_bytes_mapped, 2 * MIB);
+        }
+}
+
 TEST(invalid_extents_are_refused)
 {
         struct region_extent extent = { 1, 1, 64 * MIB, 0, 2 * MIB, 0 };

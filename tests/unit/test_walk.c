@@ -125,10 +125,12 @@ static void op_malloc(struct slot *s)
         q = expect(s, MALLOC, -1);
         q->share = (uint32_t)dice(s->peer->session->n_shares);
         q->n_bytes = n_bytes;
-        if (dice(4) == 0)
+        if (dice(4) == 0) {
+                if (n_bytes > EXTENT_MIN_BYTES) /* an exact block: extents of these limits have no more */
+                        q->n_bytes = (n_bytes + EXTENT_MIN_BYTES - 1) / EXTENT_MIN_BYTES * EXTENT_MIN_BYTES;
                 (void)peer_malloc_flags(s->peer, q->share, n_bytes,
                                         BFCD__MALLOC_FLAG__MALLOC_FLAG_ONE_EXTENT);
-        else if (dice(4) == 0 && tags[dice(4)])
+        } else if (dice(4) == 0 && tags[dice(4)])
                 (void)peer_malloc_tag(s->peer, q->share, n_bytes, "tag");
         else if (dice(3) == 0)
                 (void)peer_malloc_wait(s->peer, q->share, n_bytes, (uint32_t)dice(2000));
