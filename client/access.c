@@ -10,6 +10,7 @@
 #include <bfcclient.h>
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -99,6 +100,39 @@ BFC_API int bfc_block_info(bfc_client *client, const void *ptr, struct bfc_block
         if (partition < client->hello->hello->n_partitions)
                 info_add_device(client, partition, &info);
         struct_fill(ret, ret->struct_size, &info, sizeof(info));
+        return 0;
+}
+
+BFC_API int bfc_extent_fd(bfc_client *client, const void *ptr, int *ret_fd)
+{
+        const struct block *block;
+        int r = client_check(client), fd = -1;
+
+        if (r < 0)
+                return r;
+        if (!ret_fd)
+                return error_set(-EINVAL, "bfc_extent_fd: no place for the fd");
+        pthread_mutex_lock(&client->lock);
+        block = blocks_find_around(&client->blocks, ptr, 1);
+        if (block)
+                fd = regions_fd(&client->regions, block->region_id);
+        if (fd >= 0)
+                fd = fcntl(fd, F_DUPFD_CLOEXEC, 3);
+        else
+                r = -ENOTSUP;
+        pthread_mutex_unlock(&client->lock);
+        if (!block)
+                return error_set(-EINVAL, "%p is not inside a block of this client", ptr);
+        if (r == -ENOTSUP)
+                return error_set(
+                        r,
+                        "the block has no fd: it must be allocated with BFC_SHAREABLE, on a GPU with 'share: fd', "
+                        "and have an extent of its own");
+        if (fd < 0)
+                return error_set(
+                        -EMFILE,
+                        "the process is at its limit of open files: raise RLIMIT_NOFILE (ulimit -n)");
+        *ret_fd = fd;
         return 0;
 }
 

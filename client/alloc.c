@@ -190,6 +190,14 @@ static int fetch_once(bfc_client *client, uint32_t partition, Bfcd__Request *req
         return r;
 }
 
+/* The extents that come while such a block is asked for keep their fds: any thread may read them. */
+static void note_shareable(bfc_client *client, int n)
+{
+        pthread_mutex_lock(&client->lock);
+        client->regions.n_shareable += n;
+        pthread_mutex_unlock(&client->lock);
+}
+
 /* Requests ask_bytes, and takes n_bytes of them. CACHE_MISS: they were fewer, and are not beside free space
  * here; they were freed. */
 static int fetch(bfc_client *client, uint32_t partition, uint64_t ask_bytes, uint64_t n_bytes,
@@ -210,9 +218,13 @@ static int fetch(bfc_client *client, uint32_t partition, uint64_t ask_bytes, uin
                 body.flags |= BFCD__MALLOC_FLAG__MALLOC_FLAG_AGAIN;
         body.wait_ms = how->wait_ms;
         body.tag = (char *)(uintptr_t)how->tag;
+        if ((how->flags & BFC_SHAREABLE) != 0)
+                note_shareable(client, 1);
         do
                 r = fetch_once(client, partition, &request, n_bytes, how, &is_stale, ret_ptr);
         while (is_stale);
+        if ((how->flags & BFC_SHAREABLE) != 0)
+                note_shareable(client, -1);
         return r;
 }
 
@@ -395,11 +407,13 @@ static int malloc_as(bfc_client *client, const char *partition, size_t n_bytes, 
 
         if (r < 0)
                 return r;
-        if ((how->flags & ~(BFC_ONE_EXTENT | BFC_WHOLE | BFC_PARKABLE)) != 0)
+        if ((how->flags & ~(BFC_ONE_EXTENT | BFC_WHOLE | BFC_PARKABLE | BFC_SHAREABLE)) != 0)
                 return error_set(-EINVAL,
-                                 "unknown flags 0x%llx: this library supports BFC_ONE_EXTENT, BFC_WHOLE and "
-                                 "BFC_PARKABLE",
+                                 "unknown flags 0x%llx: this library supports BFC_ONE_EXTENT, BFC_WHOLE, "
+                                 "BFC_PARKABLE and BFC_SHAREABLE",
                                  (unsigned long long)how->flags);
+        if ((how->flags & BFC_SHAREABLE) != 0 && (how->flags & BFC_ONE_EXTENT) == 0)
+                return error_set(-EINVAL, "BFC_SHAREABLE needs BFC_ONE_EXTENT");
         r = client_malloc(client, index, n_bytes, how, ret_ptr);
         if (r < 0)
                 return client_malloc_failed(client, index, r);

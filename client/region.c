@@ -11,11 +11,14 @@
 #include "client/region.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+#define CLOSED_IN_CHILD (-2) /* an fd */
 
 struct mapped {
         uint64_t offset;
@@ -29,8 +32,10 @@ struct region {
         uint32_t partition;
         struct device_range *range;
         struct fork_entry fork;
-        bool is_watched; /* `fork` is registered */
-        bool by_handle;  /* then it is one extent */
+        bool is_watched;           /* `fork` is registered */
+        bool by_handle;            /* then it is one extent */
+        int fd;                    /* of its extent; -1: none, nor an entry */
+        struct fork_entry fd_fork; /* where there is one */
         uint8_t handle[DEVICE_HANDLE_BYTES];
         struct mapped *extents;
         size_t n_extents;
@@ -46,12 +51,47 @@ struct unmapped {
         struct device_extent memory; /* owns the fd */
 };
 
+static void region_drop_fd(struct region *region)
+{
+        int cancel_state;
+
+        if (region->fd == -1)
+                return;
+        fork_remove(&region->fd_fork);
+        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel_state); /* the caller may have locks */
+        if (region->fd >= 0)
+                close(region->fd);
+        pthread_setcancelstate(cancel_state, NULL);
+        region->fd = -1;
+}
+
+static void close_in_child(struct fork_entry *entry)
+{
+        struct region *region = entry->userdata;
+
+        if (region->fd >= 0)
+                close(region->fd); /* it would keep the memory */
+        region->fd = CLOSED_IN_CHILD;
+}
+
+/* Without one bfc_extent_fd() fails. */
+static void region_keep_fd(struct region *region, int fd)
+{
+        region_drop_fd(region);
+        region->fd = fcntl(fd, F_DUPFD_CLOEXEC, 3);
+        if (region->fd < 0)
+                return;
+        region->fd_fork = (struct fork_entry){ .in_child = close_in_child, .userdata = region };
+        fork_add(&region->fd_fork);
+}
+
 static struct region *region_free(struct region *region)
 {
         if (!region)
                 return NULL;
         if (region->is_watched)
                 fork_remove(&region->fork);
+        region_drop_fd(region);
         device_range_free(region->range);
         free(region->extents);
         free(region);
@@ -126,6 +166,7 @@ static int regions_add(struct regions *r, const struct region_extent *extent, co
         region->id = extent->region_id;
         region->n_bytes = extent->region_bytes;
         region->partition = extent->partition;
+        region->fd = -1;
         error = device_range_new(view, extent->region_bytes, &region->range);
         if (error < 0) {
                 region_free(region);
@@ -246,6 +287,8 @@ static int regions_map_now(struct regions *r, const struct region_extent *extent
         region_watch(region, view, r->inherits);
         for (size_t i = 0; i < r->n_items; i++) /* this may have been the process's first use of a GPU */
                 device_range_pin(r->items[i]->range);
+        if (r->n_shareable > 0 && view->is_cuda && !by_handle && region_is_extent(region))
+                region_keep_fd(region, memory->fd);
         region->by_handle = by_handle;
         memcpy(region->handle, memory->handle, sizeof(region->handle));
         r->n_bytes_mapped -= region_replace(region, extent, true);
@@ -324,6 +367,13 @@ int regions_enable_peer(const struct regions *r, uint32_t partition, int ordinal
                 if (r->items[i]->partition == partition)
                         error = device_range_enable_peer(r->items[i]->range, ordinal);
         return error;
+}
+
+int regions_fd(const struct regions *r, uint64_t region_id)
+{
+        const struct region *region = regions_find(r, region_id);
+
+        return region ? region->fd : -1;
 }
 
 struct device_range *regions_range(const struct regions *r, uint64_t region_id)

@@ -22,7 +22,8 @@ struct regions {
         size_t n_items;
         uint64_t n_bytes_mapped; /* == the sum over the extents of all regions */
         struct unmapped *unmapped;
-        bool inherits; /* forked children keep host mappings; set by the owner, constant */
+        bool inherits;   /* forked children keep host mappings; set by the owner, constant */
+        int n_shareable; /* > 0: regions of one extent of a GPU keep its fd; set by the owner */
 };
 
 /* An extent as the daemon describes it. */
@@ -68,6 +69,9 @@ int regions_origin(const struct regions *r, uint64_t region_id, uint64_t offset,
 /* Gives a GPU access to the regions of a partition on another one; see device_range_ops. Regions that are made later
  * have the view's peers. */
 int regions_enable_peer(const struct regions *r, uint32_t partition, int ordinal);
+
+/* The fd of a region of one extent. -1: it has none. */
+int regions_fd(const struct regions *r, uint64_t region_id);
 
 /* The range of a region, valid as long as the region. NULL: no such region. */
 struct device_range *regions_range(const struct regions *r, uint64_t region_id);

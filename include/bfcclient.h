@@ -154,6 +154,7 @@ int bfc_malloc_in(bfc_client *client, const char *partition, size_t n_bytes, voi
 #define BFC_ONE_EXTENT UINT64_C(1)
 #define BFC_WHOLE      UINT64_C(2)
 #define BFC_PARKABLE   UINT64_C(4)
+#define BFC_SHAREABLE  UINT64_C(8)
 int bfc_malloc_flags(bfc_client *client, const char *partition, size_t n_bytes, uint64_t flags,
                      void **ret_ptr);
 
@@ -161,7 +162,7 @@ int bfc_malloc_flags(bfc_client *client, const char *partition, size_t n_bytes, 
 struct bfc_malloc_options {
         size_t struct_size;
         const char *partition; /* by name; NULL: the client's own */
-        uint64_t flags;        /* BFC_ONE_EXTENT, BFC_WHOLE, BFC_PARKABLE */
+        uint64_t flags;        /* BFC_ONE_EXTENT, BFC_WHOLE, BFC_PARKABLE, BFC_SHAREABLE */
         uint32_t wait_ms;      /* how long to wait for room; at most 10 minutes */
         const char *tag;       /* a label that bfcctl shows; at most 31 bytes, printable ASCII */
         int cancel_fd;         /* interrupts a wait when it is readable; 0: none */
@@ -200,6 +201,16 @@ int bfc_malloc_with(bfc_client *client, size_t n_bytes, const struct bfc_malloc_
  * BFC_PARKABLE: the block can be parked. It gets extents of its own, which are charged whole, and cannot be
  * combined with BFC_ONE_EXTENT. In partitions with "growth: on-demand", of host memory or of a GPU with "share:
  * fd", not with BFC_NO_THREAD alone; -ENOTSUP elsewhere. */
+
+/* BFC_SHAREABLE, with BFC_ONE_EXTENT: where the block gets an extent of its own, bfc_extent_fd() gives fds of it. The
+ * client keeps one open until the block is freed. -EINVAL without BFC_ONE_EXTENT. */
+
+/* An fd of a block's extent, close-on-exec, which the caller closes. On a GPU it is the driver's, as of
+ * cuMemExportToShareableHandle(): any process can import it by cuMemImportFromShareableHandle(), also without this library.
+ * Memory that a process still has when the block is freed stays charged to the tenant until it is gone.
+ *
+ * -EINVAL: not a block of this client. -ENOTSUP: not one of a GPU with BFC_SHAREABLE and an extent of its own. -EMFILE. */
+int bfc_extent_fd(bfc_client *client, const void *ptr, int *ret_fd);
 
 /* Parks a block of bfc_malloc_flags() with BFC_PARKABLE: its memory is released and no longer charged, and its
  * address stays reserved. Until bfc_wake() any access to the block raises SIGSEGV, bfc_read() and bfc_write()

@@ -275,6 +275,8 @@ static int act_malloc(struct hostile *h)
         body.n_bytes = one_in(h, 50) ? random_next(&h->random) : 1 + pick(h, UINT64_C(1) << pick(h, 23));
         if (one_in(h, 3))
                 body.flags = BFCD__MALLOC_FLAG__MALLOC_FLAG_PARKABLE;
+        else if (one_in(h, 6))
+                body.flags = BFCD__MALLOC_FLAG__MALLOC_FLAG_ONE_EXTENT;
         else if (one_in(h, 20))
                 body.flags = pick(h, 16);
         body.wait_ms = !one_in(h, 4) ? 0 : (uint32_t)pick(h, MAX_WAIT_MS);
@@ -950,14 +952,17 @@ static int act_lib_malloc(struct hostile *h)
 {
         struct bfc_malloc_options options = { .struct_size = sizeof(options) };
         size_t i = pick(h, N_BLOCKS), n_bytes = 1 + pick(h, UINT64_C(1) << pick(h, 23));
-        int r;
+        int r, fd;
 
         if (h->blocks[i].ptr)
                 return -ENOTCONN;
         h->blocks[i].client = pick_client(h);
         if (!h->blocks[i].client)
                 return -ENOTCONN;
-        options.flags = one_in(h, 3) ? BFC_PARKABLE : one_in(h, 3) ? BFC_WHOLE : 0;
+        options.flags = one_in(h, 3)   ? BFC_PARKABLE
+                        : one_in(h, 3) ? BFC_WHOLE
+                        : one_in(h, 3) ? BFC_ONE_EXTENT | BFC_SHAREABLE
+                                       : 0;
         options.wait_ms = one_in(h, 3) ? (uint32_t)pick(h, MAX_WAIT_MS) : 0;
         options.tag = one_in(h, 2) ? "t" : NULL;
         options.partition = one_in(h, 6) ? "spare" : NULL;
@@ -965,6 +970,8 @@ static int act_lib_malloc(struct hostile *h)
         r = bfc_malloc_with(h->blocks[i].client, n_bytes, &options, &h->blocks[i].ptr);
         if (r == 0) /* a tenant may overwrite all that it has */
                 (void)bfc_write(h->blocks[i].client, h->blocks[i].ptr, "hostile", n_bytes < 8 ? n_bytes : 8);
+        if (r == 0 && bfc_extent_fd(h->blocks[i].client, h->blocks[i].ptr, &fd) == 0)
+                close(fd);
         return r;
 }
 

@@ -169,14 +169,18 @@ TEST(arguments)
         struct bfc_client_stats s = { .struct_size = sizeof(s) }, no_size = { 0 };
         struct bfc_tenant_usage u = { .struct_size = sizeof(u) };
         struct bfc_block_info i = { .struct_size = sizeof(i) };
+        int fd;
         void *p = (void *)&s;
 
         expect_error(bfc_connect(NULL, NULL), -EINVAL, "ret_client");
         expect_error(bfc_malloc(NULL, 1, &p), -EINVAL, "NULL");
         expect_error(bfc_malloc(client, 1, NULL), -EINVAL, "NULL");
         expect_error(bfc_malloc(client, 0, &p), -EINVAL, "request at least 1");
-        expect_error(bfc_malloc_flags(client, NULL, 1, 8, &p), -EINVAL, "flags 0x8");
-        expect_error(bfc_malloc_flags(client, NULL, 1, ~(BFC_ONE_EXTENT | BFC_WHOLE | BFC_PARKABLE), &p),
+        expect_error(bfc_malloc_flags(client, NULL, 1, 16, &p), -EINVAL, "flags 0x10");
+        expect_error(bfc_malloc_flags(client, NULL, 1, BFC_SHAREABLE, &p), -EINVAL, "BFC_ONE_EXTENT");
+        expect_error(bfc_extent_fd(client, &p, &fd), -EINVAL, "not inside a block");
+        expect_error(bfc_malloc_flags(client, NULL, 1,
+                                      ~(BFC_ONE_EXTENT | BFC_WHOLE | BFC_PARKABLE | BFC_SHAREABLE), &p),
                      -EINVAL, "BFC_ONE_EXTENT");
         expect_error(bfc_malloc(client, SIZE_MAX, &p), -ENOMEM, "full");
         expect_error(bfc_malloc(client, (size_t)1 << 63, &p), -ENOMEM, "full");
