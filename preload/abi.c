@@ -1,22 +1,13 @@
 /* The prototypes of own.h, asserted against the toolkit's cuda.h where there is one; see device/cuda_abi.c. No code.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#include <stddef.h>
-
 #include "preload/api.h"
 
-/* Those that the header declares only for programs that ask for them, or since CUDA 13.1. */
+/* Those that the header declares only for programs that ask for them. */
 CUresult cuMemAllocAsync_ptsz(CUdeviceptr *ret_pointer, size_t n_bytes, CUstream stream);
 CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *ret_pointer, size_t n_bytes, CUmemoryPool pool,
                                       CUstream stream);
 CUresult cuMemFreeAsync_ptsz(CUdeviceptr pointer, CUstream stream);
-CUresult cuMemMapArrayAsync_ptsz(CUarrayMapInfo *infos, unsigned int n, CUstream stream);
-CUresult cuLogicalEndpointBindMem(unsigned int endpoint, CUdevice device, cuuint64_t endpoint_offset,
-                                  CUmemGenericAllocationHandle handle, cuuint64_t offset, cuuint64_t n_bytes,
-                                  unsigned long long flags);
-CUresult cuMulticastBindMem_v2(CUmemGenericAllocationHandle multicast, CUdevice device,
-                               size_t multicast_offset, CUmemGenericAllocationHandle handle, size_t offset,
-                               size_t n_bytes, unsigned long long flags);
 
 #define OWN(symbol, base, version, per_thread, arguments)                                                    \
         _Static_assert(__builtin_types_compatible_p(__typeof__(&symbol), CUresult(*) arguments), #symbol);
@@ -25,10 +16,6 @@ CUresult cuMulticastBindMem_v2(CUmemGenericAllocationHandle multicast, CUdevice 
 
 _Static_assert(sizeof(CUDA_ARRAY_DESCRIPTOR) == 24, "CUDA_ARRAY_DESCRIPTOR");
 _Static_assert(sizeof(CUDA_ARRAY3D_DESCRIPTOR) == 40, "CUDA_ARRAY3D_DESCRIPTOR");
-_Static_assert(sizeof(CUarrayMapInfo) == 96, "CUarrayMapInfo");
-_Static_assert(offsetof(CUarrayMapInfo, memOperationType) == 56, "CUarrayMapInfo");
-_Static_assert(offsetof(CUarrayMapInfo, memHandle) == 64, "CUarrayMapInfo");
-_Static_assert(CU_MEM_OPERATION_TYPE_MAP == 1, "CU_MEM_OPERATION_TYPE_MAP");
 _Static_assert(CU_MEM_LOCATION_TYPE_HOST == 2, "CU_MEM_LOCATION_TYPE_HOST");
 _Static_assert(CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT == 4, "CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT");
 _Static_assert(CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT == 5, "CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT");

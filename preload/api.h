@@ -28,20 +28,6 @@ typedef struct {
         unsigned int Flags;
 } CUDA_ARRAY3D_DESCRIPTOR;
 
-typedef struct {
-        int resourceType;
-        void *resource; /* CUarray, CUmipmappedArray */
-        int subresourceType;
-        unsigned long long subresource[4]; /* passed on only */
-        int memOperationType, memHandleType;
-        struct {
-                CUmemGenericAllocationHandle memHandle;
-        } memHandle;
-        unsigned long long offset;
-        unsigned int deviceBitMask, flags, reserved[2];
-} CUarrayMapInfo;
-
-enum { CU_MEM_OPERATION_TYPE_MAP = 1 };
 enum { CU_MEM_LOCATION_TYPE_HOST = 2, CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT = 4 };
 enum {
         CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT = 5,

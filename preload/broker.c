@@ -127,7 +127,6 @@ void broker_end_client(struct gpu *gpu)
         bfc_disconnect(gpu->client);
         gpu->client = NULL;
         gpu->primary = NULL;
-        gpu->uneven_bytes = 0;
         gpu->peers = 0;
 }
 

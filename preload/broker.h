@@ -31,7 +31,6 @@ struct gpu {
         uint64_t share;            /* BFC_SHARE_FD, BFC_SHARE_CUDA_IPC */
         uint64_t id;               /* the same in all processes */
         uint64_t peers;            /* by bit: GPUs that may use its memory; changed under a lock */
-        size_t uneven_bytes;       /* atomic: no block could be had for this size; see lent.h */
         CUcontext primary;         /* atomic; a hint: it was the primary context. NULL: not looked up */
         uint64_t total_bytes;      /* atomic: the limit, when it was last asked for */
         uint64_t room_bytes;       /* atomic: charged and not in use; see charge.h */

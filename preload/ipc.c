@@ -1,12 +1,10 @@
-/* cuIpcGetMemHandle() of blocks, and fds of cuMemCreate()'s: another process of the tenant, with the proxy, opens them.
+/* cuIpcGetMemHandle() of blocks: another process of the tenant, with the proxy, opens them.
  *
  * SPDX-License-Identifier: Apache-2.0
  *
  * A driver's handle would open the extent, and the opener expects the address of its block. So the block is published
  * by a name (bfc_publish()), which is in the handle. It stays until its last process frees or closes it. Only a block
- * of the daemon can be published, so a small one cannot be shared.
- *
- * Instead of the driver's fd a program gets one of a sealed memfd, in which is such a handle for each block. */
+ * of the daemon can be published, so a small one cannot be shared. */
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -20,8 +18,6 @@
 #include <unistd.h>
 
 #include "preload/ipc.h"
-#include "preload/lent.h"
-#include "proto/memfd.h"
 
 #define MAGIC "bfcdIPC2"
 #define NAME  "cuda-ipc-" /* and the block's id */
@@ -253,122 +249,4 @@ CUresult cuIpcCloseMemHandle(CUdeviceptr pointer)
         pthread_mutex_unlock(&lock);
         return client ? broker_result(bfc_detach(client, (void *)(uintptr_t)pointer))
                       : real_cuIpcCloseMemHandle(pointer);
-}
-
-/* ---- fds of cuMemCreate()'s memory ---------------------------------------------------- */
-
-#define SEALS (F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE)
-
-/* The blocks of one handle. */
-struct block_handles {
-        size_t n;
-        struct block_handle items[LENT_BLOCKS];
-};
-
-static CUresult put_handles(const struct block_handles *handles, int *ret_fd)
-{
-        const ssize_t n_bytes = (ssize_t)(handles->n * sizeof(handles->items[0]));
-        int fd = memfd_make_bare("bfcd-memory", 0);
-
-        if (fd >= 0 && write(fd, handles->items, (size_t)n_bytes) == n_bytes &&
-            fcntl(fd, F_ADD_SEALS, SEALS) == 0) {
-                *ret_fd = fd;
-                return CUDA_SUCCESS;
-        }
-        if (fd >= 0)
-                close(fd);
-        return CUDA_ERROR_OPERATING_SYSTEM;
-}
-
-CUresult cuMemExportToShareableHandle(void *ret_os_handle, CUmemGenericAllocationHandle handle,
-                                      CUmemAllocationHandleType type, unsigned long long flags)
-{
-        struct block_handles handles = { .n = 0 };
-        CUresult result = CUDA_SUCCESS;
-        void *blocks[LENT_BLOCKS];
-        CUmemAllocationProp prop;
-        size_t n;
-        IN_CALL;
-
-        if (lent_properties(handle, &prop) == LENT_NOT)
-                return real_cuMemExportToShareableHandle(ret_os_handle, handle, type, flags);
-        if (!ret_os_handle || flags != 0 || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ||
-            prop.requestedHandleTypes != type)
-                return CUDA_ERROR_INVALID_VALUE;
-        n = lent_blocks(handle, blocks);
-        while (handles.n < n && result == CUDA_SUCCESS) {
-                struct bfc_block_info info;
-                bfc_client *client = broker_find_block((CUdeviceptr)(uintptr_t)blocks[handles.n], &info);
-
-                if (!client)
-                        return CUDA_ERROR_INVALID_VALUE;
-                result = get_handle(client, &info, &handles.items[handles.n++]);
-        }
-        return result == CUDA_SUCCESS ? put_handles(&handles, ret_os_handle) : result;
-}
-
-/* Kernels add seals of their own. */
-static bool is_sealed(int fd)
-{
-        int seals = fcntl(fd, F_GET_SEALS);
-
-        return seals >= 0 && (seals & SEALS) == SEALS;
-}
-
-/* The driver's fd is no regular file. */
-static bool get_handles(int fd, struct block_handles *ret)
-{
-        struct stat st;
-
-        if (fstat(fd, &st) < 0 || !S_ISREG(st.st_mode) || !is_sealed(fd) || st.st_size <= 0 ||
-            st.st_size > (off_t)sizeof(ret->items) || st.st_size % (off_t)sizeof(ret->items[0]) != 0 ||
-            pread(fd, ret->items, (size_t)st.st_size, 0) != (ssize_t)st.st_size)
-                return false;
-        ret->n = (size_t)st.st_size / sizeof(ret->items[0]);
-        for (size_t i = 0; i < ret->n; i++)
-                if (memcmp(ret->items[i].magic, MAGIC, sizeof(ret->items[i].magic)) != 0 ||
-                    ret->items[i].gpu != ret->items[0].gpu ||
-                    strncmp(ret->items[i].name, NAME, strlen(NAME)) != 0 ||
-                    !memchr(ret->items[i].name, '\0', sizeof(ret->items[i].name)))
-                        return false;
-        return true;
-}
-
-static CUresult import_blocks(const struct block_handles *handles, CUmemGenericAllocationHandle *ret_handle)
-{
-        struct bfc_block_info infos[LENT_BLOCKS];
-        struct gpu *gpu = NULL;
-        void *pointers[LENT_BLOCKS];
-        size_t n = 0;
-        int n_devices;
-        CUresult result = cuDeviceGetCount(&n_devices); /* not before CUDA is used */
-
-        /* Now no child has the process number. */
-        if (result == CUDA_SUCCESS && handles->items[0].process == process_number())
-                return lent_again(strtoull(handles->items[0].name + strlen(NAME), NULL, 16), ret_handle);
-        while (result == CUDA_SUCCESS && n < handles->n) {
-                result = attach_one(&handles->items[n], &gpu, &pointers[n]);
-                if (result != CUDA_SUCCESS)
-                        break;
-                if (!broker_find_block((CUdeviceptr)(uintptr_t)pointers[n], &infos[n]))
-                        result = CUDA_ERROR_INVALID_VALUE;
-                n++;
-        }
-        if (result == CUDA_SUCCESS)
-                result = lent_attach(infos, n, ret_handle);
-        while (result != CUDA_SUCCESS && n > 0)
-                bfc_detach(gpu->client, pointers[--n]);
-        return result;
-}
-
-CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *ret_handle, void *os_handle,
-                                        CUmemAllocationHandleType type)
-{
-        struct block_handles handles;
-        IN_CALL;
-
-        if (!ret_handle || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ||
-            !get_handles((int)(intptr_t)os_handle, &handles))
-                return real_cuMemImportFromShareableHandle(ret_handle, os_handle, type);
-        return import_blocks(&handles, ret_handle);
 }

@@ -50,18 +50,8 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *ret_handle, size_t n_bytes,
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
 {
         IN_CALL;
-        int lent = lent_release(handle);
 
-        return lent != LENT_NOT ? (CUresult)lent : outside_release(handle);
-}
-
-CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *ret_prop,
-                                                CUmemGenericAllocationHandle handle)
-{
-        int lent = lent_properties(handle, ret_prop);
-
-        return lent != LENT_NOT ? (CUresult)lent
-                                : real_cuMemGetAllocationPropertiesFromHandle(ret_prop, handle);
+        return outside_release(handle);
 }
 
 CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *ret_handle, void *pointer)
@@ -73,8 +63,6 @@ CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *ret_handle, v
         /* As of memory of cuMemAlloc(). The handle would be that of the extent, which begins elsewhere. */
         if (broker_find_block((CUdeviceptr)(uintptr_t)pointer, &info))
                 return CUDA_ERROR_INVALID_VALUE;
-        if (ret_handle && lent_retain((CUdeviceptr)(uintptr_t)pointer, ret_handle))
-                return CUDA_SUCCESS;
         result = real_cuMemRetainAllocationHandle(ret_handle, pointer);
         if (result == CUDA_SUCCESS)
                 outside_retain(*ret_handle);
@@ -85,19 +73,16 @@ CUresult cuMemMap(CUdeviceptr pointer, size_t n_bytes, size_t offset, CUmemGener
                   unsigned long long flags)
 {
         IN_CALL;
-        int lent = lent_map(pointer, n_bytes, offset, handle, flags);
-        CUresult result;
+        CUresult result = real_cuMemMap(pointer, n_bytes, offset, handle, flags);
 
-        if (lent != LENT_NOT)
-                return (CUresult)lent;
-        result = real_cuMemMap(pointer, n_bytes, offset, handle, flags);
         if (result == CUDA_SUCCESS)
                 outside_mapped(handle, pointer);
         return result;
 }
 
-static CUresult unmap_outside(CUdeviceptr pointer, size_t n_bytes)
+CUresult cuMemUnmap(CUdeviceptr pointer, size_t n_bytes)
 {
+        IN_CALL;
         CUresult result = real_cuMemUnmap(pointer, n_bytes);
 
         if (result == CUDA_SUCCESS)
@@ -105,85 +90,15 @@ static CUresult unmap_outside(CUdeviceptr pointer, size_t n_bytes)
         return result;
 }
 
-/* A range can have mappings of both kinds. */
-CUresult cuMemUnmap(CUdeviceptr pointer, size_t n_bytes)
+/* The driver exports nothing that was imported. */
+CUresult cuMemExportToShareableHandle(void *ret_os_handle, CUmemGenericAllocationHandle handle,
+                                      CUmemAllocationHandleType type, unsigned long long flags)
 {
-        CUdeviceptr at = pointer;
-        struct lent_view view;
-        CUresult result = CUDA_SUCCESS;
         IN_CALL;
+        int lent = lent_export(handle, type, flags, ret_os_handle);
 
-        if (n_bytes == 0 || (lent_find_view(pointer, &view) && view.base != pointer) ||
-            (lent_find_view(pointer + n_bytes - 1, &view) && view.base + view.n_bytes > pointer + n_bytes))
-                return CUDA_ERROR_INVALID_VALUE; /* a part of a mapping */
-        while (result == CUDA_SUCCESS && at - pointer < n_bytes) {
-                size_t n_left = n_bytes - (at - pointer);
-
-                if (!lent_next_view(at, n_left, &view))
-                        return unmap_outside(at, n_left);
-                if (view.base > at)
-                        result = unmap_outside(at, view.base - at);
-                if (result == CUDA_SUCCESS)
-                        result = lent_unmap(view.base);
-                at = view.base + view.n_bytes;
-        }
-        return result;
-}
-
-/* ---- what needs one handle of the driver ------------------------------------------ */
-
-/* Lent memory is several allocations of the driver, and none of it is for sparse arrays. The driver would not know its
- * handle. */
-static bool is_lent(CUmemGenericAllocationHandle handle)
-{
-        return lent_properties(handle, NULL) != LENT_NOT;
-}
-
-CUresult cuMulticastBindMem(CUmemGenericAllocationHandle multicast, size_t multicast_offset,
-                            CUmemGenericAllocationHandle handle, size_t offset, size_t n_bytes,
-                            unsigned long long flags)
-{
-        return is_lent(handle)
-                       ? CUDA_ERROR_NOT_SUPPORTED
-                       : real_cuMulticastBindMem(multicast, multicast_offset, handle, offset, n_bytes, flags);
-}
-
-CUresult cuMulticastBindMem_v2(CUmemGenericAllocationHandle multicast, CUdevice device,
-                               size_t multicast_offset, CUmemGenericAllocationHandle handle, size_t offset,
-                               size_t n_bytes, unsigned long long flags)
-{
-        return is_lent(handle) ? CUDA_ERROR_NOT_SUPPORTED
-                               : real_cuMulticastBindMem_v2(multicast, device, multicast_offset, handle,
-                                                            offset, n_bytes, flags);
-}
-
-CUresult cuLogicalEndpointBindMem(unsigned int endpoint, CUdevice device, cuuint64_t endpoint_offset,
-                                  CUmemGenericAllocationHandle handle, cuuint64_t offset, cuuint64_t n_bytes,
-                                  unsigned long long flags)
-{
-        return is_lent(handle) ? CUDA_ERROR_NOT_SUPPORTED
-                               : real_cuLogicalEndpointBindMem(endpoint, device, endpoint_offset, handle,
-                                                               offset, n_bytes, flags);
-}
-
-static bool maps_lent(const CUarrayMapInfo *infos, unsigned int n)
-{
-        for (unsigned int i = 0; infos && i < n; i++)
-                if (infos[i].memOperationType == CU_MEM_OPERATION_TYPE_MAP &&
-                    is_lent(infos[i].memHandle.memHandle))
-                        return true;
-        return false;
-}
-
-CUresult cuMemMapArrayAsync(CUarrayMapInfo *infos, unsigned int n, CUstream stream)
-{
-        return maps_lent(infos, n) ? CUDA_ERROR_NOT_SUPPORTED : real_cuMemMapArrayAsync(infos, n, stream);
-}
-
-CUresult cuMemMapArrayAsync_ptsz(CUarrayMapInfo *infos, unsigned int n, CUstream stream)
-{
-        return maps_lent(infos, n) ? CUDA_ERROR_NOT_SUPPORTED
-                                   : real_cuMemMapArrayAsync_ptsz(infos, n, stream);
+        return lent != LENT_NOT ? (CUresult)lent
+                                : real_cuMemExportToShareableHandle(ret_os_handle, handle, type, flags);
 }
 
 /* ---- arrays --------------------------------------------------------------------- */

@@ -8,7 +8,6 @@
 
 #include "preload/broker.h"
 #include "preload/charge.h"
-#include "preload/lent.h"
 #include "preload/outside.h"
 
 #define PITCH_BYTES ((size_t)512)         /* as drivers align rows */
@@ -171,7 +170,7 @@ CUresult cuDeviceTotalMem_v2(size_t *ret_n_bytes, CUdevice device)
 
 /* ---- addresses ----------------------------------------------------------------------- */
 
-/* What the program has at an address: a block, or mapped memory of several extents. */
+/* What the program has at an address: a block. */
 struct memory {
         CUdeviceptr base;
         size_t n_bytes;
@@ -182,16 +181,11 @@ struct memory {
 static bool find_memory(CUdeviceptr pointer, struct memory *ret)
 {
         struct bfc_block_info info;
-        struct lent_view view;
 
-        if (broker_find_block(pointer, &info)) {
-                *ret = (struct memory){ (CUdeviceptr)(uintptr_t)info.base, info.n_requested,
-                                        info.n_bytes > SMALL_BYTES };
-                return true;
-        }
-        if (!lent_find_view(pointer, &view))
+        if (!broker_find_block(pointer, &info))
                 return false;
-        *ret = (struct memory){ view.base, view.n_bytes, false };
+        *ret = (struct memory){ (CUdeviceptr)(uintptr_t)info.base, info.n_requested,
+                                info.n_bytes > SMALL_BYTES };
         return true;
 }
 

@@ -12,6 +12,7 @@
 #include <sys/queue.h>
 
 #include "preload/charge.h"
+#include "preload/lent.h"
 
 #define N_CHAINS 4096
 
@@ -24,6 +25,7 @@ struct outside_entry {
         struct gpu *gpu;
         size_t n_bytes;
         bool is_charged;
+        struct lent *lent;            /* HANDLE: not NULL: it is a block */
         unsigned n_references;        /* HANDLE: to the handle, and mappings */
         unsigned n_handles;           /* HANDLE: of these to the handle */
         struct outside_entry *memory; /* MAPPING: its HANDLE */
@@ -156,7 +158,7 @@ static CUresult end(const struct outside *o, CUresult result, int kind, uint64_t
                 subtract(o->gpu, o->n_bytes, o->is_charged);
                 return result;
         }
-        if (!o->is_charged) {
+        if (!o->is_charged && !o->lent) {
                 note_peak(o->gpu);
                 note_function(o->gpu, o->function);
         }
@@ -168,6 +170,7 @@ static CUresult end(const struct outside *o, CUresult result, int kind, uint64_t
                                      .gpu = o->gpu,
                                      .n_bytes = o->n_bytes,
                                      .is_charged = o->is_charged,
+                                     .lent = o->lent,
                                      .n_references = 1,
                                      .n_handles = 1 };
         insert(e);
@@ -233,8 +236,24 @@ static void unref_locked(struct outside_entry *memory)
         if (--memory->n_references > 0)
                 return;
         LIST_REMOVE(memory, link);
-        subtract(memory->gpu, memory->n_bytes, memory->is_charged);
+        if (memory->lent)
+                lent_end(memory->lent);
+        else
+                subtract(memory->gpu, memory->n_bytes, memory->is_charged);
         free(memory);
+}
+
+/* Of memory that is mapped, and may have no handle. */
+static struct outside_entry *find_mapped_locked(CUmemGenericAllocationHandle handle)
+{
+        struct outside_entry *e;
+
+        LIST_FOREACH(e, chain_of(HANDLE, handle), link)
+        {
+                if (e->kind == HANDLE && e->key == handle)
+                        return e;
+        }
+        return NULL;
 }
 
 void outside_retain(CUmemGenericAllocationHandle handle)
@@ -243,6 +262,8 @@ void outside_retain(CUmemGenericAllocationHandle handle)
 
         pthread_mutex_lock(&lock);
         e = find_locked(HANDLE, handle);
+        if (!e)
+                e = find_mapped_locked(handle);
         if (e) {
                 e->n_handles++;
                 e->n_references++;

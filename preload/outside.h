@@ -17,6 +17,8 @@ struct outside {
         size_t n_bytes;
         bool is_managed; /* it may be on the host, so it is only charged with BFC_STRICT */
         bool is_charged; /* set by outside_begin(); else the daemon is told of it */
+        struct lent
+                *lent; /* of cuMemCreate(): it is a block instead, which outside_begin() knows nothing of */
         const char *function;
 };
 

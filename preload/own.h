@@ -41,23 +41,8 @@ OWN(cuMemRetainAllocationHandle, "cuMemRetainAllocationHandle", 11000, ANY_STREA
     (CUmemGenericAllocationHandle *ret_handle, void *pointer))
 OWN(cuMemMap, "cuMemMap", 10020, ANY_STREAM,
     (CUdeviceptr pointer, size_t n_bytes, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags))
-OWN(cuMemGetAllocationPropertiesFromHandle, "cuMemGetAllocationPropertiesFromHandle", 10020, ANY_STREAM,
-    (CUmemAllocationProp *ret_prop, CUmemGenericAllocationHandle handle))
 OWN(cuMemExportToShareableHandle, "cuMemExportToShareableHandle", 10020, ANY_STREAM,
     (void *ret_os_handle, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type, unsigned long long flags))
-OWN(cuMemImportFromShareableHandle, "cuMemImportFromShareableHandle", 10020, ANY_STREAM,
-    (CUmemGenericAllocationHandle *ret_handle, void *os_handle, CUmemAllocationHandleType type))
-OWN(cuMulticastBindMem, "cuMulticastBindMem", 12010, ANY_STREAM,
-    (CUmemGenericAllocationHandle multicast, size_t multicast_offset, CUmemGenericAllocationHandle handle, size_t offset,
-     size_t n_bytes, unsigned long long flags))
-OWN(cuMulticastBindMem_v2, "cuMulticastBindMem", 13010, ANY_STREAM,
-    (CUmemGenericAllocationHandle multicast, CUdevice device, size_t multicast_offset, CUmemGenericAllocationHandle handle,
-     size_t offset, size_t n_bytes, unsigned long long flags))
-OWN(cuLogicalEndpointBindMem, "cuLogicalEndpointBindMem", 13030, ANY_STREAM,
-    (unsigned int endpoint, CUdevice device, cuuint64_t endpoint_offset, CUmemGenericAllocationHandle handle, cuuint64_t offset,
-     cuuint64_t n_bytes, unsigned long long flags))
-OWN(cuMemMapArrayAsync, "cuMemMapArrayAsync", 11010, 0, (CUarrayMapInfo *infos, unsigned int n, CUstream stream))
-OWN(cuMemMapArrayAsync_ptsz, "cuMemMapArrayAsync", 11010, 1, (CUarrayMapInfo *infos, unsigned int n, CUstream stream))
 OWN(cuMemUnmap, "cuMemUnmap", 10020, ANY_STREAM, (CUdeviceptr pointer, size_t n_bytes))
 OWN(cuArrayCreate_v2, "cuArrayCreate", 3020, ANY_STREAM, (CUarray *ret_array, const CUDA_ARRAY_DESCRIPTOR *what))
 OWN(cuArray3DCreate_v2, "cuArray3DCreate", 3020, ANY_STREAM, (CUarray *ret_array, const CUDA_ARRAY3D_DESCRIPTOR *what))

@@ -200,17 +200,6 @@ API CUresult cuMipmappedArrayDestroy(CUmipmappedArray array)
         return destroy((CUarray)array, true);
 }
 
-API CUresult cuMemMapArrayAsync(CUarrayMapInfo *infos, unsigned int n, CUstream stream)
-{
-        (void)n, (void)stream;
-        return infos ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
-API CUresult cuMemMapArrayAsync_ptsz(CUarrayMapInfo *infos, unsigned int n, CUstream stream)
-{
-        return cuMemMapArrayAsync(infos, n, stream);
-}
-
 #else
 
 void fake_arrays_destroy_of(CUcontext c)

@@ -10,15 +10,6 @@
 
 #include "preload/api.h"
 
-/* Any handle. */
-API CUresult cuLogicalEndpointBindMem(unsigned int endpoint, CUdevice device, cuuint64_t endpoint_offset,
-                                      CUmemGenericAllocationHandle handle, cuuint64_t offset,
-                                      cuuint64_t n_bytes, unsigned long long flags)
-{
-        (void)endpoint, (void)device, (void)endpoint_offset, (void)handle, (void)offset, (void)flags;
-        return n_bytes > 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
 /* Of equal bytes, as frameworks clear memory. */
 CUresult cuMemsetD32Async(CUdeviceptr to, unsigned int value, size_t n, CUstream stream);
 

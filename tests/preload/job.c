@@ -787,8 +787,7 @@ int main(int argc, char **argv)
                 { "lent-capture", release_lent_memory_in_capture },
                 { "lent-not", have_memory_that_is_not_lent },
                 { "localized", have_localized_memory },
-                { "lent-uneven", have_uneven_sizes },
-                { "lent-no-even", have_no_even_size },
+                { "lent-charged", have_charged_memory },
                 { "others", have_others },
                 { "strict", be_strict },
                 { "refused", be_refused },
@@ -828,7 +827,9 @@ int main(int argc, char **argv)
         else if (strcmp(argv[2], "export-fd") == 0)
                 export_lent_memory(argv[0], argv[1]);
         else if (strcmp(argv[2], "import-fd") == 0 && argc == 4)
-                import_lent_memory(argv[3]);
+                import_lent_memory(argv[3], true);
+        else if (strcmp(argv[2], "import-fd-alone") == 0 && argc == 4)
+                import_lent_memory(argv[3], false);
         else if (strcmp(argv[2], "shown") == 0 && argc == 4)
                 be_shown(argv[3]);
         else if (strcmp(argv[2], "import") == 0 && argc == 4)

@@ -50,6 +50,7 @@ void context_make(void);
 
 size_t free_bytes(void);
 size_t total_bytes(void);
+void wait_free(size_t n_bytes);
 
 /* Writes the value to all bytes, and reads some. */
 void holds_bytes(CUdeviceptr p, size_t n_bytes, unsigned char value);
@@ -64,10 +65,9 @@ void release_lent_memory_in_capture(void);
 void have_names_of_lent_memory(void);
 void have_memory_that_is_not_lent(void);
 void have_localized_memory(void);
-void have_uneven_sizes(void);
-void have_no_even_size(void);
+void have_charged_memory(void);
 void export_lent_memory(const char *program, const char *way);
-void import_lent_memory(const char *fd);
+void import_lent_memory(const char *fd, bool has_proxy);
 
 /* Cases of contexts.c. */
 void reset_gpu(bool is_lent, bool breaks);
