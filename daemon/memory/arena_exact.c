@@ -102,7 +102,7 @@ bool arena_is_exact(const struct arena *a, uint64_t n_bytes)
 {
         uint64_t size;
 
-        if (!a->layout->has_fds || a->o.is_fixed || n_bytes > BFC_MAX_SPACE)
+        if (!a->layout->has_fds || a->o.is_fixed || n_bytes > arena_max_in_extent(a))
                 return false;
         size = exact_bytes(a, n_bytes);
         return (n_bytes >= EXTENT_EXACT_BYTES || n_bytes > a->o.sizes.extent_bytes) && has_record(a, size);

@@ -273,7 +273,10 @@ static int fd_restore_regions(struct arena *a, const struct arena_inherited *inh
 
 static uint64_t fd_max_in_extent(const struct arena *a)
 {
-        return a->o.is_fixed ? a->o.sizes.extent_bytes : BFC_MAX_SPACE;
+        if (a->o.is_fixed)
+                return a->o.sizes.extent_bytes;
+        return a->o.device->charges_process ? max_u64(EXTENT_EXACT_HOST_BYTES, a->o.sizes.extent_bytes)
+                                            : BFC_MAX_SPACE;
 }
 
 static void fd_drop_slot(struct arena *a, size_t slot)

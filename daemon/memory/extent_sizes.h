@@ -27,6 +27,9 @@
 /* fd: a block of EXTENT_EXACT_BYTES or more that must be in one extent gets one of just its size. */
 #define EXTENT_EXACT_BYTES (UINT64_C(32) << 20)
 
+/* Of the host an extent takes a worker thread's turn of a tenth of a second for each GiB, for which others wait. */
+#define EXTENT_EXACT_HOST_BYTES (UINT64_C(1) << 30)
+
 struct extent_sizes {
         uint64_t extent_bytes; /* cuda-ipc: sizes are multiples of it */
         uint64_t small_extent_bytes;

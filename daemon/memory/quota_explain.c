@@ -18,7 +18,7 @@ static const char *quota_name(const struct quota *q, char ret[static 2 * LEDGER_
         return ret;
 }
 
-/* A block that must be in one extent is larger than that: with "growth: preallocate" no other can be made. */
+/* A block that must be in one extent is larger than any can be. */
 static void quota_explain_extent(const struct quota_request *refused, char *buf, size_t n_buf)
 {
         const struct quota *q = refused->quota;
@@ -26,11 +26,11 @@ static void quota_explain_extent(const struct quota_request *refused, char *buf,
 
         snprintf(buf, n_buf,
                  "a block of %" PRIu64 " bytes does not fit in one extent of %s in '%s', which "
-                 "has at most %" PRIu64
-                 " bytes: request less, raise the limit to %s or more, or set 'growth: on-demand'",
+                 "has at most %" PRIu64 " bytes: request less, or raise the limit to %s or more%s",
                  refused->n_bytes, QUOTA_NAME(q), p->name, arena_max_in_extent(q->arena),
                  NUMBER_SIZE(extent_limit_for(p->device->is_cuda, refused->n_bytes,
-                                              device_granularity(p->device))));
+                                              device_granularity(p->device))),
+                 p->preallocate ? ", or set 'growth: on-demand'" : "");
 }
 
 /* The partition is full, or promised to others. */

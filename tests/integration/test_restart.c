@@ -50,7 +50,7 @@ static void blocks_make(bfc_client *client, struct blocks *b)
         }
         ck_assert_ok(bfc_malloc(client, 3 * MIB, &gone)); /* holes */
         ck_assert_ok(bfc_malloc_flags(client, NULL, 5 * MIB, BFC_WHOLE, &b->whole));
-        ck_assert_ok(bfc_malloc_flags(client, NULL, 3 * EXTENT, BFC_ONE_EXTENT, &b->one));
+        ck_assert_ok(bfc_malloc_flags(client, NULL, 3 * EXTENT, BFC_ONE_EXTENT | BFC_SHAREABLE, &b->one));
         ck_assert_ok(bfc_malloc_with(client, 12345, &tagged, &b->tagged));
         ck_assert_ok(bfc_malloc_async(client, MIB, STREAM, &b->async));
         block_fill(client, b->whole, 5 * MIB, 101);
@@ -66,10 +66,15 @@ static void blocks_make(bfc_client *client, struct blocks *b)
 
 static void blocks_assert(bfc_client *client, const struct blocks *b)
 {
+        int fd = -1;
+
         for (unsigned i = 0; i < N_SMALL; i++)
                 ck_assert_msg(block_has(client, b->small[i], 100 + 1000 * i, i), "block %u", i);
         ck_assert(block_has(client, b->whole, 5 * MIB, 101));
         ck_assert(block_has(client, b->one, 3 * EXTENT, 102));
+        ck_assert_int_eq(bfc_extent_fd(client, b->one, &fd), rig_device() == ON_CUDA_FD ? 0 : -ENOTSUP);
+        if (fd >= 0)
+                close(fd);
         ck_assert(block_has(client, b->tagged, 12345, 103));
         ck_assert(block_has(client, b->async, MIB, 104));
         ck_assert(block_has(client, b->published, MIB, 105));

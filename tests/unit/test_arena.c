@@ -1450,6 +1450,19 @@ LOOP_TEST(exact_blocks_that_sessions_have, 2)
         ledger_session_clear(ledger, session);
 }
 
+/* Of the host they have a limit: others wait while one is made. */
+TEST(exact_blocks_of_the_host_are_bounded)
+{
+        struct bfc_growth plan;
+
+        device.device.charges_process = true;
+        open_arena(2 * GIB);
+        ck_assert_uint_eq(arena_max_in_extent(a), GIB);
+        ck_assert_int_eq(arena_plan_in_extent(a, GIB + 1, 0, &plan), -EINVAL);
+        ck_assert_int_eq(arena_plan_in_extent(a, GIB, 0, &plan), 0);
+        ck_assert_uint_eq(plan.new_bytes, GIB);
+}
+
 /* So many may be smaller than the largest extents: then they are in these. */
 TEST(small_exact_blocks_are_bounded)
 {
