@@ -64,52 +64,58 @@ bool arena_is_retiring(const struct arena *a, uint64_t offset)
         return arena_slot_leaves(a, arena_slot_at(a, offset));
 }
 
+/* Of cuda-ipc the space has nothing else. */
 static bool is_exact_slot(const struct arena *a, size_t slot)
 {
         return a->layout->has_fds && arena_is_single(arena_region_at(a, arena_slot_of(a, slot)->range.begin));
 }
 
-/* From the first extent to the end of the last one, without exact blocks; *ret_exact_bytes: their sum. */
-static struct bfc_range arena_span(const struct arena *a, uint64_t *ret_exact_bytes)
+/* From the first extent to the end of the last one, without exact blocks. */
+static struct bfc_range arena_span(const struct arena *a)
 {
         struct bfc_range span = { UINT64_MAX, 0 };
 
-        *ret_exact_bytes = 0;
         for (size_t i = 0; i < a->slots.n; i++) {
                 struct bfc_range range = arena_slot_of(a, i)->range;
 
-                if (!arena_slot_is_backed(a, i))
+                if (!arena_slot_is_backed(a, i) || is_exact_slot(a, i))
                         continue;
-                if (is_exact_slot(a, i)) {
-                        *ret_exact_bytes += range.end - range.begin;
-                        continue;
-                }
                 span.begin = range.begin < span.begin ? range.begin : span.begin;
                 span.end = range.end > span.end ? range.end : span.end;
         }
         return span.end > 0 ? span : (struct bfc_range){ 0, 0 };
 }
 
-/* Exact blocks, which are far away in the arena's space, are drawn behind the others. */
+static void arena_draw_slot(const struct arena *a, size_t slot, struct bfc_range at, struct picture *picture)
+{
+        picture_add(picture, at, &arena_slot_of(a, slot)->occupancy, arena_slot_leaves(a, slot));
+}
+
+/* Those of exact blocks, which are far away in the arena's space, from `at` on. NULL: only adds up. Returns the end. */
+static uint64_t arena_draw_exact(const struct arena *a, uint64_t at, struct picture *picture)
+{
+        for (size_t i = a->regions.n_large; a->layout->has_fds && i < a->regions.n; i++) {
+                const struct arena_region *r = &a->regions.items[i];
+
+                if (!arena_slot_is_backed(a, r->first_slot))
+                        continue;
+                if (picture)
+                        arena_draw_slot(a, r->first_slot, (struct bfc_range){ at, at + r->n_bytes }, picture);
+                at += r->n_bytes;
+        }
+        return at;
+}
+
 void arena_draw(const struct arena *a, char ret_picture[PICTURE_CHARACTERS + 1])
 {
+        struct bfc_range span = arena_span(a);
         struct picture picture;
-        uint64_t exact_bytes;
-        struct bfc_range span = arena_span(a, &exact_bytes);
-        uint64_t next = span.end;
 
-        picture_begin(&picture, (struct bfc_range){ span.begin, span.end + exact_bytes });
-        for (size_t i = 0; i < a->slots.n; i++) {
-                struct bfc_range range = arena_slot_of(a, i)->range;
-
-                if (!arena_slot_is_backed(a, i))
-                        continue;
-                if (is_exact_slot(a, i)) {
-                        range = (struct bfc_range){ next, next + range.end - range.begin };
-                        next = range.end;
-                }
-                picture_add(&picture, range, &arena_slot_of(a, i)->occupancy, arena_slot_leaves(a, i));
-        }
+        picture_begin(&picture, (struct bfc_range){ span.begin, arena_draw_exact(a, span.end, NULL) });
+        for (size_t i = 0; i < a->slots.n; i++)
+                if (arena_slot_is_backed(a, i) && !is_exact_slot(a, i))
+                        arena_draw_slot(a, i, arena_slot_range(a, i), &picture);
+        (void)arena_draw_exact(a, span.end, &picture);
         picture_draw(&picture, ret_picture);
 }
 

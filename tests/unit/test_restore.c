@@ -142,27 +142,36 @@ static void on_released(void *userdata, uint64_t n_bytes)
         (void)n_bytes;
 }
 
-static void add_block(uint64_t n_bytes)
+static void add_block_in(bool in_extent, uint64_t n_bytes)
 {
         struct bfc_growth plan;
         struct charge charge;
         bfc_handle handle;
         uint64_t offset, missing;
-        int r = arena_alloc(a, n_bytes, &handle, &offset);
+        int r = in_extent ? arena_alloc_in_extent(a, n_bytes, &handle, &offset)
+                          : arena_alloc(a, n_bytes, &handle, &offset);
 
         if (r == 0) {
                 write_down(n_bytes, handle, offset);
                 return;
         }
         ck_assert_int_eq(r, BFC_NO_FIT);
-        if (arena_plan(a, n_bytes, account_room(&account), &plan) != 0 ||
+        if ((in_extent ? arena_plan_in_extent(a, n_bytes, account_room(&account), &plan)
+                       : arena_plan(a, n_bytes, account_room(&account), &plan)) != 0 ||
             account.charged_bytes + plan.new_bytes > limit_bytes) {
                 (void)arena_plan(a, 0, 0, &plan); /* the space that was added for the plan goes */
                 return;
         }
+        if (plan.is_whole)
+                n_bytes = plan.n_bytes;
         ck_assert_int_eq(charge_take(&account, plan.new_bytes, &charge, &missing), 0);
         ck_assert_int_eq(arena_grow(a, &plan, &charge, on_grown, &n_bytes), 0);
         ck_assert_uint_eq(worker_poll(worker), 1);
+}
+
+static void add_block(uint64_t n_bytes)
+{
+        add_block_in(false, n_bytes);
 }
 
 static uint32_t pick_block(void)
@@ -193,13 +202,16 @@ static void step(void)
 
         ledger_count(ledger, &counts);
         if (what < 52 && counts.n_blocks < MAX_BLOCKS) {
-                add_block(1 + random_next(&state) % (UINT64_C(1) << random_next(&state) % 23));
+                add_block_in(what < 10, 1 + random_next(&state) % (UINT64_C(1) << random_next(&state) % 23));
         } else if (what < 96) {
                 block = pick_block();
                 if (block == LEDGER_NONE)
                         return;
                 ck_assert_int_eq(arena_dealloc(a, ledger_block_at(ledger, block)->handle), 0);
                 ledger_block_clear(ledger, block);
+                if (what < 90)
+                        arena_release_exact(a, on_released, NULL);
+                worker_poll(worker);
         } else if (what < 98) {
                 arena_release(a, E * (random_next(&state) % 6), NULL, on_released, NULL);
                 worker_poll(worker);
@@ -401,6 +413,40 @@ TEST(test_second_region)
         restore_well(&left);
         arena_locate(a, ledger_block_at(ledger, left.blocks[1])->offset, &after);
         ck_assert_int_eq(memcmp(&before, &after, sizeof(before)), 0);
+}
+
+/* One that was freed, and whose extent was not released yet, is released by the next process. */
+TEST(test_exact_blocks)
+{
+        struct arena_place before, after;
+        static struct left left;
+        uint32_t block;
+
+        limit_bytes = 100 * MIB;
+        arena_set_limit(a, limit_bytes);
+        add_block(MIB);
+        add_block_in(true, 20 * MIB);
+        add_block_in(true, 22 * MIB);
+        collect(&left);
+        ck_assert_uint_eq(left.inherited.n_extents, 3);
+        block = left.blocks[1]; /* the second one is below the first */
+        arena_locate(a, ledger_block_at(ledger, left.blocks[2])->offset, &before);
+        ck_assert(before.region_id & ARENA_REGION_OF_EXTENT);
+        ck_assert_uint_eq(before.region_bytes, 20 * MIB);
+        ck_assert_int_eq(arena_dealloc(a, ledger_block_at(ledger, block)->handle), 0);
+        ledger_block_clear(ledger, block);
+        for (size_t i = 0; i < left.inherited.n_extents; i++)
+                close(left.fds[i]);
+        collect(&left);
+        end_of_process();
+        restore_well(&left);
+        arena_locate(a, ledger_block_at(ledger, left.blocks[1])->offset, &after);
+        ck_assert_int_eq(memcmp(&before, &after, sizeof(before)), 0);
+        ck_assert_uint_eq(arena_release_exact(a, on_released, NULL), 22 * MIB);
+        worker_poll(worker);
+        ck_assert_uint_eq(arena_n_extents(a), 2);
+        add_block_in(true, 24 * MIB);
+        check();
 }
 
 /* The id of a region by handle is not used again, also if its memory was released before the restart. */
