@@ -39,10 +39,15 @@ static void uncharge(struct gpu *gpu, uint64_t n_bytes)
                 (void)bfc_uncharge(client, gpu->name, n_bytes);
 }
 
+static uint64_t whole_units(uint64_t n_bytes)
+{
+        return (n_bytes + UNIT_BYTES - 1) / UNIT_BYTES * UNIT_BYTES;
+}
+
 /* Charges as many units as it needs, and makes the rest of them room. */
 static int charge_units(struct gpu *gpu, bfc_client *client, uint64_t n_bytes, uint64_t n_more)
 {
-        uint64_t n = (n_bytes + n_more + UNIT_BYTES - 1) / UNIT_BYTES * UNIT_BYTES;
+        uint64_t n = whole_units(n_bytes + n_more);
         int r = bfc_charge(client, gpu->name, n, 0);
 
         if (r == 0)
@@ -61,6 +66,18 @@ static int charge_rest(struct gpu *gpu, bfc_client *client, uint64_t n_bytes)
         return r;
 }
 
+/* A refusal is counted, so a step is not asked for where it has no room. The first look costs no round trip. */
+static bool step_fits(struct gpu *gpu, bfc_client *client, uint64_t n_bytes)
+{
+        struct bfc_tenant_usage usage = { .struct_size = sizeof(usage) };
+        uint64_t n = whole_units(n_bytes + step_bytes(gpu));
+        size_t n_free, n_total;
+
+        return bfc_usage(client, gpu->name, &usage) == 0 && usage.bytes_limit >= usage.bytes_reserved &&
+               usage.bytes_limit - usage.bytes_reserved >= n &&
+               bfc_mem_get_info(client, gpu->name, &n_free, &n_total) == 0 && n_free >= n;
+}
+
 int charge_take(struct gpu *gpu, size_t n_bytes)
 {
         bfc_client *client;
@@ -71,8 +88,9 @@ int charge_take(struct gpu *gpu, size_t n_bytes)
         if (n_bytes > MAX_BYTES)
                 return -ENOMEM;
         r = broker_charger(&client);
-        if (r == 0)
-                r = charge_units(gpu, client, n_bytes, step_bytes(gpu));
+        if (r < 0)
+                return r;
+        r = step_fits(gpu, client, n_bytes) ? charge_units(gpu, client, n_bytes, step_bytes(gpu)) : -ENOMEM;
         return r == -EDQUOT || r == -ENOMEM ? charge_rest(gpu, client, n_bytes) : r;
 }
 
@@ -92,13 +110,15 @@ void charge_give(struct gpu *gpu, size_t n_bytes)
         }
 }
 
-bool charge_makes_room(struct gpu *gpu, int r)
+bool charge_give_room(struct gpu *gpu)
 {
-        uint64_t room;
+        uint64_t room = __atomic_exchange_n(&gpu->room_bytes, 0, __ATOMIC_RELAXED);
 
-        if (r != -ENOMEM && r != -EDQUOT)
-                return false;
-        room = __atomic_exchange_n(&gpu->room_bytes, 0, __ATOMIC_RELAXED);
         uncharge(gpu, room);
         return room > 0;
+}
+
+bool charge_makes_room(struct gpu *gpu, int r)
+{
+        return (r == -ENOMEM || r == -EDQUOT) && charge_give_room(gpu);
 }

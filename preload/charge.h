@@ -15,6 +15,9 @@ int charge_take(struct gpu *gpu, size_t n_bytes);
 /* The driver has it back. */
 void charge_give(struct gpu *gpu, size_t n_bytes);
 
+/* False: there was none. */
+bool charge_give_room(struct gpu *gpu);
+
 /* A block was refused with r. True: room was given back, and it can be tried again. */
 bool charge_makes_room(struct gpu *gpu, int r);
 

@@ -592,6 +592,33 @@ static void be_killed(void)
         kill(getpid(), SIGKILL);
 }
 
+/* The lease is full to its last byte, though no step beside that fits, and the one refusal is counted once. */
+static void be_full(void)
+{
+        CUmemAllocationProp prop = { .type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                     .location = { CU_MEM_LOCATION_TYPE_DEVICE, 0 },
+                                     .allocFlags.usage = IS_TILE_POOL };
+        CUmemGenericAllocationHandle handle, more;
+
+        context_make();
+        OK(cu.cuMemCreate(&handle, 32 * MIB, &prop, 0));
+        GIVES(CUDA_ERROR_OUT_OF_MEMORY, cu.cuMemCreate(&more, 2 * MIB, &prop, 0));
+        OK(cu.cuMemRelease(handle));
+}
+
+static void run_another(const char *program, const char *way, const char *name)
+{
+        pid_t pid = fork();
+        int status;
+
+        CHECK(pid >= 0);
+        if (pid == 0) {
+                execl(program, program, way, name, NULL);
+                _exit(98);
+        }
+        CHECK(waitpid(pid, &status, 0) == pid && status == 0);
+}
+
 /* A second process of the lease gets what the first one left, and all when that was killed. */
 static void be_two(const char *program, const char *way)
 {
@@ -612,13 +639,7 @@ static void be_two(const char *program, const char *way)
         while (free_bytes() < 32 * MIB)
                 usleep(1000);
         OK(cu.cuMemCreate(&handle, 20 * MIB, &prop, 0));
-        pid = fork();
-        CHECK(pid >= 0);
-        if (pid == 0) {
-                execl(program, program, way, "left", NULL);
-                _exit(98);
-        }
-        CHECK(waitpid(pid, &status, 0) == pid && status == 0);
+        run_another(program, way, "left");
         OK(cu.cuMemRelease(handle));
 }
 
@@ -791,6 +812,7 @@ int main(int argc, char **argv)
                 { "others", have_others },
                 { "strict", be_strict },
                 { "refused", be_refused },
+                { "full", be_full },
                 { "killed", be_killed },
                 { "left", have_what_is_left },
                 { "passed-on", be_passed_on },

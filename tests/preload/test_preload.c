@@ -274,6 +274,12 @@ TEST_OF(preload, charges_of_two_processes)
         free(run_job(RUN("--", JOB, "dlsym", "two")));
 }
 
+TEST_OF(preload, refused_charges)
+{
+        free(run_job(RUN("--", JOB, "dlsym", "full")));
+        ck_assert_uint_eq(rig_stats(rig, "red", "train").num_refusals, 1);
+}
+
 TEST_OF(preload, shown_memory)
 {
         free(run_job(RUN("--", JOB, "dlsym", "shown", program_bfcctl())));
