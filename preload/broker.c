@@ -15,6 +15,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "preload/charge.h"
 #include "preload/driver.h"
 
 #define MAX_GPUS    64
@@ -266,6 +267,15 @@ CUresult broker_client(struct gpu *gpu, bfc_client **ret)
         return broker_result(r);
 }
 
+/* Others need what is charged and not in use. */
+static void give_room(void *unused, const struct bfc_pressure *pressure)
+{
+        (void)unused;
+        for (size_t i = 0; i < MAX_GPUS; i++)
+                if (atomic_load(&states[i]) == BROKERED && strcmp(gpus[i].name, pressure->partition) == 0)
+                        (void)charge_give_room(&gpus[i]);
+}
+
 int broker_charger(bfc_client **ret)
 {
         bfc_client *client = atomic_load_explicit(&charger, memory_order_acquire);
@@ -278,8 +288,10 @@ int broker_charger(bfc_client **ret)
                         client = atomic_exchange(&spare, NULL);
                 if (!client)
                         r = connect_locked(&client);
-                if (r == 0)
+                if (r == 0) {
                         atomic_store(&charger, client);
+                        (void)bfc_on_pressure(client, give_room, NULL);
+                }
                 pthread_mutex_unlock(&lock);
         }
         if (r == 0)

@@ -190,7 +190,7 @@ static bool round_look_at(struct press_round *r, struct pressure_share *share)
 {
         struct candidate c = { .share = share, .since_ms = UINT64_MAX };
 
-        if (share->recall.session || share->share->usage.bytes == 0 ||
+        if (share->recall.session || usage_bytes(&share->share->usage) == 0 ||
             share->spent_clocks[share->session == r->requester] >= r->asking->clock ||
             share_waits_longer(r, share))
                 return true;

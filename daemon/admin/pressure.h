@@ -83,7 +83,7 @@ void pressure_join(struct session *s, struct session_share *share);
 void pressure_begin(struct session *s);
 void pressure_end(struct session *s);
 
-/* The session has more bytes in blocks there, or fewer. */
+/* The session has more bytes there in blocks and direct charges, or fewer. */
 void pressure_note(struct session_share *share, uint64_t n_added, uint64_t n_freed);
 
 /* What a session is asked for. */

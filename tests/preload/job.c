@@ -606,6 +606,25 @@ static void be_full(void)
         OK(cu.cuMemRelease(handle));
 }
 
+/* What another process keeps for its next calls is to be had. */
+static void have_all(void)
+{
+        CUmemAllocationProp prop = { .type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                     .location = { CU_MEM_LOCATION_TYPE_DEVICE, 0 },
+                                     .allocFlags.usage = IS_TILE_POOL };
+        CUmemGenericAllocationHandle handle;
+        CUresult result;
+
+        context_make();
+        for (unsigned i = 0; i < 1000; i++) {
+                result = cu.cuMemCreate(&handle, 32 * MIB, &prop, 0);
+                if (result != CUDA_ERROR_OUT_OF_MEMORY)
+                        break;
+                usleep(100000);
+        }
+        OK(result);
+}
+
 static void run_another(const char *program, const char *way, const char *name)
 {
         pid_t pid = fork();
@@ -617,6 +636,20 @@ static void run_another(const char *program, const char *way, const char *name)
                 _exit(98);
         }
         CHECK(waitpid(pid, &status, 0) == pid && status == 0);
+}
+
+static void give_room(const char *program, const char *way)
+{
+        CUmemAllocationProp prop = { .type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                     .location = { CU_MEM_LOCATION_TYPE_DEVICE, 0 },
+                                     .allocFlags.usage = IS_TILE_POOL };
+        CUmemGenericAllocationHandle handle;
+
+        context_make();
+        OK(cu.cuMemCreate(&handle, 2 * MIB, &prop, 0));
+        OK(cu.cuMemRelease(handle));
+        run_another(program, way, "all");
+        OK(cu.cuMemCreate(&handle, 32 * MIB, &prop, 0));
 }
 
 /* A second process of the lease gets what the first one left, and all when that was killed. */
@@ -813,6 +846,7 @@ int main(int argc, char **argv)
                 { "strict", be_strict },
                 { "refused", be_refused },
                 { "full", be_full },
+                { "all", have_all },
                 { "killed", be_killed },
                 { "left", have_what_is_left },
                 { "passed-on", be_passed_on },
@@ -846,6 +880,8 @@ int main(int argc, char **argv)
                 export_block(argv[0], argv[1]);
         else if (strcmp(argv[2], "two") == 0)
                 be_two(argv[0], argv[1]);
+        else if (strcmp(argv[2], "give-room") == 0)
+                give_room(argv[0], argv[1]);
         else if (strcmp(argv[2], "export-fd") == 0)
                 export_lent_memory(argv[0], argv[1]);
         else if (strcmp(argv[2], "import-fd") == 0 && argc == 4)

@@ -280,6 +280,11 @@ TEST_OF(preload, refused_charges)
         ck_assert_uint_eq(rig_stats(rig, "red", "train").num_refusals, 1);
 }
 
+TEST_OF(preload, room_of_another_process)
+{
+        free(run_job(RUN("--", JOB, "dlsym", "give-room")));
+}
+
 TEST_OF(preload, shown_memory)
 {
         free(run_job(RUN("--", JOB, "dlsym", "shown", program_bfcctl())));
