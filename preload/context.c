@@ -1,14 +1,27 @@
-/* Contexts: a reset, which ends all memory of a GPU, and access of other GPUs.
+/* Contexts: their ends, a reset, which ends all memory of a GPU, and access of other GPUs.
  *
  * SPDX-License-Identifier: Apache-2.0
  *
  * As in a process without bfcd, cuDevicePrimaryCtxReset() ends what the program has on the GPU, and the program can
  * allocate again: the client of the GPU ends, and the next allocation makes another one. Memory in contexts that
- * the program made itself ends with it, because the library has all memory in the primary one. The last
+ * the program made itself ends with it where it is bfcd's, because the library has all memory in the primary one. The last
  * cuDevicePrimaryCtxRelease() ends nothing while bfcd has memory there. */
 #include "preload/ipc.h"
 #include "preload/lent.h"
 #include "preload/outside.h"
+
+/* The device's primary context. NULL: it is not active. */
+static CUcontext find_primary(CUdevice device)
+{
+        CUcontext context = NULL;
+        unsigned int flags;
+        int is_active = 0;
+
+        if (cuDevicePrimaryCtxGetState(device, &flags, &is_active) == CUDA_SUCCESS && is_active &&
+            cuDevicePrimaryCtxRetain(&context, device) == CUDA_SUCCESS)
+                real_cuDevicePrimaryCtxRelease_v2(device);
+        return context;
+}
 
 /* ---- resets ---------------------------------------------------------------------- */
 
@@ -39,19 +52,20 @@ static void end_memory(struct gpu *gpu, CUdevice device)
         ipc_forget(gpu);
         broker_end_client(gpu);
         while (n_retained-- > 0)
-                cuDevicePrimaryCtxRelease_v2(device);
+                real_cuDevicePrimaryCtxRelease_v2(device);
 }
 
 CUresult cuDevicePrimaryCtxReset_v2(CUdevice device)
 {
         struct gpu *gpu = broker_stop_calls(device);
+        CUcontext primary = gpu ? find_primary(device) : NULL;
         CUresult result;
 
         if (gpu && gpu->client)
                 end_memory(gpu, device);
         result = real_cuDevicePrimaryCtxReset_v2(device);
-        if (gpu && result == CUDA_SUCCESS)
-                outside_forget(gpu);
+        if (primary && result == CUDA_SUCCESS)
+                outside_forget(primary);
         broker_resume_calls();
         return result;
 }
@@ -60,6 +74,41 @@ CUresult cuDevicePrimaryCtxReset_v2(CUdevice device)
 CUresult cuDevicePrimaryCtxReset(CUdevice device)
 {
         return cuDevicePrimaryCtxReset_v2(device);
+}
+
+/* ---- ends ------------------------------------------------------------------------ */
+
+CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
+{
+        CUcontext primary = broker_stop_calls(device) ? find_primary(device) : NULL;
+        CUresult result = real_cuDevicePrimaryCtxRelease_v2(device);
+
+        if (primary && !find_primary(device))
+                outside_forget(primary);
+        broker_resume_calls();
+        return result;
+}
+
+CUresult cuDevicePrimaryCtxRelease(CUdevice device)
+{
+        return cuDevicePrimaryCtxRelease_v2(device);
+}
+
+CUresult cuCtxDestroy_v2(CUcontext context)
+{
+        CUresult result;
+
+        (void)broker_stop_calls(-1);
+        result = real_cuCtxDestroy_v2(context);
+        if (context && result == CUDA_SUCCESS)
+                outside_forget(context);
+        broker_resume_calls();
+        return result;
+}
+
+CUresult cuCtxDestroy(CUcontext context)
+{
+        return cuCtxDestroy_v2(context);
 }
 
 /* ---- access ----------------------------------------------------------------------- */

@@ -33,7 +33,7 @@ static bool reaches_current(struct gpu *gpu)
                 return false;
         if (cuDevicePrimaryCtxRetain(&primary, device) == CUDA_SUCCESS) {
                 is_same = primary == current;
-                cuDevicePrimaryCtxRelease_v2(device);
+                real_cuDevicePrimaryCtxRelease_v2(device);
         }
         if (is_same)
                 __atomic_store_n(&gpu->primary, current, __ATOMIC_RELAXED);

@@ -26,6 +26,7 @@ struct outside_entry {
         size_t n_bytes;
         bool is_charged;
         struct lent *lent;            /* HANDLE: not NULL: it is a block */
+        CUcontext context;            /* that has it; HANDLE, MAPPING: none */
         unsigned n_references;        /* HANDLE: to the handle, and mappings */
         unsigned n_handles;           /* HANDLE: of these to the handle */
         struct outside_entry *memory; /* MAPPING: its HANDLE */
@@ -173,6 +174,8 @@ static CUresult end(const struct outside *o, CUresult result, int kind, uint64_t
                                      .lent = o->lent,
                                      .n_references = 1,
                                      .n_handles = 1 };
+        if (kind < HANDLE)
+                (void)cuCtxGetCurrent(&e->context);
         insert(e);
         return result;
 }
@@ -207,7 +210,7 @@ CUresult outside_took(struct outside_entry *e, CUresult result)
         return result;
 }
 
-void outside_forget(const struct gpu *gpu)
+void outside_forget(CUcontext context)
 {
         struct outside_entry *e, *next;
 
@@ -215,7 +218,7 @@ void outside_forget(const struct gpu *gpu)
         for (size_t i = 0; i < N_CHAINS; i++)
                 for (e = LIST_FIRST(&chains[i]); e; e = next) {
                         next = LIST_NEXT(e, link);
-                        if (e->gpu != gpu || e->kind >= HANDLE)
+                        if (e->context != context)
                                 continue;
                         LIST_REMOVE(e, link);
                         subtract(e->gpu, e->n_bytes, e->is_charged);

@@ -33,8 +33,8 @@ struct outside_entry;
 struct outside_entry *outside_take(enum outside_kind kind, uint64_t key);
 CUresult outside_took(struct outside_entry *entry, CUresult result);
 
-/* The GPU's context was reset, which ends what it had. Memory of cuMemCreate() is in no context. */
-void outside_forget(const struct gpu *gpu);
+/* A context has ended, with what it had. Memory of cuMemCreate() is in no context. */
+void outside_forget(CUcontext context);
 
 /* ---- cuMemCreate() ----
  *

@@ -86,6 +86,45 @@ void reset_gpu(bool is_lent, bool breaks)
         }
 }
 
+/* Arrays end with the context that has them, and what others have stays. */
+void end_contexts(void)
+{
+        const CUDA_ARRAY_DESCRIPTOR what = {
+                .Width = 1024, .Height = 1024, .Format = 0x20, .NumChannels = 2
+        };
+        CUresult (*create)(CUcontext *, unsigned int, CUdevice);
+        CUcontext first, second;
+        CUarray array;
+
+        *(void **)&create = dlsym(dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL), "cuCtxCreate_v2");
+        CHECK(create);
+        OK(cu.cuInit(0));
+        first = use_gpu(0);
+        OK(cu.own_cuArrayCreate_v2(&array, &what));
+        CHECK(free_bytes() == 24 * MIB);
+        OK(create(&second, 0, 0));
+        OK(cu.own_cuArrayCreate_v2(&array, &what));
+        OK(cu.own_cuArrayCreate_v2(&array, &what));
+        CHECK(free_bytes() == 8 * MIB);
+        OK(cu.own_cuCtxDestroy_v2(second));
+        GIVES(CUDA_ERROR_INVALID_CONTEXT, cu.own_cuCtxDestroy_v2(second));
+        OK(cu.cuCtxSetCurrent(first));
+        CHECK(free_bytes() == 24 * MIB);
+        OK(create(&second, 0, 0));
+        OK(cu.own_cuArrayCreate_v2(&array, &what));
+        OK(cu.cuDevicePrimaryCtxRetain(&first, 0));
+        OK(cu.own_cuDevicePrimaryCtxRelease_v2(0));
+        CHECK(free_bytes() == 16 * MIB);
+        OK(cu.own_cuDevicePrimaryCtxRelease_v2(0));
+        CHECK(free_bytes() == 24 * MIB);
+        use_gpu(0);
+        OK(cu.cuDevicePrimaryCtxReset_v2(0));
+        OK(cu.cuCtxSetCurrent(second));
+        CHECK(free_bytes() == 24 * MIB);
+        OK(cu.own_cuArrayDestroy(array));
+        CHECK(free_bytes() == 32 * MIB);
+}
+
 /* ---- two GPUs -------------------------------------------------------------------- */
 
 static unsigned long long access_of(CUdevice device, CUdeviceptr p)

@@ -858,6 +858,7 @@ int main(int argc, char **argv)
                 { "reset-lent", reset_lent },
                 { "reset-broken", reset_broken },
                 { "reset-broken-lent", reset_broken_lent },
+                { "ended-contexts", end_contexts },
                 { "reset-one", reset_one_of_two },
                 { "peers", have_peers_by_fds },
                 { "peers-by-handles", have_peers_by_handles },

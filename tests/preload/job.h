@@ -71,6 +71,7 @@ void import_lent_memory(const char *fd, bool has_proxy);
 
 /* Cases of contexts.c. */
 void reset_gpu(bool is_lent, bool breaks);
+void end_contexts(void);
 void reset_one_of_two(void);
 void have_peers(bool has_fds);
 void have_no_peers(void);

@@ -215,6 +215,12 @@ TEST_OF(preload, resets)
                          SETTLE_MS));
 }
 
+TEST_OF(preload, ends_of_contexts)
+{
+        for (size_t i = 1; i < sizeof(ways) / sizeof(ways[0]); i++)
+                free(run_job(RUN("--", JOB, ways[i], "ended-contexts")));
+}
+
 static const struct rig_config two_gpus = { .size = "64MiB",
                                             .partitions = "      - {name: train, limit: 64MiB}\n"
                                                           "  - id: cuda:1\n"
