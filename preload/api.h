@@ -28,6 +28,15 @@ typedef struct {
         unsigned int Flags;
 } CUDA_ARRAY3D_DESCRIPTOR;
 
+typedef struct {
+        int allocType, handleTypes;
+        CUmemLocation location;
+        void *win32SecurityAttributes;
+        size_t maxSize;
+        unsigned short usage;
+        unsigned char reserved[54];
+} CUmemPoolProps;
+
 enum { CU_MEM_LOCATION_TYPE_HOST = 2, CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT = 4 };
 enum {
         CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT = 5,

@@ -125,7 +125,6 @@ FORWARD(cuMemGetDefaultMemPool) FORWARD(cuMemGetHandleForAddressRange) FORWARD(c
 FORWARD(cuMemGetLocationInfo) FORWARD(cuMemGetMemPool) FORWARD(cuMemHostAlloc) FORWARD(cuMemHostGetDevicePointer)
 FORWARD(cuMemHostGetDevicePointer_v2) FORWARD(cuMemHostGetFlags) FORWARD(cuMemHostRegister)
 FORWARD(cuMemHostRegister_v2) FORWARD(cuMemHostUnregister)
-FORWARD(cuMemPoolCreate) FORWARD(cuMemPoolDestroy)
 FORWARD(cuMemPoolExportPointer) FORWARD(cuMemPoolExportToShareableHandle) FORWARD(cuMemPoolGetAccess)
 FORWARD(cuMemPoolImportFromShareableHandle) FORWARD(cuMemPoolImportPointer)
 FORWARD(cuMemPoolSetAttribute) FORWARD(cuMemPrefetchAsync) FORWARD(cuMemPrefetchAsync_ptsz)

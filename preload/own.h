@@ -33,6 +33,8 @@ OWN(cuMemAllocFromPoolAsync_ptsz, "cuMemAllocFromPoolAsync", 11020, 1,
     (CUdeviceptr *ret_pointer, size_t n_bytes, CUmemoryPool pool, CUstream stream))
 OWN(cuMemFreeAsync, "cuMemFreeAsync", 11020, 0, (CUdeviceptr pointer, CUstream stream))
 OWN(cuMemFreeAsync_ptsz, "cuMemFreeAsync", 11020, 1, (CUdeviceptr pointer, CUstream stream))
+OWN(cuMemPoolCreate, "cuMemPoolCreate", 11020, ANY_STREAM, (CUmemoryPool *ret_pool, const CUmemPoolProps *what))
+OWN(cuMemPoolDestroy, "cuMemPoolDestroy", 11020, ANY_STREAM, (CUmemoryPool pool))
 OWN(cuMemPoolGetAttribute, "cuMemPoolGetAttribute", 11020, ANY_STREAM, (CUmemoryPool pool, CUmemPool_attribute which, void *ret_value))
 OWN(cuMemPoolSetAccess, "cuMemPoolSetAccess", 11020, ANY_STREAM, (CUmemoryPool pool, const CUmemAccessDesc *what, size_t n))
 OWN(cuMemPoolTrimTo, "cuMemPoolTrimTo", 11020, ANY_STREAM, (CUmemoryPool pool, size_t n_bytes))

@@ -2,9 +2,13 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * A captured stream's allocations belong to its graph and are the driver's: outside of bfcd, and not counted. So are
- * those of pools that the program makes, which are counted. A device's default pool is the partition. */
+ * A captured stream's allocations belong to its graph and are the driver's: outside of bfcd, and not counted. A device's
+ * pools are the partition: what a pool of the driver takes at once is not known before. Only of those whose memory can be
+ * shared the allocations are the driver's, and charged. */
 #include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <sys/queue.h>
 
 #include "preload/broker.h"
 #include "preload/charge.h"
@@ -37,12 +41,52 @@ static CUresult stream_gpu(CUstream stream, struct gpu **ret)
         return result;
 }
 
-/* The GPU whose default pool this is, as far as bfcd has it. */
+/* A pool of the program. */
+struct pool {
+        LIST_ENTRY(pool) link;
+        CUmemoryPool pool;
+        CUdevice device;
+};
+
+static LIST_HEAD(, pool) pools = LIST_HEAD_INITIALIZER(pools);
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+static void in_child(void)
+{
+        lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+        LIST_INIT(&pools);
+}
+
+static void __attribute__((constructor)) watch_forks(void)
+{
+        pthread_atfork(NULL, NULL, in_child);
+}
+
+/* -1: it is none of the list. */
+static CUdevice pool_device(CUmemoryPool pool)
+{
+        const struct pool *each;
+        CUdevice ret = -1;
+
+        pthread_mutex_lock(&lock);
+        LIST_FOREACH(each, &pools, link)
+        {
+                if (each->pool == pool)
+                        ret = each->device;
+        }
+        pthread_mutex_unlock(&lock);
+        return ret;
+}
+
+/* The GPU of whose partition the pool is, as far as bfcd has it. */
 static struct gpu *pool_gpu(CUmemoryPool pool)
 {
+        CUdevice device = pool_device(pool);
         CUmemoryPool other;
         int n = 0;
 
+        if (device >= 0)
+                return broker_gpu(device);
         if (cuDeviceGetCount(&n) != CUDA_SUCCESS)
                 return NULL;
         for (int i = 0; i < n; i++)
@@ -157,7 +201,43 @@ CUresult cuMemFreeAsync_ptsz(CUdeviceptr pointer, CUstream stream)
 
 /* ---- pools ------------------------------------------------------------------------- */
 
-/* NULL: it is no default pool of bfcd's, or has no memory. */
+CUresult cuMemPoolCreate(CUmemoryPool *ret_pool, const CUmemPoolProps *what)
+{
+        CUresult result = real_cuMemPoolCreate(ret_pool, what);
+        struct pool *pool;
+
+        if (result != CUDA_SUCCESS || what->handleTypes != 0 ||
+            what->location.type != CU_MEM_LOCATION_TYPE_DEVICE || !(pool = malloc(sizeof(*pool))))
+                return result;
+        *pool = (struct pool){ .pool = *ret_pool, .device = what->location.id };
+        pthread_mutex_lock(&lock);
+        LIST_INSERT_HEAD(&pools, pool, link);
+        pthread_mutex_unlock(&lock);
+        return result;
+}
+
+/* The lock is held across the call, in which the driver frees the handle. Blocks outlive it, as allocations do. */
+CUresult cuMemPoolDestroy(CUmemoryPool pool)
+{
+        struct pool *each;
+        CUresult result;
+
+        pthread_mutex_lock(&lock);
+        result = real_cuMemPoolDestroy(pool);
+        LIST_FOREACH(each, &pools, link)
+        {
+                if (each->pool == pool)
+                        break;
+        }
+        if (each && result == CUDA_SUCCESS) {
+                LIST_REMOVE(each, link);
+                free(each);
+        }
+        pthread_mutex_unlock(&lock);
+        return result;
+}
+
+/* NULL: it is no pool of bfcd's, or has no memory. */
 static bfc_client *pool_client(CUmemoryPool pool, struct bfc_client_stats *ret_stats)
 {
         const struct gpu *gpu = pool_gpu(pool);

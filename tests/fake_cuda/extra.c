@@ -34,7 +34,7 @@ API CUresult cuPointerGetAttributes(unsigned int n, CUpointer_attribute *which, 
 
 /* Of this form, or of another one that the table does not look at. */
 CUresult cuCtxCreate_v2(void), cuCtxCreate_v3(void), cuCtxCreate_v4(void);
-CUresult cuDeviceGetMemPool(void), cuDeviceSetMemPool(void), cuMemPoolCreate(void), cuMemPoolDestroy(void);
+CUresult cuDeviceGetMemPool(void), cuDeviceSetMemPool(void);
 CUresult cuMemPoolSetAttribute(void), cuMemPrefetchAsync(void);
 CUresult cuMemHostAlloc(void), cuMemAllocHost_v2(void), cuMemFreeHost(void),
         cuMemHostGetDevicePointer_v2(void);

@@ -204,16 +204,8 @@ void fake_pools_forget(CUcontext c)
 
 /* ---- the functions of pools ---------------------------------------------------- */
 
-/* The beginning of CUmemPoolProps. */
-struct properties {
-        int allocation_type, handle_types;
-        CUmemLocation location;
-};
-
 CUresult cuDeviceGetMemPool(CUmemoryPool *ret_pool, CUdevice device);
 CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool);
-CUresult cuMemPoolCreate(CUmemoryPool *ret_pool, const struct properties *what);
-CUresult cuMemPoolDestroy(CUmemoryPool pool);
 CUresult cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute which, void *value);
 
 static CUresult device_pool(CUmemoryPool *ret_pool, CUdevice device, bool is_default)
@@ -253,11 +245,11 @@ API CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool)
         return is_right ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-API CUresult cuMemPoolCreate(CUmemoryPool *ret_pool, const struct properties *what)
+API CUresult cuMemPoolCreate(CUmemoryPool *ret_pool, const CUmemPoolProps *what)
 {
         struct fake_device *d;
 
-        if (!ret_pool || !what || what->allocation_type != CU_MEM_ALLOCATION_TYPE_PINNED ||
+        if (!ret_pool || !what || what->allocType != CU_MEM_ALLOCATION_TYPE_PINNED ||
             what->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
                 return CUDA_ERROR_INVALID_VALUE;
         d = fake_device_get(what->location.id);

@@ -461,25 +461,62 @@ static void have_large_arrays(void)
         CHECK(free_bytes() == n);
 }
 
-/* A pool of the program is the driver's, and counted; a graph's memory is not. */
+/* What the driver has given of the device, to all processes. */
+static size_t device_bytes(void)
+{
+        void *proxy = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL), *(*driver)(void);
+        CUresult (*get)(size_t *, size_t *);
+        size_t n_free, n_total;
+
+        *(void **)&driver = dlsym(proxy, "bfc_preload_driver");
+        CHECK(driver);
+        *(void **)&get = dlsym(driver(), "cuMemGetInfo_v2");
+        OK(get(&n_free, &n_total));
+        return n_total - n_free;
+}
+
+/* Also a pool of the program is the partition: the driver's would take 32 MiB at once. */
 static void have_other_pools(void)
 {
-        struct {
-                int allocation_type, handle_types;
-                CUmemLocation location;
-                char rest[64];
-        } what = { .allocation_type = 1, .location = { CU_MEM_LOCATION_TYPE_DEVICE, 0 } };
-        CUresult (*create)(CUmemoryPool *, void *);
+        CUmemPoolProps what = { .allocType = 1, .location = { CU_MEM_LOCATION_TYPE_DEVICE, 0 } };
+        size_t n_device, n;
+        CUmemoryPool pool;
+        CUstream stream;
+        CUdeviceptr p, q, r;
+
+        context_make();
+        n_device = device_bytes();
+        OK(cu.own_cuMemPoolCreate(&pool, &what));
+        OK(cu.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+        r = alloc(16 * MIB);
+        n = free_bytes();
+        OK(cu.own_cuMemAllocFromPoolAsync(&p, 4 * MIB, pool, stream));
+        OK(cu.own_cuMemAllocFromPoolAsync_ptsz(&q, MIB, pool, stream));
+        CHECK(free_bytes() <= n - 5 * MIB && device_bytes() - n_device <= 32 * MIB);
+        GIVES(CUDA_ERROR_OUT_OF_MEMORY, cu.own_cuMemAllocFromPoolAsync(&q, 30 * MIB, pool, stream));
+        OK(cu.own_cuMemFreeAsync(p, stream));
+        OK(cu.own_cuMemPoolDestroy(pool));
+        CHECK(cu.own_cuMemPoolDestroy(pool) != CUDA_SUCCESS);
+        CHECK(cu.own_cuMemAllocFromPoolAsync(&p, MIB, pool, stream) != CUDA_SUCCESS);
+        OK(cu.own_cuMemFreeAsync_ptsz(q, stream));
+        OK(cu.cuCtxSynchronize());
+        OK(cu.cuMemFree_v2(r));
+        while (free_bytes() < 32 * MIB)
+                usleep(1000);
+}
+
+/* The memory of pools that are for other processes, too, is the driver's, and charged; a graph's is not. */
+static void have_pools_of_the_driver(void)
+{
+        CUmemPoolProps what = { .allocType = 1, .handleTypes = 1, .location = { CU_MEM_LOCATION_TYPE_DEVICE, 0 } };
         CUmemoryPool pool;
         CUstream stream;
         CUdeviceptr p, q;
         CUgraph graph;
         size_t n;
 
-        *(void **)&create = dlsym(dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL), "cuMemPoolCreate");
-        CHECK(create);
         context_make();
-        OK(create(&pool, &what));
+        OK(cu.own_cuMemPoolCreate(&pool, &what));
         OK(cu.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
         n = free_bytes();
         OK(cu.own_cuMemAllocFromPoolAsync(&p, 4 * MIB, pool, stream));
@@ -854,6 +891,7 @@ int main(int argc, char **argv)
                 { "variants", find_variants },
                 { "arrays", have_large_arrays },
                 { "pools", have_other_pools },
+                { "driver-pools", have_pools_of_the_driver },
                 { "reset", reset_plain },
                 { "reset-lent", reset_lent },
                 { "reset-broken", reset_broken },

@@ -124,6 +124,7 @@ TEST_OF(preload, charged_memory)
         run_case("localized");
         run_case("arrays");
         run_case("pools");
+        run_case("driver-pools");
 }
 
 static bool has_fds(void)
