@@ -119,24 +119,52 @@ static size_t format_bytes(unsigned int format)
         }
 }
 
-/* About what the driver takes for it, which it does not say. */
-static size_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *what)
+#define ROW_BYTES ((size_t)64) /* rows are in units of that, and 8 at a time */
+#define ROWS      ((size_t)8)
+
+enum { LAYERED = 0x1, CUBEMAP = 0x4, SPARSE = 0x40, DEFERRED = 0x80 }; /* CUDA_ARRAY3D_... */
+
+static size_t multiple_of(size_t n, size_t unit)
+{
+        return n > SIZE_MAX - unit ? SIZE_MAX : (n + unit - 1) / unit * unit;
+}
+
+static size_t halved(size_t n, unsigned int level)
+{
+        return n >> level > 0 ? n >> level : 1;
+}
+
+static bool level_bytes(const CUDA_ARRAY3D_DESCRIPTOR *what, unsigned int level, size_t *ret)
 {
         size_t n = format_bytes((unsigned int)what->Format);
 
-        if (__builtin_mul_overflow(n, (size_t)what->NumChannels, &n) ||
-            __builtin_mul_overflow(n, what->Width, &n) ||
-            __builtin_mul_overflow(n, what->Height ? what->Height : 1, &n) ||
-            __builtin_mul_overflow(n, what->Depth ? what->Depth : 1, &n))
-                return SIZE_MAX;
-        return n;
+        return !__builtin_mul_overflow(n, (size_t)what->NumChannels, &n) &&
+               !__builtin_mul_overflow(n, halved(what->Width, level), &n) &&
+               !__builtin_mul_overflow(multiple_of(n, ROW_BYTES),
+                                       multiple_of(halved(what->Height, level), ROWS), &n) &&
+               !__builtin_mul_overflow(
+                       n, halved(what->Depth, what->Flags & (LAYERED | CUBEMAP) ? 0 : level), ret);
 }
 
-static CUresult begin_array(struct outside *o, const char *function, const CUDA_ARRAY3D_DESCRIPTOR *what)
+/* What the driver takes for it, which it does not say, and at least. Sparse and deferred ones have no memory of their own. */
+static size_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *what, unsigned int n_levels)
+{
+        size_t sum = 0, n;
+
+        if (what->Flags & (SPARSE | DEFERRED))
+                return 0;
+        for (unsigned int level = 0; level < n_levels && level < 32; level++)
+                if (!level_bytes(what, level, &n) || __builtin_add_overflow(sum, n, &sum))
+                        return SIZE_MAX;
+        return outside_whole(sum);
+}
+
+static CUresult begin_array(struct outside *o, const char *function, const CUDA_ARRAY3D_DESCRIPTOR *what,
+                            unsigned int n_levels)
 {
         CUresult result;
 
-        *o = (struct outside){ .n_bytes = array_bytes(what), .function = function };
+        *o = (struct outside){ .n_bytes = array_bytes(what, n_levels), .function = function };
         result = broker_current_gpu(&o->gpu);
         return result == CUDA_SUCCESS ? outside_begin(o) : result;
 }
@@ -153,7 +181,8 @@ CUresult cuArrayCreate_v2(CUarray *ret_array, const CUDA_ARRAY_DESCRIPTOR *what)
                              &(CUDA_ARRAY3D_DESCRIPTOR){ .Width = what->Width,
                                                          .Height = what->Height,
                                                          .Format = what->Format,
-                                                         .NumChannels = what->NumChannels });
+                                                         .NumChannels = what->NumChannels },
+                             1);
         if (result != CUDA_SUCCESS)
                 return result;
         result = real_cuArrayCreate_v2(ret_array, what);
@@ -168,7 +197,7 @@ CUresult cuArray3DCreate_v2(CUarray *ret_array, const CUDA_ARRAY3D_DESCRIPTOR *w
 
         if (!ret_array || !what)
                 return CUDA_ERROR_INVALID_VALUE;
-        result = begin_array(&o, "cuArray3DCreate", what);
+        result = begin_array(&o, "cuArray3DCreate", what, 1);
         if (result != CUDA_SUCCESS)
                 return result;
         result = real_cuArray3DCreate_v2(ret_array, what);
@@ -183,7 +212,6 @@ CUresult cuArrayDestroy(CUarray array)
         return outside_took(entry, real_cuArrayDestroy(array));
 }
 
-/* The first level is counted: those above have at most a third of it. */
 CUresult cuMipmappedArrayCreate(CUmipmappedArray *ret_array, const CUDA_ARRAY3D_DESCRIPTOR *what,
                                 unsigned int n_levels)
 {
@@ -193,7 +221,7 @@ CUresult cuMipmappedArrayCreate(CUmipmappedArray *ret_array, const CUDA_ARRAY3D_
 
         if (!ret_array || !what)
                 return CUDA_ERROR_INVALID_VALUE;
-        result = begin_array(&o, "cuMipmappedArrayCreate", what);
+        result = begin_array(&o, "cuMipmappedArrayCreate", what, n_levels);
         if (result != CUDA_SUCCESS)
                 return result;
         result = real_cuMipmappedArrayCreate(ret_array, what, n_levels);

@@ -62,7 +62,7 @@ static CUresult alloc_block(struct gpu *gpu, size_t n_bytes, CUdeviceptr *ret)
 
 CUresult cuMemAlloc_v2(CUdeviceptr *ret_pointer, size_t n_bytes)
 {
-        struct outside o = { .n_bytes = n_bytes, .function = "cuMemAlloc" };
+        struct outside o = { .n_bytes = outside_whole(n_bytes), .function = "cuMemAlloc" };
         struct gpu *gpu;
         IN_CALL;
         CUresult result = broker_current_gpu(&gpu);

@@ -22,6 +22,14 @@ struct outside {
         const char *function;
 };
 
+/* The driver takes 2 MiB at once. */
+static inline size_t outside_whole(size_t n_bytes)
+{
+        const size_t unit = (size_t)2 << 20;
+
+        return n_bytes > SIZE_MAX - unit ? SIZE_MAX : (n_bytes + unit - 1) / unit * unit;
+}
+
 /* gpu: NULL for one that is passed on. CUDA_ERROR_NOT_PERMITTED: BFC_STRICT, and it cannot be charged.
  * CUDA_ERROR_OUT_OF_MEMORY. */
 CUresult outside_begin(struct outside *o);
