@@ -739,6 +739,93 @@ static void have_what_is_left(void)
         OK(cu.cuMemFree_v2(p));
 }
 
+enum kind { NOTHING, DRIVERS, CREATED, BLOCK, ARRAY, N_KINDS };
+
+struct held {
+        enum kind kind;
+        CUmemGenericAllocationHandle handle;
+        CUdeviceptr p;
+        CUarray array;
+};
+
+/* Of 2 to 10 MiB. */
+static CUresult take(struct held *h, unsigned random)
+{
+        CUmemAllocationProp prop = { .type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                     .location = { CU_MEM_LOCATION_TYPE_DEVICE, 0 } };
+        size_t n = 1 + random / N_KINDS % 5;
+
+        h->kind = (enum kind)(1 + random % (N_KINDS - 1));
+        if (h->kind == BLOCK)
+                return cu.cuMemAlloc_v2(&h->p, n * 2 * MIB - random % MIB);
+        if (h->kind == ARRAY)
+                return cu.own_cuArrayCreate_v2(&h->array, &(CUDA_ARRAY_DESCRIPTOR){ MIB / 4 - 99, 8 * n, 1, 1 });
+        prop.allocFlags.usage = h->kind == DRIVERS ? IS_TILE_POOL : 0;
+        return cu.cuMemCreate(&h->handle, n * 2 * MIB, &prop, 0);
+}
+
+static void give_back(struct held *h)
+{
+        if (h->kind == BLOCK)
+                OK(cu.cuMemFree_v2(h->p));
+        else if (h->kind == ARRAY)
+                OK(cu.own_cuArrayDestroy(h->array));
+        else if (h->kind != NOTHING)
+                OK(cu.cuMemRelease(h->handle));
+        h->kind = NOTHING;
+}
+
+/* All kinds of memory in turns. What the device has given to the lease's processes never exceeds the limit. */
+static void be_one_of_two(unsigned seed, size_t n_device)
+{
+        struct held held[16] = { 0 };
+        unsigned n_refused = 0;
+
+        for (unsigned i = 0; i < 500; i++) {
+                struct held *h = &held[rand_r(&seed) % 16];
+
+                if (h->kind != NOTHING) {
+                        give_back(h);
+                } else {
+                        CUresult result = take(h, (unsigned)rand_r(&seed));
+
+                        CHECK(result == CUDA_SUCCESS || result == CUDA_ERROR_OUT_OF_MEMORY);
+                        if (result != CUDA_SUCCESS) {
+                                n_refused++;
+                                h->kind = NOTHING;
+                        }
+                }
+                CHECK(device_bytes() <= n_device + 32 * MIB);
+        }
+        CHECK(n_refused > 0);
+        for (size_t i = 0; i < 16; i++)
+                give_back(&held[i]);
+}
+
+static void share_limit(const char *program, const char *way, const char *n_before)
+{
+        size_t n_device = n_before ? strtoull(n_before, NULL, 10) : 0;
+        char text[32];
+        int status;
+        pid_t pid;
+
+        context_make();
+        if (n_before) {
+                be_one_of_two(2, n_device);
+                return;
+        }
+        n_device = device_bytes();
+        snprintf(text, sizeof(text), "%zu", n_device);
+        pid = fork();
+        CHECK(pid >= 0);
+        if (pid == 0) {
+                execl(program, program, way, "share-limit", text, NULL);
+                _exit(98);
+        }
+        be_one_of_two(1, n_device);
+        CHECK(waitpid(pid, &status, 0) == pid && status == 0);
+}
+
 static void be_shown(const char *bfcctl)
 {
         static const char outside[] = "\"client_bytes_outside\": ", direct[] = "\"bytes_direct\": ";
@@ -926,6 +1013,8 @@ int main(int argc, char **argv)
                 export_block(argv[0], argv[1]);
         else if (strcmp(argv[2], "two") == 0)
                 be_two(argv[0], argv[1]);
+        else if (strcmp(argv[2], "share-limit") == 0)
+                share_limit(argv[0], argv[1], argv[3]);
         else if (strcmp(argv[2], "give-room") == 0)
                 give_room(argv[0], argv[1]);
         else if (strcmp(argv[2], "export-fd") == 0)

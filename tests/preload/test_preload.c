@@ -281,6 +281,11 @@ TEST_OF(preload, charges_of_two_processes)
         free(run_job(RUN("--", JOB, "dlsym", "two")));
 }
 
+TEST_OF(preload, limit_of_two_processes)
+{
+        free(run_job(RUN("--", JOB, "dlsym", "share-limit")));
+}
+
 TEST_OF(preload, refused_charges)
 {
         free(run_job(RUN("--", JOB, "dlsym", "full")));
