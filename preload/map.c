@@ -142,8 +142,8 @@ static bool level_bytes(const CUDA_ARRAY3D_DESCRIPTOR *what, unsigned int level,
                !__builtin_mul_overflow(n, halved(what->Width, level), &n) &&
                !__builtin_mul_overflow(multiple_of(n, ROW_BYTES),
                                        multiple_of(halved(what->Height, level), ROWS), &n) &&
-               !__builtin_mul_overflow(
-                       n, halved(what->Depth, what->Flags & (LAYERED | CUBEMAP) ? 0 : level), ret);
+               !__builtin_mul_overflow(n, halved(what->Depth, what->Flags & (LAYERED | CUBEMAP) ? 0 : level),
+                                       ret);
 }
 
 /* What the driver takes for it, which it does not say, and at least. Sparse and deferred ones have no memory of their own. */

@@ -464,8 +464,10 @@ static void have_large_arrays(void)
         CHECK(free_bytes() == n - 8 * MIB && device_bytes() == n_device + 8 * MIB);
         OK(cu.own_cuMipmappedArrayCreate(&mipmapped, &what, 3));
         CHECK(free_bytes() == n - 18 * MIB && device_bytes() == n_device + 18 * MIB);
-        OK(cu.own_cuArray3DCreate_v2(&uneven, &(CUDA_ARRAY3D_DESCRIPTOR){ .Width = 1, .Height = 8193, .Format = 1,
-                                                                          .NumChannels = 1, .Depth = 4, .Flags = 1 }));
+        OK(cu.own_cuArray3DCreate_v2(
+                &uneven,
+                &(CUDA_ARRAY3D_DESCRIPTOR){
+                        .Width = 1, .Height = 8193, .Format = 1, .NumChannels = 1, .Depth = 4, .Flags = 1 }));
         CHECK(free_bytes() == n - 22 * MIB && device_bytes() == n_device + 22 * MIB);
         OK(cu.own_cuArrayDestroy(uneven));
         what.Depth = 4096;
@@ -515,7 +517,9 @@ static void have_other_pools(void)
 /* The memory of pools that are for other processes, too, is the driver's, and charged; a graph's is not. */
 static void have_pools_of_the_driver(void)
 {
-        CUmemPoolProps what = { .allocType = 1, .handleTypes = 1, .location = { CU_MEM_LOCATION_TYPE_DEVICE, 0 } };
+        CUmemPoolProps what = { .allocType = 1,
+                                .handleTypes = 1,
+                                .location = { CU_MEM_LOCATION_TYPE_DEVICE, 0 } };
         CUmemoryPool pool;
         CUstream stream;
         CUdeviceptr p, q;
@@ -759,7 +763,8 @@ static CUresult take(struct held *h, unsigned random)
         if (h->kind == BLOCK)
                 return cu.cuMemAlloc_v2(&h->p, n * 2 * MIB - random % MIB);
         if (h->kind == ARRAY)
-                return cu.own_cuArrayCreate_v2(&h->array, &(CUDA_ARRAY_DESCRIPTOR){ MIB / 4 - 99, 8 * n, 1, 1 });
+                return cu.own_cuArrayCreate_v2(&h->array,
+                                               &(CUDA_ARRAY_DESCRIPTOR){ MIB / 4 - 99, 8 * n, 1, 1 });
         prop.allocFlags.usage = h->kind == DRIVERS ? IS_TILE_POOL : 0;
         return cu.cuMemCreate(&h->handle, n * 2 * MIB, &prop, 0);
 }
