@@ -1030,6 +1030,10 @@ int main(int argc, char **argv)
                 import_lent_memory(argv[3], false);
         else if (strcmp(argv[2], "shown") == 0 && argc == 4)
                 be_shown(argv[3]);
+        else if (strcmp(argv[2], "take-until-killed") == 0 && argc == 4)
+                take_until_killed((unsigned)atoi(argv[3]));
+        else if (strcmp(argv[2], "kill-processes") == 0 && argc == 5)
+                kill_processes(argv[0], argv[1], (unsigned)atoi(argv[3]), (unsigned)atoi(argv[4]));
         else if (strcmp(argv[2], "import") == 0 && argc == 4)
                 import_block(argv[3]);
         else

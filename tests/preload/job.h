@@ -86,6 +86,10 @@ void have_no_nvml(void);
 void have_nvml_of_nothing(void);
 void have_plain_nvml(void);
 
+/* Cases of killed.c. */
+void take_until_killed(unsigned seed);
+void kill_processes(const char *program, const char *way, unsigned n, unsigned seed);
+
 /* Cases of random.c. */
 void run_random(unsigned seed, unsigned n_steps, size_t n_limit);
 

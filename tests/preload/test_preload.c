@@ -4,9 +4,12 @@
  *
  * BFC_PRELOAD is the proxy's folder, LIBRARIES those of the library and of the fake driver. JOB and LINKED_JOB are the
  * programs (job.c). */
+#include <stdatomic.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "tests/integration/kept.h"
 #include "tests/integration/tools.h"
 
 static const struct rig_config config = { .tenants = TENANT("red", "@UID@", "train, limit: 64MiB") };
@@ -190,6 +193,77 @@ TEST_OF(preload, lent_memory_without_handle)
         err = run_large(1, "lent-charged");
         ck_assert_ptr_nonnull(strstr(err, "the driver gives no handle of it (error 801)"));
         free(err);
+}
+
+/* ---- kills ----------------------------------------------------------------------------- */
+
+#define N_KILLS      40u
+#define N_LONG_KILLS 10000u
+#define LIMIT        "48MiB"
+
+struct killing {
+        char n[16], seed[16];
+        char *err;
+        int status;
+        _Atomic bool is_over;
+};
+
+static void *run_killing(void *userdata)
+{
+        struct killing *k = userdata;
+        const char *const argv[] = { program_bfcctl(), "run", "--limit", LIMIT, "--quiet", "--", JOB, "dlsym",
+                                     "kill-processes", k->n,  k->seed,   NULL };
+
+        k->status = program_run(argv, NULL, &k->err);
+        atomic_store(&k->is_over, true);
+        return NULL;
+}
+
+static uint64_t peak_at_the_device(const struct rig *r)
+{
+        char path[160];
+        char *text;
+        uint64_t n;
+
+        snprintf(path, sizeof(path), "%s/cuda/peak-0", r->memory);
+        text = file_text(path);
+        ck_assert_ptr_nonnull(text);
+        n = strtoull(text, NULL, 10);
+        free(text);
+        return n;
+}
+
+/* Processes of a lease take memory in all ways and are killed, beside a daemon that is restarted: all is free at last, and
+ * never more was taken than the limit. */
+TEST_OF(preload, kills_at_any_moment)
+{
+        struct killing killing = { .status = 0 };
+        unsigned n = getenv("BFC_TEST_LONG") ? N_LONG_KILLS : N_KILLS, n_restarts = 0;
+        struct kept *k;
+        pthread_t thread;
+
+        rig_stop(rig);
+        ck_assert_int_eq(setenv("FAKE_CUDA_PEAK", "1", 1), 0);
+        k = kept_start(&config);
+        ck_assert_int_eq(setenv("BFC_SOCKET", k->rig->socket, 1), 0);
+        ck_assert_int_eq(setenv("BFC_ADMIN_SOCKET", k->rig->admin_socket, 1), 0);
+        snprintf(killing.n, sizeof(killing.n), "%u", n);
+        snprintf(killing.seed, sizeof(killing.seed), "%u", (unsigned)getpid());
+        ck_assert_int_eq(pthread_create(&thread, NULL, run_killing, &killing), 0);
+        while (!atomic_load(&killing.is_over)) {
+                usleep(200000);
+                kept_restart(k, n_restarts++ % 2 ? SIGTERM : SIGKILL);
+        }
+        pthread_join(thread, NULL);
+        printf("# seed %s: %u kills, %u restarts, at most %llu bytes of %s\n", killing.seed, n, n_restarts,
+               (unsigned long long)peak_at_the_device(k->rig), LIMIT);
+        ck_assert_msg(killing.status == 0, "status %d: %s", killing.status, killing.err);
+        ck_assert_str_eq(killing.err, "");
+        ck_assert_uint_le(peak_at_the_device(k->rig), 48 * MIB);
+        free(killing.err);
+        kept_stop(k);
+        ck_assert_int_eq(unsetenv("FAKE_CUDA_PEAK"), 0);
+        rig = rig_start(&config);
 }
 
 /* ---- resets, and several GPUs ------------------------------------------------------- */
