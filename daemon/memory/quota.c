@@ -504,6 +504,17 @@ static int quota_never_holds(const struct quota *q, uint64_t n_bytes)
         return n_bytes > q->account.limit_bytes ? -EDQUOT : quota_is_impossible(q, n_bytes);
 }
 
+int quota_wait_or_refuse(struct quota *q, uint64_t n_bytes, int r, bool again)
+{
+        if (r == 0)
+                r = q->lease.is_ended ? -EDQUOT : quota_never_holds(q, n_bytes);
+        if (r == 0)
+                return QUOTA_WAIT;
+        if (!again)
+                quota_count_refusal(q, r);
+        return r;
+}
+
 int quota_refuse_at_once(struct quota *q, uint64_t n_bytes)
 {
         int r = q->partition->is_draining || q->partition->is_lost ? 0 : quota_never_holds(q, n_bytes);

@@ -18,17 +18,7 @@ static bool is_asked(const struct quota *q)
 
 int quota_charge_direct(struct quota *q, uint64_t n_bytes, bool again)
 {
-        int r = quota_refusal(q);
-
-        if (r == 0 && (n_bytes > q->account.limit_bytes || q->lease.is_ended))
-                r = -EDQUOT;
-        if (r == 0)
-                r = quota_is_impossible(q, n_bytes);
-        if (r == 0)
-                return QUOTA_WAIT;
-        if (!again)
-                quota_count_refusal(q, r);
-        return r;
+        return quota_wait_or_refuse(q, n_bytes, quota_refusal(q), again);
 }
 
 int quota_grant_direct(struct quota *q, struct quota_request *request)

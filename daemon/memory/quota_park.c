@@ -16,15 +16,9 @@ int quota_alloc_whole(struct quota *q, uint64_t n_bytes, bool again)
 {
         int r = quota_can_park(q) ? quota_refusal(q) : -ENOTSUP;
 
-        if (r == 0 && (n_bytes > q->account.limit_bytes || quota_without_block(q) || q->lease.is_ended))
+        if (r == 0 && quota_without_block(q))
                 r = -EDQUOT;
-        if (r == 0)
-                r = quota_is_impossible(q, n_bytes);
-        if (r == 0)
-                return QUOTA_WAIT;
-        if (!again)
-                quota_count_refusal(q, r);
-        return r;
+        return quota_wait_or_refuse(q, n_bytes, r, again);
 }
 
 int quota_try_copy(struct quota *q, struct quota_request *request, bfc_handle *ret_handle,

@@ -147,6 +147,10 @@ void quota_count_alloc(struct quota *q, uint64_t n_bytes);
 void quota_count_woken(struct quota *q, uint64_t n_bytes);
 void quota_count_refusal(struct quota *q, int r);
 
+/* What becomes of a request of n_bytes that needs new memory: QUOTA_WAIT, or a refusal, counted unless it is tried again. r:
+ * why it is refused already; 0: it is not. */
+int quota_wait_or_refuse(struct quota *q, uint64_t n_bytes, int r, bool again);
+
 /* ---- quota_queue.c -------------------------------------------------------- */
 
 /* Since when the requests are blocked by other sessions; 0: they are not. */
