@@ -136,7 +136,7 @@ struct arena {
         struct worker_lane the_rest; /* releases, queries, and preallocation */
         struct worker_lane copies;   /* of parked blocks: apart, because a client can delay them */
         struct operation_list kept;  /* releases of extents that another process still has */
-        size_t n_kept;               /* these, and those of them at whose extents the worker looks again */
+        size_t n_kept_releases;      /* these, and those of them at whose extents the worker looks again */
         struct arena_unreclaimed unreclaimed;
         size_t n_extents_max; /* the maximum number, now or earlier */
         bool is_lost;         /* as the device reported */

@@ -80,7 +80,7 @@ static bool release_keep(struct operation *op)
 
         if (!op->is_kept)
                 account_note_change(arena_slot_of(a, op->items[0].slot)->charge.account);
-        a->n_kept += !op->is_kept;
+        a->n_kept_releases += !op->is_kept;
         op->is_kept = true;
         TAILQ_INSERT_TAIL(&a->kept, op, of_arena);
         return release_note_late(op);
@@ -118,7 +118,7 @@ static void release_done(struct worker_job *job)
         if (n_gone > 0 || is_late)
                 op->released(op->userdata, n_gone);
         if (op->n_items == 0) {
-                a->n_kept -= op->is_kept;
+                a->n_kept_releases -= op->is_kept;
                 free(op);
         }
 }
@@ -213,7 +213,7 @@ void arena_drop_kept(struct arena *a)
                 release_uncount(op, op->n_bytes);
                 for (size_t i = 0; i < op->n_items; i++)
                         arena_slot_of(a, op->items[i].slot)->memory = op->items[i].memory;
-                a->n_kept--;
+                a->n_kept_releases--;
                 free(op);
         }
 }

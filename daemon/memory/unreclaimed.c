@@ -202,7 +202,7 @@ uint64_t arena_unreclaimed_bytes(const struct arena *a)
 
 bool arena_has_kept(const struct arena *a)
 {
-        return a->n_kept > 0;
+        return a->n_kept_releases > 0;
 }
 
 uint64_t arena_confirmed_unreclaimed_bytes(const struct arena *a)
