@@ -12,24 +12,9 @@
 #include "keeper/serve.h"
 #include "keeper/wire.h"
 #include "proto/memfd.h"
+#include "tests/fuzz/input.h"
 
-#define MIB        (UINT64_C(1) << 20)
 #define N_REQUESTS 24u /* whose replies have room in the socket */
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_data);
-
-struct input {
-        const uint8_t *at;
-        size_t n;
-};
-
-static uint8_t take(struct input *in)
-{
-        if (in->n == 0)
-                return 0;
-        in->n--;
-        return *in->at++;
-}
 
 /* Mostly what exists; never so much that it is noticed. */
 static uint64_t take_bytes(struct input *in)

@@ -15,24 +15,9 @@
 #include "keeper/remote.h"
 #include "keeper/wire.h"
 #include "proto/memfd.h"
+#include "tests/fuzz/input.h"
 
-#define MIB     (UINT64_C(1) << 20)
 #define N_CALLS 24
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_data);
-
-struct input {
-        const uint8_t *at;
-        size_t n;
-};
-
-static uint8_t take(struct input *in)
-{
-        if (in->n == 0)
-                return 0;
-        in->n--;
-        return *in->at++;
-}
 
 /* ---- the keeper: it has one part of the input ------------------------------------- */
 
