@@ -115,11 +115,6 @@ static void kept_set(struct kept *e, uint64_t key, int fd)
         e->inode = inode_of(fd);
 }
 
-static void kept_add(struct store *s, struct kept *e)
-{
-        LIST_INSERT_HEAD(bucket_of(s, e->key), e, link);
-}
-
 static void kept_remove(struct store *s, uint64_t key)
 {
         struct kept *e = kept_find(s, key);
@@ -128,6 +123,14 @@ static void kept_remove(struct store *s, uint64_t key)
                 return;
         LIST_REMOVE(e, link);
         free(e);
+}
+
+/* Instead of what had the key. */
+static void kept_add(struct store *s, struct kept *e, uint64_t key, int fd)
+{
+        kept_remove(s, key);
+        kept_set(e, key, fd);
+        LIST_INSERT_HEAD(bucket_of(s, key), e, link);
 }
 
 /* ---- calls -------------------------------------------------------------------- */
@@ -263,9 +266,7 @@ int store_take_extent(struct store *s, uint64_t key)
         pthread_mutex_lock(&s->mutex);
         fd = take(s, KEEPER_TAKE, key);
         if (fd >= 0) {
-                kept_remove(s, key); /* of an earlier fd */
-                kept_set(e, key, fd);
-                kept_add(s, e);
+                kept_add(s, e, key, fd);
                 e = NULL;
         }
         pthread_mutex_unlock(&s->mutex);
@@ -320,8 +321,7 @@ int store_put_extent(struct store *s, uint64_t key, int fd)
         pthread_mutex_lock(&s->mutex);
         r = call(s, KEEPER_KEEP, key, fd, &reply, NULL);
         if (r == 0) {
-                kept_set(e, key, fd);
-                kept_add(s, e);
+                kept_add(s, e, key, fd);
                 e = NULL;
         }
         pthread_mutex_unlock(&s->mutex);
