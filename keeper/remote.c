@@ -145,7 +145,7 @@ static int start_keeper(struct remote *d)
 {
         const char *const more[] = { allows_mps ? KEEPER_ALLOW_MPS : NULL, NULL };
         struct keeper_link link;
-        int r = d->keepers ? keepers_connect(d->keepers, d->id, more, &link)
+        int r = d->keepers ? keepers_connect(d->keepers, d->id, more, -1, &link)
                            : keeper_start_own(d->id, more, &link);
 
         return r < 0 ? r : set_link(d, &link);

@@ -301,17 +301,21 @@ static int start_named(struct keepers *k, const char *id, const char *const *mor
         return r;
 }
 
-/* -ECONNRESET: it has ended. */
-static int connect_new(const struct keepers *k, const char *id, pid_t pid)
+/* -ECONNRESET: it has ended. -ECANCELED: the fd `cancel` is readable. */
+static int connect_new(const struct keepers *k, const char *id, pid_t pid, int cancel)
 {
-        for (int waited_ms = 0;; waited_ms += LOOK_MS) {
-                int fd = try_connect(k->fd, id, 0);
+        struct pollfd p = { .fd = cancel, .events = POLLIN };
 
+        for (int waited_ms = 0;; waited_ms += LOOK_MS) {
+                int fd;
+
+                if (poll(&p, 1, waited_ms > 0 ? LOOK_MS : 0) > 0)
+                        return -ECANCELED;
+                fd = try_connect(k->fd, id, 0);
                 if (fd != -ECONNREFUSED || waited_ms >= START_MS)
                         return fd;
                 if (waitpid(pid, NULL, WNOHANG) != 0)
                         return -ECONNRESET;
-                (void)poll(NULL, 0, LOOK_MS);
         }
 }
 
@@ -344,7 +348,8 @@ static void find_process(struct keeper_link *link)
         }
 }
 
-int keepers_connect(struct keepers *k, const char *id, const char *const *more, struct keeper_link *ret)
+int keepers_connect(struct keepers *k, const char *id, const char *const *more, int cancel,
+                    struct keeper_link *ret)
 {
         struct keeper_link link = KEEPER_LINK_NONE;
         int r;
@@ -355,7 +360,7 @@ int keepers_connect(struct keepers *k, const char *id, const char *const *more, 
                 if (r < 0)
                         return r;
                 link.is_new = true;
-                link.fd = connect_new(k, id, link.pid);
+                link.fd = connect_new(k, id, link.pid, cancel);
                 if (link.fd < 0)
                         (void)unlinkat(k->fd, id, 0); /* one that begins later ends then */
         }

@@ -52,9 +52,10 @@ bool keepers_have(const char *admin_socket, const char *id);
 
 bool keepers_listen(const struct keepers *k, const char *id); /* the same */
 
-/* Connects to that of the device, which is started with these arguments (NULL at the end) if none listens. -ECONNRESET: the
- * new one has ended; -errno. */
-int keepers_connect(struct keepers *k, const char *id, const char *const *more, struct keeper_link *ret);
+/* Connects to that of the device, which is started with these arguments (NULL at the end) if none listens. A new
+ * one is waited for only until the fd `cancel` is readable (-1: never). -ECONNRESET: the new one has ended; -ECANCELED; -errno. */
+int keepers_connect(struct keepers *k, const char *id, const char *const *more, int cancel,
+                    struct keeper_link *ret);
 
 /* How long a keeper that an earlier bfcd has left may take to answer: it may still make what that one asked for. */
 #define KEEPER_LEFT_S 60

@@ -388,7 +388,7 @@ static int connect_to(struct store *s)
 {
         struct keeper_reply reply;
         struct keeper_link link;
-        int r = keepers_connect(s->keepers, KEEPER_HOST, NULL, &link);
+        int r = keepers_connect(s->keepers, KEEPER_HOST, NULL, s->end, &link);
 
         if (r == 0)
                 r = set_link(s, &link);

@@ -6,6 +6,7 @@
 #include <limits.h>
 #include <pthread.h>
 #include <signal.h>
+#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -525,7 +526,7 @@ TEST(a_keeper_is_asked_to_end_also_where_its_connection_is_broken)
 {
         struct keeper_link link;
 
-        ck_assert_int_eq(keepers_connect(ks, KEEPER_HOST, NULL, &link), 0);
+        ck_assert_int_eq(keepers_connect(ks, KEEPER_HOST, NULL, -1, &link), 0);
         ck_assert(link.is_new);
         ck_assert_int_eq(shutdown(link.fd, SHUT_RDWR), 0);
         keeper_end(&link, MUCH_MS);
@@ -537,9 +538,21 @@ TEST(no_bfcd_listens_for_its_keeper)
 {
         struct keeper_link link;
 
-        ck_assert_int_eq(keepers_connect(ks, KEEPER_HOST, NULL, &link), 0);
+        ck_assert_int_eq(keepers_connect(ks, KEEPER_HOST, NULL, -1, &link), 0);
         ck_assert_int_eq(keeper_pid_in(folder, "host"), link.pid);
         keeper_leave(&link);
+}
+
+/* SIGTERM of bfcd does not wait for a keeper that does not listen yet. */
+TEST(the_end_ends_the_wait_for_a_new_keeper)
+{
+        int cancel = eventfd(1, EFD_CLOEXEC);
+        struct keeper_link link;
+
+        ck_assert_int_ge(cancel, 0);
+        ck_assert_int_eq(keepers_connect(ks, KEEPER_HOST, NULL, cancel, &link), -ECANCELED);
+        ck_assert(!keepers_have(admin, KEEPER_HOST));
+        close(cancel);
 }
 
 /* A signal to the group of bfcd does not reach it, and the kernel gives both the processors of one session. */
@@ -547,7 +560,7 @@ TEST(a_keeper_has_its_own_group_in_the_session_of_bfcd)
 {
         struct keeper_link link;
 
-        ck_assert_int_eq(keepers_connect(ks, KEEPER_HOST, NULL, &link), 0);
+        ck_assert_int_eq(keepers_connect(ks, KEEPER_HOST, NULL, -1, &link), 0);
         ck_assert_int_eq(getpgid(link.pid), link.pid);
         ck_assert_int_eq(getsid(link.pid), getsid(0));
         keeper_leave(&link);
