@@ -177,7 +177,8 @@ static int open_ledger(struct broker *b, int fd, const struct capacity_records *
         return grow_ledger(b, ret_sentence, n_sentence);
 }
 
-/* True: the releases of this partition continue while the loop runs, because a process may still have the memory. */
+/* True: the releases of this partition continue while the loop runs, because a process may still have the
+ * memory. */
 static bool is_released_later(void *userdata, const char *partition)
 {
         const struct broker *b = userdata;
@@ -578,8 +579,8 @@ static bool is_unused(const struct inherited_quota *from)
         return !from->has_sessions && (from->is_closed || from->arena.n_extents == 0);
 }
 
-/* The quotas of a tenant in their original order, which its sessions know. The closed ones that are forgotten must not
- * be charged to the others, so they come first. */
+/* The quotas of a tenant in their original order, which its sessions know. The closed ones that are forgotten
+ * must not be charged to the others, so they come first. */
 static int inherit_tenant(struct broker *b, struct tenant *t, struct inherited_quota *first, size_t n)
 {
         struct inherited_quota **list = calloc(n + 1, sizeof(struct inherited_quota *));

@@ -1,7 +1,7 @@
 /* The store; see store.h.
  *
- * Invariants: the keeper has what is in the table, unless is_lost or a call is under way. link and is_lost are changed by the
- * thread of the store, once it runs, except that a call without an answer sets is_lost.
+ * Invariants: the keeper has what is in the table, unless is_lost or a call is under way. link and is_lost
+ * are changed by the thread of the store, once it runs, except that a call without an answer sets is_lost.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/handover/store.h"
@@ -29,7 +29,8 @@
 #define PAUSE_MS  1000u                 /* from one start of a keeper to the next one */
 #define N_BUCKETS 1024u
 
-/* fd: the caller's, who may have closed it already before he removes the extent: then the inode is another one. */
+/* fd: the caller's, who may have closed it already before he removes the extent: then the inode is another
+ * one. */
 struct kept {
         uint64_t key;
         int fd;
@@ -90,8 +91,8 @@ static struct kept *kept_find(struct store *s, uint64_t key)
         return NULL;
 }
 
-/* Not by fstat(), which waits on some kernels for the inode's lock, and a client can hold that. 0: the kernel does not say
- * it (before Linux 5.14). */
+/* Not by fstat(), which waits on some kernels for the inode's lock, and a client can hold that. 0: the kernel
+ * does not say it (before Linux 5.14). */
 static uint64_t inode_of(int fd)
 {
         char path[64], line[128];
@@ -135,8 +136,9 @@ static void kept_add(struct store *s, struct kept *e, uint64_t key, int fd)
 
 /* ---- calls -------------------------------------------------------------------- */
 
-/* One request and its reply, with the mutex. fd: goes with it; -1: none. *ret_fd: came with the reply, -1: none; NULL: none
- * can. -errno: there was no answer; else the keeper's result is in the reply. -EMFILE: this or the other process has no fds left. */
+/* One request and its reply, with the mutex. fd: goes with it; -1: none. *ret_fd: came with the reply, -1:
+ * none; NULL: none can. -errno: there was no answer; else the keeper's result is in the reply. -EMFILE: this
+ * or the other process has no fds left. */
 static int exchange(const struct keeper_link *link, enum keeper_op op, uint64_t key, int fd,
                     struct keeper_reply *ret, int *ret_fd)
 {
@@ -192,7 +194,8 @@ static void lose(struct store *s, int error)
                         "all sessions");
 }
 
-/* With the mutex. A result of the keeper, or -errno: a request that has no answer is made again, to the next keeper. */
+/* With the mutex. A result of the keeper, or -errno: a request that has no answer is made again, to the next
+ * keeper. */
 static int call(struct store *s, enum keeper_op op, uint64_t key, int fd, struct keeper_reply *ret,
                 int *ret_fd)
 {
@@ -494,7 +497,8 @@ static void heal(struct store *s)
                         strerror(-r));
 }
 
-/* Until the keeper's connection ends, a call is without answer, or so many milliseconds have passed; -1: no limit. */
+/* Until the keeper's connection ends, a call is without answer, or so many milliseconds have passed; -1: no
+ * limit. */
 static void look(struct store *s, int timeout_ms)
 {
         struct pollfd p[] = { { .fd = s->end, .events = POLLIN },
