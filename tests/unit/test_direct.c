@@ -368,6 +368,35 @@ TEST_OF(direct, a_hang_up_does_not_end_them)
         }
 }
 
+/* The process lives on, and has them. */
+TEST_OF(direct, an_eviction_does_not_end_them)
+{
+        struct peer *p = watched_session(1), *q = open_session(1);
+        Bfcd__Evict evict = BFCD__EVICT__INIT;
+        Bfcd__Request r = BFCD__REQUEST__INIT;
+        uint64_t id;
+
+        (void)must_malloc(p, 0, 4 * MIB);
+        ck_assert_int_eq(charge(p, 0, 6 * MIB), 0);
+        evict.session_id = p->session->id;
+        r.body_case = BFCD__REQUEST__BODY_EVICT;
+        r.evict = &evict;
+        ck_assert_int_eq(peer_send(admin, &r, &id), 0);
+        ck_assert_int_eq(peer_error(admin, id), 0);
+        ck_assert(p->aborted);
+        ck_assert_int_eq(session_hang_up(p->session), 1);
+        session_close(p->session, "evicted");
+        ck_assert_int_eq(reap(p), SESSION_LINGERS);
+        ck_assert_uint_eq(charged(q), 6 * MIB); /* without the block */
+        ck_assert_int_eq(charge(q, 0, 20 * MIB), EDQUOT);
+        session_exit(p->session);
+        ck_assert_int_eq(reap(p), 0);
+        ck_assert_uint_eq(charged(q), 0);
+        session_free(p->session);
+        peer_drop(p);
+        must_close(q);
+}
+
 TEST_OF(direct, a_lower_limit_leaves_them_charged)
 {
         struct peer *p = open_session(1);
