@@ -130,7 +130,7 @@ TEST_OF(direct, any_number_of_bytes_counts_at_every_level)
 
 TEST_OF(direct, wrong_requests_are_refused)
 {
-        struct peer *p = open_session(1);
+        struct peer *p = open_session(1), *other = open_session(1);
 
         ck_assert_int_eq(charge(p, 0, 0), EINVAL);
         ck_assert_int_eq(charge(p, 2, 1), ENOENT);
@@ -142,6 +142,10 @@ TEST_OF(direct, wrong_requests_are_refused)
         ck_assert_int_eq(uncharge(p, 0, UINT64_MAX), EINVAL);
         ck_assert_int_eq(uncharge(admin, 0, 1), EACCES);
         ck_assert_int_eq(charge(p, 1, 1), ENOTSUP); /* all of it is extents, which stay */
+        ck_assert_int_eq(charge(other, 0, 2 * MIB), 0);
+        ck_assert_int_eq(uncharge(p, 0, 1), EINVAL);
+        ck_assert_uint_eq(charged(p), 2 * MIB);
+        must_close(other);
         must_close(p);
 }
 
