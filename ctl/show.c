@@ -55,6 +55,7 @@ const struct table_column show_stats_columns[] = {
         NUMBER(lifetime_peak_bytes_in_use),
         NUMBER(bytes_parked),
         NUMBER(bytes_direct),
+        NUMBER(bytes_outside),
         NUMBER(bytes_requested),
         NUMBER(bytes_free),
         NUMBER(largest_free_block_bytes),
@@ -118,6 +119,7 @@ static const struct table_column tenant_columns[] = {
         STAT("UNRECLAIMED", R | WIDE | SUM, TABLE_SIZE, Bfcd__TenantRow, bytes_unreclaimed),
         STAT("PARKED", R | WIDE | SUM, TABLE_SIZE, Bfcd__TenantRow, bytes_parked),
         STAT("DIRECT", R | WIDE | SUM, TABLE_SIZE, Bfcd__TenantRow, bytes_direct),
+        STAT("OUTSIDE", R | WIDE | SUM, TABLE_SIZE, Bfcd__TenantRow, bytes_outside),
         COLUMN("KEPT", "bytes_kept", R | WIDE | SUM, TABLE_SIZE, Bfcd__TenantRow, bytes_kept),
         COLUMN("WAITING", "num_waiting", R | WIDE | SUM, TABLE_NUMBER, Bfcd__TenantRow, num_waiting),
         COLUMN("FOR", "bytes_waiting", R | WIDE | SUM, TABLE_SIZE, Bfcd__TenantRow, bytes_waiting),
@@ -223,7 +225,7 @@ static json_t *session_leases_json(const void *row)
 
 static const char *nothing_outside(const void *row)
 {
-        return ((const Bfcd__SessionRow *)row)->client_bytes_outside == 0 ? "-" : NULL;
+        return ((const Bfcd__SessionRow *)row)->bytes_outside == 0 ? "-" : NULL;
 }
 
 static void session_leases_text(const void *row, char ret[static TABLE_TEXT_MAX])
@@ -256,8 +258,8 @@ static const struct table_column session_columns[] = {
         { "IDLE", "client_bytes_idle", R | SUM, TABLE_SIZE, TABLE_MEMBER(Bfcd__SessionRow, client_bytes_idle),
           .instead = no_usage },
         COLUMN("DIRECT", "bytes_direct", R | WIDE | SUM, TABLE_SIZE, Bfcd__SessionRow, bytes_direct),
-        { "OUTSIDE", "client_bytes_outside", R | WIDE | SUM, TABLE_SIZE,
-          TABLE_MEMBER(Bfcd__SessionRow, client_bytes_outside), .instead = nothing_outside },
+        { "OUTSIDE", "bytes_outside", R | WIDE | SUM, TABLE_SIZE,
+          TABLE_MEMBER(Bfcd__SessionRow, bytes_outside), .instead = nothing_outside },
         { "LEASES", NULL, WIDE | TABLE_CUT_FIRST, TABLE_MADE, .text = session_leases_text },
         { .key = "leases", .json = session_leases_json },
         { "UNIT", "unit", WIDE | TABLE_CUT_FIRST, TABLE_MADE, .text = unit_text },
@@ -291,6 +293,7 @@ static const struct table_column lease_columns[] = {
         STAT("LIMIT", R, TABLE_SIZE, Bfcd__LeaseRow, bytes_limit),
         STAT("RESERVE", R | WIDE | SUM, TABLE_SIZE, Bfcd__LeaseRow, bytes_guaranteed),
         STAT("DIRECT", R | WIDE | SUM, TABLE_SIZE, Bfcd__LeaseRow, bytes_direct),
+        STAT("OUTSIDE", R | WIDE | SUM, TABLE_SIZE, Bfcd__LeaseRow, bytes_outside),
         STAT("SESSIONS", R | WIDE | SUM, TABLE_NUMBER, Bfcd__LeaseRow, num_sessions),
         STAT("REFUSED", R | WIDE | SUM, TABLE_NUMBER, Bfcd__LeaseRow, num_refusals),
         COLUMN("AGE", "age_ms", R | WIDE, TABLE_DURATION, Bfcd__LeaseRow, age_ms),

@@ -65,7 +65,17 @@ static void add_column(struct top *t, const struct table_column *c, bool is_own)
                 t->columns[t->n_columns++] = (struct top_column){ c, is_own };
 }
 
-/* The column of NVML stands after the sizes, before the texts of wide tables, which may be cut. */
+static bool has_outside(const struct top *t)
+{
+        const struct list *l = t->sample.list;
+        size_t i = 0;
+
+        while (l && i < l->n_sessions && l->sessions[i]->bytes_outside == 0)
+                i++;
+        return l && i < l->n_sessions;
+}
+
+/* A wide table has the column of memory outside. */
 static void choose_columns(struct top *t)
 {
         t->n_columns = 0;
@@ -73,7 +83,7 @@ static void choose_columns(struct top *t)
                 if (!table_is_shown(c, t->is_wide))
                         continue;
                 add_column(t, c, false);
-                if (t->view == TOP_SESSIONS && t->sample.has_outside && strcmp(c->title, "IDLE") == 0)
+                if (t->view == TOP_SESSIONS && !t->is_wide && has_outside(t) && strcmp(c->title, "IDLE") == 0)
                         add_column(t, &outside_column, true);
         }
         if (t->view == TOP_TENANTS)
@@ -258,12 +268,9 @@ static struct top_row row_at(const struct top *t, size_t i)
                 ret.tenant = l->tenants[i]->tenant;
                 ret.history = find_history(t, ret.tenant, l->tenants[i]->partition);
         } else {
-                const struct nvml_use *use =
-                        nvml_find(t->sample.outside, t->sample.n_outside, l->sessions[i]->pid);
-
                 ret.row = l->sessions[i];
                 ret.tenant = l->sessions[i]->tenant;
-                ret.outside = use ? use->n_bytes : UINT64_MAX;
+                ret.outside = l->sessions[i]->bytes_outside > 0 ? l->sessions[i]->bytes_outside : UINT64_MAX;
         }
         return ret;
 }

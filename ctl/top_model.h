@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 #include "ctl/list.h"
-#include "ctl/nvml.h"
+#include "device/nvml.h"
 #include "ctl/table.h"
 
 enum top_view { TOP_SESSIONS, TOP_TENANTS, TOP_PARTITIONS, TOP_VIEWS };

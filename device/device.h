@@ -92,6 +92,13 @@ struct device_copy {
         struct device_pins *pins;
 };
 
+/* What a process has of a device from its driver. */
+struct device_use {
+        uint64_t pid;
+        uint64_t n_bytes;
+};
+#define DEVICE_USES 64u /* of a call */
+
 /* What a device reports about itself. */
 struct device_facts {
         char name[64]; /* the vendor's name */
@@ -140,6 +147,9 @@ struct device_ops {
         /* The bytes in use outside of this process's extents: an upper bound of unreclaimed memory. May
          * be NULL. -ENODEV, -EIO. */
         int (*others)(struct device *d, uint64_t *ret_bytes);
+        /* What processes have of it from the driver: DEVICE_USES at most, in the order of their pids, from those above `pid`
+         * on. Memory counts for the process that made it. May be NULL. -ENOENT: it is not known; -ENODEV, -ENOMEM. */
+        int (*uses)(struct device *d, uint64_t pid, struct device_use ret[static DEVICE_USES], size_t *ret_n);
         /* Releases everything by which this process keeps the device busy, when it has no extents: then
          * the device may be reset or changed. Until it is opened again only granularity(), others()
          * (-ENODEV) and free() may be called. NULL: it keeps nothing busy, or only its process's end releases it. */
@@ -279,6 +289,11 @@ int device_unpin(const struct device_extent *host);
 static inline int device_foreign_bytes(struct device *d, uint64_t *ret_bytes)
 {
         return d->ops->others ? d->ops->others(d, ret_bytes) : -ENOTSUP;
+}
+static inline int device_uses(struct device *d, uint64_t pid, struct device_use ret[static DEVICE_USES],
+                              size_t *ret_n)
+{
+        return d->ops->uses ? d->ops->uses(d, pid, ret, ret_n) : -ENOENT;
 }
 static inline void device_close(struct device *d)
 {

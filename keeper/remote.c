@@ -455,6 +455,37 @@ static int remote_others(struct device *device, uint64_t *ret_bytes)
         return r;
 }
 
+/* In order, so that the next question makes progress. */
+static bool are_uses(const struct keeper_reply *reply, uint64_t pid)
+{
+        if (reply->n_uses > DEVICE_USES)
+                return false;
+        for (size_t i = 0; i < reply->n_uses; pid = reply->uses[i++].pid)
+                if (reply->uses[i].pid <= pid)
+                        return false;
+        return true;
+}
+
+static int remote_uses(struct device *device, uint64_t pid, struct device_use ret[static DEVICE_USES],
+                       size_t *ret_n)
+{
+        struct remote *d = (struct remote *)device;
+        struct keeper_request q = keeper_request_of(KEEPER_USES);
+        struct keeper_reply reply;
+        struct fds none = { .n = 0 };
+        int r;
+
+        q.key = pid;
+        r = call(d, &q, NULL, &reply, NULL);
+        if (r == 0 && !are_uses(&reply, pid))
+                r = distrust(d, &none);
+        if (r < 0)
+                return r;
+        memcpy(ret, reply.uses, reply.n_uses * sizeof(*ret));
+        *ret_n = reply.n_uses;
+        return 0;
+}
+
 static void remote_close(struct device *device)
 {
         struct remote *d = (struct remote *)device;
@@ -578,6 +609,7 @@ static const struct device_ops remote_ops = {
         .copy = remote_copy,
         .facts = remote_facts,
         .others = remote_others,
+        .uses = remote_uses,
         .close = remote_close,
         .open = remote_open,
         .end = remote_end,

@@ -12,9 +12,9 @@
 #define RETRY_MS 10
 
 /* A keeper of the version before runs until its bfcd stops: it must not take these messages for its own. */
-_Static_assert(KEEPER_VERSION == 1 && sizeof(struct keeper_request) == 1632 &&
-                       sizeof(struct keeper_reply) == 1368 && sizeof(struct keeper_extent) == 88 &&
-                       sizeof(struct keeper_copy) == 48 && KEEPER_N_OPS == 14,
+_Static_assert(KEEPER_VERSION == 2 && sizeof(struct keeper_request) == 1632 &&
+                       sizeof(struct keeper_reply) == 2392 && sizeof(struct keeper_extent) == 88 &&
+                       sizeof(struct keeper_copy) == 48 && KEEPER_N_OPS == 15,
                "the messages have changed: increment KEEPER_VERSION, and enter it and what is new here");
 
 union control {

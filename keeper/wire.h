@@ -18,7 +18,7 @@
 #define KEEPER_SOCKET    "--socket"
 
 #define KEEPER_BACKLOG        4
-#define KEEPER_VERSION        1u
+#define KEEPER_VERSION        2u
 #define KEEPER_FDS            DEVICE_COPIES /* of one message */
 #define KEEPER_SENTENCE_BYTES 400u
 
@@ -38,6 +38,7 @@ enum keeper_op {
         KEEPER_LEDGER,   /* an fd, instead of the one before; none -> that fd */
         KEEPER_END,      /* the process ends */
         KEEPER_COLLAPSE, /* n_bytes[0], a memfd of that size; also before the hello */
+        KEEPER_USES,     /* key: a pid -> uses[n_uses], as of device_uses() */
         KEEPER_N_OPS,
 };
 
@@ -71,13 +72,14 @@ struct keeper_extent {
 struct keeper_reply {
         uint32_t version;
         int32_t result; /* 0, -errno as in device.h */
-        uint32_t n_extents, unused;
+        uint32_t n_extents, n_uses;
         uint64_t granularity;
         uint64_t n_bytes;
         struct keeper_extent extents[DEVICE_MAKES];
         int32_t pins
                 [DEVICE_COPIES]; /* of the host's extent: 1: registered; -errno: it could not be; 0: not tried */
         struct device_facts facts;
+        struct device_use uses[DEVICE_USES];
         char sentence[KEEPER_SENTENCE_BYTES];
 };
 

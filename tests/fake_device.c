@@ -171,6 +171,19 @@ static int fake_others(struct device *d, uint64_t *ret_bytes)
         return 0;
 }
 
+static int fake_uses(struct device *d, uint64_t pid, struct device_use ret[static DEVICE_USES], size_t *ret_n)
+{
+        const struct fake_device *f = (const struct fake_device *)d;
+
+        if (!f->uses)
+                return -ENOENT;
+        *ret_n = 0;
+        for (size_t i = 0; i < f->n_uses && *ret_n < DEVICE_USES; i++)
+                if (f->uses[i].pid > pid)
+                        ret[(*ret_n)++] = f->uses[i];
+        return 0;
+}
+
 /* With an extent left it would be a mistake of the caller's. */
 static void fake_close(struct device *d)
 {
@@ -213,6 +226,7 @@ static const struct device_ops fake_ops = {
         .adopt = fake_adopt,
         .facts = fake_facts,
         .others = fake_others,
+        .uses = fake_uses,
         .close = fake_close,
         .open = fake_open,
         .has_ended = fake_has_ended,

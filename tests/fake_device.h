@@ -31,7 +31,9 @@ struct fake_device {
         bool is_open_elsewhere;      /* processes have what was lent: destroy() fails, and it is as before */
         unsigned n_looks;            /* such calls */
         uint64_t foreign_bytes;      /* what device_foreign_bytes() answers */
-        bool stays_lost;             /* once a call failed with -ENODEV, as a real one; set it at will */
+        const struct device_use *uses; /* what device_uses() answers, by pid; NULL: -ENOENT */
+        size_t n_uses;
+        bool stays_lost; /* once a call failed with -ENODEV, as a real one; set it at will */
         bool is_lost;
         bool has_ended;            /* as its keeper would have: what device_has_ended() answers once */
         struct device_facts facts; /* what it says of itself; its name is "fake" at first */

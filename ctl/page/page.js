@@ -243,7 +243,7 @@ const sessions = new Table('sessions', [
     usage('Used', 'client_bytes_in_use'),
     usage('Idle', 'client_bytes_idle'),
     bytes('Direct', 'bytes_direct'),
-    bytes('Outside', 'client_bytes_outside'),
+    bytes('Outside', 'bytes_outside'),
     text('Command', 'command', {long: true, rem: 8, grow: 3}),
 ], (s) => s.session_id, 'Held', 'There is no session.');
 

@@ -33,6 +33,11 @@ static const char *plural(uint64_t n)
         return n == 1 ? "" : "s";
 }
 
+static const struct session_share *share_of(const struct usage *h)
+{
+        return (const struct session_share *)((const char *)h - offsetof(struct session_share, usage));
+}
+
 /* "session 7 (pid 123, train.py): 4.0 KiB in 3 blocks" */
 static void append_usage(char *sentence, size_t n, const struct usage *h, bool with_tenant)
 {
@@ -45,6 +50,8 @@ static void append_usage(char *sentence, size_t n, const struct usage *h, bool w
                s->name[0] ? s->name : "no name", NUMBER_SIZE(h->bytes), h->n_blocks, plural(h->n_blocks));
         if (h->direct.n_bytes > 0)
                 append(sentence, n, " and %s charged directly", NUMBER_SIZE(h->direct.n_bytes));
+        if (share_of(h)->outside_bytes > 0)
+                append(sentence, n, ", %s outside of bfcd", NUMBER_SIZE(share_of(h)->outside_bytes));
 }
 
 /* The sessions that were not named. */
@@ -245,6 +252,7 @@ static void explain_holder(struct usage *h, uint64_t idle_bytes, size_t *budget,
         row->client_bytes_idle = idle_bytes < h->bytes ? idle_bytes : h->bytes;
         row->largest_block_bytes = usage_largest(h, budget);
         row->bytes_direct = h->direct.n_bytes;
+        row->bytes_outside = share_of(h)->outside_bytes;
         row->state = report_borrow(session_state_name(s));
 }
 

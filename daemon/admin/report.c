@@ -18,6 +18,7 @@
 #include "daemon/memory/broker_lease.h"
 #include "daemon/record/records.h"
 #include "daemon/session/direct.h"
+#include "daemon/session/outside.h"
 
 #define REPORT_SCAN       4096u  /* records looked at for one page */
 #define REPORT_MONITOR_NS 10000u /* of a page for a monitor */
@@ -82,6 +83,7 @@ void report_quota_stats(const struct quota *q, Bfcd__Statistics *f)
         f->bytes_unreclaimed = arena_unreclaimed_bytes(q->arena);
         f->bytes_parked = arena_parked_bytes(q->arena);
         f->bytes_direct = q->all.bytes_direct;
+        f->bytes_outside = q->all.bytes_outside;
 }
 
 static bool report_is_full(const struct report *r)
@@ -420,7 +422,9 @@ void report_session(const struct session *s, Bfcd__SessionRow *row,
         row->bytes_in_use = s->stats.bytes_in_use;
         row->peak_bytes_in_use = s->stats.peak_bytes_in_use;
         row->bytes_direct = direct_bytes(s);
-        session_client_usage(s, &client, &row->client_bytes_outside);
+        session_client_usage(s, &client, &row->bytes_outside);
+        if (outside_bytes(s) != UINT64_MAX)
+                row->bytes_outside = outside_bytes(s);
         row->client_bytes_reserved = client.bytes_held;
         row->client_bytes_in_use = client.bytes_in_use;
         row->client_bytes_idle = client.bytes_idle;

@@ -335,6 +335,7 @@ static struct broker *broker_end(struct broker *b, struct quota *(*end_quota)(st
                 standby_free(b->devices[i].standby);
                 drain_free(b->devices[i].drain);
                 free(b->devices[i].command); /* that waited for a tick; nothing refers to it */
+                free(b->devices[i].outside);
         }
         inherited_free(b->inherited);
         free(b->suspended.records);

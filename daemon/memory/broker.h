@@ -52,6 +52,7 @@ struct broker_device {
         struct drain *drain;          /* NULL: it was never drained */
         struct trim_command *command; /* the session layer's: asks for idle memory while it drains */
         uint64_t asked_ms;            /* of the session layer: when that ended */
+        struct worker_job *outside;   /* the same, see outside.h; NULL: nothing was asked */
 };
 
 struct broker_options {

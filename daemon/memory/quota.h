@@ -191,7 +191,8 @@ struct quota_sums {
         uint64_t bytes_in_use;
         uint64_t bytes_requested;
         uint64_t bytes_direct;
-        uint64_t bytes_parked; /* only of a tenant's quota; its arenas count here */
+        uint64_t bytes_outside; /* see outside.h */
+        uint64_t bytes_parked;  /* only of a tenant's quota; its arenas count here */
 };
 
 /* What makes a quota a lease's. */

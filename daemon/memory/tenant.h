@@ -75,6 +75,7 @@ struct tenant {
         struct log_limit kept_log;            /* kept blocks that end */
         struct log_limit lease_log;           /* leases that its processes cause */
         struct tenant_births lease_births;    /* of these */
+        struct log_limit outside_logs;        /* processes with much memory outside of bfcd */
         struct log_limit unreclaimed_logs[2]; /* memory that was returned, that is unreclaimed */
 };
 

@@ -31,6 +31,7 @@
 #include "daemon/handover/restore.h"
 #include "daemon/admin/recall.h"
 #include "daemon/session/mappings.h"
+#include "daemon/session/outside.h"
 #include "daemon/session/shared.h"
 #include "proto/message.h"
 
@@ -40,7 +41,6 @@
 #define SERVER_TICK_MS          50u
 #define SERVER_ACCOUNT_MS       250u
 #define SERVER_WELL_MS          10000u /* after that a start has succeeded */
-#define SERVER_USAGE_MS         60000u /* between looks for peaks to record */
 #define SERVER_PAUSE_MS         100u   /* without accepting, when no fds are left */
 #define SERVER_MAX_CLOSING      256u   /* sockets that wait for the closer; more pause accepting */
 
@@ -76,7 +76,7 @@ struct server {
         uint64_t keep_ms;
         uv_timer_t account;      /* while lines of the log are due later */
         uv_timer_t beat;         /* for the service manager */
-        uv_timer_t well;         /* and from then on for accounting_usage() */
+        uv_timer_t well;         /* and from then on each OUTSIDE_MS */
         struct manager *manager; /* borrowed; NULL: none */
         struct reloads *reloads;
         struct reload_request hangup; /* by SIGHUP */
@@ -597,11 +597,10 @@ static void on_beat(uv_timer_t *timer)
         manager_beat(s->manager, &stats);
 }
 
-static void on_minute(uv_timer_t *timer)
+static void on_seconds(uv_timer_t *timer)
 {
-        struct server *s = timer->data;
-
-        accounting_usage(s->broker, false);
+        outside_look(((struct server *)timer->data)->broker);
+        accounting_usage(((struct server *)timer->data)->broker, false);
 }
 
 static void on_well(uv_timer_t *timer)
@@ -609,7 +608,7 @@ static void on_well(uv_timer_t *timer)
         struct server *s = timer->data;
 
         broker_note_well(s->broker);
-        uv_timer_start(&s->well, on_minute, SERVER_USAGE_MS, SERVER_USAGE_MS);
+        uv_timer_start(&s->well, on_seconds, OUTSIDE_MS, OUTSIDE_MS);
 }
 
 static void on_start(uv_timer_t *timer)

@@ -29,6 +29,8 @@ struct session_share {
         size_t n_seen;
         uint64_t listed_direct_bytes; /* while the session is resumed: what the client says that it charged */
         bool is_direct_listed;
+        bool is_measured, is_outside_logged; /* outside_bytes was, see outside.h */
+        uint64_t outside_bytes;
         struct trim_share trim;
         struct pressure_share pressure;
 };

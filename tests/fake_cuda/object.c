@@ -444,11 +444,13 @@ CUresult fake_object_new(const struct fake_device *d, char kind, uint64_t n_byte
 {
         struct fake_object o = { .device = d->index, .kind = kind, .n_bytes = n_bytes };
         uint64_t n_backed = kind == 'b' ? 0 : n_bytes;
+        uint32_t number;
         CUresult r;
         int lock, fd;
 
-        if (getrandom(&o.id, sizeof(o.id), 0) != (ssize_t)sizeof(o.id))
+        if (getrandom(&number, sizeof(number), 0) != (ssize_t)sizeof(number))
                 return CUDA_ERROR_OPERATING_SYSTEM;
+        o.id = (uint64_t)getpid() << 32 | number; /* the fake NVML says whose it is */
         lock = folder_lock();
         if (has_room_locked(d, n_bytes))
                 r = object_create_locked(&o, n_backed, &fd);

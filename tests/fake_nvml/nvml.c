@@ -3,12 +3,17 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * FAKE_NVML names the file: a line "UUID PID BYTES" for each process, "UUID" alone for a device without one, and
- * "UUID PID -" for one whose memory is not known. Without the variable the library does not initialise. */
+ * "UUID PID -" for one whose memory is not known. Without the variable the library does not initialise. With
+ * FAKE_NVML=driver it tells what is in use of the fake driver's memory (FAKE_CUDA_STATE) and which process made it. */
+#include <dirent.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
+#include <unistd.h>
 
 #define API __attribute__((visibility("default")))
 
@@ -118,15 +123,60 @@ API int nvmlShutdown(void)
         return SUCCESS;
 }
 
+static void add_object(int folder, const char *name)
+{
+        unsigned long long n_bytes, id;
+        unsigned device;
+        char kind, uuid[64];
+        int fd;
+
+        if (sscanf(name, "mem-%u-%c-%llu-%llx", &device, &kind, &n_bytes, &id) != 4 || n_lines == MAX_LINES)
+                return;
+        fd = openat(folder, name, O_RDONLY | O_CLOEXEC);
+        if (fd < 0 || flock(fd, LOCK_EX | LOCK_NB) == 0) { /* not in use */
+                close(fd);
+                return;
+        }
+        close(fd);
+        snprintf(uuid, sizeof(uuid), "GPU-fa4ec0da-0000-4000-8000-%012x", device + 1);
+        lines[n_lines++] = (struct line){ .device = device_of(uuid),
+                                          .has_process = 1,
+                                          .info = { .pid = (unsigned)(id >> 32), .n_bytes = n_bytes } };
+}
+
+/* The fake driver's lock is held meanwhile. */
+static void read_folder(const char *path)
+{
+        DIR *dir = path ? opendir(path) : NULL;
+        const struct dirent *e;
+        int lock;
+
+        if (!dir)
+                return;
+        lock = openat(dirfd(dir), "lock", O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+        if (lock >= 0)
+                (void)flock(lock, LOCK_EX);
+        while ((e = readdir(dir)) && n_devices < MAX_DEVICES)
+                add_object(dirfd(dir), e->d_name);
+        close(lock);
+        closedir(dir);
+}
+
 /* Reads the file again. */
 API int nvmlDeviceGetCount_v2(unsigned *ret)
 {
-        FILE *f = fopen(getenv("FAKE_NVML"), "re");
         char text[256], uuid[64], bytes[32];
+        FILE *f;
 
+        n_lines = n_devices = 0;
+        if (strcmp(getenv("FAKE_NVML"), "driver") == 0) {
+                read_folder(getenv("FAKE_CUDA_STATE"));
+                *ret = n_devices;
+                return SUCCESS;
+        }
+        f = fopen(getenv("FAKE_NVML"), "re");
         if (!f)
                 return NOT_FOUND;
-        n_lines = n_devices = 0;
         while (fgets(text, sizeof(text), f) && n_lines < MAX_LINES && n_devices < MAX_DEVICES) {
                 struct line *l = &lines[n_lines++];
                 int n;

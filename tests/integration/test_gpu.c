@@ -87,6 +87,63 @@ RIG_TEST(each_device_has_its_partitions, two_gpus)
         bfc_disconnect(client);
 }
 
+/* ---- what processes have outside of bfcd --------------------------------------- */
+
+static const struct rig_config measured = {
+        .size = "128MiB",
+        .partitions = "      - {name: train, limit: 64MiB}\n",
+        .tenants = TENANT("red", "@UID@", "train, limit: 64MiB"),
+        .moves_clock = true,
+};
+
+struct outside_job {
+        struct rig *rig;
+        struct gate is_done;
+};
+
+/* A context of 4 MiB, 2 MiB and 6 MiB, of which the latter are charged. */
+static void job_outside(void *userdata)
+{
+        struct outside_job *job = userdata;
+        bfc_client *client = child_client_open(job->rig->socket, NULL);
+        CUdeviceptr first, second;
+        CUcontext context;
+        void *p;
+
+        REQUIRE(gpu_start(0, &context) == CUDA_SUCCESS, "no driver");
+        REQUIRE(bfc_malloc(client, 9 * MIB, &p) == 0, "%s", bfc_last_error());
+        REQUIRE(cu.cuMemAlloc_v2(&first, 2 * MIB) == CUDA_SUCCESS, "no memory");
+        REQUIRE(bfc_charge(client, "train", 6 * MIB, 0) == 0, "%s", bfc_last_error());
+        REQUIRE(cu.cuMemAlloc_v2(&second, 6 * MIB) == CUDA_SUCCESS, "no memory");
+        gate_open(&job->is_done);
+        pause();
+}
+
+/* After the first and the next question. */
+static void assert_outside(struct rig *rig, uint64_t n_bytes)
+{
+        rig_pass(rig, 10000);
+        rig_pass(rig, 5000);
+        ck_assert(WAIT_FOR(rig_stats(rig, "red", "train").bytes_outside == n_bytes, SETTLE_MS));
+}
+
+TEST(memory_outside_is_measured)
+{
+        struct outside_job job = { .is_done = gate_new() };
+        pid_t pid;
+
+        setenv("FAKE_NVML", "driver", 1);
+        setenv("FAKE_CUDA_CONTEXT_BYTES", "4MiB", 1);
+        job.rig = rig_start(&measured);
+        pid = child_start_until(&job.is_done, job_outside, &job);
+        assert_outside(job.rig, 6 * MIB);
+        child_kill(pid);
+        assert_outside(job.rig, 0);
+        rig_stop(job.rig);
+        unsetenv("FAKE_NVML");
+        unsetenv("FAKE_CUDA_CONTEXT_BYTES");
+}
+
 /* ---- access of other GPUs ----------------------------------------------------- */
 
 /* 0: none; 3: all; 0, too, where the driver does it by itself. */

@@ -206,13 +206,13 @@ RIG_TEST(client_statistics_are_listed, config)
         ck_assert(find_session(rig, "test_pages", &row));
         ck_assert_uint_eq(row.client_bytes_in_use, 0);
         ck_assert_uint_eq(row.client_bytes_idle, 4 * MIB);
-        ck_assert_uint_eq(row.client_bytes_outside, 0);
+        ck_assert_uint_eq(row.bytes_outside, 0);
         ck_assert_ok(bfc_add_outside(client, NULL, 7 * MIB));
         ck_assert_ok(bfc_add_outside(client, "infer", 5 * MIB));
         ck_assert_ok(bfc_add_outside(client, "train", -(int64_t)MIB));
         ck_assert_int_eq(bfc_add_outside(client, "none", 1), -ENOENT);
         ck_assert(find_session(rig, "test_pages", &row));
-        ck_assert_uint_eq(row.client_bytes_outside, 11 * MIB);
+        ck_assert_uint_eq(row.bytes_outside, 11 * MIB);
         ck_assert_uint_eq(row.bytes_in_use, 4 * MIB);
         ck_assert(find_session(rig, "raw", &row));
         ck_assert_uint_eq(row.bytes_in_use, MIB);
@@ -268,7 +268,7 @@ RIG_TEST(invalid_client_pages_are_ignored, config)
                 ck_assert_uint_le(row.client_bytes_reserved, 2 * MIB);
                 ck_assert_uint_le(row.client_bytes_in_use, 2 * MIB);
                 ck_assert_uint_le(row.client_bytes_idle, 2 * MIB);
-                ck_assert_uint_le(row.client_bytes_outside, INT64_MAX);
+                ck_assert_uint_le(row.bytes_outside, INT64_MAX);
         }
         ck_assert_ok(bfc_malloc(client, MIB, &p));
         ck_assert_uint_eq(client_usage(client, NULL).bytes_in_use, 3 * MIB);

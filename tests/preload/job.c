@@ -833,7 +833,7 @@ static void share_limit(const char *program, const char *way, const char *n_befo
 
 static void be_shown(const char *bfcctl)
 {
-        static const char outside[] = "\"client_bytes_outside\": ", direct[] = "\"bytes_direct\": ";
+        static const char outside[] = "\"bytes_outside\": ", direct[] = "\"bytes_direct\": ";
         CUmemAllocationProp prop = { .type = CU_MEM_ALLOCATION_TYPE_PINNED,
                                      .location = { CU_MEM_LOCATION_TYPE_DEVICE, 0 },
                                      .allocFlags.usage = IS_TILE_POOL };

@@ -5,7 +5,7 @@
 
 #include <errno.h>
 
-#include "ctl/nvml.h"
+#include "device/nvml.h"
 
 static char path[] = "/tmp/test-nvml-XXXXXX"; /* of the running test */
 

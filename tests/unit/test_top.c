@@ -478,7 +478,7 @@ TEST(history_of_a_removed_tenant)
         ck_assert_uint_eq(top.n_lines, 0);
 }
 
-/* ---- NVML -------------------------------------------------------------------------------------- */
+/* ---- memory outside -------------------------------------------------------------------------------------- */
 
 TEST(memory_outside)
 {
@@ -488,10 +488,8 @@ TEST(memory_outside)
         for (size_t i = 0; i < top.n_columns; i++)
                 ck_assert_str_ne(top.columns[i].column->title, "OUTSIDE");
         sample.has_outside = true;
-        sample.outside = calloc(1, sizeof(*sample.outside));
-        ck_assert_ptr_nonnull(sample.outside);
-        sample.outside[0] = (struct nvml_use){ .pid = 200, .n_bytes = 300 * MIB };
-        sample.n_outside = sample.n_others = 1;
+        sample.list->sessions[1]->bytes_outside = 300 * MIB;
+        sample.n_others = 1;
         sample.bytes_others = 2048 * MIB;
         ck_assert_int_eq(top_take(&top, &sample), 0);
         check_column("OUTSIDE", "-,300.0 MiB");

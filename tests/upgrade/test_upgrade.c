@@ -201,7 +201,7 @@ static const char *const daemons_choice[] = {
         "client_bytes_reserved", /* by the client page, which the replay does not write */
         "client_bytes_in_use",
         "client_bytes_idle",
-        "client_bytes_outside",
+        "bytes_outside",
         "peak_bytes_in_use_time_ms",
         "peak_bytes_reserved_time_ms",
         "last_refusal_time_ms",

@@ -4,8 +4,8 @@
  *
  * The driver brings the library, so it is loaded at run time. It counts the memory that a process allocated
  * from the driver itself; memory of the broker is counted for the daemon. */
-#ifndef BFC_CTL_NVML_H
-#define BFC_CTL_NVML_H
+#ifndef BFC_DEVICE_NVML_H
+#define BFC_DEVICE_NVML_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -4,7 +4,7 @@
  *
  * The declarations follow NVML's documented interface. Its functions keep their signatures under one name: an
  * incompatible change gets a new suffix. */
-#include "ctl/nvml.h"
+#include "device/nvml.h"
 
 #include <dlfcn.h>
 #include <errno.h>
