@@ -34,7 +34,7 @@
 #define LONGEST_PAUSE_MS 1000
 #define END_MS           5000  /* for the daemon to be back, and for sessions of ended processes to end */
 #define RELEASE_MS       60000 /* for the device to release the memory of an ending lease */
-#define N_VARIABLES      5     /* at most, of the program */
+#define N_VARIABLES      6     /* at most, of the program */
 #define MAX_NAMED        8     /* processes and sessions in a message */
 
 struct run {
@@ -603,6 +603,8 @@ static int choose_variables(const struct run *run, struct child_variable ret[sta
                 ret[n++] = (struct child_variable){ "LD_LIBRARY_PATH", path };
         if (run->is_strict)
                 ret[n++] = (struct child_variable){ "BFC_STRICT", "1" };
+        if (!getenv("BFC_CONTEXT"))
+                ret[n++] = (struct child_variable){ "BFC_CONTEXT", "0" };
         *ret_path = path;
         return n;
 }

@@ -13,7 +13,8 @@ typedef struct CUmipmappedArray_st *CUmipmappedArray;
 typedef struct CUgraphNode_st *CUgraphNode;
 typedef int CUarray_format;
 typedef int CUmemPool_attribute;
-typedef void CUDA_MEM_ALLOC_NODE_PARAMS; /* passed on only */
+typedef void CUDA_MEM_ALLOC_NODE_PARAMS;             /* passed on only */
+typedef void CUexecAffinityParam, CUctxCreateParams; /* the same */
 
 typedef struct {
         size_t Width, Height;

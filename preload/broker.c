@@ -4,6 +4,7 @@
  *
  * Invariant: gpus[i] is constant once its state is not UNKNOWN, except for its client and its counters. A client of
  * a GPU has no memory of another one. */
+#include "preload/charged_context.h"
 #include "preload/broker.h"
 
 #include <errno.h>
@@ -254,11 +255,15 @@ CUresult broker_enable_peer(struct gpu *gpu, CUdevice peer)
 
 CUresult broker_client(struct gpu *gpu, bfc_client **ret)
 {
+        CUresult result;
         int r = 0;
 
         *ret = __atomic_load_n(&gpu->client, __ATOMIC_ACQUIRE);
         if (*ret)
                 return CUDA_SUCCESS;
+        result = context_charge_primary(gpu, (CUdevice)(gpu - gpus));
+        if (result != CUDA_SUCCESS)
+                return result;
         pthread_mutex_lock(&lock);
         if (!gpu->client)
                 r = give_client_locked(gpu);
@@ -350,6 +355,7 @@ static enum gpu_state look_up_locked(CUdevice device)
         gpu->partition = strcmp(info.partition, bfc_partition(client)) == 0 ? NULL : gpu->name;
         gpu->share = info.share;
         gpu->id = gpu_id(info.device_uuid);
+        snprintf(gpu->uuid, sizeof(gpu->uuid), "%s", info.device_uuid);
         return BROKERED;
 }
 

@@ -30,6 +30,8 @@ struct gpu {
         const char *partition;     /* the same, or NULL: the client's own, for which bfc_malloc() is faster */
         uint64_t share;            /* BFC_SHARE_FD, BFC_SHARE_CUDA_IPC */
         uint64_t id;               /* the same in all processes */
+        char uuid[64];             /* as NVML has it */
+        bool has_context;          /* atomic: the primary context is charged; see charged_context.h */
         uint64_t peers;            /* by bit: GPUs that may use its memory; changed under a lock */
         CUcontext primary;         /* atomic; a hint: it was the primary context. NULL: not looked up */
         uint64_t total_bytes;      /* atomic: the limit, when it was last asked for */

@@ -18,9 +18,16 @@ static CUcontext find_primary(CUdevice device)
         int is_active = 0;
 
         if (cuDevicePrimaryCtxGetState(device, &flags, &is_active) == CUDA_SUCCESS && is_active &&
-            cuDevicePrimaryCtxRetain(&context, device) == CUDA_SUCCESS)
+            real_cuDevicePrimaryCtxRetain(&context, device) == CUDA_SUCCESS)
                 real_cuDevicePrimaryCtxRelease_v2(device);
         return context;
+}
+
+/* It has ended. The next one is charged again. */
+static void forget_primary(struct gpu *gpu, CUcontext primary)
+{
+        outside_forget(primary);
+        __atomic_store_n(&gpu->has_context, false, __ATOMIC_RELEASE);
 }
 
 /* ---- resets ---------------------------------------------------------------------- */
@@ -42,11 +49,11 @@ static bool finish(CUcontext context)
 static void end_memory(struct gpu *gpu, CUdevice device)
 {
         CUcontext context;
-        unsigned n_retained = cuDevicePrimaryCtxRetain(&context, device) == CUDA_SUCCESS;
+        unsigned n_retained = real_cuDevicePrimaryCtxRetain(&context, device) == CUDA_SUCCESS;
 
         if (n_retained == 0 || !finish(context)) {
                 real_cuDevicePrimaryCtxReset_v2(device);
-                n_retained += cuDevicePrimaryCtxRetain(&context, device) == CUDA_SUCCESS;
+                n_retained += real_cuDevicePrimaryCtxRetain(&context, device) == CUDA_SUCCESS;
         }
         lent_forget(gpu);
         ipc_forget(gpu);
@@ -65,7 +72,7 @@ CUresult cuDevicePrimaryCtxReset_v2(CUdevice device)
                 end_memory(gpu, device);
         result = real_cuDevicePrimaryCtxReset_v2(device);
         if (primary && result == CUDA_SUCCESS)
-                outside_forget(primary);
+                forget_primary(gpu, primary);
         broker_resume_calls();
         return result;
 }
@@ -80,11 +87,12 @@ CUresult cuDevicePrimaryCtxReset(CUdevice device)
 
 CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
 {
-        CUcontext primary = broker_stop_calls(device) ? find_primary(device) : NULL;
+        struct gpu *gpu = broker_stop_calls(device);
+        CUcontext primary = gpu ? find_primary(device) : NULL;
         CUresult result = real_cuDevicePrimaryCtxRelease_v2(device);
 
         if (primary && !find_primary(device))
-                outside_forget(primary);
+                forget_primary(gpu, primary);
         broker_resume_calls();
         return result;
 }

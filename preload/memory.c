@@ -31,7 +31,7 @@ static bool reaches_current(struct gpu *gpu)
         if (cuCtxGetDevice(&device) != CUDA_SUCCESS ||
             cuDevicePrimaryCtxGetState(device, &flags, &is_active) != CUDA_SUCCESS || !is_active)
                 return false;
-        if (cuDevicePrimaryCtxRetain(&primary, device) == CUDA_SUCCESS) {
+        if (real_cuDevicePrimaryCtxRetain(&primary, device) == CUDA_SUCCESS) {
                 is_same = primary == current;
                 real_cuDevicePrimaryCtxRelease_v2(device);
         }

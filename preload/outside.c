@@ -16,7 +16,7 @@
 
 #define N_CHAINS 4096
 
-enum { HANDLE = OUTSIDE_MIPMAPPED + 1, MAPPING };
+enum { HANDLE = OUTSIDE_CONTEXT + 1, MAPPING };
 
 struct outside_entry {
         LIST_ENTRY(outside_entry) link;
@@ -174,7 +174,9 @@ static CUresult end(const struct outside *o, CUresult result, int kind, uint64_t
                                      .lent = o->lent,
                                      .n_references = 1,
                                      .n_handles = 1 };
-        if (kind < HANDLE)
+        if (kind == OUTSIDE_CONTEXT)
+                e->context = (CUcontext)(uintptr_t)key;
+        else if (kind < HANDLE)
                 (void)cuCtxGetCurrent(&e->context);
         insert(e);
         return result;

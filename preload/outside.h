@@ -10,7 +10,7 @@
 
 #include "preload/broker.h"
 
-enum outside_kind { OUTSIDE_POINTER, OUTSIDE_ARRAY, OUTSIDE_MIPMAPPED };
+enum outside_kind { OUTSIDE_POINTER, OUTSIDE_ARRAY, OUTSIDE_MIPMAPPED, OUTSIDE_CONTEXT };
 
 struct outside {
         struct gpu *gpu; /* NULL: it is not counted */

@@ -7,6 +7,12 @@
 OWN(cuGetProcAddress, "cuGetProcAddress", 11030, ANY_STREAM, (const char *name, void **ret_function, int version, cuuint64_t flags))
 OWN(cuGetProcAddress_v2, "cuGetProcAddress", 12000, ANY_STREAM,
     (const char *name, void **ret_function, int version, cuuint64_t flags, CUdriverProcAddressQueryResult *ret_status))
+OWN(cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain", 7000, ANY_STREAM, (CUcontext *ret_context, CUdevice device))
+OWN(cuCtxCreate_v2, "cuCtxCreate", 3020, ANY_STREAM, (CUcontext *ret_context, unsigned int flags, CUdevice device))
+OWN(cuCtxCreate_v3, "cuCtxCreate", 11040, ANY_STREAM,
+    (CUcontext *ret_context, CUexecAffinityParam *parameters, int n_parameters, unsigned int flags, CUdevice device))
+OWN(cuCtxCreate_v4, "cuCtxCreate", 12050, ANY_STREAM,
+    (CUcontext *ret_context, CUctxCreateParams *parameters, unsigned int flags, CUdevice device))
 OWN(cuDevicePrimaryCtxReset, "cuDevicePrimaryCtxReset", 7000, ANY_STREAM, (CUdevice device))
 OWN(cuDevicePrimaryCtxReset_v2, "cuDevicePrimaryCtxReset", 11000, ANY_STREAM, (CUdevice device))
 OWN(cuDevicePrimaryCtxRelease, "cuDevicePrimaryCtxRelease", 7000, ANY_STREAM, (CUdevice device))

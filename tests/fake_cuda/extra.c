@@ -33,7 +33,6 @@ API CUresult cuPointerGetAttributes(unsigned int n, CUpointer_attribute *which, 
 /* ---- by cuGetProcAddress() ------------------------------------------------------------ */
 
 /* Of this form, or of another one that the table does not look at. */
-CUresult cuCtxCreate_v2(void), cuCtxCreate_v3(void), cuCtxCreate_v4(void);
 CUresult cuDeviceGetMemPool(void), cuDeviceSetMemPool(void);
 CUresult cuMemPoolSetAttribute(void), cuMemPrefetchAsync(void);
 CUresult cuMemHostAlloc(void), cuMemAllocHost_v2(void), cuMemFreeHost(void),

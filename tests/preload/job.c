@@ -854,6 +854,37 @@ static void be_shown(const char *bfcctl)
         CHECK(shown_bytes(bfcctl, direct) < 6 * MIB);
 }
 
+/* ---- contexts that are charged ------------------------------------------------------------ */
+
+/* Each takes 4 MiB, and a process of 32 MiB has no more than one of them while it has another one's memory. */
+static void have_charged_contexts(void)
+{
+        CUcontext own, primary;
+        CUdeviceptr p;
+
+        OK(cu.cuInit(0));
+        OK(cu.own_cuCtxCreate_v2(&own, 0, 0));
+        CHECK(free_bytes() == 28 * MIB);
+        p = alloc(2 * MIB); /* in the primary one, which is made for it */
+        CHECK(free_bytes() <= 22 * MIB && free_bytes() >= 20 * MIB);
+        OK(cu.cuMemFree_v2(p));
+        OK(cu.own_cuCtxDestroy_v2(own));
+        OK(cu.cuDevicePrimaryCtxRetain(&primary, 0));
+        OK(cu.cuCtxSetCurrent(primary));
+        CHECK(free_bytes() == 28 * MIB);
+        OK(cu.own_cuCtxCreate_v3(&own, NULL, 0, 0, 0));
+        CHECK(free_bytes() == 24 * MIB);
+}
+
+static void have_large_context(void)
+{
+        CUcontext context;
+
+        OK(cu.cuInit(0));
+        GIVES(CUDA_ERROR_OUT_OF_MEMORY, cu.cuDevicePrimaryCtxRetain(&context, 0));
+        GIVES(CUDA_ERROR_OUT_OF_MEMORY, cu.own_cuCtxCreate_v2(&context, 0, 0));
+}
+
 /* ---- processes that share a block ------------------------------------------------------ */
 
 static void export_block(const char *program, const char *way)
@@ -969,6 +1000,8 @@ int main(int argc, char **argv)
                 { "streams", use_streams },
                 { "ended-streams", end_streams },
                 { "contexts", use_contexts },
+                { "charged-contexts", have_charged_contexts },
+                { "large-context", have_large_context },
                 { "fork", fork_children },
                 { "fork-threads", fork_beside_threads },
                 { "map", map_memory },

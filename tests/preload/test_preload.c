@@ -430,6 +430,51 @@ TEST_OF(preload, path_of_nvml)
         free(run_job((const char *const[]){ JOB, "dlsym", "nvml-of-nothing", NULL }));
 }
 
+/* With share: cuda-ipc memory of a context that the program made is the driver's, so there is no primary one. */
+static void run_contexts(const char *setting, const char *value)
+{
+        char *err;
+
+        if (!has_fds())
+                return;
+        ck_assert_int_eq(setenv(setting, value, 1), 0);
+        err = run_job(RUN("--", JOB, "dlsym", "charged-contexts"));
+        text_has(err,
+                 "has made a CUDA context of its own, and memory of bfcd needs the primary one beside it");
+}
+
+static void run_large_context(const char *setting, const char *value)
+{
+        char *err;
+
+        ck_assert_int_eq(setenv(setting, value, 1), 0);
+        err = run_job(RUN("--", JOB, "dlsym", "large-context"));
+        text_has(
+                err,
+                "GPU 0: a CUDA context takes 40.0 MiB, for which the limit of 32.0 MiB has no room; allow that much more");
+}
+
+/* As NVML tells, or where it does not, as the user says. */
+TEST_OF(preload, charged_contexts)
+{
+        run_contexts("BFC_CONTEXT", "4MiB");
+        run_large_context("BFC_CONTEXT", "40MiB");
+        ck_assert_int_eq(setenv("LD_LIBRARY_PATH", LIBRARIES ":" FAKE_NVML, 1), 0);
+        ck_assert_int_eq(setenv("FAKE_NVML", "driver", 1), 0);
+        ck_assert_int_eq(setenv("BFC_CONTEXT", "1GiB", 1), 0); /* which is charged before */
+        free(run_job(RUN("--", JOB, "dlsym", "large-context")));
+        unsetenv("BFC_CONTEXT");
+        run_contexts("FAKE_CUDA_CONTEXT_BYTES", "4MiB");
+        run_large_context("FAKE_CUDA_CONTEXT_BYTES", "40MiB");
+        /* They are not charged. */
+        ck_assert_int_eq(setenv("BFC_CONTEXT", "off", 1), 0);
+        run_case("limit");
+        /* The lease had all back. */
+        ck_assert(
+                WAIT_FOR(rig_count(rig).n_sessions == 0 && rig_stats(rig, "red", "train").bytes_reserved == 0,
+                         SETTLE_MS));
+}
+
 TEST_OF(preload, no_preload)
 {
         char *err = run_job(RUN("--no-preload", "--", JOB, "dlsym", "passed-on"));
