@@ -436,7 +436,11 @@ int arena_plan(struct arena *a, uint64_t n_bytes, uint64_t room_bytes, struct bf
 
 int arena_plan_in_extent(struct arena *a, uint64_t n_bytes, uint64_t room_bytes, struct bfc_growth *ret)
 {
-        if (arena_is_exact(a, n_bytes))
+        int r = arena_is_exact(a, n_bytes) ? arena_need_large_region(a) : 0;
+
+        if (r < 0)
+                return r;
+        if (arena_is_exact(a, n_bytes)) /* also beside the first large region */
                 return arena_plan_exact(a, n_bytes, ret);
         return plan_by(a, a->layout->plan_in_extent, n_bytes, room_bytes, ret);
 }

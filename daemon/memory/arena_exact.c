@@ -98,16 +98,6 @@ static bool has_record(const struct arena *a, uint64_t n_bytes)
                a->regions.n_small < extent_max_exact(a->o.share, a->o.limit_bytes, &a->o.sizes);
 }
 
-bool arena_is_exact(const struct arena *a, uint64_t n_bytes)
-{
-        uint64_t size;
-
-        if (!a->layout->has_fds || a->o.is_fixed || n_bytes > arena_max_in_extent(a))
-                return false;
-        size = exact_bytes(a, n_bytes);
-        return (n_bytes >= EXTENT_EXACT_BYTES || n_bytes > a->o.sizes.extent_bytes) && has_record(a, size);
-}
-
 /* The highest gap above the large regions that is large enough; its index in the regions. */
 static int find_gap(const struct arena *a, uint64_t n_bytes, size_t *ret_index, uint64_t *ret_base)
 {
@@ -131,15 +121,35 @@ static int find_gap(const struct arena *a, uint64_t n_bytes, size_t *ret_index, 
         return 0;
 }
 
+/* There is space for it. Before the first large region this is not known; what is too large for these has no other. */
+static bool has_space(const struct arena *a, uint64_t n_bytes)
+{
+        uint64_t base;
+        size_t index;
+
+        return a->regions.n_large == 0 || n_bytes > a->o.sizes.extent_bytes ||
+               find_gap(a, n_bytes, &index, &base) == 0;
+}
+
+bool arena_is_exact(const struct arena *a, uint64_t n_bytes)
+{
+        uint64_t size;
+
+        if (!a->layout->has_fds || a->o.is_fixed || n_bytes > arena_max_in_extent(a))
+                return false;
+        size = exact_bytes(a, n_bytes);
+        return (n_bytes >= EXTENT_EXACT_BYTES || n_bytes > a->o.sizes.extent_bytes) && has_record(a, size) &&
+               has_space(a, size);
+}
+
 int arena_plan_exact(struct arena *a, uint64_t n_bytes, struct bfc_growth *ret)
 {
         uint64_t base;
         size_t index;
-        int r = arena_need_large_region(a);
+        int r;
 
         n_bytes = exact_bytes(a, n_bytes);
-        if (r == 0)
-                r = find_gap(a, n_bytes, &index, &base);
+        r = find_gap(a, n_bytes, &index, &base);
         if (r < 0)
                 return r;
         *ret = (struct bfc_growth){ .n_bytes = n_bytes,

@@ -1298,23 +1298,29 @@ static void clear_export(uint32_t export, bool was_late)
 
 /* ---- exact blocks --------------------------------------------------------------- */
 
-static struct grown grow_exact(uint64_t n_bytes)
+static struct grown grow_plan(const struct bfc_growth *plan)
 {
-        struct bfc_growth plan;
         struct charge charge;
         struct grown g = { 0 };
         uint64_t missing;
 
-        ck_assert_int_eq(arena_plan_in_extent(a, n_bytes, account_room(&account), &plan), 0);
-        ck_assert_uint_eq(plan.n_bytes, (n_bytes + E - 1) / E * E);
-        ck_assert_uint_eq(plan.new_bytes, plan.n_bytes);
-        ck_assert_int_eq(charge_take(&account, plan.new_bytes, &charge, &missing), 0);
-        ck_assert_int_eq(arena_grow(a, &plan, &charge, on_grown, &g), 0);
+        ck_assert_int_eq(charge_take(&account, plan->new_bytes, &charge, &missing), 0);
+        ck_assert_int_eq(arena_grow(a, plan, &charge, on_grown, &g), 0);
         check();
         worker_drain(worker);
         ck_assert_uint_eq(g.n_calls, 1);
         check();
         return g;
+}
+
+static struct grown grow_exact(uint64_t n_bytes)
+{
+        struct bfc_growth plan;
+
+        ck_assert_int_eq(arena_plan_in_extent(a, n_bytes, account_room(&account), &plan), 0);
+        ck_assert_uint_eq(plan.n_bytes, (n_bytes + E - 1) / E * E);
+        ck_assert_uint_eq(plan.new_bytes, plan.n_bytes);
+        return grow_plan(&plan);
 }
 
 static uint64_t release_exact(void)
@@ -1461,6 +1467,28 @@ TEST(exact_blocks_of_the_host_are_bounded)
         ck_assert_int_eq(arena_plan_in_extent(a, GIB + 1, 0, &plan), -EINVAL);
         ck_assert_int_eq(arena_plan_in_extent(a, GIB, 0, &plan), 0);
         ck_assert_uint_eq(plan.new_bytes, GIB);
+}
+
+/* A limit of nearly all there is leaves them little address space, and a region that an earlier version made none. */
+TEST(exact_blocks_need_address_space)
+{
+        struct bfc_growth plan;
+        bfc_handle handle;
+        uint64_t offset;
+
+        one_size = 4 * GIB;
+        open_arena(BFC_MAX_SPACE / one_size * one_size);
+        for (unsigned i = 0; i < 128; i++) {
+                int r = arena_alloc_in_extent(a, 64 * MIB, &handle, &offset);
+
+                ck_assert(r == 0 || r == BFC_NO_FIT);
+                if (r == 0)
+                        continue;
+                ck_assert_int_eq(arena_plan_in_extent(a, 64 * MIB, 0, &plan), 0);
+                ck_assert_int_eq(grow_plan(&plan).result, 0);
+        }
+        ck_assert_uint_le(account.charged_bytes, 3 * one_size);
+        ck_assert_int_eq(arena_plan_in_extent(a, one_size + 1, 0, &plan), -ENOMEM);
 }
 
 /* So many may be smaller than the largest extents: then they are in these. */
