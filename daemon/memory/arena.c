@@ -355,7 +355,7 @@ int arena_alloc(struct arena *a, uint64_t n_bytes, bfc_handle *ret_handle, uint6
 int arena_alloc_in_extent(struct arena *a, uint64_t n_bytes, bfc_handle *ret_handle, uint64_t *ret_offset)
 {
         int r = arena_is_exact(a, n_bytes)
-                        ? BFC_NO_FIT
+                        ? arena_alloc_exact(a, n_bytes, ret_handle, ret_offset)
                         : a->layout->alloc_in_extent(a->bfc, n_bytes, ret_handle, ret_offset);
 
         if (r == 0)

@@ -123,7 +123,7 @@ int arena_dealloc(struct arena *a, bfc_handle handle);
 int arena_split(struct arena *a, bfc_handle handle, uint64_t at, bfc_handle *ret_high); /* as bfc_split() */
 
 /* The same inside one extent, which is always so with cuda-ipc. -EINVAL also for more than
- * arena_max_in_extent(). BFC_NO_FIT for an exact block. */
+ * arena_max_in_extent(). An exact block only gets the extent of one of its size that sessions may not unmap. */
 int arena_alloc_in_extent(struct arena *a, uint64_t n_bytes, bfc_handle *ret_handle, uint64_t *ret_offset);
 uint64_t arena_max_in_extent(const struct arena *a);
 
@@ -202,7 +202,7 @@ int arena_back_later(struct arena *a, uint64_t n_bytes, struct charge *charge, a
                      void *userdata);
 
 /* Releases the extents of exact blocks that were freed, except where sessions may not unmap them: such an extent is
- * used by other blocks and released like others. See arena_release(). */
+ * used by the next exact block of its size, or by other blocks, and released like others. See arena_release(). */
 uint64_t arena_release_exact(struct arena *a, arena_released_fn done, void *userdata);
 
 /* Releases wholly free extents, at least want_bytes if there are as many, except those that `keep` (may

@@ -84,6 +84,14 @@ void arena_drop_single(struct arena *a, size_t slot)
         arena_unmake_slot(a, slot);
 }
 
+bool arena_single_is_free(const struct arena *a, const struct arena_region *r)
+{
+        const struct arena_slot *s = arena_slot_of(a, r->first_slot);
+
+        return s->extent != LEDGER_NONE && !s->retired && s->memory.n_bytes > 0 &&
+               s->occupancy.used_bytes == 0;
+}
+
 /* ---- exact blocks ------------------------------------------------------------ */
 
 static uint64_t exact_bytes(const struct arena *a, uint64_t n_bytes)
@@ -140,6 +148,19 @@ bool arena_is_exact(const struct arena *a, uint64_t n_bytes)
         size = exact_bytes(a, n_bytes);
         return (n_bytes >= EXTENT_EXACT_BYTES || n_bytes > a->o.sizes.extent_bytes) && has_record(a, size) &&
                has_space(a, size);
+}
+
+int arena_alloc_exact(struct arena *a, uint64_t n_bytes, bfc_handle *ret_handle, uint64_t *ret_offset)
+{
+        for (size_t i = a->regions.n_large; i < a->regions.n; i++) {
+                const struct arena_region *r = &a->regions.items[i];
+
+                if (r->n_bytes != n_bytes || !arena_single_is_free(a, r))
+                        continue;
+                *ret_offset = r->base;
+                return bfc_alloc_range(a->bfc, (struct bfc_range){ r->base, r->base + n_bytes }, ret_handle);
+        }
+        return BFC_NO_FIT;
 }
 
 int arena_plan_exact(struct arena *a, uint64_t n_bytes, struct bfc_growth *ret)

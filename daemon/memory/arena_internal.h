@@ -241,9 +241,14 @@ int arena_open_single(struct arena *a, size_t index, uint64_t base, uint64_t n_b
                       size_t *ret_slot);
 void arena_drop_single(struct arena *a, size_t slot);
 
-/* Such a request in one extent gets an exact block: see arena_plan_in_extent(). A plan without a place; and its place,
- * which is the whole region of this slot. -ENOMEM. */
+/* It has its extent, which has no block and is not being released. */
+bool arena_single_is_free(const struct arena *a, const struct arena_region *r);
+
+/* Such a request in one extent gets an exact block: see arena_plan_in_extent(). One of just its size that was freed, and
+ * that sessions may not unmap; or BFC_NO_FIT. A plan without a place; and its place, which is the whole region of this
+ * slot. -ENOMEM. */
 bool arena_is_exact(const struct arena *a, uint64_t n_bytes);
+int arena_alloc_exact(struct arena *a, uint64_t n_bytes, bfc_handle *ret_handle, uint64_t *ret_offset);
 int arena_plan_exact(struct arena *a, uint64_t n_bytes, struct bfc_growth *ret);
 int arena_begin_exact(struct arena *a, uint64_t n_bytes, size_t *ret_slot, bfc_handle *ret_handle);
 

@@ -335,15 +335,6 @@ uint64_t arena_release_unmapped(struct arena *a, uint64_t want_bytes, arena_rele
         return arena_release_planned(a, n_ranges, want_bytes, RELEASE_UNMAPPED, done, userdata);
 }
 
-/* The region has its extent, which has no block and is not being released. */
-static bool single_is_free(const struct arena *a, const struct arena_region *r)
-{
-        const struct arena_slot *s = arena_slot_of(a, r->first_slot);
-
-        return s->extent != LEDGER_NONE && !s->retired && s->memory.n_bytes > 0 &&
-               s->occupancy.used_bytes == 0;
-}
-
 uint64_t arena_release_exact(struct arena *a, arena_released_fn done, void *userdata)
 {
         size_t n_ranges = 0;
@@ -351,7 +342,7 @@ uint64_t arena_release_exact(struct arena *a, arena_released_fn done, void *user
         for (size_t i = a->regions.n_large; a->regions.has_freed && i < a->regions.n; i++) {
                 const struct arena_region *r = &a->regions.items[i];
 
-                if (single_is_free(a, r))
+                if (arena_single_is_free(a, r))
                         a->scratch.ranges[n_ranges++] = (struct bfc_range){ r->base, r->base + r->n_bytes };
         }
         a->regions.has_freed = false;

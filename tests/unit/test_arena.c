@@ -1419,12 +1419,13 @@ TEST(exact_blocks_fail_as_others)
         ck_assert_uint_eq(arena_n_extents(a), 0);
 }
 
-/* A session that may not unmap it is not asked: others use it, and it is released like others. */
+/* A session that may not unmap it is not asked: the next of its size gets it, or others use it, and it is released like
+ * others. */
 LOOP_TEST(exact_blocks_that_sessions_have, 2)
 {
         struct ledger_session facts = { .tenant = "t" };
         uint32_t session, export;
-        bfc_handle handle;
+        bfc_handle handle, other;
         uint64_t offset;
         size_t last;
         struct grown g;
@@ -1442,7 +1443,14 @@ LOOP_TEST(exact_blocks_that_sessions_have, 2)
         ck_assert_uint_eq(release_exact(), unmaps_late ? 0 : 4 * E);
         ck_assert_uint_eq(n_asked, !unmaps_late);
         ck_assert_uint_eq(account.charged_bytes, 4 * E);
+        ck_assert_int_eq(arena_alloc_in_extent(a, 3 * E, &handle, &offset), BFC_NO_FIT);
+        ck_assert_int_eq(arena_alloc_in_extent(a, 4 * E, &handle, &offset), unmaps_late ? 0 : BFC_NO_FIT);
         if (unmaps_late) {
+                ck_assert_uint_eq(offset, g.offset);
+                ck_assert_int_eq(arena_alloc_in_extent(a, 4 * E, &other, &offset), BFC_NO_FIT);
+                ck_assert_uint_eq(release_exact(), 0);
+                ck_assert_int_eq(arena_dealloc(a, handle), 0);
+                ck_assert_uint_eq(release_exact(), 0);
                 ck_assert_int_eq(arena_alloc(a, E, &handle, &offset), 0);
                 ck_assert_uint_eq(offset, g.offset);
                 unmaps_late = false;
