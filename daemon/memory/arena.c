@@ -365,6 +365,7 @@ int arena_alloc_in_extent(struct arena *a, uint64_t n_bytes, bfc_handle *ret_han
 
 int arena_dealloc(struct arena *a, bfc_handle handle)
 {
+        const struct arena_region *region;
         struct bfc_info info;
         int r = bfc_info(a->bfc, handle, &info);
 
@@ -373,7 +374,9 @@ int arena_dealloc(struct arena *a, bfc_handle handle)
         if (r < 0)
                 return r;
         arena_count_block(a, info.offset, info.n_bytes, occupancy_remove);
-        a->regions.has_freed |= a->layout->has_fds && arena_is_single(arena_region_at(a, info.offset));
+        region = arena_region_at(a, info.offset);
+        a->regions.has_freed |=
+                a->layout->has_fds && arena_is_single(region) && arena_single_is_free(a, region);
         return 0;
 }
 
