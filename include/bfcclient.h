@@ -190,10 +190,10 @@ int bfc_malloc_with(bfc_client *client, size_t n_bytes, const struct bfc_malloc_
  * cuda-ipc" every block is in one extent. With "share: fd" a block of 32 MiB or more, or of more than the tenant's
  * largest extents have (a 256th of its limit or up to twice that; with a limit of 4 GiB or less, up to four
  * times; at least 2 MiB), gets an extent of its own, of its size rounded up to 2 MiB. It is made for the block
- * and returned to the device when the block is freed, so each such block costs calls of the device. More than 256 of
- * them that are smaller than the largest extents are in such extents. Of host memory nothing is larger than 1 GiB or the
- * largest extents, and with "growth: preallocate" than the latter: -EINVAL for more, with the sizes in
- * bfc_last_error(). A block may need a new
+ * and returned to the device when the block is freed (while a client without events has it, it stays with the
+ * tenant), so each such block costs calls of the device. More than 256 of them that are smaller than the largest
+ * extents are in such extents. Of host memory nothing is larger than 1 GiB or the largest extents, and with "growth:
+ * preallocate" than the latter: -EINVAL for more, with the sizes in bfc_last_error(). A block may need a new
  * extent where other blocks would fit into the remaining space of several.
  *
  * BFC_WHOLE: the block is a block of the daemon, not a part of a slab, so that bfc_publish() can share

@@ -19,7 +19,8 @@
  * A release that a process delays for a second is late: other tenants do not wait for it.
  *
  * Invariants: a slot of a region has an extent exactly where the allocator has backed (or retiring)
- * space; each extent has its charge; no extent leaves its arena; a retired extent has an export.
+ * space, but for that of an exact block which is being made; each extent has its charge; no extent leaves
+ * its arena; a retired extent has an export.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFCD_ARENA_H
