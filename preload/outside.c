@@ -212,8 +212,24 @@ CUresult outside_took(struct outside_entry *e, CUresult result)
         return result;
 }
 
+/* Entries that are on no chain any more. Without the lock: the daemon may be asked. */
+static void give_back(struct chain *ended)
+{
+        struct outside_entry *e;
+
+        while ((e = LIST_FIRST(ended))) {
+                LIST_REMOVE(e, link);
+                if (e->lent)
+                        lent_end(e->lent);
+                else
+                        subtract(e->gpu, e->n_bytes, e->is_charged);
+                free(e);
+        }
+}
+
 void outside_forget(CUcontext context)
 {
+        struct chain ended = LIST_HEAD_INITIALIZER(ended);
         struct outside_entry *e, *next;
 
         pthread_mutex_lock(&lock);
@@ -223,10 +239,10 @@ void outside_forget(CUcontext context)
                         if (e->context != context)
                                 continue;
                         LIST_REMOVE(e, link);
-                        subtract(e->gpu, e->n_bytes, e->is_charged);
-                        free(e);
+                        LIST_INSERT_HEAD(&ended, e, link);
                 }
         pthread_mutex_unlock(&lock);
+        give_back(&ended);
 }
 
 /* ---- cuMemCreate() ----------------------------------------------------------------- */
@@ -236,16 +252,12 @@ CUresult outside_end_create(const struct outside *o, CUresult result, CUmemGener
         return end(o, result, HANDLE, handle);
 }
 
-static void unref_locked(struct outside_entry *memory)
+static void unref_locked(struct outside_entry *memory, struct chain *ended)
 {
         if (--memory->n_references > 0)
                 return;
         LIST_REMOVE(memory, link);
-        if (memory->lent)
-                lent_end(memory->lent);
-        else
-                subtract(memory->gpu, memory->n_bytes, memory->is_charged);
-        free(memory);
+        LIST_INSERT_HEAD(ended, memory, link);
 }
 
 /* Of memory that is mapped, and may have no handle. */
@@ -279,6 +291,7 @@ void outside_retain(CUmemGenericAllocationHandle handle)
 /* The lock is held across the call, in which the driver frees the number. */
 CUresult outside_release(CUmemGenericAllocationHandle handle)
 {
+        struct chain ended = LIST_HEAD_INITIALIZER(ended);
         struct outside_entry *e;
         CUresult result;
 
@@ -287,9 +300,10 @@ CUresult outside_release(CUmemGenericAllocationHandle handle)
         result = real_cuMemRelease(handle);
         if (e && result == CUDA_SUCCESS) {
                 e->n_handles--;
-                unref_locked(e);
+                unref_locked(e, &ended);
         }
         pthread_mutex_unlock(&lock);
+        give_back(&ended);
         return result;
 }
 
@@ -313,14 +327,16 @@ void outside_mapped(CUmemGenericAllocationHandle handle, CUdeviceptr pointer)
 /* Mappings are whole handles, so they follow each other. */
 void outside_unmapped(CUdeviceptr pointer, size_t n_bytes)
 {
+        struct chain ended = LIST_HEAD_INITIALIZER(ended);
         struct outside_entry *e;
 
         pthread_mutex_lock(&lock);
         for (CUdeviceptr at = pointer; at - pointer < n_bytes && (e = find_locked(MAPPING, at));) {
                 at += e->n_bytes;
                 LIST_REMOVE(e, link);
-                unref_locked(e->memory);
+                unref_locked(e->memory, &ended);
                 free(e);
         }
         pthread_mutex_unlock(&lock);
+        give_back(&ended);
 }
