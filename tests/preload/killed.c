@@ -70,7 +70,7 @@ static void give(struct item *item)
 
 void take_until_killed(unsigned seed)
 {
-        struct item items[N_ITEMS] = { { NONE } };
+        struct item items[N_ITEMS] = { { .kind = NONE } };
         uint64_t random = seed;
 
         context_make();

@@ -1325,7 +1325,7 @@ static struct grown grow_exact(uint64_t n_bytes)
 
 static uint64_t release_exact(void)
 {
-        unsigned n_released = 0;
+        static unsigned n_released; /* some are released later */
         uint64_t n_bytes = arena_release_exact(a, on_released, &n_released);
 
         check();
