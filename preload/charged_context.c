@@ -123,6 +123,8 @@ static void unmake(const struct making *m)
 
 static CUresult refuse(struct gpu *gpu, const struct making *m, uint64_t n_bytes, int r)
 {
+        if (r == -EBUSY) /* the device is drained */
+                return CUDA_ERROR_OUT_OF_MEMORY;
         if (r != -EDQUOT && r != -ENOMEM)
                 return broker_result(r);
         broker_say(
@@ -141,6 +143,8 @@ static CUresult make_charged(struct gpu *gpu, const struct making *m)
         int r = n_charged > 0 ? charge_take(gpu, n_charged) : 0;
         CUresult result;
 
+        if (r == -ENOTSUP) /* a partition that preallocates, or an older daemon */
+                return make(m);
         if (r < 0)
                 return refuse(gpu, m, n_charged, r);
         before = measure(gpu);
@@ -159,6 +163,8 @@ static CUresult make_charged(struct gpu *gpu, const struct making *m)
                 r = charge_take(gpu, n_needed - n_charged);
         else if (n_needed < n_charged)
                 charge_give(gpu, n_charged - n_needed);
+        if (r == -ENOTSUP)
+                return CUDA_SUCCESS;
         if (r < 0) {
                 unmake(m);
                 charge_give(gpu, n_charged);

@@ -475,6 +475,31 @@ TEST_OF(preload, charged_contexts)
                          SETTLE_MS));
 }
 
+static const struct rig_config in_advance = {
+        .size = "64MiB",
+        .partitions = "      - {name: train, limit: 32MiB, growth: preallocate}\n",
+        .tenants = TENANT("red", "@UID@", "train, limit: 32MiB")
+};
+
+/* Where nothing can be charged, a context is as before. */
+TEST_OF(preload, contexts_beside_memory_made_in_advance)
+{
+        char path[8192];
+        char *err;
+
+        rig_stop(rig);
+        rig = rig_start(&in_advance);
+        ck_assert_int_eq(setenv("BFC_SOCKET", rig->socket, 1), 0);
+        ck_assert_int_eq(setenv("FAKE_NVML", "driver", 1), 0);
+        ck_assert_int_eq(setenv("FAKE_CUDA_CONTEXT_BYTES", "4MiB", 1), 0);
+        ck_assert_int_eq(setenv("BFC_CONTEXT", "0", 1), 0); /* as bfcctl run */
+        snprintf(path, sizeof(path), "%s:" LIBRARIES ":" FAKE_NVML, getenv("BFC_PRELOAD"));
+        ck_assert_int_eq(setenv("LD_LIBRARY_PATH", path, 1), 0);
+        err = run_job((const char *const[]){ JOB, "dlsym", "streams", NULL });
+        ck_assert_str_eq(err, "");
+        free(err);
+}
+
 TEST_OF(preload, no_preload)
 {
         char *err = run_job(RUN("--no-preload", "--", JOB, "dlsym", "passed-on"));
