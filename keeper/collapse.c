@@ -15,8 +15,9 @@
 #include "keeper/wire.h"
 
 #define WAIT_MS  20
-#define PIECE_MS 2 /* for each page of 2 MiB */
-#define PAUSE_S  1 /* from one start to the next one */
+#define PIECE_MS 2   /* for each page of 2 MiB */
+#define MAX_MS   200 /* of a call; what takes longer is collapsed later, but for other calls of that time */
+#define PAUSE_S  1   /* from one start to the next one */
 #define END_MS   20
 
 static struct {
@@ -54,6 +55,29 @@ static void receive(void)
                         close(fds[--n_fds]);
 }
 
+/* The moment at which a call returns. */
+static struct timespec end_of(uint64_t n_bytes)
+{
+        uint64_t n_ms = WAIT_MS + PIECE_MS * (n_bytes / HOST_HUGE_BYTES), n_ns;
+        struct timespec end = { 0 };
+
+        clock_gettime(CLOCK_MONOTONIC, &end);
+        n_ns = (uint64_t)end.tv_nsec + (n_ms < MAX_MS ? n_ms : MAX_MS) * 1000000;
+        end.tv_sec += (time_t)(n_ns / 1000000000);
+        end.tv_nsec = (long)(n_ns % 1000000000);
+        return end;
+}
+
+static int ms_until(const struct timespec *end)
+{
+        struct timespec now = { 0 };
+        int64_t n_ms;
+
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        n_ms = (int64_t)(end->tv_sec - now.tv_sec) * 1000 + (end->tv_nsec - now.tv_nsec) / 1000000;
+        return n_ms > 0 ? (int)n_ms : 0;
+}
+
 /* For the reply to the last call. */
 static void await(int timeout_ms)
 {
@@ -64,13 +88,13 @@ static void await(int timeout_ms)
                 receive();
 }
 
-static void ask(int fd, uint64_t n_bytes)
+static void ask(int fd, uint64_t n_bytes, const struct timespec *end)
 {
         struct keeper_request q = keeper_request_of(KEEPER_COLLAPSE);
 
         q.n_bytes[0] = n_bytes;
         if (keeper_send(own.link.fd, &q, sizeof(q), &fd, 1) == 0)
-                await(WAIT_MS + PIECE_MS * (int)(n_bytes / HOST_HUGE_BYTES));
+                await(ms_until(end));
         else
                 keeper_end(&own.link, END_MS);
 }
@@ -92,23 +116,25 @@ void keeper_stop_collapsing(void)
 }
 
 /* With the mutex. */
-static void collapse(int fd, uint64_t n_bytes)
+static void collapse(int fd, uint64_t n_bytes, const struct timespec *end)
 {
         if (own.is_late)
                 await(0);
         start();
         if (own.link.fd >= 0 && !own.is_late)
-                ask(fd, n_bytes);
+                ask(fd, n_bytes, end);
 }
 
 void keeper_collapse(int fd, uint64_t n_bytes)
 {
+        struct timespec end = end_of(n_bytes);
         bool is_on;
 
-        pthread_mutex_lock(&own.mutex);
+        if (pthread_mutex_clocklock(&own.mutex, CLOCK_MONOTONIC, &end) != 0)
+                return;
         is_on = own.is_on;
         if (is_on)
-                collapse(fd, n_bytes);
+                collapse(fd, n_bytes, &end);
         pthread_mutex_unlock(&own.mutex);
         if (!is_on)
                 host_pages_collapse(fd, n_bytes);

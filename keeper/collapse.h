@@ -13,7 +13,8 @@ void keeper_start_collapsing(void);
 void keeper_stop_collapsing(void);
 
 /* As host_pages_collapse(), but returns after some ms: pages stay small where the kernel takes longer, also of the calls
- * until it has done that. Without the process it is host_pages_collapse(). Any thread; calls wait for each other. */
+ * until it has done that. A call is 20 ms and 2 ms a page, and at most 200 ms; part of it may be spent on another
+ * thread's. Without the process it is host_pages_collapse(). Any thread. */
 void keeper_collapse(int fd, uint64_t n_bytes);
 
 #endif
