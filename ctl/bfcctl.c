@@ -85,7 +85,7 @@ static const struct {
         "[--wait [TIME]] [--evict] [--grace TIME] [--quiet] [--strict | --no-preload] [--] COMMAND [ARGUMENT...]"
 #define OF_LISTS                                                                                             \
         "--sort and --columns are not valid for",                                                            \
-                "they are valid for partitions, tenants, sessions, shared, keep, waiting and lease list"
+                "they are valid for partitions, tenants, sessions, shared, keep, waiting, refusals and lease list"
 #define OF_LEASE     "options of lease are not valid for", "they are valid for lease"
 #define OF_RUN       "--lease, --quiet, --strict and --no-preload are not valid for", "they are valid for run"
 #define SOME_HISTORY "--since, --until and --file are not valid for", HISTORY_USE
@@ -162,6 +162,7 @@ static const struct command commands[] = {
           "usage: bfcctl explain [PARTITION] [--tenant TENANT]" },
         { "leaks", 0, ANYONE, 0, run_leaks, BIT(TENANT) | BIT(OLDER) | BIT(BY) | BIT(WATCH), NULL },
         { "waiting", 0, ANYONE, BFCD__LIST__KIND__WAITING, run_list, OF_A_LIST, NULL },
+        { "refusals", 0, ANYONE, BFCD__LIST__KIND__REFUSALS, run_list, OF_A_LIST, NULL },
         { "grants", 0, ANYONE, BFCD__LIST__KIND__GRANTS, run_grants, BIT(WATCH), NULL },
         { "map", 1, ANYONE, 0, run_map, BIT(TENANT) | BIT(SVG), MAP_USE },
         { "snapshot", 1, ANYONE, 0, run_snapshot, 0, "usage: bfcctl snapshot [FILE]" },

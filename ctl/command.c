@@ -4,6 +4,7 @@
 #include "ctl/command.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,7 +15,6 @@
 #include "ctl/drain.h"
 #include "ctl/explain.h"
 #include "ctl/grants.h"
-#include "ctl/history.h"
 #include "ctl/leaks.h"
 #include "ctl/metrics.h"
 #include "ctl/pictures.h"
@@ -22,8 +22,8 @@
 #include "ctl/reload.h"
 #include "ctl/show.h"
 #include "ctl/table.h"
-#include "ctl/tensorboard.h"
 #include "ctl/text.h"
+#include "ctl/tools.h"
 #include "ctl/top.h"
 #include "ctl/top_keys.h"
 #include "ctl/trim.h"
@@ -488,68 +488,30 @@ int run_resume(struct ask *a, const struct invocation *i, const struct command *
 
 int run_tensorboard(struct ask *a, const struct invocation *i, const struct command *c)
 {
-        struct tensorboard_options options = { .socket = ask_socket(i->socket),
-                                               .own_tenant = getenv("BFC_TENANT"),
-                                               .logdir = i->logdir,
-                                               .tenant = i->tenant };
+        uint64_t interval_ms = 0, n_steps;
+        char text[32];
 
         (void)a;
         if (i->json)
                 return command_usage("--json is not valid for", c->name, i->use);
         if (!i->logdir || !*i->logdir)
                 return command_usage("no --logdir", NULL, i->use);
-        if (i->interval && (!amount_time(i->interval, &options.interval_ms) || options.interval_ms == 0))
+        if (i->interval && (!amount_time(i->interval, &interval_ms) || interval_ms == 0))
                 return command_usage("wrong value for --interval", i->interval, AMOUNT_TIME);
-        if (i->count && !command_read_id(i->count, &options.n_steps))
+        if (i->count && !command_read_id(i->count, &n_steps))
                 return command_usage("wrong value for --count", i->count, "a number, as in --count 100");
-        return tensorboard_run(&options);
+        snprintf(text, sizeof(text), "%" PRIu64, interval_ms);
+        return tools_run(i, c,
+                         (const char *const[]){ "--logdir", i->logdir, "--interval-ms",
+                                                i->interval ? text : NULL, "--count", i->count, "--tenant",
+                                                i->tenant, NULL });
 }
 
-/* Sessions that run now. A user who may not see all gets the refusals of its own tenant from the daemon, too. false: the
- * daemon does not answer. */
-static bool add_live(const struct invocation *i, struct history *h, int *ret)
-{
-        static const Bfcd__List__Kind kinds[] = { BFCD__LIST__KIND__SESSIONS, BFCD__LIST__KIND__REFUSALS };
-        struct list *l = NULL;
-        struct ask a;
-        int r = ask_open(&a, ask_socket(i->socket), getenv("BFC_TENANT"));
-
-        if (r == 0)
-                r = ask_lists(&a, kinds, sizeof(kinds) / sizeof(kinds[0]), &l);
-        if (r == 0)
-                *ret = history_add_live(h, history_options_of(h), l, a.session_id, !a.admin && !a.monitor);
-        list_free(l);
-        ask_close(&a);
-        return r == 0;
-}
-
-/* a: NULL; the daemon need not run. */
+/* The daemon need not run. */
 int run_history(struct ask *a, const struct invocation *i, const struct command *c)
 {
-        char error[HISTORY_ERROR_BYTES];
-        struct history *h;
-        int live = 0,
-            r = history_open(&(struct history_texts){ i->since, i->until, i->tenant, i->file }, &h, error);
-
         (void)a;
-        (void)c;
-        if (r < 0 && r != -EACCES) {
-                fprintf(stderr, "bfcctl: %s\n", error);
-                return r == -EINVAL ? EXIT_USAGE : EXIT_REFUSED;
-        }
-        /* A file may be of another machine or another time. */
-        if ((i->file && !i->socket) || !add_live(i, h, &live)) {
-                if (r == -EACCES) {
-                        history_free(h);
-                        fprintf(stderr, "bfcctl: %s\n", error);
-                        return EXIT_REFUSED;
-                }
-        } else if (r == -EACCES) {
-                fprintf(stderr, "bfcctl: Only what the daemon knows now is shown. %s\n", error);
-        }
-        r = live;
-        if (r == 0)
-                r = i->json ? show_print(stdout, history_json(h)) : history_print(stdout, h);
-        history_free(h);
-        return command_finish(r);
+        return tools_run(i, c,
+                         (const char *const[]){ "--since", i->since, "--until", i->until, "--tenant",
+                                                i->tenant, "--file", i->file, NULL });
 }

@@ -32,6 +32,7 @@ static const char for_all[] =
         "  wait room PARTITION SIZE [--tenant TENANT] [--timeout TIME]\n"
         "                                   until the tenant could get so much\n"
         "  waiting                          requests that wait for memory, in their order\n"
+        "  refusals                         the last 16 refusals of each tenant\n"
         "  grants                           how long requests waited for their memory\n"
         "  map PARTITION [--svg FILE] [--tenant TENANT]\n"
         "                                   a picture of the address space\n"

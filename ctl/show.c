@@ -411,6 +411,20 @@ static const char *lease_instead(const void *row)
         return ((const Bfcd__WaitingRow *)row)->lease[0] == '\0' ? "-" : NULL;
 }
 
+static const struct table_column refusal_columns[] = {
+        COLUMN("AGO", "time_ms", R, TABLE_AGO, Bfcd__RefusalRow, time_ms),
+        COLUMN("TENANT", "tenant", 0, TABLE_TEXT, Bfcd__RefusalRow, tenant),
+        COLUMN("PARTITION", "partition", 0, TABLE_TEXT, Bfcd__RefusalRow, partition),
+        COLUMN("LEASE", "lease", WIDE, TABLE_TEXT, Bfcd__RefusalRow, lease),
+        COLUMN("SESSION", "session_id", R | WIDE, TABLE_NUMBER, Bfcd__RefusalRow, session_id),
+        COLUMN("PROGRAM", "program", TABLE_CUT_FIRST, TABLE_TEXT, Bfcd__RefusalRow, program),
+        COLUMN("PID", "pid", R, TABLE_NUMBER, Bfcd__RefusalRow, pid),
+        COLUMN("SIZE", "n_bytes", R, TABLE_SIZE, Bfcd__RefusalRow, n_bytes),
+        COLUMN("LIMIT", "limit", 0, TABLE_TEXT, Bfcd__RefusalRow, limit),
+        COLUMN("SENTENCE", "sentence", WIDE, TABLE_TEXT, Bfcd__RefusalRow, sentence),
+        { 0 },
+};
+
 static const struct table_column waiting_columns[] = {
         COLUMN("PARTITION", "partition", 0, TABLE_TEXT, Bfcd__WaitingRow, partition),
         { "PLACE", "partition_position", R | WIDE, TABLE_NUMBER,
@@ -670,6 +684,7 @@ static const struct view {
         [BFCD__LIST__KIND__SESSIONS] = ROWS(sessions, session_columns, "No sessions."),
         [BFCD__LIST__KIND__SHARED] = ROWS(shared, shared_columns, "No shared blocks."),
         [BFCD__LIST__KIND__WAITING] = ROWS(waiting, waiting_columns, "No request waits."),
+        [BFCD__LIST__KIND__REFUSALS] = ROWS(refusals, refusal_columns, "No request was refused."),
         [BFCD__LIST__KIND__KEPT] = { "keep", kept_columns, offsetof(struct list, shared),
                                      offsetof(struct list, n_shared), "No kept blocks." },
         [BFCD__LIST__KIND__LEASES] = ROWS(leases, lease_columns, "No leases."),

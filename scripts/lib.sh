@@ -36,9 +36,7 @@ libsmartcols-dev      pc:smartcols
 '
 needs_build="$needs_demo
 libmicrohttpd-dev     pc:libmicrohttpd
-libisal-dev           pc:libisal
 libncurses-dev        pc:ncursesw
-libsystemd-dev        pc:libsystemd
 "
 needs_test="$needs_build
 check                 pc:check
@@ -263,7 +261,7 @@ debug_options=(-Dwerror=true -Dtests=enabled -Dbuildtype=debug)
 release_options=(-Dwerror=true -Dtests=enabled -Dbuildtype=release -Ddebug=true)
 
 # Meson defines these tests only where their packages are installed; the second list in builds without sanitizers.
-optional_tests=(exporter tensorboard tensorboard-files bfcctl-top)
+optional_tests=(exporter bfcctl-top)
 optional_plain_tests=(page grafana)
 
 # defines DIR NAME...: whether the build folder has these tests.

@@ -9,27 +9,26 @@ SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 
-from ._client import Block, Client, connect, default, devices, on_pressure, pool, trace
-from ._errors import (
-    Busy,
-    DeviceLost,
-    Disconnected,
-    Error,
-    Exists,
-    Forked,
-    InvalidValue,
-    NotFound,
-    NotPermitted,
-    OutOfMemory,
-    Parked,
-    QuotaExceeded,
-    Timeout,
-)
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ._arrays import DeviceArray
+    from ._client import Block, Client, connect, default, devices, on_pressure, pool, trace
     from ._devices import Devices, LogicalDevice, PhysicalDevice
+    from ._errors import (
+        Busy,
+        DeviceLost,
+        Disconnected,
+        Error,
+        Exists,
+        Forked,
+        InvalidValue,
+        NotFound,
+        NotPermitted,
+        OutOfMemory,
+        Parked,
+        QuotaExceeded,
+        Timeout,
+    )
     from ._pool import Pool
     from ._shared import SharedBlock
     from ._weights import weights
@@ -67,12 +66,17 @@ __all__ = [
     "weights",
 ]
 
-#: What is imported at its first use, because it needs modules that take long to import.
+#: Where each name is. They are imported at their first use: bfcd.tools needs no library, and some need modules that take
+#: long to import.
 _LAZY = {
     "DeviceArray": "_arrays",
-    "Devices": "_devices",
-    "LogicalDevice": "_devices",
-    "PhysicalDevice": "_devices",
+    **dict.fromkeys(("Block", "Client", "connect", "default", "devices", "on_pressure", "pool", "trace"), "_client"),
+    **dict.fromkeys(("Devices", "LogicalDevice", "PhysicalDevice"), "_devices"),
+    **dict.fromkeys(
+        ("Busy", "DeviceLost", "Disconnected", "Error", "Exists", "Forked", "InvalidValue", "NotFound", "NotPermitted"),
+        "_errors",
+    ),
+    **dict.fromkeys(("OutOfMemory", "Parked", "QuotaExceeded", "Timeout"), "_errors"),
     "Pool": "_pool",
     "SharedBlock": "_shared",
     "weights": "_weights",

@@ -624,52 +624,6 @@ RIG_TEST(unknown_names_are_refused, two_tenants)
         }
 }
 
-/* ---- history ------------------------------------------------------------------- */
-
-/* A tenant sees its own running sessions and refusals, an operator all running ones; bfcctl's own calls are no
- * jobs. */
-RIG_TEST(history_from_the_daemon, two_tenants)
-{
-        bfc_client *red = client_open(rig, "red", NULL), *blue = client_open(rig, "blue", NULL);
-        char empty[96], *out;
-        json_t *history, *rows;
-        void *p;
-
-        ck_assert_ok(bfc_malloc(red, 1 << 20, &p));
-        ck_assert_int_eq(bfc_malloc(red, 100 << 20, &p), -EDQUOT);
-        ck_assert_int_eq(bfc_malloc(blue, 200 << 20, &p), -EDQUOT);
-        snprintf(empty, sizeof(empty), "%s/no-records", rig->folder);
-        fclose(fopen(empty, "we"));
-        ck_assert_int_eq(setenv("BFC_TENANT", "red", 1), 0);
-        history = ctl_json(rig->socket, WORDS("--json", "history", "--file", empty));
-        ck_assert_int_eq(unsetenv("BFC_TENANT"), 0);
-        rows = json_object_get(history, "sessions");
-        ck_assert_uint_eq(json_array_size(rows), 1);
-        ck_assert_str_eq(string_of(json_array_get(rows, 0), "tenant"), "red");
-        ck_assert(json_is_true(json_object_get(json_array_get(rows, 0), "running")));
-        ck_assert_int_ge(number_of(json_array_get(rows, 0), "peak_bytes_in_use"), 1 << 20);
-        rows = json_object_get(history, "refusals");
-        ck_assert_uint_eq(json_array_size(rows), 1);
-        ck_assert_str_eq(string_of(json_array_get(rows, 0), "limit"), "quota");
-        ck_assert_int_eq(number_of(json_array_get(rows, 0), "largest_bytes"), 100 << 20);
-        ck_assert_ptr_nonnull(strstr(string_of(json_array_get(rows, 0), "sentence"), "'red'"));
-        json_decref(history);
-        history = ctl_json(rig->admin_socket, WORDS("--json", "history", "--file", empty));
-        ck_assert_uint_eq(json_array_size(json_object_get(history, "sessions")), 2);
-        ck_assert_uint_eq(json_array_size(json_object_get(history, "refusals")),
-                          0); /* those are in the records */
-        json_decref(history);
-        out = ctl_text(rig, WORDS("history", "--file", empty, "--until", "@1000"));
-        ck_assert_ptr_nonnull(strstr(out, "Sessions, the largest peak first: none"));
-        free(out);
-        bfc_disconnect(blue);
-        bfc_disconnect(red);
-        ck_assert(WAIT_FOR(rig_logged(rig, "ended (goodbye)") || rig_logged(rig, ": tenant 'red', uid"),
-                           SETTLE_MS));
-        ck_assert(!rig_logged(rig, "; bfcctl, cgroup"));
-        ck_assert_int_eq(unlink(empty), 0);
-}
-
 /* ---- help, mistyped words and empty lists ----------------------------------------- */
 
 RIG_TEST(a_command_has_its_own_help, two_tenants)

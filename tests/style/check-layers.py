@@ -13,7 +13,7 @@ import sys
 LAYERS = "tests/style/layers.txt"
 FOLDERS = ("bfc", "client", "ctl", "daemon", "device", "include", "keeper", "preload", "proto")
 # Generated from .proto files, so no files of the tree.
-GENERATED = {"ctl/tensorboard.pb-c.h", "proto/bfcd.pb-c.h"}
+GENERATED = {"proto/bfcd.pb-c.h"}
 
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"]+)"|<([^>]+)>)', re.M)
 COMMENT = re.compile(r'/\*.*?\*/|//[^\n]*|("(?:\\.|[^"\\\n])*")', re.S)

@@ -3,6 +3,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
 import os
+import shlex
 import signal
 import subprocess
 
@@ -88,3 +89,76 @@ def test_a_tensorboard_that_runs_beside_sees_each_step(daemon, client, tmp_path)
     finally:
         process.send_signal(signal.SIGINT)
     assert process.wait(LIMIT_S) == 0
+
+
+def test_one_tenant(daemon, tmp_path):
+    run = command(daemon, "tensorboard", "--logdir", str(tmp_path), "--count", "1")
+    subprocess.run([*run, "--tenant", "me"], check=True, timeout=LIMIT_S)
+    assert {tag.split("/")[1] for tag in tags_of(read(tmp_path))} == {"me"}
+    done = subprocess.run([*run, "--tenant", "green"], capture_output=True, text=True, timeout=LIMIT_S)
+    assert done.returncode == 1 and "There is no tenant 'green'" in done.stderr
+
+
+def test_steps_continue_in_the_same_folder(daemon, tmp_path):
+    """TensorBoard makes one curve of both files."""
+    for i in range(2):
+        out = subprocess.run(
+            command(daemon, "tensorboard", "--logdir", str(tmp_path), "--count", "1"),
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+        ).stdout
+        assert out.startswith("1 step in ")
+        assert [e.step for e in read(tmp_path).Scalars("train/me/BytesInUse")] == list(range(i + 1))
+
+
+@pytest.mark.parametrize("words", [[], ["--interval", "0"], ["--count", "0"], ["--json"]])
+def test_a_wrong_use_is_refused(daemon, words):
+    folder = ["--logdir", "x"] if words else []
+    done = subprocess.run(command(daemon, "tensorboard", *folder, *words), capture_output=True, text=True, timeout=LIMIT_S)
+    assert done.returncode == 2 and (words or ["no --logdir"])[0] in done.stderr
+
+
+def test_a_folder_that_cannot_be_made_is_an_error(daemon, tmp_path):
+    (tmp_path / "file").touch()
+    done = subprocess.run(
+        command(daemon, "tensorboard", "--logdir", str(tmp_path / "file" / "x")), capture_output=True, text=True, timeout=LIMIT_S
+    )
+    assert done.returncode == 1 and "Not a directory" in done.stderr
+
+
+def test_a_full_disk_is_an_error_and_leaves_whole_records(daemon, tmp_path):
+    """A limit of files stands for a full disk."""
+    line = " ".join(map(shlex.quote, command(daemon, "tensorboard", "--logdir", str(tmp_path), "--interval", "10ms")))
+    done = subprocess.run(["sh", "-c", f"ulimit -f 2; exec {line}"], capture_output=True, text=True, timeout=LIMIT_S)
+    assert done.returncode == 1
+    assert "cannot be written: File too large. What was written before is complete." in done.stderr
+    steps = [e.step for e in read(tmp_path).Scalars("train/me/BytesInUse")]
+    assert steps and steps == list(range(len(steps)))
+
+
+def test_the_daemon_may_be_away(daemon, tmp_path):
+    daemon.process.kill()
+    daemon.process.wait()
+    words = command(daemon, "tensorboard", "--logdir", str(tmp_path / "runs"), "--interval", "10ms")
+    with open(tmp_path / "err", "w") as err:
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=err)
+    said = (tmp_path / "err").read_text
+
+    def n_steps():
+        accumulator = read(tmp_path / "runs")
+        tag = "train/me/BytesInUse"
+        return len(accumulator.Scalars(tag)) if tag in tags_of(accumulator) else 0
+
+    wait_for(lambda: "Waiting for it." in said(), "sentence")
+    assert "Cannot reach bfcd at " in said()
+    daemon.start()
+    wait_for(lambda: n_steps() > 0, "step")
+    assert "bfcd answers again." in said()
+    daemon.restart()
+    before = n_steps()
+    wait_for(lambda: n_steps() > before, "step after the restart")
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0 and b" steps in " in out

@@ -1,0 +1,36 @@
+"""What the daemon knows now: by bfcctl, whose JSON is stable.
+
+SPDX-License-Identifier: Apache-2.0
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from typing import Any
+
+
+class Failure(Exception):
+    """A sentence for the user."""
+
+
+class WrongUse(Failure):
+    """The same, of a wrong argument."""
+
+
+class Bfcctl:
+    def __init__(self, program: str, socket: str | None) -> None:
+        self.program, self.socket = program, socket
+
+    def list(self, *words: str) -> Any:
+        """The value of `bfcctl --json WORDS`. Failure: with bfcctl's sentence."""
+        socket = ["--socket", self.socket] if self.socket else []
+        try:
+            done = subprocess.run([self.program, *socket, "--json", *words], stdin=subprocess.DEVNULL, capture_output=True)
+        except OSError as error:
+            raise Failure(f"{self.program} cannot be run: {error.strerror}.") from None
+        if done.returncode != 0:
+            sentence = done.stderr.decode(errors="replace").strip().removeprefix("bfcctl: ")
+            raise Failure(sentence or f"{self.program} ended with status {done.returncode}.")
+        document = json.loads(done.stdout)
+        return document[words[0].replace("-", "_")]
