@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -486,6 +487,37 @@ int run_resume(struct ask *a, const struct invocation *i, const struct command *
         return command_finish(0);
 }
 
+/* A command that looks back. options: pairs "--name", value, which end with NULL; those without a value are left out. */
+static int run_tool(const struct invocation *i, const struct command *c, const char *const options[])
+{
+        const char *words[24] = { "--bfcctl", "bfcctl" };
+        char self[PATH_MAX], *word;
+        ssize_t n_self = readlink("/proc/self/exe", self, sizeof(self) - 1);
+        size_t n = 2;
+
+        if (n_self > 0) {
+                self[n_self] = '\0';
+                words[1] = self;
+        }
+        if (i->socket) {
+                words[n++] = "--socket";
+                words[n++] = i->socket;
+        }
+        if (i->json)
+                words[n++] = "--json";
+        if (table_look.is_wide)
+                words[n++] = "--wide";
+        words[n++] = c->name;
+        for (; options[0]; options += 2) {
+                if (!options[1])
+                        continue;
+                if (asprintf(&word, "%s=%s", options[0], options[1]) < 0) /* as "--since=-2h" */
+                        return command_finish(-ENOMEM);
+                words[n++] = word;
+        }
+        return tools_exec("bfcctl", c->name, words);
+}
+
 int run_tensorboard(struct ask *a, const struct invocation *i, const struct command *c)
 {
         uint64_t interval_ms = 0, n_steps;
@@ -501,17 +533,17 @@ int run_tensorboard(struct ask *a, const struct invocation *i, const struct comm
         if (i->count && !command_read_id(i->count, &n_steps))
                 return command_usage("wrong value for --count", i->count, "a number, as in --count 100");
         snprintf(text, sizeof(text), "%" PRIu64, interval_ms);
-        return tools_run(i, c,
-                         (const char *const[]){ "--logdir", i->logdir, "--interval-ms",
-                                                i->interval ? text : NULL, "--count", i->count, "--tenant",
-                                                i->tenant, NULL });
+        return run_tool(i, c,
+                        (const char *const[]){ "--logdir", i->logdir, "--interval-ms",
+                                               i->interval ? text : NULL, "--count", i->count, "--tenant",
+                                               i->tenant, NULL });
 }
 
 /* The daemon need not run. */
 int run_history(struct ask *a, const struct invocation *i, const struct command *c)
 {
         (void)a;
-        return tools_run(i, c,
-                         (const char *const[]){ "--since", i->since, "--until", i->until, "--tenant",
-                                                i->tenant, "--file", i->file, NULL });
+        return run_tool(i, c,
+                        (const char *const[]){ "--since", i->since, "--until", i->until, "--tenant",
+                                               i->tenant, "--file", i->file, NULL });
 }

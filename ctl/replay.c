@@ -25,7 +25,8 @@
 #include "ctl/progress.h"
 #include "ctl/report.h"
 #include "ctl/show.h"
-#include "ctl/views.h"
+#include "ctl/table.h"
+#include "ctl/tools.h"
 #include "proto/paths.h"
 
 enum {
@@ -246,29 +247,66 @@ static int replay(const struct invocation *v, const struct trace *t)
         return status;
 }
 
+#define PICKLE_BYTE 0x80 /* the first one of a memory snapshot of PyTorch */
+
+/* Closes `in` but standard input. NULL: it was said why. */
+static FILE *as_csv(FILE *in, const char *name)
+{
+        FILE *pickle = tmpfile(), *csv = tmpfile();
+        char buffer[1 << 16];
+        int r = pickle && csv ? 0 : -errno;
+        size_t n;
+
+        while (r == 0 && (n = fread(buffer, 1, sizeof(buffer), in)) > 0)
+                if (fwrite(buffer, 1, n, pickle) != n)
+                        r = -errno;
+        if (r == 0)
+                r = tools_call("bfc-replay", name,
+                               (const char *const[]){ "torch_trace", "--name", name, NULL }, pickle, csv);
+        if (r < 0)
+                fprintf(stderr, "bfc-replay: %s: %s\n", name, strerror(-r));
+        if (pickle)
+                fclose(pickle);
+        if (in != stdin)
+                fclose(in);
+        if (r == 0)
+                return csv;
+        if (csv)
+                fclose(csv);
+        return NULL;
+}
+
 /* "-" is standard input. */
 static int read_trace(const struct invocation *v, struct trace **ret)
 {
         bool is_stdin = strcmp(v->trace_name, "-") == 0;
+        const char *name = is_stdin ? "standard input" : v->trace_name;
         FILE *in = is_stdin ? stdin : fopen(v->trace_name, "re");
         char *error = NULL;
-        int r;
+        int r, c;
 
         if (!in) {
                 fprintf(stderr, "bfc-replay: %s: %s\n", v->trace_name, strerror(errno));
                 return EXIT_USAGE;
         }
-        r = trace_read(in, is_stdin ? "standard input" : v->trace_name, ret, &error);
-        if (!is_stdin)
+        c = getc(in);
+        if (c != EOF)
+                ungetc(c, in);
+        if (c == PICKLE_BYTE) {
+                in = as_csv(in, name);
+                if (!in)
+                        return EXIT_USAGE;
+        }
+        r = trace_read(in, name, ret, &error);
+        if (in != stdin)
                 fclose(in);
         if (r < 0)
                 fprintf(stderr, "bfc-replay: %s\n", error ? error : strerror(-r));
         else if ((*ret)->cut_line > 0)
-                fprintf(stderr, "bfc-replay: %s:%zu: the last line is incomplete and was ignored\n",
-                        is_stdin ? "standard input" : v->trace_name, (*ret)->cut_line);
+                fprintf(stderr, "bfc-replay: %s:%zu: the last line is incomplete and was ignored\n", name,
+                        (*ret)->cut_line);
         if (r == 0 && (*ret)->left_out)
-                fprintf(stderr, "bfc-replay: %s: left out: %s\n", is_stdin ? "standard input" : v->trace_name,
-                        (*ret)->left_out);
+                fprintf(stderr, "bfc-replay: %s: left out: %s\n", name, (*ret)->left_out);
         free(error);
         return r == 0 ? 0 : EXIT_USAGE;
 }
@@ -399,51 +437,48 @@ static int run_plan(const struct invocation *v, const struct trace *t)
         return EXIT_REFUSED;
 }
 
-/* "-" is standard output. EXIT_REFUSED where it could not be written. */
-static int write_view(const char *path, const struct trace *t, const char *name,
-                      int (*view)(FILE *out, const struct trace *t, const char *name))
-{
-        bool is_stdout = strcmp(path, "-") == 0;
-        FILE *out = is_stdout ? stdout : fopen(path, "we");
-        int r = out ? view(out, t, name) : -errno;
-
-        if (r == -ERANGE)
-                fprintf(stderr, "bfc-replay: %s: the trace does not fit into 1 TiB of addresses\n", path);
-        if (out && (is_stdout ? fflush(out) : fclose(out)) != 0 && r == 0)
-                r = -errno;
-        if (r < 0 && r != -ERANGE)
-                complain(path, r);
-        return r == 0 ? EXIT_SUCCESS : EXIT_REFUSED;
-}
-
-static int write_snapshot(FILE *out, const struct trace *t, const char *name)
-{
-        (void)name;
-        return views_snapshot(out, t);
-}
-
-static int write_timeline(FILE *out, const struct trace *t, const char *name)
-{
-        (void)name;
-        return views_timeline(out, t);
-}
-
 static bool has_view(const struct invocation *v)
 {
         return v->snapshot || v->timeline || v->plot;
 }
 
+/* As bfcd.tools.trace reads it. */
+static void put_trace(FILE *out, const struct trace *t)
+{
+        for (size_t i = 0; i < t->n_labels; i++) {
+                fputs(i == 0 ? "[" : ", ", out);
+                table_json_text(out, t->labels[i]);
+        }
+        fputs("]\n", out);
+        for (size_t i = 0; i < t->n_buffers; i++) {
+                const struct trace_buffer *b = &t->buffers[i];
+
+                fprintf(out, "%" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu32 " %" PRIu32 "\n", b->lower,
+                        b->upper, b->n_bytes, b->tag, b->track);
+        }
+}
+
+/* Pictures of the trace. */
 static int write_views(const struct invocation *v, const struct trace *t)
 {
-        int status = EXIT_SUCCESS;
+        const char *const options[] = { "--snapshot", v->snapshot, "--timeline",
+                                        v->timeline,  "--plot",    v->plot };
+        const char *words[10] = { "trace", "--name", v->trace_name };
+        FILE *in = tmpfile();
+        size_t n = 3;
+        int r;
 
-        if (v->snapshot)
-                status = write_view(v->snapshot, t, v->trace_name, write_snapshot);
-        if (status == EXIT_SUCCESS && v->timeline)
-                status = write_view(v->timeline, t, v->trace_name, write_timeline);
-        if (status == EXIT_SUCCESS && v->plot)
-                status = write_view(v->plot, t, v->trace_name, views_plot);
-        return status;
+        if (!in)
+                return complain("a temporary file", -errno);
+        for (size_t i = 0; i < 6; i += 2)
+                if (options[i + 1]) {
+                        words[n++] = options[i];
+                        words[n++] = options[i + 1];
+                }
+        put_trace(in, t);
+        r = tools_call("bfc-replay", "pictures of a trace", words, in, NULL);
+        fclose(in);
+        return r < 0 ? complain("a picture", r) : r;
 }
 
 static int run_replay(const struct invocation *v)
@@ -455,7 +490,7 @@ static int run_replay(const struct invocation *v)
                 fprintf(stderr, "bfc-replay: --scale %g makes a buffer of 2^63 bytes or more\n", v->scale);
                 status = EXIT_USAGE;
         }
-        if (status == 0)
+        if (status == 0 && has_view(v))
                 status = write_views(v, t);
         if (status == 0 && v->plan)
                 status = choose_partition(v, t);

@@ -1,60 +1,69 @@
-/* The commands that look back; see tools.h.
+/* The program that looks back; see tools.h.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "ctl/tools.h"
 
 #include <errno.h>
 #include <limits.h>
-#include <stdio.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
-
-#include "ctl/table.h"
 
 #define PROGRAM   "bfcd-tools"
 #define MAX_WORDS 32
 
-int tools_run(const struct invocation *i, const struct command *c, const char *const options[])
+/* In the folder of this program, as in a build folder. */
+static void exec_beside(char *const words[])
 {
-        const char *words[MAX_WORDS] = { PROGRAM, "--bfcctl" };
-        char self[PATH_MAX], beside[PATH_MAX + sizeof("/" PROGRAM)];
-        ssize_t n_self = readlink("/proc/self/exe", self, sizeof(self) - 1);
-        size_t n = 2;
+        char self[PATH_MAX], path[PATH_MAX + sizeof("/" PROGRAM)];
+        ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
 
-        if (n_self < 0) {
-                fprintf(stderr, "bfcctl: /proc/self/exe cannot be read: %s\n", strerror(errno));
-                return EXIT_REFUSED;
-        }
-        self[n_self] = '\0';
-        words[n++] = self;
-        if (i->socket) {
-                words[n++] = "--socket";
-                words[n++] = i->socket;
-        }
-        if (i->json)
-                words[n++] = "--json";
-        if (table_look.is_wide)
-                words[n++] = "--wide";
-        words[n++] = c->name;
-        for (size_t k = 0; options[k] && n + 1 < MAX_WORDS; k += 2) {
-                char *word; /* as "--since=-2h", where "-2h" alone would be an option */
+        if (n <= 0)
+                return;
+        self[n] = '\0';
+        snprintf(path, sizeof(path), "%.*s/" PROGRAM, (int)(strrchr(self, '/') - self), self);
+        execv(path, words);
+}
 
-                if (!options[k + 1])
-                        continue;
-                if (asprintf(&word, "%s=%s", options[k], options[k + 1]) < 0)
-                        return command_finish(-ENOMEM);
-                words[n++] = word;
-        }
-        snprintf(beside, sizeof(beside), "%.*s/" PROGRAM, (int)(strrchr(self, '/') - self), self);
-        execv(beside, (char **)(uintptr_t)words); /* as in a build folder */
-        execvp(PROGRAM, (char **)(uintptr_t)words);
+int tools_exec(const char *who, const char *what, const char *const words[])
+{
+        char *all[MAX_WORDS] = { (char[]){ PROGRAM } };
+
+        for (size_t i = 0; words[i] && i + 2 < MAX_WORDS; i++)
+                all[i + 1] = (char *)(uintptr_t)words[i];
+        exec_beside(all);
+        execvp(PROGRAM, all);
         if (errno == ENOENT)
                 fprintf(stderr,
-                        "bfcctl: \"%s\" is a program of the Python package bfcd, which is not installed here "
-                        "(Debian: python3-bfcd; or: pip install bfcd)\n",
-                        c->name);
+                        "%s: \"%s\" is in the Python package bfcd, which is not installed here (Debian: python3-bfcd; "
+                        "or: pip install bfcd)\n",
+                        who, what);
         else
-                fprintf(stderr, "bfcctl: " PROGRAM " cannot be run: %s\n", strerror(errno));
-        return EXIT_REFUSED;
+                fprintf(stderr, "%s: " PROGRAM " cannot be run: %s\n", who, strerror(errno));
+        return EXIT_FAILURE;
+}
+
+int tools_call(const char *who, const char *what, const char *const words[], FILE *in, FILE *out)
+{
+        int status;
+        pid_t pid;
+
+        if (fflush(in) != 0 || fseek(in, 0, SEEK_SET) != 0 || fflush(stdout) != 0)
+                return -errno;
+        pid = fork();
+        if (pid < 0)
+                return -errno;
+        if (pid == 0) {
+                if (dup2(fileno(in), STDIN_FILENO) < 0 || (out && dup2(fileno(out), STDOUT_FILENO) < 0))
+                        _exit(EXIT_FAILURE);
+                _exit(tools_exec(who, what, words));
+        }
+        while (waitpid(pid, &status, 0) < 0)
+                if (errno != EINTR)
+                        return -errno;
+        if (out)
+                rewind(out);
+        return WIFEXITED(status) ? WEXITSTATUS(status) : EXIT_FAILURE;
 }

@@ -1,13 +1,18 @@
-/* The commands that look back are Python: bfcd.tools, in the program bfcd-tools of the Python package.
+/* What looks back is Python: bfcd.tools, in the program bfcd-tools of the Python package. It is beside this program, or in the
+ * path.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFC_CTL_TOOLS_H
 #define BFC_CTL_TOOLS_H
 
-#include "ctl/command.h"
+#include <stdio.h>
 
-/* This process becomes that program. options: pairs "--name", value, which ends with NULL; those without a value (NULL)
- * are left out. An exit status, where that is not possible. */
-int tools_run(const struct invocation *i, const struct command *c, const char *const options[]);
+/* This process becomes that program, with these words after its name; they end with NULL. who: "bfcctl"; what: the command,
+ * for the error. An exit status, where it is not possible. */
+int tools_exec(const char *who, const char *what, const char *const words[]);
+
+/* The same in a child, which reads one file from its begin and writes to the other, which is then at its begin; out: NULL for
+ * standard output. Its exit status; -errno: it could not be started. */
+int tools_call(const char *who, const char *what, const char *const words[], FILE *in, FILE *out);
 
 #endif

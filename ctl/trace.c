@@ -430,7 +430,7 @@ struct trace *trace_new(void)
         return t;
 }
 
-static int read_csv(FILE *in, const char *name, struct trace **ret, char **ret_error)
+int trace_read(FILE *in, const char *name, struct trace **ret, char **ret_error)
 {
         struct trace *t = trace_new();
         int r;
@@ -448,17 +448,6 @@ static int read_csv(FILE *in, const char *name, struct trace **ret, char **ret_e
         }
         *ret = t;
         return 0;
-}
-
-int trace_read(FILE *in, const char *name, struct trace **ret, char **ret_error)
-{
-        int c = getc(in);
-
-        if (c == TRACE_PICKLE_BYTE)
-                return trace_read_torch(in, name, ret, ret_error);
-        if (c != EOF)
-                ungetc(c, in);
-        return read_csv(in, name, ret, ret_error);
 }
 
 static void leave_label(void *key)

@@ -10,8 +10,7 @@
  *
  * A job can be killed while it records, so a trace may end in the middle of a line. That line is left
  * out, and the trace records its number.
- *
- * PyTorch's memory snapshots are read, too; see trace_torch.c. */
+ */
 #ifndef BFC_CTL_TRACE_H
 #define BFC_CTL_TRACE_H
 
@@ -59,10 +58,6 @@ struct trace {
  * "name:line: why"; -ENOMEM and -EIO come with a sentence as well. The caller
  * frees *ret_error. */
 int trace_read(FILE *in, const char *name, struct trace **ret, char **ret_error);
-
-/* The same of a snapshot, whose first byte was read: that of a pickle. */
-#define TRACE_PICKLE_BYTE 0x80
-int trace_read_torch(FILE *in, const char *name, struct trace **ret, char **ret_error);
 
 /* For readers: an empty trace; one more buffer; the number of a label, of printable ASCII only; and at the end
  * the order of the events. -ENOMEM; -E2BIG: there are too many buffers. */

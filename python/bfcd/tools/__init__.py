@@ -1,4 +1,4 @@
-"""What looks back on bfcd's work: the command bfcd-tools, which `bfcctl history` and `bfcctl tensorboard` run.
+"""What looks back on bfcd's work: the command bfcd-tools, which bfcctl and bfc-replay run.
 
 SPDX-License-Identifier: Apache-2.0
 """
@@ -12,8 +12,8 @@ import sys
 
 from ._bfcctl import Bfcctl, Failure, WrongUse
 
-#: Each is a module with add_arguments(parser) and run(options, bfcctl).
-COMMANDS = ("history", "tensorboard")
+#: Each is a module with add_arguments(parser), run(options, bfcctl) and PROGRAM, whose user sees the errors (bfcctl).
+COMMANDS = ("history", "tensorboard", "torch_trace", "trace")
 
 
 def main(words: list[str] | None = None) -> int:
@@ -23,22 +23,24 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--socket", help="the socket that bfcctl opens")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--wide", action="store_true", help="print all columns")
-    commands = parser.add_subparsers(dest="command", required=True)
-    modules = {}
-    for name in COMMANDS:
-        modules[name] = importlib.import_module(f".{name}", __name__)
-        modules[name].add_arguments(commands.add_parser(name, description=modules[name].__doc__))
+    parser.add_argument("command", choices=COMMANDS)
+    parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     options = parser.parse_args(words)
+    module = importlib.import_module(f".{options.command}", __name__)
+    own = argparse.ArgumentParser(prog=f"bfcd-tools {options.command}", description=module.__doc__)
+    module.add_arguments(own)
+    own.parse_args(options.words, options)
+    program = getattr(module, "PROGRAM", "bfcctl")
     try:
-        modules[options.command].run(options, Bfcctl(options.bfcctl, options.socket))
+        module.run(options, Bfcctl(options.bfcctl, options.socket))
         sys.stdout.flush()
     except Failure as failure:
-        print(f"bfcctl: {failure}", file=sys.stderr)
+        print(f"{program}: {failure}", file=sys.stderr)
         return 2 if isinstance(failure, WrongUse) else 1
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # which Python flushes again at its end
         return 1
     except OSError as error:
-        print(f"bfcctl: Standard output cannot be written: {error.strerror}.", file=sys.stderr)
+        print(f"{program}: Standard output cannot be written: {error.strerror}.", file=sys.stderr)
         return 1
     return 0

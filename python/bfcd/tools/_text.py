@@ -28,6 +28,10 @@ def escape(text: str) -> str:
     return _ACTS.sub(one, text)
 
 
+def xml(text: str) -> str:
+    return re.sub('[&<>"]', lambda match: f"&#{ord(match[0])};", text)
+
+
 def size(n_bytes: int) -> str:
     if n_bytes < 1024:
         return f"{n_bytes} B"
