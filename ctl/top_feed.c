@@ -52,18 +52,25 @@ void top_source_close(struct top_source *s)
         s->nvml = nvml_close(s->nvml);
 }
 
-static bool is_device(const void *userdata, const char *uuid)
+/* Of all devices of the daemon. */
+static int read_uses(const struct top_source *s, struct nvml_use **ret, size_t *ret_n)
 {
-        const Bfcd__Status *status = userdata;
-        char text[TABLE_TEXT_MAX];
+        const Bfcd__Status *status = s->about->status;
+        char(*texts)[TABLE_TEXT_MAX] = calloc(status->n_devices + 1, sizeof(*texts));
+        const char **uuids = calloc(status->n_devices + 1, sizeof(*uuids));
+        int r = texts && uuids ? 0 : -ENOMEM;
+        size_t n = 0;
 
-        for (size_t i = 0; i < status->n_devices; i++) {
-                text[0] = '\0';
-                show_device_uuid(status->devices[i], text);
-                if (*text && strcmp(text, uuid) == 0)
-                        return true;
+        for (size_t i = 0; r == 0 && i < status->n_devices; i++) {
+                show_device_uuid(status->devices[i], texts[n]);
+                uuids[n] = texts[n];
+                n += *texts[n] != '\0';
         }
-        return false;
+        if (r == 0)
+                r = nvml_read(s->nvml, uuids, n, ret, ret_n);
+        free(uuids);
+        free(texts);
+        return r;
 }
 
 static int compare_ids(const void *left, const void *right)
@@ -118,7 +125,7 @@ int top_source_read(struct top_source *s, bool with_sessions, struct top_sample 
         list_leave_out(sample.list, s->ask.session_id);
         snprintf(sample.version, sizeof(sample.version), "%s", s->about->status->version);
         if (s->nvml && with_sessions) {
-                r = nvml_read(s->nvml, is_device, s->about->status, &sample.outside, &sample.n_outside);
+                r = read_uses(s, &sample.outside, &sample.n_outside);
                 sample.has_outside = r == 0;
         }
         if (r == -ENOMEM || (sample.has_outside && count_others(s, &sample) < 0))

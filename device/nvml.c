@@ -8,6 +8,7 @@
 
 #include <dlfcn.h>
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -32,9 +33,7 @@ struct nvml {
         void *library;
         int (*init)(void);
         int (*shutdown)(void);
-        int (*count)(unsigned *ret);
-        int (*by_index)(unsigned index, device *ret);
-        int (*uuid)(device d, char *ret, unsigned n_ret);
+        int (*by_uuid)(const char *uuid, device *ret);
         int (*processes)(device d, unsigned *n, struct process_info *ret);
 };
 
@@ -55,9 +54,7 @@ int nvml_open(struct nvml **ret)
         n->library = dlopen(LIBRARY, RTLD_NOW | RTLD_LOCAL);
         if (n->library && load(n->library, "nvmlInit_v2", &n->init) &&
             load(n->library, "nvmlShutdown", &n->shutdown) &&
-            load(n->library, "nvmlDeviceGetCount_v2", &n->count) &&
-            load(n->library, "nvmlDeviceGetHandleByIndex_v2", &n->by_index) &&
-            load(n->library, "nvmlDeviceGetUUID", &n->uuid) &&
+            load(n->library, "nvmlDeviceGetHandleByUUID", &n->by_uuid) &&
             load(n->library, "nvmlDeviceGetComputeRunningProcesses_v3", &n->processes) &&
             n->init() == SUCCESS) {
                 *ret = n;
@@ -155,25 +152,30 @@ static int add_device(struct nvml *n, device d, struct nvml_use **uses, size_t *
         return 0;
 }
 
-int nvml_read(struct nvml *n, bool (*is_wanted)(const void *userdata, const char *uuid), const void *userdata,
-              struct nvml_use **ret_uses, size_t *ret_n_uses)
+/* CUDA's UUID of a MIG device has no prefix, so that the caller may not know that it is one. */
+static bool find_device(struct nvml *n, const char *uuid, device *ret)
+{
+        char mig[UUID_BYTES];
+
+        if (n->by_uuid(uuid, ret) == SUCCESS)
+                return true;
+        if (strncmp(uuid, "GPU-", 4) != 0 || strlen(uuid) >= sizeof(mig))
+                return false;
+        snprintf(mig, sizeof(mig), "MIG-%s", uuid + 4);
+        return n->by_uuid(mig, ret) == SUCCESS;
+}
+
+int nvml_read(struct nvml *n, const char *const *uuids, size_t n_uuids, struct nvml_use **ret_uses,
+              size_t *ret_n_uses)
 {
         struct nvml_use *uses = NULL;
         bool is_told = false;
-        unsigned n_devices;
         size_t n_uses = 0;
 
-        if (n->count(&n_devices) != SUCCESS)
-                return -ENOENT;
-        for (unsigned i = 0; i < n_devices; i++) {
-                char uuid[UUID_BYTES] = "";
+        for (size_t i = 0; i < n_uuids; i++) {
                 device d;
-                int r;
+                int r = find_device(n, uuids[i], &d) ? add_device(n, d, &uses, &n_uses) : -ENOENT;
 
-                if (n->by_index(i, &d) != SUCCESS || n->uuid(d, uuid, sizeof(uuid)) != SUCCESS ||
-                    !is_wanted(userdata, uuid))
-                        continue;
-                r = add_device(n, d, &uses, &n_uses);
                 if (r == -ENOMEM) {
                         free(uses);
                         return r;

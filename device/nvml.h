@@ -3,7 +3,7 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * The driver brings the library, so it is loaded at run time. It counts the memory that a process allocated
- * from the driver itself; memory of the broker is counted for the daemon. */
+ * from the driver itself; memory of the broker is counted for its keeper. */
 #ifndef BFC_DEVICE_NVML_H
 #define BFC_DEVICE_NVML_H
 
@@ -15,17 +15,17 @@ struct nvml;
 
 struct nvml_use {
         uint64_t pid;
-        uint64_t n_bytes; /* on all wanted devices */
+        uint64_t n_bytes; /* on all devices that were asked */
 };
 
 /* -ENOENT: this machine has no such library, or it does not work. -ENOMEM. */
 int nvml_open(struct nvml **ret);
 struct nvml *nvml_close(struct nvml *n); /* takes NULL */
 
-/* Processes by pid, on the devices whose UUID ("GPU-...") is wanted. The caller frees *ret_uses. -ENOENT: there
- * is no such device, or none tells. -ENOMEM. */
-int nvml_read(struct nvml *n, bool (*is_wanted)(const void *userdata, const char *uuid), const void *userdata,
-              struct nvml_use **ret_uses, size_t *ret_n_uses);
+/* Processes by pid, on the devices with these UUIDs; of a MIG device the prefix is "MIG-" or "GPU-". Asks for no other device.
+ * May take as long as the driver does. The caller frees *ret_uses. -ENOENT: there is no such device, or none tells. -ENOMEM. */
+int nvml_read(struct nvml *n, const char *const *uuids, size_t n_uuids, struct nvml_use **ret_uses,
+              size_t *ret_n_uses);
 
 /* Of the result; NULL: the process is not there. */
 const struct nvml_use *nvml_find(const struct nvml_use *uses, size_t n_uses, uint64_t pid);

@@ -16,7 +16,7 @@
 
 #include "device/device.h"
 #include "device/host_pages.h"
-#include "device/nvml.h"
+#include "keeper/uses.h"
 #include "keeper/wire.h"
 
 struct kept {
@@ -40,8 +40,7 @@ struct keeper {
         void *extents;         /* struct kept, by key */
         LIST_HEAD(, kept) all; /* the same */
         uint64_t last_key;
-        char uuid[64];     /* as NVML has it */
-        struct nvml *nvml; /* NULL: not yet, or there is none */
+        struct uses *uses; /* NULL before the hello */
         int ledger;        /* -1: none */
         bool is_over;
         LIST_HEAD(, host_file) hosts;
@@ -376,14 +375,16 @@ static int open_device(struct keeper *k, char *ret_sentence, size_t n_sentence)
         return device_cuda_new(k->id, &k->device, ret_sentence, n_sentence);
 }
 
-/* NVML has no MIG devices in its list, so that these tell nothing. */
-static void note_uuid(struct keeper *k, const uint8_t *bytes)
+static int start_uses(struct keeper *k, const uint8_t *bytes)
 {
-        size_t n = (size_t)snprintf(k->uuid, sizeof(k->uuid), "GPU-");
+        char uuid[64];
+        size_t n = (size_t)snprintf(uuid, sizeof(uuid), "GPU-");
 
         for (size_t i = 0; i < DEVICE_UUID_BYTES; i++)
-                n += (size_t)snprintf(k->uuid + n, sizeof(k->uuid) - n, "%s%02x",
+                n += (size_t)snprintf(uuid + n, sizeof(uuid) - n, "%s%02x",
                                       i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", bytes[i]);
+        k->uses = uses_new(uuid);
+        return k->uses ? 0 : -ENOMEM;
 }
 
 static int serve_hello(struct keeper *k, struct call *c)
@@ -396,8 +397,8 @@ static int serve_hello(struct keeper *k, struct call *c)
         to->granularity = device_granularity(k->device);
         to->n_bytes = k->last_key;
         r = device_facts(k->device, &to->facts);
-        if (r == 0)
-                note_uuid(k, to->facts.uuid);
+        if (r == 0 && !k->uses)
+                r = start_uses(k, to->facts.uuid);
         return r;
 }
 
@@ -411,29 +412,9 @@ static int serve_others(struct keeper *k, struct call *c)
         return device_foreign_bytes(k->device, &c->reply->n_bytes);
 }
 
-static bool is_uuid(const void *userdata, const char *uuid)
-{
-        return strcmp(userdata, uuid) == 0;
-}
-
-/* This process has a context there. If NVML does not name it, its pids are of another PID namespace, and mean nothing to
- * bfcd. */
 static int serve_uses(struct keeper *k, struct call *c)
 {
-        struct nvml_use *uses = NULL;
-        size_t n_uses = 0;
-        int r = k->nvml ? 0 : nvml_open(&k->nvml);
-
-        if (r == 0)
-                r = nvml_read(k->nvml, is_uuid, k->uuid, &uses, &n_uses);
-        if (r == 0 && !nvml_find(uses, n_uses, (uint64_t)getpid()))
-                r = -ENOENT;
-        for (size_t i = 0; r == 0 && i < n_uses && c->reply->n_uses < DEVICE_USES; i++)
-                if (uses[i].pid > c->request->key)
-                        c->reply->uses[c->reply->n_uses++] =
-                                (struct device_use){ uses[i].pid, uses[i].n_bytes };
-        free(uses);
-        return r;
+        return k->uses ? uses_read(k->uses, c->request->key, c->reply->uses, &c->reply->n_uses) : -EPROTO;
 }
 
 static int serve(struct keeper *k, struct call *c)
@@ -537,7 +518,7 @@ struct keeper *keeper_free(struct keeper *k)
         if (k->ledger >= 0)
                 close(k->ledger);
         device_free(k->device);
-        nvml_close(k->nvml);
+        uses_free(k->uses);
         free(k);
         return NULL;
 }
@@ -554,6 +535,8 @@ int keeper_serve(struct keeper *k, int fd)
 
         LIST_FOREACH(e, &k->all, link)
         e->is_claimed = false;
+        if (k->uses)
+                uses_forget(k->uses);
         while (r == 0 && !k->is_over)
                 r = serve_one(k, fd);
         forget_hosts(k);

@@ -1,7 +1,7 @@
 /* The requests of a keeper: makes, shares, copies and destroys extents of one device, and keeps fds for the next caller.
  *
  * The caller is trusted with the device and not with this process: a message is checked before anything changes, and
- * names that are unknown are refused. One thread.
+ * names that are unknown are refused. One thread, and one for NVML.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef KEEPER_SERVE_H

@@ -38,7 +38,7 @@ enum keeper_op {
         KEEPER_LEDGER,   /* an fd, instead of the one before; none -> that fd */
         KEEPER_END,      /* the process ends */
         KEEPER_COLLAPSE, /* n_bytes[0], a memfd of that size; also before the hello */
-        KEEPER_USES,     /* key: a pid -> uses[n_uses], as of device_uses() */
+        KEEPER_USES, /* key: a pid -> uses[n_uses], as of device_uses(): what NVML told since the last question */
         KEEPER_N_OPS,
 };
 

@@ -72,14 +72,10 @@ static uint64_t default_bytes(void)
         return n;
 }
 
-static bool is_gpu(const void *userdata, const char *uuid)
-{
-        return strcmp(((const struct gpu *)userdata)->uuid, uuid) == 0;
-}
-
 /* Of this process. UNKNOWN also where NVML tells pids of another PID namespace. The lock is held. */
 static uint64_t measure(const struct gpu *gpu)
 {
+        const char *uuid = gpu->uuid;
         const struct nvml_use *own;
         struct nvml_use *uses;
         uint64_t n_bytes = UNKNOWN;
@@ -87,7 +83,7 @@ static uint64_t measure(const struct gpu *gpu)
 
         if (!nvml && nvml_open(&nvml) < 0)
                 return UNKNOWN;
-        if (nvml_read(nvml, is_gpu, gpu, &uses, &n_uses) < 0)
+        if (nvml_read(nvml, &uuid, 1, &uses, &n_uses) < 0)
                 return UNKNOWN;
         own = nvml_find(uses, n_uses, (uint64_t)getpid());
         if (own)

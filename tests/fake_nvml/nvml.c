@@ -4,7 +4,8 @@
  *
  * FAKE_NVML names the file: a line "UUID PID BYTES" for each process, "UUID" alone for a device without one, and
  * "UUID PID -" for one whose memory is not known. Without the variable the library does not initialise. With
- * FAKE_NVML=driver it tells what is in use of the fake driver's memory (FAKE_CUDA_STATE) and which process made it. */
+ * FAKE_NVML=driver it tells what is in use of the fake driver's memory (FAKE_CUDA_STATE) and which process made it. With
+ * FAKE_NVML=hang a question for devices does not return. */
 #include <dirent.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -169,6 +170,8 @@ API int nvmlDeviceGetCount_v2(unsigned *ret)
         FILE *f;
 
         n_lines = n_devices = 0;
+        while (strcmp(getenv("FAKE_NVML"), "hang") == 0)
+                pause();
         if (strcmp(getenv("FAKE_NVML"), "driver") == 0) {
                 read_folder(getenv("FAKE_CUDA_STATE"));
                 *ret = n_devices;

@@ -143,6 +143,27 @@ TEST(memory_outside_is_measured)
         unsetenv("FAKE_CUDA_CONTEXT_BYTES");
 }
 
+/* NVML may wait for another GPU for ever. */
+TEST(growth_while_nvml_hangs)
+{
+        struct rig *rig;
+        bfc_client *client;
+        void *p[6];
+
+        setenv("FAKE_NVML", "hang", 1);
+        rig = rig_start(&measured);
+        client = client_open(rig, NULL, NULL);
+        for (int i = 0; i < 6; i++) {
+                rig_pass(rig, 5000);
+                ck_assert_ok(bfc_malloc(client, 9 * MIB, &p[i]));
+        }
+        for (int i = 0; i < 6; i++)
+                ck_assert_ok(bfc_free(client, p[i]));
+        bfc_disconnect(client);
+        rig_stop(rig);
+        unsetenv("FAKE_NVML");
+}
+
 /* ---- access of other GPUs ----------------------------------------------------- */
 
 /* 0: none; 3: all; 0, too, where the driver does it by itself. */

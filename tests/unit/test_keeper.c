@@ -1,8 +1,10 @@
-/* A keeper whose user has too many fds in flight. The device is the host.
+/* A keeper whose user has too many fds in flight, and one whose NVML hangs. The device is the host.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
 #include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -102,4 +104,63 @@ TEST(too_many_fds_in_flight)
                 close(fds[--n]);
         close(ends[0]);
         ck_assert_int_eq(pthread_join(thread, NULL), 0);
+}
+
+static int ask_for(enum keeper_op op, uint64_t key, struct keeper_reply *ret)
+{
+        struct keeper_request q = keeper_request_of(op);
+        int fds[KEEPER_FDS];
+        size_t n;
+
+        q.key = key;
+        ck_assert_int_eq(ask(&q, ret, fds, &n), 0);
+        return ret->result;
+}
+
+/* It delays no other request, and not the end. */
+TEST(nvml_hangs)
+{
+        struct keeper_reply reply;
+        pthread_t thread;
+
+        ck_assert_int_eq(setenv("FAKE_NVML", "hang", 1), 0);
+        start(&thread);
+        for (int i = 0; i < 3; i++) {
+                ck_assert_int_eq(ask_for(KEEPER_USES, 0, &reply), -EAGAIN);
+                ck_assert_int_eq(ask_for(KEEPER_USES, 7, &reply), -EAGAIN);
+                ck_assert_int_eq(ask_for(KEEPER_FACTS, 0, &reply), 0);
+        }
+        close(ends[0]);
+        suite_join(thread, NULL);
+}
+
+/* The answer is that of the question before. */
+TEST(uses_of_processes)
+{
+        char path[] = "/tmp/test-keeper-XXXXXX";
+        struct keeper_reply reply;
+        pthread_t thread;
+        FILE *f = fdopen(mkstemp(path), "w");
+
+        ck_assert_ptr_nonnull(f);
+        fprintf(f, "GPU-00000000-0000-0000-0000-000000000000 %d 4096\n", (int)getpid());
+        fprintf(f, "GPU-00000000-0000-0000-0000-000000000000 %u 8192\nGPU-a 7 1\n", UINT32_MAX);
+        fclose(f);
+        ck_assert_int_eq(setenv("FAKE_NVML", path, 1), 0);
+        start(&thread);
+        ck_assert_int_eq(ask_for(KEEPER_USES, 0, &reply), -EAGAIN);
+        while (ask_for(KEEPER_USES, 0, &reply) == -EAGAIN)
+                usleep(1000);
+        {
+                ck_assert_int_eq(reply.result, 0);
+                ck_assert_uint_eq(reply.n_uses, 2);
+                ck_assert_uint_eq(reply.uses[0].pid, (uint64_t)getpid());
+                ck_assert_uint_eq(reply.uses[0].n_bytes, 4096);
+                ck_assert_int_eq(ask_for(KEEPER_USES, (uint64_t)getpid(), &reply), 0);
+                ck_assert_uint_eq(reply.n_uses, 1);
+                ck_assert_uint_eq(reply.uses[0].n_bytes, 8192);
+        }
+        close(ends[0]);
+        suite_join(thread, NULL);
+        unlink(path);
 }

@@ -4,6 +4,8 @@
 #include "tests/suite.h"
 
 #include <errno.h>
+#include <sched.h>
+#include <sys/wait.h>
 
 #include "device/nvml.h"
 
@@ -36,20 +38,16 @@ static void teardown(void)
 
 FIXTURE(nvml, setup, teardown);
 
-static bool is_ours(const void *userdata, const char *uuid)
-{
-        return strncmp(uuid, userdata, strlen(userdata)) == 0;
-}
-
 TEST(sums_of_processes)
 {
+        static const char *const uuids[] = { "GPU-a", "GPU-b", "GPU-c", "GPU-none" };
         struct nvml *n;
         struct nvml_use *uses;
         size_t n_uses;
 
         say("GPU-a 30 1048576\nGPU-b 30 2097152\nGPU-c 30 4194304\nGPU-a 20 3145728\nGPU-a 25 -\n");
         ck_assert_int_eq(nvml_open(&n), 0);
-        ck_assert_int_eq(nvml_read(n, is_ours, "GPU-", &uses, &n_uses), 0);
+        ck_assert_int_eq(nvml_read(n, uuids, 4, &uses, &n_uses), 0);
         ck_assert_uint_eq(n_uses, 2);
         ck_assert_uint_eq(nvml_find(uses, n_uses, 20)->n_bytes, 3 * MIB);
         ck_assert_uint_eq(nvml_find(uses, n_uses, 30)->n_bytes, 7 * MIB);
@@ -57,32 +55,53 @@ TEST(sums_of_processes)
         ck_assert_ptr_null(nvml_find(uses, n_uses, 31));
         free(uses);
         /* Other devices than ours do not count. */
-        ck_assert_int_eq(nvml_read(n, is_ours, "GPU-b", &uses, &n_uses), 0);
+        ck_assert_int_eq(nvml_read(n, uuids + 1, 1, &uses, &n_uses), 0);
         ck_assert_uint_eq(n_uses, 1);
         ck_assert_uint_eq(uses[0].n_bytes, 2 * MIB);
         free(uses);
-        ck_assert_int_eq(nvml_read(n, is_ours, "MIG-", &uses, &n_uses), -ENOENT);
+        ck_assert_int_eq(nvml_read(n, uuids + 3, 1, &uses, &n_uses), -ENOENT);
         nvml_close(n);
 }
 
 TEST(device_without_processes)
 {
+        const char *first = "GPU-a";
         struct nvml *n;
         struct nvml_use *uses;
         size_t n_uses;
 
         say("GPU-a\n");
         ck_assert_int_eq(nvml_open(&n), 0);
-        ck_assert_int_eq(nvml_read(n, is_ours, "GPU-", &uses, &n_uses), 0);
+        ck_assert_int_eq(nvml_read(n, &first, 1, &uses, &n_uses), 0);
         ck_assert_uint_eq(n_uses, 0);
         ck_assert_ptr_null(nvml_find(uses, n_uses, 1));
         free(uses);
         nvml_close(n);
 }
 
+/* CUDA tells no prefix. */
+TEST(mig_device)
+{
+        static const char *const uuids[] = { "MIG-a", "GPU-a" };
+        struct nvml *n;
+        struct nvml_use *uses;
+        size_t n_uses;
+
+        say("GPU-b 30 1048576\nMIG-a 30 2097152\n");
+        ck_assert_int_eq(nvml_open(&n), 0);
+        for (size_t i = 0; i < 2; i++) {
+                ck_assert_int_eq(nvml_read(n, uuids + i, 1, &uses, &n_uses), 0);
+                ck_assert_uint_eq(n_uses, 1);
+                ck_assert_uint_eq(uses[0].n_bytes, 2 * MIB);
+                free(uses);
+        }
+        nvml_close(n);
+}
+
 /* More than the first call has room for. */
 TEST(many_processes)
 {
+        const char *first = "GPU-a";
         char text[16384], *to = text;
         struct nvml *n;
         struct nvml_use *uses;
@@ -92,7 +111,7 @@ TEST(many_processes)
                 to += sprintf(to, "GPU-a %u %u\n", 1000 - i, i);
         say(text);
         ck_assert_int_eq(nvml_open(&n), 0);
-        ck_assert_int_eq(nvml_read(n, is_ours, "GPU-", &uses, &n_uses), 0);
+        ck_assert_int_eq(nvml_read(n, &first, 1, &uses, &n_uses), 0);
         ck_assert_uint_eq(n_uses, 500);
         for (unsigned i = 0; i < 500; i++)
                 ck_assert_uint_eq(nvml_find(uses, n_uses, 1000 - i)->n_bytes, i);
