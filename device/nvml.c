@@ -11,15 +11,18 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
-#define LIBRARY           "libnvidia-ml.so.1"
-#define SUCCESS           0
-#define INSUFFICIENT_SIZE 7
-#define NOT_AVAILABLE     UINT64_MAX
-#define UUID_BYTES        96u    /* NVML_DEVICE_UUID_V2_BUFFER_SIZE */
-#define MAX_PROCESSES     65536u /* of a device */
-#define FEW_PROCESSES     64u
-#define TRIES             3 /* the number of processes may rise between two calls */
+#define LIBRARY               "libnvidia-ml.so.1"
+#define SUCCESS               0
+#define INSUFFICIENT_SIZE     7
+#define NOT_AVAILABLE         UINT64_MAX
+#define UUID_BYTES            96u    /* NVML_DEVICE_UUID_V2_BUFFER_SIZE */
+#define MAX_PROCESSES         65536u /* of a device */
+#define FEW_PROCESSES         64u
+#define INITIAL_PID_NAMESPACE 0xEFFFFFFCu /* PROC_PID_INIT_INO of Linux */
+#define TRIES                 3           /* the number of processes may rise between two calls */
 
 typedef void *device;
 
@@ -196,4 +199,17 @@ const struct nvml_use *nvml_find(const struct nvml_use *uses, size_t n_uses, uin
         const struct nvml_use key = { .pid = pid };
 
         return n_uses > 0 ? bsearch(&key, uses, n_uses, sizeof(*uses), compare_pids) : NULL;
+}
+
+/* Some drivers tell the pids of the initial PID namespace to callers in all of them. */
+static bool has_own_pids(void)
+{
+        struct stat st;
+
+        return stat("/proc/self/ns/pid", &st) == 0 && st.st_ino == INITIAL_PID_NAMESPACE;
+}
+
+const struct nvml_use *nvml_find_own(const struct nvml_use *uses, size_t n_uses)
+{
+        return has_own_pids() ? nvml_find(uses, n_uses, (uint64_t)getpid()) : NULL;
 }

@@ -30,4 +30,7 @@ int nvml_read(struct nvml *n, const char *const *uuids, size_t n_uuids, struct n
 /* Of the result; NULL: the process is not there. */
 const struct nvml_use *nvml_find(const struct nvml_use *uses, size_t n_uses, uint64_t pid);
 
+/* Of this process. NULL also in a PID namespace of its own, where the pids may be those of other processes. */
+const struct nvml_use *nvml_find_own(const struct nvml_use *uses, size_t n_uses);
+
 #endif

@@ -7,7 +7,6 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "device/nvml.h"
 
@@ -51,7 +50,7 @@ static struct answer ask(struct uses *u)
 
         if (a.result == 0)
                 a.result = nvml_read(u->nvml, &uuid, 1, &a.uses, &a.n);
-        if (a.result == 0 && !nvml_find(a.uses, a.n, (uint64_t)getpid()))
+        if (a.result == 0 && !nvml_find_own(a.uses, a.n))
                 a.result = -ENOENT;
         return a;
 }

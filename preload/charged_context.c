@@ -10,7 +10,6 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "device/nvml.h"
 #include "preload/charge.h"
@@ -72,7 +71,7 @@ static uint64_t default_bytes(void)
         return n;
 }
 
-/* Of this process. UNKNOWN also where NVML tells pids of another PID namespace. The lock is held. */
+/* Of this process. UNKNOWN also in a PID namespace of its own. The lock is held. */
 static uint64_t measure(const struct gpu *gpu)
 {
         const char *uuid = gpu->uuid;
@@ -85,7 +84,7 @@ static uint64_t measure(const struct gpu *gpu)
                 return UNKNOWN;
         if (nvml_read(nvml, &uuid, 1, &uses, &n_uses) < 0)
                 return UNKNOWN;
-        own = nvml_find(uses, n_uses, (uint64_t)getpid());
+        own = nvml_find_own(uses, n_uses);
         if (own)
                 n_bytes = own->n_bytes;
         free(uses);

@@ -19,6 +19,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -118,6 +119,14 @@ static inline int suite_count_fds(void)
                 n++;
         closedir(d);
         return n - 3; /* ".", "..", the folder itself */
+}
+
+/* Where NVML's pids are those that a process knows. */
+static inline bool suite_has_initial_pids(void)
+{
+        struct stat st;
+
+        return stat("/proc/self/ns/pid", &st) == 0 && st.st_ino == 0xEFFFFFFCu;
 }
 
 /* Around each test of suite_main(), outside of its fixture. */

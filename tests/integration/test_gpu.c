@@ -131,6 +131,10 @@ TEST(memory_outside_is_measured)
         struct outside_job job = { .is_done = gate_new() };
         pid_t pid;
 
+        if (!suite_has_initial_pids()) {
+                printf("# skipped: NVML tells the pids of another PID namespace\n");
+                return;
+        }
         setenv("FAKE_NVML", "driver", 1);
         setenv("FAKE_CUDA_CONTEXT_BYTES", "4MiB", 1);
         job.rig = rig_start(&measured);

@@ -464,8 +464,12 @@ TEST_OF(preload, charged_contexts)
         ck_assert_int_eq(setenv("BFC_CONTEXT", "1GiB", 1), 0); /* which is charged before */
         free(run_job(RUN("--", JOB, "dlsym", "large-context")));
         unsetenv("BFC_CONTEXT");
-        run_contexts("FAKE_CUDA_CONTEXT_BYTES", "4MiB");
-        run_large_context("FAKE_CUDA_CONTEXT_BYTES", "40MiB");
+        if (suite_has_initial_pids()) {
+                run_contexts("FAKE_CUDA_CONTEXT_BYTES", "4MiB");
+                run_large_context("FAKE_CUDA_CONTEXT_BYTES", "40MiB");
+        } else {
+                printf("# skipped: NVML tells the pids of another PID namespace\n");
+        }
         /* They are not charged. */
         ck_assert_int_eq(setenv("BFC_CONTEXT", "off", 1), 0);
         run_case("limit");

@@ -98,6 +98,25 @@ TEST(mig_device)
         nvml_close(n);
 }
 
+/* In a PID namespace of its own the pid of a process may be another one's at NVML. */
+TEST(own_pid)
+{
+        const struct nvml_use uses[] = { { 1, MIB }, { (uint64_t)getpid(), 2 * MIB } };
+        pid_t pid;
+        int status;
+
+        ck_assert_ptr_eq(nvml_find_own(uses, 2), suite_has_initial_pids() ? &uses[1] : NULL);
+        if (unshare(CLONE_NEWPID) < 0) {
+                printf("# skipped: this process may not make a PID namespace\n");
+                return;
+        }
+        pid = fork();
+        if (pid == 0)
+                _exit(getpid() == 1 && !nvml_find_own(uses, 2) ? 0 : 1);
+        ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+        ck_assert_int_eq(status, 0);
+}
+
 /* More than the first call has room for. */
 TEST(many_processes)
 {
