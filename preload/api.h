@@ -13,8 +13,10 @@ typedef struct CUmipmappedArray_st *CUmipmappedArray;
 typedef struct CUgraphNode_st *CUgraphNode;
 typedef int CUarray_format;
 typedef int CUmemPool_attribute;
-typedef void CUDA_MEM_ALLOC_NODE_PARAMS;             /* passed on only */
-typedef void CUexecAffinityParam, CUctxCreateParams; /* the same */
+typedef struct CUgraphExec_st *CUgraphExec;
+typedef int CUgraphNodeType, CUgraphInstantiateResult;
+typedef int CUgraphMem_attribute;
+typedef void CUexecAffinityParam, CUctxCreateParams; /* passed on only */
 
 typedef struct {
         size_t Width, Height;
@@ -38,16 +40,43 @@ typedef struct {
         unsigned char reserved[54];
 } CUmemPoolProps;
 
+typedef struct {
+        CUmemPoolProps poolProps;
+        const CUmemAccessDesc *accessDescs;
+        size_t accessDescCount, bytesize;
+        CUdeviceptr dptr;
+} CUDA_MEM_ALLOC_NODE_PARAMS;
+
+typedef struct {
+        cuuint64_t flags;
+        CUstream hUploadStream;
+        CUgraphNode hErrNode_out;
+        CUgraphInstantiateResult result_out;
+} CUDA_GRAPH_INSTANTIATE_PARAMS;
+
 enum { CU_MEM_LOCATION_TYPE_HOST = 2, CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT = 4 };
+enum { CU_MEM_ALLOCATION_TYPE_MANAGED = 2 };
 enum {
+        CU_MEMPOOL_ATTR_RELEASE_THRESHOLD = 4,
         CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT = 5,
         CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH = 6,
         CU_MEMPOOL_ATTR_USED_MEM_CURRENT = 7,
         CU_MEMPOOL_ATTR_USED_MEM_HIGH = 8,
 };
+enum { CU_GRAPH_NODE_TYPE_GRAPH = 4, CU_GRAPH_NODE_TYPE_MEM_ALLOC = 10, CU_GRAPH_NODE_TYPE_MEM_FREE = 11 };
+enum { CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT = 0, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT = 2 };
+enum { CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD = 2 };
 enum { CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM = 2 };
 
 CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *ret_pool, CUdevice device);
+CUresult cuDeviceGetMemPool(CUmemoryPool *ret_pool, CUdevice device);
+CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool);
+CUresult cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute which, void *value);
+CUresult cuDeviceGetGraphMemAttribute(CUdevice device, CUgraphMem_attribute which, void *ret_value);
+CUresult cuGraphGetNodes(CUgraph graph, CUgraphNode *ret_nodes, size_t *n);
+CUresult cuGraphNodeGetType(CUgraphNode node, CUgraphNodeType *ret_type);
+CUresult cuGraphMemAllocNodeGetParams(CUgraphNode node, CUDA_MEM_ALLOC_NODE_PARAMS *ret_parameters);
+CUresult cuGraphChildGraphNodeGetGraph(CUgraphNode node, CUgraph *ret_graph);
 
 /* The exported functions, and the real driver's, by trampolines. */
 #define OWN(symbol, base, version, per_thread, arguments)                                                    \

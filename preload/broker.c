@@ -18,6 +18,7 @@
 
 #include "preload/charge.h"
 #include "preload/driver.h"
+#include "preload/reserved.h"
 
 #define MAX_GPUS    64
 #define CACHE_BYTES (UINT64_C(4) << 20) /* that are idle, for small blocks */
@@ -277,8 +278,10 @@ static void give_room(void *unused, const struct bfc_pressure *pressure)
 {
         (void)unused;
         for (size_t i = 0; i < MAX_GPUS; i++)
-                if (atomic_load(&states[i]) == BROKERED && strcmp(gpus[i].name, pressure->partition) == 0)
+                if (atomic_load(&states[i]) == BROKERED && strcmp(gpus[i].name, pressure->partition) == 0) {
+                        reserved_settle(&gpus[i]);
                         (void)charge_give_room(&gpus[i]);
+                }
 }
 
 int broker_charger(bfc_client **ret)
@@ -377,6 +380,11 @@ struct gpu *broker_gpu(CUdevice device)
                 pthread_mutex_unlock(&lock);
         }
         return state == BROKERED ? &gpus[device] : NULL;
+}
+
+CUdevice broker_ordinal(const struct gpu *gpu)
+{
+        return (CUdevice)(gpu - gpus);
 }
 
 struct gpu *broker_gpu_by_id(uint64_t id)

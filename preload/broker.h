@@ -44,6 +44,9 @@ struct gpu {
 /* The GPU, if it is a partition of bfcd for this process. NULL: its calls are passed on. */
 struct gpu *broker_gpu(CUdevice device);
 
+/* Its number. */
+CUdevice broker_ordinal(const struct gpu *gpu);
+
 /* The same by gpu->id. */
 struct gpu *broker_gpu_by_id(uint64_t id);
 

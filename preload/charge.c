@@ -7,6 +7,8 @@
 
 #include <errno.h>
 
+#include "preload/reserved.h"
+
 #define MAX_STEP_BYTES ((uint64_t)32 << 20)
 #define STEP_PART      32                  /* of the limit */
 #define UNIT_BYTES     ((uint64_t)2 << 20) /* as extents have, so that none of the limit is lost */
@@ -42,6 +44,11 @@ static void uncharge(struct gpu *gpu, uint64_t n_bytes)
 static uint64_t whole_units(uint64_t n_bytes)
 {
         return (n_bytes + UNIT_BYTES - 1) / UNIT_BYTES * UNIT_BYTES;
+}
+
+static bool is_full(int r)
+{
+        return r == -ENOMEM || r == -EDQUOT;
 }
 
 /* Charges as many units as it needs, and makes the rest of them room. */
@@ -91,7 +98,9 @@ int charge_take(struct gpu *gpu, size_t n_bytes)
         if (r < 0)
                 return r;
         r = step_fits(gpu, client, n_bytes) ? charge_units(gpu, client, n_bytes, step_bytes(gpu)) : -ENOMEM;
-        return r == -EDQUOT || r == -ENOMEM ? charge_rest(gpu, client, n_bytes) : r;
+        if (is_full(r))
+                r = charge_rest(gpu, client, n_bytes);
+        return is_full(r) && reserved_trim(gpu) ? charge_rest(gpu, client, n_bytes) : r;
 }
 
 /* Two steps of room may stay, so that not each call is one of the daemon, too. */
@@ -120,5 +129,7 @@ bool charge_give_room(struct gpu *gpu)
 
 bool charge_makes_room(struct gpu *gpu, int r)
 {
-        return (r == -ENOMEM || r == -EDQUOT) && charge_give_room(gpu);
+        bool is_less = is_full(r) && reserved_trim(gpu);
+
+        return is_full(r) && (charge_give_room(gpu) || is_less);
 }

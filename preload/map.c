@@ -1,4 +1,4 @@
-/* cuMemCreate() and its handles, by bfcd or counted; and what bfcd does not lend: arrays, nodes of graphs.
+/* cuMemCreate() and its handles, by bfcd or counted; and what bfcd does not lend: arrays.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <stdint.h>
@@ -7,18 +7,6 @@
 #include "preload/outside.h"
 
 /* ---- handles ------------------------------------------------------------------- */
-
-/* The GPU of a location. What is not the host's is a GPU's, also where CUDA has new names for a part of one, such as
- * its locality domains: their location has the GPU's number in its first byte. -1: it is on the host. */
-static int location_device(const CUmemLocation *location)
-{
-        int type = (int)location->type;
-
-        if (type < CU_MEM_LOCATION_TYPE_DEVICE ||
-            (type >= CU_MEM_LOCATION_TYPE_HOST && type <= CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT))
-                return -1;
-        return type == CU_MEM_LOCATION_TYPE_DEVICE ? location->id : location->id & 0xff;
-}
 
 CUresult cuMemCreate(CUmemGenericAllocationHandle *ret_handle, size_t n_bytes,
                      const CUmemAllocationProp *prop, unsigned long long flags)
@@ -234,17 +222,4 @@ CUresult cuMipmappedArrayDestroy(CUmipmappedArray array)
         struct outside_entry *entry = outside_take(OUTSIDE_MIPMAPPED, (uintptr_t)array);
 
         return outside_took(entry, real_cuMipmappedArrayDestroy(array));
-}
-
-/* ---- graphs ---------------------------------------------------------------------- */
-
-/* A graph's memory is its own, and its end is not seen here: not counted. */
-CUresult cuGraphAddMemAllocNode(CUgraphNode *ret_node, CUgraph graph, const CUgraphNode *after,
-                                size_t n_after, CUDA_MEM_ALLOC_NODE_PARAMS *parameters)
-{
-        CUresult result = outside_begin(&(struct outside){ .function = "cuGraphAddMemAllocNode" });
-
-        return result == CUDA_SUCCESS
-                       ? real_cuGraphAddMemAllocNode(ret_node, graph, after, n_after, parameters)
-                       : result;
 }

@@ -9,6 +9,7 @@
 #include "preload/broker.h"
 #include "preload/charge.h"
 #include "preload/outside.h"
+#include "preload/reserved.h"
 
 #define PITCH_BYTES ((size_t)512)         /* as drivers align rows */
 #define SMALL_BYTES ((size_t)1024 * 1024) /* up to which the library divides blocks of the daemon */
@@ -155,6 +156,7 @@ CUresult cuMemGetInfo_v2(size_t *ret_n_free, size_t *ret_n_total)
                 return real_cuMemGetInfo_v2(ret_n_free, ret_n_total);
         if (!ret_n_free || !ret_n_total)
                 return CUDA_ERROR_INVALID_VALUE;
+        reserved_settle(gpu);
         return broker_mem_info(gpu, ret_n_free, ret_n_total);
 }
 

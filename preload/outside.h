@@ -30,6 +30,18 @@ static inline size_t outside_whole(size_t n_bytes)
         return n_bytes > SIZE_MAX - unit ? SIZE_MAX : (n_bytes + unit - 1) / unit * unit;
 }
 
+/* The GPU of a location. What is not the host's is a GPU's, also where CUDA has new names for a part of one, such as
+ * its locality domains: their location has the GPU's number in its first byte. -1: it is on the host. */
+static inline int location_device(const CUmemLocation *location)
+{
+        int type = (int)location->type;
+
+        if (type < CU_MEM_LOCATION_TYPE_DEVICE ||
+            (type >= CU_MEM_LOCATION_TYPE_HOST && type <= CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT))
+                return -1;
+        return type == CU_MEM_LOCATION_TYPE_DEVICE ? location->id : location->id & 0xff;
+}
+
 /* gpu: NULL for one that is passed on. CUDA_ERROR_NOT_PERMITTED: BFC_STRICT, and it cannot be charged.
  * CUDA_ERROR_OUT_OF_MEMORY. */
 CUresult outside_begin(struct outside *o);

@@ -62,8 +62,22 @@ OWN(cuArrayDestroy, "cuArrayDestroy", 2000, ANY_STREAM, (CUarray array))
 OWN(cuMipmappedArrayCreate, "cuMipmappedArrayCreate", 5000, ANY_STREAM,
     (CUmipmappedArray *ret_array, const CUDA_ARRAY3D_DESCRIPTOR *what, unsigned int n_levels))
 OWN(cuMipmappedArrayDestroy, "cuMipmappedArrayDestroy", 5000, ANY_STREAM, (CUmipmappedArray array))
-OWN(cuGraphAddMemAllocNode, "cuGraphAddMemAllocNode", 11040, ANY_STREAM,
-    (CUgraphNode *ret_node, CUgraph graph, const CUgraphNode *after, size_t n_after, CUDA_MEM_ALLOC_NODE_PARAMS *parameters))
+OWN(cuGraphInstantiate, "cuGraphInstantiate", 10000, ANY_STREAM,
+    (CUgraphExec *ret_exec, CUgraph graph, CUgraphNode *ret_node, char *ret_log, size_t n_log))
+OWN(cuGraphInstantiate_v2, "cuGraphInstantiate", 11000, ANY_STREAM,
+    (CUgraphExec *ret_exec, CUgraph graph, CUgraphNode *ret_node, char *ret_log, size_t n_log))
+OWN(cuGraphInstantiateWithFlags, "cuGraphInstantiateWithFlags", 11040, ANY_STREAM,
+    (CUgraphExec *ret_exec, CUgraph graph, unsigned long long flags))
+OWN(cuGraphInstantiateWithParams, "cuGraphInstantiateWithParams", 12000, 0,
+    (CUgraphExec *ret_exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *parameters))
+OWN(cuGraphInstantiateWithParams_ptsz, "cuGraphInstantiateWithParams", 12000, 1,
+    (CUgraphExec *ret_exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *parameters))
+OWN(cuGraphLaunch, "cuGraphLaunch", 10000, 0, (CUgraphExec exec, CUstream stream))
+OWN(cuGraphLaunch_ptsz, "cuGraphLaunch", 10000, 1, (CUgraphExec exec, CUstream stream))
+OWN(cuGraphUpload, "cuGraphUpload", 11010, 0, (CUgraphExec exec, CUstream stream))
+OWN(cuGraphUpload_ptsz, "cuGraphUpload", 11010, 1, (CUgraphExec exec, CUstream stream))
+OWN(cuGraphExecDestroy, "cuGraphExecDestroy", 10000, ANY_STREAM, (CUgraphExec exec))
+OWN(cuDeviceGraphMemTrim, "cuDeviceGraphMemTrim", 11040, ANY_STREAM, (CUdevice device))
 OWN(cuIpcGetMemHandle, "cuIpcGetMemHandle", 4010, ANY_STREAM, (CUipcMemHandle *ret_handle, CUdeviceptr pointer))
 OWN(cuIpcOpenMemHandle, "cuIpcOpenMemHandle", 4010, ANY_STREAM, (CUdeviceptr *ret_pointer, CUipcMemHandle handle, unsigned int flags))
 OWN(cuIpcOpenMemHandle_v2, "cuIpcOpenMemHandle", 11000, ANY_STREAM, (CUdeviceptr *ret_pointer, CUipcMemHandle handle, unsigned int flags))

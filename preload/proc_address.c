@@ -19,6 +19,8 @@ static const struct own_function {
         { base, version, per_thread, (void (*)(void))symbol },
 #include "preload/own.h"
 #undef OWN
+        /* The header of CUDA 12 gives this name to another function. */
+        { "cuGraphInstantiate", 12000, ANY_STREAM, (void (*)(void))cuGraphInstantiateWithFlags },
 };
 
 /* The newest variant up to this version; NULL: the function is not in own.h. */

@@ -2,9 +2,8 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * A captured stream's allocations belong to its graph and are the driver's: outside of bfcd, and not counted. A device's
- * pools are the partition: what a pool of the driver takes at once is not known before. Only of those whose memory can be
- * shared the allocations are the driver's, and charged. */
+ * A captured stream's allocations belong to its graph and are the driver's; see graph.c. A device's pools are the
+ * partition. Only those whose memory can be shared are the driver's, and charged as it reserves memory for them. */
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -13,6 +12,7 @@
 #include "preload/broker.h"
 #include "preload/charge.h"
 #include "preload/outside.h"
+#include "preload/reserved.h"
 
 /* False also where the driver will refuse the stream. */
 static bool is_captured(CUstream stream)
@@ -46,10 +46,14 @@ struct pool {
         LIST_ENTRY(pool) link;
         CUmemoryPool pool;
         CUdevice device;
+        enum { PARTITION, DRIVERS, MANAGED, ON_HOST } kind;
+        struct reserved memory; /* DRIVERS */
+        bool is_ended;          /* DRIVERS: for the program; it still has memory */
 };
 
 static LIST_HEAD(, pool) pools = LIST_HEAD_INITIALIZER(pools);
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static bool has_drivers; /* atomic: there was a pool of this kind */
 
 static void in_child(void)
 {
@@ -62,31 +66,30 @@ static void __attribute__((constructor)) watch_forks(void)
         pthread_atfork(NULL, NULL, in_child);
 }
 
-/* -1: it is none of the list. */
-static CUdevice pool_device(CUmemoryPool pool)
+/* NULL: it is none of the list. */
+static struct pool *find_pool(CUmemoryPool pool)
 {
-        const struct pool *each;
-        CUdevice ret = -1;
+        struct pool *each;
 
         pthread_mutex_lock(&lock);
         LIST_FOREACH(each, &pools, link)
         {
                 if (each->pool == pool)
-                        ret = each->device;
+                        break;
         }
         pthread_mutex_unlock(&lock);
-        return ret;
+        return each;
 }
 
 /* The GPU of whose partition the pool is, as far as bfcd has it. */
 static struct gpu *pool_gpu(CUmemoryPool pool)
 {
-        CUdevice device = pool_device(pool);
+        const struct pool *own = find_pool(pool);
         CUmemoryPool other;
         int n = 0;
 
-        if (device >= 0)
-                return broker_gpu(device);
+        if (own)
+                return own->kind == PARTITION ? broker_gpu(own->device) : NULL;
         if (cuDeviceGetCount(&n) != CUDA_SUCCESS)
                 return NULL;
         for (int i = 0; i < n; i++)
@@ -114,25 +117,68 @@ static CUresult alloc_block(struct gpu *gpu, size_t n_bytes, CUstream stream, CU
         return broker_result(r);
 }
 
+static CUresult call_driver(CUdeviceptr *ret, size_t n_bytes, CUmemoryPool pool, CUstream stream)
+{
+        return pool ? real_cuMemAllocFromPoolAsync(ret, n_bytes, pool, stream)
+                    : real_cuMemAllocAsync(ret, n_bytes, stream);
+}
+
 /* pool: NULL for the device's own. */
-static CUresult alloc_outside(struct gpu *gpu, size_t n_bytes, CUmemoryPool pool, CUstream stream,
-                              CUdeviceptr *ret)
+static CUresult alloc_outside(struct gpu *gpu, size_t n_bytes, CUmemoryPool pool, bool is_managed,
+                              CUstream stream, CUdeviceptr *ret)
 {
         struct outside o = { .gpu = gpu,
                              .n_bytes = n_bytes,
+                             .is_managed = is_managed,
                              .function = pool ? "cuMemAllocFromPoolAsync" : "cuMemAllocAsync" };
         CUresult result = outside_begin(&o);
 
         if (result != CUDA_SUCCESS)
                 return result;
-        result = pool ? real_cuMemAllocFromPoolAsync(ret, n_bytes, pool, stream)
-                      : real_cuMemAllocAsync(ret, n_bytes, stream);
+        result = call_driver(ret, n_bytes, pool, stream);
         return outside_end(&o, result, OUTSIDE_POINTER, *ret);
+}
+
+/* Of one whose memory can be shared. */
+static CUresult alloc_drivers(struct pool *pool, size_t n_bytes, CUstream stream, CUdeviceptr *ret)
+{
+        struct gpu *gpu = broker_gpu(pool->device);
+        uint64_t n_most = reserved_most(n_bytes);
+        CUresult result;
+        int r = -ENOTSUP;
+
+        if (pool->is_ended)
+                return CUDA_ERROR_INVALID_VALUE;
+        if (gpu) {
+                __atomic_store_n(&pool->memory.gpu, gpu, __ATOMIC_RELAXED);
+                r = reserved_begin(&pool->memory, n_most, stream);
+        }
+        if (r == -ENOTSUP)
+                return alloc_outside(gpu, n_bytes, pool->pool, false, stream, ret);
+        if (r < 0)
+                return r == -EBUSY ? CUDA_ERROR_OUT_OF_MEMORY : broker_result(r); /* the device is drained */
+        result = call_driver(ret, n_bytes, pool->pool, stream);
+        reserved_end(&pool->memory, n_most);
+        return result;
+}
+
+/* The one that the program has set for the GPU, if the driver has its memory. */
+static struct pool *current_of_driver(struct gpu *gpu)
+{
+        CUmemoryPool current;
+        struct pool *pool;
+
+        if (!__atomic_load_n(&has_drivers, __ATOMIC_RELAXED) ||
+            cuDeviceGetMemPool(&current, broker_ordinal(gpu)) != CUDA_SUCCESS)
+                return NULL;
+        pool = find_pool(current);
+        return pool && pool->kind == DRIVERS ? pool : NULL;
 }
 
 static CUresult alloc(CUdeviceptr *ret_pointer, size_t n_bytes, CUmemoryPool pool, CUstream stream)
 {
         bool is_graphs = is_captured(stream);
+        struct pool *own;
         struct gpu *gpu;
         IN_CALL;
         CUresult result;
@@ -142,9 +188,14 @@ static CUresult alloc(CUdeviceptr *ret_pointer, size_t n_bytes, CUmemoryPool poo
                 return result;
         if (!ret_pointer || n_bytes == 0)
                 return CUDA_ERROR_INVALID_VALUE;
-        if (gpu && !is_graphs && (!pool || pool_gpu(pool) == gpu))
+        own = pool ? find_pool(pool) : gpu ? current_of_driver(gpu) : NULL;
+        if (is_graphs || (own && own->kind == ON_HOST))
+                return call_driver(ret_pointer, n_bytes, pool, stream);
+        if (own && own->kind == DRIVERS)
+                return alloc_drivers(own, n_bytes, stream, ret_pointer);
+        if (gpu && (!pool || pool_gpu(pool) == gpu))
                 return alloc_block(gpu, n_bytes, stream, ret_pointer);
-        return alloc_outside(is_graphs ? NULL : gpu, n_bytes, pool, stream, ret_pointer);
+        return alloc_outside(gpu, n_bytes, pool, own && own->kind == MANAGED, stream, ret_pointer);
 }
 
 static CUstream per_thread(CUstream stream)
@@ -201,38 +252,101 @@ CUresult cuMemFreeAsync_ptsz(CUdeviceptr pointer, CUstream stream)
 
 /* ---- pools ------------------------------------------------------------------------- */
 
+static cuuint64_t used_bytes(CUmemoryPool pool)
+{
+        cuuint64_t n = 0;
+
+        return real_cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &n) == CUDA_SUCCESS ? n : 0;
+}
+
+/* The lock is held across the call, in which the driver frees the handle. */
+static CUresult destroy_locked(CUmemoryPool pool, struct pool *own)
+{
+        CUresult result = real_cuMemPoolDestroy(pool);
+
+        if (own && result == CUDA_SUCCESS) {
+                LIST_REMOVE(own, link);
+                reserved_forget(&own->memory);
+                free(own);
+        }
+        return result;
+}
+
+/* Pools that the program has destroyed, and whose memory it has freed since. */
+static void destroy_ended_locked(void)
+{
+        struct pool *each, *next;
+
+        for (each = LIST_FIRST(&pools); each; each = next) {
+                next = LIST_NEXT(each, link);
+                if (each->is_ended && used_bytes(each->pool) == 0)
+                        (void)destroy_locked(each->pool, each);
+        }
+}
+
+static struct pool *pool_of(CUmemoryPool pool, const CUmemPoolProps *what)
+{
+        int device = location_device(&what->location);
+        struct pool *own = calloc(1, sizeof(*own));
+
+        if (!own)
+                return NULL;
+        *own = (struct pool){ .pool = pool, .device = device, .kind = DRIVERS };
+        if (device < 0)
+                own->kind = ON_HOST;
+        else if ((int)what->allocType == CU_MEM_ALLOCATION_TYPE_MANAGED)
+                own->kind = MANAGED;
+        else if (what->handleTypes == 0 && what->location.type == CU_MEM_LOCATION_TYPE_DEVICE)
+                own->kind = PARTITION;
+        own->memory = (struct reserved){ .pool = pool, .device = device };
+        return own;
+}
+
 CUresult cuMemPoolCreate(CUmemoryPool *ret_pool, const CUmemPoolProps *what)
 {
+        IN_CALL;
         CUresult result = real_cuMemPoolCreate(ret_pool, what);
-        struct pool *pool;
+        struct pool *own = result == CUDA_SUCCESS ? pool_of(*ret_pool, what) : NULL;
 
-        if (result != CUDA_SUCCESS || what->handleTypes != 0 ||
-            what->location.type != CU_MEM_LOCATION_TYPE_DEVICE || !(pool = malloc(sizeof(*pool))))
+        if (!own)
                 return result;
-        *pool = (struct pool){ .pool = *ret_pool, .device = what->location.id };
+        if (own->kind == DRIVERS)
+                __atomic_store_n(&has_drivers, true, __ATOMIC_RELAXED);
         pthread_mutex_lock(&lock);
-        LIST_INSERT_HEAD(&pools, pool, link);
+        destroy_ended_locked();
+        LIST_INSERT_HEAD(&pools, own, link);
         pthread_mutex_unlock(&lock);
         return result;
 }
 
-/* The lock is held across the call, in which the driver frees the handle. Blocks outlive it, as allocations do. */
+/* The driver would keep the memory until all of it is freed, and not tell how much it is. So it is not told before. */
+static void end_locked(struct pool *own)
+{
+        CUmemoryPool current;
+        cuuint64_t none = 0;
+
+        own->is_ended = true;
+        (void)cuMemPoolSetAttribute(own->pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &none);
+        if (cuDeviceGetMemPool(&current, own->device) == CUDA_SUCCESS && current == own->pool &&
+            cuDeviceGetDefaultMemPool(&current, own->device) == CUDA_SUCCESS)
+                (void)cuDeviceSetMemPool(own->device, current);
+}
+
+/* Blocks outlive it, as allocations do. */
 CUresult cuMemPoolDestroy(CUmemoryPool pool)
 {
-        struct pool *each;
-        CUresult result;
+        struct pool *own = find_pool(pool);
+        CUresult result = CUDA_SUCCESS;
+        IN_CALL;
 
         pthread_mutex_lock(&lock);
-        result = real_cuMemPoolDestroy(pool);
-        LIST_FOREACH(each, &pools, link)
-        {
-                if (each->pool == pool)
-                        break;
-        }
-        if (each && result == CUDA_SUCCESS) {
-                LIST_REMOVE(each, link);
-                free(each);
-        }
+        if (own && own->is_ended)
+                result = CUDA_ERROR_INVALID_VALUE;
+        else if (own && own->kind == DRIVERS && used_bytes(pool) > 0)
+                end_locked(own);
+        else
+                result = destroy_locked(pool, own);
+        destroy_ended_locked();
         pthread_mutex_unlock(&lock);
         return result;
 }
@@ -272,7 +386,10 @@ CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t n_bytes)
         IN_CALL;
         CUresult result = real_cuMemPoolTrimTo(pool, n_bytes);
         bfc_client *client = result == CUDA_SUCCESS ? pool_client(pool, &stats) : NULL;
+        struct pool *own = find_pool(pool);
 
+        if (own && own->memory.gpu)
+                reserved_settle(own->memory.gpu);
         if (client && stats.bytes_reserved > n_bytes)
                 bfc_trim(client, stats.bytes_reserved - n_bytes);
         return result;

@@ -1,4 +1,4 @@
-/* Stream capture, as far as it forbids things: the graph itself stays empty.
+/* Stream capture, as far as it forbids things: only memory becomes a node of the graph.
  *
  * SPDX-License-Identifier: Apache-2.0
  *
@@ -121,13 +121,16 @@ CUresult fake_capture_allows_use(const struct CUstream_st *s)
 static void end_capture(struct CUstream_st *s)
 {
         s->capture = CU_STREAM_CAPTURE_STATUS_NONE;
+        s->captured = NULL;
         __atomic_sub_fetch(&n_captures, 1, __ATOMIC_RELAXED);
 }
 
 void fake_capture_forget(CUstream s)
 {
-        if (s->capture != CU_STREAM_CAPTURE_STATUS_NONE)
-                end_capture(s);
+        if (s->capture == CU_STREAM_CAPTURE_STATUS_NONE)
+                return;
+        free(s->captured); /* without its nodes, which are few */
+        end_capture(s);
 }
 
 CUresult fake_capture_allows_wait(CUcontext c)
@@ -194,6 +197,7 @@ API CUresult cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode)
                 s->capture = CU_STREAM_CAPTURE_STATUS_ACTIVE;
                 s->capture_mode = mode;
                 s->capture_thread = pthread_self();
+                s->captured = fake_graph_new();
                 __atomic_add_fetch(&n_captures, 1, __ATOMIC_RELAXED);
         } else {
                 r = CUDA_ERROR_ILLEGAL_STATE;
@@ -204,6 +208,7 @@ API CUresult cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode)
 
 API CUresult cuStreamEndCapture(CUstream stream, CUgraph *ret_graph)
 {
+        CUgraph graph = NULL;
         CUstream s;
         CUresult r;
 
@@ -223,20 +228,14 @@ API CUresult cuStreamEndCapture(CUstream stream, CUgraph *ret_graph)
         } else {
                 if (s->capture == CU_STREAM_CAPTURE_STATUS_INVALIDATED)
                         r = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+                graph = s->captured;
                 end_capture(s);
         }
         pthread_mutex_unlock(&fake_stream_lock);
+        if (r != CUDA_SUCCESS && graph)
+                cuGraphDestroy(graph);
         if (r != CUDA_SUCCESS)
                 return r;
-        *ret_graph = malloc(1); /* an address of its own is all that is asked of a graph here */
-        return *ret_graph ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
-}
-
-API CUresult cuGraphDestroy(CUgraph graph)
-{
-        ENTER(cuGraphDestroy);
-        if (!graph)
-                return CUDA_ERROR_INVALID_VALUE;
-        free(graph);
+        *ret_graph = graph;
         return CUDA_SUCCESS;
 }

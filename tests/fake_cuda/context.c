@@ -126,6 +126,7 @@ void fake_context_end(CUcontext c)
         fake_arrays_destroy_of(c);
         pthread_rwlock_wrlock(&fake_memory_lock);
         fake_pools_forget(c);
+        fake_graphs_forget(c);
         fake_ranges_destroy_of(c);
         memset(c->reaches, 0, sizeof(c->reaches));
         fake_bytes_give_back(&c->bytes);

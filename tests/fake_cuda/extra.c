@@ -1,5 +1,5 @@
 /* Other functions that only the proxy of the driver (preload/) and frameworks ask for. cuGetProcAddress() finds those of
- * extra.c, array.c, made.c, managed.c, pinned.c and pool.c in a table at the end only.
+ * extra.c, array.c, graph.c, made.c, managed.c, pinned.c and pool.c in a table at the end only.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "tests/fake_cuda/fake.h"
@@ -33,8 +33,9 @@ API CUresult cuPointerGetAttributes(unsigned int n, CUpointer_attribute *which, 
 /* ---- by cuGetProcAddress() ------------------------------------------------------------ */
 
 /* Of this form, or of another one that the table does not look at. */
-CUresult cuDeviceGetMemPool(void), cuDeviceSetMemPool(void);
-CUresult cuMemPoolSetAttribute(void), cuMemPrefetchAsync(void);
+CUresult cuMemPrefetchAsync(void);
+CUresult cuGraphCreate(void), cuGraphAddMemAllocNode(void), cuGraphAddMemFreeNode(void),
+        cuGraphAddChildGraphNode(void);
 CUresult cuMemHostAlloc(void), cuMemAllocHost_v2(void), cuMemFreeHost(void),
         cuMemHostGetDevicePointer_v2(void);
 
@@ -47,13 +48,16 @@ void *fake_extra(const char *base, int version, bool is_per_thread)
                 void (*legacy)(void), (*per_thread)(void);
         } functions[] = {
 #define E(base, version, symbol) { #base, version, (void (*)(void))symbol, (void (*)(void))symbol }
-#define S(base)                                                                                              \
+#define S(base, version)                                                                                     \
         {                                                                                                    \
-#base, 11020, (void (*)(void))base, (void (*)(void))base##_ptsz                              \
+#base, version, (void (*)(void))base, (void (*)(void))base##_ptsz                            \
         }
-                S(cuMemAllocAsync),
-                S(cuMemAllocFromPoolAsync),
-                S(cuMemFreeAsync),
+                S(cuMemAllocAsync, 11020),
+                S(cuMemAllocFromPoolAsync, 11020),
+                S(cuMemFreeAsync, 11020),
+                S(cuGraphInstantiateWithParams, 12000),
+                S(cuGraphLaunch, 10000),
+                S(cuGraphUpload, 11010),
                 E(cuArray3DCreate, 3020, cuArray3DCreate_v2),
                 E(cuArrayCreate, 3020, cuArrayCreate_v2),
                 E(cuArrayDestroy, 2000, cuArrayDestroy),
@@ -61,6 +65,21 @@ void *fake_extra(const char *base, int version, bool is_per_thread)
                 E(cuCtxCreate, 11040, cuCtxCreate_v3),
                 E(cuCtxCreate, 12050, cuCtxCreate_v4),
                 E(cuCtxDestroy, 4000, cuCtxDestroy_v2),
+                E(cuDeviceGetGraphMemAttribute, 11040, cuDeviceGetGraphMemAttribute),
+                E(cuDeviceGraphMemTrim, 11040, cuDeviceGraphMemTrim),
+                E(cuGraphAddChildGraphNode, 10000, cuGraphAddChildGraphNode),
+                E(cuGraphAddMemAllocNode, 11040, cuGraphAddMemAllocNode),
+                E(cuGraphAddMemFreeNode, 11040, cuGraphAddMemFreeNode),
+                E(cuGraphChildGraphNodeGetGraph, 10000, cuGraphChildGraphNodeGetGraph),
+                E(cuGraphCreate, 10000, cuGraphCreate),
+                E(cuGraphExecDestroy, 10000, cuGraphExecDestroy),
+                E(cuGraphGetNodes, 10000, cuGraphGetNodes),
+                E(cuGraphInstantiate, 10000, cuGraphInstantiate),
+                E(cuGraphInstantiate, 11000, cuGraphInstantiate_v2),
+                E(cuGraphInstantiate, 12000, cuGraphInstantiateWithFlags),
+                E(cuGraphInstantiateWithFlags, 11040, cuGraphInstantiateWithFlags),
+                E(cuGraphMemAllocNodeGetParams, 11040, cuGraphMemAllocNodeGetParams),
+                E(cuGraphNodeGetType, 10000, cuGraphNodeGetType),
                 E(cuDeviceGetDefaultMemPool, 11020, cuDeviceGetDefaultMemPool),
                 E(cuDeviceGetMemPool, 11020, cuDeviceGetMemPool),
                 E(cuDeviceSetMemPool, 11020, cuDeviceSetMemPool),

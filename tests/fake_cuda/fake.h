@@ -15,6 +15,7 @@
  *   copy.c     copies and fills;  pinned.c  registered host memory
  *   made.c     contexts that the program makes
  *   array.c    arrays;  managed.c  managed memory;  pool.c  memory pools
+ *   graph.c    graphs and their memory
  *   extra.c    what only the proxy of the driver asks for
  *   event.c    events;  capture.c: what stream capture forbids
  *
@@ -174,7 +175,8 @@ void fake_context_leave(CUcontext c);
 /* What was made in a context that ends. */
 void fake_pinned_drop_of(CUcontext c);
 void fake_arrays_destroy_of(CUcontext c);
-void fake_pools_forget(CUcontext c); /* the memory lock is held */
+void fake_pools_forget(CUcontext c);  /* the memory lock is held */
+void fake_graphs_forget(CUcontext c); /* the same */
 
 /* made.c */
 bool fake_made_is_alive(CUcontext c);
@@ -188,8 +190,9 @@ enum fake_range_kind {
         RANGE_MAPPED = 8, /* within a RANGE_RESERVED */
         RANGE_MANAGED = 16,
         RANGE_POOL = 32, /* what a pool has taken at once, for several allocations */
+        RANGE_GRAPH = 64,
 };
-#define RANGE_MEMORY (RANGE_ALLOC | RANGE_IPC | RANGE_MAPPED | RANGE_MANAGED | RANGE_POOL)
+#define RANGE_MEMORY (RANGE_ALLOC | RANGE_IPC | RANGE_MAPPED | RANGE_MANAGED | RANGE_POOL | RANGE_GRAPH)
 
 struct fake_range {
         struct fake_range *next;
@@ -267,6 +270,7 @@ struct CUstream_st {
         CUstreamCaptureStatus capture;
         CUstreamCaptureMode capture_mode;
         pthread_t capture_thread;
+        CUgraph captured;
 };
 
 extern pthread_mutex_t fake_stream_lock;
@@ -287,6 +291,11 @@ bool fake_mark_is_done(struct fake_mark **m);
 void fake_mark_wait(struct fake_mark **m);
 void fake_mark_replace(struct fake_mark **at, struct fake_mark *m);
 bool fake_stream_is_capturing(CUstream s);
+/* graph.c. What a captured stream allocates is a node. */
+CUgraph fake_graph_new(void);
+CUresult fake_graph_add_alloc(CUgraph g, struct fake_device *d, size_t n_bytes, CUdeviceptr *ret);
+CUresult fake_graph_add_free(CUgraph g, CUdeviceptr pointer);
+bool fake_graph_free(CUdeviceptr pointer); /* the memory lock is held; false: it is not allocated */
 /* CUDA_SUCCESS, or 900 and every capture that forbids the call is invalid. */
 CUresult fake_capture_allows_unsafe(void);
 bool fake_call_is_unsafe(enum fake_function f);

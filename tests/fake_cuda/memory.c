@@ -199,10 +199,12 @@ API CUresult cuMemFree_v2(CUdeviceptr pointer)
         if (r != CUDA_SUCCESS)
                 return r;
         pthread_rwlock_wrlock(&fake_memory_lock);
-        range = fake_range_find(pointer, RANGE_ALLOC | RANGE_MANAGED | RANGE_POOL);
-        if (range && range->kind != RANGE_POOL && range->at == pointer)
+        range = fake_range_find(pointer, RANGE_ALLOC | RANGE_MANAGED | RANGE_POOL | RANGE_GRAPH);
+        if (range && !(range->kind & (RANGE_POOL | RANGE_GRAPH)) && range->at == pointer)
                 fake_range_destroy(range);
-        else if (!range || range->kind != RANGE_POOL || !fake_pool_free(pointer))
+        else if (!range ||
+                 !(range->kind == RANGE_GRAPH ? fake_graph_free(pointer)
+                                              : range->kind == RANGE_POOL && fake_pool_free(pointer)))
                 r = CUDA_ERROR_INVALID_VALUE;
         pthread_rwlock_unlock(&fake_memory_lock);
         return r;

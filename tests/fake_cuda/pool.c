@@ -19,8 +19,6 @@
 
 #define UNIT_BYTES ((size_t)512)
 
-enum { RELEASE_THRESHOLD = 4 }; /* CU_MEMPOOL_ATTR_... */
-
 struct part {
         struct part *next;
         struct fake_range *piece;
@@ -31,7 +29,8 @@ struct part {
 
 struct CUmemPoolHandle_st {
         CUmemoryPool next;
-        struct fake_device *device;
+        struct fake_device
+                *device; /* NULL: it is on the host, and its memory as if it were managed and never used */
         struct part *parts;
         cuuint64_t n_threshold, n_reserved, n_reserved_high, n_used, n_used_high;
         bool is_default;
@@ -204,10 +203,6 @@ void fake_pools_forget(CUcontext c)
 
 /* ---- the functions of pools ---------------------------------------------------- */
 
-CUresult cuDeviceGetMemPool(CUmemoryPool *ret_pool, CUdevice device);
-CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool);
-CUresult cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute which, void *value);
-
 static CUresult device_pool(CUmemoryPool *ret_pool, CUdevice device, bool is_default)
 {
         struct fake_device *d = fake_device_get(device);
@@ -247,13 +242,17 @@ API CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool)
 
 API CUresult cuMemPoolCreate(CUmemoryPool *ret_pool, const CUmemPoolProps *what)
 {
-        struct fake_device *d;
+        struct fake_device *d = NULL;
+        bool is_host;
 
         if (!ret_pool || !what || what->allocType != CU_MEM_ALLOCATION_TYPE_PINNED ||
-            what->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+            (what->location.type != CU_MEM_LOCATION_TYPE_DEVICE &&
+             (int)what->location.type != CU_MEM_LOCATION_TYPE_HOST))
                 return CUDA_ERROR_INVALID_VALUE;
-        d = fake_device_get(what->location.id);
-        if (!d)
+        is_host = what->location.type != CU_MEM_LOCATION_TYPE_DEVICE;
+        if (!is_host)
+                d = fake_device_get(what->location.id);
+        if (!d && !is_host)
                 return CUDA_ERROR_INVALID_DEVICE;
         pthread_rwlock_wrlock(&fake_memory_lock);
         *ret_pool = pool_new(d, false);
@@ -275,7 +274,7 @@ API CUresult cuMemPoolDestroy(CUmemoryPool pool)
                 while (*at != pool)
                         at = &(*at)->next;
                 *at = pool->next;
-                if (current[pool->device->index] == pool)
+                if (pool->device && current[pool->device->index] == pool)
                         current[pool->device->index] = NULL;
                 free(pool);
         }
@@ -287,7 +286,7 @@ API CUresult cuMemPoolDestroy(CUmemoryPool pool)
 static cuuint64_t *attribute(CUmemoryPool pool, CUmemPool_attribute which)
 {
         switch (which) {
-        case RELEASE_THRESHOLD:
+        case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD:
                 return &pool->n_threshold;
         case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT:
                 return &pool->n_reserved;
@@ -329,7 +328,7 @@ API CUresult cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute which,
         if (value && is_pool(pool) && which != CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT &&
             which != CU_MEMPOOL_ATTR_USED_MEM_CURRENT) {
                 r = CUDA_SUCCESS;
-                if (which == RELEASE_THRESHOLD)
+                if (which == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD)
                         pool->n_threshold = *(cuuint64_t *)value;
                 else if (which == CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH)
                         pool->n_reserved_high = pool->n_reserved;
@@ -410,11 +409,46 @@ static CUresult alloc(CUmemoryPool pool, size_t n_bytes, CUdeviceptr *ret)
         return r;
 }
 
+/* NULL: the stream is not captured. */
+static CUgraph captured(CUstream s)
+{
+        CUgraph graph;
+
+        pthread_mutex_lock(&fake_stream_lock);
+        graph = s->capture == CU_STREAM_CAPTURE_STATUS_ACTIVE ? s->captured : NULL;
+        pthread_mutex_unlock(&fake_stream_lock);
+        return graph;
+}
+
+static bool is_host_pool(CUmemoryPool pool)
+{
+        bool is_host;
+
+        pthread_rwlock_rdlock(&fake_memory_lock);
+        is_host = is_pool(pool) && !pool->device;
+        pthread_rwlock_unlock(&fake_memory_lock);
+        return is_host;
+}
+
+static CUresult alloc_in(CUmemoryPool pool, size_t n_bytes, CUstream stream, CUdeviceptr *ret)
+{
+        CUstream s;
+        CUresult r = fake_stream_get(stream, &s);
+        CUgraph graph = r == CUDA_SUCCESS ? captured(s) : NULL;
+
+        if (r == CUDA_SUCCESS && is_host_pool(pool))
+                return cuMemAllocManaged(ret, n_bytes, 2 /* CU_MEM_ATTACH_HOST */);
+        if (r != CUDA_SUCCESS || !graph)
+                return r != CUDA_SUCCESS ? r : alloc(pool, n_bytes, ret);
+        if (!ret || n_bytes == 0)
+                return CUDA_ERROR_INVALID_VALUE;
+        return fake_graph_add_alloc(graph, s->context->device, n_bytes, ret);
+}
+
 API CUresult cuMemAllocAsync(CUdeviceptr *ret_pointer, size_t n_bytes, CUstream stream)
 {
         ENTER(cuMemAlloc_v2);
-        (void)stream;
-        return alloc(NULL, n_bytes, ret_pointer);
+        return alloc_in(NULL, n_bytes, stream, ret_pointer);
 }
 
 API CUresult cuMemAllocAsync_ptsz(CUdeviceptr *ret_pointer, size_t n_bytes, CUstream stream)
@@ -426,8 +460,7 @@ API CUresult cuMemAllocFromPoolAsync(CUdeviceptr *ret_pointer, size_t n_bytes, C
                                      CUstream stream)
 {
         ENTER(cuMemAlloc_v2);
-        (void)stream;
-        return pool ? alloc(pool, n_bytes, ret_pointer) : CUDA_ERROR_INVALID_VALUE;
+        return pool ? alloc_in(pool, n_bytes, stream, ret_pointer) : CUDA_ERROR_INVALID_VALUE;
 }
 
 API CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *ret_pointer, size_t n_bytes, CUmemoryPool pool,
@@ -438,8 +471,14 @@ API CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *ret_pointer, size_t n_byt
 
 API CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream stream)
 {
-        CUresult result = cuStreamSynchronize(stream);
+        CUstream s;
+        CUresult result = fake_stream_get(stream, &s);
+        CUgraph graph = result == CUDA_SUCCESS ? captured(s) : NULL;
 
+        if (graph)
+                return fake_graph_add_free(graph, pointer);
+        if (result == CUDA_SUCCESS)
+                result = cuStreamSynchronize(stream);
         return result == CUDA_SUCCESS ? cuMemFree_v2(pointer) : result;
 }
 

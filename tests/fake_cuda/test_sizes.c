@@ -354,6 +354,80 @@ TEST_OF(sizes, made_pools)
         stop();
 }
 
+/* ---- graphs ---------------------------------------------------------------------------- */
+
+static cuuint64_t graph_bytes(CUgraphMem_attribute which)
+{
+        cuuint64_t value;
+
+        FIND(get, "cuDeviceGetGraphMemAttribute", 12000, CUdevice, CUgraphMem_attribute, void *);
+        OK(get(0, which, &value));
+        return value;
+}
+
+/* Memory comes with the launch, and stays until it is trimmed. */
+TEST_OF(sizes, graphs)
+{
+        CUDA_MEM_ALLOC_NODE_PARAMS what = { .poolProps.location = { CU_MEM_LOCATION_TYPE_DEVICE, 0 },
+                                            .bytesize = 5 * MIB };
+        CUgraph graph, captured;
+        CUgraphExec exec, second;
+        CUgraphNode nodes[2];
+        CUstream stream;
+        CUdeviceptr p;
+        size_t n = 2;
+
+        start();
+        FIND(create, "cuGraphCreate", 12000, CUgraph *, unsigned int);
+        FIND(add, "cuGraphAddMemAllocNode", 12000, CUgraphNode *, CUgraph, const CUgraphNode *, size_t,
+             CUDA_MEM_ALLOC_NODE_PARAMS *);
+        FIND(get_nodes, "cuGraphGetNodes", 12000, CUgraph, CUgraphNode *, size_t *);
+        FIND(instantiate, "cuGraphInstantiate", 12000, CUgraphExec *, CUgraph, unsigned long long);
+        FIND(launch, "cuGraphLaunch", 12000, CUgraphExec, CUstream);
+        FIND(destroy_exec, "cuGraphExecDestroy", 12000, CUgraphExec);
+        FIND(trim, "cuDeviceGraphMemTrim", 12000, CUdevice);
+        FIND(alloc, "cuMemAllocAsync", 12000, CUdeviceptr *, size_t, CUstream);
+        FIND(release, "cuMemFreeAsync", 12000, CUdeviceptr, CUstream);
+        OK(create(&graph, 0));
+        OK(add(&nodes[0], graph, NULL, 0, &what));
+        OK(instantiate(&exec, graph, 0));
+        IS(CUDA_ERROR_NOT_SUPPORTED, instantiate(&second, graph, 0));
+        IS(CUDA_ERROR_INVALID_VALUE, cu.cuMemFree_v2(what.dptr));
+        ck_assert_uint_eq(gpu_n_free(), 64 * MIB);
+        OK(launch(exec, NULL));
+        OK(cu.cuMemsetD8_v2(what.dptr, 1, 5 * MIB));
+        IS(CUDA_ERROR_INVALID_VALUE, launch(exec, NULL));
+        OK(trim(0)); /* it is used */
+        ck_assert_uint_eq(gpu_n_free(), 58 * MIB);
+        ck_assert_uint_eq(graph_bytes(CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT), 6 * MIB);
+        OK(cu.cuMemFree_v2(what.dptr));
+        ck_assert_uint_eq(graph_bytes(CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT), 0);
+        OK(cu.cuGraphDestroy(graph));
+        OK(launch(exec, NULL));
+        OK(release(what.dptr, NULL));
+        OK(destroy_exec(exec));
+        ck_assert_uint_eq(graph_bytes(CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT), 6 * MIB);
+        OK(trim(0));
+        ck_assert_uint_eq(gpu_n_free(), 64 * MIB);
+        OK(cu.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+        OK(cu.cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+        OK(alloc(&p, 60 * MIB, stream));
+        OK(release(p, stream));
+        OK(cu.cuStreamEndCapture(stream, &captured));
+        OK(get_nodes(captured, nodes, &n));
+        ck_assert_uint_eq(n, 2);
+        OK(instantiate(&exec, captured, 0));
+        OK(launch(exec, stream));
+        OK(launch(exec, stream));
+        ck_assert_uint_eq(gpu_n_free(), 4 * MIB);
+        OK(trim(0));
+        OK(cu.cuMemAlloc_v2(&p, 10 * MIB));
+        IS(CUDA_ERROR_OUT_OF_MEMORY, launch(exec, stream));
+        OK(destroy_exec(exec));
+        OK(cu.cuGraphDestroy(captured));
+        stop();
+}
+
 /* ---- addresses --------------------------------------------------------------------------- */
 
 TEST_OF(sizes, preferred_addresses)

@@ -616,7 +616,7 @@ API cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t begin, cudaEvent_t e
         return cudaSuccess;
 }
 
-/* ---- captures and graphs, which are empty ---------------------------------------- */
+/* ---- captures and graphs, which have memory only ----------------------------------- */
 
 API cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode)
 {
@@ -727,11 +727,8 @@ API cudaError_t cudaGraphDestroy(cudaGraph_t graph)
 API cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t *ret, cudaGraph_t graph,
                                               unsigned long long flags)
 {
-        static char an_executable;
-
-        (void)graph, (void)flags;
-        *ret = (cudaGraphExec_t)&an_executable;
-        return cudaSuccess;
+        ENTER();
+        return done(cuGraphInstantiateWithFlags(ret, graph, flags));
 }
 
 API cudaError_t cudaGraphInstantiate(cudaGraphExec_t *ret, cudaGraph_t graph, unsigned long long flags)
@@ -741,21 +738,18 @@ API cudaError_t cudaGraphInstantiate(cudaGraphExec_t *ret, cudaGraph_t graph, un
 
 API cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graph)
 {
-        (void)graph;
-        return cudaSuccess;
+        return done(cuGraphExecDestroy(graph));
 }
 
 API cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t stream)
 {
-        (void)graph, (void)stream;
-        return cudaSuccess;
+        ENTER();
+        return done(cuGraphLaunch(graph, stream));
 }
 
 API cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t *n_nodes)
 {
-        (void)graph, (void)nodes;
-        *n_nodes = 0;
-        return cudaSuccess;
+        return done(cuGraphGetNodes(graph, nodes, n_nodes));
 }
 
 API cudaError_t cudaGraphDebugDotPrint(cudaGraph_t graph, const char *path, unsigned int flags)

@@ -69,6 +69,26 @@ void have_charged_memory(void);
 void export_lent_memory(const char *program, const char *way);
 void import_lent_memory(const char *fd, bool has_proxy);
 
+/* What the driver has given of the device, to all processes. */
+size_t device_bytes(void);
+
+/* Cases of graphs.c. */
+CUresult launch_graph(size_t n_bytes);
+void have_graphs(void);
+void capture_graphs(void);
+void have_pools_of_the_driver(void);
+void have_pools_of_the_host(void);
+/* Memory of a graph that was launched, which is freed by cuMemFree_v2(). */
+struct graph {
+        CUgraph graph;
+        CUgraphExec exec;
+        CUdeviceptr at;
+};
+CUresult graph_take(struct graph *g, size_t n_bytes);
+void graph_give(struct graph *g);
+/* One of the process, whose memory can be shared. */
+CUmemoryPool shared_pool(void);
+
 /* Cases of contexts.c. */
 void reset_gpu(bool is_lent, bool breaks);
 void end_contexts(void);

@@ -14,13 +14,14 @@
 
 /* ---- a life -------------------------------------------------------------------------- */
 
-enum kind { NONE, BLOCK, FROM_POOL, SMALL, LARGE, ARRAY, N_KINDS };
+enum kind { NONE, BLOCK, FROM_POOL, SMALL, LARGE, ARRAY, GRAPH, FROM_SHARED, N_KINDS };
 
 struct item {
         enum kind kind;
         CUdeviceptr at;
         CUmemGenericAllocationHandle handle;
         CUarray array;
+        struct graph graph;
 };
 
 static CUresult take(struct item *item, uint64_t *random)
@@ -44,6 +45,10 @@ static CUresult take(struct item *item, uint64_t *random)
                 return cu.cuMemCreate(&item->handle, 32 * MIB, &prop, 0);
         case ARRAY:
                 return cu.own_cuArrayCreate_v2(&item->array, &array);
+        case GRAPH:
+                return graph_take(&item->graph, n_bytes);
+        case FROM_SHARED:
+                return cu.own_cuMemAllocFromPoolAsync(&item->at, n_bytes, shared_pool(), NULL);
         default:
                 return CUDA_ERROR_INVALID_VALUE;
         }
@@ -56,10 +61,14 @@ static void give(struct item *item)
                 OK(cu.cuMemFree_v2(item->at));
                 break;
         case FROM_POOL:
+        case FROM_SHARED:
                 OK(cu.own_cuMemFreeAsync(item->at, NULL));
                 break;
         case ARRAY:
                 OK(cu.own_cuArrayDestroy(item->array));
+                break;
+        case GRAPH:
+                graph_give(&item->graph);
                 break;
         default:
                 OK(cu.cuMemRelease(item->handle));
