@@ -113,7 +113,8 @@ enum { IS_UNMAPPED = 1 };
 
 /* The daemon of that epoch may take the extent back. IS_UNMAPPED: it was, because its block was parked. The lock
  * is held. */
-static int check_retire(const bfc_client *client, uint64_t epoch, uint64_t extent_id, size_t n_unmapped)
+static int check_retire(const bfc_client *client, uint64_t epoch, uint64_t extent_id, size_t n_unmapped,
+                        bool *ret_keeps_region)
 {
         struct region_place place;
 
@@ -122,7 +123,8 @@ static int check_retire(const bfc_client *client, uint64_t epoch, uint64_t exten
                 return -ESTALE;
         if (regions_find_extent(&client->regions, extent_id, &place) < 0)
                 return n_unmapped < client->parkables.n_unretired ? IS_UNMAPPED : -EPROTO;
-        if (parkables_cover(&client->parkables, place.region_id, place.offset))
+        *ret_keeps_region = parkables_cover(&client->parkables, place.region_id, place.offset);
+        if (*ret_keeps_region)
                 return 0;
         if (blocks_lie_in(&client->blocks, place.region_id, place.offset, place.n_bytes) ||
             blocks_lie_in(&client->slabs, place.region_id, place.offset, place.n_bytes) ||
@@ -142,12 +144,14 @@ int client_on_retire(void *userdata, uint64_t epoch, const uint64_t *extent_ids,
 
         pthread_mutex_lock(&client->lock);
         for (size_t i = 0; r == 0 && i < n_extent_ids; i++) {
-                r = check_retire(client, epoch, extent_ids[i], n_unmapped);
+                bool keeps_region = false;
+
+                r = check_retire(client, epoch, extent_ids[i], n_unmapped, &keeps_region);
                 if (r == IS_UNMAPPED) {
                         n_unmapped++;
                         r = 0;
                 } else if (r == 0) {
-                        r = regions_unmap(&client->regions, extent_ids[i]);
+                        r = regions_unmap(&client->regions, extent_ids[i], keeps_region);
                         n_changed += r == 0;
                 }
         }

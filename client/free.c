@@ -212,8 +212,11 @@ static int take_out(bfc_client *client, const void *ptr, enum wait wait, struct 
         pthread_mutex_lock(&client->lock);
         if (r < 0)
                 blocks_stay(&client->blocks, ptr);
-        else if (blocks_take(&client->blocks, ptr, ret) == 0)
+        else if (blocks_take(&client->blocks, ptr, ret) == 0) {
                 client_count_free(client, ret);
+                if (ret->is_parked)
+                        regions_unkeep(&client->regions, ret->region_id);
+        }
         *ret_epoch = client->epoch;
         pthread_mutex_unlock(&client->lock);
         if (r == 0)

@@ -265,6 +265,7 @@ static int regions_map_now(struct regions *r, const struct region_extent *extent
 {
         struct region *region = regions_find(r, extent->region_id);
         bool by_handle = view->share == DEVICE_SHARE_CUDA_IPC;
+        bool is_new = !region;
         int error = 0;
 
         /* The driver chooses the address of such an extent: it is alone, and stays. */
@@ -278,7 +279,7 @@ static int regions_map_now(struct regions *r, const struct region_extent *extent
                 return error;
         error = region_map(region, extent, memory);
         if (error < 0) {
-                if (by_handle || (region_is_extent(region) && region->n_extents == 0))
+                if (by_handle || (is_new && region_is_extent(region)))
                         regions_remove(r, region);
                 else if (error != -EPROTO) /* the daemon has freed what was there */
                         r->n_bytes_mapped -= region_replace(region, extent, false);
@@ -464,7 +465,7 @@ size_t regions_list(const struct regions *r, uint64_t *ret_extent_ids, size_t ma
         return n;
 }
 
-int regions_unmap(struct regions *r, uint64_t extent_id)
+int regions_unmap(struct regions *r, uint64_t extent_id, bool keeps_region)
 {
         struct region *region;
         const struct mapped *m = regions_find_mapped(r, extent_id, &region);
@@ -490,9 +491,20 @@ int regions_unmap(struct regions *r, uint64_t extent_id)
         region->n_extents--;
         memmove(region->extents + i, region->extents + i + 1,
                 (region->n_extents - i) * sizeof(*region->extents));
-        if (region->by_handle || region_is_extent(region))
-                regions_remove(r, region);
+        if (region->by_handle || region_is_extent(region)) {
+                region_drop_fd(region); /* it would keep the memory */
+                if (!keeps_region)
+                        regions_remove(r, region);
+        }
         return 0;
+}
+
+void regions_unkeep(struct regions *r, uint64_t region_id)
+{
+        struct region *region = regions_find(r, region_id);
+
+        if (region && region_is_extent(region) && region->n_extents == 0)
+                regions_remove(r, region);
 }
 
 size_t regions_unmap_all_in(struct regions *r, uint64_t region_id, uint64_t offset, uint64_t n_bytes)
@@ -501,7 +513,7 @@ size_t regions_unmap_all_in(struct regions *r, uint64_t region_id, uint64_t offs
         size_t i = region ? region_first_behind(region, offset) : 0, n = 0;
 
         while (region && i < region->n_extents && region->extents[i].offset < offset + n_bytes) {
-                if (regions_unmap(r, region->extents[i].extent_id) < 0)
+                if (regions_unmap(r, region->extents[i].extent_id, true) < 0)
                         i++;
                 else
                         n++;

@@ -103,11 +103,14 @@ int regions_find_extent(const struct regions *r, uint64_t extent_id, struct regi
 /* Returns the number of mapped extents, and the ids of the first `max`. */
 size_t regions_list(const struct regions *r, uint64_t *ret_extent_ids, size_t max);
 
-/* Unmaps and drops the extent, also an unmapped one; the region stays, except one opened by a handle. No
- * work of this process may use it any more. -ENOENT, or the device's error. */
-int regions_unmap(struct regions *r, uint64_t extent_id);
+/* Unmaps and drops the extent, also an unmapped one. A region that is one extent ends with it, if it is not kept: its block
+ * is parked. No work of this process may use it any more. -ENOENT, or the device's error. */
+int regions_unmap(struct regions *r, uint64_t extent_id, bool keeps_region);
 
-/* The same for all extents inside [offset, offset + n_bytes) of a region: how many. Others stay mapped. */
+/* A parked block has gone: the region that was kept for it ends, if it is one. */
+void regions_unkeep(struct regions *r, uint64_t region_id);
+
+/* Unmaps all extents inside [offset, offset + n_bytes) of a region, which is kept: how many. Others stay mapped. */
 size_t regions_unmap_all_in(struct regions *r, uint64_t region_id, uint64_t offset, uint64_t n_bytes);
 
 /* The address of a block. -EPROTO: no such region, or not every byte of the

@@ -531,6 +531,8 @@ static int leave_end(bfc_client *client, const void *ptr, uint64_t block_id, int
                 if (blocks_take(&client->blocks, ptr, ret) == 0) {
                         client_count_free(client, ret);
                         client_count_released(client, ret->partition, ret->n_bytes);
+                        if (ret->is_parked)
+                                regions_unkeep(&client->regions, ret->region_id);
                         r = 1;
                 }
         }

@@ -138,8 +138,9 @@ struct ledger_extent {
         _Atomic uint64_t id;
         uint64_t offset; /* in the arena's space */
         uint64_t n_bytes;
-        uint64_t store_key;          /* what keepers name it by; 0: none has it */
-        uint32_t quota;              /* index of the ledger_quota */
+        uint64_t store_key; /* what keepers name it by; 0: none has it */
+        uint64_t region_id; /* as clients know it, if the block was parked and is all of it; 0: its own */
+        uint32_t quota;     /* index of the ledger_quota */
         _Atomic uint32_t is_leaving; /* not 0: it is being released, and has no block */
         int32_t fd;                  /* in this process */
         struct {
@@ -178,6 +179,7 @@ struct ledger_block {
         _Atomic uint32_t shared;    /* index of the ledger_shared; LEDGER_NONE: it is not shared */
         char tag[LEDGER_TAG_BYTES]; /* from the client; printable */
         _Atomic uint64_t parked;    /* the id of its copy, or one of LEDGER_AWAKE and so on */
+        uint64_t region_id;         /* while it is parked: as clients know it; 0: it was never parked */
         struct {
                 uint32_t prev_of_session, next_of_session;
                 uint32_t generation;  /* of the next id at this index */

@@ -77,13 +77,13 @@ const struct list LEDGER_LISTS[N_LISTS] = {
 _Static_assert(sizeof(struct ledger_quota) == 240, "layout of a quota");
 _Static_assert(sizeof(struct ledger_region) == 40, "layout of a region");
 _Static_assert(sizeof(struct ledger_session) == 624, "layout of a session");
-_Static_assert(sizeof(struct ledger_extent) == 64, "layout of an extent");
+_Static_assert(sizeof(struct ledger_extent) == 72, "layout of an extent");
 _Static_assert(sizeof(struct ledger_export) == 40, "layout of an export");
 _Static_assert(sizeof(struct ledger_shared) == 112, "layout of a shared block");
 _Static_assert(sizeof(struct ledger_lease) == 1192, "layout of a lease");
 _Static_assert(sizeof(struct ledger_metadata) == 4112, "layout of metadata");
 _Static_assert(sizeof(struct ledger_ref) == 48, "layout of a reference");
-_Static_assert(sizeof(struct ledger_block) == 120, "layout of a block");
+_Static_assert(sizeof(struct ledger_block) == 128, "layout of a block");
 _Static_assert(sizeof(struct header) <= 4096, "the header is one page");
 _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2 && ATOMIC_INT_LOCK_FREE == 2, "a commit is one store");
 _Static_assert(offsetof(struct ledger_quota, id) == 0 && offsetof(struct ledger_session, id) == 0 &&

@@ -448,8 +448,15 @@ int arena_plan_in_extent(struct arena *a, uint64_t n_bytes, uint64_t room_bytes,
         return plan_by(a, a->layout->plan_in_extent, n_bytes, room_bytes, ret);
 }
 
-int arena_plan_whole(struct arena *a, uint64_t n_bytes, uint64_t room_bytes, struct bfc_growth *ret)
+int arena_plan_whole(struct arena *a, uint64_t n_bytes, bool in_extent, uint64_t room_bytes,
+                     struct bfc_growth *ret)
 {
+        int r = in_extent ? arena_need_large_region(a) : 0;
+
+        if (r < 0)
+                return r;
+        if (in_extent)
+                return arena_is_exact(a, n_bytes) ? arena_plan_exact(a, n_bytes, ret) : -ENOMEM;
         /* Each extent of a GPU costs calls of the driver, an fd and a mapping in each process. */
         return plan_by(a, a->o.device->charges_process ? bfc_plan_growth_whole : bfc_plan_growth_few, n_bytes,
                        room_bytes, ret);
@@ -458,8 +465,10 @@ int arena_plan_whole(struct arena *a, uint64_t n_bytes, uint64_t room_bytes, str
 /* ---- places --------------------------------------------------------------- */
 
 /* Ids of extents are never used again, in any arena, also not after a restart. */
-static uint64_t region_id(const struct arena *a, const struct arena_region *r)
+uint64_t arena_region_id(const struct arena *a, const struct arena_region *r)
 {
+        if (r->id != 0)
+                return r->id;
         if (arena_is_single(r))
                 return ARENA_REGION_OF_EXTENT |
                        ledger_extent_at(a->o.ledger, arena_slot_of(a, r->first_slot)->extent)->id;
@@ -471,7 +480,7 @@ void arena_locate(const struct arena *a, uint64_t offset, struct arena_place *re
         const struct arena_region *r = arena_region_at(a, offset);
 
         *ret = (struct arena_place){
-                .region_id = region_id(a, r),
+                .region_id = arena_region_id(a, r),
                 .region_bytes = r->n_bytes,
                 .offset = offset - r->base,
         };

@@ -146,8 +146,12 @@ int arena_grow(struct arena *a, const struct bfc_growth *plan, struct charge *ch
                void *userdata);
 
 /* The same for a block that gets whole new extents of its own (share mode fd). The block is as large as these:
- * ret->n_bytes. */
-int arena_plan_whole(struct arena *a, uint64_t n_bytes, uint64_t room_bytes, struct bfc_growth *ret);
+ * ret->n_bytes. in_extent: it gets one, as an exact block; -ENOMEM if there is none. */
+int arena_plan_whole(struct arena *a, uint64_t n_bytes, bool in_extent, uint64_t room_bytes,
+                     struct bfc_growth *ret);
+
+/* Such a request in one extent gets an exact block. */
+bool arena_is_exact(const struct arena *a, uint64_t n_bytes);
 
 /* A block on wholly free extents that no session has ever received, which it gets whole: *ret_n_bytes. It may have
  * earlier contents of this arena. BFC_NO_FIT, -ENOMEM. */
@@ -295,11 +299,12 @@ void arena_draw(const struct arena *a, char ret_picture[PICTURE_CHARACTERS + 1])
 /* The extent at this offset is being released. */
 bool arena_is_retiring(const struct arena *a, uint64_t offset);
 
-/* A place in a region, as clients know it. A region that is one extent has the extent's id. */
+/* A place in a region, as clients know it. A region that is one extent has the extent's id, or that of the first one
+ * of a block that was parked there. */
 #define ARENA_REGION_OF_EXTENT (UINT64_C(1) << 63)
 struct arena_place {
         uint64_t
-                region_id; /* (quota + 1) << 32 | a number of this arena; of one extent: the above | its id */
+                region_id; /* (quota + 1) << 32 | a number of this arena; of one extent: the above | an extent's id */
         uint64_t region_bytes;
         uint64_t offset; /* in the region */
 };

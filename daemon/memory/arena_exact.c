@@ -1,6 +1,7 @@
 /* Regions of one extent. With share mode cuda-ipc all are, since the driver chooses where a client sees an extent. With fd
  * a large block that must be in one extent has such a region: the block is the whole extent, which is made for it and
- * released when it is freed. Such a region comes and goes with its extent, and has its id: see arena_locate().
+ * released when it is freed. Such a region comes and goes with its extent, and has its id: see arena_locate(). That of a parked
+ * block stays without an extent, and keeps the id.
  *
  * With fd these regions are at the top of the arena's space, and those with many extents at the bottom.
  *
@@ -65,20 +66,37 @@ int arena_open_single(struct arena *a, size_t index, uint64_t base, uint64_t n_b
         a->slots.n += slot == a->slots.n;
         at = a->regions.items + index;
         memmove(at + 1, at, (a->regions.n++ - index) * sizeof(*at));
-        *at = (struct arena_region){ base, n_bytes, slot, 1, LEDGER_NONE };
+        *at = (struct arena_region){
+                .base = base, .n_bytes = n_bytes, .first_slot = slot, .n_slots = 1, .record = LEDGER_NONE
+        };
         a->regions.n_small += is_small(a, n_bytes);
         *ret_slot = slot;
         return 0;
 }
 
+/* It stays made, so that no other region gets it. */
+static void empty_slot(struct arena *a, size_t slot)
+{
+        struct arena_slot *s = arena_slot_of(a, slot);
+        struct bfc_range range = s->range;
+
+        assert(!s->waking);
+        *s = arena_unused_slot;
+        s->range = range;
+}
+
 void arena_drop_single(struct arena *a, size_t slot)
 {
         uint64_t base = arena_slot_range(a, slot).begin;
-        struct arena_region *at = a->regions.items + (arena_region_at(a, base) - a->regions.items);
-        int r = bfc_remove_region(a->bfc, base);
+        struct arena_region *at = arena_region_to_change(a, base);
+        int r = at->is_parked ? 0 : bfc_remove_region(a->bfc, base);
 
         assert(r == 0 && !arena_slot_is_backed(a, slot));
         (void)r;
+        if (at->is_parked) {
+                empty_slot(a, slot);
+                return;
+        }
         a->regions.n_small -= is_small(a, at->n_bytes);
         memmove(at, at + 1, (size_t)(a->regions.items + --a->regions.n - at) * sizeof(*at));
         arena_unmake_slot(a, slot);
@@ -197,6 +215,47 @@ int arena_begin_exact(struct arena *a, uint64_t n_bytes, size_t *ret_slot, bfc_h
         return r;
 }
 
+/* ---- parked blocks -------------------------------------------------------------- */
+
+void arena_keep_exact(struct arena *a, struct arena_region *r)
+{
+        r->id = arena_region_id(a, r);
+        r->is_parked = true;
+}
+
+void arena_unkeep_exact(struct arena *a, uint64_t offset)
+{
+        arena_region_to_change(a, offset)->is_parked = false;
+}
+
+int arena_restore_parked_exact(struct arena *a, const struct ledger_block *b)
+{
+        uint64_t end = arena_large_end(a);
+        struct arena_region *r;
+        size_t index, slot;
+        int result;
+
+        for (index = a->regions.n_large; index < a->regions.n; index++)
+                if (a->regions.items[index].base >= b->offset)
+                        break;
+        if (end == 0 || b->offset < end || b->n_bytes % exact_bytes(a, 1) != 0 ||
+            !(b->region_id & ARENA_REGION_OF_EXTENT))
+                return -EBADMSG;
+        if (index == a->regions.n || a->regions.items[index].base != b->offset) {
+                result = arena_open_single(a, index, b->offset, b->n_bytes, false, &slot);
+                if (result < 0)
+                        return result == -EINVAL ? -EBADMSG : result;
+        }
+        r = &a->regions.items[index];
+        if (r->n_bytes != b->n_bytes)
+                return -EBADMSG;
+        r->id = b->region_id;
+        r->is_parked = true;
+        return 0;
+}
+
+/* ---- what is inherited ------------------------------------------------------------ */
+
 int arena_restore_exact(struct arena *a, const struct arena_inherited *inherited, const char **ret_why)
 {
         uint64_t end = arena_large_end(a), unit = exact_bytes(a, 1);
@@ -212,6 +271,8 @@ int arena_restore_exact(struct arena *a, const struct arena_inherited *inherited
                 r = end > 0 && e->n_bytes > 0 && e->n_bytes % unit == 0
                             ? arena_open_single(a, a->regions.n, e->offset, e->n_bytes, false, &slot)
                             : -EBADMSG;
+                if (r == 0)
+                        a->regions.items[a->regions.n - 1].id = e->region_id;
         }
         a->regions.has_freed = a->regions.n > a->regions.n_large;
         return r == -EINVAL ? -EBADMSG : r;

@@ -43,6 +43,8 @@ struct arena_region {
         size_t first_slot;
         size_t n_slots;
         uint32_t record; /* in the ledger; LEDGER_NONE: it is one extent */
+        bool is_parked;  /* one extent: its block is parked, and keeps the region */
+        uint64_t id;     /* one extent: since its block was parked; 0: it has that of its extent */
 };
 
 /* The parts that depend on the share mode. The functions that make extents are not called per block. */
@@ -162,7 +164,6 @@ struct operation {
         bool is_kept;      /* release: a process had some of it */
         bool is_late;      /* counted in totals.late_bytes */
         bool wakes;        /* a growth for a parked block */
-        bool is_exact;     /* a growth for an exact block: the allocator has it as backed */
         bool is_dropped;   /* the block that wakes was freed meanwhile */
         uint64_t since_ms; /* release: when it was submitted */
         size_t n_made;     /* the first n_made items are made; used by the worker */
@@ -201,6 +202,7 @@ static inline bool arena_slot_is_backed(const struct arena *a, size_t slot)
 
 const struct arena_region *arena_region_at(const struct arena *a, uint64_t offset);
 uint64_t arena_regions_end(const struct arena *a);
+uint64_t arena_region_id(const struct arena *a, const struct arena_region *r); /* see struct arena_place */
 size_t arena_slot_at(const struct arena *a, uint64_t offset);
 struct bfc_range arena_slot_range(const struct arena *a, size_t slot);
 uint64_t arena_slot_bytes(const struct arena *a, size_t slot);
@@ -213,6 +215,12 @@ void arena_unmake_slot(struct arena *a, size_t slot);
 static inline bool arena_is_single(const struct arena_region *r)
 {
         return r->record == LEDGER_NONE;
+}
+
+/* The same for one that is changed. */
+static inline struct arena_region *arena_region_to_change(struct arena *a, uint64_t offset)
+{
+        return a->regions.items + (arena_region_at(a, offset) - a->regions.items);
 }
 
 /* Reserves memory for one more region. */
@@ -244,13 +252,25 @@ void arena_drop_single(struct arena *a, size_t slot);
 /* It has its extent, which has no block and is not being released. */
 bool arena_single_is_free(const struct arena *a, const struct arena_region *r);
 
-/* Such a request in one extent gets an exact block: see arena_plan_in_extent(). One of just its size that was freed, and
+/* An exact block, see arena_is_exact(): one of just its size that was freed, and
  * that sessions may not unmap; or BFC_NO_FIT. A plan without a place; and its place, which is the whole region of this
  * slot. -ENOMEM. */
-bool arena_is_exact(const struct arena *a, uint64_t n_bytes);
 int arena_alloc_exact(struct arena *a, uint64_t n_bytes, bfc_handle *ret_handle, uint64_t *ret_offset);
 int arena_plan_exact(struct arena *a, uint64_t n_bytes, struct bfc_growth *ret);
 int arena_begin_exact(struct arena *a, uint64_t n_bytes, size_t *ret_slot, bfc_handle *ret_handle);
+
+/* Of a plan: see arena_plan_exact(). Its block is backed for the allocator before it is. */
+static inline bool arena_plan_is_exact(const struct bfc_growth *plan)
+{
+        return plan->span.end == 0;
+}
+
+/* A parked block keeps its region and the name of that: it loses its extent. It has none any more: it is awake, or was freed. */
+void arena_keep_exact(struct arena *a, struct arena_region *r);
+void arena_unkeep_exact(struct arena *a, uint64_t offset);
+
+/* The region of an inherited parked block; those of its extents are there. -EBADMSG. */
+int arena_restore_parked_exact(struct arena *a, const struct ledger_block *b);
 
 /* The regions of inherited extents that are above the large regions. */
 int arena_restore_exact(struct arena *a, const struct arena_inherited *inherited, const char **ret_why);

@@ -12,8 +12,7 @@ bool arena_is_whole(const struct arena *a, uint64_t offset, uint64_t n_bytes)
 {
         size_t last, first = arena_slots(a, offset, n_bytes, &last);
 
-        return a->layout->has_fds && !arena_is_single(arena_region_at(a, offset)) &&
-               arena_slot_range(a, first).begin == offset &&
+        return a->layout->has_fds && arena_slot_range(a, first).begin == offset &&
                arena_slot_range(a, last).end == offset + n_bytes;
 }
 
@@ -120,6 +119,10 @@ static void arena_vacate(struct arena *a, bfc_handle handle, const struct bfc_in
         if (r == 0)
                 r = bfc_release_commit(a->bfc, range);
         assert(r == 0);
+        if (arena_is_single(arena_region_at(a, range.begin))) {
+                arena_unkeep_exact(a, range.begin);
+                a->layout->drop_slot(a, arena_slot_at(a, range.begin));
+        }
 }
 
 /* Extents that still leave are waited for: release_done() calls this again. */
@@ -163,6 +166,8 @@ void growth_woken(struct operation *op)
                 op->handle = 0;
                 return;
         }
+        if (arena_is_single(arena_region_at(a, op->plan.offset)))
+                arena_unkeep_exact(a, op->plan.offset);
         arena_count_parked(a, -op->plan.n_bytes);
         a->totals.away_bytes -= op->plan.n_bytes;
         arena_count_block(a, op->plan.offset, op->plan.n_bytes, occupancy_add);
@@ -186,12 +191,15 @@ int arena_restore_parked(struct arena *a, const struct ledger_block *b)
 {
         struct bfc_range range = { b->offset, b->offset + b->n_bytes };
         size_t slot, last;
-        int r;
+        uint64_t end = arena_large_end(a);
+        int r = 0;
 
-        if (b->n_bytes == 0 || b->n_bytes > arena_regions_end(a) ||
-            b->offset > arena_regions_end(a) - b->n_bytes)
-                return -EBADMSG;
-        r = bfc_back(a->bfc, range);
+        if (b->n_bytes > 0 && b->offset >= end)
+                r = arena_restore_parked_exact(a, b);
+        else if (b->n_bytes == 0 || b->n_bytes > end - b->offset)
+                r = -EBADMSG;
+        if (r == 0)
+                r = bfc_back(a->bfc, range);
         if (r < 0)
                 return r == -EINVAL ? -EBADMSG : r;
         arena_count_parked(a, b->n_bytes);

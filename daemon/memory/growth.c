@@ -173,12 +173,13 @@ static void growth_done(struct worker_job *job)
                 return;
         }
         if (op->result < 0) {
-                r = op->is_exact ? bfc_dealloc(a->bfc, op->handle) : bfc_grow_cancel(a->bfc, op->handle);
+                r = arena_plan_is_exact(&op->plan) ? bfc_dealloc(a->bfc, op->handle)
+                                                   : bfc_grow_cancel(a->bfc, op->handle);
                 op->handle = 0;
                 growth_finish(op);
         } else {
                 growth_finish(op);
-                r = op->is_exact ? 0 : bfc_grow_commit(a->bfc, op->handle);
+                r = arena_plan_is_exact(&op->plan) ? 0 : bfc_grow_commit(a->bfc, op->handle);
                 arena_count_block(a, op->plan.offset, op->plan.n_bytes, occupancy_add);
         }
         assert(r == 0);
@@ -203,7 +204,6 @@ static int growth_begin_exact(struct arena *a, const struct bfc_growth *plan, st
                 arena_drop_single(a, slot);
                 return -ENOMEM;
         }
-        op->is_exact = true;
         op->handle = handle;
         op->plan = *plan;
         op->plan.offset = arena_slot_range(a, slot).begin;
@@ -236,7 +236,7 @@ int arena_grow(struct arena *a, const struct bfc_growth *plan, struct charge *ch
                void *userdata)
 {
         struct operation *op;
-        int r = plan->span.end == 0 ? growth_begin_exact(a, plan, &op) : growth_begin(a, plan, &op);
+        int r = arena_plan_is_exact(plan) ? growth_begin_exact(a, plan, &op) : growth_begin(a, plan, &op);
 
         if (r < 0)
                 return r;

@@ -524,7 +524,7 @@ static int reclaim_plan(struct quota *q, const struct quota_request *request, st
                 return 0;
         }
         if (request->is_whole)
-                return arena_plan_whole(q->arena, request->n_bytes, room, ret);
+                return arena_plan_whole(q->arena, request->n_bytes, request->in_extent, room, ret);
         return request->in_extent ? arena_plan_in_extent(q->arena, request->n_bytes, room, ret)
                                   : arena_plan(q->arena, request->n_bytes, room, ret);
 }

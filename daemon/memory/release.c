@@ -467,6 +467,8 @@ static int arena_unback(struct arena *a, const struct bfc_info *block, struct op
 
         if (r < 0)
                 return r;
+        if (arena_is_single(arena_region_at(a, block->offset)))
+                arena_keep_exact(a, arena_region_to_change(a, block->offset));
         arena_count_block(a, block->offset, block->n_bytes, occupancy_remove);
         arena_count_parked(a, block->n_bytes);
         return 0;

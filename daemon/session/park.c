@@ -133,6 +133,16 @@ static int add_copy(struct park *p, const struct ledger_block *block, uint32_t *
 const char park_over_limit[] =
         "the parked blocks would exceed four times the limit of the tenant in the partition";
 
+void park_record(const struct quota *q, uint32_t block, uint64_t parked)
+{
+        struct ledger_block *b = ledger_block_at(q->ledger, block);
+        struct arena_place place;
+
+        arena_locate(q->arena, b->offset, &place);
+        b->region_id = place.region_id;
+        ledger_block_park(q->ledger, block, parked);
+}
+
 /* The contents are in the copy, if there is one. */
 static void park_commit(struct park *p)
 {
@@ -149,8 +159,8 @@ static void park_commit(struct park *p)
         }
         r = p->copying.copy.handle != 0 ? add_copy(p, block, &copy) : 0;
         if (r == 0) {
-                ledger_block_park(l, p->block,
-                                  copy == LEDGER_NONE ? LEDGER_DISCARDED : ledger_block_at(l, copy)->id);
+                park_record(p->copying.memory.quota, p->block,
+                            copy == LEDGER_NONE ? LEDGER_DISCARDED : ledger_block_at(l, copy)->id);
                 r = quota_park(p->copying.memory.quota, p->copying.memory.handle, p->copying.n_bytes);
         }
         if (r < 0) {

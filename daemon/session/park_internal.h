@@ -105,6 +105,9 @@ int park_fault(struct session *s, const struct ledger_block *b, const Bfcd__Park
                const char **ret_sentence);
 extern const char park_over_limit[];
 
+/* The block is parked from now on; parked: as in its record. */
+void park_record(const struct quota *q, uint32_t block, uint64_t parked);
+
 /* The facts of a copy. */
 void park_describe_copy(const struct park_copying *c, const struct ledger_block *block,
                         struct ledger_block *ret);

@@ -176,7 +176,7 @@ static int commit(struct park_shared *ps, const char **ret_sentence)
         park_describe_copy(&ps->copying, ledger_block_at(b->ledger, block), &facts);
         if (ledger_block_add(b->ledger, &facts, &index) < 0)
                 return -ENOMEM;
-        ledger_block_park(b->ledger, block, ledger_block_at(b->ledger, index)->id);
+        park_record(memory->quota, block, ledger_block_at(b->ledger, index)->id);
         r = quota_park(memory->quota, memory->handle, memory->n_bytes);
         if (r < 0) {
                 ledger_block_park(b->ledger, block, LEDGER_AWAKE);

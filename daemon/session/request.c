@@ -164,6 +164,34 @@ static bool tag_is_valid(const char *tag)
         ((uint64_t)BFCD__MALLOC_FLAG__MALLOC_FLAG_ONE_EXTENT |                                               \
          (uint64_t)BFCD__MALLOC_FLAG__MALLOC_FLAG_AGAIN | (uint64_t)BFCD__MALLOC_FLAG__MALLOC_FLAG_PARKABLE)
 
+/* A block that can be parked has whole extents. True: the quota has none for such a block, and it was refused. */
+static bool refuse_parkable(struct session *s, uint64_t id, const Bfcd__Malloc *m)
+{
+        const struct quota *q = s->shares[m->partition].quota;
+
+        if ((m->flags & BFCD__MALLOC_FLAG__MALLOC_FLAG_PARKABLE) == 0)
+                return false;
+        if (!park_is_possible(s, q)) {
+                session_refuse_format(
+                        s, id, -ENOTSUP,
+                        "blocks of partition '%s' cannot be parked: it must have 'share: fd' and "
+                        "be made on demand, and on a GPU the client must take events",
+                        q->partition->name);
+                return true;
+        }
+        if ((m->flags & BFCD__MALLOC_FLAG__MALLOC_FLAG_ONE_EXTENT) != 0 &&
+            !arena_is_exact(q->arena, m->n_bytes)) {
+                session_refuse_format(
+                        s, id, -ENOTSUP,
+                        "a block of %s in one extent cannot be parked in partition '%s', because it "
+                        "gets no extent of its own: ask for 32 MiB or more, without BFC_ONE_EXTENT, "
+                        "or for fewer of them",
+                        NUMBER_SIZE(m->n_bytes), q->partition->name);
+                return true;
+        }
+        return false;
+}
+
 /* True: the Malloc is invalid whatever the quota has, and was refused. */
 static bool refuse_invalid_malloc(struct session *s, uint64_t id, const Bfcd__Malloc *m)
 {
@@ -188,17 +216,8 @@ static bool refuse_invalid_malloc(struct session *s, uint64_t id, const Bfcd__Ma
                                       m->flags, MALLOC_FLAGS);
                 return true;
         }
-        if ((m->flags & BFCD__MALLOC_FLAG__MALLOC_FLAG_PARKABLE) != 0 &&
-            ((m->flags & BFCD__MALLOC_FLAG__MALLOC_FLAG_ONE_EXTENT) != 0 ||
-             !park_is_possible(s, s->shares[m->partition].quota))) {
-                session_refuse_format(
-                        s, id, -ENOTSUP,
-                        "blocks of partition '%s' cannot be parked: it must have 'share: fd' and "
-                        "be made on demand, the block not in one extent, and on a GPU the "
-                        "client must take events",
-                        s->shares[m->partition].quota->partition->name);
+        if (refuse_parkable(s, id, m))
                 return true;
-        }
         if (!tag_is_valid(m->tag)) {
                 session_refuse(s, id, -EINVAL,
                                "the tag is not valid: it has at most 31 bytes of printable ASCII");

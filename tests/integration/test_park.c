@@ -25,21 +25,33 @@ static void park(bfc_client *client, void *ptr)
 
 /* ---- one client ------------------------------------------------------------------ */
 
-TEST(a_parked_block_returns_with_its_contents)
+/* Of the block's size. */
+static bool has_own_extent(bfc_client *client, const void *ptr)
 {
+        struct bfc_block_info info = { .struct_size = sizeof(info) };
+
+        ck_assert_ok(bfc_block_info(client, ptr, &info));
+        return info.extent_offset == 0 && info.extent_bytes == info.n_bytes;
+}
+
+/* On extents of the quota, or in one of just its size. */
+LOOP_TEST(a_parked_block_returns_with_its_contents, 2)
+{
+        const uint64_t flags = BFC_PARKABLE | (_i == 1 ? BFC_ONE_EXTENT : 0);
         struct rig *rig = rig_start(small_config());
         bfc_client *client = client_open(rig, "red", "train");
         char byte = 1;
         void *p;
 
         if (!CAN_PARK) {
-                ck_assert_int_eq(bfc_malloc_flags(client, NULL, BLOCK, BFC_PARKABLE, &p), -ENOTSUP);
+                ck_assert_int_eq(bfc_malloc_flags(client, NULL, BLOCK, flags, &p), -ENOTSUP);
                 bfc_disconnect(client);
                 rig_stop(rig);
                 return;
         }
-        ck_assert_ok(bfc_malloc_flags(client, NULL, BLOCK - 1000, BFC_PARKABLE, &p));
+        ck_assert_ok(bfc_malloc_flags(client, NULL, BLOCK - 1000, flags, &p));
         ck_assert_uint_eq(in_use(rig, "train"), BLOCK);
+        ck_assert_int_eq(has_own_extent(client, p), _i == 1);
         for (unsigned i = 0; i < 3; i++) {
                 pattern_write(p, BLOCK, i);
                 park(client, p);
@@ -54,13 +66,32 @@ TEST(a_parked_block_returns_with_its_contents)
                 ck_assert_uint_eq(in_use(rig, "train"), BLOCK);
                 ck_assert_uint_eq(reserved(rig, "train"), BLOCK);
                 ck_assert_uint_eq(in_use(rig, "parking"), 0);
+                ck_assert_int_eq(has_own_extent(client, p), _i == 1);
                 ck_assert_ok(bfc_wake(client, p, 0)); /* it is awake */
         }
         ck_assert_ok(bfc_park(client, p, BFC_DISCARD, NULL));
         ck_assert_uint_eq(in_use(rig, "parking"), 0);
         ck_assert_ok(bfc_wake(client, p, 0));
         ck_assert(all_bytes_are(p, BLOCK, 0));
+        ck_assert_ok(bfc_park(client, p, BFC_DISCARD, NULL));
+        ck_assert_ok(bfc_free(client, p)); /* its address is free, too */
+        ck_assert_ok(bfc_malloc_flags(client, NULL, BLOCK, flags, &p));
         ck_assert_ok(bfc_free(client, p));
+        bfc_disconnect(client);
+        rig_stop(rig);
+}
+
+/* What has no extent of its own cannot be parked alone. */
+TEST(a_small_block_in_one_extent_is_not_parkable)
+{
+        struct rig *rig = rig_start(small_config());
+        bfc_client *client = client_open(rig, "red", "train");
+        void *p;
+
+        ck_assert_int_eq(bfc_malloc_flags(client, NULL, MIB, BFC_PARKABLE | BFC_ONE_EXTENT, &p), -ENOTSUP);
+        if (CAN_PARK)
+                ck_assert_ptr_nonnull(strstr(bfc_last_error(), "no extent of its own"));
+        ck_assert_uint_eq(reserved(rig, "train"), 0);
         bfc_disconnect(client);
         rig_stop(rig);
 }
@@ -906,9 +937,10 @@ TEST(parked_bytes_are_limited)
 
 /* ---- restarts --------------------------------------------------------------------------- */
 
-LOOP_TEST(parked_blocks_survive_the_daemon, 2)
+LOOP_TEST(parked_blocks_survive_the_daemon, 4)
 {
-        const int signal = _i == 0 ? SIGTERM : SIGKILL;
+        const int signal = _i % 2 == 0 ? SIGTERM : SIGKILL;
+        const uint64_t flags = BFC_PARKABLE | (_i >= 2 ? BFC_ONE_EXTENT : 0);
         bfc_client *client;
         struct kept *k;
         void *p, *lost;
@@ -917,8 +949,8 @@ LOOP_TEST(parked_blocks_survive_the_daemon, 2)
                 return;
         k = kept_start(roomy_config());
         client = client_open(k->rig, "red", "train");
-        ck_assert_ok(bfc_malloc_flags(client, NULL, BLOCK, BFC_PARKABLE, &p));
-        ck_assert_ok(bfc_malloc_flags(client, NULL, BLOCK, BFC_PARKABLE, &lost));
+        ck_assert_ok(bfc_malloc_flags(client, NULL, BLOCK, flags, &p));
+        ck_assert_ok(bfc_malloc_flags(client, NULL, BLOCK, flags, &lost));
         pattern_write(p, BLOCK, 7);
         park(client, p);
         ck_assert_ok(bfc_park(client, lost, BFC_DISCARD, NULL));
@@ -927,6 +959,8 @@ LOOP_TEST(parked_blocks_survive_the_daemon, 2)
         ck_assert(pattern_holds(p, BLOCK, 7));
         ck_assert_uint_eq(in_use(k->rig, "parking"), 0);
         ck_assert_ok(bfc_free(client, lost));
+        kept_restart(k, signal); /* awake, on other memory */
+        ck_assert(pattern_holds(p, BLOCK, 7));
         park(client, p);
         kept_restart(k, signal);
         ck_assert_ok(bfc_free(client, p));
@@ -1113,6 +1147,12 @@ static void storm_park(struct storm_job *job, struct storm_block *b, bool discar
         the_storm->n_discarded += discard;
 }
 
+/* Some that are larger than the quota's extents have one. */
+static uint64_t storm_flags(struct storm_job *job, uint64_t n_bytes)
+{
+        return BFC_PARKABLE | (n_bytes > 2 * MIB && random_next(&job->random) % 2 == 0 ? BFC_ONE_EXTENT : 0);
+}
+
 static void storm_step(struct storm_job *job)
 {
         struct storm_block *b = &job->blocks[random_next(&job->random) % STORM_BLOCKS];
@@ -1121,7 +1161,8 @@ static void storm_step(struct storm_job *job)
         if (!b->ptr) {
                 *b = (struct storm_block){ .n_bytes = (1 + random_next(&job->random) % STORM_MAX_MIB) * MIB,
                                            .seed = random_next(&job->random) };
-                if (was_done(bfc_malloc_flags(job->client, NULL, b->n_bytes, BFC_PARKABLE, &b->ptr)))
+                if (was_done(bfc_malloc_flags(job->client, NULL, b->n_bytes, storm_flags(job, b->n_bytes),
+                                              &b->ptr)))
                         pattern_write(b->ptr, b->n_bytes, b->seed);
                 else
                         b->ptr = NULL;

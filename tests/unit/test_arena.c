@@ -1356,7 +1356,7 @@ TEST(exact_blocks_come_and_go)
                 ck_assert(place.region_id & ARENA_REGION_OF_EXTENT);
                 arena_locate(a, large.offset, &place);
                 ck_assert(!(place.region_id & ARENA_REGION_OF_EXTENT));
-                ck_assert(!arena_is_whole(a, g.offset, 4 * E));
+                ck_assert(arena_is_whole(a, g.offset, 4 * E));
                 ck_assert_int_eq(arena_alloc(a, E, &handle, &offset), BFC_NO_FIT);
                 ck_assert_int_eq(arena_alloc_in_extent(a, 3 * E, &handle, &offset), BFC_NO_FIT);
                 n_slots = i == 0 ? arena_n_slots(a) : n_slots;
@@ -1900,6 +1900,8 @@ struct parkable {
         enum { P_NONE, P_GROWING, P_AWAKE, P_PARKED, P_WAKING } state;
         bool is_dropped;
         unsigned n_woken;
+        bool in_extent;
+        struct arena_place place;
 };
 
 static void on_parkable(void *userdata, int result, bfc_handle handle, uint64_t offset)
@@ -1917,6 +1919,7 @@ static void on_parkable(void *userdata, int result, bfc_handle handle, uint64_t 
         if (result == 0 && is_new) {
                 p->handle = handle;
                 p->offset = offset;
+                arena_locate(a, offset, &p->place);
         }
         if (p->is_dropped) {
                 *p = (struct parkable){ 0 };
@@ -1934,20 +1937,31 @@ static void on_undone(void *userdata, uint64_t n_bytes)
         ck_assert_uint_gt(n_bytes, 0);
 }
 
-static void parkable_alloc(struct parkable *p, uint64_t n_bytes)
+/* It is the same for clients as when the block was made. */
+static void parkable_check_place(const struct parkable *p)
+{
+        struct arena_place place;
+
+        arena_locate(a, p->offset, &place);
+        ck_assert_uint_eq(place.region_id, p->place.region_id);
+        ck_assert_uint_eq(place.region_bytes, p->in_extent ? p->n_bytes : p->place.region_bytes);
+        ck_assert_uint_eq(place.offset, p->place.offset);
+}
+
+static void parkable_alloc(struct parkable *p, uint64_t n_bytes, bool in_extent)
 {
         struct bfc_growth plan;
         struct charge charge;
         uint64_t missing;
 
-        ck_assert_int_eq(arena_plan_whole(a, n_bytes, account_room(&account), &plan), 0);
+        ck_assert_int_eq(arena_plan_whole(a, n_bytes, in_extent, account_room(&account), &plan), 0);
         ck_assert_uint_ge(plan.n_bytes, n_bytes);
         ck_assert_uint_eq(plan.new_bytes, plan.n_bytes);
         ck_assert_uint_eq(plan.span.begin, plan.offset);
-        ck_assert_uint_eq(plan.span.end, plan.offset + plan.n_bytes);
+        ck_assert_uint_eq(plan.span.end, in_extent ? 0 : plan.offset + plan.n_bytes);
         if (charge_take(&account, plan.new_bytes, &charge, &missing) < 0)
                 return;
-        *p = (struct parkable){ .n_bytes = plan.n_bytes, .state = P_GROWING };
+        *p = (struct parkable){ .n_bytes = plan.n_bytes, .state = P_GROWING, .in_extent = in_extent };
         ck_assert_int_eq(arena_grow(a, &plan, &charge, on_parkable, p), 0);
 }
 
@@ -1979,8 +1993,12 @@ static void copy_step(struct parkable *p, uint64_t n_bytes)
 static void parkable_step(struct parkable *p, uint64_t choice, unsigned *n_released)
 {
         if (p->state == P_NONE) {
-                parkable_alloc(p, (1 + choice % 5) * MIB + choice);
+                if (choice % 4 == 0)
+                        parkable_alloc(p, LARGE + (1 + choice % 5) * MIB, true);
+                else
+                        parkable_alloc(p, (1 + choice % 5) * MIB + choice, false);
         } else if (p->state == P_AWAKE && choice % 4 > 0) {
+                parkable_check_place(p);
                 ck_assert(arena_is_whole(a, p->offset, p->n_bytes));
                 ck_assert_int_eq(arena_park(a, p->handle, on_released, n_released), 0);
                 p->state = P_PARKED;
@@ -1988,6 +2006,7 @@ static void parkable_step(struct parkable *p, uint64_t choice, unsigned *n_relea
                 ck_assert_int_eq(arena_dealloc(a, p->handle), 0);
                 *p = (struct parkable){ 0 };
         } else if (p->state == P_PARKED && choice % 4 > 0) {
+                parkable_check_place(p);
                 parkable_wake(p);
         } else if (p->state == P_PARKED) {
                 arena_drop_parked(a, p->handle);
@@ -2016,6 +2035,8 @@ TEST(parked_blocks_keep_their_places)
                         copy_step(&copy, (1 + random_next(&random) % 4) * MIB);
                 if (random_next(&random) % 16 == 0)
                         (void)arena_release(a, 8 * MIB, NULL, on_released, &n_released);
+                if (random_next(&random) % 4 == 0)
+                        (void)arena_release_exact(a, on_released, &n_released);
                 check();
         }
         worker_drain(worker);
@@ -2044,8 +2065,8 @@ TEST(regions_are_bounded)
         size_t n_slots;
 
         open_zoned(ZONES + 4 * LARGE);
-        while (n < 200 && arena_plan_whole(a, 4 * LARGE, account_room(&account), &plan) == 0) {
-                parkable_alloc(&blocks[n], 4 * LARGE);
+        while (n < 200 && arena_plan_whole(a, 4 * LARGE, false, account_room(&account), &plan) == 0) {
+                parkable_alloc(&blocks[n], 4 * LARGE, false);
                 worker_drain(worker);
                 ck_assert_int_eq((int)blocks[n].state, (int)P_AWAKE);
                 ck_assert_int_eq(arena_park(a, blocks[n++].handle, on_released, &n_released), 0);
@@ -2054,10 +2075,10 @@ TEST(regions_are_bounded)
         ck_assert_uint_ge(n, LEDGER_QUOTA_REGIONS);
         ck_assert_uint_lt(n, 200);
         n_slots = arena_n_slots(a);
-        ck_assert_int_eq(arena_plan_whole(a, 4 * LARGE, account_room(&account), &plan), -ENOMEM);
+        ck_assert_int_eq(arena_plan_whole(a, 4 * LARGE, false, account_room(&account), &plan), -ENOMEM);
         ck_assert_uint_eq(arena_n_slots(a), n_slots);
         arena_drop_parked(a, blocks[7].handle);
-        ck_assert_int_eq(arena_plan_whole(a, 4 * LARGE, account_room(&account), &plan), 0);
+        ck_assert_int_eq(arena_plan_whole(a, 4 * LARGE, false, account_room(&account), &plan), 0);
         for (unsigned i = 0; i < n; i++)
                 if (i != 7)
                         arena_drop_parked(a, blocks[i].handle);

@@ -53,6 +53,7 @@ void *__wrap_calloc(size_t n, size_t n_bytes)
 
 static struct peer *x, *y; /* y: NULL, or it shares the block */
 static uint64_t block;
+static bool in_extent; /* the block */
 
 static struct peer *open_parking(void)
 {
@@ -116,7 +117,9 @@ static uint64_t send_wake(struct peer *p)
 
 static uint64_t send_malloc(struct peer *p)
 {
-        return peer_malloc_flags(p, 0, BLOCK, BFCD__MALLOC_FLAG__MALLOC_FLAG_PARKABLE);
+        return peer_malloc_flags(p, 0, BLOCK,
+                                 (uint64_t)BFCD__MALLOC_FLAG__MALLOC_FLAG_PARKABLE |
+                                         (in_extent ? BFCD__MALLOC_FLAG__MALLOC_FLAG_ONE_EXTENT : 0));
 }
 
 static uint64_t in_use(uint32_t partition)
@@ -141,24 +144,26 @@ static void assert_parked(void)
         ck_assert_uint_eq(in_use(1), BLOCK);
 }
 
-/* kind: 0 or 1: the session's own block, 2 or 3: a shared one. Of odd kinds the device does not empty mappings. */
-#define N_KINDS 4
+/* kind: 0, 1 or 4: the session's own block; 2, 3 or 5: a shared one. Of 1 and 3 the device does not empty mappings. 4 and 5 are in one
+ * extent. */
+#define N_KINDS 6
 
 static void start(int kind)
 {
         uint64_t id;
 
-        if (kind % 2)
+        if (kind == 1 || kind == 3)
                 sessions_start_sticky(config_text);
         else
                 sessions_start(config_text);
         x = open_parking();
         y = NULL;
+        in_extent = kind >= 4;
         id = send_malloc(x);
         settle();
         ck_assert_int_eq(peer_error(x, id), 0);
         block = peer_reply(x, id)->block->block_id;
-        if (kind < 2)
+        if (kind < 2 || kind == 4)
                 return;
         y = open_parking();
         ck_assert_int_eq(peer_error(x, peer_publish(x, block, "shared")), 0);

@@ -116,21 +116,21 @@ TEST(extents_are_taken_back)
         for (uint64_t i = 0; i < 4; i++)
                 ck_assert_int_eq(map(1 + i / 3, i % 3 * 2 * MIB, 2 * MIB), 0);
         ck_assert_int_eq(regions_find_extent(&regions, 5, &place), -ENOENT);
-        ck_assert_int_eq(regions_unmap(&regions, 5), -ENOENT);
+        ck_assert_int_eq(regions_unmap(&regions, 5, false), -ENOENT);
         ck_assert_int_eq(regions_find_extent(&regions, 2, &place), 0);
         ck_assert_uint_eq(place.region_id, 1);
         ck_assert_uint_eq(place.offset, 2 * MIB);
         ck_assert_uint_eq(place.n_bytes, 2 * MIB);
         ck_assert_int_eq(device_range_finish(place.range), 0);
 
-        ck_assert_int_eq(regions_unmap(&regions, 2), 0);
-        ck_assert_int_eq(regions_unmap(&regions, 2), -ENOENT);
+        ck_assert_int_eq(regions_unmap(&regions, 2, false), 0);
+        ck_assert_int_eq(regions_unmap(&regions, 2, false), -ENOENT);
         ck_assert_uint_eq(regions.n_bytes_mapped, 6 * MIB);
         ck_assert_int_eq(resolves(1, 0, 2 * MIB), 0);
         ck_assert_int_eq(resolves(1, 2 * MIB, 1), -EPROTO);
         ck_assert_int_eq(resolves(1, 0, 6 * MIB), -EPROTO);
         ck_assert_int_eq(resolves(1, 4 * MIB, 2 * MIB), 0);
-        ck_assert_int_eq(regions_unmap(&regions, 4), 0); /* its region's only one */
+        ck_assert_int_eq(regions_unmap(&regions, 4, false), 0); /* its region's only one */
         ck_assert_uint_eq(regions.n_items, 2);
         ck_assert_int_eq(resolves(2, 0, 1), -EPROTO);
 
@@ -156,8 +156,8 @@ TEST(regions_of_one_extent_end)
                 close(e.fd);
                 ck_assert_int_eq(resolves(extent.region_id, 0, 4 * MIB), 0);
                 ck_assert_uint_eq(regions.n_items, 2);
-                ck_assert_int_eq(regions_unmap(&regions, extent.extent_id), 0);
-                ck_assert_int_eq(regions_unmap(&regions, extent.extent_id), -ENOENT);
+                ck_assert_int_eq(regions_unmap(&regions, extent.extent_id, false), 0);
+                ck_assert_int_eq(regions_unmap(&regions, extent.extent_id, false), -ENOENT);
                 ck_assert_uint_eq(regions.n_items, 1);
                 ck_assert_uint_eq(regions.n_bytes_mapped, 2 * MIB);
         }
@@ -209,7 +209,7 @@ TEST(block_in_an_extent_that_was_not_received)
         extent.extent_id = 2;
         extent.offset = 2 * MIB;
         ck_assert_int_eq(map_fd(&extent, -1), REGIONS_UNMAPPED);
-        ck_assert_int_eq(regions_unmap(&regions, 2), 0);
+        ck_assert_int_eq(regions_unmap(&regions, 2, false), 0);
         ck_assert_int_eq(device_destroy(device, &e), 0);
 }
 
@@ -231,8 +231,8 @@ TEST(extent_that_cannot_be_mapped)
         ck_assert_int_eq(regions_find_extent(&regions, 1, &place), 0);
         ck_assert(place.region_id == 1 && place.offset == 0 && place.n_bytes == 2 * MIB && !place.range);
         ck_assert_uint_eq(regions_list(&regions, NULL, 0), 0);
-        ck_assert_int_eq(regions_unmap(&regions, 1), 0); /* let go of */
-        ck_assert_int_eq(regions_unmap(&regions, 1), -ENOENT);
+        ck_assert_int_eq(regions_unmap(&regions, 1, false), 0); /* let go of */
+        ck_assert_int_eq(regions_unmap(&regions, 1, false), -ENOENT);
         ck_assert_int_eq(regions_find_extent(&regions, 1, &place), -ENOENT);
 
         ck_assert_int_eq(map_fd(&extent, dup(e[0].fd)), REGIONS_UNMAPPED);
@@ -286,12 +286,43 @@ TEST(extents_by_handle)
         ck_assert_int_eq(regions_origin(&regions, 8, 3 * MIB, &origin), 0);
         ck_assert_int_eq(origin.share, DEVICE_SHARE_FD);
         ck_assert_uint_eq(origin.offset, 2 * MIB);
-        ck_assert_int_eq(regions_unmap(&regions, 1), 0);
+        ck_assert_int_eq(regions_unmap(&regions, 1, false), 0);
         ck_assert_int_eq(resolves(7, 0, 4 * MIB), -EPROTO);
         ck_assert_uint_eq(regions.n_items, 1);
         ck_assert_uint_eq(regions.n_bytes_mapped, 2 * MIB);
         ck_assert_int_eq(resolves(8, 2 * MIB, 2 * MIB), 0);
         ck_assert_int_eq(device_destroy(device, &e), 0);
+}
+
+/* A parked block's region of one extent keeps its address, also where the next extent could not be mapped at first. */
+TEST(regions_of_parked_blocks_are_kept)
+{
+        const uint64_t id = UINT64_C(1) << 63 | 1;
+        struct region_extent extent = { 1, id, 2 * MIB, 0, 2 * MIB, 0 };
+        struct device_extent e[2] = { DEVICE_EXTENT_EMPTY, DEVICE_EXTENT_EMPTY };
+        void *before, *after;
+
+        for (int i = 0; i < 2; i++)
+                ck_assert_int_eq(device_make(device, DEVICE_SHARE_FD, 2 * MIB, &e[i]), 0);
+        ck_assert_int_eq(map_fd(&extent, e[0].fd), 0);
+        ck_assert_int_eq(regions_resolve(&regions, id, 0, 2 * MIB, &before), 0);
+        ck_assert_uint_eq(regions_unmap_all_in(&regions, id, 0, 2 * MIB), 1);
+        ck_assert_uint_eq(regions.n_items, 1);
+        ck_assert_int_eq(resolves(id, 0, 1), -EPROTO);
+        extent.extent_id = 2;
+        ck_assert_int_eq(map_fd(&extent, -1), REGIONS_UNMAPPED);
+        ck_assert_int_eq(map_fd(&extent, e[1].fd), 0);
+        ck_assert_int_eq(regions_resolve(&regions, id, 0, 2 * MIB, &after), 0);
+        ck_assert_ptr_eq(before, after);
+        regions_unkeep(&regions, id); /* it is in use */
+        ck_assert_uint_eq(regions.n_items, 1);
+        ck_assert_int_eq(regions_unmap(&regions, 2, true), 0);
+        ck_assert_uint_eq(regions.n_items, 1);
+        regions_unkeep(&regions, id);
+        ck_assert_uint_eq(regions.n_items, 0);
+        regions_unkeep(&regions, id);
+        for (int i = 0; i < 2; i++)
+                ck_assert_int_eq(device_destroy(device, &e[i]), 0);
 }
 
 TEST(ranges_are_found)

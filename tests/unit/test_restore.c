@@ -449,6 +449,100 @@ TEST(test_exact_blocks)
         check();
 }
 
+static void collect_again(struct left *left)
+{
+        for (size_t i = 0; i < left->inherited.n_extents; i++)
+                close(left->fds[i]);
+        collect(left);
+}
+
+static uint32_t n_done;
+
+static void on_woken(void *userdata, int result, bfc_handle handle, uint64_t offset)
+{
+        (void)userdata;
+        (void)handle;
+        (void)offset;
+        ck_assert_int_eq(result, 0);
+        n_done++;
+}
+
+static void hand_over(struct left *left)
+{
+        collect(left);
+        end_of_process();
+        restore_well(left);
+}
+
+static void park_block(uint32_t block)
+{
+        struct ledger_block *b = ledger_block_at(ledger, block);
+        struct arena_place place;
+
+        arena_locate(a, b->offset, &place);
+        b->region_id = place.region_id;
+        ledger_block_park(ledger, block, LEDGER_DISCARDED);
+        ck_assert_int_eq(arena_park(a, b->handle, on_released, NULL), 0);
+}
+
+static void wake_block(uint32_t block)
+{
+        const struct ledger_block *b = ledger_block_at(ledger, block);
+        struct charge charge;
+        uint64_t missing;
+
+        ck_assert_int_eq(charge_take(&account, b->n_bytes, &charge, &missing), 0);
+        ck_assert_int_eq(arena_wake(a, b->handle, &charge, on_woken, on_released, NULL), 0);
+        worker_drain(worker);
+        arena_wake_commit(a, b->handle);
+        ledger_block_park(ledger, block, LEDGER_AWAKE);
+}
+
+/* It has the same region for clients, of one extent, before its extent leaves, without one, and with another one. */
+TEST(test_parked_exact_blocks)
+{
+        struct arena_place before, after;
+        static struct left left;
+        uint64_t offset, n_bytes;
+        uint32_t block;
+
+        limit_bytes = 100 * MIB;
+        arena_set_limit(a, limit_bytes);
+        add_block_in(true, 20 * MIB);
+        add_block_in(true, 22 * MIB);
+        collect(&left);
+        block = left.blocks[0];
+        offset = ledger_block_at(ledger, block)->offset;
+        n_bytes = ledger_block_at(ledger, block)->n_bytes;
+        arena_locate(a, offset, &before);
+        for (size_t i = 0; i < left.inherited.n_extents; i++)
+                close(left.fds[i]);
+        for (unsigned i = 0; i < 2; i++) {
+                park_block(block);
+                worker_drain(worker);
+                ck_assert_uint_eq(arena_n_extents(a), 1 + i);
+                hand_over(&left);
+                ck_assert_uint_eq(arena_parked_bytes(a), n_bytes);
+                ck_assert_int_eq(arena_release_parked(a, on_released, NULL), 0);
+                arena_locate(a, offset, &after);
+                ck_assert_int_eq(memcmp(&before, &after, sizeof(before)), 0);
+                add_block_in(true, 18 * MIB); /* not in its place */
+                wake_block(block);
+                check();
+                hand_over(&left);
+                arena_locate(a, offset, &after);
+                ck_assert_int_eq(memcmp(&before, &after, sizeof(before)), 0);
+        }
+        park_block(block);
+        worker_drain(worker);
+        hand_over(&left);
+        arena_drop_parked(a, ledger_block_at(ledger, block)->handle);
+        ledger_block_clear(ledger, block);
+        ck_assert_uint_eq(arena_parked_bytes(a), 0);
+        add_block_in(true, 20 * MIB); /* in its place */
+        hand_over(&left);
+}
+
 /* The id of a region by handle is not used again, also if its memory was released before the restart. */
 TEST(test_regions_of_handles)
 {
@@ -579,6 +673,40 @@ TEST(test_damage)
         refuse(&left, -EBADMSG);
         left.fds[4] = fd;
         restore_well(&left);
+}
+
+TEST(test_damage_of_parked_exact_blocks)
+{
+        static struct left left;
+        struct ledger_block *b;
+        uint64_t id;
+
+        limit_bytes = 100 * MIB;
+        arena_set_limit(a, limit_bytes);
+        add_block_in(true, 20 * MIB);
+        add_block_in(true, 22 * MIB); /* below it */
+        collect(&left);
+        park_block(left.blocks[1]);
+        worker_drain(worker);
+        collect_again(&left);
+        end_of_process();
+        b = ledger_block_at(ledger, left.blocks[1]);
+        id = b->region_id;
+        b->region_id = 0;
+        refuse(&left, -EBADMSG);
+        ck_assert_str_eq(why, "a parked block is not on whole extents");
+        b->region_id = id;
+        b->n_bytes = b->n_requested = b->n_bytes + 256;
+        refuse(&left, -EBADMSG);
+        b->n_bytes = b->n_requested = b->n_bytes - 256;
+        b->offset -= 4 * MIB;
+        refuse(&left, -EBADMSG);
+        b->offset += 4 * MIB + BFC_MAX_SPACE;
+        refuse(&left, -EBADMSG);
+        b->offset -= BFC_MAX_SPACE;
+        restore_well(&left);
+        arena_drop_parked(a, b->handle);
+        ledger_block_clear(ledger, left.blocks[1]);
 }
 
 TEST(test_damage_of_handles)
