@@ -60,12 +60,12 @@ def check_links(root):
 
 def packaged(root):
     """Paths below /usr/share/doc/bfcd that the Debian package puts there."""
-    for line in read(root, "debian/bfcd.docs").split():
+    for line in read(root, "packaging/debian/bfcd.docs").split():
         yield os.path.basename(line)
-    for pattern, where in re.findall(r"^(\S+) usr/share/doc/bfcd(\S*)$", read(root, "debian/bfcd.install"), re.M):
+    for pattern, where in re.findall(r"^(\S+) usr/share/doc/bfcd(\S*)$", read(root, "packaging/debian/bfcd.install"), re.M):
         for path in glob.glob(os.path.join(root, pattern)):
             yield os.path.join(where.lstrip("/"), os.path.basename(path))
-    yield from re.findall(r"\S+ usr/share/doc/bfcd/(\S+)$", read(root, "debian/bfcd.links"), re.M)
+    yield from re.findall(r"\S+ usr/share/doc/bfcd/(\S+)$", read(root, "packaging/debian/bfcd.links"), re.M)
 
 
 def check_packaged(root):
@@ -93,27 +93,27 @@ def check_program(root):
 
 def check_examples(root):
     """The programs in libbfcclient(3) are those in examples/, which the tests compile and run."""
-    page = read(root, "man/libbfcclient.3.scd")
+    page = read(root, "docs/man/libbfcclient.3.scd")
     shown = [b for b in re.findall(r"^```\n(.*?)^```", page, re.S | re.M) if "int main(" in b]
     have = {p: read(root, p) for p in files_of(root, (".c",)) if p.startswith("examples/")}
     for path, text in sorted(have.items()):
         if text not in shown:
-            yield f"man/libbfcclient.3.scd: {path} is not there, word for word"
+            yield f"docs/man/libbfcclient.3.scd: {path} is not there, word for word"
     for text in shown:
         if text not in have.values():
-            yield f"man/libbfcclient.3.scd: a program that is none of examples/: {text.splitlines()[0]}"
+            yield f"docs/man/libbfcclient.3.scd: a program that is none of examples/: {text.splitlines()[0]}"
 
 
 def check_pages(root):
     """Every program has a manual page, and every page that is named exists."""
-    have = {p[len("man/"):-len(".scd")] for p in files_of(root, (".scd",)) if p.startswith("man/")}
+    have = {p[len("docs/man/"):-len(".scd")] for p in files_of(root, (".scd",)) if p.startswith("docs/man/")}
     for page in ("bfcd.8", "bfcd.yaml.5", "bfcctl.1", "bfc-replay.1", "libbfcclient.3"):
         if page not in have:
-            yield f"man/{page}.scd is missing"
+            yield f"docs/man/{page}.scd is missing"
     for page in sorted(have):
-        for name, section in re.findall(r"\*([\w.-]+)\*\((\d)\)", read(root, f"man/{page}.scd")):
+        for name, section in re.findall(r"\*([\w.-]+)\*\((\d)\)", read(root, f"docs/man/{page}.scd")):
             if name.startswith(("bfc", "libbfc")) and f"{name}.{section}" not in have:
-                yield f"man/{page}.scd: names {name}({section}), which is not there"
+                yield f"docs/man/{page}.scd: names {name}({section}), which is not there"
 
 
 def check_licence(root):
