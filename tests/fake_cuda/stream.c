@@ -274,3 +274,42 @@ API CUresult cuLaunchHostFunc(CUstream stream, CUhostFn function, void *data)
         r = fake_stream_get(stream, &s);
         return r != CUDA_SUCCESS ? r : fake_stream_put(s, &work, false);
 }
+
+struct write {
+        uint64_t *to;
+        uint64_t value;
+};
+
+static void write_value(void *data)
+{
+        struct write *w = data;
+
+        __atomic_store_n(w->to, w->value, __ATOMIC_RELEASE);
+        free(w);
+}
+
+CUresult cuStreamWriteValue64_v2(CUstream stream, CUdeviceptr to, uint64_t value, unsigned int flags);
+
+/* For XLA, which writes to memory of the host. */
+API CUresult cuStreamWriteValue64_v2(CUstream stream, CUdeviceptr to, uint64_t value, unsigned int flags)
+{
+        struct fake_work work = { .function = write_value };
+        struct write *w;
+        CUstream s;
+        CUresult r;
+
+        if (to == 0 || to % sizeof(value) != 0 || flags > 1)
+                return CUDA_ERROR_INVALID_VALUE;
+        r = fake_stream_get(stream, &s);
+        if (r != CUDA_SUCCESS)
+                return r;
+        w = malloc(sizeof(*w));
+        if (!w)
+                return CUDA_ERROR_OUT_OF_MEMORY;
+        *w = (struct write){ (uint64_t *)(uintptr_t)to, value };
+        work.data = w;
+        r = fake_stream_put(s, &work, false);
+        if (r != CUDA_SUCCESS)
+                free(w);
+        return r;
+}
