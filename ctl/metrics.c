@@ -162,7 +162,6 @@ static const struct family families[] = {
                "Memory of the device that processes of sessions have outside of bfcd, as NVML tells."),
         TENANT_ROW("pending_bytes", bytes_pending,
                    "Memory of extents that are being returned to the device."),
-        TENANT_ROW("kept_bytes", bytes_kept, "Free extents that are kept for the next session."),
         TENANT("blocks", GAUGE, PLAIN, num_blocks, "Allocated blocks."),
         TENANT("sessions", GAUGE, PLAIN, num_sessions, "Sessions that use the partition."),
         TENANT("extents", GAUGE, PLAIN, num_extents, "Extents."),

@@ -97,7 +97,6 @@ static const struct table_column tenant_columns[] = {
         COLUMN("PARTITION", "partition", 0, TABLE_TEXT, Bfcd__TenantRow, partition),
         COLUMN(NULL, "removed", 0, TABLE_BOOL, Bfcd__TenantRow, is_removed),
         COLUMN(NULL, "bytes_pending", 0, TABLE_SIZE, Bfcd__TenantRow, bytes_pending),
-        COLUMN(NULL, "kept_ms", 0, TABLE_DURATION, Bfcd__TenantRow, kept_ms),
         COLUMN(NULL, "num_leases", 0, TABLE_NUMBER, Bfcd__TenantRow, num_leases),
         STATS(Bfcd__TenantRow),
         { .key = "peak_bytes_requested", /* not of a partition */
@@ -120,7 +119,6 @@ static const struct table_column tenant_columns[] = {
         STAT("PARKED", R | WIDE | SUM, TABLE_SIZE, Bfcd__TenantRow, bytes_parked),
         STAT("DIRECT", R | WIDE | SUM, TABLE_SIZE, Bfcd__TenantRow, bytes_direct),
         STAT("OUTSIDE", R | WIDE | SUM, TABLE_SIZE, Bfcd__TenantRow, bytes_outside),
-        COLUMN("KEPT", "bytes_kept", R | WIDE | SUM, TABLE_SIZE, Bfcd__TenantRow, bytes_kept),
         COLUMN("WAITING", "num_waiting", R | WIDE | SUM, TABLE_NUMBER, Bfcd__TenantRow, num_waiting),
         COLUMN("FOR", "bytes_waiting", R | WIDE | SUM, TABLE_SIZE, Bfcd__TenantRow, bytes_waiting),
         { 0 },

@@ -16,10 +16,6 @@ int quota_check(const struct quota *q, const char **ret_why)
 
         if (r < 0)
                 return r;
-        if (q->keep.until_ms != 0 && (q->keep.n_bytes == 0 || q->is_removed || q->partition->is_draining)) {
-                *ret_why = "memory is kept although keep does not allow it";
-                return -EBADMSG;
-        }
         if (q->lists.is_releasing != (arena_retiring_bytes(q->arena) + arena_ended_bytes(q->arena) > 0) ||
             (!q->lists.may_have_free && arena_releasable(q->arena, NULL) > 0)) {
                 *ret_why = "a quota with free or leaving extents is not listed";

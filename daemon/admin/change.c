@@ -475,8 +475,6 @@ static void tell_quota(struct change *c, const struct tenant *t, const struct qu
                 .reserve_bytes = q->account.reserve_bytes,
                 .max_sessions = q->max_sessions,
                 .max_blocks = q->max_blocks,
-                .keep_bytes = q->keep.n_bytes,
-                .keep_ms = q->keep.ms,
                 .park_to = now ? now->park_to : NULL,
                 .park_idle_ms = now ? now->park_idle_ms : 0,
                 .per_cgroup = per ? per->per_cgroup : NULL,
@@ -667,7 +665,7 @@ static void apply_quotas(struct change *c, struct tenant *t)
                 }
                 q->sessions.limit_changed = q->account.limit_bytes != to->limit_bytes;
                 quota_set(q, &(struct quota_limits){ to->limit_bytes, to->reserve_bytes, to->max_sessions,
-                                                     to->max_blocks, to->keep_bytes, to->keep_ms });
+                                                     to->max_blocks });
         }
 }
 

@@ -326,8 +326,6 @@ static void report_tenants(const struct session *viewer, uint64_t cursor, struct
                         bfcd__tenant_row__init(row);
                         row->num_leases = t->quotas[k]->account.n_children;
                         row->is_removed = t->quotas[k]->is_removed;
-                        row->bytes_kept = quota_kept_bytes(t->quotas[k]);
-                        row->kept_ms = quota_kept_ms(t->quotas[k]);
                         row->tenant = report_borrow(t->name);
                         row->partition = report_borrow(t->quotas[k]->partition->name);
                         row->stats = report_stats(r);

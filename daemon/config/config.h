@@ -62,9 +62,6 @@ struct config_quota {
         uint64_t reserve_bytes; /* guaranteed; 0: none */
         uint32_t max_sessions;
         uint32_t max_blocks;
-        /* How many free bytes stay reserved for keep_ms after a session's end; 0: none. */
-        uint64_t keep_bytes;
-        uint64_t keep_ms;
         /* Where blocks are parked that were idle for park_idle_ms, when memory is short. NULL: nowhere. */
         char *park_to;
         uint64_t park_idle_ms;

@@ -230,9 +230,14 @@ static void fail_key(struct config_reader *r, const struct yamltree_node *key, s
         }
         while (fields[n].key)
                 n++;
-        config_fail(
-                r, key, "unknown key '%s' in %s; known here: %s", SHOW(key), p->what,
-                config_list_names(&names, fields, n, sizeof(fields[0]), offsetof(struct config_field, key)));
+        if (strcmp(p->what, "a quota") == 0 && key->n_text == 4 && memcmp(key->text, "keep", 4) == 0)
+                config_fail(r, key,
+                            "a quota keeps no memory for its next job any more: write standby into the "
+                            "device, twice as much, and remove keep");
+        else
+                config_fail(r, key, "unknown key '%s' in %s; known here: %s", SHOW(key), p->what,
+                            config_list_names(&names, fields, n, sizeof(fields[0]),
+                                              offsetof(struct config_field, key)));
 }
 
 bool config_read_mapping(struct config_reader *r, struct config_place *p)

@@ -215,15 +215,6 @@ const struct config_section CONFIG_MATCH = {
         },
 };
 
-static void keep_text(const void *object, char ret[static CONFIG_TEXT_BYTES])
-{
-        const struct config_quota *q = object;
-
-        if (q->keep_bytes > 0)
-                snprintf(ret, CONFIG_TEXT_BYTES, "%s for %llums", SIZE(q->keep_bytes),
-                         (unsigned long long)q->keep_ms);
-}
-
 static void park_text(const void *object, char ret[static CONFIG_TEXT_BYTES])
 {
         const struct config_quota *q = object;
@@ -257,24 +248,10 @@ const struct config_section CONFIG_QUOTA = {
                                          .max = CONFIG_MAX_SESSIONS },
                 [QUOTA_MAX_BLOCKS] = { "max_blocks", CONFIG_NUMBER, MEMBER(struct config_quota, max_blocks),
                                        .initial = 100000, .min = 1, .max = 16777216 },
-                [QUOTA_KEEP] = { "keep", CONFIG_MAPPING, .section = &CONFIG_KEEP, .read = config_read_keep,
-                                 .text = keep_text },
                 [QUOTA_PARK] = { "park", CONFIG_MAPPING, .section = &CONFIG_PARK, .read = config_read_park,
                                  .text = park_text },
                 [QUOTA_PER] = { "per", CONFIG_MAPPING, .section = &CONFIG_PER, .read = config_read_per,
                                 .text = per_text },
-        },
-};
-
-#define KEEP_LACKS(key) "keep lacks " key "; write it as in keep: {bytes: 1GiB, for: 30s}"
-
-const struct config_section CONFIG_KEEP = {
-        .what = "keep",
-        .fields = {
-                [KEEP_BYTES] = { "bytes", CONFIG_SIZE, MEMBER(struct config_quota, keep_bytes), .min = 1,
-                                 .whole = "this quota's limit", .missing = KEEP_LACKS("bytes") },
-                [KEEP_FOR] = { "for", CONFIG_DURATION, MEMBER(struct config_quota, keep_ms),
-                               .missing = KEEP_LACKS("for") },
         },
 };
 

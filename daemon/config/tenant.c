@@ -110,22 +110,6 @@ static void check_quota(struct config_reader *r, const struct config_place *plac
                 check_reserve(r, reserve, q);
 }
 
-/* The quota's limit is known. */
-static void check_keep(struct config_reader *r, const struct yamltree_node *n,
-                       const struct yamltree_node *bytes, const struct config_quota *q)
-{
-        const struct config_partition *p = &r->c->partitions[q->partition];
-
-        if (q->keep_bytes > q->limit_bytes)
-                config_fail(r, bytes, "keep has %s, more than this quota's limit, %s", SIZE(q->keep_bytes),
-                            SIZE(q->limit_bytes));
-        else if (p->growth == CONFIG_GROWTH_PREALLOCATE)
-                config_warn(r, n,
-                            "keep has no effect in partition '%s', which preallocates and never releases "
-                            "its memory",
-                            p->name);
-}
-
 /* A section of a quota, whose sizes may be parts of its limit. */
 static bool read_part(struct config_reader *r, struct config_place *in, const struct config_field *field,
                       const struct yamltree_node *n, struct config_place *ret)
@@ -136,19 +120,6 @@ static bool read_part(struct config_reader *r, struct config_place *in, const st
         ret->whole_bytes = q->limit_bytes;
         ret->whole_known = q->limit_bytes > 0;
         return n && config_read_section(r, ret);
-}
-
-bool config_read_keep(struct config_reader *r, struct config_place *in, const struct config_field *field,
-                      const struct yamltree_node *n)
-{
-        struct config_quota *q = in->object;
-        struct config_place p;
-
-        if (!read_part(r, in, field, n, &p))
-                return false;
-        if (config_knows(&p, KEEP_BYTES) && config_knows(in, QUOTA_PARTITION) && q->limit_bytes > 0)
-                check_keep(r, n, p.at[KEEP_BYTES], q);
-        return true;
 }
 
 /* The partition of the quota and `to` are known. */

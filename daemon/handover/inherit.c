@@ -337,8 +337,6 @@ static int restore_quota(struct broker *b, struct tenant *t, size_t partition, s
         struct quota_options options = {
                 .max_sessions = to ? to->max_sessions : 0,
                 .max_blocks = to ? to->max_blocks : (uint32_t)from->arena.n_blocks,
-                .keep_bytes = to ? to->keep_bytes : 0,
-                .keep_ms = to ? to->keep_ms : 0,
                 .inherited = &from->arena,
                 .index = from->index,
                 .inherited_bytes = from->n_bytes,
@@ -370,8 +368,7 @@ static int restore_quota(struct broker *b, struct tenant *t, size_t partition, s
         r = quota_prepare_limit(q, limit);
         if (r == 0)
                 quota_set_early(q, &(struct quota_limits){ limit, to ? min_u64(to->reserve_bytes, limit) : 0,
-                                                           options.max_sessions, options.max_blocks,
-                                                           options.keep_bytes, options.keep_ms });
+                                                           options.max_sessions, options.max_blocks });
         q->is_removed = !to;
         note_interrupted_growth(q, from->growing_mib, from->oom_kills);
         return r;
@@ -434,7 +431,7 @@ static void restore_lease_limit(struct quota *q, struct ledger_lease *record,
 
         if (quota_prepare_limit(q, to->limit_bytes) == 0) {
                 quota_set_early(q, &(struct quota_limits){ to->limit_bytes, to->reserve_bytes,
-                                                           parent->max_sessions, parent->max_blocks, 0, 0 });
+                                                           parent->max_sessions, parent->max_blocks });
                 return;
         }
         if (record->ended_ms != 0)
@@ -626,8 +623,6 @@ static int add_quotas(struct broker *b, struct tenant *t, char *ret_sentence, si
                         .limit_bytes = max_u64(to->limit_bytes, closed),
                         .max_sessions = to->max_sessions,
                         .max_blocks = to->max_blocks,
-                        .keep_bytes = to->keep_bytes,
-                        .keep_ms = to->keep_ms,
                         .closed_bytes = closed,
                         .is_backed_later = true,
                 };

@@ -351,7 +351,7 @@ static int publish_quotas(struct broker *b)
                         if (quota_release_parked(b->tenants[i].quotas[k]) < 0)
                                 return -ENOMEM;
                         quota_release_exact(b->tenants[i].quotas[k]);
-                        quota_release_free(b->tenants[i].quotas[k]);
+                        quota_release_unused(b->tenants[i].quotas[k]);
                         broker_note_leave(b, b->tenants[i].quotas[k]);
                 }
         for (size_t i = 0; i < b->n_partitions; i++)

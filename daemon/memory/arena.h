@@ -229,10 +229,6 @@ uint64_t arena_releasable_soon(const struct arena *a, const struct bfc_growth *k
 /* The same for extents that no session has mapped. */
 uint64_t arena_release_unmapped(struct arena *a, uint64_t want_bytes, arena_released_fn done, void *userdata);
 
-/* Releases all wholly free extents except those with the lowest offsets that together have at least
- * keep_bytes. */
-uint64_t arena_release_beyond(struct arena *a, uint64_t keep_bytes, arena_released_fn done, void *userdata);
-
 /* The total size of further extents if room_bytes may be charged. */
 uint64_t arena_growable(const struct arena *a, uint64_t room_bytes);
 

@@ -132,7 +132,6 @@ static int broker_open_partitions(struct broker *b, const struct broker_options 
                 p->standby.standby = b->devices[from->device].standby;
                 account_init_root(&p->pool, from->limit_bytes);
                 partition_init_lists(p);
-                p->keepers = &b->keepers;
                 p->reclaim_timeout_ms = c->reclaim_timeout_ms;
                 p->turn.wake = options->wake;
                 p->turn.userdata = options->userdata;
@@ -171,8 +170,6 @@ int broker_add_quota(struct broker *b, struct tenant *t, size_t partition, const
                 .reserve_bytes = reserve_bytes,
                 .max_sessions = from->max_sessions,
                 .max_blocks = from->max_blocks,
-                .keep_bytes = from->keep_bytes,
-                .keep_ms = from->keep_ms,
         };
 
         return broker_make_quota(b, t, partition, &options);
@@ -258,7 +255,6 @@ int broker_new(const struct broker_options *options, struct broker **ret, char *
                 return -ENOMEM;
         b->config = options->config;
         b->options = *options;
-        TAILQ_INIT(&b->keepers.quotas);
         TAILQ_INIT(&b->sessions.mapped);
         for (size_t i = 0; i < RECALL_KINDS; i++)
                 TAILQ_INIT(&b->recalls.lists[i]);
@@ -535,10 +531,9 @@ void broker_stand_by(struct broker *b)
                 device_stand_by(b, &b->devices[i]);
 }
 
-uint64_t broker_keeps_until(const struct broker *b)
+uint64_t broker_standby_due(const struct broker *b)
 {
-        const struct quota *first = TAILQ_FIRST(&b->keepers.quotas);
-        uint64_t until_ms = first ? first->keep.until_ms : 0;
+        uint64_t until_ms = 0;
 
         for (size_t i = 0; i < b->n_devices; i++) {
                 uint64_t paused_ms = standby_paused_until(b->devices[i].standby);
@@ -547,12 +542,6 @@ uint64_t broker_keeps_until(const struct broker *b)
                         until_ms = paused_ms;
         }
         return until_ms;
-}
-
-void broker_expire_kept(struct broker *b)
-{
-        quota_expire_kept(&b->keepers);
-        broker_stand_by(b);
 }
 
 size_t broker_n_pending(const struct broker *b)

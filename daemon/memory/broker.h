@@ -136,7 +136,6 @@ struct broker {
         size_t n_devices;
         struct partition *partitions;
         size_t n_partitions;
-        struct keepers keepers;
         struct tenant *tenants; /* including those that the config no longer has, until they are empty */
         size_t n_tenants;
         struct broker_selection selection;
@@ -271,10 +270,8 @@ int broker_add_quota(struct broker *b, struct tenant *t, size_t partition, const
 void broker_set_standby(struct broker *b);
 void broker_stand_by(struct broker *b);
 
-/* When kept memory is released next, or standby memory is made again, by clock_ms(); 0: never. And: does
- * it. */
-uint64_t broker_keeps_until(const struct broker *b);
-void broker_expire_kept(struct broker *b);
+/* When standby memory is made again, by clock_ms(): call broker_stand_by() then. 0: never. */
+uint64_t broker_standby_due(const struct broker *b);
 
 /* Jobs that workers have not finished yet. */
 size_t broker_n_pending(const struct broker *b);

@@ -20,12 +20,6 @@ struct store;
 TAILQ_HEAD(quota_list, quota);
 TAILQ_HEAD(pressure_list, pressure_share); /* the session layer's, see pressure.h */
 
-/* Quotas that keep memory for the next session, see quota_keep(). */
-struct keepers {
-        struct quota_list quotas; /* by kept_until_ms */
-        size_t n_recalled; /* quotas that release what they kept, because a device has no more memory */
-};
-
 /* Bytes of the blocks of all quotas. */
 struct partition_use {
         uint64_t n_bytes;
@@ -93,9 +87,8 @@ struct partition {
         struct account pool;
         struct partition_use use;
         struct quota_list quotas;
-        size_t n_quotas;         /* with leases */
-        size_t n_tenants;        /* quotas that are no leases */
-        struct keepers *keepers; /* of all partitions; NULL: nothing is kept */
+        size_t n_quotas;  /* with leases */
+        size_t n_tenants; /* quotas that are no leases */
         struct partition_queue queue;
         struct partition_lists lists;
         struct partition_claims claims;

@@ -333,8 +333,6 @@ int quota_new(const struct quota_options *options, struct quota **ret)
         q->ledger = options->ledger;
         q->max_sessions = options->max_sessions;
         q->max_blocks = options->max_blocks;
-        q->keep.n_bytes = options->keep_bytes;
-        q->keep.ms = options->keep_ms;
         q->blocks_ceiling = options->max_blocks;
         q->index = LEDGER_NONE;
         q->peaks.window_ms = clock_wall_ms();
@@ -362,8 +360,6 @@ static void quota_end(struct quota *q)
 {
         struct partition *p = q->partition;
 
-        reclaim_unkeep(q);
-        reclaim_end_recall(q, true);
         charge_drop(&q->extentless.closed);
         charge_drop(&q->extentless.direct_left);
         account_deinit(&q->account);
@@ -624,7 +620,6 @@ void partition_set_draining(struct partition *p, bool is_draining)
         partition_make_due(p);
         TAILQ_FOREACH(q, &p->quotas, lists.of_partition)
         {
-                reclaim_unkeep(q);
                 quota_note_idle(q);
         }
 }
@@ -692,7 +687,6 @@ void quota_set_early(struct quota *q, const struct quota_limits *limits)
 void quota_set(struct quota *q, const struct quota_limits *limits)
 {
         quota_set_early(q, limits);
-        reclaim_set_keep(q, limits->keep_bytes, limits->keep_ms);
         reclaim_release_excess(q);
 }
 
@@ -708,7 +702,6 @@ void quota_remove_early(struct quota *q)
 void quota_remove(struct quota *q)
 {
         quota_remove_early(q);
-        reclaim_unkeep(q);
         reclaim_release_unused(q);
         quota_make_due(q);
 }
@@ -752,9 +745,6 @@ int quota_join(struct quota *q)
                 return -ENOENT;
         if (quota_without_session(q))
                 return -EDQUOT;
-        /* The peak of jobs that have ended does not excuse what the next one reserves. */
-        if (q->sessions.n == 0 && q->keep.until_ms != 0)
-                q->growth.high_bytes = q->account.own_bytes;
         quota_count_sessions(q, 1);
         return 0;
 }
@@ -762,13 +752,6 @@ int quota_join(struct quota *q)
 void quota_rejoin(struct quota *q)
 {
         quota_count_sessions(q, 1);
-}
-
-void quota_release_free(struct quota *q)
-{
-        if (q->sessions.n == 0 && q->account.own_bytes > 0)
-                quota_keep(q);
-        quota_release_unused(q);
 }
 
 void quota_release_unused(struct quota *q)

@@ -87,7 +87,6 @@ struct quota_request {
         uint64_t since_ns;  /* the same, for statistics */
         uint64_t ticket;    /* the lower one has waited longer, in the whole partition */
         bool asked_again;   /* the other quotas were asked again when its time was up */
-        bool has_recalled;  /* the device had no memory for it, so kept memory was released */
         bool has_reclaimed; /* memory was reclaimed for it, or a reclaim was started */
         bool has_grown;     /* extents were made for it */
         uint64_t queued_ms; /* since then it waits for other sessions' frees; 0: not yet */
@@ -131,14 +130,6 @@ struct quota_growth {
         uint64_t unclaimed_ms; /* when the last claim was lost */
         void (*backed)(void *userdata, struct quota *q, int result); /* NULL: nothing is being backed */
         void *backed_userdata;
-};
-
-/* Memory for the next session; see keep.c. */
-struct quota_keep {
-        uint64_t n_bytes, ms; /* the config's `keep`; 0: nothing */
-        uint64_t until_ms;    /* 0: nothing is kept. Else the quota is one of partition.keepers */
-        bool is_recalled;     /* it counts in keepers.n_recalled */
-        TAILQ_ENTRY(quota) of_kept;
 };
 
 /* Places in the lists of the partition. */
@@ -242,7 +233,6 @@ struct quota {
         struct quota_sessions sessions;
         struct quota_queue queue;
         struct quota_growth growth;
-        struct quota_keep keep;
         struct quota_lists lists;
         struct quota_usages usages; /* the session layer's */
         struct {
@@ -264,7 +254,6 @@ struct quota_options {
         uint64_t reserve_bytes;
         uint32_t max_sessions;
         uint32_t max_blocks;
-        uint64_t keep_bytes, keep_ms; /* 0: nothing is kept */
         /* The inherited state with this `index` in the ledger, and the bytes of its extents; the limit is
          * not below that. NULL: a new quota. See arena_restore(). */
         const struct arena_inherited *inherited;
@@ -301,13 +290,12 @@ struct quota_limits {
         uint64_t reserve_bytes;
         uint32_t max_sessions;
         uint32_t max_blocks;
-        uint64_t keep_bytes, keep_ms;
 };
 int quota_prepare_limit(struct quota *q, uint64_t limit_bytes);
 void quota_set(struct quota *q, const struct quota_limits *limits);
 void partition_set_limit(struct partition *p, uint64_t limit_bytes, uint64_t reclaim_timeout_ms);
 
-/* The same before there are sessions: quota_release_free() releases free extents then. */
+/* The same before there are sessions: quota_release_unused() releases free extents then. */
 void quota_set_early(struct quota *q, const struct quota_limits *limits);
 
 /* No session can join and nothing is guaranteed any more; joined sessions stay. The quota of a lease is also
@@ -481,18 +469,6 @@ void quota_release_surplus(struct quota *q);
  * ones. Claims of waiting requests, and others' idle memory, do not. */
 uint64_t quota_obtainable(struct quota *q);
 
-/* A session with blocks has ended: for the next keep_ms the quota keeps keep_bytes, in whole extents with
- * the lowest offsets, that would otherwise be released. */
-void quota_keep(struct quota *q);
-
-/* How much it keeps now, and the remaining time; 0 outside of that time. */
-uint64_t quota_kept_bytes(const struct quota *q);
-uint64_t quota_kept_ms(const struct quota *q);
-
-/* Releases kept memory whose time is over, of a bounded number of quotas: call it when the time of the
- * first has passed. */
-void quota_expire_kept(struct keepers *keepers);
-
 /* ---- sessions ----------------------------------------------------------------- */
 
 /* -EDQUOT: max_sessions, see quota_without_session(). -ENOENT: it was removed. */
@@ -502,12 +478,10 @@ void quota_leave(struct quota *q);
 /* The quota, or the one above it, that has as many sessions as it may have; NULL: none. */
 const struct quota *quota_without_session(const struct quota *q);
 
-/* A session that had joined before a restart; limits do not apply. And: all of them have, so memory that
- * no session needs is released. */
+/* A session that had joined before a restart; limits do not apply. */
 void quota_rejoin(struct quota *q);
-void quota_release_free(struct quota *q);
 
-/* Without sessions: releases the free extents that are not kept for the next one. */
+/* Without sessions: releases all free extents. */
 void quota_release_unused(struct quota *q);
 
 /* A joined session has ended and its blocks are being freed; requests wait for that instead of being

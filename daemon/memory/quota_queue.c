@@ -164,7 +164,6 @@ void quota_wait(struct quota_request *request)
         request->ticket = ++q->partition->queue.n_tickets;
         request->since_ns = clock_ns();
         request->asked_again = false;
-        request->has_recalled = false;
         request->has_reclaimed = false;
         request->has_grown = false;
         request->queued_ms = 0;

@@ -101,7 +101,7 @@ static void quota_grown(void *userdata, int result, bfc_handle handle, uint64_t 
         reclaim_note_free(q);
         quota_note_change(q);
         quota_publish(q);
-        if (request && !(standby_may_help(result) && reclaim_recall_kept(q, request)))
+        if (request)
                 quota_complete(request, result, handle, offset);
         quota_make_due(q);
         if (q->partition->is_draining)
@@ -192,7 +192,6 @@ void quota_released(void *userdata, uint64_t n_bytes)
 
         quota_note_change(q);
         reclaim_note_releasing(q);
-        reclaim_end_recall(q, arena_leaving_bytes(q->arena) == 0);
         q->growth.own_release_bytes -= own_released;
         returns_add(&q->returns, n_bytes, now);
         returns_add(&q->partition->returns, n_bytes - own_released, now);
@@ -241,12 +240,8 @@ void quota_release_exact(struct quota *q)
 
 void reclaim_release_unused(struct quota *q)
 {
-        uint64_t n_kept = quota_keep_limit(q);
-
-        if (q->sessions.n > 0 || q->growth.is_running || !quota_may_release(q) ||
-            (n_kept > 0 && q->account.own_bytes <= n_kept + quota_unusable_bytes(q)))
-                return;
-        (void)quota_begin_release(q, arena_release_beyond(q->arena, n_kept, quota_released, q));
+        if (q->sessions.n == 0 && !q->growth.is_running)
+                (void)quota_release(q, UINT64_MAX, NULL);
 }
 
 /* Bytes that this quota is releasing, without late ones. */
@@ -576,8 +571,6 @@ static int reclaim_make_room_by_itself(struct quota *q, struct quota_request *re
         struct bfc_growth plan;
         int r;
 
-        if (request->has_recalled && q->partition->keepers->n_recalled > 0 && !quota_time_out(q))
-                return 0;
         r = reclaim_plan(q, request, &plan);
         if (r == -EBUSY) /* what it was parked from still leaves */
                 return quota_wait_for_others(q, r);
@@ -703,7 +696,7 @@ int reclaim_make_room(struct quota *q, struct quota_request *request)
 
 void reclaim_release_surplus(struct quota *q)
 {
-        uint64_t kept = q->sessions.peaks_bytes + quota_unusable_bytes(q) + quota_keep_limit(q);
+        uint64_t kept = q->sessions.peaks_bytes + quota_unusable_bytes(q);
         uint64_t surplus = excess_u64(q->account.own_bytes, kept);
 
         /* A waiting request uses the free extents, or releases them itself. */
@@ -716,9 +709,7 @@ void reclaim_release_surplus(struct quota *q)
 
 void quota_release_surplus(struct quota *q)
 {
-        /* After the last one quota_leave() releases all but what is kept. */
-        if (q->sessions.n > 1 || quota_keep_limit(q) == 0)
-                reclaim_release_surplus(q);
+        reclaim_release_surplus(q);
 }
 
 void quota_release_idle(struct quota *q)

@@ -7,7 +7,6 @@
  *   quota_stats.c    peaks and statistics that outlive it
  *   reclaim.c        makes room for the first in line
  *   reclaim_claims.c what it gets before later requests
- *   keep.c           memory that is kept for the next session
  *   quota_direct.c   direct charges
  *
  * SPDX-License-Identifier: Apache-2.0 */
@@ -87,26 +86,8 @@ void quota_released(void *userdata, uint64_t n_bytes);
 /* So many bytes are being released. Returns them. */
 uint64_t quota_begin_release(struct quota *q, uint64_t n_bytes);
 
-/* Releases free extents beyond the sessions' peaks, except kept ones. */
+/* Releases free extents beyond the sessions' peaks. */
 void reclaim_release_surplus(struct quota *q);
-
-/* ---- keep.c --------------------------------------------------------------- */
-
-/* How many bytes of wholly free extents may be kept now. */
-uint64_t quota_keep_limit(const struct quota *q);
-
-/* Keeps nothing from now on, but releases nothing. */
-void reclaim_unkeep(struct quota *q);
-
-/* Changes `keep`; its time begins now if memory is kept, and what is too much is released. */
-void reclaim_set_keep(struct quota *q, uint64_t keep_bytes, uint64_t keep_ms);
-
-/* The device has no memory for the first in line: releases what quotas keep of that device, and tries the
- * request again then. False: nothing is kept, or that was done for it before. */
-bool reclaim_recall_kept(struct quota *q, struct quota_request *request);
-
-/* The kept memory that the quota released for that was returned. */
-void reclaim_end_recall(struct quota *q, bool is_over);
 
 /* ---- quota_direct.c ------------------------------------------------------- */
 

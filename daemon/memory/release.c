@@ -349,22 +349,6 @@ uint64_t arena_release_exact(struct arena *a, arena_released_fn done, void *user
         return arena_release_planned(a, n_ranges, UINT64_MAX, RELEASE_SOON, done, userdata);
 }
 
-uint64_t arena_release_beyond(struct arena *a, uint64_t keep_bytes, arena_released_fn done, void *userdata)
-{
-        uint64_t n_bytes;
-        size_t n_ranges = plan_release(a, UINT64_MAX, NULL, &n_bytes);
-
-        while (n_ranges > 0 && keep_bytes > 0) {
-                struct bfc_range *lowest = &a->scratch.ranges[n_ranges - 1];
-
-                n_bytes = arena_slot_bytes(a, arena_slot_at(a, lowest->begin));
-                lowest->begin += n_bytes;
-                keep_bytes = excess_u64(keep_bytes, n_bytes);
-                n_ranges -= lowest->begin == lowest->end;
-        }
-        return arena_release_planned(a, n_ranges, UINT64_MAX, RELEASE_ANY, done, userdata);
-}
-
 int arena_resume_release(struct arena *a, arena_released_fn done, void *userdata)
 {
         struct operation_list ready = TAILQ_HEAD_INITIALIZER(ready);

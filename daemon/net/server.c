@@ -366,7 +366,7 @@ static void on_keep(uv_timer_t *timer)
         struct server *s = timer->data;
 
         s->keep_ms = 0;
-        broker_expire_kept(s->broker);
+        broker_stand_by(s->broker);
         shared_expire_kept(s->broker, clock_ms());
         if (lease_tick_due(s->broker) != 0 && clock_ms() >= lease_tick_due(s->broker))
                 lease_tick(s->broker, clock_ms());
@@ -376,7 +376,7 @@ static void on_keep(uv_timer_t *timer)
 static void server_arm_keep(struct server *s)
 {
         const uint64_t others_ms[] = { shared_keeps_until(s->broker), lease_tick_due(s->broker) };
-        uint64_t until_ms = broker_keeps_until(s->broker), now_ms;
+        uint64_t until_ms = broker_standby_due(s->broker), now_ms;
 
         for (size_t i = 0; i < sizeof(others_ms) / sizeof(others_ms[0]); i++)
                 if (others_ms[i] != 0 && (until_ms == 0 || others_ms[i] < until_ms))

@@ -139,8 +139,6 @@ void session_forget_peaks(struct session *s)
 
                 if (!share->joined)
                         continue;
-                if (share->peak_bytes > 0)
-                        quota_keep(share->quota);
                 share_forget_peak(share);
                 quota_closed(share->quota);
                 quota_release_surplus(share->quota);

@@ -43,20 +43,19 @@
         "  - name: " VICTIM "\n"                                                                             \
         "    match: {uid: @UID@}\n"                                                                          \
         "    quotas:\n"                                                                                      \
-        "      - {partition: train, limit: " of_victim                                                       \
-        ", reserve: 64MiB, keep: {bytes: 16MiB, for: 500ms}}\n"                                              \
+        "      - {partition: train, limit: " of_victim ", reserve: 64MiB}\n"                                 \
         "      - {partition: parking, limit: 16MiB, reserve: 16MiB}\n"                                       \
         "  - name: " HOSTILE "\n"                                                                            \
         "    match: {uid: [@UID@, @OTHER@, @ANOTHER@]}\n"                                                    \
         "    leases: self\n"                                                                                 \
         "    quotas:\n"                                                                                      \
-        "      - {partition: train, limit: " of_hostile ", reserve: 8MiB, keep: {bytes: 8MiB, for: 200ms}"   \
+        "      - {partition: train, limit: " of_hostile ", reserve: 8MiB"                                    \
         ", park: {to: parking, idle: 50ms}}\n"                                                               \
         "      - {partition: parking, limit: 32MiB}\n"                                                       \
         "      - {partition: spare, limit: 32MiB}\n"                                                         \
         "  - name: " NEIGHBOUR "\n"                                                                          \
         "    match: {uid: [@UID@, @OTHER@]}\n"                                                               \
-        "    quotas: [{partition: train, limit: 48MiB, keep: {bytes: 8MiB, for: 200ms}}]\n"                  \
+        "    quotas: [{partition: train, limit: 48MiB}]\n"                                                   \
         "  - name: " ATTACKER "\n"                                                                           \
         "    match: {uid: [@UID@, @OTHER@]}\n"                                                               \
         "    quotas: [{partition: train, limit: 48MiB}]\n"

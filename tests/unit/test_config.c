@@ -291,7 +291,7 @@ static const struct mistake MISTAKES[] = {
         { "  - name: vision\n", "  - name: vision\n    nice: 4\n", 10, 5,
           "unknown key 'nice' in a tenant; known here: name, match, quotas, max_sessions" },
         { QUOTA("max: 1", 28,
-                "unknown key 'max' in a quota; known here: partition, limit, reserve, max_sessions, max_blocks, keep") },
+                "unknown key 'max' in a quota; known here: partition, limit, reserve, max_sessions, max_blocks, park") },
         { QUOTA("limit: 4MiB, limit: 4MiB", 41, "key 'limit' is defined twice, first on line 13") },
         { TOP("socket: /run/x", 9, "socket must be a mapping of keys to values, this is a single value") },
         { TOP("admin_socket: [a]", 15, "admin_socket must be a mapping of keys to values, this is a list") },
@@ -339,7 +339,8 @@ static const struct mistake MISTAKES[] = {
         { "limit: 512MiB}", "limit:512MiB}", 6, 23, "': ' is missing after 'limit'" },
         { "match: {uid: 1000}", "match {uid: 1000}", 10, 5, "': ' is missing after 'match'" },
         { MATCH("{uid 1000}", 13, "': ' is missing after 'uid'") },
-        { QUOTA("keep 7", 28, "': ' is missing after 'keep'") },
+        { QUOTA("keep: {bytes: 4MiB, for: 1s}", 28,
+                "a quota keeps no memory for its next job any more: write standby into the device") },
         { QUOTA("per user", 28, "': ' is missing after 'per'") },
         { PARTITION("share fd", 38, "': ' is missing after 'share'") },
         { PARTITION("numa_node 0", 38, "': ' is missing after 'numa_node'") },
@@ -355,16 +356,6 @@ static const struct mistake MISTAKES[] = {
         { TOP("max_sessions: 1e3", 15, "max_sessions '1e3' is not a whole number") },
         { QUOTA("max_sessions: 0", 42, "max_sessions 0 is out of range; write 1 to 65536") },
         { QUOTA("max_blocks: 16777217", 40, "max_blocks 16777217 is out of range; write 1 to 16777216") },
-        { QUOTA("keep: 1GiB", 34, "keep must be a mapping") },
-        { QUOTA("keep: {bytes: 4MiB}", 34, "keep lacks for; write it as in keep: {bytes: 1GiB, for: 30s}") },
-        { QUOTA("keep: {for: 30s}", 34, "keep lacks bytes") },
-        { QUOTA("keep: {bytes: 4MiB, for: 30s, x: 1}", 58,
-                "unknown key 'x' in keep; known here: bytes, for") },
-        { QUOTA("keep: {bytes: 0, for: 30s}", 42, "bytes '0' is not a size") },
-        { QUOTA("keep: {bytes: 3MiB, for: 30s}", 42, "bytes 3MiB is not a multiple of 2MiB") },
-        { QUOTA("keep: {bytes: 4MiB, for: 0s}", 53, "for 0s is out of range; write 1ms to 1d") },
-        { QUOTA("limit: 4MiB, keep: {bytes: 6MiB, for: 1s}", 55,
-                "keep has 6MiB, more than this quota's limit, 4MiB") },
         { QUOTA("park: train", 34, "park must be a mapping") },
         { QUOTA("park: {to: train}", 34, "park lacks idle; write it as in park: {to: ram, idle: 30s}") },
         { QUOTA("park: {idle: 30s}", 34, "park lacks to") },
@@ -1158,7 +1149,7 @@ static const char FULL[] =
         "    match: {user: [root, root], uid: [0, 5], group: root, gid: 3}\n"
         "    quotas:\n"
         "      - {partition: train, limit: 33%, reserve: 10%, max_sessions: 65536, max_blocks: 16777216}\n"
-        "      - {partition: 'true', reserve: 0%, keep: {for: 90s, bytes: 100%}, "
+        "      - {partition: 'true', reserve: 0%, "
         "park: {idle: 7s, to: train}}\n"
         "  - name: \"-\"\n"
         "    quotas: [{partition: \"1.5\", reserve: 0, max_sessions: 1, max_blocks: 1}]\n"
@@ -1195,9 +1186,6 @@ TEST(all_keys)
         ck_assert_uint_eq(c->tenants[0].quotas[0].limit_bytes, 108 * MIB);
         ck_assert_uint_eq(c->tenants[0].quotas[0].reserve_bytes, 32 * MIB);
         ck_assert_uint_eq(c->tenants[0].quotas[0].max_blocks, 16777216);
-        ck_assert_uint_eq(c->tenants[0].quotas[0].keep_bytes, 0);
-        ck_assert_uint_eq(c->tenants[0].quotas[1].keep_bytes, 2 * MIB);
-        ck_assert_uint_eq(c->tenants[0].quotas[1].keep_ms, 90000);
         ck_assert_ptr_null(c->tenants[0].quotas[0].park_to);
         ck_assert_str_eq(c->tenants[0].quotas[1].park_to, "train");
         ck_assert_uint_eq(c->tenants[0].quotas[1].park_idle_ms, 7000);
@@ -1254,8 +1242,6 @@ static void assert_same(const struct config *a, const struct config *b)
                                   s->quotas[n].reserve_bytes == t->quotas[n].reserve_bytes &&
                                   s->quotas[n].max_sessions == t->quotas[n].max_sessions &&
                                   s->quotas[n].max_blocks == t->quotas[n].max_blocks &&
-                                  s->quotas[n].keep_bytes == t->quotas[n].keep_bytes &&
-                                  s->quotas[n].keep_ms == t->quotas[n].keep_ms &&
                                   !s->quotas[n].park_to == !t->quotas[n].park_to &&
                                   s->quotas[n].park_idle_ms == t->quotas[n].park_idle_ms);
         }

@@ -707,7 +707,7 @@ TEST(session_has_pages)
 
 TEST(limits_that_change)
 {
-        struct quota_limits limits = { 8 * MIB, MIB * 2, 10, 10, 0, 0 };
+        struct quota_limits limits = { 8 * MIB, MIB * 2, 10, 10 };
         struct quota *q = b->tenants[0].quotas[0];
         uint64_t f[PAGES_N_STATS];
 

@@ -13,11 +13,10 @@
 #include "tests/checks.h"
 #include "tests/unit/still_clock.h"
 
-#define E       (2 * MIB) /* what a small limit's grid is */
-#define N_ASKS  10000u
-#define KEEP_MS 30000u
-#define N_IDLE  40u  /* unused quotas; each reserves 2 GiB of addresses, and valgrind has 128 */
-#define TURN    256u /* requests that one turn looks at, at most */
+#define E      (2 * MIB) /* what a small limit's grid is */
+#define N_ASKS 10000u
+#define N_IDLE 40u  /* unused quotas; each reserves 2 GiB of addresses, and valgrind has 128 */
+#define TURN   256u /* requests that one turn looks at, at most */
 
 struct ask {
         struct quota_request request; /* first: it is one */
@@ -34,7 +33,6 @@ static struct fake_device device;
 static struct worker *worker;
 static struct ledger *ledger;
 static struct partition p;
-static struct keepers keepers;
 static struct quota *q, *neighbour;
 static struct ask asks[N_ASKS];
 static unsigned n_done, n_wakes;
@@ -99,11 +97,8 @@ static void setup(void)
                                 .device_id = "fake",
                                 .device = &device.device,
                                 .worker = worker,
-                                .keepers = &keepers,
                                 .reclaim_timeout_ms = 60000,
                                 .turn = { .wake = on_wake } };
-        keepers = (struct keepers){ .n_recalled = 0 };
-        TAILQ_INIT(&keepers.quotas);
         partition_init_lists(&p);
 }
 
@@ -136,8 +131,6 @@ static void teardown(void)
                 quota_leave(q);
         while (neighbour && neighbour->sessions.n > 0)
                 quota_leave(neighbour);
-        still_clock_pass(KEEP_MS);
-        quota_expire_kept(&keepers);
         settle();
         ck_assert(p.preallocate || p.pool.charged_bytes == (q ? arena_unreclaimed_bytes(q->arena) : 0));
         q = quota_free(q);
@@ -146,7 +139,6 @@ static void teardown(void)
         ck_assert_uint_eq(p.use.n_bytes, 0);
         ck_assert_uint_eq(p.n_quotas, 0);
         ck_assert(TAILQ_EMPTY(&p.quotas) && TAILQ_EMPTY(&p.queue.due));
-        ck_assert(TAILQ_EMPTY(&keepers.quotas) && keepers.n_recalled == 0);
         ck_assert_uint_eq(p.pool.charged_bytes, 0);
         ck_assert_uint_eq(p.pool.committed_bytes, 0);
         ck_assert_uint_eq(device.n_live, 0);
@@ -1150,224 +1142,6 @@ TEST(test_no_room_for_a_quota)
         ck_assert_int_eq(open_quota("alpha", 4 * E, 3 * E, 10, &q), -ENOMEM);
         ck_assert_int_eq(open_quota("alpha", E, 2 * E, 10, &q), -EINVAL);
         ck_assert_uint_eq(p.n_quotas, 0);
-}
-
-static void set_keep(struct quota *of, uint64_t n_bytes, uint64_t ms)
-{
-        quota_set(of, &(struct quota_limits){ of->account.limit_bytes, of->account.reserve_bytes,
-                                              of->max_sessions, of->max_blocks, n_bytes, ms });
-}
-
-/* A session that had blocks ends, as session.c has it. */
-static void end_session(struct quota *of)
-{
-        quota_closing(of);
-        quota_keep(of);
-        quota_closed(of);
-        quota_release_surplus(of);
-        quota_leave(of);
-        settle();
-}
-
-/* A job of n blocks of one extent each, which ends. */
-static void run_job(struct quota *of, unsigned n)
-{
-        for (unsigned i = 0; i < n; i++)
-                take(i, of, E);
-        for (unsigned i = 0; i < n; i++)
-                give_back(i);
-        end_session(of);
-}
-
-TEST(test_keep)
-{
-        unsigned n_makes;
-
-        open_one(8 * E, 100);
-        set_keep(q, 4 * E, KEEP_MS);
-        run_job(q, 6);
-        ck_assert_uint_eq(q->account.charged_bytes, 4 * E);
-        ck_assert_uint_eq(quota_kept_bytes(q), 4 * E);
-        ck_assert_uint_eq(quota_kept_ms(q), KEEP_MS);
-        n_makes = device.n_makes;
-        still_clock_pass(KEEP_MS - 1);
-        quota_expire_kept(&keepers);
-        ck_assert_int_eq(quota_join(q), 0);
-        ck_assert_uint_eq(q->growth.high_bytes, 4 * E); /* the peak of the job before does not count */
-        take(0, q, 4 * E);
-        ck_assert_uint_eq(asks[0].offset, 0); /* the lowest were kept */
-        ck_assert_uint_eq(device.n_makes, n_makes);
-        ck_assert_uint_eq(quota_kept_bytes(q), 0); /* they are in use */
-        give_back(0);
-        end_session(q); /* the time begins again */
-        ck_assert_uint_eq(quota_kept_ms(q), KEEP_MS);
-        still_clock_pass(KEEP_MS);
-        quota_expire_kept(&keepers);
-        settle();
-        ck_assert_uint_eq(q->account.charged_bytes, 0);
-        ck_assert_uint_eq(quota_kept_ms(q), 0);
-        ck_assert(TAILQ_EMPTY(&keepers.quotas));
-}
-
-/* Beside another session the memory of one that ended is kept, too, and no longer. */
-TEST(keep_while_a_session_exists)
-{
-        open_one(8 * E, 100);
-        set_keep(q, 2 * E, KEEP_MS);
-        ck_assert_int_eq(quota_join(q), 0);
-        for (unsigned i = 0; i < 6; i++)
-                take(i, q, E);
-        for (unsigned i = 1; i < 6; i++)
-                give_back(i);
-        q->sessions.peaks_bytes = E; /* of the session that goes on */
-        end_session(q);
-        ck_assert_uint_eq(q->account.charged_bytes, 3 * E);
-        take(1, q, 2 * E);
-        ck_assert_uint_eq(asks[1].offset, E);
-        give_back(1);
-        still_clock_pass(KEEP_MS);
-        quota_expire_kept(&keepers);
-        settle();
-        ck_assert_uint_eq(q->account.charged_bytes, E);
-}
-
-TEST(kept_memory_is_released_for_another_tenant)
-{
-        open_both(8 * E, 8 * E, 0);
-        set_keep(q, 6 * E, KEEP_MS);
-        run_job(q, 6);
-        ck_assert_uint_eq(q->account.charged_bytes, 6 * E);
-        take(10, neighbour, 4 * E);
-        ck_assert_uint_eq(q->account.charged_bytes, 4 * E); /* no more than was missing */
-        ck_assert_uint_eq(quota_kept_bytes(q), 4 * E);
-        take(11, neighbour, 4 * E);
-        ck_assert_uint_eq(q->account.charged_bytes, 0);
-        ck_assert_uint_eq(neighbour->refusals.n, 0);
-}
-
-TEST(test_keep_is_changed)
-{
-        open_one(8 * E, 100);
-        set_keep(q, 6 * E, KEEP_MS);
-        run_job(q, 6);
-        still_clock_pass(1000);
-        set_keep(q, 6 * E, KEEP_MS); /* nothing has changed */
-        ck_assert_uint_eq(quota_kept_ms(q), KEEP_MS - 1000);
-        set_keep(q, E + MIB, KEEP_MS);
-        settle();
-        ck_assert_uint_eq(q->account.charged_bytes, 2 * E); /* in whole extents */
-        ck_assert_uint_eq(quota_kept_ms(q), KEEP_MS);
-        set_keep(q, 0, 0);
-        settle();
-        ck_assert_uint_eq(q->account.charged_bytes, 0);
-        ck_assert(TAILQ_EMPTY(&keepers.quotas));
-}
-
-TEST(test_kept_until_drained)
-{
-        open_one(8 * E, 100);
-        set_keep(q, 6 * E, KEEP_MS);
-        run_job(q, 6);
-        partition_set_draining(&p, true);
-        ck_assert(TAILQ_EMPTY(&keepers.quotas));
-        quota_release_idle(q);
-        settle();
-        ck_assert(quota_is_drained(q));
-        quota_keep(q);
-        ck_assert(TAILQ_EMPTY(&keepers.quotas));
-        partition_set_draining(&p, false);
-}
-
-TEST(test_kept_until_removed)
-{
-        open_one(8 * E, 100);
-        set_keep(q, 6 * E, KEEP_MS);
-        run_job(q, 6);
-        quota_release_idle(q); /* by an operator's trim, which ends nothing */
-        settle();
-        ck_assert_uint_eq(q->account.charged_bytes, 0);
-        ck_assert_int_eq(quota_join(q), 0);
-        run_job(q, 6);
-        ck_assert_uint_eq(q->account.charged_bytes, 6 * E);
-        quota_remove(q);
-        settle();
-        ck_assert(quota_is_gone(q));
-}
-
-/* Each quota has a time of its own. */
-TEST(test_keep_expires_in_order)
-{
-        open_both(8 * E, 8 * E, 0);
-        set_keep(q, 8 * E, KEEP_MS);
-        set_keep(neighbour, 8 * E, 1000);
-        run_job(q, 2);
-        run_job(neighbour, 2);
-        ck_assert_ptr_eq(TAILQ_FIRST(&keepers.quotas), neighbour);
-        still_clock_pass(1000);
-        quota_expire_kept(&keepers);
-        settle();
-        ck_assert_uint_eq(neighbour->account.charged_bytes, 0);
-        ck_assert_uint_eq(q->account.charged_bytes, 2 * E);
-        quota_release_free(q); /* as after a restart: the time begins again */
-        ck_assert_uint_eq(quota_kept_ms(q), KEEP_MS);
-        ck_assert_uint_eq(q->account.charged_bytes, 2 * E);
-}
-
-/* The device has less than the limits say: what is kept is released, and the request is tried once more. */
-TEST(test_kept_until_the_device_is_short)
-{
-        /* Kept extents take memory, of a control group, too, reserved pages and fds. */
-        static const int errors[] = { -ENOMEM, -ENOBUFS, -ENOSPC, -EMFILE };
-        unsigned n_makes;
-
-        open_both(16 * E, 8 * E, 0);
-        set_keep(q, 6 * E, KEEP_MS);
-        for (size_t i = 0; i < sizeof(errors) / sizeof(errors[0]); i++) {
-                if (i > 0)
-                        ck_assert_int_eq(quota_join(q), 0);
-                run_job(q, 6);
-                fake_device_fail_make(&device, 1, errors[i]);
-                take(10, neighbour, E);
-                ck_assert_uint_eq(q->account.charged_bytes, 0);
-                ck_assert(TAILQ_EMPTY(&keepers.quotas) && keepers.n_recalled == 0);
-                give_back(10);
-                quota_release_idle(neighbour);
-                settle();
-        }
-
-        ck_assert_int_eq(quota_join(q), 0);
-        run_job(q, 2);
-        n_makes = device.n_makes;
-        fake_device_fail_make(&device, 1, -ENOMEM);
-        wait_for(11, neighbour, E);
-        quota_turn(neighbour);
-        worker_poll(worker); /* the request is in line again */
-        ck_assert_uint_eq(asks[11].n_done, 0);
-        quota_turn(neighbour);
-        ck_assert_uint_eq(worker_n_pending(worker), 1); /* what is kept is released first */
-        ck_assert(!neighbour->growth.is_running);
-        fake_device_fail_make(&device, 1, -ENOMEM);
-        settle();
-        assert_done(11, -ENOMEM);
-        ck_assert(asks[11].request.device_failed);
-        ck_assert_uint_eq(device.n_makes, n_makes + 2);
-        ck_assert_uint_eq(q->account.charged_bytes, 0);
-
-        fake_device_fail_make(&device, 1, -ENOMEM);
-        wait_for(12, neighbour, E);
-        settle();
-        assert_done(12, -ENOMEM); /* nothing was kept */
-        ck_assert_uint_eq(device.n_makes, n_makes + 3);
-
-        ck_assert_int_eq(quota_join(q), 0);
-        run_job(q, 2);
-        fake_device_fail_make(&device, 1, -ENOMEM);
-        wait_for(13, neighbour, E);
-        quota_turn(neighbour);
-        worker_poll(worker);
-        quota_cancel(&asks[13].request);
-        settle();
-        ck_assert_uint_eq(asks[13].n_done, 0);
 }
 
 /* ---- how long requests waited ----------------------------------------------- */

@@ -150,10 +150,8 @@ TEST(tenants)
         row.partition = (char[]){ "train" };
         row.stats = &stats;
         row.bytes_pending = 2u << 20;
-        row.bytes_kept = 6u << 20;
         row.num_waiting = 2;
         row.bytes_waiting = 1u << 20;
-        row.kept_ms = 30000;
         page.n_tenants = 1;
         page.tenants = rows;
         page.next_cursor = 77;
@@ -164,7 +162,7 @@ TEST(tenants)
         row.stats = NULL;
         row.is_removed = true;
         row.bytes_pending = 0;
-        row.bytes_kept = row.kept_ms = row.num_waiting = row.bytes_waiting = 0;
+        row.num_waiting = row.bytes_waiting = 0;
         page.next_cursor = 0;
         add(l, BFCD__LIST__KIND__TENANTS, &page, 0);
         ck_assert_uint_eq(l->n_tenants, 2);
@@ -172,17 +170,16 @@ TEST(tenants)
                 BFCD__LIST__KIND__TENANTS, l,
                 "{\"schema\":1,\"tenants\":["
                 "{\"tenant\":\"vision\",\"partition\":\"train\",\"removed\":false,"
-                "\"bytes_pending\":2097152,\"num_leases\":0,\"bytes_kept\":6291456,\"kept_ms\":30000,\"num_waiting\":2,"
+                "\"bytes_pending\":2097152,\"num_leases\":0,\"num_waiting\":2,"
                 "\"bytes_waiting\":1048576," STATS_JSON "," REQUESTED_JSON "},"
                 "{\"tenant\":\"\\u001b[31m\\ufffd\",\"partition\":\"dev\",\"removed\":true,\"bytes_pending\":0,"
-                "\"num_leases\":0,\"bytes_kept\":0,\"kept_ms\":0,\"num_waiting\":0,\"bytes_waiting\":0," NO_STATS_JSON
-                "," NO_REQUESTED_JSON "}]}");
+                "\"num_leases\":0,\"num_waiting\":0,\"bytes_waiting\":0," NO_STATS_JSON "," NO_REQUESTED_JSON
+                "}]}");
         CHECK_PARTS(table_of(BFCD__LIST__KIND__TENANTS, l), "TENANT PARTITION IN-USE PEAK ",
                     " RESERVED PEAK-RES LIMIT EDQUOT ENOMEM ", "vision train 128.0 MiB 192.0 MiB ",
                     " 256.0 MiB 300.0 MiB 512.0 MiB 3 2 ",
-                    "h 4.0 MiB 12.0 MiB 8.0 MiB 5.0 MiB 6.0 MiB 2 1.0 MiB\n" /* days and hours ago */,
-                    "\\x1b[31m\\xff dev 0 B 0 B ", " - 0 B 0 B removed 0 0 ",
-                    "- 0 B 0 B 0 B 0 B 0 B 0 0 B\n");
+                    "h 4.0 MiB 12.0 MiB 8.0 MiB 5.0 MiB 2 1.0 MiB\n" /* days and hours ago */,
+                    "\\x1b[31m\\xff dev 0 B 0 B ", " - 0 B 0 B removed 0 0 ", "- 0 B 0 B 0 B 0 B 0 0 B\n");
         list_free(l);
 }
 

@@ -174,7 +174,7 @@ TEST(standby_is_filled_after_start)
         ck_assert_uint_eq(device_row()->bytes_standby, READY);
         ck_assert_uint_eq(device_row()->bytes_reserved, 0);
         ck_assert_uint_eq(charged_bytes(), 0);
-        ck_assert_uint_eq(broker_keeps_until(b), 0);
+        ck_assert_uint_eq(broker_standby_due(b), 0);
 }
 
 /* Nothing is made for it. Multiples of 8 MiB are placed in the largest extents, others as low as possible. */
@@ -193,14 +193,14 @@ TEST(growth_takes_standby_extents)
         }
         ck_assert_uint_eq(charged_bytes(), READY);
         ck_assert_uint_eq(gpu.live_bytes, READY);
-        ck_assert_uint_gt(broker_keeps_until(b), 0);
+        ck_assert_uint_gt(broker_standby_due(b), 0);
         still_clock_pass(60000);
-        broker_expire_kept(b);
+        broker_stand_by(b);
         settle();
         ck_assert_uint_eq(ready_bytes(), READY);
         ck_assert_uint_eq(gpu.live_bytes, 2 * READY);
         ck_assert_uint_eq(gpu.n_makes, 2 * N_READY);
-        ck_assert_uint_eq(broker_keeps_until(b), 0);
+        ck_assert_uint_eq(broker_standby_due(b), 0);
 }
 
 /* The sizes of small's extents are those of the first 64 MiB; it makes the rest beside them. */
@@ -327,12 +327,12 @@ TEST(a_device_that_runs_short)
                 ck_assert_uint_eq(gpu.n_makes, n_makes + 32);
                 ck_assert_uint_eq(ready_bytes(), 0);
                 ck_assert_uint_eq(gpu.live_bytes, 126 * MIB);
-                ck_assert_uint_gt(broker_keeps_until(b), 0);
+                ck_assert_uint_gt(broker_standby_due(b), 0);
                 small = peer_free(small);
                 settle();
                 ck_assert_uint_eq(gpu.live_bytes, 0);
                 still_clock_pass(60000);
-                broker_expire_kept(b);
+                broker_stand_by(b);
                 settle();
                 ck_assert_uint_eq(ready_bytes(), READY);
                 small = open_session(2);
@@ -353,7 +353,7 @@ TEST(standby_extents_fail)
         ck_assert_uint_eq(ready_bytes(), READY - 12 * MIB);
         malloc_only(big, 0, 2 * MIB);
         still_clock_pass(60000);
-        broker_expire_kept(b);
+        broker_stand_by(b);
         settle();
         ck_assert_uint_eq(ready_bytes(), READY);
 }
