@@ -62,14 +62,26 @@ static int charge_units(struct gpu *gpu, bfc_client *client, uint64_t n_bytes, u
         return r;
 }
 
+/* As much as there is of it. */
+static uint64_t take_some_room(struct gpu *gpu, uint64_t n_bytes)
+{
+        uint64_t room = __atomic_load_n(&gpu->room_bytes, __ATOMIC_RELAXED), n;
+
+        do
+                n = room < n_bytes ? room : n_bytes;
+        while (!__atomic_compare_exchange_n(&gpu->room_bytes, &room, room - n, true, __ATOMIC_RELAXED,
+                                            __ATOMIC_RELAXED));
+        return n;
+}
+
 /* Without a step, and beside the room. */
 static int charge_rest(struct gpu *gpu, bfc_client *client, uint64_t n_bytes)
 {
-        uint64_t room = __atomic_exchange_n(&gpu->room_bytes, 0, __ATOMIC_RELAXED);
-        int r = room >= n_bytes ? 0 : charge_units(gpu, client, n_bytes - room, 0);
+        uint64_t n_taken = take_some_room(gpu, n_bytes);
+        int r = n_taken == n_bytes ? 0 : charge_units(gpu, client, n_bytes - n_taken, 0);
 
-        if (r < 0 || room > n_bytes)
-                __atomic_add_fetch(&gpu->room_bytes, r < 0 ? room : room - n_bytes, __ATOMIC_RELAXED);
+        if (r < 0)
+                __atomic_add_fetch(&gpu->room_bytes, n_taken, __ATOMIC_RELAXED);
         return r;
 }
 
@@ -106,9 +118,12 @@ int charge_take(struct gpu *gpu, size_t n_bytes)
 /* Two steps of room may stay, so that not each call is one of the daemon, too. */
 void charge_give(struct gpu *gpu, size_t n_bytes)
 {
-        uint64_t room = __atomic_add_fetch(&gpu->room_bytes, n_bytes, __ATOMIC_RELAXED);
-        uint64_t step = step_bytes(gpu), n;
+        uint64_t room, step, n;
 
+        if (n_bytes == 0)
+                return;
+        room = __atomic_add_fetch(&gpu->room_bytes, n_bytes, __ATOMIC_RELAXED);
+        step = step_bytes(gpu);
         while (room >= 2 * step + UNIT_BYTES) {
                 n = (room - step) / UNIT_BYTES * UNIT_BYTES;
                 if (!__atomic_compare_exchange_n(&gpu->room_bytes, &room, room - n, true, __ATOMIC_RELAXED,
