@@ -85,6 +85,8 @@ static CUresult retain_locked(struct fake_device *d, CUcontext *ret)
                 c->device = d;
                 d->primary = c;
         }
+        if (lives(c) && __atomic_load_n(&c->sticky, __ATOMIC_RELAXED) != CUDA_SUCCESS)
+                return __atomic_load_n(&c->sticky, __ATOMIC_RELAXED);
         if (!lives(c)) {
                 r = fake_context_start(c);
                 if (r != CUDA_SUCCESS)

@@ -3,11 +3,11 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * Those of cuCtxCreate have what a primary one has: streams, memory, and bytes of the device
- * (FAKE_CUDA_CONTEXT_BYTES) until cuCtxDestroy. Of green ones, which need a primary context that lives, only what shows
+ * (FAKE_CUDA_CONTEXT_BYTES) until cuCtxDestroy. Of green ones, which retain the primary context, only what shows
  * in events is modelled: a stream that was made in one belongs to its context, and takes events of that context alone.
  * They have no memory of their own. A driver's part of the device (CUdevResourceDesc) is not looked at.
  *
- * Invariant: a context is on the list from its making, alive while n_refs is 1, and never freed. */
+ * Invariant: a context is on the list from its making, alive while n_refs is not 0, and never freed. */
 #include "tests/fake_cuda/fake.h"
 
 #include <stdlib.h>
@@ -78,11 +78,19 @@ static bool end(CUcontext c, bool is_green)
 
 /* ---- contexts of their own ------------------------------------------------- */
 
+CUresult cuCtxCreate(CUcontext *ret_context, unsigned int flags, CUdevice device);
 CUresult cuCtxCreate_v2(CUcontext *ret_context, unsigned int flags, CUdevice device);
 CUresult cuCtxCreate_v3(CUcontext *ret_context, void *parameters, int n_parameters, unsigned int flags,
                         CUdevice device);
 CUresult cuCtxCreate_v4(CUcontext *ret_context, void *parameters, unsigned int flags, CUdevice device);
 CUresult cuCtxDestroy_v2(CUcontext context);
+CUresult cuCtxAttach(CUcontext *ret_context, unsigned int flags);
+CUresult cuCtxDetach(CUcontext context);
+
+API CUresult cuCtxCreate(CUcontext *ret_context, unsigned int flags, CUdevice device)
+{
+        return cuCtxCreate_v2(ret_context, flags, device);
+}
 
 /* It becomes the thread's current one. */
 API CUresult cuCtxCreate_v2(CUcontext *ret_context, unsigned int flags, CUdevice device)
@@ -132,6 +140,33 @@ API CUresult cuCtxDestroy_v2(CUcontext context)
         return CUDA_SUCCESS;
 }
 
+/* One more reference to the current context, which the program has made. */
+API CUresult cuCtxAttach(CUcontext *ret_context, unsigned int flags)
+{
+        CUcontext c = fake_context_current();
+
+        if (!ret_context || flags != 0)
+                return CUDA_ERROR_INVALID_VALUE;
+        if (!c || c->is_green || !fake_made_is_alive(c))
+                return CUDA_ERROR_INVALID_CONTEXT;
+        __atomic_add_fetch(&c->n_refs, 1, __ATOMIC_RELAXED);
+        *ret_context = c;
+        return CUDA_SUCCESS;
+}
+
+API CUresult cuCtxDetach(CUcontext context)
+{
+        unsigned int n = 2;
+
+        if (!context || context->is_green || !fake_made_is_alive(context))
+                return CUDA_ERROR_INVALID_CONTEXT;
+        while (!__atomic_compare_exchange_n(&context->n_refs, &n, n - 1, false, __ATOMIC_RELAXED,
+                                            __ATOMIC_RELAXED))
+                if (n < 2)
+                        return cuCtxDestroy_v2(context);
+        return CUDA_SUCCESS;
+}
+
 /* ---- green ones ------------------------------------------------------------ */
 
 CUresult cuGreenCtxCreate(void **ret_green, void *desc, CUdevice device, unsigned int flags);
@@ -147,20 +182,25 @@ API CUresult cuGreenCtxCreate(void **ret_green, void *desc, CUdevice device, uns
         (void)desc;
         if (!ret_green || flags != 1) /* CU_GREEN_CTX_DEFAULT_STREAM */
                 return CUDA_ERROR_INVALID_VALUE;
-        if (!d || !d->primary || __atomic_load_n(&d->primary->n_refs, __ATOMIC_RELAXED) == 0)
-                return CUDA_ERROR_INVALID_DEVICE;
+        r = cuDevicePrimaryCtxRetain(&c, device);
+        if (r != CUDA_SUCCESS)
+                return r;
         r = make(d, 0, true, &c);
         if (r == CUDA_SUCCESS)
                 *ret_green = c;
+        else
+                cuDevicePrimaryCtxRelease_v2(device);
         return r;
 }
 
 API CUresult cuGreenCtxDestroy(void *which)
 {
-        if (!end(which, true))
+        CUcontext c = which;
+
+        if (!end(c, true))
                 return CUDA_ERROR_INVALID_HANDLE;
-        fake_streams_destroy_of(which);
-        return CUDA_SUCCESS;
+        fake_streams_destroy_of(c);
+        return cuDevicePrimaryCtxRelease_v2(fake_device_ordinal(c->device));
 }
 
 API CUresult cuGreenCtxStreamCreate(CUstream *ret_stream, void *which, unsigned int flags, int priority)
