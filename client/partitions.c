@@ -140,13 +140,15 @@ static void place_print_uuid(const struct device_view *place, char *ret, size_t 
 void client_describe_partition(const bfc_client *client, uint32_t partition, struct bfc_partition_info *ret)
 {
         const struct device_view *place = &client->places[partition];
+        const Bfcd__PartitionInfo *info = client->hello->hello->partitions[partition];
 
         *ret = (struct bfc_partition_info){
-                .partition = client->hello->hello->partitions[partition]->name,
-                .device = client->hello->hello->partitions[partition]->device,
+                .partition = info->name,
+                .device = info->device,
                 .device_ordinal = place->is_cuda ? place_ordinal(place) : -1,
                 .share = place->share == DEVICE_SHARE_FD ? BFC_SHARE_FD : BFC_SHARE_CUDA_IPC,
                 .is_pinned = place->is_pinned,
+                .context_bytes = info->charges_contexts ? info->context_bytes : BFC_NO_CONTEXTS,
         };
         place_print_uuid(place, ret->device_uuid, sizeof(ret->device_uuid));
 }

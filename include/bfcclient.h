@@ -663,7 +663,12 @@ struct bfc_partition_info {
         char device_uuid[48];   /* "GPU-" and the UUID, as nvidia-smi prints it; "host" for the host */
         uint64_t is_pinned;     /* 1: host memory that is registered with CUDA in processes that use it */
         uint64_t bytes_pinned; /* registered in this process now. 0: CUDA is not in use here, or it refused */
+        /* Of a GPU: what a process that charges its CUDA contexts (the proxy of libcuda does) charges for one that cannot be
+         * measured. BFC_NO_CONTEXTS: none is to be charged. */
+        uint64_t context_bytes;
 };
+
+#define BFC_NO_CONTEXTS UINT64_MAX
 
 /* index: from 0 on, in the order of the tenant's quotas. -ENOENT: there are no more partitions. */
 int bfc_partition_info(bfc_client *client, size_t index, struct bfc_partition_info *ret);

@@ -705,6 +705,7 @@ static void apply_devices(struct change *c)
 
                 p->name = c->next->partitions[i].name;
                 p->device_id = c->next->devices[c->next->partitions[i].device].id;
+                p->context_bytes = c->next->devices[c->next->partitions[i].device].context_bytes;
                 partition_set_limit(p, c->next->partitions[i].limit_bytes, c->next->reclaim_timeout_ms);
         }
 }

@@ -287,6 +287,7 @@ static void report_partitions(const struct session *viewer, uint64_t cursor, str
                 row->growth = report_borrow(partition_growth_name(p));
                 row->share = report_borrow(partition_share_name(p));
                 row->clears_on_release = p->clears;
+                row->context_bytes = p->context_bytes == CONFIG_NO_CONTEXTS ? 0 : p->context_bytes;
                 row->pinned = p->memory.is_pinned;
                 row->bytes_pinned = viewer->admin ? atomic_load(&p->memory.pins.n_bytes) : 0;
                 report_partition_pages(viewer, p, row);

@@ -54,7 +54,10 @@ struct config_device {
         uint64_t headroom_bytes;
         uint64_t standby_bytes; /* kept ready; 0: nothing */
         enum config_mps mps;    /* of a GPU */
+        uint64_t context_bytes; /* of a GPU: what a CUDA context is charged that cannot be measured */
 };
+
+#define CONFIG_NO_CONTEXTS UINT64_MAX /* `contexts: off`: none is charged */
 
 struct config_quota {
         size_t partition; /* index into config.partitions */

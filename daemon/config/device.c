@@ -127,6 +127,27 @@ bool config_read_device_mps(struct config_reader *r, struct config_place *p, con
         return n != NULL;
 }
 
+/* A size, or one of two words. */
+bool config_read_device_contexts(struct config_reader *r, struct config_place *p,
+                                 const struct config_field *field, const struct yamltree_node *n)
+{
+        struct config_device *device = p->object;
+
+        if (!n)
+                return false;
+        if (p->kind == DEVICE_KIND_HOST)
+                return config_fail(r, n, "contexts is only for GPUs");
+        if (config_is_text(n, "measured") || config_is_text(n, "off")) {
+                device->context_bytes = config_is_text(n, "off") ? CONFIG_NO_CONTEXTS : 0;
+                return true;
+        }
+        if (n->type == YAMLTREE_SCALAR && (n->text[0] < '0' || n->text[0] > '9'))
+                return config_fail(r, n,
+                                   "contexts '%s' is not known; write measured, off or a size, as in 512MiB",
+                                   SHOW(n));
+        return config_read_value(r, p, field, n);
+}
+
 /* More than the machine has would later cause swapping or wake the OOM killer. */
 static void check_memory(struct config_reader *r, const struct yamltree_node *n, uint64_t size_bytes)
 {

@@ -220,8 +220,8 @@ typedef bool config_read_element(struct config_reader *r, const struct yamltree_
                                  struct config_place *in);
 
 config_read_field config_read_records, config_read_socket, config_read_device_id, config_read_device_mps,
-        config_read_partitions, config_read_match, config_read_quota_partition, config_read_park,
-        config_read_per, config_read_per_cgroup;
+        config_read_device_contexts, config_read_partitions, config_read_match, config_read_quota_partition,
+        config_read_park, config_read_per, config_read_per_cgroup;
 config_read_element config_read_device, config_read_partition, config_read_tenant, config_read_quota;
 void config_put_match(FILE *f, const void *object);
 void config_free_match(struct config_tenant *t);

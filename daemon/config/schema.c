@@ -110,6 +110,13 @@ static void size_text(const void *object, char ret[static CONFIG_TEXT_BYTES])
                 put_text(ret, SIZE(d->size_bytes));
 }
 
+static void contexts_text(const void *object, char ret[static CONFIG_TEXT_BYTES])
+{
+        uint64_t n_bytes = ((const struct config_device *)object)->context_bytes;
+
+        put_text(ret, n_bytes == 0 ? "measured" : n_bytes == CONFIG_NO_CONTEXTS ? "off" : SIZE(n_bytes));
+}
+
 static const void *nth_partition(const struct config *c, const void *object, size_t nth)
 {
         const struct config_device *d = object;
@@ -143,6 +150,9 @@ const struct config_section CONFIG_DEVICE = {
                                         .read = config_read_partitions },
                 [DEVICE_STANDBY] = { "standby", CONFIG_SIZE, MEMBER(struct config_device, standby_bytes),
                                      .hides_initial = true },
+                [DEVICE_CONTEXTS] = { "contexts", CONFIG_SIZE, MEMBER(struct config_device, context_bytes),
+                                      .min = 1, .hides_initial = true, .read = config_read_device_contexts,
+                                      .text = contexts_text },
         },
 };
 

@@ -125,6 +125,7 @@ static int broker_open_partitions(struct broker *b, const struct broker_options 
                 p->memory.supply = devices_supply(from);
                 p->memory.is_pinned = from->is_pinned;
                 p->is_cuda = c->devices[from->device].is_cuda;
+                p->context_bytes = c->devices[from->device].context_bytes;
                 memcpy(p->uuid, c->devices[from->device].uuid, sizeof(p->uuid));
                 p->device = b->devices[from->device].device;
                 p->worker = b->devices[from->device].worker;

@@ -76,6 +76,7 @@ struct partition {
         struct partition_memory memory;
         bool is_cuda;
         uint8_t uuid[DEVICE_UUID_BYTES]; /* of the GPU */
+        uint64_t context_bytes;          /* the config's */
         bool is_lost;                    /* the device is: every request is refused */
         bool is_draining;                /* every request is refused; free extents are released */
         bool has_idle;                   /* while it drains: memory was freed since drain.c looked */

@@ -164,6 +164,8 @@ static void describe_partition(const struct broker *b, const struct quota *q, Bf
         ret->lease = (char *)(uintptr_t)(q->lease.name ? q->lease.name : "");
         ret->pinned = p->memory.is_pinned;
         if (p->is_cuda) {
+                ret->charges_contexts = p->context_bytes != CONFIG_NO_CONTEXTS;
+                ret->context_bytes = ret->charges_contexts ? p->context_bytes : 0;
                 ret->device_uuid.data = (uint8_t *)(uintptr_t)p->uuid;
                 ret->device_uuid.len = sizeof(p->uuid);
         }

@@ -161,6 +161,7 @@ class PartitionInfo(_Struct):
         ("device_uuid", c_char * 48),
         ("is_pinned", c_uint64),
         ("bytes_pinned", c_uint64),
+        ("context_bytes", c_uint64),
     ]
 
 

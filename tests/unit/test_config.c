@@ -282,7 +282,7 @@ static const struct mistake MISTAKES[] = {
               "unknown key 'idle' in timeouts; known here: reclaim, release, quarantine, read") },
         { DEVICE(
                 "colour: red", 5,
-                "unknown key 'colour' in a device; known here: id, mps, size, headroom, partitions, standby") },
+                "unknown key 'colour' in a device; known here: id, mps, size, headroom, partitions, standby, contexts") },
         { PARTITION(
                 "max: 3", 38,
                 "unknown key 'max' in a partition; known here: name, limit, growth, share, clear_on_release, "
@@ -419,6 +419,7 @@ static const struct mistake MISTAKES[] = {
         { DEVICE("headroom: 50%", 15, "headroom '50%': a percentage has no meaning here") },
         { DEVICE("headroom: 1GiB", 15, "headroom 1GiB leaves no memory of the device's size, 1GiB") },
         { DEVICE("mps: refuse", 10, "mps is only for GPUs") },
+        { DEVICE("contexts: off", 15, "contexts is only for GPUs") },
         { DEVICE("standby: 50%", 14, "standby '50%': a percentage has no meaning here") },
         { DEVICE("standby: 3MiB", 14, "standby 3MiB is not a multiple of 2MiB; write 2MiB or 4MiB") },
         { DEVICE("standby: {size: 1GiB}", 14, "standby must be a single value, this is a mapping") },
@@ -766,6 +767,33 @@ TEST(mps_is_of_a_gpu)
         assert_line("c.yaml", 10, 10, "the mps of device 'cuda:1', refuse, cannot change");
 }
 
+/* It can change while bfcd runs. */
+TEST(contexts_of_gpus)
+{
+        struct config_machine m = { .look = look };
+        const char *text = edit_of(edit_gpus("headroom: 2GiB", "headroom: 2GiB\n    contexts: 512MiB"),
+                                   "headroom: 24MiB", "headroom: 24MiB\n    contexts: off");
+        struct config *c, *again, *plain;
+        char *diff = NULL;
+        size_t n_diff = 0;
+        FILE *f;
+
+        ck_assert_ptr_nonnull(strstr(format_twice(text, &c, &again), "contexts: 512MiB\n"));
+        ck_assert_ptr_nonnull(strstr(keep(config_format(c)), "contexts: off\n"));
+        ck_assert_uint_eq(c->devices[0].context_bytes, 512 * MIB);
+        ck_assert_uint_eq(c->devices[1].context_bytes, CONFIG_NO_CONTEXTS);
+        plain = parse_good(edit_gpus("headroom: 2GiB", "contexts: measured\n    headroom: 2GiB"));
+        ck_assert_ptr_null(strstr(keep(config_format(plain)), "contexts"));
+        ck_assert_uint_eq(plain->devices[0].context_bytes, 0);
+        m.running = plain;
+        ck_assert_int_eq(keep_config(parse_for(&m, text, strlen(text), &c), &c), 0);
+        f = open_memstream(&diff, &n_diff);
+        config_diff(plain, c, f);
+        fclose(f);
+        ck_assert_str_eq(keep(diff), "device 'cuda:0': contexts is 512MiB, was measured\n"
+                                     "device 'cuda:1': contexts is off, was measured\n");
+}
+
 TEST(test_clear_on_release)
 {
         const char *text = edit_gpus("share: cuda-ipc", "share: cuda-ipc, clear_on_release: true");
@@ -928,6 +956,11 @@ static const struct mistake gpu_mistakes[] = {
           "size is only for the host device; the size of a GPU comes from its driver" },
         { "headroom: 2GiB", "mps: maybe", 4, 10, "mps 'maybe' is not known; write refuse or allow" },
         { "headroom: 2GiB", "mps: [allow]", 4, 10, "mps must be a single value, this is a list" },
+        { "headroom: 2GiB", "contexts: maybe", 4, 15,
+          "contexts 'maybe' is not known; write measured, off or a size, as in 512MiB" },
+        { "headroom: 2GiB", "contexts: [off]", 4, 15, "contexts must be a single value, this is a list" },
+        { "headroom: 2GiB", "contexts: 0MiB", 4, 15, "contexts must be more than 0" },
+        { "headroom: 2GiB", "contexts: 512", 4, 15, "contexts '512' is not a size" },
         { "headroom: 2GiB", "headroom: 10%", 4, 15, "headroom '10%': a percentage has no meaning here" },
         { "headroom: 2GiB", "headroom: 9GiB", 4, 15,
           "headroom 9GiB leaves no memory of device 'cuda:0', which has 8192MiB" },
@@ -1213,6 +1246,7 @@ static void assert_same(const struct config *a, const struct config *b)
                           a->devices[i].size_bytes == b->devices[i].size_bytes &&
                           a->devices[i].headroom_bytes == b->devices[i].headroom_bytes &&
                           a->devices[i].standby_bytes == b->devices[i].standby_bytes &&
+                          a->devices[i].context_bytes == b->devices[i].context_bytes &&
                           a->devices[i].mps == b->devices[i].mps);
         for (size_t i = 0; i < a->n_partitions; i++)
                 ck_assert(strcmp(a->partitions[i].name, b->partitions[i].name) == 0 &&
