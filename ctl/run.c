@@ -34,7 +34,7 @@
 #define LONGEST_PAUSE_MS 1000
 #define END_MS           5000  /* for the daemon to be back, and for sessions of ended processes to end */
 #define RELEASE_MS       60000 /* for the device to release the memory of an ending lease */
-#define N_VARIABLES      6     /* at most, of the program */
+#define N_VARIABLES      5     /* at most, of the program */
 #define MAX_NAMED        8     /* processes and sessions in a message */
 
 struct run {
@@ -213,20 +213,44 @@ static bool is_hidden(const char *device, const char *visible)
         return true;
 }
 
-/* The job would be refused only at its first allocation. */
-static void warn_hidden(struct ask *a, const struct run *run)
+/* What a CUDA context of the program is charged, as far as it is known before. */
+static uint64_t context_bytes(const Bfcd__PartitionRow *row)
+{
+        const char *own = getenv("BFC_CONTEXT");
+        uint64_t n_bytes = 0;
+
+        if (!own || !*own)
+                return row->context_bytes;
+        return amount_size(own, &n_bytes) ? n_bytes : 0;
+}
+
+/* The job would be refused only at its first call. */
+static void warn(const struct run *run, const Bfcd__PartitionRow *row)
 {
         const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+        char size[TEXT_MAX], limit[TEXT_MAX];
+        uint64_t n_context = context_bytes(row);
+
+        if (visible && is_hidden(row->device, visible))
+                say("partition '%s' is on %s, and the program cannot see that GPU: "
+                    "CUDA_VISIBLE_DEVICES is \"%s\"",
+                    run->partition, row->device, visible);
+        if (run->has_proxy && n_context >= run->limit && strcmp(row->device, "host") != 0 &&
+            strcmp(row->growth, "on-demand") == 0)
+                say("a CUDA context counts for %s, and --limit is %s: the program cannot use %s. Allow more "
+                    "than that, or set BFC_CONTEXT=off",
+                    text_size(n_context, size), text_size(run->limit, limit), row->device);
+}
+
+static void warn_of_trouble(struct ask *a, const struct run *run)
+{
         struct list *l;
 
-        if (!visible || ask_list(a, BFCD__LIST__KIND__PARTITIONS, &l) < 0)
+        if (ask_list(a, BFCD__LIST__KIND__PARTITIONS, &l) < 0)
                 return;
         for (size_t i = 0; i < l->n_partitions; i++)
-                if (strcmp(l->partitions[i]->name, run->partition) == 0 &&
-                    is_hidden(l->partitions[i]->device, visible))
-                        say("partition '%s' is on %s, and the program cannot see that GPU: "
-                            "CUDA_VISIBLE_DEVICES is \"%s\"",
-                            run->partition, l->partitions[i]->device, visible);
+                if (strcmp(l->partitions[i]->name, run->partition) == 0)
+                        warn(run, l->partitions[i]);
         list_free(l);
 }
 
@@ -411,7 +435,7 @@ static int make_lease(struct run *run)
                 if (create(&a, run) < 0)
                         status = complain(&a);
                 else
-                        warn_hidden(&a, run);
+                        warn_of_trouble(&a, run);
         }
         if (!a.admin)
                 run->client_socket = run->socket;
@@ -603,8 +627,6 @@ static int choose_variables(const struct run *run, struct child_variable ret[sta
                 ret[n++] = (struct child_variable){ "LD_LIBRARY_PATH", path };
         if (run->is_strict)
                 ret[n++] = (struct child_variable){ "BFC_STRICT", "1" };
-        if (!getenv("BFC_CONTEXT"))
-                ret[n++] = (struct child_variable){ "BFC_CONTEXT", "0" };
         *ret_path = path;
         return n;
 }

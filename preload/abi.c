@@ -20,6 +20,15 @@ CUresult cuGraphInstantiate(CUgraphExec *ret_exec, CUgraph graph, CUgraphNode *r
 CUresult cuGraphInstantiate_v2(CUgraphExec *ret_exec, CUgraph graph, CUgraphNode *ret_node, char *ret_log,
                                size_t n_log);
 
+/* By this name the header means a newer variant, and that of CUDA 13 does not have the next ones. */
+#undef cuCtxCreate
+CUresult cuCtxCreate(CUcontext *ret_context, unsigned int flags, CUdevice device);
+CUresult cuCtxCreate_v2(CUcontext *ret_context, unsigned int flags, CUdevice device);
+CUresult cuCtxCreate_v3(CUcontext *ret_context, CUexecAffinityParam *parameters, int n_parameters,
+                        unsigned int flags, CUdevice device);
+
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations" /* cuCtxDetach() */
+
 #define OWN(symbol, base, version, per_thread, arguments)                                                    \
         _Static_assert(__builtin_types_compatible_p(__typeof__(&symbol), CUresult(*) arguments), #symbol);
 #include "preload/own.h"

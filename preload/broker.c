@@ -25,7 +25,7 @@
 
 enum gpu_state { UNKNOWN, BROKERED, PASSED_ON };
 
-static struct gpu gpus[MAX_GPUS];
+static struct gpu gpus[MAX_GPUS] = { [0 ... MAX_GPUS - 1] = { .contexts = PTHREAD_MUTEX_INITIALIZER } };
 static _Atomic enum gpu_state states[MAX_GPUS];
 static pthread_rwlock_t calls = PTHREAD_RWLOCK_INITIALIZER; /* taken before the next one; see IN_CALL */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;    /* while a client is made or a GPU is looked up */
@@ -129,7 +129,6 @@ void broker_end_client(struct gpu *gpu)
 {
         bfc_disconnect(gpu->client);
         gpu->client = NULL;
-        gpu->primary = NULL;
         gpu->peers = 0;
 }
 
@@ -146,8 +145,10 @@ static void in_child(void)
 
         calls = (pthread_rwlock_t)PTHREAD_RWLOCK_INITIALIZER;
         lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
-        for (size_t i = 0; i < MAX_GPUS; i++)
+        for (size_t i = 0; i < MAX_GPUS; i++) {
+                gpus[i].contexts = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
                 has_client |= __atomic_exchange_n(&gpus[i].client, NULL, __ATOMIC_RELAXED) != NULL;
+        }
         if (has_client)
                 atomic_store(&is_child, true);
 }
@@ -254,23 +255,26 @@ CUresult broker_enable_peer(struct gpu *gpu, CUdevice peer)
         return r == -ENOTSUP ? CUDA_ERROR_PEER_ACCESS_UNSUPPORTED : broker_result(r);
 }
 
-CUresult broker_client(struct gpu *gpu, bfc_client **ret)
+CUresult broker_client_to_ask(struct gpu *gpu, bfc_client **ret)
 {
-        CUresult result;
         int r = 0;
 
         *ret = __atomic_load_n(&gpu->client, __ATOMIC_ACQUIRE);
         if (*ret)
                 return CUDA_SUCCESS;
-        result = context_charge_primary(gpu, (CUdevice)(gpu - gpus));
-        if (result != CUDA_SUCCESS)
-                return result;
         pthread_mutex_lock(&lock);
         if (!gpu->client)
                 r = give_client_locked(gpu);
         *ret = gpu->client;
         pthread_mutex_unlock(&lock);
         return broker_result(r);
+}
+
+CUresult broker_client(struct gpu *gpu, bfc_client **ret)
+{
+        CUresult result = broker_client_to_ask(gpu, ret);
+
+        return result == CUDA_SUCCESS ? context_make_primary(gpu) : result;
 }
 
 /* Others need what is charged and not in use. */
@@ -357,6 +361,8 @@ static enum gpu_state look_up_locked(CUdevice device)
         snprintf(gpu->name, sizeof(gpu->name), "%s", info.partition);
         gpu->partition = strcmp(info.partition, bfc_partition(client)) == 0 ? NULL : gpu->name;
         gpu->share = info.share;
+        gpu->device = device;
+        gpu->context_bytes = info.context_bytes;
         gpu->id = gpu_id(info.device_uuid);
         snprintf(gpu->uuid, sizeof(gpu->uuid), "%s", info.device_uuid);
         return BROKERED;
@@ -441,7 +447,7 @@ CUresult broker_mem_info(struct gpu *gpu, size_t *ret_n_free, size_t *ret_n_tota
         if (!client)
                 client = any_client();
         if (!client) { /* the last one's GPU was reset */
-                CUresult result = broker_client(gpu, &client);
+                CUresult result = broker_client_to_ask(gpu, &client);
 
                 if (result != CUDA_SUCCESS)
                         return result;

@@ -18,6 +18,7 @@
 #define BFC_PRELOAD_BROKER_H
 
 #include <bfcclient.h>
+#include <pthread.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -25,15 +26,18 @@
 #include "preload/api.h"
 
 struct gpu {
-        bfc_client *client;        /* atomic; NULL: it has no memory; see broker_client() */
-        char name[64];             /* of the partition */
-        const char *partition;     /* the same, or NULL: the client's own, for which bfc_malloc() is faster */
-        uint64_t share;            /* BFC_SHARE_FD, BFC_SHARE_CUDA_IPC */
-        uint64_t id;               /* the same in all processes */
-        char uuid[64];             /* as NVML has it */
-        bool has_context;          /* atomic: the primary context is charged; see charged_context.h */
+        bfc_client *client;    /* atomic; NULL: it has no memory; see broker_client() */
+        char name[64];         /* of the partition */
+        const char *partition; /* the same, or NULL: the client's own, for which bfc_malloc() is faster */
+        uint64_t share;        /* BFC_SHARE_FD, BFC_SHARE_CUDA_IPC */
+        uint64_t id;           /* the same in all processes */
+        char uuid[64];         /* as NVML has it */
+        CUdevice device;
+        uint64_t context_bytes;    /* of bfc_partition_info() */
+        pthread_mutex_t contexts;  /* while a context is made or released; see charged_context.c */
+        bool is_retained;          /* the primary context, for the library */
         uint64_t peers;            /* by bit: GPUs that may use its memory; changed under a lock */
-        CUcontext primary;         /* atomic; a hint: it was the primary context. NULL: not looked up */
+        CUcontext primary;         /* atomic; the primary context. NULL: there is none, or it is not known */
         uint64_t total_bytes;      /* atomic: the limit, when it was last asked for */
         uint64_t room_bytes;       /* atomic: charged and not in use; see charge.h */
         uint64_t outside_bytes;    /* atomic: of memory that is not charged */
@@ -59,8 +63,10 @@ CUresult broker_device(CUdevice *ret);
 /* The same of the current context. A driver's error; then *ret is not set. */
 CUresult broker_current_gpu(struct gpu **ret);
 
-/* The GPU's client, which is made if there is none. */
+/* The GPU's client, which is made if there is none, and so is the primary context, in which it has memory. */
 CUresult broker_client(struct gpu *gpu, bfc_client **ret);
+/* The same without that context. */
+CUresult broker_client_to_ask(struct gpu *gpu, bfc_client **ret);
 
 /* The client that charges what the driver gives. 0, or an error of bfc_connect(). */
 int broker_charger(bfc_client **ret);

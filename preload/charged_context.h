@@ -2,16 +2,25 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * BFC_CONTEXT=SIZE, which bfcctl run sets to 0: a context is charged what NVML tells that this process has more after it was
- * made, and SIZE where NVML does not tell; SIZE is charged before. Without the variable, or "off": contexts are not
- * charged. A charge ends with its context. */
+ * A context is charged what NVML tells that this process has more after it was made. Where NVML does not tell it is charged the
+ * size that the device's key "contexts" has in bfcd's configuration, or BFC_CONTEXT; that is charged before. "off": contexts are
+ * not charged. A charge ends with its context. */
 #ifndef BFC_PRELOAD_CHARGED_CONTEXT_H
 #define BFC_PRELOAD_CHARGED_CONTEXT_H
 
 #include "preload/broker.h"
 
-/* The library has memory in the primary context, also where the program has made another one: makes and charges it, unless
+/* The library will have memory in the primary context, also where the program has made another one: makes and charges it, unless
  * that was done. An error of the driver; CUDA_ERROR_OUT_OF_MEMORY: the limit has no room for it, as a line says. */
-CUresult context_charge_primary(struct gpu *gpu, CUdevice device);
+CUresult context_make_primary(struct gpu *gpu);
+
+/* Releases the reference of context_make_primary(), if there is one: the library has no memory there. No call is in progress. */
+void context_drop_primary(struct gpu *gpu);
+
+/* A reference to the primary context, with which it may end. */
+CUresult context_release(struct gpu *gpu);
+
+/* The primary context has ended by a reset. No call is in progress. */
+void context_was_reset(struct gpu *gpu);
 
 #endif

@@ -6,29 +6,10 @@
  * allocate again: the client of the GPU ends, and the next allocation makes another one. Memory in contexts that
  * the program made itself ends with it where it is bfcd's, because the library has all memory in the primary one. The last
  * cuDevicePrimaryCtxRelease() ends nothing while bfcd has memory there. */
+#include "preload/charged_context.h"
 #include "preload/ipc.h"
 #include "preload/lent.h"
 #include "preload/outside.h"
-
-/* The device's primary context. NULL: it is not active. */
-static CUcontext find_primary(CUdevice device)
-{
-        CUcontext context = NULL;
-        unsigned int flags;
-        int is_active = 0;
-
-        if (cuDevicePrimaryCtxGetState(device, &flags, &is_active) == CUDA_SUCCESS && is_active &&
-            real_cuDevicePrimaryCtxRetain(&context, device) == CUDA_SUCCESS)
-                real_cuDevicePrimaryCtxRelease_v2(device);
-        return context;
-}
-
-/* It has ended. The next one is charged again. */
-static void forget_primary(struct gpu *gpu, CUcontext primary)
-{
-        outside_forget(primary);
-        __atomic_store_n(&gpu->has_context, false, __ATOMIC_RELEASE);
-}
 
 /* ---- resets ---------------------------------------------------------------------- */
 
@@ -46,33 +27,33 @@ static bool finish(CUcontext context)
 }
 
 /* In a context that does not work nothing could be unmapped, so it is reset before. */
-static void end_memory(struct gpu *gpu, CUdevice device)
+static void end_memory(struct gpu *gpu)
 {
         CUcontext context;
-        unsigned n_retained = real_cuDevicePrimaryCtxRetain(&context, device) == CUDA_SUCCESS;
+        unsigned n_retained = real_cuDevicePrimaryCtxRetain(&context, gpu->device) == CUDA_SUCCESS;
 
         if (n_retained == 0 || !finish(context)) {
-                real_cuDevicePrimaryCtxReset_v2(device);
-                n_retained += real_cuDevicePrimaryCtxRetain(&context, device) == CUDA_SUCCESS;
+                real_cuDevicePrimaryCtxReset_v2(gpu->device);
+                n_retained += real_cuDevicePrimaryCtxRetain(&context, gpu->device) == CUDA_SUCCESS;
         }
         lent_forget(gpu);
         ipc_forget(gpu);
         broker_end_client(gpu);
         while (n_retained-- > 0)
-                real_cuDevicePrimaryCtxRelease_v2(device);
+                real_cuDevicePrimaryCtxRelease_v2(gpu->device);
+        context_drop_primary(gpu);
 }
 
 CUresult cuDevicePrimaryCtxReset_v2(CUdevice device)
 {
         struct gpu *gpu = broker_stop_calls(device);
-        CUcontext primary = gpu ? find_primary(device) : NULL;
         CUresult result;
 
         if (gpu && gpu->client)
-                end_memory(gpu, device);
+                end_memory(gpu);
         result = real_cuDevicePrimaryCtxReset_v2(device);
-        if (primary && result == CUDA_SUCCESS)
-                forget_primary(gpu, primary);
+        if (gpu && result == CUDA_SUCCESS)
+                context_was_reset(gpu);
         broker_resume_calls();
         return result;
 }
@@ -83,40 +64,45 @@ CUresult cuDevicePrimaryCtxReset(CUdevice device)
         return cuDevicePrimaryCtxReset_v2(device);
 }
 
-/* ---- ends ------------------------------------------------------------------------ */
+/* ---- ends of contexts of the program -------------------------------------------------- */
 
-CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
+static bool is_alive(CUcontext context)
 {
-        struct gpu *gpu = broker_stop_calls(device);
-        CUcontext primary = gpu ? find_primary(device) : NULL;
-        CUresult result = real_cuDevicePrimaryCtxRelease_v2(device);
+        CUcontext top;
 
-        if (primary && !find_primary(device))
-                forget_primary(gpu, primary);
-        broker_resume_calls();
-        return result;
+        if (cuCtxPushCurrent_v2(context) != CUDA_SUCCESS)
+                return false;
+        cuCtxPopCurrent_v2(&top);
+        return true;
 }
 
-CUresult cuDevicePrimaryCtxRelease(CUdevice device)
-{
-        return cuDevicePrimaryCtxRelease_v2(device);
-}
-
+/* The driver waits for the context's work, and other threads call it meanwhile. */
 CUresult cuCtxDestroy_v2(CUcontext context)
 {
-        CUresult result;
+        uint64_t mark = outside_mark();
+        CUresult result = real_cuCtxDestroy_v2(context);
+        IN_CALL;
 
-        (void)broker_stop_calls(-1);
-        result = real_cuCtxDestroy_v2(context);
         if (context && result == CUDA_SUCCESS)
-                outside_forget(context);
-        broker_resume_calls();
+                outside_forget(context, mark);
         return result;
 }
 
 CUresult cuCtxDestroy(CUcontext context)
 {
         return cuCtxDestroy_v2(context);
+}
+
+/* Ends the context with the last of its references; cuCtxAttach() makes more. */
+CUresult cuCtxDetach(CUcontext context)
+{
+        uint64_t mark = outside_mark();
+        CUresult result = real_cuCtxDetach(context);
+        IN_CALL;
+
+        if (context && result == CUDA_SUCCESS && !is_alive(context))
+                outside_forget(context, mark);
+        return result;
 }
 
 /* ---- access ----------------------------------------------------------------------- */

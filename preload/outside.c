@@ -16,7 +16,7 @@
 
 #define N_CHAINS 4096
 
-enum { HANDLE = OUTSIDE_CONTEXT + 1, MAPPING };
+enum { HANDLE = OUTSIDE_GREEN + 1, MAPPING };
 
 struct outside_entry {
         LIST_ENTRY(outside_entry) link;
@@ -27,6 +27,7 @@ struct outside_entry {
         bool is_charged;
         struct lent *lent;            /* HANDLE: not NULL: it is a block */
         CUcontext context;            /* that has it; HANDLE, MAPPING: none */
+        uint64_t number;              /* in the order in which the driver gave it */
         unsigned n_references;        /* HANDLE: to the handle, and mappings */
         unsigned n_handles;           /* HANDLE: of these to the handle */
         struct outside_entry *memory; /* MAPPING: its HANDLE */
@@ -35,6 +36,7 @@ struct outside_entry {
 LIST_HEAD(chain, outside_entry);
 
 static struct chain chains[N_CHAINS];
+static uint64_t n_given; /* the last number */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 static void in_child(void)
@@ -54,7 +56,7 @@ static void __attribute__((constructor)) watch_forks(void)
 static void add(struct gpu *gpu, size_t n_bytes)
 {
         bfc_client *client;
-        CUresult result = broker_client(gpu, &client);
+        CUresult result = broker_client_to_ask(gpu, &client);
 
         __atomic_add_fetch(&gpu->outside_bytes, n_bytes, __ATOMIC_RELAXED);
         if (result == CUDA_SUCCESS)
@@ -144,6 +146,8 @@ static struct outside_entry *find_locked(int kind, uint64_t key)
 static void insert(struct outside_entry *e)
 {
         pthread_mutex_lock(&lock);
+        if (e->number == 0)
+                e->number = ++n_given;
         LIST_INSERT_HEAD(chain_of(e->kind, e->key), e, link);
         pthread_mutex_unlock(&lock);
 }
@@ -176,6 +180,8 @@ static CUresult end(const struct outside *o, CUresult result, int kind, uint64_t
                                      .n_handles = 1 };
         if (kind == OUTSIDE_CONTEXT)
                 e->context = (CUcontext)(uintptr_t)key;
+        else if (kind == OUTSIDE_GREEN)
+                e->context = o->gpu->primary;
         else if (kind < HANDLE)
                 (void)cuCtxGetCurrent(&e->context);
         insert(e);
@@ -212,6 +218,11 @@ CUresult outside_took(struct outside_entry *e, CUresult result)
         return result;
 }
 
+struct gpu *outside_gpu(const struct outside_entry *e)
+{
+        return e ? e->gpu : NULL;
+}
+
 /* Entries that are on no chain any more. Without the lock: the daemon may be asked. */
 static void give_back(struct chain *ended)
 {
@@ -227,7 +238,17 @@ static void give_back(struct chain *ended)
         }
 }
 
-void outside_forget(CUcontext context)
+uint64_t outside_mark(void)
+{
+        uint64_t mark;
+
+        pthread_mutex_lock(&lock);
+        mark = n_given;
+        pthread_mutex_unlock(&lock);
+        return mark;
+}
+
+void outside_forget(CUcontext context, uint64_t mark)
 {
         struct chain ended = LIST_HEAD_INITIALIZER(ended);
         struct outside_entry *e, *next;
@@ -236,7 +257,7 @@ void outside_forget(CUcontext context)
         for (size_t i = 0; i < N_CHAINS; i++)
                 for (e = LIST_FIRST(&chains[i]); e; e = next) {
                         next = LIST_NEXT(e, link);
-                        if (e->context != context)
+                        if (e->context != context || e->number > mark)
                                 continue;
                         LIST_REMOVE(e, link);
                         LIST_INSERT_HEAD(&ended, e, link);

@@ -10,7 +10,7 @@
 
 #include "preload/broker.h"
 
-enum outside_kind { OUTSIDE_POINTER, OUTSIDE_ARRAY, OUTSIDE_MIPMAPPED, OUTSIDE_CONTEXT };
+enum outside_kind { OUTSIDE_POINTER, OUTSIDE_ARRAY, OUTSIDE_MIPMAPPED, OUTSIDE_CONTEXT, OUTSIDE_GREEN };
 
 struct outside {
         struct gpu *gpu; /* NULL: it is not counted */
@@ -52,9 +52,12 @@ struct outside_entry;
 /* NULL: it is not counted. */
 struct outside_entry *outside_take(enum outside_kind kind, uint64_t key);
 CUresult outside_took(struct outside_entry *entry, CUresult result);
+struct gpu *outside_gpu(const struct outside_entry *entry); /* takes NULL */
 
-/* A context has ended, with what it had. Memory of cuMemCreate() is in no context. */
-void outside_forget(CUcontext context);
+/* A context has ended, with what it had at the mark, which is made before the driver's call: another thread may have got a context
+ * or memory at the same address since. Memory of cuMemCreate() is in no context. */
+uint64_t outside_mark(void);
+void outside_forget(CUcontext context, uint64_t mark);
 
 /* ---- cuMemCreate() ----
  *

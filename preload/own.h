@@ -8,17 +8,22 @@ OWN(cuGetProcAddress, "cuGetProcAddress", 11030, ANY_STREAM, (const char *name, 
 OWN(cuGetProcAddress_v2, "cuGetProcAddress", 12000, ANY_STREAM,
     (const char *name, void **ret_function, int version, cuuint64_t flags, CUdriverProcAddressQueryResult *ret_status))
 OWN(cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain", 7000, ANY_STREAM, (CUcontext *ret_context, CUdevice device))
+OWN(cuCtxCreate, "cuCtxCreate", 2000, ANY_STREAM, (CUcontext *ret_context, unsigned int flags, CUdevice device))
 OWN(cuCtxCreate_v2, "cuCtxCreate", 3020, ANY_STREAM, (CUcontext *ret_context, unsigned int flags, CUdevice device))
 OWN(cuCtxCreate_v3, "cuCtxCreate", 11040, ANY_STREAM,
     (CUcontext *ret_context, CUexecAffinityParam *parameters, int n_parameters, unsigned int flags, CUdevice device))
 OWN(cuCtxCreate_v4, "cuCtxCreate", 12050, ANY_STREAM,
     (CUcontext *ret_context, CUctxCreateParams *parameters, unsigned int flags, CUdevice device))
+OWN(cuGreenCtxCreate, "cuGreenCtxCreate", 12040, ANY_STREAM,
+    (CUgreenCtx *ret_context, CUdevResourceDesc resources, CUdevice device, unsigned int flags))
+OWN(cuGreenCtxDestroy, "cuGreenCtxDestroy", 12040, ANY_STREAM, (CUgreenCtx context))
 OWN(cuDevicePrimaryCtxReset, "cuDevicePrimaryCtxReset", 7000, ANY_STREAM, (CUdevice device))
 OWN(cuDevicePrimaryCtxReset_v2, "cuDevicePrimaryCtxReset", 11000, ANY_STREAM, (CUdevice device))
 OWN(cuDevicePrimaryCtxRelease, "cuDevicePrimaryCtxRelease", 7000, ANY_STREAM, (CUdevice device))
 OWN(cuDevicePrimaryCtxRelease_v2, "cuDevicePrimaryCtxRelease", 11000, ANY_STREAM, (CUdevice device))
 OWN(cuCtxDestroy, "cuCtxDestroy", 2000, ANY_STREAM, (CUcontext context))
 OWN(cuCtxDestroy_v2, "cuCtxDestroy", 4000, ANY_STREAM, (CUcontext context))
+OWN(cuCtxDetach, "cuCtxDetach", 2000, ANY_STREAM, (CUcontext context))
 OWN(cuCtxEnablePeerAccess, "cuCtxEnablePeerAccess", 4000, ANY_STREAM, (CUcontext context, unsigned int flags))
 OWN(cuDeviceTotalMem_v2, "cuDeviceTotalMem", 3020, ANY_STREAM, (size_t *ret_n_bytes, CUdevice device))
 OWN(cuMemGetInfo_v2, "cuMemGetInfo", 3020, ANY_STREAM, (size_t *ret_n_free, size_t *ret_n_total))

@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <string.h>
 
 #include "tests/preload/job.h"
 
@@ -86,6 +87,27 @@ void reset_gpu(bool is_lent, bool breaks)
         }
 }
 
+/* What is charged ends with a broken context, too. */
+void reset_gpu_with_array(void)
+{
+        const CUDA_ARRAY_DESCRIPTOR what = {
+                .Width = 1024, .Height = 1024, .Format = 0x20, .NumChannels = 2
+        };
+        CUdeviceptr managed;
+        CUarray array;
+
+        OK(cu.cuInit(0));
+        use_gpu(0);
+        OK(cu.own_cuArrayCreate_v2(&array, &what));
+        OK(cu.own_cuMemAllocManaged(&managed, 2 * MIB, 1));
+        CHECK(free_bytes() == 24 * MIB);
+        GIVES(CUDA_ERROR_ILLEGAL_ADDRESS, cu.cuMemsetD8_v2(managed, 0, 16));
+        GIVES(CUDA_ERROR_ILLEGAL_ADDRESS, cu.cuCtxSynchronize());
+        OK(cu.cuDevicePrimaryCtxReset_v2(0));
+        use_gpu(0);
+        CHECK(free_bytes() == 32 * MIB);
+}
+
 /* Arrays end with the context that has them, and what others have stays. */
 void end_contexts(void)
 {
@@ -123,6 +145,133 @@ void end_contexts(void)
         CHECK(free_bytes() == 24 * MIB);
         OK(cu.own_cuArrayDestroy(array));
         CHECK(free_bytes() == 32 * MIB);
+}
+
+static bool primary_is_active(void)
+{
+        unsigned int flags;
+        int is;
+
+        OK(cu.cuDevicePrimaryCtxGetState(0, &flags, &is));
+        return is;
+}
+
+/* Each context takes 4 MiB. Nothing of the library keeps the primary one. */
+void reset_beside_context(void)
+{
+        CUcontext own, primary;
+
+        OK(cu.cuInit(0));
+        OK(cu.own_cuCtxCreate_v2(&own, 0, 0));
+        (void)alloc(2 * MIB); /* in the primary one, which is made for it */
+        CHECK(primary_is_active() && free_bytes() <= 22 * MIB);
+        OK(cu.cuDevicePrimaryCtxReset_v2(0));
+        CHECK(!primary_is_active() && free_bytes() == 28 * MIB);
+        OK(cu.cuDevicePrimaryCtxRetain(&primary, 0));
+        CHECK(free_bytes() == 24 * MIB);
+        OK(cu.own_cuDevicePrimaryCtxRelease_v2(0));
+        CHECK(!primary_is_active() && free_bytes() == 28 * MIB);
+}
+
+/* The same of contexts that are made in a way of their own. */
+void have_other_contexts(void)
+{
+        CUresult (*attach)(CUcontext *, unsigned int);
+        CUcontext own, again;
+        CUgreenCtx green;
+
+        *(void **)&attach = dlsym(dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL), "cuCtxAttach");
+        CHECK(attach);
+        OK(cu.cuInit(0));
+        OK(cu.own_cuCtxCreate(&own, 0, 0));
+        OK(attach(&again, 0));
+        OK(cu.own_cuCtxDetach(own));
+        CHECK(free_bytes() == 28 * MIB);
+        OK(cu.own_cuCtxDetach(own));
+        GIVES(CUDA_ERROR_INVALID_CONTEXT, cu.own_cuCtxDetach(own));
+        OK(cu.own_cuGreenCtxCreate(&green, NULL, 0, 1)); /* and the primary one for it */
+        OK(cu.own_cuCtxCreate_v2(&own, 0, 0));
+        CHECK(primary_is_active() && free_bytes() == 24 * MIB);
+        OK(cu.own_cuGreenCtxDestroy(green));
+        CHECK(!primary_is_active() && free_bytes() == 28 * MIB);
+        OK(cu.own_cuGreenCtxCreate(&green, NULL, 0, 1));
+        OK(cu.cuDevicePrimaryCtxReset_v2(0));
+        CHECK(free_bytes() == 28 * MIB);
+}
+
+/* ---- beside other calls ------------------------------------------------------------ */
+
+struct call {
+        void (*make)(CUcontext context);
+        CUcontext context;
+        _Atomic pid_t tid; /* 0: the thread has not begun */
+};
+
+static void *make_call(void *userdata)
+{
+        struct call *call = userdata;
+
+        atomic_store(&call->tid, gettid());
+        call->make(call->context);
+        return NULL;
+}
+
+static bool is_asleep(pid_t tid)
+{
+        char path[64], text[256] = "";
+        FILE *f;
+
+        snprintf(path, sizeof(path), "/proc/self/task/%d/stat", (int)tid);
+        f = fopen(path, "re");
+        CHECK(f && fgets(text, sizeof(text), f));
+        fclose(f);
+        return strstr(text, ") S ");
+}
+
+/* Until the thread is in the driver, which does not return. */
+static void begin_call(struct call *call)
+{
+        pthread_t thread;
+
+        CHECK(pthread_create(&thread, NULL, make_call, call) == 0);
+        while (atomic_load(&call->tid) == 0 || !is_asleep(atomic_load(&call->tid)))
+                usleep(1000);
+}
+
+static void create_memory(CUcontext context)
+{
+        const CUmemAllocationProp prop = { .type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                           .location = { CU_MEM_LOCATION_TYPE_DEVICE, 0 } };
+        CUmemGenericAllocationHandle handle;
+
+        OK(cu.cuCtxSetCurrent(context));
+        OK(cu.cuMemCreate(&handle, 2 * MIB, &prop, 0));
+}
+
+static void destroy_context(CUcontext context)
+{
+        OK(cu.own_cuCtxDestroy_v2(context));
+}
+
+/* A long call of one thread stops none of another one, and the other way round. The driver does not return from
+ * cuMemCreate(), and not from the second end of a context. */
+void end_contexts_beside_calls(void)
+{
+        static struct call calls[] = { { .make = create_memory }, { .make = destroy_context } };
+        CUcontext contexts[3];
+
+        alarm(120); /* else it would wait for ten minutes */
+        OK(cu.cuInit(0));
+        for (int i = 0; i < 3; i++)
+                OK(cu.own_cuCtxCreate_v2(&contexts[i], 0, 0));
+        calls[0].context = use_gpu(0);
+        calls[1].context = contexts[1];
+        begin_call(&calls[0]);
+        OK(cu.own_cuCtxDestroy_v2(contexts[0]));
+        begin_call(&calls[1]);
+        OK(cu.cuMemFree_v2(alloc(MIB)));
+        OK(cu.own_cuCtxDestroy_v2(contexts[2]));
+        _exit(0);
 }
 
 /* ---- two GPUs -------------------------------------------------------------------- */

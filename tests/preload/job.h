@@ -91,7 +91,11 @@ CUmemoryPool shared_pool(void);
 
 /* Cases of contexts.c. */
 void reset_gpu(bool is_lent, bool breaks);
+void reset_gpu_with_array(void);
 void end_contexts(void);
+void end_contexts_beside_calls(void);
+void reset_beside_context(void);
+void have_other_contexts(void);
 void reset_one_of_two(void);
 void have_peers(bool has_fds);
 void have_no_peers(void);

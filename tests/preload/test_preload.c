@@ -300,6 +300,8 @@ TEST_OF(preload, resets)
                 run_reset(i, has_fds() && i == 0 ? "reset-lent" : "reset");
         ck_assert_int_eq(setenv("FAKE_CUDA_FAULT", "cuMemsetD8:4:700!,cuMemsetD8:12:700!", 1), 0);
         run_reset(1, has_fds() ? "reset-broken-lent" : "reset-broken");
+        ck_assert_int_eq(setenv("FAKE_CUDA_FAULT", "cuMemsetD8:1:700!", 1), 0);
+        run_reset(1, "reset-array");
         /* Its sessions have ended, and left nothing. */
         ck_assert(
                 WAIT_FOR(rig_count(rig).n_sessions == 0 && rig_stats(rig, "red", "train").bytes_reserved == 0,
@@ -310,6 +312,14 @@ TEST_OF(preload, ends_of_contexts)
 {
         for (size_t i = 1; i < sizeof(ways) / sizeof(ways[0]); i++)
                 free(run_job(RUN("--", JOB, ways[i], "ended-contexts")));
+}
+
+TEST_OF(preload, ends_of_contexts_beside_calls)
+{
+        ck_assert_int_eq(setenv("FAKE_CUDA_FAULT",
+                                "hang:cuMemCreate:1:600000,hang:cuDevicePrimaryCtxRelease:2:600000", 1),
+                         0);
+        free(run_job(RUN("--", JOB, "dlsym", "ended-beside-calls")));
 }
 
 static const struct rig_config two_gpus = { .size = "64MiB",
@@ -458,6 +468,7 @@ static void run_contexts(const char *setting, const char *value)
         err = run_job(RUN("--", JOB, "dlsym", "charged-contexts"));
         text_has(err,
                  "has made a CUDA context of its own, and memory of bfcd needs the primary one beside it");
+        text_has(run_job(RUN("--", JOB, "dlsym", "reset-beside-context")), "both are charged");
 }
 
 static void run_large_context(const char *setting, const char *value)
@@ -475,6 +486,8 @@ static void run_large_context(const char *setting, const char *value)
 TEST_OF(preload, charged_contexts)
 {
         run_contexts("BFC_CONTEXT", "4MiB");
+        ck_assert_int_eq(setenv("BFC_CONTEXT", "4MiB", 1), 0);
+        run_case("other-contexts");
         run_large_context("BFC_CONTEXT", "40MiB");
         ck_assert_int_eq(setenv("LD_LIBRARY_PATH", LIBRARIES ":" FAKE_NVML, 1), 0);
         ck_assert_int_eq(setenv("FAKE_NVML", "driver", 1), 0);
@@ -496,6 +509,32 @@ TEST_OF(preload, charged_contexts)
                          SETTLE_MS));
 }
 
+/* What a reload brings is for processes that begin later. */
+TEST_OF(preload, contexts_of_the_configuration)
+{
+        struct rig_config with = config;
+        char *err;
+
+        with.device = "    contexts: 4MiB\n";
+        rig_rewrite_config(rig, &with);
+        ctl_says(rig, WORDS("reload"), "contexts is 4MiB, was measured");
+        if (has_fds())
+                free(run_job(RUN("--", JOB, "dlsym", "charged-contexts")));
+        with.device = "    contexts: 40MiB\n";
+        rig_rewrite_config(rig, &with);
+        free(ctl_text(rig, WORDS("reload")));
+        err = run_job(RUN("--", JOB, "dlsym", "large-context"));
+        text_has(strdup(err), "a CUDA context counts for 40.0 MiB, and --limit is 32.0 MiB");
+        text_has(err, "GPU 0: a CUDA context takes 40.0 MiB, for which the limit of 32.0 MiB has no room");
+        with.device = "    contexts: off\n";
+        rig_rewrite_config(rig, &with);
+        free(ctl_text(rig, WORDS("reload")));
+        ck_assert_int_eq(setenv("LD_LIBRARY_PATH", LIBRARIES ":" FAKE_NVML, 1), 0);
+        ck_assert_int_eq(setenv("FAKE_NVML", "driver", 1), 0);
+        ck_assert_int_eq(setenv("FAKE_CUDA_CONTEXT_BYTES", "4MiB", 1), 0);
+        run_case("limit");
+}
+
 static const struct rig_config in_advance = {
         .size = "64MiB",
         .partitions = "      - {name: train, limit: 32MiB, growth: preallocate}\n",
@@ -513,7 +552,6 @@ TEST_OF(preload, contexts_beside_memory_made_in_advance)
         ck_assert_int_eq(setenv("BFC_SOCKET", rig->socket, 1), 0);
         ck_assert_int_eq(setenv("FAKE_NVML", "driver", 1), 0);
         ck_assert_int_eq(setenv("FAKE_CUDA_CONTEXT_BYTES", "4MiB", 1), 0);
-        ck_assert_int_eq(setenv("BFC_CONTEXT", "0", 1), 0); /* as bfcctl run */
         snprintf(path, sizeof(path), "%s:" LIBRARIES ":" FAKE_NVML, getenv("BFC_PRELOAD"));
         ck_assert_int_eq(setenv("LD_LIBRARY_PATH", path, 1), 0);
         err = run_job((const char *const[]){ JOB, "dlsym", "streams", NULL });
