@@ -62,26 +62,23 @@ static int charge_units(struct gpu *gpu, bfc_client *client, uint64_t n_bytes, u
         return r;
 }
 
-/* As much as there is of it. */
-static uint64_t take_some_room(struct gpu *gpu, uint64_t n_bytes)
-{
-        uint64_t room = __atomic_load_n(&gpu->room_bytes, __ATOMIC_RELAXED), n;
-
-        do
-                n = room < n_bytes ? room : n_bytes;
-        while (!__atomic_compare_exchange_n(&gpu->room_bytes, &room, room - n, true, __ATOMIC_RELAXED,
-                                            __ATOMIC_RELAXED));
-        return n;
-}
-
-/* Without a step, and beside the room. */
+/* Without a step, and beside the room, which stays for other threads until the rest is charged. */
 static int charge_rest(struct gpu *gpu, bfc_client *client, uint64_t n_bytes)
 {
-        uint64_t n_taken = take_some_room(gpu, n_bytes);
-        int r = n_taken == n_bytes ? 0 : charge_units(gpu, client, n_bytes - n_taken, 0);
+        uint64_t n_charged = 0, room, n; /* for this request, and no room */
+        int r = 0;
 
-        if (r < 0)
-                __atomic_add_fetch(&gpu->room_bytes, n_taken, __ATOMIC_RELAXED);
+        while (r == 0 && n_charged < n_bytes && !take_room(gpu, n_bytes - n_charged)) {
+                room = __atomic_load_n(&gpu->room_bytes, __ATOMIC_RELAXED);
+                if (room >= n_bytes - n_charged)
+                        continue;
+                n = whole_units(n_bytes - n_charged - room);
+                r = bfc_charge(client, gpu->name, n, 0);
+                n_charged += r == 0 ? n : 0;
+        }
+        if (r < 0 || n_charged > n_bytes)
+                __atomic_add_fetch(&gpu->room_bytes, r < 0 ? n_charged : n_charged - n_bytes,
+                                   __ATOMIC_RELAXED);
         return r;
 }
 
@@ -134,12 +131,17 @@ void charge_give(struct gpu *gpu, size_t n_bytes)
         }
 }
 
+/* Of a part of a unit no block could be made. */
 bool charge_give_room(struct gpu *gpu)
 {
-        uint64_t room = __atomic_exchange_n(&gpu->room_bytes, 0, __ATOMIC_RELAXED);
+        uint64_t room = __atomic_load_n(&gpu->room_bytes, __ATOMIC_RELAXED), n;
 
-        uncharge(gpu, room);
-        return room > 0;
+        do
+                n = room / UNIT_BYTES * UNIT_BYTES;
+        while (n > 0 && !__atomic_compare_exchange_n(&gpu->room_bytes, &room, room - n, true,
+                                                     __ATOMIC_RELAXED, __ATOMIC_RELAXED));
+        uncharge(gpu, n);
+        return n > 0;
 }
 
 bool charge_makes_room(struct gpu *gpu, int r)

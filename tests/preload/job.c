@@ -980,6 +980,7 @@ int main(int argc, char **argv)
                 { "fork", fork_children },
                 { "fork-threads", fork_beside_threads },
                 { "map", map_memory },
+                { "beside-refusals", create_beside_refusals },
                 { "lent", map_lent_memory },
                 { "lent-names", have_names_of_lent_memory },
                 { "lent-capture", release_lent_memory_in_capture },

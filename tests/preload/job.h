@@ -60,6 +60,7 @@ void holds_bytes(CUdeviceptr p, size_t n_bytes, unsigned char value);
 
 /* Cases of mapped.c. */
 void map_memory(void);
+void create_beside_refusals(void);
 void map_lent_memory(void);
 void release_lent_memory_in_capture(void);
 void have_names_of_lent_memory(void);

@@ -2,6 +2,8 @@
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <fcntl.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <sys/wait.h>
 
@@ -78,6 +80,39 @@ void wait_free(size_t n_bytes)
         for (int i = 0; free_bytes() != n_bytes && i < 120000; i++)
                 usleep(1000);
         CHECK(free_bytes() == n_bytes);
+}
+
+static _Atomic bool is_over;
+
+static void *be_refused_until_it_is_over(void *context)
+{
+        CUmemGenericAllocationHandle handle;
+
+        OK(cu.cuCtxSetCurrent(context));
+        while (!atomic_load(&is_over))
+                GIVES(CUDA_ERROR_OUT_OF_MEMORY, cu.cuMemCreate(&handle, 30 * MIB, &tile_pool, 0));
+        return NULL;
+}
+
+/* What is refused takes nothing of what another thread can have, not for a moment. */
+void create_beside_refusals(void)
+{
+        CUmemGenericAllocationHandle handles[15];
+        pthread_t thread;
+        CUcontext context;
+
+        context_make();
+        OK(cu.cuCtxGetCurrent(&context));
+        for (int i = 0; i < 15; i++)
+                handles[i] = create(2 * MIB, &tile_pool);
+        CHECK(pthread_create(&thread, NULL, be_refused_until_it_is_over, context) == 0);
+        for (int i = 0; i < 100; i++)
+                OK(cu.cuMemRelease(create(2 * MIB, &tile_pool)));
+        atomic_store(&is_over, true);
+        CHECK(pthread_join(thread, NULL) == 0);
+        for (int i = 0; i < 15; i++)
+                OK(cu.cuMemRelease(handles[i]));
+        CHECK(free_bytes() == 32 * MIB);
 }
 
 /* ---- blocks, with a limit of 256 MiB ---------------------------------------------------- */

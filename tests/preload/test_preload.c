@@ -124,6 +124,7 @@ TEST_OF(preload, shared_blocks)
 TEST_OF(preload, charged_memory)
 {
         run_case("map");
+        free(run_job(RUN("--", JOB, "dlsym", "beside-refusals")));
         run_case("localized");
         run_case("arrays");
         run_case("pools");
