@@ -513,6 +513,7 @@ TEST(partition_info)
         ck_assert_str_eq(info.device, "cuda:1");
         ck_assert_int_eq(info.device_ordinal, 1);
         ck_assert_str_eq(info.device_uuid, "GPU-fa4ec0da-0000-4000-8000-000000000002");
+        ck_assert_uint_eq(info.context_bytes, BFC_NO_CONTEXTS); /* such a daemon says nothing of them */
         info.device_ordinal = 7;
         expect_error(bfc_partition_info(client, 2, &info), -ENOENT, "none has index 2");
         info.struct_size = 8;
