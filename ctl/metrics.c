@@ -129,8 +129,9 @@ static const struct family families[] = {
         PARTITION("guaranteed_bytes", bytes_guaranteed, "Sum of the guarantees of tenants."),
         PARTITION("unreclaimed_bytes", bytes_unreclaimed, "Memory that was not returned and stays charged."),
         PARTITION("direct_bytes", bytes_direct, "Memory that processes took by themselves, and charged."),
-        PARTITION("outside_bytes", bytes_outside,
-                  "Memory of the device that processes of sessions have outside of bfcd, as NVML tells."),
+        PARTITION(
+                "outside_bytes", bytes_outside,
+                "Memory of the device that processes have outside of bfcd, with and without a session, as NVML tells."),
 
         TENANT("limit_bytes", GAUGE, PLAIN, bytes_limit, "Limit of the tenant in the partition."),
         TENANT("guaranteed_bytes", GAUGE, PLAIN, bytes_guaranteed,
@@ -159,7 +160,7 @@ static const struct family families[] = {
         TENANT("direct_bytes", GAUGE, PLAIN, bytes_direct,
                "Memory that processes took by themselves, and charged."),
         TENANT("outside_bytes", GAUGE, PLAIN, bytes_outside,
-               "Memory of the device that processes of sessions have outside of bfcd, as NVML tells."),
+               "Memory of the device that processes have outside of bfcd, with and without a session, as NVML tells."),
         TENANT_ROW("pending_bytes", bytes_pending,
                    "Memory of extents that are being returned to the device."),
         TENANT("blocks", GAUGE, PLAIN, num_blocks, "Allocated blocks."),

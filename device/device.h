@@ -148,8 +148,8 @@ struct device_ops {
          * be NULL. -ENODEV, -EIO. */
         int (*others)(struct device *d, uint64_t *ret_bytes);
         /* What processes have of it from the driver: DEVICE_USES at most, in the order of their pids, from those above `pid`
-         * on. Memory counts for the process that made it. May be NULL. -ENOENT: it is not known; -EAGAIN: not
-         * at present; -ENODEV, -ENOMEM. */
+         * on, without the one that makes extents. Memory counts for the process that made it. May be NULL. -ENOENT: it is not
+         * known; -EAGAIN: not at present; -ENODEV, -ENOMEM. */
         int (*uses)(struct device *d, uint64_t pid, struct device_use ret[static DEVICE_USES], size_t *ret_n);
         /* Releases everything by which this process keeps the device busy, when it has no extents: then
          * the device may be reset or changed. Until it is opened again only granularity(), others()

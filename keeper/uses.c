@@ -7,6 +7,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "device/nvml.h"
 
@@ -103,7 +104,7 @@ int uses_read(struct uses *u, uint64_t pid, struct device_use ret[static DEVICE_
         if (u->told.result < 0)
                 return u->told.result;
         for (size_t i = 0; i < u->told.n && n < DEVICE_USES; i++)
-                if (u->told.uses[i].pid > pid)
+                if (u->told.uses[i].pid > pid && u->told.uses[i].pid != (uint64_t)getpid())
                         ret[n++] = (struct device_use){ u->told.uses[i].pid, u->told.uses[i].n_bytes };
         *ret_n = n;
         return 0;

@@ -15,7 +15,7 @@ struct uses;
 struct uses *uses_new(const char *uuid);
 struct uses *uses_free(struct uses *u); /* does not wait, also not for NVML; takes NULL */
 
-/* As device_uses(). A pid of 0 takes what NVML told since the last such question, and asks it again. -EAGAIN: it told nothing
+/* As device_uses(), without this process. A pid of 0 takes what NVML told since the last such question, and asks it again. -EAGAIN: it told nothing
  * since then. -ENOENT: this machine has no NVML, or its pids are of another PID namespace; -ENOMEM. */
 int uses_read(struct uses *u, uint64_t pid, struct device_use ret[static DEVICE_USES], uint32_t *ret_n);
 

@@ -285,6 +285,7 @@ const FACTS = [
     ['Guaranteed', (p) => size(p.bytes_guaranteed)],
     ['Peak reserved', (p) => size(p.peak_bytes_reserved)],
     ['Charged directly', (p) => size(p.bytes_direct)],
+    ['Outside of bfcd', (p) => size(p.bytes_outside)],
     ['Unreclaimed', (p) => size(p.bytes_unreclaimed)],
     ['Waiting requests', (p) => String(p.waiting)],
     ['Refused requests', (p) => String(p.num_refusals)],

@@ -2,13 +2,18 @@
  * sockets.
  *
  * SPDX-License-Identifier: Apache-2.0 */
+#include <signal.h>
+#include <stdio.h>
 #include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "daemon/log.h"
 #include "daemon/session/outside.h"
 #include "tests/suite.h"
 #include "tests/unit/gpus.h"
+#include "tests/unit/leases.h"
 #include "tests/unit/still_clock.h"
 
 static const char config_text[] =
@@ -18,16 +23,20 @@ static const char config_text[] =
         "    partitions: [{name: one, limit: 64MiB}, {name: two, limit: 64MiB}]\n"
         "  - id: cuda:1\n"
         "    headroom: 0\n"
-        "    partitions: [{name: other, limit: 100%}]\n"
+        "    partitions: [{name: other, limit: 100%%}]\n"
         "tenants:\n"
-        "  - {name: a, match: {uid: 1}, quotas: [{partition: one, limit: 32MiB}, {partition: two}, {partition: other}]}\n"
-        "  - {name: b, match: {uid: 2}, quotas: [{partition: one}]}\n";
+        "  - {name: a, match: {uid: 1}, quotas: [{partition: one, limit: 32MiB}, {partition: two, max_sessions: 400}, {partition: other}]}\n"
+        "  - {name: b, match: {uid: 2}, quotas: [{partition: one}]}\n"
+        "  - {name: c, match: {uid: %u, gid: %u}, quotas: [{partition: two}]}\n";
 
 enum { ONE, TWO, OTHER }; /* a's */
 
 static void setup(void)
 {
-        gpus_start(config_text, false);
+        static char text[sizeof(config_text) + 20];
+
+        snprintf(text, sizeof(text), config_text, geteuid(), getegid()); /* c is that of this process */
+        gpus_start(text, false);
         log_open(LOG_LEVEL_INFO);
         a1->session->who.pid = 100; /* all peers are this process */
         b1->session->who.pid = 200;
@@ -142,6 +151,129 @@ TEST_OF(outside, much_is_logged_once)
                 count_log("process 200 (peer) of tenant 'b' has 1.0 GiB on device 'cuda:0' outside of bfcd"),
                 1);
         ck_assert_uint_eq(count_log("outside of bfcd"), 1);
+}
+
+TEST_OF(outside, a_lost_device_has_none)
+{
+        LOOK({ 100, 10 * MIB });
+        ck_assert_uint_eq(row_bytes(a1), 20 * MIB);
+        b->devices[1].is_lost = true;
+        outside_look(b);
+        settle();
+        ck_assert_uint_eq(row_bytes(a1), 10 * MIB);
+        ck_assert_uint_eq(tenant_bytes("a", "other"), 0);
+        b->devices[0].is_lost = true;
+        outside_look(b);
+        settle();
+        ck_assert_uint_eq(outside_bytes(a1->session), UINT64_MAX);
+        ck_assert_uint_eq(tenant_bytes("a", "one"), 0);
+}
+
+static uint64_t lease_bytes(void)
+{
+        const Bfcd__ListReply *page = list_page(admin, BFCD__LIST__KIND__LEASES, 0);
+
+        ck_assert_uint_eq(page->n_leases, 1);
+        return page->leases[0]->stats->bytes_outside;
+}
+
+static pid_t start_process(void)
+{
+        pid_t pid = fork();
+
+        if (pid == 0 && prctl(PR_SET_PDEATHSIG, SIGKILL) == 0)
+                pause();
+        ck_assert_int_gt(pid, 0);
+        return pid;
+}
+
+/* They count as if they had one. */
+TEST_OF(outside, processes_without_a_session)
+{
+        const struct wanted wanted = { .name = "l", .tenant = "c", .partition = "two", .limit = 2 * MIB };
+        struct wanted w = wanted;
+        pid_t pids[2];
+
+        for (int i = 0; i < 2; i++) {
+                pids[i] = start_process();
+        }
+        w.pid = (uint64_t)pids[0];
+        ck_assert_int_eq(peer_error(admin, ask_create(admin, &w)), 0);
+        for (int i = 0; i < 2; i++) {
+                LOOK({ (uint64_t)pids[0], GIB });
+                ck_assert_uint_eq(tenant_bytes("c", "two"), GIB);
+                ck_assert_uint_eq(lease_bytes(), GIB);
+        }
+        LOOK({ 100, MIB }, { (uint64_t)pids[1], 3 * MIB });
+        ck_assert_uint_eq(tenant_bytes("c", "two"), 3 * MIB);
+        ck_assert_uint_eq(lease_bytes(), 0);
+        ck_assert_uint_eq(row_bytes(a1), 2 * MIB);
+        ck_assert_uint_eq(
+                count_log("(no session) of tenant 'c' has 1.0 GiB on device 'cuda:0' outside of bfcd"), 1);
+        ck_assert_uint_eq(count_log("outside of bfcd"), 1);
+        /* It has one now. */
+        b1->session->who.pid = pids[1];
+        LOOK({ (uint64_t)pids[1], 3 * MIB });
+        ck_assert_uint_eq(tenant_bytes("c", "two"), 0);
+        ck_assert_uint_eq(row_bytes(b1), 3 * MIB);
+        for (int i = 0; i < 2; i++) {
+                kill(pids[i], SIGKILL);
+                waitpid(pids[i], NULL, 0);
+        }
+        LOOK({ (uint64_t)pids[0], GIB });
+        ck_assert_uint_eq(tenant_bytes("c", "two"), 0);
+}
+
+/* In several turns of the loop. */
+TEST_OF(outside, many_sessions)
+{
+        static struct device_use uses[600];
+        struct peer *peers[300];
+
+        for (size_t i = 0; i < 300; i++) {
+                uint64_t id;
+
+                peers[i] = peer_new(b, 1, false);
+                id = peer_hello(peers[i], "", "two");
+                settle();
+                ck_assert_int_eq(peer_error(peers[i], id), 0);
+                peers[i]->session->who.pid = 1000 + (pid_t)i;
+                uses[i] = (struct device_use){ 1000 + i, (i + 1) * MIB };
+        }
+        look(uses, 300);
+        for (size_t i = 0; i < 300; i++)
+                ck_assert_uint_eq(outside_bytes(peers[i]->session), 2 * (i + 1) * MIB);
+        ck_assert_uint_eq(tenant_bytes("a", "two"), 300 * 301 / 2 * MIB);
+        gpus[0].n_uses = 299;
+        outside_look(b);
+        broker_poll(b); /* the first part of it */
+        ck_assert_uint_gt(broker_n_pending(b), 0);
+        peers[0] = peer_free(peers[0]);
+        settle();
+        ck_assert_uint_eq(outside_bytes(peers[298]->session), 2 * 299 * MIB);
+        ck_assert_uint_eq(outside_bytes(peers[299]->session), 300 * MIB);
+        ck_assert_uint_eq(tenant_bytes("a", "two"), (299 * 300 / 2 - 1) * MIB);
+        for (size_t i = 0; i < 300; i++)
+                peer_free(peers[i]);
+        settle();
+}
+
+/* The largest are looked at. */
+TEST_OF(outside, many_processes_without_a_session)
+{
+        static struct device_use uses[3 * DEVICE_USES];
+        pid_t pid = start_process();
+
+        for (size_t i = 0; i < 3 * DEVICE_USES; i++) /* processes that are not there */
+                uses[i] = (struct device_use){ INT32_MAX - 3 * DEVICE_USES + i, (i + 1) * MIB };
+        uses[0] = (struct device_use){ (uint64_t)pid, GIB };
+        look(uses, 3 * DEVICE_USES);
+        ck_assert_uint_eq(tenant_bytes("c", "two"), GIB);
+        uses[0].n_bytes = MIB / 2;
+        look(uses, 3 * DEVICE_USES);
+        ck_assert_uint_eq(tenant_bytes("c", "two"), 0);
+        kill(pid, SIGKILL);
+        waitpid(pid, NULL, 0);
 }
 
 int main(void)

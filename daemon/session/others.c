@@ -1,0 +1,131 @@
+/* Processes without a session; see others.h.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/session/others.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "daemon/memory/broker.h"
+#include "daemon/memory/cgroup.h"
+#include "daemon/session/session.h"
+
+/* ---- /proc ---------------------------------------------------------------------- */
+
+/* "Groups:\t4 24 1000 ". What has no room is left out. */
+static gid_t *read_groups(const char *text, size_t *ret_n)
+{
+        gid_t *gids = calloc(strlen(text) / 2 + 1, sizeof(*gids));
+        char *end;
+
+        *ret_n = 0;
+        while (gids) {
+                unsigned long gid = strtoul(text, &end, 10);
+
+                if (end == text)
+                        break;
+                gids[(*ret_n)++] = (gid_t)gid;
+                text = end;
+        }
+        return gids;
+}
+
+/* *ret_gids: the caller's. */
+static bool read_ids(struct other *o, gid_t **ret_gids)
+{
+        char path[64], *line = NULL;
+        unsigned uid, gid;
+        bool has_uid = false, has_gid = false;
+        size_t n_line = 0;
+        FILE *f;
+
+        snprintf(path, sizeof(path), "/proc/%d/status", (int)o->pid);
+        f = fopen(path, "re");
+        if (!f)
+                return false;
+        while (getline(&line, &n_line, f) > 0) {
+                if (sscanf(line, "Uid: %*u %u", &uid) == 1)
+                        has_uid = true;
+                else if (sscanf(line, "Gid: %*u %u", &gid) == 1)
+                        has_gid = true;
+                else if (strncmp(line, "Groups:", 7) == 0 && !*ret_gids)
+                        *ret_gids = read_groups(line + 7, &o->who.n_gids);
+        }
+        free(line);
+        fclose(f);
+        if (!has_uid || !has_gid || !*ret_gids)
+                return false;
+        match_sort_gids(*ret_gids, o->who.n_gids);
+        o->who.pid = o->pid;
+        o->who.uid = uid;
+        o->who.gid = gid;
+        o->who.gids = *ret_gids;
+        return true;
+}
+
+static void read_cgroup(struct other *o, int pidfd)
+{
+        char path[CGROUP_PATH_BYTES];
+
+        if (cgroup_of_process("/proc", o->pid, pidfd, path) == 0)
+                o->who.cgroup = strdup(path);
+}
+
+bool other_read(struct other *o)
+{
+        int pidfd = (int)syscall(SYS_pidfd_open, o->pid, 0);
+        gid_t *gids = NULL;
+
+        if (!read_ids(o, &gids)) {
+                free(gids);
+                if (pidfd >= 0)
+                        close(pidfd);
+                return false;
+        }
+        read_cgroup(o, pidfd); /* unknown without a pidfd */
+        o->peer.n_ancestors = process_ancestors("/proc", o->pid, 0, o->peer.ancestors, PROCESS_MAX_ANCESTORS);
+        o->peer.has_ancestors = true;
+        if (o->peer.n_ancestors > 0)
+                o->who.start_time = o->peer.ancestors[0].start_time;
+        if (pidfd >= 0)
+                close(pidfd);
+        return true;
+}
+
+void other_clear(struct other *o)
+{
+        free((void *)(uintptr_t)o->who.gids);
+        o->who.gids = NULL;
+        credentials_clear(&o->who);
+}
+
+/* ---- the match ------------------------------------------------------------------ */
+
+struct quota *other_quota(const struct broker *b, const struct device *device, struct other *o,
+                          struct tenant **ret)
+{
+        char sentence[SESSION_SENTENCE_BYTES];
+        struct quota *first = NULL;
+
+        if (match_ids(b->selection.matcher, &o->who) < 0)
+                return NULL;
+        match_places(b->selection.matcher, &o->who);
+        *ret = tenant_select(b->selection.order, b->selection.n, b->selection.fallback, "", &o->who, sentence,
+                             sizeof(sentence));
+        o->peer.who = &o->who;
+        o->peer.tenant = *ret;
+        for (size_t i = 0; *ret && i < (*ret)->n_quotas; i++) {
+                struct quota *q = (*ret)->quotas[i];
+                struct lease *lease;
+
+                if (q->partition->device != device || q->is_removed || q->lease.parent)
+                        continue;
+                if (lease_match(b, q, &o->peer, &lease, sentence, sizeof(sentence)) == 0 && lease)
+                        return lease->quota;
+                first = first ? first : q;
+        }
+        return first;
+}
