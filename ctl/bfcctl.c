@@ -194,6 +194,7 @@ static const struct command commands[] = {
         { "events", 0, ANYONE, 0, run_events, 0, NULL },
         { "wait", 3, ANYONE, 0, run_wait, 0,
           "usage: bfcctl wait lease|room; \"bfcctl wait --help\" shows each" },
+        { "driver-limits", 0, SEES_ALL, 0, run_driver_limits, BIT(WATCH), NULL },
         { "resume", 1, ADMIN, 0, run_resume, 0, "usage: bfcctl resume DEVICE" },
 };
 

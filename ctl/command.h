@@ -87,6 +87,7 @@ int run_tensorboard(struct ask *a, const struct invocation *i, const struct comm
 int run_history(struct ask *a, const struct invocation *i, const struct command *c);
 int run_events(struct ask *a, const struct invocation *i, const struct command *c);
 int run_wait(struct ask *a, const struct invocation *i, const struct command *c);
+int run_driver_limits(struct ask *a, const struct invocation *i, const struct command *c);
 int run_run(struct ask *a, const struct invocation *i, const struct command *c);
 
 /* Prints the error and what would be right. EXIT_USAGE. */

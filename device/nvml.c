@@ -16,6 +16,10 @@
 
 #define LIBRARY               "libnvidia-ml.so.1"
 #define SUCCESS               0
+#define NOT_SUPPORTED         3
+#define NO_PERMISSION         4
+#define NOT_FOUND             6
+#define FUNCTION_NOT_FOUND    13
 #define INSUFFICIENT_SIZE     7
 #define NOT_AVAILABLE         UINT64_MAX
 #define UUID_BYTES            96u    /* NVML_DEVICE_UUID_V2_BUFFER_SIZE */
@@ -32,12 +36,18 @@ struct process_info { /* nvmlProcessInfo_t */
         unsigned gpu_instance, compute_instance;
 };
 
+struct memory_limits { /* nvmlSetMemoryLimits_v1_t */
+        const char *folder;
+        unsigned long long n_soft, n_hard; /* 0 and NVML_DEVICE_MEMORY_LIMIT_MAX, UINT64_MAX: none */
+};
+
 struct nvml {
         void *library;
         int (*init)(void);
         int (*shutdown)(void);
         int (*by_uuid)(const char *uuid, device *ret);
         int (*processes)(device d, unsigned *n, struct process_info *ret);
+        int (*set_limits)(device d, struct memory_limits *limits); /* NULL: an older driver */
 };
 
 static bool load(void *library, const char *name, void *ret)
@@ -60,6 +70,7 @@ int nvml_open(struct nvml **ret)
             load(n->library, "nvmlDeviceGetHandleByUUID", &n->by_uuid) &&
             load(n->library, "nvmlDeviceGetComputeRunningProcesses_v3", &n->processes) &&
             n->init() == SUCCESS) {
+                (void)load(n->library, "nvmlDeviceSetMemoryLimits_v1", &n->set_limits);
                 *ret = n;
                 return 0;
         }
@@ -192,6 +203,30 @@ int nvml_read(struct nvml *n, const char *const *uuids, size_t n_uuids, struct n
         *ret_uses = uses;
         *ret_n_uses = join(uses, n_uses);
         return 0;
+}
+
+int nvml_limit(struct nvml *n, const char *uuid, const char *folder, uint64_t n_bytes)
+{
+        struct memory_limits limits = { .folder = folder, .n_hard = n_bytes };
+        device d;
+
+        if (!n->set_limits)
+                return -EOPNOTSUPP;
+        if (!find_device(n, uuid, &d))
+                return -ENOENT;
+        switch (n->set_limits(d, &limits)) {
+        case SUCCESS:
+                return 0;
+        case NOT_SUPPORTED:
+        case FUNCTION_NOT_FOUND:
+                return -EOPNOTSUPP;
+        case NO_PERMISSION:
+                return -EPERM;
+        case NOT_FOUND:
+                return -ENOENT;
+        default:
+                return -EIO;
+        }
 }
 
 const struct nvml_use *nvml_find(const struct nvml_use *uses, size_t n_uses, uint64_t pid)

@@ -27,6 +27,11 @@ struct nvml *nvml_close(struct nvml *n); /* takes NULL */
 int nvml_read(struct nvml *n, const char *const *uuids, size_t n_uuids, struct nvml_use **ret_uses,
               size_t *ret_n_uses);
 
+/* Limits what processes in a control group (its folder, of version 2) allocate from the driver; UINT64_MAX: no limit. From driver
+ * r615 on. -EOPNOTSUPP: this driver or device has no such limits; -EPERM: only root may; -ENOENT: there is no such device or
+ * control group; -EIO. */
+int nvml_limit(struct nvml *n, const char *uuid, const char *folder, uint64_t n_bytes);
+
 /* Of the result; NULL: the process is not there. */
 const struct nvml_use *nvml_find(const struct nvml_use *uses, size_t n_uses, uint64_t pid);
 

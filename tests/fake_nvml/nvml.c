@@ -5,6 +5,7 @@
  * FAKE_NVML names the file: a line "UUID PID BYTES" for each process, "UUID" alone for a device without one, and
  * "UUID PID -" for one whose memory is not known. Without the variable the library does not initialise. With
  * FAKE_NVML=driver it tells what is in use of the fake driver's memory (FAKE_CUDA_STATE) and which process made it. With
+ * FAKE_NVML_LIMITS names a file to which each limit of a control group is written. With
  * FAKE_NVML=hang a question for devices does not return. */
 #include <dirent.h>
 #include <fcntl.h>
@@ -21,6 +22,7 @@
 #define SUCCESS           0
 #define INVALID_ARGUMENT  2
 #define NOT_SUPPORTED     3
+#define NO_PERMISSION     4
 #define NOT_FOUND         6
 #define INSUFFICIENT_SIZE 7
 #define DRIVER_NOT_LOADED 9
@@ -63,6 +65,11 @@ static struct line {
 static unsigned n_lines, n_devices;
 static char uuids[MAX_DEVICES][64];
 
+struct memory_limits { /* nvmlSetMemoryLimits_v1_t */
+        const char *folder;
+        unsigned long long n_soft, n_hard;
+};
+
 struct process_info_v1 {
         unsigned pid;
         unsigned long long n_bytes;
@@ -74,6 +81,7 @@ int nvmlDeviceGetHandleByPciBusId_v2(const char *text, void **ret);
 int nvmlDeviceGetComputeRunningProcesses(void *device, unsigned *n, struct process_info_v1 *ret);
 int nvmlSystemGetCudaDriverVersion_v2(int *ret);
 int nvmlDeviceGetHandleByUUID(const char *uuid, void **ret);
+int nvmlDeviceSetMemoryLimits_v1(void *device, struct memory_limits *limits);
 int nvmlDeviceGetGpuFabricInfoV(void *device, struct fabric *ret);
 int nvmlDeviceGetNvLinkRemoteDeviceType(void *device, unsigned link, int *ret);
 int nvmlDeviceGetNvLinkRemotePciInfo_v2(void *device, unsigned link, void *ret);
@@ -239,6 +247,25 @@ API int nvmlDeviceGetUUID(void *device, char *ret, unsigned n_ret)
                 return INSUFFICIENT_SIZE;
         strcpy(ret, device);
         return SUCCESS;
+}
+
+/* As an older driver without the variable. "/sys/fs/cgroup/none" is not there. */
+API int nvmlDeviceSetMemoryLimits_v1(void *device, struct memory_limits *limits)
+{
+        const char *path = getenv("FAKE_NVML_LIMITS");
+        FILE *f;
+
+        if (!path || strncmp(device, "MIG-", 4) == 0)
+                return NOT_SUPPORTED;
+        if (strncmp(limits->folder, "/sys/fs/cgroup/", 15) != 0 || limits->n_soft > limits->n_hard)
+                return INVALID_ARGUMENT;
+        if (strcmp(limits->folder, "/sys/fs/cgroup/none") == 0)
+                return NOT_FOUND;
+        f = fopen(path, "ae");
+        if (!f)
+                return NO_PERMISSION;
+        fprintf(f, "%s %s %llu %llu\n", (char *)device, limits->folder, limits->n_soft, limits->n_hard);
+        return fclose(f) == 0 ? SUCCESS : NO_PERMISSION;
 }
 
 /* ---- links between GPUs, of which there are none ------------------------------------------ */

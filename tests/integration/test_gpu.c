@@ -168,6 +168,80 @@ TEST(growth_while_nvml_hangs)
         unsetenv("FAKE_NVML");
 }
 
+/* ---- limits of the driver --------------------------------------------------------- */
+
+#define FIRST  "GPU-fa4ec0da-0000-4000-8000-000000000001 /sys/fs/cgroup/"
+#define SECOND "GPU-fa4ec0da-0000-4000-8000-000000000002 /sys/fs/cgroup/"
+
+static bool were_set(const char *path, const char *line)
+{
+        char text[4096];
+        FILE *f = fopen(path, "re");
+        size_t n = f ? fread(text, 1, sizeof(text) - 1, f) : 0;
+
+        if (f)
+                fclose(f);
+        text[n] = '\0';
+        return strstr(text, line) != NULL;
+}
+
+static void job_watch(void *socket)
+{
+        int null = open("/dev/null", O_WRONLY);
+
+        REQUIRE(dup2(null, STDOUT_FILENO) == STDOUT_FILENO, "no /dev/null");
+        execl(program_bfcctl(), "bfcctl", "--socket", socket, "driver-limits", "--watch", "10ms", NULL);
+        _exit(1);
+}
+
+static void create_lease(const struct rig *rig, const char *name, const char *partition, const char *limit,
+                         const char *kind, const char *match)
+{
+        free(ctl_text(rig, WORDS("lease", "create", name, "--tenant", "red", "--partition", partition,
+                                 "--limit", limit, kind, match)));
+}
+
+/* Of each control group on each GPU the sum of its leases. */
+RIG_TEST(limits_of_the_driver, two_gpus)
+{
+        char devices[128], limits[128], *err;
+        FILE *f;
+        pid_t pid;
+
+        snprintf(devices, sizeof(devices), "%s/nvml", rig->folder);
+        snprintf(limits, sizeof(limits), "%s/limits", rig->folder);
+        f = fopen(devices, "we");
+        ck_assert_ptr_nonnull(f);
+        fprintf(f, "%.40s\n%.40s\n", FIRST, SECOND);
+        fclose(f);
+        setenv("FAKE_NVML", devices, 1);
+        create_lease(rig, "a", "train", "16MiB", "--cgroup", "/jobs/a");
+        create_lease(rig, "b", "infer", "8MiB", "--cgroup", "/jobs/a");
+        create_lease(rig, "c", "other", "4MiB", "--cgroup", "/jobs/a");
+        create_lease(rig, "d", "other", "4MiB", "--unit", "d.service");
+        create_lease(rig, "e", "other", "4MiB", "--cgroup", "/none");
+        ctl_refuses(rig, WORDS("driver-limits"), 1, "this driver has no such limits");
+        setenv("FAKE_NVML_LIMITS", limits, 1);
+        ck_assert_int_eq(ctl(rig->monitor_socket, WORDS("driver-limits"), NULL, &err), 0);
+        ck_assert_msg(
+                strstr(err, "The limit of /sys/fs/cgroup/none on cuda:1 cannot be set: NVML finds no such"),
+                "%s", err);
+        free(err);
+        ck_assert(were_set(limits, FIRST "jobs/a 0 25165824\n"));
+        ck_assert(were_set(limits, SECOND "jobs/a 0 4194304\n"));
+        ck_assert(!were_set(limits, "d.service"));
+        /* Changes, and ends. */
+        pid = child_start(job_watch, rig->monitor_socket);
+        free(ctl_text(rig, WORDS("lease", "set", "a", "--limit", "18MiB")));
+        ck_assert(WAIT_FOR(were_set(limits, FIRST "jobs/a 0 27262976\n"), SETTLE_MS));
+        free(ctl_text(rig, WORDS("lease", "end", "c")));
+        ck_assert(WAIT_FOR(were_set(limits, SECOND "jobs/a 0 18446744073709551615\n"), SETTLE_MS));
+        ck_assert(!were_set(limits, FIRST "jobs/a 0 18446744073709551615\n"));
+        child_kill(pid);
+        unsetenv("FAKE_NVML");
+        unsetenv("FAKE_NVML_LIMITS");
+}
+
 /* ---- access of other GPUs ----------------------------------------------------- */
 
 /* 0: none; 3: all; 0, too, where the driver does it by itself. */
