@@ -35,6 +35,7 @@ struct region {
         bool is_watched;           /* `fork` is registered */
         bool by_handle;            /* then it is one extent */
         int fd;                    /* of its extent; -1: none, nor an entry */
+        bool is_shareable;         /* each extent's is kept */
         struct fork_entry fd_fork; /* where there is one */
         uint8_t handle[DEVICE_HANDLE_BYTES];
         struct mapped *extents;
@@ -288,7 +289,8 @@ static int regions_map_now(struct regions *r, const struct region_extent *extent
         region_watch(region, view, r->inherits);
         for (size_t i = 0; i < r->n_items; i++) /* this may have been the process's first use of a GPU */
                 device_range_pin(r->items[i]->range);
-        if (r->n_shareable > 0 && view->is_cuda && !by_handle && region_is_extent(region))
+        region->is_shareable |= r->n_shareable > 0 && view->is_cuda && !by_handle && region_is_extent(region);
+        if (region->is_shareable)
                 region_keep_fd(region, memory->fd);
         region->by_handle = by_handle;
         memcpy(region->handle, memory->handle, sizeof(region->handle));

@@ -34,10 +34,19 @@ static bool has_own_extent(bfc_client *client, const void *ptr)
         return info.extent_offset == 0 && info.extent_bytes == info.n_bytes;
 }
 
+static void check_fd(bfc_client *client, const void *ptr, bool has_fd)
+{
+        int fd;
+
+        ck_assert_int_eq(bfc_extent_fd(client, ptr, &fd), has_fd ? 0 : -ENOTSUP);
+        if (has_fd)
+                close(fd);
+}
+
 /* On extents of the quota, or in one of just its size. */
 LOOP_TEST(a_parked_block_returns_with_its_contents, 2)
 {
-        const uint64_t flags = BFC_PARKABLE | (_i == 1 ? BFC_ONE_EXTENT : 0);
+        const uint64_t flags = BFC_PARKABLE | (_i == 1 ? BFC_ONE_EXTENT | BFC_SHAREABLE : 0);
         struct rig *rig = rig_start(small_config());
         bfc_client *client = client_open(rig, "red", "train");
         char byte = 1;
@@ -67,6 +76,7 @@ LOOP_TEST(a_parked_block_returns_with_its_contents, 2)
                 ck_assert_uint_eq(reserved(rig, "train"), BLOCK);
                 ck_assert_uint_eq(in_use(rig, "parking"), 0);
                 ck_assert_int_eq(has_own_extent(client, p), _i == 1);
+                check_fd(client, p, _i == 1 && rig_device() == ON_CUDA_FD);
                 ck_assert_ok(bfc_wake(client, p, 0)); /* it is awake */
         }
         ck_assert_ok(bfc_park(client, p, BFC_DISCARD, NULL));
