@@ -7,6 +7,7 @@
  * the program made itself ends with it where it is bfcd's, because the library has all memory in the primary one. The last
  * cuDevicePrimaryCtxRelease() ends nothing while bfcd has memory there. */
 #include "preload/charged_context.h"
+#include "preload/idle.h"
 #include "preload/ipc.h"
 #include "preload/lent.h"
 #include "preload/outside.h"
@@ -46,15 +47,18 @@ static void end_memory(struct gpu *gpu)
 
 CUresult cuDevicePrimaryCtxReset_v2(CUdevice device)
 {
+        bool is_awake = idle_stop(); /* memory of cuMemCreate() outlives the reset */
         struct gpu *gpu = broker_stop_calls(device);
-        CUresult result;
+        CUresult result = CUDA_ERROR_NOT_READY;
 
-        if (gpu && gpu->client)
+        if (is_awake && gpu && gpu->client)
                 end_memory(gpu);
-        result = real_cuDevicePrimaryCtxReset_v2(device);
+        if (is_awake)
+                result = real_cuDevicePrimaryCtxReset_v2(device);
         if (gpu && result == CUDA_SUCCESS)
                 context_was_reset(gpu);
         broker_resume_calls();
+        idle_resume();
         return result;
 }
 

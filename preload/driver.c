@@ -49,6 +49,19 @@ static CUresult no_function(void)
         return CUDA_ERROR_NOT_SUPPORTED;
 }
 
+/* A function that would let memory be used elsewhere, in a program that has said that it is idle. */
+static CUresult stopped_function(void)
+{
+        return CUDA_ERROR_NOT_SUPPORTED;
+}
+
+static bool is_stopped(const void *function)
+{
+        CUresult (*stopped)(void) = stopped_function;
+
+        return memcmp(&stopped, &function, sizeof(stopped)) == 0;
+}
+
 void *driver_symbol(const char *symbol)
 {
         void *handle = bfc_preload_driver();
@@ -64,13 +77,75 @@ bool driver_is_proxy(const void *function)
                of_function.dli_fbase == own.dli_fbase;
 }
 
+/* The first call of a function. Another one, or driver_stop_bindings(), may have been faster. */
 void *preload_resolve(void **slot)
 {
-        void *found = driver_symbol(symbols[slot - preload_slots]);
+        void *was = __atomic_load_n(slot, __ATOMIC_ACQUIRE),
+             *found = driver_symbol(symbols[slot - preload_slots]);
         CUresult (*missing)(void) = bfc_preload_driver() ? no_function : no_driver;
 
         if (!found)
                 memcpy(&found, &missing, sizeof(found));
-        __atomic_store_n(slot, found, __ATOMIC_RELEASE);
-        return found;
+        if (is_stopped(was))
+                return was;
+        return __atomic_compare_exchange_n(slot, &was, found, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)
+                       ? found
+                       : was;
+}
+
+/* ---- functions that bind memory -------------------------------------------------- */
+
+#define BINDINGS(F)                                                                                          \
+        F(cuMemGetHandleForAddressRange)                                                                     \
+        F(cuMulticastCreate)                                                                                 \
+        F(cuMulticastBindMem)                                                                                \
+        F(cuMulticastBindMem_v2)                                                                             \
+        F(cuMulticastBindAddr)                                                                               \
+        F(cuMulticastBindAddr_v2)                                                                            \
+        F(cuLogicalEndpointBindMem)                                                                          \
+        F(cuLogicalEndpointBindAddr)
+
+#define DECLARE(symbol) extern char trampoline_##symbol[] __asm__(#symbol);
+BINDINGS(DECLARE)
+
+static const struct binding {
+        const char *symbol;
+        void *trampoline;
+} bindings[] = {
+#define ENTRY(symbol) { #symbol, trampoline_##symbol },
+        BINDINGS(ENTRY)
+};
+
+#define N_BINDINGS (sizeof(bindings) / sizeof(bindings[0]))
+
+void *driver_find_binding(const char *symbol)
+{
+        for (size_t i = 0; i < N_BINDINGS; i++)
+                if (strcmp(bindings[i].symbol, symbol) == 0)
+                        return bindings[i].trampoline;
+        return NULL;
+}
+
+/* A slot has an address of the proxy until the first call. */
+static bool stop(const char *symbol)
+{
+        CUresult (*stopped)(void) = stopped_function;
+        void **slot = preload_slots, *was, *now;
+
+        memcpy(&now, &stopped, sizeof(now));
+        while (strcmp(symbols[slot - preload_slots], symbol) != 0)
+                slot++;
+        was = __atomic_load_n(slot, __ATOMIC_ACQUIRE);
+        return is_stopped(was) ||
+               (driver_is_proxy(was) &&
+                __atomic_compare_exchange_n(slot, &was, now, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE));
+}
+
+bool driver_stop_bindings(void)
+{
+        bool are_stopped = true;
+
+        for (size_t i = 0; i < N_BINDINGS && are_stopped; i++)
+                are_stopped = stop(bindings[i].symbol);
+        return are_stopped;
 }

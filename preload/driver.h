@@ -16,6 +16,13 @@ void *driver_symbol(const char *symbol);
 /* Whether the address of a function is in the proxy itself. */
 bool driver_is_proxy(const void *function);
 
+/* Functions after which memory of cuMemCreate() may be used elsewhere, in ways that are not known here. Programs are to
+ * call them by the proxy. NULL: it is none of them. */
+void *driver_find_binding(const char *symbol);
+
+/* None of them works from now on (CUDA_ERROR_NOT_SUPPORTED). False: the program has called one. */
+bool driver_stop_bindings(void);
+
 /* For libraries that need the real driver, as dlopen() returns it: device/cuda_driver.c asks each libcuda.so.1 for
  * this function. NULL: there is none. */
 __attribute__((visibility("default"))) void *bfc_preload_driver(void);

@@ -3,9 +3,10 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * The library has the extent mapped. Memory has one reference to the driver's handle, beside those of the program, so
- * that the driver uses its number for nothing else.
+ * that the driver uses its number for nothing else. Once it has slept the program's references are counted in outside.c only.
+ * The block is in use (bfc_use_begin()) unless the memory sleeps, so nothing else parks it.
  *
- * Invariant: memory is on one of the lists, and its GPU has a client while it has a block. */
+ * Invariant: memory is on one of the lists, and its GPU has a client while it has a block. The names of all are different. */
 #include "preload/lent.h"
 
 #include <errno.h>
@@ -22,14 +23,21 @@
 
 struct lent {
         LIST_ENTRY(lent) link;
-        CUmemGenericAllocationHandle handle;
+        CUmemGenericAllocationHandle name;   /* the program's number; a released one is the driver's */
+        CUmemGenericAllocationHandle handle; /* the driver's number; 0: it sleeps */
         struct gpu *gpu;
         void *block; /* NULL: it ended with its client */
-        bool has_fd; /* it can be exported */
+        size_t n_bytes;
+        bool has_fd;     /* it can be exported */
+        bool is_shared;  /* others may have it: it was exported, or a NIC may use it */
+        bool is_counted; /* see lent_is_counted() */
+        bool is_listed;  /* its uses are begun by the tag: it was there before */
 };
 
 static LIST_HEAD(lent_list, lent) all_lent = LIST_HEAD_INITIALIZER(all_lent);
 static struct lent_list all_left = LIST_HEAD_INITIALIZER(all_left); /* whose block could not be freed */
+static size_t n_counted; /* atomic; 0: all names are the driver's numbers */
+static size_t n_asleep;  /* atomic */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 static void in_child(void)
@@ -37,6 +45,7 @@ static void in_child(void)
         lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
         LIST_INIT(&all_lent);
         LIST_INIT(&all_left);
+        n_counted = n_asleep = 0;
 }
 
 static void __attribute__((constructor)) watch_forks(void)
@@ -84,12 +93,24 @@ static void free_left(void)
         }
 }
 
+static void note_counted(struct lent *l)
+{
+        if (!l->is_counted)
+                __atomic_add_fetch(&n_counted, 1, __ATOMIC_RELEASE);
+        l->is_counted = true;
+}
+
 void lent_end(struct lent *l)
 {
         pthread_mutex_lock(&lock);
         LIST_REMOVE(l, link);
+        if (l->is_counted)
+                __atomic_sub_fetch(&n_counted, 1, __ATOMIC_RELEASE);
+        if (l->handle == 0)
+                __atomic_sub_fetch(&n_asleep, 1, __ATOMIC_RELEASE);
         pthread_mutex_unlock(&lock);
-        real_cuMemRelease(l->handle);
+        if (l->handle != 0)
+                real_cuMemRelease(l->handle);
         free_left();
         free_or_leave(l);
 }
@@ -129,8 +150,8 @@ static int take_block(struct gpu *gpu, size_t n_bytes, bool has_fd, void **ret_b
         const struct bfc_malloc_options options = {
                 .struct_size = sizeof(options),
                 .partition = gpu->partition,
-                .flags = BFC_ONE_EXTENT | (has_fd ? BFC_SHAREABLE : 0),
-                .tag = "cuMemCreate",
+                .flags = BFC_ONE_EXTENT | BFC_PARKABLE | (has_fd ? BFC_SHAREABLE : 0),
+                .tag = LENT_TAG,
         };
         struct bfc_block_info info;
         int r;
@@ -142,7 +163,7 @@ static int take_block(struct gpu *gpu, size_t n_bytes, bool has_fd, void **ret_b
                 return r == -EINVAL || r == -ENOTSUP ? LENT_NOT : r;
         /* Else it is in an extent with others: there are no more of their own, or all are made in advance. */
         if (broker_find_block((CUdeviceptr)(uintptr_t)*ret_block, &info) && info.extent_offset == 0 &&
-            info.extent_bytes == n_bytes)
+            info.extent_bytes == n_bytes && bfc_use_begin(gpu->client, *ret_block, 0) == 0)
                 return 0;
         (void)bfc_free_unused(gpu->client, *ret_block);
         return LENT_NOT;
@@ -158,7 +179,7 @@ static CUresult retain(void *block, const CUmemAllocationProp *prop, CUmemGeneri
         if (result != CUDA_SUCCESS)
                 return result;
         if (prop->allocFlags.gpuDirectRDMACapable &&
-            (cuMemGetAllocationPropertiesFromHandle(&found, *ret) != CUDA_SUCCESS ||
+            (real_cuMemGetAllocationPropertiesFromHandle(&found, *ret) != CUDA_SUCCESS ||
              !found.allocFlags.gpuDirectRDMACapable))
                 result = CUDA_ERROR_NOT_SUPPORTED;
         if (result == CUDA_SUCCESS)
@@ -173,11 +194,17 @@ static CUresult enter(struct lent *l, size_t n_bytes, CUmemGenericAllocationHand
 {
         const struct outside o = { .gpu = l->gpu, .n_bytes = n_bytes, .lent = l };
 
+        l->name = l->handle;
+        if (lent_has_name(l->handle)) { /* an address is no number of the driver, and unique */
+                l->name = (CUmemGenericAllocationHandle)(uintptr_t)l;
+                note_counted(l);
+                real_cuMemRelease(l->handle);
+        }
         pthread_mutex_lock(&lock);
         LIST_INSERT_HEAD(&all_lent, l, link);
         pthread_mutex_unlock(&lock);
-        *ret_handle = l->handle;
-        return outside_end_create(&o, CUDA_SUCCESS, l->handle);
+        *ret_handle = l->name;
+        return outside_end_create(&o, CUDA_SUCCESS, l->name);
 }
 
 int lent_create(struct gpu *gpu, size_t n_bytes, const CUmemAllocationProp *prop,
@@ -195,7 +222,10 @@ int lent_create(struct gpu *gpu, size_t n_bytes, const CUmemAllocationProp *prop
         l = malloc(sizeof(*l));
         if (!l)
                 return CUDA_ERROR_OUT_OF_MEMORY;
-        *l = (struct lent){ .gpu = gpu, .has_fd = has_fd };
+        *l = (struct lent){ .gpu = gpu,
+                            .n_bytes = n_bytes,
+                            .has_fd = has_fd,
+                            .is_shared = prop->allocFlags.gpuDirectRDMACapable };
         r = take_block(gpu, n_bytes, has_fd, &l->block);
         if (r != 0) {
                 free(l);
@@ -220,6 +250,18 @@ static struct lent *find_locked(CUmemGenericAllocationHandle handle)
 
         LIST_FOREACH(l, &all_lent, link)
         {
+                if (l->name == handle)
+                        return l;
+        }
+        return NULL;
+}
+
+static struct lent *find_by_handle_locked(CUmemGenericAllocationHandle handle)
+{
+        struct lent *l;
+
+        LIST_FOREACH(l, &all_lent, link)
+        {
                 if (l->handle == handle)
                         return l;
         }
@@ -230,19 +272,179 @@ int lent_export(CUmemGenericAllocationHandle handle, CUmemAllocationHandleType t
                 void *ret_os_handle)
 {
         int result = LENT_NOT, r, fd;
-        const struct lent *l;
+        struct lent *l;
 
         pthread_mutex_lock(&lock);
         l = find_locked(handle);
-        if (l && (!ret_os_handle || flags != 0 || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ||
-                  !l->has_fd || !l->block)) {
+        if (l && l->handle == 0) {
+                result = CUDA_ERROR_NOT_READY;
+        } else if (l && (!ret_os_handle || flags != 0 || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ||
+                         !l->has_fd || !l->block)) {
                 result = CUDA_ERROR_INVALID_VALUE;
         } else if (l) {
                 r = bfc_extent_fd(l->gpu->client, l->block, &fd);
                 if (r == 0)
                         memcpy(ret_os_handle, &fd, sizeof(fd));
+                l->is_shared |= r == 0;
                 result = r == 0 ? CUDA_SUCCESS : CUDA_ERROR_OPERATING_SYSTEM;
         }
         pthread_mutex_unlock(&lock);
         return result;
+}
+
+/* ---- numbers ------------------------------------------------------------------------ */
+
+CUresult lent_find_handle(CUmemGenericAllocationHandle *handle)
+{
+        CUresult result = CUDA_SUCCESS;
+        const struct lent *l;
+
+        if (__atomic_load_n(&n_counted, __ATOMIC_ACQUIRE) == 0)
+                return CUDA_SUCCESS;
+        pthread_mutex_lock(&lock);
+        l = find_locked(*handle);
+        if (l && l->handle == 0)
+                result = CUDA_ERROR_NOT_READY;
+        else if (l)
+                *handle = l->handle;
+        pthread_mutex_unlock(&lock);
+        return result;
+}
+
+CUresult lent_retained(CUmemGenericAllocationHandle *handle)
+{
+        CUmemGenericAllocationHandle name = *handle;
+        bool is_counted = false;
+        const struct lent *l;
+
+        if (__atomic_load_n(&n_counted, __ATOMIC_ACQUIRE) == 0)
+                return CUDA_SUCCESS;
+        pthread_mutex_lock(&lock);
+        l = find_by_handle_locked(*handle);
+        if (l) {
+                name = l->name;
+                is_counted = l->is_counted;
+        }
+        pthread_mutex_unlock(&lock);
+        if (is_counted || (!l && lent_has_name(name)))
+                real_cuMemRelease(*handle);
+        if (!l && lent_has_name(name)) /* the driver has given the number to memory that had none */
+                return CUDA_ERROR_NOT_SUPPORTED;
+        *handle = name;
+        return CUDA_SUCCESS;
+}
+
+bool lent_has_name(CUmemGenericAllocationHandle handle)
+{
+        const struct lent *l;
+        bool has;
+
+        if (__atomic_load_n(&n_counted, __ATOMIC_ACQUIRE) == 0)
+                return false;
+        pthread_mutex_lock(&lock);
+        l = find_locked(handle);
+        has = l && l->handle != handle;
+        pthread_mutex_unlock(&lock);
+        return has;
+}
+
+bool lent_is_counted(const struct lent *l)
+{
+        return l->is_counted;
+}
+
+/* ---- sleep -------------------------------------------------------------------------- */
+
+bool lent_is_asleep(const struct lent *l)
+{
+        return l->handle == 0;
+}
+
+bool lent_sleeps(void)
+{
+        return __atomic_load_n(&n_asleep, __ATOMIC_ACQUIRE) > 0;
+}
+
+static bool put_to_sleep(struct lent *l)
+{
+        unsigned n_references = l->is_counted ? 1 : 1 + outside_n_handles(l);
+
+        if (!l->block || l->is_shared || !outside_unmap_lent(l, l->handle))
+                return false;
+        while (n_references-- > 0)
+                real_cuMemRelease(l->handle);
+        l->handle = 0;
+        note_counted(l);
+        __atomic_add_fetch(&n_asleep, 1, __ATOMIC_RELEASE);
+        (void)bfc_use_end(l->gpu->client, l->block);
+        return true;
+}
+
+uint64_t lent_sleep(void)
+{
+        uint64_t n_bytes = 0;
+        struct lent *l;
+
+        LIST_FOREACH(l, &all_lent, link)
+        {
+                if (l->handle == 0 || put_to_sleep(l))
+                        n_bytes += l->n_bytes;
+        }
+        return n_bytes;
+}
+
+struct gpu *lent_sleeping_gpu(void)
+{
+        struct gpu *gpu = NULL;
+        struct lent *l;
+
+        pthread_mutex_lock(&lock);
+        LIST_FOREACH(l, &all_lent, link)
+        {
+                l->is_listed = true;
+                if (l->handle == 0)
+                        gpu = l->gpu;
+        }
+        pthread_mutex_unlock(&lock);
+        return gpu;
+}
+
+static CUresult wake_up(struct lent *l)
+{
+        CUmemGenericAllocationHandle handle;
+        CUresult result = real_cuMemRetainAllocationHandle(&handle, l->block);
+
+        if (result != CUDA_SUCCESS)
+                return result;
+        result = outside_map_lent(l, handle);
+        if (result != CUDA_SUCCESS) {
+                real_cuMemRelease(handle);
+                return result;
+        }
+        l->handle = handle;
+        __atomic_sub_fetch(&n_asleep, 1, __ATOMIC_RELEASE);
+        return CUDA_SUCCESS;
+}
+
+int lent_wake(struct gpu *gpu)
+{
+        struct lent *l;
+        int r = 0;
+
+        LIST_FOREACH(l, &all_lent, link)
+        {
+                CUresult result;
+
+                if (l->gpu != gpu || !l->block || !l->is_listed)
+                        continue;
+                if (l->handle == 0) {
+                        result = wake_up(l);
+                        if (result == CUDA_SUCCESS)
+                                continue; /* it keeps the use */
+                        broker_say("memory of cuMemCreate cannot be mapped again (error %d)", (int)result);
+                        r = -EIO;
+                }
+                (void)bfc_use_end(gpu->client, l->block);
+        }
+        return r;
 }

@@ -8,6 +8,41 @@
 
 /* ---- handles ------------------------------------------------------------------- */
 
+/* Handles with numbers that the program has for other memory: see lent_has_name(). While they are kept the driver gives others. */
+struct taken {
+        CUmemGenericAllocationHandle handles[8];
+        size_t n;
+};
+
+/* True: the call is to be made again. */
+static bool is_taken(struct taken *taken, CUresult result, const CUmemGenericAllocationHandle *handle)
+{
+        if (result != CUDA_SUCCESS || !lent_has_name(*handle))
+                return false;
+        taken->handles[taken->n++] = *handle;
+        return taken->n < sizeof(taken->handles) / sizeof(taken->handles[0]);
+}
+
+static CUresult release_taken(const struct taken *taken, CUresult result)
+{
+        for (size_t i = 0; i < taken->n; i++)
+                real_cuMemRelease(taken->handles[i]);
+        return taken->n == sizeof(taken->handles) / sizeof(taken->handles[0]) ? CUDA_ERROR_OUT_OF_MEMORY
+                                                                              : result;
+}
+
+static CUresult create_of_driver(CUmemGenericAllocationHandle *ret_handle, size_t n_bytes,
+                                 const CUmemAllocationProp *prop, unsigned long long flags)
+{
+        struct taken taken = { .n = 0 };
+        CUresult result;
+
+        do
+                result = real_cuMemCreate(ret_handle, n_bytes, prop, flags);
+        while (is_taken(&taken, result, ret_handle));
+        return release_taken(&taken, result);
+}
+
 CUresult cuMemCreate(CUmemGenericAllocationHandle *ret_handle, size_t n_bytes,
                      const CUmemAllocationProp *prop, unsigned long long flags)
 {
@@ -17,7 +52,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *ret_handle, size_t n_bytes,
         CUdevice device;
 
         if (!ret_handle || !prop || location_device(&prop->location) < 0)
-                return real_cuMemCreate(ret_handle, n_bytes, prop, flags);
+                return create_of_driver(ret_handle, n_bytes, prop, flags);
         result = cuDeviceGet(&device, location_device(&prop->location)); /* an error before cuInit() */
         if (result != CUDA_SUCCESS)
                 return result;
@@ -31,8 +66,32 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *ret_handle, size_t n_bytes,
         result = outside_begin(&o);
         if (result != CUDA_SUCCESS)
                 return result;
-        result = real_cuMemCreate(ret_handle, n_bytes, prop, flags);
+        result = create_of_driver(ret_handle, n_bytes, prop, flags);
         return outside_end_create(&o, result, *ret_handle);
+}
+
+/* An import is memory of its own for the driver, also of what this process has exported. */
+CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *ret_handle, void *os_handle,
+                                        CUmemAllocationHandleType type)
+{
+        struct taken taken = { .n = 0 };
+        IN_CALL;
+        CUresult result;
+
+        do
+                result = real_cuMemImportFromShareableHandle(ret_handle, os_handle, type);
+        while (is_taken(&taken, result, ret_handle));
+        return release_taken(&taken, result);
+}
+
+CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *ret_prop,
+                                                CUmemGenericAllocationHandle handle)
+{
+        IN_CALL;
+        CUresult result = lent_find_handle(&handle);
+
+        return result == CUDA_SUCCESS ? real_cuMemGetAllocationPropertiesFromHandle(ret_prop, handle)
+                                      : result;
 }
 
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
@@ -53,6 +112,8 @@ CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *ret_handle, v
                 return CUDA_ERROR_INVALID_VALUE;
         result = real_cuMemRetainAllocationHandle(ret_handle, pointer);
         if (result == CUDA_SUCCESS)
+                result = lent_retained(ret_handle);
+        if (result == CUDA_SUCCESS)
                 outside_retain(*ret_handle);
         return result;
 }
@@ -60,9 +121,12 @@ CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *ret_handle, v
 CUresult cuMemMap(CUdeviceptr pointer, size_t n_bytes, size_t offset, CUmemGenericAllocationHandle handle,
                   unsigned long long flags)
 {
+        CUmemGenericAllocationHandle found = handle;
         IN_CALL;
-        CUresult result = real_cuMemMap(pointer, n_bytes, offset, handle, flags);
+        CUresult result = lent_find_handle(&found);
 
+        if (result == CUDA_SUCCESS)
+                result = real_cuMemMap(pointer, n_bytes, offset, found, flags);
         if (result == CUDA_SUCCESS)
                 outside_mapped(handle, pointer);
         return result;
@@ -71,11 +135,8 @@ CUresult cuMemMap(CUdeviceptr pointer, size_t n_bytes, size_t offset, CUmemGener
 CUresult cuMemUnmap(CUdeviceptr pointer, size_t n_bytes)
 {
         IN_CALL;
-        CUresult result = real_cuMemUnmap(pointer, n_bytes);
 
-        if (result == CUDA_SUCCESS)
-                outside_unmapped(pointer, n_bytes);
-        return result;
+        return outside_unmap(pointer, n_bytes);
 }
 
 /* The driver exports nothing that was imported. */

@@ -117,7 +117,7 @@ FORWARD(cuMemBatchDecompressAsync_ptsz) FORWARD(cuMemDiscardAndPrefetchBatchAsyn
 FORWARD(cuMemDiscardAndPrefetchBatchAsync_ptsz) FORWARD(cuMemDiscardBatchAsync) FORWARD(cuMemDiscardBatchAsync_ptsz)
 FORWARD(cuMemFree) FORWARD(cuMemFreeHost) FORWARD(cuMemGetAccess)
 FORWARD(cuMemGetAddressRange) FORWARD(cuMemGetAllocationGranularity)
-FORWARD(cuMemGetAllocationPropertiesFromHandle) FORWARD(cuMemImportFromShareableHandle) FORWARD(cuMemMapArrayAsync)
+FORWARD(cuMemMapArrayAsync)
 FORWARD(cuMemMapArrayAsync_ptsz)
 FORWARD(cuMemGetDefaultMemPool) FORWARD(cuMemGetHandleForAddressRange) FORWARD(cuMemGetInfo)
 FORWARD(cuMemGetLocationInfo) FORWARD(cuMemGetMemPool) FORWARD(cuMemHostAlloc) FORWARD(cuMemHostGetDevicePointer)

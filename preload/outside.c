@@ -31,6 +31,7 @@ struct outside_entry {
         unsigned n_references;        /* HANDLE: to the handle, and mappings */
         unsigned n_handles;           /* HANDLE: of these to the handle */
         struct outside_entry *memory; /* MAPPING: its HANDLE */
+        uint64_t readers, writers;    /* MAPPING: while the memory sleeps; by bit: GPUs that have access */
 };
 
 LIST_HEAD(chain, outside_entry);
@@ -318,7 +319,12 @@ CUresult outside_release(CUmemGenericAllocationHandle handle)
 
         pthread_mutex_lock(&lock);
         e = find_locked(HANDLE, handle);
-        result = real_cuMemRelease(handle);
+        if (e && e->lent && lent_is_counted(e->lent))
+                result = CUDA_SUCCESS;
+        else if (!e && lent_has_name(handle))
+                result = CUDA_ERROR_INVALID_VALUE;
+        else
+                result = real_cuMemRelease(handle);
         if (e && result == CUDA_SUCCESS) {
                 e->n_handles--;
                 unref_locked(e, &ended);
@@ -346,7 +352,7 @@ void outside_mapped(CUmemGenericAllocationHandle handle, CUdeviceptr pointer)
 }
 
 /* Mappings are whole handles, so they follow each other. */
-void outside_unmapped(CUdeviceptr pointer, size_t n_bytes)
+static void unmapped(CUdeviceptr pointer, size_t n_bytes)
 {
         struct chain ended = LIST_HEAD_INITIALIZER(ended);
         struct outside_entry *e;
@@ -360,4 +366,178 @@ void outside_unmapped(CUdeviceptr pointer, size_t n_bytes)
         }
         pthread_mutex_unlock(&lock);
         give_back(&ended);
+}
+
+/* Memory that sleeps is not mapped. Returns the bytes of the first mapping, or of all where none sleeps. */
+static size_t first_part(CUdeviceptr pointer, size_t n_bytes, bool *ret_sleeps)
+{
+        const struct outside_entry *e;
+        size_t n = n_bytes;
+
+        *ret_sleeps = false;
+        if (!lent_sleeps())
+                return n_bytes;
+        pthread_mutex_lock(&lock);
+        e = find_locked(MAPPING, pointer);
+        if (e && e->n_bytes <= n_bytes) {
+                n = e->n_bytes;
+                *ret_sleeps = e->memory->lent && lent_is_asleep(e->memory->lent);
+        }
+        pthread_mutex_unlock(&lock);
+        return n;
+}
+
+CUresult outside_unmap(CUdeviceptr pointer, size_t n_bytes)
+{
+        CUresult result = CUDA_SUCCESS;
+        bool sleeps;
+
+        do {
+                size_t n = first_part(pointer, n_bytes, &sleeps);
+
+                if (!sleeps)
+                        result = real_cuMemUnmap(pointer, n);
+                if (result == CUDA_SUCCESS)
+                        unmapped(pointer, n);
+                pointer += n;
+                n_bytes -= n;
+        } while (result == CUDA_SUCCESS && n_bytes > 0);
+        return result;
+}
+
+/* ---- sleep ------------------------------------------------------------------------------ */
+
+unsigned outside_n_handles(const struct lent *lent)
+{
+        for (size_t i = 0; i < N_CHAINS; i++) {
+                const struct outside_entry *e;
+
+                LIST_FOREACH(e, &chains[i], link)
+                {
+                        if (e->kind == HANDLE && e->lent == lent)
+                                return e->n_handles;
+                }
+        }
+        return 0;
+}
+
+/* Calls it for each mapping of the memory until there is an error, which it returns. */
+static CUresult for_mappings(const struct lent *lent,
+                             CUresult (*call)(struct outside_entry *e, CUmemGenericAllocationHandle handle),
+                             CUmemGenericAllocationHandle handle)
+{
+        CUresult result = CUDA_SUCCESS;
+
+        for (size_t i = 0; i < N_CHAINS && result == CUDA_SUCCESS; i++) {
+                struct outside_entry *e;
+
+                LIST_FOREACH(e, &chains[i], link)
+                {
+                        if (e->kind != MAPPING || e->memory->lent != lent)
+                                continue;
+                        result = call(e, handle);
+                        if (result != CUDA_SUCCESS)
+                                break;
+                }
+        }
+        return result;
+}
+
+static int n_devices(void)
+{
+        int n = 0;
+
+        (void)cuDeviceGetCount(&n);
+        return n < 64 ? n : 64;
+}
+
+/* Access of the host is not known how to give again: CUDA_ERROR_NOT_SUPPORTED. */
+static CUresult read_access(struct outside_entry *e, CUmemGenericAllocationHandle unused)
+{
+        const CUmemLocation host = { (CUmemLocationType)CU_MEM_LOCATION_TYPE_HOST, 0 };
+        unsigned long long flags = 0;
+
+        (void)unused;
+        e->readers = e->writers = 0;
+        if (cuMemGetAccess(&flags, &host, e->key) == CUDA_SUCCESS && flags != 0)
+                return CUDA_ERROR_NOT_SUPPORTED;
+        for (int i = 0; i < n_devices(); i++) {
+                const CUmemLocation location = { CU_MEM_LOCATION_TYPE_DEVICE, i };
+                CUresult result = cuMemGetAccess(&flags, &location, e->key);
+
+                if (result != CUDA_SUCCESS)
+                        return result;
+                if (flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
+                        e->writers |= UINT64_C(1) << i;
+                else if (flags == CU_MEM_ACCESS_FLAGS_PROT_READ)
+                        e->readers |= UINT64_C(1) << i;
+        }
+        return CUDA_SUCCESS;
+}
+
+static CUresult unmap_one(struct outside_entry *e, CUmemGenericAllocationHandle unused)
+{
+        (void)unused;
+        return real_cuMemUnmap(e->key, e->n_bytes);
+}
+
+static CUresult set_access(const struct outside_entry *e)
+{
+        CUresult result = CUDA_SUCCESS;
+
+        for (int i = 0; i < 64 && result == CUDA_SUCCESS; i++) {
+                CUmemAccessDesc access = { { CU_MEM_LOCATION_TYPE_DEVICE, i },
+                                           CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
+
+                if (e->readers >> i & 1)
+                        access.flags = CU_MEM_ACCESS_FLAGS_PROT_READ;
+                else if (!(e->writers >> i & 1))
+                        continue;
+                result = cuMemSetAccess(e->key, e->n_bytes, &access, 1);
+        }
+        return result;
+}
+
+static CUresult map_one(struct outside_entry *e, CUmemGenericAllocationHandle handle)
+{
+        CUresult result = real_cuMemMap(e->key, e->n_bytes, 0, handle, 0);
+
+        if (result != CUDA_SUCCESS)
+                return result;
+        result = set_access(e);
+        if (result != CUDA_SUCCESS)
+                real_cuMemUnmap(e->key, e->n_bytes);
+        return result;
+}
+
+/* Where that can be done. */
+static CUresult map_if_unmapped(struct outside_entry *e, CUmemGenericAllocationHandle handle)
+{
+        (void)map_one(e, handle);
+        return CUDA_SUCCESS;
+}
+
+static CUresult unmap_if_mapped(struct outside_entry *e, CUmemGenericAllocationHandle unused)
+{
+        (void)unmap_one(e, unused);
+        return CUDA_SUCCESS;
+}
+
+bool outside_unmap_lent(const struct lent *lent, CUmemGenericAllocationHandle handle)
+{
+        if (for_mappings(lent, read_access, 0) != CUDA_SUCCESS)
+                return false;
+        if (for_mappings(lent, unmap_one, 0) == CUDA_SUCCESS)
+                return true;
+        (void)for_mappings(lent, map_if_unmapped, handle);
+        return false;
+}
+
+CUresult outside_map_lent(const struct lent *lent, CUmemGenericAllocationHandle handle)
+{
+        CUresult result = for_mappings(lent, map_one, handle);
+
+        if (result != CUDA_SUCCESS)
+                (void)for_mappings(lent, unmap_if_mapped, 0);
+        return result;
 }

@@ -67,6 +67,15 @@ CUresult outside_end_create(const struct outside *o, CUresult result, CUmemGener
 void outside_retain(CUmemGenericAllocationHandle handle);
 CUresult outside_release(CUmemGenericAllocationHandle handle);
 void outside_mapped(CUmemGenericAllocationHandle handle, CUdeviceptr pointer);
-void outside_unmapped(CUdeviceptr pointer, size_t n_bytes);
+CUresult outside_unmap(CUdeviceptr pointer, size_t n_bytes);
+
+/* Of memory that is a block: the program's references to the handle. */
+unsigned outside_n_handles(const struct lent *lent);
+
+/* All of its mappings, which stay the program's. False: it stays mapped. handle: the driver's. No call is in progress. */
+bool outside_unmap_lent(const struct lent *lent, CUmemGenericAllocationHandle handle);
+
+/* Maps them again. An error of the driver: none is mapped. */
+CUresult outside_map_lent(const struct lent *lent, CUmemGenericAllocationHandle handle);
 
 #endif

@@ -60,6 +60,10 @@ OWN(cuMemMap, "cuMemMap", 10020, ANY_STREAM,
     (CUdeviceptr pointer, size_t n_bytes, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags))
 OWN(cuMemExportToShareableHandle, "cuMemExportToShareableHandle", 10020, ANY_STREAM,
     (void *ret_os_handle, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type, unsigned long long flags))
+OWN(cuMemImportFromShareableHandle, "cuMemImportFromShareableHandle", 10020, ANY_STREAM,
+    (CUmemGenericAllocationHandle *ret_handle, void *os_handle, CUmemAllocationHandleType type))
+OWN(cuMemGetAllocationPropertiesFromHandle, "cuMemGetAllocationPropertiesFromHandle", 10020, ANY_STREAM,
+    (CUmemAllocationProp *ret_prop, CUmemGenericAllocationHandle handle))
 OWN(cuMemUnmap, "cuMemUnmap", 10020, ANY_STREAM, (CUdeviceptr pointer, size_t n_bytes))
 OWN(cuArrayCreate_v2, "cuArrayCreate", 3020, ANY_STREAM, (CUarray *ret_array, const CUDA_ARRAY_DESCRIPTOR *what))
 OWN(cuArray3DCreate_v2, "cuArray3DCreate", 3020, ANY_STREAM, (CUarray *ret_array, const CUDA_ARRAY3D_DESCRIPTOR *what))

@@ -4,6 +4,7 @@
  *
  * The driver answers, also for functions that names.h does not have. Where it has a function of own.h, the answer is
  * the proxy's. */
+#include <stdio.h>
 #include <string.h>
 
 #include "preload/driver.h"
@@ -64,13 +65,34 @@ static bool is_newer_variant(const char *name, int version, cuuint64_t flags, co
                known != function;
 }
 
+#define FIRST_BINDING_VERSION 12010 /* of those that have a second variant */
+
+/* The proxy's address of a function that binds memory; NULL: it is none. */
+static void *binding_address(const char *name, int version, cuuint64_t flags, const void *function)
+{
+        void *first = driver_find_binding(name), *second, *known = NULL;
+        CUdriverProcAddressQueryResult status;
+        char symbol[64];
+
+        if (!first || is_newer_variant(name, version, flags, function))
+                return NULL;
+        snprintf(symbol, sizeof(symbol), "%s_v2", name);
+        second = driver_find_binding(symbol);
+        return second && (ask_driver(name, &known, FIRST_BINDING_VERSION, flags, &status) != CUDA_SUCCESS ||
+                          known != function)
+                       ? second
+                       : first;
+}
+
 /* function: the driver's answer. */
 static void *own_address(const char *name, int version, cuuint64_t flags, void *function)
 {
         const struct own_function *own = find_own(name, version, flags);
-        void *address = function;
+        void *address = function, *binding = binding_address(name, version, flags, function);
 
-        if (own && !is_newer_variant(name, version, flags, function))
+        if (binding)
+                address = binding;
+        else if (own && !is_newer_variant(name, version, flags, function))
                 memcpy(&address, &own->address, sizeof(address));
         return address;
 }

@@ -30,6 +30,21 @@ API CUresult cuPointerGetAttributes(unsigned int n, CUpointer_attribute *which, 
         return CUDA_SUCCESS;
 }
 
+/* It has no handles of memory for other devices. */
+CUresult cuMemGetHandleForAddressRange(void *ret_handle, CUdeviceptr pointer, size_t n_bytes, int type,
+                                       unsigned long long flags);
+
+API CUresult cuMemGetHandleForAddressRange(void *ret_handle, CUdeviceptr pointer, size_t n_bytes, int type,
+                                           unsigned long long flags)
+{
+        (void)ret_handle;
+        (void)pointer;
+        (void)n_bytes;
+        (void)type;
+        (void)flags;
+        return CUDA_ERROR_NOT_SUPPORTED;
+}
+
 /* ---- by cuGetProcAddress() ------------------------------------------------------------ */
 
 /* Of this form, or of another one that the table does not look at. */

@@ -1046,6 +1046,12 @@ int main(int argc, char **argv)
                 import_lent_memory(argv[3], false);
         else if (strcmp(argv[2], "shown") == 0 && argc == 4)
                 be_shown(argv[3]);
+        else if (strcmp(argv[2], "idle") == 0 && argc == 4)
+                be_idle(argv[3]);
+        else if (strcmp(argv[2], "idle-bound") == 0 && argc == 4)
+                be_bound(argv[3]);
+        else if (strncmp(argv[2], "idle-", 5) == 0 && argc == 5)
+                be_idle_meanwhile(argv[3], argv[4], strcmp(argv[2], "idle-killed") == 0);
         else if (strcmp(argv[2], "take-until-killed") == 0 && argc == 4)
                 take_until_killed((unsigned)atoi(argv[3]));
         else if (strcmp(argv[2], "kill-processes") == 0 && argc == 5)

@@ -90,6 +90,11 @@ void graph_give(struct graph *g);
 /* One of the process, whose memory can be shared. */
 CUmemoryPool shared_pool(void);
 
+/* Cases of idle.c. */
+void be_idle(const char *bfcctl);
+void be_bound(const char *bfcctl);
+void be_idle_meanwhile(const char *bfcctl, const char *folder, bool is_killed);
+
 /* Cases of contexts.c. */
 void reset_gpu(bool is_lent, bool breaks);
 void reset_gpu_with_array(void);

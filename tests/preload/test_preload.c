@@ -212,6 +212,80 @@ TEST_OF(preload, lent_memory_without_handle)
         free(err);
 }
 
+/* ---- programs that are idle --------------------------------------------------------------- */
+
+static const struct rig_config parking = {
+        .size = "512MiB",
+        .partitions = "      - {name: train, limit: 512MiB, growth: on-demand}\n"
+                      "  - id: host\n    size: 256MiB\n    partitions:\n"
+                      "      - {limit: 256MiB, name: parking}\n",
+        .tenants = "  - name: red\n    match: {uid: @UID@}\n    quotas: [{partition: train, limit: 512MiB}, "
+                   "{partition: parking, limit: 256MiB}]\n",
+};
+
+struct idle_job {
+        const char *name, *folder;
+        char *err;
+        int status;
+};
+
+static void *run_idle(void *userdata)
+{
+        struct idle_job *job = userdata;
+
+        job->status = program_run((const char *const[]){ program_bfcctl(), "run", "--partition", "train",
+                                                         "--limit", "256MiB", "--quiet", "--", JOB, "dlsym",
+                                                         job->name, program_bfcctl(), job->folder, NULL },
+                                  NULL, &job->err);
+        return NULL;
+}
+
+static void check_idle(struct idle_job job, int status)
+{
+        run_idle(&job);
+        ck_assert_msg(job.status == status, "status %d: %s", job.status, job.err);
+        free(job.err);
+}
+
+static bool is_all_free(struct rig *r)
+{
+        return rig_stats(r, "red", "train").bytes_reserved == 0 &&
+               rig_stats(r, "red", "parking").bytes_in_use == 0;
+}
+
+/* Its memory of cuMemCreate() can be parked when it says so, and returns. */
+TEST_OF(preload, idle_programs)
+{
+        struct idle_job job = { .name = "idle-meanwhile" };
+        struct kept *k;
+        pthread_t thread;
+        char path[160];
+
+        if (!has_fds())
+                return;
+        rig_stop(rig);
+        k = kept_start(&parking);
+        ck_assert_int_eq(setenv("BFC_SOCKET", k->rig->socket, 1), 0);
+        ck_assert_int_eq(setenv("BFC_ADMIN_SOCKET", k->rig->admin_socket, 1), 0);
+        check_idle((struct idle_job){ .name = "idle" }, 0);
+        check_idle((struct idle_job){ .name = "idle-bound" }, 0);
+        check_idle((struct idle_job){ .name = "idle-killed", .folder = k->rig->folder }, 128 + SIGKILL);
+        ck_assert(WAIT_FOR(is_all_free(k->rig), SETTLE_MS));
+        job.folder = k->rig->folder;
+        snprintf(path, sizeof(path), "%s/is-parked", job.folder);
+        ck_assert_int_eq(pthread_create(&thread, NULL, run_idle, &job), 0);
+        ck_assert(WAIT_FOR(access(path, F_OK) == 0, SETTLE_MS));
+        kept_restart(k, SIGKILL);
+        kept_restart(k, SIGTERM);
+        ck_assert_int_eq(unlink(path), 0);
+        ck_assert_int_eq(pthread_join(thread, NULL), 0);
+        ck_assert_msg(job.status == 0, "status %d: %s", job.status, job.err);
+        free(job.err);
+        ck_assert(WAIT_FOR(is_all_free(k->rig), SETTLE_MS));
+        kept_stop(k);
+        rig = rig_start(&config);
+}
+
 /* ---- kills ----------------------------------------------------------------------------- */
 
 #define N_KILLS      40u
