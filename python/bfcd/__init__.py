@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         QuotaExceeded,
         Timeout,
     )
+    from ._idle import idle
     from ._pool import Pool
     from ._shared import SharedBlock
     from ._weights import weights
@@ -60,6 +61,7 @@ __all__ = [
     "connect",
     "default",
     "devices",
+    "idle",
     "on_pressure",
     "pool",
     "trace",
@@ -79,6 +81,7 @@ _LAZY = {
     **dict.fromkeys(("OutOfMemory", "Parked", "QuotaExceeded", "Timeout"), "_errors"),
     "Pool": "_pool",
     "SharedBlock": "_shared",
+    "idle": "_idle",
     "weights": "_weights",
 }
 

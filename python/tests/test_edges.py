@@ -72,6 +72,7 @@ class Objects:
                 "inherit": None}),
             "default": (lambda: bfcd.default, {}),
             "devices": (lambda: bfcd.devices, {}),
+            "idle": (lambda: lambda wait: bfcd.idle(wait=wait).__enter__(), {"wait": 0}),
             "on_pressure": (lambda: bfcd.on_pressure, {"fn": None}),
             "pool": (lambda: bfcd.pool, {"tag": None, "partition": None}),
             "trace": (lambda: bfcd.trace, {"path": "/nowhere/trace"}),
