@@ -9,7 +9,7 @@
  * cannot be exported again. What kind of file a driver's fd is, is undocumented. Here it is a regular one, or, where
  * settings say so, a socket that has it in its queue.
  *
- * The number of a handle that is gone is the next one's.
+ * Numbers of handles that are gone are used again, the last one first.
  *
  * Invariant: a handle is on the list exactly while n_refs > 0. */
 #include "tests/fake_cuda/fake.h"
@@ -36,7 +36,8 @@ struct handle {
 };
 
 static struct handle *handles;
-static CUmemGenericAllocationHandle last_value = 0x1000, freed_value;
+static CUmemGenericAllocationHandle last_value = 0x1000, freed_values[16];
+static size_t n_freed;
 
 /* ---- handles ------------------------------------------------------------- */
 
@@ -75,8 +76,7 @@ static CUresult handle_add(const struct fake_object *o, const CUmemAllocationPro
         h->n_refs = 1;
         h->is_imported = is_imported;
         pthread_rwlock_wrlock(&fake_memory_lock);
-        h->value = freed_value ? freed_value : (last_value += 0x10);
-        freed_value = 0;
+        h->value = n_freed > 0 ? freed_values[--n_freed] : (last_value += 0x10);
         h->next = handles;
         handles = h;
         *ret = h->value;
@@ -93,7 +93,8 @@ static void handle_free(struct handle *h)
         *at = h->next;
         munmap(h->held, 4096);
         fake_object_drop(&h->object);
-        freed_value = h->value;
+        if (n_freed < sizeof(freed_values) / sizeof(freed_values[0]))
+                freed_values[n_freed++] = h->value;
         free(h);
 }
 

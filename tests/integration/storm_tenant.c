@@ -274,7 +274,8 @@ static int act_malloc(struct hostile *h)
         body.partition = one_in(h, 2) ? 0 : (uint32_t)pick(h, N_PARTITIONS + one_in(h, 40));
         body.n_bytes = one_in(h, 50) ? random_next(&h->random) : 1 + pick(h, UINT64_C(1) << pick(h, 23));
         if (one_in(h, 3))
-                body.flags = BFCD__MALLOC_FLAG__MALLOC_FLAG_PARKABLE;
+                body.flags = (uint64_t)BFCD__MALLOC_FLAG__MALLOC_FLAG_PARKABLE |
+                             (one_in(h, 3) ? BFCD__MALLOC_FLAG__MALLOC_FLAG_ONE_EXTENT : 0);
         else if (one_in(h, 6))
                 body.flags = BFCD__MALLOC_FLAG__MALLOC_FLAG_ONE_EXTENT;
         else if (one_in(h, 20))
@@ -959,7 +960,8 @@ static int act_lib_malloc(struct hostile *h)
         h->blocks[i].client = pick_client(h);
         if (!h->blocks[i].client)
                 return -ENOTCONN;
-        options.flags = one_in(h, 3)   ? BFC_PARKABLE
+        options.flags = one_in(h, 4)   ? BFC_PARKABLE
+                        : one_in(h, 4) ? BFC_PARKABLE | BFC_ONE_EXTENT | BFC_SHAREABLE
                         : one_in(h, 3) ? BFC_WHOLE
                         : one_in(h, 3) ? BFC_ONE_EXTENT | BFC_SHAREABLE
                                        : 0;

@@ -972,6 +972,9 @@ LOOP_TEST(parked_blocks_survive_the_daemon, 4)
         kept_restart(k, signal); /* awake, on other memory */
         ck_assert(pattern_holds(p, BLOCK, 7));
         park(client, p);
+        ck_assert_ok(bfc_wake(client, p, SETTLE_MS));
+        ck_assert(pattern_holds(p, BLOCK, 7));
+        park(client, p);
         kept_restart(k, signal);
         ck_assert_ok(bfc_free(client, p));
         ck_assert_uint_eq(in_use(k->rig, "parking"), 0);
