@@ -135,7 +135,8 @@ def machine(monkeypatch, quota="3GiB", **settings):
     """A daemon on a machine of its own, with a GPU and NVML: a fixture yields from it."""
     state = pathlib.Path(tempfile.mkdtemp(prefix="fake-cuda-engines-", dir="/dev/shm"))
     (state / "nvml").write_text("GPU-fa4ec0da-0000-4000-8000-000000000001\n")
-    settings |= {"FAKE_CUDA_STATE": str(state), "FAKE_CUDA_DEVICES": f"{DEVICE_MIB}MiB", "FAKE_NVML": str(state / "nvml")}
+    nvml = {"FAKE_NVML": str(state / "nvml")}
+    settings = nvml | {"FAKE_CUDA_STATE": str(state), "FAKE_CUDA_DEVICES": f"{DEVICE_MIB}MiB"} | settings
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
     d = Daemon(train="3GiB, growth: on-demand", quota=quota)
