@@ -86,7 +86,8 @@ struct fake_settings {
         uint64_t context_n_bytes, pool_n_bytes, poison_n_bytes;
         unsigned int stream_delay_us;
         int version;
-        bool ipc_same_uid, peer_access, forked_dies, fork_keeps, fd_is_socket, is_mps_client, notes_peak;
+        bool ipc_same_uid, peer_access, forked_dies, fork_keeps, fd_is_socket, is_mps_client, notes_peak,
+                create_is_instant;
         CUresult destroyed_stream; /* what calls with one answer; CUDA_SUCCESS: they end the process */
         uint64_t free_late_ms, stack_n_bytes;
         uint64_t ms_per_gib;

@@ -29,6 +29,7 @@
  *   FAKE_CUDA_FOREIGN       "8MiB,0": what programs outside of the machine's
  *                           folder have taken, at one cuMemGetInfo after the
  *                           other and again from the first (0)
+ *   FAKE_CUDA_INSTANT_CREATE  1: cuMemCreate gives handles of no memory, for a bench
  *   FAKE_CUDA_PEAK          1: the files peak-INDEX in the folder have the most bytes that were taken of
  *                           each device, by this process and others with this setting (0)
  *   FAKE_CUDA_STACK_BYTES   what each call uses of its thread's stack (512KiB)
@@ -254,6 +255,7 @@ static void setup(void)
         fake.forked_dies = setting("FAKE_CUDA_FORKED_DIES", 0) != 0;
         fake.destroyed_stream = destroyed_stream();
         fake.notes_peak = setting("FAKE_CUDA_PEAK", 0) != 0;
+        fake.create_is_instant = setting("FAKE_CUDA_INSTANT_CREATE", 0) != 0;
         fake.fork_keeps = setting("FAKE_CUDA_FORK_KEEPS", 0) != 0;
         fake.free_late_ms = setting("FAKE_CUDA_FREE_LATE_MS", 0);
         fake.ms_per_gib = setting("FAKE_CUDA_MS_PER_GIB", 0);
