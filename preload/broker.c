@@ -388,6 +388,15 @@ struct gpu *broker_gpu(CUdevice device)
         return state == BROKERED ? &gpus[device] : NULL;
 }
 
+struct gpu *broker_known_gpu(CUdevice device)
+{
+        return device >= 0 && device < MAX_GPUS &&
+                               atomic_load_explicit(&states[device], memory_order_acquire) == BROKERED &&
+                               !atomic_load_explicit(&is_child, memory_order_relaxed)
+                       ? &gpus[device]
+                       : NULL;
+}
+
 CUdevice broker_ordinal(const struct gpu *gpu)
 {
         return (CUdevice)(gpu - gpus);

@@ -48,6 +48,9 @@ struct gpu {
 /* The GPU, if it is a partition of bfcd for this process. NULL: its calls are passed on. */
 struct gpu *broker_gpu(CUdevice device);
 
+/* The same, if a call has had it before, so that the driver knows the device. */
+struct gpu *broker_known_gpu(CUdevice device);
+
 /* Its number. */
 CUdevice broker_ordinal(const struct gpu *gpu);
 

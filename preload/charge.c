@@ -22,7 +22,7 @@ static uint64_t step_bytes(struct gpu *gpu)
         return n < MAX_STEP_BYTES ? n : MAX_STEP_BYTES;
 }
 
-static bool take_room(struct gpu *gpu, uint64_t n_bytes)
+bool charge_take_room(struct gpu *gpu, size_t n_bytes)
 {
         uint64_t room = __atomic_load_n(&gpu->room_bytes, __ATOMIC_RELAXED);
 
@@ -68,7 +68,7 @@ static int charge_rest(struct gpu *gpu, bfc_client *client, uint64_t n_bytes)
         uint64_t n_charged = 0, room, n; /* for this request, and no room */
         int r = 0;
 
-        while (r == 0 && n_charged < n_bytes && !take_room(gpu, n_bytes - n_charged)) {
+        while (r == 0 && n_charged < n_bytes && !charge_take_room(gpu, n_bytes - n_charged)) {
                 room = __atomic_load_n(&gpu->room_bytes, __ATOMIC_RELAXED);
                 if (room >= n_bytes - n_charged)
                         continue;
@@ -99,7 +99,7 @@ int charge_take(struct gpu *gpu, size_t n_bytes)
         bfc_client *client;
         int r;
 
-        if (take_room(gpu, n_bytes))
+        if (charge_take_room(gpu, n_bytes))
                 return 0;
         if (n_bytes > MAX_BYTES)
                 return -ENOMEM;

@@ -3,6 +3,7 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include <stdint.h>
 
+#include "preload/charge.h"
 #include "preload/lent.h"
 #include "preload/outside.h"
 
@@ -43,17 +44,23 @@ static CUresult create_of_driver(CUmemGenericAllocationHandle *ret_handle, size_
         return release_taken(&taken, result);
 }
 
-CUresult cuMemCreate(CUmemGenericAllocationHandle *ret_handle, size_t n_bytes,
-                     const CUmemAllocationProp *prop, unsigned long long flags)
+static CUresult create(const struct outside *o, size_t n_bytes, const CUmemAllocationProp *prop,
+                       unsigned long long flags, CUmemGenericAllocationHandle *ret_handle)
+{
+        CUresult result = create_of_driver(ret_handle, n_bytes, prop, flags);
+
+        return outside_end_create(o, result, *ret_handle);
+}
+
+/* What is not small, or has no room. */
+static CUresult create_with_daemon(int ordinal, size_t n_bytes, const CUmemAllocationProp *prop,
+                                   unsigned long long flags, CUmemGenericAllocationHandle *ret_handle)
 {
         struct outside o = { .n_bytes = n_bytes, .function = "cuMemCreate" };
         IN_CALL;
-        CUresult result;
         CUdevice device;
+        CUresult result = cuDeviceGet(&device, ordinal); /* an error before cuInit() */
 
-        if (!ret_handle || !prop || location_device(&prop->location) < 0)
-                return create_of_driver(ret_handle, n_bytes, prop, flags);
-        result = cuDeviceGet(&device, location_device(&prop->location)); /* an error before cuInit() */
         if (result != CUDA_SUCCESS)
                 return result;
         o.gpu = broker_gpu(device);
@@ -64,10 +71,24 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *ret_handle, size_t n_bytes,
                         return (CUresult)lent;
         }
         result = outside_begin(&o);
-        if (result != CUDA_SUCCESS)
-                return result;
-        result = create_of_driver(ret_handle, n_bytes, prop, flags);
-        return outside_end_create(&o, result, *ret_handle);
+        return result == CUDA_SUCCESS ? create(&o, n_bytes, prop, flags, ret_handle) : result;
+}
+
+CUresult cuMemCreate(CUmemGenericAllocationHandle *ret_handle, size_t n_bytes,
+                     const CUmemAllocationProp *prop, unsigned long long flags)
+{
+        struct outside o = { .n_bytes = n_bytes, .is_charged = true };
+        int device;
+
+        if (!ret_handle || !prop)
+                return real_cuMemCreate(ret_handle, n_bytes, prop, flags);
+        device = location_device(&prop->location);
+        if (device < 0)
+                return create_of_driver(ret_handle, n_bytes, prop, flags);
+        o.gpu = broker_known_gpu(device);
+        return o.gpu && !lent_is_for(o.gpu, n_bytes, prop, flags) && charge_take_room(o.gpu, n_bytes)
+                       ? create(&o, n_bytes, prop, flags, ret_handle)
+                       : create_with_daemon(device, n_bytes, prop, flags, ret_handle);
 }
 
 /* An import is memory of its own for the driver, also of what this process has exported. */

@@ -37,13 +37,15 @@ struct outside_entry {
 LIST_HEAD(chain, outside_entry);
 
 static struct chain chains[N_CHAINS];
-static uint64_t n_given; /* the last number */
+static struct chain spares = LIST_HEAD_INITIALIZER(spares); /* for the next handles */
+static uint64_t n_given;                                    /* the last number */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 static void in_child(void)
 {
         lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
         memset(chains, 0, sizeof(chains));
+        LIST_INIT(&spares);
 }
 
 static void __attribute__((constructor)) watch_forks(void)
@@ -123,11 +125,12 @@ CUresult outside_begin(struct outside *o)
 
 /* ---- entries -------------------------------------------------------------------- */
 
+/* Numbers that follow each other, as handles do, are near each other, so that their chains are in the cache. */
 static struct chain *chain_of(int kind, uint64_t key)
 {
-        uint64_t hash = (key ^ (uint64_t)kind << 56) * UINT64_C(0x9E3779B97F4A7C15);
+        uint64_t hash = ((key >> 16 ^ (uint64_t)kind << 56) * UINT64_C(0x9E3779B97F4A7C15)) >> 52;
 
-        return &chains[hash >> 52];
+        return &chains[(hash + (key >> 4)) % N_CHAINS];
 }
 
 _Static_assert(N_CHAINS == 1 << (64 - 52), "chain_of()");
@@ -153,10 +156,35 @@ static void insert(struct outside_entry *e)
         pthread_mutex_unlock(&lock);
 }
 
+/* NULL: there is no memory for it. */
+static struct outside_entry *new_entry_locked(void)
+{
+        struct outside_entry *e = LIST_FIRST(&spares);
+
+        if (!e)
+                return malloc(sizeof(*e));
+        LIST_REMOVE(e, link);
+        return e;
+}
+
+static CUcontext context_of(const struct gpu *gpu, int kind, uint64_t key)
+{
+        CUcontext context = NULL;
+
+        if (kind == OUTSIDE_CONTEXT)
+                context = (CUcontext)(uintptr_t)key;
+        else if (kind == OUTSIDE_GREEN)
+                context = gpu->primary;
+        else if (kind < HANDLE)
+                (void)cuCtxGetCurrent(&context);
+        return context;
+}
+
 /* Without memory for an entry, the bytes stay counted until the process ends. */
 static CUresult end(const struct outside *o, CUresult result, int kind, uint64_t key)
 {
         struct outside_entry *e;
+        CUcontext context;
 
         if (!o->gpu)
                 return result;
@@ -168,24 +196,23 @@ static CUresult end(const struct outside *o, CUresult result, int kind, uint64_t
                 note_peak(o->gpu);
                 note_function(o->gpu, o->function);
         }
-        e = calloc(1, sizeof(*e));
-        if (!e)
-                return result;
-        *e = (struct outside_entry){ .kind = kind,
-                                     .key = key,
-                                     .gpu = o->gpu,
-                                     .n_bytes = o->n_bytes,
-                                     .is_charged = o->is_charged,
-                                     .lent = o->lent,
-                                     .n_references = 1,
-                                     .n_handles = 1 };
-        if (kind == OUTSIDE_CONTEXT)
-                e->context = (CUcontext)(uintptr_t)key;
-        else if (kind == OUTSIDE_GREEN)
-                e->context = o->gpu->primary;
-        else if (kind < HANDLE)
-                (void)cuCtxGetCurrent(&e->context);
-        insert(e);
+        context = context_of(o->gpu, kind, key);
+        pthread_mutex_lock(&lock);
+        e = new_entry_locked();
+        if (e) {
+                *e = (struct outside_entry){ .kind = kind,
+                                             .key = key,
+                                             .gpu = o->gpu,
+                                             .n_bytes = o->n_bytes,
+                                             .is_charged = o->is_charged,
+                                             .lent = o->lent,
+                                             .context = context,
+                                             .number = ++n_given,
+                                             .n_references = 1,
+                                             .n_handles = 1 };
+                LIST_INSERT_HEAD(chain_of(kind, key), e, link);
+        }
+        pthread_mutex_unlock(&lock);
         return result;
 }
 
@@ -224,17 +251,22 @@ struct gpu *outside_gpu(const struct outside_entry *e)
         return e ? e->gpu : NULL;
 }
 
-/* Entries that are on no chain any more. Without the lock: the daemon may be asked. */
+/* Of an entry that is on no chain any more. Without the lock: the daemon may be asked. */
+static void give_back_one(const struct outside_entry *e)
+{
+        if (e->lent)
+                lent_end(e->lent);
+        else
+                subtract(e->gpu, e->n_bytes, e->is_charged);
+}
+
 static void give_back(struct chain *ended)
 {
         struct outside_entry *e;
 
         while ((e = LIST_FIRST(ended))) {
                 LIST_REMOVE(e, link);
-                if (e->lent)
-                        lent_end(e->lent);
-                else
-                        subtract(e->gpu, e->n_bytes, e->is_charged);
+                give_back_one(e);
                 free(e);
         }
 }
@@ -274,12 +306,14 @@ CUresult outside_end_create(const struct outside *o, CUresult result, CUmemGener
         return end(o, result, HANDLE, handle);
 }
 
-static void unref_locked(struct outside_entry *memory, struct chain *ended)
+/* True: it has ended. */
+static bool unref_locked(struct outside_entry *memory, struct chain *ended)
 {
         if (--memory->n_references > 0)
-                return;
+                return false;
         LIST_REMOVE(memory, link);
         LIST_INSERT_HEAD(ended, memory, link);
+        return true;
 }
 
 /* Of memory that is mapped, and may have no handle. */
@@ -313,8 +347,8 @@ void outside_retain(CUmemGenericAllocationHandle handle)
 /* The lock is held across the call, in which the driver frees the number. */
 CUresult outside_release(CUmemGenericAllocationHandle handle)
 {
-        struct chain ended = LIST_HEAD_INITIALIZER(ended);
-        struct outside_entry *e;
+        struct outside_entry *e, ended;
+        bool has_ended = false;
         CUresult result;
 
         pthread_mutex_lock(&lock);
@@ -327,10 +361,12 @@ CUresult outside_release(CUmemGenericAllocationHandle handle)
                 result = real_cuMemRelease(handle);
         if (e && result == CUDA_SUCCESS) {
                 e->n_handles--;
-                unref_locked(e, &ended);
+                has_ended = unref_locked(e, &spares);
+                ended = *e;
         }
         pthread_mutex_unlock(&lock);
-        give_back(&ended);
+        if (has_ended)
+                give_back_one(&ended);
         return result;
 }
 
