@@ -173,19 +173,65 @@ CUresult cuMemExportToShareableHandle(void *ret_os_handle, CUmemGenericAllocatio
 
 /* ---- arrays --------------------------------------------------------------------- */
 
-/* Of an element in one channel. Compressed and planar formats have less. */
+/* Of an element in one channel, by CUarray_format. Planar formats take less. */
 static size_t format_bytes(unsigned int format)
 {
         switch (format) {
-        case 0x01: /* CU_AD_FORMAT_UNSIGNED_INT8 */
-        case 0x08: /* CU_AD_FORMAT_SIGNED_INT8 */
+        case 0x01: /* integers */
+        case 0x08:
+        case 0xc0 ... 0xc2: /* normalized ones */
+        case 0xc6 ... 0xc8:
+        case 0x50: /* three of 10 bits, and one of 2 */
+        case 0xa9:
+        case 0x51 ... 0x53: /* YUV, planar or not */
+        case 0x55:
+        case 0x57:
+        case 0x59:
+        case 0x5b:
+        case 0x5d:
+        case 0xa2:
+        case 0xa5:
+        case 0xa8:
+        case 0xb0:
+        case 0xb2:
+        case 0xb4:
                 return 1;
-        case 0x02: /* CU_AD_FORMAT_UNSIGNED_INT16 */
-        case 0x09: /* CU_AD_FORMAT_SIGNED_INT16 */
-        case 0x10: /* CU_AD_FORMAT_HALF */
+        case 0x02: /* integers */
+        case 0x09:
+        case 0x10:          /* halves */
+        case 0xc3 ... 0xc5: /* normalized ones */
+        case 0xc9 ... 0xcb:
+        case 0x54: /* YUV */
+        case 0x56:
+        case 0x58:
+        case 0x5a:
+        case 0x5c:
+        case 0x5e:
+        case 0x9f:
+        case 0xa1:
+        case 0xa3 ... 0xa4:
+        case 0xa6 ... 0xa7:
+        case 0xb1:
+        case 0xb3:
+        case 0xb5:
                 return 2;
-        default:
+        default: /* CU_AD_FORMAT_FLOAT and integers, or one that is not known here */
                 return 4;
+        }
+}
+
+/* Of 4 by 4 elements in all channels. 0: it is not compressed. */
+static size_t compressed_bytes(unsigned int format)
+{
+        switch (format) {
+        case 0x91 ... 0x92: /* BC1 */
+        case 0x97 ... 0x98: /* BC4 */
+                return 8;
+        case 0x93 ... 0x96: /* BC2, BC3 */
+        case 0x99 ... 0x9e: /* BC5, BC6H, BC7 */
+                return 16;
+        default:
+                return 0;
         }
 }
 
@@ -204,14 +250,24 @@ static size_t halved(size_t n, unsigned int level)
         return n >> level > 0 ? n >> level : 1;
 }
 
+static size_t quarter(size_t n)
+{
+        return n / 4 + (n % 4 > 0);
+}
+
 static bool level_bytes(const CUDA_ARRAY3D_DESCRIPTOR *what, unsigned int level, size_t *ret)
 {
-        size_t n = format_bytes((unsigned int)what->Format);
+        size_t n_compressed = compressed_bytes((unsigned int)what->Format);
+        size_t n = n_compressed > 0 ? n_compressed : format_bytes((unsigned int)what->Format);
+        size_t width = halved(what->Width, level), height = halved(what->Height, level);
 
-        return !__builtin_mul_overflow(n, (size_t)what->NumChannels, &n) &&
-               !__builtin_mul_overflow(n, halved(what->Width, level), &n) &&
-               !__builtin_mul_overflow(multiple_of(n, ROW_BYTES),
-                                       multiple_of(halved(what->Height, level), ROWS), &n) &&
+        if (n_compressed > 0) {
+                width = quarter(width);
+                height = quarter(height);
+        }
+        return !__builtin_mul_overflow(n, n_compressed > 0 ? 1 : (size_t)what->NumChannels, &n) &&
+               !__builtin_mul_overflow(n, width, &n) &&
+               !__builtin_mul_overflow(multiple_of(n, ROW_BYTES), multiple_of(height, ROWS), &n) &&
                !__builtin_mul_overflow(n, halved(what->Depth, what->Flags & (LAYERED | CUBEMAP) ? 0 : level),
                                        ret);
 }

@@ -106,6 +106,8 @@ CUresult outside_begin(struct outside *o)
 {
         int r = -ENOTSUP;
 
+        if (o->is_managed && broker_is_strict())
+                o->n_bytes = outside_whole(o->n_bytes);
         if (o->gpu && (!o->is_managed || broker_is_strict()))
                 r = charge_take(o->gpu, o->n_bytes);
         o->is_charged = r == 0;

@@ -32,12 +32,26 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 /* ---- sizes -------------------------------------------------------------------- */
 
+/* Of 4 by 4 elements in all channels. 0: it is not compressed, or not known here. */
+static size_t compressed_bytes(CUarray_format format)
+{
+        switch (format) {
+        case 0x91: /* CU_AD_FORMAT_BC1_UNORM */
+                return 8;
+        case 0x9d: /* CU_AD_FORMAT_BC7_UNORM */
+                return 16;
+        default:
+                return 0;
+        }
+}
+
 /* Of an element in one channel; 0: not known here. */
 static size_t format_bytes(CUarray_format format)
 {
         switch (format) {
         case 0x01: /* CU_AD_FORMAT_UNSIGNED_INT8 */
         case 0x08: /* CU_AD_FORMAT_SIGNED_INT8 */
+        case 0xc2: /* CU_AD_FORMAT_UNORM_INT8X4 */
                 return 1;
         case 0x02: /* CU_AD_FORMAT_UNSIGNED_INT16 */
         case 0x09: /* CU_AD_FORMAT_SIGNED_INT16 */
@@ -65,13 +79,18 @@ static size_t halved(size_t n, unsigned int level)
 static bool level_bytes(const CUDA_ARRAY3D_DESCRIPTOR *what, unsigned int level, size_t *ret)
 {
         size_t depth = what->Depth > 0 ? what->Depth : 1, row;
+        size_t width = halved(what->Width, level), height = halved(what->Height, level);
+        size_t n_element = format_bytes(what->Format) * what->NumChannels;
 
+        if (compressed_bytes(what->Format) > 0) {
+                n_element = compressed_bytes(what->Format);
+                width = width / 4 + (width % 4 > 0);
+                height = height / 4 + (height % 4 > 0);
+        }
         if (!(what->Flags & (LAYERED | CUBEMAP)))
                 depth = halved(depth, level);
-        return !__builtin_mul_overflow(halved(what->Width, level),
-                                       format_bytes(what->Format) * what->NumChannels, &row) &&
-               !__builtin_mul_overflow(multiple_of(row, ROW_BYTES),
-                                       multiple_of(halved(what->Height, level), ROWS), ret) &&
+        return !__builtin_mul_overflow(width, n_element, &row) &&
+               !__builtin_mul_overflow(multiple_of(row, ROW_BYTES), multiple_of(height, ROWS), ret) &&
                !__builtin_mul_overflow(*ret, depth, ret);
 }
 
@@ -98,7 +117,8 @@ static CUresult make(const CUDA_ARRAY3D_DESCRIPTOR *what, unsigned int n_levels,
 
         if (r != CUDA_SUCCESS)
                 return r;
-        if (!ret || !what || what->Width == 0 || n_levels == 0 || format_bytes(what->Format) == 0 ||
+        if (!ret || !what || what->Width == 0 || n_levels == 0 ||
+            format_bytes(what->Format) + compressed_bytes(what->Format) == 0 ||
             (what->NumChannels != 1 && what->NumChannels != 2 && what->NumChannels != 4))
                 return CUDA_ERROR_INVALID_VALUE;
         n_bytes = array_bytes(what, n_levels);

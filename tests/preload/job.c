@@ -484,6 +484,32 @@ static void have_large_arrays(void)
         CHECK(free_bytes() == n);
 }
 
+/* Normalized and compressed ones, which have less than 4 bytes for each channel of an element. */
+static void have_array_formats(void)
+{
+        static const struct {
+                CUarray_format format;
+                size_t height, n_bytes;
+        } all[] = { { 0xc2 /* UNORM_INT8X4 */, 1024, 8 * MIB },
+                    { 0x91 /* BC1_UNORM */, 4096, 4 * MIB },
+                    { 0x9d /* BC7_UNORM */, 4098, 8 * MIB + 8 * 16 * 512 } };
+        CUarray array;
+        size_t n_device;
+
+        context_make();
+        n_device = device_bytes();
+        for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
+                CUDA_ARRAY3D_DESCRIPTOR what = {
+                        .Width = 2048, .Height = all[i].height, .Format = all[i].format, .NumChannels = 4
+                };
+                size_t n = (all[i].n_bytes + 2 * MIB - 1) / (2 * MIB) * 2 * MIB;
+
+                OK(cu.own_cuArray3DCreate_v2(&array, &what));
+                CHECK(device_bytes() == n_device + n && free_bytes() == 32 * MIB - n);
+                OK(cu.own_cuArrayDestroy(array));
+        }
+}
+
 /* Also a pool of the program is the partition: the driver's would take 32 MiB at once. */
 static void have_other_pools(void)
 {
@@ -532,7 +558,7 @@ static void be_strict_and(CUresult expected)
         GIVES(expected, cu.cuMemCreate(&handle, 2 * MIB, &prop, 0));
         prop.location.type = (CUmemLocationType)6; /* a locality domain */
         GIVES(expected, cu.cuMemCreate(&handle, 2 * MIB, &prop, 0));
-        GIVES(expected, cu.own_cuMemAllocManaged(&p, 4 * MIB, 1));
+        GIVES(expected, cu.own_cuMemAllocManaged(&p, 3 * MIB, 1)); /* of 4 MiB */
         GIVES(expected, cu.own_cuArrayCreate_v2(&array, &what));
         GIVES(expected, cu.own_cuArray3DCreate_v2(&array, &what_3d));
         GIVES(expected, cu.own_cuMipmappedArrayCreate(&mipmapped, &what_3d, 1));
@@ -998,6 +1024,7 @@ int main(int argc, char **argv)
                 { "no-driver", have_no_driver },
                 { "variants", find_variants },
                 { "arrays", have_large_arrays },
+                { "array-formats", have_array_formats },
                 { "pools", have_other_pools },
                 { "driver-pools", have_pools_of_the_driver },
                 { "graphs", have_graphs },

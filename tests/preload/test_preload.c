@@ -127,6 +127,7 @@ TEST_OF(preload, charged_memory)
         free(run_job(RUN("--", JOB, "dlsym", "beside-refusals")));
         run_case("localized");
         run_case("arrays");
+        run_case("array-formats");
         run_case("pools");
 }
 
