@@ -342,7 +342,7 @@ CUresult cuMemPoolDestroy(CUmemoryPool pool)
         pthread_mutex_lock(&lock);
         if (own && own->is_ended)
                 result = CUDA_ERROR_INVALID_VALUE;
-        else if (own && own->kind == DRIVERS && used_bytes(pool) > 0)
+        else if (own && own->memory.gpu && used_bytes(pool) > 0)
                 end_locked(own);
         else
                 result = destroy_locked(pool, own);
