@@ -53,12 +53,29 @@ static uint64_t settle_locked(struct reserved *r)
         return n_more;
 }
 
+/* While it is relaxed, the driver ends no capture for what this thread does. */
+static void swap_capture_mode(CUstreamCaptureMode *mode)
+{
+        (void)cuThreadExchangeStreamCaptureMode(mode);
+}
+
 /* What is not used can only be taken away when the work before it is done. */
+static bool wait_for(CUstream stream)
+{
+        CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+        CUresult result;
+
+        swap_capture_mode(&mode);
+        result = cuStreamSynchronize(stream);
+        swap_capture_mode(&mode);
+        return result == CUDA_SUCCESS;
+}
+
 int reserved_begin(struct reserved *r, uint64_t n_most, CUstream stream)
 {
         int result = charge_take(r->gpu, n_most);
 
-        if ((result == -ENOMEM || result == -EDQUOT) && cuStreamSynchronize(stream) == CUDA_SUCCESS)
+        if ((result == -ENOMEM || result == -EDQUOT) && wait_for(stream))
                 result = charge_take(r->gpu, n_most);
         if (result < 0)
                 return result;
@@ -121,9 +138,12 @@ unsigned reserved_trims(void)
 
 static bool settle_all(struct gpu *gpu, bool trims)
 {
+        CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
         struct reserved *r;
         uint64_t n = 0;
 
+        if (trims)
+                swap_capture_mode(&mode);
         pthread_mutex_lock(&lock);
         LIST_FOREACH(r, &all, link)
         {
@@ -136,6 +156,8 @@ static bool settle_all(struct gpu *gpu, bool trims)
                 n += settle_locked(r);
         }
         pthread_mutex_unlock(&lock);
+        if (trims)
+                swap_capture_mode(&mode);
         if (n > 0)
                 charge_give(gpu, n);
         return n > 0;

@@ -217,8 +217,9 @@ void have_pools_of_the_driver(void)
         CUresult (*set)(CUdevice, CUmemoryPool);
         CUmemoryPool pool;
         CUdeviceptr p[3];
+        CUstream stream, captured;
         size_t n_device;
-        CUstream stream;
+        CUgraph graph;
 
         context_make();
         pool = shared_pool();
@@ -229,7 +230,11 @@ void have_pools_of_the_driver(void)
         CHECK(free_bytes() == LIMIT - 32 * MIB && device_bytes() == n_device + 32 * MIB);
         OK(cu.own_cuMemAllocFromPoolAsync_ptsz(&p[1], MIB, pool, stream));
         CHECK(free_bytes() == LIMIT - 32 * MIB && device_bytes() == n_device + 32 * MIB);
+        OK(cu.cuStreamCreate(&captured, CU_STREAM_NON_BLOCKING));
+        OK(cu.cuStreamBeginCapture_v2(captured, CU_STREAM_CAPTURE_MODE_GLOBAL));
         GIVES(CUDA_ERROR_OUT_OF_MEMORY, cu.own_cuMemAllocFromPoolAsync(&p[2], 240 * MIB, pool, stream));
+        OK(cu.cuStreamEndCapture(captured, &graph)); /* no wait has ended it */
+        OK(cu.cuGraphDestroy(graph));
         OK(set(0, pool));
         OK(cu.own_cuMemAllocAsync(&p[2], 100 * MIB, stream)); /* of it, too */
         CHECK(free_bytes() == LIMIT - 132 * MIB && device_bytes() == n_device + 132 * MIB);
