@@ -14,7 +14,7 @@
 #include "preload/charge.h"
 #include "preload/lent.h"
 
-#define N_CHAINS 4096
+#define N_FIRST 64 /* chains */
 
 enum { HANDLE = OUTSIDE_GREEN + 1, MAPPING };
 
@@ -36,7 +36,9 @@ struct outside_entry {
 
 LIST_HEAD(chain, outside_entry);
 
-static struct chain chains[N_CHAINS];
+/* As many chains as entries, or more, so that few entries need little of the processor's cache. */
+static struct chain first_chains[N_FIRST], *chains = first_chains;
+static size_t n_chains = N_FIRST, n_entries;                /* n_chains: a power of 2 */
 static struct chain spares = LIST_HEAD_INITIALIZER(spares); /* for the next handles */
 static uint64_t n_given;                                    /* the last number */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -44,7 +46,10 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static void in_child(void)
 {
         lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
-        memset(chains, 0, sizeof(chains));
+        memset(first_chains, 0, sizeof(first_chains));
+        chains = first_chains;
+        n_chains = N_FIRST;
+        n_entries = 0;
         LIST_INIT(&spares);
 }
 
@@ -127,15 +132,46 @@ CUresult outside_begin(struct outside *o)
 
 /* ---- entries -------------------------------------------------------------------- */
 
-/* Numbers that follow each other, as handles do, are near each other, so that their chains are in the cache. */
 static struct chain *chain_of(int kind, uint64_t key)
 {
-        uint64_t hash = ((key >> 16 ^ (uint64_t)kind << 56) * UINT64_C(0x9E3779B97F4A7C15)) >> 52;
+        uint64_t hash = (key ^ (uint64_t)kind << 56) * UINT64_C(0x9E3779B97F4A7C15);
 
-        return &chains[(hash + (key >> 4)) % N_CHAINS];
+        return &chains[(hash >> 40) & (n_chains - 1)];
 }
 
-_Static_assert(N_CHAINS == 1 << (64 - 52), "chain_of()");
+/* Without memory they stay as they are. */
+static void double_chains_locked(void)
+{
+        struct chain *old = chains, *new = calloc(2 * n_chains, sizeof(*new));
+        size_t n_old = n_chains;
+        struct outside_entry *e;
+
+        if (!new)
+                return;
+        chains = new;
+        n_chains *= 2;
+        for (size_t i = 0; i < n_old; i++)
+                while ((e = LIST_FIRST(&old[i]))) {
+                        LIST_REMOVE(e, link);
+                        LIST_INSERT_HEAD(chain_of(e->kind, e->key), e, link);
+                }
+        if (old != first_chains)
+                free(old);
+}
+
+static void insert_locked(struct outside_entry *e)
+{
+        if (n_entries >= n_chains)
+                double_chains_locked();
+        n_entries++;
+        LIST_INSERT_HEAD(chain_of(e->kind, e->key), e, link);
+}
+
+static void remove_locked(struct outside_entry *e)
+{
+        n_entries--;
+        LIST_REMOVE(e, link);
+}
 
 static struct outside_entry *find_locked(int kind, uint64_t key)
 {
@@ -154,7 +190,7 @@ static void insert(struct outside_entry *e)
         pthread_mutex_lock(&lock);
         if (e->number == 0)
                 e->number = ++n_given;
-        LIST_INSERT_HEAD(chain_of(e->kind, e->key), e, link);
+        insert_locked(e);
         pthread_mutex_unlock(&lock);
 }
 
@@ -212,7 +248,7 @@ static CUresult end(const struct outside *o, CUresult result, int kind, uint64_t
                                              .number = ++n_given,
                                              .n_references = 1,
                                              .n_handles = 1 };
-                LIST_INSERT_HEAD(chain_of(kind, key), e, link);
+                insert_locked(e);
         }
         pthread_mutex_unlock(&lock);
         return result;
@@ -230,7 +266,7 @@ struct outside_entry *outside_take(enum outside_kind kind, uint64_t key)
         pthread_mutex_lock(&lock);
         e = find_locked((int)kind, key);
         if (e)
-                LIST_REMOVE(e, link);
+                remove_locked(e);
         pthread_mutex_unlock(&lock);
         return e;
 }
@@ -289,12 +325,12 @@ void outside_forget(CUcontext context, uint64_t mark)
         struct outside_entry *e, *next;
 
         pthread_mutex_lock(&lock);
-        for (size_t i = 0; i < N_CHAINS; i++)
+        for (size_t i = 0; i < n_chains; i++)
                 for (e = LIST_FIRST(&chains[i]); e; e = next) {
                         next = LIST_NEXT(e, link);
                         if (e->context != context || e->number > mark)
                                 continue;
-                        LIST_REMOVE(e, link);
+                        remove_locked(e);
                         LIST_INSERT_HEAD(&ended, e, link);
                 }
         pthread_mutex_unlock(&lock);
@@ -313,7 +349,7 @@ static bool unref_locked(struct outside_entry *memory, struct chain *ended)
 {
         if (--memory->n_references > 0)
                 return false;
-        LIST_REMOVE(memory, link);
+        remove_locked(memory);
         LIST_INSERT_HEAD(ended, memory, link);
         return true;
 }
@@ -382,7 +418,7 @@ void outside_mapped(CUmemGenericAllocationHandle handle, CUdeviceptr pointer)
                 memory->n_references++;
                 *e = (struct outside_entry){ .kind = MAPPING, .key = pointer, .memory = memory };
                 e->n_bytes = memory->n_bytes;
-                LIST_INSERT_HEAD(chain_of(MAPPING, pointer), e, link);
+                insert_locked(e);
                 e = NULL;
         }
         pthread_mutex_unlock(&lock);
@@ -398,7 +434,7 @@ static void unmapped(CUdeviceptr pointer, size_t n_bytes)
         pthread_mutex_lock(&lock);
         for (CUdeviceptr at = pointer; at - pointer < n_bytes && (e = find_locked(MAPPING, at));) {
                 at += e->n_bytes;
-                LIST_REMOVE(e, link);
+                remove_locked(e);
                 unref_locked(e->memory, &ended);
                 free(e);
         }
@@ -447,7 +483,7 @@ CUresult outside_unmap(CUdeviceptr pointer, size_t n_bytes)
 
 unsigned outside_n_handles(const struct lent *lent)
 {
-        for (size_t i = 0; i < N_CHAINS; i++) {
+        for (size_t i = 0; i < n_chains; i++) {
                 const struct outside_entry *e;
 
                 LIST_FOREACH(e, &chains[i], link)
@@ -466,7 +502,7 @@ static CUresult for_mappings(const struct lent *lent,
 {
         CUresult result = CUDA_SUCCESS;
 
-        for (size_t i = 0; i < N_CHAINS && result == CUDA_SUCCESS; i++) {
+        for (size_t i = 0; i < n_chains && result == CUDA_SUCCESS; i++) {
                 struct outside_entry *e;
 
                 LIST_FOREACH(e, &chains[i], link)

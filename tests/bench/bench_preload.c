@@ -179,8 +179,10 @@ static void measure_creates(struct spread ret[static N_CREATES])
         size_t n = (size_t)o.n_batches * BLOCKS / ROUNDS;
         double *times[N_CREATES];
 
-        for (size_t i = 0; i < N_CREATES; i++)
-                times[i] = need(calloc(n, sizeof(double)));
+        for (size_t i = 0; i < N_CREATES; i++) {
+                times[i] = need(malloc(n * sizeof(double)));
+                memset(times[i], 1, n * sizeof(double)); /* so that no page is new while it is timed */
+        }
         for (size_t i = 0; i < n; i++) {
                 time_create(&f.proxy, &times[CREATE][i], &times[RELEASE][i]);
                 time_create(&f.driver, &times[DRIVER_CREATE][i], &times[DRIVER_RELEASE][i]);

@@ -832,6 +832,8 @@ static void share_limit(const char *program, const char *way, const char *n_befo
         CHECK(waitpid(pid, &status, 0) == pid && status == 0);
 }
 
+#define N_MANY ((size_t)300)
+
 static void be_shown(const char *bfcctl)
 {
         static const char outside[] = "\"bytes_outside\": ", direct[] = "\"bytes_direct\": ";
@@ -839,7 +841,7 @@ static void be_shown(const char *bfcctl)
                                      .location = { CU_MEM_LOCATION_TYPE_DEVICE, 0 },
                                      .allocFlags.usage = IS_TILE_POOL };
         CUmemGenericAllocationHandle handle, more;
-        CUdeviceptr p;
+        CUdeviceptr p, many[N_MANY];
 
         context_make();
         OK(cu.cuMemCreate(&handle, 6 * MIB, &prop, 0));
@@ -848,6 +850,12 @@ static void be_shown(const char *bfcctl)
         OK(cu.own_cuMemAllocManaged(&p, 3 * MIB, 1));
         CHECK(shown_bytes(bfcctl, outside) == 3 * MIB && shown_bytes(bfcctl, direct) <= 8 * MIB);
         GIVES(CUDA_ERROR_OUT_OF_MEMORY, cu.cuMemCreate(&more, 32 * MIB, &prop, 0));
+        CHECK(shown_bytes(bfcctl, outside) == 3 * MIB);
+        for (size_t i = 0; i < N_MANY; i++)
+                OK(cu.own_cuMemAllocManaged(&many[i], 4096, 1));
+        CHECK(shown_bytes(bfcctl, outside) == 3 * MIB + N_MANY * 4096);
+        for (size_t i = 0; i < N_MANY; i++)
+                OK(cu.cuMemFree_v2(many[i * 7 % N_MANY]));
         CHECK(shown_bytes(bfcctl, outside) == 3 * MIB);
         OK(cu.cuMemFree_v2(p));
         CHECK(shown_bytes(bfcctl, outside) == 0);
