@@ -11,22 +11,20 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
-#define LIBRARY               "libnvidia-ml.so.1"
-#define SUCCESS               0
-#define NOT_SUPPORTED         3
-#define NO_PERMISSION         4
-#define NOT_FOUND             6
-#define FUNCTION_NOT_FOUND    13
-#define INSUFFICIENT_SIZE     7
-#define NOT_AVAILABLE         UINT64_MAX
-#define UUID_BYTES            96u    /* NVML_DEVICE_UUID_V2_BUFFER_SIZE */
-#define MAX_PROCESSES         65536u /* of a device */
-#define FEW_PROCESSES         64u
-#define INITIAL_PID_NAMESPACE 0xEFFFFFFCu /* PROC_PID_INIT_INO of Linux */
-#define TRIES                 3           /* the number of processes may rise between two calls */
+#define LIBRARY            "libnvidia-ml.so.1"
+#define SUCCESS            0
+#define NOT_SUPPORTED      3
+#define NO_PERMISSION      4
+#define NOT_FOUND          6
+#define FUNCTION_NOT_FOUND 13
+#define INSUFFICIENT_SIZE  7
+#define NOT_AVAILABLE      UINT64_MAX
+#define UUID_BYTES         96u    /* NVML_DEVICE_UUID_V2_BUFFER_SIZE */
+#define MAX_PROCESSES      65536u /* of a device */
+#define FEW_PROCESSES      64u
+#define TRIES              3 /* the number of processes may rise between two calls */
 
 typedef void *device;
 
@@ -239,9 +237,11 @@ const struct nvml_use *nvml_find(const struct nvml_use *uses, size_t n_uses, uin
 /* Some drivers tell the pids of the initial PID namespace to callers in all of them. */
 static bool has_own_pids(void)
 {
-        struct stat st;
+        static const char initial[] = "pid:[4026531836]"; /* PROC_PID_INIT_INO of the kernel */
+        char name[sizeof(initial)];
 
-        return stat("/proc/self/ns/pid", &st) == 0 && st.st_ino == INITIAL_PID_NAMESPACE;
+        return readlink("/proc/self/ns/pid", name, sizeof(name)) == (ssize_t)strlen(initial) &&
+               memcmp(name, initial, strlen(initial)) == 0;
 }
 
 const struct nvml_use *nvml_find_own(const struct nvml_use *uses, size_t n_uses)

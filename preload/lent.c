@@ -368,14 +368,18 @@ bool lent_sleeps(void)
 static bool put_to_sleep(struct lent *l)
 {
         unsigned n_references = l->is_counted ? 1 : 1 + outside_n_handles(l);
+        CUmemGenericAllocationHandle handle = l->handle;
 
         if (!l->block || l->is_shared || !outside_unmap_lent(l, l->handle))
                 return false;
-        while (n_references-- > 0)
-                real_cuMemRelease(l->handle);
+        /* Before the driver may give the number to small memory, which is created meanwhile: see lent_has_name(). */
+        pthread_mutex_lock(&lock);
         l->handle = 0;
         note_counted(l);
+        pthread_mutex_unlock(&lock);
         __atomic_add_fetch(&n_asleep, 1, __ATOMIC_RELEASE);
+        while (n_references-- > 0)
+                real_cuMemRelease(handle);
         (void)bfc_use_end(l->gpu->client, l->block);
         return true;
 }
@@ -421,7 +425,9 @@ static CUresult wake_up(struct lent *l)
                 real_cuMemRelease(handle);
                 return result;
         }
+        pthread_mutex_lock(&lock);
         l->handle = handle;
+        pthread_mutex_unlock(&lock);
         __atomic_sub_fetch(&n_asleep, 1, __ATOMIC_RELEASE);
         return CUDA_SUCCESS;
 }

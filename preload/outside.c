@@ -483,37 +483,33 @@ CUresult outside_unmap(CUdeviceptr pointer, size_t n_bytes)
 
 unsigned outside_n_handles(const struct lent *lent)
 {
-        for (size_t i = 0; i < n_chains; i++) {
-                const struct outside_entry *e;
+        const struct outside_entry *e;
+        unsigned n = 0;
 
+        pthread_mutex_lock(&lock);
+        for (size_t i = 0; i < n_chains; i++)
                 LIST_FOREACH(e, &chains[i], link)
-                {
-                        if (e->kind == HANDLE && e->lent == lent)
-                                return e->n_handles;
-                }
-        }
-        return 0;
+        if (e->kind == HANDLE && e->lent == lent)
+                n = e->n_handles;
+        pthread_mutex_unlock(&lock);
+        return n;
 }
 
-/* Calls it for each mapping of the memory until there is an error, which it returns. */
+/* Calls it for each mapping of the memory until there is an error, which it returns. The lock is held: small memory is created
+ * meanwhile, see cuMemCreate(). */
 static CUresult for_mappings(const struct lent *lent,
                              CUresult (*call)(struct outside_entry *e, CUmemGenericAllocationHandle handle),
                              CUmemGenericAllocationHandle handle)
 {
         CUresult result = CUDA_SUCCESS;
+        struct outside_entry *e;
 
-        for (size_t i = 0; i < n_chains && result == CUDA_SUCCESS; i++) {
-                struct outside_entry *e;
-
+        pthread_mutex_lock(&lock);
+        for (size_t i = 0; i < n_chains; i++)
                 LIST_FOREACH(e, &chains[i], link)
-                {
-                        if (e->kind != MAPPING || e->memory->lent != lent)
-                                continue;
-                        result = call(e, handle);
-                        if (result != CUDA_SUCCESS)
-                                break;
-                }
-        }
+        if (result == CUDA_SUCCESS && e->kind == MAPPING && e->memory->lent == lent)
+                result = call(e, handle);
+        pthread_mutex_unlock(&lock);
         return result;
 }
 
