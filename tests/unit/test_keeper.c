@@ -1,6 +1,7 @@
 /* A keeper whose user has too many fds in flight, and one whose NVML hangs. The device is the host.
  *
  * SPDX-License-Identifier: Apache-2.0 */
+#include <dlfcn.h>
 #include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -124,6 +125,7 @@ TEST(nvml_hangs)
         pthread_t thread;
 
         ck_assert_int_eq(setenv("FAKE_NVML", "hang", 1), 0);
+        ck_assert_ptr_nonnull(dlopen("libnvidia-ml.so.1", RTLD_NOW)); /* so that the thread opens no file */
         start(&thread);
         for (int i = 0; i < 3; i++) {
                 ck_assert_int_eq(ask_for(KEEPER_USES, 0, &reply), -EAGAIN);
@@ -134,9 +136,18 @@ TEST(nvml_hangs)
         suite_join(thread, NULL);
 }
 
+static uint64_t count_threads(void)
+{
+        struct stat st;
+
+        ck_assert_int_eq(stat("/proc/self/task", &st), 0);
+        return st.st_nlink;
+}
+
 /* The answer is that of the question before. */
 TEST(uses_of_processes)
 {
+        uint64_t n_threads = count_threads();
         char path[] = "/tmp/test-keeper-XXXXXX";
         struct keeper_reply reply;
         pthread_t thread;
@@ -165,5 +176,7 @@ TEST(uses_of_processes)
         }
         close(ends[0]);
         suite_join(thread, NULL);
+        while (count_threads() > n_threads) /* the last question's opens the file */
+                usleep(1000);
         unlink(path);
 }
