@@ -1079,6 +1079,10 @@ int main(int argc, char **argv)
                 import_lent_memory(argv[3], true);
         else if (strcmp(argv[2], "import-fd-alone") == 0 && argc == 4)
                 import_lent_memory(argv[3], false);
+        else if (strcmp(argv[2], "nccl") == 0)
+                export_as_nccl(argv[0], argv[1]);
+        else if (strcmp(argv[2], "import-nccl") == 0 && argc == 4)
+                import_as_nccl(argv[3]);
         else if (strcmp(argv[2], "shown") == 0 && argc == 4)
                 be_shown(argv[3]);
         else if (strcmp(argv[2], "idle") == 0 && argc == 4)

@@ -69,6 +69,8 @@ void have_localized_memory(void);
 void have_charged_memory(void);
 void export_lent_memory(const char *program, const char *way);
 void import_lent_memory(const char *fd, bool has_proxy);
+void export_as_nccl(const char *program, const char *way);
+void import_as_nccl(const char *fd);
 
 /* What the driver has given of the device, to all processes. */
 size_t device_bytes(void);

@@ -198,6 +198,79 @@ void export_lent_memory(const char *program, const char *way)
         wait_free(LIMIT);
 }
 
+#define NCCL_BYTES(i) ((i) == 0 ? 2 * MIB : (i) == 1 ? 10 * MIB : 40 * MIB)
+
+/* The other process of a communicator. */
+void import_as_nccl(const char *text)
+{
+        CUmemGenericAllocationHandle handle;
+        unsigned char byte;
+        CUdeviceptr at;
+        size_t n;
+
+        context_make();
+        n = free_bytes();
+        for (int i = 0, fd = atoi(text); i < 3; i++, fd++) {
+                OK(cu.cuMemImportFromShareableHandle(&handle, (void *)(intptr_t)fd,
+                                                     CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
+                at = map(handle, NCCL_BYTES(i));
+                OK(cu.cuMemcpyDtoH_v2(&byte, at + NCCL_BYTES(i) - 1, 1));
+                CHECK(byte == i);
+                OK(cu.cuMemsetD8_v2(at, 0x77, MIB));
+                unmap(at, NCCL_BYTES(i));
+                OK(cu.cuMemRelease(handle));
+        }
+        CHECK(free_bytes() == n);
+}
+
+/* A fabric handle beside the fd, or the fd alone where there is none; buffers that are charged, and blocks. */
+void export_as_nccl(const char *program, const char *way)
+{
+        CUmemGenericAllocationHandle handles[3];
+        CUmemAllocationProp prop = plain;
+        CUdeviceptr at[3];
+        char text[16];
+        int fd, status;
+        pid_t pid;
+
+        context_make();
+        for (int i = 0; i < 3; i++) {
+                CUresult result;
+
+                prop.requestedHandleTypes =
+                        (CUmemAllocationHandleType)(CU_MEM_HANDLE_TYPE_FABRIC |
+                                                    CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+                result = cu.cuMemCreate(&handles[i], NCCL_BYTES(i), &prop, 0);
+                CHECK(result == CUDA_ERROR_NOT_SUPPORTED || result == CUDA_ERROR_NOT_PERMITTED);
+                prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+                handles[i] = create(NCCL_BYTES(i), &prop);
+                at[i] = map(handles[i], NCCL_BYTES(i));
+                OK(cu.cuMemsetD8_v2(at[i], (unsigned char)i, NCCL_BYTES(i)));
+                OK(cu.cuMemExportToShareableHandle(&fd, handles[i], CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+                                                   0));
+                CHECK(dup2(fd, 200 + i) == 200 + i && close(fd) == 0); /* which an exec does not close */
+        }
+        CHECK(free_bytes() == LIMIT - 52 * MIB);
+        snprintf(text, sizeof(text), "%d", 200);
+        pid = fork();
+        CHECK(pid >= 0);
+        if (pid == 0) {
+                execl(program, program, way, "import-nccl", text, NULL);
+                _exit(98);
+        }
+        CHECK(waitpid(pid, &status, 0) == pid && status == 0);
+        for (int i = 0; i < 3; i++) {
+                unsigned char byte;
+
+                OK(cu.cuMemcpyDtoH_v2(&byte, at[i], 1));
+                CHECK(byte == 0x77);
+                close(200 + i);
+                unmap(at[i], NCCL_BYTES(i));
+                OK(cu.cuMemRelease(handles[i]));
+        }
+        wait_free(LIMIT);
+}
+
 /* In a stream that bfcd was not told of. A wait would end the capture. */
 void release_lent_memory_in_capture(void)
 {

@@ -173,6 +173,18 @@ TEST_OF(preload, memory_that_the_driver_keeps)
         ck_assert(WAIT_FOR(rig_stats(rig, "red", "train").bytes_reserved == 0, SETTLE_MS));
 }
 
+/* As NCCL shares its buffers, where the GPU knows fabric handles and where not; so in strict mode, too. */
+TEST_OF(preload, buffers_of_two_processes)
+{
+        open_large();
+        ck_assert_int_eq(setenv("FAKE_CUDA_ATTRIBUTES", "128=1", 1), 0);
+        free(run_large(1, "nccl"));
+        unsetenv("FAKE_CUDA_ATTRIBUTES");
+        free(run_job((const char *const[]){ program_bfcctl(), "run", "--limit", "256MiB", "--quiet",
+                                            "--strict", "--", JOB, "dlsym", "nccl", NULL }));
+        ck_assert(WAIT_FOR(rig_stats(rig, "red", "train").bytes_reserved == 0, SETTLE_MS));
+}
+
 /* Memory of cuMemCreate() that is a block, of which the program has the driver's handle. */
 TEST_OF(preload, lent_memory)
 {
