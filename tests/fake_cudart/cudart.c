@@ -873,16 +873,54 @@ API cudaError_t cudaProfilerStop(void)
 
 /* ---- what there is none of ------------------------------------------------------------ */
 
+/* ---- pools that a program makes, as RMM does ------------------------------------------- */
+
+/* The numbers and structures of the driver's are those of the runtime's. */
+API cudaError_t cudaMemPoolCreate(cudaMemPool_t *ret, const struct cudaMemPoolProps *props)
+{
+        CUresult r = enter();
+
+        return done(r != CUDA_SUCCESS ? r : cuMemPoolCreate(ret, (const CUmemPoolProps *)(const void *)props));
+}
+
+API cudaError_t cudaMemPoolDestroy(cudaMemPool_t pool)
+{
+        return done(cuMemPoolDestroy(pool));
+}
+
+API cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t pool, enum cudaMemPoolAttr which, void *value)
+{
+        return done(cuMemPoolSetAttribute(pool, (CUmemPool_attribute)which, value));
+}
+
+API cudaError_t cudaMallocFromPoolAsync(void **ret, size_t n, cudaMemPool_t pool, cudaStream_t s)
+{
+        CUresult r = enter();
+        CUdeviceptr p = 0;
+
+        if (r == CUDA_SUCCESS)
+                r = cuMemAllocFromPoolAsync(&p, n, pool, s);
+        if (r == CUDA_SUCCESS)
+                *ret = (void *)p;
+        return done(r);
+}
+
+API cudaError_t cudaFreeAsync(void *p, cudaStream_t s)
+{
+        CUresult r = enter();
+
+        return done(r != CUDA_SUCCESS ? r : cuMemFreeAsync((CUdeviceptr)p, s));
+}
+
+
 #define NONE(name, ...)                                                                                      \
         API cudaError_t name(__VA_ARGS__)                                                                    \
         {                                                                                                    \
                 return failed(cudaErrorNotSupported);                                                        \
         }
 NONE(cudaMallocAsync, void **p, size_t n, cudaStream_t s)
-NONE(cudaFreeAsync, void *p, cudaStream_t s)
 NONE(cudaDeviceGetDefaultMemPool, cudaMemPool_t *pool, int device)
 NONE(cudaMemPoolGetAttribute, cudaMemPool_t pool, enum cudaMemPoolAttr which, void *value)
-NONE(cudaMemPoolSetAttribute, cudaMemPool_t pool, enum cudaMemPoolAttr which, void *value)
 NONE(cudaMemPoolSetAccess, cudaMemPool_t pool, const struct cudaMemAccessDesc *access, size_t n)
 NONE(cudaMemPoolTrimTo, cudaMemPool_t pool, size_t n)
 NONE(cudaIpcGetEventHandle, cudaIpcEventHandle_t *handle, cudaEvent_t event)

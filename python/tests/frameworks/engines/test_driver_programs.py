@@ -5,12 +5,11 @@
 # SPDX-License-Identifier: Apache-2.0
 import os
 import pathlib
-import re
 import subprocess
 
 import pytest
 from conftest import MIB
-from test_engines import LIMIT_S, environment, machine
+from test_engines import LIMIT_S, environment, machine, mib_after, peak_mib
 
 LEASE_MIB = 3072
 CONTEXT_MIB = 96
@@ -83,19 +82,6 @@ def run(daemon, program, mode):
         errors="replace",
         timeout=LIMIT_S,
     )
-
-
-def peak_mib(daemon):
-    path = daemon.state / "peak-0"
-    return int(path.read_text()) / MIB if path.exists() else 0
-
-
-def mib_after(what, text):
-    """Never less than it is: the text is rounded."""
-    found = re.search(what + r" ([0-9]+)\.?([0-9]?) (B|KiB|MiB|GiB)", text)
-    if not found or float(f"{found[1]}.{found[2]}0") == 0:
-        return 0.0
-    return (float(f"{found[1]}.{found[2]}0") + 0.05) * {"B": 1 / MIB, "KiB": 1 / 1024, "MiB": 1, "GiB": 1024}[found[3]]
 
 
 @pytest.mark.parametrize("mode", ["alone", "normal", "strict"])

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -81,52 +82,124 @@ show("awake")
 check(*before)
 """
 
-# One of two: when it is told, it allocates until it is refused, then frees one tensor and gets another.
-ONE = """
-import contextlib, sys
+# One of two. It is told by lines, and answers each with a line of JSON, on what was its standard output.
+ENGINE = """
+import contextlib, os, random, select, sys
+answers = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)
+kind, kept = sys.argv[1], []
 pool = contextlib.nullcontext
-if sys.argv[1] == "vllm":
+
+def make():
+    return tensor(TENSOR_MIB)
+
+if kind == "vllm":
     from vllm.device_allocator.cumem import CuMemAllocator
-    pool = lambda: CuMemAllocator.get_instance().use_memory_pool(tag="weights")
+    allocator = CuMemAllocator.get_instance()
+    pool = lambda: allocator.use_memory_pool(tag="weights")
+elif kind == "torch-memory-saver":
+    from torch_memory_saver import torch_memory_saver as saver
+    pool = lambda: saver.region(tag="weights", enable_cpu_backup=True)
 torch.cuda.init()
-print("ready", flush=True)
-input()
-show("begin")
-kept, error = [], None
-with pool():
-    try:
-        while len(kept) < 1000:
-            kept.append(tensor(TENSOR_MIB))
-    except Exception as e:
-        error = type(e).__name__
-    if kept and sys.argv[1] != "vllm":  # whose allocator does not free a part of its pool
-        kept.pop()
-        kept.append(tensor(TENSOR_MIB))
-print(json.dumps([error, len(kept) * TENSOR_MIB]), flush=True)
-input()
+
+def take(n_mib):
+    "Until it has n_mib, or until it is refused. Which error it was, and what it has."
+    with pool():
+        try:
+            while (len(kept) + 1) * TENSOR_MIB <= n_mib:
+                kept.append(make())
+        except Exception as e:
+            return [type(e).__name__, len(kept) * TENSOR_MIB]
+    return [None, len(kept) * TENSOR_MIB]
+
+def again():
+    "Frees one, and gets another one."
+    kept.pop()
+    with pool():
+        kept.append(make())
+
+def sleep():
+    global before
+    before = [w.cpu() for w in kept[::10]], [w.data_ptr() for w in kept]
+    allocator.sleep(offload_tags=("weights",)) if kind == "vllm" else saver.pause("weights")
+
+def wake():
+    allocator.wake_up() if kind == "vllm" else saver.resume("weights")
+    assert [w.data_ptr() for w in kept] == before[1]
+    assert all(torch.equal(w.cpu(), b) for w, b in zip(kept[::10], before[0]))
+
+def fill():
+    for i, w in enumerate(kept[::10]):
+        w.copy_(torch.full((w.numel(),), i + 1, dtype=torch.uint8))
+
+def free():
+    return torch.cuda.mem_get_info()[0] // MIB
+
+if kind == "kvcached":
+    exec(KVCACHED)
+print("ready", file=answers, flush=True)
+for line in sys.stdin:
+    function, *arguments = line.split()
+    print(json.dumps(globals()[function](*map(int, arguments))), file=answers, flush=True)
+if kind == "kvcached":
+    shutdown_kvcached()
 """
 
-# Both under one lease, as a job with two engines. Prints what each got.
-TWO = """
+# Pages of 2 MiB, eight at a time: a key and a value in each of four layers.
+KVCACHED_ENGINE = """
+from kvcached.integration.vllm.interfaces import alloc_kv_cache, init_kvcached, shutdown_kvcached
+from kvcached.kv_cache_manager import KVCacheManager
+TENSOR_MIB, n_layers = 16, 4
+torch.cuda.set_device(0)
+init_kvcached(tp_rank=0, world_size=1, is_worker=True, async_sched=False)
+alloc_kv_cache(kvcache_shape=(2, 65536, 16, 8, 64), block_size=16, dtype=torch.float16, device="cuda:0", num_layers=n_layers)
+manager = KVCacheManager(num_blocks=65536, block_size=16, cell_size=1024, num_layers=n_layers, world_size=1)
+manager._wait_post_init()
+
+def make():
+    blocks = manager.alloc(128)
+    if blocks is None:
+        raise torch.OutOfMemoryError
+    return blocks
+
+def again():
+    manager.free(kept.pop())
+    kept.append(make())
+
+def sleep():
+    "Its own sleep is that of its engine: all blocks are free, and their pages returned."
+    global n_kept
+    n_kept = len(kept)
+    while kept:
+        manager.free(kept.pop())
+    manager.trim()
+
+def wake():
+    while len(kept) < n_kept:
+        kept.append(make())
+
+def fill():
+    pass
+"""
+
+# Engines under one lease, as a job has them. Passes lines on, "0 take 400" to the first engine, and their answers back.
+RELAY = """
 import json, os, subprocess, sys
-one, allocators = sys.argv[1], sys.argv[2:]
-def start(allocator):
-    variables = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"} if allocator == "expandable" else {}
-    return subprocess.Popen([sys.executable, "-c", one, allocator], env=os.environ | variables, text=True,
-                            stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-def tell(process):
-    process.stdin.write("\\n")
-    process.stdin.flush()
-engines = [start(a) for a in allocators]
+program, kinds = sys.argv[1], json.loads(sys.argv[2])
+engines = [subprocess.Popen([sys.executable, "-c", program, kind], env=os.environ | variables, text=True,
+                            stdin=subprocess.PIPE, stdout=subprocess.PIPE) for kind, variables in kinds]
 for e in engines:
     assert e.stdout.readline() == "ready\\n"
+print("ready", flush=True)
+for line in sys.stdin:
+    i, _, text = line.partition(" ")
+    engines[int(i)].stdin.write(text)
+    engines[int(i)].stdin.flush()
+    answer = engines[int(i)].stdout.readline()
+    assert answer, "an engine ended"
+    print(answer, end="", flush=True)
 for e in engines:
-    tell(e)
-    begin, got = json.loads(e.stdout.readline()), json.loads(e.stdout.readline())
-    print(json.dumps({"free": begin[1], "error": got[0], "mib": got[1]}), flush=True)
-sys.stdin.readline()  # both have what they got
-for e in engines:
-    tell(e)
+    e.stdin.close()
     assert e.wait() == 0
 """
 
@@ -149,13 +222,13 @@ def machine(monkeypatch, quota="3GiB", **settings):
 
 @pytest.fixture
 def daemon(monkeypatch):
-    yield from machine(monkeypatch)
+    yield from machine(monkeypatch, FAKE_CUDA_PEAK="1")
 
 
-def command(daemon, program, *arguments, limit_mib):
+def command(daemon, program, *arguments, limit_mib, is_strict=False):
     """Under bfcctl run, or alone: limit_mib None."""
     run = [os.environ["BFCCTL"], "--socket", str(daemon.folder / "admin.sock"), "run", "--tenant", "me"]
-    run += ["--partition", "train", "--limit", f"{limit_mib}MiB", "--"]
+    run += ["--partition", "train", "--limit", f"{limit_mib}MiB", *(["--strict"] if is_strict else []), "--"]
     return (run if limit_mib else []) + ["env", f"LD_PRELOAD={daemon.preload}", sys.executable, "-c", program, *arguments]
 
 
@@ -164,9 +237,9 @@ def environment(daemon):
     return daemon.environment() | {"BFC_PRELOAD": preload}
 
 
-def run(daemon, program, *arguments, limit_mib, **variables):
+def run(daemon, program, *arguments, limit_mib, is_strict=False, **variables):
     r = subprocess.run(
-        command(daemon, program, *arguments, limit_mib=limit_mib),
+        command(daemon, program, *arguments, limit_mib=limit_mib, is_strict=is_strict),
         env=environment(daemon) | variables,
         text=True,
         capture_output=True,
@@ -176,18 +249,31 @@ def run(daemon, program, *arguments, limit_mib, **variables):
     return r
 
 
+def peak_mib(daemon):
+    path = daemon.state / "peak-0"
+    return int(path.read_text()) / MIB if path.exists() else 0
+
+
+def mib_after(what, text):
+    """Never less than it is: the text is rounded."""
+    found = re.search(what + r" ([0-9]+)\.?([0-9]?) (B|KiB|MiB|GiB)", text)
+    if not found or float(f"{found[1]}.{found[2]}0") == 0:
+        return 0.0
+    return (float(f"{found[1]}.{found[2]}0") + 0.05) * {"B": 1 / MIB, "KiB": 1 / 1024, "MiB": 1, "GiB": 1024}[found[3]]
+
+
 def preload_of_saver():
     folder = pathlib.Path(importlib.util.find_spec("torch_memory_saver").origin).parent.parent
     return str(next(folder.glob("torch_memory_saver_hook_mode_preload_cu13.*so")))
 
 
-@pytest.mark.parametrize("limit_mib", [None, 2048])
+@pytest.mark.parametrize("limit_mib, is_strict", [(None, False), (2048, False), (2048, True)])
 @pytest.mark.parametrize("engine", ["vllm", "torch-memory-saver"])
-def test_sleep_and_wake(daemon, engine, limit_mib):
+def test_sleep_and_wake(daemon, engine, limit_mib, is_strict):
     """What the process may have is right at each step, and bytes and addresses at the end."""
     if engine == "torch-memory-saver":
         daemon.preload = f"{preload_of_saver()}:{daemon.preload}"
-    r = run(daemon, BEGIN + (VLLM if engine == "vllm" else SAVER), limit_mib=limit_mib)
+    r = run(daemon, BEGIN + (VLLM if engine == "vllm" else SAVER), limit_mib=limit_mib, is_strict=is_strict)
     total = limit_mib or DEVICE_MIB
     # PyTorch's segments: 20 (for 4), 20, 34 (for 33), 64 and 256 MiB.
     used = {"begin": 394, "asleep": 0, "weights": 138, "awake": 394}
@@ -195,48 +281,109 @@ def test_sleep_and_wake(daemon, engine, limit_mib):
     assert shown == [[what, total - n, total] for what, n in used.items()]
 
 
+# ---- two in one lease ----
+
+
 def device_mib(state):
     """What all processes have of the fake device: a file's name says its size."""
     return sum(int(p.name.split("-")[3]) for p in state.glob("mem-*")) // MIB
 
 
-def run_two(daemon, *allocators):
-    """What each got, when both had it, and what the device had given then."""
-    one = BEGIN + f"TENSOR_MIB = {TENSOR_MIB}\n" + ONE
-    process = subprocess.Popen(
-        command(daemon, TWO, one, *allocators, limit_mib=LEASE_MIB),
-        env=environment(daemon),
-        text=True,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    got = [json.loads(process.stdout.readline() or "null") for _ in allocators]
-    n_device = device_mib(daemon.state)
-    _, err = process.communicate("\n", timeout=LIMIT_S)
-    assert process.returncode == 0 and None not in got, err
-    return got, n_device
+class Engines:
+    """Engines of these kinds in one lease of LEASE_MIB."""
+
+    def __init__(self, daemon, kinds, is_strict=False, program=None, **variables):
+        own = {
+            "expandable": {"PYTORCH_ALLOC_CONF": "expandable_segments:True"},
+            "torch-memory-saver": {"LD_PRELOAD": f"{preload_of_saver()}:{daemon.preload}"},
+            "kvcached": {"KVCACHED_CONTIGUOUS_LAYOUT": "false", "KVCACHED_PAGE_PREALLOC_ENABLED": "false"}
+            | {"KVCACHED_GPU_UTILIZATION": "1.0"},
+        }
+        program = program or BEGIN + f"TENSOR_MIB, KVCACHED = {TENSOR_MIB}, {KVCACHED_ENGINE!r}\n" + ENGINE
+        list_of_kinds = json.dumps([(kind, own.get(kind, {})) for kind in kinds])
+        arguments = [RELAY, program, list_of_kinds]
+        self.process = subprocess.Popen(
+            command(daemon, *arguments, limit_mib=LEASE_MIB, is_strict=is_strict),
+            env=environment(daemon) | variables,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=open(daemon.folder / "engines", "w"),
+        )
+        self.log = daemon.folder / "engines"
+        assert self.process.stdout.readline() == "ready\n", self.log.read_text()
+
+    def tell(self, index, *words):
+        print(index, *words, file=self.process.stdin, flush=True)
+        answer = self.process.stdout.readline()
+        assert answer, self.log.read_text()
+        return json.loads(answer)
+
+    def end(self):
+        """What bfcctl run says at the end."""
+        self.process.stdin.close()
+        assert self.process.wait(LIMIT_S) == 0, self.log.read_text()
+        self.process.stdout.close()
+        return self.log.read_text()
 
 
-@pytest.mark.parametrize(
-    "allocators",
-    [
-        ("plain", "plain"),
-        ("expandable", "expandable"),
-        ("plain", "expandable"),
-        ("expandable", "plain"),
-        ("vllm", "vllm"),
-    ],
-    ids="+".join,
-)
-def test_two_in_one_lease(daemon, allocators):
-    got, n_device = run_two(daemon, *allocators)
-    figures = f"{got[0]['mib']} and {got[1]['mib']} MiB in a lease of {LEASE_MIB} MiB, {n_device} MiB at the device"
+def variables_of(kinds, request):
+    return {"PYTHONPATH": str(request.getfixturevalue("kvcached"))} if "kvcached" in kinds else {}
+
+
+PAIRS = [
+    ("plain", "plain"),
+    ("expandable", "expandable"),
+    ("plain", "expandable"),
+    ("expandable", "plain"),
+    ("vllm", "vllm"),
+    ("torch-memory-saver", "torch-memory-saver"),
+    ("torch-memory-saver", "vllm"),
+    ("kvcached", "vllm"),
+    ("kvcached", "kvcached"),
+]
+
+
+@pytest.mark.parametrize("is_strict", [False, True], ids=["normal", "strict"])
+@pytest.mark.parametrize("kinds", PAIRS, ids="+".join)
+def test_two_in_one_lease(daemon, request, kinds, is_strict):
+    """One has some, the other takes what is left, and both are refused more."""
+    e = Engines(daemon, kinds, is_strict, **variables_of(kinds, request))
+    has = [e.tell(0, "take", 450)]
+    assert has[0][0] is None and e.tell(1, "free") <= LEASE_MIB - has[0][1]
+    has.append(e.tell(1, "take", 9999))
+    has[0] = e.tell(0, "take", 9999)
+    n_device, n_free = device_mib(daemon.state), [e.tell(i, "free") for i in (0, 1)]
+    figures = f"{has[0][1]} and {has[1][1]} MiB in a lease of {LEASE_MIB} MiB, {n_device} MiB at the device, {n_free} free"
     print(figures)
-    assert all(g["error"] == "OutOfMemoryError" for g in got), got
-    assert LEASE_MIB - 3 * TENSOR_MIB <= got[0]["mib"] <= LEASE_MIB, figures
-    assert got[0]["mib"] + got[1]["mib"] <= LEASE_MIB and n_device <= LEASE_MIB, figures
-    assert got[1]["free"] <= LEASE_MIB - got[0]["mib"], got
+    assert [error for error, _ in has] == ["OutOfMemoryError"] * 2, has
+    assert LEASE_MIB - 3 * TENSOR_MIB <= has[0][1] + has[1][1] <= LEASE_MIB and n_device <= LEASE_MIB, figures
+    assert max(n_free) <= LEASE_MIB - has[0][1] - has[1][1], figures
+    for i, kind in enumerate(kinds):
+        if kind != "vllm":  # whose allocator does not free a part of its pool
+            e.tell(i, "again")
+    assert "outside of bfcd" not in e.end()
+
+
+@pytest.mark.parametrize("is_strict", [False, True], ids=["normal", "strict"])
+@pytest.mark.parametrize("kind", ["vllm", "torch-memory-saver", "kvcached"])
+def test_sleep_returns_memory_to_the_lease(daemon, request, kind, is_strict):
+    """Each has more than half of it while the other one sleeps. At the end all its bytes are right."""
+    e = Engines(daemon, (kind, kind), is_strict, **variables_of([kind], request))
+    error, has = e.tell(0, "take", 630)
+    assert error is None and has >= 610
+    e.tell(0, "fill")
+    assert e.tell(1, "free") <= LEASE_MIB - has
+    e.tell(0, "sleep")
+    assert device_mib(daemon.state) <= LEASE_MIB - has
+    assert e.tell(1, "take", 630) == [None, has]
+    e.tell(1, "fill")
+    e.tell(1, "sleep")
+    e.tell(0, "wake")
+    e.tell(0, "sleep")
+    e.tell(1, "wake")
+    assert has <= device_mib(daemon.state) <= LEASE_MIB
+    assert "outside of bfcd" not in e.end()
 
 
 # ---- kvcached ----
@@ -272,9 +419,13 @@ def kvcached(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("limit_mib", [None, 2048])
-def test_kvcached(daemon, kvcached, limit_mib):
+@pytest.mark.parametrize("limit_mib, is_strict", [(None, False), (2048, False), (2048, True)])
+def test_kvcached(daemon, kvcached, limit_mib, is_strict):
     tests = [str(kvcached / "tests" / name) for name in KVCACHED_TESTS]
     arguments = ["-q", "-p", "no:cacheprovider", f"--rootdir={kvcached}", f"--deselect={RACES}", *tests]
-    r = run(daemon, PYTEST, *arguments, limit_mib=limit_mib, PYTHONPATH=str(kvcached))
-    print(r.stdout.splitlines()[-1], [line for line in r.stderr.splitlines() if "outside of bfcd" in line])
+    r = run(daemon, PYTEST, *arguments, limit_mib=limit_mib, is_strict=is_strict, PYTHONPATH=str(kvcached))
+    used, counted = peak_mib(daemon), mib_after("peak", r.stderr)
+    print(f"{r.stdout.splitlines()[-1]}; {used:.0f} MiB at the device, {counted:.0f} charged at most")
+    assert used > 0 and "outside of bfcd" not in r.stderr, r.stderr
+    if limit_mib:
+        assert used <= counted, r.stderr
