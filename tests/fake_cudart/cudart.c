@@ -880,7 +880,8 @@ API cudaError_t cudaMemPoolCreate(cudaMemPool_t *ret, const struct cudaMemPoolPr
 {
         CUresult r = enter();
 
-        return done(r != CUDA_SUCCESS ? r : cuMemPoolCreate(ret, (const CUmemPoolProps *)(const void *)props));
+        return done(r != CUDA_SUCCESS ? r
+                                      : cuMemPoolCreate(ret, (const CUmemPoolProps *)(const void *)props));
 }
 
 API cudaError_t cudaMemPoolDestroy(cudaMemPool_t pool)
@@ -911,7 +912,6 @@ API cudaError_t cudaFreeAsync(void *p, cudaStream_t s)
 
         return done(r != CUDA_SUCCESS ? r : cuMemFreeAsync((CUdeviceptr)p, s));
 }
-
 
 #define NONE(name, ...)                                                                                      \
         API cudaError_t name(__VA_ARGS__)                                                                    \

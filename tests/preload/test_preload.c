@@ -404,6 +404,10 @@ TEST_OF(preload, ends_of_contexts)
 
 TEST_OF(preload, ends_of_contexts_beside_calls)
 {
+        char counts[128];
+
+        snprintf(counts, sizeof(counts), "%s/counts", rig->folder);
+        ck_assert_int_eq(setenv("FAKE_CUDA_COUNTS", counts, 1), 0);
         ck_assert_int_eq(setenv("FAKE_CUDA_FAULT",
                                 "hang:cuMemCreate:1:600000,hang:cuDevicePrimaryCtxRelease:2:600000", 1),
                          0);
