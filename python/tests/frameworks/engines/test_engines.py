@@ -145,15 +145,15 @@ if kind == "kvcached":
     shutdown_kvcached()
 """
 
-# Pages of 2 MiB, eight at a time: a key and a value in each of four layers.
+# Pages of 2 MiB, eight at a time: a key and a value in each of four layers, with addresses for 1 GiB, as the GPU seems to have.
 KVCACHED_ENGINE = """
 from kvcached.integration.vllm.interfaces import alloc_kv_cache, init_kvcached, shutdown_kvcached
 from kvcached.kv_cache_manager import KVCacheManager
 TENSOR_MIB, n_layers = 16, 4
 torch.cuda.set_device(0)
 init_kvcached(tp_rank=0, world_size=1, is_worker=True, async_sched=False)
-alloc_kv_cache(kvcache_shape=(2, 65536, 16, 8, 64), block_size=16, dtype=torch.float16, device="cuda:0", num_layers=n_layers)
-manager = KVCacheManager(num_blocks=65536, block_size=16, cell_size=1024, num_layers=n_layers, world_size=1)
+alloc_kv_cache(kvcache_shape=(2, 8192, 16, 8, 64), block_size=16, dtype=torch.float16, device="cuda:0", num_layers=n_layers)
+manager = KVCacheManager(num_blocks=8192, block_size=16, cell_size=1024, num_layers=n_layers, world_size=1)
 manager._wait_post_init()
 
 def make():
