@@ -71,6 +71,13 @@ static bool wait_for(CUstream stream)
         return result == CUDA_SUCCESS;
 }
 
+static void list_locked(struct reserved *r)
+{
+        if (!r->is_listed)
+                LIST_INSERT_HEAD(&all, r, link);
+        r->is_listed = true;
+}
+
 int reserved_begin(struct reserved *r, uint64_t n_most, CUstream stream)
 {
         int result = charge_take(r->gpu, n_most);
@@ -80,9 +87,7 @@ int reserved_begin(struct reserved *r, uint64_t n_most, CUstream stream)
         if (result < 0)
                 return result;
         pthread_mutex_lock(&lock);
-        if (!r->is_listed)
-                LIST_INSERT_HEAD(&all, r, link);
-        r->is_listed = true;
+        list_locked(r);
         r->n_charged += n_most;
         r->n_coming += n_most;
         pthread_mutex_unlock(&lock);
@@ -110,16 +115,26 @@ void reserved_end(struct reserved *r, uint64_t n_most)
         }
 }
 
-void reserved_forget(struct reserved *r)
+void reserved_hide(struct reserved *r)
 {
-        uint64_t n;
-
         pthread_mutex_lock(&lock);
         if (r->is_listed)
                 LIST_REMOVE(r, link);
         r->is_listed = false;
-        n = r->n_charged;
-        r->n_charged = 0;
+        pthread_mutex_unlock(&lock);
+}
+
+void reserved_hidden(struct reserved *r, bool has_ended)
+{
+        uint64_t n = 0;
+
+        pthread_mutex_lock(&lock);
+        if (has_ended) {
+                n = r->n_charged;
+                r->n_charged = 0;
+        } else if (r->n_charged > 0) {
+                list_locked(r);
+        }
         pthread_mutex_unlock(&lock);
         if (n > 0)
                 charge_give(r->gpu, n);

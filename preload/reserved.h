@@ -35,8 +35,9 @@ int reserved_begin(struct reserved *r, uint64_t n_most, CUstream stream);
 /* After it. */
 void reserved_end(struct reserved *r, uint64_t n_most);
 
-/* The driver has no memory of it any more. */
-void reserved_forget(struct reserved *r);
+/* Before the driver ends it: other threads do not ask for it any more. And after it. */
+void reserved_hide(struct reserved *r);
+void reserved_hidden(struct reserved *r, bool has_ended);
 
 /* Gives back what the driver does not have any more. */
 void reserved_settle(struct gpu *gpu);

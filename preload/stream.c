@@ -262,11 +262,15 @@ static cuuint64_t used_bytes(CUmemoryPool pool)
 /* The lock is held across the call, in which the driver frees the handle. */
 static CUresult destroy_locked(CUmemoryPool pool, struct pool *own)
 {
-        CUresult result = real_cuMemPoolDestroy(pool);
+        CUresult result;
 
+        if (own)
+                reserved_hide(&own->memory);
+        result = real_cuMemPoolDestroy(pool);
+        if (own)
+                reserved_hidden(&own->memory, result == CUDA_SUCCESS);
         if (own && result == CUDA_SUCCESS) {
                 LIST_REMOVE(own, link);
-                reserved_forget(&own->memory);
                 free(own);
         }
         return result;
