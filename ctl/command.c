@@ -511,7 +511,8 @@ static int run_tool(const struct invocation *i, const struct command *c, const c
         for (; options[0]; options += 2) {
                 if (!options[1])
                         continue;
-                if (asprintf(&word, "%s=%s", options[0], options[1]) < 0) /* as "--since=-2h" */
+                word = tools_option(options[0], options[1]);
+                if (!word)
                         return command_finish(-ENOMEM);
                 words[n++] = word;
         }

@@ -253,18 +253,19 @@ static int replay(const struct invocation *v, const struct trace *t)
 static FILE *as_csv(FILE *in, const char *name)
 {
         FILE *pickle = tmpfile(), *csv = tmpfile();
-        char buffer[1 << 16];
-        int r = pickle && csv ? 0 : -errno;
+        char buffer[1 << 16], *option = tools_option("--name", name);
+        int r = pickle && csv && option ? 0 : -errno;
         size_t n;
 
         while (r == 0 && (n = fread(buffer, 1, sizeof(buffer), in)) > 0)
                 if (fwrite(buffer, 1, n, pickle) != n)
                         r = -errno;
         if (r == 0)
-                r = tools_call("bfc-replay", name,
-                               (const char *const[]){ "torch_trace", "--name", name, NULL }, pickle, csv);
+                r = tools_call("bfc-replay", name, (const char *const[]){ "torch_trace", option, NULL },
+                               pickle, csv);
         if (r < 0)
                 fprintf(stderr, "bfc-replay: %s: %s\n", name, strerror(-r));
+        free(option);
         if (pickle)
                 fclose(pickle);
         if (in != stdin)
@@ -461,23 +462,29 @@ static void put_trace(FILE *out, const struct trace *t)
 /* Pictures of the trace. */
 static int write_views(const struct invocation *v, const struct trace *t)
 {
-        const char *const options[] = { "--snapshot", v->snapshot, "--timeline",
-                                        v->timeline,  "--plot",    v->plot };
-        const char *words[10] = { "trace", "--name", v->trace_name };
+        const char *const options[][2] = { { "--name", v->trace_name },
+                                           { "--snapshot", v->snapshot },
+                                           { "--timeline", v->timeline },
+                                           { "--plot", v->plot } };
+        char *words[6] = { (char[]){ "trace" } };
         FILE *in = tmpfile();
-        size_t n = 3;
-        int r;
+        size_t n = 1;
+        int r = in ? 0 : -errno;
 
-        if (!in)
-                return complain("a temporary file", -errno);
-        for (size_t i = 0; i < 6; i += 2)
-                if (options[i + 1]) {
-                        words[n++] = options[i];
-                        words[n++] = options[i + 1];
-                }
-        put_trace(in, t);
-        r = tools_call("bfc-replay", "pictures of a trace", words, in, NULL);
-        fclose(in);
+        for (size_t i = 0; r == 0 && i < sizeof(options) / sizeof(options[0]); i++) {
+                if (!options[i][1])
+                        continue;
+                words[n] = tools_option(options[i][0], options[i][1]);
+                r = words[n++] ? 0 : -ENOMEM;
+        }
+        if (r == 0) {
+                put_trace(in, t);
+                r = tools_call("bfc-replay", "pictures of a trace", (const char *const *)words, in, NULL);
+        }
+        while (n > 1)
+                free(words[--n]);
+        if (in)
+                fclose(in);
         return r < 0 ? complain("a picture", r) : r;
 }
 

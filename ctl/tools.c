@@ -14,6 +14,13 @@
 #define PROGRAM   "bfcd-tools"
 #define MAX_WORDS 32
 
+char *tools_option(const char *name, const char *value)
+{
+        char *ret;
+
+        return asprintf(&ret, "%s=%s", name, value) < 0 ? NULL : ret;
+}
+
 /* In the folder of this program, as in a build folder. */
 static void exec_beside(char *const words[])
 {

@@ -7,6 +7,9 @@
 
 #include <stdio.h>
 
+/* "--name=value", also of a value that begins with "-". The caller frees it. NULL: out of memory. */
+char *tools_option(const char *name, const char *value);
+
 /* This process becomes that program, with these words after its name; they end with NULL. who: "bfcctl"; what: the command,
  * for the error. An exit status, where it is not possible. */
 int tools_exec(const char *who, const char *what, const char *const words[]);

@@ -266,3 +266,25 @@ def test_a_journal_is_read_and_forged_records_are_not(tmp_path):
     h = sums(folder, "--until", "@110")  # all of a folder
     assert h["num_sessions"] == 1 and h["events"] == []
     assert "No such file" in bfcctl("history", "--file", tmp_path / "x.journal", status=1)
+
+
+@pytest.mark.skipif(not REMOTE or not shutil.which("journalctl"), reason="there is no systemd-journal-remote")
+def test_a_damaged_journal_is_left_out(tmp_path):
+    """As after a loss of power."""
+    (tmp_path / "export").write_text(entry(100, "bfcd.service", "session", tenant="red", session=2, peak_bytes=8192))
+    folder = tmp_path / "journal"
+    folder.mkdir()
+    made = [REMOTE, "--split-mode=none", "-o", folder / "test.journal", tmp_path / "export"]
+    subprocess.run(made, check=True, capture_output=True, timeout=LIMIT_S)
+    (folder / "other.journal").write_bytes((folder / "test.journal").read_bytes()[:4096])
+    (folder / "empty.journal").touch()
+    assert sums(folder)["num_sessions"] == 1
+
+
+def test_numbers_and_lists_without_end(tmp_path):
+    bad = '{"time_us":1000,"record":"session","peak_bytes":' + "9" * 5000 + "}\n" + "[" * 100000 + "\n"
+    bad += json.dumps(record("session", 1, tenant="red", peak_bytes="9" * 5000, program="\ud800\u009b2J")) + "\n"
+    path = write(tmp_path / "records", [], bad)
+    assert sums(path)["num_sessions"] == 1
+    out = bfcctl("--json", "history", "--file", path)
+    assert "\x9b" not in out

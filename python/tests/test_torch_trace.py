@@ -3,11 +3,13 @@
 #
 # SPDX-License-Identifier: Apache-2.0
 import os
+import pathlib
 import pickle
+import subprocess
 
 import pytest
 from bfcd.tools.torch_trace import NO_END, Reader, Wrong, unpickle
-from conftest import host_only
+from conftest import LIMIT_S, host_only
 
 pytestmark = host_only
 BASE = 0x7F0000000000
@@ -143,3 +145,19 @@ def test_a_list_in_itself_is_no_trouble():
     top["device_traces"][0].append(top["device_traces"][0])
     top["segments"].append(top["segments"])
     assert len(read(top).buffers) == 1
+
+
+def replayed(tmp_path, data):
+    """Whatever a file has, bfc-replay says one sentence."""
+    path = tmp_path / "--x.pickle"
+    path.write_bytes(data)
+    command = [str(pathlib.Path(os.environ["BFCCTL"]).with_name("bfc-replay")), "--plan", str(path)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
+
+
+def test_small_pickles_that_ask_for_much_memory(tmp_path):
+    events = [event("alloc", BASE, 1)] * 20000
+    done = replayed(tmp_path, pickle.dumps({"segments": [], "device_traces": [events] * 20000}))
+    assert done.returncode == 2 and "the same events or blocks several times" in done.stderr
+    done = replayed(tmp_path, b"\x80\x04Nr\xf0\xff\xff\x7f.")  # a place in the memo
+    assert done.returncode == 2 and "MiB of memory" in done.stderr

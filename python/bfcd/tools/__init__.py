@@ -30,6 +30,8 @@ def main(words: list[str] | None = None) -> int:
     own = argparse.ArgumentParser(prog=f"bfcd-tools {options.command}", description=module.__doc__)
     module.add_arguments(own)
     own.parse_args(options.words, options)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     program = getattr(module, "PROGRAM", "bfcctl")
     try:
         module.run(options, Bfcctl(options.bfcctl, options.socket))

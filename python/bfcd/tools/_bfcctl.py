@@ -21,16 +21,24 @@ class WrongUse(Failure):
 class Bfcctl:
     def __init__(self, program: str, socket: str | None) -> None:
         self.program, self.socket = program, socket
+        self.pids: set[int] = set()  # of its calls, which are sessions of the daemon
 
     def list(self, *words: str) -> Any:
         """The value of `bfcctl --json WORDS`. Failure: with bfcctl's sentence."""
         socket = ["--socket", self.socket] if self.socket else []
         try:
-            done = subprocess.run([self.program, *socket, "--json", *words], stdin=subprocess.DEVNULL, capture_output=True)
+            process = subprocess.Popen(
+                [self.program, *socket, "--json", *words],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
         except OSError as error:
             raise Failure(f"{self.program} cannot be run: {error.strerror}.") from None
-        if done.returncode != 0:
-            sentence = done.stderr.decode(errors="replace").strip().removeprefix("bfcctl: ")
-            raise Failure(sentence or f"{self.program} ended with status {done.returncode}.")
-        document = json.loads(done.stdout)
+        self.pids.add(process.pid)
+        out, err = process.communicate()
+        if process.returncode != 0:
+            sentence = err.decode(errors="replace").strip().removeprefix("bfcctl: ")
+            raise Failure(sentence or f"{self.program} ended with status {process.returncode}.")
+        document = json.loads(out)
         return document[words[0].replace("-", "_")]

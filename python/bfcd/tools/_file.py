@@ -15,8 +15,8 @@ from ._bfcctl import Failure
 
 
 def write(path: str, data: bytes) -> None:
-    """To standard output if path is "-". A regular file, or a new one, is replaced when the new one is complete; a device
-    or a FIFO is written to."""
+    """To standard output if path is "-". A file of this user, or a new one, is replaced when it is complete; others are
+    written to."""
     try:
         if path == "-":
             sys.stdout.flush()
@@ -25,11 +25,19 @@ def write(path: str, data: bytes) -> None:
         elif os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
             with open(path, "wb") as out:
                 out.write(data)
+        elif os.path.exists(path) and not _may_replace(path):
+            with open(path, "wb") as out:
+                out.write(data)
         else:
             _replace(path, data)
     except OSError as error:
         what = "Standard output" if path == "-" else path
         raise Failure(f"{what} cannot be written: {error.strerror}") from None
+
+
+def _may_replace(path: str) -> bool:
+    """Else the file would get another owner, or the folder may have no new file."""
+    return os.stat(path).st_uid == os.geteuid() and os.access(os.path.dirname(path) or ".", os.W_OK)
 
 
 def _replace(path: str, data: bytes) -> None:

@@ -18,6 +18,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -129,7 +130,7 @@ def _of_file(path: str) -> Iterator[Record]:
     for line in itertools.chain.from_iterable(map(_lines_of, paths)):
         try:
             fields = json.loads(line.decode(errors="replace"))
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(fields, dict) and isinstance(fields.get("time_us"), int) and fields["time_us"] > 0:
             yield fields
@@ -147,19 +148,24 @@ def _of_journal(path: str | None, since_us: float, until_us: float) -> Iterator[
         times.append(f"--until=@{int(until_us + AFTER_US) // 1_000_000 + 1}")
     if path is not None and not os.access(path, os.R_OK):
         raise Failure(f"{path} cannot be read: {'Permission denied' if os.path.exists(path) else 'No such file or directory'}.")
+    said = tempfile.TemporaryFile()
     try:
         command = ["journalctl", "--quiet", "--all", "--output=json", *(["--system"] if path is None else []), *where, *times]
-        journal = subprocess.Popen([*command, f"_SYSTEMD_UNIT={UNIT}"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        journal = subprocess.Popen([*command, f"_SYSTEMD_UNIT={UNIT}"], stdout=subprocess.PIPE, stderr=said)
     except OSError as error:
         raise Failure(f"journalctl, which reads the journal, cannot be run: {error.strerror}. --file names the daemon's file of records.") from None
-    assert journal.stdout and journal.stderr
+    assert journal.stdout
     for line in journal.stdout:
         fields = json.loads(line)
         record = {k[5:].lower(): _field(v) for k, v in fields.items() if k.startswith("BFCD_")}
         yield record | {"message": _field(fields.get("MESSAGE", "")), "time_us": int(fields["__REALTIME_TIMESTAMP"])}
-    why = journal.stderr.read().decode(errors="replace").strip()
-    if journal.wait() != 0 or why:
+    status = journal.wait()
+    said.seek(0)
+    why = text.escape(said.read(1 << 16).decode(errors="replace").strip())
+    if status != 0:
         raise Failure(f"{path or 'The journal'} cannot be read: {why}")
+    if why:  # of a damaged file, which it leaves out
+        print(f"bfcctl: journalctl: {why}", file=sys.stderr)
 
 
 def _may_read_the_journal() -> bool:
@@ -182,7 +188,7 @@ def _machine_folders(folders: list[str]) -> Iterator[str]:
 def _number(fields: Record, key: str) -> int:
     value = fields.get(key)
     if isinstance(value, str):
-        digits = re.match("[0-9]+", value)
+        digits = re.match("[0-9]{1,20}", value)
         return int(digits[0]) if digits else 0
     return max(value, 0) if isinstance(value, int) else 0
 
@@ -345,7 +351,7 @@ def _live(history: History, bfcctl: Bfcctl) -> bool:
     at = int(min(now, history.until_us))
     for s in sessions:
         begin = now - s["age_ms"] * 1000
-        if s["tenant"] and s["name"] != "bfcctl" and begin <= at:
+        if s["tenant"] and s["pid"] not in bfcctl.pids and begin <= at:
             ends = {"record": "session", "time_us": at, "begin_us": begin, "end_us": now, "running": True}
             names = {"session": s["session_id"], "program": s["name"], "peak_bytes": s["peak_bytes_in_use"]}
             history.add(ends | names | {key: s[key] for key in ("tenant", "uid", "pid")})
@@ -465,6 +471,6 @@ def run(options: argparse.Namespace, bfcctl: Bfcctl) -> None:
         print(f"bfcctl: Only what the daemon knows now is shown. {no_journal}", file=sys.stderr)
     if options.json:
         document = {"schema": 1, "history": {"num_sessions": history.n_sessions} | history.rows()}
-        print(json.dumps(document, indent=2, ensure_ascii=False))
+        print(json.dumps(document, indent=2))
     else:
         _print(history, options.wide)

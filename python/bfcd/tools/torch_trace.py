@@ -23,6 +23,7 @@ import argparse
 import io
 import os
 import pickle
+import resource
 import sys
 from typing import Any, NamedTuple
 
@@ -31,6 +32,7 @@ from ._bfcctl import Bfcctl, Failure
 PROGRAM = "bfc-replay"
 NO_END = (1 << 63) - 1
 MAX_BYTES = 1 << 30  # of a file
+MEMORY = 1 << 30, 16  # of this process: so much, and so many times the file: a pickle can ask for more than it has
 
 
 class Wrong(Exception):
@@ -60,13 +62,13 @@ def unpickle(data: bytes) -> Any:
     try:
         return _Data(io.BytesIO(data)).load()
     except MemoryError:
-        raise Wrong("out of memory") from None
+        raise
     except Exception as error:  # of a damaged one there are many
         raise Wrong(f"it is no pickle, or is damaged: {error}") from None
 
 
-def _list(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, (list, tuple)) else []
+def _list(value: Any) -> Any:
+    return value if isinstance(value, (list, tuple)) else ()
 
 
 def _get(value: Any, key: str) -> Any:
@@ -181,12 +183,17 @@ class Reader:
 
 def run(options: argparse.Namespace, _: Bfcctl) -> None:
     data = sys.stdin.buffer.read(MAX_BYTES + 1)
+    limit, hard = MEMORY[0] + MEMORY[1] * len(data), resource.getrlimit(resource.RLIMIT_AS)[1]
+    if hard == resource.RLIM_INFINITY or limit < hard:
+        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
     try:
         if len(data) > MAX_BYTES:
             raise Wrong("it has more than 1 GiB")
         r = Reader(unpickle(data))
     except Wrong as why:
         raise Failure(f"{options.name}: {why}") from None
+    except MemoryError:
+        raise Failure(f"{options.name}: it needs more than {limit >> 20} MiB of memory") from None
     except RecursionError:
         raise Failure(f"{options.name}: it is nested too deeply") from None
     left_out = [f"other GPUs: {r.n_others}, with {r.n_other_events} events"] if r.n_others else []
