@@ -94,53 +94,38 @@ static void say_why_not_started(const struct cuda_driver *cu, CUresult r)
 /* In a program that runs with our proxy (preload/) the name leads to that, which has loaded the driver itself. The
  * driver may take the proxy's functions for its own when it is asked for one by name, as both have the same symbols:
  * so they are found by symbol then. */
-static void *open_library(void **ret_proxy)
+static void *open_library(bool *ret_is_behind_proxy)
 {
         void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
         void *(*real_driver)(void) = NULL;
 
         if (library)
                 *(void **)&real_driver = dlsym(library, "bfc_preload_driver");
-        *ret_proxy = real_driver ? library : NULL;
+        *ret_is_behind_proxy = real_driver;
         return real_driver ? real_driver() : library;
-}
-
-/* Contexts are made and ended by the proxy, which charges them; not in the library that the proxy has itself. */
-static void take_contexts_of(void *proxy, struct cuda_driver *functions)
-{
-        void *retain = dlsym(proxy, "cuDevicePrimaryCtxRetain"),
-             *release = dlsym(proxy, "cuDevicePrimaryCtxRelease_v2");
-        Dl_info of_proxy, own;
-
-        if (!retain || !release || !dladdr(retain, &of_proxy) || !dladdr(&driver, &own) ||
-            of_proxy.dli_fbase == own.dli_fbase)
-                return;
-        *(void **)&functions->cuDevicePrimaryCtxRetain = retain;
-        *(void **)&functions->cuDevicePrimaryCtxRelease_v2 = release;
 }
 
 static void driver_load(void)
 {
         const char *missing, *why;
-        void *library, *proxy;
+        bool is_behind_proxy;
+        void *library;
         CUresult r;
 
         driver.loaded_by = getpid();
         driver.result = -ENODEV;
-        library = open_library(&proxy);
+        library = open_library(&is_behind_proxy);
         if (!library) {
                 why = dlerror();
                 snprintf(driver.sentence, sizeof(driver.sentence), "no CUDA driver: %s",
                          why ? why : "libcuda.so.1 cannot be loaded");
                 return;
         }
-        if (!driver_functions(library, proxy != NULL, &driver.functions, &missing)) {
+        if (!driver_functions(library, is_behind_proxy, &driver.functions, &missing)) {
                 snprintf(driver.sentence, sizeof(driver.sentence), "the CUDA driver is too old: it has no %s",
                          missing);
                 return;
         }
-        if (proxy)
-                take_contexts_of(proxy, &driver.functions);
         r = driver.functions.cuInit(0);
         if (r != CUDA_SUCCESS) {
                 say_why_not_started(&driver.functions, r);

@@ -17,7 +17,8 @@
 #define WAIT_MS  20
 #define PIECE_MS 2   /* for each page of 2 MiB */
 #define MAX_MS   200 /* of a call; what takes longer is collapsed later, but for other calls of that time */
-#define PAUSE_S  1   /* from one start to the next one */
+#define LOOK_US  1000
+#define PAUSE_S  1 /* from one start to the next one */
 #define END_MS   20
 
 static struct {
@@ -130,8 +131,11 @@ void keeper_collapse(int fd, uint64_t n_bytes)
         struct timespec end = end_of(n_bytes);
         bool is_on;
 
-        if (pthread_mutex_clocklock(&own.mutex, CLOCK_MONOTONIC, &end) != 0)
-                return;
+        while (pthread_mutex_trylock(&own.mutex) != 0) {
+                if (ms_until(&end) == 0)
+                        return;
+                usleep(LOOK_US);
+        }
         is_on = own.is_on;
         if (is_on)
                 collapse(fd, n_bytes, &end);

@@ -601,31 +601,6 @@ TEST_OF(preload, charged_contexts)
                          SETTLE_MS));
 }
 
-/* A program that knows bfcd has its context by the library, beside a proxy that it does not call. */
-TEST_OF(preload, contexts_of_the_library)
-{
-        char *err;
-        char path[128];
-        FILE *trace;
-
-        snprintf(path, sizeof(path), "%s/trace.csv", rig->folder);
-        trace = fopen(path, "we");
-        ck_assert_ptr_nonnull(trace);
-        fputs("id,lower,upper,size\n1,0,9,1000000\n", trace);
-        fclose(trace);
-        if (has_fds()) { /* else an extent takes all of the limit */
-                ck_assert_int_eq(setenv("BFC_CONTEXT", "4MiB", 1), 0);
-                free(run_job(RUN("--", program_replay(), "--verify", path)));
-        }
-        ck_assert_int_eq(setenv("BFC_CONTEXT", "40MiB", 1), 0);
-        ck_assert_int_ne(program_run(RUN("--", program_replay(), path), NULL, &err), 0);
-        text_has(err, "GPU 0: a CUDA context takes 40.0 MiB, for which the limit of 32.0 MiB has no room");
-        ck_assert(
-                WAIT_FOR(rig_count(rig).n_sessions == 0 && rig_stats(rig, "red", "train").bytes_reserved == 0,
-                         SETTLE_MS));
-        unlink(path);
-}
-
 /* What a reload brings is for processes that begin later. */
 TEST_OF(preload, contexts_of_the_configuration)
 {
