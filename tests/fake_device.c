@@ -175,8 +175,8 @@ static int fake_uses(struct device *d, uint64_t pid, struct device_use ret[stati
 {
         const struct fake_device *f = (const struct fake_device *)d;
 
-        if (!f->uses)
-                return -ENOENT;
+        if (f->uses_error || !f->uses)
+                return f->uses_error ? f->uses_error : -ENOENT;
         *ret_n = 0;
         for (size_t i = 0; i < f->n_uses && *ret_n < DEVICE_USES; i++)
                 if (f->uses[i].pid > pid)

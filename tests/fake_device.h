@@ -33,6 +33,7 @@ struct fake_device {
         uint64_t foreign_bytes;      /* what device_foreign_bytes() answers */
         const struct device_use *uses; /* what device_uses() answers, by pid; NULL: -ENOENT */
         size_t n_uses;
+        int uses_error;  /* what it answers instead; 0: the above */
         bool stays_lost; /* once a call failed with -ENODEV, as a real one; set it at will */
         bool is_lost;
         bool has_ended;            /* as its keeper would have: what device_has_ended() answers once */

@@ -98,6 +98,8 @@ static struct other *find_place(struct outside *o)
 static void find_others(struct outside *o)
 {
         o->others = calloc(MAX_OTHERS, sizeof(*o->others));
+        if (!o->others)
+                o->result = -ENOMEM;
         qsort(o->pids, o->n_pids, sizeof(*o->pids), compare_pids);
         for (size_t i = 0; o->others && i < o->n_uses; i++) {
                 const struct device_use *use = &o->uses[i];
@@ -297,6 +299,12 @@ static void end_question(struct outside *o)
         o->is_under_way = false;
 }
 
+/* As -EAGAIN: what was known stays. The others say that nothing is known. */
+static bool has_no_answer(const struct outside *o)
+{
+        return o->result < 0 && o->result != -ENOENT && o->result != -ENODEV;
+}
+
 /* Once for each slice: between them the loop does other things. */
 static void take_answer(struct worker_job *job)
 {
@@ -309,6 +317,10 @@ static void take_answer(struct worker_job *job)
                 o->owners = calloc(o->n_uses + 1, sizeof(*o->owners));
         if (!o->owners)
                 o->result = -ENOMEM;
+        if (has_no_answer(o)) {
+                end_question(o);
+                return;
+        }
         if (o->result < 0)
                 o->n_uses = o->n_read = 0;
         for (size_t n = 0; n < SLICE && o->n_seen < all->n_slots; n++, o->n_seen++)

@@ -2,6 +2,7 @@
  * sockets.
  *
  * SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -112,6 +113,29 @@ TEST_OF(outside, direct_charges_are_known)
         ck_assert_uint_eq(tenant_bytes("a", "other"), 0);
 }
 
+/* Which is not 0. */
+static void no_answer(int error)
+{
+        gpus[0].uses_error = gpus[1].uses_error = error;
+        outside_look(b);
+        settle();
+        gpus[0].uses_error = gpus[1].uses_error = 0;
+}
+
+TEST_OF(outside, a_device_that_does_not_answer_changes_nothing)
+{
+        LOOK({ 100, 10 * MIB }, { 200, 3 * MIB });
+        no_answer(-EAGAIN);
+        ck_assert_uint_eq(row_bytes(a1), 20 * MIB);
+        ck_assert_uint_eq(tenant_bytes("b", "one"), 3 * MIB);
+        no_answer(-ENOMEM);
+        ck_assert_uint_eq(outside_bytes(a1->session), 20 * MIB);
+        ck_assert_uint_eq(tenant_bytes("a", "other"), 10 * MIB);
+        no_answer(-ENODEV);
+        ck_assert_uint_eq(outside_bytes(a1->session), UINT64_MAX);
+        ck_assert_uint_eq(tenant_bytes("a", "other"), 0);
+}
+
 /* The process counts once. */
 TEST_OF(outside, several_sessions_of_a_process)
 {
@@ -204,6 +228,9 @@ TEST_OF(outside, processes_without_a_session)
                 ck_assert_uint_eq(tenant_bytes("c", "two"), GIB);
                 ck_assert_uint_eq(lease_bytes(), GIB);
         }
+        no_answer(-EAGAIN);
+        ck_assert_uint_eq(lease_bytes(), GIB);
+        LOOK({ (uint64_t)pids[0], GIB }); /* it is logged once, see below */
         LOOK({ 100, MIB }, { (uint64_t)pids[1], 3 * MIB });
         ck_assert_uint_eq(tenant_bytes("c", "two"), 3 * MIB);
         ck_assert_uint_eq(lease_bytes(), 0);
