@@ -6,9 +6,9 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <pwd.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "ctl/cmdline.h"
@@ -108,13 +108,24 @@ const char *process_job(uint64_t pid, uint64_t uid, const char *name, char ret[P
         return folder ? folder + 1 : ret;
 }
 
-uint64_t process_parent(uint64_t pid)
+static bool has_user(uint64_t pid, uid_t *ret)
 {
-        char text[PROCESS_TEXT_MAX];
-        uint64_t ret = 0;
-        const char *end;
+        char path[64];
+        struct stat st;
 
-        read_file(pid, "stat", text, sizeof(text));
-        end = strrchr(text, ')'); /* the name may have any characters */
-        return end && sscanf(end, ") %*c %" SCNu64, &ret) == 1 ? ret : 0;
+        snprintf(path, sizeof(path), "/proc/%" PRIu64, pid);
+        if (stat(path, &st) < 0)
+                return false;
+        *ret = st.st_uid;
+        return true;
+}
+
+bool process_is_keeper(uint64_t pid, uint64_t daemon)
+{
+        char name[PROCESS_TEXT_MAX];
+        uid_t user, of_daemon;
+
+        read_file(pid, "comm", name, sizeof(name));
+        return (strcmp(name, "bfcd-keeper\n") == 0 || strcmp(name, "bfcd-kept\n") == 0) &&
+               has_user(pid, &user) && has_user(daemon, &of_daemon) && user == of_daemon;
 }

@@ -8,6 +8,7 @@
 #ifndef BFC_CTL_PROCESS_H
 #define BFC_CTL_PROCESS_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #define PROCESS_TEXT_MAX 1024 /* longer commands are cut */
@@ -24,7 +25,7 @@ const char *process_unit(uint64_t pid, char ret[PROCESS_TEXT_MAX]);
 /* The service's name, else the command without its folder, else `name`, which the client set; in ret. */
 const char *process_job(uint64_t pid, uint64_t uid, const char *name, char ret[PROCESS_TEXT_MAX]);
 
-/* The parent's process id; 0: the process is not visible. */
-uint64_t process_parent(uint64_t pid);
+/* The process has the name of a keeper, and the user of the daemon. */
+bool process_is_keeper(uint64_t pid, uint64_t daemon);
 
 #endif

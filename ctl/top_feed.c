@@ -80,8 +80,8 @@ static int compare_ids(const void *left, const void *right)
         return (*a > *b) - (*a < *b);
 }
 
-/* Processes on the devices that are neither a session's nor the daemon's. The daemon may have children that use
- * a device for it. */
+/* Processes on the devices that are neither a session's nor the daemon's nor a keeper's. A keeper can outlive the daemon
+ * that started it. */
 static int count_others(const struct top_source *s, struct top_sample *sample)
 {
         const struct list *l = sample->list;
@@ -95,7 +95,7 @@ static int count_others(const struct top_source *s, struct top_sample *sample)
         for (size_t i = 0; i < sample->n_outside; i++) {
                 const struct nvml_use *use = &sample->outside[i];
 
-                if (use->pid == daemon || process_parent(use->pid) == daemon ||
+                if (use->pid == daemon || process_is_keeper(use->pid, daemon) ||
                     bsearch(&use->pid, pids, l->n_sessions, sizeof(*pids), compare_ids))
                         continue;
                 sample->n_others++;

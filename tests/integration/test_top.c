@@ -403,18 +403,29 @@ RIG_TEST(text_and_errors, two_tenants)
         session_end(red);
 }
 
+/* Of another bfcd before, with the same user. */
+static void job_keeper(void *is_named)
+{
+        (void)prctl(PR_SET_NAME, "bfcd-kept");
+        gate_open(is_named);
+        pause();
+}
+
 /* Of the daemon's GPUs only, and not for host memory. */
 RIG_TEST(memory_outside, two_tenants)
 {
         struct raw *red = session_open(rig->socket, "red");
         json_t *status = ctl_json(rig->monitor_socket, WORDS("--json", "status"));
         const json_t *uuid = json_object_get(json_array_get(json_object_get(status, "devices"), 0), "uuid");
+        struct gate is_named = gate_new();
+        pid_t keeper = child_start_until(&is_named, job_keeper, &is_named);
         char path[112], *out;
         FILE *f;
 
         snprintf(path, sizeof(path), "%s/nvml", rig->folder);
         f = fopen(path, "we");
         ck_assert_ptr_nonnull(f);
+        fprintf(f, "%s %d 1\n", json_is_string(uuid) ? json_string_value(uuid) : "GPU-0", (int)keeper);
         fprintf(f, "%s %d %llu\n", json_is_string(uuid) ? json_string_value(uuid) : "GPU-0", (int)getpid(),
                 100 * (unsigned long long)MIB);
         fprintf(f, "%s 4194303 %llu\nGPU-other %d 1\n",
@@ -423,13 +434,11 @@ RIG_TEST(memory_outside, two_tenants)
         fclose(f);
         setenv("FAKE_NVML", path, 1);
         ck_assert_int_eq(ctl(rig->monitor_socket, WORDS("top", "--once"), &out, NULL), 0);
-        if (json_is_string(uuid)) {
-                ck_assert_ptr_nonnull(strstr(out, "OUTSIDE"));
-                ck_assert_ptr_nonnull(strstr(out, " 100.0 MiB\n"));
-                ck_assert_ptr_nonnull(strstr(out, "outside: 1 process, 200.0 MiB"));
-        } else {
-                ck_assert_ptr_null(strstr(out, "OUTSIDE"));
-        }
+        if (json_is_string(uuid))
+                ck_assert_msg(strstr(out, "outside: 1 process, 200.0 MiB"), "%s", out);
+        else
+                ck_assert_ptr_null(strstr(out, "outside:"));
+        child_kill(keeper);
         free(out);
         json_decref(status);
         session_end(red);
