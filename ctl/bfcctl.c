@@ -257,15 +257,22 @@ static int lacks_rights(const struct command *c, const struct ask *a)
         return EXIT_REFUSED;
 }
 
+/* It prints changes, and with --watch it continues when the daemon does not answer. */
+static bool is_follower(const struct command *c)
+{
+        return c->run == run_driver_limits;
+}
+
 static int run_once(const struct command *c, const struct invocation *i)
 {
         struct ask a;
-        int status;
+        int r, status;
 
         if (c->needs == ITSELF)
                 return c->run(NULL, i, c);
-        if (ask_open(&a, ask_socket(i->socket), getenv("BFC_TENANT")) < 0) {
-                status = command_complain(&a);
+        r = ask_open(&a, ask_socket(i->socket), getenv("BFC_TENANT"));
+        if (r < 0) {
+                status = is_follower(c) ? driver_limits_no_answer(&a, i, r) : command_complain(&a);
         } else if ((c->needs == ADMIN && !a.admin) || (c->needs == SEES_ALL && !a.admin && !a.monitor)) {
                 status = lacks_rights(c, &a);
         } else {
@@ -281,7 +288,7 @@ static int run(const struct command *c, const struct invocation *i)
         int status;
 
         for (;;) {
-                if (i->view.watch && isatty(STDOUT_FILENO))
+                if (i->view.watch && !is_follower(c) && isatty(STDOUT_FILENO))
                         fputs("\033[H\033[J", stdout);
                 status = run_once(c, i);
                 if (status != EXIT_SUCCESS || !i->view.watch)

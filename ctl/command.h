@@ -88,6 +88,8 @@ int run_history(struct ask *a, const struct invocation *i, const struct command 
 int run_events(struct ask *a, const struct invocation *i, const struct command *c);
 int run_wait(struct ask *a, const struct invocation *i, const struct command *c);
 int run_driver_limits(struct ask *a, const struct invocation *i, const struct command *c);
+/* With --watch it waits for the daemon, and says so once. An exit status. */
+int driver_limits_no_answer(const struct ask *a, const struct invocation *i, int error);
 int run_run(struct ask *a, const struct invocation *i, const struct command *c);
 
 /* Prints the error and what would be right. EXIT_USAGE. */

@@ -69,17 +69,26 @@ static bool ends_with(const char *text, size_t n, const char *end)
         return n > strlen(end) && strncmp(text + n - strlen(end), end, strlen(end)) == 0;
 }
 
+void process_cgroup(uint64_t pid, char ret[PROCESS_CGROUP_MAX])
+{
+        const char *path;
+        size_t n;
+
+        read_file(pid, "cgroup", ret, PROCESS_CGROUP_MAX);
+        path = strncmp(ret, "0::/", 4) == 0 ? ret : strstr(ret, "\n0::/");
+        path = path ? strchr(path, '/') : "";
+        n = strcspn(path, "\n");
+        memmove(ret, path, n);
+        ret[n] = '\0';
+}
+
 const char *process_unit(uint64_t pid, char ret[PROCESS_TEXT_MAX])
 {
-        char groups[4096], *path;
+        char group[PROCESS_CGROUP_MAX];
+        const char *path = group;
 
         ret[0] = '\0';
-        read_file(pid, "cgroup", groups, sizeof(groups));
-        path = strncmp(groups, "0::/", 4) == 0 ? groups : strstr(groups, "\n0::/");
-        if (!path)
-                return ret;
-        path = strchr(path, '/');
-        path[strcspn(path, "\n")] = '\0';
+        process_cgroup(pid, group);
         for (size_t n; *path; path += n) {
                 path += *path == '/';
                 n = strcspn(path, "/");

@@ -11,13 +11,17 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define PROCESS_TEXT_MAX 1024 /* longer commands are cut */
+#define PROCESS_TEXT_MAX   1024 /* longer commands are cut */
+#define PROCESS_CGROUP_MAX 4096
 
 /* The user's name, or its number if it has none. Returns ret, as do the next two. */
 const char *process_user(uint64_t uid, char ret[PROCESS_TEXT_MAX]);
 
 /* The command line; "" if the process is not visible, or its user lets reads of it wait (ctl/cmdline.h). */
 const char *process_command(uint64_t pid, uint64_t uid, char ret[PROCESS_TEXT_MAX]);
+
+/* The path of its control group of version 2; "" if there is none. */
+void process_cgroup(uint64_t pid, char ret[PROCESS_CGROUP_MAX]);
 
 /* The innermost systemd service or scope of the process; "" if there is none. */
 const char *process_unit(uint64_t pid, char ret[PROCESS_TEXT_MAX]);

@@ -27,6 +27,7 @@
 #define INSUFFICIENT_SIZE 7
 #define DRIVER_NOT_LOADED 9
 #define VERSION_MISMATCH  25
+#define UNKNOWN           999
 #define NO_FABRIC         0 /* NVML_GPU_FABRIC_STATE_NOT_SUPPORTED */
 #define TOTAL_BYTES       (80ull << 30)
 #define RESERVED_BYTES    (500ull << 20)
@@ -249,7 +250,7 @@ API int nvmlDeviceGetUUID(void *device, char *ret, unsigned n_ret)
         return SUCCESS;
 }
 
-/* As an older driver without the variable. "/sys/fs/cgroup/none" is not there. */
+/* As an older driver without the variable. "/sys/fs/cgroup/none" is not there, and "/sys/fs/cgroup/broken" fails. */
 API int nvmlDeviceSetMemoryLimits_v1(void *device, struct memory_limits *limits)
 {
         const char *path = getenv("FAKE_NVML_LIMITS");
@@ -261,6 +262,8 @@ API int nvmlDeviceSetMemoryLimits_v1(void *device, struct memory_limits *limits)
                 return INVALID_ARGUMENT;
         if (strcmp(limits->folder, "/sys/fs/cgroup/none") == 0)
                 return NOT_FOUND;
+        if (strcmp(limits->folder, "/sys/fs/cgroup/broken") == 0)
+                return UNKNOWN;
         f = fopen(path, "ae");
         if (!f)
                 return NO_PERMISSION;

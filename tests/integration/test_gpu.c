@@ -173,24 +173,37 @@ TEST(growth_while_nvml_hangs)
 #define FIRST  "GPU-fa4ec0da-0000-4000-8000-000000000001 /sys/fs/cgroup/"
 #define SECOND "GPU-fa4ec0da-0000-4000-8000-000000000002 /sys/fs/cgroup/"
 
-static bool were_set(const char *path, const char *line)
+static unsigned count_lines(const char *path, const char *part)
 {
-        char text[4096];
+        unsigned n = 0;
+        char line[512];
         FILE *f = fopen(path, "re");
-        size_t n = f ? fread(text, 1, sizeof(text) - 1, f) : 0;
 
+        while (f && fgets(line, sizeof(line), f))
+                n += strstr(line, part) != NULL;
         if (f)
                 fclose(f);
-        text[n] = '\0';
-        return strstr(text, line) != NULL;
+        return n;
 }
 
-static void job_watch(void *socket)
+static bool were_set(const char *path, const char *line)
 {
-        int null = open("/dev/null", O_WRONLY);
+        return count_lines(path, line) > 0;
+}
 
-        REQUIRE(dup2(null, STDOUT_FILENO) == STDOUT_FILENO, "no /dev/null");
-        execl(program_bfcctl(), "bfcctl", "--socket", socket, "driver-limits", "--watch", "10ms", NULL);
+struct watch {
+        const char *socket;
+        char output[128];
+};
+
+static void job_watch(void *userdata)
+{
+        const struct watch *w = userdata;
+        int fd = open(w->output, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+
+        REQUIRE(dup2(fd, STDOUT_FILENO) == STDOUT_FILENO && dup2(fd, STDERR_FILENO) == STDERR_FILENO,
+                "no file");
+        execl(program_bfcctl(), "bfcctl", "--socket", w->socket, "driver-limits", "--watch", "10ms", NULL);
         _exit(1);
 }
 
@@ -201,12 +214,57 @@ static void create_lease(const struct rig *rig, const char *name, const char *pa
                                  "--limit", limit, kind, match)));
 }
 
+static void say_limits(const struct rig *rig, const char *limits)
+{
+        char *out, *err;
+
+        setenv("FAKE_NVML_LIMITS", limits, 1);
+        ck_assert_int_eq(ctl(rig->monitor_socket, WORDS("driver-limits"), &out, &err), 1);
+        text_has(out, "/sys/fs/cgroup/jobs/\\u202eb: 4.0 MiB\n");
+        ck_assert_ptr_nonnull(
+                strstr(err, "of /sys/fs/cgroup/none on cuda:1 cannot be set: NVML finds no such"));
+        ck_assert_ptr_nonnull(strstr(err, "of /sys/fs/cgroup/broken on cuda:1 cannot be set: Input/output"));
+        text_has(err, "of /sys/fs/cgroup/ on cuda:1 cannot be set: bfcd's own processes are in that");
+        ck_assert(were_set(limits, FIRST "jobs/a 0 25165824\n"));
+        ck_assert(were_set(limits, SECOND "jobs/a 0 4194304\n"));
+        ck_assert(!were_set(limits, "d.service") && !were_set(limits, "cgroup/ "));
+}
+
+static void watch_limits(struct rig *rig, const char *limits)
+{
+        struct watch w = { .socket = rig->monitor_socket };
+        char away[128];
+        unsigned n;
+        pid_t pid;
+
+        snprintf(w.output, sizeof(w.output), "%s/output", rig->folder);
+        snprintf(away, sizeof(away), "%s/away", rig->folder);
+        pid = child_start(job_watch, &w);
+        free(ctl_text(rig, WORDS("lease", "set", "a", "--limit", "18MiB")));
+        ck_assert(WAIT_FOR(were_set(limits, FIRST "jobs/a 0 27262976\n"), SETTLE_MS));
+        free(ctl_text(rig, WORDS("lease", "end", "c")));
+        ck_assert(WAIT_FOR(were_set(limits, SECOND "jobs/a 0 18446744073709551615\n"), SETTLE_MS));
+        ck_assert(!were_set(limits, FIRST "jobs/a 0 18446744073709551615\n"));
+        /* A control group may be another one. */
+        n = count_lines(limits, FIRST "jobs/a 0 27262976\n");
+        ck_assert(WAIT_FOR(count_lines(limits, FIRST "jobs/a 0 27262976\n") > n, SETTLE_MS));
+        /* A daemon that is not there for a while. */
+        ck_assert_int_eq(rename(rig->monitor_socket, away), 0);
+        ck_assert(WAIT_FOR(count_lines(w.output, "the socket does not exist") == 1, SETTLE_MS));
+        ck_assert_int_eq(rename(away, rig->monitor_socket), 0);
+        free(ctl_text(rig, WORDS("lease", "set", "a", "--limit", "14MiB")));
+        ck_assert(WAIT_FOR(were_set(limits, FIRST "jobs/a 0 23068672\n"), SETTLE_MS));
+        child_kill(pid);
+        ck_assert_uint_eq(count_lines(w.output, "the socket does not exist"), 1);
+        ck_assert_uint_eq(count_lines(w.output, "broken on cuda:1 cannot be set"), 1);
+        ck_assert_uint_eq(count_lines(w.output, "jobs/a: 26.0 MiB"), 1);
+}
+
 /* Of each control group on each GPU the sum of its leases. */
 RIG_TEST(limits_of_the_driver, two_gpus)
 {
-        char devices[128], limits[128], *err;
+        char devices[128], limits[128];
         FILE *f;
-        pid_t pid;
 
         snprintf(devices, sizeof(devices), "%s/nvml", rig->folder);
         snprintf(limits, sizeof(limits), "%s/limits", rig->folder);
@@ -215,29 +273,17 @@ RIG_TEST(limits_of_the_driver, two_gpus)
         fprintf(f, "%.40s\n%.40s\n", FIRST, SECOND);
         fclose(f);
         setenv("FAKE_NVML", devices, 1);
+        create_lease(rig, "0", "other", "4MiB", "--cgroup", "/broken");
         create_lease(rig, "a", "train", "16MiB", "--cgroup", "/jobs/a");
         create_lease(rig, "b", "infer", "8MiB", "--cgroup", "/jobs/a");
         create_lease(rig, "c", "other", "4MiB", "--cgroup", "/jobs/a");
         create_lease(rig, "d", "other", "4MiB", "--unit", "d.service");
         create_lease(rig, "e", "other", "4MiB", "--cgroup", "/none");
+        create_lease(rig, "f", "other", "4MiB", "--cgroup", "/");
+        create_lease(rig, "g", "other", "4MiB", "--cgroup", "/jobs/\u202eb");
         ctl_refuses(rig, WORDS("driver-limits"), 1, "this driver has no such limits");
-        setenv("FAKE_NVML_LIMITS", limits, 1);
-        ck_assert_int_eq(ctl(rig->monitor_socket, WORDS("driver-limits"), NULL, &err), 0);
-        ck_assert_msg(
-                strstr(err, "The limit of /sys/fs/cgroup/none on cuda:1 cannot be set: NVML finds no such"),
-                "%s", err);
-        free(err);
-        ck_assert(were_set(limits, FIRST "jobs/a 0 25165824\n"));
-        ck_assert(were_set(limits, SECOND "jobs/a 0 4194304\n"));
-        ck_assert(!were_set(limits, "d.service"));
-        /* Changes, and ends. */
-        pid = child_start(job_watch, rig->monitor_socket);
-        free(ctl_text(rig, WORDS("lease", "set", "a", "--limit", "18MiB")));
-        ck_assert(WAIT_FOR(were_set(limits, FIRST "jobs/a 0 27262976\n"), SETTLE_MS));
-        free(ctl_text(rig, WORDS("lease", "end", "c")));
-        ck_assert(WAIT_FOR(were_set(limits, SECOND "jobs/a 0 18446744073709551615\n"), SETTLE_MS));
-        ck_assert(!were_set(limits, FIRST "jobs/a 0 18446744073709551615\n"));
-        child_kill(pid);
+        say_limits(rig, limits);
+        watch_limits(rig, limits);
         unsetenv("FAKE_NVML");
         unsetenv("FAKE_NVML_LIMITS");
 }
