@@ -98,6 +98,22 @@ TEST(mig_device)
         nvml_close(n);
 }
 
+enum { NO_NAMESPACE = 77 };
+
+/* An exit status. In a process of its own: after the end of its namespace it can have no child. */
+static int finds_none_in_namespace(const struct nvml_use uses[2])
+{
+        int status;
+        pid_t pid;
+
+        if (unshare(CLONE_NEWPID) < 0)
+                return NO_NAMESPACE;
+        pid = fork();
+        if (pid == 0)
+                _exit(getpid() == 1 && !nvml_find_own(uses, 2) ? 0 : 1);
+        return waitpid(pid, &status, 0) == pid && status == 0 ? 0 : 1;
+}
+
 /* In a PID namespace of its own the pid of a process may be another one's at NVML. */
 TEST(own_pid)
 {
@@ -106,15 +122,14 @@ TEST(own_pid)
         int status;
 
         ck_assert_ptr_eq(nvml_find_own(uses, 2), suite_has_initial_pids() ? &uses[1] : NULL);
-        if (unshare(CLONE_NEWPID) < 0) {
-                printf("# skipped: this process may not make a PID namespace\n");
-                return;
-        }
         pid = fork();
         if (pid == 0)
-                _exit(getpid() == 1 && !nvml_find_own(uses, 2) ? 0 : 1);
+                _exit(finds_none_in_namespace(uses));
         ck_assert_int_eq(waitpid(pid, &status, 0), pid);
-        ck_assert_int_eq(status, 0);
+        if (WEXITSTATUS(status) == NO_NAMESPACE)
+                printf("# skipped: this process may not make a PID namespace\n");
+        else
+                ck_assert_int_eq(status, 0);
 }
 
 /* More than the first call has room for. */
