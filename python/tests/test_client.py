@@ -424,12 +424,12 @@ def test_all_names_are_there():
 
 
 def test_a_library_that_is_not_there_is_named(daemon):
-    r = daemon.run("import os\nos.environ['BFC_LIBRARY'] = '/nowhere.so'\nimport bfcd")
+    r = daemon.run("import os\nos.environ['BFC_LIBRARY'] = '/nowhere.so'\nimport bfcd\nbfcd.Client")
     assert r.returncode == 1 and "/nowhere.so" in r.stderr and "ldconfig" in r.stderr
 
 
 def test_a_wrong_default_wait_is_named(daemon):
-    r = daemon.run("import os\nos.environ['BFC_WAIT_MS'] = 'long'\nimport bfcd")
+    r = daemon.run("import os\nos.environ['BFC_WAIT_MS'] = 'long'\nimport bfcd\nbfcd.Client")
     assert r.returncode == 1 and "BFC_WAIT_MS is 'long'" in r.stderr
 
 
