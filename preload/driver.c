@@ -126,16 +126,23 @@ void *driver_find_binding(const char *symbol)
         return NULL;
 }
 
-/* A slot has an address of the proxy until the first call. */
-static bool stop(const char *symbol)
+static void **slot_of(const char *symbol)
 {
-        CUresult (*stopped)(void) = stopped_function;
-        void **slot = preload_slots, *was, *now;
+        void **slot = preload_slots;
 
-        memcpy(&now, &stopped, sizeof(now));
         while (strcmp(symbols[slot - preload_slots], symbol) != 0)
                 slot++;
-        was = __atomic_load_n(slot, __ATOMIC_ACQUIRE);
+        return slot;
+}
+
+/* A slot has an address of the proxy until the first call. */
+static bool stop(void **slot, void **ret_was)
+{
+        CUresult (*stopped)(void) = stopped_function;
+        void *was = __atomic_load_n(slot, __ATOMIC_ACQUIRE), *now;
+
+        memcpy(&now, &stopped, sizeof(now));
+        *ret_was = was;
         return is_stopped(was) ||
                (driver_is_proxy(was) &&
                 __atomic_compare_exchange_n(slot, &was, now, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE));
@@ -143,9 +150,14 @@ static bool stop(const char *symbol)
 
 bool driver_stop_bindings(void)
 {
-        bool are_stopped = true;
+        void *was[N_BINDINGS];
+        size_t n = 0;
 
-        for (size_t i = 0; i < N_BINDINGS && are_stopped; i++)
-                are_stopped = stop(bindings[i].symbol);
-        return are_stopped;
+        while (n < N_BINDINGS && stop(slot_of(bindings[n].symbol), &was[n]))
+                n++;
+        if (n == N_BINDINGS)
+                return true;
+        while (n-- > 0)
+                __atomic_store_n(slot_of(bindings[n].symbol), was[n], __ATOMIC_RELEASE);
+        return false;
 }

@@ -20,7 +20,7 @@ bool driver_is_proxy(const void *function);
  * call them by the proxy. NULL: it is none of them. */
 void *driver_find_binding(const char *symbol);
 
-/* None of them works from now on (CUDA_ERROR_NOT_SUPPORTED). False: the program has called one. */
+/* None of them works from now on (CUDA_ERROR_NOT_SUPPORTED). False: the program has called one, and all are as before. */
 bool driver_stop_bindings(void);
 
 /* For libraries that need the real driver, as dlopen() returns it: device/cuda_driver.c asks each libcuda.so.1 for

@@ -74,7 +74,7 @@ int64_t bfc_idle_begin(void)
         pthread_mutex_lock(&turns);
         (void)broker_stop_calls(-1);
         if (finish_all()) {
-                n_bytes = driver_stop_bindings() ? (int64_t)lent_sleep() : 0;
+                n_bytes = lent_has_any() && driver_stop_bindings() ? (int64_t)lent_sleep() : 0;
                 n_begun += !is_overdue;
                 is_overdue = false;
         }

@@ -365,6 +365,16 @@ bool lent_sleeps(void)
         return __atomic_load_n(&n_asleep, __ATOMIC_ACQUIRE) > 0;
 }
 
+bool lent_has_any(void)
+{
+        bool has;
+
+        pthread_mutex_lock(&lock);
+        has = !LIST_EMPTY(&all_lent);
+        pthread_mutex_unlock(&lock);
+        return has;
+}
+
 static bool put_to_sleep(struct lent *l)
 {
         unsigned n_references = l->is_counted ? 1 : 1 + outside_n_handles(l);

@@ -53,6 +53,7 @@ bool lent_is_counted(const struct lent *lent);
 
 bool lent_is_asleep(const struct lent *lent);
 bool lent_sleeps(void); /* some does */
+bool lent_has_any(void);
 
 /* All that can. Returns how many bytes sleep. No call is in progress, and the GPUs have no work. */
 uint64_t lent_sleep(void);

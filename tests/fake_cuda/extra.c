@@ -30,19 +30,24 @@ API CUresult cuPointerGetAttributes(unsigned int n, CUpointer_attribute *which, 
         return CUDA_SUCCESS;
 }
 
-/* It has no handles of memory for other devices. */
+/* It has no handles of memory for other devices, and no multicast objects. */
 CUresult cuMemGetHandleForAddressRange(void *ret_handle, CUdeviceptr pointer, size_t n_bytes, int type,
                                        unsigned long long flags);
 
 API CUresult cuMemGetHandleForAddressRange(void *ret_handle, CUdeviceptr pointer, size_t n_bytes, int type,
                                            unsigned long long flags)
 {
-        (void)ret_handle;
         (void)pointer;
-        (void)n_bytes;
         (void)type;
         (void)flags;
-        return CUDA_ERROR_NOT_SUPPORTED;
+        return ret_handle && n_bytes > 0 ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuMulticastCreate(CUmemGenericAllocationHandle *ret_handle, const void *prop);
+
+API CUresult cuMulticastCreate(CUmemGenericAllocationHandle *ret_handle, const void *prop)
+{
+        return ret_handle && prop ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_INVALID_VALUE;
 }
 
 /* ---- by cuGetProcAddress() ------------------------------------------------------------ */

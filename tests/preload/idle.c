@@ -251,13 +251,16 @@ void be_bound(const char *bfcctl)
 {
         CUresult (*bind)(void *, CUdeviceptr, size_t, int, unsigned long long) = (CUresult(*)(
                 void *, CUdeviceptr, size_t, int, unsigned long long))find("cuMemGetHandleForAddressRange");
+        CUresult (*make_multicast)(void *, const void *) =
+                (CUresult(*)(void *, const void *))find("cuMulticastCreate");
         struct model m;
-        int fd;
 
         context_make();
+        CHECK(idle_begin() == 0 && idle_end(0) == 0); /* without memory nothing is stopped */
         m = make();
-        CHECK(bind(&fd, m.at, HANDLE_BYTES, 1, 0) == CUDA_ERROR_NOT_SUPPORTED); /* the fake driver's */
+        GIVES(CUDA_ERROR_INVALID_VALUE, make_multicast(NULL, NULL));
         CHECK(idle_begin() == 0 && park(bfcctl) == 0 && idle_end(0) == 0);
+        GIVES(CUDA_ERROR_INVALID_VALUE, bind(NULL, m.at, HANDLE_BYTES, 1, 0)); /* the driver's answer */
         check(&m);
         check_handle(&m);
 }
