@@ -31,7 +31,7 @@ struct lent {
         bool has_fd;     /* it can be exported */
         bool is_shared;  /* others may have it: it was exported, or a NIC may use it */
         bool is_counted; /* see lent_is_counted() */
-        bool is_listed;  /* its uses are begun by the tag: it was there before */
+        bool is_listed;  /* it was there before its uses were begun by the tag */
 };
 
 static LIST_HEAD(lent_list, lent) all_lent = LIST_HEAD_INITIALIZER(all_lent);
@@ -390,7 +390,8 @@ static bool put_to_sleep(struct lent *l)
         __atomic_add_fetch(&n_asleep, 1, __ATOMIC_RELEASE);
         while (n_references-- > 0)
                 real_cuMemRelease(handle);
-        (void)bfc_use_end(l->gpu->client, l->block);
+        while (bfc_use_end(l->gpu->client, l->block) == 0) /* it has two if it was made while others woke */
+                ;
         return true;
 }
 

@@ -59,7 +59,8 @@ bool lent_has_any(void);
 uint64_t lent_sleep(void);
 
 /* A GPU with memory that sleeps; NULL: none does. A use of all its blocks is then begun by the tag, and lent_wake() wakes
- * them, and ends the second use of those that were awake. -EIO: some sleeps on. No call is in progress. */
+ * them, and ends the second use of those that were awake; what was made meanwhile may keep it until it sleeps. -EIO: some
+ * sleeps on. No call is in progress. */
 struct gpu *lent_sleeping_gpu(void);
 #define LENT_TAG "cuMemCreate"
 int lent_wake(struct gpu *gpu);

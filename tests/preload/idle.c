@@ -108,6 +108,8 @@ struct model {
 #define MAPPED_BYTES (34 * MIB)
 #define SHARED_BYTES (32 * MIB)
 #define IDLE_BYTES   (HANDLE_BYTES + MAPPED_BYTES)
+#define LARGE_BYTES  (160 * MIB)
+#define LATE_BYTES   (32 * MIB)
 
 static struct model make(void)
 {
@@ -158,30 +160,70 @@ static void check_handle(const struct model *m)
         unmap(at, HANDLE_BYTES);
 }
 
-static void *release_later(void *handle)
+/* Gives room for one that waits. */
+struct giver {
+        CUmemGenericAllocationHandle large, made; /* the second is made during the wait */
+        pthread_t waiting, thread;
+        bool interrupts; /* the wait */
+};
+
+static void *make_late(void *userdata)
 {
-        usleep(100000);
-        OK(cu.cuMemRelease((CUmemGenericAllocationHandle)(uintptr_t)handle));
+        struct giver *g = userdata;
+
+        g->made = create(LATE_BYTES, &plain);
         return NULL;
 }
 
-/* Another one uses the room, and the end waits for it. */
-static void wake_with_others(const struct model *m)
+static void *give(void *userdata)
 {
-        CUmemGenericAllocationHandle others[3], large;
-        pthread_t thread;
+        struct giver *g = userdata;
+        pthread_t maker;
+
+        usleep(100000);
+        if (g->interrupts)
+                CHECK(pthread_kill(g->waiting, SIGUSR1) == 0);
+        else
+                CHECK(pthread_create(&maker, NULL, make_late, g) == 0);
+        usleep(50000);
+        OK(cu.cuMemRelease(g->large));
+        CHECK(g->interrupts || pthread_join(maker, NULL) == 0);
+        return NULL;
+}
+
+static void give_later(struct giver *g)
+{
+        g->waiting = pthread_self();
+        CHECK(pthread_create(&g->thread, NULL, give, g) == 0);
+}
+
+/* What was made while others woke can sleep, too. */
+static void park_late(const char *bfcctl, CUmemGenericAllocationHandle late)
+{
+        CHECK(idle_begin() == (int64_t)(IDLE_BYTES + LATE_BYTES));
+        CHECK(park(bfcctl) == IDLE_BYTES + LATE_BYTES);
+        CHECK(idle_end(60000) == 0);
+        OK(cu.cuMemRelease(late));
+}
+
+/* Another one uses the room, and the end waits for it. */
+static void wake_with_others(const char *bfcctl, const struct model *m)
+{
+        CUmemGenericAllocationHandle others[3];
+        struct giver g = { .interrupts = false };
 
         for (size_t i = 0; i < 3; i++) {
                 others[i] = create(2 * MIB, &tile_pool); /* the driver uses numbers again */
                 CHECK(others[i] != m->handle);
         }
-        large = create(160 * MIB, &plain);
-        CHECK(large != m->handle);
+        g.large = create(LARGE_BYTES, &plain);
+        CHECK(g.large != m->handle);
         CHECK(idle_end(1) == -EDQUOT && idle_end(0) == -EDQUOT);
         GIVES(CUDA_ERROR_NOT_READY, cu.cuMemMap(m->at, HANDLE_BYTES, 0, m->handle, 0));
-        CHECK(pthread_create(&thread, NULL, release_later, (void *)(uintptr_t)large) == 0);
+        give_later(&g);
         CHECK(idle_end(600000) == 0);
-        CHECK(pthread_join(thread, NULL) == 0);
+        CHECK(pthread_join(g.thread, NULL) == 0);
+        park_late(bfcctl, g.made);
         for (size_t i = 0; i < 3; i++) {
                 CUmemAllocationProp prop;
 
@@ -213,7 +255,7 @@ void be_idle(const char *bfcctl)
                 CHECK(idle_end(0) == 0);
                 if (i > 0) {
                         wait_free(LIMIT - SHARED_BYTES);
-                        wake_with_others(&m);
+                        wake_with_others(bfcctl, &m);
                 } else {
                         CHECK(idle_end(0) == 0);
                 }
