@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <time.h>
 
 #include "preload/driver.h"
 #include "preload/lent.h"
@@ -44,17 +45,18 @@ static bool finish_primary(CUdevice device)
         bool is_done;
 
         if (cuDevicePrimaryCtxGetState(device, &flags, &is_active) != CUDA_SUCCESS || !is_active ||
-            real_cuDevicePrimaryCtxRetain(&context, device) != CUDA_SUCCESS)
+            cuDevicePrimaryCtxRetain(&context, device) != CUDA_SUCCESS)
                 return true;
         is_done = cuCtxPushCurrent_v2(context) == CUDA_SUCCESS;
         if (is_done) {
                 is_done = cuCtxSynchronize() == CUDA_SUCCESS;
                 cuCtxPopCurrent_v2(&top);
         }
-        real_cuDevicePrimaryCtxRelease_v2(device);
+        cuDevicePrimaryCtxRelease_v2(device);
         return is_done;
 }
 
+/* Calls are not stopped meanwhile: the work may wait for a thread that is in one. */
 static bool finish_all(void)
 {
         bool is_done = finish_current();
@@ -72,13 +74,13 @@ int64_t bfc_idle_begin(void)
         int64_t n_bytes = -EBUSY;
 
         pthread_mutex_lock(&turns);
-        (void)broker_stop_calls(-1);
         if (finish_all()) {
+                (void)broker_stop_calls(-1);
                 n_bytes = lent_has_any() && driver_stop_bindings() ? (int64_t)lent_sleep() : 0;
+                broker_resume_calls();
                 n_begun += !is_overdue;
                 is_overdue = false;
         }
-        broker_resume_calls();
         pthread_mutex_unlock(&turns);
         return n_bytes;
 }
@@ -94,7 +96,8 @@ static int wake_all(uint32_t wait_ms)
         while (r == 0 && (gpu = lent_sleeping_gpu())) {
                 r = bfc_use_begin_tag(__atomic_load_n(&gpu->client, __ATOMIC_ACQUIRE), LENT_TAG, wait_ms);
                 if (r < 0) {
-                        broker_say("memory of this program cannot wake yet: %s", bfc_last_error());
+                        if (r != -EINTR)
+                                broker_say("memory of this program cannot wake yet: %s", bfc_last_error());
                         continue;
                 }
                 (void)broker_stop_calls(-1);
@@ -116,10 +119,26 @@ int bfc_idle_end(uint32_t wait_ms)
         return r;
 }
 
+static int64_t now_ms(void)
+{
+        struct timespec now;
+
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
 bool idle_stop(void)
 {
+        int64_t until_ms, left_ms;
+        int r;
+
         pthread_mutex_lock(&turns);
-        return wake_all(IDLE_WAIT_MS) == 0;
+        until_ms = now_ms() + IDLE_WAIT_MS;
+        do {
+                left_ms = until_ms - now_ms();
+                r = wake_all(left_ms > 0 ? (uint32_t)left_ms : 0);
+        } while (r == -EINTR);
+        return r == 0;
 }
 
 void idle_resume(void)

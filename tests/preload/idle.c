@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <semaphore.h>
 #include <signal.h>
 #include <string.h>
 
@@ -305,6 +306,64 @@ void be_bound(const char *bfcctl)
         GIVES(CUDA_ERROR_INVALID_VALUE, bind(NULL, m.at, HANDLE_BYTES, 1, 0)); /* the driver's answer */
         check(&m);
         check_handle(&m);
+}
+
+static sem_t wanted;
+
+static void want(void *unused)
+{
+        (void)unused;
+        while (sem_wait(&wanted) != 0)
+                ;
+}
+
+/* Another thread's work waits for its end. */
+static void *allocate(void *context)
+{
+        CUdeviceptr all[64];
+
+        OK(cu.cuCtxSetCurrent(context));
+        for (size_t i = 0; i < 64; i++) {
+                OK(cu.cuMemAlloc_v2(&all[i], 4096));
+                usleep(1000);
+        }
+        CHECK(sem_post(&wanted) == 0);
+        for (size_t i = 0; i < 64; i++)
+                OK(cu.cuMemFree_v2(all[i]));
+        return NULL;
+}
+
+static void on_signal(int unused)
+{
+        (void)unused;
+}
+
+/* The begin waits for work that waits for another thread, which allocates; a signal does not end a reset's wait for room. */
+void be_interrupted(const char *bfcctl)
+{
+        const struct sigaction action = { .sa_handler = on_signal };
+        struct giver g = { .interrupts = true };
+        CUcontext context;
+        pthread_t thread;
+        struct model m;
+
+        CHECK(sem_init(&wanted, 0, 0) == 0 && sigaction(SIGUSR1, &action, NULL) == 0);
+        context_make();
+        m = make();
+        OK(cu.cuCtxGetCurrent(&context));
+        OK(cu.cuLaunchHostFunc(NULL, want, NULL));
+        CHECK(pthread_create(&thread, NULL, allocate, context) == 0);
+        CHECK(idle_begin() == (int64_t)IDLE_BYTES);
+        CHECK(pthread_join(thread, NULL) == 0);
+        CHECK(park(bfcctl) == IDLE_BYTES);
+        wait_free(LIMIT - SHARED_BYTES);
+        g.large = create(LARGE_BYTES + MAPPED_BYTES, &plain);
+        give_later(&g);
+        OK(cu.cuDevicePrimaryCtxReset_v2(0));
+        CHECK(pthread_join(g.thread, NULL) == 0);
+        CHECK(idle_end(0) == 0);
+        context_make();
+        check(&m);
 }
 
 /* The test does something to the daemon between the two files; or the program is killed. */

@@ -1089,6 +1089,8 @@ int main(int argc, char **argv)
                 be_idle(argv[3]);
         else if (strcmp(argv[2], "idle-bound") == 0 && argc == 4)
                 be_bound(argv[3]);
+        else if (strcmp(argv[2], "idle-interrupted") == 0 && argc == 4)
+                be_interrupted(argv[3]);
         else if (strncmp(argv[2], "idle-", 5) == 0 && argc == 5)
                 be_idle_meanwhile(argv[3], argv[4], strcmp(argv[2], "idle-killed") == 0);
         else if (strcmp(argv[2], "take-until-killed") == 0 && argc == 4)

@@ -94,6 +94,7 @@ CUmemoryPool shared_pool(void);
 
 /* Cases of idle.c. */
 void be_idle(const char *bfcctl);
+void be_interrupted(const char *bfcctl);
 void be_bound(const char *bfcctl);
 void be_idle_meanwhile(const char *bfcctl, const char *folder, bool is_killed);
 

@@ -282,6 +282,7 @@ TEST_OF(preload, idle_programs)
         ck_assert_int_eq(setenv("BFC_ADMIN_SOCKET", k->rig->admin_socket, 1), 0);
         check_idle((struct idle_job){ .name = "idle" }, 0);
         check_idle((struct idle_job){ .name = "idle-bound" }, 0);
+        check_idle((struct idle_job){ .name = "idle-interrupted" }, 0);
         check_idle((struct idle_job){ .name = "idle-killed", .folder = k->rig->folder }, 128 + SIGKILL);
         ck_assert(WAIT_FOR(is_all_free(k->rig), SETTLE_MS));
         job.folder = k->rig->folder;
