@@ -13,13 +13,11 @@
 static pthread_mutex_t turns =
         PTHREAD_MUTEX_INITIALIZER; /* taken before calls are stopped; also while memory wakes */
 static unsigned n_begun;
-static bool is_overdue; /* the last end failed */
 
 static void in_child(void)
 {
         turns = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
         n_begun = 0;
-        is_overdue = false;
 }
 
 static void __attribute__((constructor)) watch_forks(void)
@@ -78,8 +76,7 @@ int64_t bfc_idle_begin(void)
                 (void)broker_stop_calls(-1);
                 n_bytes = lent_has_any() && driver_stop_bindings() ? (int64_t)lent_sleep() : 0;
                 broker_resume_calls();
-                n_begun += !is_overdue;
-                is_overdue = false;
+                n_begun++;
         }
         pthread_mutex_unlock(&turns);
         return n_bytes;
@@ -114,7 +111,6 @@ int bfc_idle_end(uint32_t wait_ms)
         pthread_mutex_lock(&turns);
         r = n_begun == 0 ? -EINVAL : n_begun > 1 ? 0 : wake_all(wait_ms);
         n_begun -= r == 0;
-        is_overdue = r < 0 && n_begun > 0;
         pthread_mutex_unlock(&turns);
         return r;
 }

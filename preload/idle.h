@@ -14,12 +14,14 @@
 #define IDLE_WAIT_MS 600000u /* the longest wait of the daemon */
 
 /* Waits for the work of the GPUs. Returns how many bytes may be parked. 0: no memory can be, or the program has bound some to
- * multicast objects or has handles of it for other devices. -EBUSY: work fails, or a stream is being captured: the program is not idle.
- * Each needs an end; the memory wakes at the last one. */
+ * multicast objects or has handles of it for other devices. -EBUSY: work fails, or a stream is being captured: the begin does not
+ * count. All others count, and each needs an end. */
 __attribute__((visibility("default"))) int64_t bfc_idle_begin(void);
 
-/* Wakes all of it, waiting up to wait_ms for room on each GPU, at the same addresses. After an error some sleeps on, and the program is
- * still idle: it calls this again, or begins again before. -EDQUOT, -ENOMEM: there is no room. Others: as bfc_use_begin_tag(). -EINVAL: it was not idle. */
+/* While other begins have no end it only counts. That of the last begin wakes all of the memory, waiting up to wait_ms for room on each
+ * GPU, at the same addresses. An end with an error does not count: some of the memory sleeps on, and the program calls it again.
+ * -EDQUOT, -ENOMEM: there is no room. -EINTR: a signal handler ran in the waiting thread. Others: as bfc_use_begin_tag(). -EINVAL: no
+ * begin is without an end. */
 __attribute__((visibility("default"))) int bfc_idle_end(uint32_t wait_ms);
 
 /* Between these two nothing sleeps, so that a GPU's client can end. False: there is no room. */

@@ -220,6 +220,8 @@ static void wake_with_others(const char *bfcctl, const struct model *m)
         g.large = create(LARGE_BYTES, &plain);
         CHECK(g.large != m->handle);
         CHECK(idle_end(1) == -EDQUOT && idle_end(0) == -EDQUOT);
+        CHECK(idle_begin() == (int64_t)(IDLE_BYTES + LARGE_BYTES)); /* it counts, and those ends do not */
+        CHECK(idle_end(0) == 0);
         GIVES(CUDA_ERROR_NOT_READY, cu.cuMemMap(m->at, HANDLE_BYTES, 0, m->handle, 0));
         give_later(&g);
         CHECK(idle_end(600000) == 0);
