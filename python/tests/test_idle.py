@@ -1,12 +1,15 @@
 # bfcd.idle(), in programs with the proxy of the driver and without.
 #
 # SPDX-License-Identifier: Apache-2.0
+import errno
+import math
 import os
 
 import pytest
 from conftest import DEVICE, gpu_only
 
 import bfcd
+from bfcd import _idle
 
 #: Memory of cuMemCreate(), mapped and filled.
 PROGRAM = """
@@ -60,6 +63,81 @@ def test_without_the_proxy():
         pass
     with pytest.raises(KeyError), bfcd.idle(wait=0):
         raise KeyError
+
+
+class Proxy:
+    """Counts begins and ends as the proxy does. The last end takes so many seconds of a clock, and gives a result: `results` has
+    those of the next ones. It is the clock, too."""
+
+    def __init__(self, monkeypatch):
+        self.begun, self.now, self.results, self.asked = 0, 0, [], []
+        monkeypatch.setattr(_idle, "_proxy", lambda: self)
+        monkeypatch.setattr(_idle, "time", self)
+
+    def monotonic(self):
+        return self.now
+
+    def bfc_idle_begin(self):
+        self.begun += 1
+        return 1
+
+    def bfc_idle_end(self, ms):
+        if self.begun == 0:
+            return -errno.EINVAL
+        result = 0
+        if self.begun == 1:
+            self.asked.append(ms)
+            seconds, result = self.results.pop(0) if self.results else (0, 0)
+            self.now += seconds
+        self.begun -= result == 0
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+
+@pytest.fixture
+def proxy(monkeypatch):
+    yield Proxy(monkeypatch)
+    _idle._failed_ends.clear()
+
+
+def test_the_end_waits(proxy):
+    proxy.results = [(600, -errno.EDQUOT), (5, -errno.EINTR), (600, -errno.ENOMEM), (1, 0)]
+    with bfcd.idle():
+        pass
+    assert proxy.asked == [600_000] * 4
+    proxy.asked.clear()
+    proxy.results = [(300, -errno.EINTR), (600, -errno.EDQUOT), (100, -errno.EINTR), (9, -errno.EDQUOT)]
+    with pytest.raises(bfcd.QuotaExceeded), bfcd.idle(wait=1009):
+        pass
+    assert proxy.asked == [600_000, 600_000, 109_000, 9_000]
+
+
+@pytest.mark.parametrize("wait", [math.inf, 700, 0.5, 0])
+def test_the_end_cannot_wait(proxy, wait):
+    proxy.results = [(0.01, -errno.EDQUOT)]
+    with pytest.raises(bfcd.QuotaExceeded), bfcd.idle(wait=wait):
+        pass
+    assert len(proxy.asked) == 1 and proxy.begun == 1
+
+
+def test_a_failed_end_is_tried_again(proxy):
+    proxy.results = [(0, -errno.EDQUOT)]
+    with pytest.raises(bfcd.QuotaExceeded), bfcd.idle():
+        pass
+    with bfcd.idle():  # another thread
+        with bfcd.idle():
+            assert proxy.begun == 3
+        assert proxy.begun == 1
+    assert proxy.begun == 0
+    proxy.results = [(0, KeyboardInterrupt())]
+    with pytest.raises(KeyboardInterrupt), bfcd.idle():
+        pass
+    assert proxy.begun == 1
+    proxy.bfc_idle_end(0)  # it had succeeded before Python's handler ran
+    with bfcd.idle():
+        pass
+    assert proxy.begun == 0 and not _idle._failed_ends
 
 
 @gpu_only
