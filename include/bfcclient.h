@@ -199,9 +199,10 @@ int bfc_malloc_with(bfc_client *client, size_t n_bytes, const struct bfc_malloc_
  * BFC_WHOLE: the block is a block of the daemon, not a part of a slab, so that bfc_publish() can share
  * it.
  *
- * BFC_PARKABLE: the block can be parked. It gets extents of its own, which are charged whole. With BFC_ONE_EXTENT it has
- * one whenever it is awake, and is refused where that would have other blocks, too. In partitions with "growth:
- * on-demand", of host memory or of a GPU with "share: fd", not with BFC_NO_THREAD alone; -ENOTSUP elsewhere. */
+ * BFC_PARKABLE: the block can be parked. It gets extents of its own, which are charged whole. In partitions with "growth:
+ * on-demand", of host memory or of a GPU with "share: fd", not with BFC_NO_THREAD alone; -ENOTSUP elsewhere. With
+ * BFC_ONE_EXTENT the block has one extent whenever it is awake, which must be its own, as above: any other, as most with
+ * less than 32 MiB, is refused with -ENOTSUP. */
 
 /* BFC_SHAREABLE, with BFC_ONE_EXTENT: where the block gets an extent of its own, bfc_extent_fd() gives fds of it. The
  * client keeps one open until the block is freed. -EINVAL without BFC_ONE_EXTENT. */
