@@ -694,7 +694,7 @@ int reclaim_make_room(struct quota *q, struct quota_request *request)
         return r == RECLAIM_WAIT ? 0 : r;
 }
 
-void reclaim_release_surplus(struct quota *q)
+void quota_release_surplus(struct quota *q)
 {
         uint64_t kept = q->sessions.peaks_bytes + quota_unusable_bytes(q);
         uint64_t surplus = excess_u64(q->account.own_bytes, kept);
@@ -705,11 +705,6 @@ void reclaim_release_surplus(struct quota *q)
             (q->partition->preallocate && !q->is_removed))
                 return;
         (void)quota_begin_release(q, arena_release_unmapped(q->arena, surplus, quota_released, q));
-}
-
-void quota_release_surplus(struct quota *q)
-{
-        reclaim_release_surplus(q);
 }
 
 void quota_release_idle(struct quota *q)

@@ -86,9 +86,6 @@ void quota_released(void *userdata, uint64_t n_bytes);
 /* So many bytes are being released. Returns them. */
 uint64_t quota_begin_release(struct quota *q, uint64_t n_bytes);
 
-/* Releases free extents beyond the sessions' peaks. */
-void reclaim_release_surplus(struct quota *q);
-
 /* ---- quota_direct.c ------------------------------------------------------- */
 
 /* Serves a direct charge, for which the limits have room: nothing is made for it. Fails as charge_take() does. */

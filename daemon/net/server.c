@@ -72,7 +72,7 @@ struct server {
         uv_timer_t tick;  /* while requests wait for others */
         uv_timer_t again; /* while looks after frees are delayed */
         uv_timer_t look;  /* while sessions in quarantine may have mappings */
-        uv_timer_t keep;  /* while memory is kept or there are leases, until keep_ms */
+        uv_timer_t keep;  /* until keep_ms: a kept block, a lease or a pause of standby memory ends */
         uint64_t keep_ms;
         uv_timer_t account;      /* while lines of the log are due later */
         uv_timer_t beat;         /* for the service manager */
