@@ -14,7 +14,6 @@
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "device/pins.h"
@@ -55,14 +54,6 @@ static bool allows_mps;
 void keeper_device_allow_mps(void)
 {
         allows_mps = true;
-}
-
-static int64_t now_ms(void)
-{
-        struct timespec now = { 0 };
-
-        clock_gettime(CLOCK_MONOTONIC, &now);
-        return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
 static int watched_fd(const struct keeper_link *link)
@@ -122,7 +113,7 @@ static void leave_keeper(struct remote *d)
 static void end_keeper(struct remote *d)
 {
         int64_t end_ms = __atomic_load_n(&d->end_ms, __ATOMIC_RELAXED);
-        int64_t left_ms = end_ms != 0 ? end_ms + KEEPER_END_MS - now_ms() : KEEPER_END_MS;
+        int64_t left_ms = end_ms != 0 ? end_ms + KEEPER_END_MS - keeper_now_ms() : KEEPER_END_MS;
         struct keeper_link link = take_link(d);
 
         forget_pins(d);
@@ -500,7 +491,7 @@ static void remote_end(struct device *device)
 {
         struct remote *d = (struct remote *)device;
 
-        __atomic_store_n(&d->end_ms, now_ms(), __ATOMIC_RELAXED);
+        __atomic_store_n(&d->end_ms, keeper_now_ms(), __ATOMIC_RELAXED);
         pthread_mutex_lock(&d->link_mutex);
         if (d->link.fd >= 0)
                 shutdown(d->link.fd, SHUT_RDWR);

@@ -8,6 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/types.h>
+#include <time.h>
 
 #define KEEPER_HOST   "host" /* the id of the keeper of host memory, which has the ledger */
 #define KEEPER_END_MS 2000   /* in which a keeper ends, before it is killed, and after */
@@ -79,5 +80,14 @@ void keepers_forget(const struct keepers *k, const char *id);
  * -errno. */
 int keepers_end(struct keepers *k, int timeout_ms, bool (*is_used)(const void *userdata, const char *id),
                 const void *userdata);
+
+/* Milliseconds of CLOCK_MONOTONIC. */
+static inline int64_t keeper_now_ms(void)
+{
+        struct timespec now = { 0 };
+
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
 
 #endif
