@@ -1,6 +1,5 @@
 """Snapshots of memory for PyTorch's memory viewer (pytorch.org/memory_viz, torch/cuda/_memory_viz.py): pickles of plain data,
-as torch.cuda.memory._dump_snapshot() writes them. The blocks of a segment tile it. The viewer reads numbers as doubles:
-addresses end below MAX_ADDRESS.
+as torch.cuda.memory._dump_snapshot() writes them. The blocks of a segment tile it.
 
 SPDX-License-Identifier: Apache-2.0
 """
@@ -10,14 +9,13 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
-BASE_ADDRESS = 1 << 44
-MAX_ADDRESS = 1 << 53
+BASE_ADDRESS = 1 << 44  # with 1 TiB behind it: the viewer reads numbers as doubles
 UNIT = 2 << 20  # of segments
 
 
-def frames(name: str = "", file: str = "") -> list[dict[str, Any]]:
+def frames(name: str) -> list[dict[str, Any]]:
     """What the viewer shows as the place in the program that allocated."""
-    return [{"filename": file, "line": 0, "name": name}] if name or file else []
+    return [{"filename": "", "line": 0, "name": name}] if name else []
 
 
 def block(address: int, n_bytes: int, requested: int, is_active: bool, where: list[dict[str, Any]]) -> dict[str, Any]:
@@ -29,9 +27,7 @@ def event(action: str, address: int, n_bytes: int, where: list[dict[str, Any]]) 
     return {"action": action, "addr": address, "size": n_bytes, "stream": 0, "frames": where}
 
 
-def segment(
-    device: int, address: int, n_bytes: int, blocks: list[dict[str, Any]], where: list[dict[str, Any]]
-) -> dict[str, Any]:
+def segment(address: int, n_bytes: int, blocks: list[dict[str, Any]]) -> dict[str, Any]:
     """blocks: by address. Between them it is free."""
     tiles, at = [], address
     for b in blocks:
@@ -41,8 +37,8 @@ def segment(
         at = b["address"] + b["size"]
     if at < address + n_bytes:
         tiles.append(block(at, address + n_bytes - at, 0, False, []))
-    of = {"device": device, "address": address, "total_size": n_bytes, "stream": 0}
-    return {**of, "frames": where, "blocks": tiles}
+    of = {"device": 0, "address": address, "total_size": n_bytes, "stream": 0}
+    return {**of, "frames": [], "blocks": tiles}
 
 
 def dump(segments: list[dict[str, Any]], traces: list[list[dict[str, Any]]]) -> bytes:

@@ -131,7 +131,7 @@ def snapshot(t: Trace) -> bytes:
         _snapshot.block(_snapshot.BASE_ADDRESS + at, sizes[i], t.buffers[i].size, True, where[t.buffers[i].tag])
         for i, at in sorted(places.items(), key=lambda item: item[1])
     ]
-    whole = _snapshot.segment(0, _snapshot.BASE_ADDRESS, n_bytes, blocks, [])
+    whole = _snapshot.segment(_snapshot.BASE_ADDRESS, n_bytes, blocks)
     begin = _snapshot.event("segment_alloc", _snapshot.BASE_ADDRESS, n_bytes, [])
     return _snapshot.dump([whole], [[begin, *events]])
 
