@@ -45,7 +45,7 @@ int tools_exec(const char *who, const char *what, const char *const words[])
         if (errno == ENOENT)
                 fprintf(stderr,
                         "%s: \"%s\" is in the Python package bfcd, which is not installed here (Debian: python3-bfcd; "
-                        "or: pip install bfcd)\n",
+                        "or in the sources: pip install ./python)\n",
                         who, what);
         else
                 fprintf(stderr, "%s: " PROGRAM " cannot be run: %s\n", who, strerror(errno));
