@@ -7,7 +7,7 @@
  * the program begins. The connection to the daemon is closed while the program runs, so a restart of the daemon has
  * no effect on bfcctl.
  *
- * The program's libcuda.so.1 is our proxy (preload/), if that is installed: it is the first one in the library path. */
+ * The program's libcuda.so.1 is our proxy (integrations/preload/), if that is installed: it is the first one in the library path. */
 #include <dlfcn.h>
 #include <errno.h>
 #include <inttypes.h>

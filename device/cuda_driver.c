@@ -91,7 +91,7 @@ static void say_why_not_started(const struct cuda_driver *cu, CUresult r)
         }
 }
 
-/* In a program that runs with our proxy (preload/) the name leads to that, which has loaded the driver itself. The
+/* In a program that runs with our proxy (integrations/preload/) the name leads to that, which has loaded the driver itself. The
  * driver may take the proxy's functions for its own when it is asked for one by name, as both have the same symbols:
  * so they are found by symbol then. */
 static void *open_library(bool *ret_is_behind_proxy)

@@ -21,7 +21,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "preload/api.h"
+#include "integrations/preload/api.h"
 #include "tests/bench/daemon.h"
 #include "tests/bench/options.h"
 

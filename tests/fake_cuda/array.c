@@ -13,7 +13,7 @@
 
 #include <stdlib.h>
 
-#include "preload/api.h"
+#include "integrations/preload/api.h"
 
 #define ROW_BYTES ((size_t)64)
 #define ROWS      ((size_t)8)

@@ -1,4 +1,4 @@
-/* Other functions that only the proxy of the driver (preload/) and frameworks ask for. cuGetProcAddress() finds those of
+/* Other functions that only the proxy of the driver (integrations/preload/) and frameworks ask for. cuGetProcAddress() finds those of
  * extra.c, array.c, graph.c, made.c, managed.c, pinned.c and pool.c in a table at the end only.
  *
  * SPDX-License-Identifier: Apache-2.0 */
@@ -8,7 +8,7 @@
 
 #include <string.h>
 
-#include "preload/api.h"
+#include "integrations/preload/api.h"
 
 /* Of equal bytes, as frameworks clear memory. */
 CUresult cuMemsetD32Async(CUdeviceptr to, unsigned int value, size_t n, CUstream stream);

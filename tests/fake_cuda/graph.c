@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-#include "preload/api.h"
+#include "integrations/preload/api.h"
 
 enum { AUTO_FREE = 1 }; /* CUDA_GRAPH_INSTANTIATE_FLAG_... */
 

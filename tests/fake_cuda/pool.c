@@ -15,7 +15,7 @@
 
 #include <stdlib.h>
 
-#include "preload/api.h"
+#include "integrations/preload/api.h"
 
 #define UNIT_BYTES ((size_t)512)
 

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "preload/api.h"
+#include "integrations/preload/api.h"
 
 FIXTURE(sizes, fake_setup, fake_teardown);
 

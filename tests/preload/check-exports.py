@@ -37,7 +37,7 @@ def declared(path):
 
 
 def listed(name, pattern):
-    with open(os.path.join(os.path.dirname(__file__), "../../preload", name), encoding="utf-8") as f:
+    with open(os.path.join(os.path.dirname(__file__), "../../integrations/preload", name), encoding="utf-8") as f:
         return re.findall(pattern, f.read())
 
 

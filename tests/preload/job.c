@@ -22,7 +22,7 @@ static void find_linked(void)
 #include "device/cuda_functions.h"
 #undef F
 #define OWN(symbol, base, version, per_thread, arguments) cu.own_##symbol = symbol;
-#include "preload/own.h"
+#include "integrations/preload/own.h"
 #undef OWN
 }
 #else
@@ -39,7 +39,7 @@ static void find_by_dlsym(void)
 #undef F
 #define OWN(symbol, base, version, per_thread, arguments)                                                    \
         *(void **)&cu.own_##symbol = dlsym(library, #symbol);
-#include "preload/own.h"
+#include "integrations/preload/own.h"
 #undef OWN
 }
 
@@ -303,7 +303,7 @@ static void find_variants(void)
                 int version, per_thread;
         } all[] = {
 #define OWN(symbol, base, version, per_thread, arguments) { #symbol, base, version, per_thread },
-#include "preload/own.h"
+#include "integrations/preload/own.h"
 #undef OWN
         };
         void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL), *found;

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "preload/api.h"
+#include "integrations/preload/api.h"
 
 #define MIB ((size_t)1 << 20)
 
@@ -37,7 +37,7 @@ struct functions {
 #include "device/cuda_functions.h"
 #undef F
 #define OWN(symbol, base, version, per_thread, arguments) CUresult(*own_##symbol) arguments;
-#include "preload/own.h"
+#include "integrations/preload/own.h"
 #undef OWN
 };
 extern struct functions cu;

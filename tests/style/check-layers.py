@@ -11,7 +11,7 @@ import re
 import sys
 
 LAYERS = "tests/style/layers.txt"
-FOLDERS = ("bfc", "client", "ctl", "daemon", "device", "include", "keeper", "preload", "proto")
+FOLDERS = ("bfc", "client", "ctl", "daemon", "device", "include", "integrations/preload", "keeper", "proto")
 # Generated from .proto files, so no files of the tree.
 GENERATED = {"proto/bfcd.pb-c.h"}
 

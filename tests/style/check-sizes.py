@@ -13,7 +13,7 @@ import pathlib
 import re
 import sys
 
-FOLDERS = "include bfc device keeper proto daemon client ctl preload integrations".split()
+FOLDERS = "include bfc device keeper proto daemon client ctl integrations".split()
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_FIELDS = 800, 60, 30
 
 

@@ -15,7 +15,7 @@ import pathlib
 import re
 import sys
 
-FOLDERS = "include bfc device keeper proto daemon client ctl preload integrations".split()
+FOLDERS = "include bfc device keeper proto daemon client ctl integrations".split()
 HANDLERS = {"malloc": "handle_malloc", "free": "handle_free", "reload": "reload_handle", "park": "park_handle"}
 STRUCTS = "quota bfc_client session partition broker bfc".split()
 VERBS = "release retire reclaim recall trim forget drop end free close give clear".split()

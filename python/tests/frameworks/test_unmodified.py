@@ -1,5 +1,5 @@
 # Unmodified PyTorch, CuPy, JAX and TensorFlow, which know nothing of bfcd, under `bfcctl run`: their own allocators get
-# their memory from bfcd through the proxy of the driver (preload/). On the fake CUDA runtime; scripts/test-frameworks
+# their memory from bfcd through the proxy of the driver (integrations/preload/). On the fake CUDA runtime; scripts/test-frameworks
 # runs it. JAX and TensorFlow are in an environment of their own (BFC_MORE_FRAMEWORKS).
 #
 # SPDX-License-Identifier: Apache-2.0
@@ -177,7 +177,7 @@ def run(daemon, program, *arguments, limit="48MiB", python=sys.executable, **env
     command = [bfcctl, "--socket", str(daemon.folder / "admin.sock"), "run", "--tenant", "me", "--partition", "train"]
     command += ["--limit", limit or "", "--"]
     paths = {
-        "BFC_PRELOAD": str(pathlib.Path(bfcctl).resolve().parent.parent / "preload"),
+        "BFC_PRELOAD": str(pathlib.Path(bfcctl).resolve().parent.parent / "integrations/preload"),
         "PYTHONPATH": str(pathlib.Path(__file__).resolve().parent),
     }
     r = subprocess.run(

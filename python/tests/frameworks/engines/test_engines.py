@@ -233,7 +233,7 @@ def command(daemon, program, *arguments, limit_mib, is_strict=False):
 
 
 def environment(daemon):
-    preload = str(pathlib.Path(os.environ["BFCCTL"]).resolve().parent.parent / "preload")
+    preload = str(pathlib.Path(os.environ["BFCCTL"]).resolve().parent.parent / "integrations/preload")
     return daemon.environment() | {"BFC_PRELOAD": preload}
 
 

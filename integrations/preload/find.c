@@ -1,7 +1,7 @@
 /* Finding the library that a proxy is in front of; see find.h.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#include "preload/find.h"
+#include "integrations/preload/find.h"
 
 #include <dlfcn.h>
 #include <limits.h>

@@ -4,7 +4,7 @@
 #ifndef BFC_PRELOAD_IPC_H
 #define BFC_PRELOAD_IPC_H
 
-#include "preload/broker.h"
+#include "integrations/preload/broker.h"
 
 /* Forgets those of the GPU, whose client is about to end. */
 void ipc_forget(const struct gpu *gpu);

@@ -84,7 +84,7 @@ CUresult cuGraphChildGraphNodeGetGraph(CUgraphNode node, CUgraph *ret_graph);
 #define OWN(symbol, base, version, per_thread, arguments)                                                    \
         __attribute__((visibility("default"))) CUresult symbol arguments;                                    \
         CUresult real_##symbol arguments;
-#include "preload/own.h"
+#include "integrations/preload/own.h"
 #undef OWN
 #endif
 

@@ -8,13 +8,13 @@
  *
  * Invariant: what is charged for memory is at least what the driver has of it, as far as the driver takes no more than is
  * asked for. */
-#include "preload/reserved.h"
+#include "integrations/preload/reserved.h"
 
 #include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "preload/charge.h"
+#include "integrations/preload/charge.h"
 
 static LIST_HEAD(, reserved) all = LIST_HEAD_INITIALIZER(all);
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;

@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "preload/driver.h"
+#include "integrations/preload/driver.h"
 
 #define NEWEST_VERSION 13050 /* up to which own.h has all variants */
 
@@ -18,7 +18,7 @@ static const struct own_function {
 } own_functions[] = {
 #define OWN(symbol, base, version, per_thread, arguments)                                                    \
         { base, version, per_thread, (void (*)(void))symbol },
-#include "preload/own.h"
+#include "integrations/preload/own.h"
 #undef OWN
         /* The header of CUDA 12 gives this name to another function. */
         { "cuGraphInstantiate", 12000, ANY_STREAM, (void (*)(void))cuGraphInstantiateWithFlags },

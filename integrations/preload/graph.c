@@ -12,8 +12,8 @@
 #include <stdlib.h>
 #include <sys/queue.h>
 
-#include "preload/outside.h"
-#include "preload/reserved.h"
+#include "integrations/preload/outside.h"
+#include "integrations/preload/reserved.h"
 
 #define N_DEVICES 64
 #define N_CHAINS  256

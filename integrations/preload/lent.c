@@ -7,7 +7,7 @@
  * The block is in use (bfc_use_begin()) unless the memory sleeps, so nothing else parks it.
  *
  * Invariant: memory is on one of the lists, and its GPU has a client while it has a block. The names of all are different. */
-#include "preload/lent.h"
+#include "integrations/preload/lent.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -15,8 +15,8 @@
 #include <string.h>
 #include <sys/queue.h>
 
-#include "preload/charge.h"
-#include "preload/outside.h"
+#include "integrations/preload/charge.h"
+#include "integrations/preload/outside.h"
 
 #define MIN_BYTES  ((size_t)32 << 20) /* the library gives no smaller block an extent of its own */
 #define UNIT_BYTES ((size_t)2 << 20)  /* extents are multiples of it */

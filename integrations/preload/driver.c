@@ -1,13 +1,13 @@
 /* The real driver and its functions; see driver.h.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#include "preload/driver.h"
+#include "integrations/preload/driver.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
 #include <string.h>
 
-#include "preload/find.h"
+#include "integrations/preload/find.h"
 
 static void *library;
 
@@ -31,10 +31,10 @@ extern void *preload_slots[];
 
 static const char *const symbols[] = {
 #define OWN(symbol, base, version, per_thread, arguments) #symbol,
-#include "preload/own.h"
+#include "integrations/preload/own.h"
 #undef OWN
 #define FORWARD(symbol) #symbol,
-#include "preload/names.h"
+#include "integrations/preload/names.h"
 #undef FORWARD
 };
 

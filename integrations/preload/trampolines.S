@@ -4,11 +4,11 @@
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifdef BFC_PROXY_OF_NVML
-#define OWN_NAMES   "preload/nvml/own.h"
-#define OTHER_NAMES "preload/nvml/names.h"
+#define OWN_NAMES   "integrations/preload/nvml/own.h"
+#define OTHER_NAMES "integrations/preload/nvml/names.h"
 #else
-#define OWN_NAMES   "preload/own.h"
-#define OTHER_NAMES "preload/names.h"
+#define OWN_NAMES   "integrations/preload/own.h"
+#define OTHER_NAMES "integrations/preload/names.h"
 #endif
 #if defined(__x86_64__)
 

@@ -1,7 +1,7 @@
 /* The prototypes of own.h, asserted against the toolkit's cuda.h where there is one; see device/cuda_abi.c. No code.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#include "preload/api.h"
+#include "integrations/preload/api.h"
 
 /* Those that the header declares only for programs that ask for them. */
 CUresult cuMemAllocAsync_ptsz(CUdeviceptr *ret_pointer, size_t n_bytes, CUstream stream);
@@ -31,7 +31,7 @@ CUresult cuCtxCreate_v3(CUcontext *ret_context, CUexecAffinityParam *parameters,
 
 #define OWN(symbol, base, version, per_thread, arguments)                                                    \
         _Static_assert(__builtin_types_compatible_p(__typeof__(&symbol), CUresult(*) arguments), #symbol);
-#include "preload/own.h"
+#include "integrations/preload/own.h"
 #undef OWN
 
 _Static_assert(sizeof(CUDA_ARRAY_DESCRIPTOR) == 24, "CUDA_ARRAY_DESCRIPTOR");

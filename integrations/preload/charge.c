@@ -3,11 +3,11 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * Invariant: of each GPU, what the process has charged is its room, what is in use, and what is being given back. */
-#include "preload/charge.h"
+#include "integrations/preload/charge.h"
 
 #include <errno.h>
 
-#include "preload/reserved.h"
+#include "integrations/preload/reserved.h"
 
 #define MAX_STEP_BYTES ((uint64_t)32 << 20)
 #define STEP_PART      32                  /* of the limit */

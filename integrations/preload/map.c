@@ -3,9 +3,9 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include <stdint.h>
 
-#include "preload/charge.h"
-#include "preload/lent.h"
-#include "preload/outside.h"
+#include "integrations/preload/charge.h"
+#include "integrations/preload/lent.h"
+#include "integrations/preload/outside.h"
 
 /* ---- handles ------------------------------------------------------------------- */
 

@@ -17,7 +17,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "preload/ipc.h"
+#include "integrations/preload/ipc.h"
 
 #define MAGIC "bfcdIPC2"
 #define NAME  "cuda-ipc-" /* and the block's id */

@@ -6,15 +6,15 @@
  * moment counts twice until the context ends.
  *
  * Invariant: while gpu->primary is set, the primary context is charged, or need not be. */
-#include "preload/charged_context.h"
+#include "integrations/preload/charged_context.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "device/nvml.h"
-#include "preload/charge.h"
-#include "preload/outside.h"
+#include "integrations/preload/charge.h"
+#include "integrations/preload/outside.h"
 
 #define UNKNOWN UINT64_MAX
 #define OFF     UINT64_MAX

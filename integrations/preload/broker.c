@@ -4,8 +4,8 @@
  *
  * Invariant: gpus[i] is constant once its state is not UNKNOWN, except for its client and its counters. A client of
  * a GPU has no memory of another one. */
-#include "preload/charged_context.h"
-#include "preload/broker.h"
+#include "integrations/preload/charged_context.h"
+#include "integrations/preload/broker.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -16,9 +16,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "preload/charge.h"
-#include "preload/driver.h"
-#include "preload/reserved.h"
+#include "integrations/preload/charge.h"
+#include "integrations/preload/driver.h"
+#include "integrations/preload/reserved.h"
 
 #define MAX_GPUS    64
 #define CACHE_BYTES (UINT64_C(4) << 20) /* that are idle, for small blocks */

@@ -6,11 +6,11 @@
  * allocate again: the client of the GPU ends, and the next allocation makes another one. Memory in contexts that
  * the program made itself ends with it where it is bfcd's, because the library has all memory in the primary one. The last
  * cuDevicePrimaryCtxRelease() ends nothing while bfcd has memory there. */
-#include "preload/charged_context.h"
-#include "preload/idle.h"
-#include "preload/ipc.h"
-#include "preload/lent.h"
-#include "preload/outside.h"
+#include "integrations/preload/charged_context.h"
+#include "integrations/preload/idle.h"
+#include "integrations/preload/ipc.h"
+#include "integrations/preload/lent.h"
+#include "integrations/preload/outside.h"
 
 /* ---- resets ---------------------------------------------------------------------- */
 

@@ -8,7 +8,7 @@
 
 #include <stdbool.h>
 
-#include "preload/api.h"
+#include "integrations/preload/api.h"
 
 /* A function of the real driver by its symbol; NULL: it has none, or there is no driver. */
 void *driver_symbol(const char *symbol);

@@ -15,7 +15,7 @@
 #include <stdbool.h>
 #include <string.h>
 
-#include "preload/find.h"
+#include "integrations/preload/find.h"
 
 #define SUCCESS            0
 #define LIBRARY_NOT_FOUND  12
@@ -36,7 +36,7 @@ _Static_assert(sizeof(struct nvml_memory) == 24 && sizeof(struct nvml_memory_v2)
 #define OWN(symbol, type, arguments)                                                                         \
         __attribute__((visibility("default"))) type symbol arguments;                                        \
         type real_##symbol arguments;
-#include "preload/nvml/own.h"
+#include "integrations/preload/nvml/own.h"
 #undef OWN
 
 /* The library, as dlopen() returns it. NULL: there is none. */
@@ -50,10 +50,10 @@ extern void *preload_slots[];
 
 static const char *const symbols[] = {
 #define OWN(symbol, type, arguments) #symbol,
-#include "preload/nvml/own.h"
+#include "integrations/preload/nvml/own.h"
 #undef OWN
 #define FORWARD(symbol) #symbol,
-#include "preload/nvml/names.h"
+#include "integrations/preload/nvml/names.h"
 #undef FORWARD
 };
 

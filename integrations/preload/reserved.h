@@ -9,7 +9,7 @@
 
 #include <sys/queue.h>
 
-#include "preload/broker.h"
+#include "integrations/preload/broker.h"
 
 #define RESERVED_AT_ONCE ((size_t)32 << 20) /* what the driver may take for less */
 

@@ -3,7 +3,7 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * Invariant: a GPU's outside_bytes is the sum over its entries that are not charged, and over calls in progress. */
-#include "preload/outside.h"
+#include "integrations/preload/outside.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -11,8 +11,8 @@
 #include <string.h>
 #include <sys/queue.h>
 
-#include "preload/charge.h"
-#include "preload/lent.h"
+#include "integrations/preload/charge.h"
+#include "integrations/preload/lent.h"
 
 #define N_FIRST 64 /* chains */
 

@@ -13,7 +13,7 @@
 #ifndef BFC_PRELOAD_LENT_H
 #define BFC_PRELOAD_LENT_H
 
-#include "preload/broker.h"
+#include "integrations/preload/broker.h"
 
 struct lent;
 

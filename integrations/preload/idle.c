@@ -1,14 +1,14 @@
 /* The program's word that it is idle; see idle.h.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#include "preload/idle.h"
+#include "integrations/preload/idle.h"
 
 #include <errno.h>
 #include <pthread.h>
 #include <time.h>
 
-#include "preload/driver.h"
-#include "preload/lent.h"
+#include "integrations/preload/driver.h"
+#include "integrations/preload/lent.h"
 
 static pthread_mutex_t turns =
         PTHREAD_MUTEX_INITIALIZER; /* taken before calls are stopped; also while memory wakes */

@@ -6,10 +6,10 @@
  * child, are the driver's. */
 #include <errno.h>
 
-#include "preload/broker.h"
-#include "preload/charge.h"
-#include "preload/outside.h"
-#include "preload/reserved.h"
+#include "integrations/preload/broker.h"
+#include "integrations/preload/charge.h"
+#include "integrations/preload/outside.h"
+#include "integrations/preload/reserved.h"
 
 #define PITCH_BYTES ((size_t)512)         /* as drivers align rows */
 #define SMALL_BYTES ((size_t)1024 * 1024) /* up to which the library divides blocks of the daemon */

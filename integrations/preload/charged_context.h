@@ -8,7 +8,7 @@
 #ifndef BFC_PRELOAD_CHARGED_CONTEXT_H
 #define BFC_PRELOAD_CHARGED_CONTEXT_H
 
-#include "preload/broker.h"
+#include "integrations/preload/broker.h"
 
 /* The library will have memory in the primary context, also where the program has made another one: makes and charges it, unless
  * that was done. An error of the driver; CUDA_ERROR_OUT_OF_MEMORY: the limit has no room for it, as a line says. */

@@ -9,10 +9,10 @@
 #include <stdlib.h>
 #include <sys/queue.h>
 
-#include "preload/broker.h"
-#include "preload/charge.h"
-#include "preload/outside.h"
-#include "preload/reserved.h"
+#include "integrations/preload/broker.h"
+#include "integrations/preload/charge.h"
+#include "integrations/preload/outside.h"
+#include "integrations/preload/reserved.h"
 
 /* False also where the driver will refuse the stream. */
 static bool is_captured(CUstream stream)

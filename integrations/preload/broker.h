@@ -23,7 +23,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "preload/api.h"
+#include "integrations/preload/api.h"
 
 struct gpu {
         bfc_client *client;    /* atomic; NULL: it has no memory; see broker_client() */

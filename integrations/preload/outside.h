@@ -8,7 +8,7 @@
 #ifndef BFC_PRELOAD_OUTSIDE_H
 #define BFC_PRELOAD_OUTSIDE_H
 
-#include "preload/broker.h"
+#include "integrations/preload/broker.h"
 
 enum outside_kind { OUTSIDE_POINTER, OUTSIDE_ARRAY, OUTSIDE_MIPMAPPED, OUTSIDE_CONTEXT, OUTSIDE_GREEN };
 

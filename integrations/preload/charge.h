@@ -7,7 +7,7 @@
 #ifndef BFC_PRELOAD_CHARGE_H
 #define BFC_PRELOAD_CHARGE_H
 
-#include "preload/broker.h"
+#include "integrations/preload/broker.h"
 
 /* Before the driver is asked. 0, or an error of bfc_charge(); -ENOTSUP: there is nothing that charges. */
 int charge_take(struct gpu *gpu, size_t n_bytes);
