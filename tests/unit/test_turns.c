@@ -219,7 +219,8 @@ TEST(test_growth_beside_growth)
         ck_assert_int_eq(arena_dealloc(a.arena, a.grown.handle), 0);
 }
 
-/* The same beside many that are given back; a's own growth does not wait for all of them, either. */
+/* Beside many that are given back; a's own growth does not wait for all of them, either. How many were given back before
+ * depends on the time that each turn took. */
 TEST(test_growth_beside_release)
 {
         grow_and_free(&a, N_EXTENTS - 1);
@@ -227,13 +228,15 @@ TEST(test_growth_beside_release)
         sem_wait(&arrived);
         grow(&b, 1);
         grow(&a, 1);
-        let_pass(3);
-        poll_until_grown(&b);
-        poll_until_grown(&a);
+        while (!a.grown.is_done || !b.grown.is_done) {
+                let_pass(1);
+                sem_wait(&arrived);
+                (void)worker_poll(worker);
+        }
         ck_assert_int_eq(a.grown.result, 0);
         ck_assert_int_eq(b.grown.result, 0);
         ck_assert_uint_eq(a.released_bytes, 0);
-        ck_assert_uint_eq(device.n_destroys, 1);
+        ck_assert_uint_lt(device.n_destroys, N_EXTENTS - 1);
         open_gate();
         ck_assert_uint_eq(a.released_bytes, (N_EXTENTS - 1) * E);
         ck_assert_uint_eq(arena_n_extents(a.arena), 1);
