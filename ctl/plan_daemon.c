@@ -15,11 +15,11 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "daemon/admin/recall.h"
-#include "daemon/admin/retire.h"
-#include "daemon/admin/trim.h"
-#include "daemon/clock.h"
-#include "daemon/log.h"
+#include "daemon/session/recall.h"
+#include "daemon/session/retire.h"
+#include "daemon/session/trim.h"
+#include "daemon/base/clock.h"
+#include "daemon/base/log.h"
 #include "daemon/memory/arena.h"
 #include "daemon/memory/broker.h"
 #include "daemon/session/session.h"

@@ -5,7 +5,7 @@
 
 #include <errno.h>
 
-#include "daemon/admin/drain.h"
+#include "daemon/memory/drain.h"
 #include "daemon/memory/broker.h"
 #include "daemon/session/session.h"
 

@@ -120,7 +120,7 @@ size_t fake_store_n_extents(const struct store *s)
         return s->n_kept;
 }
 
-/* ---- what daemon/handover/store.h says ---------------------------------------------- */
+/* ---- what daemon/ledger/store.h says ---------------------------------------------- */
 
 void store_end(struct store *s)
 {

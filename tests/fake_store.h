@@ -1,11 +1,11 @@
-/* A store for tests, in the place of daemon/handover/store.c: it keeps fds in this process, and hands
+/* A store for tests, in the place of daemon/ledger/store.c: it keeps fds in this process, and hands
  * them to the next broker. Linked in, it is what every broker of the program has.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFC_TESTS_FAKE_STORE_H
 #define BFC_TESTS_FAKE_STORE_H
 
-#include "daemon/handover/store.h"
+#include "daemon/ledger/store.h"
 
 struct store *fake_store_new(void);
 struct store *fake_store_free(struct store *s); /* closes all; takes NULL */

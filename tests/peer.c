@@ -13,10 +13,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "daemon/log.h"
-#include "daemon/admin/lease.h"
-#include "daemon/admin/report.h"
-#include "daemon/handover/restore.h"
+#include "daemon/base/log.h"
+#include "daemon/session/lease.h"
+#include "daemon/session/report.h"
+#include "daemon/session/restore.h"
 
 /* Works in fuzzers too, so no Check in here. */
 #define MUST(condition)                                                                                      \

@@ -3,10 +3,10 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "tests/wraps.h"
 
-#include "daemon/admin/lease.h"
-#include "daemon/admin/reload.h"
-#include "daemon/handover/store.h"
-#include "daemon/net/closer.h"
+#include "daemon/session/lease.h"
+#include "daemon/session/reload.h"
+#include "daemon/ledger/store.h"
+#include "daemon/base/closer.h"
 
 WRAP(size_t, closer_n_waiting, (void), ())
 WRAP(void, lease_gone, (const struct lease_end *end), (end))

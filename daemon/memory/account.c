@@ -8,8 +8,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#include "daemon/clock.h"
-#include "daemon/number.h"
+#include "daemon/base/clock.h"
+#include "daemon/base/number.h"
 
 void account_note_change(struct account *a)
 {

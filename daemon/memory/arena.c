@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "daemon/number.h"
+#include "daemon/base/number.h"
 
 const struct arena_slot arena_unused_slot = { .extent = LEDGER_NONE, .memory = DEVICE_EXTENT_EMPTY };
 

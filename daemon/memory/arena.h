@@ -36,7 +36,7 @@
 #include "daemon/ledger/ledger.h"
 #include "daemon/memory/occupancy.h"
 #include "daemon/memory/standby.h"
-#include "daemon/handover/store.h"
+#include "daemon/ledger/store.h"
 #include "daemon/memory/worker.h"
 #include "device/device.h"
 

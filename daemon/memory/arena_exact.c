@@ -12,7 +12,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "daemon/number.h"
+#include "daemon/base/number.h"
 
 /* ---- regions --------------------------------------------------------------- */
 

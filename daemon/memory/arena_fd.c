@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/number.h"
+#include "daemon/base/number.h"
 
 static uint64_t arena_zones_bytes(const struct arena *a)
 {

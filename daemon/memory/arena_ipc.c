@@ -5,7 +5,7 @@
 
 #include <errno.h>
 
-#include "daemon/number.h"
+#include "daemon/base/number.h"
 
 /* The lowest gap between regions that is large enough; its index in the regions. */
 static int region_find_gap(const struct arena *a, uint64_t n_bytes, size_t *ret_index, uint64_t *ret_base)

@@ -9,13 +9,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/clock.h"
-#include "daemon/handover/crash.h"
+#include "daemon/base/clock.h"
+#include "daemon/base/crash.h"
 #include "daemon/memory/broker_lease.h"
 #include "daemon/memory/capacity.h"
-#include "daemon/admin/drain.h"
-#include "daemon/number.h"
-#include "daemon/handover/inherit.h"
+#include "daemon/memory/drain.h"
+#include "daemon/base/number.h"
+#include "daemon/memory/inherit.h"
 
 #define BROKER_MAX_PLACES (2 * CONFIG_MAX_TENANTS)
 /* Threads that make memory. The calls of a GPU's driver wait for each other. */

@@ -9,10 +9,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/clock.h"
+#include "daemon/base/clock.h"
 #include "daemon/memory/broker.h"
-#include "daemon/memory/cgroup.h"
-#include "daemon/number.h"
+#include "daemon/base/cgroup.h"
+#include "daemon/base/number.h"
 
 const char *lease_kind_name(enum ledger_lease_kind kind)
 {

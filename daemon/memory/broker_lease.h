@@ -17,7 +17,7 @@
 
 #include "daemon/ledger/ledger.h"
 #include "daemon/memory/match.h"
-#include "daemon/memory/process.h"
+#include "daemon/base/process.h"
 
 #define LEASES_PER_TENANT 256u
 

@@ -7,7 +7,7 @@
 
 #include "daemon/memory/broker.h"
 #include "daemon/memory/broker_lease.h"
-#include "daemon/number.h"
+#include "daemon/base/number.h"
 
 const struct config_quota *broker_config_quota(const struct broker *b, const struct tenant *t,
                                                const struct partition *p)

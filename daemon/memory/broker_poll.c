@@ -5,9 +5,9 @@
 
 #include <inttypes.h>
 
-#include "daemon/admin/drain.h"
-#include "daemon/clock.h"
-#include "daemon/number.h"
+#include "daemon/memory/drain.h"
+#include "daemon/base/clock.h"
+#include "daemon/base/number.h"
 
 #define BROKER_UNRECLAIMED_MS 1000u
 #define BROKER_LOOKS          256u /* in that time, at extents of one tenant that processes keep */

@@ -6,7 +6,7 @@
 #include <errno.h>
 #include <inttypes.h>
 
-#include "daemon/number.h"
+#include "daemon/base/number.h"
 
 /* Of its share, those that it does not use. A tenant that was removed has no share. */
 static size_t tenant_n_promised(const struct broker *b, const struct tenant *t)

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <sys/resource.h>
 
-#include "daemon/number.h"
+#include "daemon/base/number.h"
 
 #define MORE_SESSIONS 128u                /* admins and monitors also when max_sessions are there */
 #define MAX_RECORDS   (UINT64_C(1) << 30) /* of one table; only those used take memory */

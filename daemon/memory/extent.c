@@ -6,9 +6,9 @@
 #include <assert.h>
 #include <errno.h>
 
-#include "daemon/clock.h"
-#include "daemon/net/fd_reserve.h"
-#include "daemon/number.h"
+#include "daemon/base/clock.h"
+#include "daemon/base/fd_reserve.h"
+#include "daemon/base/number.h"
 
 /* ---- memory ----------------------------------------------------------------- */
 

@@ -4,7 +4,7 @@
 #include "daemon/memory/extent_sizes.h"
 
 #include "bfc/bfc.h"
-#include "daemon/number.h"
+#include "daemon/base/number.h"
 
 #define EXTENTS_PER_LIMIT 256u
 /* Up to this limit there are no more extents than with one size. */

@@ -7,7 +7,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "daemon/number.h"
+#include "daemon/base/number.h"
 #include "device/host_free.h"
 
 #define TURN_BYTES (UINT64_C(512) << 20) /* of a GPU in one turn, or one extent of any size */

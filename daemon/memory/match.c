@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/memory/cgroup.h"
+#include "daemon/base/cgroup.h"
 
 struct match_entry {
         uint32_t id, tenant;

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/number.h"
+#include "daemon/base/number.h"
 
 #define OCCUPANCY_MIN_CELLS 64u
 

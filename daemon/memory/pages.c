@@ -10,8 +10,8 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-#include "daemon/net/closer.h"
-#include "daemon/number.h"
+#include "daemon/base/closer.h"
+#include "daemon/base/number.h"
 #include "proto/memfd.h"
 
 #define AGE_TRIES 4u /* of a copy, while its client moves counters */

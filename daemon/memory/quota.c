@@ -10,9 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/clock.h"
+#include "daemon/base/clock.h"
 #include "daemon/memory/reclaim.h"
-#include "daemon/number.h"
+#include "daemon/base/number.h"
 
 static void quota_write_page(const struct quota *q)
 {

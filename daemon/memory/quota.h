@@ -39,7 +39,7 @@
 #include "daemon/ledger/ledger.h"
 #include "daemon/memory/pages.h"
 #include "daemon/memory/partition.h"
-#include "daemon/session/usages.h"
+#include "daemon/memory/usages.h"
 
 struct quota;
 struct trim_quota;

@@ -6,7 +6,7 @@
 #include <assert.h>
 #include <errno.h>
 
-#include "daemon/clock.h"
+#include "daemon/base/clock.h"
 
 #define DIRECT_SAMPLES 3u /* of what others use on the device, after each change */
 

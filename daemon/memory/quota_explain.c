@@ -7,7 +7,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-#include "daemon/number.h"
+#include "daemon/base/number.h"
 
 /* "lease 'x' of tenant 'y'", or "tenant 'y'". */
 #define QUOTA_NAME(q) quota_name(q, (char[2 * LEDGER_NAME_BYTES + 32]){ 0 })

@@ -8,8 +8,8 @@
 
 #include <errno.h>
 
-#include "daemon/clock.h"
-#include "daemon/number.h"
+#include "daemon/base/clock.h"
+#include "daemon/base/number.h"
 
 #define QUOTA_LOOKS      256u /* requests looked at in one turn */
 #define QUOTA_ROOMS      32u  /* and for so many room is made, or a refusal written */

@@ -3,7 +3,7 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/memory/quota.h"
 
-#include "daemon/number.h"
+#include "daemon/base/number.h"
 
 /* Of some quotas that have begun, since each costs time. */
 #define MAX_BEGUN 32u

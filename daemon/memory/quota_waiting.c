@@ -5,8 +5,8 @@
 
 #include <errno.h>
 
-#include "daemon/clock.h"
-#include "daemon/number.h"
+#include "daemon/base/clock.h"
+#include "daemon/base/number.h"
 
 uint64_t quota_wait_end_ms(const struct quota_request *request)
 {

@@ -5,9 +5,9 @@
 
 #include <errno.h>
 
-#include "daemon/clock.h"
+#include "daemon/base/clock.h"
 #include "daemon/memory/upcalls.h"
-#include "daemon/number.h"
+#include "daemon/base/number.h"
 
 #define RECLAIM_AGAIN_MS 500u
 #define RECLAIM_PRESS_MS 100u /* between the ends of Pressures and the next */

@@ -3,8 +3,8 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/memory/reclaim.h"
 
-#include "daemon/clock.h"
-#include "daemon/number.h"
+#include "daemon/base/clock.h"
+#include "daemon/base/number.h"
 
 #define RECLAIM_CALM_MS 10000u /* after this time without a claim the next one counts as the first */
 

@@ -8,9 +8,9 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "daemon/clock.h"
+#include "daemon/base/clock.h"
 #include "daemon/memory/upcalls.h"
-#include "daemon/number.h"
+#include "daemon/base/number.h"
 
 #define LATE_MS 1000u /* after that a process keeps the memory, and has not only forked */
 

@@ -10,9 +10,9 @@
 #include <string.h>
 #include <sys/queue.h>
 
-#include "daemon/clock.h"
-#include "daemon/net/fd_reserve.h"
-#include "daemon/number.h"
+#include "daemon/base/clock.h"
+#include "daemon/base/fd_reserve.h"
+#include "daemon/base/number.h"
 
 #define N_SIZES  STANDBY_SIZES
 #define PAUSE_MS 10000u

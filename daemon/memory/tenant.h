@@ -11,7 +11,7 @@
 #include <sys/types.h>
 
 #include "daemon/config/config.h"
-#include "daemon/log.h"
+#include "daemon/base/log.h"
 #include "daemon/memory/match.h"
 #include "daemon/memory/pages.h"
 #include "daemon/memory/quota.h"

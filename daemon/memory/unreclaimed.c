@@ -10,8 +10,8 @@
 
 #include <errno.h>
 
-#include "daemon/clock.h"
-#include "daemon/number.h"
+#include "daemon/base/clock.h"
+#include "daemon/base/number.h"
 
 #define SAMPLES_MS  900u /* between samples */
 #define SAMPLES_MIN 2u   /* one may be of the moment between a charge and what it is for */

@@ -18,8 +18,8 @@
 #include <stdlib.h>
 #include <time.h>
 
-#include "daemon/clock.h"
-#include "daemon/number.h"
+#include "daemon/base/clock.h"
+#include "daemon/base/number.h"
 
 #define MAX_THREADS 4u
 #define MAX_HELD    64u

@@ -15,10 +15,10 @@
 #include <unistd.h>
 #include <uv.h>
 
-#include "daemon/clock.h"
-#include "daemon/log.h"
+#include "daemon/base/clock.h"
+#include "daemon/base/log.h"
 #include "daemon/net/events.h"
-#include "daemon/net/fd_reserve.h"
+#include "daemon/base/fd_reserve.h"
 #include "daemon/net/peer_process.h"
 #include "daemon/net/poller.h"
 #include "daemon/net/stream.h"

@@ -11,8 +11,8 @@
 
 #include <linux/sockios.h>
 
-#include "daemon/clock.h"
-#include "daemon/net/closer.h"
+#include "daemon/base/clock.h"
+#include "daemon/base/closer.h"
 #include "proto/frame.h"
 
 #define FD_GUARD_DROP_NS    10000u /* at once */

@@ -11,9 +11,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "daemon/handover/restore.h"
-#include "daemon/memory/cgroup.h"
-#include "daemon/memory/process.h"
+#include "daemon/session/restore.h"
+#include "daemon/base/cgroup.h"
+#include "daemon/base/process.h"
 
 #define FEW_GROUPS 1024u /* as many are matched when the process connects */
 #define ALL_IDS    UINT64_C(4294967295)

@@ -7,7 +7,7 @@
 #include <search.h>
 #include <stdlib.h>
 
-#include "daemon/clock.h"
+#include "daemon/base/clock.h"
 
 static void group_init(struct class *p, struct class *group)
 {

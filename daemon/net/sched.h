@@ -35,7 +35,7 @@
 #include <sys/queue.h>
 #include <sys/types.h>
 
-#include "daemon/role.h"
+#include "daemon/base/role.h"
 
 #define SCHED_DEBT_MAX_NS 200000u /* the charges of a few ends */
 #define SCHED_ACCEPT_NS   10000u  /* charges */

@@ -9,8 +9,8 @@
 
 #include "daemon/memory/broker.h"
 #include "daemon/config/config.h"
-#include "daemon/handover/manager.h"
-#include "daemon/admin/reload.h"
+#include "daemon/net/manager.h"
+#include "daemon/session/reload.h"
 
 struct server;
 

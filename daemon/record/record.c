@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "daemon/number.h"
+#include "daemon/base/number.h"
 
 void record_init(struct record *r, enum record_kind kind)
 {

@@ -17,7 +17,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "daemon/clock.h"
+#include "daemon/base/clock.h"
 
 #define QUEUE_BYTES    ((size_t)256 << 10)
 #define FLUSH_MS       10u                /* between attempts at the end of the process */

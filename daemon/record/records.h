@@ -16,7 +16,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "daemon/log.h"
+#include "daemon/base/log.h"
 #include "daemon/record/record.h"
 
 /* journal: the path of the journal's socket; file: of a file of JSON lines. At most one is not NULL. Both NULL: the

@@ -8,9 +8,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/clock.h"
-#include "daemon/log.h"
-#include "daemon/number.h"
+#include "daemon/base/clock.h"
+#include "daemon/base/log.h"
+#include "daemon/base/number.h"
 #include "daemon/record/records.h"
 #include "daemon/session/session.h"
 

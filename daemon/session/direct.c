@@ -7,7 +7,7 @@
 #include <errno.h>
 #include <inttypes.h>
 
-#include "daemon/number.h"
+#include "daemon/base/number.h"
 #include "daemon/session/session.h"
 
 static uint64_t quota_id(const struct quota *q)

@@ -12,9 +12,9 @@
 #include <sys/random.h>
 #include <unistd.h>
 
-#include "daemon/admin/command.h"
-#include "daemon/handover/resume.h"
-#include "daemon/log.h"
+#include "daemon/session/command.h"
+#include "daemon/session/resume.h"
+#include "daemon/base/log.h"
 #include "daemon/session/accounting.h"
 #include "daemon/session/session.h"
 #include "proto/memfd.h"

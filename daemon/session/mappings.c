@@ -3,7 +3,7 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/session/mappings.h"
 
-#include "daemon/number.h"
+#include "daemon/base/number.h"
 #include "daemon/session/session.h"
 
 #define MAPPINGS_LOOKS        128u /* at extents, in one mappings_look() */

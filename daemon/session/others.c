@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "daemon/memory/broker.h"
-#include "daemon/memory/cgroup.h"
+#include "daemon/base/cgroup.h"
 #include "daemon/session/session.h"
 
 /* ---- /proc ---------------------------------------------------------------------- */

@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/number.h"
+#include "daemon/base/number.h"
 #include "daemon/session/others.h"
 #include "daemon/session/session.h"
 

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/clock.h"
+#include "daemon/base/clock.h"
 #include "daemon/session/delivery.h"
 #include "daemon/session/park_internal.h"
 #include "daemon/session/session.h"

@@ -11,11 +11,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/admin/command.h"
-#include "daemon/admin/park_now.h"
-#include "daemon/clock.h"
-#include "daemon/log.h"
-#include "daemon/number.h"
+#include "daemon/session/command.h"
+#include "daemon/session/park_now.h"
+#include "daemon/base/clock.h"
+#include "daemon/base/log.h"
+#include "daemon/base/number.h"
 #include "daemon/session/accounting.h"
 #include "daemon/session/direct.h"
 

@@ -20,15 +20,15 @@
 #include <stdint.h>
 #include <sys/queue.h>
 
-#include "daemon/admin/reload.h"
-#include "daemon/admin/command.h"
-#include "daemon/admin/recall.h"
-#include "daemon/admin/retire.h"
-#include "daemon/admin/pressure.h"
-#include "daemon/admin/trim.h"
-#include "daemon/handover/resume.h"
+#include "daemon/session/reload.h"
+#include "daemon/session/command.h"
+#include "daemon/session/recall.h"
+#include "daemon/session/retire.h"
+#include "daemon/session/pressure.h"
+#include "daemon/session/trim.h"
+#include "daemon/session/resume.h"
 #include "daemon/memory/broker.h"
-#include "daemon/role.h"
+#include "daemon/base/role.h"
 #include "daemon/session/delivery.h"
 #include "daemon/session/hello.h"
 #include "daemon/session/mappings.h"

@@ -9,9 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/admin/lease_auto.h"
+#include "daemon/session/lease_auto.h"
 #include "daemon/memory/broker_lease.h"
-#include "daemon/number.h"
+#include "daemon/base/number.h"
 #include "daemon/session/accounting.h"
 #include "daemon/session/session.h"
 

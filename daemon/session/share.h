@@ -8,8 +8,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "daemon/admin/pressure.h"
-#include "daemon/admin/trim.h"
+#include "daemon/session/pressure.h"
+#include "daemon/session/trim.h"
 #include "daemon/ledger/ledger.h"
 #include "daemon/session/usage.h"
 

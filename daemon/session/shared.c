@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/clock.h"
+#include "daemon/base/clock.h"
 #include "daemon/session/session.h"
 #include "daemon/session/shared_internal.h"
 

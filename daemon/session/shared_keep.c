@@ -11,9 +11,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/admin/command.h"
-#include "daemon/clock.h"
-#include "daemon/log.h"
+#include "daemon/session/command.h"
+#include "daemon/base/clock.h"
+#include "daemon/base/log.h"
 #include "daemon/session/session.h"
 #include "daemon/session/shared_internal.h"
 

@@ -6,7 +6,7 @@
 #include <assert.h>
 #include <errno.h>
 
-#include "daemon/clock.h"
+#include "daemon/base/clock.h"
 #include "daemon/session/session.h"
 
 #define USAGE_RANK_MS 20u

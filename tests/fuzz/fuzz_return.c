@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/handover/resume.h"
+#include "daemon/session/resume.h"
 #include "proto/message.h"
 #include "tests/fake_store.h"
 #include "tests/peer.h"

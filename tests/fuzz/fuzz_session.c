@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/clock.h"
+#include "daemon/base/clock.h"
 #include "proto/message.h"
 #include "tests/peer.h"
 #include "tests/checks.h"

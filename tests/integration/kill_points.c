@@ -16,10 +16,10 @@
 #include <ucontext.h>
 #include <unistd.h>
 
-#include "daemon/handover/crash.h"
-#include "daemon/handover/restore.h"
+#include "daemon/base/crash.h"
+#include "daemon/session/restore.h"
 #include "daemon/ledger/table.h"
-#include "daemon/log.h"
+#include "daemon/base/log.h"
 #include "daemon/memory/broker.h"
 #include "tests/checks.h"
 

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/admin/reload.h"
+#include "daemon/session/reload.h"
 #include "tests/suite.h"
 
 static uint64_t ask(struct peer *p, Bfcd__Request *r)

@@ -1,7 +1,7 @@
 /* Ancestors of processes that exit, change, or cannot be read.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#include "daemon/memory/process.h"
+#include "daemon/base/process.h"
 
 #include <errno.h>
 #include <signal.h>

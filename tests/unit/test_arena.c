@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #include "daemon/memory/upcalls.h"
-#include "daemon/net/fd_reserve.h"
+#include "daemon/base/fd_reserve.h"
 #include "device/host_free.h"
 #include "tests/fake_device.h"
 #include "tests/random.h"

@@ -2,7 +2,7 @@
  * answer, and patterns match what they say and nothing beside it.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#include "daemon/memory/cgroup.h"
+#include "daemon/base/cgroup.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -1,7 +1,7 @@
 /* Counting crashes: what this process does to itself counts, what others send does not.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#include "daemon/handover/crash.h"
+#include "daemon/base/crash.h"
 #include "tests/suite.h"
 
 #include <pthread.h>

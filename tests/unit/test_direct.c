@@ -6,9 +6,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "daemon/clock.h"
-#include "daemon/handover/restore.h"
-#include "daemon/log.h"
+#include "daemon/base/clock.h"
+#include "daemon/session/restore.h"
+#include "daemon/base/log.h"
 #include "daemon/memory/broker_lease.h"
 #include "tests/fake_store.h"
 #include "tests/suite.h"

@@ -8,9 +8,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/clock.h"
-#include "daemon/admin/drain.h"
-#include "daemon/admin/command.h"
+#include "daemon/base/clock.h"
+#include "daemon/memory/drain.h"
+#include "daemon/session/command.h"
 #include "tests/suite.h"
 #include "tests/unit/gpus.h"
 #include "tests/unit/still_clock.h"

@@ -2,7 +2,7 @@
  * tags, the times of peaks, and what it costs.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#include "daemon/admin/explain.h"
+#include "daemon/session/explain.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -11,7 +11,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "daemon/clock.h"
+#include "daemon/base/clock.h"
 #include "proto/pages.h"
 #include "tests/random.h"
 #include "tests/suite.h"

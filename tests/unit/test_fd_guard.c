@@ -4,7 +4,7 @@
  * setsockopt() is wrapped: it pretends a kernel before 6.16. closer_n_waiting() is wrapped: it pretends that more wait.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#include "daemon/net/closer.h"
+#include "daemon/base/closer.h"
 #include "daemon/net/fd_guard.h"
 #include "proto/frame.h"
 #include "tests/integration/lingering.h"

@@ -9,12 +9,12 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "daemon/admin/command.h"
-#include "daemon/clock.h"
-#include "daemon/handover/crash.h"
-#include "daemon/handover/restore.h"
-#include "daemon/handover/inherit.h"
-#include "daemon/memory/process.h"
+#include "daemon/session/command.h"
+#include "daemon/base/clock.h"
+#include "daemon/base/crash.h"
+#include "daemon/session/restore.h"
+#include "daemon/memory/inherit.h"
+#include "daemon/base/process.h"
 #include "device/host_free.h"
 #include "tests/fake_device.h"
 #include "tests/fake_store.h"

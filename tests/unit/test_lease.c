@@ -1,7 +1,7 @@
 /* Leases, by sessions without sockets: who joins which, limits at every level, the end, reloads, and restarts.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#include "daemon/admin/lease.h"
+#include "daemon/session/lease.h"
 
 #include <sys/syscall.h>
 #include <pthread.h>
@@ -16,11 +16,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "daemon/clock.h"
-#include "daemon/log.h"
-#include "daemon/handover/restore.h"
+#include "daemon/base/clock.h"
+#include "daemon/base/log.h"
+#include "daemon/session/restore.h"
 #include "daemon/memory/broker_lease.h"
-#include "daemon/net/fd_reserve.h"
+#include "daemon/base/fd_reserve.h"
 #include "daemon/session/accounting.h"
 #include "tests/fake_store.h"
 #include "tests/suite.h"

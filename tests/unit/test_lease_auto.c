@@ -1,16 +1,16 @@
 /* Leases by `per: cgroup`: which control groups get one, their limits, bounds, reloads, restarts, and the end.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#include "daemon/admin/lease_auto.h"
+#include "daemon/session/lease_auto.h"
 
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/admin/lease.h"
-#include "daemon/admin/lease_bounds.h"
-#include "daemon/clock.h"
+#include "daemon/session/lease.h"
+#include "daemon/memory/lease_bounds.h"
+#include "daemon/base/clock.h"
 #include "daemon/memory/broker_lease.h"
 #include "tests/fake_store.h"
 #include "tests/suite.h"

@@ -9,8 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/admin/lease.h"
-#include "daemon/clock.h"
+#include "daemon/session/lease.h"
+#include "daemon/base/clock.h"
 #include "daemon/memory/reclaim.h"
 #include "tests/suite.h"
 #include "tests/unit/sessions.h"

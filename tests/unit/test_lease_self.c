@@ -1,7 +1,7 @@
 /* Leases that users make, by sessions without sockets: for what they may be, and whose they are.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#include "daemon/admin/lease_self.h"
+#include "daemon/session/lease_self.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -11,7 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "daemon/admin/lease_bounds.h"
+#include "daemon/memory/lease_bounds.h"
 #include "daemon/memory/broker_lease.h"
 #include "tests/suite.h"
 #include "tests/unit/leases.h"

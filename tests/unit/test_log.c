@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Lines as they arrive on standard error. */
-#include "daemon/log.h"
+#include "daemon/base/log.h"
 #include "tests/suite.h"
 
 #include <errno.h>

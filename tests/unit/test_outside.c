@@ -10,7 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "daemon/log.h"
+#include "daemon/base/log.h"
 #include "daemon/session/outside.h"
 #include "tests/suite.h"
 #include "tests/unit/gpus.h"

@@ -18,9 +18,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "daemon/clock.h"
+#include "daemon/base/clock.h"
 #include "daemon/memory/pages.h"
-#include "daemon/admin/report.h"
+#include "daemon/session/report.h"
 #include "device/device.h"
 #include "proto/ages.h"
 #include "proto/memfd.h"

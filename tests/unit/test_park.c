@@ -6,7 +6,7 @@
 #include <limits.h>
 #include <stdlib.h>
 
-#include "daemon/admin/report.h"
+#include "daemon/session/report.h"
 #include "tests/suite.h"
 #include "tests/unit/sessions.h"
 

@@ -9,7 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "daemon/memory/process.h"
+#include "daemon/base/process.h"
 #include "tests/suite.h"
 
 static pid_t child;

@@ -2,7 +2,7 @@
  * under what is charged, and whatever cannot be kept changes nothing. No sockets.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#include "daemon/admin/reload.h"
+#include "daemon/session/reload.h"
 
 #include <errno.h>
 #include <malloc.h>
@@ -11,7 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "daemon/clock.h"
+#include "daemon/base/clock.h"
 #include "tests/suite.h"
 #include "tests/unit/sessions.h"
 #include "tests/unit/still_clock.h"

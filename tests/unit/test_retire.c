@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "daemon/clock.h"
+#include "daemon/base/clock.h"
 #include "tests/suite.h"
 #include "tests/unit/sessions.h"
 #include "tests/unit/still_clock.h"

@@ -4,7 +4,7 @@
 #include <errno.h>
 
 #include "daemon/net/sched.h"
-#include "daemon/session/state.h"
+#include "daemon/memory/state.h"
 #include "tests/suite.h"
 
 static struct sched all;

@@ -11,8 +11,8 @@
 #include <unistd.h>
 
 #include "daemon/session/accounting.h"
-#include "daemon/clock.h"
-#include "daemon/log.h"
+#include "daemon/base/clock.h"
+#include "daemon/base/log.h"
 #include "daemon/record/records.h"
 #include "tests/suite.h"
 #include "tests/checks.h"

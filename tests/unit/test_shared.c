@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/clock.h"
+#include "daemon/base/clock.h"
 #include "tests/suite.h"
 #include "tests/checks.h"
 #include "tests/unit/sessions.h"

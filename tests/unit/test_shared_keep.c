@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/admin/reload.h"
-#include "daemon/clock.h"
+#include "daemon/session/reload.h"
+#include "daemon/base/clock.h"
 #include "tests/checks.h"
 #include "tests/suite.h"
 #include "tests/unit/leases.h"

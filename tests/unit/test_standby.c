@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/admin/change.h"
-#include "daemon/admin/drain.h"
+#include "daemon/memory/change.h"
+#include "daemon/memory/drain.h"
 #include "tests/fake_device.h"
 #include "tests/suite.h"
 #include "tests/unit/sessions.h"

@@ -13,7 +13,7 @@
 #include <sys/un.h>
 #include <sys/wait.h>
 
-#include "daemon/handover/store.h"
+#include "daemon/ledger/store.h"
 #include "keeper/remote.h"
 #include "keeper/wire.h"
 #include "tests/keeper_caller.h"

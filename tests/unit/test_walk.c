@@ -14,9 +14,9 @@
 #include <string.h>
 #include <time.h>
 
-#include "daemon/clock.h"
-#include "daemon/admin/lease.h"
-#include "daemon/admin/reload.h"
+#include "daemon/base/clock.h"
+#include "daemon/session/lease.h"
+#include "daemon/session/reload.h"
 #define SUITE_TIMEOUT 3600.0
 #include "tests/suite.h"
 #include "tests/unit/walk_model.h"

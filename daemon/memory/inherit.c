@@ -1,0 +1,769 @@
+/* Inheriting; see inherit.h.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/memory/inherit.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "daemon/base/clock.h"
+#include "daemon/base/crash.h"
+#include "daemon/base/log.h"
+#include "daemon/memory/broker_lease.h"
+#include "daemon/memory/broker_lease_auto.h"
+#include "daemon/base/process.h"
+#include "daemon/base/number.h"
+#include "device/host_free.h"
+
+#define MAX_FAULTS_LOGGED 32u
+
+/* While quotas are made, the pools have room for all inherited charges; their limits are set at the end. */
+#define NO_LIMIT (UINT64_MAX / 2)
+
+/* ---- the ledger ---------------------------------------------------------- */
+
+static void on_fault(void *userdata, const struct ledger_fault *fault)
+{
+        unsigned *n = userdata;
+
+        if (strcmp(fault->table, "header") == 0)
+                log_error("the ledger of the previous daemon cannot be read: %s", fault->why);
+        else if (++*n <= MAX_FAULTS_LOGGED)
+                log_error("the ledger is damaged: %s %" PRIu32 " (id %" PRIu64 "): %s; the affected quota "
+                          "is closed",
+                          fault->table, fault->index, fault->id, fault->why);
+}
+
+static bool has_room(const struct ledger_limits *have, const struct ledger_limits *room,
+                     const struct capacity_records *n)
+{
+        return have->n_sessions >= room->n_sessions && have->n_quotas >= n->n_quotas &&
+               have->n_extents >= n->n_extents && have->n_exports >= n->n_exports &&
+               have->n_blocks >= n->n_blocks && have->n_shared >= n->n_blocks && have->n_refs >= n->n_refs;
+}
+
+/* The config needs more records than there are. */
+static int grow_ledger(struct broker *b, char *ret_sentence, size_t n_sentence)
+{
+        struct ledger *larger = NULL;
+        int r = ledger_grow(b->ledger, &b->room, &larger);
+
+        if (r == 0)
+                r = store_put_ledger(b->options.store, ledger_fd(larger));
+        if (r < 0) {
+                snprintf(ret_sentence, n_sentence,
+                         "the configuration needs larger tables than the previous daemon had, and they "
+                         "cannot be created: %s: lower max_blocks, max_sessions or limits to their "
+                         "previous values",
+                         strerror(-r));
+                ledger_free(larger);
+                return r;
+        }
+        ledger_free(b->ledger);
+        b->ledger = larger;
+        ledger_read_limits(b->ledger, &b->room);
+        log_notice("the configuration needs larger tables than the previous daemon had: they were "
+                   "enlarged, with room for %" PRIu32 " blocks",
+                   b->room.n_blocks);
+        return 0;
+}
+
+/* Its arena is closed, as if one of its records was bad. */
+static bool leave_quota_aside(struct ledger *l, uint32_t index)
+{
+        const struct ledger_quota *q = ledger_quota_get(l, index);
+        const char *lease = NULL;
+
+        if (!q || q->is_closed)
+                return false;
+        for (uint32_t i = 0; i < ledger_lease_end(l); i++)
+                if (ledger_lease_get(l, i) && ledger_lease_get(l, i)->quota == index)
+                        lease = ledger_lease_get(l, i)->name;
+        log_error(
+                "the previous daemon failed while it restored %s%s%stenant '%s' in partition '%s': this is left "
+                "aside, and the rest is restored; report this, and restart the programs of the tenant",
+                lease ? "lease '" : "", lease ? lease : "", lease ? "' of " : "", q->tenant, q->partition);
+        ledger_quota_close(l, index);
+        return true;
+}
+
+/* Its blocks stay, since its process may use them: nothing else is placed there. */
+static bool leave_session_aside(struct ledger *l, uint32_t index)
+{
+        const struct ledger_session *s = ledger_session_get(l, index);
+
+        if (!s || s->can_resume == LEDGER_ASIDE)
+                return false;
+        log_error("the previous daemon failed while it restored session %" PRIu64
+                  " (%s) of tenant '%s', uid %" PRIu32 ", pid %" PRIu32
+                  ": this session is left aside, and the rest is restored; its memory stays charged "
+                  "until the first restart after its process has ended; report this",
+                  s->id, s->name, s->tenant, s->uid, s->pid);
+        ledger_session_at(l, index)->can_resume = LEDGER_ASIDE;
+        return true;
+}
+
+/* That the previous daemon crashed at. A crash at what was left aside already counts as any other. */
+static void leave_aside(struct ledger *l)
+{
+        uint32_t at = *ledger_at(l), index = LEDGER_AT_INDEX(at);
+        bool is_aside = false;
+
+        if (at & CRASH_MARK) {
+                is_aside =
+                        at & LEDGER_AT_SESSION ? leave_session_aside(l, index) : leave_quota_aside(l, index);
+                ++*(is_aside ? ledger_n_aside(l) : ledger_crashes(l));
+        }
+        ledger_note_nothing(l);
+}
+
+/* Sessions that were left aside, and whose processes have ended. */
+static void drop_ended_sessions(struct ledger *l)
+{
+        for (uint32_t i = 0; i < ledger_session_end(l); i++) {
+                const struct ledger_session *s = ledger_session_get(l, i);
+
+                if (s && s->can_resume == LEDGER_ASIDE && process_has_ended((pid_t)s->pid, s->start_time))
+                        inherited_drop_session(l, i);
+        }
+}
+
+static bool is_given_up(const struct ledger *l)
+{
+        uint32_t n_crashes = *ledger_crashes(l), n_aside = *ledger_n_aside(l);
+
+        if (n_crashes < INHERIT_MAX_CRASHES && n_aside <= INHERIT_MAX_ASIDE)
+                return false;
+        log_error("%" PRIu32
+                  " daemons in a row crashed with the ledger of the previous daemon: the daemon starts "
+                  "without it, and the previous sessions cannot be resumed",
+                  n_crashes + n_aside);
+        return true;
+}
+
+/* 0 with b->ledger NULL: the ledger is not used, as was logged. */
+static int open_ledger(struct broker *b, int fd, const struct capacity_records *n, char *ret_sentence,
+                       size_t n_sentence)
+{
+        struct ledger_limits have;
+        unsigned n_faults = 0;
+        int r = ledger_open(fd, on_fault, &n_faults, &b->ledger);
+
+        if (r < 0)
+                close(fd);
+        if (n_faults > MAX_FAULTS_LOGGED)
+                log_error("the ledger is damaged: %u more records", n_faults - MAX_FAULTS_LOGGED);
+        if (r == -EBADMSG) {
+                log_error("the daemon starts without it: the previous sessions cannot be resumed; restart "
+                          "their programs");
+                return 0;
+        }
+        if (r < 0)
+                return r;
+        leave_aside(b->ledger);
+        if (is_given_up(b->ledger)) {
+                b->ledger = ledger_free(b->ledger);
+                return 0;
+        }
+        drop_ended_sessions(b->ledger);
+        ledger_read_limits(b->ledger, &have);
+        if (has_room(&have, &b->room, n)) {
+                b->room = have;
+                return 0;
+        }
+        return grow_ledger(b, ret_sentence, n_sentence);
+}
+
+/* True: the releases of this partition continue while the loop runs, because a process may still have the
+ * memory. */
+static bool is_released_later(void *userdata, const char *partition)
+{
+        const struct broker *b = userdata;
+        const struct config *c = b->config;
+
+        for (size_t i = 0; i < c->n_partitions; i++)
+                if (strcmp(c->partitions[i].name, partition) == 0)
+                        return !c->devices[c->partitions[i].device].is_cuda;
+        return false;
+}
+
+int inherit_ledger(struct broker *b, const struct capacity_records *n, char *ret_sentence, size_t n_sentence)
+{
+        int fd = store_take_ledger(b->options.store), r = fd == -ENOENT ? 0 : fd;
+
+        if (fd >= 0)
+                r = open_ledger(b, fd, n, ret_sentence, n_sentence);
+        if (r == 0 && b->ledger) {
+                b->restored.extents_end = ledger_extents_end(b->ledger);
+                crash_count_in(ledger_crashes(b->ledger), ledger_at(b->ledger));
+                return inherited_new(b->ledger, b->options.store, is_released_later, b, &b->inherited);
+        }
+        if (r == 0)
+                r = ledger_new(&b->room, &b->ledger);
+        if (r < 0)
+                return r;
+        b->restored.extents_end = ledger_extents_end(b->ledger);
+        if (store_keeps(b->options.store))
+                crash_count_in(ledger_crashes(b->ledger), ledger_at(b->ledger));
+        r = store_put_ledger(b->options.store, ledger_fd(b->ledger));
+        if (r < 0)
+                log_warning("the keeper does not have the ledger: a restart ends all sessions: %s",
+                            strerror(-r));
+        return 0;
+}
+
+/* ---- quotas -------------------------------------------------------------- */
+
+static size_t find_partition(const struct broker *b, const char *name)
+{
+        size_t i = 0;
+
+        while (i < b->n_partitions && strcmp(b->partitions[i].name, name) != 0)
+                i++;
+        return i;
+}
+
+static struct device *device_of(void *userdata, const char *partition, bool *ret_clears)
+{
+        const struct broker *b = userdata;
+        size_t i = find_partition(b, partition);
+
+        if (i == b->n_partitions)
+                return NULL;
+        *ret_clears = b->partitions[i].clears;
+        return b->partitions[i].device;
+}
+
+static const struct config_quota *find_config_quota(const struct tenant *t, size_t partition)
+{
+        for (size_t i = 0; t->config && i < t->config->n_quotas; i++)
+                if (t->config->quotas[i].partition == partition)
+                        return &t->config->quotas[i];
+        return NULL;
+}
+
+/* Processes may use it, so a GPU's keeper does not end it with what no record knows. */
+static void claim_closed(struct broker *b, const struct inherited_quota *from)
+{
+        size_t partition = find_partition(b, from->partition);
+
+        b->restored.closed_bytes += from->n_bytes;
+        b->restored.has_unknown |= partition == b->n_partitions;
+        for (size_t i = 0; partition < b->n_partitions && i < from->arena.n_extents; i++) {
+                const struct ledger_extent *e = ledger_extent_at(b->ledger, from->arena.extents[i]);
+                struct device_extent memory;
+
+                if (device_take(b->partitions[partition].device, e->store_key, e->n_bytes, &memory) == 0 &&
+                    memory.fd >= 0)
+                        close(memory.fd);
+        }
+}
+
+static void close_quota(struct broker *b, struct inherited_quota *from, const char *why)
+{
+        bool is_lease = from->lease != LEDGER_NONE;
+
+        log_error(
+                "%s%s%stenant '%s' in partition '%s': %s: its arena is closed, with %s in %zu extents and %zu blocks; these stay charged, and the previous sessions cannot "
+                "be resumed",
+                is_lease ? "lease '" : "", is_lease ? ledger_lease_at(b->ledger, from->lease)->name : "",
+                is_lease ? "' of " : "", from->tenant, from->partition, why, NUMBER_SIZE(from->n_bytes),
+                from->arena.n_extents, from->arena.n_blocks);
+        if (is_lease)
+                lease_tell_gone(b, &(struct lease_end){ ledger_lease_at(b->ledger, from->lease), &from->life,
+                                                        from->tenant, from->partition });
+        claim_closed(b, from);
+        inherited_close(b->inherited, from);
+}
+
+/* The bytes of a tenant in a partition, in arenas that are closed. */
+static uint64_t closed_bytes(const struct broker *b, const char *tenant, const char *partition)
+{
+        uint64_t n_bytes = 0;
+        size_t n;
+        const struct inherited_quota *q = inherited_find(b->inherited, tenant, partition, &n);
+
+        for (size_t i = 0; i < n; i++)
+                n_bytes += q[i].is_closed ? q[i].n_bytes + q[i].direct_bytes : 0;
+        return n_bytes;
+}
+
+/* How much of a limit extents of these sizes can back: see arena_prepare_limit(). */
+static uint64_t limit_in(const struct partition *p, uint64_t limit_bytes, const struct extent_sizes *g)
+{
+        if (p->share != DEVICE_SHARE_FD || !extent_sizes_are_valid(g, device_granularity(p->device)))
+                return limit_bytes;
+        return min_u64(limit_bytes, extent_max_limit(g));
+}
+
+static void took_fds(struct inherited *r, const struct inherited_quota *q)
+{
+        for (size_t i = 0; i < q->arena.n_extents; i++)
+                r->fds[q->arena.fds + i - r->fds] = -1;
+}
+
+static bool is_fatal(int error)
+{
+        return error == -ENOMEM || error == -EMFILE || error == -ENFILE;
+}
+
+/* The previous daemon ended during a growth. If the kernel killed a process for lack of memory meanwhile,
+ * it would do so again. */
+static void note_interrupted_growth(struct quota *q, uint32_t growing_mib, uint32_t oom_kills)
+{
+        ledger_quota_grows(q->ledger, q->index, 0, 0);
+        if (growing_mib == 0 || (int32_t)(host_free_oom_kills() - oom_kills) <= 0)
+                return;
+        log_warning("tenant '%s' in partition '%s': the kernel killed a process for lack of memory while the "
+                    "previous daemon allocated %" PRIu32
+                    " MiB, so the tenant gets no new memory there for %u s",
+                    q->tenant, q->partition->name, growing_mib, QUOTA_PAUSE_MS / 1000);
+        quota_pause_growth(q);
+}
+
+/* 0: it continues, or is closed. */
+static int restore_quota(struct broker *b, struct tenant *t, size_t partition, struct inherited_quota *from)
+{
+        const struct partition *p = &b->partitions[partition];
+        const struct config_quota *to = find_config_quota(t, partition);
+        uint64_t closed = closed_bytes(b, from->tenant, from->partition);
+        uint64_t charged = from->n_bytes + from->direct_bytes + closed;
+        struct extent_sizes grid = quota_extent_sizes(ledger_quota_at(b->ledger, from->index));
+        uint64_t limit = to ? to->limit_bytes : max_u64(charged, CONFIG_GRANULARITY);
+        const char *why = NULL;
+        struct quota_options options = {
+                .max_sessions = to ? to->max_sessions : 0,
+                .max_blocks = to ? to->max_blocks : (uint32_t)from->arena.n_blocks,
+                .inherited = &from->arena,
+                .index = from->index,
+                .inherited_bytes = from->n_bytes,
+                .closed_bytes = closed,
+                .direct_bytes = from->direct_bytes,
+                .ret_why = &why,
+        };
+        struct quota *q;
+        int r;
+
+        if (limit_in(p, limit, &grid) < limit) {
+                log_warning("tenant '%s' in partition '%s': the size of its extents does not allow its "
+                            "limit of %s; until they are released and bfcd is restarted, the limit is %s",
+                            t->name, p->name, NUMBER_SIZE(limit), NUMBER_SIZE(limit_in(p, limit, &grid)));
+                limit = limit_in(p, limit, &grid);
+        }
+        options.limit_bytes = max_u64(limit, charged);
+        r = broker_make_quota(b, t, partition, &options);
+        if (is_fatal(r))
+                return r;
+        if (r < 0) {
+                close_quota(b, from, why ? why : strerror(-r));
+                return 0;
+        }
+        took_fds(b->inherited, from);
+        b->restored.n_bytes += from->n_bytes;
+        b->restored.n_blocks += (uint32_t)from->arena.n_blocks;
+        q = from->quota = t->quotas[t->n_quotas - 1];
+        r = quota_prepare_limit(q, limit);
+        if (r == 0)
+                quota_set_early(q, &(struct quota_limits){ limit, to ? min_u64(to->reserve_bytes, limit) : 0,
+                                                           options.max_sessions, options.max_blocks });
+        q->is_removed = !to;
+        note_interrupted_growth(q, from->growing_mib, from->oom_kills);
+        return r;
+}
+
+static bool has_all_fds(const struct inherited_quota *from)
+{
+        for (size_t i = 0; i < from->arena.n_extents; i++)
+                if (from->arena.fds[i] < 0)
+                        return false;
+        return true;
+}
+
+/* Makes a quota of one in the ledger. */
+static int inherit_quota(struct broker *b, struct tenant *t, struct inherited_quota *from)
+{
+        size_t partition = find_partition(b, from->partition);
+        bool is_there = partition < b->n_partitions;
+
+        if (from->is_closed) { /* by this process or an earlier one, and never opened again */
+                log_error("tenant '%s' in partition '%s': its previous arena stays closed: %s in "
+                          "%zu extents stay charged, and the previous sessions cannot be resumed",
+                          from->tenant, from->partition, NUMBER_SIZE(from->n_bytes), from->arena.n_extents);
+                claim_closed(b, from);
+                return 0;
+        }
+        if (!is_there)
+                close_quota(b, from, "the configuration no longer has this partition");
+        else if (!device_keeps(b->partitions[partition].device) && !has_all_fds(from))
+                close_quota(b, from, "the keeper does not have all of its extents");
+        else if (from->is_lease && from->lease == LEDGER_NONE)
+                close_quota(b, from, "it is of a lease that is not known");
+        else if (!from->is_lease) /* leases come later */
+                return restore_quota(b, t, partition, from);
+        return 0;
+}
+
+static int compare_ids(const void *x, const void *y)
+{
+        const struct inherited_quota *const *p = x, *const *q = y;
+
+        return (*p)->id < (*q)->id ? -1 : (*p)->id > (*q)->id;
+}
+
+/* It was closed when its quota in the partition was made already: that is charged for it. */
+static void charge_closed(struct quota *q, uint64_t n_bytes)
+{
+        struct charge charge;
+        uint64_t missing;
+
+        if (charge_take(&q->account, n_bytes, &charge, &missing) == 0)
+                charge_join(&q->extentless.closed, &charge);
+}
+
+/* Its limit where it can be restored. A lease that has ended continues with the memory that it has. */
+static void restore_lease_limit(struct quota *q, struct ledger_lease *record,
+                                const struct lease_auto_limits *to)
+{
+        const struct quota *parent = q->lease.parent;
+
+        if (quota_prepare_limit(q, to->limit_bytes) == 0) {
+                quota_set_early(q, &(struct quota_limits){ to->limit_bytes, to->reserve_bytes,
+                                                           parent->max_sessions, parent->max_blocks });
+                return;
+        }
+        if (record->ended_ms != 0)
+                return;
+        log_error("lease '%s' of tenant '%s' in partition '%s' ends: its limit of %s "
+                  "could not be restored, because the size of its extents does not allow it; its "
+                  "sessions continue, and get no more memory",
+                  record->name, q->tenant, q->partition->name, NUMBER_SIZE(record->limit_bytes));
+        record->ended_ms = clock_ms();
+}
+
+/* Within the quota of its tenant, which has room for all that is charged. */
+static int restore_lease(struct broker *b, struct tenant *t, struct quota *parent,
+                         struct inherited_quota *from)
+{
+        struct ledger_lease *record = ledger_lease_at(b->ledger, from->lease);
+        struct extent_sizes sizes = quota_extent_sizes(ledger_quota_at(b->ledger, from->index));
+        const char *why = NULL;
+        struct quota_options options = {
+                .parent = parent,
+                .lease = record->name, /* until lease_adopt() */
+                .limit_bytes = max_u64(limit_in(parent->partition, record->limit_bytes, &sizes),
+                                       from->n_bytes + from->direct_bytes),
+                .max_sessions = parent->max_sessions,
+                .max_blocks = parent->max_blocks,
+                .inherited = &from->arena,
+                .index = from->index,
+                .inherited_bytes = from->n_bytes,
+                .direct_bytes = from->direct_bytes,
+                .ret_why = &why,
+        };
+        const struct config_quota *per = NULL;
+        struct lease_auto_limits to = { record->limit_bytes, record->reserve_bytes };
+        struct lease *lease;
+        struct quota *q;
+        int r;
+
+        if (record->maker == LEASE_BY_CONFIG && record->ended_ms == 0)
+                per = lease_auto_per(b, t, parent->partition);
+        r = broker_make_quota(b, t, (size_t)(parent->partition - b->partitions), &options);
+        if (r < 0 && !is_fatal(r)) {
+                close_quota(b, from, why ? why : strerror(-r));
+                charge_closed(parent, from->n_bytes + from->direct_bytes);
+                return 0;
+        }
+        if (r < 0)
+                return r;
+        took_fds(b->inherited, from);
+        b->restored.n_bytes += from->n_bytes;
+        b->restored.n_blocks += (uint32_t)from->arena.n_blocks;
+        q = from->quota = t->quotas[t->n_quotas - 1];
+        to = per ? lease_auto_limits(q, per) : to;
+        restore_lease_limit(q, record, &to);
+        note_interrupted_growth(q, from->growing_mib, from->oom_kills);
+        quota_restore_lifetime(q, &from->life);
+        r = lease_adopt(b, t, q, from->lease, &lease);
+        if (r == 0 && record->ended_ms == 0)
+                lease_store_limits(b, lease, to.limit_bytes, to.reserve_bytes);
+        return r;
+}
+
+/* There is no quota of its tenant any more. */
+static void drop_lease(struct broker *b, struct inherited_quota *from)
+{
+        log_notice("lease '%s' of tenant '%s' in partition '%s' ends: its tenant has no quota there",
+                   ledger_lease_at(b->ledger, from->lease)->name, from->tenant, from->partition);
+        close_quota(b, from, "the quota of its tenant was closed");
+}
+
+/* Leases in the order in which they were made, after the quotas of tenants. */
+static int inherit_leases(struct broker *b)
+{
+        struct inherited *r = b->inherited;
+        struct inherited_quota **list = calloc(r->n_quotas + 1, sizeof(*list));
+        size_t n = 0;
+        int error = list ? 0 : -ENOMEM;
+
+        for (size_t i = 0; list && i < r->n_quotas; i++)
+                if (r->quotas[i].lease != LEDGER_NONE && !r->quotas[i].is_closed)
+                        list[n++] = &r->quotas[i];
+        if (list)
+                qsort(list, n, sizeof(*list), compare_ids);
+        for (size_t i = 0; error == 0 && i < n; i++) {
+                size_t k = 0, partition = find_partition(b, list[i]->partition);
+                struct quota *parent;
+                uint64_t limit, reserve;
+
+                ledger_note_quota(b->ledger, list[i]->index);
+                while (k < b->n_tenants && strcmp(b->tenants[k].name, list[i]->tenant) != 0)
+                        k++;
+                parent = k < b->n_tenants && partition < b->n_partitions
+                                 ? tenant_quota(&b->tenants[k], &b->partitions[partition])
+                                 : NULL;
+                if (!parent) {
+                        drop_lease(b, list[i]);
+                        continue;
+                }
+                limit = parent->account.limit_bytes;
+                reserve = parent->account.reserve_bytes;
+                account_set(&parent->account, NO_LIMIT / 2, reserve);
+                error = restore_lease(b, &b->tenants[k], parent, list[i]);
+                account_set(&parent->account, limit, reserve);
+        }
+        ledger_note_nothing(b->ledger);
+        free(list);
+        return error;
+}
+
+/* The new config may leave less for a guarantee than it had. */
+static void guarantee_lease(struct broker *b, struct lease *lease)
+{
+        struct ledger_lease *record = lease_record(b, lease);
+        struct account *a = &lease->quota->account;
+        uint64_t most = account_reserve_max(a) / CONFIG_GRANULARITY * CONFIG_GRANULARITY;
+
+        if (record->reserve_bytes > most) {
+                log_warning("lease '%s' of tenant '%s' in partition '%s': the configuration does not leave "
+                            "%s for its reserve, which is now %s",
+                            lease->name, lease->tenant->name, lease->quota->partition->name,
+                            NUMBER_SIZE(record->reserve_bytes), NUMBER_SIZE(most));
+                record->reserve_bytes = most;
+        }
+        account_set(a, a->limit_bytes, record->reserve_bytes);
+}
+
+/* With the limits of the config in force, and all memory charged; the oldest lease first. */
+static void guarantee_leases(struct broker *b)
+{
+        for (size_t i = 0; i < b->leases.n; i++) {
+                struct account *a = &b->leases.list[i]->quota->account;
+
+                account_set(a, a->limit_bytes, 0);
+        }
+        for (size_t i = 0; i < b->leases.n; i++)
+                if (!b->leases.list[i]->quota->lease.is_ended)
+                        guarantee_lease(b, b->leases.list[i]);
+}
+
+/* No session knows it: a new one has extents of the right sizes for its limit. */
+static bool is_unused(const struct inherited_quota *from)
+{
+        return !from->has_sessions && (from->is_closed || from->arena.n_extents == 0);
+}
+
+/* The quotas of a tenant in their original order, which its sessions know. The closed ones that are forgotten
+ * must not be charged to the others, so they come first. */
+static int inherit_tenant(struct broker *b, struct tenant *t, struct inherited_quota *first, size_t n)
+{
+        struct inherited_quota **list = calloc(n + 1, sizeof(struct inherited_quota *));
+        int r = list ? 0 : -ENOMEM;
+        size_t n_used = 0;
+
+        for (size_t i = 0; list && i < n; i++) {
+                ledger_note_quota(b->ledger, first[i].index);
+                if (is_unused(&first[i]))
+                        inherited_forget(b->inherited, &first[i]);
+                else
+                        list[n_used++] = &first[i];
+        }
+        if (list)
+                qsort(list, n_used, sizeof(struct inherited_quota *), compare_ids);
+        for (size_t i = 0; r == 0 && i < n_used; i++) {
+                ledger_note_quota(b->ledger, list[i]->index);
+                r = inherit_quota(b, t, list[i]);
+        }
+        ledger_note_nothing(b->ledger);
+        free(list);
+        return r;
+}
+
+/* The previous daemon may have had such quotas, including removed ones. */
+static void note_growth_of(const struct broker *b, struct quota *q)
+{
+        size_t n;
+        const struct inherited_quota *from = inherited_find(b->inherited, q->tenant, q->partition->name, &n);
+
+        for (size_t i = 0; i < n; i++)
+                note_interrupted_growth(q, from[i].growing_mib, from[i].oom_kills);
+}
+
+/* The quotas that did not exist. */
+static int add_quotas(struct broker *b, struct tenant *t, char *ret_sentence, size_t n_sentence)
+{
+        for (size_t i = 0; t->config && i < t->config->n_quotas; i++) {
+                const struct config_quota *to = &t->config->quotas[i];
+                struct partition *p = &b->partitions[to->partition];
+                uint64_t closed = closed_bytes(b, t->name, p->name);
+                struct quota_options options = {
+                        .limit_bytes = max_u64(to->limit_bytes, closed),
+                        .max_sessions = to->max_sessions,
+                        .max_blocks = to->max_blocks,
+                        .closed_bytes = closed,
+                        .is_backed_later = true,
+                };
+                int r;
+
+                if (tenant_quota(t, p))
+                        continue;
+                r = broker_make_quota(b, t, to->partition, &options);
+                if (r < 0) {
+                        snprintf(ret_sentence, n_sentence,
+                                 "the quota of tenant '%s' in partition '%s' could not be set up: %s",
+                                 t->name, p->name, device_error(r));
+                        return r;
+                }
+                account_set(&tenant_quota(t, p)->account, to->limit_bytes, to->reserve_bytes);
+                note_growth_of(b, tenant_quota(t, p));
+        }
+        return 0;
+}
+
+/* The tenant with that name; one that the config no longer has gets a place as long as it has quotas.
+ * NULL: there is no place. */
+static struct tenant *tenant_for(struct broker *b, const char *name)
+{
+        struct tenant *t;
+
+        for (size_t i = 0; i < b->selection.n; i++)
+                if (strcmp(b->selection.order[i]->name, name) == 0)
+                        return b->selection.order[i];
+        t = broker_tenant_place(b);
+        if (t)
+                tenant_init_removed(t, name);
+        return t;
+}
+
+static int inherit_tenants(struct broker *b)
+{
+        struct inherited *r = b->inherited;
+        int error = 0;
+
+        for (size_t i = 0, n; error == 0 && i < r->n_quotas; i += n) {
+                struct inherited_quota *first = &r->quotas[i];
+                struct tenant *t;
+
+                for (n = 1; i + n < r->n_quotas && strcmp(first[n].tenant, first->tenant) == 0;)
+                        n++;
+                if (first->tenant[0] == '\0') /* damaged: its tenant is unknown */
+                        continue;
+                t = tenant_for(b, first->tenant);
+                error = t ? inherit_tenant(b, t, first, n) : -ENOSPC;
+                if (error == 0 && !t->config && t->n_quotas == 0)
+                        broker_leave_place(b, t);
+        }
+        return error;
+}
+
+/* Also of quotas that were dropped because nothing of them was left: the operator's statistics continue. */
+static void keep_lives(struct broker *b)
+{
+        for (size_t i = 0; i < b->inherited->n_quotas; i++) {
+                const struct inherited_quota *from = &b->inherited->quotas[i];
+                size_t partition = find_partition(b, from->partition);
+
+                if (partition == b->n_partitions || from->is_lease)
+                        continue;
+                partition_restore_lifetime(&b->partitions[partition], &from->life);
+                for (size_t k = 0; k < b->n_tenants; k++) {
+                        struct tenant *t = &b->tenants[k];
+                        struct quota *q = strcmp(t->name, from->tenant) == 0
+                                                  ? tenant_quota(t, &b->partitions[partition])
+                                                  : NULL;
+
+                        if (q)
+                                quota_restore_lifetime(q, &from->life);
+                }
+        }
+        for (size_t i = 0; i < b->n_partitions; i++)
+                partition_keep_life(&b->partitions[i]);
+}
+
+/* Extents that resumed sessions may have mapped. */
+static int note_extents(struct broker *b)
+{
+        const struct inherited *r = b->inherited;
+
+        b->restored.extents = calloc(r->n_extents + 1, sizeof(*b->restored.extents));
+        if (!b->restored.extents)
+                return -ENOMEM;
+        for (size_t i = 0; i < r->n_quotas; i++)
+                for (size_t k = 0; r->quotas[i].quota && k < r->quotas[i].arena.n_extents; k++) {
+                        uint32_t index = r->quotas[i].arena.extents[k];
+
+                        if (ledger_extent_at(b->ledger, index)->is_leaving)
+                                continue; /* for a session it is gone */
+                        b->restored.extents[b->restored.n_extents++] =
+                                (struct kept_record){ ledger_extent_at(b->ledger, index)->id, index };
+                }
+        qsort(b->restored.extents, b->restored.n_extents, sizeof(*b->restored.extents), kept_record_compare);
+        return 0;
+}
+
+/* Backs what the previous process had not backed or had released, because it ended half-way or with a
+ * device drained. A failure does not end existing sessions. */
+static void back_quotas(struct broker *b)
+{
+        for (size_t i = 0; i < b->n_tenants; i++)
+                for (size_t k = 0; k < b->tenants[i].n_quotas; k++) {
+                        struct quota *q = b->tenants[i].quotas[k];
+                        uint64_t limit = q->account.limit_bytes;
+                        int r = quota_back_early(q);
+
+                        if (r < 0 || (quota_is_preallocated(q) && q->account.own_bytes < limit))
+                                log_warning("tenant '%s' in partition '%s': of its "
+                                            "preallocated %s, %s are allocated; the rest is allocated on "
+                                            "demand%s%s",
+                                            q->tenant, q->partition->name, NUMBER_SIZE(limit),
+                                            NUMBER_SIZE(q->account.own_bytes), r < 0 ? ": " : "",
+                                            r < 0 ? device_error(r) : "");
+                }
+}
+
+int inherit_quotas(struct broker *b, char *ret_sentence, size_t n_sentence)
+{
+        int r;
+
+        inherited_finish(b->inherited, device_of, b);
+        for (size_t i = 0; i < b->n_partitions; i++)
+                account_set(&b->partitions[i].pool, NO_LIMIT, 0);
+        r = inherit_tenants(b);
+        for (size_t i = 0; r == 0 && i < b->selection.n; i++)
+                r = add_quotas(b, b->selection.order[i], ret_sentence, n_sentence);
+        if (r == 0)
+                r = inherit_leases(b);
+        for (size_t i = 0; i < b->n_partitions; i++)
+                account_set(&b->partitions[i].pool, b->config->partitions[i].limit_bytes, 0);
+        if (r < 0)
+                return r;
+        guarantee_leases(b);
+        keep_lives(b);
+        r = note_extents(b);
+        if (r == 0)
+                back_quotas(b);
+        return r;
+}

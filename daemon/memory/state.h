@@ -1,0 +1,99 @@
+/* What the session layer keeps for the broker, embedded in it. Lower layers only free it.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef BFCD_STATE_H
+#define BFCD_STATE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/queue.h>
+#include <sys/types.h>
+
+#include "daemon/base/log.h"
+
+struct shared_name;
+TAILQ_HEAD(shared_name_list, shared_name);
+
+/* A session or an extent that this process inherited. */
+struct kept_record {
+        uint64_t id;
+        uint32_t index; /* in the ledger; it may have been reused */
+};
+
+/* By id, for qsort() and bsearch(). */
+static inline int kept_record_compare(const void *x, const void *y)
+{
+        const struct kept_record *p = x, *q = y;
+
+        return p->id < q->id ? -1 : p->id > q->id;
+}
+
+/* Sessions of an earlier process: resume.c's. */
+struct suspended_sessions {
+        struct kept_record *records; /* by id */
+        size_t n_slots;
+        size_t n; /* those that may be resumed and have not been */
+        struct suspended_user {
+                uid_t uid;
+                const struct tenant *tenant;
+        } * users; /* those at the start, sorted */
+        size_t n_users;
+};
+
+/* Names that are published or waited for: shared.c's. */
+struct shared_names {
+        void *tree;
+        struct shared_name_list due; /* those whose waiters can be served */
+        struct shared_name **idle;   /* kept blocks without references: a heap, see shared_keep.c */
+        size_t n_idle, n_idle_room;
+        size_t n_kept; /* published names that are kept or have metadata */
+        size_t n_waits;
+        size_t n_slots;  /* of sessions still to be checked for expired waits */
+        uint64_t now_ms; /* the time of that check */
+};
+
+/* Of the daemon's own memory, for reports: to look takes as long as there are free pieces. */
+struct own_memory {
+        uint64_t looked_ms; /* 0: never */
+        uint64_t allocated_bytes, resident_bytes;
+};
+
+/* How long the loop was busy at once, by the server: clients wait for that. The longest times since the start, in this
+ * minute and in the one before. No reader resets them, so that each sees all. */
+#define LOOP_WINDOW_NS UINT64_C(60000000000)
+struct loop_turns {
+        uint64_t longest_ns, this_ns, previous_ns;
+        uint64_t window_ns; /* when this minute began */
+};
+
+static inline void loop_turns_look(struct loop_turns *t, uint64_t now_ns)
+{
+        if (now_ns - t->window_ns < LOOP_WINDOW_NS)
+                return;
+        t->previous_ns = now_ns - t->window_ns < 2 * LOOP_WINDOW_NS ? t->this_ns : 0;
+        t->this_ns = 0;
+        t->window_ns = now_ns;
+}
+
+static inline void loop_turns_add(struct loop_turns *t, uint64_t now_ns, uint64_t ns)
+{
+        loop_turns_look(t, now_ns);
+        if (ns > t->this_ns)
+                t->this_ns = ns;
+        if (ns > t->longest_ns)
+                t->longest_ns = ns;
+}
+
+static inline uint64_t loop_turns_recent_ns(const struct loop_turns *t)
+{
+        return t->this_ns > t->previous_ns ? t->this_ns : t->previous_ns;
+}
+
+struct session_logs {
+        struct log_limits refusals;   /* of hellos, by user */
+        struct log_limits returns[5]; /* of resuming sessions, by fault */
+        bool has_accounts;            /* lines of the log are due later: accounting_tick() */
+};
+
+#endif
