@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-# Includes go down only. The layers are in layers.txt beside this file.
+# A folder is a layer, and includes go down only. layers.txt beside this file lists the folders.
 #
 # SPDX-License-Identifier: Apache-2.0
 #
@@ -58,54 +58,45 @@ def code_of(text):
 
 
 def read_layers(text):
+    """{folder: the folders that it includes}, from the top down."""
     layers = {}
     for line in text.splitlines():
         words = line.split("#")[0].split()
-        if not words:
-            continue
-        layers[words[0]] = (words[1], [w for w in words[2:] if w != "-"])
-    for name, (_, below) in layers.items():
+        if words:
+            layers[words[0]] = [w for w in words[1:] if w != "-"]
+    order = list(layers)
+    for folder, below in layers.items():
         for other in below:
             if other not in layers:
-                raise ValueError(f"{name} uses {other}, which is no layer")
+                raise ValueError(f"{folder} includes {other}, which is not in {LAYERS}")
+            if order.index(other) <= order.index(folder):
+                raise ValueError(f"{folder} includes {other}, which does not stand below it in {LAYERS}")
     return layers
 
 
-def reach(layers, name, path=()):
-    """The layers under `name`; a circle is an error."""
-    if name in path:
-        raise ValueError("layers in a circle: " + " -> ".join(path + (name,)))
-    below = set()
-    for other in layers[name][1]:
-        below |= {other} | reach(layers, other, path + (name,))
-    return below
-
-
-def layer_of(layers, file):
-    for name, (pattern, _) in layers.items():
-        if any(fnmatch.fnmatchcase(file, p) for p in pattern.split(",")):
-            return name
-    return None
+def includes(files):
+    """(file, the file that it includes)"""
+    for file, text in sorted(files.items()):
+        for quoted, angled in INCLUDE.findall(code_of(text)):
+            if quoted or angled == "bfcclient.h":
+                yield file, quoted or "include/bfcclient.h"
 
 
 def check_includes(files, layers):
-    for file, text in sorted(files.items()):
-        here = layer_of(layers, file)
-        if here is None:
-            yield f"{file}: is in no layer; add it to {LAYERS}"
-            continue
-        allowed = reach(layers, here) | {here}
-        for match in INCLUDE.finditer(code_of(text)):
-            quoted, angled = match.groups()
-            if angled is not None and angled != "bfcclient.h":
-                continue
-            target = "include/bfcclient.h" if angled else quoted
-            if target not in files and target not in GENERATED:
-                yield f'{file}: includes "{target}", which is not a path from the root'
-                continue
-            there = layer_of(layers, target)
-            if there is not None and there not in allowed:
-                yield f"{file}: {here} includes {target}, which is in {there}: not below {here}"
+    used = set()
+    for folder in sorted({os.path.dirname(file) for file in files} - set(layers)):
+        yield f"{folder}: is not in {LAYERS}"
+    for file, target in includes(files):
+        here, there = os.path.dirname(file), os.path.dirname(target)
+        used.add((here, there))
+        if target not in files and target not in GENERATED:
+            yield f'{file}: includes "{target}", which is not a path from the root'
+        elif there != here and there not in layers.get(here, []):
+            yield f"{file}: includes {target}, and {LAYERS} does not list {there} for {here}"
+    for folder, below in layers.items():
+        for other in below:
+            if (folder, other) not in used:
+                yield f"{LAYERS}: no file of {folder} includes a header of {other} any more"
 
 
 def check_never(files, about, spared, pattern):
@@ -134,18 +125,20 @@ def run(files, layers_text):
 
 
 def self_test():
-    table = "up a/* down\ndown b/* -\n"
+    table = "a b\nb -\n"
     good = {"a/x.c": '#include "b/y.h"\n#include "a/x.h"\n#include <stdio.h>\n', "a/x.h": "", "b/y.h": ""}
     bad = (
         ("upward", {"b/y.h": '#include "a/x.h"\n'}, table, 0),
         ("not from the root", {"a/x.c": '#include "x.h"\n'}, table, 0),
         ("no layer", {"c/z.c": ""}, table, 0),
-        ("circle", {}, "up a/* down\ndown b/* up\n", 0),
-        ("libuv", {"daemon/memory/arena.c": "int r = uv_run(l);\n"}, table + "d daemon/* -\n", 1),
-        ("log", {"proto/x.c": 'log_info("x");\n'}, table + "p proto/* -\n", 2),
-        ("print", {"bfc/x.c": 'printf("x");\n'}, table + "p bfc/* -\n", 2),
-        ("clock", {"bfc/x.c": "#include <time.h>\n"}, table + "p bfc/* -\n", 3),
-        ("low log", {"daemon/memory/arena.c": 'log_info("x");\n'}, table + "d daemon/* -\n", 4),
+        ("not listed", {}, "a -\nb -\n", 0),
+        ("listed upward", {}, "b -\na b\n", 0),
+        ("listed and not used", {}, "a b c\nb -\nc -\n", 0),
+        ("libuv", {"daemon/memory/arena.c": "int r = uv_run(l);\n"}, table + "daemon/memory -\n", 1),
+        ("log", {"proto/x.c": 'log_info("x");\n'}, table + "proto -\n", 2),
+        ("print", {"bfc/x.c": 'printf("x");\n'}, table + "bfc -\n", 2),
+        ("clock", {"bfc/x.c": "#include <time.h>\n"}, table + "bfc -\n", 3),
+        ("low log", {"daemon/memory/arena.c": 'log_info("x");\n'}, table + "daemon/memory -\n", 4),
     )
     failed = 0
     results = run(dict(good, **{"a/c.c": "/* uv_run(), printf( */\n"}), table)
