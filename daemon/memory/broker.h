@@ -28,6 +28,8 @@
 #include "daemon/memory/worker.h"
 #include "device/device.h"
 
+#define BROKER_MAX_PLACES (2 * CONFIG_MAX_TENANTS)
+
 struct broker;
 struct session;
 TAILQ_HEAD(session_list, session);
@@ -201,6 +203,9 @@ void broker_wake(const struct broker *b);
  * that do not unmap, or do not answer a Trim; and waits for a name. */
 bool broker_is_blocked(const struct broker *b);
 void broker_tick(struct broker *b);
+
+/* A session is to answer a recall in time. */
+bool broker_has_recalls(const struct broker *b);
 
 /* Looks after frees were postponed: call broker_look_again() QUOTA_ROUND_MS later. */
 bool broker_is_deferred(const struct broker *b);
