@@ -3,7 +3,9 @@
 
 SPDX-License-Identifier: Apache-2.0
 
-usage: figures.py [ROOT]
+usage: figures.py [--weak] [ROOT]
+
+--weak: lists only the comments that begin with words that refer to what stands before.
 
 Fields are flattened: those of a struct that is inside another one count as well, a pointer is one. A unit is a .c file with its
 header. A circle is a set of units each of which includes all others, also indirectly. The path of a request is each file with a
@@ -165,9 +167,20 @@ def path_of(handler, all_functions):
     return sorted({f.file for f in seen})
 
 
+def weak_comments(sources):
+    for name, text in sources.texts.items():
+        for m in re.finditer(r"/\* (.*?)\*/", text, re.S):
+            if m[1].startswith(WEAK):
+                yield f"{name}:{text.count(chr(10), 0, m.start()) + 1}: {' '.join(m[1].split())}"
+
+
 def main():
-    root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else ".")
+    arguments = [a for a in sys.argv[1:] if a != "--weak"]
+    root = pathlib.Path(arguments[0] if arguments else ".")
     sources = Sources(root)
+    if "--weak" in sys.argv:
+        print("\n".join(weak_comments(sources)))
+        return
     n_tests = sum(f.read_bytes().count(b"\n") for f in (root / "tests").rglob("*") if f.is_file() and f.suffix != ".pyc")
     print(f"lines of C of the product: {sum(t.count(chr(10)) for t in sources.texts.values())}")
     print(f"lines below tests/: {n_tests}")
@@ -188,8 +201,7 @@ def main():
     n_lines = sum(len(f.text) for f in found)
     n_comments = sum(line.lstrip().startswith(("/*", "*", "//")) for f in found for line in f.text)
     print(f"comments inside bodies: {n_comments} of {n_lines} lines, {100 * n_comments / n_lines:.1f} %")
-    comments = re.findall(r"/\* (.*?)\*/", "\n".join(sources.texts.values()), re.S)
-    print(f"comments that begin with {', '.join(WEAK)}: {sum(c.startswith(WEAK) for c in comments)}")
+    print(f"comments that begin with {', '.join(WEAK)}: {len(list(weak_comments(sources)))}")
 
 
 if __name__ == "__main__":
