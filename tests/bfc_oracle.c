@@ -77,7 +77,7 @@ static void split_at(struct oracle *o, uint64_t offset)
         }
 }
 
-/* The same, if that segment is unbacked. */
+/* Splits the segment at offset if it is unbacked. */
 static void split_hole_at(struct oracle *o, uint64_t offset)
 {
         for (size_t i = 0; i < o->n_segments; i++) {
@@ -286,7 +286,7 @@ static bool in_one_extent(const struct oracle *o, struct bfc_range range)
         return false;
 }
 
-/* The same in one extent, and where in the segment. */
+/* The best fit inside one extent, and where in the segment. */
 static const struct segment *best_fit_in_extent(const struct oracle *o, uint64_t n_bytes,
                                                 uint64_t *ret_offset)
 {

@@ -398,7 +398,6 @@ static void on_trim(struct peer *p, const Bfcd__Trim *trim)
         p->n_trimmed++;
 }
 
-/* The same. */
 static void on_pressure(struct peer *p, const Bfcd__Pressure *m)
 {
         MUST(p->takes_pressure && p->n_pressures < PEER_MAX_PARTITIONS);

@@ -35,7 +35,7 @@ struct peer_trim {
         } ranges[TRIM_MAX_RANGES];
 };
 
-/* The same by a Pressure. */
+/* What a Pressure asked for. */
 struct peer_pressure {
         uint64_t sequence;
         uint32_t partition;
@@ -94,10 +94,10 @@ struct peer {
 
 /* A broker with inline workers from a config text; asserts that it works. */
 struct broker *peer_broker(const char *config_text, struct config **ret_config);
-/* The same on devices of the caller's. */
+/* A broker on devices of the caller's. */
 struct broker *peer_broker_on(const char *config_text, const struct config_machine *machine,
                               struct devices *devices, struct config **ret_config);
-/* The same where extents outlive it. */
+/* A broker whose extents outlive it. */
 struct broker *peer_broker_kept(const char *config_text, const struct config_machine *machine,
                                 struct devices *devices, struct store *store, struct config **ret_config);
 /* Its process ends as it is; so do its peers, which are to be dropped before. */
@@ -143,7 +143,7 @@ uint64_t peer_metadata(struct peer *p, uint64_t block_id);
 uint64_t peer_forget(struct peer *p, const char *tenant, const char *name);
 uint64_t peer_goodbye(struct peer *p);
 int peer_ack(struct peer *p, uint64_t sequence);
-/* The same of a client that did not receive these extents. */
+/* The acknowledgement of a client that did not receive these extents. */
 int peer_ack_without(struct peer *p, uint64_t sequence, const uint64_t *lost, size_t n_lost);
 /* The i-th extent of the Extents message of this number. */
 const Bfcd__Extent *peer_extent(const struct peer *p, uint64_t sequence, size_t i);

@@ -50,7 +50,7 @@ extern const size_t n_attacks;
 #define ATTACK_OTHER_UID     50000u /* the first of the users that no tenant matches */
 #define ATTACK_MAX_PROCESSES 128u
 
-/* The rest of a config (after its sockets) in which a victim, a grower and the attacking tenant
+/* The text of a config, after its sockets, in which a victim, a grower and the attacking tenant
  * share a host device of four partitions, a to d; the caller frees it. NULL: no memory. */
 char *attack_config(const struct attack *attack);
 

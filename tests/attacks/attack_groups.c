@@ -46,7 +46,7 @@ const struct attack attack_groups = { .key = "groups",
                                       .act = act,
                                       .before_drop = join_groups };
 
-/* The same by many users in no group, each of which is another one to the daemon. */
+/* Refusals by many users in no group, each of which is another one to the daemon. */
 const struct attack attack_refusals = { .key = "refusals",
                                         .what = "refused hellos of 70 users",
                                         .n_processes = 1,

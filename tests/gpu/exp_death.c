@@ -91,7 +91,7 @@ static void killed_with_kernel(void)
         peer_kill(&p);
 }
 
-/* The same where a child that the process fork()ed lives on. */
+/* A process is killed during a kernel, and a child that it forked lives on. */
 static void killed_with_kernel_and_child(void)
 {
         struct peer p = start_peer((uid_t)-1, 0);

@@ -137,7 +137,7 @@ void rig_write_config(struct rig *rig, const char *text);
 
 /* Forks and starts BFCD with the config, stderr to log_path; no waiting. */
 pid_t rig_spawn_daemon(const struct rig *rig);
-/* The same; prepare(arg) is called in the new process before it becomes the daemon. */
+/* rig_spawn_daemon(); prepare(arg) is called in the new process before it becomes the daemon. */
 pid_t rig_spawn_daemon_with(const struct rig *rig, void (*prepare)(void *), void *arg);
 bool rig_answers(const struct rig *rig);
 
@@ -157,7 +157,7 @@ char *file_text(const char *path);
 /* A tenant's row in a partition, over the admin socket; asserts that it exists. */
 Bfcd__Statistics rig_stats(struct rig *rig, const char *tenant, const char *partition);
 
-/* The same by any session that may list it; false: no such row. */
+/* The statistics as any session that may list them sees them; false: no such row. */
 bool raw_stats(struct raw *raw, const char *tenant, const char *partition, Bfcd__Statistics *ret);
 
 /* What a tenant holds: bytes of extents and of blocks together, so 0 is nothing. */
@@ -234,9 +234,9 @@ void gate_meet(struct gate *open, struct gate *wait);
 /* Runs function(arg) in a child that ends with status 0 after it, and dies with
  * the test. */
 pid_t child_start(void (*function)(void *), void *arg);
-/* The same, and waits until it has opened the gate. */
+/* child_start(), and waits until the child has opened the gate. */
 pid_t child_start_until(struct gate *gate, void (*function)(void *), void *arg);
-/* The same as child_start() as another user; only for root. */
+/* child_start() as another user; only for root. */
 pid_t child_start_as(uid_t uid, gid_t gid, void (*function)(void *), void *arg);
 /* Waits for it; asserts that it ended with status 0. */
 void child_join(pid_t pid);
@@ -275,7 +275,7 @@ double test_seconds(double fallback);
  * the daemons whose tests failed. */
 int harness_main(Suite *suite);
 
-/* The same with the tests of the file. timeout: seconds, each. setup: before each; may be NULL. */
+/* Runs the tests of the file. timeout: seconds, each. setup: before each; may be NULL. */
 #define harness_cases_with(name, timeout, setup) harness_main(suite_of_tests(name, timeout, setup, NULL))
 #define harness_cases(name)                      harness_cases_with(name, TEST_TIMEOUT, NULL)
 

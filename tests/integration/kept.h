@@ -26,7 +26,7 @@ struct kept *kept_start(const struct rig_config *config);
 /* SIGTERM or SIGKILL, and the next one is ready. */
 void kept_restart(struct kept *k, int signal);
 
-/* The same in two parts, with no daemon between them. */
+/* A restart in two parts, with no daemon between them. */
 void kept_away(struct kept *k, int signal);
 void kept_back(struct kept *k);
 
@@ -49,7 +49,7 @@ struct raw *kept_raw(struct kept *k, const char *tenant);
 /* Another connection that resumes the session of `from`, which stays open. The result of raw_hello(). */
 int kept_raw_try(struct kept *k, const struct raw *from, struct raw **ret);
 
-/* The same, where it succeeds: closes `from`. The list of its blocks is still to be sent. */
+/* A resume that succeeds: closes `from`. The list of its blocks is still to be sent. */
 struct raw *kept_raw_back(struct kept *k, struct raw *from);
 
 /* It still has these blocks, and all extents that `raw_extents` was given; asserts. */

@@ -1160,7 +1160,7 @@ LOOP_TEST(who_fails_before_its_grant_leaves_no_fds, rig_device() == ON_HOST)
         scene_end(&s); /* which counts fds */
 }
 
-/* The same of one that reads nothing, and its replies: what it was sent before is there still. */
+/* A client that reads nothing is disconnected; the replies that it was sent before are still there. */
 TEST(who_reads_nothing_with_unread_input_is_disconnected)
 {
         struct rig_config config = two_tenants;

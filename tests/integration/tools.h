@@ -70,7 +70,7 @@ bfc_client *client_connect(const struct bfc_options *options);
 #define client_with(...)                                                                                     \
         client_connect(&(struct bfc_options){ .struct_size = sizeof(struct bfc_options), __VA_ARGS__ })
 
-/* The same in a child. */
+/* Connects in a child. */
 bfc_client *child_connect(const struct bfc_options *options);
 #define child_client_with(...)                                                                               \
         child_connect(&(struct bfc_options){ .struct_size = sizeof(struct bfc_options), __VA_ARGS__ })

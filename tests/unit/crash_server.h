@@ -67,7 +67,7 @@ unsigned crash_server_retire(struct crash_server *m, int timeout_ms);
 
 /* Sends a Trim of everything; whether it was answered in time. */
 bool crash_server_trim(struct crash_server *m, int timeout_ms);
-/* The same at once with a Draining of the first partition; does not wait. */
+/* A Trim at once with a Draining of the first partition; does not wait. */
 void crash_server_trim_and_drain(struct crash_server *m);
 
 struct crash_server_counts {

@@ -88,7 +88,7 @@ TEST_OF(ancestors, a_parent_is_not_younger)
         ck_assert_int_eq(process_ancestors(proc, 9, 0, list, 8), -EAGAIN);
 }
 
-/* The rest is older, so it is not looked at. */
+/* All further ones are older, so it is not looked at. */
 TEST_OF(ancestors, it_ends_with_the_first_that_is_too_old)
 {
         struct process list[3];

@@ -191,7 +191,7 @@ static struct grown grow_in(uint64_t n_bytes, uint64_t room_bytes)
         return g;
 }
 
-/* The same while something is being given back. */
+/* A growth while extents are being released. */
 static struct grown grow_beside(uint64_t n_bytes)
 {
         struct bfc_growth plan;

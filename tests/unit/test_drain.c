@@ -608,7 +608,7 @@ TEST(unreclaimed_memory_stays_charged)
         must_resume("cuda:0");
         ck_assert_uint_eq(row(0)->bytes_unreclaimed, E);
         ck_assert_uint_eq(row(0)->bytes_reserved, EARLY_BYTES + E);
-        /* The same in a partition that is all made in advance: it cannot be whole. */
+        /* In a partition that is all made in advance: it cannot be whole. */
         fake_device_fail_destroy(&gpus[0], 1, -EBUSY);
         must_drain("cuda:0");
         gpus[0].foreign_bytes = 2 * E;

@@ -205,7 +205,7 @@ static uint64_t node_room(void)
         return host_free_in_node(text);
 }
 
-/* The same on a node that has not enough for both, where the machine has. */
+/* Two at a time on a node that has not enough for both, where the machine has. */
 TEST(test_side_by_side_on_a_node)
 {
         static const uint32_t node_0 = 0;

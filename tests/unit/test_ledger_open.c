@@ -500,7 +500,7 @@ TEST(test_bad_sharing)
         DAMAGE(AT(ref, 0).shared = 99, "reference", 0, Q2);
 }
 
-/* The same ledger, in which quota 1 is that of a lease. */
+/* make()'s ledger, in which quota 1 is that of a lease. */
 static struct ledger *make_lease(void)
 {
         static const struct ledger_limits ROOM = { .n_leases = 2 };

@@ -107,7 +107,7 @@ static void open_zoned(uint32_t n)
         ck_assert_int_eq(arena_new(&o, &a), 0);
 }
 
-/* The same with extents that are shared by handles, which a keeper has. */
+/* Devices with extents that are shared by handles, which a keeper has. */
 static void open_handles(void)
 {
         share = DEVICE_SHARE_CUDA_IPC;

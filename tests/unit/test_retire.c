@@ -528,7 +528,7 @@ TEST(test_reclaim_timeout)
         peer_free(other);
         peer_settle(b);
 
-        /* The same within one quota. */
+        /* Within one quota, too. */
         have_free(a, 0, 12 * MIB);
         for (unsigned i = 0; i < 4; i++)
                 ids[i] = must_malloc(a, 0, (2 - i % 2) * E);
@@ -616,7 +616,7 @@ TEST(no_release_that_would_be_late)
         release(qa, UINT64_MAX); /* no session has any of it */
         assert_pending(0, 0);
 
-        /* The same with one that is late, and then is not. */
+        /* One session is late, and then is not. */
         have_free(late, 0, E);
         release(qa, E);
         recall_tick(b, clock_ms() + RELEASE_MS);

@@ -612,7 +612,7 @@ LOOP_TEST(events_that_fail, 4)
         ck_assert_uint_eq(n_blocks_after_trim(), 0);
 }
 
-/* The same where they cannot be recorded. */
+/* Events cannot be recorded. */
 LOOP_TEST(events_that_cannot_be_had, 4)
 {
         static const int errors[] = { -EIO, -ENODEV, -ENOMEM, -EAGAIN };
