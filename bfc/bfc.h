@@ -127,7 +127,7 @@ struct bfc *bfc_destroy(struct bfc *b);
  * overlapping, past BFC_MAX_SPACE), -ENOMEM. */
 int bfc_add_region(struct bfc *b, uint64_t base, uint64_t n_bytes, uint64_t first_extent_bytes, bool backed);
 
-/* The same with zones of smaller extents after the first extent, which has first_extent_bytes (0: none).
+/* Adds a region with zones of smaller extents after the first extent, which has first_extent_bytes (0: none).
  * Zone k has extents_per_zone extents of small_extent_bytes << k, as long as that is less than
  * extent_bytes. -EINVAL also if extent_bytes is not small_extent_bytes times a power of two, or the zones
  * do not fit. */
@@ -158,12 +158,12 @@ int bfc_remove_region(struct bfc *b, uint64_t base);
  * instance's own table cannot grow. */
 int bfc_alloc(struct bfc *b, uint64_t n_bytes, bfc_handle *ret_handle, uint64_t *ret_offset);
 
-/* The same inside one extent: the smallest of the free chunks that can contain the block without crossing
+/* Allocates a chunk inside one extent: in the smallest of the free chunks that can contain the block without crossing
  * an extent boundary, the lowest offset on ties; in it the lowest such place. The parts before and after
  * it stay free. -EINVAL also for more than extent_bytes. */
 int bfc_alloc_in_extent(struct bfc *b, uint64_t n_bytes, bfc_handle *ret_handle, uint64_t *ret_offset);
 
-/* The same for exactly this wholly free, backed range of whole extents of one region. -EINVAL: it is none. */
+/* Allocates exactly this wholly free, backed range of whole extents of one region. -EINVAL: it is none. */
 int bfc_alloc_range(struct bfc *b, struct bfc_range range, bfc_handle *ret_handle);
 
 /* Frees a used chunk that is not pending. -EINVAL: not a valid handle, or pending. */
@@ -188,19 +188,19 @@ int bfc_info(const struct bfc *b, bfc_handle h, struct bfc_info *ret);
  * max_new_bytes; *ret is set, so the caller learns how much. -EINVAL. */
 int bfc_plan_growth(const struct bfc *b, uint64_t n_bytes, uint64_t max_new_bytes, struct bfc_growth *ret);
 
-/* The same inside one extent. If a free chunk can contain the block, it is the place of
+/* bfc_plan_growth() for a block inside one extent. If a free chunk can contain the block, it is the place of
  * bfc_alloc_in_extent(); else the start of the smallest unbacked extent that is large enough, the lowest
  * offset on ties. -EINVAL also for more than extent_bytes. */
 int bfc_plan_growth_in_extent(const struct bfc *b, uint64_t n_bytes, uint64_t max_new_bytes,
                               struct bfc_growth *ret);
 
-/* The same for a block that gets whole unbacked extents of its own: n_bytes is rounded up to them. The fewest
- * new bytes; on ties the lowest offset. */
+/* bfc_plan_growth() for a block that gets whole unbacked extents of its own: n_bytes is rounded up to them. The
+ * fewest new bytes; on ties the lowest offset. */
 int bfc_plan_growth_whole(const struct bfc *b, uint64_t n_bytes, uint64_t max_new_bytes,
                           struct bfc_growth *ret);
 
-/* The same; on ties the fewest extents, where 4 are as good as fewer, then the lowest offset. For extents that are
- * expensive beside their bytes. */
+/* As bfc_plan_growth_whole(), with another rule for ties: the fewest extents, where 4 are as good as fewer, then
+ * the lowest offset. For extents that are expensive beside their bytes. */
 int bfc_plan_growth_few(const struct bfc *b, uint64_t n_bytes, uint64_t max_new_bytes,
                         struct bfc_growth *ret);
 

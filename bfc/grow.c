@@ -276,9 +276,9 @@ static struct place find_free_in_extent(const struct bfc *b, uint32_t n)
         return p;
 }
 
-/* The same, or the best unbacked extent. Extent sizes only rise within a region, except that of its last
- * one. So in each hole only the first, the first later one that is large enough, and the last one are
- * tried. */
+/* A free chunk that can contain n granules in one extent, or the best unbacked extent. Extent sizes only rise
+ * within a region, except that of its last one. So in each hole only the first, the first later one that is large
+ * enough, and the last one are tried. */
 static struct place find_place_in_extent(const struct bfc *b, uint32_t n)
 {
         struct place best = find_free_in_extent(b, n);

@@ -84,7 +84,7 @@ bool blocks_lie_in(const struct blocks *b, uint64_t region_id, uint64_t offset, 
 /* Iterates over the used blocks in no order: *cursor is 0 at first. NULL: no more. */
 const struct block *blocks_next(const struct blocks *b, size_t *cursor);
 
-/* The same including leaving ones: all except stashed ones. */
+/* blocks_next() with leaving blocks: all except stashed ones. */
 const struct block *blocks_next_kept(const struct blocks *b, size_t *cursor);
 
 /* Marks a used block as leaving. -ENOENT, also if it is leaving already. */

@@ -27,7 +27,7 @@ typedef int (*call_extents_fn)(void *userdata, const Bfcd__Extents *extents, int
 int call_connect(const char *path, call_extents_fn on_extents, void *userdata, struct call_connection **ret);
 struct call_connection *call_free(struct call_connection *c); /* no call may be in progress */
 
-/* The same without waiting. -EAGAIN: the socket's queue is full. */
+/* Connects without waiting. -EAGAIN: the socket's queue is full. */
 int call_connect_now(const char *path, call_extents_fn on_extents, void *userdata,
                      struct call_connection **ret);
 
@@ -55,19 +55,19 @@ struct call_interrupt {
 int call_send_interruptible(struct call_connection *c, struct call_interrupt *interrupt,
                             Bfcd__Request *request, Bfcd__Reply **ret_reply, uint64_t *ret_epoch);
 
-/* The same for n requests, at most CALL_MAX_AT_ONCE, that are sent together, with one wait in total. The
+/* n requests, at most CALL_MAX_AT_ONCE, that are sent together, with one wait in total. The
  * caller owns every reply, the others are NULL; 0: all arrived. */
 #define CALL_MAX_AT_ONCE 32u
 int call_send_all_at(struct call_connection *c, uint64_t upto, Bfcd__Request *const *requests, size_t n,
                      Bfcd__Reply **ret_replies, uint64_t *ret_epoch);
 
-/* The same for Wakes, in any epoch: they are sent together, and each has a reply for each of its blocks.
+/* Wakes, in any epoch: they are sent together, and each has a reply for each of its blocks.
  * ret_replies: these, in order; n_replies in all. interrupt: of all of them; NULL: none. -ENOMEM. */
 int call_send_wakes(struct call_connection *c, struct call_interrupt *interrupt,
                     Bfcd__Request *const *requests, size_t n, size_t n_replies, Bfcd__Reply **ret_replies,
                     uint64_t *ret_epoch);
 
-/* The same with one request without a result, for the end of the process: in parallel to calls of other
+/* One request without a result, for the end of the process: in parallel to calls of other
  * threads, and for at most timeout_ms. -ETIMEDOUT. */
 int call_send_within(struct call_connection *c, unsigned timeout_ms, Bfcd__Request *request);
 
@@ -81,7 +81,7 @@ void call_replace(struct call_connection *c, struct call_connection *from, uint6
 /* The events socket that arrived with the reply to the hello, which the caller then owns. -1: none. */
 int call_take_events_fd(struct call_connection *c);
 
-/* The same for the fds of the usage page and the client page; both -1: none. */
+/* The fds of the usage page and the client page, which the caller then owns. Both -1: none. */
 void call_take_page_fds(struct call_connection *c, int ret_fds[2]);
 
 /* The reason for which the daemon ended the session (a Refusal with EIDRM and id 0), into buf. Also reads

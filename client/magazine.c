@@ -213,7 +213,6 @@ static inline __attribute__((always_inline)) bool raise_bound(struct magazines *
         return false;
 }
 
-/* The same. */
 static void lower_bound(struct magazines *m, uint64_t n_bytes)
 {
         __atomic_sub_fetch(&m->bound, n_bytes, __ATOMIC_RELAXED);
@@ -349,7 +348,7 @@ static void __attribute__((noinline)) count_old_age(struct magazine *z, uint32_t
                 pages_show_stashed_class(z->shown, &z->ages, c);
 }
 
-/* The same, of a block that was allocated in the tick at hand: most are freed within it. */
+/* count_old_age() for a block that was allocated in the current tick: most are freed within it. */
 static inline __attribute__((always_inline)) void count_young(struct magazine *z, uint64_t n_bytes)
 {
         z->ages.bytes[0] += n_bytes;

@@ -64,7 +64,7 @@ struct record *magazines_take_all(struct magazines *m);
 void magazines_count_alloc(struct magazines *m, uint64_t n_bytes);
 void magazines_count_free(struct magazines *m, uint64_t n_bytes);
 
-/* The same for a block of another partition than the magazines': it counts only in the sum over all. */
+/* Counts a block of another partition than the magazines', only in the sum over all. */
 void magazines_count_other_alloc(struct magazines *m, uint64_t n_bytes);
 void magazines_count_other_free(struct magazines *m, uint64_t n_bytes);
 

@@ -32,12 +32,10 @@ struct malloc_how {
         struct client_call *call; /* client_malloc()'s own */
 };
 
-/* From a caller's options, NULL for none. -EINVAL with a message. */
+/* Check a caller's options, NULL for none, and copy them. -EINVAL with a message. */
 int malloc_how_read(const struct bfc_malloc_options *options, const char **ret_partition,
                     struct malloc_how *ret);
-/* The same for bfc_attach_with(). */
 int attach_options_read(const struct bfc_attach_options *options, struct bfc_attach_options *ret);
-/* And for bfc_publish_with(). */
 int publish_options_read(const struct bfc_publish_options *options, struct bfc_publish_options *ret);
 
 /* The cache may serve it from a slab, so that the daemon does not know the block. */

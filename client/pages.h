@@ -48,7 +48,7 @@ int client_pages_read(const bfc_client *client, uint32_t partition, struct bfc_t
 /* Adds n_bytes, which may be negative, to the blocks of the daemon outside the cache. The lock is held. */
 void client_page_whole(bfc_client *client, uint32_t partition, int64_t n_bytes);
 
-/* The same for memory without bfcd. */
+/* Adds n_bytes, which may be negative, to the memory without bfcd. The lock is held. */
 void client_page_outside(bfc_client *client, uint32_t partition, int64_t n_bytes);
 
 /* Publishes client->counters.ages[place], one class, or all: AGES_CLASSES. The lock is held. */

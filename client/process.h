@@ -22,7 +22,7 @@
 
 /* Stores the message for this thread (truncated if too long) and returns error. */
 int error_set(int error, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* The same with -ENOMEM: this process has no memory. */
+/* error_set() with -ENOMEM: this process has no memory. */
 int error_no_memory(void);
 /* "" if nothing has failed in this thread. */
 const char *error_last(void);
@@ -61,7 +61,7 @@ void fork_remove(struct fork_entry *entry);
 
 /* For in_child: reserves the range, replacing all mappings. */
 void fork_hide(struct fork_entry *entry);
-/* The same for a range of which the child inherits nothing. If it inherits a part, nothing is changed. */
+/* fork_hide() for a range of which the child inherits nothing. If it inherits a part, nothing is changed. */
 void fork_fill(struct fork_entry *entry);
 
 /* Distinguishes a forked child from the process that made an object, without a system call or a lock. */

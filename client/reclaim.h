@@ -14,7 +14,7 @@
  * be a cache. */
 int client_free_idle(bfc_client *client, uint32_t partition, const struct cache_range *in,
                      uint64_t want_bytes, uint64_t *ret_bytes);
-/* The same, and then extents without a block in slabs in use. */
+/* client_free_idle(), and then extents without a block in slabs in use. */
 int client_free_unused(bfc_client *client, uint32_t partition, const struct cache_range *in,
                        uint64_t want_bytes, uint64_t *ret_bytes);
 

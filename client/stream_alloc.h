@@ -49,7 +49,7 @@ bool stream_pools_can(const struct stream_pools *sp, uint32_t partition, uintptr
 /* An allocation of n_bytes in the stream's pool. CACHE_MISS. -ENOMEM. */
 int stream_pools_alloc(struct stream_pools *sp, uint32_t partition, uintptr_t stream, bool is_captured,
                        uint64_t n_bytes, struct stream_alloc **ret);
-/* The same after adding this slab to the pool, which is made if necessary; no CACHE_MISS if n_bytes fit
+/* stream_pools_alloc() after adding this slab to the pool, which is made if necessary; no CACHE_MISS if n_bytes fit
  * into it. The slab is taken over, unless this fails. -ENOMEM, -EINVAL. */
 int stream_pools_alloc_with(struct stream_pools *sp, uint32_t partition, uintptr_t stream, bool is_captured,
                             uint64_t n_bytes, struct stream_slab *slab, struct stream_alloc **ret);
@@ -78,10 +78,10 @@ int stream_alloc_record(struct stream_alloc *alloc, uintptr_t stream);
 /* Frees it after the work that is queued on the stream so far; the pools then own it. -EINVAL: no stream
  * of this device; -ENOMEM. After both it is still allocated. */
 int stream_alloc_free(struct stream_pools *sp, struct stream_alloc *alloc, uintptr_t stream);
-/* The same if any work on the device, on any stream, could use it; that work is waited for later.
+/* Frees an allocation that any work on the device, on any stream, could use; that work is waited for later.
  * -ENOMEM. */
 int stream_alloc_put_aside(struct stream_pools *sp, struct stream_alloc *alloc);
-/* The same if all work is complete. */
+/* Frees it when all work is complete already. */
 void stream_alloc_free_done(struct stream_pools *sp, struct stream_alloc *alloc);
 
 /* Checks waiting allocations and used pools, at most this many; the next call continues with the next
@@ -97,7 +97,7 @@ void stream_pools_end_wait(struct stream_pools *sp, uint32_t partition, uint64_t
 /* Whether a later check can free slabs or places. */
 bool stream_pools_check_pending(struct stream_pools *sp);
 
-/* The same, also during a capture, while nothing is checked. */
+/* Whether anything waits to be freed, also during a capture, while nothing is checked. */
 bool stream_pools_is_pending(const struct stream_pools *sp);
 
 /* Slabs that left since the last call, which the caller then owns. Those that a wait needs stay until its end. */

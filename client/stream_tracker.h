@@ -130,7 +130,7 @@ bool stream_tracker_keeps(const struct stream_tracker *t, const struct stream_sl
  * -EAGAIN (also if the stream cannot be used): later. -EINVAL: it is no stream of this device. */
 int stream_mark_try(struct stream_tracker *t, uint32_t partition, uintptr_t stream, uint64_t upto,
                     struct stream_mark *m);
-/* The same, but if it is no stream of this device all work must be waited for. */
+/* stream_mark_try(); if it is no stream of this device, all work must be waited for. */
 int stream_mark_record(struct stream_tracker *t, uint32_t partition, uintptr_t stream, uint64_t upto,
                        struct stream_mark *m);
 /* No work has to be complete. */

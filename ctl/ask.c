@@ -193,7 +193,7 @@ static int ask_pages(struct ask *a, Bfcd__List__Kind kind, struct list *l)
                 r = ask(a, &request, BFCD__REPLY__BODY_LIST, &reply);
                 if (r == 0 && (r = list_add(l, kind, reply, &cursor)) < 0)
                         fail_socket(a, r);
-                /* The same page for ever would never end. */
+                /* A daemon that repeats a page must not keep us here for ever. */
                 if (r == 0 && cursor != 0 && cursor == question.cursor)
                         r = fail_socket(a, -EPROTO);
         } while (r == 0 && cursor != 0);

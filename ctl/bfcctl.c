@@ -390,8 +390,8 @@ static int unknown_option(const char *word, const struct option *longs)
                        LISTS_THEM);
 }
 
-/* The same, before a command (NULL) or after it. run has none after its first argument. *ret: the index of the first
- * argument. */
+/* Options before a command (c is NULL) or after it. run has none after its first argument. *ret: the index of the
+ * first argument. */
 static int read_options(int argc, char **argv, const struct command *c, struct invocation *i, int *ret)
 {
         bool is_all = c && c->max_arguments != RUNS_PROGRAM;

@@ -51,7 +51,7 @@ struct list *list_free(struct list *l);
  * one. -EPROTO: not a page, or the last page without the requested data. -ENOMEM. */
 int list_add(struct list *l, Bfcd__List__Kind kind, Bfcd__Reply *reply, uint64_t *ret_cursor);
 
-/* The same with a page of Explain. */
+/* Adds a page of Explain. */
 int list_add_explained(struct list *l, Bfcd__Reply *reply, uint64_t *ret_cursor);
 
 /* Sorts rows in a stable order: tenants, their grants, shared blocks and leases by name, sessions by number.

@@ -94,7 +94,7 @@ int table_print(FILE *out, const struct table_column *columns, const void *const
 /* One row as lines "TITLE  value". */
 int table_print_upright(FILE *out, const struct table_column *columns, const void *row);
 
-/* The same for texts, which are escaped. Printing empties the lines; -ENOMEM: nothing was printed. */
+/* Lines "TITLE  value" of texts, which are escaped. Printing empties the lines; -ENOMEM: nothing was printed. */
 #define TABLE_MAX_LINES 64
 struct table_lines {
         const char *titles[TABLE_MAX_LINES];
@@ -120,14 +120,14 @@ char *table_number_cell(const struct table_column *c, uint64_t n); /* a number i
 json_t *table_json(const struct table_column *columns, const void *row);
 json_t *table_json_rows(const struct table_column *columns, const void *const rows[], size_t n_rows);
 
-/* The same object as one line, written directly: building it takes several times as long. Numbers and
+/* What table_json() makes, as one line, written directly: building it takes several times as long. Numbers and
  * texts only. */
 void table_json_line(FILE *out, const struct table_column *columns, const void *row);
 
 /* A string from the daemon as JSON, whatever bytes it has. */
 json_t *table_json_string(const char *s);
 
-/* The same, written with its quotes. */
+/* Writes table_json_string() with its quotes. */
 void table_json_text(FILE *out, const char *s);
 
 /* JSON numbers are signed here; no size or count reaches their limit. */

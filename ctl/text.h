@@ -23,7 +23,7 @@ char *text_escape(const char *s);
 /* What text_escape() returned, as text or as an attribute's value of XML. */
 void text_xml(FILE *out, const char *text);
 
-/* The same string with every byte that is no UTF-8 replaced by U+FFFD: JSON
+/* A copy of the string with every byte that is no UTF-8 replaced by U+FFFD: JSON
  * escapes the rest by itself. NULL when out of memory; the caller frees it. */
 char *text_valid(const char *s);
 

@@ -14,8 +14,8 @@ char *tools_option(const char *name, const char *value);
  * for the error. An exit status, where it is not possible. */
 int tools_exec(const char *who, const char *what, const char *const words[]);
 
-/* The same in a child, which reads one file from its begin and writes to the other, which is then at its begin; out: NULL for
- * standard output. Its exit status; -errno: it could not be started. */
+/* Runs the tool in a child, which reads one file from its begin and writes to the other, which is then at its
+ * begin; out: NULL for standard output. Its exit status; -errno: it could not be started. */
 int tools_call(const char *who, const char *what, const char *const words[], FILE *in, FILE *out);
 
 #endif

@@ -158,7 +158,6 @@ static int refuse_twice(const struct option *longs, int option)
         return -EINVAL;
 }
 
-/* The same. */
 static int parse_options(int argc, char **argv, struct options *ret)
 {
         static const struct option longs[] = {

@@ -29,7 +29,7 @@ struct cuda_driver {
  * that says what is missing. Any thread. */
 int cuda_driver_get(const struct cuda_driver **ret, const char **ret_sentence);
 
-/* The same where this process uses CUDA already: neither loads nor initialises the driver. -ENODEV. */
+/* The driver if this process uses CUDA already: neither loads nor initialises it. -ENODEV: it does not. */
 int cuda_driver_get_used(const struct cuda_driver **ret);
 
 /* 0 or -errno. -ENODEV: there is no device, it is lost, or its context is broken for the rest of the
@@ -66,8 +66,8 @@ void cuda_context_leave(const struct cuda_context *c);
  * others that are known. */
 CUresult cuda_context_wait(const struct cuda_driver *cu);
 
-/* The same for a program whose thread may be capturing a stream. Until cuda_context_depart() the thread
- * is in relaxed mode, in which calls without a stream invalidate no capture. */
+/* Makes the context current in a program whose thread may be capturing a stream. Until cuda_context_depart() the
+ * thread is in relaxed mode, in which calls without a stream invalidate no capture. */
 struct cuda_mode {
         CUstreamCaptureMode before;
         bool is_changed;

@@ -22,7 +22,7 @@ void cuda_fill_close(struct cuda_fill *f, const struct cuda_context *c);
 /* Returns when the memory is zeroed. */
 int cuda_fill_at(struct cuda_fill *f, const struct cuda_context *c, CUdeviceptr at, uint64_t n_bytes);
 
-/* The same with extents that are shared by fds: all of them by one fill. */
+/* Zeroes extents that are shared by fds, all of them by one fill. */
 int cuda_fill(struct cuda_fill *f, const struct cuda_context *c, const struct device_extent *extents,
               size_t n);
 

@@ -147,10 +147,10 @@ int bfc_poll_fd(const bfc_client *client);
  * contents are undefined. The caller owns the block and frees it with bfc_free(). */
 int bfc_malloc(bfc_client *client, size_t n_bytes, void **ret_ptr);
 
-/* The same in a named partition. NULL: the client's own. */
+/* bfc_malloc() in a named partition. NULL: the client's own. */
 int bfc_malloc_in(bfc_client *client, const char *partition, size_t n_bytes, void **ret_ptr);
 
-/* The same with flags (0: none). */
+/* bfc_malloc_in() with flags (0: none). */
 #define BFC_ONE_EXTENT UINT64_C(1)
 #define BFC_WHOLE      UINT64_C(2)
 #define BFC_PARKABLE   UINT64_C(4)
@@ -158,7 +158,7 @@ int bfc_malloc_in(bfc_client *client, const char *partition, size_t n_bytes, voi
 int bfc_malloc_flags(bfc_client *client, const char *partition, size_t n_bytes, uint64_t flags,
                      void **ret_ptr);
 
-/* The same with options. Zero-initialise, set `struct_size` to sizeof, and fill what you need. */
+/* bfc_malloc() with options. Zero-initialise, set `struct_size` to sizeof, and fill what you need. */
 struct bfc_malloc_options {
         size_t struct_size;
         const char *partition; /* by name; NULL: the client's own */
@@ -250,12 +250,14 @@ int bfc_park(bfc_client *client, void *ptr, unsigned how, const char *partition)
  * awake. A block that is not parked is left as it is. -EINVAL: as above. -EIO: the copy was lost with its partition. */
 int bfc_wake(bfc_client *client, void *ptr, uint32_t wait_ms);
 
-/* The same for all blocks of this client that were allocated with BFC_PARKABLE and this tag (bfc_malloc_with());
- * NULL: all with BFC_PARKABLE. Blocks that are parked, or awake, already stay so. There may be none.
+/* bfc_park() and bfc_wake() for all blocks of this client that were allocated with BFC_PARKABLE and this tag
+ * (bfc_malloc_with()); NULL: all with BFC_PARKABLE. Blocks that are parked, or awake, already stay so. There may be
+ * none.
  *
  * Blocks that were attached have the tag of their publisher.
  *
- * bfc_park_tag() parks the blocks one by one. It returns -EBUSY if one was in use, and the others are parked. With another error it ends at once, and the blocks that it parked stay parked.
+ * bfc_park_tag() parks the blocks one by one. It returns -EBUSY if one was in use, and the others are parked. With
+ * another error it ends at once, and the blocks that it parked stay parked.
  *
  * bfc_wake_tag() asks for all of them at once, and up to 64 blocks in a partition wait until there is room for all
  * of them: so jobs that wake many blocks take turns, and do not get a part of their blocks each. It returns an error
@@ -310,8 +312,8 @@ int bfc_on_pressure(bfc_client *client, bfc_pressure_fn fn, void *userdata);
  * -ENOMEM, -EIO: the driver failed to wait. In all three cases the block stays allocated. */
 int bfc_free(bfc_client *client, void *ptr);
 
-/* The same without a wait, also during captures: no work that is queued uses the block, nor does a graph. Also for
- * shared blocks. A block that the call could not free stays allocated. */
+/* Frees a block without a wait, also during captures: no work that is queued uses the block, nor does a graph. Also
+ * for shared blocks. A block that the call could not free stays allocated. */
 int bfc_free_unused(bfc_client *client, void *ptr);
 
 /* Copies n_bytes between this process's memory and a block, on any device. ptr: the block's address or a
@@ -530,7 +532,7 @@ struct bfc_client_stats {
 };
 int bfc_stats(bfc_client *client, struct bfc_client_stats *ret);
 
-/* The same for one partition (NULL: the client's own). Each peak is the partition's own: the sum of the
+/* Statistics of one partition (NULL: the client's own). Each peak is the partition's own: the sum of the
  * partitions' peaks may exceed the peak of bfc_stats(). num_calls and num_returns are those of the whole
  * client. -ENOENT: there is no such partition. */
 int bfc_stats_in(bfc_client *client, const char *partition, struct bfc_client_stats *ret);
@@ -679,8 +681,9 @@ int bfc_partition_info(bfc_client *client, size_t index, struct bfc_partition_in
  * such partition. The name is valid until bfc_disconnect(); pass it to bfc_malloc_in(). */
 int bfc_partition_for_device(bfc_client *client, int ordinal, const char **ret_name);
 
-/* The same by the GPU's UUID as nvidia-smi prints it, "GPU-..." or "MIG-...": the client's own partition if it is on
- * that GPU, else the first one. Does not ask the driver. -ENOENT: the tenant has no quota on such a GPU. */
+/* The partition on the GPU with this UUID, as nvidia-smi prints it, "GPU-..." or "MIG-...": the client's own
+ * partition if it is on that GPU, else the first one. Does not ask the driver. -ENOENT: the tenant has no quota on
+ * such a GPU. */
 int bfc_partition_for_uuid(bfc_client *client, const char *uuid, const char **ret_name);
 
 /* The client of the whole process, made from the environment at the first call in any thread. It belongs
@@ -689,7 +692,7 @@ int bfc_partition_for_uuid(bfc_client *client, const char *uuid, const char **re
  * there. */
 int bfc_default(bfc_client **ret_client);
 
-/* The same, which connects with these options where the process has no client yet. */
+/* As bfc_default(), and connects with these options if the process has no client yet. */
 int bfc_default_with(const struct bfc_options *options, bfc_client **ret_client);
 
 /* Allocators for PyTorch (torch.cuda.memory.CUDAPluggableAllocator) and CuPy
@@ -730,9 +733,10 @@ void bfc_torch_pool_free(void *ptr, ssize_t n_bytes, int device, struct CUstream
  * one wait for the device instead of one each: for torch.cuda.empty_cache(). */
 void bfc_torch_pool_free_begin(void);
 void bfc_torch_pool_free_end(void);
-/* The same for pools that are parked and woken as a whole. PyTorch's functions get no argument of their pool, so each
- * pool has one of its own, by its number `slot`: it allocates blocks with BFC_PARKABLE and this tag, which is copied
- * and can be changed by another call. Free them by bfc_torch_pool_free(). NULL: the slot or the tag is invalid. */
+/* Allocators for pools that are parked and woken as a whole. PyTorch's functions get no argument of their pool, so
+ * each pool has one of its own, by its number `slot`: it allocates blocks with BFC_PARKABLE and this tag, which is
+ * copied and can be changed by another call. Free them by bfc_torch_pool_free(). NULL: the slot or the tag is
+ * invalid. */
 #define BFC_TORCH_PARKABLE_POOLS 32u
 typedef void *(*bfc_torch_malloc_fn)(ssize_t n_bytes, int device, struct CUstream_st *stream);
 bfc_torch_malloc_fn bfc_torch_pool_malloc_parkable(unsigned slot, const char *tag);

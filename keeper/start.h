@@ -43,7 +43,8 @@ struct keepers;
  * (others could change it), -errno. */
 int keepers_open(const char *admin_socket, struct keepers **ret, char *ret_sentence, size_t n_sentence);
 
-/* The same for those that an earlier bfcd has left. Root becomes the folder's owner. -ENOENT: there is no folder. */
+/* Opens the folder of keepers that an earlier bfcd has left. Root becomes the folder's owner. -ENOENT: there is no
+ * folder. */
 int keepers_open_left(const char *admin_socket, struct keepers **ret, char *ret_sentence, size_t n_sentence);
 
 struct keepers *keepers_close(struct keepers *k); /* they stay; takes NULL */
@@ -70,7 +71,7 @@ void keeper_leave(struct keeper_link *link);
  * hold it where no signal reaches it, so that is waited for as long again at most. */
 void keeper_end(struct keeper_link *link, int timeout_ms);
 
-/* The same, but waits, and kills, only until the fd `cancel` is readable. */
+/* As keeper_end(), but waits, and kills, only until the fd `cancel` is readable. */
 void keeper_end_unless(struct keeper_link *link, int timeout_ms, int cancel);
 
 /* No connection reaches the one that listens there any more, and it ends by itself when it can. */

@@ -41,12 +41,12 @@ enum {
  * MSG_DONTWAIT. */
 int frame_reader_receive(struct frame_reader *r, int fd, int flags);
 
-/* The same with at most n_max bytes. For data that was written byte by byte the kernel's cost per byte is
+/* Receives at most n_max bytes. For data that was written byte by byte the kernel's cost per byte is
  * that of a frame. */
 int frame_reader_receive_some(struct frame_reader *r, int fd, int flags, size_t n_max);
 
-/* The same, and returns the sender's pid if the socket has SO_PASSCRED; 0: the kernel does not report it.
- * All bytes of one call are from one process. Only for readers that take no fds. */
+/* Receives at most n_max bytes, and returns the sender's pid if the socket has SO_PASSCRED; 0: the kernel does not
+ * report it. All bytes of one call are from one process. Only for readers that take no fds. */
 int frame_reader_receive_from(struct frame_reader *r, int fd, int flags, size_t n_max, pid_t *ret_sender);
 
 /* The next whole payload, if there is one: 0 and a pointer into the buffer,
@@ -54,7 +54,7 @@ int frame_reader_receive_from(struct frame_reader *r, int fd, int flags, size_t 
  * -EPROTO: a length of 0 or above FRAME_MAX_PAYLOAD. */
 int frame_reader_next(struct frame_reader *r, const uint8_t **ret_payload, size_t *ret_n_bytes);
 
-/* The same without removing it: the next call returns it again. */
+/* The next whole payload, which the next call returns again. */
 int frame_reader_peek(const struct frame_reader *r, const uint8_t **ret_payload, size_t *ret_n_bytes);
 
 /* For tests and fuzzers: adds bytes as if received from a socket. Returns how many fitted into the

@@ -61,7 +61,7 @@ static inline int memfd_make_of(const char *name, unsigned flags)
         return fd;
 }
 
-/* The same for a memfd that is given away: its maker keeps no description, so it needs no locks. */
+/* A memfd that is given away: its maker keeps no description, so it needs no locks. */
 static inline int memfd_make_to_give(const char *name)
 {
         int fd = memfd_make_bare(name, 0);

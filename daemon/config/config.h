@@ -183,7 +183,7 @@ int config_load(const char *path, const struct config_machine *machine, FILE *er
  * there is one. -ENOMEM. Nothing else is checked. */
 int config_try_files(const char *path, FILE *errors);
 
-/* The same from memory, as a file of that name without conf.d; for tests and fuzzers. */
+/* Reads a config from memory, as a file of that name without conf.d; for tests and fuzzers. */
 int config_parse(const char *name, const char *text, size_t n_bytes, const struct config_machine *machine,
                  FILE *errors, struct config **ret);
 
@@ -195,7 +195,7 @@ struct config_text {
         struct config_text *next;
 };
 
-/* The same from these. */
+/* Reads a config from these texts. */
 int config_parse_texts(const struct config_text *texts, const struct config_machine *machine, FILE *errors,
                        struct config **ret);
 

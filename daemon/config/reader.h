@@ -169,7 +169,7 @@ bool config_is_text(const struct yamltree_node *n, const char *text);
 /* Finds the values of a section's keys. false: not a mapping at all. */
 bool config_read_mapping(struct config_reader *r, struct config_place *p);
 
-/* The same, and reads each into p->object. */
+/* Finds the values of a section's keys and reads each into p->object. */
 bool config_read_section(struct config_reader *r, struct config_place *p);
 
 /* n may be NULL. false: an element, or all of them, could not be read. */

@@ -100,7 +100,7 @@ uint64_t account_room(const struct account *a);
  * accounts between. 0: it is not in this account. */
 uint64_t account_surplus(const struct account *a, const struct account *scope);
 
-/* The same for several accounts together: how many of n_bytes return to `scope`, after those that were
+/* account_surplus() for several accounts together: how many of n_bytes return to `scope`, after those that were
  * tallied before. account_clear_tally() comes first, for each of the accounts. */
 uint64_t account_tally(struct account *a, const struct account *scope, uint64_t n_bytes);
 void account_clear_tally(struct account *a);

@@ -123,7 +123,7 @@ int arena_alloc(struct arena *a, uint64_t n_bytes, bfc_handle *ret_handle, uint6
 int arena_dealloc(struct arena *a, bfc_handle handle);
 int arena_split(struct arena *a, bfc_handle handle, uint64_t at, bfc_handle *ret_high); /* as bfc_split() */
 
-/* The same inside one extent, which is always so with cuda-ipc. -EINVAL also for more than
+/* A block inside one extent, which is always so with cuda-ipc. -EINVAL also for more than
  * arena_max_in_extent(). An exact block only gets the extent of one of its size that sessions may not unmap. */
 int arena_alloc_in_extent(struct arena *a, uint64_t n_bytes, bfc_handle *ret_handle, uint64_t *ret_offset);
 uint64_t arena_max_in_extent(const struct arena *a);
@@ -134,8 +134,9 @@ uint64_t arena_max_in_extent(const struct arena *a);
  * -ENOMEM: the address space (1 TiB) is used up, or the maximum number of extents is reached. */
 int arena_plan(struct arena *a, uint64_t n_bytes, uint64_t room_bytes, struct bfc_growth *ret);
 
-/* The same for a block inside one extent. With fd a large one (from EXTENT_EXACT_BYTES on, or more than the arena's
- * largest extents have) is an exact block: it gets an extent of its own size, and is as large as that: ret->n_bytes. */
+/* arena_plan() for a block inside one extent. With fd a large one (from EXTENT_EXACT_BYTES on, or more than the
+ * arena's largest extents have) is an exact block: it gets an extent of its own size, and is as large as that:
+ * ret->n_bytes. */
 int arena_plan_in_extent(struct arena *a, uint64_t n_bytes, uint64_t room_bytes, struct bfc_growth *ret);
 
 /* Carries out a plan with the bytes charged for it (plan.new_bytes; taken over on success). done(result,
@@ -145,7 +146,7 @@ typedef void (*arena_grown_fn)(void *userdata, int result, bfc_handle handle, ui
 int arena_grow(struct arena *a, const struct bfc_growth *plan, struct charge *charge, arena_grown_fn done,
                void *userdata);
 
-/* The same for a block that gets whole new extents of its own (share mode fd). The block is as large as these:
+/* arena_plan() for a block that gets whole new extents of its own (share mode fd). The block is as large as these:
  * ret->n_bytes. in_extent: it gets one, as an exact block; -ENOMEM if there is none. */
 int arena_plan_whole(struct arena *a, uint64_t n_bytes, bool in_extent, uint64_t room_bytes,
                      struct bfc_growth *ret);
@@ -220,13 +221,13 @@ uint64_t arena_release(struct arena *a, uint64_t want_bytes, const struct bfc_gr
 /* How many bytes arena_release() could release. */
 uint64_t arena_releasable(const struct arena *a, const struct bfc_growth *keep);
 
-/* The same two only for extents that are expected to be released soon: an optional release does not
- * involve sessions that may not unmap them. */
+/* arena_release() and arena_releasable(), only for extents that are expected to be released soon: an optional
+ * release does not involve sessions that may not unmap them. */
 uint64_t arena_release_soon(struct arena *a, uint64_t want_bytes, const struct bfc_growth *keep,
                             arena_released_fn done, void *userdata);
 uint64_t arena_releasable_soon(const struct arena *a, const struct bfc_growth *keep);
 
-/* The same for extents that no session has mapped. */
+/* arena_release(), only for extents that no session has mapped. */
 uint64_t arena_release_unmapped(struct arena *a, uint64_t want_bytes, arena_released_fn done, void *userdata);
 
 /* The total size of further extents if room_bytes may be charged. */

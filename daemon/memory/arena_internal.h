@@ -217,7 +217,6 @@ static inline bool arena_is_single(const struct arena_region *r)
         return r->record == LEDGER_NONE;
 }
 
-/* The same for one that is changed. */
 static inline struct arena_region *arena_region_to_change(struct arena *a, uint64_t offset)
 {
         return a->regions.items + (arena_region_at(a, offset) - a->regions.items);
@@ -290,7 +289,7 @@ void extent_strike(struct ledger *l, uint32_t extent);
 void arena_fill_slot(struct arena *a, size_t slot, struct device_extent memory, uint64_t key,
                      struct charge *charge);
 
-/* The same for an extent that is already in the ledger. */
+/* arena_fill_slot() for an extent that is already in the ledger. */
 void arena_occupy_slot(struct arena *a, size_t slot, struct device_extent memory, struct charge *charge);
 
 /* Clears an extent whose memory was released or is unreclaimed. */
@@ -330,7 +329,7 @@ int arena_restore_parked(struct arena *a, const struct ledger_block *b);
 /* Takes the charge over, until arena_check_unreclaimed() finds the memory returned. */
 void arena_note_unreclaimed(struct arena *a, struct charge *charge);
 
-/* The same for the items that a failed operation left. */
+/* Keeps charged what a failed operation could not release. */
 void arena_note_unreclaimed_items(struct operation *op);
 
 /* The bytes of others on the device after that; 0: unknown. */

@@ -44,7 +44,7 @@ size_t lease_count(const struct broker *b, const struct tenant *t);
 int lease_new(struct broker *b, struct tenant *t, struct quota *parent, const struct ledger_lease *facts,
               struct lease **ret);
 
-/* The same for the lease with this index in the ledger, whose quota has been restored. -ENOMEM. */
+/* Makes the lease of this index in the ledger, whose quota has been restored. -ENOMEM. */
 int lease_adopt(struct broker *b, struct tenant *t, struct quota *q, uint32_t index, struct lease **ret);
 
 /* The innermost lease within the quota that is for the process; NULL: none. It may have ended. -EACCES: it is not known
@@ -74,7 +74,7 @@ bool lease_has_lost_match(struct broker *b, const struct lease *lease);
 /* Its quota is gone (quota_is_gone()): tells that (upcalls.h), forgets it, and frees the quota. */
 void lease_free(struct broker *b, struct lease *lease);
 
-/* The same for what is only in the ledger. */
+/* Tells the end of a lease that is only in the ledger. */
 struct lease_end {
         const struct ledger_lease *record;
         const struct ledger_lifetime *life;

@@ -20,7 +20,7 @@ struct tenant;
 const struct config_quota *broker_config_quota(const struct broker *b, const struct tenant *t,
                                                const struct partition *p);
 
-/* The same, if it has `per`; else NULL. */
+/* The current config's quota of the tenant if it has `per`; else NULL. */
 const struct config_quota *lease_auto_per(const struct broker *b, const struct tenant *t,
                                           const struct partition *p);
 

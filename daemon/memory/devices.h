@@ -23,7 +23,8 @@ int devices_keepers(struct devices *d, const char *admin_socket, struct keepers 
 /* True: an earlier bfcd has left a keeper of the host there, when the folder was opened. */
 bool devices_have_left(const struct devices *d);
 
-/* The same, which is the caller's then: close it after the devices. NULL: it was not opened. */
+/* The keepers of the host, which the caller then owns: close them after the devices. NULL: the folder was not
+ * opened. */
 struct keepers *devices_take_keepers(struct devices *d);
 
 /* Ends the keepers of other devices, which the config of an earlier daemon had. */

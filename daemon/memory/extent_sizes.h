@@ -60,7 +60,7 @@ uint64_t extent_max_count(enum device_share share, uint64_t limit_bytes, const s
 uint64_t extent_max_exact(enum device_share share, uint64_t limit_bytes, const struct extent_sizes *s);
 uint64_t extent_max_records(enum device_share share, uint64_t limit_bytes, const struct extent_sizes *s);
 
-/* The same, only extents of this size (fd). */
+/* The maximum number of extents of this size (fd). */
 uint64_t extent_max_count_of_size(uint64_t limit_bytes, const struct extent_sizes *s, uint64_t size);
 
 /* The highest limit with which there are at most EXTENT_MAX_COUNT (fd). */

@@ -82,7 +82,7 @@ struct quota_request {
         uint32_t wait_ms;    /* time to wait for other sessions' frees, after all reclaim steps */
         bool is_no_refusal;  /* the client repeats it if it is refused: a refusal is not counted */
         void *requester;     /* its session, for upcalls.trim(); may be NULL */
-        /* The rest belongs to the quota. */
+        /* Only the quota uses what follows. */
         uint64_t since_ms;  /* the start of its wait */
         uint64_t since_ns;  /* the same, for statistics */
         uint64_t ticket;    /* the lower one has waited longer, in the whole partition */
@@ -295,7 +295,7 @@ int quota_prepare_limit(struct quota *q, uint64_t limit_bytes);
 void quota_set(struct quota *q, const struct quota_limits *limits);
 void partition_set_limit(struct partition *p, uint64_t limit_bytes, uint64_t reclaim_timeout_ms);
 
-/* The same before there are sessions: quota_release_unused() releases free extents then. */
+/* quota_set() before there are sessions: quota_release_unused() releases free extents then. */
 void quota_set_early(struct quota *q, const struct quota_limits *limits);
 
 /* No session can join and nothing is guaranteed any more; joined sessions stay. The quota of a lease is also
@@ -317,7 +317,7 @@ enum {
 int quota_alloc(struct quota *q, uint64_t n_bytes, bool in_extent, bfc_handle *ret_handle,
                 uint64_t *ret_offset);
 
-/* The same for a request that its client repeats after a refusal, which is not counted. */
+/* quota_alloc() for a request that its client repeats after a refusal, which is not counted. */
 int quota_alloc_or_again(struct quota *q, uint64_t n_bytes, bool in_extent, bfc_handle *ret_handle,
                          uint64_t *ret_offset);
 
@@ -534,7 +534,7 @@ bool quota_is_preallocated(const struct quota *q);
  * no room; extents that were made stay. */
 int quota_back_early(struct quota *q);
 
-/* The same by the worker; done() is called from worker_poll(): 0, or the device's error, and nothing was
+/* quota_back_early() by the worker; done() is called from worker_poll(): 0, or the device's error, and nothing was
  * made. 0: started; QUOTA_WAIT: there is nothing to make, done() is not called. -EDQUOT or -ENOMEM:
  * unreclaimed memory is still charged. One at a time. */
 int quota_back(struct quota *q, void (*done)(void *userdata, struct quota *q, int result), void *userdata);

@@ -78,7 +78,7 @@ void reclaim_release_unused(struct quota *q);
 
 /* Releases free extents to get below its limit. */
 void reclaim_release_excess(struct quota *q);
-/* The same to get below the partition's limit, from all quotas with free extents. */
+/* Releases free extents of all quotas to get below the partition's limit. */
 void reclaim_release_partition_excess(struct partition *p);
 
 /* Extents of the quota were released: n_bytes are uncharged. */
@@ -106,7 +106,7 @@ int quota_is_impossible(const struct quota *q, uint64_t n_bytes);
 int quota_try(struct quota *q, uint64_t n_bytes, bool in_extent, bfc_handle *ret_handle,
               uint64_t *ret_offset);
 
-/* The same for a request that is_copy: it has the block's size then. */
+/* quota_try() for a request that is_copy: it has the block's size then. */
 int quota_try_copy(struct quota *q, struct quota_request *request, bfc_handle *ret_handle,
                    uint64_t *ret_offset);
 

@@ -443,7 +443,7 @@ static int arena_release_place(struct arena *a, size_t first, size_t last, struc
         return r;
 }
 
-/* The same for all of a block, in which the allocator keeps the place. */
+/* Releases the extents of a whole block, whose place the allocator keeps. */
 static int arena_unback(struct arena *a, const struct bfc_info *block, struct operation *op)
 {
         size_t last, first = arena_slots(a, block->offset, block->n_bytes, &last);

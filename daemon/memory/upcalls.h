@@ -36,7 +36,7 @@ struct upcalls {
          * block after the other. */
         bool (*is_trimming)(const struct quota *q, const struct session *s);
 
-        /* The same before that, as often as trim() and with the same answer: sessions park blocks and give back
+        /* Called before trim(), as often and with the same answer: sessions park blocks and give back
          * what their programs can spare. */
         bool (*press)(struct broker *b, struct quota *q, struct quota_request *first,
                       const struct account *scope, uint64_t missing);

@@ -32,7 +32,7 @@
 struct worker_lane {
         bool is_waited_for; /* this and the next: set before the first job; not both */
         bool is_background;
-        /* The rest belongs to the worker. */
+        /* Only the worker uses what follows. */
         struct worker_job *first, *last;
         uint64_t used; /* of the thread's time */
         bool is_running, is_held;

@@ -133,7 +133,7 @@ static struct places_user *find_displaced(const struct places *p, const struct t
         return class ? find_largest_user(class) : NULL;
 }
 
-/* The same of lasting places. A user without any gets one where its class has others. */
+/* The user that loses a lasting place; NULL: none may. A user without any gets one where its class has others. */
 static struct places_user *find_displaced_for_long(const struct places *p, const struct places_class *own,
                                                    const struct places_user *user)
 {

@@ -43,7 +43,7 @@ void record_init(struct record *r, enum record_kind kind);
 /* value: may be NULL, which adds nothing, and have any bytes. At most n_max of them are kept; what is not printable
  * ASCII is replaced by '?'. */
 void record_add_text(struct record *r, const char *key, const char *value, size_t n_max);
-/* The same without a replacement: for text of several lines that no client chooses. */
+/* record_add_text() without a replacement: for text of several lines that no client chooses. */
 void record_add_lines(struct record *r, const char *key, const char *value, size_t n_max);
 /* At most INT64_MAX, more than which many readers of JSON refuse. */
 void record_add_number(struct record *r, const char *key, uint64_t value);

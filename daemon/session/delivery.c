@@ -213,7 +213,6 @@ static void describe_block(const struct session_share *share, const struct ledge
         ret->n_bytes = block->n_bytes;
 }
 
-/* The same of a shared block. */
 static void describe_attached(const struct session *s, const struct session_delivery *d,
                               const struct ledger_block *block, Bfcd__Attached *ret)
 {

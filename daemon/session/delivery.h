@@ -63,7 +63,7 @@ int session_deliver_again(struct session *s, uint64_t id, uint32_t block);
 int session_deliver_ref(struct session *s, uint64_t id, struct session_share *share, uint32_t block,
                         uint32_t ref);
 
-/* The same of a shared block that the session woke: of the reference, whose parks_to is set again on a refusal. It
+/* Delivers a shared block that the session woke, by its reference, whose parks_to is set again on a refusal. It
  * is in delivery already, and no longer after the answer; -ENOMEM: it still is. */
 int session_deliver_woken(struct session *s, uint64_t id, uint32_t block, uint32_t ref, uint32_t parks_to);
 

@@ -25,7 +25,7 @@
  * reserved together. */
 void explain_to_tenant(struct quota *q, int error, char *sentence, size_t n_sentence);
 
-/* The same for the log: for -ENOMEM the sessions of all tenants of the partition. */
+/* The sentence for the log, with other tenants' names: for -ENOMEM the sessions of all tenants of the partition. */
 void explain_to_log(struct quota *q, int error, char *sentence, size_t n_sentence);
 
 #define EXPLAIN_NAMES    400u /* bytes of a list of names */

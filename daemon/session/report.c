@@ -532,7 +532,7 @@ static void report_extent(const struct quota *q, const struct ledger_extent *ext
         row->is_retiring = arena_is_retiring(q->arena, extent->offset);
 }
 
-/* The same, of the table of extents. */
+/* A page of the ledger's extents from `cursor` on. */
 static void report_extents(const struct session *viewer, uint64_t cursor, struct report *r)
 {
         const struct broker *b = viewer->broker;
@@ -588,7 +588,7 @@ static void report_shared_block(const struct session *viewer, const struct ledge
                 row->n_metadata_bytes = ledger_metadata_at(l, shared->metadata)->n_bytes;
 }
 
-/* The same, of the table of shared blocks: all, or those that are kept. */
+/* A page of the ledger's shared blocks from `cursor` on: all, or those that are kept. */
 static void report_shared_blocks(const struct session *viewer, uint64_t cursor, bool only_kept,
                                  struct report *r)
 {

@@ -33,7 +33,8 @@ void request_init(struct request_state *r);
  * goodbye the session is closing. */
 int session_handle(struct session *s, const Bfcd__Request *request, const char **ret_why);
 
-/* The same for a reply on the events socket. It is ignored unless the session is LIVE. */
+/* Handles a reply on the events socket, as session_handle() does a request. It is ignored unless the session is
+ * LIVE. */
 int session_handle_event(struct session *s, const Bfcd__EventReply *reply, const char **ret_why);
 
 /* True: a client's request that costs more than others, because it looks at many objects. */

@@ -31,7 +31,7 @@ struct session;
 /* Its hello is granted; whether it takes events is known. */
 void retire_begin(struct session *s);
 
-/* The same for a resumed session that is LIVE. It was not asked to unmap extents that were retired
+/* retire_begin() for a resumed session that is LIVE. It was not asked to unmap extents that were retired
  * before, so it starts as unresponsive if there are any. */
 void retire_begin_resumed(struct session *s);
 

@@ -40,7 +40,8 @@ struct session_share {
  * error, and the sentence says why. partition: the default; "": the tenant's first. -ENOMEM. */
 int session_take_shares(struct session *s, const char *partition, char *sentence, size_t n_sentence);
 
-/* The same for a session of the previous daemon: it had the quotas with ids below quotas_end, and leases. */
+/* session_take_shares() for a session of the previous daemon: it had the quotas with ids below quotas_end, and
+ * leases. */
 int session_take_shares_again(struct session *s, const struct ledger_session *record);
 
 /* Notes in the record of a new session which leases it is in. */
@@ -56,7 +57,7 @@ int session_find_share(const struct session *s, const char *partition, size_t *r
 /* Joins the quota, unless it has. On failure the request `id` has been refused. */
 int session_join(struct session *s, struct session_share *share, uint64_t id);
 
-/* The same for a session of the previous daemon, whatever the limits say now. -ENOMEM. */
+/* session_join() for a session of the previous daemon, whatever the limits say now. -ENOMEM. */
 int session_rejoin(struct session *s, struct session_share *share);
 
 /* Makes `seen` as long as the arena has slots. -ENOMEM. */

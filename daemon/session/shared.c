@@ -420,7 +420,8 @@ static const char *read_only_fault(const struct session *s, const struct session
         return NULL;
 }
 
-/* The same for an attach with write access. What else the session has read-only is seen at the delivery. */
+/* Why the session may not attach the block with write access; NULL: it may. What else the session has read-only is
+ * seen at the delivery. */
 static const char *write_fault(const struct session *s, uint32_t shared)
 {
         uint32_t ref = refs_find(&s->shared.refs, shared);

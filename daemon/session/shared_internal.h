@@ -67,7 +67,7 @@ bool keep_allows(const struct broker *b, const struct shared_name *name);
 void keep_begin(struct broker *b, struct shared_name *name);
 void keep_end(struct broker *b, struct shared_name *name);
 
-/* The same for a block that an earlier process kept without references. */
+/* keep_begin() for a block that an earlier process kept without references. */
 void keep_restore(struct broker *b, struct shared_name *name);
 
 /* A kept block is to be freed at once. */

@@ -49,7 +49,7 @@ void usage_split(struct usage *h, uint64_t n_bytes); /* a block of n_bytes becam
  * number, at most QUOTA_RANKS. */
 size_t usage_rank(struct quota *q, bool by_blocks, struct usage *ret[QUOTA_RANKS]);
 
-/* The same by bytes, with n places and always current: it looks at all sessions. Empty places are NULL. */
+/* The n sessions with the most bytes, always current: it looks at all sessions. Empty places are NULL. */
 void usage_most(const struct quota *q, struct usage **ret, size_t n);
 
 /* The largest block. If that was freed, its blocks are searched, provided that they are no more than

@@ -48,13 +48,13 @@ struct gpu {
 /* The GPU, if it is a partition of bfcd for this process. NULL: its calls are passed on. */
 struct gpu *broker_gpu(CUdevice device);
 
-/* The same, if a call has had it before, so that the driver knows the device. */
+/* broker_gpu() if a call has had it before, so that the driver knows the device; else NULL. */
 struct gpu *broker_known_gpu(CUdevice device);
 
 /* Its number. */
 CUdevice broker_ordinal(const struct gpu *gpu);
 
-/* The same by gpu->id. */
+/* The GPU with this gpu->id. */
 struct gpu *broker_gpu_by_id(uint64_t id);
 
 /* The program gives another GPU access to this one's memory. */
@@ -63,12 +63,12 @@ CUresult broker_enable_peer(struct gpu *gpu, CUdevice peer);
 /* The current context's device: an error of the driver, also before cuInit(), without a context and in a child. */
 CUresult broker_device(CUdevice *ret);
 
-/* The same of the current context. A driver's error; then *ret is not set. */
+/* The current context's GPU, as broker_gpu(). A driver's error; then *ret is not set. */
 CUresult broker_current_gpu(struct gpu **ret);
 
 /* The GPU's client, which is made if there is none, and so is the primary context, in which it has memory. */
 CUresult broker_client(struct gpu *gpu, bfc_client **ret);
-/* The same without that context. */
+/* The GPU's client, without making that context. */
 CUresult broker_client_to_ask(struct gpu *gpu, bfc_client **ret);
 
 /* The client that charges what the driver gives. 0, or an error of bfc_connect(). */
@@ -108,8 +108,8 @@ CUresult broker_mem_info(struct gpu *gpu, size_t *ret_n_free, size_t *ret_n_tota
 /* The limit, which may have changed since. 0: it is not known. */
 uint64_t broker_total(struct gpu *gpu);
 
-/* The same for the proxy of NVML, by "GPU-..." or "MIG-...". -ENOENT: this process has no client, or the tenant no quota
- * there. */
+/* Free and total bytes for the proxy of NVML, by "GPU-..." or "MIG-...". -ENOENT: this process has no client, or
+ * the tenant no quota there. */
 __attribute__((visibility("default"))) int bfc_preload_mem_info(const char *uuid, size_t *ret_n_free,
                                                                 size_t *ret_n_total);
 

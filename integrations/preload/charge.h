@@ -12,7 +12,7 @@
 /* Before the driver is asked. 0, or an error of bfc_charge(); -ENOTSUP: there is nothing that charges. */
 int charge_take(struct gpu *gpu, size_t n_bytes);
 
-/* The same without a call of the daemon, and without IN_CALL. False: there is less room. */
+/* charge_take() without a call of the daemon, and without IN_CALL. False: there is less room. */
 bool charge_take_room(struct gpu *gpu, size_t n_bytes);
 
 /* The driver has it back. */
