@@ -178,7 +178,7 @@ static int fetch_once(bfc_client *client, uint32_t partition, Bfcd__Request *req
                                            ret_ptr);
         pthread_mutex_unlock(&client->lock);
         if ((r == -ENOMEM || r == CACHE_MISS || why < 0) && !kept)
-                client_release(client, reply->block->block_id, epoch);
+                client_free_block(client, reply->block->block_id, epoch);
         if (why < 0)
                 r = client_unmappable(client, partition, why);
         else if (r == -ENOMEM)

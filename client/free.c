@@ -246,7 +246,7 @@ static int put_back(bfc_client *client, const struct block *block, uint64_t epoc
         }
         if (!block->slab) {
                 count_leaving(client, block);
-                return client_release(client, block->block_id, epoch);
+                return client_free_block(client, block->block_id, epoch);
         }
         pthread_mutex_lock(&client->lock);
         *ret_excess = uncut(client, block);
@@ -284,7 +284,7 @@ static int free_block(bfc_client *client, const void *ptr, enum wait wait, struc
         *ret_stays = false;
         partition = client->partition;
         if (!client_stash(client, ptr, &excess) && !uncut_fast(client, ptr, &partition, &excess)) {
-                r = shared_release(client, ptr, wait != NO_WAIT, ret_stays);
+                r = shared_detach(client, ptr, wait != NO_WAIT, ret_stays);
                 if (r != SHARED_NONE)
                         return r;
                 r = take_out(client, ptr, wait, call, &block, &epoch);

@@ -42,7 +42,7 @@ int client_free_idle(bfc_client *client, uint32_t partition, const struct cache_
                 epoch = client->epoch;
                 pthread_mutex_unlock(&client->lock);
                 sum += n_bytes;
-                r = client_release_all(client, block_ids, n, epoch);
+                r = client_free_blocks(client, block_ids, n, epoch);
         } while (r == 0 && n == CALL_MAX_AT_ONCE && sum < want_bytes);
         *ret_bytes = sum;
         return r;

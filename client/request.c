@@ -75,7 +75,7 @@ static int request_interrupted(bfc_client *client, const Bfcd__Request *request,
         else if (reply && reply->body_case == BFCD__REPLY__BODY_ATTACHED)
                 block = reply->attached->block;
         if (block)
-                client_release(client, block->block_id, epoch);
+                client_free_block(client, block->block_id, epoch);
         if (reply && reply->body_case == BFCD__REPLY__BODY_DONE &&
             request->body_case == BFCD__REQUEST__BODY_CHARGE)
                 client_return_charge(client, request->charge, epoch);
@@ -185,7 +185,7 @@ static int check_replies(Bfcd__Reply **replies, size_t n)
         return r;
 }
 
-int client_release_all(bfc_client *client, const uint64_t *block_ids, size_t n, uint64_t epoch)
+int client_free_blocks(bfc_client *client, const uint64_t *block_ids, size_t n, uint64_t epoch)
 {
         Bfcd__Request requests[CALL_MAX_AT_ONCE], *pointers[CALL_MAX_AT_ONCE] = { NULL };
         Bfcd__Free frees[CALL_MAX_AT_ONCE];

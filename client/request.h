@@ -54,10 +54,10 @@ int client_check_reply(Bfcd__Reply *reply, Bfcd__Reply__BodyCase expected);
 
 /* Frees blocks of the daemon, at most CALL_MAX_AT_ONCE, which left the tables in this epoch, with one
  * wait in total. Tries all; returns the first error. The client's lock is not held. */
-int client_release_all(bfc_client *client, const uint64_t *block_ids, size_t n, uint64_t epoch);
-static inline int client_release(bfc_client *client, uint64_t block_id, uint64_t epoch)
+int client_free_blocks(bfc_client *client, const uint64_t *block_ids, size_t n, uint64_t epoch);
+static inline int client_free_block(bfc_client *client, uint64_t block_id, uint64_t epoch)
 {
-        return client_release_all(client, &block_id, 1, epoch);
+        return client_free_blocks(client, &block_id, 1, epoch);
 }
 
 #endif

@@ -414,13 +414,13 @@ static int attach_once(bfc_client *client, struct client_call *call, const char 
                                            : -EPROTO;
         pthread_mutex_unlock(&client->lock);
         if (why < 0) {
-                client_release(client, reply->attached->block->block_id, epoch);
+                client_free_block(client, reply->attached->block->block_id, epoch);
                 r = client_unmappable(client, reply->attached->partition, why);
         } else if (r == -EAGAIN) {
-                r = client_release(client, reply->attached->block->block_id, epoch);
+                r = client_free_block(client, reply->attached->block->block_id, epoch);
                 *ret_stale = r == 0;
         } else if (r == -ENOMEM) {
-                client_release(client, reply->attached->block->block_id, epoch);
+                client_free_block(client, reply->attached->block->block_id, epoch);
                 error_no_memory();
         } else if (r < 0) {
                 error_set(r, "the daemon attached a block at an invalid place");
@@ -445,7 +445,7 @@ static int attach_wake(bfc_client *client, void *ptr, uint32_t wait_ms)
         if (r == 0)
                 return 0;
         snprintf(why, sizeof(why), "%s", bfc_last_error());
-        (void)shared_release(client, ptr, true, &stays);
+        (void)shared_detach(client, ptr, true, &stays);
         return error_set(r, "%s", why);
 }
 
@@ -541,7 +541,7 @@ static int leave_end(bfc_client *client, const void *ptr, uint64_t block_id, int
         return r;
 }
 
-int shared_release(bfc_client *client, const void *ptr, bool waits, bool *ret_stays)
+int shared_detach(bfc_client *client, const void *ptr, bool waits, bool *ret_stays)
 {
         struct device_range *range = NULL;
         struct block block;
@@ -557,7 +557,7 @@ int shared_release(bfc_client *client, const void *ptr, bool waits, bool *ret_st
         *ret_stays = gone != 1;
         if (gone < 0)
                 return gone;
-        r = client_release(client, block_id, epoch);
+        r = client_free_block(client, block_id, epoch);
         if (client_has_ended(r) && gone == 1) { /* it stays mapped in this process */
                 client_restore_block(client, &block);
                 *ret_stays = true;
@@ -576,7 +576,7 @@ BFC_API int bfc_detach(bfc_client *client, void *ptr)
         if (!ptr)
                 return 0;
         recorder_freeing(client->recorder, ptr, &lifetime);
-        r = shared_release(client, ptr, true, &stays);
+        r = shared_detach(client, ptr, true, &stays);
         if (r == SHARED_NONE)
                 r = error_set(-EINVAL, "%p is not a shared block of this client", ptr);
         if (stays)

@@ -18,7 +18,7 @@ struct shared_count {
 
 /* Drops one reference. SHARED_NONE: the block is not shared. *ret_stays: this process still has it, perhaps
  * because the call failed; not set with SHARED_NONE. waits: for the work that may use the block. The lock is not held. */
-int shared_release(bfc_client *client, const void *ptr, bool waits, bool *ret_stays);
+int shared_detach(bfc_client *client, const void *ptr, bool waits, bool *ret_stays);
 
 bool shared_has(const bfc_client *client, const void *ptr);          /* the lock is held */
 bool shared_is_read_only(const bfc_client *client, const void *ptr); /* the same */

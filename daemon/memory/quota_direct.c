@@ -79,7 +79,7 @@ static void direct_ended(void *userdata, uint64_t n_bytes)
         quota_note_change(q);
         returns_add(&q->returns, n_bytes, now_ms);
         returns_add(&q->partition->returns, n_bytes, now_ms);
-        (void)quota_begin_release(q, 0);
+        (void)quota_note_release(q, 0);
         partition_make_due(q->partition);
 }
 
@@ -124,7 +124,7 @@ void quota_end_direct(struct quota *q, struct charge *own)
         }
         direct_split(q, own, own->n_bytes, &part);
         arena_end_direct(q->arena, &part, direct_ended, q);
-        (void)quota_begin_release(q, 0);
+        (void)quota_note_release(q, 0);
 }
 
 void quota_leave_direct(struct quota *q, struct charge *own)

@@ -44,12 +44,12 @@ static void count_parked(struct quota *q, uint64_t n_bytes)
 {
         quota_count_blocks(q, 0, -n_bytes, -n_bytes);
         quota_assert(q);
-        (void)quota_begin_release(q, n_bytes);
+        (void)quota_note_release(q, n_bytes);
 }
 
 int quota_park(struct quota *q, bfc_handle handle, uint64_t n_bytes)
 {
-        int r = arena_park(q->arena, handle, quota_released, q);
+        int r = arena_park(q->arena, handle, quota_on_uncharged, q);
 
         if (r == 0)
                 count_parked(q, n_bytes);
@@ -69,9 +69,9 @@ void quota_wake_undo(struct quota *q, bfc_handle handle, uint64_t n_bytes)
 
 int quota_release_parked(struct quota *q)
 {
-        int r = arena_release_parked(q->arena, quota_released, q);
+        int r = arena_release_parked(q->arena, quota_on_uncharged, q);
 
-        (void)quota_begin_release(q, 0);
+        (void)quota_note_release(q, 0);
         return r;
 }
 

@@ -40,7 +40,7 @@ static void reclaim_unlist_free(struct quota *q)
 }
 
 /* After the arena has begun or ended to release extents. */
-static void reclaim_note_releasing(struct quota *q)
+static void reclaim_list_releasing(struct quota *q)
 {
         bool is_releasing = arena_retiring_bytes(q->arena) + arena_ended_bytes(q->arena) > 0;
 
@@ -59,9 +59,9 @@ void reclaim_leave_lists(struct quota *q)
         q->lists.is_releasing = false;
 }
 
-uint64_t quota_begin_release(struct quota *q, uint64_t n_bytes)
+uint64_t quota_note_release(struct quota *q, uint64_t n_bytes)
 {
-        reclaim_note_releasing(q);
+        reclaim_list_releasing(q);
         if (n_bytes > 0)
                 quota_publish(q);
         return n_bytes;
@@ -95,7 +95,7 @@ static void quota_grown(void *userdata, int result, bfc_handle handle, uint64_t 
                 else
                         arena_wake_undo(q->arena, handle);
                 quota_release_exact(q);
-                reclaim_note_releasing(q);
+                reclaim_list_releasing(q);
                 handle = 0;
         }
         reclaim_note_free(q);
@@ -185,13 +185,13 @@ static bool quota_may_hold(const struct quota *q, uint64_t n_bytes)
 
 /* What was released is uncharged by now, in this turn of the loop: no other quota could take it. It is
  * less than n_bytes where the device did not return all of it. */
-void quota_released(void *userdata, uint64_t n_bytes)
+void quota_on_uncharged(void *userdata, uint64_t n_bytes)
 {
         struct quota *q = userdata;
         uint64_t own_released = min_u64(n_bytes, q->growth.own_release_bytes), now = clock_ms();
 
         quota_note_change(q);
-        reclaim_note_releasing(q);
+        reclaim_list_releasing(q);
         q->growth.own_release_bytes -= own_released;
         returns_add(&q->returns, n_bytes, now);
         returns_add(&q->partition->returns, n_bytes - own_released, now);
@@ -213,14 +213,14 @@ static uint64_t quota_release(struct quota *q, uint64_t want_bytes, const struct
 {
         if (!quota_may_release(q))
                 return 0;
-        return quota_begin_release(q, arena_release(q->arena, want_bytes, keep, quota_released, q));
+        return quota_note_release(q, arena_release(q->arena, want_bytes, keep, quota_on_uncharged, q));
 }
 
 int reclaim_resume_release(struct quota *q)
 {
-        int r = arena_resume_release(q->arena, quota_released, q);
+        int r = arena_resume_release(q->arena, quota_on_uncharged, q);
 
-        reclaim_note_releasing(q);
+        reclaim_list_releasing(q);
         return r;
 }
 
@@ -235,7 +235,7 @@ static uint64_t quota_unusable_bytes(const struct quota *q)
 void quota_release_exact(struct quota *q)
 {
         if (quota_may_release(q))
-                (void)quota_begin_release(q, arena_release_exact(q->arena, quota_released, q));
+                (void)quota_note_release(q, arena_release_exact(q->arena, quota_on_uncharged, q));
 }
 
 void reclaim_release_unused(struct quota *q)
@@ -251,7 +251,7 @@ static uint64_t quota_coming(const struct quota *q)
 }
 
 /* Of what is released for the next growth, what is still being released. */
-static uint64_t quota_own_released(const struct quota *q)
+static uint64_t quota_own_coming(const struct quota *q)
 {
         return min_u64(q->growth.own_release_bytes, quota_coming(q));
 }
@@ -315,7 +315,7 @@ static void quota_note_own_release(struct quota *q, const struct bfc_growth *pla
 }
 
 /* Begins to release for a growth; returns how many bytes. */
-static uint64_t quota_give_for(struct quota *q, const struct bfc_growth *plan, uint64_t want_bytes)
+static uint64_t quota_release_for_growth(struct quota *q, const struct bfc_growth *plan, uint64_t want_bytes)
 {
         uint64_t n_bytes = quota_release(q, want_bytes, plan);
 
@@ -332,11 +332,11 @@ static bool quota_release_own(struct quota *q, const struct bfc_growth *plan, ui
         uint64_t own_released;
 
         n_bytes = min_u64(n_bytes, want_bytes);
-        own_released = min_u64(plan->new_bytes, quota_own_released(q) + n_bytes);
+        own_released = min_u64(plan->new_bytes, quota_own_coming(q) + n_bytes);
         if (n_bytes == 0 || !quota_may_hold(q, plan->new_bytes - own_released) ||
             !quota_hold(q, plan->new_bytes - own_released))
                 return false;
-        n_bytes = quota_begin_release(q, arena_release_soon(q->arena, n_bytes, plan, quota_released, q));
+        n_bytes = quota_note_release(q, arena_release_soon(q->arena, n_bytes, plan, quota_on_uncharged, q));
         quota_note_own_release(q, plan, n_bytes);
         return n_bytes > 0;
 }
@@ -401,10 +401,9 @@ static bool quota_reclaim_from(struct quota *q, const struct account *scope, uin
                 return false;
 
         if (own > 0)
-                missing = excess_u64(missing, quota_give_for(q, plan, min_u64(missing, own)));
+                missing = excess_u64(missing, quota_release_for_growth(q, plan, min_u64(missing, own)));
         release_in(q->partition, scope, missing, q, again);
-        return quota_own_released(q) + coming_beside(q->partition, scope, q) >
-               0; /* none where all are late */
+        return quota_own_coming(q) + coming_beside(q->partition, scope, q) > 0; /* none where all are late */
 }
 
 /* Begins the time in which the first request waits for others, unless it has begun. True: it is over. */
@@ -438,7 +437,7 @@ static int quota_reclaim(struct quota *q, uint64_t missing, const struct bfc_gro
                 quota_coming(q) + arena_late_bytes(q->arena); /* its own it waits for, up to a time */
 
         if (coming < missing && arena_releasable(q->arena, plan) >= missing - coming)
-                coming += quota_give_for(q, plan, missing - coming);
+                coming += quota_release_for_growth(q, plan, missing - coming);
         if (coming < missing && q->sessions.n_closing == 0)
                 return refusal;
         return quota_wait_for_own(q, missing, refusal);
@@ -484,7 +483,7 @@ static int quota_grow(struct quota *q, struct quota_request *request, const stru
                 return r;
         partition_tell_standby(q->partition); /* before anything is made */
         r = request->wakes != 0
-                    ? arena_wake(q->arena, request->wakes, &charge, quota_grown, quota_released, q)
+                    ? arena_wake(q->arena, request->wakes, &charge, quota_grown, quota_on_uncharged, q)
                     : arena_grow(q->arena, plan, &charge, quota_grown, q);
         if (r < 0) {
                 charge_drop(&charge);
@@ -567,7 +566,7 @@ static bool is_freeing(const struct quota *q, const struct quota_request *reques
 static int reclaim_make_room_by_itself(struct quota *q, struct quota_request *request,
                                        struct quota_shortage *ret)
 {
-        uint64_t need, want, own_released = quota_own_released(q);
+        uint64_t need, want, own_released = quota_own_coming(q);
         struct bfc_growth plan;
         int r;
 
@@ -608,7 +607,7 @@ static bool reclaim_is_coming(const struct quota *q, const struct quota_request 
                               const struct account *scope, uint64_t now)
 {
         uint64_t coming =
-                !scope ? quota_coming(q) : quota_own_released(q) + coming_beside(q->partition, scope, q);
+                !scope ? quota_coming(q) : quota_own_coming(q) + coming_beside(q->partition, scope, q);
 
         return coming > 0 && request->asking.heard_ms != 0 &&
                now - request->asking.heard_ms <= q->partition->reclaim_timeout_ms;
@@ -704,7 +703,7 @@ void quota_release_surplus(struct quota *q)
             q->growth.backed || !TAILQ_EMPTY(&q->queue.requests) ||
             (q->partition->preallocate && !q->is_removed))
                 return;
-        (void)quota_begin_release(q, arena_release_unmapped(q->arena, surplus, quota_released, q));
+        (void)quota_note_release(q, arena_release_unmapped(q->arena, surplus, quota_on_uncharged, q));
 }
 
 void quota_release_idle(struct quota *q)
@@ -715,7 +714,8 @@ void quota_release_idle(struct quota *q)
 uint64_t quota_release_soon(struct quota *q, uint64_t n_bytes)
 {
         if (n_bytes > 0 && quota_may_release(q))
-                (void)quota_begin_release(q, arena_release_soon(q->arena, n_bytes, NULL, quota_released, q));
+                (void)quota_note_release(q,
+                                         arena_release_soon(q->arena, n_bytes, NULL, quota_on_uncharged, q));
         return quota_coming(q);
 }
 

@@ -82,9 +82,9 @@ void reclaim_release_excess(struct quota *q);
 void reclaim_release_partition_excess(struct partition *p);
 
 /* Extents of the quota were released: n_bytes are uncharged. */
-void quota_released(void *userdata, uint64_t n_bytes);
-/* So many bytes are being released. Returns them. */
-uint64_t quota_begin_release(struct quota *q, uint64_t n_bytes);
+void quota_on_uncharged(void *userdata, uint64_t n_bytes);
+/* The arena has begun to release n_bytes: the partition lists the quota, and its page shows it. Returns n_bytes. */
+uint64_t quota_note_release(struct quota *q, uint64_t n_bytes);
 
 /* ---- quota_direct.c ------------------------------------------------------- */
 

@@ -79,7 +79,7 @@ static void shared_free(struct park_shared *ps)
 }
 
 /* Nothing is under way any more. */
-static void shared_release_if_idle(struct park_shared *ps)
+static void shared_free_if_idle(struct park_shared *ps)
 {
         if (!ps->is_waiting && !ps->copying.is_running && TAILQ_EMPTY(&ps->wakes))
                 shared_free(ps);
@@ -449,7 +449,7 @@ static void leave_wakes(struct park *p)
         unqueue(p);
         TAILQ_REMOVE(&ps->wakes, p, of_shared);
         ps->n_wakes--;
-        shared_release_if_idle(ps);
+        shared_free_if_idle(ps);
 }
 
 /* The client has unmapped the block. */

@@ -349,7 +349,7 @@ static int handle_cancel(struct session *s, const Bfcd__Request *r, const char *
 /* ---- blocks -------------------------------------------------------------- */
 
 /* False: the block is not the session's, or its reply has not been sent. */
-static bool release_block(struct session *s, uint32_t index)
+static bool free_block(struct session *s, uint32_t index)
 {
         const struct ledger_block *block;
 
@@ -359,7 +359,7 @@ static bool release_block(struct session *s, uint32_t index)
         if (block->parked == LEDGER_IS_COPY)
                 return false;
         if (block->shared != LEDGER_NONE)
-                return !s->admin && shared_release(s, index);
+                return !s->admin && shared_detach(s, index);
         if (block->session != s->index || block->links.in_delivery)
                 return false;
         session_free_block(s, index);
@@ -372,7 +372,7 @@ static int handle_free(struct session *s, const Bfcd__Request *r, const char **r
         uint32_t index = ledger_block_find(s->broker->ledger, id);
 
         (void)ret_why;
-        if (!release_block(s, index)) {
+        if (!free_block(s, index)) {
                 session_refuse_format(s, r->id, -EINVAL,
                                       "block %" PRIu64
                                       " does not belong to this session: already freed, or never "

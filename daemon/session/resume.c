@@ -457,7 +457,7 @@ static void resumption_free_refs(struct session *s, size_t *looks)
         for (; *looks > 0 && h->i > 0; h->i--) {
                 uint32_t ref = s->shared.refs.list[h->i - 1].ref;
 
-                if (shared_release_unclaimed(s, ref))
+                if (shared_drop_unlisted(s, ref))
                         h->n_freed++;
                 else
                         park_shared_resumed(s, ref);

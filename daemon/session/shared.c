@@ -92,7 +92,7 @@ static void name_set_due(struct broker *b, struct shared_name *name, bool is_due
 }
 
 /* Forgets a name that is neither published nor waited for. */
-void shared_name_release(struct broker *b, struct shared_name *name)
+void shared_name_drop(struct broker *b, struct shared_name *name)
 {
         if (name->shared == LEDGER_NONE || TAILQ_EMPTY(&name->waits))
                 name_set_due(b, name, false);
@@ -144,7 +144,7 @@ void shared_end(struct broker *b, struct shared_name *name, uint32_t ref)
         ledger_shared_clear(l, index);
         name->shared = LEDGER_NONE;
         name->owner = NULL;
-        shared_name_release(b, name);
+        shared_name_drop(b, name);
         park_shared_free(b, &block, &memory);
 }
 
@@ -209,7 +209,7 @@ static void ref_count_down(struct session *s, uint32_t ref)
                 ref_end(s, ref);
 }
 
-bool shared_release(struct session *s, uint32_t block)
+bool shared_detach(struct session *s, uint32_t block)
 {
         struct ledger *l = s->broker->ledger;
         uint32_t ref = refs_find(&s->shared.refs, ledger_block_at(l, block)->shared);
@@ -231,7 +231,7 @@ void shared_undelivered(struct session *s, uint32_t ref)
         ref_count_down(s, ref);
 }
 
-bool shared_release_unclaimed(struct session *s, uint32_t ref)
+bool shared_drop_unlisted(struct session *s, uint32_t ref)
 {
         struct ledger_ref *h = ledger_ref_at(s->broker->ledger, ref);
         uint32_t n = h->links.n_in_delivery;
@@ -371,7 +371,7 @@ int shared_publish(struct session *s, const Bfcd__Request *r, const char **ret_w
         error = name ? publish_write_down(s, p, index, &name->shared) : -ENOMEM;
         if (error < 0) {
                 if (name)
-                        shared_name_release(b, name);
+                        shared_name_drop(b, name);
                 session_refuse(s, r->id, -ENOMEM,
                                error == -ENOSPC
                                        ? "the daemon's table of shared blocks, of their references or of "
@@ -633,7 +633,7 @@ void shared_drop_waits(struct session *s)
 
         while ((w = TAILQ_FIRST(&s->shared.waits.list))) {
                 wait_remove(w);
-                shared_name_release(s->broker, w->name);
+                shared_name_drop(s->broker, w->name);
                 free(w);
         }
 }
@@ -647,7 +647,7 @@ bool shared_withdraw_attach(struct session *s, uint64_t request_id)
                 if (w->request_id != request_id)
                         continue;
                 wait_remove(w);
-                shared_name_release(s->broker, w->name);
+                shared_name_drop(s->broker, w->name);
                 free(w);
                 return true;
         }
@@ -670,7 +670,7 @@ static void name_serve(struct broker *b, struct shared_name *name, unsigned *bud
                 s->ops->ready(s->userdata);
         }
         name->is_busy = false;
-        shared_name_release(b, name);
+        shared_name_drop(b, name);
 }
 
 /* Refuses waits whose time is up, and finds the next deadline. */
@@ -693,7 +693,7 @@ static void waits_expire(struct session *s, uint64_t now_ms, unsigned *budget)
                                       "timeout: no process of tenant '%s' shared a block as '%s'",
                                       s->tenant->name, name->name);
                 free(w);
-                shared_name_release(s->broker, name);
+                shared_name_drop(s->broker, name);
                 s->ops->ready(s->userdata);
         }
         if (s->shared.waits.n > 0)

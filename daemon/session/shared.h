@@ -66,20 +66,20 @@ int shared_handle_forget(struct session *s, const Bfcd__Request *r, const char *
 int shared_handle_metadata(struct session *s, const Bfcd__Request *r, const char **ret_why);
 
 /* One Free of a shared block. False: the session does not have it, or its reply has not been sent. */
-bool shared_release(struct session *s, uint32_t block);
+bool shared_detach(struct session *s, uint32_t block);
 
 /* The session has a block read-only in an extent of this block, to which it must not get write access. */
 bool shared_protects(const struct session *s, const struct ledger_block *block);
 
-/* The reply of a granted attach is sent, or cannot be sent: then the reference is released. */
+/* The reply of a granted attach is sent, or cannot be sent: then the session loses the reference. */
 void shared_delivered(struct session *s, uint32_t ref);
 void shared_undelivered(struct session *s, uint32_t ref);
 
-/* Of a session that is resumed: releases as much of the count as the client did not list
+/* Of a session that is resumed: drops as much of the count as the client did not list
  * (links.n_in_delivery). True: that was all. */
-bool shared_release_unclaimed(struct session *s, uint32_t ref);
+bool shared_drop_unlisted(struct session *s, uint32_t ref);
 
-/* Of a closing session that has shared blocks: releases one. */
+/* Of a closing session that has shared blocks: drops the last reference. */
 void shared_reap(struct session *s);
 
 /* Removes the waiting Attach with this request id; the caller answers it. False: none waits. */

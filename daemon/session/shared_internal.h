@@ -19,7 +19,7 @@ struct shared_name {
         struct park_shared
                 *parking; /* see park_shared.c; NULL: the block is neither being parked nor woken */
         bool is_due;      /* in the broker's list: waits can be served */
-        bool is_busy;     /* in name_serve(), which ends with shared_name_release() */
+        bool is_busy;     /* in name_serve(), which ends with shared_name_drop() */
         bool is_counted;  /* in owner->n_kept */
         size_t idle_at;   /* its place in the broker's heap, from 1 on; 0: it is not there */
         TAILQ_ENTRY(shared_name) of_due;
@@ -41,7 +41,7 @@ struct shared_wait {
 struct shared_name *shared_name_find(const struct broker *b, const char *tenant, const char *text);
 
 /* Forgets a name that is neither published nor waited for. */
-void shared_name_release(struct broker *b, struct shared_name *name);
+void shared_name_drop(struct broker *b, struct shared_name *name);
 
 /* Frees the block and its name. ref: its last reference; LEDGER_NONE: it has none. */
 void shared_end(struct broker *b, struct shared_name *name, uint32_t ref);
