@@ -75,9 +75,12 @@ static void quota_grown(void *userdata, int result, bfc_handle handle, uint64_t 
         struct quota_request *request = q->growth.request;
         bfc_handle wakes = q->growth.wakes;
 
+        /* The quota is free for the next growth before any callback runs, since that can queue a request. */
         q->growth.is_running = false;
         q->growth.request = NULL;
         q->growth.wakes = 0;
+
+        /* The queue was served meanwhile, so what the request was promised can be gone. */
         if (request && result == 0 && q->partition->is_draining)
                 result = -EBUSY;
         else if (request && result == 0 && wakes != 0)
@@ -89,6 +92,7 @@ static void quota_grown(void *userdata, int result, bfc_handle handle, uint64_t 
         else if (request)
                 quota_count_alloc(q, request->n_bytes);
 
+        /* No request takes the block: its extents serve others, or are released like any free ones. */
         if (handle != 0 && (!request || result < 0)) {
                 if (wakes == 0)
                         (void)arena_dealloc(q->arena, handle);
@@ -98,6 +102,9 @@ static void quota_grown(void *userdata, int result, bfc_handle handle, uint64_t 
                 reclaim_list_releasing(q);
                 handle = 0;
         }
+
+        /* The page shows the growth before the client has its reply. The rest of the new extents can serve
+         * others. */
         reclaim_note_free(q);
         quota_note_change(q);
         quota_publish(q);
@@ -139,11 +146,15 @@ static int reclaim_probe(const struct quota_request *request, uint64_t n_bytes, 
         const struct account *shared = reclaim_shared_account(request->quota);
         int r = account_probe(a, n_bytes, &ret->missing);
 
+        /* A limit that the quota shares with no other request refuses first: claims do not matter there. */
         ret->scope = r < 0 ? account_short_of(a, n_bytes) : NULL;
         ret->takes = (struct reclaim_claim){ account_takes_of(a, NULL, n_bytes),
                                              shared ? account_takes_of(a, shared, n_bytes) : 0 };
         if (r == -EDQUOT && ret->scope != shared)
                 return r;
+
+        /* Then the tenant's quota and the partition, in this order, without what older requests claim there.
+         * Bytes that a guarantee covers are taken of neither. */
         if (ret->takes.of_tenant > 0 &&
             !has_room(shared, ret->takes.of_tenant, claims.of_tenant, &ret->missing)) {
                 ret->scope = shared;
@@ -172,17 +183,6 @@ static bool quota_hold(struct quota *q, uint64_t n_bytes)
         return true;
 }
 
-/* Whether no request that has waited longer claims them. */
-static bool quota_may_hold(const struct quota *q, uint64_t n_bytes)
-{
-        const struct quota_request *first = TAILQ_FIRST(&q->queue.requests);
-        struct reclaim_need need;
-
-        return n_bytes <= q->growth.held.n_bytes ||
-               reclaim_probe(first, n_bytes - q->growth.held.n_bytes, reclaim_claims_before(first, 0),
-                             &need) == 0;
-}
-
 /* What was released is uncharged by now, in this turn of the loop: no other quota could take it. It is
  * less than n_bytes where the device did not return all of it. */
 void quota_on_uncharged(void *userdata, uint64_t n_bytes)
@@ -192,10 +192,14 @@ void quota_on_uncharged(void *userdata, uint64_t n_bytes)
 
         quota_note_change(q);
         reclaim_list_releasing(q);
+
+        /* What was released for the quota's own growth stays charged, so that no other quota takes it. Others
+         * get the rest, and only the rest counts as returned to the partition. */
         q->growth.own_release_bytes -= own_released;
         returns_add(&q->returns, n_bytes, now);
         returns_add(&q->partition->returns, n_bytes - own_released, now);
         (void)quota_hold(q, q->growth.held.n_bytes + own_released);
+
         reclaim_release_unused(q);
         partition_make_due(q->partition);
 }
@@ -222,14 +226,6 @@ int reclaim_resume_release(struct quota *q)
 
         reclaim_list_releasing(q);
         return r;
-}
-
-/* What is charged for something other than extents that can be used or released. */
-static uint64_t quota_unusable_bytes(const struct quota *q)
-{
-        return arena_retiring_bytes(q->arena) + arena_unreclaimed_bytes(q->arena) +
-               q->extentless.closed.n_bytes + q->growth.held.n_bytes + q->extentless.direct_bytes +
-               q->extentless.direct_left.n_bytes;
 }
 
 void quota_release_exact(struct quota *q)
@@ -281,30 +277,19 @@ static uint64_t coming_in(struct partition *p, const struct account *scope)
         return coming_beside(p, scope, NULL);
 }
 
-/* Free extents that it could release for others. */
-static uint64_t quota_free_bytes(struct quota *q)
-{
-        uint64_t n_free;
-
-        q->partition->lists.n_visits++;
-        if (q->partition->preallocate)
-                return 0;
-        n_free = arena_releasable(q->arena, NULL);
-        if (n_free == 0)
-                reclaim_unlist_free(q);
-        return n_free;
-}
-
 /* What a quota could return to `scope` by releasing free extents, without what is being released anyway. */
 static uint64_t quota_yield(struct quota *q, const struct account *scope)
 {
         uint64_t surplus = account_surplus(&q->account, scope), coming = min_u64(quota_coming(q), surplus);
+        uint64_t n_free;
 
-        if (surplus == coming && q->account.own_bytes > 0) {
-                q->partition->lists.n_visits++;
+        q->partition->lists.n_visits++;
+        if ((surplus == coming && q->account.own_bytes > 0) || q->partition->preallocate)
                 return 0;
-        }
-        return min_u64(quota_free_bytes(q), surplus - coming);
+        n_free = arena_releasable(q->arena, NULL);
+        if (n_free == 0) /* no later search looks here, until a block is freed */
+                reclaim_unlist_free(q);
+        return min_u64(n_free, surplus - coming);
 }
 
 /* So many bytes are released for a growth, which gets the room. */
@@ -328,23 +313,25 @@ static uint64_t quota_release_for_growth(struct quota *q, const struct bfc_growt
  * not unmap them in time: it is no reason to end it. */
 static bool quota_release_own(struct quota *q, const struct bfc_growth *plan, uint64_t want_bytes)
 {
+        const struct quota_request *first = TAILQ_FIRST(&q->queue.requests);
         uint64_t n_bytes = q->partition->preallocate ? 0 : arena_releasable_soon(q->arena, plan);
-        uint64_t own_released;
+        uint64_t held = q->growth.held.n_bytes, unpaid;
+        struct reclaim_need need;
 
         n_bytes = min_u64(n_bytes, want_bytes);
-        own_released = min_u64(plan->new_bytes, quota_own_coming(q) + n_bytes);
-        if (n_bytes == 0 || !quota_may_hold(q, plan->new_bytes - own_released) ||
-            !quota_hold(q, plan->new_bytes - own_released))
+        if (n_bytes == 0)
+                return false;
+
+        /* The part that these extents do not pay for must be there now, else they are released in vain. What
+         * older requests claim is not taken for it. */
+        unpaid = excess_u64(plan->new_bytes, quota_own_coming(q) + n_bytes);
+        if (unpaid > held && reclaim_probe(first, unpaid - held, reclaim_claims_before(first, 0), &need) < 0)
+                return false;
+        if (!quota_hold(q, unpaid))
                 return false;
         n_bytes = quota_note_release(q, arena_release_soon(q->arena, n_bytes, plan, quota_on_uncharged, q));
         quota_note_own_release(q, plan, n_bytes);
         return n_bytes > 0;
-}
-
-/* What it could release for its own growth, also what its reserve keeps. */
-static uint64_t quota_own_yield(const struct quota *q, const struct bfc_growth *plan)
-{
-        return q->partition->preallocate ? 0 : arena_releasable(q->arena, plan);
 }
 
 /* False: the quota's sessions were already waited for without success. */
@@ -379,6 +366,8 @@ static uint64_t others_yield(const struct quota *q, const struct account *scope,
         struct quota *other, *next;
         uint64_t sum = 0;
 
+        /* Of quotas below one account only the surplus of the account counts, once. What is being released is
+         * tallied first, since it comes anyway. */
         TAILQ_FOREACH(other, &p->lists.freed, lists.of_freed)
         account_clear_tally(&other->account);
         (void)coming_in(p, scope);
@@ -395,8 +384,10 @@ static uint64_t others_yield(const struct quota *q, const struct account *scope,
 static bool quota_reclaim_from(struct quota *q, const struct account *scope, uint64_t missing,
                                const struct bfc_growth *plan, bool again)
 {
-        uint64_t own = quota_can_trim(q, again) ? quota_own_yield(q, plan) : 0;
+        bool looks = quota_can_trim(q, again) && !q->partition->preallocate;
+        uint64_t own = looks ? arena_releasable(q->arena, plan) : 0; /* also what its reserve keeps */
 
+        /* A release that is not enough helps no request, and the quotas would have to grow again. */
         if (own + others_yield(q, scope, again) < missing)
                 return false;
 
@@ -430,32 +421,22 @@ static int quota_wait_for_own(struct quota *q, uint64_t missing, int refusal)
         return arena_leaving_bytes(q->arena) >= missing ? 0 : quota_wait_for_others(q, refusal);
 }
 
-/* Its own limit, or what others' reserves leave it, lacks so many bytes. 0: they are being released. */
-static int quota_reclaim(struct quota *q, uint64_t missing, const struct bfc_growth *plan, int refusal)
-{
-        uint64_t coming =
-                quota_coming(q) + arena_late_bytes(q->arena); /* its own it waits for, up to a time */
-
-        if (coming < missing && arena_releasable(q->arena, plan) >= missing - coming)
-                coming += quota_release_for_growth(q, plan, missing - coming);
-        if (coming < missing && q->sessions.n_closing == 0)
-                return refusal;
-        return quota_wait_for_own(q, missing, refusal);
-}
-
 /* It lacks so many bytes of lack->scope, without those that the quota releases itself. 0: they are being
  * released. */
-static int quota_reclaim_in(struct quota *q, const struct quota_shortage *lack, uint64_t missing,
-                            const struct bfc_growth *plan)
+static int reclaim_from_account(struct quota *q, const struct quota_shortage *lack, uint64_t missing,
+                                const struct bfc_growth *plan)
 {
         struct quota_request *first = TAILQ_FIRST(&q->queue.requests);
         uint64_t coming = coming_beside(q->partition, lack->scope, q);
 
+        /* Only what is not on its way yet is released. A closing session is freeing its blocks: its extents
+         * count as on their way. */
         if (coming < missing && q->partition->queue.n_closing == 0 &&
             !quota_reclaim_from(q, lack->scope, missing - coming, plan, false))
                 return lack->refusal;
         if (!quota_time_out(q))
                 return 0;
+
         /* What did not come may hide what others would give: they are asked as if it never came. */
         if (first->asked_again || !quota_reclaim_from(q, lack->scope, missing, plan, true))
                 return lack->refusal;
@@ -471,6 +452,7 @@ static int quota_grow(struct quota *q, struct quota_request *request, const stru
         uint64_t missing;
         int r;
 
+        /* What was held for this growth is charged again with the rest: no other code runs in between. */
         reclaim_uncharge(q);
         if (request->is_direct)
                 return quota_grant_direct(q, request);
@@ -481,6 +463,9 @@ static int quota_grow(struct quota *q, struct quota_request *request, const stru
         r = quota_charge(q, plan->new_bytes, &charge, &missing);
         if (r < 0)
                 return r;
+
+        /* The worker makes the extents, and quota_grown() is called. If this fails, the request is still the
+         * first. */
         partition_tell_standby(q->partition); /* before anything is made */
         r = request->wakes != 0
                     ? arena_wake(q->arena, request->wakes, &charge, quota_grown, quota_on_uncharged, q)
@@ -489,6 +474,9 @@ static int quota_grow(struct quota *q, struct quota_request *request, const stru
                 charge_drop(&charge);
                 return r;
         }
+
+        /* The queue goes on without it. The room of the others of its group is held, so that no quota takes it
+         * between two of their growths. */
         reclaim_note_growth(request);
         quota_unqueue_served(request);
         if (request->more_bytes > 0 && !TAILQ_EMPTY(&q->queue.requests))
@@ -540,12 +528,16 @@ static int reclaim_look(struct quota *q, struct quota_request *request, uint64_t
 
         *ret = (struct quota_shortage){ r, need.missing, need.scope };
         if (r < 0) {
+                /* Guarantees of others are theirs for good: above what these leave, only own extents can help,
+                 * and nothing is claimed of others. */
                 most = account_attainable(&q->account, ret->scope);
-                if (after > most) { /* the others have it for good: nothing is claimed of them */
+                if (after > most) {
                         ret->missing = after - most;
                         ret->scope = NULL;
                 }
         }
+
+        /* Only where it is refused: a claim elsewhere would keep others from room that does not help it. */
         reclaim_set_claim(request, (struct reclaim_claim){
                                            ret->scope == pool ? need.takes.of_pool : 0,
                                            ret->scope && ret->scope == shared ? need.takes.of_tenant : 0 });
@@ -553,23 +545,16 @@ static int reclaim_look(struct quota *q, struct quota_request *request, uint64_t
         return r;
 }
 
-/* The client that requests is freeing what was asked of it. With a part of it, another place would seem best, and more
- * would be released for it than is needed. */
-static bool is_freeing(const struct quota *q, const struct quota_request *request)
-{
-        const struct upcalls *calls = q->partition->up.calls;
-
-        return request->requester && calls && calls->is_trimming && calls->is_trimming(q, request->requester);
-}
-
 /* The steps that ask no session: free extents are released, or are being released. */
 static int reclaim_make_room_by_itself(struct quota *q, struct quota_request *request,
                                        struct quota_shortage *ret)
 {
-        uint64_t need, want, own_released = quota_own_coming(q);
+        const struct upcalls *calls = q->partition->up.calls;
+        uint64_t need, want, coming, own_released = quota_own_coming(q);
         struct bfc_growth plan;
         int r;
 
+        /* Plan anew each time: blocks and extents were freed since the last look. */
         r = reclaim_plan(q, request, &plan);
         if (r == -EBUSY) /* what it was parked from still leaves */
                 return quota_wait_for_others(q, r);
@@ -579,13 +564,24 @@ static int reclaim_make_room_by_itself(struct quota *q, struct quota_request *re
                 q->queue.look_again = true;
                 return 0;
         }
+
+        /* What no release can ever give is refused now, before anything is released for it. */
         r = q->lease.is_ended ? -EDQUOT : quota_is_impossible(q, request->n_bytes + request->more_bytes);
         if (r < 0)
                 return r;
+
+        /* What is missing, and where. The request has a claim there from here on. While the requesting client
+         * frees what was asked of it, nothing is done: with a part of it another place would seem best, and
+         * more would be released for it than is needed. */
         need = growth_need(request, &plan);
         r = reclaim_look(q, request, need, ret);
-        if (r < 0 && !ret->scope && is_freeing(q, request))
+        if (r < 0 && !ret->scope && request->requester && calls && calls->is_trimming &&
+            calls->is_trimming(q, request->requester))
                 return 0;
+
+        /* Own free extents pay for the new ones, before more is charged than ever since the quota was last
+         * empty, so that reserved bytes stay near the peak of bytes in use. Where there is room anyway, that
+         * may only delay the growth for a limited time. */
         want = max_u64(ret->missing, excess_u64(q->account.own_bytes + need, q->growth.high_bytes));
         if (want > own_released && (r < 0 || !quota_time_out(q)) &&
             quota_release_own(q, &plan, want - own_released)) {
@@ -595,35 +591,22 @@ static int reclaim_make_room_by_itself(struct quota *q, struct quota_request *re
         if (r == 0)
                 return own_released > 0 && !quota_time_out(q) ? 0 : quota_grow(q, request, &plan);
         request->has_reclaimed = true; /* or it is refused */
-        if (!ret->scope)
-                return quota_reclaim(q, ret->missing, &plan, r);
-        if (own_released >= ret->missing)
-                return quota_wait_for_own(q, ret->missing, r);
-        return quota_reclaim_in(q, ret, ret->missing - own_released, &plan);
-}
 
-/* What sessions freed is being released to where it is needed. */
-static bool reclaim_is_coming(const struct quota *q, const struct quota_request *request,
-                              const struct account *scope, uint64_t now)
-{
-        uint64_t coming =
-                !scope ? quota_coming(q) : quota_own_coming(q) + coming_beside(q->partition, scope, q);
+        /* An account that it shares lacks room: what the quota releases itself comes first, then what others
+         * can. */
+        if (ret->scope)
+                return own_released >= ret->missing
+                               ? quota_wait_for_own(q, ret->missing, r)
+                               : reclaim_from_account(q, ret, ret->missing - own_released, &plan);
 
-        return coming > 0 && request->asking.heard_ms != 0 &&
-               now - request->asking.heard_ms <= q->partition->reclaim_timeout_ms;
-}
-
-/* Has sessions park blocks and give back what they can spare. True: wait for them. */
-static bool reclaim_press(struct quota *q, struct quota_request *request, const struct quota_shortage *lack,
-                          uint64_t now)
-{
-        const struct partition *p = q->partition;
-        struct quota_asking *asking = &request->asking;
-
-        if (asking->press.begun_ms == 0)
-                asking->press.begun_ms = now;
-        return p->up.calls && p->up.calls->press && now - asking->press.begun_ms <= p->reclaim_timeout_ms &&
-               p->up.calls->press(p->up.broker, q, request, lack->scope, lack->missing);
+        /* Its own limit, or what others' reserves leave it, lacks room: only its own extents help, also those
+         * that unresponsive sessions have, for a time. */
+        coming = quota_coming(q) + arena_late_bytes(q->arena);
+        if (coming < ret->missing && arena_releasable(q->arena, &plan) >= ret->missing - coming)
+                coming += quota_release_for_growth(q, &plan, ret->missing - coming);
+        if (coming < ret->missing && q->sessions.n_closing == 0)
+                return r;
+        return quota_wait_for_own(q, ret->missing, r);
 }
 
 /* Asks sessions for their idle memory. True: wait for them. */
@@ -631,21 +614,32 @@ static bool reclaim_ask_sessions(struct quota *q, struct quota_request *request,
                                  const struct quota_shortage *lack, uint64_t now)
 {
         const struct partition *p = q->partition;
+        const struct account *scope = lack->scope;
         struct quota_asking *asking = &request->asking;
+        uint64_t coming;
 
-        if (reclaim_press(q, request, lack, now))
+        /* Pressure: sessions park blocks and give back what their programs can spare. */
+        if (asking->press.begun_ms == 0)
+                asking->press.begun_ms = now;
+        if (p->up.calls && p->up.calls->press && now - asking->press.begun_ms <= p->reclaim_timeout_ms &&
+            p->up.calls->press(p->up.broker, q, request, scope, lack->missing))
                 return true;
+
+        /* Trim: sessions return the idle memory of their caches. */
         if (asking->begun_ms == 0)
                 asking->begun_ms = now;
         if (p->up.calls && now - asking->begun_ms <= p->reclaim_timeout_ms &&
-            p->up.calls->trim(p->up.broker, q, request, lack->scope, lack->missing))
+            p->up.calls->trim(p->up.broker, q, request, scope, lack->missing))
                 return true;
-        return reclaim_is_coming(q, request, lack->scope, now);
+
+        /* What sessions freed may still be on its way to the account: each answer extends the wait for it. */
+        coming = !scope ? quota_coming(q) : quota_own_coming(q) + coming_beside(q->partition, scope, q);
+        return coming > 0 && asking->heard_ms != 0 && now - asking->heard_ms <= p->reclaim_timeout_ms;
 }
 
-/* For as long as the request itself says. More memory may become idle meanwhile, so sessions are asked
- * again now and then. */
-static bool reclaim_queue(struct quota *q, struct quota_request *request, uint64_t now)
+/* Waits for as long as the request itself says. More memory may become idle meanwhile, so sessions are asked
+ * again now and then. False: its time is up. */
+static bool reclaim_wait_on(struct quota *q, struct quota_request *request, uint64_t now)
 {
         if (request->wait_ms == 0)
                 return false;
@@ -669,6 +663,8 @@ int reclaim_last_chance(struct quota *q, struct quota_request *request)
 
         if (r < 0)
                 return r;
+
+        /* Claims that are aged have had their turn: they refuse no other request. */
         n_bytes = growth_need(request, &plan);
         r = reclaim_probe(request, n_bytes, reclaim_claims_before(request, clock_ms()), &need);
         if (r == 0)
@@ -684,19 +680,26 @@ int reclaim_make_room(struct quota *q, struct quota_request *request)
 
         if (r == 0 || lack.refusal == 0)
                 return r;
+
+        /* The limits lack room, and no extent on its way will do. Sessions are asked; then the request waits. */
         now = clock_ms();
         if (q->queue.blocked_ms == 0)
                 quota_set_blocked(q, now);
-        if (reclaim_ask_sessions(q, request, &lack, now) || reclaim_queue(q, request, now))
+        if (reclaim_ask_sessions(q, request, &lack, now) || reclaim_wait_on(q, request, now))
                 return 0;
+
+        /* Its time is up. A refusal that only claims of others cause can still turn into a grant. */
         r = r == -ENOMEM || lack.scope ? reclaim_last_chance(q, request) : r;
         return r == RECLAIM_WAIT ? 0 : r;
 }
 
 void quota_release_surplus(struct quota *q)
 {
-        uint64_t kept = q->sessions.peaks_bytes + quota_unusable_bytes(q);
-        uint64_t surplus = excess_u64(q->account.own_bytes, kept);
+        /* What is charged for something other than extents that can be used or released. */
+        uint64_t unusable = arena_retiring_bytes(q->arena) + arena_unreclaimed_bytes(q->arena) +
+                            q->extentless.closed.n_bytes + q->growth.held.n_bytes +
+                            q->extentless.direct_bytes + q->extentless.direct_left.n_bytes;
+        uint64_t surplus = excess_u64(q->account.own_bytes, q->sessions.peaks_bytes + unusable);
 
         /* A waiting request uses the free extents, or releases them itself. */
         if (surplus == 0 || q->is_left || q->partition->up.is_inheriting || q->growth.is_running ||
@@ -728,6 +731,8 @@ static uint64_t quota_growth_room(const struct quota *q)
 
         if (quota_growth_pause_ms(q) > 0 || q->lease.is_ended)
                 return 0;
+        /* At each level: what is free once all releases have ended, without what is claimed, and what is
+         * guaranteed to the quota below this level. The tightest level counts. */
         for (const struct account *a = &q->account; a; a = a->parent) {
                 uint64_t after = excess_u64(a->committed_bytes, coming_in(q->partition, a));
                 uint64_t n_free = excess_u64(a->limit_bytes, after);
