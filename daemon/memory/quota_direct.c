@@ -28,6 +28,8 @@ int quota_grant_direct(struct quota *q, struct quota_request *request)
 
         if (r < 0)
                 return r;
+
+        /* Standby memory leaves room for what the process takes by itself from now on. */
         partition_tell_standby(q->partition);
         reclaim_note_growth(request);
         quota_unqueue_served(request);
@@ -118,10 +120,13 @@ void quota_end_direct(struct quota *q, struct charge *own)
 
         if (own->n_bytes == 0)
                 return;
+        /* A device that cannot be asked: the word of the process counts. */
         if (!is_asked(q) || q->partition->is_lost) {
                 quota_drop_direct(q, own, own->n_bytes);
                 return;
         }
+
+        /* Else the bytes stay charged until the device was asked whether they are back. */
         direct_split(q, own, own->n_bytes, &part);
         arena_end_direct(q->arena, &part, direct_ended, q);
         (void)quota_note_release(q, 0);

@@ -103,6 +103,7 @@ static void quota_unqueue(struct quota_request *request)
         if (q->queue.next == request)
                 q->queue.next = TAILQ_NEXT(request, link);
         TAILQ_REMOVE(&q->queue.requests, request, link);
+        /* Later requests, also of other quotas, may have what was kept for this one. */
         reclaim_set_claim(request, (struct reclaim_claim){ 0, 0 });
         if (request->wakes != 0)
                 reclaim_uncharge(q); /* what was held for its group */
@@ -124,14 +125,6 @@ void quota_unqueue_served(struct quota_request *request)
         quota_unqueue(request);
 }
 
-static enum grant_way request_way(const struct quota_request *request)
-{
-        return request->queued_ms != 0  ? GRANT_WAITED
-               : request->has_reclaimed ? GRANT_RECLAIMED
-               : request->has_grown     ? GRANT_GROWN
-                                        : GRANT_BACKED;
-}
-
 static void quota_count_wait(const struct quota_request *request)
 {
         uint64_t ns = clock_ns() - request->since_ns;
@@ -143,16 +136,22 @@ static void quota_count_wait(const struct quota_request *request)
 void quota_complete(struct quota_request *request, int result, bfc_handle handle, uint64_t offset)
 {
         struct quota *q = request->quota;
+        /* The costliest step that it needed. */
+        enum grant_way way = request->queued_ms != 0  ? GRANT_WAITED
+                             : request->has_reclaimed ? GRANT_RECLAIMED
+                             : request->has_grown     ? GRANT_GROWN
+                                                      : GRANT_BACKED;
 
         quota_count_wait(request);
         q->queue.n--;
         q->queue.n_bytes -= request->n_bytes;
         for (struct quota *each = q; each && result == 0; each = each->lease.parent)
-                grants_add(&each->grants, request_way(request), clock_ns() - request->since_ns);
+                grants_add(&each->grants, way, clock_ns() - request->since_ns);
         if (result == 0 && request->lack.refusal != 0 && !request->lack.scope && !request->has_grown)
                 returns_add(&q->returns, request->n_bytes, clock_ms()); /* freed, and used again */
         if (!request->is_no_refusal)
                 quota_count_refusal(request->quota, result);
+        /* Last: it may free the request, and queue another one. */
         request->done(request, result, handle, offset);
 }
 
@@ -173,6 +172,7 @@ void quota_wait(struct quota_request *request)
         quota_enqueue(request);
         q->queue.n++;
         q->queue.n_bytes += request->n_bytes;
+
         /* The round is over: it continues with this one, unless a new round is due. */
         if (!q->queue.next && !q->queue.look_again)
                 q->queue.next = request;
@@ -187,7 +187,7 @@ void quota_cancel(struct quota_request *request)
         q->queue.n--;
         q->queue.n_bytes -= request->n_bytes;
         if (q->growth.request == request)
-                q->growth.request = NULL;
+                q->growth.request = NULL; /* the worker goes on; quota_grown() frees the block */
         else
                 quota_unqueue(request);
 }
@@ -210,31 +210,27 @@ static bool quota_may_pass(const struct quota_request *request, uint64_t now)
                q->partition->is_draining || now - request->since_ms >= q->partition->reclaim_timeout_ms;
 }
 
-/* Whether a request behind one that waits for others to free has waited for as long as it would have as the
- * first. */
-static bool quota_is_over(const struct quota_request *request, uint64_t now)
-{
-        const struct quota *q = request->quota;
-        const struct quota_request *first = TAILQ_FIRST(&q->queue.requests);
-
-        return request != first && first->queued_ms != 0 && !q->growth.is_running &&
-               now - request->since_ms >= RECLAIM_STEPS * q->partition->reclaim_timeout_ms + request->wait_ms;
-}
-
 /* 0: it is served, or grows. Positive: it continues to wait. */
 static int quota_serve_one(struct quota *q, struct quota_request *request, uint64_t now, unsigned *budget)
 {
+        const struct quota_request *first = TAILQ_FIRST(&q->queue.requests);
+        uint64_t limit_ms = RECLAIM_STEPS * q->partition->reclaim_timeout_ms + request->wait_ms;
         bfc_handle handle = 0;
         uint64_t offset = 0;
         int r = QUOTA_WAIT;
 
+        /* Backed space that is free now. Requests that always need new memory can only be refused here. */
         if (request->is_copy && quota_may_pass(request, now))
                 r = quota_try_copy(q, request, &handle, &offset);
         else if (request->is_whole || request->is_direct || request->wakes != 0)
                 r = quota_refusal(q) < 0 ? quota_refusal(q) : QUOTA_WAIT;
         else if (quota_may_pass(request, now))
                 r = quota_try(q, request->n_bytes, request->in_extent, &handle, &offset);
-        if (r > 0 && quota_is_over(request, now)) {
+
+        /* Behind a request that waits for others to free, it has waited for as long as it would have as the
+         * first: it grows now, waits for a claim to age, or is refused. That costs as much as many looks. */
+        if (r > 0 && request != first && first->queued_ms != 0 && !q->growth.is_running &&
+            now - request->since_ms >= limit_ms) {
                 *budget -= *budget > QUOTA_ROOM_LOOKS ? QUOTA_ROOM_LOOKS : *budget;
                 r = reclaim_last_chance(q, request);
                 if (r == 0)
@@ -267,17 +263,6 @@ static bool quota_serve(struct quota *q, unsigned *budget)
         return !q->queue.next;
 }
 
-/* A block whose old extents have not left in time waits behind the others, for as long as its request says. */
-static bool quota_wait_behind(struct quota_request *request, int refusal)
-{
-        if (refusal != -EBUSY || request->wakes == 0 || request->quota->partition->is_draining ||
-            clock_ms() - request->since_ms >= request->wait_ms)
-                return false;
-        quota_unqueue_served(request);
-        quota_enqueue(request);
-        return true;
-}
-
 /* Makes room for the first request, or refuses it and the next; false: the budget is used up. */
 static bool quota_make_rooms(struct quota *q, unsigned *budget)
 {
@@ -292,22 +277,21 @@ static bool quota_make_rooms(struct quota *q, unsigned *budget)
                 began_ns = began_ns == 0 ? clock_ns() : began_ns;
                 q->partition->queue.n_looks++;
                 r = q->partition->is_draining ? -EBUSY : reclaim_make_room(q, request);
-                if (r == 0)
+                if (r == 0) /* it grows, or the others wait behind it */
                         return true;
-                if (quota_wait_behind(request, r))
+
+                /* A parked block whose old extents have not left in time waits behind the others, for as long
+                 * as its request says. */
+                if (r == -EBUSY && request->wakes != 0 && !q->partition->is_draining &&
+                    clock_ms() - request->since_ms < request->wait_ms) {
+                        quota_unqueue_served(request);
+                        quota_enqueue(request);
                         continue;
+                }
                 quota_unqueue(request);
                 quota_complete(request, r, 0, 0);
         }
         return true;
-}
-
-static void quota_begin_round(struct quota *q)
-{
-        q->queue.look_again = false;
-        q->queue.next = TAILQ_FIRST(&q->queue.requests);
-        q->queue.round_ms = clock_ms();
-        quota_set_ticks(q, q->queue.blocked_ms, false);
 }
 
 void quota_turn(struct quota *q)
@@ -315,8 +299,15 @@ void quota_turn(struct quota *q)
         unsigned looks = QUOTA_LOOKS, rooms = QUOTA_ROOMS;
 
         /* A round is finished before the next begins, so that no request at its end is starved. */
-        if (q->queue.look_again && !q->queue.next)
-                quota_begin_round(q);
+        if (q->queue.look_again && !q->queue.next) {
+                q->queue.look_again = false;
+                q->queue.next = TAILQ_FIRST(&q->queue.requests);
+                q->queue.round_ms = clock_ms();
+                quota_set_ticks(q, q->queue.blocked_ms, false);
+        }
+
+        /* Room is made only when all that fits has been served: a small request need not wait for a growth. The
+         * quota stays due while a budget is used up, or a change asks for a new round. */
         if (!quota_serve(q, &looks) || !quota_make_rooms(q, &rooms) || q->queue.look_again)
                 return;
         q->queue.is_due = false;
