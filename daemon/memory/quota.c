@@ -78,8 +78,11 @@ static void quota_charge_changed(struct account *a)
 
 void quota_assert(const struct quota *q)
 {
+        /* Of its own: requests are parts of blocks, blocks of extents, and all of these are charged. */
         assert(q->bytes_requested <= q->bytes_in_use);
         assert(q->bytes_in_use + q->extentless.direct_bytes <= q->account.own_bytes);
+        /* At each level with those below; a ceiling is above the limit only while more than the limit is
+         * charged. */
         for (; q; q = q->lease.parent) {
                 assert(q->all.bytes_in_use + q->all.bytes_direct <= q->account.charged_bytes);
                 assert(q->account.committed_bytes <= q->account.ceiling_bytes);
@@ -94,6 +97,7 @@ void quota_count_blocks(struct quota *q, uint32_t n_blocks, uint64_t n_bytes, ui
         q->bytes_requested += n_requested;
         q->partition->use.n_bytes += n_bytes;
         for (; q; q = q->lease.parent) {
+                /* max_blocks may have been lowered below what there is: the ceiling falls with each free. */
                 q->all.n_blocks += n_blocks;
                 q->all.bytes_in_use += n_bytes;
                 q->all.bytes_requested += n_requested;
@@ -133,6 +137,7 @@ int quota_charge(struct quota *q, uint64_t n_bytes, struct charge *ret, uint64_t
 
         if (r < 0)
                 return r;
+        /* See quota_growth.high_bytes: an empty quota starts anew. */
         q->growth.high_bytes = empty ? n_bytes : max_u64(q->growth.high_bytes, q->account.own_bytes);
         for (; q; q = q->lease.parent) {
                 life = &ledger_quota_at(q->ledger, q->index)->life;
@@ -173,15 +178,6 @@ static void quota_describe_arena(const struct quota *q, const struct extent_size
         };
 }
 
-/* As much as there may be now: others may be over what is theirs. */
-static int quota_charge_some(struct quota *q, uint64_t n_bytes, struct charge *ret)
-{
-        uint64_t missing = 0;
-        int r = quota_charge(q, n_bytes, ret, &missing);
-
-        return r < 0 && missing < n_bytes ? quota_charge(q, n_bytes - missing, ret, &missing) : r;
-}
-
 struct quota *quota_of_tenant(const struct quota *q)
 {
         while (q->lease.parent)
@@ -210,7 +206,7 @@ bool quota_is_preallocated(const struct quota *q)
 int quota_back_early(struct quota *q)
 {
         uint64_t n_room = excess_u64(q->account.limit_bytes, q->account.own_bytes);
-        uint64_t n_bytes = 0;
+        uint64_t n_bytes = 0, missing = 0;
         struct charge charge;
         int r;
 
@@ -220,7 +216,11 @@ int quota_back_early(struct quota *q)
                 return 0;
         if (quota_growth_pause_ms(q) > 0)
                 return -ECANCELED;
-        r = quota_charge_some(q, n_bytes, &charge);
+
+        /* As much as there may be now: others may be over what is theirs. */
+        r = quota_charge(q, n_bytes, &charge, &missing);
+        if (r < 0 && missing < n_bytes)
+                r = quota_charge(q, n_bytes - missing, &charge, &missing);
         if (r < 0)
                 return r;
         r = arena_back(q->arena, q->account.limit_bytes, &charge);
@@ -241,6 +241,7 @@ static int quota_open_arena(struct quota *q, const struct quota_options *from)
         struct arena_options options;
         int r;
 
+        /* The record comes first: the extents in the ledger name it. */
         snprintf(facts.tenant, sizeof(facts.tenant), "%s", q->tenant);
         snprintf(facts.partition, sizeof(facts.partition), "%s", p->name);
         facts.is_lease = q->lease.parent != NULL;
@@ -249,6 +250,8 @@ static int quota_open_arena(struct quota *q, const struct quota_options *from)
                 return r;
         quota_describe_arena(q, &sizes, &options);
         r = arena_new(&options, &q->arena);
+
+        /* A preallocated quota that is not whole cannot keep its promise. */
         if (r < 0 || !quota_is_preallocated(q) || from->is_backed_later)
                 return r;
         r = quota_back_early(q);
@@ -263,7 +266,6 @@ static void quota_count_inherited(struct quota *q, const struct arena_inherited 
 
         for (size_t i = 0; i < from->n_blocks; i++) {
                 const struct ledger_block *b = ledger_block_at(q->ledger, from->blocks[i]);
-
                 bool is_parked = ledger_block_is_parked(b);
 
                 quota_count_blocks(q, 1, is_parked ? 0 : b->n_bytes, is_parked ? 0 : b->n_requested);
@@ -284,12 +286,16 @@ static int quota_restore_arena(struct quota *q, const struct quota_options *from
         uint64_t missing;
         int r;
 
+        /* A record of a daemon with other rules, or a damaged one. */
         *from->ret_why = "extents of this size are not supported";
         if (!extent_sizes_are_valid(&sizes, device_granularity(q->partition->device)))
                 return -EBADMSG;
         q->index = from->index;
         q->account.lifetime_peak_charged_bytes = record->life.peak_reserved;
         quota_describe_arena(q, &sizes, &options);
+
+        /* All that the records say is charged before the arena is made: each extent then takes its own part.
+         * Direct charges wait in direct_left until their sessions are restored. */
         r = quota_charge(q, from->inherited_bytes, &charge, &missing);
         if (r == 0)
                 r = quota_charge(q, from->direct_bytes, &q->extentless.direct_left, &missing);
@@ -298,34 +304,23 @@ static int quota_restore_arena(struct quota *q, const struct quota_options *from
                 r = arena_restore(&options, from->inherited, &charge, &q->arena, from->ret_why);
         charge_drop(&charge);
         if (r < 0) {
-                q->index = LEDGER_NONE;
+                q->index = LEDGER_NONE; /* so that quota_free() leaves the record */
                 return r;
         }
         quota_count_inherited(q, from->inherited);
         return reclaim_resume_release(q);
 }
 
-static int quota_open(struct quota *q, const struct quota_options *from)
-{
-        uint64_t missing;
-        int r;
-
-        r = account_init(&q->account, q->lease.parent ? &q->lease.parent->account : &q->partition->pool,
-                         from->limit_bytes, from->reserve_bytes);
-        if (r == 0)
-                r = charge_take(&q->account, from->closed_bytes, &q->extentless.closed, &missing);
-        if (r < 0)
-                return r;
-        return from->inherited ? quota_restore_arena(q, from) : quota_open_arena(q, from);
-}
-
 int quota_new(const struct quota_options *options, struct quota **ret)
 {
         struct quota *q = calloc(1, sizeof(*q));
+        uint64_t missing;
         int r;
 
         if (!q)
                 return -ENOMEM;
+
+        /* From here on quota_free() can undo everything. */
         q->partition = options->partition;
         q->tenant = options->tenant;
         q->lease.parent = options->parent;
@@ -343,11 +338,19 @@ int quota_new(const struct quota_options *options, struct quota **ret)
         q->partition->n_tenants += !q->lease.parent;
         reclaim_note_free(q);
 
-        r = quota_open(q, options);
+        /* What a closed arena of the quota keeps is charged first: it cannot be given back. */
+        r = account_init(&q->account, q->lease.parent ? &q->lease.parent->account : &q->partition->pool,
+                         options->limit_bytes, options->reserve_bytes);
+        if (r == 0)
+                r = charge_take(&q->account, options->closed_bytes, &q->extentless.closed, &missing);
+        if (r == 0)
+                r = options->inherited ? quota_restore_arena(q, options) : quota_open_arena(q, options);
         if (r < 0) {
                 quota_free(q);
                 return r;
         }
+
+        /* Only a quota that stays is shown and logged. */
         q->account.changed = quota_charge_changed;
         quota_note_change(q);
         q->page = options->page;
@@ -464,25 +467,21 @@ int quota_try(struct quota *q, uint64_t n_bytes, bool in_extent, bfc_handle *ret
         return r;
 }
 
-static void quota_count_one_refusal(struct quota *q, int r)
-{
-        struct ledger_lifetime *life = &ledger_quota_at(q->ledger, q->index)->life;
-
-        q->refusals.n++;
-        if (r == -EDQUOT)
-                q->refusals.n_over_quota++;
-        else
-                q->refusals.n_out_of_memory++;
-        q->refusals.last_ms = clock_wall_ms();
-        life->n_over_quota = q->refusals.n_over_quota;
-        life->n_out_of_memory = q->refusals.n_out_of_memory;
-        life->last_refusal_ms = q->refusals.last_ms;
-}
-
 void quota_count_refusal(struct quota *q, int r)
 {
-        for (; q && (r == -EDQUOT || r == -ENOMEM); q = q->lease.parent)
-                quota_count_one_refusal(q, r);
+        for (; q && (r == -EDQUOT || r == -ENOMEM); q = q->lease.parent) {
+                struct ledger_lifetime *life = &ledger_quota_at(q->ledger, q->index)->life;
+
+                q->refusals.n++;
+                if (r == -EDQUOT)
+                        q->refusals.n_over_quota++;
+                else
+                        q->refusals.n_out_of_memory++;
+                q->refusals.last_ms = clock_wall_ms();
+                life->n_over_quota = q->refusals.n_over_quota;
+                life->n_out_of_memory = q->refusals.n_out_of_memory;
+                life->last_refusal_ms = q->refusals.last_ms;
+        }
 }
 
 int quota_is_impossible(const struct quota *q, uint64_t n_bytes)
@@ -524,6 +523,8 @@ int quota_alloc_or_again(struct quota *q, uint64_t n_bytes, bool in_extent, bfc_
 {
         int r;
 
+        /* Backed space, if the request may have it before those that wait: no system call, and nothing is
+         * planned. */
         if (n_bytes == 0)
                 return -EINVAL;
         if (quota_refusal(q) < 0)
@@ -536,8 +537,12 @@ int quota_alloc_or_again(struct quota *q, uint64_t n_bytes, bool in_extent, bfc_
                 r = QUOTA_WAIT; /* requests that came before are looked at first */
         else
                 r = quota_try(q, n_bytes, in_extent, ret_handle, ret_offset);
+
+        /* Served at once: the lowest class of the histogram, without a look at the clock. */
         for (struct quota *each = q; each && r == 0; each = each->lease.parent)
                 each->grants.ways[GRANT_BACKED].n[0]++;
+
+        /* It needs new memory. What no release can make possible is not queued. */
         if (r > 0) {
                 int never = q->lease.is_ended ? -EDQUOT : quota_is_impossible(q, n_bytes);
 
@@ -577,6 +582,8 @@ void quota_dealloc(struct quota *q, bfc_handle handle, uint64_t n_bytes, uint64_
         quota_assert(q);
         quota_release_exact(q);
         quota_publish(q);
+
+        /* The space can serve requests of this quota, older ones of others, and a drain. */
         if (!TAILQ_EMPTY(&q->queue.requests))
                 quota_note_free(q);
         if (q->partition->claims.n > 0)
@@ -590,6 +597,7 @@ int quota_split(struct quota *q, bfc_handle handle, uint64_t at, uint32_t n_more
         bool has_room = true;
         int r;
 
+        /* The client's further splits are counted, too, so that it does not have to stop half-way. */
         for (const struct quota *each = q; each; each = each->lease.parent)
                 has_room = has_room && (uint64_t)each->all.n_blocks + n_more < each->max_blocks;
         r = has_room ? arena_split(q->arena, handle, at, ret_high) : -EDQUOT;
@@ -694,6 +702,8 @@ void quota_remove_early(struct quota *q)
 {
         uint64_t limit = q->account.limit_bytes;
 
+        /* A lease that has ended gets no more memory: its limit is what it has. A removed quota loses only its
+         * guarantee. */
         q->lease.is_ended = q->lease.parent != NULL;
         account_set(&q->account, q->lease.is_ended ? min_u64(limit, q->account.own_bytes) : limit, 0);
         q->is_removed = true;
