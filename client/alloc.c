@@ -47,12 +47,16 @@ static int enter_block(bfc_client *client, struct block *block, uint64_t n_reque
 {
         int r;
 
+        /* A stream's pool has it from here on: the program gets parts of it. */
         if (how->ret_slab) {
                 r = block->slab ? 0 : blocks_add(&client->slabs, block);
                 if (r == 0)
                         *how->ret_slab = *block;
                 return r == -EEXIST ? -EPROTO : r;
         }
+
+        /* Everything that can fail comes before the counts. A place that is in the table already was given
+         * twice. */
         block->n_requested = n_requested;
         block->parkable = (how->flags & BFC_PARKABLE) != 0 ? parkable_new(how->tag) : NULL;
         if ((how->flags & BFC_PARKABLE) != 0 && !block->parkable)
@@ -74,6 +78,7 @@ static int cut_block(bfc_client *client, uint32_t partition, uint64_t n_bytes, c
         struct block block;
         int r = cache_alloc(client->cache, partition, n_bytes, &block);
 
+        /* Stashed blocks count as used in the cache, so they can hide a place that is large enough. */
         if (r == CACHE_MISS && client_drain_stash(client))
                 r = cache_alloc(client->cache, partition, n_bytes, &block);
         if (r != 0)
@@ -101,10 +106,13 @@ static int take_granted(bfc_client *client, uint32_t partition, const Bfcd__Bloc
         void *ptr;
         int r;
 
+        /* The extents came before the reply: they are mapped now, at the latest. */
         r = client_resolve(client, got, ret_why, &ptr);
         if (r < 0)
                 return r;
         block.ptr = ptr;
+
+        /* The cache takes it as a slab, which may join free space beside it. */
         if (client->cache && malloc_can_be_cut(how)) {
                 struct cache_grant given = {
                         got->block_id, got->region_id, regions_size(&client->regions, got->region_id),
@@ -117,6 +125,8 @@ static int take_granted(bfc_client *client, uint32_t partition, const Bfcd__Bloc
                 *kept = r == 0;
         }
         if (*kept) {
+                /* It was requested smaller than the request, to fit beside free space here, and the daemon
+                 * placed it elsewhere: the slab goes back. */
                 r = cut_block(client, partition, n_bytes, how, ret_ptr);
                 if (r == CACHE_MISS && cache_take_mismatched(client->cache, partition, got->block_id) < 0)
                         r = -ENOMEM;
@@ -125,6 +135,8 @@ static int take_granted(bfc_client *client, uint32_t partition, const Bfcd__Bloc
                         client_count_reserved(client, partition, got->n_bytes);
                 return r;
         }
+
+        /* The block is used as it is. */
         if (got->n_bytes < n_bytes)
                 return CACHE_MISS;
         if (!how->ret_slab && !how->tag)
@@ -169,6 +181,9 @@ static int fetch_once(bfc_client *client, uint32_t partition, Bfcd__Request *req
         r = client_request(client, how->call, request, BFCD__REPLY__BODY_BLOCK, &reply, &epoch);
         if (r < 0)
                 return r;
+
+        /* The daemon may have restarted between the reply and this lock. Then the block was not listed in the
+         * resume, and the new daemon has freed it. */
         pthread_mutex_lock(&client->lock);
         *ret_stale = epoch != client->epoch;
         if (!*ret_stale)
@@ -177,6 +192,9 @@ static int fetch_once(bfc_client *client, uint32_t partition, Bfcd__Request *req
                             : take_granted(client, partition, reply->block, n_bytes, how, &kept, &why,
                                            ret_ptr);
         pthread_mutex_unlock(&client->lock);
+
+        /* A block that this process could not use is returned. After any other error the daemon is not trusted:
+         * it stays. */
         if ((r == -ENOMEM || r == CACHE_MISS || why < 0) && !kept)
                 client_free_block(client, reply->block->block_id, epoch);
         if (why < 0)
@@ -263,43 +281,42 @@ static int free_surplus(bfc_client *client, uint32_t partition, uint64_t n_bytes
         return try_cut(client, partition, n_bytes, how, ret_ptr);
 }
 
-/* Requests only what is missing beside free space here, so that a limit can be used to its last byte.
- * CACHE_MISS: it was granted elsewhere, or refused. */
-static int fetch_least(bfc_client *client, uint32_t partition, uint64_t n_bytes, const struct malloc_how *how,
-                       void **ret_ptr)
-{
-        struct malloc_how at_once = without_wait(how, true);
-        uint64_t want;
-        int r;
-
-        pthread_mutex_lock(&client->lock);
-        want = cache_want_least(client->cache, partition, n_bytes);
-        pthread_mutex_unlock(&client->lock);
-        if (want >= n_bytes)
-                return CACHE_MISS;
-        r = fetch(client, partition, want, n_bytes, &at_once, ret_ptr);
-        return r == -EDQUOT || r == -ENOMEM ? CACHE_MISS : r;
-}
-
 /* Frees what is unused here, and requests no more than is needed. This request may wait. The daemon counts it
  * if it is refused. It did not count the first one if it was told that another follows. */
 static int retry_refused(bfc_client *client, uint32_t partition, int error, bool again, uint64_t n_bytes,
                          const struct malloc_how *how, void **ret_ptr)
 {
-        uint64_t n_freed = 0;
+        const struct malloc_how at_once = without_wait(how, true);
+        uint64_t n_freed = 0, want = n_bytes;
         int r;
 
+        /* All that is idle here. Without that nothing has changed, unless the daemon expects another request. */
         streams_collect(client);
         r = client_free_unused(client, partition, NULL, UINT64_MAX, &n_freed);
         if (r < 0)
                 return r;
         if (n_freed == 0 && !again)
                 return error;
-        /* Another thread may have freed something meanwhile. */
-        r = malloc_can_be_cut(how) ? try_cut(client, partition, n_bytes, how, ret_ptr) : CACHE_MISS;
-        if (r == CACHE_MISS && malloc_can_be_cut(how))
-                r = fetch_least(client, partition, n_bytes, how, ret_ptr);
-        return r == CACHE_MISS ? fetch(client, partition, n_bytes, n_bytes, how, ret_ptr) : r;
+
+        if (malloc_can_be_cut(how)) {
+                /* Another thread may have freed something meanwhile. */
+                r = try_cut(client, partition, n_bytes, how, ret_ptr);
+                if (r != CACHE_MISS)
+                        return r;
+
+                /* Only what is missing beside free space here, so that a limit can be used to its last byte. */
+                pthread_mutex_lock(&client->lock);
+                want = cache_want_least(client->cache, partition, n_bytes);
+                pthread_mutex_unlock(&client->lock);
+        }
+        if (want < n_bytes) {
+                r = fetch(client, partition, want, n_bytes, &at_once, ret_ptr);
+                if (r != CACHE_MISS && r != -EDQUOT && r != -ENOMEM)
+                        return r;
+        }
+
+        /* It was granted elsewhere, or refused: the whole request, which may wait. */
+        return fetch(client, partition, n_bytes, n_bytes, how, ret_ptr);
 }
 
 /* A request that waits takes its place in the queue at once: if it were refused first, later ones would
@@ -318,32 +335,24 @@ static int malloc_uncached(bfc_client *client, uint32_t partition, uint64_t n_by
         return fetch(client, partition, n_bytes, n_bytes, how, ret_ptr);
 }
 
-/* A refusal is not final: it can wait, request less, or free what is idle. */
-static bool check_retry(bfc_client *client, uint64_t n_asked, uint64_t n_bytes, const struct malloc_how *how)
+/* From the cache, or else from the daemon. */
+int client_malloc(bfc_client *client, uint32_t partition, uint64_t n_bytes, const struct malloc_how *how,
+                  void **ret_ptr)
 {
-        bool has_some;
-
-        if (how->again || how->wait_ms > 0 || n_asked >= n_bytes + BLOCK_GRANULE)
-                return true;
-        pthread_mutex_lock(&client->lock);
-        has_some = client->counters.bytes_reserved > 0;
-        pthread_mutex_unlock(&client->lock);
-        return has_some;
-}
-
-/* From the cache, or else from the daemon. Only the daemon knows where extents end, so a block with flags is
- * its own. The first request does not wait: idle memory here is freed before. */
-static int malloc_call(bfc_client *client, uint32_t partition, uint64_t n_bytes, const struct malloc_how *how,
-                       void **ret_ptr)
-{
-        struct malloc_how at_once = without_wait(how, true);
+        struct call_interrupt interrupt = { .cancel_fd = how->cancel_fd > 0 ? how->cancel_fd : -1 };
+        struct client_call call = { .interrupt = how->wait_ms > 0 ? &interrupt : NULL };
+        struct malloc_how with_call = *how, at_once;
         uint64_t want = n_bytes;
         int r = __atomic_load_n(&client->lost, __ATOMIC_RELAXED);
 
+        with_call.call = &call;
+        how = &with_call;
         if (r != 0)
                 return client_lost(client, r);
         if (!client->cache)
                 return malloc_uncached(client, partition, n_bytes, how, ret_ptr);
+
+        /* Memory that is here. Only the daemon knows where extents end, so a block with flags is never cut. */
         if (malloc_can_be_cut(how)) {
                 if (!how->ret_slab && client_unstash(client, partition, n_bytes, ret_ptr))
                         return 0;
@@ -354,22 +363,20 @@ static int malloc_call(bfc_client *client, uint32_t partition, uint64_t n_bytes,
                 if (r != CACHE_MISS)
                         return r;
         }
-        at_once.again = check_retry(client, want, n_bytes, how);
+
+        /* The first request does not wait, since idle memory here is freed before. The daemon does not count
+         * its refusal if another one follows: that may wait, be for less, or come after what is idle here was
+         * freed. */
+        at_once = without_wait(how, how->again || how->wait_ms > 0 || want >= n_bytes + BLOCK_GRANULE);
+        if (!at_once.again) {
+                pthread_mutex_lock(&client->lock);
+                at_once.again = client->counters.bytes_reserved > 0;
+                pthread_mutex_unlock(&client->lock);
+        }
         r = fetch(client, partition, want, n_bytes, &at_once, ret_ptr);
         if ((r == -EDQUOT || r == -ENOMEM) && !how->call->is_final)
                 r = retry_refused(client, partition, r, at_once.again, n_bytes, how, ret_ptr);
         return r;
-}
-
-int client_malloc(bfc_client *client, uint32_t partition, uint64_t n_bytes, const struct malloc_how *how,
-                  void **ret_ptr)
-{
-        struct call_interrupt interrupt = { .cancel_fd = how->cancel_fd > 0 ? how->cancel_fd : -1 };
-        struct client_call call = { .interrupt = how->wait_ms > 0 ? &interrupt : NULL };
-        struct malloc_how with_call = *how;
-
-        with_call.call = &call;
-        return malloc_call(client, partition, n_bytes, &with_call, ret_ptr);
 }
 
 int client_check_malloc(bfc_client *client, const char *partition, size_t n_bytes, void **ret_ptr,
