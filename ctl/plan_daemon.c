@@ -23,6 +23,9 @@
 #include "daemon/memory/arena.h"
 #include "daemon/memory/broker.h"
 #include "daemon/session/session.h"
+#include "daemon/session/delivery.h"
+#include "daemon/session/request.h"
+#include "daemon/session/session_states.h"
 
 #define GPU_BYTES (UINT64_C(1) << 46) /* of a GPU that a plan makes up: no limit is above it */
 

@@ -29,6 +29,7 @@
 #include "daemon/session/shared.h"
 #include "daemon/session/pressure.h"
 #include "daemon/session/trim.h"
+#include "daemon/session/reload.h"
 #include "device/host_free.h"
 #include "keeper/remote.h"
 #include "keeper/start.h"

@@ -17,6 +17,12 @@
 #include "daemon/session/lease.h"
 #include "daemon/session/report.h"
 #include "daemon/session/restore.h"
+#include "daemon/session/delivery.h"
+#include "daemon/session/pressure.h"
+#include "daemon/session/recall.h"
+#include "daemon/session/request.h"
+#include "daemon/session/session_states.h"
+#include "daemon/session/shared.h"
 
 /* Works in fuzzers too, so no Check in here. */
 #define MUST(condition)                                                                                      \

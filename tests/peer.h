@@ -11,7 +11,9 @@
 #include <sys/queue.h>
 
 #include "daemon/memory/broker.h"
+#include "daemon/session/retire.h"
 #include "daemon/session/session.h"
+#include "daemon/session/trim.h"
 #include "proto/message.h"
 
 #define PEER_MAX_REPLIES    4096

@@ -4,12 +4,12 @@
 #include "tests/wraps.h"
 
 #include "daemon/session/lease.h"
-#include "daemon/session/reload.h"
+#include "daemon/session/tell.h"
 #include "daemon/ledger/store.h"
 #include "daemon/base/closer.h"
 
 WRAP(size_t, closer_n_waiting, (void), ())
 WRAP(void, lease_gone, (const struct lease_end *end), (end))
-WRAP(void, reload_tell_sessions, (struct broker * b), (b))
+WRAP(void, tell_limits, (struct broker * b), (b))
 WRAP(int, store_put_extent, (struct store * s, uint64_t key, int fd), (s, key, fd))
 WRAP(int, store_remove_extent, (struct store * s, uint64_t key), (s, key))

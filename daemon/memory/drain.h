@@ -10,7 +10,7 @@
  * cancels the drain. A lost device goes the same way by itself, and an operator's drain takes that over: unreclaimed
  * memory stays charged only as far as the device still lacks it.
  *
- * The worker makes all calls of the device. command.c notifies sessions, and asks them for idle memory.
+ * The worker makes all calls of the device. session/command.c notifies sessions, and asks them for idle memory.
  *
  * Invariants: a partition is_draining exactly while its device does not serve; a device that CLOSES, is
  * CLOSED or OPENS has no extent and no pending memory.

@@ -23,6 +23,9 @@
 #include "daemon/net/poller.h"
 #include "daemon/net/stream.h"
 #include "daemon/session/session.h"
+#include "daemon/session/delivery.h"
+#include "daemon/session/request.h"
+#include "daemon/session/session_states.h"
 #include "proto/frame.h"
 
 #define CONNECTION_REQUESTS_PER_TURN 8u

@@ -2,7 +2,7 @@
  * writes its replies, and watches the peer's process. It exists until the session is reaped. The session
  * decides when it may be read, served or closed.
  *
- * Three time-outs end a connection. session.c decides on the first, and session_deadline_ms() says when:
+ * Three time-outs end a connection. session_states.c decides on the first, and session_deadline_ms() says when:
  * SESSION_HELLO_TIMEOUT_MS (10 s) for the hello, and for the list of a resumed client. stream.c decides on
  * the second: `timeouts.read` for a client that does not read its replies. retire.c decides on the third:
  * `timeouts.release` for a session without events that has GPU memory to unmap. docs/operations.md lists all

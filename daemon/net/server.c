@@ -33,6 +33,7 @@
 #include "daemon/session/mappings.h"
 #include "daemon/session/outside.h"
 #include "daemon/session/shared.h"
+#include "daemon/session/reload.h"
 #include "proto/message.h"
 
 #define SERVER_ACCEPTS_PER_TURN 4 /* until one is accepted; the others are gone already, or refused */

@@ -3,13 +3,15 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/session/delivery.h"
 
-#include <assert.h>
 #include <errno.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
 #include "daemon/session/session.h"
+#include "daemon/session/park.h"
+#include "daemon/session/retire.h"
+#include "daemon/session/share.h"
+#include "daemon/session/shared.h"
 
 struct session_delivery {
         uint64_t request_id;

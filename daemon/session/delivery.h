@@ -17,7 +17,6 @@
 
 #include "proto/bfcd.pb-c.h"
 
-#define SESSION_MAX_UNACKED    64u  /* extents sent and not acknowledged */
 #define SESSION_MAX_LOST       256u /* extents sent again because the client lost them; bounds fds in flight */
 #define SESSION_MAX_DELIVERIES 1024u /* then new requests are refused; granted ones are still added */
 #define SESSION_DELIVERY_SLICE 16u   /* blocks delivered in one turn */
@@ -25,21 +24,7 @@
 struct ledger_block;
 struct session;
 struct session_share;
-struct session_delivery; /* a block whose extents are being sent */
-TAILQ_HEAD(session_delivery_list, session_delivery);
-
-/* A session's part. */
-struct delivery_state {
-        struct session_delivery_list list;
-        size_t n;
-        bool is_due;       /* the next block can be delivered: call session_deliver() in a turn */
-        bool in_flight;    /* fds were sent; only the kernel knows whether the client has read them */
-        uint64_t sequence; /* of the last Extents message */
-        uint64_t acked_sequence;
-        uint32_t n_unacked;                       /* extents */
-        uint32_t n_lost;                          /* extents that the client lost, in all */
-        uint8_t sent_counts[SESSION_MAX_UNACKED]; /* extents of message number i % 64 */
-};
+struct delivery_state;
 
 void delivery_init(struct delivery_state *d);
 

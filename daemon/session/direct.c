@@ -3,25 +3,19 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/session/direct.h"
 
-#include <assert.h>
 #include <errno.h>
-#include <inttypes.h>
 
 #include "daemon/base/number.h"
 #include "daemon/session/session.h"
+#include "daemon/session/pressure.h"
+#include "daemon/session/request_refuse.h"
+#include "daemon/session/request_wait.h"
+#include "daemon/session/share.h"
+#include "daemon/session/usage.h"
 
 static uint64_t quota_id(const struct quota *q)
 {
         return ledger_quota_at(q->ledger, q->index)->id;
-}
-
-uint64_t direct_bytes(const struct session *s)
-{
-        uint64_t n_bytes = 0;
-
-        for (size_t i = 0; i < s->n_shares; i++)
-                n_bytes += s->shares[i].usage.direct.n_bytes;
-        return n_bytes;
 }
 
 /* NULL: it was refused. */
@@ -89,7 +83,7 @@ static int add(struct session *s, struct session_share *share, struct charge *gr
         pressure_note(share, share->usage.direct.n_bytes - before, 0);
         if (share->quota->partition->device->direct.n_due > 0)
                 broker_note_direct(s->broker, share->quota);
-        s->stats.peak_bytes_direct = max_u64(s->stats.peak_bytes_direct, direct_bytes(s));
+        s->stats.peak_bytes_direct = max_u64(s->stats.peak_bytes_direct, session_direct_bytes(s));
         return 0;
 }
 

@@ -24,9 +24,6 @@ int direct_handle_uncharge(struct session *s, const Bfcd__Request *r, const char
 /* The Charge with this id was served: commits and answers it. */
 void direct_grant(struct session *s, uint64_t id, size_t share, struct quota_request *served);
 
-/* Of the session in all partitions. */
-uint64_t direct_bytes(const struct session *s);
-
 /* The end of the session, when its process has ended; and before a successor inherits it. */
 void direct_end(struct session *s);
 void direct_leave(struct session *s);

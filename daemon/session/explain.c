@@ -15,6 +15,8 @@
 #include "daemon/session/usage.h"
 #include "daemon/base/number.h"
 #include "daemon/session/report.h"
+#include "daemon/session/outside.h"
+#include "daemon/session/session.h"
 
 /* ---- words ------------------------------------------------------------------ */
 

@@ -6,15 +6,12 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
-#include "daemon/session/command.h"
 #include "daemon/session/explain.h"
 #include "daemon/memory/lease_bounds.h"
 #include "daemon/memory/lease_room.h"
 #include "daemon/session/lease_self.h"
-#include "daemon/session/reload.h"
 #include "daemon/session/report.h"
 #include "daemon/base/clock.h"
 #include "daemon/base/log.h"
@@ -24,6 +21,10 @@
 #include "daemon/base/number.h"
 #include "daemon/record/records.h"
 #include "daemon/session/session.h"
+#include "daemon/session/session_states.h"
+#include "daemon/session/shared.h"
+#include "daemon/session/tell.h"
+#include "daemon/session/trim.h"
 
 #define LEASE_MAX_MS     (UINT64_C(1) << 42) /* of times from outside: more than a hundred years */
 #define LEASE_LINE_BYTES 1024u
@@ -470,7 +471,7 @@ static void apply_set(struct session *s, struct lease *lease, const Bfcd__LeaseS
         lease_store_limits(s->broker, lease, limits->limit_bytes, limits->reserve_bytes);
         quota_set(q, limits);
         partition_set_limit(p, p->pool.limit_bytes, p->reclaim_timeout_ms); /* its requests look again */
-        reload_tell_sessions(s->broker);
+        tell_limits(s->broker);
         if (quota_excess(q) > 0)
                 trim_excess(s->broker, q, quota_excess(q));
 }
@@ -546,7 +547,7 @@ static bool end_lease(struct broker *b, struct lease *lease, bool evicts, uint64
 /* Once for all leases that ended. */
 static void tell_ended(struct broker *b)
 {
-        reload_tell_sessions(b);
+        tell_limits(b);
         shared_review_kept(b);
 }
 
@@ -564,7 +565,7 @@ static int evict_session(struct session *s, const char *lease)
         char reason[LEDGER_NAME_BYTES + 64];
 
         snprintf(reason, sizeof(reason), ": its lease '%s' has ended", lease);
-        return command_evict(s, reason, "evicted: its lease has ended");
+        return session_evict(s, reason, "evicted: its lease has ended");
 }
 
 /* In one pass. False: the daemon is out of memory, and some may be left. */
@@ -574,7 +575,7 @@ static bool evict_sessions(struct broker *b)
 
         for (size_t i = 0; i < b->sessions.n_slots; i++) {
                 struct session *s = b->sessions.table[i];
-                const char *lease = s && !s->eviction && command_may_evict(s) ? evicting_lease(s) : NULL;
+                const char *lease = s && !s->eviction && session_may_be_evicted(s) ? evicting_lease(s) : NULL;
 
                 if (lease && evict_session(s, lease) < 0)
                         are_evicted = false;

@@ -5,26 +5,10 @@
 
 #include "daemon/base/number.h"
 #include "daemon/session/session.h"
+#include "daemon/session/session_states.h"
 
 #define MAPPINGS_LOOKS        128u /* at extents, in one mappings_look() */
 #define MAPPINGS_LOOKS_OF_ONE 32u  /* of these, at one session's */
-
-void mappings_begin(struct session *s)
-{
-        if (s->mappings.is_listed || s->index == LEDGER_NONE)
-                return;
-        s->mappings.is_listed = true;
-        s->mappings.id = 0;
-        TAILQ_INSERT_TAIL(&s->broker->sessions.mapped, s, mappings.link);
-        broker_wake(s->broker);
-}
-
-void mappings_end(struct session *s)
-{
-        if (s->mappings.is_listed)
-                TAILQ_REMOVE(&s->broker->sessions.mapped, s, mappings.link);
-        s->mappings.is_listed = false;
-}
 
 /* An extent without another reference never gets one again: the session is given no extent any more, and
  * only the daemon may open it. So it is enough to see each extent alone once. */

@@ -16,18 +16,6 @@
 struct broker;
 struct session;
 
-/* A session's part. */
-struct mappings_state {
-        bool is_listed;  /* in broker.sessions.mapped */
-        uint32_t export; /* the next one to check, in the ledger */
-        uint64_t id;     /* of that record; 0: begin with the session's first */
-        TAILQ_ENTRY(session) link;
-};
-
-/* The session's quarantine begins, or ends. */
-void mappings_begin(struct session *s);
-void mappings_end(struct session *s);
-
 /* Closes sessions whose memory is no longer mapped. Bounded: call it every BROKER_LOOK_MS while
  * mappings_are_watched(). */
 void mappings_look(struct broker *b);

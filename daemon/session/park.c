@@ -12,6 +12,10 @@
 #include "daemon/session/delivery.h"
 #include "daemon/session/park_internal.h"
 #include "daemon/session/session.h"
+#include "daemon/session/refs.h"
+#include "daemon/session/request_refuse.h"
+#include "daemon/session/share.h"
+#include "daemon/session/shared.h"
 
 #define PARK_MAX_WAKES 64u /* in a request */
 
@@ -544,7 +548,8 @@ bool park_cancel(struct session *s, uint64_t id)
         return false;
 }
 
-bool park_takes_over(struct session *s, uint32_t block)
+/* The record of the session's block was cleared. True: a worker still uses the memory, which is freed later. */
+static bool park_takes_over(struct session *s, uint32_t block)
 {
         struct park *p;
 
@@ -563,7 +568,7 @@ bool park_takes_over(struct session *s, uint32_t block)
         return false;
 }
 
-void park_free_block(struct session *s, uint32_t index)
+static void free_parked(struct session *s, uint32_t index)
 {
         struct ledger *l = s->broker->ledger;
         const struct ledger_block *block = ledger_block_at(l, index);
@@ -607,4 +612,20 @@ void park_leave_all(struct session *s)
                 TAILQ_REMOVE(&s->requests.parks, p, link);
                 p->session = NULL;
         }
+}
+
+void session_free_block(struct session *s, uint32_t index)
+{
+        struct ledger_block *block = ledger_block_at(s->broker->ledger, index);
+        struct session_share *share = session_share_of(s, block->quota);
+        uint64_t n_bytes = block->n_bytes, n_requested = block->n_requested, handle = block->handle;
+
+        if (ledger_block_is_parked(block)) {
+                free_parked(s, index);
+                return;
+        }
+        session_remove_block(s, share, block->offset, n_bytes);
+        ledger_block_clear(s->broker->ledger, index);
+        if (!park_takes_over(s, index))
+                quota_dealloc(share->quota, handle, n_bytes, n_requested);
 }

@@ -30,7 +30,6 @@ struct park;
 struct quota;
 struct session;
 struct shared_name;
-TAILQ_HEAD(park_list, park); /* of a session; at most SESSION_MAX_PENDING that its client waits for */
 
 /* Whether the session can have blocks of the quota that can be parked. */
 bool park_is_possible(const struct session *s, const struct quota *q);
@@ -47,11 +46,9 @@ bool park_cancel(struct session *s, uint64_t id);
 /* The copy of a parked block, in the ledger. LEDGER_NONE: it has none, or lost it with its partition. */
 uint32_t park_copy_of(const struct ledger *l, uint32_t block);
 
-/* Frees a parked block of the session, with its copy. */
-void park_free_block(struct session *s, uint32_t block);
-
-/* The record of the session's block was cleared. True: a worker still uses the memory, which is freed later. */
-bool park_takes_over(struct session *s, uint32_t block);
+/* Frees a block of the session: its record and its memory, with the copy of a parked block. A worker that still uses
+ * the memory frees it later. */
+void session_free_block(struct session *s, uint32_t index);
 
 /* ---- shared blocks ---- */
 

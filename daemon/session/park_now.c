@@ -9,7 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/session/command.h"
 #include "daemon/session/explain.h"
 #include "daemon/session/pressure.h"
 #include "daemon/base/clock.h"
@@ -108,7 +107,7 @@ static void go_on(struct park_now *c)
         if (c->is_asking)
                 return;
         c->is_asking = true;
-        while (c->n_open < COMMAND_MAX_OPEN && ask_next(c, now_ms))
+        while (c->n_open < PARK_NOW_MAX_OPEN && ask_next(c, now_ms))
                 ;
         c->is_asking = false;
         if (c->n_open == 0)
@@ -227,7 +226,7 @@ int park_now_handle(struct session *s, const Bfcd__Request *r, const char **ret_
         int result;
 
         (void)ret_why;
-        if (command_refuse_client(s, r->id, "park and wake of other sessions are"))
+        if (session_refuse_client(s, r->id, "park and wake of other sessions are"))
                 return 0;
         if (s->command.park) {
                 session_refuse(s, r->id, -EBUSY,

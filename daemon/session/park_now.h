@@ -12,6 +12,8 @@
 
 #include "proto/bfcd.pb-c.h"
 
+#define PARK_NOW_MAX_OPEN 32u /* unanswered Pressures of one command */
+
 struct park_now;
 struct session;
 

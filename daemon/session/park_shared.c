@@ -8,13 +8,16 @@
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "daemon/base/clock.h"
 #include "daemon/session/delivery.h"
 #include "daemon/session/park_internal.h"
 #include "daemon/session/session.h"
 #include "daemon/session/shared_internal.h"
+#include "daemon/session/park.h"
+#include "daemon/session/share.h"
+#include "daemon/session/shared.h"
+#include "daemon/session/trim.h"
 
 #define PARK_MAX_HOLDERS 64u
 

@@ -5,7 +5,6 @@
 
 #include <errno.h>
 #include <inttypes.h>
-#include <string.h>
 
 #include "daemon/session/park_now.h"
 #include "daemon/base/clock.h"
@@ -13,6 +12,8 @@
 #include "daemon/memory/broker_lease_auto.h"
 #include "daemon/base/number.h"
 #include "daemon/session/session.h"
+#include "daemon/session/recall.h"
+#include "daemon/session/usage.h"
 
 /* ---- the list ------------------------------------------------------------- */
 

@@ -53,27 +53,6 @@ struct park_now;
 struct session;
 struct session_share;
 
-struct pressure_hint {
-        uint64_t bytes, since_ms; /* blocks that could be parked, and the oldest last use */
-        bool has_fn;
-        uint64_t read_ms; /* 0: never */
-};
-
-/* The part of a session in one quota, in its session_share. All zeros at first. */
-struct pressure_share {
-        struct recall recall;    /* the open Pressure */
-        struct session *session; /* NULL: not listed, so it is not asked */
-        struct session_share *share;
-        uint64_t n_bytes;                  /* asked for */
-        bool wakes;                        /* it was asked to wake blocks instead */
-        uint64_t bytes_added, bytes_freed; /* since then */
-        bool is_own;                       /* for a request of the session itself */
-        uint64_t spent_clocks[2]; /* as that of struct trim_share; of others' requests, and its own */
-        struct pressure_hint hint;
-        struct park_now *command; /* an admin command that waits for the answer; or NULL */
-        TAILQ_ENTRY(pressure_share) of_partition;
-};
-
 /* For upcalls; see upcalls.h. */
 bool pressure_ask(struct broker *b, struct quota *q, struct quota_request *first, const struct account *scope,
                   uint64_t missing);

@@ -5,15 +5,10 @@
 
 #include "daemon/session/session.h"
 
-static const struct {
-        const char *unknown_answer;
-        void (*miss)(struct recall *r);
-} kinds[RECALL_KINDS] = {
-        [RECALL_RETIRE] = { "the client confirmed a Retire that was not sent or was already confirmed",
-                            retire_miss },
-        [RECALL_TRIM] = { "the client answered a Trim that was not sent or was already answered", trim_miss },
-        [RECALL_PRESSURE] = { "the client answered a Pressure that was not sent or was already answered",
-                              pressure_miss },
+static const char *const unknown_answers[RECALL_KINDS] = {
+        [RECALL_RETIRE] = "the client confirmed a Retire that was not sent or was already confirmed",
+        [RECALL_TRIM] = "the client answered a Trim that was not sent or was already answered",
+        [RECALL_PRESSURE] = "the client answered a Pressure that was not sent or was already answered",
 };
 
 static struct recall_queue *queue_of(const struct recall *r)
@@ -74,27 +69,8 @@ struct recall *recall_find(struct session *s, enum recall_kind kind, uint64_t se
         TAILQ_FOREACH(r, &s->recall.queues[kind].open, of_session)
         if (r->sequence == sequence && sequence != 0)
                 return r;
-        *ret_why = kinds[kind].unknown_answer;
+        *ret_why = unknown_answers[kind];
         return NULL;
-}
-
-void recall_tick(struct broker *b, uint64_t now_ms)
-{
-        const uint64_t timeouts_ms[RECALL_KINDS] = {
-                [RECALL_RETIRE] = b->config->release_timeout_ms,
-                [RECALL_TRIM] = b->config->reclaim_timeout_ms,
-                [RECALL_PRESSURE] = PRESSURE_TIMEOUT_MS,
-        };
-
-        for (size_t i = 0; i < RECALL_KINDS; i++) {
-                struct recall *r;
-
-                while ((r = TAILQ_FIRST(&b->recalls.lists[i])) && r->since_ms + timeouts_ms[i] <= now_ms) {
-                        queue_of(r)->n_missed++;
-                        recall_clear_deadline(r);
-                        kinds[i].miss(r);
-                }
-        }
 }
 
 static const char *check_queue(const struct session *s, const struct recall_queue *queue)

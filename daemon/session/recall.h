@@ -23,7 +23,10 @@
 
 #include "daemon/memory/broker.h"
 
+struct park_now;
 struct session;
+struct session_share;
+struct trim_command;
 
 /* The first member of each kind's struct. */
 struct recall {
@@ -49,6 +52,47 @@ struct recall_state {
         unsigned n_overdue;   /* recalls of all kinds that are late; > 0: counted in tenant.n_unresponsive */
         bool takes_pressure;  /* the client knows Pressures */
         bool ignores_retires; /* Retires are not answered: it takes no events, has hung up, or missed one */
+};
+
+/* The part of trim.h in a session_share. All zeros at first. */
+struct trim_share {
+        struct recall recall;    /* the open Trim */
+        struct session *session; /* NULL: not listed, so it is not asked */
+        struct session_share *share;
+        uint64_t bytes_held;
+        uint64_t bytes_freed;      /* in all */
+        uint64_t bytes_freed_then; /* value when the Trim was sent */
+        /* The broker's recalls.trim_clock when it last had nothing more to return. A request that began to ask
+         * before that does not ask it again. */
+        uint64_t spent_clock;
+        uint64_t empty_since;         /* the quota's n_changes, when it had no range; 0: never */
+        uint64_t hint, hint_ms;       /* idle bytes as its client reports, and when they were read */
+        size_t cursor;                /* slots before it were searched without success */
+        struct trim_command *command; /* an admin command that waits for the answer; or NULL */
+        uint32_t *n_own;              /* blocks, by slot */
+        size_t n_slots;
+        TAILQ_ENTRY(trim_share) of_quota;
+};
+
+struct pressure_hint {
+        uint64_t bytes, since_ms; /* blocks that could be parked, and the oldest last use */
+        bool has_fn;
+        uint64_t read_ms; /* 0: never */
+};
+
+/* The part of pressure.h in a session_share. All zeros at first. */
+struct pressure_share {
+        struct recall recall;    /* the open Pressure */
+        struct session *session; /* NULL: not listed, so it is not asked */
+        struct session_share *share;
+        uint64_t n_bytes;                  /* asked for */
+        bool wakes;                        /* it was asked to wake blocks instead */
+        uint64_t bytes_added, bytes_freed; /* since then */
+        bool is_own;                       /* for a request of the session itself */
+        uint64_t spent_clocks[2]; /* as that of struct trim_share; of others' requests, and its own */
+        struct pressure_hint hint;
+        struct park_now *command; /* an admin command that waits for the answer; or NULL */
+        TAILQ_ENTRY(pressure_share) of_partition;
 };
 
 void recall_init(struct recall_state *state);

@@ -5,7 +5,6 @@
 
 #include <assert.h>
 #include <errno.h>
-#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -15,6 +14,8 @@
 #include "daemon/base/log.h"
 #include "daemon/record/records.h"
 #include "daemon/session/session.h"
+#include "daemon/session/shared.h"
+#include "daemon/session/tell.h"
 
 /* Of a reply: it must fit in a frame. */
 #define RELOAD_MAX_SENTENCES 256u
@@ -75,43 +76,13 @@ void reload_read(struct reloads *r)
 
 /* ---- applying ------------------------------------------------------------- */
 
-static void tell_session(struct session *s)
-{
-        for (size_t i = 0; i < s->n_shares; i++) {
-                Bfcd__Event event = BFCD__EVENT__INIT;
-                Bfcd__QuotaChanged changed = BFCD__QUOTA_CHANGED__INIT;
-
-                if (!s->shares[i].quota->sessions.limit_changed)
-                        continue;
-                changed.partition = (uint32_t)i;
-                changed.bytes_limit = s->shares[i].quota->account.limit_bytes;
-                event.body_case = BFCD__EVENT__BODY_QUOTA_CHANGED;
-                event.quota_changed = &changed;
-                s->ops->send_event(s->userdata, &event);
-        }
-}
-
-/* One event for each limit. The event queue bounds a client that does not read; it is not waited for. */
-void reload_tell_sessions(struct broker *b)
-{
-        for (size_t i = 0; i < b->sessions.n_slots; i++) {
-                struct session *s = b->sessions.table[i];
-
-                if (s && s->state == SESSION_LIVE && s->has_events)
-                        tell_session(s);
-        }
-        for (size_t i = 0; i < b->n_tenants; i++)
-                for (size_t k = 0; k < b->tenants[i].n_quotas; k++)
-                        b->tenants[i].quotas[k]->sessions.limit_changed = false;
-}
-
 int reload_config(struct broker *b, struct config *next, bool dry_run, FILE *changes, FILE *errors)
 {
         int r = change_config(b, next, dry_run, changes, errors);
 
         if (r == 0 && !dry_run) {
                 lease_tick(b, clock_ms()); /* those of removed quotas end */
-                reload_tell_sessions(b);
+                tell_limits(b);
         }
         if (r == 0 && !dry_run)
                 shared_review_kept(b);
@@ -366,7 +337,7 @@ int reload_handle(struct session *s, const Bfcd__Request *r, const char **ret_wh
         struct session_reload *own = s->reload;
 
         (void)ret_why;
-        if (command_refuse_client(s, r->id, "reload is"))
+        if (session_refuse_client(s, r->id, "reload is"))
                 return 0;
         if (!reloads) {
                 session_refuse(s, r->id, -EINVAL, "this daemon has no configuration file to reload");

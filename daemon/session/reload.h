@@ -69,7 +69,4 @@ struct session_reload;
 int reload_handle(struct session *s, const Bfcd__Request *r, const char **ret_why);
 void reload_end_session(struct session *s);
 
-/* Tells sessions of the limits that were changed: of quotas with sessions.limit_changed. */
-void reload_tell_sessions(struct broker *b);
-
 #endif

@@ -9,16 +9,14 @@
 #include <malloc.h>
 #include <stdatomic.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "daemon/base/clock.h"
 #include "daemon/memory/drain.h"
 #include "daemon/memory/broker_lease.h"
 #include "daemon/record/records.h"
-#include "daemon/session/direct.h"
 #include "daemon/session/outside.h"
+#include "daemon/session/session.h"
 
 #define REPORT_SCAN       4096u  /* records looked at for one page */
 #define REPORT_MONITOR_NS 10000u /* of a page for a monitor */
@@ -420,7 +418,7 @@ void report_session(const struct session *s, Bfcd__SessionRow *row,
         row->num_blocks = record->links.n_blocks;
         row->bytes_in_use = s->stats.bytes_in_use;
         row->peak_bytes_in_use = s->stats.peak_bytes_in_use;
-        row->bytes_direct = direct_bytes(s);
+        row->bytes_direct = session_direct_bytes(s);
         session_client_usage(s, &client, &row->bytes_outside);
         if (outside_bytes(s) != UINT64_MAX)
                 row->bytes_outside = outside_bytes(s);

@@ -7,8 +7,6 @@
 #include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "daemon/session/command.h"
@@ -16,139 +14,27 @@
 #include "daemon/session/lease.h"
 #include "daemon/session/park_now.h"
 #include "daemon/session/report.h"
-#include "daemon/base/clock.h"
 #include "daemon/session/resume.h"
 #include "daemon/base/log.h"
 #include "daemon/base/number.h"
-#include "daemon/session/accounting.h"
 #include "daemon/session/delivery.h"
 #include "daemon/session/direct.h"
 #include "daemon/session/hello.h"
 #include "daemon/session/session.h"
-
-struct session_request {
-        struct quota_request wait;
-        struct session *session;
-        uint64_t id;
-        size_t share;
-        char tag[LEDGER_TAG_BYTES];
-        TAILQ_ENTRY(session_request) link;
-};
-
-/* Which limit refused, for records. */
-static const char *limit_name(const struct quota_request *refused, int error)
-{
-        const struct quota *q = refused->quota;
-
-        if (refused->device_failed || error == -ENODEV)
-                return "device";
-        if (error == -EBUSY)
-                return "drain";
-        if (error == -EINVAL)
-                return "extent";
-        if (error == -EDQUOT)
-                return !refused->is_direct && quota_without_block(q) ? "max_blocks" : "quota";
-        return "partition";
-}
-
-/* names_holders: the line names the sessions with the most memory. They are searched only if the line is written. */
-static void note_refusal(struct session *s, const struct quota_request *refused, int error,
-                         bool names_holders, const char *sentence)
-{
-        char line[SESSION_SENTENCE_BYTES];
-
-        s->stats.n_refusals++;
-        snprintf(line, sizeof(line), "%s", sentence);
-        if (names_holders && log_limit_is_open(&s->tenant->refusal_log))
-                explain_to_log(refused->quota, error, line, sizeof(line));
-        accounting_refuse(s, &(struct accounting_refusal){ .quota = refused->quota,
-                                                           .n_bytes = refused->n_bytes,
-                                                           .limit = limit_name(refused, error),
-                                                           .sentence = line,
-                                                           .told = sentence });
-}
+#include "daemon/session/park.h"
+#include "daemon/session/pressure.h"
+#include "daemon/session/reload.h"
+#include "daemon/session/request_refuse.h"
+#include "daemon/session/request_wait.h"
+#include "daemon/session/retire.h"
+#include "daemon/session/session_states.h"
+#include "daemon/session/share.h"
+#include "daemon/session/shared.h"
+#include "daemon/session/trim.h"
+#include "daemon/session/trim_command.h"
+#include "daemon/session/usage.h"
 
 /* ---- malloc -------------------------------------------------------------- */
-
-/* A block was taken out of the quota for request `id`. */
-static void give_block(struct session *s, uint64_t id, size_t share_index, uint64_t n_requested,
-                       const char *tag, bfc_handle handle, uint64_t offset)
-{
-        struct session_share *share = &s->shares[share_index];
-        struct ledger_block facts = {
-                .offset = offset,
-                .n_bytes = bfc_block_bytes(n_requested),
-                .n_requested = n_requested,
-                .born_ms = clock_ms(),
-                .session = s->index,
-                .quota = share->quota->index,
-                .handle = handle,
-        };
-
-        snprintf(facts.tag, sizeof(facts.tag), "%s", tag);
-        session_deliver_block(s, id, share, &facts);
-}
-
-void request_refuse(struct session *s, uint64_t id, const struct quota_request *refused, int error,
-                    bool is_final)
-{
-        char sentence[SESSION_SENTENCE_BYTES];
-        bool device_failed = refused->device_failed && error != -ENODEV;
-        bool names_holders = !device_failed && (error == -EDQUOT || error == -ENOMEM);
-
-        if (device_failed && error == -ECOMM)
-                snprintf(sentence, sizeof(sentence),
-                         "a block of %s was refused, because its memory would not survive a restart of the "
-                         "daemon: the keeper of host memory does not answer, and is being replaced",
-                         NUMBER_SIZE(refused->n_bytes));
-        else if (device_failed && error == -ECANCELED)
-                snprintf(
-                        sentence, sizeof(sentence),
-                        "no new memory is allocated for a block of %s: the kernel killed a process for lack of memory while the previous daemon "
-                        "allocated memory for tenant '%s' in partition '%s'; try again in %" PRIu64 " s",
-                        NUMBER_SIZE(refused->n_bytes), refused->quota->tenant,
-                        refused->quota->partition->name, quota_growth_pause_ms(refused->quota) / 1000 + 1);
-        else if (device_failed)
-                snprintf(sentence, sizeof(sentence),
-                         "device '%s' could not allocate memory for a block of %s: %s",
-                         refused->quota->partition->device_id, NUMBER_SIZE(refused->n_bytes),
-                         device_error(error));
-        else
-                quota_explain(refused, error, sentence, sizeof(sentence));
-        names_holders = names_holders && !refused->is_no_refusal;
-        if (!refused->is_no_refusal)
-                note_refusal(s, refused, error, names_holders, sentence);
-        if (names_holders)
-                explain_to_tenant(refused->quota, error, sentence, sizeof(sentence));
-        /* Whatever the device lacked. */
-        session_refuse_final(s, id, device_failed ? -ENOMEM : error, sentence, is_final);
-}
-
-static void request_remove(struct session *s, struct session_request *request)
-{
-        s->stats.waited_ns += clock_ns() - request->wait.since_ns;
-        TAILQ_REMOVE(&s->requests.list, request, link);
-        s->requests.n--;
-        free(request);
-}
-
-static void on_request_done(struct quota_request *wait, int result, bfc_handle handle, uint64_t offset)
-{
-        struct session_request *request = (struct session_request *)wait;
-        struct session *s = request->session;
-
-        s->stats.waited_ns += clock_ns() - wait->since_ns;
-        TAILQ_REMOVE(&s->requests.list, request, link);
-        s->requests.n--;
-        if (result < 0)
-                request_refuse(s, request->id, wait, result, false);
-        else if (wait->is_direct)
-                direct_grant(s, request->id, request->share, wait);
-        else
-                give_block(s, request->id, request->share, wait->n_bytes, request->tag, handle, offset);
-        free(request);
-        s->ops->ready(s->userdata);
-}
 
 /* At most 31 bytes of printable ASCII. */
 static bool tag_is_valid(const char *tag)
@@ -242,44 +128,6 @@ static bool refuse_impossible_malloc(struct session *s, uint64_t id, struct quot
         return r < 0;
 }
 
-void request_init(struct request_state *r)
-{
-        TAILQ_INIT(&r->list);
-        TAILQ_INIT(&r->parks);
-}
-
-void request_drop_all(struct session *s)
-{
-        struct session_request *request;
-
-        while ((request = TAILQ_FIRST(&s->requests.list))) {
-                quota_cancel(&request->wait);
-                request_remove(s, request);
-        }
-}
-
-void request_wait(struct session *s, uint64_t id, size_t share, const struct quota_request *wait,
-                  uint32_t wait_ms, const char *tag)
-{
-        struct session_request *request = calloc(1, sizeof(*request));
-
-        if (!request) {
-                request_refuse(s, id, wait, -ENOMEM, false);
-                return;
-        }
-        request->wait = *wait;
-        request->wait.wait_ms = wait_ms < SESSION_MAX_WAIT_MS ? wait_ms : SESSION_MAX_WAIT_MS;
-        request->wait.requester = s;
-        request->wait.done = on_request_done;
-        request->session = s;
-        request->id = id;
-        request->share = share;
-        snprintf(request->tag, sizeof(request->tag), "%s", tag);
-        TAILQ_INSERT_TAIL(&s->requests.list, request, link);
-        s->requests.n++;
-        quota_wait(&request->wait);
-}
-
 static int handle_malloc(struct session *s, const Bfcd__Request *r, const char **ret_why)
 {
         const Bfcd__Malloc *m = r->malloc;
@@ -310,27 +158,12 @@ static int handle_malloc(struct session *s, const Bfcd__Request *r, const char *
                 result = again ? quota_alloc_or_again(quota, m->n_bytes, wait.in_extent, &handle, &offset)
                                : quota_alloc(quota, m->n_bytes, wait.in_extent, &handle, &offset);
         if (result == 0)
-                give_block(s, r->id, m->partition, m->n_bytes, m->tag, handle, offset);
+                request_give(s, r->id, m->partition, m->n_bytes, m->tag, handle, offset);
         else if (result < 0)
                 request_refuse(s, r->id, &wait, result, false);
         else
                 request_wait(s, r->id, m->partition, &wait, m->wait_ms, m->tag);
         return 0;
-}
-
-static bool cancel_malloc(struct session *s, uint64_t id)
-{
-        struct session_request *request;
-
-        TAILQ_FOREACH(request, &s->requests.list, link)
-        {
-                if (request->id != id)
-                        continue;
-                quota_cancel(&request->wait);
-                request_remove(s, request);
-                return true;
-        }
-        return false;
 }
 
 /* The client frees what was answered already or is being delivered. */
@@ -339,7 +172,7 @@ static int handle_cancel(struct session *s, const Bfcd__Request *r, const char *
         uint64_t id = r->cancel->request_id;
 
         (void)ret_why;
-        if (!cancel_malloc(s, id) && !shared_withdraw_attach(s, id) && !park_cancel(s, id))
+        if (!request_drop(s, id) && !shared_withdraw_attach(s, id) && !park_cancel(s, id))
                 return 0;
         session_refuse(s, id, -ECANCELED, "the client cancelled this request");
         s->ops->ready(s->userdata);

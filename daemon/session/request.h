@@ -8,25 +8,11 @@
 #include <stddef.h>
 #include <sys/queue.h>
 
-#include "daemon/session/park.h"
 #include "proto/bfcd.pb-c.h"
 
-#define SESSION_MAX_PENDING 64u     /* requests that wait for room; one Wake of many blocks may exceed it */
-#define SESSION_MAX_WAIT_MS 600000u /* a longer time in a request counts as this */
+#define SESSION_MAX_PENDING 64u /* requests that wait for room; one Wake of many blocks may exceed it */
 
-struct quota_request;
 struct session;
-struct session_request; /* a malloc or a charge that waits for room */
-TAILQ_HEAD(session_request_list, session_request);
-
-/* A session's part. */
-struct request_state {
-        struct session_request_list list;
-        size_t n; /* waiting, those of shared.h and park.h included */
-        struct park_list parks;
-};
-
-void request_init(struct request_state *r);
 
 /* Handles one request of a session that session_may_read(). Replies are sent by ops->send(), now or
  * later. A negative errno is a violation of the protocol, named in *ret_why: end the session. After a
@@ -45,16 +31,5 @@ bool session_may_handle(const struct session *s, const Bfcd__Request *request);
 
 /* True: SESSION_MAX_PENDING requests wait. */
 bool session_is_full(const struct session *s);
-
-/* Refuses a request for memory: counts it, and says why with sizes. is_final: freed memory would not help. */
-void request_refuse(struct session *s, uint64_t id, const struct quota_request *refused, int error,
-                    bool is_final);
-
-/* Queues a request for memory in a share, whose own fields are set; it is answered later. */
-void request_wait(struct session *s, uint64_t id, size_t share, const struct quota_request *wait,
-                  uint32_t wait_ms, const char *tag);
-
-/* Drops requests that wait for room, without an answer. */
-void request_drop_all(struct session *s);
 
 #endif

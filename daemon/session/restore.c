@@ -14,6 +14,12 @@
 #include "daemon/base/number.h"
 #include "daemon/session/direct.h"
 #include "daemon/session/session.h"
+#include "daemon/session/refs.h"
+#include "daemon/session/session_states.h"
+#include "daemon/session/share.h"
+#include "daemon/session/share_take.h"
+#include "daemon/session/shared.h"
+#include "daemon/session/trim.h"
 
 /* ---- a session's memory --------------------------------------------------- */
 

@@ -10,14 +10,21 @@
 #include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "daemon/base/clock.h"
 #include "daemon/base/log.h"
 #include "daemon/session/direct.h"
 #include "daemon/session/session.h"
+#include "daemon/session/park.h"
+#include "daemon/session/pressure.h"
+#include "daemon/session/refs.h"
+#include "daemon/session/retire.h"
+#include "daemon/session/session_states.h"
+#include "daemon/session/share.h"
+#include "daemon/session/shared.h"
+#include "daemon/session/trim.h"
+#include "daemon/session/welcome.h"
 
 #define MAX_RESUMPTIONS 16u /* of one session: each may leave unread fds in flight */
 #define LOOKS_A_FREE    8u  /* to free a block costs as much as to look at so many */
@@ -206,7 +213,7 @@ int resume_hello(struct session *s, const Bfcd__Request *r)
                 return 0;
         }
         h = resumption_new(kept);
-        if (!h || session_rejoin(kept, &kept->shares[share]) < 0 || hello_open_events(s, r, &fd) < 0) {
+        if (!h || session_rejoin(kept, &kept->shares[share]) < 0 || welcome_open_events(s, r, &fd) < 0) {
                 free(h);
                 session_refuse(s, r->id, -ENOMEM,
                                "the daemon is out of memory or file descriptors: try again");
@@ -217,7 +224,7 @@ int resume_hello(struct session *s, const Bfcd__Request *r)
         direct_begin_list(kept);
         kept->resume.current = h;
         session_transit(kept, EVENT_RESUMED, NULL);
-        hello_welcome(kept, r, share, fd);
+        welcome_send(kept, r, share, fd);
         log_debug("session %" PRIu64 " is being resumed", kept->id);
         return 0;
 }

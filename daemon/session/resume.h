@@ -21,14 +21,6 @@
 struct session;
 struct resumption; /* the list, and how far it was processed */
 
-/* A session's part. */
-struct resume_state {
-        struct resumption *current; /* while the session is LISTING or RESUMING */
-        uint32_t n_begun;
-        bool is_done;      /* the session was resumed and is LIVE */
-        const char *fault; /* why it cannot be resumed; NULL: it can. Static */
-};
-
 /* A Hello with a session's id on a NEW session. If it is granted, *s has been freed. */
 int resume_hello(struct session *s, const Bfcd__Request *r);
 

@@ -10,6 +10,7 @@
 #include "daemon/base/clock.h"
 #include "daemon/base/log.h"
 #include "daemon/session/session.h"
+#include "daemon/session/recall.h"
 
 struct retirement {
         struct recall recall;

@@ -11,38 +11,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/session/command.h"
-#include "daemon/session/park_now.h"
-#include "daemon/base/clock.h"
-#include "daemon/base/log.h"
 #include "daemon/base/number.h"
-#include "daemon/session/accounting.h"
-#include "daemon/session/direct.h"
-
-static void stop_serving(struct session *s, const char *why);
-static void stop_resuming(struct session *s, const char *why);
-static void end_resuming(struct session *s, const char *why);
-static void forbid_resume(struct session *s, const char *why);
-static void begin_closing(struct session *s, const char *why);
-static void end_usage(struct session *s, const char *why);
-static void leave_ledger(struct session *s, const char *why);
-static void leave_behind(struct session *s, const char *why);
 
 /* ---- the states ----------------------------------------------------------- */
 
-enum session_limit { LIMIT_NONE, LIMIT_HELLO, LIMIT_LIST, LIMIT_QUARANTINE };
-
-static const struct {
-        const char *name; /* in lists */
-        enum session_limit limit;
-        bool may_read;
-        bool is_connected;   /* has a client that was greeted */
-        bool is_quarantined; /* counts in tenant.n_quarantined */
-        bool is_closing;
-        Bfcd__Request__BodyCase only; /* the only request that is allowed; 0: all */
-        const char *fault;            /* of any other request */
-        const char *expired; /* why the client is disconnected at the deadline; NULL: it already is */
-} states[SESSION_STATE_COUNT] = {
+static const struct session_state_facts states[SESSION_STATE_COUNT] = {
         [SESSION_NEW] = { "new", LIMIT_HELLO, .may_read = true, .only = BFCD__REQUEST__BODY_HELLO,
                           .fault = "the first request of the client was not a hello",
                           .expired = "timeout: the client did not send a hello within 10 s" },
@@ -61,52 +34,10 @@ static const struct {
         [SESSION_ENDED] = { "closing", LIMIT_NONE, .is_closing = true },
 };
 
-/* next SESSION_NEW: the event changes nothing. */
-static const struct session_transition {
-        enum session_state next;
-        void (*action)(struct session *s, const char *why);
-} transitions[SESSION_STATE_COUNT][EVENT_COUNT] = {
-        [SESSION_NEW][EVENT_ADMITTED] = { SESSION_LIVE, NULL },
-        [SESSION_NEW][EVENT_RESTORED] = { SESSION_QUARANTINED, NULL },
-        [SESSION_NEW][EVENT_RESTORED_RESUMABLE] = { SESSION_SUSPENDED, NULL },
-        [SESSION_NEW][EVENT_DISCONNECTED_EMPTY] = { SESSION_CLOSING, begin_closing },
-        [SESSION_NEW][EVENT_CLOSED] = { SESSION_CLOSING, begin_closing },
-        [SESSION_NEW][EVENT_LEFT] = { SESSION_ENDED, leave_behind },
-
-        [SESSION_LIVE][EVENT_DISCONNECTED] = { SESSION_QUARANTINED, stop_serving },
-        [SESSION_LIVE][EVENT_DISCONNECTED_EMPTY] = { SESSION_CLOSING, begin_closing },
-        [SESSION_LIVE][EVENT_CLOSED] = { SESSION_CLOSING, begin_closing },
-        [SESSION_LIVE][EVENT_RESUME_FORBIDDEN] = { SESSION_LIVE, forbid_resume },
-        [SESSION_LIVE][EVENT_LEFT] = { SESSION_ENDED, leave_behind },
-
-        [SESSION_QUARANTINED][EVENT_CLOSED] = { SESSION_CLOSING, begin_closing },
-        [SESSION_QUARANTINED][EVENT_LEFT] = { SESSION_ENDED, leave_behind },
-
-        [SESSION_SUSPENDED][EVENT_RESUMED] = { SESSION_LISTING, NULL },
-        [SESSION_SUSPENDED][EVENT_RESUME_FORBIDDEN] = { SESSION_QUARANTINED, forbid_resume },
-        [SESSION_SUSPENDED][EVENT_CLOSED] = { SESSION_CLOSING, begin_closing },
-        [SESSION_SUSPENDED][EVENT_LEFT] = { SESSION_ENDED, leave_behind },
-
-        [SESSION_LISTING][EVENT_LISTED] = { SESSION_RESUMING, NULL },
-        [SESSION_LISTING][EVENT_DISCONNECTED] = { SESSION_SUSPENDED, stop_resuming },
-        [SESSION_LISTING][EVENT_DISCONNECTED_EMPTY] = { SESSION_SUSPENDED, stop_resuming },
-        [SESSION_LISTING][EVENT_RESUME_FORBIDDEN] = { SESSION_QUARANTINED, end_resuming },
-        [SESSION_LISTING][EVENT_CLOSED] = { SESSION_CLOSING, begin_closing },
-        [SESSION_LISTING][EVENT_LEFT] = { SESSION_ENDED, leave_behind },
-
-        [SESSION_RESUMING][EVENT_RECONCILED] = { SESSION_LIVE, NULL },
-        [SESSION_RESUMING][EVENT_DISCONNECTED] = { SESSION_SUSPENDED, stop_resuming },
-        [SESSION_RESUMING][EVENT_DISCONNECTED_EMPTY] = { SESSION_SUSPENDED, stop_resuming },
-        [SESSION_RESUMING][EVENT_RESUME_FORBIDDEN] = { SESSION_QUARANTINED, end_resuming },
-        [SESSION_RESUMING][EVENT_CLOSED] = { SESSION_CLOSING, begin_closing },
-        [SESSION_RESUMING][EVENT_LEFT] = { SESSION_ENDED, leave_behind },
-
-        [SESSION_CLOSING][EVENT_REAPED] = { SESSION_LINGERING, end_usage },
-        [SESSION_CLOSING][EVENT_LEFT] = { SESSION_ENDED, leave_behind },
-
-        [SESSION_LINGERING][EVENT_REMOVED] = { SESSION_ENDED, leave_ledger },
-        [SESSION_LINGERING][EVENT_LEFT] = { SESSION_ENDED, leave_behind },
-};
+const struct session_state_facts *session_state_facts(const struct session *s)
+{
+        return &states[s->state];
+}
 
 bool session_is_greeted(const struct session *s)
 {
@@ -143,32 +74,9 @@ bool session_may_deliver(const struct session *s)
         return s->delivery.is_due;
 }
 
-bool session_has_work(const struct session *s)
-{
-        return s->state == SESSION_RESUMING || s->state == SESSION_CLOSING ||
-               (s->state == SESSION_LINGERING && !s->delivery.in_flight && !session_waits_for_exit(s));
-}
-
-bool session_waits_for_exit(const struct session *s)
-{
-        return s->is_watched && !s->goodbye.has_exited && direct_bytes(s) > 0;
-}
-
 bool session_has_fds_in_flight(const struct session *s)
 {
         return s->delivery.in_flight;
-}
-
-bool session_can_stay(const struct session *s)
-{
-        bool is_charged = s->state == SESSION_LINGERING && session_waits_for_exit(s);
-
-        return !s->admin && s->index != LEDGER_NONE && (!session_is_closing(s) || is_charged);
-}
-
-uint64_t session_deadline_ms(const struct session *s)
-{
-        return s->deadline_ms;
 }
 
 const char *session_state_name(const struct session *s)
@@ -209,343 +117,6 @@ size_t session_n_records(const struct session *s)
         record = ledger_session_at(s->broker->ledger, s->index);
         return (size_t)record->links.n_blocks + record->links.n_refs + record->links.n_exports +
                s->delivery.n;
-}
-
-/* ---- transitions ---------------------------------------------------------- */
-
-/* The exit of a watched process ends a suspended session. Without that it has the time of a quarantine. */
-static enum session_limit limit_of(const struct session *s)
-{
-        if (s->state == SESSION_SUSPENDED && !s->is_watched)
-                return LIMIT_QUARANTINE;
-        return states[s->state].limit;
-}
-
-static void start_limit(struct session *s)
-{
-        enum session_limit limit = limit_of(s);
-        uint64_t ms = limit == LIMIT_QUARANTINE ? s->broker->config->quarantine_timeout_ms
-                                                : SESSION_HELLO_TIMEOUT_MS;
-
-        s->deadline_ms = limit == LIMIT_NONE ? 0 : clock_ms() + ms;
-        if (limit == LIMIT_QUARANTINE)
-                mappings_begin(s);
-        else
-                mappings_end(s);
-}
-
-static void count_state(struct session *s, size_t n)
-{
-        if (states[s->state].is_quarantined)
-                s->tenant->n_quarantined += n;
-        if (s->state == SESSION_SUSPENDED)
-                s->broker->suspended.n += n;
-}
-
-static void tell_connection(struct session *s)
-{
-        if (s->ops->changed)
-                s->ops->changed(s->userdata);
-}
-
-void session_transit(struct session *s, enum session_event event, const char *why)
-{
-        const struct session_transition *t = &transitions[s->state][event];
-        enum session_limit limit = limit_of(s);
-
-        if (t->next == SESSION_NEW)
-                return;
-        count_state(s, (size_t)-1);
-        s->state = t->next;
-        count_state(s, 1);
-        if (t->action)
-                t->action(s, why);
-        if (limit_of(s) != limit) /* the same limit continues */
-                start_limit(s);
-        tell_connection(s);
-}
-
-/* Not even by a successor. */
-static void forbid_resume(struct session *s, const char *why)
-{
-        (void)why;
-        if (s->index != LEDGER_NONE)
-                ledger_session_at(s->broker->ledger, s->index)->can_resume = false;
-}
-
-/* Requests that wait get no answer. session_reap() drops deliveries, in slices. Retirements end last: the end
- * of a Trim may end an admin command, which releases extents. */
-static void drop_pending(struct session *s)
-{
-        s->delivery.is_due = false;
-        shared_drop_waits(s);
-        reload_end_session(s);
-        trim_end(s);
-        pressure_end(s);
-        command_drop(s);
-        park_now_drop(s);
-        request_drop_all(s);
-        park_drop_all(s);
-        retire_end(s);
-}
-
-static void stop_serving(struct session *s, const char *why)
-{
-        forbid_resume(s, why);
-        retire_silence(s);
-        drop_pending(s);
-}
-
-static void stop_resuming(struct session *s, const char *why)
-{
-        (void)why;
-        resume_stop(s);
-        s->page = client_page_free(s->page);
-}
-
-static void end_resuming(struct session *s, const char *why)
-{
-        stop_resuming(s, why);
-        forbid_resume(s, why);
-}
-
-/* A successor quarantines what is left, and does not wait for the client. */
-static void begin_closing(struct session *s, const char *why)
-{
-        forbid_resume(s, why);
-        drop_pending(s);
-        if (s->resume.current)
-                stop_resuming(s, why);
-        if (!s->tenant)
-                return;
-        accounting_end(s, s->eviction ? s->eviction : why);
-        for (size_t i = 0; i < s->n_shares; i++)
-                if (s->shares[i].joined)
-                        quota_closing(s->shares[i].quota);
-}
-
-static void end_usage(struct session *s, const char *why)
-{
-        (void)why;
-        session_forget_peaks(s);
-}
-
-static void leave_broker(struct session *s)
-{
-        struct broker *b = s->broker;
-
-        if (s->tenant) {
-                broker_session_ends(b, s->tenant);
-                session_leave_shares(s);
-        }
-        s->page = client_page_free(s->page);
-        b->sessions.table[s->index] = NULL;
-        b->sessions.n--;
-}
-
-static void leave_ledger(struct session *s, const char *why)
-{
-        (void)why;
-        direct_end(s);
-        leave_broker(s);
-        ledger_session_clear(s->broker->ledger, s->index);
-        s->index = LEDGER_NONE;
-}
-
-static void leave_behind(struct session *s, const char *why)
-{
-        drop_pending(s);
-        session_drop_deliveries(s, SIZE_MAX);
-        if (s->resume.current)
-                stop_resuming(s, why);
-        for (size_t i = 0; i < s->n_shares; i++) { /* the ledger has them */
-                s->shares[i].usage.n_blocks = 0;
-                s->shares[i].usage.bytes = 0;
-        }
-        direct_leave(s);
-        leave_broker(s);
-        s->index = LEDGER_NONE;
-}
-
-/* ---- entry points --------------------------------------------------------- */
-
-int session_new(struct broker *b, enum role role, struct credentials *who, const struct session_ops *ops,
-                void *userdata, struct session **ret)
-{
-        struct session *s = calloc(1, sizeof(*s));
-
-        if (!s) {
-                credentials_clear(who);
-                return -ENOMEM;
-        }
-        s->broker = b;
-        s->ops = ops;
-        s->userdata = userdata;
-        s->admin = role != ROLE_CLIENT;
-        s->is_monitor = role == ROLE_MONITOR;
-        s->who = *who;
-        *who = (struct credentials){ .pid = who->pid, .uid = who->uid, .gid = who->gid };
-        s->index = LEDGER_NONE;
-        s->born_ms = clock_ms();
-        request_init(&s->requests);
-        delivery_init(&s->delivery);
-        shared_init(&s->shared);
-        recall_init(&s->recall);
-        start_limit(s);
-        *ret = s;
-        return 0;
-}
-
-void session_set_watched(struct session *s, bool is_watched)
-{
-        s->is_watched = is_watched;
-}
-
-void session_attach(struct session *s, const struct session_ops *ops, void *userdata, bool has_exited)
-{
-        s->ops = ops;
-        s->userdata = userdata;
-        start_limit(s);
-        s->goodbye.has_exited = has_exited;
-        if (has_exited)
-                session_close(s, "process exited while no daemon was running");
-        else if (s->state == SESSION_QUARANTINED && session_n_records(s) == 0)
-                session_close(s, "ended with the previous daemon");
-        else
-                tell_connection(s);
-}
-
-static const char *exit_reason(const struct session *s, const char *otherwise)
-{
-        return s->goodbye.exits ? "goodbye at exit" : otherwise;
-}
-
-int session_hang_up(struct session *s)
-{
-        bool is_empty = session_n_records(s) == 0;
-
-        session_transit(s, is_empty ? EVENT_DISCONNECTED_EMPTY : EVENT_DISCONNECTED,
-                        exit_reason(s, "connection closed"));
-        return states[s->state].is_quarantined || session_waits_for_exit(s);
-}
-
-void session_exit(struct session *s)
-{
-        s->goodbye.has_exited = true;
-        if (s->state == SESSION_LINGERING)
-                tell_connection(s);
-        session_close(s, exit_reason(s, "process exited"));
-}
-
-static bool session_has_exports(const struct session *s)
-{
-        return s->index != LEDGER_NONE && ledger_session_at(s->broker->ledger, s->index)->links.n_exports > 0;
-}
-
-static void end_quarantine(struct session *s)
-{
-        struct log_limit *log = &s->tenant->quarantine_log;
-
-        /* The process may use its mappings: other sessions of the tenant must not get the blocks. */
-        if (s->is_watched && session_has_exports(s)) {
-                log_limited(log, LOG_LEVEL_WARNING,
-                            "session %" PRIu64 ": pid %d still runs at the end of the quarantine after it "
-                            "disconnected; its memory stays charged to tenant '%s' until the process "
-                            "exits, because it can still use that memory",
-                            s->id, (int)s->who.pid, s->tenant->name);
-                return;
-        }
-        log_limited(log, LOG_LEVEL_WARNING,
-                    "session %" PRIu64 ": pid %d still runs at the end of the quarantine after it "
-                    "disconnected; its memory is released",
-                    s->id, (int)s->who.pid);
-        session_close(s, "quarantine ended");
-}
-
-void session_expire(struct session *s)
-{
-        if (s->deadline_ms == 0)
-                return;
-        s->deadline_ms = 0;
-        if (states[s->state].expired)
-                s->ops->abort(s->userdata, states[s->state].expired);
-        else
-                end_quarantine(s);
-}
-
-void session_close(struct session *s, const char *why)
-{
-        session_transit(s, EVENT_CLOSED, why);
-}
-
-int session_work(struct session *s, size_t n_blocks, const char **ret_why)
-{
-        int r;
-
-        if (s->state == SESSION_RESUMING)
-                return resume_step(s, n_blocks, ret_why);
-        if (!session_is_closing(s))
-                return 0;
-        r = session_reap(s, n_blocks);
-        return r == 0 ? SESSION_DONE : r;
-}
-
-static void reap_records(struct session *s, const struct ledger_session *record, size_t n)
-{
-        n = session_drop_deliveries(s, n); /* they name the blocks */
-        for (; n > 0 && record->links.first_block != LEDGER_NONE; n--)
-                session_free_block(s, record->links.first_block);
-        for (; n > 0 && record->links.first_ref != LEDGER_NONE; n--)
-                shared_reap(s);
-        for (; n > 0 && record->links.first_export != LEDGER_NONE; n--)
-                retire_clear_export(s, record->links.first_export);
-}
-
-int session_reap(struct session *s, size_t n_blocks)
-{
-        assert(session_is_closing(s));
-        if (s->index == LEDGER_NONE)
-                return 0;
-        reap_records(s, ledger_session_at(s->broker->ledger, s->index), n_blocks);
-        if (session_n_records(s) > 0)
-                return SESSION_MORE;
-        session_transit(s, EVENT_REAPED, NULL);
-        if (!s->delivery.in_flight && !session_waits_for_exit(s))
-                session_transit(s, EVENT_REMOVED, NULL);
-        if (s->goodbye.is_due)
-                session_done(s, s->goodbye.id);
-        s->goodbye.is_due = false;
-        return s->state == SESSION_LINGERING ? SESSION_LINGERS : 0;
-}
-
-void session_end_linger(struct session *s)
-{
-        s->delivery.in_flight = false;
-        tell_connection(s);
-}
-
-void session_leave_behind(struct session *s)
-{
-        session_transit(s, EVENT_LEFT, NULL);
-}
-
-void session_forbid_resume(struct session *s)
-{
-        session_transit(s, EVENT_RESUME_FORBIDDEN, NULL);
-}
-
-struct session *session_free(struct session *s)
-{
-        if (!s)
-                return NULL;
-        assert(s->index == LEDGER_NONE);
-        assert(TAILQ_EMPTY(&s->requests.list) && TAILQ_EMPTY(&s->delivery.list));
-        park_leave_all(s);
-        refs_clear(&s->shared.refs);
-        credentials_clear(&s->who);
-        free(s->eviction);
-        free(s);
-        return NULL;
 }
 
 void session_set_name(struct session *s, const char *name)
@@ -661,4 +232,67 @@ struct session_pressure_hint session_pressure_hint(const struct session *s, uint
         if (partition >= PAGES_MAX_PARTITIONS || client_page_read(s->page, &word) < 0)
                 return (struct session_pressure_hint){ .has_fn = false };
         return (struct session_pressure_hint){ word.idle[partition], word.has_pressure_fn };
+}
+
+struct session_share *session_share_of(const struct session *s, uint32_t quota)
+{
+        for (size_t i = 0; i < s->n_shares; i++)
+                if (s->shares[i].quota->index == quota)
+                        return &s->shares[i];
+        return NULL;
+}
+
+int session_find_share(const struct session *s, const char *partition, size_t *ret)
+{
+        for (size_t i = 0; i < s->n_shares; i++) {
+                if (partition[0] == '\0' || strcmp(partition, s->shares[i].quota->partition->name) == 0) {
+                        *ret = i;
+                        return 0;
+                }
+        }
+        return -ENOENT;
+}
+
+int session_reserve_seen(struct session_share *share)
+{
+        size_t n = arena_n_slots(share->quota->arena);
+        uint64_t *seen;
+
+        if (n <= share->n_seen)
+                return 0;
+        seen = realloc(share->seen, n * sizeof(*seen));
+        if (!seen)
+                return -ENOMEM;
+        memset(seen + share->n_seen, 0, (n - share->n_seen) * sizeof(*seen));
+        share->seen = seen;
+        share->n_seen = n;
+        return 0;
+}
+
+uint64_t session_lease_number(const struct session *s)
+{
+        for (size_t i = 0; i < s->n_shares; i++)
+                if (s->shares[i].quota->lease.parent)
+                        return ledger_quota_at(s->broker->ledger, s->shares[i].quota->index)->id;
+        return 0;
+}
+
+uint64_t session_direct_bytes(const struct session *s)
+{
+        uint64_t n_bytes = 0;
+
+        for (size_t i = 0; i < s->n_shares; i++)
+                n_bytes += s->shares[i].usage.direct.n_bytes;
+        return n_bytes;
+}
+
+bool session_refuse_client(struct session *s, uint64_t id, const char *what)
+{
+        char sentence[96];
+
+        if (s->admin)
+                return false;
+        snprintf(sentence, sizeof(sentence), "%s only for operators: use the admin socket", what);
+        session_refuse(s, id, -EACCES, sentence);
+        return true;
 }

@@ -4,7 +4,7 @@
  * passes it decoded requests and takes its replies. The owner knows no state: it asks the predicates
  * below and calls the entry points.
  *
- * The states, their time limits and the transitions are one table in session.c:
+ * The transitions between the states are in session_states.c:
  *
  *   NEW -> LIVE -> [QUARANTINED ->] CLOSING -> LINGERING -> ENDED
  *   NEW -> SUSPENDED -> LISTING -> RESUMING -> LIVE, of a session of the previous daemon; see resume.h
@@ -20,25 +20,16 @@
 #include <stdint.h>
 #include <sys/queue.h>
 
-#include "daemon/session/reload.h"
-#include "daemon/session/command.h"
-#include "daemon/session/recall.h"
-#include "daemon/session/retire.h"
-#include "daemon/session/pressure.h"
-#include "daemon/session/trim.h"
-#include "daemon/session/resume.h"
-#include "daemon/memory/broker.h"
 #include "daemon/base/role.h"
-#include "daemon/session/delivery.h"
-#include "daemon/session/hello.h"
-#include "daemon/session/mappings.h"
-#include "daemon/session/request.h"
-#include "daemon/session/share.h"
-#include "daemon/session/shared.h"
+#include "daemon/ledger/ledger.h"
+#include "daemon/memory/broker.h"
+#include "daemon/session/recall.h"
+#include "daemon/session/refs.h"
+#include "daemon/session/usage.h"
 #include "proto/bfcd.pb-c.h"
 
-#define SESSION_REAP_SLICE       64u    /* blocks freed in one turn of the loop */
-#define SESSION_HELLO_TIMEOUT_MS 10000u /* 10 s for the hello, and for the list of a resumed client */
+#define SESSION_PROTOCOL_VERSION 1u
+#define SESSION_MAX_WAIT_MS      600000u /* a longer time in a request counts as this */
 #define SESSION_SENTENCE_BYTES   1024
 
 enum session_state {
@@ -52,23 +43,6 @@ enum session_state {
         SESSION_LINGERING,   /* has nothing but its place, while fds are in flight, and direct charges */
         SESSION_ENDED,       /* has no place in the ledger */
         SESSION_STATE_COUNT,
-};
-
-enum session_event {
-        EVENT_ADMITTED,           /* its hello was granted */
-        EVENT_RESTORED,           /* made from the ledger of the previous daemon */
-        EVENT_RESTORED_RESUMABLE, /* the same, and its client may resume it */
-        EVENT_RESUMED,            /* its client resumes it */
-        EVENT_LISTED,             /* the client's list is complete */
-        EVENT_RECONCILED,         /* what was not listed is freed */
-        EVENT_DISCONNECTED,       /* its connection is gone, and it has memory */
-        EVENT_DISCONNECTED_EMPTY, /* the same, and it has none */
-        EVENT_RESUME_FORBIDDEN,   /* its client may not resume it any more */
-        EVENT_CLOSED,             /* it is to end */
-        EVENT_REAPED,             /* its memory is freed */
-        EVENT_REMOVED,            /* it has left the ledger and its quotas */
-        EVENT_LEFT,               /* a successor inherits it */
-        EVENT_COUNT,
 };
 
 /* What a session needs of its connection. Functions of this layer call these also for other sessions
@@ -92,6 +66,100 @@ struct session_ops {
         void (*send_event)(void *userdata, const Bfcd__Event *event);
         void (*resume_kept)(void *userdata, struct session *kept);
 };
+
+/* ---- the parts of the other files of this layer -------------------------------- */
+
+/* hello.h */
+struct hello_state {
+        unsigned n; /* hellos so far */
+};
+
+/* request_wait.h, and those of park.h that wait */
+TAILQ_HEAD(session_request_list, session_request);
+TAILQ_HEAD(park_list, park); /* at most SESSION_MAX_PENDING that its client waits for */
+struct request_state {
+        struct session_request_list list;
+        size_t n; /* waiting, those of shared.h and park.h included */
+        struct park_list parks;
+};
+
+/* delivery.h */
+#define SESSION_MAX_UNACKED 64u /* extents sent and not acknowledged */
+TAILQ_HEAD(session_delivery_list, session_delivery);
+struct delivery_state {
+        struct session_delivery_list list;
+        size_t n;
+        bool is_due;       /* the next block can be delivered: call session_deliver() in a turn */
+        bool in_flight;    /* fds were sent; only the kernel knows whether the client has read them */
+        uint64_t sequence; /* of the last Extents message */
+        uint64_t acked_sequence;
+        uint32_t n_unacked;                       /* extents */
+        uint32_t n_lost;                          /* extents that the client lost, in all */
+        uint8_t sent_counts[SESSION_MAX_UNACKED]; /* extents of message number i % 64 */
+};
+
+/* shared.h */
+TAILQ_HEAD(shared_wait_list, shared_wait);
+/* A session's attaches that wait. */
+struct shared_waits {
+        struct shared_wait_list list;
+        size_t n;
+        uint64_t until_ms; /* not before any of their deadlines; 0: there are none */
+};
+
+struct shared_state {
+        struct shared_waits waits;
+        struct refs refs;
+        size_t n_read_only; /* of the references */
+};
+
+/* mappings.h */
+struct mappings_state {
+        bool is_listed;  /* in broker.sessions.mapped */
+        uint32_t export; /* the next one to check, in the ledger */
+        uint64_t id;     /* of that record; 0: begin with the session's first */
+        TAILQ_ENTRY(session) link;
+};
+
+/* resume.h */
+struct resume_state {
+        struct resumption *current; /* while the session is LISTING or RESUMING */
+        uint32_t n_begun;
+        bool is_done;      /* the session was resumed and is LIVE */
+        const char *fault; /* why it cannot be resumed; NULL: it can. Static */
+};
+
+/* The commands of an admin session; all zeros: none. */
+struct command_state {
+        struct trim_command *trim;
+        struct park_now *park;         /* see park_now.h */
+        struct broker_device *resumed; /* a device that is being resumed */
+        uint64_t resume_id;            /* of that request */
+};
+
+/* ---- the shares --------------------------------------------------------------- */
+
+/* The session has no write access to the extent. Ids count up from 1 and never have this bit. */
+#define SEEN_READ_ONLY (UINT64_C(1) << 63)
+#define SEEN_UNMAPPED  (UINT64_C(1) << 62) /* the client has unmapped it, and gets it again when it needs it */
+
+struct session_share {
+        struct quota *quota;
+        bool joined;
+        bool is_barred;      /* no lease or quota could be chosen: it cannot join; quota: the tenant's */
+        struct usage usage;  /* once it joined */
+        uint64_t peak_bytes; /* largest usage; counted in quota.peaks_bytes */
+        uint64_t *seen;      /* by slot: the id of the extent that was exported, or 0; with these flags */
+        size_t n_seen;
+        uint64_t listed_direct_bytes; /* while the session is resumed: what the client says that it charged */
+        bool is_direct_listed;
+        bool is_measured, is_outside_logged; /* outside_bytes was, see outside.h */
+        uint64_t outside_bytes;
+        struct trim_share trim;
+        struct pressure_share pressure;
+};
+
+/* ---- the session --------------------------------------------------------------- */
 
 struct session_goodbye {
         bool is_due; /* the client waits for the answer to request `id` */
@@ -142,64 +210,23 @@ struct session {
         bool has_events; /* it takes events, and answers them */
 };
 
-/* ---- entry points --------------------------------------------------------- */
-
-/* who: taken over, also on failure. -ENOMEM. */
-int session_new(struct broker *b, enum role role, struct credentials *who, const struct session_ops *ops,
-                void *userdata, struct session **ret);
-
-/* Gives a session of the previous daemon its connection. has_exited: the client's process is gone. */
-void session_attach(struct session *s, const struct session_ops *ops, void *userdata, bool has_exited);
-
-/* is_watched: whether the connection will call session_exit() when the process exits. */
-void session_set_watched(struct session *s, bool is_watched);
-
-/* session_handle() and session_handle_event(), in request.h, take what the client sends.
- * session_deliver(), in delivery.h, is a turn while session_may_deliver(). */
-
-/* The connection is gone. 1: the session stays until session_exit() or its deadline. 0: it is closing, and does not wait. */
-int session_hang_up(struct session *s);
-
-/* The client's process has exited, or nothing waits for that any more. */
-void session_exit(struct session *s);
-
-/* The deadline has passed: the session is closed, or its connection aborted. */
-void session_expire(struct session *s);
-
-/* Begins to free all that the session has. why: for the log. */
-void session_close(struct session *s, const char *why);
-
-enum {
-        SESSION_MORE = 1, /* call again */
-        SESSION_LINGERS,  /* as below: call session_end_linger() when no fds are in flight */
-        SESSION_DONE,     /* free it */
-};
-
-/* A slice of work for a session that session_has_work(): about as much as freeing n_blocks. 0: the session
- * may be read again. Negative: disconnect it, *ret_why says why. */
-int session_work(struct session *s, size_t n_blocks, const char **ret_why);
-
-/* Frees at most n_blocks of a closing session, and detaches shared blocks. 0: all is gone. SESSION_LINGERS:
- * fds that were sent may still be in the socket's queue, where the kernel counts them as ours. An
- * acknowledgement proves nothing, because a client can send it unread. So the session keeps its place in
- * its quotas until session_end_linger(). A session with direct charges keeps them until its process has ended, too. */
-int session_reap(struct session *s, size_t n_blocks);
-
-/* No fds are in flight any more: reap again. */
-void session_end_linger(struct session *s);
-
-/* A successor inherits the session: drops its requests and its places in quotas; all its memory stays in
- * the ledger. Free it after that. */
-void session_leave_behind(struct session *s);
-
-/* The session must be NEW, or reaped. Takes NULL. */
-struct session *session_free(struct session *s);
-
-/* Forbids the client to resume the session, and ends a resume that is in progress; nothing happens if it could not be
- * resumed. */
-void session_forbid_resume(struct session *s);
-
 /* ---- questions ------------------------------------------------------------- */
+
+enum session_limit { LIMIT_NONE, LIMIT_HELLO, LIMIT_LIST, LIMIT_QUARANTINE };
+
+/* What is true of a state. */
+struct session_state_facts {
+        const char *name; /* in lists */
+        enum session_limit limit;
+        bool may_read;
+        bool is_connected;   /* has a client that was greeted */
+        bool is_quarantined; /* counts in tenant.n_quarantined */
+        bool is_closing;
+        Bfcd__Request__BodyCase only; /* the only request that is allowed; 0: all */
+        const char *fault;            /* of any other request */
+        const char *expired; /* why the client is disconnected at the deadline; NULL: it already is */
+};
+const struct session_state_facts *session_state_facts(const struct session *s);
 
 bool session_is_greeted(const struct session *s);   /* its hello was granted */
 bool session_is_live(const struct session *s);      /* serves requests */
@@ -216,20 +243,8 @@ bool session_may_read(const struct session *s);
 /* The next block can be delivered. */
 bool session_may_deliver(const struct session *s);
 
-/* session_work() has something to do. */
-bool session_has_work(const struct session *s);
-
-/* It has direct charges, and waits with them for session_exit(). */
-bool session_waits_for_exit(const struct session *s);
-
 /* Fds that were sent may be unread. */
 bool session_has_fds_in_flight(const struct session *s);
-
-/* A successor can inherit it. */
-bool session_can_stay(const struct session *s);
-
-/* When to call session_expire(), by clock_ms(); 0: never. */
-uint64_t session_deadline_ms(const struct session *s);
 
 /* Blocks, shared blocks, exports and deliveries of the session. */
 size_t session_n_records(const struct session *s);
@@ -261,9 +276,17 @@ struct session_pressure_hint session_pressure_hint(const struct session *s, uint
 
 /* ---- for the other files of this layer ------------------------------------- */
 
-/* The only place where the state changes. why: of EVENT_CLOSED, for the log. An event that the table does
- * not have for the state changes nothing. */
-void session_transit(struct session *s, enum session_event event, const char *why);
+/* By the quota's index in the ledger. NULL: the quota was added after the hello. */
+struct session_share *session_share_of(const struct session *s, uint32_t quota);
+
+/* By the partition's name; the first share for "". -ENOENT. */
+int session_find_share(const struct session *s, const char *partition, size_t *ret);
+
+/* Makes `seen` as long as the arena has slots. -ENOMEM. */
+int session_reserve_seen(struct session_share *share);
+
+/* The direct charges of the session in all partitions. */
+uint64_t session_direct_bytes(const struct session *s);
 
 /* Why the request is a violation of the protocol in this state; NULL: it is none. */
 const char *session_request_fault(const struct session *s, const Bfcd__Request *request);
@@ -274,6 +297,9 @@ void session_refuse_format(struct session *s, uint64_t id, int error, const char
         __attribute__((format(printf, 4, 5)));
 void session_refuse_final(struct session *s, uint64_t id, int error, const char *sentence, bool is_final);
 void session_done(struct session *s, uint64_t id);
+
+/* True: the request came from the client socket and was refused. `what` ("trim is") begins the sentence. */
+bool session_refuse_client(struct session *s, uint64_t id, const char *what);
 
 /* Other characters than printable ASCII become '?'. */
 void session_set_name(struct session *s, const char *name);

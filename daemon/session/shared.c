@@ -17,6 +17,12 @@
 #include "daemon/base/clock.h"
 #include "daemon/session/session.h"
 #include "daemon/session/shared_internal.h"
+#include "daemon/session/delivery.h"
+#include "daemon/session/park.h"
+#include "daemon/session/refs.h"
+#include "daemon/session/share.h"
+#include "daemon/session/trim.h"
+#include "daemon/session/usage.h"
 
 #define EXPIRE_LOOKS 4096u /* at sessions, in one turn */
 

@@ -40,22 +40,7 @@
 #define SHARED_MAX_KEPT    CAPACITY_KEPT /* shared blocks of a tenant that are kept or have metadata */
 
 struct session;
-struct shared_wait;
-TAILQ_HEAD(shared_wait_list, shared_wait);
-
-/* A session's attaches that wait. */
-struct shared_waits {
-        struct shared_wait_list list;
-        size_t n;
-        uint64_t until_ms; /* not before any of their deadlines; 0: there are none */
-};
-
-/* A session's part. */
-struct shared_state {
-        struct shared_waits waits;
-        struct refs refs;
-        size_t n_read_only; /* of the references */
-};
+struct shared_state;
 
 void shared_init(struct shared_state *shared);
 

@@ -7,6 +7,8 @@
 
 #include "daemon/session/session.h"
 #include "daemon/session/shared_internal.h"
+#include "daemon/session/refs.h"
+#include "daemon/session/shared.h"
 
 struct check {
         const struct broker *broker;

@@ -11,11 +11,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/session/command.h"
 #include "daemon/base/clock.h"
 #include "daemon/base/log.h"
 #include "daemon/session/session.h"
 #include "daemon/session/shared_internal.h"
+#include "daemon/session/park.h"
+#include "daemon/session/refs.h"
+#include "daemon/session/shared.h"
 
 /* ---- the heap ------------------------------------------------------------ */
 

@@ -12,8 +12,9 @@
 #include "daemon/base/clock.h"
 #include "daemon/base/log.h"
 #include "daemon/base/number.h"
-#include "daemon/session/command.h"
 #include "daemon/session/session.h"
+#include "daemon/session/recall.h"
+#include "daemon/session/trim_command.h"
 
 struct trim_slot { /* blocks */
         uint32_t n_all;
@@ -641,7 +642,7 @@ static void share_tell_command(struct trim_share *share)
 
         share->command = NULL;
         if (command)
-                command_heard(command, share->bytes_freed - share->bytes_freed_then);
+                trim_command_heard(command, share->bytes_freed - share->bytes_freed_then);
 }
 
 int trim_answer(struct session *s, uint64_t sequence, const char **ret_why)

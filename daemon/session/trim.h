@@ -52,26 +52,6 @@ struct session;
 struct session_share;
 struct trim_command;
 
-/* The part of a session in one quota, in its session_share. All zeros at first. */
-struct trim_share {
-        struct recall recall;    /* the open Trim */
-        struct session *session; /* NULL: not listed, so it is not asked */
-        struct session_share *share;
-        uint64_t bytes_held;
-        uint64_t bytes_freed;      /* in all */
-        uint64_t bytes_freed_then; /* value when the Trim was sent */
-        /* The broker's recalls.trim_clock when it last had nothing more to return. A request that began to ask
-         * before that does not ask it again. */
-        uint64_t spent_clock;
-        uint64_t empty_since;         /* the quota's n_changes, when it had no range; 0: never */
-        uint64_t hint, hint_ms;       /* idle bytes as its client reports, and when they were read */
-        size_t cursor;                /* slots before it were searched without success */
-        struct trim_command *command; /* an admin command that waits for the answer; or NULL */
-        uint32_t *n_own;              /* blocks, by slot */
-        size_t n_slots;
-        TAILQ_ENTRY(trim_share) of_quota;
-};
-
 /* For upcalls; see upcalls.h. */
 bool trim_ask(struct broker *b, struct quota *q, struct quota_request *first, const struct account *scope,
               uint64_t missing);

@@ -8,6 +8,9 @@
 #include <string.h>
 
 #include "daemon/session/resume.h"
+#include "daemon/session/hello.h"
+#include "daemon/session/session_states.h"
+#include "daemon/session/shared.h"
 #include "proto/message.h"
 #include "tests/fake_store.h"
 #include "tests/peer.h"

@@ -13,6 +13,10 @@
 #include "proto/message.h"
 #include "tests/peer.h"
 #include "tests/checks.h"
+#include "daemon/session/hello.h"
+#include "daemon/session/recall.h"
+#include "daemon/session/request.h"
+#include "daemon/session/shared.h"
 
 #define N_PEERS     4
 #define STICKY      0x80 /* in the first byte: a device that cannot empty mappings */

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "daemon/session/reload.h"
+#include "daemon/session/session_states.h"
 #include "tests/suite.h"
 
 static uint64_t ask(struct peer *p, Bfcd__Request *r)

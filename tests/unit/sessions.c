@@ -10,6 +10,8 @@
 #include "daemon/base/log.h"
 #include "tests/checks.h"
 #include "tests/suite.h"
+#include "daemon/session/pressure.h"
+#include "daemon/session/shared.h"
 
 struct broker *b;
 struct config *config;

@@ -11,6 +11,7 @@
 #include "tests/suite.h"
 #include "tests/unit/gpus.h"
 #include "tests/unit/still_clock.h"
+#include "daemon/session/session_states.h"
 
 static const char config_text[] =
         "devices:\n"

@@ -8,6 +8,9 @@
 
 #include "daemon/base/clock.h"
 #include "daemon/session/restore.h"
+#include "daemon/session/request.h"
+#include "daemon/session/resume.h"
+#include "daemon/session/session_states.h"
 #include "daemon/base/log.h"
 #include "daemon/memory/broker_lease.h"
 #include "tests/fake_store.h"

@@ -11,6 +11,7 @@
 #include "daemon/base/clock.h"
 #include "daemon/memory/drain.h"
 #include "daemon/session/command.h"
+#include "daemon/session/reload.h"
 #include "tests/suite.h"
 #include "tests/unit/gpus.h"
 #include "tests/unit/still_clock.h"

@@ -13,6 +13,9 @@
 #include "daemon/base/clock.h"
 #include "daemon/base/crash.h"
 #include "daemon/session/restore.h"
+#include "daemon/session/resume.h"
+#include "daemon/session/session_states.h"
+#include "daemon/session/shared.h"
 #include "daemon/memory/inherit.h"
 #include "daemon/base/process.h"
 #include "device/host_free.h"
@@ -490,7 +493,7 @@ LOOP_TEST(sessions_that_end_cannot_be_resumed, 3)
         if (_i == 0)
                 session_close(a.peer->session, "a goodbye");
         else if (_i == 1)
-                ck_assert_int_eq(command_evict(a.peer->session, " by a test", "evicted"), 0);
+                ck_assert_int_eq(session_evict(a.peer->session, " by a test", "evicted"), 0);
         else
                 (void)session_hang_up(a.peer->session);
         ck_assert(!ledger_session_at(b->ledger, index)->can_resume);

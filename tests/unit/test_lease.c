@@ -22,6 +22,7 @@
 #include "daemon/memory/broker_lease.h"
 #include "daemon/base/fd_reserve.h"
 #include "daemon/session/accounting.h"
+#include "daemon/session/session_states.h"
 #include "tests/fake_store.h"
 #include "tests/suite.h"
 #include "tests/unit/leases.h"
@@ -42,15 +43,15 @@ static struct peer *admin;
 static struct store *store;
 static int n_fds_before;
 
-void __real_reload_tell_sessions(struct broker *b);
-void __wrap_reload_tell_sessions(struct broker *b);
+void __real_tell_limits(struct broker *b);
+void __wrap_tell_limits(struct broker *b);
 
 static unsigned n_tellings; /* passes over all sessions and quotas */
 
-void __wrap_reload_tell_sessions(struct broker *of)
+void __wrap_tell_limits(struct broker *of)
 {
         n_tellings++;
-        __real_reload_tell_sessions(of);
+        __real_tell_limits(of);
 }
 
 void __real_lease_gone(const struct lease_end *end);

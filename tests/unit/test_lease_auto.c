@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "daemon/session/lease.h"
+#include "daemon/session/share.h"
 #include "daemon/memory/lease_bounds.h"
 #include "daemon/base/clock.h"
 #include "daemon/memory/broker_lease.h"

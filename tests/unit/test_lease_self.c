@@ -2,6 +2,7 @@
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/session/lease_self.h"
+#include "daemon/session/request.h"
 
 #include <errno.h>
 #include <signal.h>

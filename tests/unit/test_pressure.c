@@ -10,6 +10,8 @@
 #include "tests/suite.h"
 #include "tests/unit/sessions.h"
 #include "tests/unit/still_clock.h"
+#include "daemon/session/pressure.h"
+#include "daemon/session/recall.h"
 
 #define E          (2 * MIB) /* the grid of all quotas */
 #define RECLAIM_MS 60u

@@ -3,6 +3,8 @@
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/session/reload.h"
+#include "daemon/session/recall.h"
+#include "daemon/session/request.h"
 
 #include <errno.h>
 #include <malloc.h>

@@ -12,6 +12,9 @@
 #include "tests/suite.h"
 #include "tests/unit/sessions.h"
 #include "tests/unit/still_clock.h"
+#include "daemon/session/recall.h"
+#include "daemon/session/request.h"
+#include "daemon/session/session_states.h"
 
 #define E          (2 * MIB) /* the grid of all quotas */
 #define RELEASE_MS 5000u

@@ -11,6 +11,9 @@
 #include <unistd.h>
 
 #include "daemon/session/accounting.h"
+#include "daemon/session/delivery.h"
+#include "daemon/session/mappings.h"
+#include "daemon/session/session_states.h"
 #include "daemon/base/clock.h"
 #include "daemon/base/log.h"
 #include "daemon/record/records.h"

@@ -12,6 +12,9 @@
 #include "tests/checks.h"
 #include "tests/unit/sessions.h"
 #include "tests/unit/still_clock.h"
+#include "daemon/session/delivery.h"
+#include "daemon/session/session_states.h"
+#include "daemon/session/shared.h"
 
 static const char config_text[] = "devices:\n"
                                   "  - id: host\n"

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "daemon/session/reload.h"
+#include "daemon/session/shared.h"
 #include "daemon/base/clock.h"
 #include "tests/checks.h"
 #include "tests/suite.h"

@@ -12,6 +12,7 @@
 #include "tests/suite.h"
 #include "tests/unit/sessions.h"
 #include "tests/unit/still_clock.h"
+#include "daemon/session/recall.h"
 
 #define E          (2 * MIB) /* the grid of all quotas */
 #define RECLAIM_MS 60u

@@ -17,6 +17,10 @@
 #include "daemon/base/clock.h"
 #include "daemon/session/lease.h"
 #include "daemon/session/reload.h"
+#include "daemon/session/hello.h"
+#include "daemon/session/recall.h"
+#include "daemon/session/session_states.h"
+#include "daemon/session/shared.h"
 #define SUITE_TIMEOUT 3600.0
 #include "tests/suite.h"
 #include "tests/unit/walk_model.h"

@@ -4,6 +4,11 @@
 #include <errno.h>
 #include "daemon/memory/broker_lease.h"
 #include "tests/checks.h"
+#include "daemon/session/pressure.h"
+#include "daemon/session/recall.h"
+#include "daemon/session/retire.h"
+#include "daemon/session/session_states.h"
+#include "daemon/session/trim.h"
 #include "tests/unit/walk_model.h"
 
 #include <string.h>

@@ -1,0 +1,483 @@
+/* The session's states, time limits and transitions; see session_states.h.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/session/session_states.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "daemon/base/clock.h"
+#include "daemon/base/log.h"
+#include "daemon/session/accounting.h"
+#include "daemon/session/delivery.h"
+#include "daemon/session/direct.h"
+#include "daemon/session/park.h"
+#include "daemon/session/park_now.h"
+#include "daemon/session/pressure.h"
+#include "daemon/session/reload.h"
+#include "daemon/session/request_wait.h"
+#include "daemon/session/resume.h"
+#include "daemon/session/retire.h"
+#include "daemon/session/share.h"
+#include "daemon/session/shared.h"
+#include "daemon/session/trim.h"
+#include "daemon/session/trim_command.h"
+#include "daemon/session/recall.h"
+#include "daemon/session/refs.h"
+#include "daemon/session/session.h"
+
+static void stop_serving(struct session *s, const char *why);
+static void stop_resuming(struct session *s, const char *why);
+static void end_resuming(struct session *s, const char *why);
+static void forbid_resume(struct session *s, const char *why);
+static void begin_closing(struct session *s, const char *why);
+static void end_usage(struct session *s, const char *why);
+static void leave_ledger(struct session *s, const char *why);
+static void leave_behind(struct session *s, const char *why);
+
+/* next SESSION_NEW: the event changes nothing. */
+static const struct session_transition {
+        enum session_state next;
+        void (*action)(struct session *s, const char *why);
+} transitions[SESSION_STATE_COUNT][EVENT_COUNT] = {
+        [SESSION_NEW][EVENT_ADMITTED] = { SESSION_LIVE, NULL },
+        [SESSION_NEW][EVENT_RESTORED] = { SESSION_QUARANTINED, NULL },
+        [SESSION_NEW][EVENT_RESTORED_RESUMABLE] = { SESSION_SUSPENDED, NULL },
+        [SESSION_NEW][EVENT_DISCONNECTED_EMPTY] = { SESSION_CLOSING, begin_closing },
+        [SESSION_NEW][EVENT_CLOSED] = { SESSION_CLOSING, begin_closing },
+        [SESSION_NEW][EVENT_LEFT] = { SESSION_ENDED, leave_behind },
+
+        [SESSION_LIVE][EVENT_DISCONNECTED] = { SESSION_QUARANTINED, stop_serving },
+        [SESSION_LIVE][EVENT_DISCONNECTED_EMPTY] = { SESSION_CLOSING, begin_closing },
+        [SESSION_LIVE][EVENT_CLOSED] = { SESSION_CLOSING, begin_closing },
+        [SESSION_LIVE][EVENT_RESUME_FORBIDDEN] = { SESSION_LIVE, forbid_resume },
+        [SESSION_LIVE][EVENT_LEFT] = { SESSION_ENDED, leave_behind },
+
+        [SESSION_QUARANTINED][EVENT_CLOSED] = { SESSION_CLOSING, begin_closing },
+        [SESSION_QUARANTINED][EVENT_LEFT] = { SESSION_ENDED, leave_behind },
+
+        [SESSION_SUSPENDED][EVENT_RESUMED] = { SESSION_LISTING, NULL },
+        [SESSION_SUSPENDED][EVENT_RESUME_FORBIDDEN] = { SESSION_QUARANTINED, forbid_resume },
+        [SESSION_SUSPENDED][EVENT_CLOSED] = { SESSION_CLOSING, begin_closing },
+        [SESSION_SUSPENDED][EVENT_LEFT] = { SESSION_ENDED, leave_behind },
+
+        [SESSION_LISTING][EVENT_LISTED] = { SESSION_RESUMING, NULL },
+        [SESSION_LISTING][EVENT_DISCONNECTED] = { SESSION_SUSPENDED, stop_resuming },
+        [SESSION_LISTING][EVENT_DISCONNECTED_EMPTY] = { SESSION_SUSPENDED, stop_resuming },
+        [SESSION_LISTING][EVENT_RESUME_FORBIDDEN] = { SESSION_QUARANTINED, end_resuming },
+        [SESSION_LISTING][EVENT_CLOSED] = { SESSION_CLOSING, begin_closing },
+        [SESSION_LISTING][EVENT_LEFT] = { SESSION_ENDED, leave_behind },
+
+        [SESSION_RESUMING][EVENT_RECONCILED] = { SESSION_LIVE, NULL },
+        [SESSION_RESUMING][EVENT_DISCONNECTED] = { SESSION_SUSPENDED, stop_resuming },
+        [SESSION_RESUMING][EVENT_DISCONNECTED_EMPTY] = { SESSION_SUSPENDED, stop_resuming },
+        [SESSION_RESUMING][EVENT_RESUME_FORBIDDEN] = { SESSION_QUARANTINED, end_resuming },
+        [SESSION_RESUMING][EVENT_CLOSED] = { SESSION_CLOSING, begin_closing },
+        [SESSION_RESUMING][EVENT_LEFT] = { SESSION_ENDED, leave_behind },
+
+        [SESSION_CLOSING][EVENT_REAPED] = { SESSION_LINGERING, end_usage },
+        [SESSION_CLOSING][EVENT_LEFT] = { SESSION_ENDED, leave_behind },
+
+        [SESSION_LINGERING][EVENT_REMOVED] = { SESSION_ENDED, leave_ledger },
+        [SESSION_LINGERING][EVENT_LEFT] = { SESSION_ENDED, leave_behind },
+};
+
+bool session_has_work(const struct session *s)
+{
+        return s->state == SESSION_RESUMING || s->state == SESSION_CLOSING ||
+               (s->state == SESSION_LINGERING && !s->delivery.in_flight && !session_waits_for_exit(s));
+}
+
+bool session_waits_for_exit(const struct session *s)
+{
+        return s->is_watched && !s->goodbye.has_exited && session_direct_bytes(s) > 0;
+}
+
+bool session_can_stay(const struct session *s)
+{
+        bool is_charged = s->state == SESSION_LINGERING && session_waits_for_exit(s);
+
+        return !s->admin && s->index != LEDGER_NONE && (!session_is_closing(s) || is_charged);
+}
+
+uint64_t session_deadline_ms(const struct session *s)
+{
+        return s->deadline_ms;
+}
+
+/* The exit of a watched process ends a suspended session. Without that it has the time of a quarantine. */
+static enum session_limit limit_of(const struct session *s)
+{
+        if (s->state == SESSION_SUSPENDED && !s->is_watched)
+                return LIMIT_QUARANTINE;
+        return session_state_facts(s)->limit;
+}
+
+/* mappings_look() looks at it while it is in quarantine. */
+static void mappings_begin(struct session *s)
+{
+        if (s->mappings.is_listed || s->index == LEDGER_NONE)
+                return;
+        s->mappings.is_listed = true;
+        s->mappings.id = 0;
+        TAILQ_INSERT_TAIL(&s->broker->sessions.mapped, s, mappings.link);
+        broker_wake(s->broker);
+}
+
+static void mappings_end(struct session *s)
+{
+        if (s->mappings.is_listed)
+                TAILQ_REMOVE(&s->broker->sessions.mapped, s, mappings.link);
+        s->mappings.is_listed = false;
+}
+
+static void start_limit(struct session *s)
+{
+        enum session_limit limit = limit_of(s);
+        uint64_t ms = limit == LIMIT_QUARANTINE ? s->broker->config->quarantine_timeout_ms
+                                                : SESSION_HELLO_TIMEOUT_MS;
+
+        s->deadline_ms = limit == LIMIT_NONE ? 0 : clock_ms() + ms;
+        if (limit == LIMIT_QUARANTINE)
+                mappings_begin(s);
+        else
+                mappings_end(s);
+}
+
+static void count_state(struct session *s, size_t n)
+{
+        if (session_state_facts(s)->is_quarantined)
+                s->tenant->n_quarantined += n;
+        if (s->state == SESSION_SUSPENDED)
+                s->broker->suspended.n += n;
+}
+
+static void tell_connection(struct session *s)
+{
+        if (s->ops->changed)
+                s->ops->changed(s->userdata);
+}
+
+void session_transit(struct session *s, enum session_event event, const char *why)
+{
+        const struct session_transition *t = &transitions[s->state][event];
+        enum session_limit limit = limit_of(s);
+
+        if (t->next == SESSION_NEW)
+                return;
+        count_state(s, (size_t)-1);
+        s->state = t->next;
+        count_state(s, 1);
+        if (t->action)
+                t->action(s, why);
+        if (limit_of(s) != limit) /* the same limit continues */
+                start_limit(s);
+        tell_connection(s);
+}
+
+/* Not even by a successor. */
+static void forbid_resume(struct session *s, const char *why)
+{
+        (void)why;
+        if (s->index != LEDGER_NONE)
+                ledger_session_at(s->broker->ledger, s->index)->can_resume = false;
+}
+
+/* Requests that wait get no answer. session_reap() drops deliveries, in slices. Retirements end last: the end
+ * of a Trim may end an admin command, which releases extents. */
+static void drop_pending(struct session *s)
+{
+        s->delivery.is_due = false;
+        shared_drop_waits(s);
+        reload_end_session(s);
+        trim_end(s);
+        pressure_end(s);
+        trim_command_drop(s);
+        park_now_drop(s);
+        request_drop_all(s);
+        park_drop_all(s);
+        retire_end(s);
+}
+
+static void stop_serving(struct session *s, const char *why)
+{
+        forbid_resume(s, why);
+        retire_silence(s);
+        drop_pending(s);
+}
+
+static void stop_resuming(struct session *s, const char *why)
+{
+        (void)why;
+        resume_stop(s);
+        s->page = client_page_free(s->page);
+}
+
+static void end_resuming(struct session *s, const char *why)
+{
+        stop_resuming(s, why);
+        forbid_resume(s, why);
+}
+
+/* A successor quarantines what is left, and does not wait for the client. */
+static void begin_closing(struct session *s, const char *why)
+{
+        forbid_resume(s, why);
+        drop_pending(s);
+        if (s->resume.current)
+                stop_resuming(s, why);
+        if (!s->tenant)
+                return;
+        accounting_end(s, s->eviction ? s->eviction : why);
+        for (size_t i = 0; i < s->n_shares; i++)
+                if (s->shares[i].joined)
+                        quota_closing(s->shares[i].quota);
+}
+
+static void end_usage(struct session *s, const char *why)
+{
+        (void)why;
+        session_forget_peaks(s);
+}
+
+static void leave_broker(struct session *s)
+{
+        struct broker *b = s->broker;
+
+        if (s->tenant) {
+                broker_session_ends(b, s->tenant);
+                session_leave_shares(s);
+        }
+        s->page = client_page_free(s->page);
+        b->sessions.table[s->index] = NULL;
+        b->sessions.n--;
+}
+
+static void leave_ledger(struct session *s, const char *why)
+{
+        (void)why;
+        direct_end(s);
+        leave_broker(s);
+        ledger_session_clear(s->broker->ledger, s->index);
+        s->index = LEDGER_NONE;
+}
+
+static void leave_behind(struct session *s, const char *why)
+{
+        drop_pending(s);
+        session_drop_deliveries(s, SIZE_MAX);
+        if (s->resume.current)
+                stop_resuming(s, why);
+        for (size_t i = 0; i < s->n_shares; i++) { /* the ledger has them */
+                s->shares[i].usage.n_blocks = 0;
+                s->shares[i].usage.bytes = 0;
+        }
+        direct_leave(s);
+        leave_broker(s);
+        s->index = LEDGER_NONE;
+}
+
+/* ---- entry points --------------------------------------------------------- */
+
+int session_new(struct broker *b, enum role role, struct credentials *who, const struct session_ops *ops,
+                void *userdata, struct session **ret)
+{
+        struct session *s = calloc(1, sizeof(*s));
+
+        if (!s) {
+                credentials_clear(who);
+                return -ENOMEM;
+        }
+        s->broker = b;
+        s->ops = ops;
+        s->userdata = userdata;
+        s->admin = role != ROLE_CLIENT;
+        s->is_monitor = role == ROLE_MONITOR;
+        s->who = *who;
+        *who = (struct credentials){ .pid = who->pid, .uid = who->uid, .gid = who->gid };
+        s->index = LEDGER_NONE;
+        s->born_ms = clock_ms();
+        request_init(&s->requests);
+        delivery_init(&s->delivery);
+        shared_init(&s->shared);
+        recall_init(&s->recall);
+        start_limit(s);
+        *ret = s;
+        return 0;
+}
+
+void session_set_watched(struct session *s, bool is_watched)
+{
+        s->is_watched = is_watched;
+}
+
+void session_attach(struct session *s, const struct session_ops *ops, void *userdata, bool has_exited)
+{
+        s->ops = ops;
+        s->userdata = userdata;
+        start_limit(s);
+        s->goodbye.has_exited = has_exited;
+        if (has_exited)
+                session_close(s, "process exited while no daemon was running");
+        else if (s->state == SESSION_QUARANTINED && session_n_records(s) == 0)
+                session_close(s, "ended with the previous daemon");
+        else
+                tell_connection(s);
+}
+
+static const char *exit_reason(const struct session *s, const char *otherwise)
+{
+        return s->goodbye.exits ? "goodbye at exit" : otherwise;
+}
+
+int session_hang_up(struct session *s)
+{
+        bool is_empty = session_n_records(s) == 0;
+
+        session_transit(s, is_empty ? EVENT_DISCONNECTED_EMPTY : EVENT_DISCONNECTED,
+                        exit_reason(s, "connection closed"));
+        return session_state_facts(s)->is_quarantined || session_waits_for_exit(s);
+}
+
+void session_exit(struct session *s)
+{
+        s->goodbye.has_exited = true;
+        if (s->state == SESSION_LINGERING)
+                tell_connection(s);
+        session_close(s, exit_reason(s, "process exited"));
+}
+
+static bool session_has_exports(const struct session *s)
+{
+        return s->index != LEDGER_NONE && ledger_session_at(s->broker->ledger, s->index)->links.n_exports > 0;
+}
+
+static void end_quarantine(struct session *s)
+{
+        struct log_limit *log = &s->tenant->quarantine_log;
+
+        /* The process may use its mappings: other sessions of the tenant must not get the blocks. */
+        if (s->is_watched && session_has_exports(s)) {
+                log_limited(log, LOG_LEVEL_WARNING,
+                            "session %" PRIu64 ": pid %d still runs at the end of the quarantine after it "
+                            "disconnected; its memory stays charged to tenant '%s' until the process "
+                            "exits, because it can still use that memory",
+                            s->id, (int)s->who.pid, s->tenant->name);
+                return;
+        }
+        log_limited(log, LOG_LEVEL_WARNING,
+                    "session %" PRIu64 ": pid %d still runs at the end of the quarantine after it "
+                    "disconnected; its memory is released",
+                    s->id, (int)s->who.pid);
+        session_close(s, "quarantine ended");
+}
+
+void session_expire(struct session *s)
+{
+        if (s->deadline_ms == 0)
+                return;
+        s->deadline_ms = 0;
+        if (session_state_facts(s)->expired)
+                s->ops->abort(s->userdata, session_state_facts(s)->expired);
+        else
+                end_quarantine(s);
+}
+
+void session_close(struct session *s, const char *why)
+{
+        session_transit(s, EVENT_CLOSED, why);
+}
+
+int session_work(struct session *s, size_t n_blocks, const char **ret_why)
+{
+        int r;
+
+        if (s->state == SESSION_RESUMING)
+                return resume_step(s, n_blocks, ret_why);
+        if (!session_is_closing(s))
+                return 0;
+        r = session_reap(s, n_blocks);
+        return r == 0 ? SESSION_DONE : r;
+}
+
+static void reap_records(struct session *s, const struct ledger_session *record, size_t n)
+{
+        n = session_drop_deliveries(s, n); /* they name the blocks */
+        for (; n > 0 && record->links.first_block != LEDGER_NONE; n--)
+                session_free_block(s, record->links.first_block);
+        for (; n > 0 && record->links.first_ref != LEDGER_NONE; n--)
+                shared_reap(s);
+        for (; n > 0 && record->links.first_export != LEDGER_NONE; n--)
+                retire_clear_export(s, record->links.first_export);
+}
+
+int session_reap(struct session *s, size_t n_blocks)
+{
+        assert(session_is_closing(s));
+        if (s->index == LEDGER_NONE)
+                return 0;
+        reap_records(s, ledger_session_at(s->broker->ledger, s->index), n_blocks);
+        if (session_n_records(s) > 0)
+                return SESSION_MORE;
+        session_transit(s, EVENT_REAPED, NULL);
+        if (!s->delivery.in_flight && !session_waits_for_exit(s))
+                session_transit(s, EVENT_REMOVED, NULL);
+        if (s->goodbye.is_due)
+                session_done(s, s->goodbye.id);
+        s->goodbye.is_due = false;
+        return s->state == SESSION_LINGERING ? SESSION_LINGERS : 0;
+}
+
+void session_end_linger(struct session *s)
+{
+        s->delivery.in_flight = false;
+        tell_connection(s);
+}
+
+void session_leave_behind(struct session *s)
+{
+        session_transit(s, EVENT_LEFT, NULL);
+}
+
+void session_forbid_resume(struct session *s)
+{
+        session_transit(s, EVENT_RESUME_FORBIDDEN, NULL);
+}
+
+struct session *session_free(struct session *s)
+{
+        if (!s)
+                return NULL;
+        assert(s->index == LEDGER_NONE);
+        assert(TAILQ_EMPTY(&s->requests.list) && TAILQ_EMPTY(&s->delivery.list));
+        park_leave_all(s);
+        refs_clear(&s->shared.refs);
+        credentials_clear(&s->who);
+        free(s->eviction);
+        free(s);
+        return NULL;
+}
+
+bool session_may_be_evicted(const struct session *s)
+{
+        return !s->admin && (session_is_connected(s) || session_is_suspended(s));
+}
+
+/* The client is told once, on its connection; a client that resumes the session is told by resume.c. A resume that is
+ * in progress ends: else a client could postpone the eviction by resuming again and again. */
+int session_evict(struct session *s, const char *reason, const char *ended)
+{
+        char *sentence;
+
+        if (asprintf(&sentence, "session %" PRIu64 " was evicted%s", s->id, reason) < 0)
+                return -ENOMEM;
+        free(s->eviction);
+        s->eviction = sentence;
+        session_refuse(s, 0, -EIDRM, sentence);
+        session_forbid_resume(s);
+        s->ops->abort(s->userdata, ended);
+        return 0;
+}
