@@ -20,8 +20,8 @@
 #include "client/options.h"
 #include "client/park.h"
 #include "client/partitions.h"
-#include "client/shared.h"
 #include "client/streams.h"
+#include "client/shared_list.h"
 
 #define PIECE_BYTES ((size_t)256)
 

@@ -17,6 +17,11 @@
 #include "client/reclaim.h"
 #include "client/request.h"
 #include "client/streams.h"
+#include "client/counters.h"
+#include "client/options.h"
+#include "client/pages.h"
+#include "client/stash.h"
+#include "client/stream_free.h"
 
 #define BLOCK_GRANULE 256u
 

@@ -7,11 +7,11 @@
 #include <errno.h>
 
 #include "client/client.h"
-#include "client/options.h"
 #include "client/partitions.h"
 #include "client/reclaim.h"
 #include "client/request.h"
-#include "client/streams.h"
+#include "client/reconnect.h"
+#include "client/stream_free.h"
 
 static int check(bfc_client *client, const char *function, const char *partition, size_t n_bytes,
                  uint32_t *ret_index)

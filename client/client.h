@@ -14,6 +14,7 @@
 #define BFC_CLIENT_CLIENT_H
 
 #include <bfcclient.h>
+#include <errno.h>
 #include <pthread.h>
 #include <stdbool.h>
 
@@ -21,19 +22,84 @@
 #include "client/cache.h"
 #include "client/call.h"
 #include "client/events.h"
-#include "client/free.h"
-#include "client/inventory.h"
+#include "client/magazine.h"
 #include "client/parkable.h"
-#include "client/pages.h"
-#include "client/pressure.h"
 #include "client/process.h"
 #include "client/recorder.h"
-#include "client/reconnect.h"
 #include "client/region.h"
-#include "client/stats.h"
 #include "device/device.h"
+#include "proto/pages.h"
 
 #define BFC_API __attribute__((visibility("default")))
+
+/* ---- the parts of the other files of this layer ------------------------------ */
+
+/* pages.h. Zero-initialised is none. */
+struct client_pages {
+        /* By partition, of the usage page; NULL: there is none, or its daemon is gone. The array is
+         * constant. */
+        _Atomic(const struct pages_entry *) *entries;
+        void *usage; /* the address and size of that page; constant */
+        size_t usage_bytes;
+        struct pages_client *own;               /* NULL: none; constant */
+        struct fork_entry usage_fork, own_fork; /* registered if the page exists */
+};
+
+/* stash.h */
+struct stash {
+        struct magazines *magazines; /* constant */
+        uint64_t max_bytes;          /* of the largest block that is stashed; 0: none is; constant */
+        bool is_enabled;             /* false while its partition's device is drained; atomic */
+};
+
+/* counters.h. Without what the magazines count; bfc_stats() adds it. */
+struct counters {
+        uint64_t n_requests;                 /* to the daemon; atomic. The rest is under the client's lock */
+        struct bfc_client_stats *partitions; /* the client's own one without bytes_in_use and its peak */
+        uint64_t bytes_reserved;             /* the sum over all partitions */
+        uint64_t peak_bytes_reserved;
+        struct ages ages[PAGES_AGES]; /* as in the client page; the rest is in the magazines */
+};
+
+/* reconnect.h */
+struct reconnect {
+        char *path;         /* of the socket */
+        char name[64];      /* of the program */
+        unsigned return_ms; /* these three are constant */
+        bool has_thread; /* that reads events; else the program does, in bfc_poll(). Set before it starts */
+        uint64_t n_resumed; /* atomic */
+        pthread_mutex_t lock;
+        pthread_cond_t changed;
+        uint64_t epoch;    /* of the connection in use */
+        bool is_under_way; /* a thread is reconnecting */
+        bool is_stopping;
+        bool is_refused;              /* atomic: a daemon refused to resume the session */
+        struct call_connection *next; /* not in use yet; NULL: none */
+};
+
+/* pressure.h */
+struct pressure {
+        pthread_mutex_t lock; /* of all; taken with no other lock held, and held across no call */
+        pthread_cond_t changed;
+        bfc_pressure_fn fn; /* NULL: none; atomic, changed under the lock */
+        void *userdata;
+        bool is_calling; /* fn is running, on the thread `server` */
+        bool is_serving; /* that thread serves a Pressure */
+        pthread_t server;
+        struct pressure_order *orders; /* for each partition, at most one */
+        bool has_thread;               /* it must be joined */
+        bool is_stopping, has_ended;
+        bool disconnects; /* fn has called bfc_disconnect() */
+        pthread_t thread;
+};
+
+/* reclaim.h. A Split without an answer, see proto/bfcd.proto. block_id 0: none. */
+struct pending_split {
+        uint64_t block_id;
+        uint64_t n_bytes;
+};
+
+/* ---- the client ---------------------------------------------------------------- */
 
 /* Invariant, while no call is in progress: blocks.n_used - parked ones == num_allocs - num_frees, and
  * bytes_in_use is the sum over the used blocks. */
@@ -66,18 +132,23 @@ struct bfc_client {
         struct pending_split splitting; /* a Split without an answer */
         struct counters counters;
         struct parkables parkables;
-        struct shared_block *shared; /* a list, see shared.c */
+        struct shared_block *shared; /* see shared_list.h */
         char end_reason[320];        /* why this process ended the session */
 };
 
 /* 0 if the client can be used; -EINVAL (NULL), -ECHILD. One load. */
 int client_check(const bfc_client *client);
 
-/* Assumes that no device is being drained, until the daemon reports one. */
-void client_forget_drains(bfc_client *client);
+/* The session has ended, or this call failed: sets the message and returns error. */
+int client_lost(bfc_client *client, int error);
 
-/* The process is about to exit, and its threads may still use the client: only notifies the daemon. Waits
- * at most a second; does nothing in a forked child. */
-void client_say_exit(bfc_client *client);
+/* Ends the session for this reason, unless another was set before. Returns error. */
+int client_end(bfc_client *client, int error, const char *why);
+
+/* True: the session ended before the daemon processed the request. */
+static inline bool client_has_ended(int error)
+{
+        return error == -ECONNRESET || error == -EIDRM;
+}
 
 #endif

@@ -12,7 +12,6 @@
 #include <unistd.h>
 
 #include "client/client.h"
-#include "client/request.h"
 #include "client/streams.h"
 
 /* An extent has a handle if its partition is shared by handles. */

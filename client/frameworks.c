@@ -30,6 +30,9 @@
 #include "client/free.h"
 #include "client/options.h"
 #include "client/streams.h"
+#include "client/connect.h"
+#include "client/stream_free.h"
+#include "client/stream_malloc.h"
 
 #define N_CACHED_DEVICES 64
 #define MAX_ERRNO        4095

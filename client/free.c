@@ -19,66 +19,14 @@
 #include "client/park.h"
 #include "client/reclaim.h"
 #include "client/request.h"
-#include "client/streams.h"
-
-/* Forked children may have the block's memory mapped (BFC_INHERIT): it must be zeroed when it is freed.
- * client_wipe() does that if it is needed, for a block that only the caller can reach. */
-static bool client_needs_wipe(const bfc_client *client, uint32_t partition)
-{
-        return client->regions.inherits && !client->places[partition].is_cuda &&
-               fork_guard_has_forked(&client->fork) && !__atomic_load_n(&client->lost, __ATOMIC_RELAXED);
-}
-
-void client_wipe(const bfc_client *client, uint32_t partition, const struct block *block)
-{
-        if (client_needs_wipe(client, partition) && !block->is_parked)
-                memset((void *)(uintptr_t)block->ptr, 0, block->n_bytes);
-}
+#include "client/counters.h"
+#include "client/pages.h"
+#include "client/shared.h"
+#include "client/shared_list.h"
+#include "client/stash.h"
+#include "client/stream_free.h"
 
 /* ---- stashing ----------------------------------------------------------------- */
-
-int stash_init(bfc_client *client, uint64_t idle_bytes)
-{
-        bool stashes = client->cache && !device_view_has_work(&client->places[client->partition]);
-        int r = magazines_new(stashes ? idle_bytes / 8 : 0, &client->stash.magazines);
-
-        client->stash.max_bytes = r == 0 ? magazines_max_block(client->stash.magazines) : 0;
-        client->stash.is_enabled = client->stash.max_bytes > 0;
-        return r;
-}
-
-void client_set_draining(bfc_client *client, uint32_t partition, bool is_draining)
-{
-        if (client->cache)
-                cache_set_draining(client->cache, partition, is_draining);
-        if (client->stash.max_bytes > 0 && partition == client->partition)
-                __atomic_store_n(&client->stash.is_enabled, !is_draining, __ATOMIC_RELAXED);
-}
-
-/* Into the cache. The lock is held. */
-static void unstash_into_cache(bfc_client *client, struct record *list)
-{
-        struct record *below;
-        struct block block;
-
-        for (; list; list = below) {
-                below = list->below;
-                blocks_take_stashed(&client->blocks, list, &block);
-                cache_dealloc(&block);
-        }
-}
-
-/* Returns how many idle bytes exceed the cache's bound. */
-static uint64_t __attribute__((noinline)) unstash_full(bfc_client *client, struct record *list)
-{
-        uint64_t excess;
-
-        pthread_mutex_lock(&client->lock);
-        unstash_into_cache(client, list);
-        excess = cache_excess(client->cache, client->partition);
-        pthread_mutex_unlock(&client->lock);
-        return excess;
-}
 
 /* Frees a block by stashing it. False: it cannot be stashed; *ret_excess is set if so many idle bytes exceed
  * the cache's bound. The lock is not held. */
@@ -97,39 +45,11 @@ static inline __attribute__((always_inline)) bool client_stash(bfc_client *clien
                 client_wipe(client, client->partition, &record->block);
         full = magazines_put(client->stash.magazines, record);
         if (full)
-                *ret_excess = unstash_full(client, full);
+                *ret_excess = stash_spill(client, full);
         return true;
 }
 
-bool client_drain_stash(bfc_client *client)
-{
-        struct record *all = client->stash.max_bytes > 0 ? magazines_take_all(client->stash.magazines) : NULL;
-
-        unstash_into_cache(client, all);
-        return all != NULL;
-}
-
 /* ---- freeing ----------------------------------------------------------------- */
-
-/* If the free was sent, the daemon may have taken the memory back before it went away. */
-void client_restore_block(bfc_client *client, const struct block *gone)
-{
-        struct block copy = *gone;
-        const struct block *block = &copy;
-        void *ptr;
-
-        copy.parkable = NULL; /* the session has ended */
-        pthread_mutex_lock(&client->lock);
-        if (regions_resolve(&client->regions, block->region_id, block->offset, block->n_bytes, &ptr) == 0 &&
-            ptr == block->ptr && blocks_add(&client->blocks, block) == 0) {
-                client_count_alloc(client, block);
-                client->counters.partitions[block->partition].num_allocs--;
-                client->counters.partitions[block->partition].num_frees--;
-                if (!block->slab && !block->stream_alloc)
-                        client_count_restored(client, block->partition, block->n_bytes);
-        }
-        pthread_mutex_unlock(&client->lock);
-}
 
 /* Frees the block in the cache. The lock is held. Returns how many idle bytes exceed the bound. */
 static uint64_t uncut(bfc_client *client, const struct block *block)

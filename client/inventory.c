@@ -16,7 +16,7 @@
 #include <string.h>
 
 #include "client/client.h"
-#include "client/request.h"
+#include "client/shared_list.h"
 
 #define MAX_IDS    7000u /* in a message, of 65,536 bytes at most */
 #define MAX_SHARED 500u  /* 18 bytes each, at most */

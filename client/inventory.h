@@ -9,14 +9,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "client/call.h"
-#include "client/shared.h"
-
-/* A Split without an answer, see proto/bfcd.proto. block_id 0: none. */
-struct pending_split {
-        uint64_t block_id;
-        uint64_t n_bytes;
-};
+#include "client/client.h"
+#include "client/shared_list.h"
 
 /* Zero-initialised is empty. */
 struct inventory {

@@ -11,16 +11,7 @@
 #include "client/process.h"
 #include "proto/pages.h"
 
-/* Zero-initialised is none. */
-struct client_pages {
-        /* By partition, of the usage page; NULL: there is none, or its daemon is gone. The array is
-         * constant. */
-        _Atomic(const struct pages_entry *) *entries;
-        void *usage; /* the address and size of that page; constant */
-        size_t usage_bytes;
-        struct pages_client *own;               /* NULL: none; constant */
-        struct fork_entry usage_fork, own_fork; /* registered if the page exists */
-};
+struct client_pages;
 
 /* Takes over the fds of the hello's reply, both or none, after cache and magazines are made and before
  * they are used. An invalid page is not used; its statistics are then requested. The pages must outlive

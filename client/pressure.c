@@ -9,8 +9,8 @@
 #include "client/client.h"
 #include "client/park.h"
 #include "client/reclaim.h"
-#include "client/request.h"
-#include "client/streams.h"
+#include "client/pages.h"
+#include "client/stream_free.h"
 
 struct pressure_order {
         Bfcd__Event *event; /* NULL: none */

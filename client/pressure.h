@@ -16,23 +16,6 @@
 
 #include "proto/bfcd.pb-c.h"
 
-struct pressure_order; /* a Pressure that was not served yet */
-
-struct pressure {
-        pthread_mutex_t lock; /* of all; taken with no other lock held, and held across no call */
-        pthread_cond_t changed;
-        bfc_pressure_fn fn; /* NULL: none; atomic, changed under the lock */
-        void *userdata;
-        bool is_calling; /* fn is running, on the thread `server` */
-        bool is_serving; /* that thread serves a Pressure */
-        pthread_t server;
-        struct pressure_order *orders; /* for each partition, at most one */
-        bool has_thread;               /* it must be joined */
-        bool is_stopping, has_ended;
-        bool disconnects; /* fn has called bfc_disconnect() */
-        pthread_t thread;
-};
-
 int client_pressure_init(bfc_client *client); /* -ENOMEM */
 void client_pressure_clear(bfc_client *client);
 

@@ -17,7 +17,9 @@
 #include "client/cache_split.h"
 #include "client/client.h"
 #include "client/request.h"
-#include "client/streams.h"
+#include "client/counters.h"
+#include "client/stash.h"
+#include "client/stream_free.h"
 
 #define SHRINK_PLACES       128u /* at a time */
 #define TRIM_MAX_RANGES     64u

@@ -21,8 +21,10 @@
 
 #include "client/client.h"
 #include "client/extents.h"
-#include "client/request.h"
 #include "client/inventory.h"
+#include "client/pages.h"
+#include "client/reconnect.h"
+#include "client/stash.h"
 
 #define FIRST_PAUSE_MS 1
 #define MAX_PAUSE_MS   50

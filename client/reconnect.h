@@ -11,20 +11,7 @@
 
 #include "client/call.h"
 
-struct reconnect {
-        char *path;         /* of the socket */
-        char name[64];      /* of the program */
-        unsigned return_ms; /* these three are constant */
-        bool has_thread; /* that reads events; else the program does, in bfc_poll(). Set before it starts */
-        uint64_t n_resumed; /* atomic */
-        pthread_mutex_t lock;
-        pthread_cond_t changed;
-        uint64_t epoch;    /* of the connection in use */
-        bool is_under_way; /* a thread is reconnecting */
-        bool is_stopping;
-        bool is_refused;              /* atomic: a daemon refused to resume the session */
-        struct call_connection *next; /* not in use yet; NULL: none */
-};
+struct reconnect;
 
 int reconnect_init(struct reconnect *b, const char *path, const char *name, unsigned return_ms); /* -ENOMEM */
 void reconnect_clear(struct reconnect *b);

@@ -7,42 +7,7 @@
 #include <string.h>
 
 #include "client/client.h"
-
-int client_lost(bfc_client *client, int error)
-{
-        char why[sizeof(client->end_reason)];
-
-        if (error == -ECONNRESET && call_read_end_reason(client->connection, why, sizeof(why)))
-                error = -EIDRM;
-        if (error == -ECONNRESET || error == -EPROTO || error == -EIDRM)
-                __atomic_store_n(&client->lost, error, __ATOMIC_RELAXED);
-        pthread_mutex_lock(&client->lock);
-        memcpy(why, client->end_reason, sizeof(why));
-        pthread_mutex_unlock(&client->lock);
-        if (error == -EIDRM && (why[0] || call_read_end_reason(client->connection, why, sizeof(why))))
-                return error_set(error, "%s", why);
-        if (why[0])
-                return error_set(error, "the session ended: %s", why);
-        if (error == -ECONNRESET)
-                return error_set(error, "the daemon ended the session or is not running");
-        if (error == -EPROTO)
-                return error_set(error, "the session ended: the daemon sent an invalid message");
-        if (error == -EMFILE)
-                return error_set(error, "this process is at its limit of open files, so it cannot receive "
-                                        "the daemon's: raise RLIMIT_NOFILE (ulimit -n)");
-        return error_set(error, "the request to the daemon failed: %s", strerror(-error));
-}
-
-int client_end(bfc_client *client, int error, const char *why)
-{
-        pthread_mutex_lock(&client->lock);
-        if (!client->end_reason[0])
-                snprintf(client->end_reason, sizeof(client->end_reason), "%s", why);
-        pthread_mutex_unlock(&client->lock);
-        __atomic_store_n(&client->lost, error, __ATOMIC_RELAXED);
-        call_end(client->connection, error);
-        return error;
-}
+#include "client/reconnect.h"
 
 int client_check_reply(Bfcd__Reply *reply, Bfcd__Reply__BodyCase expected)
 {

@@ -10,18 +10,6 @@
 
 #include "client/call.h"
 
-/* The session has ended, or this call failed: sets the message and returns error. */
-int client_lost(bfc_client *client, int error);
-
-/* Ends the session for this reason, unless another was set before. Returns error. */
-int client_end(bfc_client *client, int error, const char *why);
-
-/* True: the session ended before the daemon processed the request. */
-static inline bool client_has_ended(int error)
-{
-        return error == -ECONNRESET || error == -EIDRM;
-}
-
 /* What the requests of one call of the program have in common. */
 struct client_call {
         struct call_interrupt *interrupt; /* NULL: it cannot be interrupted */

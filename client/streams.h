@@ -1,16 +1,44 @@
-/* Allocation on streams: the client's side of the streams' pools (stream_pool.h).
+/* The client's pools of streams (stream_alloc.h), and their lock. stream_alloc.c knows which memory is free when.
+ *
+ * A driver may be asked for an event under the pools' lock; the client's lock is taken inside of it, never the other
+ * way round. Neither is held while the daemon is asked, while slabs are returned, or while a device's work is waited for.
+ *
+ * A block of a stream is in the client's table like any other, so copies, statistics and bfc_free() find it. It refers
+ * to its stream_alloc. The memory comes from slabs that the partition's cache cut, or the daemon granted. Without a
+ * cache each block is the daemon's own.
+ *
+ * The thread whose check makes slabs leave the pools returns them.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFC_CLIENT_STREAMS_H
 #define BFC_CLIENT_STREAMS_H
 
 #include <bfcclient.h>
+#include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/queue.h>
+
+#include "client/stream_alloc.h"
 
 struct block;
-struct malloc_how;
-struct stream_alloc;
+
+/* Slabs that left the pools and are being returned to the cache or the daemon. */
+struct stream_batch {
+        TAILQ_ENTRY(stream_batch) in_all; /* if it is not empty */
+        struct stream_slabs slabs;
+        uint64_t number;
+};
+
+struct streams {
+        pthread_mutex_t lock;
+        struct stream_pools *pools;
+        TAILQ_HEAD(, stream_batch) batches; /* oldest first */
+        uint64_t n_batches;                 /* so far */
+        bool is_waiting;                    /* a thread waits for all work of devices */
+        pthread_cond_t changed;             /* a batch was returned, or that wait has ended */
+        int watch_ms; /* until the client's thread checks again; 0: it sleeps until it is woken */
+};
 
 int streams_new(bfc_client *client); /* -ENOMEM */
 void streams_free(bfc_client *client);
@@ -19,35 +47,11 @@ void streams_free(bfc_client *client);
 void streams_lock(bfc_client *client);
 void streams_unlock(bfc_client *client);
 
-/* Checks which work of streams is complete, and returns the memory that this frees to the cache or the
- * daemon. Waits for other threads that do the same. Any thread. False: there was nothing. */
-bool streams_collect(bfc_client *client);
-
 /* True: freed memory waits for incomplete work. */
 bool streams_check_pending(bfc_client *client);
 
-/* Without a cache, memory that waits for a stream's work is freed at the daemon, so the client's thread
- * checks that work. Returns the number of ms until the next check; -1: nothing waits. */
-int streams_watch(bfc_client *client);
-
-/* All work that could use the block, which has left the table, is complete. */
-void streams_free_done(bfc_client *client, struct stream_alloc *alloc);
-
 /* True: a known stream may be being captured, so the partition's device must not be waited for. */
 bool streams_check_captured(bfc_client *client, uint32_t partition);
-
-/* Moves a block that leaves the table to the pools, until all work on the device can be waited for. -ENOMEM:
- * it is still in the table. */
-int streams_put_aside(bfc_client *client, const struct block *block, uint32_t partition);
-
-/* bfc_malloc_async_in() with flags and a wait. */
-int client_malloc_async(bfc_client *client, const char *partition, size_t n_bytes, uintptr_t stream,
-                        const struct malloc_how *how, void **ret_ptr);
-
-/* For frameworks, which do not destroy their streams: the driver may get this one at any time. The first is
- * bfc_free_async(), but -EBUSY while that stream or another known one may be being captured: the block stays. */
-int client_free_async_unless_captured(bfc_client *client, void *ptr, uintptr_t stream);
-int client_record_permanent_stream(bfc_client *client, const void *ptr, uintptr_t stream);
 
 /* The daemon's block, and the offset in it. The lock is held. */
 uint64_t streams_block_id(const struct block *block);
@@ -57,5 +61,9 @@ void streams_reset_peaks(bfc_client *client);
 
 /* Every invariant of the streams' pools; slow. 0, or -EBADMSG and a sentence (static). */
 int streams_check(bfc_client *client, const char **ret_why);
+
+/* The messages of an error that the pools returned for a stream, and of a block that does not exist. */
+int streams_failed(int error, uintptr_t stream);
+int streams_no_such_block(const void *ptr);
 
 #endif

@@ -1,25 +1,15 @@
-/* Statistics of a client: counters of its blocks, by partition.
+/* Counters of a client's blocks, by partition.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#ifndef BFC_CLIENT_STATS_H
-#define BFC_CLIENT_STATS_H
+#ifndef BFC_CLIENT_COUNTERS_H
+#define BFC_CLIENT_COUNTERS_H
 
 #include <bfcclient.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
-#include "proto/pages.h"
-
 struct block;
-
-/* Without what the magazines count; bfc_stats() adds it. */
-struct counters {
-        uint64_t n_requests;                 /* to the daemon; atomic. The rest is under the client's lock */
-        struct bfc_client_stats *partitions; /* the client's own one without bytes_in_use and its peak */
-        uint64_t bytes_reserved;             /* the sum over all partitions */
-        uint64_t peak_bytes_reserved;
-        struct ages ages[PAGES_AGES]; /* as in the client page; the rest is in the magazines */
-};
 
 /* The next four: a block is used from now on, or no longer; n_bytes of the daemon were reserved or
  * released. The lock is held. */
