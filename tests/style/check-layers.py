@@ -9,9 +9,14 @@ import fnmatch
 import os
 import re
 import sys
+import types
+
+import figures
 
 LAYERS = "tests/style/layers.txt"
 FOLDERS = ("bfc", "client", "ctl", "daemon", "device", "include", "integrations/preload", "keeper", "proto")
+MAX_CIRCLE = 8  # files that include each other, in CIRCLES; a .c file and its header count as two
+CIRCLES = ("client/", "daemon/")
 # Generated from .proto files, so no files of the tree.
 GENERATED = {"proto/bfcd.pb-c.h"}
 
@@ -58,7 +63,7 @@ def code_of(text):
 
 
 def read_layers(text):
-    """{folder: the folders that it includes}, from the top down."""
+    """{folder: the folders that it includes}, from the bottom up."""
     layers = {}
     for line in text.splitlines():
         words = line.split("#")[0].split()
@@ -69,8 +74,8 @@ def read_layers(text):
         for other in below:
             if other not in layers:
                 raise ValueError(f"{folder} includes {other}, which is not in {LAYERS}")
-            if order.index(other) <= order.index(folder):
-                raise ValueError(f"{folder} includes {other}, which does not stand below it in {LAYERS}")
+            if order.index(other) >= order.index(folder):
+                raise ValueError(f"{folder} includes {other}, which does not stand before it in {LAYERS}")
     return layers
 
 
@@ -99,6 +104,14 @@ def check_includes(files, layers):
                 yield f"{LAYERS}: no file of {folder} includes a header of {other} any more"
 
 
+def check_circles(files):
+    sources = types.SimpleNamespace(texts=files)
+    for circle in figures.circles(sources):
+        n = len(figures.files_of(sources, circle))
+        if n > MAX_CIRCLE and circle[0].startswith(CIRCLES):
+            yield f"{n} files in {circle[0].rpartition('/')[0]} include each other: {figures.edges_of(sources, circle)}"
+
+
 def check_never(files, about, spared, pattern):
     abouts = (about,) if isinstance(about, str) else about
     for file, text in sorted(files.items()):
@@ -119,26 +132,28 @@ def run(files, layers_text):
     except ValueError as e:
         wrong = [str(e)]
     results.append(("includes go down only", wrong))
+    results.append((f"at most {MAX_CIRCLE} files include each other", list(check_circles(files))))
     for name, about, spared, pattern in NEVER:
         results.append((name, list(check_never(files, about, spared, pattern))))
     return results
 
 
 def self_test():
-    table = "a b\nb -\n"
+    table = "b -\na b\n"
     good = {"a/x.c": '#include "b/y.h"\n#include "a/x.h"\n#include <stdio.h>\n', "a/x.h": "", "b/y.h": ""}
     bad = (
         ("upward", {"b/y.h": '#include "a/x.h"\n'}, table, 0),
         ("not from the root", {"a/x.c": '#include "x.h"\n'}, table, 0),
         ("no layer", {"c/z.c": ""}, table, 0),
-        ("not listed", {}, "a -\nb -\n", 0),
-        ("listed upward", {}, "b -\na b\n", 0),
-        ("listed and not used", {}, "a b c\nb -\nc -\n", 0),
-        ("libuv", {"daemon/memory/arena.c": "int r = uv_run(l);\n"}, table + "daemon/memory -\n", 1),
-        ("log", {"proto/x.c": 'log_info("x");\n'}, table + "proto -\n", 2),
-        ("print", {"bfc/x.c": 'printf("x");\n'}, table + "bfc -\n", 2),
-        ("clock", {"bfc/x.c": "#include <time.h>\n"}, table + "bfc -\n", 3),
-        ("low log", {"daemon/memory/arena.c": 'log_info("x");\n'}, table + "daemon/memory -\n", 4),
+        ("not listed", {}, "b -\na -\n", 0),
+        ("listed upward", {}, "a b\nb -\n", 0),
+        ("listed and not used", {}, "c -\nb -\na b c\n", 0),
+        ("circle", {f"client/{i}.{e}": f'#include "client/{(i + 1) % 5}.h"\n' for i in range(5) for e in "ch"}, table + "client -\n", 1),
+        ("libuv", {"daemon/memory/arena.c": "int r = uv_run(l);\n"}, table + "daemon/memory -\n", 2),
+        ("log", {"proto/x.c": 'log_info("x");\n'}, table + "proto -\n", 3),
+        ("print", {"bfc/x.c": 'printf("x");\n'}, table + "bfc -\n", 3),
+        ("clock", {"bfc/x.c": "#include <time.h>\n"}, table + "bfc -\n", 4),
+        ("low log", {"daemon/memory/arena.c": 'log_info("x");\n'}, table + "daemon/memory -\n", 5),
     )
     failed = 0
     results = run(dict(good, **{"a/c.c": "/* uv_run(), printf( */\n"}), table)

@@ -93,13 +93,16 @@ def pairs_both_ways(sources):
     return {(a, b): (n, pairs[b, a]) for (a, b), n in pairs.items() if a < b and (b, a) in pairs}
 
 
+def unit_of(name):
+    return name.rpartition(".")[0]
+
+
 def circles(sources):
     """Strongly connected components (Tarjan), the largest first."""
     graph = collections.defaultdict(set)
     for a, b in includes(sources):
-        a, b = a.rpartition(".")[0], b.rpartition(".")[0]
-        if a != b:
-            graph[a].add(b)
+        if unit_of(a) != unit_of(b):
+            graph[unit_of(a)].add(unit_of(b))
     index, low, stack, found = {}, {}, [], []
 
     def visit(v):
@@ -120,6 +123,19 @@ def circles(sources):
         if v not in index:
             visit(v)
     return sorted((c for c in found if len(c) > 1), key=len, reverse=True)
+
+
+def files_of(sources, circle):
+    return sorted(name for name in sources.texts if unit_of(name) in circle)
+
+
+def edges_of(sources, circle):
+    """The includes that make the circle, as text."""
+    graph = collections.defaultdict(set)
+    for a, b in includes(sources):
+        if unit_of(a) != unit_of(b) and unit_of(a) in circle and unit_of(b) in circle:
+            graph[unit_of(a)].add(unit_of(b).rpartition("/")[2])
+    return "; ".join(f"{a.rpartition('/')[2]} -> {', '.join(sorted(graph[a]))}" for a in sorted(graph))
 
 
 # ---- functions -----------------------------------------------------------------------------
@@ -192,7 +208,9 @@ def main():
     print("\nincludes both ways between folders:")
     for (a, b), (n, back) in sorted(pairs_both_ways(sources).items()):
         print(f"  {a} -> {b}: {n}, back: {back}")
-    print("circles of units:", ", ".join(f"{len(c)} in {folder_of(c[0])}" for c in circles(sources)) or "none")
+    print("circles of units:")
+    for c in circles(sources):
+        print(f"  {len(c)} units, {len(files_of(sources, c))} files in {folder_of(c[0])}: {edges_of(sources, c)}")
     found = list(functions(sources))
     print("\nfiles on the path:", ", ".join(f"{name} {len(path_of(of, found))}" for name, of in HANDLERS.items()))
     print(f"functions: {len(found)}")
