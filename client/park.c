@@ -185,28 +185,6 @@ static int send_park(bfc_client *client, const struct block *block, const struct
         return r;
 }
 
-/* The daemon copies what the work of this process has written. */
-static int finish_work(bfc_client *client, const struct block *block)
-{
-        struct device_range *range;
-
-        pthread_mutex_lock(&client->lock);
-        range = regions_range(&client->regions, block->region_id);
-        pthread_mutex_unlock(&client->lock);
-        return client_finish(client, block->partition, range);
-}
-
-/* What the driver refuses to unmap now is unmapped at the daemon's Retire. */
-static void unmap(bfc_client *client, const struct block *block)
-{
-        size_t n;
-
-        pthread_mutex_lock(&client->lock);
-        n = regions_unmap_all_in(&client->regions, block->region_id, block->offset, block->n_bytes);
-        client->parkables.n_unretired += n;
-        pthread_mutex_unlock(&client->lock);
-}
-
 /* With BFC_POLL no thread answers the Retires of what was parked. Only for calls of the program. */
 static void look_at_events(bfc_client *client)
 {
@@ -220,6 +198,7 @@ static int take_to_park(bfc_client *client, const void *ptr, const struct park_h
 {
         struct parkable *p;
 
+        /* Another call may free the block while this one waits, so it is looked up again. */
         while ((p = client_find_parkable(client, ptr)) && p->is_busy)
                 if (wait_for(client, p, 0) < 0)
                         return IS_USED;
@@ -236,11 +215,15 @@ static int take_to_park(bfc_client *client, const void *ptr, const struct park_h
 /* -ESRCH: it is no parkable block. The message of any other error is set. */
 static int park_block(bfc_client *client, const void *ptr, const struct park_how *how, uint64_t *ret_bytes)
 {
+        struct device_range *range = NULL;
         struct block block;
         int r;
 
+        /* No other call can find the block from here on. */
         pthread_mutex_lock(&client->lock);
         r = take_to_park(client, ptr, how, &block);
+        if (r == 0)
+                range = regions_range(&client->regions, block.region_id);
         pthread_mutex_unlock(&client->lock);
         if (r == NOT_PARKABLE)
                 return -ESRCH;
@@ -248,11 +231,19 @@ static int park_block(bfc_client *client, const void *ptr, const struct park_how
                 return error_set(-EALREADY, "the block at %p is parked already", ptr);
         if (r == IS_USED)
                 return error_set(-EBUSY, "the block at %p is in use", ptr);
-        r = finish_work(client, &block);
+
+        /* The daemon copies what the queued work of this process has written by then. */
+        r = client_finish(client, block.partition, range);
         if (r == 0)
                 r = send_park(client, &block, how);
+
+        /* Unmapped only now: a refusal leaves the block as it was. What the driver refuses to unmap is unmapped
+         * at the daemon's Retire. */
         if (r == 0) {
-                unmap(client, &block);
+                pthread_mutex_lock(&client->lock);
+                client->parkables.n_unretired +=
+                        regions_unmap_all_in(&client->regions, block.region_id, block.offset, block.n_bytes);
+                pthread_mutex_unlock(&client->lock);
                 *ret_bytes += block.n_bytes;
         }
         give_back(client, &block, r == 0);
@@ -288,6 +279,9 @@ BFC_API int bfc_park_tag(bfc_client *client, const char *tag, unsigned how, cons
                 r = read_how(client, how, partition, &park);
         if (r < 0)
                 return r;
+
+        /* The addresses are copied, because each park releases the lock. A block in use does not keep the others
+         * from being parked. */
         pthread_mutex_lock(&client->lock);
         r = client_find_tagged(client, UINT32_MAX, tag, &set);
         pthread_mutex_unlock(&client->lock);
@@ -338,6 +332,7 @@ int client_park_idle(bfc_client *client, uint32_t partition, uint64_t n_bytes, u
         size_t n;
         int r = 0, result = 0;
 
+        /* The addresses with their last use: a block that is used after this look is not parked. */
         *ret_bytes = 0;
         pthread_mutex_lock(&client->lock);
         n = list_idle(client, partition, until_ms, tag, is_own, NULL);
@@ -363,19 +358,23 @@ int client_park_idle(bfc_client *client, uint32_t partition, uint64_t n_bytes, u
 
 /* ---- wake ------------------------------------------------------------------------ */
 
-/* The memory is mapped again, at the same address. */
-static int check_woken(bfc_client *client, const struct block *block, const Bfcd__Block *got, uint64_t epoch,
-                       bool *ret_stale)
+/* The memory is mapped again, at the same address. Frees the reply. 1: the answer is of an earlier epoch, and
+ * dropped. */
+static int take_woken(bfc_client *client, const struct block *block, Bfcd__Reply *reply, uint64_t epoch)
 {
+        bool is_stale;
         void *ptr = NULL;
-        int why = 0, r;
+        int why = 0, r = client_check_reply(reply, BFCD__REPLY__BODY_BLOCK);
 
+        if (r < 0)
+                return r;
         pthread_mutex_lock(&client->lock);
-        *ret_stale = epoch != client->epoch;
-        r = *ret_stale ? 0 : client_resolve(client, got, &why, &ptr);
+        is_stale = epoch != client->epoch;
+        r = is_stale ? 0 : client_resolve(client, reply->block, &why, &ptr);
         pthread_mutex_unlock(&client->lock);
-        if (*ret_stale)
-                return 0;
+        bfcd__reply__free_unpacked(reply, NULL);
+        if (is_stale)
+                return 1;
         if (why < 0)
                 return client_unmappable(client, block->partition, why);
         return r == 0 && ptr == block->ptr
@@ -455,27 +454,6 @@ static size_t wakes_fill(struct wakes *w, size_t *ret_n_ids)
         return n;
 }
 
-/* 1: the answer is of an earlier epoch, and dropped. */
-static int wakes_take(bfc_client *client, const struct block *block, Bfcd__Reply *reply, uint64_t epoch)
-{
-        bool is_stale = false;
-        int r = client_check_reply(reply, BFCD__REPLY__BODY_BLOCK);
-
-        if (r < 0)
-                return r;
-        r = check_woken(client, block, reply->block, epoch, &is_stale);
-        bfcd__reply__free_unpacked(reply, NULL);
-        return is_stale ? 1 : r;
-}
-
-/* The wait was interrupted: what is not woken stays parked. */
-static void wakes_interrupt(struct wakes *w)
-{
-        for (size_t i = 0; i < w->n; i++)
-                if (w->results[i] == 1 || w->results[i] == -ECANCELED)
-                        w->results[i] = client_interrupted();
-}
-
 /* Fills the results: 0, or an error with a message. */
 static void wakes_send(bfc_client *client, struct wakes *w)
 {
@@ -483,6 +461,8 @@ static void wakes_send(bfc_client *client, struct wakes *w)
 
         for (size_t i = 0; i < w->n; i++)
                 w->results[i] = 1;
+
+        /* One round, and another one after each restart of the daemon, with what is not answered yet. */
         while ((n_requests = wakes_fill(w, &n_ids)) > 0) {
                 uint64_t epoch = 0;
                 size_t n = 0;
@@ -492,9 +472,12 @@ static void wakes_send(bfc_client *client, struct wakes *w)
                 for (size_t i = 0; i < w->n; i++)
                         if (w->results[i] == 1)
                                 w->results[i] =
-                                        r < 0 ? r : wakes_take(client, &w->blocks[i], w->replies[n++], epoch);
-                if (w->interrupt.is_interrupted)
-                        wakes_interrupt(w);
+                                        r < 0 ? r : take_woken(client, &w->blocks[i], w->replies[n++], epoch);
+
+                /* What is not woken stays parked. */
+                for (size_t i = 0; w->interrupt.is_interrupted && i < w->n; i++)
+                        if (w->results[i] == 1 || w->results[i] == -ECANCELED)
+                                w->results[i] = client_interrupted();
         }
 }
 
@@ -543,11 +526,15 @@ int client_wake_set(bfc_client *client, const struct block_set *set, uint32_t wa
 
         if (r < 0)
                 return r;
+
+        /* All or none of the set are taken, so two calls never wait for each other's blocks. */
         pthread_mutex_lock(&client->lock);
         r = take_to_wake(client, set, wait_ms, w.blocks, &w.n);
         pthread_mutex_unlock(&client->lock);
         if (r == -ENOENT)
                 r = client_not_parkable(client, set->ptrs[0]);
+
+        /* Each block has its own result: those that woke stay awake when others are refused. */
         wakes_send(client, &w);
         for (size_t i = 0; i < w.n; i++) {
                 give_back(client, &w.blocks[i], w.results[i] < 0);
