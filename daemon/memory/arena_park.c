@@ -18,11 +18,6 @@ bool arena_is_whole(const struct arena *a, uint64_t offset, uint64_t n_bytes)
 
 /* ---- extents that no session has received ---------------------------------------- */
 
-static bool arena_slot_is_unseen(const struct arena *a, size_t slot)
-{
-        return ledger_extent_at(a->o.ledger, arena_slot_of(a, slot)->extent)->is_unseen != 0;
-}
-
 /* In a range of wholly free extents, the place that wastes the least, if that is less than in `best`. None that wastes
  * more than the copy has: then new extents are better. */
 static void find_unseen(const struct arena *a, struct bfc_range range, uint64_t n_bytes,
@@ -31,8 +26,9 @@ static void find_unseen(const struct arena *a, struct bfc_range range, uint64_t 
         size_t first = arena_slot_at(a, range.begin), last = arena_slot_at(a, range.end - 1);
         uint64_t sum = 0;
 
+        /* A window of unseen extents, which always ends at `slot` and begins as late as n_bytes allow. */
         for (size_t slot = first; slot <= last; slot++) {
-                if (!arena_slot_is_unseen(a, slot)) {
+                if (!ledger_extent_at(a->o.ledger, arena_slot_of(a, slot)->extent)->is_unseen) {
                         first = slot + 1;
                         sum = 0;
                         continue;
@@ -109,6 +105,7 @@ static void arena_vacate(struct arena *a, bfc_handle handle, const struct bfc_in
         struct bfc_range range = { info->offset, info->offset + info->n_bytes };
         int r;
 
+        /* With this memory none of the calls below can fail. */
         if (bfc_release_reserve(a->bfc) < 0)
                 return;
         arena_count_parked(a, -info->n_bytes);
@@ -131,6 +128,7 @@ void arena_drop_parked(struct arena *a, bfc_handle handle)
         struct bfc_info info;
         size_t last, first = arena_slots_of_block(a, handle, &info, &last);
 
+        /* A wake is in progress: growth_woken() frees the block. */
         if (arena_slot_of(a, first)->waking) {
                 assert(arena_slot_of(a, first)->waking->wakes);
                 arena_slot_of(a, first)->waking->is_dropped = true;
@@ -156,16 +154,20 @@ void growth_woken(struct operation *op)
         struct arena_slot *first = arena_slot_of(a, op->items[0].slot);
         bool is_awake = op->result == 0 && !op->is_dropped;
 
+        /* The undo stays with the block until its contents are back: arena_wake_commit() frees it. */
         first->waking = is_awake ? op->undo : NULL;
         if (!is_awake)
                 free(op->undo);
         growth_finish(op);
+
+        /* No extents: the block is parked as before, or was freed meanwhile. */
         if (op->result < 0) {
                 if (op->is_dropped)
                         arena_drop_parked(a, op->handle);
                 op->handle = 0;
                 return;
         }
+
         if (arena_is_single(arena_region_at(a, op->plan.offset)))
                 arena_unkeep_exact(a, op->plan.offset);
         arena_count_parked(a, -op->plan.n_bytes);
@@ -194,6 +196,7 @@ int arena_restore_parked(struct arena *a, const struct ledger_block *b)
         uint64_t end = arena_large_end(a);
         int r = 0;
 
+        /* The place: one extent in a region of its own, or a range of the large regions. */
         if (b->n_bytes > 0 && b->offset >= end)
                 r = arena_restore_parked_exact(a, b);
         else if (b->n_bytes == 0 || b->n_bytes > end - b->offset)
@@ -202,6 +205,8 @@ int arena_restore_parked(struct arena *a, const struct ledger_block *b)
                 r = bfc_back(a->bfc, range);
         if (r < 0)
                 return r == -EINVAL ? -EBADMSG : r;
+
+        /* Extents that had not left when the previous daemon ended are released again (arena_release_parked()). */
         arena_count_parked(a, b->n_bytes);
         for (slot = arena_slots(a, b->offset, b->n_bytes, &last); slot <= last; slot++) {
                 if (arena_slot_is_backed(a, slot))

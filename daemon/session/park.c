@@ -125,15 +125,6 @@ void park_describe_copy(const struct park_copying *c, const struct ledger_block 
         memcpy(ret->tag, block->tag, sizeof(ret->tag));
 }
 
-/* Makes the record of the copy. */
-static int add_copy(struct park *p, const struct ledger_block *block, uint32_t *ret)
-{
-        struct ledger_block facts;
-
-        park_describe_copy(&p->copying, block, &facts);
-        return ledger_block_add(p->session->broker->ledger, &facts, ret);
-}
-
 const char park_over_limit[] =
         "the parked blocks would exceed four times the limit of the tenant in the partition";
 
@@ -153,15 +144,22 @@ static void park_commit(struct park *p)
         struct session *s = p->session;
         struct ledger *l = s->broker->ledger;
         struct ledger_block *block = ledger_block_at(l, p->block);
+        struct ledger_block facts;
         uint32_t copy = LEDGER_NONE;
         uint64_t id = p->id;
-        int r;
+        int r = 0;
 
         if (!quota_may_park(p->copying.memory.quota, p->copying.n_bytes)) { /* others were parked meanwhile */
                 park_refuse(p, -EDQUOT, park_over_limit);
                 return;
         }
-        r = p->copying.copy.handle != 0 ? add_copy(p, block, &copy) : 0;
+
+        /* One word of the block's record names the copy. If the daemon is killed before it is written, the
+         * successor frees the copy, which no block names; after it, the block is parked. */
+        if (p->copying.copy.handle != 0) {
+                park_describe_copy(&p->copying, block, &facts);
+                r = ledger_block_add(l, &facts, &copy);
+        }
         if (r == 0) {
                 park_record(p->copying.memory.quota, p->block,
                             copy == LEDGER_NONE ? LEDGER_DISCARDED : ledger_block_at(l, copy)->id);
@@ -174,6 +172,8 @@ static void park_commit(struct park *p)
                 park_refuse(p, -ENOMEM, "the daemon is out of memory or block records");
                 return;
         }
+
+        /* From here on the session uses the copy instead of the block. */
         session_remove_block(s, session_share_of(s, block->quota), block->offset, p->copying.n_bytes);
         if (copy != LEDGER_NONE)
                 session_add_block(s, session_share_of(s, p->copying.copy.quota->index),
@@ -197,18 +197,6 @@ static void park_copied(struct park_copying *c)
                 park_commit(p);
 }
 
-/* There is memory for the copy. */
-static void park_begin(struct park *p, bfc_handle handle, uint64_t offset)
-{
-        p->copying.copy.handle = handle;
-        p->copying.copy.offset = offset;
-        p->copying.copy.n_bytes = p->wait.n_bytes;
-        p->copying.copy.is_owned = true;
-        p->copying.to_copy = true;
-        if (park_copy_start(&p->copying, park_copied) < 0)
-                park_refuse(p, -ENOMEM, "the daemon is out of memory");
-}
-
 void park_refuse_room(struct park *p, int error)
 {
         struct session *s = p->session;
@@ -225,10 +213,19 @@ static void on_copy_room(struct quota_request *wait, int result, bfc_handle hand
         struct park *p = (struct park *)wait;
 
         p->session->stats.waited_ns += clock_ns() - wait->since_ns;
-        if (result < 0)
+        if (result < 0) {
                 park_refuse_room(p, result);
-        else
-                park_begin(p, handle, offset);
+                return;
+        }
+
+        /* The copy is this park's until it is committed: park_free() frees it. */
+        p->copying.copy.handle = handle;
+        p->copying.copy.offset = offset;
+        p->copying.copy.n_bytes = wait->n_bytes;
+        p->copying.copy.is_owned = true;
+        p->copying.to_copy = true;
+        if (park_copy_start(&p->copying, park_copied) < 0)
+                park_refuse(p, -ENOMEM, "the daemon is out of memory");
 }
 
 /* The session's own block that its client may use. LEDGER_NONE: the request was refused. */
@@ -270,16 +267,13 @@ bool park_is_possible(const struct session *s, const struct quota *q)
         return quota_can_park(q) && s->has_events;
 }
 
-static bool is_alone(const struct quota *q, const struct ledger_block *b)
-{
-        return b->n_requested == b->n_bytes && arena_is_whole(q->arena, b->offset, b->n_bytes);
-}
-
 bool park_allows(const struct session *s, const struct ledger_block *b)
 {
         const struct quota *q = session_share_of(s, b->quota)->quota;
 
-        return park_is_possible(s, q) && is_alone(q, b);
+        /* Other blocks in its extents would lose their memory, too. */
+        return park_is_possible(s, q) && b->n_requested == b->n_bytes &&
+               arena_is_whole(q->arena, b->offset, b->n_bytes);
 }
 
 int park_fault(struct session *s, const struct ledger_block *b, const Bfcd__Park *m,
@@ -326,6 +320,8 @@ int park_handle(struct session *s, const Bfcd__Request *r, const char **ret_why)
         int result;
 
         (void)ret_why;
+
+        /* A shared block needs the agreement of all its sessions. */
         if (ref != LEDGER_NONE) {
                 park_shared_handle(s, r->id, m, index, ref);
                 return 0;
@@ -338,6 +334,8 @@ int park_handle(struct session *s, const Bfcd__Request *r, const char **ret_why)
                 session_done(s, r->id);
                 return 0;
         }
+
+        /* All checks come before the block is marked as being parked. */
         result = park_fault(s, b, m, &sentence);
         if (result < 0) {
                 session_refuse(s, r->id, result, sentence);
@@ -352,6 +350,8 @@ int park_handle(struct session *s, const Bfcd__Request *r, const char **ret_why)
                 park_commit(p);
                 return 0;
         }
+
+        /* Room for the copy: on_copy_room() is called when there is, or when the time is up. */
         p->copying.copy.quota = p->wait.quota = s->shares[m->partition].quota;
         p->wait.wait_ms = m->wait_ms < SESSION_MAX_WAIT_MS ? m->wait_ms : SESSION_MAX_WAIT_MS;
         p->wait.done = on_copy_room;
@@ -375,6 +375,7 @@ static void wake_commit(struct park *p)
         uint32_t index = p->block, copy = park_copy_of(l, index);
         uint64_t id = p->id;
 
+        /* The record says awake before the copy is freed: there is always one with the contents. */
         quota_wake_commit(p->copying.memory.quota, p->copying.memory.handle);
         ledger_block_park(l, index, LEDGER_AWAKE);
         session_add_block(s, session_share_of(s, block->quota), block->offset, block->n_bytes);
@@ -382,6 +383,8 @@ static void wake_commit(struct park *p)
         park_free(p);
         if (copy != LEDGER_NONE)
                 session_free_block(s, copy);
+
+        /* The client has unmapped the extents, so they are sent again with the block. */
         if (session_deliver_again(s, id, index) < 0)
                 session_refuse(s, id, -ENOMEM, "the daemon is out of memory: wake the block again");
         s->ops->ready(s->userdata);
@@ -460,6 +463,8 @@ static struct park *wake_block(struct session *s, uint64_t id, uint64_t block_id
                         session_refuse(s, id, -ENOMEM, "the daemon is out of memory");
                 return NULL;
         }
+
+        /* What was discarded has no copy: its contents are undefined after the wake. */
         copy = park_copy_of(l, index);
         if (copy == LEDGER_NONE && b->parked != LEDGER_DISCARDED) {
                 session_refuse(s, id, -EIO, "the block's copy was lost with its partition");
@@ -476,6 +481,8 @@ static struct park *wake_block(struct session *s, uint64_t id, uint64_t block_id
                 p->copying.copy = (struct park_memory){ session_share_of(s, c->quota)->quota, c->handle,
                                                         c->offset, c->n_bytes, false };
         }
+
+        /* Room for new extents in the block's place: on_wake_room() is called when they are made. */
         p->wait.quota = p->copying.memory.quota;
         p->wait.wakes = p->copying.memory.handle;
         p->wait.wait_ms = wait_ms < SESSION_MAX_WAIT_MS ? wait_ms : SESSION_MAX_WAIT_MS;
@@ -500,15 +507,6 @@ static const char *wake_fault(const Bfcd__Request *r)
         return NULL;
 }
 
-/* Blocks of one quota that wait, in order. Each knows how much the later ones need: there is to be room for all. */
-static void join_waits(struct park *const *parks, size_t n)
-{
-        for (size_t i = 0; i < n; i++)
-                for (size_t k = i + 1; k < n; k++)
-                        if (parks[k]->wait.quota == parks[i]->wait.quota)
-                                parks[i]->wait.more_bytes += parks[k]->wait.n_bytes;
-}
-
 /* All wait from this moment on, so that other sessions' blocks come before all of them or behind. */
 int park_handle_wake(struct session *s, const Bfcd__Request *r, const char **ret_why)
 {
@@ -525,7 +523,13 @@ int park_handle_wake(struct session *s, const Bfcd__Request *r, const char **ret
                 if (parks[n])
                         parks[n++]->first_id = r->id;
         }
-        join_waits(parks, n);
+
+        /* Of the blocks of one quota, in order, each waits until there is room for it and the later ones: jobs
+         * that wake many blocks take turns, and none gets a part of its blocks. */
+        for (size_t i = 0; i < n; i++)
+                for (size_t k = i + 1; k < n; k++)
+                        if (parks[k]->wait.quota == parks[i]->wait.quota)
+                                parks[i]->wait.more_bytes += parks[k]->wait.n_bytes;
         return 0;
 }
 
@@ -576,6 +580,7 @@ static void free_parked(struct session *s, uint32_t index)
         uint32_t copy = park_copy_of(l, index);
         bfc_handle handle = block->handle;
 
+        /* While a worker copies, the copying owns the memory and frees it at its end. */
         ledger_block_clear(l, index);
         if (!park_takes_over(s, index))
                 quota_drop_parked(q, handle);
@@ -593,6 +598,8 @@ void park_drop_all(struct session *s)
                         park_shared_drop(p);
                         continue;
                 }
+
+                /* A copy that a worker makes cannot be freed now; its end finds is_dropped. */
                 if (!p->is_dropped)
                         s->requests.n--;
                 p->is_dropped = true;

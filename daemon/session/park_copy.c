@@ -26,29 +26,25 @@ static struct park_copier *copier_of(struct worker_job *job)
         return (struct park_copier *)(void *)((char *)job - offsetof(struct park_copier, job));
 }
 
-static struct device_copy copy_of(const struct park_copying *c, const struct park_piece *piece)
-{
-        struct partition *host = c->copy.quota->partition;
-
-        return (struct device_copy){ .extent = &piece->memory,
-                                     .offset = piece->memory_offset,
-                                     .host = &piece->copy,
-                                     .host_offset = piece->copy_offset,
-                                     .n_bytes = piece->n_bytes,
-                                     .to_host = c->to_copy,
-                                     .pins = host->memory.is_pinned ? &host->memory.pins : NULL };
-}
-
+/* On a worker thread. */
 static int copy_pieces(const struct park_copying *c, const struct park_piece *pieces, size_t n)
 {
         struct device *device = c->memory.quota->partition->device;
+        struct partition *host = c->copy.quota->partition;
         struct device_copy copies[DEVICE_COPIES];
 
         if (__atomic_load_n(&device->is_ending, __ATOMIC_RELAXED) ||
             __atomic_load_n(&c->is_dropped, __ATOMIC_RELAXED))
                 return -ECANCELED;
         for (size_t i = 0; i < n; i++)
-                copies[i] = copy_of(c, &pieces[i]);
+                copies[i] =
+                        (struct device_copy){ .extent = &pieces[i].memory,
+                                              .offset = pieces[i].memory_offset,
+                                              .host = &pieces[i].copy,
+                                              .host_offset = pieces[i].copy_offset,
+                                              .n_bytes = pieces[i].n_bytes,
+                                              .to_host = c->to_copy,
+                                              .pins = host->memory.is_pinned ? &host->memory.pins : NULL };
         return device_copy(device, copies, n);
 }
 
@@ -61,33 +57,29 @@ static void copier_run(struct worker_job *job)
         uint64_t begun_ns = clock_ns();
         int r = first < end ? copy_pieces(c, &c->pieces[first], end - first) : 0;
 
+        /* A failure ends the other copier, too. */
         if (r < 0)
                 __atomic_store_n(&c->result, r, __ATOMIC_RELAXED);
         copier->n_a_turn = min_u64(worker_next_turn(copier->n_a_turn, clock_ns() - begun_ns), DEVICE_COPIES);
         job->goes_on = end < c->n_pieces && first < end && __atomic_load_n(&c->result, __ATOMIC_RELAXED) == 0;
 }
 
-/* Logs once for a partition. */
-static void note_pins(struct partition *p)
-{
-        int error = atomic_load(&p->memory.pins.error);
-
-        if (error == 0 || p->memory.has_told_of_pins)
-                return;
-        p->memory.has_told_of_pins = true;
-        log_warning(
-                "partition '%s' is pinned, but CUDA could not register its memory: %s; blocks are parked there "
-                "through buffers, which is slower",
-                p->name, strerror(-error));
-}
-
 static void copier_done(struct worker_job *job)
 {
         struct park_copying *c = copier_of(job)->copying;
+        struct partition *host = c->copy.quota->partition;
+        int pin_error = atomic_load(&host->memory.pins.error);
 
+        /* The last one ends the copying. */
         if (--c->n_copiers > 0)
                 return;
-        note_pins(c->copy.quota->partition);
+        if (pin_error != 0 && !host->memory.has_told_of_pins) {
+                host->memory.has_told_of_pins = true;
+                log_warning(
+                        "partition '%s' is pinned, but CUDA could not register its memory: %s; blocks are parked there "
+                        "through buffers, which is slower",
+                        host->name, strerror(-pin_error));
+        }
         c->is_running = false;
         c->done(c);
 }
@@ -180,8 +172,12 @@ void park_memory_free(struct park_memory *m)
         m->is_owned = false;
         if (!was_owned)
                 return;
+
+        /* The undo of a wake is not needed any more; without a wake this does nothing. */
         quota_wake_commit(q, m->handle);
         quota_dealloc(q, m->handle, m->n_bytes, m->n_bytes);
+
+        /* A quota without sessions keeps nothing, and may be gone after that. */
         if (q->sessions.n > 0 || __atomic_load_n(&q->partition->device->is_ending, __ATOMIC_RELAXED))
                 return;
         quota_release_unused(q);

@@ -81,13 +81,6 @@ static void shared_free(struct park_shared *ps)
         free(ps);
 }
 
-/* Nothing is under way any more. */
-static void shared_free_if_idle(struct park_shared *ps)
-{
-        if (!ps->is_waiting && !ps->copying.is_running && TAILQ_EMPTY(&ps->wakes))
-                shared_free(ps);
-}
-
 static void ready(struct session *s)
 {
         s->ops->ready(s->userdata);
@@ -169,12 +162,16 @@ static int commit(struct park_shared *ps, const char **ret_sentence)
         struct ledger_block facts;
         int r;
 
+        /* Quotas and limits may have changed while the worker copied. */
         *ret_sentence = "the quota for the copy is removed or draining";
         if (copy->quota->is_removed || copy->quota->partition->is_draining) /* see keep_allows() */
                 return -EBUSY;
         *ret_sentence = park_over_limit;
         if (!quota_may_park(memory->quota, memory->n_bytes)) /* others were parked meanwhile */
                 return -EDQUOT;
+
+        /* One word of the block's record names the copy: after a kill the block is parked, or the copy is
+         * freed. */
         *ret_sentence = "the daemon is out of memory or block records";
         park_describe_copy(&ps->copying, ledger_block_at(b->ledger, block), &facts);
         if (ledger_block_add(b->ledger, &facts, &index) < 0)
@@ -186,6 +183,8 @@ static int commit(struct park_shared *ps, const char **ret_sentence)
                 ledger_block_clear(b->ledger, index);
                 return r;
         }
+
+        /* From here on the copy is what the sessions share. */
         trim_remove_shared_block(memory->quota, memory->offset, memory->n_bytes);
         trim_add_shared_block(copy->quota, copy->offset, copy->n_bytes);
         copy->is_owned = false;
@@ -250,6 +249,9 @@ static void begin(struct broker *b, struct shared_name *name, struct park *p, st
         ps->asker = p;
         if (p)
                 p->shared = ps;
+
+        /* Room for the copy. What the daemon does by itself counts no refusal, and names no session to be
+         * asked. */
         ps->copying.copy.quota = ps->wait.quota = to;
         ps->wait.n_bytes = ps->copying.n_bytes;
         ps->wait.requester = p ? p->session : NULL;
@@ -318,6 +320,7 @@ static void copied(struct park_copying *c)
         const char *sentence;
         int r;
 
+        /* The block was freed meanwhile, or a session used it: then the copy is not of use. */
         if (!name) {
                 shared_free(ps);
                 return;
@@ -343,6 +346,8 @@ void park_shared_use(struct shared_name *name)
         if (!ps || !TAILQ_EMPTY(&ps->wakes) || (ps->copying.is_running && !ps->copying.to_copy))
                 return;
         answer_asker(ps);
+
+        /* A wait for room ends here, a copy when its worker looks at is_void. */
         if (ps->is_waiting) {
                 quota_cancel(&ps->wait);
                 ps->is_waiting = false;
@@ -397,6 +402,7 @@ void park_shared_handle(struct session *s, uint64_t id, const Bfcd__Park *m, uin
         struct shared_name *name = name_of(s, ref);
         struct park *p;
 
+        /* All checks come before the session's agreement is recorded. */
         if (refuse_park(s, id, m, block, ref)) {
                 take_back_agreement(b, name, ref);
                 return;
@@ -409,9 +415,11 @@ void park_shared_handle(struct session *s, uint64_t id, const Bfcd__Park *m, uin
                 take_back_agreement(b, name, ref);
                 return;
         }
+
+        /* The session agrees. The last one to agree has its Park answered when the block is parked, the others
+         * at once. What is under way is void, and looks again at its end. */
         ledger_ref_set_parks_to(l, ref, s->shares[m->partition].quota->index + 1);
-        if (name->parking ||
-            !all_agree(l, shared)) { /* what is under way is void, and looks again at its end */
+        if (name->parking || !all_agree(l, shared)) {
                 session_done(s, id);
                 return;
         }
@@ -424,24 +432,20 @@ void park_shared_handle(struct session *s, uint64_t id, const Bfcd__Park *m, uin
 
 /* ---- wake ---------------------------------------------------------------------- */
 
-/* The request is over: others of its group, which come before it, need no more room for it. */
-static void leave_group(const struct park *p)
+static void unqueue(struct park *p)
 {
         struct park *each;
 
-        TAILQ_FOREACH(each, &p->session->requests.parks, link)
-        if (each->wakes && each->first_id == p->first_id && each->id < p->id &&
-            each->wait.quota == p->wait.quota && each->wait.more_bytes >= p->wait.n_bytes)
-                each->wait.more_bytes -= p->wait.n_bytes;
-}
-
-static void unqueue(struct park *p)
-{
         if (!p->is_queued)
                 return;
         quota_cancel(&p->wait);
         p->is_queued = false;
-        leave_group(p);
+
+        /* Others of its group, which come before it, need no more room for it. */
+        TAILQ_FOREACH(each, &p->session->requests.parks, link)
+        if (each->wakes && each->first_id == p->first_id && each->id < p->id &&
+            each->wait.quota == p->wait.quota && each->wait.more_bytes >= p->wait.n_bytes)
+                each->wait.more_bytes -= p->wait.n_bytes;
 }
 
 /* A wake is over that is not carried out. */
@@ -452,7 +456,8 @@ static void leave_wakes(struct park *p)
         unqueue(p);
         TAILQ_REMOVE(&ps->wakes, p, of_shared);
         ps->n_wakes--;
-        shared_free_if_idle(ps);
+        if (!ps->is_waiting && !ps->copying.is_running && TAILQ_EMPTY(&ps->wakes))
+                shared_free(ps);
 }
 
 /* The client has unmapped the block. */
@@ -488,18 +493,6 @@ static void deliver(struct session *s, uint64_t id, uint32_t block, uint32_t ref
         session_refuse(s, id, -ENOMEM, "the daemon is out of memory: wake the block again");
 }
 
-static void deliver_attached(struct session *s, uint64_t id, uint32_t block, uint32_t ref)
-{
-        struct ledger *l = s->broker->ledger;
-        struct session_share *share = session_share_of(s, ledger_block_at(l, block)->quota);
-
-        begin_use(s, ref);
-        if (session_deliver_ref(s, id, share, block, ref) == 0)
-                return;
-        shared_undelivered(s, ref);
-        session_refuse(s, id, -ENOMEM, "the daemon is out of memory");
-}
-
 /* Later deliveries of the reference, whose client uses the block, still wait: then it does not agree. */
 void park_undelivered(struct session *s, uint32_t ref, uint32_t parks_to)
 {
@@ -518,6 +511,7 @@ static void answer_wakes(struct park_shared *ps, int error)
         shared_free(ps); /* an answer may end the last reference */
         while ((p = TAILQ_FIRST(&wakes))) {
                 struct session *s = p->session;
+                struct session_share *share;
                 uint64_t id = p->id;
                 uint32_t block = p->block, ref = p->ref;
                 bool attaches = p->attaches;
@@ -528,10 +522,19 @@ static void answer_wakes(struct park_shared *ps, int error)
                         continue;
                 }
                 park_free(p);
-                if (attaches)
-                        deliver_attached(s, id, block, ref);
-                else
+                if (!attaches) {
                         deliver(s, id, block, ref);
+                        ready(s);
+                        continue;
+                }
+
+                /* The session has the block for the first time. */
+                share = session_share_of(s, ledger_block_at(s->broker->ledger, block)->quota);
+                begin_use(s, ref);
+                if (session_deliver_ref(s, id, share, block, ref) < 0) {
+                        shared_undelivered(s, ref);
+                        session_refuse(s, id, -ENOMEM, "the daemon is out of memory");
+                }
                 ready(s);
         }
 }
@@ -556,6 +559,8 @@ static void woken(struct park_copying *c)
                 wake_undo(ps, c->result);
                 return;
         }
+
+        /* The record says awake before the copy is freed: there is always one with the contents. */
         block = ledger_shared_at(b->ledger, ps->name->shared)->block;
         copy = park_copy_of(b->ledger, block);
         quota_wake_commit(c->memory.quota, c->memory.handle);
@@ -581,6 +586,8 @@ static void on_wake_room(struct quota_request *wait, int result, bfc_handle hand
                 park_refuse_wake(p, result);
                 return;
         }
+
+        /* The first wake that gets room copies for all: the others leave the queue and wait for the worker. */
         TAILQ_FOREACH(other, &ps->wakes, of_shared)
         unqueue(other);
         copy = ledger_block_at(ps->broker->ledger, p->copy_block);
@@ -619,6 +626,8 @@ static struct park *wait_for_block(struct session *s, uint64_t id, uint32_t bloc
                 park_refuse(p, -ENOMEM, "the daemon is out of memory");
                 return NULL;
         }
+
+        /* It waits for the copying that runs already, or for room like the other wakes. */
         p->shared = ps;
         p->copy_block = park_copy_of(b->ledger, block);
         TAILQ_INSERT_TAIL(&ps->wakes, p, of_shared);
@@ -733,6 +742,8 @@ struct park_shared_memory park_shared_end(struct broker *b, struct shared_name *
                 shared_free(ps);
                 return ret;
         }
+
+        /* While the worker copies, the copying owns both memories, and frees them at its end. */
         ret.is_taken = true;
         ps->copying.memory.is_owned = true;
         ps->copying.copy.is_owned = true;
@@ -749,7 +760,7 @@ void park_shared_free(struct broker *b, const struct ledger_block *block,
 
         if (!memory->is_parked)
                 trim_remove_shared_block(q, block->offset, block->n_bytes);
-        if (memory->is_taken) {
+        if (memory->is_taken) { /* only the record of the copy is left */
                 if (memory->copy != LEDGER_NONE)
                         clear_copy(b, memory->copy);
                 return;
