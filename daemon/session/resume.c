@@ -104,11 +104,6 @@ static void refuse_return(struct session *s, const Bfcd__Request *r, int error, 
         session_refuse(s, r->id, error, sentence);
 }
 
-static bool can_be_resumed(const struct session *kept)
-{
-        return (session_is_suspended(kept) || kept->resume.current) && kept->resume.n_begun < MAX_RESUMPTIONS;
-}
-
 /* Of this user, and left aside by this daemon or an earlier one. */
 static bool is_aside(const struct broker *b, uint64_t id, uid_t uid)
 {
@@ -128,6 +123,7 @@ static struct session *find_own(struct session *s, const Bfcd__Request *r)
         const char *why;
         size_t kind;
 
+        /* There is none, so there is nothing to hide: the user learns why. */
         if (!kept && is_aside(s->broker, r->hello->session_id, s->who.uid)) {
                 refuse_return(
                         s, r, -EIO, 4, "it was left aside",
@@ -141,11 +137,15 @@ static struct session *find_own(struct session *s, const Bfcd__Request *r)
                               "daemon restarted without it");
                 return NULL;
         }
+
+        /* Another process learns nothing of the session's state. */
         why = find_impostor(kept, &s->who, &r->hello->secret, &kind);
         if (why) {
                 refuse_return(s, r, -EACCES, kind, why, "this session belongs to another process");
                 return NULL;
         }
+
+        /* The session's own process: why it cannot have it back, and whether to try again (-EAGAIN). */
         if (kept->eviction) {
                 refuse_return(s, r, -EIDRM, 4, "evicted by an operator", kept->eviction);
                 return NULL;
@@ -154,7 +154,8 @@ static struct session *find_own(struct session *s, const Bfcd__Request *r)
                 refuse_return(s, r, -EIO, 4, kept->resume.fault, kept->resume.fault);
                 return NULL;
         }
-        if (!can_be_resumed(kept)) {
+        if ((!session_is_suspended(kept) && !kept->resume.current) ||
+            kept->resume.n_begun >= MAX_RESUMPTIONS) {
                 refuse_return(s, r, -ESTALE, 4, "it disconnected before, or it does not support resume",
                               "this session cannot be resumed");
                 return NULL;
@@ -184,6 +185,8 @@ static struct resumption *resumption_new(const struct session *s)
 
         if (!h)
                 return NULL;
+
+        /* All extents that it was given, and of each reference that its whole count is not listed yet. */
         for (; x != LEDGER_NONE; x = ledger_export_at(l, x)->links.next_of_session) {
                 uint32_t extent = ledger_export_at(l, x)->extent;
 
@@ -212,6 +215,8 @@ int resume_hello(struct session *s, const Bfcd__Request *r)
                 session_refuse(s, r->id, -ENOENT, "this session has no such partition");
                 return 0;
         }
+
+        /* Everything that can fail comes before the connection becomes the session's. */
         h = resumption_new(kept);
         if (!h || session_rejoin(kept, &kept->shares[share]) < 0 || welcome_open_events(s, r, &fd) < 0) {
                 free(h);
@@ -251,29 +256,25 @@ static bool extent_is_there(const struct broker *b, uint64_t id, uint32_t index)
         return e && e->id == id;
 }
 
-/* An extent that is not exported to the session. It may have been, and be released by now: then NULL. */
-static const char *name_stale_extent(const struct broker *b, uint64_t id)
-{
-        struct kept_record key = { .id = id };
-        const struct kept_record *found =
-                bsearch(&key, b->restored.extents, b->restored.n_extents, sizeof(key), kept_record_compare);
-
-        if (id == 0 || id >= b->restored.extents_end)
-                return "the resumed client listed an extent that never existed";
-        if (found && extent_is_there(b, id, found->index))
-                return "the resumed client listed an extent of another session";
-        return NULL;
-}
-
 static const char *name_extent(struct session *s, uint64_t id)
 {
         struct resumption_extent *e = find_extent(s->resume.current, id);
+        const struct broker *b = s->broker;
+        struct kept_record key = { .id = id }, *found;
 
-        if (!e)
-                return name_stale_extent(s->broker, id);
-        if (e->is_named)
+        if (e && e->is_named)
                 return "the resumed client listed an extent twice";
-        e->is_named = true;
+        if (e) {
+                e->is_named = true;
+                return NULL;
+        }
+
+        /* It is not exported to the session. It may have been, and be released by now: that is no fault. */
+        if (id == 0 || id >= b->restored.extents_end)
+                return "the resumed client listed an extent that never existed";
+        found = bsearch(&key, b->restored.extents, b->restored.n_extents, sizeof(key), kept_record_compare);
+        if (found && extent_is_there(b, id, found->index))
+                return "the resumed client listed an extent of another session";
         return NULL;
 }
 
@@ -315,38 +316,26 @@ static const char *name_block(struct session *s, uint64_t id)
         return NULL;
 }
 
-/* A Split whose answer the client lost: the part that was split off is kept with the other one. */
-static void name_split_off(struct session *s, const Bfcd__Split *split)
-{
-        struct ledger *l = s->broker->ledger;
-        uint32_t index = ledger_block_find(l, split->block_id), high;
-        uint32_t number = s->resume.current->number;
-
-        if (index == LEDGER_NONE || ledger_block_at(l, index)->session != s->index ||
-            ledger_block_at(l, index)->links.in_delivery != number)
-                return;
-        high = ledger_block_split_off(l, index, split->n_bytes);
-        if (high != LEDGER_NONE)
-                ledger_block_at(l, high)->links.in_delivery = number;
-}
-
 int resume_list(struct session *s, const Bfcd__Request *r, const char **ret_why)
 {
         const Bfcd__Held *held = r->held;
         struct resumption *h = s->resume.current;
+        struct ledger *l = s->broker->ledger;
         const char *why = NULL;
 
         if (s->state != SESSION_LISTING) {
                 *ret_why = "the client sent a list of its memory outside a resume";
                 return -EPROTO;
         }
+
+        /* Nothing but marks changes until the list is complete: a client that is wrong loses only its own
+         * session. */
         for (size_t i = 0; !why && i < held->n_extent_ids; i++)
                 why = name_extent(s, held->extent_ids[i]);
         for (size_t i = 0; !why && i < held->n_block_ids; i++)
                 why = name_block(s, held->block_ids[i]);
         for (size_t i = 0; !why && i < held->n_shared; i++)
-                why = name_shared(s, ledger_block_find(s->broker->ledger, held->shared[i]->block_id),
-                                  held->shared[i]->count);
+                why = name_shared(s, ledger_block_find(l, held->shared[i]->block_id), held->shared[i]->count);
         for (size_t i = 0; !why && i < held->n_charges; i++)
                 why = direct_name(s, held->charges[i]);
         if (why) {
@@ -357,10 +346,21 @@ int resume_list(struct session *s, const Bfcd__Request *r, const char **ret_why)
                 session_done(s, r->id);
                 return 0;
         }
-        if (held->splitting)
-                name_split_off(s, held->splitting);
+
+        /* A Split whose answer the client lost: the part that was split off is kept with the other one. */
+        if (held->splitting) {
+                uint32_t index = ledger_block_find(l, held->splitting->block_id), high = LEDGER_NONE;
+
+                if (index != LEDGER_NONE && ledger_block_at(l, index)->session == s->index &&
+                    ledger_block_at(l, index)->links.in_delivery == h->number)
+                        high = ledger_block_split_off(l, index, held->splitting->n_bytes);
+                if (high != LEDGER_NONE)
+                        ledger_block_at(l, high)->links.in_delivery = h->number;
+        }
+
+        /* resume_step() compares the list with the ledger, in turns. */
         h->request_id = r->id;
-        h->block = ledger_session_at(s->broker->ledger, s->index)->links.first_block;
+        h->block = ledger_session_at(l, s->index)->links.first_block;
         session_transit(s, EVENT_LISTED, NULL);
         return 0;
 }
@@ -401,6 +401,7 @@ static int resumption_check(struct session *s, size_t *looks)
         struct ledger *l = s->broker->ledger;
         struct resumption *h = s->resume.current;
 
+        /* A client has all extents of a block that it uses: a list without them is wrong. */
         for (; *looks > 0 && h->block != LEDGER_NONE; (*looks)--) {
                 const struct ledger_block *block = ledger_block_at(l, h->block);
 
@@ -438,6 +439,8 @@ static void resumption_free_blocks(struct session *s, size_t *looks)
                 struct ledger_block *block = ledger_block_at(l, h->block);
                 uint32_t at = h->block;
 
+                /* The next one is found before the free, which also frees a parked block's copy: that may be
+                 * the next. */
                 h->block = block->links.next_of_session;
                 if (h->block != LEDGER_NONE && !block_is_named(s, block) && h->block == park_copy_of(l, at))
                         h->block = ledger_block_at(l, h->block)->links.next_of_session;
@@ -488,6 +491,9 @@ static void resumption_end_exports(struct session *s, size_t *looks)
                 spend(looks, 1);
                 if (e->is_named || !extent_is_there(s->broker, e->id, e->index))
                         continue;
+
+                /* The client does not have it: it is sent again with the next block there, and no Retire waits
+                 * for it. */
                 share = session_share_of(s, ledger_extent_at(l, e->index)->quota);
                 share->seen[arena_slots(share->quota->arena, ledger_extent_at(l, e->index)->offset, 1,
                                         &last)] = 0;
@@ -497,18 +503,10 @@ static void resumption_end_exports(struct session *s, size_t *looks)
                 h->stage = STAGE_DONE;
 }
 
-/* Limits may have been lowered with the restart, when no client could be asked. */
-static void give_back_excess(struct session *s)
-{
-        uint64_t now_ms = clock_ms();
-
-        for (size_t i = 0; i < s->n_shares; i++)
-                (void)trim_send(&s->shares[i].trim, quota_excess(s->shares[i].quota), now_ms);
-}
-
 static void finish(struct session *s)
 {
         struct resumption *h = s->resume.current;
+        uint64_t now_ms = clock_ms();
 
         direct_resume(s);
         s->resume.current = NULL;
@@ -519,11 +517,17 @@ static void finish(struct session *s)
                     "the client did not list",
                     s->id, s->tenant->name, (unsigned)s->who.uid, (int)s->who.pid, s->name, h->n_freed);
         session_done(s, h->request_id);
+
+        /* From here on the client can be asked for memory. Limits may have been lowered with the restart, when
+         * it could not. */
         retire_begin_resumed(s);
         trim_begin(s);
         pressure_begin(s);
-        give_back_excess(s);
+        for (size_t i = 0; i < s->n_shares; i++)
+                (void)trim_send(&s->shares[i].trim, quota_excess(s->shares[i].quota), now_ms);
         free(h);
+
+        /* The last session that was waited for: a crash from here on is not one of the restore. */
         if (s->broker->suspended.n == 0)
                 broker_note_well(s->broker);
 }
