@@ -136,6 +136,7 @@ static bool has_lost_a_quota(const struct broker *b, const struct ledger_session
 
         if (has_lost_a_lease(b, record))
                 return true;
+        /* Quotas are sorted by partition and id. */
         while (i < r->n_quotas && strcmp(r->quotas[i].tenant, tenant) == 0) {
                 const char *partition = r->quotas[i].partition;
                 const struct inherited_quota *known = NULL;
@@ -184,21 +185,6 @@ static const struct session_ops no_ops = {
         .send_event = no_event,
 };
 
-static void describe(struct session *s, const struct ledger_session *record)
-{
-        s->born_ms = record->born_ms;
-        session_set_name(s, record->name);
-        s->has_events = record->has_events;
-        if (has_lost_a_quota(s->broker, record))
-                s->resume.fault = "memory of this session was lost: its arena was closed when the daemon "
-                                  "restarted; see the daemon's log for the cause";
-}
-
-static bool can_be_resumed(const struct session *s, const struct ledger_session *record)
-{
-        return !s->resume.fault && record->start_time != 0 && record->can_resume == LEDGER_CAN_RESUME;
-}
-
 static int restore_session(struct broker *b, struct tenant *tenant, uint32_t index)
 {
         const struct ledger_session *record = ledger_session_at(b->ledger, index);
@@ -213,9 +199,16 @@ static int restore_session(struct broker *b, struct tenant *tenant, uint32_t ind
                 return r;
         s->index = index;
         s->tenant = tenant;
-        describe(s, record);
+        s->born_ms = record->born_ms;
+        session_set_name(s, record->name);
+        s->has_events = record->has_events;
+        if (has_lost_a_quota(b, record))
+                s->resume.fault = "memory of this session was lost: its arena was closed when the daemon "
+                                  "restarted; see the daemon's log for the cause";
         session_enlist(s);
         b->suspended.records[b->suspended.n_slots++] = (struct kept_record){ s->id, index };
+
+        /* What it has. Its blocks come later, those of all sessions together. */
         r = session_take_shares_again(s, record);
         if (r == 0)
                 r = restore_exports(s);
@@ -224,19 +217,6 @@ static int restore_session(struct broker *b, struct tenant *tenant, uint32_t ind
         if (r == 0)
                 r = direct_restore(s);
         return r;
-}
-
-/* When all sessions have their memory. */
-static void set_states(struct broker *b)
-{
-        for (size_t i = 0; i < b->suspended.n_slots; i++) {
-                struct session *s = b->sessions.table[b->suspended.records[i].index];
-                const struct ledger_session *record = ledger_session_at(b->ledger, s->index);
-
-                ledger_note_session(b->ledger, s->index);
-                session_transit(s, can_be_resumed(s, record) ? EVENT_RESTORED_RESUMABLE : EVENT_RESTORED,
-                                NULL);
-        }
 }
 
 /* ---- all of them --------------------------------------------------------- */
@@ -265,6 +245,8 @@ static int restore_each(struct broker *b)
                 calloc((size_t)ledger_session_end(b->ledger) + 1, sizeof(*b->suspended.records));
         if (!by_name || !b->suspended.records)
                 r = -ENOMEM;
+
+        /* Tenants by name, as the records name them. */
         for (size_t i = 0; r == 0 && i < b->n_tenants; i++)
                 by_name[n++] = &b->tenants[i];
         if (r == 0)
@@ -277,13 +259,14 @@ static int restore_each(struct broker *b)
                         b->restored.n_aside += record != NULL;
                         continue;
                 }
+                /* A crash in here leaves this session aside at the next start. */
                 ledger_note_session(b->ledger, i);
                 found = bsearch(record->tenant, by_name, n, sizeof(*by_name), compare_tenant);
                 if (found)
                         r = restore_session(b, *found, i);
                 else if (record->links.n_blocks + record->links.n_exports + record->links.n_refs == 0)
-                        ledger_session_clear(b->ledger,
-                                             i); /* the tenant is gone, and the session has nothing */
+                        /* The tenant is gone, and the session has nothing. */
+                        ledger_session_clear(b->ledger, i);
                 else
                         r = -EBADMSG;
         }
@@ -367,28 +350,6 @@ static int publish_quotas(struct broker *b)
         return 0;
 }
 
-static int restore_records(struct broker *b)
-{
-        int r = restore_each(b);
-
-        if (r == 0)
-                r = restore_blocks(b);
-        if (r == 0)
-                set_states(b);
-        if (r == 0)
-                r = note_suspended_users(b);
-        if (r == 0)
-                r = shared_restore(b);
-        return r;
-}
-
-/* The next daemon leaves aside what this one cannot restore. */
-static int refuse_object(struct broker *b)
-{
-        *ledger_at(b->ledger) |= CRASH_MARK;
-        return -EBADMSG;
-}
-
 int restore_sessions(struct broker *b)
 {
         uint64_t began_ns = clock_ns();
@@ -396,9 +357,30 @@ int restore_sessions(struct broker *b)
 
         if (!b->inherited)
                 return 0;
-        r = restore_records(b);
+
+        /* The records. The states come when all sessions have their memory. */
+        r = restore_each(b);
+        if (r == 0)
+                r = restore_blocks(b);
+        for (size_t i = 0; r == 0 && i < b->suspended.n_slots; i++) {
+                struct session *s = b->sessions.table[b->suspended.records[i].index];
+                const struct ledger_session *record = ledger_session_at(b->ledger, s->index);
+                bool can_resume = !s->resume.fault && record->start_time != 0 &&
+                                  record->can_resume == LEDGER_CAN_RESUME;
+
+                ledger_note_session(b->ledger, s->index);
+                session_transit(s, can_resume ? EVENT_RESTORED_RESUMABLE : EVENT_RESTORED, NULL);
+        }
+        if (r == 0)
+                r = note_suspended_users(b);
+        if (r == 0)
+                r = shared_restore(b);
+        if (r == -EBADMSG) /* the next daemon leaves aside what this one cannot restore */
+                *ledger_at(b->ledger) |= CRASH_MARK;
         if (r < 0)
-                return r == -EBADMSG ? refuse_object(b) : r;
+                return r;
+
+        /* What follows from them: counts, guaranteed places, and memory that may be released now. */
         restore_shared_counts(b);
         b->inherited = inherited_free(b->inherited);
         broker_promise(b); /* the sessions count */
