@@ -80,12 +80,12 @@ int reload_config(struct broker *b, struct config *next, bool dry_run, FILE *cha
 {
         int r = change_config(b, next, dry_run, changes, errors);
 
+        /* What follows from new limits; the change itself is complete. */
         if (r == 0 && !dry_run) {
                 lease_tick(b, clock_ms()); /* those of removed quotas end */
                 tell_limits(b);
-        }
-        if (r == 0 && !dry_run)
                 shared_review_kept(b);
+        }
         return r;
 }
 
@@ -95,10 +95,12 @@ static void reload_begin(struct reloads *r)
 {
         struct reload_request *first = TAILQ_FIRST(&r->asked);
 
+        /* The reading thread has the texts and the result until reload_finish(): the request can be cancelled
+         * meanwhile. */
         r->is_reading = true;
         r->texts = first->texts;
         first->texts = NULL;
-        if (r->read) {
+        if (r->read) { /* on a thread, which calls reload_read(); without one it is read here */
                 r->read(r->userdata);
                 return;
         }
@@ -152,11 +154,12 @@ static void reload_apply(struct reloads *r, struct reload_request *request)
         struct reload_result result = { .failed = true, .dry_run = request->dry_run };
         const char *read = r->errors ? r->errors : "out of memory\n";
 
+        /* The file is valid: what was read are its warnings. Else these are the errors, and nothing is changed. */
         if (to && wrong && r->result == 0) {
                 fputs(read, to);
                 r->result = reload_config(r->b, r->next, request->dry_run, to, wrong);
                 if (r->result == 0 && !request->dry_run)
-                        r->next = NULL;
+                        r->next = NULL; /* it is the broker's */
                 result.failed = r->result < 0;
         } else if (wrong) {
                 fputs(read, wrong);
@@ -165,6 +168,8 @@ static void reload_apply(struct reloads *r, struct reload_request *request)
                 fclose(to);
         if (wrong)
                 fclose(wrong);
+
+        /* The log and the operator get the same lines. */
         result.changes = changes ? changes : "";
         result.errors = errors ? errors : "out of memory\n";
         reload_log(&result, request, r->source->path);
@@ -178,9 +183,12 @@ void reload_finish(struct reloads *r)
 {
         struct reload_request *request = TAILQ_FIRST(&r->asked);
 
+        /* Out of the queue first: its callback may ask for another reload. */
         TAILQ_REMOVE(&r->asked, request, link);
         request->is_asked = false;
         reload_apply(r, request);
+
+        /* Nothing of it is left before the next one is read. */
         r->next = config_free(r->next);
         r->texts = config_text_free(r->texts);
         free(r->errors);
@@ -204,6 +212,8 @@ void reload_cancel(struct reloads *r, struct reload_request *request)
         if (!request->is_asked)
                 return;
         request->is_asked = false;
+
+        /* The thread cannot be stopped: a request without a callback waits in its place for the end. */
         if (r->is_reading && TAILQ_FIRST(&r->asked) == request) {
                 r->cancelled = *request;
                 r->cancelled.done = NULL;
@@ -305,6 +315,7 @@ static bool reload_take(struct session *s, const Bfcd__Request *r, struct sessio
         Bfcd__ReloadReply body = BFCD__RELOAD_REPLY__INIT;
         int result;
 
+        /* Pieces of files are collected until one arrives that is not partial, or has no name. */
         if (!m->dry_run) /* files that were sent before are never applied */
                 own->request.texts = config_text_free(own->request.texts);
         if (!m->name[0])
@@ -324,6 +335,8 @@ static bool reload_take(struct session *s, const Bfcd__Request *r, struct sessio
         }
         if (!m->is_partial)
                 return true;
+
+        /* The operator sends the next piece after this reply. */
         reply.id = r->id;
         reply.body_case = BFCD__REPLY__BODY_RELOAD;
         reply.reload = &body;
@@ -337,6 +350,8 @@ int reload_handle(struct session *s, const Bfcd__Request *r, const char **ret_wh
         struct session_reload *own = s->reload;
 
         (void)ret_why;
+
+        /* Of an operator, to a daemon with a file, and one at a time of a session. */
         if (session_refuse_client(s, r->id, "reload is"))
                 return 0;
         if (!reloads) {
@@ -354,6 +369,8 @@ int reload_handle(struct session *s, const Bfcd__Request *r, const char **ret_wh
                                "a reload of this session is still running: wait until it is done");
                 return 0;
         }
+
+        /* All of it is here: the file is read off the loop, and session_reloaded() answers. */
         if (!reload_take(s, r, own))
                 return 0;
         *own = (struct session_reload){ .request = { .dry_run = r->reload->dry_run,
