@@ -37,14 +37,6 @@ static void on_fault(void *userdata, const struct ledger_fault *fault)
                           fault->table, fault->index, fault->id, fault->why);
 }
 
-static bool has_room(const struct ledger_limits *have, const struct ledger_limits *room,
-                     const struct capacity_records *n)
-{
-        return have->n_sessions >= room->n_sessions && have->n_quotas >= n->n_quotas &&
-               have->n_extents >= n->n_extents && have->n_exports >= n->n_exports &&
-               have->n_blocks >= n->n_blocks && have->n_shared >= n->n_blocks && have->n_refs >= n->n_refs;
-}
-
 /* The config needs more records than there are. */
 static int grow_ledger(struct broker *b, char *ret_sentence, size_t n_sentence)
 {
@@ -106,31 +98,6 @@ static bool leave_session_aside(struct ledger *l, uint32_t index)
         return true;
 }
 
-/* That the previous daemon crashed at. A crash at what was left aside already counts as any other. */
-static void leave_aside(struct ledger *l)
-{
-        uint32_t at = *ledger_at(l), index = LEDGER_AT_INDEX(at);
-        bool is_aside = false;
-
-        if (at & CRASH_MARK) {
-                is_aside =
-                        at & LEDGER_AT_SESSION ? leave_session_aside(l, index) : leave_quota_aside(l, index);
-                ++*(is_aside ? ledger_n_aside(l) : ledger_crashes(l));
-        }
-        ledger_note_nothing(l);
-}
-
-/* Sessions that were left aside, and whose processes have ended. */
-static void drop_ended_sessions(struct ledger *l)
-{
-        for (uint32_t i = 0; i < ledger_session_end(l); i++) {
-                const struct ledger_session *s = ledger_session_get(l, i);
-
-                if (s && s->can_resume == LEDGER_ASIDE && process_has_ended((pid_t)s->pid, s->start_time))
-                        inherited_drop_session(l, i);
-        }
-}
-
 static bool is_given_up(const struct ledger *l)
 {
         uint32_t n_crashes = *ledger_crashes(l), n_aside = *ledger_n_aside(l);
@@ -148,10 +115,13 @@ static bool is_given_up(const struct ledger *l)
 static int open_ledger(struct broker *b, int fd, const struct capacity_records *n, char *ret_sentence,
                        size_t n_sentence)
 {
+        const struct ledger_limits *room = &b->room;
         struct ledger_limits have;
         unsigned n_faults = 0;
+        uint32_t at, index;
         int r = ledger_open(fd, on_fault, &n_faults, &b->ledger);
 
+        /* A damaged header: nothing can be read. Damaged records only close their quotas. */
         if (r < 0)
                 close(fd);
         if (n_faults > MAX_FAULTS_LOGGED)
@@ -163,14 +133,37 @@ static int open_ledger(struct broker *b, int fd, const struct capacity_records *
         }
         if (r < 0)
                 return r;
-        leave_aside(b->ledger);
+
+        /* What the previous daemon crashed at is left aside. A crash at what was left aside already counts as
+         * any other; after too many the whole ledger is given up, so that the daemon can start. */
+        at = *ledger_at(b->ledger);
+        index = LEDGER_AT_INDEX(at);
+        if (at & CRASH_MARK) {
+                bool is_aside = at & LEDGER_AT_SESSION ? leave_session_aside(b->ledger, index)
+                                                       : leave_quota_aside(b->ledger, index);
+
+                ++*(is_aside ? ledger_n_aside(b->ledger) : ledger_crashes(b->ledger));
+        }
+        ledger_note_nothing(b->ledger);
         if (is_given_up(b->ledger)) {
                 b->ledger = ledger_free(b->ledger);
                 return 0;
         }
-        drop_ended_sessions(b->ledger);
+
+        /* Sessions that an earlier daemon left aside, and whose processes have ended: now their memory is
+         * unused. */
+        for (uint32_t i = 0; i < ledger_session_end(b->ledger); i++) {
+                const struct ledger_session *s = ledger_session_get(b->ledger, i);
+
+                if (s && s->can_resume == LEDGER_ASIDE && process_has_ended((pid_t)s->pid, s->start_time))
+                        inherited_drop_session(b->ledger, i);
+        }
+
+        /* The tables are kept if they have room for what the config allows. */
         ledger_read_limits(b->ledger, &have);
-        if (has_room(&have, &b->room, n)) {
+        if (have.n_sessions >= room->n_sessions && have.n_quotas >= n->n_quotas &&
+            have.n_extents >= n->n_extents && have.n_exports >= n->n_exports &&
+            have.n_blocks >= n->n_blocks && have.n_shared >= n->n_blocks && have.n_refs >= n->n_refs) {
                 b->room = have;
                 return 0;
         }
@@ -196,11 +189,15 @@ int inherit_ledger(struct broker *b, const struct capacity_records *n, char *ret
 
         if (fd >= 0)
                 r = open_ledger(b, fd, n, ret_sentence, n_sentence);
+
+        /* Inherited: from here on a crash is marked in it, at what is being restored. */
         if (r == 0 && b->ledger) {
                 b->restored.extents_end = ledger_extents_end(b->ledger);
                 crash_count_in(ledger_crashes(b->ledger), ledger_at(b->ledger));
                 return inherited_new(b->ledger, b->options.store, is_released_later, b, &b->inherited);
         }
+
+        /* A new one. Without a keeper that has it, the daemon serves all the same. */
         if (r == 0)
                 r = ledger_new(&b->room, &b->ledger);
         if (r < 0)
@@ -347,12 +344,16 @@ static int restore_quota(struct broker *b, struct tenant *t, size_t partition, s
         struct quota *q;
         int r;
 
+        /* The sizes of extents cannot change while there are any, and they bound the limit. */
         if (limit_in(p, limit, &grid) < limit) {
                 log_warning("tenant '%s' in partition '%s': the size of its extents does not allow its "
                             "limit of %s; until they are released and bfcd is restarted, the limit is %s",
                             t->name, p->name, NUMBER_SIZE(limit), NUMBER_SIZE(limit_in(p, limit, &grid)));
                 limit = limit_in(p, limit, &grid);
         }
+
+        /* Made with room for all that is charged, then given the limit of the config. Records that do not fit
+         * together close this quota only. */
         options.limit_bytes = max_u64(limit, charged);
         r = broker_make_quota(b, t, partition, &options);
         if (is_fatal(r))
@@ -374,19 +375,11 @@ static int restore_quota(struct broker *b, struct tenant *t, size_t partition, s
         return r;
 }
 
-static bool has_all_fds(const struct inherited_quota *from)
-{
-        for (size_t i = 0; i < from->arena.n_extents; i++)
-                if (from->arena.fds[i] < 0)
-                        return false;
-        return true;
-}
-
 /* Makes a quota of one in the ledger. */
 static int inherit_quota(struct broker *b, struct tenant *t, struct inherited_quota *from)
 {
         size_t partition = find_partition(b, from->partition);
-        bool is_there = partition < b->n_partitions;
+        bool is_there = partition < b->n_partitions, has_fds = true;
 
         if (from->is_closed) { /* by this process or an earlier one, and never opened again */
                 log_error("tenant '%s' in partition '%s': its previous arena stays closed: %s in "
@@ -395,9 +388,13 @@ static int inherit_quota(struct broker *b, struct tenant *t, struct inherited_qu
                 claim_closed(b, from);
                 return 0;
         }
+
+        /* What can never be restored is closed: its memory stays charged, since processes may use it. */
+        for (size_t i = 0; i < from->arena.n_extents; i++)
+                has_fds = has_fds && from->arena.fds[i] >= 0;
         if (!is_there)
                 close_quota(b, from, "the configuration no longer has this partition");
-        else if (!device_keeps(b->partitions[partition].device) && !has_all_fds(from))
+        else if (!device_keeps(b->partitions[partition].device) && !has_fds)
                 close_quota(b, from, "the keeper does not have all of its extents");
         else if (from->is_lease && from->lease == LEDGER_NONE)
                 close_quota(b, from, "it is of a lease that is not known");
@@ -469,6 +466,7 @@ static int restore_lease(struct broker *b, struct tenant *t, struct quota *paren
         struct quota *q;
         int r;
 
+        /* A lease that the config makes follows the new config. */
         if (record->maker == LEASE_BY_CONFIG && record->ended_ms == 0)
                 per = lease_auto_per(b, t, parent->partition);
         r = broker_make_quota(b, t, (size_t)(parent->partition - b->partitions), &options);
@@ -479,6 +477,8 @@ static int restore_lease(struct broker *b, struct tenant *t, struct quota *paren
         }
         if (r < 0)
                 return r;
+
+        /* The arena is there. Its guarantee comes last: see guarantee_leases(). */
         took_fds(b->inherited, from);
         b->restored.n_bytes += from->n_bytes;
         b->restored.n_blocks += (uint32_t)from->arena.n_blocks;
@@ -491,14 +491,6 @@ static int restore_lease(struct broker *b, struct tenant *t, struct quota *paren
         if (r == 0 && record->ended_ms == 0)
                 lease_store_limits(b, lease, to.limit_bytes, to.reserve_bytes);
         return r;
-}
-
-/* There is no quota of its tenant any more. */
-static void drop_lease(struct broker *b, struct inherited_quota *from)
-{
-        log_notice("lease '%s' of tenant '%s' in partition '%s' ends: its tenant has no quota there",
-                   ledger_lease_at(b->ledger, from->lease)->name, from->tenant, from->partition);
-        close_quota(b, from, "the quota of its tenant was closed");
 }
 
 /* Leases in the order in which they were made, after the quotas of tenants. */
@@ -526,9 +518,16 @@ static int inherit_leases(struct broker *b)
                                  ? tenant_quota(&b->tenants[k], &b->partitions[partition])
                                  : NULL;
                 if (!parent) {
-                        drop_lease(b, list[i]);
+                        log_notice(
+                                "lease '%s' of tenant '%s' in partition '%s' ends: its tenant has no quota "
+                                "there",
+                                ledger_lease_at(b->ledger, list[i]->lease)->name, list[i]->tenant,
+                                list[i]->partition);
+                        close_quota(b, list[i], "the quota of its tenant was closed");
                         continue;
                 }
+
+                /* The limit of the tenant may be lower than what is charged already. */
                 limit = parent->account.limit_bytes;
                 reserve = parent->account.reserve_bytes;
                 account_set(&parent->account, NO_LIMIT / 2, reserve);
@@ -570,12 +569,6 @@ static void guarantee_leases(struct broker *b)
                         guarantee_lease(b, b->leases.list[i]);
 }
 
-/* No session knows it: a new one has extents of the right sizes for its limit. */
-static bool is_unused(const struct inherited_quota *from)
-{
-        return !from->has_sessions && (from->is_closed || from->arena.n_extents == 0);
-}
-
 /* The quotas of a tenant in their original order, which its sessions know. The closed ones that are forgotten
  * must not be charged to the others, so they come first. */
 static int inherit_tenant(struct broker *b, struct tenant *t, struct inherited_quota *first, size_t n)
@@ -586,7 +579,8 @@ static int inherit_tenant(struct broker *b, struct tenant *t, struct inherited_q
 
         for (size_t i = 0; list && i < n; i++) {
                 ledger_note_quota(b->ledger, first[i].index);
-                if (is_unused(&first[i]))
+                /* No session knows it: a new one has extents of the right sizes for its limit. */
+                if (!first[i].has_sessions && (first[i].is_closed || first[i].arena.n_extents == 0))
                         inherited_forget(b->inherited, &first[i]);
                 else
                         list[n_used++] = &first[i];
@@ -602,16 +596,6 @@ static int inherit_tenant(struct broker *b, struct tenant *t, struct inherited_q
         return r;
 }
 
-/* The previous daemon may have had such quotas, including removed ones. */
-static void note_growth_of(const struct broker *b, struct quota *q)
-{
-        size_t n;
-        const struct inherited_quota *from = inherited_find(b->inherited, q->tenant, q->partition->name, &n);
-
-        for (size_t i = 0; i < n; i++)
-                note_interrupted_growth(q, from[i].growing_mib, from[i].oom_kills);
-}
-
 /* The quotas that did not exist. */
 static int add_quotas(struct broker *b, struct tenant *t, char *ret_sentence, size_t n_sentence)
 {
@@ -619,6 +603,8 @@ static int add_quotas(struct broker *b, struct tenant *t, char *ret_sentence, si
                 const struct config_quota *to = &t->config->quotas[i];
                 struct partition *p = &b->partitions[to->partition];
                 uint64_t closed = closed_bytes(b, t->name, p->name);
+                const struct inherited_quota *from;
+                size_t n;
                 struct quota_options options = {
                         .limit_bytes = max_u64(to->limit_bytes, closed),
                         .max_sessions = to->max_sessions,
@@ -638,7 +624,11 @@ static int add_quotas(struct broker *b, struct tenant *t, char *ret_sentence, si
                         return r;
                 }
                 account_set(&tenant_quota(t, p)->account, to->limit_bytes, to->reserve_bytes);
-                note_growth_of(b, tenant_quota(t, p));
+
+                /* A quota of this tenant that was not restored may have been growing. */
+                from = inherited_find(b->inherited, t->name, p->name, &n);
+                for (size_t k = 0; k < n; k++)
+                        note_interrupted_growth(tenant_quota(t, p), from[k].growing_mib, from[k].oom_kills);
         }
         return 0;
 }
@@ -667,6 +657,7 @@ static int inherit_tenants(struct broker *b)
                 struct inherited_quota *first = &r->quotas[i];
                 struct tenant *t;
 
+                /* Quotas are sorted by tenant. */
                 for (n = 1; i + n < r->n_quotas && strcmp(first[n].tenant, first->tenant) == 0;)
                         n++;
                 if (first->tenant[0] == '\0') /* damaged: its tenant is unknown */
@@ -749,6 +740,9 @@ int inherit_quotas(struct broker *b, char *ret_sentence, size_t n_sentence)
         int r;
 
         inherited_finish(b->inherited, device_of, b);
+
+        /* All that is charged must find room, whatever the limits of the new config say. Leases come after the
+         * quotas that they are in, and after those that are new. */
         for (size_t i = 0; i < b->n_partitions; i++)
                 account_set(&b->partitions[i].pool, NO_LIMIT, 0);
         r = inherit_tenants(b);
@@ -760,6 +754,8 @@ int inherit_quotas(struct broker *b, char *ret_sentence, size_t n_sentence)
                 account_set(&b->partitions[i].pool, b->config->partitions[i].limit_bytes, 0);
         if (r < 0)
                 return r;
+
+        /* With the limits of the config in force. */
         guarantee_leases(b);
         keep_lives(b);
         r = note_extents(b);
