@@ -40,8 +40,8 @@ struct change {
         size_t n_by_name;
         struct tenant **order;                             /* to be the broker's */
         char *config_text;                                 /* to be the broker's */
-        struct matcher *matcher;                           /* the same */
-        struct capacity *capacity;                         /* the same */
+        struct matcher *matcher;                           /* to be the broker's */
+        struct capacity *capacity;                         /* to be the broker's */
         uint64_t n_quotas, n_extents, n_exports, n_blocks; /* records that may be needed */
 };
 
@@ -121,9 +121,13 @@ static int change_map_tenants(struct change *c)
         c->config_of = calloc(b->n_tenants + 1, sizeof(const struct config_tenant *));
         c->config_text = config_format(c->next);
         c->capacity = capacity_new(c->next);
+
+        /* All that the broker takes over is made now: to apply a change needs no memory. */
         if (!c->config_of || !c->by_name || !c->tenants || !c->order || !c->config_text || !c->capacity ||
             matcher_new(c->next, &c->matcher) < 0)
                 return -ENOMEM;
+
+        /* Tenants are the same if their names are: sessions of a renamed tenant stay with the old one. */
         for (size_t i = 0; i < b->n_tenants; i++)
                 if (b->tenants[i].name[0] != '\0')
                         c->by_name[c->n_by_name++] = &b->tenants[i];
@@ -198,6 +202,7 @@ static void change_count_quota(struct change *c, const struct quota *q, const st
         uint64_t n_blocks = max_u64(to ? to->max_blocks : q->max_blocks, q->all.n_blocks);
         uint64_t promised, committed = q->account.charged_bytes, most = n_extents;
 
+        /* A session may be in one of the leases instead: it has extents of the arena with the most. */
         for (size_t i = 0; q->account.n_children > 0 && i < t->n_quotas; i++)
                 if (t->quotas[i]->lease.parent == q)
                         most = max_u64(most, change_lease_extents(c, t->quotas[i], to));
@@ -207,12 +212,6 @@ static void change_count_quota(struct change *c, const struct quota *q, const st
         }
         change_count(c, (size_t)(q->partition - c->b->partitions), n_extents, 0, n_blocks, committed);
         c->n_exports += most * min_u64(n_sessions, c->b->room.n_sessions);
-}
-
-/* A lease in a quota, where its sessions, its blocks and what it takes are counted. to: of the quota. */
-static void change_count_lease(struct change *c, const struct quota *q, const struct config_quota *to)
-{
-        change_count(c, (size_t)(q->partition - c->b->partitions), change_lease_extents(c, q, to), 0, 0, 0);
 }
 
 /* The quota's leases, of which some follow the config. */
@@ -233,6 +232,8 @@ static int change_prepare_leases(struct change *c, const struct quota *q, const 
                         "tenant '%s': with the reserve of per in partition '%s', what is guaranteed to its "
                         "leases and reserved would total %s, above the limit %s: lower the reserve",
                         q->tenant, q->partition->name, SIZE(committed), SIZE(to->limit_bytes));
+
+        /* So that lease_auto_set() cannot fail later. */
         for (size_t i = 0; i < t->n_quotas; i++) {
                 struct quota *each = t->quotas[i];
                 int r = 0;
@@ -256,6 +257,8 @@ static int change_prepare_quota(struct change *c, struct quota *q, const struct 
                             q->tenant, q->partition->name, SIZE(q->account.limit_bytes));
                 return 0;
         }
+
+        /* So that quota_set() cannot fail later. A limit that is prepared and not set changes nothing. */
         r = change_prepare_leases(c, q, to);
         if (r < 0)
                 return r;
@@ -385,25 +388,34 @@ static int change_check(struct change *c)
 {
         int r = change_map_partitions(c);
 
+        /* What the next config has. */
         if (r == 0)
                 r = change_map_tenants(c);
         if (r == 0)
                 r = change_check_quotas(c);
         if (r < 0)
                 return r;
+
+        /* What it no longer has, and leases: these stay as long as something of them is in use. A lease needs
+         * records only for its extents: its sessions, its blocks and what it takes are counted in its tenant's
+         * quota. */
         for (size_t i = 0; i < c->n_by_name; i++) {
                 const struct tenant *t = c->by_name[i];
                 const struct config_tenant *to = change_config_of(c, t);
 
                 for (size_t k = 0; k < t->n_quotas; k++) {
-                        const struct config_quota *quota = find_config_quota(c, to, t->quotas[k]);
+                        const struct quota *q = t->quotas[k];
+                        const struct config_quota *quota = find_config_quota(c, to, q);
 
-                        if (t->quotas[k]->lease.parent)
-                                change_count_lease(c, t->quotas[k], quota);
+                        if (q->lease.parent)
+                                change_count(c, (size_t)(q->partition - c->b->partitions),
+                                             change_lease_extents(c, q, quota), 0, 0, 0);
                         else if (!quota)
-                                change_count_quota(c, t->quotas[k], NULL);
+                                change_count_quota(c, q, NULL);
                 }
         }
+
+        /* The sums. All errors are reported, so that one edit can mend them. */
         change_check_pools(c);
         for (size_t i = 0; i < c->next->n_devices; i++)
                 change_check_device(c, &c->next->devices[i]);
@@ -593,8 +605,30 @@ static void change_tell(struct change *c)
 
 /* ---- making --------------------------------------------------------------- */
 
-static void change_undo(struct change *c)
+static int change_make(struct change *c)
 {
+        int r = 0;
+
+        for (size_t i = 0; r == 0 && i < c->next->n_tenants; i++) {
+                const struct config_tenant *to = &c->next->tenants[i];
+                struct change_tenant *t = &c->tenants[i];
+
+                if (t->is_new) {
+                        t->tenant = broker_tenant_place(c->b);
+                        assert(t->tenant); /* change_check_room() has looked */
+                        tenant_init(t->tenant, to);
+                }
+                for (size_t k = 0; r == 0 && k < to->n_quotas; k++) {
+                        size_t partition = c->partition_of[to->quotas[k].partition];
+
+                        if (!tenant_quota(t->tenant, &c->b->partitions[partition]))
+                                r = broker_add_quota(c->b, t->tenant, partition, &to->quotas[k], 0);
+                }
+        }
+        if (r == 0)
+                return 0;
+
+        /* Undo: the new quotas are at the ends of the tenants' lists. */
         for (size_t i = 0; i < c->next->n_tenants; i++) {
                 struct tenant *t = c->tenants[i].tenant;
 
@@ -603,50 +637,10 @@ static void change_undo(struct change *c)
                 if (t && c->tenants[i].is_new)
                         broker_leave_place(c->b, t);
         }
-}
-
-static int change_make_quotas(struct change *c, const struct config_tenant *to, struct tenant *t)
-{
-        for (size_t i = 0; i < to->n_quotas; i++) {
-                size_t partition = c->partition_of[to->quotas[i].partition];
-                int r = 0;
-
-                if (!tenant_quota(t, &c->b->partitions[partition]))
-                        r = broker_add_quota(c->b, t, partition, &to->quotas[i], 0);
-                if (r < 0)
-                        return r;
-        }
-        return 0;
-}
-
-static int change_make(struct change *c)
-{
-        for (size_t i = 0; i < c->next->n_tenants; i++) {
-                struct change_tenant *t = &c->tenants[i];
-                int r;
-
-                if (t->is_new) {
-                        t->tenant = broker_tenant_place(c->b);
-                        assert(t->tenant); /* change_check_room() has looked */
-                        tenant_init(t->tenant, &c->next->tenants[i]);
-                }
-                r = change_make_quotas(c, &c->next->tenants[i], t->tenant);
-                if (r < 0) {
-                        change_undo(c);
-                        return r;
-                }
-        }
-        return 0;
+        return r;
 }
 
 /* ---- applying ------------------------------------------------------------- */
-
-static void apply_lease(struct change *c, struct lease *lease, const struct config_quota *to)
-{
-        lease_follow(lease);
-        if (lease_auto_follows(c->b, lease, to))
-                lease_auto_set(c->b, lease, to);
-}
 
 static void apply_quotas(struct change *c, struct tenant *t)
 {
@@ -655,7 +649,11 @@ static void apply_quotas(struct change *c, struct tenant *t)
                 const struct config_quota *to = find_config_quota(c, t->config, q);
 
                 if (q->lease.parent) { /* its tenant's quota is before it */
-                        apply_lease(c, lease_of(c->b, q), to);
+                        struct lease *lease = lease_of(c->b, q);
+
+                        lease_follow(lease);
+                        if (lease_auto_follows(c->b, lease, to))
+                                lease_auto_set(c->b, lease, to);
                         continue;
                 }
                 if (!to) {
@@ -673,6 +671,7 @@ static void apply_tenants(struct change *c)
 {
         struct broker *b = c->b;
 
+        /* A tenant without a config is removed: it has no new sessions. */
         for (size_t i = 0; i < b->n_tenants; i++)
                 b->tenants[i].config = NULL;
         for (size_t i = 0; i < c->next->n_tenants; i++) {
@@ -681,6 +680,8 @@ static void apply_tenants(struct change *c)
         }
         for (size_t i = 0; i < b->n_tenants; i++)
                 apply_quotas(c, &b->tenants[i]);
+
+        /* The order in which a process is matched. */
         free(b->selection.order);
         b->selection.order = c->order;
         b->selection.n = c->next->n_tenants;
@@ -710,28 +711,13 @@ static void apply_devices(struct change *c)
         }
 }
 
-/* Sessions are asked for what is charged beyond a limit. */
-static void trim_excess_of_all(struct broker *b)
-{
-        for (size_t i = 0; b->options.upcalls && i < b->n_partitions; i++) {
-                struct partition *p = &b->partitions[i];
-                struct quota *q;
-
-                TAILQ_FOREACH(q, &p->quotas, lists.of_partition)
-                {
-                        uint64_t n_bytes = quota_excess(q);
-
-                        if (n_bytes > 0)
-                                b->options.upcalls->trim_excess(b, q, n_bytes);
-                }
-        }
-}
-
 static void change_apply(struct change *c)
 {
         struct broker *b = c->b;
         struct config *old = b->own.config;
+        struct quota *q;
 
+        /* Everything points into the next config before the old one is freed. */
         apply_tenants(c);
         apply_devices(c);
         free(b->own.text);
@@ -746,7 +732,13 @@ static void change_apply(struct change *c)
         b->config = b->own.config = c->next;
         broker_promise(b);
         config_free(old);
-        trim_excess_of_all(b);
+
+        /* Sessions are asked for what is charged beyond a limit. */
+        for (size_t i = 0; b->options.upcalls && i < b->n_partitions; i++) {
+                TAILQ_FOREACH(q, &b->partitions[i].quotas, lists.of_partition)
+                if (quota_excess(q) > 0)
+                        b->options.upcalls->trim_excess(b, q, quota_excess(q));
+        }
         broker_set_standby(b);
 }
 
@@ -755,10 +747,13 @@ int change_config(struct broker *b, struct config *next, bool dry_run, FILE *cha
         struct change c = { .b = b, .next = next, .changes = changes, .errors = errors };
         int r = change_check(&c);
 
+        /* The lines are written first, since they compare with what still is. */
         if (r == 0)
                 change_tell(&c);
         if (r == 0 && !dry_run)
                 r = change_make(&c);
+
+        /* Nothing can fail from here on. */
         if (r == 0 && !dry_run)
                 change_apply(&c);
         if (r < 0 && r != -EINVAL)
