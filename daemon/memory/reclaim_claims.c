@@ -30,6 +30,9 @@ void reclaim_set_claim(struct quota_request *request, struct reclaim_claim claim
         request->claim = claim.of_pool;
         request->claim_of_tenant = claim.of_tenant;
         has = reclaim_has_claim(request);
+
+        /* A claim soon after another one of the tenant continues its age: small requests in a row are as old
+         * together as a large one. */
         if (!had && has) {
                 uint64_t now = clock_ms();
 
@@ -38,6 +41,8 @@ void reclaim_set_claim(struct quota_request *request, struct reclaim_claim claim
                     (growth->claim_ms == 0 || now - growth->unclaimed_ms >= RECLAIM_CALM_MS))
                         growth->claim_ms = now;
         }
+
+        /* What it claimed is there for others. */
         if (had && !has) {
                 growth->unclaimed_ms = clock_ms();
                 growth->n_claims--;
@@ -56,19 +61,11 @@ void reclaim_note_growth(const struct quota_request *request)
                 growth->claim_ms = 0;
 }
 
-/* Its first request has waited for a second beyond all steps, or its tenant's requests, one after the other,
- * have had claims for as long as that can take. */
-static bool quota_claim_is_aged(const struct quota *q, uint64_t now)
-{
-        return quota_first_is_aged(q, now) ||
-               now - growth_of_tenant(q)->claim_ms >=
-                       RECLAIM_STEPS * q->partition->reclaim_timeout_ms + RECLAIM_AGED_MS;
-}
-
 struct reclaim_claim reclaim_claims_before(const struct quota_request *request, uint64_t now)
 {
         const struct partition *p = request->quota->partition;
         const struct account *shared = reclaim_shared_account(request->quota);
+        uint64_t aged_ms = RECLAIM_STEPS * p->reclaim_timeout_ms + RECLAIM_AGED_MS;
         struct reclaim_claim sum = { 0, 0 };
         const struct quota *q;
 
@@ -79,7 +76,12 @@ struct reclaim_claim reclaim_claims_before(const struct quota_request *request, 
                 const struct quota_request *first = TAILQ_FIRST(&q->queue.requests);
 
                 if (q == request->quota || first->ticket >= request->ticket || !reclaim_has_claim(first) ||
-                    (now != 0 && quota_claim_is_aged(q, now)))
+                    (now != 0 && quota_first_is_aged(q, now)))
+                        continue;
+
+                /* Aged, too: the tenant's requests, one after the other, have had claims for as long as that
+                 * can take. */
+                if (now != 0 && now - growth_of_tenant(q)->claim_ms >= aged_ms)
                         continue;
                 sum.of_pool += first->claim;
                 if (shared && reclaim_shared_account(q) == shared)
