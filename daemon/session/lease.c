@@ -26,7 +26,7 @@
 #include "daemon/session/tell.h"
 #include "daemon/session/trim.h"
 
-#define LEASE_MAX_MS     (UINT64_C(1) << 42) /* of times from outside: more than a hundred years */
+#define LEASE_MAX_DAYS   36500u /* of times from outside: their sums cannot overflow */
 #define LEASE_LINE_BYTES 1024u
 #define LEASE_BY_BYTES   80u
 #define LEASE_MAX_ROWS   40u   /* sessions in a reply, each with the names of 16 leases */
@@ -255,6 +255,15 @@ struct new_lease {
         struct ledger_lease facts;
 };
 
+/* what: "time-out", "grace time". advice: what else a user can do. */
+static int check_time(const char *what, uint64_t ms, const char *advice, char *why, size_t n)
+{
+        if (ms <= LEASE_MAX_DAYS * UINT64_C(24 * 3600 * 1000))
+                return 0;
+        snprintf(why, n, "the %s is longer than %u days: use a shorter one%s", what, LEASE_MAX_DAYS, advice);
+        return -EINVAL;
+}
+
 static int check_create(const struct session *s, const Bfcd__LeaseCreate *m, struct new_lease *ret, char *why,
                         size_t n)
 {
@@ -282,10 +291,10 @@ static int check_create(const struct session *s, const Bfcd__LeaseCreate *m, str
                 return -EOPNOTSUPP;
         }
         r = read_match(m, &ret->facts, why, n);
-        if (r == 0 && (m->ttl_ms > LEASE_MAX_MS || m->grace_ms > LEASE_MAX_MS)) {
-                snprintf(why, n, "the time-out or the grace time is too long");
-                r = -EINVAL;
-        }
+        if (r == 0)
+                r = check_time("time-out", m->ttl_ms, ", or 0 for none", why, n);
+        if (r == 0)
+                r = check_time("grace time", m->grace_ms, "", why, n);
         return r;
 }
 
@@ -436,11 +445,9 @@ static int check_set(const struct broker *b, const struct lease *lease, const Bf
                 snprintf(why, n, "lease '%s' has ended: make another one", lease->name);
                 return -EBUSY;
         }
-        if (m->ttl_ms > LEASE_MAX_MS) {
-                snprintf(why, n, "the time-out is too long");
-                return -EINVAL;
-        }
-        r = check_sizes(limits->limit_bytes, limits->reserve_bytes, why, n);
+        r = check_time("time-out", m->ttl_ms, ", or 0 for none", why, n);
+        if (r == 0)
+                r = check_sizes(limits->limit_bytes, limits->reserve_bytes, why, n);
         if (r == 0 && m->bytes_limit > 0)
                 r = check_limit(q->lease.parent, limits->limit_bytes, why, n);
         if (r == 0)
@@ -622,8 +629,8 @@ int handle_lease_end(struct session *s, const Bfcd__Request *r, const char **ret
         lease = find_lease(s, r->id, m->name);
         if (!lease)
                 return 0;
-        if (m->grace_ms > LEASE_MAX_MS) {
-                session_refuse(s, r->id, -EINVAL, "the grace time is too long");
+        if (check_time("grace time", m->grace_ms, "", why, sizeof(why)) < 0) {
+                session_refuse(s, r->id, -EINVAL, why);
                 return 0;
         }
         snprintf(why, sizeof(why), "requested by %s", name_session(s, by));

@@ -179,6 +179,26 @@ TEST_OF(lease, what_is_wrong_is_refused)
         ck_assert_uint_eq(end("x", false, 0)->num_sessions, 0);
 }
 
+TEST_OF(lease, times_that_are_too_long_are_refused)
+{
+        const uint64_t most = UINT64_C(36500) * 24 * 3600 * 1000;
+        Bfcd__LeaseSet ttl = BFCD__LEASE_SET__INIT;
+
+        REFUSED(EINVAL, "the time-out is longer than 36500 days: use a shorter one, or 0 for none",
+                .name = "x", .cgroup = "/x", .limit = 4 * MIB, .ttl_ms = most + 1);
+        REFUSED(EINVAL, "the grace time is longer than 36500 days: use a shorter one", .name = "x",
+                .cgroup = "/x", .limit = 4 * MIB, .evicts = true, .grace_ms = UINT64_MAX);
+        CREATE(.name = "x", .cgroup = "/x", .limit = 4 * MIB, .ttl_ms = most, .evicts = true,
+               .grace_ms = most);
+        ttl.sets_ttl = true;
+        ttl.ttl_ms = most + 1;
+        assert_has(refusal_of(admin, ask_set(admin, "x", &ttl), EINVAL), "the time-out is longer than");
+        assert_has(refusal_of(admin, ask_end(admin, "x", true, most + 1), EINVAL),
+                   "the grace time is longer than");
+        ck_assert(!quota_of("x")->lease.is_ended);
+        end("x", false, 0);
+}
+
 TEST_OF(lease, guarantees_must_fit_every_level)
 {
         struct peer *blue = open_session(2);
