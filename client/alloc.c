@@ -295,7 +295,8 @@ static int retry_refused(bfc_client *client, uint32_t partition, int error, bool
         uint64_t n_freed = 0, want = n_bytes;
         int r;
 
-        /* All that is idle here. Without that nothing has changed, unless the daemon expects another request. */
+        /* All that is idle here is freed. If nothing was, the refusal stands, unless the daemon was told that
+         * another request follows: then it counts that one. */
         streams_collect(client);
         r = client_free_unused(client, partition, NULL, UINT64_MAX, &n_freed);
         if (r < 0)
@@ -320,7 +321,7 @@ static int retry_refused(bfc_client *client, uint32_t partition, int error, bool
                         return r;
         }
 
-        /* It was granted elsewhere, or refused: the whole request, which may wait. */
+        /* That was granted elsewhere, or refused. The whole size is requested now, and this request may wait. */
         return fetch(client, partition, n_bytes, n_bytes, how, ret_ptr);
 }
 
@@ -357,7 +358,8 @@ int client_malloc(bfc_client *client, uint32_t partition, uint64_t n_bytes, cons
         if (!client->cache)
                 return malloc_uncached(client, partition, n_bytes, how, ret_ptr);
 
-        /* Memory that is here. Only the daemon knows where extents end, so a block with flags is never cut. */
+        /* The cache may have the memory. Only the daemon knows where extents end, so a block with flags is
+         * never cut. */
         if (malloc_can_be_cut(how)) {
                 if (!how->ret_slab && client_unstash(client, partition, n_bytes, ret_ptr))
                         return 0;

@@ -237,8 +237,8 @@ static int park_block(bfc_client *client, const void *ptr, const struct park_how
         if (r == 0)
                 r = send_park(client, &block, how);
 
-        /* Unmapped only now: a refusal leaves the block as it was. What the driver refuses to unmap is unmapped
-         * at the daemon's Retire. */
+        /* The block is unmapped only now, so that a refusal leaves it as it was. What the driver refuses to
+         * unmap is unmapped at the daemon's Retire. */
         if (r == 0) {
                 pthread_mutex_lock(&client->lock);
                 client->parkables.n_unretired +=
@@ -332,7 +332,7 @@ int client_park_idle(bfc_client *client, uint32_t partition, uint64_t n_bytes, u
         size_t n;
         int r = 0, result = 0;
 
-        /* The addresses with their last use: a block that is used after this look is not parked. */
+        /* The list has the last use of each block: one that is used after this look is not parked. */
         *ret_bytes = 0;
         pthread_mutex_lock(&client->lock);
         n = list_idle(client, partition, until_ms, tag, is_own, NULL);

@@ -26,7 +26,7 @@ static void find_unseen(const struct arena *a, struct bfc_range range, uint64_t 
         size_t first = arena_slot_at(a, range.begin), last = arena_slot_at(a, range.end - 1);
         uint64_t sum = 0;
 
-        /* A window of unseen extents, which always ends at `slot` and begins as late as n_bytes allow. */
+        /* The window of unseen extents ends at `slot`, and begins as late as n_bytes allow. */
         for (size_t slot = first; slot <= last; slot++) {
                 if (!ledger_extent_at(a->o.ledger, arena_slot_of(a, slot)->extent)->is_unseen) {
                         first = slot + 1;
@@ -160,7 +160,7 @@ void growth_woken(struct operation *op)
                 free(op->undo);
         growth_finish(op);
 
-        /* No extents: the block is parked as before, or was freed meanwhile. */
+        /* The growth failed: the block is parked as before, or was freed meanwhile. */
         if (op->result < 0) {
                 if (op->is_dropped)
                         arena_drop_parked(a, op->handle);
@@ -196,7 +196,7 @@ int arena_restore_parked(struct arena *a, const struct ledger_block *b)
         uint64_t end = arena_large_end(a);
         int r = 0;
 
-        /* The place: one extent in a region of its own, or a range of the large regions. */
+        /* Its place is one extent in a region of its own, or a range of the large regions. */
         if (b->n_bytes > 0 && b->offset >= end)
                 r = arena_restore_parked_exact(a, b);
         else if (b->n_bytes == 0 || b->n_bytes > end - b->offset)

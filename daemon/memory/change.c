@@ -233,7 +233,7 @@ static int change_prepare_leases(struct change *c, const struct quota *q, const 
                         "leases and reserved would total %s, above the limit %s: lower the reserve",
                         q->tenant, q->partition->name, SIZE(committed), SIZE(to->limit_bytes));
 
-        /* So that lease_auto_set() cannot fail later. */
+        /* This ensures that lease_auto_set() cannot fail later. */
         for (size_t i = 0; i < t->n_quotas; i++) {
                 struct quota *each = t->quotas[i];
                 int r = 0;
@@ -258,7 +258,8 @@ static int change_prepare_quota(struct change *c, struct quota *q, const struct 
                 return 0;
         }
 
-        /* So that quota_set() cannot fail later. A limit that is prepared and not set changes nothing. */
+        /* This ensures that quota_set() cannot fail later. A limit that is prepared and not set changes
+         * nothing. */
         r = change_prepare_leases(c, q, to);
         if (r < 0)
                 return r;
@@ -388,7 +389,7 @@ static int change_check(struct change *c)
 {
         int r = change_map_partitions(c);
 
-        /* What the next config has. */
+        /* The quotas of the next config are prepared and counted. */
         if (r == 0)
                 r = change_map_tenants(c);
         if (r == 0)
@@ -396,9 +397,9 @@ static int change_check(struct change *c)
         if (r < 0)
                 return r;
 
-        /* What it no longer has, and leases: these stay as long as something of them is in use. A lease needs
-         * records only for its extents: its sessions, its blocks and what it takes are counted in its tenant's
-         * quota. */
+        /* Quotas that it no longer has, and leases, stay as long as something of them is in use, so they are
+         * counted, too. A lease needs records only for its extents: its sessions, its blocks and what it takes
+         * are counted in its tenant's quota. */
         for (size_t i = 0; i < c->n_by_name; i++) {
                 const struct tenant *t = c->by_name[i];
                 const struct config_tenant *to = change_config_of(c, t);
@@ -415,7 +416,7 @@ static int change_check(struct change *c)
                 }
         }
 
-        /* The sums. All errors are reported, so that one edit can mend them. */
+        /* The sums are checked. All errors are reported, so that one edit can mend them. */
         change_check_pools(c);
         for (size_t i = 0; i < c->next->n_devices; i++)
                 change_check_device(c, &c->next->devices[i]);

@@ -150,8 +150,7 @@ static int open_ledger(struct broker *b, int fd, const struct capacity_records *
                 return 0;
         }
 
-        /* Sessions that an earlier daemon left aside, and whose processes have ended: now their memory is
-         * unused. */
+        /* The processes of sessions that were left aside may have ended: then their memory is unused. */
         for (uint32_t i = 0; i < ledger_session_end(b->ledger); i++) {
                 const struct ledger_session *s = ledger_session_get(b->ledger, i);
 
@@ -190,14 +189,15 @@ int inherit_ledger(struct broker *b, const struct capacity_records *n, char *ret
         if (fd >= 0)
                 r = open_ledger(b, fd, n, ret_sentence, n_sentence);
 
-        /* Inherited: from here on a crash is marked in it, at what is being restored. */
+        /* The ledger is inherited: from here on a crash is marked in it, with the object that is being
+         * restored. */
         if (r == 0 && b->ledger) {
                 b->restored.extents_end = ledger_extents_end(b->ledger);
                 crash_count_in(ledger_crashes(b->ledger), ledger_at(b->ledger));
                 return inherited_new(b->ledger, b->options.store, is_released_later, b, &b->inherited);
         }
 
-        /* A new one. Without a keeper that has it, the daemon serves all the same. */
+        /* Else a new ledger is made. The daemon serves also if no keeper has it. */
         if (r == 0)
                 r = ledger_new(&b->room, &b->ledger);
         if (r < 0)
@@ -478,7 +478,7 @@ static int restore_lease(struct broker *b, struct tenant *t, struct quota *paren
         if (r < 0)
                 return r;
 
-        /* The arena is there. Its guarantee comes last: see guarantee_leases(). */
+        /* The lease has its arena. Its guarantee is set last: see guarantee_leases(). */
         took_fds(b->inherited, from);
         b->restored.n_bytes += from->n_bytes;
         b->restored.n_blocks += (uint32_t)from->arena.n_blocks;
@@ -755,7 +755,7 @@ int inherit_quotas(struct broker *b, char *ret_sentence, size_t n_sentence)
         if (r < 0)
                 return r;
 
-        /* With the limits of the config in force. */
+        /* The limits of the config are in force. */
         guarantee_leases(b);
         keep_lives(b);
         r = note_extents(b);

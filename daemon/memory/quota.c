@@ -78,10 +78,11 @@ static void quota_charge_changed(struct account *a)
 
 void quota_assert(const struct quota *q)
 {
-        /* Of its own: requests are parts of blocks, blocks of extents, and all of these are charged. */
+        /* A request is a part of a block, a block is a part of extents, and extents and direct charges are
+         * charged. */
         assert(q->bytes_requested <= q->bytes_in_use);
         assert(q->bytes_in_use + q->extentless.direct_bytes <= q->account.own_bytes);
-        /* At each level with those below; a ceiling is above the limit only while more than the limit is
+        /* This holds at each level for the sums. A ceiling is above a limit only while more than the limit is
          * charged. */
         for (; q; q = q->lease.parent) {
                 assert(q->all.bytes_in_use + q->all.bytes_direct <= q->account.charged_bytes);
@@ -217,7 +218,7 @@ int quota_back_early(struct quota *q)
         if (quota_growth_pause_ms(q) > 0)
                 return -ECANCELED;
 
-        /* As much as there may be now: others may be over what is theirs. */
+        /* Charges only what there is room for: other quotas may have more than their guarantees. */
         r = quota_charge(q, n_bytes, &charge, &missing);
         if (r < 0 && missing < n_bytes)
                 r = quota_charge(q, n_bytes - missing, &charge, &missing);
@@ -286,7 +287,7 @@ static int quota_restore_arena(struct quota *q, const struct quota_options *from
         uint64_t missing;
         int r;
 
-        /* A record of a daemon with other rules, or a damaged one. */
+        /* The record can be damaged, or be of a daemon with other rules. */
         *from->ret_why = "extents of this size are not supported";
         if (!extent_sizes_are_valid(&sizes, device_granularity(q->partition->device)))
                 return -EBADMSG;
@@ -320,7 +321,7 @@ int quota_new(const struct quota_options *options, struct quota **ret)
         if (!q)
                 return -ENOMEM;
 
-        /* From here on quota_free() can undo everything. */
+        /* After these lines quota_free() can undo everything. */
         q->partition = options->partition;
         q->tenant = options->tenant;
         q->lease.parent = options->parent;
@@ -523,8 +524,7 @@ int quota_alloc_or_again(struct quota *q, uint64_t n_bytes, bool in_extent, bfc_
 {
         int r;
 
-        /* Backed space, if the request may have it before those that wait: no system call, and nothing is
-         * planned. */
+        /* The request gets backed space if it may pass those that wait. This needs no system call. */
         if (n_bytes == 0)
                 return -EINVAL;
         if (quota_refusal(q) < 0)
@@ -538,7 +538,7 @@ int quota_alloc_or_again(struct quota *q, uint64_t n_bytes, bool in_extent, bfc_
         else
                 r = quota_try(q, n_bytes, in_extent, ret_handle, ret_offset);
 
-        /* Served at once: the lowest class of the histogram, without a look at the clock. */
+        /* A request that is served at once counts in the lowest class, without a look at the clock. */
         for (struct quota *each = q; each && r == 0; each = each->lease.parent)
                 each->grants.ways[GRANT_BACKED].n[0]++;
 

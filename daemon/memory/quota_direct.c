@@ -120,7 +120,7 @@ void quota_end_direct(struct quota *q, struct charge *own)
 
         if (own->n_bytes == 0)
                 return;
-        /* A device that cannot be asked: the word of the process counts. */
+        /* The device cannot be asked, so the word of the process counts. */
         if (!is_asked(q) || q->partition->is_lost) {
                 quota_drop_direct(q, own, own->n_bytes);
                 return;

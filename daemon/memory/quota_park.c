@@ -32,7 +32,7 @@ int quota_try_copy(struct quota *q, struct quota_request *request, bfc_handle *r
         if (quota_without_block(q))
                 return -EDQUOT;
 
-        /* Whole extents: what they have beyond the request is a part of the block. */
+        /* The copy gets whole extents, so it becomes as large as they are. */
         r = arena_alloc_unseen(q->arena, request->n_bytes, ret_handle, ret_offset, &n_bytes);
         if (r != 0)
                 return r;

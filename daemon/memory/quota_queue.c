@@ -151,7 +151,7 @@ void quota_complete(struct quota_request *request, int result, bfc_handle handle
                 returns_add(&q->returns, request->n_bytes, clock_ms()); /* freed, and used again */
         if (!request->is_no_refusal)
                 quota_count_refusal(request->quota, result);
-        /* Last: it may free the request, and queue another one. */
+        /* This comes last: it may free the request, and queue another one. */
         request->done(request, result, handle, offset);
 }
 
@@ -219,7 +219,8 @@ static int quota_serve_one(struct quota *q, struct quota_request *request, uint6
         uint64_t offset = 0;
         int r = QUOTA_WAIT;
 
-        /* Backed space that is free now. Requests that always need new memory can only be refused here. */
+        /* The request gets backed space that is free now. One that always needs new memory can only be refused
+         * here. */
         if (request->is_copy && quota_may_pass(request, now))
                 r = quota_try_copy(q, request, &handle, &offset);
         else if (request->is_whole || request->is_direct || request->wakes != 0)

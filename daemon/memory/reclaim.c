@@ -537,7 +537,8 @@ static int reclaim_look(struct quota *q, struct quota_request *request, uint64_t
                 }
         }
 
-        /* Only where it is refused: a claim elsewhere would keep others from room that does not help it. */
+        /* A claim is set only in the account that refuses: elsewhere it would keep others from room that does
+         * not help this request. */
         reclaim_set_claim(request, (struct reclaim_claim){
                                            ret->scope == pool ? need.takes.of_pool : 0,
                                            ret->scope && ret->scope == shared ? need.takes.of_tenant : 0 });
@@ -554,7 +555,7 @@ static int reclaim_make_room_by_itself(struct quota *q, struct quota_request *re
         struct bfc_growth plan;
         int r;
 
-        /* Plan anew each time: blocks and extents were freed since the last look. */
+        /* The plan is made anew each time, because blocks and extents were freed since the last look. */
         r = reclaim_plan(q, request, &plan);
         if (r == -EBUSY) /* what it was parked from still leaves */
                 return quota_wait_for_others(q, r);
@@ -570,9 +571,9 @@ static int reclaim_make_room_by_itself(struct quota *q, struct quota_request *re
         if (r < 0)
                 return r;
 
-        /* What is missing, and where. The request has a claim there from here on. While the requesting client
-         * frees what was asked of it, nothing is done: with a part of it another place would seem best, and
-         * more would be released for it than is needed. */
+        /* reclaim_look() finds what is missing, and in which account. From here on the request has a claim
+         * there. While the requesting client frees what was asked of it, nothing is done: with a part of it
+         * another place would seem best, and more would be released for it than is needed. */
         need = growth_need(request, &plan);
         r = reclaim_look(q, request, need, ret);
         if (r < 0 && !ret->scope && request->requester && calls && calls->is_trimming &&
@@ -731,8 +732,8 @@ static uint64_t quota_growth_room(const struct quota *q)
 
         if (quota_growth_pause_ms(q) > 0 || q->lease.is_ended)
                 return 0;
-        /* At each level: what is free once all releases have ended, without what is claimed, and what is
-         * guaranteed to the quota below this level. The tightest level counts. */
+        /* The room at a level is what is free once all releases have ended, without claims, and what is
+         * guaranteed below this level. The tightest level counts. */
         for (const struct account *a = &q->account; a; a = a->parent) {
                 uint64_t after = excess_u64(a->committed_bytes, coming_in(q->partition, a));
                 uint64_t n_free = excess_u64(a->limit_bytes, after);

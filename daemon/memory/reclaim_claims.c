@@ -79,8 +79,8 @@ struct reclaim_claim reclaim_claims_before(const struct quota_request *request, 
                     (now != 0 && quota_first_is_aged(q, now)))
                         continue;
 
-                /* Aged, too: the tenant's requests, one after the other, have had claims for as long as that
-                 * can take. */
+                /* A claim is aged, too, if the tenant's requests, one after the other, have had claims for as
+                 * long as that can take. */
                 if (now != 0 && now - growth_of_tenant(q)->claim_ms >= aged_ms)
                         continue;
                 sum.of_pool += first->claim;

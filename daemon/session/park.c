@@ -351,7 +351,7 @@ int park_handle(struct session *s, const Bfcd__Request *r, const char **ret_why)
                 return 0;
         }
 
-        /* Room for the copy: on_copy_room() is called when there is, or when the time is up. */
+        /* The park waits for room for the copy: on_copy_room() is called when there is, or when the time is up. */
         p->copying.copy.quota = p->wait.quota = s->shares[m->partition].quota;
         p->wait.wait_ms = m->wait_ms < SESSION_MAX_WAIT_MS ? m->wait_ms : SESSION_MAX_WAIT_MS;
         p->wait.done = on_copy_room;
@@ -482,7 +482,7 @@ static struct park *wake_block(struct session *s, uint64_t id, uint64_t block_id
                                                         c->offset, c->n_bytes, false };
         }
 
-        /* Room for new extents in the block's place: on_wake_room() is called when they are made. */
+        /* The wake waits for new extents in the block's place: on_wake_room() is called when they are made. */
         p->wait.quota = p->copying.memory.quota;
         p->wait.wakes = p->copying.memory.handle;
         p->wait.wait_ms = wait_ms < SESSION_MAX_WAIT_MS ? wait_ms : SESSION_MAX_WAIT_MS;

@@ -250,8 +250,8 @@ static void begin(struct broker *b, struct shared_name *name, struct park *p, st
         if (p)
                 p->shared = ps;
 
-        /* Room for the copy. What the daemon does by itself counts no refusal, and names no session to be
-         * asked. */
+        /* It waits for room for the copy. What the daemon does by itself counts no refusal, and names no
+         * session to be asked. */
         ps->copying.copy.quota = ps->wait.quota = to;
         ps->wait.n_bytes = ps->copying.n_bytes;
         ps->wait.requester = p ? p->session : NULL;
@@ -347,7 +347,7 @@ void park_shared_use(struct shared_name *name)
                 return;
         answer_asker(ps);
 
-        /* A wait for room ends here, a copy when its worker looks at is_void. */
+        /* A wait for room ends here. A worker that copies stops soon, and copied() then finds is_void. */
         if (ps->is_waiting) {
                 quota_cancel(&ps->wait);
                 ps->is_waiting = false;

@@ -80,7 +80,8 @@ int reload_config(struct broker *b, struct config *next, bool dry_run, FILE *cha
 {
         int r = change_config(b, next, dry_run, changes, errors);
 
-        /* What follows from new limits; the change itself is complete. */
+        /* The change is complete. Leases of removed quotas end, sessions learn their limits, and kept blocks
+         * are reviewed. */
         if (r == 0 && !dry_run) {
                 lease_tick(b, clock_ms()); /* those of removed quotas end */
                 tell_limits(b);
@@ -183,7 +184,7 @@ void reload_finish(struct reloads *r)
 {
         struct reload_request *request = TAILQ_FIRST(&r->asked);
 
-        /* Out of the queue first: its callback may ask for another reload. */
+        /* The request leaves the queue first, because its callback may ask for another reload. */
         TAILQ_REMOVE(&r->asked, request, link);
         request->is_asked = false;
         reload_apply(r, request);
@@ -351,7 +352,7 @@ int reload_handle(struct session *s, const Bfcd__Request *r, const char **ret_wh
 
         (void)ret_why;
 
-        /* Of an operator, to a daemon with a file, and one at a time of a session. */
+        /* Only operators reload, the daemon must have a file, and a session has one reload at a time. */
         if (session_refuse_client(s, r->id, "reload is"))
                 return 0;
         if (!reloads) {
@@ -370,7 +371,7 @@ int reload_handle(struct session *s, const Bfcd__Request *r, const char **ret_wh
                 return 0;
         }
 
-        /* All of it is here: the file is read off the loop, and session_reloaded() answers. */
+        /* The request is complete: the file is read off the loop, and session_reloaded() answers. */
         if (!reload_take(s, r, own))
                 return 0;
         *own = (struct session_reload){ .request = { .dry_run = r->reload->dry_run,

@@ -208,7 +208,8 @@ static int restore_session(struct broker *b, struct tenant *tenant, uint32_t ind
         session_enlist(s);
         b->suspended.records[b->suspended.n_slots++] = (struct kept_record){ s->id, index };
 
-        /* What it has. Its blocks come later, those of all sessions together. */
+        /* Its quotas, extents, references and direct charges are restored here, the blocks of all sessions
+         * together later. */
         r = session_take_shares_again(s, record);
         if (r == 0)
                 r = restore_exports(s);
@@ -246,7 +247,7 @@ static int restore_each(struct broker *b)
         if (!by_name || !b->suspended.records)
                 r = -ENOMEM;
 
-        /* Tenants by name, as the records name them. */
+        /* Records name their tenants, so these are sorted by name. */
         for (size_t i = 0; r == 0 && i < b->n_tenants; i++)
                 by_name[n++] = &b->tenants[i];
         if (r == 0)
@@ -358,7 +359,7 @@ int restore_sessions(struct broker *b)
         if (!b->inherited)
                 return 0;
 
-        /* The records. The states come when all sessions have their memory. */
+        /* The records are restored. The states are set when all sessions have their memory. */
         r = restore_each(b);
         if (r == 0)
                 r = restore_blocks(b);
@@ -380,7 +381,7 @@ int restore_sessions(struct broker *b)
         if (r < 0)
                 return r;
 
-        /* What follows from them: counts, guaranteed places, and memory that may be released now. */
+        /* Counts, guaranteed places and releases of memory follow from them. */
         restore_shared_counts(b);
         b->inherited = inherited_free(b->inherited);
         broker_promise(b); /* the sessions count */

@@ -123,7 +123,7 @@ static struct session *find_own(struct session *s, const Bfcd__Request *r)
         const char *why;
         size_t kind;
 
-        /* There is none, so there is nothing to hide: the user learns why. */
+        /* There is no such session, so there is nothing to hide: the user learns why. */
         if (!kept && is_aside(s->broker, r->hello->session_id, s->who.uid)) {
                 refuse_return(
                         s, r, -EIO, 4, "it was left aside",
@@ -145,7 +145,8 @@ static struct session *find_own(struct session *s, const Bfcd__Request *r)
                 return NULL;
         }
 
-        /* The session's own process: why it cannot have it back, and whether to try again (-EAGAIN). */
+        /* This is the session's own process: it learns why it cannot resume, and whether to try again
+         * (-EAGAIN). */
         if (kept->eviction) {
                 refuse_return(s, r, -EIDRM, 4, "evicted by an operator", kept->eviction);
                 return NULL;
@@ -186,7 +187,7 @@ static struct resumption *resumption_new(const struct session *s)
         if (!h)
                 return NULL;
 
-        /* All extents that it was given, and of each reference that its whole count is not listed yet. */
+        /* The list has all extents that the session was given. Each reference is marked as not listed at all. */
         for (; x != LEDGER_NONE; x = ledger_export_at(l, x)->links.next_of_session) {
                 uint32_t extent = ledger_export_at(l, x)->extent;
 
@@ -527,7 +528,7 @@ static void finish(struct session *s)
                 (void)trim_send(&s->shares[i].trim, quota_excess(s->shares[i].quota), now_ms);
         free(h);
 
-        /* The last session that was waited for: a crash from here on is not one of the restore. */
+        /* No session is suspended any more: a crash from here on was not caused by the restore. */
         if (s->broker->suspended.n == 0)
                 broker_note_well(s->broker);
 }
