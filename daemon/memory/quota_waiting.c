@@ -33,6 +33,7 @@ static void waiting_set_lack(const struct quota *q, struct quota_waiting *w)
         const struct quota_request *request = w->request, *first = TAILQ_FIRST(&q->queue.requests);
         const struct returns *returns;
 
+        /* The sum over the requests from the first one on; UINT64_MAX: it is not known. */
         if (request == q->growth.request)
                 w->lacking_bytes = 0;
         else if (request == first)
@@ -41,6 +42,8 @@ static void waiting_set_lack(const struct quota *q, struct quota_waiting *w)
                 w->lacking_bytes = UINT64_MAX;
         if (request != q->growth.request && first->lack.refusal == 0)
                 w->lacking_bytes = UINT64_MAX;
+
+        /* How long it took so far until as many bytes were returned to the account that lacks them. */
         w->estimate_ms = RETURNS_UNKNOWN;
         if (request == q->growth.request || w->lacking_bytes == UINT64_MAX)
                 return;

@@ -50,37 +50,13 @@ static bool tag_is_valid(const char *tag)
         ((uint64_t)BFCD__MALLOC_FLAG__MALLOC_FLAG_ONE_EXTENT |                                               \
          (uint64_t)BFCD__MALLOC_FLAG__MALLOC_FLAG_AGAIN | (uint64_t)BFCD__MALLOC_FLAG__MALLOC_FLAG_PARKABLE)
 
-/* A block that can be parked has whole extents. True: the quota has none for such a block, and it was refused. */
-static bool refuse_parkable(struct session *s, uint64_t id, const Bfcd__Malloc *m)
-{
-        const struct quota *q = s->shares[m->partition].quota;
-
-        if ((m->flags & BFCD__MALLOC_FLAG__MALLOC_FLAG_PARKABLE) == 0)
-                return false;
-        if (!park_is_possible(s, q)) {
-                session_refuse_format(
-                        s, id, -ENOTSUP,
-                        "blocks of partition '%s' cannot be parked: it must have 'share: fd' and "
-                        "be made on demand, and on a GPU the client must take events",
-                        q->partition->name);
-                return true;
-        }
-        if ((m->flags & BFCD__MALLOC_FLAG__MALLOC_FLAG_ONE_EXTENT) != 0 &&
-            !arena_is_exact(q->arena, m->n_bytes)) {
-                session_refuse_format(
-                        s, id, -ENOTSUP,
-                        "a block of %s in one extent cannot be parked in partition '%s', because it "
-                        "gets no extent of its own: ask for 32 MiB or more, without BFC_ONE_EXTENT, "
-                        "or for fewer of them",
-                        NUMBER_SIZE(m->n_bytes), q->partition->name);
-                return true;
-        }
-        return false;
-}
-
 /* True: the Malloc is invalid whatever the quota has, and was refused. */
 static bool refuse_invalid_malloc(struct session *s, uint64_t id, const Bfcd__Malloc *m)
 {
+        bool is_parkable = (m->flags & BFCD__MALLOC_FLAG__MALLOC_FLAG_PARKABLE) != 0;
+        bool in_extent = (m->flags & BFCD__MALLOC_FLAG__MALLOC_FLAG_ONE_EXTENT) != 0;
+        const struct quota *q;
+
         if (s->admin) {
                 session_refuse(s, id, -EACCES, "the admin socket serves no memory: use the client socket");
                 return true;
@@ -102,30 +78,32 @@ static bool refuse_invalid_malloc(struct session *s, uint64_t id, const Bfcd__Ma
                                       m->flags, MALLOC_FLAGS);
                 return true;
         }
-        if (refuse_parkable(s, id, m))
+
+        /* A block that can be parked needs extents that no other block is in. */
+        q = s->shares[m->partition].quota;
+        if (is_parkable && !park_is_possible(s, q)) {
+                session_refuse_format(
+                        s, id, -ENOTSUP,
+                        "blocks of partition '%s' cannot be parked: it must have 'share: fd' and "
+                        "be made on demand, and on a GPU the client must take events",
+                        q->partition->name);
                 return true;
+        }
+        if (is_parkable && in_extent && !arena_is_exact(q->arena, m->n_bytes)) {
+                session_refuse_format(
+                        s, id, -ENOTSUP,
+                        "a block of %s in one extent cannot be parked in partition '%s', because it "
+                        "gets no extent of its own: ask for 32 MiB or more, without BFC_ONE_EXTENT, "
+                        "or for fewer of them",
+                        NUMBER_SIZE(m->n_bytes), q->partition->name);
+                return true;
+        }
         if (!tag_is_valid(m->tag)) {
                 session_refuse(s, id, -EINVAL,
                                "the tag is not valid: it has at most 31 bytes of printable ASCII");
                 return true;
         }
         return false;
-}
-
-/* True: the Malloc can never be granted, and was refused. Neither the daemon nor the client shall release
- * caches for it. It counts also that the client has a part of the memory and asks for the rest. */
-static bool refuse_impossible_malloc(struct session *s, uint64_t id, struct quota *q, const Bfcd__Malloc *m)
-{
-        struct quota_request refused = {
-                .quota = q,
-                .n_bytes = m->n_needed > 0 ? m->n_needed : m->n_bytes,
-                .in_extent = (m->flags & BFCD__MALLOC_FLAG__MALLOC_FLAG_ONE_EXTENT) != 0,
-        };
-        int r = quota_refuse_at_once(q, refused.n_bytes);
-
-        if (r < 0)
-                request_refuse(s, id, &refused, r, true);
-        return r < 0;
 }
 
 static int handle_malloc(struct session *s, const Bfcd__Request *r, const char **ret_why)
@@ -138,20 +116,33 @@ static int handle_malloc(struct session *s, const Bfcd__Request *r, const char *
                 .is_whole = (m->flags & BFCD__MALLOC_FLAG__MALLOC_FLAG_PARKABLE) != 0,
                 .is_no_refusal = again,
         };
+        struct quota_request needed;
         struct quota *quota;
         bfc_handle handle;
         uint64_t offset;
         int result;
 
+        /* The whole message is checked before the session joins the quota, which is its first change. */
         (void)ret_why;
         if (refuse_invalid_malloc(s, r->id, m) || session_refuse_delivery(s, r->id) ||
             session_join(s, &s->shares[m->partition], r->id) < 0)
                 return 0;
 
-        quota = s->shares[m->partition].quota;
-        if (refuse_impossible_malloc(s, r->id, quota, m))
+        /* What can never be granted is final, so neither the daemon nor the client releases caches for it. A
+         * client that has a part of the memory, and asks for the rest, says how much it needs in total. */
+        wait.quota = quota = s->shares[m->partition].quota;
+        needed = (struct quota_request){
+                .quota = quota,
+                .n_bytes = m->n_needed > 0 ? m->n_needed : m->n_bytes,
+                .in_extent = wait.in_extent,
+        };
+        result = quota_refuse_at_once(quota, needed.n_bytes);
+        if (result < 0) {
+                request_refuse(s, r->id, &needed, result, true);
                 return 0;
-        wait.quota = quota;
+        }
+
+        /* Backed space is given at once. What needs new memory waits in the quota's queue: on_request_done(). */
         if (wait.is_whole)
                 result = quota_alloc_whole(quota, m->n_bytes, again);
         else
