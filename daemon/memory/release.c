@@ -32,13 +32,15 @@ void release_run(struct worker_job *job)
 
 /* ---- one operation ------------------------------------------------------------ */
 
-static void item_release(struct arena *a, const struct operation_item *item)
+/* The memory of an extent is gone, or unreclaimed. */
+static void item_finish(struct arena *a, const struct operation_item *item)
 {
         struct bfc_range range = arena_slot_range(a, item->slot);
         bool is_parked = arena_slot_of(a, item->slot)->is_parked;
         bfc_handle dropped = arena_slot_of(a, item->slot)->dropped;
         int r = is_parked ? 0 : bfc_release_commit(a->bfc, range);
 
+        /* The place is unbacked space again, except that of a parked block, which stays the block's. */
         assert(r == 0);
         (void)r;
         a->totals.away_bytes += is_parked ? range.end - range.begin : 0;
@@ -100,7 +102,7 @@ static uint64_t release_drop_gone(struct operation *op)
                 if (device_extent_is_made(&op->items[i].memory))
                         op->items[n_kept++] = op->items[i];
                 else
-                        item_release(op->arena, &op->items[i]);
+                        item_finish(op->arena, &op->items[i]);
         }
         op->n_items = n_kept;
         return n_bytes;
@@ -113,6 +115,8 @@ static void release_done(struct worker_job *job)
         uint64_t n_gone = release_drop_gone(op);
         bool is_late = op->n_items > 0 && release_keep(op);
 
+        /* The quota learns what is uncharged. It also looks again when a release becomes late, since requests
+         * no longer wait for that. */
         a->is_lost = a->is_lost || op->is_lost;
         arena_note_foreign(a, op->foreign_bytes);
         if (n_gone > 0 || is_late)
@@ -144,6 +148,7 @@ static void release_add(struct operation *op, size_t slot)
         struct device_extent *memory = &arena_slot_of(a, slot)->memory;
         uint32_t extent = arena_slot_of(a, slot)->extent;
 
+        /* A successor that finds this mark releases the extent, whatever has become of the operation. */
         ledger_extent_leave(a->o.ledger, extent);
         op->items[op->n_items++] = (struct operation_item){
                 .slot = slot,
@@ -264,6 +269,7 @@ static void arena_release_slot(struct arena *a, size_t slot, struct operation *o
         bool must_retire = arena_must_retire(a, slot);
         struct operation *own = must_retire ? release_new(a, 1, op->released, op->userdata) : NULL;
 
+        /* A retired extent waits for its sessions with an operation of its own, so that it delays no other. */
         if ((must_retire && !own) || arena_begin_release(a, slot) < 0) {
                 free(own);
                 return;
@@ -297,6 +303,8 @@ static uint64_t arena_release_planned(struct arena *a, size_t n_ranges, uint64_t
                 }
         }
         release_finish(op);
+
+        /* The sessions are asked once, with all extents. */
         if (n_retired > 0)
                 a->o.upcalls->retire(a->o.broker, a->scratch.retired, n_retired);
         return a->totals.pending_bytes - pending_before;
