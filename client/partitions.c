@@ -15,7 +15,7 @@
 
 static int place_read(const Bfcd__PartitionInfo *info, struct device_view *ret)
 {
-        struct device_view place = { .is_cuda = info->device_uuid.len > 0 };
+        struct device_view place = { .is_cuda = info->device_uuid.len > 0, .has_no_memory = info->no_memory };
 
         place.is_pinned = info->pinned && !place.is_cuda;
 
@@ -157,7 +157,8 @@ bool client_lookup_device(bfc_client *client, uint32_t partition)
 {
         const struct device_view *place = &client->places[partition];
 
-        if (!place->is_cuda || __atomic_load_n(&client->is_seen[partition], __ATOMIC_RELAXED))
+        if (!place->is_cuda || place->has_no_memory ||
+            __atomic_load_n(&client->is_seen[partition], __ATOMIC_RELAXED))
                 return true;
         if (place_ordinal(place) < 0)
                 return false;

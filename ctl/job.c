@@ -147,6 +147,11 @@ static void add_time(struct life *l, uint64_t begin)
         l->result->ns += ns > l->clock_ns ? ns - l->clock_ns : 0;
 }
 
+static void raise_to(uint64_t *peak, uint64_t value)
+{
+        *peak = *peak < value ? value : *peak;
+}
+
 static void raise_peak(_Atomic uint64_t *peak, uint64_t value)
 {
         uint64_t old = atomic_load(peak);
@@ -169,10 +174,8 @@ static void count_in(struct life *l, uint64_t n_bytes)
 
         l->live_bytes += n_bytes;
         l->block_bytes += block;
-        if (l->live_bytes > result->peak_live_bytes)
-                result->peak_live_bytes = l->live_bytes;
-        if (l->block_bytes > result->peak_block_bytes)
-                result->peak_block_bytes = l->block_bytes;
+        raise_to(&result->peak_live_bytes, l->live_bytes);
+        raise_to(&result->peak_block_bytes, l->block_bytes);
         raise_peak(&l->totals->peak_live_bytes, atomic_fetch_add(&l->totals->live_bytes, n_bytes) + n_bytes);
         raise_peak(&l->totals->peak_block_bytes, atomic_fetch_add(&l->totals->block_bytes, block) + block);
 }
@@ -202,6 +205,17 @@ static int fail(struct life *l, int r, const char *what)
 static bool ends_session(int r)
 {
         return r == -ECONNRESET || r == -EIDRM || r == -EPROTO || r == -ENODEV || r == -ECHILD;
+}
+
+/* The extents of a block are as large as its first and its last one, or smaller. */
+static void look_at_extents(struct life *l, void *block, uint64_t n_bytes)
+{
+        struct bfc_block_info info = { .struct_size = sizeof(info) };
+
+        if (bfc_block_info(l->client, (char *)block + n_bytes - 1, &info) < 0)
+                return;
+        raise_to(&l->result->largest_extent_bytes, info.extent_bytes);
+        raise_to(&l->result->largest_extent_bytes, info.ptr_extent_bytes);
 }
 
 static int allocate(struct life *l, uint32_t buffer)
@@ -234,6 +248,8 @@ static int allocate(struct life *l, uint32_t buffer)
         l->result->n_allocs++;
         l->blocks[buffer] = block;
         count_in(l, b->n_bytes);
+        if (l->plan->ends_at_refusal)
+                look_at_extents(l, block, b->n_bytes);
         if (l->plan->verify)
                 r = block_write(l, block, b->n_bytes, seed_of(l, buffer));
         return r < 0 ? fail(l, r, "bfc_write") : 0;
@@ -279,6 +295,11 @@ static int release(struct life *l, uint32_t buffer)
         return 0;
 }
 
+static bool has_ended(const struct life *l)
+{
+        return l->plan->ends_at_refusal && l->result->n_refused > 0;
+}
+
 static int live_once(struct life *l)
 {
         const struct trace *t = l->plan->trace;
@@ -292,6 +313,8 @@ static int live_once(struct life *l)
                         break;
                 }
                 r = e->is_free ? release(l, e->buffer) : allocate(l, e->buffer);
+                if (has_ended(l))
+                        return r;
         }
         /* Only a stopped or broken life still holds anything. */
         for (uint32_t i = 0; i < t->n_buffers; i++) {
@@ -317,6 +340,7 @@ static int count_calls(struct life *l, struct bfc_client_stats *stats)
 static int live(struct life *l)
 {
         struct bfc_client_stats stats = { .struct_size = sizeof(stats) };
+        struct bfc_tenant_usage usage = { .struct_size = sizeof(usage) };
         uint64_t n_before;
         int r = count_calls(l, &stats);
 
@@ -328,8 +352,13 @@ static int live(struct life *l)
                 if (r == 0)
                         r = count_calls(l, &stats);
         }
+        if (r == 0) {
+                r = bfc_usage(l->client, NULL, &usage);
+                r = r < 0 ? fail(l, r, "bfc_usage") : 0;
+        }
         if (r < 0)
                 return r;
+        l->result->peak_charged_bytes = usage.peak_bytes_reserved;
         l->result->n_calls = stats.num_calls - n_before;
         l->result->peak_reserved_bytes = stats.peak_bytes_reserved;
         l->result->n_blocks_left = stats.num_blocks;

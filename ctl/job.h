@@ -24,6 +24,7 @@ struct job_plan {
         uint32_t job; /* its number, from 0 */
         uint32_t n_repeats;
         bool verify;
+        bool ends_at_refusal;              /* the first one; its blocks are freed by the disconnection */
         const volatile sig_atomic_t *stop; /* not 0: free everything and end */
 };
 
@@ -42,16 +43,18 @@ struct job_result {
         uint64_t ns; /* inside bfc_malloc() and bfc_free() */
         uint64_t peak_live_bytes;
         uint64_t peak_block_bytes;
-        uint64_t peak_reserved_bytes; /* memory that the client had from the daemon, in use or idle */
-        uint64_t n_calls;             /* requests to the daemon */
-        uint64_t n_last_calls;        /* of these in the last repetition */
-        uint64_t n_corruptions;       /* blocks whose contents had changed */
-        uint64_t n_blocks_left;       /* as the library counts, after all frees */
-        bool stopped;                 /* by the signal */
-        bool done;                    /* ended by itself, successfully or not */
-        char refusal[512];            /* the first sentence */
-        char corruption[256];         /* the first one */
-        char error[512];              /* why the job failed, or "" */
+        uint64_t peak_reserved_bytes;  /* memory that the client had from the daemon, in use or idle */
+        uint64_t peak_charged_bytes;   /* of its tenant in the partition */
+        uint64_t largest_extent_bytes; /* in which a block begins or ends; with ends_at_refusal */
+        uint64_t n_calls;              /* requests to the daemon */
+        uint64_t n_last_calls;         /* of these in the last repetition */
+        uint64_t n_corruptions;        /* blocks whose contents had changed */
+        uint64_t n_blocks_left;        /* as the library counts, after all frees */
+        bool stopped;                  /* by the signal */
+        bool done;                     /* ended by itself, successfully or not */
+        char refusal[512];             /* the first sentence */
+        char corruption[256];          /* the first one */
+        char error[512];               /* why the job failed, or "" */
 };
 
 /* Connects, replays the trace, disconnects. *result is initially zero. */

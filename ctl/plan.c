@@ -12,9 +12,11 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "bfc/bfc.h"
-#include "ctl/plan_client.h"
+#include "ctl/job.h"
+#include "ctl/plan_bfcd.h"
 #include "ctl/progress.h"
 
 #define REGION_STEPS  16384u /* the region is searched in steps of peak / REGION_STEPS */
@@ -25,11 +27,9 @@ struct search {
         struct progress progress;
         bool has_cache;
         uint64_t n_runs;
-        struct plan_result result; /* of the last run */
-        struct plan_daemon_stats stats;
-        struct plan_result served; /* of the last run that was served, and its statistics */
-        struct plan_daemon_stats served_stats;
-        uint64_t served_bytes; /* its limit */
+        struct job_result result; /* of the last run */
+        struct job_result served; /* of the last run that was served */
+        uint64_t served_bytes;    /* its limit */
         char *error;
 };
 
@@ -40,33 +40,47 @@ static uint64_t round_up(uint64_t n, uint64_t unit)
 
 /* ---- one run ------------------------------------------------------------------- */
 
+/* A job that ended for no refusal: as where the daemon could not start. */
+static int run_failed(struct search *s, char *words)
+{
+        if (*s->options->stop) {
+                free(words);
+                return -EINTR;
+        }
+        s->error = words ? words : strdup(s->result.error);
+        return -EIO;
+}
+
 /* 1: served; 0: refused. */
 static int run_daemon(struct search *s, uint64_t limit_bytes)
 {
         const struct plan_options *o = s->options;
-        struct plan_run run = {
-                .trace = o->trace, .has_cache = s->has_cache, .progress = &s->progress, .stop = o->stop
-        };
-        struct plan_daemon *d = NULL;
-        char sentence[512];
-        int r = plan_daemon_new(&o->place, limit_bytes, &d, sentence, sizeof(sentence));
+        struct job_totals totals = { 0 };
+        struct plan_bfcd d;
+        struct job_plan plan = { .trace = o->trace,
+                                 .socket = d.socket,
+                                 .n_repeats = 1,
+                                 .ends_at_refusal = true,
+                                 .stop = o->stop };
+        char *words = NULL;
+        int r = setenv("BFC_CACHE", s->has_cache ? "on" : "off", 1) < 0 ? -errno : 0;
 
         s->n_runs++;
-        if (r < 0) {
-                s->error = strdup(sentence);
-                return r;
-        }
-        r = plan_client_run(d, &run, &s->result);
-        plan_daemon_read(d, &s->stats);
-        plan_daemon_free(d);
+        s->result = (struct job_result){ 0 };
+        if (r == 0)
+                r = plan_bfcd_start(&o->place, limit_bytes, &d);
         if (r < 0)
                 return r;
-        if (s->result.is_served) {
-                s->served = s->result;
-                s->served_stats = s->stats;
-                s->served_bytes = limit_bytes;
-        }
-        return s->result.is_served;
+        job_run(&plan, &totals, &s->result);
+        plan_bfcd_end(&d, s->result.error[0] ? &words : NULL);
+        if (s->result.error[0] || *o->stop)
+                return run_failed(s, words);
+        progress_step(&s->progress, o->trace->n_events);
+        if (s->result.n_refused > 0)
+                return 0;
+        s->served = s->result;
+        s->served_bytes = limit_bytes;
+        return 1;
 }
 
 static int live_in_region(struct search *s, struct bfc *b, bfc_handle *handles)
@@ -193,28 +207,38 @@ static void explain(struct search *s, int error, char **ret_error)
         *ret_error = s->error;
         if (s->error)
                 return;
-        if (error == -ERANGE && !s->result.is_served && s->result.refusal[0])
+        if (error == -ERANGE && s->result.refusal[0])
                 *ret_error = strdup(s->result.refusal);
         else
                 *ret_error = strdup(strerror(-error));
 }
 
-static void search_begin(struct search *s, const struct plan_options *options)
+static void clear_variables(void)
 {
-        *s = (struct search){ .options = options };
-        progress_begin(&s->progress, NULL, "plan", 0);
-        if (!options->shows_progress)
-                progress_end(&s->progress);
+        char name[128];
+
+        for (char **v = environ; *v;) {
+                size_t n = strcspn(*v, "=");
+
+                if (strncmp(*v, "BFC_", 4) != 0 || n >= sizeof(name)) {
+                        v++;
+                        continue;
+                }
+                memcpy(name, *v, n);
+                name[n] = '\0';
+                unsetenv(name); /* the next one takes its place */
+        }
 }
 
 int plan_find(const struct plan_options *options, struct plan *ret, char **ret_error)
 {
         double begin = now_seconds();
         struct plan plan = { 0 };
-        struct search s;
+        struct search s = { .options = options };
         int r;
 
-        search_begin(&s, options);
+        clear_variables();
+        progress_begin(&s.progress, NULL, "plan", 0);
         r = find_all(&s, &plan);
         if (r == 0 && s.served_bytes != plan.limit_bytes)
                 r = run_daemon(&s, plan.limit_bytes);
@@ -223,29 +247,11 @@ int plan_find(const struct plan_options *options, struct plan *ret, char **ret_e
                 explain(&s, r, ret_error);
                 return r;
         }
-        plan.peak_charged_bytes = s.served_stats.peak_charged_bytes;
-        plan.peak_client_bytes = s.served.peak_client_bytes;
-        plan.largest_extent_bytes = s.served_stats.largest_extent_bytes;
+        plan.peak_charged_bytes = s.served.peak_charged_bytes;
+        plan.peak_client_bytes = s.served.peak_reserved_bytes;
+        plan.largest_extent_bytes = s.served.largest_extent_bytes;
         plan.n_runs = s.n_runs;
         plan.seconds = now_seconds() - begin;
         *ret = plan;
-        return 0;
-}
-
-int plan_try(const struct plan_options *options, uint64_t limit_bytes, uint32_t *ret_refused,
-             char **ret_error)
-{
-        struct search s;
-        int r;
-
-        search_begin(&s, options);
-        s.has_cache = options->has_cache;
-        r = run_daemon(&s, limit_bytes);
-        progress_end(&s.progress);
-        if (r < 0) {
-                explain(&s, r, ret_error);
-                return r;
-        }
-        *ret_refused = r > 0 ? 0 : options->trace->buffers[s.result.refused].line;
         return 0;
 }

@@ -12,15 +12,16 @@
 #include <signal.h>
 #include <stdio.h>
 
-#include "ctl/plan_daemon.h"
+#include "ctl/plan_place.h"
 #include "ctl/trace.h"
+
+#define PLAN_STEP_BYTES (UINT64_C(2) << 20) /* limits are multiples of it */
 
 struct plan_options {
         const struct trace *trace;
         struct plan_place place;
         bool has_cache;
-        bool shows_progress;
-        const volatile sig_atomic_t *stop; /* may be NULL */
+        const volatile sig_atomic_t *stop;
 };
 
 /* The limit is the sum of the peak of live bytes and four differences. The last two may be negative. */
@@ -34,16 +35,13 @@ struct plan {
         uint64_t peak_charged_bytes; /* with this limit */
         uint64_t peak_client_bytes;
         uint64_t largest_extent_bytes; /* that the device made with this limit */
-        uint64_t n_runs;               /* replays that were simulated */
+        uint64_t n_runs;               /* replays */
         double seconds;
 };
 
-/* -ERANGE: no limit serves the trace; -EINTR; -ENOMEM, ...: with a sentence, the caller's to free. */
+/* Removes all variables BFC_... from the environment: a plan is the same in a job of bfcctl run, too. Not beside another
+ * thread. -ERANGE: no limit serves the trace; -EINTR; -ENOMEM, ...: with a sentence, the caller's to free. */
 int plan_find(const struct plan_options *options, struct plan *ret, char **ret_error);
-
-/* One limit. *ret_refused: the line of the first buffer that is refused; 0: it serves the trace. */
-int plan_try(const struct plan_options *options, uint64_t limit_bytes, uint32_t *ret_refused,
-             char **ret_error);
 
 /* The report, for people and for programs. trace_name and scale as in a replay's. */
 struct plan_report {

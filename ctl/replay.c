@@ -413,7 +413,7 @@ static int print_plan(const struct invocation *v, const struct plan_report *repo
 
 static int run_plan(const struct invocation *v, const struct trace *t)
 {
-        struct plan_options options = { .trace = t, .shows_progress = true, .stop = &stop };
+        struct plan_options options = { .trace = t, .stop = &stop };
         struct plan_report report = { .trace_name = v->trace_name, .scale = v->scale, .options = &options };
         struct sigaction action = { .sa_handler = on_signal };
         struct plan plan;
@@ -548,7 +548,7 @@ static void print_help(void)
               "      --verify          write every block and check it before it is freed\n"
               "  -j, --json            print JSON\n"
               "      --plan            print the smallest limit that serves the trace;\n"
-              "                        connects to nothing\n"
+              "                        runs a bfcd without memory\n"
               "      --share MODE      plan for a partition shared by fd or cuda-ipc\n"
               "      --partition-config FILE  plan for the partition and tenant of a bfcd.yaml\n"
               "      --snapshot FILE   write a pickle for PyTorch's memory viewer\n"

@@ -21,17 +21,19 @@ char *tools_option(const char *name, const char *value)
         return asprintf(&ret, "%s=%s", name, value) < 0 ? NULL : ret;
 }
 
-/* In the folder of this program, as in a build folder. */
-static void exec_beside(char *const words[])
+void tools_become(const char *program, char *const words[])
 {
-        char self[PATH_MAX], path[PATH_MAX + sizeof("/" PROGRAM)];
+        static const char *const folders[] = { "", "/../sbin" };
+        char self[PATH_MAX], path[PATH_MAX + 64];
         ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
 
-        if (n <= 0)
-                return;
-        self[n] = '\0';
-        snprintf(path, sizeof(path), "%.*s/" PROGRAM, (int)(strrchr(self, '/') - self), self);
-        execv(path, words);
+        for (size_t i = 0; n > 0 && i < sizeof(folders) / sizeof(folders[0]); i++) {
+                self[n] = '\0';
+                snprintf(path, sizeof(path), "%.*s%s/%s", (int)(strrchr(self, '/') - self), self, folders[i],
+                         program);
+                execv(path, words);
+        }
+        execvp(program, words);
 }
 
 int tools_exec(const char *who, const char *what, const char *const words[])
@@ -40,8 +42,7 @@ int tools_exec(const char *who, const char *what, const char *const words[])
 
         for (size_t i = 0; words[i] && i + 2 < MAX_WORDS; i++)
                 all[i + 1] = (char *)(uintptr_t)words[i];
-        exec_beside(all);
-        execvp(PROGRAM, all);
+        tools_become(PROGRAM, all);
         if (errno == ENOENT)
                 fprintf(stderr,
                         "%s: \"%s\" is in the Python package bfcd, which is not installed here (Debian: python3-bfcd; "

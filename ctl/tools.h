@@ -1,11 +1,14 @@
-/* What looks back is Python: bfcd.tools, in the program bfcd-tools of the Python package. It is beside this program, or in the
- * path.
+/* Other programs: beside this one, in the folder sbin beside its folder, or in the path. What looks back is Python:
+ * bfcd.tools, in the program bfcd-tools of the Python package.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFC_CTL_TOOLS_H
 #define BFC_CTL_TOOLS_H
 
 #include <stdio.h>
+
+/* This process becomes that program; words: with its name, they end with NULL. Returns, with errno, where it is not possible. */
+void tools_become(const char *program, char *const words[]);
 
 /* "--name=value", also of a value that begins with "-". The caller frees it. NULL: out of memory. */
 char *tools_option(const char *name, const char *value);

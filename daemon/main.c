@@ -50,13 +50,14 @@ struct options {
         bool has_file; /* --check had a file */
         bool stops_keepers;
         bool strict;
+        bool no_memory;
         enum log_level log_level;
 };
 
 static void print_help(FILE *f)
 {
         fputs("Usage: bfcd [--config FILE] [--socket PATH] [--admin-socket PATH]\n"
-              "            [--monitor-socket PATH] [--log-level LEVEL]\n"
+              "            [--monitor-socket PATH] [--log-level LEVEL] [--no-memory]\n"
               "       bfcd --check [FILE] [--strict] [--user NAME]\n"
               "       bfcd --stop-keepers [--admin-socket PATH]\n"
               "\n"
@@ -68,6 +69,7 @@ static void print_help(FILE *f)
               "  --monitor-socket PATH\n"
               "                       the monitor socket, instead of the configured one\n"
               "  --log-level LEVEL    error, warning, notice, info (default), debug\n"
+              "  --no-memory          devices of sizes only, for plans: GPUs need not be there\n"
               "  --check [FILE]       report every error of the configuration and exit\n"
               "  --strict             with --check: fail on warnings, too\n"
               "  --user NAME          with --check, as root: the user that must be able to read the\n"
@@ -130,6 +132,9 @@ static int take_option(int option, int argc, char **argv, struct options *ret)
         case 'u':
                 ret->user = optarg;
                 return 0;
+        case 'n':
+                ret->no_memory = true;
+                return 0;
         case 'e':
                 ret->stops_keepers = true;
                 return 0;
@@ -170,6 +175,7 @@ static int parse_options(int argc, char **argv, struct options *ret)
                 { "strict", no_argument, NULL, 't' },
                 { "user", required_argument, NULL, 'u' },
                 { "log-level", required_argument, NULL, 'l' },
+                { "no-memory", no_argument, NULL, 'n' },
                 { "stop-keepers", no_argument, NULL, 'e' },
                 { "version", no_argument, NULL, 'v' },
                 { "help", no_argument, NULL, 'h' },
@@ -335,7 +341,7 @@ static int read_config(const struct options *options, struct devices *devices, s
         uint64_t limit_bytes = host_free_limit(options->check ? SERVICE_GROUP : NULL);
         struct config_machine machine = {
                 .look = devices_look,
-                .look_pages = devices_look_pages,
+                .look_pages = options->no_memory ? NULL : devices_look_pages,
                 .allow_mps = keeper_device_allow_mps,
                 .group_limit_bytes = limit_bytes < UINT64_MAX ? limit_bytes : 0,
                 .userdata = devices,
@@ -436,12 +442,14 @@ static int open_records(const struct config *config)
         return r;
 }
 
-/* "0": nothing is kept for the next daemon. */
-static bool keeps(void)
+/* BFCD_KEEP=0: nothing is kept for the next daemon. */
+static enum devices_kind find_kind(const struct options *options)
 {
         const char *word = getenv("BFCD_KEEP");
 
-        return !word || strcmp(word, "0") != 0;
+        if (options->no_memory)
+                return DEVICES_NO_MEMORY;
+        return options->check || (word && strcmp(word, "0") == 0) ? DEVICES_OWN : DEVICES_KEPT;
 }
 
 /* NULL: nothing is kept. */
@@ -524,7 +532,7 @@ int main(int argc, char **argv)
         if (options.stops_keepers)
                 return stop_keepers(&options);
         log_open(options.log_level);
-        if (devices_new(!options.check && keeps(), &devices) < 0) {
+        if (devices_new(find_kind(&options), &devices) < 0) {
                 log_error("out of memory");
                 return EXIT_FAILURE;
         }

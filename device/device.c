@@ -52,12 +52,14 @@ int device_unpin(const struct device_extent *host)
 
 int device_range_new(const struct device_view *view, uint64_t n_bytes, struct device_range **ret)
 {
+        if (view->has_no_memory)
+                return no_memory_range_new(n_bytes, ret);
         return view->is_cuda ? cuda_range_new(view, n_bytes, ret) : host_range_new(view, n_bytes, ret);
 }
 
 int device_streams_new(const struct device_view *view, struct device_streams **ret)
 {
-        return view->is_cuda ? cuda_streams_new(view, ret) : host_streams_new(ret);
+        return view->is_cuda && !view->has_no_memory ? cuda_streams_new(view, ret) : host_streams_new(ret);
 }
 
 const char *device_error(int error)

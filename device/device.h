@@ -184,6 +184,7 @@ struct device {
         bool is_cuda; /* an extent costs about a millisecond, whatever its size */
         /* The kernel charges memory of make() to this process and may kill it for that. */
         bool charges_process;
+        bool has_no_memory; /* extents are sizes only */
         /* Set by device_end() when the process ends, which releases everything: destroy() then skips the check for
          * unreclaimed memory, which takes time. Atomic: any thread. */
         bool is_ending;
@@ -201,6 +202,10 @@ const char *device_error(int error);
 
 /* The host device: sealed memfds with all pages allocated. */
 int device_host_new(struct device **ret);
+
+/* A device of sizes only, for plans: "host", or any other id for a GPU, which need not be in this machine. No page is
+ * allocated and no driver is loaded. -ENOMEM. */
+int device_no_memory_new(const char *id, struct device **ret);
 
 /* What this machine lacks for n_bytes of this supply; see device/host_pages.h. */
 int device_host_check(const struct device_supply *supply, uint64_t n_bytes, char *ret_clause,
@@ -332,7 +337,8 @@ static inline int device_facts(struct device *d, struct device_facts *ret)
 
 /* The device of a region, as the daemon describes it. */
 struct device_view {
-        bool is_cuda; /* else the host */
+        bool is_cuda;       /* else the host */
+        bool has_no_memory; /* no driver is needed */
         uint8_t uuid[DEVICE_UUID_BYTES];
         enum device_share share;
         uint64_t peers; /* by bit: GPUs of this process that may use the memory too; DEVICE_SHARE_FD */

@@ -63,7 +63,7 @@ static int broker_open_devices(struct broker *b, const struct broker_options *op
                                size_t n_sentence)
 {
         const struct config *c = b->config;
-        int r = options->devices ? 0 : devices_new(false, &b->opened);
+        int r = options->devices ? 0 : devices_new(DEVICES_OWN, &b->opened);
 
         if (r < 0)
                 return r;

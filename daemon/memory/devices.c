@@ -20,18 +20,18 @@ struct opened {
 struct devices {
         struct opened *items;
         size_t n_items;
-        bool keeps;
+        enum devices_kind kind;
         struct keepers *keepers; /* NULL: not opened */
         bool have_left;
 };
 
-int devices_new(bool keeps, struct devices **ret)
+int devices_new(enum devices_kind kind, struct devices **ret)
 {
         struct devices *d = calloc(1, sizeof(*d));
 
         if (!d)
                 return -ENOMEM;
-        d->keeps = keeps;
+        d->kind = kind;
         *ret = d;
         return 0;
 }
@@ -39,7 +39,7 @@ int devices_new(bool keeps, struct devices **ret)
 int devices_keepers(struct devices *d, const char *admin_socket, struct keepers **ret, char *ret_sentence,
                     size_t n_sentence)
 {
-        if (d->keeps && !d->keepers) {
+        if (d->kind == DEVICES_KEPT && !d->keepers) {
                 int r = keepers_open(admin_socket, &d->keepers, ret_sentence, n_sentence);
 
                 if (r < 0)
@@ -121,6 +121,12 @@ static int open_by_id(struct devices *d, const char *id, struct device **ret, ch
 {
         int r;
 
+        if (d->kind == DEVICES_NO_MEMORY) {
+                r = device_no_memory_new(id, ret);
+                if (r < 0)
+                        snprintf(ret_sentence, n_sentence, "%s: %s", id, strerror(-r));
+                return r;
+        }
         if (strcmp(id, "host") != 0)
                 return keeper_device_new(d->keepers, id, ret, ret_sentence, n_sentence);
         keeper_start_collapsing();

@@ -13,8 +13,12 @@
 
 struct devices;
 
-/* keeps: what keepers have outlives this process, for the next one. */
-int devices_new(bool keeps, struct devices **ret);
+enum devices_kind {
+        DEVICES_KEPT,      /* what keepers have outlives this process, for the next one */
+        DEVICES_OWN,       /* all ends with this process */
+        DEVICES_NO_MEMORY, /* as DEVICES_OWN, and of sizes only */
+};
+int devices_new(enum devices_kind kind, struct devices **ret);
 
 /* The folder of keepers, opened if necessary; NULL: nothing is kept. On failure a sentence, see keepers_open(). */
 int devices_keepers(struct devices *d, const char *admin_socket, struct keepers **ret, char *ret_sentence,

@@ -33,6 +33,7 @@ static void describe_partition(const struct broker *b, const struct quota *q, Bf
                 q->lease.name ? UINT32_MAX : (uint32_t)(p - b->partitions); /* a lease has no entry */
         ret->lease = (char *)(uintptr_t)(q->lease.name ? q->lease.name : "");
         ret->pinned = p->memory.is_pinned;
+        ret->no_memory = p->device->has_no_memory;
         if (p->is_cuda) {
                 ret->charges_contexts = p->context_bytes != CONFIG_NO_CONTEXTS;
                 ret->context_bytes = ret->charges_contexts ? p->context_bytes : 0;

@@ -63,7 +63,7 @@ void gpus_start(const char *config_text, bool has_events)
         const struct config_machine machine = { .look = gpus_find };
 
         open_log();
-        ck_assert_int_eq(devices_new(false, &devices), 0);
+        ck_assert_int_eq(devices_new(DEVICES_OWN, &devices), 0);
         for (size_t i = 0; i < 2; i++) {
                 fake_device_init(&gpus[i], UINT64_C(2) << 20);
                 gpus[i].stays_lost = true;

@@ -359,7 +359,7 @@ static void start_on_gpu(void)
         fake_device_keep(&gpu);
         gpu.facts.bytes_total = 128 * MIB;
         gpu.facts.uuid[0] = 0xaa;
-        ck_assert_int_eq(devices_new(false, &devices), 0);
+        ck_assert_int_eq(devices_new(DEVICES_OWN, &devices), 0);
         ck_assert_int_eq(devices_put(devices, "cuda:0", &gpu.device), 0);
         machine = &with_gpu;
         b = peer_broker_kept(gpu_text, machine, devices, store, &config);

@@ -40,7 +40,9 @@ static struct {
         unsigned n_first_users;
         size_t flip_at;
         struct bfc_options options;
-        uint64_t flags; /* of the last bfc_malloc_with(), and its tag */
+        bool ends_at_refusal; /* the job's */
+        uint64_t asked_bytes; /* by the last call */
+        uint64_t flags;       /* of the last bfc_malloc_with(), and its tag */
         char tag[32];
         volatile sig_atomic_t stop;
 } fake;
@@ -67,6 +69,7 @@ int bfc_malloc(bfc_client *client, size_t n_bytes, void **ret_ptr)
 
         ck_assert_ptr_eq(client, &fake.client);
         fake.n_calls++;
+        fake.asked_bytes = n_bytes;
         if (fake.flip_block)
                 ((unsigned char *)fake.flip_block)[fake.flip_at] ^= 0x10;
         fake.flip_block = NULL;
@@ -137,6 +140,26 @@ int bfc_stats(bfc_client *client, struct bfc_client_stats *ret)
         return 0;
 }
 
+int bfc_usage(bfc_client *client, const char *partition, struct bfc_tenant_usage *ret)
+{
+        ck_assert_ptr_eq(client, &fake.client);
+        ck_assert_ptr_null(partition);
+        ck_assert_uint_eq(ret->struct_size, sizeof(*ret));
+        ret->peak_bytes_reserved = 123456;
+        return 0;
+}
+
+/* A block begins in an extent of its size, and ends in one twice as large. */
+int bfc_block_info(bfc_client *client, const void *ptr, struct bfc_block_info *ret)
+{
+        ck_assert_ptr_eq(client, &fake.client);
+        ck_assert_ptr_nonnull(ptr);
+        ck_assert_uint_eq(ret->struct_size, sizeof(*ret));
+        ret->extent_bytes = fake.asked_bytes;
+        ret->ptr_extent_bytes = 2 * fake.asked_bytes;
+        return 0;
+}
+
 const char *bfc_last_error(void)
 {
         return "the quota is \x1b full";
@@ -193,6 +216,7 @@ static void run(uint32_t n_repeats, bool verify)
                 .tenant = "vision",
                 .n_repeats = n_repeats,
                 .verify = verify,
+                .ends_at_refusal = fake.ends_at_refusal,
                 .stop = &fake.stop,
         };
 
@@ -256,6 +280,27 @@ TEST(replay_without_errors)
         text = troubles();
         ck_assert_str_eq(text, "");
         free(text);
+}
+
+/* As a plan asks for it. */
+TEST(refused_request_ends_the_replay)
+{
+        fake.ends_at_refusal = true;
+        fake.refuse_call = 1;
+        fake.refuse_with = -EDQUOT;
+        run(1, false);
+        ck_assert_uint_eq(fake.n_calls, 1);
+        ck_assert_uint_eq(result.n_refused, 1);
+        ck_assert_str_eq(result.error, "");
+}
+
+TEST(extents_and_charges_are_looked_at)
+{
+        fake.ends_at_refusal = true;
+        run(1, false);
+        ck_assert_uint_eq(result.n_allocs, 4);
+        ck_assert_uint_eq(result.peak_charged_bytes, 123456);
+        ck_assert_uint_eq(result.largest_extent_bytes, 2 * 4096);
 }
 
 TEST(refused_request_does_not_stop_the_replay)

@@ -113,7 +113,7 @@ static void stop(void)
 
 static void setup_with(const char *text)
 {
-        ck_assert_int_eq(devices_new(false, &devices), 0);
+        ck_assert_int_eq(devices_new(DEVICES_OWN, &devices), 0);
         fake_device_init(&gpu, 2 * MIB);
         gpu.facts.bytes_total = LIMIT + OTHER;
         gpu.facts.uuid[0] = 1;
