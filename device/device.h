@@ -167,11 +167,12 @@ struct device_ops {
         bool (*has_ended)(struct device *d);
 };
 
-/* What processes have charged on a device and take by themselves; the daemon's. What others use there beside that was so
- * much when it was last sampled, the newest first: contexts of processes, and what is not returned. */
+/* What processes have charged on a device and take by themselves; the daemon's. What others use there beside that and beside
+ * unreclaimed memory was so much when it was last sampled, the newest first: contexts of processes. */
 #define DEVICE_DIRECT_SAMPLES 8u
 struct device_direct {
         uint64_t n_bytes;
+        uint64_t unreclaimed_bytes; /* of all arenas */
         uint64_t others[DEVICE_DIRECT_SAMPLES];
         unsigned n;        /* samples */
         unsigned n_due;    /* that are still to be taken */

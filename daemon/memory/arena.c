@@ -229,6 +229,7 @@ int arena_new(const struct arena_options *options, struct arena **ret)
 void arena_free_tables(struct arena *a)
 {
         arena_count_parked(a, -a->totals.parked_bytes);
+        a->o.device->direct.unreclaimed_bytes -= a->unreclaimed.charge.n_bytes;
         charge_drop(&a->unreclaimed.charge);
         charge_drop(&a->unreclaimed.ended);
         bfc_destroy(a->bfc);

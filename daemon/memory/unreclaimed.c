@@ -2,8 +2,8 @@
  * memory the daemon keeps the extents, and looks at each again; that of a GPU has no extent any more.
  *
  * Direct charges end with their process, whose memory the driver returns then, unless another process has
- * it, too. The device tells only sums. So what others use beside direct charges is sampled while processes charge, and
- * if it is more after the end of a process than in all samples, the difference is unreclaimed.
+ * it, too. The device tells only sums. So what others use beside direct charges and unreclaimed memory is sampled while
+ * processes charge, and if it is more after the end of a process than in all samples, the difference is unreclaimed.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/memory/arena_internal.h"
@@ -18,6 +18,7 @@
 
 void arena_note_unreclaimed(struct arena *a, struct charge *charge)
 {
+        a->o.device->direct.unreclaimed_bytes += charge->n_bytes;
         a->unreclaimed.charge.account = charge->account;
         a->unreclaimed.charge.n_bytes += charge->n_bytes;
         *charge = (struct charge){ NULL, 0 };
@@ -43,11 +44,12 @@ static void question_run(struct worker_job *job)
         u->result = device_foreign_bytes(u->arena->o.device, &u->foreign_bytes);
 }
 
-static void unreclaimed_drop(struct arena_unreclaimed *u, uint64_t n_bytes)
+static void unreclaimed_drop(struct arena *a, uint64_t n_bytes)
 {
-        struct charge back;
+        struct charge *charge = &a->unreclaimed.charge, back;
 
-        charge_split(&u->charge, min_u64(n_bytes, u->charge.n_bytes), &back);
+        charge_split(charge, min_u64(n_bytes, charge->n_bytes), &back);
+        a->o.device->direct.unreclaimed_bytes -= back.n_bytes;
         charge_drop(&back);
 }
 
@@ -73,6 +75,11 @@ static uint64_t count_left(struct device *d, uint64_t n_bytes)
 }
 
 /* ---- direct charges of processes that have ended ------------------------------ */
+
+static uint64_t others_bytes(const struct device *d)
+{
+        return excess_u64(d->foreign_bytes, d->direct.unreclaimed_bytes);
+}
 
 static uint64_t samples_most(const struct device_direct *direct)
 {
@@ -107,7 +114,7 @@ static void ended_done(struct arena_unreclaimed *u)
         if (n_bytes == 0)
                 return;
         if (u->result == 0)
-                n_left = min_u64(n_bytes, excess_u64(d->foreign_bytes, samples_most(&d->direct)));
+                n_left = min_u64(n_bytes, excess_u64(others_bytes(d), samples_most(&d->direct)));
         else if (u->result == -ENOTSUP)
                 n_left = 0;
         if (n_left < EXTENT_MIN_BYTES)
@@ -132,7 +139,7 @@ static void unreclaimed_done(struct arena_unreclaimed *u)
         if (u->result < 0)
                 return;
         u->confirmed_bytes = count_left(d, u->asked_bytes);
-        unreclaimed_drop(u, u->asked_bytes - u->confirmed_bytes);
+        unreclaimed_drop(u->arena, u->asked_bytes - u->confirmed_bytes);
 }
 
 static void question_done(struct worker_job *job)
@@ -146,7 +153,7 @@ static void question_done(struct worker_job *job)
         unreclaimed_done(u);
         ended_done(u);
         if (u->result == 0)
-                samples_add(&d->direct, d->foreign_bytes);
+                samples_add(&d->direct, others_bytes(d));
         if (u->ended.n_bytes > 0)
                 arena_check_unreclaimed(u->arena);
 }
@@ -192,7 +199,7 @@ void arena_recover(struct arena *a, uint64_t n_bytes)
 {
         a->is_lost = false;
         if (a->unreclaimed.charge.n_bytes > n_bytes)
-                unreclaimed_drop(&a->unreclaimed, a->unreclaimed.charge.n_bytes - n_bytes);
+                unreclaimed_drop(a, a->unreclaimed.charge.n_bytes - n_bytes);
 }
 
 uint64_t arena_unreclaimed_bytes(const struct arena *a)

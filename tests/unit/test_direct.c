@@ -654,6 +654,45 @@ TEST_OF(gpus, memory_that_stays_after_the_process_is_unreclaimed)
         ck_assert_uint_eq(charged(a1), 0);
 }
 
+/* What is already unreclaimed is not what the next process leaves: not in the samples, and not at its end. */
+TEST_OF(gpus, memory_that_was_unreclaimed_hides_none)
+{
+        struct peer *p = user_of(8 * MIB), *q = user_of(6 * MIB);
+
+        peer_free(p); /* all of it stays */
+        settle();
+        ck_assert_uint_eq(arena_unreclaimed_bytes(quota_of(a1, 0)->arena), 8 * MIB);
+        for (int i = 0; i < 3; i++)
+                a_second();
+        gpus[0].foreign_bytes -= 8 * MIB;
+        a_second();
+        ck_assert_uint_eq(charged(a1), 6 * MIB);
+        peer_free(q);
+        settle();
+        ck_assert_uint_eq(arena_unreclaimed_bytes(quota_of(a1, 0)->arena), 6 * MIB);
+        gpus[0].foreign_bytes = 0;
+        a_second();
+        ck_assert_uint_eq(charged(a1), 0);
+}
+
+TEST_OF(gpus, memory_that_is_unreclaimed_is_counted_once)
+{
+        struct peer *p = user_of(8 * MIB), *q = user_of(4 * MIB);
+
+        ck_assert_int_eq(charge(q, 0, 2 * MIB), 0);
+        gpus[0].foreign_bytes += 2 * MIB;
+        a_second(); /* the last sample is without what stays */
+        peer_free(p);
+        settle();
+        gpus[0].foreign_bytes -= 6 * MIB;
+        peer_free(q);
+        settle();
+        ck_assert_uint_eq(charged(a1), 8 * MIB);
+        gpus[0].foreign_bytes = 0;
+        a_second();
+        ck_assert_uint_eq(charged(a1), 0);
+}
+
 /* What a process has charged is not counted as unreclaimed memory of another tenant. */
 TEST_OF(gpus, charges_of_others_are_no_unreclaimed_memory)
 {
