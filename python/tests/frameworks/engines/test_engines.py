@@ -64,6 +64,25 @@ show("awake")
 check(*before)
 """
 
+# What it has after a refusal in its pool, and after another tensor beside the pool.
+VLLM_REFUSED = """
+from vllm.device_allocator.cumem import CuMemAllocator
+allocator, kept = CuMemAllocator.get_instance(), []
+
+def attempt(n_mib):
+    try:
+        kept.append(tensor(n_mib))
+    except torch.OutOfMemoryError:
+        pass
+    show(len(kept))
+
+with allocator.use_memory_pool(tag="weights"):
+    attempt(64)
+    attempt(8192)
+    attempt(64)
+attempt(64)
+"""
+
 SAVER = """
 from torch_memory_saver import torch_memory_saver as saver
 with saver.region(tag="weights", enable_cpu_backup=True):
@@ -281,6 +300,15 @@ def test_sleep_and_wake(daemon, engine, limit_mib, is_strict):
     assert shown == [[what, total - n, total] for what, n in used.items()]
 
 
+@pytest.mark.parametrize("limit_mib, is_strict", [(None, False), (2048, False), (2048, True)])
+def test_vllm_after_a_refusal(daemon, limit_mib, is_strict):
+    """vLLM's allocator keeps the driver's error and gives nothing more, without bfcd, too."""
+    r = run(daemon, BEGIN + VLLM_REFUSED, limit_mib=limit_mib, is_strict=is_strict)
+    total = limit_mib or DEVICE_MIB
+    shown = [json.loads(line) for line in r.stdout.splitlines() if line.startswith("[")]
+    assert shown == [[n, total - 64 * n, total] for n in (1, 1, 1, 2)]
+
+
 # ---- two in one lease ----
 
 
@@ -339,6 +367,7 @@ PAIRS = [
     ("vllm", "vllm"),
     ("torch-memory-saver", "torch-memory-saver"),
     ("torch-memory-saver", "vllm"),
+    ("torch-memory-saver", "kvcached"),
     ("kvcached", "vllm"),
     ("kvcached", "kvcached"),
 ]
