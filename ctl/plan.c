@@ -213,7 +213,8 @@ static void explain(struct search *s, int error, char **ret_error)
                 *ret_error = strdup(strerror(-error));
 }
 
-static void clear_variables(void)
+/* A daemon that is gone does not come back. */
+static int set_variables(void)
 {
         char name[128];
 
@@ -228,6 +229,7 @@ static void clear_variables(void)
                 name[n] = '\0';
                 unsetenv(name); /* the next one takes its place */
         }
+        return setenv("BFC_RETURN_MS", "1", 1) < 0 ? -errno : 0;
 }
 
 int plan_find(const struct plan_options *options, struct plan *ret, char **ret_error)
@@ -237,9 +239,10 @@ int plan_find(const struct plan_options *options, struct plan *ret, char **ret_e
         struct search s = { .options = options };
         int r;
 
-        clear_variables();
         progress_begin(&s.progress, NULL, "plan", 0);
-        r = find_all(&s, &plan);
+        r = set_variables();
+        if (r == 0)
+                r = find_all(&s, &plan);
         if (r == 0 && s.served_bytes != plan.limit_bytes)
                 r = run_daemon(&s, plan.limit_bytes);
         progress_end(&s.progress);

@@ -109,6 +109,7 @@ static void __attribute__((noreturn)) become_bfcd(const struct plan_bfcd *d, int
         if (listener < 0 || dup2(fileno(d->log), STDERR_FILENO) < 0 ||
             dup2(STDERR_FILENO, STDOUT_FILENO) < 0 || dup2(listener, PASSED_FD) < 0)
                 _exit(EXIT_FAILURE);
+        (void)setpgid(0, 0); /* a terminal's SIGINT is for this program, which ends it */
         set_variables();
         tools_become("bfcd", words);
         dprintf(STDERR_FILENO, "bfcd cannot be run: %s\n", strerror(errno));

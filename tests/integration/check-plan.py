@@ -142,13 +142,12 @@ def check_failures(p):
 
 
 def check_end(p, number):
-    """A plan that takes seconds is ended."""
+    """SIGINT as by a terminal."""
     name = number.name
-    write(p.trace, 'id,lower,upper,size\n' + ''.join(f'{i},{i},{i + 300},4096\n' for i in range(200000)))
     with subprocess.Popen([REPLAY, '--plan', '--cache', 'off', p.trace], env=p.environment, stdin=subprocess.DEVNULL,
-                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as plan:
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True) as plan:
         wait_for(p.daemons, 'daemon')
-        plan.send_signal(number)
+        os.killpg(plan.pid, number)
         _, errors = plan.communicate(timeout=600)
     if number == signal.SIGKILL:
         wait_for(lambda: not p.daemons(), 'end of the daemon')
@@ -158,12 +157,29 @@ def check_end(p, number):
         p.leaves_nothing(name)
 
 
+def check_lost(p):
+    """The daemon is killed, as for lack of memory."""
+    with subprocess.Popen([REPLAY, '--plan', '--cache', 'off', p.trace], env=p.environment, stdin=subprocess.DEVNULL,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as plan:
+        while plan.poll() is None:  # each daemon: one may have ended just now
+            for pid in p.daemons():
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+        _, errors = plan.communicate()
+    ok(plan.returncode == 1 and 'no plan: ' in errors, 'a daemon that is killed', errors)
+
+
 with tempfile.TemporaryDirectory(prefix='bfcd-rig-') as root:
     plans = Plans(root)
     check_sums(plans)
     check_limits(plans)
     check_variables(plans)
     check_failures(plans)
+    # From here on a plan takes seconds.
+    write(plans.trace, 'id,lower,upper,size\n' + ''.join(f'{i},{i},{i + 300},4096\n' for i in range(200000)))
+    check_lost(plans)
     for s in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
         check_end(plans, s)
 sys.exit(finish())
