@@ -34,7 +34,7 @@ struct plan {
         int64_t cache_bytes;         /* the client's cache; 0 without one */
         uint64_t peak_charged_bytes; /* with this limit */
         uint64_t peak_client_bytes;
-        uint64_t largest_extent_bytes; /* that the device made with this limit */
+        uint64_t largest_extent_bytes; /* in which a block began or ended */
         uint64_t n_runs;               /* replays */
         double seconds;
 };
