@@ -98,7 +98,7 @@ static void lease_enlist(struct broker *b, struct lease *lease, struct quota *q,
         lease->index = index;
         b->leases.list[b->leases.n++] = lease; /* the newest last */
         if (lease_record(b, lease)->ended_ms != 0)
-                quota_remove_early(q);
+                quota_remove(q);
 }
 
 int lease_new(struct broker *b, struct tenant *t, struct quota *parent, const struct ledger_lease *facts,
@@ -282,7 +282,7 @@ int lease_match(const struct broker *b, const struct quota *parent, struct lease
                 best = lease;
                 best_rank = rank;
         }
-        if (best && !best->quota->lease.is_ended && lease_record(b, best)->kind == LEASE_UNIT)
+        if (best && !quota_has_ended(best->quota) && lease_record(b, best)->kind == LEASE_UNIT)
                 learn_place(lease_record(b, best), peer->who->cgroup);
         *ret = best;
         return 0;
@@ -324,7 +324,7 @@ void lease_end(struct broker *b, struct lease *lease)
 
         if (record->ended_ms == 0)
                 record->ended_ms = clock_ms();
-        if (!lease->quota->lease.is_ended)
+        if (!quota_has_ended(lease->quota))
                 quota_remove(lease->quota);
         broker_note_leave(b, lease->quota);
 }

@@ -29,7 +29,7 @@ const struct config_quota *lease_auto_per(const struct broker *b, const struct t
 bool lease_auto_follows(const struct broker *b, const struct lease *lease, const struct config_quota *per)
 {
         return per && per->per_cgroup && lease_record(b, lease)->maker == LEASE_BY_CONFIG &&
-               !lease->quota->lease.is_ended;
+               !quota_has_ended(lease->quota);
 }
 
 struct lease_auto_limits lease_auto_limits(const struct quota *q, const struct config_quota *per)
@@ -78,7 +78,6 @@ void lease_auto_set(struct broker *b, struct lease *lease, const struct config_q
 
         if (q->account.limit_bytes == to.limit_bytes && q->account.reserve_bytes == to.reserve_bytes)
                 return;
-        q->sessions.limit_changed = q->account.limit_bytes != to.limit_bytes;
         lease_store_limits(b, lease, to.limit_bytes, to.reserve_bytes);
         quota_set(q, &(struct quota_limits){ .limit_bytes = to.limit_bytes,
                                              .reserve_bytes = to.reserve_bytes,

@@ -566,7 +566,7 @@ static void tell_removed(struct change *c, const struct tenant *t, const struct 
                                 "sessions there (%" PRIu64 ") continue\n",
                                 t->name, t->quotas[k]->partition->name, count_sessions(t, t->quotas[k]));
         for (size_t k = 0; k < t->n_quotas; k++)
-                if (t->quotas[k]->lease.parent && !t->quotas[k]->lease.is_ended &&
+                if (t->quotas[k]->lease.parent && !quota_has_ended(t->quotas[k]) &&
                     !find_config_quota(c, to, t->quotas[k]))
                         tell_ending_lease(c, t->quotas[k]);
 }
@@ -662,7 +662,6 @@ static void apply_quotas(struct change *c, struct tenant *t)
                         broker_note_leave(c->b, q);
                         continue;
                 }
-                q->sessions.limit_changed = q->account.limit_bytes != to->limit_bytes;
                 quota_set(q, &(struct quota_limits){ to->limit_bytes, to->reserve_bytes, to->max_sessions,
                                                      to->max_blocks });
         }

@@ -368,8 +368,8 @@ static int restore_quota(struct broker *b, struct tenant *t, size_t partition, s
         q = from->quota = t->quotas[t->n_quotas - 1];
         r = quota_prepare_limit(q, limit);
         if (r == 0)
-                quota_set_early(q, &(struct quota_limits){ limit, to ? min_u64(to->reserve_bytes, limit) : 0,
-                                                           options.max_sessions, options.max_blocks });
+                quota_set(q, &(struct quota_limits){ limit, to ? min_u64(to->reserve_bytes, limit) : 0,
+                                                     options.max_sessions, options.max_blocks });
         q->is_removed = !to;
         note_interrupted_growth(q, from->growing_mib, from->oom_kills);
         return r;
@@ -427,8 +427,8 @@ static void restore_lease_limit(struct quota *q, struct ledger_lease *record,
         const struct quota *parent = q->lease.parent;
 
         if (quota_prepare_limit(q, to->limit_bytes) == 0) {
-                quota_set_early(q, &(struct quota_limits){ to->limit_bytes, to->reserve_bytes,
-                                                           parent->max_sessions, parent->max_blocks });
+                quota_set(q, &(struct quota_limits){ to->limit_bytes, to->reserve_bytes, parent->max_sessions,
+                                                     parent->max_blocks });
                 return;
         }
         if (record->ended_ms != 0)
@@ -565,7 +565,7 @@ static void guarantee_leases(struct broker *b)
                 account_set(a, a->limit_bytes, 0);
         }
         for (size_t i = 0; i < b->leases.n; i++)
-                if (!b->leases.list[i]->quota->lease.is_ended)
+                if (!quota_has_ended(b->leases.list[i]->quota))
                         guarantee_lease(b, b->leases.list[i]);
 }
 

@@ -517,7 +517,7 @@ static int quota_never_holds(const struct quota *q, uint64_t n_bytes)
 int quota_wait_or_refuse(struct quota *q, uint64_t n_bytes, int r, bool again)
 {
         if (r == 0)
-                r = q->lease.is_ended ? -EDQUOT : quota_never_holds(q, n_bytes);
+                r = quota_has_ended(q) ? -EDQUOT : quota_never_holds(q, n_bytes);
         if (r == 0)
                 return QUOTA_WAIT;
         if (!again)
@@ -558,7 +558,7 @@ int quota_alloc_or_again(struct quota *q, uint64_t n_bytes, bool in_extent, bfc_
 
         /* It needs new memory. What no release can make possible is not queued. */
         if (r > 0) {
-                int never = q->lease.is_ended ? -EDQUOT : quota_is_impossible(q, n_bytes);
+                int never = quota_has_ended(q) ? -EDQUOT : quota_is_impossible(q, n_bytes);
 
                 r = never < 0 ? never : QUOTA_WAIT;
         }
@@ -695,8 +695,10 @@ int quota_prepare_limit(struct quota *q, uint64_t limit_bytes)
         return arena_prepare_limit(q->arena, limit_bytes);
 }
 
-void quota_set_early(struct quota *q, const struct quota_limits *limits)
+void quota_set(struct quota *q, const struct quota_limits *limits)
 {
+        if (q->account.limit_bytes != limits->limit_bytes && q->sessions.n_told > 0)
+                q->sessions.limit_changed = true;
         arena_set_limit(q->arena, limits->limit_bytes);
         account_set(&q->account, limits->limit_bytes, limits->reserve_bytes);
         q->max_sessions = limits->max_sessions;
@@ -704,28 +706,17 @@ void quota_set_early(struct quota *q, const struct quota_limits *limits)
         q->blocks_ceiling = (uint32_t)max_u64(q->all.n_blocks, q->max_blocks);
         q->is_removed = false;
         quota_assert(q);
-}
-
-void quota_set(struct quota *q, const struct quota_limits *limits)
-{
-        quota_set_early(q, limits);
         reclaim_release_excess(q);
 }
 
-void quota_remove_early(struct quota *q)
+void quota_remove(struct quota *q)
 {
         uint64_t limit = q->account.limit_bytes;
 
         /* A lease that has ended gets no more memory: its limit is what it has. A removed quota loses only its
          * guarantee. */
-        q->lease.is_ended = q->lease.parent != NULL;
-        account_set(&q->account, q->lease.is_ended ? min_u64(limit, q->account.own_bytes) : limit, 0);
         q->is_removed = true;
-}
-
-void quota_remove(struct quota *q)
-{
-        quota_remove_early(q);
+        account_set(&q->account, quota_has_ended(q) ? min_u64(limit, q->account.own_bytes) : limit, 0);
         reclaim_release_unused(q);
         quota_make_due(q);
 }

@@ -190,7 +190,6 @@ struct quota_sums {
 struct quota_lease {
         struct quota *parent; /* its tenant's quota; NULL: this is a tenant's */
         const char *name;     /* the lease's own; NULL: none */
-        bool is_ended;        /* the lease has ended: nothing is charged any more */
 };
 
 /* What is charged beside its arena. */
@@ -242,6 +241,12 @@ struct quota {
         } logged;                        /* by the broker */
         struct quota_trim trim;
 };
+
+/* Of a lease: nothing is charged any more. */
+static inline bool quota_has_ended(const struct quota *q)
+{
+        return q->is_removed && q->lease.parent;
+}
 
 struct quota_options {
         const char *tenant;
@@ -295,14 +300,10 @@ int quota_prepare_limit(struct quota *q, uint64_t limit_bytes);
 void quota_set(struct quota *q, const struct quota_limits *limits);
 void partition_set_limit(struct partition *p, uint64_t limit_bytes, uint64_t reclaim_timeout_ms);
 
-/* quota_set() before there are sessions: quota_release_unused() releases free extents then. */
-void quota_set_early(struct quota *q, const struct quota_limits *limits);
-
 /* No session can join and nothing is guaranteed any more; joined sessions stay. The quota of a lease is also
  * charged no more than now, so its waiting requests are refused. And: they have ended and nothing is left, so it
  * can be freed. */
 void quota_remove(struct quota *q);
-void quota_remove_early(struct quota *q); /* as quota_set_early() */
 bool quota_is_gone(const struct quota *q);
 
 /* ---- blocks ----------------------------------------------------------------- */

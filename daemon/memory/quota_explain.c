@@ -90,7 +90,7 @@ static void quota_explain_limit(const struct quota_request *refused, char *buf, 
         struct bfc_stats stats;
         int n;
 
-        if (q->lease.is_ended)
+        if (quota_has_ended(q))
                 snprintf(buf, n_buf, "%s has ended in '%s' and gets no more memory: asked %s, %s reserved",
                          QUOTA_NAME(q), q->partition->name, NUMBER_SIZE(refused->n_bytes),
                          NUMBER_SIZE(q->account.own_bytes));
@@ -98,7 +98,7 @@ static void quota_explain_limit(const struct quota_request *refused, char *buf, 
                 snprintf(buf, n_buf,
                          "%s is at its limit in '%s': it has %" PRIu32 " blocks, and max_blocks is %" PRIu32,
                          QUOTA_NAME(full), q->partition->name, full->all.n_blocks, full->max_blocks);
-        if (q->lease.is_ended || full)
+        if (quota_has_ended(q) || full)
                 return;
         arena_read_stats(q->arena, &stats);
         n = snprintf(buf, n_buf, "%s %s its limit in '%s': asked %s%s, %s of %s reserved", QUOTA_NAME(at),

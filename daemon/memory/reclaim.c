@@ -567,7 +567,7 @@ static int reclaim_make_room_by_itself(struct quota *q, struct quota_request *re
         }
 
         /* What no release can ever give is refused now, before anything is released for it. */
-        r = q->lease.is_ended ? -EDQUOT : quota_is_impossible(q, request->n_bytes + request->more_bytes);
+        r = quota_has_ended(q) ? -EDQUOT : quota_is_impossible(q, request->n_bytes + request->more_bytes);
         if (r < 0)
                 return r;
 
@@ -730,7 +730,7 @@ static uint64_t quota_growth_room(const struct quota *q)
 {
         uint64_t room = UINT64_MAX, guaranteed = 0;
 
-        if (quota_growth_pause_ms(q) > 0 || q->lease.is_ended)
+        if (quota_growth_pause_ms(q) > 0 || quota_has_ended(q))
                 return 0;
         /* The room at a level is what is free once all releases have ended, without claims, and what is
          * guaranteed below this level. The tightest level counts. */

@@ -236,7 +236,7 @@ static int check_name(const struct session *s, const char *name, char *why, size
         }
         if (!other)
                 return 0;
-        if (other->quota->lease.is_ended)
+        if (quota_has_ended(other->quota))
                 snprintf(why, n,
                          "lease '%s' of tenant '%s' is still ending, with %" PRIu32 " sessions and %s: wait, "
                          "evict them (bfcctl lease end --evict), or choose another name",
@@ -441,7 +441,7 @@ static int check_set(const struct broker *b, const struct lease *lease, const Bf
         const struct quota *q = lease->quota;
         int r;
 
-        if (q->lease.is_ended) {
+        if (quota_has_ended(q)) {
                 snprintf(why, n, "lease '%s' has ended: make another one", lease->name);
                 return -EBUSY;
         }
@@ -474,7 +474,6 @@ static void apply_set(struct session *s, struct lease *lease, const Bfcd__LeaseS
         if (m->sets_ttl)
                 record->ends_ms = m->ttl_ms > 0 ? clock_ms() + m->ttl_ms : 0;
         s->broker->leases.due_ms = 0;
-        q->sessions.limit_changed = q->account.limit_bytes != limits->limit_bytes;
         lease_store_limits(s->broker, lease, limits->limit_bytes, limits->reserve_bytes);
         quota_set(q, limits);
         partition_set_limit(p, p->pool.limit_bytes, p->reclaim_timeout_ms); /* its requests look again */
@@ -701,7 +700,7 @@ void lease_tick(struct broker *b, uint64_t now_ms)
         for (size_t n = 0; n < LEASE_LOOKS && n < b->leases.n; n++) {
                 struct lease *lease = b->leases.list[b->leases.next_look++ % b->leases.n];
 
-                if (!lease->quota->lease.is_ended && lease_has_lost_match(b, lease) &&
+                if (!quota_has_ended(lease->quota) && lease_has_lost_match(b, lease) &&
                     end_by_itself(b, lease,
                                   lease_record(b, lease)->kind == LEASE_PID ? "its process has exited"
                                                                             : "its control group is gone"))

@@ -59,7 +59,7 @@ int session_join(struct session *s, struct session_share *share, uint64_t id)
                 return -EACCES;
         }
         r = quota_join(share->quota);
-        if (r == -ENOENT && share->quota->lease.is_ended) {
+        if (r == -ENOENT && quota_has_ended(share->quota)) {
                 session_refuse_format(s, id, r, "lease '%s' of tenant '%s' has ended in partition '%s'",
                                       share->quota->lease.name, s->tenant->name,
                                       share->quota->partition->name);

@@ -71,7 +71,7 @@ int session_take_shares(struct session *s, const char *partition, char *sentence
                         continue;
                 is_first_choice = is_default(s, q, partition);
                 r = match_lease(s, q, &peer, &lease, sentence, n_sentence);
-                if (r == 0 && is_first_choice && lease && lease->quota->lease.is_ended)
+                if (r == 0 && is_first_choice && lease && quota_has_ended(lease->quota))
                         r = refuse_ended(lease, sentence, n_sentence);
                 n_noted += r < 0 || lease;
                 if (r < 0 && (is_first_choice || n_noted > LEDGER_SESSION_LEASES))

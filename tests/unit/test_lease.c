@@ -195,7 +195,7 @@ TEST_OF(lease, times_that_are_too_long_are_refused)
         assert_has(refusal_of(admin, ask_set(admin, "x", &ttl), EINVAL), "the time-out is longer than");
         assert_has(refusal_of(admin, ask_end(admin, "x", true, most + 1), EINVAL),
                    "the grace time is longer than");
-        ck_assert(!quota_of("x")->lease.is_ended);
+        ck_assert(!quota_has_ended(quota_of("x")));
         end("x", false, 0);
 }
 
@@ -802,10 +802,10 @@ TEST_OF(lease, a_reload_keeps_leases_or_ends_them)
         ck_assert_int_eq(reload(config_text), 0);
         must_malloc(x, 0, 2 * MIB);
         ck_assert_int_eq(reload(CONFIG("")), 0);
-        ck_assert(quota_of("x")->lease.is_ended);
+        ck_assert(quota_has_ended(quota_of("x")));
         ck_assert_str_eq(lease_find(b, "x")->tenant->name, "red");
         ck_assert_int_eq(reload(config_text), 0);
-        ck_assert(quota_of("x")->lease.is_ended);
+        ck_assert(quota_has_ended(quota_of("x")));
         must_close(x);
         ck_assert_ptr_null(lease_find(b, "x"));
 }
@@ -1010,12 +1010,12 @@ TEST_OF(lease, a_reload_tells_of_leases_that_it_ends)
                                      "lease 'x' of tenant 'red' in partition 'a' ends; its existing "
                                      "sessions (1) are evicted after 5000ms"),
                          0);
-        ck_assert(!quota_of("x")->lease.is_ended);
+        ck_assert(!quota_has_ended(quota_of("x")));
         ck_assert_int_eq(reload_told(without, false,
                                      "lease 'y' of tenant 'red' in partition 'a' ends; its existing "
                                      "sessions (1) continue"),
                          0);
-        ck_assert(quota_of("x")->lease.is_ended && quota_of("y")->lease.is_ended);
+        ck_assert(quota_has_ended(quota_of("x")) && quota_has_ended(quota_of("y")));
         still_clock_pass(5000);
         lease_tick(b, clock_ms());
         ck_assert_ptr_nonnull(x->session->eviction);
@@ -1081,7 +1081,7 @@ TEST_OF(lease, a_restart_keeps_leases)
                 ck_assert_uint_eq(quota_of("x")->lease.parent->account.limit_bytes, 40 * MIB);
                 ck_assert_uint_eq(quota_of("x")->refusals.n_over_quota, 1);
                 ck_assert_uint_ne(lease_record(b, lease_find(b, "x"))->ends_ms, 0);
-                ck_assert(quota_of("ended")->lease.is_ended);
+                ck_assert(quota_has_ended(quota_of("ended")));
                 ck_assert_uint_eq(quota_of("empty")->account.limit_bytes, 6 * MIB);
                 ck_assert_str_eq(session_with(id)->shares[0].quota->lease.name, "x");
         }
@@ -1147,7 +1147,7 @@ TEST_OF(lease, a_restart_ends_a_lease_with_a_wrong_limit)
         lease_record(b, lease_find(b, "x"))->limit_bytes = UINT64_C(1) << 50;
         for (unsigned i = 0; i < 2; i++) {
                 restart(config_text);
-                ck_assert(quota_of("x")->lease.is_ended);
+                ck_assert(quota_has_ended(quota_of("x")));
                 ck_assert_uint_eq(quota_of("x")->account.own_bytes, 6 * MIB);
                 ck_assert_uint_eq(b->partitions[0].pool.promised_bytes, 0);
                 ck_assert_str_eq(session_with(id)->shares[0].quota->lease.name, "x");
@@ -1184,7 +1184,7 @@ TEST_OF(lease, a_restart_with_preallocation_ends_leases)
         ck_assert_uint_eq(quota_of("idle")->account.own_bytes, 0);
         ck_assert_uint_eq(quota_of("x")->lease.parent->account.charged_bytes, 40 * MIB - 8 * MIB);
         lease_tick(b, clock_ms());
-        ck_assert(quota_of("x")->lease.is_ended);
+        ck_assert(quota_has_ended(quota_of("x")));
         settle();
         ck_assert_ptr_null(lease_find(b, "idle"));
         end_sessions();

@@ -290,7 +290,7 @@ TEST_OF(lease_auto, it_ends_with_its_control_group_and_its_last_session)
         must_malloc(x, 0, 2 * MIB);
         must_close(y);
         tick();
-        ck_assert(!quota_in(x)->lease.is_ended);
+        ck_assert(!quota_has_ended(quota_in(x)));
         must_malloc(x, 0, 2 * MIB);
         must_close(x);
         ck_assert_uint_eq(b->leases.n, 1);
@@ -326,7 +326,7 @@ TEST_OF(lease_auto, a_reload_changes_its_limits)
         refusal_of(x, peer_malloc(x, 0, 2 * MIB), EDQUOT);
         ck_assert_int_eq(reload(CONFIG(""), "per is none, was"), 0);
         ck_assert_uint_eq(a->limit_bytes, 4 * MIB); /* it runs out */
-        ck_assert(!quota_in(x)->lease.is_ended);
+        ck_assert(!quota_has_ended(quota_in(x)));
         must_close(join("/pods/x/1", "/pods/x/1"));
         must_close(join("/pods/x/3", ""));
         must_close(x);
@@ -395,7 +395,7 @@ TEST_OF(lease_auto, other_partitions_stay_usable)
         peer_drop(z);
         for (unsigned i = 0; i < 2; i++) {
                 restart(CONFIG(PER("limit: 8MiB")));
-                ck_assert(session_with(y_id)->shares[0].quota->lease.is_ended);
+                ck_assert(quota_has_ended(session_with(y_id)->shares[0].quota));
                 ck_assert(session_with(z_id)->shares[0].is_barred);
                 ck_assert_int_eq(session_rejoin(session_with(z_id), &session_with(z_id)->shares[0]), -EACCES);
                 ck_assert(!session_with(z_id)->shares[1].is_barred);

@@ -174,7 +174,7 @@ static void check_lease(struct lease_model *m)
                 w.n_leases_gone++;
                 return;
         }
-        HOLDS(lease->quota->lease.is_ended == m->is_ended, "lease '%s'", m->name);
+        HOLDS(quota_has_ended(lease->quota) == m->is_ended, "lease '%s'", m->name);
         HOLDS(m->is_ended || (lease->quota->account.limit_bytes == m->limit &&
                               lease->quota->account.reserve_bytes == m->reserve),
               "lease '%s' has another limit or reserve", m->name);
