@@ -85,7 +85,7 @@ static const struct {
         "[--wait [TIME]] [--evict] [--grace TIME] [--quiet] [--strict | --no-preload] [--] COMMAND [ARGUMENT...]"
 #define OF_LISTS                                                                                             \
         "--sort and --columns are not valid for",                                                            \
-                "they are valid for partitions, tenants, sessions, shared, keep, waiting, refusals and lease list"
+                "they are valid for partitions, tenants, sessions, extents, shared, keep, waiting, refusals and lease list"
 #define OF_LEASE     "options of lease are not valid for", "they are valid for lease"
 #define OF_RUN       "--lease, --quiet, --strict and --no-preload are not valid for", "they are valid for run"
 #define SOME_HISTORY "--since, --until and --file are not valid for", HISTORY_USE
@@ -155,6 +155,7 @@ static const struct command commands[] = {
         { "tenants", 0, ANYONE, BFCD__LIST__KIND__TENANTS, run_list, OF_A_LIST, NULL },
         { "sessions", 0, ANYONE, BFCD__LIST__KIND__SESSIONS, run_list, OF_A_LIST, NULL },
         { "blocks", 0, ANYONE, 0, run_blocks, BIT(WATCH), NULL },
+        { "extents", 0, ANYONE, BFCD__LIST__KIND__EXTENTS, run_list, OF_A_LIST, NULL },
         { "shared", 0, ANYONE, BFCD__LIST__KIND__SHARED, run_list, OF_A_LIST, NULL },
         { "keep", 0, ANYONE, BFCD__LIST__KIND__KEPT, run_list, OF_A_LIST, NULL },
         { "whoami", 0, ANYONE, BFCD__LIST__KIND__WHOAMI, run_list, BIT(WATCH), NULL },
@@ -165,7 +166,7 @@ static const struct command commands[] = {
         { "refusals", 0, ANYONE, BFCD__LIST__KIND__REFUSALS, run_list, OF_A_LIST, NULL },
         { "grants", 0, ANYONE, BFCD__LIST__KIND__GRANTS, run_grants, BIT(WATCH), NULL },
         { "map", 1, ANYONE, 0, run_map, BIT(TENANT) | BIT(SVG), MAP_USE },
-        { "snapshot", 1, ANYONE, 0, run_snapshot, 0, "usage: bfcctl snapshot [FILE]" },
+        { "snapshot", 1, ITSELF, 0, run_snapshot, 0, "usage: bfcctl snapshot [FILE]" },
         { "metrics", 0, ANYONE, 0, run_metrics, BIT(OPENMETRICS) | BIT(EACH_LEASE), METRICS_USE },
         { "tensorboard", 0, ITSELF, 0, run_tensorboard,
           BIT(LOGDIR) | BIT(INTERVAL) | BIT(COUNT) | BIT(TENANT),

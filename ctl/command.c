@@ -315,20 +315,6 @@ int run_map(struct ask *a, const struct invocation *i, const struct command *c)
         return command_finish(0);
 }
 
-int run_snapshot(struct ask *a, const struct invocation *i, const struct command *c)
-{
-        uint64_t n_left_out;
-
-        if (i->json)
-                return command_usage("--json is not valid for", c->name, i->use);
-        if (pictures_snapshot(a, i->n_arguments > 0 ? i->arguments[0] : "-", &n_left_out) < 0)
-                return command_complain(a);
-        if (n_left_out > 0)
-                fprintf(stderr, "bfcctl: %llu blocks changed while they were listed and are left out.\n",
-                        (unsigned long long)n_left_out);
-        return command_finish(0);
-}
-
 /* Bytes that sessions of a tenant ("": all) report as idle. */
 static int ask_idle(struct ask *a, const char *tenant, uint64_t *ret)
 {
@@ -538,6 +524,15 @@ int run_tensorboard(struct ask *a, const struct invocation *i, const struct comm
                         (const char *const[]){ "--logdir", i->logdir, "--interval-ms",
                                                i->interval ? text : NULL, "--count", i->count, "--tenant",
                                                i->tenant, NULL });
+}
+
+int run_snapshot(struct ask *a, const struct invocation *i, const struct command *c)
+{
+        (void)a;
+        if (i->json)
+                return command_usage("--json is not valid for", c->name, i->use);
+        return run_tool(i, c,
+                        (const char *const[]){ "--file", i->n_arguments > 0 ? i->arguments[0] : NULL, NULL });
 }
 
 /* The daemon need not run. */

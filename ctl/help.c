@@ -18,6 +18,7 @@ static const char for_all[] =
         "  tenants                          each tenant's use, peaks and limit\n"
         "  sessions                         client processes: held, used, idle\n"
         "  blocks                           every allocated block\n"
+        "  extents                          the memory that the devices gave, by address\n"
         "  shared                           blocks that processes share, by name\n"
         "  keep                             of these, those that stay without references\n"
         "  whoami                           the tenant of this user\n"

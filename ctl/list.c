@@ -188,6 +188,14 @@ static int by_refusal(const void *left, const void *right)
         return r ? r : by_id((*a)->number, (*b)->number);
 }
 
+static int by_place(const void *left, const void *right)
+{
+        const Bfcd__ExtentRow *const *a = left, *const *b = right;
+        int r = by_id((*a)->region_id, (*b)->region_id);
+
+        return r ? r : by_id((*a)->offset, (*b)->offset);
+}
+
 static void sort(void *rows, size_t n_rows, int (*compare)(const void *left, const void *right))
 {
         if (n_rows > 0)
@@ -203,6 +211,7 @@ void list_sort(struct list *l)
         sort(l->waiting, l->n_waiting, by_queue);
         sort(l->leases, l->n_leases, by_lease);
         sort(l->refusals, l->n_refusals, by_refusal);
+        sort(l->extents, l->n_extents, by_place);
 }
 
 void list_leave_out(struct list *l, uint64_t session_id)

@@ -54,7 +54,8 @@ int list_add(struct list *l, Bfcd__List__Kind kind, Bfcd__Reply *reply, uint64_t
 /* Adds a page of Explain. */
 int list_add_explained(struct list *l, Bfcd__Reply *reply, uint64_t *ret_cursor);
 
-/* Sorts rows in a stable order: tenants, their grants, shared blocks and leases by name, sessions by number.
+/* Sorts rows in a stable order: tenants, their grants, shared blocks and leases by name, sessions by number,
+ * extents by region and offset.
  * Waiting requests are sorted by partition and stay in the order of their queues there. Partitions stay in
  * the config's order. */
 void list_sort(struct list *l);

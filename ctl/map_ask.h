@@ -1,4 +1,4 @@
-/* Reads a map, and a snapshot, from the daemon.
+/* Reads a map from the daemon.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFC_CTL_MAP_ASK_H

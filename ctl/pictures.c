@@ -1,4 +1,4 @@
-/* bfcctl map and bfcctl snapshot; see pictures.h.
+/* bfcctl map; see pictures.h.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "ctl/pictures.h"
@@ -14,7 +14,6 @@
 
 #include "ctl/map_ask.h"
 #include "ctl/show.h"
-#include "ctl/snapshot_ask.h"
 
 #define MAP_WIDTH 100 /* where there is no terminal */
 
@@ -139,25 +138,5 @@ int pictures_map(struct ask *a, const struct pictures_map *request)
                 r = r < 0 ? fail_to_write(a, NULL, r) : 0;
         }
         map_free(m);
-        return r;
-}
-
-/* ---- snapshot -------------------------------------------------------------------- */
-
-static int write_snapshot(FILE *out, const void *data)
-{
-        return snapshot_write(out, data);
-}
-
-int pictures_snapshot(struct ask *a, const char *file, uint64_t *ret_n_left_out)
-{
-        struct snapshot_data *d;
-        int r = snapshot_ask(a, &d);
-
-        if (r < 0)
-                return r;
-        *ret_n_left_out = snapshot_n_left_out(d);
-        r = write_to(a, file, write_snapshot, d);
-        snapshot_data_free(d);
         return r;
 }

@@ -333,9 +333,22 @@ static const struct table_column block_columns[] = {
         { 0 },
 };
 
-static json_t *keep_time_json(uint64_t n_ms)
+static const struct table_column extent_columns[] = {
+        COLUMN("TENANT", "tenant", 0, TABLE_TEXT, Bfcd__ExtentRow, tenant),
+        COLUMN("PARTITION", "partition", 0, TABLE_TEXT, Bfcd__ExtentRow, partition),
+        COLUMN("LEASE", "lease", WIDE, TABLE_TEXT, Bfcd__ExtentRow, lease),
+        COLUMN("REGION", "region_id", R, TABLE_NUMBER, Bfcd__ExtentRow, region_id),
+        COLUMN("REGION-SIZE", "region_bytes", R | WIDE, TABLE_SIZE, Bfcd__ExtentRow, region_bytes),
+        COLUMN("OFFSET", "offset", R, TABLE_HEX, Bfcd__ExtentRow, offset),
+        COLUMN("SIZE", "n_bytes", R | SUM, TABLE_SIZE, Bfcd__ExtentRow, n_bytes),
+        COLUMN("RETIRING", "retiring", 0, TABLE_BOOL, Bfcd__ExtentRow, is_retiring),
+        { 0 },
+};
+
+/* UINT64_MAX: the daemon does not know it, or it is for ever. */
+static json_t *known_json(uint64_t n)
 {
-        return n_ms == UINT64_MAX ? json_null() : table_json_number(n_ms);
+        return n == UINT64_MAX ? json_null() : table_json_number(n);
 }
 
 static const char *keep_instead(const void *row)
@@ -347,7 +360,7 @@ static const char *keep_instead(const void *row)
 
 static json_t *keep_json(const void *row)
 {
-        return keep_time_json(((const Bfcd__SharedRow *)row)->keep_ms);
+        return known_json(((const Bfcd__SharedRow *)row)->keep_ms);
 }
 
 /* The time of a block with references has not begun. */
@@ -362,13 +375,7 @@ static json_t *left_json(const void *row)
 {
         const Bfcd__SharedRow *shared = row;
 
-        return shared->num_references > 0 ? json_null() : keep_time_json(shared->kept_ms);
-}
-
-/* A number that the daemon does not know is UINT64_MAX. */
-static json_t *known_json(uint64_t n)
-{
-        return n == UINT64_MAX ? json_null() : table_json_number(n);
+        return shared->num_references > 0 ? json_null() : known_json(shared->kept_ms);
 }
 
 static json_t *lacking_json(const void *row)
@@ -404,11 +411,6 @@ static const char *place_instead(const void *row)
         return ((const Bfcd__WaitingRow *)row)->partition_position == 0 ? "-" : NULL;
 }
 
-static const char *lease_instead(const void *row)
-{
-        return ((const Bfcd__WaitingRow *)row)->lease[0] == '\0' ? "-" : NULL;
-}
-
 static const struct table_column refusal_columns[] = {
         COLUMN("AGO", "time_ms", R, TABLE_AGO, Bfcd__RefusalRow, time_ms),
         COLUMN("TENANT", "tenant", 0, TABLE_TEXT, Bfcd__RefusalRow, tenant),
@@ -428,8 +430,7 @@ static const struct table_column waiting_columns[] = {
         { "PLACE", "partition_position", R | WIDE, TABLE_NUMBER,
           TABLE_MEMBER(Bfcd__WaitingRow, partition_position), .instead = place_instead, .json = place_json },
         COLUMN("TENANT", "tenant", 0, TABLE_TEXT, Bfcd__WaitingRow, tenant),
-        { "LEASE", "lease", WIDE, TABLE_TEXT, TABLE_MEMBER(Bfcd__WaitingRow, lease),
-          .instead = lease_instead },
+        COLUMN("LEASE", "lease", WIDE, TABLE_TEXT, Bfcd__WaitingRow, lease),
         COLUMN("POS", "position", R, TABLE_NUMBER, Bfcd__WaitingRow, position),
         COLUMN("SESSION", "session_id", R, TABLE_NUMBER, Bfcd__WaitingRow, session_id),
         COLUMN("PID", "pid", R | WIDE, TABLE_NUMBER, Bfcd__WaitingRow, pid),
@@ -547,15 +548,11 @@ static enum table_mark unreclaimed_mark(const void *row)
         return ((const Bfcd__DeviceRow *)row)->bytes_unreclaimed > 0 ? TABLE_ALARM : TABLE_PLAIN;
 }
 
-#define CALLS(key, member)                                                                                   \
-        {                                                                                                    \
-                NULL, key, 0, TABLE_NUMBER, TABLE_MEMBER(Bfcd__DeviceCalls, member)                          \
-        }
 static const struct table_column calls_columns[] = {
-        CALLS("num_calls", num_calls),
-        CALLS("num_failed", num_failed),
-        CALLS("total_ns", total_ns),
-        CALLS("longest_ns", longest_ns),
+        COLUMN(NULL, "num_calls", 0, TABLE_NUMBER, Bfcd__DeviceCalls, num_calls),
+        COLUMN(NULL, "num_failed", 0, TABLE_NUMBER, Bfcd__DeviceCalls, num_failed),
+        COLUMN(NULL, "total_ns", 0, TABLE_NUMBER, Bfcd__DeviceCalls, total_ns),
+        COLUMN(NULL, "longest_ns", 0, TABLE_NUMBER, Bfcd__DeviceCalls, longest_ns),
         { 0 },
 };
 
@@ -681,6 +678,7 @@ static const struct view {
         [BFCD__LIST__KIND__TENANTS] = ROWS(tenants, tenant_columns, "No tenants."),
         [BFCD__LIST__KIND__SESSIONS] = ROWS(sessions, session_columns, "No sessions."),
         [BFCD__LIST__KIND__SHARED] = ROWS(shared, shared_columns, "No shared blocks."),
+        [BFCD__LIST__KIND__EXTENTS] = ROWS(extents, extent_columns, "No extents."),
         [BFCD__LIST__KIND__WAITING] = ROWS(waiting, waiting_columns, "No request waits."),
         [BFCD__LIST__KIND__REFUSALS] = ROWS(refusals, refusal_columns, "No request was refused."),
         [BFCD__LIST__KIND__KEPT] = { "keep", kept_columns, offsetof(struct list, shared),

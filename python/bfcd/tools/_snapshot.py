@@ -9,13 +9,14 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
-BASE_ADDRESS = 1 << 44  # with 1 TiB behind it: the viewer reads numbers as doubles
+BASE_ADDRESS = 1 << 44
+MAX_ADDRESS = 1 << 53  # the viewer reads numbers as doubles
 UNIT = 2 << 20  # of segments
 
 
-def frames(name: str) -> list[dict[str, Any]]:
+def frames(name: str, file: str = "") -> list[dict[str, Any]]:
     """What the viewer shows as the place in the program that allocated."""
-    return [{"filename": "", "line": 0, "name": name}] if name else []
+    return [{"filename": file, "line": 0, "name": name}] if name or file else []
 
 
 def block(address: int, n_bytes: int, requested: int, is_active: bool, where: list[dict[str, Any]]) -> dict[str, Any]:
@@ -27,7 +28,9 @@ def event(action: str, address: int, n_bytes: int, where: list[dict[str, Any]]) 
     return {"action": action, "addr": address, "size": n_bytes, "stream": 0, "frames": where}
 
 
-def segment(address: int, n_bytes: int, blocks: list[dict[str, Any]]) -> dict[str, Any]:
+def segment(
+    address: int, n_bytes: int, blocks: list[dict[str, Any]], device: int = 0, where: list[dict[str, Any]] | None = None
+) -> dict[str, Any]:
     """blocks: by address. Between them it is free."""
     tiles, at = [], address
     for b in blocks:
@@ -37,8 +40,8 @@ def segment(address: int, n_bytes: int, blocks: list[dict[str, Any]]) -> dict[st
         at = b["address"] + b["size"]
     if at < address + n_bytes:
         tiles.append(block(at, address + n_bytes - at, 0, False, []))
-    of = {"device": 0, "address": address, "total_size": n_bytes, "stream": 0}
-    return {**of, "frames": [], "blocks": tiles}
+    of = {"device": device, "address": address, "total_size": n_bytes, "stream": 0}
+    return {**of, "frames": where or [], "blocks": tiles}
 
 
 def dump(segments: list[dict[str, Any]], traces: list[list[dict[str, Any]]]) -> bytes:
