@@ -9,7 +9,8 @@ from __future__ import annotations
 import argparse
 import functools
 import sys
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from . import _snapshot
@@ -19,6 +20,26 @@ from ._file import write
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--file", default="-")
+
+
+@dataclass(slots=True)
+class Block:
+    region_id: int
+    offset: int
+    n_bytes: int
+    n_requested: int
+    age_ms: int
+    session_id: int
+    label: str
+    address: int = 0
+
+
+def read(rows: Iterable[dict[str, Any]]) -> list[Block]:
+    """Of `bfcctl --json blocks`. A parked block has no memory."""
+    keys = [f.name for f in fields(Block)[:6]]
+    return [
+        Block(*(b[key] for key in keys), sys.intern(b["shared_name"] or b["tag"])) for b in rows if b["state"] != "parked"
+    ]
 
 
 @dataclass
@@ -36,7 +57,7 @@ class Segment:
     n_bytes: int
     device: int
     owner: str  # "tenant/partition"
-    blocks: list[dict[str, Any]] = field(default_factory=list)
+    blocks: list[Block] = field(default_factory=list)
 
     @property
     def end(self) -> int:
@@ -65,23 +86,23 @@ def segments_of(extents: list[dict[str, Any]], devices: dict[str, int]) -> tuple
     return regions, segments
 
 
-def place(blocks: list[dict[str, Any]], regions: dict[int, Region], segments: list[Segment]) -> None:
+def place(blocks: list[Block], regions: dict[int, Region], segments: list[Segment]) -> None:
     """Gives each segment the blocks that are inside of it and do not overlap the one before."""
     found = []
     for b in blocks:
-        region = regions.get(b["region_id"])
-        if region and 0 < b["n_bytes"] <= region.n_bytes - b["offset"]:
-            b["address"] = region.address + b["offset"]
+        region = regions.get(b.region_id)
+        if region and 0 < b.n_bytes <= region.n_bytes - b.offset:
+            b.address = region.address + b.offset
             found.append(b)
-    found.sort(key=lambda b: (b["address"], b["age_ms"]))  # the younger one is the last state
+    found.sort(key=lambda b: (b.address, b.age_ms))  # the younger one is the last state
     rest = iter(segments)
     segment, at = next(rest, None), 0
     for b in found:
-        while segment and segment.end <= b["address"]:
+        while segment and segment.end <= b.address:
             segment = next(rest, None)
-        if segment and max(at, segment.address) <= b["address"] and b["address"] + b["n_bytes"] <= segment.end:
+        if segment and max(at, segment.address) <= b.address and b.address + b.n_bytes <= segment.end:
             segment.blocks.append(b)
-            at = b["address"] + b["n_bytes"]
+            at = b.address + b.n_bytes
 
 
 def pickle_of(segments: list[Segment], sessions: list[dict[str, Any]], n_devices: int) -> bytes:
@@ -98,9 +119,9 @@ def pickle_of(segments: list[Segment], sessions: list[dict[str, Any]], n_devices
     for s in segments:
         tiles = []
         for b in s.blocks:
-            where = frames(s.owner, b["session_id"], b["shared_name"] or b["tag"])
-            tiles.append(_snapshot.block(b["address"], b["n_bytes"], b["n_requested"], True, where))
-            allocs[s.device].append((-b["age_ms"], _snapshot.event("alloc", b["address"], b["n_bytes"], where)))
+            where = frames(s.owner, b.session_id, b.label)
+            tiles.append(_snapshot.block(b.address, b.n_bytes, b.n_requested, True, where))
+            allocs[s.device].append((-b.age_ms, _snapshot.event("alloc", b.address, b.n_bytes, where)))
         begins[s.device].append(_snapshot.event("segment_alloc", s.address, s.n_bytes, []))
         wholes.append(_snapshot.segment(s.address, s.n_bytes, tiles, s.device, _snapshot.frames("segment", s.owner)))
     traces = []
@@ -111,7 +132,7 @@ def pickle_of(segments: list[Segment], sessions: list[dict[str, Any]], n_devices
 
 
 def run(options: argparse.Namespace, bfcctl: Bfcctl) -> None:
-    blocks = [b for b in bfcctl.list("blocks") if b["state"] != "parked"]
+    blocks = read(bfcctl.blocks())
     devices = {d["device"]: i for i, d in enumerate(bfcctl.list("status")["devices"])}
     of_partitions = {p["partition"]: devices.get(p["device"], 0) for p in bfcctl.list("partitions")}
     sessions = bfcctl.list("sessions")
