@@ -16,20 +16,12 @@
 #define SAMPLES_MS  900u /* between samples */
 #define SAMPLES_MIN 2u   /* one may be of the moment between a charge and what it is for */
 
-/* After a restart of the daemon a host's extents tell it. */
-static void note_in_ledger(struct arena *a)
-{
-        if (a->o.device->ops->others)
-                ledger_quota_set_unreclaimed(a->o.ledger, a->o.quota, a->unreclaimed.charge.n_bytes);
-}
-
 void arena_note_unreclaimed(struct arena *a, struct charge *charge)
 {
         a->o.device->direct.unreclaimed_bytes += charge->n_bytes;
         a->unreclaimed.charge.account = charge->account;
         a->unreclaimed.charge.n_bytes += charge->n_bytes;
         *charge = (struct charge){ NULL, 0 };
-        note_in_ledger(a);
 }
 
 void arena_note_unreclaimed_items(struct operation *op)
@@ -59,7 +51,6 @@ static void unreclaimed_drop(struct arena *a, uint64_t n_bytes)
         charge_split(charge, min_u64(n_bytes, charge->n_bytes), &back);
         a->o.device->direct.unreclaimed_bytes -= back.n_bytes;
         charge_drop(&back);
-        note_in_ledger(a);
 }
 
 /* Direct charges of others are no unreclaimed memory. */
