@@ -111,6 +111,7 @@ struct bfc_client {
         Bfcd__Reply *hello;         /* the daemon's reply to it; constant */
         struct device_view *places; /* the device of each partition; constant, but for `peers` (lock) */
         bool *is_seen;              /* of a GPU's: this process sees it; atomic */
+        bool *is_prepared;          /* the same, and device_prepare() has done its work; atomic */
         uint32_t partition;         /* index of the client's own one */
         struct recorder *recorder;  /* NULL: none */
         struct stash stash;

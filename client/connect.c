@@ -169,6 +169,7 @@ static void *client_free(bfc_client *client)
         client_pages_close(&client->pages);
         free(client->places);
         free(client->is_seen);
+        free(client->is_prepared);
         recorder_free(client->recorder);
         if (client->hello)
                 bfcd__reply__free_unpacked(client->hello, NULL);

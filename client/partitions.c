@@ -40,8 +40,9 @@ int client_read_places(bfc_client *client)
         struct device_view *places = calloc(hello->n_partitions + 1, sizeof(*places));
 
         client->is_seen = calloc(hello->n_partitions + 1, sizeof(*client->is_seen));
+        client->is_prepared = calloc(hello->n_partitions + 1, sizeof(*client->is_prepared));
         client->counters.partitions = calloc(hello->n_partitions + 1, sizeof(*client->counters.partitions));
-        if (!places || !client->is_seen || !client->counters.partitions) {
+        if (!places || !client->is_seen || !client->is_prepared || !client->counters.partitions) {
                 free(places);
                 return error_no_memory();
         }
@@ -166,11 +167,34 @@ bool client_lookup_device(bfc_client *client, uint32_t partition)
         return true;
 }
 
+int client_prepare_device(bfc_client *client, uint32_t partition)
+{
+        const Bfcd__PartitionInfo *p = client->hello->hello->partitions[partition];
+        int r;
+
+        if (!client->places[partition].is_cuda ||
+            __atomic_load_n(&client->is_prepared[partition], __ATOMIC_RELAXED))
+                return 0;
+        r = device_prepare(&client->places[partition]);
+        if (r == 0)
+                __atomic_store_n(&client->is_prepared[partition], true, __ATOMIC_RELAXED);
+        else if (r == -ENOMEM)
+                r = error_set(r,
+                              "partition '%s': there is no room for this process's CUDA context on device "
+                              "'%s', which counts against the limit: allow that much more, or set "
+                              "BFC_CONTEXT=off",
+                              p->name, p->device);
+        else
+                r = error_set(r, "partition '%s': no CUDA context can be made on device '%s': %s", p->name,
+                              p->device, strerror(-r));
+        return r;
+}
+
 /* Found out before the daemon makes memory that this process cannot map. */
 int client_check_device(bfc_client *client, uint32_t partition)
 {
         if (client_lookup_device(client, partition))
-                return 0;
+                return client_prepare_device(client, partition);
         return error_set(-ENODEV,
                          "partition '%s' is on device '%s', which is not visible to this process: check "
                          "CUDA_VISIBLE_DEVICES and the devices of the container (a process forked from "

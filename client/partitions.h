@@ -25,7 +25,9 @@ void client_describe_partition(const bfc_client *client, uint32_t partition, str
 
 /* True: this process can use the partition's device. A device that was found once is not looked up again. */
 bool client_lookup_device(bfc_client *client, uint32_t partition);
-/* -ENODEV with a message if it cannot. */
+/* Before the first memory there, and without a lock: see device_prepare(). With a message. */
+int client_prepare_device(bfc_client *client, uint32_t partition);
+/* Both, with a message: -ENODEV if it cannot. */
 int client_check_device(bfc_client *client, uint32_t partition);
 
 #endif

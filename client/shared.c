@@ -382,6 +382,12 @@ BFC_API int bfc_attach_with(bfc_client *client, const char *name, const struct b
                 interrupt.cancel_fd = how.cancel_fd;
         if (how.wait_ms > 0)
                 call.interrupt = &interrupt;
+
+        /* Where the block is, only the daemon knows: mostly in the client's own partition. */
+        if (client_lookup_device(client, client->partition))
+                r = client_prepare_device(client, client->partition);
+        if (r < 0)
+                return r;
         do
                 r = attach_once(client, &call, name, &how, &is_stale, ret_ptr, ret_n_bytes);
         while (is_stale);

@@ -9,6 +9,7 @@
 int host_range_new(const struct device_view *view, uint64_t n_bytes, struct device_range **ret);
 int no_memory_range_new(uint64_t n_bytes, struct device_range **ret);
 int cuda_range_new(const struct device_view *view, uint64_t n_bytes, struct device_range **ret);
+int cuda_prepare(const struct device_view *view);
 int host_streams_new(struct device_streams **ret);
 /* Waits for the work of all streams of the host: there is some in tests only. -EBUSY: one of them is
  * being captured. */

@@ -24,7 +24,8 @@ static struct {
         int result;
         char sentence[256];
         pid_t loaded_by;
-        bool is_loaded; /* set last; atomic */
+        CUresult (*charge_context)(CUdevice device); /* the proxy's; NULL: there is none, or an older one */
+        bool is_loaded;                              /* set last; atomic */
 } driver;
 
 /* ---- loading ------------------------------------------------------------- */
@@ -101,6 +102,8 @@ static void *open_library(bool *ret_is_behind_proxy)
 
         if (library)
                 *(void **)&real_driver = dlsym(library, "bfc_preload_driver");
+        if (real_driver)
+                *(void **)&driver.charge_context = dlsym(library, "bfc_preload_charge_context");
         *ret_is_behind_proxy = real_driver;
         return real_driver ? real_driver() : library;
 }
@@ -155,6 +158,11 @@ int cuda_driver_get(const struct cuda_driver **ret, const char **ret_sentence)
         }
         *ret = &driver.functions;
         return 0;
+}
+
+CUresult cuda_driver_charge_context(CUdevice device)
+{
+        return driver.charge_context ? driver.charge_context(device) : CUDA_SUCCESS;
 }
 
 /* Another library of the process has initialised it: only then a device can be counted. */

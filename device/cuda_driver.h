@@ -45,6 +45,11 @@ int cuda_driver_owner_errno(CUresult result);
 /* For messages: "out of memory (CUDA_ERROR_OUT_OF_MEMORY)". */
 void cuda_driver_describe(const struct cuda_driver *cu, CUresult result, char *ret, size_t n_bytes);
 
+/* The process will have memory there, and so the primary context. Behind our proxy that makes the context, and charges it to the
+ * process's lease, unless that was done: the library's own calls do not pass the proxy. Else nothing. No lock is held that an
+ * answer to the daemon needs. CUDA_ERROR_OUT_OF_MEMORY: the limit has no room for it, as a line on standard error says. */
+CUresult cuda_driver_charge_context(CUdevice device);
+
 /* Finds a device by UUID among those that this process sees. -ENODEV. */
 int cuda_driver_find(const struct cuda_driver *cu, const uint8_t uuid[16], CUdevice *ret);
 

@@ -495,6 +495,18 @@ static int reserve(struct cuda_range *c)
         return r;
 }
 
+int cuda_prepare(const struct device_view *view)
+{
+        const struct cuda_driver *cu;
+        const char *why;
+        CUdevice device;
+        int r = cuda_driver_get(&cu, &why);
+
+        if (r == 0)
+                r = cuda_driver_find(cu, view->uuid, &device);
+        return r < 0 ? r : cuda_driver_errno(cuda_driver_charge_context(device));
+}
+
 int cuda_range_new(const struct device_view *view, uint64_t n_bytes, struct device_range **ret)
 {
         const struct cuda_driver *cu;

@@ -57,6 +57,11 @@ int device_range_new(const struct device_view *view, uint64_t n_bytes, struct de
         return view->is_cuda ? cuda_range_new(view, n_bytes, ret) : host_range_new(view, n_bytes, ret);
 }
 
+int device_prepare(const struct device_view *view)
+{
+        return view->is_cuda ? cuda_prepare(view) : 0;
+}
+
 int device_streams_new(const struct device_view *view, struct device_streams **ret)
 {
         return view->is_cuda && !view->has_no_memory ? cuda_streams_new(view, ret) : host_streams_new(ret);

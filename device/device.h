@@ -407,6 +407,10 @@ struct device_range {
  * nothing of a GPU range. -EINVAL (size), -ENOMEM, -ENODEV (this process does not see the device). */
 int device_range_new(const struct device_view *view, uint64_t n_bytes, struct device_range **ret);
 
+/* Before the process has its first range or stream there; see cuda_driver_charge_context(). -ENOMEM: the limit has no room for
+ * its context. -ENODEV, -EIO. */
+int device_prepare(const struct device_view *view);
+
 /* Whether CUDA device `peer` of this process reaches the memory of device `ordinal`. -ENOTSUP: it does not. */
 int device_cuda_check_peer(int ordinal, int peer);
 

@@ -34,6 +34,8 @@ static _Atomic(bfc_client *) charger; /* NULL: nothing was charged yet */
 static unsigned n_made;               /* clients; under `lock` */
 static _Atomic bool passes_all_on;    /* no daemon */
 static _Atomic bool is_child;         /* of a process that has used CUDA */
+/* Of this thread; see IN_CALL. The proxy is loaded early enough for the faster kind of such variables. */
+static __thread unsigned n_calls __attribute__((tls_model("initial-exec")));
 
 /* ---- messages ----------------------------------------------------------------- */
 
@@ -110,18 +112,26 @@ CUresult broker_result(int r)
 bool broker_begin_call(void)
 {
         pthread_rwlock_rdlock(&calls);
+        n_calls++;
         return true;
 }
 
 void broker_end_call(const bool *unused)
 {
         (void)unused;
+        n_calls--;
         pthread_rwlock_unlock(&calls);
+}
+
+bool broker_is_in_call(void)
+{
+        return n_calls > 0;
 }
 
 struct gpu *broker_stop_calls(CUdevice device)
 {
         pthread_rwlock_wrlock(&calls);
+        n_calls++;
         return device >= 0 && device < MAX_GPUS && states[device] == BROKERED ? &gpus[device] : NULL;
 }
 
@@ -134,6 +144,7 @@ void broker_end_client(struct gpu *gpu)
 
 void broker_resume_calls(void)
 {
+        n_calls--;
         pthread_rwlock_unlock(&calls);
 }
 

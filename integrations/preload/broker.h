@@ -87,6 +87,9 @@ bfc_client *broker_find_block(CUdeviceptr pointer, struct bfc_block_info *ret);
 bool broker_begin_call(void);
 void broker_end_call(const bool *unused);
 
+/* This thread is in such a function, or has stopped them. */
+bool broker_is_in_call(void);
+
 /* No call is in progress between these two, so the GPU's client can be ended, with all its memory. NULL: it is not a GPU of
  * bfcd. */
 struct gpu *broker_stop_calls(CUdevice device);

@@ -316,6 +316,19 @@ CUresult context_make_primary(struct gpu *gpu)
         return result;
 }
 
+static CUresult charge_for_library(CUdevice device)
+{
+        IN_CALL;
+        struct gpu *gpu = gpu_of(device);
+
+        return gpu ? context_make_primary(gpu) : CUDA_SUCCESS;
+}
+
+CUresult bfc_preload_charge_context(CUdevice device)
+{
+        return broker_is_in_call() ? CUDA_SUCCESS : charge_for_library(device);
+}
+
 void context_drop_primary(struct gpu *gpu)
 {
         if (gpu->is_retained)

@@ -14,6 +14,10 @@
  * that was done. An error of the driver; CUDA_ERROR_OUT_OF_MEMORY: the limit has no room for it, as a line says. */
 CUresult context_make_primary(struct gpu *gpu);
 
+/* For the library, which calls the driver by itself: context_make_primary() before a client has its first memory on a GPU. The
+ * proxy's own clients have it made already: in a thread that is in the proxy this does nothing. */
+__attribute__((visibility("default"))) CUresult bfc_preload_charge_context(CUdevice device);
+
 /* Releases the reference of context_make_primary(), if there is one: the library has no memory there. No call is in progress. */
 void context_drop_primary(struct gpu *gpu);
 

@@ -604,6 +604,74 @@ TEST_OF(preload, charged_contexts)
                          SETTLE_MS));
 }
 
+static void run_library_only(void)
+{
+        static const char *const cases[] = { "one", "threads", "reset", "fork" };
+        size_t n = sizeof(cases) / sizeof(cases[0]);
+
+        /* With share: cuda-ipc a block's extent leaves another process no room. */
+        for (size_t i = 0; i < (has_fds() ? n : n - 1); i++) {
+                char *err = run_job(RUN("--", LIBRARY_ONLY, cases[i]));
+
+                ck_assert_str_eq(err, "");
+                free(err);
+        }
+}
+
+/* The library makes it, and not the program. */
+TEST_OF(preload, contexts_of_the_library)
+{
+        ck_assert_int_eq(setenv("BFC_CONTEXT", "4MiB", 1), 0);
+        run_library_only();
+        ck_assert_int_eq(setenv("BFC_CONTEXT", "40MiB", 1), 0);
+        text_has(
+                run_job(RUN("--", LIBRARY_ONLY, "refused")),
+                "GPU 0: a CUDA context takes 40.0 MiB, for which the limit of 32.0 MiB has no room; allow that much more");
+        ck_assert_int_eq(setenv("BFC_CONTEXT", "off", 1), 0);
+        free(run_job(RUN("--", LIBRARY_ONLY, "off")));
+        unsetenv("BFC_CONTEXT");
+        ck_assert_int_eq(setenv("LD_LIBRARY_PATH", LIBRARIES ":" FAKE_NVML, 1), 0);
+        ck_assert_int_eq(setenv("FAKE_NVML", "driver", 1), 0);
+        ck_assert_int_eq(setenv("FAKE_CUDA_CONTEXT_BYTES", "4MiB", 1), 0);
+        if (suite_has_initial_pids())
+                run_library_only();
+        /* Without the proxy. */
+        free(run_job(RUN("--no-preload", "--", LIBRARY_ONLY, "off")));
+        ck_assert(
+                WAIT_FOR(rig_count(rig).n_sessions == 0 && rig_stats(rig, "red", "train").bytes_reserved == 0,
+                         SETTLE_MS));
+}
+
+static void *run_until_restarted(void *folder)
+{
+        return run_job(RUN("--", LIBRARY_ONLY, "restart", folder));
+}
+
+TEST_OF(preload, contexts_of_the_library_over_restarts)
+{
+        struct kept *k;
+        pthread_t thread;
+        char path[160];
+        void *err;
+
+        rig_stop(rig);
+        k = kept_start(&config);
+        ck_assert_int_eq(setenv("BFC_SOCKET", k->rig->socket, 1), 0);
+        ck_assert_int_eq(setenv("BFC_ADMIN_SOCKET", k->rig->admin_socket, 1), 0);
+        ck_assert_int_eq(setenv("BFC_CONTEXT", "4MiB", 1), 0);
+        snprintf(path, sizeof(path), "%s/has-context", k->rig->folder);
+        ck_assert_int_eq(pthread_create(&thread, NULL, run_until_restarted, k->rig->folder), 0);
+        ck_assert(WAIT_FOR(access(path, F_OK) == 0, SETTLE_MS));
+        kept_restart(k, SIGKILL);
+        kept_restart(k, SIGTERM);
+        ck_assert_int_eq(unlink(path), 0);
+        ck_assert_int_eq(pthread_join(thread, &err), 0);
+        free(err);
+        ck_assert(WAIT_FOR(rig_stats(k->rig, "red", "train").bytes_reserved == 0, SETTLE_MS));
+        kept_stop(k);
+        rig = rig_start(&config);
+}
+
 /* What a reload brings is for processes that begin later. */
 TEST_OF(preload, contexts_of_the_configuration)
 {
