@@ -133,9 +133,7 @@ static int sums_check(const struct broker *b, const char **ret_why)
                 }
         }
         *ret_why = "the records that quotas may need were not counted again";
-        return needs.n_quotas == b->leases.others.n_quotas && needs.n_extents == b->leases.others.n_extents
-                       ? 0
-                       : -EBADMSG;
+        return needs.n_quotas == b->needs.n_quotas && needs.n_extents == b->needs.n_extents ? 0 : -EBADMSG;
 }
 
 int broker_check(const struct broker *b, const char **ret_why)

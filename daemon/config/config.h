@@ -208,6 +208,12 @@ struct config_text *config_text_free(struct config_text *texts); /* all; takes N
  * compares tenants and quotas, because it knows their usage. */
 void config_diff(const struct config *from, const struct config *to, FILE *f);
 
+/* Brings devices and partitions into the order of another config, which has the same ones. */
+void config_order_as(struct config *c, const struct config *was);
+
+/* The tenant's quota in the partition with this index. NULL: the tenant has none there, or is NULL. */
+const struct config_quota *config_quota_in(const struct config_tenant *t, size_t partition);
+
 /* True: the same processes match both. */
 bool config_match_is_alike(const struct config_tenant *a, const struct config_tenant *b);
 

@@ -145,6 +145,44 @@ void config_check_live(struct config_reader *r, const struct yamltree_node *root
         check_gone(r, r->top.at[TOP_DEVICES] ? r->top.at[TOP_DEVICES] : root);
 }
 
+/* ---- the order -------------------------------------------------------------- */
+
+static void order_devices(struct config *c, const struct config *was)
+{
+        for (size_t i = 0; i < was->n_devices; i++) {
+                struct config_device moved = c->devices[i];
+                size_t from = i;
+
+                while (strcmp(c->devices[from].id, was->devices[i].id) != 0)
+                        from++;
+                c->devices[i] = c->devices[from];
+                c->devices[from] = moved;
+                for (size_t k = 0; k < c->n_partitions; k++)
+                        c->partitions[k].device = c->partitions[k].device == i      ? from
+                                                  : c->partitions[k].device == from ? i
+                                                                                    : c->partitions[k].device;
+        }
+}
+
+void config_order_as(struct config *c, const struct config *was)
+{
+        order_devices(c, was);
+        for (size_t i = 0; i < c->n_tenants; i++)
+                for (size_t k = 0; k < c->tenants[i].n_quotas; k++) {
+                        struct config_quota *q = &c->tenants[i].quotas[k];
+
+                        config_find_partition(was, c->partitions[q->partition].name, &q->partition);
+                }
+        for (size_t i = 0; i < was->n_partitions; i++) {
+                struct config_partition moved = c->partitions[i];
+                size_t from;
+
+                config_find_partition(c, was->partitions[i].name, &from);
+                c->partitions[i] = c->partitions[from];
+                c->partitions[from] = moved;
+        }
+}
+
 /* ---- what differs ---------------------------------------------------------- */
 
 const char *config_size(uint64_t n_bytes, char *buf, size_t n_buf)

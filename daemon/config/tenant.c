@@ -383,3 +383,11 @@ void config_check_matches(struct config_reader *r, bool default_known)
                         config_warn(r, note->place.node, "tenant '%s' matches no process", t->name);
         }
 }
+
+const struct config_quota *config_quota_in(const struct config_tenant *t, size_t partition)
+{
+        for (size_t i = 0; t && i < t->n_quotas; i++)
+                if (t->quotas[i].partition == partition)
+                        return &t->quotas[i];
+        return NULL;
+}

@@ -17,10 +17,15 @@ void account_note_change(struct account *a)
                 a->changed(a);
 }
 
-/* What the account takes from its parent when so much is committed. */
-static uint64_t account_takes(const struct account *a, uint64_t committed)
+/* What it takes from its parent when so much is committed. */
+static uint64_t account_takes_with(const struct account *a, uint64_t committed)
 {
         return max_u64(a->reserve_bytes, committed);
+}
+
+uint64_t account_takes(const struct account *a)
+{
+        return account_takes_with(a, a->committed_bytes);
 }
 
 uint64_t account_guaranteed(const struct account *a)
@@ -36,7 +41,7 @@ static uint64_t account_free(const struct account *a)
 /* How much more it takes from its parent with n_bytes more. */
 static uint64_t account_takes_more(const struct account *a, uint64_t n_bytes)
 {
-        return account_takes(a, a->committed_bytes + n_bytes) - account_takes(a, a->committed_bytes);
+        return account_takes_with(a, a->committed_bytes + n_bytes) - account_takes(a);
 }
 
 /* ---- the tree ------------------------------------------------------------ */
@@ -51,10 +56,10 @@ void account_init_root(struct account *a, uint64_t limit_bytes)
 static void account_lift(const struct account *a, uint64_t takes, uint64_t guaranteed)
 {
         for (struct account *p = a->parent; p; a = p, p = p->parent) {
-                uint64_t its_takes = account_takes(p, p->committed_bytes);
+                uint64_t its_takes = account_takes(p);
                 uint64_t its_guaranteed = account_guaranteed(p);
 
-                p->committed_bytes += account_takes(a, a->committed_bytes) - takes;
+                p->committed_bytes += account_takes(a) - takes;
                 p->promised_bytes += account_guaranteed(a) - guaranteed;
                 takes = its_takes;
                 guaranteed = its_guaranteed;
@@ -76,13 +81,6 @@ static const struct account *account_lacks(const struct account *a, uint64_t n_b
                 n_bytes = account_takes_more(a, n_bytes);
         }
         return NULL;
-}
-
-const struct account *account_lacks_reserve(const struct account *a, uint64_t reserve_bytes)
-{
-        uint64_t after = max_u64(reserve_bytes, a->committed_bytes);
-
-        return account_lacks(a->parent, excess_u64(after, account_takes(a, a->committed_bytes)));
 }
 
 uint64_t account_reserve_max(const struct account *a)
@@ -137,7 +135,7 @@ bool account_is_in(const struct account *a, const struct account *scope)
 
 void account_set(struct account *a, uint64_t limit_bytes, uint64_t reserve_bytes)
 {
-        uint64_t takes = account_takes(a, a->committed_bytes), guaranteed = account_guaranteed(a);
+        uint64_t takes = account_takes(a), guaranteed = account_guaranteed(a);
 
         assert(reserve_bytes <= limit_bytes);
         a->limit_bytes = limit_bytes;
@@ -251,7 +249,7 @@ static void account_note_peak(struct account *a)
 
 int charge_take(struct account *a, uint64_t n_bytes, struct charge *ret, uint64_t *ret_missing_bytes)
 {
-        uint64_t takes = account_takes(a, a->committed_bytes), guaranteed = account_guaranteed(a);
+        uint64_t takes = account_takes(a), guaranteed = account_guaranteed(a);
         int r = account_probe(a, n_bytes, ret_missing_bytes);
 
         if (r < 0)
@@ -295,7 +293,7 @@ void charge_drop(struct charge *c)
         if (!a)
                 return;
         assert(n_bytes <= a->own_bytes);
-        takes = account_takes(a, a->committed_bytes);
+        takes = account_takes(a);
         guaranteed = account_guaranteed(a);
         a->own_bytes -= n_bytes;
         a->committed_bytes -= n_bytes;

@@ -59,12 +59,12 @@ void account_deinit(struct account *a);
  * root's limit last. */
 void account_set(struct account *a, uint64_t limit_bytes, uint64_t reserve_bytes);
 
-/* Which of the accounts above has not the bytes for this reserve; NULL: all have. */
-const struct account *account_lacks_reserve(const struct account *a, uint64_t reserve_bytes);
-
 /* The largest reserve that all accounts above have the bytes for, of an account without one: with it none of
  * these exceeds its limit except by existing charges. */
 uint64_t account_reserve_max(const struct account *a);
+
+/* What it takes from the account above: what is committed, or guaranteed to it. */
+uint64_t account_takes(const struct account *a);
 
 /* What is guaranteed to it, or to accounts below. */
 uint64_t account_guaranteed(const struct account *a);

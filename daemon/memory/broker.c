@@ -26,6 +26,18 @@ int broker_make_quota(struct broker *b, struct tenant *t, size_t partition, stru
         return r;
 }
 
+const struct config_quota *broker_config_quota(const struct broker *b, const struct tenant *t,
+                                               const struct partition *p)
+{
+        return config_quota_in(t->config, (size_t)(p - b->partitions));
+}
+
+struct quota_limits broker_limits(const struct config_quota *from)
+{
+        return (struct quota_limits){ from->limit_bytes, from->reserve_bytes, from->max_sessions,
+                                      from->max_blocks };
+}
+
 int broker_add_quota(struct broker *b, struct tenant *t, size_t partition, const struct config_quota *from,
                      uint64_t reserve_bytes)
 {

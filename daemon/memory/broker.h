@@ -100,14 +100,13 @@ struct broker_selection {
 
 /* Records that all quotas of tenants may need, without those of leases. */
 struct broker_needs {
-        uint64_t n_quotas, n_extents, n_exports;
+        uint64_t n_quotas, n_extents, n_exports, n_blocks;
 };
 
 struct lease;
 struct broker_leases {
         struct lease **list; /* the oldest first */
         size_t n;
-        struct broker_needs others; /* see broker_promise() */
         /* The session layer's. */
         size_t next_look; /* at whether their control groups and processes exist */
         bool may_evict;   /* sessions may be left that are to be evicted */
@@ -145,6 +144,7 @@ struct broker {
         struct broker_sessions sessions;
         struct broker_changes changes;
         struct broker_leases leases;
+        struct broker_needs needs; /* see broker_promise() */
         struct {
                 uint64_t check_ms; /* when devices were last asked */
                 size_t n; /* quotas of which unreclaimed memory may have been returned, or to be asked about */
@@ -239,9 +239,6 @@ bool broker_has_heirs(const struct broker *b);
  * and records. */
 void broker_promise(struct broker *b);
 
-/* How many sessions a quota may have together with its leases. */
-uint64_t broker_quota_sessions(const struct broker *b, const struct quota *q);
-
 /* Whether there is a place for a new session of the tenant. -EDQUOT, and a sentence. */
 int broker_admits(const struct broker *b, const struct tenant *t, char *ret_sentence, size_t n_sentence);
 
@@ -266,6 +263,12 @@ int broker_make_quota(struct broker *b, struct tenant *t, size_t partition, stru
  * Fails as quota_new() does. */
 int broker_add_quota(struct broker *b, struct tenant *t, size_t partition, const struct config_quota *from,
                      uint64_t reserve_bytes);
+
+/* The quota of the tenant in the partition as the current config has it; NULL: it has none. */
+const struct config_quota *broker_config_quota(const struct broker *b, const struct tenant *t,
+                                               const struct partition *p);
+
+struct quota_limits broker_limits(const struct config_quota *from);
 
 /* The period of mappings_look(). */
 #define BROKER_LOOK_MS 250

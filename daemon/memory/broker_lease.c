@@ -40,26 +40,14 @@ struct lease *lease_find(const struct broker *b, const char *name)
         return NULL;
 }
 
-struct lease *lease_of(const struct broker *b, const struct quota *q)
+struct lease *lease_of(const struct quota *q)
 {
-        for (size_t i = 0; i < b->leases.n; i++)
-                if (b->leases.list[i]->quota == q)
-                        return b->leases.list[i];
-        return NULL;
+        return (struct lease *)(uintptr_t)(q->lease.name - offsetof(struct lease, name));
 }
 
 struct ledger_lease *lease_record(const struct broker *b, const struct lease *lease)
 {
         return ledger_lease_at(b->ledger, lease->index);
-}
-
-size_t lease_count(const struct broker *b, const struct tenant *t)
-{
-        size_t n = 0;
-
-        for (size_t i = 0; i < b->leases.n; i++)
-                n += b->leases.list[i]->tenant == t;
-        return n;
 }
 
 size_t lease_count_by(const struct broker *b, const struct tenant *t, enum ledger_lease_maker maker,
@@ -97,6 +85,7 @@ static void lease_enlist(struct broker *b, struct lease *lease, struct quota *q,
         lease->quota = q;
         lease->index = index;
         b->leases.list[b->leases.n++] = lease; /* the newest last */
+        lease->tenant->n_leases++;
         if (lease_record(b, lease)->ended_ms != 0)
                 quota_remove(q);
 }
@@ -329,18 +318,29 @@ void lease_end(struct broker *b, struct lease *lease)
         broker_note_leave(b, lease->quota);
 }
 
-void lease_follow(struct lease *lease)
-{
-        const struct quota *parent = lease->quota->lease.parent;
+/* ---- limits -------------------------------------------------------------------- */
 
-        if (parent->is_removed) /* lease_tick() ends it */
+void lease_follow(const struct ledger_lease *record, const struct quota *q, const struct config_quota *of,
+                  struct quota_limits *to)
+{
+        if (!of || !of->per_cgroup || record->maker != LEASE_BY_CONFIG || record->ended_ms != 0)
                 return;
-        lease->quota->max_sessions = parent->max_sessions;
-        lease->quota->max_blocks = parent->max_blocks;
-        lease->quota->blocks_ceiling = lease->quota->all.n_blocks > parent->max_blocks
-                                               ? lease->quota->all.n_blocks
-                                               : parent->max_blocks;
+        to->limit_bytes = min_u64(of->per_limit_bytes, arena_limit_max(q->arena));
+        to->reserve_bytes = min_u64(of->per_reserve_bytes, to->limit_bytes);
 }
+
+/* The reserve is never above the limit, also if the daemon is killed between the stores. */
+void lease_store_limits(struct broker *b, const struct lease *lease, const struct quota_limits *to)
+{
+        struct ledger_lease *record = lease_record(b, lease);
+
+        if (to->reserve_bytes < record->reserve_bytes)
+                record->reserve_bytes = to->reserve_bytes;
+        record->limit_bytes = to->limit_bytes;
+        record->reserve_bytes = to->reserve_bytes;
+}
+
+/* ---- forgetting ------------------------------------------------------------------ */
 
 void lease_tell_gone(const struct broker *b, const struct lease_end *end)
 {
@@ -360,6 +360,7 @@ void lease_free(struct broker *b, struct lease *lease)
         while (b->leases.list[i] != lease)
                 i++;
         b->leases.n--;
+        lease->tenant->n_leases--;
         memmove(&b->leases.list[i], &b->leases.list[i + 1], (b->leases.n - i) * sizeof(*b->leases.list));
         ledger_lease_clear(b->ledger, lease->index);
         quota_free(q);

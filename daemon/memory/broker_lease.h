@@ -22,7 +22,9 @@
 #define LEASES_PER_TENANT 256u
 
 struct broker;
+struct config_quota;
 struct quota;
+struct quota_limits;
 struct tenant;
 
 struct lease {
@@ -32,12 +34,13 @@ struct lease {
         uint32_t index; /* in the ledger */
 };
 
-/* By name; by its quota. NULL: none. */
+/* NULL: there is none of that name. */
 struct lease *lease_find(const struct broker *b, const char *name);
-struct lease *lease_of(const struct broker *b, const struct quota *q);
+
+/* That of a quota below a tenant's, whose lease.name is this one's. */
+struct lease *lease_of(const struct quota *q);
 
 struct ledger_lease *lease_record(const struct broker *b, const struct lease *lease);
-size_t lease_count(const struct broker *b, const struct tenant *t);
 
 /* Makes a lease of these facts, whose limits the caller has checked, within a quota of the tenant. Fails as quota_new()
  * does; -ENOSPC: the ledger is full. */
@@ -65,8 +68,14 @@ unsigned lease_path_depth(const char *path);
 /* No session joins it any more, nothing is guaranteed to it, and it is charged no more than now. */
 void lease_end(struct broker *b, struct lease *lease);
 
-/* After a reload: it follows its tenant's quota. */
-void lease_follow(struct lease *lease);
+/* The limits of a lease that the daemon made by itself (`per: cgroup`) are those of its tenant's quota in the config, `of`:
+ * sets limit and reserve of *to. The limit is at most what the sizes of its extents allow. Other leases, and those of a
+ * quota without the key (or NULL), keep what they have. */
+void lease_follow(const struct ledger_lease *record, const struct quota *q, const struct config_quota *of,
+                  struct quota_limits *to);
+
+/* Stores its limit and reserve in its record. */
+void lease_store_limits(struct broker *b, const struct lease *lease, const struct quota_limits *to);
 
 /* What its control group, its process or its unit was is gone. Looks at /proc or /sys/fs/cgroup. */
 bool lease_has_lost_match(struct broker *b, const struct lease *lease);

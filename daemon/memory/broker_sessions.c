@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <inttypes.h>
 
+#include "daemon/memory/broker_tree.h"
 #include "daemon/base/number.h"
 
 /* Of its share, those that it does not use. A tenant that was removed has no share. */
@@ -59,32 +60,10 @@ bool broker_has_heirs(const struct broker *b)
                 b->restored.closed_bytes > 0 || owes_memory(b));
 }
 
-uint64_t broker_quota_sessions(const struct broker *b, const struct quota *q)
-{
-        return min_u64(max_u64(q->max_sessions, q->all.n_sessions), b->room.n_sessions);
-}
-
-static void broker_count_needs(struct broker *b)
-{
-        b->leases.others = (struct broker_needs){ 0 };
-        for (size_t i = 0; i < b->n_tenants; i++) {
-                for (size_t k = 0; k < b->tenants[i].n_quotas; k++) {
-                        const struct quota *q = b->tenants[i].quotas[k];
-                        uint64_t n_extents = arena_extent_room(q->arena, q->account.limit_bytes);
-
-                        if (q->lease.parent)
-                                continue;
-                        b->leases.others.n_quotas++;
-                        b->leases.others.n_extents += n_extents;
-                        b->leases.others.n_exports += n_extents * broker_quota_sessions(b, q);
-                }
-        }
-}
-
 void broker_promise(struct broker *b)
 {
         b->changes.has_freed = false;
-        broker_count_needs(b);
+        tree_count_tenants(b);
         b->sessions.n_promised = 0;
         for (size_t i = 0; i < b->selection.n; i++)
                 b->sessions.n_promised += tenant_n_promised(b, b->selection.order[i]);

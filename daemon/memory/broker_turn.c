@@ -8,16 +8,13 @@
 
 static void broker_free_gone_quota(struct broker *b, struct quota *q)
 {
-        struct lease *lease = q->lease.parent ? lease_of(b, q) : NULL;
-
-        if (q->lease.parent) /* which may be gone now */
-                broker_look_for_gone(b);
-        if (lease) {
-                lease_free(b, lease);
+        if (!q->lease.parent) {
+                quota_free(q);
+                b->changes.has_freed = true;
                 return;
         }
-        quota_free(q);
-        b->changes.has_freed = true;
+        broker_look_for_gone(b); /* the quota above may be gone now */
+        lease_free(b, lease_of(q));
 }
 
 static bool tenant_free_gone_quotas(struct broker *b, struct tenant *t)

@@ -10,10 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/memory/drain.h"
 #include "daemon/config/schema.h"
 #include "daemon/memory/broker_lease.h"
-#include "daemon/memory/broker_lease_auto.h"
+#include "daemon/memory/broker_tree.h"
 #include "daemon/base/number.h"
 
 struct change_tenant {
@@ -22,27 +21,20 @@ struct change_tenant {
         size_t n_quotas_before; /* of an existing tenant */
 };
 
-struct change_partition {
-        uint64_t limit_bytes;
-        uint64_t committed_bytes; /* after the change */
-};
-
 struct change {
         struct broker *b;
         struct config *next;
         FILE *changes, *errors;
         bool failed;
-        size_t *partition_of;                   /* by next's index: the broker's */
-        struct change_partition *partitions;    /* by the broker's index */
+        struct tree tree;
         struct change_tenant *tenants;          /* as next lists them */
         const struct config_tenant **config_of; /* by the broker's place; NULL: next lacks the tenant */
         struct tenant **by_name;                /* of the broker, sorted */
         size_t n_by_name;
-        struct tenant **order;                             /* to be the broker's */
-        char *config_text;                                 /* to be the broker's */
-        struct matcher *matcher;                           /* to be the broker's */
-        struct capacity *capacity;                         /* to be the broker's */
-        uint64_t n_quotas, n_extents, n_exports, n_blocks; /* records that may be needed */
+        struct tenant **order;     /* to be the broker's */
+        char *config_text;         /* the same */
+        struct matcher *matcher;   /* the same */
+        struct capacity *capacity; /* the same */
 };
 
 struct shown_size {
@@ -74,41 +66,15 @@ static struct tenant *find_tenant(const struct change *c, const char *name)
         return found ? *found : NULL;
 }
 
-/* An existing quota in the next config; NULL: it is removed. */
-static const struct config_quota *find_config_quota(const struct change *c, const struct config_tenant *t,
-                                                    const struct quota *q)
-{
-        for (size_t i = 0; t && i < t->n_quotas; i++)
-                if (&c->b->partitions[c->partition_of[t->quotas[i].partition]] == q->partition)
-                        return &t->quotas[i];
-        return NULL;
-}
-
 /* Of an existing tenant. */
 static const struct config_tenant *change_config_of(const struct change *c, const struct tenant *t)
 {
         return c->config_of[t - c->b->tenants];
 }
 
-static int change_map_partitions(struct change *c)
+static size_t change_partition(const struct change *c, const struct partition *p)
 {
-        const struct config *next = c->next;
-
-        c->partition_of = calloc(next->n_partitions + 1, sizeof(*c->partition_of));
-        c->partitions = calloc(c->b->n_partitions + 1, sizeof(*c->partitions));
-        if (!c->partition_of || !c->partitions)
-                return -ENOMEM;
-        for (size_t i = 0; i < next->n_partitions; i++) {
-                size_t k = 0;
-
-                while (k < c->b->n_partitions &&
-                       strcmp(c->b->partitions[k].name, next->partitions[i].name) != 0)
-                        k++;
-                assert(k < c->b->n_partitions); /* the reader of the config ensures that */
-                c->partition_of[i] = k;
-                c->partitions[k].limit_bytes = next->partitions[i].limit_bytes;
-        }
-        return 0;
+        return (size_t)(p - c->b->partitions);
 }
 
 static int change_map_tenants(struct change *c)
@@ -120,14 +86,11 @@ static int change_map_tenants(struct change *c)
         c->order = calloc(c->next->n_tenants + 1, sizeof(*c->order));
         c->config_of = calloc(b->n_tenants + 1, sizeof(const struct config_tenant *));
         c->config_text = config_format(c->next);
+        config_order_as(c->next, b->config);
         c->capacity = capacity_new(c->next);
-
-        /* All that the broker takes over is made now: to apply a change needs no memory. */
         if (!c->config_of || !c->by_name || !c->tenants || !c->order || !c->config_text || !c->capacity ||
             matcher_new(c->next, &c->matcher) < 0)
                 return -ENOMEM;
-
-        /* Tenants are the same if their names are: sessions of a renamed tenant stay with the old one. */
         for (size_t i = 0; i < b->n_tenants; i++)
                 if (b->tenants[i].name[0] != '\0')
                         c->by_name[c->n_by_name++] = &b->tenants[i];
@@ -146,8 +109,7 @@ static int change_map_tenants(struct change *c)
 
 static void change_free(struct change *c)
 {
-        free(c->partition_of);
-        free(c->partitions);
+        tree_free(&c->tree);
         free(c->tenants);
         free(c->config_of);
         free(c->by_name);
@@ -171,181 +133,149 @@ static void change_fail(struct change *c, const char *format, ...)
         fputc('\n', c->errors);
 }
 
-/* Adds the records that a quota may need, and what it takes of its pool. */
-static void change_count(struct change *c, size_t partition, uint64_t n_extents, uint64_t n_sessions,
-                         uint64_t n_blocks, uint64_t committed_bytes)
+/* The new quotas are added in the order in which change_make() makes them. */
+static void change_want_new(struct change *c)
 {
-        c->n_quotas++;
-        c->n_extents += n_extents;
-        c->n_exports += n_extents * min_u64(n_sessions, c->b->room.n_sessions);
-        c->n_blocks += n_blocks;
-        c->partitions[partition].committed_bytes += committed_bytes;
-}
+        for (size_t i = 0; i < c->next->n_tenants; i++) {
+                const struct config_tenant *t = &c->next->tenants[i];
 
-/* Of a lease in a quota, which may follow the config: with the higher of the old and the new limit. */
-static uint64_t change_lease_extents(const struct change *c, const struct quota *q,
-                                     const struct config_quota *to)
-{
-        uint64_t limit = q->account.limit_bytes;
+                for (size_t k = 0; k < t->n_quotas; k++) {
+                        struct tree_node *in = &c->tree.nodes[t->quotas[k].partition];
+                        struct quota_limits to = broker_limits(&t->quotas[k]);
 
-        if (lease_auto_follows(c->b, lease_of(c->b, q), to))
-                limit = max_u64(limit, lease_auto_limits(q, to).limit_bytes);
-        return arena_extent_room(q->arena, limit);
-}
-
-/* An existing quota. to: NULL where it is removed. */
-static void change_count_quota(struct change *c, const struct quota *q, const struct config_quota *to)
-{
-        const struct tenant *t = find_tenant(c, q->tenant);
-        uint64_t n_extents = arena_extent_room(q->arena, to ? to->limit_bytes : q->account.limit_bytes);
-        uint64_t n_sessions = max_u64(to ? to->max_sessions : q->max_sessions, q->all.n_sessions);
-        uint64_t n_blocks = max_u64(to ? to->max_blocks : q->max_blocks, q->all.n_blocks);
-        uint64_t promised, committed = q->account.charged_bytes, most = n_extents;
-
-        /* A session may be in one of the leases instead: it has extents of the arena with the most. */
-        for (size_t i = 0; q->account.n_children > 0 && i < t->n_quotas; i++)
-                if (t->quotas[i]->lease.parent == q)
-                        most = max_u64(most, change_lease_extents(c, t->quotas[i], to));
-        if (to) {
-                lease_auto_sums(c->b, t, q, to, &promised, &committed);
-                committed = max_u64(to->reserve_bytes, committed);
+                        if (c->tenants[i].tenant && tenant_quota(c->tenants[i].tenant, in->partition))
+                                continue;
+                        tree_add(&c->tree, in, &to);
+                        if (in->partition->preallocate)
+                                change_fail(c,
+                                            "tenant '%s' cannot be added to partition '%s' while bfcd runs, "
+                                            "because the partition preallocates: restart bfcd",
+                                            t->name, in->partition->name);
+                }
         }
-        change_count(c, (size_t)(q->partition - c->b->partitions), n_extents, 0, n_blocks, committed);
-        c->n_exports += most * min_u64(n_sessions, c->b->room.n_sessions);
+        tree_sum(&c->tree);
 }
 
-/* The quota's leases, of which some follow the config. */
-static int change_prepare_leases(struct change *c, const struct quota *q, const struct config_quota *to)
+/* to: the quota, or that of a lease's tenant, in the next config; NULL: it lacks it. */
+static void change_want_quota(const struct change *c, struct tree_node *node, const struct config_quota *to)
 {
-        const struct tenant *t = find_tenant(c, q->tenant);
-        uint64_t promised, committed;
+        struct quota *q = node->quota;
 
-        lease_auto_sums(c->b, t, q, to, &promised, &committed);
-        if (to->limit_bytes < promised)
+        if (quota_has_ended(q))
+                return;
+        node->is_removed = !to;
+        if (!to) {
+                node->to.reserve_bytes = 0;
+                if (q->lease.parent)
+                        node->to.limit_bytes = min_u64(node->to.limit_bytes, q->account.own_bytes);
+        } else if (!q->lease.parent) {
+                node->to = broker_limits(to);
+        } else {
+                node->to.max_sessions = to->max_sessions;
+                node->to.max_blocks = to->max_blocks;
+                lease_follow(lease_record(c->b, lease_of(q)), q, to, &node->to);
+        }
+}
+
+static int change_want(struct change *c)
+{
+        size_t n_new = 0;
+        int r;
+
+        for (size_t i = 0; i < c->next->n_tenants; i++)
+                n_new += c->next->tenants[i].n_quotas;
+        r = tree_new(c->b, NULL, n_new, &c->tree);
+        if (r < 0)
+                return r;
+        for (size_t i = 0; i < c->next->n_partitions; i++)
+                c->tree.nodes[i].to.limit_bytes = c->next->partitions[i].limit_bytes;
+        for (size_t i = c->b->n_partitions; i < c->tree.n_made; i++) {
+                struct tree_node *node = &c->tree.nodes[i];
+
+                change_want_quota(c, node,
+                                  config_quota_in(change_config_of(c, node->tenant),
+                                                  change_partition(c, node->partition)));
+        }
+        tree_sum(&c->tree);
+        return 0;
+}
+
+/* What is guaranteed to its leases, of which some follow the config. */
+static void change_check_leases(struct change *c, const struct tree_node *node)
+{
+        const struct quota *q = node->quota;
+
+        if (node->to.limit_bytes < node->promised_bytes)
                 change_fail(c,
                             "tenant '%s': limit %s in partition '%s' is below the %s that are guaranteed to "
                             "its leases: lower their reserves (bfcctl lease set), or end them first",
-                            q->tenant, SIZE(to->limit_bytes), q->partition->name, SIZE(promised));
-        else if (committed > to->limit_bytes && committed > q->account.committed_bytes)
+                            q->tenant, SIZE(node->to.limit_bytes), q->partition->name,
+                            SIZE(node->promised_bytes));
+        else if (!tree_fits(node))
                 change_fail(
                         c,
                         "tenant '%s': with the reserve of per in partition '%s', what is guaranteed to its "
                         "leases and reserved would total %s, above the limit %s: lower the reserve",
-                        q->tenant, q->partition->name, SIZE(committed), SIZE(to->limit_bytes));
-
-        /* This ensures that lease_auto_set() cannot fail later. */
-        for (size_t i = 0; i < t->n_quotas; i++) {
-                struct quota *each = t->quotas[i];
-                int r = 0;
-
-                if (each->lease.parent == q && lease_auto_follows(c->b, lease_of(c->b, each), to))
-                        r = quota_prepare_limit(each, lease_auto_limits(each, to).limit_bytes);
-                if (r < 0)
-                        return r;
-        }
-        return 0;
+                        q->tenant, q->partition->name, SIZE(node->committed_bytes),
+                        SIZE(node->to.limit_bytes));
 }
 
-static int change_prepare_quota(struct change *c, struct quota *q, const struct config_quota *to)
+static int change_check_quota(struct change *c, const struct tree_node *node)
 {
+        struct quota *q = node->quota;
         int r;
 
-        if (q->partition->preallocate && (q->is_removed || to->limit_bytes != q->account.limit_bytes)) {
+        if (node->is_removed)
+                return 0;
+        if (q->partition->preallocate && (q->is_removed || node->to.limit_bytes != q->account.limit_bytes)) {
                 change_fail(c,
                             "tenant '%s': its limit in partition '%s', %s, cannot change while bfcd runs, "
                             "because the partition preallocates: restart bfcd",
                             q->tenant, q->partition->name, SIZE(q->account.limit_bytes));
                 return 0;
         }
-
-        /* This ensures that quota_set() cannot fail later. A limit that is prepared and not set changes
-         * nothing. */
-        r = change_prepare_leases(c, q, to);
-        if (r < 0)
+        if (!q->lease.parent)
+                change_check_leases(c, node);
+        r = quota_prepare_limit(q, node->to.limit_bytes);
+        if (r != -ENOTSUP)
                 return r;
-        r = quota_prepare_limit(q, to->limit_bytes);
-        if (r == -ENOTSUP) {
-                change_fail(c,
-                            "tenant '%s': limit %s in partition '%s' cannot be set while bfcd runs: the "
-                            "size of its extents allows at most %s; restart bfcd",
-                            q->tenant, SIZE(to->limit_bytes), q->partition->name,
-                            SIZE(arena_limit_max(q->arena)));
-                return 0;
-        }
-        return r;
-}
-
-static void change_check_new_quota(struct change *c, const char *tenant, const struct config_quota *to)
-{
-        size_t index = c->partition_of[to->partition];
-        const struct partition *p = &c->b->partitions[index];
-        struct extent_sizes g = extent_sizes_for(p->share, p->device->is_cuda, to->limit_bytes,
-                                                 device_granularity(p->device));
-
-        if (p->preallocate)
-                change_fail(c,
-                            "tenant '%s' cannot be added to partition '%s' while bfcd runs, because the "
-                            "partition preallocates: restart bfcd",
-                            tenant, p->name);
-        change_count(c, index, extent_max_records(p->share, to->limit_bytes, &g), to->max_sessions,
-                     to->max_blocks, to->reserve_bytes);
-}
-
-static int change_check_quotas(struct change *c)
-{
-        for (size_t i = 0; i < c->next->n_tenants; i++) {
-                const struct config_tenant *t = &c->next->tenants[i];
-
-                for (size_t k = 0; k < t->n_quotas; k++) {
-                        const struct partition *p =
-                                &c->b->partitions[c->partition_of[t->quotas[k].partition]];
-                        struct tenant *tenant = c->tenants[i].tenant;
-                        struct quota *q = tenant ? tenant_quota(tenant, p) : NULL;
-                        int r = 0;
-
-                        if (q)
-                                r = change_prepare_quota(c, q, &t->quotas[k]);
-                        else
-                                change_check_new_quota(c, t->name, &t->quotas[k]);
-                        if (r < 0)
-                                return r;
-                        if (q)
-                                change_count_quota(c, q, &t->quotas[k]);
-                }
-        }
+        change_fail(c,
+                    "tenant '%s': limit %s in partition '%s' cannot be set while bfcd runs: the "
+                    "size of its extents allows at most %s; restart bfcd",
+                    q->tenant, SIZE(node->to.limit_bytes), q->partition->name,
+                    SIZE(arena_limit_max(q->arena)));
         return 0;
 }
 
 static void change_check_pools(struct change *c)
 {
         for (size_t i = 0; i < c->b->n_partitions; i++) {
-                const struct partition *p = &c->b->partitions[i];
-                const struct change_partition *to = &c->partitions[i];
+                const struct tree_node *node = &c->tree.nodes[i];
 
-                if (account_fits(&p->pool, to->limit_bytes, to->committed_bytes))
-                        continue;
-                change_fail(c,
-                            "partition '%s': guaranteed memory and memory reserved beyond it would total "
-                            "%s, above the limit %s: lower the guarantees, or release %s first",
-                            p->name, SIZE(to->committed_bytes), SIZE(to->limit_bytes),
-                            SIZE(to->committed_bytes - to->limit_bytes));
+                if (!tree_fits(node))
+                        change_fail(c,
+                                    "partition '%s': guaranteed memory and memory reserved beyond it would "
+                                    "total %s, above the limit %s: lower the guarantees, or release %s first",
+                                    node->partition->name, SIZE(node->committed_bytes),
+                                    SIZE(node->to.limit_bytes),
+                                    SIZE(node->committed_bytes - node->to.limit_bytes));
         }
 }
 
 /* The partitions of a device may be over their limits by what is charged, but not take memory from each
  * other. */
-static void change_check_device(struct change *c, const struct config_device *d)
+static void change_check_device(struct change *c, size_t device)
 {
-        const struct broker_device *device = drain_find(c->b, d->id);
+        const struct config_device *d = &c->next->devices[device];
         uint64_t room = d->size_bytes - d->headroom_bytes, before = 0, after = 0;
 
         for (size_t i = 0; i < c->b->n_partitions; i++) {
-                const struct change_partition *to = &c->partitions[i];
+                const struct tree_node *node = &c->tree.nodes[i];
 
-                if (!device || c->b->partitions[i].device != device->device)
+                if (c->next->partitions[i].device != device)
                         continue;
-                before += c->b->partitions[i].pool.ceiling_bytes;
-                after += max_u64(to->limit_bytes, to->committed_bytes);
+                before += node->account->ceiling_bytes;
+                after += max_u64(node->to.limit_bytes, node->committed_bytes);
         }
         if (after <= max_u64(room, before))
                 return;
@@ -363,15 +293,15 @@ static void change_check_room(struct change *c)
 
         for (size_t i = 0; i < c->next->n_tenants; i++)
                 n_new += c->tenants[i].is_new;
-        if (c->n_quotas > room->n_quotas || c->n_extents > room->n_extents ||
-            c->n_exports > room->n_exports || c->n_blocks > room->n_blocks)
+        if (!tree_has_room(&c->tree))
                 change_fail(c,
                             "the daemon's tables are too small: the quotas%s allow %" PRIu64
                             " blocks (room for %" PRIu32 ") and %" PRIu64
                             " extents shared with sessions (room for %" PRIu32
                             "): lower max_blocks or max_sessions, %sor restart bfcd",
-                            has_leases ? " and leases" : "", c->n_blocks, room->n_blocks, c->n_exports,
-                            room->n_exports, has_leases ? "end leases (bfcctl lease end), " : "");
+                            has_leases ? " and leases" : "", c->tree.needs.n_blocks, room->n_blocks,
+                            c->tree.needs.n_exports, room->n_exports,
+                            has_leases ? "end leases (bfcctl lease end), " : "");
         if (capacity_refs(c->next) > room->n_refs)
                 change_fail(c,
                             "the daemon's tables are too small: %" PRIu32 " sessions may have %" PRIu64
@@ -387,39 +317,18 @@ static void change_check_room(struct change *c)
 
 static int change_check(struct change *c)
 {
-        int r = change_map_partitions(c);
+        int r = change_map_tenants(c);
 
-        /* The quotas of the next config are prepared and counted. */
         if (r == 0)
-                r = change_map_tenants(c);
-        if (r == 0)
-                r = change_check_quotas(c);
+                r = change_want(c);
+        for (size_t i = c->b->n_partitions; r == 0 && i < c->tree.n_made; i++)
+                r = change_check_quota(c, &c->tree.nodes[i]);
         if (r < 0)
                 return r;
-
-        /* Quotas that it no longer has, and leases, stay as long as something of them is in use, so they are
-         * counted, too. A lease needs records only for its extents: its sessions, its blocks and what it takes
-         * are counted in its tenant's quota. */
-        for (size_t i = 0; i < c->n_by_name; i++) {
-                const struct tenant *t = c->by_name[i];
-                const struct config_tenant *to = change_config_of(c, t);
-
-                for (size_t k = 0; k < t->n_quotas; k++) {
-                        const struct quota *q = t->quotas[k];
-                        const struct config_quota *quota = find_config_quota(c, to, q);
-
-                        if (q->lease.parent)
-                                change_count(c, (size_t)(q->partition - c->b->partitions),
-                                             change_lease_extents(c, q, quota), 0, 0, 0);
-                        else if (!quota)
-                                change_count_quota(c, q, NULL);
-                }
-        }
-
-        /* The sums are checked. All errors are reported, so that one edit can mend them. */
+        change_want_new(c);
         change_check_pools(c);
         for (size_t i = 0; i < c->next->n_devices; i++)
-                change_check_device(c, &c->next->devices[i]);
+                change_check_device(c, i);
         change_check_room(c);
         return c->failed ? -EINVAL : 0;
 }
@@ -459,50 +368,42 @@ static void tell_usage(void *userdata, const struct config_field *field)
                         n, n - n_max);
 }
 
-/* Their extents were chosen for a lower limit. */
-static void tell_lower_leases(struct change *c, const struct tenant *t, const struct quota *q,
-                              const struct config_quota *to)
+/* Its extents were chosen for a lower limit than the config's. */
+static void tell_lower_lease(struct change *c, const struct tree_node *node)
 {
-        for (size_t i = 0; i < t->n_quotas; i++) {
-                const struct quota *each = t->quotas[i];
-                uint64_t limit;
+        const struct config_quota *per =
+                config_quota_in(change_config_of(c, node->tenant), change_partition(c, node->partition));
 
-                if (each->lease.parent != q || !lease_auto_follows(c->b, lease_of(c->b, each), to))
-                        continue;
-                limit = lease_auto_limits(each, to).limit_bytes;
-                if (limit < to->per_limit_bytes && limit != each->account.limit_bytes)
-                        fprintf(c->changes,
-                                "lease '%s' of tenant '%s' in partition '%s': limit is %s, the most that the sizes "
-                                "of its extents allow\n",
-                                each->lease.name, q->tenant, q->partition->name, SIZE(limit));
-        }
+        if (!node->is_removed && node->quota->lease.parent &&
+            node->to.limit_bytes != node->quota->account.limit_bytes &&
+            node->to.limit_bytes < per->per_limit_bytes)
+                fprintf(c->changes,
+                        "lease '%s' of tenant '%s' in partition '%s': limit is %s, the most that the sizes "
+                        "of its extents allow\n",
+                        node->quota->lease.name, node->tenant->name, node->partition->name,
+                        SIZE(node->to.limit_bytes));
 }
 
 static void tell_quota(struct change *c, const struct tenant *t, const struct quota *q,
                        const struct config_quota *to)
 {
-        const struct config_quota *per = lease_auto_per(c->b, t, q->partition);
         const struct config_quota *now = broker_config_quota(c->b, t, q->partition);
-        const struct config_quota was = {
-                .limit_bytes = q->account.limit_bytes,
-                .reserve_bytes = q->account.reserve_bytes,
-                .max_sessions = q->max_sessions,
-                .max_blocks = q->max_blocks,
-                .park_to = now ? now->park_to : NULL,
-                .park_idle_ms = now ? now->park_idle_ms : 0,
-                .per_cgroup = per ? per->per_cgroup : NULL,
-                .per_limit_bytes = per ? per->per_limit_bytes : 0,
-                .per_reserve_bytes = per ? per->per_reserve_bytes : 0,
-        };
+        struct config_quota was = now ? *now : (struct config_quota){ 0 };
         char kind[CONFIG_NAME_MAX + 32];
 
+        was.limit_bytes = q->account.limit_bytes;
+        was.reserve_bytes = q->account.reserve_bytes;
+        was.max_sessions = q->max_sessions;
+        was.max_blocks = q->max_blocks;
         if (q->is_removed)
                 fprintf(c->changes, "tenant '%s': its quota in partition '%s' is added again\n", q->tenant,
                         q->partition->name);
         snprintf(kind, sizeof(kind), "tenant '%s' in partition", q->tenant);
         config_diff_section(&CONFIG_QUOTA, &was, to, kind, q->partition->name, c->changes, tell_usage,
                             &(struct tell_usage){ c, q, to });
-        tell_lower_leases(c, t, q, to);
+        for (size_t i = c->b->n_partitions; q->account.n_children > 0 && i < c->tree.n_made; i++)
+                if (c->tree.nodes[i].quota->lease.parent == q)
+                        tell_lower_lease(c, &c->tree.nodes[i]);
 }
 
 static void tell_tenant(struct change *c, const struct config_tenant *to, const struct tenant *t)
@@ -515,7 +416,7 @@ static void tell_tenant(struct change *c, const struct config_tenant *to, const 
                 config_diff_section(&CONFIG_TENANT, t->config, to, "tenant", to->name, c->changes, NULL,
                                     NULL);
         for (size_t i = 0; i < to->n_quotas; i++) {
-                const struct partition *p = &c->b->partitions[c->partition_of[to->quotas[i].partition]];
+                const struct partition *p = &c->b->partitions[to->quotas[i].partition];
                 const struct quota *q = t ? tenant_quota(t, p) : NULL;
 
                 if (q)
@@ -540,7 +441,7 @@ static uint64_t count_sessions(const struct tenant *t, const struct quota *q)
 
 static void tell_ending_lease(struct change *c, const struct quota *q)
 {
-        const struct ledger_lease *record = lease_record(c->b, lease_of(c->b, q));
+        const struct ledger_lease *record = lease_record(c->b, lease_of(q));
 
         fprintf(c->changes,
                 "lease '%s' of tenant '%s' in partition '%s' ends; its existing sessions (%" PRIu32,
@@ -560,14 +461,14 @@ static void tell_removed(struct change *c, const struct tenant *t, const struct 
                         t->name, t->n_sessions);
         for (size_t k = 0; to && k < t->n_quotas; k++)
                 if (!t->quotas[k]->is_removed && !t->quotas[k]->lease.parent &&
-                    !find_config_quota(c, to, t->quotas[k]))
+                    !config_quota_in(to, change_partition(c, t->quotas[k]->partition)))
                         fprintf(c->changes,
                                 "tenant '%s': its quota in partition '%s' is removed; its existing "
                                 "sessions there (%" PRIu64 ") continue\n",
                                 t->name, t->quotas[k]->partition->name, count_sessions(t, t->quotas[k]));
         for (size_t k = 0; k < t->n_quotas; k++)
                 if (t->quotas[k]->lease.parent && !quota_has_ended(t->quotas[k]) &&
-                    !find_config_quota(c, to, t->quotas[k]))
+                    !config_quota_in(to, change_partition(c, t->quotas[k]->partition)))
                         tell_ending_lease(c, t->quotas[k]);
 }
 
@@ -606,30 +507,8 @@ static void change_tell(struct change *c)
 
 /* ---- making --------------------------------------------------------------- */
 
-static int change_make(struct change *c)
+static void change_undo(struct change *c)
 {
-        int r = 0;
-
-        for (size_t i = 0; r == 0 && i < c->next->n_tenants; i++) {
-                const struct config_tenant *to = &c->next->tenants[i];
-                struct change_tenant *t = &c->tenants[i];
-
-                if (t->is_new) {
-                        t->tenant = broker_tenant_place(c->b);
-                        assert(t->tenant); /* change_check_room() has looked */
-                        tenant_init(t->tenant, to);
-                }
-                for (size_t k = 0; r == 0 && k < to->n_quotas; k++) {
-                        size_t partition = c->partition_of[to->quotas[k].partition];
-
-                        if (!tenant_quota(t->tenant, &c->b->partitions[partition]))
-                                r = broker_add_quota(c->b, t->tenant, partition, &to->quotas[k], 0);
-                }
-        }
-        if (r == 0)
-                return 0;
-
-        /* Undo: the new quotas are at the ends of the tenants' lists. */
         for (size_t i = 0; i < c->next->n_tenants; i++) {
                 struct tenant *t = c->tenants[i].tenant;
 
@@ -638,50 +517,58 @@ static int change_make(struct change *c)
                 if (t && c->tenants[i].is_new)
                         broker_leave_place(c->b, t);
         }
-        return r;
+}
+
+static int change_make_quotas(struct change *c, const struct config_tenant *to, struct tenant *t)
+{
+        for (size_t i = 0; i < to->n_quotas; i++) {
+                size_t partition = to->quotas[i].partition;
+                struct tree_node *node = &c->tree.nodes[c->tree.n_made];
+                int r = 0;
+
+                if (tenant_quota(t, &c->b->partitions[partition]))
+                        continue;
+                r = broker_add_quota(c->b, t, partition, &to->quotas[i], 0);
+                if (r < 0)
+                        return r;
+                node->quota = t->quotas[t->n_quotas - 1];
+                c->tree.n_made++;
+        }
+        return 0;
+}
+
+static int change_make(struct change *c)
+{
+        for (size_t i = 0; i < c->next->n_tenants; i++) {
+                struct change_tenant *t = &c->tenants[i];
+                int r;
+
+                if (t->is_new) {
+                        t->tenant = broker_tenant_place(c->b);
+                        assert(t->tenant); /* change_check_room() has looked */
+                        tenant_init(t->tenant, &c->next->tenants[i]);
+                }
+                r = change_make_quotas(c, &c->next->tenants[i], t->tenant);
+                if (r < 0) {
+                        change_undo(c);
+                        return r;
+                }
+        }
+        return 0;
 }
 
 /* ---- applying ------------------------------------------------------------- */
-
-static void apply_quotas(struct change *c, struct tenant *t)
-{
-        for (size_t i = 0; i < t->n_quotas; i++) {
-                struct quota *q = t->quotas[i];
-                const struct config_quota *to = find_config_quota(c, t->config, q);
-
-                if (q->lease.parent) { /* its tenant's quota is before it */
-                        struct lease *lease = lease_of(c->b, q);
-
-                        lease_follow(lease);
-                        if (lease_auto_follows(c->b, lease, to))
-                                lease_auto_set(c->b, lease, to);
-                        continue;
-                }
-                if (!to) {
-                        quota_remove(q);
-                        broker_note_leave(c->b, q);
-                        continue;
-                }
-                quota_set(q, &(struct quota_limits){ to->limit_bytes, to->reserve_bytes, to->max_sessions,
-                                                     to->max_blocks });
-        }
-}
 
 static void apply_tenants(struct change *c)
 {
         struct broker *b = c->b;
 
-        /* A tenant without a config is removed: it has no new sessions. */
         for (size_t i = 0; i < b->n_tenants; i++)
                 b->tenants[i].config = NULL;
         for (size_t i = 0; i < c->next->n_tenants; i++) {
                 c->order[i] = c->tenants[i].tenant;
                 c->order[i]->config = &c->next->tenants[i];
         }
-        for (size_t i = 0; i < b->n_tenants; i++)
-                apply_quotas(c, &b->tenants[i]);
-
-        /* The order in which a process is matched. */
         free(b->selection.order);
         b->selection.order = c->order;
         b->selection.n = c->next->n_tenants;
@@ -695,19 +582,16 @@ static void apply_devices(struct change *c)
 {
         struct broker *b = c->b;
 
-        for (size_t i = 0; i < c->next->n_devices; i++) {
-                struct broker_device *d = drain_find(b, c->next->devices[i].id);
+        for (size_t i = 0; i < b->n_devices; i++)
+                b->devices[i].config = &c->next->devices[i];
+        for (size_t i = 0; i < b->n_partitions; i++) {
+                const struct config_partition *from = &c->next->partitions[i];
+                struct partition *p = &b->partitions[i];
 
-                if (d)
-                        d->config = &c->next->devices[i];
-        }
-        for (size_t i = 0; i < c->next->n_partitions; i++) {
-                struct partition *p = &b->partitions[c->partition_of[i]];
-
-                p->name = c->next->partitions[i].name;
-                p->device_id = c->next->devices[c->next->partitions[i].device].id;
-                p->context_bytes = c->next->devices[c->next->partitions[i].device].context_bytes;
-                partition_set_limit(p, c->next->partitions[i].limit_bytes, c->next->reclaim_timeout_ms);
+                p->name = from->name;
+                p->device_id = c->next->devices[from->device].id;
+                p->context_bytes = c->next->devices[from->device].context_bytes;
+                p->reclaim_timeout_ms = c->next->reclaim_timeout_ms;
         }
 }
 
@@ -715,9 +599,7 @@ static void change_apply(struct change *c)
 {
         struct broker *b = c->b;
         struct config *old = b->own.config;
-        struct quota *q;
 
-        /* Everything points into the next config before the old one is freed. */
         apply_tenants(c);
         apply_devices(c);
         free(b->own.text);
@@ -730,15 +612,9 @@ static void change_apply(struct change *c)
         b->own.capacity = c->capacity;
         c->capacity = NULL;
         b->config = b->own.config = c->next;
+        tree_apply(&c->tree);
         broker_promise(b);
         config_free(old);
-
-        /* Sessions are asked for what is charged beyond a limit. */
-        for (size_t i = 0; b->options.upcalls && i < b->n_partitions; i++) {
-                TAILQ_FOREACH(q, &b->partitions[i].quotas, lists.of_partition)
-                if (quota_excess(q) > 0)
-                        b->options.upcalls->trim_excess(b, q, quota_excess(q));
-        }
         broker_set_standby(b);
 }
 
@@ -747,13 +623,10 @@ int change_config(struct broker *b, struct config *next, bool dry_run, FILE *cha
         struct change c = { .b = b, .next = next, .changes = changes, .errors = errors };
         int r = change_check(&c);
 
-        /* The lines are written first, since they compare with what still is. */
         if (r == 0)
                 change_tell(&c);
         if (r == 0 && !dry_run)
                 r = change_make(&c);
-
-        /* Nothing can fail from here on. */
         if (r == 0 && !dry_run)
                 change_apply(&c);
         if (r < 0 && r != -EINVAL)

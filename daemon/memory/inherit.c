@@ -13,7 +13,6 @@
 #include "daemon/base/crash.h"
 #include "daemon/base/log.h"
 #include "daemon/memory/broker_lease.h"
-#include "daemon/memory/broker_lease_auto.h"
 #include "daemon/base/process.h"
 #include "daemon/base/number.h"
 #include "device/host_free.h"
@@ -234,14 +233,6 @@ static struct device *device_of(void *userdata, const char *partition, bool *ret
         return b->partitions[i].device;
 }
 
-static const struct config_quota *find_config_quota(const struct tenant *t, size_t partition)
-{
-        for (size_t i = 0; t->config && i < t->config->n_quotas; i++)
-                if (t->config->quotas[i].partition == partition)
-                        return &t->config->quotas[i];
-        return NULL;
-}
-
 /* Processes may use it, so a GPU's keeper does not end it with what no record knows. */
 static void claim_closed(struct broker *b, const struct inherited_quota *from)
 {
@@ -325,7 +316,7 @@ static void note_interrupted_growth(struct quota *q, uint32_t growing_mib, uint3
 static int restore_quota(struct broker *b, struct tenant *t, size_t partition, struct inherited_quota *from)
 {
         const struct partition *p = &b->partitions[partition];
-        const struct config_quota *to = find_config_quota(t, partition);
+        const struct config_quota *to = config_quota_in(t->config, partition);
         uint64_t closed = closed_bytes(b, from->tenant, from->partition);
         uint64_t charged = from->n_bytes + from->direct_bytes + closed;
         struct extent_sizes grid = quota_extent_sizes(ledger_quota_at(b->ledger, from->index));
@@ -421,14 +412,10 @@ static void charge_closed(struct quota *q, uint64_t n_bytes)
 }
 
 /* Its limit where it can be restored. A lease that has ended continues with the memory that it has. */
-static void restore_lease_limit(struct quota *q, struct ledger_lease *record,
-                                const struct lease_auto_limits *to)
+static void restore_lease_limit(struct quota *q, struct ledger_lease *record, const struct quota_limits *to)
 {
-        const struct quota *parent = q->lease.parent;
-
         if (quota_prepare_limit(q, to->limit_bytes) == 0) {
-                quota_set(q, &(struct quota_limits){ to->limit_bytes, to->reserve_bytes, parent->max_sessions,
-                                                     parent->max_blocks });
+                quota_set(q, to);
                 return;
         }
         if (record->ended_ms != 0)
@@ -460,15 +447,12 @@ static int restore_lease(struct broker *b, struct tenant *t, struct quota *paren
                 .direct_bytes = from->direct_bytes,
                 .ret_why = &why,
         };
-        const struct config_quota *per = NULL;
-        struct lease_auto_limits to = { record->limit_bytes, record->reserve_bytes };
+        struct quota_limits to = { record->limit_bytes, record->reserve_bytes, parent->max_sessions,
+                                   parent->max_blocks };
         struct lease *lease;
         struct quota *q;
         int r;
 
-        /* A lease that the config makes follows the new config. */
-        if (record->maker == LEASE_BY_CONFIG && record->ended_ms == 0)
-                per = lease_auto_per(b, t, parent->partition);
         r = broker_make_quota(b, t, (size_t)(parent->partition - b->partitions), &options);
         if (r < 0 && !is_fatal(r)) {
                 close_quota(b, from, why ? why : strerror(-r));
@@ -483,13 +467,13 @@ static int restore_lease(struct broker *b, struct tenant *t, struct quota *paren
         b->restored.n_bytes += from->n_bytes;
         b->restored.n_blocks += (uint32_t)from->arena.n_blocks;
         q = from->quota = t->quotas[t->n_quotas - 1];
-        to = per ? lease_auto_limits(q, per) : to;
+        lease_follow(record, q, broker_config_quota(b, t, parent->partition), &to);
         restore_lease_limit(q, record, &to);
         note_interrupted_growth(q, from->growing_mib, from->oom_kills);
         quota_restore_lifetime(q, &from->life);
         r = lease_adopt(b, t, q, from->lease, &lease);
         if (r == 0 && record->ended_ms == 0)
-                lease_store_limits(b, lease, to.limit_bytes, to.reserve_bytes);
+                lease_store_limits(b, lease, &to);
         return r;
 }
 

@@ -9,15 +9,13 @@
 
 #include "daemon/ledger/ledger.h"
 
-struct broker;
-struct lease;
-struct quota;
 struct tenant;
+struct tree;
+struct tree_node;
 
-/* For a lease of this limit within `parent`, a quota of `t`. lease: it exists; NULL: a new one. maker: who makes or
- * changes it. -ENOSPC, -EMFILE, -EDQUOT, with a sentence. */
-int lease_check_room(const struct broker *b, struct tenant *t, const struct quota *parent,
-                     const struct lease *lease, uint64_t limit, enum ledger_lease_maker maker, char *why,
-                     size_t n);
+/* For the node of a lease of `t` in a tree of what is wanted, after tree_sum(). maker: who makes or changes it. -ENOSPC,
+ * -EMFILE, -EDQUOT, with a sentence. */
+int lease_check_room(const struct tree *tree, const struct tree_node *node, struct tenant *t,
+                     enum ledger_lease_maker maker, char *why, size_t n);
 
 #endif

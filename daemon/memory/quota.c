@@ -714,10 +714,9 @@ bool quota_is_gone(const struct quota *q)
                q->account.n_children == 0 && q->account.charged_bytes == 0 && arena_is_quiet(q->arena);
 }
 
-void partition_set_limit(struct partition *p, uint64_t limit_bytes, uint64_t reclaim_timeout_ms)
+void partition_set_limit(struct partition *p, uint64_t limit_bytes)
 {
         account_set(&p->pool, limit_bytes, 0);
-        p->reclaim_timeout_ms = reclaim_timeout_ms;
         reclaim_release_partition_excess(p);
         partition_make_due(p);
 }

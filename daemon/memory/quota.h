@@ -298,7 +298,7 @@ struct quota_limits {
 };
 int quota_prepare_limit(struct quota *q, uint64_t limit_bytes);
 void quota_set(struct quota *q, const struct quota_limits *limits);
-void partition_set_limit(struct partition *p, uint64_t limit_bytes, uint64_t reclaim_timeout_ms);
+void partition_set_limit(struct partition *p, uint64_t limit_bytes);
 
 /* No session can join and nothing is guaranteed any more; joined sessions stay. The quota of a lease is also
  * charged no more than now, so its waiting requests are refused. And: they have ended and nothing is left, so it

@@ -59,6 +59,7 @@ struct tenant {
         char name_bytes[CONFIG_NAME_MAX + 1];
         struct quota **quotas; /* new ones are at the end; some may be removed */
         size_t n_quotas;
+        size_t n_leases;  /* of these */
         size_t next_look; /* the quota at whose kept extents the daemon looks first; may be beyond the last */
         struct usage_page *usage; /* an entry for each partition; NULL: this kernel cannot seal it */
         size_t n_sessions;

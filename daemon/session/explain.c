@@ -297,7 +297,7 @@ static void explain_quota(const struct broker *b, struct quota *q, struct explan
 
         report_tenant_stats(tenant_of(b, q), q, &ret->stats, &more);
         if (q->lease.name) /* an account that has ended has the limit that it uses */
-                ret->stats.bytes_limit = lease_record(b, lease_of(b, q))->limit_bytes;
+                ret->stats.bytes_limit = lease_record(b, lease_of(q))->limit_bytes;
         ret->row.tenant = report_borrow(q->tenant);
         ret->row.lease = report_borrow(q->lease.name ? q->lease.name : "");
         ret->row.num_waiting = more.num_waiting;

@@ -16,7 +16,7 @@
 #include "daemon/base/clock.h"
 #include "daemon/base/log.h"
 #include "daemon/memory/broker_lease.h"
-#include "daemon/memory/broker_lease_auto.h"
+#include "daemon/memory/broker_tree.h"
 #include "daemon/base/cgroup.h"
 #include "daemon/base/number.h"
 #include "daemon/record/records.h"
@@ -168,18 +168,18 @@ static int check_limit(const struct quota *parent, uint64_t limit, char *why, si
         return -EINVAL;
 }
 
-/* lacks: NULL, or the account that does not have the reserve. */
-static int check_reserve(const struct quota *parent, const struct account *lacks, uint64_t reserve, char *why,
-                         size_t n)
+static int check_reserve(const struct tree_node *node, char *why, size_t n)
 {
-        const struct partition *p = parent->partition;
+        const struct partition *p = node->partition;
+        const struct account *lacks = tree_misfit(node);
 
         if (!lacks)
                 return 0;
         snprintf(why, n,
                  "reserve %s cannot be guaranteed: of the %s of %s '%s', %s are reserved or guaranteed",
-                 NUMBER_SIZE(reserve), NUMBER_SIZE(lacks->limit_bytes),
-                 lacks == &p->pool ? "partition" : "tenant", lacks == &p->pool ? p->name : parent->tenant,
+                 NUMBER_SIZE(node->to.reserve_bytes), NUMBER_SIZE(lacks->limit_bytes),
+                 lacks == &p->pool ? "partition" : "tenant",
+                 lacks == &p->pool ? p->name : node->parent->quota->tenant,
                  NUMBER_SIZE(lacks->committed_bytes));
         return -ENOMEM;
 }
@@ -195,7 +195,7 @@ static int check_count(const struct broker *b, const struct tenant *t, const str
                                 t->quotas[i]->account.n_children > 0;
         if (b->leases.n >= CAPACITY_LEASES)
                 snprintf(why, n, "there are %zu leases, which is the most: end some of them", b->leases.n);
-        else if (lease_count(b, t) >= LEASES_PER_TENANT)
+        else if (t->n_leases >= LEASES_PER_TENANT)
                 snprintf(why, n, "tenant '%s' has %u leases, which is the most: end some of them", t->name,
                          LEASES_PER_TENANT);
         else if (n_partitions >= LEDGER_SESSION_LEASES)
@@ -298,16 +298,37 @@ static int check_create(const struct session *s, const Bfcd__LeaseCreate *m, str
         return r;
 }
 
-static int check_make(const struct broker *b, struct tenant *t, const struct quota *parent,
+/* The tree in which the node of a lease has these limits, as far as that is allowed; tree_free() it also then. lease: NULL:
+ * a new one below `parent`. */
+static int want(struct broker *b, const struct tenant *t, const struct quota *parent,
+                const struct lease *lease, const struct quota_limits *to, struct tree *ret,
+                struct tree_node **ret_node, char *why, size_t n)
+{
+        int r = tree_new(b, t, 1, ret);
+
+        if (r < 0) {
+                snprintf(why, n, "the daemon is out of memory");
+                return r;
+        }
+        *ret_node = lease ? tree_find(ret, lease->quota) : tree_add(ret, tree_find(ret, parent), to);
+        (*ret_node)->to = *to;
+        tree_sum(ret);
+        return check_reserve(*ret_node, why, n);
+}
+
+static int check_make(struct broker *b, struct tenant *t, const struct quota *parent,
                       const struct ledger_lease *facts, char *why, size_t n)
 {
-        uint64_t limit = facts->limit_bytes, reserve = facts->reserve_bytes;
-        int r = check_sizes(limit, reserve, why, n);
+        const struct quota_limits to = { facts->limit_bytes, facts->reserve_bytes, parent->max_sessions,
+                                         parent->max_blocks };
+        struct tree tree = { 0 };
+        struct tree_node *node;
+        int r = check_sizes(to.limit_bytes, to.reserve_bytes, why, n);
 
         if (r == 0)
-                r = check_limit(parent, limit, why, n);
+                r = check_limit(parent, to.limit_bytes, why, n);
         if (r == 0)
-                r = check_reserve(parent, account_short_of(&parent->account, reserve), reserve, why, n);
+                r = want(b, t, parent, NULL, &to, &tree, &node, why, n);
         if (r == 0)
                 r = check_count(b, t, parent, why, n);
         if (r == 0)
@@ -315,7 +336,8 @@ static int check_make(const struct broker *b, struct tenant *t, const struct quo
         if (r == 0 && facts->maker == LEASE_BY_CONFIG) /* users' requests have been counted */
                 r = lease_bounds_take(t, facts->maker, why, n);
         if (r == 0)
-                r = lease_check_room(b, t, parent, NULL, limit, facts->maker, why, n);
+                r = lease_check_room(&tree, node, t, facts->maker, why, n);
+        tree_free(&tree);
         return r;
 }
 
@@ -435,10 +457,12 @@ static struct lease *find_lease(struct session *s, uint64_t id, const char *name
         return NULL;
 }
 
-static int check_set(const struct broker *b, const struct lease *lease, const Bfcd__LeaseSet *m,
-                     const struct quota_limits *limits, enum ledger_lease_maker maker, char *why, size_t n)
+static int check_set(struct broker *b, const struct lease *lease, const Bfcd__LeaseSet *m,
+                     const struct quota_limits *limits, enum ledger_lease_maker maker, struct tree *ret,
+                     char *why, size_t n)
 {
         const struct quota *q = lease->quota;
+        struct tree_node *node;
         int r;
 
         if (quota_has_ended(q)) {
@@ -451,11 +475,9 @@ static int check_set(const struct broker *b, const struct lease *lease, const Bf
         if (r == 0 && m->bytes_limit > 0)
                 r = check_limit(q->lease.parent, limits->limit_bytes, why, n);
         if (r == 0)
-                r = check_reserve(q->lease.parent, account_lacks_reserve(&q->account, limits->reserve_bytes),
-                                  limits->reserve_bytes, why, n);
+                r = want(b, lease->tenant, q->lease.parent, lease, limits, ret, &node, why, n);
         if (r == 0 && limits->limit_bytes > q->account.limit_bytes)
-                r = lease_check_room(b, lease->tenant, q->lease.parent, lease, limits->limit_bytes, maker,
-                                     why, n);
+                r = lease_check_room(ret, node, lease->tenant, maker, why, n);
         if (r == 0 && quota_prepare_limit(lease->quota, limits->limit_bytes) < 0) {
                 snprintf(why, n, "the sizes of its extents allow at most %s: make another lease",
                          NUMBER_SIZE(arena_limit_max(q->arena)));
@@ -464,22 +486,16 @@ static int check_set(const struct broker *b, const struct lease *lease, const Bf
         return r;
 }
 
-static void apply_set(struct session *s, struct lease *lease, const Bfcd__LeaseSet *m,
-                      const struct quota_limits *limits)
+static void apply_set(struct session *s, const struct lease *lease, const Bfcd__LeaseSet *m,
+                      struct tree *tree)
 {
         struct ledger_lease *record = lease_record(s->broker, lease);
-        struct partition *p = lease->quota->partition;
-        struct quota *q = lease->quota;
 
         if (m->sets_ttl)
                 record->ends_ms = m->ttl_ms > 0 ? clock_ms() + m->ttl_ms : 0;
         s->broker->leases.due_ms = 0;
-        lease_store_limits(s->broker, lease, limits->limit_bytes, limits->reserve_bytes);
-        quota_set(q, limits);
-        partition_set_limit(p, p->pool.limit_bytes, p->reclaim_timeout_ms); /* its requests look again */
+        tree_apply(tree);
         tell_limits(s->broker);
-        if (quota_excess(q) > 0)
-                trim_excess(s->broker, q, quota_excess(q));
 }
 
 int handle_lease_set(struct session *s, const Bfcd__Request *r, const char **ret_why)
@@ -488,6 +504,7 @@ int handle_lease_set(struct session *s, const Bfcd__Request *r, const char **ret
         struct lease *lease;
         enum ledger_lease_maker maker = s->admin ? LEASE_BY_OPERATOR : LEASE_BY_USER;
         struct quota_limits limits;
+        struct tree tree = { 0 };
         char why[EXPLAIN_SENTENCE], by[LEASE_BY_BYTES];
         int result;
 
@@ -506,12 +523,14 @@ int handle_lease_set(struct session *s, const Bfcd__Request *r, const char **ret
         result = lease_self_check_reserve(s, lease->quota->lease.parent, lease->quota->account.reserve_bytes,
                                           limits.reserve_bytes, why, sizeof(why));
         if (result == 0)
-                result = check_set(s->broker, lease, m, &limits, maker, why, sizeof(why));
+                result = check_set(s->broker, lease, m, &limits, maker, &tree, why, sizeof(why));
+        if (result == 0)
+                apply_set(s, lease, m, &tree);
+        tree_free(&tree);
         if (result < 0) {
                 session_refuse(s, r->id, result, why);
                 return 0;
         }
-        apply_set(s, lease, m, &limits);
         snprintf(why, sizeof(why), "%s: lease '%s' changed: limit %s, reserve %s", name_session(s, by),
                  lease->name, NUMBER_SIZE(limits.limit_bytes), NUMBER_SIZE(limits.reserve_bytes));
         log_lease(lease->tenant, maker, why);

@@ -11,7 +11,7 @@
 #include "daemon/session/lease.h"
 #include "daemon/base/clock.h"
 #include "daemon/memory/broker_lease.h"
-#include "daemon/memory/broker_lease_auto.h"
+#include "daemon/memory/broker.h"
 #include "daemon/base/cgroup.h"
 #include "daemon/session/session.h"
 
@@ -64,11 +64,11 @@ static int make(struct session *s, struct quota *parent, const struct config_quo
 
 int lease_auto(struct session *s, struct quota *parent, struct lease **lease, char *why, size_t n)
 {
-        const struct config_quota *per = lease_auto_per(s->broker, s->tenant, parent->partition);
+        const struct config_quota *per = broker_config_quota(s->broker, s->tenant, parent->partition);
         char group[CGROUP_PATH_BYTES];
         size_t n_group;
 
-        if (!per)
+        if (!per || !per->per_cgroup)
                 return 0;
         if (!s->who.cgroup) {
                 snprintf(why, n,

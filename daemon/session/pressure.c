@@ -9,7 +9,7 @@
 #include "daemon/session/park_now.h"
 #include "daemon/base/clock.h"
 #include "daemon/base/log.h"
-#include "daemon/memory/broker_lease_auto.h"
+#include "daemon/memory/broker.h"
 #include "daemon/base/number.h"
 #include "daemon/session/session.h"
 #include "daemon/session/recall.h"

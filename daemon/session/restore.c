@@ -345,8 +345,7 @@ static int publish_quotas(struct broker *b)
                         broker_note_leave(b, b->tenants[i].quotas[k]);
                 }
         for (size_t i = 0; i < b->n_partitions; i++)
-                partition_set_limit(&b->partitions[i], b->partitions[i].pool.limit_bytes,
-                                    b->partitions[i].reclaim_timeout_ms);
+                partition_set_limit(&b->partitions[i], b->partitions[i].pool.limit_bytes);
         b->changes.may_have_gone = true;
         return 0;
 }
