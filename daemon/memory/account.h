@@ -32,6 +32,7 @@ struct account {
         uint64_t charged_bytes;   /* with those of the accounts below */
         uint64_t committed_bytes; /* what is charged or guaranteed to the accounts below */
         uint64_t promised_bytes;  /* the sum over its children of what is guaranteed to them */
+        uint64_t claimed_bytes;   /* of it, see reclaim_set_claim() */
         uint64_t peak_charged_bytes;
         uint64_t peak_charged_ms; /* when: milliseconds since 1970; 0: never */
         uint64_t lifetime_peak_charged_bytes;

@@ -49,10 +49,9 @@ struct partition_lists {
         uint64_t n_visits;         /* of quotas for a request of another one, in total: for tests */
 };
 
-/* Requests that wait for room in the partition, see quota_request.claim. */
+/* Requests that wait for room in the partition or in a tenant's quota, see quota_request.claim. */
 struct partition_claims {
         size_t n;
-        uint64_t n_bytes;   /* of all of them */
         uint64_t looked_ms; /* when a free last made them due */
         bool is_deferred;   /* a later free did not: see partition_look_again() */
 };

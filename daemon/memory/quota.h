@@ -90,8 +90,8 @@ struct quota_request {
         bool has_reclaimed; /* memory was reclaimed for it, or a reclaim was started */
         bool has_grown;     /* extents were made for it */
         uint64_t queued_ms; /* since then it waits for other sessions' frees; 0: not yet */
-        /* Bytes that it gets before later requests: of the partition; of its tenant's quota, if that has leases. */
-        uint64_t claim, claim_of_tenant;
+        struct charge
+                claim; /* what it gets before later requests, of the account that it lacks: not charged yet */
         struct quota_shortage lack;
         struct quota_asking asking;
         struct charge charge; /* when done() is called: of a direct charge; the callee takes it */

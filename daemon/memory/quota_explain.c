@@ -41,7 +41,7 @@ static void quota_explain_partition(const struct quota_request *refused, char *b
         const struct account *a = &q->account;
         const struct account *p = &q->partition->pool;
         uint64_t attainable = account_attainable(a, NULL);
-        uint64_t claims = reclaim_claims_before(refused, 0).of_pool;
+        uint64_t claims = reclaim_claims_before(refused, p, 0);
         struct bfc_stats stats;
         int n;
 

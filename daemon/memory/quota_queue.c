@@ -104,7 +104,7 @@ static void quota_unqueue(struct quota_request *request)
                 q->queue.next = TAILQ_NEXT(request, link);
         TAILQ_REMOVE(&q->queue.requests, request, link);
         /* Later requests, also of other quotas, may have what was kept for this one. */
-        reclaim_set_claim(request, (struct reclaim_claim){ 0, 0 });
+        reclaim_set_claim(request, NULL, 0);
         if (request->wakes != 0)
                 reclaim_uncharge(q); /* what was held for its group */
         if (!TAILQ_EMPTY(&q->queue.requests))
@@ -166,7 +166,7 @@ void quota_wait(struct quota_request *request)
         request->has_reclaimed = false;
         request->has_grown = false;
         request->queued_ms = 0;
-        request->claim = request->claim_of_tenant = 0;
+        request->claim = (struct charge){ NULL, 0 };
         request->lack = (struct quota_shortage){ 0 };
         request->asking = (struct quota_asking){ 0 };
         quota_enqueue(request);

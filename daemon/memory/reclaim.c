@@ -120,51 +120,45 @@ static void quota_grown(void *userdata, int result, bfc_handle handle, uint64_t 
 
 struct reclaim_need {
         uint64_t missing;
-        const struct account *scope; /* which lacks it; NULL: none does */
-        struct reclaim_claim takes;  /* of the accounts that others share */
+        struct account *scope; /* which lacks it, of its own or above; NULL: none does */
+        uint64_t takes;        /* of this account */
 };
 
-/* Of the room in an account that others share, those that waited longer have their claims. False: it lacks bytes. */
-static bool has_room(const struct account *a, uint64_t n_bytes, uint64_t claims, uint64_t *ret_missing)
+/* Whether an account that others share has the room that the request needs there, beside what requests that waited
+ * longer claim of it. */
+static bool has_room(const struct quota_request *request, struct account *a, uint64_t n_bytes, uint64_t now,
+                     struct reclaim_need *ret)
 {
         uint64_t room = excess_u64(a->limit_bytes, a->committed_bytes);
+        uint64_t takes = account_takes_of(&request->quota->account, a, n_bytes);
 
-        room -= min_u64(room, claims);
-        if (n_bytes <= room)
+        room -= min_u64(room, takes > 0 ? reclaim_claims_before(request, a, now) : 0);
+        if (takes == 0 || takes <= room)
                 return true;
-        *ret_missing = n_bytes - room + excess_u64(a->committed_bytes, a->limit_bytes);
+        *ret = (struct reclaim_need){ takes - room + excess_u64(a->committed_bytes, a->limit_bytes), a,
+                                      takes };
         return false;
 }
 
-/* Whether n_bytes may be charged now for this request, with `claims` left to other requests; fails as account_probe()
- * does. What is free in an account is for the request that has waited the longest; what reserves keep is available to
- * all. */
-static int reclaim_probe(const struct quota_request *request, uint64_t n_bytes, struct reclaim_claim claims,
+/* Whether n_bytes may be charged now for this request, beside claims of other requests (now: as of
+ * reclaim_claims_before()); fails as account_probe() does. What is free in an account is for the request that has waited
+ * the longest; what reserves keep is available to all. */
+static int reclaim_probe(const struct quota_request *request, uint64_t n_bytes, uint64_t now,
                          struct reclaim_need *ret)
 {
-        const struct account *a = &request->quota->account, *pool = &request->quota->partition->pool;
-        const struct account *shared = reclaim_shared_account(request->quota);
+        struct account *a = &request->quota->account, *shared = reclaim_shared_account(request->quota);
         int r = account_probe(a, n_bytes, &ret->missing);
 
-        /* A limit that the quota shares with no other request refuses first: claims do not matter there. */
-        ret->scope = r < 0 ? account_short_of(a, n_bytes) : NULL;
-        ret->takes = (struct reclaim_claim){ account_takes_of(a, NULL, n_bytes),
-                                             shared ? account_takes_of(a, shared, n_bytes) : 0 };
-        if (r == -EDQUOT && ret->scope != shared)
-                return r;
-
-        /* Then the tenant's quota and the partition, in this order, without what older requests claim there.
-         * Bytes that a guarantee covers are taken of neither. */
-        if (ret->takes.of_tenant > 0 &&
-            !has_room(shared, ret->takes.of_tenant, claims.of_tenant, &ret->missing)) {
-                ret->scope = shared;
-                return -EDQUOT;
-        }
+        /* A limit that the quota shares with no other request refuses first: claims do not matter there. Then the
+         * tenant's quota and the partition, in this order, without what older requests claim there. */
         ret->scope = NULL;
-        if (ret->takes.of_pool == 0 || has_room(pool, ret->takes.of_pool, claims.of_pool, &ret->missing))
-                return 0;
-        ret->scope = pool;
-        return -ENOMEM;
+        if (r == -EDQUOT && account_short_of(a, n_bytes) != shared) {
+                ret->scope = a;
+                return r;
+        }
+        if (shared && !has_room(request, shared, n_bytes, now, ret))
+                return -EDQUOT;
+        return has_room(request, &request->quota->partition->pool, n_bytes, now, ret) ? 0 : -ENOMEM;
 }
 
 /* ---- growing --------------------------------------------------------------- */
@@ -325,7 +319,7 @@ static bool quota_release_own(struct quota *q, const struct bfc_growth *plan, ui
         /* The part that these extents do not pay for must be there now, else they are released in vain. What
          * older requests claim is not taken for it. */
         unpaid = excess_u64(plan->new_bytes, quota_own_coming(q) + n_bytes);
-        if (unpaid > held && reclaim_probe(first, unpaid - held, reclaim_claims_before(first, 0), &need) < 0)
+        if (unpaid > held && reclaim_probe(first, unpaid - held, 0, &need) < 0)
                 return false;
         if (!quota_hold(q, unpaid))
                 return false;
@@ -521,10 +515,9 @@ static uint64_t growth_need(const struct quota_request *request, const struct bf
 static int reclaim_look(struct quota *q, struct quota_request *request, uint64_t n_bytes,
                         struct quota_shortage *ret)
 {
-        const struct account *pool = &q->partition->pool, *shared = reclaim_shared_account(q);
         uint64_t after = q->account.own_bytes + n_bytes, most;
         struct reclaim_need need = { .missing = 0 };
-        int r = reclaim_probe(request, n_bytes, reclaim_claims_before(request, 0), &need);
+        int r = reclaim_probe(request, n_bytes, 0, &need);
 
         *ret = (struct quota_shortage){ r, need.missing, need.scope };
         if (r < 0) {
@@ -539,9 +532,7 @@ static int reclaim_look(struct quota *q, struct quota_request *request, uint64_t
 
         /* A claim is set only in the account that refuses: elsewhere it would keep others from room that does
          * not help this request. */
-        reclaim_set_claim(request, (struct reclaim_claim){
-                                           ret->scope == pool ? need.takes.of_pool : 0,
-                                           ret->scope && ret->scope == shared ? need.takes.of_tenant : 0 });
+        reclaim_set_claim(request, need.scope, ret->scope ? need.takes : 0);
         request->lack = *ret;
         return r;
 }
@@ -667,7 +658,7 @@ int reclaim_last_chance(struct quota *q, struct quota_request *request)
 
         /* Claims that are aged have had their turn: they refuse no other request. */
         n_bytes = growth_need(request, &plan);
-        r = reclaim_probe(request, n_bytes, reclaim_claims_before(request, clock_ms()), &need);
+        r = reclaim_probe(request, n_bytes, clock_ms(), &need);
         if (r == 0)
                 return quota_grow(q, request, &plan);
         return account_probe(&q->account, n_bytes, &missing) == 0 ? RECLAIM_WAIT : r;
@@ -738,11 +729,7 @@ static uint64_t quota_growth_room(const struct quota *q)
                 uint64_t after = excess_u64(a->committed_bytes, coming_in(q->partition, a));
                 uint64_t n_free = excess_u64(a->limit_bytes, after);
 
-                if (!a->parent)
-                        n_free = excess_u64(n_free, q->partition->claims.n_bytes);
-                else if (a == reclaim_shared_account(q))
-                        n_free = excess_u64(n_free, reclaim_claims_of_tenant(q));
-                room = min_u64(room, n_free + guaranteed);
+                room = min_u64(room, excess_u64(n_free, a->claimed_bytes) + guaranteed);
                 guaranteed += excess_u64(a->reserve_bytes, after);
         }
         return arena_growable(q->arena, room);

@@ -34,30 +34,24 @@ int reclaim_last_chance(struct quota *q, struct quota_request *request);
 
 /* ---- reclaim_claims.c ------------------------------------------------------ */
 
-/* What a request takes, or claims before later requests: of the partition, and of its tenant's quota if that has
- * leases. */
-struct reclaim_claim {
-        uint64_t of_pool, of_tenant;
-};
-void reclaim_set_claim(struct quota_request *request, struct reclaim_claim claim);
+/* The request claims so many bytes of an account before later requests: that of the partition, or of its tenant's quota if
+ * that has leases. 0 bytes: it claims nothing. */
+void reclaim_set_claim(struct quota_request *request, struct account *a, uint64_t n_bytes);
 
 /* The request grows: its claim was of use. */
 void reclaim_note_growth(const struct quota_request *request);
 
 static inline bool reclaim_has_claim(const struct quota_request *request)
 {
-        return request->claim > 0 || request->claim_of_tenant > 0;
+        return request->claim.n_bytes > 0;
 }
 
 /* The account that the quota shares with leases of its tenant, or with the tenant; NULL: none. */
-const struct account *reclaim_shared_account(const struct quota *q);
+struct account *reclaim_shared_account(struct quota *q);
 
-/* The claims of requests of other quotas that have waited longer. now: those that are aged are not counted; 0: all
- * are. */
-struct reclaim_claim reclaim_claims_before(const struct quota_request *request, uint64_t now);
-
-/* All claims of the account that the quota shares. */
-uint64_t reclaim_claims_of_tenant(const struct quota *q);
+/* What requests of other quotas that have waited longer claim of the account. now: those that are aged are not counted; 0:
+ * all are. */
+uint64_t reclaim_claims_before(const struct quota_request *request, const struct account *a, uint64_t now);
 
 /* ---- reclaim.c ------------------------------------------------------------ */
 

@@ -8,7 +8,7 @@
 
 #define RECLAIM_CALM_MS 10000u /* after this time without a claim the next one counts as the first */
 
-const struct account *reclaim_shared_account(const struct quota *q)
+struct account *reclaim_shared_account(struct quota *q)
 {
         return q->lease.parent ? &q->lease.parent->account : q->account.n_children > 0 ? &q->account : NULL;
 }
@@ -19,17 +19,18 @@ static struct quota_growth *growth_of_tenant(const struct quota *q)
         return q->lease.parent ? &q->lease.parent->growth : &((struct quota *)(uintptr_t)q)->growth;
 }
 
-void reclaim_set_claim(struct quota_request *request, struct reclaim_claim claim)
+void reclaim_set_claim(struct quota_request *request, struct account *a, uint64_t n_bytes)
 {
         struct partition *p = request->quota->partition;
         struct quota_growth *growth = growth_of_tenant(request->quota);
-        bool had = reclaim_has_claim(request), has;
+        bool had = reclaim_has_claim(request), has = n_bytes > 0;
         struct quota *q;
 
-        p->claims.n_bytes += claim.of_pool - request->claim;
-        request->claim = claim.of_pool;
-        request->claim_of_tenant = claim.of_tenant;
-        has = reclaim_has_claim(request);
+        if (had)
+                request->claim.account->claimed_bytes -= request->claim.n_bytes;
+        if (has)
+                a->claimed_bytes += n_bytes;
+        request->claim = (struct charge){ a, n_bytes };
 
         /* A claim soon after another one of the tenant continues its age: small requests in a row are as old
          * together as a large one. */
@@ -61,16 +62,15 @@ void reclaim_note_growth(const struct quota_request *request)
                 growth->claim_ms = 0;
 }
 
-struct reclaim_claim reclaim_claims_before(const struct quota_request *request, uint64_t now)
+uint64_t reclaim_claims_before(const struct quota_request *request, const struct account *a, uint64_t now)
 {
         const struct partition *p = request->quota->partition;
-        const struct account *shared = reclaim_shared_account(request->quota);
         uint64_t aged_ms = RECLAIM_STEPS * p->reclaim_timeout_ms + RECLAIM_AGED_MS;
-        struct reclaim_claim sum = { 0, 0 };
         const struct quota *q;
+        uint64_t n_bytes = 0;
 
-        if (p->claims.n == 0)
-                return sum;
+        if (a->claimed_bytes == 0)
+                return 0;
         TAILQ_FOREACH(q, &p->queue.waiting, queue.of_waiting)
         {
                 const struct quota_request *first = TAILQ_FIRST(&q->queue.requests);
@@ -83,23 +83,7 @@ struct reclaim_claim reclaim_claims_before(const struct quota_request *request, 
                  * long as that can take. */
                 if (now != 0 && now - growth_of_tenant(q)->claim_ms >= aged_ms)
                         continue;
-                sum.of_pool += first->claim;
-                if (shared && reclaim_shared_account(q) == shared)
-                        sum.of_tenant += first->claim_of_tenant;
+                n_bytes += first->claim.account == a ? first->claim.n_bytes : 0;
         }
-        return sum;
-}
-
-uint64_t reclaim_claims_of_tenant(const struct quota *q)
-{
-        const struct account *shared = reclaim_shared_account(q);
-        const struct quota *each;
-        uint64_t n_bytes = 0;
-
-        if (q->partition->claims.n == 0 || !shared)
-                return 0;
-        TAILQ_FOREACH(each, &q->partition->queue.waiting, queue.of_waiting)
-        if (reclaim_shared_account(each) == shared)
-                n_bytes += TAILQ_FIRST(&each->queue.requests)->claim_of_tenant;
         return n_bytes;
 }
