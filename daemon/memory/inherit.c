@@ -312,41 +312,28 @@ static void note_interrupted_growth(struct quota *q, uint32_t growing_mib, uint3
         quota_pause_growth(q);
 }
 
-/* 0: it continues, or is closed. */
-static int restore_quota(struct broker *b, struct tenant *t, size_t partition, struct inherited_quota *from)
+/* Makes a quota, or that of a lease within `parent`. While the ledger is read, its limit is not below what is charged for
+ * it: extents, direct charges, and closed arenas. 0: it is from->quota, or it was closed and there is none. */
+static int restore_node(struct broker *b, struct tenant *t, struct quota *parent,
+                        struct inherited_quota *from, const struct quota_limits *to, uint64_t n_closed)
 {
-        const struct partition *p = &b->partitions[partition];
-        const struct config_quota *to = config_quota_in(t->config, partition);
-        uint64_t closed = closed_bytes(b, from->tenant, from->partition);
-        uint64_t charged = from->n_bytes + from->direct_bytes + closed;
-        struct extent_sizes grid = quota_extent_sizes(ledger_quota_at(b->ledger, from->index));
-        uint64_t limit = to ? to->limit_bytes : max_u64(charged, CONFIG_GRANULARITY);
         const char *why = NULL;
         struct quota_options options = {
-                .max_sessions = to ? to->max_sessions : 0,
-                .max_blocks = to ? to->max_blocks : (uint32_t)from->arena.n_blocks,
+                .parent = parent,
+                .lease = parent ? ledger_lease_at(b->ledger, from->lease)->name
+                                : NULL, /* until lease_adopt() */
+                .limit_bytes = max_u64(to->limit_bytes, from->n_bytes + from->direct_bytes + n_closed),
+                .max_sessions = to->max_sessions,
+                .max_blocks = to->max_blocks,
                 .inherited = &from->arena,
                 .index = from->index,
                 .inherited_bytes = from->n_bytes,
-                .closed_bytes = closed,
+                .closed_bytes = n_closed,
                 .direct_bytes = from->direct_bytes,
                 .ret_why = &why,
         };
-        struct quota *q;
-        int r;
+        int r = broker_make_quota(b, t, find_partition(b, from->partition), &options);
 
-        /* The sizes of extents cannot change while there are any, and they bound the limit. */
-        if (limit_in(p, limit, &grid) < limit) {
-                log_warning("tenant '%s' in partition '%s': the size of its extents does not allow its "
-                            "limit of %s; until they are released and bfcd is restarted, the limit is %s",
-                            t->name, p->name, NUMBER_SIZE(limit), NUMBER_SIZE(limit_in(p, limit, &grid)));
-                limit = limit_in(p, limit, &grid);
-        }
-
-        /* Made with room for all that is charged, then given the limit of the config. Records that do not fit
-         * together close this quota only. */
-        options.limit_bytes = max_u64(limit, charged);
-        r = broker_make_quota(b, t, partition, &options);
         if (is_fatal(r))
                 return r;
         if (r < 0) {
@@ -356,13 +343,40 @@ static int restore_quota(struct broker *b, struct tenant *t, size_t partition, s
         took_fds(b->inherited, from);
         b->restored.n_bytes += from->n_bytes;
         b->restored.n_blocks += (uint32_t)from->arena.n_blocks;
-        q = from->quota = t->quotas[t->n_quotas - 1];
-        r = quota_prepare_limit(q, limit);
+        from->quota = t->quotas[t->n_quotas - 1];
+        note_interrupted_growth(from->quota, from->growing_mib, from->oom_kills);
+        return 0;
+}
+
+/* The config's limits, or, without a quota in the config, what is charged. */
+static int restore_quota(struct broker *b, struct tenant *t, size_t partition, struct inherited_quota *from)
+{
+        const struct partition *p = &b->partitions[partition];
+        const struct config_quota *in = config_quota_in(t->config, partition);
+        uint64_t closed = closed_bytes(b, from->tenant, from->partition);
+        struct extent_sizes sizes = quota_extent_sizes(ledger_quota_at(b->ledger, from->index));
+        struct quota_limits to = { .limit_bytes = max_u64(from->n_bytes + from->direct_bytes + closed,
+                                                          CONFIG_GRANULARITY),
+                                   .max_blocks = (uint32_t)from->arena.n_blocks };
+        uint64_t most;
+        int r;
+
+        if (in)
+                to = broker_limits(in);
+        most = limit_in(p, to.limit_bytes, &sizes);
+        if (most < to.limit_bytes)
+                log_warning("tenant '%s' in partition '%s': the size of its extents does not allow its "
+                            "limit of %s; until they are released and bfcd is restarted, the limit is %s",
+                            t->name, p->name, NUMBER_SIZE(to.limit_bytes), NUMBER_SIZE(most));
+        to.limit_bytes = most;
+        to.reserve_bytes = min_u64(to.reserve_bytes, most);
+        r = restore_node(b, t, NULL, from, &to, closed);
+        if (r < 0 || !from->quota)
+                return r;
+        r = quota_prepare_limit(from->quota, to.limit_bytes);
         if (r == 0)
-                quota_set(q, &(struct quota_limits){ limit, to ? min_u64(to->reserve_bytes, limit) : 0,
-                                                     options.max_sessions, options.max_blocks });
-        q->is_removed = !to;
-        note_interrupted_growth(q, from->growing_mib, from->oom_kills);
+                quota_set(from->quota, &to);
+        from->quota->is_removed = !in;
         return r;
 }
 
@@ -433,43 +447,24 @@ static int restore_lease(struct broker *b, struct tenant *t, struct quota *paren
 {
         struct ledger_lease *record = ledger_lease_at(b->ledger, from->lease);
         struct extent_sizes sizes = quota_extent_sizes(ledger_quota_at(b->ledger, from->index));
-        const char *why = NULL;
-        struct quota_options options = {
-                .parent = parent,
-                .lease = record->name, /* until lease_adopt() */
-                .limit_bytes = max_u64(limit_in(parent->partition, record->limit_bytes, &sizes),
-                                       from->n_bytes + from->direct_bytes),
-                .max_sessions = parent->max_sessions,
-                .max_blocks = parent->max_blocks,
-                .inherited = &from->arena,
-                .index = from->index,
-                .inherited_bytes = from->n_bytes,
-                .direct_bytes = from->direct_bytes,
-                .ret_why = &why,
-        };
         struct quota_limits to = { record->limit_bytes, record->reserve_bytes, parent->max_sessions,
                                    parent->max_blocks };
+        struct quota_limits at_first = to;
         struct lease *lease;
         struct quota *q;
         int r;
 
-        r = broker_make_quota(b, t, (size_t)(parent->partition - b->partitions), &options);
-        if (r < 0 && !is_fatal(r)) {
-                close_quota(b, from, why ? why : strerror(-r));
+        at_first.limit_bytes = limit_in(parent->partition, to.limit_bytes, &sizes);
+        r = restore_node(b, t, parent, from, &at_first, 0);
+        if (r == 0 && !from->quota)
                 charge_closed(parent, from->n_bytes + from->direct_bytes);
-                return 0;
-        }
-        if (r < 0)
+        if (r < 0 || !from->quota)
                 return r;
 
         /* The lease has its arena. Its guarantee is set last: see guarantee_leases(). */
-        took_fds(b->inherited, from);
-        b->restored.n_bytes += from->n_bytes;
-        b->restored.n_blocks += (uint32_t)from->arena.n_blocks;
-        q = from->quota = t->quotas[t->n_quotas - 1];
+        q = from->quota;
         lease_follow(record, q, broker_config_quota(b, t, parent->partition), &to);
         restore_lease_limit(q, record, &to);
-        note_interrupted_growth(q, from->growing_mib, from->oom_kills);
         quota_restore_lifetime(q, &from->life);
         r = lease_adopt(b, t, q, from->lease, &lease);
         if (r == 0 && record->ended_ms == 0)
