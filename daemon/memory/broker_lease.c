@@ -51,7 +51,7 @@ struct ledger_lease *lease_record(const struct broker *b, const struct lease *le
 }
 
 size_t lease_count_by(const struct broker *b, const struct tenant *t, enum ledger_lease_maker maker,
-                      uint32_t uid)
+                      const uint32_t *uid)
 {
         size_t n = 0;
 
@@ -59,7 +59,7 @@ size_t lease_count_by(const struct broker *b, const struct tenant *t, enum ledge
                 const struct ledger_lease *record = lease_record(b, b->leases.list[i]);
 
                 n += b->leases.list[i]->tenant == t && record->maker == maker &&
-                     (maker != LEASE_BY_USER || record->maker_uid == uid);
+                     (!uid || record->maker_uid == *uid);
         }
         return n;
 }

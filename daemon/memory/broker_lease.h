@@ -94,9 +94,9 @@ void lease_tell_gone(const struct broker *b, const struct lease_end *end);
 /* All of them, without their quotas. leave: their records stay for the next daemon. */
 void leases_forget(struct broker *b, bool leave);
 
-/* Leases of the tenant by this maker; of LEASE_BY_USER those of the user. */
+/* Leases of the tenant by this maker; uid: only those of this user. */
 size_t lease_count_by(const struct broker *b, const struct tenant *t, enum ledger_lease_maker maker,
-                      uint32_t uid);
+                      const uint32_t *uid);
 
 /* In lists. */
 const char *lease_maker_name(enum ledger_lease_maker maker);

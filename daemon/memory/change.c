@@ -44,28 +44,6 @@ struct shown_size {
 
 /* ---- the old and the new -------------------------------------------------- */
 
-static int compare_names(const void *left, const void *right)
-{
-        const struct tenant *const *a = left, *const *b = right;
-
-        return strcmp((*a)->name, (*b)->name);
-}
-
-static int compare_name(const void *key, const void *element)
-{
-        const struct tenant *const *t = element;
-
-        return strcmp(key, (*t)->name);
-}
-
-static struct tenant *find_tenant(const struct change *c, const char *name)
-{
-        struct tenant **found;
-
-        found = bsearch(name, c->by_name, c->n_by_name, sizeof(*c->by_name), compare_name);
-        return found ? *found : NULL;
-}
-
 /* Of an existing tenant. */
 static const struct config_tenant *change_config_of(const struct change *c, const struct tenant *t)
 {
@@ -81,7 +59,7 @@ static int change_map_tenants(struct change *c)
 {
         struct broker *b = c->b;
 
-        c->by_name = calloc(b->n_tenants + 1, sizeof(*c->by_name));
+        c->by_name = tenant_sort(b->tenants, b->n_tenants, &c->n_by_name);
         c->tenants = calloc(c->next->n_tenants + 1, sizeof(*c->tenants));
         c->order = calloc(c->next->n_tenants + 1, sizeof(*c->order));
         c->config_of = calloc(b->n_tenants + 1, sizeof(const struct config_tenant *));
@@ -91,14 +69,10 @@ static int change_map_tenants(struct change *c)
         if (!c->config_of || !c->by_name || !c->tenants || !c->order || !c->config_text || !c->capacity ||
             matcher_new(c->next, &c->matcher) < 0)
                 return -ENOMEM;
-        for (size_t i = 0; i < b->n_tenants; i++)
-                if (b->tenants[i].name[0] != '\0')
-                        c->by_name[c->n_by_name++] = &b->tenants[i];
-        qsort(c->by_name, c->n_by_name, sizeof(*c->by_name), compare_names);
         for (size_t i = 0; i < c->next->n_tenants; i++) {
                 struct change_tenant *t = &c->tenants[i];
 
-                t->tenant = find_tenant(c, c->next->tenants[i].name);
+                t->tenant = tenant_find(c->by_name, c->n_by_name, c->next->tenants[i].name);
                 t->is_new = !t->tenant;
                 t->n_quotas_before = t->tenant ? t->tenant->n_quotas : 0;
                 if (t->tenant)

@@ -19,20 +19,6 @@ static size_t share_of_tenant(const struct broker *b)
         return max_u64(1, min_u64(share, LEASES_PER_TENANT / 4 * 3));
 }
 
-/* Of all makers but operators; or only of users. */
-static size_t count_caused(const struct broker *b, const struct tenant *t, bool of_users)
-{
-        size_t n = 0;
-
-        for (size_t i = 0; i < b->leases.n; i++) {
-                uint32_t maker = lease_record(b, b->leases.list[i])->maker;
-
-                n += b->leases.list[i]->tenant == t && maker != LEASE_BY_OPERATOR &&
-                     (!of_users || maker == LEASE_BY_USER);
-        }
-        return n;
-}
-
 static uint32_t *births_by(struct tenant *t, enum ledger_lease_maker maker)
 {
         return maker == LEASE_BY_USER ? &t->lease_births.n_by_users : &t->lease_births.n_by_config;
@@ -62,15 +48,16 @@ int lease_bounds_check(const struct broker *b, const struct tenant *t, enum ledg
                        char *why, size_t n)
 {
         size_t share = share_of_tenant(b), of_users = max_u64(1, share / 3 * 2);
+        size_t n_by_users = lease_count_by(b, t, LEASE_BY_USER, NULL);
 
         if (maker == LEASE_BY_OPERATOR)
                 return 0;
-        if (maker == LEASE_BY_USER && count_caused(b, t, true) >= of_users) {
+        if (maker == LEASE_BY_USER && n_by_users >= of_users) {
                 snprintf(why, n, "users of tenant '%s' have %zu leases, which is the most for all of them",
                          t->name, of_users);
                 return -EDQUOT;
         }
-        if (count_caused(b, t, false) < share)
+        if (n_by_users + lease_count_by(b, t, LEASE_BY_CONFIG, NULL) < share)
                 return 0;
         snprintf(
                 why, n,

@@ -46,6 +46,34 @@ void tenant_deinit(struct tenant *t)
         *t = (struct tenant){ .name = t->name_bytes };
 }
 
+static int compare_tenants(const void *left, const void *right)
+{
+        const struct tenant *const *a = left, *const *b = right;
+
+        return strcmp((*a)->name, (*b)->name);
+}
+
+struct tenant **tenant_sort(struct tenant *tenants, size_t n, size_t *ret_n)
+{
+        struct tenant **sorted = calloc(n + 1, sizeof(*sorted));
+
+        *ret_n = 0;
+        for (size_t i = 0; sorted && i < n; i++)
+                if (tenants[i].name[0] != '\0')
+                        sorted[(*ret_n)++] = &tenants[i];
+        if (sorted)
+                qsort(sorted, *ret_n, sizeof(*sorted), compare_tenants);
+        return sorted;
+}
+
+struct tenant *tenant_find(struct tenant *const *sorted, size_t n, const char *name)
+{
+        const struct tenant key = { .name = name }, *at = &key;
+        struct tenant *const *found = bsearch(&at, sorted, n, sizeof(*sorted), compare_tenants);
+
+        return found ? *found : NULL;
+}
+
 struct quota *tenant_quota(const struct tenant *t, const struct partition *p)
 {
         for (size_t i = 0; i < t->n_quotas; i++)

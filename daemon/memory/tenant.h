@@ -86,6 +86,12 @@ void tenant_init(struct tenant *t, const struct config_tenant *config);
 void tenant_init_removed(struct tenant *t, const char *name);
 void tenant_deinit(struct tenant *t);
 
+/* Those in use, sorted by name, for tenant_find(): free() it. NULL: out of memory. */
+struct tenant **tenant_sort(struct tenant *tenants, size_t n, size_t *ret_n);
+
+/* NULL: there is none of that name. */
+struct tenant *tenant_find(struct tenant *const *sorted, size_t n, const char *name);
+
 /* Its own quota in the partition, not that of a lease; also if it was removed. NULL: none. */
 struct quota *tenant_quota(const struct tenant *t, const struct partition *p);
 

@@ -138,7 +138,7 @@ int lease_self_check(const struct session *s, const struct quota *parent, struct
                 r = lease_self_check_reserve(s, parent, 0, facts->reserve_bytes, why, n);
         if (r < 0)
                 return r;
-        if (lease_count_by(s->broker, s->tenant, LEASE_BY_USER, s->who.uid) < LEASES_PER_USER)
+        if (lease_count_by(s->broker, s->tenant, LEASE_BY_USER, &s->who.uid) < LEASES_PER_USER)
                 return 0;
         snprintf(why, n, "this user has %u leases of tenant '%s', which is the most: end some of them",
                  LEASES_PER_USER, s->tenant->name);

@@ -222,39 +222,19 @@ static int restore_session(struct broker *b, struct tenant *tenant, uint32_t ind
 
 /* ---- all of them --------------------------------------------------------- */
 
-static int compare_tenants(const void *x, const void *y)
-{
-        const struct tenant *const *p = x, *const *q = y;
-
-        return strcmp((*p)->name, (*q)->name);
-}
-
-static int compare_tenant(const void *name, const void *element)
-{
-        const struct tenant *const *t = element;
-
-        return strcmp(name, (*t)->name);
-}
-
 static int restore_each(struct broker *b)
 {
-        struct tenant **by_name = calloc(b->n_tenants + 1, sizeof(*by_name));
-        size_t n = 0;
+        size_t n;
+        struct tenant **by_name = tenant_sort(b->tenants, b->n_tenants, &n);
         int r = 0;
 
         b->suspended.records =
                 calloc((size_t)ledger_session_end(b->ledger) + 1, sizeof(*b->suspended.records));
         if (!by_name || !b->suspended.records)
                 r = -ENOMEM;
-
-        /* Records name their tenants, so these are sorted by name. */
-        for (size_t i = 0; r == 0 && i < b->n_tenants; i++)
-                by_name[n++] = &b->tenants[i];
-        if (r == 0)
-                qsort(by_name, n, sizeof(*by_name), compare_tenants);
         for (uint32_t i = 0; r == 0 && i < ledger_session_end(b->ledger); i++) {
                 const struct ledger_session *record = ledger_session_get(b->ledger, i);
-                struct tenant **found;
+                struct tenant *found;
 
                 if (!record || is_aside(b, i)) {
                         b->restored.n_aside += record != NULL;
@@ -262,9 +242,9 @@ static int restore_each(struct broker *b)
                 }
                 /* A crash in here leaves this session aside at the next start. */
                 ledger_note_session(b->ledger, i);
-                found = bsearch(record->tenant, by_name, n, sizeof(*by_name), compare_tenant);
+                found = tenant_find(by_name, n, record->tenant);
                 if (found)
-                        r = restore_session(b, *found, i);
+                        r = restore_session(b, found, i);
                 else if (record->links.n_blocks + record->links.n_exports + record->links.n_refs == 0)
                         /* The tenant is gone, and the session has nothing. */
                         ledger_session_clear(b->ledger, i);
