@@ -1801,3 +1801,38 @@ TEST(leases_without_an_operator)
         ck_assert(again->has_patterns && again->tenants[0].leases_self && !again->tenants[1].leases_self);
         ck_assert_ptr_null(again->tenants[1].quotas[0].per_cgroup);
 }
+
+/* Devices and partitions of a next config that lists them in another order. */
+TEST(the_order_of_another_config)
+{
+        static char x[] = "x", y[] = "y", z[] = "z";
+        struct config_device was_devices[] = { { .id = x }, { .id = y }, { .id = z } };
+        struct config_device devices[] = { { .id = z }, { .id = x }, { .id = y } };
+        struct config_partition was_partitions[] = { { .name = x, .device = 0 },
+                                                     { .name = y, .device = 1 },
+                                                     { .name = z, .device = 2 } };
+        struct config_partition partitions[] = { { .name = y, .device = 2 },
+                                                 { .name = z, .device = 0 },
+                                                 { .name = x, .device = 1 } };
+        struct config_quota quotas[] = { { .partition = 0 }, { .partition = 1 }, { .partition = 2 } };
+        struct config_tenant tenant = { .quotas = quotas, .n_quotas = 3 };
+        const struct config was = {
+                .devices = was_devices, .n_devices = 3, .partitions = was_partitions, .n_partitions = 3
+        };
+        struct config c = { .devices = devices,
+                            .n_devices = 3,
+                            .partitions = partitions,
+                            .n_partitions = 3,
+                            .tenants = &tenant,
+                            .n_tenants = 1 };
+
+        config_order_as(&c, &was);
+        for (size_t i = 0; i < 3; i++) {
+                ck_assert_str_eq(devices[i].id, was_devices[i].id);
+                ck_assert_str_eq(partitions[i].name, was_partitions[i].name);
+                ck_assert_uint_eq(partitions[i].device, i);
+        }
+        ck_assert_uint_eq(quotas[0].partition, 1);
+        ck_assert_ptr_eq(config_quota_in(&tenant, 2), &quotas[1]);
+        ck_assert_ptr_null(config_quota_in(&tenant, 3));
+}

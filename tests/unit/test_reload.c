@@ -260,6 +260,35 @@ TEST(matches_and_their_order)
         peer_free(q);
 }
 
+/* The file lists the partitions in another order: each has the limit, and each quota is in the partition, of its name. */
+TEST(partitions_in_another_order)
+{
+        struct peer *p;
+
+        must_reload("devices:\n"
+                    "  - id: host\n"
+                    "    size: 128MiB\n"
+                    "    partitions: [{name: pre, limit: 8MiB, growth: preallocate}, {name: b, limit: 40MiB},"
+                    " {name: a, limit: 62MiB}]\n"
+                    "tenants:\n" RED("{partition: pre, limit: 4MiB}, {partition: b, limit: 6MiB}, "
+                                     "{partition: a, limit: 30MiB}") BLUE("{partition: a, limit: 60MiB}"));
+        ck_assert_str_eq(changes, "partition 'a': limit is 62MiB, was 64MiB\n"
+                                  "partition 'b': limit is 40MiB, was 32MiB\n"
+                                  "tenant 'red': new quota in partition 'b': limit 6MiB, reserve 0\n"
+                                  "tenant 'red' in partition 'a': limit is 30MiB, was 32MiB\n"
+                                  "tenant 'blue' in partition 'a': limit is 60MiB, was 64MiB\n");
+        ck_assert_str_eq(b->partitions[0].name, "a");
+        ck_assert_uint_eq(b->partitions[0].pool.limit_bytes, 62 * MIB);
+        ck_assert_uint_eq(b->partitions[1].pool.limit_bytes, 40 * MIB);
+        ck_assert_uint_eq(b->partitions[2].pool.limit_bytes, 8 * MIB);
+        p = come_in(1, "b");
+        ck_assert_int_eq(try_malloc(p, 2, 8 * MIB, NULL), EDQUOT);
+        ck_assert_int_eq(try_malloc(p, 2, 6 * MIB, NULL), 0);
+        peer_free(p);
+        must_reload(first);
+        ck_assert_uint_eq(b->partitions[0].pool.limit_bytes, 64 * MIB);
+}
+
 TEST(the_default_tenant_changes)
 {
         must_reload(HEAD("64", "32") RED("{partition: a}, {partition: pre, limit: 4MiB}") BLUE(
