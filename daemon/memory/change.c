@@ -66,9 +66,13 @@ static int change_map_tenants(struct change *c)
         c->config_text = config_format(c->next);
         config_order_as(c->next, b->config);
         c->capacity = capacity_new(c->next);
+
+        /* All that the broker takes over is made now: to apply a change needs no memory. */
         if (!c->config_of || !c->by_name || !c->tenants || !c->order || !c->config_text || !c->capacity ||
             matcher_new(c->next, &c->matcher) < 0)
                 return -ENOMEM;
+
+        /* Tenants are the same if their names are: sessions of a renamed tenant stay with the old one. */
         for (size_t i = 0; i < c->next->n_tenants; i++) {
                 struct change_tenant *t = &c->tenants[i];
 
@@ -210,6 +214,8 @@ static int change_check_quota(struct change *c, const struct tree_node *node)
         }
         if (!q->lease.parent)
                 change_check_leases(c, node);
+
+        /* This ensures that quota_set() cannot fail later. A limit that is prepared and not set changes nothing. */
         r = quota_prepare_limit(q, node->to.limit_bytes);
         if (r != -ENOTSUP)
                 return r;
@@ -293,6 +299,7 @@ static int change_check(struct change *c)
 {
         int r = change_map_tenants(c);
 
+        /* The quotas of the next config are prepared and counted. */
         if (r == 0)
                 r = change_want(c);
         for (size_t i = c->b->n_partitions; r == 0 && i < c->tree.n_made; i++)
@@ -481,8 +488,34 @@ static void change_tell(struct change *c)
 
 /* ---- making --------------------------------------------------------------- */
 
-static void change_undo(struct change *c)
+static int change_make(struct change *c)
 {
+        int r = 0;
+
+        for (size_t i = 0; r == 0 && i < c->next->n_tenants; i++) {
+                const struct config_tenant *to = &c->next->tenants[i];
+                struct change_tenant *t = &c->tenants[i];
+
+                if (t->is_new) {
+                        t->tenant = broker_tenant_place(c->b);
+                        assert(t->tenant); /* change_check_room() has looked */
+                        tenant_init(t->tenant, to);
+                }
+                for (size_t k = 0; r == 0 && k < to->n_quotas; k++) {
+                        size_t partition = to->quotas[k].partition;
+
+                        if (tenant_quota(t->tenant, &c->b->partitions[partition]))
+                                continue;
+                        r = broker_add_quota(c->b, t->tenant, partition, &to->quotas[k], 0);
+                        if (r == 0)
+                                c->tree.nodes[c->tree.n_made++].quota =
+                                        t->tenant->quotas[t->tenant->n_quotas - 1];
+                }
+        }
+        if (r == 0)
+                return 0;
+
+        /* Undo: the new quotas are at the ends of the tenants' lists. */
         for (size_t i = 0; i < c->next->n_tenants; i++) {
                 struct tenant *t = c->tenants[i].tenant;
 
@@ -491,44 +524,7 @@ static void change_undo(struct change *c)
                 if (t && c->tenants[i].is_new)
                         broker_leave_place(c->b, t);
         }
-}
-
-static int change_make_quotas(struct change *c, const struct config_tenant *to, struct tenant *t)
-{
-        for (size_t i = 0; i < to->n_quotas; i++) {
-                size_t partition = to->quotas[i].partition;
-                struct tree_node *node = &c->tree.nodes[c->tree.n_made];
-                int r = 0;
-
-                if (tenant_quota(t, &c->b->partitions[partition]))
-                        continue;
-                r = broker_add_quota(c->b, t, partition, &to->quotas[i], 0);
-                if (r < 0)
-                        return r;
-                node->quota = t->quotas[t->n_quotas - 1];
-                c->tree.n_made++;
-        }
-        return 0;
-}
-
-static int change_make(struct change *c)
-{
-        for (size_t i = 0; i < c->next->n_tenants; i++) {
-                struct change_tenant *t = &c->tenants[i];
-                int r;
-
-                if (t->is_new) {
-                        t->tenant = broker_tenant_place(c->b);
-                        assert(t->tenant); /* change_check_room() has looked */
-                        tenant_init(t->tenant, &c->next->tenants[i]);
-                }
-                r = change_make_quotas(c, &c->next->tenants[i], t->tenant);
-                if (r < 0) {
-                        change_undo(c);
-                        return r;
-                }
-        }
-        return 0;
+        return r;
 }
 
 /* ---- applying ------------------------------------------------------------- */
@@ -537,12 +533,15 @@ static void apply_tenants(struct change *c)
 {
         struct broker *b = c->b;
 
+        /* A tenant without a config is removed: it has no new sessions. */
         for (size_t i = 0; i < b->n_tenants; i++)
                 b->tenants[i].config = NULL;
         for (size_t i = 0; i < c->next->n_tenants; i++) {
                 c->order[i] = c->tenants[i].tenant;
                 c->order[i]->config = &c->next->tenants[i];
         }
+
+        /* The order in which a process is matched. */
         free(b->selection.order);
         b->selection.order = c->order;
         b->selection.n = c->next->n_tenants;
@@ -574,6 +573,7 @@ static void change_apply(struct change *c)
         struct broker *b = c->b;
         struct config *old = b->own.config;
 
+        /* Everything points into the next config before the old one is freed. */
         apply_tenants(c);
         apply_devices(c);
         free(b->own.text);
@@ -597,10 +597,13 @@ int change_config(struct broker *b, struct config *next, bool dry_run, FILE *cha
         struct change c = { .b = b, .next = next, .changes = changes, .errors = errors };
         int r = change_check(&c);
 
+        /* The lines are written first, since they compare with what still is. */
         if (r == 0)
                 change_tell(&c);
         if (r == 0 && !dry_run)
                 r = change_make(&c);
+
+        /* Nothing can fail from here on. */
         if (r == 0 && !dry_run)
                 change_apply(&c);
         if (r < 0 && r != -EINVAL)

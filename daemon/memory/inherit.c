@@ -334,6 +334,7 @@ static int restore_node(struct broker *b, struct tenant *t, struct quota *parent
         };
         int r = broker_make_quota(b, t, find_partition(b, from->partition), &options);
 
+        /* Records that do not fit together close this quota only. */
         if (is_fatal(r))
                 return r;
         if (r < 0) {
@@ -363,6 +364,8 @@ static int restore_quota(struct broker *b, struct tenant *t, size_t partition, s
 
         if (in)
                 to = broker_limits(in);
+
+        /* The sizes of extents cannot change while there are any, and they bound the limit. */
         most = limit_in(p, to.limit_bytes, &sizes);
         if (most < to.limit_bytes)
                 log_warning("tenant '%s' in partition '%s': the size of its extents does not allow its "
@@ -461,7 +464,7 @@ static int restore_lease(struct broker *b, struct tenant *t, struct quota *paren
         if (r < 0 || !from->quota)
                 return r;
 
-        /* The lease has its arena. Its guarantee is set last: see guarantee_leases(). */
+        /* A lease that the config makes follows the new config. Its guarantee is set last: see guarantee_leases(). */
         q = from->quota;
         lease_follow(record, q, broker_config_quota(b, t, parent->partition), &to);
         restore_lease_limit(q, record, &to);

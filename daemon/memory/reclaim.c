@@ -149,13 +149,14 @@ static int reclaim_probe(const struct quota_request *request, uint64_t n_bytes, 
         struct account *a = &request->quota->account, *shared = reclaim_shared_account(request->quota);
         int r = account_probe(a, n_bytes, &ret->missing);
 
-        /* A limit that the quota shares with no other request refuses first: claims do not matter there. Then the
-         * tenant's quota and the partition, in this order, without what older requests claim there. */
+        /* A limit that the quota shares with no other request refuses first: claims do not matter there. */
         ret->scope = NULL;
         if (r == -EDQUOT && account_short_of(a, n_bytes) != shared) {
                 ret->scope = a;
                 return r;
         }
+
+        /* Then the tenant's quota and the partition, in this order. Bytes that a guarantee covers are taken of neither. */
         if (shared && !has_room(request, shared, n_bytes, now, ret))
                 return -EDQUOT;
         return has_room(request, &request->quota->partition->pool, n_bytes, now, ret) ? 0 : -ENOMEM;

@@ -65,9 +65,8 @@ void reclaim_note_growth(const struct quota_request *request)
 uint64_t reclaim_claims_before(const struct quota_request *request, const struct account *a, uint64_t now)
 {
         const struct partition *p = request->quota->partition;
-        uint64_t aged_ms = RECLAIM_STEPS * p->reclaim_timeout_ms + RECLAIM_AGED_MS;
+        uint64_t aged_ms = RECLAIM_STEPS * p->reclaim_timeout_ms + RECLAIM_AGED_MS, n_bytes = 0;
         const struct quota *q;
-        uint64_t n_bytes = 0;
 
         if (a->claimed_bytes == 0)
                 return 0;
