@@ -20,6 +20,7 @@
 #include "daemon/base/log.h"
 #include "daemon/session/restore.h"
 #include "daemon/memory/broker_lease.h"
+#include "daemon/memory/broker_tree.h"
 #include "daemon/base/fd_reserve.h"
 #include "daemon/session/accounting.h"
 #include "daemon/session/session_states.h"
@@ -1286,4 +1287,39 @@ TEST_OF(lease, a_restart_lowers_reserves_to_the_config)
         end_sessions();
         end("x", false, 0);
         end("y", false, 0);
+}
+
+/* What is wanted of leases counts in each account above, and nothing has changed before it is applied. */
+TEST_OF(lease, a_wanted_tree_is_summed_up)
+{
+        const struct quota *red;
+        struct tree tree;
+        struct tree_node *x, *y, *pool;
+
+        CREATE(.name = "x", .cgroup = "/x", .limit = 32 * MIB, .reserve = 8 * MIB);
+        red = quota_of("x")->lease.parent;
+        ck_assert_int_eq(tree_new(b, NULL, 1, &tree), 0);
+        x = tree_find(&tree, quota_of("x"));
+        pool = x->parent->parent;
+        ck_assert_ptr_eq(x->parent->quota, red);
+        y = tree_add(&tree, x->parent, &(struct quota_limits){ 64 * MIB, 20 * MIB, 1, 1 });
+        x->to.reserve_bytes = 14 * MIB;
+        tree_sum(&tree);
+        ck_assert_uint_eq(x->parent->promised_bytes, 34 * MIB);
+        ck_assert_uint_eq(x->parent->committed_bytes, 34 * MIB);
+        ck_assert_uint_eq(pool->committed_bytes, 34 * MIB);
+        ck_assert_uint_gt(y->n_extents, x->parent->n_extents); /* a session can have more of them there */
+        ck_assert_uint_eq(x->parent->n_extents_leased, y->n_extents);
+        ck_assert_ptr_null(tree_misfit(y));
+        y->to.reserve_bytes = 28 * MIB;
+        tree_sum(&tree);
+        ck_assert_ptr_eq(tree_misfit(y), &red->account);
+        x->parent->to.limit_bytes = 48 * MIB;
+        ck_assert_ptr_null(tree_misfit(y));
+        pool->to.limit_bytes = 40 * MIB;
+        ck_assert_ptr_eq(tree_misfit(y), pool->account);
+        tree_free(&tree);
+        ck_assert_uint_eq(red->account.promised_bytes, 8 * MIB);
+        ck_assert_uint_eq(red->account.limit_bytes, 40 * MIB);
+        end("x", false, 0);
 }
