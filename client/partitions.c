@@ -172,7 +172,7 @@ int client_prepare_device(bfc_client *client, uint32_t partition)
         const Bfcd__PartitionInfo *p = client->hello->hello->partitions[partition];
         int r;
 
-        if (!client->places[partition].is_cuda ||
+        if (!client->places[partition].is_cuda || client->places[partition].has_no_memory ||
             __atomic_load_n(&client->is_prepared[partition], __ATOMIC_RELAXED))
                 return 0;
         r = device_prepare(&client->places[partition]);
