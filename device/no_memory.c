@@ -2,7 +2,8 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * Extents are numbers. Where they are shared by fds, each is an fd of one empty file, because each end counts fds. */
+ * Extents are numbers. Where they are shared by fds, each is an fd of one empty file that stays empty, because
+ * each end counts fds. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdatomic.h>
@@ -12,6 +13,7 @@
 #include <unistd.h>
 
 #include "device/backend.h"
+#include "proto/memfd.h"
 
 #define GRANULARITY (UINT64_C(2) << 20)
 #define GPU_BYTES   (UINT64_C(1) << 46) /* no limit is above it */
@@ -115,9 +117,14 @@ int device_no_memory_new(const char *id, struct device **ret)
                 .ops = &no_memory_ops, .is_cuda = is_cuda, .charges_process = !is_cuda, .has_no_memory = true
         };
         memcpy(d->uuid, &hash, sizeof(hash));
-        d->fd = memfd_create("bfcd-no-memory", MFD_CLOEXEC);
-        if (d->fd < 0) {
+        d->fd = memfd_make_bare("bfcd-no-memory", 0);
+        r = d->fd;
+        if (r >= 0 &&
+            fcntl(d->fd, F_ADD_SEALS, F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE) < 0) {
                 r = -errno;
+                close(d->fd);
+        }
+        if (r < 0) {
                 free(d);
                 return r;
         }

@@ -39,6 +39,7 @@ TEST(extents_are_sizes)
         ck_assert_int_ge(fd, 0);
         ck_assert_int_eq(fstat(fd, &st), 0);
         ck_assert_int_eq(st.st_size, 0);
+        ck_assert_int_lt(ftruncate(fd, 1), 0); /* all clients have the file */
         close(fd);
         for (int i = 0; i < 2; i++) {
                 ck_assert_int_eq(device_destroy(d, &extents[i]), 0);
