@@ -38,12 +38,15 @@ static int make_folder(struct plan_bfcd *d)
         return mkdtemp(d->folder) ? 0 : -errno;
 }
 
-/* With what the daemon has made there. */
+/* With what the daemon has made there. In a parent that others can write, a link may be in its place by now. */
 static void remove_folder(const struct plan_bfcd *d)
 {
-        DIR *folder = opendir(d->folder);
+        int fd = open(d->folder, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+        DIR *folder = fd < 0 ? NULL : fdopendir(fd);
         const struct dirent *e;
 
+        if (fd >= 0 && !folder)
+                close(fd);
         while (folder && (e = readdir(folder)))
                 (void)unlinkat(dirfd(folder), e->d_name, 0);
         if (folder)

@@ -157,6 +157,31 @@ def check_end(p, number):
         p.leaves_nothing(name)
 
 
+def check_link(p):
+    """Where others can write the parent folder, the plan's own can be exchanged for a link."""
+    kept = os.path.join(os.path.dirname(p.own), 'kept')
+    os.mkdir(kept)
+    write(os.path.join(kept, 'file'), '')
+    with subprocess.Popen([REPLAY, '--plan', '--cache', 'off', p.trace], env=p.environment, stdin=subprocess.DEVNULL,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as plan:
+        def exchange():
+            os.kill(plan.pid, signal.SIGSTOP)
+            found = os.listdir(p.own) if p.daemons() else []
+            for name in found:
+                path = os.path.join(p.own, name)
+                os.rename(path, f'{kept}.{name}')
+                os.symlink(kept, path)
+            if found:
+                os.kill(plan.pid, signal.SIGINT)
+            os.kill(plan.pid, signal.SIGCONT)
+            return found
+        wait_for(exchange, 'daemon')
+        plan.communicate(timeout=600)
+    ok(os.listdir(kept) == ['file'], 'what a link in the place of the folder names stays')
+    for name in os.listdir(p.own):
+        os.unlink(os.path.join(p.own, name))
+
+
 def check_lost(p):
     """The daemon is killed, as for lack of memory."""
     with subprocess.Popen([REPLAY, '--plan', '--cache', 'off', p.trace], env=p.environment, stdin=subprocess.DEVNULL,
@@ -180,6 +205,7 @@ with tempfile.TemporaryDirectory(prefix='bfcd-rig-') as root:
     # From here on a plan takes seconds.
     write(plans.trace, 'id,lower,upper,size\n' + ''.join(f'{i},{i},{i + 300},4096\n' for i in range(200000)))
     check_lost(plans)
+    check_link(plans)
     for s in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
         check_end(plans, s)
 sys.exit(finish())
