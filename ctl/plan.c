@@ -101,7 +101,7 @@ static int live_in_region(struct search *s, struct bfc *b, bfc_handle *handles)
         return 1;
 }
 
-/* The same in one region of memory. */
+/* A run in one region of memory, without extents. As run_daemon(). */
 static int run_region(struct search *s, uint64_t n_bytes)
 {
         bfc_handle *handles = calloc(s->options->trace->n_buffers, sizeof(*handles));

@@ -62,9 +62,6 @@ struct capacity_lease {
 uint64_t capacity_fds(const struct capacity *sums, uint64_t n_sessions, const struct capacity_lease *leases,
                       size_t n_leases);
 
-/* How many destroyed extents may be watched without taking fds that live sessions need. */
-size_t capacity_watched(void);
-
 /* The standby memory of a device: for the quota with the highest limit, whose sizes include those of
  * lower limits. */
 struct standby_goal capacity_standby(const struct config *c, size_t device);

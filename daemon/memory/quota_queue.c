@@ -87,15 +87,6 @@ static void quota_enqueue(struct quota_request *request)
         q->queue.least_bytes = min_u64(q->queue.least_bytes, request->n_bytes);
 }
 
-void quota_enqueue_first(struct quota_request *request)
-{
-        struct quota *q = request->quota;
-
-        quota_begin_waiting(q);
-        TAILQ_INSERT_HEAD(&q->queue.requests, request, link);
-        q->queue.least_bytes = min_u64(q->queue.least_bytes, request->n_bytes);
-}
-
 static void quota_unqueue(struct quota_request *request)
 {
         struct quota *q = request->quota;

@@ -141,9 +141,6 @@ void partition_make_claims_due(struct partition *p);
  * requests. */
 bool quota_first_is_aged(const struct quota *q, uint64_t now);
 
-/* Returns a request that has left the queue to its head. */
-void quota_enqueue_first(struct quota_request *request);
-
 /* It is granted: removes it from the queue. */
 void quota_unqueue_served(struct quota_request *request);
 
