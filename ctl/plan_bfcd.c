@@ -21,6 +21,8 @@
 
 #define BACKLOG   8
 #define PASSED_FD 3 /* the first, see sd_listen_fds(3) */
+/* Of a socket's path (107 bytes) the rest is for names below it. */
+#define MAX_PARENT 60
 
 static void path_of(const struct plan_bfcd *d, const char *name, char ret[static PATH_MAX])
 {
@@ -30,11 +32,9 @@ static void path_of(const struct plan_bfcd *d, const char *name, char ret[static
 static int make_folder(struct plan_bfcd *d)
 {
         const char *parent = getenv("TMPDIR");
-        int n = snprintf(d->folder, sizeof(d->folder), "%s/bfc-plan-XXXXXX",
-                         parent && *parent == '/' ? parent : P_tmpdir);
+        bool is_usable = parent && *parent == '/' && strlen(parent) <= MAX_PARENT;
 
-        if (n >= (int)sizeof(d->folder))
-                return -ENAMETOOLONG;
+        snprintf(d->folder, sizeof(d->folder), "%s/bfc-plan-XXXXXX", is_usable ? parent : P_tmpdir);
         return mkdtemp(d->folder) ? 0 : -errno;
 }
 

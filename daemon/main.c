@@ -532,6 +532,9 @@ int main(int argc, char **argv)
         if (options.stops_keepers)
                 return stop_keepers(&options);
         log_open(options.log_level);
+        if (options.no_memory)
+                log_warning("--no-memory: blocks have sizes only, and a program that uses one is killed by "
+                            "SIGSEGV: without this option bfcd serves memory");
         if (devices_new(find_kind(&options), &devices) < 0) {
                 log_error("out of memory");
                 return EXIT_FAILURE;
