@@ -34,6 +34,7 @@
 #define CONNECTION_ENDS_NS           10000u /* an end begun after that waits for the next turn */
 #define CONNECTION_CLOSING_COST      8u     /* blocks that could be freed instead of an end */
 #define CONNECTION_WATCH_MS          100u   /* after the hello at most, the process is watched */
+#define CONNECTION_ADMINS            64u    /* connections on the admin socket; of the others see places.h */
 #define CONNECTION_EVICT_LOOKS       4u /* at most as many sockets are asked whether their hello has come */
 
 struct connection {
@@ -577,8 +578,18 @@ static const char *place_trouble(enum role role, int r)
 {
         if (role == ROLE_CLIENT)
                 return "too many connections have sent no hello";
+        if (role == ROLE_ADMIN)
+                return "the admin socket has too many connections";
         return r == -EDQUOT ? "the user has too many connections to the monitor socket"
                             : "the monitor socket has too many connections";
+}
+
+static int connection_refuse(struct connection *c, const struct credentials *who, int r)
+{
+        log_limited(log_limit_of_user(&c->host->unauth_logs, who->uid), LOG_LEVEL_WARNING,
+                    "uid %u (pid %d): connection refused: %s", (unsigned)who->uid, (int)who->pid,
+                    place_trouble(c->role, r));
+        return -EUSERS;
 }
 
 static int connection_find_place(struct connection *c, int fd, struct credentials *who)
@@ -592,12 +603,8 @@ static int connection_find_place(struct connection *c, int fd, struct credential
         if (r < 0)
                 return r;
         r = places_look(places, tenant, who->uid, &user);
-        if (r < 0) {
-                log_limited(log_limit_of_user(&host->unauth_logs, who->uid), LOG_LEVEL_WARNING,
-                            "uid %u (pid %d): connection refused: %s", (unsigned)who->uid, (int)who->pid,
-                            place_trouble(c->role, r));
-                return -EUSERS;
-        }
+        if (r < 0)
+                return connection_refuse(c, who, r);
         if (r > 0)
                 connection_evict(find_displaced(user));
         return places_join(places, &c->place, tenant, who->uid);
@@ -618,6 +625,8 @@ static int connection_prepare(struct connection *c, int fd, const struct fd_guar
                 r = -ECONNABORTED;
         if (r == 0 && c->role != ROLE_ADMIN)
                 r = connection_find_place(c, fd, &who);
+        else if (r == 0 && host->n_connections[ROLE_ADMIN] >= CONNECTION_ADMINS)
+                r = connection_refuse(c, &who, -EUSERS);
         if (r == 0)
                 r = session_new(host->broker, c->role, &who, &connection_session_ops, c, &c->session);
         if (r == 0 && c->role == ROLE_CLIENT)

@@ -51,8 +51,8 @@ struct connection_host {
 int connection_host_init(struct connection_host *host);
 
 /* Takes over fd, also on failure. May close another connection that has not sent a hello, or of a monitor. -EUSERS:
- * there are too many of these, and none may be displaced; logged. -ECONNABORTED: the peer
- * has already hung up. */
+ * there are too many of these, and none may be displaced, or too many on the admin socket; logged. -ECONNABORTED:
+ * the peer has already hung up. */
 int connection_new(struct connection_host *host, int fd, enum role role);
 
 /* A connection without a socket, for a session of the previous daemon. It watches the client's process, and

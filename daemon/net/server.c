@@ -38,7 +38,6 @@
 
 #define SERVER_ACCEPTS_PER_TURN 4 /* until one is accepted; the others are gone already, or refused */
 #define SERVER_BACKLOG          1024
-#define SERVER_ADMINS           64u /* connections on the admin socket; of monitors see connection.h */
 #define SERVER_TICK_MS          50u
 #define SERVER_ACCOUNT_MS       250u
 #define SERVER_WELL_MS          10000u /* after that a start has succeeded */
@@ -264,7 +263,6 @@ static void on_listener(struct poller_item *item, uint32_t events)
 /* Accepts one connection. 0; 1: there is none, or accepting is paused; -errno: it was refused. */
 static int listener_take(struct listener *l)
 {
-        struct fd_guard guard;
         int fd, r;
 
         if (closer_n_waiting() >= SERVER_MAX_CLOSING) {
@@ -278,13 +276,7 @@ static int listener_take(struct listener *l)
                         listener_pause(l, LOG_LEVEL_ERROR, strerror(errno));
                 return 1;
         }
-        if (l->role == ROLE_ADMIN && l->server->host.n_connections[ROLE_ADMIN] >= SERVER_ADMINS) {
-                fd_guard_init(&guard, fd);
-                fd_guard_close(&guard, fd);
-                r = -EUSERS;
-        } else {
-                r = connection_new(&l->server->host, fd, l->role);
-        }
+        r = connection_new(&l->server->host, fd, l->role);
         sched_owe(&l->pending, clock_ns(), SCHED_ACCEPT_NS);
         if (is_shortage(r)) {
                 listener_pause(l, LOG_LEVEL_ERROR, strerror(-r));

@@ -162,6 +162,25 @@ static bool comes_in(const struct rig *rig)
         return true;
 }
 
+/* Also those of the rig count. */
+TEST(admins_have_few_places)
+{
+        static const struct rig_config config = { 0 };
+        enum { ADMINS = 64 };
+        struct rig *rig = rig_start(&config);
+        struct raw *raws[ADMINS];
+        unsigned n = 0;
+
+        while (n < ADMINS && (raws[n] = raw_connect(rig->admin_socket, NULL)))
+                n++;
+        ck_assert_uint_gt(n, ADMINS / 2);
+        ck_assert(WAIT_FOR(rig_logged(rig, "connection refused: the admin socket has too many connections"),
+                           SETTLE_MS));
+        while (n > 0)
+                session_end(raws[--n]);
+        rig_stop(rig);
+}
+
 TEST(monitors_have_few_places)
 {
         static const struct rig_config config = { 0 };
