@@ -533,7 +533,7 @@ void peer_forget_replies(struct peer *p)
 void peer_exit(struct peer *p)
 {
         if (p->session->state == SESSION_NEW || p->session->state == SESSION_LIVE)
-                (void)session_hang_up(p->session);
+                (void)session_hang_up(p->session, NULL);
         peer_let_go_all(p);
         session_exit(p->session);
 }
@@ -542,7 +542,7 @@ struct peer *peer_free(struct peer *p)
 {
         if (!p)
                 return NULL;
-        if (session_hang_up(p->session) > 0) {
+        if (session_hang_up(p->session, NULL) > 0) {
                 peer_let_go_all(p);
                 session_exit(p->session);
         }

@@ -54,7 +54,7 @@ struct connection {
         bool in_batch;     /* replies are flushed at its end */
         bool has_frames;   /* the stream may have whole frames */
         bool is_blocked;   /* the next of these may be handled only when fewer requests wait */
-        char failure[96];  /* not empty: to be dropped for this */
+        char failure[192]; /* not empty: to be dropped for this. The daemon's texts are shorter than 128 */
         struct sched_member member;
         struct places_member place; /* of a client while it is_new, or of a monitor */
         TAILQ_ENTRY(connection) of_all, of_working;
@@ -162,7 +162,7 @@ static void connection_drop(struct connection *c, const char *why)
                 log_limited(s->tenant ? &s->tenant->disconnect_log
                                       : log_limit_of_user(&c->host->disconnect_logs, s->who.uid),
                             LOG_LEVEL_NOTICE, "%s: disconnected: %s", SESSION_LABEL(s), why);
-        if (session_hang_up(s) > 0 && peer_process_has_exited(&c->process))
+        if (session_hang_up(s, why) > 0 && peer_process_has_exited(&c->process))
                 session_exit(s);
 }
 
@@ -325,8 +325,12 @@ static void on_events_end(void *userdata, const char *why)
 
         if (why)
                 connection_fail(c, why);
-        else if (!session_is_closing(c->session))
+        else if (session_is_closing(c->session))
+                ;
+        else if (stream_has_hung_up(c->stream.fd) || peer_process_has_exited(&c->process))
                 c->is_gone = true;
+        else
+                connection_fail(c, "the client closed its events socket, but not its connection");
         connection_make_ready(c); /* its turn drops it */
 }
 
@@ -373,18 +377,23 @@ static const struct session_ops connection_session_ops = {
 
 /* ---- reading ------------------------------------------------------------- */
 
+static const char *failure_of(int r)
+{
+        return r == -ENOMEM ? "out of memory" : strerror(-r);
+}
+
 static int connection_handle_frame(struct connection *c, const uint8_t *payload, size_t n_bytes)
 {
         const Bfcd__Request *request = message_unpack_request(c->host->arena, payload, n_bytes);
         const char *why = "the client sent a frame that is not a request";
         bool is_hello = request && request->body_case == BFCD__REQUEST__BODY_HELLO;
-        int r = request ? 0 : -EPROTO;
+        int r = -EPROTO;
 
-        if (request &&
-            peer_process_match(&c->process, c->host->broker, c->stream.fd,
-                               is_hello && !session_is_greeted(c->session), &c->session->who) < 0) {
-                why = "out of memory";
-                r = -ENOMEM;
+        if (request) {
+                r = peer_process_match(&c->process, c->host->broker, c->stream.fd,
+                                       is_hello && !session_is_greeted(c->session), &c->session->who);
+                if (r < 0)
+                        why = failure_of(r);
         }
         if (request && c->process.identity.is_open && session_is_greeted(c->session)) {
                 why = "the client did not wait for the reply to its hello, so its process cannot be "
@@ -397,7 +406,8 @@ static int connection_handle_frame(struct connection *c, const uint8_t *payload,
                 sched_owe(&c->member, clock_ns(), SCHED_LOOK_NS);
         if (r == 0 && c->is_new && session_is_greeted(c->session)) {
                 r = connection_change_class(c);
-                why = "out of memory";
+                if (r < 0)
+                        why = failure_of(r);
         } else if (r == 0 && !c->is_new && request->body_case != BFCD__REQUEST__BODY_GOODBYE) {
                 connection_watch_process(c);
         }

@@ -7,6 +7,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -106,8 +107,10 @@ void events_turn(struct events *e)
                 events_handle_frames(e);
         else if (r == -EPROTO)
                 events_end(e, "the client sent file descriptors, which the protocol does not allow");
-        else if (r != FRAME_AGAIN)
+        else if (r == FRAME_EOF || r == -ECONNRESET)
                 events_end(e, NULL);
+        else if (r != FRAME_AGAIN)
+                events_end(e, r == -ENOMEM ? "out of memory" : strerror(-r));
 }
 
 bool events_drop_input(struct events *e)

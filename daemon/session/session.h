@@ -166,6 +166,7 @@ struct session_goodbye {
         uint64_t id;
         bool exits;      /* the client said that its process is about to exit */
         bool has_exited; /* the process has */
+        char *failure;   /* why the daemon ended the connection; NULL: it did not */
 };
 
 struct session_statistics {

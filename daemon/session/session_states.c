@@ -8,6 +8,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "daemon/base/clock.h"
 #include "daemon/base/log.h"
@@ -231,6 +232,8 @@ static void begin_closing(struct session *s, const char *why)
                 stop_resuming(s, why);
         if (!s->tenant)
                 return;
+        if (s->goodbye.failure)
+                why = s->goodbye.failure;
         accounting_end(s, s->eviction ? s->eviction : why);
         for (size_t i = 0; i < s->n_shares; i++)
                 if (s->shares[i].joined)
@@ -333,12 +336,21 @@ static const char *exit_reason(const struct session *s, const char *otherwise)
         return s->goodbye.exits ? "goodbye at exit" : otherwise;
 }
 
-int session_hang_up(struct session *s)
+/* A session with memory ends later, for example with its process. Its record has the failure that ended its connection.
+ * Without memory for that text, the record has the later reason. */
+static void keep_failure(struct session *s, const char *failure)
+{
+        if (failure && !s->goodbye.failure && session_is_live(s))
+                s->goodbye.failure = strdup(failure);
+}
+
+int session_hang_up(struct session *s, const char *failure)
 {
         bool is_empty = session_n_records(s) == 0;
 
+        keep_failure(s, failure);
         session_transit(s, is_empty ? EVENT_DISCONNECTED_EMPTY : EVENT_DISCONNECTED,
-                        exit_reason(s, "connection closed"));
+                        exit_reason(s, failure ? failure : "connection closed"));
         return session_state_facts(s)->is_quarantined || session_waits_for_exit(s);
 }
 
@@ -457,6 +469,7 @@ struct session *session_free(struct session *s)
         refs_clear(&s->shared.refs);
         credentials_clear(&s->who);
         free(s->eviction);
+        free(s->goodbye.failure);
         free(s);
         return NULL;
 }

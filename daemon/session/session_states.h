@@ -43,8 +43,9 @@ void session_set_watched(struct session *s, bool is_watched);
 /* session_handle() and session_handle_event(), in request.h, take what the client sends.
  * session_deliver(), in delivery.h, is a turn while session_may_deliver(). */
 
-/* The connection is gone. 1: the session stays until session_exit() or its deadline. 0: it is closing, and does not wait. */
-int session_hang_up(struct session *s);
+/* The connection is gone. failure: why the daemon ended it, for the session's record; NULL: the client did. 1: the session
+ * stays until session_exit() or its deadline. 0: it is closing, and does not wait. */
+int session_hang_up(struct session *s, const char *failure);
 
 /* The client's process has exited, or nothing waits for that any more. */
 void session_exit(struct session *s);

@@ -196,7 +196,7 @@ static struct peer *hang_up(struct peer *p)
 {
         if (p->session->state != SESSION_LISTING && p->session->state != SESSION_RESUMING)
                 return peer_free(p);
-        (void)session_hang_up(p->session);
+        (void)session_hang_up(p->session, NULL);
         return peer_drop(p);
 }
 

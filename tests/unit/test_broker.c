@@ -178,7 +178,7 @@ TEST(handles_leave_nothing_in_flight)
 
         say_hello(q);
         must_malloc(q, 1, MIB);
-        ck_assert_int_eq(session_hang_up(q->session), 1);
+        ck_assert_int_eq(session_hang_up(q->session, NULL), 1);
         session_close(q->session, "test");
         ck_assert_int_eq(session_reap(q->session, 100), SESSION_LINGERS);
         session_end_linger(q->session);
@@ -261,7 +261,7 @@ TEST(lost_while_others_wait)
         uint64_t waiting, growing;
 
         (void)must_malloc(closing, 1, 50 * MIB);
-        ck_assert_int_eq(session_hang_up(closing->session), 1);
+        ck_assert_int_eq(session_hang_up(closing->session, NULL), 1);
         session_close(closing->session, "test");
         waiting = peer_malloc(a1, 1, 50 * MIB);
         peer_settle(b);

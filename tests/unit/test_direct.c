@@ -358,14 +358,14 @@ TEST_OF(direct, a_hang_up_does_not_end_them)
                 if (how == 1) /* the rest of its memory is freed at the end of the quarantine */
                         (void)must_malloc(p, 0, 4 * MIB);
                 ck_assert_int_eq(charge(p, 0, 6 * MIB), 0);
-                ck_assert_int_eq(session_hang_up(p->session), 1);
+                ck_assert_int_eq(session_hang_up(p->session, NULL), 1);
                 if (how == 1) {
                         ck_assert_int_eq(p->session->state, SESSION_QUARANTINED);
                         session_close(p->session, "quarantine ended");
                 }
                 ck_assert_int_eq(reap(p), SESSION_LINGERS);
                 ck_assert_uint_eq(charged(q), 6 * MIB);
-                ck_assert_int_eq(session_hang_up(p->session), 1);
+                ck_assert_int_eq(session_hang_up(p->session, NULL), 1);
                 session_exit(p->session);
                 ck_assert_int_eq(reap(p), 0);
                 ck_assert_uint_eq(charged(q), 0);
@@ -391,7 +391,7 @@ TEST_OF(direct, an_eviction_does_not_end_them)
         ck_assert_int_eq(peer_send(admin, &r, &id), 0);
         ck_assert_int_eq(peer_error(admin, id), 0);
         ck_assert(p->aborted);
-        ck_assert_int_eq(session_hang_up(p->session), 1);
+        ck_assert_int_eq(session_hang_up(p->session, NULL), 1);
         session_close(p->session, "evicted");
         ck_assert_int_eq(reap(p), SESSION_LINGERS);
         ck_assert_uint_eq(charged(q), 6 * MIB); /* without the block */

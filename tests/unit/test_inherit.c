@@ -495,7 +495,7 @@ LOOP_TEST(sessions_that_end_cannot_be_resumed, 3)
         else if (_i == 1)
                 ck_assert_int_eq(session_evict(a.peer->session, " by a test", "evicted"), 0);
         else
-                (void)session_hang_up(a.peer->session);
+                (void)session_hang_up(a.peer->session, NULL);
         ck_assert(!ledger_session_at(b->ledger, index)->can_resume);
         peer_free(a.peer);
         check();
@@ -709,7 +709,7 @@ TEST(resume_by_other_processes_is_refused)
 
         /* Twice is once too often. */
         drop(&c);
-        (void)session_hang_up(b->sessions.table[b->suspended.records[1].index]);
+        (void)session_hang_up(b->sessions.table[b->suspended.records[1].index], NULL);
         hello = say_hello(&c);
         ck_assert_int_eq(peer_error(c.peer, hello), ESTALE);
         peer_free(c.peer);
@@ -726,7 +726,7 @@ static void expect_violation(struct client *c, Bfcd__Held *held)
 
         ck_assert_int_eq(peer_error(c->peer, id), 0);
         ck_assert_int_eq(send_held(c, held, NULL), -EPROTO);
-        ck_assert_int_eq(session_hang_up(c->peer->session), 1); /* it waits again */
+        ck_assert_int_eq(session_hang_up(c->peer->session, NULL), 1); /* it waits again */
         ck_assert_str_eq(session_state_name(c->peer->session), "suspended");
         drop(c);
         check();
@@ -786,7 +786,7 @@ TEST(invalid_resume_lists)
         ck_assert_int_eq(peer_error(a.peer, id), 0);
         ck_assert_int_eq(send_held(&a, &held, NULL), 0);
         ck_assert_int_eq(settle(&a), -EPROTO);
-        ck_assert_int_eq(session_hang_up(a.peer->session), 1);
+        ck_assert_int_eq(session_hang_up(a.peer->session, NULL), 1);
         drop(&a);
         reconnect_once(&a);
         ck_assert_uint_eq(look_at(0, 0).n_blocks, 1);
@@ -814,7 +814,7 @@ TEST(test_returning)
                 ck_assert_int_eq(peer_error(a.peer, id), 0);
                 r.id = 0;
                 ck_assert_int_eq(peer_send(a.peer, &r, NULL), -EPROTO);
-                ck_assert_int_eq(session_hang_up(a.peer->session), 1);
+                ck_assert_int_eq(session_hang_up(a.peer->session, NULL), 1);
                 if (i < 15)
                         drop(&a);
         }

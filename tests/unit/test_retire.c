@@ -374,7 +374,7 @@ TEST(test_quarantine)
         have_free(later, 0, E);
         have_free(q, 0, E); /* all three have it */
         release(qa, UINT64_MAX);
-        ck_assert_int_eq(session_hang_up(p->session), 1);
+        ck_assert_int_eq(session_hang_up(p->session, NULL), 1);
         assert_pending(0, E);                    /* there is no deadline */
         ck_assert_int_eq(peer_retired(p, 1), 0); /* too late to mean anything */
         peer_retired_all(q);
@@ -387,7 +387,7 @@ TEST(test_quarantine)
 
         /* And what is asked of one that is quarantined already. */
         have_free(q, 0, E);
-        ck_assert_int_eq(session_hang_up(q->session), 1);
+        ck_assert_int_eq(session_hang_up(q->session, NULL), 1);
         release(qa, UINT64_MAX);
         assert_pending(0, E);
         ck_assert(TAILQ_EMPTY(&b->recalls.lists[RECALL_RETIRE]));
@@ -432,7 +432,7 @@ TEST(test_time_out)
         assert_pending(E, E);
         recall_tick(b, clock_ms() + RELEASE_MS);
         assert_pending(0, E);
-        ck_assert_int_eq(session_hang_up(p->session), 1);
+        ck_assert_int_eq(session_hang_up(p->session, NULL), 1);
         assert_pending(0, E);
         die(p);
         assert_pending(0, 0);
@@ -590,7 +590,7 @@ TEST(late_session_is_not_waited_for)
         uint64_t id;
 
         have_free(a, 0, 16 * MIB - E);
-        ck_assert_int_eq(session_hang_up(a->session), 1);
+        ck_assert_int_eq(session_hang_up(a->session, NULL), 1);
         id = peer_malloc(other, 0, 2 * E);
         peer_settle(b);
         ck_assert_int_eq(peer_error(other, id), ENOMEM);
@@ -679,7 +679,7 @@ LOOP_TEST(session_ends_during_a_trim_command, 2)
         if (_i != 0)
                 (void)peer_goodbye(p);
         else
-                (void)session_hang_up(p->session);
+                (void)session_hang_up(p->session, NULL);
         check();
         ck_assert_int_eq(peer_error(admin, id), 0);
         ck_assert(TAILQ_EMPTY(&b->recalls.lists[RECALL_RETIRE]));
@@ -714,7 +714,7 @@ static void walker_step(struct walking_peer *w, unsigned *seed)
                 return;
         }
         if (p->aborted && p->session->state == SESSION_LIVE)
-                (void)session_hang_up(p->session);
+                (void)session_hang_up(p->session, NULL);
         if (p->session->state != SESSION_LIVE) {
                 if (dice < 20)
                         walker_end(w);
@@ -722,7 +722,7 @@ static void walker_step(struct walking_peer *w, unsigned *seed)
         }
         walking_peer_collect(w);
         if (dice < 1) {
-                (void)session_hang_up(p->session); /* and lives on for a while */
+                (void)session_hang_up(p->session, NULL); /* and lives on for a while */
         } else if (dice < 2) {
                 (void)peer_goodbye(p);
         } else if (dice < 40 && !w->waiting && w->n_blocks < WALK_BLOCKS) {

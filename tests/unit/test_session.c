@@ -669,7 +669,7 @@ TEST(lingering_session_keeps_its_place)
         (void)peer_malloc(p, 0, MIB);
         peer_settle(b);
         ck_assert_int_eq(peer_ack(p, 1), 0); /* unread, for all that anybody knows */
-        ck_assert_int_eq(session_hang_up(p->session), 1);
+        ck_assert_int_eq(session_hang_up(p->session, NULL), 1);
         session_close(p->session, "test");
         ck_assert_int_eq(session_reap(p->session, 100), SESSION_LINGERS);
         ck_assert_uint_eq(b->tenants[0].quotas[0]->n_blocks, 0);
@@ -692,7 +692,7 @@ TEST(test_states)
         ck_assert(session_may_read(p->session) && session_deadline_ms(p->session) > clock_ms());
         session_expire(p->session);
         ck_assert(p->aborted && !session_has_work(p->session));
-        ck_assert_int_eq(session_hang_up(p->session), 0);
+        ck_assert_int_eq(session_hang_up(p->session, NULL), 0);
         ck_assert(session_is_closing(p->session) && session_has_work(p->session));
 
         must_malloc(q, 0, MIB);
@@ -701,7 +701,7 @@ TEST(test_states)
         session_forbid_resume(q->session);
         ck_assert(session_is_live(q->session) && !q->aborted && !mappings_are_watched(b));
         for (int i = 0; i < 2; i++) /* the second one changes nothing */
-                ck_assert_int_eq(session_hang_up(q->session), 1);
+                ck_assert_int_eq(session_hang_up(q->session, NULL), 1);
         ck_assert_uint_eq(b->tenants[0].n_quarantined, 1);
         ck_assert(!session_may_read(q->session) && !session_has_work(q->session));
         ck_assert(session_deadline_ms(q->session) > clock_ms() && mappings_are_watched(b));
@@ -763,7 +763,7 @@ TEST(request_waits_for_a_closing_session)
         uint64_t id, waited_ns;
 
         must_malloc(p, 0, 48 * MIB);
-        ck_assert_int_eq(session_hang_up(p->session), 1);
+        ck_assert_int_eq(session_hang_up(p->session, NULL), 1);
         ck_assert_uint_eq(p->session->tenant->n_quarantined, 1);
         refusal_of(q, peer_malloc(q, 0, MIB), EDQUOT); /* it may still write there */
         session_close(p->session, "test");

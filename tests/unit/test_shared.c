@@ -375,7 +375,7 @@ TEST(session_ends_release_references)
         ck_assert_uint_eq(quota_of(0, 0)->n_blocks, 1);
         must_attach(r, "w");
         /* Quarantined: it may still read and write there. */
-        ck_assert_int_eq(session_hang_up(q->session), 1);
+        ck_assert_int_eq(session_hang_up(q->session, NULL), 1);
         check();
         must_free(r, block);
         ck_assert_uint_eq(quota_of(0, 0)->n_blocks, 1);
@@ -679,7 +679,7 @@ static void walk_die(struct walk *w, int i)
                 w->peers[i] = open_session(w->tenant[i] == 0 ? 1 : 2);
                 return;
         }
-        if (dice(w, 2) && session_hang_up(w->peers[i]->session) == 1)
+        if (dice(w, 2) && session_hang_up(w->peers[i]->session, NULL) == 1)
                 check();
         w->peers[i] = peer_free(w->peers[i]);
         memset(w->waits[i], 0, sizeof(w->waits[i]));
@@ -981,7 +981,7 @@ LOOP_TEST(test_deliveries_are_dropped_in_slices, 2)
                 ck_assert_int_eq(peer_ack(q, 1), 0);
                 n_left -= SESSION_DELIVERY_SLICE;
         }
-        ck_assert_int_eq(session_hang_up(q->session), 1);
+        ck_assert_int_eq(session_hang_up(q->session, NULL), 1);
         ck_assert(!q->session->delivery.is_due);
         session_close(q->session, "test");
         for (; n_left > 0; n_left -= n_left < SESSION_REAP_SLICE ? n_left : SESSION_REAP_SLICE) {

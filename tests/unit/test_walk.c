@@ -113,7 +113,7 @@ static void op_hello(struct slot *s)
         if (s->peer->session->hello.n < SESSION_MAX_HELLOS)
                 (void)peer_hello(s->peer, tenants[dice(6)], partitions[dice(5)]);
         else
-                (void)session_hang_up(s->peer->session); /* or it would never leave */
+                (void)session_hang_up(s->peer->session, NULL); /* or it would never leave */
         if (s->peer->session->state == SESSION_LIVE)
                 walk_joined(s->peer->session);
 }
@@ -436,7 +436,7 @@ static void is_caught(struct slot *s, int r)
         HOLDS(r == -EPROTO, "a lie was believed");
         collect();
         s->n_pending = 0;
-        (void)session_hang_up(s->peer->session);
+        (void)session_hang_up(s->peer->session, NULL);
         w.n_lies++;
 }
 
@@ -563,7 +563,7 @@ static void op_hang_up(struct slot *s)
                 return;
         if (s->peer->session->state == SESSION_LIVE || s->peer->session->state == SESSION_NEW) {
                 s->n_pending = 0;
-                (void)session_hang_up(s->peer->session);
+                (void)session_hang_up(s->peer->session, NULL);
         }
 }
 
