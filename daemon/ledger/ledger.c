@@ -434,6 +434,7 @@ int ledger_quota_add(struct ledger *l, const struct ledger_quota *facts, uint32_
         atomic_init(&q->is_closed, 0);
         atomic_init(&q->growing_mib, 0);
         atomic_init(&q->oom_kills, 0);
+        atomic_init(&q->unreclaimed_mib, 0);
         commit_next(&l->tables[TABLE_QUOTA], *ret_index);
         return 0;
 }
@@ -454,6 +455,12 @@ void ledger_quota_grows(struct ledger *l, uint32_t index, uint64_t n_bytes, uint
         if (n_bytes > 0)
                 atomic_store_explicit(&q->oom_kills, oom_kills, memory_order_relaxed);
         atomic_store_explicit(&q->growing_mib, mib_of(n_bytes), memory_order_release);
+}
+
+void ledger_quota_set_unreclaimed(struct ledger *l, uint32_t index, uint64_t n_bytes)
+{
+        atomic_store_explicit(&ledger_quota_at(l, index)->unreclaimed_mib, mib_of(n_bytes),
+                              memory_order_release);
 }
 
 void ledger_quota_close(struct ledger *l, uint32_t index)

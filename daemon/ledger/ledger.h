@@ -85,8 +85,8 @@ struct ledger_quota { /* one tenant in one partition, or a lease of it */
         _Atomic uint32_t growing_mib; /* being allocated for it: the kernel may kill the daemon; rounded up */
         _Atomic uint32_t oom_kills;   /* host_free_oom_kills() when that began */
         uint32_t extents_per_zone;
-        uint32_t is_lease; /* not 0: a ledger_lease names it; without that it is unused */
-        uint32_t pad;
+        uint32_t is_lease;                /* not 0: a ledger_lease names it; without that it is unused */
+        _Atomic uint32_t unreclaimed_mib; /* charged, and without an extent: of a GPU; rounded up */
 };
 
 struct ledger_region { /* a range of an arena's space with its extents; none where each extent is a region */
@@ -305,6 +305,8 @@ void ledger_quota_grows(struct ledger *l, uint32_t index, uint64_t n_bytes, uint
 
 /* From now on nothing is allocated from or freed into the quota. */
 void ledger_quota_close(struct ledger *l, uint32_t index);
+
+void ledger_quota_set_unreclaimed(struct ledger *l, uint32_t index, uint64_t n_bytes);
 
 /* A larger ledger with the records of `from`, under the same indexes and ids. Each table has as many
  * records as before or as the limits say, whichever is more. The caller then frees `from`.

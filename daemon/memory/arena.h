@@ -259,6 +259,9 @@ uint64_t arena_pending_bytes(const struct arena *a);
 uint64_t arena_retiring_bytes(const struct arena *a);
 uint64_t arena_unreclaimed_bytes(const struct arena *a);
 
+/* Takes the charge over, until arena_check_unreclaimed() finds the memory returned. */
+void arena_note_unreclaimed(struct arena *a, struct charge *charge);
+
 /* Takes over direct charges of a process that has ended, on a device that others use, too, and asks it: what it seems
  * not to have returned is unreclaimed from then on, and done() is called with the rest, which is uncharged. Until then
  * they are unreclaimed bytes, and arena_ended_bytes(). */

@@ -326,9 +326,6 @@ int arena_restore_parked(struct arena *a, const struct ledger_block *b);
 
 /* ---- unreclaimed.c ----------------------------------------------------------- */
 
-/* Takes the charge over, until arena_check_unreclaimed() finds the memory returned. */
-void arena_note_unreclaimed(struct arena *a, struct charge *charge);
-
 /* Keeps charged what a failed operation could not release. */
 void arena_note_unreclaimed_items(struct operation *op);
 

@@ -562,7 +562,8 @@ static int inherit_tenant(struct broker *b, struct tenant *t, struct inherited_q
         for (size_t i = 0; list && i < n; i++) {
                 ledger_note_quota(b->ledger, first[i].index);
                 /* No session knows it: a new one has extents of the right sizes for its limit. */
-                if (!first[i].has_sessions && (first[i].is_closed || first[i].arena.n_extents == 0))
+                if (!first[i].has_sessions &&
+                    (first[i].is_closed || (first[i].arena.n_extents == 0 && first[i].direct_bytes == 0)))
                         inherited_forget(b->inherited, &first[i]);
                 else
                         list[n_used++] = &first[i];

@@ -183,6 +183,7 @@ static int inherited_read_quotas(struct inherited *r)
                 q->is_closed = from->is_closed != 0;
                 q->growing_mib = from->growing_mib;
                 q->oom_kills = from->oom_kills;
+                q->direct_bytes = (uint64_t)from->unreclaimed_mib << 20;
                 q->life = from->life;
                 memcpy(q->tenant, from->tenant, sizeof(q->tenant));
                 memcpy(q->partition, from->partition, sizeof(q->partition));

@@ -30,7 +30,7 @@ struct inherited_quota {
         struct quota *quota;             /* the broker's quota for it; NULL: none */
         bool has_sessions;               /* some session of its tenant was told of it */
         uint64_t n_bytes;                /* of its extents */
-        uint64_t direct_bytes;           /* direct charges of its sessions */
+        uint64_t direct_bytes;           /* direct charges of its sessions, and unreclaimed memory */
         uint32_t growing_mib, oom_kills; /* see ledger_quota */
         struct ledger_lifetime life;
         struct arena_inherited arena;

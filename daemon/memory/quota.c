@@ -277,6 +277,19 @@ static void quota_count_inherited(struct quota *q, const struct arena_inherited 
         quota_note_peaks(q);
 }
 
+/* Of a GPU, whose extents are gone. A host has the partition where the config is another one now. */
+static void quota_restore_unreclaimed(struct quota *q, uint64_t n_bytes)
+{
+        struct charge part;
+
+        if (n_bytes == 0)
+                return;
+        charge_split(&q->extentless.direct_left, n_bytes, &part);
+        if (q->partition->device->ops->others)
+                arena_note_unreclaimed(q->arena, &part);
+        charge_drop(&part);
+}
+
 /* Its record stays whatever happens. */
 static int quota_restore_arena(struct quota *q, const struct quota_options *from)
 {
@@ -284,7 +297,7 @@ static int quota_restore_arena(struct quota *q, const struct quota_options *from
         struct extent_sizes sizes = quota_extent_sizes(record);
         struct arena_options options;
         struct charge charge = { NULL, 0 };
-        uint64_t missing;
+        uint64_t unreclaimed_bytes = (uint64_t)record->unreclaimed_mib << 20, missing;
         int r;
 
         /* The record can be damaged, or be of a daemon with other rules. */
@@ -309,6 +322,7 @@ static int quota_restore_arena(struct quota *q, const struct quota_options *from
                 return r;
         }
         quota_count_inherited(q, from->inherited);
+        quota_restore_unreclaimed(q, unreclaimed_bytes);
         return reclaim_resume_release(q);
 }
 

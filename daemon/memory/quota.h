@@ -266,7 +266,7 @@ struct quota_options {
         uint64_t inherited_bytes;
         const char **ret_why;  /* a sentence, if the records do not fit together */
         uint64_t closed_bytes; /* in its permanently closed arenas: they stay charged */
-        uint64_t direct_bytes; /* inherited direct charges of its sessions, see quota_take_direct() */
+        uint64_t direct_bytes; /* inherited: of its sessions, see quota_take_direct(), and unreclaimed */
         bool is_backed_later;  /* by quota_back_early() */
 };
 

@@ -16,6 +16,17 @@
 #define SAMPLES_MS  900u /* between samples */
 #define SAMPLES_MIN 2u   /* one may be of the moment between a charge and what it is for */
 
+/* The next daemon charges this. It has no earlier answers to compare its first one with, so it is told only what
+ * the device has confirmed. A host's extents tell it themselves. */
+static void note_in_ledger(const struct arena *a)
+{
+        const struct arena_unreclaimed *u = &a->unreclaimed;
+
+        if (a->o.device->ops->others)
+                ledger_quota_set_unreclaimed(a->o.ledger, a->o.quota,
+                                             min_u64(u->confirmed_bytes, u->charge.n_bytes));
+}
+
 void arena_note_unreclaimed(struct arena *a, struct charge *charge)
 {
         a->o.device->direct.unreclaimed_bytes += charge->n_bytes;
@@ -51,6 +62,7 @@ static void unreclaimed_drop(struct arena *a, uint64_t n_bytes)
         charge_split(charge, min_u64(n_bytes, charge->n_bytes), &back);
         a->o.device->direct.unreclaimed_bytes -= back.n_bytes;
         charge_drop(&back);
+        note_in_ledger(a);
 }
 
 /* Direct charges of others are no unreclaimed memory. */

@@ -771,6 +771,44 @@ TEST(statistics_survive_without_sessions)
         kept_stop(k);
 }
 
+/* ---- unreclaimed memory ---------------------------------------------------------------- */
+
+/* A process keeps an fd of it. The daemon is killed twice meanwhile. */
+TEST(unreclaimed_memory_stays_charged)
+{
+        struct kept *k = kept_start(&two_tenants);
+        struct raw *raw = raw_connect(k->rig->socket, "red");
+        Bfcd__Block block;
+        uint64_t n_bytes;
+        int fd;
+
+        k->rig->forgiven = "unreclaimed";
+        ck_assert_ptr_nonnull(raw);
+        ck_assert_int_eq(raw_malloc(raw, 0, 16 * MIB, &block), 0);
+        ck_assert_int_eq(raw_free(raw, block.block_id), 0);
+        n_bytes = raw->extents[0].n_bytes;
+        fd = dup(raw->extents[0].fd);
+        session_end(raw);
+        if (rig_device() == ON_CUDA_IPC) /* there are no fds */
+                n_bytes = 0;
+        else
+                ck_assert_int_ge(fd, 0);
+        ck_assert(WAIT_FOR(rig_charge(k->rig, "red", "train") == n_bytes &&
+                                   rig_stats(k->rig, "red", "train").bytes_unreclaimed == n_bytes,
+                           SETTLE_MS));
+        if (n_bytes > 0) /* the device confirmed it */
+                ck_assert(WAIT_FOR(rig_logged(k->rig, "did not return memory"), SETTLE_MS));
+        for (int i = 0; i < 2; i++) {
+                kept_restart(k, SIGKILL);
+                ck_assert_uint_eq(rig_charge(k->rig, "red", "train"), n_bytes);
+                ck_assert(
+                        WAIT_FOR(rig_stats(k->rig, "red", "train").bytes_unreclaimed == n_bytes, SETTLE_MS));
+        }
+        close(fd);
+        ck_assert(WAIT_FOR(rig_charge(k->rig, "red", "train") == 0, SETTLE_MS));
+        kept_stop(k);
+}
+
 /* ---- what is not kept ------------------------------------------------------------------ */
 
 /* `bfcd --stop-keepers`, which has this status and prints this. */

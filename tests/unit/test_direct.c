@@ -711,6 +711,34 @@ TEST_OF(gpus, charges_of_others_are_no_unreclaimed_memory)
         b1 = open_gpu_session(2, true);
 }
 
+/* What ends while the device does not answer, as at the end of the daemon, may be back a moment later. */
+TEST_OF(gpus, a_successor_is_told_of_unreclaimed_memory_that_the_device_confirmed)
+{
+        struct peer *p = user_of(8 * MIB), *q = user_of(6 * MIB);
+        const struct ledger_quota *record = ledger_quota_at(b->ledger, quota_of(a1, 0)->index);
+
+        gpus[0].is_closed = true;
+        peer_free(p);
+        settle();
+        for (int i = 0; i < 2; i++) {
+                ck_assert_uint_eq(arena_unreclaimed_bytes(quota_of(a1, 0)->arena), 8 * MIB);
+                ck_assert_uint_eq(record->unreclaimed_mib, 0);
+                a_second();
+        }
+        gpus[0].is_closed = false;
+        a_second();
+        ck_assert_uint_eq(arena_unreclaimed_bytes(quota_of(a1, 0)->arena), 8 * MIB);
+        ck_assert_uint_eq(record->unreclaimed_mib, 8);
+        gpus[0].foreign_bytes -= 8 * MIB;
+        a_second();
+        ck_assert_uint_eq(charged(a1), 6 * MIB);
+        ck_assert_uint_eq(record->unreclaimed_mib, 0);
+        gpus[0].foreign_bytes = 0;
+        peer_free(q);
+        settle();
+        ck_assert_uint_eq(charged(a1), 0);
+}
+
 /* The process waits for others' bytes, and others for those of a process that has ended. */
 TEST_OF(gpus, a_request_waits_for_the_answer_of_the_device)
 {
