@@ -96,6 +96,18 @@ static void connection_make_working(struct connection *c)
         c->host->wake(c->host);
 }
 
+/* A connection ends in these steps:
+ *
+ *   connection_fail()      notes the reason, and asks for a turn. is_gone instead: the client hung up
+ *   connection_end_turn()  discards unread input, in slices, and drops the connection
+ *   connection_drop()      closes the socket, logs the reason, and tells the session, which may stay in quarantine
+ *   connection_finish()    frees the session when it is reaped, and ends the connection
+ *   connection_end()       leaves all lists; libuv's close callbacks free the struct
+ *
+ * connection_leave() drops a connection whose session is reaped, for example after a goodbye: it writes the answer first.
+ * connection_evict() frees the place of a connection for another one: it drops a monitor, and also finishes a client without a
+ * hello. on_session_resume_kept() ends the connection without a socket of a session that is resumed, but not the session. */
+
 static void connection_fail(void *userdata, const char *why)
 {
         struct connection *c = userdata;

@@ -56,14 +56,14 @@ enum sched_kind {
 };
 
 struct sched_key {
-        const struct tenant *tenant; /* before the hello that which it matches; NULL: none */
+        const struct tenant *tenant; /* before the hello: which the process would get; NULL: none */
         uint64_t lease;              /* of the tenant: a number of the session's lease; 0: it has none */
         uid_t uid;                   /* before the hello */
         enum role role;
         enum sched_kind kind;
 };
 
-/* Or a group of classes. */
+/* A class: the members with one key, which share its turns. Or a group of classes (is_group), which has turns as one class. */
 struct class
 {
         struct sched_key key;

@@ -35,11 +35,11 @@ struct accounting_refusal {
         const char *told;     /* to the client */
 };
 
-/* Writes that a request was refused. And: a hello, of a session that may have no tenant. */
+/* Writes that a request of a session, or its hello, was refused. A session whose hello is refused may have no tenant. */
 void accounting_refuse(struct session *s, const struct accounting_refusal *refusal);
 void accounting_refuse_hello(struct session *s, const char *limit, const char *sentence);
 
-/* A session has left the quota. And: to be called each minute, and with `all` at the end. */
+/* accounting_leave(): a session has left the quota. accounting_usage(): to be called each minute, and with `all` at the end. */
 void accounting_leave(struct quota *q);
 void accounting_usage(struct broker *b, bool all);
 

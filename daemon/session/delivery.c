@@ -489,7 +489,7 @@ int delivery_ack(struct session *s, const Bfcd__Request *r, const char **ret_why
                 return -EPROTO;
         }
         if (r->ack->n_lost_extent_ids > SESSION_MAX_LOST - s->delivery.n_lost) {
-                *ret_why = "the client did not receive too many extents: raise its RLIMIT_NOFILE (ulimit -n)";
+                *ret_why = "the client lost the fds of too many extents: raise its RLIMIT_NOFILE (ulimit -n)";
                 return -EPROTO;
         }
         s->delivery.n_lost += (uint32_t)r->ack->n_lost_extent_ids;

@@ -21,7 +21,12 @@ static void report_pool_stats(const struct partition *p, Bfcd__Statistics *f)
         f->lifetime_peak_bytes_in_use = p->use.lifetime_peak_bytes;
 }
 
-/* What report_quota_stats() has without leases. */
+/* A lease is a quota below its tenant's quota. The tenant's quota counts some statistics with those of its leases, others without.
+ * So each statistic that is summed is in one of two functions: add_own_stats() for those without (the arena's), which sums
+ * tenants and leases, and add_tenants_stats() for those with, which sums only tenants. In the wrong function a lease is counted
+ * twice, or not at all. */
+
+/* Statistics that report_quota_stats() has without the leases. */
 static void add_own_stats(Bfcd__Statistics *f, const Bfcd__Statistics *one)
 {
         f->bytes_unreclaimed += one->bytes_unreclaimed;
@@ -53,7 +58,7 @@ void report_tenant_stats(const struct tenant *t, const struct quota *q, Bfcd__St
         }
 }
 
-/* What includes the tenant's leases. */
+/* Statistics that report_quota_stats() has with the leases. */
 static void add_tenants_stats(Bfcd__Statistics *f, const Bfcd__Statistics *one)
 {
         f->num_sessions += one->num_sessions;

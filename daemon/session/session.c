@@ -1,4 +1,5 @@
-/* The session's states, time limits and transitions; see session.h.
+/* What each state of a session allows, and small parts of a session that many files use; see session.h. The transitions are in
+ * session_states.c.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/session/session.h"

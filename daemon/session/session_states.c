@@ -1,4 +1,4 @@
-/* The session's states, time limits and transitions; see session_states.h.
+/* The transitions between a session's states, with their actions and time limits; see session_states.h.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/session/session_states.h"

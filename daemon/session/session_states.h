@@ -103,8 +103,8 @@ bool session_can_stay(const struct session *s);
 /* When to call session_expire(), by clock_ms(); 0: never. */
 uint64_t session_deadline_ms(const struct session *s);
 
-/* The only place where the state changes. why: of EVENT_CLOSED, for the log. An event that the table does
- * not have for the state changes nothing. */
+/* The only place where the state changes. why: for the session's record and the log, of an event that may end the session;
+ * else NULL. An event that the table does not have for the state changes nothing. */
 void session_transit(struct session *s, enum session_event event, const char *why);
 
 #endif
