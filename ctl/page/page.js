@@ -180,9 +180,9 @@ const waitingFor = {title: 'Waiting', text: (t) => t.num_waiting + (t.num_waitin
                     value: (t) => t.num_waiting, right: true, rem: 5.6, grow: 0.4};
 
 const tenants = new Table('tenants', [
-    text('Tenant', 'tenant', {long: true, rem: 7, grow: 2}),
-    text('Partition', 'partition', {rem: 5}),
-    lastHour,
+    text('Tenant', 'tenant', {long: true, rem: 5.5, grow: 2}),
+    text('Partition', 'partition', {rem: 4.6}),
+    {...lastHour, rem: 5.2},
     bytes('In use', 'bytes_in_use'),
     bytes('Reserved', 'bytes_reserved'),
     bytes('Peak reserved', 'peak_bytes_reserved'),
@@ -192,9 +192,10 @@ const tenants = new Table('tenants', [
     {title: 'Refused', text: refusedText, value: (t) => t.num_refusals, right: true, rem: 5, grow: 0.4,
      mark: (t) => refusals.fresh.has(quotaKey(t)) ? 'new' : ''},
     waitingFor,
+    bytes('Parked', 'bytes_parked'),
     bytes('Direct', 'bytes_direct'),
-    count('Leases', 'num_leases'),
-    count('Sessions', 'num_sessions', {rem: 4.8}),
+    count('Leases', 'num_leases', {rem: 3.8}),
+    count('Sessions', 'num_sessions', {rem: 4.6}),
 ], quotaKey, 'Reserved', 'There is no tenant.');
 
 const leases = new Table('leases', [

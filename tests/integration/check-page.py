@@ -197,6 +197,17 @@ def check_layout(b):
     b.look(1280, 800)
 
 
+def check_parked(b, client):
+    is_shown = '[...document.querySelectorAll(`#tenants [data-title="Parked"]`)].some((c) => c.textContent === arguments[0])'
+    block = client.malloc(4 * MIB, parkable=True)
+    ok(b.run(f'return !({is_shown})', '4.0 MiB'), 'nothing is parked')
+    block.park(to='infer')
+    ok(b.has(is_shown, '4.0 MiB'), 'the bytes of parked blocks', b.text('#tenants'))
+    check_layout(b)
+    block.free()
+    ok(b.has(f'!({is_shown})', '4.0 MiB'), 'a block that is freed is not parked')
+
+
 def check_hostile(site, b):
     names = cells(b, 'sessions', 'Name')
     commands = cells(b, 'sessions', 'Command')
@@ -364,6 +375,7 @@ def check_few(site, b):
             b.has('document.querySelectorAll("#kept tbody tr").length === 1 && '
                   'document.querySelectorAll("#sessions tbody tr").length === 3')
             check_hostile(site, b)
+            check_parked(b, red)
             check_waiting(site, b)
             check_refusal(b, bfcd, blue)
             check_controls(b)
