@@ -73,9 +73,16 @@ static int on_look(void *userdata)
         return streams_watch(userdata);
 }
 
-static const struct events_ops ops = { .retire = client_on_retire,
-                                       .trim = client_on_trim,
-                                       .pressure = client_on_pressure,
+static int on_recall(void *userdata, uint64_t epoch, Bfcd__Event *event)
+{
+        if (event->body_case == BFCD__EVENT__BODY_RETIRE)
+                return client_on_retire(userdata, epoch, event->retire);
+        if (event->body_case == BFCD__EVENT__BODY_TRIM)
+                return client_on_trim(userdata, event->trim);
+        return client_on_pressure(userdata, epoch, event);
+}
+
+static const struct events_ops ops = { .recall = on_recall,
                                        .draining = on_draining,
                                        .look = on_look,
                                        .lost = on_lost,

@@ -72,20 +72,22 @@ struct events {
         size_t n_retires;
 };
 
-/* Sent to a socket of that epoch only. That the socket has ended is found out by the reader. */
-static int answer(struct events *e, const Bfcd__EventReply *reply, uint64_t epoch)
+/* That the socket has ended is found out by the reader. */
+int events_answer(struct events *e, uint64_t epoch, uint64_t sequence)
 {
+        Bfcd__EventReply reply = BFCD__EVENT_REPLY__INIT;
         uint8_t *payload;
         int r;
 
+        reply.sequence = sequence;
         pthread_mutex_lock(&e->lock);
         if (e->epoch != epoch) {
                 pthread_mutex_unlock(&e->lock);
                 return 0;
         }
-        r = frame_writer_add(e->socket.writer, bfcd__event_reply__get_packed_size(reply), NULL, 0, &payload);
+        r = frame_writer_add(e->socket.writer, bfcd__event_reply__get_packed_size(&reply), NULL, 0, &payload);
         if (r == 0) {
-                bfcd__event_reply__pack(reply, payload);
+                bfcd__event_reply__pack(&reply, payload);
                 /* The daemon limits the unanswered events, so the socket's buffer has room. */
                 r = frame_writer_flush(e->socket.writer, e->socket.fd) == FRAME_AGAIN ? -ECONNRESET : 0;
         }
@@ -93,47 +95,12 @@ static int answer(struct events *e, const Bfcd__EventReply *reply, uint64_t epoc
         return r;
 }
 
-static int on_retire(struct events *e, const Bfcd__Retire *retire, uint64_t epoch)
+/* EVENTS_TAKEN: the event was taken over. */
+static int recall(struct events *e, Bfcd__Event *event, uint64_t epoch)
 {
-        Bfcd__EventReply reply = BFCD__EVENT_REPLY__INIT;
-        Bfcd__Retired retired = BFCD__RETIRED__INIT;
-        int r;
+        int r = e->ops->recall(e->userdata, epoch, event);
 
-        if (retire->n_extent_ids == 0 || retire->n_extent_ids > EVENTS_MAX_EXTENTS)
-                return -EPROTO;
-        r = e->ops->retire(e->userdata, epoch, retire->extent_ids, retire->n_extent_ids);
-        if (r < 0)
-                return r;
-        retired.sequence = retire->sequence;
-        reply.body_case = BFCD__EVENT_REPLY__BODY_RETIRED;
-        reply.retired = &retired;
-        return answer(e, &reply, epoch);
-}
-
-static int on_trim(struct events *e, const Bfcd__Trim *trim)
-{
-        Bfcd__EventReply reply = BFCD__EVENT_REPLY__INIT;
-        Bfcd__Trimmed trimmed = BFCD__TRIMMED__INIT;
-        int r = e->ops->trim(e->userdata, trim, &trimmed.n_bytes);
-
-        if (r < 0)
-                return r;
-        trimmed.sequence = trim->sequence;
-        reply.body_case = BFCD__EVENT_REPLY__BODY_TRIMMED;
-        reply.trimmed = &trimmed;
-        return answer(e, &reply, e->epoch);
-}
-
-int events_relieve(struct events *e, uint64_t epoch, uint64_t sequence, uint64_t n_bytes)
-{
-        Bfcd__EventReply reply = BFCD__EVENT_REPLY__INIT;
-        Bfcd__Relieved relieved = BFCD__RELIEVED__INIT;
-
-        relieved.sequence = sequence;
-        relieved.n_bytes = n_bytes;
-        reply.body_case = BFCD__EVENT_REPLY__BODY_RELIEVED;
-        reply.relieved = &relieved;
-        return answer(e, &reply, epoch);
+        return r == 0 ? events_answer(e, epoch, event->sequence) : r;
 }
 
 /* The queue's first Retire. -EBUSY: it stays there. The lock is held, but not while the driver is called. */
@@ -145,7 +112,7 @@ static int retire_first(struct events *e)
 
         e->is_retiring = true;
         pthread_mutex_unlock(&e->lock);
-        r = on_retire(e, event->retire, epoch);
+        r = recall(e, event, epoch);
         pthread_mutex_lock(&e->lock);
         e->is_retiring = false;
         if (r == -EBUSY && e->epoch == epoch)
@@ -206,10 +173,12 @@ static bool worker_start(struct events *e)
 /* Queues the event, which is taken over. */
 static int retire_later(struct events *e, Bfcd__Event *event)
 {
+        const Bfcd__Retire *retire = event->retire;
         int r = 0;
 
         pthread_mutex_lock(&e->lock);
-        if (e->n_retires == EVENTS_MAX_RETIRES) {
+        if (e->n_retires == EVENTS_MAX_RETIRES || retire->n_extent_ids == 0 ||
+            retire->n_extent_ids > EVENTS_MAX_EXTENTS) {
                 bfcd__event__free_unpacked(event, NULL);
                 r = -EPROTO;
         } else {
@@ -234,10 +203,11 @@ static int on_frame(struct events *e, const uint8_t *payload, size_t n_bytes)
         case BFCD__EVENT__BODY_RETIRE:
                 return retire_later(e, event);
         case BFCD__EVENT__BODY_TRIM:
-                r = on_trim(e, event->trim);
-                break;
         case BFCD__EVENT__BODY_PRESSURE:
-                return e->ops->pressure(e->userdata, e->epoch, event);
+                r = recall(e, event, e->epoch);
+                if (r == EVENTS_TAKEN)
+                        return 0;
+                break;
         case BFCD__EVENT__BODY_DRAINING:
                 r = e->ops->draining(e->userdata, e->epoch, event->draining);
                 break;

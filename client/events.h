@@ -11,17 +11,18 @@
 
 struct events;
 
-/* Called by the thread that reads; retire() and look() by a second thread if there is one. They may take
- * long. */
+enum {
+        EVENTS_TAKEN = 1,
+};
+
+/* Called by the thread that reads; look(), and recall() for a Retire, by a second thread if there is one. They may
+ * take long. */
 struct events_ops {
-        /* Unmap these extents, named on the socket of that epoch; 0 is confirmed to the daemon. -EBUSY:
-         * not possible now; called again soon. -ESTALE: there is a later socket, and nothing was done.
-         * Another negative errno ends the events, and so the session. */
-        int (*retire)(void *userdata, uint64_t epoch, const uint64_t *extent_ids, size_t n_extent_ids);
-        /* Free idle memory in these ranges; 0: *ret_bytes were freed, which is answered. */
-        int (*trim)(void *userdata, const Bfcd__Trim *trim, uint64_t *ret_bytes);
-        /* Takes over the event, a Pressure, which is answered by events_relieve() later. -EPROTO. */
-        int (*pressure)(void *userdata, uint64_t epoch, Bfcd__Event *event);
+        /* Do what a Retire, Trim or Pressure of the socket of that epoch asks for. 0: done, and it is answered.
+         * EVENTS_TAKEN: the event was taken over, and events_answer() is called later. -EBUSY, of a Retire: not
+         * possible now; called again soon. -ESTALE: there is a later socket, and nothing was done. Another negative
+         * errno ends the events, and so the session. */
+        int (*recall)(void *userdata, uint64_t epoch, Bfcd__Event *event);
         /* A drain of the partition's device begins or ends, named on the socket of that epoch. 0, also if there is a
          * later socket, and nothing was done; -EPROTO: there is no such partition. */
         int (*draining)(void *userdata, uint64_t epoch, const Bfcd__Draining *draining);
@@ -58,13 +59,13 @@ struct events_socket *events_socket_free(struct events_socket *s); /* takes NULL
  * thread. Takes NULL for e. */
 void events_resume(struct events *e, struct events_socket *s, uint64_t epoch);
 
-/* Answers a Pressure, if the socket is still that of the epoch. Any thread. -ECONNRESET. */
-int events_relieve(struct events *e, uint64_t epoch, uint64_t sequence, uint64_t n_bytes);
+/* Answers a Retire, Trim or Pressure, if the socket is still that of the epoch. Any thread. -ECONNRESET. */
+int events_answer(struct events *e, uint64_t epoch, uint64_t sequence);
 
 /* ops->look() is called soon, if there are threads. Any thread. Takes NULL. */
 void events_wake(struct events *e);
 
-/* Ends the threads. The daemon does not notice before events_free(). -ETIMEDOUT: a trim() or look() takes
+/* Ends the threads. The daemon does not notice before events_free(). -ETIMEDOUT: a recall() or look() takes
  * longer: call it again. 0 ms: no time-out. Takes NULL. */
 int events_stop(struct events *e, unsigned timeout_ms);
 

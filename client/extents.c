@@ -135,22 +135,21 @@ static int check_retire(const bfc_client *client, uint64_t epoch, uint64_t exten
 /* No block of this client is in these extents. Their blocks were freed when no work used them any more: after
  * a wait, or an event. So this waits for nothing, which would break captures. If the driver refuses the first
  * extent for now, all are tried again. */
-int client_on_retire(void *userdata, uint64_t epoch, const uint64_t *extent_ids, size_t n_extent_ids)
+int client_on_retire(bfc_client *client, uint64_t epoch, const Bfcd__Retire *retire)
 {
-        bfc_client *client = userdata;
         size_t n_unmapped = 0, n_changed = 0; /* before, and now */
         int r = 0;
 
         pthread_mutex_lock(&client->lock);
-        for (size_t i = 0; r == 0 && i < n_extent_ids; i++) {
+        for (size_t i = 0; r == 0 && i < retire->n_extent_ids; i++) {
                 bool keeps_region = false;
 
-                r = check_retire(client, epoch, extent_ids[i], n_unmapped, &keeps_region);
+                r = check_retire(client, epoch, retire->extent_ids[i], n_unmapped, &keeps_region);
                 if (r == IS_UNMAPPED) {
                         n_unmapped++;
                         r = 0;
                 } else if (r == 0) {
-                        r = regions_unmap(&client->regions, extent_ids[i], keeps_region);
+                        r = regions_unmap(&client->regions, retire->extent_ids[i], keeps_region);
                         n_changed += r == 0;
                 }
         }

@@ -15,7 +15,7 @@ struct device_range;
 /* For call.h: maps them, before the reply whose block is there. */
 int client_on_extents(void *userdata, const Bfcd__Extents *extents, int *fds);
 /* For events.h: unmaps them. */
-int client_on_retire(void *userdata, uint64_t epoch, const uint64_t *extent_ids, size_t n_extent_ids);
+int client_on_retire(bfc_client *client, uint64_t epoch, const Bfcd__Retire *retire);
 
 /* The address of a block that the daemon granted. Tries again to map extents that failed before. The lock
  * is held. -EPROTO: no block can be there. -ECANCELED: it cannot be mapped, *ret_why says why. */

@@ -109,20 +109,19 @@ static uint64_t give_back(bfc_client *client, const Bfcd__Pressure *order)
         return after < before ? before - after : n_bytes;
 }
 
-static uint64_t serve(bfc_client *client, const Bfcd__Pressure *order)
+static void serve(bfc_client *client, const Bfcd__Pressure *order)
 {
         const char *tag = *order->tag ? order->tag : NULL;
         uint64_t n_given, n_bytes = 0;
 
         if (order->wakes) {
                 (void)client_wake_all(client, order->partition, tag, 0, &n_bytes);
-                return n_bytes;
+                return;
         }
         n_given = give_back(client, order);
         if (order->parks && n_given < order->n_bytes)
                 (void)client_park_idle(client, order->partition, order->n_bytes - n_given, order->idle_ms,
                                        order->to, tag, order->is_own, &n_bytes);
-        return n_given + n_bytes;
 }
 
 /* The lock is held. */
@@ -149,11 +148,9 @@ static void serve_all(bfc_client *client)
         p->is_serving = true;
         p->server = pthread_self();
         while (!p->is_stopping && !p->disconnects && take_order(client, &order)) {
-                uint64_t n_bytes;
-
                 pthread_mutex_unlock(&p->lock);
-                n_bytes = serve(client, order.event->pressure);
-                (void)events_relieve(client->events, order.epoch, order.event->pressure->sequence, n_bytes);
+                serve(client, order.event->pressure);
+                (void)events_answer(client->events, order.epoch, order.event->sequence);
                 bfcd__event__free_unpacked(order.event, NULL);
                 pthread_mutex_lock(&p->lock);
         }
@@ -219,18 +216,14 @@ static bool is_valid(const bfc_client *client, const Bfcd__Pressure *order)
         return order->partition < n_partitions(client) && (!order->parks || order->to < n_partitions(client));
 }
 
-int client_on_pressure(void *userdata, uint64_t epoch, Bfcd__Event *event)
+int client_on_pressure(bfc_client *client, uint64_t epoch, Bfcd__Event *event)
 {
-        bfc_client *client = userdata;
         struct pressure *p = &client->pressure;
         struct pressure_order *order;
-        bool is_served = true;
-        uint64_t sequence = event->pressure->sequence;
+        int r = EVENTS_TAKEN;
 
-        if (!is_valid(client, event->pressure)) {
-                bfcd__event__free_unpacked(event, NULL);
+        if (!is_valid(client, event->pressure))
                 return client_end(client, -EPROTO, "the daemon sent a Pressure of an unknown partition");
-        }
         order = &p->orders[event->pressure->partition];
         pthread_mutex_lock(&p->lock);
         if (order->event) /* of a daemon before, or one too many */
@@ -239,13 +232,12 @@ int client_on_pressure(void *userdata, uint64_t epoch, Bfcd__Event *event)
         if (client->reconnect.has_thread && !p->has_thread && !p->is_stopping)
                 p->has_thread = thread_new(run, client, "bfc-park", &p->thread) == 0;
         if (client->reconnect.has_thread && !p->has_thread) { /* no thread can be had */
-                bfcd__event__free_unpacked(event, NULL);
                 order->event = NULL;
-                is_served = false;
+                r = 0;
         }
         pthread_cond_broadcast(&p->changed);
         pthread_mutex_unlock(&p->lock);
-        return is_served ? 0 : events_relieve(client->events, epoch, sequence, 0);
+        return r;
 }
 
 int client_pressure_stop(bfc_client *client, unsigned timeout_ms)

@@ -19,8 +19,8 @@
 int client_pressure_init(bfc_client *client); /* -ENOMEM */
 void client_pressure_clear(bfc_client *client);
 
-/* For events.h: takes over the event. 0, or -EPROTO: it is invalid. */
-int client_on_pressure(void *userdata, uint64_t epoch, Bfcd__Event *event);
+/* For events.h. EVENTS_TAKEN: it is served later; 0: it cannot be served. -EPROTO: it is invalid. */
+int client_on_pressure(bfc_client *client, uint64_t epoch, Bfcd__Event *event);
 
 /* Serves what has arrived, if there is no thread for it. */
 void client_pressure_poll(bfc_client *client);

@@ -180,7 +180,7 @@ static bool trim_is_valid(const bfc_client *client, const Bfcd__Trim *trim)
         return true;
 }
 
-static int trim_ranges(bfc_client *client, const Bfcd__Trim *trim, uint64_t *ret_bytes)
+static int trim_ranges(bfc_client *client, const Bfcd__Trim *trim)
 {
         uint64_t sum = 0, n_bytes;
         int r = 0;
@@ -196,17 +196,14 @@ static int trim_ranges(bfc_client *client, const Bfcd__Trim *trim, uint64_t *ret
                 r = client_free_unused(client, trim->partition, &in, trim->n_bytes - sum, &n_bytes);
                 sum += n_bytes;
         }
-        *ret_bytes = sum;
         return client_has_ended(r) || r == -EPROTO ? -ECONNRESET : 0;
 }
 
-int client_on_trim(void *userdata, const Bfcd__Trim *trim, uint64_t *ret_bytes)
+int client_on_trim(bfc_client *client, const Bfcd__Trim *trim)
 {
-        bfc_client *client = userdata;
-
         if (!trim_is_valid(client, trim))
                 return client_end(client, -EPROTO, "the daemon sent a Trim with invalid ranges");
-        return trim_ranges(client, trim, ret_bytes);
+        return trim_ranges(client, trim);
 }
 
 /* ---- for the program --------------------------------------------------------- */

@@ -19,6 +19,6 @@ int client_free_unused(bfc_client *client, uint32_t partition, const struct cach
                        uint64_t want_bytes, uint64_t *ret_bytes);
 
 /* For events.h. -EPROTO: the Trim is invalid; -ECONNRESET: the session has ended. */
-int client_on_trim(void *userdata, const Bfcd__Trim *trim, uint64_t *ret_bytes);
+int client_on_trim(bfc_client *client, const Bfcd__Trim *trim);
 
 #endif

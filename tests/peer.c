@@ -219,16 +219,16 @@ struct broker *peer_broker_free(struct broker *b, struct config *c)
 static LIST_HEAD(, peer) peers;
 
 /* Where retirement is not the test's subject, all peers unmap at once. */
-static bool peer_answer(struct peer *p)
+static bool answer_all(struct peer *p)
 {
         bool answers = false;
 
         while (!real_ops && p->n_retires > 0 && session_is_live(p->session)) {
-                MUST(peer_retired(p, p->retires[0].sequence) == 0);
+                MUST(peer_answer(p, p->retires[0].sequence) == 0);
                 answers = true;
         }
         while (p->answers && p->n_trims > 0 && session_is_live(p->session)) {
-                MUST(peer_trimmed(p, p->trims[0].sequence, 0) == 0);
+                MUST(peer_answer(p, p->trims[0].sequence) == 0);
                 answers = true;
         }
         return answers;
@@ -241,7 +241,7 @@ static bool peers_answer(const struct broker *b)
 
         LIST_FOREACH(p, &peers, link)
         if (p->session->broker == b && !p->aborted)
-                answers = peer_answer(p) || answers;
+                answers = answer_all(p) || answers;
         return answers;
 }
 
@@ -382,17 +382,17 @@ static void check_trim_range(const struct peer *p, const struct quota *q, const 
 }
 
 /* One at a time for a partition, and not about nothing. */
-static void on_trim(struct peer *p, const Bfcd__Trim *trim)
+static void on_trim(struct peer *p, uint64_t sequence, const Bfcd__Trim *trim)
 {
         struct peer_trim *t = &p->trims[p->n_trims];
 
         MUST(p->wants_events && p->n_trims < 16);
-        MUST(trim->sequence == ++p->trim_sequence && trim->n_bytes > 0);
+        MUST(trim->n_bytes > 0);
         MUST(trim->partition < p->session->n_shares);
         MUST(trim->n_ranges > 0 && trim->n_ranges <= TRIM_MAX_RANGES);
         for (size_t i = 0; i < p->n_trims; i++)
                 MUST(p->trims[i].partition != trim->partition);
-        *t = (struct peer_trim){ trim->sequence, trim->partition, trim->n_bytes, trim->n_ranges, { { 0 } } };
+        *t = (struct peer_trim){ sequence, trim->partition, trim->n_bytes, trim->n_ranges, { { 0 } } };
         for (size_t i = 0; i < t->n_ranges; i++) {
                 t->ranges[i].region_id = trim->ranges[i]->region_id;
                 t->ranges[i].offset = trim->ranges[i]->offset;
@@ -404,16 +404,16 @@ static void on_trim(struct peer *p, const Bfcd__Trim *trim)
         p->n_trimmed++;
 }
 
-static void on_pressure(struct peer *p, const Bfcd__Pressure *m)
+static void on_pressure(struct peer *p, uint64_t sequence, const Bfcd__Pressure *m)
 {
         MUST(p->takes_pressure && p->n_pressures < PEER_MAX_PARTITIONS);
-        MUST(m->sequence == ++p->pressure_sequence && m->n_bytes > 0);
+        MUST(m->n_bytes > 0);
         MUST(m->partition < p->session->n_shares && m->to < p->session->n_shares && !(m->parks && m->wakes));
         for (size_t i = 0; i < p->n_pressures; i++)
                 MUST(p->pressures[i].partition != m->partition);
         p->pressures[p->n_pressures] =
-                (struct peer_pressure){ m->sequence, m->partition, m->n_bytes, m->parks, m->is_command,
-                                        m->wakes,    m->idle_ms,   m->to,      "" };
+                (struct peer_pressure){ sequence, m->partition, m->n_bytes, m->parks, m->is_command,
+                                        m->wakes, m->idle_ms,   m->to,      "" };
         snprintf(p->pressures[p->n_pressures].tag, sizeof(p->pressures[0].tag), "%s", m->tag);
         p->n_pressures++;
         p->n_pressed++;
@@ -437,19 +437,19 @@ static void on_send_event(void *userdata, const Bfcd__Event *event)
                 p->is_draining[event->draining->partition] = !event->draining->is_over;
                 return;
         }
+        MUST(event->sequence == ++p->event_sequence);
         if (event->body_case == BFCD__EVENT__BODY_TRIM) {
-                on_trim(p, event->trim);
+                on_trim(p, event->sequence, event->trim);
                 return;
         }
         if (event->body_case == BFCD__EVENT__BODY_PRESSURE) {
-                on_pressure(p, event->pressure);
+                on_pressure(p, event->sequence, event->pressure);
                 return;
         }
         MUST(event->body_case == BFCD__EVENT__BODY_RETIRE && p->wants_events);
         MUST(p->n_retires < RETIRE_MAX_OPEN);
-        MUST(retire->sequence == ++p->retire_sequence);
         MUST(retire->n_extent_ids > 0 && retire->n_extent_ids <= RETIRE_MAX_EXTENTS);
-        r->sequence = retire->sequence;
+        r->sequence = event->sequence;
         r->n_ids = retire->n_extent_ids;
         for (size_t i = 0; i < r->n_ids; i++) {
                 r->ids[i] = retire->extent_ids[i];
@@ -769,70 +769,35 @@ uint64_t peer_goodbye(struct peer *p)
         return peer_post(p, &r);
 }
 
-int peer_retired(struct peer *p, uint64_t sequence)
+/* Forgets the event, if it is open. */
+static void answer_event(struct peer *p, uint64_t sequence)
 {
-        Bfcd__EventReply reply = BFCD__EVENT_REPLY__INIT;
-        Bfcd__Retired retired = BFCD__RETIRED__INIT;
-        const char *why = NULL;
-        int r;
-
         for (size_t i = 0; i < p->n_retires; i++) {
                 if (p->retires[i].sequence != sequence)
                         continue;
                 for (size_t k = 0; real_ops && k < p->retires[i].n_ids; k++)
                         peer_let_go(p, peer_find_hold(p, p->retires[i].ids[k]));
                 p->retires[i] = p->retires[--p->n_retires];
-                break;
+                return;
         }
-        retired.sequence = sequence;
-        reply.body_case = BFCD__EVENT_REPLY__BODY_RETIRED;
-        reply.retired = &retired;
-        r = session_handle_event(p->session, &reply, &why);
-        MUST((r < 0) == (why != NULL));
-        return r;
+        for (size_t i = 0; i < p->n_trims; i++)
+                if (p->trims[i].sequence == sequence)
+                        p->trims[i] = p->trims[--p->n_trims];
+        for (size_t i = 0; i < p->n_pressures; i++)
+                if (p->pressures[i].sequence == sequence)
+                        p->pressures[i] = p->pressures[--p->n_pressures];
 }
 
-int peer_trimmed(struct peer *p, uint64_t sequence, uint64_t n_bytes)
+int peer_answer(struct peer *p, uint64_t sequence)
 {
         Bfcd__EventReply reply = BFCD__EVENT_REPLY__INIT;
-        Bfcd__Trimmed trimmed = BFCD__TRIMMED__INIT;
         const char *why = NULL;
         int r;
 
-        for (size_t i = 0; i < p->n_trims; i++) {
-                if (p->trims[i].sequence != sequence)
-                        continue;
-                p->trims[i] = p->trims[--p->n_trims];
-                break;
-        }
-        trimmed.sequence = sequence;
-        trimmed.n_bytes = n_bytes;
-        reply.body_case = BFCD__EVENT_REPLY__BODY_TRIMMED;
-        reply.trimmed = &trimmed;
+        answer_event(p, sequence);
+        reply.sequence = sequence;
         r = session_handle_event(p->session, &reply, &why);
         MUST((r < 0) == (why != NULL));
-        return r;
-}
-
-int peer_relieved(struct peer *p, uint64_t sequence, uint64_t n_bytes)
-{
-        Bfcd__EventReply reply = BFCD__EVENT_REPLY__INIT;
-        Bfcd__Relieved relieved = BFCD__RELIEVED__INIT;
-        const char *why = NULL;
-        int r;
-
-        for (size_t i = 0; i < p->n_pressures; i++) {
-                if (p->pressures[i].sequence != sequence)
-                        continue;
-                p->pressures[i] = p->pressures[--p->n_pressures];
-                break;
-        }
-        relieved.sequence = sequence;
-        relieved.n_bytes = n_bytes;
-        reply.body_case = BFCD__EVENT_REPLY__BODY_RELIEVED;
-        reply.relieved = &relieved;
-        r = session_handle_event(p->session, &reply, &why);
-        MUST(r == 0 || why);
         return r;
 }
 
@@ -852,14 +817,14 @@ void peer_show_idle(struct peer *p, uint32_t partition, uint64_t n_bytes, uint64
 void peer_trimmed_all(struct peer *p)
 {
         while (p->n_trims > 0)
-                MUST(peer_trimmed(p, p->trims[0].sequence, 0) == 0);
+                MUST(peer_answer(p, p->trims[0].sequence) == 0);
         peer_settle(p->session->broker);
 }
 
 void peer_retired_all(struct peer *p)
 {
         while (p->n_retires > 0)
-                MUST(peer_retired(p, p->retires[0].sequence) == 0);
+                MUST(peer_answer(p, p->retires[0].sequence) == 0);
 }
 
 int peer_ack(struct peer *p, uint64_t sequence)

@@ -79,18 +79,16 @@ struct peer {
         uint64_t limits_told[PEER_MAX_PARTITIONS]; /* the last of each partition */
         struct peer_trim trims[16];
         size_t n_trims;
-        size_t n_trimmed; /* Trims, in all */
-        uint64_t trim_sequence;
+        size_t n_trimmed;    /* Trims, in all */
         bool takes_pressure; /* set before the hello */
         struct peer_pressure pressures[PEER_MAX_PARTITIONS];
         size_t n_pressures;
         size_t n_pressed; /* Pressures, in all */
-        uint64_t pressure_sequence;
         struct peer_retire retires[RETIRE_MAX_OPEN];
         size_t n_retires;
-        size_t n_retired; /* extents, in all Retires so far */
-        uint64_t retire_sequence;
-        struct peer_hold *refs; /* on a device that does not empty mappings */
+        size_t n_retired;        /* extents, in all Retires so far */
+        uint64_t event_sequence; /* of the last event that is to be answered */
+        struct peer_hold *refs;  /* on a device that does not empty mappings */
         size_t n_refs;
 };
 
@@ -149,17 +147,12 @@ int peer_ack(struct peer *p, uint64_t sequence);
 int peer_ack_without(struct peer *p, uint64_t sequence, const uint64_t *lost, size_t n_lost);
 /* The i-th extent of the Extents message of this number. */
 const Bfcd__Extent *peer_extent(const struct peer *p, uint64_t sequence, size_t i);
-/* Lets go of what the Retire named, if there is such a one, and says so. */
-int peer_retired(struct peer *p, uint64_t sequence);
+/* Answers an event. What a Retire named is let go of before. */
+int peer_answer(struct peer *p, uint64_t sequence);
 void peer_retired_all(struct peer *p);
-
-/* Says that so many bytes went back, whether they did or not. */
-int peer_trimmed(struct peer *p, uint64_t sequence, uint64_t n_bytes);
 void peer_trimmed_all(struct peer *p); /* has nothing idle */
 
-/* Answers a Pressure, truly or not. And: writes into its client page what it could park in a partition, and
- * whether it has a function. */
-int peer_relieved(struct peer *p, uint64_t sequence, uint64_t n_bytes);
+/* Writes into its client page what it could park in a partition, and whether it has a function. */
 void peer_show_idle(struct peer *p, uint32_t partition, uint64_t n_bytes, uint64_t since_ms, bool has_fn);
 
 /* A Malloc that may wait. */

@@ -80,7 +80,7 @@ bool pressure_send(struct pressure_share *share, const struct pressure_order *or
         share->bytes_added = share->bytes_freed = 0;
         share->hint.read_ms = 0;
         share->command = order->command;
-        message.sequence = recall_number(&share->recall);
+        event.sequence = recall_number(&share->recall);
         message.partition = (uint32_t)(share->share - s->shares);
         message.n_bytes = order->n_bytes;
         message.parks = order->parks;
@@ -331,23 +331,18 @@ static void share_tell_command(struct pressure_share *share)
                 park_now_heard(command, share->wakes ? share->bytes_added : share->bytes_freed);
 }
 
-int pressure_answer(struct session *s, uint64_t sequence, const char **ret_why)
+void pressure_answer(struct recall *r)
 {
-        struct pressure_share *share =
-                (struct pressure_share *)recall_find(s, RECALL_PRESSURE, sequence, ret_why);
-        bool gave;
+        struct pressure_share *share = (struct pressure_share *)r;
+        bool gave = share_released(share) > 0 &&
+                    share_released(share) >= min_u64(share->n_bytes / 2, PRESSURE_MIN_BYTES);
 
-        if (!share)
-                return -EPROTO;
-        gave = share_released(share) > 0 &&
-               share_released(share) >= min_u64(share->n_bytes / 2, PRESSURE_MIN_BYTES);
-        recall_end(&share->recall);
+        recall_end(r);
         if (!gave)
-                share->spent_clocks[share->is_own] = ++s->broker->recalls.trim_clock;
+                share->spent_clocks[share->is_own] = ++share->session->broker->recalls.trim_clock;
         share->hint.read_ms = 0;
         share_tell_command(share);
         quota_note_answer(share->share->quota, gave);
-        return 0;
 }
 
 void pressure_end(struct session *s)

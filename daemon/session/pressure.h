@@ -83,10 +83,8 @@ bool pressure_send(struct pressure_share *share, const struct pressure_order *or
 int pressure_find_to(const struct session *s, const struct session_share *from, const char *partition,
                      size_t *ret);
 
-/* The client answers. -EPROTO: no such open Pressure; *ret_why says so. */
-int pressure_answer(struct session *s, uint64_t sequence, const char **ret_why);
-
-/* The client has missed the time-out of a Pressure. */
+/* The client has answered a Pressure, or missed its time-out. */
+void pressure_answer(struct recall *r);
 void pressure_miss(struct recall *r);
 
 /* Every invariant; slow. 0, or -EBADMSG and a sentence. */

@@ -5,12 +5,6 @@
 
 #include "daemon/session/session.h"
 
-static const char *const unknown_answers[RECALL_KINDS] = {
-        [RECALL_RETIRE] = "the client confirmed a Retire that was not sent or was already confirmed",
-        [RECALL_TRIM] = "the client answered a Trim that was not sent or was already answered",
-        [RECALL_PRESSURE] = "the client answered a Pressure that was not sent or was already answered",
-};
-
 static struct recall_queue *queue_of(const struct recall *r)
 {
         return &r->session->recall.queues[r->kind];
@@ -35,7 +29,8 @@ uint64_t recall_number(struct recall *r)
         struct recall_queue *queue = queue_of(r);
 
         queue->n_sent++;
-        r->sequence = ++queue->sequence;
+        queue->n_events++;
+        r->sequence = ++r->session->recall.sequence;
         return r->sequence;
 }
 
@@ -62,14 +57,16 @@ void recall_end(struct recall *r)
         r->sequence = 0;
 }
 
-struct recall *recall_find(struct session *s, enum recall_kind kind, uint64_t sequence, const char **ret_why)
+struct recall *recall_find(struct session *s, uint64_t sequence)
 {
         struct recall *r;
 
-        TAILQ_FOREACH(r, &s->recall.queues[kind].open, of_session)
-        if (r->sequence == sequence && sequence != 0)
-                return r;
-        *ret_why = unknown_answers[kind];
+        for (size_t i = 0; sequence != 0 && i < RECALL_KINDS; i++)
+                TAILQ_FOREACH(r, &s->recall.queues[i].open, of_session)
+                {
+                        if (r->sequence == sequence)
+                                return r;
+                }
         return NULL;
 }
 

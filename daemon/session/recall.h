@@ -1,8 +1,8 @@
 /* Recalls: an event asks a client to give memory back, and the client has a time-out to answer it.
  *
  * There are three kinds: a Retire has extents unmapped (see retire.h), a Trim has idle memory
- * returned (see trim.h), a Pressure has blocks parked (see pressure.h). A recall begins, is sent under the next sequence number of its kind and
- * session, and ends with the answer to that number or with the session. The recalls of one kind
+ * returned (see trim.h), a Pressure has blocks parked (see pressure.h). A recall begins, is sent under the session's
+ * next sequence number, and ends with the answer to that number or with the session. The recalls of one kind
  * have the same time-out, so each of the broker's lists is in the order of its deadlines.
  *
  * A recall that is not answered in time is overdue: it loses its deadline and stays open. The
@@ -41,14 +41,15 @@ struct recall {
 /* The recalls of one kind of a session. */
 struct recall_queue {
         struct recall_list open;
-        unsigned n_sent;   /* the number of sent ones */
-        uint64_t sequence; /* of the last event, so also the number of events */
+        unsigned n_sent;   /* of these, those that were sent */
+        uint64_t n_events; /* in total */
         uint64_t n_missed; /* recalls that became overdue, in total */
 };
 
 /* A session's part. */
 struct recall_state {
         struct recall_queue queues[RECALL_KINDS];
+        uint64_t sequence;    /* of the last event */
         unsigned n_overdue;   /* recalls of all kinds that are late; > 0: counted in tenant.n_unresponsive */
         bool takes_pressure;  /* the client knows Pressures */
         bool ignores_retires; /* Retires are not answered: it takes no events, has hung up, or missed one */
@@ -111,8 +112,11 @@ static inline bool recall_is_overdue(const struct recall *r)
         return r->session && !r->has_deadline;
 }
 
-/* The open recall that a client answers. NULL: there is none, and *ret_why says so. */
-struct recall *recall_find(struct session *s, enum recall_kind kind, uint64_t sequence, const char **ret_why);
+/* The open recall with this number, of any kind; NULL: there is none. */
+struct recall *recall_find(struct session *s, uint64_t sequence);
+
+/* The client answers. -EPROTO: no such open recall; *ret_why says so. */
+int recall_answer(struct session *s, uint64_t sequence, const char **ret_why);
 
 /* Marks recalls overdue whose time is up. */
 void recall_tick(struct broker *b, uint64_t now_ms);

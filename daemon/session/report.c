@@ -425,7 +425,7 @@ void report_session(const struct session *s, Bfcd__SessionRow *row,
         row->client_bytes_reserved = client.bytes_held;
         row->client_bytes_in_use = client.bytes_in_use;
         row->client_bytes_idle = client.bytes_idle;
-        row->num_trims = s->recall.queues[RECALL_TRIM].sequence;
+        row->num_trims = s->recall.queues[RECALL_TRIM].n_events;
         row->num_trims_missed = s->recall.queues[RECALL_TRIM].n_missed;
         row->is_unresponsive = s->recall.n_overdue > 0;
         row->is_evicted = s->eviction != NULL;

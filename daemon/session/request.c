@@ -22,11 +22,9 @@
 #include "daemon/session/hello.h"
 #include "daemon/session/session.h"
 #include "daemon/session/park.h"
-#include "daemon/session/pressure.h"
 #include "daemon/session/reload.h"
 #include "daemon/session/request_refuse.h"
 #include "daemon/session/request_wait.h"
-#include "daemon/session/retire.h"
 #include "daemon/session/session_states.h"
 #include "daemon/session/share.h"
 #include "daemon/session/shared.h"
@@ -567,14 +565,5 @@ int session_handle(struct session *s, const Bfcd__Request *request, const char *
 
 int session_handle_event(struct session *s, const Bfcd__EventReply *reply, const char **ret_why)
 {
-        if (!session_is_live(s))
-                return 0;
-        if (reply->body_case == BFCD__EVENT_REPLY__BODY_RETIRED)
-                return retire_confirm(s, reply->retired->sequence, ret_why);
-        if (reply->body_case == BFCD__EVENT_REPLY__BODY_TRIMMED)
-                return trim_answer(s, reply->trimmed->sequence, ret_why);
-        if (reply->body_case == BFCD__EVENT_REPLY__BODY_RELIEVED)
-                return pressure_answer(s, reply->relieved->sequence, ret_why);
-        *ret_why = "the client sent an event reply type that this version does not support";
-        return -EPROTO;
+        return session_is_live(s) ? recall_answer(s, reply->sequence, ret_why) : 0;
 }

@@ -102,7 +102,7 @@ static void retirement_send(struct retirement *r)
 
         for (size_t i = 0; i < r->n_exports; i++)
                 ids[i] = ledger_extent_at(s->broker->ledger, export_extent(s, r->exports[i]))->id;
-        message.sequence = recall_number(&r->recall);
+        event.sequence = recall_number(&r->recall);
         message.n_extent_ids = r->n_exports;
         message.extent_ids = ids;
         event.body_case = BFCD__EVENT__BODY_RETIRE;
@@ -192,19 +192,17 @@ bool retire_unmaps_soon(const struct broker *b, uint32_t extent)
 
 /* ---- answers and missed deadlines ---------------------------------------- */
 
-int retire_confirm(struct session *s, uint64_t sequence, const char **ret_why)
+void retire_answer(struct recall *recall)
 {
-        struct retirement *r = (struct retirement *)recall_find(s, RECALL_RETIRE, sequence, ret_why);
+        struct retirement *r = (struct retirement *)recall;
+        struct session *s = recall->session;
 
-        if (!r)
-                return -EPROTO;
         for (size_t i = 0; i < r->n_exports; i++)
                 retire_clear_export(s, r->exports[i]);
         retirement_free(r);
         if (TAILQ_EMPTY(&retire_queue(s)->open))
                 s->recall.ignores_retires = false; /* the next retirement has a deadline again */
         retire_flush(s);
-        return 0;
 }
 
 void retire_silence(struct session *s)

@@ -42,10 +42,8 @@ bool retire_unmaps_soon(const struct broker *b, uint32_t extent);
 /* The session has acknowledged more extents, so further retirements may be sent. */
 void retire_flush(struct session *s);
 
-/* The client confirms. -EPROTO: no such unconfirmed retirement; *ret_why says so. */
-int retire_confirm(struct session *s, uint64_t sequence, const char **ret_why);
-
-/* The client has missed the time-out of a retirement. */
+/* The client has answered a retirement, or missed its time-out. */
+void retire_answer(struct recall *r);
 void retire_miss(struct recall *r);
 
 /* It hung up, so its mappings are late. And: it closes, which clears its exports anyway. */

@@ -353,7 +353,7 @@ static void share_send(struct trim_share *share, struct ranges *ranges, uint64_t
         Bfcd__Trim message = BFCD__TRIM__INIT;
 
         recall_begin(&share->recall, RECALL_TRIM, s, now_ms);
-        message.sequence = recall_number(&share->recall);
+        event.sequence = recall_number(&share->recall);
         message.partition = (uint32_t)(share->share - s->shares);
         message.n_bytes = n_bytes;
         message.n_ranges = ranges->n;
@@ -645,17 +645,13 @@ static void share_tell_command(struct trim_share *share)
                 trim_command_heard(command, share->bytes_freed - share->bytes_freed_then);
 }
 
-int trim_answer(struct session *s, uint64_t sequence, const char **ret_why)
+void trim_answer(struct recall *r)
 {
-        struct trim_share *share = (struct trim_share *)recall_find(s, RECALL_TRIM, sequence, ret_why);
-        bool gave, was_overdue;
-        struct quota *q;
+        struct trim_share *share = (struct trim_share *)r;
+        struct quota *q = share->share->quota;
+        bool gave = share->bytes_freed != share->bytes_freed_then;
+        bool was_overdue = recall_is_overdue(r);
 
-        if (!share)
-                return -EPROTO;
-        q = share->share->quota;
-        gave = share->bytes_freed != share->bytes_freed_then;
-        was_overdue = recall_is_overdue(&share->recall);
         share_end_recall(share);
         if (was_overdue)
                 share_count_responsive(share, q, true);
@@ -665,7 +661,6 @@ int trim_answer(struct session *s, uint64_t sequence, const char **ret_why)
                 share_mark_spent(share);
         share_tell_command(share);
         quota_note_answer(q, gave);
-        return 0;
 }
 
 void trim_end(struct session *s)

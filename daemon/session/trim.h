@@ -81,10 +81,8 @@ void trim_forget(struct quota *q);
 /* Asks for n_bytes of idle memory. False: it cannot be asked now, or has no range. */
 bool trim_send(struct trim_share *share, uint64_t n_bytes, uint64_t now_ms);
 
-/* The client answers. -EPROTO: no such open Trim; *ret_why says so. */
-int trim_answer(struct session *s, uint64_t sequence, const char **ret_why);
-
-/* The client has missed the time-out of a Trim. */
+/* The client has answered a Trim, or missed its time-out. */
+void trim_answer(struct recall *r);
 void trim_miss(struct recall *r);
 
 /* The session will not answer any more. And: frees its counts in a quota. */

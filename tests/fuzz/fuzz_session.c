@@ -78,8 +78,8 @@ static int send_raw(struct peer *p, struct message_arena *arena, struct input *i
 static int answer_event(struct peer *p, uint64_t what)
 {
         if (what < p->n_retires)
-                return peer_retired(p, p->retires[what].sequence);
-        return peer_retired(p, what);
+                return peer_answer(p, p->retires[what].sequence);
+        return peer_answer(p, what);
 }
 
 /* One statement each: the order in which arguments are evaluated is the compiler's. */

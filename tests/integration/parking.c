@@ -71,7 +71,7 @@ void raw_unmap(struct raw *raw)
         ck_assert_int_eq((int)event->body_case, (int)BFCD__EVENT__BODY_RETIRE);
         for (size_t i = 0; i < event->retire->n_extent_ids; i++)
                 (void)raw_let_go(raw, event->retire->extent_ids[i]);
-        ck_assert_int_eq(raw_retired(raw, event->retire->sequence), 0);
+        ck_assert_int_eq(raw_answer(raw, event->sequence), 0);
         bfcd__event__free_unpacked(event, NULL);
 }
 

@@ -555,16 +555,13 @@ int raw_event(struct raw *raw, int timeout_ms, Bfcd__Event **ret)
         return *ret ? 0 : -EPROTO;
 }
 
-int raw_retired(struct raw *raw, uint64_t sequence)
+int raw_answer(struct raw *raw, uint64_t sequence)
 {
         Bfcd__EventReply reply = BFCD__EVENT_REPLY__INIT;
-        Bfcd__Retired retired = BFCD__RETIRED__INIT;
         uint8_t frame[64];
         size_t n;
 
-        retired.sequence = sequence;
-        reply.body_case = BFCD__EVENT_REPLY__BODY_RETIRED;
-        reply.retired = &retired;
+        reply.sequence = sequence;
         n = bfcd__event_reply__pack(&reply, frame + 4);
         put_length(frame, n);
         return send(raw->events_fd, frame, n + 4, MSG_NOSIGNAL) == (ssize_t)(n + 4) ? 0 : -errno;

@@ -118,8 +118,8 @@ struct raw *raw_connect(const char *path, const char *tenant);
 /* The next event; free it with bfcd__event__free_unpacked(). 0, RAW_TIMEOUT,
  * RAW_HUNG_UP, -EPROTO. */
 int raw_event(struct raw *raw, int timeout_ms, Bfcd__Event **ret);
-/* Says that the extents of a Retire are unmapped. */
-int raw_retired(struct raw *raw, uint64_t sequence);
+/* Answers a Retire, Trim or Pressure. */
+int raw_answer(struct raw *raw, uint64_t sequence);
 /* Closes what it has of an extent; -ENOENT. */
 int raw_let_go(struct raw *raw, uint64_t extent_id);
 

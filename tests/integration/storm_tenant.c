@@ -515,7 +515,7 @@ static int act_answer_events(struct hostile *h)
                 if (event->body_case == BFCD__EVENT__BODY_RETIRE) {
                         for (size_t i = 0; i < event->retire->n_extent_ids && !one_in(h, 8); i++)
                                 (void)raw_let_go(t->raw, event->retire->extent_ids[i]);
-                        (void)raw_retired(t->raw, event->retire->sequence);
+                        (void)raw_answer(t->raw, event->sequence);
                         n++;
                 }
                 bfcd__event__free_unpacked(event, NULL);
@@ -527,23 +527,11 @@ static int act_lie_about_events(struct hostile *h)
 {
         struct tie *t = live_tie(h);
         Bfcd__EventReply reply = BFCD__EVENT_REPLY__INIT;
-        Bfcd__Trimmed trimmed = BFCD__TRIMMED__INIT;
-        Bfcd__Relieved relieved = BFCD__RELIEVED__INIT;
         uint8_t frame[64] = { 0 };
 
         if (!t || t->raw->events_fd < 0)
                 return -ENOTCONN;
-        if (one_in(h, 3))
-                return raw_retired(t->raw, pick(h, 20));
-        trimmed.sequence = relieved.sequence = pick(h, 5);
-        trimmed.n_bytes = relieved.n_bytes = random_next(&h->random);
-        if (one_in(h, 2)) {
-                reply.body_case = BFCD__EVENT_REPLY__BODY_TRIMMED;
-                reply.trimmed = &trimmed;
-        } else {
-                reply.body_case = BFCD__EVENT_REPLY__BODY_RELIEVED;
-                reply.relieved = &relieved;
-        }
+        reply.sequence = pick(h, 20);
         frame[0] = (uint8_t)bfcd__event_reply__pack(&reply, frame + 4);
         (void)send(t->raw->events_fd, frame, frame[0] + 4u - one_in(h, 8), MSG_NOSIGNAL | MSG_DONTWAIT);
         return 0;

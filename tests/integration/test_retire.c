@@ -94,7 +94,7 @@ static void be_busy(void *arg)
                 REQUIRE(raw_event(raw, SETTLE_MS, &event) == 0, "no event");
                 for (size_t i = 0; i < event->retire->n_extent_ids; i++)
                         REQUIRE(raw_let_go(raw, event->retire->extent_ids[i]) == 0, "an unknown extent");
-                REQUIRE(raw_retired(raw, event->retire->sequence) == 0, "no connection");
+                REQUIRE(raw_answer(raw, event->sequence) == 0, "no connection");
                 bfcd__event__free_unpacked(event, NULL);
         }
         REQUIRE(gate_wait(&s->go, SETTLE_MS), "the test did not open the gate");
@@ -281,7 +281,7 @@ TEST(a_retire_by_hand)
                 ck_assert_int_eq(event->body_case, BFCD__EVENT__BODY_RETIRE);
                 for (size_t i = 0; i < event->retire->n_extent_ids; i++)
                         ck_assert_int_eq(raw_let_go(raw, event->retire->extent_ids[i]), 0);
-                ck_assert_int_eq(raw_retired(raw, event->retire->sequence), 0);
+                ck_assert_int_eq(raw_answer(raw, event->sequence), 0);
                 bfcd__event__free_unpacked(event, NULL);
         }
         child_join(pid);
@@ -294,12 +294,12 @@ static const struct {
         const char *bytes;
         size_t n_bytes;
 } lies[] = {
-        { "\4\0\0\0\022\2\010\1", 8 }, /* Retired {1}, which was never sent */
-        { "\2\0\0\0\022\0", 6 },       /* Retired {0} */
-        { "\2\0\0\0\170\1", 6 },       /* an unknown body */
-        { "\2\0\0\0\377\377", 6 },     /* no message */
-        { "\0\0\0\0", 4 },             /* an empty frame */
-        { "\377\377\377\377", 4 },     /* an endless one */
+        { "\2\0\0\0\010\1", 6 },   /* 1, which was never sent */
+        { "\2\0\0\0\010\0", 6 },   /* 0 */
+        { "\2\0\0\0\170\1", 6 },   /* an unknown field */
+        { "\2\0\0\0\377\377", 6 }, /* no message */
+        { "\0\0\0\0", 4 },         /* an empty frame */
+        { "\377\377\377\377", 4 }, /* an endless one */
 };
 
 TEST(invalid_answers_to_events_disconnect)

@@ -238,14 +238,14 @@ static void be_told_to_let_go(struct walk *w)
         REQUIRE(blue, "no session");
         (void)raw_send_bytes(blue, frame, malloc_frame(w, 120 * MIB, frame));
         REQUIRE(raw_event(w->raw, RAW_TIMEOUT_MS, &event) == 0, "no event");
-        w->retire_sequence = event->retire->sequence;
+        w->retire_sequence = event->sequence;
         bfcd__event__free_unpacked(event, NULL);
 }
 
 static void let_go(struct walk *w)
 {
         if (w->retire_sequence)
-                (void)raw_retired(w->raw, w->retire_sequence);
+                (void)raw_answer(w->raw, w->retire_sequence);
 }
 
 static void send_half_an_event_reply(struct walk *w)

@@ -736,9 +736,9 @@ static void read_events(struct crash_server *m, struct peer *p)
         while (frame_reader_next(p->wire.events_reader, &payload, &n_bytes) == 0) {
                 Bfcd__EventReply *reply = bfcd__event_reply__unpack(NULL, n_bytes, payload);
 
-                if (reply && reply->body_case == BFCD__EVENT_REPLY__BODY_RETIRED)
+                if (reply && reply->sequence == 1)
                         retired(m);
-                else if (reply && reply->body_case == BFCD__EVENT_REPLY__BODY_TRIMMED)
+                else if (reply && reply->sequence == WIRE_TRIM)
                         m->counts.n_trimmed++;
                 else
                         violation(m, "no answer to an event");

@@ -94,8 +94,8 @@ enum fake_event {
  * then destroys those extents; returns how many. */
 unsigned fake_server_event(struct fake_server *s, enum fake_event event);
 
-/* What the next answer is to an event in the first session that has them, Bfcd__EventReply's body_case; -1:
- * there is none within so many ms. Not while fake_server_event() waits for answers. */
+/* The sequence number of the next answer to an event in the first session that has them; -1: there is none
+ * within so many ms. Not while fake_server_event() waits for answers. */
 int fake_server_await_answer(struct fake_server *s, int timeout_ms);
 
 /* The pages of the last session that has good ones. In `ret_usage` train has statistics that are their

@@ -1271,7 +1271,7 @@ TEST_OF(connected, retire_is_answered_without_calls)
         n_finishes = 0;
         is_finish_held = 1;
         fake_server_event(server, FAKE_RETIRE_FIRST);
-        ck_assert_int_eq(fake_server_await_answer(server, 60000), BFCD__EVENT_REPLY__BODY_RETIRED);
+        ck_assert_int_eq(fake_server_await_answer(server, 60000), 1);
         ck_assert_int_eq(n_finishes, 0);
         ck_assert_uint_eq(stats().bytes_mapped, 0);
         is_finish_held = 0;

@@ -17,13 +17,15 @@ static struct events *events;
 static uint64_t retired[MAX_EXTENTS];
 static size_t n_retired;
 
-static int on_retire(void *userdata, uint64_t epoch, const uint64_t *extent_ids, size_t n_extent_ids)
+static int on_recall(void *userdata, uint64_t epoch, Bfcd__Event *event)
 {
+        const Bfcd__Retire *retire = event->retire;
+
         (void)userdata;
         ck_assert_uint_eq(epoch, 1);
-        ck_assert_uint_le(n_extent_ids, MAX_EXTENTS);
-        memcpy(retired, extent_ids, n_extent_ids * sizeof(*extent_ids));
-        n_retired = n_extent_ids;
+        ck_assert_uint_le(retire->n_extent_ids, MAX_EXTENTS);
+        memcpy(retired, retire->extent_ids, retire->n_extent_ids * sizeof(*retire->extent_ids));
+        n_retired = retire->n_extent_ids;
         return 0;
 }
 
@@ -51,7 +53,7 @@ static void on_failed(void *userdata, int error)
 
 /* The other events are not sent here. */
 static const struct events_ops ops = {
-        .retire = on_retire, .look = on_look, .lost = on_lost, .ended = on_ended, .failed = on_failed
+        .recall = on_recall, .look = on_look, .lost = on_lost, .ended = on_ended, .failed = on_failed
 };
 
 static void setup(void)
@@ -92,8 +94,8 @@ static uint64_t sequence_of_answer(void)
                 return 0;
         ck_assert_int_eq(frame_reader_next(wire.events_reader, &payload, &n_bytes), 0);
         reply = bfcd__event_reply__unpack(NULL, n_bytes, payload);
-        ck_assert(reply && reply->body_case == BFCD__EVENT_REPLY__BODY_RETIRED);
-        sequence = reply->retired->sequence;
+        ck_assert_ptr_nonnull(reply);
+        sequence = reply->sequence;
         bfcd__event_reply__free_unpacked(reply, NULL);
         return sequence;
 }

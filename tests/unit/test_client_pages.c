@@ -15,6 +15,7 @@
 #include "tests/host_stream.h"
 #include "tests/suite.h"
 #include "tests/unit/server_rig.h"
+#include "tests/unit/wire.h"
 
 static struct pages_usage *usage_page;
 static struct pages_client *page;
@@ -127,7 +128,7 @@ TEST(functions_of_two_threads)
         ck_assert_int_eq(bfc_on_pressure(client, replace, &remover), 0);
         ck_assert_uint_eq(page->has_pressure_fn, 1);
         fake_server_event(server, FAKE_PRESSURE);
-        ck_assert_int_eq(fake_server_await_answer(server, 60000), BFCD__EVENT_REPLY__BODY_RELIEVED);
+        ck_assert_int_eq(fake_server_await_answer(server, 60000), WIRE_PRESSURE);
         ck_assert_int_eq(pthread_join(remover, NULL), 0);
         ck_assert_ptr_eq(client->pressure.fn, give);
         ck_assert_uint_eq(page->has_pressure_fn, 1);

@@ -89,7 +89,7 @@ static void free_and_settle(struct peer *p, uint64_t block_id)
 static void must_answer(struct peer *p)
 {
         while (p->n_trims > 0)
-                ck_assert_int_eq(peer_trimmed(p, p->trims[0].sequence, 0), 0);
+                ck_assert_int_eq(peer_answer(p, p->trims[0].sequence), 0);
         settle();
 }
 
@@ -711,7 +711,7 @@ LOOP_TEST(random_walk, 3)
                         break;
                 case 8:
                         while (p->n_trims > 0)
-                                peer_trimmed(p, p->trims[0].sequence, 0);
+                                peer_answer(p, p->trims[0].sequence);
                         break;
                 default:
                         if (blocks[at].p) {

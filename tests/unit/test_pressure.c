@@ -88,10 +88,10 @@ static void free_blocks(struct peer *p, size_t n)
 }
 
 /* Answers that so much was released. */
-static void must_relieve(struct peer *p, uint64_t n_bytes)
+static void must_relieve(struct peer *p)
 {
         ck_assert_uint_eq(p->n_pressures, 1);
-        ck_assert_int_eq(peer_relieved(p, p->pressures[0].sequence, n_bytes), 0);
+        ck_assert_int_eq(peer_answer(p, p->pressures[0].sequence), 0);
         settle();
 }
 
@@ -139,7 +139,7 @@ TEST(the_longest_idle_is_asked_first)
         ck_assert_int_eq(peer_error(z, id), -1);
         free_blocks(y, 1);
         ck_assert_int_eq(peer_error(z, id), 0); /* before it answers */
-        must_relieve(y, E);
+        must_relieve(y);
         ck_assert_uint_eq(x->n_pressed + x->n_trimmed, 0);
         close_all(x, y, z);
 }
@@ -162,8 +162,8 @@ TEST(as_many_as_are_needed)
         free_blocks(y, 1);
         wait_a_little(1); /* many frees are looked at once */
         ck_assert_int_eq(peer_error(z, id), 0);
-        must_relieve(x, 2 * E);
-        must_relieve(y, E);
+        must_relieve(x);
+        must_relieve(y);
         close_all(x, y, z);
 }
 
@@ -183,7 +183,7 @@ TEST(blocks_become_idle)
         ck_assert_uint_eq(x->n_pressed, 1);
         free_blocks(x, 1);
         ck_assert_int_eq(peer_error(z, id), 0);
-        must_relieve(x, E);
+        must_relieve(x);
         (void)refused;
         close_all(x, z, NULL);
 }
@@ -199,7 +199,7 @@ TEST(what_is_guaranteed_is_not_asked_for)
         settle();
         ck_assert_uint_eq(x->n_pressed, 0);
         ck_assert_uint_eq(y->n_pressures, 1);
-        must_relieve(y, 0);
+        must_relieve(y);
         wait_a_little(200);
         ck_assert_uint_eq(x->n_pressed, 0);
         ck_assert_int_eq(peer_error(z, id), -1);
@@ -219,7 +219,7 @@ TEST(only_the_surplus_is_asked_for)
         ck_assert_uint_eq(x->pressures[0].n_bytes, E);
         free_blocks(x, 1);
         ck_assert_int_eq(peer_error(z, id), 0);
-        must_relieve(x, E);
+        must_relieve(x);
         close_all(x, z, NULL);
 }
 
@@ -236,7 +236,7 @@ TEST(functions_are_called_without_a_key)
         ck_assert(!y->pressures[0].parks);
         ck_assert_uint_eq(y->pressures[0].n_bytes, E);
         free_blocks(y, 1);
-        must_relieve(y, E);
+        must_relieve(y);
         ck_assert_int_eq(peer_error(z, id), 0);
         close_all(x, y, z);
 }
@@ -256,7 +256,7 @@ TEST(old_clients_are_not_asked)
         (void)peer_malloc(z, 0, E);
         settle();
         ck_assert_uint_eq(x->n_pressed + y->n_pressed, 0);
-        ck_assert_int_eq(peer_relieved(x, 1, 0), -EPROTO);
+        ck_assert_int_eq(peer_answer(x, 1), -EPROTO);
         close_all(x, y, z);
 }
 
@@ -270,11 +270,11 @@ TEST(within_a_tenant)
         ck_assert_uint_eq(x->n_pressures, 1);
         ck_assert_uint_eq(x->pressures[0].n_bytes, 2 * E);
         ck_assert_uint_eq(y->n_pressed, 0);
-        must_relieve(x, 0); /* it could park nothing: the next */
+        must_relieve(x); /* it could park nothing: the next */
         ck_assert_uint_eq(y->n_pressures, 1);
         free_blocks(y, 2);
         ck_assert_int_eq(peer_error(x, id), 0);
-        must_relieve(y, 0);
+        must_relieve(y);
         close_all(x, y, NULL);
 }
 
@@ -287,7 +287,7 @@ TEST(the_older_request_gets_all)
         settle();
         ck_assert_uint_eq(x->n_pressures + y->n_pressures, 1);
         if (x->n_pressures > 0) /* its own, which is of no use here: it has none to spare */
-                must_relieve(x, 0);
+                must_relieve(x);
         ck_assert_uint_eq(y->n_pressures, 1);
         of_y = peer_malloc_wait(y, 0, 2 * E, 100000);
         settle();
@@ -296,7 +296,7 @@ TEST(the_older_request_gets_all)
         ck_assert_uint_eq(x->n_pressures, 0);
         free_blocks(y, 1);
         ck_assert_int_eq(peer_error(x, of_x), 0);
-        must_relieve(y, E);
+        must_relieve(y);
         (void)of_y;
         close_all(x, y, NULL);
 }
@@ -308,15 +308,14 @@ TEST(invalid_answers)
         struct peer *x = open_idle(1, 8 * E, 8 * E, 200), *z = open_pressed(3);
         uint64_t id;
 
-        ck_assert_int_eq(peer_relieved(x, 0, 0), -EPROTO);
-        ck_assert_int_eq(peer_relieved(x, 1, 0), -EPROTO);
+        ck_assert_int_eq(peer_answer(x, 0), -EPROTO);
+        ck_assert_int_eq(peer_answer(x, 1), -EPROTO);
         id = peer_malloc(z, 0, E);
         settle();
         ck_assert_uint_eq(x->n_pressures, 1);
-        ck_assert_int_eq(peer_relieved(x, 2, 0), -EPROTO);
-        ck_assert_int_eq(peer_trimmed(x, 1, 0), -EPROTO);
-        ck_assert_int_eq(peer_relieved(x, 1, UINT64_MAX), 0); /* a lie */
-        ck_assert_int_eq(peer_relieved(x, 1, 0), -EPROTO);
+        ck_assert_int_eq(peer_answer(x, 2), -EPROTO);
+        ck_assert_int_eq(peer_answer(x, 1), 0); /* a lie */
+        ck_assert_int_eq(peer_answer(x, 1), -EPROTO);
         settle();
         ck_assert_uint_eq(x->n_pressed, 1); /* not again for this request */
         peer_trimmed_all(x);
@@ -337,7 +336,7 @@ TEST(pages_lie)
         ck_assert_uint_eq(x->n_pressures, 1);
         ck_assert_uint_eq(x->pressures[0].n_bytes, 4 * E); /* no more than it has */
         ck_assert_uint_eq(y->n_pressed, 0);                /* used in the future */
-        must_relieve(x, UINT64_MAX);
+        must_relieve(x);
         close_all(x, y, z);
 }
 
@@ -359,7 +358,7 @@ TEST(a_client_does_not_answer)
                 wait_a_little(50);
         }
         free_blocks(y, 1);
-        must_relieve(y, E);
+        must_relieve(y);
         ck_assert_int_eq(peer_error(z, id), 0);
         ck_assert_uint_eq(x->session->tenant->n_unresponsive, 0);
         wait_a_little(PRESSURE_TIMEOUT_MS);
@@ -368,7 +367,7 @@ TEST(a_client_does_not_answer)
         id = peer_malloc(z, 0, E);
         settle();
         ck_assert_uint_eq(x->n_pressed, 1); /* it is skipped */
-        ck_assert_int_eq(peer_relieved(x, sequence, 0), 0);
+        ck_assert_int_eq(peer_answer(x, sequence), 0);
         ck_assert_uint_eq(x->session->tenant->n_unresponsive, 0);
         close_all(x, y, z);
 }
@@ -403,7 +402,7 @@ TEST(sessions_end_meanwhile)
         (void)peer_malloc(z, 0, E);
         settle();
         must_close(z); /* the one that requests */
-        must_relieve(x, 0);
+        must_relieve(x);
         must_close(x);
 }
 
@@ -473,7 +472,7 @@ TEST(operators_have_sessions_park)
         ck_assert_uint_eq(x->pressures[0].to, 1);
         refusal_of(admin, park_now(admin, 0, "c", "", "copies", false), EBUSY);
         free_blocks(x, 2);
-        must_relieve(x, 0);
+        must_relieve(x);
         ck_assert_ptr_null(peer_reply(admin, id));
         wait_a_little(PRESSURE_TIMEOUT_MS); /* y does not answer */
         ck_assert_int_eq(peer_error(admin, id), 0);
@@ -486,12 +485,12 @@ TEST(operators_have_sessions_park)
         ck_assert_uint_eq(x->n_pressures, 1);
         ck_assert(x->pressures[0].wakes && !x->pressures[0].parks);
         must_malloc(x, 0, E);
-        must_relieve(x, 0);
+        must_relieve(x);
         ck_assert_uint_eq(peer_reply(admin, id)->trim->n_bytes, E);
         /* The operator ends, and then the session answers. */
         (void)park_now(admin, x->session->id, "", "", "copies", false);
         settle();
         must_close(admin);
-        must_relieve(x, 0);
+        must_relieve(x);
         close_all(x, y, NULL);
 }

@@ -149,7 +149,7 @@ TEST(test_one)
         ck_assert_uint_eq(qa->account.charged_bytes, 16 * MIB - E);
         ck_assert_uint_eq(arena_n_extents(qa->arena), 7);
 
-        ck_assert_int_eq(peer_retired(a, 1), 0);
+        ck_assert_int_eq(peer_answer(a, 1), 0);
         ck_assert_uint_eq(arena_leaving_bytes(qa->arena), E);
         assert_pending(0, 0);
         ck_assert_int_eq(peer_error(other, id), 0);
@@ -186,11 +186,11 @@ TEST(test_many)
         ck_assert_uint_eq(release(qa, UINT64_MAX), E);
         for (unsigned i = 0; i < 3; i++)
                 ck_assert_uint_eq(p[i]->n_retires, 1);
-        ck_assert_int_eq(peer_retired(p[1], 1), 0);
+        ck_assert_int_eq(peer_answer(p[1], 1), 0);
         assert_pending(E, E);
         die(p[2]);
         assert_pending(E, E);
-        ck_assert_int_eq(peer_retired(p[0], 1), 0);
+        ck_assert_int_eq(peer_answer(p[0], 1), 0);
         assert_pending(0, 0);
         ck_assert_uint_eq(n_released, 1);
         ck_assert_uint_eq(qa->account.charged_bytes, 0);
@@ -229,12 +229,12 @@ TEST(test_out_of_order)
         for (unsigned i = 0; i < 4; i++)
                 ck_assert_uint_eq(release(qa, E), E);
         ck_assert_uint_eq(p->n_retires, 4);
-        ck_assert_int_eq(peer_retired(p, 3), 0);
+        ck_assert_int_eq(peer_answer(p, 3), 0);
         assert_pending(3 * E, 3 * E);
-        ck_assert_int_eq(peer_retired(p, 4), 0);
-        ck_assert_int_eq(peer_retired(p, 1), 0);
+        ck_assert_int_eq(peer_answer(p, 4), 0);
+        ck_assert_int_eq(peer_answer(p, 1), 0);
         assert_pending(E, E);
-        ck_assert_int_eq(peer_retired(p, 2), 0);
+        ck_assert_int_eq(peer_answer(p, 2), 0);
         assert_pending(0, 0);
         peer_free(p);
 }
@@ -246,17 +246,17 @@ TEST(test_wrong_confirmations)
         const char *why = NULL;
 
         have_free(p, 0, 2 * E);
-        ck_assert_int_eq(peer_retired(p, 1), -EPROTO); /* not sent yet */
+        ck_assert_int_eq(peer_answer(p, 1), -EPROTO); /* not sent yet */
         ck_assert_uint_eq(release(qa, E), E);
-        ck_assert_int_eq(peer_retired(p, 0), -EPROTO);
-        ck_assert_int_eq(peer_retired(p, 2), -EPROTO);
-        ck_assert_int_eq(peer_retired(p, UINT64_MAX), -EPROTO);
-        ck_assert_int_eq(peer_retired(q, 1), -EPROTO);
+        ck_assert_int_eq(peer_answer(p, 0), -EPROTO);
+        ck_assert_int_eq(peer_answer(p, 2), -EPROTO);
+        ck_assert_int_eq(peer_answer(p, UINT64_MAX), -EPROTO);
+        ck_assert_int_eq(peer_answer(q, 1), -EPROTO);
         ck_assert_int_eq(session_handle_event(p->session, &nothing, &why), -EPROTO);
         ck_assert_ptr_nonnull(why);
         assert_pending(E, E);
-        ck_assert_int_eq(peer_retired(p, 1), 0);
-        ck_assert_int_eq(peer_retired(p, 1), -EPROTO); /* twice */
+        ck_assert_int_eq(peer_answer(p, 1), 0);
+        ck_assert_int_eq(peer_answer(p, 1), -EPROTO); /* twice */
         assert_pending(0, 0);
         peer_free(p);
         peer_free(q);
@@ -285,8 +285,8 @@ TEST(test_message_and_window)
         }
         ck_assert_uint_eq(p->n_retires, RETIRE_MAX_OPEN);
         ck_assert_uint_eq(p->n_retired, 116);
-        ck_assert_int_eq(peer_retired(p, 19), -EPROTO); /* it waits here */
-        ck_assert_int_eq(peer_retired(p, 7), 0);
+        ck_assert_int_eq(peer_answer(p, 19), -EPROTO); /* it waits here */
+        ck_assert_int_eq(peer_answer(p, 7), 0);
         ck_assert_uint_eq(p->n_retired, 117);
         ck_assert_uint_eq(p->n_retires, RETIRE_MAX_OPEN);
         peer_retired_all(p);
@@ -306,7 +306,7 @@ TEST(test_after_the_ack)
         must_free(p, block);
         ck_assert_uint_eq(release(qa, E), E);
         ck_assert_uint_eq(p->n_retires, 0);
-        ck_assert_int_eq(peer_retired(p, 0), -EPROTO); /* what waits has no number yet */
+        ck_assert_int_eq(peer_answer(p, 0), -EPROTO); /* what waits has no number yet */
         ck_assert_int_eq(peer_ack(p, 1), 0);
         ck_assert_uint_eq(p->n_retires, 1);
         peer_retired_all(p);
@@ -375,8 +375,8 @@ TEST(test_quarantine)
         have_free(q, 0, E); /* all three have it */
         release(qa, UINT64_MAX);
         ck_assert_int_eq(session_hang_up(p->session, NULL), 1);
-        assert_pending(0, E);                    /* there is no deadline */
-        ck_assert_int_eq(peer_retired(p, 1), 0); /* too late to mean anything */
+        assert_pending(0, E);                   /* there is no deadline */
+        ck_assert_int_eq(peer_answer(p, 1), 0); /* too late to mean anything */
         peer_retired_all(q);
         peer_retired_all(later);
         assert_pending(0, E);
@@ -418,7 +418,7 @@ TEST(test_time_out)
         ck_assert_uint_eq(p->n_retires, 3);
         ck_assert(!broker_is_blocked(b));
 
-        ck_assert_int_eq(peer_retired(p, 2), 0);
+        ck_assert_int_eq(peer_answer(p, 2), 0);
         assert_pending(0, 2 * E);
         ck_assert_uint_eq(p->session->tenant->n_unresponsive, 1);
         peer_retired_all(p);
@@ -446,7 +446,7 @@ TEST(test_late_goodbye)
         have_free(p, 0, 2 * E);
         have_free(q, 0, E);
         release(qa, UINT64_MAX);
-        ck_assert_int_eq(peer_retired(q, 1), 0);
+        ck_assert_int_eq(peer_answer(q, 1), 0);
         recall_tick(b, clock_ms() + RELEASE_MS);
         assert_pending(0, 2 * E);
         peer_goodbye(p);
@@ -735,7 +735,7 @@ static void walker_step(struct walking_peer *w, unsigned *seed)
         } else if (dice < 95 && p->n_retires > 0) {
                 size_t i = (size_t)rand_r(seed) % p->n_retires;
 
-                ck_assert_int_eq(peer_retired(p, p->retires[i].sequence), 0);
+                ck_assert_int_eq(peer_answer(p, p->retires[i].sequence), 0);
         }
 }
 

@@ -59,10 +59,10 @@ static struct peer *open_answering(uid_t uid)
         return say_hello(peer_new(b, uid, false));
 }
 
-static void must_answer(struct peer *p, uint64_t n_bytes)
+static void must_answer(struct peer *p)
 {
         ck_assert_uint_eq(p->n_trims, 1);
-        ck_assert_int_eq(peer_trimmed(p, p->trims[0].sequence, n_bytes), 0);
+        ck_assert_int_eq(peer_answer(p, p->trims[0].sequence), 0);
         settle();
 }
 
@@ -104,16 +104,16 @@ TEST(test_within_a_tenant)
         ck_assert_uint_eq(z->trims[0].n_bytes, 2 * E); /* one more: blocks do not end where extents do */
         ck_assert_uint_eq(z->trims[0].n_ranges, 1);
         ck_assert_uint_eq(z->trims[0].ranges[0].n_bytes, E);
-        must_answer(z, 0);
+        must_answer(z);
         /* The one with the most. */
         ck_assert_uint_eq(x->n_trims, 1);
         ck_assert_uint_eq(y->n_trims, 1);
         ck_assert_uint_eq(sum_ranges(&y->trims[0]), 3 * E);
         ck_assert_uint_eq(sum_ranges(&x->trims[0]), 2 * E);
-        must_answer(y, 0);
+        must_answer(y);
         ck_assert_int_eq(peer_error(z, id), -1);
         must_free(x, of_x[0]);
-        must_answer(x, E);
+        must_answer(x);
         ck_assert_int_eq(peer_error(z, id), 0);
         ck_assert_uint_eq(z->n_trims, 0);
         (void)of_x[1];
@@ -133,8 +133,8 @@ TEST(test_refused_at_once)
         must_malloc(y, 0, 2 * E);
         id = peer_malloc(y, 0, E);
         settle();
-        must_answer(y, 0);
-        must_answer(x, 100 * MIB); /* a lie */
+        must_answer(y);
+        must_answer(x); /* a lie */
         ck_assert_int_eq(peer_error(y, id), EDQUOT);
         ck_assert_uint_eq(x->n_trimmed + y->n_trimmed, 2);
         must_close(x);
@@ -163,7 +163,7 @@ TEST(the_whole_answer_is_waited_for)
                         wait_a_little(2 * RECLAIM_MS);
                 } else {
                         must_free(x, of_x[5]);
-                        must_answer(x, 4 * E);
+                        must_answer(x);
                 }
                 reply = peer_reply(x, id);
                 ck_assert(reply && reply->body_case == BFCD__REPLY__BODY_BLOCK);
@@ -187,14 +187,14 @@ TEST(test_unwilling)
         settle();
         ck_assert_uint_eq(x->n_trims, 1);
         ck_assert_uint_eq(sum_ranges(&x->trims[0]), 5 * E);
-        must_answer(x, 0);
+        must_answer(x);
         ck_assert_int_eq(peer_error(x, id), EDQUOT);
         /* When it is gone, its extent counts. */
         must_close(no);
         id = peer_malloc(x, 0, E);
         settle();
         ck_assert_uint_eq(sum_ranges(&x->trims[0]), 6 * E);
-        must_answer(x, 0);
+        must_answer(x);
         ck_assert_int_eq(peer_error(x, id), EDQUOT);
         must_close(x);
 }
@@ -216,15 +216,15 @@ TEST(test_between_tenants)
         for (int round = 0; round < 3 && peer_error(z, id) < 0; round++) {
                 if (y->n_trims > 0) {
                         ck_assert_uint_eq(y->trims[0].n_bytes, 2 * E);
-                        must_answer(y, 0);
+                        must_answer(y);
                 }
                 if (z->n_trims > 0)
-                        must_answer(z, 0);
+                        must_answer(z);
                 if (x->n_trims > 0) {
                         ck_assert_uint_eq(x->trims[0].n_bytes, 3 * E);
                         must_free(x, of_x[0]);
                         must_free(x, of_x[1]);
-                        must_answer(x, 2 * E);
+                        must_answer(x);
                 }
         }
         ck_assert_int_eq(peer_error(z, id), 0);
@@ -268,7 +268,7 @@ TEST(unresponsive_session_is_skipped)
         must_malloc(y, 0, 2 * E);
         id = peer_malloc(y, 0, E);
         settle();
-        must_answer(y, 0);
+        must_answer(y);
         ck_assert_uint_eq(x->n_trims, 1);
         recall_tick(b, clock_ms() - 1); /* by a clock that was read before the Trim was sent */
         ck_assert_uint_eq(x->session->recall.queues[RECALL_TRIM].n_missed, 0);
@@ -282,19 +282,19 @@ TEST(unresponsive_session_is_skipped)
         /* It is neither awaited nor asked again. */
         id = peer_malloc(y, 0, E);
         settle();
-        must_answer(y, 0);
+        must_answer(y);
         ck_assert_int_eq(peer_error(y, id), EDQUOT);
         ck_assert_uint_eq(x->n_trimmed, 1);
         /* Until it answers. */
         ck_assert_uint_eq(x->session->tenant->n_unresponsive, 1);
-        ck_assert_int_eq(peer_trimmed(x, sequence, 0), 0);
+        ck_assert_int_eq(peer_answer(x, sequence), 0);
         ck_assert_uint_eq(x->session->tenant->n_unresponsive, 0);
         id = peer_malloc(y, 0, E);
         settle();
-        must_answer(y, 0);
+        must_answer(y);
         ck_assert_uint_eq(x->n_trimmed, 2);
         must_free(x, of_x);
-        must_answer(x, 4 * E);
+        must_answer(x);
         ck_assert_int_eq(peer_error(y, id), 0);
         ck_assert_uint_eq(x->session->recall.queues[RECALL_TRIM].n_missed, 1);
         must_close(x);
@@ -314,7 +314,7 @@ TEST(test_late)
         ck_assert_uint_eq(x->session->recall.queues[RECALL_TRIM].n_missed, 1);
         ck_assert_int_eq(peer_error(y, id), -1);
         must_free(x, of_x);
-        must_answer(x, 4 * E);
+        must_answer(x);
         ck_assert_int_eq(peer_error(y, id), 0);
         must_close(x);
         must_close(y);
@@ -325,17 +325,17 @@ TEST(invalid_trim_answers)
         struct peer *x = open_trimmed(1, true), *y = open_trimmed(1, false);
         uint64_t id;
 
-        ck_assert_int_eq(peer_trimmed(y, 1, 0), -EPROTO); /* it is never asked */
-        ck_assert_int_eq(peer_trimmed(x, 0, 0), -EPROTO);
-        ck_assert_int_eq(peer_trimmed(x, 1, 0), -EPROTO);
+        ck_assert_int_eq(peer_answer(y, 1), -EPROTO); /* it is never asked */
+        ck_assert_int_eq(peer_answer(x, 0), -EPROTO);
+        ck_assert_int_eq(peer_answer(x, 1), -EPROTO);
         must_malloc(x, 0, 6 * E);
         id = peer_malloc(y, 0, E);
         settle();
         ck_assert_uint_eq(x->n_trims, 1);
-        ck_assert_int_eq(peer_trimmed(x, 2, 0), -EPROTO);
-        ck_assert_int_eq(peer_trimmed(x, 0, 0), -EPROTO);
-        ck_assert_int_eq(peer_trimmed(x, 1, UINT64_MAX), 0);
-        ck_assert_int_eq(peer_trimmed(x, 1, 0), -EPROTO);
+        ck_assert_int_eq(peer_answer(x, 2), -EPROTO);
+        ck_assert_int_eq(peer_answer(x, 0), -EPROTO);
+        ck_assert_int_eq(peer_answer(x, 1), 0);
+        ck_assert_int_eq(peer_answer(x, 1), -EPROTO);
         settle();
         ck_assert_int_eq(peer_error(y, id), EDQUOT);
         must_close(x);
@@ -367,7 +367,7 @@ TEST(requesting_session_ends)
         settle();
         must_close(y);
         must_free(x, of_x);
-        must_answer(x, 6 * E);
+        must_answer(x);
         must_close(x);
 }
 
@@ -393,7 +393,7 @@ TEST(test_ranges_are_bounded)
                         ck_assert_uint_eq(x->trims[0].ranges[i].offset / E % 2, 0);
                 if (n_asked == 1)
                         must_free(x, ids[180]);
-                must_answer(x, 0);
+                must_answer(x);
         }
         ck_assert_int_eq(peer_error(no, id), 0);
         ck_assert_uint_eq(n_asked, 2);
@@ -422,7 +422,7 @@ TEST(test_few_rounds)
                 ck_assert_uint_lt(++n_rounds, 20);
                 for (; sum < x->trims[0].n_bytes && n_given < N; n_given++, sum += E / PER_EXTENT)
                         must_free(x, ids[n_given % 192 * PER_EXTENT + n_given / 192]);
-                must_answer(x, sum);
+                must_answer(x);
                 peer_forget_replies(x);
         }
         ck_assert_int_eq(peer_error(y, id), 0);
@@ -462,7 +462,7 @@ TEST(idle_sessions_are_not_asked_twice)
         must_close(no);
         id = peer_malloc(x[0], 0, 6 * E);
         settle();
-        must_answer(x[0], 0);
+        must_answer(x[0]);
         ck_assert_uint_gt(x[1]->n_trims + x[2]->n_trims + x[3]->n_trims, 0);
         ck_assert_int_eq(peer_error(x[0], id), -1);
         for (int i = 0; i < 20; i++)
@@ -631,12 +631,12 @@ TEST(test_asked_again_while_waiting)
 
         id = peer_malloc_wait(y, 0, E, 60000);
         settle();
-        must_answer(x, 0);
+        must_answer(x);
         ck_assert_int_eq(peer_error(y, id), -1);
         while (x->n_trims == 0 && clock_ms() - began < 5000)
                 wait_a_little(20);
         must_free(x, of_x);
-        must_answer(x, 6 * E);
+        must_answer(x);
         ck_assert_int_eq(peer_error(y, id), 0);
         must_close(x);
         must_close(y);
@@ -684,7 +684,7 @@ TEST(only_trims_of_the_tenant_help)
         ck_assert_uint_eq(x->n_trimmed, 0);
         ck_assert_uint_eq(z->n_trims, 1);
         ck_assert_uint_ge(z->trims[0].n_bytes, E);
-        must_answer(z, 0);
+        must_answer(z);
         ck_assert_uint_eq(x->n_trimmed, 0);
         ck_assert_uint_eq(b->partitions[0].claims.n, 0);
         must_malloc(x, 0, E);
@@ -810,7 +810,7 @@ static void walker_step(struct walker *w, unsigned *seed, uid_t uid)
                 w->blocks[i] = w->blocks[--w->n_blocks];
         } else if (what < 97 && w->peer->n_trims > 0) {
                 n_walk_answers++;
-                ck_assert_int_eq(peer_trimmed(w->peer, w->peer->trims[0].sequence, n), 0);
+                ck_assert_int_eq(peer_answer(w->peer, w->peer->trims[0].sequence), 0);
         } else if (what == 99 && n % 8 == 0) {
                 peer_free(w->peer);
                 *w = (struct walker){ 0 };

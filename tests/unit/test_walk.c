@@ -426,7 +426,7 @@ static void op_evict(struct slot *s)
 static void op_retired(struct slot *s)
 {
         if (is_live(s) && s->peer->n_retires > 0)
-                HOLDS(peer_retired(s->peer, s->peer->retires[dice(s->peer->n_retires)].sequence) == 0,
+                HOLDS(peer_answer(s->peer, s->peer->retires[dice(s->peer->n_retires)].sequence) == 0,
                       "retired");
 }
 
@@ -446,18 +446,12 @@ static void op_violate(struct slot *s)
 
         if (!is_live(s) || dice(128) > 0)
                 return;
-        switch (dice(5)) {
-        case 4:
-                is_caught(s, peer_relieved(s->peer, s->peer->pressure_sequence + n, n));
-                break;
+        switch (dice(3)) {
         case 0:
-                is_caught(s, peer_trimmed(s->peer, s->peer->trim_sequence + n, n));
+                is_caught(s, peer_answer(s->peer, s->peer->event_sequence + n));
                 break;
         case 1:
-                is_caught(s, peer_trimmed(s->peer, 0, n));
-                break;
-        case 2:
-                is_caught(s, peer_retired(s->peer, s->peer->retire_sequence + n));
+                is_caught(s, peer_answer(s->peer, 0));
                 break;
         default:
                 is_caught(s, peer_ack(s->peer, s->peer->session->delivery.sequence + n));
@@ -465,10 +459,8 @@ static void op_violate(struct slot *s)
 }
 
 /* Frees what it has in the ranges, as far as it can ask for it. */
-static uint64_t oblige(struct slot *s, const struct peer_trim *t)
+static void oblige(struct slot *s, const struct peer_trim *t)
 {
-        uint64_t n_bytes = 0;
-
         for (size_t i = w.n_blocks; i-- > 0;) {
                 const struct block *block = &w.blocks[i];
                 bool is_asked_for = false;
@@ -479,36 +471,25 @@ static uint64_t oblige(struct slot *s, const struct peer_trim *t)
                 if (!is_asked_for || !can_ask(s) || block->owner != (int)slot_index(s) ||
                     is_being_freed(s, block->id))
                         continue;
-                n_bytes += block->n_bytes;
                 expect(s, FREE, 0)->block_id = block->id;
                 (void)peer_free_block(s->peer, block->id);
         }
-        return n_bytes;
 }
 
-/* It frees and answers, answers falsely, late, or never. */
+/* It frees and answers, only answers, late, or never. */
 static void op_trimmed(struct slot *s)
 {
-        uint64_t n_bytes;
         struct peer_trim t;
 
         if (!is_live(s) || s->peer->n_trims == 0 || dice(4) == 0)
                 return;
         t = s->peer->trims[dice(s->peer->n_trims)];
-        switch (dice(4)) {
-        case 0:
-                n_bytes = 0;
-                break;
-        case 1:
-                n_bytes = random_next(&w.random);
-                break;
-        default:
-                n_bytes = oblige(s, &t);
-        }
-        HOLDS(peer_trimmed(s->peer, t.sequence, n_bytes) == 0, "an answer to a Trim");
+        if (dice(2) == 0)
+                oblige(s, &t);
+        HOLDS(peer_answer(s->peer, t.sequence) == 0, "an answer to a Trim");
         w.n_answers++;
         if (dice(64) == 0) /* twice */
-                is_caught(s, peer_trimmed(s->peer, t.sequence, n_bytes));
+                is_caught(s, peer_answer(s->peer, t.sequence));
 }
 
 /* Its page says what it could park, and whether its program has a function. */
@@ -539,11 +520,10 @@ static void op_relieved(struct slot *s)
                 expect(s, FREE, 0)->block_id = block->id;
                 (void)peer_free_block(s->peer, block->id);
         }
-        HOLDS(peer_relieved(s->peer, p.sequence, lies ? random_next(&w.random) : n_bytes) == 0,
-              "an answer to a Pressure");
+        HOLDS(peer_answer(s->peer, p.sequence) == 0, "an answer to a Pressure");
         w.n_relieved++;
         if (dice(64) == 0) /* twice */
-                is_caught(s, peer_relieved(s->peer, p.sequence, n_bytes));
+                is_caught(s, peer_answer(s->peer, p.sequence));
 }
 
 /* ---- ends ------------------------------------------------------------------ */

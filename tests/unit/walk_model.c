@@ -317,9 +317,9 @@ static void check_trims(const struct slot *s)
 
         const struct recall_queue *trims = &session->recall.queues[RECALL_TRIM];
 
-        HOLDS(trims->sequence == s->peer->n_trimmed && trims->n_missed == s->n_missed,
+        HOLDS(trims->n_events == s->peer->n_trimmed && trims->n_missed == s->n_missed,
               "slot %u: %" PRIu64 " Trims of %" PRIu64 " were missed, not %" PRIu64, slot_index(s),
-              trims->n_missed, trims->sequence, s->n_missed);
+              trims->n_missed, trims->n_events, s->n_missed);
         for (size_t i = 0; i < session->n_shares; i++) {
                 const struct recall *trim = &session->shares[i].trim.recall;
 

@@ -175,7 +175,7 @@ void wire_retire(struct wire *w, uint64_t sequence, uint64_t *ids, size_t n_ids,
         Bfcd__Event event = BFCD__EVENT__INIT;
         Bfcd__Retire retire = BFCD__RETIRE__INIT;
 
-        retire.sequence = sequence;
+        event.sequence = sequence;
         retire.n_extent_ids = n_ids;
         retire.extent_ids = ids;
         event.body_case = BFCD__EVENT__BODY_RETIRE;
@@ -191,7 +191,7 @@ void wire_trim(struct wire *w)
 
         range.region_id = REGION_ID;
         range.n_bytes = REGION_BYTES;
-        trim.sequence = 1;
+        event.sequence = WIRE_TRIM;
         trim.n_bytes = UINT64_MAX;
         trim.n_ranges = 1;
         trim.ranges = ranges;
@@ -205,7 +205,7 @@ void wire_pressure(struct wire *w, uint32_t partition, uint64_t n_bytes)
         Bfcd__Event event = BFCD__EVENT__INIT;
         Bfcd__Pressure pressure = BFCD__PRESSURE__INIT;
 
-        pressure.sequence = 1;
+        event.sequence = WIRE_PRESSURE;
         pressure.partition = partition;
         pressure.n_bytes = n_bytes;
         event.body_case = BFCD__EVENT__BODY_PRESSURE;

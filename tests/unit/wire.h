@@ -39,8 +39,11 @@ void wire_usage(struct wire *w, uint64_t id, Bfcd__Statistics *stats, Bfcd__Room
 int wire_open_events(struct wire *w);                              /* the client's end */
 void wire_event(struct wire *w, const Bfcd__Event *event, int fd); /* fd -1: none goes with it */
 void wire_retire(struct wire *w, uint64_t sequence, uint64_t *ids, size_t n_ids, int fd);
+enum {
+        WIRE_TRIM = 1000, /* sequence numbers of these events */
+        WIRE_PRESSURE,
+};
 void wire_trim(struct wire *w); /* of the whole region */
-/* Of a partition; sequence 1. */
 void wire_pressure(struct wire *w, uint32_t partition, uint64_t n_bytes);
 void wire_draining(struct wire *w, uint32_t partition, bool is_over);
 
