@@ -132,15 +132,20 @@ int client_return_charge(bfc_client *client, const Bfcd__Charge *granted, uint64
 BFC_API int bfc_uncharge(bfc_client *client, const char *partition, size_t n_bytes)
 {
         uint64_t epoch = 0, has = 0;
+        struct counters *c;
         uint32_t index = 0;
         int r = check(client, "bfc_uncharge", partition, n_bytes, &index);
 
         if (r < 0)
                 return r;
+        c = &client->counters;
         pthread_mutex_lock(&client->lock);
-        has = client->counters.partitions[index].bytes_direct;
-        if (n_bytes <= has)
-                client->counters.partitions[index].bytes_direct -= n_bytes;
+        has = c->partitions[index].bytes_direct;
+        if (n_bytes <= has) {
+                c->partitions[index].bytes_direct -= n_bytes;
+                if (c->bytes_contexts[index] > has - n_bytes)
+                        c->bytes_contexts[index] = has - n_bytes;
+        }
         epoch = client->epoch;
         pthread_mutex_unlock(&client->lock);
         if (n_bytes > has)
@@ -150,4 +155,66 @@ BFC_API int bfc_uncharge(bfc_client *client, const char *partition, size_t n_byt
                                  (unsigned long long)n_bytes, (unsigned long long)has,
                                  client->hello->hello->partitions[index]->name);
         return send_uncharge(client, index, n_bytes, epoch);
+}
+
+/* ---- contexts ---------------------------------------------------------------------- */
+
+/* Adds n_bytes, modulo 2^64. False: the sum is no part of the charge, and nothing is added. */
+static bool add_contexts(bfc_client *client, uint32_t partition, uint64_t n_bytes)
+{
+        struct counters *c = &client->counters;
+        bool ret;
+
+        pthread_mutex_lock(&client->lock);
+        ret = c->bytes_contexts[partition] + n_bytes <= c->partitions[partition].bytes_direct;
+        if (ret)
+                c->bytes_contexts[partition] += n_bytes;
+        pthread_mutex_unlock(&client->lock);
+        return ret;
+}
+
+static uint64_t bytes_contexts(bfc_client *client, uint32_t partition)
+{
+        uint64_t n_bytes;
+
+        pthread_mutex_lock(&client->lock);
+        n_bytes = client->counters.bytes_contexts[partition];
+        pthread_mutex_unlock(&client->lock);
+        return n_bytes;
+}
+
+/* The sum of other threads may be told in another order, so it is told until it is the last one. */
+static int tell_contexts(bfc_client *client, uint32_t partition)
+{
+        Bfcd__ChargedContexts contexts = BFCD__CHARGED_CONTEXTS__INIT;
+        Bfcd__Charge body = BFCD__CHARGE__INIT;
+        Bfcd__Request request = REQUEST(CHARGE, charge, &body);
+        struct client_call call = { .interrupt = NULL };
+        Bfcd__Reply *reply;
+        uint64_t epoch;
+        int r;
+
+        body.partition = partition;
+        body.contexts = &contexts;
+        do {
+                contexts.n_bytes = bytes_contexts(client, partition);
+                r = client_request(client, &call, &request, BFCD__REPLY__BODY_DONE, &reply, &epoch);
+                if (r < 0)
+                        return r;
+                bfcd__reply__free_unpacked(reply, NULL);
+        } while (contexts.n_bytes != bytes_contexts(client, partition));
+        return 0;
+}
+
+BFC_API int bfc_add_contexts(bfc_client *client, const char *partition, int64_t n_bytes)
+{
+        uint32_t index = 0;
+        int r = check(client, "bfc_add_contexts", partition, 1, &index);
+
+        if (r < 0)
+                return r;
+        if (!add_contexts(client, index, (uint64_t)n_bytes))
+                return error_set(-EINVAL,
+                                 "bfc_add_contexts: contexts are a part of what this client has charged");
+        return tell_contexts(client, index);
 }

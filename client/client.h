@@ -56,6 +56,7 @@ struct stash {
 struct counters {
         uint64_t n_requests;                 /* to the daemon; atomic. The rest is under the client's lock */
         struct bfc_client_stats *partitions; /* the client's own one without bytes_in_use and its peak */
+        uint64_t *bytes_contexts;            /* by partition: of its bytes_direct */
         uint64_t bytes_reserved;             /* the sum over all partitions */
         uint64_t peak_bytes_reserved;
         struct ages ages[PAGES_AGES]; /* as in the client page; the rest is in the magazines */

@@ -173,6 +173,7 @@ static void *client_free(bfc_client *client)
         cache_free(client->cache);
         magazines_free(client->stash.magazines);
         free(client->counters.partitions);
+        free(client->counters.bytes_contexts);
         client_pages_close(&client->pages);
         free(client->places);
         free(client->is_seen);

@@ -63,7 +63,8 @@ static int list_charges(const bfc_client *client, struct inventory *h)
                 return -ENOMEM;
         h->n_charges = n;
         for (size_t i = 0; i < n; i++)
-                h->charges[i] = client->counters.partitions[i].bytes_direct;
+                h->charges[i] = (struct held_charge){ client->counters.partitions[i].bytes_direct,
+                                                      client->counters.bytes_contexts[i] };
         return 0;
 }
 
@@ -197,11 +198,12 @@ static int send_charges(const struct inventory *h, struct call_connection *c, Bf
         int r = rows && list ? 0 : -ENOMEM;
 
         for (size_t i = 0; r == 0 && i < h->n_charges; i++) {
-                if (h->charges[i] == 0)
+                if (h->charges[i].n_bytes == 0)
                         continue;
                 bfcd__held_charge__init(&rows[body.n_charges]);
                 rows[body.n_charges].partition = (uint32_t)i;
-                rows[body.n_charges].n_bytes = h->charges[i];
+                rows[body.n_charges].n_bytes = h->charges[i].n_bytes;
+                rows[body.n_charges].bytes_contexts = h->charges[i].bytes_contexts;
                 list[body.n_charges] = &rows[body.n_charges];
                 body.n_charges++;
         }

@@ -21,7 +21,9 @@ struct inventory {
         struct shared_count *shared;
         size_t n_shared;
         struct pending_split splitting;
-        uint64_t *charges; /* direct ones, by partition */
+        struct held_charge {
+                uint64_t n_bytes, bytes_contexts;
+        } * charges; /* direct ones, by partition */
         size_t n_charges;
 };
 

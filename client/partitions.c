@@ -42,7 +42,10 @@ int client_read_places(bfc_client *client)
         client->is_seen = calloc(hello->n_partitions + 1, sizeof(*client->is_seen));
         client->is_prepared = calloc(hello->n_partitions + 1, sizeof(*client->is_prepared));
         client->counters.partitions = calloc(hello->n_partitions + 1, sizeof(*client->counters.partitions));
-        if (!places || !client->is_seen || !client->is_prepared || !client->counters.partitions) {
+        client->counters.bytes_contexts =
+                calloc(hello->n_partitions + 1, sizeof(*client->counters.bytes_contexts));
+        if (!places || !client->is_seen || !client->is_prepared || !client->counters.partitions ||
+            !client->counters.bytes_contexts) {
                 free(places);
                 return error_no_memory();
         }

@@ -115,6 +115,7 @@ static void print_stats(FILE *out, const Bfcd__ExplainRow *row, uint64_t now_ms)
         print_bytes(out, "Unreclaimed", f->bytes_unreclaimed, 0, 0);
         print_bytes(out, "Parked", f->bytes_parked, 0, 0);
         print_bytes(out, "Direct", f->bytes_direct, 0, 0);
+        print_bytes(out, "Contexts", f->bytes_contexts, 0, 0);
         print_bytes(out, "Outside", f->bytes_outside, 0, 0);
         print_count(out, "Waiting", row->num_waiting);
         print_refusals(out, f, now_ms);
@@ -174,6 +175,7 @@ static const struct table_column holder_columns[] = {
         HOLDER("IDLE", "client_bytes_idle", TABLE_RIGHT, TABLE_SIZE, client_bytes_idle),
         HOLDER("LARGEST", "largest_block_bytes", TABLE_RIGHT, TABLE_SIZE, largest_block_bytes),
         HOLDER("DIRECT", "bytes_direct", TABLE_RIGHT, TABLE_SIZE, bytes_direct),
+        HOLDER("CONTEXTS", "bytes_contexts", TABLE_RIGHT | TABLE_WIDE, TABLE_SIZE, bytes_contexts),
         HOLDER("OUTSIDE", "bytes_outside", TABLE_RIGHT | TABLE_WIDE, TABLE_SIZE, bytes_outside),
         { 0 },
 };

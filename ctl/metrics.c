@@ -129,6 +129,7 @@ static const struct family families[] = {
         PARTITION("guaranteed_bytes", bytes_guaranteed, "Sum of the guarantees of tenants."),
         PARTITION("unreclaimed_bytes", bytes_unreclaimed, "Memory that was not returned and stays charged."),
         PARTITION("direct_bytes", bytes_direct, "Memory that processes took by themselves, and charged."),
+        PARTITION("contexts_bytes", bytes_contexts, "CUDA contexts in the direct charges, as clients say."),
         PARTITION(
                 "outside_bytes", bytes_outside,
                 "Memory of the device that processes have outside of bfcd, with and without a session, as NVML tells."),
@@ -159,6 +160,8 @@ static const struct family families[] = {
         TENANT("parked_bytes", GAUGE, PLAIN, bytes_parked, "Blocks that are parked and have no memory."),
         TENANT("direct_bytes", GAUGE, PLAIN, bytes_direct,
                "Memory that processes took by themselves, and charged."),
+        TENANT("contexts_bytes", GAUGE, PLAIN, bytes_contexts,
+               "CUDA contexts in the direct charges, as clients say."),
         TENANT("outside_bytes", GAUGE, PLAIN, bytes_outside,
                "Memory of the device that processes have outside of bfcd, with and without a session, as NVML tells."),
         TENANT_ROW("pending_bytes", bytes_pending,

@@ -604,6 +604,12 @@ int bfc_mem_get_info(bfc_client *client, const char *partition, size_t *ret_free
 int bfc_charge(bfc_client *client, const char *partition, size_t n_bytes, uint32_t wait_ms);
 int bfc_uncharge(bfc_client *client, const char *partition, size_t n_bytes);
 
+/* Tells how much of this client's charges in the partition are CUDA contexts, for bfcctl(1) to show: the sum of all n_bytes,
+ * which are negative for contexts that ended. Call it after bfc_charge() and before bfc_uncharge(). No limit depends on
+ * it. partition: NULL is the client's own. -EINVAL: the sum would be negative, or more than is charged. Other errors
+ * as of bfc_uncharge(). */
+int bfc_add_contexts(bfc_client *client, const char *partition, int64_t n_bytes);
+
 /* Tells how much memory of the partition's device this process has by other means than bfcd, and does not charge, for bfcctl(1) to show:
  * the sum of all n_bytes, which are negative for memory that is freed. No limit depends on it. partition: NULL is the
  * client's own. No system call. -ENOENT: there is no such partition. */

@@ -96,6 +96,9 @@ int usage_check(const struct quota *q, const char **ret_why)
                 *ret_why = "a session's direct charge is not what its record has";
                 if (!direct_is_recorded(h))
                         return -EBADMSG;
+                *ret_why = "a session's contexts are more than its direct charge";
+                if (h->bytes_contexts > h->direct.n_bytes)
+                        return -EBADMSG;
                 direct += h->direct.n_bytes;
         }
         *ret_why = "the sum of the sessions' direct charges is wrong";
@@ -112,7 +115,8 @@ static int sums_check(const struct broker *b, const char **ret_why)
 
                 for (size_t k = 0; k < t->n_quotas; k++) {
                         const struct quota *q = t->quotas[k];
-                        uint64_t parked = 0, direct = 0;
+                        uint64_t parked = 0, direct = 0, contexts = 0;
+                        const struct usage *h;
 
                         if (q->lease.parent)
                                 continue;
@@ -123,7 +127,12 @@ static int sums_check(const struct broker *b, const char **ret_why)
                                         continue;
                                 parked += arena_parked_bytes(t->quotas[m]->arena);
                                 direct += t->quotas[m]->extentless.direct_bytes;
+                                TAILQ_FOREACH(h, &t->quotas[m]->usages.list, of_quota)
+                                contexts += h->bytes_contexts;
                         }
+                        *ret_why = "the sum of contexts of a quota and its leases is wrong";
+                        if (contexts != q->all.bytes_contexts)
+                                return -EBADMSG;
                         *ret_why = "the sum of direct charges of a quota and its leases is wrong";
                         if (direct != q->all.bytes_direct)
                                 return -EBADMSG;

@@ -286,6 +286,7 @@ const FACTS = [
     ['Guaranteed', (p) => size(p.bytes_guaranteed)],
     ['Peak reserved', (p) => size(p.peak_bytes_reserved)],
     ['Charged directly', (p) => size(p.bytes_direct)],
+    ['Of these contexts', (p) => size(p.bytes_contexts)],
     ['Outside of bfcd', (p) => size(p.bytes_outside)],
     ['Unreclaimed', (p) => size(p.bytes_unreclaimed)],
     ['Waiting requests', (p) => String(p.waiting)],

@@ -182,8 +182,9 @@ struct quota_sums {
         uint64_t bytes_in_use;
         uint64_t bytes_requested;
         uint64_t bytes_direct;
-        uint64_t bytes_outside; /* see outside.h */
-        uint64_t bytes_parked;  /* only of a tenant's quota; its arenas count here */
+        uint64_t bytes_contexts; /* of bytes_direct, as clients say */
+        uint64_t bytes_outside;  /* see outside.h */
+        uint64_t bytes_parked;   /* only of a tenant's quota; its arenas count here */
 };
 
 /* What makes a quota a lease's. */
@@ -395,6 +396,9 @@ void quota_end_direct(struct quota *q, struct charge *own);
 
 /* Leaves it to the next daemon. */
 void quota_leave_direct(struct quota *q, struct charge *own);
+
+/* n_bytes of a session's direct charge are contexts, instead of *own. */
+void quota_set_contexts(struct quota *q, uint64_t *own, uint64_t n_bytes);
 
 /* ---- waiting requests -------------------------------------------------------- */
 

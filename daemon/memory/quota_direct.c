@@ -141,3 +141,13 @@ void quota_leave_direct(struct quota *q, struct charge *own)
         direct_split(q, own, own->n_bytes, &part);
         charge_drop(&part);
 }
+
+void quota_set_contexts(struct quota *q, uint64_t *own, uint64_t n_bytes)
+{
+        if (n_bytes == *own)
+                return;
+        for (struct quota *each = q; each; each = each->lease.parent)
+                each->all.bytes_contexts += n_bytes - *own;
+        *own = n_bytes;
+        quota_note_change(q);
+}

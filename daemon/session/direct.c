@@ -19,14 +19,14 @@ static uint64_t quota_id(const struct quota *q)
 }
 
 /* NULL: it was refused. */
-static struct session_share *find_share(struct session *s, uint64_t id, uint32_t partition, uint64_t n_bytes)
+static struct session_share *find_share(struct session *s, uint64_t id, uint32_t partition, bool is_some)
 {
         if (s->admin)
                 session_refuse(s, id, -EACCES, "the admin socket charges no memory: use the client socket");
         else if (partition >= s->n_shares)
                 session_refuse(s, id, -ENOENT,
                                "no such partition: the reply to the hello lists all partitions");
-        else if (n_bytes == 0)
+        else if (!is_some)
                 session_refuse(s, id, -EINVAL, "the direct charge is of 0 bytes: charge at least 1 byte");
         else
                 return &s->shares[partition];
@@ -35,14 +35,34 @@ static struct session_share *find_share(struct session *s, uint64_t id, uint32_t
 
 /* ---- requests ------------------------------------------------------------------ */
 
+static void note_contexts(struct session *s, struct session_share *share, uint64_t id, const Bfcd__Charge *m)
+{
+        if (m->n_bytes > 0) {
+                session_refuse(s, id, -EINVAL, "a charge that tells of contexts is of 0 bytes");
+        } else if (m->contexts->n_bytes > share->usage.direct.n_bytes) {
+                session_refuse_format(
+                        s, id, -EINVAL,
+                        "this session has charged %s in partition '%s': its contexts cannot be %s",
+                        NUMBER_SIZE(share->usage.direct.n_bytes), share->quota->partition->name,
+                        NUMBER_SIZE(m->contexts->n_bytes));
+        } else {
+                quota_set_contexts(share->quota, &share->usage.bytes_contexts, m->contexts->n_bytes);
+                session_done(s, id);
+        }
+}
+
 int direct_handle_charge(struct session *s, const Bfcd__Request *r, const char **ret_why)
 {
         const Bfcd__Charge *m = r->charge;
-        struct session_share *share = find_share(s, r->id, m->partition, m->n_bytes);
+        struct session_share *share = find_share(s, r->id, m->partition, m->n_bytes > 0 || m->contexts);
         struct quota_request wait = { .n_bytes = m->n_bytes, .is_direct = true, .is_no_refusal = m->again };
         int result;
 
         (void)ret_why;
+        if (share && m->contexts) {
+                note_contexts(s, share, r->id, m);
+                return 0;
+        }
         if (!share || session_join(s, share, r->id) < 0)
                 return 0;
         if (share->quota->partition->preallocate) {
@@ -109,6 +129,8 @@ static void drop(struct session *s, struct session_share *share, uint64_t n_byte
         uint64_t left = share->usage.direct.n_bytes - n_bytes;
 
         (void)ledger_session_set_direct(s->broker->ledger, s->index, quota_id(share->quota), left);
+        if (share->usage.bytes_contexts > left)
+                quota_set_contexts(share->quota, &share->usage.bytes_contexts, left);
         quota_drop_direct(share->quota, &share->usage.direct, n_bytes);
         pressure_note(share, 0, n_bytes);
 }
@@ -116,7 +138,7 @@ static void drop(struct session *s, struct session_share *share, uint64_t n_byte
 int direct_handle_uncharge(struct session *s, const Bfcd__Request *r, const char **ret_why)
 {
         const Bfcd__Uncharge *m = r->uncharge;
-        struct session_share *share = find_share(s, r->id, m->partition, m->n_bytes);
+        struct session_share *share = find_share(s, r->id, m->partition, m->n_bytes > 0);
 
         (void)ret_why;
         if (!share)
@@ -137,14 +159,18 @@ int direct_handle_uncharge(struct session *s, const Bfcd__Request *r, const char
 
 void direct_end(struct session *s)
 {
-        for (size_t i = 0; i < s->n_shares; i++)
+        for (size_t i = 0; i < s->n_shares; i++) {
+                quota_set_contexts(s->shares[i].quota, &s->shares[i].usage.bytes_contexts, 0);
                 quota_end_direct(s->shares[i].quota, &s->shares[i].usage.direct);
+        }
 }
 
 void direct_leave(struct session *s)
 {
-        for (size_t i = 0; i < s->n_shares; i++)
+        for (size_t i = 0; i < s->n_shares; i++) {
+                quota_set_contexts(s->shares[i].quota, &s->shares[i].usage.bytes_contexts, 0);
                 quota_leave_direct(s->shares[i].quota, &s->shares[i].usage.direct);
+        }
 }
 
 /* ---- over a restart ------------------------------------------------------------- */
@@ -183,6 +209,7 @@ void direct_begin_list(struct session *s)
         for (size_t i = 0; i < s->n_shares; i++) {
                 s->shares[i].is_direct_listed = false;
                 s->shares[i].listed_direct_bytes = 0;
+                s->shares[i].listed_context_bytes = 0;
         }
 }
 
@@ -196,7 +223,10 @@ const char *direct_name(struct session *s, const Bfcd__HeldCharge *listed)
                 return "the resumed client listed the direct charge of a partition twice";
         if (listed->n_bytes > share->usage.direct.n_bytes)
                 return "the resumed client listed a direct charge of more bytes than it has charged";
+        if (listed->bytes_contexts > listed->n_bytes)
+                return "the resumed client listed contexts of more bytes than its direct charge";
         share->is_direct_listed = true;
+        share->listed_context_bytes = listed->bytes_contexts;
         share->listed_direct_bytes = listed->n_bytes;
         return NULL;
 }
@@ -208,5 +238,6 @@ void direct_resume(struct session *s)
 
                 if (share->usage.direct.n_bytes > share->listed_direct_bytes)
                         drop(s, share, share->usage.direct.n_bytes - share->listed_direct_bytes);
+                quota_set_contexts(share->quota, &share->usage.bytes_contexts, share->listed_context_bytes);
         }
 }

@@ -52,6 +52,8 @@ static void append_usage(char *sentence, size_t n, const struct usage *h, bool w
                s->name[0] ? s->name : "no name", NUMBER_SIZE(h->bytes), h->n_blocks, plural(h->n_blocks));
         if (h->direct.n_bytes > 0)
                 append(sentence, n, " and %s charged directly", NUMBER_SIZE(h->direct.n_bytes));
+        if (h->bytes_contexts > 0)
+                append(sentence, n, " (contexts: %s)", NUMBER_SIZE(h->bytes_contexts));
         if (share_of(h)->outside_bytes > 0)
                 append(sentence, n, ", %s outside of bfcd", NUMBER_SIZE(share_of(h)->outside_bytes));
 }
@@ -254,6 +256,7 @@ static void explain_holder(struct usage *h, uint64_t idle_bytes, size_t *budget,
         row->client_bytes_idle = idle_bytes < h->bytes ? idle_bytes : h->bytes;
         row->largest_block_bytes = usage_largest(h, budget);
         row->bytes_direct = h->direct.n_bytes;
+        row->bytes_contexts = h->bytes_contexts;
         row->bytes_outside = share_of(h)->outside_bytes;
         row->state = report_borrow(session_state_name(s));
 }

@@ -81,6 +81,7 @@ void report_quota_stats(const struct quota *q, Bfcd__Statistics *f)
         f->bytes_unreclaimed = arena_unreclaimed_bytes(q->arena);
         f->bytes_parked = arena_parked_bytes(q->arena);
         f->bytes_direct = q->all.bytes_direct;
+        f->bytes_contexts = q->all.bytes_contexts;
         f->bytes_outside = q->all.bytes_outside;
 }
 
@@ -419,6 +420,7 @@ void report_session(const struct session *s, Bfcd__SessionRow *row,
         row->bytes_in_use = s->stats.bytes_in_use;
         row->peak_bytes_in_use = s->stats.peak_bytes_in_use;
         row->bytes_direct = session_direct_bytes(s);
+        row->bytes_contexts = session_context_bytes(s);
         session_client_usage(s, &client, &row->bytes_outside);
         if (outside_bytes(s) != UINT64_MAX)
                 row->bytes_outside = outside_bytes(s);

@@ -64,6 +64,7 @@ static void add_tenants_stats(Bfcd__Statistics *f, const Bfcd__Statistics *one)
         f->num_sessions += one->num_sessions;
         f->bytes_in_use += one->bytes_in_use;
         f->bytes_direct += one->bytes_direct;
+        f->bytes_contexts += one->bytes_contexts;
         f->bytes_outside += one->bytes_outside;
         f->bytes_requested += one->bytes_requested;
         f->num_blocks += one->num_blocks;

@@ -287,6 +287,15 @@ uint64_t session_direct_bytes(const struct session *s)
         return n_bytes;
 }
 
+uint64_t session_context_bytes(const struct session *s)
+{
+        uint64_t n_bytes = 0;
+
+        for (size_t i = 0; i < s->n_shares; i++)
+                n_bytes += s->shares[i].usage.bytes_contexts;
+        return n_bytes;
+}
+
 bool session_refuse_client(struct session *s, uint64_t id, const char *what)
 {
         char sentence[96];

@@ -152,6 +152,7 @@ struct session_share {
         uint64_t *seen;      /* by slot: the id of the extent that was exported, or 0; with these flags */
         size_t n_seen;
         uint64_t listed_direct_bytes; /* while the session is resumed: what the client says that it charged */
+        uint64_t listed_context_bytes;
         bool is_direct_listed;
         bool is_measured, is_outside_logged; /* outside_bytes was, see outside.h */
         uint64_t outside_bytes;
@@ -286,8 +287,9 @@ int session_find_share(const struct session *s, const char *partition, size_t *r
 /* Makes `seen` as long as the arena has slots. -ENOMEM. */
 int session_reserve_seen(struct session_share *share);
 
-/* The direct charges of the session in all partitions. */
+/* The direct charges of the session in all partitions, and the contexts in them. */
 uint64_t session_direct_bytes(const struct session *s);
+uint64_t session_context_bytes(const struct session *s);
 
 /* Why the request is a violation of the protocol in this state; NULL: it is none. */
 const char *session_request_fault(const struct session *s, const Bfcd__Request *request);

@@ -22,7 +22,7 @@ void usage_leave(struct usage *h)
         struct quota_ranks *ranks = &h->quota->usages.ranks;
         struct quota_report *report = h->quota->usages.report;
 
-        assert(h->n_blocks == 0 && h->bytes == 0 && h->direct.n_bytes == 0);
+        assert(h->n_blocks == 0 && h->bytes == 0 && h->direct.n_bytes == 0 && h->bytes_contexts == 0);
         TAILQ_REMOVE(&h->quota->usages.list, h, of_quota);
         for (size_t i = 0; i < QUOTA_RANKS; i++) {
                 if (ranks->by_bytes[i] == h)

@@ -4,7 +4,7 @@
  * recomputed only on request, over the quota's sessions, and at most every 20 ms, also under a flood of
  * refusals. Reported statistics are always current.
  *
- * Invariant: over a quota's sessions the sums of n_blocks, bytes and direct are the quota's, without shared blocks.
+ * Invariant: over a quota's sessions the sums of n_blocks, bytes, direct and bytes_contexts are the quota's, without shared blocks.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFCD_USAGE_H
@@ -26,7 +26,8 @@ struct usage { /* in the session's share of the quota */
         bool largest_is_old; /* its block was freed: largest_bytes is an upper bound */
         uint64_t bytes;      /* of these blocks */
         uint64_t largest_bytes;
-        struct charge direct; /* see direct.h */
+        struct charge direct;    /* see direct.h */
+        uint64_t bytes_contexts; /* of the direct charge, as the client says */
         TAILQ_ENTRY(usage) of_quota;
 };
 

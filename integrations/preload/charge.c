@@ -131,6 +131,14 @@ void charge_give(struct gpu *gpu, size_t n_bytes)
         }
 }
 
+void charge_add_contexts(struct gpu *gpu, int64_t n_bytes)
+{
+        bfc_client *client;
+
+        if (n_bytes != 0 && broker_charger(&client) == 0)
+                (void)bfc_add_contexts(client, gpu->name, n_bytes);
+}
+
 /* Of a part of a unit no block could be made. */
 bool charge_give_room(struct gpu *gpu)
 {

@@ -18,6 +18,9 @@ bool charge_take_room(struct gpu *gpu, size_t n_bytes);
 /* The driver has it back. */
 void charge_give(struct gpu *gpu, size_t n_bytes);
 
+/* So much more, or less, of what is charged are contexts: after charge_take(), and before charge_give(). */
+void charge_add_contexts(struct gpu *gpu, int64_t n_bytes);
+
 /* False: there was none. */
 bool charge_give_room(struct gpu *gpu);
 

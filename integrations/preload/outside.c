@@ -94,6 +94,11 @@ static void note_function(struct gpu *gpu, const char *function)
         }
 }
 
+static bool is_context(int kind)
+{
+        return kind == OUTSIDE_CONTEXT || kind == OUTSIDE_GREEN;
+}
+
 static void subtract(struct gpu *gpu, size_t n_bytes, bool is_charged)
 {
         bfc_client *client = __atomic_load_n(&gpu->client, __ATOMIC_ACQUIRE);
@@ -234,6 +239,8 @@ static CUresult end(const struct outside *o, CUresult result, int kind, uint64_t
                 note_peak(o->gpu);
                 note_function(o->gpu, o->function);
         }
+        if (o->is_charged && is_context(kind))
+                charge_add_contexts(o->gpu, (int64_t)o->n_bytes);
         context = context_of(o->gpu, kind, key);
         pthread_mutex_lock(&lock);
         e = new_entry_locked();
@@ -271,6 +278,13 @@ struct outside_entry *outside_take(enum outside_kind kind, uint64_t key)
         return e;
 }
 
+static void end_entry(const struct outside_entry *e)
+{
+        if (e->is_charged && is_context(e->kind))
+                charge_add_contexts(e->gpu, -(int64_t)e->n_bytes);
+        subtract(e->gpu, e->n_bytes, e->is_charged);
+}
+
 CUresult outside_took(struct outside_entry *e, CUresult result)
 {
         if (!e)
@@ -279,7 +293,7 @@ CUresult outside_took(struct outside_entry *e, CUresult result)
                 insert(e);
                 return result;
         }
-        subtract(e->gpu, e->n_bytes, e->is_charged);
+        end_entry(e);
         free(e);
         return result;
 }
@@ -295,7 +309,7 @@ static void give_back_one(const struct outside_entry *e)
         if (e->lent)
                 lent_end(e->lent);
         else
-                subtract(e->gpu, e->n_bytes, e->is_charged);
+                end_entry(e);
 }
 
 static void give_back(struct chain *ended)

@@ -865,6 +865,23 @@ static void be_shown(const char *bfcctl)
 
 /* ---- contexts that are charged ------------------------------------------------------------ */
 
+/* Each takes 4 MiB. */
+static void have_shown_contexts(const char *bfcctl)
+{
+        static const char contexts[] = "\"bytes_contexts\": ";
+        CUcontext own, primary;
+
+        OK(cu.cuInit(0));
+        OK(cu.own_cuCtxCreate_v2(&own, 0, 0));
+        CHECK(shown_bytes(bfcctl, contexts) == 4 * MIB);
+        OK(cu.cuDevicePrimaryCtxRetain(&primary, 0));
+        CHECK(shown_bytes(bfcctl, contexts) == 8 * MIB);
+        OK(cu.own_cuCtxDestroy_v2(own));
+        CHECK(shown_bytes(bfcctl, contexts) == 4 * MIB);
+        OK(cu.cuDevicePrimaryCtxReset_v2(0));
+        CHECK(shown_bytes(bfcctl, contexts) == 0);
+}
+
 /* Each takes 4 MiB, and a process of 32 MiB has no more than one of them while it has another one's memory. */
 static void have_charged_contexts(void)
 {
@@ -1085,6 +1102,8 @@ int main(int argc, char **argv)
                 import_as_nccl(argv[3]);
         else if (strcmp(argv[2], "shown") == 0 && argc == 4)
                 be_shown(argv[3]);
+        else if (strcmp(argv[2], "shown-contexts") == 0 && argc == 4)
+                have_shown_contexts(argv[3]);
         else if (strcmp(argv[2], "idle") == 0 && argc == 4)
                 be_idle(argv[3]);
         else if (strcmp(argv[2], "idle-bound") == 0 && argc == 4)

@@ -647,6 +647,12 @@ static void *run_until_restarted(void *folder)
         return run_job(RUN("--", LIBRARY_ONLY, "restart", folder));
 }
 
+/* Also once the process has resumed its session. */
+static void check_contexts(const struct kept *k)
+{
+        ck_assert(WAIT_FOR(rig_stats(k->rig, "red", "train").bytes_contexts == 4 * MIB, SETTLE_MS));
+}
+
 TEST_OF(preload, contexts_of_the_library_over_restarts)
 {
         struct kept *k;
@@ -662,14 +668,26 @@ TEST_OF(preload, contexts_of_the_library_over_restarts)
         snprintf(path, sizeof(path), "%s/has-context", k->rig->folder);
         ck_assert_int_eq(pthread_create(&thread, NULL, run_until_restarted, k->rig->folder), 0);
         ck_assert(WAIT_FOR(access(path, F_OK) == 0, SETTLE_MS));
+        check_contexts(k);
         kept_restart(k, SIGKILL);
+        check_contexts(k);
         kept_restart(k, SIGTERM);
+        check_contexts(k);
         ck_assert_int_eq(unlink(path), 0);
         ck_assert_int_eq(pthread_join(thread, &err), 0);
         free(err);
         ck_assert(WAIT_FOR(rig_stats(k->rig, "red", "train").bytes_reserved == 0, SETTLE_MS));
+        ck_assert_uint_eq(rig_stats(k->rig, "red", "train").bytes_contexts, 0);
         kept_stop(k);
         rig = rig_start(&config);
+}
+
+/* As long as each is there. */
+TEST_OF(preload, shown_contexts)
+{
+        ck_assert_int_eq(setenv("BFC_CONTEXT", "4MiB", 1), 0);
+        free(run_job(RUN("--", JOB, "dlsym", "shown-contexts", program_bfcctl())));
+        unsetenv("BFC_CONTEXT");
 }
 
 /* What a reload brings is for processes that begin later. */

@@ -73,6 +73,20 @@ static int uncharge(struct peer *p, uint32_t partition, uint64_t n_bytes)
         return r;
 }
 
+/* Tells of contexts, with a charge of n_bytes. */
+static int tell_contexts(struct peer *p, uint32_t partition, uint64_t n_contexts, uint64_t n_bytes)
+{
+        Bfcd__ChargedContexts contexts = BFCD__CHARGED_CONTEXTS__INIT;
+        Bfcd__Charge m = BFCD__CHARGE__INIT;
+        Bfcd__Request r = REQUEST(CHARGE, charge, &m);
+
+        contexts.n_bytes = n_contexts;
+        m.partition = partition;
+        m.n_bytes = n_bytes;
+        m.contexts = &contexts;
+        return peer_error(p, peer_post(p, &r));
+}
+
 static struct quota *quota_of(const struct peer *p, uint32_t partition)
 {
         return p->session->shares[partition].quota;
@@ -128,6 +142,49 @@ TEST_OF(direct, any_number_of_bytes_counts_at_every_level)
         ck_assert_int_eq(uncharge(p, 0, MIB + 2), 0);
         ck_assert_int_eq(uncharge(p, 0, 1), EINVAL);
         ck_assert_uint_eq(charged(p), 0);
+        must_close(p);
+}
+
+static void check_contexts(const struct peer *p, uint64_t n_own, uint64_t n_all)
+{
+        ck_assert_uint_eq(row_of(p->session->id)->bytes_contexts, n_own);
+        ck_assert_uint_eq(list_page(admin, BFCD__LIST__KIND__TENANTS, 0)->tenants[0]->stats->bytes_contexts,
+                          n_all);
+        ck_assert_uint_eq(
+                list_page(admin, BFCD__LIST__KIND__PARTITIONS, 0)->partitions[0]->stats->bytes_contexts,
+                n_all);
+        check();
+}
+
+TEST_OF(direct, contexts_are_a_part_of_them)
+{
+        struct peer *p = open_session(1), *other = open_session(1);
+
+        ck_assert_int_eq(tell_contexts(p, 0, 1, 0), EINVAL);
+        ck_assert_int_eq(charge(p, 0, 3 * MIB), 0);
+        ck_assert_int_eq(charge(other, 0, 2 * MIB), 0);
+        ck_assert_int_eq(tell_contexts(other, 0, 2 * MIB, 0), 0);
+        ck_assert_int_eq(tell_contexts(p, 0, 2 * MIB, 0), 0);
+        check_contexts(p, 2 * MIB, 4 * MIB);
+        ck_assert_int_eq(tell_contexts(p, 0, 3 * MIB + 1, 0), EINVAL);
+        ck_assert_int_eq(tell_contexts(p, 0, UINT64_MAX, 0), EINVAL);
+        ck_assert_int_eq(tell_contexts(p, 0, MIB, 1), EINVAL);
+        ck_assert_int_eq(tell_contexts(p, 0, MIB, UINT64_MAX), EINVAL);
+        ck_assert_int_eq(tell_contexts(p, 1, 1, 0), EINVAL);
+        ck_assert_int_eq(tell_contexts(p, 2, 0, 0), ENOENT);
+        ck_assert_int_eq(tell_contexts(p, UINT32_MAX, 0, 0), ENOENT);
+        ck_assert_int_eq(tell_contexts(admin, 0, 0, 0), EACCES);
+        check_contexts(p, 2 * MIB, 4 * MIB);
+        ck_assert_uint_eq(charged(p), 5 * MIB);
+        ck_assert_int_eq(uncharge(p, 0, MIB), 0);
+        check_contexts(p, 2 * MIB, 4 * MIB);
+        ck_assert_int_eq(uncharge(p, 0, MIB), 0);
+        check_contexts(p, MIB, 3 * MIB);
+        ck_assert_int_eq(tell_contexts(p, 0, 0, 0), 0);
+        check_contexts(p, 0, 2 * MIB);
+        must_close(other);
+        settle();
+        check_contexts(p, 0, 0);
         must_close(p);
 }
 
@@ -299,6 +356,10 @@ TEST_OF(direct, a_lease_and_its_tenant_have_the_sum)
         ck_assert_int_eq(charge(beside, 0, 1), EDQUOT);
         ck_assert_uint_eq(quota_of(beside, 0)->all.bytes_direct, 24 * MIB);
         ck_assert_uint_eq(quota_of(beside, 0)->extentless.direct_bytes, 16 * MIB);
+        ck_assert_int_eq(tell_contexts(in, 0, 4 * MIB, 0), 0);
+        ck_assert_int_eq(tell_contexts(beside, 0, 2 * MIB, 0), 0);
+        ck_assert_uint_eq(quota_of(in, 0)->all.bytes_contexts, 4 * MIB);
+        ck_assert_uint_eq(quota_of(beside, 0)->all.bytes_contexts, 6 * MIB);
 
         /* An ended lease keeps what is charged, and gets no more. */
         (void)ask_end(admin, "job", false, 0);
@@ -312,6 +373,7 @@ TEST_OF(direct, a_lease_and_its_tenant_have_the_sum)
         settle();
         ck_assert_uint_eq(b->leases.n, 0);
         ck_assert_uint_eq(charged(beside), 16 * MIB);
+        ck_assert_uint_eq(quota_of(beside, 0)->all.bytes_contexts, 2 * MIB);
         must_close(beside);
 }
 
@@ -451,7 +513,7 @@ static void restart(const char *text)
         check();
 }
 
-static int resume(struct client *c, uid_t uid, uint64_t listed, const char **ret_why)
+static int resume_with(struct client *c, uid_t uid, uint64_t listed, uint64_t contexts, const char **ret_why)
 {
         Bfcd__Held held = BFCD__HELD__INIT;
         Bfcd__HeldCharge row = BFCD__HELD_CHARGE__INIT, *rows[] = { &row, &row };
@@ -464,6 +526,7 @@ static int resume(struct client *c, uid_t uid, uint64_t listed, const char **ret
         memcpy(c->peer->secret, c->secret, sizeof(c->secret));
         say_hello(c->peer);
         row.n_bytes = listed;
+        row.bytes_contexts = contexts;
         held.n_charges = listed > 0;
         held.charges = rows;
         held.is_last = true;
@@ -472,6 +535,33 @@ static int resume(struct client *c, uid_t uid, uint64_t listed, const char **ret
         while (result == 0 && c->peer->session->state == SESSION_RESUMING)
                 (void)resume_step(c->peer->session, 1, ret_why);
         return result;
+}
+
+static int resume(struct client *c, uid_t uid, uint64_t listed, const char **ret_why)
+{
+        return resume_with(c, uid, listed, 0, ret_why);
+}
+
+TEST_OF(direct, a_successor_is_told_of_contexts)
+{
+        static const uint64_t listed[] = { MIB, 3 * MIB, 3 * MIB + 1, UINT64_MAX };
+
+        for (size_t i = 0; i < 4; i++) {
+                struct client c = come_in(1);
+                const char *why = NULL;
+
+                ck_assert_int_eq(charge(c.peer, 0, 4 * MIB), 0);
+                ck_assert_int_eq(tell_contexts(c.peer, 0, 2 * MIB, 0), 0);
+                c.peer = peer_drop(c.peer);
+                restart(config_text);
+                ck_assert_uint_eq(row_of(c.id)->bytes_contexts, 0);
+                ck_assert_int_eq(resume_with(&c, 1, 3 * MIB, listed[i], &why), i < 2 ? 0 : -EPROTO);
+                ck_assert_uint_eq(row_of(c.id)->bytes_contexts, i < 2 ? listed[i] : 0);
+                check();
+                c.peer = peer_free(c.peer);
+                settle();
+                ck_assert_uint_eq(b->tenants[0].quotas[0]->all.bytes_contexts, 0);
+        }
 }
 
 TEST_OF(direct, a_successor_continues_with_them)

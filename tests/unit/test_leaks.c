@@ -304,6 +304,6 @@ TEST(explain_for_programs)
         check_document(
                 json_incref(holder),
                 "{\"session_id\":9,\"pid\":77,\"name\":\"x\\u001b[2J\",\"state\":\"live\",\"num_blocks\":4,"
-                "\"bytes_in_use\":3145728,\"client_bytes_idle\":512,\"largest_block_bytes\":1048576,\"bytes_direct\":0,\"bytes_outside\":0}");
+                "\"bytes_in_use\":3145728,\"client_bytes_idle\":512,\"largest_block_bytes\":1048576,\"bytes_direct\":0,\"bytes_contexts\":0,\"bytes_outside\":0}");
         json_decref(document);
 }

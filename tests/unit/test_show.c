@@ -104,6 +104,7 @@ static void fill_stats(Bfcd__Statistics *f)
         f->bytes_guaranteed = 64u << 20;
         f->bytes_parked = 12u << 20;
         f->bytes_direct = 8u << 20;
+        f->bytes_contexts = 4u << 20;
         f->bytes_outside = 5u << 20;
         f->peak_bytes_requested = 190u << 20;
         f->bytes_unreclaimed = 4u << 20;
@@ -114,25 +115,25 @@ static void fill_stats(Bfcd__Statistics *f)
         f->last_refusal_time_ms = 1700000000789;
 }
 
-#define STATS_JSON                                                                                                                                                     \
-        "\"bytes_limit\":536870912,\"bytes_reserved\":268435456,\"peak_bytes_reserved\":314572800,"                                                                    \
-        "\"bytes_in_use\":134217728,\"bytes_requested\":134217628,\"num_allocs\":1000,"                                                                                \
-        "\"largest_alloc_size\":67108864,\"largest_free_block_bytes\":100663296,\"bytes_free\":134217728,"                                                             \
-        "\"num_blocks\":17,\"num_sessions\":3,\"num_extents\":12,\"num_refusals\":5,"                                                                                  \
-        "\"lifetime_peak_bytes_reserved\":325058560,\"bytes_guaranteed\":67108864,\"bytes_unreclaimed\":4194304,\"bytes_fragmented\":33554432,\"fragmentation\":0.25," \
-        "\"peak_bytes_in_use\":201326592,\"lifetime_peak_bytes_in_use\":209715200,\"bytes_parked\":12582912,\"bytes_direct\":8388608,\"bytes_outside\":5242880,"       \
-        "\"num_over_quota\":3,\"num_out_of_memory\":2,\"last_refusal_time_ms\":1700000000789,"                                                                         \
+#define STATS_JSON                                                                                                                                                                          \
+        "\"bytes_limit\":536870912,\"bytes_reserved\":268435456,\"peak_bytes_reserved\":314572800,"                                                                                         \
+        "\"bytes_in_use\":134217728,\"bytes_requested\":134217628,\"num_allocs\":1000,"                                                                                                     \
+        "\"largest_alloc_size\":67108864,\"largest_free_block_bytes\":100663296,\"bytes_free\":134217728,"                                                                                  \
+        "\"num_blocks\":17,\"num_sessions\":3,\"num_extents\":12,\"num_refusals\":5,"                                                                                                       \
+        "\"lifetime_peak_bytes_reserved\":325058560,\"bytes_guaranteed\":67108864,\"bytes_unreclaimed\":4194304,\"bytes_fragmented\":33554432,\"fragmentation\":0.25,"                      \
+        "\"peak_bytes_in_use\":201326592,\"lifetime_peak_bytes_in_use\":209715200,\"bytes_parked\":12582912,\"bytes_direct\":8388608,\"bytes_contexts\":4194304,\"bytes_outside\":5242880," \
+        "\"num_over_quota\":3,\"num_out_of_memory\":2,\"last_refusal_time_ms\":1700000000789,"                                                                                              \
         "\"peak_bytes_in_use_time_ms\":1700000000123,\"peak_bytes_reserved_time_ms\":1700000000456"
 
 #define REQUESTED_JSON "\"peak_bytes_requested\":199229440"
 
-#define NO_STATS_JSON                                                                                                                     \
-        "\"bytes_limit\":0,\"bytes_reserved\":0,\"peak_bytes_reserved\":0,\"bytes_in_use\":0,"                                            \
-        "\"bytes_requested\":0,\"num_allocs\":0,\"largest_alloc_size\":0,\"largest_free_block_bytes\":0,"                                 \
-        "\"bytes_free\":0,\"num_blocks\":0,\"num_sessions\":0,\"num_extents\":0,\"num_refusals\":0,"                                      \
-        "\"lifetime_peak_bytes_reserved\":0,\"bytes_guaranteed\":0,\"bytes_unreclaimed\":0,\"bytes_fragmented\":0,\"fragmentation\":0.0," \
-        "\"peak_bytes_in_use\":0,\"lifetime_peak_bytes_in_use\":0,\"bytes_parked\":0,\"bytes_direct\":0,\"bytes_outside\":0,"             \
-        "\"num_over_quota\":0,\"num_out_of_memory\":0,\"last_refusal_time_ms\":0,"                                                        \
+#define NO_STATS_JSON                                                                                                                              \
+        "\"bytes_limit\":0,\"bytes_reserved\":0,\"peak_bytes_reserved\":0,\"bytes_in_use\":0,"                                                     \
+        "\"bytes_requested\":0,\"num_allocs\":0,\"largest_alloc_size\":0,\"largest_free_block_bytes\":0,"                                          \
+        "\"bytes_free\":0,\"num_blocks\":0,\"num_sessions\":0,\"num_extents\":0,\"num_refusals\":0,"                                               \
+        "\"lifetime_peak_bytes_reserved\":0,\"bytes_guaranteed\":0,\"bytes_unreclaimed\":0,\"bytes_fragmented\":0,\"fragmentation\":0.0,"          \
+        "\"peak_bytes_in_use\":0,\"lifetime_peak_bytes_in_use\":0,\"bytes_parked\":0,\"bytes_direct\":0,\"bytes_contexts\":0,\"bytes_outside\":0," \
+        "\"num_over_quota\":0,\"num_out_of_memory\":0,\"last_refusal_time_ms\":0,"                                                                 \
         "\"peak_bytes_in_use_time_ms\":0,\"peak_bytes_reserved_time_ms\":0"
 
 #define NO_REQUESTED_JSON "\"peak_bytes_requested\":0"
@@ -178,8 +179,9 @@ TEST(tenants)
         CHECK_PARTS(table_of(BFCD__LIST__KIND__TENANTS, l), "TENANT PARTITION IN-USE PEAK ",
                     " RESERVED PEAK-RES LIMIT EDQUOT ENOMEM ", "vision train 128.0 MiB 192.0 MiB ",
                     " 256.0 MiB 300.0 MiB 512.0 MiB 3 2 ",
-                    "h 4.0 MiB 12.0 MiB 8.0 MiB 5.0 MiB 2 1.0 MiB\n" /* days and hours ago */,
-                    "\\x1b[31m\\xff dev 0 B 0 B ", " - 0 B 0 B removed 0 0 ", "- 0 B 0 B 0 B 0 B 0 0 B\n");
+                    "h 4.0 MiB 12.0 MiB 8.0 MiB 4.0 MiB 5.0 MiB 2 1.0 MiB\n" /* days and hours ago */,
+                    "\\x1b[31m\\xff dev 0 B 0 B ", " - 0 B 0 B removed 0 0 ",
+                    "- 0 B 0 B 0 B 0 B 0 B 0 0 B\n");
         list_free(l);
 }
 
@@ -188,7 +190,7 @@ static void check_pages(Bfcd__ListReply *page, const char *pages)
         struct list *l = list_of(BFCD__LIST__KIND__PARTITIONS, page);
         char expected[32];
 
-        snprintf(expected, sizeof(expected), " %s 2 4.0 MiB 8.0 MiB\n", pages);
+        snprintf(expected, sizeof(expected), " %s 2 4.0 MiB 8.0 MiB 4.0 MiB\n", pages);
         CHECK_PARTS(table_of(BFCD__LIST__KIND__PARTITIONS, l), expected);
         list_free(l);
 }
@@ -220,7 +222,7 @@ TEST(partitions)
                 "\"pages\":\"2 MiB\",\"bytes_in_2mib_pages\":4194304,\"bytes_in_4kib_pages\":0,"
                 "\"num_tenants\":2," STATS_JSON "}]}");
         CHECK_PARTS(table_of(BFCD__LIST__KIND__PARTITIONS, l), "train host on-demand 128.0 MiB 192.0 MiB ",
-                    "PAGES ENOMEM UNRECLAIMED DIRECT\n", " 2 MiB 2 4.0 MiB 8.0 MiB\n");
+                    "PAGES ENOMEM UNRECLAIMED DIRECT CONTEXTS\n", " 2 MiB 2 4.0 MiB 8.0 MiB 4.0 MiB\n");
         row.bytes_in_4kib_pages = 2 << 20;
         check_pages(&page, "mixed");
         row.bytes_in_2mib_pages = 0;
@@ -252,6 +254,7 @@ TEST(sessions)
         row.client_bytes_idle = 512;
         row.bytes_outside = 2048;
         row.bytes_direct = 4096;
+        row.bytes_contexts = 1024;
         silent.tenant = silent.name = silent.state = (char[]){ "x" };
         silent.bytes_in_use = 100;
         silent.is_unresponsive = true;
@@ -264,17 +267,17 @@ TEST(sessions)
                 "\"uid\":4294967294,\"user\":\"4294967294\",\"unit\":\"\",\"command\":\"\",\"name\":\"python3\",\"state\":\"live\",\"unresponsive\":false,\"age_ms\":61000,"
                 "\"num_blocks\":3,\"bytes_in_use\":768,\"peak_bytes_in_use\":1024,"
                 "\"leases\":[],\"client_bytes_reserved\":768,\"client_bytes_in_use\":256,\"client_bytes_idle\":512,"
-                "\"bytes_direct\":4096,\"bytes_outside\":2048},"
+                "\"bytes_direct\":4096,\"bytes_contexts\":1024,\"bytes_outside\":2048},"
                 "{\"session_id\":0,\"tenant\":\"x\",\"pid\":0,"
                 "\"uid\":0,\"user\":\"root\",\"unit\":\"\",\"command\":\"\",\"name\":\"x\",\"state\":\"x\",\"unresponsive\":true,\"age_ms\":0,"
                 "\"num_blocks\":0,\"bytes_in_use\":100,\"peak_bytes_in_use\":0,"
                 "\"leases\":[],\"client_bytes_reserved\":0,\"client_bytes_in_use\":0,\"client_bytes_idle\":0,"
-                "\"bytes_direct\":0,\"bytes_outside\":0}]}");
+                "\"bytes_direct\":0,\"bytes_contexts\":0,\"bytes_outside\":0}]}");
         check_text(
                 table_of(BFCD__LIST__KIND__SESSIONS, l),
-                "SESSION TENANT USER UID PID NAME STATE UNRESPONSIVE AGE BLOCKS HELD PEAK-HELD USED IDLE DIRECT OUTSIDE LEASES UNIT COMMAND\n"
-                "9 vision 4294967294 4294967294 4294967295 python3 live no 1m 01s 3 768 B 1.0 KiB 256 B 512 B 4.0 KiB 2.0 KiB - - -\n"
-                "0 x root 0 0 x x yes 0.0 s 0 100 B 0 B - - 0 B - - - -\n");
+                "SESSION TENANT USER UID PID NAME STATE UNRESPONSIVE AGE BLOCKS HELD PEAK-HELD USED IDLE DIRECT CONTEXTS OUTSIDE LEASES UNIT COMMAND\n"
+                "9 vision 4294967294 4294967294 4294967295 python3 live no 1m 01s 3 768 B 1.0 KiB 256 B 512 B 4.0 KiB 1.0 KiB 2.0 KiB - - -\n"
+                "0 x root 0 0 x x yes 0.0 s 0 100 B 0 B - - 0 B 0 B - - - -\n");
         list_free(l);
 }
 
