@@ -337,13 +337,9 @@ static void on_events_end(void *userdata, const char *why)
 
         if (why)
                 connection_fail(c, why);
-        else if (session_is_closing(c->session))
-                ;
-        else if (stream_has_hung_up(c->stream.fd) || peer_process_has_exited(&c->process))
-                c->is_gone = true;
-        else
-                connection_fail(c, "the client closed its events socket, but not its connection");
-        connection_make_ready(c); /* its turn drops it */
+        else if (!session_is_closing(c->session))
+                c->is_gone = true; /* so ends a process of which a child has the connection, too */
+        connection_make_ready(c);  /* its turn drops it */
 }
 
 static const struct events_ops connection_events_ops = {

@@ -302,7 +302,7 @@ static void be_hostile(void *socket)
 RIG_TEST(hostile_command, two_tenants)
 {
         static const char escaped[] = "\\x1b[2J\\x1b]0;pwned\\x07\\x1b[5;5H漢字漢字\\xff%n 1000\n";
-        struct terminal t = terminal_open(rig, 200, 50, "\"$BFCCTL\" top --interval 0.2" AFTER);
+        struct terminal t = terminal_open(rig, 220, 50, "\"$BFCCTL\" top --interval 0.2" AFTER);
         pid_t pid = child_start(be_hostile, rig->socket);
 
         wait_for(&t, escaped);
