@@ -502,8 +502,9 @@ int cuda_prepare(const struct device_view *view)
         CUdevice device;
         int r = cuda_driver_get(&cu, &why);
 
-        if (r == 0)
-                r = cuda_driver_find(cu, view->uuid, &device);
+        if (r < 0)
+                return r;
+        r = cuda_driver_find(cu, view->uuid, &device);
         return r < 0 ? r : cuda_driver_errno(cuda_driver_charge_context(device));
 }
 

@@ -137,7 +137,9 @@ static void tree_count(struct tree *tree, const struct tree_node *node)
 
 void tree_sum(struct tree *tree)
 {
-        tree->needs = tree->is_whole ? (struct broker_needs){ 0 } : tree->b->needs;
+        const struct broker_needs none = { 0 };
+
+        tree->needs = tree->is_whole ? none : tree->b->needs;
         for (size_t i = 0; i < tree->n; i++) {
                 struct tree_node *node = &tree->nodes[i];
 
