@@ -37,8 +37,8 @@ struct reloads; /* the session layer's, see reload.h; NULL: nothing can be reloa
 struct recall;  /* the session layer's, see recall.h */
 TAILQ_HEAD(recall_list, recall);
 enum recall_kind { RECALL_RETIRE, RECALL_TRIM, RECALL_PRESSURE, RECALL_KINDS };
-struct drain;        /* see drain.h */
-struct trim_command; /* the session layer's, see command.h */
+struct drain;          /* see drain.h */
+struct recall_command; /* the session layer's, see recall_command.h */
 
 struct broker_device {
         const struct config_device *config;
@@ -50,11 +50,11 @@ struct broker_device {
         uint64_t bytes_total;                                /* as the device reports; 0: not bounded by it */
         uint64_t foreign_bytes; /* used there by others at the start; UINT64_MAX: unknown */
         bool is_lost;
-        bool is_hung;                 /* its keeper does not answer; see broker_note_hung() */
-        struct drain *drain;          /* NULL: it was never drained */
-        struct trim_command *command; /* the session layer's: asks for idle memory while it drains */
-        uint64_t asked_ms;            /* of the session layer: when that ended */
-        struct worker_job *outside;   /* the same, see outside.h; NULL: nothing was asked */
+        bool is_hung;                   /* its keeper does not answer; see broker_note_hung() */
+        struct drain *drain;            /* NULL: it was never drained */
+        struct recall_command *command; /* the session layer's: asks for idle memory while it drains */
+        uint64_t asked_ms;              /* of the session layer: when that ended */
+        struct worker_job *outside;     /* the same, see outside.h; NULL: nothing was asked */
 };
 
 struct broker_options {

@@ -13,7 +13,7 @@
 #include "daemon/session/session_states.h"
 #include "daemon/session/shared.h"
 #include "daemon/session/tell.h"
-#include "daemon/session/trim_command.h"
+#include "daemon/session/recall_command.h"
 
 static struct session *find_session(const struct broker *b, uint64_t id)
 {
@@ -91,7 +91,7 @@ void command_tick(struct broker *b, uint64_t now_ms)
                 struct broker_device *d = &b->devices[i];
 
                 if (d->command || (drain_is_waiting(d) && now_ms - d->asked_ms >= COMMAND_AGAIN_MS))
-                        trim_command_drain(b, d);
+                        recall_command_drain(b, d);
         }
 }
 
@@ -163,9 +163,9 @@ int handle_drain(struct session *s, const Bfcd__Request *r, const char **ret_why
         if (!was_draining)
                 tell_drain(s->broker, d, false);
         if (!was_draining)
-                trim_command_restart(d);
+                recall_command_restart(d);
         if (drain_is_waiting(d))
-                trim_command_drain(s->broker, d);
+                recall_command_drain(s->broker, d);
         return 0;
 }
 

@@ -100,7 +100,7 @@ static int add(struct session *s, struct session_share *share, struct charge *gr
                 return r;
         quota_count_direct(share->quota, &share->usage.direct, granted);
         usage_note_direct(&share->usage);
-        pressure_note(share, share->usage.direct.n_bytes - before, 0);
+        recall_note(&share->pressure.recall, share->usage.direct.n_bytes - before, 0);
         if (share->quota->partition->device->direct.n_due > 0)
                 broker_note_direct(s->broker, share->quota);
         s->stats.peak_bytes_direct = max_u64(s->stats.peak_bytes_direct, session_direct_bytes(s));
@@ -132,7 +132,7 @@ static void drop(struct session *s, struct session_share *share, uint64_t n_byte
         if (share->usage.bytes_contexts > left)
                 quota_set_contexts(share->quota, &share->usage.bytes_contexts, left);
         quota_drop_direct(share->quota, &share->usage.direct, n_bytes);
-        pressure_note(share, 0, n_bytes);
+        recall_note(&share->pressure.recall, 0, n_bytes);
 }
 
 int direct_handle_uncharge(struct session *s, const Bfcd__Request *r, const char **ret_why)

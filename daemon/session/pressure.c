@@ -6,7 +6,6 @@
 #include <errno.h>
 #include <inttypes.h>
 
-#include "daemon/session/park_now.h"
 #include "daemon/base/clock.h"
 #include "daemon/base/log.h"
 #include "daemon/memory/broker.h"
@@ -35,16 +34,6 @@ void pressure_begin(struct session *s)
         for (size_t i = 0; i < s->n_shares; i++)
                 if (s->shares[i].joined)
                         pressure_join(s, &s->shares[i]);
-}
-
-void pressure_note(struct session_share *session_share, uint64_t n_added, uint64_t n_freed)
-{
-        struct pressure_share *share = &session_share->pressure;
-
-        if (!share->recall.session)
-                return;
-        share->bytes_added += n_added;
-        share->bytes_freed += n_freed;
 }
 
 /* ---- asking ---------------------------------------------------------------- */
@@ -77,9 +66,7 @@ bool pressure_send(struct pressure_share *share, const struct pressure_order *or
         share->n_bytes = order->n_bytes;
         share->wakes = order->wakes;
         share->is_own = order->is_own;
-        share->bytes_added = share->bytes_freed = 0;
         share->hint.read_ms = 0;
-        share->command = order->command;
         event.sequence = recall_number(&share->recall);
         message.partition = (uint32_t)(share->share - s->shares);
         message.n_bytes = order->n_bytes;
@@ -88,7 +75,7 @@ bool pressure_send(struct pressure_share *share, const struct pressure_order *or
         message.to = (uint32_t)order->to;
         if (order->tag)
                 message.tag = (char *)(uintptr_t)order->tag;
-        message.is_command = order->command != NULL;
+        message.is_command = order->is_command;
         message.wakes = order->wakes;
         message.is_own = order->is_own;
         event.body_case = BFCD__EVENT__BODY_PRESSURE;
@@ -255,7 +242,7 @@ static uint64_t wanted(const struct quota_asking *asking, uint64_t missing)
 /* Without what it allocated meanwhile. */
 static uint64_t share_released(const struct pressure_share *share)
 {
-        return excess_u64(share->bytes_freed, share->bytes_added);
+        return excess_u64(share->recall.n_freed, share->recall.n_added);
 }
 
 /* What sessions that were asked are expected to release yet. */
@@ -322,15 +309,6 @@ bool pressure_ask(struct broker *b, struct quota *q, struct quota_request *first
 
 /* ---- answers and missed deadlines ------------------------------------------ */
 
-static void share_tell_command(struct pressure_share *share)
-{
-        struct park_now *command = share->command;
-
-        share->command = NULL;
-        if (command)
-                park_now_heard(command, share->wakes ? share->bytes_added : share->bytes_freed);
-}
-
 void pressure_answer(struct recall *r)
 {
         struct pressure_share *share = (struct pressure_share *)r;
@@ -341,7 +319,6 @@ void pressure_answer(struct recall *r)
         if (!gave)
                 share->spent_clocks[share->is_own] = ++share->session->broker->recalls.trim_clock;
         share->hint.read_ms = 0;
-        share_tell_command(share);
         quota_note_answer(share->share->quota, gave);
 }
 
@@ -360,21 +337,12 @@ void pressure_end(struct session *s)
                 p->lists.n_pressed--;
                 quota_note_answer(s->shares[i].quota, false);
         }
-        for (size_t i = 0; i < s->n_shares; i++) /* a command asks the next session, never this one */
-                share_tell_command(&s->shares[i].pressure);
 }
 
 void pressure_miss(struct recall *r)
 {
         struct pressure_share *share = (struct pressure_share *)r;
-        struct session *s = share->session;
 
-        log_limited(&s->tenant->unresponsive_log, LOG_LEVEL_WARNING,
-                    "session %" PRIu64
-                    " (uid %u, pid %d): the client did not answer a Pressure within %u s; it is "
-                    "skipped until it answers",
-                    s->id, (unsigned)s->who.uid, (int)s->who.pid, PRESSURE_TIMEOUT_MS / 1000);
-        share_tell_command(share);
         quota_note_answer(share->share->quota, false);
 }
 

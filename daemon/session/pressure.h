@@ -49,7 +49,6 @@
 #define PRESSURE_MIN_BYTES    (UINT64_C(2) << 20) /* a session that released less has nothing more */
 #define PRESSURE_MAX_SHIFT    2u
 
-struct park_now;
 struct session;
 struct session_share;
 
@@ -62,9 +61,6 @@ void pressure_join(struct session *s, struct session_share *share);
 void pressure_begin(struct session *s);
 void pressure_end(struct session *s);
 
-/* The session has more bytes there in blocks and direct charges, or fewer. */
-void pressure_note(struct session_share *share, uint64_t n_added, uint64_t n_freed);
-
 /* What a session is asked for. */
 struct pressure_order {
         uint64_t n_bytes;
@@ -72,7 +68,7 @@ struct pressure_order {
         uint32_t idle_ms;
         size_t to; /* of the session's shares */
         const char *tag;
-        struct park_now *command; /* NULL: none */
+        bool is_command;
 };
 
 /* False: it cannot be asked now. */

@@ -23,10 +23,9 @@
 
 #include "daemon/memory/broker.h"
 
-struct park_now;
 struct session;
+struct recall_command;
 struct session_share;
-struct trim_command;
 
 /* The first member of each kind's struct. */
 struct recall {
@@ -35,6 +34,8 @@ struct recall {
         uint64_t sequence;       /* of the event; 0: it was not sent */
         uint64_t since_ms;
         bool has_deadline;
+        struct recall_command *command; /* an admin command that waits for the answer; or NULL */
+        uint64_t n_added, n_freed;      /* bytes that the session took and freed there since then */
         TAILQ_ENTRY(recall) of_session, of_broker;
 };
 
@@ -61,16 +62,13 @@ struct trim_share {
         struct session *session; /* NULL: not listed, so it is not asked */
         struct session_share *share;
         uint64_t bytes_held;
-        uint64_t bytes_freed;      /* in all */
-        uint64_t bytes_freed_then; /* value when the Trim was sent */
         /* The broker's recalls.trim_clock when it last had nothing more to return. A request that began to ask
          * before that does not ask it again. */
         uint64_t spent_clock;
-        uint64_t empty_since;         /* the quota's n_changes, when it had no range; 0: never */
-        uint64_t hint, hint_ms;       /* idle bytes as its client reports, and when they were read */
-        size_t cursor;                /* slots before it were searched without success */
-        struct trim_command *command; /* an admin command that waits for the answer; or NULL */
-        uint32_t *n_own;              /* blocks, by slot */
+        uint64_t empty_since;   /* the quota's n_changes, when it had no range; 0: never */
+        uint64_t hint, hint_ms; /* idle bytes as its client reports, and when they were read */
+        size_t cursor;          /* slots before it were searched without success */
+        uint32_t *n_own;        /* blocks, by slot */
         size_t n_slots;
         TAILQ_ENTRY(trim_share) of_quota;
 };
@@ -86,13 +84,11 @@ struct pressure_share {
         struct recall recall;    /* the open Pressure */
         struct session *session; /* NULL: not listed, so it is not asked */
         struct session_share *share;
-        uint64_t n_bytes;                  /* asked for */
-        bool wakes;                        /* it was asked to wake blocks instead */
-        uint64_t bytes_added, bytes_freed; /* since then */
-        bool is_own;                       /* for a request of the session itself */
+        uint64_t n_bytes;         /* asked for */
+        bool wakes;               /* it was asked to wake blocks instead */
+        bool is_own;              /* for a request of the session itself */
         uint64_t spent_clocks[2]; /* as that of struct trim_share; of others' requests, and its own */
         struct pressure_hint hint;
-        struct park_now *command; /* an admin command that waits for the answer; or NULL */
         TAILQ_ENTRY(pressure_share) of_partition;
 };
 
@@ -103,6 +99,15 @@ void recall_begin(struct recall *r, enum recall_kind kind, struct session *s, ui
 
 /* Returns the sequence number for its event, which is to be sent now. */
 uint64_t recall_number(struct recall *r);
+
+/* The session has taken or freed bytes there. */
+static inline void recall_note(struct recall *r, uint64_t n_added, uint64_t n_freed)
+{
+        if (!r->session)
+                return;
+        r->n_added += n_added;
+        r->n_freed += n_freed;
+}
 
 void recall_clear_deadline(struct recall *r);
 void recall_end(struct recall *r);
@@ -117,6 +122,9 @@ struct recall *recall_find(struct session *s, uint64_t sequence);
 
 /* The client answers. -EPROTO: no such open recall; *ret_why says so. */
 int recall_answer(struct session *s, uint64_t sequence, const char **ret_why);
+
+/* The session will answer no Trim and no Pressure any more. */
+void recall_end_session(struct session *s);
 
 /* Marks recalls overdue whose time is up. */
 void recall_tick(struct broker *b, uint64_t now_ms);

@@ -12,7 +12,6 @@
 #include "daemon/session/command.h"
 #include "daemon/session/explain.h"
 #include "daemon/session/lease.h"
-#include "daemon/session/park_now.h"
 #include "daemon/session/report.h"
 #include "daemon/session/resume.h"
 #include "daemon/base/log.h"
@@ -22,6 +21,7 @@
 #include "daemon/session/hello.h"
 #include "daemon/session/session.h"
 #include "daemon/session/park.h"
+#include "daemon/session/recall_command.h"
 #include "daemon/session/reload.h"
 #include "daemon/session/request_refuse.h"
 #include "daemon/session/request_wait.h"
@@ -29,7 +29,6 @@
 #include "daemon/session/share.h"
 #include "daemon/session/shared.h"
 #include "daemon/session/trim.h"
-#include "daemon/session/trim_command.h"
 #include "daemon/session/usage.h"
 
 /* ---- malloc -------------------------------------------------------------- */
@@ -488,7 +487,7 @@ static const session_handler handlers[] = {
         [BFCD__REQUEST__BODY_METADATA] = shared_handle_metadata,
         [BFCD__REQUEST__BODY_PARK] = park_handle,
         [BFCD__REQUEST__BODY_WAKE] = park_handle_wake,
-        [BFCD__REQUEST__BODY_PARK_NOW] = park_now_handle,
+        [BFCD__REQUEST__BODY_PARK_NOW] = handle_park_now,
         [BFCD__REQUEST__BODY_FORGET] = shared_handle_forget,
         [BFCD__REQUEST__BODY_CHARGE] = direct_handle_charge,
         [BFCD__REQUEST__BODY_UNCHARGE] = direct_handle_uncharge,

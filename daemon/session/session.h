@@ -131,8 +131,7 @@ struct resume_state {
 
 /* The commands of an admin session; all zeros: none. */
 struct command_state {
-        struct trim_command *trim;
-        struct park_now *park;         /* see park_now.h */
+        struct recall_command *recall; /* see recall_command.h */
         struct broker_device *resumed; /* a device that is being resumed */
         uint64_t resume_id;            /* of that request */
 };

@@ -16,7 +16,6 @@
 #include "daemon/session/delivery.h"
 #include "daemon/session/direct.h"
 #include "daemon/session/park.h"
-#include "daemon/session/park_now.h"
 #include "daemon/session/pressure.h"
 #include "daemon/session/reload.h"
 #include "daemon/session/request_wait.h"
@@ -25,8 +24,8 @@
 #include "daemon/session/share.h"
 #include "daemon/session/shared.h"
 #include "daemon/session/trim.h"
-#include "daemon/session/trim_command.h"
 #include "daemon/session/recall.h"
+#include "daemon/session/recall_command.h"
 #include "daemon/session/refs.h"
 #include "daemon/session/session.h"
 
@@ -194,10 +193,8 @@ static void drop_pending(struct session *s)
         s->delivery.is_due = false;
         shared_drop_waits(s);
         reload_end_session(s);
-        trim_end(s);
-        pressure_end(s);
-        trim_command_drop(s);
-        park_now_drop(s);
+        recall_end_session(s);
+        recall_command_drop(s);
         request_drop_all(s);
         park_drop_all(s);
         retire_end(s);

@@ -135,7 +135,8 @@ void session_leave_shares(struct session *s)
 void session_add_block(struct session *s, struct session_share *share, uint64_t offset, uint64_t n_bytes)
 {
         trim_add_block(s, share, offset, n_bytes);
-        pressure_note(share, n_bytes, 0);
+        recall_note(&share->trim.recall, n_bytes, 0);
+        recall_note(&share->pressure.recall, n_bytes, 0);
         usage_add(&share->usage, n_bytes);
         share_note_peak(share);
         s->stats.bytes_in_use += n_bytes;
@@ -145,7 +146,8 @@ void session_add_block(struct session *s, struct session_share *share, uint64_t 
 void session_remove_block(struct session *s, struct session_share *share, uint64_t offset, uint64_t n_bytes)
 {
         trim_remove_block(share, offset, n_bytes);
-        pressure_note(share, 0, n_bytes);
+        recall_note(&share->trim.recall, 0, n_bytes);
+        recall_note(&share->pressure.recall, 0, n_bytes);
         s->stats.bytes_in_use -= n_bytes;
         usage_remove(&share->usage, n_bytes);
 }

@@ -14,7 +14,6 @@
 #include "daemon/base/number.h"
 #include "daemon/session/session.h"
 #include "daemon/session/recall.h"
-#include "daemon/session/trim_command.h"
 
 struct trim_slot { /* blocks */
         uint32_t n_all;
@@ -223,7 +222,6 @@ void trim_remove_block(struct session_share *session_share, uint64_t offset, uin
         struct quota *q = session_share->quota;
 
         share->bytes_held -= n_bytes;
-        share->bytes_freed += n_bytes;
         if (q->trim.state)
                 uncount(q, share, offset, n_bytes, true);
         trim_quota_drop(q);
@@ -360,7 +358,6 @@ static void share_send(struct trim_share *share, struct ranges *ranges, uint64_t
         message.ranges = ranges->pointers;
         event.body_case = BFCD__EVENT__BODY_TRIM;
         event.trim = &message;
-        share->bytes_freed_then = share->bytes_freed;
         t->n_open++;
         t->sent_ms = now_ms;
         trim_quota_list(share->share->quota);
@@ -636,20 +633,11 @@ static void share_end_recall(struct trim_share *share)
         recall_end(&share->recall);
 }
 
-static void share_tell_command(struct trim_share *share)
-{
-        struct trim_command *command = share->command;
-
-        share->command = NULL;
-        if (command)
-                trim_command_heard(command, share->bytes_freed - share->bytes_freed_then);
-}
-
 void trim_answer(struct recall *r)
 {
         struct trim_share *share = (struct trim_share *)r;
         struct quota *q = share->share->quota;
-        bool gave = share->bytes_freed != share->bytes_freed_then;
+        bool gave = r->n_freed > 0;
         bool was_overdue = recall_is_overdue(r);
 
         share_end_recall(share);
@@ -659,7 +647,6 @@ void trim_answer(struct recall *r)
                 share->cursor = 0;
         else if (share->cursor == 0)
                 share_mark_spent(share);
-        share_tell_command(share);
         quota_note_answer(q, gave);
 }
 
@@ -682,8 +669,6 @@ void trim_end(struct session *s)
                 trim_quota_drop(q);
                 quota_note_answer(q, false);
         }
-        for (size_t i = 0; i < s->n_shares; i++) /* a command asks the next session, never this one */
-                share_tell_command(&s->shares[i].trim);
 }
 
 void trim_share_free(struct session_share *session_share)
@@ -697,16 +682,10 @@ void trim_share_free(struct session_share *session_share)
 void trim_miss(struct recall *r)
 {
         struct trim_share *share = (struct trim_share *)r;
-        struct session *s = share->session;
         struct quota *q = share->share->quota;
 
-        log_limited(&s->tenant->unresponsive_log, LOG_LEVEL_WARNING,
-                    "session %" PRIu64 " (uid %u, pid %d): the client did not answer a Trim within "
-                    "timeouts.reclaim; it is skipped until it answers",
-                    s->id, (unsigned)s->who.uid, (int)s->who.pid);
         q->trim.state->n_open--;
         share_count_responsive(share, q, false);
-        share_tell_command(share);
         quota_note_answer(q, false);
 }
 

@@ -50,7 +50,6 @@
 
 struct session;
 struct session_share;
-struct trim_command;
 
 /* For upcalls; see upcalls.h. */
 bool trim_ask(struct broker *b, struct quota *q, struct quota_request *first, const struct account *scope,

@@ -463,6 +463,7 @@ TEST(operators_have_sessions_park)
         refusal_of(admin, park_now(admin, 0, "c", "12345678901234567890123456789012", "copies", false),
                    EINVAL);
         refusal_of(admin, park_now(admin, 123456, "", "", "copies", false), ENOENT);
+        refusal_of(admin, park_now(admin, 0, "", "", "copies", false), ENOENT); /* not of all tenants */
         refusal_of(x, park_now(x, 0, "c", "", "copies", false), EACCES);
         id = park_now(admin, 0, "c", "model", "copies", false);
         settle();
@@ -493,4 +494,26 @@ TEST(operators_have_sessions_park)
         must_close(admin);
         must_relieve(x);
         close_all(x, y, NULL);
+}
+
+/* A session that is asked in two partitions is one session. An operator's session has one command at a time. */
+TEST(a_trim_counts_sessions)
+{
+        struct peer *x = open_idle(3, 4 * E, 4 * E, 0), *admin = open_admin_session();
+        Bfcd__TrimNow trim = BFCD__TRIM_NOW__INIT;
+        Bfcd__Request r = REQUEST(TRIM_NOW, trim_now, &trim), again = REQUEST(TRIM_NOW, trim_now, &trim);
+        uint64_t id;
+
+        must_malloc(x, 1, E);
+        trim.tenant = (char *)(uintptr_t) "c";
+        id = peer_post(admin, &r);
+        settle();
+        ck_assert_uint_eq(x->n_trims, 2);
+        refusal_of(admin, park_now(admin, 0, "c", "", "copies", false), EBUSY);
+        refusal_of(admin, peer_post(admin, &again), EBUSY);
+        peer_trimmed_all(x);
+        ck_assert_int_eq(peer_error(admin, id), 0);
+        ck_assert_uint_eq(peer_reply(admin, id)->trim->n_asked, 1);
+        must_close(admin);
+        close_all(x, NULL, NULL);
 }
