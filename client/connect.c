@@ -247,7 +247,6 @@ static int say_hello(bfc_client *client, const struct bfc_options *options)
         hello.version = CLIENT_PROTOCOL_VERSION;
         /* Without a cache, too: memory that was freed on a stream may wait for work. */
         hello.wants_events = client_takes_events(options);
-        hello.takes_pressure = hello.wants_events;
         hello.wants_pages = true;
         hello.can_resume = true;
         hello.name = client->reconnect.name;

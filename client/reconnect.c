@@ -147,7 +147,6 @@ static int exchange_hello(bfc_client *client, struct call_connection *c, struct 
 
         hello.version = old->version;
         hello.wants_events = old->has_events;
-        hello.takes_pressure = old->has_events;
         hello.wants_pages = old->has_pages;
         hello.can_resume = true;
         hello.name = client->reconnect.name;

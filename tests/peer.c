@@ -406,7 +406,7 @@ static void on_trim(struct peer *p, uint64_t sequence, const Bfcd__Trim *trim)
 
 static void on_pressure(struct peer *p, uint64_t sequence, const Bfcd__Pressure *m)
 {
-        MUST(p->takes_pressure && p->n_pressures < PEER_MAX_PARTITIONS);
+        MUST(p->wants_events && p->n_pressures < PEER_MAX_PARTITIONS);
         MUST(m->n_bytes > 0);
         MUST(m->partition < p->session->n_shares && m->to < p->session->n_shares && !(m->parks && m->wakes));
         for (size_t i = 0; i < p->n_pressures; i++)
@@ -622,7 +622,6 @@ uint64_t peer_hello(struct peer *p, const char *tenant, const char *partition)
                 p->wants_events = p->answers = true;
         hello.wants_events = p->wants_events;
         hello.wants_pages = p->wants_pages;
-        hello.takes_pressure = p->takes_pressure;
         hello.can_resume = p->wants_return;
         hello.session_id = p->return_id;
         if (p->return_id != 0)

@@ -79,8 +79,7 @@ struct peer {
         uint64_t limits_told[PEER_MAX_PARTITIONS]; /* the last of each partition */
         struct peer_trim trims[16];
         size_t n_trims;
-        size_t n_trimmed;    /* Trims, in all */
-        bool takes_pressure; /* set before the hello */
+        size_t n_trimmed; /* Trims, in all */
         struct peer_pressure pressures[PEER_MAX_PARTITIONS];
         size_t n_pressures;
         size_t n_pressed; /* Pressures, in all */

@@ -43,7 +43,7 @@ struct partition_lists {
         struct quota_list releasing;  /* quotas that are releasing extents */
         struct quota_list freed;      /* quotas that may have wholly free extents, see lists.may_have_free */
         struct quota_list asked;      /* quotas whose sessions may have idle memory, see trim.h */
-        struct pressure_list pressed; /* sessions' parts of quotas, of clients that know Pressure */
+        struct pressure_list pressed; /* parts of quotas, of sessions that take events */
         size_t n_pressed;
         struct quota_list changed; /* quotas whose charges, extents or device changed: see broker_poll() */
         uint64_t n_visits;         /* of quotas for a request of another one, in total: for tests */

@@ -17,7 +17,7 @@
  *
  * Each call looks at a bounded number of sessions, pages and open Pressures.
  *
- * Invariants: a share is in its partition's list only while its session is LIVE and its client knows Pressures,
+ * Invariants: a share is in its partition's list only while its session is LIVE and it takes events,
  * and only such a share has an open Pressure; n_pressed counts them.
  *
  * SPDX-License-Identifier: Apache-2.0 */

@@ -52,7 +52,6 @@ struct recall_state {
         struct recall_queue queues[RECALL_KINDS];
         uint64_t sequence;    /* of the last event */
         unsigned n_overdue;   /* recalls of all kinds that are late; > 0: counted in tenant.n_unresponsive */
-        bool takes_pressure;  /* the client knows Pressures */
         bool ignores_retires; /* Retires are not answered: it takes no events, has hung up, or missed one */
 };
 
@@ -122,6 +121,9 @@ struct recall *recall_find(struct session *s, uint64_t sequence);
 
 /* The client answers. -EPROTO: no such open recall; *ret_why says so. */
 int recall_answer(struct session *s, uint64_t sequence, const char **ret_why);
+
+/* The session was resumed, and is LIVE: it answers from now on. */
+void recall_begin_resumed(struct session *s);
 
 /* The session will answer no Trim and no Pressure any more. */
 void recall_end_session(struct session *s);

@@ -39,6 +39,13 @@ int recall_answer(struct session *s, uint64_t sequence, const char **ret_why)
         return 0;
 }
 
+void recall_begin_resumed(struct session *s)
+{
+        retire_begin_resumed(s);
+        trim_begin(s);
+        pressure_begin(s);
+}
+
 void recall_end_session(struct session *s)
 {
         trim_end(s);

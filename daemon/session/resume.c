@@ -17,7 +17,7 @@
 #include "daemon/session/direct.h"
 #include "daemon/session/session.h"
 #include "daemon/session/park.h"
-#include "daemon/session/pressure.h"
+#include "daemon/session/recall.h"
 #include "daemon/session/refs.h"
 #include "daemon/session/retire.h"
 #include "daemon/session/session_states.h"
@@ -521,9 +521,7 @@ static void finish(struct session *s)
 
         /* From here on the client can be asked for memory. Limits may have been lowered with the restart, when
          * it could not. */
-        retire_begin_resumed(s);
-        trim_begin(s);
-        pressure_begin(s);
+        recall_begin_resumed(s);
         for (size_t i = 0; i < s->n_shares; i++)
                 (void)trim_send(&s->shares[i].trim, quota_excess(s->shares[i].quota), now_ms);
         free(h);

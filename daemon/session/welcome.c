@@ -156,7 +156,6 @@ void welcome_send(struct session *s, const Bfcd__Request *r, size_t share, int e
         struct welcome_fds fds = { .events = events_fd, .usage = -1, .page = -1 };
 
         s->has_events = events_fd >= 0;
-        s->recall.takes_pressure = s->has_events && r->hello->takes_pressure;
         pressure_begin(s);
         record->has_events = s->has_events;
         record->can_resume = r->hello->can_resume && can_be_resumed(s);

@@ -373,7 +373,6 @@ int raw_hello(struct raw *raw, const char *tenant, const char *partition)
         hello.version = 1;
         hello.wants_events = raw->wants_events;
         hello.wants_pages = raw->wants_pages;
-        hello.takes_pressure = raw->takes_pressure;
         hello.can_resume = raw->wants_return;
         if (raw->comes_back) {
                 hello.session_id = raw->session_id;

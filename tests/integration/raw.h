@@ -41,12 +41,11 @@ struct raw {
         bool wants_events;      /* set before the hello */
         int events_fd;          /* -1: none */
         bool wants_pages;       /* set before the hello */
-        bool takes_pressure;
-        int page_fds[2];     /* usage, client; -1: none */
-        bool wants_return;   /* set before the hello; with wants_events */
-        bool can_resume;     /* by the reply to the hello */
-        uint64_t session_id; /* from the reply to the hello, or, if comes_back is set, for the hello */
-        uint8_t secret[16];  /* the same */
+        int page_fds[2];        /* usage, client; -1: none */
+        bool wants_return;      /* set before the hello; with wants_events */
+        bool can_resume;        /* by the reply to the hello */
+        uint64_t session_id;    /* from the reply to the hello, or, if comes_back is set, for the hello */
+        uint8_t secret[16];     /* the same */
         bool comes_back;
         struct raw_extent *extents;
         size_t n_extents;

@@ -96,7 +96,6 @@ static int tie_open(struct hostile *h, struct tie *t)
         t->raw->wants_events = !one_in(h, 3);
         t->raw->wants_return = !one_in(h, 4);
         t->raw->wants_pages = one_in(h, 2);
-        t->raw->takes_pressure = one_in(h, 2);
         t->raw->ack = !one_in(h, 6);
         r = raw_hello(t->raw, HOSTILE, one_in(h, 2) ? NULL : partitions[pick(h, 5)]);
         if (r < 0)

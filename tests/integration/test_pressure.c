@@ -255,7 +255,7 @@ static void be_silent(void *arg)
         struct raw *raw;
 
         REQUIRE(raw_open(s->socket, &raw) == 0, "no connection");
-        raw->wants_events = raw->wants_pages = raw->takes_pressure = true;
+        raw->wants_events = raw->wants_pages = true;
         REQUIRE(raw_hello(raw, "mallory", NULL) == 0 && raw_malloc(raw, 0, 13 * MIB, &large) == 0, "%s",
                 raw_refusal());
         page = mmap(NULL, sizeof(*page), PROT_READ | PROT_WRITE, MAP_SHARED, raw->page_fds[1], 0);

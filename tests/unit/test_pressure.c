@@ -56,7 +56,7 @@ static struct peer *open_pressed(uid_t uid)
 {
         struct peer *p = peer_new(b, uid, false);
 
-        p->wants_events = p->wants_pages = p->takes_pressure = true;
+        p->wants_events = p->wants_pages = true;
         return say_hello(p);
 }
 
@@ -242,12 +242,12 @@ TEST(functions_are_called_without_a_key)
 }
 
 /* Clients that do not know the event, or have no page, are never asked. */
-TEST(old_clients_are_not_asked)
+TEST(clients_without_events_or_a_page_are_not_asked)
 {
         struct peer *x = peer_new(b, 1, false), *y = peer_new(b, 1, false), *z = open_pressed(3);
 
-        x->wants_events = x->wants_pages = true;
-        y->wants_events = y->takes_pressure = true;
+        x->has_no_events = x->wants_pages = true;
+        y->wants_events = true;
         say_hello(x);
         say_hello(y);
         must_malloc(x, 0, 4 * E);

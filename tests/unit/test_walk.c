@@ -95,7 +95,7 @@ static void op_connect(struct slot *s)
         s->peer->session->who.cgroup = group ? strdup(group) : NULL;
         s->peer->auto_ack = dice(4) > 0;
         s->peer->wants_events = dice(8) > 0;
-        s->peer->takes_pressure = s->peer->wants_pages = s->peer->wants_events && dice(2) == 0;
+        s->peer->wants_pages = s->peer->wants_events && dice(2) == 0;
         s->n_pending = 0;
         s->n_missed = 0;
         session_set_watched(s->peer->session, dice(4) > 0);
