@@ -94,8 +94,12 @@ devices:
         assert self.process.poll() is None, (self.folder / "log").read_text()
 
     def listens(self):
-        with socket.socket(socket.AF_UNIX) as s:
-            return s.connect_ex(str(self.socket)) == 0
+        """On the admin socket, too, which is bound after the client's: bfcctl needs it."""
+        for path in (self.socket, self.folder / "admin.sock"):
+            with socket.socket(socket.AF_UNIX) as s:
+                if s.connect_ex(str(path)) != 0:
+                    return False
+        return True
 
     def stop(self):
         self.process.send_signal(signal.SIGTERM)
