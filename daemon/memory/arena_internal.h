@@ -329,7 +329,8 @@ int arena_restore_parked(struct arena *a, const struct ledger_block *b);
 /* Keeps charged what a failed operation could not release. */
 void arena_note_unreclaimed_items(struct operation *op);
 
-/* The bytes of others on the device after that; 0: unknown. */
+/* The bytes of others on the device after that; 0: unknown. Beyond these nothing is unreclaimed: a process may have
+ * taken, at the same time, as much by itself as was returned. */
 void arena_note_foreign(struct arena *a, uint64_t n_bytes);
 
 #endif

@@ -61,6 +61,7 @@ static void unreclaimed_drop(struct arena *a, uint64_t n_bytes)
 
         charge_split(charge, min_u64(n_bytes, charge->n_bytes), &back);
         a->o.device->direct.unreclaimed_bytes -= back.n_bytes;
+        a->unreclaimed.asked_bytes = excess_u64(a->unreclaimed.asked_bytes, back.n_bytes);
         charge_drop(&back);
         note_in_ledger(a);
 }
@@ -203,8 +204,12 @@ void arena_check_unreclaimed(struct arena *a)
 
 void arena_note_foreign(struct arena *a, uint64_t n_bytes)
 {
-        if (n_bytes > 0)
-                note_foreign(a->o.device, n_bytes);
+        struct device *d = a->o.device;
+
+        if (n_bytes == 0)
+                return;
+        note_foreign(d, n_bytes);
+        unreclaimed_drop(a, excess_u64(a->unreclaimed.charge.n_bytes, d->foreign_bytes));
 }
 
 void arena_recover(struct arena *a, uint64_t n_bytes)

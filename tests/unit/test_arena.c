@@ -554,6 +554,39 @@ TEST(unreclaimed_memory_returns_beside_contexts)
         check();
 }
 
+static void release_block(bfc_handle block, uint64_t foreign_bytes)
+{
+        ck_assert_int_eq(arena_dealloc(a, block), 0);
+        fake_device_fail_destroy(&device, 1, -EBUSY);
+        device.foreign_bytes = foreign_bytes;
+        ck_assert_uint_eq(release(UINT64_MAX), E);
+        check();
+}
+
+/* A process takes as much as is returned, so the device's free bytes do not change. It has charged that. */
+TEST(returned_memory_that_others_take_at_once)
+{
+        bfc_handle blocks[3];
+
+        open_arena(8 * E);
+        for (int i = 0; i < 3; i++)
+                blocks[i] = grow(E).handle;
+        device.device.direct.n_bytes = E;
+        release_block(blocks[0], E);
+        ck_assert_uint_eq(arena_unreclaimed_bytes(a), 0);
+        release_block(blocks[1], 2 * E); /* this one is kept */
+        ck_assert_uint_eq(arena_unreclaimed_bytes(a), E);
+        arena_check_unreclaimed(a); /* answered after the next release */
+        device.device.direct.n_bytes = 2 * E;
+        release_block(blocks[2], 3 * E);
+        ck_assert_uint_eq(arena_unreclaimed_bytes(a), E);
+        device.foreign_bytes = 2 * E; /* it is returned */
+        arena_check_unreclaimed(a);
+        while (arena_unreclaimed_bytes(a) > 0)
+                ck_assert_uint_eq(worker_poll(worker), 1);
+        check();
+}
+
 TEST(test_make_fails_at_each_position)
 {
         const unsigned n = 5;

@@ -473,7 +473,7 @@ TEST(partition_for_uuid)
 {
         struct bfc_partition_info info = { .struct_size = sizeof(info) };
         const char *name = NULL;
-        char text[64];
+        char text[80];
 
         ck_assert_int_eq(bfc_partition_info(client, 1, &info), 0);
         ck_assert_int_eq(bfc_partition_for_uuid(client, info.device_uuid, &name), 0);
