@@ -32,7 +32,7 @@ static void path_of(const struct plan_bfcd *d, const char *name, char ret[static
 static int make_folder(struct plan_bfcd *d)
 {
         const char *parent = getenv("TMPDIR");
-        bool is_usable = parent && *parent == '/' && strlen(parent) <= MAX_PARENT;
+        bool is_usable = parent && *parent == '/' && strlen(parent) <= MAX_PARENT && !strchr(parent, '\'');
 
         snprintf(d->folder, sizeof(d->folder), "%s/bfc-plan-XXXXXX", is_usable ? parent : P_tmpdir);
         return mkdtemp(d->folder) ? 0 : -errno;
@@ -87,24 +87,10 @@ static void set_variables(void)
 /* The child's part of the fork. */
 static void __attribute__((noreturn)) become_bfcd(const struct plan_bfcd *d, int listener, pid_t parent)
 {
-        char config[PATH_MAX], admin[PATH_MAX], monitor[PATH_MAX];
-        char *words[] = { "bfcd",
-                          "--no-memory",
-                          "--log-level",
-                          "error",
-                          "--config",
-                          config,
-                          "--socket",
-                          (char *)(uintptr_t)d->socket,
-                          "--admin-socket",
-                          admin,
-                          "--monitor-socket",
-                          monitor,
-                          NULL };
+        char config[PATH_MAX];
+        char *words[] = { "bfcd", "--no-memory", "--log-level", "error", "--config", config, NULL };
 
         path_of(d, "bfcd.yaml", config);
-        path_of(d, "admin", admin);
-        path_of(d, "monitor", monitor);
         if (prctl(PR_SET_PDEATHSIG, SIGKILL) < 0 || getppid() != parent)
                 _exit(EXIT_FAILURE);
         /* Not PASSED_FD itself, from which dup2() would not take close-on-exec. */
@@ -130,7 +116,7 @@ int plan_bfcd_start(const struct plan_place *place, uint64_t limit_bytes, struct
         path_of(ret, "bfcd.yaml", config);
         path_of(ret, "client", ret->socket);
         ret->log = tmpfile();
-        r = ret->log ? plan_place_write(place, limit_bytes, config) : -errno;
+        r = ret->log ? plan_place_write(place, limit_bytes, ret->folder, config) : -errno;
         if (r == 0)
                 r = listener = listen_at(ret->socket);
         if (r >= 0) {

@@ -99,7 +99,8 @@ int plan_place_read(const char *path, const char *partition, const char *tenant,
         return r == -ENOMEM ? r : -EINVAL;
 }
 
-int plan_place_write(const struct plan_place *place, uint64_t limit_bytes, const char *path)
+int plan_place_write(const struct plan_place *place, uint64_t limit_bytes, const char *folder,
+                     const char *path)
 {
         uint64_t mib = limit_bytes >> 20;
         FILE *out = fopen(path, "we");
@@ -107,6 +108,7 @@ int plan_place_write(const struct plan_place *place, uint64_t limit_bytes, const
 
         if (!out)
                 return -errno;
+        fprintf(out, "socket: {path: '%s/client'}\nadmin_socket: {path: '%s/admin'}\n", folder, folder);
         fprintf(out, "devices:\n  - id: %s\n", place->is_cuda ? "cuda:0" : "host");
         if (!place->is_cuda)
                 fprintf(out, "    size: %" PRIu64 "MiB\n", mib);

@@ -44,8 +44,8 @@ enum { EXIT_USAGE = 2, EXIT_CONFIG = 78 /* EX_CONFIG: the service manager need n
 
 struct options {
         const char *config;
-        struct config_paths sockets;
-        const char *user; /* NULL: the service's */
+        const char *left_by; /* --stop-keepers: the admin socket of the daemon that left them */
+        const char *user;    /* NULL: the service's */
         bool check;
         bool has_file; /* --check had a file */
         bool stops_keepers;
@@ -56,26 +56,23 @@ struct options {
 
 static void print_help(FILE *f)
 {
-        fputs("Usage: bfcd [--config FILE] [--socket PATH] [--admin-socket PATH]\n"
-              "            [--monitor-socket PATH] [--log-level LEVEL] [--no-memory]\n"
+        fputs("Usage: bfcd [--config FILE] [--log-level LEVEL] [--no-memory]\n"
               "       bfcd --check [FILE] [--strict] [--user NAME]\n"
-              "       bfcd --stop-keepers [--admin-socket PATH]\n"
+              "       bfcd --stop-keepers [ADMIN-SOCKET]\n"
               "\n"
               "Allocates the memory of this machine's devices to the processes of tenants.\n"
               "\n"
               "  -c, --config FILE    the configuration; default " DEFAULT_CONFIG "\n"
-              "  --socket PATH        the client socket, instead of the configured one\n"
-              "  --admin-socket PATH  the admin socket, instead of the configured one\n"
-              "  --monitor-socket PATH\n"
-              "                       the monitor socket, instead of the configured one\n"
               "  --log-level LEVEL    error, warning, notice, info (default), debug\n"
               "  --no-memory          devices of sizes only, for plans: GPUs need not be there\n"
               "  --check [FILE]       report every error of the configuration and exit\n"
               "  --strict             with --check: fail on warnings, too\n"
               "  --user NAME          with --check, as root: the user that must be able to read the\n"
               "                       configuration; default " SERVICE_USER ", where that user exists\n"
-              "  --stop-keepers       end the processes that keep memory for the next bfcd, with all\n"
-              "                       of it; the path is that of the bfcd which left them\n"
+              "  --stop-keepers [ADMIN-SOCKET]\n"
+              "                       end the processes that keep memory for the next bfcd, with all\n"
+              "                       of it; the socket is that of the bfcd which left them, by\n"
+              "                       default " PATHS_ADMIN_SOCKET "\n"
               "  --version            print the version and exit\n"
               "  -h, --help           print this summary and exit\n",
               f);
@@ -109,15 +106,6 @@ static int take_option(int option, int argc, char **argv, struct options *ret)
         switch (option) {
         case 'c':
                 ret->config = optarg;
-                return 0;
-        case 's':
-                ret->sockets.socket = optarg;
-                return 0;
-        case 'a':
-                ret->sockets.admin_socket = optarg;
-                return 0;
-        case 'm':
-                ret->sockets.monitor_socket = optarg;
                 return 0;
         case 'k':
                 if (!optarg && optind < argc && argv[optind][0] != '-')
@@ -168,9 +156,6 @@ static int parse_options(int argc, char **argv, struct options *ret)
 {
         static const struct option longs[] = {
                 { "config", required_argument, NULL, 'c' },
-                { "socket", required_argument, NULL, 's' },
-                { "admin-socket", required_argument, NULL, 'a' },
-                { "monitor-socket", required_argument, NULL, 'm' },
                 { "check", optional_argument, NULL, 'k' },
                 { "strict", no_argument, NULL, 't' },
                 { "user", required_argument, NULL, 'u' },
@@ -187,7 +172,9 @@ static int parse_options(int argc, char **argv, struct options *ret)
 
         if (argc > 0)
                 argv[0] = name;
-        *ret = (struct options){ .config = DEFAULT_CONFIG, .log_level = LOG_LEVEL_INFO };
+        *ret = (struct options){ .config = DEFAULT_CONFIG,
+                                 .left_by = PATHS_ADMIN_SOCKET,
+                                 .log_level = LOG_LEVEL_INFO };
         while (r == 0 && (option = getopt_long(argc, argv, "c:h", longs, NULL)) != -1) {
                 if (option != '?' && is_given[option])
                         return refuse_twice(longs, option);
@@ -198,6 +185,8 @@ static int parse_options(int argc, char **argv, struct options *ret)
                 return r;
         if (ret->check && !ret->has_file && optind < argc) /* getopt puts what is no option last */
                 ret->config = argv[optind++];
+        else if (ret->stops_keepers && optind < argc)
+                ret->left_by = argv[optind++];
         if (optind < argc) {
                 fprintf(stderr, "bfcd: '%s' is not an option; try 'bfcd --help'\n", argv[optind]);
                 return -EINVAL;
@@ -275,7 +264,6 @@ static int begin_serving(struct broker *broker, const struct devices *devices, s
 static int serve(const struct options *from, const struct config *config, struct devices *devices,
                  struct manager *manager, struct store *store, bool *ret_is_left)
 {
-        const struct reload_source source = { from->config, from->sockets };
         struct broker_options options = {
                 .config = config,
                 .store = store,
@@ -301,7 +289,7 @@ static int serve(const struct options *from, const struct config *config, struct
         }
         if (r == 0)
                 r = server_listen(server, broker, config, manager, sentence, sizeof(sentence));
-        if (r == 0 && server_set_source(server, &source) < 0) {
+        if (r == 0 && server_set_config_path(server, from->config) < 0) {
                 snprintf(sentence, sizeof(sentence), "out of memory");
                 r = -ENOMEM;
         }
@@ -347,7 +335,6 @@ static int read_config(const struct options *options, struct devices *devices, s
                 .userdata = devices,
                 .serves = !options->check,
                 .succeeds = has_predecessor,
-                .admin_socket = options->sockets.admin_socket,
                 .is_strict = options->strict,
         };
         int r = config_load(path, &machine, stderr, ret);
@@ -421,18 +408,6 @@ static int check(const struct options *options, struct config *config, int statu
         return check_as_user(options, config) == EXIT_SUCCESS ? status : EXIT_FAILURE;
 }
 
-/* The command line's, also with --check. An exit status. */
-static int set_sockets(const struct options *options, struct config *config)
-{
-        int r = config_set_sockets(config, &options->sockets, stderr);
-
-        if (r == -EINVAL)
-                return EXIT_USAGE;
-        if (r < 0)
-                log_error("the socket paths could not be stored: %s", strerror(-r));
-        return r < 0 ? EXIT_FAILURE : EXIT_SUCCESS;
-}
-
 static int open_records(const struct config *config)
 {
         int r = records_open(config->records.journal, config->records.file);
@@ -492,7 +467,7 @@ static int run(const struct options *options, struct config *config, struct devi
 /* An exit status. */
 static int stop_keepers(const struct options *options)
 {
-        const char *path = options->sockets.admin_socket ? options->sockets.admin_socket : PATHS_ADMIN_SOCKET;
+        const char *path = options->left_by;
         char sentence[PATH_MAX + 256];
         struct keepers *keepers;
         int n = keepers_open_left(path, &keepers, sentence, sizeof(sentence));
@@ -540,8 +515,6 @@ int main(int argc, char **argv)
                 return EXIT_FAILURE;
         }
         status = read_config(&options, devices, &config);
-        if (status == EXIT_SUCCESS)
-                status = set_sockets(&options, config);
         is_left = devices_have_left(devices);
         if (options.check)
                 status = check(&options, config, status);

@@ -112,7 +112,6 @@ struct config {
         struct config_socket admin_socket;
         struct config_socket monitor_socket;
         struct config_records records;
-        bool monitor_follows;        /* its path is not configured: it is in the folder of the admin socket */
         uint64_t reclaim_timeout_ms; /* `timeouts.*` of the config, in ms; so are the next three */
         uint64_t release_timeout_ms;
         uint64_t quarantine_timeout_ms;
@@ -162,11 +161,9 @@ struct config_machine {
         /* Whether the daemon inherits memory from a previous one of this admin socket. The inherited part of the used
          * memory is not known yet, so too little free memory is a warning then. NULL: it never does. */
         bool (*succeeds)(const char *admin_socket);
-        const char *admin_socket; /* the command line's, for look() and succeeds(); NULL: the config's */
         /* A reload: the current config. Changes that need a restart are errors, and GPUs have the facts
-         * of the start. NULL: no reload. The path of a socket may change if the command line gives it. */
+         * of the start. NULL: no reload. */
         const struct config *running;
-        bool socket_is_given, admin_socket_is_given, monitor_socket_is_given;
         bool is_strict; /* warnings are errors */
 };
 
@@ -219,15 +216,6 @@ bool config_match_is_alike(const struct config_tenant *a, const struct config_te
 
 /* Formats bytes as in a config, into buf. */
 const char *config_size(uint64_t n_bytes, char *buf, size_t n_buf);
-
-/* Paths from the command line; NULL: the config's. */
-struct config_paths {
-        const char *socket, *admin_socket, *monitor_socket;
-};
-
-/* Sets these. The rules are those of a config. -EINVAL: a path breaks them, or two are the same, reported in
- * `errors` as a line "--socket: what is wrong; what would be right". -ENOMEM. On failure nothing has changed. */
-int config_set_sockets(struct config *c, const struct config_paths *paths, FILE *errors);
 
 struct config *config_free(struct config *c); /* takes NULL */
 

@@ -88,11 +88,6 @@ uint64_t config_default_headroom(uint64_t bytes_total)
         return (bytes + CONFIG_GRANULARITY - 1) / CONFIG_GRANULARITY * CONFIG_GRANULARITY;
 }
 
-static const char *admin_socket_of(const struct config_reader *r)
-{
-        return r->machine->admin_socket ? r->machine->admin_socket : r->c->admin_socket.path;
-}
-
 bool config_look_at_gpu(struct config_reader *r, size_t device)
 {
         struct config_device *d = &r->c->devices[device];
@@ -102,8 +97,8 @@ bool config_look_at_gpu(struct config_reader *r, size_t device)
 
         if (r->machine && r->machine->running)
                 return config_recall_gpu(r, device);
-        if (!r->machine || r->machine->look(r->machine->userdata, admin_socket_of(r), d->id, &gpu, sentence,
-                                            sizeof(sentence)) < 0)
+        if (!r->machine || r->machine->look(r->machine->userdata, r->c->admin_socket.path, d->id, &gpu,
+                                            sentence, sizeof(sentence)) < 0)
                 return config_fail_machine(r, note->place.at[DEVICE_ID], "device %s%s",
                                            sentence[0] ? sentence : d->id,
                                            sentence[0] ? "" : ": GPUs are not supported by this program");
@@ -125,7 +120,7 @@ static bool succeeds(const struct config_reader *r)
 {
         const struct config_machine *m = r->machine;
 
-        return m->succeeds && m->succeeds(admin_socket_of(r));
+        return m->succeeds && m->succeeds(r->c->admin_socket.path);
 }
 
 /* The memory that bfcd allocates before the first client connects must be free. */

@@ -58,11 +58,9 @@ static void check_section(struct config_reader *r, const struct config_section *
 
 static void check_socket(struct config_reader *r, const struct config_place *p,
                          const struct yamltree_node *root, const char *what, const struct config_socket *was,
-                         struct config_socket now, bool is_given)
+                         const struct config_socket *now)
 {
-        if (is_given)
-                now.path = was->path;
-        check_section(r, &CONFIG_SOCKET, was, &now, p->at, p->node ? p->node : root, what, "");
+        check_section(r, &CONFIG_SOCKET, was, now, p->at, p->node ? p->node : root, what, "");
 }
 
 static void check_device(struct config_reader *r, size_t device)
@@ -129,13 +127,10 @@ void config_check_live(struct config_reader *r, const struct yamltree_node *root
 
         if (!was)
                 return;
-        check_socket(r, &r->socket, root, "socket", &was->socket, r->c->socket, r->machine->socket_is_given);
-        check_socket(r, &r->admin_socket, root, "admin_socket", &was->admin_socket, r->c->admin_socket,
-                     r->machine->admin_socket_is_given);
+        check_socket(r, &r->socket, root, "socket", &was->socket, &r->c->socket);
+        check_socket(r, &r->admin_socket, root, "admin_socket", &was->admin_socket, &r->c->admin_socket);
         check_socket(r, &r->monitor_socket, root, "monitor_socket", &was->monitor_socket,
-                     r->c->monitor_socket,
-                     r->machine->monitor_socket_is_given ||
-                             (r->machine->admin_socket_is_given && r->c->monitor_follows));
+                     &r->c->monitor_socket);
         check_section(r, &CONFIG_RECORDS, &was->records, &r->c->records, r->records.at,
                       r->records.node ? r->records.node : root, "records", "");
         for (size_t i = 0; i < r->c->n_devices; i++)

@@ -521,9 +521,9 @@ static void server_hang_up(struct server *s)
         reload_ask(s->reloads, &s->hangup);
 }
 
-int server_set_source(struct server *s, const struct reload_source *source)
+int server_set_config_path(struct server *s, const char *path)
 {
-        s->reloads = reloads_new(s->broker, source, server_read, s);
+        s->reloads = reloads_new(s->broker, path, server_read, s);
         return s->reloads ? 0 : -ENOMEM;
 }
 

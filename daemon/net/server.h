@@ -29,8 +29,8 @@ void server_wake(void *userdata);
 int server_listen(struct server *s, struct broker *b, const struct config *c, struct manager *m,
                   char *ret_sentence, size_t n_sentence);
 
-/* The source that SIGHUP and an operator's Reload read. -ENOMEM. */
-int server_set_source(struct server *s, const struct reload_source *source);
+/* The path of the config that SIGHUP and an operator's Reload read; borrowed. -ENOMEM. */
+int server_set_config_path(struct server *s, const char *path);
 
 /* Serves until SIGTERM or SIGINT, then ends every session. ready() is called
  * once the loop runs. */

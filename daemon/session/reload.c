@@ -25,7 +25,7 @@
 
 struct reloads {
         struct broker *b;
-        const struct reload_source *source;
+        const char *path;
         void (*read)(void *userdata);
         void *userdata;
         struct reload_request_list asked; /* the first is being read */
@@ -43,19 +43,10 @@ struct reloads {
 
 static int reload_load(struct reloads *r, FILE *errors)
 {
-        const struct reload_source *source = r->source;
-        const struct config_machine machine = {
-                .serves = true,
-                .running = r->b->config,
-                .socket_is_given = source->sockets.socket != NULL,
-                .admin_socket_is_given = source->sockets.admin_socket != NULL,
-                .monitor_socket_is_given = source->sockets.monitor_socket != NULL,
-        };
+        const struct config_machine machine = { .serves = true, .running = r->b->config };
         int result = r->texts ? config_parse_texts(r->texts, &machine, errors, &r->next)
-                              : config_load(source->path, &machine, errors, &r->next);
+                              : config_load(r->path, &machine, errors, &r->next);
 
-        if (result == 0)
-                result = config_set_sockets(r->next, &source->sockets, errors);
         if (result == -ENOMEM)
                 fputs("out of memory\n", errors);
         return result;
@@ -173,7 +164,7 @@ static void reload_apply(struct reloads *r, struct reload_request *request)
         /* The log and the operator get the same lines. */
         result.changes = changes ? changes : "";
         result.errors = errors ? errors : "out of memory\n";
-        reload_log(&result, request, r->source->path);
+        reload_log(&result, request, r->path);
         if (request->done)
                 request->done(request, &result);
         free(changes);
@@ -224,14 +215,13 @@ void reload_cancel(struct reloads *r, struct reload_request *request)
         TAILQ_REMOVE(&r->asked, request, link);
 }
 
-struct reloads *reloads_new(struct broker *b, const struct reload_source *source,
-                            void (*read)(void *userdata), void *userdata)
+struct reloads *reloads_new(struct broker *b, const char *path, void (*read)(void *userdata), void *userdata)
 {
         struct reloads *r = calloc(1, sizeof(*r));
 
         if (!r)
                 return NULL;
-        *r = (struct reloads){ .b = b, .source = source, .read = read, .userdata = userdata };
+        *r = (struct reloads){ .b = b, .path = path, .read = read, .userdata = userdata };
         TAILQ_INIT(&r->asked);
         b->reloads = r;
         return r;

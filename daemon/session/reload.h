@@ -20,12 +20,6 @@
 
 struct session;
 
-/* The config's source on the command line; borrowed. */
-struct reload_source {
-        const char *path;
-        struct config_paths sockets;
-};
-
 /* Lines. changes: warnings, then what changed or, in a dry run, would change. errors: why it `failed`;
  * then nothing has changed. */
 struct reload_result {
@@ -48,10 +42,9 @@ struct reload_request {
 };
 TAILQ_HEAD(reload_request_list, reload_request);
 
-/* read() has reload_read() called on a thread of its own, and then reload_finish() on the loop's thread.
+/* path: the config's, borrowed. read() has reload_read() called on a thread of its own, and then reload_finish() on the loop's thread.
  * NULL: both are called at once. */
-struct reloads *reloads_new(struct broker *b, const struct reload_source *source,
-                            void (*read)(void *userdata), void *userdata);
+struct reloads *reloads_new(struct broker *b, const char *path, void (*read)(void *userdata), void *userdata);
 struct reloads *reloads_free(struct reloads *r); /* no reading may be under way; takes NULL */
 void reload_read(struct reloads *r);
 void reload_finish(struct reloads *r);

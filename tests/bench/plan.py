@@ -67,7 +67,8 @@ class Tool:
         device = f'id: host\n    size: {mib}MiB' if is_host else 'id: cuda:0'
         share = {'host': '', 'cuda-fd': ', share: fd', 'cuda-ipc': ', share: cuda-ipc'}[self.a.device]
         with open(path, 'w', encoding='utf-8') as out:
-            out.write(f'devices:\n  - {device}\n    partitions:\n'
+            out.write(f'socket: {{path: {self.folder}/sock}}\nadmin_socket: {{path: {self.folder}/admin}}\n'
+                      f'devices:\n  - {device}\n    partitions:\n'
                       f'      - {{name: plan, limit: {mib}MiB{share}}}\n'
                       f'tenants:\n  - name: plan\n    match: {{uid: [{os.getuid()}]}}\n'
                       f'    quotas: [{{partition: plan, limit: {mib}MiB}}]\n')
@@ -81,9 +82,8 @@ class Tool:
         if self.a.preload:
             environment['LD_PRELOAD'] = self.a.preload
         with open(os.path.join(self.folder, 'log'), 'w', encoding='utf-8') as log:
-            daemon = subprocess.Popen(
-                [self.a.bfcd, '--config', self.config(limit), '--socket', path, '--admin-socket', path + '-admin'],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
+            daemon = subprocess.Popen([self.a.bfcd, '--config', self.config(limit)], stdin=subprocess.DEVNULL, stdout=log,
+                                      stderr=log, env=environment)
         try:
             deadline = time.monotonic() + 120
             while not listens(path):

@@ -30,11 +30,13 @@ FOLDER = '/run/bfcd/client'  # in a container
 HIDDEN, GROUPS = [], []
 
 BFCD_YAML = '''
+socket: {{path: {folder}/client/bfcd.sock}}
+admin_socket: {{path: {folder}/admin.sock}}
 devices:
   - id: host
     size: 256MiB
     partitions:
-      - {name: train, limit: 256MiB}
+      - {{name: train, limit: 256MiB}}
 tenants:
 '''
 
@@ -150,12 +152,11 @@ class Daemon:
         os.makedirs(self.path('client'))
         for folder in (self.folder, self.path('client')):
             os.chmod(folder, 0o755)
-        write(self.path('bfcd.yaml'), BFCD_YAML + ''.join(TENANT.format(name=k, match=v) for k, v in tenants.items()))
+        write(self.path('bfcd.yaml'), BFCD_YAML.format(folder=self.folder) +
+              ''.join(TENANT.format(name=k, match=v) for k, v in tenants.items()))
         self.out = open(self.path('out'), 'w', encoding='utf-8')
-        self.process = subprocess.Popen(
-            [*wrapper, rig.bfcd, '--config', self.path('bfcd.yaml'), '--socket', self.path('client', 'bfcd.sock'),
-             '--admin-socket', self.path('admin.sock'), '--monitor-socket', self.path('monitor.sock')],
-            stdin=subprocess.DEVNULL, stdout=self.out, stderr=subprocess.STDOUT, env=rig.env)
+        self.process = subprocess.Popen([*wrapper, rig.bfcd, '--config', self.path('bfcd.yaml')], stdin=subprocess.DEVNULL,
+                                        stdout=self.out, stderr=subprocess.STDOUT, env=rig.env)
         wait_for(lambda: self.ctl('status', check=False) or self.process.poll() is not None, 'bfcd')
 
     def path(self, *names):

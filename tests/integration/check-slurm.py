@@ -29,6 +29,10 @@ SLURM = os.path.join(ROOT, 'integrations', 'slurm')
 MIB = 1 << 20
 USER, OTHER = 'games', 'news'
 
+SOCKETS = '''
+socket: {{path: {folder}/client.sock}}
+admin_socket: {{path: {folder}/admin.sock}}
+'''
 BFCD_YAML = '''
 devices:
   - id: host
@@ -160,7 +164,7 @@ class Rig:
                         ignore=shutil.ignore_patterns('__pycache__'))
         os.chmod(self.path('bfcd'), 0o755)
         write(self.path('job.py'), JOB.format(folder=self.folder), 0o755)
-        write(self.path('bfcd.yaml'), BFCD_YAML)
+        write(self.path('bfcd.yaml'), SOCKETS.format(folder=self.folder) + BFCD_YAML)
         self.bfcd_program = bfcd
         self.processes = {}
         self.has_accounting = all(map(shutil.which, ('slurmdbd', 'mariadbd', 'mariadb-install-db')))
@@ -190,8 +194,7 @@ class Rig:
             process.wait()
 
     def start_bfcd(self):
-        self.start('bfcd', [self.bfcd_program, '--config', self.path('bfcd.yaml'), '--socket', self.path('client.sock'),
-                            '--admin-socket', self.path('admin.sock'), '--monitor-socket', self.path('monitor.sock')])
+        self.start('bfcd', [self.bfcd_program, '--config', self.path('bfcd.yaml')])
         wait_for(lambda: self.ctl('status', check=False), 'bfcd')
 
     def configure(self, **arguments):

@@ -483,44 +483,6 @@ TEST(unknown_options_are_refused)
         text_has(out, "--check");
 }
 
-/* The rules of the config hold for the command line too; the paths themselves
- * are a unit test's business. */
-TEST(invalid_socket_options_are_refused)
-{
-        struct rig *rig = rig_folder();
-        char too_long[110], line[256];
-        const char *argv[] = { program_bfcd(), "--config", rig->config_path, "--socket", NULL, NULL,
-                               NULL,           NULL };
-
-        rig_rewrite_config(rig, &defaults);
-        argv[4] = "relative.sock";
-        assert_usage(argv, "--socket: 'relative.sock' is not the absolute path of a socket; ");
-        memset(too_long, 'x', sizeof(too_long));
-        too_long[0] = '/';
-        too_long[108] = '\0';
-        argv[4] = too_long;
-        assert_usage(argv, "--socket: '/xxx");
-        argv[4] = rig->admin_socket;
-        snprintf(line, sizeof(line),
-                 "--socket: '%s' is the path of the config's admin_socket; they must differ\n",
-                 rig->admin_socket);
-        assert_usage(argv, line);
-        argv[4] = rig->socket;
-        argv[5] = "--admin-socket";
-        argv[6] = rig->socket;
-        snprintf(line, sizeof(line), "--admin-socket: '%s' is the path of --socket; they must differ\n",
-                 rig->socket);
-        assert_usage(argv, line);
-        ck_assert_msg(access(rig->socket, F_OK) < 0, "it made a socket");
-        argv[1] = "--check";
-        assert_usage(argv, line);
-        argv[6] = rig->admin_socket;
-        ck_assert_int_eq(program_run(argv, NULL, NULL), 0);
-        argv[4] = "relative.sock";
-        assert_usage(argv, "--socket: 'relative.sock' is not the absolute path of a socket; ");
-        rig_discard(rig);
-}
-
 /* ---- conf.d --------------------------------------------------------------- */
 
 TEST(tenants_are_read_from_a_folder)
@@ -639,40 +601,6 @@ TEST(a_new_daemon_starts_after_a_kill)
         ck_assert_ok(bfc_malloc(client, 1 * MIB, &p));
         bfc_disconnect(client);
         rig_terminate(rig);
-        rig_discard(rig);
-}
-
-TEST(options_name_other_sockets)
-{
-        struct rig *rig = rig_folder();
-        char other_socket[96], other_admin[96];
-        const char *argv[] = { program_bfcd(), "--config",       rig->config_path, "--socket",
-                               other_socket,   "--admin-socket", other_admin,      NULL };
-        struct rig elsewhere = *rig;
-        bfc_client *client;
-        pid_t pid;
-        int status;
-
-        rig_rewrite_config(rig, &defaults);
-        snprintf(other_socket, sizeof(other_socket), "%s/o.sock", rig->folder);
-        snprintf(other_admin, sizeof(other_admin), "%s/oa.sock", rig->folder);
-        strcpy(elsewhere.socket, other_socket);
-        strcpy(elsewhere.admin_socket, other_admin);
-        pid = fork();
-        if (pid == 0) {
-                if (!freopen("/dev/null", "w", stderr))
-                        _exit(126);
-                execv(argv[0], (char *const *)(uintptr_t)argv);
-                _exit(127);
-        }
-        ck_assert(WAIT_FOR(rig_answers(&elsewhere), SETTLE_MS));
-        ck_assert_msg(access(rig->socket, F_OK) < 0, "it serves the config's socket too");
-        client = client_open(&elsewhere, NULL, NULL);
-        bfc_disconnect(client);
-        kill(pid, SIGTERM);
-        ck_assert_int_eq(waitpid(pid, &status, 0), pid);
-        ck_assert_int_eq(status, 0);
-        ck_assert_int_lt(access(other_socket, F_OK), 0);
         rig_discard(rig);
 }
 

@@ -814,8 +814,7 @@ TEST(unreclaimed_memory_stays_charged)
 /* `bfcd --stop-keepers`, which has this status and prints this. */
 static void stop_keepers(const struct kept *k, int status, const char *part)
 {
-        const char *const argv[] = { k->argv[0], "--stop-keepers", "--admin-socket", k->rig->admin_socket,
-                                     NULL };
+        const char *const argv[] = { k->argv[0], "--stop-keepers", k->rig->admin_socket, NULL };
         char *out, *err;
 
         ck_assert_int_eq(program_run(argv, &out, &err), status);

@@ -41,7 +41,8 @@ class Site:
         os.environ['BFC_LIBRARY'] = str(self.build / 'client/libbfcclient.so.0')
         sys.path.insert(0, str(ROOT / 'python'))
         try:
-            (self.folder / 'bfcd.yaml').write_text(config)
+            (self.folder / 'bfcd.yaml').write_text(f'socket: {{path: {self.socket}}}\n'
+                                                   f'admin_socket: {{path: {self.folder}/admin.sock}}\n' + config)
             self.start_daemon()
             self.start_exporter()
         except BaseException:
@@ -51,8 +52,7 @@ class Site:
     def start_daemon(self):
         with open(self.folder / 'bfcd.log', 'a', encoding='utf-8') as log:
             self.daemon = subprocess.Popen(
-                [self.build / 'daemon/bfcd', '--config', self.folder / 'bfcd.yaml', '--socket', self.socket,
-                 '--admin-socket', self.folder / 'admin.sock', '--monitor-socket', self.folder / 'monitor.sock'],
+                [self.build / 'daemon/bfcd', '--config', self.folder / 'bfcd.yaml'],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         wait_for(lambda: listens(str(self.socket)) or self.daemon.poll() is not None, 'daemon')
         if self.daemon.poll() is not None:

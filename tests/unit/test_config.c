@@ -1456,93 +1456,6 @@ TEST(test_default_tenant)
         ck_assert_str_eq(errors, "");
 }
 
-/* ---- the command line ----------------------------------------------------- */
-
-static int set_paths(struct config *c, const struct config_paths *paths)
-{
-        FILE *f = open_errors();
-        int r = config_set_sockets(c, paths, f);
-
-        fclose(f);
-        return r;
-}
-
-static int set_sockets(struct config *c, const char *socket, const char *admin_socket)
-{
-        return set_paths(c, &(struct config_paths){ socket, admin_socket, NULL });
-}
-
-TEST(test_set_sockets)
-{
-        struct config *c = parse_good(GOOD);
-        char *before = strdup(c->socket.path);
-
-        ck_assert_int_eq(set_sockets(c, NULL, NULL), 0);
-        ck_assert_str_eq(c->socket.path, before);
-        ck_assert_int_eq(set_sockets(c, NULL, "/a"), 0);
-        ck_assert_str_eq(c->socket.path, before);
-        ck_assert_str_eq(c->admin_socket.path, "/a");
-        ck_assert_int_eq(set_sockets(c, "/s", NULL), 0);
-        ck_assert_str_eq(c->socket.path, "/s");
-        ck_assert_str_eq(c->admin_socket.path, "/a");
-        ck_assert_int_eq(set_sockets(c, "/a", "/s"), 0); /* changed over: still two */
-        ck_assert_str_eq(c->socket.path, "/a");
-        ck_assert_str_eq(c->admin_socket.path, "/s");
-        ck_assert_str_eq(errors, "");
-        free(before);
-}
-
-TEST(test_set_sockets_longest)
-{
-        struct config *c = parse_good(GOOD);
-        char path[110];
-
-        memset(path, 'x', sizeof(path));
-        path[0] = '/';
-        path[107] = '\0';
-        ck_assert_int_eq(set_sockets(c, path, NULL), 0);
-        ck_assert_str_eq(c->socket.path, path);
-        path[107] = 'x';
-        path[108] = '\0';
-        ck_assert_int_eq(set_sockets(c, NULL, path), -EINVAL);
-        ck_assert_ptr_nonnull(strstr(errors, "has 108 bytes; a socket's path has at most 107\n"));
-}
-
-static const struct {
-        const char *socket;
-        const char *admin_socket;
-        const char *errors;
-} bad_sockets[] = {
-        { "s", NULL,
-          "--socket: 's' is not the absolute path of a socket; write it as in /run/bfcd/client/bfcd.sock\n" },
-        { "", NULL,
-          "--socket: '' is not the absolute path of a socket; write it as in /run/bfcd/client/bfcd.sock\n" },
-        { NULL, "/d/",
-          "--admin-socket: '/d/' is not the absolute path of a socket; write it as in /run/bfcd/client/bfcd.sock\n" },
-        { NULL, "/a\nb", "--admin-socket: '/a?b' contains a control character\n" },
-        { "/\033", "x",
-          "--socket: '/?' contains a control character\n"
-          "--admin-socket: 'x' is not the absolute path of a socket; write it as in "
-          "/run/bfcd/client/bfcd.sock\n" },
-        { "/one", "/one", "--admin-socket: '/one' is the path of --socket; they must differ\n" },
-        { "/the/admins", NULL,
-          "--socket: '/the/admins' is the path of the config's admin_socket; they must differ\n" },
-        { NULL, "/the/clients",
-          "--admin-socket: '/the/clients' is the path of the config's socket; they must differ\n" },
-};
-
-LOOP_TEST(test_set_sockets_errors, sizeof(bad_sockets) / sizeof(bad_sockets[0]))
-{
-        struct config *c = parse_good(GOOD);
-
-        ck_assert_int_eq(set_sockets(c, "/the/clients", "/the/admins"), 0);
-        ck_assert_int_eq(set_sockets(c, bad_sockets[_i].socket, bad_sockets[_i].admin_socket), -EINVAL);
-        ck_assert_str_eq(errors, bad_sockets[_i].errors);
-        ck_assert_str_eq(c->socket.path, "/the/clients");
-        ck_assert_str_eq(c->admin_socket.path, "/the/admins");
-}
-
-/* Without a path of its own it is in the folder of the admin socket. */
 TEST(records_have_one_destination)
 {
         struct config *c = parse_good(edit("max_sessions: 100", "records: {file: /var/log/bfcd/r.jsonl}"));
@@ -1565,6 +1478,7 @@ TEST(records_have_one_destination)
         expect_only(edit("max_sessions: 100", path), 1, 17, "has 192 bytes; it has at most 191");
 }
 
+/* Without a path of its own it is in the folder of the admin socket. */
 TEST(test_monitor_socket)
 {
         struct config *c = parse_good(GOOD);
@@ -1572,10 +1486,6 @@ TEST(test_monitor_socket)
         ck_assert_str_eq(c->monitor_socket.path, "/run/bfcd/monitor.sock");
         ck_assert_uint_eq(c->monitor_socket.mode, 0660);
         ck_assert_uint_eq(c->monitor_socket.group, (gid_t)-1);
-        ck_assert_int_eq(set_sockets(c, NULL, "/other/a"), 0);
-        ck_assert_str_eq(c->monitor_socket.path, "/other/monitor.sock");
-        ck_assert_int_eq(set_paths(c, &(struct config_paths){ .monitor_socket = "/m" }), 0);
-        ck_assert_str_eq(c->monitor_socket.path, "/m");
 
         c = parse_good(edit("max_sessions: 100", "admin_socket: {path: /x/y/a}"));
         ck_assert_str_eq(c->monitor_socket.path, "/x/y/monitor.sock");
@@ -1584,36 +1494,6 @@ TEST(test_monitor_socket)
         c = parse_good(edit("max_sessions: 100", "monitor_socket: {path: /m, mode: \"0600\"}"));
         ck_assert_str_eq(c->monitor_socket.path, "/m");
         ck_assert_uint_eq(c->monitor_socket.mode, 0600);
-        ck_assert_int_eq(set_sockets(c, NULL, "/other/a"), 0);
-        ck_assert_str_eq(c->monitor_socket.path, "/m"); /* it is configured */
-}
-
-static const struct {
-        struct config_paths paths;
-        const char *errors;
-} bad_monitor_sockets[] = {
-        { { .monitor_socket = "m" },
-          "--monitor-socket: 'm' is not the absolute path of a socket; write it as in "
-          "/run/bfcd/client/bfcd.sock\n" },
-        { { "/one", NULL, "/one" }, "--monitor-socket: '/one' is the path of --socket; they must differ\n" },
-        { { .monitor_socket = "/run/bfcd/admin.sock" },
-          "--monitor-socket: '/run/bfcd/admin.sock' is the path of the config's admin_socket; they must differ\n" },
-        { { "/run/bfcd/monitor.sock", NULL, NULL },
-          "--socket: '/run/bfcd/monitor.sock' is the path of the config's monitor_socket; they must differ\n" },
-        { { "/a/monitor.sock", "/a/b", NULL },
-          "--socket: '/a/monitor.sock' is the path of the config's monitor_socket; they must differ\n" },
-        { { NULL, "/run/bfcd/client/monitor.sock", NULL },
-          "--admin-socket: '/run/bfcd/client/monitor.sock' is the path of the config's monitor_socket; they must "
-          "differ\n" },
-};
-
-LOOP_TEST(test_monitor_socket_errors, sizeof(bad_monitor_sockets) / sizeof(bad_monitor_sockets[0]))
-{
-        struct config *c = parse_good(GOOD);
-
-        ck_assert_int_eq(set_paths(c, &bad_monitor_sockets[_i].paths), -EINVAL);
-        ck_assert_str_eq(errors, bad_monitor_sockets[_i].errors);
-        ck_assert_str_eq(c->monitor_socket.path, "/run/bfcd/monitor.sock");
 }
 
 /* ---- files ---------------------------------------------------------------- */

@@ -689,7 +689,6 @@ static void count_reading(void *userdata)
 
 TEST(reload_command)
 {
-        const struct reload_source source = { .path = path };
         struct peer *admin = open_admin_session(), *p = come_in(1, "");
         const Bfcd__ReloadReply *reply;
         struct reloads *reloads;
@@ -697,7 +696,7 @@ TEST(reload_command)
 
         close(mkstemp(path));
         ck_assert_int_eq(peer_error(admin, ask(admin, false)), EINVAL); /* no file */
-        reloads = reloads_new(b, &source, NULL, NULL);
+        reloads = reloads_new(b, path, NULL, NULL);
         ck_assert_int_eq(peer_error(p, ask(p, false)), EACCES);
         write_file(HEAD("64", "32") BLUE("{partition: a, limit: 16MiB}"));
         ck_assert_uint_eq(asked(admin, true)->n_changes, 2);
@@ -723,9 +722,8 @@ TEST(reload_command)
  * disconnects is not answered, and its reload is carried out only if it was begun. */
 TEST(reloads_take_turns)
 {
-        const struct reload_source source = { .path = path };
         struct peer *admins[3];
-        struct reloads *reloads = reloads_new(b, &source, count_reading, &n_readings);
+        struct reloads *reloads = reloads_new(b, path, count_reading, &n_readings);
         uint64_t id, first_id;
 
         n_readings = 0;
