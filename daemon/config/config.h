@@ -112,10 +112,8 @@ struct config {
         struct config_socket admin_socket;
         struct config_socket monitor_socket;
         struct config_records records;
-        uint64_t reclaim_timeout_ms; /* `timeouts.*` of the config, in ms; so are the next three */
-        uint64_t release_timeout_ms;
+        uint64_t reclaim_timeout_ms; /* `timeouts.*` of the config, in ms */
         uint64_t quarantine_timeout_ms;
-        uint64_t read_timeout_ms;
         uint32_t max_sessions;
         bool has_patterns; /* some tenant has units or cgroups, or a quota has leases per control group */
         struct config_device *devices;

@@ -215,11 +215,34 @@ static bool find_unseparated(const struct config_field *fields, const struct yam
         return false;
 }
 
+/* What to write instead of a key that earlier versions knew. NULL: it is not one of them. */
+static const char *find_removed(const struct config_section *s, const struct yamltree_node *key)
+{
+        static const struct {
+                const struct config_section *in;
+                const char *key, *instead;
+        } removed[] = {
+                { &CONFIG_QUOTA, "keep",
+                  "a quota keeps no memory for its next job any more: write standby into the device, twice as "
+                  "much, and remove keep" },
+                { &CONFIG_TIMEOUTS, "read",
+                  "a client may leave replies unread for 30s, which cannot be configured any more: remove read" },
+                { &CONFIG_TIMEOUTS, "release",
+                  "a client has 5s to unmap memory, which cannot be configured any more: remove release" },
+        };
+
+        for (size_t i = 0; i < sizeof(removed) / sizeof(removed[0]); i++)
+                if (removed[i].in == s && config_is_text(key, removed[i].key))
+                        return removed[i].instead;
+        return NULL;
+}
+
 static void fail_key(struct config_reader *r, const struct yamltree_node *key, struct config_place *p)
 {
         static const struct yamltree_node unread = { .type = YAMLTREE_BAD, .file = "" };
         const struct config_field *fields = p->section->fields;
         struct config_names names;
+        const char *instead;
         size_t n = 0;
 
         if (find_unseparated(fields, key, &n)) {
@@ -230,10 +253,9 @@ static void fail_key(struct config_reader *r, const struct yamltree_node *key, s
         }
         while (fields[n].key)
                 n++;
-        if (strcmp(p->what, "a quota") == 0 && key->n_text == 4 && memcmp(key->text, "keep", 4) == 0)
-                config_fail(r, key,
-                            "a quota keeps no memory for its next job any more: write standby into the "
-                            "device, twice as much, and remove keep");
+        instead = find_removed(p->section, key);
+        if (instead)
+                config_fail(r, key, "%s", instead);
         else
                 config_fail(r, key, "unknown key '%s' in %s; known here: %s", SHOW(key), p->what,
                             config_list_names(&names, fields, n, sizeof(fields[0]),

@@ -52,10 +52,8 @@ const struct config_section CONFIG_RECORDS = {
 const struct config_section CONFIG_TIMEOUTS = {
         .fields = {
                 { "reclaim", CONFIG_DURATION, MEMBER(struct config, reclaim_timeout_ms), .initial = 200 },
-                { "release", CONFIG_DURATION, MEMBER(struct config, release_timeout_ms), .initial = 5000 },
                 { "quarantine", CONFIG_DURATION, MEMBER(struct config, quarantine_timeout_ms),
                   .initial = 60000 },
-                { "read", CONFIG_DURATION, MEMBER(struct config, read_timeout_ms), .initial = 30000 },
         },
 };
 

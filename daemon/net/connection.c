@@ -33,6 +33,7 @@
 #define CONNECTION_SLICE_NS          20000u /* of turns; then the kernel is asked for new events */
 #define CONNECTION_ENDS_NS           10000u /* an end begun after that waits for the next turn */
 #define CONNECTION_CLOSING_COST      8u     /* blocks that could be freed instead of an end */
+#define CONNECTION_READ_MS           30000u /* for which replies may be left unread */
 #define CONNECTION_WATCH_MS          100u   /* after the hello at most, the process is watched */
 #define CONNECTION_ADMINS            64u    /* connections on the admin socket; of the others see places.h */
 #define CONNECTION_EVICT_LOOKS       4u /* at most as many sockets are asked whether their hello has come */
@@ -258,9 +259,8 @@ static bool connection_is_paused(const struct connection *c)
 
 static void connection_flush(struct connection *c)
 {
-        uint64_t timeout_ms = c->host->broker->config->read_timeout_ms;
         bool has_deadline = session_deadline_ms(c->session) != 0; /* which comes first */
-        int r = stream_flush(&c->stream, has_deadline ? STREAM_NO_TIMEOUT : timeout_ms);
+        int r = stream_flush(&c->stream, has_deadline ? STREAM_NO_TIMEOUT : CONNECTION_READ_MS);
 
         if ((r == -EPIPE || r == -ECONNRESET) && c->failure[0] == '\0')
                 c->is_gone = true; /* and has not read its replies */

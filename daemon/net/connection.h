@@ -4,8 +4,8 @@
  *
  * Three time-outs end a connection. session_states.c decides on the first, and session_deadline_ms() says when:
  * SESSION_HELLO_TIMEOUT_MS (10 s) for the hello, and for the list of a resumed client. stream.c decides on
- * the second: `timeouts.read` for a client that does not read its replies. retire.c decides on the third:
- * `timeouts.release` for a session without events that has GPU memory to unmap. docs/operations.md lists all
+ * the second: 30 s for a client that does not read its replies. retire.c decides on the third:
+ * RETIRE_TIMEOUT_MS for a session without events that has memory to unmap. docs/operations.md lists all
  * reasons for a disconnect.
  *
  * Bounds: a turn is a few requests, or some microseconds. Tenants have turns one after the other, however

@@ -195,8 +195,7 @@ static void on_read_time(uv_timer_t *timer)
         if (n_unread < s->n_unread)
                 start_read_time(s);
         else if (uv_now(s->timer.loop) - s->stuck_ms >= s->read_timeout_ms)
-                s->ops->fail(s->userdata,
-                             "timeout: the client did not read its replies within timeouts.read");
+                s->ops->fail(s->userdata, "timeout: the client did not read its replies within 30 s");
         else
                 start_timer(s);
         if (s->look_ms < STREAM_LOOK_MAX_MS)

@@ -68,7 +68,7 @@ static void log_missed(const struct session *s, const char *missed)
 void recall_tick(struct broker *b, uint64_t now_ms)
 {
         const uint64_t timeouts_ms[RECALL_KINDS] = {
-                [RECALL_RETIRE] = b->config->release_timeout_ms,
+                [RECALL_RETIRE] = RETIRE_TIMEOUT_MS,
                 [RECALL_TRIM] = b->config->reclaim_timeout_ms,
                 [RECALL_PRESSURE] = PRESSURE_TIMEOUT_MS,
         };

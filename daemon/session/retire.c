@@ -236,13 +236,13 @@ void retire_miss(struct recall *r)
 
         if (!s->has_events) {
                 retire_end(s);
-                s->ops->abort(s->userdata, "timeout: without an events socket the client cannot unmap memory "
-                                           "within timeouts.release");
+                s->ops->abort(s->userdata,
+                              "timeout: without an events socket the client cannot unmap memory");
                 return;
         }
         log_limited(&s->tenant->late_log, LOG_LEVEL_WARNING,
-                    "session %" PRIu64 " (uid %u, pid %d): the client did not unmap memory within "
-                    "timeouts.release; this memory stays charged to tenant '%s' until it does",
+                    "session %" PRIu64 " (uid %u, pid %d): the client did not unmap memory within 5 s; "
+                    "this memory stays charged to tenant '%s' until it does",
                     s->id, (unsigned)s->who.uid, (int)s->who.pid, s->tenant->name);
         retire_silence(s);
 }

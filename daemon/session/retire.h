@@ -5,7 +5,7 @@
  * retirements of a session are sent and unconfirmed; further ones wait here. A retirement is sent only
  * after all earlier Extents messages were acknowledged, so a client knows each extent that it unmaps.
  *
- * A client that misses `timeouts.release` is marked unresponsive. Its extents are not waited for until it
+ * A client that has not confirmed after RETIRE_TIMEOUT_MS is marked unresponsive. Its extents are not waited for until it
  * has confirmed all of its retirements. The session continues, because only its process knows how long
  * its work takes. A session without events could never confirm, so it is disconnected instead.
  *
@@ -23,6 +23,7 @@
 
 #define RETIRE_MAX_EXTENTS 64u /* in one event */
 #define RETIRE_MAX_OPEN    16u /* events sent and not confirmed */
+#define RETIRE_TIMEOUT_MS  5000u
 
 struct broker;
 struct recall;

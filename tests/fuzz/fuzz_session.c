@@ -16,6 +16,7 @@
 #include "daemon/session/hello.h"
 #include "daemon/session/recall.h"
 #include "daemon/session/request.h"
+#include "daemon/session/retire.h"
 #include "daemon/session/shared.h"
 
 #define N_PEERS     4
@@ -154,7 +155,7 @@ static int act(struct broker *b, struct peer *p, struct message_arena *arena, st
                 return peer_ack(p, take(in, 1));
         case 4:
                 if (generation >= ANSWER_FROM)
-                        recall_tick(b, clock_ms() + b->config->release_timeout_ms);
+                        recall_tick(b, clock_ms() + RETIRE_TIMEOUT_MS);
                 broker_poll(b);
                 broker_turn(b);
                 shared_turn(b);

@@ -32,7 +32,7 @@ enum { N_PARTITIONS = 2, IPC = 0, FD = 1 };
 
 static const struct rig_config both_ways = {
         .size = "1GiB",
-        .top = "timeouts: {reclaim: 20s, release: 10s}\n",
+        .top = "timeouts: {reclaim: 20s}\n",
         .partitions = "      - {share: cuda-ipc, name: ipc, limit: 256MiB, growth: on-demand}\n"
                       "      - {share: fd, name: fd, limit: 256MiB, growth: on-demand}\n"
                       "  - id: host\n"

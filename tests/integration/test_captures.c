@@ -18,7 +18,7 @@
 #define EXPIRES_MS 11000 /* longer than a capture of a stream that no call names any more */
 
 static const struct rig_config two_tenants = {
-        .top = "timeouts: {reclaim: 60m, release: 60m, quarantine: 60m}\n",
+        .top = "timeouts: {reclaim: 60m, quarantine: 60m}\n",
         .partitions = "      - {name: train, limit: 20MiB, growth: on-demand}\n",
         .tenants = "  - {name: red, match: {uid: @UID@}, quotas: [{partition: train, limit: 20MiB}]}\n"
                    "  - {name: blue, match: {uid: @UID@}, quotas: [{partition: train, limit: 20MiB}]}\n",

@@ -22,7 +22,7 @@
 #define MAX_STOPS 60u
 
 static const struct rig_config two_tenants = {
-        .top = "timeouts: {quarantine: 60m, reclaim: 100ms, release: 2s}\n",
+        .top = "timeouts: {quarantine: 60m, reclaim: 100ms}\n",
         .size = "256MiB",
         .partitions = "      - {name: train, limit: 192MiB, growth: on-demand}\n",
         .tenants =

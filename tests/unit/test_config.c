@@ -279,7 +279,11 @@ static const struct mistake MISTAKES[] = {
         { TOP("socket: {path: /a, colour: red}", 20,
               "unknown key 'colour' in socket; known here: path, mode, group") },
         { TOP("timeouts: {idle: 1s}", 12,
-              "unknown key 'idle' in timeouts; known here: reclaim, release, quarantine, read") },
+              "unknown key 'idle' in timeouts; known here: reclaim, quarantine") },
+        { TOP("timeouts: {read: 1m}", 12,
+              "a client may leave replies unread for 30s, which cannot be configured any more: remove read") },
+        { TOP("timeouts: {release: 9s}", 12,
+              "a client has 5s to unmap memory, which cannot be configured any more: remove release") },
         { DEVICE(
                 "colour: red", 5,
                 "unknown key 'colour' in a device; known here: id, mps, size, headroom, partitions, standby, contexts") },
@@ -387,16 +391,16 @@ static const struct mistake MISTAKES[] = {
         { TOP("timeouts: {reclaim: 200}", 21,
               "reclaim '200' is not a duration; write a whole number and ms, s, m, h or d, as in 200ms") },
         { TOP("timeouts: {reclaim: ms}", 21, "reclaim 'ms' is not a duration") },
-        { TOP("timeouts: {release: 1.5s}", 21, "release '1.5s' is not a duration; write 1500ms") },
-        { TOP("timeouts: {release: 2 s}", 21, "release '2 s' is not a duration; write 2s") },
-        { TOP("timeouts: {release: 90 min}", 21, "release '90 min' is not a duration; write 90m") },
-        { TOP("timeouts: {release: 2hours}", 21, "release '2hours' is not a duration; write 2h") },
+        { TOP("timeouts: {quarantine: 1.5s}", 24, "quarantine '1.5s' is not a duration; write 1500ms") },
+        { TOP("timeouts: {quarantine: 2 s}", 24, "quarantine '2 s' is not a duration; write 2s") },
+        { TOP("timeouts: {quarantine: 90 min}", 24, "quarantine '90 min' is not a duration; write 90m") },
+        { TOP("timeouts: {quarantine: 2hours}", 24, "quarantine '2hours' is not a duration; write 2h") },
         { TOP("timeouts: {quarantine: 25h}", 24, "quarantine 25h is out of range; write 1ms to 1d") },
-        { TOP("timeouts: {release: 0s}", 21, "release 0s is out of range; write 1ms to 1d") },
-        { TOP("timeouts: {release: 1441m}", 21, "release 1441m is out of range") },
-        { TOP("timeouts: {release: 18446744073709551615m}", 21, "is out of range") },
-        { TOP("timeouts: {release: 18446744073709551616ms}", 21, "is out of range") },
-        { TOP("timeouts: {release: [1s]}", 21, "release must be a single value") },
+        { TOP("timeouts: {quarantine: 0s}", 24, "quarantine 0s is out of range; write 1ms to 1d") },
+        { TOP("timeouts: {quarantine: 1441m}", 24, "quarantine 1441m is out of range") },
+        { TOP("timeouts: {quarantine: 18446744073709551615m}", 24, "is out of range") },
+        { TOP("timeouts: {quarantine: 18446744073709551616ms}", 24, "is out of range") },
+        { TOP("timeouts: {quarantine: [1s]}", 24, "quarantine must be a single value") },
         /* sizes */
         { SIZE("1G", "size '1G' is not a size; write 1GiB") },
         { SIZE("1024mb", "size '1024mb' is not a size; write 1GiB") },
@@ -1129,9 +1133,7 @@ TEST(test_defaults)
         ck_assert_uint_eq(c->admin_socket.mode, 0600);
         ck_assert_uint_eq(c->admin_socket.group, (gid_t)-1);
         ck_assert_uint_eq(c->reclaim_timeout_ms, 200);
-        ck_assert_uint_eq(c->release_timeout_ms, 5000);
         ck_assert_uint_eq(c->quarantine_timeout_ms, 60000);
-        ck_assert_uint_eq(c->read_timeout_ms, 30000);
         ck_assert_uint_eq(c->max_sessions, 4096);
         ck_assert_int_eq(c->default_tenant, -1);
         ck_assert_uint_eq(c->n_devices, 1);
@@ -1164,7 +1166,7 @@ TEST(test_defaults)
 static const char FULL[] =
         "socket: {path: '/tmp/a \"b\\c', mode: 0660, group: 7}\n"
         "admin_socket: {path: /tmp/admin, mode: \"0640\", group: root}\n"
-        "timeouts: {reclaim: 3ms, release: 4s, quarantine: 1440m, read: 2m}\n"
+        "timeouts: {reclaim: 3ms, quarantine: 1440m}\n"
         "max_sessions: 65536\n"
         "devices:\n"
         "  - id: \"host\"\n"
@@ -1202,9 +1204,7 @@ TEST(all_keys)
         ck_assert_uint_eq(c->admin_socket.mode, 0640);
         ck_assert_uint_eq(c->admin_socket.group, 0);
         ck_assert_uint_eq(c->reclaim_timeout_ms, 3);
-        ck_assert_uint_eq(c->release_timeout_ms, 4000);
         ck_assert_uint_eq(c->quarantine_timeout_ms, 86400000);
-        ck_assert_uint_eq(c->read_timeout_ms, 120000);
         ck_assert_uint_eq(c->max_sessions, 65536);
         ck_assert_uint_eq(c->devices[0].headroom_bytes, 24 * MIB);
         ck_assert_uint_eq(c->devices[0].standby_bytes, 2 * MIB);
@@ -1235,9 +1235,7 @@ static void assert_same(const struct config *a, const struct config *b)
         ck_assert(a->admin_socket.mode == b->admin_socket.mode &&
                   a->admin_socket.group == b->admin_socket.group);
         ck_assert(a->reclaim_timeout_ms == b->reclaim_timeout_ms &&
-                  a->release_timeout_ms == b->release_timeout_ms &&
-                  a->quarantine_timeout_ms == b->quarantine_timeout_ms &&
-                  a->read_timeout_ms == b->read_timeout_ms);
+                  a->quarantine_timeout_ms == b->quarantine_timeout_ms);
         ck_assert(a->max_sessions == b->max_sessions && a->default_tenant == b->default_tenant);
         ck_assert(a->n_devices == b->n_devices && a->n_partitions == b->n_partitions &&
                   a->n_tenants == b->n_tenants);

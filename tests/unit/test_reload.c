@@ -292,9 +292,9 @@ TEST(partitions_in_another_order)
 TEST(the_default_tenant_changes)
 {
         must_reload(HEAD("64", "32") RED("{partition: a}, {partition: pre, limit: 4MiB}") BLUE(
-                "{partition: a, limit: 64MiB}") "default_tenant: blue\nmax_sessions: 7\ntimeouts: {reclaim: 5ms, release: 6s}\n");
+                "{partition: a, limit: 64MiB}") "default_tenant: blue\nmax_sessions: 7\ntimeouts: {reclaim: 5ms, quarantine: 6s}\n");
         ck_assert_str_eq(changes, "timeouts: reclaim is 5ms, was 200ms\n"
-                                  "timeouts: release is 6000ms, was 5000ms\n"
+                                  "timeouts: quarantine is 6000ms, was 60000ms\n"
                                   "max_sessions is 7, was 4096\n"
                                   "default_tenant is blue, was none\n"
                                   "tenant 'red' in partition 'a': limit is 64MiB, was 32MiB\n");

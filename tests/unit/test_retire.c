@@ -14,12 +14,12 @@
 #include "tests/unit/still_clock.h"
 #include "daemon/session/recall.h"
 #include "daemon/session/request.h"
+#include "daemon/session/retire.h"
 #include "daemon/session/session_states.h"
 
-#define E          (2 * MIB) /* the grid of all quotas */
-#define RELEASE_MS 5000u
+#define E (2 * MIB) /* the grid of all quotas */
 
-static const char config_text[] = "timeouts: {reclaim: 40ms, release: 5s}\n"
+static const char config_text[] = "timeouts: {reclaim: 40ms}\n"
                                   "devices:\n"
                                   "  - id: host\n"
                                   "    size: 320MiB\n"
@@ -406,9 +406,9 @@ TEST(test_time_out)
         still_clock_pass(2); /* a Retire of its own */
         release(qa, E);
         ck_assert(broker_is_blocked(b));
-        recall_tick(b, clock_ms() + RELEASE_MS - 100);
+        recall_tick(b, clock_ms() + RETIRE_TIMEOUT_MS - 100);
         assert_pending(2 * E, 2 * E);
-        recall_tick(b, clock_ms() + RELEASE_MS);
+        recall_tick(b, clock_ms() + RETIRE_TIMEOUT_MS);
         ck_assert(!p->aborted);
         ck_assert(!broker_is_blocked(b));                         /* it has no deadline */
         ck_assert_uint_eq(p->session->tenant->n_unresponsive, 1); /* once, with two Retires */
@@ -430,7 +430,7 @@ TEST(test_time_out)
         release(qa, E);
         ck_assert(broker_is_blocked(b));
         assert_pending(E, E);
-        recall_tick(b, clock_ms() + RELEASE_MS);
+        recall_tick(b, clock_ms() + RETIRE_TIMEOUT_MS);
         assert_pending(0, E);
         ck_assert_int_eq(session_hang_up(p->session, NULL), 1);
         assert_pending(0, E);
@@ -447,7 +447,7 @@ TEST(test_late_goodbye)
         have_free(q, 0, E);
         release(qa, UINT64_MAX);
         ck_assert_int_eq(peer_answer(q, 1), 0);
-        recall_tick(b, clock_ms() + RELEASE_MS);
+        recall_tick(b, clock_ms() + RETIRE_TIMEOUT_MS);
         assert_pending(0, 2 * E);
         peer_goodbye(p);
         check();
@@ -464,9 +464,9 @@ TEST(test_time_out_without_events)
         have_free(unresponsive, 0, E);
         release(qa, UINT64_MAX);
         assert_pending(0, E);
-        recall_tick(b, clock_ms() + RELEASE_MS - 100);
+        recall_tick(b, clock_ms() + RETIRE_TIMEOUT_MS - 100);
         ck_assert(!unresponsive->aborted);
-        recall_tick(b, clock_ms() + RELEASE_MS);
+        recall_tick(b, clock_ms() + RETIRE_TIMEOUT_MS);
         ck_assert(unresponsive->aborted);
         ck_assert(!broker_is_blocked(b));
         die(unresponsive);
@@ -613,7 +613,7 @@ TEST(no_release_that_would_be_late)
         must_malloc(p, 0, 4 * MIB);
         ck_assert_uint_eq(arena_pending_bytes(qa->arena), 0);
         ck_assert(TAILQ_EMPTY(&b->recalls.lists[RECALL_RETIRE]));
-        recall_tick(b, clock_ms() + RELEASE_MS);
+        recall_tick(b, clock_ms() + RETIRE_TIMEOUT_MS);
         ck_assert(!p->aborted);
         die(p);
         release(qa, UINT64_MAX); /* no session has any of it */
@@ -622,7 +622,7 @@ TEST(no_release_that_would_be_late)
         /* One session is late, and then is not. */
         have_free(late, 0, E);
         release(qa, E);
-        recall_tick(b, clock_ms() + RELEASE_MS);
+        recall_tick(b, clock_ms() + RETIRE_TIMEOUT_MS);
         assert_pending(0, E);
         block = must_malloc(late, 0, 3 * MIB);
         must_malloc(late, 0, MIB);
@@ -755,7 +755,7 @@ TEST(test_random_walk)
                 if (rand_r(&seed) % 5 == 0)
                         broker_tick(b);
                 if (rand_r(&seed) % 500 == 0)
-                        recall_tick(b, clock_ms() + RELEASE_MS);
+                        recall_tick(b, clock_ms() + RETIRE_TIMEOUT_MS);
                 if (w->peer && w->peer->session->state == SESSION_LIVE &&
                     w->peer->to_ack > w->peer->session->delivery.acked_sequence)
                         ck_assert_int_eq(peer_ack(w->peer, w->peer->to_ack), 0);

@@ -29,7 +29,7 @@
 
 /* Limits that a reload changes: of a in p, of b and its reserve, blocks of a, sessions of a in q. */
 static const char config_words[] =
-        "timeouts: {reclaim: 40ms, release: 300ms, quarantine: 1s}\n"
+        "timeouts: {reclaim: 40ms, quarantine: 1s}\n"
         "max_sessions: 10\n"
         "devices:\n"
         "  - id: host\n"
