@@ -76,7 +76,7 @@ struct config_quota {
 
 struct config_tenant {
         char *name;
-        uint32_t max_sessions; /* in all partitions together */
+        uint32_t max_sessions; /* the sum of its quotas' */
         bool leases_self;      /* its users make leases without the admin socket */
         uid_t *uids;           /* user names resolved */
         size_t n_uids;

@@ -225,6 +225,8 @@ static const char *find_removed(const struct config_section *s, const struct yam
                 { &CONFIG_QUOTA, "keep",
                   "a quota keeps no memory for its next job any more: write standby into the device, twice as "
                   "much, and remove keep" },
+                { &CONFIG_TENANT, "max_sessions",
+                  "a tenant has as many sessions as its quotas together: write max_sessions into the quotas" },
                 { &CONFIG_TIMEOUTS, "read",
                   "a client may leave replies unread for 30s, which cannot be configured any more: remove read" },
                 { &CONFIG_TIMEOUTS, "release",

@@ -77,8 +77,7 @@ struct partition_note {
 
 struct tenant_note {
         struct config_place place;
-        uint32_t
-                n_sessions; /* the configured max_sessions, of the tenant or the largest of its quotas; 0: none */
+        uint64_t n_sessions; /* the sum of the configured max_sessions of its quotas */
 };
 
 struct config_warning {

@@ -229,13 +229,14 @@ bool config_read_quota(struct config_reader *r, const struct yamltree_node *n, s
         }
         if (p.whole_known && (!p.at[QUOTA_LIMIT] || config_knows(&p, QUOTA_LIMIT)))
                 check_quota(r, &p, &q);
-        if (p.at[QUOTA_MAX_SESSIONS] && q.max_sessions > note->n_sessions)
-                note->n_sessions = q.max_sessions;
+        if (p.at[QUOTA_MAX_SESSIONS])
+                note->n_sessions += q.max_sessions;
         if (!config_knows(&p, QUOTA_PARTITION)) {
                 free_quota(&q);
                 return false;
         }
         r->partitions[q.partition].n_sessions += q.max_sessions;
+        t->max_sessions += q.max_sessions;
         return keep_quota(r, t, &q);
 }
 
@@ -256,19 +257,6 @@ void config_free_tenant(struct config_tenant *t)
         for (size_t i = 0; i < t->n_quotas; i++)
                 free_quota(&t->quotas[i]);
         free(t->quotas);
-}
-
-/* A session counts in each partition that it uses, so the largest of the quotas' numbers is the default: a
- * tenant has no more sessions for having quotas in more partitions. */
-static void count_sessions(struct config_reader *r, struct config_tenant *t, bool is_configured)
-{
-        for (size_t i = 0; i < t->n_quotas; i++)
-                if (!is_configured && t->quotas[i].max_sessions > t->max_sessions)
-                        t->max_sessions = t->quotas[i].max_sessions;
-        for (size_t i = 0; i < t->n_quotas; i++)
-                if (t->quotas[i].max_sessions > t->max_sessions)
-                        r->partitions[t->quotas[i].partition].n_sessions -=
-                                t->quotas[i].max_sessions - t->max_sessions;
 }
 
 /* Where `to` is in the quota of that partition. */
@@ -307,10 +295,7 @@ bool config_read_tenant(struct config_reader *r, const struct yamltree_node *n, 
         (void)in;
         if (!config_read_section(r, &note.place))
                 return false;
-        count_sessions(r, &t, config_knows(p, TENANT_MAX_SESSIONS));
         check_parks(r, p, &t);
-        if (p->at[TENANT_MAX_SESSIONS])
-                note.n_sessions = t.max_sessions;
         has_name = config_knows(p, TENANT_NAME);
         first = has_name ? find_tenant(r->c, t.name) : -1;
         if (first >= 0)
@@ -357,7 +342,7 @@ void config_check_sessions(struct config_reader *r)
                 n_promised += r->tenants[i].n_sessions;
         if (n_promised > c->max_sessions)
                 config_advise(r, config_at(&r->top, TOP_MAX_SESSIONS),
-                              "the max_sessions of the tenants sum to %llu, and the daemon's max_sessions "
+                              "the max_sessions of the quotas sum to %llu, and the daemon's max_sessions "
                               "is %u: each tenant is guaranteed at most %u sessions; lower the former, or "
                               "raise the latter",
                               (unsigned long long)n_promised, c->max_sessions,

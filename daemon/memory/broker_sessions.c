@@ -73,11 +73,7 @@ int broker_admits(const struct broker *b, const struct tenant *t, char *ret_sent
 {
         uint32_t n_max = b->config->max_sessions;
 
-        if (t->n_sessions >= t->config->max_sessions)
-                snprintf(ret_sentence, n_sentence,
-                         "tenant '%s' has %zu sessions: its limit max_sessions is %" PRIu32, t->name,
-                         t->n_sessions, t->config->max_sessions);
-        else if (b->sessions.n_clients >= n_max)
+        if (b->sessions.n_clients >= n_max)
                 snprintf(ret_sentence, n_sentence,
                          "the daemon has %zu sessions: its limit max_sessions is %" PRIu32,
                          b->sessions.n_clients, n_max);

@@ -80,9 +80,8 @@ char *attack_config(const struct attack *attack)
                 "             {partition: c, limit: 192MiB}, {partition: d, limit: 192MiB}]\n",
                 uid, uid, uid == 0 ? ATTACKER_UID : uid, ATTACKER_GID);
         for (unsigned i = 0; i < attack->n_more_tenants; i++)
-                fprintf(out,
-                        "  - {name: more%u, match: {uid: %u}, max_sessions: 1, quotas: [%s, %s, %s, %s]}\n",
-                        i, ATTACK_OTHER_UID + i, "{partition: a, max_blocks: 100}",
+                fprintf(out, "  - {name: more%u, match: {uid: %u}, quotas: [%s, %s, %s, %s]}\n", i,
+                        ATTACK_OTHER_UID + i, "{partition: a, max_blocks: 100}",
                         "{partition: b, max_blocks: 100}", "{partition: c, max_blocks: 100}",
                         "{partition: d, max_blocks: 100}");
         return fclose(out) == 0 ? text : NULL;

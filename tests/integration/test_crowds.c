@@ -130,20 +130,18 @@ TEST(one_tenant_cannot_use_all_sessions)
 TEST(a_tenants_session_limit_is_separate)
 {
         static const struct rig_config config = {
-                .partitions = "      - {name: a, limit: 32MiB}\n      - {name: b, limit: 32MiB}\n"
-                              "      - {name: c, limit: 32MiB}\n      - {name: d, limit: 32MiB}\n",
+                .partitions = "      - {name: a, limit: 32MiB}\n      - {name: b, limit: 32MiB}\n",
                 .tenants = "  - name: " ATTACKER "\n"
                            "    match: {uid: [@UID@, @OTHER@]}\n"
-                           "    max_sessions: 5\n"
-                           "    quotas: [{partition: a, max_sessions: 3}, {partition: b}, {partition: c},\n"
-                           "             {partition: d}]\n",
+                           "    quotas: [{partition: a, max_sessions: 3}, {partition: b, max_sessions: 2}]\n",
         };
         struct scene s;
 
         scene_begin(&s, &config);
         scene_attack(&s, "sessions", 5);
-        ck_assert_int_eq(client_refused(s.rig, is_root() ? NULL : ATTACKER, "d"), -EDQUOT);
-        ck_assert_ptr_nonnull(strstr(bfc_last_error(), "has 5 sessions: its limit max_sessions is 5"));
+        ck_assert_int_eq(client_refused(s.rig, is_root() ? NULL : ATTACKER, "b"), -EDQUOT);
+        ck_assert_ptr_nonnull(
+                strstr(bfc_last_error(), "has 2 sessions in partition 'b': its limit max_sessions is 2"));
         ck_assert_uint_eq(atomic_load(&s.stage->n_acts), 5);
         scene_end(&s);
 }

@@ -293,7 +293,9 @@ static const struct mistake MISTAKES[] = {
                 "huge_pages, numa_node, pinned") },
         { MATCH("{uid: 1, pid: 4}", 21, "unknown key 'pid' in match; known here: user, group, uid, gid") },
         { "  - name: vision\n", "  - name: vision\n    nice: 4\n", 10, 5,
-          "unknown key 'nice' in a tenant; known here: name, match, quotas, max_sessions" },
+          "unknown key 'nice' in a tenant; known here: name, match, quotas, leases" },
+        { "  - name: vision\n", "  - name: vision\n    max_sessions: 4\n", 10, 5,
+          "a tenant has as many sessions as its quotas together: write max_sessions into the quotas" },
         { QUOTA("max: 1", 28,
                 "unknown key 'max' in a quota; known here: partition, limit, reserve, max_sessions, max_blocks, park") },
         { QUOTA("limit: 4MiB, limit: 4MiB", 41, "key 'limit' is defined twice, first on line 13") },
@@ -993,11 +995,6 @@ TEST(test_mig)
                 "tenants: [{name: a, match: {uid: 1}, quotas: [{partition: p, max_sessions: 2}]}]\n";
 
         parse_good_quietly(print(format, MIG_0, "host"));
-        /* The tenant's bound counts as well as the quota's. */
-        parse_good_quietly(
-                "devices: [{id: " MIG_0
-                ", headroom: 2GiB, partitions: [{name: p, limit: 2GiB, share: fd}]}]\n"
-                "tenants: [{name: a, match: {uid: 1}, max_sessions: 2, quotas: [{partition: p}]}]\n");
         parse_good_quietly(
                 "devices:\n"
                 "  - {id: " MIG_0 ", headroom: 2GiB, partitions: [{name: p, limit: 2GiB, share: fd}]}\n"
@@ -1158,8 +1155,8 @@ TEST(test_defaults)
         ck_assert_uint_eq(c->tenants[0].quotas[1].reserve_bytes, 0);
         ck_assert_uint_eq(c->tenants[0].quotas[1].max_sessions, 1024);
         ck_assert_uint_eq(c->tenants[0].quotas[1].max_blocks, 100000);
-        ck_assert_uint_eq(c->tenants[0].max_sessions, 1024);
-        ck_assert_uint_eq(config_session_share(c, &c->tenants[0]), 1024);
+        ck_assert_uint_eq(c->tenants[0].max_sessions, 2 * 1024);
+        ck_assert_uint_eq(config_session_share(c, &c->tenants[0]), 2 * 1024);
         ck_assert_ptr_null(config_free(NULL));
 }
 
@@ -1180,10 +1177,9 @@ static const char FULL[] =
         "default_tenant: '-'\n"
         "tenants:\n"
         "  - name: vision\n"
-        "    max_sessions: 65535\n"
         "    match: {user: [root, root], uid: [0, 5], group: root, gid: 3}\n"
         "    quotas:\n"
-        "      - {partition: train, limit: 33%, reserve: 10%, max_sessions: 65536, max_blocks: 16777216}\n"
+        "      - {partition: train, limit: 33%, reserve: 10%, max_sessions: 65535, max_blocks: 16777216}\n"
         "      - {partition: 'true', reserve: 0%, "
         "park: {idle: 7s, to: train}}\n"
         "  - name: \"-\"\n"
@@ -1196,7 +1192,7 @@ TEST(all_keys)
 {
         struct config *c = parse_good(FULL);
 
-        assert_line("c.yaml", 24, 5, "warning: tenant 'nobody' matches no process");
+        assert_line("c.yaml", 23, 5, "warning: tenant 'nobody' matches no process");
         ck_assert_uint_eq(count_lines(errors), 1);
         ck_assert_str_eq(c->socket.path, "/tmp/a \"b\\c");
         ck_assert_uint_eq(c->socket.mode, 0660);
@@ -1279,41 +1275,40 @@ static void assert_same(const struct config *a, const struct config *b)
         }
 }
 
-static struct config *parse_sessions(const char *top, const char *red, const char *quota, const char *blue)
+static struct config *parse_sessions(const char *top, const char *red, const char *blue)
 {
         return parse_good(
                 print("devices: [{id: host, size: 64MiB, partitions: [{name: p, limit: 32MiB}, "
                       "{name: q, limit: 32MiB}]}]\n%stenants:\n"
-                      "  - {name: red, match: {uid: 1}%s, quotas: [{partition: p%s}, {partition: q}]}\n"
-                      "  - {name: blue, match: {uid: 2}%s, quotas: [{partition: p}]}\n",
-                      top, red, quota, blue));
+                      "  - {name: red, match: {uid: 1}, quotas: [{partition: p%s}, {partition: q}]}\n"
+                      "  - {name: blue, match: {uid: 2}, quotas: [{partition: p%s}]}\n",
+                      top, red, blue));
 }
 
-/* More partitions give a tenant no more sessions, and what it is sure of others cannot take. */
+/* What a tenant is sure of others cannot take. */
 TEST(test_sessions_of_tenants)
 {
-        struct config *c = parse_sessions("", "", ", max_sessions: 2000", "");
+        struct config *c = parse_sessions("", ", max_sessions: 2000", "");
 
         ck_assert_str_eq(errors, "");
-        ck_assert_uint_eq(c->tenants[0].max_sessions, 2000);
+        ck_assert_uint_eq(c->tenants[0].max_sessions, 2000 + 1024);
         ck_assert_uint_eq(c->tenants[1].max_sessions, 1024);
-        ck_assert_uint_eq(config_session_share(c, &c->tenants[0]), 2000);
-        c = parse_sessions("max_sessions: 101\n", ", max_sessions: 7", "", "");
+        ck_assert_uint_eq(config_session_share(c, &c->tenants[0]), 2048);
+        c = parse_sessions("max_sessions: 101\n", "", ", max_sessions: 7");
         ck_assert_str_eq(errors, "");
-        ck_assert_uint_eq(c->tenants[0].max_sessions, 7);
-        ck_assert_uint_eq(config_session_share(c, &c->tenants[0]), 7);
-        ck_assert_uint_eq(config_session_share(c, &c->tenants[1]), 50);
+        ck_assert_uint_eq(config_session_share(c, &c->tenants[0]), 50);
+        ck_assert_uint_eq(config_session_share(c, &c->tenants[1]), 7);
         /* Numbers that are not written promise nothing. */
-        c = parse_sessions("max_sessions: 101\n", ", max_sessions: 101", "", "");
+        c = parse_sessions("max_sessions: 101\n", ", max_sessions: 101", "");
         ck_assert_str_eq(errors, "");
-        c = parse_sessions("max_sessions: 101\n", ", max_sessions: 100", "", ", max_sessions: 2");
+        c = parse_sessions("max_sessions: 101\n", ", max_sessions: 100", ", max_sessions: 2");
         assert_line("c.yaml", 2, 15,
-                    "warning: the max_sessions of the tenants sum to 102, and the daemon's max_sessions "
+                    "warning: the max_sessions of the quotas sum to 102, and the daemon's max_sessions "
                     "is 101: each tenant is guaranteed at most 50 sessions; lower the former, or raise "
                     "the latter");
-        c = parse_sessions("", "", ", max_sessions: 4000", ", max_sessions: 97");
-        assert_line("c.yaml", 1, 1, "warning: the max_sessions of the tenants sum to 4097,");
-        c = parse_sessions("max_sessions: 1\n", "", "", "");
+        c = parse_sessions("", ", max_sessions: 4000", ", max_sessions: 97");
+        assert_line("c.yaml", 1, 1, "warning: the max_sessions of the quotas sum to 4097,");
+        c = parse_sessions("max_sessions: 1\n", "", "");
         assert_line("c.yaml", 2, 15,
                     "warning: max_sessions is 1 for 2 tenants: no tenant is guaranteed a session");
         ck_assert_uint_eq(config_session_share(c, &c->tenants[0]), 0);

@@ -307,8 +307,8 @@ TEST(the_default_tenant_changes)
 /* ---- sessions -------------------------------------------------------------- */
 
 #define WITH_SESSIONS(n, name, uid)                                                                          \
-        "  - {name: " name ", match: {uid: " uid "}, max_sessions: " n                                       \
-        ", quotas: [{partition: a, limit: 4MiB}]}\n"
+        "  - {name: " name ", match: {uid: " uid "}, quotas: [{partition: a, limit: 4MiB, max_sessions: " n  \
+        "}]}\n"
 #define RED_AS_BEFORE RED("{partition: a, limit: 32MiB}, {partition: pre, limit: 4MiB}")
 
 /* A tenant that has more than its bound, or its share, keeps what it has. */
@@ -317,7 +317,8 @@ TEST(sessions_of_tenants_are_bounded_again)
         struct peer *red[3], *blue;
 
         must_reload(HEAD("64", "32") RED_AS_BEFORE WITH_SESSIONS("3", "blue", "2") "max_sessions: 4\n");
-        ck_assert_ptr_nonnull(strstr(changes, "tenant 'blue': max_sessions is 3, was 1024\n"));
+        ck_assert_ptr_nonnull(
+                strstr(changes, "tenant 'blue' in partition 'a': max_sessions is 3, was 1024\n"));
         ck_assert_uint_eq(b->sessions.n_promised, 4);
         for (size_t i = 0; i < 2; i++)
                 red[i] = come_in(1, "a");
@@ -373,8 +374,7 @@ TEST(limit_below_usage)
                 ck_assert_int_eq(try_malloc(p, 0, 8 * MIB, &blocks[i]), 0);
         must_reload(HEAD("64", "32") RED("{partition: a, limit: 32MiB}, {partition: pre, limit: 4MiB}")
                             BLUE("{partition: a, limit: 16MiB, max_blocks: 2, max_sessions: 1}"));
-        ck_assert_str_eq(changes, "tenant 'blue': max_sessions is 1, was 1024\n"
-                                  "tenant 'blue' in partition 'a': limit is 16MiB, was 64MiB; it has "
+        ck_assert_str_eq(changes, "tenant 'blue' in partition 'a': limit is 16MiB, was 64MiB; it has "
                                   "32MiB reserved, 16MiB above the limit, and gets no more until it is "
                                   "below\n"
                                   "tenant 'blue' in partition 'a': max_sessions is 1, was 1024\n"

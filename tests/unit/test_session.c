@@ -342,7 +342,7 @@ static int come_to(struct broker *other, uid_t uid, const char *partition, struc
         return error;
 }
 
-/* However many partitions it has; and each other tenant is sure of its share. */
+/* In each partition as many as its quota there allows; and each other tenant is sure of its share. */
 TEST(test_sessions_of_a_tenant)
 {
         static const char text[] =
@@ -350,8 +350,8 @@ TEST(test_sessions_of_a_tenant)
                 "{name: r, limit: 16MiB}]}]\n"
                 "max_sessions: 10\n"
                 "tenants:\n"
-                "  - {name: a, match: {uid: 1}, quotas: [{partition: p, max_sessions: 3}, "
-                "{partition: q, max_sessions: 4}, {partition: r, max_sessions: 2}]}\n"
+                "  - {name: a, match: {uid: 1}, quotas: [{partition: p, max_sessions: 1}, "
+                "{partition: q, max_sessions: 1}, {partition: r, max_sessions: 1}]}\n"
                 "  - {name: b, match: {uid: 2}, quotas: [{partition: p}]}\n"
                 "  - {name: c, match: {uid: 3}, quotas: [{partition: p}]}\n";
         static const char *const partitions[] = { "p", "q", "r" };
@@ -362,10 +362,11 @@ TEST(test_sessions_of_a_tenant)
 
         for (size_t i = 0; i < 9; i++)
                 n += come_to(other, 1, partitions[i % 3], &peers[n]) == 0;
-        ck_assert_uint_eq(n, 4);
+        ck_assert_uint_eq(n, 3);
         late = peer_new(other, 1, false);
-        ck_assert_ptr_nonnull(strstr(refusal_of(late, peer_hello(late, "", "q"), EDQUOT),
-                                     "tenant 'a' has 4 sessions: its limit max_sessions is 4"));
+        ck_assert_ptr_nonnull(
+                strstr(refusal_of(late, peer_hello(late, "", "q"), EDQUOT),
+                       "tenant 'a' has 1 sessions in partition 'q': its limit max_sessions is 1"));
         peer_free(late);
         for (size_t i = 0; i < 9; i++)
                 n += come_to(other, 2, "", &peers[n]) == 0;
@@ -373,7 +374,7 @@ TEST(test_sessions_of_a_tenant)
         late = peer_new(other, 2, false);
         ck_assert_ptr_nonnull(strstr(refusal_of(late, peer_hello(late, "", ""), EDQUOT),
                                      "the daemon has 7 of at most 10 sessions (max_sessions), and the "
-                                     "free ones are guaranteed to other tenants; tenant 'b' has 3"));
+                                     "free ones are guaranteed to other tenants; tenant 'b' has 4"));
         peer_free(late);
         for (size_t i = 0; i < 9; i++)
                 n += come_to(other, 3, "", &peers[n < 10 ? n : 9]) == 0;
