@@ -72,8 +72,6 @@ const char *device_error(int error)
         if (error == -ENOBUFS)
                 return "a memory limit of the daemon's control group (memory.max, memory.high) leaves no room; "
                        "raise MemoryMax= of the service, or make the device smaller";
-        if (error == -ENOSPC)
-                return "no more pages of 2 MiB are reserved for huge_pages: 2MiB; raise vm.nr_hugepages";
         if (error == -ENOTRECOVERABLE)
                 return "its keeper's CUDA context is broken, and memory that is there stays in use: drain and resume "
                        "the device, or restart bfcd";

@@ -25,16 +25,8 @@ enum device_share {
         DEVICE_SHARE_CUDA_IPC, /* by a cudaIpcMemHandle_t; the driver chooses the address */
 };
 
-/* The pages of host memory. */
-enum device_pages {
-        DEVICE_PAGES_AUTO,     /* of 2 MiB if the kernel has them, else of 4 KiB */
-        DEVICE_PAGES_RESERVED, /* of 2 MiB, from those that are reserved for hugetlbfs */
-        DEVICE_PAGES_SMALL,    /* of 4 KiB */
-};
-
 /* How host memory is made; ignored for a GPU. */
 struct device_supply {
-        enum device_pages pages;
         bool is_bound; /* to this NUMA node */
         uint32_t node;
         void (*collapse)(int fd, uint64_t n_bytes); /* as host_pages_collapse(), in less time; NULL: that */
@@ -116,8 +108,7 @@ struct device_ops {
         /* Makes n extents (at most DEVICE_MAKES) of the n_bytes that they have, with all pages allocated and zeroed, for
          * this share mode: all of them or none, and then their other members are undefined. A GPU fills them together. -ENOMEM (the machine has no more), -EMFILE, -EINVAL (size), -ENOTSUP (share mode not supported), -ENODEV (the device
          * is lost), -ENOTRECOVERABLE (this process can make no more on it until the device is closed and opened again,
-         * or the process is started again; others use it as before), -EIO (unexpected), -ENOBUFS (a memory limit of the daemon's control group), -ENOSPC
-         * (no reserved pages of 2 MiB). */
+         * or the process is started again; others use it as before), -EIO (unexpected), -ENOBUFS (a memory limit of the daemon's control group). */
         int (*make)(struct device *d, const struct device_supply *supply, enum device_share share,
                     struct device_extent *extents, size_t n);
         /* Releases the memory and closes the fd. *e is empty afterwards, or (-EBUSY, the host) it is as before, because a
@@ -208,9 +199,8 @@ int device_host_new(struct device **ret);
  * allocated and no driver is loaded. -ENOMEM. */
 int device_no_memory_new(const char *id, struct device **ret);
 
-/* What this machine lacks for n_bytes of this supply; see device/host_pages.h. */
-int device_host_check(const struct device_supply *supply, uint64_t n_bytes, char *ret_clause,
-                      size_t n_clause);
+/* What this machine lacks for this supply; see device/host_pages.h. */
+int device_host_check(const struct device_supply *supply, char *ret_clause, size_t n_clause);
 
 /* A GPU by the config's id: "cuda:0", "GPU-<uuid>", "MIG-<uuid>". The first call loads the driver and
  * sets environment variables, so make it before there are other threads. On failure a sentence that says
@@ -248,7 +238,7 @@ static inline int device_make_of(struct device *d, const struct device_supply *s
 static inline int device_make(struct device *d, enum device_share share, uint64_t n_bytes,
                               struct device_extent *ret)
 {
-        static const struct device_supply any = { .pages = DEVICE_PAGES_AUTO };
+        static const struct device_supply any = { 0 };
 
         return device_make_of(d, &any, share, n_bytes, ret);
 }

@@ -64,31 +64,13 @@ static int host_fill_and_seal(int fd, uint64_t n_bytes, const struct device_supp
         return fcntl(fd, F_ADD_SEALS, HOST_SEALS) < 0 ? -errno : 0;
 }
 
-/* The kernel uses reserved pages for nothing else, and kills no process for lack of them. */
-static int host_begin(const struct device_supply *supply, uint64_t n_bytes)
-{
-        if (supply->pages == DEVICE_PAGES_RESERVED)
-                return 0;
-        return host_free_begin(supply->is_bound ? &supply->node : NULL, n_bytes);
-}
-
-static void host_end(const struct device_supply *supply, uint64_t n_bytes)
-{
-        if (supply->pages != DEVICE_PAGES_RESERVED)
-                host_free_end(n_bytes);
-}
-
 static int host_make_extent(const struct device_supply *supply, uint64_t n_bytes, struct device_extent *ret)
 {
         uint64_t huge_bytes = 0;
-        int fd = host_pages_open(supply), r;
+        int fd = memfd_make(HOST_EXTENT_NAME), r;
 
         if (fd < 0)
                 return fd;
-        if (supply->pages == DEVICE_PAGES_RESERVED && !memfd_is_alone(fd)) {
-                close(fd); /* it could not be destroyed once it was lent */
-                return -ENOTSUP;
-        }
         r = host_fill_and_seal(fd, n_bytes, supply, &huge_bytes);
         if (r < 0) {
                 close(fd); /* the only reference: this frees the pages */
@@ -104,11 +86,11 @@ static int host_make_one(const struct device_supply *supply, uint64_t n_bytes, s
 
         if (n_bytes == 0 || n_bytes % HOST_GRANULARITY != 0 || n_bytes > INT64_MAX)
                 return -EINVAL;
-        r = host_begin(supply, n_bytes);
+        r = host_free_begin(supply->is_bound ? &supply->node : NULL, n_bytes);
         if (r < 0)
                 return r;
         r = host_make_extent(supply, n_bytes, ret);
-        host_end(supply, n_bytes);
+        host_free_end(n_bytes);
         return r;
 }
 
@@ -237,11 +219,11 @@ static const struct device_ops host_ops = {
         .facts = host_facts,
 };
 
-/* Of empty memfds, which take no pages. A kernel without reserved pages lacks no leases on them. */
-static bool has_leases(const struct device_supply *supply)
+/* Of an empty memfd, which takes no pages. */
+static bool has_leases(void)
 {
-        int fd = host_pages_open(supply);
-        bool has = fd < 0 ? supply->pages == DEVICE_PAGES_RESERVED : memfd_is_alone(fd);
+        int fd = memfd_make(HOST_EXTENT_NAME);
+        bool has = fd >= 0 && memfd_is_alone(fd);
 
         if (fd >= 0)
                 close(fd);
@@ -250,10 +232,9 @@ static bool has_leases(const struct device_supply *supply)
 
 int device_host_new(struct device **ret)
 {
-        static const struct device_supply small = { .pages = DEVICE_PAGES_SMALL };
         struct host_device *h;
 
-        if (!has_leases(&small))
+        if (!has_leases())
                 return -ENOTSUP;
         h = malloc(sizeof(*h));
         if (!h)
@@ -263,17 +244,9 @@ int device_host_new(struct device **ret)
         return 0;
 }
 
-int device_host_check(const struct device_supply *supply, uint64_t n_bytes, char *ret_clause, size_t n_clause)
+int device_host_check(const struct device_supply *supply, char *ret_clause, size_t n_clause)
 {
-        int r = host_pages_check(supply, n_bytes, ret_clause, n_clause);
-
-        if (r == -ENODEV || supply->pages != DEVICE_PAGES_RESERVED || has_leases(supply))
-                return r;
-        snprintf(
-                ret_clause, n_clause,
-                "this kernel grants no write leases on reserved pages (hugetlbfs, from Linux 7.0 on), which show "
-                "that no process has them any more: growth is refused; write huge_pages: auto");
-        return -ENOTSUP;
+        return host_pages_check(supply, ret_clause, n_clause);
 }
 
 /* ---- the client's side --------------------------------------------------- */

@@ -35,8 +35,8 @@ int host_copy_read(int fd, uint64_t offset, void *ret, uint64_t n_bytes)
         return read_until(fd, offset, ret, n_bytes, NULL);
 }
 
-/* hugetlbfs cannot be written to, so the destination is mapped and the kernel reads into the mapping. It begins
- * at a large page, which is then mapped as one. */
+/* The kernel reads into a mapping of the destination, without a buffer between. The mapping begins at a large page, which
+ * is then mapped as one. */
 static int copy_window(int from, uint64_t from_offset, int to, uint64_t to_offset, uint64_t n_bytes,
                        const bool *stop)
 {

@@ -13,7 +13,7 @@
 /* Reads n_bytes at the offset. A hole is read as zeroes, and stays one. -EIO: the file ends before; -errno. */
 int host_copy_read(int fd, uint64_t offset, void *ret, uint64_t n_bytes);
 
-/* From one memfd, or any file, to a memfd, also of hugetlbfs. The files differ. -EIO: one of them ends before;
+/* From one memfd, or any file, to a memfd. The files differ. -EIO: one of them ends before;
  * -ENOMEM; -ECANCELED: *stop (atomic; NULL: none) was set; -errno. Then a part may have been copied. A process that
  * locks pages of `from` delays this: *stop is looked at between short reads. */
 int host_copy(int from, uint64_t from_offset, int to, uint64_t to_offset, uint64_t n_bytes, const bool *stop);

@@ -24,19 +24,10 @@
 #ifndef MADV_COLLAPSE
 #define MADV_COLLAPSE 25 /* Linux 6.1 */
 #endif
-#ifndef MFD_HUGE_2MB
-#define MFD_HUGE_2MB (21U << 26)
-#endif
 
 #define SMALL_BYTES UINT64_C(4096)
 #define STEP_BYTES  (UINT64_C(16) << 20)
 #define MAX_NODES   1024u /* of any kernel's configuration */
-
-int host_pages_open(const struct device_supply *supply)
-{
-        return memfd_make_of("bfcd-extent",
-                             supply->pages == DEVICE_PAGES_RESERVED ? MFD_HUGETLB | MFD_HUGE_2MB : 0);
-}
 
 void *host_pages_map(int fd, uint64_t offset, uint64_t n_bytes)
 {
@@ -52,7 +43,6 @@ void *host_pages_map(int fd, uint64_t offset, uint64_t n_bytes)
         munmap(at + n_bytes, HOST_HUGE_BYTES - before);
         if (fd < 0)
                 return at;
-        /* NORESERVE: else pages of hugetlbfs are reserved for the mapping, from any node. */
         if (mmap(at, n_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE, fd,
                  (off_t)offset) != MAP_FAILED)
                 return at;
@@ -148,36 +138,21 @@ int host_pages_fill(int fd, uint64_t n_bytes, const struct device_supply *supply
         int r = supply->is_bound ? bind_to(fd, n_bytes, supply->node) : 0;
 
         *ret_huge_bytes = 0;
-        if (r == 0 && supply->pages == DEVICE_PAGES_AUTO)
+        if (r == 0)
                 r = fill_huge(fd, n_bytes, supply, ret_huge_bytes);
         if (r == 0 && *ret_huge_bytes < n_bytes)
                 r = fallocate_whole(fd, n_bytes);
-        if (r == 0 && supply->pages == DEVICE_PAGES_RESERVED)
-                *ret_huge_bytes = n_bytes;
-        return r == -ENOSPC && supply->pages != DEVICE_PAGES_RESERVED ? -ENOMEM : r;
+        return r == -ENOSPC ? -ENOMEM : r;
 }
 
 /* ---- what a machine lacks ----------------------------------------------------- */
 
-static uint64_t read_count(const char *path)
-{
-        FILE *f = fopen(path, "re");
-        char text[32] = "";
-
-        if (f) {
-                if (!fgets(text, sizeof(text), f))
-                        text[0] = '\0';
-                fclose(f);
-        }
-        return strtoull(text, NULL, 10);
-}
-
 /* By an extent of one page. */
 static bool can_collapse(void)
 {
-        static const struct device_supply any = { .pages = DEVICE_PAGES_AUTO };
+        static const struct device_supply any = { 0 };
         uint64_t huge_bytes = 0;
-        int fd = host_pages_open(&any);
+        int fd = memfd_make(HOST_EXTENT_NAME);
 
         if (fd < 0)
                 return false;
@@ -188,27 +163,8 @@ static bool can_collapse(void)
         return huge_bytes > 0;
 }
 
-static uint64_t reserved_pages(const struct device_supply *supply)
+int host_pages_check(const struct device_supply *supply, char *ret_clause, size_t n_clause)
 {
-        static const char folder[] = "/sys/kernel/mm/hugepages/hugepages-2048kB/";
-        char path[128];
-        uint64_t n;
-
-        if (supply->is_bound) {
-                snprintf(path, sizeof(path),
-                         "/sys/devices/system/node/node%u/hugepages/hugepages-2048kB/nr_hugepages",
-                         supply->node);
-                return read_count(path);
-        }
-        snprintf(path, sizeof(path), "%snr_hugepages", folder);
-        n = read_count(path);
-        snprintf(path, sizeof(path), "%snr_overcommit_hugepages", folder);
-        return n + read_count(path);
-}
-
-int host_pages_check(const struct device_supply *supply, uint64_t n_bytes, char *ret_clause, size_t n_clause)
-{
-        uint64_t n_needed = n_bytes / HOST_HUGE_BYTES, n;
         char path[64];
 
         snprintf(path, sizeof(path), "/sys/devices/system/node/node%u", supply->node);
@@ -217,21 +173,11 @@ int host_pages_check(const struct device_supply *supply, uint64_t n_bytes, char 
                          supply->node);
                 return -ENODEV;
         }
-        if (supply->pages == DEVICE_PAGES_AUTO && !can_collapse()) {
+        if (!can_collapse()) {
                 snprintf(ret_clause, n_clause,
                          "this kernel has no pages of 2 MiB for shared memory (MADV_COLLAPSE, Linux "
                          "6.1), so bfcd uses pages of 4 KiB and growth is slower");
                 return -ENOTSUP;
         }
-        if (supply->pages != DEVICE_PAGES_RESERVED)
-                return 0;
-        n = reserved_pages(supply);
-        if (n >= n_needed)
-                return 0;
-        snprintf(ret_clause, n_clause,
-                 "it needs %llu reserved pages of 2 MiB and %s has %llu; growth beyond them is refused; "
-                 "raise vm.nr_hugepages, or write huge_pages: auto",
-                 (unsigned long long)n_needed, supply->is_bound ? "the NUMA node" : "this machine",
-                 (unsigned long long)n);
-        return -ENOTSUP;
+        return 0;
 }

@@ -117,7 +117,7 @@ int device_no_memory_new(const char *id, struct device **ret)
                 .ops = &no_memory_ops, .is_cuda = is_cuda, .charges_process = !is_cuda, .has_no_memory = true
         };
         memcpy(d->uuid, &hash, sizeof(hash));
-        d->fd = memfd_make_bare("bfcd-no-memory", 0);
+        d->fd = memfd_make_bare("bfcd-no-memory");
         r = d->fd;
         if (r >= 0 &&
             fcntl(d->fd, F_ADD_SEALS, F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE) < 0) {

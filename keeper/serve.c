@@ -130,7 +130,7 @@ static bool are_new(struct keeper *k, uint64_t key, uint32_t n)
 
 static int serve_make(struct keeper *k, struct call *c)
 {
-        static const struct device_supply supply = { .pages = DEVICE_PAGES_AUTO };
+        static const struct device_supply supply = { 0 };
         const struct keeper_request *q = c->request;
         struct device_extent made[DEVICE_MAKES];
         struct kept *kept[DEVICE_MAKES];

@@ -42,19 +42,19 @@ static inline void memfd_guard(int fd)
         (void)flock(fd, LOCK_EX | LOCK_NB);
 }
 
-static inline int memfd_make_bare(const char *name, unsigned flags)
+static inline int memfd_make_bare(const char *name)
 {
-        int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL | flags);
+        int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
 
         if (fd < 0 && errno == EINVAL)
-                fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING | flags);
+                fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
         return fd < 0 ? -errno : fd;
 }
 
-/* An empty, guarded memfd that can be sealed, with further flags of memfd_create(); -errno. */
-static inline int memfd_make_of(const char *name, unsigned flags)
+/* An empty, guarded memfd that can be sealed; -errno. */
+static inline int memfd_make(const char *name)
 {
-        int fd = memfd_make_bare(name, flags);
+        int fd = memfd_make_bare(name);
 
         if (fd >= 0)
                 memfd_guard(fd);
@@ -64,16 +64,11 @@ static inline int memfd_make_of(const char *name, unsigned flags)
 /* A memfd that is given away: its maker keeps no description, so it needs no locks. */
 static inline int memfd_make_to_give(const char *name)
 {
-        int fd = memfd_make_bare(name, 0);
+        int fd = memfd_make_bare(name);
 
         if (fd >= 0)
                 (void)fchmod(fd, S_IRUSR | S_IWUSR);
         return fd;
-}
-
-static inline int memfd_make(const char *name)
-{
-        return memfd_make_of(name, 0);
 }
 
 /* Another file description, for another process; flags: O_RDWR or O_RDONLY. The caller closes it. If it

@@ -22,8 +22,6 @@ enum config_share { CONFIG_SHARE_FD, CONFIG_SHARE_CUDA_IPC };
 
 enum config_mps { CONFIG_MPS_REFUSE, CONFIG_MPS_ALLOW };
 
-enum config_pages { CONFIG_PAGES_AUTO, CONFIG_PAGES_2MIB, CONFIG_PAGES_OFF };
-
 #define CONFIG_UUID_BYTES 16u
 
 struct config_partition {
@@ -31,10 +29,9 @@ struct config_partition {
         uint64_t limit_bytes;
         enum config_growth growth;
         enum config_share share;
-        bool clears;             /* clear_on_release */
-        enum config_pages pages; /* huge_pages; of the host */
-        bool is_pinned;          /* pinned; of the host */
-        bool has_node;           /* numa_node is configured; of the host */
+        bool clears;    /* clear_on_release */
+        bool is_pinned; /* pinned; of the host */
+        bool has_node;  /* numa_node is configured; of the host */
         uint32_t node;
         size_t device; /* index into config.devices */
 };
@@ -144,11 +141,9 @@ struct config_machine {
                     char *ret_sentence, size_t n_sentence);
         /* Called before look() if any GPU of the config allows MPS, once or more. May be NULL. */
         void (*allow_mps)(void);
-        /* What this machine lacks for the pages of a host partition, as a clause; n_bytes is the sum over
-         * all partitions with the same pages. 0; -ENODEV: it cannot be served; -ENOTSUP: only with other
-         * pages. May be NULL: nothing is lacking. */
-        int (*look_pages)(const struct config_partition *p, uint64_t n_bytes, char *ret_clause,
-                          size_t n_clause);
+        /* What this machine lacks for the pages of a host partition, as a clause. 0; -ENODEV: it cannot be served;
+         * -ENOTSUP: only with small pages. May be NULL: nothing is lacking. */
+        int (*look_pages)(const struct config_partition *p, char *ret_clause, size_t n_clause);
         void *userdata;
         /* The lowest memory limit of the daemon's control group and its parents, to which host memory
          * is charged; 0: there is none. A larger device is a warning. */

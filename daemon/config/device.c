@@ -241,13 +241,11 @@ static void check_takers(struct config_reader *r, const struct yamltree_node *at
 
                 if (p->device != index || !config_takes_standby(p))
                         continue;
-                if (first &&
-                    (p->pages != first->pages || p->has_node != first->has_node || p->node != first->node))
-                        config_fail(
-                                r, at,
-                                "standby needs partitions with the same huge_pages and numa_node; those of "
-                                "'%s' and '%s' differ",
-                                first->name, p->name);
+                if (first && (p->has_node != first->has_node || p->node != first->node))
+                        config_fail(r, at,
+                                    "standby needs partitions with the same numa_node; those of "
+                                    "'%s' and '%s' differ",
+                                    first->name, p->name);
                 first = first ? first : p;
                 if (!config_knows(&r->partitions[i].place, PARTITION_LIMIT) ||
                     __builtin_add_overflow(sum, p->limit_bytes, &sum))
@@ -329,21 +327,6 @@ void config_check_pinned(struct config_reader *r)
                                 r->c->partitions[i].name);
 }
 
-/* The sum of the limits that need the same pages on the same node. */
-static uint64_t bytes_alike(const struct config *c, const struct config_partition *p)
-{
-        uint64_t sum = 0;
-
-        for (size_t i = 0; i < c->n_partitions; i++) {
-                const struct config_partition *q = &c->partitions[i];
-
-                if (q->device == p->device && q->pages == p->pages && q->has_node == p->has_node &&
-                    q->node == p->node && __builtin_add_overflow(sum, q->limit_bytes, &sum))
-                        return UINT64_MAX;
-        }
-        return sum;
-}
-
 /* Not at a reload: the daemon looked when it started. */
 void config_check_pages(struct config_reader *r)
 {
@@ -358,15 +341,11 @@ void config_check_pages(struct config_reader *r)
                     r->devices[p->device].place.kind != DEVICE_KIND_HOST ||
                     !config_knows(&note->place, PARTITION_LIMIT))
                         continue;
-                lack = r->machine->look_pages(p, bytes_alike(r->c, p), clause, sizeof(clause));
+                lack = r->machine->look_pages(p, clause, sizeof(clause));
                 if (lack == -ENODEV)
                         config_fail_machine(r, config_at(&note->place, PARTITION_NODE), "partition '%s': %s",
                                             name, clause);
-                else if (lack < 0 && p->pages == CONFIG_PAGES_2MIB)
-                        config_warn(r, config_at(&note->place, PARTITION_PAGES), "partition '%s': %s", name,
-                                    clause);
                 else if (lack < 0)
-                        config_advise(r, config_at(&note->place, PARTITION_PAGES), "partition '%s': %s", name,
-                                      clause);
+                        config_advise(r, note->place.node, "partition '%s': %s", name, clause);
         }
 }

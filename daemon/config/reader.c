@@ -227,6 +227,9 @@ static const char *find_removed(const struct config_section *s, const struct yam
                   "much, and remove keep" },
                 { &CONFIG_TENANT, "max_sessions",
                   "a tenant has as many sessions as its quotas together: write max_sessions into the quotas" },
+                { &CONFIG_PARTITION, "huge_pages",
+                  "host memory has pages of 2MiB where the kernel can make them, and of 4KiB where "
+                  "/sys/kernel/mm/transparent_hugepage/shmem_enabled is deny: remove huge_pages" },
                 { &CONFIG_TIMEOUTS, "read",
                   "a client may leave replies unread for 30s, which cannot be configured any more: remove read" },
                 { &CONFIG_TIMEOUTS, "release",

@@ -173,9 +173,6 @@ const struct config_section CONFIG_PARTITION = {
                                        .is_fixed = true, .hides_initial = true,
                                        .not_for_host = "clear_on_release is only for GPUs; the kernel always "
                                                        "clears host memory" },
-                [PARTITION_PAGES] = { "huge_pages", CONFIG_WORD, MEMBER(struct config_partition, pages),
-                                      WORDS("auto", "2MiB", "off"), .is_fixed = true, .hides_initial = true,
-                                      .not_for_gpu = "huge_pages is only for the host device" },
                 [PARTITION_NODE] = { "numa_node", CONFIG_NODE, MEMBER(struct config_partition, node),
                                      .max = 1023, .is_fixed = true,
                                      .not_for_gpu = "numa_node is only for the host device" },

@@ -101,7 +101,6 @@ enum {
         PARTITION_GROWTH,
         PARTITION_SHARE,
         PARTITION_CLEARS,
-        PARTITION_PAGES,
         PARTITION_NODE,
         PARTITION_PINNED
 };

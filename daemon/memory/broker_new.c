@@ -90,7 +90,7 @@ static int broker_open_standby(struct broker *b)
 
         for (size_t i = 0; r == 0 && i < b->n_devices; i++) {
                 struct broker_device *d = &b->devices[i];
-                struct device_supply supply = { .pages = DEVICE_PAGES_AUTO };
+                struct device_supply supply = { 0 };
 
                 for (size_t k = 0; k < c->n_partitions; k++)
                         if (c->partitions[k].device == i && config_takes_standby(&c->partitions[k]))

@@ -205,21 +205,16 @@ int devices_look(void *userdata, const char *admin_socket, const char *id, struc
 
 struct device_supply devices_supply(const struct config_partition *p)
 {
-        static const enum device_pages pages[] = { [CONFIG_PAGES_AUTO] = DEVICE_PAGES_AUTO,
-                                                   [CONFIG_PAGES_2MIB] = DEVICE_PAGES_RESERVED,
-                                                   [CONFIG_PAGES_OFF] = DEVICE_PAGES_SMALL };
-
-        return (struct device_supply){ .pages = pages[p->pages],
-                                       .is_bound = p->has_node,
+        return (struct device_supply){ .is_bound = p->has_node,
                                        .node = p->node,
                                        .collapse = keeper_collapse };
 }
 
-int devices_look_pages(const struct config_partition *p, uint64_t n_bytes, char *ret_clause, size_t n_clause)
+int devices_look_pages(const struct config_partition *p, char *ret_clause, size_t n_clause)
 {
         struct device_supply supply = devices_supply(p);
 
-        return device_host_check(&supply, n_bytes, ret_clause, n_clause);
+        return device_host_check(&supply, ret_clause, n_clause);
 }
 
 _Static_assert(CONFIG_UUID_BYTES == DEVICE_UUID_BYTES, "one kind of UUID");

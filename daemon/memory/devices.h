@@ -50,7 +50,7 @@ int devices_look(void *userdata, const char *admin_socket, const char *id, struc
                  char *ret_sentence, size_t n_sentence);
 
 /* A config_machine.look_pages. */
-int devices_look_pages(const struct config_partition *p, uint64_t n_bytes, char *ret_clause, size_t n_clause);
+int devices_look_pages(const struct config_partition *p, char *ret_clause, size_t n_clause);
 
 /* How the memory of a partition is made. */
 struct device_supply devices_supply(const struct config_partition *p);

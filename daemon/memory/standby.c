@@ -211,8 +211,8 @@ bool standby_take(struct standby *s, const struct device_supply *supply, enum de
         uint64_t over;
         unsigned size;
 
-        if (!s || share != DEVICE_SHARE_FD || supply->pages != s->supply.pages ||
-            supply->is_bound != s->supply.is_bound || supply->node != s->supply.node)
+        if (!s || share != DEVICE_SHARE_FD || supply->is_bound != s->supply.is_bound ||
+            supply->node != s->supply.node)
                 return false;
         pthread_mutex_lock(&s->mutex);
         size = size_of(s, n_bytes);
@@ -233,7 +233,7 @@ bool standby_take(struct standby *s, const struct device_supply *supply, enum de
 
 bool standby_may_help(int error)
 {
-        return error == -ENOMEM || error == -ENOBUFS || error == -ENOSPC || error == -EMFILE;
+        return error == -ENOMEM || error == -ENOBUFS || error == -EMFILE;
 }
 
 uint64_t standby_n_drops(struct standby *s)

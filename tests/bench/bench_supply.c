@@ -30,7 +30,6 @@ static const char *const stat_names[N_STATS] = { "to_pointer_ms", "to_touched_ms
 
 static struct {
         const char *bfcd;
-        const char *pages;
         long n_mib;
         long n_rounds;
         long n_loads;
@@ -38,7 +37,7 @@ static struct {
         long rest_ms;     /* before each case, so that the standby is filled again */
         double max_touched_ms, max_release_ms, max_load_ratio; /* 0: any */
         bool json;
-} o = { .pages = "auto", .n_mib = 1024, .n_rounds = 5, .n_loads = 1000000 };
+} o = { .n_mib = 1024, .n_rounds = 5, .n_loads = 1000000 };
 static double *results; /* of the case that runs; shared with its process */
 
 /* ---- one case ---------------------------------------------------------------- */
@@ -203,13 +202,13 @@ static pid_t start(void)
                             "    size: %ldMiB\n"
                             "%s"
                             "    partitions:\n"
-                            "      - {name: bench, limit: %ldMiB%s%s}\n"
+                            "      - {name: bench, limit: %ldMiB}\n"
                             "tenants:\n"
                             "  - name: bench\n"
                             "    match: {uid: [%u]}\n"
                             "    quotas: [{partition: bench, limit: %ldMiB}]\n",
-                            o.n_mib + o.standby_mib, standby, o.n_mib + o.standby_mib,
-                            *o.pages ? ", huge_pages: " : "", o.pages, (unsigned)geteuid(), o.n_mib);
+                            o.n_mib + o.standby_mib, standby, o.n_mib + o.standby_mib, (unsigned)geteuid(),
+                            o.n_mib);
 }
 
 static void parse(int argc, char **argv)
@@ -220,8 +219,6 @@ static void parse(int argc, char **argv)
                 OPTION_JSON(&o.json),
                 { "mib", .count = &o.n_mib, .min = 2, .max = max, .unit = "N",
                   .help = "memory of each case" },
-                { "pages", .text = &o.pages, .unit = "KIND",
-                  .help = "auto, 2MiB or off; empty: no such key" },
                 { "rounds", .count = &o.n_rounds, .min = 1, .max = max, .unit = "N",
                   .help = "runs of each case" },
                 { "loads", .count = &o.n_loads, .min = 1, .max = max, .unit = "N", .help = "timed loads" },

@@ -114,7 +114,7 @@ struct caller {
 
 static void do_make(struct caller *c, struct input *in)
 {
-        static const struct device_supply supply = { .pages = DEVICE_PAGES_AUTO };
+        static const struct device_supply supply = { 0 };
         size_t at = take(in) % N_EXTENTS, n = 1 + take(in) % 3;
         struct device_extent made[3];
 

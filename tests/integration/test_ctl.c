@@ -101,39 +101,39 @@ RIG_TEST(partitions_and_status_in_json, two_tenants)
         json_decref(status);
 }
 
-/* By what was made, and not by what the config asks for. */
+static void assert_pages(struct rig *rig, size_t row, json_int_t n_bytes)
+{
+        json_t *rows = ctl_json(rig->admin_socket, WORDS("--json", "partitions"));
+        json_int_t huge = number_of(json_array_get(rows, row), "bytes_in_2mib_pages");
+
+        ck_assert_int_eq(huge + number_of(json_array_get(rows, row), "bytes_in_4kib_pages"), n_bytes);
+        ck_assert_str_eq(string_of(json_array_get(rows, row), "pages"), n_bytes == 0      ? "-"
+                                                                        : huge == n_bytes ? "2 MiB"
+                                                                        : huge == 0       ? "4 KiB"
+                                                                                          : "mixed");
+        json_decref(rows);
+}
+
 TEST(pages_in_json)
 {
         static const struct rig_config two_kinds = {
-                .partitions = "      - {name: small, limit: 64MiB, huge_pages: off}\n"
-                              "      - {name: large, limit: 64MiB, growth: preallocate}\n",
-                .tenants = TENANT_OF("red", "@UID@", "{partition: small}, {partition: large, limit: 8MiB}"),
+                .partitions = "      - {name: grows, limit: 64MiB}\n"
+                              "      - {name: is_whole, limit: 64MiB, growth: preallocate}\n",
+                .tenants =
+                        TENANT_OF("red", "@UID@", "{partition: grows}, {partition: is_whole, limit: 8MiB}"),
         };
         bfc_client *client;
         struct rig *rig;
-        json_int_t huge;
-        json_t *rows;
         void *p;
 
         if (rig_device() != ON_HOST)
                 return;
         rig = rig_start(&two_kinds);
         client = client_open(rig, NULL, NULL);
-        rows = ctl_json(rig->admin_socket, WORDS("--json", "partitions"));
-        huge = number_of(json_array_get(rows, 1), "bytes_in_2mib_pages");
-        ck_assert_str_eq(string_of(json_array_get(rows, 0), "pages"), "-"); /* there is none yet */
-        ck_assert_int_eq(huge + number_of(json_array_get(rows, 1), "bytes_in_4kib_pages"), 8 << 20);
-        ck_assert_str_eq(string_of(json_array_get(rows, 1), "pages"), huge == 8 << 20 ? "2 MiB"
-                                                                      : huge == 0     ? "4 KiB"
-                                                                                      : "mixed");
-        json_decref(rows);
-        ck_assert_ok(bfc_malloc_in(client, "small", 3 * MIB, &p));
-        rows = ctl_json(rig->admin_socket, WORDS("--json", "partitions"));
-        ck_assert_int_eq(number_of(json_array_get(rows, 0), "bytes_in_2mib_pages"), 0);
-        ck_assert_int_eq(number_of(json_array_get(rows, 0), "bytes_in_4kib_pages"),
-                         number_of(json_array_get(rows, 0), "bytes_reserved"));
-        ck_assert_str_eq(string_of(json_array_get(rows, 0), "pages"), "4 KiB");
-        json_decref(rows);
+        assert_pages(rig, 1, 8 << 20);
+        assert_pages(rig, 0, 0);
+        ck_assert_ok(bfc_malloc_in(client, "grows", 3 * MIB, &p));
+        assert_pages(rig, 0, (json_int_t)rig_stats(rig, "red", "grows").bytes_reserved);
         bfc_disconnect(client);
         rig_stop(rig);
 }

@@ -413,15 +413,15 @@ TEST(test_grow_and_release)
         ck_assert_uint_eq(account.charged_bytes, 0);
 }
 
-/* The device is told which pages, and what it made is counted as long as it is there. */
+/* The device is told the node, and what it made is counted as long as it is there. */
 TEST(test_pages)
 {
-        supply = (struct device_supply){ .pages = DEVICE_PAGES_RESERVED, .is_bound = true, .node = 3 };
+        supply = (struct device_supply){ .is_bound = true, .node = 3 };
         open_arena(8 * E);
         supply = (struct device_supply){ 0 };
         device.is_huge = true;
         grow(2 * E);
-        ck_assert(device.supply.pages == DEVICE_PAGES_RESERVED && device.supply.is_bound);
+        ck_assert(device.supply.is_bound);
         ck_assert_uint_eq(device.supply.node, 3);
         ck_assert_uint_eq(arena_huge_bytes(a), 2 * E);
         ck_assert_uint_eq(arena_small_bytes(a), 0);

@@ -290,7 +290,9 @@ static const struct mistake MISTAKES[] = {
         { PARTITION(
                 "max: 3", 38,
                 "unknown key 'max' in a partition; known here: name, limit, growth, share, clear_on_release, "
-                "huge_pages, numa_node, pinned") },
+                "numa_node, pinned") },
+        { PARTITION("huge_pages: auto", 38,
+                    "host memory has pages of 2MiB where the kernel can make them, and of 4KiB where ") },
         { MATCH("{uid: 1, pid: 4}", 21, "unknown key 'pid' in match; known here: user, group, uid, gid") },
         { "  - name: vision\n", "  - name: vision\n    nice: 4\n", 10, 5,
           "unknown key 'nice' in a tenant; known here: name, match, quotas, leases" },
@@ -436,10 +438,10 @@ static const struct mistake MISTAKES[] = {
           "      - {name: infer, limit: 50%, growth: preallocate}",
           5, 14, "standby 514MiB is more than the limits of the partitions that take it, 512MiB" },
         { "size: 1GiB\n    partitions:\n      - {name: train, limit: 512MiB}",
-          "size: 1GiB\n    standby: 2MiB\n    partitions:\n      - {name: train, limit: 512MiB, huge_pages: "
-          "off}",
+          "size: 1GiB\n    standby: 2MiB\n    partitions:\n      - {name: train, limit: 512MiB, numa_node: "
+          "0}",
           5, 14,
-          "standby needs partitions with the same huge_pages and numa_node; those of 'train' and 'infer' "
+          "standby needs partitions with the same numa_node; those of 'train' and 'infer' "
           "differ" },
         { LIMIT("101%", "limit 101% is more than 100% of the device's size minus its headroom") },
         { LIMIT("0%", "limit must be more than 0") },
@@ -511,8 +513,6 @@ static const struct mistake MISTAKES[] = {
         { PARTITION("share: cuda-ipc", 45, "share cuda-ipc is not for the host device; write fd") },
         { PARTITION("clear_on_release: true", 56,
                     "clear_on_release is only for GPUs; the kernel always clears host memory") },
-        { PARTITION("huge_pages: 1GiB", 50, "huge_pages '1GiB' is not known; write auto, 2MiB or off") },
-        { PARTITION("huge_pages: []", 50, "huge_pages must be a single value") },
         { PARTITION("pinned: yes", 46, "pinned 'yes' is not known; write false or true") },
         { PARTITION("numa_node: 1024", 49, "numa_node") },
         { "limit: 512MiB", "limit: 514MiB", 7, 30,
@@ -825,34 +825,25 @@ TEST(parks_of_gpus)
         assert_line("c.yaml", 16, 39, "park is to partition 'small' of a GPU; copies need host memory");
 }
 
-LOOP_TEST(test_huge_pages, 3)
+TEST(test_numa_node)
 {
-        static const char *const words[] = { "auto", "2MiB", "off" };
         const char *text, *printed;
         struct config *c[2];
 
-        text = edit("{name: train, limit: 512MiB}",
-                    print("{name: train, limit: 512MiB, huge_pages: %s, numa_node: %d}", words[_i], _i));
+        text = edit("{name: train, limit: 512MiB}", "{name: train, limit: 512MiB, numa_node: 2}");
         printed = format_twice(text, &c[0], &c[1]);
         for (int i = 0; i < 2; i++) {
-                ck_assert_int_eq((int)c[i]->partitions[0].pages, _i);
-                ck_assert(c[i]->partitions[0].has_node && c[i]->partitions[0].node == (uint32_t)_i);
-                ck_assert(c[i]->partitions[1].pages == CONFIG_PAGES_AUTO && !c[i]->partitions[1].has_node);
+                ck_assert(c[i]->partitions[0].has_node && c[i]->partitions[0].node == 2);
+                ck_assert(!c[i]->partitions[1].has_node);
         }
-        ck_assert(!!strstr(printed, "huge_pages: ") == (_i > 0));
         ck_assert_ptr_nonnull(strstr(printed, "numa_node: "));
 }
 
-static uint64_t bytes_looked_for;
-
 /* A machine without pages of 2 MiB, and with one node. */
-static int look_pages(const struct config_partition *p, uint64_t n_bytes, char *ret_clause, size_t n_clause)
+static int look_pages(const struct config_partition *p, char *ret_clause, size_t n_clause)
 {
-        bytes_looked_for = n_bytes;
-        snprintf(ret_clause, n_clause, "%s lacks it", p->pages == CONFIG_PAGES_AUTO ? "kernel" : "sysctl");
-        if (p->has_node && p->node > 0)
-                return -ENODEV;
-        return p->pages == CONFIG_PAGES_OFF ? 0 : -ENOTSUP;
+        snprintf(ret_clause, n_clause, "kernel lacks it");
+        return p->has_node && p->node > 0 ? -ENODEV : -ENOTSUP;
 }
 
 static int parse_on_small_pages(const char *partition, bool serves)
@@ -868,18 +859,10 @@ TEST(unavailable_page_sizes)
 {
         ck_assert_int_eq(parse_on_small_pages("{name: train, limit: 510MiB}", false), 0);
         assert_line("c.yaml", 6, 9, "warning: partition 'train': kernel lacks it");
-        ck_assert_uint_eq(bytes_looked_for, 1022 * MIB);
         ck_assert_int_eq(parse_on_small_pages("{name: train, limit: 512MiB}", true), 0);
         ck_assert_str_eq(errors, ""); /* not at every start */
-        for (int serves = 0; serves < 2; serves++) {
-                ck_assert_int_eq(
-                        parse_on_small_pages("{name: train, limit: 510MiB, huge_pages: 2MiB}", serves), 0);
-                assert_line("c.yaml", 6, 50, "warning: partition 'train': sysctl lacks it");
-        }
-        ck_assert_int_eq(
-                parse_on_small_pages("{name: train, limit: 510MiB, huge_pages: off, numa_node: 1}", true),
-                -ENODEV);
-        assert_line("c.yaml", 6, 66, "partition 'train': sysctl lacks it");
+        ck_assert_int_eq(parse_on_small_pages("{name: train, limit: 510MiB, numa_node: 1}", true), -ENODEV);
+        assert_line("c.yaml", 6, 49, "partition 'train': kernel lacks it");
 }
 
 /* Without a GPU it is for clients only, which is said; also at the start. */
@@ -897,10 +880,9 @@ TEST(pinned_memory)
         ck_assert_ptr_nonnull(strstr(printed, "pinned: true}\n"));
         for (int i = 0; i < 2; i++)
                 ck_assert(c[i]->partitions[0].is_pinned && !c[i]->partitions[1].is_pinned);
-        ck_assert_int_eq(
-                parse_on_small_pages("{name: train, limit: 512MiB, huge_pages: off, pinned: true}", true), 0);
+        ck_assert_int_eq(parse_on_small_pages("{name: train, limit: 512MiB, pinned: true}", true), 0);
         assert_line(
-                "c.yaml", 6, 63,
+                "c.yaml", 6, 46,
                 "warning: partition 'train' is pinned, but no GPU is configured: only clients that use CUDA "
                 "register its memory; add a GPU to 'devices', or remove pinned");
         c[0] = parse_good(edit_gpus("tenants:\n", host));
@@ -952,7 +934,6 @@ static const struct mistake gpu_mistakes[] = {
           "standby has no effect on this device: it is for partitions with share: fd and growth: on-demand" },
         { "headroom: 2GiB", "headroom: 2GiB\n    standby: 3074MiB", 5, 14,
           "standby 3074MiB is more than the limits of the partitions that take it, 3GiB" },
-        { "share: cuda-ipc", "huge_pages: auto", 6, 47, "huge_pages is only for the host device" },
         { "share: cuda-ipc", "numa_node: 0", 6, 46, "numa_node is only for the host device" },
         { "share: cuda-ipc", "pinned: false", 6, 43,
           "pinned is only for the host device; GPU memory is always pinned" },
@@ -1248,7 +1229,6 @@ static void assert_same(const struct config *a, const struct config *b)
                           a->partitions[i].growth == b->partitions[i].growth &&
                           a->partitions[i].share == b->partitions[i].share &&
                           a->partitions[i].clears == b->partitions[i].clears &&
-                          a->partitions[i].pages == b->partitions[i].pages &&
                           a->partitions[i].has_node == b->partitions[i].has_node &&
                           a->partitions[i].node == b->partitions[i].node &&
                           a->partitions[i].is_pinned == b->partitions[i].is_pinned &&

@@ -50,7 +50,7 @@ static int copy_both_ways(struct device *d, const struct device_extent *e)
 /* Three of different sizes by one call: all or none. */
 static int make_together(struct device *d, struct message *m)
 {
-        const struct device_supply any = { .pages = DEVICE_PAGES_AUTO };
+        const struct device_supply any = { 0 };
         struct device_extent e[3];
         int r;
 

@@ -6,7 +6,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/magic.h>
 #include <linux/mempolicy.h>
 #include <stdio.h>
 #include <string.h>
@@ -14,7 +13,6 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
-#include <sys/vfs.h>
 #include <unistd.h>
 
 #include "device/host_free.h"
@@ -27,17 +25,12 @@
 #ifndef MADV_COLLAPSE
 #define MADV_COLLAPSE 25
 #endif
-#ifndef HUGETLBFS_MAGIC
-#define HUGETLBFS_MAGIC 0x958458f6
-#endif
 
-static const struct device_supply automatic = { .pages = DEVICE_PAGES_AUTO };
-static const struct device_supply reserved = { .pages = DEVICE_PAGES_RESERVED };
-static const struct device_supply small = { .pages = DEVICE_PAGES_SMALL };
+static const struct device_supply any = { 0 };
 static const struct device_view here = { .share = DEVICE_SHARE_FD };
 
 /* As bfcd has it. */
-static const struct device_supply apart = { .pages = DEVICE_PAGES_AUTO, .collapse = keeper_collapse };
+static const struct device_supply apart = { .collapse = keeper_collapse };
 
 static struct device *device;
 
@@ -60,29 +53,8 @@ int __wrap_madvise(void *at, size_t n_bytes, int advice)
         return -1;
 }
 
-/* As from Linux 7.0 on: no lease of a memfd of reserved pages is granted, as if another process had it open. */
-static bool hides_leases;
-static int another = -1;
-
-int __real_memfd_create(const char *name, unsigned flags);
-int __wrap_memfd_create(const char *name, unsigned flags);
-int __wrap_memfd_create(const char *name, unsigned flags)
-{
-        int fd = __real_memfd_create(name, flags);
-        char path[64];
-
-        if (fd >= 0 && hides_leases && flags & MFD_HUGETLB) {
-                snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
-                close(another);
-                another = open(path, O_RDWR | O_CLOEXEC);
-                ck_assert_int_ge(another, 0);
-        }
-        return fd;
-}
-
 static void setup(void)
 {
-        hides_leases = false;
         ck_assert_int_eq(device_host_new(&device), 0);
         collapse_bytes = UINT64_MAX;
         n_collapses = 0;
@@ -90,8 +62,6 @@ static void setup(void)
 
 static void teardown(void)
 {
-        close(another);
-        another = -1;
         device = device_free(device);
 }
 
@@ -101,7 +71,7 @@ static bool lacks_collapse(void)
 {
         char clause[256];
 
-        if (device_host_check(&automatic, HUGE, clause, sizeof(clause)) == 0)
+        if (device_host_check(&any, clause, sizeof(clause)) == 0)
                 return false;
         printf("# skipped: %s\n", clause);
         return true;
@@ -177,7 +147,7 @@ TEST(made_of_large_pages)
                 return;
         n_collapses = 0;
         before = address_space();
-        e = make(&automatic);
+        e = make(&any);
         ck_assert_uint_eq(address_space(), before); /* the device keeps no mapping */
         ck_assert_uint_eq(n_collapses, 1);
         ck_assert_uint_eq(e.huge_bytes, BYTES);
@@ -254,22 +224,12 @@ TEST(growth_does_not_wait_for_large_pages)
         keeper_stop_collapsing();
 }
 
-TEST(small_where_they_are_off)
-{
-        struct device_extent e = make(&small);
-
-        ck_assert_uint_eq(n_collapses, 0);
-        ck_assert_uint_eq(e.huge_bytes, 0);
-        ck_assert_uint_eq(look_as_client(&e), 0);
-        ck_assert_int_eq(device_destroy(device, &e), 0);
-}
-
 TEST(whole_where_nothing_is_collapsed)
 {
         struct device_extent e;
 
         collapse_bytes = 0;
-        e = make(&automatic);
+        e = make(&any);
         ck_assert_uint_eq(n_collapses, 1);
         ck_assert_uint_eq(e.huge_bytes, 0);
         ck_assert_uint_eq(look_as_client(&e), 0);
@@ -283,7 +243,7 @@ TEST(whole_where_some_is_collapsed)
         if (lacks_collapse())
                 return;
         collapse_bytes = 3 * HUGE;
-        e = make(&automatic);
+        e = make(&any);
         ck_assert_uint_eq(e.huge_bytes, 3 * HUGE);
         ck_assert_uint_eq(look_as_client(&e), 3 * HUGE);
         ck_assert_int_eq(device_destroy(device, &e), 0);
@@ -301,7 +261,7 @@ TEST(made_without_a_mapping)
         tight = was;
         tight.rlim_cur = address_space() * 4096 + BYTES / 2;
         ck_assert_int_eq(setrlimit(RLIMIT_AS, &tight), 0);
-        r = device_make_of(device, &automatic, DEVICE_SHARE_FD, BYTES, &e);
+        r = device_make_of(device, &any, DEVICE_SHARE_FD, BYTES, &e);
         ck_assert_int_eq(setrlimit(RLIMIT_AS, &was), 0);
         ck_assert_int_eq(r, 0);
         ck_assert_uint_eq(e.huge_bytes, 0);
@@ -311,23 +271,11 @@ TEST(made_without_a_mapping)
 #endif
 
 /* An extent of huge pages is destroyed, adopted and lent as any other. */
-LOOP_TEST(large_pages_behave_as_small_ones, 2)
+TEST(large_pages_behave_as_small_ones)
 {
-        const struct device_supply supply = _i ? reserved : automatic;
-        struct device_extent e = DEVICE_EXTENT_EMPTY, adopted = DEVICE_EXTENT_EMPTY;
-        struct statfs fs;
-        int fugitive, r;
+        struct device_extent e = make(&any), adopted = DEVICE_EXTENT_EMPTY;
+        int fugitive;
 
-        r = device_make_of(device, &supply, DEVICE_SHARE_FD, BYTES, &e);
-        if (_i && r < 0) {
-                ck_assert_int_eq(r, -ENOSPC);
-                puts("# skipped: too few pages of 2 MiB are reserved");
-                return;
-        }
-        ck_assert_int_eq(r, 0);
-        ck_assert_int_eq(fstatfs(e.fd, &fs), 0);
-        ck_assert_int_eq(fs.f_type == HUGETLBFS_MAGIC, _i);
-        ck_assert(!_i || e.huge_bytes == BYTES);
         (void)look_as_client(&e);
         fugitive = device_lend(device, &e, false);
         ck_assert_int_ge(fugitive, 0);
@@ -339,51 +287,19 @@ LOOP_TEST(large_pages_behave_as_small_ones, 2)
         ck_assert_int_eq(device_destroy(device, &adopted), 0);
 }
 
-TEST(refused_where_too_few_are_reserved)
-{
-        struct device_extent e = DEVICE_EXTENT_EMPTY;
-        char clause[256];
-
-        ck_assert_int_eq(device_host_check(&reserved, UINT64_C(1) << 50, clause, sizeof(clause)), -ENOTSUP);
-        ck_assert_ptr_nonnull(strstr(clause, "it needs 536870912 reserved pages of 2 MiB"));
-        ck_assert_int_eq(device_make_of(device, &reserved, DEVICE_SHARE_FD, UINT64_C(1) << 50, &e), -ENOSPC);
-        ck_assert_int_eq(e.fd, -1);
-        ck_assert_ptr_nonnull(strstr(device_error(-ENOSPC), "vm.nr_hugepages"));
-}
-
-TEST(not_lent_where_they_have_no_leases)
-{
-        struct device_extent e = DEVICE_EXTENT_EMPTY;
-        int fd = __real_memfd_create("test", MFD_HUGETLB | MFD_CLOEXEC);
-        char clause[256];
-
-        if (fd < 0) {
-                puts("# skipped: this kernel has no reserved pages");
-                return;
-        }
-        close(fd);
-        hides_leases = true;
-        ck_assert_int_eq(device_host_check(&reserved, 0, clause, sizeof(clause)), -ENOTSUP);
-        ck_assert_ptr_nonnull(strstr(clause, "write leases"));
-        ck_assert_int_eq(device_make_of(device, &reserved, DEVICE_SHARE_FD, BYTES, &e), -ENOTSUP);
-        ck_assert_int_eq(e.fd, -1);
-        ck_assert_int_eq(device_make_of(device, &small, DEVICE_SHARE_FD, BYTES, &e), 0);
-        ck_assert_int_eq(device_destroy(device, &e), 0);
-}
-
 LOOP_TEST(bound_to_a_node, 2)
 {
-        const struct device_supply on_0 = { .pages = _i ? DEVICE_PAGES_SMALL : DEVICE_PAGES_AUTO,
-                                            .is_bound = true };
+        const struct device_supply on_0 = { .is_bound = true };
         struct device_extent e;
         char clause[256];
         int policy = -1;
         void *at;
 
-        if (device_host_check(&on_0, BYTES, clause, sizeof(clause)) == -ENODEV) {
+        if (device_host_check(&on_0, clause, sizeof(clause)) == -ENODEV) {
                 printf("# skipped: %s\n", clause);
                 return;
         }
+        collapse_bytes = _i ? 0 : UINT64_MAX;
         e = make(&on_0);
         at = mmap(NULL, BYTES, PROT_READ, MAP_SHARED, e.fd, 0);
         ck_assert_ptr_ne(at, MAP_FAILED);
@@ -400,9 +316,9 @@ TEST(no_such_node)
         struct device_extent e = DEVICE_EXTENT_EMPTY;
         char clause[256];
 
-        ck_assert_int_eq(device_host_check(&on_1023, BYTES, clause, sizeof(clause)), -ENODEV);
+        ck_assert_int_eq(device_host_check(&on_1023, clause, sizeof(clause)), -ENODEV);
         ck_assert_ptr_nonnull(strstr(clause, "no NUMA node 1023"));
-        ck_assert_int_eq(device_host_check(&beyond, BYTES, clause, sizeof(clause)), -ENODEV);
+        ck_assert_int_eq(device_host_check(&beyond, clause, sizeof(clause)), -ENODEV);
         ck_assert_int_lt(device_make_of(device, &on_1023, DEVICE_SHARE_FD, BYTES, &e), 0);
         ck_assert_int_lt(device_make_of(device, &beyond, DEVICE_SHARE_FD, BYTES, &e), 0);
         ck_assert_int_eq(e.fd, -1);

@@ -27,7 +27,7 @@ TEST(extents_are_sizes)
 {
         struct device *d = device_of("host");
         struct device_extent extents[] = { { .n_bytes = 64 * TIB }, { .n_bytes = 2 * MIB } };
-        struct device_supply supply = { .pages = DEVICE_PAGES_AUTO };
+        struct device_supply supply = { 0 };
         struct stat st;
         int fd;
 

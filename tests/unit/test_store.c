@@ -408,7 +408,7 @@ static void *lack_an_fd(void *userdata)
 
 TEST(a_reply_without_its_fds_is_a_lost_device)
 {
-        const struct device_supply supply = { .pages = DEVICE_PAGES_AUTO };
+        const struct device_supply supply = { 0 };
         struct device_extent extents[] = { { .n_bytes = 2 << 20 }, { .n_bytes = 2 << 20 } };
         int listener = listen_as(path, "cuda:7"), n_fds;
         struct device *device;
