@@ -9,7 +9,8 @@ usage: figures.py [--weak] [ROOT]
 
 Fields are flattened: those of a struct that is inside another one count as well, a pointer is one. A unit is a .c file with its
 header. A circle is a set of units each of which includes all others, also indirectly. The path of a request is each file with a
-function that its handler reaches by direct calls.
+function that its handler reaches by direct calls. A call is that of the function in the same file; else in a folder whose headers
+the caller's folder includes, as programs have functions of the same name; else, of an upcall, in any.
 """
 
 import collections
@@ -64,7 +65,8 @@ def count_fields(body, structs, seen=()):
         if brace:  # an anonymous struct or union
             n += count_fields(rest[: rest.rindex("}")], structs, seen)
             continue
-        names = 1 if "(" in member else member.count(",") + 1
+        is_list_entry = member.startswith("TAILQ_ENTRY(")
+        names = 1 if "(" in member and not is_list_entry else member.count(",") + 1
         inner = re.fullmatch(r"(?:const )?struct (\w+) (\w+)((?:\[[^\]]*\])*)((?:, \w+)*)", member, re.S)
         if inner and inner[1] in structs and inner[1] not in seen:
             n += names * count_fields(structs[inner[1]], structs, (*seen, inner[1]))
@@ -164,12 +166,23 @@ def functions(sources):
                 begin = None
 
 
-def path_of(handler, all_functions):
-    own, public = {}, {}
+def path_of(handler, all_functions, sources):
+    own, public = {}, collections.defaultdict(list)
     for f in all_functions:
         own[f.file, f.name] = f
         if not f.is_static or f.file.endswith(".h"):
-            public[f.name] = f
+            public[f.name].append(f)
+    below = collections.defaultdict(set)
+    for a, b in includes(sources):
+        below[folder_of(a)].add(folder_of(b))
+
+    def called(f, name):
+        if g := own.get((f.file, name)):
+            return g
+        folder = folder_of(f.file)
+        near = [g for g in public[name] if folder_of(g.file) in below[folder] | {folder}]
+        return next(iter(near + public[name]), None)
+
     first = [f for f in all_functions if f.name == handler]
     seen, todo = set(), list(first)
     while todo:
@@ -178,7 +191,7 @@ def path_of(handler, all_functions):
             continue
         seen.add(f)
         for word in set(re.findall(r"\b([a-z_]\w+)\(", f.code)):
-            if g := own.get((f.file, word)) or public.get(word):
+            if g := called(f, word):
                 todo.append(g)
     return sorted({f.file for f in seen})
 
@@ -212,7 +225,7 @@ def main():
     for c in circles(sources):
         print(f"  {len(c)} units, {len(files_of(sources, c))} files in {folder_of(c[0])}: {edges_of(sources, c)}")
     found = list(functions(sources))
-    print("\nfiles on the path:", ", ".join(f"{name} {len(path_of(of, found))}" for name, of in HANDLERS.items()))
+    print("\nfiles on the path:", ", ".join(f"{name} {len(path_of(of, found, sources))}" for name, of in HANDLERS.items()))
     print(f"functions: {len(found)}")
     words = collections.Counter(verb for f in found for verb in VERBS if verb in f.name.split("_"))
     print("with these verbs:", ", ".join(f"{verb} {n}" for verb, n in words.most_common()))
