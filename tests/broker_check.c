@@ -5,6 +5,7 @@
 
 #include <errno.h>
 
+#include "daemon/base/list.h"
 #include "daemon/memory/drain.h"
 #include "daemon/memory/broker.h"
 #include "daemon/session/session.h"
@@ -16,8 +17,9 @@ int quota_check(const struct quota *q, const char **ret_why)
 
         if (r < 0)
                 return r;
-        if (q->lists.is_releasing != (arena_retiring_bytes(q->arena) + arena_ended_bytes(q->arena) > 0) ||
-            (!q->lists.may_have_free && arena_releasable(q->arena, NULL) > 0)) {
+        if (LIST_HAS(q, lists.of_releasing) !=
+                    (arena_retiring_bytes(q->arena) + arena_ended_bytes(q->arena) > 0) ||
+            (!LIST_HAS(q, lists.of_freed) && arena_releasable(q->arena, NULL) > 0)) {
                 *ret_why = "a quota with free or leaving extents is not listed";
                 return -EBADMSG;
         }

@@ -40,8 +40,9 @@ struct partition_queue {
 };
 
 struct partition_lists {
-        struct quota_list releasing;  /* quotas that are releasing extents */
-        struct quota_list freed;      /* quotas that may have wholly free extents, see lists.may_have_free */
+        struct quota_list releasing; /* quotas that are releasing extents */
+        struct quota_list
+                freed; /* quotas that may have wholly free extents, by a free; a look that finds none removes it */
         struct quota_list asked;      /* quotas whose sessions may have idle memory, see trim.h */
         struct pressure_list pressed; /* parts of quotas, of sessions that take events */
         size_t n_pressed;

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "daemon/base/clock.h"
+#include "daemon/base/list.h"
 #include "daemon/memory/reclaim.h"
 #include "daemon/base/number.h"
 
@@ -46,17 +47,7 @@ void quota_publish(struct quota *q)
 
 void quota_note_change(struct quota *q)
 {
-        if (q->lists.is_changed)
-                return;
-        q->lists.is_changed = true;
-        TAILQ_INSERT_TAIL(&q->partition->lists.changed, q, lists.of_changed);
-}
-
-static void quota_forget_change(struct quota *q)
-{
-        if (q->lists.is_changed)
-                TAILQ_REMOVE(&q->partition->lists.changed, q, lists.of_changed);
-        q->lists.is_changed = false;
+        LIST_ADD(&q->partition->lists.changed, q, lists.of_changed);
 }
 
 struct quota *partition_next_changed(struct partition *p)
@@ -64,7 +55,7 @@ struct quota *partition_next_changed(struct partition *p)
         struct quota *q = TAILQ_FIRST(&p->lists.changed);
 
         if (q)
-                quota_forget_change(q);
+                LIST_DROP(&p->lists.changed, q, lists.of_changed);
         return q;
 }
 
@@ -381,10 +372,10 @@ static void quota_end(struct quota *q)
         charge_drop(&q->extentless.closed);
         charge_drop(&q->extentless.direct_left);
         account_deinit(&q->account);
-        if (q->queue.is_due)
-                TAILQ_REMOVE(&p->queue.due, q, queue.of_due);
-        reclaim_leave_lists(q);
-        quota_forget_change(q);
+        LIST_DROP(&p->queue.due, q, queue.of_due);
+        LIST_DROP(&p->lists.freed, q, lists.of_freed);
+        LIST_DROP(&p->lists.releasing, q, lists.of_releasing);
+        LIST_DROP(&p->lists.changed, q, lists.of_changed);
         TAILQ_REMOVE(&p->quotas, q, lists.of_partition);
         p->n_quotas--;
         p->n_tenants -= !q->lease.parent;
@@ -547,7 +538,8 @@ int quota_alloc_or_again(struct quota *q, uint64_t n_bytes, bool in_extent, bfc_
                 r = -EDQUOT;
         else if (in_extent && n_bytes > arena_max_in_extent(q->arena))
                 r = -EINVAL;
-        else if (q->queue.is_due || (q->queue.blocked_ms != 0 && quota_first_is_aged(q, clock_ms())))
+        else if (LIST_HAS(q, queue.of_due) ||
+                 (q->queue.blocked_ms != 0 && quota_first_is_aged(q, clock_ms())))
                 r = QUOTA_WAIT; /* requests that came before are looked at first */
         else
                 r = quota_try(q, n_bytes, in_extent, ret_handle, ret_offset);

@@ -107,7 +107,6 @@ struct quota_queue {
         uint32_t n;                 /* requests, including the one that the quota grows for */
         uint64_t n_bytes;           /* the sum of their sizes */
         struct quota_request *next; /* the next in this round; NULL: all were looked at */
-        bool is_due;                /* in partition.queue.due */
         bool look_again;            /* something changed: begin a new round */
         bool is_deferred;           /* a later free did not make it due: see partition_look_again() */
         uint64_t blocked_ms;        /* since when requests are blocked by other sessions; 0: they are not */
@@ -134,10 +133,7 @@ struct quota_growth {
 
 /* Places in the lists of the partition. */
 struct quota_lists {
-        bool is_changed;    /* in lists.changed */
-        bool is_releasing;  /* in lists.releasing */
-        bool may_have_free; /* in lists.freed: set by a free, cleared by a look that finds none */
-        bool has_freed;     /* while the partition drains: since drain.c looked */
+        bool has_freed; /* while the partition drains: since drain.c looked */
         TAILQ_ENTRY(quota) of_partition, of_releasing, of_freed, of_changed;
 };
 
@@ -203,7 +199,6 @@ struct quota_extentless {
 /* Of trim.h. */
 struct quota_trim {
         struct trim_quota *state; /* NULL: it has no session of this quota */
-        bool may_have_idle;       /* it is in partition.lists.asked */
         TAILQ_ENTRY(quota) of_asked;
 };
 

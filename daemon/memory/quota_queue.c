@@ -9,6 +9,7 @@
 #include <errno.h>
 
 #include "daemon/base/clock.h"
+#include "daemon/base/list.h"
 #include "daemon/base/number.h"
 
 #define QUOTA_LOOKS      256u /* requests looked at in one turn */
@@ -22,10 +23,9 @@ static void quota_ask_for_turn(struct quota *q)
 {
         struct partition *p = q->partition;
 
-        if (q->queue.is_due)
+        if (LIST_HAS(q, queue.of_due))
                 return;
-        q->queue.is_due = true;
-        TAILQ_INSERT_TAIL(&p->queue.due, q, queue.of_due);
+        LIST_ADD(&p->queue.due, q, queue.of_due);
         if (p->turn.wake)
                 p->turn.wake(p->turn.userdata);
 }
@@ -302,8 +302,7 @@ void quota_turn(struct quota *q)
          * quota stays due while a budget is used up, or a change asks for a new round. */
         if (!quota_serve(q, &looks) || !quota_make_rooms(q, &rooms) || q->queue.look_again)
                 return;
-        q->queue.is_due = false;
-        TAILQ_REMOVE(&q->partition->queue.due, q, queue.of_due);
+        LIST_DROP(&q->partition->queue.due, q, queue.of_due);
 }
 
 /* ---- what makes it due ----------------------------------------------------- */

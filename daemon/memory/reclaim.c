@@ -6,6 +6,7 @@
 #include <errno.h>
 
 #include "daemon/base/clock.h"
+#include "daemon/base/list.h"
 #include "daemon/memory/upcalls.h"
 #include "daemon/base/number.h"
 
@@ -26,37 +27,16 @@ void reclaim_uncharge(struct quota *q)
 
 void reclaim_note_free(struct quota *q)
 {
-        if (q->lists.may_have_free)
-                return;
-        q->lists.may_have_free = true;
-        TAILQ_INSERT_TAIL(&q->partition->lists.freed, q, lists.of_freed);
-}
-
-static void reclaim_unlist_free(struct quota *q)
-{
-        if (q->lists.may_have_free)
-                TAILQ_REMOVE(&q->partition->lists.freed, q, lists.of_freed);
-        q->lists.may_have_free = false;
+        LIST_ADD(&q->partition->lists.freed, q, lists.of_freed);
 }
 
 /* After the arena has begun or ended to release extents. */
 static void reclaim_list_releasing(struct quota *q)
 {
-        bool is_releasing = arena_retiring_bytes(q->arena) + arena_ended_bytes(q->arena) > 0;
-
-        if (is_releasing && !q->lists.is_releasing)
-                TAILQ_INSERT_TAIL(&q->partition->lists.releasing, q, lists.of_releasing);
-        else if (q->lists.is_releasing && !is_releasing)
-                TAILQ_REMOVE(&q->partition->lists.releasing, q, lists.of_releasing);
-        q->lists.is_releasing = is_releasing;
-}
-
-void reclaim_leave_lists(struct quota *q)
-{
-        reclaim_unlist_free(q);
-        if (q->lists.is_releasing)
-                TAILQ_REMOVE(&q->partition->lists.releasing, q, lists.of_releasing);
-        q->lists.is_releasing = false;
+        if (arena_retiring_bytes(q->arena) + arena_ended_bytes(q->arena) > 0)
+                LIST_ADD(&q->partition->lists.releasing, q, lists.of_releasing);
+        else
+                LIST_DROP(&q->partition->lists.releasing, q, lists.of_releasing);
 }
 
 uint64_t quota_note_release(struct quota *q, uint64_t n_bytes)
@@ -283,7 +263,7 @@ static uint64_t quota_yield(struct quota *q, const struct account *scope)
                 return 0;
         n_free = arena_releasable(q->arena, NULL);
         if (n_free == 0) /* no later search looks here, until a block is freed */
-                reclaim_unlist_free(q);
+                LIST_DROP(&q->partition->lists.freed, q, lists.of_freed);
         return min_u64(n_free, surplus - coming);
 }
 

@@ -61,9 +61,6 @@ void reclaim_uncharge(struct quota *q);
 /* Extents of the quota may have become wholly free. */
 void reclaim_note_free(struct quota *q);
 
-/* Removes the quota from the partition's lists of those that can release something. */
-void reclaim_leave_lists(struct quota *q);
-
 /* See arena_resume_release(). */
 int reclaim_resume_release(struct quota *q);
 

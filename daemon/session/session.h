@@ -115,7 +115,6 @@ struct shared_state {
 
 /* mappings.h */
 struct mappings_state {
-        bool is_listed;  /* in broker.sessions.mapped */
         uint32_t export; /* the next one to check, in the ledger */
         uint64_t id;     /* of that record; 0: begin with the session's first */
         TAILQ_ENTRY(session) link;

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "daemon/base/clock.h"
+#include "daemon/base/list.h"
 #include "daemon/base/log.h"
 #include "daemon/session/accounting.h"
 #include "daemon/session/delivery.h"
@@ -119,19 +120,16 @@ static enum session_limit limit_of(const struct session *s)
 /* mappings_look() looks at it while it is in quarantine. */
 static void mappings_begin(struct session *s)
 {
-        if (s->mappings.is_listed || s->index == LEDGER_NONE)
+        if (LIST_HAS(s, mappings.link) || s->index == LEDGER_NONE)
                 return;
-        s->mappings.is_listed = true;
         s->mappings.id = 0;
-        TAILQ_INSERT_TAIL(&s->broker->sessions.mapped, s, mappings.link);
+        LIST_ADD(&s->broker->sessions.mapped, s, mappings.link);
         broker_wake(s->broker);
 }
 
 static void mappings_end(struct session *s)
 {
-        if (s->mappings.is_listed)
-                TAILQ_REMOVE(&s->broker->sessions.mapped, s, mappings.link);
-        s->mappings.is_listed = false;
+        LIST_DROP(&s->broker->sessions.mapped, s, mappings.link);
 }
 
 static void start_limit(struct session *s)

@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "daemon/base/clock.h"
+#include "daemon/base/list.h"
 #include "daemon/session/session.h"
 #include "daemon/session/shared_internal.h"
 #include "daemon/session/delivery.h"
@@ -86,22 +87,11 @@ static struct shared_name *name_get(struct session *s, const char *text)
         return name ? name : name_new(s->broker, s->tenant->name, text);
 }
 
-static void name_set_due(struct broker *b, struct shared_name *name, bool is_due)
-{
-        if (name->is_due == is_due)
-                return;
-        name->is_due = is_due;
-        if (is_due)
-                TAILQ_INSERT_TAIL(&b->shared.due, name, of_due);
-        else
-                TAILQ_REMOVE(&b->shared.due, name, of_due);
-}
-
 /* Forgets a name that is neither published nor waited for. */
 void shared_name_drop(struct broker *b, struct shared_name *name)
 {
         if (name->shared == LEDGER_NONE || TAILQ_EMPTY(&name->waits))
-                name_set_due(b, name, false);
+                LIST_DROP(&b->shared.due, name, of_due);
         if (name->shared != LEDGER_NONE || !TAILQ_EMPTY(&name->waits) || name->is_busy)
                 return;
         tdelete(name, &b->shared.tree, name_compare);
@@ -395,7 +385,7 @@ int shared_publish(struct session *s, const Bfcd__Request *r, const char **ret_w
                            ledger_block_at(b->ledger, index)->n_bytes);
         session_done(s, r->id);
         if (!TAILQ_EMPTY(&name->waits)) {
-                name_set_due(b, name, true);
+                LIST_ADD(&b->shared.due, name, of_due);
                 broker_wake(b);
         }
         return 0;
@@ -689,7 +679,7 @@ static void waits_expire(struct session *s, uint64_t now_ms, unsigned *budget)
                 struct shared_name *name = w->name;
 
                 next = TAILQ_NEXT(w, of_session);
-                if (w->until_ms > now_ms || name->is_due || *budget == 0) {
+                if (w->until_ms > now_ms || LIST_HAS(name, of_due) || *budget == 0) {
                         until_ms = w->until_ms < until_ms ? w->until_ms : until_ms;
                         continue;
                 }

@@ -5,6 +5,7 @@
 #include <search.h>
 #include <string.h>
 
+#include "daemon/base/list.h"
 #include "daemon/session/session.h"
 #include "daemon/session/shared_internal.h"
 #include "daemon/session/refs.h"
@@ -91,7 +92,7 @@ static void check_name(const void *node, VISIT visit, void *userdata)
                 return;
         if (name->shared == LEDGER_NONE && TAILQ_EMPTY(&name->waits))
                 c->why = "a name has neither a shared block nor a waiting attach";
-        if (name->is_due != (name->shared != LEDGER_NONE && !TAILQ_EMPTY(&name->waits)))
+        if (LIST_HAS(name, of_due) != (name->shared != LEDGER_NONE && !TAILQ_EMPTY(&name->waits)))
                 c->why = "a name's due state does not match its requests";
         TAILQ_FOREACH(w, &name->waits, of_name)
         {
@@ -99,7 +100,7 @@ static void check_name(const void *node, VISIT visit, void *userdata)
                         c->why = "a session waits that cannot wait";
                 c->n_waits++;
         }
-        c->n_due += name->is_due;
+        c->n_due += LIST_HAS(name, of_due);
         c->n_shared += name->shared != LEDGER_NONE;
         c->n_kept += name->is_counted;
         c->n_idle += name->idle_at > 0;

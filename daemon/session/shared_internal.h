@@ -18,11 +18,10 @@ struct shared_name {
         struct shared_wait_list waits;
         struct park_shared
                 *parking; /* see park_shared.c; NULL: the block is neither being parked nor woken */
-        bool is_due;      /* in the broker's list: waits can be served */
         bool is_busy;     /* in name_serve(), which ends with shared_name_drop() */
         bool is_counted;  /* in owner->n_kept */
         size_t idle_at;   /* its place in the broker's heap, from 1 on; 0: it is not there */
-        TAILQ_ENTRY(shared_name) of_due;
+        TAILQ_ENTRY(shared_name) of_due; /* in the broker's list: waits can be served */
 };
 
 struct shared_wait {

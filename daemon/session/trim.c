@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "daemon/base/clock.h"
+#include "daemon/base/list.h"
 #include "daemon/base/log.h"
 #include "daemon/base/number.h"
 #include "daemon/session/session.h"
@@ -69,16 +70,12 @@ static struct trim_quota *trim_quota_of(struct quota *q)
 /* The partition's list of quotas whose sessions may have idle memory. */
 static void trim_quota_list(struct quota *q)
 {
-        if (!q->trim.may_have_idle)
-                TAILQ_INSERT_TAIL(&q->partition->lists.asked, q, trim.of_asked);
-        q->trim.may_have_idle = true;
+        LIST_ADD(&q->partition->lists.asked, q, trim.of_asked);
 }
 
 static void trim_quota_unlist(struct quota *q)
 {
-        if (q->trim.may_have_idle)
-                TAILQ_REMOVE(&q->partition->lists.asked, q, trim.of_asked);
-        q->trim.may_have_idle = false;
+        LIST_DROP(&q->partition->lists.asked, q, trim.of_asked);
 }
 
 static void trim_quota_drop(struct quota *q)
@@ -481,7 +478,7 @@ static struct quota *next_asked(struct quota *q, const struct account *scope, co
         struct quota *next;
 
         if (!scope)
-                return !each && q->trim.may_have_idle ? q : NULL;
+                return !each && LIST_HAS(q, trim.of_asked) ? q : NULL;
         for (next = each ? TAILQ_NEXT(each, trim.of_asked) : TAILQ_FIRST(&p->lists.asked); next;
              next = TAILQ_NEXT(next, trim.of_asked)) {
                 p->lists.n_visits++;
@@ -725,7 +722,7 @@ static const char *check_quota(const struct quota *q)
                 if (share->recall.session && share->recall.session != share->session)
                         return "a session has another session's Trim";
         }
-        if (!q->trim.may_have_idle && (t->n_empty < t->n_shares || t->n_open > 0))
+        if (!LIST_HAS(q, trim.of_asked) && (t->n_empty < t->n_shares || t->n_open > 0))
                 return "a quota with sessions to ask is not listed";
         if (n_shares != t->n_shares || n_open != t->n_open)
                 return "a quota's count of sessions to ask or of open Trims is wrong";

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "daemon/base/clock.h"
+#include "daemon/base/list.h"
 #include "tests/suite.h"
 #include "tests/unit/sessions.h"
 #include "tests/unit/still_clock.h"
@@ -73,20 +74,16 @@ static void on_released(void *userdata, uint64_t n_bytes)
 
         ck_assert_uint_gt(n_bytes, 0);
         n_released++;
-        if (q->lists.is_releasing && arena_retiring_bytes(q->arena) == 0) {
-                TAILQ_REMOVE(&q->partition->lists.releasing, q, lists.of_releasing);
-                q->lists.is_releasing = false;
-        }
+        if (arena_retiring_bytes(q->arena) == 0)
+                LIST_DROP(&q->partition->lists.releasing, q, lists.of_releasing);
 }
 
 static uint64_t release(struct quota *q, uint64_t n_bytes)
 {
         uint64_t n = arena_release(q->arena, n_bytes, NULL, on_released, q);
 
-        if (n > 0 && !q->lists.is_releasing) {
-                TAILQ_INSERT_TAIL(&q->partition->lists.releasing, q, lists.of_releasing);
-                q->lists.is_releasing = true;
-        }
+        if (n > 0)
+                LIST_ADD(&q->partition->lists.releasing, q, lists.of_releasing);
         quota_publish(q); /* which it did not do itself */
         settle();
         return n;
