@@ -32,7 +32,7 @@ static void quota_write_page(const struct quota *q)
         values[PAGES_NUM_BLOCKS] = q->all.n_blocks;
         values[PAGES_NUM_SESSIONS] = q->all.n_sessions;
         values[PAGES_LARGEST_FREE_BLOCK_BYTES] = stats.largest_free_block_bytes;
-        values[PAGES_LIFETIME_PEAK_BYTES_IN_USE] = ledger_quota_at(q->ledger, q->index)->life.peak_in_use;
+        values[PAGES_LIFETIME_PEAK_BYTES_IN_USE] = quota_life(q)->peak_in_use;
         values[PAGES_LIFETIME_PEAK_BYTES_RESERVED] = q->account.lifetime_peak_charged_bytes;
         values[PAGES_BYTES_DIRECT] = q->all.bytes_direct;
         pages_write(q->page, values);
@@ -132,7 +132,7 @@ int quota_charge(struct quota *q, uint64_t n_bytes, struct charge *ret, uint64_t
         /* See quota_growth.high_bytes: an empty quota starts anew. */
         q->growth.high_bytes = empty ? n_bytes : max_u64(q->growth.high_bytes, q->account.own_bytes);
         for (; q; q = q->lease.parent) {
-                life = &ledger_quota_at(q->ledger, q->index)->life;
+                life = quota_life(q);
                 life->peak_reserved = q->account.lifetime_peak_charged_bytes;
                 life->partition_peak_reserved = q->partition->pool.lifetime_peak_charged_bytes;
         }
@@ -425,7 +425,7 @@ static void quota_count_granted(struct quota *q, uint32_t n_blocks, uint64_t n_b
         quota_note_peaks(q);
         p->use.lifetime_peak_bytes = max_u64(p->use.lifetime_peak_bytes, p->use.n_bytes);
         for (struct quota *each = q; each; each = each->lease.parent) {
-                struct ledger_lifetime *life = &ledger_quota_at(each->ledger, each->index)->life;
+                struct ledger_lifetime *life = quota_life(each);
 
                 life->peak_in_use = max_u64(life->peak_in_use, each->all.bytes_in_use);
                 life->partition_peak_in_use = p->use.lifetime_peak_bytes;
@@ -476,17 +476,11 @@ int quota_try(struct quota *q, uint64_t n_bytes, bool in_extent, bfc_handle *ret
 void quota_count_refusal(struct quota *q, int r)
 {
         for (; q && (r == -EDQUOT || r == -ENOMEM); q = q->lease.parent) {
-                struct ledger_lifetime *life = &ledger_quota_at(q->ledger, q->index)->life;
+                struct ledger_lifetime *life = quota_life(q);
 
-                q->refusals.n++;
-                if (r == -EDQUOT)
-                        q->refusals.n_over_quota++;
-                else
-                        q->refusals.n_out_of_memory++;
-                q->refusals.last_ms = clock_wall_ms();
-                life->n_over_quota = q->refusals.n_over_quota;
-                life->n_out_of_memory = q->refusals.n_out_of_memory;
-                life->last_refusal_ms = q->refusals.last_ms;
+                life->n_over_quota += r == -EDQUOT;
+                life->n_out_of_memory += r == -ENOMEM;
+                life->last_refusal_ms = clock_wall_ms();
         }
 }
 

@@ -164,13 +164,6 @@ struct quota_window {
         uint64_t n_refusals;
 };
 
-struct quota_refusals {
-        uint64_t n; /* == n_over_quota + n_out_of_memory */
-        uint64_t n_over_quota;
-        uint64_t n_out_of_memory;
-        uint64_t last_ms; /* since 1970; 0: none */
-};
-
 /* Of a quota with its leases. */
 struct quota_sums {
         uint32_t n_blocks;
@@ -222,7 +215,6 @@ struct quota {
         struct quota_sums all;
         struct quota_extentless extentless;
         struct quota_peaks peaks;
-        struct quota_refusals refusals;
         struct grants grants;
         struct returns returns; /* of its memory, to its own requests and others' */
         struct quota_sessions sessions;
@@ -237,6 +229,17 @@ struct quota {
         } logged;                        /* by the broker */
         struct quota_trim trim;
 };
+
+/* Its peaks and counts of refusals, which outlive the daemon. */
+static inline struct ledger_lifetime *quota_life(const struct quota *q)
+{
+        return &ledger_quota_at(q->ledger, q->index)->life;
+}
+
+static inline uint64_t quota_n_refusals(const struct quota *q)
+{
+        return quota_life(q)->n_over_quota + quota_life(q)->n_out_of_memory;
+}
 
 /* Of a lease: nothing is charged any more. */
 static inline bool quota_has_ended(const struct quota *q)

@@ -121,7 +121,7 @@ static void quota_count_wait(const struct quota_request *request)
         uint64_t ns = clock_ns() - request->since_ns;
 
         for (struct quota *q = request->quota; q; q = q->lease.parent)
-                ledger_quota_at(q->ledger, q->index)->life.waited_ns += ns;
+                quota_life(q)->waited_ns += ns;
 }
 
 void quota_complete(struct quota_request *request, int result, bfc_handle handle, uint64_t offset)

@@ -12,7 +12,7 @@ void partition_keep_life(struct partition *p)
 
         TAILQ_FOREACH(q, &p->quotas, lists.of_partition)
         {
-                struct ledger_lifetime *life = &ledger_quota_at(q->ledger, q->index)->life;
+                struct ledger_lifetime *life = quota_life(q);
 
                 life->partition_peak_in_use = p->use.lifetime_peak_bytes;
                 life->partition_peak_reserved = p->pool.lifetime_peak_charged_bytes;
@@ -28,19 +28,17 @@ void partition_restore_lifetime(struct partition *p, const struct ledger_lifetim
 
 void quota_restore_lifetime(struct quota *q, const struct ledger_lifetime *from)
 {
-        struct ledger_lifetime *life = &ledger_quota_at(q->ledger, q->index)->life;
+        struct ledger_lifetime *life = quota_life(q);
         struct account *a = &q->account;
 
         life->peak_in_use = max_u64(life->peak_in_use, from->peak_in_use);
         a->lifetime_peak_charged_bytes = max_u64(a->lifetime_peak_charged_bytes, from->peak_reserved);
         life->peak_reserved = a->lifetime_peak_charged_bytes;
-        life->n_over_quota = q->refusals.n_over_quota = max_u64(q->refusals.n_over_quota, from->n_over_quota);
-        life->n_out_of_memory = q->refusals.n_out_of_memory =
-                max_u64(q->refusals.n_out_of_memory, from->n_out_of_memory);
-        life->last_refusal_ms = q->refusals.last_ms = max_u64(q->refusals.last_ms, from->last_refusal_ms);
+        life->n_over_quota = max_u64(life->n_over_quota, from->n_over_quota);
+        life->n_out_of_memory = max_u64(life->n_out_of_memory, from->n_out_of_memory);
+        life->last_refusal_ms = max_u64(life->last_refusal_ms, from->last_refusal_ms);
         life->waited_ns = max_u64(life->waited_ns, from->waited_ns);
-        q->refusals.n = q->refusals.n_over_quota + q->refusals.n_out_of_memory;
-        q->peaks.window_refusals = q->refusals.n;
+        q->peaks.window_refusals = quota_n_refusals(q);
         quota_publish(q);
 }
 
@@ -58,7 +56,7 @@ bool quota_take_window(struct quota *q, struct quota_window *ret)
         uint64_t now_ms = clock_wall_ms();
 
         if (!q->peaks.window_is_used && q->account.window_peak_bytes == 0 &&
-            q->peaks.window_refusals == q->refusals.n) {
+            q->peaks.window_refusals == quota_n_refusals(q)) {
                 q->peaks.window_ms = now_ms;
                 return false;
         }
@@ -66,10 +64,10 @@ bool quota_take_window(struct quota *q, struct quota_window *ret)
                                       .end_ms = now_ms,
                                       .peak_in_use = q->peaks.window_in_use,
                                       .peak_charged = q->account.window_peak_bytes,
-                                      .n_refusals = q->refusals.n - q->peaks.window_refusals };
+                                      .n_refusals = quota_n_refusals(q) - q->peaks.window_refusals };
         q->peaks.window_ms = now_ms;
         q->peaks.window_in_use = q->all.bytes_in_use;
-        q->peaks.window_refusals = q->refusals.n;
+        q->peaks.window_refusals = quota_n_refusals(q);
         q->peaks.window_is_used = false;
         q->account.window_peak_bytes = q->account.charged_bytes;
         return true;

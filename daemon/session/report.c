@@ -49,7 +49,7 @@ struct quota *report_next(const struct session *viewer, const struct partition *
 
 void report_quota_stats(const struct quota *q, Bfcd__Statistics *f)
 {
-        const struct ledger_quota *record = ledger_quota_at(q->ledger, q->index);
+        const struct ledger_lifetime *life = quota_life(q);
         struct bfc_stats stats;
 
         arena_read_stats(q->arena, &stats);
@@ -69,13 +69,13 @@ void report_quota_stats(const struct quota *q, Bfcd__Statistics *f)
         f->num_blocks = q->all.n_blocks;
         f->num_sessions = q->all.n_sessions;
         f->num_extents = arena_n_extents(q->arena);
-        f->num_refusals = q->refusals.n;
-        f->num_over_quota = q->refusals.n_over_quota;
-        f->num_out_of_memory = q->refusals.n_out_of_memory;
-        f->last_refusal_time_ms = q->refusals.last_ms;
+        f->num_refusals = quota_n_refusals(q);
+        f->num_over_quota = life->n_over_quota;
+        f->num_out_of_memory = life->n_out_of_memory;
+        f->last_refusal_time_ms = life->last_refusal_ms;
         f->peak_bytes_in_use_time_ms = q->peaks.in_use_ms;
         f->peak_bytes_reserved_time_ms = q->account.peak_charged_ms;
-        f->lifetime_peak_bytes_in_use = record->life.peak_in_use;
+        f->lifetime_peak_bytes_in_use = life->peak_in_use;
         f->lifetime_peak_bytes_reserved = q->account.lifetime_peak_charged_bytes;
         f->bytes_guaranteed = account_guaranteed(&q->account);
         f->bytes_unreclaimed = arena_unreclaimed_bytes(q->arena);
@@ -366,7 +366,7 @@ static void report_lease(const struct broker *b, const struct lease *lease, Bfcd
         row->bytes_pending = arena_retiring_bytes(q->arena);
         row->num_waiting = q->queue.n;
         row->bytes_waiting = q->queue.n_bytes;
-        row->waited_ns = ledger_quota_at(b->ledger, q->index)->life.waited_ns;
+        row->waited_ns = quota_life(q)->waited_ns;
 }
 
 static void report_leases(const struct session *viewer, uint64_t cursor, struct report *r)

@@ -216,9 +216,9 @@ TEST_OF(direct, limits_hold_for_blocks_and_charges_together)
         const char *sentence;
 
         ck_assert_int_eq(charge(p, 0, 16 * MIB), 0);
-        refusals = quota_of(p, 0)->refusals.n;
+        refusals = quota_n_refusals(quota_of(p, 0));
         ck_assert_int_eq(charge(p, 0, 1), EDQUOT);
-        ck_assert_uint_eq(quota_of(p, 0)->refusals.n, refusals + 1);
+        ck_assert_uint_eq(quota_n_refusals(quota_of(p, 0)), refusals + 1);
         sentence = refusal_of(p, peer_malloc(p, 0, MIB), EDQUOT);
         ck_assert_msg(strstr(sentence, "8.0 MiB in 1 block and 16.0 MiB charged directly"), "%s", sentence);
         sentence = refusal_of(p, peer_charge(p, 0, 24 * MIB + 1, 1000), EDQUOT); /* at once */

@@ -1080,7 +1080,7 @@ TEST_OF(lease, a_restart_keeps_leases)
                 ck_assert_uint_eq(quota_of("x")->account.reserve_bytes, 4 * MIB);
                 ck_assert_uint_eq(quota_of("x")->lease.parent->account.charged_bytes, 14 * MIB);
                 ck_assert_uint_eq(quota_of("x")->lease.parent->account.limit_bytes, 40 * MIB);
-                ck_assert_uint_eq(quota_of("x")->refusals.n_over_quota, 1);
+                ck_assert_uint_eq(quota_life(quota_of("x"))->n_over_quota, 1);
                 ck_assert_uint_ne(lease_record(b, lease_find(b, "x"))->ends_ms, 0);
                 ck_assert(quota_has_ended(quota_of("ended")));
                 ck_assert_uint_eq(quota_of("empty")->account.limit_bytes, 6 * MIB);

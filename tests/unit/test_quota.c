@@ -221,9 +221,9 @@ TEST(test_immediate)
 
         open_one(4 * E, 100);
         ck_assert_int_eq(quota_alloc(q, 0, false, &h, &offset), -EINVAL);
-        ck_assert_uint_eq(q->refusals.n, 0);
+        ck_assert_uint_eq(quota_n_refusals(q), 0);
         ck_assert_int_eq(quota_alloc(q, 4 * E + 1, false, &h, &offset), -EDQUOT);
-        ck_assert_uint_eq(q->refusals.n, 1);
+        ck_assert_uint_eq(quota_n_refusals(q), 1);
         ck_assert_int_eq(quota_alloc(q, 100, false, &h, &offset), QUOTA_WAIT); /* nothing is backed */
         take(0, q, 256);
         ck_assert_int_eq(quota_alloc(q, 100, false, &h, &offset), 0);
@@ -422,7 +422,7 @@ TEST(test_device_failure)
                 ck_assert_uint_eq(q->account.charged_bytes, 0);
                 ck_assert_uint_eq(q->n_blocks, 0);
         }
-        ck_assert_uint_eq(q->refusals.n, 1); /* -ENOMEM alone is one */
+        ck_assert_uint_eq(quota_n_refusals(q), 1); /* -ENOMEM alone is one */
         /* The next in line has its own try. */
         fake_device_fail_make(&device, 1, -ENOMEM);
         wait_for(3, q, E);
@@ -870,7 +870,7 @@ TEST(test_timeout)
         settle();
         assert_done(1, -ENOMEM);
         assert_done(2, -ENOMEM);
-        ck_assert_uint_ge(q->refusals.n, 1);
+        ck_assert_uint_ge(quota_n_refusals(q), 1);
         ck_assert_uint_eq(q->queue.blocked_ms, 0);
         wait_for(3, q, E); /* has its own time */
         settle();
@@ -1093,7 +1093,7 @@ TEST(test_budget_of_refusals)
                 ck_assert_uint_le(n_done - before, TURN / 8);
         }
         ck_assert_uint_eq(n_done, 2000);
-        ck_assert_uint_eq(q->refusals.n, 1999);
+        ck_assert_uint_eq(quota_n_refusals(q), 1999);
         assert_done(1999, -EDQUOT);
 }
 

@@ -298,13 +298,15 @@ TEST(retried_request_is_not_counted_as_refused)
         must_malloc(p, 0, 40 * MIB);
         refusal_of(p, peer_malloc_flags(p, 0, 20 * MIB, 2), EDQUOT);
         refusal_of(p, peer_malloc_flags(p, 0, 20 * MIB, 3), EDQUOT);
-        ck_assert_uint_eq(quota->refusals.n + quota->refusals.last_ms + p->session->stats.n_refusals, 0);
+        ck_assert_uint_eq(quota_n_refusals(quota) + quota_life(quota)->last_refusal_ms +
+                                  p->session->stats.n_refusals,
+                          0);
         refusal_of(p, peer_malloc(p, 0, 20 * MIB), EDQUOT);
-        ck_assert_uint_eq(quota->refusals.n_over_quota, 1);
+        ck_assert_uint_eq(quota_life(quota)->n_over_quota, 1);
         ck_assert_uint_eq(p->session->stats.n_refusals, 1);
         /* Beyond the limit: the client is told that it is in vain to try again. */
         refusal_of(p, peer_malloc_flags(p, 0, 60 * MIB, 2), EDQUOT);
-        ck_assert_uint_eq(quota->refusals.n_over_quota, 2);
+        ck_assert_uint_eq(quota_life(quota)->n_over_quota, 2);
         ck_assert_uint_eq(p->session->stats.n_refusals, 2);
         peer_free(p);
 }

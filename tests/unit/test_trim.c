@@ -666,7 +666,7 @@ TEST(request_that_trimming_cannot_serve)
         ck_assert_ptr_nonnull(strstr(peer_reply(z, id)->refusal->message, "guaranteed to other tenants"));
         ck_assert_uint_eq(b->partitions[0].claims.n, 0);
         ck_assert_uint_eq(x->n_trimmed + z->n_trimmed, 0);
-        ck_assert_uint_eq(b->tenants[2].quotas[0]->refusals.n_out_of_memory, 1);
+        ck_assert_uint_eq(quota_life(b->tenants[2].quotas[0])->n_out_of_memory, 1);
         must_malloc(x, 0, 4 * E);
         must_close(x);
         must_close(z);
