@@ -48,7 +48,7 @@ static uint64_t account_takes_more(const struct account *a, uint64_t n_bytes)
 
 void account_init_root(struct account *a, uint64_t limit_bytes)
 {
-        *a = (struct account){ .limit_bytes = limit_bytes, .ceiling_bytes = limit_bytes };
+        *a = (struct account){ .limit_bytes = limit_bytes };
 }
 
 /* What a takes of its parent, and what is guaranteed to it, were so many bytes: brings those above up to
@@ -64,13 +64,6 @@ static void account_lift(const struct account *a, uint64_t takes, uint64_t guara
                 takes = its_takes;
                 guaranteed = its_guaranteed;
         }
-}
-
-/* Ceilings fall with what is committed. */
-static void account_lower_ceilings(struct account *a)
-{
-        for (; a; a = a->parent)
-                a->ceiling_bytes = max_u64(a->limit_bytes, min_u64(a->ceiling_bytes, a->committed_bytes));
 }
 
 static const struct account *account_lacks(const struct account *a, uint64_t n_bytes)
@@ -101,10 +94,7 @@ int account_init(struct account *a, struct account *parent, uint64_t limit_bytes
                 return -EINVAL;
         if (account_lacks(parent, reserve_bytes))
                 return -ENOMEM;
-        *a = (struct account){ .parent = parent,
-                               .limit_bytes = limit_bytes,
-                               .ceiling_bytes = limit_bytes,
-                               .reserve_bytes = reserve_bytes };
+        *a = (struct account){ .parent = parent, .limit_bytes = limit_bytes, .reserve_bytes = reserve_bytes };
         parent->n_children++;
         account_lift(a, 0, 0);
         return 0;
@@ -119,7 +109,6 @@ void account_deinit(struct account *a)
         assert(a->charged_bytes == 0 && a->committed_bytes == 0 && a->n_children == 0);
         a->reserve_bytes = 0;
         account_lift(a, reserve_bytes, reserve_bytes);
-        account_lower_ceilings(a->parent);
         a->parent->n_children--;
         a->parent = NULL;
 }
@@ -141,14 +130,17 @@ void account_set(struct account *a, uint64_t limit_bytes, uint64_t reserve_bytes
         a->limit_bytes = limit_bytes;
         a->reserve_bytes = reserve_bytes;
         account_lift(a, takes, guaranteed);
-        for (struct account *each = a; each; each = each->parent)
-                each->ceiling_bytes = max_u64(each->limit_bytes, each->committed_bytes);
         account_note_change(a);
 }
 
 bool account_fits(const struct account *a, uint64_t limit_bytes, uint64_t committed_bytes)
 {
-        return committed_bytes <= max_u64(limit_bytes, min_u64(a->committed_bytes, a->ceiling_bytes));
+        return committed_bytes <= max_u64(limit_bytes, a->committed_bytes);
+}
+
+uint64_t account_ceiling(const struct account *a)
+{
+        return max_u64(a->limit_bytes, a->committed_bytes);
 }
 
 uint64_t account_excess(const struct account *a)
@@ -260,8 +252,7 @@ int charge_take(struct account *a, uint64_t n_bytes, struct charge *ret, uint64_
         for (struct account *each = a; each; each = each->parent) {
                 each->charged_bytes += n_bytes;
                 account_note_peak(each);
-                assert(each->charged_bytes <= each->committed_bytes &&
-                       each->committed_bytes <= each->ceiling_bytes);
+                assert(each->charged_bytes <= each->committed_bytes);
         }
         *ret = (struct charge){ .account = a, .n_bytes = n_bytes };
         for (struct account *each = a; each; each = each->parent)
@@ -302,7 +293,6 @@ void charge_drop(struct charge *c)
                 each->charged_bytes -= n_bytes;
                 assert(each->charged_bytes <= each->committed_bytes);
         }
-        account_lower_ceilings(a);
         *c = (struct charge){ .account = NULL };
         for (struct account *each = a; each; each = each->parent)
                 account_note_change(each);

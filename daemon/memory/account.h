@@ -4,15 +4,16 @@
  * leases. A charge is bytes taken from an account, embedded in the object that it pays for. An account at any
  * level can have charges of its own.
  *
- * Invariants for each account, of which charged <= committed <= ceiling is asserted at each charge:
+ * Invariants for each account, of which charged <= committed is asserted at each charge:
  *   charged == sum of its charges + sum over its children of charged
  *   committed == sum of its charges + sum over its children of max(reserve, committed) <= ceiling
+ *   ceiling == max(limit, committed)
  *
  * So what an account guarantees to a child is taken from all accounts above it, too.
  *
- * A ceiling is the limit, or the bytes that were committed when the limit was set below them. It falls with
- * every charge that is dropped, and nothing beyond the limit is charged meanwhile. A ceiling grows only by a
- * change of limits, which the caller must check; see account_fits().
+ * More than the limit is committed only after the limit was set below that. Then the ceiling falls with every charge that
+ * is dropped, because nothing beyond the limit is charged meanwhile. It grows only by a change of limits, which the caller
+ * must check; see account_fits().
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFCD_ACCOUNT_H
@@ -26,7 +27,6 @@ struct account {
         struct account *parent; /* NULL: the root, or not in a tree */
         size_t n_children;
         uint64_t limit_bytes;
-        uint64_t ceiling_bytes;   /* the limit, or what was committed when it was lowered */
         uint64_t reserve_bytes;   /* guaranteed */
         uint64_t own_bytes;       /* of its own charges */
         uint64_t charged_bytes;   /* with those of the accounts below */
@@ -76,6 +76,9 @@ void account_note_change(struct account *a);
 /* True: an account can have this limit with committed_bytes after the change. It may exceed its limit only by
  * existing charges, never by a reserve. */
 bool account_fits(const struct account *a, uint64_t limit_bytes, uint64_t committed_bytes);
+
+/* The most that may be committed. */
+uint64_t account_ceiling(const struct account *a);
 
 /* The excess over its limit, or 0. */
 uint64_t account_excess(const struct account *a);

@@ -254,7 +254,7 @@ static void change_check_device(struct change *c, size_t device)
 
                 if (c->next->partitions[i].device != device)
                         continue;
-                before += node->account->ceiling_bytes;
+                before += account_ceiling(node->account);
                 after += max_u64(node->to.limit_bytes, node->committed_bytes);
         }
         if (after <= max_u64(room, before))

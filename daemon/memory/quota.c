@@ -73,13 +73,9 @@ void quota_assert(const struct quota *q)
          * charged. */
         assert(q->bytes_requested <= q->bytes_in_use);
         assert(q->bytes_in_use + q->extentless.direct_bytes <= q->account.own_bytes);
-        /* This holds at each level for the sums. A ceiling is above a limit only while more than the limit is
-         * charged. */
-        for (; q; q = q->lease.parent) {
+        /* This holds at each level for the sums. */
+        for (; q; q = q->lease.parent)
                 assert(q->all.bytes_in_use + q->all.bytes_direct <= q->account.charged_bytes);
-                assert(q->account.committed_bytes <= q->account.ceiling_bytes);
-                assert(q->all.n_blocks <= q->blocks_ceiling);
-        }
 }
 
 void quota_count_blocks(struct quota *q, uint32_t n_blocks, uint64_t n_bytes, uint64_t n_requested)
@@ -89,12 +85,9 @@ void quota_count_blocks(struct quota *q, uint32_t n_blocks, uint64_t n_bytes, ui
         q->bytes_requested += n_requested;
         q->partition->use.n_bytes += n_bytes;
         for (; q; q = q->lease.parent) {
-                /* max_blocks may have been lowered below what there is: the ceiling falls with each free. */
                 q->all.n_blocks += n_blocks;
                 q->all.bytes_in_use += n_bytes;
                 q->all.bytes_requested += n_requested;
-                if (q->blocks_ceiling > q->max_blocks)
-                        q->blocks_ceiling = (uint32_t)max_u64(q->all.n_blocks, q->max_blocks);
         }
 }
 
@@ -262,8 +255,6 @@ static void quota_count_inherited(struct quota *q, const struct arena_inherited 
 
                 quota_count_blocks(q, 1, is_parked ? 0 : b->n_bytes, is_parked ? 0 : b->n_requested);
         }
-        for (struct quota *each = q; each; each = each->lease.parent)
-                each->blocks_ceiling = (uint32_t)max_u64(each->all.n_blocks, each->max_blocks);
         p->use.lifetime_peak_bytes = max_u64(p->use.lifetime_peak_bytes, p->use.n_bytes);
         quota_note_peaks(q);
 }
@@ -334,7 +325,6 @@ int quota_new(const struct quota_options *options, struct quota **ret)
         q->ledger = options->ledger;
         q->max_sessions = options->max_sessions;
         q->max_blocks = options->max_blocks;
-        q->blocks_ceiling = options->max_blocks;
         q->index = LEDGER_NONE;
         q->peaks.window_ms = clock_wall_ms();
         TAILQ_INIT(&q->queue.requests);
@@ -689,7 +679,6 @@ void quota_set(struct quota *q, const struct quota_limits *limits)
         account_set(&q->account, limits->limit_bytes, limits->reserve_bytes);
         q->max_sessions = limits->max_sessions;
         q->max_blocks = limits->max_blocks;
-        q->blocks_ceiling = (uint32_t)max_u64(q->all.n_blocks, q->max_blocks);
         q->is_removed = false;
         quota_assert(q);
         reclaim_release_excess(q);

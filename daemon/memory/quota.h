@@ -19,10 +19,10 @@
  * others, and done() is never called inside another call.
  *
  * Invariant, asserted at every change:
- *   bytes_in_use <= charged extent bytes <= limit; n_blocks <= max_blocks
+ *   bytes_in_use <= charged extent bytes
  *
- * After a limit was lowered below the usage, the invariant uses the ceiling: the usage then, minus what
- * was released since (see account.h).
+ * Charged bytes exceed the limit, and blocks max_blocks, only after these were lowered below the usage: nothing is granted
+ * beyond them (see account.h).
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFCD_QUOTA_H
@@ -206,7 +206,6 @@ struct quota {
         uint32_t index;           /* in the ledger */
         uint32_t max_sessions;
         uint32_t max_blocks;
-        uint32_t blocks_ceiling; /* max_blocks, or the number of blocks when it was lowered */
         bool is_removed; /* the config no longer has it, or the lease has ended; its sessions may stay */
         bool is_left;    /* left to the next daemon: nothing is released */
         uint32_t n_blocks;

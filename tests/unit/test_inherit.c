@@ -923,7 +923,7 @@ TEST(test_config)
         ck_assert_str_eq(q->partition->name, "train"); /* in the order that its session knows */
         ck_assert_uint_eq(q->account.limit_bytes, 8 * MIB);
         ck_assert_uint_eq(q->account.charged_bytes, 30 * MIB);
-        ck_assert_uint_eq(q->account.ceiling_bytes, 30 * MIB);
+        ck_assert_uint_eq(account_ceiling(&q->account), 30 * MIB);
         ck_assert_str_eq(b->tenants[1].name, "b");
         ck_assert_ptr_null(b->tenants[1].config);
         reconnect_once(&a);

@@ -47,7 +47,7 @@ static void assert_sound(void)
 {
         check();
         for (size_t i = 0; i < b->n_partitions; i++)
-                ck_assert_uint_le(b->partitions[i].pool.committed_bytes, b->partitions[i].pool.ceiling_bytes);
+                ck_assert_uint_le(b->partitions[i].pool.charged_bytes, b->partitions[i].pool.committed_bytes);
 }
 
 static void setup(void)
@@ -859,7 +859,7 @@ static void walk_check(void)
                         const struct quota *q = b->tenants[i].quotas[k];
 
                         ck_assert_uint_le(q->sessions.n, q->sessions.n_told);
-                        ck_assert_uint_le(q->account.charged_bytes, q->account.ceiling_bytes);
+                        ck_assert_uint_le(q->account.charged_bytes, q->account.committed_bytes);
                         ck_assert(!q->is_removed || q->account.reserve_bytes == 0);
                 }
         assert_sound();
