@@ -30,7 +30,7 @@ int quota_check(const struct quota *q, const char **ret_why)
         }
         /* A growing block is the allocator's already and the quota's not yet. */
         if (!q->growth.is_running &&
-            (stats.bytes_in_use != q->bytes_in_use || stats.num_blocks != q->n_blocks)) {
+            (stats.bytes_in_use != quota_own(q).bytes_in_use || stats.num_blocks != quota_own(q).n_blocks)) {
                 *ret_why = "blocks of the quota and of the allocator differ";
                 return -EBADMSG;
         }
@@ -104,7 +104,7 @@ int usage_check(const struct quota *q, const char **ret_why)
                 direct += h->direct.n_bytes;
         }
         *ret_why = "the sum of the sessions' direct charges is wrong";
-        return direct == q->extentless.direct_bytes ? 0 : -EBADMSG;
+        return direct == quota_own(q).bytes_direct ? 0 : -EBADMSG;
 }
 
 /* Sums that are kept, against new ones. */
@@ -128,9 +128,11 @@ static int sums_check(const struct broker *b, const char **ret_why)
                                 if (quota_of_tenant(t->quotas[m]) != q)
                                         continue;
                                 parked += arena_parked_bytes(t->quotas[m]->arena);
-                                direct += t->quotas[m]->extentless.direct_bytes;
                                 TAILQ_FOREACH(h, &t->quotas[m]->usages.list, of_quota)
-                                contexts += h->bytes_contexts;
+                                {
+                                        direct += h->direct.n_bytes;
+                                        contexts += h->bytes_contexts;
+                                }
                         }
                         *ret_why = "the sum of contexts of a quota and its leases is wrong";
                         if (contexts != q->all.bytes_contexts)

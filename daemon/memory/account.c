@@ -232,7 +232,6 @@ uint64_t account_tally(struct account *a, const struct account *scope, uint64_t 
 static void account_note_peak(struct account *a)
 {
         a->window_peak_bytes = max_u64(a->window_peak_bytes, a->charged_bytes);
-        a->lifetime_peak_charged_bytes = max_u64(a->lifetime_peak_charged_bytes, a->charged_bytes);
         if (a->charged_bytes <= a->peak_charged_bytes)
                 return;
         a->peak_charged_bytes = a->charged_bytes;

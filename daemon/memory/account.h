@@ -32,10 +32,8 @@ struct account {
         uint64_t charged_bytes;   /* with those of the accounts below */
         uint64_t committed_bytes; /* what is charged or guaranteed to the accounts below */
         uint64_t promised_bytes;  /* the sum over its children of what is guaranteed to them */
-        uint64_t claimed_bytes;   /* of it, see reclaim_set_claim() */
         uint64_t peak_charged_bytes;
-        uint64_t peak_charged_ms; /* when: milliseconds since 1970; 0: never */
-        uint64_t lifetime_peak_charged_bytes;
+        uint64_t peak_charged_ms;           /* when: milliseconds since 1970; 0: never */
         uint64_t window_peak_bytes;         /* since the quota's last record */
         uint64_t tally_bytes;               /* for account_tally() */
         void (*changed)(struct account *a); /* see account_note_change(); may be NULL */
@@ -125,7 +123,7 @@ void charge_split(struct charge *c, uint64_t n_bytes, struct charge *ret);
 /* Drops a charge, which may be empty. */
 void charge_drop(struct charge *c);
 
-/* Resets peaks to the current values; lifetime peaks stay. */
+/* Resets peaks to the current values; those of records stay. */
 void account_clear_peaks(struct account *a);
 
 #endif

@@ -89,9 +89,8 @@ void broker_note_well(struct broker *b)
 void broker_prepare_leave(struct broker *b)
 {
         b->is_left = true;
-        for (size_t i = 0; i < b->n_tenants; i++)
-                for (size_t k = 0; k < b->tenants[i].n_quotas; k++)
-                        b->tenants[i].quotas[k]->is_left = true;
+        for (size_t i = 0; i < b->n_partitions; i++)
+                b->partitions[i].up.is_inherited = true;
 }
 
 void broker_look_for_gone(struct broker *b)

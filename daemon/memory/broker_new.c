@@ -134,7 +134,7 @@ static int broker_open_partitions(struct broker *b, const struct broker_options 
                 p->turn.userdata = options->userdata;
                 p->up.calls = options->upcalls;
                 p->up.broker = b;
-                p->up.is_inheriting = b->inherited != NULL;
+                p->up.is_inherited = b->inherited != NULL;
         }
         return 0;
 }

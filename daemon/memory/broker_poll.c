@@ -30,9 +30,8 @@ static bool quota_may_be_unreclaimed(const struct quota *q)
 /* Whether its device is to be asked what others use there. */
 static bool quota_is_to_ask(const struct quota *q)
 {
-        return quota_can_ask_device(q) ||
-               (q->extentless.direct_bytes > 0 && q->partition->device->direct.n_due > 0 &&
-                !q->partition->is_lost && !q->partition->is_draining);
+        return quota_can_ask_device(q) || (q->partition->device->direct.n_due > 0 && !q->partition->is_lost &&
+                                           !q->partition->is_draining && quota_own(q).bytes_direct > 0);
 }
 
 /* Memory that a process references for a moment is not logged. */

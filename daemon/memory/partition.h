@@ -26,6 +26,7 @@ struct partition_use {
         uint64_t peak_bytes;
         uint64_t peak_ms; /* when: milliseconds since 1970; 0: never */
         uint64_t lifetime_peak_bytes;
+        uint64_t lifetime_peak_charged; /* of the pool */
 };
 
 /* Quotas with waiting requests. */
@@ -102,7 +103,7 @@ struct partition {
         struct {
                 const struct upcalls *calls; /* NULL: there are no sessions */
                 struct broker *broker;       /* for the upcalls */
-                bool is_inheriting; /* the ledger is read, sessions are to come: nothing is released */
+                bool is_inherited; /* the ledger is read, or left to the next daemon: nothing is released */
         } up;
 };
 

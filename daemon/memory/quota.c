@@ -33,7 +33,7 @@ static void quota_write_page(const struct quota *q)
         values[PAGES_NUM_SESSIONS] = q->all.n_sessions;
         values[PAGES_LARGEST_FREE_BLOCK_BYTES] = stats.largest_free_block_bytes;
         values[PAGES_LIFETIME_PEAK_BYTES_IN_USE] = quota_life(q)->peak_in_use;
-        values[PAGES_LIFETIME_PEAK_BYTES_RESERVED] = q->account.lifetime_peak_charged_bytes;
+        values[PAGES_LIFETIME_PEAK_BYTES_RESERVED] = quota_life(q)->peak_reserved;
         values[PAGES_BYTES_DIRECT] = q->all.bytes_direct;
         pages_write(q->page, values);
 }
@@ -62,7 +62,12 @@ struct quota *partition_next_changed(struct partition *p)
 static void quota_charge_changed(struct account *a)
 {
         struct quota *q = (struct quota *)(void *)((char *)a - offsetof(struct quota, account));
+        struct ledger_lifetime *life = quota_life(q);
+        struct partition *p = q->partition;
 
+        p->use.lifetime_peak_charged = max_u64(p->use.lifetime_peak_charged, p->pool.charged_bytes);
+        life->peak_reserved = max_u64(life->peak_reserved, a->charged_bytes);
+        life->partition_peak_reserved = p->use.lifetime_peak_charged;
         quota_note_change(q);
         quota_write_page(q);
 }
@@ -70,25 +75,40 @@ static void quota_charge_changed(struct account *a)
 void quota_assert(const struct quota *q)
 {
         /* A request is a part of a block, a block is a part of extents, and extents and direct charges are
-         * charged. */
-        assert(q->bytes_requested <= q->bytes_in_use);
-        assert(q->bytes_in_use + q->extentless.direct_bytes <= q->account.own_bytes);
-        /* This holds at each level for the sums. */
-        for (; q; q = q->lease.parent)
+         * charged: at each level. */
+        for (; q; q = q->lease.parent) {
+                assert(q->all.bytes_requested <= q->all.bytes_in_use);
                 assert(q->all.bytes_in_use + q->all.bytes_direct <= q->account.charged_bytes);
+        }
 }
 
 void quota_count_blocks(struct quota *q, uint32_t n_blocks, uint64_t n_bytes, uint64_t n_requested)
 {
-        q->n_blocks += n_blocks;
-        q->bytes_in_use += n_bytes;
-        q->bytes_requested += n_requested;
         q->partition->use.n_bytes += n_bytes;
         for (; q; q = q->lease.parent) {
                 q->all.n_blocks += n_blocks;
                 q->all.bytes_in_use += n_bytes;
                 q->all.bytes_requested += n_requested;
         }
+}
+
+struct quota_sums quota_own(const struct quota *q)
+{
+        struct quota_sums own = q->all;
+        const struct quota *each;
+
+        if (q->account.n_children == 0)
+                return own;
+        TAILQ_FOREACH(each, &q->partition->quotas, lists.of_partition)
+        {
+                if (each->lease.parent != q)
+                        continue;
+                own.n_blocks -= each->all.n_blocks;
+                own.bytes_in_use -= each->all.bytes_in_use;
+                own.bytes_requested -= each->all.bytes_requested;
+                own.bytes_direct -= each->all.bytes_direct;
+        }
+        return own;
 }
 
 /* The present values may be new peaks. */
@@ -113,23 +133,15 @@ static void quota_note_peaks(struct quota *q)
 
 /* ---- making and ending one ---------------------------------------------------------- */
 
-/* The only way to charge: the ledger learns of the peak. */
 int quota_charge(struct quota *q, uint64_t n_bytes, struct charge *ret, uint64_t *ret_missing_bytes)
 {
         bool empty = q->account.own_bytes == 0;
         int r = charge_take(&q->account, n_bytes, ret, ret_missing_bytes);
-        struct ledger_lifetime *life;
 
-        if (r < 0)
-                return r;
         /* See quota_growth.high_bytes: an empty quota starts anew. */
-        q->growth.high_bytes = empty ? n_bytes : max_u64(q->growth.high_bytes, q->account.own_bytes);
-        for (; q; q = q->lease.parent) {
-                life = quota_life(q);
-                life->peak_reserved = q->account.lifetime_peak_charged_bytes;
-                life->partition_peak_reserved = q->partition->pool.lifetime_peak_charged_bytes;
-        }
-        return 0;
+        if (r == 0)
+                q->growth.high_bytes = empty ? n_bytes : max_u64(q->growth.high_bytes, q->account.own_bytes);
+        return r;
 }
 
 struct extent_sizes quota_extent_sizes(const struct ledger_quota *record)
@@ -287,7 +299,6 @@ static int quota_restore_arena(struct quota *q, const struct quota_options *from
         if (!extent_sizes_are_valid(&sizes, device_granularity(q->partition->device)))
                 return -EBADMSG;
         q->index = from->index;
-        q->account.lifetime_peak_charged_bytes = record->life.peak_reserved;
         quota_describe_arena(q, &sizes, &options);
 
         /* All that the records say is charged before the arena is made: each extent then takes its own part.
@@ -348,7 +359,7 @@ int quota_new(const struct quota_options *options, struct quota **ret)
 
         /* Only a quota that stays is shown and logged. */
         q->account.changed = quota_charge_changed;
-        quota_note_change(q);
+        account_note_change(&q->account);
         q->page = options->page;
         quota_publish(q);
         *ret = q;
@@ -379,9 +390,10 @@ struct quota *quota_free(struct quota *q)
 
         if (!q)
                 return NULL;
-        assert(q->sessions.n == 0 && q->n_blocks == 0 && TAILQ_EMPTY(&q->queue.requests));
+        assert(q->sessions.n == 0 && q->all.n_blocks == 0 && TAILQ_EMPTY(&q->queue.requests));
         assert(!q->growth.is_running && !q->growth.backed && q->growth.held.n_bytes == 0 && !q->trim.state);
         q->page = NULL; /* the arena is freed first */
+        q->account.changed = NULL;
         q->arena = arena_free(q->arena);
         p = q->partition;
         if (q->index != LEDGER_NONE)
@@ -396,11 +408,11 @@ struct quota *quota_abandon(struct quota *q)
         if (!q)
                 return NULL;
         assert(q->sessions.n == 0 && TAILQ_EMPTY(&q->queue.requests));
-        assert(!q->growth.is_running && q->growth.held.n_bytes == 0);
+        assert(!q->growth.is_running && q->growth.held.n_bytes == 0 && q->account.n_children == 0);
         q->page = NULL;
         q->account.changed = NULL;
         q->arena = arena_leave(q->arena);
-        quota_count_blocks(q, -q->n_blocks, -q->bytes_in_use, -q->bytes_requested);
+        quota_count_blocks(q, -q->all.n_blocks, -q->all.bytes_in_use, -q->all.bytes_requested);
         quota_end(q);
         return NULL;
 }
@@ -566,7 +578,7 @@ void quota_dealloc(struct quota *q, bfc_handle handle, uint64_t n_bytes, uint64_
 
         assert(r == 0);
         (void)r;
-        assert(q->n_blocks > 0);
+        assert(q->all.n_blocks > 0);
         quota_count_blocks(q, -(uint32_t)1, -n_bytes, -n_requested);
         reclaim_note_free(q);
         quota_assert(q);
@@ -624,7 +636,7 @@ void partition_set_draining(struct partition *p, bool is_draining)
 
 bool quota_is_drained(const struct quota *q)
 {
-        return !q->growth.is_running && !q->growth.backed && q->extentless.direct_bytes == 0 &&
+        return !q->growth.is_running && !q->growth.backed && q->all.bytes_direct == 0 &&
                arena_is_quiet(q->arena);
 }
 
@@ -698,7 +710,7 @@ void quota_remove(struct quota *q)
 
 bool quota_is_gone(const struct quota *q)
 {
-        return q->is_removed && q->sessions.n_told == 0 && q->sessions.n == 0 && q->n_blocks == 0 &&
+        return q->is_removed && q->sessions.n_told == 0 && q->sessions.n == 0 && q->all.n_blocks == 0 &&
                !q->growth.is_running && !q->growth.backed && TAILQ_EMPTY(&q->queue.requests) &&
                q->account.n_children == 0 && q->account.charged_bytes == 0 && arena_is_quiet(q->arena);
 }

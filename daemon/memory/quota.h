@@ -186,7 +186,6 @@ struct quota_lease {
 struct quota_extentless {
         struct charge closed;      /* for quota_options.closed_bytes */
         struct charge direct_left; /* for quota_options.direct_bytes: what no session has taken */
-        uint64_t direct_bytes;     /* of its sessions */
 };
 
 /* Of trim.h. */
@@ -207,11 +206,7 @@ struct quota {
         uint32_t max_sessions;
         uint32_t max_blocks;
         bool is_removed; /* the config no longer has it, or the lease has ended; its sessions may stay */
-        bool is_left;    /* left to the next daemon: nothing is released */
-        uint32_t n_blocks;
-        uint64_t bytes_in_use;
-        uint64_t bytes_requested;
-        struct quota_sums all;
+        struct quota_sums all; /* of leases, too; see quota_own() */
         struct quota_extentless extentless;
         struct quota_peaks peaks;
         struct grants grants;
@@ -245,6 +240,9 @@ static inline bool quota_has_ended(const struct quota *q)
 {
         return q->is_removed && q->lease.parent;
 }
+
+/* The sums without those of its leases; looks at all quotas of the partition where it has any. */
+struct quota_sums quota_own(const struct quota *q);
 
 struct quota_options {
         const char *tenant;

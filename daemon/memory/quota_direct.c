@@ -42,7 +42,6 @@ int quota_grant_direct(struct quota *q, struct quota_request *request)
 /* n_bytes more (modulo 2^64). */
 static void count_direct(struct quota *q, uint64_t n_bytes)
 {
-        q->extentless.direct_bytes += n_bytes;
         for (struct quota *each = q; each; each = each->lease.parent)
                 each->all.bytes_direct += n_bytes;
         q->partition->device->direct.n_bytes += n_bytes;
@@ -94,7 +93,7 @@ void quota_return_direct(struct quota *q, struct charge *granted)
 /* n_bytes of it are no session's any more. */
 static void direct_split(struct quota *q, struct charge *own, uint64_t n_bytes, struct charge *ret)
 {
-        assert(n_bytes <= own->n_bytes && n_bytes <= q->extentless.direct_bytes);
+        assert(n_bytes <= own->n_bytes && n_bytes <= q->all.bytes_direct);
         charge_split(own, n_bytes, ret);
         if (own->n_bytes == 0)
                 *own = (struct charge){ NULL, 0 };

@@ -60,7 +60,7 @@ static void quota_explain_partition(const struct quota_request *refused, char *b
                      "reserved, %s in blocks, largest free piece %s",
                      q->partition->name, NUMBER_SIZE(refused->n_bytes), how, NUMBER_SIZE(p->committed_bytes),
                      NUMBER_SIZE(p->limit_bytes), QUOTA_NAME(q), NUMBER_SIZE(a->charged_bytes),
-                     NUMBER_SIZE(a->limit_bytes), NUMBER_SIZE(q->bytes_in_use),
+                     NUMBER_SIZE(a->limit_bytes), NUMBER_SIZE(quota_own(q).bytes_in_use),
                      NUMBER_SIZE(stats.largest_free_block_bytes));
         if (claims > 0 && n > 0 && (size_t)n < n_buf)
                 snprintf(buf + n, n_buf - (size_t)n, "; earlier requests of other tenants wait for %s",
@@ -114,7 +114,7 @@ static void quota_explain_limit(const struct quota_request *refused, char *buf, 
                               NUMBER_SIZE(a->committed_bytes - a->own_bytes));
         if (n > 0 && (size_t)n < n_buf)
                 snprintf(buf + n, n_buf - (size_t)n, ", %s in blocks, largest free piece %s",
-                         NUMBER_SIZE(q->bytes_in_use), NUMBER_SIZE(stats.largest_free_block_bytes));
+                         NUMBER_SIZE(quota_own(q).bytes_in_use), NUMBER_SIZE(stats.largest_free_block_bytes));
 }
 
 void quota_explain(const struct quota_request *refused, int error, char *buf, size_t n_buf)

@@ -15,25 +15,22 @@ void partition_keep_life(struct partition *p)
                 struct ledger_lifetime *life = quota_life(q);
 
                 life->partition_peak_in_use = p->use.lifetime_peak_bytes;
-                life->partition_peak_reserved = p->pool.lifetime_peak_charged_bytes;
+                life->partition_peak_reserved = p->use.lifetime_peak_charged;
         }
 }
 
 void partition_restore_lifetime(struct partition *p, const struct ledger_lifetime *life)
 {
         p->use.lifetime_peak_bytes = max_u64(p->use.lifetime_peak_bytes, life->partition_peak_in_use);
-        p->pool.lifetime_peak_charged_bytes =
-                max_u64(p->pool.lifetime_peak_charged_bytes, life->partition_peak_reserved);
+        p->use.lifetime_peak_charged = max_u64(p->use.lifetime_peak_charged, life->partition_peak_reserved);
 }
 
 void quota_restore_lifetime(struct quota *q, const struct ledger_lifetime *from)
 {
         struct ledger_lifetime *life = quota_life(q);
-        struct account *a = &q->account;
 
         life->peak_in_use = max_u64(life->peak_in_use, from->peak_in_use);
-        a->lifetime_peak_charged_bytes = max_u64(a->lifetime_peak_charged_bytes, from->peak_reserved);
-        life->peak_reserved = a->lifetime_peak_charged_bytes;
+        life->peak_reserved = max_u64(life->peak_reserved, from->peak_reserved);
         life->n_over_quota = max_u64(life->n_over_quota, from->n_over_quota);
         life->n_out_of_memory = max_u64(life->n_out_of_memory, from->n_out_of_memory);
         life->last_refusal_ms = max_u64(life->last_refusal_ms, from->last_refusal_ms);

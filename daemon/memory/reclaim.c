@@ -183,7 +183,7 @@ void quota_on_uncharged(void *userdata, uint64_t n_bytes)
  * yet that could be asked to unmap an extent: restore_sessions() releases what is free. */
 static bool quota_may_release(const struct quota *q)
 {
-        return !q->is_left && !q->partition->up.is_inheriting &&
+        return !q->partition->up.is_inherited &&
                (!q->partition->preallocate || q->is_removed || q->partition->is_draining);
 }
 
@@ -671,13 +671,12 @@ void quota_release_surplus(struct quota *q)
         /* What is charged for something other than extents that can be used or released. */
         uint64_t unusable = arena_retiring_bytes(q->arena) + arena_unreclaimed_bytes(q->arena) +
                             q->extentless.closed.n_bytes + q->growth.held.n_bytes +
-                            q->extentless.direct_bytes + q->extentless.direct_left.n_bytes;
+                            quota_own(q).bytes_direct + q->extentless.direct_left.n_bytes;
         uint64_t surplus = excess_u64(q->account.own_bytes, q->sessions.peaks_bytes + unusable);
 
         /* A waiting request uses the free extents, or releases them itself. */
-        if (surplus == 0 || q->is_left || q->partition->up.is_inheriting || q->growth.is_running ||
-            q->growth.backed || !TAILQ_EMPTY(&q->queue.requests) ||
-            (q->partition->preallocate && !q->is_removed))
+        if (surplus == 0 || q->partition->up.is_inherited || q->growth.is_running || q->growth.backed ||
+            !TAILQ_EMPTY(&q->queue.requests) || (q->partition->preallocate && !q->is_removed))
                 return;
         (void)quota_note_release(q, arena_release_unmapped(q->arena, surplus, quota_on_uncharged, q));
 }
@@ -710,7 +709,7 @@ static uint64_t quota_growth_room(const struct quota *q)
                 uint64_t after = excess_u64(a->committed_bytes, coming_in(q->partition, a));
                 uint64_t n_free = excess_u64(a->limit_bytes, after);
 
-                room = min_u64(room, excess_u64(n_free, a->claimed_bytes) + guaranteed);
+                room = min_u64(room, excess_u64(n_free, reclaim_claims_of(q->partition, a)) + guaranteed);
                 guaranteed += excess_u64(a->reserve_bytes, after);
         }
         return arena_growable(q->arena, room);

@@ -49,6 +49,9 @@ static inline bool reclaim_has_claim(const struct quota_request *request)
 /* The account that the quota shares with leases of its tenant, or with the tenant; NULL: none. */
 struct account *reclaim_shared_account(struct quota *q);
 
+/* What requests claim of the account. */
+uint64_t reclaim_claims_of(const struct partition *p, const struct account *a);
+
 /* What requests of other quotas that have waited longer claim of the account. now: those that are aged are not counted; 0:
  * all are. */
 uint64_t reclaim_claims_before(const struct quota_request *request, const struct account *a, uint64_t now);
@@ -87,7 +90,7 @@ int quota_grant_direct(struct quota *q, struct quota_request *request);
 /* The quota's charges or extents, or what its device says, have changed. */
 void quota_note_change(struct quota *q);
 
-/* The only way to charge: the ledger learns of the peak. Fails as charge_take() does. */
+/* Charges an empty quota anew, or one more. Fails as charge_take() does. */
 int quota_charge(struct quota *q, uint64_t n_bytes, struct charge *ret, uint64_t *ret_missing_bytes);
 
 /* More than it could get if all others had only their reserves: -EDQUOT or -ENOMEM. 0: it is possible. */

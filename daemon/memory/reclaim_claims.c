@@ -26,10 +26,6 @@ void reclaim_set_claim(struct quota_request *request, struct account *a, uint64_
         bool had = reclaim_has_claim(request), has = n_bytes > 0;
         struct quota *q;
 
-        if (had)
-                request->claim.account->claimed_bytes -= request->claim.n_bytes;
-        if (has)
-                a->claimed_bytes += n_bytes;
         request->claim = (struct charge){ a, n_bytes };
 
         /* A claim soon after another one of the tenant continues its age: small requests in a row are as old
@@ -62,13 +58,30 @@ void reclaim_note_growth(const struct quota_request *request)
                 growth->claim_ms = 0;
 }
 
+/* Only the first of a queue has a claim. */
+uint64_t reclaim_claims_of(const struct partition *p, const struct account *a)
+{
+        const struct quota *q;
+        uint64_t n_bytes = 0;
+
+        if (p->claims.n == 0)
+                return 0;
+        TAILQ_FOREACH(q, &p->queue.waiting, queue.of_waiting)
+        {
+                const struct charge *claim = &TAILQ_FIRST(&q->queue.requests)->claim;
+
+                n_bytes += claim->account == a ? claim->n_bytes : 0;
+        }
+        return n_bytes;
+}
+
 uint64_t reclaim_claims_before(const struct quota_request *request, const struct account *a, uint64_t now)
 {
         const struct partition *p = request->quota->partition;
         uint64_t aged_ms = RECLAIM_STEPS * p->reclaim_timeout_ms + RECLAIM_AGED_MS, n_bytes = 0;
         const struct quota *q;
 
-        if (a->claimed_bytes == 0)
+        if (p->claims.n == 0)
                 return 0;
         TAILQ_FOREACH(q, &p->queue.waiting, queue.of_waiting)
         {

@@ -90,7 +90,7 @@ void explain_to_tenant(struct quota *q, int error, char *sentence, size_t n)
         struct usage *ranks[QUOTA_RANKS];
         size_t n_ranks = usage_rank(q, by_blocks, ranks);
 
-        append_usages(sentence, n, ranks, n_ranks, q->sessions.n, q->bytes_in_use, false);
+        append_usages(sentence, n, ranks, n_ranks, q->sessions.n, quota_own(q).bytes_in_use, false);
         if (error == -ENOMEM)
                 append(sentence, n, "; other tenants have %s reserved",
                        NUMBER_SIZE(q->partition->pool.charged_bytes - top->account.charged_bytes));

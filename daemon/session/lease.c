@@ -628,7 +628,7 @@ static void reply_end(struct session *s, uint64_t id, const struct lease *lease)
                 end.n_sessions++;
         }
         end.sessions = pointers;
-        end.bytes_in_use = lease->quota->bytes_in_use;
+        end.bytes_in_use = lease->quota->all.bytes_in_use;
         reply.id = id;
         reply.body_case = BFCD__REPLY__BODY_LEASE_END;
         reply.lease_end = &end;

@@ -76,7 +76,7 @@ void report_quota_stats(const struct quota *q, Bfcd__Statistics *f)
         f->peak_bytes_in_use_time_ms = q->peaks.in_use_ms;
         f->peak_bytes_reserved_time_ms = q->account.peak_charged_ms;
         f->lifetime_peak_bytes_in_use = life->peak_in_use;
-        f->lifetime_peak_bytes_reserved = q->account.lifetime_peak_charged_bytes;
+        f->lifetime_peak_bytes_reserved = life->peak_reserved;
         f->bytes_guaranteed = account_guaranteed(&q->account);
         f->bytes_unreclaimed = arena_unreclaimed_bytes(q->arena);
         f->bytes_parked = arena_parked_bytes(q->arena);
@@ -226,7 +226,8 @@ static void report_status(const struct session *viewer, uint64_t cursor, struct 
                 r->status.num_quarantined += t->n_quarantined;
                 r->status.num_unresponsive += t->n_unresponsive;
                 for (size_t k = 0; k < t->n_quotas; k++) {
-                        r->status.num_blocks += t->quotas[k]->n_blocks;
+                        if (!t->quotas[k]->lease.parent)
+                                r->status.num_blocks += t->quotas[k]->all.n_blocks;
                         r->status.num_extents += arena_n_extents(t->quotas[k]->arena);
                 }
         }

@@ -14,7 +14,7 @@
 static void report_pool_stats(const struct partition *p, Bfcd__Statistics *f)
 {
         f->peak_bytes_reserved = p->pool.peak_charged_bytes;
-        f->lifetime_peak_bytes_reserved = p->pool.lifetime_peak_charged_bytes;
+        f->lifetime_peak_bytes_reserved = p->use.lifetime_peak_charged;
         f->peak_bytes_reserved_time_ms = p->pool.peak_charged_ms;
         f->peak_bytes_in_use = p->use.peak_bytes;
         f->peak_bytes_in_use_time_ms = p->use.peak_ms;

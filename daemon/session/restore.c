@@ -314,7 +314,7 @@ static void restore_shared_counts(struct broker *b)
 static int publish_quotas(struct broker *b)
 {
         for (size_t i = 0; i < b->n_partitions; i++)
-                b->partitions[i].up.is_inheriting = false;
+                b->partitions[i].up.is_inherited = false;
         for (size_t i = 0; i < b->n_tenants; i++)
                 for (size_t k = 0; k < b->tenants[i].n_quotas; k++) {
                         ledger_note_quota(b->ledger, b->tenants[i].quotas[k]->index);

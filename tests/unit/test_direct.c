@@ -355,7 +355,7 @@ TEST_OF(direct, a_lease_and_its_tenant_have_the_sum)
         ck_assert_int_eq(charge(beside, 0, 16 * MIB), 0);
         ck_assert_int_eq(charge(beside, 0, 1), EDQUOT);
         ck_assert_uint_eq(quota_of(beside, 0)->all.bytes_direct, 24 * MIB);
-        ck_assert_uint_eq(quota_of(beside, 0)->extentless.direct_bytes, 16 * MIB);
+        ck_assert_uint_eq(quota_own(quota_of(beside, 0)).bytes_direct, 16 * MIB);
         ck_assert_int_eq(tell_contexts(in, 0, 4 * MIB, 0), 0);
         ck_assert_int_eq(tell_contexts(beside, 0, 2 * MIB, 0), 0);
         ck_assert_uint_eq(quota_of(in, 0)->all.bytes_contexts, 4 * MIB);

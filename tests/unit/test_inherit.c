@@ -259,11 +259,11 @@ static struct stats look_at(size_t tenant, size_t quota)
         const struct quota *q = b->tenants[tenant].quotas[quota];
 
         return (struct stats){ q->account.charged_bytes,
-                               q->bytes_in_use,
-                               q->bytes_requested,
-                               q->n_blocks,
+                               q->all.bytes_in_use,
+                               q->all.bytes_requested,
+                               q->all.n_blocks,
                                q->sessions.n,
-                               q->account.lifetime_peak_charged_bytes,
+                               quota_life(q)->peak_reserved,
                                ledger_quota_at(b->ledger, q->index)->life.peak_in_use,
                                q->partition->pool.charged_bytes,
                                q->partition->pool.committed_bytes,
@@ -477,7 +477,7 @@ LOOP_TEST(suspended_sessions_of_watched_processes_stay, 2)
         ck_assert_str_eq(session_state_name(s), is_watched ? "suspended" : "closing");
         ck_assert_uint_eq(b->suspended.n, is_watched);
         peer_free(a.peer);
-        ck_assert_uint_eq(b->tenants[0].quotas[0]->n_blocks, 0);
+        ck_assert_uint_eq(b->tenants[0].quotas[0]->all.n_blocks, 0);
         check();
 }
 
@@ -1497,12 +1497,12 @@ TEST(kept_blocks_survive)
         start_anew_with(NULL);
         ck_assert_int_eq(restore_sessions(b), 0);
         check();
-        ck_assert_uint_eq(quota_of_a(0)->n_blocks, 2);
+        ck_assert_uint_eq(quota_of_a(0)->all.n_blocks, 2);
         ck_assert_uint_ne(shared_keeps_until(b), 0);
         shared_expire_kept(b, clock_ms() + 1000);
         peer_settle(b);
         check();
-        ck_assert_uint_eq(quota_of_a(0)->n_blocks, 1);
+        ck_assert_uint_eq(quota_of_a(0)->all.n_blocks, 1);
         come_in(&other, 1);
         id = peer_attach(other.peer, "w", 0);
         ck_assert_int_eq(peer_error(other.peer, id), 0);

@@ -227,9 +227,9 @@ TEST(test_immediate)
         ck_assert_int_eq(quota_alloc(q, 100, false, &h, &offset), QUOTA_WAIT); /* nothing is backed */
         take(0, q, 256);
         ck_assert_int_eq(quota_alloc(q, 100, false, &h, &offset), 0);
-        ck_assert_uint_eq(q->n_blocks, 2);
-        ck_assert_uint_eq(q->bytes_in_use, 512);
-        ck_assert_uint_eq(q->bytes_requested, 356);
+        ck_assert_uint_eq(q->all.n_blocks, 2);
+        ck_assert_uint_eq(q->all.bytes_in_use, 512);
+        ck_assert_uint_eq(q->all.bytes_requested, 356);
         ck_assert_uint_eq(p.use.n_bytes, 512);
         quota_dealloc(q, h, 256, 100);
         ck_assert_uint_eq(q->peaks.bytes_in_use, 512);
@@ -420,7 +420,7 @@ TEST(test_device_failure)
                 assert_done(i, errors[i]);
                 ck_assert(asks[i].request.device_failed);
                 ck_assert_uint_eq(q->account.charged_bytes, 0);
-                ck_assert_uint_eq(q->n_blocks, 0);
+                ck_assert_uint_eq(q->all.n_blocks, 0);
         }
         ck_assert_uint_eq(quota_n_refusals(q), 1); /* -ENOMEM alone is one */
         /* The next in line has its own try. */
@@ -446,7 +446,7 @@ TEST(test_cancel)
         settle();
         ck_assert_uint_eq(asks[0].n_done + asks[1].n_done, 0);
         assert_done(2, 0);
-        ck_assert_uint_eq(q->n_blocks, 1);
+        ck_assert_uint_eq(q->all.n_blocks, 1);
         ck_assert_uint_eq(device.n_makes, 1); /* what was being made served the next */
 
         wait_for(3, q, E);
@@ -455,7 +455,7 @@ TEST(test_cancel)
         fake_device_fail_make(&device, 1, -ENOMEM); /* and no request fails by it */
         settle();
         ck_assert_uint_eq(asks[3].n_done, 0);
-        ck_assert_uint_eq(q->n_blocks, 1);
+        ck_assert_uint_eq(q->all.n_blocks, 1);
 }
 
 TEST(done_callback_makes_a_request)
@@ -491,7 +491,7 @@ TEST(test_max_blocks)
         settle();
         assert_done(1, -EDQUOT);
         ck_assert(!asks[1].request.device_failed);
-        ck_assert_uint_eq(q->n_blocks, 2);
+        ck_assert_uint_eq(q->all.n_blocks, 2);
         ck_assert_int_eq(quota_alloc(q, 256, false, &offset, &offset), -EDQUOT);
         quota_explain(&(struct quota_request){ .quota = q, .n_bytes = 256 }, -EDQUOT, sentence,
                       sizeof(sentence));
@@ -560,7 +560,7 @@ TEST(own_free_extents_are_released_first)
         take_two_apart(4);
         take(4, q, 2 * E);
         ck_assert_uint_eq(q->account.charged_bytes, 4 * E);
-        ck_assert_uint_eq(q->account.lifetime_peak_charged_bytes, 4 * E); /* not even in between */
+        ck_assert_uint_eq(quota_life(q)->peak_reserved, 4 * E); /* not even in between */
         ck_assert_uint_eq(device.n_destroys, 2);
         take(5, q, 2 * E); /* now there is nothing to give */
         ck_assert_uint_eq(q->account.charged_bytes, 6 * E);
@@ -572,7 +572,7 @@ TEST(own_free_extents_are_released_first)
         give_back(3);
         take(7, q, 2 * E);
         ck_assert_uint_eq(q->account.charged_bytes, 8 * E);
-        ck_assert_uint_eq(q->account.lifetime_peak_charged_bytes, 8 * E);
+        ck_assert_uint_eq(quota_life(q)->peak_reserved, 8 * E);
         ck_assert_uint_eq(q->growth.held.n_bytes, 0);
 }
 

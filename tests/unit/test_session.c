@@ -162,21 +162,21 @@ TEST(test_split)
         const Bfcd__Block *block = must_malloc_block(p, 0, 12 * MIB - 100);
         uint64_t id = block->block_id, offset = block->offset, middle, end;
         struct quota *q = p->session->shares[0].quota;
-        uint64_t n_in_use = q->bytes_in_use, n_requested = q->bytes_requested;
+        uint64_t n_in_use = q->all.bytes_in_use, n_requested = q->all.bytes_requested;
 
         middle = must_split(p, id, 2 * MIB + 256);
         ck_assert_uint_eq(must_split(p, id, 2 * MIB + 256), middle); /* asked again */
         end = must_split(p, middle, 8 * MIB);
         ck_assert(middle != id && end != id && end != middle);
         check();
-        ck_assert_uint_eq(q->n_blocks, 3);
+        ck_assert_uint_eq(q->all.n_blocks, 3);
         ck_assert_uint_eq(p->session->shares[0].usage.n_blocks, 3);
         ck_assert_uint_eq(p->session->stats.bytes_in_use, 12 * MIB);
-        ck_assert_uint_eq(q->bytes_in_use, n_in_use);
-        ck_assert_uint_eq(q->bytes_requested, n_requested);
+        ck_assert_uint_eq(q->all.bytes_in_use, n_in_use);
+        ck_assert_uint_eq(q->all.bytes_requested, n_requested);
         ck_assert_int_eq(peer_error(p, peer_free_block(p, middle)), 0);
-        ck_assert_uint_eq(q->bytes_in_use, 4 * MIB);
-        ck_assert_uint_eq(q->bytes_requested, 4 * MIB - 100);
+        ck_assert_uint_eq(q->all.bytes_in_use, 4 * MIB);
+        ck_assert_uint_eq(q->all.bytes_requested, 4 * MIB - 100);
         refusal_of(p, peer_split(p, middle, 256), EINVAL);
         refusal_of(p, peer_split(p, id, 2 * MIB + 256), EINVAL); /* that long it is */
         check();
@@ -233,7 +233,7 @@ TEST(test_split_is_bounded)
         }
         sentence = refusal_of(p, peer_split(p, id, 256), EDQUOT);
         ck_assert_ptr_nonnull(strstr(sentence, "max_blocks"));
-        ck_assert_uint_eq(p->session->shares[0].quota->n_blocks, 1000);
+        ck_assert_uint_eq(p->session->shares[0].quota->all.n_blocks, 1000);
         check();
         ck_assert_int_eq(peer_error(p, peer_free_block(p, id)), 0);
         check();
@@ -650,7 +650,7 @@ TEST(test_lost_extents_of_a_block_that_waits)
         ck_assert_int_eq(peer_error(p, id), EMFILE);
         ck_assert_int_eq(peer_error(p, other), 0); /* it has its turn */
         ck_assert_int_eq(broker_check(big, &why), 0);
-        ck_assert_uint_eq(big->tenants[0].quotas[0]->n_blocks, 1);
+        ck_assert_uint_eq(big->tenants[0].quotas[0]->all.n_blocks, 1);
         while (p->to_ack > p->session->delivery.acked_sequence)
                 ck_assert_int_eq(peer_ack(p, p->to_ack), 0);
         id = peer_malloc(p, 0, 300 * MIB);
@@ -675,7 +675,7 @@ TEST(lingering_session_keeps_its_place)
         ck_assert_int_eq(session_hang_up(p->session, NULL), 1);
         session_close(p->session, "test");
         ck_assert_int_eq(session_reap(p->session, 100), SESSION_LINGERS);
-        ck_assert_uint_eq(b->tenants[0].quotas[0]->n_blocks, 0);
+        ck_assert_uint_eq(b->tenants[0].quotas[0]->all.n_blocks, 0);
         refusal_of(s, peer_hello(s, "a", ""), EDQUOT);
         session_end_linger(p->session);
         ck_assert_int_eq(session_reap(p->session, 100), 0);

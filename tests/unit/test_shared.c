@@ -86,8 +86,8 @@ TEST(test_publish_and_attach)
         ck_assert_uint_eq(q->n_extents, 2);
         check();
         /* Charged once, one block, no session's. */
-        ck_assert_uint_eq(quota_of(0, 0)->bytes_in_use, 3 * MIB + 256);
-        ck_assert_uint_eq(quota_of(0, 0)->n_blocks, 1);
+        ck_assert_uint_eq(quota_of(0, 0)->all.bytes_in_use, 3 * MIB + 256);
+        ck_assert_uint_eq(quota_of(0, 0)->all.n_blocks, 1);
         ck_assert_uint_eq(q->session->stats.bytes_in_use, 0);
 
         must_free(p, block);
@@ -98,7 +98,7 @@ TEST(test_publish_and_attach)
         must_free(q, block);
         refusal_of(q, peer_free_block(q, block), EINVAL);
         refusal_of(q, peer_attach(q, "weights of the 7B", 0), ENOENT);
-        ck_assert_uint_eq(quota_of(0, 0)->n_blocks, 0);
+        ck_assert_uint_eq(quota_of(0, 0)->all.n_blocks, 0);
         peer_free(p);
         peer_free(q);
 }
@@ -277,7 +277,7 @@ TEST(test_wait)
         must_free(q, block);
         must_free(q, block);
         must_free(r, block);
-        ck_assert_uint_eq(quota_of(0, 0)->n_blocks, 0);
+        ck_assert_uint_eq(quota_of(0, 0)->all.n_blocks, 0);
         /* Ten minutes are the most. */
         ids[0] = peer_attach(q, "w", UINT32_MAX);
         shared_tick(b, clock_ms() + SHARED_MAX_WAIT_MS - 1000);
@@ -372,19 +372,19 @@ TEST(session_ends_release_references)
         must_attach(q, "w");
         peer_free(p); /* the publisher */
         check();
-        ck_assert_uint_eq(quota_of(0, 0)->n_blocks, 1);
+        ck_assert_uint_eq(quota_of(0, 0)->all.n_blocks, 1);
         must_attach(r, "w");
         /* Quarantined: it may still read and write there. */
         ck_assert_int_eq(session_hang_up(q->session, NULL), 1);
         check();
         must_free(r, block);
-        ck_assert_uint_eq(quota_of(0, 0)->n_blocks, 1);
+        ck_assert_uint_eq(quota_of(0, 0)->all.n_blocks, 1);
         wait = peer_attach(r, "v", 60000);
         must_attach(r, "w");
         must_free(r, block);
         peer_free(q);
         peer_settle(b);
-        ck_assert_uint_eq(quota_of(0, 0)->n_blocks, 0);
+        ck_assert_uint_eq(quota_of(0, 0)->all.n_blocks, 0);
         refusal_of(r, peer_attach(r, "w", 0), ENOENT);
         must_publish(r, must_malloc(r, 0, 1), "w"); /* free again */
         /* A waiter dies. */
@@ -411,10 +411,10 @@ TEST(test_slices)
         ck_assert_uint_eq(ledger_session_at(b->ledger, p->session->index)->links.n_refs, 15);
         check();
         peer_free(p);
-        ck_assert_uint_eq(quota_of(1, 0)->n_blocks, 20);
+        ck_assert_uint_eq(quota_of(1, 0)->all.n_blocks, 20);
         session_close(q->session, "test");
         ck_assert_int_eq(session_reap(q->session, 5), SESSION_MORE);
-        ck_assert_uint_eq(quota_of(1, 0)->n_blocks, 15);
+        ck_assert_uint_eq(quota_of(1, 0)->all.n_blocks, 15);
         check();
         peer_free(q);
 }
@@ -490,13 +490,13 @@ TEST(test_in_delivery)
         ck_assert_uint_eq(q->n_extents, 64);
         refusal_of(q, peer_free_block(q, block), EINVAL);
         ck_assert_int_eq(peer_error(p, peer_free_block(p, block)), 0);
-        ck_assert_uint_eq(big->tenants[0].quotas[0]->n_blocks, 1);
+        ck_assert_uint_eq(big->tenants[0].quotas[0]->all.n_blocks, 1);
         ck_assert_int_eq(ledger_check(big->ledger, &why), 0);
         ck_assert_int_eq(peer_ack(q, 1), 0);
         ck_assert_int_eq(peer_ack(q, 2), 0);
         attached(q, id);
         ck_assert_int_eq(peer_error(q, peer_free_block(q, block)), 0);
-        ck_assert_uint_eq(big->tenants[0].quotas[0]->n_blocks, 0);
+        ck_assert_uint_eq(big->tenants[0].quotas[0]->all.n_blocks, 0);
         /* And a session that ends in the middle. */
         id = peer_malloc(p, 0, 300 * MIB);
         peer_settle(big);
@@ -822,7 +822,7 @@ static void walk_compare(struct walk *w)
         ck_assert_uint_eq(n_refs, 0);
         ck_assert_uint_eq(counts.n_blocks, n_blocks);
         ck_assert_uint_eq(counts.n_shared, n_shared);
-        ck_assert_uint_eq(quota_of(0, 0)->n_blocks + quota_of(1, 0)->n_blocks, n_blocks);
+        ck_assert_uint_eq(quota_of(0, 0)->all.n_blocks + quota_of(1, 0)->all.n_blocks, n_blocks);
         check();
 }
 

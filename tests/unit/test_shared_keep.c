@@ -80,7 +80,7 @@ TEST(stays_for_its_time)
         ck_assert_uint_eq(shared_keeps_until(b), clock_ms() + 5000);
         peer_free(p);
         settle();
-        ck_assert_uint_eq(train()->n_blocks, 1);
+        ck_assert_uint_eq(train()->all.n_blocks, 1);
         ck_assert_uint_eq(train()->sessions.n, 0);
         ck_assert_uint_ge(train()->account.charged_bytes, 3 * MIB);
 
@@ -93,9 +93,9 @@ TEST(stays_for_its_time)
         peer_free(q);
         settle();
         pass(4999);
-        ck_assert_uint_eq(train()->n_blocks, 1);
+        ck_assert_uint_eq(train()->all.n_blocks, 1);
         pass(1);
-        ck_assert_uint_eq(train()->n_blocks, 0);
+        ck_assert_uint_eq(train()->all.n_blocks, 0);
         ck_assert_uint_eq(train()->account.charged_bytes, 0);
         ck_assert_ptr_null(b->shared.tree);
 }
@@ -121,7 +121,7 @@ TEST(times_are_in_order)
                 pass(100);
                 for (int k = 0; k < N; k++)
                         n_left += times[k] > (uint64_t)i * 100;
-                ck_assert_uint_eq(train()->n_blocks, n_left);
+                ck_assert_uint_eq(train()->all.n_blocks, n_left);
         }
         ck_assert_uint_eq(shared_keeps_until(b), 0); /* the rest is for ever */
         must_attach(p, "n2");
@@ -151,7 +151,7 @@ TEST(each_is_freed_at_its_time)
                 }
                 for (unsigned n_left = 4; n_left-- > 0;) {
                         pass(100);
-                        ck_assert_uint_eq(train()->n_blocks, n_left);
+                        ck_assert_uint_eq(train()->all.n_blocks, n_left);
                 }
                 peer_forget_replies(p);
         }
@@ -175,14 +175,14 @@ TEST(forget_frees)
         /* With a reference: it goes with the last one. */
         ck_assert_int_eq(peer_error(p, peer_forget(p, "", "w")), 0);
         check();
-        ck_assert_uint_eq(train()->n_blocks, 2);
+        ck_assert_uint_eq(train()->all.n_blocks, 2);
         must_free(p, block);
-        ck_assert_uint_eq(train()->n_blocks, 1);
+        ck_assert_uint_eq(train()->all.n_blocks, 1);
         /* Without: at once. */
         must_free(p, second);
-        ck_assert_uint_eq(train()->n_blocks, 1);
+        ck_assert_uint_eq(train()->all.n_blocks, 1);
         ck_assert_int_eq(peer_error(admin, peer_forget(admin, "a", "v")), 0);
-        ck_assert_uint_eq(train()->n_blocks, 0);
+        ck_assert_uint_eq(train()->all.n_blocks, 0);
         settle();
         refusal_of(p, peer_attach(p, "v", 0), ENOENT);
         peer_free(p);
@@ -285,11 +285,11 @@ TEST(a_tenant_keeps_so_many)
         must_keep(p, block, "one more", 1);
         peer_free(p);
         settle();
-        ck_assert_uint_eq(train()->n_blocks, SHARED_MAX_KEPT / 2 + 1);
+        ck_assert_uint_eq(train()->all.n_blocks, SHARED_MAX_KEPT / 2 + 1);
         /* A bounded number is freed in one turn. */
         still_clock_pass(1000);
         shared_expire_kept(b, clock_ms());
-        ck_assert_uint_eq(train()->n_blocks, 0);
+        ck_assert_uint_eq(train()->all.n_blocks, 0);
         ck_assert_uint_eq(b->tenants[0].n_kept, 0);
         settle();
 }
@@ -306,14 +306,14 @@ TEST(a_removed_quota_keeps_nothing)
         must_free(p, idle);
         must_free(p, other);
         ck_assert_int_eq(reload_told(HEAD A(TRAIN) B, false, NULL), 0);
-        ck_assert_uint_eq(b->tenants[0].quotas[1]->n_blocks, 1);
-        ck_assert_uint_eq(train()->n_blocks, 1);
+        ck_assert_uint_eq(b->tenants[0].quotas[1]->all.n_blocks, 1);
+        ck_assert_uint_eq(train()->all.n_blocks, 1);
         must_free(p, used);
-        ck_assert_uint_eq(b->tenants[0].quotas[1]->n_blocks, 0);
+        ck_assert_uint_eq(b->tenants[0].quotas[1]->all.n_blocks, 0);
         peer_free(p);
         settle();
         ck_assert_uint_eq(b->tenants[0].n_quotas, 1);
-        ck_assert_uint_eq(train()->n_blocks, 1);
+        ck_assert_uint_eq(train()->all.n_blocks, 1);
         /* The whole tenant. */
         ck_assert_int_eq(reload_told(HEAD B, false, NULL), 0);
         ck_assert_ptr_null(b->shared.tree);
@@ -344,10 +344,10 @@ TEST(a_drained_device_keeps_nothing)
         must_free(p, idle);
         ck_assert_int_eq(peer_error(admin, ask_drain(admin, true)), 0);
         settle();
-        ck_assert_uint_eq(train()->n_blocks, 1);
+        ck_assert_uint_eq(train()->all.n_blocks, 1);
         must_free(p, used);
         settle();
-        ck_assert_uint_eq(train()->n_blocks, 0);
+        ck_assert_uint_eq(train()->all.n_blocks, 0);
         ck_assert_uint_eq(train()->account.charged_bytes, 0);
         resumed = ask_drain(admin, false);
         settle();
@@ -366,7 +366,7 @@ TEST(kept_blocks_are_charged)
         must_free(p, block);
         id = peer_malloc(p, 0, 20 * MIB);
         ck_assert_ptr_nonnull(strstr(refusal_of(p, id, EDQUOT), "shared blocks: 40.0 MiB"));
-        ck_assert_uint_eq(train()->n_blocks, 1);
+        ck_assert_uint_eq(train()->all.n_blocks, 1);
         ck_assert_int_eq(peer_error(p, peer_forget(p, "", "w")), 0);
         must_free(p, must_malloc(p, 0, 20 * MIB));
         peer_free(p);
@@ -428,7 +428,7 @@ TEST(read_only_extents)
         refusal_of(q, peer_attach(q, "w", 0), EBUSY);
         assert_extents(q, 1, true);
         check();
-        ck_assert_uint_eq(train()->n_blocks, 1);
+        ck_assert_uint_eq(train()->all.n_blocks, 1);
         /* After it, the extent is sent again. */
         must_free(q, block);
         must_free(q, block);
