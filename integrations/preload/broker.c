@@ -4,7 +4,6 @@
  *
  * Invariant: gpus[i] is constant once its state is not UNKNOWN, except for its client and its counters. A client of
  * a GPU has no memory of another one. */
-#include "integrations/preload/charged_context.h"
 #include "integrations/preload/broker.h"
 
 #include <errno.h>
@@ -16,9 +15,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "integrations/preload/charge.h"
 #include "integrations/preload/driver.h"
-#include "integrations/preload/reserved.h"
 
 #define MAX_GPUS    64
 #define CACHE_BYTES (UINT64_C(4) << 20) /* that are idle, for small blocks */
@@ -281,25 +278,7 @@ CUresult broker_client_to_ask(struct gpu *gpu, bfc_client **ret)
         return broker_result(r);
 }
 
-CUresult broker_client(struct gpu *gpu, bfc_client **ret)
-{
-        CUresult result = broker_client_to_ask(gpu, ret);
-
-        return result == CUDA_SUCCESS ? context_make_primary(gpu) : result;
-}
-
-/* Others need what is charged and not in use. */
-static void give_room(void *unused, const struct bfc_pressure *pressure)
-{
-        (void)unused;
-        for (size_t i = 0; i < MAX_GPUS; i++)
-                if (atomic_load(&states[i]) == BROKERED && strcmp(gpus[i].name, pressure->partition) == 0) {
-                        reserved_settle(&gpus[i]);
-                        (void)charge_give_room(&gpus[i]);
-                }
-}
-
-int broker_charger(bfc_client **ret)
+int broker_charger(bfc_pressure_fn on_pressure, bfc_client **ret)
 {
         bfc_client *client = atomic_load_explicit(&charger, memory_order_acquire);
         int r = 0;
@@ -313,7 +292,7 @@ int broker_charger(bfc_client **ret)
                         r = connect_locked(&client);
                 if (r == 0) {
                         atomic_store(&charger, client);
-                        (void)bfc_on_pressure(client, give_room, NULL);
+                        (void)bfc_on_pressure(client, on_pressure, NULL);
                 }
                 pthread_mutex_unlock(&lock);
         }
@@ -408,6 +387,14 @@ struct gpu *broker_known_gpu(CUdevice device)
                        : NULL;
 }
 
+struct gpu *broker_gpu_of(const char *partition)
+{
+        for (size_t i = 0; i < MAX_GPUS; i++)
+                if (atomic_load(&states[i]) == BROKERED && strcmp(gpus[i].name, partition) == 0)
+                        return &gpus[i];
+        return NULL;
+}
+
 CUdevice broker_ordinal(const struct gpu *gpu)
 {
         return (CUdevice)(gpu - gpus);
@@ -495,6 +482,7 @@ int bfc_preload_mem_info(const char *uuid, size_t *ret_n_free, size_t *ret_n_tot
 {
         const char *partition;
         bfc_client *client;
+        struct gpu *gpu;
         IN_CALL;
         int r;
 
@@ -502,9 +490,9 @@ int bfc_preload_mem_info(const char *uuid, size_t *ret_n_free, size_t *ret_n_tot
         r = client ? bfc_partition_for_uuid(client, uuid, &partition) : -ENOENT;
         if (r < 0)
                 return r;
-        for (size_t i = 0; i < MAX_GPUS; i++)
-                if (atomic_load(&states[i]) == BROKERED && strcmp(gpus[i].name, partition) == 0)
-                        return broker_mem_info(&gpus[i], ret_n_free, ret_n_total) == CUDA_SUCCESS ? 0 : -EIO;
+        gpu = broker_gpu_of(partition);
+        if (gpu)
+                return broker_mem_info(gpu, ret_n_free, ret_n_total) == CUDA_SUCCESS ? 0 : -EIO;
         return bfc_mem_get_info(client, partition, ret_n_free, ret_n_total);
 }
 

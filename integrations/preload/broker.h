@@ -26,7 +26,7 @@
 #include "integrations/preload/api.h"
 
 struct gpu {
-        bfc_client *client;    /* atomic; NULL: it has no memory; see broker_client() */
+        bfc_client *client;    /* atomic; NULL: it has no memory; see context_client() */
         char name[64];         /* of the partition */
         const char *partition; /* the same, or NULL: the client's own, for which bfc_malloc() is faster */
         uint64_t share;        /* BFC_SHARE_FD, BFC_SHARE_CUDA_IPC */
@@ -51,6 +51,9 @@ struct gpu *broker_gpu(CUdevice device);
 /* broker_gpu() if a call has had it before, so that the driver knows the device; else NULL. */
 struct gpu *broker_known_gpu(CUdevice device);
 
+/* The GPU of a partition, if a call has had it before; else NULL. */
+struct gpu *broker_gpu_of(const char *partition);
+
 /* Its number. */
 CUdevice broker_ordinal(const struct gpu *gpu);
 
@@ -66,13 +69,12 @@ CUresult broker_device(CUdevice *ret);
 /* The current context's GPU, as broker_gpu(). A driver's error; then *ret is not set. */
 CUresult broker_current_gpu(struct gpu **ret);
 
-/* The GPU's client, which is made if there is none, and so is the primary context, in which it has memory. */
-CUresult broker_client(struct gpu *gpu, bfc_client **ret);
-/* The GPU's client, without making that context. */
+/* The GPU's client, which is made if there is none. Before it has memory: context_client(). */
 CUresult broker_client_to_ask(struct gpu *gpu, bfc_client **ret);
 
-/* The client that charges what the driver gives. 0, or an error of bfc_connect(). */
-int broker_charger(bfc_client **ret);
+/* The client that charges what the driver gives. on_pressure: its function for Pressures, if this call makes it. 0, or an
+ * error of bfc_connect(). */
+int broker_charger(bfc_pressure_fn on_pressure, bfc_client **ret);
 
 /* All clients that have memory, one after the other: *cursor is 0 at first. NULL: no more. */
 bfc_client *broker_next_client(size_t *cursor);

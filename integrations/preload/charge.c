@@ -33,11 +33,23 @@ bool charge_take_room(struct gpu *gpu, size_t n_bytes)
         return false;
 }
 
+/* Others need what is charged and not in use. */
+static void give_room(void *unused, const struct bfc_pressure *pressure)
+{
+        struct gpu *gpu = broker_gpu_of(pressure->partition);
+
+        (void)unused;
+        if (!gpu)
+                return;
+        reserved_settle(gpu);
+        (void)charge_give_room(gpu);
+}
+
 static void uncharge(struct gpu *gpu, uint64_t n_bytes)
 {
         bfc_client *client;
 
-        if (n_bytes > 0 && broker_charger(&client) == 0)
+        if (n_bytes > 0 && broker_charger(give_room, &client) == 0)
                 (void)bfc_uncharge(client, gpu->name, n_bytes);
 }
 
@@ -103,7 +115,7 @@ int charge_take(struct gpu *gpu, size_t n_bytes)
                 return 0;
         if (n_bytes > MAX_BYTES)
                 return -ENOMEM;
-        r = broker_charger(&client);
+        r = broker_charger(give_room, &client);
         if (r < 0)
                 return r;
         r = step_fits(gpu, client, n_bytes) ? charge_units(gpu, client, n_bytes, step_bytes(gpu)) : -ENOMEM;
@@ -135,7 +147,7 @@ void charge_add_contexts(struct gpu *gpu, int64_t n_bytes)
 {
         bfc_client *client;
 
-        if (n_bytes != 0 && broker_charger(&client) == 0)
+        if (n_bytes != 0 && broker_charger(give_room, &client) == 0)
                 (void)bfc_add_contexts(client, gpu->name, n_bytes);
 }
 

@@ -316,6 +316,13 @@ CUresult context_make_primary(struct gpu *gpu)
         return result;
 }
 
+CUresult context_client(struct gpu *gpu, bfc_client **ret)
+{
+        CUresult result = broker_client_to_ask(gpu, ret);
+
+        return result == CUDA_SUCCESS ? context_make_primary(gpu) : result;
+}
+
 static CUresult charge_for_library(CUdevice device)
 {
         IN_CALL;

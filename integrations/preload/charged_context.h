@@ -14,6 +14,9 @@
  * that was done. An error of the driver; CUDA_ERROR_OUT_OF_MEMORY: the limit has no room for it, as a line says. */
 CUresult context_make_primary(struct gpu *gpu);
 
+/* The GPU's client, which is made if there is none, and so is the primary context, in which it has memory. */
+CUresult context_client(struct gpu *gpu, bfc_client **ret);
+
 /* For the library, which calls the driver by itself: context_make_primary() before a client has its first memory on a GPU. The
  * proxy's own clients have it made already: in a thread that is in the proxy this does nothing. */
 __attribute__((visibility("default"))) CUresult bfc_preload_charge_context(CUdevice device);

@@ -17,6 +17,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "integrations/preload/charged_context.h"
 #include "integrations/preload/ipc.h"
 
 #define MAGIC "bfcdIPC2"
@@ -165,7 +166,7 @@ static CUresult attach_one(const struct block_handle *handle, struct gpu **ret_g
 {
         struct gpu *gpu = broker_gpu_by_id(handle->gpu);
         bfc_client *client;
-        CUresult result = gpu ? broker_client(gpu, &client) : CUDA_ERROR_INVALID_VALUE;
+        CUresult result = gpu ? context_client(gpu, &client) : CUDA_ERROR_INVALID_VALUE;
         int r;
 
         if (result != CUDA_SUCCESS)

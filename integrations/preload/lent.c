@@ -16,6 +16,7 @@
 #include <sys/queue.h>
 
 #include "integrations/preload/charge.h"
+#include "integrations/preload/charged_context.h"
 #include "integrations/preload/outside.h"
 
 #define MIN_BYTES  ((size_t)32 << 20) /* the library gives no smaller block an extent of its own */
@@ -212,7 +213,7 @@ int lent_create(struct gpu *gpu, size_t n_bytes, const CUmemAllocationProp *prop
 {
         bool has_fd = (int)prop->requestedHandleTypes == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
         bfc_client *client;
-        CUresult result = broker_client(gpu, &client);
+        CUresult result = context_client(gpu, &client);
         struct lent *l;
         int r;
 

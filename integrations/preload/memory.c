@@ -6,8 +6,8 @@
  * child, are the driver's. */
 #include <errno.h>
 
-#include "integrations/preload/broker.h"
 #include "integrations/preload/charge.h"
+#include "integrations/preload/charged_context.h"
 #include "integrations/preload/outside.h"
 #include "integrations/preload/reserved.h"
 
@@ -44,7 +44,7 @@ static bool reaches_current(struct gpu *gpu)
 static CUresult alloc_block(struct gpu *gpu, size_t n_bytes, CUdeviceptr *ret)
 {
         bfc_client *client;
-        CUresult result = broker_client(gpu, &client);
+        CUresult result = context_client(gpu, &client);
         void *pointer;
         int r;
 

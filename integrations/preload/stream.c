@@ -9,8 +9,8 @@
 #include <stdlib.h>
 #include <sys/queue.h>
 
-#include "integrations/preload/broker.h"
 #include "integrations/preload/charge.h"
+#include "integrations/preload/charged_context.h"
 #include "integrations/preload/outside.h"
 #include "integrations/preload/reserved.h"
 
@@ -101,7 +101,7 @@ static struct gpu *pool_gpu(CUmemoryPool pool)
 static CUresult alloc_block(struct gpu *gpu, size_t n_bytes, CUstream stream, CUdeviceptr *ret)
 {
         bfc_client *client;
-        CUresult result = broker_client(gpu, &client);
+        CUresult result = context_client(gpu, &client);
         void *pointer;
         int r;
 
