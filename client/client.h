@@ -39,10 +39,8 @@ struct client_pages {
         /* By partition, of the usage page; NULL: there is none, or its daemon is gone. The array is
          * constant. */
         _Atomic(const struct pages_entry *) *entries;
-        void *usage; /* the address and size of that page; constant */
-        size_t usage_bytes;
-        struct pages_client *own;               /* NULL: none; constant */
-        struct fork_entry usage_fork, own_fork; /* registered if the page exists */
+        void *usage;              /* the address of that page, in PAGES_MAX_BYTES; NULL: none; constant */
+        struct pages_client *own; /* NULL: none; constant */
 };
 
 /* stash.h */
@@ -105,7 +103,7 @@ struct pending_split {
 /* Invariant, while no call is in progress: blocks.n_used - parked ones == num_allocs - num_frees, and
  * bytes_in_use is the sum over the used blocks. */
 struct bfc_client {
-        struct fork_guard fork; /* the child closes the sockets */
+        struct fork_guard fork; /* the child closes the sockets and hides the pages */
         struct call_connection *connection;
         struct reconnect reconnect; /* its lock is taken before all others */
         struct events *events;      /* NULL: none, so no thread */

@@ -192,8 +192,9 @@ static void *client_free(bfc_client *client)
  * the parent dies with file descriptors unread. */
 static void client_in_child(struct fork_entry *entry)
 {
-        bfc_client *client = entry->userdata;
+        bfc_client *client = entry->object;
 
+        client_pages_hide(&client->pages);
         call_forget(client->connection);
         events_forget(client->events);
 }

@@ -148,24 +148,24 @@ static bool place_usage(struct client_pages *p, struct pages_view *v)
         return true;
 }
 
-static void hide_from_children(struct fork_entry *entry, void *base, size_t n_bytes)
+void client_pages_hide(const struct client_pages *p)
 {
-        *entry = (struct fork_entry){ .in_child = fork_hide, .base = base, .n_bytes = n_bytes };
-        fork_add(entry);
+        if (p->usage)
+                fork_hide_range(p->usage, PAGES_MAX_BYTES);
+        if (p->own)
+                fork_hide_range(p->own, pages_client_bytes());
 }
 
-/* If the session can be resumed, there is room for the largest page. */
-static void reserve_usage(bfc_client *client, const struct pages_view *v)
+/* Room for the largest page: that of another daemon may be larger. */
+static void reserve_usage(bfc_client *client)
 {
         struct client_pages *p = &client->pages;
-        size_t n_bytes = client->hello->hello->can_resume ? PAGES_MAX_BYTES : v->n_bytes;
-        void *place = mmap(NULL, n_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        void *place =
+                mmap(NULL, PAGES_MAX_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 
         if (place == MAP_FAILED)
                 return;
         p->usage = place;
-        p->usage_bytes = n_bytes;
-        hide_from_children(&p->usage_fork, place, n_bytes);
         p->entries = calloc(client->hello->hello->n_partitions, sizeof(*p->entries));
 }
 
@@ -197,13 +197,11 @@ void client_pages_open(bfc_client *client)
 
         client_pages_keep(client->connection, &next);
         client->pages.own = next.own;
-        if (next.own) {
-                hide_from_children(&client->pages.own_fork, next.own, pages_client_bytes());
+        if (next.own)
                 client_page_begin(client);
-        }
         if (!next.usage.page)
                 return;
-        reserve_usage(client, &next.usage);
+        reserve_usage(client);
         if (place_usage(&client->pages, &next.usage))
                 show_entries(client, &next.usage, client->hello->hello);
         else
@@ -255,14 +253,10 @@ void client_pages_renew(bfc_client *client, struct client_pages_next *next, cons
 
 void client_pages_close(struct client_pages *p)
 {
-        if (p->usage) {
-                fork_remove(&p->usage_fork);
-                munmap(p->usage, p->usage_bytes);
-        }
-        if (p->own) {
-                fork_remove(&p->own_fork);
+        if (p->usage)
+                munmap(p->usage, PAGES_MAX_BYTES);
+        if (p->own)
                 munmap(p->own, pages_client_bytes());
-        }
         free(p->entries);
         *p = (struct client_pages){ .own = NULL };
 }

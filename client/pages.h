@@ -19,6 +19,9 @@ struct client_pages;
 void client_pages_open(bfc_client *client);
 void client_pages_close(struct client_pages *p);
 
+/* In a forked child: reserves their addresses. */
+void client_pages_hide(const struct client_pages *p);
+
 /* The daemon is gone: its usage page is outdated. */
 void client_pages_invalidate(bfc_client *client);
 

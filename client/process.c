@@ -178,60 +178,65 @@ void fork_remove(struct fork_entry *entry)
         pthread_mutex_unlock(&lock);
 }
 
-static void *reserve(const struct fork_entry *entry, int flag)
+static void *reserve(void *base, size_t n_bytes, int flag)
 {
-        return mmap(entry->base, entry->n_bytes, PROT_NONE,
-                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | flag, -1, 0);
+        return mmap(base, n_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | flag, -1, 0);
 }
 
 /* Either call leaves no hole. The second one needs less memory of the kernel. */
+void fork_hide_range(void *base, size_t n_bytes)
+{
+        if (reserve(base, n_bytes, MAP_FIXED) == MAP_FAILED)
+                (void)mprotect(base, n_bytes, PROT_NONE);
+}
+
 void fork_hide(struct fork_entry *entry)
 {
-        if (reserve(entry, MAP_FIXED) == MAP_FAILED)
-                (void)mprotect(entry->base, entry->n_bytes, PROT_NONE);
+        fork_hide_range(entry->object, entry->n_bytes);
 }
 
 void fork_fill(struct fork_entry *entry)
 {
-        void *at = reserve(entry, MAP_FIXED_NOREPLACE);
+        void *at = reserve(entry->object, entry->n_bytes, MAP_FIXED_NOREPLACE);
 
-        if (at != MAP_FAILED && at != entry->base) /* an older kernel takes the address for a hint */
+        if (at != MAP_FAILED && at != entry->object) /* an older kernel takes the address for a hint */
                 munmap(at, entry->n_bytes);
+}
+
+static size_t page_bytes(void)
+{
+        return (size_t)sysconf(_SC_PAGESIZE);
 }
 
 int fork_guard_init(struct fork_guard *g)
 {
-        char *page;
+        uint64_t *page = mmap(NULL, page_bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
-        g->n_forks = __atomic_load_n(&n_forks, __ATOMIC_ACQUIRE);
-        g->page_bytes = (size_t)sysconf(_SC_PAGESIZE);
-        page = mmap(NULL, g->page_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (page == MAP_FAILED)
                 return -ENOMEM;
         g->page = page;
-        if (madvise(page, g->page_bytes, MADV_WIPEONFORK) < 0)
+        if (madvise(page, page_bytes(), MADV_WIPEONFORK) < 0)
                 return -errno;
-        page[0] = 1;
+        *page = 1 + __atomic_load_n(&n_forks, __ATOMIC_ACQUIRE);
         return 0;
 }
 
 void fork_guard_clear(struct fork_guard *g)
 {
-        if (g->is_registered)
+        if (g->entry.in_child)
                 fork_remove(&g->entry);
         if (g->page)
-                munmap((void *)(uintptr_t)g->page, g->page_bytes);
+                munmap((void *)(uintptr_t)g->page, page_bytes());
         *g = (struct fork_guard){ .page = NULL };
 }
 
-void fork_guard_watch(struct fork_guard *g, void (*handler)(struct fork_entry *entry), void *userdata)
+void fork_guard_watch(struct fork_guard *g, void (*handler)(struct fork_entry *entry), void *object)
 {
-        g->entry = (struct fork_entry){ .in_child = handler, .userdata = userdata };
+        g->entry = (struct fork_entry){ .in_child = handler, .object = object };
         fork_add(&g->entry);
-        g->is_registered = true;
 }
 
 bool fork_guard_has_forked(const struct fork_guard *g)
 {
-        return __atomic_load_n(&n_forks, __ATOMIC_ACQUIRE) != g->n_forks;
+        return 1 + __atomic_load_n(&n_forks, __ATOMIC_ACQUIRE) != *g->page;
 }

@@ -45,39 +45,37 @@ void condition_wait(pthread_cond_t *condition, pthread_mutex_t *lock, int64_t un
 struct fork_entry {
         /* Called in the child, on its only thread. Async-signal-safe functions only; no lock. */
         void (*in_child)(struct fork_entry *entry);
-        void *userdata;
-        void *base; /* of a range */
-        size_t n_bytes;
+        void *object;   /* in_child()'s; of a range: its address */
+        size_t n_bytes; /* of a range */
         LIST_ENTRY(fork_entry) link;
 };
 
 /* Must have succeeded before registrations take effect. -ENOMEM. */
 int fork_watch(void);
 
-/* in_child, userdata, base and n_bytes are the caller's to set. */
+/* All but the link is the caller's to set. */
 void fork_add(struct fork_entry *entry);
 /* A range is removed before it is unmapped. */
 void fork_remove(struct fork_entry *entry);
 
 /* For in_child: reserves the range, replacing all mappings. */
 void fork_hide(struct fork_entry *entry);
+void fork_hide_range(void *base, size_t n_bytes);
 /* fork_hide() for a range of which the child inherits nothing. If it inherits a part, nothing is changed. */
 void fork_fill(struct fork_entry *entry);
 
 /* Distinguishes a forked child from the process that made an object, without a system call or a lock. */
 struct fork_guard {
-        const volatile char *page; /* the kernel wipes it in the child */
-        size_t page_bytes;
-        uint64_t n_forks; /* of the process at the creation */
-        struct fork_entry entry;
-        bool is_registered; /* `entry` is */
+        const volatile uint64_t
+                *page; /* 1 + the process's forks at the creation; the kernel wipes it in the child */
+        struct fork_entry entry; /* registered if it has a function */
 };
 
 /* Zero-initialised before. -ENOMEM; -EINVAL and others: the kernel cannot wipe a page on fork. */
 int fork_guard_init(struct fork_guard *g);
 void fork_guard_clear(struct fork_guard *g); /* also after a failure, or zero-initialised */
-/* in_child(): with `userdata` in its entry. */
-void fork_guard_watch(struct fork_guard *g, void (*in_child)(struct fork_entry *entry), void *userdata);
+/* in_child(): with `object` in its entry. */
+void fork_guard_watch(struct fork_guard *g, void (*in_child)(struct fork_entry *entry), void *object);
 /* The process has forked since. */
 bool fork_guard_has_forked(const struct fork_guard *g);
 

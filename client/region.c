@@ -68,7 +68,7 @@ static void region_drop_fd(struct region *region)
 
 static void close_in_child(struct fork_entry *entry)
 {
-        struct region *region = entry->userdata;
+        struct region *region = entry->object;
 
         if (region->fd >= 0)
                 close(region->fd); /* it would keep the memory */
@@ -82,7 +82,7 @@ static void region_keep_fd(struct region *region, int fd)
         region->fd = fcntl(fd, F_DUPFD_CLOEXEC, 3);
         if (region->fd < 0)
                 return;
-        region->fd_fork = (struct fork_entry){ .in_child = close_in_child, .userdata = region };
+        region->fd_fork = (struct fork_entry){ .in_child = close_in_child, .object = region };
         fork_add(&region->fd_fork);
 }
 
@@ -145,7 +145,7 @@ static void region_watch(struct region *region, const struct device_view *view, 
         if (region->is_watched || !base || (inherits && !view->is_cuda))
                 return;
         region->fork = (struct fork_entry){ .in_child = view->is_cuda ? fork_fill : fork_hide,
-                                            .base = base,
+                                            .object = base,
                                             .n_bytes = region->n_bytes };
         fork_add(&region->fork);
         region->is_watched = true;
