@@ -180,7 +180,7 @@ static int locate(bfc_client *client, const void *ptr, size_t n_bytes, bool writ
         else if (writes && shared_is_read_only(client, block->ptr))
                 r = error_set(-EACCES, "the block at %p is attached read-only", ptr);
         else if (block->parkable)
-                client_begin_copy(client, block->parkable);
+                client_begin_copy(block->parkable);
         if (r == 0)
                 *ret = (struct place){
                         .range = regions_range(&client->regions, block->region_id),

@@ -158,7 +158,7 @@ static int take_granted(bfc_client *client, uint32_t partition, const Bfcd__Bloc
 int client_malloc_failed(bfc_client *client, uint32_t partition, int error)
 {
         pthread_mutex_lock(&client->lock);
-        client->counters.partitions[partition].num_failures++;
+        client->partitions[partition].stats.num_failures++;
         pthread_mutex_unlock(&client->lock);
         return error;
 }

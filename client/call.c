@@ -206,16 +206,6 @@ void call_set_timeout(struct call_connection *c, unsigned timeout_ms)
 
 /* ---- under the lock ------------------------------------------------------ */
 
-static void waiter_init(struct call_waiter *w)
-{
-        pthread_condattr_t attr;
-
-        pthread_condattr_init(&attr);
-        pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-        pthread_cond_init(&w->cond, &attr);
-        pthread_condattr_destroy(&attr);
-}
-
 static void waiter_wake(struct call_waiter *w)
 {
         pthread_cond_signal(&w->cond);
@@ -564,7 +554,7 @@ static int call_exchange(struct call_connection *c, Bfcd__Request *const *reques
         for (size_t i = 0; r == 0 && i < n; i++) {
                 r = call_queue(c, requests[i]);
                 for (size_t k = 0; r == 0 && k < n_replies_to(requests[i]); k++, n_put++) {
-                        waiter_init(&waiters[n_put]);
+                        condition_init(&waiters[n_put].cond);
                         waiters[n_put].id = requests[i]->id + k;
                         waiter_add(c, &waiters[n_put]);
                 }

@@ -45,8 +45,7 @@ static int charge_once(bfc_client *client, struct client_call *call, Bfcd__Reque
         pthread_mutex_lock(&client->lock);
         *ret_stale = epoch != client->epoch;
         if (!*ret_stale)
-                client->counters.partitions[request->charge->partition].bytes_direct +=
-                        request->charge->n_bytes;
+                client->partitions[request->charge->partition].stats.bytes_direct += request->charge->n_bytes;
         pthread_mutex_unlock(&client->lock);
         return 0;
 }
@@ -132,19 +131,19 @@ int client_return_charge(bfc_client *client, const Bfcd__Charge *granted, uint64
 BFC_API int bfc_uncharge(bfc_client *client, const char *partition, size_t n_bytes)
 {
         uint64_t epoch = 0, has = 0;
-        struct counters *c;
+        struct client_partition *p;
         uint32_t index = 0;
         int r = check(client, "bfc_uncharge", partition, n_bytes, &index);
 
         if (r < 0)
                 return r;
-        c = &client->counters;
+        p = &client->partitions[index];
         pthread_mutex_lock(&client->lock);
-        has = c->partitions[index].bytes_direct;
+        has = p->stats.bytes_direct;
         if (n_bytes <= has) {
-                c->partitions[index].bytes_direct -= n_bytes;
-                if (c->bytes_contexts[index] > has - n_bytes)
-                        c->bytes_contexts[index] = has - n_bytes;
+                p->stats.bytes_direct -= n_bytes;
+                if (p->bytes_contexts > has - n_bytes)
+                        p->bytes_contexts = has - n_bytes;
         }
         epoch = client->epoch;
         pthread_mutex_unlock(&client->lock);
@@ -162,13 +161,13 @@ BFC_API int bfc_uncharge(bfc_client *client, const char *partition, size_t n_byt
 /* Adds n_bytes, modulo 2^64. False: the sum is no part of the charge, and nothing is added. */
 static bool add_contexts(bfc_client *client, uint32_t partition, uint64_t n_bytes)
 {
-        struct counters *c = &client->counters;
+        struct client_partition *p = &client->partitions[partition];
         bool ret;
 
         pthread_mutex_lock(&client->lock);
-        ret = c->bytes_contexts[partition] + n_bytes <= c->partitions[partition].bytes_direct;
+        ret = p->bytes_contexts + n_bytes <= p->stats.bytes_direct;
         if (ret)
-                c->bytes_contexts[partition] += n_bytes;
+                p->bytes_contexts += n_bytes;
         pthread_mutex_unlock(&client->lock);
         return ret;
 }
@@ -178,7 +177,7 @@ static uint64_t bytes_contexts(bfc_client *client, uint32_t partition)
         uint64_t n_bytes;
 
         pthread_mutex_lock(&client->lock);
-        n_bytes = client->counters.bytes_contexts[partition];
+        n_bytes = client->partitions[partition].bytes_contexts;
         pthread_mutex_unlock(&client->lock);
         return n_bytes;
 }

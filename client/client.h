@@ -36,9 +36,6 @@
 
 /* pages.h. Zero-initialised is none. */
 struct client_pages {
-        /* By partition, of the usage page; NULL: there is none, or its daemon is gone. The array is
-         * constant. */
-        _Atomic(const struct pages_entry *) *entries;
         void *usage;              /* the address of that page, in PAGES_MAX_BYTES; NULL: none; constant */
         struct pages_client *own; /* NULL: none; constant */
 };
@@ -50,12 +47,10 @@ struct stash {
         bool is_enabled;             /* false while its partition's device is drained; atomic */
 };
 
-/* counters.h. Without what the magazines count; bfc_stats() adds it. */
+/* counters.h. Of all partitions. */
 struct counters {
-        uint64_t n_requests;                 /* to the daemon; atomic. The rest is under the client's lock */
-        struct bfc_client_stats *partitions; /* the client's own one without bytes_in_use and its peak */
-        uint64_t *bytes_contexts;            /* by partition: of its bytes_direct */
-        uint64_t bytes_reserved;             /* the sum over all partitions */
+        uint64_t n_requests;     /* to the daemon; atomic. The rest is under the client's lock */
+        uint64_t bytes_reserved; /* the sum over all partitions */
         uint64_t peak_bytes_reserved;
         struct ages ages[PAGES_AGES]; /* as in the client page; the rest is in the magazines */
 };
@@ -85,8 +80,7 @@ struct pressure {
         bool is_calling; /* fn is running, on the thread `server` */
         bool is_serving; /* that thread serves a Pressure */
         pthread_t server;
-        struct pressure_order *orders; /* for each partition, at most one */
-        bool has_thread;               /* it must be joined */
+        bool has_thread; /* it must be joined */
         bool is_stopping, has_ended;
         bool disconnects; /* fn has called bfc_disconnect() */
         pthread_t thread;
@@ -96,6 +90,20 @@ struct pressure {
 struct pending_split {
         uint64_t block_id;
         uint64_t n_bytes;
+};
+
+/* What the client knows of a partition, and counts there. */
+struct client_partition {
+        bool is_seen;     /* of a GPU's: this process sees it; atomic */
+        bool is_prepared; /* the same, and device_prepare() has done its work; atomic */
+        _Atomic(const struct pages_entry *) usage; /* NULL: no page has it, or its daemon is gone */
+        Bfcd__Event *order;                        /* a Pressure that is not served yet; NULL: none */
+        uint64_t order_epoch;
+
+        /* The rest is under the client's lock. The stats are without what the magazines count: bfc_stats() adds it. */
+        struct bfc_client_stats stats;
+        uint64_t bytes_contexts; /* of bytes_direct */
+        struct parkables parkables;
 };
 
 /* ---- the client ---------------------------------------------------------------- */
@@ -109,10 +117,9 @@ struct bfc_client {
         struct events *events;      /* NULL: none, so no thread */
         Bfcd__Reply *hello;         /* the daemon's reply to it; constant */
         struct device_view *places; /* the device of each partition; constant, but for `peers` (lock) */
-        bool *is_seen;              /* of a GPU's: this process sees it; atomic */
-        bool *is_prepared;          /* the same, and device_prepare() has done its work; atomic */
-        uint32_t partition;         /* index of the client's own one */
-        struct recorder *recorder;  /* NULL: none */
+        struct client_partition *partitions;
+        uint32_t partition;        /* index of the client's own one */
+        struct recorder *recorder; /* NULL: none */
         struct stash stash;
         int lost; /* atomic: why the session ended, as far as known; 0 */
         struct client_pages pages;
@@ -122,16 +129,17 @@ struct bfc_client {
 
         pthread_mutex_t split_lock; /* taken before `lock`, held across requests: one split at a time */
 
-        pthread_mutex_t lock; /* everything below; never held across a request */
-        uint64_t epoch;       /* of the tables */
-        bool is_ending;       /* the inventory is empty */
-        struct cache *cache;  /* NULL: none */
+        pthread_mutex_t lock;   /* everything below; never held across a request */
+        pthread_cond_t changed; /* a parkable block is no longer busy */
+        uint64_t epoch;         /* of the tables */
+        bool is_ending;         /* the inventory is empty */
+        struct cache *cache;    /* NULL: none */
         struct regions regions;
         struct blocks blocks;           /* blocks_stash() is called without the lock */
         struct blocks slabs;            /* blocks of the daemon that streams have */
         struct pending_split splitting; /* a Split without an answer */
         struct counters counters;
-        struct parkables parkables;
+        size_t n_unretired; /* extents that were unmapped, and for which a Retire of this epoch is to come */
         struct shared_block *shared; /* see shared_list.h */
         char end_reason[320];        /* why this process ended the session */
 };

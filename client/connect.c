@@ -167,21 +167,17 @@ static void *client_free(bfc_client *client)
         streams_free(client);
         regions_clear(&client->regions);
         blocks_clear(&client->blocks);
-        parkables_clear(&client->parkables);
         shared_clear(client);
         blocks_clear(&client->slabs);
         cache_free(client->cache);
         magazines_free(client->stash.magazines);
-        free(client->counters.partitions);
-        free(client->counters.bytes_contexts);
         client_pages_close(&client->pages);
-        free(client->places);
-        free(client->is_seen);
-        free(client->is_prepared);
+        client_free_partitions(client);
         recorder_free(client->recorder);
         if (client->hello)
                 bfcd__reply__free_unpacked(client->hello, NULL);
         reconnect_clear(&client->reconnect);
+        pthread_cond_destroy(&client->changed);
         pthread_mutex_destroy(&client->lock);
         pthread_mutex_destroy(&client->split_lock);
         free(client);
@@ -226,6 +222,8 @@ static int client_new(bfc_client **ret)
                 return error_no_memory();
         client->epoch = 1;
         lock_init(&client->lock);
+        condition_init(&client->changed);
+        client_pressure_init(client);
         pthread_mutex_init(&client->split_lock, NULL);
         r = fork_guard_init(&client->fork);
         if (r < 0) {
@@ -256,8 +254,6 @@ static int say_hello(bfc_client *client, const struct bfc_options *options)
         r = client_request(client, NULL, &request, BFCD__REPLY__BODY_HELLO, &client->hello, &epoch);
         if (r == 0)
                 r = client_read_places(client);
-        if (r == 0 && parkables_init(&client->parkables, (uint32_t)client->hello->hello->n_partitions) < 0)
-                r = error_no_memory();
         if (r < 0)
                 return r;
         return client_check_hello(client, options->partition);
@@ -321,8 +317,6 @@ static int connect_once(const struct bfc_options *known, bfc_client **ret)
                 client_pages_open(client);
         if (r == 0)
                 r = streams_new(client);
-        if (r == 0)
-                r = client_pressure_init(client);
         if (r == 0)
                 r = client_start_events(client, known);
         if (r < 0) {

@@ -15,7 +15,7 @@ static void add_with_peak(uint64_t *sum, uint64_t *peak, uint64_t n_bytes)
 
 void client_count_reserved(bfc_client *client, uint32_t partition, uint64_t n_bytes)
 {
-        struct bfc_client_stats *s = &client->counters.partitions[partition];
+        struct bfc_client_stats *s = &client->partitions[partition].stats;
 
         add_with_peak(&s->bytes_reserved, &s->peak_bytes_reserved, n_bytes);
         add_with_peak(&client->counters.bytes_reserved, &client->counters.peak_bytes_reserved, n_bytes);
@@ -23,13 +23,13 @@ void client_count_reserved(bfc_client *client, uint32_t partition, uint64_t n_by
 
 void client_count_released(bfc_client *client, uint32_t partition, uint64_t n_bytes)
 {
-        client->counters.partitions[partition].bytes_reserved -= n_bytes;
+        client->partitions[partition].stats.bytes_reserved -= n_bytes;
         client->counters.bytes_reserved -= n_bytes;
 }
 
 void client_count_restored(bfc_client *client, uint32_t partition, uint64_t n_bytes)
 {
-        client->counters.partitions[partition].bytes_reserved += n_bytes;
+        client->partitions[partition].stats.bytes_reserved += n_bytes;
         client->counters.bytes_reserved += n_bytes;
 }
 
@@ -71,7 +71,7 @@ void client_share_age(bfc_client *client, const struct block *block, bool is_sha
 
 void client_count_alloc(bfc_client *client, const struct block *block)
 {
-        struct bfc_client_stats *s = &client->counters.partitions[block->partition];
+        struct bfc_client_stats *s = &client->partitions[block->partition].stats;
 
         s->num_allocs++;
         s->bytes_requested += block->n_requested;
@@ -87,12 +87,13 @@ void client_count_alloc(bfc_client *client, const struct block *block)
         }
         count_age(client, block, block->n_bytes);
         if (block->parkable)
-                parkable_enter(&client->parkables, block->parkable, blocks_find(&client->blocks, block->ptr));
+                parkable_enter(&client->partitions[block->partition].parkables, block->parkable,
+                               blocks_find(&client->blocks, block->ptr));
 }
 
 void client_count_free(bfc_client *client, const struct block *block)
 {
-        struct bfc_client_stats *s = &client->counters.partitions[block->partition];
+        struct bfc_client_stats *s = &client->partitions[block->partition].stats;
 
         s->num_frees++;
         s->bytes_requested -= block->n_requested;
@@ -104,5 +105,5 @@ void client_count_free(bfc_client *client, const struct block *block)
         }
         count_age(client, block, -block->n_bytes);
         if (block->parkable)
-                parkable_drop(&client->parkables, block, block->parkable);
+                parkable_drop(block, block->parkable);
 }

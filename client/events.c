@@ -425,13 +425,8 @@ void events_wake(struct events *e)
 
 static void locks_init(struct events *e)
 {
-        pthread_condattr_t attr;
-
         pthread_mutex_init(&e->lock, NULL);
-        pthread_condattr_init(&attr);
-        pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-        pthread_cond_init(&e->changed, &attr);
-        pthread_condattr_destroy(&attr);
+        condition_init(&e->changed);
 }
 
 /* A program may watch the fd by epoll(7), which would lose a socket that is replaced. So the fd is that of

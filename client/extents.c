@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "client/client.h"
+#include "client/park.h"
 #include "client/streams.h"
 
 /* An extent has a handle if its partition is shared by handles. */
@@ -121,8 +122,8 @@ static int check_retire(const bfc_client *client, uint64_t epoch, uint64_t exten
         if (client->epoch != epoch)
                 return -ESTALE;
         if (regions_find_extent(&client->regions, extent_id, &place) < 0)
-                return n_unmapped < client->parkables.n_unretired ? IS_UNMAPPED : -EPROTO;
-        *ret_keeps_region = parkables_cover(&client->parkables, place.region_id, place.offset);
+                return n_unmapped < client->n_unretired ? IS_UNMAPPED : -EPROTO;
+        *ret_keeps_region = client_parks_at(client, place.region_id, place.offset);
         if (*ret_keeps_region)
                 return 0;
         if (blocks_lie_in(&client->blocks, place.region_id, place.offset, place.n_bytes) ||
@@ -154,7 +155,7 @@ int client_on_retire(bfc_client *client, uint64_t epoch, const Bfcd__Retire *ret
                 }
         }
         if (r == 0)
-                client->parkables.n_unretired -= n_unmapped;
+                client->n_unretired -= n_unmapped;
         pthread_mutex_unlock(&client->lock);
         if (r == 0 || r == -ESTALE || (r == -EBUSY && n_changed == 0))
                 return r;

@@ -63,8 +63,8 @@ static int list_charges(const bfc_client *client, struct inventory *h)
                 return -ENOMEM;
         h->n_charges = n;
         for (size_t i = 0; i < n; i++)
-                h->charges[i] = (struct held_charge){ client->counters.partitions[i].bytes_direct,
-                                                      client->counters.bytes_contexts[i] };
+                h->charges[i] = (struct held_charge){ client->partitions[i].stats.bytes_direct,
+                                                      client->partitions[i].bytes_contexts };
         return 0;
 }
 
@@ -128,7 +128,7 @@ int inventory_take(bfc_client *client, struct inventory *ret, uint64_t *ret_epoc
                 r = list_everything(client, &h);
         if (r == 0) {
                 regions_forget_unmapped(&client->regions); /* the next daemon is not told of them */
-                client->parkables.n_unretired = 0;
+                client->n_unretired = 0;
                 *ret_epoch = ++client->epoch;
         }
         pthread_mutex_unlock(&client->lock);

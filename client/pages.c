@@ -21,9 +21,8 @@
 
 int client_pages_read(const bfc_client *client, uint32_t partition, struct bfc_tenant_usage *ret)
 {
-        const struct client_pages *p = &client->pages;
         const struct pages_entry *e =
-                p->entries ? atomic_load_explicit(&p->entries[partition], memory_order_acquire) : NULL;
+                atomic_load_explicit(&client->partitions[partition].usage, memory_order_acquire);
         uint64_t f[PAGES_N_STATS];
 
         if (!e || pages_read(e, f) < 0)
@@ -69,7 +68,7 @@ static void client_page_begin(bfc_client *client)
                 client_page_ages(client, i, AGES_CLASSES);
         }
         for (uint32_t i = 0; i < client->hello->hello->n_partitions && i < PAGES_MAX_PARTITIONS; i++)
-                parkables_show(&client->parkables, i, &own->idle[i]);
+                parkables_show(&client->partitions[i].parkables, &own->idle[i]);
         put(&own->stashed_partition, (uint64_t)(entry_of(&client->pages, client->partition) - own->held));
         put(&own->n_stashed, magazines_show(client->stash.magazines, own->stashed, PAGES_MAX_STASHED));
         put(&own->version, PAGES_VERSION);
@@ -127,10 +126,8 @@ static void drop_usage(const struct pages_view *v)
 /* v: NULL: there are none from now on. */
 static void show_entries(bfc_client *client, const struct pages_view *v, const Bfcd__HelloReply *hello)
 {
-        struct client_pages *p = &client->pages;
-
-        for (size_t i = 0; p->entries && i < client->hello->hello->n_partitions; i++)
-                atomic_store_explicit(&p->entries[i],
+        for (size_t i = 0; i < client->hello->hello->n_partitions; i++)
+                atomic_store_explicit(&client->partitions[i].usage,
                                       v ? pages_view_entry(v, hello->partitions[i]->usage_entry) : NULL,
                                       memory_order_release);
 }
@@ -159,14 +156,11 @@ void client_pages_hide(const struct client_pages *p)
 /* Room for the largest page: that of another daemon may be larger. */
 static void reserve_usage(bfc_client *client)
 {
-        struct client_pages *p = &client->pages;
         void *place =
                 mmap(NULL, PAGES_MAX_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 
-        if (place == MAP_FAILED)
-                return;
-        p->usage = place;
-        p->entries = calloc(client->hello->hello->n_partitions, sizeof(*p->entries));
+        if (place != MAP_FAILED)
+                client->pages.usage = place;
 }
 
 void client_pages_keep(struct call_connection *connection, struct client_pages_next *ret)
@@ -244,7 +238,7 @@ void client_pages_renew(bfc_client *client, struct client_pages_next *next, cons
 {
         if (client->pages.own && next->own)
                 renew_own(client, next);
-        if (client->pages.entries && place_usage(&client->pages, &next->usage)) {
+        if (place_usage(&client->pages, &next->usage)) {
                 show_entries(client, &next->usage, hello);
                 next->usage.page = NULL;
         }
@@ -257,6 +251,5 @@ void client_pages_close(struct client_pages *p)
                 munmap(p->usage, PAGES_MAX_BYTES);
         if (p->own)
                 munmap(p->own, pages_client_bytes());
-        free(p->entries);
         *p = (struct client_pages){ .own = NULL };
 }

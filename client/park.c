@@ -20,10 +20,32 @@
 
 /* ---- finding ------------------------------------------------------------------- */
 
+static size_t n_partitions(const bfc_client *client)
+{
+        return client->hello->hello->n_partitions;
+}
+
+struct parkable *client_find_busy(const bfc_client *client, const void *ptr)
+{
+        struct parkable *p = NULL;
+
+        for (size_t i = 0; !p && i < n_partitions(client); i++)
+                p = parkables_find_busy(&client->partitions[i].parkables, ptr);
+        return p;
+}
+
+bool client_parks_at(const bfc_client *client, uint64_t region_id, uint64_t offset)
+{
+        for (size_t i = 0; i < n_partitions(client); i++)
+                if (parkables_cover(&client->partitions[i].parkables, region_id, offset))
+                        return true;
+        return false;
+}
+
 struct parkable *client_find_parkable(bfc_client *client, const void *ptr)
 {
         const struct block *block = blocks_find(&client->blocks, ptr);
-        struct parkable *p = block ? block->parkable : parkables_find_busy(&client->parkables, ptr);
+        struct parkable *p = block ? block->parkable : client_find_busy(client, ptr);
 
         return p && p->block->ptr == ptr ? p : NULL;
 }
@@ -59,14 +81,15 @@ static size_t add_tagged(const struct parkable_list *list, const char *tag, cons
 
 static size_t list_tagged(const bfc_client *client, uint32_t partition, const char *tag, const void **ret)
 {
-        const struct parkables *s = &client->parkables;
         size_t n = 0;
 
-        for (uint32_t i = 0; i < s->n_places; i++) {
+        for (size_t i = 0; i < n_partitions(client); i++) {
+                const struct parkables *s = &client->partitions[i].parkables;
+
                 if (partition != UINT32_MAX && i != partition)
                         continue;
-                n += add_tagged(&s->places[i].others, tag, ret ? ret + n : NULL);
-                n += add_tagged(&s->places[i].idle, tag, ret ? ret + n : NULL);
+                n += add_tagged(&s->others, tag, ret ? ret + n : NULL);
+                n += add_tagged(&s->idle, tag, ret ? ret + n : NULL);
         }
         return n;
 }
@@ -93,9 +116,9 @@ void block_set_clear(struct block_set *s)
 
 bool client_wait_parkable(bfc_client *client, const void *ptr)
 {
-        if (!parkables_find_busy(&client->parkables, ptr))
+        if (!client_find_busy(client, ptr))
                 return false;
-        condition_wait(&client->parkables.changed, &client->lock, -1);
+        condition_wait(&client->changed, &client->lock, -1);
         return true;
 }
 
@@ -106,9 +129,9 @@ static int wait_for(bfc_client *client, const struct parkable *p, int64_t until_
         const void *ptr = p->block->ptr;
 
         if (!p->waits)
-                condition_wait(&client->parkables.changed, &client->lock, -1);
+                condition_wait(&client->changed, &client->lock, -1);
         else if (clock_now_ms() < until_ms)
-                condition_wait(&client->parkables.changed, &client->lock, until_ms);
+                condition_wait(&client->changed, &client->lock, until_ms);
         else
                 return error_set(-EBUSY, "another call waits for room for the block at %p", ptr);
         return 0;
@@ -120,7 +143,7 @@ static void take(bfc_client *client, struct parkable *p, bool waits, struct bloc
         (void)blocks_leave(&client->blocks, p->block->ptr, ret);
         p->is_busy = true;
         p->waits = waits;
-        parkable_sort(&client->parkables, p);
+        parkable_sort(p);
 }
 
 static void give_back(bfc_client *client, const struct block *block, bool is_parked)
@@ -132,10 +155,10 @@ static void give_back(bfc_client *client, const struct block *block, bool is_par
         blocks_set_parked(&client->blocks, block->ptr, is_parked);
         p->is_busy = false;
         if (block->is_parked && !is_parked)
-                parkable_touch(&client->parkables, p);
+                parkable_touch(p);
         else
-                parkable_sort(&client->parkables, p);
-        pthread_cond_broadcast(&client->parkables.changed);
+                parkable_sort(p);
+        pthread_cond_broadcast(&client->changed);
         pthread_mutex_unlock(&client->lock);
 }
 
@@ -241,7 +264,7 @@ static int park_block(bfc_client *client, const void *ptr, const struct park_how
          * unmap is unmapped at the daemon's Retire. */
         if (r == 0) {
                 pthread_mutex_lock(&client->lock);
-                client->parkables.n_unretired +=
+                client->n_unretired +=
                         regions_unmap_all_in(&client->regions, block.region_id, block.offset, block.n_bytes);
                 pthread_mutex_unlock(&client->lock);
                 *ret_bytes += block.n_bytes;
@@ -311,7 +334,7 @@ static size_t list_idle(const bfc_client *client, uint32_t partition, int64_t un
         const struct parkable *p;
         size_t n = 0;
 
-        TAILQ_FOREACH(p, &client->parkables.places[partition].idle, link)
+        TAILQ_FOREACH(p, &client->partitions[partition].parkables.idle, link)
         {
                 if (p->used_ms > until_ms)
                         break;

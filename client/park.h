@@ -25,6 +25,11 @@ int client_park_idle(bfc_client *client, uint32_t partition, uint64_t n_bytes, u
 int client_wake_all(bfc_client *client, uint32_t partition, const char *tag, uint32_t wait_ms,
                     uint64_t *ret_bytes);
 
+/* The one that a call parks or wakes and in which this place is; NULL: none. The lock is held. */
+struct parkable *client_find_busy(const bfc_client *client, const void *ptr);
+/* Whether a place is part of a block that is parked, or being parked or woken. The lock is held. */
+bool client_parks_at(const bfc_client *client, uint64_t region_id, uint64_t offset);
+
 /* A call found no block that is used at this place. True: another call parked or woke it, and has ended; search
  * again. The lock is held, and is released meanwhile. */
 bool client_wait_parkable(bfc_client *client, const void *ptr);
@@ -51,7 +56,7 @@ struct parkable *client_find_parkable(bfc_client *client, const void *ptr);
 int client_not_parkable(bfc_client *client, const void *ptr);
 
 /* A copy of bfc_read() or bfc_write(): nothing parks the block meanwhile. The lock is held. */
-void client_begin_copy(bfc_client *client, struct parkable *p);
+void client_begin_copy(struct parkable *p);
 /* The lock is not held. */
 void client_end_copy(bfc_client *client, const void *ptr);
 

@@ -7,29 +7,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "client/blocks.h"
 #include "client/process.h"
 #include "proto/pages.h"
 
-int parkables_init(struct parkables *s, uint32_t n_partitions)
+void parkables_init(struct parkables *s)
 {
-        pthread_condattr_t attributes;
-
-        s->places = calloc(n_partitions + 1u, sizeof(*s->places));
-        if (!s->places)
-                return -ENOMEM;
-        for (uint32_t i = 0; i < n_partitions; i++) {
-                TAILQ_INIT(&s->places[i].idle);
-                TAILQ_INIT(&s->places[i].others);
-        }
-        s->n_places = n_partitions;
-        pthread_condattr_init(&attributes);
-        pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-        pthread_cond_init(&s->changed, &attributes);
-        pthread_condattr_destroy(&attributes);
-        return 0;
+        TAILQ_INIT(&s->idle);
+        TAILQ_INIT(&s->others);
 }
 
 static void list_free(struct parkable_list *list)
@@ -44,15 +30,8 @@ static void list_free(struct parkable_list *list)
 
 void parkables_clear(struct parkables *s)
 {
-        if (!s->places)
-                return;
-        for (uint32_t i = 0; i < s->n_places; i++) {
-                list_free(&s->places[i].idle);
-                list_free(&s->places[i].others);
-        }
-        free(s->places);
-        pthread_cond_destroy(&s->changed);
-        *s = (struct parkables){ .places = NULL };
+        list_free(&s->idle);
+        list_free(&s->others);
 }
 
 struct parkable *parkable_new(const char *tag)
@@ -64,84 +43,77 @@ struct parkable *parkable_new(const char *tag)
         return p;
 }
 
-static struct parkable_place *place_of(struct parkables *s, const struct block *block)
+static void show(const struct parkables *s)
 {
-        return &s->places[block->partition];
-}
+        const struct parkable *first = TAILQ_FIRST(&s->idle);
 
-static void show(const struct parkable_place *place)
-{
-        const struct parkable *first = TAILQ_FIRST(&place->idle);
-
-        if (!place->page)
+        if (!s->page)
                 return;
-        atomic_store_explicit(&place->page->since_ms, first ? (uint64_t)first->used_ms : 0,
-                              memory_order_relaxed);
-        atomic_store_explicit(&place->page->bytes, place->idle_bytes, memory_order_relaxed);
+        atomic_store_explicit(&s->page->since_ms, first ? (uint64_t)first->used_ms : 0, memory_order_relaxed);
+        atomic_store_explicit(&s->page->bytes, s->idle_bytes, memory_order_relaxed);
 }
 
-void parkables_show(struct parkables *s, uint32_t partition, struct pages_idle *page)
+void parkables_show(struct parkables *s, struct pages_idle *page)
 {
-        s->places[partition].page = page;
-        show(&s->places[partition]);
+        s->page = page;
+        show(s);
 }
 
 /* In the order of the last uses; most are the latest. */
-static void insert_idle(struct parkable_place *place, struct parkable *p)
+static void insert_idle(struct parkables *s, struct parkable *p)
 {
-        struct parkable *at = TAILQ_LAST(&place->idle, parkable_list);
+        struct parkable *at = TAILQ_LAST(&s->idle, parkable_list);
 
         while (at && at->used_ms > p->used_ms)
                 at = TAILQ_PREV(at, parkable_list, link);
         if (at)
-                TAILQ_INSERT_AFTER(&place->idle, at, p, link);
+                TAILQ_INSERT_AFTER(&s->idle, at, p, link);
         else
-                TAILQ_INSERT_HEAD(&place->idle, p, link);
-        place->idle_bytes += p->block->n_bytes;
+                TAILQ_INSERT_HEAD(&s->idle, p, link);
+        s->idle_bytes += p->block->n_bytes;
         p->is_idle = true;
-        show(place);
+        show(s);
 }
 
-static void take_out(struct parkable_place *place, const struct block *block, struct parkable *p)
+static void take_out(struct parkables *s, const struct block *block, struct parkable *p)
 {
-        TAILQ_REMOVE(p->is_idle ? &place->idle : &place->others, p, link);
+        TAILQ_REMOVE(p->is_idle ? &s->idle : &s->others, p, link);
         if (p->is_idle)
-                place->idle_bytes -= block->n_bytes;
+                s->idle_bytes -= block->n_bytes;
         p->is_idle = false;
-        show(place);
+        show(s);
 }
 
 void parkable_enter(struct parkables *s, struct parkable *p, const struct block *block)
 {
         p->block = block;
+        p->in = s;
         p->used_ms = clock_now_ms();
         if (p->is_shared)
-                TAILQ_INSERT_TAIL(&place_of(s, block)->others, p, link);
+                TAILQ_INSERT_TAIL(&s->others, p, link);
         else
-                insert_idle(place_of(s, block), p);
+                insert_idle(s, p);
 }
 
-void parkable_drop(struct parkables *s, const struct block *block, struct parkable *p)
+void parkable_drop(const struct block *block, struct parkable *p)
 {
-        take_out(place_of(s, block), block, p);
+        take_out(p->in, block, p);
         free(p);
 }
 
-void parkable_sort(struct parkables *s, struct parkable *p)
+void parkable_sort(struct parkable *p)
 {
-        struct parkable_place *place = place_of(s, p->block);
-
-        take_out(place, p->block, p);
+        take_out(p->in, p->block, p);
         if (!p->block->is_parked && !parkable_is_used(p) && !p->is_busy && !p->is_shared)
-                insert_idle(place, p);
+                insert_idle(p->in, p);
         else
-                TAILQ_INSERT_TAIL(&place->others, p, link);
+                TAILQ_INSERT_TAIL(&p->in->others, p, link);
 }
 
-void parkable_touch(struct parkables *s, struct parkable *p)
+void parkable_touch(struct parkable *p)
 {
         p->used_ms = clock_now_ms();
-        parkable_sort(s, p);
+        parkable_sort(p);
 }
 
 bool parkable_has_tag(const struct parkable *p, const char *tag)
@@ -153,8 +125,8 @@ struct parkable *parkables_find_busy(const struct parkables *s, const void *ptr)
 {
         struct parkable *p;
 
-        for (uint32_t i = 0; i < s->n_places; i++) {
-                TAILQ_FOREACH(p, &s->places[i].others, link)
+        TAILQ_FOREACH(p, &s->others, link)
+        {
                 if (p->is_busy && (uintptr_t)ptr - (uintptr_t)p->block->ptr < p->block->n_bytes)
                         return p;
         }
@@ -165,8 +137,8 @@ bool parkables_cover(const struct parkables *s, uint64_t region_id, uint64_t off
 {
         const struct parkable *p;
 
-        for (uint32_t i = 0; i < s->n_places; i++) {
-                TAILQ_FOREACH(p, &s->places[i].others, link)
+        TAILQ_FOREACH(p, &s->others, link)
+        {
                 if ((p->is_busy || p->block->is_parked) && p->block->region_id == region_id &&
                     offset - p->block->offset < p->block->n_bytes)
                         return true;

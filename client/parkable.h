@@ -10,7 +10,6 @@
 #ifndef BFC_CLIENT_PARKABLE_H
 #define BFC_CLIENT_PARKABLE_H
 
-#include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/queue.h>
@@ -22,6 +21,7 @@ struct pages_idle;
 
 struct parkable {
         const struct block *block; /* in the table */
+        struct parkables *in;
         char tag[PARKABLE_TAG_BYTES];
         uint32_t n_uses;
         uint32_t n_copies; /* of bfc_read() and bfc_write(): the program cannot end these */
@@ -35,26 +35,21 @@ struct parkable {
 };
 TAILQ_HEAD(parkable_list, parkable);
 
-/* Zero-initialised is empty. */
+/* Of one partition. */
 struct parkables {
-        struct parkable_place {
-                struct parkable_list idle, others;
-                uint64_t idle_bytes;
-                struct pages_idle *page; /* where they are published; NULL: nowhere */
-        } * places;                      /* of each partition */
-        uint32_t n_places;
-        pthread_cond_t changed; /* one is no longer busy */
-        size_t n_unretired; /* extents that were unmapped, and for which a Retire of this epoch is to come */
+        struct parkable_list idle, others;
+        uint64_t idle_bytes;
+        struct pages_idle *page; /* where they are published; NULL: nowhere */
 };
 
-int parkables_init(struct parkables *s, uint32_t n_partitions); /* -ENOMEM */
+void parkables_init(struct parkables *s);
 void parkables_clear(struct parkables *s);
 
 /* NULL: no memory. tag: NULL for none. It is entered when its block is in the table. */
 struct parkable *parkable_new(const char *tag);
 void parkable_enter(struct parkables *s, struct parkable *p, const struct block *block);
 /* The block leaves the table: frees it. */
-void parkable_drop(struct parkables *s, const struct block *block, struct parkable *p);
+void parkable_drop(const struct block *block, struct parkable *p);
 
 static inline bool parkable_is_used(const struct parkable *p)
 {
@@ -62,8 +57,8 @@ static inline bool parkable_is_used(const struct parkable *p)
 }
 
 /* After any change of its members: moves it to the list where it belongs. */
-void parkable_sort(struct parkables *s, struct parkable *p);
-void parkable_touch(struct parkables *s, struct parkable *p); /* it was used until now */
+void parkable_sort(struct parkable *p);
+void parkable_touch(struct parkable *p); /* it was used until now */
 
 /* tag: NULL matches all. */
 bool parkable_has_tag(const struct parkable *p, const char *tag);
@@ -71,8 +66,8 @@ bool parkable_has_tag(const struct parkable *p, const char *tag);
 /* The busy one in which this place is; NULL: none. */
 struct parkable *parkables_find_busy(const struct parkables *s, const void *ptr);
 
-/* Publishes the idle blocks of a partition here from now on. */
-void parkables_show(struct parkables *s, uint32_t partition, struct pages_idle *page);
+/* Publishes the idle blocks here from now on. */
+void parkables_show(struct parkables *s, struct pages_idle *page);
 
 /* Whether a place is part of a block that is parked, or being parked or woken. */
 bool parkables_cover(const struct parkables *s, uint64_t region_id, uint64_t offset);

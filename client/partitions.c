@@ -39,16 +39,13 @@ int client_read_places(bfc_client *client)
         const Bfcd__HelloReply *hello = client->hello->hello;
         struct device_view *places = calloc(hello->n_partitions + 1, sizeof(*places));
 
-        client->is_seen = calloc(hello->n_partitions + 1, sizeof(*client->is_seen));
-        client->is_prepared = calloc(hello->n_partitions + 1, sizeof(*client->is_prepared));
-        client->counters.partitions = calloc(hello->n_partitions + 1, sizeof(*client->counters.partitions));
-        client->counters.bytes_contexts =
-                calloc(hello->n_partitions + 1, sizeof(*client->counters.bytes_contexts));
-        if (!places || !client->is_seen || !client->is_prepared || !client->counters.partitions ||
-            !client->counters.bytes_contexts) {
+        client->partitions = calloc(hello->n_partitions + 1, sizeof(*client->partitions));
+        if (!places || !client->partitions) {
                 free(places);
                 return error_no_memory();
         }
+        for (size_t i = 0; i < hello->n_partitions; i++)
+                parkables_init(&client->partitions[i].parkables);
         for (size_t i = 0; i < hello->n_partitions; i++) {
                 if (place_read(hello->partitions[i], &places[i]) == 0)
                         continue;
@@ -60,6 +57,17 @@ int client_read_places(bfc_client *client)
         }
         client->places = places;
         return 0;
+}
+
+void client_free_partitions(bfc_client *client)
+{
+        for (size_t i = 0; client->partitions && i < client->hello->hello->n_partitions; i++) {
+                parkables_clear(&client->partitions[i].parkables);
+                if (client->partitions[i].order)
+                        bfcd__event__free_unpacked(client->partitions[i].order, NULL);
+        }
+        free(client->partitions);
+        free(client->places);
 }
 
 /* Lists what there is, for a name that there is not. */
@@ -162,11 +170,11 @@ bool client_lookup_device(bfc_client *client, uint32_t partition)
         const struct device_view *place = &client->places[partition];
 
         if (!place->is_cuda || place->has_no_memory ||
-            __atomic_load_n(&client->is_seen[partition], __ATOMIC_RELAXED))
+            __atomic_load_n(&client->partitions[partition].is_seen, __ATOMIC_RELAXED))
                 return true;
         if (place_ordinal(place) < 0)
                 return false;
-        __atomic_store_n(&client->is_seen[partition], true, __ATOMIC_RELAXED);
+        __atomic_store_n(&client->partitions[partition].is_seen, true, __ATOMIC_RELAXED);
         return true;
 }
 
@@ -176,11 +184,11 @@ int client_prepare_device(bfc_client *client, uint32_t partition)
         int r;
 
         if (!client->places[partition].is_cuda || client->places[partition].has_no_memory ||
-            __atomic_load_n(&client->is_prepared[partition], __ATOMIC_RELAXED))
+            __atomic_load_n(&client->partitions[partition].is_prepared, __ATOMIC_RELAXED))
                 return 0;
         r = device_prepare(&client->places[partition]);
         if (r == 0)
-                __atomic_store_n(&client->is_prepared[partition], true, __ATOMIC_RELAXED);
+                __atomic_store_n(&client->partitions[partition].is_prepared, true, __ATOMIC_RELAXED);
         else if (r == -ENOMEM)
                 r = error_set(r,
                               "partition '%s': there is no room for this process's CUDA context on device "

@@ -14,6 +14,7 @@
 
 /* Reads the devices of the hello's partitions. -EPROTO, -ENOMEM with a message. */
 int client_read_places(bfc_client *client);
+void client_free_partitions(bfc_client *client);
 /* Checks the hello reply, and selects the client's partition: "" for the default. */
 int client_check_hello(bfc_client *client, const char *partition);
 

@@ -4,7 +4,6 @@
 #include "client/pressure.h"
 
 #include <errno.h>
-#include <stdlib.h>
 
 #include "client/client.h"
 #include "client/park.h"
@@ -12,45 +11,21 @@
 #include "client/pages.h"
 #include "client/stream_free.h"
 
-struct pressure_order {
-        Bfcd__Event *event; /* NULL: none */
-        uint64_t epoch;
-};
-
 static size_t n_partitions(const bfc_client *client)
 {
         return client->hello->hello->n_partitions;
 }
 
-int client_pressure_init(bfc_client *client)
+void client_pressure_init(bfc_client *client)
 {
-        struct pressure *p = &client->pressure;
-        pthread_condattr_t attr;
-
-        p->orders = calloc(n_partitions(client) + 1, sizeof(*p->orders));
-        if (!p->orders)
-                return error_no_memory();
-        pthread_mutex_init(&p->lock, NULL);
-        pthread_condattr_init(&attr);
-        pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-        pthread_cond_init(&p->changed, &attr);
-        pthread_condattr_destroy(&attr);
-        return 0;
+        pthread_mutex_init(&client->pressure.lock, NULL);
+        condition_init(&client->pressure.changed);
 }
 
 void client_pressure_clear(bfc_client *client)
 {
-        struct pressure *p = &client->pressure;
-
-        if (!p->orders)
-                return;
-        for (size_t i = 0; i < n_partitions(client); i++)
-                if (p->orders[i].event)
-                        bfcd__event__free_unpacked(p->orders[i].event, NULL);
-        free(p->orders);
-        pthread_cond_destroy(&p->changed);
-        pthread_mutex_destroy(&p->lock);
-        p->orders = NULL;
+        pthread_cond_destroy(&client->pressure.changed);
+        pthread_mutex_destroy(&client->pressure.lock);
 }
 
 /* ---- serving ---------------------------------------------------------------- */
@@ -124,34 +99,33 @@ static void serve(bfc_client *client, const Bfcd__Pressure *order)
                                        order->to, tag, order->is_own, &n_bytes);
 }
 
-/* The lock is held. */
-static bool take_order(bfc_client *client, struct pressure_order *ret)
+/* NULL: there is none. The lock is held. */
+static Bfcd__Event *take_order(bfc_client *client, uint64_t *ret_epoch)
 {
-        for (size_t i = 0; i < n_partitions(client); i++) {
-                struct pressure_order *order = &client->pressure.orders[i];
+        Bfcd__Event *event = NULL;
 
-                if (!order->event)
-                        continue;
-                *ret = *order;
-                order->event = NULL;
-                return true;
+        for (size_t i = 0; !event && i < n_partitions(client); i++) {
+                event = client->partitions[i].order;
+                *ret_epoch = client->partitions[i].order_epoch;
+                client->partitions[i].order = NULL;
         }
-        return false;
+        return event;
 }
 
 /* All that is there. The lock is held, but not meanwhile. */
 static void serve_all(bfc_client *client)
 {
         struct pressure *p = &client->pressure;
-        struct pressure_order order;
+        Bfcd__Event *event;
+        uint64_t epoch;
 
         p->is_serving = true;
         p->server = pthread_self();
-        while (!p->is_stopping && !p->disconnects && take_order(client, &order)) {
+        while (!p->is_stopping && !p->disconnects && (event = take_order(client, &epoch))) {
                 pthread_mutex_unlock(&p->lock);
-                serve(client, order.event->pressure);
-                (void)events_answer(client->events, order.epoch, order.event->sequence);
-                bfcd__event__free_unpacked(order.event, NULL);
+                serve(client, event->pressure);
+                (void)events_answer(client->events, epoch, event->sequence);
+                bfcd__event__free_unpacked(event, NULL);
                 pthread_mutex_lock(&p->lock);
         }
         p->is_serving = false;
@@ -219,20 +193,21 @@ static bool is_valid(const bfc_client *client, const Bfcd__Pressure *order)
 int client_on_pressure(bfc_client *client, uint64_t epoch, Bfcd__Event *event)
 {
         struct pressure *p = &client->pressure;
-        struct pressure_order *order;
+        struct client_partition *partition;
         int r = EVENTS_TAKEN;
 
         if (!is_valid(client, event->pressure))
                 return client_end(client, -EPROTO, "the daemon sent a Pressure of an unknown partition");
-        order = &p->orders[event->pressure->partition];
+        partition = &client->partitions[event->pressure->partition];
         pthread_mutex_lock(&p->lock);
-        if (order->event) /* of a daemon before, or one too many */
-                bfcd__event__free_unpacked(order->event, NULL);
-        *order = (struct pressure_order){ event, epoch };
+        if (partition->order) /* of a daemon before, or one too many */
+                bfcd__event__free_unpacked(partition->order, NULL);
+        partition->order = event;
+        partition->order_epoch = epoch;
         if (client->reconnect.has_thread && !p->has_thread && !p->is_stopping)
                 p->has_thread = thread_new(run, client, "bfc-park", &p->thread) == 0;
         if (client->reconnect.has_thread && !p->has_thread) { /* no thread can be had */
-                order->event = NULL;
+                partition->order = NULL;
                 r = 0;
         }
         pthread_cond_broadcast(&p->changed);

@@ -16,7 +16,7 @@
 
 #include "proto/bfcd.pb-c.h"
 
-int client_pressure_init(bfc_client *client); /* -ENOMEM */
+void client_pressure_init(bfc_client *client);
 void client_pressure_clear(bfc_client *client);
 
 /* For events.h. EVENTS_TAKEN: it is served later; 0: it cannot be served. -EPROTO: it is invalid. */

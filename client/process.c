@@ -115,6 +115,16 @@ int64_t clock_now_ms(void)
         return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
+void condition_init(pthread_cond_t *condition)
+{
+        pthread_condattr_t attributes;
+
+        pthread_condattr_init(&attributes);
+        pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+        pthread_cond_init(condition, &attributes);
+        pthread_condattr_destroy(&attributes);
+}
+
 void condition_wait(pthread_cond_t *condition, pthread_mutex_t *mutex, int64_t until_ms)
 {
         const struct timespec until = { until_ms / 1000, until_ms % 1000 * 1000000 };

@@ -34,7 +34,10 @@ int thread_new(void *(*run)(void *), void *userdata, const char *name, pthread_t
 /* Milliseconds of CLOCK_MONOTONIC. */
 int64_t clock_now_ms(void);
 
-/* Waits for a condition, until that time at most (then its clock is CLOCK_MONOTONIC); -1: for ever. The library
+/* Its clock is CLOCK_MONOTONIC. */
+void condition_init(pthread_cond_t *condition);
+
+/* Waits for a condition, until that time at most; -1: for ever. The library
  * calls no other wait: pthread_cond_wait() is a cancellation point, and a thread that is cancelled in it ends with
  * the lock. */
 void condition_wait(pthread_cond_t *condition, pthread_mutex_t *lock, int64_t until_ms);

@@ -428,8 +428,6 @@ int client_reconnect(bfc_client *client, uint64_t epoch, unsigned return_ms, str
 
 int reconnect_init(struct reconnect *b, const char *path, const char *name, unsigned return_ms)
 {
-        pthread_condattr_t attr;
-
         b->path = strdup(path);
         if (!b->path)
                 return error_no_memory();
@@ -437,10 +435,7 @@ int reconnect_init(struct reconnect *b, const char *path, const char *name, unsi
         b->return_ms = return_ms;
         b->epoch = 1;
         pthread_mutex_init(&b->lock, NULL);
-        pthread_condattr_init(&attr);
-        pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-        pthread_cond_init(&b->changed, &attr);
-        pthread_condattr_destroy(&attr);
+        condition_init(&b->changed);
         return 0;
 }
 

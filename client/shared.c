@@ -63,7 +63,7 @@ static void publish_page(bfc_client *client, const struct block *block, bool is_
 
         if (block->parkable) {
                 block->parkable->is_shared = !is_on;
-                parkable_sort(&client->parkables, block->parkable);
+                parkable_sort(block->parkable);
         }
 
         client_page_whole(client, regions_partition(&client->regions, block->region_id),

@@ -76,8 +76,8 @@ void client_restore_block(bfc_client *client, const struct block *gone)
         if (regions_resolve(&client->regions, block->region_id, block->offset, block->n_bytes, &ptr) == 0 &&
             ptr == block->ptr && blocks_add(&client->blocks, block) == 0) {
                 client_count_alloc(client, block);
-                client->counters.partitions[block->partition].num_allocs--;
-                client->counters.partitions[block->partition].num_frees--;
+                client->partitions[block->partition].stats.num_allocs--;
+                client->partitions[block->partition].stats.num_frees--;
                 if (!block->slab && !block->stream_alloc)
                         client_count_restored(client, block->partition, block->n_bytes);
         }

@@ -18,7 +18,7 @@
 static void read_counts(const bfc_client *client, uint32_t partition, const struct magazine_sums *sums,
                         struct bfc_client_stats *ret)
 {
-        *ret = client->counters.partitions[partition];
+        *ret = client->partitions[partition].stats;
         if (partition == client->partition) {
                 ret->num_allocs += sums->num_allocs;
                 ret->num_frees += sums->num_frees;
@@ -112,10 +112,8 @@ static void reset_peaks(bfc_client *client)
         magazines_reset_peak(client->stash.magazines);
         client->counters.peak_bytes_reserved = client->counters.bytes_reserved;
         for (uint32_t i = 0; i < client->hello->hello->n_partitions; i++) {
-                client->counters.partitions[i].peak_bytes_in_use =
-                        client->counters.partitions[i].bytes_in_use;
-                client->counters.partitions[i].peak_bytes_reserved =
-                        client->counters.partitions[i].bytes_reserved;
+                client->partitions[i].stats.peak_bytes_in_use = client->partitions[i].stats.bytes_in_use;
+                client->partitions[i].stats.peak_bytes_reserved = client->partitions[i].stats.bytes_reserved;
         }
 }
 

@@ -261,7 +261,7 @@ static int streams_free_block(bfc_client *client, const void *ptr, uintptr_t str
         pthread_mutex_lock(&client->lock);
         is_shared = shared_has(client, ptr);
         r = is_shared ? -EINVAL : blocks_leave(&client->blocks, ptr, &block);
-        is_busy = r == -ENOENT && parkables_find_busy(&client->parkables, ptr);
+        is_busy = r == -ENOENT && client_find_busy(client, ptr);
         if (r == 0)
                 partition = regions_partition(&client->regions, block.region_id);
         pthread_mutex_unlock(&client->lock);

@@ -10,13 +10,13 @@
 #include "client/park.h"
 
 /* -EINVAL: there are too many. The lock is held. */
-static int count_use(bfc_client *client, struct parkable *p)
+static int count_use(struct parkable *p)
 {
         if (p->n_uses == UINT32_MAX)
                 return error_set(-EINVAL, "the block at %p is in use too often",
                                  (void *)(uintptr_t)p->block->ptr);
         p->n_uses++;
-        parkable_sort(&client->parkables, p);
+        parkable_sort(p);
         return 0;
 }
 
@@ -28,14 +28,14 @@ static bool end_use(bfc_client *client, const void *ptr)
         if (!p || p->n_uses == 0)
                 return false;
         p->n_uses--;
-        parkable_touch(&client->parkables, p);
+        parkable_touch(p);
         return true;
 }
 
-void client_begin_copy(bfc_client *client, struct parkable *p)
+void client_begin_copy(struct parkable *p)
 {
         p->n_copies++;
-        parkable_sort(&client->parkables, p);
+        parkable_sort(p);
 }
 
 void client_end_copy(bfc_client *client, const void *ptr)
@@ -46,7 +46,7 @@ void client_end_copy(bfc_client *client, const void *ptr)
         p = client_find_parkable(client, ptr);
         if (p && p->n_copies > 0) { /* else it was freed meanwhile */
                 p->n_copies--;
-                parkable_touch(&client->parkables, p);
+                parkable_touch(p);
         }
         pthread_mutex_unlock(&client->lock);
 }
@@ -59,7 +59,7 @@ static int count_uses(bfc_client *client, const struct block_set *set)
                 int r = set->skips_others ? 0 : -ENOENT;
 
                 if (p)
-                        r = count_use(client, p);
+                        r = count_use(p);
                 if (r < 0) {
                         while (i-- > 0)
                                 (void)end_use(client, set->ptrs[i]);
