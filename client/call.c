@@ -683,6 +683,16 @@ int call_send_within(struct call_connection *c, unsigned timeout_ms, Bfcd__Reque
 
 /* ---- another socket ------------------------------------------------------- */
 
+uint64_t call_epoch(struct call_connection *c)
+{
+        uint64_t epoch;
+
+        pthread_mutex_lock(&c->lock);
+        epoch = c->epoch;
+        pthread_mutex_unlock(&c->lock);
+        return epoch;
+}
+
 void call_drain(struct call_connection *c)
 {
         pthread_mutex_lock(&c->lock);

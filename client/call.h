@@ -71,6 +71,9 @@ int call_send_wakes(struct call_connection *c, struct call_interrupt *interrupt,
  * threads, and for at most timeout_ms. -ETIMEDOUT. */
 int call_send_within(struct call_connection *c, unsigned timeout_ms, Bfcd__Request *request);
 
+/* Of the connection now. */
+uint64_t call_epoch(struct call_connection *c);
+
 /* The connection has failed: waits until all calls have returned. */
 void call_drain(struct call_connection *c);
 

@@ -57,33 +57,29 @@ struct counters {
 
 /* reconnect.h */
 struct reconnect {
-        char *path;         /* of the socket */
-        char name[64];      /* of the program */
-        unsigned return_ms; /* these three are constant */
-        bool has_thread; /* that reads events; else the program does, in bfc_poll(). Set before it starts */
-        uint64_t n_resumed; /* atomic */
-        pthread_mutex_t lock;
-        pthread_cond_t changed;
-        uint64_t epoch;    /* of the connection in use */
-        bool is_under_way; /* a thread is reconnecting */
-        bool is_stopping;
+        char *path;                   /* of the socket */
+        char name[64];                /* of the program */
+        unsigned return_ms;           /* these three are constant */
+        uint64_t n_resumed;           /* atomic */
+        bool is_under_way;            /* a thread is reconnecting */
         bool is_refused;              /* atomic: a daemon refused to resume the session */
         struct call_connection *next; /* not in use yet; NULL: none */
 };
 
 /* pressure.h */
+enum pressure_state { PRESSURE_IDLE, PRESSURE_SERVED, PRESSURE_IN_FN };
+enum pressure_thread {
+        PRESSURE_NO_THREAD,
+        PRESSURE_RUNS,
+        PRESSURE_ENDED
+}; /* it must be joined, but for the first */
 struct pressure {
-        pthread_mutex_t lock; /* of all; taken with no other lock held, and held across no call */
-        pthread_cond_t changed;
         bfc_pressure_fn fn; /* NULL: none; atomic, changed under the lock */
         void *userdata;
-        bool is_calling; /* fn is running, on the thread `server` */
-        bool is_serving; /* that thread serves a Pressure */
-        pthread_t server;
-        bool has_thread; /* it must be joined */
-        bool is_stopping, has_ended;
+        enum pressure_state state;
+        enum pressure_thread thread;
+        pthread_t server; /* the client's thread; without one, the thread that serves, if one does */
         bool disconnects; /* fn has called bfc_disconnect() */
-        pthread_t thread;
 };
 
 /* reclaim.h. A Split without an answer, see proto/bfcd.proto. block_id 0: none. */
@@ -113,7 +109,6 @@ struct client_partition {
 struct bfc_client {
         struct fork_guard fork; /* the child closes the sockets and hides the pages */
         struct call_connection *connection;
-        struct reconnect reconnect; /* its lock is taken before all others */
         struct events *events;      /* NULL: none, so no thread */
         Bfcd__Reply *hello;         /* the daemon's reply to it; constant */
         struct device_view *places; /* the device of each partition; constant, but for `peers` (lock) */
@@ -123,17 +118,20 @@ struct bfc_client {
         struct stash stash;
         int lost; /* atomic: why the session ended, as far as known; 0 */
         struct client_pages pages;
-        struct pressure pressure; /* has a lock of its own */
 
         struct streams *streams; /* its lock is taken before the next ones */
 
         pthread_mutex_t split_lock; /* taken before `lock`, held across requests: one split at a time */
 
-        pthread_mutex_t lock;   /* everything below; never held across a request */
-        pthread_cond_t changed; /* a parkable block is no longer busy */
-        uint64_t epoch;         /* of the tables */
-        bool is_ending;         /* the inventory is empty */
-        struct cache *cache;    /* NULL: none */
+        pthread_mutex_t lock; /* everything below; never held across a request */
+        pthread_cond_t
+                changed; /* of what threads wait for: reconnect, pressure, is_stopping, busy parkable blocks */
+        struct reconnect reconnect;
+        struct pressure pressure;
+        bool is_stopping;    /* the threads are to end, and nothing reconnects */
+        uint64_t epoch;      /* of the tables */
+        bool is_ending;      /* the inventory is empty */
+        struct cache *cache; /* NULL: none */
         struct regions regions;
         struct blocks blocks;           /* blocks_stash() is called without the lock */
         struct blocks slabs;            /* blocks of the daemon that streams have */

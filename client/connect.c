@@ -35,7 +35,7 @@ static void on_ended(void *userdata)
         bfc_client *client = userdata;
         int known = 0;
 
-        if (!reconnect_check_stopping(&client->reconnect))
+        if (!reconnect_check_stopping(client))
                 __atomic_compare_exchange_n(&client->lost, &known, -ECONNRESET, false, __ATOMIC_RELAXED,
                                             __ATOMIC_RELAXED);
 }
@@ -44,8 +44,8 @@ static int on_lost(void *userdata, uint64_t epoch)
 {
         bfc_client *client = userdata;
 
-        if (client->reconnect.has_thread)
-                reconnect_pause_idle(&client->reconnect, epoch);
+        if (events_has_thread(client->events))
+                reconnect_pause_idle(client, epoch);
         return client_reconnect(client, epoch, client->reconnect.return_ms, NULL);
 }
 
@@ -100,8 +100,7 @@ static int client_start_events(bfc_client *client, const struct bfc_options *opt
                                                       "requested");
         if (!is_wanted)
                 return 0;
-        client->reconnect.has_thread = !(options->flags & BFC_POLL);
-        r = events_new(call_take_events_fd(client->connection), client->reconnect.has_thread, &ops, client,
+        r = events_new(call_take_events_fd(client->connection), !(options->flags & BFC_POLL), &ops, client,
                        &client->events);
         return r < 0 ? error_set(r, "the client's thread cannot be started: %s", strerror(-r)) : 0;
 }
@@ -162,7 +161,6 @@ static void *client_free(bfc_client *client)
         fork_guard_clear(&client->fork);
         events_stop(client->events, 0);
         events_free(client->events);
-        client_pressure_clear(client);
         call_free(client->connection);
         streams_free(client);
         regions_clear(&client->regions);
@@ -176,7 +174,7 @@ static void *client_free(bfc_client *client)
         recorder_free(client->recorder);
         if (client->hello)
                 bfcd__reply__free_unpacked(client->hello, NULL);
-        reconnect_clear(&client->reconnect);
+        free(client->reconnect.path);
         pthread_cond_destroy(&client->changed);
         pthread_mutex_destroy(&client->lock);
         pthread_mutex_destroy(&client->split_lock);
@@ -223,7 +221,6 @@ static int client_new(bfc_client **ret)
         client->epoch = 1;
         lock_init(&client->lock);
         condition_init(&client->changed);
-        client_pressure_init(client);
         pthread_mutex_init(&client->split_lock, NULL);
         r = fork_guard_init(&client->fork);
         if (r < 0) {
@@ -426,15 +423,15 @@ BFC_API void bfc_disconnect(bfc_client *client)
         if (client_pressure_disconnects(client))
                 return;
         /* The thread may be waiting for a daemon that has stopped. */
-        reconnect_stop(&client->reconnect, true);
+        reconnect_stop(client, true);
         if (events_stop(client->events, GOODBYE_TIMEOUT_MS) < 0 ||
             client_pressure_stop(client, GOODBYE_TIMEOUT_MS) < 0) {
                 call_end(client->connection, -ECONNRESET);
-                reconnect_hang_up(&client->reconnect);
+                reconnect_hang_up(client);
                 events_stop(client->events, 0);
                 client_pressure_stop(client, 0);
         }
-        reconnect_stop(&client->reconnect, false);
+        reconnect_stop(client, false);
         wipe_all(client);
         /* Unmapped before the goodbye: then the daemon can release it at once. What cannot
          * be unmapped is freed with the process, whose end the daemon sees. A lost device has no memory. */

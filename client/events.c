@@ -472,6 +472,11 @@ int events_new(int fd, bool has_thread, const struct events_ops *ops, void *user
         return r;
 }
 
+bool events_has_thread(const struct events *e)
+{
+        return e->poll_fd < 0;
+}
+
 int events_fd(const struct events *e)
 {
         return e ? e->poll_fd : -1;

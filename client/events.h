@@ -46,6 +46,7 @@ int events_new(int fd, bool has_thread, const struct events_ops *ops, void *user
 /* Without a thread: handles all available events. 0; -EBUSY: some cannot be handled now, call again soon;
  * -EPROTO, -ECONNRESET: the events have ended. */
 int events_poll(struct events *e);
+bool events_has_thread(const struct events *e); /* constant */
 /* Constant, readable if there is something to poll; -1: there is a thread, or e is NULL. */
 int events_fd(const struct events *e);
 

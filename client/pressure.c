@@ -16,18 +16,6 @@ static size_t n_partitions(const bfc_client *client)
         return client->hello->hello->n_partitions;
 }
 
-void client_pressure_init(bfc_client *client)
-{
-        pthread_mutex_init(&client->pressure.lock, NULL);
-        condition_init(&client->pressure.changed);
-}
-
-void client_pressure_clear(bfc_client *client)
-{
-        pthread_cond_destroy(&client->pressure.changed);
-        pthread_mutex_destroy(&client->pressure.lock);
-}
-
 /* ---- serving ---------------------------------------------------------------- */
 
 /* Blocks of the daemon that the client has in the partition. */
@@ -54,18 +42,19 @@ static void call_fn(bfc_client *client, const Bfcd__Pressure *order)
         bfc_pressure_fn fn;
         void *userdata;
 
-        pthread_mutex_lock(&p->lock);
+        pthread_mutex_lock(&client->lock);
         fn = p->fn;
         userdata = p->userdata;
-        p->is_calling = fn != NULL;
-        pthread_mutex_unlock(&p->lock);
+        if (fn)
+                p->state = PRESSURE_IN_FN;
+        pthread_mutex_unlock(&client->lock);
         if (!fn)
                 return;
         fn(userdata, &pressure);
-        pthread_mutex_lock(&p->lock);
-        p->is_calling = false;
-        pthread_cond_broadcast(&p->changed);
-        pthread_mutex_unlock(&p->lock);
+        pthread_mutex_lock(&client->lock);
+        p->state = PRESSURE_SERVED;
+        pthread_cond_broadcast(&client->changed);
+        pthread_mutex_unlock(&client->lock);
 }
 
 /* Returns how much of n_bytes that gave back. */
@@ -119,17 +108,17 @@ static void serve_all(bfc_client *client)
         Bfcd__Event *event;
         uint64_t epoch;
 
-        p->is_serving = true;
+        p->state = PRESSURE_SERVED;
         p->server = pthread_self();
-        while (!p->is_stopping && !p->disconnects && (event = take_order(client, &epoch))) {
-                pthread_mutex_unlock(&p->lock);
+        while (!client->is_stopping && !p->disconnects && (event = take_order(client, &epoch))) {
+                pthread_mutex_unlock(&client->lock);
                 serve(client, event->pressure);
                 (void)events_answer(client->events, epoch, event->sequence);
                 bfcd__event__free_unpacked(event, NULL);
-                pthread_mutex_lock(&p->lock);
+                pthread_mutex_lock(&client->lock);
         }
-        p->is_serving = false;
-        pthread_cond_broadcast(&p->changed);
+        p->state = PRESSURE_IDLE;
+        pthread_cond_broadcast(&client->changed);
 }
 
 static void *run(void *userdata)
@@ -137,23 +126,23 @@ static void *run(void *userdata)
         bfc_client *client = userdata;
         struct pressure *p = &client->pressure;
 
-        pthread_mutex_lock(&p->lock);
-        while (!p->is_stopping && !p->disconnects) {
+        pthread_mutex_lock(&client->lock);
+        while (!client->is_stopping && !p->disconnects) {
                 serve_all(client);
-                if (!p->is_stopping && !p->disconnects)
-                        condition_wait(&p->changed, &p->lock, -1);
+                if (!client->is_stopping && !p->disconnects)
+                        condition_wait(&client->changed, &client->lock, -1);
         }
         if (p->disconnects) {
                 pthread_detach(pthread_self());
-                p->has_thread = false;
-                p->is_stopping = true; /* no other thread is started */
-                pthread_mutex_unlock(&p->lock);
+                p->thread = PRESSURE_NO_THREAD;
+                client->is_stopping = true; /* no other thread is started */
+                pthread_mutex_unlock(&client->lock);
                 bfc_disconnect(client);
                 return NULL;
         }
-        p->has_ended = true;
-        pthread_cond_broadcast(&p->changed);
-        pthread_mutex_unlock(&p->lock);
+        p->thread = PRESSURE_ENDED;
+        pthread_cond_broadcast(&client->changed);
+        pthread_mutex_unlock(&client->lock);
         return NULL;
 }
 
@@ -162,11 +151,12 @@ bool client_pressure_disconnects(bfc_client *client)
         struct pressure *p = &client->pressure;
         bool is_own;
 
-        pthread_mutex_lock(&p->lock);
-        is_own = p->has_thread && p->is_calling && pthread_equal(p->server, pthread_self());
+        pthread_mutex_lock(&client->lock);
+        is_own = p->thread == PRESSURE_RUNS && p->state == PRESSURE_IN_FN &&
+                 pthread_equal(p->server, pthread_self());
         if (is_own)
                 p->disconnects = true;
-        pthread_mutex_unlock(&p->lock);
+        pthread_mutex_unlock(&client->lock);
         return is_own;
 }
 
@@ -176,10 +166,10 @@ void client_pressure_poll(bfc_client *client)
         int cancel_state;
 
         pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel_state);
-        pthread_mutex_lock(&p->lock);
-        if (!p->has_thread && !p->is_serving)
+        pthread_mutex_lock(&client->lock);
+        if (p->state == PRESSURE_IDLE)
                 serve_all(client);
-        pthread_mutex_unlock(&p->lock);
+        pthread_mutex_unlock(&client->lock);
         pthread_setcancelstate(cancel_state, NULL);
 }
 
@@ -199,19 +189,20 @@ int client_on_pressure(bfc_client *client, uint64_t epoch, Bfcd__Event *event)
         if (!is_valid(client, event->pressure))
                 return client_end(client, -EPROTO, "the daemon sent a Pressure of an unknown partition");
         partition = &client->partitions[event->pressure->partition];
-        pthread_mutex_lock(&p->lock);
+        pthread_mutex_lock(&client->lock);
         if (partition->order) /* of a daemon before, or one too many */
                 bfcd__event__free_unpacked(partition->order, NULL);
         partition->order = event;
         partition->order_epoch = epoch;
-        if (client->reconnect.has_thread && !p->has_thread && !p->is_stopping)
-                p->has_thread = thread_new(run, client, "bfc-park", &p->thread) == 0;
-        if (client->reconnect.has_thread && !p->has_thread) { /* no thread can be had */
+        if (events_has_thread(client->events) && p->thread == PRESSURE_NO_THREAD && !client->is_stopping &&
+            thread_new(run, client, "bfc-park", &p->server) == 0)
+                p->thread = PRESSURE_RUNS;
+        if (events_has_thread(client->events) && p->thread == PRESSURE_NO_THREAD) { /* no thread can be had */
                 partition->order = NULL;
                 r = 0;
         }
-        pthread_cond_broadcast(&p->changed);
-        pthread_mutex_unlock(&p->lock);
+        pthread_cond_broadcast(&client->changed);
+        pthread_mutex_unlock(&client->lock);
         return r;
 }
 
@@ -221,18 +212,18 @@ int client_pressure_stop(bfc_client *client, unsigned timeout_ms)
         int64_t until_ms = timeout_ms > 0 ? clock_now_ms() + timeout_ms : -1;
         bool has_ended;
 
-        pthread_mutex_lock(&p->lock);
-        p->is_stopping = true;
-        pthread_cond_broadcast(&p->changed);
-        while (p->has_thread && !p->has_ended && (until_ms < 0 || clock_now_ms() < until_ms))
-                condition_wait(&p->changed, &p->lock, until_ms);
-        has_ended = p->has_thread && p->has_ended;
-        pthread_mutex_unlock(&p->lock);
-        if (has_ended)
-                pthread_join(p->thread, NULL);
-        else if (p->has_thread)
+        pthread_mutex_lock(&client->lock);
+        while (p->thread == PRESSURE_RUNS && (until_ms < 0 || clock_now_ms() < until_ms))
+                condition_wait(&client->changed, &client->lock, until_ms);
+        if (p->thread == PRESSURE_RUNS) {
+                pthread_mutex_unlock(&client->lock);
                 return -ETIMEDOUT;
-        p->has_thread = false;
+        }
+        has_ended = p->thread == PRESSURE_ENDED;
+        p->thread = PRESSURE_NO_THREAD;
+        pthread_mutex_unlock(&client->lock);
+        if (has_ended)
+                pthread_join(p->server, NULL);
         return 0;
 }
 
@@ -251,13 +242,11 @@ BFC_API int bfc_on_pressure(bfc_client *client, bfc_pressure_fn fn, void *userda
                         "bfc_on_pressure: this client takes no events: connect without BFC_NO_THREAD, "
                         "or with BFC_POLL");
         p = &client->pressure;
-        pthread_mutex_lock(&p->lock);
+        pthread_mutex_lock(&client->lock);
         __atomic_store_n(&p->fn, fn, __ATOMIC_RELAXED);
         p->userdata = userdata;
-        while (p->is_calling && !pthread_equal(p->server, pthread_self()))
-                condition_wait(&p->changed, &p->lock, -1);
-        pthread_mutex_unlock(&p->lock);
-        pthread_mutex_lock(&client->lock);
+        while (p->state == PRESSURE_IN_FN && !pthread_equal(p->server, pthread_self()))
+                condition_wait(&client->changed, &client->lock, -1);
         client_page_pressure_fn(client);
         pthread_mutex_unlock(&client->lock);
         return 0;

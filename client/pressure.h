@@ -16,9 +16,6 @@
 
 #include "proto/bfcd.pb-c.h"
 
-void client_pressure_init(bfc_client *client);
-void client_pressure_clear(bfc_client *client);
-
 /* For events.h. EVENTS_TAKEN: it is served later; 0: it cannot be served. -EPROTO: it is invalid. */
 int client_on_pressure(bfc_client *client, uint64_t epoch, Bfcd__Event *event);
 
@@ -28,7 +25,7 @@ void client_pressure_poll(bfc_client *client);
 /* Whether fn is what calls bfc_disconnect(). Then the thread does it when fn has returned. */
 bool client_pressure_disconnects(bfc_client *client);
 
-/* Ends the thread, which finishes what it is doing. -ETIMEDOUT: that takes longer, call it again. 0 ms: no
+/* After reconnect_stop(): waits for the end of the thread, which finishes what it is doing. -ETIMEDOUT: that takes longer, call it again. 0 ms: no
  * time-out. */
 int client_pressure_stop(bfc_client *client, unsigned timeout_ms);
 

@@ -200,14 +200,11 @@ static int send_inventory(bfc_client *client, struct call_connection *c, struct 
 /* Nothing fails from here on. */
 static void adopt_connection(bfc_client *client, struct call_connection *c, uint64_t epoch)
 {
-        struct reconnect *b = &client->reconnect;
-
-        pthread_mutex_lock(&b->lock);
-        b->next = NULL;
+        pthread_mutex_lock(&client->lock);
+        client->reconnect.next = NULL;
         call_set_timeout(c, 0);
         call_replace(client->connection, c, epoch);
-        b->epoch = epoch;
-        pthread_mutex_unlock(&b->lock);
+        pthread_mutex_unlock(&client->lock);
         __atomic_add_fetch(&client->reconnect.n_resumed, 1, __ATOMIC_RELAXED);
 }
 
@@ -239,30 +236,29 @@ static int resume_over(bfc_client *client, struct call_connection *c, struct att
         return r;
 }
 
-static void show_next(struct reconnect *b, struct call_connection *c)
+static void show_next(bfc_client *client, struct call_connection *c)
 {
-        pthread_mutex_lock(&b->lock);
-        b->next = c;
-        pthread_mutex_unlock(&b->lock);
+        pthread_mutex_lock(&client->lock);
+        client->reconnect.next = c;
+        pthread_mutex_unlock(&client->lock);
 }
 
 static int try_once(bfc_client *client, struct attempt *a)
 {
-        struct reconnect *b = &client->reconnect;
         int64_t left_ms = a->until_ms - clock_now_ms();
         char why[sizeof(client->end_reason)];
         struct call_connection *c = NULL;
-        int r = call_connect_now(b->path, client_on_extents, client, &c);
+        int r = call_connect_now(client->reconnect.path, client_on_extents, client, &c);
 
         if (r == 0) {
                 call_set_timeout(c, left_ms > 0 ? (unsigned)left_ms : 1);
-                show_next(b, c);
+                show_next(client, c);
                 r = resume_over(client, c, a);
                 if (r == 0)
                         return 0;
                 if (r == -EIDRM && call_read_end_reason(c, why, sizeof(why)))
                         r = evicted(client, why);
-                show_next(b, NULL);
+                show_next(client, NULL);
                 call_free(c);
         }
         a->error = r < 0 ? r : a->error;
@@ -282,25 +278,25 @@ static bool interruptible_pause(struct call_interrupt *interrupt, int pause_ms)
 }
 
 /* False: reconnecting is stopped. */
-static bool pause_until_stopped(struct reconnect *b, int pause_ms)
+static bool pause_until_stopped(bfc_client *client, int pause_ms)
 {
         int64_t until_ms = clock_now_ms() + pause_ms;
         bool goes_on;
 
-        pthread_mutex_lock(&b->lock);
-        while (!b->is_stopping && clock_now_ms() < until_ms)
-                condition_wait(&b->changed, &b->lock, until_ms);
-        goes_on = !b->is_stopping;
-        pthread_mutex_unlock(&b->lock);
+        pthread_mutex_lock(&client->lock);
+        while (!client->is_stopping && clock_now_ms() < until_ms)
+                condition_wait(&client->changed, &client->lock, until_ms);
+        goes_on = !client->is_stopping;
+        pthread_mutex_unlock(&client->lock);
         return goes_on;
 }
 
 /* False: reconnecting is stopped, or the thread was interrupted. */
-static bool pause_for(struct reconnect *b, struct call_interrupt *interrupt, int pause_ms)
+static bool pause_for(bfc_client *client, struct call_interrupt *interrupt, int pause_ms)
 {
         if (!interrupt)
-                return pause_until_stopped(b, pause_ms);
-        return !interruptible_pause(interrupt, pause_ms) && !reconnect_check_stopping(b);
+                return pause_until_stopped(client, pause_ms);
+        return !interruptible_pause(interrupt, pause_ms) && !reconnect_check_stopping(client);
 }
 
 static int time_out(bfc_client *client, unsigned return_ms, const struct attempt *a)
@@ -334,7 +330,7 @@ static int reconnect_within(bfc_client *client, unsigned return_ms, struct call_
                         return -EINTR;
                 if (clock_now_ms() >= a.until_ms)
                         r = time_out(client, return_ms, &a);
-                if (r != RETRY || !pause_for(&client->reconnect, interrupt, pause_ms))
+                if (r != RETRY || !pause_for(client, interrupt, pause_ms))
                         break;
                 pause_ms = pause_ms < MAX_PAUSE_MS / 2 ? pause_ms * 2 : MAX_PAUSE_MS;
         }
@@ -346,33 +342,32 @@ static int reconnect_within(bfc_client *client, unsigned return_ms, struct call_
 /* The lock is held, but not meanwhile. An interrupted attempt does not count. */
 static int reconnect_now(bfc_client *client, unsigned return_ms, struct call_interrupt *interrupt)
 {
-        struct reconnect *b = &client->reconnect;
         int known = 0, r;
 
-        b->is_under_way = true;
-        pthread_mutex_unlock(&b->lock);
+        client->reconnect.is_under_way = true;
+        pthread_mutex_unlock(&client->lock);
         r = reconnect_within(client, return_ms, interrupt);
-        pthread_mutex_lock(&b->lock);
-        if (r < 0 && r != -EINTR && !b->is_stopping)
+        pthread_mutex_lock(&client->lock);
+        if (r < 0 && r != -EINTR && !client->is_stopping)
                 __atomic_compare_exchange_n(&client->lost, &known, r, false, __ATOMIC_RELAXED,
                                             __ATOMIC_RELAXED);
-        b->is_under_way = false;
-        pthread_cond_broadcast(&b->changed);
+        client->reconnect.is_under_way = false;
+        pthread_cond_broadcast(&client->changed);
         return r;
 }
 
 /* Another thread reconnects. The lock is held. */
-static int wait_for_other(struct reconnect *b, struct call_interrupt *interrupt)
+static int wait_for_other(bfc_client *client, struct call_interrupt *interrupt)
 {
         bool is_interrupted;
 
         if (!interrupt) {
-                condition_wait(&b->changed, &b->lock, -1);
+                condition_wait(&client->changed, &client->lock, -1);
                 return 0;
         }
-        pthread_mutex_unlock(&b->lock);
+        pthread_mutex_unlock(&client->lock);
         is_interrupted = interruptible_pause(interrupt, INTERRUPT_MS);
-        pthread_mutex_lock(&b->lock);
+        pthread_mutex_lock(&client->lock);
         return is_interrupted ? -EINTR : 0;
 }
 
@@ -391,35 +386,34 @@ void reconnect_pause_at_random(void)
         nanosleep(&pause, NULL);
 }
 
-void reconnect_pause_idle(struct reconnect *b, uint64_t epoch)
+void reconnect_pause_idle(bfc_client *client, uint64_t epoch)
 {
         int64_t until_ms = clock_now_ms() + random_below(IDLE_SPREAD_MS);
 
-        pthread_mutex_lock(&b->lock);
-        while (!b->is_stopping && b->epoch <= epoch && clock_now_ms() < until_ms)
-                condition_wait(&b->changed, &b->lock, until_ms);
-        pthread_mutex_unlock(&b->lock);
+        pthread_mutex_lock(&client->lock);
+        while (!client->is_stopping && call_epoch(client->connection) <= epoch && clock_now_ms() < until_ms)
+                condition_wait(&client->changed, &client->lock, until_ms);
+        pthread_mutex_unlock(&client->lock);
 }
 
 int client_reconnect(bfc_client *client, uint64_t epoch, unsigned return_ms, struct call_interrupt *interrupt)
 {
-        struct reconnect *b = &client->reconnect;
         int r = 0, cancel_state;
 
         if (!can_resume(client))
                 return -ECONNRESET;
         pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel_state);
-        pthread_mutex_lock(&b->lock);
-        while (r == 0 && b->epoch <= epoch) {
-                r = b->is_stopping ? -ECONNRESET : __atomic_load_n(&client->lost, __ATOMIC_RELAXED);
-                if (r == 0 && b->is_under_way)
-                        r = wait_for_other(b, interrupt);
+        pthread_mutex_lock(&client->lock);
+        while (r == 0 && call_epoch(client->connection) <= epoch) {
+                r = client->is_stopping ? -ECONNRESET : __atomic_load_n(&client->lost, __ATOMIC_RELAXED);
+                if (r == 0 && client->reconnect.is_under_way)
+                        r = wait_for_other(client, interrupt);
                 else if (r == 0)
                         r = reconnect_now(client, return_ms, interrupt);
         }
         if (r == 0 && interrupt && interrupt->is_interrupted)
                 r = -EINTR;
-        pthread_mutex_unlock(&b->lock);
+        pthread_mutex_unlock(&client->lock);
         pthread_setcancelstate(cancel_state, NULL);
         return r;
 }
@@ -433,28 +427,15 @@ int reconnect_init(struct reconnect *b, const char *path, const char *name, unsi
                 return error_no_memory();
         snprintf(b->name, sizeof(b->name), "%s", name);
         b->return_ms = return_ms;
-        b->epoch = 1;
-        pthread_mutex_init(&b->lock, NULL);
-        condition_init(&b->changed);
         return 0;
 }
 
-void reconnect_clear(struct reconnect *b)
+void reconnect_stop(bfc_client *client, bool stops)
 {
-        if (!b->path)
-                return;
-        pthread_cond_destroy(&b->changed);
-        pthread_mutex_destroy(&b->lock);
-        free(b->path);
-        b->path = NULL;
-}
-
-void reconnect_stop(struct reconnect *b, bool stops)
-{
-        pthread_mutex_lock(&b->lock);
-        b->is_stopping = stops;
-        pthread_cond_broadcast(&b->changed);
-        pthread_mutex_unlock(&b->lock);
+        pthread_mutex_lock(&client->lock);
+        client->is_stopping = stops;
+        pthread_cond_broadcast(&client->changed);
+        pthread_mutex_unlock(&client->lock);
 }
 
 bool reconnect_try_once_more(bfc_client *client)
@@ -466,20 +447,20 @@ bool reconnect_try_once_more(bfc_client *client)
                                            __ATOMIC_RELAXED);
 }
 
-bool reconnect_check_stopping(struct reconnect *b)
+bool reconnect_check_stopping(bfc_client *client)
 {
         bool ret;
 
-        pthread_mutex_lock(&b->lock);
-        ret = b->is_stopping;
-        pthread_mutex_unlock(&b->lock);
+        pthread_mutex_lock(&client->lock);
+        ret = client->is_stopping;
+        pthread_mutex_unlock(&client->lock);
         return ret;
 }
 
-void reconnect_hang_up(struct reconnect *b)
+void reconnect_hang_up(bfc_client *client)
 {
-        pthread_mutex_lock(&b->lock);
-        if (b->next)
-                call_end(b->next, -ECONNRESET);
-        pthread_mutex_unlock(&b->lock);
+        pthread_mutex_lock(&client->lock);
+        if (client->reconnect.next)
+                call_end(client->reconnect.next, -ECONNRESET);
+        pthread_mutex_unlock(&client->lock);
 }
