@@ -54,7 +54,8 @@ static int enter_block(bfc_client *client, struct block *block, uint64_t n_reque
 
         /* A stream's pool has it from here on: the program gets parts of it. */
         if (how->ret_slab) {
-                r = block->slab ? 0 : blocks_add(&client->slabs, block);
+                block->is_slab = true;
+                r = block->slab ? 0 : blocks_add(&client->blocks, block);
                 if (r == 0)
                         *how->ret_slab = *block;
                 return r == -EEXIST ? -EPROTO : r;

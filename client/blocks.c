@@ -22,6 +22,7 @@ enum {
         STATE_STASHED = 3,
         STATE = 3,
         MAY_STASH = 4,
+        IS_SLAB = 8, /* part of the key, as the pointer is */
         BESIDE_POINTER = 0xff,
 };
 
@@ -74,7 +75,6 @@ static void blocks_drop_places(struct blocks *b)
 {
         tdestroy(b->by_place, forget_place);
         b->by_place = NULL;
-        b->has_by_place = false;
 }
 
 /* -ENOMEM. -EEXIST: another block has this address. */
@@ -96,7 +96,7 @@ void blocks_clear(struct blocks *b)
                 older = heads->older;
                 free(heads);
         }
-        for (unsigned i = 0; i < b->n_steps; i++)
+        for (unsigned i = 0; i < BLOCKS_MAX_STEPS; i++)
                 free(b->records[i]);
         *b = (struct blocks){ 0 };
 }
@@ -125,12 +125,22 @@ static struct record *records_new(size_t n)
         return records;
 }
 
+static unsigned n_steps(const struct blocks *b)
+{
+        unsigned n = 0;
+
+        while (n < BLOCKS_MAX_STEPS && b->records[n])
+                n++;
+        return n;
+}
+
 /* The records of a step are more than all before, so there are heads for twice as many. */
 static int blocks_grow(struct blocks *b)
 {
-        size_t n = n_records_of(b->n_steps), n_heads = 2 * n;
+        unsigned n_before = n_steps(b);
+        size_t n = n_records_of(n_before), n_heads = 2 * n;
         struct blocks_heads *heads = calloc(1, sizeof(*heads) + n_heads * sizeof(heads->first[0]));
-        struct record *records = b->n_steps < BLOCKS_MAX_STEPS ? records_new(n) : NULL;
+        struct record *records = n_before < BLOCKS_MAX_STEPS ? records_new(n) : NULL;
 
         if (!heads || !records) {
                 free(heads);
@@ -139,21 +149,21 @@ static int blocks_grow(struct blocks *b)
         }
         heads->n = n_heads;
         heads->older = b->heads;
-        for (unsigned step = 0; step < b->n_steps; step++)
+        for (unsigned step = 0; step < n_before; step++)
                 for (size_t i = 0; i < n_records_of(step); i++)
                         chain(heads, &b->records[step][i], b->records[step][i].block.ptr);
         for (size_t i = 0; i < n; i++) {
                 records[i].below = b->spare;
                 b->spare = &records[i];
         }
-        b->records[b->n_steps++] = records;
+        b->records[n_before] = records;
         __atomic_store_n(&b->heads, heads, __ATOMIC_RELEASE);
         return 0;
 }
 
 /* Any thread. */
 static inline __attribute__((always_inline)) struct record *record_at(const struct blocks *b, const void *ptr,
-                                                                      size_t max_walk)
+                                                                      uint64_t is_slab, size_t max_walk)
 {
         struct blocks_heads *heads = __atomic_load_n(&b->heads, __ATOMIC_ACQUIRE);
         struct record *r;
@@ -162,7 +172,7 @@ static inline __attribute__((always_inline)) struct record *record_at(const stru
                 return NULL;
         r = __atomic_load_n(head_of(heads, ptr), __ATOMIC_ACQUIRE);
         for (size_t i = 0; r && i < max_walk; i++) {
-                if ((load(&r->word) & ~(uint64_t)BESIDE_POINTER) == word_of(ptr))
+                if ((load(&r->word) & ~(uint64_t)(BESIDE_POINTER - IS_SLAB)) == (word_of(ptr) | is_slab))
                         return r;
                 r = __atomic_load_n(&r->next, __ATOMIC_ACQUIRE);
         }
@@ -171,7 +181,7 @@ static inline __attribute__((always_inline)) struct record *record_at(const stru
 
 static struct record *record_find(const struct blocks *b, const void *ptr)
 {
-        return record_at(b, ptr, SIZE_MAX);
+        return record_at(b, ptr, 0, SIZE_MAX);
 }
 
 /* Its word is 0, or no other thread can change it. */
@@ -179,7 +189,7 @@ static void record_remove(struct blocks *b, struct record *r)
 {
         struct record **at = head_of(b->heads, r->block.ptr);
 
-        if (b->has_by_place)
+        if (b->by_place && !r->block.is_slab)
                 (void)tdelete(r, &b->by_place, compare_places);
         while (*at != r)
                 at = &(*at)->next;
@@ -196,13 +206,13 @@ int blocks_add(struct blocks *b, const struct block *block)
 {
         struct record *r;
 
-        if (record_find(b, block->ptr))
+        if (record_at(b, block->ptr, block->is_slab ? IS_SLAB : 0, SIZE_MAX))
                 return -EEXIST;
         if (!b->spare && blocks_grow(b) < 0)
                 return -ENOMEM;
         r = b->spare;
         r->block = *block;
-        if (b->has_by_place) {
+        if (b->by_place && !block->is_slab) {
                 int error = blocks_add_place(b, r);
 
                 if (error < 0)
@@ -210,7 +220,9 @@ int blocks_add(struct blocks *b, const struct block *block)
         }
         b->spare = r->below;
         b->n_used++;
-        __atomic_store_n(&r->word, word_of(block->ptr) | STATE_USED | (block->may_stash ? MAY_STASH : 0),
+        __atomic_store_n(&r->word,
+                         word_of(block->ptr) | STATE_USED | (block->may_stash ? MAY_STASH : 0) |
+                                 (block->is_slab ? IS_SLAB : 0),
                          __ATOMIC_RELEASE);
         chain(b->heads, r, block->ptr);
         return 0;
@@ -218,7 +230,7 @@ int blocks_add(struct blocks *b, const struct block *block)
 
 static bool is_used(const struct record *r)
 {
-        return (load(&r->word) & STATE) == STATE_USED;
+        return (load(&r->word) & (STATE | IS_SLAB)) == STATE_USED;
 }
 
 const struct block *blocks_find(const struct blocks *b, const void *ptr)
@@ -264,9 +276,8 @@ void blocks_stay(struct blocks *b, const void *ptr)
                 change(r, word, word - STATE_LEAVING + STATE_USED);
 }
 
-int blocks_take(struct blocks *b, const void *ptr, struct block *ret)
+static int record_take(struct blocks *b, struct record *r, struct block *ret)
 {
-        struct record *r = record_find(b, ptr);
         uint64_t word = r ? load(&r->word) : 0;
 
         if (word == 0 || (word & STATE) == STATE_STASHED || !change(r, word, 0))
@@ -274,6 +285,16 @@ int blocks_take(struct blocks *b, const void *ptr, struct block *ret)
         *ret = r->block;
         record_remove(b, r);
         return 0;
+}
+
+int blocks_take(struct blocks *b, const void *ptr, struct block *ret)
+{
+        return record_take(b, record_find(b, ptr), ret);
+}
+
+int blocks_take_slab(struct blocks *b, const void *ptr, struct block *ret)
+{
+        return record_take(b, record_at(b, ptr, IS_SLAB, SIZE_MAX), ret);
 }
 
 void blocks_take_stashed(struct blocks *b, struct record *record, struct block *ret)
@@ -286,7 +307,7 @@ void blocks_take_stashed(struct blocks *b, struct record *record, struct block *
 
 struct record *blocks_stash(const struct blocks *b, const void *ptr)
 {
-        struct record *r = record_at(b, ptr, MAX_WALK);
+        struct record *r = record_at(b, ptr, 0, MAX_WALK);
         uint64_t used = word_of(ptr) | STATE_USED | MAY_STASH;
 
         return r && change(r, used, used - STATE_USED + STATE_STASHED) ? r : NULL;
@@ -308,9 +329,9 @@ static const struct record *record_number(const struct blocks *b, size_t i)
 {
         unsigned step = 0;
 
-        for (; step < b->n_steps && i >= n_records_of(step); step++)
+        for (; step < BLOCKS_MAX_STEPS && b->records[step] && i >= n_records_of(step); step++)
                 i -= n_records_of(step);
-        return step < b->n_steps ? &b->records[step][i] : NULL;
+        return step < BLOCKS_MAX_STEPS && b->records[step] ? &b->records[step][i] : NULL;
 }
 
 const struct block *blocks_next(const struct blocks *b, size_t *cursor)
@@ -351,13 +372,14 @@ static bool blocks_make_places(struct blocks *b)
 {
         struct record *r;
 
-        for (size_t i = 0; !b->has_by_place && (r = (struct record *)record_number(b, i)); i++) {
-                if (load(&r->word) == 0 || blocks_add_place(b, r) == 0)
+        if (b->by_place)
+                return true;
+        for (size_t i = 0; (r = (struct record *)record_number(b, i)); i++) {
+                if (load(&r->word) == 0 || r->block.is_slab || blocks_add_place(b, r) == 0)
                         continue;
                 blocks_drop_places(b);
                 return false;
         }
-        b->has_by_place = true;
         return true;
 }
 

@@ -9,7 +9,10 @@
  *
  *   used      the program has it
  *   leaving   it is being freed: still in the table, but no search finds it
- *   stashed    freed, and kept in this table for the next block of its size (magazine.h) */
+ *   stashed    freed, and kept in this table for the next block of its size (magazine.h)
+ *
+ * A slab of a stream's pool is a block of the daemon of which the program has parts, which are blocks of their own.
+ * So it is found by blocks_take_slab() only, and its place may be that of another block. */
 #ifndef BFC_CLIENT_BLOCKS_H
 #define BFC_CLIENT_BLOCKS_H
 
@@ -34,6 +37,7 @@ struct block {
         struct parkable *parkable;         /* allocated with BFC_PARKABLE; NULL: not */
         bool may_stash;                    /* it can be stashed when it is freed */
         bool is_parked;                    /* by bfc_park(): it has no memory */
+        bool is_slab;                      /* of a stream's pool */
         uint8_t age_place;                 /* 1 + the index in the client page that counts its age; 0: none */
         uint16_t partition;                /* index into the client's partitions */
         uint32_t born;                     /* in ticks of ages.h; 0: it is not counted */
@@ -49,7 +53,7 @@ struct record {
 
 struct blocks_heads;
 
-#define BLOCKS_MAX_STEPS 48u /* of the table's growth, each doubles it */
+#define BLOCKS_MAX_STEPS 48u /* of the table's growth, each doubles it; the first NULL ends them */
 
 /* Zero-initialised is empty.
  * Invariant: every record whose word is not 0 is in the chain of its pointer's head; there are
@@ -57,11 +61,9 @@ struct blocks_heads;
 struct blocks {
         struct blocks_heads *heads; /* atomic */
         struct record *records[BLOCKS_MAX_STEPS];
-        unsigned n_steps;
         struct record *spare;
         size_t n_used;
-        void *by_place;    /* a tree of all records that are not spare, by address */
-        bool has_by_place; /* made by the first search by an interior pointer; maintained from then on */
+        void *by_place; /* a tree of all records but spare ones and slabs, by address; NULL: it is not made yet */
 };
 
 void blocks_clear(struct blocks *b); /* back to empty; frees */
@@ -74,17 +76,17 @@ const struct block *blocks_find(const struct blocks *b, const void *ptr);
 
 /* The used block that contains all of [ptr, ptr + n_bytes), or NULL; n_bytes > 0. Constant time if ptr is
  * the block's start. The first other pointer builds a tree of all blocks; then a search takes logarithmic
- * time, and so does adding or removing a block. */
+ * time, and so does adding or removing a block, until there is none. */
 const struct block *blocks_find_around(struct blocks *b, const void *ptr, uint64_t n_bytes);
 
 /* True: a block has bytes in [offset, offset + n_bytes) of the region. Checks all blocks, including
- * leaving and stashed ones. */
+ * leaving and stashed ones and slabs. */
 bool blocks_lie_in(const struct blocks *b, uint64_t region_id, uint64_t offset, uint64_t n_bytes);
 
 /* Iterates over the used blocks in no order: *cursor is 0 at first. NULL: no more. */
 const struct block *blocks_next(const struct blocks *b, size_t *cursor);
 
-/* blocks_next() with leaving blocks: all except stashed ones. */
+/* blocks_next() with leaving blocks and slabs: all except stashed ones. */
 const struct block *blocks_next_kept(const struct blocks *b, size_t *cursor);
 
 /* Marks a used block as leaving. -ENOENT, also if it is leaving already. */
@@ -99,6 +101,8 @@ void blocks_set_parked(struct blocks *b, const void *ptr, bool is_parked);
 
 /* Removes a used or leaving block. -ENOENT. */
 int blocks_take(struct blocks *b, const void *ptr, struct block *ret);
+
+int blocks_take_slab(struct blocks *b, const void *ptr, struct block *ret);
 
 /* Any thread: stashes a used block that can be stashed. NULL: it cannot, or was not found without the lock:
  * search again with it. */

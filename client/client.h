@@ -104,7 +104,7 @@ struct client_partition {
 
 /* ---- the client ---------------------------------------------------------------- */
 
-/* Invariant, while no call is in progress: blocks.n_used - parked ones == num_allocs - num_frees, and
+/* Invariant, while no call is in progress: the used blocks that are not parked are num_allocs - num_frees, and
  * bytes_in_use is the sum over the used blocks. */
 struct bfc_client {
         struct fork_guard fork; /* the child closes the sockets and hides the pages */
@@ -134,7 +134,6 @@ struct bfc_client {
         struct cache *cache; /* NULL: none */
         struct regions regions;
         struct blocks blocks;           /* blocks_stash() is called without the lock */
-        struct blocks slabs;            /* blocks of the daemon that streams have */
         struct pending_split splitting; /* a Split without an answer */
         struct counters counters;
         size_t n_unretired; /* extents that were unmapped, and for which a Retire of this epoch is to come */

@@ -166,7 +166,6 @@ static void *client_free(bfc_client *client)
         regions_clear(&client->regions);
         blocks_clear(&client->blocks);
         shared_clear(client);
-        blocks_clear(&client->slabs);
         cache_free(client->cache);
         magazines_free(client->stash.magazines);
         client_pages_close(&client->pages);

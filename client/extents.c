@@ -127,7 +127,6 @@ static int check_retire(const bfc_client *client, uint64_t epoch, uint64_t exten
         if (*ret_keeps_region)
                 return 0;
         if (blocks_lie_in(&client->blocks, place.region_id, place.offset, place.n_bytes) ||
-            blocks_lie_in(&client->slabs, place.region_id, place.offset, place.n_bytes) ||
             (client->cache && cache_lies_in(client->cache, place.region_id, place.offset, place.n_bytes)))
                 return -EPROTO;
         return 0;

@@ -182,7 +182,7 @@ int client_return_slab(bfc_client *client, const struct block *slab)
 
         if (!slab->slab) {
                 pthread_mutex_lock(&client->lock);
-                blocks_take(&client->slabs, slab->ptr, &gone);
+                blocks_take_slab(&client->blocks, slab->ptr, &gone);
                 epoch = client->epoch;
                 pthread_mutex_unlock(&client->lock);
         }

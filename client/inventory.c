@@ -29,26 +29,18 @@ static bool is_own(const struct block *block)
 }
 
 /* How many there are; the first `max` of them. */
-static size_t list_table(const struct blocks *b, uint64_t *ret, size_t max)
+static size_t list_blocks(const bfc_client *client, uint64_t *ret, size_t max)
 {
         const struct block *block;
         size_t cursor = 0, n = 0;
 
-        while ((block = blocks_next_kept(b, &cursor))) {
+        while ((block = blocks_next_kept(&client->blocks, &cursor))) {
                 if (!is_own(block))
                         continue;
                 if (n < max)
                         ret[n] = block->block_id;
                 n++;
         }
-        return n;
-}
-
-static size_t list_blocks(const bfc_client *client, uint64_t *ret, size_t max)
-{
-        size_t n = list_table(&client->blocks, ret, max);
-
-        n += list_table(&client->slabs, ret && n < max ? ret + n : NULL, n < max ? max - n : 0);
         if (client->cache)
                 n += cache_list(client->cache, ret && n < max ? ret + n : NULL, n < max ? max - n : 0);
         return n;
@@ -97,7 +89,7 @@ static int compare_ids(const void *a, const void *b)
         return (x > y) - (x < y);
 }
 
-/* A stream's block may be in two tables for a moment, and shared blocks are in that of all blocks.
+/* A block may be a stream's slab, too, for a moment, and shared blocks are in the table.
  * shared_count begins with the id. */
 static void remove_duplicates(struct inventory *h)
 {

@@ -195,6 +195,7 @@ void stream_alloc_block(const struct stream_alloc *alloc, struct block *ret)
         ret->block_id = 0; /* see stream_alloc_block_id() */
         ret->partition = in->partition;
         ret->slab = NULL;
+        ret->is_slab = false;
         ret->handle = 0;
 }
 

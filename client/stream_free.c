@@ -182,8 +182,9 @@ static int make_alloc(bfc_client *client, const struct block *block, uint32_t pa
         if (r == 0)
                 slab->block = *block;
         if (r == 0 && !block->slab) {
+                slab->block.is_slab = true;
                 pthread_mutex_lock(&client->lock);
-                r = blocks_add(&client->slabs, block);
+                r = blocks_add(&client->blocks, &slab->block);
                 pthread_mutex_unlock(&client->lock);
         }
         if (r == 0)
@@ -214,7 +215,7 @@ static int end_alloc(bfc_client *client, const struct block *block, uint32_t par
         }
         if (r < 0 && !block->stream_alloc && !block->slab) {
                 pthread_mutex_lock(&client->lock);
-                blocks_take(&client->slabs, block->ptr, &gone);
+                blocks_take_slab(&client->blocks, block->ptr, &gone);
                 pthread_mutex_unlock(&client->lock);
         }
         return r;
