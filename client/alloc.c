@@ -28,7 +28,7 @@
 /* Such a block can be stashed when it is freed. */
 static bool client_can_stash(const bfc_client *client, uint32_t partition, uint64_t n_bytes)
 {
-        return n_bytes <= client->stash.max_bytes && partition == client->partition;
+        return partition == client->partition && n_bytes <= magazines_max_block(client->stash.magazines);
 }
 
 /* A stashed block for this request. False: there is none. The lock is not held. */
@@ -37,7 +37,7 @@ static inline __attribute__((always_inline)) bool client_unstash(bfc_client *cli
 {
         struct record *record;
 
-        if (!client_can_stash(client, partition, n_bytes))
+        if (partition != client->partition)
                 return false;
         record = magazines_get(client->stash.magazines, n_bytes);
         if (!record)
@@ -378,7 +378,7 @@ int client_malloc(bfc_client *client, uint32_t partition, uint64_t n_bytes, cons
         at_once = without_wait(how, how->again || how->wait_ms > 0 || want >= n_bytes + BLOCK_GRANULE);
         if (!at_once.again) {
                 pthread_mutex_lock(&client->lock);
-                at_once.again = client->counters.bytes_reserved > 0;
+                at_once.again = client_bytes_reserved(client) > 0;
                 pthread_mutex_unlock(&client->lock);
         }
         r = fetch(client, partition, want, n_bytes, &at_once, ret_ptr);

@@ -7,6 +7,7 @@
 #include <errno.h>
 
 #include "client/client.h"
+#include "client/counters.h"
 #include "client/partitions.h"
 #include "client/reclaim.h"
 #include "client/request.h"
@@ -74,7 +75,7 @@ static bool has_memory(bfc_client *client)
         bool ret;
 
         pthread_mutex_lock(&client->lock);
-        ret = client->cache && client->counters.bytes_reserved > 0;
+        ret = client->cache && client_bytes_reserved(client) > 0;
         pthread_mutex_unlock(&client->lock);
         return ret;
 }

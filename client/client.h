@@ -43,14 +43,12 @@ struct client_pages {
 /* stash.h */
 struct stash {
         struct magazines *magazines; /* constant */
-        uint64_t max_bytes;          /* of the largest block that is stashed; 0: none is; constant */
         bool is_enabled;             /* false while its partition's device is drained; atomic */
 };
 
 /* counters.h. Of all partitions. */
 struct counters {
-        uint64_t n_requests;     /* to the daemon; atomic. The rest is under the client's lock */
-        uint64_t bytes_reserved; /* the sum over all partitions */
+        uint64_t n_requests; /* to the daemon; atomic. The rest is under the client's lock */
         uint64_t peak_bytes_reserved;
         struct ages ages[PAGES_AGES]; /* as in the client page; the rest is in the magazines */
 };

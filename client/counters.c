@@ -6,6 +6,15 @@
 #include "client/client.h"
 #include "client/pages.h"
 
+uint64_t client_bytes_reserved(const bfc_client *client)
+{
+        uint64_t sum = 0;
+
+        for (size_t i = 0; i < client->hello->hello->n_partitions; i++)
+                sum += client->partitions[i].stats.bytes_reserved;
+        return sum;
+}
+
 static void add_with_peak(uint64_t *sum, uint64_t *peak, uint64_t n_bytes)
 {
         *sum += n_bytes;
@@ -16,21 +25,20 @@ static void add_with_peak(uint64_t *sum, uint64_t *peak, uint64_t n_bytes)
 void client_count_reserved(bfc_client *client, uint32_t partition, uint64_t n_bytes)
 {
         struct bfc_client_stats *s = &client->partitions[partition].stats;
+        uint64_t sum = client_bytes_reserved(client);
 
         add_with_peak(&s->bytes_reserved, &s->peak_bytes_reserved, n_bytes);
-        add_with_peak(&client->counters.bytes_reserved, &client->counters.peak_bytes_reserved, n_bytes);
+        add_with_peak(&sum, &client->counters.peak_bytes_reserved, n_bytes);
 }
 
 void client_count_released(bfc_client *client, uint32_t partition, uint64_t n_bytes)
 {
         client->partitions[partition].stats.bytes_reserved -= n_bytes;
-        client->counters.bytes_reserved -= n_bytes;
 }
 
 void client_count_restored(bfc_client *client, uint32_t partition, uint64_t n_bytes)
 {
         client->partitions[partition].stats.bytes_reserved += n_bytes;
-        client->counters.bytes_reserved += n_bytes;
 }
 
 void client_stamp(const bfc_client *client, uint32_t partition, struct block *block)

@@ -20,6 +20,9 @@ void client_count_released(bfc_client *client, uint32_t partition, uint64_t n_by
 /* It stays reserved after a free that failed, and is in the peak already. The lock is held. */
 void client_count_restored(bfc_client *client, uint32_t partition, uint64_t n_bytes);
 
+/* The sum over all partitions. The lock is held. */
+uint64_t client_bytes_reserved(const bfc_client *client);
+
 /* Sets the age of a block without a tag that is about to be entered. */
 void client_stamp(const bfc_client *client, uint32_t partition, struct block *block);
 /* A shared block has no age in this session. The lock is held. */

@@ -19,8 +19,7 @@ int stash_init(bfc_client *client, uint64_t idle_bytes)
         bool stashes = client->cache && !device_view_has_work(&client->places[client->partition]);
         int r = magazines_new(stashes ? idle_bytes / 8 : 0, &client->stash.magazines);
 
-        client->stash.max_bytes = r == 0 ? magazines_max_block(client->stash.magazines) : 0;
-        client->stash.is_enabled = client->stash.max_bytes > 0;
+        client->stash.is_enabled = r == 0 && magazines_max_block(client->stash.magazines) > 0;
         return r;
 }
 
@@ -28,8 +27,10 @@ void client_set_draining(bfc_client *client, uint32_t partition, bool is_drainin
 {
         if (client->cache)
                 cache_set_draining(client->cache, partition, is_draining);
-        if (client->stash.max_bytes > 0 && partition == client->partition)
-                __atomic_store_n(&client->stash.is_enabled, !is_draining, __ATOMIC_RELAXED);
+        if (partition == client->partition)
+                __atomic_store_n(&client->stash.is_enabled,
+                                 !is_draining && magazines_max_block(client->stash.magazines) > 0,
+                                 __ATOMIC_RELAXED);
 }
 
 /* Into the cache. The lock is held. */
@@ -58,7 +59,7 @@ uint64_t stash_spill(bfc_client *client, struct record *list)
 
 bool client_drain_stash(bfc_client *client)
 {
-        struct record *all = client->stash.max_bytes > 0 ? magazines_take_all(client->stash.magazines) : NULL;
+        struct record *all = magazines_take_all(client->stash.magazines);
 
         unstash_into_cache(client, all);
         return all != NULL;

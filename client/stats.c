@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "client/client.h"
+#include "client/counters.h"
 #include "client/options.h"
 #include "client/partitions.h"
 #include "client/request.h"
@@ -52,7 +53,7 @@ static void read_stats(bfc_client *client, struct bfc_client_stats *ret)
         *ret = (struct bfc_client_stats){ .bytes_in_use = sums.all_bytes_in_use,
                                           .peak_bytes_in_use = sums.all_peak_bytes_in_use,
                                           .bytes_mapped = client->regions.n_bytes_mapped,
-                                          .bytes_reserved = client->counters.bytes_reserved,
+                                          .bytes_reserved = client_bytes_reserved(client),
                                           .peak_bytes_reserved = client->counters.peak_bytes_reserved };
         for (uint32_t i = 0; i < client->hello->hello->n_partitions; i++) {
                 struct bfc_client_stats s;
@@ -110,7 +111,7 @@ BFC_API int bfc_stats_in(bfc_client *client, const char *partition, struct bfc_c
 static void reset_peaks(bfc_client *client)
 {
         magazines_reset_peak(client->stash.magazines);
-        client->counters.peak_bytes_reserved = client->counters.bytes_reserved;
+        client->counters.peak_bytes_reserved = client_bytes_reserved(client);
         for (uint32_t i = 0; i < client->hello->hello->n_partitions; i++) {
                 client->partitions[i].stats.peak_bytes_in_use = client->partitions[i].stats.bytes_in_use;
                 client->partitions[i].stats.peak_bytes_reserved = client->partitions[i].stats.bytes_reserved;
