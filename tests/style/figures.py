@@ -19,7 +19,8 @@ import re
 import sys
 
 FOLDERS = "include bfc device keeper proto daemon client ctl integrations".split()
-HANDLERS = {"malloc": "handle_malloc", "free": "handle_free", "reload": "reload_handle", "park": "park_handle"}
+HANDLERS = {"malloc": "handle_malloc", "free": "handle_free", "reload": "reload_handle", "park": "park_handle",
+            "the client's malloc": "bfc_malloc", "the client's free": "bfc_free"}
 STRUCTS = "quota bfc_client session partition broker bfc".split()
 VERBS = "release retire reclaim recall trim forget drop end free close give clear".split()
 WEAK = ("The same", "And:", "The rest")
