@@ -21,7 +21,6 @@
 #include "client/park.h"
 #include "client/partitions.h"
 #include "client/streams.h"
-#include "client/shared_list.h"
 
 #define PIECE_BYTES ((size_t)256)
 

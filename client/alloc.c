@@ -17,13 +17,18 @@
 #include "client/reclaim.h"
 #include "client/request.h"
 #include "client/streams.h"
-#include "client/counters.h"
 #include "client/options.h"
 #include "client/pages.h"
 #include "client/stash.h"
 #include "client/stream_free.h"
 
 #define BLOCK_GRANULE 256u
+
+/* The cache may serve it from a slab, so that the daemon does not know the block. */
+static bool malloc_can_be_cut(const struct malloc_how *how)
+{
+        return how->flags == 0 && !how->tag;
+}
 
 /* Such a block can be stashed when it is freed. */
 static bool client_can_stash(const bfc_client *client, uint32_t partition, uint64_t n_bytes)

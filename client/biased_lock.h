@@ -22,7 +22,7 @@
  * is biased when the owner took it BIASED_LOCK_AFTER times in sequence by exchanges. So the calls are rare,
  * whatever the threads do. Where the kernel has no membarrier(), or does not permit it, no lock is biased.
  *
- * The owner is the thread that has a certain slot (thread_slot.h), so it is one thread at a time, and the next
+ * The owner is the thread that has a certain slot, so it is one thread at a time, and the next
  * one sees all that the one before has written. Only the owner writes is_inside. A signal handler of the
  * owner that finds is_inside set does not enter.
  *
@@ -38,6 +38,28 @@
 #define BIASED_LOCK_AFTER 1024u
 
 enum { BIASED_LOCK_LOCKED = 1, BIASED_LOCK_BIASED = 2 };
+
+/* ---- thread slots --------------------------------------------------------------
+ *
+ * Small numbers that the threads of the process have while they live. No two threads have the same one at a time. A
+ * thread that ends leaves its slot to a later thread, and all that it wrote as the owner of the slot happens before
+ * that. */
+
+#define THREAD_SLOTS_MIN 16u
+#define THREAD_SLOTS_MAX 64u
+
+/* 1 + the slot of this thread. 0: it has none yet. Above THREAD_SLOTS_MAX: it gets none. Initial-exec, because a
+ * call for each access would cost more than a lock. All TLS of the library is then in the little that the C library
+ * reserves for libraries that are loaded late: it must stay small. */
+extern __thread unsigned thread_slot __attribute__((tls_model("initial-exec")));
+
+/* How many there are: twice as many as processors, a power of two. Constant. */
+unsigned thread_slots(void);
+
+/* Sets thread_slot to the lowest free slot, if there is one and the thread has none. */
+void thread_slot_take(void);
+
+/* ---- locks ---------------------------------------------------------------------- */
 
 /* Zero-initialised is unlocked. */
 struct biased_lock {

@@ -7,11 +7,10 @@
 #include <errno.h>
 
 #include "client/client.h"
-#include "client/counters.h"
+#include "client/pages.h"
 #include "client/partitions.h"
 #include "client/reclaim.h"
 #include "client/request.h"
-#include "client/reconnect.h"
 #include "client/stream_free.h"
 
 static int check(bfc_client *client, const char *function, const char *partition, size_t n_bytes,
@@ -100,35 +99,6 @@ BFC_API int bfc_charge(bfc_client *client, const char *partition, size_t n_bytes
 
 /* ---- uncharge ---------------------------------------------------------------------- */
 
-/* Of the epoch in which it was counted: a later daemon was told already. */
-static int send_uncharge(bfc_client *client, uint32_t partition, uint64_t n_bytes, uint64_t epoch)
-{
-        Bfcd__Uncharge body = BFCD__UNCHARGE__INIT;
-        Bfcd__Request request = REQUEST(UNCHARGE, uncharge, &body);
-        Bfcd__Reply *reply = NULL;
-        uint64_t at = epoch;
-        int lost, r = 0;
-
-        body.partition = partition;
-        body.n_bytes = n_bytes;
-        do {
-                lost = call_send_at(client->connection, epoch, &request, &reply, &at);
-                __atomic_add_fetch(&client->counters.n_requests, 1, __ATOMIC_RELAXED);
-        } while (lost == -ECONNRESET &&
-                 (lost = client_reconnect(client, at, client->reconnect.return_ms, NULL)) == 0);
-        if (lost < 0)
-                return lost == -ESTALE ? 0 : client_lost(client, lost);
-        r = client_check_reply(reply, BFCD__REPLY__BODY_DONE);
-        if (r == 0)
-                bfcd__reply__free_unpacked(reply, NULL);
-        return r;
-}
-
-int client_return_charge(bfc_client *client, const Bfcd__Charge *granted, uint64_t epoch)
-{
-        return send_uncharge(client, granted->partition, granted->n_bytes, epoch);
-}
-
 BFC_API int bfc_uncharge(bfc_client *client, const char *partition, size_t n_bytes)
 {
         uint64_t epoch = 0, has = 0;
@@ -154,7 +124,7 @@ BFC_API int bfc_uncharge(bfc_client *client, const char *partition, size_t n_byt
                                  "charged in partition '%s'",
                                  (unsigned long long)n_bytes, (unsigned long long)has,
                                  client->hello->hello->partitions[index]->name);
-        return send_uncharge(client, index, n_bytes, epoch);
+        return client_uncharge(client, index, n_bytes, epoch);
 }
 
 /* ---- contexts ---------------------------------------------------------------------- */

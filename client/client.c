@@ -4,6 +4,7 @@
 #include "client/client.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 int client_check(const bfc_client *client)
@@ -53,6 +54,86 @@ int client_end(bfc_client *client, int error, const char *why)
         call_end(client->connection, error);
         return error;
 }
+
+/* ---- the list of shared blocks ------------------------------------------------- */
+
+void shared_clear(bfc_client *client)
+{
+        struct shared_block *s;
+
+        while ((s = client->shared)) {
+                client->shared = s->next;
+                free(s);
+        }
+}
+
+struct shared_block *shared_find(const bfc_client *client, const void *ptr)
+{
+        struct shared_block *s = client->shared;
+
+        while (s && s->ptr != ptr)
+                s = s->next;
+        return s;
+}
+
+/* By the daemon's id: while the block is parked, its place is not mapped. */
+struct shared_block *shared_find_id(const bfc_client *client, uint64_t block_id)
+{
+        struct shared_block *s = client->shared;
+
+        while (s && s->block_id != block_id)
+                s = s->next;
+        return s;
+}
+
+bool shared_has(const bfc_client *client, const void *ptr)
+{
+        return shared_find(client, ptr) != NULL;
+}
+
+bool shared_is_read_only(const bfc_client *client, const void *ptr)
+{
+        const struct shared_block *s = shared_find(client, ptr);
+
+        return s && s->is_read_only;
+}
+
+int shared_add(bfc_client *client, const void *ptr, uint64_t block_id)
+{
+        struct shared_block *s = malloc(sizeof(*s));
+
+        if (!s)
+                return -ENOMEM;
+        *s = (struct shared_block){ client->shared, ptr, block_id, 1, 0, false, false };
+        client->shared = s;
+        return 0;
+}
+
+size_t shared_list(const bfc_client *client, struct shared_count *ret, size_t max)
+{
+        size_t n = 0;
+
+        for (const struct shared_block *s = client->shared; s; s = s->next) {
+                if (s->is_asked)
+                        continue;
+                if (n < max)
+                        ret[n] = (struct shared_count){ s->block_id, s->n_refs };
+                n++;
+        }
+        return n;
+}
+
+void shared_remove(bfc_client *client, struct shared_block *s)
+{
+        struct shared_block **at = &client->shared;
+
+        while (*at != s)
+                at = &(*at)->next;
+        *at = s->next;
+        free(s);
+}
+
+/* ---- for the program ------------------------------------------------------------- */
 
 BFC_API const char *bfc_last_error(void)
 {

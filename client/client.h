@@ -36,7 +36,7 @@
 
 /* pages.h. Zero-initialised is none. */
 struct client_pages {
-        void *usage;              /* the address of that page, in PAGES_MAX_BYTES; NULL: none; constant */
+        void *usage;              /* the usage page, in PAGES_MAX_BYTES; NULL: none; constant */
         struct pages_client *own; /* NULL: none; constant */
 };
 
@@ -46,7 +46,7 @@ struct stash {
         bool is_enabled;             /* false while its partition's device is drained; atomic */
 };
 
-/* counters.h. Of all partitions. */
+/* pages.h. Of all partitions. */
 struct counters {
         uint64_t n_requests; /* to the daemon; atomic. The rest is under the client's lock */
         uint64_t peak_bytes_reserved;
@@ -66,11 +66,7 @@ struct reconnect {
 
 /* pressure.h */
 enum pressure_state { PRESSURE_IDLE, PRESSURE_SERVED, PRESSURE_IN_FN };
-enum pressure_thread {
-        PRESSURE_NO_THREAD,
-        PRESSURE_RUNS,
-        PRESSURE_ENDED
-}; /* it must be joined, but for the first */
+enum pressure_thread { PRESSURE_NO_THREAD, PRESSURE_RUNS, PRESSURE_ENDED }; /* ended: to be joined */
 struct pressure {
         bfc_pressure_fn fn; /* NULL: none; atomic, changed under the lock */
         void *userdata;
@@ -94,9 +90,9 @@ struct client_partition {
         Bfcd__Event *order;                        /* a Pressure that is not served yet; NULL: none */
         uint64_t order_epoch;
 
-        /* The rest is under the client's lock. The stats are without what the magazines count: bfc_stats() adds it. */
-        struct bfc_client_stats stats;
-        uint64_t bytes_contexts; /* of bytes_direct */
+        /* Under the client's lock: */
+        struct bfc_client_stats stats; /* without what the magazines count: bfc_stats() adds it */
+        uint64_t bytes_contexts;       /* of bytes_direct */
         struct parkables parkables;
 };
 
@@ -121,9 +117,8 @@ struct bfc_client {
 
         pthread_mutex_t split_lock; /* taken before `lock`, held across requests: one split at a time */
 
-        pthread_mutex_t lock; /* everything below; never held across a request */
-        pthread_cond_t
-                changed; /* of what threads wait for: reconnect, pressure, is_stopping, busy parkable blocks */
+        pthread_mutex_t lock;   /* everything below; never held across a request */
+        pthread_cond_t changed; /* reconnect, pressure, is_stopping, or a parkable block is no longer busy */
         struct reconnect reconnect;
         struct pressure pressure;
         bool is_stopping;    /* the threads are to end, and nothing reconnects */
@@ -135,7 +130,7 @@ struct bfc_client {
         struct pending_split splitting; /* a Split without an answer */
         struct counters counters;
         size_t n_unretired; /* extents that were unmapped, and for which a Retire of this epoch is to come */
-        struct shared_block *shared; /* see shared_list.h */
+        struct shared_block *shared; /* a list; see below */
         char end_reason[320];        /* why this process ended the session */
 };
 
@@ -153,5 +148,41 @@ static inline bool client_has_ended(int error)
 {
         return error == -ECONNRESET || error == -EIDRM;
 }
+
+/* ---- the list of shared blocks. The lock is held ------------------------------- */
+
+/* Invariant: n_leaving <= n_refs, n_refs > 0; the table of blocks has ptr with this id. */
+struct shared_block {
+        struct shared_block *next;
+        const void *ptr;
+        uint64_t block_id;
+        uint32_t n_refs;
+        uint32_t n_leaving; /* of these */
+        bool is_asked;      /* to be published, and not answered */
+        bool is_read_only;  /* attached so */
+};
+
+/* As the daemon knows it. */
+struct shared_count {
+        uint64_t block_id;
+        uint32_t count;
+};
+
+bool shared_has(const bfc_client *client, const void *ptr);
+bool shared_is_read_only(const bfc_client *client, const void *ptr);
+
+/* NULL: it is not shared. */
+struct shared_block *shared_find(const bfc_client *client, const void *ptr);
+struct shared_block *shared_find_id(const bfc_client *client, uint64_t block_id);
+
+/* With one reference. -ENOMEM. */
+int shared_add(bfc_client *client, const void *ptr, uint64_t block_id);
+void shared_remove(bfc_client *client, struct shared_block *s);
+
+/* Forgets all. The lock is not needed. */
+void shared_clear(bfc_client *client);
+
+/* How many the daemon knows as shared; lists the first so many. */
+size_t shared_list(const bfc_client *client, struct shared_count *ret, size_t max);
 
 #endif

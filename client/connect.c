@@ -16,11 +16,10 @@
 #include "client/reclaim.h"
 #include "client/reconnect.h"
 #include "client/request.h"
-#include "client/shared_list.h"
 #include "client/stash.h"
 #include "client/stream_free.h"
 #include "client/streams.h"
-#include "client/thread_slot.h"
+#include "client/biased_lock.h"
 
 #define GOODBYE_TIMEOUT_MS 5000u
 #define GOODBYE_LATE_MS    1000u /* of a session that was given up */

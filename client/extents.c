@@ -12,7 +12,6 @@
 #include <unistd.h>
 
 #include "client/client.h"
-#include "client/park.h"
 #include "client/streams.h"
 
 /* An extent has a handle if its partition is shared by handles. */
@@ -111,6 +110,15 @@ int client_unmappable(const bfc_client *client, uint32_t partition, int why)
 
 enum { IS_UNMAPPED = 1 };
 
+/* Its block is parked, or being parked or woken. */
+static bool is_parked_at(const bfc_client *client, uint64_t region_id, uint64_t offset)
+{
+        for (size_t i = 0; i < client->hello->hello->n_partitions; i++)
+                if (parkables_cover(&client->partitions[i].parkables, region_id, offset))
+                        return true;
+        return false;
+}
+
 /* The daemon of that epoch may take the extent back. IS_UNMAPPED: it was, because its block was parked. The lock
  * is held. */
 static int check_retire(const bfc_client *client, uint64_t epoch, uint64_t extent_id, size_t n_unmapped,
@@ -123,7 +131,7 @@ static int check_retire(const bfc_client *client, uint64_t epoch, uint64_t exten
                 return -ESTALE;
         if (regions_find_extent(&client->regions, extent_id, &place) < 0)
                 return n_unmapped < client->n_unretired ? IS_UNMAPPED : -EPROTO;
-        *ret_keeps_region = client_parks_at(client, place.region_id, place.offset);
+        *ret_keeps_region = is_parked_at(client, place.region_id, place.offset);
         if (*ret_keeps_region)
                 return 0;
         if (blocks_lie_in(&client->blocks, place.region_id, place.offset, place.n_bytes) ||

@@ -19,10 +19,8 @@
 #include "client/park.h"
 #include "client/reclaim.h"
 #include "client/request.h"
-#include "client/counters.h"
 #include "client/pages.h"
 #include "client/shared.h"
-#include "client/shared_list.h"
 #include "client/stash.h"
 #include "client/stream_free.h"
 

@@ -17,7 +17,6 @@
 #include <stdlib.h>
 
 #include "client/biased_lock.h"
-#include "client/thread_slot.h"
 
 #define GRANULE    256u
 #define N_SIZES    (MAGAZINE_SMALL_BYTES / GRANULE)

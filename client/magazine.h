@@ -4,7 +4,7 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * Neither takes a lock that all threads share. A client has a few magazines, twice as many as processors,
- * at least 16 and at most 64. A thread owns the magazine of its slot (thread_slot.h). Threads without a slot use
+ * at least 16 and at most 64. A thread owns the magazine of its slot (biased_lock.h). Threads without a slot use
  * any, and move on when they meet another thread. Blocks of a thread that ended are used by the slot's next one.
  *
  * A stashed block keeps its record in the table and its place in the cache, so stashing and unstashing

@@ -38,12 +38,6 @@ int malloc_how_read(const struct bfc_malloc_options *options, const char **ret_p
 int attach_options_read(const struct bfc_attach_options *options, struct bfc_attach_options *ret);
 int publish_options_read(const struct bfc_publish_options *options, struct bfc_publish_options *ret);
 
-/* The cache may serve it from a slab, so that the daemon does not know the block. */
-static inline bool malloc_can_be_cut(const struct malloc_how *how)
-{
-        return how->flags == 0 && !how->tag;
-}
-
 /* A caller's structure has at least the size of the first version. -EINVAL with a message. */
 int struct_check(const char *function, const void *ret, size_t n_least);
 /* Fills a caller's structure, which may be of an earlier or a later header: the rest is set to 0. */

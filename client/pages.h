@@ -1,5 +1,5 @@
-/* The client's side of the pages of proto/pages.h: the usage of its tenant, read without a request, and
- * the statistics of its own cache.
+/* What the client counts, by partition, and its side of the pages of proto/pages.h: the usage of its tenant, read
+ * without a request, and the statistics of its own cache.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFC_CLIENT_PAGES_H
@@ -26,7 +26,7 @@ void client_pages_hide(const struct client_pages *p);
 void client_pages_invalidate(bfc_client *client);
 
 /* Another daemon's pages replace the old ones without an effect on readers and writers. keep() takes the
- * fds of that connection, and is followed by renew() with its hello, or by drop(). */
+ * fds of that connection, and is followed by renew() with its hello and the lock of the streams, or by drop(). */
 struct client_pages_next {
         struct pages_view usage;
         struct pages_client *own;
@@ -53,5 +53,26 @@ void client_page_pressure_fn(bfc_client *client);
 
 /* The word for the idle bytes of the streams' pools in a partition; NULL: none. */
 _Atomic uint64_t *client_page_streams(const bfc_client *client, uint32_t partition);
+
+/* ---- counters ------------------------------------------------------------------- */
+
+struct block;
+
+/* The next four: a block is used from now on, or no longer; n_bytes of the daemon were reserved or
+ * released. The lock is held. */
+void client_count_alloc(bfc_client *client, const struct block *block);
+void client_count_free(bfc_client *client, const struct block *block);
+void client_count_reserved(bfc_client *client, uint32_t partition, uint64_t n_bytes);
+void client_count_released(bfc_client *client, uint32_t partition, uint64_t n_bytes);
+/* It stays reserved after a free that failed, and is in the peak already. The lock is held. */
+void client_count_restored(bfc_client *client, uint32_t partition, uint64_t n_bytes);
+
+/* The sum over all partitions. The lock is held. */
+uint64_t client_bytes_reserved(const bfc_client *client);
+
+/* Sets the age of a block without a tag that is about to be entered. */
+void client_stamp(const bfc_client *client, uint32_t partition, struct block *block);
+/* A shared block has no age in this session. The lock is held. */
+void client_share_age(bfc_client *client, const struct block *block, bool is_shared);
 
 #endif

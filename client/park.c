@@ -34,14 +34,6 @@ struct parkable *client_find_busy(const bfc_client *client, const void *ptr)
         return p;
 }
 
-bool client_parks_at(const bfc_client *client, uint64_t region_id, uint64_t offset)
-{
-        for (size_t i = 0; i < n_partitions(client); i++)
-                if (parkables_cover(&client->partitions[i].parkables, region_id, offset))
-                        return true;
-        return false;
-}
-
 struct parkable *client_find_parkable(bfc_client *client, const void *ptr)
 {
         const struct block *block = blocks_find(&client->blocks, ptr);

@@ -27,8 +27,6 @@ int client_wake_all(bfc_client *client, uint32_t partition, const char *tag, uin
 
 /* The one that a call parks or wakes and in which this place is; NULL: none. The lock is held. */
 struct parkable *client_find_busy(const bfc_client *client, const void *ptr);
-/* Whether a place is part of a block that is parked, or being parked or woken. The lock is held. */
-bool client_parks_at(const bfc_client *client, uint64_t region_id, uint64_t offset);
 
 /* A call found no block that is used at this place. True: another call parked or woke it, and has ended; search
  * again. The lock is held, and is released meanwhile. */

@@ -17,7 +17,7 @@
 #include "client/cache_split.h"
 #include "client/client.h"
 #include "client/request.h"
-#include "client/counters.h"
+#include "client/pages.h"
 #include "client/stash.h"
 #include "client/stream_free.h"
 

@@ -43,7 +43,7 @@ static int request_interrupted(bfc_client *client, const Bfcd__Request *request,
                 client_free_block(client, block->block_id, epoch);
         if (reply && reply->body_case == BFCD__REPLY__BODY_DONE &&
             request->body_case == BFCD__REQUEST__BODY_CHARGE)
-                client_return_charge(client, request->charge, epoch);
+                client_uncharge(client, request->charge->partition, request->charge->n_bytes, epoch);
         if (reply)
                 bfcd__reply__free_unpacked(reply, NULL);
         return client_interrupted();
@@ -174,4 +174,32 @@ int client_free_blocks(bfc_client *client, const uint64_t *block_ids, size_t n, 
         } while (lost == -ECONNRESET &&
                  (lost = client_reconnect(client, at, client->reconnect.return_ms, NULL)) == 0);
         return lost < 0 && lost != -ESTALE ? client_lost(client, lost) : r;
+}
+
+int client_uncharge(bfc_client *client, uint32_t partition, uint64_t n_bytes, uint64_t epoch)
+{
+        Bfcd__Uncharge body = BFCD__UNCHARGE__INIT;
+        Bfcd__Request request = REQUEST(UNCHARGE, uncharge, &body);
+        Bfcd__Reply *reply = NULL;
+        uint64_t at = epoch;
+        int lost, r = 0;
+
+        body.partition = partition;
+        body.n_bytes = n_bytes;
+        do {
+                lost = call_send_at(client->connection, epoch, &request, &reply, &at);
+                __atomic_add_fetch(&client->counters.n_requests, 1, __ATOMIC_RELAXED);
+        } while (lost == -ECONNRESET &&
+                 (lost = client_reconnect(client, at, client->reconnect.return_ms, NULL)) == 0);
+        if (lost < 0)
+                return lost == -ESTALE ? 0 : client_lost(client, lost);
+        r = client_check_reply(reply, BFCD__REPLY__BODY_DONE);
+        if (r == 0)
+                bfcd__reply__free_unpacked(reply, NULL);
+        return r;
+}
+
+int client_free_block(bfc_client *client, uint64_t block_id, uint64_t epoch)
+{
+        return client_free_blocks(client, &block_id, 1, epoch);
 }

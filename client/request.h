@@ -31,8 +31,8 @@ int client_request(bfc_client *client, struct client_call *call, Bfcd__Request *
 int client_request_wakes(bfc_client *client, struct client_call *call, Bfcd__Request *const *requests,
                          size_t n, size_t n_replies, Bfcd__Reply **ret_replies, uint64_t *ret_epoch);
 
-/* Uncharges what was granted to a call that has ended, in this epoch. */
-int client_return_charge(bfc_client *client, const Bfcd__Charge *granted, uint64_t epoch);
+/* Uncharges what was counted in this epoch: a later daemon was told already. */
+int client_uncharge(bfc_client *client, uint32_t partition, uint64_t n_bytes, uint64_t epoch);
 
 /* -EINTR, with the message. */
 int client_interrupted(void);
@@ -43,9 +43,6 @@ int client_check_reply(Bfcd__Reply *reply, Bfcd__Reply__BodyCase expected);
 /* Frees blocks of the daemon, at most CALL_MAX_AT_ONCE, which left the tables in this epoch, with one
  * wait in total. Tries all; returns the first error. The client's lock is not held. */
 int client_free_blocks(bfc_client *client, const uint64_t *block_ids, size_t n, uint64_t epoch);
-static inline int client_free_block(bfc_client *client, uint64_t block_id, uint64_t epoch)
-{
-        return client_free_blocks(client, &block_id, 1, epoch);
-}
+int client_free_block(bfc_client *client, uint64_t block_id, uint64_t epoch);
 
 #endif

@@ -26,9 +26,7 @@
 #include "client/park.h"
 #include "client/partitions.h"
 #include "client/request.h"
-#include "client/counters.h"
 #include "client/pages.h"
-#include "client/shared_list.h"
 #include "client/stash.h"
 #include "client/shared.h"
 

@@ -1,4 +1,4 @@
-/* Slabs: the blocks of the daemon that one partition's cache owns, by place, and the allocator that runs
+/* For cache.c and cache_split.c. Slabs: the blocks of the daemon that one partition's cache owns, by place, and the allocator that runs
  * over them.
  *
  * The allocator has one linear space, in which each region has a range of its own length; its offsets
@@ -97,16 +97,8 @@ struct slab_region *slabs_region(const struct slabs *p, uint64_t id); /* NULL: t
 
 /* Memory for one more slab beside `spare`. -ENOMEM. */
 int slabs_make_room(struct slabs *p);
-/* Adds a block of the daemon as a new idle slab s; see cache_add(). There is room. */
-int slabs_add(struct slabs *p, const struct cache_grant *grant, struct slab *s);
-/* Removes and frees an idle slab, after bfc_release_begin(). */
-void slabs_remove(struct slabs *p, struct slab *s);
 /* Inserts a part of a slab that was split. There is room. */
 void slabs_insert(struct slabs *p, size_t i, struct slab *s);
 void slabs_set_idle(struct slabs *p, struct slab *s);
-void slabs_clear(struct slabs *p);
-
-/* Verifies every invariant; slow. NULL, or a sentence (static). */
-const char *slabs_check(const struct slabs *p);
 
 #endif

@@ -6,7 +6,13 @@
 #include <string.h>
 
 #include "client/client.h"
-#include "client/counters.h"
+#include "client/pages.h"
+
+bool client_needs_wipe(const bfc_client *client, uint32_t partition)
+{
+        return client->regions.inherits && !client->places[partition].is_cuda &&
+               fork_guard_has_forked(&client->fork) && !__atomic_load_n(&client->lost, __ATOMIC_RELAXED);
+}
 
 void client_wipe(const bfc_client *client, uint32_t partition, const struct block *block)
 {

@@ -29,11 +29,7 @@ bool client_drain_stash(bfc_client *client);
 uint64_t stash_spill(bfc_client *client, struct record *list);
 
 /* Forked children may have the memory of blocks mapped (BFC_INHERIT): client_wipe() zeroes it. */
-static inline bool client_needs_wipe(const bfc_client *client, uint32_t partition)
-{
-        return client->regions.inherits && !client->places[partition].is_cuda &&
-               fork_guard_has_forked(&client->fork) && !__atomic_load_n(&client->lost, __ATOMIC_RELAXED);
-}
+bool client_needs_wipe(const bfc_client *client, uint32_t partition);
 
 /* Zeroes a block's memory if that is needed. Only the caller can reach the block. */
 void client_wipe(const bfc_client *client, uint32_t partition, const struct block *block);

@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "client/client.h"
-#include "client/counters.h"
 #include "client/options.h"
 #include "client/partitions.h"
 #include "client/request.h"

@@ -7,10 +7,9 @@
 #include <stdlib.h>
 
 #include "client/client.h"
-#include "client/counters.h"
+#include "client/pages.h"
 #include "client/free.h"
 #include "client/park.h"
-#include "client/shared_list.h"
 #include "client/stash.h"
 #include "client/streams.h"
 

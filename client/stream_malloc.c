@@ -9,7 +9,7 @@
 
 #include "client/alloc.h"
 #include "client/client.h"
-#include "client/counters.h"
+#include "client/pages.h"
 #include "client/options.h"
 #include "client/partitions.h"
 #include "client/stream_free.h"

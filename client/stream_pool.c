@@ -19,6 +19,11 @@ int stream_pool_set_init(struct stream_pool_set *sp, const struct stream_pools_o
         return stream_tracker_init(&sp->tracker, options) < 0 || !sp->shown ? -ENOMEM : 0;
 }
 
+struct stream_slab *stream_slab_of(uint64_t cookie)
+{
+        return (struct stream_slab *)(uintptr_t)cookie;
+}
+
 void stream_pools_count_idle(struct stream_pool_set *sp, uint32_t partition, uint64_t n_bytes)
 {
         pages_add(sp->shown[partition], n_bytes);

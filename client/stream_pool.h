@@ -108,10 +108,7 @@ void stream_pool_add_slab(struct stream_pool_set *sp, uint32_t partition, struct
 void stream_slab_leave(struct stream_pool_set *sp, uint32_t partition, struct stream_pool *pool,
                        struct stream_slab *slab);
 /* A part's cache has the slab's address as the id of the block. */
-static inline struct stream_slab *stream_slab_of(uint64_t cookie)
-{
-        return (struct stream_slab *)(uintptr_t)cookie;
-}
+struct stream_slab *stream_slab_of(uint64_t cookie);
 
 /* -ENOMEM. */
 int stream_part_add(struct stream_part *part, struct stream_slab *slab);

@@ -2,7 +2,6 @@
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "client/biased_lock.h"
-#include "client/thread_slot.h"
 
 #include <errno.h>
 #include <linux/filter.h>
