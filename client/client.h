@@ -87,10 +87,10 @@ struct client_partition {
         bool is_seen;     /* of a GPU's: this process sees it; atomic */
         bool is_prepared; /* the same, and device_prepare() has done its work; atomic */
         _Atomic(const struct pages_entry *) usage; /* NULL: no page has it, or its daemon is gone */
-        Bfcd__Event *order;                        /* a Pressure that is not served yet; NULL: none */
-        uint64_t order_epoch;
 
         /* Under the client's lock: */
+        Bfcd__Event *order; /* a Pressure that is not served yet; NULL: none */
+        uint64_t order_epoch;
         struct bfc_client_stats stats; /* without what the magazines count: bfc_stats() adds it */
         uint64_t bytes_contexts;       /* of bytes_direct */
         struct parkables parkables;

@@ -125,6 +125,43 @@ TEST(block_that_is_being_freed)
         blocks_clear(&b);
 }
 
+/* The first block of a slab has its address. Searches by a pointer find the block, also with the tree. */
+TEST(slab_of_a_stream)
+{
+        const struct block slab = {
+                .ptr = (void *)4096, .block_id = 1, .region_id = 7, .n_bytes = 8192, .is_slab = true
+        };
+        const struct block first = { .ptr = (void *)4096, .block_id = 2, .region_id = 8, .n_bytes = 256 };
+        struct blocks b = { 0 };
+        struct block got;
+        size_t cursor = 0;
+
+        for (unsigned has_tree = 0; has_tree < 2; has_tree++, cursor = 0) {
+                ck_assert_int_eq(blocks_add(&b, &slab), 0);
+                ck_assert_int_eq(blocks_add(&b, &slab), -EEXIST);
+                ck_assert_ptr_null(blocks_find(&b, slab.ptr));
+                ck_assert_ptr_null(blocks_find_around(&b, (void *)4352, 1));
+                ck_assert_ptr_null(blocks_next(&b, &cursor));
+                ck_assert_int_eq(blocks_take(&b, slab.ptr, &got), -ENOENT);
+                ck_assert(blocks_lie_in(&b, 7, 4096, 256));
+                ck_assert_int_eq(blocks_add(&b, &first), 0);
+                ck_assert_int_eq(blocks_add(&b, &first), -EEXIST);
+                ck_assert_uint_eq(blocks_find_around(&b, (void *)4097, 1)->block_id, 2);
+                cursor = 0;
+                ck_assert_uint_eq(
+                        blocks_next_kept(&b, &cursor)->block_id + blocks_next_kept(&b, &cursor)->block_id, 3);
+                ck_assert_ptr_null(blocks_next_kept(&b, &cursor));
+                ck_assert_int_eq(blocks_take_slab(&b, slab.ptr, &got), 0);
+                ck_assert_uint_eq(got.block_id, 1);
+                ck_assert_int_eq(blocks_take_slab(&b, slab.ptr, &got), -ENOENT);
+                ck_assert(!blocks_lie_in(&b, 7, 0, 8192));
+                ck_assert_uint_eq(blocks_find(&b, first.ptr)->block_id, 2);
+                ck_assert_int_eq(blocks_take(&b, first.ptr, &got), 0);
+                ck_assert_uint_eq(b.n_used, 0);
+        }
+        blocks_clear(&b);
+}
+
 /* An extent with a byte of a block must not be taken from the client, wherever the block begins and ends. */
 TEST(blocks_in_an_extent)
 {
