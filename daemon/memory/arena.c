@@ -180,12 +180,12 @@ void arena_forget_plan(struct arena *a)
 
 static uint64_t arena_max_count(const struct arena *a, uint64_t limit_bytes)
 {
-        return extent_max_count(a->o.share, limit_bytes, &a->o.sizes);
+        return extent_max_count(a->o.partition->share, limit_bytes, &a->o.sizes);
 }
 
 static uint64_t arena_max_records(const struct arena *a, uint64_t limit_bytes)
 {
-        return extent_max_records(a->o.share, limit_bytes, &a->o.sizes);
+        return extent_max_records(a->o.partition->share, limit_bytes, &a->o.sizes);
 }
 
 int arena_begin(const struct arena_options *options, size_t n_extents, struct arena **ret)
@@ -198,9 +198,7 @@ int arena_begin(const struct arena_options *options, size_t n_extents, struct ar
         if (!a)
                 return -ENOMEM;
         a->o = *options;
-        a->layout = layout_of(options->share);
-        if (!a->layout->has_fds)
-                a->o.store = NULL;
+        a->layout = layout_of(options->partition->share);
         if (a->o.sizes.extents_per_zone == 0)
                 a->o.sizes.small_extent_bytes = a->o.sizes.extent_bytes;
         TAILQ_INIT(&a->kept);
@@ -217,7 +215,7 @@ int arena_begin(const struct arena_options *options, size_t n_extents, struct ar
 int arena_new(const struct arena_options *options, struct arena **ret)
 {
         struct arena *a = NULL;
-        int r = options->limit_bytes > layout_of(options->share)->limit_max_bytes
+        int r = options->limit_bytes > layout_of(options->partition->share)->limit_max_bytes
                         ? -ENOMEM
                         : arena_begin(options, 0, &a);
 
@@ -229,7 +227,7 @@ int arena_new(const struct arena_options *options, struct arena **ret)
 void arena_free_tables(struct arena *a)
 {
         arena_count_parked(a, -a->totals.parked_bytes);
-        a->o.device->direct.unreclaimed_bytes -= a->unreclaimed.charge.n_bytes;
+        a->o.partition->device->direct.unreclaimed_bytes -= a->unreclaimed.charge.n_bytes;
         charge_drop(&a->unreclaimed.charge);
         charge_drop(&a->unreclaimed.ended);
         bfc_destroy(a->bfc);
@@ -246,11 +244,11 @@ static void arena_destroy_slot(struct arena *a, size_t slot)
 {
         uint32_t extent = arena_slot_of(a, slot)->extent;
         struct device_extent *memory = &arena_slot_of(a, slot)->memory;
-        uint64_t key = ledger_extent_at(a->o.ledger, extent)->store_key;
+        uint64_t key = ledger_extent_at(a->o.partition->ledger, extent)->store_key;
 
-        ledger_extent_leave(a->o.ledger, extent);
+        ledger_extent_leave(a->o.partition->ledger, extent);
         memory->was_lent = false; /* the daemon ends: it keeps nothing back */
-        (void)extent_destroy(&a->o, memory, key);
+        (void)extent_destroy(a->o.partition, memory, key);
 }
 
 struct arena *arena_free(struct arena *a)
@@ -267,7 +265,7 @@ struct arena *arena_free(struct arena *a)
         }
         for (size_t i = 0; i < a->regions.n; i++)
                 if (!arena_is_single(&a->regions.items[i]))
-                        ledger_region_clear(a->o.ledger, a->regions.items[i].record);
+                        ledger_region_clear(a->o.partition->ledger, a->regions.items[i].record);
         arena_free_tables(a);
         return NULL;
 }
@@ -459,8 +457,9 @@ int arena_plan_whole(struct arena *a, uint64_t n_bytes, bool in_extent, uint64_t
         if (in_extent)
                 return arena_is_exact(a, n_bytes) ? arena_plan_exact(a, n_bytes, ret) : -ENOMEM;
         /* Each extent of a GPU costs calls of the driver, an fd and a mapping in each process. */
-        return plan_by(a, a->o.device->charges_process ? bfc_plan_growth_whole : bfc_plan_growth_few, n_bytes,
-                       room_bytes, ret);
+        return plan_by(a,
+                       a->o.partition->device->charges_process ? bfc_plan_growth_whole : bfc_plan_growth_few,
+                       n_bytes, room_bytes, ret);
 }
 
 /* ---- places --------------------------------------------------------------- */
@@ -472,7 +471,7 @@ uint64_t arena_region_id(const struct arena *a, const struct arena_region *r)
                 return r->id;
         if (arena_is_single(r))
                 return ARENA_REGION_OF_EXTENT |
-                       ledger_extent_at(a->o.ledger, arena_slot_of(a, r->first_slot)->extent)->id;
+                       ledger_extent_at(a->o.partition->ledger, arena_slot_of(a, r->first_slot)->extent)->id;
         return ((uint64_t)a->o.quota + 1) << 32 | (uint64_t)(r - a->regions.items);
 }
 

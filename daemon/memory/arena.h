@@ -35,31 +35,18 @@
 #include "daemon/memory/extent_sizes.h"
 #include "daemon/ledger/ledger.h"
 #include "daemon/memory/occupancy.h"
-#include "daemon/memory/standby.h"
-#include "daemon/ledger/store.h"
-#include "daemon/memory/worker.h"
+#include "daemon/memory/partition.h"
 #include "device/device.h"
 
 struct arena;
 
 struct arena_options {
-        struct ledger *ledger;
-        struct device *device;
-        struct worker *worker;
-        struct store *store; /* NULL: none. Not with cuda-ipc, which has no fds */
-        uint64_t *
-                parked_bytes; /* the sum over the arenas of the tenant's quota and its leases; NULL: the same */
-        struct standby *standby; /* NULL: none */
-        uint32_t quota;          /* index in the ledger */
-        enum device_share share;
-        struct device_supply supply;
-        bool pins;     /* extents may be registered with CUDA, here and by clients: see device_unpin() */
-        bool clears;   /* extents are zeroed before they are released (device_extent.clears) */
-        bool is_fixed; /* all of the limit is backed in advance: there are no exact blocks */
-        uint64_t limit_bytes; /* how much may be backed; the first region (fd) has twice that */
+        const struct partition *partition; /* its device, ledger, store, and how extents are made */
+        uint32_t quota;                    /* index in the ledger */
+        uint64_t
+                *parked_bytes; /* the sum over the arenas of the tenant's quota and its leases; may be NULL */
+        uint64_t limit_bytes;  /* how much may be backed; the first region (fd) has twice that */
         struct extent_sizes sizes;
-        const struct upcalls *upcalls; /* NULL: there are no sessions */
-        struct broker *broker;         /* for the upcalls */
 };
 
 int arena_new(const struct arena_options *options, struct arena **ret);
@@ -93,7 +80,7 @@ int arena_resume_release(struct arena *a, arena_released_fn done, void *userdata
  * clears its exports and its record. Takes the fd; -1: it is not in the store, so the record has no
  * memory. Runs on the caller's thread, before the loop. An error means that the memory may be
  * unreclaimed; the record is cleared in any case. */
-int arena_finish(const struct arena_options *options, uint32_t extent, int fd);
+int arena_finish(const struct partition *p, uint32_t extent, int fd);
 
 /* Changes the limit: extents keep their sizes, and their number may grow (fd: to at most
  * EXTENT_MAX_COUNT). If a limit is no multiple of an extent, the remainder cannot be backed. Call

@@ -114,14 +114,14 @@ bool arena_single_is_free(const struct arena *a, const struct arena_region *r)
 
 static uint64_t exact_bytes(const struct arena *a, uint64_t n_bytes)
 {
-        return round_up_u64(n_bytes, max_u64(EXTENT_MIN_BYTES, device_granularity(a->o.device)));
+        return round_up_u64(n_bytes, max_u64(EXTENT_MIN_BYTES, device_granularity(a->o.partition->device)));
 }
 
 /* There is a record for it: an extent that is not small takes that of one that the limit has no room for then. */
 static bool has_record(const struct arena *a, uint64_t n_bytes)
 {
         return !is_small(a, n_bytes) ||
-               a->regions.n_small < extent_max_exact(a->o.share, a->o.limit_bytes, &a->o.sizes);
+               a->regions.n_small < extent_max_exact(a->o.partition->share, a->o.limit_bytes, &a->o.sizes);
 }
 
 /* The highest gap above the large regions that is large enough; its index in the regions. */
@@ -161,7 +161,7 @@ bool arena_is_exact(const struct arena *a, uint64_t n_bytes)
 {
         uint64_t size;
 
-        if (!a->layout->has_fds || a->o.is_fixed || n_bytes > arena_max_in_extent(a))
+        if (!a->layout->has_fds || a->o.partition->preallocate || n_bytes > arena_max_in_extent(a))
                 return false;
         size = exact_bytes(a, n_bytes);
         return (n_bytes >= EXTENT_EXACT_BYTES || n_bytes > a->o.sizes.extent_bytes) && has_record(a, size) &&
@@ -262,7 +262,8 @@ int arena_restore_exact(struct arena *a, const struct arena_inherited *inherited
         int r = 0;
 
         for (size_t i = 0; r == 0 && i < inherited->n_extents; i++) {
-                const struct ledger_extent *e = ledger_extent_at(a->o.ledger, inherited->extents[i]);
+                const struct ledger_extent *e =
+                        ledger_extent_at(a->o.partition->ledger, inherited->extents[i]);
                 size_t slot;
 
                 if (e->offset < end)

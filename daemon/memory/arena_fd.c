@@ -82,7 +82,7 @@ static uint64_t large_region_room(const struct arena *a)
                 a->regions.n > a->regions.n_large ? a->regions.items[a->regions.n_large].base : BFC_MAX_SPACE;
         uint64_t room = end - arena_large_end(a), need;
 
-        if (a->regions.n_large > 0 || a->o.is_fixed)
+        if (a->regions.n_large > 0 || a->o.partition->preallocate)
                 return room;
         need = round_up_u64(a->o.limit_bytes, a->o.sizes.extent_bytes);
         return room - min_u64(a->o.limit_bytes, excess_u64(room, need) / 2);
@@ -109,11 +109,11 @@ static int region_add(struct arena *a)
         facts.n_bytes = fixed + round_up_u64(excess_u64(2 * a->o.limit_bytes, fixed), e);
         if (facts.n_bytes > room)
                 facts.n_bytes = fixed + (room - fixed) / e * e;
-        if (ledger_region_add(a->o.ledger, &facts, &record) < 0)
+        if (ledger_region_add(a->o.partition->ledger, &facts, &record) < 0)
                 return -ENOMEM;
         r = region_open(a, &facts, record);
         if (r < 0)
-                ledger_region_clear(a->o.ledger, record);
+                ledger_region_clear(a->o.partition->ledger, record);
         return r;
 }
 
@@ -188,9 +188,9 @@ static uint64_t fd_fit(const struct arena *a, uint64_t room_bytes, size_t n_firs
 /* Of the region that is there, or will be. */
 static uint64_t first_extent_of(const struct arena *a)
 {
-        return a->regions.n_large > 0
-                       ? ledger_region_get(a->o.ledger, a->regions.items[0].record)->first_extent_bytes
-                       : first_extent_bytes(a);
+        return a->regions.n_large > 0 ? ledger_region_get(a->o.partition->ledger, a->regions.items[0].record)
+                                                ->first_extent_bytes
+                                      : first_extent_bytes(a);
 }
 
 void arena_count_next(const struct arena *a, uint64_t smallest_bytes, uint64_t room_bytes, size_t n_sizes,
@@ -235,7 +235,7 @@ static int compare_regions(const void *x, const void *y, void *userdata)
 /* The next region, as region_add() made it: they are side by side from 0 on. */
 static int restore_region(struct arena *a, uint32_t record, const char **ret_why)
 {
-        const struct ledger_region *g = ledger_region_get(a->o.ledger, record);
+        const struct ledger_region *g = ledger_region_get(a->o.partition->ledger, record);
         uint64_t fixed = g->first_extent_bytes + (region_has_zones(g) ? arena_zones_bytes(a) : 0);
         int r;
 
@@ -252,19 +252,19 @@ static int restore_region(struct arena *a, uint32_t record, const char **ret_why
 
 static int fd_restore_regions(struct arena *a, const struct arena_inherited *inherited, const char **ret_why)
 {
-        uint32_t end = ledger_region_end(a->o.ledger), n = 0;
+        uint32_t end = ledger_region_end(a->o.partition->ledger), n = 0;
         uint32_t *records = calloc((size_t)end + 1, sizeof(*records));
         int r = 0;
 
         if (!records)
                 return -ENOMEM;
         for (uint32_t i = 0; i < end; i++) {
-                const struct ledger_region *g = ledger_region_get(a->o.ledger, i);
+                const struct ledger_region *g = ledger_region_get(a->o.partition->ledger, i);
 
                 if (g && g->quota == a->o.quota)
                         records[n++] = i;
         }
-        qsort_r(records, n, sizeof(*records), compare_regions, a->o.ledger);
+        qsort_r(records, n, sizeof(*records), compare_regions, a->o.partition->ledger);
         for (uint32_t i = 0; r == 0 && i < n; i++)
                 r = restore_region(a, records[i], ret_why);
         free(records);
@@ -273,10 +273,11 @@ static int fd_restore_regions(struct arena *a, const struct arena_inherited *inh
 
 static uint64_t fd_max_in_extent(const struct arena *a)
 {
-        if (a->o.is_fixed)
+        if (a->o.partition->preallocate)
                 return a->o.sizes.extent_bytes;
-        return a->o.device->charges_process ? max_u64(EXTENT_EXACT_HOST_BYTES, a->o.sizes.extent_bytes)
-                                            : BFC_MAX_SPACE;
+        return a->o.partition->device->charges_process
+                       ? max_u64(EXTENT_EXACT_HOST_BYTES, a->o.sizes.extent_bytes)
+                       : BFC_MAX_SPACE;
 }
 
 static void fd_drop_slot(struct arena *a, size_t slot)

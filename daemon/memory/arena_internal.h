@@ -278,8 +278,8 @@ int arena_restore_exact(struct arena *a, const struct arena_inherited *inherited
 
 /* For any thread. Makes and stores the extents of all items (at most DEVICE_MAKES), of the n_bytes that they have, or
  * of none. After a failure an item may be unreclaimed. */
-int extents_make(const struct arena_options *o, struct operation_item *items, size_t n);
-int extent_destroy(const struct arena_options *o, struct device_extent *memory, uint64_t key);
+int extents_make(const struct partition *p, struct operation_item *items, size_t n);
+int extent_destroy(const struct partition *p, struct device_extent *memory, uint64_t key);
 
 /* Clears an extent and its exports in the ledger. */
 void extent_strike(struct ledger *l, uint32_t extent);

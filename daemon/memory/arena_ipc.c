@@ -81,7 +81,8 @@ static int ipc_restore_regions(struct arena *a, const struct arena_inherited *in
         int r = 0;
 
         for (size_t i = 0; r == 0 && i < inherited->n_extents; i++) {
-                const struct ledger_extent *e = ledger_extent_at(a->o.ledger, inherited->extents[i]);
+                const struct ledger_extent *e =
+                        ledger_extent_at(a->o.partition->ledger, inherited->extents[i]);
                 size_t slot;
 
                 *ret_why = "an extent is not aligned to the arena's extent size";

@@ -28,7 +28,7 @@ static void find_unseen(const struct arena *a, struct bfc_range range, uint64_t 
 
         /* The window of unseen extents ends at `slot`, and begins as late as n_bytes allow. */
         for (size_t slot = first; slot <= last; slot++) {
-                if (!ledger_extent_at(a->o.ledger, arena_slot_of(a, slot)->extent)->is_unseen) {
+                if (!ledger_extent_at(a->o.partition->ledger, arena_slot_of(a, slot)->extent)->is_unseen) {
                         first = slot + 1;
                         sum = 0;
                         continue;

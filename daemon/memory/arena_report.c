@@ -129,9 +129,9 @@ static const char *arena_check_retired(const struct arena *a)
                 if (!s->retired)
                         continue;
                 if (s->extent == LEDGER_NONE ||
-                    ledger_extent_at(a->o.ledger, s->extent)->links.n_exports == 0)
+                    ledger_extent_at(a->o.partition->ledger, s->extent)->links.n_exports == 0)
                         return "a retired extent has no export";
-                if (s->n_late > ledger_extent_at(a->o.ledger, s->extent)->links.n_exports)
+                if (s->n_late > ledger_extent_at(a->o.partition->ledger, s->extent)->links.n_exports)
                         return "an extent has more late exports than exports";
                 *(s->n_late > 0 ? &n_late : &n_suspended) += s->memory.n_bytes;
         }

@@ -8,10 +8,12 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "daemon/ledger/store.h"
+
 /* Puts the extent's index in its slot, and backs it. */
 static int restore_extent(struct arena *a, uint32_t extent, const char **ret_why)
 {
-        const struct ledger_extent *e = ledger_extent_at(a->o.ledger, extent);
+        const struct ledger_extent *e = ledger_extent_at(a->o.partition->ledger, extent);
         struct bfc_range range;
         size_t slot;
         int r;
@@ -39,7 +41,7 @@ static int restore_blocks(struct arena *a, const struct arena_inherited *inherit
         int r = places ? 0 : -ENOMEM;
 
         for (size_t i = 0; r == 0 && i < inherited->n_blocks; i++) {
-                const struct ledger_block *b = ledger_block_at(a->o.ledger, inherited->blocks[i]);
+                const struct ledger_block *b = ledger_block_at(a->o.partition->ledger, inherited->blocks[i]);
 
                 if (b->n_requested > BFC_MAX_SPACE || b->n_bytes != bfc_block_bytes(b->n_requested)) {
                         *ret_why = "a block's size does not match its requested size";
@@ -62,19 +64,19 @@ static int restore_blocks(struct arena *a, const struct arena_inherited *inherit
 }
 
 /* -ENOENT: the keeper does not have it; -EPROTO: it has something else. */
-static int take_memory(const struct arena_options *o, const struct ledger_extent *e, int fd,
+static int take_memory(const struct partition *p, const struct ledger_extent *e, int fd,
                        struct device_extent *ret)
 {
-        if (device_keeps(o->device))
-                return device_take(o->device, e->store_key, e->n_bytes, ret);
-        return fd >= 0 ? device_adopt(o->device, fd, e->n_bytes, ret) : -ENOENT;
+        if (device_keeps(p->device))
+                return device_take(p->device, e->store_key, e->n_bytes, ret);
+        return fd >= 0 ? device_adopt(p->device, fd, e->n_bytes, ret) : -ENOENT;
 }
 
 /* The fds that a keeper sent; those that were inherited are the caller's. */
-static void close_taken(const struct arena_options *o, const struct arena_inherited *inherited,
+static void close_taken(const struct partition *p, const struct arena_inherited *inherited,
                         const struct device_extent *memories)
 {
-        for (size_t i = 0; device_keeps(o->device) && i < inherited->n_extents; i++)
+        for (size_t i = 0; device_keeps(p->device) && i < inherited->n_extents; i++)
                 if (memories[i].fd >= 0)
                         close(memories[i].fd);
 }
@@ -86,10 +88,11 @@ static int restore_memory(struct arena *a, const struct arena_inherited *inherit
         for (size_t i = 0; i < inherited->n_extents; i++)
                 memories[i] = DEVICE_EXTENT_EMPTY;
         for (size_t i = 0; i < inherited->n_extents; i++) {
-                const struct ledger_extent *e = ledger_extent_at(a->o.ledger, inherited->extents[i]);
-                int r = take_memory(&a->o, e, inherited->fds[i], &memories[i]);
+                const struct ledger_extent *e =
+                        ledger_extent_at(a->o.partition->ledger, inherited->extents[i]);
+                int r = take_memory(a->o.partition, e, inherited->fds[i], &memories[i]);
 
-                if (r == 0 && memories[i].share != a->o.share)
+                if (r == 0 && memories[i].share != a->o.partition->share)
                         r = -EPROTO;
                 if (r == -EPROTO || r == -ENOENT) {
                         *ret_why = r == -EPROTO ? "the keeper has something else for an extent"
@@ -97,7 +100,7 @@ static int restore_memory(struct arena *a, const struct arena_inherited *inherit
                         r = -EBADMSG;
                 }
                 if (r < 0) {
-                        close_taken(&a->o, inherited, memories);
+                        close_taken(a->o.partition, inherited, memories);
                         return r;
                 }
         }
@@ -124,13 +127,13 @@ static void restore_commit(struct arena *a, const struct arena_inherited *inheri
                            struct charge *charge)
 {
         for (size_t i = 0; i < inherited->n_extents; i++) {
-                struct ledger_extent *e = ledger_extent_at(a->o.ledger, inherited->extents[i]);
+                struct ledger_extent *e = ledger_extent_at(a->o.partition->ledger, inherited->extents[i]);
 
                 e->fd = memories[i].fd;
                 arena_occupy_slot(a, arena_slot_at(a, e->offset), memories[i], charge);
         }
         for (size_t i = 0; i < inherited->n_blocks; i++) {
-                struct ledger_block *b = ledger_block_at(a->o.ledger, inherited->blocks[i]);
+                struct ledger_block *b = ledger_block_at(a->o.partition->ledger, inherited->blocks[i]);
 
                 b->handle = handles[i];
                 if (!ledger_block_is_parked(b))
@@ -163,19 +166,19 @@ int arena_restore(const struct arena_options *options, const struct arena_inheri
         return r;
 }
 
-int arena_finish(const struct arena_options *options, uint32_t extent, int fd)
+int arena_finish(const struct partition *p, uint32_t extent, int fd)
 {
-        const struct ledger_extent *e = ledger_extent_at(options->ledger, extent);
+        const struct ledger_extent *e = ledger_extent_at(p->ledger, extent);
         struct device_extent memory = DEVICE_EXTENT_EMPTY;
-        int r = take_memory(options, e, fd, &memory);
+        int r = take_memory(p, e, fd, &memory);
 
         assert(e->is_leaving);
         if (r == 0)
-                r = extent_destroy(options, &memory, e->store_key);
+                r = extent_destroy(p, &memory, e->store_key);
         else if (fd >= 0) {
                 close(fd);
-                (void)store_remove_extent(options->store, e->store_key);
+                (void)store_remove_extent(p->store, e->store_key);
         }
-        extent_strike(options->ledger, extent);
+        extent_strike(p->ledger, extent);
         return r == -ENOENT ? 0 : r; /* it was released before */
 }

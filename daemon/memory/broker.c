@@ -17,7 +17,6 @@ int broker_make_quota(struct broker *b, struct tenant *t, size_t partition, stru
                 return quotas ? r : -ENOMEM;
         options->tenant = t->name;
         options->partition = &b->partitions[partition];
-        options->ledger = b->ledger;
         options->page = options->parent ? NULL : usage_page_entry(t->usage, partition);
         r = quota_new(options, &t->quotas[t->n_quotas]);
         if (r == 0)

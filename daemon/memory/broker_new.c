@@ -125,7 +125,8 @@ static int broker_open_partitions(struct broker *b, const struct broker_options 
                 memcpy(p->uuid, c->devices[from->device].uuid, sizeof(p->uuid));
                 p->device = b->devices[from->device].device;
                 p->worker = b->devices[from->device].worker;
-                p->store = b->options.store;
+                p->ledger = b->ledger;
+                p->store = p->share == DEVICE_SHARE_FD ? b->options.store : NULL;
                 p->standby.standby = b->devices[from->device].standby;
                 account_init_root(&p->pool, from->limit_bytes);
                 partition_init_lists(p);

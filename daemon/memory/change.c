@@ -335,9 +335,9 @@ static void tell_usage(void *userdata, const struct config_field *field)
                         "; it has %s reserved, %s above the limit, and gets no more until it is below",
                         SIZE(a->charged_bytes), SIZE(a->charged_bytes - limit));
         else if (field == &CONFIG_QUOTA.fields[QUOTA_LIMIT] && q->partition->share == DEVICE_SHARE_FD &&
-                 limit < ledger_quota_at(q->ledger, q->index)->small_extent_bytes)
+                 limit < ledger_quota_at(q->partition->ledger, q->index)->small_extent_bytes)
                 fprintf(t->c->changes, "; its extents have %s until bfcd is restarted, so it gets no memory",
-                        SIZE(ledger_quota_at(q->ledger, q->index)->small_extent_bytes));
+                        SIZE(ledger_quota_at(q->partition->ledger, q->index)->small_extent_bytes));
         if (field == &CONFIG_QUOTA.fields[QUOTA_MAX_SESSIONS])
                 n = q->all.n_sessions, n_max = t->to->max_sessions;
         if (field == &CONFIG_QUOTA.fields[QUOTA_MAX_BLOCKS])

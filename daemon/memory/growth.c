@@ -26,12 +26,12 @@ struct operation *operation_new(struct arena *a, size_t n_items)
 
 void operation_destroy(struct operation *op, struct operation_item *item)
 {
-        int r = extent_destroy(&op->arena->o, &item->memory, item->key);
+        int r = extent_destroy(op->arena->o.partition, &item->memory, item->key);
 
         item->unreclaimed = r < 0;
         op->is_lost = op->is_lost || r == -ENODEV;
         if (r == -EBUSY && !device_extent_is_made(&item->memory) &&
-            device_foreign_bytes(op->arena->o.device, &op->foreign_bytes) < 0)
+            device_foreign_bytes(op->arena->o.partition->device, &op->foreign_bytes) < 0)
                 op->foreign_bytes = 0;
 }
 
@@ -40,14 +40,14 @@ void operation_destroy(struct operation *op, struct operation_item *item)
 /* The kernel may kill this process for lack of memory here. The record tells its successor. */
 static void arena_begin_growth(const struct arena *a, uint64_t n_bytes)
 {
-        if (a->o.device->charges_process)
-                ledger_quota_grows(a->o.ledger, a->o.quota, n_bytes, host_free_oom_kills());
+        if (a->o.partition->device->charges_process)
+                ledger_quota_grows(a->o.partition->ledger, a->o.quota, n_bytes, host_free_oom_kills());
 }
 
 static void arena_end_growth(const struct arena *a)
 {
-        if (a->o.device->charges_process)
-                ledger_quota_grows(a->o.ledger, a->o.quota, 0, 0);
+        if (a->o.partition->device->charges_process)
+                ledger_quota_grows(a->o.partition->ledger, a->o.quota, 0, 0);
 }
 
 /* How many extents the next turn makes. Other tenants wait for it. */
@@ -57,7 +57,7 @@ static size_t growth_n_next(const struct operation *op)
         size_t n_left = op->n_items - op->n_made, n = 1;
         uint64_t n_bytes = items[0].memory.n_bytes;
 
-        if (!op->arena->o.device->is_cuda)
+        if (!op->arena->o.partition->device->is_cuda)
                 return 1;
         while (n < min_u64(n_left, DEVICE_MAKES) && n_bytes + items[n].memory.n_bytes <= TURN_BYTES)
                 n_bytes += items[n++].memory.n_bytes;
@@ -67,13 +67,13 @@ static size_t growth_n_next(const struct operation *op)
 /* The next extents; none any more while the process ends. */
 static void growth_make(struct operation *op)
 {
-        const struct arena_options *o = &op->arena->o;
+        const struct partition *p = op->arena->o.partition;
         size_t n = growth_n_next(op);
 
-        if (__atomic_load_n(&o->device->is_ending, __ATOMIC_RELAXED))
+        if (__atomic_load_n(&p->device->is_ending, __ATOMIC_RELAXED))
                 op->result = -ECANCELED;
         else
-                op->result = extents_make(o, &op->items[op->n_made], n);
+                op->result = extents_make(p, &op->items[op->n_made], n);
         op->is_lost = op->result == -ENODEV;
         op->n_made += op->result == 0 ? n : 0;
 }
@@ -136,7 +136,7 @@ static void growth_submit(struct operation *op, struct charge *charge, arena_gro
         *charge = (struct charge){ NULL, 0 };
         op->job.run = growth_run;
         a->totals.pending_bytes += op->n_bytes;
-        worker_submit(a->o.worker, &op->job);
+        worker_submit(a->o.partition->worker, &op->job);
 }
 
 /* Fills the slots, or drops them. */
@@ -292,7 +292,7 @@ static int arena_back_slot(struct arena *a, size_t slot, struct charge *charge)
         if (r < 0)
                 return r;
         arena_begin_growth(a, item.memory.n_bytes);
-        r = extents_make(&a->o, &item, 1);
+        r = extents_make(a->o.partition, &item, 1);
         arena_end_growth(a);
         if (r < 0)
                 return r; /* what is unreclaimed is not charged: the daemon does not start */
@@ -323,7 +323,7 @@ static void backing_done(struct worker_job *job)
         if (op->result == 0 && bfc_back(a->bfc, range) < 0) {
                 op->result = -ENOMEM; /* the allocator has no memory for that: the worker releases all */
                 op->job.run = release_run;
-                worker_submit(a->o.worker, &op->job);
+                worker_submit(a->o.partition->worker, &op->job);
                 return;
         }
         growth_finish(op);

@@ -396,18 +396,16 @@ static void inherited_close_twins(struct inherited *r)
 
 /* ---- leaving extents ------------------------------------------------------- */
 
-static void finish_one(struct inherited *r, uint32_t index, struct device *device, bool clears)
+/* p: with its ledger, device and store; the device is NULL where there is none. */
+static void finish_one(struct inherited *r, uint32_t index, const struct partition *p)
 {
         const struct ledger_extent *e = ledger_extent_at(r->ledger, index);
-        struct arena_options options = {
-                .ledger = r->ledger, .device = device, .store = r->store, .clears = clears
-        };
         int fd = take_fd(r, e->store_key);
 
         if (r->error < 0)
                 return; /* a successor tries again */
-        if (device) {
-                (void)arena_finish(&options, index, fd);
+        if (p->device) {
+                (void)arena_finish(p, index, fd);
                 return;
         }
         if (fd >= 0)
@@ -425,14 +423,13 @@ void inherited_finish(struct inherited *r,
                 const struct ledger_extent *e = ledger_extent_get(r->ledger, i);
 
                 const char *partition;
-                struct device *device;
-                bool clears = false;
+                struct partition p = { .ledger = r->ledger, .store = r->store };
 
                 if (!e || !e->is_leaving || leaves_later(r, e))
                         continue;
                 partition = ledger_quota_at(r->ledger, e->quota)->partition;
-                device = device_of(userdata, partition, &clears);
-                finish_one(r, i, device, clears);
+                p.device = device_of(userdata, partition, &p.clears);
+                finish_one(r, i, &p);
         }
 }
 

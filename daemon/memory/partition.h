@@ -15,6 +15,7 @@
 #include "daemon/memory/worker.h"
 #include "device/device.h"
 
+struct ledger;
 struct quota;
 struct store;
 TAILQ_HEAD(quota_list, quota);
@@ -73,7 +74,7 @@ struct partition {
         const char *name;      /* the config's */
         const char *device_id; /* the config's */
         enum device_share share;
-        bool clears; /* clear_on_release */
+        bool clears; /* clear_on_release: extents are zeroed before they are released */
         struct partition_memory memory;
         bool is_cuda;
         uint8_t uuid[DEVICE_UUID_BYTES]; /* of the GPU */
@@ -81,10 +82,11 @@ struct partition {
         bool is_lost;                    /* the device is: every request is refused */
         bool is_draining;                /* every request is refused; free extents are released */
         bool has_idle;                   /* while it drains: memory was freed since drain.c looked */
-        bool preallocate;
+        bool preallocate; /* all of the limits is backed in advance: there are no exact blocks */
         struct device *device;
         struct worker *worker;
-        struct store *store;             /* of its extents' fds; NULL: none */
+        struct ledger *ledger;
+        struct store *store; /* of its extents' fds; NULL: none, or with cuda-ipc, which has no fds */
         struct standby_consumer standby; /* of its device */
         struct account pool;
         struct partition_use use;

@@ -153,25 +153,12 @@ struct extent_sizes quota_extent_sizes(const struct ledger_quota *record)
 static void quota_describe_arena(const struct quota *q, const struct extent_sizes *sizes,
                                  struct arena_options *ret)
 {
-        const struct partition *p = q->partition;
-
         *ret = (struct arena_options){
-                .ledger = q->ledger,
-                .device = p->device,
-                .worker = p->worker,
-                .store = p->store,
-                .parked_bytes = &quota_of_tenant(q)->all.bytes_parked,
-                .standby = p->standby.standby,
+                .partition = q->partition,
                 .quota = q->index,
-                .share = p->share,
-                .pins = p->memory.is_pinned,
-                .clears = p->clears,
-                .is_fixed = p->preallocate,
-                .supply = p->memory.supply,
+                .parked_bytes = &quota_of_tenant(q)->all.bytes_parked,
                 .limit_bytes = q->account.limit_bytes,
                 .sizes = *sizes,
-                .upcalls = p->up.calls,
-                .broker = p->up.broker,
         };
 }
 
@@ -242,7 +229,7 @@ static int quota_open_arena(struct quota *q, const struct quota_options *from)
         snprintf(facts.tenant, sizeof(facts.tenant), "%s", q->tenant);
         snprintf(facts.partition, sizeof(facts.partition), "%s", p->name);
         facts.is_lease = q->lease.parent != NULL;
-        r = ledger_quota_add(q->ledger, &facts, &q->index);
+        r = ledger_quota_add(q->partition->ledger, &facts, &q->index);
         if (r < 0)
                 return r;
         quota_describe_arena(q, &sizes, &options);
@@ -262,7 +249,7 @@ static void quota_count_inherited(struct quota *q, const struct arena_inherited 
         struct partition *p = q->partition;
 
         for (size_t i = 0; i < from->n_blocks; i++) {
-                const struct ledger_block *b = ledger_block_at(q->ledger, from->blocks[i]);
+                const struct ledger_block *b = ledger_block_at(q->partition->ledger, from->blocks[i]);
                 bool is_parked = ledger_block_is_parked(b);
 
                 quota_count_blocks(q, 1, is_parked ? 0 : b->n_bytes, is_parked ? 0 : b->n_requested);
@@ -287,7 +274,7 @@ static void quota_restore_unreclaimed(struct quota *q, uint64_t n_bytes)
 /* Its record stays whatever happens. */
 static int quota_restore_arena(struct quota *q, const struct quota_options *from)
 {
-        struct ledger_quota *record = ledger_quota_at(q->ledger, from->index);
+        struct ledger_quota *record = ledger_quota_at(q->partition->ledger, from->index);
         struct extent_sizes sizes = quota_extent_sizes(record);
         struct arena_options options;
         struct charge charge = { NULL, 0 };
@@ -333,7 +320,6 @@ int quota_new(const struct quota_options *options, struct quota **ret)
         q->tenant = options->tenant;
         q->lease.parent = options->parent;
         q->lease.name = options->lease;
-        q->ledger = options->ledger;
         q->max_sessions = options->max_sessions;
         q->max_blocks = options->max_blocks;
         q->index = LEDGER_NONE;
@@ -397,7 +383,7 @@ struct quota *quota_free(struct quota *q)
         q->arena = arena_free(q->arena);
         p = q->partition;
         if (q->index != LEDGER_NONE)
-                ledger_quota_clear(q->ledger, q->index);
+                ledger_quota_clear(q->partition->ledger, q->index);
         quota_end(q);
         partition_keep_life(p);
         return NULL;

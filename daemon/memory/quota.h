@@ -200,7 +200,6 @@ struct quota {
         struct quota_lease lease;
         struct account account;
         struct arena *arena;
-        struct ledger *ledger;
         struct pages_entry *page; /* for its clients; NULL: none */
         uint32_t index;           /* in the ledger */
         uint32_t max_sessions;
@@ -227,7 +226,7 @@ struct quota {
 /* Its peaks and counts of refusals, which outlive the daemon. */
 static inline struct ledger_lifetime *quota_life(const struct quota *q)
 {
-        return &ledger_quota_at(q->ledger, q->index)->life;
+        return &ledger_quota_at(q->partition->ledger, q->index)->life;
 }
 
 static inline uint64_t quota_n_refusals(const struct quota *q)
@@ -247,9 +246,8 @@ struct quota_sums quota_own(const struct quota *q);
 struct quota_options {
         const char *tenant;
         struct partition *partition;
-        struct quota *parent; /* of a lease; else NULL */
-        const char *lease;    /* its name, which outlives the quota; or NULL */
-        struct ledger *ledger;
+        struct quota *parent;     /* of a lease; else NULL */
+        const char *lease;        /* its name, which outlives the quota; or NULL */
         struct pages_entry *page; /* borrowed, outlives the quota; may be NULL */
         uint64_t limit_bytes;
         uint64_t reserve_bytes;

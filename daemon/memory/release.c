@@ -149,13 +149,14 @@ static void release_add(struct operation *op, size_t slot)
         uint32_t extent = arena_slot_of(a, slot)->extent;
 
         /* A successor that finds this mark releases the extent, whatever has become of the operation. */
-        ledger_extent_leave(a->o.ledger, extent);
+        ledger_extent_leave(a->o.partition->ledger, extent);
         op->items[op->n_items++] = (struct operation_item){
                 .slot = slot,
                 .memory = *memory,
-                .key = ledger_extent_at(a->o.ledger, extent)->store_key,
+                .key = ledger_extent_at(a->o.partition->ledger, extent)->store_key,
         };
-        op->items[op->n_items - 1].memory.was_lent = !ledger_extent_at(a->o.ledger, extent)->is_unseen;
+        op->items[op->n_items - 1].memory.was_lent =
+                !ledger_extent_at(a->o.partition->ledger, extent)->is_unseen;
         op->n_bytes += memory->n_bytes;
         *memory = DEVICE_EXTENT_EMPTY;
 }
@@ -166,8 +167,8 @@ static void release_submit(struct operation *op)
 
         a->totals.leaving_bytes += op->n_bytes;
         op->since_ms = clock_ms();
-        op->job.may_be_held = a->o.pins; /* by a GPU that hangs */
-        worker_submit(a->o.worker, &op->job);
+        op->job.may_be_held = a->o.partition->memory.is_pinned; /* by a GPU that hangs */
+        worker_submit(a->o.partition->worker, &op->job);
 }
 
 /* One that another extent can be added to: op, or a new one where that is full. NULL: there is no memory
@@ -200,7 +201,7 @@ size_t arena_look_at_kept(struct arena *a, size_t n_max)
                 TAILQ_REMOVE(&a->kept, op, of_arena);
                 op->n_gone = 0;
                 n += op->n_items;
-                worker_submit(a->o.worker, &op->job);
+                worker_submit(a->o.partition->worker, &op->job);
         }
         TAILQ_FOREACH(op, &a->kept, of_arena)
         late = release_note_late(op) ? op : late;
@@ -230,14 +231,15 @@ enum release { RELEASE_ANY, RELEASE_SOON, RELEASE_UNMAPPED };
 /* Sessions may still have this extent mapped. */
 static bool arena_must_retire(const struct arena *a, size_t slot)
 {
-        return ledger_extent_at(a->o.ledger, arena_slot_of(a, slot)->extent)->links.n_exports > 0;
+        return ledger_extent_at(a->o.partition->ledger, arena_slot_of(a, slot)->extent)->links.n_exports > 0;
 }
 
 static bool arena_may_release(const struct arena *a, size_t slot, enum release kind)
 {
         if (kind == RELEASE_ANY || !arena_must_retire(a, slot))
                 return true;
-        return kind == RELEASE_SOON && a->o.upcalls->unmaps_soon(a->o.broker, arena_slot_of(a, slot)->extent);
+        return kind == RELEASE_SOON && a->o.partition->up.calls->unmaps_soon(a->o.partition->up.broker,
+                                                                             arena_slot_of(a, slot)->extent);
 }
 
 static int arena_begin_release(struct arena *a, size_t slot)
@@ -306,7 +308,7 @@ static uint64_t arena_release_planned(struct arena *a, size_t n_ranges, uint64_t
 
         /* The sessions are asked once, with all extents. */
         if (n_retired > 0)
-                a->o.upcalls->retire(a->o.broker, a->scratch.retired, n_retired);
+                a->o.partition->up.calls->retire(a->o.partition->up.broker, a->scratch.retired, n_retired);
         return a->totals.pending_bytes - pending_before;
 }
 
@@ -366,7 +368,8 @@ int arena_resume_release(struct arena *a, arena_released_fn done, void *userdata
         for (size_t slot = 0; r == 0 && slot < a->slots.n; slot++) {
                 const struct arena_slot *s = arena_slot_of(a, slot);
 
-                if (s->extent == LEDGER_NONE || !ledger_extent_at(a->o.ledger, s->extent)->is_leaving)
+                if (s->extent == LEDGER_NONE ||
+                    !ledger_extent_at(a->o.partition->ledger, s->extent)->is_leaving)
                         continue;
                 if (!op || op->n_items == RELEASE_ITEMS || op->n_bytes >= RELEASE_BYTES) {
                         op = release_new(a, RELEASE_ITEMS, done, userdata);
@@ -447,7 +450,7 @@ static int arena_release_place(struct arena *a, size_t first, size_t last, struc
         }
         release_finish(op);
         if (n_retired > 0)
-                a->o.upcalls->retire(a->o.broker, a->scratch.retired, n_retired);
+                a->o.partition->up.calls->retire(a->o.partition->up.broker, a->scratch.retired, n_retired);
         return r;
 }
 
@@ -508,7 +511,7 @@ int arena_release_parked(struct arena *a, arena_released_fn done, void *userdata
 static struct arena_slot *arena_slot_of_extent(const struct arena *a, uint32_t extent)
 {
         struct arena_slot *s =
-                arena_slot_of(a, arena_slot_at(a, ledger_extent_at(a->o.ledger, extent)->offset));
+                arena_slot_of(a, arena_slot_at(a, ledger_extent_at(a->o.partition->ledger, extent)->offset));
 
         assert(s->extent == extent);
         return s;
@@ -539,7 +542,7 @@ void arena_note_export_gone(struct arena *a, uint32_t extent, bool was_late)
         s->n_late -= was_late;
         if (was_late && s->n_late == 0)
                 a->totals.suspended_bytes += s->memory.n_bytes;
-        if (ledger_extent_at(a->o.ledger, extent)->links.n_exports > 0)
+        if (ledger_extent_at(a->o.partition->ledger, extent)->links.n_exports > 0)
                 return;
         assert(s->n_late == 0);
         s->retired = NULL;

@@ -22,14 +22,14 @@ static void note_in_ledger(const struct arena *a)
 {
         const struct arena_unreclaimed *u = &a->unreclaimed;
 
-        if (a->o.device->ops->others)
-                ledger_quota_set_unreclaimed(a->o.ledger, a->o.quota,
+        if (a->o.partition->device->ops->others)
+                ledger_quota_set_unreclaimed(a->o.partition->ledger, a->o.quota,
                                              min_u64(u->confirmed_bytes, u->charge.n_bytes));
 }
 
 void arena_note_unreclaimed(struct arena *a, struct charge *charge)
 {
-        a->o.device->direct.unreclaimed_bytes += charge->n_bytes;
+        a->o.partition->device->direct.unreclaimed_bytes += charge->n_bytes;
         a->unreclaimed.charge.account = charge->account;
         a->unreclaimed.charge.n_bytes += charge->n_bytes;
         *charge = (struct charge){ NULL, 0 };
@@ -52,7 +52,7 @@ static void question_run(struct worker_job *job)
 {
         struct arena_unreclaimed *u = (struct arena_unreclaimed *)job;
 
-        u->result = device_foreign_bytes(u->arena->o.device, &u->foreign_bytes);
+        u->result = device_foreign_bytes(u->arena->o.partition->device, &u->foreign_bytes);
 }
 
 static void unreclaimed_drop(struct arena *a, uint64_t n_bytes)
@@ -60,7 +60,7 @@ static void unreclaimed_drop(struct arena *a, uint64_t n_bytes)
         struct charge *charge = &a->unreclaimed.charge, back;
 
         charge_split(charge, min_u64(n_bytes, charge->n_bytes), &back);
-        a->o.device->direct.unreclaimed_bytes -= back.n_bytes;
+        a->o.partition->device->direct.unreclaimed_bytes -= back.n_bytes;
         a->unreclaimed.asked_bytes = excess_u64(a->unreclaimed.asked_bytes, back.n_bytes);
         charge_drop(&back);
         note_in_ledger(a);
@@ -120,7 +120,7 @@ static void samples_add(struct device_direct *direct, uint64_t others)
 /* Of what was asked for, the device has returned what others do not have now. */
 static void ended_done(struct arena_unreclaimed *u)
 {
-        const struct device *d = u->arena->o.device;
+        const struct device *d = u->arena->o.partition->device;
         uint64_t n_bytes = u->asked_ended_bytes, n_left = n_bytes;
         struct charge part;
 
@@ -143,7 +143,7 @@ static void ended_done(struct arena_unreclaimed *u)
 /* What became unreclaimed later than the question may not be in the answer, so it does not count here. */
 static void unreclaimed_done(struct arena_unreclaimed *u)
 {
-        struct device *d = u->arena->o.device;
+        struct device *d = u->arena->o.partition->device;
 
         if (u->charge.n_bytes == 0)
                 return;
@@ -158,7 +158,7 @@ static void unreclaimed_done(struct arena_unreclaimed *u)
 static void question_done(struct worker_job *job)
 {
         struct arena_unreclaimed *u = (struct arena_unreclaimed *)job;
-        struct device *d = u->arena->o.device;
+        struct device *d = u->arena->o.partition->device;
 
         u->is_asked = false;
         if (u->result == 0)
@@ -190,7 +190,8 @@ void arena_check_unreclaimed(struct arena *a)
 {
         struct arena_unreclaimed *u = &a->unreclaimed;
 
-        if (u->is_asked || (u->charge.n_bytes + u->ended.n_bytes == 0 && a->o.device->direct.n_due == 0))
+        if (u->is_asked ||
+            (u->charge.n_bytes + u->ended.n_bytes == 0 && a->o.partition->device->direct.n_due == 0))
                 return;
         u->arena = a;
         u->asked_bytes = u->charge.n_bytes;
@@ -199,12 +200,12 @@ void arena_check_unreclaimed(struct arena *a)
         u->job.lane = &a->the_rest;
         u->job.run = question_run;
         u->job.done = question_done;
-        worker_submit(a->o.worker, &u->job);
+        worker_submit(a->o.partition->worker, &u->job);
 }
 
 void arena_note_foreign(struct arena *a, uint64_t n_bytes)
 {
-        struct device *d = a->o.device;
+        struct device *d = a->o.partition->device;
 
         if (n_bytes == 0)
                 return;

@@ -15,7 +15,7 @@
 
 static uint64_t quota_id(const struct quota *q)
 {
-        return ledger_quota_at(q->ledger, q->index)->id;
+        return ledger_quota_at(q->partition->ledger, q->index)->id;
 }
 
 /* NULL: it was refused. */

@@ -130,12 +130,12 @@ const char park_over_limit[] =
 
 void park_record(const struct quota *q, uint32_t block, uint64_t parked)
 {
-        struct ledger_block *b = ledger_block_at(q->ledger, block);
+        struct ledger_block *b = ledger_block_at(q->partition->ledger, block);
         struct arena_place place;
 
         arena_locate(q->arena, b->offset, &place);
         b->region_id = place.region_id;
-        ledger_block_park(q->ledger, block, parked);
+        ledger_block_park(q->partition->ledger, block, parked);
 }
 
 /* The contents are in the copy, if there is one. */

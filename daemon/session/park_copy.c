@@ -90,7 +90,8 @@ static uint64_t extent_at(const struct park_memory *m, uint64_t at, struct devic
 {
         const struct arena *arena = m->quota->arena;
         size_t last, slot = arena_slots(arena, m->offset + at, 1, &last);
-        const struct ledger_extent *e = ledger_extent_at(m->quota->ledger, arena_slot_extent(arena, slot));
+        const struct ledger_extent *e =
+                ledger_extent_at(m->quota->partition->ledger, arena_slot_extent(arena, slot));
 
         *ret = *arena_slot_memory(arena, slot);
         *ret_offset = m->offset + at - e->offset;

@@ -89,7 +89,7 @@ static struct quota *innermost(const struct session *s, const struct ledger_sess
                 struct quota *each = s->tenant->quotas[i];
 
                 for (size_t k = 0; each->lease.parent == q && k < LEDGER_SESSION_LEASES; k++)
-                        if (record->leases[k] == ledger_quota_at(each->ledger, each->index)->id)
+                        if (record->leases[k] == ledger_quota_at(each->partition->ledger, each->index)->id)
                                 return each;
         }
         return q;
@@ -123,7 +123,7 @@ void session_note_leases(const struct session *s, struct ledger_session *facts)
 
         for (size_t i = 0; i < s->n_shares; i++) {
                 const struct session_share *share = &s->shares[i];
-                uint64_t id = ledger_quota_at(share->quota->ledger, share->quota->index)->id;
+                uint64_t id = ledger_quota_at(share->quota->partition->ledger, share->quota->index)->id;
 
                 if ((share->quota->lease.parent || share->is_barred) && n < LEDGER_SESSION_LEASES)
                         facts->leases[n++] = id | (share->is_barred ? LEDGER_BARRED : 0);

@@ -322,7 +322,7 @@ static void share_find_ranges(struct trim_share *share, struct ranges *ret)
                 uint32_t extent = share_extent(share, slot);
 
                 if (extent != LEDGER_NONE &&
-                    !ranges_add(ret, q->arena, ledger_extent_at(q->ledger, extent),
+                    !ranges_add(ret, q->arena, ledger_extent_at(q->partition->ledger, extent),
                                 share->n_own[slot] == q->trim.state->slots[slot].n_all))
                         break;
         }
@@ -526,8 +526,9 @@ static uint64_t trim_bytes(const struct trim_share *share, const struct quota *q
 
         if (n_bytes == 0)
                 return 0;
-        n_bytes = n_bytes < TRIM_MAX_BYTES ? n_bytes + ledger_quota_at(its->ledger, its->index)->extent_bytes
-                                           : TRIM_MAX_BYTES;
+        n_bytes = n_bytes < TRIM_MAX_BYTES
+                          ? n_bytes + ledger_quota_at(its->partition->ledger, its->index)->extent_bytes
+                          : TRIM_MAX_BYTES;
         return n_bytes > TRIM_MAX_BYTES >> min_u64(asking->n_gave, 63) ? TRIM_MAX_BYTES
                                                                        : n_bytes << asking->n_gave;
 }

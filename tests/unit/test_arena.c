@@ -56,24 +56,27 @@ static void check(void)
 }
 
 static struct device_supply supply;
+static struct partition partition;
 
 /* An arena whose account holds its limit and no byte more. */
 static void open_shared(enum device_share share, uint64_t limit_bytes)
 {
         struct arena_options o = {
+                .partition = &partition,
+                .quota = quota,
+                .limit_bytes = limit_bytes,
+                .sizes = { per_zone > 0 ? LARGE : one_size, E, per_zone },
+        };
+
+        partition = (struct partition){
                 .ledger = ledger,
                 .device = &device.device,
                 .worker = worker,
-                .quota = quota,
                 .share = share,
-                .supply = supply,
-                .limit_bytes = limit_bytes,
-                .sizes = { per_zone > 0 ? LARGE : one_size, E, per_zone },
-                .is_fixed = is_fixed,
-                .upcalls = &upcalls,
-                .broker = (struct broker *)&n_asked,
+                .memory.supply = supply,
+                .preallocate = is_fixed,
+                .up = { .calls = &upcalls, .broker = (struct broker *)&n_asked },
         };
-
         account_init_root(&pool, limit_bytes);
         ck_assert_int_eq(account_init(&account, &pool, limit_bytes, 0), 0);
         ck_assert_int_eq(arena_new(&o, &a), 0);
@@ -863,9 +866,7 @@ TEST(test_second_region_failure)
 TEST(test_address_space)
 {
         struct arena_options o = {
-                .ledger = ledger,
-                .device = &device.device,
-                .worker = worker,
+                .partition = &partition,
                 .quota = quota,
                 .limit_bytes = UINT64_C(1) << 40,
                 .sizes.extent_bytes = 4 * GIB,
@@ -873,6 +874,7 @@ TEST(test_address_space)
         struct arena_place place;
         struct bfc_growth plan;
 
+        partition = (struct partition){ .ledger = ledger, .device = &device.device, .worker = worker };
         ck_assert_int_eq(arena_new(&o, &a), -ENOMEM);
         ck_assert_ptr_null(a);
         o.limit_bytes = 600 * GIB;

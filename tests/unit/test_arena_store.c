@@ -11,6 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "daemon/ledger/store.h"
 #include "daemon/memory/arena.h"
 #include "daemon/memory/upcalls.h"
 #include "tests/fake_device.h"
@@ -113,16 +114,21 @@ static const struct upcalls upcalls = { .retire = on_retire, .unmaps_soon = on_u
 
 static struct arena_options options(enum device_share share)
 {
-        return (struct arena_options){
+        static struct partition partition;
+
+        partition = (struct partition){
                 .ledger = ledger,
                 .device = &device.device,
                 .worker = worker,
-                .store = s,
-                .quota = quota,
+                .store = share == DEVICE_SHARE_FD ? s : NULL,
                 .share = share,
+                .up.calls = &upcalls,
+        };
+        return (struct arena_options){
+                .partition = &partition,
+                .quota = quota,
                 .limit_bytes = 20 * E,
                 .sizes.extent_bytes = E,
-                .upcalls = &upcalls,
         };
 }
 
@@ -478,7 +484,7 @@ static bool find_extents(size_t *ret_n)
                 int fd = e ? store_take_extent(s, e->store_key) : -1;
 
                 if (e && e->is_leaving) {
-                        IS(arena_finish(&o, i, fd) == 0);
+                        IS(arena_finish(o.partition, i, fd) == 0);
                         IS(!ledger_extent_get(ledger, i));
                 } else if (e) {
                         IS(fd >= 0);

@@ -58,7 +58,6 @@ static int open_quota(const char *tenant, uint64_t limit, uint64_t reserve, uint
 {
         struct quota_options o = { .tenant = tenant,
                                    .partition = &p,
-                                   .ledger = ledger,
                                    .limit_bytes = limit,
                                    .reserve_bytes = reserve,
                                    .max_sessions = 2,
@@ -97,6 +96,7 @@ static void setup(void)
                                 .device_id = "fake",
                                 .device = &device.device,
                                 .worker = worker,
+                                .ledger = ledger,
                                 .reclaim_timeout_ms = 60000,
                                 .turn = { .wake = on_wake } };
         partition_init_lists(&p);

@@ -42,12 +42,14 @@ static void check(void)
 
 static struct arena_options options(void)
 {
+        static struct partition partition;
+
+        partition = (struct partition){
+                .ledger = ledger, .device = &device.device, .worker = worker, .share = share
+        };
         return (struct arena_options){
-                .ledger = ledger,
-                .device = &device.device,
-                .worker = worker,
+                .partition = &partition,
                 .quota = quota,
-                .share = share,
                 .limit_bytes = limit_bytes,
                 .sizes = { per_zone > 0 ? 4 * E : E, share == DEVICE_SHARE_FD ? MIB : E, per_zone },
         };

@@ -78,15 +78,16 @@ static void check(void)
 static void side_open(struct side *s, const char *name)
 {
         struct ledger_quota facts = { .partition = "p", .extent_bytes = E };
+        static struct partition partition;
         struct arena_options o = {
-                .ledger = ledger,
-                .device = &device.device,
-                .worker = worker,
-                .share = DEVICE_SHARE_FD,
+                .partition = &partition,
                 .limit_bytes = N_EXTENTS * E,
                 .sizes.extent_bytes = E,
         };
 
+        partition = (struct partition){
+                .ledger = ledger, .device = &device.device, .worker = worker, .share = DEVICE_SHARE_FD
+        };
         *s = (struct side){ .released_bytes = 0 };
         strcpy(facts.tenant, name);
         ck_assert_int_eq(ledger_quota_add(ledger, &facts, &s->quota), 0);
