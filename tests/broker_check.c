@@ -71,9 +71,9 @@ int usage_check(const struct quota *q, const char **ret_why)
         const struct usage *h;
 
         *ret_why = "an ended session is listed among the largest";
-        if (!usages_are_listed(q, q->usages.ranks.by_bytes, QUOTA_RANKS) ||
-            !usages_are_listed(q, q->usages.ranks.by_blocks, QUOTA_RANKS) ||
-            (q->usages.report && !usages_are_listed(q, q->usages.report->most, QUOTA_HOLDERS)))
+        if (q->usages.report && (!usages_are_listed(q, q->usages.report->by_bytes, QUOTA_RANKS) ||
+                                 !usages_are_listed(q, q->usages.report->by_blocks, QUOTA_RANKS) ||
+                                 !usages_are_listed(q, q->usages.report->most, QUOTA_HOLDERS)))
                 return -EBADMSG;
 
         TAILQ_FOREACH(h, &q->usages.list, of_quota)
@@ -117,10 +117,10 @@ static int sums_check(const struct broker *b, const char **ret_why)
 
                 for (size_t k = 0; k < t->n_quotas; k++) {
                         const struct quota *q = t->quotas[k];
-                        uint64_t parked = 0, direct = 0, contexts = 0;
+                        uint64_t parked = 0, direct = 0;
                         const struct usage *h;
 
-                        if (q->lease.parent)
+                        if (quota_parent(q))
                                 continue;
                         needs.n_quotas++;
                         needs.n_extents += arena_extent_room(q->arena, q->account.limit_bytes);
@@ -129,14 +129,8 @@ static int sums_check(const struct broker *b, const char **ret_why)
                                         continue;
                                 parked += arena_parked_bytes(t->quotas[m]->arena);
                                 TAILQ_FOREACH(h, &t->quotas[m]->usages.list, of_quota)
-                                {
-                                        direct += h->direct.n_bytes;
-                                        contexts += h->bytes_contexts;
-                                }
+                                direct += h->direct.n_bytes;
                         }
-                        *ret_why = "the sum of contexts of a quota and its leases is wrong";
-                        if (contexts != q->all.bytes_contexts)
-                                return -EBADMSG;
                         *ret_why = "the sum of direct charges of a quota and its leases is wrong";
                         if (direct != q->all.bytes_direct)
                                 return -EBADMSG;

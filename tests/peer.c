@@ -265,7 +265,7 @@ static void check_usage_pages(const struct broker *b)
                         Bfcd__Statistics f = BFCD__STATISTICS__INIT;
                         uint64_t page[PAGES_N_STATS];
 
-                        if (q->lease.name)
+                        if (q->lease)
                                 continue;
                         MUST(q->page ==
                              usage_page_entry(b->tenants[i].usage, (size_t)(q->partition - b->partitions)));

@@ -42,7 +42,7 @@ struct lease *lease_find(const struct broker *b, const char *name)
 
 struct lease *lease_of(const struct quota *q)
 {
-        return (struct lease *)(uintptr_t)(q->lease.name - offsetof(struct lease, name));
+        return (struct lease *)(uintptr_t)(q->lease - offsetof(struct lease, name));
 }
 
 struct ledger_lease *lease_record(const struct broker *b, const struct lease *lease)
@@ -132,7 +132,7 @@ int lease_adopt(struct broker *b, struct tenant *t, struct quota *q, uint32_t in
 
         if (r < 0)
                 return r;
-        q->lease.name = lease->name;
+        q->lease = lease->name;
         lease_enlist(b, lease, q, index);
         *ret = lease;
         return 0;
@@ -259,7 +259,7 @@ int lease_match(const struct broker *b, const struct quota *parent, struct lease
                 struct lease *lease = b->leases.list[i];
                 int rank;
 
-                if (lease->quota->lease.parent != parent)
+                if (quota_parent(lease->quota) != parent)
                         continue;
                 rank = match_rank(b, lease_record(b, lease), peer);
                 if (rank < 0)

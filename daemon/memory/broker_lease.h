@@ -37,7 +37,7 @@ struct lease {
 /* NULL: there is none of that name. */
 struct lease *lease_find(const struct broker *b, const char *name);
 
-/* That of a quota below a tenant's, whose lease.name is this one's. */
+/* That of a quota below a tenant's, whose lease is this one's. */
 struct lease *lease_of(const struct quota *q);
 
 struct ledger_lease *lease_record(const struct broker *b, const struct lease *lease);

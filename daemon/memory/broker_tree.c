@@ -19,8 +19,8 @@ static void tree_add_quota(struct tree *tree, const struct tenant *t, struct quo
 {
         struct tree_node *parent = &tree->nodes[q->partition - tree->b->partitions];
 
-        if (q->lease.parent)
-                parent = tree_find(tree, q->lease.parent);
+        if (quota_parent(q))
+                parent = tree_find(tree, quota_parent(q));
         tree->nodes[tree->n++] = (struct tree_node){ .parent = parent,
                                                      .partition = q->partition,
                                                      .tenant = t,
@@ -118,7 +118,7 @@ void tree_count_tenants(struct broker *b)
                         uint64_t n_extents = arena_extent_room(q->arena, q->account.limit_bytes);
                         struct quota_limits to = limits_of(q);
 
-                        if (!q->lease.parent)
+                        if (!quota_parent(q))
                                 needs_add(&b->needs, b, q, &to, n_extents, n_extents);
                 }
 }
@@ -195,7 +195,7 @@ static void node_apply(struct broker *b, const struct tree_node *node)
         const struct quota_limits *to = &node->to;
         struct quota *q = node->quota;
 
-        if (node->is_removed && !q->lease.parent) {
+        if (node->is_removed && !quota_parent(q)) {
                 quota_remove(q);
                 broker_note_leave(b, q);
         }
@@ -203,7 +203,7 @@ static void node_apply(struct broker *b, const struct tree_node *node)
                                  to->reserve_bytes == q->account.reserve_bytes &&
                                  to->max_sessions == q->max_sessions && to->max_blocks == q->max_blocks))
                 return;
-        if (q->lease.parent)
+        if (quota_parent(q))
                 lease_store_limits(b, lease_of(q), to);
         quota_set(q, to);
 }

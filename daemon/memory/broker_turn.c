@@ -8,7 +8,7 @@
 
 static void broker_free_gone_quota(struct broker *b, struct quota *q)
 {
-        if (!q->lease.parent) {
+        if (!quota_parent(q)) {
                 quota_free(q);
                 b->changes.has_freed = true;
                 return;

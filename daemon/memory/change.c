@@ -144,9 +144,9 @@ static void change_want_quota(const struct change *c, struct tree_node *node, co
         node->is_removed = !to;
         if (!to) {
                 node->to.reserve_bytes = 0;
-                if (q->lease.parent)
+                if (quota_parent(q))
                         node->to.limit_bytes = min_u64(node->to.limit_bytes, q->account.own_bytes);
-        } else if (!q->lease.parent) {
+        } else if (!quota_parent(q)) {
                 node->to = broker_limits(to);
         } else {
                 node->to.max_sessions = to->max_sessions;
@@ -212,7 +212,7 @@ static int change_check_quota(struct change *c, const struct tree_node *node)
                             q->tenant, q->partition->name, SIZE(q->account.limit_bytes));
                 return 0;
         }
-        if (!q->lease.parent)
+        if (!quota_parent(q))
                 change_check_leases(c, node);
 
         /* This ensures that quota_set() cannot fail later. A limit that is prepared and not set changes nothing. */
@@ -355,13 +355,13 @@ static void tell_lower_lease(struct change *c, const struct tree_node *node)
         const struct config_quota *per =
                 config_quota_in(change_config_of(c, node->tenant), change_partition(c, node->partition));
 
-        if (!node->is_removed && node->quota->lease.parent &&
+        if (!node->is_removed && quota_parent(node->quota) &&
             node->to.limit_bytes != node->quota->account.limit_bytes &&
             node->to.limit_bytes < per->per_limit_bytes)
                 fprintf(c->changes,
                         "lease '%s' of tenant '%s' in partition '%s': limit is %s, the most that the sizes "
                         "of its extents allow\n",
-                        node->quota->lease.name, node->tenant->name, node->partition->name,
+                        node->quota->lease, node->tenant->name, node->partition->name,
                         SIZE(node->to.limit_bytes));
 }
 
@@ -383,7 +383,7 @@ static void tell_quota(struct change *c, const struct tenant *t, const struct qu
         config_diff_section(&CONFIG_QUOTA, &was, to, kind, q->partition->name, c->changes, tell_usage,
                             &(struct tell_usage){ c, q, to });
         for (size_t i = c->b->n_partitions; q->account.n_children > 0 && i < c->tree.n_made; i++)
-                if (c->tree.nodes[i].quota->lease.parent == q)
+                if (quota_parent(c->tree.nodes[i].quota) == q)
                         tell_lower_lease(c, &c->tree.nodes[i]);
 }
 
@@ -415,7 +415,7 @@ static uint64_t count_sessions(const struct tenant *t, const struct quota *q)
         uint64_t n = q->sessions.n;
 
         for (size_t i = 0; i < t->n_quotas; i++)
-                if (t->quotas[i]->lease.parent == q)
+                if (quota_parent(t->quotas[i]) == q)
                         n += t->quotas[i]->sessions.n;
         return n;
 }
@@ -425,8 +425,8 @@ static void tell_ending_lease(struct change *c, const struct quota *q)
         const struct ledger_lease *record = lease_record(c->b, lease_of(q));
 
         fprintf(c->changes,
-                "lease '%s' of tenant '%s' in partition '%s' ends; its existing sessions (%" PRIu32,
-                q->lease.name, q->tenant, q->partition->name, q->sessions.n);
+                "lease '%s' of tenant '%s' in partition '%s' ends; its existing sessions (%" PRIu32, q->lease,
+                q->tenant, q->partition->name, q->sessions.n);
         if (record->evicts)
                 fprintf(c->changes, ") are evicted after %" PRIu64 "ms\n", (uint64_t)record->grace_ms);
         else
@@ -441,14 +441,14 @@ static void tell_removed(struct change *c, const struct tenant *t, const struct 
                         "continue\n",
                         t->name, t->n_sessions);
         for (size_t k = 0; to && k < t->n_quotas; k++)
-                if (!t->quotas[k]->is_removed && !t->quotas[k]->lease.parent &&
+                if (!t->quotas[k]->is_removed && !quota_parent(t->quotas[k]) &&
                     !config_quota_in(to, change_partition(c, t->quotas[k]->partition)))
                         fprintf(c->changes,
                                 "tenant '%s': its quota in partition '%s' is removed; its existing "
                                 "sessions there (%" PRIu64 ") continue\n",
                                 t->name, t->quotas[k]->partition->name, count_sessions(t, t->quotas[k]));
         for (size_t k = 0; k < t->n_quotas; k++)
-                if (t->quotas[k]->lease.parent && !quota_has_ended(t->quotas[k]) &&
+                if (quota_parent(t->quotas[k]) && !quota_has_ended(t->quotas[k]) &&
                     !config_quota_in(to, change_partition(c, t->quotas[k]->partition)))
                         tell_ending_lease(c, t->quotas[k]);
 }

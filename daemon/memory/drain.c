@@ -354,10 +354,15 @@ static void finish_resume(struct drain *drain)
         report_resume(drain, drain->result);
 }
 
-static void on_backed(void *userdata, struct quota *q, int result)
+static void on_backed(struct quota *q, int result)
 {
-        struct drain *drain = userdata;
+        const struct broker *b = q->partition->up.broker;
+        struct drain *drain;
+        size_t i = 0;
 
+        while (b->devices[i].device != q->partition->device)
+                i++;
+        drain = b->devices[i].drain;
         if (result < 0 && drain->result == 0) {
                 drain->result = result;
                 snprintf(drain->sentence, sizeof(drain->sentence),
@@ -374,7 +379,7 @@ static int begin_backing_quota(struct drain *drain, struct quota *q)
         int r;
 
         drain->n_backing++;
-        r = quota_back(q, on_backed, drain);
+        r = quota_back(q, on_backed);
         if (r != 0)
                 drain->n_backing--;
         if (r >= 0)

@@ -41,7 +41,7 @@ static void quota_write_page(const struct quota *q)
 /* Before any reply that goes out because of the change: a client that knows of it reads it. */
 void quota_publish(struct quota *q)
 {
-        for (; q; q = q->lease.parent)
+        for (; q; q = quota_parent(q))
                 quota_write_page(q);
 }
 
@@ -76,7 +76,7 @@ void quota_assert(const struct quota *q)
 {
         /* A request is a part of a block, a block is a part of extents, and extents and direct charges are
          * charged: at each level. */
-        for (; q; q = q->lease.parent) {
+        for (; q; q = quota_parent(q)) {
                 assert(q->all.bytes_requested <= q->all.bytes_in_use);
                 assert(q->all.bytes_in_use + q->all.bytes_direct <= q->account.charged_bytes);
         }
@@ -85,7 +85,7 @@ void quota_assert(const struct quota *q)
 void quota_count_blocks(struct quota *q, uint32_t n_blocks, uint64_t n_bytes, uint64_t n_requested)
 {
         q->partition->use.n_bytes += n_bytes;
-        for (; q; q = q->lease.parent) {
+        for (; q; q = quota_parent(q)) {
                 q->all.n_blocks += n_blocks;
                 q->all.bytes_in_use += n_bytes;
                 q->all.bytes_requested += n_requested;
@@ -101,7 +101,7 @@ struct quota_sums quota_own(const struct quota *q)
                 return own;
         TAILQ_FOREACH(each, &q->partition->quotas, lists.of_partition)
         {
-                if (each->lease.parent != q)
+                if (quota_parent(each) != q)
                         continue;
                 own.n_blocks -= each->all.n_blocks;
                 own.bytes_in_use -= each->all.bytes_in_use;
@@ -116,7 +116,7 @@ static void quota_note_peaks(struct quota *q)
 {
         struct partition *p = q->partition;
 
-        for (; q; q = q->lease.parent) {
+        for (; q; q = quota_parent(q)) {
                 q->peaks.window_in_use = max_u64(q->peaks.window_in_use, q->all.bytes_in_use);
                 q->peaks.window_is_used = true;
                 q->peaks.bytes_requested = max_u64(q->peaks.bytes_requested, q->all.bytes_requested);
@@ -164,8 +164,8 @@ static void quota_describe_arena(const struct quota *q, const struct extent_size
 
 struct quota *quota_of_tenant(const struct quota *q)
 {
-        while (q->lease.parent)
-                q = q->lease.parent;
+        while (quota_parent(q))
+                q = quota_parent(q);
         return (struct quota *)(uintptr_t)q;
 }
 
@@ -184,7 +184,7 @@ uint64_t quota_growth_pause_ms(const struct quota *q)
 
 bool quota_is_preallocated(const struct quota *q)
 {
-        return q->partition->preallocate && !q->is_removed && !q->lease.parent;
+        return q->partition->preallocate && !q->is_removed && !quota_parent(q);
 }
 
 int quota_back_early(struct quota *q)
@@ -228,7 +228,7 @@ static int quota_open_arena(struct quota *q, const struct quota_options *from)
         /* The record comes first: the extents in the ledger name it. */
         snprintf(facts.tenant, sizeof(facts.tenant), "%s", q->tenant);
         snprintf(facts.partition, sizeof(facts.partition), "%s", p->name);
-        facts.is_lease = q->lease.parent != NULL;
+        facts.is_lease = quota_parent(q) != NULL;
         r = ledger_quota_add(q->partition->ledger, &facts, &q->index);
         if (r < 0)
                 return r;
@@ -318,8 +318,7 @@ int quota_new(const struct quota_options *options, struct quota **ret)
         /* After these lines quota_free() can undo everything. */
         q->partition = options->partition;
         q->tenant = options->tenant;
-        q->lease.parent = options->parent;
-        q->lease.name = options->lease;
+        q->lease = options->lease;
         q->max_sessions = options->max_sessions;
         q->max_blocks = options->max_blocks;
         q->index = LEDGER_NONE;
@@ -328,12 +327,12 @@ int quota_new(const struct quota_options *options, struct quota **ret)
         quota_usages_init(&q->usages);
         TAILQ_INSERT_TAIL(&q->partition->quotas, q, lists.of_partition);
         q->partition->n_quotas++;
-        q->partition->n_tenants += !q->lease.parent;
         reclaim_note_free(q);
 
         /* What a closed arena of the quota keeps is charged first: it cannot be given back. */
-        r = account_init(&q->account, q->lease.parent ? &q->lease.parent->account : &q->partition->pool,
+        r = account_init(&q->account, options->parent ? &options->parent->account : &q->partition->pool,
                          options->limit_bytes, options->reserve_bytes);
+        q->partition->n_tenants += r == 0 && !options->parent;
         if (r == 0)
                 r = charge_take(&q->account, options->closed_bytes, &q->extentless.closed, &missing);
         if (r == 0)
@@ -358,6 +357,7 @@ static void quota_end(struct quota *q)
 
         charge_drop(&q->extentless.closed);
         charge_drop(&q->extentless.direct_left);
+        p->n_tenants -= q->account.parent == &p->pool;
         account_deinit(&q->account);
         LIST_DROP(&p->queue.due, q, queue.of_due);
         LIST_DROP(&p->lists.freed, q, lists.of_freed);
@@ -365,7 +365,6 @@ static void quota_end(struct quota *q)
         LIST_DROP(&p->lists.changed, q, lists.of_changed);
         TAILQ_REMOVE(&p->quotas, q, lists.of_partition);
         p->n_quotas--;
-        p->n_tenants -= !q->lease.parent;
         quota_usages_deinit(&q->usages);
         free(q);
 }
@@ -412,7 +411,7 @@ static void quota_count_granted(struct quota *q, uint32_t n_blocks, uint64_t n_b
         quota_count_blocks(q, n_blocks, bfc_block_bytes(n_bytes), n_bytes);
         quota_note_peaks(q);
         p->use.lifetime_peak_bytes = max_u64(p->use.lifetime_peak_bytes, p->use.n_bytes);
-        for (struct quota *each = q; each; each = each->lease.parent) {
+        for (struct quota *each = q; each; each = quota_parent(each)) {
                 struct ledger_lifetime *life = quota_life(each);
 
                 life->peak_in_use = max_u64(life->peak_in_use, each->all.bytes_in_use);
@@ -435,7 +434,7 @@ void quota_count_woken(struct quota *q, uint64_t n_bytes)
 const struct quota *quota_without_block(const struct quota *q)
 {
         while (q && q->all.n_blocks < q->max_blocks)
-                q = q->lease.parent;
+                q = quota_parent(q);
         return q;
 }
 
@@ -463,7 +462,7 @@ int quota_try(struct quota *q, uint64_t n_bytes, bool in_extent, bfc_handle *ret
 
 void quota_count_refusal(struct quota *q, int r)
 {
-        for (; q && (r == -EDQUOT || r == -ENOMEM); q = q->lease.parent) {
+        for (; q && (r == -EDQUOT || r == -ENOMEM); q = quota_parent(q)) {
                 struct ledger_lifetime *life = quota_life(q);
 
                 life->n_over_quota += r == -EDQUOT;
@@ -527,7 +526,7 @@ int quota_alloc_or_again(struct quota *q, uint64_t n_bytes, bool in_extent, bfc_
                 r = quota_try(q, n_bytes, in_extent, ret_handle, ret_offset);
 
         /* A request that is served at once counts in the lowest class, without a look at the clock. */
-        for (struct quota *each = q; each && r == 0; each = each->lease.parent)
+        for (struct quota *each = q; each && r == 0; each = quota_parent(each))
                 each->grants.ways[GRANT_BACKED].n[0]++;
 
         /* It needs new memory. What no release can make possible is not queued. */
@@ -586,7 +585,7 @@ int quota_split(struct quota *q, bfc_handle handle, uint64_t at, uint32_t n_more
         int r;
 
         /* The client's further splits are counted, too, so that it does not have to stop half-way. */
-        for (const struct quota *each = q; each; each = each->lease.parent)
+        for (const struct quota *each = q; each; each = quota_parent(each))
                 has_room = has_room && (uint64_t)each->all.n_blocks + n_more < each->max_blocks;
         r = has_room ? arena_split(q->arena, handle, at, ret_high) : -EDQUOT;
         if (r < 0)
@@ -629,7 +628,7 @@ bool quota_is_drained(const struct quota *q)
 static void quota_backed(void *userdata, int result, bfc_handle handle, uint64_t offset)
 {
         struct quota *q = userdata;
-        void (*done)(void *, struct quota *, int) = q->growth.backed;
+        void (*done)(struct quota *, int) = q->growth.backed;
 
         (void)handle;
         (void)offset;
@@ -637,10 +636,10 @@ static void quota_backed(void *userdata, int result, bfc_handle handle, uint64_t
         reclaim_note_free(q);
         quota_note_change(q);
         quota_publish(q);
-        done(q->growth.backed_userdata, q, result);
+        done(q, result);
 }
 
-int quota_back(struct quota *q, void (*done)(void *userdata, struct quota *q, int result), void *userdata)
+int quota_back(struct quota *q, void (*done)(struct quota *q, int result))
 {
         uint64_t n_bytes = 0, missing;
         struct charge charge;
@@ -658,7 +657,6 @@ int quota_back(struct quota *q, void (*done)(void *userdata, struct quota *q, in
         if (r < 0)
                 return r;
         q->growth.backed = done;
-        q->growth.backed_userdata = userdata;
         return 0;
 }
 
@@ -714,7 +712,7 @@ void partition_set_limit(struct partition *p, uint64_t limit_bytes)
 static void quota_count_sessions(struct quota *q, uint32_t n)
 {
         q->sessions.n += n;
-        for (struct quota *each = q; each; each = each->lease.parent)
+        for (struct quota *each = q; each; each = quota_parent(each))
                 each->all.n_sessions += n;
         quota_publish(q);
 }
@@ -722,7 +720,7 @@ static void quota_count_sessions(struct quota *q, uint32_t n)
 const struct quota *quota_without_session(const struct quota *q)
 {
         while (q && q->all.n_sessions < q->max_sessions)
-                q = q->lease.parent;
+                q = quota_parent(q);
         return q;
 }
 

@@ -127,8 +127,7 @@ struct quota_growth {
         size_t n_claims;
         uint64_t claim_ms;     /* since when there have been claims without a growth; 0: never */
         uint64_t unclaimed_ms; /* when the last claim was lost */
-        void (*backed)(void *userdata, struct quota *q, int result); /* NULL: nothing is being backed */
-        void *backed_userdata;
+        void (*backed)(struct quota *q, int result); /* NULL: nothing is being backed */
 };
 
 /* Places in the lists of the partition. */
@@ -171,15 +170,8 @@ struct quota_sums {
         uint64_t bytes_in_use;
         uint64_t bytes_requested;
         uint64_t bytes_direct;
-        uint64_t bytes_contexts; /* of bytes_direct, as clients say */
-        uint64_t bytes_outside;  /* see outside.h */
-        uint64_t bytes_parked;   /* only of a tenant's quota; its arenas count here */
-};
-
-/* What makes a quota a lease's. */
-struct quota_lease {
-        struct quota *parent; /* its tenant's quota; NULL: this is a tenant's */
-        const char *name;     /* the lease's own; NULL: none */
+        uint64_t bytes_outside; /* see outside.h */
+        uint64_t bytes_parked;  /* only of a tenant's quota; its arenas count here */
 };
 
 /* What is charged beside its arena. */
@@ -196,9 +188,9 @@ struct quota_trim {
 
 struct quota {
         struct partition *partition;
-        const char *tenant; /* name, the tenant's own */
-        struct quota_lease lease;
-        struct account account;
+        const char *tenant;     /* name, the tenant's own */
+        const char *lease;      /* name, the lease's own; NULL: a tenant's */
+        struct account account; /* below that of its tenant's quota, or of the partition */
         struct arena *arena;
         struct pages_entry *page; /* for its clients; NULL: none */
         uint32_t index;           /* in the ledger */
@@ -223,6 +215,16 @@ struct quota {
         struct quota_trim trim;
 };
 
+/* Of a lease: its tenant's quota. NULL: it is a tenant's. */
+static inline struct quota *quota_parent(const struct quota *q)
+{
+        struct account *above = q->account.parent;
+
+        return above && above->parent
+                       ? (struct quota *)(void *)((char *)above - offsetof(struct quota, account))
+                       : NULL;
+}
+
 /* Its peaks and counts of refusals, which outlive the daemon. */
 static inline struct ledger_lifetime *quota_life(const struct quota *q)
 {
@@ -237,7 +239,7 @@ static inline uint64_t quota_n_refusals(const struct quota *q)
 /* Of a lease: nothing is charged any more. */
 static inline bool quota_has_ended(const struct quota *q)
 {
-        return q->is_removed && q->lease.parent;
+        return q->is_removed && quota_parent(q);
 }
 
 /* The sums without those of its leases; looks at all quotas of the partition where it has any. */
@@ -390,9 +392,6 @@ void quota_end_direct(struct quota *q, struct charge *own);
 /* Leaves it to the next daemon. */
 void quota_leave_direct(struct quota *q, struct charge *own);
 
-/* n_bytes of a session's direct charge are contexts, instead of *own. */
-void quota_set_contexts(struct quota *q, uint64_t *own, uint64_t n_bytes);
-
 /* ---- waiting requests -------------------------------------------------------- */
 
 /* Queues a request, whose first fields are set. */
@@ -535,7 +534,7 @@ int quota_back_early(struct quota *q);
 /* quota_back_early() by the worker; done() is called from worker_poll(): 0, or the device's error, and nothing was
  * made. 0: started; QUOTA_WAIT: there is nothing to make, done() is not called. -EDQUOT or -ENOMEM:
  * unreclaimed memory is still charged. One at a time. */
-int quota_back(struct quota *q, void (*done)(void *userdata, struct quota *q, int result), void *userdata);
+int quota_back(struct quota *q, void (*done)(struct quota *q, int result));
 
 /* The previous process was killed while it made memory for this quota: its tenant's quota there, with the leases, does
  * not grow for a minute, so that repeated requests do not kill every daemon. The remaining time of the pause; 0: none. */

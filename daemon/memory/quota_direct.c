@@ -42,7 +42,7 @@ int quota_grant_direct(struct quota *q, struct quota_request *request)
 /* n_bytes more (modulo 2^64). */
 static void count_direct(struct quota *q, uint64_t n_bytes)
 {
-        for (struct quota *each = q; each; each = each->lease.parent)
+        for (struct quota *each = q; each; each = quota_parent(each))
                 each->all.bytes_direct += n_bytes;
         q->partition->device->direct.n_bytes += n_bytes;
         quota_note_change(q);
@@ -139,14 +139,4 @@ void quota_leave_direct(struct quota *q, struct charge *own)
                 return;
         direct_split(q, own, own->n_bytes, &part);
         charge_drop(&part);
-}
-
-void quota_set_contexts(struct quota *q, uint64_t *own, uint64_t n_bytes)
-{
-        if (n_bytes == *own)
-                return;
-        for (struct quota *each = q; each; each = each->lease.parent)
-                each->all.bytes_contexts += n_bytes - *own;
-        *own = n_bytes;
-        quota_note_change(q);
 }

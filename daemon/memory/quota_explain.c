@@ -13,8 +13,8 @@
 #define QUOTA_NAME(q) quota_name(q, (char[2 * LEDGER_NAME_BYTES + 32]){ 0 })
 static const char *quota_name(const struct quota *q, char ret[static 2 * LEDGER_NAME_BYTES + 32])
 {
-        snprintf(ret, 2 * LEDGER_NAME_BYTES + 32, "%s%s%stenant '%s'", q->lease.name ? "lease '" : "",
-                 q->lease.name ? q->lease.name : "", q->lease.name ? "' of " : "", q->tenant);
+        snprintf(ret, 2 * LEDGER_NAME_BYTES + 32, "%s%s%stenant '%s'", q->lease ? "lease '" : "",
+                 q->lease ? q->lease : "", q->lease ? "' of " : "", q->tenant);
         return ret;
 }
 
@@ -51,7 +51,7 @@ static void quota_explain_partition(const struct quota_request *refused, char *b
                          "most %s, because %s of %s are guaranteed to %s",
                          q->partition->name, NUMBER_SIZE(refused->n_bytes), QUOTA_NAME(q),
                          NUMBER_SIZE(attainable), NUMBER_SIZE(p->limit_bytes - attainable),
-                         NUMBER_SIZE(p->limit_bytes), q->lease.parent ? "others" : "other tenants");
+                         NUMBER_SIZE(p->limit_bytes), quota_parent(q) ? "others" : "other tenants");
                 return;
         }
         arena_read_stats(q->arena, &stats);
@@ -71,13 +71,13 @@ static void quota_explain_partition(const struct quota_request *refused, char *b
 static const struct quota *quota_of_limit(const struct quota_request *refused)
 {
         const struct quota *q = refused->quota;
-        const struct account *a = &q->account, *above = q->lease.parent ? &q->lease.parent->account : NULL;
+        const struct account *a = &q->account, *above = quota_parent(q) ? &quota_parent(q)->account : NULL;
 
         if (!above || refused->n_bytes > account_attainable(a, a))
                 return q;
         return refused->n_bytes > account_attainable(a, above) || refused->lack.scope == above ||
                                account_short_of(a, refused->n_bytes) == above
-                       ? q->lease.parent
+                       ? quota_parent(q)
                        : q;
 }
 
@@ -107,7 +107,7 @@ static void quota_explain_limit(const struct quota_request *refused, char *buf, 
                      NUMBER_SIZE(a->limit_bytes));
         if (at != q && n > 0 && (size_t)n < n_buf)
                 n += snprintf(buf + n, n_buf - (size_t)n, " or guaranteed; lease '%s': %s of %s reserved",
-                              q->lease.name, NUMBER_SIZE(q->account.own_bytes),
+                              q->lease, NUMBER_SIZE(q->account.own_bytes),
                               NUMBER_SIZE(q->account.limit_bytes));
         else if (a->n_children > 0 && n > 0 && (size_t)n < n_buf)
                 n += snprintf(buf + n, n_buf - (size_t)n, " or guaranteed, %s of it by its leases",

@@ -120,7 +120,7 @@ static void quota_count_wait(const struct quota_request *request)
 {
         uint64_t ns = clock_ns() - request->since_ns;
 
-        for (struct quota *q = request->quota; q; q = q->lease.parent)
+        for (struct quota *q = request->quota; q; q = quota_parent(q))
                 quota_life(q)->waited_ns += ns;
 }
 
@@ -136,7 +136,7 @@ void quota_complete(struct quota_request *request, int result, bfc_handle handle
         quota_count_wait(request);
         q->queue.n--;
         q->queue.n_bytes -= request->n_bytes;
-        for (struct quota *each = q; each && result == 0; each = each->lease.parent)
+        for (struct quota *each = q; each && result == 0; each = quota_parent(each))
                 grants_add(&each->grants, way, clock_ns() - request->since_ns);
         if (result == 0 && request->lack.refusal != 0 && !request->lack.scope && !request->has_grown)
                 returns_add(&q->returns, request->n_bytes, clock_ms()); /* freed, and used again */

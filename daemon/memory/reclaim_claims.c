@@ -10,13 +10,13 @@
 
 struct account *reclaim_shared_account(struct quota *q)
 {
-        return q->lease.parent ? &q->lease.parent->account : q->account.n_children > 0 ? &q->account : NULL;
+        return quota_parent(q) ? &quota_parent(q)->account : q->account.n_children > 0 ? &q->account : NULL;
 }
 
 /* Claims of leases are their tenant's: one that goes round its leases does not become younger. */
 static struct quota_growth *growth_of_tenant(const struct quota *q)
 {
-        return q->lease.parent ? &q->lease.parent->growth : &((struct quota *)(uintptr_t)q)->growth;
+        return quota_parent(q) ? &quota_parent(q)->growth : &((struct quota *)(uintptr_t)q)->growth;
 }
 
 void reclaim_set_claim(struct quota_request *request, struct account *a, uint64_t n_bytes)

@@ -77,7 +77,7 @@ struct tenant *tenant_find(struct tenant *const *sorted, size_t n, const char *n
 struct quota *tenant_quota(const struct tenant *t, const struct partition *p)
 {
         for (size_t i = 0; i < t->n_quotas; i++)
-                if (t->quotas[i]->partition == p && !t->quotas[i]->lease.parent)
+                if (t->quotas[i]->partition == p && !quota_parent(t->quotas[i]))
                         return t->quotas[i];
         return NULL;
 }

@@ -17,14 +17,11 @@
 struct usage;
 TAILQ_HEAD(usage_list, usage);
 
-struct quota_ranks {
-        uint64_t since_ms; /* 0: never computed */
-        struct usage *by_bytes[QUOTA_RANKS], *by_blocks[QUOTA_RANKS];
-};
-
-/* The costly parts of a report, cached for the next ones; used by explain.c. */
+/* What is costly to find out, cached. */
 struct quota_report {
-        uint64_t since_ms;
+        uint64_t ranks_ms; /* when the ranks were computed; 0: never */
+        struct usage *by_bytes[QUOTA_RANKS], *by_blocks[QUOTA_RANKS];
+        uint64_t since_ms; /* when the rest was, by explain.c; 0: never */
         struct usage *most[QUOTA_HOLDERS];
         uint64_t idle_bytes[QUOTA_HOLDERS]; /* as their clients reported then */
         char picture[PICTURE_CHARACTERS + 1];
@@ -32,7 +29,6 @@ struct quota_report {
 
 struct quota_usages {
         struct usage_list list;
-        struct quota_ranks ranks;
         struct quota_report *report; /* NULL: none yet */
 };
 

@@ -78,8 +78,8 @@ static void record_end(const struct session *s, const char *why, uint64_t lasted
         record_add_number(r, "session", s->id);
         add_client(r, s);
         for (size_t i = 0; i < s->n_shares; i++)
-                if (s->shares[i].joined && s->shares[i].quota->lease.name) {
-                        record_add_text(r, "lease", s->shares[i].quota->lease.name, CONFIG_NAME_MAX);
+                if (s->shares[i].joined && s->shares[i].quota->lease) {
+                        record_add_text(r, "lease", s->shares[i].quota->lease, CONFIG_NAME_MAX);
                         break; /* a job's leases in several partitions are one job's */
                 }
         record_add_number(r, "begin_us", now_us - min_u64(now_us, lasted_ms * 1000));
@@ -196,7 +196,7 @@ static void keep_refusal(struct session *s, const struct quota *q, uint64_t n_by
                                       .uid = s->who.uid,
                                       .limit = limit };
         snprintf(r->partition, sizeof(r->partition), "%s", q ? q->partition->name : "");
-        snprintf(r->lease, sizeof(r->lease), "%s", q && q->lease.name ? q->lease.name : "");
+        snprintf(r->lease, sizeof(r->lease), "%s", q && q->lease ? q->lease : "");
         snprintf(r->program, sizeof(r->program), "%s", s->name);
         snprintf(r->sentence, sizeof(r->sentence), "%s", sentence);
 }
@@ -216,8 +216,8 @@ void accounting_refuse(struct session *s, const struct accounting_refusal *refus
         record_init(&r, RECORD_REFUSAL);
         record_add_text(&r, "tenant", s->tenant->name, CONFIG_NAME_MAX);
         record_add_text(&r, "partition", refusal->quota->partition->name, CONFIG_NAME_MAX);
-        if (refusal->quota->lease.name)
-                record_add_text(&r, "lease", refusal->quota->lease.name, CONFIG_NAME_MAX);
+        if (refusal->quota->lease)
+                record_add_text(&r, "lease", refusal->quota->lease, CONFIG_NAME_MAX);
         if (refusal->n_bytes > 0)
                 record_add_number(&r, "bytes", refusal->n_bytes);
         record_add_number(&r, "session", s->id);
@@ -281,7 +281,7 @@ static void record_usage(struct quota *q)
         struct record r;
 
         q->logged.recorded_ms = clock_ms();
-        if (q->lease.parent ||
+        if (quota_parent(q) ||
             !quota_take_window(q, &w)) /* a tenant's peaks are with its leases, which have their record */
                 return;
         record_init(&r, RECORD_USAGE);

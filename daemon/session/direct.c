@@ -46,7 +46,7 @@ static void note_contexts(struct session *s, struct session_share *share, uint64
                         NUMBER_SIZE(share->usage.direct.n_bytes), share->quota->partition->name,
                         NUMBER_SIZE(m->contexts->n_bytes));
         } else {
-                quota_set_contexts(share->quota, &share->usage.bytes_contexts, m->contexts->n_bytes);
+                share->usage.bytes_contexts = m->contexts->n_bytes;
                 session_done(s, id);
         }
 }
@@ -129,8 +129,7 @@ static void drop(struct session *s, struct session_share *share, uint64_t n_byte
         uint64_t left = share->usage.direct.n_bytes - n_bytes;
 
         (void)ledger_session_set_direct(s->broker->ledger, s->index, quota_id(share->quota), left);
-        if (share->usage.bytes_contexts > left)
-                quota_set_contexts(share->quota, &share->usage.bytes_contexts, left);
+        share->usage.bytes_contexts = min_u64(share->usage.bytes_contexts, left);
         quota_drop_direct(share->quota, &share->usage.direct, n_bytes);
         recall_note(&share->pressure.recall, 0, n_bytes);
 }
@@ -160,7 +159,7 @@ int direct_handle_uncharge(struct session *s, const Bfcd__Request *r, const char
 void direct_end(struct session *s)
 {
         for (size_t i = 0; i < s->n_shares; i++) {
-                quota_set_contexts(s->shares[i].quota, &s->shares[i].usage.bytes_contexts, 0);
+                s->shares[i].usage.bytes_contexts = 0;
                 quota_end_direct(s->shares[i].quota, &s->shares[i].usage.direct);
         }
 }
@@ -168,7 +167,7 @@ void direct_end(struct session *s)
 void direct_leave(struct session *s)
 {
         for (size_t i = 0; i < s->n_shares; i++) {
-                quota_set_contexts(s->shares[i].quota, &s->shares[i].usage.bytes_contexts, 0);
+                s->shares[i].usage.bytes_contexts = 0;
                 quota_leave_direct(s->shares[i].quota, &s->shares[i].usage.direct);
         }
 }
@@ -238,6 +237,6 @@ void direct_resume(struct session *s)
 
                 if (share->usage.direct.n_bytes > share->listed_direct_bytes)
                         drop(s, share, share->usage.direct.n_bytes - share->listed_direct_bytes);
-                quota_set_contexts(share->quota, &share->usage.bytes_contexts, share->listed_context_bytes);
+                share->usage.bytes_contexts = share->listed_context_bytes;
         }
 }

@@ -86,7 +86,7 @@ static void append_usages(char *sentence, size_t n, struct usage *const *usages,
 void explain_to_tenant(struct quota *q, int error, char *sentence, size_t n)
 {
         bool by_blocks = error == -EDQUOT && quota_without_block(q);
-        const struct quota *top = q->lease.parent ? q->lease.parent : q;
+        const struct quota *top = quota_parent(q) ? quota_parent(q) : q;
         struct usage *ranks[QUOTA_RANKS];
         size_t n_ranks = usage_rank(q, by_blocks, ranks);
 
@@ -144,7 +144,7 @@ static bool list_names(const struct session *viewer, bool tenants, char *list, s
                 const struct quota *q;
 
                 while ((q = report_next(viewer, &b->partitions[i], &w))) {
-                        if (q->is_removed || q->lease.parent ||
+                        if (q->is_removed || quota_parent(q) ||
                             (!tenants && strcmp(last, b->partitions[i].name) == 0))
                                 continue;
                         last = b->partitions[i].name;
@@ -265,22 +265,19 @@ static void explain_holder(struct usage *h, uint64_t idle_bytes, size_t *budget,
  * out of memory. */
 static const struct quota_report *explain_refresh(struct quota *q, size_t *ret_budget)
 {
-        bool is_first = !q->usages.report;
+        struct quota_report *report = usage_report(q);
         uint64_t now_ms = clock_ms();
 
         *ret_budget = 0;
-        if (is_first)
-                q->usages.report = calloc(1, sizeof(*q->usages.report));
-        if (!q->usages.report || (!is_first && now_ms - q->usages.report->since_ms < EXPLAIN_MS))
-                return q->usages.report;
-        q->usages.report->since_ms = now_ms;
-        usage_most(q, q->usages.report->most, QUOTA_HOLDERS);
+        if (!report || (report->since_ms != 0 && now_ms - report->since_ms < EXPLAIN_MS))
+                return report;
+        report->since_ms = now_ms;
+        usage_most(q, report->most, QUOTA_HOLDERS);
         for (size_t i = 0; i < QUOTA_HOLDERS; i++) /* a client's page takes a system call or two */
-                q->usages.report->idle_bytes[i] =
-                        q->usages.report->most[i] ? usage_idle(q->usages.report->most[i]) : 0;
-        arena_draw(q->arena, q->usages.report->picture);
+                report->idle_bytes[i] = report->most[i] ? usage_idle(report->most[i]) : 0;
+        arena_draw(q->arena, report->picture);
         *ret_budget = EXPLAIN_BLOCKS;
-        return q->usages.report;
+        return report;
 }
 
 static const struct tenant *tenant_of(const struct broker *b, const struct quota *q)
@@ -299,10 +296,10 @@ static void explain_quota(const struct broker *b, struct quota *q, struct explan
         struct report_more more;
 
         report_tenant_stats(tenant_of(b, q), q, &ret->stats, &more);
-        if (q->lease.name) /* an account that has ended has the limit that it uses */
+        if (q->lease) /* an account that has ended has the limit that it uses */
                 ret->stats.bytes_limit = lease_record(b, lease_of(q))->limit_bytes;
         ret->row.tenant = report_borrow(q->tenant);
-        ret->row.lease = report_borrow(q->lease.name ? q->lease.name : "");
+        ret->row.lease = report_borrow(q->lease ? q->lease : "");
         ret->row.num_waiting = more.num_waiting;
         ret->row.bytes_retiring = more.bytes_retiring;
         ret->row.occupancy = report_borrow(report ? report->picture : "");

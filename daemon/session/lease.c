@@ -191,7 +191,7 @@ static int check_count(const struct broker *b, const struct tenant *t, const str
         size_t n_partitions = 0;
 
         for (size_t i = 0; i < t->n_quotas; i++)
-                n_partitions += !t->quotas[i]->lease.parent && t->quotas[i] != parent &&
+                n_partitions += !quota_parent(t->quotas[i]) && t->quotas[i] != parent &&
                                 t->quotas[i]->account.n_children > 0;
         if (b->leases.n >= CAPACITY_LEASES)
                 snprintf(why, n, "there are %zu leases, which is the most: end some of them", b->leases.n);
@@ -473,9 +473,9 @@ static int check_set(struct broker *b, const struct lease *lease, const Bfcd__Le
         if (r == 0)
                 r = check_sizes(limits->limit_bytes, limits->reserve_bytes, why, n);
         if (r == 0 && m->bytes_limit > 0)
-                r = check_limit(q->lease.parent, limits->limit_bytes, why, n);
+                r = check_limit(quota_parent(q), limits->limit_bytes, why, n);
         if (r == 0)
-                r = want(b, lease->tenant, q->lease.parent, lease, limits, ret, &node, why, n);
+                r = want(b, lease->tenant, quota_parent(q), lease, limits, ret, &node, why, n);
         if (r == 0 && limits->limit_bytes > q->account.limit_bytes)
                 r = lease_check_room(ret, node, lease->tenant, maker, why, n);
         if (r == 0 && quota_prepare_limit(lease->quota, limits->limit_bytes) < 0) {
@@ -520,7 +520,7 @@ int handle_lease_set(struct session *s, const Bfcd__Request *r, const char **ret
                 .max_sessions = lease->quota->max_sessions,
                 .max_blocks = lease->quota->max_blocks,
         };
-        result = lease_self_check_reserve(s, lease->quota->lease.parent, lease->quota->account.reserve_bytes,
+        result = lease_self_check_reserve(s, quota_parent(lease->quota), lease->quota->account.reserve_bytes,
                                           limits.reserve_bytes, why, sizeof(why));
         if (result == 0)
                 result = check_set(s->broker, lease, m, &limits, maker, &tree, why, sizeof(why));
@@ -581,7 +581,7 @@ static const char *evicting_lease(const struct session *s)
 {
         for (size_t i = 0; i < s->n_shares; i++)
                 if (s->shares[i].quota->sessions.are_evicted)
-                        return s->shares[i].quota->lease.name;
+                        return s->shares[i].quota->lease;
         return NULL;
 }
 
@@ -673,7 +673,7 @@ static bool tick_one(struct broker *b, struct lease *lease, uint64_t now_ms)
         struct ledger_lease *record = lease_record(b, lease);
         bool ends = false;
 
-        if (record->ended_ms == 0 && lease->quota->lease.parent->is_removed)
+        if (record->ended_ms == 0 && quota_parent(lease->quota)->is_removed)
                 ends = end_by_itself(b, lease, "the configuration no longer has its tenant's quota");
         if (record->ended_ms == 0 && lease->quota->partition->preallocate)
                 ends = end_by_itself(b, lease, "its partition preallocates the limits of its tenants");

@@ -121,7 +121,7 @@ struct quota *other_quota(const struct broker *b, const struct device *device, s
                 struct quota *q = (*ret)->quotas[i];
                 struct lease *lease;
 
-                if (q->partition->device != device || q->is_removed || q->lease.parent)
+                if (q->partition->device != device || q->is_removed || quota_parent(q))
                         continue;
                 if (lease_match(b, q, &o->peer, &lease, sentence, sizeof(sentence)) == 0 && lease)
                         return lease->quota;

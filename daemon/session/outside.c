@@ -216,7 +216,7 @@ static void log_process(const struct outside *o, struct tenant *t, pid_t pid, co
 
 static void add(struct quota *q, uint64_t n_bytes)
 {
-        for (; q; q = q->lease.parent)
+        for (; q; q = quota_parent(q))
                 q->all.bytes_outside += n_bytes;
 }
 

@@ -81,7 +81,7 @@ void report_quota_stats(const struct quota *q, Bfcd__Statistics *f)
         f->bytes_unreclaimed = arena_unreclaimed_bytes(q->arena);
         f->bytes_parked = arena_parked_bytes(q->arena);
         f->bytes_direct = q->all.bytes_direct;
-        f->bytes_contexts = q->all.bytes_contexts;
+        f->bytes_contexts = usage_contexts(q);
         f->bytes_outside = q->all.bytes_outside;
 }
 
@@ -226,7 +226,7 @@ static void report_status(const struct session *viewer, uint64_t cursor, struct 
                 r->status.num_quarantined += t->n_quarantined;
                 r->status.num_unresponsive += t->n_unresponsive;
                 for (size_t k = 0; k < t->n_quotas; k++) {
-                        if (!t->quotas[k]->lease.parent)
+                        if (!quota_parent(t->quotas[k]))
                                 r->status.num_blocks += t->quotas[k]->all.n_blocks;
                         r->status.num_extents += arena_n_extents(t->quotas[k]->arena);
                 }
@@ -318,7 +318,7 @@ static void report_tenants(const struct session *viewer, uint64_t cursor, struct
                         Bfcd__TenantRow *row = &r->rows.tenants[r->n_rows];
                         struct report_more more;
 
-                        if (n++ < cursor || t->quotas[k]->lease.parent)
+                        if (n++ < cursor || quota_parent(t->quotas[k]))
                                 continue;
                         if (report_page_ends(r)) {
                                 r->list.next_cursor = n - 1;
@@ -398,8 +398,8 @@ static size_t list_leases(const struct session *s, char *ret[static LEDGER_SESSI
         size_t n = 0;
 
         for (size_t i = 0; i < s->n_shares && n < LEDGER_SESSION_LEASES; i++)
-                if (s->shares[i].quota->lease.name)
-                        ret[n++] = report_borrow(s->shares[i].quota->lease.name);
+                if (s->shares[i].quota->lease)
+                        ret[n++] = report_borrow(s->shares[i].quota->lease);
         return n;
 }
 
@@ -486,7 +486,7 @@ static void report_block(const struct session *viewer, const struct ledger_block
                 row->shared_name = ledger_shared_at(b->ledger, block->shared)->name;
         row->tenant = report_borrow(q->tenant);
         row->partition = report_borrow(q->partition->name);
-        row->lease = report_borrow(q->lease.name ? q->lease.name : "");
+        row->lease = report_borrow(q->lease ? q->lease : "");
         row->region_id = place.region_id;
         row->offset = place.offset;
         row->n_bytes = block->n_bytes;
@@ -525,7 +525,7 @@ static void report_extent(const struct quota *q, const struct ledger_extent *ext
         bfcd__extent_row__init(row);
         row->tenant = report_borrow(q->tenant);
         row->partition = report_borrow(q->partition->name);
-        row->lease = report_borrow(q->lease.name ? q->lease.name : "");
+        row->lease = report_borrow(q->lease ? q->lease : "");
         row->region_id = place.region_id;
         row->region_bytes = place.region_bytes;
         row->offset = place.offset;
@@ -577,7 +577,7 @@ static void report_shared_block(const struct session *viewer, const struct ledge
         row->name = report_borrow(shared->name);
         row->tenant = report_borrow(q->tenant);
         row->partition = report_borrow(q->partition->name);
-        row->lease = report_borrow(q->lease.name ? q->lease.name : "");
+        row->lease = report_borrow(q->lease ? q->lease : "");
         row->block_id = block->id;
         row->n_bytes = block->n_bytes;
         row->n_requested = block->n_requested;
@@ -658,7 +658,7 @@ static void report_session_ages(const struct session *s, size_t share, const str
         row->session_id = s->id;
         row->tenant = report_borrow(of->quota->tenant);
         row->partition = report_borrow(of->quota->partition->name);
-        row->lease = report_borrow(of->quota->lease.name ? of->quota->lease.name : "");
+        row->lease = report_borrow(of->quota->lease ? of->quota->lease : "");
         row->least_age_ms = r->rows.ages.least_ms[r->n_rows];
         row->bytes = r->rows.ages.bytes[r->n_rows];
         row->n_bytes = clamp_ages(s, of->usage.bytes, ages->bytes[share], row->least_age_ms, row->bytes);

@@ -48,7 +48,7 @@ void report_tenant_stats(const struct tenant *t, const struct quota *q, Bfcd__St
                 const struct quota *lease = t->quotas[i];
                 Bfcd__Statistics one = BFCD__STATISTICS__INIT;
 
-                if (lease->lease.parent != q)
+                if (quota_parent(lease) != q)
                         continue;
                 report_quota_stats(lease, &one);
                 add_own_stats(ret, &one);
@@ -88,7 +88,7 @@ static void sum_partition_stats(const struct session *viewer, const struct parti
                 Bfcd__Statistics one = BFCD__STATISTICS__INIT;
 
                 report_quota_stats(q, &one);
-                if (!q->lease.parent)
+                if (!quota_parent(q))
                         add_tenants_stats(f, &one);
                 add_own_stats(f, &one);
                 f->last_refusal_time_ms = max_u64(f->last_refusal_time_ms, one.last_refusal_time_ms);

@@ -49,7 +49,7 @@ void report_grants(const struct session *viewer, uint64_t cursor, struct report 
                         const struct quota *q = t->quotas[k / GRANT_WAYS];
                         enum grant_way way = (enum grant_way)(k % GRANT_WAYS);
 
-                        if (n++ < cursor || q->lease.parent || way_is_empty(&q->grants.ways[way]))
+                        if (n++ < cursor || quota_parent(q) || way_is_empty(&q->grants.ways[way]))
                                 continue;
                         if (report_page_ends(r)) {
                                 r->list.next_cursor = n - 1;
@@ -71,7 +71,7 @@ static void report_waiting_request(const struct quota *q, const struct quota_wai
 
         bfcd__waiting_row__init(row);
         row->tenant = report_borrow(q->tenant);
-        row->lease = report_borrow(q->lease.name ? q->lease.name : "");
+        row->lease = report_borrow(q->lease ? q->lease : "");
         row->partition = report_borrow(q->partition->name);
         row->session_id = s ? s->id : 0;
         row->pid = s ? (uint64_t)s->who.pid : 0;

@@ -273,7 +273,7 @@ int session_reserve_seen(struct session_share *share)
 uint64_t session_lease_number(const struct session *s)
 {
         for (size_t i = 0; i < s->n_shares; i++)
-                if (s->shares[i].quota->lease.parent)
+                if (quota_parent(s->shares[i].quota))
                         return ledger_quota_at(s->broker->ledger, s->shares[i].quota->index)->id;
         return 0;
 }

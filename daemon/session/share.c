@@ -35,7 +35,7 @@ static void refuse_join(struct session *s, uint64_t id, const struct quota *q, i
 
         snprintf(sentence, sizeof(sentence),
                  "%s '%s' has %" PRIu32 " sessions in partition '%s'%s: its limit max_sessions is %" PRIu32,
-                 full->lease.name ? "lease" : "tenant", full->lease.name ? full->lease.name : s->tenant->name,
+                 full->lease ? "lease" : "tenant", full->lease ? full->lease : s->tenant->name,
                  full->all.n_sessions, q->partition->name,
                  full->account.n_children > 0 ? " with its leases" : "", full->max_sessions);
         accounting_refuse(
@@ -61,8 +61,7 @@ int session_join(struct session *s, struct session_share *share, uint64_t id)
         r = quota_join(share->quota);
         if (r == -ENOENT && quota_has_ended(share->quota)) {
                 session_refuse_format(s, id, r, "lease '%s' of tenant '%s' has ended in partition '%s'",
-                                      share->quota->lease.name, s->tenant->name,
-                                      share->quota->partition->name);
+                                      share->quota->lease, s->tenant->name, share->quota->partition->name);
                 return r;
         }
         if (r == -ENOENT) {

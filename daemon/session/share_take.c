@@ -17,7 +17,7 @@ static int shares_alloc(struct session *s)
         size_t n = 1; /* those of leases take the place of their tenant's */
 
         for (size_t i = 0; i < s->tenant->n_quotas; i++)
-                n += s->tenant->quotas[i]->lease.parent == NULL;
+                n += quota_parent(s->tenant->quotas[i]) == NULL;
         s->shares = calloc(n, sizeof(*s->shares));
         return s->shares ? 0 : -ENOMEM;
 }
@@ -67,7 +67,7 @@ int session_take_shares(struct session *s, const char *partition, char *sentence
                 struct lease *lease = NULL;
                 bool is_first_choice;
 
-                if (q->is_removed || q->lease.parent)
+                if (q->is_removed || quota_parent(q))
                         continue;
                 is_first_choice = is_default(s, q, partition);
                 r = match_lease(s, q, &peer, &lease, sentence, n_sentence);
@@ -88,7 +88,7 @@ static struct quota *innermost(const struct session *s, const struct ledger_sess
         for (size_t i = 0; q->account.n_children > 0 && i < s->tenant->n_quotas; i++) {
                 struct quota *each = s->tenant->quotas[i];
 
-                for (size_t k = 0; each->lease.parent == q && k < LEDGER_SESSION_LEASES; k++)
+                for (size_t k = 0; quota_parent(each) == q && k < LEDGER_SESSION_LEASES; k++)
                         if (record->leases[k] == ledger_quota_at(each->partition->ledger, each->index)->id)
                                 return each;
         }
@@ -111,7 +111,7 @@ int session_take_shares_again(struct session *s, const struct ledger_session *re
         for (size_t i = 0; r == 0 && i < t->n_quotas; i++) {
                 uint64_t id = ledger_quota_at(s->broker->ledger, t->quotas[i]->index)->id;
 
-                if (!t->quotas[i]->lease.parent && id < record->quotas_end)
+                if (!quota_parent(t->quotas[i]) && id < record->quotas_end)
                         take_share(s, innermost(s, record, t->quotas[i]))->is_barred = was_barred(record, id);
         }
         return r;
@@ -125,7 +125,7 @@ void session_note_leases(const struct session *s, struct ledger_session *facts)
                 const struct session_share *share = &s->shares[i];
                 uint64_t id = ledger_quota_at(share->quota->partition->ledger, share->quota->index)->id;
 
-                if ((share->quota->lease.parent || share->is_barred) && n < LEDGER_SESSION_LEASES)
+                if ((quota_parent(share->quota) || share->is_barred) && n < LEDGER_SESSION_LEASES)
                         facts->leases[n++] = id | (share->is_barred ? LEDGER_BARRED : 0);
         }
 }

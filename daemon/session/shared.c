@@ -477,8 +477,7 @@ static void refuse_foreign(struct session *s, uint64_t id, const struct quota *q
                         s, id, -EXDEV,
                         "the shared block is in %s%s%s, and this session is not: sessions share "
                         "blocks only within a lease",
-                        q->lease.name ? "lease '" : "no lease", q->lease.name ? q->lease.name : "",
-                        q->lease.name ? "'" : "");
+                        q->lease ? "lease '" : "no lease", q->lease ? q->lease : "", q->lease ? "'" : "");
 }
 
 /* It is in delivery. */

@@ -5,6 +5,8 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "daemon/base/clock.h"
 #include "daemon/session/session.h"
@@ -19,16 +21,15 @@ void usage_join(struct usage *h, struct session *s, struct quota *q)
 
 void usage_leave(struct usage *h)
 {
-        struct quota_ranks *ranks = &h->quota->usages.ranks;
         struct quota_report *report = h->quota->usages.report;
 
         assert(h->n_blocks == 0 && h->bytes == 0 && h->direct.n_bytes == 0 && h->bytes_contexts == 0);
         TAILQ_REMOVE(&h->quota->usages.list, h, of_quota);
-        for (size_t i = 0; i < QUOTA_RANKS; i++) {
-                if (ranks->by_bytes[i] == h)
-                        ranks->by_bytes[i] = NULL;
-                if (ranks->by_blocks[i] == h)
-                        ranks->by_blocks[i] = NULL;
+        for (size_t i = 0; report && i < QUOTA_RANKS; i++) {
+                if (report->by_bytes[i] == h)
+                        report->by_bytes[i] = NULL;
+                if (report->by_blocks[i] == h)
+                        report->by_blocks[i] = NULL;
         }
         for (size_t i = 0; report && i < QUOTA_HOLDERS; i++)
                 if (report->most[i] == h)
@@ -41,10 +42,15 @@ static uint64_t usage_weight(const struct usage *h, bool by_blocks)
 }
 
 /* The usage grew: it may be one of the first now. These need not be in order here. */
-static void rank_offer(struct usage *ranks[QUOTA_RANKS], struct usage *h, bool by_blocks)
+static void rank_offer(struct usage *h, bool by_blocks)
 {
+        struct quota_report *report = h->quota->usages.report;
+        struct usage **ranks;
         size_t least = 0;
 
+        if (!report)
+                return;
+        ranks = by_blocks ? report->by_blocks : report->by_bytes;
         for (size_t i = 0; i < QUOTA_RANKS; i++) {
                 if (ranks[i] == h)
                         return;
@@ -62,13 +68,13 @@ void usage_add(struct usage *h, uint64_t n_bytes)
                 h->largest_is_old = false;
         }
         h->bytes += n_bytes;
-        rank_offer(h->quota->usages.ranks.by_bytes, h, false);
-        rank_offer(h->quota->usages.ranks.by_blocks, h, true);
+        rank_offer(h, false);
+        rank_offer(h, true);
 }
 
 void usage_note_direct(struct usage *h)
 {
-        rank_offer(h->quota->usages.ranks.by_bytes, h, false);
+        rank_offer(h, false);
 }
 
 void usage_remove(struct usage *h, uint64_t n_bytes)
@@ -87,7 +93,7 @@ void usage_split(struct usage *h, uint64_t n_bytes)
         h->n_blocks++;
         if (n_bytes == h->largest_bytes)
                 h->largest_is_old = true;
-        rank_offer(h->quota->usages.ranks.by_blocks, h, true);
+        rank_offer(h, true);
 }
 
 /* Inserts it among the first n, if it belongs there; places may be empty. */
@@ -104,27 +110,40 @@ static void rank_insert(struct usage **ranks, size_t n, struct usage *h, bool by
         ranks[i] = h;
 }
 
-static void usage_rank_anew(struct quota *q)
+struct quota_report *usage_report(struct quota *q)
+{
+        if (!q->usages.report)
+                q->usages.report = calloc(1, sizeof(*q->usages.report));
+        return q->usages.report;
+}
+
+static void rank_anew(struct quota_report *report, const struct quota *q)
 {
         uint64_t now_ms = clock_ms();
         struct usage *h;
 
-        if (q->usages.ranks.since_ms != 0 && now_ms - q->usages.ranks.since_ms < USAGE_RANK_MS)
+        if (report->ranks_ms != 0 && now_ms - report->ranks_ms < USAGE_RANK_MS)
                 return;
-        q->usages.ranks = (struct quota_ranks){ .since_ms = now_ms };
+        report->ranks_ms = now_ms;
+        memset(report->by_bytes, 0, sizeof(report->by_bytes));
+        memset(report->by_blocks, 0, sizeof(report->by_blocks));
         TAILQ_FOREACH(h, &q->usages.list, of_quota)
         {
-                rank_insert(q->usages.ranks.by_bytes, QUOTA_RANKS, h, false);
-                rank_insert(q->usages.ranks.by_blocks, QUOTA_RANKS, h, true);
+                rank_insert(report->by_bytes, QUOTA_RANKS, h, false);
+                rank_insert(report->by_blocks, QUOTA_RANKS, h, true);
         }
 }
 
 size_t usage_rank(struct quota *q, bool by_blocks, struct usage *ret[QUOTA_RANKS])
 {
-        struct usage *const *ranks = by_blocks ? q->usages.ranks.by_blocks : q->usages.ranks.by_bytes;
+        struct quota_report *report = usage_report(q);
+        struct usage *const *ranks;
         size_t n = 0;
 
-        usage_rank_anew(q);
+        if (!report)
+                return 0;
+        rank_anew(report, q);
+        ranks = by_blocks ? report->by_blocks : report->by_bytes;
         for (size_t i = 0; i < QUOTA_RANKS; i++)
                 ret[i] = NULL;
         for (size_t i = 0; i < QUOTA_RANKS; i++)
@@ -133,6 +152,22 @@ size_t usage_rank(struct quota *q, bool by_blocks, struct usage *ret[QUOTA_RANKS
         while (n < QUOTA_RANKS && ret[n])
                 n++;
         return n;
+}
+
+uint64_t usage_contexts(const struct quota *q)
+{
+        const struct quota *each;
+        const struct usage *h;
+        uint64_t n_bytes = 0;
+
+        TAILQ_FOREACH(h, &q->usages.list, of_quota)
+        n_bytes += h->bytes_contexts;
+        if (q->account.n_children == 0)
+                return n_bytes;
+        TAILQ_FOREACH(each, &q->partition->quotas, lists.of_partition)
+        if (quota_parent(each) == q)
+                n_bytes += usage_contexts(each);
+        return n_bytes;
 }
 
 void usage_most(const struct quota *q, struct usage **ret, size_t n)

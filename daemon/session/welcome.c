@@ -29,9 +29,8 @@ static void describe_partition(const struct broker *b, const struct quota *q, Bf
         ret->device = (char *)(uintptr_t)p->device_id;
         ret->bytes_limit = q->account.limit_bytes;
         ret->share = (char *)(uintptr_t)partition_share_name(p);
-        ret->usage_entry =
-                q->lease.name ? UINT32_MAX : (uint32_t)(p - b->partitions); /* a lease has no entry */
-        ret->lease = (char *)(uintptr_t)(q->lease.name ? q->lease.name : "");
+        ret->usage_entry = q->lease ? UINT32_MAX : (uint32_t)(p - b->partitions); /* a lease has no entry */
+        ret->lease = (char *)(uintptr_t)(q->lease ? q->lease : "");
         ret->pinned = p->memory.is_pinned;
         ret->no_memory = p->device->has_no_memory;
         if (p->is_cuda) {

@@ -125,9 +125,7 @@ static struct peer *join(uid_t uid, const char *cgroup, const char *lease)
 
         p->session->who.cgroup = cgroup ? strdup(cgroup) : NULL;
         say_hello(p);
-        ck_assert_str_eq(p->session->shares[0].quota->lease.name ? p->session->shares[0].quota->lease.name
-                                                                 : "",
-                         lease);
+        ck_assert_str_eq(p->session->shares[0].quota->lease ? p->session->shares[0].quota->lease : "", lease);
         return p;
 }
 
@@ -350,7 +348,7 @@ TEST_OF(lease, each_level_refuses_by_name)
         assert_has(refused_block(y, 22 * MIB, EDQUOT), "tenant 'red' is at its limit");
         must_malloc(y, 0, 20 * MIB);
         assert_has(refused_block(own, 2 * MIB, EDQUOT), "tenant 'red' is at its limit");
-        ck_assert_uint_eq(quota_of("y")->lease.parent->account.charged_bytes, 40 * MIB);
+        ck_assert_uint_eq(quota_parent(quota_of("y"))->account.charged_bytes, 40 * MIB);
         block = must_malloc(blue, 0, 24 * MIB);
         assert_has(refused_block(blue, 2 * MIB, ENOMEM), "partition 'a' is full");
         must_free(blue, block);
@@ -402,7 +400,7 @@ TEST_OF(lease, free_memory_moves_between_leases)
         ck_assert_uint_gt(quota_of("x")->account.own_bytes, 20 * MIB); /* it keeps its free extents */
         must_malloc(y, 0, 30 * MIB);
         ck_assert_uint_le(quota_of("x")->account.own_bytes, 10 * MIB);
-        ck_assert_uint_le(quota_of("x")->lease.parent->account.charged_bytes, 40 * MIB);
+        ck_assert_uint_le(quota_parent(quota_of("x"))->account.charged_bytes, 40 * MIB);
         must_close(x);
         must_close(y);
         end("x", false, 0);
@@ -433,7 +431,7 @@ TEST_OF(lease, many_leases_come_and_go)
                                 n_granted += peer_error(peers[i][k], id) == 0;
                                 n_refused += peer_error(peers[i][k], id) == EDQUOT;
                                 ck_assert_uint_le(quota_of(name)->account.charged_bytes, 2 * MIB);
-                                ck_assert_uint_le(quota_of(name)->lease.parent->account.committed_bytes,
+                                ck_assert_uint_le(quota_parent(quota_of(name))->account.committed_bytes,
                                                   40 * MIB);
                         }
                         peer_forget_replies(admin);
@@ -595,7 +593,7 @@ TEST_OF(lease, an_ended_lease_waits_for_its_sessions)
         REFUSED(EEXIST, "lease 'x' of tenant 'red' is still ending, with 2 sessions and 8.0 MiB", .name = "x",
                 .cgroup = "/x", .limit = 2 * MIB);
         CREATE(.name = "y", .cgroup = "/x", .limit = 2 * MIB); /* the newer one */
-        ck_assert_str_eq(say_hello(late)->session->shares[0].quota->lease.name, "y");
+        ck_assert_str_eq(say_hello(late)->session->shares[0].quota->lease, "y");
         must_close(late);
         end("y", false, 0);
         must_free(x, block);
@@ -840,7 +838,7 @@ static void count_needs(uint64_t *ret_extents, uint64_t *ret_exports)
                         uint64_t n = arena_extent_room(q->arena, q->account.limit_bytes);
 
                         *ret_extents += n;
-                        if (!q->lease.parent) /* no lease here has a higher limit */
+                        if (!quota_parent(q)) /* no lease here has a higher limit */
                                 *ret_exports += n * q->max_sessions;
                 }
 }
@@ -1078,13 +1076,13 @@ TEST_OF(lease, a_restart_keeps_leases)
                 ck_assert_uint_eq(quota_of("x")->account.own_bytes, 12 * MIB);
                 ck_assert_uint_eq(quota_of("x")->account.limit_bytes, 16 * MIB);
                 ck_assert_uint_eq(quota_of("x")->account.reserve_bytes, 4 * MIB);
-                ck_assert_uint_eq(quota_of("x")->lease.parent->account.charged_bytes, 14 * MIB);
-                ck_assert_uint_eq(quota_of("x")->lease.parent->account.limit_bytes, 40 * MIB);
+                ck_assert_uint_eq(quota_parent(quota_of("x"))->account.charged_bytes, 14 * MIB);
+                ck_assert_uint_eq(quota_parent(quota_of("x"))->account.limit_bytes, 40 * MIB);
                 ck_assert_uint_eq(quota_life(quota_of("x"))->n_over_quota, 1);
                 ck_assert_uint_ne(lease_record(b, lease_find(b, "x"))->ends_ms, 0);
                 ck_assert(quota_has_ended(quota_of("ended")));
                 ck_assert_uint_eq(quota_of("empty")->account.limit_bytes, 6 * MIB);
-                ck_assert_str_eq(session_with(id)->shares[0].quota->lease.name, "x");
+                ck_assert_str_eq(session_with(id)->shares[0].quota->lease, "x");
         }
         end_sessions();
         settle();
@@ -1151,7 +1149,7 @@ TEST_OF(lease, a_restart_ends_a_lease_with_a_wrong_limit)
                 ck_assert(quota_has_ended(quota_of("x")));
                 ck_assert_uint_eq(quota_of("x")->account.own_bytes, 6 * MIB);
                 ck_assert_uint_eq(b->partitions[0].pool.promised_bytes, 0);
-                ck_assert_str_eq(session_with(id)->shares[0].quota->lease.name, "x");
+                ck_assert_str_eq(session_with(id)->shares[0].quota->lease, "x");
                 ck_assert_ptr_null(session_with(id)->resume.fault);
         }
         end_sessions();
@@ -1183,7 +1181,7 @@ TEST_OF(lease, a_restart_with_preallocation_ends_leases)
         restart(preallocates);
         ck_assert_uint_eq(quota_of("x")->account.own_bytes, 12 * MIB);
         ck_assert_uint_eq(quota_of("idle")->account.own_bytes, 0);
-        ck_assert_uint_eq(quota_of("x")->lease.parent->account.charged_bytes, 40 * MIB - 8 * MIB);
+        ck_assert_uint_eq(quota_parent(quota_of("x"))->account.charged_bytes, 40 * MIB - 8 * MIB);
         lease_tick(b, clock_ms());
         ck_assert(quota_has_ended(quota_of("x")));
         settle();
@@ -1297,7 +1295,7 @@ TEST_OF(lease, a_wanted_tree_is_summed_up)
         struct tree_node *x, *y, *pool;
 
         CREATE(.name = "x", .cgroup = "/x", .limit = 32 * MIB, .reserve = 8 * MIB);
-        red = quota_of("x")->lease.parent;
+        red = quota_parent(quota_of("x"));
         ck_assert_int_eq(tree_new(b, NULL, 1, &tree), 0);
         x = tree_find(&tree, quota_of("x"));
         pool = x->parent->parent;

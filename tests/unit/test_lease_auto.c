@@ -90,7 +90,7 @@ static struct peer *join(const char *cgroup, const char *group)
 {
         struct peer *p = say_hello(peer_in(cgroup));
         const struct quota *q = quota_in(p);
-        const struct lease *lease = q->lease.parent ? lease_of(q) : NULL;
+        const struct lease *lease = quota_parent(q) ? lease_of(q) : NULL;
 
         ck_assert_str_eq(lease ? lease_record(b, lease)->match : "", group);
         return p;
@@ -139,10 +139,10 @@ TEST_OF(lease_auto, each_control_group_that_matches_gets_a_lease)
         ck_assert_uint_eq(b->leases.n, 2);
         ck_assert_ptr_eq(quota_in(p[0]), quota_in(p[1]));
         ck_assert_str_eq(p[0]->session->shares[1].quota->tenant, "red"); /* b has no `per` */
-        ck_assert_ptr_null(p[0]->session->shares[1].quota->lease.name);
-        ck_assert_int_eq(strncmp(quota_in(p[0])->lease.name, "one:", 4), 0);
-        ck_assert_int_eq(strncmp(quota_in(p[2])->lease.name, "t__st_two:", 10), 0);
-        ck_assert_uint_eq(quota_in(p[0])->lease.parent->account.promised_bytes, 4 * MIB);
+        ck_assert_ptr_null(p[0]->session->shares[1].quota->lease);
+        ck_assert_int_eq(strncmp(quota_in(p[0])->lease, "one:", 4), 0);
+        ck_assert_int_eq(strncmp(quota_in(p[2])->lease, "t__st_two:", 10), 0);
+        ck_assert_uint_eq(quota_parent(quota_in(p[0]))->account.promised_bytes, 4 * MIB);
         must_malloc(p[0], 0, 4 * MIB);
         must_malloc(p[1], 0, 4 * MIB);
         ck_assert_ptr_nonnull(strstr(refusal_of(p[1], peer_malloc(p[1], 0, 2 * MIB), EDQUOT), "lease 'one:"));
@@ -340,7 +340,7 @@ TEST_OF(lease_auto, a_restart_keeps_it)
         const struct quota *q;
         char name[64];
 
-        snprintf(name, sizeof(name), "%s", quota_in(x)->lease.name);
+        snprintf(name, sizeof(name), "%s", quota_in(x)->lease);
         x->session->is_watched = true;
         must_malloc(x, 0, 8 * MIB);
         peer_drop(x);

@@ -152,14 +152,14 @@ TEST_OF(lease_self, it_lifts_no_limit_and_limits_no_other_user)
 
         CREATE(own, .name = "x", .limit = 16 * MIB);
         in = open_session(geteuid());
-        ck_assert_str_eq(in->session->shares[0].quota->lease.name, name_of("x"));
+        ck_assert_str_eq(in->session->shares[0].quota->lease, name_of("x"));
         must_close(in);
         not_in = open_session(OTHER); /* its process is this one, too */
-        ck_assert_ptr_null(not_in->session->shares[0].quota->lease.parent);
+        ck_assert_ptr_null(quota_parent(not_in->session->shares[0].quota));
         must_close(not_in);
         CREATE(admin, .name = "op", .tenant = "red", .limit = 4 * MIB, .by_user = true, .uid = geteuid());
         in = open_session(geteuid());
-        ck_assert_str_eq(in->session->shares[0].quota->lease.name, "op");
+        ck_assert_str_eq(in->session->shares[0].quota->lease, "op");
         must_close(in);
         ck_assert_int_eq(peer_error(admin, ask_end(admin, "op", false, 0)), 0);
         ck_assert_int_eq(peer_error(own, ask_end(own, name_of("x"), false, 0)), 0);
@@ -258,7 +258,7 @@ TEST_OF(lease_self, a_session_without_memory_joins_nothing)
 
         CREATE(own, .name = "x", .limit = 8 * MIB);
         in = open_session(geteuid());
-        ck_assert_str_eq(in->session->shares[0].quota->lease.name, name_of("x"));
+        ck_assert_str_eq(in->session->shares[0].quota->lease, name_of("x"));
         ck_assert_int_eq(peer_error(own, ask_end(own, name_of("x"), false, 0)), 0);
         late = ask_as(geteuid());
         refusal_of(late, peer_malloc(late, 0, MIB), ENOENT);

@@ -150,8 +150,7 @@ static int error_of_first(const struct session *s)
 
         if (s->shares[0].is_barred)
                 return EACCES;
-        return q->lease.name && lease_model_of(q->lease.name)->is_ended && !s->shares[0].joined ? ENOENT
-                                                                                                : EDQUOT;
+        return q->lease && lease_model_of(q->lease)->is_ended && !s->shares[0].joined ? ENOENT : EDQUOT;
 }
 
 static void op_malloc_wrong(struct slot *s)

@@ -61,7 +61,7 @@ static size_t rank_of(const struct lease_model *m, const struct credentials *who
 void walk_joined(const struct session *s)
 {
         for (uint32_t share = 0; share < s->n_shares; share++) {
-                const char *name = s->shares[share].quota->lease.name;
+                const char *name = s->shares[share].quota->lease;
                 const struct lease_model *best = NULL;
 
                 if (s->shares[share].is_barred) {

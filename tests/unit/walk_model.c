@@ -159,7 +159,7 @@ static void sum_up(unsigned tenant, uint32_t share, const struct quota *q, struc
         for (size_t i = 0; i < w.n_blocks; i++) {
                 const struct block *block = &w.blocks[i];
 
-                if (q->lease.parent ? block->quota != q->index
+                if (quota_parent(q) ? block->quota != q->index
                                     : block->tenant != tenant || block->share != share)
                         continue;
                 ret->n_blocks++;
@@ -172,7 +172,7 @@ static void sum_up(unsigned tenant, uint32_t share, const struct quota *q, struc
                 const struct slot *s = &w.slots[i];
 
                 if (!s->peer || !s->peer->session->tenant || tenant_index(s->peer->session) != tenant ||
-                    (q->lease.parent && s->peer->session->shares[share].quota != q))
+                    (quota_parent(q) && s->peer->session->shares[share].quota != q))
                         continue;
                 ret->n_peers++;
                 ret->n_holders += refs[i];
@@ -191,9 +191,9 @@ static void sum_up(unsigned tenant, uint32_t share, const struct quota *q, struc
 /* 0: unknown, because the lease has ended. */
 static uint64_t limit_of(unsigned tenant, uint32_t share, const struct quota *q)
 {
-        const struct lease_model *m = q->lease.name ? lease_model_of(q->lease.name) : NULL;
+        const struct lease_model *m = q->lease ? lease_model_of(q->lease) : NULL;
 
-        HOLDS(m || !q->lease.name, "lease '%s'", q->lease.name);
+        HOLDS(m || !q->lease, "lease '%s'", q->lease);
         return !m ? w.limits[tenant][share] : m->is_ended ? 0 : m->limit;
 }
 
