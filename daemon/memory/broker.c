@@ -79,6 +79,14 @@ void broker_leave_place(struct broker *b, struct tenant *t)
                 b->n_tenants--;
 }
 
+struct ledger_limits broker_room(const struct broker *b)
+{
+        struct ledger_limits room;
+
+        ledger_read_limits(b->ledger, &room);
+        return room;
+}
+
 void broker_note_well(struct broker *b)
 {
         *ledger_crashes(b->ledger) = 0;

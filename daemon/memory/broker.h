@@ -129,7 +129,6 @@ struct broker {
         } own;
         struct broker_options options; /* after a reload its config is not the current one */
         struct ledger *ledger;
-        struct ledger_limits room;   /* of the ledger */
         struct inherited *inherited; /* while the broker is made from inherited state; NULL: none */
         struct broker_restored restored;
         struct devices *opened; /* the broker's own; NULL: they were passed */
@@ -269,6 +268,9 @@ const struct config_quota *broker_config_quota(const struct broker *b, const str
                                                const struct partition *p);
 
 struct quota_limits broker_limits(const struct config_quota *from);
+
+/* How many records the ledger has room for. */
+struct ledger_limits broker_room(const struct broker *b);
 
 /* The period of mappings_look(). */
 #define BROKER_LOOK_MS 250

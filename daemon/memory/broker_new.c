@@ -21,16 +21,16 @@
 static int broker_open_ledger(struct broker *b, char *ret_sentence, size_t n_sentence)
 {
         struct capacity_records n;
+        struct ledger_limits room;
         int r = capacity_count(b->config, &n, ret_sentence, n_sentence);
 
+        if (r == 0)
+                r = inherit_ledger(b, &n, ret_sentence, n_sentence);
         if (r < 0)
                 return r;
-        b->room = capacity_ledger(&n);
-        r = inherit_ledger(b, &n, ret_sentence, n_sentence);
-        if (r < 0)
-                return r;
-        b->sessions.table = calloc(b->room.n_sessions, sizeof(*b->sessions.table));
-        b->quotas = calloc(b->room.n_quotas, sizeof(struct quota *));
+        room = broker_room(b);
+        b->sessions.table = calloc(room.n_sessions, sizeof(*b->sessions.table));
+        b->quotas = calloc(room.n_quotas, sizeof(struct quota *));
         return b->sessions.table && b->quotas ? 0 : -ENOMEM;
 }
 

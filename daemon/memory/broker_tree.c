@@ -95,7 +95,7 @@ static uint64_t node_extents(const struct tree_node *node)
 
 static uint64_t count_sessions(const struct broker *b, const struct quota *q, const struct quota_limits *to)
 {
-        return min_u64(max_u64(to->max_sessions, q ? q->all.n_sessions : 0), b->room.n_sessions);
+        return min_u64(max_u64(to->max_sessions, q ? q->all.n_sessions : 0), broker_room(b).n_sessions);
 }
 
 /* Adds a tenant's quota. The sessions of its leases are among its own, and each has the extents of one of these quotas:
@@ -182,10 +182,10 @@ const struct account *tree_misfit(const struct tree_node *node)
 
 bool tree_has_room(const struct tree *tree)
 {
-        const struct ledger_limits *room = &tree->b->room;
+        struct ledger_limits room = broker_room(tree->b);
 
-        return tree->needs.n_quotas <= room->n_quotas && tree->needs.n_extents <= room->n_extents &&
-               tree->needs.n_exports <= room->n_exports && tree->needs.n_blocks <= room->n_blocks;
+        return tree->needs.n_quotas <= room.n_quotas && tree->needs.n_extents <= room.n_extents &&
+               tree->needs.n_exports <= room.n_exports && tree->needs.n_blocks <= room.n_blocks;
 }
 
 /* ---- applying ---------------------------------------------------------------- */

@@ -267,7 +267,7 @@ static void change_check_device(struct change *c, size_t device)
 
 static void change_check_room(struct change *c)
 {
-        const struct ledger_limits *room = &c->b->room;
+        struct ledger_limits room = broker_room(c->b);
         bool has_leases = c->b->leases.n > 0;
         size_t n_new = 0;
 
@@ -279,16 +279,16 @@ static void change_check_room(struct change *c)
                             " blocks (room for %" PRIu32 ") and %" PRIu64
                             " extents shared with sessions (room for %" PRIu32
                             "): lower max_blocks or max_sessions, %sor restart bfcd",
-                            has_leases ? " and leases" : "", c->tree.needs.n_blocks, room->n_blocks,
-                            c->tree.needs.n_exports, room->n_exports,
+                            has_leases ? " and leases" : "", c->tree.needs.n_blocks, room.n_blocks,
+                            c->tree.needs.n_exports, room.n_exports,
                             has_leases ? "end leases (bfcctl lease end), " : "");
-        if (capacity_refs(c->next) > room->n_refs)
+        if (capacity_refs(c->next) > room.n_refs)
                 change_fail(c,
                             "the daemon's tables are too small: %" PRIu32 " sessions may have %" PRIu64
                             " shared blocks (room for %" PRIu32 "): lower max_sessions to %" PRIu32 ", or "
                             "restart bfcd",
-                            c->next->max_sessions, capacity_refs(c->next), room->n_refs,
-                            room->n_refs / CAPACITY_REFS);
+                            c->next->max_sessions, capacity_refs(c->next), room.n_refs,
+                            room.n_refs / CAPACITY_REFS);
         if (!broker_has_places(c->b, n_new))
                 change_fail(
                         c,

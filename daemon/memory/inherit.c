@@ -37,10 +37,11 @@ static void on_fault(void *userdata, const struct ledger_fault *fault)
 }
 
 /* The config needs more records than there are. */
-static int grow_ledger(struct broker *b, char *ret_sentence, size_t n_sentence)
+static int grow_ledger(struct broker *b, const struct ledger_limits *room, char *ret_sentence,
+                       size_t n_sentence)
 {
         struct ledger *larger = NULL;
-        int r = ledger_grow(b->ledger, &b->room, &larger);
+        int r = ledger_grow(b->ledger, room, &larger);
 
         if (r == 0)
                 r = store_put_ledger(b->options.store, ledger_fd(larger));
@@ -55,10 +56,9 @@ static int grow_ledger(struct broker *b, char *ret_sentence, size_t n_sentence)
         }
         ledger_free(b->ledger);
         b->ledger = larger;
-        ledger_read_limits(b->ledger, &b->room);
         log_notice("the configuration needs larger tables than the previous daemon had: they were "
                    "enlarged, with room for %" PRIu32 " blocks",
-                   b->room.n_blocks);
+                   broker_room(b).n_blocks);
         return 0;
 }
 
@@ -114,8 +114,7 @@ static bool is_given_up(const struct ledger *l)
 static int open_ledger(struct broker *b, int fd, const struct capacity_records *n, char *ret_sentence,
                        size_t n_sentence)
 {
-        const struct ledger_limits *room = &b->room;
-        struct ledger_limits have;
+        struct ledger_limits room = capacity_ledger(n), have;
         unsigned n_faults = 0;
         uint32_t at, index;
         int r = ledger_open(fd, on_fault, &n_faults, &b->ledger);
@@ -158,14 +157,12 @@ static int open_ledger(struct broker *b, int fd, const struct capacity_records *
         }
 
         /* The tables are kept if they have room for what the config allows. */
-        ledger_read_limits(b->ledger, &have);
-        if (have.n_sessions >= room->n_sessions && have.n_quotas >= n->n_quotas &&
+        have = broker_room(b);
+        if (have.n_sessions >= room.n_sessions && have.n_quotas >= n->n_quotas &&
             have.n_extents >= n->n_extents && have.n_exports >= n->n_exports &&
-            have.n_blocks >= n->n_blocks && have.n_shared >= n->n_blocks && have.n_refs >= n->n_refs) {
-                b->room = have;
+            have.n_blocks >= n->n_blocks && have.n_shared >= n->n_blocks && have.n_refs >= n->n_refs)
                 return 0;
-        }
-        return grow_ledger(b, ret_sentence, n_sentence);
+        return grow_ledger(b, &room, ret_sentence, n_sentence);
 }
 
 /* True: the releases of this partition continue while the loop runs, because a process may still have the
@@ -184,6 +181,7 @@ static bool is_released_later(void *userdata, const char *partition)
 int inherit_ledger(struct broker *b, const struct capacity_records *n, char *ret_sentence, size_t n_sentence)
 {
         int fd = store_take_ledger(b->options.store), r = fd == -ENOENT ? 0 : fd;
+        struct ledger_limits room = capacity_ledger(n);
 
         if (fd >= 0)
                 r = open_ledger(b, fd, n, ret_sentence, n_sentence);
@@ -198,7 +196,7 @@ int inherit_ledger(struct broker *b, const struct capacity_records *n, char *ret
 
         /* Else a new ledger is made. The daemon serves also if no keeper has it. */
         if (r == 0)
-                r = ledger_new(&b->room, &b->ledger);
+                r = ledger_new(&room, &b->ledger);
         if (r < 0)
                 return r;
         b->restored.extents_end = ledger_extents_end(b->ledger);

@@ -23,7 +23,7 @@
  * in a row the ledger is not used any more. */
 #define INHERIT_MAX_ASIDE 32u
 
-/* Opens the store's ledger, or makes one with b->room, which becomes the ledger's limits, and stores it.
+/* Opens the store's ledger, or makes one for n, and stores it.
  * A ledger whose tables are smaller than n is replaced by a larger one. */
 int inherit_ledger(struct broker *b, const struct capacity_records *n, char *ret_sentence, size_t n_sentence);
 

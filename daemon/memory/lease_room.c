@@ -44,7 +44,7 @@ static int check_share(const struct tree *tree, const struct tree_node *node, co
                 leases[k++] = lease_in(b, each->partition, each->to.limit_bytes);
         }
         n_more = capacity_fds(b->own.capacity, b->sessions.n_clients, leases, k) - n_fds;
-        if (b->needs.n_extents + n_extents * n_shares <= b->room.n_extents &&
+        if (b->needs.n_extents + n_extents * n_shares <= broker_room(b).n_extents &&
             n_fds + n_more * n_shares <= n_usable)
                 return 0;
         snprintf(

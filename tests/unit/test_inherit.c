@@ -968,14 +968,14 @@ TEST(test_lower_limits)
 
 static uint32_t many_of(const char *text, struct client *a)
 {
-        uint32_t n_blocks = b->room.n_blocks;
+        uint32_t n_blocks = broker_room(b).n_blocks;
 
         drop(a);
         start_anew_with(text);
         ck_assert_uint_eq(b->suspended.n, 1);
         reconnect_once(a);
         check();
-        return b->room.n_blocks / n_blocks;
+        return broker_room(b).n_blocks / n_blocks;
 }
 
 /* More than the ledger of before has room for: it is larger then, and stays so. */

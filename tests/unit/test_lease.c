@@ -24,6 +24,7 @@
 #include "daemon/base/fd_reserve.h"
 #include "daemon/session/accounting.h"
 #include "daemon/session/session_states.h"
+#include "tests/unit/room.h"
 #include "tests/fake_store.h"
 #include "tests/suite.h"
 #include "tests/unit/leases.h"
@@ -845,17 +846,17 @@ static void count_needs(uint64_t *ret_extents, uint64_t *ret_exports)
 
 TEST_OF(lease, limits_need_room_in_the_tables)
 {
-        const struct ledger_limits room = b->room;
         uint64_t n_extents, n_exports;
 
         CREATE(.name = "x", .cgroup = "/x", .limit = 2 * MIB);
         count_needs(&n_extents, &n_exports);
-        b->room.n_extents = (uint32_t)n_extents;
+        room = broker_room(b);
+        room.n_extents = (uint32_t)n_extents;
         REFUSED(ENOSPC, "tables", .name = "y", .cgroup = "/y", .limit = 2 * MIB);
         assert_has(refusal_of(admin, set_sizes("x", 16 * MIB, false, 0), ENOSPC), "tables");
         ck_assert_uint_eq(quota_of("x")->account.limit_bytes, 2 * MIB);
         ck_assert_int_eq(peer_error(admin, set_sizes("x", 2 * MIB, true, 2 * MIB)), 0);
-        b->room = room;
+        room.n_quotas = 0;
         ck_assert_int_eq(peer_error(admin, set_sizes("x", 16 * MIB, false, 0)), 0);
         end("x", false, 0);
 }
@@ -863,22 +864,22 @@ TEST_OF(lease, limits_need_room_in_the_tables)
 /* The sessions of a quota and of its leases are together at most the quota's, so leases need no more of the table. */
 TEST_OF(lease, sessions_of_leases_count_once)
 {
-        const struct ledger_limits room = b->room;
         uint64_t n_extents, n_exports;
 
         ck_assert_int_eq(reload(CONFIG("{partition: a, limit: 40MiB, max_sessions: 2048}, ")), 0);
         count_needs(&n_extents, &n_exports);
-        b->room.n_exports = (uint32_t)n_exports;
+        room = broker_room(b);
+        room.n_exports = (uint32_t)n_exports;
         CREATE(.name = "x", .cgroup = "/x", .limit = 40 * MIB);
         ck_assert_int_eq(reload(config_text), 0);
         ck_assert_int_eq(reload(CONFIG("{partition: a, limit: 40MiB, max_sessions: 2048}, ")), 0);
         ck_assert_int_eq(reload(config_text), 0);
-        b->room.n_exports--;
+        room.n_exports--;
         ck_assert_int_eq(reload_told(CONFIG("{partition: a, limit: 40MiB, max_sessions: 2048}, "), false,
                                      "the quotas and leases allow"),
                          -EINVAL);
         end("x", false, 0);
-        b->room = room;
+        room.n_quotas = 0;
 }
 
 /* However many leases it has, a tenant has no more sessions than its limit. */

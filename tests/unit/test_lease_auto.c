@@ -13,6 +13,7 @@
 #include "daemon/memory/lease_bounds.h"
 #include "daemon/base/clock.h"
 #include "daemon/memory/broker_lease.h"
+#include "tests/unit/room.h"
 #include "tests/fake_store.h"
 #include "tests/suite.h"
 #include "tests/unit/leases.h"
@@ -234,7 +235,6 @@ TEST_OF(lease_auto, the_number_of_leases_is_bounded)
 /* What leases need of the tables is bounded for each tenant, too, so that others and operators have room. */
 TEST_OF(lease_auto, tenants_share_the_room_in_tables)
 {
-        const struct ledger_limits room = b->room;
         const struct quota *first;
         uint64_t n_extents = 0;
 
@@ -246,14 +246,15 @@ TEST_OF(lease_auto, tenants_share_the_room_in_tables)
                 }
         must_close(join("/pods/x/1", "/pods/x/1"));
         first = b->leases.list[0]->quota; /* two of them, and as much for operators */
-        b->room.n_extents =
+        room = broker_room(b);
+        room.n_extents =
                 (uint32_t)(n_extents + 4 * arena_extent_room(first->arena, first->account.limit_bytes) - 1);
         refused("/pods/x/2", EDQUOT, "may take of the daemon's tables and file descriptors");
         create("operators", "/pods/x/2", NULL);
         end("operators");
-        b->room.n_extents++;
+        room.n_extents++;
         must_close(join("/pods/x/2", "/pods/x/2"));
-        b->room = room;
+        room.n_quotas = 0;
         while (b->leases.n > 0)
                 tick();
 }

@@ -555,7 +555,7 @@ TEST(new_limits_apply_to_all_sessions)
         b = peer_broker(HEAD("64", "32") RED("{partition: a, limit: 32MiB}") "max_sessions: 16\n", &config);
         own = config;
         must_reload(HEAD("64", "32") RED("{partition: a, limit: 32MiB}") "max_sessions: 1000\n");
-        ck_assert_uint_ge(b->room.n_refs, UINT64_C(1000) * CAPACITY_REFS);
+        ck_assert_uint_ge(broker_room(b).n_refs, UINT64_C(1000) * CAPACITY_REFS);
         must_refuse(HEAD("64", "32") RED("{partition: a, limit: 32MiB}") "max_sessions: 65536\n",
                     "the daemon's tables are too small: 65536 sessions may have 67108864 shared blocks "
                     "(room for 1081344): lower max_sessions to 1056, or restart bfcd\n");
