@@ -191,7 +191,7 @@ def path_of(handler, all_functions, sources):
         if f in seen:
             continue
         seen.add(f)
-        for word in set(re.findall(r"\b([a-z_]\w+)\(", f.code)):
+        for word in set(re.findall(r"(?<![\w.>])([a-z_]\w+)\(", f.code)):
             if g := called(f, word):
                 todo.append(g)
     return sorted({f.file for f in seen})
