@@ -48,7 +48,7 @@ struct stash {
 
 /* pages.h. Of all partitions. */
 struct counters {
-        uint64_t n_requests; /* to the daemon; atomic. The rest is under the client's lock */
+        uint64_t n_requests; /* to the daemon; atomic. The client's lock protects the members below */
         uint64_t peak_bytes_reserved;
         struct ages ages[PAGES_AGES]; /* as in the client page; the rest is in the magazines */
 };

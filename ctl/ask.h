@@ -37,7 +37,7 @@ int ask_lists(struct ask *a, const Bfcd__List__Kind *kinds, size_t n_kinds, stru
  * looks like no memory. -ENOENT. */
 int ask_check_name(struct ask *a, const struct list *l, Bfcd__List__Kind kind, const char *name);
 
-/* The report of memory usage; "": all. As above. */
+/* The report of memory usage; "": of all partitions or tenants. */
 int ask_explain(struct ask *a, const char *partition, const char *tenant, struct list **ret);
 
 /* Calls `each` for every block, page by page, in the daemon's order, which is stable; the row is invalid

@@ -116,7 +116,7 @@ static void put_lines(struct svg *s, const char *attributes, double x, char *tex
         free(text);
 }
 
-/* The same, made of a format. */
+/* Adds text that is made of a format. */
 static void __attribute__((format(printf, 4, 5)))
 print_lines(struct svg *s, const char *attributes, double x, const char *format, ...)
 {

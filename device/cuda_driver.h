@@ -39,7 +39,8 @@ int cuda_driver_errno(CUresult result);
 /* This process's context is permanently broken; the device itself works. */
 bool cuda_driver_broke_context(CUresult result);
 
-/* For the daemon, whose context ends without the device: the same, but -ENOTRECOVERABLE for a broken context. */
+/* As cuda_driver_errno(), but -ENOTRECOVERABLE for a broken context: for a keeper, whose context can end without the
+ * device. */
 int cuda_driver_owner_errno(CUresult result);
 
 /* For messages: "out of memory (CUDA_ERROR_OUT_OF_MEMORY)". */

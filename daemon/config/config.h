@@ -81,7 +81,7 @@ struct config_tenant {
         size_t n_gids;
         char **users; /* the names of the first n_users uids, as the config has them; the others are numbers */
         size_t n_users;
-        char **groups; /* the same of the gids */
+        char **groups; /* the names of the first n_groups gids */
         size_t n_groups;
         bool names_ids; /* user, group, uid or gid is configured; without a known id no process matches */
         char **units;   /* patterns: narrow it to processes in one of these units */
@@ -204,7 +204,7 @@ void config_order_as(struct config *c, const struct config *was);
 /* The tenant's quota in the partition with this index. NULL: the tenant has none there, or is NULL. */
 const struct config_quota *config_quota_in(const struct config_tenant *t, size_t partition);
 
-/* True: the same processes match both. */
+/* True: both match the same processes. */
 bool config_match_is_alike(const struct config_tenant *a, const struct config_tenant *b);
 
 /* Formats bytes as in a config, into buf. */

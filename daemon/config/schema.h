@@ -22,7 +22,7 @@ struct config_section;
 enum config_type {
         CONFIG_SIZE,     /* bytes, in multiples of CONFIG_GRANULARITY */
         CONFIG_NUMBER,   /* from min to max */
-        CONFIG_NODE,     /* the same; has_node says whether there is one */
+        CONFIG_NODE,     /* a number; has_node says whether there is one */
         CONFIG_DURATION, /* milliseconds */
         CONFIG_WORD,     /* the index of one of `words`; a bool where these are false and true */
         CONFIG_MODE,
@@ -33,8 +33,8 @@ enum config_type {
         CONFIG_PARTITION_NAME, /* kept as the index of the partition */
         CONFIG_TENANT_NAME,    /* kept as the index of the tenant */
         CONFIG_MATCH_NAME,     /* a value or a list: names of users or groups */
-        CONFIG_MATCH_ID,       /* the same: numbers */
-        CONFIG_MATCH_PATTERN,  /* the same, not empty */
+        CONFIG_MATCH_ID,       /* a value or a list of numbers */
+        CONFIG_MATCH_PATTERN,  /* a value or a list of patterns, not empty */
         CONFIG_MAPPING,
         CONFIG_LIST,
 };
@@ -50,8 +50,8 @@ struct config_field {
         bool is_fixed;                        /* a reload cannot change it */
         bool hides_initial;                   /* the default is not written */
         const char *missing, *empty;          /* what to report; NULL: it may be */
-        const char *not_for_gpu;              /* the same of the key with a GPU */
-        const char *not_for_host;             /* the same for a value that is not 0 */
+        const char *not_for_gpu;              /* what to report of the key with a GPU; NULL: it may be */
+        const char *not_for_host;             /* what to report of a value that is not 0 with the host */
         const struct config_section *section; /* of a mapping */
         size_t base;                          /* where the mapping's struct begins */
         /* Of a list: reads an element, and finds the nth to be written, or NULL. */

@@ -9,7 +9,7 @@
  *
  * The daemon can be killed here too, and the next opening must find the rest still to do.
  * An arena is closed before the record for which it is closed is cleared. A half-done
- * publication is cleared by clearing its id. The rest are links, which are rebuilt anyway.
+ * publication is cleared by clearing its id. All other words are links, which are rebuilt anyway.
  * Two records with one id, or one pair, are both bad: it is not known which one is right. */
 #include <errno.h>
 #include <fcntl.h>

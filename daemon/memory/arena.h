@@ -154,7 +154,7 @@ bool arena_is_whole(const struct arena *a, uint64_t offset, uint64_t n_bytes);
 /* Releases the extents of such a block, as arena_release() does: done() is called once. -ENOMEM. */
 int arena_park(struct arena *a, bfc_handle handle, arena_released_fn done, void *userdata);
 
-/* After arena_restore(), when the sessions of the previous process are there: the same for extents that it left
+/* After arena_restore(), when the sessions of the previous process are there: releases the extents that it left
  * in the places of parked blocks. -ENOMEM. */
 int arena_release_parked(struct arena *a, arena_released_fn done, void *userdata);
 

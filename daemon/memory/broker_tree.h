@@ -18,7 +18,7 @@ struct tree_node {
         struct tree_node *parent;    /* NULL: a partition */
         struct partition *partition; /* that it is, or is in */
         const struct tenant *tenant; /* NULL: a partition, or it is to be made */
-        struct quota *quota;         /* NULL: the same */
+        struct quota *quota;         /* NULL: a partition, or it is to be made */
         struct account *account;     /* NULL: it is to be made */
         struct quota_limits to;      /* of a partition only limit_bytes */
         bool is_removed;

@@ -31,10 +31,9 @@ struct broker_device *drain_find(struct broker *b, const char *id);
 /* "ok", "hung", "draining", "drained" or "lost". */
 const char *drain_state(const struct broker_device *d);
 
-/* An operator's drain has begun. And: the device is being emptied; it is being opened. */
-bool drain_has_begun(const struct broker_device *d);
-bool drain_is_waiting(const struct broker_device *d);
-bool drain_is_opening(const struct broker_device *d);
+bool drain_has_begun(const struct broker_device *d);  /* an operator's drain */
+bool drain_is_waiting(const struct broker_device *d); /* the device is being emptied */
+bool drain_is_opening(const struct broker_device *d); /* the device is being opened */
 
 /* A lost device is empty and is opened again later, by drain_tick(), because it was lost a short time ago, too. */
 bool drain_is_paused(const struct broker_device *d);
@@ -56,9 +55,9 @@ void drain_recover(struct broker *b, struct broker_device *d);
 typedef void (*drain_resumed_fn)(struct broker *b, struct broker_device *d, int result, const char *sentence);
 int drain_resume(struct broker_device *d, drain_resumed_fn done);
 
-/* Releases freed extents, and closes empty devices: part of broker_turn(). And: there is work. */
+/* Releases freed extents, and closes empty devices: part of broker_turn(). */
 void drain_turn(struct broker *b);
-bool drain_is_due(const struct broker *b);
+bool drain_is_due(const struct broker *b); /* there is work for a turn */
 
 /* Workers have delivered results: part of broker_poll(). */
 void drain_poll(struct broker *b);

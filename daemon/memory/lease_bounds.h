@@ -20,7 +20,8 @@ struct tenant;
 int lease_bounds_check(const struct broker *b, const struct tenant *t, enum ledger_lease_maker maker,
                        char *why, size_t n);
 
-/* Counts a request for a lease or for a change of one, also if it is refused afterwards. The same: -EDQUOT. */
+/* Counts a request for a lease or for a change of one, also if it is refused afterwards. -EDQUOT: there were too many; with
+ * a sentence that names the bound. */
 int lease_bounds_take(struct tenant *t, enum ledger_lease_maker maker, char *why, size_t n);
 
 #endif

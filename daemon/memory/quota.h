@@ -297,9 +297,9 @@ void quota_set(struct quota *q, const struct quota_limits *limits);
 void partition_set_limit(struct partition *p, uint64_t limit_bytes);
 
 /* No session can join and nothing is guaranteed any more; joined sessions stay. The quota of a lease is also
- * charged no more than now, so its waiting requests are refused. And: they have ended and nothing is left, so it
- * can be freed. */
+ * charged no more than now, so its waiting requests are refused. */
 void quota_remove(struct quota *q);
+/* It was removed, its sessions have ended and nothing is left, so it can be freed. */
 bool quota_is_gone(const struct quota *q);
 
 /* ---- blocks ----------------------------------------------------------------- */
@@ -481,18 +481,18 @@ void quota_rejoin(struct quota *q);
 /* Without sessions: releases all free extents. */
 void quota_release_unused(struct quota *q);
 
-/* A joined session has ended and its blocks are being freed; requests wait for that instead of being
- * refused. And: all are freed. */
+/* A joined session has ended and its blocks are being freed: requests wait for that instead of being
+ * refused, until quota_closed(). */
 void quota_closing(struct quota *q);
 void quota_closed(struct quota *q);
 
 /* ---- statistics ---------------------------------------------------------------- */
 
 /* Inherited statistics of the quota, or of its partition: lifetime peaks and counts of refusals are at
- * least these from now on. And: all quotas of the partition record its peaks, so that they outlive the
- * end of one quota. */
+ * least these from now on. */
 void quota_restore_lifetime(struct quota *q, const struct ledger_lifetime *from);
 void partition_restore_lifetime(struct partition *p, const struct ledger_lifetime *life);
+/* All quotas of the partition record its peaks, so that they outlive the end of one quota. */
 void partition_keep_life(struct partition *p);
 
 void quota_clear_peaks(struct quota *q);

@@ -104,9 +104,9 @@ int quota_try(struct quota *q, uint64_t n_bytes, bool in_extent, bfc_handle *ret
 int quota_try_copy(struct quota *q, struct quota_request *request, bfc_handle *ret_handle,
                    uint64_t *ret_offset);
 
-/* Its blocks, and those of the quotas above, are so many more (modulo 2^64). And: its invariant. */
+/* The blocks of the quota, and of those above it, are so many more (modulo 2^64). */
 void quota_count_blocks(struct quota *q, uint32_t n_blocks, uint64_t n_bytes, uint64_t n_requested);
-void quota_assert(const struct quota *q);
+void quota_assert(const struct quota *q); /* its invariant */
 
 /* The partition is draining: extents that must be released may be free, or a direct charge has ended. */
 void quota_note_idle(struct quota *q);

@@ -82,8 +82,9 @@ struct worker_calls {
         uint64_t ns, longest_ns;
 };
 
-/* From any thread: such a call, begun then by clock_ns(), has ended. w may be NULL. And: all of a kind so far. */
+/* From any thread: such a call, begun then by clock_ns(), has ended. w may be NULL. */
 void worker_note_call(struct worker *w, enum worker_call kind, uint64_t begun_ns, bool has_failed);
+/* All calls of a kind so far. */
 void worker_count_calls(struct worker *w, enum worker_call kind, struct worker_calls *ret);
 
 /* Jobs submitted and not done. */

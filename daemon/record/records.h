@@ -33,9 +33,9 @@ bool records_are_open(void);
 void records_write(enum log_level level, const struct record *r, const char *format, ...)
         __attribute__((format(printf, 3, 4)));
 
-/* Sends what the journal did not take, without waiting. And: there is something to send. */
+/* Sends what the journal did not take, without waiting. */
 void records_flush(void);
-bool records_are_queued(void);
+bool records_are_queued(void); /* there is something to send */
 
 /* Records that were dropped since the start. */
 uint64_t records_count_dropped(void);

@@ -85,8 +85,9 @@ void park_shared_free(struct broker *b, const struct ledger_block *block,
 /* The daemon ends: workers may still copy. */
 void park_shared_forget(struct shared_name *name);
 
-/* The session ends: requests that wait get no answer. And: the session is freed. */
+/* The session ends: requests that wait get no answer. */
 void park_drop_all(struct session *s);
+/* The session is freed. */
 void park_leave_all(struct session *s);
 
 #endif

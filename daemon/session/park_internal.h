@@ -118,8 +118,9 @@ void park_describe_copy(const struct park_copying *c, const struct ledger_block 
 void park_shared_handle(struct session *s, uint64_t id, const Bfcd__Park *m, uint32_t block, uint32_t ref);
 struct park *park_shared_wake(struct session *s, uint64_t id, uint32_t block, uint32_t ref, uint32_t wait_ms);
 
-/* The client withdraws the request: false if it cannot any more. And: the session ends. Frees it. */
+/* The client withdraws the request: false if it cannot any more. */
 bool park_shared_cancel(struct park *p);
+/* The session ends. Frees the request. */
 void park_shared_drop(struct park *p);
 
 #endif

@@ -57,8 +57,7 @@ struct report {
         Bfcd__Statistics stats[REPORT_ROWS];
 };
 
-/* True: the next row is for the next page. And: adds a row. */
-bool report_page_ends(const struct report *r);
+bool report_page_ends(const struct report *r); /* the next row is for the next page */
 void report_add_row(struct report *r, void *row);
 
 /* True: the viewer may see this tenant. */

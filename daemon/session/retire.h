@@ -47,8 +47,9 @@ void retire_flush(struct session *s);
 void retire_answer(struct recall *r);
 void retire_miss(struct recall *r);
 
-/* It hung up, so its mappings are late. And: it closes, which clears its exports anyway. */
+/* The session hung up, so its mappings are late. */
 void retire_silence(struct session *s);
+/* The session closes, which clears its exports anyway. */
 void retire_end(struct session *s);
 
 /* Clears an export of the session. All exports are cleared by this. */

@@ -79,9 +79,9 @@ void shared_turn(struct broker *b);
 bool shared_is_due(const struct broker *b);
 void shared_tick(struct broker *b, uint64_t now_ms);
 
-/* When the next kept block without references is to be freed, by clock_ms(); 0: never, or shared_is_due().
- * And: frees those whose time is up, a bounded number. */
+/* When the next kept block without references is to be freed, by clock_ms(); 0: never, or shared_is_due(). */
 uint64_t shared_keeps_until(const struct broker *b);
+/* Frees those whose time is up, a bounded number. */
 void shared_expire_kept(struct broker *b, uint64_t now_ms);
 
 /* A quota was removed or a device is drained: kept blocks there without references are freed, in turns. */
@@ -90,9 +90,9 @@ void shared_review_kept(struct broker *b);
 /* The daemon ends for good: frees all kept blocks. No session is left. */
 void shared_end_kept(struct broker *b);
 
-/* Makes the names of an inherited ledger, after its quotas and blocks. -ENOMEM. And: forgets all names, of
- * which none is waited for. */
+/* Makes the names of an inherited ledger, after its quotas and blocks. -ENOMEM. */
 int shared_restore(struct broker *b);
+/* Forgets all names, of which none is waited for. */
 void shared_forget(struct broker *b);
 
 /* Every invariant; slow. 0, or -EBADMSG and a sentence. */

@@ -84,8 +84,9 @@ bool trim_send(struct trim_share *share, uint64_t n_bytes, uint64_t now_ms);
 void trim_answer(struct recall *r);
 void trim_miss(struct recall *r);
 
-/* The session will not answer any more. And: frees its counts in a quota. */
+/* The session will not answer any more. */
 void trim_end(struct session *s);
+/* Frees the session's counts in a quota. */
 void trim_share_free(struct session_share *share);
 
 /* Every invariant; slow. 0, or -EBADMSG and a sentence. */

@@ -15,9 +15,8 @@ void sessions_start(const char *config_text);
 void sessions_start_sticky(const char *config_text); /* peer_broker_sticky() */
 void sessions_end(void);
 
-/* All invariants. And: runs what is due and checks them. */
-void check(void);
-void settle(void);
+void check(void);  /* all invariants */
+void settle(void); /* runs what is due, and checks them */
 
 struct peer *say_hello(struct peer *p); /* which must be accepted; p */
 struct peer *open_session(uid_t uid);

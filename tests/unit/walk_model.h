@@ -163,8 +163,9 @@ void check_all(void);
 
 struct lease_model *lease_model_of(const char *name);
 
-/* For a session that begins; NULL: none. And: it is in the leases that it should be in. */
+/* The control group of a session that begins; NULL: none. */
 const char *walk_some_group(void);
+/* The session has begun, and is in the leases that it should be in. */
 void walk_joined(const struct session *s);
 
 /* Sums and limits of leases, tenants and partitions, after each step. */
