@@ -75,13 +75,13 @@ struct quota_request {
         bool in_extent; /* the block must be in one extent */
         bool is_whole;  /* the block gets whole extents; n_bytes becomes their size when it grows */
         bool is_copy; /* with is_whole: no session receives it, so free extents that none has received do, too */
-        bool is_direct;      /* a direct charge: no block, and nothing is made */
-        bfc_handle wakes;    /* this parked block, whose size is n_bytes; 0: a new one */
-        uint64_t more_bytes; /* of later requests of its group: there is to be room for all */
-        bool device_failed;  /* result: the device failed, the limits had room */
-        uint32_t wait_ms;    /* time to wait for other sessions' frees, after all reclaim steps */
-        bool is_no_refusal;  /* the client repeats it if it is refused: a refusal is not counted */
-        void *requester;     /* its session, for upcalls.trim(); may be NULL */
+        bool is_direct;     /* a direct charge: no block, and nothing is made */
+        bfc_handle wakes;   /* this parked block, whose size is n_bytes; 0: a new one */
+        uint64_t group;     /* with `wakes`: those of one requester with one number have room together */
+        bool device_failed; /* result: the device failed, the limits had room */
+        uint32_t wait_ms;   /* time to wait for other sessions' frees, after all reclaim steps */
+        bool is_no_refusal; /* the client repeats it if it is refused: a refusal is not counted */
+        void *requester;    /* its session, for upcalls.trim(); may be NULL */
         /* Only the quota uses what follows. */
         uint64_t since_ms;  /* the start of its wait */
         uint64_t since_ns;  /* the same, for statistics */

@@ -87,17 +87,28 @@ static void quota_enqueue(struct quota_request *request)
         q->queue.least_bytes = min_u64(q->queue.least_bytes, request->n_bytes);
 }
 
+struct quota_request *quota_next_of_group(const struct quota_request *request)
+{
+        struct quota_request *next = TAILQ_NEXT(request, link);
+        bool is_of_group = next && request->wakes != 0 && next->wakes != 0 &&
+                           next->requester == request->requester && next->group == request->group;
+
+        return is_of_group ? next : NULL;
+}
+
 static void quota_unqueue(struct quota_request *request)
 {
         struct quota *q = request->quota;
+        bool is_held_for = request->wakes != 0 && TAILQ_FIRST(&q->queue.requests) == request &&
+                           !quota_next_of_group(request);
 
         if (q->queue.next == request)
                 q->queue.next = TAILQ_NEXT(request, link);
         TAILQ_REMOVE(&q->queue.requests, request, link);
         /* Later requests, also of other quotas, may have what was kept for this one. */
         reclaim_set_claim(request, NULL, 0);
-        if (request->wakes != 0)
-                reclaim_uncharge(q); /* what was held for its group */
+        if (is_held_for)
+                reclaim_uncharge(q);
         if (!TAILQ_EMPTY(&q->queue.requests))
                 return;
         TAILQ_REMOVE(&q->partition->queue.waiting, q, queue.of_waiting);
@@ -255,6 +266,22 @@ static bool quota_serve(struct quota *q, unsigned *budget)
         return !q->queue.next;
 }
 
+/* The group of the first request waits behind all others. */
+static void quota_defer_group(struct quota_request *first)
+{
+        struct quota_request *last = first, *next;
+
+        while ((next = quota_next_of_group(last)))
+                last = next;
+        for (struct quota_request *request = first;; request = next) {
+                next = TAILQ_NEXT(request, link);
+                quota_unqueue_served(request);
+                quota_enqueue(request);
+                if (request == last)
+                        return;
+        }
+}
+
 /* Makes room for the first request, or refuses it and the next; false: the budget is used up. */
 static bool quota_make_rooms(struct quota *q, unsigned *budget)
 {
@@ -272,12 +299,11 @@ static bool quota_make_rooms(struct quota *q, unsigned *budget)
                 if (r == 0) /* it grows, or the others wait behind it */
                         return true;
 
-                /* A parked block whose old extents have not left in time waits behind the others, for as long
-                 * as its request says. */
+                /* Parked blocks whose old extents have not left in time wait behind the others, for as long as
+                 * their request says. */
                 if (r == -EBUSY && request->wakes != 0 && !q->partition->is_draining &&
                     clock_ms() - request->since_ms < request->wait_ms) {
-                        quota_unqueue_served(request);
-                        quota_enqueue(request);
+                        quota_defer_group(request);
                         continue;
                 }
                 quota_unqueue(request);

@@ -420,11 +420,31 @@ static int reclaim_from_account(struct quota *q, const struct quota_shortage *la
         return 0;
 }
 
+/* Bytes of later requests of its group. */
+static uint64_t later_of_group(const struct quota_request *request)
+{
+        uint64_t n_bytes = 0;
+
+        while ((request = quota_next_of_group(request)))
+                n_bytes += request->n_bytes;
+        return n_bytes;
+}
+
+/* Whether no memory is left from which it and the later ones of its group were parked. A group that began without one
+ * of its blocks would have a part of them, and keep others from having all of theirs. */
+static bool group_is_away(const struct quota *q, const struct quota_request *request)
+{
+        for (; request; request = quota_next_of_group(request))
+                if (!arena_is_away(q->arena, request->wakes))
+                        return false;
+        return true;
+}
+
 /* Begins the growth, for which the limits have room, and takes the request out of the queue. */
 static int quota_grow(struct quota *q, struct quota_request *request, const struct bfc_growth *plan)
 {
+        uint64_t missing, later = later_of_group(request);
         struct charge charge;
-        uint64_t missing;
         int r;
 
         /* What was held for this growth is charged again with the rest: no other code runs in between. */
@@ -454,8 +474,8 @@ static int quota_grow(struct quota *q, struct quota_request *request, const stru
          * between two of their growths. */
         reclaim_note_growth(request);
         quota_unqueue_served(request);
-        if (request->more_bytes > 0 && !TAILQ_EMPTY(&q->queue.requests))
-                (void)quota_hold(q, request->more_bytes); /* for the next in line */
+        if (later > 0)
+                (void)quota_hold(q, later); /* for the next in line */
         request->has_grown = true;
         if (plan->is_whole) {
                 q->queue.n_bytes += plan->n_bytes - request->n_bytes;
@@ -474,7 +494,7 @@ static int reclaim_plan(struct quota *q, const struct quota_request *request, st
 
         if (request->wakes != 0) {
                 *ret = (struct bfc_growth){ .n_bytes = request->n_bytes, .new_bytes = request->n_bytes };
-                return arena_is_away(q->arena, request->wakes) ? 0 : -EBUSY;
+                return group_is_away(q, request) ? 0 : -EBUSY;
         }
         if (request->is_direct) {
                 *ret = (struct bfc_growth){ .n_bytes = request->n_bytes, .new_bytes = request->n_bytes };
@@ -489,7 +509,7 @@ static int reclaim_plan(struct quota *q, const struct quota_request *request, st
 /* What it and those that belong to it take beside what is held for them. */
 static uint64_t growth_need(const struct quota_request *request, const struct bfc_growth *plan)
 {
-        return excess_u64(plan->new_bytes + request->more_bytes, request->quota->growth.held.n_bytes);
+        return excess_u64(plan->new_bytes + later_of_group(request), request->quota->growth.held.n_bytes);
 }
 
 /* What the request lacks to grow by n_bytes; 0: nothing. It claims what it takes of the account that lacks it. */
@@ -539,7 +559,7 @@ static int reclaim_make_room_by_itself(struct quota *q, struct quota_request *re
         }
 
         /* What no release can ever give is refused now, before anything is released for it. */
-        r = quota_has_ended(q) ? -EDQUOT : quota_is_impossible(q, request->n_bytes + request->more_bytes);
+        r = quota_has_ended(q) ? -EDQUOT : quota_is_impossible(q, request->n_bytes + later_of_group(request));
         if (r < 0)
                 return r;
 

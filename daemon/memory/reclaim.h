@@ -144,6 +144,9 @@ bool quota_first_is_aged(const struct quota *q, uint64_t now);
 /* It is granted: removes it from the queue. */
 void quota_unqueue_served(struct quota_request *request);
 
+/* The next one of its group, which has consecutive places in the queue; NULL: it is the last. */
+struct quota_request *quota_next_of_group(const struct quota_request *request);
+
 /* It has left the queue: calls its done(). */
 void quota_complete(struct quota_request *request, int result, bfc_handle handle, uint64_t offset);
 

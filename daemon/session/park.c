@@ -44,7 +44,7 @@ struct park *park_new(struct session *s, uint64_t id, uint32_t block, uint32_t r
                 return NULL;
         }
         p->session = s;
-        p->id = p->first_id = id;
+        p->id = p->wait.group = id;
         p->block = block;
         p->ref = ref;
         p->copy_block = LEDGER_NONE;
@@ -507,29 +507,22 @@ static const char *wake_fault(const Bfcd__Request *r)
         return NULL;
 }
 
-/* All wait from this moment on, so that other sessions' blocks come before all of them or behind. */
+/* All wait from this moment on, so that other sessions' blocks come before all of them or behind. Those of one quota are
+ * a group: jobs that wake many blocks take turns, and none gets a part of its blocks. */
 int park_handle_wake(struct session *s, const Bfcd__Request *r, const char **ret_why)
 {
         const char *fault = wake_fault(r);
-        struct park *parks[PARK_MAX_WAKES];
-        size_t n = 0;
 
         if (fault) {
                 *ret_why = fault;
                 return -EPROTO;
         }
         for (size_t i = 0; i < r->wake->n_block_ids; i++) {
-                parks[n] = wake_block(s, r->id + i, r->wake->block_ids[i], r->wake->wait_ms);
-                if (parks[n])
-                        parks[n++]->first_id = r->id;
-        }
+                struct park *p = wake_block(s, r->id + i, r->wake->block_ids[i], r->wake->wait_ms);
 
-        /* Of the blocks of one quota, in order, each waits until there is room for it and the later ones: jobs
-         * that wake many blocks take turns, and none gets a part of its blocks. */
-        for (size_t i = 0; i < n; i++)
-                for (size_t k = i + 1; k < n; k++)
-                        if (parks[k]->wait.quota == parks[i]->wait.quota)
-                                parks[i]->wait.more_bytes += parks[k]->wait.n_bytes;
+                if (p)
+                        p->wait.group = r->id;
+        }
         return 0;
 }
 

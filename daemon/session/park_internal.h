@@ -76,7 +76,6 @@ struct park {
         bool is_dropped;         /* the session ends: there is no answer */
         bool wakes;
         uint64_t id;         /* of the request */
-        uint64_t first_id;   /* of the first block that is woken by the same request */
         uint32_t block;      /* in the ledger */
         uint32_t copy_block; /* wake: in the ledger; LEDGER_NONE: the contents were discarded */
         TAILQ_ENTRY(park) link;

@@ -434,18 +434,10 @@ void park_shared_handle(struct session *s, uint64_t id, const Bfcd__Park *m, uin
 
 static void unqueue(struct park *p)
 {
-        struct park *each;
-
         if (!p->is_queued)
                 return;
         quota_cancel(&p->wait);
         p->is_queued = false;
-
-        /* Others of its group, which come before it, need no more room for it. */
-        TAILQ_FOREACH(each, &p->session->requests.parks, link)
-        if (each->wakes && each->first_id == p->first_id && each->id < p->id &&
-            each->wait.quota == p->wait.quota && each->wait.more_bytes >= p->wait.n_bytes)
-                each->wait.more_bytes -= p->wait.n_bytes;
 }
 
 /* A wake is over that is not carried out. */

@@ -1,5 +1,5 @@
 /* Parks and wakes where the daemon has no memory for itself: whatever fails, the block is as before or as
- * requested, and the next request succeeds. On sessions without sockets.
+ * requested, and the next request succeeds. Groups that wake. On sessions without sockets.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
@@ -9,6 +9,7 @@
 #include "daemon/session/report.h"
 #include "tests/suite.h"
 #include "tests/unit/sessions.h"
+#include "tests/unit/still_clock.h"
 
 #define BLOCK (10 * MIB)
 
@@ -245,4 +246,118 @@ LOOP_TEST(nobody_waits_for_the_wake_any_more, N_KINDS)
         ck_assert_int_eq(answer(x, send_wake), 0);
         assert_awake();
         end();
+}
+
+/* ---- groups ------------------------------------------------------------------------------ */
+
+#define GROUP 3u
+
+/* Room for one group. */
+static const char tight_config_text[] =
+        "devices: [{id: host, size: 256MiB, partitions: [{name: p, limit: 30MiB}, {name: copies, limit: 64MiB}]}]\n"
+        "tenants: [{name: a, match: {uid: 1}, quotas: [{partition: p}, {partition: copies}]}]\n";
+
+/* A session with blocks that it wakes together. */
+struct group {
+        struct peer *peer;
+        uint64_t blocks[GROUP];
+        uint64_t wake; /* the request */
+};
+
+static void park_one(struct group *g, unsigned i)
+{
+        uint64_t id;
+
+        block = g->blocks[i];
+        id = send_park(g->peer);
+        settle();
+        ck_assert_int_eq(peer_error(g->peer, id), 0);
+}
+
+static void group_park(struct group *g)
+{
+        for (unsigned i = 0; i < GROUP; i++)
+                park_one(g, i);
+        peer_retired_all(g->peer);
+        settle();
+}
+
+static void group_start(struct group *g)
+{
+        g->peer = open_parking();
+        for (unsigned i = 0; i < GROUP; i++) {
+                uint64_t id = send_malloc(g->peer);
+
+                settle();
+                ck_assert_int_eq(peer_error(g->peer, id), 0);
+                g->blocks[i] = peer_reply(g->peer, id)->block->block_id;
+        }
+}
+
+static void group_wake(struct group *g)
+{
+        Bfcd__Wake body = BFCD__WAKE__INIT;
+        Bfcd__Request request = REQUEST(WAKE, wake, &body);
+
+        peer_forget_replies(g->peer);
+        body.n_block_ids = GROUP;
+        body.block_ids = g->blocks;
+        body.wait_ms = 60000;
+        g->wake = peer_post(g->peer, &request);
+        g->peer->next_id += GROUP - 1;
+        settle();
+}
+
+static unsigned group_n_awake(struct group *g)
+{
+        unsigned n = 0;
+
+        for (unsigned i = 0; i < GROUP; i++)
+                n += peer_reply(g->peer, g->wake + i) && peer_error(g->peer, g->wake + i) == 0;
+        return n;
+}
+
+static void pass(uint64_t ms)
+{
+        still_clock_pass(ms);
+        broker_tick(b);
+        settle();
+}
+
+/* The extents from which one block of a group was parked leave after timeouts.reclaim. Nothing of the group wakes before
+ * that: two groups that have a part of their blocks would wait for each other. */
+LOOP_TEST(a_group_waits_until_the_old_extents_of_all_have_left, GROUP)
+{
+        struct group late, other, *first, *second;
+
+        sessions_start_sticky(tight_config_text);
+        in_extent = true;
+        group_start(&other);
+        group_park(&other);
+        group_start(&late);
+        for (unsigned i = 0; i < GROUP; i++)
+                if (i != (unsigned)_i)
+                        park_one(&late, i);
+        peer_retired_all(late.peer);
+        park_one(&late, (unsigned)_i);
+        ck_assert_uint_gt(late.peer->n_retires, 0);
+        group_wake(&late);
+        group_wake(&other);
+        for (unsigned i = 0; i < 4; i++)
+                pass(201);
+        ck_assert_uint_eq(group_n_awake(&late) + group_n_awake(&other), 0);
+        peer_retired_all(late.peer);
+        for (unsigned i = 0; i < 4; i++)
+                pass(201);
+        first = group_n_awake(&late) > 0 ? &late : &other;
+        second = first == &late ? &other : &late;
+        ck_assert_uint_eq(group_n_awake(first), GROUP);
+        ck_assert_uint_eq(group_n_awake(second), 0);
+        group_park(first);
+        for (unsigned i = 0; i < 4; i++)
+                pass(201);
+        ck_assert_uint_eq(group_n_awake(second), GROUP);
+        must_close(late.peer);
+        must_close(other.peer);
+        sessions_end();
 }
