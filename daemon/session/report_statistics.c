@@ -1,4 +1,4 @@
-/* The sums over a partition, and over a tenant with its leases, in reports; see report.h.
+/* The statistics of a quota, and their sums over a tenant with its leases and over a partition, in reports; see report.h.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/session/report.h"
@@ -10,6 +10,44 @@
 
 #define REPORT_MANY    64u /* quotas of a partition, whose sums are kept for so long */
 #define REPORT_KEPT_MS 100u
+
+void report_quota_stats(const struct quota *q, Bfcd__Statistics *f)
+{
+        const struct ledger_lifetime *life = quota_life(q);
+        struct bfc_stats stats;
+
+        arena_read_stats(q->arena, &stats);
+        f->bytes_limit = q->account.limit_bytes;
+        f->bytes_reserved = q->account.charged_bytes;
+        f->peak_bytes_reserved = q->account.peak_charged_bytes;
+        f->bytes_in_use = q->all.bytes_in_use;
+        f->peak_bytes_in_use = q->peaks.bytes_in_use;
+        f->bytes_requested = q->all.bytes_requested;
+        f->peak_bytes_requested = q->peaks.bytes_requested;
+        f->num_allocs = stats.num_allocs;
+        f->largest_alloc_size = stats.largest_alloc_size;
+        f->largest_free_block_bytes = stats.largest_free_block_bytes;
+        f->bytes_free = stats.bytes_free;
+        if (stats.bytes_free > stats.largest_free_block_bytes)
+                f->bytes_fragmented = stats.bytes_free - stats.largest_free_block_bytes;
+        f->num_blocks = q->all.n_blocks;
+        f->num_sessions = q->all.n_sessions;
+        f->num_extents = arena_n_extents(q->arena);
+        f->num_refusals = quota_n_refusals(q);
+        f->num_over_quota = life->n_over_quota;
+        f->num_out_of_memory = life->n_out_of_memory;
+        f->last_refusal_time_ms = life->last_refusal_ms;
+        f->peak_bytes_in_use_time_ms = q->peaks.in_use_ms;
+        f->peak_bytes_reserved_time_ms = q->account.peak_charged_ms;
+        f->lifetime_peak_bytes_in_use = life->peak_in_use;
+        f->lifetime_peak_bytes_reserved = life->peak_reserved;
+        f->bytes_guaranteed = account_guaranteed(&q->account);
+        f->bytes_unreclaimed = arena_unreclaimed_bytes(q->arena);
+        f->bytes_parked = arena_parked_bytes(q->arena);
+        f->bytes_direct = q->all.bytes_direct;
+        f->bytes_contexts = usage_contexts(q);
+        f->bytes_outside = q->all.bytes_outside;
+}
 
 static void report_pool_stats(const struct partition *p, Bfcd__Statistics *f)
 {
