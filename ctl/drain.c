@@ -137,10 +137,7 @@ static const char *no_name(const void *row)
         return ((const struct drain_row *)row)->what;
 }
 
-#define ROW(title, key, flags, type, member)                                                                 \
-        {                                                                                                    \
-                title, key, flags, type, TABLE_MEMBER(struct drain_row, member)                              \
-        }
+#define ROW(title, key, flags, type, member) TABLE_COLUMN(title, key, flags, type, struct drain_row, member)
 #define HOLDER(title, key, flags, type, member)                                                              \
         title, key, flags, type, TABLE_MEMBER(Bfcd__Holder, member), .via = offsetof(struct drain_row, holder)
 

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "ctl/show.h"
+#include "ctl/statistics.h"
 #include "ctl/table.h"
 #include "ctl/text.h"
 
@@ -160,10 +161,7 @@ static void print_blank(FILE *out, const Bfcd__ExplainRow *row)
                 text_size(stats_of(row)->bytes_guaranteed, guaranteed));
 }
 
-#define HOLDER(title, key, flags, type, member)                                                              \
-        {                                                                                                    \
-                title, key, flags, type, TABLE_MEMBER(Bfcd__Holder, member)                                  \
-        }
+#define HOLDER(title, key, flags, type, member) TABLE_COLUMN(title, key, flags, type, Bfcd__Holder, member)
 
 static const struct table_column holder_columns[] = {
         HOLDER("SESSION", "session_id", TABLE_RIGHT, TABLE_NUMBER, session_id),
@@ -228,16 +226,13 @@ static json_t *holders_json(const void *row)
         return table_json_rows(holder_columns, (const void *const *)e->holders, e->n_holders);
 }
 
-#define EXPLAIN(key, flags, type, member)                                                                    \
-        {                                                                                                    \
-                NULL, key, flags, type, TABLE_MEMBER(Bfcd__ExplainRow, member)                               \
-        }
+#define EXPLAIN(key, flags, type, member) TABLE_COLUMN(NULL, key, flags, type, Bfcd__ExplainRow, member)
 
 static const struct table_column explain_columns[] = {
         EXPLAIN("partition", 0, TABLE_TEXT, partition),
         EXPLAIN("tenant", TABLE_NULL, TABLE_TEXT, tenant),
         EXPLAIN("lease", 0, TABLE_TEXT, lease),
-        { .type = TABLE_KEYS, .via = offsetof(Bfcd__ExplainRow, stats), .keys = show_stats_columns },
+        STATISTICS_KEYS(Bfcd__ExplainRow, "peak_bytes_requested"),
         EXPLAIN("bytes_retiring", 0, TABLE_SIZE, bytes_retiring),
         EXPLAIN("num_waiting", 0, TABLE_NUMBER, num_waiting),
         EXPLAIN("occupancy", 0, TABLE_TEXT, occupancy),

@@ -21,6 +21,7 @@
 #include "ctl/metrics.h"
 #include "ctl/page.h"
 #include "ctl/show.h"
+#include "ctl/statistics.h"
 #include "ctl/table.h"
 
 #define N_ELEMENTS(a)       (sizeof(a) / sizeof((a)[0]))
@@ -233,13 +234,18 @@ static enum MHD_Result send_hour(struct serve *s, struct MHD_Connection *c)
         return MHD_NO;
 }
 
+/* Takes the document over; NULL: out of memory. */
+static enum MHD_Result send_document(struct MHD_Connection *c, unsigned status, json_t *document)
+{
+        char *text = document ? json_dumps(document, JSON_INDENT(2)) : NULL;
+
+        json_decref(document);
+        return text ? send_text(c, status, TYPE_JSON, text, strlen(text)) : MHD_NO;
+}
+
 static enum MHD_Result send_error(struct MHD_Connection *c, unsigned status, const char *sentence)
 {
-        json_t *error = show_document("error", table_json_string(sentence));
-        char *text = error ? json_dumps(error, JSON_INDENT(2)) : NULL;
-
-        json_decref(error);
-        return text ? send_text(c, status, TYPE_JSON, text, strlen(text)) : MHD_NO;
+        return send_document(c, status, show_document("error", table_json_string(sentence)));
 }
 
 static int open_monitor(const struct serve *s, struct ask *a)
@@ -332,11 +338,13 @@ static enum MHD_Result on_request(void *userdata, struct MHD_Connection *c, cons
                 return send_page(c);
         if (strcmp(url, "/api/hour") == 0)
                 return send_hour(userdata, c);
+        if (strcmp(url, "/api/columns") == 0)
+                return send_document(c, MHD_HTTP_OK, statistics_page());
         return path ? send_answer(userdata, c, path)
                     : send_error(
                               c, MHD_HTTP_NOT_FOUND,
                               "There are /, /metrics and /api/ with status, partitions, "
-                              "tenants, sessions, keep, grants, waiting, leases, explain, hour or map.svg.");
+                              "tenants, sessions, keep, grants, waiting, leases, explain, hour, columns or map.svg.");
 }
 
 /* ---- start and end ----------------------------------------------------------------- */

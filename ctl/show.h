@@ -40,9 +40,6 @@ struct show_blocks *show_blocks_free(struct show_blocks *s); /* takes NULL */
  * out of memory or value is NULL. */
 json_t *show_document(const char *name, json_t *value);
 
-/* The columns of a Bfcd__Statistics, as for partitions. */
-extern const struct table_column show_stats_columns[];
-
 /* All kinds except blocks. NULL when out of memory. */
 json_t *show_json(Bfcd__List__Kind kind, const struct list *l);
 

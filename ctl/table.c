@@ -11,6 +11,7 @@
 #include <inttypes.h>
 #include <libsmartcols/libsmartcols.h>
 #include <locale.h>
+#include <protobuf-c/protobuf-c.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -38,7 +39,7 @@ bool table_may_colour(int fd)
 
 bool table_is_end(const struct table_column *c)
 {
-        return !c->title && !c->key && c->type != TABLE_KEYS;
+        return !c->title && !c->key && c->type != TABLE_KEYS && !c->metric.name;
 }
 
 /* NULL: a struct of zeroes. */
@@ -470,7 +471,7 @@ static json_t *json_value(const struct table_column *c, const void *row)
         const char *text;
 
         if (c->json)
-                return c->json(row);
+                return c->json(struct_of(c, row));
         switch (c->type) {
         case TABLE_TEXT:
         case TABLE_MADE:
@@ -486,17 +487,18 @@ static json_t *json_value(const struct table_column *c, const void *row)
         }
 }
 
-static void set_keys(json_t **object, const struct table_column *columns, const void *row)
+static void set_numbers(json_t **object, const struct table_column *c, const char *message)
 {
-        static const uint64_t zeroes[64];
+        for (unsigned i = 0; i < c->keys->n_fields; i++) {
+                const ProtobufCFieldDescriptor *field = &c->keys->fields[i];
+                uint64_t n = 0;
 
-        for (const struct table_column *c = columns; !table_is_end(c); c++) {
-                const void *inner = c->type == TABLE_KEYS ? struct_of(c, row) : NULL;
-
-                if (c->type == TABLE_KEYS)
-                        set_keys(object, c->keys, inner ? inner : zeroes);
-                else if (c->key)
-                        table_json_set(object, c->key, json_value(c, row));
+                if (field->type != PROTOBUF_C_TYPE_UINT64 ||
+                    (c->without && strcmp(field->name, c->without) == 0))
+                        continue;
+                if (message)
+                        memcpy(&n, message + field->offset, sizeof(n));
+                table_json_set(object, field->name, table_json_number(n));
         }
 }
 
@@ -504,7 +506,12 @@ json_t *table_json(const struct table_column *columns, const void *row)
 {
         json_t *ret = json_object();
 
-        set_keys(&ret, columns, row);
+        for (const struct table_column *c = columns; !table_is_end(c); c++) {
+                if (c->type == TABLE_KEYS)
+                        set_numbers(&ret, c, struct_of(c, row));
+                else if (c->key && !(c->flags & TABLE_OF_KEYS))
+                        table_json_set(&ret, c->key, json_value(c, row));
+        }
         return ret;
 }
 

@@ -26,6 +26,7 @@ enum {
         TABLE_NULL = 8,       /* null in the JSON where the text is empty */
         TABLE_SUM = 16,       /* the sum of several rows has a meaning */
         TABLE_CUT_FIRST = 32, /* a text that is cut before other texts of the row */
+        TABLE_OF_KEYS = 64,   /* its key is one of a column that is TABLE_KEYS, and is not set again */
 };
 
 enum table_type {
@@ -33,19 +34,26 @@ enum table_type {
         TABLE_NUMBER,
         TABLE_SIZE,
         TABLE_DURATION,
-        TABLE_AGO, /* a time in ms since 1970; 0: never */
-        TABLE_HEX, /* in the JSON a number */
-        TABLE_ID,  /* in the JSON text: few readers of JSON keep 64 bits of a number */
+        TABLE_NANOSECONDS, /* of metrics; in the JSON a number */
+        TABLE_AGO,         /* a time in ms since 1970; 0: never */
+        TABLE_HEX,         /* in the JSON a number */
+        TABLE_ID,          /* in the JSON text: few readers of JSON keep 64 bits of a number */
         TABLE_BOOL,
         TABLE_MADE, /* a text that the function `text` formats */
-        TABLE_KEYS, /* in the JSON the keys of `keys`; not in the table */
+        TABLE_KEYS, /* in the JSON the numbers of a message of the protocol, by their names; not in the table */
 };
 
 enum table_mark { TABLE_PLAIN, TABLE_WARNING, TABLE_ALARM };
 
+/* The name has neither bfcd_ nor the kind of the rows, nor _total; NULL: there is none. A time is written in seconds. */
+struct table_metric {
+        const char *name, *help;
+        bool is_counter; /* else a gauge */
+};
+
 struct table_column {
-        const char *title; /* NULL: only in the JSON */
-        const char *key;   /* NULL: only in the table */
+        const char *title; /* NULL: not in the table */
+        const char *key;   /* NULL: not in the JSON */
         unsigned flags;
         enum table_type type;
         size_t offset, n_bytes; /* of the value in its struct */
@@ -53,10 +61,18 @@ struct table_column {
         const char *(*instead)(const void *row); /* a text instead of the value in the table, or NULL */
         enum table_mark (*mark)(const void *row);
         void (*text)(const void *row, char ret[static TABLE_TEXT_MAX]);
-        json_t *(*json)(const void *row); /* instead of the value in the JSON */
-        const struct table_column *keys;
+        json_t *(*json)(const void *from); /* instead of the value in the JSON; `from` has the value */
+        const struct ProtobufCMessageDescriptor *keys; /* the message of TABLE_KEYS */
+        const char *without;                           /* a number of it that is left out, or NULL */
+        struct table_metric metric;
+        const char *page; /* its title on the page of bfc-exporter; NULL: it is not there */
 };
 
+/* A column whose value is a member of its row. */
+#define TABLE_COLUMN(title, key, flags, type, row, member, ...)                                              \
+        {                                                                                                    \
+                title, key, flags, type, TABLE_MEMBER(row, member), __VA_ARGS__                              \
+        }
 #define TABLE_MEMBER(type, member) .offset = offsetof(type, member), .n_bytes = sizeof(((type *)NULL)->member)
 
 /* The appearance of all tables of this program. */

@@ -179,41 +179,41 @@ const ofLimit = {title: 'Of limit', text: ofLimitText, value: (t) => t.bytes_lim
 const waitingFor = {title: 'Waiting', text: (t) => t.num_waiting + (t.num_waiting > 0 ? ' for ' + size(t.bytes_waiting) : ''),
                     value: (t) => t.num_waiting, right: true, rem: 5.6, grow: 0.4};
 
-const tenants = new Table('tenants', [
-    text('Tenant', 'tenant', {long: true, rem: 5.5, grow: 2}),
-    text('Partition', 'partition', {rem: 4.6}),
-    {...lastHour, rem: 5.2},
-    bytes('In use', 'bytes_in_use'),
-    bytes('Reserved', 'bytes_reserved'),
-    bytes('Peak reserved', 'peak_bytes_reserved'),
-    bytes('Guaranteed', 'bytes_guaranteed', {rem: 6.1}),
-    bytes('Limit', 'bytes_limit', {text: (t) => t.removed ? '-' : size(t.bytes_limit)}),
-    ofLimit,
-    {title: 'Refused', text: refusedText, value: (t) => t.num_refusals, right: true, rem: 5, grow: 0.4,
-     mark: (t) => refusals.fresh.has(quotaKey(t)) ? 'new' : ''},
-    waitingFor,
-    bytes('Parked', 'bytes_parked'),
-    bytes('Direct', 'bytes_direct'),
-    count('Leases', 'num_leases', {rem: 3.8}),
-    count('Sessions', 'num_sessions', {rem: 4.6}),
-], quotaKey, 'Reserved', 'There is no tenant.');
+let tenants, leases, facts;  // by /api/columns
 
-const leases = new Table('leases', [
-    text('Lease', 'name', {long: true, rem: 8, grow: 2}),
-    text('Tenant', 'tenant', {rem: 7}),
-    text('Partition', 'partition', {rem: 5}),
-    text('For', 'match', {long: true, rem: 7, grow: 2, text: (l) => visible(l.match_kind + ' ' + l.match)}),
-    text('State', 'state', {rem: 4.6, mark: (l) => l.state === 'active' ? '' : 'alarm'}),
-    bytes('In use', 'bytes_in_use'),
-    bytes('Reserved', 'bytes_reserved'),
-    bytes('Limit', 'bytes_limit'),
-    ofLimit,
-    count('Refused', 'num_refusals', {rem: 4.6}),
-    waitingFor,
-    count('Sessions', 'num_sessions', {rem: 4.8}),
-    time('Age', 'age_ms'),
-    time('Left', 'ttl_ms', {text: (l) => l.ttl_ms > 0 ? duration(l.ttl_ms) : '-'}),
-], (l) => JSON.stringify([l.tenant, l.name, l.partition]), 'Reserved', 'There is no lease.');
+// The columns of a list, as ctl/statistics.c has them. `special` has what else is known of some, by their keys: more of the column,
+// or the columns in its place.
+function columnsOf(list, special) {
+    return list.flatMap((c) => Array.isArray(special[c.key]) ? special[c.key]
+                                                             : {text, count, bytes, time}[c.type](c.title, c.key, special[c.key]));
+}
+
+function useColumns(lists) {
+    tenants = new Table('tenants', columnsOf(lists.tenants, {
+        tenant: {long: true, rem: 5.5, grow: 2},
+        partition: [text('Partition', 'partition', {rem: 4.6}), {...lastHour, rem: 5.2}],
+        bytes_guaranteed: {rem: 6.1},
+        bytes_limit: [bytes('Limit', 'bytes_limit', {text: (t) => t.removed ? '-' : size(t.bytes_limit)}), ofLimit],
+        num_refusals: [{title: 'Refused', text: refusedText, value: (t) => t.num_refusals, right: true, rem: 5, grow: 0.4,
+                        mark: (t) => refusals.fresh.has(quotaKey(t)) ? 'new' : ''}, waitingFor],
+        num_leases: {rem: 3.8},
+        num_sessions: {rem: 4.6},
+    }), quotaKey, 'Reserved', 'There is no tenant.');
+    leases = new Table('leases', columnsOf(lists.leases, {
+        name: {long: true, rem: 8, grow: 2},
+        tenant: {rem: 7},
+        partition: [text('Partition', 'partition', {rem: 5}), text('For', 'match', {
+            long: true, rem: 7, grow: 2, text: (l) => visible(l.match_kind + ' ' + l.match)})],
+        state: {rem: 4.6, mark: (l) => l.state === 'active' ? '' : 'alarm'},
+        bytes_limit: [bytes('Limit', 'bytes_limit'), ofLimit],
+        num_refusals: [count('Refused', 'num_refusals', {rem: 4.6}), waitingFor],
+        num_sessions: {rem: 4.8},
+        ttl_ms: {text: (l) => l.ttl_ms > 0 ? duration(l.ttl_ms) : '-'},
+    }), (l) => JSON.stringify([l.tenant, l.name, l.partition]), 'Reserved', 'There is no lease.');
+    facts = columnsOf(lists.partitions, {
+        num_refusals: [count('Waiting requests', 'waiting'), count('Refused requests', 'num_refusals')],
+    });
+}
 
 const waiting = new Table('waiting', [
     text('Partition', 'partition'),
@@ -281,22 +281,11 @@ const PARTS = [
     ['promise', 'Guaranteed, unused', (p) => p.promised],
     ['free', 'Free', (p) => Math.max(0, p.bytes_limit - p.bytes_reserved - p.promised)],
 ];
-const FACTS = [
-    ['Limit', (p) => size(p.bytes_limit)],
-    ['Guaranteed', (p) => size(p.bytes_guaranteed)],
-    ['Peak reserved', (p) => size(p.peak_bytes_reserved)],
-    ['Charged directly', (p) => size(p.bytes_direct)],
-    ['Of these contexts', (p) => size(p.bytes_contexts)],
-    ['Outside of bfcd', (p) => size(p.bytes_outside)],
-    ['Unreclaimed', (p) => size(p.bytes_unreclaimed)],
-    ['Waiting requests', (p) => String(p.waiting)],
-    ['Refused requests', (p) => String(p.num_refusals)],
-];
 const cards = new Map();
 
 function newCard(p) {
     const node = make(byId('partitions'), 'article', 'card'), title = make(node, 'h3', '', visible(p.partition) + ' ');
-    const bar = make(node, 'div', 'bar'), curve = newCurve(node), words = make(node, 'p'), facts = make(node, 'dl');
+    const bar = make(node, 'div', 'bar'), curve = newCurve(node), words = make(node, 'p'), list = make(node, 'dl');
 
     bar.setAttribute('role', 'img');
     return {
@@ -306,15 +295,15 @@ function newCard(p) {
         words,
         device: make(title, 'small'),
         parts: PARTS.map(([className, label]) => {
-            const part = make(bar, 'div', className), dt = make(facts, 'dt');
+            const part = make(bar, 'div', className), dt = make(list, 'dt');
 
             make(dt, 'span', 'key ' + className).setAttribute('aria-hidden', 'true');
             dt.append(label);
-            return {part, dd: make(facts, 'dd')};
+            return {part, dd: make(list, 'dd')};
         }),
-        facts: FACTS.map(([label]) => {
-            make(facts, 'dt', '', label);
-            return make(facts, 'dd');
+        facts: facts.map((fact) => {
+            make(list, 'dt', '', fact.title);
+            return make(list, 'dd');
         }),
     };
 }
@@ -332,7 +321,7 @@ function fillCard(card, p) {
     });
     card.bar.setAttribute('aria-label', words.join('; '));
     setText(card.words, hour.draw(card.curve, p));
-    FACTS.forEach(([, value], i) => setText(card.facts[i], value(p)));
+    facts.forEach((fact, i) => setText(card.facts[i], fact.text(p)));
 }
 
 function updatePartitions(partitions, quotas) {
@@ -439,6 +428,8 @@ async function load(name) {
 async function loadAll() {
     const lists = [];
 
+    if (!facts)
+        useColumns((await load('columns')).rows);
     for (const name of LISTS)
         lists.push(await load(name));
     await hour.load();

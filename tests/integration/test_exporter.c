@@ -426,6 +426,7 @@ RIG_TEST(the_last_hour_over_http, moves_clock)
         struct exporter e = exporter_start(rig);
         struct has has = { 0 };
         Bfcd__Block block;
+        json_t *columns;
 
         ck_assert(WAIT_FOR(hour_is(&e, "-0", has), SETTLE_MS));
         rig_pass(rig, HOUR_SLOT_MS);
@@ -439,6 +440,10 @@ RIG_TEST(the_last_hour_over_http, moves_clock)
         raw_close(red);
         __atomic_add_fetch(&rig->clock->passed_ms, 2 * HOUR_SLOT_MS, __ATOMIC_RELEASE);
         ck_assert(WAIT_FOR(hour_is(&e, "-0+-", has), SETTLE_MS));
+        columns = document_of(&e, "/api/columns"); /* without a daemon */
+        ck_assert_uint_gt(json_array_size(json_object_get(json_object_get(columns, "columns"), "tenants")),
+                          5);
+        json_decref(columns);
         rig->pid = rig_spawn_daemon(rig);
         ck_assert(WAIT_FOR(is_served(&e), SETTLE_MS));
         __atomic_add_fetch(&rig->clock->passed_ms, HOUR_SAMPLE_MS, __ATOMIC_RELEASE);

@@ -20,6 +20,7 @@
 #include "ctl/list.h"
 #include "ctl/process.h"
 #include "ctl/show.h"
+#include "ctl/statistics.h"
 #include "ctl/table.h"
 #include "tests/unit/lists.h"
 
@@ -183,6 +184,83 @@ TEST(tenants)
                     "\\x1b[31m\\xff dev 0 B 0 B ", " - 0 B 0 B removed 0 0 ",
                     "- 0 B 0 B 0 B 0 B 0 B 0 0 B\n");
         list_free(l);
+}
+
+static bool has_column(const struct table_column *columns, const char *key)
+{
+        for (const struct table_column *c = columns; !table_is_end(c); c++)
+                if (c->via && c->key && strcmp(c->key, key) == 0 && (c->title || c->metric.name || c->page))
+                        return true;
+        return false;
+}
+
+/* A statistic is in the JSON by its field alone. People see it only where a column of tenants says how: one that has none is
+ * listed here. */
+TEST(each_statistic_of_a_tenant_is_described)
+{
+        static const char *const json_only[] = { "largest_alloc_size", "peak_bytes_requested",
+                                                 "peak_bytes_reserved_time_ms" };
+        const ProtobufCMessageDescriptor *d = &bfcd__statistics__descriptor;
+
+        for (unsigned i = 0; i < d->n_fields; i++) {
+                bool is_json_only = false;
+
+                ck_assert_msg(d->fields[i].type == PROTOBUF_C_TYPE_UINT64, "%s is no uint64",
+                              d->fields[i].name);
+                for (size_t k = 0; k < sizeof(json_only) / sizeof(json_only[0]); k++)
+                        is_json_only = is_json_only || strcmp(json_only[k], d->fields[i].name) == 0;
+                ck_assert_msg(has_column(statistics_tenants, d->fields[i].name) != is_json_only,
+                              "%s: a column of statistics_tenants, or json_only", d->fields[i].name);
+        }
+}
+
+TEST(a_statistic_is_chosen_by_title_or_key)
+{
+        const struct table_column *by =
+                table_find(statistics_tenants, "bytes_reserved", strlen("bytes_reserved"));
+
+        ck_assert_ptr_nonnull(by);
+        ck_assert_str_eq(by->title, "RESERVED");
+        ck_assert_ptr_eq(table_find(statistics_tenants, "reserved", strlen("reserved")), by);
+        ck_assert_ptr_null(
+                table_find(statistics_tenants, "bytes_free", strlen("bytes_free"))); /* not in the table */
+}
+
+/* The page finds each of its values in the rows of its list. */
+TEST(columns_of_the_page)
+{
+        json_t *document = statistics_page(), *columns = json_object_get(document, "columns"), *column;
+        Bfcd__PartitionRow partition = BFCD__PARTITION_ROW__INIT;
+        Bfcd__TenantRow tenant = BFCD__TENANT_ROW__INIT;
+        Bfcd__LeaseRow lease = BFCD__LEASE_ROW__INIT;
+        const struct {
+                const char *list;
+                const struct table_column *columns;
+                const void *row;
+        } lists[] = { { "partitions", statistics_partitions, &partition },
+                      { "tenants", statistics_tenants, &tenant },
+                      { "leases", statistics_leases, &lease } };
+        size_t k;
+
+        for (size_t i = 0; i < sizeof(lists) / sizeof(lists[0]); i++) {
+                json_t *list = json_object_get(columns, lists[i].list);
+                json_t *row = table_json(lists[i].columns, lists[i].row);
+
+                ck_assert_uint_gt(json_array_size(list), 5);
+                json_array_foreach(list, k, column)
+                {
+                        const char *key = json_string_value(json_object_get(column, "key"));
+                        const char *type = json_string_value(json_object_get(column, "type"));
+
+                        ck_assert(key && type && json_object_get(column, "title"));
+                        ck_assert_msg(json_is_string(json_object_get(row, key)) ==
+                                                      (strcmp(type, "text") == 0) &&
+                                              json_object_get(row, key),
+                                      "%s of %s", key, lists[i].list);
+                }
+                json_decref(row);
+        }
+        json_decref(document);
 }
 
 static void check_pages(Bfcd__ListReply *page, const char *pages)

@@ -11,6 +11,7 @@
 
 #include "ctl/table.h"
 #include "ctl/text.h"
+#include "proto/bfcd.pb-c.h"
 #include "tests/unit/lists.h"
 
 struct row {
@@ -19,6 +20,7 @@ struct row {
         uint32_t narrow;
         int is_set; /* as protobuf-c has a bool */
         struct row *inner;
+        Bfcd__DeviceCalls *calls;
 };
 
 #define COLUMN(title, key, flags, type, member) title, key, flags, type, TABLE_MEMBER(struct row, member)
@@ -73,9 +75,6 @@ static json_t *made_json(const void *row)
         return json_integer((json_int_t)((const struct row *)row)->number + 1);
 }
 
-static const struct table_column inner_columns[] = { { COLUMN(NULL, "inner", 0, TABLE_NUMBER, number) },
-                                                     { 0 } };
-
 static const struct table_column every_type[] = {
         { COLUMN("Who", "who", 0, TABLE_TEXT, name) },
         { COLUMN(NULL, "null", TABLE_NULL, TABLE_TEXT, more) },
@@ -88,7 +87,11 @@ static const struct table_column every_type[] = {
         { COLUMN("Never", "never", 0, TABLE_AGO, narrow), .via = offsetof(struct row, inner) },
         { COLUMN("Set", "set", 0, TABLE_BOOL, is_set) },
         { .key = "own", .json = made_json },
-        { .type = TABLE_KEYS, .via = offsetof(struct row, inner), .keys = inner_columns },
+        { .type = TABLE_KEYS,
+          .via = offsetof(struct row, calls),
+          .keys = &bfcd__device_calls__descriptor,
+          .without = "longest_ns" },
+        { COLUMN(NULL, "num_calls", TABLE_OF_KEYS, TABLE_TEXT, name) },
         { 0 },
 };
 
@@ -111,24 +114,26 @@ TEST(upright)
         free(text);
 }
 
-/* The same columns make the JSON, with exact values; a pointer that is NULL is a struct of zeroes. */
+/* Columns make the JSON, with exact values; a pointer that is NULL is a struct of zeroes. */
 TEST(json)
 {
-        struct row inner = { .number = 9 };
+        Bfcd__DeviceCalls calls = BFCD__DEVICE_CALLS__INIT;
         struct row row = { .name = "\x1b\"\xff", .more = "", .number = UINT64_MAX, .time_ms = 4096 };
         json_t *object, *expected;
 
         object = table_json(every_type, &row);
-        expected = json_pack("{s:s, s:n, s:s, s:i, s:s, s:i, s:I, s:i, s:i, s:b, s:i, s:i}", "who",
+        expected = json_pack("{s:s, s:n, s:s, s:i, s:s, s:i, s:I, s:i, s:i, s:b, s:i, s:i, s:i, s:i}", "who",
                              "\x1b\"\xef\xbf\xbd", "null", "part", "230584300921369395200.0", "where", 4096,
                              "id", "18446744073709551615", "narrow", 0, "size", (json_int_t)INT64_MAX, "time",
-                             4096, "never", 0, "set", 0, "own", 0, "inner", 0);
+                             4096, "never", 0, "set", 0, "own", 0, "num_calls", 0, "num_failed", 0,
+                             "total_ns", 0);
         ck_assert(json_equal(object, expected));
         json_decref(object);
         json_decref(expected);
-        row.inner = &inner;
+        calls.num_failed = 9;
+        row.calls = &calls;
         object = table_json(every_type, &row);
-        ck_assert_int_eq(json_integer_value(json_object_get(object, "inner")), 9);
+        ck_assert_int_eq(json_integer_value(json_object_get(object, "num_failed")), 9);
         json_decref(object);
 }
 
