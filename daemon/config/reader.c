@@ -79,6 +79,10 @@ bool config_say(struct config_reader *r, enum config_severity said, const struct
 
         if (said == CONFIG_ADVISES && (r->has_failed || r->lacks_gpu || (r->machine && r->machine->serves)))
                 return false;
+        if (at->type == YAMLTREE_BAD) {
+                r->has_failed = true; /* its message was written */
+                return false;
+        }
         r->has_failed = r->has_failed || said == CONFIG_FAILS;
         r->lacks_gpu = r->lacks_gpu || said == CONFIG_FAILS_HERE;
         va_start(args, format);
@@ -165,10 +169,6 @@ bool config_want(struct config_reader *r, const struct yamltree_node *n, enum ya
                 [YAMLTREE_MAPPING] = "a mapping of keys to values",
         };
 
-        if (n->type == YAMLTREE_BAD) {
-                r->has_failed = true;
-                return false;
-        }
         if (n->type == type && (type != YAMLTREE_SCALAR || n->n_text > 0))
                 return true;
         if (n->type == type)
@@ -328,7 +328,7 @@ static bool read_field(struct config_reader *r, struct config_place *p, const st
 {
         struct config_place inner;
 
-        if (n && n->type != YAMLTREE_BAD && field->not_for_gpu && p->kind == DEVICE_KIND_GPU)
+        if (n && field->not_for_gpu && p->kind == DEVICE_KIND_GPU)
                 return config_fail(r, n, "%s", field->not_for_gpu);
         if (!n && field->missing && field->type != CONFIG_LIST)
                 config_fail(r, p->node, "%s", field->missing);
