@@ -42,7 +42,8 @@ static inline __attribute__((always_inline)) bool client_unstash(bfc_client *cli
 {
         struct record *record;
 
-        if (partition != client->partition)
+        if (partition != client->partition || n_bytes > MAGAZINE_BLOCK_BYTES ||
+            __atomic_load_n(&client->stash.state, __ATOMIC_RELAXED) == STASH_NONE)
                 return false;
         record = magazines_get(client->stash.magazines, n_bytes);
         if (!record)

@@ -40,10 +40,11 @@ struct client_pages {
         struct pages_client *own; /* NULL: none; constant */
 };
 
-/* stash.h */
+/* stash.h. While the partition's device is drained, blocks leave the stash and none are added. */
+enum stash_state { STASH_NONE, STASH_DRAINS, STASH_ON };
 struct stash {
         struct magazines *magazines; /* constant */
-        bool is_enabled;             /* false while its partition's device is drained; atomic */
+        enum stash_state state;      /* atomic */
 };
 
 /* pages.h. Of all partitions. */

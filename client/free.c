@@ -33,7 +33,7 @@ static inline __attribute__((always_inline)) bool client_stash(bfc_client *clien
 {
         struct record *record, *full;
 
-        if (!__atomic_load_n(&client->stash.is_enabled, __ATOMIC_RELAXED) ||
+        if (__atomic_load_n(&client->stash.state, __ATOMIC_RELAXED) != STASH_ON ||
             __atomic_load_n(&client->lost, __ATOMIC_RELAXED) != 0)
                 return false;
         record = blocks_stash(&client->blocks, ptr);

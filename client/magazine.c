@@ -45,7 +45,6 @@ struct magazine {
 
 struct magazines {
         uint64_t max_small, max_large; /* bytes, in each */
-        uint64_t max_block;            /* see magazines_max_block() */
         unsigned n;                    /* one for each thread slot, which is the owner of its lock */
         unsigned n_touched;            /* atomic: those behind were never used, and have nothing */
         /* bound <= peak, for both sums. These three change only while all locks are held. */
@@ -78,10 +77,6 @@ int magazines_new(uint64_t max_bytes, struct magazines **ret)
         *m = (struct magazines){ .n = n, .n_touched = 1 };
         m->max_small = at_most(max_bytes / n / 8, MAGAZINE_MAX_SMALL);
         m->max_large = at_most(max_bytes / n - m->max_small, MAGAZINE_MAX_LARGE);
-        if (m->max_large > MAGAZINE_SMALL_BYTES)
-                m->max_block = at_most(m->max_large / GRANULE * GRANULE, MAGAZINE_BLOCK_BYTES);
-        else if (m->max_large > 0)
-                m->max_block = MAGAZINE_SMALL_BYTES;
         for (unsigned i = 0; i < n; i++)
                 m->items[i] = (struct magazine){ .shown = NULL };
         biased_lock_register();
@@ -97,7 +92,11 @@ struct magazines *magazines_free(struct magazines *m)
 
 uint64_t magazines_max_block(const struct magazines *m)
 {
-        return m->max_block;
+        if (m->max_large == 0)
+                return 0;
+        return at_most(m->max_large > MAGAZINE_SMALL_BYTES ? m->max_large / GRANULE * GRANULE
+                                                           : MAGAZINE_SMALL_BYTES,
+                       MAGAZINE_BLOCK_BYTES);
 }
 
 /* ---- locks -------------------------------------------------------------------- */
@@ -479,13 +478,9 @@ get_usual(struct magazines *m, struct magazine *z, uint64_t n_requested, uint32_
 
 struct record *magazines_get(struct magazines *m, uint64_t n_requested)
 {
-        uint32_t born;
-        struct magazine *z;
+        uint32_t born = ages_now();
+        struct magazine *z = enter_own(m);
 
-        if (n_requested > m->max_block)
-                return NULL;
-        born = ages_now();
-        z = enter_own(m);
         return z ? get_usual(m, z, n_requested, born) : get_any(m, lock_one(m), LOCKED, n_requested, born);
 }
 

@@ -49,8 +49,8 @@ struct magazines *magazines_free(struct magazines *m); /* takes NULL */
 /* The bytes of the largest block that may be stashed; 0: none. Constant. */
 uint64_t magazines_max_block(const struct magazines *m);
 
-/* A stashed block for a request of at least 1 byte, counted as allocated. NULL: there is none, or it would
- * exceed the peak. */
+/* A stashed block for a request of 1 to MAGAZINE_BLOCK_BYTES, counted as allocated. NULL: there is none, or
+ * it would exceed the peak. */
 struct record *magazines_get(struct magazines *m, uint64_t n_requested);
 
 /* Takes a stashed block and counts it as freed. Returns blocks that must leave, a list by `below`: the

@@ -25,7 +25,8 @@ int stash_init(bfc_client *client, uint64_t idle_bytes)
         bool stashes = client->cache && !device_view_has_work(&client->places[client->partition]);
         int r = magazines_new(stashes ? idle_bytes / 8 : 0, &client->stash.magazines);
 
-        client->stash.is_enabled = r == 0 && magazines_max_block(client->stash.magazines) > 0;
+        if (r == 0 && magazines_max_block(client->stash.magazines) > 0)
+                client->stash.state = STASH_ON;
         return r;
 }
 
@@ -33,9 +34,8 @@ void client_set_draining(bfc_client *client, uint32_t partition, bool is_drainin
 {
         if (client->cache)
                 cache_set_draining(client->cache, partition, is_draining);
-        if (partition == client->partition)
-                __atomic_store_n(&client->stash.is_enabled,
-                                 !is_draining && magazines_max_block(client->stash.magazines) > 0,
+        if (client->stash.state != STASH_NONE && partition == client->partition)
+                __atomic_store_n(&client->stash.state, is_draining ? STASH_DRAINS : STASH_ON,
                                  __ATOMIC_RELAXED);
 }
 

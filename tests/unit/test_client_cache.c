@@ -468,7 +468,7 @@ TEST(daemon_gone_is_noticed_without_a_call)
         for (int i = 0; i < 100000 && r == 0; i++) {
                 r = bfc_malloc(client, 300, &q);
                 if (r == 0)
-                        put(q);
+                        r = bfc_free(client, q); /* it may be noticed between the two */
                 usleep(1000);
         }
         q = NULL;
