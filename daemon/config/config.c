@@ -1,9 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From files to a config: the texts are parsed, read by the schema and checked as a whole. Reading continues
- * after an error, so that all errors are reported. A config with an error is never returned. */
 #include "daemon/config/config.h"
-#include "daemon/config/reader.h"
-#include "proto/paths.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -13,6 +9,12 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+#include "daemon/config/reader.h"
+#include "proto/paths.h"
+
+/* From files to a config: the texts are parsed, read by the schema and checked as a whole. Reading continues
+ * after an error, so that all errors are reported. A config with an error is never returned. */
 
 #define MAX_FILE_BYTES  ((size_t)1 << 20)
 #define MAX_TEXTS       256u
@@ -369,4 +371,183 @@ int config_try_files(const char *path, FILE *errors)
                 load_folder(&r, path, texts);
         config_text_free(texts);
         return r.is_out_of_memory ? -ENOMEM : r.has_failed ? -EACCES : 0;
+}
+
+/* ---- sockets ------------------------------------------------------------- */
+
+/* The three sockets, whose paths must differ, and where records go. */
+
+enum { CLIENT, ADMIN, MONITOR, N_SOCKETS };
+
+static const char *const keys[N_SOCKETS] = { "socket", "admin_socket", "monitor_socket" };
+
+/* Without a path of its own the monitor socket is in the folder of the admin socket. So a second daemon, whose
+ * sockets have another folder, need not configure it. */
+static void follow_admin_socket(struct config_reader *r)
+{
+        const char *admin = r->c->admin_socket.path;
+        char *path;
+
+        if (asprintf(&path, "%.*s/" PATHS_MONITOR_NAME, (int)(strrchr(admin, '/') - admin), admin) < 0) {
+                r->is_out_of_memory = true;
+                return;
+        }
+        free(r->c->monitor_socket.path);
+        r->c->monitor_socket.path = path;
+}
+
+/* Reported where the second of them has its path, else where the first one has. */
+static void check_paths_differ(struct config_reader *r, size_t a, size_t b)
+{
+        const struct config_place *places[N_SOCKETS] = { &r->socket, &r->admin_socket, &r->monitor_socket };
+        const char *paths[N_SOCKETS] = { r->c->socket.path, r->c->admin_socket.path,
+                                         r->c->monitor_socket.path };
+        const struct yamltree_node *at = places[b]->at[SOCKET_PATH];
+
+        if (!at)
+                at = places[a]->at[SOCKET_PATH];
+        if (at && strcmp(paths[a], paths[b]) == 0)
+                config_fail(r, at, "%s and %s have the same path '%s'; they must differ", keys[a], keys[b],
+                            SHOW(at));
+}
+
+bool config_read_socket(struct config_reader *r, struct config_place *in, const struct config_field *field,
+                        const struct yamltree_node *n)
+{
+        size_t which = field == &CONFIG_TOP.fields[TOP_ADMIN_SOCKET]     ? ADMIN
+                       : field == &CONFIG_TOP.fields[TOP_MONITOR_SOCKET] ? MONITOR
+                                                                         : CLIENT;
+        struct config_place *places[N_SOCKETS] = { &r->socket, &r->admin_socket, &r->monitor_socket };
+
+        *places[which] = config_inner(in, field, n);
+        if (n)
+                config_read_section(r, places[which]);
+        if (which == MONITOR && !places[which]->at[SOCKET_PATH])
+                follow_admin_socket(r);
+        for (size_t i = 0; i < which; i++)
+                check_paths_differ(r, i, which);
+        return n != NULL;
+}
+
+bool config_read_records(struct config_reader *r, struct config_place *in, const struct config_field *field,
+                         const struct yamltree_node *n)
+{
+        r->records = config_inner(in, field, n);
+        if (!n || !config_read_section(r, &r->records))
+                return false;
+        if (r->records.at[RECORDS_FILE] && r->records.at[RECORDS_JOURNAL_SOCKET])
+                config_fail(r, r->records.at[RECORDS_JOURNAL_SOCKET],
+                            "records has the keys 'file' and 'journal'; write one of them");
+        return true;
+}
+
+/* ---- the configuration as YAML ------------------------------------------- */
+
+/* The configuration in force as YAML, with the defaults. config_parse() reads it back as the same
+ * configuration; strings are quoted so that none can be taken for syntax. */
+
+#define INDENT 2
+
+void config_put_string(FILE *f, const char *text)
+{
+        fputc('"', f);
+        for (; *text; text++) {
+                if (*text == '"' || *text == '\\')
+                        fputc('\\', f);
+                fputc(*text, f);
+        }
+        fputc('"', f);
+}
+
+static bool is_hidden(const struct config *c, const struct config_field *field, const void *object)
+{
+        char text[CONFIG_TEXT_BYTES];
+
+        if (field->type == CONFIG_LIST || (field->type == CONFIG_MAPPING && !field->text))
+                return false;
+        if (field->hides_initial && config_get(field, object) == field->initial)
+                return true;
+        config_text(c, field, object, text);
+        return text[0] == '\0';
+}
+
+static void put_fields(FILE *f, const struct config *c, const struct config_section *s, const void *object,
+                       int indent);
+
+static void put_list(FILE *f, const struct config *c, const struct config_field *field, const void *object,
+                     int indent)
+{
+        const void *element;
+
+        for (size_t i = 0; (element = config_element(c, field, object, i)); i++) {
+                fprintf(f, "\n%*s- ", indent, "");
+                put_fields(f, c, field->section, element, indent + INDENT);
+        }
+}
+
+static void put_value(FILE *f, const struct config *c, const struct config_field *field, const void *object)
+{
+        bool is_string = field->type >= CONFIG_MODE && field->type <= CONFIG_TENANT_NAME;
+        char text[CONFIG_TEXT_BYTES];
+
+        fputc(' ', f);
+        if (field->put) {
+                field->put(f, object);
+                return;
+        }
+        if (field->type == CONFIG_MAPPING) {
+                put_fields(f, c, field->section, (const char *)object + field->base, 0);
+                return;
+        }
+        config_text(c, field, object, text);
+        if (is_string && (field->type != CONFIG_GROUP || text[strspn(text, "0123456789")] != '\0'))
+                config_put_string(f, text);
+        else
+                fputs(text, f);
+}
+
+/* Lists come after the other keys, which people look for first. */
+static void put_fields(FILE *f, const struct config *c, const struct config_section *s, const void *object,
+                       int indent)
+{
+        bool is_first = true;
+
+        fputs(s->is_block ? "" : "{", f);
+        for (int lists = 0; lists < 2; lists++) {
+                for (const struct config_field *field = s->fields; field->key; field++) {
+                        if ((field->type == CONFIG_LIST) != lists || is_hidden(c, field, object))
+                                continue;
+                        if (!is_first && s->is_block)
+                                fprintf(f, "\n%*s", indent, "");
+                        else if (!is_first)
+                                fputs(", ", f);
+                        is_first = false;
+                        fprintf(f, "%s:", field->key);
+                        if (lists)
+                                put_list(f, c, field, object, indent + INDENT);
+                        else
+                                put_value(f, c, field, object);
+                }
+        }
+        fputs(s->is_block ? "" : "}", f);
+}
+
+char *config_format(const struct config *c)
+{
+        size_t n_bytes = 0;
+        char *text = NULL;
+        bool failed;
+        FILE *f;
+
+        f = open_memstream(&text, &n_bytes);
+        if (!f)
+                return NULL;
+        put_fields(f, c, &CONFIG_TOP, c, 0);
+        fputc('\n', f);
+        failed = ferror(f) != 0;
+        if (fclose(f) != 0 || failed) {
+                free(text);
+                return NULL;
+        }
+        return text;
 }

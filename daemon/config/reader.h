@@ -211,7 +211,7 @@ bool config_find_user(struct config_reader *r, const struct yamltree_node *n, ui
 bool config_find_group(struct config_reader *r, const struct yamltree_node *n, const char *consequence,
                        gid_t *ret);
 
-/* ---- fields with functions of their own (config.c, device.c, match.c, tenant.c) ---- */
+/* ---- fields with functions of their own (config.c, device.c, tenant.c) ---- */
 
 typedef bool config_read_field(struct config_reader *r, struct config_place *p,
                                const struct config_field *field, const struct yamltree_node *n);
@@ -226,7 +226,7 @@ void config_put_match(FILE *f, const void *object);
 void config_free_match(struct config_tenant *t);
 void config_put_string(FILE *f, const char *text);
 
-/* ---- devices and partitions (device.c, gpu.c) ------------------------------- */
+/* ---- devices and partitions (device.c) ------------------------------- */
 
 struct config_partition *config_find_partition(const struct config *c, const char *name, size_t *ret_index);
 

@@ -1,16 +1,12 @@
 /* The internals of an arena. Only its own files include this.
  *
- *   arena.c         slots, regions, blocks, limits
- *   arena_fd.c      the layout of share mode fd
+ *   arena.c         slots, regions, blocks, limits; statistics, the map, the check
+ *   arena_fd.c      the layout of share mode fd; regions of one extent
  *   arena_ipc.c     the layout of share mode cuda-ipc
- *   arena_exact.c   regions of one extent
  *   arena_restore.c an arena of inherited records
- *   extent.c        one extent: its memory, its record, its slot
- *   growth.c        operations that make extents
- *   release.c       operations that release extents
- *   unreclaimed.c   memory that the device did not return
+ *   growth.c        one extent: its memory, its record, its slot; operations that make extents
+ *   release.c       operations that release extents; memory that the device did not return
  *   arena_park.c    blocks that are parked and wake
- *   arena_report.c  statistics, the map, the check
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFCD_ARENA_INTERNAL_H
@@ -236,7 +232,7 @@ void arena_free_tables(struct arena *a);
 /* cuda-ipc: drops the slot that was made for an unused plan. */
 void arena_forget_plan(struct arena *a);
 
-/* ---- arena_fd.c, arena_exact.c --------------------------------------------------- */
+/* ---- arena_fd.c ------------------------------------------------------------------ */
 
 /* The first large region is there, or it is added. -ENOMEM. */
 int arena_need_large_region(struct arena *a);
@@ -274,7 +270,7 @@ int arena_restore_parked_exact(struct arena *a, const struct ledger_block *b);
 /* The regions of inherited extents that are above the large regions. */
 int arena_restore_exact(struct arena *a, const struct arena_inherited *inherited, const char **ret_why);
 
-/* ---- extent.c --------------------------------------------------------------- */
+/* ---- growth.c: one extent --------------------------------------------------- */
 
 /* For any thread. Makes and stores the extents of all items (at most DEVICE_MAKES), of the n_bytes that they have, or
  * of none. After a failure an item may be unreclaimed. */
@@ -324,7 +320,7 @@ void arena_count_parked(struct arena *a, uint64_t n_bytes);
 /* A parked block of inherited records keeps its place. */
 int arena_restore_parked(struct arena *a, const struct ledger_block *b);
 
-/* ---- unreclaimed.c ----------------------------------------------------------- */
+/* ---- release.c: unreclaimed memory --------------------------------------------- */
 
 /* Keeps charged what a failed operation could not release. */
 void arena_note_unreclaimed_items(struct operation *op);

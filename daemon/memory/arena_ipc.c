@@ -1,4 +1,4 @@
-/* The layout of share mode cuda-ipc: each region is one extent; see arena_exact.c.
+/* The layout of share mode cuda-ipc: each region is one extent; see arena_fd.c.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/memory/arena_internal.h"

@@ -1,10 +1,16 @@
-/* The broker's places of tenants and quotas, and its standby memory; see broker.h.
+/* The broker's places of tenants, quotas and sessions, its standby memory, and its turns; see broker.h.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/memory/broker.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <stdlib.h>
+
+#include "daemon/memory/broker_tree.h"
+#include "daemon/base/number.h"
+#include "daemon/memory/broker_lease.h"
+#include "daemon/memory/drain.h"
 
 int broker_make_quota(struct broker *b, struct tenant *t, size_t partition, struct quota_options *options)
 {
@@ -168,4 +174,195 @@ size_t broker_n_pending(const struct broker *b)
         for (size_t i = 0; i < b->n_devices; i++)
                 n += worker_n_pending(b->devices[i].worker);
         return n;
+}
+
+/* ---- places of sessions, and what is promised to tenants ----------------- */
+
+/* Of its share, those that it does not use. A tenant that was removed has no share. */
+static size_t tenant_n_promised(const struct broker *b, const struct tenant *t)
+{
+        size_t share = t->config ? config_session_share(b->config, t->config) : 0;
+
+        return excess_u64(share, t->n_sessions);
+}
+
+void broker_session_begins(struct broker *b, struct tenant *t)
+{
+        b->sessions.n_promised -= tenant_n_promised(b, t);
+        t->n_sessions++;
+        b->sessions.n_clients++;
+        b->sessions.n_promised += tenant_n_promised(b, t);
+}
+
+void broker_session_ends(struct broker *b, struct tenant *t)
+{
+        b->sessions.n_promised -= tenant_n_promised(b, t);
+        t->n_sessions--;
+        b->sessions.n_clients--;
+        b->sessions.n_promised += tenant_n_promised(b, t);
+}
+
+void broker_drop_rest(struct broker *b)
+{
+        (void)store_drop_rest(b->options.store);
+        for (size_t i = 0; !b->restored.has_unknown && i < b->n_devices; i++)
+                device_drop_rest(b->devices[i].device);
+}
+
+/* Memory is released, or may be some process's. */
+static bool owes_memory(const struct broker *b)
+{
+        for (size_t i = 0; i < b->n_tenants; i++)
+                for (size_t k = 0; k < b->tenants[i].n_quotas; k++) {
+                        const struct arena *a = b->tenants[i].quotas[k]->arena;
+
+                        if (arena_pending_bytes(a) > 0 || arena_unreclaimed_bytes(a) > 0)
+                                return true;
+                }
+        return false;
+}
+
+bool broker_has_heirs(const struct broker *b)
+{
+        return store_keeps(b->options.store) &&
+               (b->sessions.n_clients > 0 || b->shared.n_kept > 0 || b->leases.n > 0 ||
+                b->restored.closed_bytes > 0 || owes_memory(b));
+}
+
+void broker_promise(struct broker *b)
+{
+        b->changes.has_freed = false;
+        tree_count_tenants(b);
+        b->sessions.n_promised = 0;
+        for (size_t i = 0; i < b->selection.n; i++)
+                b->sessions.n_promised += tenant_n_promised(b, b->selection.order[i]);
+}
+
+int broker_admits(const struct broker *b, const struct tenant *t, char *ret_sentence, size_t n_sentence)
+{
+        uint32_t n_max = b->config->max_sessions;
+
+        if (b->sessions.n_clients >= n_max)
+                snprintf(ret_sentence, n_sentence,
+                         "the daemon has %zu sessions: its limit max_sessions is %" PRIu32,
+                         b->sessions.n_clients, n_max);
+        else if (tenant_n_promised(b, t) == 0 && b->sessions.n_clients + b->sessions.n_promised >= n_max)
+                snprintf(ret_sentence, n_sentence,
+                         "the daemon has %zu of at most %" PRIu32 " sessions (max_sessions), and the free "
+                         "ones are guaranteed to other tenants; tenant '%s' has %zu",
+                         b->sessions.n_clients, n_max, t->name, t->n_sessions);
+        else
+                return 0;
+        return -EDQUOT;
+}
+
+/* ---- turns and ticks: requests that wait, and what was removed from the config ---- */
+
+static void broker_free_gone_quota(struct broker *b, struct quota *q)
+{
+        if (!quota_parent(q)) {
+                quota_free(q);
+                b->changes.has_freed = true;
+                return;
+        }
+        broker_look_for_gone(b); /* the quota above may be gone now */
+        lease_free(b, lease_of(q));
+}
+
+static bool tenant_free_gone_quotas(struct broker *b, struct tenant *t)
+{
+        size_t kept = 0;
+
+        for (size_t i = 0; i < t->n_quotas; i++) {
+                if (quota_is_gone(t->quotas[i])) {
+                        broker_free_gone_quota(b, t->quotas[i]);
+                        continue;
+                }
+                b->changes.has_removed = b->changes.has_removed || t->quotas[i]->is_removed;
+                t->quotas[kept++] = t->quotas[i];
+        }
+        t->n_quotas = kept;
+        return kept == 0 && !t->config && t->n_sessions == 0;
+}
+
+static void broker_free_gone(struct broker *b)
+{
+        b->changes.may_have_gone = false;
+        b->changes.has_removed = false;
+        for (size_t i = b->n_tenants; i-- > 0;)
+                if (b->tenants[i].name[0] != '\0' && tenant_free_gone_quotas(b, &b->tenants[i]))
+                        broker_leave_place(b, &b->tenants[i]);
+        if (b->changes.has_freed)
+                broker_promise(b);
+}
+
+/* Each quota that is due has one turn. */
+void broker_turn(struct broker *b)
+{
+        if (b->changes.may_have_gone)
+                broker_free_gone(b);
+        for (size_t i = 0; i < b->n_partitions; i++) {
+                struct quota *q, *next;
+
+                for (q = TAILQ_FIRST(&b->partitions[i].queue.due); q; q = next) {
+                        next = TAILQ_NEXT(q, queue.of_due);
+                        quota_turn(q);
+                }
+        }
+        drain_turn(b);
+}
+
+bool broker_is_due(const struct broker *b)
+{
+        if (b->changes.may_have_gone || drain_is_due(b))
+                return true;
+        for (size_t i = 0; i < b->n_partitions; i++)
+                if (!TAILQ_EMPTY(&b->partitions[i].queue.due))
+                        return true;
+        return false;
+}
+
+bool broker_has_recalls(const struct broker *b)
+{
+        for (size_t i = 0; i < RECALL_KINDS; i++)
+                if (!TAILQ_EMPTY(&b->recalls.lists[i]))
+                        return true;
+        return false;
+}
+
+bool broker_is_blocked(const struct broker *b)
+{
+        if (broker_has_recalls(b) || b->shared.n_waits > 0)
+                return true;
+        for (size_t i = 0; i < b->n_devices; i++)
+                if (drain_is_waiting(&b->devices[i]) || drain_is_paused(&b->devices[i]) ||
+                    worker_n_pending(b->devices[i].worker) > 0)
+                        return true; /* a job that has not begun may hang */
+        for (size_t i = 0; i < b->n_partitions; i++)
+                if (partition_is_blocked(&b->partitions[i]))
+                        return true;
+        return b->unreclaimed.n > 0 || store_silent_since_ns(b->options.store) != 0;
+}
+
+bool broker_is_deferred(const struct broker *b)
+{
+        for (size_t i = 0; i < b->n_partitions; i++)
+                if (partition_is_deferred(&b->partitions[i]))
+                        return true;
+        return false;
+}
+
+void broker_look_again(struct broker *b)
+{
+        for (size_t i = 0; i < b->n_partitions; i++)
+                partition_look_again(&b->partitions[i]);
+}
+
+void broker_tick(struct broker *b)
+{
+        for (size_t i = 0; i < b->n_partitions; i++)
+                partition_tick(&b->partitions[i]);
+        broker_ask_unreclaimed(b);
+        broker_note_hung(b);
+        drain_tick(b);
 }

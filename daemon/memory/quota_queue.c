@@ -415,3 +415,268 @@ void quota_note_answer(struct quota *q, bool gave)
         }
         partition_make_due(q->partition);
 }
+
+/* ---- claims: what a waiting request gets before later ones --------------- */
+
+#define RECLAIM_CALM_MS 10000u /* after this time without a claim the next one counts as the first */
+
+struct account *reclaim_shared_account(struct quota *q)
+{
+        return quota_parent(q) ? &quota_parent(q)->account : q->account.n_children > 0 ? &q->account : NULL;
+}
+
+/* Claims of leases are their tenant's: one that goes round its leases does not become younger. */
+static struct quota_growth *growth_of_tenant(const struct quota *q)
+{
+        return quota_parent(q) ? &quota_parent(q)->growth : &((struct quota *)(uintptr_t)q)->growth;
+}
+
+void reclaim_set_claim(struct quota_request *request, struct account *a, uint64_t n_bytes)
+{
+        struct partition *p = request->quota->partition;
+        struct quota_growth *growth = growth_of_tenant(request->quota);
+        bool had = reclaim_has_claim(request), has = n_bytes > 0;
+        struct quota *q;
+
+        request->claim = (struct charge){ a, n_bytes };
+
+        /* A claim soon after another one of the tenant continues its age: small requests in a row are as old
+         * together as a large one. */
+        if (!had && has) {
+                uint64_t now = clock_ms();
+
+                p->claims.n++;
+                if (growth->n_claims++ == 0 &&
+                    (growth->claim_ms == 0 || now - growth->unclaimed_ms >= RECLAIM_CALM_MS))
+                        growth->claim_ms = now;
+        }
+
+        /* What it claimed is there for others. */
+        if (had && !has) {
+                growth->unclaimed_ms = clock_ms();
+                growth->n_claims--;
+                p->claims.n--;
+                TAILQ_FOREACH(q, &p->queue.waiting, queue.of_waiting)
+                if (q != request->quota) /* those behind it */
+                        quota_make_due(q);
+        }
+}
+
+void reclaim_note_growth(const struct quota_request *request)
+{
+        struct quota_growth *growth = growth_of_tenant(request->quota);
+
+        if (reclaim_has_claim(request) && growth->n_claims == 1)
+                growth->claim_ms = 0;
+}
+
+/* Only the first of a queue has a claim. */
+uint64_t reclaim_claims_of(const struct partition *p, const struct account *a)
+{
+        const struct quota *q;
+        uint64_t n_bytes = 0;
+
+        if (p->claims.n == 0)
+                return 0;
+        TAILQ_FOREACH(q, &p->queue.waiting, queue.of_waiting)
+        {
+                const struct charge *claim = &TAILQ_FIRST(&q->queue.requests)->claim;
+
+                n_bytes += claim->account == a ? claim->n_bytes : 0;
+        }
+        return n_bytes;
+}
+
+uint64_t reclaim_claims_before(const struct quota_request *request, const struct account *a, uint64_t now)
+{
+        const struct partition *p = request->quota->partition;
+        uint64_t aged_ms = RECLAIM_STEPS * p->reclaim_timeout_ms + RECLAIM_AGED_MS, n_bytes = 0;
+        const struct quota *q;
+
+        if (p->claims.n == 0)
+                return 0;
+        TAILQ_FOREACH(q, &p->queue.waiting, queue.of_waiting)
+        {
+                const struct quota_request *first = TAILQ_FIRST(&q->queue.requests);
+
+                if (q == request->quota || first->ticket >= request->ticket || !reclaim_has_claim(first) ||
+                    (now != 0 && quota_first_is_aged(q, now)))
+                        continue;
+
+                /* A claim is aged, too, if the tenant's requests, one after the other, have had claims for as
+                 * long as that can take. */
+                if (now != 0 && now - growth_of_tenant(q)->claim_ms >= aged_ms)
+                        continue;
+                n_bytes += first->claim.account == a ? first->claim.n_bytes : 0;
+        }
+        return n_bytes;
+}
+
+/* ---- waiting requests, for lists ----------------------------------------- */
+
+uint64_t quota_wait_end_ms(const struct quota_request *request)
+{
+        uint64_t end_ms = request->since_ms + RECLAIM_STEPS * request->quota->partition->reclaim_timeout_ms +
+                          request->wait_ms;
+
+        return request->queued_ms != 0 ? min_u64(end_ms, request->queued_ms + request->wait_ms) : end_ms;
+}
+
+/* The place of a quota's first request among those of all quotas of the partition. */
+static uint64_t partition_position(const struct quota_request *first)
+{
+        const struct quota *q;
+        uint64_t n = 1;
+
+        TAILQ_FOREACH(q, &first->quota->partition->queue.waiting, queue.of_waiting)
+        n += TAILQ_FIRST(&q->queue.requests)->ticket < first->ticket;
+        return n;
+}
+
+/* What the first one lacks was found when it was last tried. Those behind it are served after it. */
+static void waiting_set_lack(const struct quota *q, struct quota_waiting *w)
+{
+        const struct quota_request *request = w->request, *first = TAILQ_FIRST(&q->queue.requests);
+        const struct returns *returns;
+
+        /* The sum over the requests from the first one on; UINT64_MAX: it is not known. */
+        if (request == q->growth.request)
+                w->lacking_bytes = 0;
+        else if (request == first)
+                w->lacking_bytes = request->lack.refusal != 0 ? request->lack.missing : UINT64_MAX;
+        else if (__builtin_add_overflow(w->lacking_bytes, request->n_bytes, &w->lacking_bytes))
+                w->lacking_bytes = UINT64_MAX;
+        if (request != q->growth.request && first->lack.refusal == 0)
+                w->lacking_bytes = UINT64_MAX;
+
+        /* How long it took so far until as many bytes were returned to the account that lacks them. */
+        w->estimate_ms = RETURNS_UNKNOWN;
+        if (request == q->growth.request || w->lacking_bytes == UINT64_MAX)
+                return;
+        returns = !first->lack.scope                         ? &q->returns
+                  : first->lack.scope == &q->partition->pool ? &q->partition->returns
+                                                             : NULL; /* the tenant's, of several quotas */
+        if (returns)
+                w->estimate_ms = returns_estimate_ms(returns, w->lacking_bytes, w->now_ms);
+}
+
+bool quota_next_waiting(const struct quota *q, struct quota_waiting *w)
+{
+        const struct quota_request *first = TAILQ_FIRST(&q->queue.requests);
+        uint64_t end_ms;
+
+        if (w->position == QUOTA_WAITING_SHOWN)
+                return false;
+        if (w->position == 0)
+                w->request = q->growth.request ? q->growth.request : first;
+        else
+                w->request = w->request == q->growth.request ? first : TAILQ_NEXT(w->request, link);
+        if (!w->request)
+                return false;
+        if (w->position++ == 0)
+                w->now_ms = clock_ms();
+        end_ms = quota_wait_end_ms(w->request);
+        w->waited_ms = w->now_ms - w->request->since_ms;
+        w->left_ms = excess_u64(end_ms, w->now_ms);
+        w->partition_position = w->request == first ? partition_position(first) : 0;
+        waiting_set_lack(q, w);
+        return true;
+}
+
+/* ---- requests for parked blocks ------------------------------------------ */
+
+bool quota_can_park(const struct quota *q)
+{
+        const struct partition *p = q->partition;
+
+        return p->share == DEVICE_SHARE_FD && !p->preallocate && p->device->ops->copy;
+}
+
+int quota_alloc_whole(struct quota *q, uint64_t n_bytes, bool again)
+{
+        int r = quota_can_park(q) ? quota_refusal(q) : -ENOTSUP;
+
+        if (r == 0 && quota_without_block(q))
+                r = -EDQUOT;
+        return quota_wait_or_refuse(q, n_bytes, r, again);
+}
+
+int quota_try_copy(struct quota *q, struct quota_request *request, bfc_handle *ret_handle,
+                   uint64_t *ret_offset)
+{
+        uint64_t n_bytes;
+        int r = quota_refusal(q);
+
+        if (r < 0)
+                return r;
+        if (quota_without_block(q))
+                return -EDQUOT;
+
+        /* The copy gets whole extents, so it becomes as large as they are. */
+        r = arena_alloc_unseen(q->arena, request->n_bytes, ret_handle, ret_offset, &n_bytes);
+        if (r != 0)
+                return r;
+        q->queue.n_bytes += n_bytes - request->n_bytes;
+        request->n_bytes = n_bytes;
+        quota_count_alloc(q, n_bytes);
+        return 0;
+}
+
+static void count_parked(struct quota *q, uint64_t n_bytes)
+{
+        quota_count_blocks(q, 0, -n_bytes, -n_bytes);
+        quota_assert(q);
+        (void)quota_note_release(q, n_bytes);
+}
+
+int quota_park(struct quota *q, bfc_handle handle, uint64_t n_bytes)
+{
+        int r = arena_park(q->arena, handle, quota_on_uncharged, q);
+
+        if (r == 0)
+                count_parked(q, n_bytes);
+        return r;
+}
+
+void quota_wake_commit(struct quota *q, bfc_handle handle)
+{
+        arena_wake_commit(q->arena, handle);
+}
+
+void quota_wake_undo(struct quota *q, bfc_handle handle, uint64_t n_bytes)
+{
+        arena_wake_undo(q->arena, handle);
+        count_parked(q, n_bytes);
+}
+
+int quota_release_parked(struct quota *q)
+{
+        int r = arena_release_parked(q->arena, quota_on_uncharged, q);
+
+        (void)quota_note_release(q, 0);
+        return r;
+}
+
+static bool has_room_for_parked(const struct quota *q, uint64_t parked, uint64_t n_bytes)
+{
+        uint64_t limit = q->account.limit_bytes;
+        uint64_t most = limit <= UINT64_MAX / QUOTA_PARKED_LIMITS ? QUOTA_PARKED_LIMITS * limit : UINT64_MAX;
+
+        return parked <= most && n_bytes <= most - parked;
+}
+
+bool quota_may_park(const struct quota *q, uint64_t n_bytes)
+{
+        const struct quota *of_tenant = quota_of_tenant(q);
+
+        return has_room_for_parked(of_tenant, of_tenant->all.bytes_parked, n_bytes) &&
+               has_room_for_parked(q, arena_parked_bytes(q->arena), n_bytes);
+}
+
+void quota_drop_parked(struct quota *q, bfc_handle handle)
+{
+        arena_drop_parked(q->arena, handle);
+        quota_count_blocks(q, -(uint32_t)1, 0, 0);
+        quota_publish(q);
+        quota_make_due(q);
+}

@@ -1,13 +1,11 @@
 /* The internals of a quota. Only its own files include this.
  *
  *   quota.c          blocks, sessions, limits
- *   quota_queue.c    waiting requests
+ *   quota_queue.c    waiting requests and their lists, what they claim before later ones, requests for parked blocks
  *   quota_explain.c  the sentences of refusals
- *   quota_waiting.c  lists of waiting requests
- *   quota_stats.c    peaks and statistics that outlive it
- *   reclaim.c        makes room for the first in line
- *   reclaim_claims.c what it gets before later requests
  *   quota_direct.c   direct charges
+ *   reclaim.c        makes room for the first in line
+ *   quotas.c         the quotas of a partition together: peaks and statistics that outlive it
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFCD_RECLAIM_H
@@ -32,7 +30,7 @@ enum {
 };
 int reclaim_last_chance(struct quota *q, struct quota_request *request);
 
-/* ---- reclaim_claims.c ------------------------------------------------------ */
+/* ---- quota_queue.c: claims ------------------------------------------------- */
 
 /* The request claims so many bytes of an account before later requests: that of the partition, or of its tenant's quota if
  * that has leases. 0 bytes: it claims nothing. */

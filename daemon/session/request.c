@@ -7,6 +7,8 @@
 #include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "daemon/session/command.h"
@@ -30,6 +32,8 @@
 #include "daemon/session/shared.h"
 #include "daemon/session/trim.h"
 #include "daemon/session/usage.h"
+#include "daemon/base/clock.h"
+#include "daemon/session/accounting.h"
 
 /* ---- malloc -------------------------------------------------------------- */
 
@@ -565,4 +569,182 @@ int session_handle(struct session *s, const Bfcd__Request *request, const char *
 int session_handle_event(struct session *s, const Bfcd__EventReply *reply, const char **ret_why)
 {
         return session_is_live(s) ? recall_answer(s, reply->sequence, ret_why) : 0;
+}
+
+/* ---- requests that wait -------------------------------------------------- */
+
+struct session_request {
+        struct quota_request wait;
+        struct session *session;
+        uint64_t id;
+        size_t share;
+        char tag[LEDGER_TAG_BYTES];
+        TAILQ_ENTRY(session_request) link;
+};
+
+void request_init(struct request_state *r)
+{
+        TAILQ_INIT(&r->list);
+        TAILQ_INIT(&r->parks);
+}
+
+void request_give(struct session *s, uint64_t id, size_t share_index, uint64_t n_requested, const char *tag,
+                  bfc_handle handle, uint64_t offset)
+{
+        struct session_share *share = &s->shares[share_index];
+        struct ledger_block facts = {
+                .offset = offset,
+                .n_bytes = bfc_block_bytes(n_requested),
+                .n_requested = n_requested,
+                .born_ms = clock_ms(),
+                .session = s->index,
+                .quota = share->quota->index,
+                .handle = handle,
+        };
+
+        snprintf(facts.tag, sizeof(facts.tag), "%s", tag);
+        session_deliver_block(s, id, share, &facts);
+}
+
+static void request_remove(struct session *s, struct session_request *request)
+{
+        s->stats.waited_ns += clock_ns() - request->wait.since_ns;
+        TAILQ_REMOVE(&s->requests.list, request, link);
+        s->requests.n--;
+        free(request);
+}
+
+static void on_request_done(struct quota_request *wait, int result, bfc_handle handle, uint64_t offset)
+{
+        struct session_request *request = (struct session_request *)wait;
+        struct session *s = request->session;
+
+        s->stats.waited_ns += clock_ns() - wait->since_ns;
+        TAILQ_REMOVE(&s->requests.list, request, link);
+        s->requests.n--;
+        if (result < 0)
+                request_refuse(s, request->id, wait, result, false);
+        else if (wait->is_direct)
+                direct_grant(s, request->id, request->share, wait);
+        else
+                request_give(s, request->id, request->share, wait->n_bytes, request->tag, handle, offset);
+        free(request);
+        s->ops->ready(s->userdata);
+}
+
+void request_wait(struct session *s, uint64_t id, size_t share, const struct quota_request *wait,
+                  uint32_t wait_ms, const char *tag)
+{
+        struct session_request *request = calloc(1, sizeof(*request));
+
+        if (!request) {
+                request_refuse(s, id, wait, -ENOMEM, false);
+                return;
+        }
+        request->wait = *wait;
+        request->wait.wait_ms = wait_ms < SESSION_MAX_WAIT_MS ? wait_ms : SESSION_MAX_WAIT_MS;
+        request->wait.requester = s;
+        request->wait.done = on_request_done;
+        request->session = s;
+        request->id = id;
+        request->share = share;
+        snprintf(request->tag, sizeof(request->tag), "%s", tag);
+        TAILQ_INSERT_TAIL(&s->requests.list, request, link);
+        s->requests.n++;
+        quota_wait(&request->wait);
+}
+
+bool request_drop(struct session *s, uint64_t id)
+{
+        struct session_request *request;
+
+        TAILQ_FOREACH(request, &s->requests.list, link)
+        {
+                if (request->id != id)
+                        continue;
+                quota_cancel(&request->wait);
+                request_remove(s, request);
+                return true;
+        }
+        return false;
+}
+
+void request_drop_all(struct session *s)
+{
+        struct session_request *request;
+
+        while ((request = TAILQ_FIRST(&s->requests.list))) {
+                quota_cancel(&request->wait);
+                request_remove(s, request);
+        }
+}
+
+/* ---- refusals ------------------------------------------------------------ */
+
+/* Which limit refused, for records. */
+static const char *limit_name(const struct quota_request *refused, int error)
+{
+        const struct quota *q = refused->quota;
+
+        if (refused->device_failed || error == -ENODEV)
+                return "device";
+        if (error == -EBUSY)
+                return "drain";
+        if (error == -EINVAL)
+                return "extent";
+        if (error == -EDQUOT)
+                return !refused->is_direct && quota_without_block(q) ? "max_blocks" : "quota";
+        return "partition";
+}
+
+/* names_holders: the line names the sessions with the most memory. They are searched only if the line is written. */
+static void note_refusal(struct session *s, const struct quota_request *refused, int error,
+                         bool names_holders, const char *sentence)
+{
+        char line[SESSION_SENTENCE_BYTES];
+
+        s->stats.n_refusals++;
+        snprintf(line, sizeof(line), "%s", sentence);
+        if (names_holders && log_limit_is_open(&s->tenant->refusal_log))
+                explain_to_log(refused->quota, error, line, sizeof(line));
+        accounting_refuse(s, &(struct accounting_refusal){ .quota = refused->quota,
+                                                           .n_bytes = refused->n_bytes,
+                                                           .limit = limit_name(refused, error),
+                                                           .sentence = line,
+                                                           .told = sentence });
+}
+
+void request_refuse(struct session *s, uint64_t id, const struct quota_request *refused, int error,
+                    bool is_final)
+{
+        char sentence[SESSION_SENTENCE_BYTES];
+        bool device_failed = refused->device_failed && error != -ENODEV;
+        bool names_holders = !device_failed && (error == -EDQUOT || error == -ENOMEM);
+
+        if (device_failed && error == -ECOMM)
+                snprintf(sentence, sizeof(sentence),
+                         "a block of %s was refused, because its memory would not survive a restart of the "
+                         "daemon: the keeper of host memory does not answer, and is being replaced",
+                         NUMBER_SIZE(refused->n_bytes));
+        else if (device_failed && error == -ECANCELED)
+                snprintf(
+                        sentence, sizeof(sentence),
+                        "no new memory is allocated for a block of %s: the kernel killed a process for lack of memory while the previous daemon "
+                        "allocated memory for tenant '%s' in partition '%s'; try again in %" PRIu64 " s",
+                        NUMBER_SIZE(refused->n_bytes), refused->quota->tenant,
+                        refused->quota->partition->name, quota_growth_pause_ms(refused->quota) / 1000 + 1);
+        else if (device_failed)
+                snprintf(sentence, sizeof(sentence),
+                         "device '%s' could not allocate memory for a block of %s: %s",
+                         refused->quota->partition->device_id, NUMBER_SIZE(refused->n_bytes),
+                         device_error(error));
+        else
+                quota_explain(refused, error, sentence, sizeof(sentence));
+        names_holders = names_holders && !refused->is_no_refusal;
+        if (!refused->is_no_refusal)
+                note_refusal(s, refused, error, names_holders, sentence);
+        if (names_holders)
+                explain_to_tenant(refused->quota, error, sentence, sizeof(sentence));
+        /* Whatever the device lacked. */
+        session_refuse_final(s, id, device_failed ? -ENOMEM : error, sentence, is_final);
 }
