@@ -148,22 +148,11 @@ static const struct table_column extent_columns[] = {
         { 0 },
 };
 
-/* UINT64_MAX: the daemon does not know it, or it is for ever. */
-static json_t *known_json(uint64_t n)
-{
-        return n == UINT64_MAX ? json_null() : table_json_number(n);
-}
-
 static const char *keep_instead(const void *row)
 {
         uint64_t n_ms = ((const Bfcd__SharedRow *)row)->keep_ms;
 
         return n_ms == UINT64_MAX ? "forever" : n_ms == 0 ? "-" : NULL;
-}
-
-static json_t *keep_json(const void *row)
-{
-        return known_json(((const Bfcd__SharedRow *)row)->keep_ms);
 }
 
 /* The time of a block with references has not begun. */
@@ -178,27 +167,9 @@ static json_t *left_json(const void *row)
 {
         const Bfcd__SharedRow *shared = row;
 
-        return shared->num_references > 0 ? json_null() : known_json(shared->kept_ms);
-}
-
-static json_t *lacking_json(const void *row)
-{
-        return known_json(((const Bfcd__WaitingRow *)row)->bytes_lacking);
-}
-
-static const char *lacking_instead(const void *row)
-{
-        return ((const Bfcd__WaitingRow *)row)->bytes_lacking == UINT64_MAX ? "-" : NULL;
-}
-
-static json_t *estimate_json(const void *row)
-{
-        return known_json(((const Bfcd__WaitingRow *)row)->estimate_ms);
-}
-
-static const char *estimate_instead(const void *row)
-{
-        return ((const Bfcd__WaitingRow *)row)->estimate_ms == UINT64_MAX ? "-" : NULL;
+        return shared->num_references > 0 || shared->kept_ms == UINT64_MAX
+                       ? json_null()
+                       : table_json_number(shared->kept_ms);
 }
 
 /* Only the first request of a tenant has a place in the partition. */
@@ -238,13 +209,11 @@ static const struct table_column waiting_columns[] = {
         COLUMN("SESSION", "session_id", R, TABLE_NUMBER, Bfcd__WaitingRow, session_id),
         COLUMN("PID", "pid", R | WIDE, TABLE_NUMBER, Bfcd__WaitingRow, pid),
         COLUMN("ASKED", "n_bytes", R, TABLE_SIZE, Bfcd__WaitingRow, n_bytes),
-        COLUMN("LACKS", "bytes_lacking", R, TABLE_SIZE, Bfcd__WaitingRow, bytes_lacking,
-               .instead = lacking_instead, .json = lacking_json),
+        COLUMN("LACKS", "bytes_lacking", R | TABLE_UNKNOWN, TABLE_SIZE, Bfcd__WaitingRow, bytes_lacking),
         COLUMN(NULL, "wait_ms", 0, TABLE_NUMBER, Bfcd__WaitingRow, wait_ms),
         COLUMN("SINCE", "waited_ms", R | WIDE, TABLE_DURATION, Bfcd__WaitingRow, waited_ms),
         COLUMN("LEFT", "left_ms", R, TABLE_DURATION, Bfcd__WaitingRow, left_ms),
-        COLUMN("ESTIMATE", "estimate_ms", R, TABLE_DURATION, Bfcd__WaitingRow, estimate_ms,
-               .instead = estimate_instead, .json = estimate_json),
+        COLUMN("ESTIMATE", "estimate_ms", R | TABLE_UNKNOWN, TABLE_DURATION, Bfcd__WaitingRow, estimate_ms),
         { 0 },
 };
 
@@ -256,8 +225,8 @@ static const struct table_column kept_columns[] = {
         COLUMN("SIZE", "n_bytes", R, TABLE_SIZE, Bfcd__SharedRow, n_bytes),
         COLUMN("METADATA", "n_metadata_bytes", R | WIDE, TABLE_SIZE, Bfcd__SharedRow, n_metadata_bytes),
         COLUMN("REFERENCES", "num_references", R, TABLE_NUMBER, Bfcd__SharedRow, num_references),
-        COLUMN("KEEP", "keep_ms", R, TABLE_DURATION, Bfcd__SharedRow, keep_ms, .instead = keep_instead,
-               .json = keep_json),
+        COLUMN("KEEP", "keep_ms", R | TABLE_UNKNOWN, TABLE_DURATION, Bfcd__SharedRow, keep_ms,
+               .instead = keep_instead),
         COLUMN("LEFT", "left_ms", R, TABLE_DURATION, Bfcd__SharedRow, kept_ms, .instead = left_instead,
                .json = left_json),
         { 0 },
@@ -272,8 +241,8 @@ static const struct table_column shared_columns[] = {
         COLUMN("REQUESTED", "n_requested", R | WIDE, TABLE_SIZE, Bfcd__SharedRow, n_requested),
         COLUMN("REFERENCES", "num_references", R, TABLE_NUMBER, Bfcd__SharedRow, num_references),
         COLUMN("AGE", "age_ms", R, TABLE_DURATION, Bfcd__SharedRow, age_ms),
-        COLUMN("KEEP", "keep_ms", R, TABLE_DURATION, Bfcd__SharedRow, keep_ms, .instead = keep_instead,
-               .json = keep_json),
+        COLUMN("KEEP", "keep_ms", R | TABLE_UNKNOWN, TABLE_DURATION, Bfcd__SharedRow, keep_ms,
+               .instead = keep_instead),
         { 0 },
 };
 

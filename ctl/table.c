@@ -114,6 +114,11 @@ char *table_number_cell(const struct table_column *c, uint64_t n)
         }
 }
 
+static bool is_unknown(const struct table_column *c, const void *row)
+{
+        return (c->flags & TABLE_UNKNOWN) && table_number(c, row) == UINT64_MAX;
+}
+
 char *table_cell(const struct table_column *c, const void *row)
 {
         const char *instead = c->instead ? c->instead(row) : NULL, *text;
@@ -121,6 +126,8 @@ char *table_cell(const struct table_column *c, const void *row)
 
         if (instead)
                 return text_escape(instead);
+        if (is_unknown(c, row))
+                return strdup("-");
         if (table_is_number(c))
                 return table_number_cell(c, table_number(c, row));
         text = text_of(c, row, buffer);
@@ -472,6 +479,8 @@ static json_t *json_value(const struct table_column *c, const void *row)
 
         if (c->json)
                 return c->json(struct_of(c, row));
+        if (is_unknown(c, row))
+                return json_null();
         switch (c->type) {
         case TABLE_TEXT:
         case TABLE_MADE:

@@ -27,6 +27,7 @@ enum {
         TABLE_SUM = 16,       /* the sum of several rows has a meaning */
         TABLE_CUT_FIRST = 32, /* a text that is cut before other texts of the row */
         TABLE_OF_KEYS = 64,   /* its key is one of a column that is TABLE_KEYS, and is not set again */
+        TABLE_UNKNOWN = 128,  /* UINT64_MAX is an unknown or unlimited number: "-", and null in the JSON */
 };
 
 enum table_type {
