@@ -1254,7 +1254,8 @@ TEST_OF(connected, retire_while_a_free_waits)
                 usleep(1000);
         }
         expect_error(r, -EPROTO, "in use");
-        ck_assert_uint_eq(stats().bytes_mapped, n_mapped);
+        ck_assert_uint_ge(stats().bytes_mapped,
+                          n_mapped); /* more: blocks that were made before the event came */
         ck_assert_int_eq(n_finishes, 1);
         is_finish_held = 0;
         pthread_join(freeing, NULL);
