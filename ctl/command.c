@@ -473,11 +473,11 @@ int run_resume(struct ask *a, const struct invocation *i, const struct command *
         return command_finish(0);
 }
 
-/* A command that looks back. options: pairs "--name", value, which end with NULL; those without a value are left out. */
+/* A command that looks back. options: as those of struct tools_words. */
 static int run_tool(const struct invocation *i, const struct command *c, const char *const options[])
 {
-        const char *words[24] = { "--bfcctl", "bfcctl" };
-        char self[PATH_MAX], *word;
+        const char *words[8] = { "--bfcctl", "bfcctl" };
+        char self[PATH_MAX];
         ssize_t n_self = readlink("/proc/self/exe", self, sizeof(self) - 1);
         size_t n = 2;
 
@@ -493,16 +493,8 @@ static int run_tool(const struct invocation *i, const struct command *c, const c
                 words[n++] = "--json";
         if (table_look.is_wide)
                 words[n++] = "--wide";
-        words[n++] = c->name;
-        for (; options[0]; options += 2) {
-                if (!options[1])
-                        continue;
-                word = tools_option(options[0], options[1]);
-                if (!word)
-                        return command_finish(-ENOMEM);
-                words[n++] = word;
-        }
-        return tools_exec("bfcctl", c->name, words);
+        words[n] = c->name;
+        return tools_exec("bfcctl", c->name, &(struct tools_words){ words, options }, NULL);
 }
 
 int run_tensorboard(struct ask *a, const struct invocation *i, const struct command *c)

@@ -361,7 +361,7 @@ static int live(struct life *l)
         l->result->peak_charged_bytes = usage.peak_bytes_reserved;
         l->result->n_calls = stats.num_calls - n_before;
         l->result->peak_reserved_bytes = stats.peak_bytes_reserved;
-        l->result->n_blocks_left = stats.num_blocks;
+        l->result->n_blocks_left = has_ended(l) ? 0 : stats.num_blocks;
         return 0;
 }
 

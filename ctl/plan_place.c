@@ -98,31 +98,3 @@ int plan_place_read(const char *path, const char *partition, const char *tenant,
         *ret_error = errors;
         return r == -ENOMEM ? r : -EINVAL;
 }
-
-int plan_place_write(const struct plan_place *place, uint64_t limit_bytes, const char *folder,
-                     const char *path)
-{
-        uint64_t mib = limit_bytes >> 20;
-        FILE *out = fopen(path, "we");
-        int r;
-
-        if (!out)
-                return -errno;
-        fprintf(out, "socket: {path: '%s/client'}\nadmin_socket: {path: '%s/admin'}\n", folder, folder);
-        fprintf(out, "devices:\n  - id: %s\n", place->is_cuda ? "cuda:0" : "host");
-        if (!place->is_cuda)
-                fprintf(out, "    size: %" PRIu64 "MiB\n", mib);
-        fprintf(out, "    partitions:\n      - {name: \"%s\", limit: %" PRIu64 "MiB, growth: %s%s}\n",
-                place->partition, mib, place->is_preallocated ? "preallocate" : "on-demand",
-                !place->is_cuda ? ""
-                : place->is_ipc ? ", share: cuda-ipc"
-                                : ", share: fd");
-        fprintf(out,
-                "tenants:\n  - name: \"%s\"\n    match: {uid: [%u]}\n"
-                "    quotas: [{partition: \"%s\", limit: %" PRIu64 "MiB, max_blocks: %" PRIu32 "}]\n",
-                place->tenant, (unsigned)getuid(), place->partition, mib, place->max_blocks);
-        r = ferror(out) ? -EIO : 0;
-        if (fclose(out) != 0)
-                r = -errno;
-        return r;
-}

@@ -26,9 +26,4 @@ int plan_place_read(const char *path, const char *partition, const char *tenant,
 /* Without a config: host memory, on demand. */
 void plan_place_init(struct plan_place *ret);
 
-/* Writes a config in which this is the only place, with this limit, a multiple of 2 MiB, for this user. The
- * sockets are `client`, `admin` and `monitor.sock` in the folder, whose path has no '. -errno. */
-int plan_place_write(const struct plan_place *place, uint64_t limit_bytes, const char *folder,
-                     const char *path);
-
 #endif

@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <getopt.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <search.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,7 +22,7 @@
 
 #include "ctl/generate.h"
 #include "ctl/job.h"
-#include "ctl/plan.h"
+#include "ctl/plan_place.h"
 #include "ctl/progress.h"
 #include "ctl/report.h"
 #include "ctl/show.h"
@@ -49,6 +50,7 @@ struct invocation {
         double scale;
         bool verify;
         bool json;
+        bool until_refused;
         bool plan;
         const char *plan_share; /* fd, cuda-ipc; NULL: the config's, or fd */
         const char *plan_config;
@@ -92,6 +94,7 @@ run_child(const struct invocation *v, const struct trace *t, struct shared *shar
                 .job = job,
                 .n_repeats = (uint32_t)v->n_repeats,
                 .verify = v->verify,
+                .ends_at_refusal = v->until_refused,
                 .stop = &stop,
         };
 
@@ -226,6 +229,7 @@ static int replay(const struct invocation *v, const struct trace *t)
                 .n_jobs = (uint32_t)v->n_jobs,
                 .n_repeats = (uint32_t)v->n_repeats,
                 .verify = v->verify,
+                .ends_at_refusal = v->until_refused,
         };
         double begin = now_seconds();
         struct progress progress;
@@ -253,19 +257,19 @@ static int replay(const struct invocation *v, const struct trace *t)
 static FILE *as_csv(FILE *in, const char *name)
 {
         FILE *pickle = tmpfile(), *csv = tmpfile();
-        char buffer[1 << 16], *option = tools_option("--name", name);
-        int r = pickle && csv && option ? 0 : -errno;
+        char buffer[1 << 16];
+        struct tools_words words = { (const char *const[]){ "torch_trace", NULL },
+                                     (const char *const[]){ "--name", name, NULL } };
+        int r = pickle && csv ? 0 : -errno;
         size_t n;
 
         while (r == 0 && (n = fread(buffer, 1, sizeof(buffer), in)) > 0)
                 if (fwrite(buffer, 1, n, pickle) != n)
                         r = -errno;
         if (r == 0)
-                r = tools_call("bfc-replay", name, (const char *const[]){ "torch_trace", option, NULL },
-                               pickle, csv);
+                r = tools_call("bfc-replay", name, &words, pickle, csv);
         if (r < 0)
                 fprintf(stderr, "bfc-replay: %s: %s\n", name, strerror(-r));
-        free(option);
         if (pickle)
                 fclose(pickle);
         if (in != stdin)
@@ -402,50 +406,18 @@ static int read_place(const struct invocation *v, const struct trace *t, struct 
         return 0;
 }
 
-static int print_plan(const struct invocation *v, const struct plan_report *report)
-{
-        int r = v->json ? show_print(stdout, plan_json(report)) : plan_print(stdout, report);
-
-        if (r == 0 && fflush(stdout) != 0)
-                r = -errno;
-        return r < 0 ? complain("standard output", r) : EXIT_SUCCESS;
-}
-
-static int run_plan(const struct invocation *v, const struct trace *t)
-{
-        struct plan_options options = { .trace = t, .stop = &stop };
-        struct plan_report report = { .trace_name = v->trace_name, .scale = v->scale, .options = &options };
-        struct sigaction action = { .sa_handler = on_signal };
-        struct plan plan;
-        char *error = NULL;
-        int r;
-
-        sigemptyset(&action.sa_mask);
-        sigaction(SIGINT, &action, NULL);
-        sigaction(SIGTERM, &action, NULL);
-        options.has_cache = !v->cache || strcmp(v->cache, "off") != 0;
-        r = read_place(v, t, &options.place);
-        if (r != 0)
-                return r;
-        r = plan_find(&options, &plan, &error);
-        if (r == 0) {
-                report.plan = &plan;
-                return print_plan(v, &report);
-        }
-        fprintf(stderr, "bfc-replay: %s%s\n",
-                r == -ERANGE ? "no limit serves the trace: " : "no plan: ", error ? error : strerror(-r));
-        free(error);
-        return EXIT_REFUSED;
-}
-
 static bool has_view(const struct invocation *v)
 {
         return v->snapshot || v->timeline || v->plot;
 }
 
-/* As bfcd.tools.trace reads it. */
-static void put_trace(FILE *out, const struct trace *t)
+/* A file as bfcd.tools.trace reads it. NULL, with errno. */
+static FILE *put_trace(const struct trace *t)
 {
+        FILE *out = tmpfile();
+
+        if (!out)
+                return NULL;
         for (size_t i = 0; i < t->n_labels; i++) {
                 fputs(i == 0 ? "[" : ", ", out);
                 table_json_text(out, t->labels[i]);
@@ -454,35 +426,74 @@ static void put_trace(FILE *out, const struct trace *t)
         for (size_t i = 0; i < t->n_buffers; i++) {
                 const struct trace_buffer *b = &t->buffers[i];
 
-                fprintf(out, "%" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu32 " %" PRIu32 "\n", b->lower,
-                        b->upper, b->n_bytes, b->tag, b->track);
+                fprintf(out, "%" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu32 " %" PRIu32 " %" PRId64 "\n",
+                        b->lower, b->upper, b->n_bytes, b->tag, b->track,
+                        t->has_flags ? (int64_t)b->flags : -1);
         }
+        return out;
+}
+
+/* This process becomes the tool, which runs bfcd and this program for each limit that it tries. */
+static int run_plan(const struct invocation *v, const struct trace *t)
+{
+        char self[PATH_MAX] = "", scale[32], max_blocks[16], bytes[32];
+        ssize_t n_self = readlink("/proc/self/exe", self, sizeof(self) - 1);
+        struct plan_place p;
+        FILE *in;
+        int r = read_place(v, t, &p);
+
+        if (r != 0)
+                return r;
+        in = put_trace(t);
+        if (!in || n_self < 0)
+                return complain("a plan", -errno);
+        snprintf(scale, sizeof(scale), "%.17g", v->scale);
+        snprintf(max_blocks, sizeof(max_blocks), "%" PRIu32, p.max_blocks);
+        snprintf(bytes, sizeof(bytes), "%" PRIu64, p.limit_bytes);
+        r = tools_exec(
+                "bfc-replay", "--plan",
+                &(struct tools_words){
+                        (const char *const[]){ v->json ? "--json" : "plan", v->json ? "plan" : NULL, NULL },
+                        (const char *const[]){ "--replay",
+                                               self,
+                                               "--name",
+                                               v->trace_name,
+                                               "--scale",
+                                               scale,
+                                               "--left-out",
+                                               t->left_out,
+                                               "--cache",
+                                               v->cache,
+                                               "--device",
+                                               p.is_cuda ? "cuda" : "host",
+                                               "--share",
+                                               p.is_ipc ? "cuda-ipc" : "fd",
+                                               "--growth",
+                                               p.is_preallocated ? "preallocate" : "on-demand",
+                                               "--max-blocks",
+                                               max_blocks,
+                                               "--quota-bytes",
+                                               bytes,
+                                               "--partition",
+                                               p.partition,
+                                               "--tenant",
+                                               p.tenant,
+                                               NULL } },
+                in);
+        fclose(in);
+        return r;
 }
 
 /* Pictures of the trace. */
 static int write_views(const struct invocation *v, const struct trace *t)
 {
-        const char *const options[][2] = { { "--name", v->trace_name },
-                                           { "--snapshot", v->snapshot },
-                                           { "--timeline", v->timeline },
-                                           { "--plot", v->plot } };
-        char *words[6] = { (char[]){ "trace" } };
-        FILE *in = tmpfile();
-        size_t n = 1;
-        int r = in ? 0 : -errno;
+        struct tools_words words = { (const char *const[]){ "trace", NULL },
+                                     (const char *const[]){ "--name", v->trace_name, "--snapshot",
+                                                            v->snapshot, "--timeline", v->timeline, "--plot",
+                                                            v->plot, NULL } };
+        FILE *in = put_trace(t);
+        int r = in ? tools_call("bfc-replay", "pictures of a trace", &words, in, NULL) : -errno;
 
-        for (size_t i = 0; r == 0 && i < sizeof(options) / sizeof(options[0]); i++) {
-                if (!options[i][1])
-                        continue;
-                words[n] = tools_option(options[i][0], options[i][1]);
-                r = words[n++] ? 0 : -ENOMEM;
-        }
-        if (r == 0) {
-                put_trace(in, t);
-                r = tools_call("bfc-replay", "pictures of a trace", (const char *const *)words, in, NULL);
-        }
-        while (n > 1)
-                free(words[--n]);
         if (in)
                 fclose(in);
         return r < 0 ? complain("a picture", r) : r;
@@ -546,6 +557,7 @@ static void print_help(void)
               "      --scale F         multiply every size by F, rounded up (1)\n"
               "      --cache on|off    the client's cache ($BFC_CACHE, on)\n"
               "      --verify          write every block and check it before it is freed\n"
+              "      --until-refused   end at the first refused allocation\n"
               "  -j, --json            print JSON\n"
               "      --plan            print the smallest limit that serves the trace;\n"
               "                        runs a bfcd without memory\n"
@@ -598,6 +610,7 @@ static bool parse_scale(const char *text, double *ret)
 enum {
         OPTION_SCALE = 256,
         OPTION_VERIFY,
+        OPTION_UNTIL_REFUSED,
         OPTION_CACHE,
         OPTION_GENERATE,
         OPTION_SEED,
@@ -666,6 +679,9 @@ static bool take_option(struct invocation *v, int option, char **argv, int *ret_
         case OPTION_VERIFY:
                 v->verify = true;
                 return false;
+        case OPTION_UNTIL_REFUSED:
+                v->until_refused = true;
+                return false;
         case OPTION_GENERATE:
                 v->generate = optarg;
                 return false;
@@ -712,6 +728,7 @@ static const struct option options[] = {
         { "scale", required_argument, NULL, OPTION_SCALE },
         { "cache", required_argument, NULL, OPTION_CACHE },
         { "verify", no_argument, NULL, OPTION_VERIFY },
+        { "until-refused", no_argument, NULL, OPTION_UNTIL_REFUSED },
         { "json", no_argument, NULL, 'j' },
         { "plan", no_argument, NULL, OPTION_PLAN },
         { "share", required_argument, NULL, OPTION_SHARE },

@@ -186,12 +186,13 @@ static json_int_t integer(uint64_t n)
         return n > INT64_MAX ? INT64_MAX : (json_int_t)n;
 }
 
-static json_t *job_json(const struct job_result *r, uint32_t job)
+static json_t *job_json(const struct report *report, uint32_t job)
 {
+        const struct job_result *r = &report->results[job];
         uint64_t n = operations(r->n_allocs, r->n_frees, r->n_refused);
 
         /* clang-format off */
-        return json_pack("{s:I, s:I, s:I, s:I, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:I, s:o, s:I, s:b, s:o}",
+        json_t *ret = json_pack("{s:I, s:I, s:I, s:I, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:I, s:o, s:I, s:b, s:o}",
                          "job", (json_int_t)job,
                          "operations", integer(n),
                          "allocations", integer(r->n_allocs),
@@ -210,6 +211,12 @@ static json_t *job_json(const struct job_result *r, uint32_t job)
                          "stopped", r->stopped,
                          "error", sentence(r->error));
         /* clang-format on */
+
+        if (report->ends_at_refusal) {
+                table_json_set(&ret, "peak_charged_bytes", table_json_number(r->peak_charged_bytes));
+                table_json_set(&ret, "largest_extent_bytes", table_json_number(r->largest_extent_bytes));
+        }
+        return ret;
 }
 
 static json_t *jobs_json(const struct report *report)
@@ -217,7 +224,7 @@ static json_t *jobs_json(const struct report *report)
         json_t *ret = json_array();
 
         for (uint32_t i = 0; ret && i < report->n_jobs; i++) {
-                if (json_array_append_new(ret, job_json(&report->results[i], i)) < 0) {
+                if (json_array_append_new(ret, job_json(report, i)) < 0) {
                         json_decref(ret);
                         ret = NULL;
                 }

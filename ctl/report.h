@@ -16,7 +16,8 @@ struct report {
         uint32_t n_jobs;
         uint32_t n_repeats;
         bool verify;
-        double seconds; /* from the first job's start to the last one's end */
+        bool ends_at_refusal; /* each job */
+        double seconds;       /* from the first job's start to the last one's end */
         const struct job_totals *totals;
         const struct job_result *results; /* n_jobs */
 };

@@ -14,35 +14,36 @@
 #define PROGRAM   "bfcd-tools"
 #define MAX_WORDS 32
 
-char *tools_option(const char *name, const char *value)
+static void become(char *const words[])
 {
-        char *ret;
-
-        return asprintf(&ret, "%s=%s", name, value) < 0 ? NULL : ret;
-}
-
-void tools_become(const char *program, char *const words[])
-{
-        static const char *const folders[] = { "", "/../sbin" };
-        char self[PATH_MAX], path[PATH_MAX + 64];
+        char self[PATH_MAX], path[PATH_MAX + sizeof(PROGRAM)];
         ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
 
-        for (size_t i = 0; n > 0 && i < sizeof(folders) / sizeof(folders[0]); i++) {
+        if (n > 0) {
                 self[n] = '\0';
-                snprintf(path, sizeof(path), "%.*s%s/%s", (int)(strrchr(self, '/') - self), self, folders[i],
-                         program);
+                snprintf(path, sizeof(path), "%.*s/" PROGRAM, (int)(strrchr(self, '/') - self), self);
                 execv(path, words);
         }
-        execvp(program, words);
+        execvp(PROGRAM, words);
 }
 
-int tools_exec(const char *who, const char *what, const char *const words[])
+int tools_exec(const char *who, const char *what, const struct tools_words *words, FILE *in)
 {
         char *all[MAX_WORDS] = { (char[]){ PROGRAM } };
+        size_t n = 1, n_fixed;
 
-        for (size_t i = 0; words[i] && i + 2 < MAX_WORDS; i++)
-                all[i + 1] = (char *)(uintptr_t)words[i];
-        tools_become(PROGRAM, all);
+        for (const char *const *word = words->words; *word && n + 1 < MAX_WORDS; word++)
+                all[n++] = (char *)(uintptr_t)*word;
+        n_fixed = n;
+        errno = 0;
+        for (const char *const *o = words->options; o[0] && n + 1 < MAX_WORDS; o += 2)
+                if (o[1] &&
+                    asprintf(&all[n], "%s=%s", o[0], o[1]) >= 0) /* also of a value that begins with "-" */
+                        n++;
+        all[n] = NULL;
+        if (errno != ENOMEM &&
+            (!in || (fflush(in) == 0 && fseek(in, 0, SEEK_SET) == 0 && dup2(fileno(in), STDIN_FILENO) >= 0)))
+                become(all);
         if (errno == ENOENT)
                 fprintf(stderr,
                         "%s: \"%s\" is in the Python package bfcd, which is not installed here (Debian: python3-bfcd; "
@@ -50,23 +51,25 @@ int tools_exec(const char *who, const char *what, const char *const words[])
                         who, what);
         else
                 fprintf(stderr, "%s: " PROGRAM " cannot be run: %s\n", who, strerror(errno));
+        while (n > n_fixed)
+                free(all[--n]);
         return EXIT_FAILURE;
 }
 
-int tools_call(const char *who, const char *what, const char *const words[], FILE *in, FILE *out)
+int tools_call(const char *who, const char *what, const struct tools_words *words, FILE *in, FILE *out)
 {
         int status;
         pid_t pid;
 
-        if (fflush(in) != 0 || fseek(in, 0, SEEK_SET) != 0 || fflush(stdout) != 0)
+        if (fflush(in) != 0 || fflush(stdout) != 0)
                 return -errno;
         pid = fork();
         if (pid < 0)
                 return -errno;
         if (pid == 0) {
-                if (dup2(fileno(in), STDIN_FILENO) < 0 || (out && dup2(fileno(out), STDOUT_FILENO) < 0))
+                if (out && dup2(fileno(out), STDOUT_FILENO) < 0)
                         _exit(EXIT_FAILURE);
-                _exit(tools_exec(who, what, words));
+                _exit(tools_exec(who, what, words, in));
         }
         while (waitpid(pid, &status, 0) < 0)
                 if (errno != EINTR)

@@ -1,5 +1,5 @@
-/* Other programs: beside this one, in the folder sbin beside its folder, or in the path. What looks back is Python:
- * bfcd.tools, in the program bfcd-tools of the Python package.
+/* What looks back is Python: bfcd.tools, in the program bfcd-tools of the Python package. It is beside this program, or in the
+ * path.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFC_CTL_TOOLS_H
@@ -7,18 +7,18 @@
 
 #include <stdio.h>
 
-/* This process becomes that program; words: with its name, they end with NULL. Returns, with errno, where it is not possible. */
-void tools_become(const char *program, char *const words[]);
+/* Words that end with NULL, and after them options: pairs of "--name" and a value, which end with NULL; those whose value is
+ * NULL are left out. */
+struct tools_words {
+        const char *const *words, *const *options;
+};
 
-/* "--name=value", also of a value that begins with "-". The caller frees it. NULL: out of memory. */
-char *tools_option(const char *name, const char *value);
+/* This process becomes the tool. in: its standard input, read from its begin; NULL: this process's. who: "bfcctl"; what: the
+ * command, for the error. An exit status, where it is not possible. */
+int tools_exec(const char *who, const char *what, const struct tools_words *words, FILE *in);
 
-/* This process becomes that program, with these words after its name; they end with NULL. who: "bfcctl"; what: the command,
- * for the error. An exit status, where it is not possible. */
-int tools_exec(const char *who, const char *what, const char *const words[]);
-
-/* Runs the tool in a child, which reads one file from its begin and writes to the other, which is then at its
- * begin; out: NULL for standard output. Its exit status; -errno: it could not be started. */
-int tools_call(const char *who, const char *what, const char *const words[], FILE *in, FILE *out);
+/* Runs the tool in a child. out: its standard output, which is then at its begin; NULL: this process's. Its exit status;
+ * -errno: it could not be started. */
+int tools_call(const char *who, const char *what, const struct tools_words *words, FILE *in, FILE *out);
 
 #endif

@@ -288,9 +288,11 @@ TEST(refused_request_ends_the_replay)
         fake.ends_at_refusal = true;
         fake.refuse_call = 1;
         fake.refuse_with = -EDQUOT;
+        fake.leak = 1; /* the disconnection frees it */
         run(1, false);
         ck_assert_uint_eq(fake.n_calls, 1);
         ck_assert_uint_eq(result.n_refused, 1);
+        ck_assert_int_eq(status(), REPORT_REFUSED);
         ck_assert_str_eq(result.error, "");
 }
 

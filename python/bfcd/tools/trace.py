@@ -1,7 +1,7 @@
 """Pictures of a trace, which bfc-replay writes to standard input: for PyTorch's memory viewer, for Perfetto, and as a plot.
 
-The first line is a list of labels as JSON; each other one is a buffer: lower, upper, size, and the numbers of the labels that
-are its tag and its track ("tenant/partition").
+The first line is a list of labels as JSON; each other one is a buffer: lower, upper, size, the numbers of the labels that
+are its tag and its track ("tenant/partition"), and its flags (-1: the trace has none).
 
 SPDX-License-Identifier: Apache-2.0
 """
@@ -38,6 +38,7 @@ class Buffer(NamedTuple):
     size: int
     tag: int
     track: int
+    flags: int
 
 
 class Trace:
@@ -70,13 +71,16 @@ def read() -> Trace:
 
 
 class Space:
-    """The places that bfcd's allocator chooses: best fit, the lowest address on ties, at once merged."""
+    """The places that bfcd's allocator chooses: best fit, the lowest address on ties, at once merged. n_bytes: of the region
+    before it grows."""
 
-    def __init__(self) -> None:
-        self.end = 0  # of all blocks so far; above it everything is free
+    def __init__(self, n_bytes: int = 0) -> None:
+        self.end = n_bytes  # of the region, which grows for a block that does not fit
         self._sizes: list[tuple[int, int]] = []  # of free ranges: size, address
         self._begins: dict[int, int] = {}  # their sizes, by their begin and by their end
         self._ends: dict[int, int] = {}
+        if n_bytes > 0:
+            self._put(0, n_bytes)
 
     def _put(self, at: int, size: int) -> None:
         bisect.insort(self._sizes, (size, at))
