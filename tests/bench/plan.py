@@ -42,7 +42,7 @@ class Tool:
     def __init__(self, arguments, folder):
         self.a = arguments
         self.folder = folder
-        self.n_daemons = 0
+        self.runs = []  # what each daemon for the trace did
 
     def replay(self, *arguments):
         return [self.a.replay, *arguments]
@@ -76,7 +76,6 @@ class Tool:
 
     def serves(self, trace, scale, limit):
         """Whether a daemon with this limit refuses nothing."""
-        self.n_daemons += 1
         path = os.path.join(self.folder, 'sock')
         environment = dict(os.environ)
         if self.a.preload:
@@ -95,6 +94,7 @@ class Tool:
             report = json.loads(done.stdout)
             if report['error']:
                 sys.exit(f'{trace}: the replay failed: {report["error"]}')
+            self.runs.append(f'{limit // MIB} MiB: {report["failure_message"] or "served"}')
             return report['failures'] == 0
         finally:
             daemon.send_signal(signal.SIGTERM)
@@ -102,6 +102,10 @@ class Tool:
             for name in (path, path + '-admin'):
                 if os.path.exists(name):
                     os.unlink(name)
+
+    def serves_always(self, trace, scale, limit, n_runs=3):
+        """One run can be served by chance: see bfcd.tools.plan."""
+        return all(self.serves(trace, scale, limit) for _ in range(n_runs))
 
     def bisect(self, trace, scale, peak):
         """Without knowledge of the plan: from the peak of the blocks up in growing steps, then by bisection."""
@@ -118,16 +122,22 @@ class Tool:
                 high = middle
             else:
                 low = middle
+        while not self.serves_always(trace, scale, high):
+            high += STEP
         return high
 
     def compare(self, trace, scale):
+        self.runs = []
         plan = self.plan(trace, scale)
         found = self.bisect(trace, scale, plan['peak_live_bytes'] + plan['reasons']['rounding_bytes'])
         difference = plan['limit_bytes'] - found
         print(f'{os.path.basename(trace)}: peak {plan["peak_live_bytes"]}, plan {plan["limit_bytes"] // MIB} MiB, '
               f'bisected {found // MIB} MiB, {difference / MIB:+g} MiB, '
               f'plan in {plan["seconds"]:.3f} s', flush=True)
-        return abs(difference) <= STEP and self.is_exact(trace, scale, plan)
+        is_equal = abs(difference) <= STEP and self.is_exact(trace, scale, plan)
+        if not is_equal:
+            print('\n'.join(self.runs), flush=True)
+        return is_equal
 
     def is_exact(self, trace, scale, plan):
         """The daemon serves the trace with the plan's limit, and not with the next lower one."""
@@ -136,8 +146,7 @@ class Tool:
         if not self.serves(trace, scale, limit):
             print(f'{trace}: the daemon refuses with the plan, {limit // MIB} MiB')
             return False
-        # A client that is late in giving memory back can fit by chance: then it is refused in another run.
-        if limit - STEP >= least and all(self.serves(trace, scale, limit - STEP) for _ in range(5)):
+        if limit - STEP >= least and self.serves_always(trace, scale, limit - STEP, 10):
             print(f'{trace}: the daemon serves with less than the plan, {limit // MIB - 2} MiB')
             return False
         return True
