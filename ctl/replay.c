@@ -20,7 +20,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "ctl/generate.h"
 #include "ctl/job.h"
 #include "ctl/plan_place.h"
 #include "ctl/progress.h"
@@ -520,19 +519,15 @@ static int run_replay(const struct invocation *v)
 
 static int run_generate(const struct invocation *v)
 {
-        int r = generate_trace(stdout, v->generate, v->seed, v->scale);
+        char seed[32], scale[32];
 
-        if (r == -ENOENT) {
-                fprintf(stderr,
-                        "bfc-replay: unknown generator \"%s\"; the generators are transformer and random\n",
-                        v->generate);
-                return EXIT_USAGE;
-        }
-        if (r == -ERANGE) {
-                fprintf(stderr, "bfc-replay: --scale %g makes a buffer of 2^63 bytes or more\n", v->scale);
-                return EXIT_USAGE;
-        }
-        return r < 0 ? complain("standard output", r) : EXIT_SUCCESS;
+        snprintf(seed, sizeof(seed), "%" PRIu64, v->seed);
+        snprintf(scale, sizeof(scale), "%.17g", v->scale);
+        return tools_exec("bfc-replay", "--generate",
+                          &(struct tools_words){ (const char *const[]){ "generate", NULL },
+                                                 (const char *const[]){ "--name", v->generate, "--seed", seed,
+                                                                        "--scale", scale, NULL } },
+                          NULL);
 }
 
 /* ---- options ------------------------------------------------------------- */

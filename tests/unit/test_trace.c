@@ -9,7 +9,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "ctl/generate.h"
 #include "ctl/trace.h"
 
 static int read_bytes(const char *bytes, size_t n, struct trace **ret, char **ret_error)
@@ -309,47 +308,4 @@ TEST(scale)
         ck_assert_uint_eq(t->buffers[0].n_bytes, 1); /* rounded up, never to 0 */
         ck_assert_uint_eq(t->buffers[1].n_bytes, 63);
         trace_free(t);
-}
-
-/* What a generator prints; the caller frees it. */
-static char *generate(const char *name, uint64_t seed, double factor, int expected)
-{
-        char *text = NULL;
-        size_t n;
-        FILE *out = open_memstream(&text, &n);
-
-        ck_assert_ptr_nonnull(out);
-        ck_assert_int_eq(generate_trace(out, name, seed, factor), expected);
-        fclose(out);
-        return text;
-}
-
-LOOP_TEST(generators, 2)
-{
-        static const char *const names[] = { "transformer", "random" };
-        char *text = generate(names[_i], 7, 1, 0), *again = generate(names[_i], 7, 1, 0);
-        char *other = generate(names[_i], 8, 1, 0), *small = generate(names[_i], 7, 1e-9, 0);
-        struct trace *t = read_good(text), *tiny = read_good(small);
-
-        ck_assert_str_eq(text, again);
-        ck_assert_str_ne(text, other);
-        ck_assert_uint_gt(t->n_buffers, 500);
-        ck_assert_uint_gt(trace_peak(t, 1), 32u << 20);
-        ck_assert_uint_lt(trace_peak(t, 256), 256u << 20); /* fits a demonstration */
-        ck_assert_uint_eq(tiny->n_buffers, t->n_buffers);
-        for (size_t i = 0; i < tiny->n_buffers; i++)
-                ck_assert_uint_eq(tiny->buffers[i].n_bytes, 1);
-        trace_free(t);
-        trace_free(tiny);
-        free(text);
-        free(again);
-        free(other);
-        free(small);
-}
-
-TEST(generators_refuse)
-{
-        free(generate("transfomer", 1, 1, -ENOENT));
-        free(generate("transformer", 1, 1e15, -ERANGE));
-        free(generate("random", 1, 0, -ERANGE));
 }

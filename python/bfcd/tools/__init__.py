@@ -13,7 +13,7 @@ import sys
 from ._bfcctl import Bfcctl, Failure, WrongUse
 
 #: Each is a module with add_arguments(parser), run(options, bfcctl) and PROGRAM, whose user sees the errors (bfcctl).
-COMMANDS = ("history", "plan", "snapshot", "tensorboard", "torch_trace", "trace")
+COMMANDS = ("generate", "history", "plan", "snapshot", "tensorboard", "torch_trace", "trace")
 
 
 def main(words: list[str] | None = None) -> int:
