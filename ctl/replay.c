@@ -10,6 +10,7 @@
 #include <inttypes.h>
 #include <limits.h>
 #include <search.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -602,164 +603,128 @@ static bool parse_scale(const char *text, double *ret)
         return true;
 }
 
-enum {
-        OPTION_SCALE = 256,
-        OPTION_VERIFY,
-        OPTION_UNTIL_REFUSED,
-        OPTION_CACHE,
-        OPTION_GENERATE,
-        OPTION_SEED,
-        OPTION_VERSION,
-        OPTION_PLAN,
-        OPTION_SHARE,
-        OPTION_CONFIG,
-        OPTION_SNAPSHOT,
-        OPTION_TIMELINE,
-        OPTION_PLOT,
-        OPTION_END,
+#define LETTERS   ":s:p:t:n:r:jh"
+#define NO_LETTER 256 /* from here on: an option's place in the table */
+
+static const struct {
+        const char *name;
+        char letter;
+        enum { HELP, VERSION, FLAG, TEXT, CHOICE, NUMBER, SCALE } kind;
+        size_t member; /* of struct invocation */
+        uint64_t least, most;
+        const char *choices[2], *right; /* what a value can be */
+} own_options[] = {
+#define OWN(member) offsetof(struct invocation, member)
+        { "socket", 's', TEXT, OWN(socket), 0, 0, { 0 }, NULL },
+        { "partition", 'p', TEXT, OWN(partition), 0, 0, { 0 }, NULL },
+        { "tenant", 't', TEXT, OWN(tenant), 0, 0, { 0 }, NULL },
+        { "jobs", 'n', NUMBER, OWN(n_jobs), 1, MAX_JOBS, { 0 }, "a number from 1 to 4096" },
+        { "repeat", 'r', NUMBER, OWN(n_repeats), 1, UINT32_MAX, { 0 }, "a number from 1 to 4294967295" },
+        { "scale", 0, SCALE, OWN(scale), 0, 0, { 0 }, "a number above 0, as in 0.5" },
+        { "cache", 0, CHOICE, OWN(cache), 0, 0, { "on", "off" }, "on or off" },
+        { "verify", 0, FLAG, OWN(verify), 0, 0, { 0 }, NULL },
+        { "until-refused", 0, FLAG, OWN(until_refused), 0, 0, { 0 }, NULL },
+        { "json", 'j', FLAG, OWN(json), 0, 0, { 0 }, NULL },
+        { "plan", 0, FLAG, OWN(plan), 0, 0, { 0 }, NULL },
+        { "share", 0, CHOICE, OWN(plan_share), 0, 0, { "fd", "cuda-ipc" }, "fd or cuda-ipc" },
+        { "partition-config", 0, TEXT, OWN(plan_config), 0, 0, { 0 }, NULL },
+        { "snapshot", 0, TEXT, OWN(snapshot), 0, 0, { 0 }, NULL },
+        { "timeline", 0, TEXT, OWN(timeline), 0, 0, { 0 }, NULL },
+        { "plot", 0, TEXT, OWN(plot), 0, 0, { 0 }, NULL },
+        { "generate", 0, TEXT, OWN(generate), 0, 0, { 0 }, NULL },
+        { "seed", 0, NUMBER, OWN(seed), 0, UINT64_MAX, { 0 }, "a number from 0" },
+        { "help", 'h', HELP, 0, 0, 0, { 0 }, NULL },
+        { "version", 0, VERSION, 0, 0, 0, { 0 }, NULL },
+#undef OWN
 };
 
-/* Options with a value that can be wrong. EXIT_USAGE, or 0. */
-static int take_value(struct invocation *v, int option, const char *value)
+#define N_OPTIONS (sizeof(own_options) / sizeof(own_options[0]))
+
+/* EXIT_USAGE, or 0. */
+static int take_value(struct invocation *v, size_t i, const char *value)
 {
-        switch (option) {
-        case 'n':
-                return parse_number(value, 1, MAX_JOBS, &v->n_jobs)
-                               ? 0
-                               : usage("wrong value for --jobs", value, "a number from 1 to 4096");
-        case 'r':
-                return parse_number(value, 1, UINT32_MAX, &v->n_repeats)
-                               ? 0
-                               : usage("wrong value for --repeat", value, "a number from 1 to 4294967295");
-        case OPTION_SEED:
-                return parse_number(value, 0, UINT64_MAX, &v->seed)
-                               ? 0
-                               : usage("wrong value for --seed", value, "a number from 0");
-        case OPTION_CACHE:
-                v->cache = value;
-                return strcmp(value, "on") == 0 || strcmp(value, "off") == 0
-                               ? 0
-                               : usage("wrong value for --cache", value, "on or off");
-        case OPTION_SHARE:
-                v->plan_share = value;
-                return strcmp(value, "fd") == 0 || strcmp(value, "cuda-ipc") == 0
-                               ? 0
-                               : usage("wrong value for --share", value, "fd or cuda-ipc");
-        case OPTION_SCALE:
-                return parse_scale(value, &v->scale)
-                               ? 0
-                               : usage("wrong value for --scale", value, "a number above 0, as in 0.5");
+        char *member = (char *)v + own_options[i].member, what[64];
+        bool is_right = true;
+
+        switch (own_options[i].kind) {
+        case FLAG:
+                *(bool *)member = true;
+                break;
+        case NUMBER:
+                is_right = parse_number(value, own_options[i].least, own_options[i].most,
+                                        (uint64_t *)(void *)member);
+                break;
+        case SCALE:
+                is_right = parse_scale(value, (double *)(void *)member);
+                break;
+        case CHOICE:
+                is_right = strcmp(value, own_options[i].choices[0]) == 0 ||
+                           strcmp(value, own_options[i].choices[1]) == 0;
+                /* fallthrough */
         default:
-                return usage("unknown option", NULL, "\"bfc-replay --help\" lists them");
+                *(const char **)(void *)member = value;
         }
+        snprintf(what, sizeof(what), "wrong value for --%s", own_options[i].name);
+        return is_right ? 0 : usage(what, value, own_options[i].right);
 }
 
-/* 0: continue; else the process ends, with status *ret_status. */
-static bool take_option(struct invocation *v, int option, char **argv, int *ret_status)
+/* The option's place in the table. */
+static size_t find_option(int option)
 {
+        size_t i = 0;
+
+        if (option >= NO_LETTER)
+                return (size_t)(option - NO_LETTER);
+        while (own_options[i].letter != option)
+                i++;
+        return i;
+}
+
+/* True: the process ends, with status *ret_status. */
+static bool take_options(struct invocation *v, int argc, char **argv, int *ret_status)
+{
+        struct option options[N_OPTIONS + 1] = { 0 };
+        bool is_given[N_OPTIONS] = { false };
+        int option;
+
+        for (size_t i = 0; i < N_OPTIONS; i++)
+                options[i] =
+                        (struct option){ own_options[i].name,
+                                         own_options[i].kind <= FLAG ? no_argument : required_argument, NULL,
+                                         own_options[i].letter ? own_options[i].letter : NO_LETTER + (int)i };
         *ret_status = 0;
-        switch (option) {
-        case 's':
-                v->socket = optarg;
-                return false;
-        case 'p':
-                v->partition = optarg;
-                return false;
-        case 't':
-                v->tenant = optarg;
-                return false;
-        case 'j':
-                v->json = true;
-                return false;
-        case OPTION_VERIFY:
-                v->verify = true;
-                return false;
-        case OPTION_UNTIL_REFUSED:
-                v->until_refused = true;
-                return false;
-        case OPTION_GENERATE:
-                v->generate = optarg;
-                return false;
-        case OPTION_PLAN:
-                v->plan = true;
-                return false;
-        case OPTION_CONFIG:
-                v->plan_config = optarg;
-                return false;
-        case OPTION_SNAPSHOT:
-                v->snapshot = optarg;
-                return false;
-        case OPTION_TIMELINE:
-                v->timeline = optarg;
-                return false;
-        case OPTION_PLOT:
-                v->plot = optarg;
-                return false;
-        case 'h':
-                print_help();
-                return true;
-        case OPTION_VERSION:
-                puts("bfc-replay " BFCD_VERSION);
-                return true;
-        case ':':
-                *ret_status =
-                        usage("no value for", argv[optind - 1], "\"bfc-replay --help\" lists the options");
-                return true;
-        case '?':
-                *ret_status = usage("unknown option", argv[optind - 1], "\"bfc-replay --help\" lists them");
-                return true;
-        default:
-                *ret_status = take_value(v, option, optarg);
-                return *ret_status != 0;
+        while (*ret_status == 0 && (option = getopt_long(argc, argv, LETTERS, options, NULL)) >= 0) {
+                size_t i = option == ':' || option == '?' ? 0 : find_option(option);
+
+                if (option == ':') {
+                        *ret_status = usage("no value for", argv[optind - 1],
+                                            "\"bfc-replay --help\" lists the options");
+                } else if (option == '?') {
+                        *ret_status =
+                                usage("unknown option", argv[optind - 1], "\"bfc-replay --help\" lists them");
+                } else if (is_given[i]) {
+                        *ret_status = usage("an option is given twice:", own_options[i].name, "give it once");
+                } else if (own_options[i].kind == HELP) {
+                        print_help();
+                        return true;
+                } else if (own_options[i].kind == VERSION) {
+                        puts("bfc-replay " BFCD_VERSION);
+                        return true;
+                } else {
+                        is_given[i] = true;
+                        *ret_status = take_value(v, i, optarg);
+                }
         }
-}
-
-static const struct option options[] = {
-        { "socket", required_argument, NULL, 's' },
-        { "partition", required_argument, NULL, 'p' },
-        { "tenant", required_argument, NULL, 't' },
-        { "jobs", required_argument, NULL, 'n' },
-        { "repeat", required_argument, NULL, 'r' },
-        { "scale", required_argument, NULL, OPTION_SCALE },
-        { "cache", required_argument, NULL, OPTION_CACHE },
-        { "verify", no_argument, NULL, OPTION_VERIFY },
-        { "until-refused", no_argument, NULL, OPTION_UNTIL_REFUSED },
-        { "json", no_argument, NULL, 'j' },
-        { "plan", no_argument, NULL, OPTION_PLAN },
-        { "share", required_argument, NULL, OPTION_SHARE },
-        { "partition-config", required_argument, NULL, OPTION_CONFIG },
-        { "snapshot", required_argument, NULL, OPTION_SNAPSHOT },
-        { "timeline", required_argument, NULL, OPTION_TIMELINE },
-        { "plot", required_argument, NULL, OPTION_PLOT },
-        { "generate", required_argument, NULL, OPTION_GENERATE },
-        { "seed", required_argument, NULL, OPTION_SEED },
-        { "help", no_argument, NULL, 'h' },
-        { "version", no_argument, NULL, OPTION_VERSION },
-        { NULL, 0, NULL, 0 },
-};
-
-static const char *name_of(int option)
-{
-        const struct option *o = options;
-
-        while (o->val != option)
-                o++;
-        return o->name;
+        return *ret_status != 0;
 }
 
 int main(int argc, char **argv)
 {
         struct invocation v = { .n_jobs = 1, .n_repeats = 1, .seed = 1, .scale = 1 };
-        bool is_given[OPTION_END] = { false };
-        int option, status;
+        int status;
 
-        while ((option = getopt_long(argc, argv, ":s:p:t:n:r:jh", options, NULL)) >= 0) {
-                if (option != ':' && option != '?' && is_given[option])
-                        return usage("an option is given twice:", name_of(option), "give it once");
-                is_given[option] = true;
-                if (take_option(&v, option, argv, &status))
-                        return status;
-        }
+        if (take_options(&v, argc, argv, &status))
+                return status;
         if (v.generate && optind < argc)
                 return usage("too many arguments from", argv[optind], "--generate reads no trace");
         if (v.generate)
