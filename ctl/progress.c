@@ -12,7 +12,6 @@
 
 #define FIRST_MS 1000u
 #define EVERY_MS 100u
-#define STRIDE   1024u /* steps between looks at the clock */
 
 /* A terminal that cannot return to the begin of a line gets nothing. */
 static bool can_show(FILE *out)
@@ -25,7 +24,6 @@ static bool can_show(FILE *out)
 void progress_begin(struct progress *p, FILE *out, const char *what, uint64_t n_total)
 {
         *p = (struct progress){ .what = what, .n_total = n_total, .out = out ? out : stderr };
-        p->n_look = STRIDE;
         if (can_show(p->out))
                 p->begin_ms = clock_ms();
 }
@@ -44,23 +42,17 @@ static void show(struct progress *p, uint64_t now)
         fflush(p->out);
 }
 
-void progress_look(struct progress *p)
+void progress_set(struct progress *p, uint64_t n_done, uint64_t n_total)
 {
         uint64_t now;
 
-        p->n_look = p->n_done + STRIDE;
+        p->n_done = n_done;
+        p->n_total = n_total;
         if (p->begin_ms == 0)
                 return;
         now = clock_ms();
         if (now - p->begin_ms >= FIRST_MS && now - p->shown_ms >= EVERY_MS)
                 show(p, now);
-}
-
-void progress_set(struct progress *p, uint64_t n_done, uint64_t n_total)
-{
-        p->n_done = n_done;
-        p->n_total = n_total;
-        progress_look(p);
 }
 
 void progress_end(struct progress *p)

@@ -15,7 +15,6 @@ struct progress {
         uint64_t n_total;  /* 0: not known */
         uint64_t begin_ms; /* 0: nothing is to be shown */
         uint64_t shown_ms; /* 0: not yet */
-        uint64_t n_look;   /* the clock is read when so many are done */
         FILE *out;
 };
 
@@ -26,15 +25,6 @@ void progress_begin(struct progress *p, FILE *out, const char *what, uint64_t n_
 static inline bool progress_is_shown(const struct progress *p)
 {
         return p->begin_ms != 0;
-}
-
-/* n more are done. Cheap: reads the clock now and then. */
-void progress_look(struct progress *p);
-static inline void progress_step(struct progress *p, uint64_t n)
-{
-        p->n_done += n;
-        if (p->begin_ms != 0 && p->n_done >= p->n_look)
-                progress_look(p);
 }
 
 /* Sets both numbers and reads the clock. For callers that wait and call this a few times a second. */

@@ -169,10 +169,11 @@ static int add_label(struct trace *t, const char *text, uint32_t *ret)
         return 0;
 }
 
-int trace_label(struct trace *t, const char *text, size_t n_text, uint32_t *ret)
+/* The number of a label, of printable ASCII only. */
+static int trace_label(struct trace *t, const char *text, uint32_t *ret)
 {
         char clean[TRACE_LABEL_MAX + 1];
-        size_t n = n_text < TRACE_LABEL_MAX ? n_text : TRACE_LABEL_MAX;
+        size_t n = strnlen(text, TRACE_LABEL_MAX);
 
         for (size_t i = 0; i < n; i++)
                 clean[i] = text[i] < ' ' || text[i] > '~' ? '?' : text[i];
@@ -193,14 +194,14 @@ static int read_track(struct trace *t, const struct columns *c, char *const fiel
         char track[TRACE_LABEL_MAX + 1];
 
         snprintf(track, sizeof(track), "%s%s%s", tenant, *tenant && *partition ? "/" : "", partition);
-        return trace_label(t, track, strlen(track), ret);
+        return trace_label(t, track, ret);
 }
 
 static int read_labels(struct trace *t, const struct columns *c, char *const fields[],
                        struct trace_buffer *buffer)
 {
         const char *tag = field_of(c, fields, COLUMN_TAG);
-        int r = c->n > 4 ? trace_label(t, tag, strlen(tag), &buffer->tag) : 0;
+        int r = c->n > 4 ? trace_label(t, tag, &buffer->tag) : 0;
 
         return r == 0 && c->n > 4 ? read_track(t, c, fields, &buffer->track) : r;
 }
@@ -266,7 +267,8 @@ static int parse_line(struct trace *t, struct columns *c, char *line, struct tra
         return read_labels(t, c, fields, ret);
 }
 
-int trace_add(struct trace *t, const struct trace_buffer *buffer)
+/* -E2BIG: there are too many buffers. */
+static int trace_add(struct trace *t, const struct trace_buffer *buffer)
 {
         if (t->n_buffers == MAX_BUFFERS)
                 return -E2BIG;
@@ -349,6 +351,31 @@ static int read_line(struct trace *t, struct columns *c, char *line, size_t n, s
         return r;
 }
 
+/* ---- what is left out ---------------------------------------------- */
+
+/* One more thing of the file that the trace does not have. -ENOMEM. */
+static int __attribute__((format(printf, 2, 3))) trace_leave_out(struct trace *t, const char *format, ...)
+{
+        char *what, *all = NULL;
+        va_list arguments;
+        int n;
+
+        va_start(arguments, format);
+        n = vasprintf(&what, format, arguments);
+        va_end(arguments);
+        if (n < 0)
+                return -ENOMEM;
+        n = t->left_out ? asprintf(&all, "%s; %s", t->left_out, what) : 0;
+        if (t->left_out)
+                free(what);
+        if (n < 0)
+                return -ENOMEM;
+        if (t->left_out)
+                free(t->left_out);
+        t->left_out = all ? all : what;
+        return 0;
+}
+
 static int read_all(struct trace *t, FILE *in, const char *name, char **ret_error)
 {
         struct columns columns = { 0 };
@@ -405,7 +432,8 @@ static int compare(const void *a, const void *b, void *userdata)
         return (x->buffer > y->buffer) - (x->buffer < y->buffer);
 }
 
-int trace_order(struct trace *t)
+/* The order of the events. */
+static int trace_order(struct trace *t)
 {
         t->events = calloc(t->n_buffers, 2 * sizeof(*t->events));
         if (!t->events)
@@ -417,7 +445,7 @@ int trace_order(struct trace *t)
         return 0;
 }
 
-struct trace *trace_new(void)
+static struct trace *trace_new(void)
 {
         struct trace *t = calloc(1, sizeof(*t));
         uint32_t none;
@@ -425,7 +453,7 @@ struct trace *trace_new(void)
         if (!t)
                 return NULL;
         t->labels = calloc(TRACE_MAX_LABELS, sizeof(*t->labels));
-        if (!t->labels || trace_label(t, "", 0, &none) < 0)
+        if (!t->labels || trace_label(t, "", &none) < 0)
                 return trace_free(t);
         return t;
 }
@@ -468,30 +496,6 @@ struct trace *trace_free(struct trace *t)
         free(t->left_out);
         free(t);
         return NULL;
-}
-
-/* ---- what a reader leaves out ---------------------------------------------- */
-
-int trace_leave_out(struct trace *t, const char *format, ...)
-{
-        char *what, *all = NULL;
-        va_list arguments;
-        int n;
-
-        va_start(arguments, format);
-        n = vasprintf(&what, format, arguments);
-        va_end(arguments);
-        if (n < 0)
-                return -ENOMEM;
-        n = t->left_out ? asprintf(&all, "%s; %s", t->left_out, what) : 0;
-        if (t->left_out)
-                free(what);
-        if (n < 0)
-                return -ENOMEM;
-        if (t->left_out)
-                free(t->left_out);
-        t->left_out = all ? all : what;
-        return 0;
 }
 
 /* ---- how the job requested it ---------------------------------------------- */

@@ -59,16 +59,7 @@ struct trace {
  * frees *ret_error. */
 int trace_read(FILE *in, const char *name, struct trace **ret, char **ret_error);
 
-/* For readers: an empty trace; one more buffer; the number of a label, of printable ASCII only; and at the end
- * the order of the events. -ENOMEM; -E2BIG: there are too many buffers. */
-struct trace *trace_new(void);
-int trace_add(struct trace *t, const struct trace_buffer *buffer);
-int trace_label(struct trace *t, const char *text, size_t n_text, uint32_t *ret);
-int trace_order(struct trace *t);
 struct trace *trace_free(struct trace *t);
-
-/* One more thing of the file that the trace does not have. -ENOMEM. */
-int __attribute__((format(printf, 2, 3))) trace_leave_out(struct trace *t, const char *format, ...);
 
 /* Whether the job asked for a block of the daemon: by flags or a tag ("": none) of bfc_malloc_with(). */
 #define TRACE_TAG_MAX 31u

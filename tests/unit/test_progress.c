@@ -62,17 +62,17 @@ TEST(terminal_after_a_second)
         struct progress p;
 
         begin(&p, terminal, 0, 4096);
-        progress_step(&p, 1024);
+        progress_set(&p, 1024, 4096);
         ck_assert_str_eq(shown(), "");
         begin(&p, terminal, 61000, 4096);
-        progress_step(&p, 1024);
+        progress_set(&p, 1024, 4096);
         ck_assert_str_eq(shown(), "\rplan:  25 %, 61 s\x1b[K");
-        progress_step(&p, 1024); /* too soon */
+        progress_set(&p, 2048, 4096); /* too soon */
         ck_assert_str_eq(shown(), "");
         progress_end(&p);
         ck_assert_str_eq(shown(), "\r\x1b[K");
         progress_end(&p);
-        progress_step(&p, 4096);
+        progress_set(&p, 4096, 4096);
         ck_assert_str_eq(shown(), "");
 }
 

@@ -90,20 +90,24 @@ TEST(one_partition_of_several)
 /* There is a bound, and what is beyond has one label. */
 TEST(many_labels)
 {
-        struct trace *t = trace_new();
-        uint32_t last = 0, number;
-        char text[32];
+        uint32_t n = 2 * TRACE_MAX_LABELS;
+        struct trace *t;
+        char *text = NULL;
+        size_t n_text;
+        FILE *out = open_memstream(&text, &n_text);
 
-        ck_assert_ptr_nonnull(t);
-        for (unsigned i = 0; i < 2 * TRACE_MAX_LABELS; i++) {
-                snprintf(text, sizeof(text), "tag %u", i);
-                ck_assert_int_eq(trace_label(t, text, strlen(text), &last), 0);
-        }
+        ck_assert_ptr_nonnull(out);
+        fputs("id,lower,upper,size,tag\n", out);
+        for (uint32_t i = 0; i < n; i++)
+                fprintf(out, "0,0,1,1,tag %u\n", i);
+        fputs("0,0,1,1,tag 7\n", out);
+        fclose(out);
+        t = read_good(text);
         ck_assert_uint_eq(t->n_labels, TRACE_MAX_LABELS);
-        ck_assert_str_eq(label(t, last), "(other)");
-        ck_assert_int_eq(trace_label(t, "tag 7", 5, &number), 0);
-        ck_assert_str_eq(label(t, number), "tag 7");
+        ck_assert_str_eq(label(t, t->buffers[n - 1].tag), "(other)");
+        ck_assert_str_eq(label(t, t->buffers[n].tag), "tag 7");
         trace_free(t);
+        free(text);
 }
 
 #define WRONG_HEADER                                                                                         \
