@@ -377,22 +377,33 @@ TEST(bfcd_checks_the_config)
  * processes. */
 LOOP_TEST(replay_verifies_its_contents, N_PARTITIONS)
 {
-        const char *generate[] = { program_replay(), "--generate", "random", NULL };
-        char path[128], *csv = must_run(generate), *out;
-        const char *replay[] = { program_replay(), "--socket",     rig->socket, "--tenant", "red",
-                                 "--partition",    partitions[_i], "--jobs",    "2",        "--scale",
-                                 "0.05",           "--verify",     path,        NULL };
+        char path[128], *out;
+        const char *replay[] = { program_replay(),
+                                 "--socket",
+                                 rig->socket,
+                                 "--tenant",
+                                 "red",
+                                 "--partition",
+                                 partitions[_i],
+                                 "--jobs",
+                                 "2",
+                                 "--scale",
+                                 "0.2",
+                                 "--verify",
+                                 path,
+                                 NULL };
         FILE *file;
 
         snprintf(path, sizeof(path), "%s/t.csv", rig->folder);
         file = fopen(path, "we");
         ck_assert_ptr_nonnull(file);
-        fputs(csv, file);
+        fputs("id,lower,upper,size\n", file); /* not by --generate: there may be no Python */
+        for (unsigned i = 0; i < 1000; i++)
+                fprintf(file, "%u,%u,%u,%u\n", i, i, i + 50, 1u << i * 7 % 23);
         ck_assert_int_eq(fclose(file), 0);
         out = must_run(replay);
         ck_assert_uint_gt(strlen(out), 0);
         free(out);
-        free(csv);
 }
 
 /* ---- main ---------------------------------------------------------------- */
