@@ -364,13 +364,13 @@ static void ask_function(uint64_t flags)
         ck_assert_ok(malloc_with(blue, BFC_WHOLE, 2 * BLOCK, NULL, SETTLE_MS, &p)); /* nothing else helps */
         ck_assert_uint_ge(s.n_calls, 1);
         ck_assert_uint_gt(s.n_bytes, 0);
-        ck_assert_uint_eq(s.n_free, 0);
         /* Without a function it is not asked. */
         pthread_mutex_lock(&s.lock);
         s.is_ended = true;
         pthread_mutex_unlock(&s.lock);
         ck_assert_ok(bfc_on_pressure(s.client, NULL, NULL));
         ck_assert(WAIT_FOR(s.n_ends == s.n_calls, SETTLE_MS));
+        ck_assert_uint_eq(s.n_free, 0); /* the first of the two may have been enough for the request */
         s.n_calls = 0;
         ck_assert_int_lt(bfc_malloc_flags(blue, NULL, 2 * BLOCK, BFC_WHOLE, &p), 0);
         ck_assert_uint_eq(s.n_calls, 0);
