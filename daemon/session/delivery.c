@@ -125,13 +125,23 @@ static bool has_extent(const struct session_share *share, size_t slot, uint64_t 
         return share->seen[slot] == id || (is_read_only && share->seen[slot] == (id | SEEN_READ_ONLY));
 }
 
+/* Extents that were sent and not acknowledged, up to the message `sequence`. */
+static size_t count_unacked(const struct session *s, uint64_t sequence)
+{
+        size_t n = 0;
+
+        for (uint64_t i = s->delivery.acked_sequence + 1; i <= sequence; i++)
+                n += s->delivery.sent_counts[i % SESSION_MAX_UNACKED];
+        return n;
+}
+
 /* Exports the extents of the block that the session has not seen. */
 static int collect_extents(struct session *s, struct session_share *share, const struct ledger_block *block,
                            bool is_read_only, struct extent_batch *ret)
 {
         struct ledger *ledger = s->broker->ledger;
         struct arena *arena = share->quota->arena;
-        size_t slot, last;
+        size_t slot, last, n_unacked = count_unacked(s, s->delivery.sequence);
 
         ret->n = 0;
         ret->n_fds = 0;
@@ -142,7 +152,7 @@ static int collect_extents(struct session *s, struct session_share *share, const
 
                 if (has_extent(share, slot, extent->id, is_read_only))
                         continue;
-                ret->more = s->delivery.n_unacked + ret->n == SESSION_MAX_UNACKED;
+                ret->more = n_unacked + ret->n == SESSION_MAX_UNACKED;
                 if (ret->more)
                         break;
                 r = export_extent(s, share, slot, is_read_only, &ret->exports[ret->n], &ret->before[ret->n]);
@@ -195,7 +205,6 @@ static int send_extents(struct session *s, struct session_share *share, const st
         }
         if (batch.n > 0) {
                 s->delivery.sequence++;
-                s->delivery.n_unacked += (uint32_t)batch.n;
                 s->delivery.in_flight = s->delivery.in_flight || batch.n_fds > 0; /* handles are no fds */
                 s->delivery.sent_counts[s->delivery.sequence % SESSION_MAX_UNACKED] = (uint8_t)batch.n;
         }
@@ -473,13 +482,8 @@ static void forget_extent(struct session *s, uint64_t extent_id)
 
 static bool ack_is_valid(const struct session *s, const Bfcd__Ack *ack)
 {
-        size_t n = 0;
-
-        if (ack->sequence <= s->delivery.acked_sequence || ack->sequence > s->delivery.sequence)
-                return false;
-        for (uint64_t i = s->delivery.acked_sequence + 1; i <= ack->sequence; i++)
-                n += s->delivery.sent_counts[i % SESSION_MAX_UNACKED];
-        return ack->n_lost_extent_ids <= n;
+        return ack->sequence > s->delivery.acked_sequence && ack->sequence <= s->delivery.sequence &&
+               ack->n_lost_extent_ids <= count_unacked(s, ack->sequence);
 }
 
 int delivery_ack(struct session *s, const Bfcd__Request *r, const char **ret_why)
@@ -493,9 +497,7 @@ int delivery_ack(struct session *s, const Bfcd__Request *r, const char **ret_why
                 return -EPROTO;
         }
         s->delivery.n_lost += (uint32_t)r->ack->n_lost_extent_ids;
-        while (s->delivery.acked_sequence < r->ack->sequence)
-                s->delivery.n_unacked -=
-                        s->delivery.sent_counts[++s->delivery.acked_sequence % SESSION_MAX_UNACKED];
+        s->delivery.acked_sequence = r->ack->sequence;
         for (size_t i = 0; i < r->ack->n_lost_extent_ids; i++)
                 forget_extent(s, r->ack->lost_extent_ids[i]);
         if (!s->delivery.is_due)

@@ -93,7 +93,6 @@ struct delivery_state {
         bool in_flight;    /* fds were sent; only the kernel knows whether the client has read them */
         uint64_t sequence; /* of the last Extents message */
         uint64_t acked_sequence;
-        uint32_t n_unacked;                       /* extents */
         uint32_t n_lost;                          /* extents that the client lost, in all */
         uint8_t sent_counts[SESSION_MAX_UNACKED]; /* extents of message number i % 64 */
 };
