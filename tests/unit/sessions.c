@@ -121,18 +121,6 @@ const Bfcd__ListReply *list_page(struct peer *p, Bfcd__List__Kind kind, uint64_t
         return peer_reply(p, id)->list;
 }
 
-void walking_peer_collect(struct walking_peer *w)
-{
-        const Bfcd__Reply *reply = w->waiting ? peer_reply(w->peer, w->waiting) : NULL;
-
-        if (!reply)
-                return;
-        if (reply->body_case == BFCD__REPLY__BODY_BLOCK)
-                w->blocks[w->n_blocks++] = reply->block->block_id;
-        w->waiting = 0;
-        peer_forget_replies(w->peer);
-}
-
 struct broker *open_large(struct config **ret_config)
 {
         return peer_broker("devices: [{id: host, size: 400MiB, partitions: [{name: p, limit: 400MiB}]}]\n"

@@ -30,19 +30,6 @@ void must_close(struct peer *p); /* the session and its process */
 /* The request must be refused with this error; the message. */
 const char *refusal_of(struct peer *p, uint64_t id, int error);
 
-#define WALKING_BLOCKS 64
-
-/* One of a random walk over requests. */
-struct walking_peer {
-        struct peer *peer;
-        uint64_t blocks[WALKING_BLOCKS];
-        size_t n_blocks;
-        uint64_t waiting; /* a malloc without an answer */
-};
-
-/* Takes the answer, if it came; the replies are forgotten then. */
-void walking_peer_collect(struct walking_peer *w);
-
 /* Of a partition of 400 MiB, all for uid 1: a block may take more extents than one message has. */
 struct broker *open_large(struct config **ret_config);
 

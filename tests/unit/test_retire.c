@@ -4,9 +4,6 @@
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <unistd.h>
 
 #include "daemon/base/clock.h"
 #include "daemon/base/list.h"
@@ -42,7 +39,6 @@ static const char config_text[] = "timeouts: {reclaim: 40ms}\n"
 
 static struct quota *qa, *qb;
 static unsigned n_released;
-static size_t n_walk_retired;
 
 static void setup(void)
 {
@@ -684,83 +680,4 @@ LOOP_TEST(session_ends_during_a_trim_command, 2)
         peer_free(p);
         peer_free(admin);
         peer_settle(b);
-}
-
-/* ---- a random walk -------------------------------------------------------- */
-
-#define WALK_PEERS  6
-#define WALK_BLOCKS 24
-
-static void walker_end(struct walking_peer *w)
-{
-        n_walk_retired += w->peer ? w->peer->n_retired : 0;
-        w->peer = peer_free(w->peer);
-        *w = (struct walking_peer){ 0 };
-}
-
-static void walker_step(struct walking_peer *w, unsigned *seed)
-{
-        unsigned dice = (unsigned)rand_r(seed) % 100;
-        struct peer *p = w->peer;
-
-        if (!p) {
-                w->peer = p = peer_new(b, 1 + (uid_t)rand_r(seed) % 2, false);
-                p->wants_events = dice < 90;
-                p->auto_ack = dice % 2;
-                (void)peer_hello(p, "", "");
-                return;
-        }
-        if (p->aborted && p->session->state == SESSION_LIVE)
-                (void)session_hang_up(p->session, NULL);
-        if (p->session->state != SESSION_LIVE) {
-                if (dice < 20)
-                        walker_end(w);
-                return;
-        }
-        walking_peer_collect(w);
-        if (dice < 1) {
-                (void)session_hang_up(p->session, NULL); /* and lives on for a while */
-        } else if (dice < 2) {
-                (void)peer_goodbye(p);
-        } else if (dice < 40 && !w->waiting && w->n_blocks < WALK_BLOCKS) {
-                w->waiting = peer_malloc(p, 0, 1 + (uint64_t)rand_r(seed) % (dice < 30 ? MIB : 4 * E));
-        } else if (dice < 75 && w->n_blocks > 0) {
-                size_t i = (size_t)rand_r(seed) % w->n_blocks;
-
-                must_free(p, w->blocks[i]);
-                w->blocks[i] = w->blocks[--w->n_blocks];
-        } else if (dice < 95 && p->n_retires > 0) {
-                size_t i = (size_t)rand_r(seed) % p->n_retires;
-
-                ck_assert_int_eq(peer_answer(p, p->retires[i].sequence), 0);
-        }
-}
-
-TEST(test_random_walk)
-{
-        struct walking_peer walkers[WALK_PEERS] = { 0 };
-        unsigned seed = 815;
-
-        for (unsigned step = 0, n = suite_steps(150000); step < n; step++) {
-                struct walking_peer *w = &walkers[(unsigned)rand_r(&seed) % WALK_PEERS];
-
-                walker_step(w, &seed);
-                if (rand_r(&seed) % 3 == 0) {
-                        broker_turn(b);
-                        broker_poll(b);
-                }
-                if (rand_r(&seed) % 5 == 0)
-                        broker_tick(b);
-                if (rand_r(&seed) % 500 == 0)
-                        recall_tick(b, clock_ms() + RETIRE_TIMEOUT_MS);
-                if (w->peer && w->peer->session->state == SESSION_LIVE &&
-                    w->peer->to_ack > w->peer->session->delivery.acked_sequence)
-                        ck_assert_int_eq(peer_ack(w->peer, w->peer->to_ack), 0);
-                if (step % 16 == 0)
-                        check();
-        }
-        for (unsigned i = 0; i < WALK_PEERS; i++)
-                walker_end(&walkers[i]);
-        printf("# %zu extents were retired\n", n_walk_retired);
-        ck_assert_uint_gt(n_walk_retired, suite_steps(1000));
 }

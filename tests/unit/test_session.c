@@ -976,7 +976,28 @@ TEST(test_ends_are_bounded)
 
 /* ---- a random walk ------------------------------------------------------- */
 
-#define WALK_PEERS 8
+#define WALK_PEERS     8
+#define WALKING_BLOCKS 64
+
+struct walking_peer {
+        struct peer *peer;
+        uint64_t blocks[WALKING_BLOCKS];
+        size_t n_blocks;
+        uint64_t waiting; /* a malloc without an answer */
+};
+
+/* Takes the answer, if it came; the replies are forgotten then. */
+static void walking_peer_collect(struct walking_peer *w)
+{
+        const Bfcd__Reply *reply = w->waiting ? peer_reply(w->peer, w->waiting) : NULL;
+
+        if (!reply)
+                return;
+        if (reply->body_case == BFCD__REPLY__BODY_BLOCK)
+                w->blocks[w->n_blocks++] = reply->block->block_id;
+        w->waiting = 0;
+        peer_forget_replies(w->peer);
+}
 
 static void walker_step(struct walking_peer *w, unsigned *seed)
 {

@@ -424,9 +424,10 @@ static void op_evict(struct slot *s)
 
 static void op_retired(struct slot *s)
 {
-        if (is_live(s) && s->peer->n_retires > 0)
-                HOLDS(peer_answer(s->peer, s->peer->retires[dice(s->peer->n_retires)].sequence) == 0,
-                      "retired");
+        if (!is_live(s) || s->peer->n_retires == 0)
+                return;
+        HOLDS(peer_answer(s->peer, s->peer->retires[dice(s->peer->n_retires)].sequence) == 0, "retired");
+        w.n_retired++;
 }
 
 /* A violation ends the connection, as the connection would. */
@@ -742,6 +743,7 @@ static void walk(bool sticky)
                 ck_assert_uint_gt(w.n_done[i], 0);
         ck_assert_uint_gt(w.n_answers, 0);
         ck_assert_uint_gt(w.n_relieved, 0);
+        ck_assert(!sticky || w.n_retired > 0);
         ck_assert_uint_gt(w.n_missed, 0);
         ck_assert(w.n_orders > 0 && w.n_evicted > 0 && w.n_lies > 0);
 }

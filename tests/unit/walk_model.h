@@ -92,6 +92,7 @@ struct walk {
         uint64_t n_refused, n_reloads;
         uint64_t limits[3][N_SHARES];          /* by tenant, in bytes */
         uint64_t order_id, order_ms;           /* of the operator's Trim that is open; 0: none */
+        uint64_t n_retired;                    /* Retires that were answered */
         uint64_t n_relieved;                   /* Pressures that were answered, truly or not */
         uint64_t n_trims, n_answers, n_missed; /* answered truly or not; not in time */
         uint64_t n_orders, n_evicted, n_lies;
