@@ -399,23 +399,6 @@ static bool admits(struct rig *rig, const char *tenant)
         return raw != NULL;
 }
 
-TEST(sessions_of_a_tenant_are_limited)
-{
-        static const struct rig_config config = {
-                .tenants = TENANT("red", "@UID@", "train, limit: 16MiB, max_sessions: 2")
-                        TENANT("blue", "@UID@", "train, limit: 16MiB"),
-        };
-        struct rig *rig = rig_start(&config);
-        bfc_client *a = client_open(rig, "red", NULL), *b = client_open(rig, "red", NULL);
-
-        ck_assert(refuses_one_more(rig, "red"));
-        ck_assert(admits(rig, "blue"));
-        bfc_disconnect(a);
-        ck_assert(WAIT_FOR(admits(rig, "red"), SETTLE_MS));
-        bfc_disconnect(b);
-        rig_stop(rig);
-}
-
 TEST(sessions_of_the_daemon_are_limited)
 {
         static const struct rig_config config = { .top = "max_sessions: 4\n" };
@@ -434,27 +417,5 @@ TEST(sessions_of_the_daemon_are_limited)
         ck_assert(WAIT_FOR(admits(rig, NULL), SETTLE_MS));
         while (n > 0)
                 bfc_disconnect(clients[--n]);
-        rig_stop(rig);
-}
-
-TEST(blocks_of_a_tenant_are_limited)
-{
-        static const struct rig_config config = {
-                .tenants = TENANT("red", "@UID@", "train, limit: 16MiB, max_blocks: 10"),
-        };
-        struct rig *rig = rig_start(&config);
-        bfc_client *a = client_open(rig, NULL, NULL), *b = client_open(rig, NULL, NULL);
-        void *p, *no;
-
-        for (unsigned i = 0; i < 10; i++)
-                ck_assert_ok(bfc_malloc(i % 2 ? a : b, 256, &p));
-        ck_assert_int_eq(bfc_malloc(a, 256, &no), -EDQUOT);
-        ck_assert(has_stats(bfc_last_error()));
-        ck_assert_ptr_nonnull(strstr(bfc_last_error(), "block"));
-        ck_assert_int_eq(bfc_malloc(b, 256, &no), -EDQUOT);
-        ck_assert_ok(bfc_free(a, p));
-        ck_assert_ok(bfc_malloc(b, 256, &p));
-        bfc_disconnect(a);
-        bfc_disconnect(b);
         rig_stop(rig);
 }

@@ -36,8 +36,6 @@ static const struct shape parks_of_three = { "160MiB",
                                                              TENANT_OF("mallory", "@UID@", QUOTAS(PARK)) };
 static const struct shape parks_nothing = { "160MiB", TENANT_OF("red", "@UID@", QUOTAS(""))
                                                               TENANT_OF("blue", "@UID@", QUOTAS("")) };
-static const struct shape reserves = { "160MiB", TENANT_OF("red", "@UID@", QUOTAS(", reserve: 24MiB" PARK))
-                                                         TENANT_OF("blue", "@UID@", QUOTAS("")) };
 static const struct shape has_little_room = { "8MiB", TENANT_OF("red", "@UID@", QUOTAS(PARK))
                                                               TENANT_OF("blue", "@UID@", QUOTAS("")) };
 
@@ -164,27 +162,6 @@ static void assert_refused(bfc_client *client, uint64_t n_bytes)
         int r = malloc_as(client, n_bytes, NULL, 0, &p);
 
         ck_assert_msg(r == -ENOMEM || r == -EDQUOT, "%d", r);
-}
-
-/* What a reserve keeps is of no use to others. */
-TEST(a_session_within_its_reserve_is_not_asked)
-{
-        struct rig *rig = CAN_PARK ? rig_start(config_of(&reserves)) : NULL;
-        bfc_client *red, *blue;
-        void *p, *q;
-
-        if (!rig)
-                return;
-        red = client_open(rig, "red", "train");
-        blue = client_open(rig, "blue", "train");
-        ck_assert_ok(malloc_as(red, BLOCK, NULL, 0, &p));
-        ck_assert_ok(malloc_as(blue, 40 * MIB, NULL, 0, &q));
-        ck_assert(WAIT_FOR(false, 200) == false); /* red's is idle now */
-        assert_refused(blue, 2 * MIB);
-        ck_assert_uint_eq(parked(rig, "red"), 0);
-        bfc_disconnect(red);
-        bfc_disconnect(blue);
-        rig_stop(rig);
 }
 
 TEST(without_room_for_copies_the_request_is_refused)

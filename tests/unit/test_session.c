@@ -445,58 +445,6 @@ TEST(test_fragments_go_back)
         peer_free(p);
 }
 
-/* The partition is full of what a neighbour no longer uses. */
-TEST(free_extents_of_another_tenant_are_released)
-{
-        struct peer *a = open_session(1), *other = open_session(2);
-        uint64_t id = must_malloc(a, 0, 48 * MIB);
-        const char *sentence;
-
-        must_malloc(other, 0, 16 * MIB); /* guaranteed */
-        sentence = refusal_of(other, peer_malloc(other, 0, 16 * MIB), ENOMEM);
-        ck_assert_ptr_nonnull(strstr(sentence, "partition 'train'"));
-        peer_free_block(a, id);
-        must_malloc(other, 0, 16 * MIB);
-        check();
-        peer_free(a);
-        peer_free(other);
-}
-
-/* The guarantee holds although a neighbour takes all it can. */
-TEST(test_reserve)
-{
-        struct peer *a = open_session(1), *other = open_session(3);
-        uint64_t n = 0;
-
-        for (;;) {
-                uint64_t id = peer_malloc(a, 0, 2 * MIB);
-
-                peer_settle(b);
-                if (peer_error(a, id) != 0)
-                        break;
-                n += 2 * MIB;
-        }
-        ck_assert_uint_eq(n, 48 * MIB);
-        must_malloc(other, 0, 16 * MIB);
-        refusal_of(other, peer_malloc(other, 0, 1), ENOMEM);
-        peer_free(a);
-        peer_free(other);
-}
-
-TEST(test_preallocated)
-{
-        struct peer *p = open_session(1);
-        const Bfcd__Block *block;
-
-        ck_assert_uint_eq(b->partitions[1].pool.charged_bytes, 8 * MIB);
-        block = must_malloc_block(p, 1, 8 * MIB);
-        ck_assert_uint_eq(block->n_bytes, 8 * MIB);
-        refusal_of(p, peer_malloc(p, 1, 1), EDQUOT);
-        peer_free(p);
-        peer_settle(b);
-        ck_assert_uint_eq(b->partitions[1].pool.charged_bytes, 8 * MIB);
-}
-
 /* The ledger is full when the device answers: each of those that wait is
  * refused once, though each refusal frees a block again. */
 TEST(test_ledger_full_while_waiting)
