@@ -5,7 +5,6 @@
 
 #include <signal.h>
 #include <string.h>
-#include <unistd.h>
 
 #define SIZE   (8 * MIB)
 #define NOBODY ((uid_t)65534)
@@ -56,14 +55,6 @@ static void open_by(struct peer *p)
         peer_end(p);
 }
 
-static void same_user(void)
-{
-        struct peer p = start_peer((uid_t)-1, 0);
-
-        start_here();
-        open_by(&p);
-}
-
 static void other_user(void)
 {
         struct peer p = start_peer(NOBODY, 0);
@@ -98,40 +89,6 @@ static void other_net_namespace(void)
 
         start_here();
         open_by(&p);
-}
-
-static void same_process(void)
-{
-        CUipcMemHandle handle;
-        CUdeviceptr at;
-
-        start_here();
-        export_here(0x33, &handle);
-        say_error("open", cu.cuIpcOpenMemHandle_v2(&at, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS));
-}
-
-static void two_offsets(void)
-{
-        struct peer p = start_peer((uid_t)-1, 0);
-        struct peer_message m = { .op = PEER_OPEN };
-        CUipcMemHandle of_base, of_inside;
-        CUdeviceptr at;
-        uint64_t first;
-
-        start_here();
-        at = export_here(0x34, &of_base);
-        say_error("get_handle_inside", cu.cuIpcGetMemHandle(&of_inside, at + SIZE / 2));
-        say_flag("same_handle", memcmp(&of_base, &of_inside, sizeof(of_base)) == 0);
-        m.handle = of_inside;
-        say_error("open_inside", ask(&p, &m));
-        first = m.a;
-        m = (struct peer_message){ .op = PEER_OPEN, .handle = of_base };
-        say_error("open_base", ask(&p, &m));
-        say_flag("same_pointer", m.a == first);
-        m = (struct peer_message){ .op = PEER_COUNT, .a = first, .b = 0x34, .c = SIZE };
-        ask(&p, &m);
-        say_flag("whole_allocation_readable", m.a == 0);
-        peer_end(&p);
 }
 
 /* Two small allocations may share what one handle opens. */
@@ -295,13 +252,10 @@ static void reexport(void)
 }
 
 const struct experiment ipc_experiments[] = {
-        { "ipc-same-user", "does a handle open at all", same_user },
         { "ipc-other-user", "does a handle open under another uid", other_user },
         { "ipc-other-user-exports", "and the other way round", other_user_exports },
         { "ipc-pid-namespace", "does a handle open in another PID namespace", other_pid_namespace },
         { "ipc-net-namespace", "does a handle open in another network namespace", other_net_namespace },
-        { "ipc-same-process", "what does opening one's own handle answer", same_process },
-        { "ipc-two-offsets", "are handles of two offsets one handle, and one mapping", two_offsets },
         { "ipc-small-allocations", "does one handle show a neighbour's small allocation", small_allocations },
         { "ipc-after-free", "a mapping, and opening, after the exporter's free", after_free },
         { "ipc-after-exit", "a mapping, and opening, after the exporter's exit", after_exit },

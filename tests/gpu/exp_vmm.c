@@ -3,11 +3,6 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "tests/gpu/experiments.h"
 
-#include <fcntl.h>
-#include <signal.h>
-#include <stdio.h>
-#include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #define SIZE   (8 * MIB)
@@ -17,15 +12,6 @@ static void need_vmm(void)
 {
         if (!gpu_attribute(0, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED))
                 skip("the device shares no memory by fd");
-}
-
-static CUresult import_fd(int fd, struct gpu_mapping *ret)
-{
-        CUmemGenericAllocationHandle handle;
-        CUresult r = cu.cuMemImportFromShareableHandle(&handle, (void *)(intptr_t)fd,
-                                                       CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
-
-        return r == CUDA_SUCCESS ? gpu_map(0, handle, SIZE, ret) : r;
 }
 
 static int export_here(unsigned char value, struct gpu_mapping *ret)
@@ -59,11 +45,6 @@ static void import_by(uid_t uid, unsigned int flags)
         peer_end(&p);
 }
 
-static void same_user(void)
-{
-        import_by((uid_t)-1, 0);
-}
-
 static void other_user(void)
 {
         import_by(NOBODY, 0);
@@ -81,7 +62,7 @@ static void other_net_namespace(void)
 
 /* An fd of a process that is gone, held by one that does nothing with it for a
  * second: as a service manager's store would. */
-static void fd_survives(bool is_killed)
+static void fd_after_exit(void)
 {
         struct peer p = start_peer((uid_t)-1, 0), next;
         struct peer_message m = { .op = PEER_CREATE, .a = SIZE };
@@ -93,10 +74,7 @@ static void fd_survives(bool is_killed)
         say_error("export", peer_call(&p, &m, -1, &fd));
         m = (struct peer_message){ .op = PEER_FILL, .a = m.b, .b = 0x42, .c = SIZE };
         ask(&p, &m);
-        if (is_killed)
-                peer_kill(&p);
-        else
-                peer_end(&p);
+        peer_end(&p);
         sleep(is_quick ? 0 : 1);
         next = start_peer((uid_t)-1, 0); /* no process here has a context meanwhile */
         m = (struct peer_message){ .op = PEER_IMPORT, .a = SIZE };
@@ -108,73 +86,6 @@ static void fd_survives(bool is_killed)
         }
         peer_end(&next);
         close(fd);
-}
-
-static void fd_after_kill(void)
-{
-        fd_survives(true);
-}
-
-static void fd_after_exit(void)
-{
-        fd_survives(false);
-}
-
-static void returned_with_the_last(void)
-{
-        struct gpu_mapping mapping;
-        size_t n_free;
-        int fd;
-
-        start_here();
-        need_vmm();
-        n_free = gpu_n_free();
-        fd = export_here(0x43, &mapping);
-        say_number("taken_by_create", (double)(n_free - gpu_n_free()));
-        gpu_unmap(&mapping);
-        say_number("taken_by_the_fd_alone", (double)(n_free - gpu_n_free()));
-        close(fd);
-        say_number("taken_after_close", (double)(n_free - gpu_n_free()));
-}
-
-static void what_the_fd_is(void)
-{
-        char path[64], target[256] = "";
-        struct gpu_mapping mapping;
-        struct stat st;
-        int fd, again;
-
-        start_here();
-        need_vmm();
-        fd = export_here(0x44, &mapping);
-        snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
-        if (readlink(path, target, sizeof(target) - 1) > 0)
-                say_text("is", target);
-        say_flag("close_on_exec", (fcntl(fd, F_GETFD) & FD_CLOEXEC) != 0);
-        if (fstat(fd, &st) == 0)
-                say_number("st_size", (double)st.st_size);
-        say_error("export_again",
-                  cu.cuMemExportToShareableHandle(&again, mapping.handle,
-                                                  CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
-}
-
-static void reexport(void)
-{
-        struct peer third = start_peer((uid_t)-1, 0);
-        struct peer_message m = { .op = PEER_IMPORT, .a = SIZE };
-        struct gpu_mapping mapping, imported;
-        int fd, again = -1;
-
-        start_here();
-        need_vmm();
-        fd = export_here(0x45, &mapping);
-        say_error("import_in_the_exporter", import_fd(fd, &imported));
-        say_error("export_of_imported",
-                  cu.cuMemExportToShareableHandle(&again, imported.handle,
-                                                  CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
-        if (again >= 0)
-                say_error("third_process_imports_it", peer_call(&third, &m, again, NULL));
-        peer_end(&third);
 }
 
 static void without_context(void)
@@ -266,15 +177,10 @@ static void two_extents(void)
 }
 
 const struct experiment vmm_experiments[] = {
-        { "vmm-same-user", "does an fd import at all", same_user },
         { "vmm-other-user", "does an fd import under another uid", other_user },
         { "vmm-pid-namespace", "does an fd import in another PID namespace", other_pid_namespace },
         { "vmm-net-namespace", "does an fd import in another network namespace", other_net_namespace },
-        { "vmm-fd-after-kill", "does an fd keep the bytes of a killed process", fd_after_kill },
         { "vmm-fd-after-exit", "does an fd keep the bytes of a process that ended", fd_after_exit },
-        { "vmm-returned", "when does the memory return", returned_with_the_last },
-        { "vmm-fd", "what kind of fd is it, and close-on-exec", what_the_fd_is },
-        { "vmm-reexport", "can an imported handle be exported", reexport },
         { "vmm-without-context", "what works without a context", without_context },
         { "vmm-partial-maps", "must a mapping be of the whole handle", partial_maps },
         { "vmm-two-extents", "what a range over two handles is to the driver", two_extents },
