@@ -215,18 +215,3 @@ void forget(struct message *made)
                 close(made->fd);
         made->fd = -1;
 }
-
-void check_zeroed_each_time(struct process *owner, struct process *job, enum device_share share)
-{
-        struct message made;
-
-        for (int i = 0; i < 3; i++) {
-                ck_assert_int_eq(make(owner, share, 8 * MIB, &made), 0);
-                ck_assert_int_eq(map(job, 0, &made), 0);
-                forget(&made);
-                ck_assert_uint_eq(sees_other(job, 0, 0, 8 * MIB), 0);
-                fill(job, 0, 0xee, 8 * MIB);
-                ck_assert_int_eq(unmap(job, 0, 8 * MIB), 0);
-                ck_assert_int_eq(destroy(owner, &made), 0);
-        }
-}

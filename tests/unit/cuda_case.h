@@ -52,7 +52,4 @@ int copy_in(struct process *p, uint64_t offset, unsigned char value, uint64_t n_
 int copy_out_other(struct process *p, uint64_t offset, unsigned char value, uint64_t n_bytes,
                    uint64_t *ret_n_other);
 
-/* Three extents of 8 MiB, one after another, that the job fills: one's bytes are nothing to the next. */
-void check_zeroed_each_time(struct process *owner, struct process *job, enum device_share share);
-
 #endif

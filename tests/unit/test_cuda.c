@@ -90,8 +90,6 @@ LOOP_TEST(copies_in_and_out, N_SHARES)
         owner_end(&owner);
 }
 
-/* What one tenant leaves there the next one must not see, and the fake hands out
- * what it has lying about. */
 /* Where the driver does not clear memory. A process that has it still sees what the next user would. */
 LOOP_TEST(cleared_where_that_is_asked_for, N_SHARES)
 {
@@ -112,15 +110,6 @@ LOOP_TEST(cleared_where_that_is_asked_for, N_SHARES)
                 ck_assert_uint_eq(n_free(&owner), 64 * MIB);
                 owner_end(&owner);
         }
-}
-
-LOOP_TEST(zeroed_each_time, N_SHARES)
-{
-        struct process owner = owner_start(), job = job_start((enum device_share)_i, 8 * MIB);
-
-        check_zeroed_each_time(&owner, &job, (enum device_share)_i);
-        job_end(&job);
-        owner_end(&owner);
 }
 
 TEST(fds_are_not_inherited)
