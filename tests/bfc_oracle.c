@@ -200,13 +200,6 @@ int oracle_add_zoned_region(struct oracle *o, uint64_t base, uint64_t n_bytes, c
         return 0;
 }
 
-int oracle_add_region(struct oracle *o, uint64_t base, uint64_t n_bytes, uint64_t first, bool backed)
-{
-        struct bfc_zones none = { first < n_bytes ? first : n_bytes, o->extent_bytes, 0 };
-
-        return oracle_add_zoned_region(o, base, n_bytes, &none, backed);
-}
-
 int oracle_remove_region(struct oracle *o, uint64_t base)
 {
         size_t k = 0, n = 0;

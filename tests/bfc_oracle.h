@@ -41,7 +41,6 @@ void oracle_init(struct oracle *o, uint64_t extent_bytes);
 void oracle_done(struct oracle *o);
 
 /* As the calls of bfc.h; blocks are named by the caller's ids, which are not 0. */
-int oracle_add_region(struct oracle *o, uint64_t base, uint64_t n_bytes, uint64_t first, bool backed);
 int oracle_add_zoned_region(struct oracle *o, uint64_t base, uint64_t n_bytes, const struct bfc_zones *zones,
                             bool backed);
 int oracle_remove_region(struct oracle *o, uint64_t base);

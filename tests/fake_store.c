@@ -110,16 +110,6 @@ void fake_store_lose(struct store *s, uint64_t key)
         s->kept[i] = s->kept[--s->n_kept];
 }
 
-int fake_store_ledger(const struct store *s)
-{
-        return s->ledger_fd;
-}
-
-size_t fake_store_n_extents(const struct store *s)
-{
-        return s->n_kept;
-}
-
 /* ---- what daemon/ledger/store.h says ---------------------------------------------- */
 
 void store_end(struct store *s)

@@ -17,7 +17,4 @@ void fake_store_die(struct store *s);
 /* Forgets an extent, as a keeper must not; asserts that it was there. */
 void fake_store_lose(struct store *s, uint64_t key);
 
-int fake_store_ledger(const struct store *s); /* borrowed; -1: none */
-size_t fake_store_n_extents(const struct store *s);
-
 #endif

@@ -20,9 +20,8 @@
 
 /* A context of another process may come or go: what cuMemGetInfo shows is right to
  * this much. Below what is looked for. */
-#define TOLERANCE  (48 * MIB)
-#define LIMIT_RED  (224 * MIB)
-#define LIMIT_BLUE (224 * MIB)
+#define TOLERANCE (48 * MIB)
+#define LIMIT_RED (224 * MIB)
 
 static bool is_fake;
 

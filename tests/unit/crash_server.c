@@ -25,7 +25,6 @@
 #define SESSION_ID   UINT64_C(0x1234)
 #define MAX_PEERS    8
 #define MAX_SHARED   16
-#define MAX_ON_HOLD  64
 #define RETIRING     UINT32_MAX
 
 /* A connection. */
