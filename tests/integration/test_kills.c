@@ -83,6 +83,10 @@ static void run_client(struct totals *totals, uint64_t random)
                         1 + (size_t)(random_next(&random) % ((uint64_t)512 << random_next(&random) % 13));
                 int r;
 
+                if (random_next(&random) % 8 == 0) {
+                        r = bfc_charge(client, NULL, n_bytes, 0);
+                        REQUIRE(r == 0 || r == -EDQUOT || r == -ENOMEM, "%d: %s", r, bfc_last_error());
+                }
                 if (n % BURST == BURST - 1) /* or two cores would do nothing else */
                         usleep((useconds_t)(random_next(&random) % PAUSE_US));
                 if (blocks[at]) {
