@@ -205,7 +205,8 @@ def fill():
 RELAY = """
 import json, os, subprocess, sys
 program, kinds = sys.argv[1], json.loads(sys.argv[2])
-engines = [subprocess.Popen([sys.executable, "-c", program, kind], env=os.environ | variables, text=True,
+# kvcached's socket has the name of the process group, and two that begin at once take it from each other.
+engines = [subprocess.Popen([sys.executable, "-c", program, kind], env=os.environ | variables, text=True, process_group=0,
                             stdin=subprocess.PIPE, stdout=subprocess.PIPE) for kind, variables in kinds]
 for e in engines:
     assert e.stdout.readline() == "ready\\n"
