@@ -4,6 +4,7 @@
 #include "daemon/session/hello.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/random.h>
@@ -63,6 +64,23 @@ static int take_shares(struct session *s, const Bfcd__Request *request)
         return r;
 }
 
+/* It counts in no quota, so without a limit of its own one tenant could have all free sessions. It takes no place of a
+ * session with memory. */
+static int admit_without_memory(struct session *s, uint64_t id)
+{
+        const struct tenant *t = s->tenant;
+        char sentence[SESSION_SENTENCE_BYTES];
+
+        if (t->n_sessions < t->config->max_sessions)
+                return 0;
+        snprintf(sentence, sizeof(sentence),
+                 "tenant '%s' has %zu sessions: the max_sessions of its quotas sum to %" PRIu32, t->name,
+                 t->n_sessions, t->config->max_sessions);
+        accounting_refuse_hello(s, "max_sessions", sentence);
+        session_refuse(s, id, -EDQUOT, sentence);
+        return -EDQUOT;
+}
+
 /* Finds the tenant and joins a quota. Refuses the hello where that fails. */
 static int find_place(struct session *s, const Bfcd__Request *r, size_t *ret_share)
 {
@@ -87,7 +105,7 @@ static int find_place(struct session *s, const Bfcd__Request *r, size_t *ret_sha
                 return -EDQUOT;
         }
         if (r->hello->no_memory)
-                return 0;
+                return admit_without_memory(s, r->id);
         result = take_shares(s, r);
         if (result < 0)
                 return result;

@@ -386,6 +386,43 @@ TEST(test_sessions_of_a_tenant)
         peer_broker_free(other, own);
 }
 
+static uint64_t hello_without_memory(struct peer *p)
+{
+        Bfcd__Hello hello = BFCD__HELLO__INIT;
+        Bfcd__Request r = REQUEST(HELLO, hello, &hello);
+
+        hello.version = 1;
+        hello.no_memory = true;
+        return peer_post(p, &r);
+}
+
+/* They count in no quota. A tenant has no more of them than sessions of its quotas, and a job comes in beside them. */
+TEST(sessions_without_memory_are_bounded)
+{
+        static const char text[] =
+                "devices: [{id: host, size: 64MiB, partitions: [{name: p, limit: 16MiB}]}]\n"
+                "max_sessions: 100\n"
+                "tenants:\n"
+                "  - {name: a, match: {uid: 1}, quotas: [{partition: p, max_sessions: 2}]}\n"
+                "  - {name: b, match: {uid: 2}, quotas: [{partition: p}]}\n";
+        struct peer *peers[3], *late;
+        struct config *own;
+        struct broker *other = peer_broker(text, &own);
+
+        for (size_t i = 0; i < 2; i++) {
+                peers[i] = peer_new(other, 1, false);
+                ck_assert_int_eq(peer_error(peers[i], hello_without_memory(peers[i])), 0);
+        }
+        late = peer_new(other, 1, false);
+        ck_assert_ptr_nonnull(strstr(refusal_of(late, hello_without_memory(late), EDQUOT),
+                                     "tenant 'a' has 2 sessions: the max_sessions of its quotas sum to 2"));
+        peer_free(late);
+        ck_assert_int_eq(come_to(other, 1, "p", &peers[2]), 0);
+        for (size_t i = 0; i < 3; i++)
+                peer_free(peers[i]);
+        peer_broker_free(other, own);
+}
+
 /* While the device works for one request, others that fit pass by. */
 TEST(test_pass_by)
 {
