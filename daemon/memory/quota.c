@@ -92,17 +92,22 @@ void quota_count_blocks(struct quota *q, uint32_t n_blocks, uint64_t n_bytes, ui
         }
 }
 
+const struct quota *quota_next_lease(const struct quota *lease, const struct quota *q)
+{
+        const struct quota *next = TAILQ_NEXT(lease, lists.of_partition);
+
+        assert(next && quota_parent(next) == q);
+        (void)q;
+        return next;
+}
+
 struct quota_sums quota_own(const struct quota *q)
 {
         struct quota_sums own = q->all;
-        const struct quota *each;
+        const struct quota *each = q;
 
-        if (q->account.n_children == 0)
-                return own;
-        TAILQ_FOREACH(each, &q->partition->quotas, lists.of_partition)
-        {
-                if (quota_parent(each) != q)
-                        continue;
+        for (size_t n = 0; n < q->account.n_children; n++) {
+                each = quota_next_lease(each, q);
                 own.n_blocks -= each->all.n_blocks;
                 own.bytes_in_use -= each->all.bytes_in_use;
                 own.bytes_requested -= each->all.bytes_requested;
@@ -325,7 +330,10 @@ int quota_new(const struct quota_options *options, struct quota **ret)
         q->peaks.window_ms = clock_wall_ms();
         TAILQ_INIT(&q->queue.requests);
         quota_usages_init(&q->usages);
-        TAILQ_INSERT_TAIL(&q->partition->quotas, q, lists.of_partition);
+        if (options->parent) /* see quota_next_lease() */
+                TAILQ_INSERT_AFTER(&q->partition->quotas, options->parent, q, lists.of_partition);
+        else
+                TAILQ_INSERT_TAIL(&q->partition->quotas, q, lists.of_partition);
         q->partition->n_quotas++;
         reclaim_note_free(q);
 

@@ -242,7 +242,11 @@ static inline bool quota_has_ended(const struct quota *q)
         return q->is_removed && quota_parent(q);
 }
 
-/* The sums without those of its leases; looks at all quotas of the partition where it has any. */
+/* The account.n_children leases of a tenant's quota follow it in the partition's list, so that they are found without a look at
+ * quotas of others. lease: q at first. */
+const struct quota *quota_next_lease(const struct quota *lease, const struct quota *q);
+
+/* The sums without those of its leases, at which it looks. */
 struct quota_sums quota_own(const struct quota *q);
 
 struct quota_options {

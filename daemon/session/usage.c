@@ -156,17 +156,16 @@ size_t usage_rank(struct quota *q, bool by_blocks, struct usage *ret[QUOTA_RANKS
 
 uint64_t usage_contexts(const struct quota *q)
 {
-        const struct quota *each;
+        const struct quota *each = q;
         const struct usage *h;
         uint64_t n_bytes = 0;
 
         TAILQ_FOREACH(h, &q->usages.list, of_quota)
         n_bytes += h->bytes_contexts;
-        if (q->account.n_children == 0)
-                return n_bytes;
-        TAILQ_FOREACH(each, &q->partition->quotas, lists.of_partition)
-        if (quota_parent(each) == q)
+        for (size_t n = 0; n < q->account.n_children; n++) {
+                each = quota_next_lease(each, q);
                 n_bytes += usage_contexts(each);
+        }
         return n_bytes;
 }
 
