@@ -9,7 +9,7 @@
  * client is unresponsive then, and its kind decides what that means.
  *
  * Invariants: only a LIVE session has recalls; in its queue those that were sent come first, by
- * ascending sequence, and n_sent counts them; a recall is in the broker's list exactly while it
+ * ascending sequence; a recall is in the broker's list exactly while it
  * has a deadline; n_overdue counts those without one, and tenant.n_unresponsive the sessions that have any.
  *
  * SPDX-License-Identifier: Apache-2.0 */
@@ -42,7 +42,6 @@ struct recall {
 /* The recalls of one kind of a session. */
 struct recall_queue {
         struct recall_list open;
-        unsigned n_sent;   /* of these, those that were sent */
         uint64_t n_events; /* in total */
         uint64_t n_missed; /* recalls that became overdue, in total */
 };
@@ -50,7 +49,6 @@ struct recall_queue {
 /* A session's part. */
 struct recall_state {
         struct recall_queue queues[RECALL_KINDS];
-        uint64_t sequence;    /* of the last event */
         unsigned n_overdue;   /* recalls of all kinds that are late; > 0: counted in tenant.n_unresponsive */
         bool ignores_retires; /* Retires are not answered: it takes no events, has hung up, or missed one */
 };

@@ -114,6 +114,7 @@ void retire_flush(struct session *s)
 {
         struct recall_queue *queue = retire_queue(s);
         struct recall *each;
+        unsigned n_sent = 0;
 
         if (!s->has_events)
                 return;
@@ -121,9 +122,11 @@ void retire_flush(struct session *s)
         {
                 struct retirement *r = (struct retirement *)each;
 
+                if (++n_sent > RETIRE_MAX_OPEN)
+                        return;
                 if (each->sequence != 0)
                         continue;
-                if (queue->n_sent == RETIRE_MAX_OPEN || r->after_sequence > s->delivery.acked_sequence)
+                if (r->after_sequence > s->delivery.acked_sequence)
                         return;
                 retirement_send(r);
         }
@@ -265,12 +268,16 @@ static const char *check_session(const struct session *s)
 {
         const struct recall_queue *queue = &s->recall.queues[RECALL_RETIRE];
         const struct recall *r;
-        const char *why = queue->n_sent > RETIRE_MAX_OPEN ? "a session has too many open Retires" : NULL;
+        const char *why = NULL;
+        unsigned n_sent = 0;
 
         TAILQ_FOREACH(r, &queue->open, of_session)
-        if (!why)
-                why = check_retirement(s, (const struct retirement *)r);
-        return why;
+        {
+                n_sent += r->sequence != 0;
+                if (!why)
+                        why = check_retirement(s, (const struct retirement *)r);
+        }
+        return n_sent > RETIRE_MAX_OPEN ? "a session has too many open Retires" : why;
 }
 
 int retire_check(const struct broker *b, const char **ret_why)
