@@ -10,8 +10,6 @@
 
 #include "daemon/ledger/ledger.h"
 
-#define REFS_FIRST 8u
-
 /* The index of the reference, or where it would be. */
 static size_t place_of(const struct refs *h, uint32_t shared)
 {
@@ -43,17 +41,15 @@ uint32_t refs_find(const struct refs *h, uint32_t shared)
 
 int refs_make_room(struct refs *h)
 {
-        size_t n_max = h->n_max ? 2 * h->n_max : REFS_FIRST;
         struct ref_at *list;
 
         assert(h->n < REFS_MAX);
-        if (h->n < h->n_max)
+        if ((h->n & (h->n - 1)) != 0)
                 return 0;
-        list = realloc(h->list, n_max * sizeof(*list));
+        list = realloc(h->list, (h->n > 0 ? 2 * h->n : 1) * sizeof(*list));
         if (!list)
                 return -ENOMEM;
         h->list = list;
-        h->n_max = n_max;
         return 0;
 }
 
@@ -61,7 +57,6 @@ void refs_add(struct refs *h, uint32_t shared, uint32_t ref)
 {
         size_t at = place_of(h, shared);
 
-        assert(h->n < h->n_max);
         assert(at == h->n || h->list[at].shared != shared);
         memmove(h->list + at + 1, h->list + at, (h->n - at) * sizeof(*h->list));
         h->list[at] = (struct ref_at){ shared, ref };

@@ -22,7 +22,7 @@ struct ref_at {
 /* Zeros are an empty list. */
 struct refs {
         struct ref_at *list; /* owned; by `shared`, each once */
-        size_t n, n_max;
+        size_t n;            /* the list has room for as many as the next power of two */
 };
 
 void refs_clear(struct refs *h); /* and frees */

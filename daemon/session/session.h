@@ -99,17 +99,9 @@ struct delivery_state {
 
 /* shared.h */
 TAILQ_HEAD(shared_wait_list, shared_wait);
-/* A session's attaches that wait. */
-struct shared_waits {
-        struct shared_wait_list list;
-        size_t n;
-        uint64_t until_ms; /* not before any of their deadlines; 0: there are none */
-};
-
 struct shared_state {
-        struct shared_waits waits;
+        struct shared_wait_list waits; /* a session's attaches that wait, at most SHARED_MAX_WAITS */
         struct refs refs;
-        size_t n_read_only; /* of the references */
 };
 
 /* mappings.h */

@@ -25,11 +25,11 @@
 #include "daemon/session/trim.h"
 #include "daemon/session/usage.h"
 
-#define EXPIRE_LOOKS 4096u /* at sessions, in one turn */
+#define EXPIRE_LOOKS 4096u /* at sessions and waits, in one turn */
 
 void shared_init(struct shared_state *shared)
 {
-        TAILQ_INIT(&shared->waits.list);
+        TAILQ_INIT(&shared->waits);
 }
 
 /* ---- names --------------------------------------------------------------- */
@@ -150,7 +150,7 @@ bool shared_protects(const struct session *s, const struct ledger_block *block)
         const struct arena *arena;
         size_t first, last, from, to;
 
-        if (s->shared.n_read_only == 0)
+        if (s->shared.refs.n == 0)
                 return false;
         arena = session_share_of(s, block->quota)->quota->arena;
         first = arena_slots(arena, block->offset, block->n_bytes, &last);
@@ -183,7 +183,6 @@ static void ref_end(struct session *s, uint32_t ref)
 
         park_shared_leave(s, ref);
         refs_remove(&s->shared.refs, shared);
-        s->shared.n_read_only -= ledger_ref_at(l, ref)->is_read_only != 0;
         if (is_last && !keep_allows(b, name)) {
                 shared_end(b, name, ref);
                 return;
@@ -441,10 +440,8 @@ static int attach_count_up(struct session *s, uint64_t id, uint32_t shared, bool
                 r = ref_begin(s, shared, &ref);
                 if (r == 0)
                         keep_end(s->broker, name_find(s, ledger_shared_at(l, shared)->name));
-                if (r == 0 && is_read_only) {
+                if (r == 0 && is_read_only)
                         ledger_ref_set_read_only(l, ref);
-                        s->shared.n_read_only++;
-                }
                 if (r < 0) {
                         session_refuse(s, id, -ENOMEM,
                                        r == -ENOMEM ? "the daemon is out of memory"
@@ -551,11 +548,9 @@ static void wait_remove(struct shared_wait *w)
         struct session *s = w->session;
 
         TAILQ_REMOVE(&w->name->waits, w, of_name);
-        TAILQ_REMOVE(&s->shared.waits.list, w, of_session);
+        TAILQ_REMOVE(&s->shared.waits, w, of_session);
         s->requests.n--;
         s->broker->shared.n_waits--;
-        if (--s->shared.waits.n == 0)
-                s->shared.waits.until_ms = 0;
 }
 
 static void wait_add(struct session *s, struct shared_wait *w, struct shared_name *name)
@@ -563,17 +558,20 @@ static void wait_add(struct session *s, struct shared_wait *w, struct shared_nam
         w->session = s;
         w->name = name;
         TAILQ_INSERT_TAIL(&name->waits, w, of_name);
-        TAILQ_INSERT_TAIL(&s->shared.waits.list, w, of_session);
+        TAILQ_INSERT_TAIL(&s->shared.waits, w, of_session);
         s->requests.n++;
         s->broker->shared.n_waits++;
-        if (s->shared.waits.n++ == 0 || w->until_ms < s->shared.waits.until_ms)
-                s->shared.waits.until_ms = w->until_ms;
         broker_wake(s->broker); /* its deadline has to be watched */
 }
 
 static bool refuse_wait(struct session *s, uint64_t id, const Bfcd__Attach *a)
 {
-        if (a->wait_ms > 0 && s->shared.waits.n < SHARED_MAX_WAITS)
+        const struct shared_wait *w;
+        unsigned n = 0;
+
+        TAILQ_FOREACH(w, &s->shared.waits, of_session)
+        n++;
+        if (a->wait_ms > 0 && n < SHARED_MAX_WAITS)
                 return false;
         if (a->wait_ms > 0)
                 session_refuse_format(s, id, -EDQUOT, "this session has %u waiting attaches, the maximum",
@@ -626,7 +624,7 @@ void shared_drop_waits(struct session *s)
 {
         struct shared_wait *w;
 
-        while ((w = TAILQ_FIRST(&s->shared.waits.list))) {
+        while ((w = TAILQ_FIRST(&s->shared.waits))) {
                 wait_remove(w);
                 shared_name_drop(s->broker, w->name);
                 free(w);
@@ -637,7 +635,7 @@ bool shared_withdraw_attach(struct session *s, uint64_t request_id)
 {
         struct shared_wait *w;
 
-        TAILQ_FOREACH(w, &s->shared.waits.list, of_session)
+        TAILQ_FOREACH(w, &s->shared.waits, of_session)
         {
                 if (w->request_id != request_id)
                         continue;
@@ -668,20 +666,18 @@ static void name_serve(struct broker *b, struct shared_name *name, unsigned *bud
         shared_name_drop(b, name);
 }
 
-/* Refuses waits whose time is up, and finds the next deadline. */
-static void waits_expire(struct session *s, uint64_t now_ms, unsigned *budget)
+/* Refuses waits whose time is up. Returns how many waits it looked at. */
+static unsigned waits_expire(struct session *s, uint64_t now_ms, unsigned *budget)
 {
         struct shared_wait *w, *next;
-        uint64_t until_ms = UINT64_MAX;
+        unsigned n = 0;
 
-        for (w = TAILQ_FIRST(&s->shared.waits.list); w; w = next) {
+        for (w = TAILQ_FIRST(&s->shared.waits); w; w = next, n++) {
                 struct shared_name *name = w->name;
 
                 next = TAILQ_NEXT(w, of_session);
-                if (w->until_ms > now_ms || LIST_HAS(name, of_due) || *budget == 0) {
-                        until_ms = w->until_ms < until_ms ? w->until_ms : until_ms;
+                if (w->until_ms > now_ms || LIST_HAS(name, of_due) || *budget == 0)
                         continue;
-                }
                 (*budget)--;
                 wait_remove(w);
                 session_refuse_format(s, w->request_id, -ETIMEDOUT,
@@ -691,8 +687,7 @@ static void waits_expire(struct session *s, uint64_t now_ms, unsigned *budget)
                 shared_name_drop(s->broker, name);
                 s->ops->ready(s->userdata);
         }
-        if (s->shared.waits.n > 0)
-                s->shared.waits.until_ms = until_ms;
+        return n;
 }
 
 /* Continues what a tick began, for one turn. */
@@ -702,9 +697,9 @@ static void expire_some(struct broker *b, unsigned *budget)
                 size_t slot = --b->shared.n_slots;
                 struct session *s = slot < b->sessions.n_slots ? b->sessions.table[slot] : NULL;
 
-                if (!s || s->shared.waits.n == 0 || s->shared.waits.until_ms > b->shared.now_ms)
+                if (!s)
                         continue;
-                waits_expire(s, b->shared.now_ms, budget);
+                i += waits_expire(s, b->shared.now_ms, budget);
                 if (*budget == 0)
                         b->shared.n_slots++; /* it may have more waits to refuse */
         }

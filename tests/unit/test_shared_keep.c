@@ -432,7 +432,6 @@ TEST(read_only_extents)
         /* After it, the extent is sent again. */
         must_free(q, block);
         must_free(q, block);
-        ck_assert_uint_eq(q->session->shared.n_read_only, 0);
         must_attach(q, "w");
         assert_extents(q, 2, false);
         must_free(q, block);
