@@ -384,7 +384,6 @@ static int handle_goodbye(struct session *s, const Bfcd__Request *r, const char 
                 session_done(s, r->id);
                 return 0;
         }
-        s->goodbye.is_due = true;
         s->goodbye.id = r->id;
         session_close(s, "goodbye");
         return 0;

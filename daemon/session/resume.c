@@ -60,7 +60,7 @@ static struct session *find_suspended(const struct broker *b, uint64_t id)
                                                   : NULL;
         struct session *s = found ? b->sessions.table[found->index] : NULL;
 
-        return s && s->id == id && !s->resume.is_done && !session_is_closing(s) ? s : NULL;
+        return s && s->id == id && !session_is_closing(s) ? s : NULL;
 }
 
 /* In constant time, so that a client cannot guess the secret byte by byte. */
@@ -511,7 +511,6 @@ static void finish(struct session *s)
 
         direct_resume(s);
         s->resume.current = NULL;
-        s->resume.is_done = true;
         session_transit(s, EVENT_RECONCILED, NULL);
         log_limited(&s->tenant->return_log, LOG_LEVEL_INFO,
                     "session %" PRIu64 " resumed: tenant '%s', uid %u, pid %d, %s; %zu blocks freed that "

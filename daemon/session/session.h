@@ -114,9 +114,8 @@ struct mappings_state {
 /* resume.h */
 struct resume_state {
         struct resumption *current; /* while the session is LISTING or RESUMING */
-        uint32_t n_begun;
-        bool is_done;      /* the session was resumed and is LIVE */
-        const char *fault; /* why it cannot be resumed; NULL: it can. Static */
+        uint32_t n_begun;           /* times that a connection began to resume the session */
+        const char *fault;          /* why it cannot be resumed; NULL: it can. Static */
 };
 
 /* The commands of an admin session; all zeros: none. */
@@ -152,11 +151,9 @@ struct session_share {
 /* ---- the session --------------------------------------------------------------- */
 
 struct session_goodbye {
-        bool is_due; /* the client waits for the answer to request `id` */
-        uint64_t id;
-        bool exits;      /* the client said that its process is about to exit */
-        bool has_exited; /* the process has */
-        char *failure;   /* why the daemon ended the connection; NULL: it did not */
+        uint64_t id;   /* of the request whose answer the client waits for; 0: none */
+        bool exits;    /* the client said that its process is about to exit */
+        char *failure; /* why the daemon ended the connection; NULL: it did not */
 };
 
 struct session_statistics {
@@ -174,7 +171,7 @@ struct session {
         void *userdata;
         enum session_state state; /* session_transit() sets it */
         uint64_t deadline_ms;     /* of the state; 0: none */
-        bool is_watched;          /* the connection reports the exit of the client's process */
+        bool is_watched;          /* the connection will report the exit of the client's process */
         bool admin;               /* true for admins and monitors: it has no tenant, and sees everything */
         bool is_monitor;          /* of these: it changes nothing, see session_handle() */
         struct credentials who;

@@ -94,7 +94,7 @@ bool session_has_work(const struct session *s)
 
 bool session_waits_for_exit(const struct session *s)
 {
-        return s->is_watched && !s->goodbye.has_exited && session_direct_bytes(s) > 0;
+        return s->is_watched && session_direct_bytes(s) > 0;
 }
 
 bool session_can_stay(const struct session *s)
@@ -317,7 +317,6 @@ void session_attach(struct session *s, const struct session_ops *ops, void *user
         s->ops = ops;
         s->userdata = userdata;
         start_limit(s);
-        s->goodbye.has_exited = has_exited;
         if (has_exited)
                 session_close(s, "process exited while no daemon was running");
         else if (s->state == SESSION_QUARANTINED && session_n_records(s) == 0)
@@ -351,7 +350,7 @@ int session_hang_up(struct session *s, const char *failure)
 
 void session_exit(struct session *s)
 {
-        s->goodbye.has_exited = true;
+        s->is_watched = false;
         if (s->state == SESSION_LINGERING)
                 tell_connection(s);
         session_close(s, exit_reason(s, "process exited"));
@@ -432,9 +431,9 @@ int session_reap(struct session *s, size_t n_blocks)
         session_transit(s, EVENT_REAPED, NULL);
         if (!s->delivery.in_flight && !session_waits_for_exit(s))
                 session_transit(s, EVENT_REMOVED, NULL);
-        if (s->goodbye.is_due)
+        if (s->goodbye.id != 0)
                 session_done(s, s->goodbye.id);
-        s->goodbye.is_due = false;
+        s->goodbye.id = 0;
         return s->state == SESSION_LINGERING ? SESSION_LINGERS : 0;
 }
 

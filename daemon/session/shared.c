@@ -257,7 +257,7 @@ static bool refuse_publish(struct session *s, uint64_t id, const Bfcd__Publish *
         const struct shared_name *taken;
 
         if (shared != LEDGER_NONE && refs_find(&s->shared.refs, shared) != LEDGER_NONE) {
-                if (s->resume.is_done && strcmp(ledger_shared_at(l, shared)->name, p->name) == 0) {
+                if (s->resume.n_begun > 0 && strcmp(ledger_shared_at(l, shared)->name, p->name) == 0) {
                         session_done(s, id); /* the previous daemon did, and its answer was lost */
                         return true;
                 }

@@ -553,7 +553,7 @@ static void op_exit(struct slot *s)
                 return;
         if (s->peer->session->state == SESSION_QUARANTINED || s->peer->aborted ||
             session_waits_for_exit(s->peer->session)) {
-                if (!s->peer->session->goodbye.is_due) /* it is answered nevertheless */
+                if (s->peer->session->goodbye.id == 0) /* it is answered nevertheless */
                         s->n_pending = 0;
                 peer_exit(s->peer);
         }
