@@ -102,7 +102,7 @@ void accounting_end(struct session *s, const char *why)
 {
         const struct ledger_session *record = ledger_session_at(s->broker->ledger, s->index);
         struct tenant_ends *e = &s->tenant->ends;
-        uint64_t now_ms = clock_ms(), lasted_ms = now_ms - min_u64(now_ms, s->born_ms);
+        uint64_t now_ms = clock_ms(), lasted_ms = now_ms - min_u64(now_ms, record->born_ms);
         bool is_short =
                 lasted_ms < ACCOUNTING_SHORT_MS && s->stats.n_allocs == 0 && s->stats.peak_bytes_in_use == 0;
         struct record r;

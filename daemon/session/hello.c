@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "daemon/session/resume.h"
+#include "daemon/base/clock.h"
 #include "daemon/base/log.h"
 #include "daemon/session/accounting.h"
 #include "daemon/session/session.h"
@@ -133,7 +134,7 @@ static int make_secret(uint8_t *ret, size_t n_bytes)
         return 0;
 }
 
-static int add_record(struct session *s, bool no_memory)
+static int add_record(struct session *s, bool no_memory, bool has_events)
 {
         struct broker *b = s->broker;
         struct ledger_session facts = {
@@ -141,7 +142,8 @@ static int add_record(struct session *s, bool no_memory)
                 .pid = (uint32_t)s->who.pid,
                 .uid = s->who.uid,
                 .gid = s->who.gid,
-                .born_ms = s->born_ms,
+                .born_ms = clock_ms(),
+                .has_events = has_events,
                 .quotas_end = no_memory ? 0 : ledger_quotas_end(b->ledger),
         };
         int r;
@@ -167,7 +169,7 @@ static int begin_session(struct session *s, const Bfcd__Request *r, int *ret_eve
         int fd, result = welcome_open_events(s, r, &fd);
 
         if (result == 0)
-                result = add_record(s, r->hello->no_memory);
+                result = add_record(s, r->hello->no_memory, fd >= 0);
         if (result == 0) {
                 *ret_events_fd = fd;
                 return 0;
@@ -215,7 +217,6 @@ int hello_handle(struct session *s, const Bfcd__Request *r, const char **ret_why
         }
         if (begin_session(s, r, &events_fd) < 0)
                 return 0;
-        s->has_events = events_fd >= 0;
         retire_begin(s);
         welcome_send(s, r, share, events_fd);
         log_debug("%s started", SESSION_LABEL(s));

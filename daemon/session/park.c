@@ -264,7 +264,7 @@ static uint32_t find_ref(const struct session *s, uint64_t block_id, uint32_t *r
 /* A client that cannot be asked to unmap memory would keep it. */
 bool park_is_possible(const struct session *s, const struct quota *q)
 {
-        return quota_can_park(q) && s->has_events;
+        return quota_can_park(q) && session_has_events(s);
 }
 
 bool park_allows(const struct session *s, const struct ledger_block *b)

@@ -21,7 +21,7 @@ void pressure_join(struct session *s, struct session_share *session_share)
         struct pressure_share *share = &session_share->pressure;
         struct partition *p = session_share->quota->partition;
 
-        if (!s->has_events || s->state != SESSION_LIVE || share->session)
+        if (!session_has_events(s) || s->state != SESSION_LIVE || share->session)
                 return;
         share->session = s;
         share->share = session_share;
@@ -359,7 +359,7 @@ int pressure_check(const struct broker *b, const char **ret_why)
                 TAILQ_FOREACH(share, &b->partitions[i].lists.pressed, of_partition)
                 {
                         n++;
-                        if (share->session->state != SESSION_LIVE || !share->session->has_events)
+                        if (share->session->state != SESSION_LIVE || !session_has_events(share->session))
                                 why = "a session that does not answer is in the list of sessions to press";
                         if (share->recall.session && share->recall.session != share->session)
                                 why = "a session has another session's Pressure";

@@ -378,7 +378,7 @@ void report_session(const struct session *s, Bfcd__SessionRow *row,
         row->uid = s->who.uid;
         row->name = report_borrow(s->name);
         row->state = report_borrow(session_state_name(s));
-        row->age_ms = clock_ms() - s->born_ms;
+        row->age_ms = clock_ms() - record->born_ms;
         row->num_blocks = record->links.n_blocks;
         row->bytes_in_use = s->stats.bytes_in_use;
         row->peak_bytes_in_use = s->stats.peak_bytes_in_use;
@@ -589,7 +589,9 @@ static void report_kept(const struct session *viewer, uint64_t cursor, struct re
 static size_t clamp_ages(const struct session *s, uint64_t held, const uint64_t bytes[AGES_CLASSES],
                          uint64_t ret_least_ms[AGES_CLASSES], uint64_t ret_bytes[AGES_CLASSES])
 {
-        uint64_t clamped[AGES_CLASSES] = { 0 }, age_ms = clock_ms() - s->born_ms;
+        uint64_t clamped[AGES_CLASSES] = { 0 },
+                 born_ms = ledger_session_at(s->broker->ledger, s->index)->born_ms,
+                 age_ms = clock_ms() - born_ms;
         size_t n = 0;
 
         for (unsigned c = AGES_CLASSES; c-- > 0;) {

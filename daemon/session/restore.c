@@ -197,9 +197,7 @@ static int restore_session(struct broker *b, struct tenant *tenant, uint32_t ind
                 return r;
         s->index = index;
         s->tenant = tenant;
-        s->born_ms = record->born_ms;
         session_set_name(s, record->name);
-        s->has_events = record->has_events;
         if (has_lost_a_quota(b, record))
                 s->resume.fault = "memory of this session was lost: its arena was closed when the daemon "
                                   "restarted; see the daemon's log for the cause";

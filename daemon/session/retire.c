@@ -26,7 +26,7 @@ static struct recall_queue *retire_queue(struct session *s)
 
 void retire_begin(struct session *s)
 {
-        s->recall.ignores_retires = !s->has_events;
+        s->recall.ignores_retires = !session_has_events(s);
 }
 
 static struct arena *extent_arena(const struct session *s, uint32_t extent)
@@ -76,7 +76,7 @@ static struct retirement *retirement_for(struct session *s, uint64_t now_ms)
                 return NULL;
         r->after_sequence = s->delivery.sequence;
         recall_begin(&r->recall, RECALL_RETIRE, s, now_ms);
-        if (s->has_events && s->recall.ignores_retires) /* it is late already */
+        if (session_has_events(s) && s->recall.ignores_retires) /* it is late already */
                 recall_clear_deadline(&r->recall);
         return r;
 }
@@ -116,7 +116,7 @@ void retire_flush(struct session *s)
         struct recall *each;
         unsigned n_sent = 0;
 
-        if (!s->has_events)
+        if (!session_has_events(s))
                 return;
         TAILQ_FOREACH(each, &queue->open, of_session)
         {
@@ -143,7 +143,7 @@ void retire_begin_resumed(struct session *s)
                     !retire_export(s, x, now_ms))
                         return;
         if (TAILQ_EMPTY(&retire_queue(s)->open))
-                s->recall.ignores_retires = !s->has_events;
+                s->recall.ignores_retires = !session_has_events(s);
         retire_flush(s);
 }
 
@@ -237,7 +237,7 @@ void retire_miss(struct recall *r)
 {
         struct session *s = r->session;
 
-        if (!s->has_events) {
+        if (!session_has_events(s)) {
                 retire_end(s);
                 s->ops->abort(s->userdata,
                               "timeout: without an events socket the client cannot unmap memory");
@@ -254,7 +254,7 @@ void retire_miss(struct recall *r)
 
 static const char *check_retirement(const struct session *s, const struct retirement *r)
 {
-        if (r->recall.has_deadline == (s->has_events && s->recall.ignores_retires))
+        if (r->recall.has_deadline == (session_has_events(s) && s->recall.ignores_retires))
                 return "a Retire's deadline does not match its late state";
         if (r->n_exports == 0)
                 return "a Retire has no exports";

@@ -65,6 +65,11 @@ bool session_is_closing(const struct session *s)
         return states[s->state].is_closing;
 }
 
+bool session_has_events(const struct session *s)
+{
+        return s->index != LEDGER_NONE && ledger_session_at(s->broker->ledger, s->index)->has_events;
+}
+
 bool session_may_read(const struct session *s)
 {
         return states[s->state].may_read;

@@ -179,7 +179,6 @@ struct session {
         uint32_t index;        /* in the ledger; LEDGER_NONE before the hello */
         uint64_t id;
         char name[64];
-        uint64_t born_ms;
         struct session_share *shares; /* one for each quota that the tenant had at the hello */
         size_t n_shares;
         struct hello_state hello;
@@ -195,7 +194,6 @@ struct session {
         struct session_reload *reload; /* an operator's, NULL: none yet */
         struct recall_state recall;
         struct command_state command;
-        bool has_events; /* it takes events, and answers them */
 };
 
 /* ---- questions ------------------------------------------------------------- */
@@ -221,6 +219,7 @@ bool session_is_live(const struct session *s);      /* serves requests */
 bool session_is_connected(const struct session *s); /* greeted, and not disconnected */
 bool session_is_suspended(const struct session *s);
 bool session_is_closing(const struct session *s);
+bool session_has_events(const struct session *s); /* it takes events, and answers them */
 
 /* A number of its lease that no other lease has or had, of the first where it is in several; 0: it is in none. */
 uint64_t session_lease_number(const struct session *s);

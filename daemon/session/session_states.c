@@ -297,7 +297,6 @@ int session_new(struct broker *b, enum role role, struct credentials *who, const
         s->who = *who;
         *who = (struct credentials){ .pid = who->pid, .uid = who->uid, .gid = who->gid };
         s->index = LEDGER_NONE;
-        s->born_ms = clock_ms();
         request_init(&s->requests);
         delivery_init(&s->delivery);
         shared_init(&s->shared);

@@ -27,7 +27,7 @@ void tell_limits(struct broker *b)
         for (size_t i = 0; i < b->sessions.n_slots; i++) {
                 struct session *s = b->sessions.table[i];
 
-                if (s && s->state == SESSION_LIVE && s->has_events)
+                if (s && s->state == SESSION_LIVE && session_has_events(s))
                         tell_limits_of(s);
         }
         for (size_t i = 0; i < b->n_tenants; i++)
@@ -53,7 +53,7 @@ void tell_drain(struct broker *b, const struct broker_device *d, bool is_over)
         for (size_t i = 0; i < b->sessions.n_slots; i++) {
                 struct session *s = b->sessions.table[i];
 
-                if (!s || !s->has_events || !session_is_connected(s))
+                if (!s || !session_has_events(s) || !session_is_connected(s))
                         continue;
                 for (size_t k = 0; k < s->n_shares; k++)
                         if (s->shares[k].quota->partition->device == d->device)
@@ -63,7 +63,7 @@ void tell_drain(struct broker *b, const struct broker_device *d, bool is_over)
 
 void tell_drains_of(struct session *s)
 {
-        for (size_t k = 0; s->has_events && k < s->n_shares; k++)
+        for (size_t k = 0; session_has_events(s) && k < s->n_shares; k++)
                 if (s->shares[k].quota->partition->is_draining)
                         tell_draining(s, (uint32_t)k, false);
 }

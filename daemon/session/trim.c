@@ -168,9 +168,9 @@ void trim_add_block(struct session *s, struct session_share *session_share, uint
         share->bytes_held += n_bytes;
         if (!t)
                 return;
-        if (s->has_events && s->state == SESSION_LIVE && !share->session)
+        if (session_has_events(s) && s->state == SESSION_LIVE && !share->session)
                 share_list(s, session_share);
-        if (s->has_events)
+        if (session_has_events(s))
                 share_reserve(share, t->n_slots);
         count(session_share->quota, share, offset, n_bytes);
 }
@@ -186,7 +186,7 @@ void trim_begin(struct session *s)
         for (size_t i = 0; i < s->n_shares; i++) {
                 struct session_share *share = &s->shares[i];
 
-                if (!s->has_events || share->trim.session || share->trim.bytes_held == 0 ||
+                if (!session_has_events(s) || share->trim.session || share->trim.bytes_held == 0 ||
                     !share->quota->trim.state)
                         continue;
                 share_list(s, share);
@@ -718,7 +718,7 @@ static const char *check_quota(const struct quota *q)
         {
                 n_shares++;
                 n_open += share->recall.has_deadline;
-                if (share->session->state != SESSION_LIVE || !share->session->has_events)
+                if (share->session->state != SESSION_LIVE || !session_has_events(share->session))
                         return "a session that does not answer is in the list of sessions to ask";
                 if (share->recall.session && share->recall.session != share->session)
                         return "a session has another session's Trim";

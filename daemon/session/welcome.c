@@ -96,7 +96,7 @@ static void send_welcome(struct session *s, Bfcd__Reply *reply, const struct wel
                 fds[n_fds++] = from->page;
         }
         s->delivery.in_flight = n_fds > 0;
-        reply->hello->has_events = s->has_events;
+        reply->hello->has_events = session_has_events(s);
         reply->hello->has_pages = from->page >= 0;
         s->ops->send(s->userdata, reply, fds, n_fds);
 }
@@ -154,9 +154,8 @@ void welcome_send(struct session *s, const Bfcd__Request *r, size_t share, int e
         struct ledger_session *record = ledger_session_at(s->broker->ledger, s->index);
         struct welcome_fds fds = { .events = events_fd, .usage = -1, .page = -1 };
 
-        s->has_events = events_fd >= 0;
+        record->has_events = events_fd >= 0;
         pressure_begin(s);
-        record->has_events = s->has_events;
         record->can_resume = r->hello->can_resume && can_be_resumed(s);
         open_pages(s, r, &fds);
         welcome(s, r->id, share, &fds);

@@ -120,8 +120,8 @@ TEST(test_events_socket)
         ck_assert(p->replies[0]->hello->has_events);
         ck_assert(!q->replies[0]->hello->has_events);
         ck_assert(!admin->replies[0]->hello->has_events);
-        ck_assert(p->session->has_events && p->session->delivery.in_flight);
-        ck_assert(!q->session->has_events && !q->session->delivery.in_flight);
+        ck_assert(session_has_events(p->session) && p->session->delivery.in_flight);
+        ck_assert(!session_has_events(q->session) && !q->session->delivery.in_flight);
         peer_free(p);
         peer_free(q);
         peer_free(admin);
