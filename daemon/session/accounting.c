@@ -89,7 +89,7 @@ static void record_end(const struct session *s, const char *why, uint64_t lasted
         record_add_number(r, "allocations", s->stats.n_allocs);
         record_add_number(r, "refusals", s->stats.n_refusals);
         record_add_number(r, "waited_us", s->stats.waited_ns / 1000);
-        record_add_number(r, "bytes_left", s->stats.bytes_in_use);
+        record_add_number(r, "bytes_left", session_bytes_in_use(s));
         record_add_text(r, "ended", why, ACCOUNTING_TEXT);
         record_add_text(r, "cgroup", s->who.cgroup, ACCOUNTING_TEXT);
         for (size_t i = 0; i < s->n_shares; i++) /* last: with many partitions it may not all fit */
@@ -126,7 +126,7 @@ void accounting_end(struct session *s, const char *why)
                       " ms, %" PRIu32 " blocks with %s and %" PRIu32 " shared blocks left, peak %s, %" PRIu64
                       " allocations, %" PRIu64 " refusals; %s, cgroup %s",
                       s->id, why, s->tenant->name, (unsigned)s->who.uid, (int)s->who.pid, lasted_ms,
-                      record->links.n_blocks, NUMBER_SIZE(s->stats.bytes_in_use), record->links.n_refs,
+                      record->links.n_blocks, NUMBER_SIZE(session_bytes_in_use(s)), record->links.n_refs,
                       NUMBER_SIZE(s->stats.peak_bytes_in_use), s->stats.n_allocs, s->stats.n_refusals,
                       s->name, place_of(s));
 }

@@ -174,7 +174,7 @@ static void park_commit(struct park *p)
         }
 
         /* From here on the session uses the copy instead of the block. */
-        session_remove_block(s, session_share_of(s, block->quota), block->offset, p->copying.n_bytes);
+        session_remove_block(session_share_of(s, block->quota), block->offset, p->copying.n_bytes);
         if (copy != LEDGER_NONE)
                 session_add_block(s, session_share_of(s, p->copying.copy.quota->index),
                                   p->copying.copy.offset, p->copying.copy.n_bytes);
@@ -624,7 +624,7 @@ void session_free_block(struct session *s, uint32_t index)
                 free_parked(s, index);
                 return;
         }
-        session_remove_block(s, share, block->offset, n_bytes);
+        session_remove_block(share, block->offset, n_bytes);
         ledger_block_clear(s->broker->ledger, index);
         if (!park_takes_over(s, index))
                 quota_dealloc(share->quota, handle, n_bytes, n_requested);

@@ -380,7 +380,7 @@ void report_session(const struct session *s, Bfcd__SessionRow *row,
         row->state = report_borrow(session_state_name(s));
         row->age_ms = clock_ms() - record->born_ms;
         row->num_blocks = record->links.n_blocks;
-        row->bytes_in_use = s->stats.bytes_in_use;
+        row->bytes_in_use = session_bytes_in_use(s);
         row->peak_bytes_in_use = s->stats.peak_bytes_in_use;
         row->bytes_direct = session_direct_bytes(s);
         row->bytes_contexts = session_context_bytes(s);
@@ -644,7 +644,7 @@ static void report_ages(const struct session *viewer, uint64_t cursor, struct re
                 const struct session *s = b->sessions.table[i];
                 size_t k = cursor % PAGES_MAX_PARTITIONS;
 
-                if (!s || !report_sees(viewer, s->tenant) || s->stats.bytes_in_use == 0)
+                if (!s || !report_sees(viewer, s->tenant) || session_bytes_in_use(s) == 0)
                         continue;
                 if (report_page_ends(r) || n_looks++ == REPORT_LOOKS) {
                         r->list.next_cursor = i * PAGES_MAX_PARTITIONS;

@@ -202,7 +202,7 @@ void session_done(struct session *s, uint64_t id)
 
 void session_client_usage(const struct session *s, struct client_usage *ret, uint64_t *ret_bytes_outside)
 {
-        uint64_t max = s->stats.bytes_in_use; /* of each sum, so that none overflows */
+        uint64_t max = session_bytes_in_use(s); /* of each sum, so that none overflows */
         struct client_usage sum = { 0 };
         struct client_word word;
 
@@ -281,6 +281,15 @@ uint64_t session_lease_number(const struct session *s)
                 if (quota_parent(s->shares[i].quota))
                         return ledger_quota_at(s->broker->ledger, s->shares[i].quota->index)->id;
         return 0;
+}
+
+uint64_t session_bytes_in_use(const struct session *s)
+{
+        uint64_t n_bytes = 0;
+
+        for (size_t i = 0; i < s->n_shares; i++)
+                n_bytes += s->shares[i].usage.bytes;
+        return n_bytes;
 }
 
 uint64_t session_direct_bytes(const struct session *s)

@@ -9,8 +9,6 @@
  *   NEW -> LIVE -> [QUARANTINED ->] CLOSING -> LINGERING -> ENDED
  *   NEW -> SUSPENDED -> LISTING -> RESUMING -> LIVE, of a session of the previous daemon; see resume.h
  *
- * Invariant: stats.bytes_in_use is the sum of the session's blocks in the ledger, without shared ones.
- *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFCD_SESSION_H
 #define BFCD_SESSION_H
@@ -157,8 +155,7 @@ struct session_goodbye {
 };
 
 struct session_statistics {
-        uint64_t bytes_in_use; /* in the session's own blocks, without shared ones */
-        uint64_t peak_bytes_in_use;
+        uint64_t peak_bytes_in_use; /* in the session's own blocks, without shared ones */
         uint64_t peak_bytes_direct;
         uint64_t n_allocs;
         uint64_t n_refusals;
@@ -272,7 +269,8 @@ int session_find_share(const struct session *s, const char *partition, size_t *r
 /* Makes `seen` as long as the arena has slots. -ENOMEM. */
 int session_reserve_seen(struct session_share *share);
 
-/* The direct charges of the session in all partitions, and the contexts in them. */
+/* The session's own blocks in all partitions, without shared ones; its direct charges, and the contexts in them. */
+uint64_t session_bytes_in_use(const struct session *s);
 uint64_t session_direct_bytes(const struct session *s);
 uint64_t session_context_bytes(const struct session *s);
 

@@ -138,15 +138,13 @@ void session_add_block(struct session *s, struct session_share *share, uint64_t 
         recall_note(&share->pressure.recall, n_bytes, 0);
         usage_add(&share->usage, n_bytes);
         share_note_peak(share);
-        s->stats.bytes_in_use += n_bytes;
-        s->stats.peak_bytes_in_use = max_u64(s->stats.peak_bytes_in_use, s->stats.bytes_in_use);
+        s->stats.peak_bytes_in_use = max_u64(s->stats.peak_bytes_in_use, session_bytes_in_use(s));
 }
 
-void session_remove_block(struct session *s, struct session_share *share, uint64_t offset, uint64_t n_bytes)
+void session_remove_block(struct session_share *share, uint64_t offset, uint64_t n_bytes)
 {
         trim_remove_block(share, offset, n_bytes);
         recall_note(&share->trim.recall, 0, n_bytes);
         recall_note(&share->pressure.recall, 0, n_bytes);
-        s->stats.bytes_in_use -= n_bytes;
         usage_remove(&share->usage, n_bytes);
 }

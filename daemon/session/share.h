@@ -24,7 +24,7 @@ int session_rejoin(struct session *s, struct session_share *share);
 void session_add_block(struct session *s, struct session_share *share, uint64_t offset, uint64_t n_bytes);
 
 /* Frees a block of the session. */
-void session_remove_block(struct session *s, struct session_share *share, uint64_t offset, uint64_t n_bytes);
+void session_remove_block(struct session_share *share, uint64_t offset, uint64_t n_bytes);
 
 /* The session has freed all its blocks: its peaks no longer count. */
 void session_forget_peaks(struct session *s);

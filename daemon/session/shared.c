@@ -376,7 +376,6 @@ int shared_publish(struct session *s, const Bfcd__Request *r, const char **ret_w
         }
         name->owner = s->tenant;
         keep_add(b, name);
-        s->stats.bytes_in_use -= ledger_block_at(b->ledger, index)->n_bytes;
         usage_remove(&session_share_of(s, ledger_block_at(b->ledger, index)->quota)->usage,
                      ledger_block_at(b->ledger, index)->n_bytes);
         trim_publish_block(session_share_of(s, ledger_block_at(b->ledger, index)->quota),

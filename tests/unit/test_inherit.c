@@ -566,7 +566,7 @@ TEST(unlisted_blocks_are_freed)
         ck_assert_uint_eq(look_at(0, 0).n_blocks, 2);
         ck_assert_int_eq(peer_error(a.peer, peer_free_block(a.peer, ids[1])), EINVAL);
         ck_assert_int_eq(peer_error(a.peer, peer_free_block(a.peer, ids[0])), 0);
-        ck_assert_uint_eq(a.peer->session->stats.bytes_in_use, 2 * MIB);
+        ck_assert_uint_eq(session_bytes_in_use(a.peer->session), 2 * MIB);
         peer_free(a.peer);
 }
 
@@ -602,12 +602,12 @@ LOOP_TEST(test_split_under_way, 3)
         start_anew_with(NULL);
         reconnect_once(&a);
         ck_assert_uint_eq(look_at(0, 0).n_blocks, _i == 0 ? 2 : 3);
-        ck_assert_uint_eq(a.peer->session->stats.bytes_in_use, 4 * MIB);
+        ck_assert_uint_eq(session_bytes_in_use(a.peer->session), 4 * MIB);
         high = _i == 2 ? a.blocks[2] : must_split(&a, block, MIB);
         check();
         ck_assert_uint_eq(look_at(0, 0).n_blocks, 3);
         must_free(&a, high);
-        ck_assert_uint_eq(a.peer->session->stats.bytes_in_use, 2 * MIB);
+        ck_assert_uint_eq(session_bytes_in_use(a.peer->session), 2 * MIB);
 
         /* A split-off block that is not listed is freed, also during another Split. */
         high = must_split(&a, block, 512 * 1024);
@@ -1026,7 +1026,7 @@ TEST(test_partition_gone)
         a.peer = peer_new(b, 1, false);
         session_free(a.peer->session);
         a.peer->session = b->sessions.table[b->suspended.records[0].index];
-        ck_assert_uint_eq(a.peer->session->stats.bytes_in_use, 2 * MIB);
+        ck_assert_uint_eq(session_bytes_in_use(a.peer->session), 2 * MIB);
         peer_free(a.peer);
         peer_free(c.peer);
         check();

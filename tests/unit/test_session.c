@@ -171,7 +171,7 @@ TEST(test_split)
         check();
         ck_assert_uint_eq(q->all.n_blocks, 3);
         ck_assert_uint_eq(p->session->shares[0].usage.n_blocks, 3);
-        ck_assert_uint_eq(p->session->stats.bytes_in_use, 12 * MIB);
+        ck_assert_uint_eq(session_bytes_in_use(p->session), 12 * MIB);
         ck_assert_uint_eq(q->all.bytes_in_use, n_in_use);
         ck_assert_uint_eq(q->all.bytes_requested, n_requested);
         ck_assert_int_eq(peer_error(p, peer_free_block(p, middle)), 0);

@@ -72,9 +72,9 @@ TEST(test_publish_and_attach)
         uint64_t block = must_malloc(p, 0, 3 * MIB + 1);
         const Bfcd__Attached *got;
 
-        ck_assert_uint_eq(p->session->stats.bytes_in_use, 3 * MIB + 256);
+        ck_assert_uint_eq(session_bytes_in_use(p->session), 3 * MIB + 256);
         must_publish(p, block, "weights of the 7B");
-        ck_assert_uint_eq(p->session->stats.bytes_in_use, 0); /* no session's any more */
+        ck_assert_uint_eq(session_bytes_in_use(p->session), 0); /* no session's any more */
         ck_assert_uint_eq(q->n_extents, 0);
         got = must_attach(q, "weights of the 7B");
         ck_assert_uint_eq(q->n_extents, 2); /* before the reply */
@@ -88,7 +88,7 @@ TEST(test_publish_and_attach)
         /* Charged once, one block, no session's. */
         ck_assert_uint_eq(quota_of(0, 0)->all.bytes_in_use, 3 * MIB + 256);
         ck_assert_uint_eq(quota_of(0, 0)->all.n_blocks, 1);
-        ck_assert_uint_eq(q->session->stats.bytes_in_use, 0);
+        ck_assert_uint_eq(session_bytes_in_use(q->session), 0);
 
         must_free(p, block);
         refusal_of(p, peer_free_block(p, block), EINVAL);

@@ -551,8 +551,8 @@ static void check_session(const struct slot *s)
         n_ledger = ledger_session_at(w.b->ledger, session->index)->links.n_blocks;
         HOLDS(n_ledger >= n_blocks && n_ledger <= n_blocks + s->n_pending,
               "slot %u: %u blocks, %" PRIu64 " known", slot_index(s), n_ledger, n_blocks);
-        HOLDS(session->stats.bytes_in_use >= n_bytes &&
-                      (s->n_pending > 0 || session->stats.bytes_in_use == n_bytes),
+        HOLDS(session_bytes_in_use(session) >= n_bytes &&
+                      (s->n_pending > 0 || session_bytes_in_use(session) == n_bytes),
               "slot %u has other bytes", slot_index(s));
         check_trims(s);
 }
