@@ -31,8 +31,6 @@ void credentials_clear(struct credentials *who)
         free(who->cgroup);
         free(who->matches.tenants);
         who->cgroup = NULL;
-        who->gids = NULL;
-        who->n_gids = 0;
         who->matches = (struct match_list){ .generation = 0 };
 }
 
@@ -186,17 +184,18 @@ static int add_id(struct match_list *list, const struct match_table *table, uint
 }
 
 /* The shorter of the two is walked, the longer one is searched. */
-static int add_groups(struct match_list *list, const struct match_table *table, const struct credentials *who)
+static int add_groups(struct match_list *list, const struct match_table *table, const gid_t *gids,
+                      size_t n_gids)
 {
-        int r = add_id(list, table, who->gid);
+        int r = 0;
 
-        if (who->n_gids < table->n_entries) {
-                for (size_t i = 0; r == 0 && i < who->n_gids; i++)
-                        r = add_id(list, table, who->gids[i]);
+        if (n_gids < table->n_entries) {
+                for (size_t i = 0; r == 0 && i < n_gids; i++)
+                        r = add_id(list, table, gids[i]);
                 return r;
         }
-        for (size_t i = 0; r == 0 && who->n_gids > 0 && i < table->n_entries; i++)
-                if (bsearch(&table->entries[i].id, who->gids, who->n_gids, sizeof(*who->gids), compare_ids))
+        for (size_t i = 0; r == 0 && n_gids > 0 && i < table->n_entries; i++)
+                if (bsearch(&table->entries[i].id, gids, n_gids, sizeof(*gids), compare_ids))
                         r = list_add(list, table->entries[i].tenant);
         return r;
 }
@@ -213,7 +212,7 @@ static void list_sort(struct match_list *list)
         list->n_tenants = n;
 }
 
-int match_ids(const struct matcher *m, struct credentials *who)
+int match_ids(const struct matcher *m, struct credentials *who, const gid_t *gids, size_t n_gids)
 {
         struct match_list list = { .generation = m->generation };
         int r;
@@ -222,7 +221,9 @@ int match_ids(const struct matcher *m, struct credentials *who)
                 return 0;
         r = add_id(&list, &m->uids, who->uid);
         if (r == 0)
-                r = add_groups(&list, &m->gids, who);
+                r = add_id(&list, &m->gids, who->gid);
+        if (r == 0)
+                r = add_groups(&list, &m->gids, gids, n_gids);
         for (size_t i = 0; r == 0 && i < m->n_anyone; i++)
                 r = list_add(&list, m->anyone[i]);
         if (r < 0) {

@@ -25,11 +25,9 @@ struct match_list {
 
 /* A peer as the kernel describes it. */
 struct credentials {
-        pid_t pid;         /* 0: not visible from here (another PID namespace) */
-        uid_t uid;         /* MATCH_NO_ID: it has none in the daemon's user namespace */
-        gid_t gid;         /* the same */
-        const gid_t *gids; /* supplementary, sorted, borrowed: only while it is matched */
-        size_t n_gids;
+        pid_t pid;           /* 0: not visible from here (another PID namespace) */
+        uid_t uid;           /* MATCH_NO_ID: it has none in the daemon's user namespace */
+        gid_t gid;           /* the same */
         uint64_t start_time; /* of the process; 0: unknown */
         char *cgroup;        /* see cgroup.h; owned; NULL: unknown, and then no pattern matches */
         struct match_list matches;
@@ -44,9 +42,9 @@ struct matcher *matcher_free(struct matcher *m); /* takes NULL */
 /* Some tenant matches groups. */
 bool matcher_needs_groups(const struct matcher *m);
 
-/* Finds the tenants whose users and groups match, unless that is known. match_places() checks patterns.
- * -ENOMEM. */
-int match_ids(const struct matcher *m, struct credentials *who);
+/* Finds the tenants whose users and groups match, unless that is known. gids: supplementary, sorted.
+ * match_places() checks patterns. -ENOMEM. */
+int match_ids(const struct matcher *m, struct credentials *who, const gid_t *gids, size_t n_gids);
 /* Keeps those whose patterns match who->cgroup. Idempotent. */
 void match_places(const struct matcher *m, struct credentials *who);
 

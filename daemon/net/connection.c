@@ -634,7 +634,7 @@ static int connection_find_place(struct connection *c, int fd, struct credential
 static int connection_prepare(struct connection *c, int fd, const struct fd_guard *guard)
 {
         struct connection_host *host = c->host;
-        struct credentials who = { .gids = NULL };
+        struct credentials who = { .pid = 0 };
         struct sched_key key = { .role = c->role };
         /* Soon: bytes that were sent before do not show their sender, on older kernels. */
         int r = peer_process_new(&c->process, fd, &who);

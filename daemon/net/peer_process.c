@@ -66,17 +66,12 @@ static uint32_t known_id(uint32_t id, uint32_t overflow)
 /* Matches by ids; groups are the caller's. */
 static int match_with(struct matcher *m, struct credentials *who, gid_t *gids, size_t n_bytes)
 {
-        int r;
+        size_t n_gids = n_bytes / sizeof(*gids);
 
-        who->n_gids = n_bytes / sizeof(*gids);
-        for (size_t i = 0; i < who->n_gids && overflow_gid != MATCH_NO_ID; i++)
+        for (size_t i = 0; i < n_gids && overflow_gid != MATCH_NO_ID; i++)
                 gids[i] = known_id(gids[i], overflow_gid);
-        match_sort_gids(gids, who->n_gids);
-        who->gids = gids;
-        r = match_ids(m, who);
-        who->gids = NULL;
-        who->n_gids = 0;
-        return r;
+        match_sort_gids(gids, n_gids);
+        return match_ids(m, who, gids, n_gids);
 }
 
 /* Reads the control group only if it matters. */

@@ -23,7 +23,7 @@
 
 int hello_match(struct session *s)
 {
-        int r = match_ids(s->broker->selection.matcher, &s->who);
+        int r = match_ids(s->broker->selection.matcher, &s->who, NULL, 0);
 
         if (r == 0)
                 match_places(s->broker->selection.matcher, &s->who);

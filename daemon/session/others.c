@@ -33,8 +33,7 @@ static gid_t *read_groups(const char *text, size_t *ret_n)
         return gids;
 }
 
-/* *ret_gids: the caller's. */
-static bool read_ids(struct other *o, gid_t **ret_gids)
+static bool read_ids(struct other *o)
 {
         char path[64], *line = NULL;
         unsigned uid, gid;
@@ -51,18 +50,17 @@ static bool read_ids(struct other *o, gid_t **ret_gids)
                         has_uid = true;
                 else if (sscanf(line, "Gid: %*u %u", &gid) == 1)
                         has_gid = true;
-                else if (strncmp(line, "Groups:", 7) == 0 && !*ret_gids)
-                        *ret_gids = read_groups(line + 7, &o->who.n_gids);
+                else if (strncmp(line, "Groups:", 7) == 0 && !o->gids)
+                        o->gids = read_groups(line + 7, &o->n_gids);
         }
         free(line);
         fclose(f);
-        if (!has_uid || !has_gid || !*ret_gids)
+        if (!has_uid || !has_gid || !o->gids)
                 return false;
-        match_sort_gids(*ret_gids, o->who.n_gids);
+        match_sort_gids(o->gids, o->n_gids);
         o->who.pid = o->pid;
         o->who.uid = uid;
         o->who.gid = gid;
-        o->who.gids = *ret_gids;
         return true;
 }
 
@@ -77,10 +75,8 @@ static void read_cgroup(struct other *o, int pidfd)
 bool other_read(struct other *o)
 {
         int pidfd = (int)syscall(SYS_pidfd_open, o->pid, 0);
-        gid_t *gids = NULL;
 
-        if (!read_ids(o, &gids)) {
-                free(gids);
+        if (!read_ids(o)) {
                 if (pidfd >= 0)
                         close(pidfd);
                 return false;
@@ -97,8 +93,8 @@ bool other_read(struct other *o)
 
 void other_clear(struct other *o)
 {
-        free((void *)(uintptr_t)o->who.gids);
-        o->who.gids = NULL;
+        free(o->gids);
+        o->gids = NULL;
         credentials_clear(&o->who);
 }
 
@@ -110,7 +106,7 @@ struct quota *other_quota(const struct broker *b, const struct device *device, s
         char sentence[SESSION_SENTENCE_BYTES];
         struct quota *first = NULL;
 
-        if (match_ids(b->selection.matcher, &o->who) < 0)
+        if (match_ids(b->selection.matcher, &o->who, o->gids, o->n_gids) < 0)
                 return NULL;
         match_places(b->selection.matcher, &o->who);
         *ret = tenant_select(b->selection.order, b->selection.n, b->selection.fallback, "", &o->who, sentence,

@@ -18,6 +18,8 @@ struct other {
         pid_t pid;
         uint64_t n_bytes;
         struct credentials who; /* these are read */
+        gid_t *gids;            /* supplementary, sorted; owned */
+        size_t n_gids;
         struct lease_peer peer;
 };
 

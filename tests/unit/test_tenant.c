@@ -48,9 +48,9 @@ static void teardown(void)
 
 FIXTURE(tenant, setup, teardown);
 
-static void match(struct matcher *by, struct credentials *who)
+static void match(struct matcher *by, struct credentials *who, const gid_t *gids, size_t n_gids)
 {
-        ck_assert_int_eq(match_ids(by, who), 0);
+        ck_assert_int_eq(match_ids(by, who, gids, n_gids), 0);
         ck_assert(match_ids_are_known(by, who) && !match_is_known(by, who));
         match_places(by, who);
         ck_assert(match_is_known(by, who));
@@ -61,7 +61,7 @@ static struct tenant *choose(struct tenant *fallback, const char *name, uid_t ui
         struct credentials who = { .pid = 1, .uid = uid, .gid = gid };
         struct tenant *t;
 
-        match(matcher, &who);
+        match(matcher, &who, NULL, 0);
         t = tenant_select(order, N_TENANTS, fallback, name, &who, sentence, sizeof(sentence));
         credentials_clear(&who);
         return t;
@@ -70,11 +70,11 @@ static struct tenant *choose(struct tenant *fallback, const char *name, uid_t ui
 /* Which of the tenants match, as bits. */
 static unsigned matching(uid_t uid, gid_t gid, gid_t *gids, size_t n_gids)
 {
-        struct credentials who = { .pid = 1, .uid = uid, .gid = gid, .gids = gids, .n_gids = n_gids };
+        struct credentials who = { .pid = 1, .uid = uid, .gid = gid };
         unsigned bits = 0;
 
         match_sort_gids(gids, n_gids);
-        match(matcher, &who);
+        match(matcher, &who, gids, n_gids);
         for (size_t i = 0; i < who.matches.n_tenants; i++)
                 bits |= 1u << who.matches.tenants[i];
         credentials_clear(&who);
@@ -107,14 +107,14 @@ TEST(lookups_are_cached)
         struct credentials who = { .pid = 1, .uid = 1003, .gid = 9 };
         struct matcher *later;
 
-        match(matcher, &who);
+        match(matcher, &who, NULL, 0);
         ck_assert_uint_eq(who.matches.n_tenants, 1);
         who.uid = 9; /* it would match no tenant now */
-        ck_assert_int_eq(match_ids(matcher, &who), 0);
+        ck_assert_int_eq(match_ids(matcher, &who, NULL, 0), 0);
         ck_assert_uint_eq(who.matches.n_tenants, 1);
         ck_assert_int_eq(matcher_new(&config, &later), 0);
         ck_assert(!match_ids_are_known(later, &who));
-        match(later, &who);
+        match(later, &who, NULL, 0);
         ck_assert_uint_eq(who.matches.n_tenants, 0);
         matcher_free(later);
         credentials_clear(&who);
@@ -128,13 +128,13 @@ static int64_t cost_ns(struct matcher *m, gid_t *gids, size_t n_gids, size_t n_f
         int64_t least = INT64_MAX;
 
         for (unsigned i = 0; i < 9; i++) {
-                struct credentials who = { .pid = 1, .uid = 9, .gid = 9, .gids = gids, .n_gids = n_gids };
+                struct credentials who = { .pid = 1, .uid = 9, .gid = 9 };
                 struct timespec from, to;
                 int64_t ns;
 
                 clock_gettime(CLOCK_THREAD_CPUTIME_ID, &from);
                 match_sort_gids(gids, n_gids);
-                match(m, &who);
+                match(m, &who, gids, n_gids);
                 clock_gettime(CLOCK_THREAD_CPUTIME_ID, &to);
                 ns = (to.tv_sec - from.tv_sec) * 1000000000 + to.tv_nsec - from.tv_nsec;
                 least = ns < least ? ns : least;
@@ -179,10 +179,10 @@ TEST(test_many_groups)
 TEST(test_first_in_the_file)
 {
         gid_t gids[] = { 60, 50 };
-        struct credentials of_both = { .uid = 9, .gid = 9, .gids = gids, .n_gids = 2 };
+        struct credentials of_both = { .uid = 9, .gid = 9 };
 
         match_sort_gids(gids, 2);
-        match(matcher, &of_both);
+        match(matcher, &of_both, gids, 2);
 
         ck_assert_ptr_eq(choose(NULL, "", 1002, 9), &tenants[ALPHA]); /* gamma's too */
         ck_assert_ptr_eq(choose(NULL, "", 1003, 9), &tenants[GAMMA]);
@@ -242,7 +242,7 @@ TEST(refusals_of_containers)
 {
         struct credentials who = { .pid = 0, .uid = 9, .gid = 10 };
 
-        match(matcher, &who);
+        match(matcher, &who, NULL, 0);
         ck_assert_ptr_null(tenant_select(order, N_TENANTS, NULL, "", &who, sentence, sizeof(sentence)));
         ck_assert_msg(strstr(sentence, "uid 9, gid 10 in a PID namespace that the daemon does not see (its "
                                        "control group is unknown) matches no tenant; "),
@@ -269,7 +269,7 @@ static bool matches(struct config_tenant *c, const struct credentials *who)
 
         copy.cgroup = who->cgroup ? strdup(who->cgroup) : NULL;
         ck_assert_int_eq(matcher_new(&one, &m), 0);
-        match(m, &copy);
+        match(m, &copy, NULL, 0);
         found = copy.matches.n_tenants == 1;
         credentials_clear(&copy);
         matcher_free(m);
