@@ -34,22 +34,38 @@ uint64_t recall_number(struct recall *r)
 
 void recall_clear_deadline(struct recall *r)
 {
+        struct session *s = r->session;
+
         if (!r->has_deadline)
                 return;
-        TAILQ_REMOVE(&r->session->broker->recalls.lists[r->kind], r, of_broker);
+        s->tenant->n_unresponsive += !recall_is_unresponsive(s);
+        TAILQ_REMOVE(&s->broker->recalls.lists[r->kind], r, of_broker);
         r->has_deadline = false;
-        if (r->session->recall.n_overdue++ == 0)
-                r->session->tenant->n_unresponsive++;
 }
 
 void recall_end(struct recall *r)
 {
-        recall_clear_deadline(r);
-        if (--r->session->recall.n_overdue == 0)
-                r->session->tenant->n_unresponsive--;
+        struct session *s = r->session;
+        bool was_unresponsive = recall_is_unresponsive(s);
+
+        if (r->has_deadline)
+                TAILQ_REMOVE(&s->broker->recalls.lists[r->kind], r, of_broker);
+        r->has_deadline = false;
         TAILQ_REMOVE(&queue_of(r)->open, r, of_session);
+        s->tenant->n_unresponsive -= was_unresponsive && !recall_is_unresponsive(s);
         r->session = NULL;
         r->sequence = 0;
+}
+
+bool recall_is_unresponsive(const struct session *s)
+{
+        for (size_t i = 0; i < RECALL_KINDS; i++) {
+                const struct recall *first = TAILQ_FIRST(&s->recall.queues[i].open);
+
+                if (first && !first->has_deadline)
+                        return true;
+        }
+        return false;
 }
 
 struct recall *recall_find(struct session *s, uint64_t sequence)
@@ -69,7 +85,7 @@ static const char *check_queue(const struct session *s, const struct recall_queu
 {
         const struct recall *r;
         uint64_t last = 0;
-        bool unsent = false;
+        bool unsent = false, has_deadline = false;
 
         TAILQ_FOREACH(r, &queue->open, of_session)
         {
@@ -77,21 +93,13 @@ static const char *check_queue(const struct session *s, const struct recall_queu
                         return "an ended session has an open recall";
                 if (r->sequence != 0 && (unsent || r->sequence <= last))
                         return "a session's recalls are not in sequence";
+                if (has_deadline && !r->has_deadline)
+                        return "a session's overdue recalls are not the first ones";
+                has_deadline = r->has_deadline;
                 last = r->sequence;
                 unsent = r->sequence == 0;
         }
         return NULL;
-}
-
-static bool overdue_is_counted(const struct session *s)
-{
-        const struct recall *r;
-        unsigned n = 0;
-
-        for (size_t i = 0; i < RECALL_KINDS; i++)
-                TAILQ_FOREACH(r, &s->recall.queues[i].open, of_session)
-        n += !r->has_deadline;
-        return n == s->recall.n_overdue;
 }
 
 static const char *check_overdue(const struct broker *b)
@@ -101,9 +109,7 @@ static const char *check_overdue(const struct broker *b)
         for (size_t i = 0; i < b->sessions.n_slots; i++) {
                 const struct session *s = b->sessions.table[i];
 
-                if (s && !overdue_is_counted(s))
-                        return "a session's count of overdue recalls is wrong";
-                n += s && s->recall.n_overdue > 0;
+                n += s && recall_is_unresponsive(s);
         }
         for (size_t i = 0; i < b->n_tenants; i++)
                 n -= b->tenants[i].n_unresponsive;

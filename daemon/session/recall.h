@@ -10,7 +10,8 @@
  *
  * Invariants: only a LIVE session has recalls; in its queue those that were sent come first, by
  * ascending sequence; a recall is in the broker's list exactly while it
- * has a deadline; n_overdue counts those without one, and tenant.n_unresponsive the sessions that have any.
+ * has a deadline; those without one come first in a session's queue, and tenant.n_unresponsive counts the
+ * sessions that have any.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFCD_RECALL_H
@@ -49,7 +50,6 @@ struct recall_queue {
 /* A session's part. */
 struct recall_state {
         struct recall_queue queues[RECALL_KINDS];
-        unsigned n_overdue;   /* recalls of all kinds that are late; > 0: counted in tenant.n_unresponsive */
         bool ignores_retires; /* Retires are not answered: it takes no events, has hung up, or missed one */
 };
 
@@ -113,6 +113,9 @@ static inline bool recall_is_overdue(const struct recall *r)
 {
         return r->session && !r->has_deadline;
 }
+
+/* The session has an overdue recall, of any kind. */
+bool recall_is_unresponsive(const struct session *s);
 
 /* The open recall with this number, of any kind; NULL: there is none. */
 struct recall *recall_find(struct session *s, uint64_t sequence);
