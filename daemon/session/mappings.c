@@ -27,18 +27,17 @@ static bool session_look(struct session *s, size_t n_max, size_t *ret_n)
 {
         struct ledger *l = s->broker->ledger;
         struct mappings_state *m = &s->mappings;
-        const struct ledger_export *x = m->id != 0 ? ledger_export_get(l, m->export) : NULL;
+        const struct ledger_export *x = m->export != LEDGER_NONE ? ledger_export_get(l, m->export) : NULL;
         uint32_t at;
 
-        /* The record may be another export's by now. */
-        if (x && x->id == m->id && x->session == s->index)
+        /* The record may be another session's by now. This one gets no more exports. */
+        if (x && x->session == s->index)
                 at = m->export;
         else
                 at = ledger_session_at(l, s->index)->links.first_export;
         for (*ret_n = 0; at != LEDGER_NONE; at = x->links.next_of_session) {
                 x = ledger_export_at(l, at);
                 m->export = at;
-                m->id = x->id;
                 if (*ret_n == n_max)
                         return false;
                 (*ret_n)++;

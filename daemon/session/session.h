@@ -104,8 +104,7 @@ struct shared_state {
 
 /* mappings.h */
 struct mappings_state {
-        uint32_t export; /* the next one to check, in the ledger */
-        uint64_t id;     /* of that record; 0: begin with the session's first */
+        uint32_t export; /* the next one to check, in the ledger; LEDGER_NONE: the session's first */
         TAILQ_ENTRY(session) link;
 };
 

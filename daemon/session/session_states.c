@@ -122,7 +122,7 @@ static void mappings_begin(struct session *s)
 {
         if (LIST_HAS(s, mappings.link) || s->index == LEDGER_NONE)
                 return;
-        s->mappings.id = 0;
+        s->mappings.export = LEDGER_NONE;
         LIST_ADD(&s->broker->sessions.mapped, s, mappings.link);
         broker_wake(s->broker);
 }
