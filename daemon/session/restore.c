@@ -198,9 +198,6 @@ static int restore_session(struct broker *b, struct tenant *tenant, uint32_t ind
         s->index = index;
         s->tenant = tenant;
         session_set_name(s, record->name);
-        if (has_lost_a_quota(b, record))
-                s->resume.fault = "memory of this session was lost: its arena was closed when the daemon "
-                                  "restarted; see the daemon's log for the cause";
         session_enlist(s);
         b->suspended.records[b->suspended.n_slots++] = (struct kept_record){ s->id, index };
 
@@ -341,8 +338,8 @@ int restore_sessions(struct broker *b)
         for (size_t i = 0; r == 0 && i < b->suspended.n_slots; i++) {
                 struct session *s = b->sessions.table[b->suspended.records[i].index];
                 const struct ledger_session *record = ledger_session_at(b->ledger, s->index);
-                bool can_resume = !s->resume.fault && record->start_time != 0 &&
-                                  record->can_resume == LEDGER_CAN_RESUME;
+                bool can_resume = record->start_time != 0 && record->can_resume == LEDGER_CAN_RESUME &&
+                                  !has_lost_a_quota(b, record);
 
                 ledger_note_session(b->ledger, s->index);
                 session_transit(s, can_resume ? EVENT_RESTORED_RESUMABLE : EVENT_RESTORED, NULL);

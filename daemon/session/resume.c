@@ -116,6 +116,17 @@ static bool is_aside(const struct broker *b, uint64_t id, uid_t uid)
         return false;
 }
 
+static const char lost_memory[] =
+        "memory of this session was lost: its arena was closed when the daemon restarted; "
+        "see the daemon's log for the cause";
+
+/* Its record says that it can be resumed, but restore.c did not allow it. All that ends this later is in the record. */
+static bool has_lost_memory(const struct session *s)
+{
+        return s->state == SESSION_QUARANTINED &&
+               ledger_session_at(s->broker->ledger, s->index)->can_resume == LEDGER_CAN_RESUME;
+}
+
 /* NULL: the hello was refused. */
 static struct session *find_own(struct session *s, const Bfcd__Request *r)
 {
@@ -151,8 +162,8 @@ static struct session *find_own(struct session *s, const Bfcd__Request *r)
                 refuse_return(s, r, -EIDRM, 4, "evicted by an operator", kept->eviction);
                 return NULL;
         }
-        if (kept->resume.fault) {
-                refuse_return(s, r, -EIO, 4, kept->resume.fault, kept->resume.fault);
+        if (has_lost_memory(kept)) {
+                refuse_return(s, r, -EIO, 4, lost_memory, lost_memory);
                 return NULL;
         }
         if ((!session_is_suspended(kept) && !kept->resume.current) ||

@@ -112,7 +112,6 @@ struct mappings_state {
 struct resume_state {
         struct resumption *current; /* while the session is LISTING or RESUMING */
         uint32_t n_begun;           /* times that a connection began to resume the session */
-        const char *fault;          /* why it cannot be resumed; NULL: it can. Static */
 };
 
 /* The commands of an admin session; all zeros: none. */
