@@ -618,7 +618,7 @@ uint64_t peer_hello(struct peer *p, const char *tenant, const char *partition)
         Bfcd__Request r = REQUEST(HELLO, hello, &hello);
 
         hello.version = 1;
-        if (!p->wants_events && !p->has_no_events && !real_ops && !p->session->admin)
+        if (!p->wants_events && !p->has_no_events && !real_ops && p->session->role == ROLE_CLIENT)
                 p->wants_events = p->answers = true;
         hello.wants_events = p->wants_events;
         hello.wants_pages = p->wants_pages;

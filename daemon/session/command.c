@@ -67,9 +67,9 @@ int handle_evict(struct session *s, const Bfcd__Request *r, const char **ret_why
         if (!other || !session_may_be_evicted(other)) {
                 snprintf(sentence, sizeof(sentence), "session %" PRIu64 " cannot be evicted: %s%s",
                          r->evict->session_id, other ? "it is " : "",
-                         !other         ? "there is no such session"
-                         : other->admin ? "an operator's session"
-                                        : session_state_name(other));
+                         !other                       ? "there is no such session"
+                         : other->role != ROLE_CLIENT ? "an operator's session"
+                                                      : session_state_name(other));
                 session_refuse(s, r->id, -ENOENT, sentence);
                 return 0;
         }

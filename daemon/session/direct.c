@@ -21,7 +21,7 @@ static uint64_t quota_id(const struct quota *q)
 /* NULL: it was refused. */
 static struct session_share *find_share(struct session *s, uint64_t id, uint32_t partition, bool is_some)
 {
-        if (s->admin)
+        if (s->role != ROLE_CLIENT)
                 session_refuse(s, id, -EACCES, "the admin socket charges no memory: use the client socket");
         else if (partition >= s->n_shares)
                 session_refuse(s, id, -ENOENT,

@@ -208,10 +208,10 @@ int hello_handle(struct session *s, const Bfcd__Request *r, const char **ret_why
                         r->hello->version, SESSION_PROTOCOL_VERSION);
                 return 0;
         }
-        if (r->hello->session_id != 0 && !s->admin)
+        if (r->hello->session_id != 0 && s->role == ROLE_CLIENT)
                 return resume_hello(s, r);
         session_set_name(s, r->hello->name);
-        if (!s->admin && find_place(s, r, &share) < 0) {
+        if (s->role == ROLE_CLIENT && find_place(s, r, &share) < 0) {
                 forget_tenant(s);
                 return 0;
         }

@@ -268,7 +268,7 @@ static int check_create(const struct session *s, const Bfcd__LeaseCreate *m, str
                         size_t n)
 {
         const struct broker *b = s->broker;
-        const char *tenant = s->admin || m->tenant[0] ? m->tenant : s->tenant->name;
+        const char *tenant = s->role != ROLE_CLIENT || m->tenant[0] ? m->tenant : s->tenant->name;
         const struct quota *parent;
         int r = lease_self_check_names(s, m->name, tenant, why, n);
 
@@ -396,7 +396,7 @@ int lease_make(struct broker *b, struct tenant *t, struct quota *parent, const s
 static bool refuse_often(struct session *s, uint64_t id)
 {
         char why[EXPLAIN_SENTENCE];
-        int r = s->admin ? 0 : lease_bounds_take(s->tenant, LEASE_BY_USER, why, sizeof(why));
+        int r = s->role != ROLE_CLIENT ? 0 : lease_bounds_take(s->tenant, LEASE_BY_USER, why, sizeof(why));
 
         if (r < 0)
                 session_refuse(s, id, r, why);
@@ -446,7 +446,7 @@ static struct lease *find_lease(struct session *s, uint64_t id, const char *name
 
         if (lease && lease_self_owns(s, lease))
                 return lease;
-        if (s->admin)
+        if (s->role != ROLE_CLIENT)
                 session_refuse_format(s, id, -ENOENT,
                                       "there is no lease '%.63s'; 'bfcctl lease list' shows all", name);
         else /* it does not tell whether others have a lease of that name */
@@ -502,7 +502,7 @@ int handle_lease_set(struct session *s, const Bfcd__Request *r, const char **ret
 {
         const Bfcd__LeaseSet *m = r->lease_set;
         struct lease *lease;
-        enum ledger_lease_maker maker = s->admin ? LEASE_BY_OPERATOR : LEASE_BY_USER;
+        enum ledger_lease_maker maker = s->role != ROLE_CLIENT ? LEASE_BY_OPERATOR : LEASE_BY_USER;
         struct quota_limits limits;
         struct tree tree = { 0 };
         char why[EXPLAIN_SENTENCE], by[LEASE_BY_BYTES];

@@ -22,7 +22,7 @@ static size_t make_prefix(const struct session *s, char ret[static PREFIX_BYTES]
 
 bool lease_self_refuse(struct session *s, uint64_t id, const char *what)
 {
-        if (s->admin || (s->tenant->config && s->tenant->config->leases_self))
+        if (s->role != ROLE_CLIENT || (s->tenant->config && s->tenant->config->leases_self))
                 return false;
         session_refuse_format(s, id, -EACCES,
                               "%s only by operators, on the admin socket: the configuration does not have "
@@ -35,15 +35,15 @@ bool lease_self_owns(const struct session *s, const struct lease *lease)
 {
         const struct ledger_lease *record = lease_record(s->broker, lease);
 
-        return s->admin || (lease->tenant == s->tenant && record->maker == LEASE_BY_USER &&
-                            record->maker_uid == s->who.uid);
+        return s->role != ROLE_CLIENT || (lease->tenant == s->tenant && record->maker == LEASE_BY_USER &&
+                                          record->maker_uid == s->who.uid);
 }
 
 const char *lease_self_name(const struct session *s, const char *name)
 {
         char prefix[PREFIX_BYTES];
 
-        return s->admin ? name : name + make_prefix(s, prefix);
+        return s->role != ROLE_CLIENT ? name : name + make_prefix(s, prefix);
 }
 
 int lease_self_check_names(const struct session *s, const char *name, const char *tenant, char *why, size_t n)
@@ -51,7 +51,7 @@ int lease_self_check_names(const struct session *s, const char *name, const char
         char prefix[PREFIX_BYTES];
         size_t n_prefix = make_prefix(s, prefix);
 
-        if (s->admin)
+        if (s->role != ROLE_CLIENT)
                 return 0;
         if (strncmp(name, prefix, n_prefix) != 0 || strlen(name) > CONFIG_NAME_MAX) {
                 snprintf(why, n, "the name of a lease of this user begins with '%s' and has at most %d bytes",
@@ -115,7 +115,7 @@ int lease_self_check_reserve(const struct session *s, const struct quota *parent
         const struct account *a = &parent->account;
         uint64_t others = a->promised_bytes - from_bytes;
 
-        if (s->admin || to_bytes <= from_bytes || others + to_bytes <= a->reserve_bytes)
+        if (s->role != ROLE_CLIENT || to_bytes <= from_bytes || others + to_bytes <= a->reserve_bytes)
                 return 0;
         snprintf(why, n,
                  "a user guarantees only what is guaranteed to its tenant: of the reserve of tenant '%s' in "
@@ -129,7 +129,7 @@ int lease_self_check(const struct session *s, const struct quota *parent, struct
 {
         int r;
 
-        if (s->admin)
+        if (s->role != ROLE_CLIENT)
                 return 0;
         facts->maker = LEASE_BY_USER;
         facts->maker_uid = s->who.uid;

@@ -232,7 +232,7 @@ static void on_copy_room(struct quota_request *wait, int result, bfc_handle hand
 static uint32_t find_block(struct session *s, uint64_t id, uint64_t block_id)
 {
         struct ledger *l = s->broker->ledger;
-        uint32_t index = s->admin ? LEDGER_NONE : ledger_block_find(l, block_id);
+        uint32_t index = s->role != ROLE_CLIENT ? LEDGER_NONE : ledger_block_find(l, block_id);
         const struct ledger_block *b = index == LEDGER_NONE ? NULL : ledger_block_at(l, index);
 
         if (!b || b->session != s->index || b->parked == LEDGER_IS_COPY) {
@@ -254,7 +254,7 @@ static uint32_t find_ref(const struct session *s, uint64_t block_id, uint32_t *r
         struct ledger *l = s->broker->ledger;
         const struct ledger_block *b;
 
-        *ret_block = s->admin ? LEDGER_NONE : ledger_block_find(l, block_id);
+        *ret_block = s->role != ROLE_CLIENT ? LEDGER_NONE : ledger_block_find(l, block_id);
         b = *ret_block == LEDGER_NONE ? NULL : ledger_block_at(l, *ret_block);
         if (!b || b->shared == LEDGER_NONE || b->parked == LEDGER_IS_COPY)
                 return LEDGER_NONE;

@@ -24,19 +24,19 @@
 
 bool report_sees(const struct session *viewer, const struct tenant *t)
 {
-        return viewer->admin || viewer->tenant == t;
+        return viewer->role != ROLE_CLIENT || viewer->tenant == t;
 }
 
 bool report_shows(const struct session *viewer, const struct quota *q)
 {
-        return viewer->admin || q->tenant == viewer->tenant->name;
+        return viewer->role != ROLE_CLIENT || q->tenant == viewer->tenant->name;
 }
 
 struct quota *report_next(const struct session *viewer, const struct partition *p, struct report_walk *w)
 {
         const struct tenant *t = viewer->tenant;
 
-        if (viewer->admin)
+        if (viewer->role != ROLE_CLIENT)
                 return w->q = w->q ? TAILQ_NEXT(w->q, lists.of_partition) : TAILQ_FIRST(&p->quotas);
         while (w->n < t->n_quotas) {
                 struct quota *q = t->quotas[w->n++];
@@ -117,7 +117,7 @@ static void report_devices(const struct session *viewer, struct report *r)
                 Bfcd__DeviceCalls *calls = r->rows.devices.calls[r->n_rows];
 
                 report_device(viewer, &b->devices[i], row);
-                if (viewer->admin) {
+                if (viewer->role != ROLE_CLIENT) {
                         row->makes = report_calls(b->devices[i].worker, WORKER_MAKES, &calls[WORKER_MAKES]);
                         row->destroys =
                                 report_calls(b->devices[i].worker, WORKER_DESTROYS, &calls[WORKER_DESTROYS]);
@@ -159,7 +159,7 @@ static const struct own_memory *report_own_memory(const struct session *viewer)
         struct own_memory *m = &viewer->broker->reports.own_memory;
         uint64_t now_ms = clock_ms();
 
-        if (viewer->is_monitor && m->looked_ms != 0 && now_ms - m->looked_ms < REPORT_MEMORY_MS)
+        if (viewer->role == ROLE_MONITOR && m->looked_ms != 0 && now_ms - m->looked_ms < REPORT_MEMORY_MS)
                 return m;
         m->looked_ms = now_ms;
         m->allocated_bytes = allocated_bytes();
@@ -193,7 +193,7 @@ static void report_status(const struct session *viewer, uint64_t cursor, struct 
                         r->status.num_extents += arena_n_extents(t->quotas[k]->arena);
                 }
         }
-        if (viewer->admin) {
+        if (viewer->role != ROLE_CLIENT) {
                 const struct own_memory *m = report_own_memory(viewer);
 
                 r->status.bytes_allocated = m->allocated_bytes;
@@ -209,7 +209,7 @@ static void report_status(const struct session *viewer, uint64_t cursor, struct 
 
 static bool report_shows_partition(const struct session *viewer, const struct partition *p)
 {
-        if (viewer->admin)
+        if (viewer->role != ROLE_CLIENT)
                 return true;
         for (size_t i = 0; i < viewer->tenant->n_quotas; i++)
                 if (viewer->tenant->quotas[i]->partition == p)
@@ -251,7 +251,7 @@ static void report_partitions(const struct session *viewer, uint64_t cursor, str
                 row->clears_on_release = p->clears;
                 row->context_bytes = p->context_bytes == CONFIG_NO_CONTEXTS ? 0 : p->context_bytes;
                 row->pinned = p->memory.is_pinned;
-                row->bytes_pinned = viewer->admin ? atomic_load(&p->memory.pins.n_bytes) : 0;
+                row->bytes_pinned = viewer->role != ROLE_CLIENT ? atomic_load(&p->memory.pins.n_bytes) : 0;
                 report_partition_pages(viewer, p, row);
                 row->num_tenants = p->n_tenants;
                 row->stats = report_stats(r);
@@ -675,8 +675,8 @@ static void report_whoami(const struct session *viewer, uint64_t cursor, struct 
         r->whoami.uid = viewer->who.uid;
         r->whoami.gid = viewer->who.gid;
         r->whoami.pid = (uint64_t)viewer->who.pid;
-        r->whoami.admin = viewer->admin && !viewer->is_monitor;
-        r->whoami.monitor = viewer->is_monitor;
+        r->whoami.admin = viewer->role == ROLE_ADMIN;
+        r->whoami.monitor = viewer->role == ROLE_MONITOR;
         for (size_t i = 0; i < viewer->who.matches.n_tenants && !report_is_full(r); i++)
                 report_add_row(r, report_borrow(b->selection.order[viewer->who.matches.tenants[i]]->name));
         r->whoami.n_matching_tenants = r->n_rows;
@@ -709,7 +709,7 @@ int report_list(const struct session *viewer, const Bfcd__List *request, struct 
         if (kind >= sizeof(reports) / sizeof(reports[0]) || !reports[kind])
                 return -EINVAL;
         ret->n_rows = 0;
-        ret->end_ns = viewer->is_monitor ? clock_ns() + REPORT_MONITOR_NS : 0;
+        ret->end_ns = viewer->role == ROLE_MONITOR ? clock_ns() + REPORT_MONITOR_NS : 0;
         bfcd__list_reply__init(&ret->list);
         reports[kind](viewer, request->cursor, ret);
         return 0;

@@ -120,7 +120,7 @@ static void sum_partition_stats(const struct session *viewer, const struct parti
 
         f->bytes_limit = p->pool.limit_bytes;
         f->bytes_reserved = p->pool.charged_bytes;
-        if (viewer->admin)
+        if (viewer->role != ROLE_CLIENT)
                 report_pool_stats(p, f);
         while ((q = report_next(viewer, p, &w))) {
                 Bfcd__Statistics one = BFCD__STATISTICS__INIT;
@@ -146,7 +146,7 @@ static struct partition_report *find_kept(const struct session *viewer, const st
 {
         struct broker *b = viewer->broker;
 
-        if ((viewer->admin && !viewer->is_monitor) || p->n_quotas <= REPORT_MANY)
+        if (viewer->role == ROLE_ADMIN || p->n_quotas <= REPORT_MANY)
                 return NULL;
         if (!b->reports.partitions)
                 b->reports.partitions = calloc(b->n_partitions, sizeof(*b->reports.partitions));
@@ -160,7 +160,7 @@ static bool is_recent(uint64_t looked_ms, uint64_t now_ms)
 
 void report_partition_stats(const struct session *viewer, const struct partition *p, Bfcd__Statistics *f)
 {
-        struct partition_report *kept = viewer->is_monitor ? find_kept(viewer, p) : NULL;
+        struct partition_report *kept = viewer->role == ROLE_MONITOR ? find_kept(viewer, p) : NULL;
         uint64_t now_ms = kept ? clock_ms() : 0;
 
         if (kept && is_recent(kept->looked_ms, now_ms)) {

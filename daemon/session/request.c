@@ -58,7 +58,7 @@ static bool refuse_invalid_malloc(struct session *s, uint64_t id, const Bfcd__Ma
         bool in_extent = (m->flags & BFCD__MALLOC_FLAG__MALLOC_FLAG_ONE_EXTENT) != 0;
         const struct quota *q;
 
-        if (s->admin) {
+        if (s->role != ROLE_CLIENT) {
                 session_refuse(s, id, -EACCES, "the admin socket serves no memory: use the client socket");
                 return true;
         }
@@ -184,7 +184,7 @@ static bool free_block(struct session *s, uint32_t index)
         if (block->parked == LEDGER_IS_COPY)
                 return false;
         if (block->shared != LEDGER_NONE)
-                return !s->admin && shared_detach(s, index);
+                return s->role == ROLE_CLIENT && shared_detach(s, index);
         if (block->session != s->index || block->links.in_delivery)
                 return false;
         session_free_block(s, index);
@@ -278,7 +278,7 @@ static int handle_split(struct session *s, const Bfcd__Request *r, const char **
 /* By the partition's number in the hello's reply. NULL: the request was refused. */
 static struct session_share *find_share(struct session *s, uint64_t id, uint32_t partition)
 {
-        if (!s->admin && partition < s->n_shares)
+        if (s->role == ROLE_CLIENT && partition < s->n_shares)
                 return &s->shares[partition];
         session_refuse(s, id, -ENOENT, "no such partition: the reply to the hello lists all partitions");
         return NULL;
@@ -396,7 +396,7 @@ static int handle_reset_peaks(struct session *s, const Bfcd__Request *r, const c
         size_t n = 0;
 
         (void)ret_why;
-        if (!s->admin) {
+        if (s->role == ROLE_CLIENT) {
                 session_refuse(s, r->id, -EACCES, "reset-peaks is only for operators: use the admin socket");
                 return 0;
         }
@@ -438,7 +438,7 @@ static int handle_show_config(struct session *s, const Bfcd__Request *r, const c
         size_t n;
 
         (void)ret_why;
-        if (!s->admin) {
+        if (s->role == ROLE_CLIENT) {
                 session_refuse(s, r->id, -EACCES,
                                "the configuration is only for operators: use the admin socket");
                 return 0;
@@ -555,7 +555,7 @@ int session_handle(struct session *s, const Bfcd__Request *request, const char *
                 *ret_why = fault;
                 return -EPROTO;
         }
-        if (s->is_monitor && !monitor_may_send(body)) {
+        if (s->role == ROLE_MONITOR && !monitor_may_send(body)) {
                 session_refuse(
                         s, request->id, -EACCES,
                         "the monitor socket only shows the daemon's state and changes nothing: use the "

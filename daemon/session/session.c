@@ -92,7 +92,7 @@ const char *session_state_name(const struct session *s)
 
 const char *session_label(const struct session *s, struct session_label *ret)
 {
-        const char *role = s->is_monitor ? "monitor" : "operator";
+        const char *role = s->role == ROLE_MONITOR ? "monitor" : "operator";
         char *end = ret->text + sizeof(ret->text),
              *at = ret->text + snprintf(ret->text, sizeof(ret->text), "session %" PRIu64 " (", s->id);
 
@@ -314,7 +314,7 @@ bool session_refuse_client(struct session *s, uint64_t id, const char *what)
 {
         char sentence[96];
 
-        if (s->admin)
+        if (s->role != ROLE_CLIENT)
                 return false;
         snprintf(sentence, sizeof(sentence), "%s only for operators: use the admin socket", what);
         session_refuse(s, id, -EACCES, sentence);

@@ -167,10 +167,9 @@ struct session {
         enum session_state state; /* session_transit() sets it */
         uint64_t deadline_ms;     /* of the state; 0: none */
         bool is_watched;          /* the connection will report the exit of the client's process */
-        bool admin;               /* true for admins and monitors: it has no tenant, and sees everything */
-        bool is_monitor;          /* of these: it changes nothing, see session_handle() */
+        enum role role; /* admins and monitors have no tenant, and see everything; see session_handle() */
         struct credentials who;
-        struct tenant *tenant; /* NULL before the hello, and if admin */
+        struct tenant *tenant; /* NULL before the hello, and of admins and monitors */
         uint32_t index;        /* in the ledger; LEDGER_NONE before the hello */
         uint64_t id;
         char name[64];

@@ -101,7 +101,7 @@ bool session_can_stay(const struct session *s)
 {
         bool is_charged = s->state == SESSION_LINGERING && session_waits_for_exit(s);
 
-        return !s->admin && s->index != LEDGER_NONE && (!session_is_closing(s) || is_charged);
+        return s->role == ROLE_CLIENT && s->index != LEDGER_NONE && (!session_is_closing(s) || is_charged);
 }
 
 uint64_t session_deadline_ms(const struct session *s)
@@ -292,8 +292,7 @@ int session_new(struct broker *b, enum role role, struct credentials *who, const
         s->broker = b;
         s->ops = ops;
         s->userdata = userdata;
-        s->admin = role != ROLE_CLIENT;
-        s->is_monitor = role == ROLE_MONITOR;
+        s->role = role;
         s->who = *who;
         *who = (struct credentials){ .pid = who->pid, .uid = who->uid, .gid = who->gid };
         s->index = LEDGER_NONE;
@@ -469,7 +468,7 @@ struct session *session_free(struct session *s)
 
 bool session_may_be_evicted(const struct session *s)
 {
-        return !s->admin && (session_is_connected(s) || session_is_suspended(s));
+        return s->role == ROLE_CLIENT && (session_is_connected(s) || session_is_suspended(s));
 }
 
 /* The client is told once, on its connection; a client that resumes the session is told by resume.c. A resume that is

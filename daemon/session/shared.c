@@ -355,7 +355,7 @@ int shared_publish(struct session *s, const Bfcd__Request *r, const char **ret_w
         int error;
 
         (void)ret_why;
-        if (s->admin) {
+        if (s->role != ROLE_CLIENT) {
                 session_refuse(s, r->id, -EACCES, "the admin socket serves no blocks: use the client socket");
                 return 0;
         }
@@ -588,7 +588,7 @@ int shared_attach(struct session *s, const Bfcd__Request *r, const char **ret_wh
         struct shared_wait *w;
 
         (void)ret_why;
-        if (s->admin) {
+        if (s->role != ROLE_CLIENT) {
                 session_refuse(s, r->id, -EACCES, "the admin socket serves no blocks: use the client socket");
                 return 0;
         }

@@ -240,17 +240,17 @@ void shared_end_kept(struct broker *b)
 /* The tenant that the request is about; "" was refused. */
 static const char *forget_tenant(struct session *s, uint64_t id, const Bfcd__Forget *f)
 {
-        if (!s->admin && f->tenant[0] != '\0') {
+        if (s->role == ROLE_CLIENT && f->tenant[0] != '\0') {
                 session_refuse(s, id, -EACCES,
                                "only operators may name a tenant: a session forgets blocks of its own "
                                "tenant");
                 return "";
         }
-        if (s->admin && (f->tenant[0] == '\0' || strlen(f->tenant) >= LEDGER_NAME_BYTES)) {
+        if (s->role != ROLE_CLIENT && (f->tenant[0] == '\0' || strlen(f->tenant) >= LEDGER_NAME_BYTES)) {
                 session_refuse(s, id, -EINVAL, "the request names no tenant");
                 return "";
         }
-        return s->admin ? f->tenant : s->tenant->name;
+        return s->role != ROLE_CLIENT ? f->tenant : s->tenant->name;
 }
 
 int shared_handle_forget(struct session *s, const Bfcd__Request *r, const char **ret_why)
@@ -294,7 +294,8 @@ int shared_handle_metadata(struct session *s, const Bfcd__Request *r, const char
         Bfcd__MetadataReply body = BFCD__METADATA_REPLY__INIT;
 
         (void)ret_why;
-        if (s->admin || shared == LEDGER_NONE || refs_find(&s->shared.refs, shared) == LEDGER_NONE) {
+        if (s->role != ROLE_CLIENT || shared == LEDGER_NONE ||
+            refs_find(&s->shared.refs, shared) == LEDGER_NONE) {
                 session_refuse_format(s, r->id, -EINVAL,
                                       "block %" PRIu64 " is not a shared block of this session",
                                       r->metadata->block_id);

@@ -16,7 +16,8 @@
 /* A successor would recognize its process. */
 static bool can_be_resumed(const struct session *s)
 {
-        return !s->admin && store_keeps(s->broker->options.store) && s->who.pid > 0 && s->who.start_time != 0;
+        return s->role == ROLE_CLIENT && store_keeps(s->broker->options.store) && s->who.pid > 0 &&
+               s->who.start_time != 0;
 }
 
 /* protobuf-c's strings and bytes are not const, but it does not write them. */
@@ -44,7 +45,7 @@ static void describe_partition(const struct broker *b, const struct quota *q, Bf
 int welcome_open_events(struct session *s, const Bfcd__Request *r, int *ret_fd)
 {
         *ret_fd = -1;
-        if (s->admin || !s->ops->open_events || !r->hello->wants_events)
+        if (s->role != ROLE_CLIENT || !s->ops->open_events || !r->hello->wants_events)
                 return 0;
         return s->ops->open_events(s->userdata, ret_fd);
 }
@@ -61,7 +62,7 @@ static void open_pages(struct session *s, const Bfcd__Request *r, struct welcome
 {
         int usage, page;
 
-        if (s->admin || !s->tenant->usage || !r->hello->wants_pages)
+        if (s->role != ROLE_CLIENT || !s->tenant->usage || !r->hello->wants_pages)
                 return;
         usage = memfd_lend(s->tenant->usage->fd, O_RDONLY);
         if (usage < 0)
@@ -123,7 +124,7 @@ static void describe(const struct session *s, size_t share, Bfcd__PartitionInfo 
         ret->default_partition = (uint32_t)share;
         ret->can_resume = record->can_resume != 0;
         ret->takes_charges = s->tenant != NULL;
-        ret->is_monitor = s->is_monitor;
+        ret->is_monitor = s->role == ROLE_MONITOR;
 }
 
 static void welcome(struct session *s, uint64_t id, size_t share, const struct welcome_fds *fds)

@@ -70,7 +70,7 @@ void end_sessions(void)
         for (size_t i = 0; i < b->sessions.n_slots; i++) {
                 struct session *s = b->sessions.table[i];
 
-                if (!s || s->admin)
+                if (!s || s->role != ROLE_CLIENT)
                         continue;
                 session_close(s, "test");
                 while (session_reap(s, 64) != 0)
