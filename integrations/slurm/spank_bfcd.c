@@ -171,14 +171,14 @@ static void read_variable(spank_t sp, char *text)
 }
 
 /* "cgroup FOLDER", "env NAME=VALUE", "error TEXT" */
-static void read_line(spank_t sp, char *line)
+static void read_line(spank_t sp, char *line, size_t n_line)
 {
         if (!is_line(line))
                 fail("%s has printed control characters", helper);
         else if (strncmp(line, "error ", 6) == 0)
                 fail("%s", line[6] != '\0' ? line + 6 : "the helper has failed");
-        else if (strncmp(line, "cgroup /", 8) == 0 && strlen(line + 7) < sizeof(join))
-                strcpy(join, line + 7);
+        else if (strncmp(line, "cgroup /", 8) == 0 && n_line - 7 < sizeof(join))
+                memcpy(join, line + 7, n_line - 7 + 1);
         else if (strncmp(line, "env ", 4) == 0)
                 read_variable(sp, line + 4);
         else
@@ -229,8 +229,9 @@ static void read_lines(spank_t sp, int fd)
                 return;
         }
         while ((n = getline(&line, &n_line, f)) > 0) {
-                line[n - 1] = line[n - 1] == '\n' ? '\0' : line[n - 1];
-                read_line(sp, line);
+                if (line[n - 1] == '\n')
+                        line[--n] = '\0';
+                read_line(sp, line, (size_t)n);
         }
         if (ferror(f))
                 fail("%s cannot be read", helper);
