@@ -48,10 +48,9 @@ struct park *park_new(struct session *s, uint64_t id, uint32_t block, uint32_t r
         p->block = block;
         p->ref = ref;
         p->copy_block = LEDGER_NONE;
-        p->copying.n_bytes = b->n_bytes;
         p->copying.memory = (struct park_memory){ session_share_of(s, b->quota)->quota, b->handle, b->offset,
                                                   b->n_bytes, false };
-        p->wait.n_bytes = p->copying.n_bytes;
+        p->wait.n_bytes = b->n_bytes;
         p->wait.requester = s;
         TAILQ_INSERT_TAIL(&s->requests.parks, p, link);
         s->requests.n++;
@@ -149,7 +148,8 @@ static void park_commit(struct park *p)
         uint64_t id = p->id;
         int r = 0;
 
-        if (!quota_may_park(p->copying.memory.quota, p->copying.n_bytes)) { /* others were parked meanwhile */
+        /* Others were parked meanwhile. */
+        if (!quota_may_park(p->copying.memory.quota, p->copying.memory.n_bytes)) {
                 park_refuse(p, -EDQUOT, park_over_limit);
                 return;
         }
@@ -163,7 +163,7 @@ static void park_commit(struct park *p)
         if (r == 0) {
                 park_record(p->copying.memory.quota, p->block,
                             copy == LEDGER_NONE ? LEDGER_DISCARDED : ledger_block_at(l, copy)->id);
-                r = quota_park(p->copying.memory.quota, p->copying.memory.handle, p->copying.n_bytes);
+                r = quota_park(p->copying.memory.quota, p->copying.memory.handle, p->copying.memory.n_bytes);
         }
         if (r < 0) {
                 ledger_block_park(l, p->block, LEDGER_AWAKE);
@@ -174,7 +174,7 @@ static void park_commit(struct park *p)
         }
 
         /* From here on the session uses the copy instead of the block. */
-        session_remove_block(session_share_of(s, block->quota), block->offset, p->copying.n_bytes);
+        session_remove_block(session_share_of(s, block->quota), block->offset, p->copying.memory.n_bytes);
         if (copy != LEDGER_NONE)
                 session_add_block(s, session_share_of(s, p->copying.copy.quota->index),
                                   p->copying.copy.offset, p->copying.copy.n_bytes);
@@ -356,7 +356,7 @@ int park_handle(struct session *s, const Bfcd__Request *r, const char **ret_why)
         p->wait.wait_ms = m->wait_ms < SESSION_MAX_WAIT_MS ? m->wait_ms : SESSION_MAX_WAIT_MS;
         p->wait.done = on_copy_room;
         p->wait.is_whole = p->wait.is_copy = true;
-        result = quota_alloc_whole(p->copying.copy.quota, p->copying.n_bytes, false);
+        result = quota_alloc_whole(p->copying.copy.quota, p->copying.memory.n_bytes, false);
         if (result < 0)
                 park_refuse_room(p, result);
         else
@@ -393,7 +393,7 @@ static void wake_commit(struct park *p)
 /* The block stays parked. */
 static void wake_undo(struct park *p, int error)
 {
-        quota_wake_undo(p->copying.memory.quota, p->copying.memory.handle, p->copying.n_bytes);
+        quota_wake_undo(p->copying.memory.quota, p->copying.memory.handle, p->copying.memory.n_bytes);
         park_refuse(p, error == -ENOMEM ? error : -EIO, park_copy_sentence(error));
 }
 
@@ -534,7 +534,7 @@ bool park_cancel(struct session *s, uint64_t id)
 
         TAILQ_FOREACH(p, &s->requests.parks, link)
         {
-                if (p->id != id || p->copying.is_running)
+                if (p->id != id || p->copying.n_copiers > 0)
                         continue;
                 if (p->shared)
                         return park_shared_cancel(p);
@@ -552,11 +552,11 @@ static bool park_takes_over(struct session *s, uint32_t block)
 
         TAILQ_FOREACH(p, &s->requests.parks, link)
         {
-                if (p->copying.is_running && p->block == block && !p->copying.memory.is_owned) {
+                if (p->copying.n_copiers > 0 && p->block == block && !p->copying.memory.is_owned) {
                         p->copying.memory.is_owned = true;
                         return true;
                 }
-                if (p->copying.is_running && p->wakes && p->copy_block == block &&
+                if (p->copying.n_copiers > 0 && p->wakes && p->copy_block == block &&
                     !p->copying.copy.is_owned) {
                         p->copying.copy.is_owned = true;
                         return true;
@@ -597,7 +597,7 @@ void park_drop_all(struct session *s)
                         s->requests.n--;
                 p->is_dropped = true;
                 park_copy_drop(&p->copying);
-                if (p->copying.is_running)
+                if (p->copying.n_copiers > 0)
                         continue;
                 quota_cancel(&p->wait);
                 park_free(p);

@@ -33,8 +33,7 @@ static int copy_pieces(const struct park_copying *c, const struct park_piece *pi
         struct partition *host = c->copy.quota->partition;
         struct device_copy copies[DEVICE_COPIES];
 
-        if (__atomic_load_n(&device->is_ending, __ATOMIC_RELAXED) ||
-            __atomic_load_n(&c->is_dropped, __ATOMIC_RELAXED))
+        if (__atomic_load_n(&device->is_ending, __ATOMIC_RELAXED))
                 return -ECANCELED;
         for (size_t i = 0; i < n; i++)
                 copies[i] =
@@ -55,13 +54,14 @@ static void copier_run(struct worker_job *job)
         size_t first = __atomic_fetch_add(&c->n_taken, copier->n_a_turn, __ATOMIC_RELAXED);
         size_t end = min_u64(first + copier->n_a_turn, c->n_pieces);
         uint64_t begun_ns = clock_ns();
-        int r = first < end ? copy_pieces(c, &c->pieces[first], end - first) : 0;
+        bool goes_on = first < end && __atomic_load_n(&c->result, __ATOMIC_RELAXED) == 0;
+        int r = goes_on ? copy_pieces(c, &c->pieces[first], end - first) : 0;
 
         /* A failure ends the other copier, too. */
         if (r < 0)
                 __atomic_store_n(&c->result, r, __ATOMIC_RELAXED);
         copier->n_a_turn = min_u64(worker_next_turn(copier->n_a_turn, clock_ns() - begun_ns), DEVICE_COPIES);
-        job->goes_on = end < c->n_pieces && first < end && __atomic_load_n(&c->result, __ATOMIC_RELAXED) == 0;
+        job->goes_on = goes_on && end < c->n_pieces && __atomic_load_n(&c->result, __ATOMIC_RELAXED) == 0;
 }
 
 static void copier_done(struct worker_job *job)
@@ -80,7 +80,6 @@ static void copier_done(struct worker_job *job)
                         "through buffers, which is slower",
                         host->name, strerror(-pin_error));
         }
-        c->is_running = false;
         c->done(c);
 }
 
@@ -103,12 +102,12 @@ static size_t cut_pieces(const struct park_copying *c, struct park_piece *ret)
         uint64_t at = 0;
         size_t n = 0;
 
-        for (; at < c->n_bytes; n++) {
+        for (; at < c->memory.n_bytes; n++) {
                 struct park_piece piece;
                 uint64_t rest = extent_at(&c->memory, at, &piece.memory, &piece.memory_offset);
 
                 rest = min_u64(rest, extent_at(&c->copy, at, &piece.copy, &piece.copy_offset));
-                piece.n_bytes = min_u64(min_u64(rest, PIECE_BYTES), c->n_bytes - at);
+                piece.n_bytes = min_u64(min_u64(rest, PIECE_BYTES), c->memory.n_bytes - at);
                 at += piece.n_bytes;
                 if (ret)
                         ret[n] = piece;
@@ -152,7 +151,6 @@ int park_copy_start(struct park_copying *c, void (*done)(struct park_copying *c)
         if (!c->pieces)
                 return -ENOMEM;
         (void)cut_pieces(c, c->pieces);
-        c->is_running = true;
         c->done = done;
         copier_start(c, lane);
         if (other != lane && c->copy.quota->partition->worker == c->memory.quota->partition->worker)
@@ -162,7 +160,7 @@ int park_copy_start(struct park_copying *c, void (*done)(struct park_copying *c)
 
 void park_copy_drop(struct park_copying *c)
 {
-        __atomic_store_n(&c->is_dropped, true, __ATOMIC_RELAXED);
+        __atomic_store_n(&c->result, -ECANCELED, __ATOMIC_RELAXED);
 }
 
 void park_memory_free(struct park_memory *m)

@@ -35,20 +35,17 @@ struct park_piece;
 
 /* The contents of a block between its memory and its copy. */
 struct park_copying {
-        struct park_memory memory, copy;
-        uint64_t n_bytes;
-        bool to_copy; /* else from the copy */
-        bool is_running;
-        bool is_dropped; /* atomic, by park_copy_drop() */
+        struct park_memory memory, copy; /* the copy has at least the size of the memory */
+        bool to_copy;                    /* else from the copy */
         struct park_copier copiers[2];
-        unsigned n_copiers; /* that are not done */
+        unsigned n_copiers; /* that are not done; 0: it does not run */
         void (*done)(struct park_copying *c);
         struct park_piece *pieces; /* constant while they are copied */
         size_t n_pieces, n_taken;  /* atomic: the pieces before are copied or being copied */
-        int result;                /* atomic */
+        int result;                /* atomic; not 0: the copiers end */
 };
 
-/* Begins to copy; `memory`, `copy`, `n_bytes` and `to_copy` are set, and both memories stay until done(), which the
+/* Begins to copy; `memory`, `copy` and `to_copy` are set, and both memories stay until done(), which the
  * loop calls with `result`: 0 or negative. -ENOMEM: it is not called. */
 int park_copy_start(struct park_copying *c, void (*done)(struct park_copying *c));
 

@@ -64,7 +64,6 @@ static struct park_shared *shared_new(struct broker *b, struct shared_name *name
                 return NULL;
         ps->broker = b;
         ps->name = name;
-        ps->copying.n_bytes = block->n_bytes;
         ps->copying.memory = (struct park_memory){ quota_of(b, name), block->handle, block->offset,
                                                    block->n_bytes, false };
         TAILQ_INIT(&ps->wakes);
@@ -253,7 +252,7 @@ static void begin(struct broker *b, struct shared_name *name, struct park *p, st
         /* It waits for room for the copy. What the daemon does by itself counts no refusal, and names no
          * session to be asked. */
         ps->copying.copy.quota = ps->wait.quota = to;
-        ps->wait.n_bytes = ps->copying.n_bytes;
+        ps->wait.n_bytes = ps->copying.memory.n_bytes;
         ps->wait.requester = p ? p->session : NULL;
         ps->wait.is_no_refusal = !p;
         ps->wait.wait_ms = wait_ms < SESSION_MAX_WAIT_MS ? wait_ms : SESSION_MAX_WAIT_MS;
@@ -343,7 +342,7 @@ void park_shared_use(struct shared_name *name)
 {
         struct park_shared *ps = name->parking;
 
-        if (!ps || !TAILQ_EMPTY(&ps->wakes) || (ps->copying.is_running && !ps->copying.to_copy))
+        if (!ps || !TAILQ_EMPTY(&ps->wakes) || (ps->copying.n_copiers > 0 && !ps->copying.to_copy))
                 return;
         answer_asker(ps);
 
@@ -448,7 +447,7 @@ static void leave_wakes(struct park *p)
         unqueue(p);
         TAILQ_REMOVE(&ps->wakes, p, of_shared);
         ps->n_wakes--;
-        if (!ps->is_waiting && !ps->copying.is_running && TAILQ_EMPTY(&ps->wakes))
+        if (!ps->is_waiting && ps->copying.n_copiers == 0 && TAILQ_EMPTY(&ps->wakes))
                 shared_free(ps);
 }
 
@@ -533,7 +532,7 @@ static void answer_wakes(struct park_shared *ps, int error)
 
 static void wake_undo(struct park_shared *ps, int error)
 {
-        quota_wake_undo(ps->copying.memory.quota, ps->copying.memory.handle, ps->copying.n_bytes);
+        quota_wake_undo(ps->copying.memory.quota, ps->copying.memory.handle, ps->copying.memory.n_bytes);
         answer_wakes(ps, error);
 }
 
@@ -624,7 +623,7 @@ static struct park *wait_for_block(struct session *s, uint64_t id, uint32_t bloc
         p->copy_block = park_copy_of(b->ledger, block);
         TAILQ_INSERT_TAIL(&ps->wakes, p, of_shared);
         ps->n_wakes++;
-        if (ps->copying.is_running)
+        if (ps->copying.n_copiers > 0)
                 return p;
         p->wait.quota = ps->copying.memory.quota;
         p->wait.wakes = ps->copying.memory.handle;
