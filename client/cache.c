@@ -1,4 +1,4 @@
-/* The cache; see cache.h and slabs.h.
+/* The cache; see cache.h.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "client/cache.h"
@@ -6,15 +6,93 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/queue.h>
 
 #include "bfc/bfc.h"
-#include "client/slabs.h"
+
+/* ---- slabs ---------------------------------------------------------------------
+ *
+ * The blocks of the daemon that one partition's cache owns, by place, and the allocator that runs over them.
+ *
+ * The allocator has one linear space, in which each region has a range of its own length; its offsets
+ * there are `at`. Regions are added and removed with their first and last slab. The extent alignment is
+ * the allocator's finest, so a slab is backed and released at its own bounds.
+ *
+ * A slab counts the blocks that have bytes in it, so idle slabs are known: `idle` lists them in the order
+ * in which they became idle.
+ *
+ * When a slab is split its low part stays the same `struct slab`, and the high part is a new one. Blocks
+ * refer to the first of all of these, their origin, which stays valid as long as any part exists.
+ *
+ * Invariants: slabs are sorted by `at` and do not overlap; the allocator's backed ranges are exactly
+ * theirs; n_reserved is their sum, n_in_use that of the blocks; a slab is in `idle` exactly while its
+ * n_used == 0; a region has n_slabs > 0. */
+
+struct slab_region {
+        uint64_t id;
+        uint64_t base; /* in the allocator's space */
+        uint64_t n_bytes;
+        char *ptr; /* its address in this process */
+        size_t n_slabs;
+};
+
+struct slab {
+        struct slabs *set;
+        char *ptr;
+        uint64_t at; /* in the allocator's space */
+        uint64_t n_bytes;
+        uint64_t n_used; /* blocks that have bytes in it; from SPLITTING / 2 on: it is being split */
+        TAILQ_ENTRY(slab) idle;
+        uint64_t idle_stamp; /* while it is in that list, which is sorted by it */
+        uint64_t offset;     /* in the region */
+        uint64_t region_id;
+        uint64_t block_id;
+        struct slab *origin; /* itself, or the slab that it was first split off from */
+        size_t n_parts;      /* of an origin: slabs that refer to it; it is freed with the last one */
+        bool was_split;      /* of an origin: it was split */
+};
+
+/* By place: a search reads the number beside the pointer. */
+struct slot {
+        uint64_t at;
+        struct slab *slab;
+};
+
+TAILQ_HEAD(slab_list, slab);
+
+struct slabs {
+        struct cache_sizes sizes;
+        struct bfc *bfc; /* NULL: nothing was added yet */
+        size_t last;     /* the slab that was found last; a hint */
+        struct slot *slots;
+        size_t n_slots;
+        size_t n_room;
+        struct slab_list idle; /* the first has been idle the longest */
+        uint64_t n_stamps;
+        uint64_t n_reserved;
+        uint64_t n_in_use;
+        uint64_t peak_in_use; /* since there was no slab */
+        bool is_draining;
+        struct pages_held *shown;    /* where the sums are published */
+        struct pages_held unseen;    /* until cache_show() */
+        struct slab_region *regions; /* sorted by base */
+        size_t n_regions;
+        struct slab *spare; /* for the next split; guarantees room for one more slot */
+};
+
+struct cache {
+        uint32_t n_items;
+        struct slabs items[];
+};
+
+static inline uint64_t slab_end(const struct slab *s)
+{
+        return s->at + s->n_bytes;
+}
 
 /* The slabs may exceed the peak of what is in use by this part of it, or by so many bytes if that is more. */
 #define SURPLUS_SHARE 32u
 #define SURPLUS_BYTES (UINT64_C(32) << 20)
-
-/* ---- slabs --------------------------------------------------------------------- */
 
 static void slab_forget(struct slab *s)
 {
@@ -37,7 +115,8 @@ static void slabs_clear(struct slabs *p)
         bfc_destroy(p->bfc);
 }
 
-size_t slabs_up_to(const struct slabs *p, uint64_t at)
+/* The number of slabs that begin at or before `at`. */
+static size_t slabs_up_to(const struct slabs *p, uint64_t at)
 {
         const struct slot *low = p->slots;
 
@@ -49,7 +128,8 @@ size_t slabs_up_to(const struct slabs *p, uint64_t at)
         return (size_t)(low - p->slots) + (low->at <= at);
 }
 
-size_t slabs_at(struct slabs *p, uint64_t at)
+/* The slab that contains this byte; there is one. */
+static size_t slabs_at(struct slabs *p, uint64_t at)
 {
         size_t i = p->last;
 
@@ -58,7 +138,8 @@ size_t slabs_at(struct slabs *p, uint64_t at)
         return p->last = slabs_up_to(p, at) - 1;
 }
 
-struct slab_region *slabs_region(const struct slabs *p, uint64_t id)
+/* NULL: there is none. */
+static struct slab_region *slabs_region(const struct slabs *p, uint64_t id)
 {
         for (size_t i = 0; i < p->n_regions; i++)
                 if (p->regions[i].id == id)
@@ -98,7 +179,8 @@ static void region_remove(struct slabs *p, struct slab_region *region)
         memmove(region, region + 1, (size_t)(p->regions + p->n_regions - region) * sizeof(*region));
 }
 
-int slabs_make_room(struct slabs *p)
+/* Memory for one more slab beside `spare`. -ENOMEM. */
+static int slabs_make_room(struct slabs *p)
 {
         size_t n_room = p->n_room ? p->n_room * 2 : 16;
         struct slot *slots;
@@ -119,13 +201,14 @@ int slabs_make_room(struct slabs *p)
         return 0;
 }
 
-void slabs_set_idle(struct slabs *p, struct slab *s)
+static void slabs_set_idle(struct slabs *p, struct slab *s)
 {
         s->idle_stamp = ++p->n_stamps;
         TAILQ_INSERT_TAIL(&p->idle, s, idle);
 }
 
-void slabs_insert(struct slabs *p, size_t i, struct slab *s)
+/* Inserts a part of a slab that was split. There is room. */
+static void slabs_insert(struct slabs *p, size_t i, struct slab *s)
 {
         memmove(p->slots + i + 1, p->slots + i, (p->n_slots - i) * sizeof(*p->slots));
         p->slots[i] = (struct slot){ s->at, s };
@@ -592,4 +675,216 @@ int cache_check(const struct cache *c, const char **ret_why)
                 }
         }
         return 0;
+}
+
+/* ---- splitting slabs ---------------------------------------------------------
+ *
+ * A slab that is being split has so many uses that it cannot become idle, until these are counted again. */
+
+#define SPLITTING (UINT64_C(1) << 62) /* uses of a slab that is being split */
+
+struct search {
+        const struct slabs *set;
+        const struct cache_range *in; /* NULL: all */
+        cache_extent_fn extent;
+        void *userdata;
+        uint64_t want_bytes;
+        struct cache_place *places;
+        size_t n, max;
+        size_t region;      /* in which the gap is */
+        uint64_t gap_begin; /* there is no block from there on; in the allocator's space */
+        uint64_t gap_end;
+};
+
+/* The extents that have all of their bytes in [*begin, *end) of the region. False: there is none. */
+static bool search_extents(const struct search *s, uint64_t region_id, uint64_t *begin, uint64_t *end)
+{
+        uint64_t from, to;
+
+        if (s->in && s->in->region_id != region_id)
+                return false;
+        if (s->in && s->in->offset > *begin)
+                *begin = s->in->offset;
+        if (s->in && s->in->offset + s->in->n_bytes < *end)
+                *end = s->in->offset + s->in->n_bytes;
+        if (*begin >= *end)
+                return false;
+        if (s->extent(s->userdata, region_id, *begin, &from, &to) && from < *begin)
+                *begin = to;
+        if (s->extent(s->userdata, region_id, *end - 1, &from, &to) && to > *end)
+                *end = from;
+        return *begin < *end;
+}
+
+/* Places at which slabs in use reach into the extents, or out of them. */
+static void search_gap(struct search *s)
+{
+        const struct slabs *p = s->set;
+        const struct slab_region *region = &p->regions[s->region];
+        uint64_t begin = s->gap_begin - region->base, end = s->gap_end - region->base;
+        size_t i;
+
+        if (s->gap_begin >= s->gap_end || s->want_bytes == 0 || s->n + 2 > s->max ||
+            !search_extents(s, region->id, &begin, &end))
+                return;
+        i = slabs_up_to(p, region->base + begin);
+        for (i -= i > 0; i < p->n_slots && p->slots[i].at < region->base + end; i++) {
+                const struct slab *slab = p->slots[i].slab;
+                uint64_t low, high;
+                bool is_two;
+
+                if (slab_end(slab) <= region->base + begin || slab->n_used == 0)
+                        continue;
+                low = slab->offset > begin ? slab->offset : begin;
+                high = slab->offset + slab->n_bytes < end ? slab->offset + slab->n_bytes : end;
+                is_two = slab->offset < low && high < slab->offset + slab->n_bytes && s->n + 1 < s->max;
+                if (slab->offset < low && s->n < s->max)
+                        s->places[s->n++] = (struct cache_place){ region->id, low, is_two };
+                if (high < slab->offset + slab->n_bytes && s->n < s->max)
+                        s->places[s->n++] = (struct cache_place){ region->id, high, false };
+                s->want_bytes -= high - low < s->want_bytes ? high - low : s->want_bytes;
+        }
+}
+
+static int search_chunk(void *userdata, char kind, struct bfc_range range)
+{
+        struct search *s = userdata;
+        const struct slab_region *region = &s->set->regions[s->region];
+
+        while (range.begin >= region->base + region->n_bytes) {
+                search_gap(s);
+                region = &s->set->regions[++s->region];
+                s->gap_begin = s->gap_end = region->base;
+        }
+        if (kind == 'u') {
+                search_gap(s);
+                s->gap_begin = range.end;
+        }
+        s->gap_end = range.end;
+        return s->want_bytes == 0 || s->n + 2 > s->max;
+}
+
+size_t cache_find_splits(const struct cache *c, uint32_t partition, const struct cache_range *in,
+                         cache_extent_fn extent, void *userdata, uint64_t want_bytes, struct cache_place *ret,
+                         size_t max)
+{
+        const struct slabs *p = &c->items[partition];
+        struct search s = { .set = p,
+                            .in = in,
+                            .extent = extent,
+                            .userdata = userdata,
+                            .want_bytes = want_bytes,
+                            .places = ret,
+                            .max = max };
+
+        if (p->n_regions == 0)
+                return 0;
+        s.gap_begin = s.gap_end = p->regions[0].base;
+        if (bfc_walk(p->bfc, search_chunk, &s) == 0)
+                search_gap(&s);
+        return s.n;
+}
+
+/* The slab that has the place inside, not where it begins. */
+static struct slab *slab_around(struct slabs *p, const struct cache_place *at)
+{
+        const struct slab_region *region = slabs_region(p, at->region_id);
+        size_t i = region ? slabs_up_to(p, region->base + at->offset) : 0;
+        struct slab *s = i > 0 ? p->slots[i - 1].slab : NULL;
+
+        return s && s->region_id == at->region_id && s->offset < at->offset &&
+                               at->offset < s->offset + s->n_bytes
+                       ? s
+                       : NULL;
+}
+
+int cache_split_begin(struct cache *c, uint32_t partition, const struct cache_place *at,
+                      uint64_t *ret_block_id, uint64_t *ret_n_bytes)
+{
+        struct slabs *p = &c->items[partition];
+        struct slab *s = slab_around(p, at);
+
+        if (!s || s->n_used == 0)
+                return -ENOENT;
+        if (!p->spare)
+                p->spare = calloc(1, sizeof(*p->spare));
+        if (!p->spare || slabs_make_room(p) < 0)
+                return -ENOMEM;
+        if (s->n_used < SPLITTING / 2)
+                s->n_used += SPLITTING;
+        *ret_block_id = s->block_id;
+        *ret_n_bytes = at->offset - s->offset;
+        return 0;
+}
+
+void cache_split_commit(struct cache *c, uint32_t partition, const struct cache_place *at, uint64_t block_id)
+{
+        struct slabs *p = &c->items[partition];
+        struct slab *low = slab_around(p, at), *high = p->spare;
+        uint64_t n_low = at->offset - low->offset;
+
+        p->spare = NULL;
+        *high = (struct slab){ .set = p,
+                               .ptr = low->ptr + n_low,
+                               .at = low->at + n_low,
+                               .n_bytes = low->n_bytes - n_low,
+                               .n_used = SPLITTING,
+                               .offset = at->offset,
+                               .region_id = low->region_id,
+                               .block_id = block_id,
+                               .origin = low->origin };
+        low->n_bytes = n_low;
+        low->n_used = SPLITTING;
+        low->origin->n_parts++;
+        low->origin->was_split = true;
+        slabs_insert(p, slabs_up_to(p, high->at), high);
+        slabs_region(p, at->region_id)->n_slabs++;
+}
+
+static bool is_splitting(const struct slab *s)
+{
+        return s->n_used >= SPLITTING / 2;
+}
+
+struct count {
+        struct slabs *set;
+        size_t i; /* the first slab that may have bytes of the chunk */
+};
+
+static int count_chunk(void *userdata, char kind, struct bfc_range range)
+{
+        struct count *c = userdata;
+        struct slabs *p = c->set;
+
+        if (kind != 'u')
+                return 0;
+        while (c->i < p->n_slots && slab_end(p->slots[c->i].slab) <= range.begin)
+                c->i++;
+        for (size_t i = c->i; i < p->n_slots && p->slots[i].at < range.end; i++)
+                if (is_splitting(p->slots[i].slab))
+                        p->slots[i].slab->n_used++;
+        return 0;
+}
+
+void cache_split_end(struct cache *c, uint32_t partition)
+{
+        struct slabs *p = &c->items[partition];
+        struct count count = { .set = p };
+
+        free(p->spare);
+        p->spare = NULL;
+        for (size_t i = 0; i < p->n_slots; i++)
+                if (is_splitting(p->slots[i].slab))
+                        p->slots[i].slab->n_used = SPLITTING;
+        if (p->bfc)
+                bfc_walk(p->bfc, count_chunk, &count);
+        for (size_t i = 0; i < p->n_slots; i++) {
+                struct slab *s = p->slots[i].slab;
+
+                if (!is_splitting(s))
+                        continue;
+                s->n_used -= SPLITTING;
+                if (s->n_used == 0)
+                        slabs_set_idle(p, s);
+        }
 }

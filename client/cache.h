@@ -3,10 +3,10 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * A block that the daemon granted is a slab here, whatever its size. Each partition has its own set of
- * slabs, over which the daemon's allocator runs (slabs.h). Free space of adjacent slabs in a region is
+ * slabs, over which the daemon's allocator runs. Free space of adjacent slabs in a region is
  * contiguous, and a block may cross their bounds. Each slab is freed at the daemon as it was granted.
  *
- * A slab in use can be split where no block needs it, so that the free part can be freed (cache_split.h).
+ * A slab in use can be split where no block needs it, so that the free part can be freed.
  *
  * Bookkeeping only: the caller sends the requests, and holds a lock during each of these functions. A
  * slab that leaves is forgotten when the function returns. So the daemon may be told without that lock,
@@ -114,5 +114,41 @@ uint64_t cache_offset(const struct block *block); /* in the slab in which it beg
 
 /* Verifies every invariant; slow. 0, or -EBADMSG and a sentence (static). */
 int cache_check(const struct cache *c, const char **ret_why);
+
+/* ---- splitting ---------------------------------------------------------------
+ *
+ * Slabs in use are split at extent boundaries, so that extents without a block become idle
+ * slabs.
+ *
+ * Find the places. For each: begin, ask the daemon, and commit unless it refused. Then end. Only one
+ * thread at a time is between the first and the last of these steps, but the cache may change in between. */
+
+/* The extent at a place of a region: its start and end. False: there is none. */
+typedef bool (*cache_extent_fn)(void *userdata, uint64_t region_id, uint64_t offset, uint64_t *ret_begin,
+                                uint64_t *ret_end);
+
+/* Places where slabs in use can be split, so that extents without a block become idle slabs, up to
+ * want_bytes in total or max places. in: only extents in this range; NULL: all. Checks every block.
+ * Returns the number of places. */
+struct cache_place {
+        uint64_t region_id;
+        uint64_t offset;
+        bool needs_next; /* useless without the place that follows */
+};
+size_t cache_find_splits(const struct cache *c, uint32_t partition, const struct cache_range *in,
+                         cache_extent_fn extent, void *userdata, uint64_t want_bytes, struct cache_place *ret,
+                         size_t max);
+
+/* The slab at this place stays until cache_split_end(), and the next cache_split_commit() cannot fail.
+ * -ENOENT: there is none. -ENOMEM. */
+int cache_split_begin(struct cache *c, uint32_t partition, const struct cache_place *at,
+                      uint64_t *ret_block_id, uint64_t *ret_n_bytes);
+
+/* Makes the part after the place a separate slab, the daemon's block with this id. After
+ * cache_split_begin(). */
+void cache_split_commit(struct cache *c, uint32_t partition, const struct cache_place *at, uint64_t block_id);
+
+/* Counts the blocks of all slabs that were begun. Checks every block. */
+void cache_split_end(struct cache *c, uint32_t partition);
 
 #endif

@@ -14,7 +14,7 @@
 #include <errno.h>
 #include <time.h>
 
-#include "client/cache_split.h"
+#include "client/cache.h"
 #include "client/client.h"
 #include "client/request.h"
 #include "client/pages.h"

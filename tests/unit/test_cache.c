@@ -5,7 +5,6 @@
  *
  * The model is a map of each region by granules: not held, held and free, or used. */
 #include "client/cache.h"
-#include "client/cache_split.h"
 
 #include <errno.h>
 #include <stdlib.h>
