@@ -23,7 +23,6 @@
 #include "client/call.h"
 #include "client/events.h"
 #include "client/magazine.h"
-#include "client/parkable.h"
 #include "client/process.h"
 #include "client/recorder.h"
 #include "client/region.h"
