@@ -17,9 +17,7 @@
 #include <string.h>
 
 #include "client/client.h"
-#include "client/options.h"
 #include "client/park.h"
-#include "client/partitions.h"
 #include "client/streams.h"
 
 #define PIECE_BYTES ((size_t)256)

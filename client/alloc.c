@@ -13,12 +13,9 @@
 
 #include "client/client.h"
 #include "client/extents.h"
-#include "client/partitions.h"
 #include "client/reclaim.h"
 #include "client/request.h"
 #include "client/streams.h"
-#include "client/options.h"
-#include "client/pages.h"
 #include "client/stash.h"
 #include "client/stream_free.h"
 

@@ -7,8 +7,6 @@
 #include <errno.h>
 
 #include "client/client.h"
-#include "client/pages.h"
-#include "client/partitions.h"
 #include "client/reclaim.h"
 #include "client/request.h"
 #include "client/stream_free.h"

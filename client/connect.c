@@ -9,9 +9,6 @@
 
 #include "client/client.h"
 #include "client/extents.h"
-#include "client/options.h"
-#include "client/pages.h"
-#include "client/partitions.h"
 #include "client/pressure.h"
 #include "client/reclaim.h"
 #include "client/reconnect.h"

@@ -28,7 +28,6 @@
 
 #include "client/client.h"
 #include "client/free.h"
-#include "client/options.h"
 #include "client/streams.h"
 #include "client/connect.h"
 #include "client/stream_free.h"

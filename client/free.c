@@ -19,7 +19,6 @@
 #include "client/park.h"
 #include "client/reclaim.h"
 #include "client/request.h"
-#include "client/pages.h"
 #include "client/shared.h"
 #include "client/stash.h"
 #include "client/stream_free.h"

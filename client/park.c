@@ -15,7 +15,6 @@
 
 #include "client/client.h"
 #include "client/extents.h"
-#include "client/partitions.h"
 #include "client/request.h"
 
 /* ---- finding ------------------------------------------------------------------- */

@@ -8,7 +8,6 @@
 #include "client/client.h"
 #include "client/park.h"
 #include "client/reclaim.h"
-#include "client/pages.h"
 #include "client/stream_free.h"
 
 static size_t n_partitions(const bfc_client *client)

@@ -17,7 +17,6 @@
 #include "client/cache.h"
 #include "client/client.h"
 #include "client/request.h"
-#include "client/pages.h"
 #include "client/stash.h"
 #include "client/stream_free.h"
 

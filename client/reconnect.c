@@ -21,7 +21,6 @@
 
 #include "client/client.h"
 #include "client/extents.h"
-#include "client/pages.h"
 #include "client/reconnect.h"
 #include "client/stash.h"
 #include "client/streams.h"

@@ -22,11 +22,8 @@
 
 #include "client/client.h"
 #include "client/extents.h"
-#include "client/options.h"
 #include "client/park.h"
-#include "client/partitions.h"
 #include "client/request.h"
-#include "client/pages.h"
 #include "client/stash.h"
 #include "client/shared.h"
 

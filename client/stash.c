@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "client/client.h"
-#include "client/pages.h"
 
 bool client_needs_wipe(const bfc_client *client, uint32_t partition)
 {
@@ -28,15 +27,6 @@ int stash_init(bfc_client *client, uint64_t idle_bytes)
         if (r == 0 && magazines_max_block(client->stash.magazines) > 0)
                 client->stash.state = STASH_ON;
         return r;
-}
-
-void client_set_draining(bfc_client *client, uint32_t partition, bool is_draining)
-{
-        if (client->cache)
-                cache_set_draining(client->cache, partition, is_draining);
-        if (client->stash.state != STASH_NONE && partition == client->partition)
-                __atomic_store_n(&client->stash.state, is_draining ? STASH_DRAINS : STASH_ON,
-                                 __ATOMIC_RELAXED);
 }
 
 /* Into the cache. The lock is held. */
@@ -88,13 +78,5 @@ void client_restore_block(bfc_client *client, const struct block *gone)
                 if (!block->slab && !block->stream_alloc)
                         client_count_restored(client, block->partition, block->n_bytes);
         }
-        pthread_mutex_unlock(&client->lock);
-}
-
-void client_forget_drains(bfc_client *client)
-{
-        pthread_mutex_lock(&client->lock);
-        for (uint32_t i = 0; i < client->hello->hello->n_partitions; i++)
-                client_set_draining(client, i, false);
         pthread_mutex_unlock(&client->lock);
 }

@@ -18,9 +18,6 @@ struct record;
 /* idle_bytes: the bound of idle memory in the client's own partition. -ENOMEM. */
 int stash_init(bfc_client *client, uint64_t idle_bytes);
 
-/* While it drains, idle memory is freed at once. The lock is held. */
-void client_set_draining(bfc_client *client, uint32_t partition, bool is_draining);
-
 /* Moves all stashed blocks into the cache, also while other threads are busy. False: there was none. The lock
  * is held. */
 bool client_drain_stash(bfc_client *client);
@@ -36,8 +33,5 @@ void client_wipe(const bfc_client *client, uint32_t partition, const struct bloc
 
 /* Enters a block again whose free failed, if its memory is still mapped. The lock is not held. */
 void client_restore_block(bfc_client *client, const struct block *block);
-
-/* Assumes that no device is being drained, until the daemon reports one. */
-void client_forget_drains(bfc_client *client);
 
 #endif

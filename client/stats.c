@@ -5,11 +5,8 @@
 #include <string.h>
 
 #include "client/client.h"
-#include "client/options.h"
-#include "client/partitions.h"
 #include "client/request.h"
 #include "client/streams.h"
-#include "client/pages.h"
 #include "client/stream_free.h"
 
 /* ---- of the client ----------------------------------------------------------- */

@@ -7,7 +7,6 @@
 #include <stdlib.h>
 
 #include "client/client.h"
-#include "client/pages.h"
 #include "client/free.h"
 #include "client/park.h"
 #include "client/stash.h"

@@ -9,9 +9,6 @@
 
 #include "client/alloc.h"
 #include "client/client.h"
-#include "client/pages.h"
-#include "client/options.h"
-#include "client/partitions.h"
 #include "client/stream_free.h"
 #include "client/streams.h"
 

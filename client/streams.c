@@ -11,7 +11,6 @@
 #include <string.h>
 
 #include "client/client.h"
-#include "client/pages.h"
 #include "client/process.h"
 
 /* ---- the work of streams -----------------------------------------------------
