@@ -12,9 +12,8 @@
 #include <string.h>
 
 #include "client/client.h"
-#include "client/extents.h"
+#include "client/session.h"
 #include "client/reclaim.h"
-#include "client/request.h"
 #include "client/streams.h"
 #include "client/stash.h"
 #include "client/stream_free.h"

@@ -8,7 +8,7 @@
 
 #include "client/client.h"
 #include "client/reclaim.h"
-#include "client/request.h"
+#include "client/session.h"
 #include "client/stream_free.h"
 
 static int check(bfc_client *client, const char *function, const char *partition, size_t n_bytes,

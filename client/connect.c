@@ -8,11 +8,9 @@
 #include <string.h>
 
 #include "client/client.h"
-#include "client/extents.h"
+#include "client/session.h"
 #include "client/pressure.h"
 #include "client/reclaim.h"
-#include "client/reconnect.h"
-#include "client/request.h"
 #include "client/stash.h"
 #include "client/stream_free.h"
 #include "client/streams.h"

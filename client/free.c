@@ -15,10 +15,9 @@
 #include <string.h>
 
 #include "client/client.h"
-#include "client/extents.h"
+#include "client/session.h"
 #include "client/park.h"
 #include "client/reclaim.h"
-#include "client/request.h"
 #include "client/shared.h"
 #include "client/stash.h"
 #include "client/stream_free.h"

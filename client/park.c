@@ -14,8 +14,7 @@
 #include <stdlib.h>
 
 #include "client/client.h"
-#include "client/extents.h"
-#include "client/request.h"
+#include "client/session.h"
 
 /* ---- finding ------------------------------------------------------------------- */
 

@@ -16,7 +16,7 @@
 
 #include "client/cache.h"
 #include "client/client.h"
-#include "client/request.h"
+#include "client/session.h"
 #include "client/stash.h"
 #include "client/stream_free.h"
 

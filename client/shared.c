@@ -21,9 +21,8 @@
 #include <string.h>
 
 #include "client/client.h"
-#include "client/extents.h"
+#include "client/session.h"
 #include "client/park.h"
-#include "client/request.h"
 #include "client/stash.h"
 #include "client/shared.h"
 

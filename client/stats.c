@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "client/client.h"
-#include "client/request.h"
+#include "client/session.h"
 #include "client/streams.h"
 #include "client/stream_free.h"
 

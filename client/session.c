@@ -1,6 +1,397 @@
-/* Reconnecting: the daemon was restarted, and the session is resumed; see reconnect.h.
+/* The session at the daemon; see session.h.
  *
- * SPDX-License-Identifier: Apache-2.0
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "client/session.h"
+
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "client/client.h"
+#include "client/streams.h"
+
+/* ---- requests ---------------------------------------------------------------- */
+
+int client_check_reply(Bfcd__Reply *reply, Bfcd__Reply__BodyCase expected)
+{
+        int r;
+
+        if (reply->body_case == expected)
+                return 0;
+        if (reply->body_case == BFCD__REPLY__BODY_REFUSAL && reply->refusal->error > 0 &&
+            reply->refusal->error < 4096)
+                r = error_set(-(int)reply->refusal->error, "%s", reply->refusal->message);
+        else
+                r = error_set(-EPROTO, "the daemon sent a reply of another type than requested");
+        bfcd__reply__free_unpacked(reply, NULL);
+        return r;
+}
+
+int client_interrupted(void)
+{
+        return error_set(-EINTR, "the wait was interrupted by a signal or by cancel_fd");
+}
+
+/* The call is over. What the daemon granted before it read the Cancel is returned. */
+static int request_interrupted(bfc_client *client, const Bfcd__Request *request, Bfcd__Reply *reply,
+                               uint64_t epoch)
+{
+        const Bfcd__Block *block = NULL;
+
+        if (reply && reply->body_case == BFCD__REPLY__BODY_BLOCK)
+                block = reply->block;
+        else if (reply && reply->body_case == BFCD__REPLY__BODY_ATTACHED)
+                block = reply->attached->block;
+        if (block)
+                client_free_block(client, block->block_id, epoch);
+        if (reply && reply->body_case == BFCD__REPLY__BODY_DONE &&
+            request->body_case == BFCD__REQUEST__BODY_CHARGE)
+                client_uncharge(client, request->charge->partition, request->charge->n_bytes, epoch);
+        if (reply)
+                bfcd__reply__free_unpacked(reply, NULL);
+        return client_interrupted();
+}
+
+/* The wait_ms of a request; NULL: the request does not wait. */
+static uint32_t *request_wait_ms(Bfcd__Request *request)
+{
+        uint32_t *wait_ms = request->body_case == BFCD__REQUEST__BODY_MALLOC   ? &request->malloc->wait_ms
+                            : request->body_case == BFCD__REQUEST__BODY_ATTACH ? &request->attach->wait_ms
+                            : request->body_case == BFCD__REQUEST__BODY_WAKE   ? &request->wake->wait_ms
+                            : request->body_case == BFCD__REQUEST__BODY_CHARGE ? &request->charge->wait_ms
+                                                                               : NULL;
+
+        return wait_ms && *wait_ms > 0 ? wait_ms : NULL;
+}
+
+/* All requests of a call that wait have one end. A repeated one waits for at least 1 ms, because the daemon
+ * refuses a request that waits by other errors than one that does not. */
+static void request_limit_wait(struct client_call *call, Bfcd__Request *request)
+{
+        uint32_t *wait_ms = request_wait_ms(request);
+        int64_t now_ms, left_ms;
+
+        if (!wait_ms)
+                return;
+        now_ms = clock_now_ms();
+        if (call->until_ms == 0)
+                call->until_ms = now_ms + *wait_ms;
+        left_ms = call->until_ms - now_ms;
+        *wait_ms = left_ms > 0 ? (uint32_t)left_ms : 1;
+}
+
+int client_request(bfc_client *client, struct client_call *call, Bfcd__Request *request,
+                   Bfcd__Reply__BodyCase expected, Bfcd__Reply **ret_reply, uint64_t *ret_epoch)
+{
+        struct call_interrupt *interrupt = call ? call->interrupt : NULL;
+        Bfcd__Reply *reply = NULL;
+        int r;
+
+        do {
+                if (call)
+                        request_limit_wait(call, request);
+                r = interrupt ? call_send_interruptible(client->connection, interrupt, request, &reply,
+                                                        ret_epoch)
+                              : call_send_at(client->connection, 0, request, &reply, ret_epoch);
+                __atomic_add_fetch(&client->counters.n_requests, 1, __ATOMIC_RELAXED);
+                if (interrupt && interrupt->is_interrupted && r != -EPROTO)
+                        return request_interrupted(client, request, reply, *ret_epoch);
+        } while (r == -ECONNRESET &&
+                 (r = client_reconnect(client, *ret_epoch, client->reconnect.return_ms, interrupt)) == 0);
+        if (r == -EINTR)
+                return request_interrupted(client, request, NULL, *ret_epoch);
+        if (r < 0)
+                return client_lost(client, r);
+        if (call)
+                call->is_final = reply->body_case == BFCD__REPLY__BODY_REFUSAL && reply->refusal->is_final;
+        r = client_check_reply(reply, expected);
+        if (r == 0)
+                *ret_reply = reply;
+        return r;
+}
+
+int client_request_wakes(bfc_client *client, struct client_call *call, Bfcd__Request *const *requests,
+                         size_t n, size_t n_replies, Bfcd__Reply **ret_replies, uint64_t *ret_epoch)
+{
+        int r;
+
+        do {
+                for (size_t i = 0; i < n; i++)
+                        request_limit_wait(call, requests[i]);
+                r = call_send_wakes(client->connection, call->interrupt, requests, n, n_replies, ret_replies,
+                                    ret_epoch);
+                __atomic_add_fetch(&client->counters.n_requests, n, __ATOMIC_RELAXED);
+                for (size_t i = 0; r < 0 && i < n_replies; i++) {
+                        if (ret_replies[i])
+                                bfcd__reply__free_unpacked(ret_replies[i], NULL);
+                        ret_replies[i] = NULL;
+                }
+                if (r == -ECONNRESET && call->interrupt && call->interrupt->is_interrupted)
+                        r = -EINTR;
+        } while (r == -ECONNRESET && (r = client_reconnect(client, *ret_epoch, client->reconnect.return_ms,
+                                                           call->interrupt)) == 0);
+        if (r == -ENOMEM)
+                return error_no_memory();
+        if (r == -EINTR)
+                return client_interrupted();
+        return r < 0 ? client_lost(client, r) : 0;
+}
+
+/* The first refusal of these, which are all freed. */
+static int check_replies(Bfcd__Reply **replies, size_t n)
+{
+        int r = 0;
+
+        for (size_t i = 0; i < n; i++) {
+                int error = replies[i] ? client_check_reply(replies[i], BFCD__REPLY__BODY_DONE) : 0;
+
+                if (replies[i] && error == 0)
+                        bfcd__reply__free_unpacked(replies[i], NULL);
+                replies[i] = NULL;
+                r = r < 0 ? r : error;
+        }
+        return r;
+}
+
+int client_free_blocks(bfc_client *client, const uint64_t *block_ids, size_t n, uint64_t epoch)
+{
+        Bfcd__Request requests[CALL_MAX_AT_ONCE], *pointers[CALL_MAX_AT_ONCE] = { NULL };
+        Bfcd__Free frees[CALL_MAX_AT_ONCE];
+        Bfcd__Reply *replies[CALL_MAX_AT_ONCE] = { NULL };
+        uint64_t at = epoch;
+        int lost, r = 0, error;
+
+        for (size_t i = 0; i < n; i++) {
+                bfcd__request__init(&requests[i]);
+                bfcd__free__init(&frees[i]);
+                frees[i].block_id = block_ids[i];
+                requests[i].body_case = BFCD__REQUEST__BODY_FREE;
+                requests[i].free = &frees[i];
+                pointers[i] = &requests[i];
+        }
+        do {
+                lost = call_send_all_at(client->connection, epoch, pointers, n, replies, &at);
+                __atomic_add_fetch(&client->counters.n_requests, n, __ATOMIC_RELAXED);
+                error = check_replies(replies, n);
+                r = r < 0 ? r : error;
+        } while (lost == -ECONNRESET &&
+                 (lost = client_reconnect(client, at, client->reconnect.return_ms, NULL)) == 0);
+        return lost < 0 && lost != -ESTALE ? client_lost(client, lost) : r;
+}
+
+int client_uncharge(bfc_client *client, uint32_t partition, uint64_t n_bytes, uint64_t epoch)
+{
+        Bfcd__Uncharge body = BFCD__UNCHARGE__INIT;
+        Bfcd__Request request = REQUEST(UNCHARGE, uncharge, &body);
+        Bfcd__Reply *reply = NULL;
+        uint64_t at = epoch;
+        int lost, r = 0;
+
+        body.partition = partition;
+        body.n_bytes = n_bytes;
+        do {
+                lost = call_send_at(client->connection, epoch, &request, &reply, &at);
+                __atomic_add_fetch(&client->counters.n_requests, 1, __ATOMIC_RELAXED);
+        } while (lost == -ECONNRESET &&
+                 (lost = client_reconnect(client, at, client->reconnect.return_ms, NULL)) == 0);
+        if (lost < 0)
+                return lost == -ESTALE ? 0 : client_lost(client, lost);
+        r = client_check_reply(reply, BFCD__REPLY__BODY_DONE);
+        if (r == 0)
+                bfcd__reply__free_unpacked(reply, NULL);
+        return r;
+}
+
+int client_free_block(bfc_client *client, uint64_t block_id, uint64_t epoch)
+{
+        return client_free_blocks(client, &block_id, 1, epoch);
+}
+
+/* ---- extents -----------------------------------------------------------------
+ *
+ * The thread that reads a reply first maps the extents that came before it. The tables change under the
+ * client's lock, which is not held while a Retire is answered. */
+
+/* An extent has a handle if its partition is shared by handles. */
+static int extent_handle(const Bfcd__Extent *e, const struct device_view *view, struct device_extent *ret)
+{
+        ret->share = view->share;
+        if (view->share == DEVICE_SHARE_FD)
+                return e->handle.len == 0 ? 0 : -EPROTO;
+        if (e->handle.len != sizeof(ret->handle))
+                return -EPROTO;
+        memcpy(ret->handle, e->handle.data, sizeof(ret->handle));
+        return 0;
+}
+
+int client_on_extents(void *userdata, const Bfcd__Extents *extents, int *fds)
+{
+        bfc_client *client = userdata;
+        int r = 0;
+
+        pthread_mutex_lock(&client->lock);
+        for (size_t i = 0; i < extents->n_extents; i++) {
+                const Bfcd__Extent *e = extents->extents[i];
+                struct region_extent extent = { e->extent_id, e->region_id, e->region_bytes,
+                                                e->offset,    e->n_bytes,   e->partition };
+                struct device_extent memory = { .fd = fds[i],
+                                                .n_bytes = e->n_bytes,
+                                                .is_read_only = e->read_only };
+
+                /* Before the hello's reply there are no partitions. */
+                if (r == 0 && (!client->places || e->partition >= client->hello->hello->n_partitions))
+                        r = -EPROTO;
+                if (r == 0)
+                        r = extent_handle(e, &client->places[e->partition], &memory);
+                if (r == 0) {
+                        r = regions_map(&client->regions, &extent, &client->places[e->partition], &memory);
+                        if (r == REGIONS_UNMAPPED) { /* a call that is granted a block there fails */
+                                fds[i] = -1;
+                                r = 0;
+                        }
+                        if (r < 0)
+                                snprintf(client->end_reason, sizeof(client->end_reason),
+                                         "an extent of %llu bytes could not be mapped: %s",
+                                         (unsigned long long)e->n_bytes, strerror(-r));
+                }
+                if (fds[i] >= 0)
+                        close(fds[i]);
+        }
+        pthread_mutex_unlock(&client->lock);
+        if (r < 0) /* the session cannot be resumed after that */
+                __atomic_store_n(&client->lost, r == -EPROTO ? r : -ECONNRESET, __ATOMIC_RELAXED);
+        return r;
+}
+
+int client_resolve(bfc_client *client, const Bfcd__Block *block, int *ret_why, void **ret_ptr)
+{
+        int r = regions_resolve(&client->regions, block->region_id, block->offset, block->n_bytes, ret_ptr);
+
+        if (r == 0 || block->n_bytes == 0)
+                return r;
+        r = regions_retry(&client->regions, block->region_id, block->offset, block->n_bytes);
+        if (r < 0 && r != -ENOENT && r != -EPROTO) {
+                *ret_why = r;
+                return -ECANCELED;
+        }
+        return regions_resolve(&client->regions, block->region_id, block->offset, block->n_bytes, ret_ptr);
+}
+
+int client_unmappable(const bfc_client *client, uint32_t partition, int why)
+{
+        const Bfcd__PartitionInfo *p = client->hello->hello->partitions[partition];
+        bool by_handle = client->places[partition].share == DEVICE_SHARE_CUDA_IPC;
+        const char *hint = "";
+
+        if (why == -ENOMEM && !client->places[partition].is_cuda)
+                return error_set(why,
+                                 "partition '%s': this process has no room to map memory of device '%s': "
+                                 "check its address space limit (RLIMIT_AS, ulimit -v) and "
+                                 "vm.max_map_count",
+                                 p->name, p->device);
+        if (why == -EMFILE)
+                return error_set(
+                        why,
+                        "partition '%s': memory of device '%s' could not be mapped in this process, which "
+                        "is at its limit of open files: raise RLIMIT_NOFILE (ulimit -n)",
+                        p->name, p->device);
+        if (by_handle && why != -ENODEV && why != -ENOMEM)
+                hint = "; the driver may refuse CUDA IPC handles to other users and containers: for these, set "
+                       "'share: fd' for the partition in bfcd.yaml";
+        else if (client->places[partition].peers != 0 && why == -ENOTSUP)
+                hint = "; the driver may refuse the other GPUs that were given access to it "
+                       "(bfc_enable_peer_access, cudaDeviceEnablePeerAccess)";
+        return error_set(why,
+                         "partition '%s': memory of device '%s' could not be mapped in this process: %s%s",
+                         p->name, p->device, strerror(-why), hint);
+}
+
+enum { IS_UNMAPPED = 1 };
+
+/* Its block is parked, or being parked or woken. */
+static bool is_parked_at(const bfc_client *client, uint64_t region_id, uint64_t offset)
+{
+        for (size_t i = 0; i < client->hello->hello->n_partitions; i++)
+                if (parkables_cover(&client->partitions[i].parkables, region_id, offset))
+                        return true;
+        return false;
+}
+
+/* The daemon of that epoch may take the extent back. IS_UNMAPPED: it was, because its block was parked. The lock
+ * is held. */
+static int check_retire(const bfc_client *client, uint64_t epoch, uint64_t extent_id, size_t n_unmapped,
+                        bool *ret_keeps_region)
+{
+        struct region_place place;
+
+        /* A later daemon was told that it is mapped. */
+        if (client->epoch != epoch)
+                return -ESTALE;
+        if (regions_find_extent(&client->regions, extent_id, &place) < 0)
+                return n_unmapped < client->n_unretired ? IS_UNMAPPED : -EPROTO;
+        *ret_keeps_region = is_parked_at(client, place.region_id, place.offset);
+        if (*ret_keeps_region)
+                return 0;
+        if (blocks_lie_in(&client->blocks, place.region_id, place.offset, place.n_bytes) ||
+            (client->cache && cache_lies_in(client->cache, place.region_id, place.offset, place.n_bytes)))
+                return -EPROTO;
+        return 0;
+}
+
+/* No block of this client is in these extents. Their blocks were freed when no work used them any more: after
+ * a wait, or an event. So this waits for nothing, which would break captures. If the driver refuses the first
+ * extent for now, all are tried again. */
+int client_on_retire(bfc_client *client, uint64_t epoch, const Bfcd__Retire *retire)
+{
+        size_t n_unmapped = 0, n_changed = 0; /* before, and now */
+        int r = 0;
+
+        pthread_mutex_lock(&client->lock);
+        for (size_t i = 0; r == 0 && i < retire->n_extent_ids; i++) {
+                bool keeps_region = false;
+
+                r = check_retire(client, epoch, retire->extent_ids[i], n_unmapped, &keeps_region);
+                if (r == IS_UNMAPPED) {
+                        n_unmapped++;
+                        r = 0;
+                } else if (r == 0) {
+                        r = regions_unmap(&client->regions, retire->extent_ids[i], keeps_region);
+                        n_changed += r == 0;
+                }
+        }
+        if (r == 0)
+                client->n_unretired -= n_unmapped;
+        pthread_mutex_unlock(&client->lock);
+        if (r == 0 || r == -ESTALE || (r == -EBUSY && n_changed == 0))
+                return r;
+        if (r == -EPROTO)
+                return client_end(client, r, "the daemon sent a Retire for memory that is in use");
+        return client_end(client, -ECONNRESET, "memory could not be unmapped");
+}
+
+/* The block's next owner must not see our kernels write to it. The block is still ours, here and at the
+ * daemon, so its region stays. */
+int client_finish(bfc_client *client, uint32_t partition, struct device_range *range)
+{
+        int r = streams_check_captured(client, partition) ? -EBUSY : device_range_finish(range);
+
+        if (r == -EBUSY)
+                return error_set(r, "a stream is being captured, so a kernel may still use the block: "
+                                    "try again after the capture");
+        /* No work of this process runs on a lost device, or in a broken context. */
+        if (r == 0 || r == -ENODEV || r == -EIO)
+                return 0;
+        return error_set(r == -ENOMEM ? r : -EIO,
+                         "waiting for the work on the device failed (%s), so the block stays as it is: "
+                         "try again",
+                         strerror(-r));
+}
+
+/* ---- resuming ----------------------------------------------------------------
  *
  * The first thread that notices does it, in a request or while it reads events; the others
  * wait for it. It uses a connection of its own: hello, pages and events are made ready
@@ -11,19 +402,6 @@
  * ever. Answers from before are valid or not by their epoch, which the inventory raises.
  *
  * A daemon that ended the session on purpose refuses to resume it. */
-#include <errno.h>
-#include <poll.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/random.h>
-#include <time.h>
-
-#include "client/client.h"
-#include "client/extents.h"
-#include "client/reconnect.h"
-#include "client/stash.h"
-#include "client/streams.h"
 
 #define FIRST_PAUSE_MS 1
 #define MAX_PAUSE_MS   50
