@@ -1,22 +1,364 @@
-/* Allocation; see alloc.h and bfcclient.h.
+/* Allocating and freeing; see alloc.h and bfcclient.h.
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * A request goes to the cache first, and then to the daemon. A block that the daemon grants becomes a slab
- * of the cache, from which the request is cut. bytes_reserved is the sum over the slabs and over the blocks
- * that are the daemon's own. */
+ * A small host block that is freed waits in a magazine (magazine.h) for the next request of its size. A request that
+ * finds none there goes to the cache, and then to the daemon. A block that the daemon grants becomes a slab of the cache,
+ * from which the request is cut. bytes_reserved is the sum over the slabs and over the blocks that are the daemon's
+ * own. */
 #include "client/alloc.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
-#include "client/client.h"
+#include "client/park.h"
 #include "client/session.h"
-#include "client/reclaim.h"
-#include "client/streams.h"
-#include "client/stash.h"
 #include "client/stream_free.h"
+#include "client/streams.h"
+
+/* ---- the stash --------------------------------------------------------------- */
+
+/* Forked children may have the memory of blocks mapped (BFC_INHERIT): client_wipe() zeroes it. */
+static bool client_needs_wipe(const bfc_client *client, uint32_t partition)
+{
+        return client->regions.inherits && !client->places[partition].is_cuda &&
+               fork_guard_has_forked(&client->fork) && !__atomic_load_n(&client->lost, __ATOMIC_RELAXED);
+}
+
+void client_wipe(const bfc_client *client, uint32_t partition, const struct block *block)
+{
+        if (client_needs_wipe(client, partition) && !block->is_parked)
+                memset((void *)(uintptr_t)block->ptr, 0, block->n_bytes);
+}
+
+int stash_init(bfc_client *client, uint64_t idle_bytes)
+{
+        bool stashes = client->cache && !device_view_has_work(&client->places[client->partition]);
+        int r = magazines_new(stashes ? idle_bytes / 8 : 0, &client->stash.magazines);
+
+        if (r == 0 && magazines_max_block(client->stash.magazines) > 0)
+                client->stash.state = STASH_ON;
+        return r;
+}
+
+/* Into the cache. The lock is held. */
+static void unstash_into_cache(bfc_client *client, struct record *list)
+{
+        struct record *below;
+        struct block block;
+
+        for (; list; list = below) {
+                below = list->below;
+                blocks_take_stashed(&client->blocks, list, &block);
+                cache_dealloc(&block);
+        }
+}
+
+/* Moves what the magazines had no room for into the cache. Returns how many idle bytes exceed the cache's bound. */
+static uint64_t stash_spill(bfc_client *client, struct record *list)
+{
+        uint64_t excess;
+
+        pthread_mutex_lock(&client->lock);
+        unstash_into_cache(client, list);
+        excess = cache_excess(client->cache, client->partition);
+        pthread_mutex_unlock(&client->lock);
+        return excess;
+}
+
+/* Moves all stashed blocks into the cache, also while other threads are busy. False: there was none. The lock
+ * is held. */
+static bool client_drain_stash(bfc_client *client)
+{
+        struct record *all = magazines_take_all(client->stash.magazines);
+
+        unstash_into_cache(client, all);
+        return all != NULL;
+}
+
+/* If the free was sent, the daemon may have taken the memory back before it went away. */
+void client_restore_block(bfc_client *client, const struct block *gone)
+{
+        struct block copy = *gone;
+        const struct block *block = &copy;
+        void *ptr;
+
+        copy.parkable = NULL; /* the session has ended */
+        pthread_mutex_lock(&client->lock);
+        if (regions_resolve(&client->regions, block->region_id, block->offset, block->n_bytes, &ptr) == 0 &&
+            ptr == block->ptr && blocks_add(&client->blocks, block) == 0) {
+                client_count_alloc(client, block);
+                client->partitions[block->partition].stats.num_allocs--;
+                client->partitions[block->partition].stats.num_frees--;
+                if (!block->slab && !block->stream_alloc)
+                        client_count_restored(client, block->partition, block->n_bytes);
+        }
+        pthread_mutex_unlock(&client->lock);
+}
+
+/* ---- reclaiming idle memory --------------------------------------------------
+ *
+ * Slabs leave the cache under the client's lock and are freed at the daemon without it, so other threads go
+ * on.
+ *
+ * Then slabs in use shrink: the daemon is asked to split a slab where whole extents without a block begin
+ * and end. The parts between are idle slabs, and are freed as others are. One Split is under way at a time:
+ * the inventory names it, because a daemon that was killed may or may not have done it. A part between two
+ * blocks takes two Splits. If max_blocks does not allow both, the first is refused, too. */
+
+#define SHRINK_PLACES       128u /* at a time */
+#define TRIM_MAX_RANGES     64u
+#define RELEASE_MS          10000
+#define RELEASE_STEP_NS     200000
+#define RELEASE_MAX_STEP_NS 20000000
+
+int client_free_idle(bfc_client *client, uint32_t partition, const struct cache_range *in,
+                     uint64_t want_bytes, uint64_t *ret_bytes)
+{
+        uint64_t block_ids[CALL_MAX_AT_ONCE], sum = 0, n_bytes, epoch;
+        size_t n;
+        int r = 0;
+
+        do {
+                pthread_mutex_lock(&client->lock);
+                if (!in)
+                        (void)client_drain_stash(client);
+                n = cache_take_idle(client->cache, partition, in, want_bytes - sum, block_ids,
+                                    CALL_MAX_AT_ONCE, &n_bytes);
+                client_count_released(client, partition, n_bytes);
+                epoch = client->epoch;
+                pthread_mutex_unlock(&client->lock);
+                sum += n_bytes;
+                r = client_free_blocks(client, block_ids, n, epoch);
+        } while (r == 0 && n == CALL_MAX_AT_ONCE && sum < want_bytes);
+        *ret_bytes = sum;
+        return r;
+}
+
+/* ---- slabs in use ------------------------------------------------------------ */
+
+static bool find_extent(void *userdata, uint64_t region_id, uint64_t offset, uint64_t *ret_begin,
+                        uint64_t *ret_end)
+{
+        const bfc_client *client = userdata;
+        struct region_origin origin;
+
+        if (regions_origin(&client->regions, region_id, offset, &origin) < 0)
+                return false;
+        *ret_begin = origin.offset;
+        *ret_end = origin.offset + origin.n_bytes;
+        return true;
+}
+
+/* -ENOENT: no slab has the place inside any more. */
+static int split_begin(bfc_client *client, uint32_t partition, const struct cache_place *at, Bfcd__Split *ret)
+{
+        int r;
+
+        pthread_mutex_lock(&client->lock);
+        r = cache_split_begin(client->cache, partition, at, &ret->block_id, &ret->n_bytes);
+        if (r == 0)
+                client->splitting = (struct pending_split){ ret->block_id, ret->n_bytes };
+        pthread_mutex_unlock(&client->lock);
+        return r;
+}
+
+/* Asked again by whichever daemon there is, it is answered as before. */
+static int split_at(bfc_client *client, uint32_t partition, const struct cache_place *at)
+{
+        Bfcd__Request request = BFCD__REQUEST__INIT;
+        Bfcd__Split body = BFCD__SPLIT__INIT;
+        Bfcd__Reply *reply = NULL;
+        uint64_t epoch;
+        int r = split_begin(client, partition, at, &body);
+
+        if (r < 0)
+                return r == -ENOENT ? 0 : r;
+        request.body_case = BFCD__REQUEST__BODY_SPLIT;
+        request.split = &body;
+        body.n_more = at->needs_next;
+        r = client_request(client, NULL, &request, BFCD__REPLY__BODY_SPLIT, &reply, &epoch);
+        pthread_mutex_lock(&client->lock);
+        client->splitting = (struct pending_split){ 0, 0 };
+        if (r == 0)
+                cache_split_commit(client->cache, partition, at, reply->split->block_id);
+        pthread_mutex_unlock(&client->lock);
+        if (r == 0)
+                bfcd__reply__free_unpacked(reply, NULL);
+        return r;
+}
+
+/* Refused two Splits, the daemon may do one elsewhere. */
+static int split_all(bfc_client *client, uint32_t partition, const struct cache_place *places, size_t n,
+                     bool *ret_refused)
+{
+        int r = 0;
+
+        *ret_refused = false;
+        for (size_t i = 0; r == 0 && i < n; i++) {
+                bool is_two = places[i].needs_next;
+
+                if (!is_two || !*ret_refused)
+                        r = split_at(client, partition, &places[i]);
+                if (is_two && r == -EDQUOT) {
+                        *ret_refused = true;
+                        r = 0;
+                }
+                if (is_two && *ret_refused)
+                        i++;
+        }
+        return r;
+}
+
+static int shrink(bfc_client *client, uint32_t partition, const struct cache_range *in, uint64_t want_bytes,
+                  bool *ret_more)
+{
+        struct cache_place places[SHRINK_PLACES];
+        bool is_refused;
+        size_t n;
+        int r;
+
+        pthread_mutex_lock(&client->split_lock);
+        pthread_mutex_lock(&client->lock);
+        client_drain_stash(client);
+        n = cache_find_splits(client->cache, partition, in, find_extent, client, want_bytes, places,
+                              SHRINK_PLACES);
+        pthread_mutex_unlock(&client->lock);
+        r = split_all(client, partition, places, n, &is_refused);
+        pthread_mutex_lock(&client->lock);
+        if (n > 0)
+                cache_split_end(client->cache, partition);
+        pthread_mutex_unlock(&client->lock);
+        pthread_mutex_unlock(&client->split_lock);
+        *ret_more = r == 0 && !is_refused && n + 2 > SHRINK_PLACES;
+        /* What was refused stays as it is. */
+        return client_has_ended(r) || r == -EPROTO ? r : 0;
+}
+
+int client_free_unused(bfc_client *client, uint32_t partition, const struct cache_range *in,
+                       uint64_t want_bytes, uint64_t *ret_bytes)
+{
+        uint64_t n_bytes;
+        bool more = true;
+        int r = client_free_idle(client, partition, in, want_bytes, ret_bytes);
+
+        while (r == 0 && more && *ret_bytes < want_bytes) {
+                r = shrink(client, partition, in, want_bytes - *ret_bytes, &more);
+                if (r == 0)
+                        r = client_free_idle(client, partition, in, want_bytes - *ret_bytes, &n_bytes);
+                if (r == 0)
+                        *ret_bytes += n_bytes;
+        }
+        return r;
+}
+
+/* ---- for the daemon ---------------------------------------------------------- */
+
+static bool trim_is_valid(const bfc_client *client, const Bfcd__Trim *trim)
+{
+        if (trim->partition >= client->hello->hello->n_partitions || trim->n_ranges == 0 ||
+            trim->n_ranges > TRIM_MAX_RANGES)
+                return false;
+        for (size_t i = 0; i < trim->n_ranges; i++)
+                if (trim->ranges[i]->n_bytes > UINT64_MAX - trim->ranges[i]->offset)
+                        return false;
+        return true;
+}
+
+static int trim_ranges(bfc_client *client, const Bfcd__Trim *trim)
+{
+        uint64_t sum = 0, n_bytes;
+        int r = 0;
+
+        streams_collect(client);
+        pthread_mutex_lock(&client->lock);
+        (void)client_drain_stash(client);
+        pthread_mutex_unlock(&client->lock);
+        for (size_t i = 0; r == 0 && client->cache && i < trim->n_ranges && sum < trim->n_bytes; i++) {
+                const struct cache_range in = { trim->ranges[i]->region_id, trim->ranges[i]->offset,
+                                                trim->ranges[i]->n_bytes };
+
+                r = client_free_unused(client, trim->partition, &in, trim->n_bytes - sum, &n_bytes);
+                sum += n_bytes;
+        }
+        return client_has_ended(r) || r == -EPROTO ? -ECONNRESET : 0;
+}
+
+int client_on_trim(bfc_client *client, const Bfcd__Trim *trim)
+{
+        if (!trim_is_valid(client, trim))
+                return client_end(client, -EPROTO, "the daemon sent a Trim with invalid ranges");
+        return trim_ranges(client, trim);
+}
+
+/* ---- for the program --------------------------------------------------------- */
+
+/* Releases n_bytes of the tenant's extents without a block to the device. *ret_bytes: what
+ * is still on its way. */
+static int release_extents(bfc_client *client, uint32_t partition, uint64_t n_bytes, uint64_t *ret_bytes)
+{
+        Bfcd__Request request = BFCD__REQUEST__INIT;
+        Bfcd__Release body = BFCD__RELEASE__INIT;
+        Bfcd__Reply *reply = NULL;
+        uint64_t epoch;
+        int r;
+
+        body.partition = partition;
+        body.n_bytes = n_bytes;
+        request.body_case = BFCD__REQUEST__BODY_RELEASE;
+        request.release = &body;
+        r = client_request(client, NULL, &request, BFCD__REPLY__BODY_RELEASED, &reply, &epoch);
+        if (r < 0)
+                return r;
+        *ret_bytes = reply->released->bytes_returning;
+        bfcd__reply__free_unpacked(reply, NULL);
+        return 0;
+}
+
+/* Until the extents are back, or RELEASE_MS are over. Without a thread of the client's own, this one has
+ * to unmap what the daemon takes back. */
+static int wait_for_release(bfc_client *client, uint32_t partition, uint64_t n_bytes, int64_t until_ms)
+{
+        struct timespec step = { 0, RELEASE_STEP_NS };
+        uint64_t returning = 0;
+        int r = release_extents(client, partition, n_bytes, &returning);
+
+        while (r == 0 && returning > 0 && clock_now_ms() < until_ms) {
+                if (events_fd(client->events) >= 0)
+                        r = bfc_poll(client);
+                if (r < 0 && r != -EBUSY)
+                        return r;
+                nanosleep(&step, NULL);
+                /* A quarter of what was waited so far, so that the last step adds little. */
+                if (step.tv_nsec < RELEASE_MAX_STEP_NS)
+                        step.tv_nsec += step.tv_nsec / 4;
+                r = release_extents(client, partition, 0, &returning);
+        }
+        return r;
+}
+
+BFC_API int bfc_trim(bfc_client *client, size_t n_bytes)
+{
+        uint64_t left = n_bytes, given_back;
+        int64_t until_ms;
+        int r = client_check(client);
+
+        if (r < 0)
+                return r;
+        streams_collect(client);
+        for (uint32_t i = 0; r == 0 && client->cache && i < client->hello->hello->n_partitions; i++) {
+                r = client_free_unused(client, i, NULL, left, &given_back);
+                left -= given_back < left ? given_back : left;
+        }
+        until_ms = clock_now_ms() + RELEASE_MS;
+        for (uint32_t i = 0; r == 0 && n_bytes > 0 && i < client->hello->hello->n_partitions; i++)
+                r = wait_for_release(client, i, n_bytes, until_ms);
+        return r;
+}
+
+/* ---- allocating -------------------------------------------------------------- */
 
 #define BLOCK_GRANULE 256u
 
@@ -476,4 +818,263 @@ BFC_API int bfc_malloc_in(bfc_client *client, const char *partition, size_t n_by
 BFC_API int bfc_malloc(bfc_client *client, size_t n_bytes, void **ret_ptr)
 {
         return malloc_fast(client, n_bytes, ret_ptr) ? 0 : bfc_malloc_in(client, NULL, n_bytes, ret_ptr);
+}
+
+/* ---- freeing -----------------------------------------------------------------
+ *
+ * While a free waits for the device, its block is marked as leaving: a second free does not find it, and its
+ * extents cannot be retired. It leaves the table and the statistics before the daemon is told, which may grant the
+ * same place to another thread at once. So what is counted is never more than what the daemon has granted.
+ *
+ * A block can be stashed if its memory can be another block's at once: cut by the cache, at most 1 MiB, and
+ * of a device that works only for this process's own code. Only blocks of the client's own partition are
+ * stashed, so there is one set of magazines. */
+
+/* Frees a block by stashing it. False: it cannot be stashed; *ret_excess is set if so many idle bytes exceed
+ * the cache's bound. The lock is not held. */
+static inline __attribute__((always_inline)) bool client_stash(bfc_client *client, const void *ptr,
+                                                               uint64_t *ret_excess)
+{
+        struct record *record, *full;
+
+        if (__atomic_load_n(&client->stash.state, __ATOMIC_RELAXED) != STASH_ON ||
+            __atomic_load_n(&client->lost, __ATOMIC_RELAXED) != 0)
+                return false;
+        record = blocks_stash(&client->blocks, ptr);
+        if (!record)
+                return false;
+        if (__builtin_expect(client->regions.inherits, 0))
+                client_wipe(client, client->partition, &record->block);
+        full = magazines_put(client->stash.magazines, record);
+        if (full)
+                *ret_excess = stash_spill(client, full);
+        return true;
+}
+
+/* Frees the block in the cache. The lock is held. Returns how many idle bytes exceed the bound. */
+static uint64_t uncut(bfc_client *client, const struct block *block)
+{
+        cache_dealloc(block);
+        return cache_excess(client->cache, block->partition);
+}
+
+/* The common case in one step: a cached block of memory on which no device works. False: it is no such block,
+ * or it must be zeroed, which takes too long for a lock. */
+static bool uncut_fast(bfc_client *client, const void *ptr, uint32_t *ret_partition, uint64_t *ret_excess)
+{
+        const struct block *found;
+        struct block block;
+        bool done;
+
+        pthread_mutex_lock(&client->lock);
+        found = blocks_find(&client->blocks, ptr);
+        done = found && found->slab && !device_view_has_work(&client->places[found->partition]) &&
+               !client_needs_wipe(client, found->partition) &&
+               !__atomic_load_n(&client->lost, __ATOMIC_RELAXED);
+        if (done)
+                done = blocks_take(&client->blocks, ptr, &block) == 0;
+        if (done) {
+                client_count_free(client, &block);
+                *ret_partition = block.partition;
+                *ret_excess = uncut(client, &block);
+        }
+        pthread_mutex_unlock(&client->lock);
+        return done;
+}
+
+/* What a free does while it would have to wait. */
+enum wait { WAIT, WAIT_OR_PUT_ASIDE, NO_WAIT };
+enum { PUT_ASIDE = 1 };
+
+/* Frees of one call. All work with their blocks was queued before the call, so it waits once: for each region where
+ * regions differ in the GPUs that have access, else for each partition. */
+struct free_call {
+        bool has_waited;
+        uint32_t partition;
+        uint64_t region_id;
+};
+
+static bool has_waited(const bfc_client *client, const struct free_call *call, const struct block *block)
+{
+        return call && call->has_waited && call->partition == block->partition &&
+               (call->region_id == block->region_id ||
+                client->places[block->partition].share == DEVICE_SHARE_CUDA_IPC);
+}
+
+/* Waits for the work, and then takes the block out of the table. PUT_ASIDE: the wait is not possible now, and
+ * the pools of streams have the block. call: may be NULL. */
+static int take_out(bfc_client *client, const void *ptr, enum wait wait, struct free_call *call,
+                    struct block *ret, uint64_t *ret_epoch)
+{
+        struct device_range *range = NULL;
+        uint32_t partition = 0;
+        int r;
+
+        pthread_mutex_lock(&client->lock);
+        /* Another thread may publish it now, which is an error of the program. */
+        do
+                r = shared_has(client, ptr) ? -EINVAL : blocks_leave(&client->blocks, ptr, ret);
+        while (r == -ENOENT && client_wait_parkable(client, ptr));
+        if (r == 0)
+                range = regions_range(&client->regions, ret->region_id);
+        if (r == 0)
+                partition = regions_partition(&client->regions, ret->region_id);
+        pthread_mutex_unlock(&client->lock);
+        if (r < 0)
+                return error_set(-EINVAL,
+                                 "%p is not a block of this client: never allocated, or already freed", ptr);
+        if (wait != NO_WAIT && !has_waited(client, call, ret))
+                r = client_finish(client, partition, range);
+        if (r == 0 && call)
+                *call = (struct free_call){ true, partition, ret->region_id };
+        if (r == -EBUSY && wait == WAIT_OR_PUT_ASIDE && streams_put_aside(client, ret, partition) == 0)
+                return PUT_ASIDE;
+        pthread_mutex_lock(&client->lock);
+        if (r < 0)
+                blocks_stay(&client->blocks, ptr);
+        else if (blocks_take(&client->blocks, ptr, ret) == 0) {
+                client_count_free(client, ret);
+                if (ret->is_parked)
+                        regions_unkeep(&client->regions, ret->region_id);
+        }
+        *ret_epoch = client->epoch;
+        pthread_mutex_unlock(&client->lock);
+        if (r == 0)
+                client_wipe(client, partition, ret);
+        return r;
+}
+
+/* A block of the daemon is no longer counted before the daemon is told, as it leaves the table before. */
+static void count_leaving(bfc_client *client, const struct block *block)
+{
+        pthread_mutex_lock(&client->lock);
+        client_count_released(client, block->partition, block->n_bytes);
+        client_page_whole(client, block->partition, -(int64_t)block->n_bytes);
+        pthread_mutex_unlock(&client->lock);
+}
+
+/* A block that no work uses goes to the cache, or is freed at the daemon. It left the table in this epoch. */
+static int put_back(bfc_client *client, const struct block *block, uint64_t epoch, uint64_t *ret_excess)
+{
+        int r = block->slab || block->stream_alloc ? __atomic_load_n(&client->lost, __ATOMIC_RELAXED) : 0;
+
+        if (r != 0)
+                return client_lost(client, r);
+        if (block->stream_alloc) {
+                streams_free_done(client, block->stream_alloc);
+                return 0;
+        }
+        if (!block->slab) {
+                count_leaving(client, block);
+                return client_free_block(client, block->block_id, epoch);
+        }
+        pthread_mutex_lock(&client->lock);
+        *ret_excess = uncut(client, block);
+        pthread_mutex_unlock(&client->lock);
+        return 0;
+}
+
+int client_return_slab(bfc_client *client, const struct block *slab)
+{
+        uint64_t excess = 0, n_bytes, epoch = 0;
+        struct block gone;
+        int r;
+
+        if (!slab->slab) {
+                pthread_mutex_lock(&client->lock);
+                blocks_take_slab(&client->blocks, slab->ptr, &gone);
+                epoch = client->epoch;
+                pthread_mutex_unlock(&client->lock);
+        }
+        r = put_back(client, slab, epoch, &excess);
+        if (excess > 0)
+                client_free_idle(client, slab->partition, NULL, excess, &n_bytes);
+        return r;
+}
+
+/* *ret_stays: the call failed and the block is still this process's. */
+static int free_block(bfc_client *client, const void *ptr, enum wait wait, struct free_call *call,
+                      bool *ret_stays)
+{
+        uint64_t excess = 0, n_bytes, epoch = 0;
+        uint32_t partition = 0;
+        struct block block;
+        int r = 0;
+
+        *ret_stays = false;
+        partition = client->partition;
+        if (!client_stash(client, ptr, &excess) && !uncut_fast(client, ptr, &partition, &excess)) {
+                r = shared_detach(client, ptr, wait != NO_WAIT, ret_stays);
+                if (r != SHARED_NONE)
+                        return r;
+                r = take_out(client, ptr, wait, call, &block, &epoch);
+                *ret_stays = r < 0 && r != -EINVAL;
+                if (r != 0)
+                        return r == PUT_ASIDE ? 0 : r;
+                partition = block.partition;
+                r = put_back(client, &block, epoch, &excess);
+                if (client_has_ended(r) ||
+                    (r < 0 && (block.slab || block.stream_alloc))) { /* it stays mapped in this process */
+                        client_restore_block(client, &block);
+                        *ret_stays = true;
+                }
+        }
+        if (excess > 0)
+                client_free_idle(client, partition, NULL, excess, &n_bytes);
+        return r;
+}
+
+static int free_now(bfc_client *client, void *ptr, enum wait wait, struct free_call *call)
+{
+        struct recorder_lifetime lifetime;
+        bool stays = false;
+        int r = client_check(client);
+
+        if (r < 0)
+                return r;
+        if (!ptr)
+                return 0;
+        recorder_freeing(client->recorder, ptr, &lifetime);
+        r = free_block(client, ptr, wait, call, &stays);
+        if (stays)
+                recorder_kept(client->recorder, &lifetime);
+        else
+                recorder_freed(client->recorder, &lifetime);
+        return r;
+}
+
+/* The common case in one step: a block that can be stashed. */
+static bool free_fast(bfc_client *client, const void *ptr)
+{
+        uint64_t excess = 0, n_bytes;
+
+        if (!client || !fork_guard_is_own(&client->fork) || client->recorder ||
+            !client_stash(client, ptr, &excess))
+                return false;
+        if (excess > 0)
+                client_free_idle(client, client->partition, NULL, excess, &n_bytes);
+        return true;
+}
+
+BFC_API int bfc_free(bfc_client *client, void *ptr)
+{
+        return free_fast(client, ptr) ? 0 : free_now(client, ptr, WAIT_OR_PUT_ASIDE, NULL);
+}
+
+BFC_API int bfc_free_unused(bfc_client *client, void *ptr)
+{
+        return free_fast(client, ptr) ? 0 : free_now(client, ptr, NO_WAIT, NULL);
+}
+
+int client_free_unless_captured(bfc_client *client, void *const *ptrs, size_t n)
+{
+        struct free_call call = { 0 };
+        int r = 0;
+
+        for (size_t i = 0; i < n; i++) {
+                int r_one = free_now(client, ptrs[i], WAIT, &call);
+
+                r = r < 0 ? r : r_one;
+        }
+        return r;
 }

@@ -7,7 +7,7 @@
 #include <errno.h>
 
 #include "client/client.h"
-#include "client/reclaim.h"
+#include "client/alloc.h"
 #include "client/session.h"
 #include "client/stream_free.h"
 

@@ -144,13 +144,17 @@ int client_lost(bfc_client *client, int error);
 /* Ends the session for this reason, unless another was set before. Returns error. */
 int client_end(bfc_client *client, int error, const char *why);
 
+/* The process is about to exit, and its threads may still use the client: only notifies the daemon. Waits
+ * at most a second; does nothing in a forked child. */
+void client_say_exit(bfc_client *client);
+
 /* True: the session ended before the daemon processed the request. */
 static inline bool client_has_ended(int error)
 {
         return error == -ECONNRESET || error == -EIDRM;
 }
 
-/* ---- the list of shared blocks. The lock is held ------------------------------- */
+/* ---- shared blocks. The lock is held, but for shared_detach() ------------------- */
 
 /* Invariant: n_leaving <= n_refs, n_refs > 0; the table of blocks has ptr with this id. */
 struct shared_block {
@@ -182,6 +186,11 @@ void shared_remove(bfc_client *client, struct shared_block *s);
 
 /* Forgets all. The lock is not needed. */
 void shared_clear(bfc_client *client);
+
+/* Drops one reference. SHARED_NONE: the block is not shared. *ret_stays: this process still has it, perhaps
+ * because the call failed; not set with SHARED_NONE. waits: for the work that may use the block. The lock is not held. */
+enum { SHARED_NONE = 1 };
+int shared_detach(bfc_client *client, const void *ptr, bool waits, bool *ret_stays);
 
 /* How many the daemon knows as shared; lists the first so many. */
 size_t shared_list(const bfc_client *client, struct shared_count *ret, size_t max);

@@ -1,7 +1,6 @@
-/* Connecting and disconnecting; see connect.h and bfcclient.h.
+/* Connecting and disconnecting; see bfcclient.h.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#include "client/connect.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -10,8 +9,7 @@
 #include "client/client.h"
 #include "client/session.h"
 #include "client/pressure.h"
-#include "client/reclaim.h"
-#include "client/stash.h"
+#include "client/alloc.h"
 #include "client/stream_free.h"
 #include "client/streams.h"
 #include "client/biased_lock.h"

@@ -27,9 +27,8 @@
 #include <unistd.h>
 
 #include "client/client.h"
-#include "client/free.h"
+#include "client/alloc.h"
 #include "client/streams.h"
-#include "client/connect.h"
 #include "client/stream_free.h"
 #include "client/stream_malloc.h"
 

@@ -1,4 +1,4 @@
-/* Park and wake: what the modules of the client do with parkable blocks; see bfcclient.h and parkable.h.
+/* Park and wake: what the modules of the client do with parkable blocks; see bfcclient.h and blocks.h.
  *
  * SPDX-License-Identifier: Apache-2.0
  *

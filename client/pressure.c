@@ -7,7 +7,7 @@
 
 #include "client/client.h"
 #include "client/park.h"
-#include "client/reclaim.h"
+#include "client/alloc.h"
 #include "client/stream_free.h"
 
 static size_t n_partitions(const bfc_client *client)

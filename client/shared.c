@@ -1,4 +1,4 @@
-/* Shared blocks: publishing, attaching, detaching; see shared.h and bfcclient.h.
+/* Shared blocks: publishing, attaching, detaching; see client.h and bfcclient.h.
  *
  * SPDX-License-Identifier: Apache-2.0
  *
@@ -23,8 +23,7 @@
 #include "client/client.h"
 #include "client/session.h"
 #include "client/park.h"
-#include "client/stash.h"
-#include "client/shared.h"
+#include "client/alloc.h"
 
 /* ---- publish ------------------------------------------------------------- */
 

@@ -7,9 +7,8 @@
 #include <stdlib.h>
 
 #include "client/client.h"
-#include "client/free.h"
+#include "client/alloc.h"
 #include "client/park.h"
-#include "client/stash.h"
 #include "client/streams.h"
 
 #define LOOK_ALLOCS  4u /* on each free */
