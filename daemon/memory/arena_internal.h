@@ -1,12 +1,4 @@
-/* The internals of an arena. Only its own files include this.
- *
- *   arena.c         slots, regions, blocks, limits; statistics, the map, the check
- *   arena_fd.c      the layout of share mode fd; regions of one extent
- *   arena_ipc.c     the layout of share mode cuda-ipc
- *   arena_restore.c an arena of inherited records
- *   growth.c        one extent: its memory, its record, its slot; operations that make extents
- *   release.c       operations that release extents; memory that the device did not return
- *   arena_park.c    blocks that are parked and wake
+/* The internals of an arena. Only arena.c and extents.c include this.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFCD_ARENA_INTERNAL_H
@@ -65,7 +57,6 @@ struct arena_layout {
         int (*restore_regions)(struct arena *a, const struct arena_inherited *inherited,
                                const char **ret_why);
 };
-extern const struct arena_layout arena_layout_fd, arena_layout_ipc;
 
 TAILQ_HEAD(operation_list, operation);
 
@@ -175,7 +166,7 @@ struct operation {
         struct operation_item items[];
 };
 
-/* ---- arena.c ---------------------------------------------------------------- */
+/* ---- arena.c: slots and regions ---------------------------------------------- */
 
 extern const struct arena_slot arena_unused_slot;
 
@@ -197,8 +188,6 @@ static inline bool arena_slot_is_backed(const struct arena *a, size_t slot)
 }
 
 const struct arena_region *arena_region_at(const struct arena *a, uint64_t offset);
-uint64_t arena_regions_end(const struct arena *a);
-uint64_t arena_region_id(const struct arena *a, const struct arena_region *r); /* see struct arena_place */
 size_t arena_slot_at(const struct arena *a, uint64_t offset);
 struct bfc_range arena_slot_range(const struct arena *a, size_t slot);
 uint64_t arena_slot_bytes(const struct arena *a, size_t slot);
@@ -206,7 +195,6 @@ uint64_t arena_slot_bytes(const struct arena *a, size_t slot);
 /* Prepares an unused slot for an extent. It stays prepared until its extent is gone. -ENOMEM. */
 int arena_make_slot(struct arena *a, size_t slot, struct bfc_range range);
 int arena_make_slots(struct arena *a, size_t first, size_t last);
-void arena_unmake_slot(struct arena *a, size_t slot);
 
 static inline bool arena_is_single(const struct arena_region *r)
 {
@@ -218,43 +206,23 @@ static inline struct arena_region *arena_region_to_change(struct arena *a, uint6
         return a->regions.items + (arena_region_at(a, offset) - a->regions.items);
 }
 
-/* Reserves memory for one more region. */
-int arena_reserve_region(struct arena *a);
-
 /* A block now occupies a range, or no longer does: each of its extents counts its part. */
 void arena_count_block(struct arena *a, uint64_t offset, uint64_t n_bytes,
                        void (*count)(struct occupancy *o, struct bfc_range range));
 
-/* An arena without a region; n_extents: the number of inherited extents. */
-int arena_begin(const struct arena_options *options, size_t n_extents, struct arena **ret);
-void arena_free_tables(struct arena *a);
-
 /* cuda-ipc: drops the slot that was made for an unused plan. */
 void arena_forget_plan(struct arena *a);
 
-/* ---- arena_fd.c ------------------------------------------------------------------ */
-
-/* The first large region is there, or it is added. -ENOMEM. */
-int arena_need_large_region(struct arena *a);
-uint64_t arena_large_end(const struct arena *a);
-
-/* Adds a region of one extent at this place, before the region with this index; its slot is made. -EINVAL: it overlaps
- * another; -ENOMEM. Drops one, which has no extent. */
-int arena_open_single(struct arena *a, size_t index, uint64_t base, uint64_t n_bytes, bool is_backed,
-                      size_t *ret_slot);
+/* Drops a region of one extent, which it has no more. */
 void arena_drop_single(struct arena *a, size_t slot);
 
 /* It has its extent, which has no block and is not being released. */
 bool arena_single_is_free(const struct arena *a, const struct arena_region *r);
 
-/* An exact block, see arena_is_exact(): one of just its size that was freed, and
- * that sessions may not unmap; or BFC_NO_FIT. A plan without a place; and its place, which is the whole region of this
- * slot. -ENOMEM. */
-int arena_alloc_exact(struct arena *a, uint64_t n_bytes, bfc_handle *ret_handle, uint64_t *ret_offset);
-int arena_plan_exact(struct arena *a, uint64_t n_bytes, struct bfc_growth *ret);
+/* The place of an exact block, which is the whole region of this slot. -ENOMEM. */
 int arena_begin_exact(struct arena *a, uint64_t n_bytes, size_t *ret_slot, bfc_handle *ret_handle);
 
-/* Of a plan: see arena_plan_exact(). Its block is backed for the allocator before it is. */
+/* Of a plan for an exact block, which has no place. Its block is backed for the allocator before it is. */
 static inline bool arena_plan_is_exact(const struct bfc_growth *plan)
 {
         return plan->span.end == 0;
@@ -264,69 +232,26 @@ static inline bool arena_plan_is_exact(const struct bfc_growth *plan)
 void arena_keep_exact(struct arena *a, struct arena_region *r);
 void arena_unkeep_exact(struct arena *a, uint64_t offset);
 
-/* The region of an inherited parked block; those of its extents are there. -EBADMSG. */
-int arena_restore_parked_exact(struct arena *a, const struct ledger_block *b);
-
-/* The regions of inherited extents that are above the large regions. */
-int arena_restore_exact(struct arena *a, const struct arena_inherited *inherited, const char **ret_why);
-
-/* ---- growth.c: one extent --------------------------------------------------- */
-
-/* For any thread. Makes and stores the extents of all items (at most DEVICE_MAKES), of the n_bytes that they have, or
- * of none. After a failure an item may be unreclaimed. */
-int extents_make(const struct partition *p, struct operation_item *items, size_t n);
-int extent_destroy(const struct partition *p, struct device_extent *memory, uint64_t key);
-
-/* Clears an extent and its exports in the ledger. */
-void extent_strike(struct ledger *l, uint32_t extent);
-
-/* Records an extent in the ledger and puts it into its slot. The ledger has a record for every extent
- * that the limits allow, so this cannot fail. */
-void arena_fill_slot(struct arena *a, size_t slot, struct device_extent memory, uint64_t key,
-                     struct charge *charge);
-
-/* arena_fill_slot() for an extent that is already in the ledger. */
-void arena_occupy_slot(struct arena *a, size_t slot, struct device_extent memory, struct charge *charge);
-
-/* Clears an extent whose memory was released or is unreclaimed. */
-void arena_empty_slot(struct arena *a, size_t slot, bool unreclaimed);
-
-/* ---- growth.c, release.c ---------------------------------------------------- */
-
-struct operation *operation_new(struct arena *a, size_t n_items);
-
-/* A growth that wakes a block has ended. */
-void growth_woken(struct operation *op);
-void growth_finish(struct operation *op);
-
-/* An operation that can release so many extents, without any yet. */
-struct operation *release_new(struct arena *a, size_t n_items, arena_released_fn done, void *userdata);
-
-/* On the worker. */
-void operation_destroy(struct operation *op, struct operation_item *item);
-void release_run(struct worker_job *job);
-
-/* The arena ends: their slots get them back. */
-void arena_drop_kept(struct arena *a);
-
-/* ---- arena_park.c ------------------------------------------------------------ */
-
 /* The first slot of a block, and its last one. */
 size_t arena_slots_of_block(const struct arena *a, bfc_handle handle, struct bfc_info *ret, size_t *ret_last);
 
 /* Of parked blocks, n_bytes more (modulo 2^64). */
 void arena_count_parked(struct arena *a, uint64_t n_bytes);
 
-/* A parked block of inherited records keeps its place. */
-int arena_restore_parked(struct arena *a, const struct ledger_block *b);
+/* ---- extents.c ---------------------------------------------------------------- */
 
-/* ---- release.c: unreclaimed memory --------------------------------------------- */
+int extent_destroy(const struct partition *p, struct device_extent *memory, uint64_t key);
 
-/* Keeps charged what a failed operation could not release. */
-void arena_note_unreclaimed_items(struct operation *op);
+/* Clears an extent and its exports in the ledger. */
+void extent_strike(struct ledger *l, uint32_t extent);
 
-/* The bytes of others on the device after that; 0: unknown. Beyond these nothing is unreclaimed: a process may have
- * taken, at the same time, as much by itself as was returned. */
-void arena_note_foreign(struct arena *a, uint64_t n_bytes);
+/* Puts an extent that is in the ledger into its slot. */
+void arena_occupy_slot(struct arena *a, size_t slot, struct device_extent memory, struct charge *charge);
+
+/* Clears an extent whose memory was released or is unreclaimed. */
+void arena_empty_slot(struct arena *a, size_t slot, bool unreclaimed);
+
+/* The arena ends: their slots get back the extents of releases that another process still keeps. */
+void arena_drop_kept(struct arena *a);
 
 #endif
