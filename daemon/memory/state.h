@@ -45,7 +45,7 @@ struct suspended_sessions {
 struct shared_names {
         void *tree;
         struct shared_name_list due; /* those whose waiters can be served */
-        struct shared_name **idle;   /* kept blocks without references: a heap, see shared_keep.c */
+        struct shared_name **idle;   /* kept blocks without references: a heap, see shared.c */
         size_t n_idle, n_idle_room;
         size_t n_kept; /* published names that are kept or have metadata */
         size_t n_waits;

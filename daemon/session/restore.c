@@ -14,7 +14,6 @@
 #include "daemon/base/number.h"
 #include "daemon/session/direct.h"
 #include "daemon/session/session.h"
-#include "daemon/session/refs.h"
 #include "daemon/session/session_states.h"
 #include "daemon/session/share.h"
 #include "daemon/session/share_take.h"
@@ -87,7 +86,7 @@ static int restore_refs(struct session *s)
         uint32_t i = ledger_session_at(l, s->index)->links.first_ref;
         int r = 0;
 
-        if (ledger_session_at(l, s->index)->links.n_refs > REFS_MAX)
+        if (ledger_session_at(l, s->index)->links.n_refs > SHARED_MAX_REFS)
                 return -EBADMSG;
         for (; r == 0 && i != LEDGER_NONE; i = ledger_ref_at(l, i)->links.next_of_session) {
                 uint32_t shared = ledger_ref_at(l, i)->shared;

@@ -18,7 +18,6 @@
 #include "daemon/session/session.h"
 #include "daemon/session/park.h"
 #include "daemon/session/recall.h"
-#include "daemon/session/refs.h"
 #include "daemon/session/retire.h"
 #include "daemon/session/session_states.h"
 #include "daemon/session/share.h"

@@ -22,7 +22,6 @@
 #include "daemon/ledger/ledger.h"
 #include "daemon/memory/broker.h"
 #include "daemon/session/recall.h"
-#include "daemon/session/refs.h"
 #include "daemon/session/usage.h"
 #include "proto/bfcd.pb-c.h"
 
@@ -95,7 +94,16 @@ struct delivery_state {
         uint8_t sent_counts[SESSION_MAX_UNACKED]; /* extents of message number i % 64 */
 };
 
-/* shared.h */
+/* shared.h: the shared blocks that a session has. The ledger has each reference in two lists, its session's and its
+ * block's, and both can be long. This is a sorted array, so a reference is found by binary search in any order of
+ * attaches. Adding or removing one moves at most 8 KiB. Zeros are an empty list. */
+struct refs {
+        struct ref_at {
+                uint32_t shared, ref; /* in the ledger */
+        } * list;                     /* owned; by `shared`, each once */
+        size_t n;                     /* the list has room for as many as the next power of two */
+};
+
 TAILQ_HEAD(shared_wait_list, shared_wait);
 struct shared_state {
         struct shared_wait_list waits; /* a session's attaches that wait, at most SHARED_MAX_WAITS */

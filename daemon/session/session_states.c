@@ -27,7 +27,6 @@
 #include "daemon/session/trim.h"
 #include "daemon/session/recall.h"
 #include "daemon/session/recall_command.h"
-#include "daemon/session/refs.h"
 #include "daemon/session/session.h"
 
 static void stop_serving(struct session *s, const char *why);

@@ -3,6 +3,10 @@
  * Names are in one balanced tree (tsearch(3)), by tenant and name, so that no client can choose names that
  * are slow to find.
  *
+ * The kept blocks without references are in one binary heap, by the time at which they are freed. Its room
+ * is made when a block is published, so nothing can fail when the last reference is released. A block that is
+ * to be freed at once has the time 0.
+ *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/session/shared.h"
 
@@ -16,20 +20,94 @@
 
 #include "daemon/base/clock.h"
 #include "daemon/base/list.h"
-#include "daemon/session/session.h"
-#include "daemon/session/shared_internal.h"
+#include "daemon/base/log.h"
+#include "daemon/ledger/ledger.h"
 #include "daemon/session/delivery.h"
 #include "daemon/session/park.h"
-#include "daemon/session/refs.h"
+#include "daemon/session/session.h"
 #include "daemon/session/share.h"
 #include "daemon/session/trim.h"
 #include "daemon/session/usage.h"
 
 #define EXPIRE_LOOKS 4096u /* at sessions and waits, in one turn */
 
+struct shared_wait {
+        struct session *session;
+        struct shared_name *name;
+        uint64_t request_id;
+        uint64_t until_ms;
+        bool is_read_only; /* the attach */
+        TAILQ_ENTRY(shared_wait) of_session, of_name;
+        bool sees[]; /* by index of the session's partitions: the client can map what is there */
+};
+
 void shared_init(struct shared_state *shared)
 {
         TAILQ_INIT(&shared->waits);
+}
+
+/* ---- the references of a session ------------------------------------------- */
+
+/* The index of the reference, or where it would be. */
+static size_t place_of(const struct refs *h, uint32_t shared)
+{
+        size_t first = 0, end = h->n;
+
+        while (first < end) {
+                size_t middle = first + (end - first) / 2;
+
+                if (h->list[middle].shared < shared)
+                        first = middle + 1;
+                else
+                        end = middle;
+        }
+        return first;
+}
+
+void refs_clear(struct refs *h)
+{
+        free(h->list);
+        *h = (struct refs){ .list = NULL };
+}
+
+uint32_t refs_find(const struct refs *h, uint32_t shared)
+{
+        size_t at = place_of(h, shared);
+
+        return at < h->n && h->list[at].shared == shared ? h->list[at].ref : LEDGER_NONE;
+}
+
+int refs_make_room(struct refs *h)
+{
+        struct ref_at *list;
+
+        assert(h->n < SHARED_MAX_REFS);
+        if ((h->n & (h->n - 1)) != 0)
+                return 0;
+        list = realloc(h->list, (h->n > 0 ? 2 * h->n : 1) * sizeof(*list));
+        if (!list)
+                return -ENOMEM;
+        h->list = list;
+        return 0;
+}
+
+void refs_add(struct refs *h, uint32_t shared, uint32_t ref)
+{
+        size_t at = place_of(h, shared);
+
+        assert(at == h->n || h->list[at].shared != shared);
+        memmove(h->list + at + 1, h->list + at, (h->n - at) * sizeof(*h->list));
+        h->list[at] = (struct ref_at){ shared, ref };
+        h->n++;
+}
+
+void refs_remove(struct refs *h, uint32_t shared)
+{
+        size_t at = place_of(h, shared);
+
+        assert(at < h->n && h->list[at].shared == shared);
+        h->n--;
+        memmove(h->list + at, h->list + at + 1, (h->n - at) * sizeof(*h->list));
 }
 
 /* ---- names --------------------------------------------------------------- */
@@ -88,7 +166,7 @@ static struct shared_name *name_get(struct session *s, const char *text)
 }
 
 /* Forgets a name that is neither published nor waited for. */
-void shared_name_drop(struct broker *b, struct shared_name *name)
+static void shared_name_drop(struct broker *b, struct shared_name *name)
 {
         if (name->shared == LEDGER_NONE || TAILQ_EMPTY(&name->waits))
                 LIST_DROP(&b->shared.due, name, of_due);
@@ -99,7 +177,7 @@ void shared_name_drop(struct broker *b, struct shared_name *name)
 }
 
 /* 1 to 63 bytes of printable ASCII. Others are refused. */
-bool shared_refuse_name(struct session *s, uint64_t id, const char *text)
+static bool shared_refuse_name(struct session *s, uint64_t id, const char *text)
 {
         size_t n = strlen(text);
 
@@ -110,6 +188,230 @@ bool shared_refuse_name(struct session *s, uint64_t id, const char *text)
                 return false;
         session_refuse(s, id, -EINVAL, "the name of a shared block must be 1 to 63 bytes of printable ASCII");
         return true;
+}
+
+static void shared_end(struct broker *b, struct shared_name *name, uint32_t ref);
+
+/* ---- the heap of kept blocks ------------------------------------------------------------ */
+
+static struct ledger_shared *record_of(const struct broker *b, const struct shared_name *name)
+{
+        return ledger_shared_at(b->ledger, name->shared);
+}
+
+static struct quota *quota_of(const struct broker *b, const struct shared_name *name)
+{
+        return b->quotas[ledger_block_at(b->ledger, record_of(b, name)->block)->quota];
+}
+
+/* at: from 1 on. */
+static uint64_t time_at(const struct broker *b, size_t at)
+{
+        return record_of(b, b->shared.idle[at - 1])->until_ms;
+}
+
+static void heap_put(struct broker *b, size_t at, struct shared_name *name)
+{
+        b->shared.idle[at - 1] = name;
+        name->idle_at = at;
+}
+
+static void heap_swap(struct broker *b, size_t x, size_t y)
+{
+        struct shared_name *name = b->shared.idle[x - 1];
+
+        heap_put(b, x, b->shared.idle[y - 1]);
+        heap_put(b, y, name);
+}
+
+static void heap_rise(struct broker *b, size_t at)
+{
+        for (; at > 1 && time_at(b, at) < time_at(b, at / 2); at /= 2)
+                heap_swap(b, at, at / 2);
+}
+
+static void heap_sink(struct broker *b, size_t at)
+{
+        for (;;) {
+                size_t least = at;
+
+                for (size_t child = 2 * at; child <= 2 * at + 1 && child <= b->shared.n_idle; child++)
+                        if (time_at(b, child) < time_at(b, least))
+                                least = child;
+                if (least == at)
+                        return;
+                heap_swap(b, at, least);
+                at = least;
+        }
+}
+
+static void heap_add(struct broker *b, struct shared_name *name)
+{
+        assert(name->idle_at == 0 && b->shared.n_idle < b->shared.n_idle_room);
+        heap_put(b, ++b->shared.n_idle, name);
+        heap_rise(b, name->idle_at);
+        broker_wake(b); /* its time has to be watched */
+}
+
+static void heap_remove(struct broker *b, struct shared_name *name)
+{
+        size_t at = name->idle_at, last = b->shared.n_idle--;
+
+        name->idle_at = 0;
+        if (at == last)
+                return;
+        heap_put(b, at, b->shared.idle[last - 1]);
+        heap_rise(b, at);
+        heap_sink(b, at);
+}
+
+/* ---- counts -------------------------------------------------------------- */
+
+/* Makes room for one more block that is kept, so that nothing can fail later. -ENOMEM. */
+static int keep_make_room(struct broker *b)
+{
+        size_t n = b->shared.n_kept + 1;
+        struct shared_name **idle;
+
+        if (n <= b->shared.n_idle_room)
+                return 0;
+        n += n / 2;
+        idle = reallocarray(b->shared.idle, n, sizeof(struct shared_name *));
+        if (!idle)
+                return -ENOMEM;
+        b->shared.idle = idle;
+        b->shared.n_idle_room = n;
+        return 0;
+}
+
+/* The name has been published: counts it if the block is kept or has metadata. */
+static void keep_add(struct broker *b, struct shared_name *name)
+{
+        const struct ledger_shared *shared = record_of(b, name);
+
+        if (shared->keep_ms == 0 && shared->metadata == LEDGER_NONE)
+                return;
+        name->is_counted = true;
+        name->owner->n_kept++;
+        b->shared.n_kept++;
+}
+
+/* Undoes keep_add(), and ends the keep time, before the name is removed. */
+static void keep_remove(struct broker *b, struct shared_name *name)
+{
+        if (name->idle_at > 0)
+                heap_remove(b, name);
+        if (!name->is_counted)
+                return;
+        name->is_counted = false;
+        name->owner->n_kept--;
+        b->shared.n_kept--;
+}
+
+/* ---- kept blocks ---------------------------------------------------------------- */
+
+static bool may_keep_in(const struct quota *q)
+{
+        return !q->is_removed && !q->partition->is_draining;
+}
+
+/* A copy could not be woken by anyone else, and its quota would never go. */
+static bool keep_allows(const struct broker *b, const struct shared_name *name)
+{
+        uint32_t copy = park_copy_of(b->ledger, record_of(b, name)->block);
+
+        return record_of(b, name)->keep_ms > 0 && may_keep_in(quota_of(b, name)) &&
+               (copy == LEDGER_NONE || may_keep_in(b->quotas[ledger_block_at(b->ledger, copy)->quota]));
+}
+
+/* The time is in the ledger before the last reference is gone: a successor knows it. */
+static void keep_begin(struct broker *b, struct shared_name *name)
+{
+        uint64_t until_ms;
+
+        if (__builtin_add_overflow(clock_ms(), record_of(b, name)->keep_ms, &until_ms))
+                until_ms = LEDGER_FOREVER;
+        ledger_shared_keep_until(b->ledger, name->shared, until_ms);
+        heap_add(b, name);
+}
+
+static void keep_end(struct broker *b, struct shared_name *name)
+{
+        if (name->idle_at > 0)
+                heap_remove(b, name);
+}
+
+/* keep_begin() for a block that an earlier process kept without references. */
+static void keep_restore(struct broker *b, struct shared_name *name)
+{
+        if (!keep_allows(b, name))
+                ledger_shared_keep_until(b->ledger, name->shared, 0);
+        heap_add(b, name);
+}
+
+/* The extents go back to the device, as after the end of a session. */
+static void end_idle(struct broker *b, struct shared_name *name)
+{
+        struct quota *q = quota_of(b, name);
+
+        log_limited(&name->owner->kept_log, LOG_LEVEL_INFO,
+                    "tenant '%s' in partition '%s': the kept block '%s' is freed: %s", q->tenant,
+                    q->partition->name, name->name,
+                    keep_allows(b, name) ? "its time is up" : "it is no longer kept");
+        shared_end(b, name, LEDGER_NONE);
+        if (q->sessions.n == 0)
+                quota_release_unused(q);
+        else
+                quota_release_surplus(q);
+        broker_note_leave(b, q);
+}
+
+/* Frees kept blocks whose time is up, as far as the budget allows. */
+static void keep_expire(struct broker *b, uint64_t now_ms, unsigned *budget)
+{
+        for (; *budget > 0 && b->shared.n_idle > 0 && time_at(b, 1) <= now_ms; (*budget)--)
+                end_idle(b, b->shared.idle[0]);
+}
+
+/* A kept block is to be freed at once. */
+static bool shared_frees_kept_now(const struct broker *b)
+{
+        return b->shared.n_idle > 0 && time_at(b, 1) == 0;
+}
+
+uint64_t shared_keeps_until(const struct broker *b)
+{
+        uint64_t until_ms = b->shared.n_idle > 0 ? time_at(b, 1) : 0;
+
+        return until_ms == LEDGER_FOREVER ? 0 : until_ms;
+}
+
+void shared_expire_kept(struct broker *b, uint64_t now_ms)
+{
+        unsigned budget = SHARED_SLICE;
+
+        keep_expire(b, now_ms, &budget);
+}
+
+/* Only those without references are in the heap. */
+void shared_review_kept(struct broker *b)
+{
+        for (size_t i = 0; i < b->shared.n_idle; i++)
+                if (!keep_allows(b, b->shared.idle[i]))
+                        ledger_shared_keep_until(b->ledger, b->shared.idle[i]->shared, 0);
+        for (size_t at = b->shared.n_idle / 2; at > 0; at--)
+                heap_sink(b, at);
+        if (b->shared.n_idle > 0)
+                broker_wake(b);
+}
+
+void shared_end_kept(struct broker *b)
+{
+        while (b->shared.n_idle > 0)
+                end_idle(b, b->shared.idle[b->shared.n_idle - 1]);
+        free(b->shared.idle);
+        b->shared.idle = NULL;
+        b->shared.n_idle_room = 0;
 }
 
 /* ---- references ---------------------------------------------------------- */
@@ -126,7 +428,8 @@ static int ref_begin(struct session *s, uint32_t shared, uint32_t *ret_ref)
         return r;
 }
 
-void shared_end(struct broker *b, struct shared_name *name, uint32_t ref)
+/* Frees the block and its name. ref: its last reference; LEDGER_NONE: it has none. */
+static void shared_end(struct broker *b, struct shared_name *name, uint32_t ref)
 {
         struct ledger *l = b->ledger;
         uint32_t index = name->shared, block_index = ledger_shared_at(l, index)->block;
@@ -787,4 +1090,239 @@ void shared_forget(struct broker *b)
         free(b->shared.idle);
         b->shared.idle = NULL;
         b->shared.n_idle = b->shared.n_idle_room = b->shared.n_kept = 0;
+}
+
+/* ---- forget, metadata ------------------------------------------------------------ */
+
+/* The tenant that the request is about; "" was refused. */
+static const char *forget_tenant(struct session *s, uint64_t id, const Bfcd__Forget *f)
+{
+        if (s->role == ROLE_CLIENT && f->tenant[0] != '\0') {
+                session_refuse(s, id, -EACCES,
+                               "only operators may name a tenant: a session forgets blocks of its own "
+                               "tenant");
+                return "";
+        }
+        if (s->role != ROLE_CLIENT && (f->tenant[0] == '\0' || strlen(f->tenant) >= LEDGER_NAME_BYTES)) {
+                session_refuse(s, id, -EINVAL, "the request names no tenant");
+                return "";
+        }
+        return s->role != ROLE_CLIENT ? f->tenant : s->tenant->name;
+}
+
+int shared_handle_forget(struct session *s, const Bfcd__Request *r, const char **ret_why)
+{
+        const Bfcd__Forget *f = r->forget;
+        struct broker *b = s->broker;
+        const char *tenant;
+        struct shared_name *name;
+
+        (void)ret_why;
+        if (shared_refuse_name(s, r->id, f->name))
+                return 0;
+        tenant = forget_tenant(s, r->id, f);
+        if (tenant[0] == '\0')
+                return 0;
+        name = shared_name_find(b, tenant, f->name);
+        if (!name || name->shared == LEDGER_NONE) {
+                session_refuse_format(s, r->id, -ENOENT, "tenant '%s' has no block shared as '%s'", tenant,
+                                      f->name);
+                return 0;
+        }
+        if (record_of(b, name)->keep_ms > 0)
+                log_limited(&name->owner->kept_log, LOG_LEVEL_INFO,
+                            "%s: block '%s' of tenant '%s' is no longer kept", SESSION_LABEL(s), f->name,
+                            tenant);
+        ledger_shared_keep(b->ledger, name->shared, 0);
+        if (name->idle_at > 0)
+                end_idle(b, name);
+        session_done(s, r->id);
+        return 0;
+}
+
+int shared_handle_metadata(struct session *s, const Bfcd__Request *r, const char **ret_why)
+{
+        struct ledger *l = s->broker->ledger;
+        uint32_t index = ledger_block_find(l, r->metadata->block_id);
+        uint32_t shared = index == LEDGER_NONE || ledger_block_at(l, index)->parked == LEDGER_IS_COPY
+                                  ? LEDGER_NONE
+                                  : ledger_block_at(l, index)->shared;
+        Bfcd__Reply reply = BFCD__REPLY__INIT;
+        Bfcd__MetadataReply body = BFCD__METADATA_REPLY__INIT;
+
+        (void)ret_why;
+        if (s->role != ROLE_CLIENT || shared == LEDGER_NONE ||
+            refs_find(&s->shared.refs, shared) == LEDGER_NONE) {
+                session_refuse_format(s, r->id, -EINVAL,
+                                      "block %" PRIu64 " is not a shared block of this session",
+                                      r->metadata->block_id);
+                return 0;
+        }
+        if (ledger_shared_at(l, shared)->metadata != LEDGER_NONE) {
+                struct ledger_metadata *m = ledger_metadata_at(l, ledger_shared_at(l, shared)->metadata);
+
+                body.metadata = (ProtobufCBinaryData){ m->n_bytes, m->bytes };
+        }
+        reply.id = r->id;
+        reply.body_case = BFCD__REPLY__BODY_METADATA;
+        reply.metadata = &body;
+        session_send(s, &reply);
+        return 0;
+}
+/* ---- the check ------------------------------------------------------------- */
+
+struct check {
+        const struct broker *broker;
+        const char *why;
+        size_t n_shared, n_waits, n_due, n_kept, n_idle;
+};
+
+static const char *check_shared(struct ledger *l, const struct shared_name *name)
+{
+        const struct ledger_shared *shared = ledger_shared_get(l, name->shared);
+        const struct ledger_block *block;
+
+        if (!shared || strcmp(shared->name, name->name) != 0)
+                return "a name does not match its shared block";
+        block = ledger_block_at(l, shared->block);
+        if (strcmp(ledger_quota_at(l, block->quota)->tenant, name->tenant) != 0)
+                return "a shared block and its name belong to different tenants";
+        for (uint32_t i = shared->links.first_ref; i != LEDGER_NONE;) {
+                const struct ledger_ref *h = ledger_ref_at(l, i);
+
+                if (strcmp(ledger_session_at(l, h->session)->tenant, name->tenant) != 0)
+                        return "a session has a shared block of another tenant";
+                for (uint32_t k = h->links.next_of_shared; k != LEDGER_NONE;
+                     k = ledger_ref_at(l, k)->links.next_of_shared)
+                        if (ledger_ref_at(l, k)->session == h->session)
+                                return "a session has two references to one shared block";
+                i = h->links.next_of_shared;
+        }
+        return NULL;
+}
+
+/* The heap has a block exactly while it has no references, and keeps it only where that is allowed. */
+static const char *check_kept(const struct broker *b, const struct shared_name *name)
+{
+        const struct ledger_shared *shared = ledger_shared_at(b->ledger, name->shared);
+
+        if (!name->owner || strcmp(name->owner->name, name->tenant) != 0)
+                return "a published name has another owner than its tenant";
+        if ((name->idle_at > 0) != (shared->links.n_refs == 0))
+                return "a kept block with references is in the heap, or one without is not";
+        if (name->idle_at > 0 && b->shared.idle[name->idle_at - 1] != name)
+                return "a kept block is not at its place in the heap";
+        if (name->idle_at > 0 && shared->until_ms != 0 && !keep_allows(b, name))
+                return "a block is kept where none may be";
+        if ((shared->keep_ms > 0 || shared->metadata != LEDGER_NONE) && !name->is_counted)
+                return "a kept block is not counted";
+        return NULL;
+}
+
+static const char *check_heap(const struct broker *b)
+{
+        for (size_t i = 1; i < b->shared.n_idle; i++)
+                if (ledger_shared_at(b->ledger, b->shared.idle[i]->shared)->until_ms <
+                    ledger_shared_at(b->ledger, b->shared.idle[(i - 1) / 2]->shared)->until_ms)
+                        return "the heap of kept blocks is not in order";
+        return NULL;
+}
+
+/* The tenants' counts and the broker's. */
+static const char *check_counts(const struct broker *b, size_t n_kept, size_t n_idle)
+{
+        size_t n = 0;
+
+        for (size_t i = 0; i < b->n_tenants; i++)
+                n += b->tenants[i].n_kept;
+        if (n != n_kept || n_kept != b->shared.n_kept || n_idle != b->shared.n_idle)
+                return "a count of kept blocks is wrong";
+        if (b->shared.n_idle > b->shared.n_idle_room || (n_kept > 0 && n_kept > b->shared.n_idle_room))
+                return "the heap has no room for all kept blocks";
+        return check_heap(b);
+}
+
+static void check_name(const void *node, VISIT visit, void *userdata)
+{
+        const struct shared_name *name = *(struct shared_name *const *)node;
+        struct check *c = userdata;
+        const struct shared_wait *w;
+
+        if ((visit != postorder && visit != leaf) || c->why)
+                return;
+        if (name->shared == LEDGER_NONE && TAILQ_EMPTY(&name->waits))
+                c->why = "a name has neither a shared block nor a waiting attach";
+        if (LIST_HAS(name, of_due) != (name->shared != LEDGER_NONE && !TAILQ_EMPTY(&name->waits)))
+                c->why = "a name's due state does not match its requests";
+        TAILQ_FOREACH(w, &name->waits, of_name)
+        {
+                if (w->name != name || !session_is_live(w->session))
+                        c->why = "a session waits that cannot wait";
+                c->n_waits++;
+        }
+        c->n_due += LIST_HAS(name, of_due);
+        c->n_shared += name->shared != LEDGER_NONE;
+        c->n_kept += name->is_counted;
+        c->n_idle += name->idle_at > 0;
+        if (!c->why && name->shared != LEDGER_NONE)
+                c->why = check_shared(c->broker->ledger, name);
+        if (!c->why && name->shared != LEDGER_NONE)
+                c->why = check_kept(c->broker, name);
+}
+
+/* The ledger's list of a session's references and the session's own agree. */
+static const char *check_refs(const struct session *s)
+{
+        struct ledger *l = s->broker->ledger;
+        uint32_t i = s->index == LEDGER_NONE ? LEDGER_NONE : ledger_session_at(l, s->index)->links.first_ref;
+        size_t n = 0;
+
+        for (; i != LEDGER_NONE; i = ledger_ref_at(l, i)->links.next_of_session, n++)
+                if (refs_find(&s->shared.refs, ledger_ref_at(l, i)->shared) != i)
+                        return "a session's reference is not in its index";
+        return n == s->shared.refs.n ? NULL
+                                     : "a session's index has a reference that the session does not have";
+}
+
+static const char *check_session(const struct session *s, size_t *n_waits)
+{
+        const struct shared_wait *w;
+        const char *why = check_refs(s);
+        size_t n = 0;
+
+        TAILQ_FOREACH(w, &s->shared.waits, of_session)
+        n++;
+        *n_waits += n;
+        if (!why && (n > SHARED_MAX_WAITS || n > s->requests.n))
+                why = "a session has too many waits";
+        return why;
+}
+
+int shared_check(const struct broker *b, const char **ret_why)
+{
+        struct check c = { .broker = b };
+        const struct shared_name *name;
+        struct ledger_counts counts;
+        size_t n_of_sessions = 0;
+
+        twalk_r(b->shared.tree, check_name, &c);
+        TAILQ_FOREACH(name, &b->shared.due, of_due)
+        c.n_due--;
+        ledger_count(b->ledger, &counts);
+        if (!c.why && c.n_shared != counts.n_shared)
+                c.why = "the number of names does not match the number of shared blocks";
+        if (!c.why)
+                c.why = check_counts(b, c.n_kept, c.n_idle);
+        if (!c.why && c.n_due != 0)
+                c.why = "not all names that are due are in the list";
+        for (size_t i = 0; !c.why && i < b->sessions.n_slots; i++) {
+                if (b->sessions.table[i])
+                        c.why = check_session(b->sessions.table[i], &n_of_sessions);
+        }
+        if (!c.why && (c.n_waits != b->shared.n_waits || n_of_sessions != c.n_waits))
+                c.why = "the total count of waits is wrong";
+        if (!c.why)
+                return 0;
+        *ret_why = c.why;
+        return -EBADMSG;
 }

@@ -30,17 +30,31 @@
 #include <sys/queue.h>
 
 #include "daemon/memory/broker.h"
-#include "daemon/session/refs.h"
+#include "daemon/session/session.h"
 #include "proto/bfcd.pb-c.h"
 
-#define SHARED_MAX_REFS    REFS_MAX /* different shared blocks that a session may have */
-#define SHARED_MAX_WAITS   32u      /* attaches of a session that wait */
-#define SHARED_MAX_WAIT_MS 600000u  /* a longer time counts as this */
-#define SHARED_SLICE       256u     /* waits that are served or refused, and kept blocks freed, in one turn */
+#define SHARED_MAX_REFS    CAPACITY_REFS /* different shared blocks that a session may have */
+#define SHARED_MAX_WAITS   32u           /* attaches of a session that wait */
+#define SHARED_MAX_WAIT_MS 600000u       /* a longer time counts as this */
+#define SHARED_SLICE       256u /* waits that are served or refused, and kept blocks freed, in one turn */
 #define SHARED_MAX_KEPT    CAPACITY_KEPT /* shared blocks of a tenant that are kept or have metadata */
 
+struct refs;
 struct session;
 struct shared_state;
+
+struct shared_name {
+        char tenant[LEDGER_NAME_BYTES];
+        char name[LEDGER_NAME_BYTES];
+        uint32_t shared;      /* in the ledger; LEDGER_NONE: it is only waited for */
+        struct tenant *owner; /* while it is published */
+        struct shared_wait_list waits;
+        struct park_shared *parking;     /* see park.c; NULL: the block is neither being parked nor woken */
+        bool is_busy;                    /* in name_serve(), which ends with shared_name_drop() */
+        bool is_counted;                 /* in owner->n_kept */
+        size_t idle_at;                  /* its place in the broker's heap, from 1 on; 0: it is not there */
+        TAILQ_ENTRY(shared_name) of_due; /* in the broker's list: waits can be served */
+};
 
 void shared_init(struct shared_state *shared);
 
@@ -94,6 +108,22 @@ void shared_end_kept(struct broker *b);
 int shared_restore(struct broker *b);
 /* Forgets all names, of which none is waited for. */
 void shared_forget(struct broker *b);
+
+/* NULL: it is neither published nor waited for. */
+struct shared_name *shared_name_find(const struct broker *b, const char *tenant, const char *text);
+
+/* ---- the references of a session, by their index in the ledger ---------------- */
+
+void refs_clear(struct refs *h); /* and frees */
+
+/* LEDGER_NONE: there is none. */
+uint32_t refs_find(const struct refs *h, uint32_t shared);
+
+/* Makes room, so that the next refs_add() cannot fail. There are fewer than SHARED_MAX_REFS. -ENOMEM. */
+int refs_make_room(struct refs *h);
+void refs_add(struct refs *h, uint32_t shared, uint32_t ref);
+
+void refs_remove(struct refs *h, uint32_t shared); /* it exists */
 
 /* Every invariant; slow. 0, or -EBADMSG and a sentence. */
 int shared_check(const struct broker *b, const char **ret_why);

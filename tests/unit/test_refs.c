@@ -1,7 +1,7 @@
 /* The index of the shared blocks that a session has: each is found, in whatever order they came and went.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#include "daemon/session/refs.h"
+#include "daemon/session/shared.h"
 
 #include "daemon/ledger/ledger.h"
 #include "tests/suite.h"
@@ -38,12 +38,12 @@ TEST(full_index)
         struct refs h = { .list = NULL };
 
         for (int round = 0; round < 2; round++) {
-                for (uint32_t i = 0; i < REFS_MAX; i++)
-                        add(&h, round ? i : REFS_MAX - 1 - i, i + 7);
+                for (uint32_t i = 0; i < SHARED_MAX_REFS; i++)
+                        add(&h, round ? i : SHARED_MAX_REFS - 1 - i, i + 7);
                 check_order(&h);
-                for (uint32_t i = 0; i < REFS_MAX; i++)
-                        ck_assert_uint_eq(refs_find(&h, i), (round ? i : REFS_MAX - 1 - i) + 7);
-                for (uint32_t i = 0; i < REFS_MAX; i++)
+                for (uint32_t i = 0; i < SHARED_MAX_REFS; i++)
+                        ck_assert_uint_eq(refs_find(&h, i), (round ? i : SHARED_MAX_REFS - 1 - i) + 7);
+                for (uint32_t i = 0; i < SHARED_MAX_REFS; i++)
                         refs_remove(&h, i);
                 ck_assert_uint_eq(h.n, 0);
         }
@@ -52,20 +52,20 @@ TEST(full_index)
 
 TEST(random_walk)
 {
-        static uint32_t model[4 * REFS_MAX]; /* 0: not there */
+        static uint32_t model[4 * SHARED_MAX_REFS]; /* 0: not there */
         unsigned short seed[3] = { 20, 24, 11 };
         struct refs h = { .list = NULL };
         size_t n = 0;
 
         for (int step = 0; step < STEPS; step++) {
-                uint32_t shared = (uint32_t)nrand48(seed) % (4 * REFS_MAX);
+                uint32_t shared = (uint32_t)nrand48(seed) % (4 * SHARED_MAX_REFS);
 
                 ck_assert_uint_eq(refs_find(&h, shared), model[shared] ? model[shared] : LEDGER_NONE);
                 if (model[shared]) {
                         refs_remove(&h, shared);
                         model[shared] = 0;
                         n--;
-                } else if (n < REFS_MAX) {
+                } else if (n < SHARED_MAX_REFS) {
                         model[shared] = (uint32_t)step + 1;
                         add(&h, shared, model[shared]);
                         n++;
