@@ -3,7 +3,7 @@
  * The keeper of a GPU asks NVML what each process has there. NVML counts memory for the process that made it, so what bfcd
  * lends counts for the keeper, also where a process has it mapped. What is left beside the direct charges of a process is
  * outside: contexts, and what a program takes past bfcd. A process without a session counts for the tenant and the lease that its
- * hello would find (others.h). It is shown, and nothing is decided by it.
+ * hello would find (outside.c). It is shown, and nothing is decided by it.
  *
  * A session's pid is the kernel's word (SO_PEERCRED). A process that bfcd's PID namespace does not show is not measured.
  *

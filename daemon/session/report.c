@@ -9,25 +9,216 @@
 #include <malloc.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <unistd.h>
 
 #include "daemon/base/clock.h"
-#include "daemon/memory/drain.h"
+#include "daemon/base/number.h"
 #include "daemon/memory/broker_lease.h"
+#include "daemon/memory/drain.h"
 #include "daemon/record/records.h"
 #include "daemon/session/outside.h"
 #include "daemon/session/session.h"
+
+/* ---- statistics: of a quota, their sums over a tenant with its leases and over a partition ---- */
+
+#define REPORT_MANY    64u /* quotas of a partition, whose sums are kept for so long */
+#define REPORT_KEPT_MS 100u
+
+void report_quota_stats(const struct quota *q, Bfcd__Statistics *f)
+{
+        const struct ledger_lifetime *life = quota_life(q);
+        struct bfc_stats stats;
+
+        arena_read_stats(q->arena, &stats);
+        f->bytes_limit = q->account.limit_bytes;
+        f->bytes_reserved = q->account.charged_bytes;
+        f->peak_bytes_reserved = q->account.peak_charged_bytes;
+        f->bytes_in_use = q->all.bytes_in_use;
+        f->peak_bytes_in_use = q->peaks.bytes_in_use;
+        f->bytes_requested = q->all.bytes_requested;
+        f->peak_bytes_requested = q->peaks.bytes_requested;
+        f->num_allocs = stats.num_allocs;
+        f->largest_alloc_size = stats.largest_alloc_size;
+        f->largest_free_block_bytes = stats.largest_free_block_bytes;
+        f->bytes_free = stats.bytes_free;
+        if (stats.bytes_free > stats.largest_free_block_bytes)
+                f->bytes_fragmented = stats.bytes_free - stats.largest_free_block_bytes;
+        f->num_blocks = q->all.n_blocks;
+        f->num_sessions = q->all.n_sessions;
+        f->num_extents = arena_n_extents(q->arena);
+        f->num_refusals = quota_n_refusals(q);
+        f->num_over_quota = life->n_over_quota;
+        f->num_out_of_memory = life->n_out_of_memory;
+        f->last_refusal_time_ms = life->last_refusal_ms;
+        f->peak_bytes_in_use_time_ms = q->peaks.in_use_ms;
+        f->peak_bytes_reserved_time_ms = q->account.peak_charged_ms;
+        f->lifetime_peak_bytes_in_use = life->peak_in_use;
+        f->lifetime_peak_bytes_reserved = life->peak_reserved;
+        f->bytes_guaranteed = account_guaranteed(&q->account);
+        f->bytes_unreclaimed = arena_unreclaimed_bytes(q->arena);
+        f->bytes_parked = arena_parked_bytes(q->arena);
+        f->bytes_direct = q->all.bytes_direct;
+        f->bytes_contexts = usage_contexts(q);
+        f->bytes_outside = q->all.bytes_outside;
+}
+
+static void report_pool_stats(const struct partition *p, Bfcd__Statistics *f)
+{
+        f->peak_bytes_reserved = p->pool.peak_charged_bytes;
+        f->lifetime_peak_bytes_reserved = p->use.lifetime_peak_charged;
+        f->peak_bytes_reserved_time_ms = p->pool.peak_charged_ms;
+        f->peak_bytes_in_use = p->use.peak_bytes;
+        f->peak_bytes_in_use_time_ms = p->use.peak_ms;
+        f->lifetime_peak_bytes_in_use = p->use.lifetime_peak_bytes;
+}
+
+/* A lease is a quota below its tenant's quota. The tenant's quota counts some statistics with those of its leases, others without.
+ * So each statistic that is summed is in one of two functions: add_own_stats() for those without (the arena's), which sums
+ * tenants and leases, and add_tenants_stats() for those with, which sums only tenants. In the wrong function a lease is counted
+ * twice, or not at all. */
+
+/* Statistics that report_quota_stats() has without the leases. */
+static void add_own_stats(Bfcd__Statistics *f, const Bfcd__Statistics *one)
+{
+        f->bytes_unreclaimed += one->bytes_unreclaimed;
+        f->num_allocs += one->num_allocs;
+        f->bytes_free += one->bytes_free;
+        f->bytes_fragmented += one->bytes_fragmented;
+        f->bytes_parked += one->bytes_parked;
+        f->num_extents += one->num_extents;
+        f->largest_alloc_size = max_u64(f->largest_alloc_size, one->largest_alloc_size);
+        f->largest_free_block_bytes = max_u64(f->largest_free_block_bytes, one->largest_free_block_bytes);
+}
+
+void report_tenant_stats(const struct tenant *t, const struct quota *q, Bfcd__Statistics *ret,
+                         struct report_more *ret_more)
+{
+        *ret_more = (struct report_more){ q->queue.n, q->queue.n_bytes, arena_retiring_bytes(q->arena) };
+        report_quota_stats(q, ret);
+        for (size_t i = 0; q->account.n_children > 0 && i < t->n_quotas; i++) {
+                const struct quota *lease = t->quotas[i];
+                Bfcd__Statistics one = BFCD__STATISTICS__INIT;
+
+                if (quota_parent(lease) != q)
+                        continue;
+                report_quota_stats(lease, &one);
+                add_own_stats(ret, &one);
+                ret_more->num_waiting += lease->queue.n;
+                ret_more->bytes_waiting += lease->queue.n_bytes;
+                ret_more->bytes_retiring += arena_retiring_bytes(lease->arena);
+        }
+}
+
+/* Statistics that report_quota_stats() has with the leases. */
+static void add_tenants_stats(Bfcd__Statistics *f, const Bfcd__Statistics *one)
+{
+        f->num_sessions += one->num_sessions;
+        f->bytes_in_use += one->bytes_in_use;
+        f->bytes_direct += one->bytes_direct;
+        f->bytes_contexts += one->bytes_contexts;
+        f->bytes_outside += one->bytes_outside;
+        f->bytes_requested += one->bytes_requested;
+        f->num_blocks += one->num_blocks;
+        f->num_refusals += one->num_refusals;
+        f->num_over_quota += one->num_over_quota;
+        f->num_out_of_memory += one->num_out_of_memory;
+        f->bytes_guaranteed += one->bytes_guaranteed;
+}
+
+/* All viewers see the limit and the charges of a partition, which explain a refusal. */
+static void sum_partition_stats(const struct session *viewer, const struct partition *p, Bfcd__Statistics *f)
+{
+        struct report_walk w = { NULL, 0 };
+        const struct quota *q;
+
+        f->bytes_limit = p->pool.limit_bytes;
+        f->bytes_reserved = p->pool.charged_bytes;
+        if (viewer->role != ROLE_CLIENT)
+                report_pool_stats(p, f);
+        while ((q = report_next(viewer, p, &w))) {
+                Bfcd__Statistics one = BFCD__STATISTICS__INIT;
+
+                report_quota_stats(q, &one);
+                if (!quota_parent(q))
+                        add_tenants_stats(f, &one);
+                add_own_stats(f, &one);
+                f->last_refusal_time_ms = max_u64(f->last_refusal_time_ms, one.last_refusal_time_ms);
+        }
+}
+
+/* Sums over many quotas, for viewers that can ask again and again. */
+struct partition_report {
+        uint64_t looked_ms; /* 0: never */
+        Bfcd__Statistics stats;
+        uint64_t leaving_looked_ms; /* the same */
+        uint64_t bytes_pending, bytes_unreclaimed;
+};
+
+/* NULL: the sums are made for the viewer. */
+static struct partition_report *find_kept(const struct session *viewer, const struct partition *p)
+{
+        struct broker *b = viewer->broker;
+
+        if (viewer->role == ROLE_ADMIN || p->n_quotas <= REPORT_MANY)
+                return NULL;
+        if (!b->reports.partitions)
+                b->reports.partitions = calloc(b->n_partitions, sizeof(*b->reports.partitions));
+        return b->reports.partitions ? &b->reports.partitions[p - b->partitions] : NULL;
+}
+
+static bool is_recent(uint64_t looked_ms, uint64_t now_ms)
+{
+        return looked_ms != 0 && now_ms - looked_ms < REPORT_KEPT_MS;
+}
+
+void report_partition_stats(const struct session *viewer, const struct partition *p, Bfcd__Statistics *f)
+{
+        struct partition_report *kept = viewer->role == ROLE_MONITOR ? find_kept(viewer, p) : NULL;
+        uint64_t now_ms = kept ? clock_ms() : 0;
+
+        if (kept && is_recent(kept->looked_ms, now_ms)) {
+                *f = kept->stats;
+                return;
+        }
+        sum_partition_stats(viewer, p, f);
+        if (kept) {
+                kept->looked_ms = now_ms;
+                kept->stats = *f;
+        }
+}
+
+/* Adds what the extents of all quotas of the partition have that is being made, released, or is unreclaimed. */
+static void report_add_leaving(const struct session *viewer, const struct partition *p, Bfcd__DeviceRow *row)
+{
+        struct partition_report own = { 0 }, *kept = find_kept(viewer, p), *sums = kept ? kept : &own;
+        uint64_t now_ms = clock_ms();
+        const struct quota *q;
+
+        if (!is_recent(sums->leaving_looked_ms, now_ms)) {
+                sums->leaving_looked_ms = now_ms;
+                sums->bytes_pending = sums->bytes_unreclaimed = 0;
+                TAILQ_FOREACH(q, &p->quotas, lists.of_partition)
+                {
+                        sums->bytes_pending += arena_pending_bytes(q->arena);
+                        sums->bytes_unreclaimed += arena_unreclaimed_bytes(q->arena);
+                }
+        }
+        row->bytes_pending += sums->bytes_pending;
+        row->bytes_unreclaimed += sums->bytes_unreclaimed;
+}
 
 #define REPORT_SCAN       4096u  /* records looked at for one page */
 #define REPORT_MONITOR_NS 10000u /* of a page for a monitor */
 #define REPORT_MEMORY_MS  1000u  /* between looks at the daemon's own memory for monitors */
 
-bool report_sees(const struct session *viewer, const struct tenant *t)
+static bool report_sees(const struct session *viewer, const struct tenant *t)
 {
         return viewer->role != ROLE_CLIENT || viewer->tenant == t;
 }
 
-bool report_shows(const struct session *viewer, const struct quota *q)
+/* True: the viewer may see this quota's tenant. */
+static bool report_shows(const struct session *viewer, const struct quota *q)
 {
         return viewer->role != ROLE_CLIENT || q->tenant == viewer->tenant->name;
 }
@@ -52,12 +243,13 @@ static bool report_is_full(const struct report *r)
         return r->n_rows == REPORT_ROWS;
 }
 
-bool report_page_ends(const struct report *r)
+/* the next row is for the next page */
+static bool report_page_ends(const struct report *r)
 {
         return report_is_full(r) || (r->end_ns != 0 && r->n_rows > 0 && clock_ns() >= r->end_ns);
 }
 
-void report_add_row(struct report *r, void *row)
+static void report_add_row(struct report *r, void *row)
 {
         r->pointers[r->n_rows++] = row;
 }
@@ -68,6 +260,181 @@ static Bfcd__Statistics *report_stats(struct report *r)
 
         bfcd__statistics__init(f);
         return f;
+}
+
+/* ---- how long requests waited, those that wait, those that were refused ------------ */
+
+#define REPORT_GRANTS 512u /* ways of quotas, for a page of GRANTS */
+
+static bool way_is_empty(const struct grants_of_way *g)
+{
+        for (size_t i = 0; i < GRANT_CLASSES; i++)
+                if (g->n[i] > 0)
+                        return false;
+        return true;
+}
+
+static void report_quota_grants(const struct quota *q, enum grant_way way, Bfcd__GrantsRow *row)
+{
+        const struct grants_of_way *g = &q->grants.ways[way];
+
+        bfcd__grants_row__init(row);
+        row->tenant = report_borrow(q->tenant);
+        row->partition = report_borrow(q->partition->name);
+        row->way = report_borrow(grant_way_name(way));
+        row->counts = (uint64_t *)(uintptr_t)g->n;
+        row->n_counts = GRANT_CLASSES;
+        row->total_ns = g->ns;
+}
+
+/* The cursor counts the ways of the quotas of all tenants. A page ends with the tenant that completes REPORT_GRANTS. */
+static void report_grants(const struct session *viewer, uint64_t cursor, struct report *r)
+{
+        const struct broker *b = viewer->broker;
+        uint64_t n = 0;
+
+        r->list.grant_bounds_ns = (uint64_t *)(uintptr_t)grant_bounds_ns;
+        r->list.n_grant_bounds_ns = GRANT_CLASSES - 1;
+        for (size_t i = 0; i < b->n_tenants; i++) {
+                const struct tenant *t = &b->tenants[i];
+
+                if (n + t->n_quotas * GRANT_WAYS <= cursor || !report_sees(viewer, t)) {
+                        n += t->n_quotas * GRANT_WAYS;
+                        continue;
+                }
+                if (n > cursor && n - cursor >= REPORT_GRANTS) {
+                        r->list.next_cursor = n;
+                        break;
+                }
+                for (size_t k = 0; k < t->n_quotas * GRANT_WAYS; k++) {
+                        const struct quota *q = t->quotas[k / GRANT_WAYS];
+                        enum grant_way way = (enum grant_way)(k % GRANT_WAYS);
+
+                        if (n++ < cursor || quota_parent(q) || way_is_empty(&q->grants.ways[way]))
+                                continue;
+                        if (report_page_ends(r)) {
+                                r->list.next_cursor = n - 1;
+                                goto out;
+                        }
+                        report_quota_grants(q, way, &r->rows.grants[r->n_rows]);
+                        report_add_row(r, &r->rows.grants[r->n_rows]);
+                }
+        }
+out:
+        r->list.n_grants = r->n_rows;
+        r->list.grants = (Bfcd__GrantsRow **)r->pointers;
+}
+
+static void report_waiting_request(const struct quota *q, const struct quota_waiting *w,
+                                   Bfcd__WaitingRow *row)
+{
+        const struct session *s = w->request->requester;
+
+        bfcd__waiting_row__init(row);
+        row->tenant = report_borrow(q->tenant);
+        row->lease = report_borrow(q->lease ? q->lease : "");
+        row->partition = report_borrow(q->partition->name);
+        row->session_id = s ? s->id : 0;
+        row->pid = s ? (uint64_t)s->who.pid : 0;
+        row->position = w->position;
+        row->partition_position = w->partition_position;
+        row->n_bytes = w->request->n_bytes;
+        row->bytes_lacking = w->lacking_bytes;
+        row->waited_ms = w->waited_ms;
+        row->left_ms = w->left_ms;
+        row->estimate_ms = w->estimate_ms;
+        row->wait_ms = w->request->wait_ms;
+}
+
+/* The rows of a quota after the first n_told. False: the page ends before *ret_n_told + 1. */
+static bool report_quota_waiting(const struct quota *q, uint64_t n_told, struct report *r,
+                                 uint64_t *ret_n_told)
+{
+        struct quota_waiting w = { .request = NULL };
+
+        while (quota_next_waiting(q, &w)) {
+                if (w.position <= n_told)
+                        continue;
+                if (report_page_ends(r)) {
+                        *ret_n_told = w.position - 1;
+                        return false;
+                }
+                report_waiting_request(q, &w, &r->rows.waiting[r->n_rows]);
+                report_add_row(r, &r->rows.waiting[r->n_rows]);
+        }
+        return true;
+}
+
+/* The cursor counts the quotas of all tenants, and the rows of the next one that were told. */
+static void report_waiting(const struct session *viewer, uint64_t cursor, struct report *r)
+{
+        const struct broker *b = viewer->broker;
+        uint64_t n = 0, n_told = cursor % (QUOTA_WAITING_SHOWN + 1),
+                 next = cursor / (QUOTA_WAITING_SHOWN + 1);
+
+        for (size_t i = 0; i < b->n_tenants; i++) {
+                const struct tenant *t = &b->tenants[i];
+
+                if (!report_sees(viewer, t)) {
+                        n += t->n_quotas;
+                        continue;
+                }
+                for (size_t k = 0; k < t->n_quotas; k++, n++) {
+                        if (n < next || t->quotas[k]->queue.n == 0)
+                                continue;
+                        if (!report_quota_waiting(t->quotas[k], n == next ? n_told : 0, r, &n_told)) {
+                                r->list.next_cursor = n * (QUOTA_WAITING_SHOWN + 1) + n_told;
+                                goto out;
+                        }
+                }
+        }
+out:
+        r->list.n_waiting = r->n_rows;
+        r->list.waiting = (Bfcd__WaitingRow **)r->pointers;
+}
+
+static void report_refusal(const struct tenant *t, uint64_t number, Bfcd__RefusalRow *row)
+{
+        const struct tenant_refusal *f = &t->refusals->last[(number - 1) % TENANT_REFUSALS];
+
+        bfcd__refusal_row__init(row);
+        row->tenant = report_borrow(t->name);
+        row->number = number;
+        row->time_ms = f->time_ms;
+        row->partition = report_borrow(f->partition);
+        row->lease = report_borrow(f->lease);
+        row->session_id = f->session_id;
+        row->pid = f->pid;
+        row->uid = f->uid;
+        row->program = report_borrow(f->program);
+        row->n_bytes = f->n_bytes;
+        row->limit = report_borrow(f->limit);
+        row->sentence = report_borrow(f->sentence);
+}
+
+/* The cursor counts the places of all tenants. */
+static void report_refusals(const struct session *viewer, uint64_t cursor, struct report *r)
+{
+        const struct broker *b = viewer->broker;
+
+        for (uint64_t at = cursor; at / TENANT_REFUSALS < b->n_tenants; at++) {
+                const struct tenant *t = &b->tenants[at / TENANT_REFUSALS];
+                uint64_t n = t->refusals ? t->refusals->n : 0, k = at % TENANT_REFUSALS;
+
+                if (!report_sees(viewer, t) || k >= n) {
+                        at |= TENANT_REFUSALS - 1; /* the next tenant */
+                        continue;
+                }
+                if (r->n_rows == REPORT_REFUSALS || report_page_ends(r)) {
+                        r->list.next_cursor = at;
+                        break;
+                }
+                report_refusal(t, (n > TENANT_REFUSALS ? n - TENANT_REFUSALS : 0) + k + 1,
+                               &r->rows.refusals[r->n_rows]);
+                report_add_row(r, &r->rows.refusals[r->n_rows]);
+        }
+        r->list.n_refusals = r->n_rows;
+        r->list.refusals = (Bfcd__RefusalRow **)r->pointers;
 }
 
 /* ---- the lists ----------------------------------------------------------- */

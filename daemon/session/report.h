@@ -57,17 +57,6 @@ struct report {
         Bfcd__Statistics stats[REPORT_ROWS];
 };
 
-bool report_page_ends(const struct report *r); /* the next row is for the next page */
-void report_add_row(struct report *r, void *row);
-
-/* True: the viewer may see this tenant. */
-bool report_sees(const struct session *viewer, const struct tenant *t);
-
-/* report_requests.c */
-void report_grants(const struct session *viewer, uint64_t cursor, struct report *r);
-void report_waiting(const struct session *viewer, uint64_t cursor, struct report *r);
-void report_refusals(const struct session *viewer, uint64_t cursor, struct report *r);
-
 /* Fills the page of a list. -EINVAL: no such kind. */
 int report_list(const struct session *viewer, const Bfcd__List *request, struct report *ret);
 
@@ -76,9 +65,6 @@ static inline char *report_borrow(const char *s)
 {
         return (char *)(uintptr_t)s;
 }
-
-/* True: the viewer may see this quota's tenant. */
-bool report_shows(const struct session *viewer, const struct quota *q);
 
 /* The quotas of a partition that the viewer may see, one after the other; NULL: no more. A client's cost what its tenant
  * has, and not what all tenants have. Begins with { NULL }. */
@@ -106,8 +92,5 @@ void report_session(const struct session *s, Bfcd__SessionRow *row,
 
 /* What all viewers see of the partition, and sums of what this viewer may see. */
 void report_partition_stats(const struct session *viewer, const struct partition *p, Bfcd__Statistics *ret);
-
-/* Adds what the extents of all quotas of the partition have that is being made, released, or is unreclaimed. */
-void report_add_leaving(const struct session *viewer, const struct partition *p, Bfcd__DeviceRow *row);
 
 #endif
