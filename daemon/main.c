@@ -21,7 +21,7 @@
 #include "daemon/base/log.h"
 #include "daemon/net/manager.h"
 #include "daemon/record/records.h"
-#include "daemon/session/restore.h"
+#include "daemon/session/resume.h"
 #include "daemon/ledger/store.h"
 #include "daemon/session/lease.h"
 #include "daemon/session/retire.h"

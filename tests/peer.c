@@ -16,7 +16,7 @@
 #include "daemon/base/log.h"
 #include "daemon/session/lease.h"
 #include "daemon/session/report.h"
-#include "daemon/session/restore.h"
+#include "daemon/session/resume.h"
 #include "daemon/session/delivery.h"
 #include "daemon/session/pressure.h"
 #include "daemon/session/recall.h"

@@ -11,7 +11,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "daemon/session/restore.h"
+#include "daemon/session/resume.h"
 #include "daemon/base/cgroup.h"
 #include "daemon/base/process.h"
 

@@ -28,7 +28,7 @@
 #include "daemon/session/command.h"
 #include "daemon/session/lease.h"
 #include "daemon/record/records.h"
-#include "daemon/session/restore.h"
+#include "daemon/session/resume.h"
 #include "daemon/session/recall.h"
 #include "daemon/session/mappings.h"
 #include "daemon/session/outside.h"

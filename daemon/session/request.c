@@ -570,6 +570,18 @@ int session_handle_event(struct session *s, const Bfcd__EventReply *reply, const
         return session_is_live(s) ? recall_answer(s, reply->sequence, ret_why) : 0;
 }
 
+int session_work(struct session *s, size_t n_blocks, const char **ret_why)
+{
+        int r;
+
+        if (s->state == SESSION_RESUMING)
+                return resume_step(s, n_blocks, ret_why);
+        if (!session_is_closing(s))
+                return 0;
+        r = session_reap(s, n_blocks);
+        return r == 0 ? SESSION_DONE : r;
+}
+
 /* ---- requests that wait -------------------------------------------------- */
 
 struct session_request {

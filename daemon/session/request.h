@@ -6,7 +6,6 @@
 
 #include <stdbool.h>
 #include <stddef.h>
-#include <sys/queue.h>
 
 #include "proto/bfcd.pb-c.h"
 
@@ -22,6 +21,10 @@ int session_handle(struct session *s, const Bfcd__Request *request, const char *
 /* Handles a reply on the events socket, as session_handle() does a request. It is ignored unless the session is
  * LIVE. */
 int session_handle_event(struct session *s, const Bfcd__EventReply *reply, const char **ret_why);
+
+/* A slice of work for a session that session_has_work(): about as much as freeing n_blocks. 0: the session
+ * may be read again. Negative: disconnect it, *ret_why says why. */
+int session_work(struct session *s, size_t n_blocks, const char **ret_why);
 
 /* True: a client's request that costs more than others, because it looks at many objects. */
 bool session_looks_at_many(const struct session *s, const Bfcd__Request *request);

@@ -15,11 +15,14 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #include "proto/bfcd.pb-c.h"
 
-struct session;
+struct broker;
 struct resumption; /* the list, and how far it was processed */
+struct session;
+struct tenant;
 
 /* A Hello with a session's id on a NEW session. If it is granted, *s has been freed. */
 int resume_hello(struct session *s, const Bfcd__Request *r);
@@ -31,7 +34,23 @@ int resume_list(struct session *s, const Bfcd__Request *r, const char **ret_why)
  * session is LIVE. Negative: the list is invalid (*ret_why), disconnect the client. */
 int resume_step(struct session *s, size_t n, const char **ret_why);
 
-/* Drops the list, if there is one. */
-void resume_stop(struct session *s);
+/* ----
+ * Sessions of the previous daemon.
+ *
+ * After a restart each session of the ledger exists again, with all of its memory. A session that was
+ * granted can_resume is SUSPENDED: it waits for its client as long as the client's process lives;
+ * see resume.h. Any other session is QUARANTINED, as if its client had disconnected. */
+
+/* Makes the sessions of the inherited ledger; once, before the daemon serves. They are in b->sessions and
+ * need session_attach(). Extents that no session uses are released. Without an inherited ledger nothing
+ * happens. -ENOMEM; -EBADMSG: the ledger has what no daemon writes. */
+int restore_sessions(struct broker *b);
+
+/* The tenant of one of this user's sessions that were suspended at the start. NULL: there was none, or no session is
+ * suspended any more. */
+const struct tenant *restore_suspended_tenant(const struct broker *b, uid_t uid);
+
+/* For broker_leave(): leaves all sessions in the ledger only. */
+void restore_forget(struct broker *b);
 
 #endif

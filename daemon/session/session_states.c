@@ -20,7 +20,6 @@
 #include "daemon/session/pressure.h"
 #include "daemon/session/reload.h"
 #include "daemon/session/request_wait.h"
-#include "daemon/session/resume.h"
 #include "daemon/session/retire.h"
 #include "daemon/session/share.h"
 #include "daemon/session/shared.h"
@@ -207,7 +206,8 @@ static void stop_serving(struct session *s, const char *why)
 static void stop_resuming(struct session *s, const char *why)
 {
         (void)why;
-        resume_stop(s);
+        free(s->resume.current);
+        s->resume.current = NULL;
         s->page = client_page_free(s->page);
 }
 
@@ -392,18 +392,6 @@ void session_expire(struct session *s)
 void session_close(struct session *s, const char *why)
 {
         session_transit(s, EVENT_CLOSED, why);
-}
-
-int session_work(struct session *s, size_t n_blocks, const char **ret_why)
-{
-        int r;
-
-        if (s->state == SESSION_RESUMING)
-                return resume_step(s, n_blocks, ret_why);
-        if (!session_is_closing(s))
-                return 0;
-        r = session_reap(s, n_blocks);
-        return r == 0 ? SESSION_DONE : r;
 }
 
 static void reap_records(struct session *s, const struct ledger_session *record, size_t n)

@@ -40,7 +40,8 @@ void session_attach(struct session *s, const struct session_ops *ops, void *user
 /* is_watched: whether the connection will call session_exit() when the process exits. */
 void session_set_watched(struct session *s, bool is_watched);
 
-/* session_handle() and session_handle_event(), in request.h, take what the client sends.
+/* session_handle() and session_handle_event(), in request.h, take what the client sends. session_work() there is for a
+ * session that session_has_work().
  * session_deliver(), in delivery.h, is a turn while session_may_deliver(). */
 
 /* The connection is gone. failure: why the daemon ended it, for the session's record; NULL: the client did. 1: the session
@@ -61,10 +62,6 @@ enum {
         SESSION_LINGERS,  /* as below: call session_end_linger() when no fds are in flight */
         SESSION_DONE,     /* free it */
 };
-
-/* A slice of work for a session that session_has_work(): about as much as freeing n_blocks. 0: the session
- * may be read again. Negative: disconnect it, *ret_why says why. */
-int session_work(struct session *s, size_t n_blocks, const char **ret_why);
 
 /* Frees at most n_blocks of a closing session, and detaches shared blocks. 0: all is gone. SESSION_LINGERS:
  * fds that were sent may still be in the socket's queue, where the kernel counts them as ours. An

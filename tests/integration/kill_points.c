@@ -17,7 +17,7 @@
 #include <unistd.h>
 
 #include "daemon/base/crash.h"
-#include "daemon/session/restore.h"
+#include "daemon/session/resume.h"
 #include "daemon/ledger/table.h"
 #include "daemon/base/log.h"
 #include "daemon/memory/broker.h"

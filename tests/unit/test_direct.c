@@ -7,7 +7,6 @@
 #include <string.h>
 
 #include "daemon/base/clock.h"
-#include "daemon/session/restore.h"
 #include "daemon/session/request.h"
 #include "daemon/session/resume.h"
 #include "daemon/session/session_states.h"

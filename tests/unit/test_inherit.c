@@ -12,7 +12,6 @@
 #include "daemon/session/command.h"
 #include "daemon/base/clock.h"
 #include "daemon/base/crash.h"
-#include "daemon/session/restore.h"
 #include "daemon/session/resume.h"
 #include "daemon/session/session_states.h"
 #include "daemon/session/shared.h"

@@ -18,7 +18,7 @@
 
 #include "daemon/base/clock.h"
 #include "daemon/base/log.h"
-#include "daemon/session/restore.h"
+#include "daemon/session/resume.h"
 #include "daemon/memory/broker_lease.h"
 #include "daemon/memory/broker_tree.h"
 #include "daemon/base/fd_reserve.h"

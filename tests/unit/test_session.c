@@ -12,6 +12,7 @@
 
 #include "daemon/session/accounting.h"
 #include "daemon/session/delivery.h"
+#include "daemon/session/request.h"
 #include "daemon/session/mappings.h"
 #include "daemon/session/session_states.h"
 #include "daemon/base/clock.h"
