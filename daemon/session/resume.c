@@ -24,10 +24,9 @@
 #include "daemon/session/session.h"
 #include "daemon/session/session_states.h"
 #include "daemon/session/share.h"
-#include "daemon/session/share_take.h"
+#include "daemon/session/hello.h"
 #include "daemon/session/shared.h"
 #include "daemon/session/trim.h"
-#include "daemon/session/welcome.h"
 
 /* ==== a client resumes its session =========================================== */
 
