@@ -16,7 +16,7 @@
 #include "daemon/base/log.h"
 #include "daemon/memory/broker_lease.h"
 #include "daemon/session/accounting.h"
-#include "daemon/session/lease_auto.h"
+#include "daemon/session/lease.h"
 #include "daemon/session/pressure.h"
 #include "daemon/session/resume.h"
 #include "daemon/session/retire.h"

@@ -8,23 +8,165 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "daemon/session/explain.h"
-#include "daemon/memory/lease_bounds.h"
-#include "daemon/memory/lease_room.h"
-#include "daemon/session/lease_self.h"
-#include "daemon/session/report.h"
+#include "daemon/base/cgroup.h"
 #include "daemon/base/clock.h"
 #include "daemon/base/log.h"
+#include "daemon/base/number.h"
+#include "daemon/memory/broker.h"
 #include "daemon/memory/broker_lease.h"
 #include "daemon/memory/broker_tree.h"
-#include "daemon/base/cgroup.h"
-#include "daemon/base/number.h"
+#include "daemon/memory/lease_bounds.h"
+#include "daemon/memory/lease_room.h"
 #include "daemon/record/records.h"
+#include "daemon/session/explain.h"
+#include "daemon/session/report.h"
 #include "daemon/session/session.h"
 #include "daemon/session/session_states.h"
 #include "daemon/session/shared.h"
 #include "daemon/session/tell.h"
 #include "daemon/session/trim.h"
+
+/* ==== leases of users ======================================================== */
+
+#define PREFIX_BYTES 16u
+
+static size_t make_prefix(const struct session *s, char ret[static PREFIX_BYTES])
+{
+        return (size_t)snprintf(ret, PREFIX_BYTES, "u%u:", (unsigned)s->who.uid);
+}
+
+/* True: the session may not make leases at all; the request was refused. what: "leases are made". */
+static bool lease_self_refuse(struct session *s, uint64_t id, const char *what)
+{
+        if (s->role != ROLE_CLIENT || (s->tenant->config && s->tenant->config->leases_self))
+                return false;
+        session_refuse_format(s, id, -EACCES,
+                              "%s only by operators, on the admin socket: the configuration does not have "
+                              "'leases: self' for tenant '%s'",
+                              what, s->tenant->name);
+        return true;
+}
+
+static bool lease_self_owns(const struct session *s, const struct lease *lease)
+{
+        const struct ledger_lease *record = lease_record(s->broker, lease);
+
+        return s->role != ROLE_CLIENT || (lease->tenant == s->tenant && record->maker == LEASE_BY_USER &&
+                                          record->maker_uid == s->who.uid);
+}
+
+/* The name without the prefix. */
+static const char *lease_self_name(const struct session *s, const char *name)
+{
+        char prefix[PREFIX_BYTES];
+
+        return s->role != ROLE_CLIENT ? name : name + make_prefix(s, prefix);
+}
+
+/* Whether the name has the prefix, and the tenant is the session's. Negative: a sentence says why not. */
+static int lease_self_check_names(const struct session *s, const char *name, const char *tenant, char *why,
+                                  size_t n)
+{
+        char prefix[PREFIX_BYTES];
+        size_t n_prefix = make_prefix(s, prefix);
+
+        if (s->role != ROLE_CLIENT)
+                return 0;
+        if (strncmp(name, prefix, n_prefix) != 0 || strlen(name) > CONFIG_NAME_MAX) {
+                snprintf(why, n, "the name of a lease of this user begins with '%s' and has at most %d bytes",
+                         prefix, CONFIG_NAME_MAX);
+                return -EINVAL;
+        }
+        if (strcmp(tenant, s->tenant->name) != 0) {
+                snprintf(why, n, "a user makes leases only for its own tenant, '%s'", s->tenant->name);
+                return -EACCES;
+        }
+        return 0;
+}
+
+/* ---- whose processes ---------------------------------------------------------- */
+
+/* The process is the one that the lease is for: it was read before with this start time. */
+static int check_process(const struct session *s, const struct ledger_lease *facts, char *why, size_t n)
+{
+        struct process p;
+        uid_t uid;
+        int r = process_owner("/proc", (pid_t)facts->pid, &uid);
+
+        if (r == 0)
+                r = process_read("/proc", (pid_t)facts->pid, &p);
+        if (r == 0 && uid == s->who.uid && p.start_time == facts->start_time)
+                return 0;
+        snprintf(why, n, "process %" PRIu32 " does not belong to this user, or cannot be read", facts->pid);
+        return -EACCES;
+}
+
+static int check_match(const struct session *s, const struct ledger_lease *facts, char *why, size_t n)
+{
+        switch ((enum ledger_lease_kind)facts->kind) {
+        case LEASE_PID:
+                return check_process(s, facts, why, n);
+        case LEASE_CGROUP:
+                if (cgroup_is_of_user(facts->match, s->who.uid))
+                        return 0;
+                snprintf(
+                        why, n,
+                        "control group '%.200s' does not belong to this user: only one that was delegated to "
+                        "the user, or a process (--pid)",
+                        facts->match);
+                return -EACCES;
+        case LEASE_USER:
+                if (facts->uid == s->who.uid)
+                        return 0;
+                snprintf(why, n, "a user makes leases only for its own processes");
+                return -EACCES;
+        default:
+                snprintf(why, n, "leases for units are made only by operators: use a process (--pid)");
+                return -EACCES;
+        }
+}
+
+/* ---- how much ------------------------------------------------------------------ */
+
+/* Whether the reserve of a lease may change so; 0: of a new lease. */
+static int lease_self_check_reserve(const struct session *s, const struct quota *parent, uint64_t from_bytes,
+                                    uint64_t to_bytes, char *why, size_t n)
+{
+        const struct account *a = &parent->account;
+        uint64_t others = a->promised_bytes - from_bytes;
+
+        if (s->role != ROLE_CLIENT || to_bytes <= from_bytes || others + to_bytes <= a->reserve_bytes)
+                return 0;
+        snprintf(why, n,
+                 "a user guarantees only what is guaranteed to its tenant: of the reserve of tenant '%s' in "
+                 "partition '%s', %s, other leases have %s",
+                 parent->tenant, parent->partition->name, NUMBER_SIZE(a->reserve_bytes), NUMBER_SIZE(others));
+        return -EACCES;
+}
+
+/* Whether the user may make the lease; notes who makes it. */
+static int lease_self_check(const struct session *s, const struct quota *parent, struct ledger_lease *facts,
+                            char *why, size_t n)
+{
+        int r;
+
+        if (s->role != ROLE_CLIENT)
+                return 0;
+        facts->maker = LEASE_BY_USER;
+        facts->maker_uid = s->who.uid;
+        r = check_match(s, facts, why, n);
+        if (r == 0)
+                r = lease_self_check_reserve(s, parent, 0, facts->reserve_bytes, why, n);
+        if (r < 0)
+                return r;
+        if (lease_count_by(s->broker, s->tenant, LEASE_BY_USER, &s->who.uid) < LEASES_PER_USER)
+                return 0;
+        snprintf(why, n, "this user has %u leases of tenant '%s', which is the most: end some of them",
+                 LEASES_PER_USER, s->tenant->name);
+        return -EDQUOT;
+}
+
+/* ==== leases by admin commands =============================================== */
 
 #define LEASE_MAX_DAYS   36500u /* of times from outside: their sums cannot overflow */
 #define LEASE_LINE_BYTES 1024u
@@ -64,7 +206,8 @@ static bool has_odd_components(const char *path, size_t n)
         return false;
 }
 
-int lease_read_cgroup(const char *path, struct ledger_lease *ret, char *why, size_t n)
+/* Makes the lease one for this control group. -EINVAL, with a sentence. */
+static int lease_read_cgroup(const char *path, struct ledger_lease *ret, char *why, size_t n)
 {
         size_t n_path = strlen(path);
 
@@ -368,8 +511,11 @@ static void log_lease(struct tenant *t, enum ledger_lease_maker maker, const cha
                 log_limited(&t->lease_log, LOG_LEVEL_INFO, "%s", line);
 }
 
-int lease_make(struct broker *b, struct tenant *t, struct quota *parent, const struct ledger_lease *facts,
-               const char *by, struct lease **ret, char *why, size_t n)
+/* Makes a lease of these facts within a quota of the tenant, if its limits and all tables have room. by: for the log.
+ * Negative: a sentence says why not. */
+static int lease_make(struct broker *b, struct tenant *t, struct quota *parent,
+                      const struct ledger_lease *facts, const char *by, struct lease **ret, char *why,
+                      size_t n)
 {
         char match[LEDGER_PLACE_BYTES], line[LEASE_LINE_BYTES];
         int r = check_make(b, t, parent, facts, why, n);
@@ -762,4 +908,78 @@ void lease_gone(const struct lease_end *end)
                       record->name, end->tenant, end->partition, lasted_ms, NUMBER_SIZE(life->peak_in_use),
                       NUMBER_SIZE(life->peak_reserved), NUMBER_SIZE(record->limit_bytes), n_refusals,
                       life->waited_ns / 1000);
+}
+
+/* ==== leases by 'per: cgroup' ================================================ */
+
+#define NAME_PART 40 /* bytes of the control group in the name */
+
+/* Whether the lease is for the control group or further inside. */
+static bool is_as_deep(const struct broker *b, const struct lease *lease, const char *group)
+{
+        const struct ledger_lease *record = lease_record(b, lease);
+
+        return record->maker != LEASE_BY_USER &&
+               (record->kind == LEASE_PID ||
+                (record->kind == LEASE_CGROUP && lease_path_depth(record->match) >= lease_path_depth(group)));
+}
+
+/* The last component of the control group and a number that no lease had before. No name that is given to a lease has a
+ * '::'. */
+static void make_auto_name(const struct broker *b, const char *group, char ret[static LEDGER_NAME_BYTES])
+{
+        static const char allowed[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-.";
+        const char *last = strrchr(group, '/') + 1;
+
+        snprintf(ret, LEDGER_NAME_BYTES, "%.*s", NAME_PART, *last ? last : "root");
+        for (char *c = ret; *c; c++)
+                if (!strchr(allowed, *c))
+                        *c = '_';
+        snprintf(ret + strlen(ret), LEDGER_NAME_BYTES - strlen(ret), "::%" PRIu64,
+                 ledger_quotas_end(b->ledger));
+}
+
+static int make_auto(struct session *s, struct quota *parent, const struct config_quota *per,
+                     const char *group, struct lease **ret, char *why, size_t n)
+{
+        struct ledger_lease facts = { .born_ms = clock_ms(),
+                                      .maker = LEASE_BY_CONFIG,
+                                      .limit_bytes = per->per_limit_bytes,
+                                      .reserve_bytes = per->per_reserve_bytes };
+        char reason[SESSION_SENTENCE_BYTES];
+        int r = lease_read_cgroup(group, &facts, reason, sizeof(reason));
+
+        make_auto_name(s->broker, group, facts.name);
+        if (r == 0)
+                r = lease_make(s->broker, s->tenant, parent, &facts, "per: cgroup", ret, reason,
+                               sizeof(reason));
+        if (r < 0)
+                snprintf(why, n, "the process's control group needs a lease of its own in partition '%s': %s",
+                         parent->partition->name, reason);
+        return r;
+}
+
+int lease_auto(struct session *s, struct quota *parent, struct lease **lease, char *why, size_t n)
+{
+        const struct config_quota *per = broker_config_quota(s->broker, s->tenant, parent->partition);
+        char group[CGROUP_PATH_BYTES];
+        size_t n_group;
+
+        if (!per || !per->per_cgroup)
+                return 0;
+        if (!s->who.cgroup) {
+                snprintf(why, n,
+                         "the daemon cannot tell whether the process needs a lease of its control group in "
+                         "partition '%s': its control group could not be read",
+                         parent->partition->name);
+                return -EACCES;
+        }
+        n_group = cgroup_prefix(per->per_cgroup, s->who.cgroup);
+        if (n_group == 0)
+                return 0;
+        memcpy(group, s->who.cgroup, n_group);
+        group[n_group] = '\0';
+        if (*lease && is_as_deep(s->broker, *lease, group))
+                return 0;
+        return make_auto(s, parent, per, group, lease, why, n);
 }

@@ -4,12 +4,11 @@
 #ifndef BFCD_LEASE_H
 #define BFCD_LEASE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #include "proto/bfcd.pb-c.h"
-
-#define LEASE_LOOKS 16u /* at control groups and processes in one tick */
 
 struct broker;
 struct lease;
@@ -19,15 +18,9 @@ struct quota;
 struct session;
 struct tenant;
 
-/* Makes a lease of these facts within a quota of the tenant, if its limits and all tables have room. by: for the log.
- * Negative: a sentence says why not. */
-int lease_make(struct broker *b, struct tenant *t, struct quota *parent, const struct ledger_lease *facts,
-               const char *by, struct lease **ret, char *why, size_t n);
+#define LEASE_LOOKS 16u /* at control groups and processes in one tick */
 
-/* Makes the lease one for this control group. -EINVAL, with a sentence. */
-int lease_read_cgroup(const char *path, struct ledger_lease *ret, char *why, size_t n);
-
-/* Requests of the admin socket, and of the client socket where lease_self.h allows it; see session_handle(). */
+/* Requests of the admin socket, and of the client socket where lease.h allows it; see session_handle(). */
 int handle_lease_create(struct session *s, const Bfcd__Request *r, const char **ret_why);
 int handle_lease_set(struct session *s, const Bfcd__Request *r, const char **ret_why);
 int handle_lease_end(struct session *s, const Bfcd__Request *r, const char **ret_why);
@@ -40,5 +33,28 @@ uint64_t lease_tick_due(const struct broker *b);
 
 /* See upcalls.h. Writes the record. */
 void lease_gone(const struct lease_end *end);
+
+/* ----
+ * Leases that users make without an operator: `leases: self` of a tenant in the config.
+ *
+ * The requests come over the client socket. A user makes leases within the quotas of its own tenant, for its own
+ * processes only: a process tree whose root is one of them, a control group that was delegated to the user, or all of
+ * the user's. The user changes and ends only its own leases. Their names begin with "u", the uid and ":", so they are
+ * no names of operators or other users. They guarantee only what is guaranteed to the tenant. */
+
+#define LEASES_PER_USER 64u
+
+/* Of an operator's session all of these allow everything. */
+
+/* ----
+ * Leases that the daemon makes by itself: `per: cgroup` of a quota in the config.
+ *
+ * A control group that matches the pattern gets its lease when the first session of a process in it or below it begins,
+ * unless the process belongs to a lease that is further inside. The lease ends when the control group is gone and the
+ * last session has ended. */
+
+/* lease: the innermost one within the tenant's quota so far, or NULL; it is replaced by a new one that is further
+ * inside. -EACCES: the control group is not known. Other errors: the lease cannot be made, as of lease_make(). */
+int lease_auto(struct session *s, struct quota *parent, struct lease **lease, char *why, size_t n);
 
 #endif

@@ -1,7 +1,6 @@
 /* Leases by `per: cgroup`: which control groups get one, their limits, bounds, reloads, restarts, and the end.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#include "daemon/session/lease_auto.h"
 
 #include <errno.h>
 #include <stdio.h>

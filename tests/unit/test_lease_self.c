@@ -1,7 +1,7 @@
 /* Leases that users make, by sessions without sockets: for what they may be, and whose they are.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#include "daemon/session/lease_self.h"
+#include "daemon/session/lease.h"
 #include "daemon/session/request.h"
 
 #include <errno.h>
