@@ -1,5 +1,5 @@
 /* The session layer's data for each quota, embedded in it: which sessions use the quota, and which have
- * the most. See usage.h and explain.h; lower layers only make and free it.
+ * the most. See share.h and explain.h; lower layers only make and free it.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFCD_USAGES_H

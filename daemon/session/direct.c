@@ -11,7 +11,6 @@
 #include "daemon/session/request_refuse.h"
 #include "daemon/session/request_wait.h"
 #include "daemon/session/share.h"
-#include "daemon/session/usage.h"
 
 static uint64_t quota_id(const struct quota *q)
 {

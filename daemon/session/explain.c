@@ -12,7 +12,7 @@
 
 #include "daemon/base/clock.h"
 #include "daemon/memory/broker_lease.h"
-#include "daemon/session/usage.h"
+#include "daemon/session/share.h"
 #include "daemon/base/number.h"
 #include "daemon/session/report.h"
 #include "daemon/session/outside.h"

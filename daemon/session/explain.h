@@ -5,7 +5,7 @@
  * get all names.
  *
  * All of it takes bounded time on the loop. A refusal looks only at the largest sessions of each quota
- * (see usage.h). A page of a report has one row. It looks at the quota's sessions, at its extents and at
+ * (see share.h). A page of a report has one row. It looks at the quota's sessions, at its extents and at
  * EXPLAIN_BLOCKS blocks, at most every 50 ms. Between two looks the sessions, the idle bytes and the map
  * are those of the last look; the other statistics are current.
  *

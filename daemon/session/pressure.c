@@ -12,7 +12,6 @@
 #include "daemon/base/number.h"
 #include "daemon/session/session.h"
 #include "daemon/session/recall.h"
-#include "daemon/session/usage.h"
 
 /* ---- the list ------------------------------------------------------------- */
 

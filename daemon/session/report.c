@@ -18,6 +18,7 @@
 #include "daemon/memory/drain.h"
 #include "daemon/record/records.h"
 #include "daemon/session/outside.h"
+#include "daemon/session/share.h"
 #include "daemon/session/session.h"
 
 /* ---- statistics: of a quota, their sums over a tenant with its leases and over a partition ---- */

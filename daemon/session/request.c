@@ -31,7 +31,6 @@
 #include "daemon/session/share.h"
 #include "daemon/session/shared.h"
 #include "daemon/session/trim.h"
-#include "daemon/session/usage.h"
 #include "daemon/base/clock.h"
 #include "daemon/session/accounting.h"
 

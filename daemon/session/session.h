@@ -22,7 +22,7 @@
 #include "daemon/ledger/ledger.h"
 #include "daemon/memory/broker.h"
 #include "daemon/session/recall.h"
-#include "daemon/session/usage.h"
+#include "daemon/memory/quota.h"
 #include "proto/bfcd.pb-c.h"
 
 #define SESSION_PROTOCOL_VERSION 1u
@@ -134,6 +134,25 @@ struct command_state {
 /* The session has no write access to the extent. Ids count up from 1 and never have this bit. */
 #define SEEN_READ_ONLY (UINT64_C(1) << 63)
 #define SEEN_UNMAPPED  (UINT64_C(1) << 62) /* the client has unmapped it, and gets it again when it needs it */
+
+/* How much the session has of the quota; see share.h. */
+struct usage {
+        struct session *session;
+        struct quota *quota;
+        uint32_t n_blocks;
+        bool largest_is_old; /* its block was freed: largest_bytes is an upper bound */
+        uint64_t bytes;      /* of these blocks */
+        uint64_t largest_bytes;
+        struct charge direct;    /* see request_memory.h */
+        uint64_t bytes_contexts; /* of the direct charge, as the client says */
+        TAILQ_ENTRY(usage) of_quota;
+};
+
+/* Of blocks and of the direct charge. */
+static inline uint64_t usage_bytes(const struct usage *h)
+{
+        return h->bytes + h->direct.n_bytes;
+}
 
 struct session_share {
         struct quota *quota;

@@ -27,7 +27,6 @@
 #include "daemon/session/session.h"
 #include "daemon/session/share.h"
 #include "daemon/session/trim.h"
-#include "daemon/session/usage.h"
 
 #define EXPIRE_LOOKS 4096u /* at sessions and waits, in one turn */
 

@@ -9,6 +9,7 @@
 #include "daemon/base/clock.h"
 #include "daemon/session/request.h"
 #include "daemon/session/resume.h"
+#include "daemon/session/share.h"
 #include "daemon/session/session_states.h"
 #include "daemon/base/log.h"
 #include "daemon/memory/broker_lease.h"

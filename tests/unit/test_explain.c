@@ -3,7 +3,7 @@
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/session/explain.h"
-#include "daemon/session/usage.h"
+#include "daemon/session/share.h"
 
 #include <errno.h>
 #include <inttypes.h>
