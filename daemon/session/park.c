@@ -16,7 +16,7 @@
 #include "daemon/memory/quota.h"
 #include "daemon/memory/worker.h"
 #include "daemon/session/delivery.h"
-#include "daemon/session/request_refuse.h"
+#include "daemon/session/request_memory.h"
 #include "daemon/session/session.h"
 #include "daemon/session/share.h"
 #include "daemon/session/shared.h"

@@ -71,7 +71,7 @@ struct hello_state {
         unsigned n; /* hellos so far */
 };
 
-/* request_wait.h, and those of park.h that wait */
+/* request_memory.h, and those of park.h that wait */
 TAILQ_HEAD(session_request_list, session_request);
 TAILQ_HEAD(park_list, park); /* at most SESSION_MAX_PENDING that its client waits for */
 struct request_state {
