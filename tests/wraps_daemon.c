@@ -5,7 +5,7 @@
 
 #include "daemon/memory/broker.h"
 #include "daemon/session/lease.h"
-#include "daemon/session/tell.h"
+#include "daemon/session/session.h"
 #include "daemon/ledger/store.h"
 #include "daemon/base/closer.h"
 

@@ -87,7 +87,7 @@ struct broker_sessions {
         size_t n;                   /* after their hello, including quarantined and closing ones */
         size_t n_clients;           /* of these, those that are not admins */
         size_t n_promised;          /* unused places of tenants' shares, which no other tenant can take */
-        struct session_list mapped; /* in quarantine; their memory may be unmapped, see mappings.h */
+        struct session_list mapped; /* in quarantine; their memory may be unmapped, see session_states.h */
 };
 
 /* Which tenant a session belongs to. */

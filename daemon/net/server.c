@@ -30,7 +30,7 @@
 #include "daemon/record/records.h"
 #include "daemon/session/resume.h"
 #include "daemon/session/recall.h"
-#include "daemon/session/mappings.h"
+#include "daemon/session/session_states.h"
 #include "daemon/session/outside.h"
 #include "daemon/session/shared.h"
 #include "daemon/session/reload.h"

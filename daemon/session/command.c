@@ -12,7 +12,6 @@
 #include "daemon/session/session.h"
 #include "daemon/session/session_states.h"
 #include "daemon/session/shared.h"
-#include "daemon/session/tell.h"
 #include "daemon/session/recall_command.h"
 
 static struct session *find_session(const struct broker *b, uint64_t id)

@@ -23,7 +23,6 @@
 #include "daemon/session/session.h"
 #include "daemon/session/session_states.h"
 #include "daemon/session/share.h"
-#include "daemon/session/tell.h"
 #include "proto/memfd.h"
 
 /* ---- the shares of a session ---------------------------------------------------- */

@@ -20,14 +20,13 @@ int hello_handle(struct session *s, const Bfcd__Request *r, const char **ret_why
 /* Matches the client's credentials with the current config, unless that was done. -ENOMEM. */
 int hello_match(struct session *s);
 
-/* ----
- * The shares that a session gets at its hello: in each partition the quota of its tenant, or the lease there that it is in. */
+/* The shares that a session gets at its hello: in each partition the quota of its tenant, or the lease there that it is in. */
 
 /* session_take_shares() for a session of the previous daemon: it had the quotas with ids below quotas_end, and
  * leases. */
 int session_take_shares_again(struct session *s, const struct ledger_session *record);
 
-/* ---- The answer to a granted hello, of a new session or of one that is resumed. */
+/* The answer to a granted hello, of a new session or of one that is resumed. */
 
 /* The events socket that a hello asks for; -1 if it asks for none. -errno. */
 int welcome_open_events(struct session *s, const Bfcd__Request *r, int *ret_fd);

@@ -23,10 +23,9 @@
 #include "daemon/session/session.h"
 #include "daemon/session/session_states.h"
 #include "daemon/session/shared.h"
-#include "daemon/session/tell.h"
 #include "daemon/session/trim.h"
 
-/* ==== leases of users ======================================================== */
+/* ==== leases that users make: an operator's session may do all of it =========== */
 
 #define PREFIX_BYTES 16u
 

@@ -20,22 +20,21 @@ struct tenant;
 
 #define LEASE_LOOKS 16u /* at control groups and processes in one tick */
 
-/* Requests of the admin socket, and of the client socket where lease.h allows it; see session_handle(). */
+/* Requests of the admin socket, and of the client socket where `leases: self` allows it; see session_handle(). */
 int handle_lease_create(struct session *s, const Bfcd__Request *r, const char **ret_why);
 int handle_lease_set(struct session *s, const Bfcd__Request *r, const char **ret_why);
 int handle_lease_end(struct session *s, const Bfcd__Request *r, const char **ret_why);
 
-/* Ends leases whose time is over or whose processes or quotas are gone, and evicts their sessions where asked; also called after a
- * change of the config. And when it is
- * to be called next: at the next of these times, and to look at each lease about once a second; 0: there is none. */
+/* Ends leases whose time is over or whose processes or quotas are gone, and evicts their sessions where asked; also called
+ * after a change of the config. lease_tick_due(): when it is to be called next, at the next of these times, and to look at
+ * each lease about once a second; 0: there is none. */
 void lease_tick(struct broker *b, uint64_t now_ms);
 uint64_t lease_tick_due(const struct broker *b);
 
 /* See upcalls.h. Writes the record. */
 void lease_gone(const struct lease_end *end);
 
-/* ----
- * Leases that users make without an operator: `leases: self` of a tenant in the config.
+/* Leases that users make without an operator: `leases: self` of a tenant in the config.
  *
  * The requests come over the client socket. A user makes leases within the quotas of its own tenant, for its own
  * processes only: a process tree whose root is one of them, a control group that was delegated to the user, or all of
@@ -44,10 +43,7 @@ void lease_gone(const struct lease_end *end);
 
 #define LEASES_PER_USER 64u
 
-/* Of an operator's session all of these allow everything. */
-
-/* ----
- * Leases that the daemon makes by itself: `per: cgroup` of a quota in the config.
+/* Leases that the daemon makes by itself: `per: cgroup` of a quota in the config.
  *
  * A control group that matches the pattern gets its lease when the first session of a process in it or below it begins,
  * unless the process belongs to a lease that is further inside. The lease ends when the control group is gone and the

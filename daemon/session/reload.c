@@ -15,7 +15,6 @@
 #include "daemon/record/records.h"
 #include "daemon/session/session.h"
 #include "daemon/session/shared.h"
-#include "daemon/session/tell.h"
 
 /* Of a reply: it must fit in a frame. */
 #define RELOAD_MAX_SENTENCES 256u

@@ -18,8 +18,8 @@
 #include "daemon/memory/drain.h"
 #include "daemon/record/records.h"
 #include "daemon/session/outside.h"
-#include "daemon/session/share.h"
 #include "daemon/session/session.h"
+#include "daemon/session/share.h"
 
 /* ---- statistics: of a quota, their sums over a tenant with its leases and over a partition ---- */
 

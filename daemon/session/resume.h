@@ -34,12 +34,11 @@ int resume_list(struct session *s, const Bfcd__Request *r, const char **ret_why)
  * session is LIVE. Negative: the list is invalid (*ret_why), disconnect the client. */
 int resume_step(struct session *s, size_t n, const char **ret_why);
 
-/* ----
- * Sessions of the previous daemon.
+/* Sessions of the previous daemon.
  *
  * After a restart each session of the ledger exists again, with all of its memory. A session that was
  * granted can_resume is SUSPENDED: it waits for its client as long as the client's process lives;
- * see resume.h. Any other session is QUARANTINED, as if its client had disconnected. */
+ * see above. Any other session is QUARANTINED, as if its client had disconnected. */
 
 /* Makes the sessions of the inherited ledger; once, before the daemon serves. They are in b->sessions and
  * need session_attach(). Extents that no session uses are released. Without an inherited ledger nothing

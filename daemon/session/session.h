@@ -21,8 +21,8 @@
 #include "daemon/base/role.h"
 #include "daemon/ledger/ledger.h"
 #include "daemon/memory/broker.h"
-#include "daemon/session/recall.h"
 #include "daemon/memory/quota.h"
+#include "daemon/session/recall.h"
 #include "proto/bfcd.pb-c.h"
 
 #define SESSION_PROTOCOL_VERSION 1u
@@ -94,14 +94,16 @@ struct delivery_state {
         uint8_t sent_counts[SESSION_MAX_UNACKED]; /* extents of message number i % 64 */
 };
 
+struct ref_at {
+        uint32_t shared, ref; /* in the ledger */
+};
+
 /* shared.h: the shared blocks that a session has. The ledger has each reference in two lists, its session's and its
  * block's, and both can be long. This is a sorted array, so a reference is found by binary search in any order of
  * attaches. Adding or removing one moves at most 8 KiB. Zeros are an empty list. */
 struct refs {
-        struct ref_at {
-                uint32_t shared, ref; /* in the ledger */
-        } * list;                     /* owned; by `shared`, each once */
-        size_t n;                     /* the list has room for as many as the next power of two */
+        struct ref_at *list; /* owned; by `shared`, each once */
+        size_t n;            /* the list has room for as many as the next power of two */
 };
 
 TAILQ_HEAD(shared_wait_list, shared_wait);
@@ -110,7 +112,7 @@ struct shared_state {
         struct refs refs;
 };
 
-/* mappings.h */
+/* session_states.h */
 struct mappings_state {
         uint32_t export; /* the next one to check, in the ledger; LEDGER_NONE: the session's first */
         TAILQ_ENTRY(session) link;
@@ -316,5 +318,19 @@ void session_set_name(struct session *s, const char *name);
 
 /* Puts it in the broker's table, by its index in the ledger. */
 void session_enlist(struct session *s);
+
+/* ---- events ------------------------------------------------------------------ */
+
+/* Events that tell clients what changed: the limits of their quotas, and devices that drain. The event queue bounds a
+ * client that does not read; it is not waited for. */
+
+/* Tells sessions of the limits that were changed: of quotas with sessions.limit_changed. */
+void tell_limits(struct broker *b);
+
+/* Tells all sessions that have memory on the device that it drains, or serves again. */
+void tell_drain(struct broker *b, const struct broker_device *d, bool is_over);
+
+/* Tells a new session which of its partitions are draining. */
+void tell_drains_of(struct session *s);
 
 #endif

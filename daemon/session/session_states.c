@@ -13,19 +13,20 @@
 #include "daemon/base/clock.h"
 #include "daemon/base/list.h"
 #include "daemon/base/log.h"
+#include "daemon/base/number.h"
 #include "daemon/session/accounting.h"
 #include "daemon/session/delivery.h"
 #include "daemon/session/park.h"
 #include "daemon/session/pressure.h"
+#include "daemon/session/recall.h"
+#include "daemon/session/recall_command.h"
 #include "daemon/session/reload.h"
 #include "daemon/session/request_memory.h"
 #include "daemon/session/retire.h"
+#include "daemon/session/session.h"
 #include "daemon/session/share.h"
 #include "daemon/session/shared.h"
 #include "daemon/session/trim.h"
-#include "daemon/session/recall.h"
-#include "daemon/session/recall_command.h"
-#include "daemon/session/session.h"
 
 static void stop_serving(struct session *s, const char *why);
 static void stop_resuming(struct session *s, const char *why);
@@ -471,4 +472,75 @@ int session_evict(struct session *s, const char *reason, const char *ended)
         session_forbid_resume(s);
         s->ops->abort(s->userdata, ended);
         return 0;
+}
+
+/* ---- the mappings of disconnected clients ------------------------------------ */
+
+/* A process that executes another program loses its mappings and keeps its pid. So the daemon checks
+ * periodically whether extents of a session in quarantine are still referenced. The session is closed
+ * when each of its extents was seen without another reference. This is possible only for host memory, not
+ * for memory on a GPU. */
+
+#define MAPPINGS_LOOKS        128u /* at extents, in one mappings_look() */
+#define MAPPINGS_LOOKS_OF_ONE 32u  /* of these, at one session's */
+
+/* An extent without another reference never gets one again: the session is given no extent any more, and
+ * only the daemon may open it. So it is enough to see each extent alone once. */
+static bool extent_is_alone(const struct session *s, uint32_t index)
+{
+        const struct ledger_extent *extent = ledger_extent_at(s->broker->ledger, index);
+        struct device_extent memory = { .fd = extent->fd, .n_bytes = extent->n_bytes };
+        struct device *device = session_share_of(s, extent->quota)->quota->partition->device;
+
+        /* A worker has an extent that is leaving; its export is cleared soon. */
+        return !extent->is_leaving && device_is_alone(device, &memory);
+}
+
+/* Looks at n_max of the session's extents at most. True: the session has no mapping. */
+static bool look_at_mappings(struct session *s, size_t n_max, size_t *ret_n)
+{
+        struct ledger *l = s->broker->ledger;
+        struct mappings_state *m = &s->mappings;
+        const struct ledger_export *x = m->export != LEDGER_NONE ? ledger_export_get(l, m->export) : NULL;
+        uint32_t at;
+
+        /* The record may be another session's by now. This one gets no more exports. */
+        if (x && x->session == s->index)
+                at = m->export;
+        else
+                at = ledger_session_at(l, s->index)->links.first_export;
+        for (*ret_n = 0; at != LEDGER_NONE; at = x->links.next_of_session) {
+                x = ledger_export_at(l, at);
+                m->export = at;
+                if (*ret_n == n_max)
+                        return false;
+                (*ret_n)++;
+                if (!extent_is_alone(s, x->extent))
+                        return false;
+        }
+        return true;
+}
+
+/* Each session at most once. A session whose memory is mapped costs one look. */
+void mappings_look(struct broker *b)
+{
+        const struct session *last = TAILQ_LAST(&b->sessions.mapped, session_list);
+        size_t n_left = MAPPINGS_LOOKS, n;
+        bool is_last = !last;
+
+        while (!is_last && n_left > 0) {
+                struct session *s = TAILQ_FIRST(&b->sessions.mapped);
+
+                is_last = s == last;
+                TAILQ_REMOVE(&b->sessions.mapped, s, mappings.link);
+                TAILQ_INSERT_TAIL(&b->sessions.mapped, s, mappings.link);
+                if (look_at_mappings(s, min_u64(n_left, MAPPINGS_LOOKS_OF_ONE), &n))
+                        session_close(s, "process has unmapped all its memory");
+                n_left -= n > 0 ? n : 1;
+        }
+}
+
+bool mappings_are_watched(const struct broker *b)
+{
+        return !TAILQ_EMPTY(&b->sessions.mapped);
 }

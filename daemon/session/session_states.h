@@ -104,4 +104,9 @@ uint64_t session_deadline_ms(const struct session *s);
  * else NULL. An event that the table does not have for the state changes nothing. */
 void session_transit(struct session *s, enum session_event event, const char *why);
 
+/* Closes sessions whose memory is no longer mapped. Bounded: call it every BROKER_LOOK_MS while
+ * mappings_are_watched(). */
+void mappings_look(struct broker *b);
+bool mappings_are_watched(const struct broker *b);
+
 #endif

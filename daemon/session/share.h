@@ -1,4 +1,4 @@
-/* A session joins the quotas of its shares, and has blocks there.
+/* A session's share of a quota: the session joins the quota, has blocks there, and uses so much of it.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFCD_SHARE_H
@@ -11,9 +11,6 @@
 
 #include "daemon/memory/quota.h"
 #include "daemon/session/session.h"
-
-struct session;
-struct session_share;
 
 /* The session leaves its quotas, and has no shares any more. */
 void session_leave_shares(struct session *s);
@@ -33,8 +30,7 @@ void session_remove_block(struct session_share *share, uint64_t offset, uint64_t
 /* The session has freed all its blocks: its peaks no longer count. */
 void session_forget_peaks(struct session *s);
 
-/* ----
- * Usage: how much each session has of a quota, and which sessions have the most. Refusals name these.
+/* Usage: how much each session has of a quota, and which sessions have the most. Refusals name these.
  *
  * Sums, and the ranking of sessions that grow, are updated with each block. After frees the ranking is
  * recomputed only on request, over the quota's sessions, and at most every 20 ms, also under a flood of

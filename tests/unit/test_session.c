@@ -13,7 +13,6 @@
 #include "daemon/session/accounting.h"
 #include "daemon/session/delivery.h"
 #include "daemon/session/request.h"
-#include "daemon/session/mappings.h"
 #include "daemon/session/session_states.h"
 #include "daemon/base/clock.h"
 #include "daemon/base/log.h"
