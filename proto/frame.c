@@ -46,6 +46,7 @@ struct frame_reader {
         size_t end;
         size_t n_fds;
         bool take_fds;
+        bool is_drained;
         int fds[READER_MAX_FDS];
         uint8_t buffer[READER_BYTES];
 };
@@ -103,6 +104,7 @@ int frame_reader_new(bool take_fds, struct frame_reader **ret)
         r->end = 0;
         r->n_fds = 0;
         r->take_fds = take_fds;
+        r->is_drained = false;
         *ret = r;
         return 0;
 }
@@ -189,6 +191,7 @@ static int reader_receive(struct frame_reader *r, int fd, int flags, size_t n_ma
         int error;
 
         reader_compact(r);
+        r->is_drained = false;
         if (r->end == READER_BYTES)
                 return 0; /* at least one frame is whole, or its length wrong: next() tells */
         iov.iov_base = r->buffer + r->end;
@@ -207,7 +210,13 @@ static int reader_receive(struct frame_reader *r, int fd, int flags, size_t n_ma
         if (n == 0)
                 return r->begin == r->end ? FRAME_EOF : -ECONNRESET;
         r->end += (size_t)n;
+        r->is_drained = (size_t)n < iov.iov_len;
         return 0;
+}
+
+bool frame_reader_is_drained(const struct frame_reader *r)
+{
+        return r->is_drained;
 }
 
 int frame_reader_receive_some(struct frame_reader *r, int fd, int flags, size_t n_max)

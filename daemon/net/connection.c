@@ -486,6 +486,8 @@ static void connection_receive(struct connection *c)
 /* Sends what was queued in the turn, and drops the connection if it has failed. */
 static void connection_end_turn(struct connection *c)
 {
+        bool is_paused;
+
         if (!c->is_dropped && !c->is_gone)
                 connection_flush(c); /* also of a failing one: the client may be told why */
         if (connection_is_failing(c) && !c->is_dropped &&
@@ -498,15 +500,18 @@ static void connection_end_turn(struct connection *c)
                 connection_drop(c, c->is_gone ? NULL : c->failure);
         if (c->is_dropped)
                 return;
-        /* The flush may have ended a pause, with frames waiting in the buffer. */
-        if (c->has_frames && !connection_is_paused(c))
+        /* The flush may have ended a pause, with frames waiting in the buffer. What the kernel has reported, it does not
+         * report again. */
+        is_paused = connection_is_paused(c);
+        if (stream_has_left(&c->stream) ||
+            (!is_paused && (c->has_frames || stream_is_readable(&c->stream))))
                 connection_make_ready(c);
-        stream_wait(&c->stream, !connection_is_paused(c));
+        stream_wait(&c->stream, !is_paused);
 }
 
 static void connection_serve(struct connection *c)
 {
-        bool is_readable, has_hung_up;
+        bool is_paused;
 
         if (c->events)
                 events_turn(c->events);
@@ -520,15 +525,15 @@ static void connection_serve(struct connection *c)
                 connection_make_ready(c); /* what has come is read in a later turn */
                 return;
         }
-        stream_begin_turn(&c->stream, &is_readable, &has_hung_up);
+        is_paused = connection_is_paused(c);
         if (connection_is_failing(c))
                 ; /* the turn's end drops it */
-        else if (c->has_frames && !connection_is_paused(c))
+        else if (c->has_frames && !is_paused)
                 connection_handle_frames(c);
-        else if (is_readable)
+        else if (stream_is_readable(&c->stream) && !is_paused)
                 connection_receive(c);
-        else if (has_hung_up)
-                c->is_gone = true;
+        else if (stream_has_left(&c->stream))
+                c->is_gone = true; /* also while paused: nothing more that it has sent is handled */
         connection_end_turn(c);
 }
 

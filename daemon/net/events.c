@@ -17,7 +17,6 @@
 
 #define EVENTS_QUEUE_MAX     (64u * 1024u)
 #define EVENTS_RECEIVE_BYTES 128u /* in one turn */
-#define EVENTS_HEARD_MAX     8u   /* as STREAM_HEARD_MAX */
 
 struct events {
         int fd; /* -1: it is closed */
@@ -25,8 +24,7 @@ struct events {
         struct poller_item item; /* of fd */
         struct fd_guard guard;   /* of fd */
         bool ended;              /* ops->end() was called */
-        bool readable;           /* bytes have come; the turn reads them */
-        unsigned n_reports;      /* how often the kernel has said so */
+        bool readable;           /* bytes have come, and not all were read; the kernel says so once */
         const struct events_ops *ops;
         void *userdata;
         struct message_arena *arena;
@@ -43,20 +41,13 @@ static void events_end(struct events *e, const char *why)
         e->ops->end(e->userdata, why);
 }
 
-/* events 0: waits for nothing until the turn. A change costs a system call. */
-static void events_await(struct events *e, uint32_t events)
-{
-        if (!e->ended && poller_set(e->poller, &e->item, events) < 0)
-                events_end(e, "out of memory");
-}
-
 /* Sends what the socket takes. A hang-up is noticed by the next read. */
 static void events_flush(struct events *e)
 {
         int r = frame_writer_flush(e->writer, e->fd);
 
-        if (!e->readable || e->item.events != 0)
-                events_await(e, EPOLLIN | (r == FRAME_AGAIN ? EPOLLOUT : 0));
+        if (!e->ended)
+                (void)poller_set(e->poller, &e->item, EPOLLIN | EPOLLET | (r == FRAME_AGAIN ? EPOLLOUT : 0));
 }
 
 static void events_handle_frames(struct events *e)
@@ -85,8 +76,6 @@ static void on_events(struct poller_item *item, uint32_t events)
         if (!(events & EPOLLIN) || e->ended)
                 return;
         e->readable = true;
-        if (++e->n_reports >= EVENTS_HEARD_MAX)
-                events_await(e, 0);
         e->ops->ready(e->userdata);
 }
 
@@ -97,12 +86,10 @@ void events_turn(struct events *e)
 
         if (e->ended || !e->readable)
                 return;
-        e->readable = false;
-        e->n_reports = 0;
-        events_flush(e); /* and waits for events again */
         r = fd_guard_look(&e->guard, e->fd, false, &n_max);
         if (r == 0)
                 r = frame_reader_receive_some(e->reader, e->fd, MSG_DONTWAIT, n_max);
+        e->readable = r == 0;
         if (r == 0)
                 events_handle_frames(e);
         else if (r == -EPROTO)
@@ -111,6 +98,8 @@ void events_turn(struct events *e)
                 events_end(e, NULL);
         else if (r != FRAME_AGAIN)
                 events_end(e, r == -ENOMEM ? "out of memory" : strerror(-r));
+        if (e->readable && !e->ended)
+                e->ops->ready(e->userdata);
 }
 
 bool events_drop_input(struct events *e)
@@ -158,7 +147,7 @@ static int events_open(struct events *e, int *ret_fd)
                 return -errno;
         fd_guard_init_pair(&e->guard, fds[0]);
         e->fd = e->item.fd = fds[0];
-        r = poller_set(e->poller, &e->item, EPOLLIN);
+        r = poller_set(e->poller, &e->item, EPOLLIN | EPOLLET);
         if (r < 0)
                 close(fds[1]);
         else

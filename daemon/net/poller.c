@@ -68,7 +68,7 @@ static void report(struct poller_item *item, uint32_t events)
 {
         if (events & (EPOLLERR | EPOLLHUP))
                 events = item->events;
-        events &= item->events; /* it may have changed since the kernel was asked */
+        events &= item->events & ~(uint32_t)EPOLLET; /* it may have changed since the kernel was asked */
         if (events != 0)
                 item->report(item, events);
 }

@@ -1,7 +1,9 @@
 /* The poller: which of many file descriptors have events; one epoll set, in which libuv's own is an item. libuv's
  * handles would take five system calls for a new file descriptor and two for each change; this takes one for each.
  *
- * An item is reported again and again while its events last. Not thread-safe.
+ * An item is reported again and again while its events last. One that waits with EPOLLET is reported once each time that
+ * something comes, and when its events are changed: its owner notes the report until there is nothing more to read. Not
+ * thread-safe.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFCD_POLLER_H
@@ -17,7 +19,7 @@ struct poller_item {
         int fd;
         uint32_t
                 events; /* EPOLL…, that it waits for; 0: none, not even errors. Changed by poller_set() only */
-        /* `events`: some of those; all of them after an error or a hang-up. May change any item. */
+        /* `events`: some of those, without EPOLLET; all of them after an error or a hang-up. May change any item. */
         void (*report)(struct poller_item *item, uint32_t events);
 };
 

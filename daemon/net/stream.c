@@ -22,10 +22,6 @@
 #define STREAM_CROWDED_MS    20u
 #define STREAM_LOOK_MAX_MS   128u
 
-/* The kernel says that bytes came each time it is asked, until they are read. After so many times the socket
- * is taken out of the poller until its turn, which costs two system calls. */
-#define STREAM_HEARD_MAX 24u
-
 /* MSG_PEEK would go through all buffers of the queue. */
 bool stream_has_hung_up(int fd)
 {
@@ -53,7 +49,7 @@ int stream_open(struct stream *s, struct uv_loop_s *loop, struct poller *poller,
         if (r == 0)
                 r = frame_writer_new(STREAM_QUEUE_MAX, &s->writer);
         if (r == 0)
-                r = poller_set(poller, &s->item, EPOLLIN | EPOLLRDHUP);
+                r = poller_set(poller, &s->item, EPOLLIN | EPOLLRDHUP | EPOLLET);
         if (r < 0) {
                 s->fd = -1;
                 stream_free(s);
@@ -67,31 +63,21 @@ int stream_open(struct stream *s, struct uv_loop_s *loop, struct poller *poller,
 
 /* ---- waiting ------------------------------------------------------------- */
 
-static void stream_mute(struct stream *s)
-{
-        s->is_muted = true;
-        (void)poller_set(s->poller, &s->item, 0);
-}
-
-/* Notes what the kernel says; the turn acts on it. */
+/* Notes what the kernel says, which it says once; turns act on it. */
 static void on_socket(struct poller_item *item, uint32_t events)
 {
         struct stream *s = (struct stream *)((char *)item - offsetof(struct stream, item));
 
         s->is_readable = s->is_readable || (events & EPOLLIN);
-        s->has_hung_up = s->has_hung_up || (events & EPOLLRDHUP);
+        s->has_left = s->has_left || (events & EPOLLRDHUP);
         s->ops->ready(s->userdata);
-        if (++s->n_reports >= STREAM_HEARD_MAX)
-                stream_mute(s);
 }
 
 void stream_wait(struct stream *s, bool reads)
 {
-        uint32_t events = EPOLLRDHUP;
+        uint32_t events = EPOLLRDHUP | EPOLLET;
         int r;
 
-        if (s->is_muted)
-                return;
         if (reads)
                 events |= EPOLLIN;
         if (frame_writer_n_queued(s->writer) > 0 && !s->is_crowded && !s->is_unread)
@@ -101,12 +87,14 @@ void stream_wait(struct stream *s, bool reads)
                 s->ops->fail(s->userdata, strerror(-r));
 }
 
-void stream_begin_turn(struct stream *s, bool *ret_has_come, bool *ret_has_left)
+bool stream_is_readable(const struct stream *s)
 {
-        *ret_has_come = s->is_readable;
-        *ret_has_left = s->has_hung_up;
-        s->is_readable = s->has_hung_up = s->is_muted = false;
-        s->n_reports = 0;
+        return s->is_readable;
+}
+
+bool stream_has_left(const struct stream *s)
+{
+        return s->has_left;
 }
 
 /* ---- reading ------------------------------------------------------------- */
@@ -133,8 +121,12 @@ static int stream_receive(struct stream *s, struct peer_process *p, size_t n_max
 
 int stream_read(struct stream *s, struct peer_process *p)
 {
+        /* The kernel ends a read early where the sender or its fds change, if it may tell these. */
+        bool may_end_early = s->guard.is_open || p->identity.is_open;
         int r = stream_receive(s, p, s->is_incomplete ? STREAM_DRIBBLE_BYTES : STREAM_RECEIVE_BYTES);
 
+        if (r == FRAME_AGAIN || (r == 0 && !may_end_early && frame_reader_is_drained(s->reader)))
+                s->is_readable = false;
         s->is_incomplete = true; /* until there is a frame */
         return r;
 }
@@ -249,7 +241,7 @@ bool stream_drop_input(struct stream *s)
 {
         if (!fd_guard_drop(&s->guard, s->fd))
                 return false;
-        stream_mute(s);
+        (void)poller_set(s->poller, &s->item, 0);
         return true;
 }
 

@@ -38,10 +38,8 @@ struct stream {
         struct frame_writer *writer;
         uv_timer_t timer;   /* while crowded, stuck or draining */
         bool is_open;       /* the timer is in use */
-        bool is_readable;   /* the kernel reported readable bytes; the turn reads them */
-        bool has_hung_up;   /* the kernel reported that the peer hung up */
-        unsigned n_reports; /* how often it did so before the turn */
-        bool is_muted;      /* too often: events are off until the turn */
+        bool is_readable;   /* the kernel reported readable bytes, and not all of them were read */
+        bool has_left;      /* the kernel reported that the peer hung up */
         bool is_incomplete; /* no bytes yet, or the last ones completed no frame */
         bool is_crowded;    /* too many fds are in flight: the kernel refuses more */
         bool is_stuck;      /* replies wait for the peer to read */
@@ -62,8 +60,9 @@ int stream_open(struct stream *s, struct uv_loop_s *loop, struct poller *poller,
 /* Waits for the events that the stream needs. Without reads it still notices a hang-up. */
 void stream_wait(struct stream *s, bool reads);
 
-/* Turns events on again, and returns what was reported. */
-void stream_begin_turn(struct stream *s, bool *ret_has_come, bool *ret_has_left);
+/* The kernel reports once what has come: a turn is due as long as it has not all been read, or the peer has hung up. */
+bool stream_is_readable(const struct stream *s);
+bool stream_has_left(const struct stream *s);
 
 /* Reads some bytes and, while the identity check is open, checks which process sent them. 0; FRAME_AGAIN;
  * FRAME_EOF; -ECONNRESET; -EPROTO: fds came with them; -EPERM: another process sent them; -errno. */

@@ -84,6 +84,29 @@ TEST(an_item_is_reported_while_its_events_last)
         ck_assert_uint_eq(ends[1].n_reports, 2);
 }
 
+/* Bytes that come later are reported again, though the first are still there, and so is what a change finds. */
+TEST(an_item_with_epollet_is_reported_once)
+{
+        ck_assert_int_eq(poller_set(poller, &ends[1].item, EPOLLIN | EPOLLRDHUP | EPOLLET), 0);
+        say(1);
+        for (int i = 0; i < 3; i++)
+                poller_run(poller, 0);
+        ck_assert_uint_eq(ends[1].n_reports, 1);
+        ck_assert_uint_eq(ends[1].events, EPOLLIN);
+        say(1);
+        poller_run(poller, 0);
+        ck_assert_uint_eq(ends[1].n_reports, 2);
+        ck_assert_int_eq(poller_set(poller, &ends[1].item, EPOLLIN | EPOLLOUT | EPOLLET), 0);
+        poller_run(poller, 0);
+        ck_assert_uint_eq(ends[1].events, EPOLLIN | EPOLLOUT);
+        close(ends[1].peer);
+        ends[1].peer = -1;
+        poller_run(poller, 0);
+        poller_run(poller, 0);
+        ck_assert_uint_eq(ends[1].n_reports, 4);
+        ck_assert_uint_eq(ends[1].events, EPOLLIN | EPOLLOUT); /* without EPOLLET */
+}
+
 TEST(only_what_an_item_waits_for_is_reported)
 {
         say(0);
