@@ -503,8 +503,7 @@ static void connection_end_turn(struct connection *c)
         /* The flush may have ended a pause, with frames waiting in the buffer. What the kernel has reported, it does not
          * report again. */
         is_paused = connection_is_paused(c);
-        if (stream_has_left(&c->stream) ||
-            (!is_paused && (c->has_frames || stream_is_readable(&c->stream))))
+        if (stream_has_left(&c->stream) || (!is_paused && (c->has_frames || stream_is_readable(&c->stream))))
                 connection_make_ready(c);
         stream_wait(&c->stream, !is_paused);
 }

@@ -11,11 +11,14 @@
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 
+#include "daemon/base/clock.h"
 #include "daemon/net/peer_process.h"
 #include "proto/frame.h"
 
 #define STREAM_RECEIVE_BYTES 128u           /* in one turn: several requests */
-#define STREAM_DRIBBLE_BYTES 16u            /* the same, until bytes have completed a frame */
+#define STREAM_DRIBBLE_BYTES 16u            /* the first read of a turn, until bytes have completed a frame */
+#define STREAM_LONG_BYTES    1024u          /* the last one, of a long frame */
+#define STREAM_QUICK_NS      2000u          /* a read that found few buffers */
 #define STREAM_QUEUE_PAUSE   (128u * 1024u) /* bytes of replies; then no more reading */
 #define STREAM_QUEUE_FDS     FRAME_MAX_FDS  /* in the queue of replies; the same */
 #define STREAM_QUEUE_MAX     (1024u * 1024u)
@@ -119,15 +122,39 @@ static int stream_receive(struct stream *s, struct peer_process *p, size_t n_max
         return r == 0 ? peer_identity_verify_sender(&p->identity, s->fd, p->pidfd, sender) : r;
 }
 
-int stream_read(struct stream *s, struct peer_process *p)
+/* At most n_max bytes. */
+static int stream_read_some(struct stream *s, struct peer_process *p, size_t n_max)
 {
         /* The kernel ends a read early where the sender or its fds change, if it may tell these. */
         bool may_end_early = s->guard.is_open || p->identity.is_open;
-        int r = stream_receive(s, p, s->is_incomplete ? STREAM_DRIBBLE_BYTES : STREAM_RECEIVE_BYTES);
+        int r = stream_receive(s, p, n_max);
 
         if (r == FRAME_AGAIN || (r == 0 && !may_end_early && frame_reader_is_drained(s->reader)))
                 s->is_readable = false;
-        s->is_incomplete = true; /* until there is a frame */
+        return r;
+}
+
+/* A read takes as long as there are buffers in what it reads, as fd_guard_drop(). */
+int stream_read(struct stream *s, struct peer_process *p)
+{
+        const uint8_t *payload;
+        size_t n_max = STREAM_DRIBBLE_BYTES, n_bytes;
+        uint64_t now_ns, begin_ns;
+        int r;
+
+        if (!s->is_incomplete) {
+                s->is_incomplete = true; /* until there is a frame */
+                return stream_read_some(s, p, STREAM_RECEIVE_BYTES);
+        }
+        now_ns = clock_ns();
+        do {
+                begin_ns = now_ns;
+                r = stream_read_some(s, p, n_max);
+                now_ns = clock_ns();
+                n_max *= 2;
+        } while (r == 0 && s->is_readable && n_max <= STREAM_LONG_BYTES &&
+                 now_ns - begin_ns < STREAM_QUICK_NS &&
+                 frame_reader_peek(s->reader, &payload, &n_bytes) == FRAME_AGAIN);
         return r;
 }
 

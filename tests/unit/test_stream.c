@@ -1,7 +1,8 @@
 /* A connection's socket: how much is read at once, unread input at the end, and the time that a client has to read its
  * replies.
  *
- * clock_gettime() is wrapped: each look at the clock finds a millisecond later, so the time to drop is over after one read.
+ * clock_gettime() is wrapped: each look at the clock finds a millisecond later, so the time to drop is over after one read,
+ * and no read is quick.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/net/stream.h"
@@ -20,7 +21,8 @@
 static uv_loop_t loop;
 static struct poller *poller;
 static struct stream stream;
-static int peer; /* -1: closed */
+static int peer;          /* -1: closed */
+static bool clock_stands; /* each read is quick */
 
 int __wrap_clock_gettime(clockid_t clock, struct timespec *ret);
 int __wrap_clock_gettime(clockid_t clock, struct timespec *ret)
@@ -28,7 +30,7 @@ int __wrap_clock_gettime(clockid_t clock, struct timespec *ret)
         static uint64_t now_ms;
 
         (void)clock;
-        now_ms++;
+        now_ms += !clock_stands;
         *ret = (struct timespec){ .tv_sec = (time_t)(now_ms / 1000),
                                   .tv_nsec = (long)(now_ms % 1000) * 1000000 };
         return 0;
@@ -207,6 +209,33 @@ TEST(few_bytes_are_read_until_they_complete_a_frame)
         ck_assert_uint_eq(n_bytes, 1);
         ck_assert_int_eq(stream_read(&stream, &process), 0);
         ck_assert_uint_eq(n_input(), 205 - 2 * 16 - 128);
+        stream_finish();
+}
+
+/* A quick read is followed by one of twice as many bytes in the same turn, until there is a frame or a limit. */
+TEST(long_frames_are_read_in_few_turns)
+{
+        static const uint8_t frame[200] = { 196 }, long_header[] = { 0, 0x20, 0, 0 };
+        struct peer_process process = { .pidfd = -1 };
+        const uint8_t *payload;
+        size_t n_bytes;
+
+        stream_begin();
+        clock_stands = true;
+        ck_assert_int_eq(send(peer, frame, sizeof(frame), 0), (ssize_t)sizeof(frame));
+        poller_run(poller, 0);
+        ck_assert_int_eq(stream_read(&stream, &process), 0);
+        ck_assert_int_eq(stream_next(&stream, &payload, &n_bytes), 0);
+        ck_assert_uint_eq(n_bytes, 196);
+        ck_assert_int_eq(stream_read(&stream, &process), FRAME_AGAIN);
+        ck_assert_int_eq(send(peer, long_header, sizeof(long_header), 0), (ssize_t)sizeof(long_header));
+        ck_assert_int_eq(send_to_it(8000), 0);
+        poller_run(poller, 0);
+        ck_assert_int_eq(stream_read(&stream, &process), 0);
+        ck_assert_uint_eq(n_input(), 8004 - 2032); /* 16 + 32 + ... + 1024 */
+        clock_stands = false;
+        ck_assert_int_eq(stream_read(&stream, &process), 0);
+        ck_assert_uint_eq(n_input(), 8004 - 2032 - 16);
         stream_finish();
 }
 
