@@ -15,7 +15,7 @@
 
 #include "client/park.h"
 #include "client/session.h"
-#include "client/stream_free.h"
+#include "client/stream_alloc.h"
 #include "client/streams.h"
 
 /* ---- the stash --------------------------------------------------------------- */

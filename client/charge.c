@@ -9,7 +9,7 @@
 #include "client/client.h"
 #include "client/alloc.h"
 #include "client/session.h"
-#include "client/stream_free.h"
+#include "client/stream_alloc.h"
 
 static int check(bfc_client *client, const char *function, const char *partition, size_t n_bytes,
                  uint32_t *ret_index)

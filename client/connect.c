@@ -10,7 +10,7 @@
 #include "client/session.h"
 #include "client/pressure.h"
 #include "client/alloc.h"
-#include "client/stream_free.h"
+#include "client/stream_alloc.h"
 #include "client/streams.h"
 #include "client/biased_lock.h"
 

@@ -29,8 +29,7 @@
 #include "client/client.h"
 #include "client/alloc.h"
 #include "client/streams.h"
-#include "client/stream_free.h"
-#include "client/stream_malloc.h"
+#include "client/stream_alloc.h"
 
 #define N_CACHED_DEVICES 64
 #define MAX_ERRNO        4095

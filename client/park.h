@@ -39,19 +39,8 @@ struct block_set {
         bool skips_others; /* what is no block any more is left out; else it is an error */
 };
 
-/* The parkable blocks with a tag, in all partitions (UINT32_MAX) or one. -ENOMEM with a message. The lock is
- * held. */
-int client_find_tagged(bfc_client *client, uint32_t partition, const char *tag, struct block_set *ret);
-void block_set_clear(struct block_set *s);
-
 /* Wakes those that are parked. ret_bytes: of these; NULL. The first error. */
 int client_wake_set(bfc_client *client, const struct block_set *set, uint32_t wait_ms, uint64_t *ret_bytes);
-
-/* Of a block that is in the table and not leaving, or one that is parked or woken now. NULL: there is none,
- * or it is not parkable. The lock is held. */
-struct parkable *client_find_parkable(bfc_client *client, const void *ptr);
-/* Why there is none: sets the message. */
-int client_not_parkable(bfc_client *client, const void *ptr);
 
 /* A copy of bfc_read() or bfc_write(): nothing parks the block meanwhile. The lock is held. */
 void client_begin_copy(struct parkable *p);

@@ -8,7 +8,7 @@
 #include "client/client.h"
 #include "client/park.h"
 #include "client/alloc.h"
-#include "client/stream_free.h"
+#include "client/stream_alloc.h"
 
 static size_t n_partitions(const bfc_client *client)
 {

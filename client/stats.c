@@ -7,7 +7,7 @@
 #include "client/client.h"
 #include "client/session.h"
 #include "client/streams.h"
-#include "client/stream_free.h"
+#include "client/stream_alloc.h"
 
 /* ---- of the client ----------------------------------------------------------- */
 

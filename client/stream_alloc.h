@@ -1,8 +1,9 @@
-/* Freeing on streams: blocks return to the pools, and slabs that leave the pools to the cache or the daemon.
+/* Allocating and freeing on streams: blocks come from a stream's pool (streams.h) and return there, and slabs that leave
+ * the pools return to the cache or the daemon.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#ifndef BFC_CLIENT_STREAM_FREE_H
-#define BFC_CLIENT_STREAM_FREE_H
+#ifndef BFC_CLIENT_STREAM_ALLOC_H
+#define BFC_CLIENT_STREAM_ALLOC_H
 
 #include <bfcclient.h>
 #include <stdbool.h>
@@ -11,7 +12,7 @@
 
 #include "client/streams.h"
 
-struct block;
+/* ---- freeing ------------------------------------------------------------------ */
 
 /* Checks which work of streams is complete, and returns the memory that this frees to the cache or the
  * daemon. Waits for other threads that do the same. Any thread. False: there was nothing. */
@@ -32,13 +33,15 @@ int streams_put_aside(bfc_client *client, const struct block *block, uint32_t pa
  * but -EBUSY while that stream or another known one may be being captured: the block stays. */
 int client_free_async_unless_captured(bfc_client *client, void *ptr, uintptr_t stream);
 
-/* The slabs that left the pools; slab: NULL, or one more. The pools' lock is held. */
-void stream_batch_take(struct streams *s, struct stream_slab *slab, struct stream_batch *ret);
-/* No lock is held. Returns whether there was anything. */
-bool stream_batch_return(bfc_client *client, struct stream_batch *batch);
+/* ---- allocating --------------------------------------------------------------- */
 
-/* Ends what the call does with the pools: no stream is named from here on. The second checks a few allocations before. */
-void streams_unlock_named(struct streams *s);
-void streams_look_and_unlock(bfc_client *client);
+struct malloc_how;
+
+/* bfc_malloc_async_in() with flags and a wait. */
+int client_malloc_async(bfc_client *client, const char *partition, size_t n_bytes, uintptr_t stream,
+                        const struct malloc_how *how, void **ret_ptr);
+
+/* For frameworks, which do not destroy their streams: the driver may get this one at any time. */
+int client_record_permanent_stream(bfc_client *client, const void *ptr, uintptr_t stream);
 
 #endif
