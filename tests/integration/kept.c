@@ -10,6 +10,7 @@
 #include "daemon/ledger/ledger.h"
 #include "keeper/wire.h"
 #include "tests/checks.h"
+#include "tests/integration/processes.h"
 #include "tests/keeper_caller.h"
 
 #define READY_MS SETTLE_MS
@@ -22,16 +23,28 @@ struct stand_in_state kept_state(struct kept *k)
         return state;
 }
 
+void kept_give_up(struct kept *k, const char *why)
+{
+        struct stand_in_state state = { 0 };
+        char *log;
+
+        (void)stand_in_look(k->manager, &state);
+        processes_print(k->rig->folder, stand_in_pid(k->manager));
+        log = rig_log(k->rig);
+        ck_abort_msg("%s; of start %u is process %d, ready: %d, ending: %d; it wrote: %s", why,
+                     state.n_starts, (int)state.pid, state.is_ready, state.is_stopping,
+                     log ? log : "nothing");
+}
+
+void kept_await(struct kept *k, unsigned n_starts)
+{
+        if (stand_in_wait_ready(k->manager, n_starts, READY_MS) < 0)
+                kept_give_up(k, "no next daemon is ready");
+}
+
 static void await_start(struct kept *k, unsigned n_starts)
 {
-        char *log;
-        int r = stand_in_wait_ready(k->manager, n_starts, READY_MS);
-
-        if (r < 0) {
-                log = rig_log(k->rig);
-                ck_abort_msg("the daemon of start %u is not ready: %s; it wrote: %s", n_starts, strerror(-r),
-                             log ? log : "nothing");
-        }
+        kept_await(k, n_starts);
         k->rig->pid = kept_state(k).pid;
         rig_meet(k->rig);
 }
@@ -68,7 +81,8 @@ void kept_away(struct kept *k, int signal)
         k->rig->admin = raw_close(k->rig->admin);
         ck_assert_int_eq(stand_in_hold(k->manager, true), 0);
         ck_assert_int_eq(stand_in_signal(k->manager, signal), 0);
-        ck_assert_int_eq(stand_in_wait_end(k->manager, READY_MS), 0);
+        if (stand_in_wait_end(k->manager, READY_MS) < 0)
+                kept_give_up(k, "the daemon does not end");
         if (signal == SIGTERM)
                 ck_assert_int_eq(kept_state(k).status, 0);
 }

@@ -30,6 +30,12 @@ void kept_restart(struct kept *k, int signal);
 void kept_away(struct kept *k, int signal);
 void kept_back(struct kept *k);
 
+/* Waits until the daemon of this start, or of a later one, is ready. */
+void kept_await(struct kept *k, unsigned n_starts);
+
+/* The test has failed: says what the daemon, its keepers and the stand-in wait for, and what the daemon wrote. */
+void kept_give_up(struct kept *k, const char *why);
+
 /* Waits for a daemon that is ready, also where several fail before it. */
 void kept_ready(struct kept *k);
 

@@ -500,8 +500,7 @@ static void restart(struct weather *w)
                 kill_early(w);
         n_starts = kept_state(w->kept).n_starts;
         ck_assert_int_eq(stand_in_signal(w->kept->manager, w->n_restarts % 2 ? SIGKILL : SIGTERM), 0);
-        ck_assert_msg(stand_in_wait_ready(w->kept->manager, n_starts + 1, STORM_WAIT_MS) == 0,
-                      "no daemon is ready after restart %u", n_starts);
+        kept_await(w->kept, n_starts + 1);
         ms = (uint64_t)(clock_ms() - begin_ms);
         w->storm->n_restarts_done = w->storm->n_restarts_begun;
         if (ms > w->longest_restart_ms)

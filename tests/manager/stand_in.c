@@ -91,6 +91,11 @@ struct stand_in *stand_in_end(struct stand_in *s)
         return NULL;
 }
 
+pid_t stand_in_pid(const struct stand_in *s)
+{
+        return s->pid;
+}
+
 int stand_in_look(struct stand_in *s, struct stand_in_state *ret)
 {
         struct answer answer;

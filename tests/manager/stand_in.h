@@ -53,6 +53,7 @@ int stand_in_start(const struct stand_in_options *options, struct stand_in **ret
 struct stand_in *stand_in_end(struct stand_in *s);
 
 int stand_in_look(struct stand_in *s, struct stand_in_state *ret);
+pid_t stand_in_pid(const struct stand_in *s); /* of its own process */
 
 /* A signal for the daemon; another is started when it has ended. -ESRCH: none runs. */
 int stand_in_signal(struct stand_in *s, int signal);
