@@ -10,10 +10,13 @@
 #include <stdalign.h>
 #include <stdlib.h>
 
+#include "proto/quick.h"
+
 struct message_arena {
         ProtobufCAllocator allocator;
         size_t n_bytes;
         size_t n_used;
+        struct quick_request quick;
         alignas(max_align_t) uint8_t bytes[];
 };
 
@@ -60,6 +63,8 @@ struct message_arena *message_arena_free(struct message_arena *a)
 Bfcd__Request *message_unpack_request(struct message_arena *a, const uint8_t *payload, size_t n_bytes)
 {
         a->n_used = 0;
+        if (quick_unpack_request(payload, n_bytes, &a->quick))
+                return &a->quick.request;
         return bfcd__request__unpack(&a->allocator, n_bytes, payload);
 }
 

@@ -27,6 +27,7 @@
 #include "daemon/session/request.h"
 #include "daemon/session/session_states.h"
 #include "proto/frame.h"
+#include "proto/quick.h"
 
 #define CONNECTION_REQUESTS_PER_TURN 8u
 #define CONNECTION_TURN_NS           10000u /* a request begun after that waits for the next turn */
@@ -273,11 +274,13 @@ static void connection_flush(struct connection *c)
 static void on_session_send(void *userdata, const Bfcd__Reply *reply, const int *fds, size_t n_fds)
 {
         struct connection *c = userdata;
-        uint8_t *payload;
+        uint8_t quick[QUICK_REPLY_BYTES], *payload;
+        size_t n_quick = quick_pack_reply(reply, quick);
         int r = -EPIPE;
 
         if (!c->is_dropped && !connection_is_failing(c))
-                r = frame_writer_add(c->stream.writer, bfcd__reply__get_packed_size(reply), fds, n_fds,
+                r = frame_writer_add(c->stream.writer,
+                                     n_quick > 0 ? n_quick : bfcd__reply__get_packed_size(reply), fds, n_fds,
                                      &payload);
         if (r < 0) {
                 for (size_t i = 0; i < n_fds; i++)
@@ -288,7 +291,10 @@ static void on_session_send(void *userdata, const Bfcd__Reply *reply, const int 
                                                    : strerror(-r));
                 return;
         }
-        bfcd__reply__pack(reply, payload);
+        if (n_quick > 0)
+                memcpy(payload, quick, n_quick);
+        else
+                bfcd__reply__pack(reply, payload);
         if (!c->in_batch)
                 connection_make_ready(c); /* its turn flushes */
 }
