@@ -1,10 +1,12 @@
-/* The quota: its blocks, sessions and limits; see quota.h.
+/* The quota: its blocks, sessions, limits and direct charges, and the sentences of refusals; see quota.h. Requests that wait
+ * are in queue.c.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/memory/quota.h"
 
 #include <assert.h>
 #include <errno.h>
+#include <inttypes.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,8 +14,13 @@
 
 #include "daemon/base/clock.h"
 #include "daemon/base/list.h"
-#include "daemon/memory/reclaim.h"
 #include "daemon/base/number.h"
+#include "daemon/memory/queue.h"
+
+#define DIRECT_SAMPLES 3u /* of what others use on the device, after each change */
+
+/* Of some quotas that have begun, since each costs time. */
+#define MAX_BEGUN 32u
 
 static void quota_write_page(const struct quota *q)
 {
@@ -72,7 +79,7 @@ static void quota_charge_changed(struct account *a)
         quota_write_page(q);
 }
 
-void quota_assert(const struct quota *q)
+static void quota_assert(const struct quota *q)
 {
         /* A request is a part of a block, a block is a part of extents, and extents and direct charges are
          * charged: at each level. */
@@ -82,7 +89,8 @@ void quota_assert(const struct quota *q)
         }
 }
 
-void quota_count_blocks(struct quota *q, uint32_t n_blocks, uint64_t n_bytes, uint64_t n_requested)
+/* The blocks of the quota, and of those above it, are so many more (modulo 2^64). */
+static void quota_count_blocks(struct quota *q, uint32_t n_blocks, uint64_t n_bytes, uint64_t n_requested)
 {
         q->partition->use.n_bytes += n_bytes;
         for (; q; q = quota_parent(q)) {
@@ -134,6 +142,106 @@ static void quota_note_peaks(struct quota *q)
                 p->use.peak_bytes = p->use.n_bytes;
                 p->use.peak_ms = clock_wall_ms();
         }
+}
+
+/* ---- standby memory ---------------------------------------------------------- */
+
+static bool partition_takes_standby(const struct partition *p)
+{
+        return p->share == DEVICE_SHARE_FD && !p->preallocate && !p->is_draining && !p->is_lost;
+}
+
+void partition_count_next(const struct partition *p, struct standby_goal *goal)
+{
+        unsigned n_begun = 0;
+        const struct quota *q;
+
+        if (!partition_takes_standby(p))
+                return;
+        TAILQ_FOREACH(q, &p->quotas, lists.of_partition)
+        {
+                bool has_begun = q->sessions.n > 0 && arena_n_extents(q->arena) > 0;
+
+                goal->has_begun |= has_begun;
+                goal->has_unbegun |= !has_begun;
+                if (has_begun && n_begun++ < MAX_BEGUN)
+                        arena_count_next(q->arena, EXTENT_MIN_BYTES, account_room(&q->account), STANDBY_SIZES,
+                                         goal->n_next);
+        }
+}
+
+void partition_tell_standby(struct partition *p)
+{
+        bool takes = partition_takes_standby(p);
+        uint64_t limit = takes ? p->pool.limit_bytes : 0;
+
+        standby_set_room(&p->standby, excess_u64(limit, p->pool.charged_bytes));
+}
+
+/* ---- peaks and statistics that outlive quotas ---------------------------- */
+
+void partition_keep_life(struct partition *p)
+{
+        struct quota *q;
+
+        TAILQ_FOREACH(q, &p->quotas, lists.of_partition)
+        {
+                struct ledger_lifetime *life = quota_life(q);
+
+                life->partition_peak_in_use = p->use.lifetime_peak_bytes;
+                life->partition_peak_reserved = p->use.lifetime_peak_charged;
+        }
+}
+
+void partition_restore_lifetime(struct partition *p, const struct ledger_lifetime *life)
+{
+        p->use.lifetime_peak_bytes = max_u64(p->use.lifetime_peak_bytes, life->partition_peak_in_use);
+        p->use.lifetime_peak_charged = max_u64(p->use.lifetime_peak_charged, life->partition_peak_reserved);
+}
+
+void quota_restore_lifetime(struct quota *q, const struct ledger_lifetime *from)
+{
+        struct ledger_lifetime *life = quota_life(q);
+
+        life->peak_in_use = max_u64(life->peak_in_use, from->peak_in_use);
+        life->peak_reserved = max_u64(life->peak_reserved, from->peak_reserved);
+        life->n_over_quota = max_u64(life->n_over_quota, from->n_over_quota);
+        life->n_out_of_memory = max_u64(life->n_out_of_memory, from->n_out_of_memory);
+        life->last_refusal_ms = max_u64(life->last_refusal_ms, from->last_refusal_ms);
+        life->waited_ns = max_u64(life->waited_ns, from->waited_ns);
+        q->peaks.window_refusals = quota_n_refusals(q);
+        quota_publish(q);
+}
+
+void quota_clear_peaks(struct quota *q)
+{
+        q->peaks.bytes_in_use = q->all.bytes_in_use;
+        q->peaks.bytes_requested = q->all.bytes_requested;
+        account_clear_peaks(&q->account);
+        quota_publish(q);
+        q->peaks.in_use_ms = q->account.peak_charged_ms;
+}
+
+bool quota_take_window(struct quota *q, struct quota_window *ret)
+{
+        uint64_t now_ms = clock_wall_ms();
+
+        if (!q->peaks.window_is_used && q->account.window_peak_bytes == 0 &&
+            q->peaks.window_refusals == quota_n_refusals(q)) {
+                q->peaks.window_ms = now_ms;
+                return false;
+        }
+        *ret = (struct quota_window){ .begin_ms = q->peaks.window_ms,
+                                      .end_ms = now_ms,
+                                      .peak_in_use = q->peaks.window_in_use,
+                                      .peak_charged = q->account.window_peak_bytes,
+                                      .n_refusals = quota_n_refusals(q) - q->peaks.window_refusals };
+        q->peaks.window_ms = now_ms;
+        q->peaks.window_in_use = q->all.bytes_in_use;
+        q->peaks.window_refusals = quota_n_refusals(q);
+        q->peaks.window_is_used = false;
+        q->account.window_peak_bytes = q->account.charged_bytes;
+        return true;
 }
 
 /* ---- making and ending one ---------------------------------------------------------- */
@@ -494,7 +602,9 @@ static int quota_never_holds(const struct quota *q, uint64_t n_bytes)
         return n_bytes > q->account.limit_bytes ? -EDQUOT : quota_is_impossible(q, n_bytes);
 }
 
-int quota_wait_or_refuse(struct quota *q, uint64_t n_bytes, int r, bool again)
+/* What becomes of a request of n_bytes that needs new memory: QUOTA_WAIT, or a refusal, counted unless it is tried again. r:
+ * why it is refused already; 0: it is not. */
+static int quota_wait_or_refuse(struct quota *q, uint64_t n_bytes, int r, bool again)
 {
         if (r == 0)
                 r = quota_has_ended(q) ? -EDQUOT : quota_never_holds(q, n_bytes);
@@ -555,7 +665,8 @@ int quota_alloc(struct quota *q, uint64_t n_bytes, bool in_extent, bfc_handle *r
         return r;
 }
 
-void quota_note_idle(struct quota *q)
+/* The partition is draining: extents that must be released may be free, or a direct charge has ended. */
+static void quota_note_idle(struct quota *q)
 {
         struct partition *p = q->partition;
 
@@ -773,4 +884,329 @@ void quota_leave(struct quota *q)
         assert(q->sessions.n > q->sessions.n_closing);
         quota_count_sessions(q, UINT32_MAX);
         reclaim_release_unused(q);
+}
+
+/* ---- parked blocks ---------------------------------------------------------- */
+
+bool quota_can_park(const struct quota *q)
+{
+        const struct partition *p = q->partition;
+
+        return p->share == DEVICE_SHARE_FD && !p->preallocate && p->device->ops->copy;
+}
+
+int quota_alloc_whole(struct quota *q, uint64_t n_bytes, bool again)
+{
+        int r = quota_can_park(q) ? quota_refusal(q) : -ENOTSUP;
+
+        if (r == 0 && quota_without_block(q))
+                r = -EDQUOT;
+        return quota_wait_or_refuse(q, n_bytes, r, again);
+}
+
+static void count_parked(struct quota *q, uint64_t n_bytes)
+{
+        quota_count_blocks(q, 0, -n_bytes, -n_bytes);
+        quota_assert(q);
+        (void)quota_note_release(q, n_bytes);
+}
+
+int quota_park(struct quota *q, bfc_handle handle, uint64_t n_bytes)
+{
+        int r = arena_park(q->arena, handle, quota_on_uncharged, q);
+
+        if (r == 0)
+                count_parked(q, n_bytes);
+        return r;
+}
+
+void quota_wake_commit(struct quota *q, bfc_handle handle)
+{
+        arena_wake_commit(q->arena, handle);
+}
+
+void quota_wake_undo(struct quota *q, bfc_handle handle, uint64_t n_bytes)
+{
+        arena_wake_undo(q->arena, handle);
+        count_parked(q, n_bytes);
+}
+
+int quota_release_parked(struct quota *q)
+{
+        int r = arena_release_parked(q->arena, quota_on_uncharged, q);
+
+        (void)quota_note_release(q, 0);
+        return r;
+}
+
+static bool has_room_for_parked(const struct quota *q, uint64_t parked, uint64_t n_bytes)
+{
+        uint64_t limit = q->account.limit_bytes;
+        uint64_t most = limit <= UINT64_MAX / QUOTA_PARKED_LIMITS ? QUOTA_PARKED_LIMITS * limit : UINT64_MAX;
+
+        return parked <= most && n_bytes <= most - parked;
+}
+
+bool quota_may_park(const struct quota *q, uint64_t n_bytes)
+{
+        const struct quota *of_tenant = quota_of_tenant(q);
+
+        return has_room_for_parked(of_tenant, of_tenant->all.bytes_parked, n_bytes) &&
+               has_room_for_parked(q, arena_parked_bytes(q->arena), n_bytes);
+}
+
+void quota_drop_parked(struct quota *q, bfc_handle handle)
+{
+        arena_drop_parked(q->arena, handle);
+        quota_count_blocks(q, -(uint32_t)1, 0, 0);
+        quota_publish(q);
+        quota_make_due(q);
+}
+
+/* ---- direct charges: memory that processes take by themselves, and have charged  */
+
+/* What others use on the device tells at the end of a process whether its memory was returned. */
+static bool is_asked(const struct quota *q)
+{
+        return q->partition->device->ops->others != NULL;
+}
+
+int quota_charge_direct(struct quota *q, uint64_t n_bytes, bool again)
+{
+        return quota_wait_or_refuse(q, n_bytes, quota_refusal(q), again);
+}
+
+/* n_bytes more (modulo 2^64). */
+static void count_direct(struct quota *q, uint64_t n_bytes)
+{
+        for (struct quota *each = q; each; each = quota_parent(each))
+                each->all.bytes_direct += n_bytes;
+        q->partition->device->direct.n_bytes += n_bytes;
+        quota_note_change(q);
+        quota_publish(q);
+}
+
+void quota_count_direct(struct quota *q, struct charge *own, struct charge *granted)
+{
+        uint64_t n_bytes = granted->n_bytes;
+
+        charge_join(own, granted);
+        count_direct(q, n_bytes);
+        if (is_asked(q))
+                q->partition->device->direct.n_due = DIRECT_SAMPLES;
+        quota_assert(q);
+}
+
+int quota_take_direct(struct quota *q, uint64_t n_bytes, struct charge *own)
+{
+        struct charge part;
+
+        if (n_bytes > q->extentless.direct_left.n_bytes)
+                return -EBADMSG;
+        charge_split(&q->extentless.direct_left, n_bytes, &part);
+        quota_count_direct(q, own, &part);
+        return 0;
+}
+
+/* Bytes are uncharged, as far as the device has returned them. */
+static void direct_ended(void *userdata, uint64_t n_bytes)
+{
+        struct quota *q = userdata;
+        uint64_t now_ms = clock_ms();
+
+        quota_note_change(q);
+        returns_add(&q->returns, n_bytes, now_ms);
+        returns_add(&q->partition->returns, n_bytes, now_ms);
+        (void)quota_note_release(q, 0);
+        partition_make_due(q->partition);
+}
+
+void quota_return_direct(struct quota *q, struct charge *granted)
+{
+        charge_drop(granted);
+        partition_make_due(q->partition);
+}
+
+/* n_bytes of it are no session's any more. */
+static void direct_split(struct quota *q, struct charge *own, uint64_t n_bytes, struct charge *ret)
+{
+        assert(n_bytes <= own->n_bytes && n_bytes <= q->all.bytes_direct);
+        charge_split(own, n_bytes, ret);
+        if (own->n_bytes == 0)
+                *own = (struct charge){ NULL, 0 };
+        count_direct(q, -n_bytes);
+        if (q->partition->is_draining)
+                quota_note_idle(q);
+}
+
+void quota_drop_direct(struct quota *q, struct charge *own, uint64_t n_bytes)
+{
+        struct charge part;
+
+        if (n_bytes == 0)
+                return;
+        direct_split(q, own, n_bytes, &part);
+        charge_drop(&part);
+        direct_ended(q, n_bytes);
+}
+
+void quota_end_direct(struct quota *q, struct charge *own)
+{
+        struct charge part;
+
+        if (own->n_bytes == 0)
+                return;
+        /* The device cannot be asked, so the word of the process counts. */
+        if (!is_asked(q) || q->partition->is_lost) {
+                quota_drop_direct(q, own, own->n_bytes);
+                return;
+        }
+
+        /* Else the bytes stay charged until the device was asked whether they are back. */
+        direct_split(q, own, own->n_bytes, &part);
+        arena_end_direct(q->arena, &part, direct_ended, q);
+        (void)quota_note_release(q, 0);
+}
+
+void quota_leave_direct(struct quota *q, struct charge *own)
+{
+        struct charge part;
+
+        if (own->n_bytes == 0)
+                return;
+        direct_split(q, own, own->n_bytes, &part);
+        charge_drop(&part);
+}
+
+/* ---- the sentence of a refusal, with numbers --------------------------------- */
+
+/* "lease 'x' of tenant 'y'", or "tenant 'y'". */
+#define QUOTA_NAME(q) quota_name(q, (char[2 * LEDGER_NAME_BYTES + 32]){ 0 })
+static const char *quota_name(const struct quota *q, char ret[static 2 * LEDGER_NAME_BYTES + 32])
+{
+        snprintf(ret, 2 * LEDGER_NAME_BYTES + 32, "%s%s%stenant '%s'", q->lease ? "lease '" : "",
+                 q->lease ? q->lease : "", q->lease ? "' of " : "", q->tenant);
+        return ret;
+}
+
+/* A block that must be in one extent is larger than any can be. */
+static void quota_explain_extent(const struct quota_request *refused, char *buf, size_t n_buf)
+{
+        const struct quota *q = refused->quota;
+        const struct partition *p = q->partition;
+
+        snprintf(buf, n_buf,
+                 "a block of %" PRIu64 " bytes does not fit in one extent of %s in '%s', which "
+                 "has at most %" PRIu64 " bytes: request less, or raise the limit to %s or more%s",
+                 refused->n_bytes, QUOTA_NAME(q), p->name, arena_max_in_extent(q->arena),
+                 NUMBER_SIZE(extent_limit_for(p->device->is_cuda, refused->n_bytes,
+                                              device_granularity(p->device))),
+                 p->preallocate ? ", or set 'growth: on-demand'" : "");
+}
+
+/* The partition is full, or promised to others. */
+static void quota_explain_partition(const struct quota_request *refused, char *buf, size_t n_buf)
+{
+        const char *how = refused->in_extent ? " in one extent" : "";
+        const struct quota *q = refused->quota;
+        const struct account *a = &q->account;
+        const struct account *p = &q->partition->pool;
+        uint64_t attainable = account_attainable(a, NULL);
+        uint64_t claims = reclaim_claims_before(refused, p, 0);
+        struct bfc_stats stats;
+        int n;
+
+        if (quota_is_impossible(q, refused->n_bytes) < 0) {
+                snprintf(buf, n_buf,
+                         "partition '%s' can never serve this request: asked %s, %s can have at "
+                         "most %s, because %s of %s are guaranteed to %s",
+                         q->partition->name, NUMBER_SIZE(refused->n_bytes), QUOTA_NAME(q),
+                         NUMBER_SIZE(attainable), NUMBER_SIZE(p->limit_bytes - attainable),
+                         NUMBER_SIZE(p->limit_bytes), quota_parent(q) ? "others" : "other tenants");
+                return;
+        }
+        arena_read_stats(q->arena, &stats);
+        n = snprintf(buf, n_buf,
+                     "partition '%s' is full: asked %s%s, %s of %s reserved or guaranteed; %s: %s of %s "
+                     "reserved, %s in blocks, largest free piece %s",
+                     q->partition->name, NUMBER_SIZE(refused->n_bytes), how, NUMBER_SIZE(p->committed_bytes),
+                     NUMBER_SIZE(p->limit_bytes), QUOTA_NAME(q), NUMBER_SIZE(a->charged_bytes),
+                     NUMBER_SIZE(a->limit_bytes), NUMBER_SIZE(quota_own(q).bytes_in_use),
+                     NUMBER_SIZE(stats.largest_free_block_bytes));
+        if (claims > 0 && n > 0 && (size_t)n < n_buf)
+                snprintf(buf + n, n_buf - (size_t)n, "; earlier requests of other tenants wait for %s",
+                         NUMBER_SIZE(claims));
+}
+
+/* Which limit refuses it: the quota's, or that of the quota above. */
+static const struct quota *quota_of_limit(const struct quota_request *refused)
+{
+        const struct quota *q = refused->quota;
+        const struct account *a = &q->account, *above = quota_parent(q) ? &quota_parent(q)->account : NULL;
+
+        if (!above || refused->n_bytes > account_attainable(a, a))
+                return q;
+        return refused->n_bytes > account_attainable(a, above) || refused->lack.scope == above ||
+                               account_short_of(a, refused->n_bytes) == above
+                       ? quota_parent(q)
+                       : q;
+}
+
+static void quota_explain_limit(const struct quota_request *refused, char *buf, size_t n_buf)
+{
+        const struct quota *q = refused->quota, *at = quota_of_limit(refused);
+        const struct quota *full = refused->is_direct ? NULL : quota_without_block(q);
+        const char *how = refused->in_extent ? " in one extent" : "";
+        const struct account *a = &at->account;
+        struct bfc_stats stats;
+        int n;
+
+        if (quota_has_ended(q))
+                snprintf(buf, n_buf, "%s has ended in '%s' and gets no more memory: asked %s, %s reserved",
+                         QUOTA_NAME(q), q->partition->name, NUMBER_SIZE(refused->n_bytes),
+                         NUMBER_SIZE(q->account.own_bytes));
+        else if (full)
+                snprintf(buf, n_buf,
+                         "%s is at its limit in '%s': it has %" PRIu32 " blocks, and max_blocks is %" PRIu32,
+                         QUOTA_NAME(full), q->partition->name, full->all.n_blocks, full->max_blocks);
+        if (quota_has_ended(q) || full)
+                return;
+        arena_read_stats(q->arena, &stats);
+        n = snprintf(buf, n_buf, "%s %s its limit in '%s': asked %s%s, %s of %s reserved", QUOTA_NAME(at),
+                     refused->n_bytes > a->limit_bytes ? "asked for more than" : "is at", q->partition->name,
+                     NUMBER_SIZE(refused->n_bytes), how, NUMBER_SIZE(a->committed_bytes),
+                     NUMBER_SIZE(a->limit_bytes));
+        if (at != q && n > 0 && (size_t)n < n_buf)
+                n += snprintf(buf + n, n_buf - (size_t)n, " or guaranteed; lease '%s': %s of %s reserved",
+                              q->lease, NUMBER_SIZE(q->account.own_bytes),
+                              NUMBER_SIZE(q->account.limit_bytes));
+        else if (a->n_children > 0 && n > 0 && (size_t)n < n_buf)
+                n += snprintf(buf + n, n_buf - (size_t)n, " or guaranteed, %s of it by its leases",
+                              NUMBER_SIZE(a->committed_bytes - a->own_bytes));
+        if (n > 0 && (size_t)n < n_buf)
+                snprintf(buf + n, n_buf - (size_t)n, ", %s in blocks, largest free piece %s",
+                         NUMBER_SIZE(quota_own(q).bytes_in_use), NUMBER_SIZE(stats.largest_free_block_bytes));
+}
+
+void quota_explain(const struct quota_request *refused, int error, char *buf, size_t n_buf)
+{
+        const struct quota *q = refused->quota;
+
+        if (error == -EBUSY)
+                snprintf(
+                        buf, n_buf,
+                        "device '%s' of partition '%s' is draining or drained: it serves no new memory until "
+                        "an operator resumes it",
+                        q->partition->device_id, q->partition->name);
+        else if (error == -ENODEV)
+                snprintf(buf, n_buf,
+                         "device '%s' of partition '%s' is lost, and so is its memory; free the "
+                         "blocks that are there: the device is opened again when the last one is freed",
+                         q->partition->device_id, q->partition->name);
+        else if (error == -EINVAL)
+                quota_explain_extent(refused, buf, n_buf);
+        else if (error == -EDQUOT)
+                quota_explain_limit(refused, buf, n_buf);
+        else
+                quota_explain_partition(refused, buf, n_buf);
 }

@@ -404,9 +404,6 @@ void quota_wait(struct quota_request *request);
 /* Removes a request in any state; done() is not called. */
 void quota_cancel(struct quota_request *request);
 
-/* When the wait of a request ends at the latest. */
-uint64_t quota_wait_end_ms(const struct quota_request *request);
-
 /* A waiting request as lists show it. */
 struct quota_waiting {
         const struct quota_request *request;

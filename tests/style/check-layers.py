@@ -38,7 +38,7 @@ NEVER = (
      re.compile(r"<(?:stdio|unistd|fcntl|time|pthread|signal|poll|threads|sys/(?!mman)\w+)\.h>|"
                 r"\b(?:clock_gettime|pthread_\w+|open|read|write)\s*\(")),
     ("low layers of the daemon do not log",
-     ("daemon/memory/tenant.*", "daemon/memory/partition.*", "daemon/memory/quota*", "daemon/memory/reclaim.*", "daemon/memory/keep.*", "daemon/memory/arena*", "daemon/memory/extent*", 
+     ("daemon/memory/tenant.*", "daemon/memory/partition.*", "daemon/memory/quota*", "daemon/memory/queue.*", "daemon/memory/arena*", "daemon/memory/extent*", 
       "daemon/memory/worker.*",
       "daemon/ledger/ledger.*", "daemon/config*", "daemon/memory/account.*"), (),
      re.compile(r"\blog_(?:write|limited|open|error|warning|notice|info|debug)\b")),

@@ -11,7 +11,7 @@
 
 #include "daemon/session/lease.h"
 #include "daemon/base/clock.h"
-#include "daemon/memory/reclaim.h"
+#include "daemon/memory/queue.h"
 #include "tests/suite.h"
 #include "tests/unit/sessions.h"
 #include "tests/unit/still_clock.h"
