@@ -18,7 +18,6 @@
 #include "daemon/session/report.h"
 #include "daemon/session/resume.h"
 #include "daemon/session/delivery.h"
-#include "daemon/session/pressure.h"
 #include "daemon/session/recall.h"
 #include "daemon/session/request.h"
 #include "daemon/session/session_states.h"
@@ -375,7 +374,7 @@ static void check_trim_range(const struct peer *p, const struct quota *q, const 
                         continue;
                 MUST(block->shared == LEDGER_NONE && b->sessions.table[block->session]);
                 share = session_share_of(b->sessions.table[block->session], q->index);
-                MUST(share && share->trim.session && !recall_is_overdue(&share->trim.recall));
+                MUST(share && share->trim.asked.session && !recall_is_overdue(&share->trim.asked.recall));
                 has_own = has_own || block->session == p->session->index;
         }
         MUST(has_own);

@@ -11,7 +11,7 @@
 #include <sys/queue.h>
 
 #include "daemon/memory/broker.h"
-#include "daemon/session/retire.h"
+#include "daemon/session/recall.h"
 #include "daemon/session/session.h"
 #include "daemon/session/trim.h"
 #include "proto/message.h"

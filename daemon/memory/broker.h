@@ -38,7 +38,7 @@ struct recall;  /* the session layer's, see recall.h */
 TAILQ_HEAD(recall_list, recall);
 enum recall_kind { RECALL_RETIRE, RECALL_TRIM, RECALL_PRESSURE, RECALL_KINDS };
 struct drain;          /* see drain.h */
-struct recall_command; /* the session layer's, see recall_command.h */
+struct recall_command; /* the session layer's, see recall.h */
 
 struct broker_device {
         const struct config_device *config;

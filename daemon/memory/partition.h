@@ -19,7 +19,7 @@ struct ledger;
 struct quota;
 struct store;
 TAILQ_HEAD(quota_list, quota);
-TAILQ_HEAD(pressure_list, pressure_share); /* the session layer's, see pressure.h */
+TAILQ_HEAD(recall_share_list, recall_share); /* the session layer's, see recall.h */
 
 /* Bytes of the blocks of all quotas. */
 struct partition_use {
@@ -45,8 +45,8 @@ struct partition_lists {
         struct quota_list releasing; /* quotas that are releasing extents */
         struct quota_list
                 freed; /* quotas that may have wholly free extents, by a free; a look that finds none removes it */
-        struct quota_list asked;      /* quotas whose sessions may have idle memory, see trim.h */
-        struct pressure_list pressed; /* parts of quotas, of sessions that take events */
+        struct quota_list asked;          /* quotas whose sessions may have idle memory, see trim.h */
+        struct recall_share_list pressed; /* parts of quotas, of sessions that take events */
         size_t n_pressed;
         struct quota_list changed; /* quotas whose charges, extents or device changed: see broker_poll() */
         uint64_t n_visits;         /* of quotas for a request of another one, in total: for tests */

@@ -12,7 +12,7 @@
 #include "daemon/session/session.h"
 #include "daemon/session/session_states.h"
 #include "daemon/session/shared.h"
-#include "daemon/session/recall_command.h"
+#include "daemon/session/recall.h"
 
 static struct session *find_session(const struct broker *b, uint64_t id)
 {

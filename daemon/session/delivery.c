@@ -9,7 +9,7 @@
 
 #include "daemon/session/session.h"
 #include "daemon/session/park.h"
-#include "daemon/session/retire.h"
+#include "daemon/session/recall.h"
 #include "daemon/session/share.h"
 #include "daemon/session/shared.h"
 

@@ -760,7 +760,7 @@ void report_session(const struct session *s, Bfcd__SessionRow *row,
         row->client_bytes_idle = client.bytes_idle;
         row->num_trims = s->recall.queues[RECALL_TRIM].n_events;
         row->num_trims_missed = s->recall.queues[RECALL_TRIM].n_missed;
-        row->is_unresponsive = recall_is_unresponsive(s);
+        row->is_unresponsive = session_is_unresponsive(s);
         row->is_evicted = s->eviction != NULL;
         row->leases = leases;
         row->n_leases = list_leases(s, leases);

@@ -21,7 +21,7 @@
 #include "daemon/session/hello.h"
 #include "daemon/session/lease.h"
 #include "daemon/session/park.h"
-#include "daemon/session/recall_command.h"
+#include "daemon/session/recall.h"
 #include "daemon/session/reload.h"
 #include "daemon/session/report.h"
 #include "daemon/session/request_memory.h"

@@ -17,7 +17,6 @@
 #include "daemon/session/delivery.h"
 #include "daemon/session/explain.h"
 #include "daemon/session/park.h"
-#include "daemon/session/pressure.h"
 #include "daemon/session/session.h"
 #include "daemon/session/share.h"
 #include "daemon/session/shared.h"
@@ -517,7 +516,7 @@ static int add_direct(struct session *s, struct session_share *share, struct cha
                 return r;
         quota_count_direct(share->quota, &share->usage.direct, granted);
         usage_note_direct(&share->usage);
-        recall_note(&share->pressure.recall, share->usage.direct.n_bytes - before, 0);
+        recall_note(&share->pressure.asked.recall, share->usage.direct.n_bytes - before, 0);
         if (share->quota->partition->device->direct.n_due > 0)
                 broker_note_direct(s->broker, share->quota);
         s->stats.peak_bytes_direct = max_u64(s->stats.peak_bytes_direct, session_direct_bytes(s));
@@ -548,7 +547,7 @@ static void drop_direct(struct session *s, struct session_share *share, uint64_t
         (void)ledger_session_set_direct(s->broker->ledger, s->index, quota_id(share->quota), left);
         share->usage.bytes_contexts = min_u64(share->usage.bytes_contexts, left);
         quota_drop_direct(share->quota, &share->usage.direct, n_bytes);
-        recall_note(&share->pressure.recall, 0, n_bytes);
+        recall_note(&share->pressure.asked.recall, 0, n_bytes);
 }
 
 int direct_handle_uncharge(struct session *s, const Bfcd__Request *r, const char **ret_why)

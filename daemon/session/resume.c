@@ -20,7 +20,6 @@
 #include "daemon/session/request_memory.h"
 #include "daemon/session/park.h"
 #include "daemon/session/recall.h"
-#include "daemon/session/retire.h"
 #include "daemon/session/session.h"
 #include "daemon/session/session_states.h"
 #include "daemon/session/share.h"

@@ -220,24 +220,22 @@ void session_client_usage(const struct session *s, struct client_usage *ret, uin
         *ret = sum;
 }
 
-uint64_t session_idle_hint(const struct session *s, uint32_t partition)
+struct session_hint session_read_hint(const struct session *s, uint32_t partition)
 {
         uint64_t used = s->shares[partition].usage.bytes;
+        struct session_hint hint = { .idle_bytes = used };
         struct client_word word;
 
-        if (used == 0 || client_page_read(s->page, &word) < 0)
-                return used;
+        if (client_page_read(s->page, &word) < 0)
+                return hint;
         /* What it has in further partitions may be in this one. */
-        return min_u64(word.partitions[min_u64(partition, PAGES_MAX_PARTITIONS)].bytes_idle, used);
-}
-
-struct session_pressure_hint session_pressure_hint(const struct session *s, uint32_t partition)
-{
-        struct client_word word;
-
-        if (partition >= PAGES_MAX_PARTITIONS || client_page_read(s->page, &word) < 0)
-                return (struct session_pressure_hint){ .has_fn = false };
-        return (struct session_pressure_hint){ word.idle[partition], word.has_pressure_fn };
+        hint.idle_bytes = min_u64(word.partitions[min_u64(partition, PAGES_MAX_PARTITIONS)].bytes_idle, used);
+        if (partition >= PAGES_MAX_PARTITIONS)
+                return hint;
+        hint.park = word.idle[partition];
+        hint.park.bytes = min_u64(hint.park.bytes, used);
+        hint.has_fn = word.has_pressure_fn;
+        return hint;
 }
 
 struct session_share *session_share_of(const struct session *s, uint32_t quota)
@@ -273,6 +271,17 @@ int session_reserve_seen(struct session_share *share)
         share->seen = seen;
         share->n_seen = n;
         return 0;
+}
+
+bool session_is_unresponsive(const struct session *s)
+{
+        for (size_t i = 0; i < RECALL_KINDS; i++) {
+                const struct recall *first = TAILQ_FIRST(&s->recall.queues[i].open);
+
+                if (first && !first->has_deadline)
+                        return true;
+        }
+        return false;
 }
 
 uint64_t session_lease_number(const struct session *s)

@@ -22,7 +22,6 @@
 #include "daemon/ledger/ledger.h"
 #include "daemon/memory/broker.h"
 #include "daemon/memory/quota.h"
-#include "daemon/session/recall.h"
 #include "proto/bfcd.pb-c.h"
 
 #define SESSION_PROTOCOL_VERSION 1u
@@ -124,9 +123,48 @@ struct resume_state {
         uint32_t n_begun;           /* times that a connection began to resume the session */
 };
 
+/* recall.h */
+/* The first member of each kind's struct. */
+struct recall {
+        enum recall_kind kind;
+        struct session *session; /* NULL: not open */
+        uint64_t sequence;       /* of the event; 0: it was not sent */
+        uint64_t since_ms;
+        bool has_deadline;
+        struct recall_command *command; /* an admin command that waits for the answer; or NULL */
+        uint64_t n_added, n_freed;      /* bytes that the session took and freed there since then */
+        TAILQ_ENTRY(recall) of_session, of_broker;
+};
+
+static inline bool recall_is_overdue(const struct recall *r)
+{
+        return r->session && !r->has_deadline;
+}
+
+/* The session has taken or freed bytes there. */
+static inline void recall_note(struct recall *r, uint64_t n_added, uint64_t n_freed)
+{
+        if (!r->session)
+                return;
+        r->n_added += n_added;
+        r->n_freed += n_freed;
+}
+
+/* The recalls of one kind of a session. */
+struct recall_queue {
+        struct recall_list open;
+        uint64_t n_events; /* in total */
+        uint64_t n_missed; /* recalls that became overdue, in total */
+};
+
+struct recall_state {
+        struct recall_queue queues[RECALL_KINDS];
+        bool ignores_retires; /* Retires are not answered: it takes no events, has hung up, or missed one */
+};
+
 /* The commands of an admin session; all zeros: none. */
 struct command_state {
-        struct recall_command *recall; /* see recall_command.h */
+        struct recall_command *recall; /* see recall.h */
         struct broker_device *resumed; /* a device that is being resumed */
         uint64_t resume_id;            /* of that request */
 };
@@ -156,6 +194,42 @@ static inline uint64_t usage_bytes(const struct usage *h)
         return h->bytes + h->direct.n_bytes;
 }
 
+/* A session's share of a quota, as one that can be asked: for each kind but Retire. All zeros at first. */
+struct recall_share {
+        struct recall recall;    /* the open one */
+        struct session *session; /* NULL: not listed, so it is not asked */
+        struct session_share *share;
+        /* The broker's recalls.trim_clock when it last had nothing more to return: to others' requests, and to its own.
+         * A request that began to ask before that does not ask it again. */
+        uint64_t spent_clocks[2];
+        TAILQ_ENTRY(recall_share) link; /* of its quota, or its partition */
+};
+
+/* What a client could return there, as it reports it. Only a hint, since clients may lie; never more than it has. */
+struct session_hint {
+        uint64_t idle_bytes;     /* of its cache; all bytes that it has, if it reports nothing */
+        struct client_idle park; /* blocks that could be parked */
+        bool has_fn;             /* its program gives memory back */
+        uint64_t read_ms;        /* 0: never */
+};
+
+/* trim.h */
+struct trim_share {
+        struct recall_share asked;
+        uint64_t empty_since; /* the quota's n_changes, when it had no range; 0: never */
+        size_t cursor;        /* slots before it were searched without success */
+        uint32_t *n_own;      /* blocks, by slot */
+        size_t n_slots;
+};
+
+/* recall.h */
+struct pressure_share {
+        struct recall_share asked;
+        uint64_t n_bytes; /* asked for */
+        bool wakes;       /* it was asked to wake blocks instead */
+        bool is_own;      /* for a request of the session itself */
+};
+
 struct session_share {
         struct quota *quota;
         bool joined;
@@ -169,6 +243,7 @@ struct session_share {
         bool is_direct_listed;
         bool is_measured, is_outside_logged; /* outside_bytes was, see outside.h */
         uint64_t outside_bytes;
+        struct session_hint hint;
         struct trim_share trim;
         struct pressure_share pressure;
 };
@@ -242,7 +317,8 @@ bool session_is_live(const struct session *s);      /* serves requests */
 bool session_is_connected(const struct session *s); /* greeted, and not disconnected */
 bool session_is_suspended(const struct session *s);
 bool session_is_closing(const struct session *s);
-bool session_has_events(const struct session *s); /* it takes events, and answers them */
+bool session_has_events(const struct session *s);      /* it takes events, and answers them */
+bool session_is_unresponsive(const struct session *s); /* it has an overdue recall, of any kind */
 
 /* A number of its lease that no other lease has or had, of the first where it is in several; 0: it is in none. */
 uint64_t session_lease_number(const struct session *s);
@@ -272,17 +348,8 @@ const char *session_label(const struct session *s, struct session_label *ret);
  * session has. Zeros if it reports nothing. */
 void session_client_usage(const struct session *s, struct client_usage *ret, uint64_t *ret_bytes_outside);
 
-/* How much the client could return in a partition, an index into the shares: its idle bytes as it reports
- * them; all of its bytes there if it reports nothing. Never more than it has. Only a hint, since clients
- * may lie. */
-uint64_t session_idle_hint(const struct session *s, uint32_t partition);
-
-/* What it could park there, and whether its program gives memory back, as its client reports it. */
-struct session_pressure_hint {
-        struct client_idle idle;
-        bool has_fn;
-};
-struct session_pressure_hint session_pressure_hint(const struct session *s, uint32_t partition);
+/* Reads what the client could return in a partition, an index into the shares. */
+struct session_hint session_read_hint(const struct session *s, uint32_t partition);
 
 /* ---- for the other files of this layer ------------------------------------- */
 

@@ -14,7 +14,6 @@
 #include "daemon/base/number.h"
 #include "daemon/memory/broker_lease.h"
 #include "daemon/session/accounting.h"
-#include "daemon/session/pressure.h"
 #include "daemon/session/session.h"
 #include "daemon/session/trim.h"
 
@@ -275,7 +274,7 @@ int session_join(struct session *s, struct session_share *share, uint64_t id)
         }
         share->joined = true;
         usage_join(&share->usage, s, share->quota);
-        pressure_join(s, share);
+        trim_list_pressed(s, share);
         return 0;
 }
 
@@ -333,8 +332,8 @@ void session_leave_shares(struct session *s)
 void session_add_block(struct session *s, struct session_share *share, uint64_t offset, uint64_t n_bytes)
 {
         trim_add_block(s, share, offset, n_bytes);
-        recall_note(&share->trim.recall, n_bytes, 0);
-        recall_note(&share->pressure.recall, n_bytes, 0);
+        recall_note(&share->trim.asked.recall, n_bytes, 0);
+        recall_note(&share->pressure.asked.recall, n_bytes, 0);
         usage_add(&share->usage, n_bytes);
         share_note_peak(share);
         s->stats.peak_bytes_in_use = max_u64(s->stats.peak_bytes_in_use, session_bytes_in_use(s));
@@ -343,7 +342,7 @@ void session_add_block(struct session *s, struct session_share *share, uint64_t 
 void session_remove_block(struct session_share *share, uint64_t offset, uint64_t n_bytes)
 {
         trim_remove_block(share, offset, n_bytes);
-        recall_note(&share->trim.recall, 0, n_bytes);
-        recall_note(&share->pressure.recall, 0, n_bytes);
+        recall_note(&share->trim.asked.recall, 0, n_bytes);
+        recall_note(&share->pressure.asked.recall, 0, n_bytes);
         usage_remove(&share->usage, n_bytes);
 }

@@ -1,26 +1,14 @@
-/* Trimming: before a request is refused, sessions are asked to return idle memory of their clients'
- * caches. This is the reclaim step for which the quota layer calls upcalls.trim().
+/* What clients could return: the lists of sessions that can be asked for memory (see recall.h), and what a Trim can ask
+ * for.
  *
- * A Trim is a recall (see recall.h) of ranges that would become wholly free: extents that contain
- * only blocks of sessions that answer. To find them without a look at blocks, blocks are counted by
- * slot of their arena (see arena.h): all, those of sessions that answer, and each session's own.
- * Where a tenant's quota is short (-EDQUOT) its own sessions are asked, the requesting session
- * first. Where the partition is full (-ENOMEM) so are the sessions of tenants above their reserve.
- * The sessions with the most idle memory come first. One is asked, then two more, then four, until
- * enough was freed; slow ones are not waited for. What counts is what was freed, never what an
- * answer claims.
+ * A Trim asks for ranges that would become wholly free: extents that contain only blocks of sessions that answer. To
+ * find them without a look at blocks, blocks are counted by slot of their arena (see arena.h): all, those of sessions
+ * that answer, and each session's own. A session without a range is skipped until a block of its quota is added or
+ * removed, or a session becomes unresponsive or answers again.
  *
- * A session has one open Trim in each partition. A session that does not answer within
- * `timeouts.reclaim` is unresponsive: it is skipped, and its extents are not counted on, until it
- * answers.
- *
- * Each call looks at a bounded number of sessions, slots and pages. A session without a range is
- * skipped until a block of its quota is added or removed, or a session becomes unresponsive or
- * answers again.
- *
- * Invariants: of a slot, n_responsive is the sum of n_own over the listed shares without an overdue
- * Trim, and n_responsive <= n_all; a share is listed only while its session is LIVE, and only such a
- * share has an open Trim; n_open counts the Trims with a deadline.
+ * Invariants: of a slot, n_responsive is the sum of n_own over the listed shares without an overdue Trim, and
+ * n_responsive <= n_all; a share is listed only while its session is LIVE and takes events; n_open counts the Trims with
+ * a deadline, n_pressed the shares of a partition's list.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFCD_TRIM_H
@@ -29,33 +17,24 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <sys/queue.h>
 
-#include "daemon/session/recall.h"
-#include "daemon/memory/broker.h"
+#include "daemon/session/session.h"
 
-#define TRIM_MAX_RANGES 64u                 /* in one event */
-#define TRIM_MAX_LOOKS  256u                /* sessions, in one call */
-#define TRIM_MAX_SLOTS  4096u               /* for the ranges of one session */
-#define TRIM_MAX_ROUND  16u                 /* sessions asked at once */
-#define TRIM_MAX_BYTES  (UINT64_C(1) << 62) /* asked for at once */
-#define TRIM_MAX_READS  32u                 /* clients' pages, in one call */
-#define TRIM_HINT_MS    20u                 /* a client's statistics are read again after that */
+#define TRIM_MAX_RANGES 64u   /* in one event */
+#define TRIM_MAX_SLOTS  4096u /* for the ranges of one session */
 
-/* What else counts as a look. */
-#define TRIM_LOOKS_A_READ 8u
-#define TRIM_SLOTS_A_LOOK 64u
-
-#define TRIM_SLOW_MS 40u /* after this time the next sessions are asked too */
-
-struct session;
-struct session_share;
-
-/* For upcalls; see upcalls.h. */
-bool trim_ask(struct broker *b, struct quota *q, struct quota_request *first, const struct account *scope,
-              uint64_t missing);
-bool trim_is_asked(const struct quota *q, const struct session *s);
-void trim_excess(struct broker *b, struct quota *q, uint64_t n_bytes);
+/* Of a quota. */
+struct trim_quota {
+        struct recall_share_list shares;
+        size_t n_shares;
+        size_t n_open;    /* Trims with a deadline */
+        uint64_t sent_ms; /* the last of all */
+        uint64_t n_blocks;
+        uint64_t n_changes; /* of anything that decides what can be asked for */
+        size_t n_empty;     /* shares that were found to have no range since the last change */
+        struct trim_slot *slots;
+        size_t n_slots;
+};
 
 /* The session has one more block in that quota, or one fewer. */
 void trim_add_block(struct session *s, struct session_share *share, uint64_t offset, uint64_t n_bytes);
@@ -74,22 +53,40 @@ void trim_remove_shared_block(struct quota *q, uint64_t offset, uint64_t n_bytes
 void trim_add_shared_block(struct quota *q, uint64_t offset, uint64_t n_bytes);
 void trim_begin(struct session *s);
 
+/* The session's share is not listed any more: it will not answer. */
+void trim_unlist(struct trim_share *share);
+
+/* The session has joined the quota: it can be pressed, if it takes events. */
+void trim_list_pressed(struct session *s, struct session_share *share);
+void trim_unlist_pressed(struct session_share *share);
+
 /* Drops all counts of the quota, which has no session. */
 void trim_forget(struct quota *q);
 
-/* Asks for n_bytes of idle memory. False: it cannot be asked now, or has no range. */
-bool trim_send(struct trim_share *share, uint64_t n_bytes, uint64_t now_ms);
-
-/* The client has answered a Trim, or missed its time-out. */
-void trim_answer(struct recall *r);
-void trim_miss(struct recall *r);
-
-/* The session will not answer any more. */
-void trim_end(struct session *s);
 /* Frees the session's counts in a quota. */
 void trim_share_free(struct session_share *share);
 
-/* Every invariant; slow. 0, or -EBADMSG and a sentence. */
-int trim_check(const struct broker *b, const char **ret_why);
+/* Whether its session answers a Trim; and that it does from now on, or does not. */
+bool trim_is_responsive(const struct trim_share *share);
+void trim_count_responsive(struct trim_share *share, bool responsive);
+
+/* The partition's list of quotas whose sessions may have idle memory. */
+void trim_quota_list(struct quota *q);
+void trim_quota_unlist(struct quota *q);
+
+struct trim_ranges {
+        size_t n;
+        Bfcd__TrimRange ranges[TRIM_MAX_RANGES];
+        bool alone[TRIM_MAX_RANGES]; /* all blocks there are the session's own */
+        Bfcd__TrimRange *pointers[TRIM_MAX_RANGES];
+};
+
+/* Finds ranges from the share's cursor on. Moves the cursor behind them; at the end it is 0. */
+void trim_find_ranges(struct trim_share *share, struct trim_ranges *ret);
+bool trim_has_ranges(const struct trim_share *share);
+
+/* Every invariant; slow. NULL, or a sentence. */
+const char *trim_check_quota(const struct quota *q);
+const char *trim_check_partition(const struct partition *p);
 
 #endif

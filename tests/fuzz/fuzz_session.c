@@ -16,7 +16,6 @@
 #include "daemon/session/hello.h"
 #include "daemon/session/recall.h"
 #include "daemon/session/request.h"
-#include "daemon/session/retire.h"
 #include "daemon/session/shared.h"
 
 #define N_PEERS     4

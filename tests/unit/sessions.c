@@ -10,7 +10,7 @@
 #include "daemon/base/log.h"
 #include "tests/checks.h"
 #include "tests/suite.h"
-#include "daemon/session/pressure.h"
+#include "daemon/session/recall.h"
 #include "daemon/session/shared.h"
 
 struct broker *b;

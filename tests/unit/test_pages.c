@@ -739,10 +739,10 @@ TEST(client_pages_are_read)
         must_malloc(p, 1, 2 * MIB);
         must_malloc(silent, 0, 3 * MIB);
         /* Without a client page all usage may be idle. */
-        ck_assert_uint_eq(session_idle_hint(p->session, 0), 8 * MIB);
-        ck_assert_uint_eq(session_idle_hint(p->session, 1), 2 * MIB);
-        ck_assert_uint_eq(session_idle_hint(silent->session, 0), 3 * MIB);
-        ck_assert_uint_eq(session_idle_hint(silent->session, 1), 0);
+        ck_assert_uint_eq(session_read_hint(p->session, 0).idle_bytes, 8 * MIB);
+        ck_assert_uint_eq(session_read_hint(p->session, 1).idle_bytes, 2 * MIB);
+        ck_assert_uint_eq(session_read_hint(silent->session, 0).idle_bytes, 3 * MIB);
+        ck_assert_uint_eq(session_read_hint(silent->session, 1).idle_bytes, 0);
         session_client_usage(p->session, &stats, &n_outside);
         ck_assert_uint_eq(stats.bytes_held + stats.bytes_in_use + stats.bytes_idle + n_outside, 0);
 
@@ -750,8 +750,8 @@ TEST(client_pages_are_read)
         say(own, 1, 2 * MIB, 2 * MIB, 0);
         atomic_store(&own->bytes_outside[0], 5 * MIB);
         atomic_store(&own->bytes_outside[16], MIB);
-        ck_assert_uint_eq(session_idle_hint(p->session, 0), 3 * MIB);
-        ck_assert_uint_eq(session_idle_hint(p->session, 1), 0);
+        ck_assert_uint_eq(session_read_hint(p->session, 0).idle_bytes, 3 * MIB);
+        ck_assert_uint_eq(session_read_hint(p->session, 1).idle_bytes, 0);
         session_client_usage(p->session, &stats, &n_outside);
         ck_assert_uint_eq(stats.bytes_held, 10 * MIB);
         ck_assert_uint_eq(stats.bytes_in_use, 7 * MIB);
@@ -763,8 +763,8 @@ TEST(client_pages_are_read)
         say(own, 1, UINT64_MAX, UINT64_MAX - 2 * MIB - 1, 2 * MIB + 1);
         say(own, 16, UINT64_MAX, 1, UINT64_MAX);
         atomic_store(&own->bytes_outside[1], UINT64_MAX - MIB);
-        ck_assert_uint_eq(session_idle_hint(p->session, 0), 8 * MIB);
-        ck_assert_uint_eq(session_idle_hint(p->session, 1), 2 * MIB);
+        ck_assert_uint_eq(session_read_hint(p->session, 0).idle_bytes, 8 * MIB);
+        ck_assert_uint_eq(session_read_hint(p->session, 1).idle_bytes, 2 * MIB);
         session_client_usage(p->session, &stats, &n_outside);
         ck_assert_uint_eq(stats.bytes_held, 10 * MIB);
         ck_assert_uint_eq(stats.bytes_in_use, 10 * MIB);

@@ -10,7 +10,6 @@
 #include "tests/suite.h"
 #include "tests/unit/sessions.h"
 #include "tests/unit/still_clock.h"
-#include "daemon/session/pressure.h"
 #include "daemon/session/recall.h"
 
 #define E          (2 * MIB) /* the grid of all quotas */
@@ -425,7 +424,7 @@ TEST(many_sessions)
         for (size_t i = 0; i < MANY; i++)
                 n_asked += many[i]->n_pressures;
         ck_assert_uint_ge(n_asked, 60);
-        ck_assert_uint_le(n_asked, 60 + PRESSURE_MAX_ROUND);
+        ck_assert_uint_le(n_asked, 60 + RECALL_MAX_ROUND);
         must_close(z);
         for (size_t i = 0; i < MANY; i++) {
                 ck_assert_uint_le(many[i]->n_pressed, 1);

@@ -12,7 +12,6 @@
 #include "tests/unit/still_clock.h"
 #include "daemon/session/recall.h"
 #include "daemon/session/request.h"
-#include "daemon/session/retire.h"
 #include "daemon/session/session_states.h"
 
 #define E (2 * MIB) /* the grid of all quotas */

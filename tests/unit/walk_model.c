@@ -4,9 +4,7 @@
 #include <errno.h>
 #include "daemon/memory/broker_lease.h"
 #include "tests/checks.h"
-#include "daemon/session/pressure.h"
 #include "daemon/session/recall.h"
-#include "daemon/session/retire.h"
 #include "daemon/session/session_states.h"
 #include "daemon/session/trim.h"
 #include "tests/unit/walk_model.h"
@@ -321,7 +319,7 @@ static void check_trims(const struct slot *s)
               "slot %u: %" PRIu64 " Trims of %" PRIu64 " were missed, not %" PRIu64, slot_index(s),
               trims->n_missed, trims->n_events, s->n_missed);
         for (size_t i = 0; i < session->n_shares; i++) {
-                const struct recall *trim = &session->shares[i].trim.recall;
+                const struct recall *trim = &session->shares[i].trim.asked.recall;
 
                 HOLDS(trim->sequence == s->asked[i].sequence, "slot %u: another Trim is open", slot_index(s));
                 HOLDS(trim->sequence == 0 || recall_is_overdue(trim) == s->asked[i].is_unresponsive,
