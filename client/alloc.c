@@ -18,7 +18,9 @@
 #include "client/stream_alloc.h"
 #include "client/streams.h"
 
-/* ---- the stash --------------------------------------------------------------- */
+/* ---- the stash ------------------------------------------------------------------
+ *
+ * What bfc_free() rarely needs is not inlined: it would save registers for it in each call. */
 
 /* Forked children may have the memory of blocks mapped (BFC_INHERIT): client_wipe() zeroes it. */
 static bool client_needs_wipe(const bfc_client *client, uint32_t partition)
@@ -27,7 +29,8 @@ static bool client_needs_wipe(const bfc_client *client, uint32_t partition)
                fork_guard_has_forked(&client->fork) && !__atomic_load_n(&client->lost, __ATOMIC_RELAXED);
 }
 
-void client_wipe(const bfc_client *client, uint32_t partition, const struct block *block)
+void __attribute__((noinline))
+client_wipe(const bfc_client *client, uint32_t partition, const struct block *block)
 {
         if (client_needs_wipe(client, partition) && !block->is_parked)
                 memset((void *)(uintptr_t)block->ptr, 0, block->n_bytes);
@@ -56,8 +59,8 @@ static void unstash_into_cache(bfc_client *client, struct record *list)
         }
 }
 
-/* Moves what the magazines had no room for into the cache. Returns how many idle bytes exceed the cache's bound. */
-static uint64_t stash_spill(bfc_client *client, struct record *list)
+/* Moves what the magazines had no room for into the cache. Returns how many idle bytes exceed the cache's bound.*/
+static uint64_t __attribute__((noinline)) stash_spill(bfc_client *client, struct record *list)
 {
         uint64_t excess;
 
