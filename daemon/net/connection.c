@@ -448,7 +448,7 @@ static void connection_look_ahead(struct connection *c)
 static void connection_handle_frames(struct connection *c)
 {
         unsigned n_most = c->role == ROLE_MONITOR ? 1 : CONNECTION_REQUESTS_PER_TURN;
-        uint64_t end_ns = uv_hrtime() + CONNECTION_TURN_NS;
+        uint64_t end_ns = c->host->sched.now_ns + CONNECTION_TURN_NS;
 
         c->in_batch = true;
         c->has_frames = false;
@@ -458,7 +458,10 @@ static void connection_handle_frames(struct connection *c)
                 int r;
 
                 connection_look_ahead(c);
-                if (n == n_most || (n > 0 && uv_hrtime() >= end_ns) || connection_is_paused(c)) {
+                /* The clock is asked only between two frames. */
+                if (n > 0 && frame_reader_peek(c->stream.reader, &payload, &n_bytes) == FRAME_AGAIN)
+                        break;
+                if (n == n_most || (n > 0 && clock_ns() >= end_ns) || connection_is_paused(c)) {
                         c->has_frames = true;
                         break;
                 }
@@ -774,25 +777,23 @@ static void work_one(struct connection_host *host, size_t n_blocks)
 /* An end costs as much as the freeing of some blocks, and all share one slice of these. */
 static void work(struct connection_host *host)
 {
-        uint64_t end_ns = uv_hrtime() + CONNECTION_ENDS_NS;
+        uint64_t end_ns = TAILQ_EMPTY(&host->working) ? 0 : clock_ns() + CONNECTION_ENDS_NS;
         size_t n_blocks = SESSION_REAP_SLICE;
 
-        while (n_blocks > 0) {
-                struct connection *c = TAILQ_FIRST(&host->working);
-                size_t n_spent = (c ? session_n_records(c->session) : 0) + CONNECTION_CLOSING_COST;
+        while (n_blocks > 0 && !TAILQ_EMPTY(&host->working)) {
+                const struct connection *c = TAILQ_FIRST(&host->working);
+                size_t n_spent = session_n_records(c->session) + CONNECTION_CLOSING_COST;
 
-                if (!c)
-                        return;
                 work_one(host, n_blocks);
                 n_blocks -= n_spent < n_blocks ? n_spent : n_blocks;
-                if (uv_hrtime() >= end_ns)
+                if (clock_ns() >= end_ns)
                         return;
         }
 }
 
-void connection_turn(struct connection_host *host)
+void connection_turn(struct connection_host *host, uint64_t now_ns)
 {
-        sched_run(&host->sched, CONNECTION_SLICE_NS);
+        sched_run(&host->sched, now_ns, CONNECTION_SLICE_NS);
         work(host);
 }
 

@@ -59,9 +59,9 @@ int connection_new(struct connection_host *host, int fd, enum role role);
  * lives until the session is reaped or resumed. -ENOMEM. */
 int connection_keep(struct connection_host *host, struct session *s);
 
-/* Runs turns of ready connections for one time slice, and one slice of sessions' work. And whether there
+/* Runs turns of ready connections for one time slice from now_ns on, and one slice of sessions' work. And whether there
  * is any. */
-void connection_turn(struct connection_host *host);
+void connection_turn(struct connection_host *host, uint64_t now_ns);
 bool connection_is_due(const struct connection_host *host);
 
 /* Ends every connection. Sessions that a successor can inherit stay in the ledger, all others end. */

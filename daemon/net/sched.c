@@ -249,9 +249,9 @@ void sched_owe(struct sched_member *m, uint64_t now_ns, uint64_t n_ns)
         p->owes_until_ns = n_ns < max_ns - p->owes_until_ns ? p->owes_until_ns + n_ns : max_ns;
 }
 
-void sched_run(struct sched *all, uint64_t slice_ns)
+void sched_run(struct sched *all, uint64_t now_ns, uint64_t slice_ns)
 {
-        uint64_t now_ns = clock_ns(), end_ns = now_ns + slice_ns;
+        uint64_t end_ns = now_ns + slice_ns;
         struct sched_member *m = sched_next(all, now_ns, true);
 
         while (m) {

@@ -112,8 +112,8 @@ struct sched_member *sched_next(struct sched *all, uint64_t now_ns, bool owing);
  * with the time then: a debt that began with it would be over at its end. */
 void sched_owe(struct sched_member *m, uint64_t now_ns, uint64_t n_ns);
 
-/* Turns for as long as a slice: new events wait that long at most, and for one turn. To be called directly after the
- * kernel was asked for events. */
-void sched_run(struct sched *all, uint64_t slice_ns);
+/* Turns for as long as a slice from now_ns on: new events wait that long at most, and for one turn. To be called directly
+ * after the kernel was asked for events. */
+void sched_run(struct sched *all, uint64_t now_ns, uint64_t slice_ns);
 
 #endif

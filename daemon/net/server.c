@@ -428,10 +428,10 @@ void server_wake(void *userdata)
         s->is_due = true;
 }
 
-static void server_take_turns(struct server *s)
+static void server_take_turns(struct server *s, uint64_t now_ns)
 {
         /* Each may cause work for the others, so all are asked at the end. */
-        connection_turn(&s->host);
+        connection_turn(&s->host, now_ns);
         broker_turn(s->broker);
         shared_turn(s->broker);
         server_arm_tick(s); /* also while turns stay due */
@@ -462,7 +462,7 @@ static void server_turn(struct server *s)
                 s->loop_is_due = false;
                 uv_run(&s->loop, UV_RUN_NOWAIT);
         }
-        server_take_turns(s);
+        server_take_turns(s, begin_ns);
         end_ns = clock_ns();
         loop_turns_add(&s->broker->reports.turns, end_ns, end_ns - begin_ns);
 }
