@@ -84,7 +84,8 @@ static const char *level_prefix(enum log_level level)
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* everything below */
 static char queue[QUEUE_BYTES];
-static size_t n_queued; /* whole lines, but for the first, of which a part may be written */
+/* Whole lines, but for the first, of which a part may be written. Changed under the lock. */
+static _Atomic size_t n_queued;
 static uint64_t n_lost; /* lines that found no room since the last one that did */
 static uint64_t n_lost_ever;
 
@@ -194,12 +195,7 @@ bool log_flush(void)
 
 bool log_is_queued(void)
 {
-        bool ret;
-
-        pthread_mutex_lock(&lock);
-        ret = n_queued > 0;
-        pthread_mutex_unlock(&lock);
-        return ret;
+        return n_queued > 0;
 }
 
 void log_close(unsigned timeout_ms)

@@ -37,11 +37,11 @@ struct standby {
         uint64_t goal_bytes;
         struct spare_list spares[N_SIZES];
         uint64_t n_spares[N_SIZES];
-        uint64_t n_bytes;      /* of all spares */
-        uint64_t moving_bytes; /* of one that the job makes or destroys */
-        bool is_dropping;      /* all of them are destroyed by standby_drop() */
-        uint64_t room_bytes;   /* of all consumers */
-        uint64_t paused_until_ms;
+        uint64_t n_bytes;                 /* of all spares */
+        uint64_t moving_bytes;            /* of one that the job makes or destroys */
+        bool is_dropping;                 /* all of them are destroyed by standby_drop() */
+        uint64_t room_bytes;              /* of all consumers */
+        _Atomic uint64_t paused_until_ms; /* 0: not since the start; read without the mutex, too */
         uint64_t n_drops;
 };
 
@@ -444,6 +444,8 @@ uint64_t standby_paused_until(struct standby *s)
 {
         uint64_t until_ms;
 
+        if (s->paused_until_ms == 0) /* the loop asks in each turn */
+                return 0;
         pthread_mutex_lock(&s->mutex);
         until_ms = !s->is_submitted && size_to_make(s) < N_SIZES ? s->paused_until_ms : 0;
         pthread_mutex_unlock(&s->mutex);

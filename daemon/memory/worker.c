@@ -56,7 +56,7 @@ struct worker {
         unsigned n_started, n_running, n_held;
         struct turn_list turns; /* that may become held, the oldest first */
         bool has_watcher;
-        size_t n_pending;
+        _Atomic size_t n_pending;     /* changed under the mutex */
         struct lane_class classes[2]; /* by is_waited_for */
         struct lane_class background;
         uint64_t class_now;
@@ -420,12 +420,7 @@ void worker_drain(struct worker *w)
 
 size_t worker_n_pending(struct worker *w)
 {
-        size_t n;
-
-        pthread_mutex_lock(&w->mutex);
-        n = w->n_pending;
-        pthread_mutex_unlock(&w->mutex);
-        return n;
+        return w->n_pending;
 }
 
 /* ---- calls ------------------------------------------------------------------ */
