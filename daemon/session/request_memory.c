@@ -122,7 +122,7 @@ static void request_give(struct session *s, uint64_t id, size_t share_index, uin
                 .handle = handle,
         };
 
-        snprintf(facts.tag, sizeof(facts.tag), "%s", tag);
+        memcpy(facts.tag, tag, strnlen(tag, sizeof(facts.tag) - 1));
         session_deliver_block(s, id, share, &facts);
 }
 
