@@ -1019,9 +1019,9 @@ uint64_t arena_growable(const struct arena *a, uint64_t room_bytes)
 void arena_count_block(struct arena *a, uint64_t offset, uint64_t n_bytes,
                        void (*count)(struct occupancy *o, struct bfc_range range))
 {
-        size_t last = arena_slot_at(a, offset + n_bytes - 1);
+        size_t last, slot;
 
-        for (size_t slot = arena_slot_at(a, offset); slot <= last; slot++) {
+        for (slot = arena_slots(a, offset, n_bytes, &last); slot <= last; slot++) {
                 struct bfc_range range = arena_slot_range(a, slot), part = { 0, range.end - range.begin };
 
                 if (offset > range.begin)
@@ -1167,8 +1167,15 @@ void arena_locate(const struct arena *a, uint64_t offset, struct arena_place *re
 
 size_t arena_slots(const struct arena *a, uint64_t offset, uint64_t n_bytes, size_t *ret_last)
 {
-        *ret_last = arena_slot_at(a, offset + n_bytes - 1);
-        return arena_slot_at(a, offset);
+        const struct arena_region *r = arena_region_at(a, offset);
+        struct bfc_range first = { r->base, r->base + r->n_bytes };
+        size_t number = 0;
+
+        if (r->n_slots > 1)
+                first = bfc_extent_at(a->bfc, offset, &number);
+        *ret_last = offset + n_bytes <= first.end ? r->first_slot + number
+                                                  : arena_slot_at(a, offset + n_bytes - 1);
+        return r->first_slot + number;
 }
 
 uint32_t arena_slot_extent(const struct arena *a, size_t slot)
