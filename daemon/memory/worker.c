@@ -83,6 +83,7 @@ static void lane_add(struct worker *w, struct worker_lane *lane, struct worker_j
         struct lane_class *c = class_of(w, lane);
 
         job->next = NULL;
+        job->is_running = false;
         if (lane->first) {
                 lane->last = lane->last->next = job;
                 return;
@@ -94,12 +95,50 @@ static void lane_add(struct worker *w, struct worker_lane *lane, struct worker_j
         TAILQ_INSERT_TAIL(&c->lanes, lane, link);
 }
 
+static void lane_remove(struct worker_lane *lane, const struct worker_job *job)
+{
+        struct worker_job **at = &lane->first, *before = NULL;
+
+        while (*at != job) {
+                before = *at;
+                at = &before->next;
+        }
+        *at = job->next;
+        if (lane->last == job)
+                lane->last = before;
+}
+
+/* The oldest job that can have a turn; NULL: none can. */
+static struct worker_job *lane_oldest(const struct worker_lane *lane)
+{
+        struct worker_job *job = lane->first;
+
+        while (lane->is_parallel && job && job->is_running) /* at most one for each thread */
+                job = job->next;
+        return job && !job->is_running ? job : NULL;
+}
+
+/* The job that has the lane's next turn. There is one that can have it. */
+static struct worker_job *lane_next(struct worker_lane *lane)
+{
+        struct worker_job *next = lane_oldest(lane);
+        bool is_for_oldest = lane->oldest_is_next;
+
+        lane->oldest_is_next = !is_for_oldest;
+        if (!lane->is_parallel || is_for_oldest)
+                return next;
+        for (struct worker_job *job = next->next; job; job = job->next)
+                if (!job->is_running && job->n_left < next->n_left)
+                        next = job;
+        return next;
+}
+
 static struct worker_lane *class_next(const struct lane_class *c)
 {
         struct worker_lane *lane, *least = NULL;
 
         TAILQ_FOREACH(lane, &c->lanes, link)
-        if (!lane->is_running && (!least || lane->used < least->used))
+        if (lane_oldest(lane) && (!least || lane->used < least->used))
                 least = lane;
         return least;
 }
@@ -135,19 +174,18 @@ static struct worker_lane *worker_next(struct worker *w)
         return lane;
 }
 
-/* After a turn of its first job. A class does not pay for the time in which a turn was held. */
-static void worker_charge(struct worker *w, struct worker_lane *lane, uint64_t used)
+/* After a turn of a job. A class does not pay for the time in which a turn was held. */
+static void worker_charge(struct worker *w, struct worker_lane *lane, struct worker_job *job, uint64_t used)
 {
-        struct worker_job *job = lane->first;
         struct lane_class *c = class_of(w, lane);
 
         lane->used += used;
         used = lane->is_held ? min_u64(used, HELD_NS) : used;
         c->used += lane->is_waited_for ? used : OTHERS_COST * used;
-        lane->is_running = lane->is_held = false;
+        job->is_running = lane->is_held = false;
         if (job->goes_on)
                 return;
-        lane->first = job->next;
+        lane_remove(lane, job);
         if (!lane->first)
                 TAILQ_REMOVE(&c->lanes, lane, link);
         job->next = NULL;
@@ -197,11 +235,11 @@ static void worker_keep_watcher(struct worker *w)
 
 static void worker_take_turn(struct worker *w, struct worker_lane *lane)
 {
-        struct worker_job *job = lane->first;
+        struct worker_job *job = lane_next(lane);
         struct turn turn = { .lane = lane, .begun_ns = clock_ns() };
         bool may_be_held = job->may_be_held;
 
-        lane->is_running = true;
+        job->is_running = true;
         w->n_running++;
         if (may_be_held)
                 TAILQ_INSERT_TAIL(&w->turns, &turn, link);
@@ -213,7 +251,7 @@ static void worker_take_turn(struct worker *w, struct worker_lane *lane)
         w->n_held -= lane->is_held;
         if (may_be_held && !lane->is_held)
                 TAILQ_REMOVE(&w->turns, &turn, link);
-        worker_charge(w, lane, clock_ns() - turn.begun_ns);
+        worker_charge(w, lane, job, clock_ns() - turn.begun_ns);
 }
 
 static void wait_for_ns(struct worker *w, uint64_t ns)
@@ -379,17 +417,19 @@ static struct worker_job *worker_take_finished(struct worker *w)
 static void worker_run_inline(struct worker *w)
 {
         struct worker_lane *lane;
+        struct worker_job *job;
 
         pthread_mutex_lock(&w->mutex);
         lane = worker_next(w);
+        job = lane ? lane_next(lane) : NULL;
         pthread_mutex_unlock(&w->mutex);
-        if (!lane)
+        if (!job)
                 return;
         do
-                job_run(lane->first);
-        while (lane->first->goes_on);
+                job_run(job);
+        while (job->goes_on);
         pthread_mutex_lock(&w->mutex);
-        worker_charge(w, lane, 1);
+        worker_charge(w, lane, job, 1);
         pthread_mutex_unlock(&w->mutex);
 }
 

@@ -8,6 +8,10 @@
  * later turn of its lane. So work in small pieces delays other lanes by no more than their share and one
  * piece.
  *
+ * The jobs of a parallel lane run beside each other, on as many threads as there are. The job with the least work
+ * left has the lane's next turn, and the oldest job has every second one. So a small job does not wait for a large
+ * one, and a large one is not delayed for ever by small ones.
+ *
  * Lanes are of two classes, each with its own turns: lanes that requests wait for, and others, which get
  * at most a fifth of the time while both have jobs. A background lane has turns only while no other lane
  * has a job.
@@ -16,7 +20,7 @@
  * takes its place, for up to 64 such turns at once.
  *
  * Invariant: every submitted job is run until it does not go on, and then done once; in the order of
- * submission within a lane.
+ * submission within a lane that is not parallel.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFCD_WORKER_H
@@ -32,10 +36,12 @@
 struct worker_lane {
         bool is_waited_for; /* this and the next: set before the first job; not both */
         bool is_background;
+        bool is_parallel; /* set before the first job; no job of it may be held */
         /* Only the worker uses what follows. */
         struct worker_job *first, *last;
         uint64_t used; /* of the thread's time */
-        bool is_running, is_held;
+        bool is_held;
+        bool oldest_is_next; /* parallel */
         TAILQ_ENTRY(worker_lane) link;
 };
 
@@ -46,7 +52,10 @@ struct worker_job {
         struct worker_lane *lane;             /* NULL: the worker's own, that no request waits for */
         bool may_be_held; /* run() waits for locks that a client can hold, or for another device */
         bool goes_on;     /* set by run(): it is to be run again; the worker clears it before each run */
-        struct worker_job *next; /* the worker's */
+        uint64_t n_left;  /* in a parallel lane: how much work it has, in the lane's unit; run() may change it */
+        /* Only the worker uses what follows. */
+        struct worker_job *next;
+        bool is_running;
 };
 
 struct worker;

@@ -409,6 +409,70 @@ TEST(test_shares)
         ck_assert_uint_eq(n_done, N_JOBS);
 }
 
+/* ---- parallel lanes ------------------------------------------------------------ */
+
+/* Two jobs of one lane are run at the same time: each of these pieces waits for the other's. */
+TEST(jobs_of_a_parallel_lane_are_run_beside_each_other)
+{
+        ck_assert_int_eq(worker_new(2, on_notify, &n_notified, &w), 0);
+        lanes[0].is_parallel = true;
+        work[1] = work[0];
+        work[1].number = 1;
+        worker_submit(w, &work[0].job);
+        worker_submit(w, &work[1].job);
+        sem_wait(&arrived);
+        sem_wait(&arrived);
+        sem_post(&gate);
+        sem_post(&gate);
+        poll_until(2);
+        ck_assert_uint_eq(n_ran, 2);
+}
+
+/* One with less to do does not wait for the rest of the others, and the oldest has every second turn. */
+TEST(small_jobs_of_a_parallel_lane_are_first)
+{
+        const uint64_t n_left[3] = { 50, 10, 2 };
+
+        ck_assert_int_eq(worker_new(1, on_notify, &n_notified, &w), 0);
+        lanes[0].is_parallel = true;
+        for (unsigned i = 0; i < 3; i++) {
+                work[i].job.lane = &lanes[0];
+                work[i].n_pieces = (unsigned)n_left[i];
+                work[i].job.n_left = n_left[i];
+        }
+        worker_submit(w, &work[0].job);
+        sem_wait(&arrived);
+        worker_submit(w, &work[1].job);
+        worker_submit(w, &work[2].job);
+        for (unsigned i = 0; i < 50; i++)
+                sem_post(&gate);
+        poll_until(3);
+        ck_assert_uint_eq(done[0], 2);
+        ck_assert_uint_eq(done[1], 1);
+        ck_assert_uint_eq(done[2], 0);
+        for (unsigned i = 0, n = 0; i < 24; i++) {
+                n += ran[i] == 0;
+                ck_assert_uint_le(n, i / 2 + 2);
+                ck_assert_uint_ge(n, i / 2);
+        }
+}
+
+/* However many smaller ones come. */
+TEST(small_jobs_of_a_parallel_lane_do_not_starve_a_large_one)
+{
+        ck_assert_int_eq(worker_new(1, on_notify, &n_notified, &w), 0);
+        lanes[0].is_parallel = true;
+        work[0].gate = NULL;
+        work[1].job.lane = &lanes[0];
+        work[0].n_pieces = 100;
+        work[0].job.n_left = 100;
+        work[1].until = &work[0].is_done; /* has always less to do, and does not end before */
+        worker_submit(w, &work[0].job);
+        worker_submit(w, &work[1].job);
+        poll_until(2);
+        ck_assert_uint_eq(done[0], 0);
+}
+
 TEST_OF(worker, test_inline)
 {
         ck_assert_int_eq(worker_new_inline(&w), 0);
