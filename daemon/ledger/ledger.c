@@ -452,9 +452,19 @@ void ledger_quota_grows(struct ledger *l, uint32_t index, uint64_t n_bytes, uint
         struct ledger_quota *q = record(&l->tables[TABLE_QUOTA], index);
 
         assert(record_id(&l->tables[TABLE_QUOTA], index) != 0);
-        if (n_bytes > 0)
+        if (atomic_load_explicit(&q->growing_mib, memory_order_relaxed) == 0)
                 atomic_store_explicit(&q->oom_kills, oom_kills, memory_order_relaxed);
-        atomic_store_explicit(&q->growing_mib, mib_of(n_bytes), memory_order_release);
+        atomic_fetch_add_explicit(&q->growing_mib, mib_of(n_bytes), memory_order_release);
+}
+
+void ledger_quota_has_grown(struct ledger *l, uint32_t index, uint64_t n_bytes)
+{
+        struct ledger_quota *q = record(&l->tables[TABLE_QUOTA], index);
+
+        if (n_bytes == UINT64_MAX)
+                atomic_store_explicit(&q->growing_mib, 0, memory_order_release);
+        else
+                atomic_fetch_sub_explicit(&q->growing_mib, mib_of(n_bytes), memory_order_release);
 }
 
 void ledger_quota_set_unreclaimed(struct ledger *l, uint32_t index, uint64_t n_bytes)

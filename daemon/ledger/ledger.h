@@ -81,9 +81,10 @@ struct ledger_quota { /* one tenant in one partition, or a lease of it */
         uint64_t extent_bytes;
         uint64_t small_extent_bytes;
         struct ledger_lifetime life;
-        _Atomic uint32_t is_closed;   /* not 0: a record of its arena was bad, see ledger_open() */
-        _Atomic uint32_t growing_mib; /* being allocated for it: the kernel may kill the daemon; rounded up */
-        _Atomic uint32_t oom_kills;   /* host_free_oom_kills() when that began */
+        _Atomic uint32_t is_closed; /* not 0: a record of its arena was bad, see ledger_open() */
+        _Atomic uint32_t
+                growing_mib; /* being allocated for it: the kernel may kill the daemon; each growth rounded up */
+        _Atomic uint32_t oom_kills; /* host_free_oom_kills() when the first of these began */
         uint32_t extents_per_zone;
         uint32_t is_lease;                /* not 0: a ledger_lease names it; without that it is unused */
         _Atomic uint32_t unreclaimed_mib; /* charged, and without an extent: of a GPU; rounded up */
@@ -297,11 +298,12 @@ enum { LEDGER_HAS_FAULTS = 1 };
 int ledger_open(int fd, void (*on_fault)(void *userdata, const struct ledger_fault *fault), void *userdata,
                 struct ledger **ret);
 
-/* Memory of n_bytes is being allocated for the quota; 0 bytes: no longer. oom_kills is the count at the
- * start. From any thread. If the daemon ends meanwhile, its successor compares oom_kills with the current
- * count: a higher one means that the kernel killed the daemon, or another process in its place, during
- * this growth. */
+/* A growth of the quota by n_bytes begins, or has ended (UINT64_MAX: all have). Several can be in progress. oom_kills is
+ * the count at the start; that of the first growth is kept. From any thread. If the daemon ends meanwhile, its successor
+ * compares oom_kills with the current count: a higher one means that the kernel killed the daemon, or another process in
+ * its place, during these growths. */
 void ledger_quota_grows(struct ledger *l, uint32_t index, uint64_t n_bytes, uint32_t oom_kills);
+void ledger_quota_has_grown(struct ledger *l, uint32_t index, uint64_t n_bytes);
 
 /* From now on nothing is allocated from or freed into the quota. */
 void ledger_quota_close(struct ledger *l, uint32_t index);

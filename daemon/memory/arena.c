@@ -892,7 +892,7 @@ static int arena_begin(const struct arena_options *options, size_t n_extents, st
                 a->o.sizes.small_extent_bytes = a->o.sizes.extent_bytes;
         TAILQ_INIT(&a->kept);
         a->regions.planned = ARENA_NO_SLOT;
-        a->growths.is_waited_for = true;
+        a->growths.is_waited_for = a->growths.is_parallel = true;
         a->n_extents_max = (size_t)max_u64(arena_max_records(a, a->o.limit_bytes), n_extents);
         r = bfc_new(a->o.sizes.extent_bytes, &a->bfc);
         if (r < 0)

@@ -1021,10 +1021,10 @@ static void arena_begin_growth(const struct arena *a, uint64_t n_bytes)
                 ledger_quota_grows(a->o.partition->ledger, a->o.quota, n_bytes, host_free_oom_kills());
 }
 
-static void arena_end_growth(const struct arena *a)
+static void arena_end_growth(const struct arena *a, uint64_t n_bytes)
 {
         if (a->o.partition->device->charges_process)
-                ledger_quota_grows(a->o.partition->ledger, a->o.quota, 0, 0);
+                ledger_quota_has_grown(a->o.partition->ledger, a->o.quota, n_bytes);
 }
 
 /* How many extents the next turn makes. Other tenants wait for it. */
@@ -1052,7 +1052,8 @@ static void growth_make(struct operation *op)
         else
                 op->result = extents_make(p, &op->items[op->n_made], n);
         op->is_lost = op->result == -ENODEV;
-        op->n_made += op->result == 0 ? n : 0;
+        for (; op->result == 0 && n > 0; n--)
+                op->job.n_left -= op->items[op->n_made++].memory.n_bytes;
 }
 
 /* An extent a turn, or some of a GPU: all of them, or none. The note is there from the first turn to the last: the kernel may
@@ -1071,7 +1072,7 @@ static void growth_run(struct worker_job *job)
         }
         job->goes_on = op->result < 0 ? op->n_made > 0 : op->n_made < op->n_items;
         if (!job->goes_on)
-                arena_end_growth(op->arena);
+                arena_end_growth(op->arena, op->n_bytes);
 }
 
 /* ---- growth: on the loop --------------------------------------------------------------- */
@@ -1112,6 +1113,7 @@ static void growth_submit(struct operation *op, struct charge *charge, arena_gro
         op->charge = *charge;
         *charge = (struct charge){ NULL, 0 };
         op->job.run = growth_run;
+        op->job.n_left = op->n_bytes;
         a->totals.pending_bytes += op->n_bytes;
         worker_submit(a->o.partition->worker, &op->job);
 }
@@ -1302,7 +1304,7 @@ static int arena_back_slot(struct arena *a, size_t slot, struct charge *charge)
                 return r;
         arena_begin_growth(a, item.memory.n_bytes);
         r = extents_make(a->o.partition, &item, 1);
-        arena_end_growth(a);
+        arena_end_growth(a, range.end - range.begin);
         if (r < 0)
                 return r; /* what is unreclaimed is not charged: the daemon does not start */
         arena_fill_slot(a, slot, item.memory, item.key, charge);

@@ -300,7 +300,7 @@ static bool is_fatal(int error)
  * it would do so again. */
 static void note_interrupted_growth(struct quota *q, uint32_t growing_mib, uint32_t oom_kills)
 {
-        ledger_quota_grows(q->partition->ledger, q->index, 0, 0);
+        ledger_quota_has_grown(q->partition->ledger, q->index, UINT64_MAX);
         if (growing_mib == 0 || (int32_t)(host_free_oom_kills() - oom_kills) <= 0)
                 return;
         log_warning("tenant '%s' in partition '%s': the kernel killed a process for lack of memory while the "

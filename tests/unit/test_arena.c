@@ -683,6 +683,39 @@ TEST(make_without_reserved_fd)
                 close(others[--n_others]);
 }
 
+/* Growths beside each other: the smaller is done first, each takes its own charge, and one that fails leaves the other. */
+TEST(growths_beside_each_other)
+{
+        struct bfc_growth plans[3];
+        struct grown g[3];
+
+        open_arena(10 * E);
+        device.device.charges_process = true;
+        for (unsigned i = 0; i < 3; i++)
+                begin((4 - i) * E, &plans[i], &g[i]);
+        ck_assert_uint_eq(account.charged_bytes, 9 * E);
+        ck_assert_uint_eq(arena_pending_bytes(a), 9 * E);
+        ck_assert_uint_eq(worker_poll(worker), 1); /* the one with the least to do */
+        ck_assert_uint_eq(g[2].n_calls, 1);
+        ck_assert_int_eq(g[2].result, 0);
+        ck_assert_uint_eq(g[2].offset, plans[2].offset);
+        check();
+        fake_device_fail_make(&device, 3, -ENOMEM);
+        ck_assert_uint_eq(worker_poll(worker), 1); /* the oldest */
+        ck_assert_int_eq(g[0].result, -ENOMEM);
+        ck_assert_uint_eq(account.charged_bytes, 5 * E);
+        check();
+        ck_assert_uint_eq(worker_poll(worker), 1);
+        ck_assert_int_eq(g[1].result, 0);
+        ck_assert_uint_eq(g[1].offset, plans[1].offset);
+        ck_assert_uint_eq(ledger_quota_at(ledger, quota)->growing_mib, 0);
+        ck_assert_uint_eq(arena_pending_bytes(a), 0);
+        ck_assert_uint_eq(arena_n_extents(a), 5);
+        check();
+        ck_assert_int_eq(arena_dealloc(a, g[1].handle), 0);
+        ck_assert_int_eq(arena_dealloc(a, g[2].handle), 0);
+}
+
 TEST(rollback_of_growth_fails)
 {
         struct bfc_growth plan;
@@ -1830,7 +1863,7 @@ TEST(growth_is_recorded_in_ledger)
                 ck_assert_uint_eq(ledger_quota_at(ledger, quota)->growing_mib, 0);
                 noted_mib = 99;
                 ledger_quota_grows(ledger, quota, 1, host_free_oom_kills() - 1);
-                ledger_quota_grows(ledger, quota, 0, 0);
+                ledger_quota_has_grown(ledger, quota, 1);
                 worker_drain(worker);
                 ck_assert(noted_oom_kills == host_free_oom_kills() - (i == 0));
                 ck_assert_uint_eq(noted_mib, i == 0 ? 0 : plan.new_bytes / MIB);

@@ -829,27 +829,37 @@ static void *grow(void *arg)
 
         while (!atomic_load_explicit(&g->is_over, memory_order_relaxed)) {
                 ledger_quota_grows(g->ledger, 0, 5, 1);
+                ledger_quota_grows(g->ledger, 0, 2 << 20, 1);
+                ledger_quota_has_grown(g->ledger, 0, 5);
+                ledger_quota_has_grown(g->ledger, 0, 2 << 20);
                 atomic_fetch_add_explicit(&g->n, 1, memory_order_relaxed);
         }
         return NULL;
 }
 
-/* Workers note that a quota grows, while the loop adds others. Only ThreadSanitizer sees a race. */
+/* Workers note that a quota grows, two beside each other, while the loop adds others. Only ThreadSanitizer sees a race. */
 TEST(a_quota_grows_beside_others_that_are_added)
 {
         struct growth g = { .ledger = make(N_ADDED + 1, 1, 1, 1, 1) };
-        pthread_t thread;
+        pthread_t threads[2];
 
         ck_assert_uint_eq(add_quota(g.ledger), 0);
-        ck_assert_int_eq(pthread_create(&thread, NULL, grow, &g), 0);
+        ledger_quota_grows(g.ledger, 0, 9, 1);
+        for (unsigned i = 0; i < 2; i++)
+                ck_assert_int_eq(pthread_create(&threads[i], NULL, grow, &g), 0);
         for (unsigned i = 0; i < N_ADDED; i++) {
                 while (atomic_load_explicit(&g.n, memory_order_relaxed) < i)
                         sched_yield();
                 (void)add_quota(g.ledger);
         }
         atomic_store_explicit(&g.is_over, true, memory_order_relaxed);
-        ck_assert_int_eq(pthread_join(thread, NULL), 0);
-        ck_assert_uint_eq(ledger_quota_at(g.ledger, 0)->growing_mib, 1);
+        for (unsigned i = 0; i < 2; i++)
+                ck_assert_int_eq(pthread_join(threads[i], NULL), 0);
+        ck_assert_uint_eq(ledger_quota_at(g.ledger, 0)->growing_mib, 1); /* the first one goes on */
+        ledger_quota_grows(g.ledger, 0, 1, 7);
+        ck_assert_uint_eq(ledger_quota_at(g.ledger, 0)->oom_kills, 1);
+        ledger_quota_has_grown(g.ledger, 0, UINT64_MAX);
+        ck_assert_uint_eq(ledger_quota_at(g.ledger, 0)->growing_mib, 0);
         assert_sound(g.ledger);
         ledger_free(g.ledger);
 }
