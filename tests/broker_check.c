@@ -29,7 +29,7 @@ int quota_check(const struct quota *q, const char **ret_why)
                 return -EBADMSG;
         }
         /* A growing block is the allocator's already and the quota's not yet. */
-        if (!q->growth.is_running &&
+        if (TAILQ_EMPTY(&q->growth.running) &&
             (stats.bytes_in_use != quota_own(q).bytes_in_use || stats.num_blocks != quota_own(q).n_blocks)) {
                 *ret_why = "blocks of the quota and of the allocator differ";
                 return -EBADMSG;

@@ -165,8 +165,8 @@ bool arena_is_away(const struct arena *a, bfc_handle handle);
  * done() as of arena_grow(); if it fails, the block stays parked. -ENOMEM. After done() has got the handle, the wake
  * ends by one of two calls, before the block is freed: by the first the block is awake, by the second it stays parked,
  * and undone() is called as done() of arena_park(). Neither can fail. */
-int arena_wake(struct arena *a, bfc_handle handle, struct charge *charge, arena_grown_fn done,
-               arena_released_fn undone, void *userdata);
+int arena_wake(struct arena *a, bfc_handle handle, struct charge *charge, arena_grown_fn done, void *userdata,
+               arena_released_fn undone, void *undone_userdata);
 void arena_wake_commit(struct arena *a, bfc_handle handle);
 void arena_wake_undo(struct arena *a, bfc_handle handle);
 

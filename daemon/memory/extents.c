@@ -1258,8 +1258,8 @@ int arena_grow(struct arena *a, const struct bfc_growth *plan, struct charge *ch
         return 0;
 }
 
-int arena_wake(struct arena *a, bfc_handle handle, struct charge *charge, arena_grown_fn done,
-               arena_released_fn undone, void *userdata)
+int arena_wake(struct arena *a, bfc_handle handle, struct charge *charge, arena_grown_fn done, void *userdata,
+               arena_released_fn undone, void *undone_userdata)
 {
         struct operation *op = NULL;
         struct bfc_info info;
@@ -1271,7 +1271,7 @@ int arena_wake(struct arena *a, bfc_handle handle, struct charge *charge, arena_
         if (arena_make_slots(a, first, last) == 0)
                 op = growth_new(a, first, last + 1);
         if (op)
-                op->undo = release_new(a, last + 1 - first, undone, userdata);
+                op->undo = release_new(a, last + 1 - first, undone, undone_userdata);
         if (!op || !op->undo) {
                 free(op);
                 arena_drop_unbacked(a, first, last + 1);

@@ -7,6 +7,7 @@
 #include "daemon/memory/queue.h"
 
 #include <errno.h>
+#include <stdlib.h>
 
 #include "daemon/base/clock.h"
 #include "daemon/base/list.h"
@@ -23,6 +24,10 @@
 #define RECLAIM_CALM_MS  10000u /* after this time without a claim the next one counts as the first */
 #define RECLAIM_AGAIN_MS 500u
 #define RECLAIM_PRESS_MS 100u /* between the ends of Pressures and the next */
+
+enum {
+        RECLAIM_WAIT = 1, /* something is in progress for the request */
+};
 
 /* ---- turns and ticks ------------------------------------------------------- */
 
@@ -300,6 +305,7 @@ void quota_wait(struct quota_request *request)
         request->has_reclaimed = false;
         request->has_grown = false;
         request->queued_ms = 0;
+        request->growth = NULL;
         request->claim = (struct charge){ NULL, 0 };
         request->lack = (struct quota_shortage){ 0 };
         request->asking = (struct quota_asking){ 0 };
@@ -320,10 +326,17 @@ void quota_cancel(struct quota_request *request)
         quota_count_wait(request);
         q->queue.n--;
         q->queue.n_bytes -= request->n_bytes;
-        if (q->growth.request == request)
-                q->growth.request = NULL; /* the worker goes on; quota_grown() frees the block */
-        else
+        if (!request->growth) {
                 quota_unqueue(request);
+                return;
+        }
+
+        /* The worker goes on, and quota_grown() frees the block, whose place others can have. */
+        request->growth->request = NULL;
+        if (request->wakes == 0)
+                request->growth->rest_bytes = request->growth->new_bytes;
+        request->growth = NULL;
+        quota_make_due(q);
 }
 
 /* When the wait of a request ends at the latest. */
@@ -363,14 +376,15 @@ static uint64_t quota_release(struct quota *q, uint64_t want_bytes, const struct
 
 static void quota_grown(void *userdata, int result, bfc_handle handle, uint64_t offset)
 {
-        struct quota *q = userdata;
-        struct quota_request *request = q->growth.request;
-        bfc_handle wakes = q->growth.wakes;
+        struct running_growth *growth = userdata;
+        struct quota *q = growth->quota;
+        struct quota_request *request = growth->request;
+        bfc_handle wakes = growth->wakes;
 
-        /* The quota is free for the next growth before any callback runs, since that can queue a request. */
-        q->growth.is_running = false;
-        q->growth.request = NULL;
-        q->growth.wakes = 0;
+        TAILQ_REMOVE(&q->growth.running, growth, link);
+        free(growth);
+        if (request)
+                request->growth = NULL;
 
         /* The queue was served meanwhile, so what the request was promised can be gone. */
         if (request && result == 0 && q->partition->is_draining)
@@ -523,7 +537,7 @@ void quota_release_exact(struct quota *q)
 
 void reclaim_release_unused(struct quota *q)
 {
-        if (q->sessions.n == 0 && !q->growth.is_running)
+        if (q->sessions.n == 0 && TAILQ_EMPTY(&q->growth.running))
                 (void)quota_release(q, UINT64_MAX, NULL);
 }
 
@@ -698,17 +712,17 @@ static bool quota_time_out(struct quota *q)
 /* Waits for what others release, within that time. */
 static int quota_wait_for_others(struct quota *q, int refusal)
 {
-        return quota_time_out(q) ? refusal : 0;
+        return quota_time_out(q) ? refusal : RECLAIM_WAIT;
 }
 
 /* So many bytes are missing, and are being released. */
 static int quota_wait_for_own(struct quota *q, uint64_t missing, int refusal)
 {
         /* The device takes its time; sessions get a limited one. */
-        return arena_leaving_bytes(q->arena) >= missing ? 0 : quota_wait_for_others(q, refusal);
+        return arena_leaving_bytes(q->arena) >= missing ? RECLAIM_WAIT : quota_wait_for_others(q, refusal);
 }
 
-/* It lacks so many bytes of lack->scope, without those that the quota releases itself. 0: they are being
+/* It lacks so many bytes of lack->scope, without those that the quota releases itself. RECLAIM_WAIT: they are being
  * released. */
 static int reclaim_from_account(struct quota *q, const struct quota_shortage *lack, uint64_t missing,
                                 const struct bfc_growth *plan)
@@ -722,14 +736,14 @@ static int reclaim_from_account(struct quota *q, const struct quota_shortage *la
             !quota_reclaim_from(q, lack->scope, missing - coming, plan, false))
                 return lack->refusal;
         if (!quota_time_out(q))
-                return 0;
+                return RECLAIM_WAIT;
 
         /* What did not come may hide what others would give: they are asked as if it never came. */
         if (first->asked_again || !quota_reclaim_from(q, lack->scope, missing, plan, true))
                 return lack->refusal;
         first->asked_again = true;
         quota_set_blocked(q, clock_ms());
-        return 0;
+        return RECLAIM_WAIT;
 }
 
 /* Bytes of later requests of its group. */
@@ -771,7 +785,43 @@ static int quota_grant_direct(struct quota *q, struct quota_request *request)
         return 0;
 }
 
-/* Begins the growth, for which the limits have room, and takes the request out of the queue. */
+/* What is held for the growth of a request. */
+static uint64_t held_for(const struct quota_request *request)
+{
+        const struct quota *q = request->quota;
+
+        return request == TAILQ_FIRST(&q->queue.requests) ? q->growth.held.n_bytes : 0;
+}
+
+/* The worker makes the extents, and quota_grown() is called. */
+static int growth_start(struct quota *q, struct quota_request *request, const struct bfc_growth *plan,
+                        struct charge *charge)
+{
+        struct running_growth *growth = malloc(sizeof(*growth));
+        int r = -ENOMEM;
+
+        if (growth && request->wakes != 0)
+                r = arena_wake(q->arena, request->wakes, charge, quota_grown, growth, quota_on_uncharged, q);
+        else if (growth)
+                r = arena_grow(q->arena, plan, charge, quota_grown, growth);
+        if (r < 0) {
+                free(growth);
+                return r;
+        }
+        *growth = (struct running_growth){
+                .quota = q,
+                .request = request,
+                .wakes = request->wakes,
+                .new_bytes = plan->new_bytes,
+                .rest_bytes = excess_u64(plan->span.end, plan->offset + plan->n_bytes),
+        };
+        TAILQ_INSERT_TAIL(&q->growth.running, growth, link);
+        request->growth = growth;
+        return 0;
+}
+
+/* Begins the growth, for which the limits have room, and takes the request out of the queue. If it fails, the request is
+ * still there. */
 static int quota_grow(struct quota *q, struct quota_request *request, const struct bfc_growth *plan)
 {
         uint64_t missing, later = later_of_group(request);
@@ -779,7 +829,8 @@ static int quota_grow(struct quota *q, struct quota_request *request, const stru
         int r;
 
         /* What was held for this growth is charged again with the rest: no other code runs in between. */
-        reclaim_uncharge(q);
+        if (held_for(request) > 0)
+                reclaim_uncharge(q);
         if (request->is_direct)
                 return quota_grant_direct(q, request);
         if (quota_growth_pause_ms(q) > 0) {
@@ -789,13 +840,8 @@ static int quota_grow(struct quota *q, struct quota_request *request, const stru
         r = quota_charge(q, plan->new_bytes, &charge, &missing);
         if (r < 0)
                 return r;
-
-        /* The worker makes the extents, and quota_grown() is called. If this fails, the request is still the
-         * first. */
         partition_tell_standby(q->partition); /* before anything is made */
-        r = request->wakes != 0
-                    ? arena_wake(q->arena, request->wakes, &charge, quota_grown, quota_on_uncharged, q)
-                    : arena_grow(q->arena, plan, &charge, quota_grown, q);
+        r = growth_start(q, request, plan, &charge);
         if (r < 0) {
                 charge_drop(&charge);
                 return r;
@@ -812,16 +858,13 @@ static int quota_grow(struct quota *q, struct quota_request *request, const stru
                 q->queue.n_bytes += plan->n_bytes - request->n_bytes;
                 request->n_bytes = plan->n_bytes;
         }
-        q->growth.is_running = true;
-        q->growth.wakes = request->wakes;
-        q->growth.request = request;
         quota_publish(q); /* the free space that it takes in is spoken for */
         return 0;
 }
 
 static int reclaim_plan(struct quota *q, const struct quota_request *request, struct bfc_growth *ret)
 {
-        uint64_t room = account_room(&q->account) + q->growth.held.n_bytes;
+        uint64_t room = account_room(&q->account) + held_for(request);
 
         if (request->wakes != 0) {
                 *ret = (struct bfc_growth){ .n_bytes = request->n_bytes, .new_bytes = request->n_bytes };
@@ -840,7 +883,28 @@ static int reclaim_plan(struct quota *q, const struct quota_request *request, st
 /* What it and those that belong to it take beside what is held for them. */
 static uint64_t growth_need(const struct quota_request *request, const struct bfc_growth *plan)
 {
-        return excess_u64(plan->new_bytes + later_of_group(request), request->quota->growth.held.n_bytes);
+        return excess_u64(plan->new_bytes + later_of_group(request), held_for(request));
+}
+
+/* Whether it waits for a growth that runs: for one of at most so many bytes that leaves room for it, or because the blocks
+ * of all of them may be the last that the quota may have. */
+static bool awaits_growth(const struct quota *q, const struct quota_request *request, uint64_t max_new_bytes)
+{
+        const struct running_growth *growth;
+        bool has_room = false;
+        uint64_t n_blocks = 0;
+
+        if (request->is_direct || request->wakes != 0)
+                return false;
+        TAILQ_FOREACH(growth, &q->growth.running, link)
+        {
+                has_room = has_room || (growth->new_bytes <= max_new_bytes && !request->is_whole &&
+                                        bfc_block_bytes(request->n_bytes) <= growth->rest_bytes);
+                n_blocks += growth->wakes == 0;
+        }
+        for (const struct quota *each = q; each && n_blocks > 0; each = quota_parent(each))
+                has_room = has_room || n_blocks + each->all.n_blocks >= each->max_blocks;
+        return has_room;
 }
 
 /* What the request lacks to grow by n_bytes; 0: nothing. It claims what it takes of the account that lacks it. */
@@ -886,8 +950,10 @@ static int reclaim_make_room_by_itself(struct quota *q, struct quota_request *re
                 return r;
         if (plan.new_bytes == 0) { /* it fits by now: the next round serves it */
                 q->queue.look_again = true;
-                return 0;
+                return RECLAIM_WAIT;
         }
+        if (awaits_growth(q, request, plan.new_bytes))
+                return RECLAIM_WAIT;
 
         /* What no release can ever give is refused now, before anything is released for it. */
         r = quota_has_ended(q) ? -EDQUOT : quota_is_impossible(q, request->n_bytes + later_of_group(request));
@@ -901,7 +967,9 @@ static int reclaim_make_room_by_itself(struct quota *q, struct quota_request *re
         r = reclaim_look(q, request, need, ret);
         if (r < 0 && !ret->scope && request->requester && calls && calls->is_trimming &&
             calls->is_trimming(q, request->requester))
-                return 0;
+                return RECLAIM_WAIT;
+        if (r < 0 && awaits_growth(q, request, UINT64_MAX))
+                return RECLAIM_WAIT;
 
         /* Own free extents pay for the new ones, before more is charged than ever since the quota was last
          * empty, so that reserved bytes stay near the peak of bytes in use. Where there is room anyway, that
@@ -910,10 +978,11 @@ static int reclaim_make_room_by_itself(struct quota *q, struct quota_request *re
         if (want > own_released && (r < 0 || !quota_time_out(q)) &&
             quota_release_own(q, &plan, want - own_released)) {
                 request->has_reclaimed = true;
-                return quota_wait_for_others(q, 0); /* from now on */
+                (void)quota_time_out(q); /* from now on */
+                return RECLAIM_WAIT;
         }
         if (r == 0)
-                return own_released > 0 && !quota_time_out(q) ? 0 : quota_grow(q, request, &plan);
+                return own_released > 0 && !quota_time_out(q) ? RECLAIM_WAIT : quota_grow(q, request, &plan);
         request->has_reclaimed = true; /* or it is refused */
 
         /* An account that it shares lacks room: what the quota releases itself comes first, then what others
@@ -981,9 +1050,6 @@ static bool reclaim_wait_on(struct quota *q, struct quota_request *request, uint
 /* A request whose time is up: it grows if the limits have room now (0), or is refused. If only the claim
  * of another request denies it the room, it gets the room when that one has waited long enough; until
  * then it waits: RECLAIM_WAIT. */
-enum {
-        RECLAIM_WAIT = 1,
-};
 static int reclaim_last_chance(struct quota *q, struct quota_request *request)
 {
         uint64_t n_bytes, missing;
@@ -1002,14 +1068,15 @@ static int reclaim_last_chance(struct quota *q, struct quota_request *request)
         return account_probe(&q->account, n_bytes, &missing) == 0 ? RECLAIM_WAIT : r;
 }
 
-/* Makes room for the first request. 0: wait, something is in progress. Negative: it is refused. */
+/* Makes room for the first request. 0: it has left the queue, because it grows or is served. RECLAIM_WAIT: something is
+ * in progress. Negative: it is refused. */
 static int reclaim_make_room(struct quota *q, struct quota_request *request)
 {
         struct quota_shortage lack = { 0 };
         int r = reclaim_make_room_by_itself(q, request, &lack);
         uint64_t now;
 
-        if (r == 0 || lack.refusal == 0)
+        if (r >= 0 || lack.refusal == 0)
                 return r;
 
         /* The limits lack room, and no extent on its way will do. Sessions are asked; then the request waits. */
@@ -1017,11 +1084,30 @@ static int reclaim_make_room(struct quota *q, struct quota_request *request)
         if (q->queue.blocked_ms == 0)
                 quota_set_blocked(q, now);
         if (reclaim_ask_sessions(q, request, &lack, now) || reclaim_wait_on(q, request, now))
-                return 0;
+                return RECLAIM_WAIT;
 
         /* Its time is up. A refusal that only claims of others cause can still turn into a grant. */
-        r = r == -ENOMEM || lack.scope ? reclaim_last_chance(q, request) : r;
-        return r == RECLAIM_WAIT ? 0 : r;
+        return r == -ENOMEM || lack.scope ? reclaim_last_chance(q, request) : r;
+}
+
+/* Makes room for the second request while the first one waits for own extents, whose room it has already. As above, but it
+ * is not refused. */
+static int reclaim_make_room_beside(struct quota *q, struct quota_request *request)
+{
+        const struct quota_request *first = TAILQ_FIRST(&q->queue.requests);
+        struct reclaim_need need;
+        struct bfc_growth plan;
+
+        if (first->lack.refusal != 0 || q->growth.own_release_bytes == 0 || request->wakes != 0)
+                return RECLAIM_WAIT;
+        if (reclaim_plan(q, request, &plan) < 0 || plan.new_bytes == 0 ||
+            awaits_growth(q, request, plan.new_bytes))
+                return RECLAIM_WAIT;
+
+        /* It may take free memory that the first was to have, which must then be able to grow by as much more. */
+        if (reclaim_probe(request, plan.new_bytes + request->n_bytes, 0, &need) < 0)
+                return RECLAIM_WAIT;
+        return quota_grow(q, request, &plan) == 0 ? 0 : RECLAIM_WAIT;
 }
 
 void quota_release_surplus(struct quota *q)
@@ -1033,8 +1119,9 @@ void quota_release_surplus(struct quota *q)
         uint64_t surplus = excess_u64(q->account.own_bytes, q->sessions.peaks_bytes + unusable);
 
         /* A waiting request uses the free extents, or releases them itself. */
-        if (surplus == 0 || q->partition->up.is_inherited || q->growth.is_running || q->growth.backed ||
-            !TAILQ_EMPTY(&q->queue.requests) || (q->partition->preallocate && !q->is_removed))
+        if (surplus == 0 || q->partition->up.is_inherited || !TAILQ_EMPTY(&q->growth.running) ||
+            q->growth.backed || !TAILQ_EMPTY(&q->queue.requests) ||
+            (q->partition->preallocate && !q->is_removed))
                 return;
         (void)quota_note_release(q, arena_release_unmapped(q->arena, surplus, quota_on_uncharged, q));
 }
@@ -1105,7 +1192,7 @@ static int quota_serve_one(struct quota *q, struct quota_request *request, uint6
 
         /* Behind a request that waits for others to free, it has waited for as long as it would have as the
          * first: it grows now, waits for a claim to age, or is refused. That costs as much as many looks. */
-        if (r > 0 && request != first && first->queued_ms != 0 && !q->growth.is_running &&
+        if (r > 0 && request != first && first->queued_ms != 0 && TAILQ_EMPTY(&q->growth.running) &&
             now - request->since_ms >= limit_ms) {
                 *budget -= *budget > QUOTA_ROOM_LOOKS ? QUOTA_ROOM_LOOKS : *budget;
                 r = reclaim_last_chance(q, request);
@@ -1155,13 +1242,14 @@ static void quota_defer_group(struct quota_request *first)
         }
 }
 
-/* Makes room for the first request, or refuses it and the next; false: the budget is used up. */
+/* Makes room for the first request, or refuses it and the next; false: there is more to do. One growth begins in a turn,
+ * so that requests of other quotas that came before the next one are looked at before it. */
 static bool quota_make_rooms(struct quota *q, unsigned *budget)
 {
-        struct quota_request *request;
+        struct quota_request *request, *next;
         uint64_t began_ns = 0;
 
-        while (!q->growth.is_running && (request = TAILQ_FIRST(&q->queue.requests))) {
+        while ((request = TAILQ_FIRST(&q->queue.requests))) {
                 int r;
 
                 if ((*budget)-- == 0 || (began_ns != 0 && clock_ns() - began_ns >= QUOTA_ROOMS_NS))
@@ -1169,8 +1257,15 @@ static bool quota_make_rooms(struct quota *q, unsigned *budget)
                 began_ns = began_ns == 0 ? clock_ns() : began_ns;
                 q->partition->queue.n_looks++;
                 r = q->partition->is_draining ? -EBUSY : reclaim_make_room(q, request);
-                if (r == 0) /* it grows, or the others wait behind it */
+                next = r == RECLAIM_WAIT ? TAILQ_NEXT(request, link) : NULL;
+                if (next)
+                        r = reclaim_make_room_beside(q, next);
+                if (r == 0)
+                        return TAILQ_EMPTY(&q->queue.requests);
+                if (r == RECLAIM_WAIT) /* the others wait behind it */
                         return true;
+                if ((r == -EDQUOT || r == -ENOMEM) && !TAILQ_EMPTY(&q->growth.running))
+                        return true; /* one of these may leave room, or fail */
 
                 /* Parked blocks whose old extents have not left in time wait behind the others, for as long as
                  * their request says. */
@@ -1309,24 +1404,38 @@ static void waiting_set_lack(const struct quota *q, struct quota_waiting *w)
         const struct returns *returns;
 
         /* The sum over the requests from the first one on; UINT64_MAX: it is not known. */
-        if (request == q->growth.request)
+        if (request->growth)
                 w->lacking_bytes = 0;
         else if (request == first)
                 w->lacking_bytes = request->lack.refusal != 0 ? request->lack.missing : UINT64_MAX;
         else if (__builtin_add_overflow(w->lacking_bytes, request->n_bytes, &w->lacking_bytes))
                 w->lacking_bytes = UINT64_MAX;
-        if (request != q->growth.request && first->lack.refusal == 0)
+        if (!request->growth && first->lack.refusal == 0)
                 w->lacking_bytes = UINT64_MAX;
 
         /* How long it took so far until as many bytes were returned to the account that lacks them. */
         w->estimate_ms = RETURNS_UNKNOWN;
-        if (request == q->growth.request || w->lacking_bytes == UINT64_MAX)
+        if (request->growth || w->lacking_bytes == UINT64_MAX)
                 return;
         returns = !first->lack.scope                         ? &q->returns
                   : first->lack.scope == &q->partition->pool ? &q->partition->returns
                                                              : NULL; /* the tenant's, of several quotas */
         if (returns)
                 w->estimate_ms = returns_estimate_ms(returns, w->lacking_bytes, w->now_ms);
+}
+
+/* Those that the quota grows for come first. NULL: from the start. */
+static const struct quota_request *waiting_after(const struct quota *q, const struct quota_request *request)
+{
+        const struct running_growth *growth = TAILQ_FIRST(&q->growth.running);
+
+        if (request && !request->growth)
+                return TAILQ_NEXT(request, link);
+        if (request)
+                growth = TAILQ_NEXT(request->growth, link);
+        while (growth && !growth->request)
+                growth = TAILQ_NEXT(growth, link);
+        return growth ? growth->request : TAILQ_FIRST(&q->queue.requests);
 }
 
 bool quota_next_waiting(const struct quota *q, struct quota_waiting *w)
@@ -1336,10 +1445,7 @@ bool quota_next_waiting(const struct quota *q, struct quota_waiting *w)
 
         if (w->position == QUOTA_WAITING_SHOWN)
                 return false;
-        if (w->position == 0)
-                w->request = q->growth.request ? q->growth.request : first;
-        else
-                w->request = w->request == q->growth.request ? first : TAILQ_NEXT(w->request, link);
+        w->request = waiting_after(q, w->position == 0 ? NULL : w->request);
         if (!w->request)
                 return false;
         if (w->position++ == 0)

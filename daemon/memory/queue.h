@@ -8,6 +8,16 @@
 
 #define RECLAIM_STEPS 4u /* each lasts at most timeouts.reclaim, before a request is queued or refused */
 
+/* Extents that are being made for a request. */
+struct running_growth {
+        struct quota *quota;
+        struct quota_request *request; /* NULL: it was cancelled */
+        bfc_handle wakes;              /* for this parked block; 0: a new one */
+        uint64_t new_bytes;            /* of the extents */
+        uint64_t rest_bytes;           /* of these, behind the block */
+        TAILQ_ENTRY(running_growth) link;
+};
+
 /* ---- queue.c: waiting requests --------------------------------------------- */
 
 /* Makes waiting requests due, if there are any; of the quota, or of the whole partition. */

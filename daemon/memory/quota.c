@@ -437,6 +437,7 @@ int quota_new(const struct quota_options *options, struct quota **ret)
         q->index = LEDGER_NONE;
         q->peaks.window_ms = clock_wall_ms();
         TAILQ_INIT(&q->queue.requests);
+        TAILQ_INIT(&q->growth.running);
         quota_usages_init(&q->usages);
         if (options->parent) /* see quota_next_lease() */
                 TAILQ_INSERT_AFTER(&q->partition->quotas, options->parent, q, lists.of_partition);
@@ -492,7 +493,8 @@ struct quota *quota_free(struct quota *q)
         if (!q)
                 return NULL;
         assert(q->sessions.n == 0 && q->all.n_blocks == 0 && TAILQ_EMPTY(&q->queue.requests));
-        assert(!q->growth.is_running && !q->growth.backed && q->growth.held.n_bytes == 0 && !q->trim.state);
+        assert(TAILQ_EMPTY(&q->growth.running) && !q->growth.backed && q->growth.held.n_bytes == 0 &&
+               !q->trim.state);
         q->page = NULL; /* the arena is freed first */
         q->account.changed = NULL;
         q->arena = arena_free(q->arena);
@@ -509,7 +511,7 @@ struct quota *quota_abandon(struct quota *q)
         if (!q)
                 return NULL;
         assert(q->sessions.n == 0 && TAILQ_EMPTY(&q->queue.requests));
-        assert(!q->growth.is_running && q->growth.held.n_bytes == 0 && q->account.n_children == 0);
+        assert(TAILQ_EMPTY(&q->growth.running) && q->growth.held.n_bytes == 0 && q->account.n_children == 0);
         q->page = NULL;
         q->account.changed = NULL;
         q->arena = arena_leave(q->arena);
@@ -740,7 +742,7 @@ void partition_set_draining(struct partition *p, bool is_draining)
 
 bool quota_is_drained(const struct quota *q)
 {
-        return !q->growth.is_running && !q->growth.backed && q->all.bytes_direct == 0 &&
+        return TAILQ_EMPTY(&q->growth.running) && !q->growth.backed && q->all.bytes_direct == 0 &&
                arena_is_quiet(q->arena);
 }
 
@@ -814,7 +816,7 @@ void quota_remove(struct quota *q)
 bool quota_is_gone(const struct quota *q)
 {
         return q->is_removed && q->sessions.n_told == 0 && q->sessions.n == 0 && q->all.n_blocks == 0 &&
-               !q->growth.is_running && !q->growth.backed && TAILQ_EMPTY(&q->queue.requests) &&
+               TAILQ_EMPTY(&q->growth.running) && !q->growth.backed && TAILQ_EMPTY(&q->queue.requests) &&
                q->account.n_children == 0 && q->account.charged_bytes == 0 && arena_is_quiet(q->arena);
 }
 

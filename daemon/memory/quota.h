@@ -6,8 +6,11 @@
  * released wholly free extents, its own first and, if the partition is short, those of other quotas. If
  * that does not help, or the memory being released does not arrive within the reclaim time-out, the
  * request is refused. Before that, the quotas that were not asked yet are asked for all missing bytes,
- * and it waits once more. One growth is in progress at a time, so that many small requests share one
- * extent.
+ * and it waits once more.
+ *
+ * Growths run beside each other, and each is charged from its start. A request that fits the rest of the last extent of
+ * a growth that is no larger than its own would be waits for that one, so many small requests share one extent. One that
+ * lacks room waits for each growth that leaves room for it, and is refused only when no growth runs.
  *
  * Before a growth would exceed the most bytes charged since the quota was last empty (`high_bytes`), the
  * quota releases its own free extents. The part of the growth that they do not cover is charged before
@@ -42,6 +45,8 @@
 #include "daemon/memory/usages.h"
 
 struct quota;
+struct running_growth; /* see queue.h */
+TAILQ_HEAD(running_growth_list, running_growth);
 struct trim_quota;
 
 /* What is known of the sessions that were asked for idle memory, for one request. */
@@ -94,7 +99,8 @@ struct quota_request {
                 claim; /* what it gets before later requests, of the account that it lacks: not charged yet */
         struct quota_shortage lack;
         struct quota_asking asking;
-        struct charge charge; /* when done() is called: of a direct charge; the callee takes it */
+        struct running_growth *growth; /* which is for it; NULL: it is in the queue */
+        struct charge charge;          /* when done() is called: of a direct charge; the callee takes it */
         /* 0: the callee owns the block. -EDQUOT, -ENOMEM, -ENODEV, ... */
         void (*done)(struct quota_request *request, int result, bfc_handle handle, uint64_t offset);
         TAILQ_ENTRY(quota_request) link;
@@ -104,7 +110,7 @@ TAILQ_HEAD(quota_request_list, quota_request);
 /* Waiting requests; looked at in rounds. */
 struct quota_queue {
         struct quota_request_list requests;
-        uint32_t n;                 /* requests, including the one that the quota grows for */
+        uint32_t n;                 /* requests, including those that the quota grows for */
         uint64_t n_bytes;           /* the sum of their sizes */
         struct quota_request *next; /* the next in this round; NULL: all were looked at */
         bool look_again;            /* something changed: begin a new round */
@@ -116,13 +122,11 @@ struct quota_queue {
 };
 
 struct quota_growth {
-        bool is_running;
-        bfc_handle wakes;              /* for this parked block; 0: a new one */
-        struct quota_request *request; /* the growth is for this one; NULL: it was cancelled */
-        struct charge held;            /* for the growth of the first in line */
-        uint64_t own_release_bytes;    /* charged too when they are released */
-        uint64_t high_bytes;           /* the most that was charged since the quota was last empty */
-        uint64_t paused_until_ms;      /* 0: there is no pause */
+        struct running_growth_list running;
+        struct charge held;         /* for the growth of the first in line */
+        uint64_t own_release_bytes; /* charged too when they are released */
+        uint64_t high_bytes;        /* the most that was charged since the quota was last empty */
+        uint64_t paused_until_ms;   /* 0: there is no pause */
         /* Of a tenant's quota, with its leases. */
         size_t n_claims;
         uint64_t claim_ms;     /* since when there have been claims without a growth; 0: never */

@@ -52,7 +52,8 @@ struct worker_job {
         struct worker_lane *lane;             /* NULL: the worker's own, that no request waits for */
         bool may_be_held; /* run() waits for locks that a client can hold, or for another device */
         bool goes_on;     /* set by run(): it is to be run again; the worker clears it before each run */
-        uint64_t n_left;  /* in a parallel lane: how much work it has, in the lane's unit; run() may change it */
+        uint64_t
+                n_left; /* in a parallel lane: how much work it has, in the lane's unit; run() may change it */
         /* Only the worker uses what follows. */
         struct worker_job *next;
         bool is_running;

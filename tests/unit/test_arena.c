@@ -2041,7 +2041,7 @@ static void parkable_wake(struct parkable *p)
         if (!arena_is_away(a, p->handle) || charge_take(&account, p->n_bytes, &charge, &missing) < 0)
                 return;
         p->state = P_WAKING;
-        ck_assert_int_eq(arena_wake(a, p->handle, &charge, on_parkable, on_undone, p), 0);
+        ck_assert_int_eq(arena_wake(a, p->handle, &charge, on_parkable, p, on_undone, p), 0);
         ck_assert(!arena_is_away(a, p->handle));
 }
 

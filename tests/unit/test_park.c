@@ -235,7 +235,7 @@ LOOP_TEST(nobody_waits_for_the_wake_any_more, N_KINDS)
         start(_i);
         ck_assert_int_eq(answer(x, send_park), 0);
         body.request_id = send_wake(x);
-        while (!x->session->shares[0].quota->growth.is_running)
+        while (TAILQ_EMPTY(&x->session->shares[0].quota->growth.running))
                 broker_turn(b);
         (void)peer_post(x, &request);
         n_allocs_left = 0;

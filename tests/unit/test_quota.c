@@ -2,7 +2,7 @@
  * is given back to make room.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#include "daemon/memory/quota.h"
+#include "daemon/memory/queue.h"
 
 #include <errno.h>
 #include <string.h>
@@ -248,7 +248,7 @@ TEST(test_waiting)
         ck_assert_uint_eq(device.n_makes, 0); /* nothing happens inside the call */
         quota_turn(q);
         ck_assert(TAILQ_EMPTY(&p.queue.due));
-        ck_assert(q->growth.is_running);
+        ck_assert(!TAILQ_EMPTY(&q->growth.running));
         ck_assert_uint_eq(n_done, 0);
         ck_assert_uint_eq(worker_poll(worker), 1);
         assert_done(0, 0);
@@ -441,7 +441,7 @@ TEST(test_cancel)
         wait_for(2, q, E);
         quota_cancel(&asks[0].request); /* not looked at yet */
         quota_turn(q);
-        ck_assert_ptr_eq(q->growth.request, &asks[1].request);
+        ck_assert_ptr_nonnull(asks[1].request.growth);
         quota_cancel(&asks[1].request); /* being made */
         settle();
         ck_assert_uint_eq(asks[0].n_done + asks[1].n_done, 0);
@@ -486,7 +486,7 @@ TEST(test_max_blocks)
         give_back(4); /* a hole that the growth has no use for */
         wait_for(1, q, E);
         quota_turn(q);
-        ck_assert(q->growth.is_running);
+        ck_assert(!TAILQ_EMPTY(&q->growth.running));
         ck_assert_int_eq(quota_alloc(q, 256, false, &h, &offset), 0); /* passes by and takes the last */
         settle();
         assert_done(1, -EDQUOT);
@@ -678,11 +678,11 @@ TEST(slow_release_is_not_waited_for)
         ck_assert_uint_gt(arena_leaving_bytes(q->arena), 0);
         partition_tick(q->partition);
         quota_turn(q);
-        ck_assert(!q->growth.is_running);
+        ck_assert(TAILQ_EMPTY(&q->growth.running));
         still_clock_pass(60);
         partition_tick(q->partition);
         quota_turn(q);
-        ck_assert(q->growth.is_running);
+        ck_assert(!TAILQ_EMPTY(&q->growth.running));
         ck_assert_uint_gt(arena_leaving_bytes(q->arena), 0);
         ck_assert_uint_eq(q->account.charged_bytes, 4 * E);
         settle();
@@ -702,7 +702,7 @@ TEST(slow_release_at_the_limit)
         still_clock_pass(60);
         partition_tick(q->partition);
         quota_turn(q);
-        ck_assert(!q->growth.is_running);
+        ck_assert(TAILQ_EMPTY(&q->growth.running));
         ck_assert_uint_eq(asks[4].n_done, 0);
         settle();
         assert_done(4, 0);
@@ -1142,6 +1142,398 @@ TEST(test_no_room_for_a_quota)
         ck_assert_int_eq(open_quota("alpha", 4 * E, 3 * E, 10, &q), -ENOMEM);
         ck_assert_int_eq(open_quota("alpha", E, 2 * E, 10, &q), -EINVAL);
         ck_assert_uint_eq(p.n_quotas, 0);
+}
+
+/* ---- growths beside each other -------------------------------------------------- */
+
+static unsigned n_running(const struct quota *of)
+{
+        const struct running_growth *growth;
+        unsigned n = 0;
+
+        TAILQ_FOREACH(growth, &of->growth.running, link)
+        n++;
+        return n;
+}
+
+/* Turns until no quota is due; no device call. */
+static void turn_all(void)
+{
+        while (!TAILQ_EMPTY(&p.queue.due))
+                quota_turn(TAILQ_FIRST(&p.queue.due));
+        check();
+}
+
+static void poll_one(void)
+{
+        ck_assert_uint_eq(worker_poll(worker), 1);
+        check();
+}
+
+TEST(growths_run_beside_each_other)
+{
+        open_one(16 * E, 100);
+        wait_for(0, q, 6 * E);
+        wait_for(1, q, E);
+        turn_all();
+        ck_assert_uint_eq(n_running(q), 2);
+        ck_assert_uint_eq(q->account.charged_bytes, 7 * E);
+        poll_one(); /* the smaller one first */
+        assert_done(1, 0);
+        ck_assert_uint_eq(asks[0].n_done, 0);
+        wait_for(2, q, 2 * E);
+        turn_all();
+        ck_assert_uint_eq(n_running(q), 2);
+        settle();
+        assert_done(0, 0);
+        assert_done(2, 0);
+}
+
+/* The limit holds for all of them together. What lacks room waits for them, and is refused in the end. */
+TEST(growths_beside_each_other_are_all_charged)
+{
+        open_one(8 * E, 100);
+        wait_for(0, q, 5 * E);
+        wait_for(1, q, 2 * E);
+        wait_for(2, q, 2 * E);
+        turn_all();
+        ck_assert_uint_eq(n_running(q), 2);
+        ck_assert_uint_eq(q->account.charged_bytes, 7 * E);
+        poll_one();
+        turn_all();
+        ck_assert_uint_eq(asks[2].n_done, 0);
+        settle();
+        assert_done(0, 0);
+        assert_done(1, 0);
+        assert_done(2, -EDQUOT);
+        ck_assert_uint_eq(quota_life(q)->peak_reserved, 7 * E);
+}
+
+/* If the device fails, the request that lacked room has it. */
+TEST(failed_growth_leaves_its_room)
+{
+        open_one(8 * E, 100);
+        wait_for(0, q, 5 * E);
+        wait_for(1, q, 2 * E);
+        wait_for(2, q, 6 * E);
+        turn_all();
+        fake_device_fail_make(&device, 4, -ENOMEM); /* of the larger one */
+        poll_one();
+        turn_all();
+        poll_one();
+        assert_done(0, -ENOMEM);
+        ck_assert(asks[0].request.device_failed);
+        assert_done(1, 0);
+        ck_assert_uint_eq(q->account.charged_bytes, 2 * E);
+        settle();
+        assert_done(2, 0);
+}
+
+/* Small requests share the extents of a small growth, and do not wait for a large one. */
+TEST(small_requests_do_not_wait_for_a_large_growth)
+{
+        open_one(16 * E, 1000);
+        wait_for(0, q, 4 * E + E / 2);
+        turn_all();
+        for (unsigned i = 1; i < 20; i++)
+                wait_for(i, q, 1024);
+        turn_all();
+        ck_assert_uint_eq(n_running(q), 2);
+        poll_one();
+        turn_all();
+        for (unsigned i = 1; i < 20; i++)
+                assert_done(i, 0);
+        ck_assert_uint_eq(asks[0].n_done, 0);
+        ck_assert_uint_eq(device.n_makes, 1);
+        settle();
+        ck_assert_uint_eq(device.n_makes, 6);
+}
+
+/* But for one where the limit has no room: it leaves the rest of its last extent. */
+TEST(request_at_the_limit_waits_for_what_a_growth_leaves)
+{
+        open_one(5 * E, 100);
+        wait_for(0, q, 4 * E + E / 2);
+        turn_all();
+        wait_for(1, q, E / 2);
+        turn_all();
+        ck_assert_uint_eq(n_running(q), 1);
+        settle();
+        assert_done(1, 0);
+        ck_assert_uint_eq(q->account.charged_bytes, 5 * E);
+        ck_assert_uint_eq(quota_n_refusals(q), 0);
+}
+
+TEST(growths_do_not_exceed_max_blocks)
+{
+        open_one(8 * E, 2);
+        for (unsigned i = 0; i < 3; i++)
+                wait_for(i, q, E);
+        turn_all();
+        ck_assert_uint_eq(n_running(q), 2);
+        settle();
+        assert_done(0, 0);
+        assert_done(1, 0);
+        assert_done(2, -EDQUOT);
+        ck_assert_uint_eq(device.n_makes, 2);
+}
+
+/* What is made for a request that is gone serves others. */
+TEST(one_of_two_growths_is_cancelled)
+{
+        open_one(7 * E, 100);
+        wait_for(0, q, 4 * E);
+        wait_for(1, q, 2 * E);
+        turn_all();
+        ck_assert_uint_eq(n_running(q), 2);
+        quota_cancel(&asks[0].request);
+        wait_for(2, q, 3 * E); /* the limit lacks room for another growth */
+        turn_all();
+        ck_assert_uint_eq(n_running(q), 2);
+        settle();
+        ck_assert_uint_eq(asks[0].n_done, 0);
+        assert_done(1, 0);
+        assert_done(2, 0);
+        ck_assert_uint_eq(device.n_makes, 6);
+}
+
+TEST(sessions_end_between_two_growths)
+{
+        open_one(7 * E, 100);
+        wait_for(0, q, 4 * E);
+        wait_for(1, q, 2 * E);
+        turn_all();
+        quota_cancel(&asks[1].request);
+        quota_cancel(&asks[0].request);
+        quota_leave(q);
+        ck_assert_uint_eq(q->account.charged_bytes, 6 * E);
+        poll_one();
+        ck_assert(!quota_is_gone(q));
+        settle();
+        ck_assert_uint_eq(asks[0].n_done + asks[1].n_done, 0);
+        ck_assert_uint_eq(q->account.charged_bytes, 0);
+        ck_assert_uint_eq(device.n_live, 0);
+}
+
+/* A lower limit ends no growth, and nothing is charged beyond it afterwards. */
+TEST(limit_is_lowered_between_two_growths)
+{
+        const struct quota_limits lower = { .limit_bytes = 3 * E, .max_sessions = 2, .max_blocks = 100 };
+
+        open_one(8 * E, 100);
+        wait_for(0, q, 4 * E);
+        wait_for(1, q, 2 * E);
+        turn_all();
+        poll_one();
+        ck_assert_int_eq(quota_prepare_limit(q, lower.limit_bytes), 0);
+        quota_set(q, &lower);
+        partition_set_limit(&p, 8 * E);
+        wait_for(2, q, E);
+        turn_all();
+        ck_assert_uint_eq(n_running(q), 1);
+        ck_assert_uint_eq(q->account.charged_bytes, 6 * E);
+        settle();
+        assert_done(0, 0);
+        assert_done(2, -EDQUOT);
+        give_back(0);
+        quota_release_idle(q);
+        settle();
+        ck_assert_uint_eq(q->account.charged_bytes, 2 * E);
+}
+
+TEST(partition_drains_between_two_growths)
+{
+        open_one(8 * E, 100);
+        wait_for(0, q, 4 * E);
+        wait_for(1, q, 2 * E);
+        wait_for(2, q, 4 * E);
+        turn_all();
+        poll_one();
+        assert_done(1, 0);
+        partition_set_draining(&p, true);
+        turn_all();
+        assert_done(2, -EBUSY);
+        ck_assert_uint_eq(asks[0].n_done, 0);
+        ck_assert(!quota_is_drained(q));
+        settle();
+        assert_done(0, -EBUSY);
+        give_back(1);
+        quota_release_idle(q);
+        settle();
+        ck_assert(quota_is_drained(q));
+        partition_set_draining(&p, false);
+        take(3, q, 8 * E);
+}
+
+/* Each growth begins in a turn of its own, so quotas that share a partition take turns. */
+TEST(growths_of_quotas_begin_in_turns)
+{
+        open_both(4 * E, 4 * E, 0);
+        for (unsigned i = 0; i < 3; i++)
+                wait_for(i, q, E);
+        for (unsigned i = 3; i < 6; i++)
+                wait_for(i, neighbour, E);
+        for (unsigned i = 0; i < 2; i++) {
+                quota_turn(q);
+                quota_turn(neighbour);
+        }
+        ck_assert_uint_eq(n_running(q), 2);
+        ck_assert_uint_eq(n_running(neighbour), 2);
+        settle();
+        assert_done(1, 0);
+        assert_done(4, 0);
+        assert_done(2, -ENOMEM);
+        assert_done(5, -ENOMEM);
+}
+
+/* While own extents are released for the first request, whose room is charged, the next one grows by what is left. */
+TEST(request_grows_while_own_extents_are_released_for_another)
+{
+        open_one(8 * E, 100);
+        take_two_apart(4);
+        wait_for(4, q, 3 * E);
+        turn_all();
+        ck_assert_uint_eq(arena_leaving_bytes(q->arena), 2 * E);
+        ck_assert_uint_eq(q->account.charged_bytes, 5 * E);
+        wait_for(5, q, E);
+        turn_all();
+        ck_assert_uint_eq(n_running(q), 1);
+        ck_assert_uint_eq(q->account.charged_bytes, 6 * E);
+        while (asks[5].n_done == 0)
+                worker_poll(worker);
+        settle();
+        assert_done(5, 0);
+        assert_done(4, 0);
+        ck_assert_uint_eq(q->account.charged_bytes, 6 * E);
+        ck_assert_uint_eq(quota_life(q)->peak_reserved, 6 * E);
+        ck_assert_uint_eq(q->growth.held.n_bytes, 0);
+}
+
+/* But not by the room that the first one has. */
+TEST(request_does_not_take_the_room_of_released_extents)
+{
+        open_one(6 * E, 100);
+        take_two_apart(4);
+        wait_for(4, q, 4 * E);
+        turn_all();
+        ck_assert_uint_eq(q->account.charged_bytes, 6 * E);
+        wait_for(5, q, E);
+        turn_all();
+        ck_assert_uint_eq(n_running(q), 0);
+        settle();
+        assert_done(4, 0);
+        assert_done(5, -EDQUOT);
+}
+
+/* ---- at random -------------------------------------------------------------- */
+
+#define N_MODEL 48u
+
+/* What the limits say, at each moment: all that is charged is in extents, in growths that run, or held for the first. */
+static void judge_charges(const struct quota *of)
+{
+        struct bfc_stats stats;
+        uint64_t n_bytes = 0;
+
+        arena_read_stats(of->arena, &stats);
+        ck_assert_uint_le(of->account.charged_bytes, of->account.limit_bytes);
+        ck_assert_uint_eq(of->account.charged_bytes, stats.bytes_reserved + of->growth.held.n_bytes);
+        for (unsigned i = 0; i < N_MODEL; i++) {
+                const struct ask *x = &asks[i];
+
+                if (x->request.quota != of || x->n_done != 1 || x->result != 0)
+                        continue;
+                n_bytes += x->request.n_bytes;
+                for (unsigned k = 0; k < i; k++)
+                        ck_assert(asks[k].request.quota != of || asks[k].n_done != 1 || asks[k].result != 0 ||
+                                  asks[k].offset + asks[k].request.n_bytes <= x->offset ||
+                                  x->offset + x->request.n_bytes <= asks[k].offset);
+        }
+        ck_assert_uint_eq(of->all.bytes_in_use, n_bytes);
+}
+
+/* Requests, cancels, frees, turns and device calls of two tenants in any order, with several growths at once. A request
+ * ends, however many others come after it. */
+LOOP_TEST(growths_at_random, 8)
+{
+        bool waits[N_MODEL] = { false };
+        unsigned since[N_MODEL] = { 0 }, n_most = 0, n_served = 0, n_refused = 0, n_beside = 0;
+        uint64_t seed = 100 + (uint64_t)_i;
+
+        open_both((_i % 2 ? 40 : 28) * E, 24 * E, _i % 4 == 3 ? 8 * E : 0);
+        p.share = DEVICE_SHARE_FD;
+        for (unsigned step = 0; step < 12000; step++) {
+                unsigned i = (unsigned)below(&seed, N_MODEL), n = n_running(q) + n_running(neighbour);
+                struct quota *of = below(&seed, 2) == 0 ? q : neighbour;
+                bool is_large = below(&seed, 8) == 0;
+
+                switch (below(&seed, 8)) {
+                case 0:
+                case 1:
+                        if (waits[i])
+                                break;
+                        if (asks[i].n_done == 1 && asks[i].result == 0) {
+                                give_back(i);
+                                break;
+                        }
+                        asks[i].n_done = 0;
+                        wait_for(i, of, 256 * (1 + below(&seed, (is_large ? 8 * E : E + E / 4) / 256)));
+                        waits[i] = true;
+                        since[i] = step;
+                        break;
+                case 2:
+                        if (!waits[i] || below(&seed, 8) > 0)
+                                break;
+                        quota_cancel(&asks[i].request);
+                        waits[i] = false;
+                        break;
+                case 3:
+                        if (below(&seed, 40) == 0)
+                                fake_device_fail_make(&device, 1 + (unsigned)below(&seed, 8), -ENOMEM);
+                        break;
+                case 4:
+                        if (below(&seed, 4) == 0)
+                                worker_poll(worker);
+                        break;
+                case 5:
+                        still_clock_pass(below(&seed, 20));
+                        partition_tick(&p);
+                        break;
+                default:
+                        if (!TAILQ_EMPTY(&p.queue.due))
+                                quota_turn(below(&seed, 2) ? TAILQ_FIRST(&p.queue.due)
+                                                           : TAILQ_LAST(&p.queue.due, quota_list));
+                        break;
+                }
+                for (unsigned k = 0; k < N_MODEL; k++) {
+                        if (!waits[k])
+                                continue;
+                        ck_assert_msg(step - since[k] < 3000, "request %u waits since step %u", k, since[k]);
+                        if (asks[k].n_done == 0)
+                                continue;
+                        ck_assert_uint_eq(asks[k].n_done, 1);
+                        ck_assert(asks[k].result == 0 || asks[k].result == -EDQUOT ||
+                                  asks[k].result == -ENOMEM);
+                        n_served += asks[k].result == 0;
+                        n_refused += asks[k].result < 0;
+                        waits[k] = false;
+                }
+                n_most = n > n_most ? n : n_most;
+                n_beside += n_running(q) > 1;
+                ck_assert_uint_le(p.pool.committed_bytes, p.pool.limit_bytes);
+                judge_charges(q);
+                judge_charges(neighbour);
+                if (step % 16 == 0)
+                        check();
+        }
+        settle();
+        for (unsigned k = 0; k < N_MODEL; k++)
+                ck_assert_uint_eq(waits[k] && asks[k].n_done == 0, 0);
+        ck_assert_uint_gt(n_most, 4);
+        ck_assert_uint_gt(n_beside, 500);
+        ck_assert_uint_gt(n_served, 500);
+        ck_assert_uint_gt(n_refused, 20);
+        device.fail_make = 0;
 }
 
 /* ---- how long requests waited ----------------------------------------------- */

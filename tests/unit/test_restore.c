@@ -494,7 +494,7 @@ static void wake_block(uint32_t block)
         uint64_t missing;
 
         ck_assert_int_eq(charge_take(&account, b->n_bytes, &charge, &missing), 0);
-        ck_assert_int_eq(arena_wake(a, b->handle, &charge, on_woken, on_released, NULL), 0);
+        ck_assert_int_eq(arena_wake(a, b->handle, &charge, on_woken, NULL, on_released, NULL), 0);
         worker_drain(worker);
         arena_wake_commit(a, b->handle);
         ledger_block_park(ledger, block, LEDGER_AWAKE);

@@ -15,6 +15,7 @@
 #include <time.h>
 
 #include "daemon/base/clock.h"
+#include "daemon/memory/queue.h"
 #include "daemon/session/lease.h"
 #include "daemon/session/reload.h"
 #include "daemon/session/hello.h"
@@ -637,6 +638,22 @@ static void op_reload(struct slot *s)
         w.n_reloads++;
 }
 
+static void count_growths(void)
+{
+        const struct running_growth *growth;
+        const struct quota *q;
+
+        for (size_t i = 0; i < w.b->n_partitions; i++)
+                TAILQ_FOREACH(q, &w.b->partitions[i].quotas, lists.of_partition)
+                {
+                        unsigned n = 0;
+
+                        TAILQ_FOREACH(growth, &q->growth.running, link)
+                        n++;
+                        w.n_growths = n > w.n_growths ? n : w.n_growths;
+                }
+}
+
 static const struct {
         const char *name;
         unsigned weight;
@@ -717,6 +734,7 @@ static void walk(bool sticky)
         for (w.step = 0; w.step < n_steps; w.step++) {
                 act();
                 collect();
+                count_growths();
                 walk_check_levels();
                 if (w.step % CHECK_EVERY == 0)
                         check_all();
@@ -743,6 +761,7 @@ static void walk(bool sticky)
                 ck_assert_uint_gt(w.n_done[i], 0);
         ck_assert_uint_gt(w.n_answers, 0);
         ck_assert_uint_gt(w.n_relieved, 0);
+        ck_assert_uint_gt(w.n_growths, 1);
         ck_assert(!sticky || w.n_retired > 0);
         ck_assert_uint_gt(w.n_missed, 0);
         ck_assert(w.n_orders > 0 && w.n_evicted > 0 && w.n_lies > 0);

@@ -97,6 +97,7 @@ struct walk {
         uint64_t n_trims, n_answers, n_missed; /* answered truly or not; not in time */
         uint64_t n_orders, n_evicted, n_lies;
         uint64_t longest_wait_ms;
+        unsigned n_growths; /* the most of a quota at once */
         struct lease_model leases[N_LEASES];
         uint64_t allowed[3][N_SHARES], partitions_allowed[2]; /* as in leases */
         uint64_t n_leases, n_leases_gone, n_leases_refused, n_lease_evictions, n_joined;
