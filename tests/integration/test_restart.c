@@ -452,6 +452,60 @@ static void *wait_for_it(void *arg)
         return NULL;
 }
 
+struct grower {
+        bfc_client *client;
+        size_t n_bytes;
+        int r;
+        void *p;
+        pthread_t thread;
+};
+
+static void *grow(void *arg)
+{
+        struct grower *g = arg;
+
+        g->r = bfc_malloc_flags(g->client, NULL, g->n_bytes, BFC_WHOLE, &g->p);
+        return NULL;
+}
+
+/* The daemon ends while it makes memory for two requests of a tenant: the next one serves both, and nothing of what had
+ * been made is left. */
+LOOP_TEST(a_restart_between_two_growths, 2)
+{
+        static const struct rig_config large = {
+                .size = "1GiB",
+                .partitions = "      - {name: train, limit: 960MiB}\n",
+                .tenants = TENANT("red", "@UID@", "train, limit: 960MiB"),
+        };
+        bool is_host = rig_device() == ON_HOST;
+        size_t factor = is_host ? 16 : 1; /* its memory is made faster */
+        struct grower growers[2] = { { .n_bytes = 40 * MIB * factor }, { .n_bytes = 10 * MIB * factor } };
+        struct kept *k;
+
+        setenv("FAKE_CUDA_MS_PER_GIB", "10000", 1);
+        k = kept_start(is_host ? &large : &two_tenants);
+        for (unsigned i = 0; i < 2; i++) {
+                growers[i].client = client_open(k->rig, "red", NULL);
+                ck_assert_int_eq(pthread_create(&growers[i].thread, NULL, grow, &growers[i]), 0);
+        }
+        ck_assert(WAIT_FOR(rig_count(k->rig).bytes_pending > growers[0].n_bytes ||
+                                   rig_count(k->rig).n_blocks > 0,
+                           SETTLE_MS));
+        kept_restart(k, signals[_i]);
+        for (unsigned i = 0; i < 2; i++) {
+                ck_assert_int_eq(pthread_join(growers[i].thread, NULL), 0);
+                ck_assert_int_eq(growers[i].r, 0);
+                block_fill(growers[i].client, growers[i].p, growers[i].n_bytes, i);
+        }
+        for (unsigned i = 0; i < 2; i++) {
+                ck_assert(block_has(growers[i].client, growers[i].p, growers[i].n_bytes, i));
+                ck_assert_ok(bfc_free(growers[i].client, growers[i].p));
+                bfc_disconnect(growers[i].client);
+        }
+        kept_stop(k);
+        unsetenv("FAKE_CUDA_MS_PER_GIB");
+}
+
 /* A malloc that waits for room, and an attach that waits for a name, wait on with the next
  * daemon. */
 LOOP_TEST(waiting_requests_continue_to_wait, 2)
