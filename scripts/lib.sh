@@ -64,6 +64,7 @@ chromium              cmd:chromium
 chromium-driver       cmd:chromedriver
 python3-selenium      fn:has_selenium
 clang                 cmd:clang
+libclang-rt-dev       fn:has_libfuzzer
 "
 # Of scripts/torture --fuzz. Compiler and runtime may be of different packages.
 needs_fuzz='

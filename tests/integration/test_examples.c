@@ -117,6 +117,71 @@ TEST(a_program_links_by_pkg_config)
         rig_stop(rig);
 }
 
+/* $4: a compiler, $5: a standard, after the arguments of LINK. The program has sanitizers, the library has none. */
+#define CPP_PROGRAM(name)                                                                                    \
+        "set -e; export PKG_CONFIG_PATH=\"$2/meson-uninstalled\" LD_LIBRARY_PATH=\"$2/client\"; "            \
+        "pkg-config --cflags --libs bfcclient | xargs \"$4\" \"-std=$5\" -Wall -Wextra -Wpedantic "          \
+        "-Wconversion -Werror -g -pthread -fsanitize=address,undefined -fno-sanitize-recover=all "           \
+        "-DBFC_NO_CUDA \"$1/" name "\" -o \"$3/program\"; \"$3/program\"; rm \"$3/program\""
+
+/* True: this compiler is there, and can link a program with sanitizers. */
+static bool has_cpp(const char *compiler)
+{
+        const char *argv[] = { "/bin/sh", "-c",
+                               "command -v \"$0\" >/dev/null && echo 'int main() {}' | "
+                               "\"$0\" -fsanitize=address,undefined -x c++ - -o /dev/null",
+                               compiler, NULL };
+
+        if (program_run(argv, NULL, NULL) == 0)
+                return true;
+        printf("# skipped: no %s, or it lacks sanitizers\n", compiler);
+        return false;
+}
+
+static char *run_cpp(const struct rig *rig, const char *script, const char *compiler, const char *standard)
+{
+        const char *argv[] = {
+                "/bin/sh",   "-c",     script,   "sh", getenv("BFC_LINK_SOURCE"), getenv("BFC_LINK_BUILD"),
+                rig->folder, compiler, standard, NULL
+        };
+        char *out, *err;
+        int status = program_run(argv, &out, &err);
+
+        ck_assert_msg(status == 0, "%s, %s: %d: %s", compiler, standard, status, err);
+        free(err);
+        return out;
+}
+
+/* bfcclient.hpp. python/tests/frameworks/test_cpp.py has its part for GPUs. */
+TEST(the_header_for_cpp_in_each_standard)
+{
+        static const char *const compilers[] = { "g++", "clang++" }, *const standards[] = { "c++17",
+                                                                                            "c++20" };
+        struct rig *rig;
+        char *out;
+
+        if (!can_link())
+                return;
+        rig = rig_start(&one_tenant);
+        setenv("BFC_SOCKET", rig->socket, 1);
+        for (size_t i = 0; i < 2; i++) {
+                for (size_t j = 0; j < 2 && has_cpp(compilers[i]); j++) {
+                        out = run_cpp(rig, CPP_PROGRAM("tests/integration/cpp_client.cpp"), compilers[i],
+                                      standards[j]);
+                        ck_assert_str_eq(out, "done\n");
+                        free(out);
+                }
+        }
+        if (has_cpp("g++")) {
+                out = run_cpp(rig, CPP_PROGRAM("examples/pmr.cpp"), "g++", "c++17");
+                ck_assert_ptr_nonnull(strstr(out, "red uses "));
+                ck_assert_ptr_nonnull(strstr(out, " of 33554432 bytes in train\n"));
+                text_has(out, "\ntenant 'red' asked for more than its limit in 'train'");
+        }
+        unsetenv("BFC_SOCKET");
+        rig_stop(rig);
+}
+
 /* Only the names that the shared library exports can clash with those of a program. */
 TEST(the_static_library_has_public_names_only)
 {

@@ -11,7 +11,7 @@ import re
 import sys
 
 SKIP = {".git", "corpus"}
-LICENSED = (".c", ".h", ".py", ".sh")
+LICENSED = (".c", ".h", ".cpp", ".hpp", ".py", ".sh")
 
 
 def files_of(root, endings):
@@ -104,6 +104,18 @@ def check_examples(root):
             yield f"docs/man/libbfcclient.3.scd: a program that is none of examples/: {text.splitlines()[0]}"
 
 
+def check_examples_cpp(root):
+    """The programs in docs/cpp.md are those in examples/."""
+    shown = re.findall(r"^```cpp\n(.*?)^```", read(root, "docs/cpp.md"), re.S | re.M)
+    have = {p: read(root, p) for p in files_of(root, (".cpp",)) if p.startswith("examples/")}
+    for path, text in sorted(have.items()):
+        if text not in shown:
+            yield f"docs/cpp.md: {path} is not there, word for word"
+    for text in shown:
+        if text not in have.values():
+            yield f"docs/cpp.md: a program that is none of examples/: {text.splitlines()[0]}"
+
+
 def check_pages(root):
     """Every program has a manual page, and every page that is named exists."""
     have = {p[len("docs/man/"):-len(".scd")] for p in files_of(root, (".scd",)) if p.startswith("docs/man/")}
@@ -144,6 +156,7 @@ RULES = (
     ("the README's links lead somewhere in the package", check_packaged),
     ("the README's program is examples/hello.c", check_program),
     ("libbfcclient(3)'s programs are those in examples/", check_examples),
+    ("the programs of docs/cpp.md are those in examples/", check_examples_cpp),
     ("manual pages are complete", check_pages),
     ("every source names its licence", check_licence),
     ("every bound in SECURITY.md has a test", check_bounds),
