@@ -520,6 +520,12 @@ API cudaError_t cudaStreamGetPriority(cudaStream_t stream, int *priority)
         return cudaSuccess;
 }
 
+API cudaError_t cudaStreamGetId(cudaStream_t stream, unsigned long long *id)
+{
+        ENTER();
+        return done(cuStreamGetId(stream, id));
+}
+
 API cudaError_t cudaStreamQuery(cudaStream_t stream)
 {
         ENTER();
