@@ -24,7 +24,7 @@ import bfcd.ray  # noqa: E402
 
 pytestmark = host_only
 NODE_MIB, ACTOR_MIB = 2048, 256
-N_KILLS = 100 if os.environ.get("BFC_TEST_LONG") else 4
+N_ROUNDS = 25 if os.environ.get("BFC_TEST_LONG") else 2  # of four kills, or of one raylet
 CALL_S = 300  # of what takes a second on an idle machine
 
 
@@ -174,7 +174,7 @@ def test_a_lease_is_named_after_the_job_and_has_the_limit_that_ray_counts(nodes)
 
 
 def test_kills_leave_nothing(nodes):
-    for i in range(N_KILLS):
+    for i in range(N_ROUNDS):
         actors = [Actor.options(**options()).remote() for _ in range(4)]
         places = get([a.where.remote() for a in actors])
         get([a.take.remote() for a in actors])
@@ -200,7 +200,7 @@ def test_an_actor_that_ray_restarts_has_a_new_lease(nodes):
 
 def test_the_end_of_a_raylet_leaves_nothing(machines):
     first, second = machines
-    for _ in range(max(N_KILLS // 4, 2)):
+    for _ in range(N_ROUNDS):
         actors = [Actor.options(**options()).remote() for _ in range(4)]
         get([a.take.remote() for a in actors])
         wait_for(lambda: sum(len(m.leases()) for m in machines) == 4, "leases of the actors")
