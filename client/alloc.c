@@ -383,7 +383,7 @@ static inline __attribute__((always_inline)) bool client_unstash(bfc_client *cli
 {
         struct record *record;
 
-        if (partition != client->partition || n_bytes > MAGAZINE_BLOCK_BYTES ||
+        if (partition != client->partition || n_bytes > MAGAZINE_HUGE_BYTES ||
             __atomic_load_n(&client->stash.state, __ATOMIC_RELAXED) == STASH_NONE)
                 return false;
         record = magazines_get(client->stash.magazines, n_bytes);
@@ -709,7 +709,8 @@ int client_malloc(bfc_client *client, uint32_t partition, uint64_t n_bytes, cons
         /* The cache may have the memory. Only the daemon knows where extents end, so a block with flags is
          * never cut. */
         if (malloc_can_be_cut(how)) {
-                if (!how->ret_slab && client_unstash(client, partition, n_bytes, ret_ptr))
+                if (!how->ret_slab && !how->is_not_stashed &&
+                    client_unstash(client, partition, n_bytes, ret_ptr))
                         return 0;
                 want = cache_want(client->cache, partition, n_bytes);
                 r = try_cut(client, partition, n_bytes, how, ret_ptr);
@@ -820,7 +821,9 @@ BFC_API int bfc_malloc_in(bfc_client *client, const char *partition, size_t n_by
 
 BFC_API int bfc_malloc(bfc_client *client, size_t n_bytes, void **ret_ptr)
 {
-        return malloc_fast(client, n_bytes, ret_ptr) ? 0 : bfc_malloc_in(client, NULL, n_bytes, ret_ptr);
+        const struct malloc_how slow = { .is_not_stashed = true };
+
+        return malloc_fast(client, n_bytes, ret_ptr) ? 0 : malloc_as(client, NULL, n_bytes, &slow, ret_ptr);
 }
 
 /* ---- freeing -----------------------------------------------------------------
@@ -829,7 +832,7 @@ BFC_API int bfc_malloc(bfc_client *client, size_t n_bytes, void **ret_ptr)
  * extents cannot be retired. It leaves the table and the statistics before the daemon is told, which may grant the
  * same place to another thread at once. So what is counted is never more than what the daemon has granted.
  *
- * A block can be stashed if its memory can be another block's at once: cut by the cache, at most 1 MiB, and
+ * A block can be stashed if its memory can be another block's at once: cut by the cache, at most 32 MiB, and
  * of a device that works only for this process's own code. Only blocks of the client's own partition are
  * stashed, so there is one set of magazines. */
 

@@ -312,6 +312,7 @@ struct malloc_how {
         struct block *ret_slab;   /* NULL; else of a stream's pool: not counted; see client_return_slab() */
         bool is_stream_permanent; /* it is never destroyed */
         bool again;               /* the caller repeats it after a refusal */
+        bool is_not_stashed;      /* the magazines had none */
         int cancel_fd;            /* 0: none */
         struct client_call *call; /* client_malloc()'s own */
 };

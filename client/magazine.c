@@ -7,7 +7,7 @@
  *
  * Invariants, for each: n_small is the number of blocks in the lists; the list of a size is empty
  * where its bit in `filled` is 0. The first n_large of `large` are set, in the order in which they
- * were stashed. n_large_bytes is their sum, and n_bytes the sum of both kinds.
+ * were stashed. n_large_bytes is the sum of these and of the huge one, n_bytes the sum of all.
  *
  * Nearly all calls are of small blocks, and meet nothing that is rare. They have a path of their own,
  * which calls no other function: so it has no registers to save. */
@@ -20,10 +20,10 @@
 
 #define GRANULE    256u
 #define N_SIZES    (MAGAZINE_SMALL_BYTES / GRANULE)
-#define MAX_CREDIT (2 * MAGAZINE_BLOCK_BYTES)
+#define MAX_CREDIT (2 * MAGAZINE_LARGE_BYTES)
 
 _Static_assert(N_SIZES == 64, "a bit of `filled` for each size");
-_Static_assert(MAGAZINE_BLOCK_BYTES / GRANULE <= UINT16_MAX, "large_sizes");
+_Static_assert(MAGAZINE_LARGE_BYTES / GRANULE <= UINT16_MAX, "large_sizes");
 
 struct magazine {
         struct biased_lock lock;
@@ -41,10 +41,15 @@ struct magazine {
         struct record *tops[N_SIZES];
         uint16_t large_sizes[MAGAZINE_LARGE_BLOCKS]; /* as size_of() */
         struct record *large[MAGAZINE_LARGE_BLOCKS];
+        struct record *huge; /* NULL: none */
+        unsigned huge_size;  /* of the last huge one that was requested, as size_of() */
+        unsigned
+                n_huge_turns; /* of requests and frees of that size, each after the other; odd: the last was a request */
 } __attribute__((aligned(128)));
 
 struct magazines {
         uint64_t max_small, max_large; /* bytes, in each */
+        uint64_t max_huge;             /* the largest huge one */
         unsigned n;                    /* one for each thread slot, which is the owner of its lock */
         unsigned n_touched;            /* atomic: those behind were never used, and have nothing */
         /* bound <= peak, for both sums. These three change only while all locks are held. */
@@ -77,6 +82,7 @@ int magazines_new(uint64_t max_bytes, struct magazines **ret)
         *m = (struct magazines){ .n = n, .n_touched = 1 };
         m->max_small = at_most(max_bytes / n / 8, MAGAZINE_MAX_SMALL);
         m->max_large = at_most(max_bytes / n - m->max_small, MAGAZINE_MAX_LARGE);
+        m->max_huge = at_most(max_bytes / n - m->max_small - m->max_large, MAGAZINE_HUGE_BYTES);
         for (unsigned i = 0; i < n; i++)
                 m->items[i] = (struct magazine){ .shown = NULL };
         biased_lock_register();
@@ -94,9 +100,11 @@ uint64_t magazines_max_block(const struct magazines *m)
 {
         if (m->max_large == 0)
                 return 0;
+        if (m->max_huge > MAGAZINE_LARGE_BYTES)
+                return m->max_huge / GRANULE * GRANULE;
         return at_most(m->max_large > MAGAZINE_SMALL_BYTES ? m->max_large / GRANULE * GRANULE
                                                            : MAGAZINE_SMALL_BYTES,
-                       MAGAZINE_BLOCK_BYTES);
+                       MAGAZINE_LARGE_BYTES);
 }
 
 /* ---- locks -------------------------------------------------------------------- */
@@ -381,9 +389,14 @@ static struct record *__attribute__((noinline)) empty_small(struct magazine *z, 
         return list;
 }
 
-/* The lock is held. */
+/* The huge one as well. The lock is held. */
 static struct record *__attribute__((noinline)) empty_large(struct magazine *z, struct record *list)
 {
+        if (z->huge) {
+                z->huge->below = list;
+                list = z->huge;
+                z->huge = NULL;
+        }
         while (z->n_large > 0) {
                 struct record *r = z->large[--z->n_large];
 
@@ -418,6 +431,28 @@ static struct record *take_large(struct magazine *z, int at)
         return r;
 }
 
+static bool is_huge(unsigned size)
+{
+        return size >= MAGAZINE_LARGE_BYTES / GRANULE;
+}
+
+/* Notes the request. NULL: there is none. The lock is held. */
+static struct record *find_huge(struct magazine *z, unsigned size)
+{
+        z->n_huge_turns = size == z->huge_size && z->n_huge_turns % 2 == 0 ? z->n_huge_turns + 1 : 1;
+        z->huge_size = size;
+        return z->huge && size_of(z->huge->block.n_bytes) == size ? z->huge : NULL;
+}
+
+static struct record *take_huge(struct magazine *z)
+{
+        struct record *r = z->huge;
+
+        z->huge = NULL;
+        z->n_large_bytes -= r->block.n_bytes;
+        return r;
+}
+
 /* Of a block that was taken out; n_bytes: of the block. Unlocks. */
 static inline __attribute__((always_inline)) struct record *give(struct magazine *z, enum how how,
                                                                  struct record *r, uint64_t n_requested,
@@ -445,9 +480,9 @@ get_any(struct magazines *m, struct magazine *z, enum how how, uint64_t n_reques
 {
         unsigned size = size_of(n_requested);
         uint64_t n_bytes = (size + UINT64_C(1)) * GRANULE;
-        int at = size < N_SIZES ? -1 : find_large(z, size);
+        int at = size < N_SIZES || is_huge(size) ? -1 : find_large(z, size);
 
-        if (size < N_SIZES ? !z->tops[size] : at < 0) {
+        if (size < N_SIZES ? !z->tops[size] : is_huge(size) ? !find_huge(z, size) : at < 0) {
                 unlock(z, how);
                 return NULL;
         }
@@ -458,8 +493,11 @@ get_any(struct magazines *m, struct magazine *z, enum how how, uint64_t n_reques
                 return NULL;
         }
         count_age(z, born, n_bytes);
-        return give(z, how, size < N_SIZES ? take_small(z, size) : take_large(z, at), n_requested, n_bytes,
-                    born);
+        return give(z, how,
+                    size < N_SIZES  ? take_small(z, size)
+                    : is_huge(size) ? take_huge(z)
+                                    : take_large(z, at),
+                    n_requested, n_bytes, born);
 }
 
 /* The lock is held. */
@@ -484,7 +522,7 @@ struct record *magazines_get(struct magazines *m, uint64_t n_requested)
         return z ? get_usual(m, z, n_requested, born) : get_any(m, lock_one(m), LOCKED, n_requested, born);
 }
 
-/* The next four: the magazine's lock is held. put_…() return the blocks that do not stay. */
+/* The next five: the magazine's lock is held. put_…() return the blocks that do not stay. */
 static inline __attribute__((always_inline)) void count_put(struct magazine *z, const struct record *record)
 {
         uint64_t n_bytes = record->block.n_bytes;
@@ -507,14 +545,34 @@ static inline __attribute__((always_inline)) void add_small(struct magazine *z, 
 static struct record *put_large(const struct magazines *m, struct magazine *z, unsigned size,
                                 struct record *record)
 {
+        uint64_t huge_bytes = z->huge ? z->huge->block.n_bytes : 0;
+
         z->n_large_bytes += record->block.n_bytes;
-        if (z->n_large == MAGAZINE_LARGE_BLOCKS || z->n_large_bytes > m->max_large) {
+        if (z->n_large == MAGAZINE_LARGE_BLOCKS || z->n_large_bytes - huge_bytes > m->max_large) {
                 record->below = NULL;
                 return empty_large(z, record);
         }
         z->large[z->n_large] = record;
         z->large_sizes[z->n_large++] = (uint16_t)size;
         return NULL;
+}
+
+static struct record *put_huge(struct magazine *z, unsigned size, struct record *record)
+{
+        struct record *leaves = record;
+
+        z->n_huge_turns = size == z->huge_size && z->n_huge_turns % 2 == 1 ? z->n_huge_turns + 1 : 0;
+        z->n_large_bytes += record->block.n_bytes;
+        if (z->n_huge_turns >= 2 * MAGAZINE_HUGE_AFTER) {
+                leaves = z->huge;
+                z->huge = record;
+        }
+        if (!leaves)
+                return NULL;
+        leaves->below = NULL;
+        z->n_large_bytes -= leaves->block.n_bytes;
+        set_bytes(z, z->n_bytes - leaves->block.n_bytes);
+        return leaves;
 }
 
 static struct record *__attribute__((noinline))
@@ -530,7 +588,9 @@ put_any(struct magazines *m, struct magazine *z, enum how how, struct record *re
                 lower_bound(m, z->credit);
                 z->credit = 0;
         }
-        if (size >= N_SIZES)
+        if (is_huge(size))
+                full = put_huge(z, size, record);
+        else if (size >= N_SIZES)
                 full = put_large(m, z, size, record);
         else
                 add_small(z, size, record);

@@ -1,4 +1,4 @@
-/* Magazines: freed blocks up to 1 MiB that wait for the next request of their size, and the exact sum of
+/* Magazines: freed blocks up to 32 MiB that wait for the next request of their size, and the exact sum of
  * bytes in use.
  *
  * SPDX-License-Identifier: Apache-2.0
@@ -6,6 +6,10 @@
  * Neither takes a lock that all threads share. A client has a few magazines, twice as many as processors,
  * at least 16 and at most 64. A thread owns the magazine of its slot (biased_lock.h). Threads without a slot use
  * any, and move on when they meet another thread. Blocks of a thread that ended are used by the slot's next one.
+ *
+ * Of blocks above 1 MiB a magazine stashes one, and only of a thread that requests and frees one size of them in turn.
+ * Others are seldom reused soon: they would only keep the cache's free space in pieces, and make requests of other
+ * threads empty all magazines.
  *
  * A stashed block keeps its record in the table and its place in the cache, so stashing and unstashing
  * changes a list and a word. magazines_take_all() removes memory that is needed elsewhere.
@@ -33,10 +37,12 @@
 #include "client/blocks.h"
 #include "proto/pages.h"
 
-#define MAGAZINE_BLOCK_BYTES  (UINT64_C(1) << 20)   /* larger ones are not stashed */
-#define MAGAZINE_SMALL_BYTES  UINT64_C(16384)       /* larger ones are large */
-#define MAGAZINE_BLOCKS       64u                   /* the maximum of small ones in each */
-#define MAGAZINE_LARGE_BLOCKS 16u                   /* large ones */
+#define MAGAZINE_SMALL_BYTES  UINT64_C(16384)      /* larger ones are large */
+#define MAGAZINE_LARGE_BYTES  (UINT64_C(1) << 20)  /* larger ones are huge */
+#define MAGAZINE_HUGE_BYTES   (UINT64_C(32) << 20) /* larger ones are not stashed */
+#define MAGAZINE_HUGE_AFTER   32u /* so many are requested and freed in turn before one is stashed */
+#define MAGAZINE_BLOCKS       64u /* the maximum of small ones in each */
+#define MAGAZINE_LARGE_BLOCKS 16u /* large ones */
 #define MAGAZINE_MAX_SMALL    (UINT64_C(256) << 10) /* the maximum bytes of small ones in each */
 #define MAGAZINE_MAX_LARGE    (UINT64_C(2) << 20)   /* and of large ones */
 
@@ -49,12 +55,12 @@ struct magazines *magazines_free(struct magazines *m); /* takes NULL */
 /* The bytes of the largest block that may be stashed; 0: none. Constant. */
 uint64_t magazines_max_block(const struct magazines *m);
 
-/* A stashed block for a request of 1 to MAGAZINE_BLOCK_BYTES, counted as allocated. NULL: there is none, or
+/* A stashed block for a request of 1 to MAGAZINE_HUGE_BYTES, counted as allocated. NULL: there is none, or
  * it would exceed the peak. */
 struct record *magazines_get(struct magazines *m, uint64_t n_requested);
 
 /* Takes a stashed block and counts it as freed. Returns blocks that must leave, a list by `below`: the
- * magazine's small or large ones, if there are too many of these. */
+ * magazine's small ones, or its large and huge ones, if there are too many of these; or one that is huge. */
 struct record *magazines_put(struct magazines *m, struct record *record);
 
 /* One at a time: empties all magazines; a list by `below`. */

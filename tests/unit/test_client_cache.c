@@ -9,6 +9,7 @@
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
@@ -630,6 +631,44 @@ static void *without_system_calls(void *userdata)
         return NULL;
 }
 
+static void *get_huge(void *n_bytes)
+{
+        return get((uintptr_t)n_bytes);
+}
+
+/* A thread that requests one huge size again and again has a block of it for itself, but others have it before the
+ * daemon is asked: for another size, in another thread, and for a trim. */
+TEST(huge_block_of_a_thread_serves_others)
+{
+        uint64_t n_calls;
+        pthread_t thread;
+        void *p = get(16 * MIB), *other;
+
+        put(p);
+        n_calls = stats().num_calls;
+        for (int i = 0; i < 50; i++) {
+                ck_assert_ptr_eq(get(16 * MIB), p);
+                put(p);
+        }
+        expect_error(bfc_free(client, p), -EINVAL, "already freed");
+        ck_assert_uint_eq(stats().bytes_idle, 16 * MIB);
+        ck_assert_int_eq(pthread_create(&thread, NULL, get_huge, (void *)(uintptr_t)(16 * MIB)), 0);
+        pthread_join(thread, &other);
+        ck_assert_ptr_eq(other, p);
+        put(p);
+        ck_assert_ptr_eq(get(12 * MIB), p);
+        put(p);
+        for (int i = 0; i < 50; i++) {
+                ck_assert_ptr_eq(get(16 * MIB), p);
+                put(p);
+        }
+        ck_assert_uint_eq(stats().num_calls, n_calls);
+        ck_assert_uint_eq(stats().num_blocks, 0);
+        ck_assert_int_eq(bfc_trim(client, SIZE_MAX), 0);
+        ck_assert_uint_eq(stats().bytes_reserved, 0);
+        ck_assert_uint_eq(n_blocks(), 0);
+}
+
 TEST(cached_calls_make_no_system_call)
 {
         pthread_t thread;
@@ -650,6 +689,23 @@ TEST(cached_calls_make_no_system_call)
 #define N_THREADS 6
 static int stop;
 
+/* Until a block of 2 MiB is stashed, if it is not refused. */
+static void take_turns(int mark)
+{
+        for (int i = 0; i < 80; i++) {
+                char *p = NULL;
+
+                if (bfc_malloc(client, 2 * MIB, (void **)&p) < 0)
+                        continue;
+                memset(p, mark, 256);
+                if (i % 8 == 0)
+                        sched_yield();
+                if (p[0] != mark || p[255] != mark)
+                        ck_abort_msg("a block was written by somebody else");
+                put(p);
+        }
+}
+
 static void *churn(void *userdata)
 {
         unsigned seed = (unsigned)(uintptr_t)userdata * 7919u + 1;
@@ -669,6 +725,8 @@ static void *churn(void *userdata)
                         ck_assert_msg(r == 0 || r == -ENOMEM || r == -EDQUOT, "%s", bfc_last_error());
                         if (r < 0)
                                 continue;
+                        if (i % 64 == 0)
+                                take_turns((int)(uintptr_t)userdata);
                         held[at] = p;
                         sizes[at] = n;
                         memset(held[at], (int)(at + 1), n);

@@ -24,7 +24,7 @@ static uint32_t born;      /* the tick of new blocks; 0: their ages are not coun
 
 static void setup(void)
 {
-        ck_assert_int_eq(magazines_new(64 * 4096 * KIB, &m), 0);
+        ck_assert_int_eq(magazines_new(64 * 64 * MIB, &m), 0);
         next_ptr = UINT64_C(0x7f0000000000);
         born = 0;
 }
@@ -63,11 +63,11 @@ static void clear_out(struct record *list)
 static const void *get(uint64_t n_requested)
 {
         struct block block = { .n_bytes = rounded(n_requested), .n_requested = n_requested, .born = born };
-        struct record *record = n_requested <= MAGAZINE_BLOCK_BYTES ? magazines_get(m, n_requested) : NULL;
+        struct record *record = n_requested <= MAGAZINE_HUGE_BYTES ? magazines_get(m, n_requested) : NULL;
 
         if (record)
                 return record->block.ptr;
-        block.may_stash = n_requested <= MAGAZINE_BLOCK_BYTES;
+        block.may_stash = n_requested <= MAGAZINE_HUGE_BYTES;
         pthread_mutex_lock(&lock);
         block.ptr = (const void *)next_ptr;
         next_ptr += block.n_bytes;
@@ -120,7 +120,7 @@ static void drain(void)
 
 TEST(last_freed_block_is_reused_first)
 {
-        const void *a = get(1000), *b = get(1000), *c = get(16384), *large = get(MAGAZINE_BLOCK_BYTES + 1);
+        const void *a = get(1000), *b = get(1000), *c = get(16384), *large = get(MAGAZINE_HUGE_BYTES + 1);
 
         ck_assert_int_eq(put(a), 0);
         ck_assert_int_eq(put(b), 0);
@@ -141,10 +141,10 @@ TEST(last_freed_block_is_reused_first)
 /* Large ones are in no list of their size, and those behind the one that is taken move up. */
 TEST(last_freed_large_block_is_reused_first)
 {
-        const void *a = get(100000), *b = get(200000), *c = get(100000), *d = get(MAGAZINE_BLOCK_BYTES);
-        const void *too_large = get(MAGAZINE_BLOCK_BYTES + 1);
+        const void *a = get(100000), *b = get(200000), *c = get(100000), *d = get(MAGAZINE_LARGE_BYTES);
+        const void *too_large = get(MAGAZINE_HUGE_BYTES + 1);
 
-        ck_assert_uint_eq(magazines_max_block(m), MAGAZINE_BLOCK_BYTES);
+        ck_assert_uint_eq(magazines_max_block(m), MAGAZINE_HUGE_BYTES);
         ck_assert_int_eq(put(too_large), 0);
         ck_assert_uint_eq(sums().num_frees, 0);
         ck_assert_int_eq(put(a), 0);
@@ -152,13 +152,13 @@ TEST(last_freed_large_block_is_reused_first)
         ck_assert_int_eq(put(c), 0);
         ck_assert_int_eq(put(d), 0);
         ck_assert_int_eq(put(d), -ENOENT);
-        ck_assert_uint_eq(sums().bytes_stashed, 2 * rounded(100000) + rounded(200000) + MAGAZINE_BLOCK_BYTES);
+        ck_assert_uint_eq(sums().bytes_stashed, 2 * rounded(100000) + rounded(200000) + MAGAZINE_LARGE_BYTES);
         ck_assert_ptr_eq(get(100000), c);
         ck_assert_ptr_eq(get(200000), b);
         ck_assert_ptr_ne(get(300000), d);
         ck_assert_ptr_eq(get(99900), a);
-        ck_assert_ptr_eq(get(MAGAZINE_BLOCK_BYTES - 100), d);
-        ck_assert_ptr_ne(get(MAGAZINE_BLOCK_BYTES), d);
+        ck_assert_ptr_eq(get(MAGAZINE_LARGE_BYTES - 100), d);
+        ck_assert_ptr_ne(get(MAGAZINE_LARGE_BYTES), d);
         ck_assert_uint_eq(sums().bytes_stashed, 0);
         ck_assert_uint_eq(sums().num_allocs, 4);
 }
@@ -178,21 +178,104 @@ TEST(full_ones_of_large_blocks_are_emptied)
         ck_assert_uint_eq(sums().bytes_stashed, 256);
         ck_assert_uint_eq(blocks.n_used, 1);
         for (unsigned i = 0; i < 3; i++) /* two are 2 MiB */
-                p[i] = get(MAGAZINE_BLOCK_BYTES);
+                p[i] = get(MAGAZINE_LARGE_BYTES);
         for (unsigned i = 0; i < 3; i++) {
-                ck_assert_uint_eq(sums().bytes_stashed, 256 + i * MAGAZINE_BLOCK_BYTES);
+                ck_assert_uint_eq(sums().bytes_stashed, 256 + i * MAGAZINE_LARGE_BYTES);
                 ck_assert_int_eq(put(p[i]), 0);
         }
         ck_assert_uint_eq(sums().bytes_stashed, 256);
-        p[0] = get(MAGAZINE_BLOCK_BYTES);
+        p[0] = get(MAGAZINE_LARGE_BYTES);
         ck_assert_ptr_eq(get(256), small);
         for (unsigned i = 1; i <= MAGAZINE_BLOCKS; i++)
                 p[i] = get(256);
         for (unsigned i = 0; i <= MAGAZINE_BLOCKS; i++)
                 ck_assert_int_eq(put(p[i]), 0);
         ck_assert_int_eq(put(small), 0);
-        ck_assert_uint_eq(sums().bytes_stashed, MAGAZINE_BLOCK_BYTES);
+        ck_assert_uint_eq(sums().bytes_stashed, MAGAZINE_LARGE_BYTES);
         drain();
+        ck_assert_uint_eq(sums().bytes_stashed, 0);
+        ck_assert_uint_eq(blocks.n_used, 0);
+}
+
+/* As often as it takes until the next huge block of this size is stashed when it is freed. */
+static void take_turns(uint64_t n_bytes)
+{
+        uint64_t n_stashed = sums().bytes_stashed;
+
+        for (unsigned i = 0; i < MAGAZINE_HUGE_AFTER - 1; i++) {
+                ck_assert_int_eq(put(get(n_bytes)), 0);
+                ck_assert_uint_eq(sums().bytes_stashed, n_stashed);
+        }
+}
+
+/* One, if requests and frees of its size take turns. */
+TEST(huge_block_is_stashed_while_its_size_is_repeated)
+{
+        const void *a, *b, *c;
+
+        take_turns(16 * MIB);
+        a = get(16 * MIB);
+        ck_assert_int_eq(put(a), 0);
+        ck_assert_int_eq(put(a), -ENOENT);
+        ck_assert_uint_eq(sums().bytes_stashed, 16 * MIB);
+        ck_assert_ptr_eq(get(16 * MIB - 100), a);
+        ck_assert_uint_eq(sums().bytes_stashed, 0);
+        ck_assert_int_eq(put(a), 0);
+        drain();
+        ck_assert_uint_eq(sums().bytes_stashed, 0);
+        b = get(16 * MIB);
+        ck_assert_int_eq(put(b), 0);
+        ck_assert_uint_eq(sums().bytes_stashed, 16 * MIB);
+
+        /* Another size: it stays until it is drained, or the other one replaces it. */
+        take_turns(8 * MIB);
+        c = get(8 * MIB);
+        ck_assert_int_eq(put(c), 0);
+        ck_assert_uint_eq(sums().bytes_stashed, 8 * MIB);
+        ck_assert_uint_eq(blocks.n_used, 1);
+        ck_assert_uint_eq(sums().peak_bytes_in_use, 16 * MIB);
+        ck_assert_uint_eq(sums().bytes_in_use, 0);
+        ck_assert_ptr_eq(get(8 * MIB), c);
+        ck_assert_ptr_ne(get(8 * MIB), b);
+}
+
+/* Many of one size that live together, as the weights of a model, are not stashed when they are freed. */
+TEST(huge_blocks_without_turns_are_not_stashed)
+{
+        const void *p[2 * MAGAZINE_HUGE_AFTER];
+
+        for (unsigned i = 0; i < 2 * MAGAZINE_HUGE_AFTER; i++)
+                p[i] = get(16 * MIB);
+        for (unsigned i = 0; i < 2 * MAGAZINE_HUGE_AFTER; i++) {
+                ck_assert_int_eq(put(p[i]), 0);
+                ck_assert_uint_eq(sums().bytes_stashed, 0);
+        }
+        ck_assert_uint_eq(blocks.n_used, 0);
+        ck_assert_uint_eq(sums().bytes_in_use, 0);
+        for (unsigned i = 0; i < MAGAZINE_HUGE_AFTER; i++) { /* two sizes in turn */
+                ck_assert_int_eq(put(get(16 * MIB)), 0);
+                ck_assert_int_eq(put(get(8 * MIB)), 0);
+        }
+        ck_assert_uint_eq(sums().bytes_stashed, 0);
+}
+
+/* It counts beside large ones, not among them, and leaves with them. */
+TEST(huge_block_leaves_large_ones_their_room)
+{
+        const void *huge, *p[3];
+
+        take_turns(16 * MIB);
+        huge = get(16 * MIB);
+        for (unsigned i = 0; i < 3; i++)
+                p[i] = get(MAGAZINE_LARGE_BYTES);
+        ck_assert_int_eq(put(huge), 0);
+        ck_assert_int_eq(put(p[0]), 0);
+        ck_assert_int_eq(put(p[1]), 0);
+        ck_assert_uint_eq(sums().bytes_stashed, 16 * MIB + 2 * MAGAZINE_LARGE_BYTES);
+        ck_assert_ptr_eq(get(16 * MIB), huge);
+        ck_assert_uint_eq(sums().bytes_stashed, 2 * MAGAZINE_LARGE_BYTES);
+        ck_assert_int_eq(put(huge), 0);
+        ck_assert_int_eq(put(p[2]), 0); /* too many: all leave */
         ck_assert_uint_eq(sums().bytes_stashed, 0);
         ck_assert_uint_eq(blocks.n_used, 0);
 }
@@ -203,7 +286,7 @@ TEST(idle_bound_limits_blocks)
                 uint64_t max_bytes, max_block;
         } cases[] = { { 0, 0 },
                       { 64 * KIB, MAGAZINE_SMALL_BYTES }, /* in 16 to 64 magazines */
-                      { UINT64_MAX / 8, MAGAZINE_BLOCK_BYTES } };
+                      { UINT64_MAX / 8, MAGAZINE_HUGE_BYTES } };
 
         for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
                 magazines_free(m);
@@ -308,8 +391,8 @@ static void *free_young(void *n_blocks)
  * credit, from using their stashed blocks. */
 TEST(credit_of_young_blocks_is_bounded)
 {
-        const uint64_t max_credit = 2 * MAGAZINE_BLOCK_BYTES;
-        const void *a = get(MAGAZINE_BLOCK_BYTES), *b = get(MAGAZINE_BLOCK_BYTES), *c = get(256);
+        const uint64_t max_credit = 2 * MAGAZINE_LARGE_BYTES;
+        const void *a = get(MAGAZINE_LARGE_BYTES), *b = get(MAGAZINE_LARGE_BYTES), *c = get(256);
         pthread_t thread;
 
         ck_assert_int_eq(pthread_create(&thread, NULL, free_young, (void *)(uintptr_t)192), 0); /* 3 MiB */
@@ -488,7 +571,7 @@ static void *free_twice(void *userdata)
                 if (i % 10 == 0)
                         pthread_barrier_wait(&barrier);
                 if (i % 10 == 0)
-                        more[i / 10] = get(MAGAZINE_BLOCK_BYTES + 1);
+                        more[i / 10] = get(MAGAZINE_HUGE_BYTES + 1);
                 if (put(pairs[pair][i]) == 0)
                         __atomic_add_fetch(&n_freed[pair][i], 1, __ATOMIC_RELAXED);
         }
@@ -511,10 +594,12 @@ TEST(two_frees_of_one_block)
 static const void *shared[N_SHARED];
 static int n_busy;
 
-/* Three of four are small. */
+/* Three of four are small, and one of eight is huge. */
 static uint64_t size_by(unsigned random)
 {
-        return random % 4 ? 1 + random % 17000 : 100000 * (1 + random / 4 % 12);
+        if (random % 8 == 0)
+                return 16 * MIB;
+        return random % 4 ? 1 + random % 17000 : 100000 * (1 + random / 4 % 10);
 }
 
 static void *pass_on(void *userdata)
@@ -582,7 +667,7 @@ static void *reuse(void *userdata)
 
                 wait_for_progress();
                 s = sums();
-                if (s.peak_bytes_in_use < s.bytes_in_use || s.bytes_stashed > N_THREADS * 3 * MIB)
+                if (s.peak_bytes_in_use < s.bytes_in_use || s.bytes_stashed > N_THREADS * 19 * MIB)
                         ck_abort_msg("the sums are wrong");
                 if (i % 2 == 0)
                         wait_for_progress();
