@@ -42,7 +42,7 @@ enum {
 int frame_reader_receive(struct frame_reader *r, int fd, int flags);
 
 /* True: the last receive returned fewer bytes than were asked for, so the socket had no more at that time. Without
- * SO_PASSCRED, and without fds, of which the kernel returns those of one message at once. */
+ * SO_PASSCRED, fds and out-of-band bytes: there the kernel ends a receive early. */
 bool frame_reader_is_drained(const struct frame_reader *r);
 
 /* Receives at most n_max bytes. For data that was written byte by byte the kernel's cost per byte is

@@ -52,7 +52,7 @@ int stream_open(struct stream *s, struct uv_loop_s *loop, struct poller *poller,
         if (r == 0)
                 r = frame_writer_new(STREAM_QUEUE_MAX, &s->writer);
         if (r == 0)
-                r = poller_set(poller, &s->item, EPOLLIN | EPOLLRDHUP | EPOLLET);
+                r = poller_set(poller, &s->item, EPOLLIN | EPOLLPRI | EPOLLRDHUP | EPOLLET);
         if (r < 0) {
                 s->fd = -1;
                 stream_free(s);
@@ -73,6 +73,7 @@ static void on_socket(struct poller_item *item, uint32_t events)
 
         s->is_readable = s->is_readable || (events & EPOLLIN);
         s->has_left = s->has_left || (events & EPOLLRDHUP);
+        s->has_urgent = s->has_urgent || (events & EPOLLPRI);
         s->ops->ready(s->userdata);
 }
 
@@ -82,7 +83,7 @@ void stream_wait(struct stream *s, bool reads)
         int r;
 
         if (reads)
-                events |= EPOLLIN;
+                events |= EPOLLIN | EPOLLPRI;
         if (frame_writer_n_queued(s->writer) > 0 && !s->is_crowded && !s->is_unread)
                 events |= EPOLLOUT;
         r = poller_set(s->poller, &s->item, events);
@@ -125,8 +126,9 @@ static int stream_receive(struct stream *s, struct peer_process *p, size_t n_max
 /* At most n_max bytes. */
 static int stream_read_some(struct stream *s, struct peer_process *p, size_t n_max)
 {
-        /* The kernel ends a read early where the sender or its fds change, if it may tell these. */
-        bool may_end_early = s->guard.is_open || p->identity.is_open;
+        /* The kernel ends a read early where the sender or its fds change, if it may tell these. Urgent bytes that come
+         * after the last report are reported themselves. */
+        bool may_end_early = s->guard.is_open || p->identity.is_open || s->has_urgent;
         int r = stream_receive(s, p, n_max);
 
         if (r == FRAME_AGAIN || (r == 0 && !may_end_early && frame_reader_is_drained(s->reader)))

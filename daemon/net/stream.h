@@ -40,6 +40,7 @@ struct stream {
         bool is_open;       /* the timer is in use */
         bool is_readable;   /* the kernel reported readable bytes, and not all of them were read */
         bool has_left;      /* the kernel reported that the peer hung up */
+        bool has_urgent;    /* out-of-band bytes have come, at which the kernel ends a read */
         bool is_incomplete; /* no bytes yet, or the last ones completed no frame */
         bool is_crowded;    /* too many fds are in flight: the kernel refuses more */
         bool is_stuck;      /* replies wait for the peer to read */
