@@ -17,8 +17,8 @@
 
 #define STREAM_RECEIVE_BYTES 128u           /* in one turn: several requests */
 #define STREAM_DRIBBLE_BYTES 16u            /* the first read of a turn, until bytes have completed a frame */
-#define STREAM_LONG_BYTES    1024u          /* the last one, of a long frame */
-#define STREAM_QUICK_NS      2000u          /* a read that found few buffers */
+#define STREAM_LONG_BYTES    256u           /* the last one, of a long frame */
+#define STREAM_QUICK_NS      5000u          /* for all but the last: they found few buffers */
 #define STREAM_QUEUE_PAUSE   (128u * 1024u) /* bytes of replies; then no more reading */
 #define STREAM_QUEUE_FDS     FRAME_MAX_FDS  /* in the queue of replies; the same */
 #define STREAM_QUEUE_MAX     (1024u * 1024u)
@@ -136,27 +136,25 @@ static int stream_read_some(struct stream *s, struct peer_process *p, size_t n_m
         return r;
 }
 
-/* A read takes as long as there are buffers in what it reads, as fd_guard_drop(). */
+/* A read takes as long as there are buffers in what it reads, as fd_guard_drop(). So it begins with few bytes, and the turn reads
+ * on as long as that was quick. */
 int stream_read(struct stream *s, struct peer_process *p)
 {
         const uint8_t *payload;
         size_t n_max = STREAM_DRIBBLE_BYTES, n_bytes;
-        uint64_t now_ns, begin_ns;
+        uint64_t end_ns;
         int r;
 
         if (!s->is_incomplete) {
                 s->is_incomplete = true; /* until there is a frame */
                 return stream_read_some(s, p, STREAM_RECEIVE_BYTES);
         }
-        now_ns = clock_ns();
+        end_ns = clock_ns() + STREAM_QUICK_NS;
         do {
-                begin_ns = now_ns;
                 r = stream_read_some(s, p, n_max);
-                now_ns = clock_ns();
                 n_max *= 2;
         } while (r == 0 && s->is_readable && n_max <= STREAM_LONG_BYTES &&
-                 now_ns - begin_ns < STREAM_QUICK_NS &&
-                 frame_reader_peek(s->reader, &payload, &n_bytes) == FRAME_AGAIN);
+                 frame_reader_peek(s->reader, &payload, &n_bytes) == FRAME_AGAIN && clock_ns() < end_ns);
         return r;
 }
 
