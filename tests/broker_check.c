@@ -117,7 +117,7 @@ static int sums_check(const struct broker *b, const char **ret_why)
 
                 for (size_t k = 0; k < t->n_quotas; k++) {
                         const struct quota *q = t->quotas[k];
-                        uint64_t parked = 0, direct = 0;
+                        uint64_t parked = 0, direct = 0, contexts = 0;
                         const struct usage *h;
 
                         if (quota_parent(q))
@@ -129,8 +129,14 @@ static int sums_check(const struct broker *b, const char **ret_why)
                                         continue;
                                 parked += arena_parked_bytes(t->quotas[m]->arena);
                                 TAILQ_FOREACH(h, &t->quotas[m]->usages.list, of_quota)
-                                direct += h->direct.n_bytes;
+                                {
+                                        direct += h->direct.n_bytes;
+                                        contexts += h->bytes_contexts;
+                                }
                         }
+                        *ret_why = "the sum of contexts of a quota and its leases is wrong";
+                        if (contexts != q->usages.bytes_contexts)
+                                return -EBADMSG;
                         *ret_why = "the sum of direct charges of a quota and its leases is wrong";
                         if (direct != q->all.bytes_direct)
                                 return -EBADMSG;

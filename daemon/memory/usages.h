@@ -30,6 +30,7 @@ struct quota_report {
 struct quota_usages {
         struct usage_list list;
         struct quota_report *report; /* NULL: none yet */
+        uint64_t bytes_contexts;     /* in direct charges, as clients say; those of leases, too */
 };
 
 static inline void quota_usages_init(struct quota_usages *u)

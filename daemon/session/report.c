@@ -60,7 +60,7 @@ void report_quota_stats(const struct quota *q, Bfcd__Statistics *f)
         f->bytes_unreclaimed = arena_unreclaimed_bytes(q->arena);
         f->bytes_parked = arena_parked_bytes(q->arena);
         f->bytes_direct = q->all.bytes_direct;
-        f->bytes_contexts = usage_contexts(q);
+        f->bytes_contexts = q->usages.bytes_contexts;
         f->bytes_outside = q->all.bytes_outside;
 }
 

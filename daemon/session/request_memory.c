@@ -462,7 +462,7 @@ static void note_contexts(struct session *s, struct session_share *share, uint64
                         NUMBER_SIZE(share->usage.direct.n_bytes), share->quota->partition->name,
                         NUMBER_SIZE(m->contexts->n_bytes));
         } else {
-                share->usage.bytes_contexts = m->contexts->n_bytes;
+                usage_set_contexts(&share->usage, m->contexts->n_bytes);
                 session_done(s, id);
         }
 }
@@ -545,7 +545,7 @@ static void drop_direct(struct session *s, struct session_share *share, uint64_t
         uint64_t left = share->usage.direct.n_bytes - n_bytes;
 
         (void)ledger_session_set_direct(s->broker->ledger, s->index, quota_id(share->quota), left);
-        share->usage.bytes_contexts = min_u64(share->usage.bytes_contexts, left);
+        usage_set_contexts(&share->usage, min_u64(share->usage.bytes_contexts, left));
         quota_drop_direct(share->quota, &share->usage.direct, n_bytes);
         recall_note(&share->pressure.asked.recall, 0, n_bytes);
 }
@@ -575,7 +575,8 @@ int direct_handle_uncharge(struct session *s, const Bfcd__Request *r, const char
 void direct_end(struct session *s)
 {
         for (size_t i = 0; i < s->n_shares; i++) {
-                s->shares[i].usage.bytes_contexts = 0;
+                if (s->shares[i].joined)
+                        usage_set_contexts(&s->shares[i].usage, 0);
                 quota_end_direct(s->shares[i].quota, &s->shares[i].usage.direct);
         }
 }
@@ -583,7 +584,8 @@ void direct_end(struct session *s)
 void direct_leave(struct session *s)
 {
         for (size_t i = 0; i < s->n_shares; i++) {
-                s->shares[i].usage.bytes_contexts = 0;
+                if (s->shares[i].joined)
+                        usage_set_contexts(&s->shares[i].usage, 0);
                 quota_leave_direct(s->shares[i].quota, &s->shares[i].usage.direct);
         }
 }
@@ -653,6 +655,7 @@ void direct_resume(struct session *s)
 
                 if (share->usage.direct.n_bytes > share->listed_direct_bytes)
                         drop_direct(s, share, share->usage.direct.n_bytes - share->listed_direct_bytes);
-                share->usage.bytes_contexts = share->listed_context_bytes;
+                if (share->joined)
+                        usage_set_contexts(&share->usage, share->listed_context_bytes);
         }
 }

@@ -163,19 +163,11 @@ size_t usage_rank(struct quota *q, bool by_blocks, struct usage *ret[QUOTA_RANKS
         return n;
 }
 
-uint64_t usage_contexts(const struct quota *q)
+void usage_set_contexts(struct usage *h, uint64_t n_bytes)
 {
-        const struct quota *each = q;
-        const struct usage *h;
-        uint64_t n_bytes = 0;
-
-        TAILQ_FOREACH(h, &q->usages.list, of_quota)
-        n_bytes += h->bytes_contexts;
-        for (size_t n = 0; n < q->account.n_children; n++) {
-                each = quota_next_lease(each, q);
-                n_bytes += usage_contexts(each);
-        }
-        return n_bytes;
+        for (struct quota *q = h->quota; q; q = quota_parent(q))
+                q->usages.bytes_contexts += n_bytes - h->bytes_contexts;
+        h->bytes_contexts = n_bytes;
 }
 
 void usage_most(const struct quota *q, struct usage **ret, size_t n)

@@ -36,7 +36,8 @@ void session_forget_peaks(struct session *s);
  * recomputed only on request, over the quota's sessions, and at most every 20 ms, also under a flood of
  * refusals. Reported statistics are always current.
  *
- * Invariant: over a quota's sessions the sums of n_blocks, bytes and direct are the quota's, without shared blocks. */
+ * Invariant: over a quota's sessions the sums of n_blocks, bytes and direct are the quota's, without shared blocks;
+ * with the sessions of its leases, that of bytes_contexts is. */
 
 void usage_remove(struct usage *h, uint64_t n_bytes);
 void usage_note_direct(struct usage *h);             /* its direct charge grew */
@@ -52,8 +53,8 @@ size_t usage_rank(struct quota *q, bool by_blocks, struct usage *ret[QUOTA_RANKS
 /* The n sessions with the most bytes, always current: it looks at all sessions. Empty places are NULL. */
 void usage_most(const struct quota *q, struct usage **ret, size_t n);
 
-/* The contexts in direct charges of the quota and its leases, as clients say. */
-uint64_t usage_contexts(const struct quota *q);
+/* So much of its direct charge is contexts, as its client says. Of a share that has joined. */
+void usage_set_contexts(struct usage *h, uint64_t n_bytes);
 
 /* The largest block. If that was freed, its blocks are searched, provided that they are no more than
  * *budget, which is reduced by their number. Otherwise the answer is an upper bound. */

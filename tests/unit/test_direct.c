@@ -358,8 +358,8 @@ TEST_OF(direct, a_lease_and_its_tenant_have_the_sum)
         ck_assert_uint_eq(quota_own(quota_of(beside, 0)).bytes_direct, 16 * MIB);
         ck_assert_int_eq(tell_contexts(in, 0, 4 * MIB, 0), 0);
         ck_assert_int_eq(tell_contexts(beside, 0, 2 * MIB, 0), 0);
-        ck_assert_uint_eq(usage_contexts(quota_of(in, 0)), 4 * MIB);
-        ck_assert_uint_eq(usage_contexts(quota_of(beside, 0)), 6 * MIB);
+        ck_assert_uint_eq(quota_of(in, 0)->usages.bytes_contexts, 4 * MIB);
+        ck_assert_uint_eq(quota_of(beside, 0)->usages.bytes_contexts, 6 * MIB);
 
         /* An ended lease keeps what is charged, and gets no more. */
         (void)ask_end(admin, "job", false, 0);
@@ -373,7 +373,7 @@ TEST_OF(direct, a_lease_and_its_tenant_have_the_sum)
         settle();
         ck_assert_uint_eq(b->leases.n, 0);
         ck_assert_uint_eq(charged(beside), 16 * MIB);
-        ck_assert_uint_eq(usage_contexts(quota_of(beside, 0)), 2 * MIB);
+        ck_assert_uint_eq(quota_of(beside, 0)->usages.bytes_contexts, 2 * MIB);
         must_close(beside);
 }
 
@@ -560,7 +560,7 @@ TEST_OF(direct, a_successor_is_told_of_contexts)
                 check();
                 c.peer = peer_free(c.peer);
                 settle();
-                ck_assert_uint_eq(usage_contexts(b->tenants[0].quotas[0]), 0);
+                ck_assert_uint_eq(b->tenants[0].quotas[0]->usages.bytes_contexts, 0);
         }
 }
 
