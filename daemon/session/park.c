@@ -64,9 +64,8 @@ struct park {
         struct session *session; /* NULL: it has been freed */
         bool is_dropped;         /* the session ends: there is no answer */
         bool wakes;
-        uint64_t id;         /* of the request */
-        uint32_t block;      /* in the ledger */
-        uint32_t copy_block; /* wake: in the ledger; LEDGER_NONE: the contents were discarded */
+        uint64_t id;    /* of the request */
+        uint32_t block; /* in the ledger */
         TAILQ_ENTRY(park) link;
         /* Of a shared block: the copying is in `shared`, and in_delivery is counted in the reference. */
         struct park_shared *shared; /* NULL: the block is the session's own */
@@ -301,7 +300,6 @@ static struct park *park_new(struct session *s, uint64_t id, uint32_t block, uin
         p->id = p->wait.group = id;
         p->block = block;
         p->ref = ref;
-        p->copy_block = LEDGER_NONE;
         p->copying.memory = (struct park_memory){ session_share_of(s, b->quota)->quota, b->handle, b->offset,
                                                   b->n_bytes, false };
         p->wait.n_bytes = b->n_bytes;
@@ -694,7 +692,7 @@ static void on_wake_room(struct quota_request *wait, int result, bfc_handle hand
                 park_refuse_wake(p, result);
                 return;
         }
-        if (p->copy_block == LEDGER_NONE) {
+        if (p->copying.copy.handle == 0) { /* the contents were discarded */
                 wake_commit(p);
                 return;
         }
@@ -733,7 +731,6 @@ static struct park *wake_block(struct session *s, uint64_t id, uint64_t block_id
         if (!p)
                 return NULL;
         p->wakes = true;
-        p->copy_block = copy;
         if (copy != LEDGER_NONE) {
                 const struct ledger_block *c = ledger_block_at(l, copy);
 
@@ -804,22 +801,24 @@ bool park_cancel(struct session *s, uint64_t id)
         return false;
 }
 
-/* The record of the session's block was cleared. True: a worker still uses the memory, which is freed later. */
-static bool park_takes_over(struct session *s, uint32_t block)
+static bool take_over(struct park_memory *m, const struct quota *q, bfc_handle handle)
+{
+        if (m->quota != q || m->handle != handle || m->is_owned)
+                return false;
+        m->is_owned = true;
+        return true;
+}
+
+/* The record of a block of the session was cleared. True: a worker still uses the memory, which is freed later. */
+static bool park_takes_over(struct session *s, const struct quota *q, bfc_handle handle)
 {
         struct park *p;
 
         TAILQ_FOREACH(p, &s->requests.parks, link)
         {
-                if (p->copying.n_copiers > 0 && p->block == block && !p->copying.memory.is_owned) {
-                        p->copying.memory.is_owned = true;
+                if (p->copying.n_copiers > 0 &&
+                    (take_over(&p->copying.memory, q, handle) || take_over(&p->copying.copy, q, handle)))
                         return true;
-                }
-                if (p->copying.n_copiers > 0 && p->wakes && p->copy_block == block &&
-                    !p->copying.copy.is_owned) {
-                        p->copying.copy.is_owned = true;
-                        return true;
-                }
         }
         return false;
 }
@@ -834,7 +833,7 @@ static void free_parked(struct session *s, uint32_t index)
 
         /* While a worker copies, the copying owns the memory and frees it at its end. */
         ledger_block_clear(l, index);
-        if (!park_takes_over(s, index))
+        if (!park_takes_over(s, q, handle))
                 quota_drop_parked(q, handle);
         if (copy != LEDGER_NONE)
                 session_free_block(s, copy);
@@ -885,7 +884,7 @@ void session_free_block(struct session *s, uint32_t index)
         }
         session_remove_block(share, block->offset, n_bytes);
         ledger_block_clear(s->broker->ledger, index);
-        if (!park_takes_over(s, index))
+        if (!park_takes_over(s, share->quota, handle))
                 quota_dealloc(share->quota, handle, n_bytes, n_requested);
 }
 
@@ -901,8 +900,7 @@ struct park_shared {
         bool is_waiting;          /* for the copy's room */
         bool is_void;             /* a session used the block meanwhile */
         struct park *asker;       /* the Park to be answered; NULL: none */
-        struct park_list wakes;
-        size_t n_wakes; /* at most SHARED_SLICE: they are answered in one turn */
+        struct park_list wakes;   /* at most SHARED_SLICE: they are answered in one turn */
 };
 
 /* The name of the shared block of a reference. */
@@ -1320,7 +1318,6 @@ static void leave_wakes(struct park *p)
 
         unqueue(p);
         TAILQ_REMOVE(&ps->wakes, p, of_shared);
-        ps->n_wakes--;
         if (!ps->is_waiting && ps->copying.n_copiers == 0 && TAILQ_EMPTY(&ps->wakes))
                 parking_free(ps);
 }
@@ -1455,12 +1452,22 @@ static void on_shared_wake_room(struct quota_request *wait, int result, bfc_hand
         /* The first wake that gets room copies for all: the others leave the queue and wait for the worker. */
         TAILQ_FOREACH(other, &ps->wakes, of_shared)
         unqueue(other);
-        copy = ledger_block_at(ps->broker->ledger, p->copy_block);
+        copy = ledger_block_at(ps->broker->ledger, park_copy_of(ps->broker->ledger, p->block));
         ps->copying.copy = (struct park_memory){ ps->broker->quotas[copy->quota], copy->handle, copy->offset,
                                                  copy->n_bytes, false };
         r = park_copy_start(&ps->copying, shared_woken);
         if (r < 0)
                 undo_shared_wake(ps, r);
+}
+
+static bool has_most_wakes(const struct park_shared *ps)
+{
+        const struct park *p;
+        size_t n = 0;
+
+        TAILQ_FOREACH(p, &ps->wakes, of_shared)
+        n++;
+        return n >= SHARED_SLICE;
 }
 
 /* Waits for the block. NULL: the request was refused, and a reference that it has begun has ended. */
@@ -1481,7 +1488,7 @@ static struct park *wait_for_shared(struct session *s, uint64_t id, uint32_t blo
                 shared_delivered(s, ref); /* it was counted before */
         p->wakes = true;
         p->attaches = attaches;
-        if (ps && ps->n_wakes == SHARED_SLICE) {
+        if (ps && has_most_wakes(ps)) {
                 park_refuse(p, -EBUSY, "too many requests wait for this parked block");
                 return NULL;
         }
@@ -1494,9 +1501,7 @@ static struct park *wait_for_shared(struct session *s, uint64_t id, uint32_t blo
 
         /* It waits for the copying that runs already, or for room like the other wakes. */
         p->shared = ps;
-        p->copy_block = park_copy_of(b->ledger, block);
         TAILQ_INSERT_TAIL(&ps->wakes, p, of_shared);
-        ps->n_wakes++;
         if (ps->copying.n_copiers > 0)
                 return p;
         p->wait.quota = ps->copying.memory.quota;
