@@ -177,16 +177,16 @@ static void finish_resume(struct broker *b, struct broker_device *d, int result,
                 struct session *s = b->sessions.table[i];
                 char sentence[512];
 
-                if (!s || s->command.resumed != d)
+                if (!s || !s->admin || s->admin->resumed != d)
                         continue;
-                s->command.resumed = NULL;
+                s->admin->resumed = NULL;
                 if (s->state != SESSION_LIVE)
                         continue;
                 snprintf(sentence, sizeof(sentence), "could not be resumed: %s", why);
                 if (result < 0)
-                        refuse_device(s, s->command.resume_id, d, result, sentence);
+                        refuse_device(s, s->admin->resume_id, d, result, sentence);
                 else
-                        session_done(s, s->command.resume_id);
+                        session_done(s, s->admin->resume_id);
         }
 }
 
@@ -199,18 +199,18 @@ int handle_resume(struct session *s, const Bfcd__Request *r, const char **ret_wh
         (void)ret_why;
         if (!d)
                 return 0;
-        if (s->command.resumed) {
-                refuse_device(s, r->id, s->command.resumed, -EBUSY,
+        if (s->admin->resumed) {
+                refuse_device(s, r->id, s->admin->resumed, -EBUSY,
                               "is being resumed for this session: only one resume per session at a time");
                 return 0;
         }
-        s->command.resumed = d;
-        s->command.resume_id = r->id;
+        s->admin->resumed = d;
+        s->admin->resume_id = r->id;
         log_notice("%s: resume of device '%s' requested", SESSION_LABEL(s), d->config->id);
         result = drain_resume(d, finish_resume);
         if (result == 0)
                 return 0;
-        s->command.resumed = NULL;
+        s->admin->resumed = NULL;
         snprintf(sentence, sizeof(sentence), "is not drained: it is %s", drain_state(d));
         refuse_device(s, r->id, d, result,
                       result == -EBUSY    ? "is already being resumed"

@@ -1094,7 +1094,7 @@ static void finish(struct recall_command *c)
         reply.id = c->id;
         reply.body_case = BFCD__REPLY__BODY_TRIM;
         reply.trim = &trim;
-        s->command.recall = NULL;
+        s->admin->recall = NULL;
         free(c);
         session_send(s, &reply);
 }
@@ -1186,7 +1186,7 @@ static void recall_command_hear(struct recall *r)
 
 void recall_command_drop(struct session *s)
 {
-        struct recall_command *c = s->command.recall;
+        struct recall_command *c = s->admin ? s->admin->recall : NULL;
         struct recall *r;
 
         if (!c)
@@ -1195,7 +1195,7 @@ void recall_command_drop(struct session *s)
         if (r->command == c)
                 r->command = NULL;
         free(c);
-        s->command.recall = NULL;
+        s->admin->recall = NULL;
 }
 
 /* ---- admin commands: the requests ---------------------------------------------------------- */
@@ -1206,10 +1206,10 @@ static struct recall_command *command_new(struct session *s, uint64_t id, enum r
 {
         struct recall_command *c;
 
-        if (s->command.recall) {
+        if (s->admin->recall) {
                 session_refuse_format(s, id, -EBUSY,
                                       "a %s of this session is still running: wait until it is done",
-                                      command_name(s->command.recall));
+                                      command_name(s->admin->recall));
                 return NULL;
         }
         c = calloc(1, sizeof(*c));
@@ -1229,7 +1229,7 @@ static struct recall_command *command_new(struct session *s, uint64_t id, enum r
 
 static void command_begin(struct recall_command *c)
 {
-        c->admin->command.recall = c;
+        c->admin->admin->recall = c;
         command_go_on(c);
 }
 

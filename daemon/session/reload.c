@@ -337,7 +337,7 @@ static bool reload_take(struct session *s, const Bfcd__Request *r, struct sessio
 int reload_handle(struct session *s, const Bfcd__Request *r, const char **ret_why)
 {
         struct reloads *reloads = s->broker->reloads;
-        struct session_reload *own = s->reload;
+        struct session_reload *own;
 
         (void)ret_why;
 
@@ -348,8 +348,9 @@ int reload_handle(struct session *s, const Bfcd__Request *r, const char **ret_wh
                 session_refuse(s, r->id, -EINVAL, "this daemon has no configuration file to reload");
                 return 0;
         }
+        own = s->admin->reload;
         if (!own)
-                own = s->reload = calloc(1, sizeof(*own));
+                own = s->admin->reload = calloc(1, sizeof(*own));
         if (!own) {
                 session_refuse(s, r->id, -ENOMEM, "the daemon is out of memory");
                 return 0;
@@ -378,10 +379,10 @@ int reload_handle(struct session *s, const Bfcd__Request *r, const char **ret_wh
 
 void reload_end_session(struct session *s)
 {
-        if (!s->reload)
+        if (!s->admin || !s->admin->reload)
                 return;
-        reload_cancel(s->broker->reloads, &s->reload->request);
-        config_text_free(s->reload->request.texts);
-        free(s->reload);
-        s->reload = NULL;
+        reload_cancel(s->broker->reloads, &s->admin->reload->request);
+        config_text_free(s->admin->reload->request.texts);
+        free(s->admin->reload);
+        s->admin->reload = NULL;
 }

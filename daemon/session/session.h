@@ -162,9 +162,10 @@ struct recall_state {
         bool ignores_retires; /* Retires are not answered: it takes no events, has hung up, or missed one */
 };
 
-/* The commands of an admin session; all zeros: none. */
-struct command_state {
+/* What the commands of an admin session wait for; all zeros: nothing. */
+struct admin_commands {
         struct recall_command *recall; /* see recall.h */
+        struct session_reload *reload; /* see reload.h */
         struct broker_device *resumed; /* a device that is being resumed */
         uint64_t resume_id;            /* of that request */
 };
@@ -289,9 +290,8 @@ struct session {
         struct session_statistics stats;
         struct client_page *page; /* statistics of the client's cache; NULL: none */
         char *eviction;           /* the sentence for the client; NULL: no operator evicted the session */
-        struct session_reload *reload; /* an operator's, NULL: none yet */
         struct recall_state recall;
-        struct command_state command;
+        struct admin_commands *admin; /* NULL: it is no admin session */
 };
 
 /* ---- questions ------------------------------------------------------------- */

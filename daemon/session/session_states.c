@@ -281,7 +281,10 @@ int session_new(struct broker *b, enum role role, struct credentials *who, const
 {
         struct session *s = calloc(1, sizeof(*s));
 
-        if (!s) {
+        if (s && role == ROLE_ADMIN)
+                s->admin = calloc(1, sizeof(*s->admin));
+        if (!s || (role == ROLE_ADMIN && !s->admin)) {
+                free(s);
                 credentials_clear(who);
                 return -ENOMEM;
         }
@@ -446,6 +449,7 @@ struct session *session_free(struct session *s)
         credentials_clear(&s->who);
         free(s->eviction);
         free(s->goodbye.failure);
+        free(s->admin);
         free(s);
         return NULL;
 }
