@@ -636,8 +636,10 @@ static int restore_refs(struct session *s)
                 (void)share_for(s, ledger_block_at(l, ledger_shared_at(l, shared)->block)->quota, &r);
                 if (r == 0)
                         r = refs_make_room(&s->shared.refs);
-                if (r == 0)
-                        refs_add(&s->shared.refs, shared, i);
+                if (r < 0)
+                        break;
+                refs_add(&s->shared.refs, shared, i);
+                s->shared.n_read_only += ledger_ref_at(l, i)->is_read_only != 0;
         }
         return r;
 }

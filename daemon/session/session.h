@@ -109,6 +109,7 @@ TAILQ_HEAD(shared_wait_list, shared_wait);
 struct shared_state {
         struct shared_wait_list waits; /* a session's attaches that wait, at most SHARED_MAX_WAITS */
         struct refs refs;
+        uint32_t n_read_only; /* of these references */
 };
 
 /* session_states.h */

@@ -452,7 +452,7 @@ bool shared_protects(const struct session *s, const struct ledger_block *block)
         const struct arena *arena;
         size_t first, last, from, to;
 
-        if (s->shared.refs.n == 0)
+        if (s->shared.n_read_only == 0)
                 return false;
         arena = session_share_of(s, block->quota)->quota->arena;
         first = arena_slots(arena, block->offset, block->n_bytes, &last);
@@ -485,6 +485,7 @@ static void ref_end(struct session *s, uint32_t ref)
 
         park_shared_leave(s, ref);
         refs_remove(&s->shared.refs, shared);
+        s->shared.n_read_only -= ledger_ref_at(l, ref)->is_read_only != 0;
         if (is_last && !keep_allows(b, name)) {
                 shared_end(b, name, ref);
                 return;
@@ -741,8 +742,10 @@ static int attach_count_up(struct session *s, uint64_t id, uint32_t shared, bool
                 r = ref_begin(s, shared, &ref);
                 if (r == 0)
                         keep_end(s->broker, name_find(s, ledger_shared_at(l, shared)->name));
-                if (r == 0 && is_read_only)
+                if (r == 0 && is_read_only) {
                         ledger_ref_set_read_only(l, ref);
+                        s->shared.n_read_only++;
+                }
                 if (r < 0) {
                         session_refuse(s, id, -ENOMEM,
                                        r == -ENOMEM ? "the daemon is out of memory"
@@ -1274,11 +1277,15 @@ static const char *check_refs(const struct session *s)
 {
         struct ledger *l = s->broker->ledger;
         uint32_t i = s->index == LEDGER_NONE ? LEDGER_NONE : ledger_session_at(l, s->index)->links.first_ref;
-        size_t n = 0;
+        size_t n = 0, n_read_only = 0;
 
-        for (; i != LEDGER_NONE; i = ledger_ref_at(l, i)->links.next_of_session, n++)
+        for (; i != LEDGER_NONE; i = ledger_ref_at(l, i)->links.next_of_session, n++) {
                 if (refs_find(&s->shared.refs, ledger_ref_at(l, i)->shared) != i)
                         return "a session's reference is not in its index";
+                n_read_only += ledger_ref_at(l, i)->is_read_only != 0;
+        }
+        if (n_read_only != s->shared.n_read_only)
+                return "a session's count of read-only references is wrong";
         return n == s->shared.refs.n ? NULL
                                      : "a session's index has a reference that the session does not have";
 }
