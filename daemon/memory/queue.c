@@ -25,6 +25,10 @@
 #define RECLAIM_AGAIN_MS 500u
 #define RECLAIM_PRESS_MS 100u /* between the ends of Pressures and the next */
 
+/* What a growth leaves of its last extent counts from this part of another growth on: so growths beside each other take
+ * little more than one after the other. */
+#define GROWTH_REST_PART 16u
+
 enum {
         RECLAIM_WAIT = 1, /* something is in progress for the request */
 };
@@ -886,8 +890,20 @@ static uint64_t growth_need(const struct quota_request *request, const struct bf
         return excess_u64(plan->new_bytes + later_of_group(request), held_for(request));
 }
 
-/* Whether it waits for a growth that runs: for one of at most so many bytes that leaves room for it, or because the blocks
- * of all of them may be the last that the quota may have. */
+/* Whether a growth of at most so many bytes leaves room for the request, or for a part of it that counts beside these
+ * bytes: the block can begin there, except one that must be in one extent. */
+static bool leaves_room(const struct running_growth *growth, const struct quota_request *request,
+                        uint64_t max_new_bytes)
+{
+        uint64_t needed = bfc_block_bytes(request->n_bytes);
+
+        if (!request->in_extent)
+                needed = min_u64(needed, max_new_bytes / GROWTH_REST_PART);
+        return !request->is_whole && growth->new_bytes <= max_new_bytes && growth->rest_bytes >= needed;
+}
+
+/* Whether it waits for a growth that runs: for one that leaves room, or because the blocks of all of them may be the last
+ * that the quota may have. */
 static bool awaits_growth(const struct quota *q, const struct quota_request *request, uint64_t max_new_bytes)
 {
         const struct running_growth *growth;
@@ -898,8 +914,7 @@ static bool awaits_growth(const struct quota *q, const struct quota_request *req
                 return false;
         TAILQ_FOREACH(growth, &q->growth.running, link)
         {
-                has_room = has_room || (growth->new_bytes <= max_new_bytes && !request->is_whole &&
-                                        bfc_block_bytes(request->n_bytes) <= growth->rest_bytes);
+                has_room = has_room || leaves_room(growth, request, max_new_bytes);
                 n_blocks += growth->wakes == 0;
         }
         for (const struct quota *each = q; each && n_blocks > 0; each = quota_parent(each))

@@ -8,9 +8,9 @@
  * request is refused. Before that, the quotas that were not asked yet are asked for all missing bytes,
  * and it waits once more.
  *
- * Growths run beside each other, and each is charged from its start. A request that fits the rest of the last extent of
- * a growth that is no larger than its own would be waits for that one, so many small requests share one extent. One that
- * lacks room waits for each growth that leaves room for it, and is refused only when no growth runs.
+ * Growths run beside each other, and each is charged from its start. A request waits for a growth that is no larger than
+ * its own would be, and leaves much of its last extent: so many small requests share one extent. One that lacks room waits
+ * for each growth that leaves room for it, and is refused only when no growth runs.
  *
  * Before a growth would exceed the most bytes charged since the quota was last empty (`high_bytes`), the
  * quota releases its own free extents. The part of the growth that they do not cover is charged before
