@@ -20,7 +20,6 @@
 #include "daemon/memory/pages.h"
 #include "daemon/memory/partition.h"
 #include "daemon/memory/quota.h"
-#include "daemon/memory/inherited.h"
 #include "daemon/ledger/store.h"
 #include "daemon/memory/state.h"
 #include "daemon/memory/tenant.h"
@@ -31,6 +30,7 @@
 #define BROKER_MAX_PLACES (2 * CONFIG_MAX_TENANTS)
 
 struct broker;
+struct inherited;
 struct session;
 TAILQ_HEAD(session_list, session);
 struct reloads; /* the session layer's, see reload.h; NULL: nothing can be reloaded */
@@ -210,10 +210,8 @@ bool broker_has_recalls(const struct broker *b);
 bool broker_is_deferred(const struct broker *b);
 void broker_look_again(struct broker *b);
 
-/* Looks in all quotas for unreclaimed memory about which to query the devices, also after a drain; and
- * sends the queries periodically. */
+/* Looks in all quotas for unreclaimed memory about which to query the devices, also after a drain. */
 void broker_check_unreclaimed(struct broker *b);
-void broker_ask_unreclaimed(struct broker *b);
 
 /* A direct charge has grown: devices are asked a few times what others use there. */
 void broker_note_direct(struct broker *b, struct quota *q);
@@ -244,9 +242,6 @@ int broker_admits(const struct broker *b, const struct tenant *t, char *ret_sent
 /* A session left the quota, or a change of the config removed it: if it was removed, it may be freed at
  * the next turn. */
 void broker_note_leave(struct broker *b, const struct quota *q);
-
-/* Looks for removed quotas that are empty at the next turn. */
-void broker_look_for_gone(struct broker *b);
 
 /* A place for a tenant; NULL: none, because too many removed tenants are not empty yet. And whether there
  * are n places. */

@@ -15,9 +15,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "daemon/ledger/ledger.h"
-#include "daemon/memory/match.h"
 #include "daemon/base/process.h"
+#include "daemon/ledger/ledger.h"
+#include "daemon/memory/tenant.h"
 
 #define LEASES_PER_TENANT 256u
 
@@ -101,5 +101,40 @@ size_t lease_count_by(const struct broker *b, const struct tenant *t, enum ledge
 /* In lists. */
 const char *lease_maker_name(enum ledger_lease_maker maker);
 const char *lease_kind_name(enum ledger_lease_kind kind);
+
+/* ---- bounds -------------------------------------------------------------------- */
+
+/* How many leases processes may cause, by control groups (`per: cgroup`) and by requests (`leases: self`), so that they leave
+ * places to operators and other tenants, and the log readable. Operators have no such bounds.
+ * */
+
+#define LEASE_BOUNDS_ALL                                                                                     \
+        768u /* places for such leases; tenants whose processes may cause leases have equal shares */
+#define LEASE_BOUNDS_MS 60000u /* in so long a tenant's processes ask at most LEASES_PER_TENANT times */
+
+struct broker;
+struct tenant;
+
+/* Whether there may be one more. -EDQUOT, with a sentence that names the bound. */
+int lease_bounds_check(const struct broker *b, const struct tenant *t, enum ledger_lease_maker maker,
+                       char *why, size_t n);
+
+/* Counts a request for a lease or for a change of one, also if it is refused afterwards. -EDQUOT: there were too many; with
+ * a sentence that names the bound. */
+int lease_bounds_take(struct tenant *t, enum ledger_lease_maker maker, char *why, size_t n);
+
+/* ---- room ---------------------------------------------------------------------- */
+
+/* Room in the daemon's tables, and file descriptors, for a lease.
+ * */
+
+struct tenant;
+struct tree;
+struct tree_node;
+
+/* For the node of a lease of `t` in a tree of what is wanted, after tree_sum(). maker: who makes or changes it. -ENOSPC,
+ * -EMFILE, -EDQUOT, with a sentence. */
+int lease_check_room(const struct tree *tree, const struct tree_node *node, struct tenant *t,
+                     enum ledger_lease_maker maker, char *why, size_t n);
 
 #endif

@@ -11,10 +11,66 @@
 #ifndef BFCD_INHERIT_H
 #define BFCD_INHERIT_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-#include "daemon/memory/broker.h"
+#include "daemon/ledger/ledger.h"
+#include "daemon/ledger/store.h"
+#include "daemon/memory/arena.h"
+#include "device/device.h"
+
+struct broker;
+struct capacity_records;
+struct quota;
+
+/* ---- the records by quota, each with its extents and blocks in order, and the extents' fds from the store ---- */
+
+/* Records without further use are finished or dropped here: extents that were being released, and everything in an arena
+ * that is closed or whose memory ended with the process. */
+
+struct inherited_quota {
+        uint32_t index; /* in the ledger */
+        uint64_t id;
+        char tenant[LEDGER_NAME_BYTES];
+        char partition[LEDGER_NAME_BYTES];
+        bool is_lease;
+        uint32_t lease;                  /* its record in the ledger; LEDGER_NONE: none */
+        bool is_closed;                  /* in the ledger too */
+        struct quota *quota;             /* the broker's quota for it; NULL: none */
+        bool has_sessions;               /* some session of its tenant was told of it */
+        uint64_t n_bytes;                /* of its extents */
+        uint64_t direct_bytes;           /* direct charges of its sessions, and unreclaimed memory */
+        uint32_t growing_mib, oom_kills; /* see ledger_quota */
+        struct ledger_lifetime life;
+        struct arena_inherited arena;
+};
+
+/* True: extents of the partition that are being released are released later by the arena, which gets them
+ * with the others. */
+typedef bool (*inherited_later_fn)(void *userdata, const char *partition);
+
+struct inherited {
+        struct ledger *ledger;
+        struct store *store; /* borrowed */
+        inherited_later_fn is_later;
+        void *userdata;
+        int error; /* an fd could not be had, although it may be there; 0: all is known */
+        struct inherited_quota *quotas; /* by tenant and partition, and of these by id */
+        size_t n_quotas;
+        uint32_t *extents; /* in the ledger, by quota and offset */
+        int *fds;          /* owned until an arena takes them; -1: none */
+        size_t n_extents;
+        uint32_t *blocks; /* the same */
+        size_t n_blocks;
+};
+
+struct inherited *inherited_free(struct inherited *r); /* closes the remaining fds; takes NULL */
+
+/* The index in `quotas` of the tenant's first one. */
+size_t inherited_first_of(const struct inherited *r, const char *tenant);
+
+/* ---- the ledger and the quotas ---- */
 
 /* After this number of consecutive crashes with a ledger it is not used any more. */
 #define INHERIT_MAX_CRASHES 5u

@@ -10,7 +10,7 @@
 #include <sys/queue.h>
 
 #include "daemon/memory/account.h"
-#include "daemon/memory/returns.h"
+#include "daemon/memory/waits.h"
 #include "daemon/memory/standby.h"
 #include "daemon/memory/worker.h"
 #include "device/device.h"

@@ -38,11 +38,11 @@
 
 #include "daemon/memory/account.h"
 #include "daemon/memory/arena.h"
-#include "daemon/memory/grants.h"
+#include "daemon/memory/waits.h"
 #include "daemon/ledger/ledger.h"
 #include "daemon/memory/pages.h"
 #include "daemon/memory/partition.h"
-#include "daemon/memory/usages.h"
+#include "daemon/memory/state.h"
 
 struct quota;
 struct running_growth; /* see queue.h */
@@ -415,7 +415,7 @@ struct quota_waiting {
         uint64_t partition_position; /* of the quota's first, among the first of all quotas; 0: another one */
         uint64_t lacking_bytes;      /* to be returned for it and those before it; UINT64_MAX: not known */
         uint64_t waited_ms, left_ms;
-        uint64_t estimate_ms; /* when it may be granted, by returns.h; RETURNS_UNKNOWN */
+        uint64_t estimate_ms; /* when it may be granted, by waits.h; RETURNS_UNKNOWN */
         uint64_t now_ms;
 };
 

@@ -1,4 +1,4 @@
-/* What the session layer keeps for the broker, embedded in it. Lower layers only free it.
+/* What the session layer keeps in the broker and in each quota, embedded there. Lower layers only make and free it.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFCD_STATE_H
@@ -7,10 +7,14 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <sys/queue.h>
 #include <sys/types.h>
 
 #include "daemon/base/log.h"
+#include "daemon/memory/occupancy.h"
+
+/* ---- in the broker ---- */
 
 struct shared_name;
 TAILQ_HEAD(shared_name_list, shared_name);
@@ -95,5 +99,39 @@ struct session_logs {
         struct log_limits returns[5]; /* of resuming sessions, by fault */
         bool has_accounts;            /* lines of the log are due later: accounting_tick() */
 };
+
+/* ---- in a quota: which sessions use it, and which have the most; see usage.h and explain.h ---- */
+
+#define QUOTA_RANKS   3u
+#define QUOTA_HOLDERS 16u
+
+struct usage;
+TAILQ_HEAD(usage_list, usage);
+
+/* What is costly to find out, cached. */
+struct quota_report {
+        uint64_t ranks_ms; /* when the ranks were computed; 0: never */
+        struct usage *by_bytes[QUOTA_RANKS], *by_blocks[QUOTA_RANKS];
+        uint64_t since_ms; /* when the rest was, by explain.c; 0: never */
+        struct usage *most[QUOTA_HOLDERS];
+        uint64_t idle_bytes[QUOTA_HOLDERS]; /* as their clients reported then */
+        char picture[PICTURE_CHARACTERS + 1];
+};
+
+struct quota_usages {
+        struct usage_list list;
+        struct quota_report *report; /* NULL: none yet */
+        uint64_t bytes_contexts;     /* in direct charges, as clients say; those of leases, too */
+};
+
+static inline void quota_usages_init(struct quota_usages *u)
+{
+        TAILQ_INIT(&u->list);
+}
+
+static inline void quota_usages_deinit(struct quota_usages *u)
+{
+        free(u->report);
+}
 
 #endif

@@ -3,10 +3,13 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/memory/tenant.h"
 
+#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "daemon/base/cgroup.h"
 
 /* Appends to a sentence; what does not fit is cut. */
 static void append(char *buf, size_t n_buf, const char *format, ...) __attribute__((format(printf, 3, 4)));
@@ -182,4 +185,265 @@ struct tenant *tenant_select(struct tenant *const *tenants, size_t n_tenants, st
                 describe_all(tenants, n_tenants, ret_sentence, n_sentence);
         }
         return NULL;
+}
+
+/* ---- which tenants a process matches ------------------------------------------- */
+
+struct match_entry {
+        uint32_t id, tenant;
+};
+
+struct match_table {
+        struct match_entry *entries; /* by id, then by tenant */
+        size_t n_entries;
+};
+
+struct matcher {
+        uint64_t generation;
+        const struct config *config;
+        struct match_table uids, gids;
+        uint32_t *anyone; /* tenants that have patterns only */
+        size_t n_anyone;
+};
+
+void credentials_clear(struct credentials *who)
+{
+        free(who->cgroup);
+        free(who->matches.tenants);
+        who->cgroup = NULL;
+        who->matches = (struct match_list){ .generation = 0 };
+}
+
+static int compare_entries(const void *x, const void *y)
+{
+        const struct match_entry *p = x, *q = y;
+
+        if (p->id != q->id)
+                return p->id < q->id ? -1 : 1;
+        return p->tenant < q->tenant ? -1 : p->tenant > q->tenant;
+}
+
+static int compare_ids(const void *x, const void *y)
+{
+        const uint32_t *p = x, *q = y;
+
+        return *p < *q ? -1 : *p > *q;
+}
+
+void match_sort_gids(gid_t *gids, size_t n_gids)
+{
+        size_t i = 1;
+
+        while (i < n_gids && gids[i - 1] <= gids[i])
+                i++;
+        if (i < n_gids)
+                qsort(gids, n_gids, sizeof(*gids), compare_ids);
+}
+
+/* ---- tables --------------------------------------------------------------- */
+
+static int table_new(struct match_table *table, size_t n_entries)
+{
+        table->entries = calloc(n_entries + 1, sizeof(*table->entries));
+        return table->entries ? 0 : -ENOMEM;
+}
+
+static void table_add(struct match_table *table, const uint32_t *ids, size_t n_ids, size_t tenant)
+{
+        for (size_t i = 0; i < n_ids; i++)
+                table->entries[table->n_entries++] = (struct match_entry){ ids[i], (uint32_t)tenant };
+}
+
+static void table_sort(struct match_table *table)
+{
+        if (table->n_entries > 1)
+                qsort(table->entries, table->n_entries, sizeof(*table->entries), compare_entries);
+}
+
+/* The first entry that is not below the id. */
+static size_t table_find(const struct match_table *table, uint32_t id)
+{
+        size_t low = 0, high = table->n_entries;
+
+        while (low < high) {
+                size_t middle = low + (high - low) / 2;
+
+                if (table->entries[middle].id < id)
+                        low = middle + 1;
+                else
+                        high = middle;
+        }
+        return low;
+}
+
+struct matcher *matcher_free(struct matcher *m)
+{
+        if (!m)
+                return NULL;
+        free(m->uids.entries);
+        free(m->gids.entries);
+        free(m->anyone);
+        free(m);
+        return NULL;
+}
+
+int matcher_new(const struct config *c, struct matcher **ret)
+{
+        static uint64_t n_generations;
+        struct matcher *m = calloc(1, sizeof(*m));
+        size_t n_uids = 0, n_gids = 0;
+
+        for (size_t i = 0; i < c->n_tenants; i++) {
+                n_uids += c->tenants[i].n_uids;
+                n_gids += c->tenants[i].n_gids;
+        }
+        if (m)
+                m->anyone = calloc(c->n_tenants + 1, sizeof(*m->anyone));
+        if (!m || !m->anyone || table_new(&m->uids, n_uids) < 0 || table_new(&m->gids, n_gids) < 0) {
+                matcher_free(m);
+                return -ENOMEM;
+        }
+        for (size_t i = 0; i < c->n_tenants; i++) {
+                const struct config_tenant *t = &c->tenants[i];
+
+                table_add(&m->uids, t->uids, t->n_uids, i);
+                table_add(&m->gids, t->gids, t->n_gids, i);
+                if (!t->names_ids && (t->n_units > 0 || t->n_cgroups > 0))
+                        m->anyone[m->n_anyone++] = (uint32_t)i;
+        }
+        table_sort(&m->uids);
+        table_sort(&m->gids);
+        m->config = c;
+        m->generation = ++n_generations;
+        *ret = m;
+        return 0;
+}
+
+bool matcher_needs_groups(const struct matcher *m)
+{
+        return m->gids.n_entries > 0;
+}
+
+/* ---- answers -------------------------------------------------------------- */
+
+bool match_ids_are_known(const struct matcher *m, const struct credentials *who)
+{
+        return who->matches.generation == m->generation;
+}
+
+bool match_is_known(const struct matcher *m, const struct credentials *who)
+{
+        return match_ids_are_known(m, who) && who->matches.by_place;
+}
+
+static int list_add(struct match_list *list, uint32_t tenant)
+{
+        size_t n = list->n_tenants;
+        uint32_t *more;
+
+        if (n > 0 && list->tenants[n - 1] == tenant)
+                return 0;
+        if ((n & (n - 1)) == 0) { /* full at each power of two */
+                more = reallocarray(list->tenants, n > 0 ? 2 * n : 1, sizeof(*more));
+                if (!more)
+                        return -ENOMEM;
+                list->tenants = more;
+        }
+        list->tenants[list->n_tenants++] = tenant;
+        return 0;
+}
+
+static int add_id(struct match_list *list, const struct match_table *table, uint32_t id)
+{
+        int r = 0;
+
+        for (size_t i = table_find(table, id); r == 0 && i < table->n_entries && table->entries[i].id == id;
+             i++)
+                r = list_add(list, table->entries[i].tenant);
+        return r;
+}
+
+/* The shorter of the two is walked, the longer one is searched. */
+static int add_groups(struct match_list *list, const struct match_table *table, const gid_t *gids,
+                      size_t n_gids)
+{
+        int r = 0;
+
+        if (n_gids < table->n_entries) {
+                for (size_t i = 0; r == 0 && i < n_gids; i++)
+                        r = add_id(list, table, gids[i]);
+                return r;
+        }
+        for (size_t i = 0; r == 0 && n_gids > 0 && i < table->n_entries; i++)
+                if (bsearch(&table->entries[i].id, gids, n_gids, sizeof(*gids), compare_ids))
+                        r = list_add(list, table->entries[i].tenant);
+        return r;
+}
+
+static void list_sort(struct match_list *list)
+{
+        size_t n = 0;
+
+        if (list->n_tenants > 1)
+                qsort(list->tenants, list->n_tenants, sizeof(*list->tenants), compare_ids);
+        for (size_t i = 0; i < list->n_tenants; i++)
+                if (n == 0 || list->tenants[n - 1] != list->tenants[i])
+                        list->tenants[n++] = list->tenants[i];
+        list->n_tenants = n;
+}
+
+int match_ids(const struct matcher *m, struct credentials *who, const gid_t *gids, size_t n_gids)
+{
+        struct match_list list = { .generation = m->generation };
+        int r;
+
+        if (match_ids_are_known(m, who))
+                return 0;
+        r = add_id(&list, &m->uids, who->uid);
+        if (r == 0)
+                r = add_id(&list, &m->gids, who->gid);
+        if (r == 0)
+                r = add_groups(&list, &m->gids, gids, n_gids);
+        for (size_t i = 0; r == 0 && i < m->n_anyone; i++)
+                r = list_add(&list, m->anyone[i]);
+        if (r < 0) {
+                free(list.tenants);
+                return r;
+        }
+        list_sort(&list);
+        free(who->matches.tenants);
+        who->matches = list;
+        return 0;
+}
+
+/* Of each kind that there is, one. */
+bool match_place(const struct config_tenant *c, const char *path)
+{
+        char unit[CGROUP_UNIT_BYTES];
+        bool unit_matches = c->n_units == 0, path_matches = c->n_cgroups == 0;
+
+        if (unit_matches && path_matches)
+                return true;
+        if (!path)
+                return false;
+        cgroup_unit(path, unit);
+        for (size_t i = 0; i < c->n_units && !unit_matches; i++)
+                unit_matches = cgroup_unit_matches(c->units[i], unit);
+        for (size_t i = 0; i < c->n_cgroups && !path_matches; i++)
+                path_matches = cgroup_path_matches(c->cgroups[i], path);
+        return unit_matches && path_matches;
+}
+
+void match_places(const struct matcher *m, struct credentials *who)
+{
+        struct match_list *list = &who->matches;
+        size_t n = 0;
+
+        if (match_is_known(m, who))
+                return;
+        for (size_t i = 0; i < list->n_tenants; i++)
+                if (match_place(&m->config->tenants[list->tenants[i]], who->cgroup))
+                        list->tenants[n++] = list->tenants[i];
+        list->n_tenants = n;
+        list->by_place = true;
 }

@@ -10,11 +10,55 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#include "daemon/config/config.h"
 #include "daemon/base/log.h"
-#include "daemon/memory/match.h"
+#include "daemon/config/config.h"
 #include "daemon/memory/pages.h"
 #include "daemon/memory/quota.h"
+
+/* The result: indexes into the config's tenants, ascending. */
+struct match_list {
+        uint64_t generation; /* of the matcher; 0: no result yet */
+        bool by_place;       /* patterns were looked at as well */
+        uint32_t *tenants;   /* owned */
+        size_t n_tenants;
+};
+
+#define MATCH_NO_ID ((uint32_t)-1) /* which the config cannot name */
+
+/* A peer as the kernel describes it. */
+struct credentials {
+        pid_t pid;           /* 0: not visible from here (another PID namespace) */
+        uid_t uid;           /* MATCH_NO_ID: it has none in the daemon's user namespace */
+        gid_t gid;           /* the same */
+        uint64_t start_time; /* of the process; 0: unknown */
+        char *cgroup;        /* see cgroup.h; owned; NULL: unknown, and then no pattern matches */
+        struct match_list matches;
+};
+void credentials_clear(struct credentials *who); /* frees what it owns */
+
+struct matcher;
+/* Of a config's tenants, which it refers to. -ENOMEM. */
+int matcher_new(const struct config *c, struct matcher **ret);
+struct matcher *matcher_free(struct matcher *m); /* takes NULL */
+
+/* Some tenant matches groups. */
+bool matcher_needs_groups(const struct matcher *m);
+
+/* Finds the tenants whose users and groups match, unless that is known. gids: supplementary, sorted.
+ * match_places() checks patterns. -ENOMEM. */
+int match_ids(const struct matcher *m, struct credentials *who, const gid_t *gids, size_t n_gids);
+/* Keeps those whose patterns match who->cgroup. Idempotent. */
+void match_places(const struct matcher *m, struct credentials *who);
+
+/* Whether match_ids() is done, and match_places() too, for this matcher. */
+bool match_ids_are_known(const struct matcher *m, const struct credentials *who);
+bool match_is_known(const struct matcher *m, const struct credentials *who);
+
+/* Whether the patterns of the tenant match the path of a control group; also if it has none. NULL: unknown. */
+bool match_place(const struct config_tenant *c, const char *path);
+
+/* Sorts groups that the kernel has not sorted. */
+void match_sort_gids(gid_t *gids, size_t n_gids);
 
 /* Sessions that ended in this minute: see accounting.h. */
 struct tenant_ends {
@@ -33,7 +77,7 @@ struct tenant_suppressed {
         bool is_mixed;
 };
 
-/* How often its processes asked for leases and changes of them in the current interval; see lease_bounds.h. */
+/* How often its processes asked for leases and changes of them in the current interval; see broker_lease.h. */
 struct tenant_births {
         uint64_t since_ms; /* 0: none */
         uint32_t n_by_users, n_by_config;

@@ -8,7 +8,7 @@
 #define BFCD_REPORT_H
 
 #include "daemon/session/session.h"
-#include "daemon/memory/grants.h"
+#include "daemon/memory/waits.h"
 #include "proto/ages.h"
 #include "proto/bfcd.pb-c.h"
 

@@ -17,6 +17,7 @@
 #include "daemon/base/crash.h"
 #include "daemon/base/log.h"
 #include "daemon/base/number.h"
+#include "daemon/memory/inherit.h"
 #include "daemon/session/request_memory.h"
 #include "daemon/session/park.h"
 #include "daemon/session/recall.h"

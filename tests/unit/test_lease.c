@@ -20,7 +20,7 @@
 #include "daemon/base/log.h"
 #include "daemon/session/resume.h"
 #include "daemon/memory/broker_lease.h"
-#include "daemon/memory/broker_tree.h"
+#include "daemon/memory/change.h"
 #include "daemon/base/fd_reserve.h"
 #include "daemon/session/accounting.h"
 #include "daemon/session/session_states.h"

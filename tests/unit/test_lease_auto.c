@@ -9,9 +9,8 @@
 
 #include "daemon/session/lease.h"
 #include "daemon/session/share.h"
-#include "daemon/memory/lease_bounds.h"
-#include "daemon/base/clock.h"
 #include "daemon/memory/broker_lease.h"
+#include "daemon/base/clock.h"
 #include "tests/unit/room.h"
 #include "tests/fake_store.h"
 #include "tests/suite.h"

@@ -12,7 +12,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "daemon/memory/lease_bounds.h"
 #include "daemon/memory/broker_lease.h"
 #include "tests/unit/room.h"
 #include "tests/suite.h"
