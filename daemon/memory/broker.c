@@ -13,7 +13,7 @@
 #include "daemon/memory/change.h"
 #include "daemon/memory/drain.h"
 
-int broker_make_quota(struct broker *b, struct tenant *t, size_t partition, struct quota_options *options)
+int broker_prepare_quota(struct broker *b, struct tenant *t, size_t partition, struct quota_options *options)
 {
         struct quota **quotas = reallocarray(t->quotas, t->n_quotas + 1, sizeof(*quotas));
         int r = t->usage ? 0 : usage_page_new(b->n_partitions, &t->usage);
@@ -25,10 +25,24 @@ int broker_make_quota(struct broker *b, struct tenant *t, size_t partition, stru
         options->tenant = t->name;
         options->partition = &b->partitions[partition];
         options->page = options->parent ? NULL : usage_page_entry(t->usage, partition);
-        r = quota_new(options, &t->quotas[t->n_quotas]);
+        return 0;
+}
+
+void broker_list_quota(struct broker *b, struct tenant *t, struct quota *q)
+{
+        t->quotas[t->n_quotas++] = q;
+        b->quotas[q->index] = q;
+}
+
+int broker_make_quota(struct broker *b, struct tenant *t, size_t partition, struct quota_options *options)
+{
+        struct quota *q;
+        int r = broker_prepare_quota(b, t, partition, options);
+
         if (r == 0)
-                b->quotas[t->quotas[t->n_quotas]->index] = t->quotas[t->n_quotas];
-        t->n_quotas += r == 0;
+                r = quota_new(options, &q);
+        if (r == 0)
+                broker_list_quota(b, t, q);
         return r;
 }
 

@@ -249,8 +249,13 @@ struct tenant *broker_tenant_place(struct broker *b);
 bool broker_has_places(const struct broker *b, size_t n);
 void broker_leave_place(struct broker *b, struct tenant *t);
 
+/* Reserves a place at the end of the tenant's list, and sets the broker's fields of *options; puts a quota of these
+ * options there. -ENOMEM, -errno of the usage page. */
+int broker_prepare_quota(struct broker *b, struct tenant *t, size_t partition, struct quota_options *options);
+void broker_list_quota(struct broker *b, struct tenant *t, struct quota *q);
+
 /* Adds a quota to a tenant, at the end of its list. The caller sets the fields of *options that are not
- * the broker's: the tenant's limits and its inherited state. Fails as quota_new() does. */
+ * the broker's. Fails as quota_new() does. */
 int broker_make_quota(struct broker *b, struct tenant *t, size_t partition, struct quota_options *options);
 
 /* One more quota of a tenant, at the end of its list. partition: the broker's index.

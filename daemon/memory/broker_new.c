@@ -144,11 +144,18 @@ static int broker_open_quotas(struct broker *b, struct tenant *t, char *ret_sent
 {
         for (size_t i = 0; i < t->config->n_quotas; i++) {
                 const struct config_quota *from = &t->config->quotas[i];
+                const struct partition *p = &b->partitions[from->partition];
                 int r = broker_add_quota(b, t, from->partition, from, from->reserve_bytes);
+
+                /* A preallocated quota that is not whole cannot keep its promise. */
+                if (r == 0)
+                        r = quota_back_early(tenant_quota(t, p));
+                if (r == 0 && p->preallocate && tenant_quota(t, p)->account.charged_bytes < from->limit_bytes)
+                        r = -ENOMEM;
                 if (r < 0) {
                         snprintf(ret_sentence, n_sentence,
                                  "the quota of tenant '%s' in partition '%s' could not be set up: %s",
-                                 t->name, b->partitions[from->partition].name, device_error(r));
+                                 t->name, p->name, device_error(r));
                         return r;
                 }
         }

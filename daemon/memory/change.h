@@ -60,7 +60,7 @@ bool tree_has_room(const struct tree *tree);
 
 /* Sets limits and removes quotas, where something differs; releases free extents beyond limits, and asks sessions for
  * idle memory there. All nodes have been made, and quota_prepare_limit() was called for new limits. Leases of removed quotas
- * are not ended yet; lease_tick() does that. */
+ * are not ended yet; lease_tick() does that in the next turn. */
 void tree_apply(struct tree *tree);
 
 /* Counts anew what all quotas of tenants may need, in b->needs. */

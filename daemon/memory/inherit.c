@@ -828,14 +828,15 @@ static int restore_node(struct broker *b, struct tenant *t, struct quota *parent
                 .limit_bytes = max_u64(to->limit_bytes, from->n_bytes + from->direct_bytes + n_closed),
                 .max_sessions = to->max_sessions,
                 .max_blocks = to->max_blocks,
-                .inherited = &from->arena,
-                .index = from->index,
-                .inherited_bytes = from->n_bytes,
                 .closed_bytes = n_closed,
-                .direct_bytes = from->direct_bytes,
-                .ret_why = &why,
         };
-        int r = broker_make_quota(b, t, find_partition(b, from->partition), &options);
+        const struct quota_records records = { &from->arena, from->index, from->n_bytes, from->direct_bytes };
+        int r = broker_prepare_quota(b, t, find_partition(b, from->partition), &options);
+
+        if (r == 0)
+                r = quota_restore(&options, &records, &from->quota, &why);
+        if (r == 0)
+                broker_list_quota(b, t, from->quota);
 
         /* Records that do not fit together close this quota only. */
         if (is_fatal(r))
@@ -847,7 +848,6 @@ static int restore_node(struct broker *b, struct tenant *t, struct quota *parent
         took_fds(b->inherited, from);
         b->restored.n_bytes += from->n_bytes;
         b->restored.n_blocks += (uint32_t)from->arena.n_blocks;
-        from->quota = t->quotas[t->n_quotas - 1];
         note_interrupted_growth(from->quota, from->growing_mib, from->oom_kills);
         return 0;
 }
@@ -1096,7 +1096,6 @@ static int add_quotas(struct broker *b, struct tenant *t, char *ret_sentence, si
                         .max_sessions = to->max_sessions,
                         .max_blocks = to->max_blocks,
                         .closed_bytes = closed,
-                        .is_backed_later = true,
                 };
                 int r;
 

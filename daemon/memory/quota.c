@@ -326,12 +326,11 @@ int quota_back_early(struct quota *q)
         return r;
 }
 
-static int quota_open_arena(struct quota *q, const struct quota_options *from)
+static int quota_open_arena(struct quota *q)
 {
         const struct partition *p = q->partition;
-        uint64_t limit_bytes = q->account.limit_bytes;
-        struct extent_sizes sizes =
-                extent_sizes_for(p->share, p->device->is_cuda, limit_bytes, device_granularity(p->device));
+        struct extent_sizes sizes = extent_sizes_for(p->share, p->device->is_cuda, q->account.limit_bytes,
+                                                     device_granularity(p->device));
         struct ledger_quota facts = { .extent_bytes = sizes.extent_bytes,
                                       .small_extent_bytes = sizes.small_extent_bytes,
                                       .extents_per_zone = sizes.extents_per_zone };
@@ -346,13 +345,7 @@ static int quota_open_arena(struct quota *q, const struct quota_options *from)
         if (r < 0)
                 return r;
         quota_describe_arena(q, &sizes, &options);
-        r = arena_new(&options, &q->arena);
-
-        /* A preallocated quota that is not whole cannot keep its promise. */
-        if (r < 0 || !quota_is_preallocated(q) || from->is_backed_later)
-                return r;
-        r = quota_back_early(q);
-        return r == 0 && q->account.charged_bytes < limit_bytes ? -ENOMEM : r;
+        return arena_new(&options, &q->arena);
 }
 
 /* ---- from inherited records -------------------------------------------------- */
@@ -385,7 +378,7 @@ static void quota_restore_unreclaimed(struct quota *q, uint64_t n_bytes)
 }
 
 /* Its record stays whatever happens. */
-static int quota_restore_arena(struct quota *q, const struct quota_options *from)
+static int quota_restore_arena(struct quota *q, const struct quota_records *from, const char **ret_why)
 {
         struct ledger_quota *record = ledger_quota_at(q->partition->ledger, from->index);
         struct extent_sizes sizes = quota_extent_sizes(record);
@@ -395,7 +388,7 @@ static int quota_restore_arena(struct quota *q, const struct quota_options *from
         int r;
 
         /* The record can be damaged, or be of a daemon with other rules. */
-        *from->ret_why = "extents of this size are not supported";
+        *ret_why = "extents of this size are not supported";
         if (!extent_sizes_are_valid(&sizes, device_granularity(q->partition->device)))
                 return -EBADMSG;
         q->index = from->index;
@@ -403,23 +396,24 @@ static int quota_restore_arena(struct quota *q, const struct quota_options *from
 
         /* All that the records say is charged before the arena is made: each extent then takes its own part.
          * Direct charges wait in direct_left until their sessions are restored. */
-        r = quota_charge(q, from->inherited_bytes, &charge, &missing);
+        r = quota_charge(q, from->extent_bytes, &charge, &missing);
         if (r == 0)
                 r = quota_charge(q, from->direct_bytes, &q->extentless.direct_left, &missing);
-        *from->ret_why = NULL;
+        *ret_why = NULL;
         if (r == 0)
-                r = arena_restore(&options, from->inherited, &charge, &q->arena, from->ret_why);
+                r = arena_restore(&options, from->arena, &charge, &q->arena, ret_why);
         charge_drop(&charge);
         if (r < 0) {
                 q->index = LEDGER_NONE; /* so that quota_free() leaves the record */
                 return r;
         }
-        quota_count_inherited(q, from->inherited);
+        quota_count_inherited(q, from->arena);
         quota_restore_unreclaimed(q, unreclaimed_bytes);
         return reclaim_resume_release(q);
 }
 
-int quota_new(const struct quota_options *options, struct quota **ret)
+/* It has an account, with what closed arenas keep, and no arena. On failure quota_free() undoes all. */
+static int quota_begin(const struct quota_options *options, struct quota **ret)
 {
         struct quota *q = calloc(1, sizeof(*q));
         uint64_t missing;
@@ -427,8 +421,6 @@ int quota_new(const struct quota_options *options, struct quota **ret)
 
         if (!q)
                 return -ENOMEM;
-
-        /* After these lines quota_free() can undo everything. */
         q->partition = options->partition;
         q->tenant = options->tenant;
         q->lease = options->lease;
@@ -452,18 +444,53 @@ int quota_new(const struct quota_options *options, struct quota **ret)
         q->partition->n_tenants += r == 0 && !options->parent;
         if (r == 0)
                 r = charge_take(&q->account, options->closed_bytes, &q->extentless.closed, &missing);
-        if (r == 0)
-                r = options->inherited ? quota_restore_arena(q, options) : quota_open_arena(q, options);
+        if (r < 0)
+                quota_free(q);
+        else
+                *ret = q;
+        return r;
+}
+
+/* Only a quota that stays is shown and logged. */
+static void quota_show(struct quota *q, struct pages_entry *page)
+{
+        q->account.changed = quota_charge_changed;
+        account_note_change(&q->account);
+        q->page = page;
+        quota_publish(q);
+}
+
+int quota_new(const struct quota_options *options, struct quota **ret)
+{
+        struct quota *q;
+        int r = quota_begin(options, &q);
+
+        if (r < 0)
+                return r;
+        r = quota_open_arena(q);
         if (r < 0) {
                 quota_free(q);
                 return r;
         }
+        quota_show(q, options->page);
+        *ret = q;
+        return 0;
+}
 
-        /* Only a quota that stays is shown and logged. */
-        q->account.changed = quota_charge_changed;
-        account_note_change(&q->account);
-        q->page = options->page;
-        quota_publish(q);
+int quota_restore(const struct quota_options *options, const struct quota_records *records,
+                  struct quota **ret, const char **ret_why)
+{
+        struct quota *q;
+        int r = quota_begin(options, &q);
+
+        if (r < 0)
+                return r;
+        r = quota_restore_arena(q, records, ret_why);
+        if (r < 0) {
+                quota_free(q);
+                return r;
+        }
+        quota_show(q, options->page);
         *ret = q;
         return 0;
 }

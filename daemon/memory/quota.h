@@ -263,23 +263,26 @@ struct quota_options {
         uint64_t reserve_bytes;
         uint32_t max_sessions;
         uint32_t max_blocks;
-        /* The inherited state with this `index` in the ledger, and the bytes of its extents; the limit is
-         * not below that. NULL: a new quota. See arena_restore(). */
-        const struct arena_inherited *inherited;
-        uint32_t index;
-        uint64_t inherited_bytes;
-        const char **ret_why;  /* a sentence, if the records do not fit together */
         uint64_t closed_bytes; /* in its permanently closed arenas: they stay charged */
-        uint64_t direct_bytes; /* inherited: of its sessions, see quota_take_direct(), and unreclaimed */
-        bool is_backed_later;  /* by quota_back_early() */
+};
+
+/* What the ledger has of a quota; its limit is not below the bytes. See arena_restore(). */
+struct quota_records {
+        const struct arena_inherited *arena;
+        uint32_t index;
+        uint64_t extent_bytes;
+        uint64_t direct_bytes; /* of its sessions, see quota_take_direct(), and unreclaimed */
 };
 
 /* The sizes of its arena's extents, as the ledger has them. */
 struct extent_sizes quota_extent_sizes(const struct ledger_quota *record);
 
-/* -ENOMEM, or the device's error if a preallocating partition could not be backed; for inherited records
- * the errors of arena_restore(). */
+/* -ENOMEM. A preallocating partition is backed by quota_back_early(). */
 int quota_new(const struct quota_options *options, struct quota **ret);
+
+/* The quota of inherited records. Fails as arena_restore() does; ret_why: a sentence, if the records do not fit together. */
+int quota_restore(const struct quota_options *options, const struct quota_records *records,
+                  struct quota **ret, const char **ret_why);
 
 /* There must be no session, block, request or operation. Takes NULL. */
 struct quota *quota_free(struct quota *q);

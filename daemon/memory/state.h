@@ -51,7 +51,8 @@ struct shared_names {
         struct shared_name_list due; /* those whose waiters can be served */
         struct shared_name **idle;   /* kept blocks without references: a heap, see shared.c */
         size_t n_idle, n_idle_room;
-        size_t n_kept; /* published names that are kept or have metadata */
+        size_t n_kept;    /* published names that are kept or have metadata */
+        bool must_review; /* in the next turn: what may be kept has changed */
         size_t n_waits;
         size_t n_slots;  /* of sessions still to be checked for expired waits */
         uint64_t now_ms; /* the time of that check */

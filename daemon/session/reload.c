@@ -70,10 +70,10 @@ int reload_config(struct broker *b, struct config *next, bool dry_run, FILE *cha
 {
         int r = change_config(b, next, dry_run, changes, errors);
 
-        /* The change is complete. Leases of removed quotas end, sessions learn their limits, and kept blocks
-         * are reviewed. */
+        /* The change is complete. Sessions learn their limits now; leases of removed quotas end, and kept blocks are
+         * reviewed, in the next turn. */
         if (r == 0 && !dry_run) {
-                lease_tick(b, clock_ms()); /* those of removed quotas end */
+                b->leases.due_ms = 0;
                 tell_limits(b);
                 shared_review_kept(b);
         }

@@ -365,9 +365,22 @@ static void end_idle(struct broker *b, struct shared_name *name)
         broker_note_leave(b, q);
 }
 
+/* Only those without references are in the heap. */
+static void review_kept(struct broker *b)
+{
+        b->shared.must_review = false;
+        for (size_t i = 0; i < b->shared.n_idle; i++)
+                if (!keep_allows(b, b->shared.idle[i]))
+                        ledger_shared_keep_until(b->ledger, b->shared.idle[i]->shared, 0);
+        for (size_t at = b->shared.n_idle / 2; at > 0; at--)
+                heap_sink(b, at);
+}
+
 /* Frees kept blocks whose time is up, as far as the budget allows. */
 static void keep_expire(struct broker *b, uint64_t now_ms, unsigned *budget)
 {
+        if (b->shared.must_review)
+                review_kept(b);
         for (; *budget > 0 && b->shared.n_idle > 0 && time_at(b, 1) <= now_ms; (*budget)--)
                 end_idle(b, b->shared.idle[0]);
 }
@@ -375,7 +388,7 @@ static void keep_expire(struct broker *b, uint64_t now_ms, unsigned *budget)
 /* A kept block is to be freed at once. */
 static bool shared_frees_kept_now(const struct broker *b)
 {
-        return b->shared.n_idle > 0 && time_at(b, 1) == 0;
+        return b->shared.must_review || (b->shared.n_idle > 0 && time_at(b, 1) == 0);
 }
 
 uint64_t shared_keeps_until(const struct broker *b)
@@ -390,18 +403,6 @@ void shared_expire_kept(struct broker *b, uint64_t now_ms)
         unsigned budget = SHARED_SLICE;
 
         keep_expire(b, now_ms, &budget);
-}
-
-/* Only those without references are in the heap. */
-void shared_review_kept(struct broker *b)
-{
-        for (size_t i = 0; i < b->shared.n_idle; i++)
-                if (!keep_allows(b, b->shared.idle[i]))
-                        ledger_shared_keep_until(b->ledger, b->shared.idle[i]->shared, 0);
-        for (size_t at = b->shared.n_idle / 2; at > 0; at--)
-                heap_sink(b, at);
-        if (b->shared.n_idle > 0)
-                broker_wake(b);
 }
 
 void shared_end_kept(struct broker *b)

@@ -99,7 +99,11 @@ uint64_t shared_keeps_until(const struct broker *b);
 void shared_expire_kept(struct broker *b, uint64_t now_ms);
 
 /* A quota was removed or a device is drained: kept blocks there without references are freed, in turns. */
-void shared_review_kept(struct broker *b);
+static inline void shared_review_kept(struct broker *of)
+{
+        of->shared.must_review = true;
+        broker_wake(of);
+}
 
 /* The daemon ends for good: frees all kept blocks. No session is left. */
 void shared_end_kept(struct broker *b);
