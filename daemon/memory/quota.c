@@ -666,7 +666,7 @@ int quota_alloc_or_again(struct quota *q, uint64_t n_bytes, bool in_extent, bfc_
                 r = -EDQUOT;
         else if (in_extent && n_bytes > arena_max_in_extent(q->arena))
                 r = -EINVAL;
-        else if (LIST_HAS(q, queue.of_due) ||
+        else if (q->queue.next || q->queue.look_again ||
                  (q->queue.blocked_ms != 0 && quota_first_is_aged(q, clock_ms())))
                 r = QUOTA_WAIT; /* requests that came before are looked at first */
         else
