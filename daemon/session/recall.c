@@ -391,7 +391,7 @@ static uint64_t share_surplus(const struct recall_share *share, const struct quo
  * reads a few. False: it has read too many. */
 static bool round_read_hint(struct round *r, struct recall_share *share)
 {
-        struct session_hint *hint = &share->share->hint;
+        struct session_hint *hint = &share->hint;
 
         if (hint->read_ms != 0 && r->now_ms - hint->read_ms < RECALL_HINT_MS)
                 return true;
@@ -505,7 +505,7 @@ static bool pressure_send(struct pressure_share *share, const struct pressure_or
         share->n_bytes = order->n_bytes;
         share->wakes = order->wakes;
         share->is_own = order->is_own;
-        share->asked.share->hint.read_ms = 0;
+        share->asked.hint.read_ms = 0;
         event.sequence = recall_number(&share->asked.recall);
         message.partition = (uint32_t)(share->asked.share - s->shares);
         message.n_bytes = order->n_bytes;
@@ -531,9 +531,9 @@ static bool share_can_park(const struct round *r, const struct recall_share *sha
         const struct config_quota *config =
                 broker_config_quota(s->broker, s->tenant, share->share->quota->partition);
 
-        if (!config || !config->park_to || share->share->hint.park.bytes == 0 ||
-            share->share->hint.park.since_ms > r->monotonic_ms ||
-            r->monotonic_ms - share->share->hint.park.since_ms < config->park_idle_ms ||
+        if (!config || !config->park_to || share->hint.park.bytes == 0 ||
+            share->hint.park.since_ms > r->monotonic_ms ||
+            r->monotonic_ms - share->hint.park.since_ms < config->park_idle_ms ||
             pressure_find_to(s, share->share, NULL, &ret->to) < 0)
                 return false;
         ret->parks = true;
@@ -564,8 +564,8 @@ static size_t pressure_look_at(struct round *r, struct recall_share *share)
         if (!round_read_hint(r, share))
                 return 0;
         if (share_can_park(r, share, &c.order))
-                c.since_ms = share->share->hint.park.since_ms;
-        if (c.order.parks || share->share->hint.has_fn)
+                c.since_ms = share->hint.park.since_ms;
+        if (c.order.parks || share->hint.has_fn)
                 round_add(r, &c);
         return 1;
 }
@@ -579,8 +579,8 @@ static size_t pressure_send_round(struct round *r, uint64_t missing, uint64_t wa
                 struct candidate *c = &r->best[i];
                 uint64_t expected = min_u64(min_u64(missing, want_bytes), c->n_bytes);
 
-                if (c->order.parks && !c->share->share->hint.has_fn)
-                        expected = min_u64(expected, c->share->share->hint.park.bytes);
+                if (c->order.parks && !c->share->hint.has_fn)
+                        expected = min_u64(expected, c->share->hint.park.bytes);
                 c->order.n_bytes = expected;
                 c->order.is_own = c->share->session == r->requester;
                 if (!pressure_send((struct pressure_share *)c->share, &c->order, r->now_ms))
@@ -675,7 +675,7 @@ static void pressure_answer(struct recall *r)
         recall_end(r);
         if (!gave)
                 share_mark_spent(&share->asked, share->is_own);
-        share->asked.share->hint.read_ms = 0;
+        share->asked.hint.read_ms = 0;
         quota_note_answer(share->asked.share->quota, gave);
 }
 
@@ -757,8 +757,7 @@ static size_t trim_look_at(struct round *r, struct recall_share *asked)
         if (share->empty_since == t->n_changes)
                 return 1;
         if (trim_has_ranges(share)) {
-                uint64_t idle =
-                        round_read_hint(r, asked) ? min_u64(asked->share->hint.idle_bytes, held) : held;
+                uint64_t idle = round_read_hint(r, asked) ? min_u64(asked->hint.idle_bytes, held) : held;
 
                 round_add(r, &(struct candidate){ .share = asked, .n_bytes = idle });
         } else {

@@ -196,6 +196,14 @@ static inline uint64_t usage_bytes(const struct usage *h)
         return h->bytes + h->direct.n_bytes;
 }
 
+/* What a client could return there, as it reports it. Only a hint, since clients may lie; never more than it has. */
+struct session_hint {
+        uint64_t idle_bytes;     /* of its cache; all bytes that it has, if it reports nothing */
+        struct client_idle park; /* blocks that could be parked */
+        bool has_fn;             /* its program gives memory back */
+        uint64_t read_ms;        /* 0: never */
+};
+
 /* A session's share of a quota, as one that can be asked: for each kind but Retire. All zeros at first. */
 struct recall_share {
         struct recall recall;    /* the open one */
@@ -204,15 +212,8 @@ struct recall_share {
         /* The broker's recalls.trim_clock when it last had nothing more to return: to others' requests, and to its own.
          * A request that began to ask before that does not ask it again. */
         uint64_t spent_clocks[2];
+        struct session_hint hint;
         TAILQ_ENTRY(recall_share) link; /* of its quota, or its partition */
-};
-
-/* What a client could return there, as it reports it. Only a hint, since clients may lie; never more than it has. */
-struct session_hint {
-        uint64_t idle_bytes;     /* of its cache; all bytes that it has, if it reports nothing */
-        struct client_idle park; /* blocks that could be parked */
-        bool has_fn;             /* its program gives memory back */
-        uint64_t read_ms;        /* 0: never */
 };
 
 /* trim.h */
@@ -245,7 +246,6 @@ struct session_share {
         bool is_direct_listed;
         bool is_measured, is_outside_logged; /* outside_bytes was, see outside.h */
         uint64_t outside_bytes;
-        struct session_hint hint;
         struct trim_share trim;
         struct pressure_share pressure;
 };

@@ -451,7 +451,10 @@ TEST(idle_sessions_are_not_asked_twice)
                 since = x[0]->session->shares[0].trim.empty_since;
                 ck_assert_uint_gt(since, 0);
                 for (int k = 0; k < 20; k++) {
-                        ck_assert_uint_eq(x[k]->session->shares[0].trim.empty_since, since);
+                        const struct trim_share *share = &x[k]->session->shares[0].trim;
+
+                        ck_assert_uint_eq(share->empty_since, since);
+                        ck_assert_uint_eq(share->asked.hint.read_ms, 0);
                         ck_assert_uint_eq(x[k]->n_trimmed, 0);
                 }
         }
