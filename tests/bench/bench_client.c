@@ -1,9 +1,9 @@
 /* bench-client: what bfc_malloc() and bfc_free() cost a job, with the client's cache and
- * without, beside malloc() and free() of the C library.
+ * without, beside malloc() and free() of the C library, and of mimalloc where it is installed.
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * The three are asked in turn, batch by batch in one run, so that whatever the machine does
+ * They are asked in turn, batch by batch in one run, so that whatever the machine does
  * meanwhile meets all. A sample is the mean of a short run of pairs, because
  * reading the clock costs about as much as one pair. With several threads the samples hide what
  * the threads cost each other, since a thread rarely waits within one. There the ratio is of the
@@ -12,6 +12,7 @@
  * that was allocated `lag` pairs before. */
 #include <bfcclient.h>
 
+#include <dlfcn.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdbool.h>
@@ -46,9 +47,13 @@ static struct {
         bool json;
 } o = { .n_batches = 100, .n_runs = 1000, .n_threads = 8, .n_bytes = 4096, .n_repeats = 3 };
 
-enum { CACHE, LIBC, DAEMON, N_KINDS };
-static const char *const names[] = { "with the cache", "malloc and free", "without the cache" };
-static const char *const keys[] = { "cache", "libc", "daemon" };
+enum { CACHE, LIBC, MIMALLOC, DAEMON, N_KINDS };
+static const char *const names[] = { "with the cache", "malloc and free", "mimalloc", "without the cache" };
+static const char *const keys[] = { "cache", "libc", "mimalloc", "daemon" };
+
+/* NULL: it is not installed. */
+static void *(*mimalloc)(size_t n_bytes);
+static void (*mimalloc_free)(void *p);
 
 struct result {
         struct samples pairs;
@@ -59,7 +64,9 @@ static bfc_client *clients[N_KINDS];
 
 static void *__attribute__((noinline)) get(int kind)
 {
-        void *p = kind == LIBC ? malloc((size_t)o.n_bytes) : bench_malloc(clients[kind], (size_t)o.n_bytes);
+        void *p = kind == LIBC       ? malloc((size_t)o.n_bytes)
+                  : kind == MIMALLOC ? mimalloc((size_t)o.n_bytes)
+                                     : bench_malloc(clients[kind], (size_t)o.n_bytes);
 
         __asm__ volatile("" : : "r"(p) : "memory"); /* or the compiler leaves the pair out */
         return p;
@@ -69,6 +76,8 @@ static void __attribute__((noinline)) put(int kind, void *p)
 {
         if (kind == LIBC)
                 free(p);
+        else if (kind == MIMALLOC)
+                mimalloc_free(p);
         else
                 bench_free(clients[kind], p);
 }
@@ -173,9 +182,17 @@ static struct samples workers_end(struct worker *workers, long n)
         return all;
 }
 
-static int n_kinds(void)
+static bool is_measured(int kind)
 {
-        return o.cached_only ? DAEMON : N_KINDS;
+        return kind == MIMALLOC ? mimalloc != NULL : kind != DAEMON || !o.cached_only;
+}
+
+/* The first of these that is measured; N_KINDS: there is none. */
+static int kind_from(int kind)
+{
+        while (kind < N_KINDS && !is_measured(kind))
+                kind++;
+        return kind;
 }
 
 static void measure(long n_threads, struct result ret[N_KINDS])
@@ -183,12 +200,12 @@ static void measure(long n_threads, struct result ret[N_KINDS])
         struct worker *workers[N_KINDS];
         double *walls[N_KINDS];
 
-        for (int k = 0; k < n_kinds(); k++) {
+        for (int k = 0; k < N_KINDS; k = kind_from(k + 1)) {
                 workers[k] = workers_new(k, n_threads);
                 walls[k] = need(calloc((size_t)o.n_batches, sizeof(double)));
         }
         for (long batch = -1; batch < o.n_batches; batch++)
-                for (int k = 0; k < n_kinds(); k++) {
+                for (int k = 0; k < N_KINDS; k = kind_from(k + 1)) {
                         if (n_threads == 1)
                                 worker_batch(workers[k]);
                         else
@@ -198,7 +215,7 @@ static void measure(long n_threads, struct result ret[N_KINDS])
                         if (batch >= 0)
                                 walls[k][batch] = batch_wall(workers[k], n_threads);
                 }
-        for (int k = 0; k < n_kinds(); k++) {
+        for (int k = 0; k < N_KINDS; k = kind_from(k + 1)) {
                 ret[k].pairs = workers_end(workers[k], n_threads);
                 ret[k].wall = quantile(walls[k], (size_t)o.n_batches, 25);
                 free(walls[k]);
@@ -207,29 +224,35 @@ static void measure(long n_threads, struct result ret[N_KINDS])
 
 /* ---- the report ----------------------------------------------------------- */
 
-static double ratio(const struct result *s, long n_threads)
+/* Of the cache to this one. */
+static double ratio(const struct result *s, int kind, long n_threads)
 {
         if (n_threads > 1)
-                return s[LIBC].wall > 0 ? s[CACHE].wall / s[LIBC].wall : 0;
-        return s[LIBC].pairs.median > 0 ? (double)s[CACHE].pairs.median / s[LIBC].pairs.median : 0;
+                return s[kind].wall > 0 ? s[CACHE].wall / s[kind].wall : 0;
+        return s[kind].pairs.median > 0 ? (double)s[CACHE].pairs.median / s[kind].pairs.median : 0;
 }
 
 static void print_text(const char *title, const struct result *s, long n_threads)
 {
         printf("%-24s %10s %10s %10s %10s   (ns for a malloc and a free of %ld bytes)\n", title, "median",
                "p99", "mean", "wall", o.n_bytes);
-        for (int k = 0; k < n_kinds(); k++)
+        for (int k = 0; k < N_KINDS; k = kind_from(k + 1))
                 printf("  %-22s %10u %10u %10.0f %10.1f\n", names[k], s[k].pairs.median, s[k].pairs.p99,
                        s[k].pairs.mean, s[k].wall);
-        printf("  %-22s %10.2f\n", "cache over malloc", ratio(s, n_threads));
+        printf("  %-22s %10.2f\n", "cache over malloc", ratio(s, LIBC, n_threads));
+        if (mimalloc)
+                printf("  %-22s %10.2f\n", "cache over mimalloc", ratio(s, MIMALLOC, n_threads));
 }
 
 static json_t *to_json(const struct result *s, long n_threads)
 {
-        json_t *j =
-                json_pack("{s:I, s:f}", "num_threads", (json_int_t)n_threads, "ratio", ratio(s, n_threads));
+        json_t *j = json_pack("{s:I, s:f}", "num_threads", (json_int_t)n_threads, "ratio",
+                              ratio(s, LIBC, n_threads));
 
-        for (int k = 0; k < n_kinds(); k++)
+        if (mimalloc)
+                json_object_set_new(j, "mimalloc_ratio", json_real(ratio(s, MIMALLOC, n_threads)));
+
+        for (int k = 0; k < N_KINDS; k = kind_from(k + 1))
                 json_object_set_new(j, keys[k],
                                     json_pack("{s:I, s:I, s:f, s:f}", "median_ns",
                                               (json_int_t)s[k].pairs.median, "p99_ns",
@@ -244,7 +267,9 @@ static void hold(int kind, void **held)
         for (int i = 0; i < HELD_BLOCKS; i++) {
                 size_t n_bytes = (size_t)1 << (8 + i * 7919 % 9);
 
-                held[i] = kind == LIBC ? malloc(n_bytes) : bench_malloc(clients[kind], n_bytes);
+                held[i] = kind == LIBC       ? malloc(n_bytes)
+                          : kind == MIMALLOC ? mimalloc(n_bytes)
+                                             : bench_malloc(clients[kind], n_bytes);
         }
         for (int i = 0; i < HELD_BLOCKS; i += 3) {
                 put(kind, held[i]);
@@ -301,6 +326,18 @@ static void parse(int argc, char **argv)
         options_require(o.bfcd, "--bfcd is missing");
 }
 
+static void find_mimalloc(void)
+{
+        void *library = dlopen("libmimalloc.so.2", RTLD_NOW | RTLD_LOCAL);
+
+        if (!library)
+                return;
+        mimalloc = (void *(*)(size_t))(uintptr_t)dlsym(library, "mi_malloc");
+        mimalloc_free = (void (*)(void *))(uintptr_t)dlsym(library, "mi_free");
+        if (!mimalloc_free)
+                mimalloc = NULL;
+}
+
 /* Enough for all blocks of both clients at once. */
 static unsigned limit_mib(void)
 {
@@ -317,6 +354,7 @@ int main(int argc, char **argv)
 
         parse(argc, argv);
         make_folder("bench-client");
+        find_mimalloc();
         if (o.trace) {
                 client_trace(o.bfcd, o.trace, (unsigned)o.n_repeats, (unsigned)o.limit_mib, o.json);
                 return EXIT_SUCCESS;
@@ -325,11 +363,11 @@ int main(int argc, char **argv)
         setenv("BFC_CACHE", "on", 1);
         clients[CACHE] = client_start(socket_path, "bench-client", 0);
         clients[DAEMON] = client_start(socket_path, "bench-client", BFC_NO_CACHE);
-        for (int k = 0; k < N_KINDS; k++)
+        for (int k = 0; k < N_KINDS; k = kind_from(k + 1))
                 hold(k, held[k]);
         measure(1, one);
         measure(o.n_threads, many);
-        for (int k = 0; k < N_KINDS; k++)
+        for (int k = 0; k < N_KINDS; k = kind_from(k + 1))
                 for (int i = 0; i < HELD_BLOCKS; i++)
                         put(k, held[k][i]);
         bfc_disconnect(clients[CACHE]);
@@ -346,8 +384,9 @@ int main(int argc, char **argv)
                 print_text("one thread", one, 1);
                 print_text(title, many, o.n_threads);
         }
-        return (o.max_ratio > 0 && ratio(one, 1) > o.max_ratio) ||
-                               (o.max_threads_ratio > 0 && ratio(many, o.n_threads) > o.max_threads_ratio)
+        return (o.max_ratio > 0 && ratio(one, LIBC, 1) > o.max_ratio) ||
+                               (o.max_threads_ratio > 0 &&
+                                ratio(many, LIBC, o.n_threads) > o.max_threads_ratio)
                        ? EXIT_FAILURE
                        : EXIT_SUCCESS;
 }
