@@ -91,7 +91,11 @@ def data(value: Any, argument: str) -> memoryview:
 
 
 def shape(value: Any) -> tuple[int, ...]:
-    if hasattr(type(value), "__index__") and not getattr(value, "shape", ()):
+    if type(value) is int and value >= 0:
+        return (value,)
+    if isinstance(value, tuple):
+        dims = list(value)
+    elif hasattr(type(value), "__index__") and not getattr(value, "shape", ()):
         dims = [value]
     elif isinstance(value, (str, bytes)):
         raise TypeError(f"shape must be integers, not {_type(value)}")
@@ -100,8 +104,8 @@ def shape(value: Any) -> tuple[int, ...]:
             dims = list(value)
         except TypeError:
             raise TypeError(f"shape must be an integer or several, not {_type(value)}") from None
-    ints = tuple(integer(n, "each number of shape") for n in dims)
-    if any(n < 0 for n in ints):
+    ints = tuple([integer(n, "each number of shape") for n in dims])
+    if min(ints, default=0) < 0:
         raise ValueError(f"negative dimensions are not allowed: {ints}")
     return ints
 

@@ -5,8 +5,10 @@ SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 
+import ctypes
 import json
 import math
+import sys
 from typing import TYPE_CHECKING, Any
 
 from . import _args, _dlpack
@@ -27,19 +29,11 @@ def import_numpy() -> Any:
     return numpy
 
 
-class _HostMemory:
-    """What numpy keeps as the base of an array: its interface, and the block."""
+class _HostMemory(ctypes.c_ubyte * (1 << 47)):  # type: ignore[misc]
+    """What numpy keeps as the base of an array: the address, and the block. The type has no size of its own, because
+    ctypes keeps each type for ever: so it has that of the address space, and arrays have their bytes at its begin."""
 
-    __slots__ = ("__array_interface__", "block")
-
-    def __init__(self, block: Block, shape: tuple[int, ...], typestr: str) -> None:
-        self.block = block
-        self.__array_interface__ = {
-            "shape": shape,
-            "typestr": typestr,
-            "data": (block.ptr, block.read_only),
-            "version": 3,
-        }
+    __slots__ = ("block",)
 
 
 class DeviceArray:
@@ -119,14 +113,15 @@ class DeviceArray:
 
 def on_block(block: Block, shape: tuple[int, ...], dtype: Any, ordinal: int | None) -> Any:
     """An array at the begin of a block, which has the bytes that it needs. ordinal: the GPU's; None: the host."""
-    numpy = import_numpy()
-
     if ordinal is not None:
         return DeviceArray(block, shape, dtype, ordinal)
-    if dtype.names is None and dtype.kind != "V":
-        return numpy.asarray(_HostMemory(block, shape, dtype.str))
-    n_bytes = math.prod(shape) * dtype.itemsize
-    return numpy.asarray(_HostMemory(block, (max(n_bytes, 1),), "|u1"))[:n_bytes].view(dtype).reshape(shape)
+    return _on_host(import_numpy(), block, shape, dtype)
+
+
+def _on_host(numpy: Any, block: Block, shape: tuple[int, ...], dtype: Any) -> Any:
+    memory = _HostMemory.from_address(block._ptr.value)
+    memory.block = block
+    return numpy.ndarray(shape, dtype, memoryview(memory).toreadonly() if block.read_only else memory)
 
 
 def empty(
@@ -139,25 +134,23 @@ def empty(
     whole: bool,
     pool: Pool | None = None,
 ) -> Any:
-    numpy = import_numpy()
-
+    numpy = sys.modules.get("numpy") or import_numpy()  # the import takes time also where it has nothing to do
     dtype = numpy.dtype(dtype)
     if dtype.hasobject:
         raise TypeError(f"memory of bfcd cannot hold Python objects, as {dtype} does")
     shape = _args.shape(shape)
-    n_bytes = _args.size(math.prod(shape) * dtype.itemsize, "the array's number of bytes")
-    # An array without bytes has an address all the same.
+    n_bytes = math.prod(shape) * dtype.itemsize or 1  # an array without bytes has an address all the same
     block = (
-        client.malloc(max(n_bytes, 1), partition=partition, tag=tag, wait=wait, whole=whole)
+        client.malloc(n_bytes, partition=partition, tag=tag, wait=wait, whole=whole)
         if pool is None
-        else pool.malloc(max(n_bytes, 1), wait=wait)
+        else pool.malloc(n_bytes, wait=wait)
     )
     name = partition or ""
     ordinal = client._ordinals.get(name, -2)
     if ordinal == -2:
         found = block.device_ordinal
         ordinal = client._ordinals[name] = -1 if found is None else found
-    return on_block(block, shape, dtype, None if ordinal < 0 else ordinal)
+    return _on_host(numpy, block, shape, dtype) if ordinal < 0 else DeviceArray(block, shape, dtype, ordinal)
 
 
 # ---- sharing ----
@@ -170,6 +163,8 @@ def block_of(array: Any) -> Block:
     base = array
     while hasattr(base, "base") and base.base is not None:
         base = base.base
+    if isinstance(base, memoryview):
+        base = base.obj
     if not isinstance(base, _HostMemory) or array.ctypes.data != base.block.ptr or not array.flags.c_contiguous:
         raise ValueError("only a whole array of Client.empty(whole=True), or a block, can be published")
     return base.block

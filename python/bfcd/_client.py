@@ -38,10 +38,12 @@ if TYPE_CHECKING:
 
 _MAX_WAIT_S = 600.0
 
-_malloc = lib.bfc_malloc
-_free = lib.bfc_free
 _byref = ctypes.byref
 _c_void_p = ctypes.c_void_p
+_c_size_t = ctypes.c_size_t
+# Without argument types, which cost time: they are called with objects of ctypes only.
+_malloc = lib["bfc_malloc"]
+_free = lib["bfc_free"]
 
 
 def _interruptible(call: Callable[[], int], options: _library.MallocOptions | _library.AttachOptions) -> int:
@@ -65,6 +67,7 @@ def _keep_ms(keep: float) -> int:
 _pressed: dict[int, weakref.ref[_Session]] = {}
 _pressed_numbers = count(1)
 _call = operator.methodcaller("__call__")
+_empty: Any = None
 
 
 class _Session(_args.Unique):
@@ -98,6 +101,7 @@ class Block(_args.Unique):
 
     __slots__ = ("_session", "_ptr", "nbytes", "read_only", "_may_be_parked", "_release", "__weakref__")
     __del__ = property(operator.attrgetter("_release"))
+    _release: Callable[[], object]
     _INSTEAD = "copy its bytes with read(), or publish() it and attach() it in the other process"
 
     def __init__(self, session: _Session, nbytes: int, read_only: bool = False, may_be_parked: bool = False) -> None:
@@ -117,15 +121,17 @@ class Block(_args.Unique):
 
     def free(self) -> None:
         """Frees the block now. Every view of it is invalid from then on; the caller sees to it that none is used."""
-        ptr = self._ptr.value
-        if ptr is None:
+        ptr = self._ptr
+        address = ptr.value
+        if address is None:
             return
         # Taken first: after an exception of a signal handler nothing frees the address again.
-        self._ptr.value = None
-        result = _free(self._session.handle, ptr)
+        ptr.value = None
+        result = _free(self._session.handle, _c_void_p(address))
         if result < 0:
-            self._ptr.value = ptr
+            ptr.value = address
             raise _errors.error(result)
+        self._release = bool  # nothing is left to do
 
     def info(self) -> dict[str, Any]:
         """Where the block lies: partition, device, its UUID, and the extent."""
@@ -347,15 +353,23 @@ class Client(_args.Unique):
         KeyboardInterrupt ends a wait.
         """
         n_bytes = _args.size(n_bytes, "n_bytes")
-        session = self._open
-        block = Block(session, n_bytes, may_be_parked=bool(parkable))
-        flags = (
-            (_library.ONE_EXTENT if one_extent else 0)
-            | (_library.WHOLE if whole else 0)
-            | (_library.PARKABLE if parkable else 0)
-        )
+        session = self._session or self._open
+        block = Block(session, n_bytes, False, bool(parkable))
         try:
-            result = self._malloc(block, partition, tag, wait, flags)
+            if (
+                partition is None
+                and tag is None
+                and wait is None
+                and not (one_extent or whole or parkable or _default_wait)
+            ):
+                result = _malloc(session.handle, _c_size_t(n_bytes), _byref(block._ptr))
+            else:
+                flags = (
+                    (_library.ONE_EXTENT if one_extent else 0)
+                    | (_library.WHOLE if whole else 0)
+                    | (_library.PARKABLE if parkable else 0)
+                )
+                result = self._malloc_with(block, partition, tag, wait, flags)
         except BaseException:
             block.free()  # now: the traceback refers to it
             raise
@@ -363,10 +377,8 @@ class Client(_args.Unique):
             raise _errors.error(result)
         return block
 
-    def _malloc(self, block: Block, partition: str | None, tag: str | None, wait: float | None, flags: int) -> int:
+    def _malloc_with(self, block: Block, partition: str | None, tag: str | None, wait: float | None, flags: int) -> int:
         handle, n_bytes, ret_ptr = block._session.handle, block.nbytes, _byref(block._ptr)
-        if partition is None and tag is None and wait is None and not flags and not _default_wait:
-            return _malloc(handle, n_bytes, ret_ptr)
         options = _library.MallocOptions(
             partition=_args.name_or_none(partition, "partition"),
             tag=_args.name_or_none(tag, "tag"),
@@ -387,9 +399,10 @@ class Client(_args.Unique):
     ) -> Any:
         """An array whose contents are not defined: a numpy.ndarray on a host partition, a bfcd.DeviceArray on a
         GPU. It keeps its memory until nothing refers to it. whole: it can be given to publish()."""
-        from . import _arrays
-
-        return _arrays.empty(self, shape, dtype, partition, tag, wait, whole)
+        global _empty
+        if _empty is None:  # each time, the import would take a fifth of the call
+            from ._arrays import empty as _empty
+        return _empty(self, shape, dtype, partition, tag, wait, whole)
 
     # ---- memory that steps aside ----
 
