@@ -998,6 +998,39 @@ TEST(who_leaves_with_unread_input_is_gone)
         scene_end(&s);
 }
 
+/* Its requests and its end are reported to the daemon at once: what was sent is handled, and then it is gone. */
+TEST(who_leaves_after_its_requests_is_gone)
+{
+        struct scene s = scene_new(&two_tenants);
+        Bfcd__Request request = request_of(BFCD__REQUEST__BODY_USAGE);
+
+        for (unsigned n = 1; n < 40; n += 19) { /* in one read, and in several */
+                for (int closes = 0; closes < 2; closes++) {
+                        struct raw *raw = member(&s);
+                        uint64_t first = raw->next_id;
+                        uint8_t frame[64];
+
+                        ck_assert_int_eq(kill(s.rig->pid, SIGSTOP), 0);
+                        for (unsigned i = 0; i < n; i++) {
+                                request.id = raw->next_id++;
+                                ck_assert_int_eq(raw_send_bytes(raw, frame, raw_pack(&request, frame)), 0);
+                        }
+                        if (closes)
+                                raw = raw_close(raw);
+                        else
+                                ck_assert_int_eq(shutdown(raw->fd, SHUT_WR), 0);
+                        ck_assert_int_eq(kill(s.rig->pid, SIGCONT), 0);
+                        for (unsigned i = 0; i < n && !closes; i++)
+                                expect_reply(raw, first + i, BFCD__REPLY__BODY_USAGE);
+                        if (!closes)
+                                ck_assert_int_eq(raw_wait_hang_up(raw, HANG_UP_MS), 0);
+                        ck_assert(WAIT_FOR(rig_count(s.rig).n_sessions == 1, HANG_UP_MS));
+                        raw_close(raw);
+                }
+        }
+        scene_end(&s);
+}
+
 struct dying {
         const char *socket;
         struct gate up, stopped, filled, done;
