@@ -821,7 +821,7 @@ BFC_API int bfc_malloc_in(bfc_client *client, const char *partition, size_t n_by
 
 BFC_API int bfc_malloc(bfc_client *client, size_t n_bytes, void **ret_ptr)
 {
-        const struct malloc_how slow = { .is_not_stashed = true };
+        static const struct malloc_how slow = { .is_not_stashed = true };
 
         return malloc_fast(client, n_bytes, ret_ptr) ? 0 : malloc_as(client, NULL, n_bytes, &slow, ret_ptr);
 }
