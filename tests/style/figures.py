@@ -53,7 +53,7 @@ def split_members(body):
 
 def bodies(sources):
     for code in sources.codes.values():
-        for m in re.finditer(r"^(?:typedef |static )?struct (\w+) \{\n(.*?)^\}", code, re.S | re.M):
+        for m in re.finditer(r"^(?:typedef |static )?struct (\w+) \{ *\n(.*?)^\}", code, re.S | re.M):
             yield m[1], m[2]
 
 

