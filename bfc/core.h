@@ -100,6 +100,7 @@ static_assert(sizeof(struct region) == 32, "128 regions fill a page");
 
 #define N_OWN_REGIONS 2u /* of the instance's; further ones are mapped */
 
+/* Many fields: 20 of them are the regions' that each instance has from the start, the others its indexes and counters. */
 struct bfc {
         /* The index: which bins are not empty (map), which words of map are not 0 (map_top). */
         uint64_t map_top;

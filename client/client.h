@@ -100,7 +100,9 @@ struct client_partition {
 /* ---- the client ---------------------------------------------------------------- */
 
 /* Invariant, while no call is in progress: the used blocks that are not parked are num_allocs - num_frees, and
- * bytes_in_use is the sum over the used blocks. */
+ * bytes_in_use is the sum over the used blocks.
+ *
+ * Many fields: one part for each file of the client that keeps state between two calls. */
 struct bfc_client {
         struct fork_guard fork; /* the child closes the sockets and hides the pages */
         struct call_connection *connection;

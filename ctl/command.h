@@ -25,6 +25,7 @@ enum {
         EXIT_NOT_FOUND = 127,
 };
 
+/* Many fields: one for each option of bfcctl. */
 struct invocation {
         const char *socket; /* NULL: by ask_socket()'s rule */
         bool json;

@@ -113,6 +113,7 @@ struct arena_unreclaimed {
         bool is_asked;
 };
 
+/* Many fields: three lanes of the worker, and what the device did not return, are most of them. */
 struct arena {
         struct arena_options o;
         const struct arena_layout *layout;
@@ -139,6 +140,7 @@ struct operation_item {
         bool unreclaimed; /* the device did not return it */
 };
 
+/* Many fields: the worker's job, the plan of the growth and an item per extent are inside, so that it is allocated once. */
 struct operation {
         struct worker_job job;
         struct arena *arena;

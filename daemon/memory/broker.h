@@ -120,6 +120,7 @@ struct broker_changes {
         uint64_t n_visits;  /* of quotas because they changed, in total: for tests */
 };
 
+/* Many fields: all state of the daemon is below it, with a part for each subject that is not in one partition or quota. */
 struct broker {
         const struct config *config; /* the current one */
         struct {

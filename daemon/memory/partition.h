@@ -70,6 +70,7 @@ struct partition_memory {
 struct broker;
 struct upcalls;
 
+/* Many fields: the account of its limit, its queue, its claims and what is known of its device are inside. */
 struct partition {
         const char *name;      /* the config's */
         const char *device_id; /* the config's */

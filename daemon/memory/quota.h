@@ -190,6 +190,7 @@ struct quota_trim {
         TAILQ_ENTRY(quota) of_asked;
 };
 
+/* Many fields: a quota is an account, a queue of requests, an arena's owner and a row of statistics, each a part below. */
 struct quota {
         struct partition *partition;
         const char *tenant;     /* name, the tenant's own */

@@ -96,7 +96,9 @@ struct tenant_refusals {
         } last[TENANT_REFUSALS];
 };
 
-/* Its address never changes: sessions point at it. */
+/* Its address never changes: sessions point at it.
+ *
+ * Many fields: half of them limit how often a kind of line is logged for it. */
 struct tenant {
         const struct config_tenant *config; /* NULL: the config no longer has it, and no process matches */
         const char *name;                   /* its own; "": an unused place */

@@ -39,6 +39,7 @@
 #define CONNECTION_ADMINS            64u    /* connections on the admin socket; of the others see places.h */
 #define CONNECTION_EVICT_LOOKS       4u /* at most as many sockets are asked whether their hello has come */
 
+/* Many fields: the socket and the process at its other end, which are parts with files of their own, are most of them. */
 struct connection {
         struct connection_host *host;
         enum role role;

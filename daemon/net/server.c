@@ -55,6 +55,7 @@ struct listener {
         struct sched_member pending; /* connections that are not accepted yet have turns too */
 };
 
+/* Many fields: the listeners, the host of connections and a timer for each thing that is due at times. */
 struct server {
         uv_loop_t loop;
         struct poller_item loop_item; /* libuv has events */

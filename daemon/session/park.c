@@ -57,7 +57,9 @@ struct park_copying {
 
 struct park_shared;
 
-/* A request. */
+/* A request.
+ *
+ * Many fields: a request that waits in a quota's queue, and a copying, are inside. */
 struct park {
         struct quota_request wait; /* for the copy's memory, or the block's */
         struct park_copying copying;
@@ -892,6 +894,7 @@ void session_free_block(struct session *s, uint32_t index)
 
 #define PARK_MAX_HOLDERS 64u
 
+/* Many fields: a request that waits in a quota's queue, and a copying, are inside. */
 struct park_shared {
         struct quota_request wait; /* for the copy's room */
         struct park_copying copying;

@@ -91,8 +91,10 @@ void request_refuse(struct session *s, uint64_t id, const struct quota_request *
         /* Whatever the device lacked. */
         session_refuse_final(s, id, device_failed ? -ENOMEM : error, sentence, is_final);
 }
+
 /* ---- requests that wait -------------------------------------------------- */
 
+/* Many fields: it is a request that waits in a quota's queue, and who asked. */
 struct session_request {
         struct quota_request wait;
         struct session *session;

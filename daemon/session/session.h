@@ -233,6 +233,7 @@ struct pressure_share {
         bool is_own;      /* for a request of the session itself */
 };
 
+/* Many fields: what was asked of the session, once for Trims and once for Pressures, is most of them. */
 struct session_share {
         struct quota *quota;
         bool joined;
@@ -266,6 +267,7 @@ struct session_statistics {
         uint64_t waited_ns; /* sum over requests that were not served at once, also cancelled ones */
 };
 
+/* Many fields: one part for each subject of the protocol that keeps state between two messages. */
 struct session {
         struct broker *broker;
         const struct session_ops *ops;
