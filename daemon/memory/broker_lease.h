@@ -105,12 +105,12 @@ const char *lease_kind_name(enum ledger_lease_kind kind);
 /* ---- bounds -------------------------------------------------------------------- */
 
 /* How many leases processes may cause, by control groups (`per: cgroup`) and by requests (`leases: self`), so that they leave
- * places to operators and other tenants, and the log readable. Operators have no such bounds.
- * */
+ * places to operators and other tenants, and the log readable. Operators have no such bounds. */
 
 #define LEASE_BOUNDS_ALL                                                                                     \
         768u /* places for such leases; tenants whose processes may cause leases have equal shares */
-#define LEASE_BOUNDS_MS 60000u /* in so long a tenant's processes ask at most LEASES_PER_TENANT times */
+#define LEASE_BOUNDS_MS                                                                                      \
+        60000u /* an interval; in each, a tenant's processes may ask LEASES_PER_TENANT times */
 
 struct broker;
 struct tenant;

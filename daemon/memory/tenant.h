@@ -121,7 +121,7 @@ struct tenant {
         struct log_limit disconnect_log, quarantine_log, return_log;
         struct log_limit kept_log;            /* kept blocks that end */
         struct log_limit lease_log;           /* leases that its processes cause */
-        struct tenant_births lease_births;    /* of these */
+        struct tenant_births lease_births;    /* requests for such leases, in this interval */
         struct log_limit outside_logs;        /* processes with much memory outside of bfcd */
         struct log_limit unreclaimed_logs[2]; /* memory that was returned, that is unreclaimed */
 };

@@ -74,10 +74,9 @@ static void report_pool_stats(const struct partition *p, Bfcd__Statistics *f)
         f->lifetime_peak_bytes_in_use = p->use.lifetime_peak_bytes;
 }
 
-/* A lease is a quota below its tenant's quota. The tenant's quota counts some statistics with those of its leases, others without.
- * So each statistic that is summed is in one of two functions: add_own_stats() for those without (the arena's), which sums
- * tenants and leases, and add_tenants_stats() for those with, which sums only tenants. In the wrong function a lease is counted
- * twice, or not at all. */
+/* A lease is a quota below its tenant's quota. Some statistics of a tenant's quota include those of its leases: add_tenants_stats()
+ * sums these, over tenants only. The others, which the arena counts, add_own_stats() sums, over tenants and leases. In the wrong
+ * function a lease is counted twice, or not at all. */
 
 /* Statistics that report_quota_stats() has without the leases. */
 static void add_own_stats(Bfcd__Statistics *f, const Bfcd__Statistics *one)

@@ -311,7 +311,7 @@ struct session_state_facts {
         bool is_closing;
         Bfcd__Request__BodyCase only; /* the only request that is allowed; 0: all */
         const char *fault;            /* of any other request */
-        const char *expired; /* why the client is disconnected at the deadline; NULL: it already is */
+        const char *expired; /* why the client is disconnected at the deadline; NULL: it has left already */
 };
 const struct session_state_facts *session_state_facts(const struct session *s);
 
