@@ -293,7 +293,7 @@ static void quota_complete(struct quota_request *request, int result, bfc_handle
         if (result == 0 && request->lack.refusal != 0 && !request->lack.scope && !request->has_grown)
                 returns_add(&q->returns, request->n_bytes, clock_ms()); /* freed, and used again */
         if (!request->is_no_refusal)
-                quota_count_refusal(request->quota, result);
+                quota_count_refusal(request->quota, quota_request_error(request, result));
         /* This comes last: it may free the request, and queue another one. */
         request->done(request, result, handle, offset);
 }

@@ -31,6 +31,7 @@
 #ifndef BFCD_QUOTA_H
 #define BFCD_QUOTA_H
 
+#include <errno.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -106,6 +107,12 @@ struct quota_request {
         TAILQ_ENTRY(quota_request) link;
 };
 TAILQ_HEAD(quota_request_list, quota_request);
+
+/* What the client is told, and what is counted: -ENOMEM, whatever the device lacked. */
+static inline int quota_request_error(const struct quota_request *request, int result)
+{
+        return request->device_failed && result != -ENODEV ? -ENOMEM : result;
+}
 
 /* Waiting requests; looked at in rounds. */
 struct quota_queue {

@@ -88,8 +88,7 @@ void request_refuse(struct session *s, uint64_t id, const struct quota_request *
                 note_refusal(s, refused, error, names_holders, sentence);
         if (names_holders)
                 explain_to_tenant(refused->quota, error, sentence, sizeof(sentence));
-        /* Whatever the device lacked. */
-        session_refuse_final(s, id, device_failed ? -ENOMEM : error, sentence, is_final);
+        session_refuse_final(s, id, quota_request_error(refused, error), sentence, is_final);
 }
 
 /* ---- requests that wait -------------------------------------------------- */

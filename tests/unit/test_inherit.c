@@ -1414,6 +1414,7 @@ LOOP_TEST(test_died_growing, 2)
         uint32_t train = _i == 0 ? 0 : 1; /* as a session is told of it: the one that is new comes last */
         struct client one, two;
         struct quota *q = quota_of_a(0);
+        uint64_t n_refusals;
 
         if (_i == 0) {
                 come_in(&one, 1);
@@ -1441,7 +1442,9 @@ LOOP_TEST(test_died_growing, 2)
                 come_in(&one, 1);
         if (_i == 0)
                 (void)must_malloc(&one, train, 1000);
+        n_refusals = quota_life(q)->n_out_of_memory;
         ck_assert_int_eq(malloc_error(&one, train, 4 * MIB), ENOMEM);
+        ck_assert_uint_eq(quota_life(q)->n_out_of_memory, n_refusals + 1);
         (void)must_malloc(&two, 0, 4 * MIB);
         q->growth.paused_until_ms = 1; /* its time is up */
         (void)must_malloc(&one, train, 4 * MIB);

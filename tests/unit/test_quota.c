@@ -422,7 +422,8 @@ TEST(test_device_failure)
                 ck_assert_uint_eq(q->account.charged_bytes, 0);
                 ck_assert_uint_eq(q->all.n_blocks, 0);
         }
-        ck_assert_uint_eq(quota_n_refusals(q), 1); /* -ENOMEM alone is one */
+        ck_assert_uint_eq(quota_life(q)->n_out_of_memory, 2); /* not -ENODEV, which the client is told */
+        ck_assert_uint_eq(quota_n_refusals(q), 2);
         /* The next in line has its own try. */
         fake_device_fail_make(&device, 1, -ENOMEM);
         wait_for(3, q, E);
