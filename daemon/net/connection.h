@@ -4,13 +4,14 @@
  *
  * Three time-outs end a connection. session_states.c decides on the first, and session_deadline_ms() says when:
  * SESSION_HELLO_TIMEOUT_MS (10 s) for the hello, and for the list of a resumed client. stream.c decides on
- * the second: 30 s for a client that does not read its replies. retire.c decides on the third:
- * RETIRE_TIMEOUT_MS for a session without events that has memory to unmap. docs/operations.md lists all
+ * the second: 30 s for a client that does not read its replies. retire_miss() in recall.c decides on the third:
+ * RETIRE_TIMEOUT_MS for a session without events that has memory to unmap. docs/operations.md lists the
  * reasons for a disconnect.
  *
  * Bounds: a turn is a few requests, or some microseconds. Tenants have turns one after the other, however
- * many connections each has. While replies wait in the queue, or too many requests are unanswered,
- * nothing is read. Connections before the hello and to the monitor socket are limited (places.h).
+ * many connections each has. Nothing is read while stream_is_full(): more than 128 KiB of replies, or too many fds,
+ * wait for the peer to read. While a session has SESSION_MAX_PENDING waiting requests, only a Cancel is handled.
+ * Connections before the hello and to the monitor socket are limited (places.h).
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFCD_CONNECTION_H

@@ -61,7 +61,7 @@ int pressure_check(const struct broker *b, const char **ret_why);
 /* Retirement: if a device cannot empty the mappings of an extent, every session that received the extent
  * is asked to unmap it. The extent is destroyed when the last session has confirmed or ended.
  *
- * A retirement is the recall (see recall.h) of at most 64 extents from one session. At most 16
+ * A retirement is the recall of at most 64 extents from one session. At most 16
  * retirements of a session are sent and unconfirmed; further ones wait here. A retirement is sent only
  * after all earlier Extents messages were acknowledged, so a client knows each extent that it unmaps.
  *

@@ -83,8 +83,8 @@ struct session *session_free(struct session *s);
  * resumed. */
 void session_forbid_resume(struct session *s);
 
-/* Ends a session that session_may_be_evicted(). reason: continues "session N was evicted", for the client; ended:
- * for the log and the records. -ENOMEM. */
+/* Ends a session that session_may_be_evicted(). reason: continues "session N was evicted", for the client and
+ * the session's record; ended: for the log. -ENOMEM. */
 bool session_may_be_evicted(const struct session *s);
 int session_evict(struct session *s, const char *reason, const char *ended);
 
