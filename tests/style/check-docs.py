@@ -58,6 +58,19 @@ def check_links(root):
                 yield f"{path}: {to} has no heading #{anchor}"
 
 
+def check_decisions(root):
+    """Other documents name decisions and sections of docs/architecture.md by title, because numbers change."""
+    text = read(root, "docs/architecture.md")
+    titles = set(re.findall(r"^\*\*\d+\. (.+?)\.\*\*|^## (.+)$", text, re.M))
+    titles = {decision or section for decision, section in titles}
+    for path in files_of(root, (".md",)):
+        for number, title in re.findall(r'architecture\.md[`)\]]*,\s+(?:(decision \d+|\d+)|"([^"]+)")', read(root, path)):
+            if number:
+                yield f"{path}: names '{number}' of docs/architecture.md, not its title"
+            elif " ".join(title.split()) not in titles:
+                yield f"{path}: docs/architecture.md has no '{title}'"
+
+
 def packaged(root):
     """Paths below /usr/share/doc/bfcd that the Debian package puts there."""
     for line in read(root, "packaging/debian/bfcd.docs").split():
@@ -153,6 +166,7 @@ def check_bounds(root):
 
 RULES = (
     ("links in documents lead somewhere", check_links),
+    ("decisions are named by their titles", check_decisions),
     ("the README's links lead somewhere in the package", check_packaged),
     ("the README's program is examples/hello.c", check_program),
     ("libbfcclient(3)'s programs are those in examples/", check_examples),
