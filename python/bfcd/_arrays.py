@@ -121,7 +121,11 @@ def on_block(block: Block, shape: tuple[int, ...], dtype: Any, ordinal: int | No
 def _on_host(numpy: Any, block: Block, shape: tuple[int, ...], dtype: Any) -> Any:
     memory = _HostMemory.from_address(block._ptr.value)
     memory.block = block
-    return numpy.ndarray(shape, dtype, memoryview(memory).toreadonly() if block.read_only else memory)
+    if block.read_only:
+        # ndarray() would keep what is behind the view, and so its flag "writeable" could be set. frombuffer() keeps the view.
+        n_bytes = max(math.prod(shape) * dtype.itemsize, 1)
+        memory = numpy.frombuffer(memoryview(memory).toreadonly(), numpy.uint8, n_bytes)
+    return numpy.ndarray(shape, dtype, memory)
 
 
 def empty(

@@ -93,3 +93,18 @@ def test_a_read_only_block_cannot_be_written(client, daemon):
     assert e.value.errno == errno.EBUSY
     block.write(b"third")
     assert same.read(5) == b"third"
+
+
+@host_only
+def test_an_array_of_a_read_only_block_cannot_be_made_writable(client, daemon):
+    array = client.empty((4,), [("a", "<i4"), ("b", "<f8")], whole=True)
+    array["a"] = 7
+    client.publish(array, "x")
+    same = bfcd.connect(daemon.socket).attach("x", read_only=True).array()
+    assert list(same["a"]) == [7, 7, 7, 7] and same.dtype == array.dtype
+    for each in same, same[1:], same["b"], same[:0]:
+        assert not each.flags.writeable
+        with pytest.raises(ValueError):
+            each.flags.writeable = True
+    array["a"] = 8
+    assert same["a"][3] == 8
