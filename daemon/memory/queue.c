@@ -153,8 +153,7 @@ static void reclaim_note_growth(const struct quota_request *request)
                 growth->claim_ms = 0;
 }
 
-/* Only the first of a queue has a claim. */
-/* What requests claim of the account. */
+/* What requests claim of the account. Only the first of a queue has a claim. */
 static uint64_t reclaim_claims_of(const struct partition *p, const struct account *a)
 {
         const struct quota *q;
@@ -198,7 +197,6 @@ uint64_t reclaim_claims_before(const struct quota_request *request, const struct
 
 /* ---- the queue ------------------------------------------------------------- */
 
-/* Drops the charge that is held for a growth. */
 /* Drops the charge that is held for a growth. */
 static void reclaim_uncharge(struct quota *q)
 {

@@ -101,7 +101,7 @@ struct session_logs {
         bool has_accounts;            /* lines of the log are due later: accounting_tick() */
 };
 
-/* ---- in a quota: which sessions use it, and which have the most; see usage.h and explain.h ---- */
+/* ---- in a quota: which sessions use it, and which have the most; see share.h and explain.h ---- */
 
 #define QUOTA_RANKS   3u
 #define QUOTA_HOLDERS 16u

@@ -13,10 +13,8 @@
 struct broker;
 struct lease;
 struct lease_end;
-struct ledger_lease;
 struct quota;
 struct session;
-struct tenant;
 
 #define LEASE_LOOKS 16u /* at control groups and processes in one tick */
 
