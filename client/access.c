@@ -19,6 +19,7 @@
 #include "client/client.h"
 #include "client/park.h"
 #include "client/streams.h"
+#include "proto/region.h"
 
 #define PIECE_BYTES ((size_t)256)
 
@@ -59,6 +60,7 @@ static void info_describe(const bfc_client *client, const struct block *block, c
         };
         ret->is_parked = block->is_parked;
         info_add_origin(client, ptr, ret);
+        ret->region_id = region_shown_id(block->region_id);
 }
 
 static void info_add_device(const bfc_client *client, uint32_t partition, struct bfc_block_info *info)

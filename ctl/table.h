@@ -147,7 +147,7 @@ json_t *table_json_string(const char *s);
 /* Writes table_json_string() with its quotes. */
 void table_json_text(FILE *out, const char *s);
 
-/* JSON numbers are signed here; no size or count reaches their limit. */
+/* JSON numbers are signed here; no size, count or id of a region (proto/region.h) reaches their limit. */
 json_t *table_json_number(uint64_t n);
 
 /* Sets a key of an object, or adds to an array; takes the value over. A failure makes the whole NULL, so that

@@ -20,6 +20,7 @@
 #include "daemon/session/outside.h"
 #include "daemon/session/session.h"
 #include "daemon/session/share.h"
+#include "proto/region.h"
 
 /* ---- statistics: of a quota, their sums over a tenant with its leases and over a partition ---- */
 
@@ -816,7 +817,7 @@ static void report_block(const struct session *viewer, const struct ledger_block
         row->tenant = report_borrow(q->tenant);
         row->partition = report_borrow(q->partition->name);
         row->lease = report_borrow(q->lease ? q->lease : "");
-        row->region_id = place.region_id;
+        row->region_id = region_shown_id(place.region_id);
         row->offset = place.offset;
         row->n_bytes = block->n_bytes;
         row->n_requested = block->n_requested;
@@ -855,7 +856,7 @@ static void report_extent(const struct quota *q, const struct ledger_extent *ext
         row->tenant = report_borrow(q->tenant);
         row->partition = report_borrow(q->partition->name);
         row->lease = report_borrow(q->lease ? q->lease : "");
-        row->region_id = place.region_id;
+        row->region_id = region_shown_id(place.region_id);
         row->region_bytes = place.region_bytes;
         row->offset = place.offset;
         row->n_bytes = extent->n_bytes;

@@ -181,6 +181,30 @@ RIG_TEST(sessions_and_blocks_in_json, two_tenants)
         bfc_disconnect(client);
 }
 
+/* The region of an exact block has an id of another kind. Many readers of JSON have no more than a double's 53 bits. */
+RIG_TEST(ids_of_regions_are_exact_in_json, two_tenants)
+{
+        static const char *const lists[] = { "blocks", "extents" };
+        struct bfc_block_info info = { .struct_size = sizeof(info) };
+        bfc_client *client = client_open(rig, "red", NULL);
+        void *p;
+
+        ck_assert_ok(bfc_malloc_flags(client, "train", 32 * MIB, BFC_ONE_EXTENT, &p));
+        ck_assert_ok(bfc_block_info(client, p, &info));
+        ck_assert_uint_lt(info.region_id, UINT64_C(1) << 53);
+        for (size_t i = 0; i < 2; i++) {
+                json_t *rows = ctl_json(rig->admin_socket, WORDS("--json", lists[i])), *row;
+                size_t k, n = 0;
+
+                json_array_foreach(rows, k, row) n +=
+                        number_of(row, "n_bytes") == 32 * MIB &&
+                        number_of(row, "region_id") == (json_int_t)info.region_id;
+                ck_assert_uint_eq(n, 1);
+                json_decref(rows);
+        }
+        bfc_disconnect(client);
+}
+
 /* More rows than a page holds. */
 RIG_TEST(long_lists_are_complete, two_tenants)
 {
