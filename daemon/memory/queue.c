@@ -1111,7 +1111,8 @@ static int reclaim_make_room_beside(struct quota *q, struct quota_request *reque
         struct reclaim_need need;
         struct bfc_growth plan;
 
-        if (first->lack.refusal != 0 || q->growth.own_release_bytes == 0 || request->wakes != 0)
+        if (first->lack.refusal != 0 || q->growth.own_release_bytes == 0 || request->wakes != 0 ||
+            quota_growth_pause_ms(q) > 0)
                 return RECLAIM_WAIT;
         if (reclaim_plan(q, request, &plan) < 0 || plan.new_bytes == 0 ||
             awaits_growth(q, request, plan.new_bytes))

@@ -1453,6 +1453,25 @@ TEST(request_does_not_take_the_room_of_released_extents)
         assert_done(5, -EDQUOT);
 }
 
+/* Nor does one grow beside another while growths of the tenant pause. It waits, so a later refusal does not name the pause. */
+TEST(request_does_not_grow_beside_another_in_a_pause)
+{
+        open_one(8 * E, 100);
+        take_two_apart(4);
+        wait_for(4, q, 3 * E);
+        turn_all();
+        quota_pause_growth(q);
+        wait_for(5, q, E);
+        turn_all();
+        ck_assert_uint_eq(n_running(q), 0);
+        ck_assert_uint_eq(asks[5].n_done, 0);
+        ck_assert(!asks[5].request.device_failed);
+        q->growth.paused_until_ms = 0;
+        settle();
+        assert_done(4, 0);
+        assert_done(5, 0);
+}
+
 /* ---- at random -------------------------------------------------------------- */
 
 #define N_MODEL 48u
