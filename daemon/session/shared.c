@@ -1215,7 +1215,7 @@ static const char *check_kept(const struct broker *b, const struct shared_name *
                 return "a kept block with references is in the heap, or one without is not";
         if (name->idle_at > 0 && b->shared.idle[name->idle_at - 1] != name)
                 return "a kept block is not at its place in the heap";
-        if (name->idle_at > 0 && shared->until_ms != 0 && !keep_allows(b, name))
+        if (name->idle_at > 0 && shared->until_ms != 0 && !b->shared.must_review && !keep_allows(b, name))
                 return "a block is kept where none may be";
         if ((shared->keep_ms > 0 || shared->metadata != LEDGER_NONE) && !name->is_counted)
                 return "a kept block is not counted";

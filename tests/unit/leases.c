@@ -90,6 +90,7 @@ int reload_told(const char *text, bool dry_run, const char *told)
 
         if (r == 0)
                 r = reload_config(b, next, dry_run, c, e);
+        check(); /* also before the next turn */
         fclose(c);
         fclose(e);
         ck_assert_msg(!told || strstr(changes, told) || strstr(errors, told), "%s%s", changes, errors);
