@@ -59,7 +59,7 @@ static void unstash_into_cache(bfc_client *client, struct record *list)
         }
 }
 
-/* Moves what the magazines had no room for into the cache. Returns how many idle bytes exceed the cache's bound.*/
+/* Moves what the magazines had no room for into the cache. Returns the idle bytes beyond the bound of the cache. */
 static uint64_t __attribute__((noinline)) stash_spill(bfc_client *client, struct record *list)
 {
         uint64_t excess;

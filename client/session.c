@@ -405,7 +405,7 @@ int client_finish(bfc_client *client, uint32_t partition, struct device_range *r
 
 #define FIRST_PAUSE_MS 1
 #define MAX_PAUSE_MS   50
-#define IDLE_SPREAD_MS 256u /* clients without a call reconnect within this time, in random order */
+#define IDLE_SPREAD_MS 256u  /* clients without a call reconnect within this time, in random order */
 #define MAX_IDS        7000u /* in a message of the inventory, of 65,536 bytes at most */
 #define MAX_SHARED     500u  /* 18 bytes each, at most */
 #define INTERRUPT_MS   10    /* between looks of a thread that can be interrupted and waits for another */

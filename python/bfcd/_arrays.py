@@ -122,7 +122,7 @@ def _on_host(numpy: Any, block: Block, shape: tuple[int, ...], dtype: Any) -> An
     memory = _HostMemory.from_address(block._ptr.value)
     memory.block = block
     if block.read_only:
-        # ndarray() would keep what is behind the view, and so its flag "writeable" could be set. frombuffer() keeps the view.
+        # ndarray() keeps what is behind a view, so its flag "writeable" could be set. frombuffer() keeps the view.
         n_bytes = max(math.prod(shape) * dtype.itemsize, 1)
         memory = numpy.frombuffer(memoryview(memory).toreadonly(), numpy.uint8, n_bytes)
     return numpy.ndarray(shape, dtype, memory)
