@@ -915,7 +915,7 @@ static struct shared_name *name_of(const struct session *s, uint32_t ref)
                                 ledger_shared_at(l, ledger_ref_at(l, ref)->shared)->name);
 }
 
-/* ---- life --------------------------------------------------------------------- */
+/* ---- shared blocks: life ----------------------------------------------------- */
 
 static struct ledger_block *block_of(const struct broker *b, const struct shared_name *name)
 {
@@ -989,7 +989,7 @@ static struct park *take_asker(struct park_shared *ps)
         return p;
 }
 
-/* ---- the copy's record ------------------------------------------------------------ */
+/* ---- shared blocks: the copy's record ---------------------------------------- */
 
 static void clear_copy(struct broker *b, uint32_t copy)
 {
@@ -1009,7 +1009,7 @@ static void free_copy(struct broker *b, uint32_t copy)
         park_memory_free(&memory);
 }
 
-/* ---- park ---------------------------------------------------------------------- */
+/* ---- shared blocks: park ----------------------------------------------------- */
 
 /* All sessions that have the block agree. */
 static bool all_agree(struct ledger *l, uint32_t shared)
@@ -1304,7 +1304,7 @@ static void park_shared_handle(struct session *s, uint64_t id, const Bfcd__Park 
                 ledger_ref_set_parks_to(l, ref, 0); /* the request was refused */
 }
 
-/* ---- wake ---------------------------------------------------------------------- */
+/* ---- shared blocks: wake ----------------------------------------------------- */
 
 static void unqueue(struct park *p)
 {
@@ -1556,7 +1556,7 @@ void park_shared_attach(struct session *s, uint64_t id, uint32_t block, uint32_t
         (void)wait_for_shared(s, id, block, ref, wait_ms, true);
 }
 
-/* ---- ends ---------------------------------------------------------------------- */
+/* ---- shared blocks: ends ----------------------------------------------------- */
 
 /* The client withdraws the request: false if it cannot any more. */
 static bool park_shared_cancel(struct park *p)
