@@ -315,6 +315,25 @@ TEST(urgent_bytes_do_not_hide_what_comes_after_them)
         stream_finish();
 }
 
+/* The kernel ends a read before the first byte with a sender: it was asked for senders after it had queued others. */
+TEST(bytes_without_a_sender_do_not_hide_what_comes_after_them)
+{
+        struct peer_process process = { .pidfd = -1, .identity.is_open = true };
+        unsigned n_reads = 0;
+        int yes = 1;
+
+        stream_begin();
+        ck_assert_int_eq(send_to_it(4), 0);
+        ck_assert_int_eq(setsockopt(stream.fd, SOL_SOCKET, SO_PASSCRED, &yes, sizeof(yes)), 0);
+        ck_assert_int_eq(send_to_it(4), 0);
+        poller_run(poller, 0);
+        for (; stream_is_readable(&stream); n_reads++)
+                (void)stream_read(&stream, &process);
+        ck_assert_uint_eq(n_input(), 0);
+        ck_assert_uint_ge(n_reads, 2);
+        stream_finish();
+}
+
 /* Reading does not make the stream forget it. Nothing is reported while no reads are waited for but this. */
 TEST(a_peer_that_leaves_with_unread_input)
 {
