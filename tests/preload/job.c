@@ -911,6 +911,24 @@ static void have_large_context(void)
         GIVES(CUDA_ERROR_OUT_OF_MEMORY, cu.own_cuCtxCreate_v2(&context, 0, 0));
 }
 
+/* A context of 3 MiB takes two units. What it leaves of them stays for the next one when a block finds no room, so the lease is full
+ * to its last unit. */
+static void have_contexts_of_odd_sizes(void)
+{
+        CUmemAllocationProp prop = { .type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                     .location = { CU_MEM_LOCATION_TYPE_DEVICE, 0 },
+                                     .allocFlags.usage = IS_TILE_POOL };
+        CUmemGenericAllocationHandle handle;
+        CUcontext own;
+        CUdeviceptr p;
+
+        context_make();
+        OK(cu.cuMemCreate(&handle, 26 * MIB, &prop, 0));
+        GIVES(CUDA_ERROR_OUT_OF_MEMORY, cu.cuMemAlloc_v2(&p, 4 * MIB));
+        OK(cu.own_cuCtxCreate_v2(&own, 0, 0));
+        GIVES(CUDA_ERROR_OUT_OF_MEMORY, cu.cuMemAlloc_v2(&p, 2 * MIB));
+}
+
 /* ---- processes that share a block ------------------------------------------------------ */
 
 static void export_block(const char *program, const char *way)
@@ -1028,6 +1046,7 @@ int main(int argc, char **argv)
                 { "contexts", use_contexts },
                 { "charged-contexts", have_charged_contexts },
                 { "large-context", have_large_context },
+                { "odd-contexts", have_contexts_of_odd_sizes },
                 { "fork", fork_children },
                 { "fork-threads", fork_beside_threads },
                 { "map", map_memory },

@@ -584,6 +584,8 @@ TEST_OF(preload, charged_contexts)
         ck_assert_int_eq(setenv("BFC_CONTEXT", "4MiB", 1), 0);
         run_case("other-contexts");
         run_large_context("BFC_CONTEXT", "40MiB");
+        ck_assert_int_eq(setenv("BFC_CONTEXT", "3MiB", 1), 0);
+        free(run_job(RUN("--", JOB, "dlsym", "odd-contexts")));
         ck_assert_int_eq(setenv("LD_LIBRARY_PATH", LIBRARIES ":" FAKE_NVML, 1), 0);
         ck_assert_int_eq(setenv("FAKE_NVML", "driver", 1), 0);
         ck_assert_int_eq(setenv("BFC_CONTEXT", "1GiB", 1), 0); /* which is charged before */
