@@ -369,14 +369,7 @@ static bool is_good(const struct step *steps, int n_steps)
 
 static bool parse_pin(const char *word)
 {
-        if (strcmp(word, "none") == 0)
-                o.client_core = o.server_core = -1;
-        else if (sscanf(word, "%d,%d", &o.client_core, &o.server_core) != 2)
-                return false;
-        else
-                return o.client_core >= 0 && o.server_core >= 0 && o.client_core < CPU_SETSIZE &&
-                       o.server_core < CPU_SETSIZE;
-        return true;
+        return options_parse_cores(word, &o.client_core, &o.server_core);
 }
 
 static void parse(int argc, char **argv)

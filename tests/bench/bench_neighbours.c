@@ -208,13 +208,7 @@ static double measure(const struct hostile *kind, json_t *list, unsigned *n_refu
 
 static bool parse_pin(const char *word)
 {
-        if (strcmp(word, "none") == 0)
-                o.core = o.other_core = -1;
-        else if (sscanf(word, "%d,%d", &o.core, &o.other_core) != 2)
-                return false;
-        else
-                return o.core >= 0 && o.other_core >= 0;
-        return true;
+        return options_parse_cores(word, &o.core, &o.other_core);
 }
 
 static void parse(int argc, char **argv)

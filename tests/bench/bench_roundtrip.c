@@ -270,14 +270,7 @@ static json_t *to_json(const struct samples *s)
 
 static bool parse_pin(const char *word)
 {
-        if (strcmp(word, "none") == 0)
-                o.client_core = o.server_core = -1;
-        else if (sscanf(word, "%d,%d", &o.client_core, &o.server_core) != 2)
-                return false;
-        else
-                return o.client_core >= 0 && o.server_core >= 0 && o.client_core < CPU_SETSIZE &&
-                       o.server_core < CPU_SETSIZE;
-        return true;
+        return options_parse_cores(word, &o.client_core, &o.server_core);
 }
 
 static void parse(int argc, char **argv)

@@ -3,6 +3,7 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "tests/bench/options.h"
 
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -91,6 +92,15 @@ void options_parse(int argc, char **argv, const char *summary, const struct benc
                 else if (!set(o, argv[i]))
                         fail(argv[i], "not a value that this option takes");
         }
+}
+
+bool options_parse_cores(const char *word, int *ret_first, int *ret_second)
+{
+        *ret_first = *ret_second = -1;
+        if (strcmp(word, "none") == 0)
+                return true;
+        return sscanf(word, "%d,%d", ret_first, ret_second) == 2 && *ret_first >= 0 && *ret_second >= 0 &&
+               *ret_first < CPU_SETSIZE && *ret_second < CPU_SETSIZE;
 }
 
 void options_require(bool condition, const char *message)

@@ -32,6 +32,9 @@ struct bench_option {
  * error with 2. summary: what the bench measures and when it fails. */
 void options_parse(int argc, char **argv, const char *summary, const struct bench_option *table);
 
+/* "0,1": two cores; "none": both are -1. False: it is neither; *ret_… have any values. */
+bool options_parse_cores(const char *word, int *ret_first, int *ret_second);
+
 /* Ends the program with 2 unless the condition holds. */
 void options_require(bool condition, const char *message);
 
