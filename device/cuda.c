@@ -42,7 +42,7 @@
 #define PIECE    (UINT64_C(2) << 20) /* the unit in which a driver allocates legacy memory */
 #define N_SHARES 2
 
-/* Many fields: the operations that a device shows to others are half of them; the rest is one part for each thing that a driver does. */
+/* Many fields: the device that others see is inside, and one part for each thing that a driver does. */
 struct cuda_device {
         struct device device; /* first: a device is cast to it */
         struct cuda_context context;
