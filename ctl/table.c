@@ -3,13 +3,12 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * No cell is empty and no line ends in blanks, so that output can be compared and copied. Texts are escaped
- * here: libsmartcols gets printable characters only, and its own escapes are off. */
+ * here. */
 #include "ctl/table.h"
 
 #include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
-#include <libsmartcols/libsmartcols.h>
 #include <locale.h>
 #include <protobuf-c/protobuf-c.h>
 #include <stdarg.h>
@@ -189,189 +188,190 @@ void table_sort(const struct table_column *by, const void **rows, size_t n_rows)
                 qsort_r(rows, n_rows, sizeof(*rows), compare_rows, (void *)(uintptr_t)by);
 }
 
-struct table {
-        const struct table_column *columns;
-        const char *nothing; /* the line for a table without rows, or NULL */
-        struct libscols_table *lines;
-        bool has_titles;            /* they are printed */
-        bool cuts_first;            /* there are columns that are cut first */
-        size_t widths[MAX_COLUMNS]; /* of the texts, at most: in bytes */
+struct cell {
+        char *text;
+        enum table_mark mark;
 };
+
+struct table {
+        const char *nothing;                             /* the line for a table without rows, or NULL */
+        const struct table_column *columns[MAX_COLUMNS]; /* that are shown */
+        unsigned widths[MAX_COLUMNS]; /* of the widest cells, also of rows that were printed */
+        size_t n_columns;
+        struct cell *cells; /* of the rows that are not printed yet */
+        size_t n_cells, n_room;
+        bool is_cut, has_colour;
+        bool has_titles; /* they are printed */
+};
+
+static void remove_cells(struct table *t)
+{
+        for (size_t i = 0; i < t->n_cells; i++)
+                free(t->cells[i].text);
+        t->n_cells = 0;
+}
 
 struct table *table_free(struct table *t)
 {
-        if (t)
-                scols_unref_table(t->lines);
+        if (t) {
+                remove_cells(t);
+                free(t->cells);
+        }
         free(t);
         return NULL;
 }
 
-/* Texts are cut; where some are to be cut first, only those. */
-static int flags_of(const struct table_column *c, bool cuts_first)
-{
-        unsigned cut = cuts_first ? TABLE_CUT_FIRST : 0;
-
-        return (c->flags & TABLE_RIGHT    ? SCOLS_FL_RIGHT
-                : (c->flags & cut) == cut ? SCOLS_FL_TRUNC
-                                          : 0) |
-               SCOLS_FL_NOEXTREMES;
-}
-
-static int add_columns(struct table *t)
-{
-        size_t n = 0;
-
-        for (const struct table_column *c = t->columns; !table_is_end(c); c++)
-                t->cuts_first = t->cuts_first || (is_shown(c) && (c->flags & TABLE_CUT_FIRST));
-        for (const struct table_column *c = t->columns; !table_is_end(c); c++) {
-                struct libscols_column *column;
-
-                if (!is_shown(c))
-                        continue;
-                column = scols_table_new_column(t->lines, c->title, table_least_width(c),
-                                                flags_of(c, t->cuts_first));
-                if (!column || scols_cell_set_color(scols_column_get_header(column), "\033[1m") < 0)
-                        return -ENOMEM;
-                assert(n < MAX_COLUMNS);
-                t->widths[n] =
-                        strlen(c->title) > table_least_width(c) ? strlen(c->title) : table_least_width(c);
-                n++;
-        }
-        return 0;
-}
-
 int table_new(const struct table_column *columns, const char *nothing, struct table **ret)
 {
-        bool is_cut = table_look.is_cut && !table_look.is_wide;
         struct table *t = calloc(1, sizeof(*t));
 
         if (!t)
                 return -ENOMEM;
-        t->columns = columns;
         t->nothing = nothing;
-        t->lines = scols_new_table();
-        if (!t->lines || scols_table_set_column_separator(t->lines, GAP) < 0 || add_columns(t) < 0) {
-                table_free(t);
-                return -ENOMEM;
+        t->is_cut = table_look.is_cut && !table_look.is_wide;
+        t->has_colour = table_look.has_colour;
+        for (const struct table_column *c = columns; !table_is_end(c); c++) {
+                if (!is_shown(c))
+                        continue;
+                assert(t->n_columns < MAX_COLUMNS);
+                t->widths[t->n_columns] = (unsigned)strlen(c->title);
+                t->columns[t->n_columns++] = c;
         }
-        scols_table_enable_noencoding(t->lines, 1);
-        scols_table_enable_colors(t->lines, table_look.has_colour);
-        scols_table_set_termforce(t->lines, is_cut ? SCOLS_TERMFORCE_ALWAYS : SCOLS_TERMFORCE_NEVER);
-        scols_table_set_termwidth(t->lines, TABLE_COLUMNS);
         *ret = t;
         return 0;
 }
 
 int table_add(struct table *t, const void *row)
 {
-        static const char *const colours[] = { [TABLE_WARNING] = "\033[33m", [TABLE_ALARM] = "\033[31m" };
-        struct libscols_line *line = scols_table_new_line(t->lines, NULL);
-        size_t n = 0;
+        if (t->n_room - t->n_cells < t->n_columns) {
+                size_t n_room = 2 * (t->n_room + t->n_columns);
+                struct cell *more = reallocarray(t->cells, n_room, sizeof(*more));
 
-        if (!line)
-                return -ENOMEM;
-        for (const struct table_column *c = t->columns; !table_is_end(c); c++) {
-                enum table_mark mark = c->mark ? c->mark(row) : TABLE_PLAIN;
-                char *text;
+                if (!more)
+                        return -ENOMEM;
+                t->cells = more;
+                t->n_room = n_room;
+        }
+        for (size_t i = 0; i < t->n_columns; i++) {
+                const struct table_column *c = t->columns[i];
+                struct cell cell = { table_cell(c, row), c->mark ? c->mark(row) : TABLE_PLAIN };
 
-                if (!is_shown(c))
-                        continue;
-                text = table_cell(c, row);
-                if (!text || scols_line_refer_data(line, n, text) < 0) {
-                        free(text);
+                if (!cell.text)
                         return -ENOMEM;
-                }
-                t->widths[n] = strlen(text) > t->widths[n] ? strlen(text) : t->widths[n];
-                if (mark && scols_cell_set_color(scols_line_get_cell(line, n), colours[mark]) < 0)
-                        return -ENOMEM;
-                n++;
+                t->cells[t->n_cells++] = cell;
         }
         return 0;
 }
 
+/* The widest text that can be cut; n: there is none. */
+static size_t find_widest(const struct table_column *const columns[], const unsigned widths[], size_t n,
+                          unsigned flags)
+{
+        size_t widest = n;
+
+        for (size_t i = 0; i < n; i++)
+                if (!(columns[i]->flags & TABLE_RIGHT) && (columns[i]->flags & flags) == flags &&
+                    widths[i] > LEAST_TEXT && (widest == n || widths[i] > widths[widest]))
+                        widest = i;
+        return widest;
+}
+
+void table_fit(const struct table_column *const columns[], unsigned widths[], size_t n, unsigned n_gap,
+               unsigned n_columns)
+{
+        unsigned total = 0;
+
+        for (size_t i = 0; i < n; i++)
+                total += widths[i] + n_gap;
+        for (; total > n_columns + n_gap; total--) {
+                size_t widest = find_widest(columns, widths, n, TABLE_CUT_FIRST);
+
+                if (widest == n)
+                        widest = find_widest(columns, widths, n, 0);
+                if (widest == n)
+                        return;
+                widths[widest]--;
+        }
+}
+
+/* No blanks follow the last cell of a line. */
+static void print_cell(FILE *out, const char *text, const char *colour, bool is_right, bool is_last,
+                       unsigned width)
+{
+        unsigned n_columns, n_blanks;
+        size_t n_bytes = text_clip(text, width, &n_columns);
+
+        n_blanks = width - n_columns;
+        fprintf(out, "%s%*s%.*s%*s%s%s", colour, is_right ? (int)n_blanks : 0, "", (int)n_bytes, text,
+                is_right || is_last ? 0 : (int)n_blanks, "", *colour ? "\033[0m" : "", is_last ? "\n" : GAP);
+}
+
+static void print_lines(struct table *t, FILE *out, const unsigned widths[])
+{
+        static const char *const colours[] = {
+                [TABLE_PLAIN] = "", [TABLE_WARNING] = "\033[33m", [TABLE_ALARM] = "\033[31m"
+        };
+
+        for (size_t i = 0; i < t->n_columns && !t->has_titles; i++)
+                print_cell(out, t->columns[i]->title, t->has_colour ? "\033[1m" : "",
+                           t->columns[i]->flags & TABLE_RIGHT, i + 1 == t->n_columns, widths[i]);
+        for (size_t i = 0; i < t->n_cells; i++) {
+                size_t column = i % t->n_columns;
+
+                print_cell(out, t->cells[i].text, t->has_colour ? colours[t->cells[i].mark] : "",
+                           t->columns[column]->flags & TABLE_RIGHT, column + 1 == t->n_columns,
+                           widths[column]);
+        }
+}
+
+/* Those of the cells, and at least table_least_width() unless texts that are not cut first would be cut for it. */
+static void choose_widths(const struct table *t, unsigned ret[static MAX_COLUMNS])
+{
+        unsigned total = 0;
+
+        for (size_t i = 0; i < t->n_columns; i++) {
+                unsigned width = t->widths[i], least = table_least_width(t->columns[i]);
+
+                ret[i] = width > least ? width : least;
+                total +=
+                        (i > 0 ? (unsigned)strlen(GAP) : 0) +
+                        (t->columns[i]->flags & TABLE_CUT_FIRST && ret[i] > LEAST_TEXT ? LEAST_TEXT : ret[i]);
+        }
+        if (t->is_cut && total > TABLE_COLUMNS)
+                memcpy(ret, t->widths, sizeof(t->widths));
+}
+
 /* Widths are those of UTF-8, whatever the user's locale. */
-static int print_lines(struct table *t)
+static void print_rows(struct table *t, FILE *out)
 {
         locale_t utf8 = newlocale(LC_CTYPE_MASK, "C.UTF-8", (locale_t)0);
         locale_t before = utf8 ? uselocale(utf8) : (locale_t)0;
-        int r = scols_print_table(t->lines);
+        unsigned widths[MAX_COLUMNS];
 
+        for (size_t i = 0; i < t->n_cells; i++) {
+                unsigned width = text_columns(t->cells[i].text), *widest = &t->widths[i % t->n_columns];
+
+                *widest = width > *widest ? width : *widest;
+        }
+        choose_widths(t, widths);
+        if (t->is_cut)
+                table_fit(t->columns, widths, t->n_columns, (unsigned)strlen(GAP), TABLE_COLUMNS);
+        print_lines(t, out, widths);
         if (utf8) {
                 uselocale(before);
                 freelocale(utf8);
         }
-        return r;
-}
-
-/* To LEAST_TEXT characters. */
-static int cut_cells(struct table *t, size_t column)
-{
-        for (size_t i = 0; i < scols_table_get_nlines(t->lines); i++) {
-                struct libscols_cell *cell = scols_line_get_cell(scols_table_get_line(t->lines, i), column);
-                char *text = strdup(scols_cell_get_data(cell)), *end = text;
-
-                if (!text)
-                        return -ENOMEM;
-                for (size_t n = 0; *end; end++)
-                        if (((unsigned char)*end & 0xc0) != 0x80 && n++ == LEAST_TEXT)
-                                break;
-                *end = '\0';
-                if (scols_cell_refer_data(cell, text) < 0) {
-                        free(text);
-                        return -ENOMEM;
-                }
-        }
-        return 0;
-}
-
-/* Where it is not enough to cut the first ones, these are cut to the least, and the others as libsmartcols does it. */
-static int cut_others(struct table *t)
-{
-        size_t n = 0, sum = 0;
-        int r = 0;
-
-        if (!t->cuts_first || scols_table_get_termforce(t->lines) != SCOLS_TERMFORCE_ALWAYS)
-                return 0;
-        for (const struct table_column *c = t->columns; !table_is_end(c); c++) {
-                if (!is_shown(c))
-                        continue;
-                sum += (n > 0 ? strlen(GAP) : 0) + (c->flags & TABLE_CUT_FIRST ? LEAST_TEXT : t->widths[n]);
-                n++;
-        }
-        n = 0;
-        for (const struct table_column *c = t->columns; sum > TABLE_COLUMNS && r == 0 && !table_is_end(c);
-             c++) {
-                if (!is_shown(c))
-                        continue;
-                if (c->flags & TABLE_CUT_FIRST)
-                        r = cut_cells(t, n);
-                else
-                        (void)scols_column_set_flags(scols_table_get_column(t->lines, n), flags_of(c, false));
-                n++;
-        }
-        return r;
 }
 
 int table_flush(struct table *t, FILE *out)
 {
-        struct libscols_column *column;
-        int r = 0;
-
-        if (scols_table_get_nlines(t->lines) == 0) {
-                if (!t->has_titles && t->nothing)
-                        fprintf(out, "%s\n", t->nothing);
-        } else {
-                scols_table_set_stream(t->lines, out);
-                scols_table_enable_noheadings(t->lines, t->has_titles);
-                r = cut_others(t);
-                if (r == 0)
-                        r = print_lines(t);
-                scols_table_remove_lines(t->lines);
-                for (size_t i = 0; (column = scols_table_get_column(t->lines, i)); i++)
-                        scols_column_set_whint(column, (double)scols_column_get_width(column));
-        }
+        if (t->n_cells > 0)
+                print_rows(t, out);
+        else if (!t->has_titles && t->nothing)
+                fprintf(out, "%s\n", t->nothing);
+        remove_cells(t);
         t->has_titles = true;
-        return r < 0 ? r : ferror(out) ? -EIO : 0;
+        return ferror(out) ? -EIO : 0;
 }
 
 int table_print(FILE *out, const struct table_column *columns, const void *const rows[], size_t n_rows,

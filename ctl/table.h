@@ -3,9 +3,9 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * A column describes the place of its value in a row, its format, its title in the table, and its key in
- * the JSON. libsmartcols draws the tables. Sizes and durations have a minimum width, so that columns keep
- * their places when a list is printed again. Less important columns are only in wide tables. On a
- * terminal texts are cut to make a table TABLE_COLUMNS wide. */
+ * the JSON. Sizes and durations have a minimum width, so that columns keep their places when a list is
+ * printed again. Less important columns are only in wide tables. On a terminal texts are cut to make a
+ * table TABLE_COLUMNS wide. */
 #ifndef BFC_CTL_TABLE_H
 #define BFC_CTL_TABLE_H
 
@@ -107,6 +107,11 @@ struct table *table_free(struct table *t);
 /* All at once. */
 int table_print(FILE *out, const struct table_column *columns, const void *const rows[], size_t n_rows,
                 const char *nothing);
+
+/* Narrows the widest texts, those that are cut first before others, until n columns with gaps between them need at most
+ * n_columns of the screen, or none can be cut further. Numbers are never cut. */
+void table_fit(const struct table_column *const columns[], unsigned widths[], size_t n, unsigned n_gap,
+               unsigned n_columns);
 
 /* One row as lines "TITLE  value". */
 int table_print_upright(FILE *out, const struct table_column *columns, const void *row);

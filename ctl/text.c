@@ -10,6 +10,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -215,6 +216,51 @@ const char *text_nearest(const char *word, const char *const *names, size_t n, s
                         most = d;
                 }
         }
+        return ret;
+}
+
+/* ---- columns --------------------------------------------------------------- */
+
+size_t text_character(const char *text, mbstate_t *state, unsigned *ret_columns)
+{
+        wchar_t c;
+        size_t n = mbrtowc(&c, text, strlen(text), state);
+        int width;
+
+        if (n == 0 || n > strlen(text)) {
+                *state = (mbstate_t){ 0 };
+                *ret_columns = 1;
+                return 1;
+        }
+        width = wcwidth(c);
+        *ret_columns = width < 0 ? 1 : (unsigned)width;
+        return n;
+}
+
+size_t text_clip(const char *text, unsigned n_columns, unsigned *ret_columns)
+{
+        mbstate_t state = { 0 };
+        size_t ret = 0;
+        unsigned n = 0;
+
+        while (text[ret]) {
+                unsigned width;
+                size_t n_bytes = text_character(text + ret, &state, &width);
+
+                if (width > n_columns - n)
+                        break;
+                ret += n_bytes;
+                n += width;
+        }
+        *ret_columns = n;
+        return ret;
+}
+
+unsigned text_columns(const char *text)
+{
+        unsigned ret;
+
+        (void)text_clip(text, UINT_MAX, &ret);
         return ret;
 }
 

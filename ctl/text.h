@@ -9,6 +9,7 @@
 
 #include <stdint.h>
 #include <stdio.h>
+#include <wchar.h>
 
 /* Enough for every text_size(), text_duration() and text_percent(). */
 #define TEXT_MAX 32
@@ -42,6 +43,15 @@ const char *text_percent(uint64_t part, uint64_t whole, char ret[static TEXT_MAX
 /* The name that a mistyped word most likely means; NULL: none is near. names: the first of n, which are stride bytes
  * apart. */
 const char *text_nearest(const char *word, const char *const *names, size_t n, size_t stride);
+
+/* The columns of the screen that a text takes, in the thread's locale. Bytes that are no character take one each. */
+unsigned text_columns(const char *text);
+
+/* How many bytes of a text fit into n_columns, and the columns that they take. */
+size_t text_clip(const char *text, unsigned n_columns, unsigned *ret_columns);
+
+/* The bytes of one character, and the columns that it takes. */
+size_t text_character(const char *text, mbstate_t *state, unsigned *ret_columns);
 
 /* Flushes a stream. A negative errno of the last write, such as -ENOSPC; -EIO if only an earlier write failed. */
 int text_flush(FILE *out);

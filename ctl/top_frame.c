@@ -19,35 +19,6 @@
 
 /* ---- text -------------------------------------------------------------------------- */
 
-/* One character: its bytes, and its columns. Bytes that are none count as one column. */
-static size_t take_character(const char *s, mbstate_t *state, unsigned *ret_width)
-{
-        wchar_t c;
-        size_t n = mbrtowc(&c, s, strlen(s), state);
-        int width;
-
-        if (n == 0 || n > strlen(s)) {
-                *state = (mbstate_t){ 0 };
-                *ret_width = 1;
-                return 1;
-        }
-        width = wcwidth(c);
-        *ret_width = width < 0 ? 1 : (unsigned)width;
-        return n;
-}
-
-unsigned top_width(const char *text)
-{
-        mbstate_t state = { 0 };
-        unsigned ret = 0, width;
-
-        while (*text) {
-                text += take_character(text, &state, &width);
-                ret += width;
-        }
-        return ret;
-}
-
 /* The part of a text that fits. What a terminal would not print becomes a question mark. */
 static char *clip(const char *text, unsigned n_columns, unsigned *ret_width)
 {
@@ -60,7 +31,7 @@ static char *clip(const char *text, unsigned n_columns, unsigned *ret_width)
         while (*text) {
                 mbstate_t before = state;
                 wchar_t c;
-                size_t n_bytes = take_character(text, &state, &width);
+                size_t n_bytes = text_character(text, &state, &width);
                 bool is_good = mbrtowc(&c, text, n_bytes, &before) == n_bytes && wcwidth(c) >= 0;
 
                 if (n + width > n_columns)

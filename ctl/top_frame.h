@@ -50,7 +50,4 @@ int top_frame_print(FILE *out, const struct top_frame *f);
 unsigned top_put(struct top_frame *f, unsigned row, unsigned column, unsigned width, enum top_style style,
                  const char *text);
 
-/* The columns that a text takes. */
-unsigned top_width(const char *text);
-
 #endif

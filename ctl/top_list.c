@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define LEAST_TEXT 6u /* columns of a text that is cut */
+#include "ctl/text.h"
 
 /* The lines that are drawn, as texts. */
 struct grid {
@@ -47,58 +47,23 @@ static void grid_free(struct grid *g)
         free(g->cells);
 }
 
-/* The widest text that can be cut; n_columns: there is none. */
-static size_t find_widest(const struct grid *g, bool is_cut_first)
-{
-        const struct top *t = g->top;
-        size_t widest = t->n_columns;
-
-        for (size_t i = 0; i < t->n_columns; i++) {
-                unsigned flags = t->columns[i].column->flags;
-
-                if (!(flags & TABLE_RIGHT) && (!is_cut_first || (flags & TABLE_CUT_FIRST)) &&
-                    g->widths[i] > LEAST_TEXT && (widest == t->n_columns || g->widths[i] > g->widths[widest]))
-                        widest = i;
-        }
-        return widest;
-}
-
-/* Cuts texts until the columns fit, those first that may be cut first; sizes are never cut. */
-static void shrink(struct grid *g, unsigned n_columns)
-{
-        const struct top *t = g->top;
-        unsigned total = 0;
-
-        for (size_t i = 0; i < t->n_columns; i++)
-                total += g->widths[i] + 1;
-        while (total > n_columns + 1) {
-                size_t widest = find_widest(g, true);
-
-                if (widest == t->n_columns)
-                        widest = find_widest(g, false);
-                if (widest == t->n_columns)
-                        return;
-                g->widths[widest]--;
-                total--;
-        }
-}
-
 static void measure(struct grid *g, const struct top_frame *f)
 {
         struct top *t = g->top;
         struct top_choice *c = &t->choices[t->view];
+        const struct table_column *columns[TOP_MAX_COLUMNS];
 
         if (c->n_widths != t->n_columns)
                 memset(c->widths, 0, sizeof(c->widths));
         c->n_widths = t->n_columns;
         for (size_t k = 0; k < t->n_columns; k++) {
-                unsigned width = top_width(t->columns[k].column->title),
-                         least = table_least_width(t->columns[k].column);
+                const struct table_column *column = columns[k] = t->columns[k].column;
+                unsigned width = text_columns(column->title), least = table_least_width(column);
 
                 width = width > least ? width : least;
                 width = width > c->widths[k] ? width : c->widths[k];
                 for (size_t i = 0; i < g->n; i++) {
-                        unsigned n = top_width(grid_cell(g, i, k));
+                        unsigned n = text_columns(grid_cell(g, i, k));
 
                         width = n > width ? n : width;
                 }
@@ -108,7 +73,7 @@ static void measure(struct grid *g, const struct top_frame *f)
         for (size_t k = 1; k <= c->shift && k < t->n_columns; k++)
                 g->widths[k] = 0;
         if (f->n_rows > 0)
-                shrink(g, f->n_columns);
+                table_fit(columns, g->widths, t->n_columns, 1, f->n_columns);
 }
 
 static enum top_style style_of(const struct top *t, size_t line, size_t column)
@@ -126,7 +91,7 @@ static void put_cell(const struct grid *g, struct top_frame *f, unsigned row, un
                      enum top_style style, const char *text)
 {
         const struct table_column *c = g->top->columns[column].column;
-        unsigned width = g->widths[column], n = top_width(text);
+        unsigned width = g->widths[column], n = text_columns(text);
 
         if (top_is_history(c))
                 for (; n > width; n--) /* bars and blanks take a column each */

@@ -32,7 +32,6 @@ libprotobuf-c-dev     pc:libprotobuf-c
 protobuf-c-compiler   cmd:protoc-c
 libyaml-dev           pc:yaml-0.1
 libjansson-dev        pc:jansson
-libsmartcols-dev      pc:smartcols
 '
 needs_build="$needs_demo
 libmicrohttpd-dev     pc:libmicrohttpd

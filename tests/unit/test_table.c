@@ -305,7 +305,7 @@ TEST(no_room)
         fclose(full);
 }
 
-/* What a client chose cannot reach the terminal, also not by way of libsmartcols. */
+/* What a client chose cannot reach the terminal. */
 TEST(escaped)
 {
         static const struct row row = { .name = "\x1b[31m\n\\x1b", .more = "y" };

@@ -9,6 +9,7 @@
 #include <stdint.h>
 #include <sys/resource.h>
 
+#include "ctl/text.h"
 #include "ctl/top_feed.h"
 #include "ctl/top_frame.h"
 #include "ctl/top_keys.h"
@@ -203,7 +204,7 @@ static char *draw(unsigned n_rows, unsigned n_columns)
         for (size_t i = 0; i < frame.n_spans; i++) {
                 const struct top_span *s = &frame.spans[i];
 
-                ck_assert_uint_eq(s->width, top_width(s->text));
+                ck_assert_uint_eq(s->width, text_columns(s->text));
                 if (n_rows > 0) {
                         ck_assert_uint_lt(s->row, n_rows);
                         ck_assert_uint_le(s->column + s->width, n_columns);
