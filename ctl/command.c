@@ -19,6 +19,7 @@
 #include "ctl/leaks.h"
 #include "ctl/metrics.h"
 #include "ctl/pictures.h"
+#include "ctl/process.h"
 #include "ctl/progress.h"
 #include "ctl/reload.h"
 #include "ctl/show.h"
@@ -478,13 +479,10 @@ static int run_tool(const struct invocation *i, const struct command *c, const c
 {
         const char *words[8] = { "--bfcctl", "bfcctl" };
         char self[PATH_MAX];
-        ssize_t n_self = readlink("/proc/self/exe", self, sizeof(self) - 1);
         size_t n = 2;
 
-        if (n_self > 0) {
-                self[n_self] = '\0';
+        if (*process_own_path(self))
                 words[1] = self;
-        }
         if (i->socket) {
                 words[n++] = "--socket";
                 words[n++] = i->socket;

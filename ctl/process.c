@@ -138,3 +138,11 @@ bool process_is_keeper(uint64_t pid, uint64_t daemon)
         return (strcmp(name, "bfcd-keeper\n") == 0 || strcmp(name, "bfcd-kept\n") == 0) &&
                has_user(pid, &user) && has_user(daemon, &of_daemon) && user == of_daemon;
 }
+
+const char *process_own_path(char ret[PATH_MAX])
+{
+        ssize_t n = readlink("/proc/self/exe", ret, PATH_MAX - 1);
+
+        ret[n < 0 ? 0 : n] = '\0';
+        return ret;
+}

@@ -8,6 +8,7 @@
 #ifndef BFC_CTL_PROCESS_H
 #define BFC_CTL_PROCESS_H
 
+#include <limits.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -31,5 +32,8 @@ const char *process_job(uint64_t pid, uint64_t uid, const char *name, char ret[P
 
 /* The process has the name of a keeper, and the user of the daemon. */
 bool process_is_keeper(uint64_t pid, uint64_t daemon);
+
+/* The path of this program's file; "" where it is not known. Returns ret. */
+const char *process_own_path(char ret[PATH_MAX]);
 
 #endif

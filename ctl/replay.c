@@ -23,6 +23,7 @@
 
 #include "ctl/job.h"
 #include "ctl/plan_place.h"
+#include "ctl/process.h"
 #include "ctl/progress.h"
 #include "ctl/report.h"
 #include "ctl/show.h"
@@ -436,8 +437,7 @@ static FILE *put_trace(const struct trace *t)
 /* This process becomes the tool, which runs bfcd and this program for each limit that it tries. */
 static int run_plan(const struct invocation *v, const struct trace *t)
 {
-        char self[PATH_MAX] = "", scale[32], max_blocks[16], bytes[32];
-        ssize_t n_self = readlink("/proc/self/exe", self, sizeof(self) - 1);
+        char self[PATH_MAX], scale[32], max_blocks[16], bytes[32];
         struct plan_place p;
         FILE *in;
         int r = read_place(v, t, &p);
@@ -445,7 +445,7 @@ static int run_plan(const struct invocation *v, const struct trace *t)
         if (r != 0)
                 return r;
         in = put_trace(t);
-        if (!in || n_self < 0)
+        if (!in || !*process_own_path(self))
                 return complain("a plan", -errno);
         snprintf(scale, sizeof(scale), "%.17g", v->scale);
         snprintf(max_blocks, sizeof(max_blocks), "%" PRIu32, p.max_blocks);

@@ -11,6 +11,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <inttypes.h>
+#include <libgen.h>
 #include <limits.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -23,6 +24,7 @@
 #include "ctl/child.h"
 #include "ctl/clock.h"
 #include "ctl/command.h"
+#include "ctl/process.h"
 #include "ctl/progress.h"
 #include "ctl/text.h"
 #include "proto/paths.h"
@@ -569,17 +571,25 @@ static void end_lease(const struct run *run, bool prints)
 
 /* ---- the program ----------------------------------------------------------- */
 
-/* The folder of the proxy, which is where it was installed, or BFC_PRELOAD. NULL: there is none. */
-static const char *find_proxy(void)
+/* The folder of the proxy: BFC_PRELOAD, or the one that was installed with this program. The caller frees it. NULL: there
+ * is no proxy. */
+static char *find_proxy(void)
 {
-        const char *folder = getenv("BFC_PRELOAD");
-        char path[PATH_MAX];
+        char self[PATH_MAX], folder[PATH_MAX], path[PATH_MAX];
+        const char *given = getenv("BFC_PRELOAD");
+        int n;
 
-        if (!folder || !*folder)
-                folder = PRELOAD_FOLDER;
-        if ((size_t)snprintf(path, sizeof(path), "%s/libcuda.so.1", folder) >= sizeof(path))
+        if (given && *given)
+                n = snprintf(folder, sizeof(folder), "%s", given);
+        else if (*process_own_path(self))
+                n = snprintf(folder, sizeof(folder), "%s/" PRELOAD_FROM_BIN, dirname(self));
+        else
                 return NULL;
-        return access(path, R_OK) == 0 ? folder : NULL;
+        if ((size_t)n >= sizeof(folder) ||
+            (size_t)snprintf(path, sizeof(path), "%s/libcuda.so.1", folder) >= sizeof(path) ||
+            access(path, R_OK) < 0)
+                return NULL;
+        return realpath(folder, NULL);
 }
 
 /* Programs that ask NVML need it only if they can load it. */
@@ -612,12 +622,13 @@ static char *make_library_path(const char *folder)
 static int choose_variables(const struct run *run, struct child_variable ret[static N_VARIABLES],
                             char **ret_path)
 {
-        const char *folder = run->has_proxy ? find_proxy() : NULL;
-        char *path = folder ? make_library_path(folder) : NULL;
-        int n = 0;
+        char *folder = run->has_proxy ? find_proxy() : NULL,
+             *path = folder ? make_library_path(folder) : NULL;
+        int n = folder && !path ? -ENOMEM : 0;
 
-        if (folder && !path)
-                return -ENOMEM;
+        free(folder);
+        if (n < 0)
+                return n;
         if (run->is_strict && !path)
                 return -ENOENT;
         ret[n++] = (struct child_variable){ "BFC_SOCKET", run->client_socket };
@@ -651,7 +662,7 @@ static int run_in_lease(const struct run *run, char *const *argv)
         r = start_program(run, argv, &child, &error);
         if (r < 0 || error != 0) {
                 if (r == -ENOENT)
-                        say("--strict needs the proxy of libcuda.so.1, which is not installed in " PRELOAD_FOLDER);
+                        say("--strict needs the proxy of libcuda.so.1, which is not installed");
                 else if (r < 0)
                         say("The command cannot be started: %s", strerror(-r));
                 else

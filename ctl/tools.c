@@ -11,16 +11,16 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "ctl/process.h"
+
 #define PROGRAM   "bfcd-tools"
 #define MAX_WORDS 32
 
 static void become(char *const words[])
 {
         char self[PATH_MAX], path[PATH_MAX + sizeof(PROGRAM)];
-        ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
 
-        if (n > 0) {
-                self[n] = '\0';
+        if (*process_own_path(self)) {
                 snprintf(path, sizeof(path), "%.*s/" PROGRAM, (int)(strrchr(self, '/') - self), self);
                 execv(path, words);
         }
