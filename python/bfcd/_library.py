@@ -9,6 +9,8 @@ import ctypes
 import os
 from ctypes import POINTER, c_char, c_char_p, c_int, c_int64, c_size_t, c_ubyte, c_uint, c_uint32, c_uint64, c_void_p
 
+from . import _native
+
 SONAME = "libbfcclient.so.0"
 #: The first version of the library that has all functions below.
 MIN_VERSION = (0, 1, 0)
@@ -229,14 +231,24 @@ def _version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(".")[:3])
 
 
+def _find() -> str:
+    """The library that the process has already, as that of the proxy, because two have a session each. Else the wheel's."""
+    try:
+        ctypes.CDLL(SONAME, mode=os.RTLD_NOLOAD)
+    except OSError:
+        native = _native.folder()
+        return SONAME if native is None else str(native / "lib" / SONAME)
+    return SONAME
+
+
 def _load() -> ctypes.CDLL:
-    path = os.environ.get("BFC_LIBRARY", SONAME)
+    path = os.environ.get("BFC_LIBRARY") or _find()
     try:
         library = ctypes.CDLL(path)
     except OSError as e:
         raise ImportError(
             f"bfcd needs {SONAME}, which cannot be loaded: {e}. Install the package libbfcclient0, run ldconfig, "
-            "or set BFC_LIBRARY to the path of the library."
+            "set BFC_LIBRARY to the path of the library, or install a wheel of bfcd for this platform, which has it."
         ) from None
     try:
         library.bfc_version.restype = c_char_p

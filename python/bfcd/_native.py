@@ -5,7 +5,9 @@ SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 
+import os
 import shutil
+import sys
 from pathlib import Path
 
 
@@ -19,8 +21,14 @@ def program(name: str) -> str | None:
     """The path of bfcctl, bfcd or another program: the wheel's, or else the one on PATH."""
     native = folder()
     if native is not None:
-        for bin_folder in ("bin", "sbin"):
-            path = native / bin_folder / name
-            if path.is_file():
-                return str(path)
+        path = native / "bin" / name
+        if path.is_file():
+            return str(path)
     return shutil.which(name)
+
+
+def bfcctl() -> None:
+    """The command bfcctl of a wheel: this process becomes it."""
+    path = program("bfcctl")
+    assert path is not None
+    os.execv(path, [path, *sys.argv[1:]])
