@@ -371,11 +371,12 @@ static int create_once(struct ask *a, struct run *run)
                         r = ask_lease_create(a, &lease);
                 return r;
         }
-        /* A lease of an earlier process with this pid may be ending. */
+        /* A lease of an earlier process with this pid may be ending. The pid is the one that the daemon sees: those of
+         * containers repeat. */
         for (int i = 1; i <= MAX_NAME_TRIES && r == -EEXIST; i++) {
                 char name[NAME_BYTES];
 
-                snprintf(name, sizeof(name), i == 1 ? "run-%d" : "run-%d-%d", (int)getpid(), i);
+                snprintf(name, sizeof(name), i == 1 ? "run-%" PRIu64 : "run-%" PRIu64 "-%d", run->pid, i);
                 r = ask_lease_name(a, name, run->lease);
                 if (r < 0)
                         return r;

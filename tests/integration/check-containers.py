@@ -345,6 +345,20 @@ def check_pid_namespace(rig):
        'with a lease that may be its own it is refused', text)
 
 
+def check_same_pids(rig):
+    """bfcctl run, by users who have the client socket only, in containers whose processes have the same pids."""
+    daemon = rig.start('same-pids', {'pods': f'{{user: [{USER}]}}\n    leases: self'})
+    command = as_user(USER, *SPACES, rig.bfcctl, 'run', '--limit', '2MiB', '--', 'sh', '-c', 'echo waits; read line')
+    need(*as_user(USER, *SPACES, rig.bfcctl, '--version'))  # a folder may be closed to it
+    jobs = [Job(command, {**rig.env, 'BFC_SOCKET': daemon.path('client', 'bfcd.sock')}) for _ in range(12)]
+    texts = [job.wait('waits') for job in jobs]
+    names = {row['name'] for row in daemon.rows('lease', 'list')}
+    ok(len(names) == len(jobs) and all('waits' in text for text in texts), 'each has a lease', (names, texts))
+    for job in jobs:
+        job.end()
+    wait_for(lambda: not daemon.left(), lambda: f'end of the leases: {daemon.left()}')
+
+
 def check_user_namespace(rig):
     """A daemon in a user namespace does not know users without a uid there, which the kernel shows as nobody."""
     wrapper = ['unshare', '--user', '--map-root-user']
@@ -486,7 +500,7 @@ def prepare_mounts(rig):
     run(['tar', '-C', rig.path('root'), '-cf', rig.path('image.tar'), '.'])
 
 
-CASES = {'unshare': [check_pod, check_modes, check_pid_namespace, check_user_namespace],
+CASES = {'unshare': [check_pod, check_modes, check_pid_namespace, check_same_pids, check_user_namespace],
          'podman': [check_rootful, check_run, check_rootless]}
 
 
