@@ -25,6 +25,11 @@ void *bfc_preload_driver(void)
         return library;
 }
 
+const char *bfc_preload_version(void)
+{
+        return BFCD_VERSION;
+}
+
 /* ---- its functions ----------------------------------------------------------- */
 
 extern void *preload_slots[];

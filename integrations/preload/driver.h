@@ -27,4 +27,7 @@ bool driver_stop_bindings(void);
  * this function. NULL: there is none. */
 __attribute__((visibility("default"))) void *bfc_preload_driver(void);
 
+/* As bfc_version(): `python -m bfcd doctor` compares the two. */
+__attribute__((visibility("default"))) const char *bfc_preload_version(void);
+
 #endif

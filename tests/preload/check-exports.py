@@ -13,7 +13,7 @@ import sys
 HEADERS = {"cuda": ("cuda.h", "cudaEGL.h", "cudaGL.h", "cudaProfiler.h", "cudaVDPAU.h"), "nvml": ("nvml.h",)}
 STUBS = {"cuda": "libcuda.so", "nvml": "libnvidia-ml.so"}
 PREFIXES = {"cuda": "cu", "nvml": "nvml"}
-OWN = {"cuda": {"bfc_preload_charge_context", "bfc_preload_driver", "bfc_preload_mem_info", "bfc_idle_begin", "bfc_idle_end"}, "nvml": {"bfc_preload_nvml"}}
+OWN = {"cuda": {"bfc_preload_charge_context", "bfc_preload_driver", "bfc_preload_mem_info", "bfc_preload_version", "bfc_idle_begin", "bfc_idle_end"}, "nvml": {"bfc_preload_nvml"}}
 NOT_ON_LINUX = {"cuWGLGetDevice"}
 # Inline functions of the header, and names that only its text has.
 INLINE = {"cuGetProcAddress_v2_ptsz"}
