@@ -27,6 +27,7 @@ pkg-config            cmd:pkg-config
 python3               cmd:python3
 meson                 cmd:meson
 ninja-build           cmd:ninja
+libmicrohttpd-dev     pc:libmicrohttpd
 libuv1-dev            pc:libuv
 libprotobuf-c-dev     pc:libprotobuf-c
 protobuf-c-compiler   cmd:protoc-c
@@ -34,7 +35,6 @@ libyaml-dev           pc:yaml-0.1
 libjansson-dev        pc:jansson
 '
 needs_build="$needs_demo
-libmicrohttpd-dev     pc:libmicrohttpd
 libncurses-dev        pc:ncursesw
 "
 needs_test="$needs_build
