@@ -22,7 +22,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from . import _client, _errors
+from . import _client, _errors, _native, _terminal
 
 _UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _MIB = 1 << 20
@@ -119,6 +119,9 @@ def _gpus(partitions: list[str]) -> list[str]:
 
 def _run(lease: str, *words: str) -> None:
     """Of a worker, which Ray starts: `run LEASE PARTITION=MIB... -- ARGUMENT OF PYTHON...`. It becomes bfcctl run."""
+    bfcctl = _native.program("bfcctl")
+    if bfcctl is None:
+        raise OSError(f"bfcctl was not found: {_terminal.HOW_TO_GET}")
     n_sizes = words.index("--")
     sizes = dict(word.rsplit("=", 1) for word in words[:n_sizes])
     gpus = _gpus(list(sizes))
@@ -129,8 +132,8 @@ def _run(lease: str, *words: str) -> None:
     command = [sys.executable, *words[n_sizes + 1 :]]
     for i, (partition, n) in enumerate(sizes.items()):  # the innermost one's variables are the program's
         own = ["--lease", f"{name}-{i}" if i else name, "--partition", partition, "--limit", f"{n}MiB"]
-        command = ["bfcctl", "run", "--quiet", *own, "--", *command]
-    os.execvp(command[0], command)
+        command = [bfcctl, "run", "--quiet", *own, "--", *command]
+    os.execv(command[0], command)
 
 
 def _main(*words: str) -> None:

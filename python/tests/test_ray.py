@@ -146,6 +146,8 @@ def test_errors_are_sentences(daemon):
     assert end(module(daemon, "run", "", "other=16", "--", "-c", ""))[::2] == (
         1, "bfcd.ray: this node has no partition 'other' of the tenant\n",
     )  # fmt: skip
+    status, _, err = end(module(daemon, "run", "", "train=16", "--", "-c", "", PATH="/none"))
+    assert status == 1 and err.startswith("bfcd.ray: bfcctl was not found: install ") and err.count("\n") == 1
     for words in ([], ["run"], ["run", "", "train=16"], ["resources", "x"]):
         assert end(module(daemon, *words))[::2] == (1, "usage: python -m bfcd.ray resources\n")
     status, _, err = end(module(daemon, "resources", BFC_SOCKET="/nowhere"))
