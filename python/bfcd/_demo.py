@@ -27,7 +27,7 @@ from types import FrameType
 from . import _native
 from ._terminal import BOLD, DIM, GREEN, HOW_TO_GET, RED, fill, is_terminal, paint
 
-_LIMIT_S = 120.0  # for what takes milliseconds on an idle machine
+_LIMIT_S = 180.0  # for what takes milliseconds on an idle machine
 _PAUSE_S = 15.0
 _PAGE_S = 300.0
 _MAX_FOLDER = 60  # bytes; a socket's path has at most 107
@@ -403,7 +403,7 @@ def _parking(tour: _Tour) -> None:
     )
     notebook = tour.start_job("notebook", "64MiB", "notebook", "64")
     _show(f"notebook: {notebook.line()}")
-    urgent = tour.start_job("urgent", "96MiB", "work", "96", BFC_WAIT_MS="60000")
+    urgent = tour.start_job("urgent", "96MiB", "work", "96", BFC_WAIT_MS="120000")
     _show(f"urgent: {urgent.line()}")
     print()
     tour.show_bfcctl("tenants", "--columns", "partition,in-use,parked,limit")

@@ -211,7 +211,7 @@ def check_socket() -> tuple[Finding, str]:
             whose = "a folder above it is closed"
         return failed("socket", f"{path}, {origin}, is closed to {_user()}: {whose}", permission), path
     except ConnectionRefusedError:
-        remedy = f"start bfcd ({_ASK_SERVICE}); in a container mount the socket's folder, not the socket, which is new at each start"
+        remedy = f"start bfcd ({_ASK_SERVICE}); in a container mount the socket's folder, because each start makes a new socket"
         return failed("socket", f"no process listens at {path}, {origin}: bfcd has ended", remedy), path
     except OSError as e:
         remedy = "set BFC_SOCKET to a path of at most 107 bytes" if "too long" in str(e) else _ASK_SERVICE
@@ -387,7 +387,7 @@ def check_gpu(session: Session | None) -> tuple[Finding, bool]:
                 "gpu", f"the driver's library {_PROXY} does not work: {e}", "see `nvidia-smi` and the kernel's log"
             ), True
         if kernel:
-            remedy = "in a container add the GPU (`--device nvidia.com/gpu=all`); else install the driver's library, as libcuda1"
+            remedy = "in a container add the GPU (`--device nvidia.com/gpu=all`); else install the driver's library, libcuda1"
             return bad("gpu", f"the kernel has driver {kernel}, but {_PROXY} cannot be loaded{of_bfcd}", remedy), True
         if is_needed:
             remedy = "in a container add the GPU (`--device nvidia.com/gpu=all`); else install NVIDIA's driver"
@@ -533,7 +533,7 @@ def check_limits() -> Iterator[Finding]:
     )
     space = _limit(resource.RLIMIT_AS)
     if space is not None:
-        text = f"this process may have {_size(space)} of addresses (RLIMIT_AS), and bfcd maps up to twice the limit of a partition"
+        text = f"this process may have {_size(space)} of addresses (RLIMIT_AS), and a partition needs up to twice its limit"
         yield note("addresses", text, "`ulimit -v unlimited` if a request fails for lack of room to map memory")
 
 
