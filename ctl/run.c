@@ -572,25 +572,39 @@ static void end_lease(const struct run *run, bool prints)
 
 /* ---- the program ----------------------------------------------------------- */
 
+/* The program is in the folder of its installation. Seen from another one, PRELOAD_FROM_BIN may be where anyone makes
+ * folders, as it is for /tmp/build/bfcctl. */
+static bool is_installed(const char *folder)
+{
+        size_t n = strlen(folder), n_bin = strlen("/" BIN_FOLDER);
+
+        return n >= n_bin && strcmp(folder + n - n_bin, "/" BIN_FOLDER) == 0;
+}
+
 /* The folder of the proxy: BFC_PRELOAD, or the one that was installed with this program. The caller frees it. NULL: there
- * is no proxy. */
+ * is no proxy, or LD_LIBRARY_PATH cannot have its folder. */
 static char *find_proxy(void)
 {
-        char self[PATH_MAX], folder[PATH_MAX], path[PATH_MAX];
+        char self[PATH_MAX], folder[PATH_MAX], path[PATH_MAX], *ret;
         const char *given = getenv("BFC_PRELOAD");
         int n;
 
         if (given && *given)
                 n = snprintf(folder, sizeof(folder), "%s", given);
-        else if (*process_own_path(self))
-                n = snprintf(folder, sizeof(folder), "%s/" PRELOAD_FROM_BIN, dirname(self));
+        else if (*process_own_path(self) && is_installed(dirname(self)))
+                n = snprintf(folder, sizeof(folder), "%s/" PRELOAD_FROM_BIN, self);
         else
                 return NULL;
         if ((size_t)n >= sizeof(folder) ||
             (size_t)snprintf(path, sizeof(path), "%s/libcuda.so.1", folder) >= sizeof(path) ||
             access(path, R_OK) < 0)
                 return NULL;
-        return realpath(folder, NULL);
+        ret = realpath(folder, NULL);
+        if (ret && strpbrk(ret, ":;")) { /* they separate folders there */
+                free(ret);
+                return NULL;
+        }
+        return ret;
 }
 
 /* Programs that ask NVML need it only if they can load it. */

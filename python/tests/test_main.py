@@ -89,6 +89,23 @@ def test_wrong_words_print_the_usage(daemon):
     assert main(daemon, "doctor", "x")[0] == 2
 
 
+def test_run_finds_the_proxies_that_were_installed_with_it(daemon, tmp_path):
+    """Not those beside a program that is elsewhere: another user may have made them."""
+    allow_leases(daemon)
+    from_bin = re.search(rb"(?:\.\./)+[-\w/.]+/bfcd/preload\b", BFCCTL.read_bytes())[0].decode()
+    environment = daemon.environment() | {"BFC_ADMIN_SOCKET": "/none/admin.sock", "BFC_PRELOAD": "", "LD_LIBRARY_PATH": ""}
+    for folder, finds in (("a/bin", True), ("a/build", False), ("a:b/bin", False), ("a;b/bin", False)):
+        bfcctl = tmp_path / folder / "bfcctl"
+        bfcctl.parent.mkdir(parents=True)
+        shutil.copy(BFCCTL, bfcctl)
+        preload = pathlib.Path(os.path.normpath(bfcctl.parent / from_bin))
+        preload.mkdir(parents=True, exist_ok=True)
+        (preload / "libcuda.so.1").touch()
+        words = ["run", "--quiet", "--limit", "2MiB", "--partition", "train", "--", "printenv", "LD_LIBRARY_PATH"]
+        done = subprocess.run([bfcctl, *words], env=environment, text=True, capture_output=True, timeout=LIMIT_S)
+        assert done.stdout.strip().split(":")[0] == (str(preload.resolve()) if finds else ""), (folder, done)
+
+
 # ---- doctor ----
 
 
