@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 import bfcd
 
 from . import _native
-from ._terminal import GREEN, HOW_TO_GET, RED, YELLOW, fill, paint
+from ._terminal import GREEN, HOW_TO_GET, RED, YELLOW, escape, fill, paint
 
 _MIB = 1 << 20
 _CLIENT_SOCKET = "/run/bfcd/client/bfcd.sock"  # as in proto/paths.h
@@ -630,7 +630,7 @@ _COLORS = {"ok": GREEN, "note": YELLOW, "failed": RED}
 def _print(finding: Finding) -> None:
     status = f"{'FAILED' if finding.status == 'failed' else finding.status:<7}"
     line = f"{status} {finding.name:<10} {finding.text}{f'. To do: {finding.remedy}' if finding.remedy else ''}."
-    print(paint(status, _COLORS[finding.status]) + fill(line, 19).removeprefix(status), flush=True)
+    print(paint(status, _COLORS[finding.status]) + fill(escape(line), 19).removeprefix(status), flush=True)
 
 
 def main(as_json: bool) -> int:

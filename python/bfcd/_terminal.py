@@ -24,6 +24,11 @@ def paint(text: str, color: str) -> str:
     return f"\033[{color}m{text}\033[0m" if is_terminal() and not os.environ.get("NO_COLOR") else text
 
 
+def escape(text: str) -> str:
+    """With escapes of what acts on a terminal instead of being seen, and of what is no UTF-8."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
 def fill(text: str, indent: int) -> str:
     """Wrapped to the terminal's width, with all lines but the first indented. Elsewhere it stays one line."""
     if not is_terminal():

@@ -174,6 +174,17 @@ def test_doctor_without_a_socket(daemon, tmp_path, monkeypatch):
     assert _doctor._CLIENT_SOCKET == "/run/bfcd" + re.search(r'PATHS_CLIENT_SOCKET +PATHS_FOLDER "(.*)"', paths)[1]
 
 
+def test_doctor_prints_what_acts_on_a_terminal_as_escapes(daemon, tmp_path):
+    path = f"{tmp_path}/\x1b[31m\n\udcff\u202e\u00e9"
+    for words in (["doctor"], ["doctor", "--json"]):
+        status, out, err = main(daemon, *words, BFC_SOCKET=path, PYTHONIOENCODING="utf-8:strict")
+        assert status == 1 and err == "", err
+        assert not {"\x1b", "\u202e"} & set(out), out
+    assert path == next(row["text"] for row in json.loads(out)["checks"] if row["name"] == "socket").split(", which")[0]
+    out = main(daemon, "doctor", BFC_SOCKET=path)[1]
+    assert f"{tmp_path}/\\x1b[31m\\n\\udcff\\u202e\u00e9, which BFC_SOCKET names" in out, out
+
+
 def test_doctor_without_permission(daemon):
     daemon.socket.chmod(0o600 if AS_OTHERS else 0)
     if AS_OTHERS:
