@@ -58,6 +58,21 @@ def check_other_driver(bench):
 
 def check_failure(bench):
     """A case that fails says why, and the others go on."""
+    pack = bench.folder / "pack"
+    pack.mkdir()
+    for name in ("bfcd", "bfcctl", "headline.py"):
+        (pack / name).touch()
+    (pack / "growth").write_text("""#!/bin/sh
+case $1 in malloc) echo '{"n": 1}' ;; async) echo 'no pools' >&2; exit 3 ;; vmm) exit 77 ;; esac\n""")
+    (pack / "growth").chmod(0o755)
+    done = bench.call("--fake", "--only", "growth-cu", "--build", pack)
+    assert done.returncode == 1, done.stdout + done.stderr
+    seen = [bench.cases()[f"growth-{name}"] for name in GROWTHS[:3]]
+    assert (seen[0]["n"], seen[2]["missing"]) == (1, "it is not installed"), seen
+    assert seen[1]["failed"] == "RuntimeError: exit status 3: no pools" in (bench.folder / "table.md").read_text(), seen
+
+
+def check_mistakes(bench):
     growth = pathlib.Path(BUILD) / "tests/gpu/growth"
     done = subprocess.run([growth, "malloc", "4096", "4096"], capture_output=True, text=True)
     assert done.returncode == 2 and "a multiple of 2 MiB" in done.stderr
@@ -68,7 +83,7 @@ def check_failure(bench):
     assert done.returncode == 1 and "there is no" in done.stderr and "name a build with --build" in done.stderr
 
 
-CHECKS = (check_growths, check_continued, check_other_driver, check_failure)
+CHECKS = (check_growths, check_continued, check_other_driver, check_failure, check_mistakes)
 
 print(f"1..{len(CHECKS)}", flush=True)
 failed = 0
