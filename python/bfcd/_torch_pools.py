@@ -94,7 +94,8 @@ class Parts:
         _extend_empty_cache()
         self.functions = functions
         self.device = torch.cuda.current_device()
-        self.of_graphs = _new(functions, self.device)
+        self.ids: set[Any] = set()  #: of all MemPools that it has had
+        self.of_graphs = self._new(self.device)
         self.graphs_lane: Lane | None = None  # that has begun it
         self.idle: dict[int, list[Any]] = {}  #: what a thread has allocated from, the latest at the end
         self.spares: dict[int, list[Any]] = {}
@@ -105,12 +106,22 @@ class Parts:
             _living.add(self)
         weakref.finalize(self, _release_all, self.device, self.of_graphs, self.idle, self.spares).atexit = False
 
+    def _new(self, device: int) -> Any:
+        mem_pool = _new(self.functions, device)
+        self.ids.add(mem_pool.id)
+        return mem_pool
+
+    def n_bytes(self) -> int:
+        """Of all segments, with what PyTorch has cached."""
+        segments = torch.cuda.memory_snapshot()
+        return sum(s["total_size"] for s in segments if tuple(s["segment_pool_id"]) in self.ids)
+
     def take(self, device: int, is_spare: bool) -> Any:
         lists = (self.spares,) if is_spare else (self.idle, self.spares)
         for mem_pools in (by_device.get(device) for by_device in lists):
             if mem_pools:
                 return mem_pools.pop()
-        return _new(self.functions, device)
+        return self._new(device)
 
     def check(self) -> None:
         if self.is_fixed and (self.graphs_lane is not None or torch.cuda.current_device() != self.device):

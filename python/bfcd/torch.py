@@ -207,6 +207,10 @@ class ParkablePool(Pool, _pool.Sleeper):
     def __exit__(self, *exception: Any) -> None:
         _torch_pools.leave(self._parts).use.__exit__(None, None, None)
 
+    def n_bytes(self) -> int:
+        """The size of its blocks, parked or not: PyTorch's segments."""
+        return self._parts.n_bytes()
+
     def _partition(self) -> str:
         return self._client.partition_for_device(torch.cuda.current_device())
 
