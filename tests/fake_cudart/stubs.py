@@ -4,7 +4,7 @@
 #
 # SPDX-License-Identifier: Apache-2.0
 #
-# usage: stubs.py FOLDER-OF-TORCH-LIBRARIES OUTPUT-FOLDER
+# usage: stubs.py FOLDER-OF-TORCH-LIBRARIES OUTPUT-FOLDER [FOLDER-OF-OTHER-LIBRARIES]...
 #
 # The output has an empty library for each soname, for LD_LIBRARY_PATH, and libstubs.so with all functions, for
 # LD_PRELOAD: PyTorch asks for versions of the symbols, which the dynamic linker takes without a version from a library
@@ -15,7 +15,7 @@ import subprocess
 import sys
 
 SONAME = re.compile(r"lib(cublas|cudnn|cufft|cufile|cupti|curand|cusolver|cusparse|nccl|nvJitLink|nvrtc|nvToolsExt|nvshmem)")
-FUNCTION = re.compile(r"(cublas|cudnn|cufft|cuFile|cupti|curand|cusolver|cusparse|p?nccl|nvJitLink|nvrtc|nvtx|nvshmem|nvshmemx|nvshmemid)[A-Z_]\w*$")
+FUNCTION = re.compile(r"(cuTensorMap|cublas|cudnn|cufft|cuFile|cupti|curand|cusolver|cusparse|p?nccl|nvJitLink|nvrtc|nvtx|nvshmem|nvshmemx|nvshmemid)[A-Z_]\w*$")
 
 
 def output_of(*command):
@@ -28,9 +28,9 @@ def compile_library(path, source):
 
 
 def main():
-    libraries, out = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
+    libraries, out, *others = map(pathlib.Path, sys.argv[1:])
     sonames, wanted, defined = set(), set(), set()
-    for path in libraries.glob("*.so*"):
+    for path in [path for folder in (libraries, *others) for path in folder.glob("*.so*")]:
         sonames |= set(re.findall(r"\(NEEDED\).*\[(.*)\]", output_of("readelf", "-d", str(path))))
         for line in output_of("nm", "-D", str(path)).splitlines():
             *_, kind, name = line.split()

@@ -78,6 +78,7 @@ struct process_info_v1 {
 
 int nvmlInit(void);
 int nvmlInit_v2(void);
+int nvmlInitWithFlags(unsigned flags);
 int nvmlDeviceGetHandleByPciBusId_v2(const char *text, void **ret);
 int nvmlDeviceGetComputeRunningProcesses(void *device, unsigned *n, struct process_info_v1 *ret);
 int nvmlSystemGetCudaDriverVersion_v2(int *ret);
@@ -91,6 +92,8 @@ int nvmlShutdown(void);
 int nvmlDeviceGetCount_v2(unsigned *ret);
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **ret);
 int nvmlDeviceGetUUID(void *device, char *ret, unsigned n_ret);
+int nvmlDeviceGetName(void *device, char *ret, unsigned n_ret);
+int nvmlDeviceGetCudaComputeCapability(void *device, int *ret_major, int *ret_minor);
 int nvmlDeviceGetMemoryInfo(void *device, struct memory *ret);
 int nvmlDeviceGetMemoryInfo_v2(void *device, struct memory_v2 *ret);
 const char *nvmlErrorString(int result);
@@ -112,6 +115,12 @@ API int nvmlInit_v2(void)
 
 API int nvmlInit(void)
 {
+        return nvmlInit_v2();
+}
+
+API int nvmlInitWithFlags(unsigned flags)
+{
+        (void)flags;
         return nvmlInit_v2();
 }
 
@@ -247,6 +256,21 @@ API int nvmlDeviceGetUUID(void *device, char *ret, unsigned n_ret)
         if (strlen(device) >= n_ret)
                 return INSUFFICIENT_SIZE;
         strcpy(ret, device);
+        return SUCCESS;
+}
+
+/* The name and the capability of the fake driver's devices. */
+API int nvmlDeviceGetName(void *device, char *ret, unsigned n_ret)
+{
+        (void)device;
+        return snprintf(ret, n_ret, "Fake GPU") < (int)n_ret ? SUCCESS : INSUFFICIENT_SIZE;
+}
+
+API int nvmlDeviceGetCudaComputeCapability(void *device, int *ret_major, int *ret_minor)
+{
+        (void)device;
+        *ret_major = 9;
+        *ret_minor = 0;
         return SUCCESS;
 }
 
