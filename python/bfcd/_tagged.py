@@ -18,8 +18,8 @@ from . import torch as _torch
 
 State = Literal["awake", "kept", "discarded"]
 
-#: How long a failed pause() waits for the memory that it had parked already: another tenant may have it.
-_UNDO_S = 600
+#: How long a failed sleep waits for the memory that it had parked already: another tenant may have it.
+UNDO_S = 600
 
 
 class _Tagged:
@@ -83,7 +83,7 @@ class TaggedPools:
             tagged.pool.sleep(discard=not keep)
         except BaseException:
             tagged.state = "kept"
-            self.resume(tag, _UNDO_S)
+            self.resume(tag, UNDO_S)
             raise
         tagged.state = "kept" if keep else "discarded"
         return True
