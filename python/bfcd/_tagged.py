@@ -55,9 +55,8 @@ class TaggedPools:
         return list(self._by_tag)
 
     @contextmanager
-    def region(self, tag: str) -> Iterator[None]:
-        """Tensors that the thread makes inside are in the tag's memory. It wakes if it is asleep, because PyTorch may place them
-        beside others."""
+    def _growing(self, tag: str) -> Iterator[_torch.ParkablePool]:
+        """The tag's memory wakes if it is asleep, because PyTorch may place new tensors beside others."""
         tagged = self._by_tag.get(tag)
         if tagged is None:
             with torch.cuda.device(self._device):
@@ -65,12 +64,23 @@ class TaggedPools:
             self._by_tag[tag] = tagged
         self.resume(tag)
         try:
-            with tagged.pool:
-                yield
+            yield tagged.pool
         finally:
             if not self._is_idle:  # what was allocated meanwhile is in use from now on, too
                 tagged.end_use()
                 tagged.begin_use(None)
+
+    @contextmanager
+    def region(self, tag: str) -> Iterator[None]:
+        """Tensors that the thread makes inside are in the tag's memory. It wakes if it is asleep."""
+        with self._growing(tag) as pool, pool:
+            yield
+
+    @contextmanager
+    def graph_region(self, tag: str) -> Iterator[Any]:
+        """What is captured inside by torch.cuda.graph(pool=...) of the value has memory of the tag."""
+        with self._growing(tag) as pool:
+            yield pool.mem_pool.id
 
     def pause(self, tag: str, keep: bool) -> bool:
         """Returns the tag's memory to bfcd. keep: its contents go to the tenant's partition of host memory; otherwise they are
