@@ -33,6 +33,7 @@ _CHUNK = 16 << 20
 _SAMPLE, _N_SAMPLES = 4096, 16
 #: How long a process waits for the name before it looks whether the loader has died.
 _LOOK_S = 0.25
+_ALIGNMENT = 512  # of PyTorch's allocator
 _MAX_HEADER = 100_000_000  # of the format
 _LENGTH = struct.Struct("<Q")
 
@@ -213,16 +214,19 @@ def _shared_block(
 # ---- tensors ----
 
 
+def _header(block: _client.Block) -> tuple[int, dict[str, Any]]:
+    """The size of the data, and what the header says of it."""
+    if block.nbytes >= _LENGTH.size:
+        (n_header,) = _LENGTH.unpack(block.read(_LENGTH.size, block.nbytes - _LENGTH.size))
+        n_data = block.nbytes - _LENGTH.size - n_header
+        if n_header <= _MAX_HEADER and n_data >= 0:
+            return n_data, json.loads(block.read(n_header, n_data))
+    raise ValueError("the shared block has no safetensors header")
+
+
 def _entries(block: _client.Block) -> tuple[int, Iterator[tuple[str, str, tuple[int, ...], int, int]]]:
     """The size of the data, and for each tensor its name, type, shape, begin and end."""
-    wrong = ValueError("the shared block has no safetensors header")
-    if block.nbytes < _LENGTH.size:
-        raise wrong
-    (n_header,) = _LENGTH.unpack(block.read(_LENGTH.size, block.nbytes - _LENGTH.size))
-    n_data = block.nbytes - _LENGTH.size - n_header
-    if n_header > _MAX_HEADER or n_data < 0:
-        raise wrong
-    header = json.loads(block.read(n_header, n_data))
+    n_data, header = _header(block)
 
     def entries() -> Iterator[tuple[str, str, tuple[int, ...], int, int]]:
         for name, tensor in header.items():
@@ -230,7 +234,7 @@ def _entries(block: _client.Block) -> tuple[int, Iterator[tuple[str, str, tuple[
                 continue
             begin, end = tensor["data_offsets"]
             if not all(type(n) is int and n >= 0 for n in (begin, end, *tensor["shape"])) or not begin <= end <= n_data:
-                raise wrong
+                raise ValueError("the shared block has no safetensors header")
             yield name, tensor["dtype"], tuple(tensor["shape"]), begin, end
 
     return n_data, entries()
@@ -387,3 +391,56 @@ def weights(
             raise ValueError(f"the index names tensor '{min(wanted - of_file.keys())}', which {file} does not have")
         tensors |= of_file if wanted is None else {name: of_file[name] for name in of_file if name in wanted}
     return tensors
+
+
+# ---- tensors that a program has made ----
+
+
+def file_digest(path: str, partition: str) -> str:
+    """Another one when the file has changed."""
+    fd = _open(os.path.realpath(path))
+    try:
+        return _name(path, fd, partition)
+    finally:
+        os.close(fd)
+
+
+def _store(loader: _client.Client, name: str, made: tuple[dict[str, Any], dict[str, str]], keep: float) -> _client.Block:
+    """Publishes a block as that of a file. The tensors are PyTorch's, contiguous and on the host."""
+    import torch
+
+    types = {getattr(torch, theirs): ours for ours, theirs in _TORCH.items() if hasattr(torch, theirs)}
+    tensors, metadata = made
+    header: dict[str, Any] = {"__metadata__": metadata}
+    n_data = 0
+    for tensor_name, tensor in tensors.items():
+        if tensor.dtype not in types:
+            raise TypeError(f"tensor '{tensor_name}' has type {tensor.dtype}, which no .safetensors file can have")
+        begin = -(-n_data // _ALIGNMENT) * _ALIGNMENT
+        n_data = begin + tensor.nbytes
+        header[tensor_name] = {"dtype": types[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, n_data]}
+    text = json.dumps(header).encode()
+    block = loader.malloc(n_data + len(text) + _LENGTH.size, tag="weights", whole=True)
+    try:
+        for tensor_name, tensor in tensors.items():
+            if tensor.nbytes > 0:
+                data = tensor.reshape(-1).view(torch.uint8).numpy()
+                begin = header[tensor_name]["data_offsets"][0]
+                for offset in range(0, len(data), _CHUNK):
+                    block.write(data[offset : offset + _CHUNK], begin + offset)
+        block.write(text + _LENGTH.pack(len(text)), n_data)
+        loader.publish(block, name, keep=keep, metadata=_metadata(name))
+    except BaseException:
+        block.free()
+        raise
+    return block
+
+
+def made_tensors(
+    name: str, partition: str, keep: float, make: Callable[[], tuple[dict[str, Any], dict[str, str]]]
+) -> tuple[dict[str, Any], dict[str, str], int]:
+    """PyTorch's tensors of a shared block, read-only, as weights() gives those of a file; its metadata, and its size. The first
+    process makes them, and the others wait for it."""
+    client = _client.default()
+    block = _shared_block(client, name, partition, None, lambda loader: _store(loader, name, make(), keep))
+    return _torch_tensors(block), _header(block)[1]["__metadata__"], block.nbytes

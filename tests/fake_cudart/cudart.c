@@ -843,6 +843,22 @@ API cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void
         return cudaSuccess;
 }
 
+/* CUDA 13's launches. Not all headers have these. */
+API cudaError_t get_kernel(void **ret, const void *function) __asm__("__cudaGetKernel");
+API cudaError_t get_kernel(void **ret, const void *function)
+{
+        *ret = (void *)function;
+        return cudaSuccess;
+}
+
+API cudaError_t launch_kernel(void *kernel, dim3 grid, dim3 block, void **arguments, size_t n_shared_bytes,
+                              cudaStream_t stream) __asm__("__cudaLaunchKernel");
+API cudaError_t launch_kernel(void *kernel, dim3 grid, dim3 block, void **arguments, size_t n_shared_bytes,
+                              cudaStream_t stream)
+{
+        return cudaLaunchKernel(kernel, grid, block, arguments, n_shared_bytes, stream);
+}
+
 API cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *ret, const void *function)
 {
         (void)function;
@@ -939,8 +955,6 @@ NONE(cudaIpcOpenEventHandle, cudaEvent_t *event, cudaIpcEventHandle_t handle)
         {                                                                                                    \
                 return failed(cudaErrorNotSupported);                                                        \
         }
-ABSENT(__cudaGetKernel)
-ABSENT(__cudaLaunchKernel)
 ABSENT(cudaDeviceGetGraphMemAttribute)
 ABSENT(cudaDeviceSetGraphMemAttribute)
 ABSENT(cudaGetSymbolAddress)
