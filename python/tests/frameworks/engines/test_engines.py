@@ -9,13 +9,15 @@ import os
 import pathlib
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
 import tempfile
+import time
 
 import pytest
-from conftest import MIB, Daemon
+from conftest import MIB, Daemon, wait_for
 
 LIMIT_S = 600  # the import of vLLM takes a while
 DEVICE_MIB = 4096
@@ -255,6 +257,50 @@ def command(daemon, program, *arguments, limit_mib, is_strict=False):
 def environment(daemon):
     preload = str(pathlib.Path(os.environ["BFCCTL"]).resolve().parent.parent / "integrations/preload")
     return daemon.environment() | {"BFC_PRELOAD": preload}
+
+
+def kill_in_steps(daemon, program, python_path, steps):
+    """The program forks for each line, a step's name, and prints the child's pid and the seconds that the step took. The child
+    takes the step once more, and is killed in it: 20 times in each step, each a little later. Nothing stays charged."""
+    import bfcd
+
+    log = open(daemon.folder / "killed", "w+")
+    process = subprocess.Popen(
+        command(daemon, program, limit_mib=None),
+        env=environment(daemon) | {"PYTHONPATH": python_path},
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=log,
+    )
+    looker = bfcd.connect(daemon.socket)
+    n_parked = []
+
+    def charged(key):
+        return [looker.tenant_stats(p)[key] for p in ("train", "parking")]
+
+    def trimmed():
+        trim = [os.environ["BFCCTL"], "--socket", str(daemon.folder / "admin.sock"), "trim", "me"]
+        subprocess.run(trim, check=True, capture_output=True, timeout=LIMIT_S)
+        return charged("bytes_reserved") == [0, 0]
+
+    for i in range(40):
+        print(steps[i % 2], file=process.stdin, flush=True)
+        line = process.stdout.readline()
+        assert line, (daemon.folder / "killed").read_text()
+        pid, took = json.loads(line)
+        time.sleep(took * (i // 2) / 20)  # only where in the step it dies depends on it
+        os.kill(pid, signal.SIGKILL)
+        n_parked.append(looker.tenant_stats("parking")["bytes_in_use"] // MIB)
+        # Free memory stays with a tenant that has sessions until somebody needs it.
+        wait_for(lambda: charged("bytes_in_use") == [0, 0], "return of the blocks")
+        wait_for(trimmed, "return of the memory")
+    process.stdin.close()
+    assert process.wait(LIMIT_S) == 0
+    process.stdout.close()
+    log.close()
+    looker.close()
+    print(f"MiB in host memory at the kills: {n_parked}")
 
 
 def run(daemon, program, *arguments, limit_mib, is_strict=False, **variables):

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from test_engines import LEASE_MIB, LIMIT_S, Engines, device_mib, environment, machine, preload_of_saver, run
+from test_engines import LEASE_MIB, LIMIT_S, Engines, device_mib, environment, kill_in_steps, machine, preload_of_saver, run
 
 BEGIN = """
 import json, os, random, signal, time, torch
@@ -228,6 +228,42 @@ def path(daemon):
     return FOLDER + ":" + daemon.environment()["PYTHONPATH"]
 
 
+# A child is forked before it uses CUDA.
+KILLED = """
+import json, os, sys, time
+
+def engine(which):
+    import torch
+    from torch_memory_saver import torch_memory_saver as saver
+
+    def timed(step):
+        began = time.monotonic()
+        step()
+        return time.monotonic() - began
+
+    def tensor(n_mib):
+        return torch.empty(n_mib << 20, dtype=torch.uint8, device="cuda")
+
+    with saver.region("weights", True):
+        weights = tensor(40).copy_(torch.arange(40 << 20).to(torch.uint8))
+    with saver.region("kv_cache"):
+        cache = tensor(64)
+    took = {"pause": timed(saver.pause), "resume": timed(saver.resume)}
+    assert torch.equal(weights.cpu(), torch.arange(40 << 20).to(torch.uint8))
+    if which == "resume":
+        saver.pause()
+    print(json.dumps([os.getpid(), took[which]]), flush=True)
+    saver.pause() if which == "pause" else saver.resume()
+    time.sleep(1000)
+
+for line in sys.stdin:
+    pid = os.fork()
+    if pid == 0:
+        engine(line.strip())
+    os.waitpid(pid, 0)
+"""
+
+
 @pytest.fixture
 def daemon(monkeypatch):
     yield from machine(monkeypatch)
@@ -263,6 +299,10 @@ def test_two_in_one_lease_take_turns(daemon):
         e.tell(i, "wake", 630)
         e.tell(i, "sleep")
     assert "outside of bfcd" not in e.end()
+
+
+def test_kill_in_the_middle(daemon):
+    kill_in_steps(daemon, KILLED, path(daemon), ("pause", "resume"))
 
 
 def test_subprocesses_have_it_too(daemon, tmp_path):

@@ -6,14 +6,12 @@
 import json
 import os
 import pathlib
-import signal
 import subprocess
-import time
 import tomllib
 
 import pytest
-from conftest import MIB, wait_for
-from test_engines import LIMIT_S, command, environment, machine, run
+from conftest import MIB
+from test_engines import LIMIT_S, command, environment, kill_in_steps, machine, run
 
 PYTHON = pathlib.Path(__file__).resolve().parents[3]
 BEGIN = """
@@ -435,43 +433,4 @@ for line in sys.stdin:
 
 
 def test_kill_in_the_middle(daemon):
-    """20 times in a sleep and 20 times in a wake, each a little later: nothing stays charged."""
-    import bfcd
-
-    log = open(daemon.folder / "killed", "w+")
-    process = subprocess.Popen(
-        command(daemon, KILLED, limit_mib=None),
-        env=environment(daemon) | {"PYTHONPATH": daemon.python_path},
-        text=True,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=log,
-    )
-    looker = bfcd.connect(daemon.socket)
-    n_parked = []
-
-    def charged(key):
-        return [looker.tenant_stats(p)[key] for p in ("train", "parking")]
-
-    def trimmed():
-        trim = [os.environ["BFCCTL"], "--socket", str(daemon.folder / "admin.sock"), "trim", "me"]
-        subprocess.run(trim, check=True, capture_output=True, timeout=LIMIT_S)
-        return charged("bytes_reserved") == [0, 0]
-
-    for i in range(40):
-        print(("sleep", "wake")[i % 2], file=process.stdin, flush=True)
-        line = process.stdout.readline()
-        assert line, (daemon.folder / "killed").read_text()
-        pid, took = json.loads(line)
-        time.sleep(took * (i // 2) / 20)  # only where in the step it dies depends on it
-        os.kill(pid, signal.SIGKILL)
-        n_parked.append(looker.tenant_stats("parking")["bytes_in_use"] // MIB)
-        # Free memory stays with the tenant until somebody needs it: what a wake was given when its process died, for instance.
-        wait_for(lambda: charged("bytes_in_use") == [0, 0], "return of the blocks")
-        wait_for(trimmed, "return of the memory")
-    process.stdin.close()
-    assert process.wait(LIMIT_S) == 0
-    process.stdout.close()
-    log.close()
-    looker.close()
-    print(f"MiB in host memory at the kills: {n_parked}")
+    kill_in_steps(daemon, KILLED, daemon.python_path, ("sleep", "wake"))
