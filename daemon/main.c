@@ -194,6 +194,12 @@ static int parse_options(int argc, char **argv, struct options *ret)
                 fprintf(stderr, "bfcd: --strict and --user are only for --check\n");
                 return -EINVAL;
         }
+        if (ret->stops_keepers && is_given['c']) {
+                fprintf(stderr,
+                        "bfcd: --stop-keepers reads no configuration: give it the path of the admin socket "
+                        "instead of --config\n");
+                return -EINVAL;
+        }
         if (ret->user && (geteuid() != 0 || !getpwnam(ret->user))) {
                 fprintf(stderr, "bfcd: --user '%s': %s\n", ret->user,
                         geteuid() != 0 ? "only root can check as another user" : "there is no such user");

@@ -34,8 +34,8 @@ _MAX_FOLDER = 60  # bytes; a socket's path has at most 107
 _INDENT = "   "
 
 _CONFIG = """\
-socket: {{path: {folder}/bfcd.sock}}
-admin_socket: {{path: {folder}/admin.sock}}
+socket: {{path: "{folder}/bfcd.sock"}}
+admin_socket: {{path: "{folder}/admin.sock"}}
 max_sessions: 64
 devices:
   - id: host              # memory of this machine; a GPU is cuda:0
@@ -285,7 +285,8 @@ def _start_daemon(tour: _Tour) -> None:
         "bfcd owns memory and lends it to jobs. This one owns 256 MiB of this machine's memory, until the tour ends. On a "
         "server it has the memory of the GPUs. This is its configuration:",
     )
-    config = _CONFIG.format(folder=tour.folder, uid=os.getuid())
+    folder = json.dumps(str(tour.folder))[1:-1]  # in quotes, as YAML has them, too
+    config = _CONFIG.format(folder=folder, uid=os.getuid())
     (tour.folder / "bfcd.yaml").write_text(config)
     for line in config.splitlines():
         print(f"{_INDENT}  {line}")

@@ -347,8 +347,8 @@ def left(folder):
 
 @pytest.fixture
 def tour():
-    """Starts it; its temporary folder has a short name."""
-    folder = pathlib.Path(tempfile.mkdtemp(prefix="bfcd-py-"))
+    """Starts it; its temporary folder has a short name, which is hard on YAML."""
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="b#, : "))
     environment = os.environ | {"PATH": PATH, "TMPDIR": str(folder), "PYTHONPATH": str(ROOT / "python")}
     # Of a job of another bfcd: the tour has its own.
     environment |= {

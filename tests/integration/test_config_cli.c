@@ -459,6 +459,8 @@ TEST(unknown_options_are_refused)
                 { "-x", NULL, "bfcd: invalid option -- 'x'\n" },
                 { "--strict", NULL, "bfcd: --strict and --user are only for --check\n" },
                 { "--check", "--user=no such", "bfcd: --user 'no such': " },
+                { "--stop-keepers", "--config=/x",
+                  "bfcd: --stop-keepers reads no configuration: give it the path " },
                 { "--version=1", NULL, "bfcd: option '--version' doesn't allow an argument\n" },
                 { "stray", NULL, "bfcd: 'stray' is not an option; try 'bfcd --help'\n" },
                 { "--log-level", "loud", "bfcd: --log-level 'loud': must be error, " },
