@@ -129,9 +129,10 @@ static void put_value_of(const struct writer *w, const struct family *f, uint64_
 
 /* ---- leases ----------------------------------------------------------------------- */
 
-static bool is_of_operator(const Bfcd__LeaseRow *row)
+/* Processes cause the others at will: only their sums are shown. */
+static bool is_shown_alone(const Bfcd__LeaseRow *row)
 {
-        return strcmp(row->made_by, "operator") == 0;
+        return strcmp(row->made_by, "operator") == 0 || strcmp(row->made_by, "scheduler") == 0;
 }
 
 static int compare_makers(const void *left, const void *right)
@@ -169,7 +170,7 @@ static int split_leases(struct writer *w, bool each_lease)
                 return -ENOMEM;
         w->sums = w->leases + l->n_leases;
         for (size_t i = 0; i < l->n_leases; i++)
-                if (each_lease || is_of_operator(l->leases[i]))
+                if (each_lease || is_shown_alone(l->leases[i]))
                         w->leases[w->n_leases++] = l->leases[i];
                 else
                         w->sums[w->n_sums++] = l->leases[i];

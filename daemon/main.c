@@ -383,6 +383,8 @@ static int check_here(const struct options *options, const struct config *config
         can = can_create(user->pw_name, "socket", config->socket.path);
         can = can_create(user->pw_name, "socket", config->admin_socket.path) && can;
         can = can_create(user->pw_name, "socket", config->monitor_socket.path) && can;
+        if (config->lease_socket.path)
+                can = can_create(user->pw_name, "socket", config->lease_socket.path) && can;
         if (config->records.file)
                 can = can_create(user->pw_name, "file", config->records.file) && can;
         return can || !options->strict ? EXIT_SUCCESS : EXIT_FAILURE;

@@ -72,6 +72,7 @@ static struct config *config_new(void)
         c->socket.mode = 0666;
         c->admin_socket.mode = 0600;
         c->monitor_socket.mode = 0660; /* the group is the socket unit's: bfcd-monitor */
+        c->lease_socket.mode = 0600;
         return c;
 }
 
@@ -99,9 +100,11 @@ struct config *config_free(struct config *c)
         free(c->socket.path);
         free(c->admin_socket.path);
         free(c->monitor_socket.path);
+        free(c->lease_socket.path);
         free(c->socket.group_name);
         free(c->admin_socket.group_name);
         free(c->monitor_socket.group_name);
+        free(c->lease_socket.group_name);
         free(c->records.file);
         free(c->records.journal);
         free(c);
@@ -375,11 +378,11 @@ int config_try_files(const char *path, FILE *errors)
 
 /* ---- sockets ------------------------------------------------------------- */
 
-/* The three sockets, whose paths must differ, and where records go. */
+/* The sockets, whose paths must differ, and where records go. */
 
-enum { CLIENT, ADMIN, MONITOR, N_SOCKETS };
+enum { CLIENT, ADMIN, MONITOR, LEASE, N_SOCKETS };
 
-static const char *const keys[N_SOCKETS] = { "socket", "admin_socket", "monitor_socket" };
+static const char *const keys[N_SOCKETS] = { "socket", "admin_socket", "monitor_socket", "lease_socket" };
 
 /* Without a path of its own the monitor socket is in the folder of the admin socket. So a second daemon, whose
  * sockets have another folder, need not configure it. */
@@ -399,14 +402,15 @@ static void follow_admin_socket(struct config_reader *r)
 /* Reported where the second of them has its path, else where the first one has. */
 static void check_paths_differ(struct config_reader *r, size_t a, size_t b)
 {
-        const struct config_place *places[N_SOCKETS] = { &r->socket, &r->admin_socket, &r->monitor_socket };
+        const struct config_place *places[N_SOCKETS] = { &r->socket, &r->admin_socket, &r->monitor_socket,
+                                                         &r->lease_socket };
         const char *paths[N_SOCKETS] = { r->c->socket.path, r->c->admin_socket.path,
-                                         r->c->monitor_socket.path };
+                                         r->c->monitor_socket.path, r->c->lease_socket.path };
         const struct yamltree_node *at = places[b]->at[SOCKET_PATH];
 
         if (!at)
                 at = places[a]->at[SOCKET_PATH];
-        if (at && strcmp(paths[a], paths[b]) == 0)
+        if (at && paths[b] && strcmp(paths[a], paths[b]) == 0)
                 config_fail(r, at, "%s and %s have the same path '%s'; they must differ", keys[a], keys[b],
                             SHOW(at));
 }
@@ -416,14 +420,18 @@ bool config_read_socket(struct config_reader *r, struct config_place *in, const 
 {
         size_t which = field == &CONFIG_TOP.fields[TOP_ADMIN_SOCKET]     ? ADMIN
                        : field == &CONFIG_TOP.fields[TOP_MONITOR_SOCKET] ? MONITOR
+                       : field == &CONFIG_TOP.fields[TOP_LEASE_SOCKET]   ? LEASE
                                                                          : CLIENT;
-        struct config_place *places[N_SOCKETS] = { &r->socket, &r->admin_socket, &r->monitor_socket };
+        struct config_place *places[N_SOCKETS] = { &r->socket, &r->admin_socket, &r->monitor_socket,
+                                                   &r->lease_socket };
 
         *places[which] = config_inner(in, field, n);
         if (n)
                 config_read_section(r, places[which]);
         if (which == MONITOR && !places[which]->at[SOCKET_PATH])
                 follow_admin_socket(r);
+        if (which == LEASE && n && !places[which]->at[SOCKET_PATH])
+                config_fail(r, n, "lease_socket has no key 'path'; this socket has no default path");
         for (size_t i = 0; i < which; i++)
                 check_paths_differ(r, i, which);
         return n != NULL;

@@ -108,6 +108,7 @@ struct config {
         struct config_socket socket;
         struct config_socket admin_socket;
         struct config_socket monitor_socket;
+        struct config_socket lease_socket; /* path: NULL: there is none */
         struct config_records records;
         uint64_t reclaim_timeout_ms; /* `timeouts.*` of the config, in ms */
         uint64_t quarantine_timeout_ms;

@@ -131,6 +131,7 @@ void config_check_live(struct config_reader *r, const struct yamltree_node *root
         check_socket(r, &r->admin_socket, root, "admin_socket", &was->admin_socket, &r->c->admin_socket);
         check_socket(r, &r->monitor_socket, root, "monitor_socket", &was->monitor_socket,
                      &r->c->monitor_socket);
+        check_socket(r, &r->lease_socket, root, "lease_socket", &was->lease_socket, &r->c->lease_socket);
         check_section(r, &CONFIG_RECORDS, &was->records, &r->c->records, r->records.at,
                       r->records.node ? r->records.node : root, "records", "");
         for (size_t i = 0; i < r->c->n_devices; i++)

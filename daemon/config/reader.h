@@ -101,7 +101,7 @@ struct config_reader {
         struct tenant_note *tenants;
         struct config_warning *warnings;
         size_t n_warnings;
-        struct config_place top, socket, admin_socket, monitor_socket,
+        struct config_place top, socket, admin_socket, monitor_socket, lease_socket,
                 records; /* node: NULL where not read */
 };
 

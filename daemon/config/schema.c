@@ -57,6 +57,14 @@ const struct config_section CONFIG_TIMEOUTS = {
         },
 };
 
+/* Nothing where there is none: then it is not shown. */
+static void lease_socket_text(const void *object, char ret[static CONFIG_TEXT_BYTES])
+{
+        const char *path = ((const struct config *)object)->lease_socket.path;
+
+        put_text(ret, path ? path : "");
+}
+
 /* ---- the top -------------------------------------------------------------- */
 
 #define TENANTS                                                                                              \
@@ -76,6 +84,9 @@ const struct config_section CONFIG_TOP = {
                 [TOP_MONITOR_SOCKET] = { "monitor_socket", CONFIG_MAPPING, .section = &CONFIG_SOCKET,
                                          .base = offsetof(struct config, monitor_socket),
                                          .read = config_read_socket },
+                [TOP_LEASE_SOCKET] = { "lease_socket", CONFIG_MAPPING, .section = &CONFIG_SOCKET,
+                                       .base = offsetof(struct config, lease_socket), .is_fixed = true,
+                                       .read = config_read_socket, .text = lease_socket_text },
                 [TOP_RECORDS] = { "records", CONFIG_MAPPING, .section = &CONFIG_RECORDS,
                                   .base = offsetof(struct config, records), .is_fixed = true,
                                   .read = config_read_records, .text = records_text },

@@ -78,6 +78,7 @@ enum {
         TOP_SOCKET,
         TOP_ADMIN_SOCKET,
         TOP_MONITOR_SOCKET,
+        TOP_LEASE_SOCKET,
         TOP_RECORDS,
         TOP_TIMEOUTS,
         TOP_MAX_SESSIONS,

@@ -190,7 +190,13 @@ struct ledger_block {
 
 enum ledger_lease_kind { LEASE_CGROUP = 1, LEASE_UNIT, LEASE_PID, LEASE_USER, LEASE_KINDS };
 
-enum ledger_lease_maker { LEASE_BY_OPERATOR, LEASE_BY_CONFIG, LEASE_BY_USER, LEASE_MAKERS };
+enum ledger_lease_maker {
+        LEASE_BY_OPERATOR,
+        LEASE_BY_CONFIG,
+        LEASE_BY_USER,
+        LEASE_BY_SCHEDULER,
+        LEASE_MAKERS
+};
 
 /* A lease: what makes a quota one, and which processes it is for. The limits are words that change. */
 struct ledger_lease {

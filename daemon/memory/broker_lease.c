@@ -30,10 +30,18 @@ const char *lease_kind_name(enum ledger_lease_kind kind)
 const char *lease_maker_name(enum ledger_lease_maker maker)
 {
         static const char *const names[LEASE_MAKERS] = {
-                [LEASE_BY_OPERATOR] = "operator", [LEASE_BY_CONFIG] = "config", [LEASE_BY_USER] = "user"
+                [LEASE_BY_OPERATOR] = "operator",
+                [LEASE_BY_CONFIG] = "config",
+                [LEASE_BY_USER] = "user",
+                [LEASE_BY_SCHEDULER] = "scheduler",
         };
 
         return names[maker];
+}
+
+bool lease_maker_is_bounded(enum ledger_lease_maker maker)
+{
+        return maker == LEASE_BY_CONFIG || maker == LEASE_BY_USER;
 }
 
 struct lease *lease_find(const struct broker *b, const char *name)
@@ -403,7 +411,7 @@ int lease_bounds_take(struct tenant *t, enum ledger_lease_maker maker, char *why
 {
         uint64_t now_ms = clock_ms();
 
-        if (maker == LEASE_BY_OPERATOR)
+        if (!lease_maker_is_bounded(maker))
                 return 0;
         if (t->lease_births.since_ms == 0 || now_ms - t->lease_births.since_ms >= LEASE_BOUNDS_MS)
                 t->lease_births = (struct tenant_births){ .since_ms = now_ms };
@@ -425,7 +433,7 @@ int lease_bounds_check(const struct broker *b, const struct tenant *t, enum ledg
         size_t share = share_of_tenant(b), of_users = max_u64(1, share / 3 * 2);
         size_t n_by_users = lease_count_by(b, t, LEASE_BY_USER, NULL);
 
-        if (maker == LEASE_BY_OPERATOR)
+        if (!lease_maker_is_bounded(maker))
                 return 0;
         if (maker == LEASE_BY_USER && n_by_users >= of_users) {
                 snprintf(why, n, "users of tenant '%s' have %zu leases, which is the most for all of them",
@@ -468,7 +476,7 @@ static int check_share(const struct tree *tree, const struct tree_node *node, co
 
                 if (!each->parent->parent || each == node || each->tenant != t ||
                     k == sizeof(leases) / sizeof(leases[0]) ||
-                    lease_record(b, lease_of(each->quota))->maker == LEASE_BY_OPERATOR)
+                    !lease_maker_is_bounded(lease_record(b, lease_of(each->quota))->maker))
                         continue;
                 n_extents += each->n_extents;
                 leases[k++] = lease_in(b, each->partition, each->to.limit_bytes);
@@ -521,7 +529,7 @@ static int check_fds(const struct tree *tree, const struct tree_node *node, stru
 int lease_check_room(const struct tree *tree, const struct tree_node *node, struct tenant *t,
                      enum ledger_lease_maker maker, char *why, size_t n)
 {
-        int r = maker == LEASE_BY_OPERATOR ? 0 : check_share(tree, node, t, why, n);
+        int r = !lease_maker_is_bounded(maker) ? 0 : check_share(tree, node, t, why, n);
 
         if (r < 0)
                 return r;

@@ -105,7 +105,9 @@ const char *lease_kind_name(enum ledger_lease_kind kind);
 /* ---- bounds -------------------------------------------------------------------- */
 
 /* How many leases processes may cause, by control groups (`per: cgroup`) and by requests (`leases: self`), so that they leave
- * places to operators and other tenants, and the log readable. Operators have no such bounds. */
+ * places to operators and other tenants, and the log readable. Operators and schedulers have no such bounds. */
+
+bool lease_maker_is_bounded(enum ledger_lease_maker maker);
 
 #define LEASE_BOUNDS_ALL                                                                                     \
         768u /* places for such leases; tenants whose processes may cause leases have equal shares */

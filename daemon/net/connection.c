@@ -448,7 +448,7 @@ static void connection_look_ahead(struct connection *c)
 /* Handles whole frames in the buffer, up to a turn's worth. */
 static void connection_handle_frames(struct connection *c)
 {
-        unsigned n_most = c->role == ROLE_MONITOR ? 1 : CONNECTION_REQUESTS_PER_TURN;
+        unsigned n_most = role_is_bounded(c->role) ? 1 : CONNECTION_REQUESTS_PER_TURN;
         uint64_t end_ns = c->host->sched.now_ns + CONNECTION_TURN_NS;
 
         c->in_batch = true;
@@ -586,16 +586,18 @@ static struct connection *find_displaced(const struct places_user *user)
         return connection_of_place(TAILQ_LAST(&user->members, places_members));
 }
 
-/* It is in no turn of its own now, so it can end at once; the session of a monitor ends in a turn. */
+/* It is in no turn of its own now, so it can end at once; a session ends in a turn. */
 static void connection_evict(struct connection *c)
 {
         const struct credentials *who = &c->session->who;
 
         places_leave(&c->place);
-        if (c->role == ROLE_MONITOR) {
-                connection_drop(
-                        c, "the monitor socket has too many connections, and most of them belong to this "
-                           "user or its tenant");
+        if (role_is_bounded(c->role)) {
+                connection_drop(c, c->role == ROLE_MONITOR
+                                           ? "the monitor socket has too many connections, and most of them "
+                                             "belong to this user or its tenant"
+                                           : "the lease socket has too many connections, and most of them "
+                                             "belong to this user or its tenant");
                 return;
         }
         log_limited(log_limit_of_user(&c->host->unauth_logs, who->uid), LOG_LEVEL_WARNING,
@@ -612,6 +614,9 @@ static const char *place_trouble(enum role role, int r)
                 return "too many connections have sent no hello";
         if (role == ROLE_ADMIN)
                 return "the admin socket has too many connections";
+        if (role == ROLE_SCHEDULER)
+                return r == -EDQUOT ? "the user has too many connections to the lease socket"
+                                    : "the lease socket has too many connections";
         return r == -EDQUOT ? "the user has too many connections to the monitor socket"
                             : "the monitor socket has too many connections";
 }
@@ -627,7 +632,9 @@ static int connection_refuse(struct connection *c, const struct credentials *who
 static int connection_find_place(struct connection *c, int fd, struct credentials *who)
 {
         struct connection_host *host = c->host;
-        struct places *places = c->role == ROLE_CLIENT ? &host->unauth : &host->monitors;
+        struct places *places = c->role == ROLE_CLIENT    ? &host->unauth
+                                : c->role == ROLE_MONITOR ? &host->monitors
+                                                          : &host->schedulers;
         const struct tenant *tenant;
         struct places_user *user;
         int r = peer_process_expect(&c->process, host->broker, fd, who, &tenant);
@@ -745,6 +752,7 @@ int connection_host_init(struct connection_host *host)
         sched_init(&host->sched);
         places_init(&host->unauth, &places_before_hello);
         places_init(&host->monitors, &places_of_monitors);
+        places_init(&host->schedulers, &places_of_monitors);
         return poller_new(&host->poller);
 }
 

@@ -42,7 +42,7 @@ struct connection_host {
         struct connection_list all;
         struct connection_list working; /* see session_has_work() */
         struct sched sched;
-        struct places unauth, monitors; /* clients before their hello; monitors */
+        struct places unauth, monitors, schedulers; /* unauth: clients before their hello */
         size_t n_connections[ROLE_COUNT];
         struct log_limits unauth_logs, disconnect_logs;
         void (*wake)(struct connection_host *host); /* work is due in a list */

@@ -9,7 +9,7 @@
  * after the other. All classes of a tenant are a group, and so are all unauthenticated classes (before the hello, or not
  * accepted; not those of admins). Of the latter those before the hello are a group, in which the users that match
  * the same tenant first are a group, and those that match none are one. So a user with many uids delays the hello of another
- * tenant by a turn for each of its own; and half of these turns accept connections: each of the two sockets has a third while both have pending ones.
+ * tenant by a turn for each of its own; and half of these turns accept connections. While more sockets have pending ones, each has as many of the turns as the hellos.
  *
  * After expensive work a class, or its group, owes for some time (sched_owe()): it gives way to those that do not, and has
  * turns only when the kernel has just been asked for events. So a class with cheap turns waits for the end of one

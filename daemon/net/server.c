@@ -206,7 +206,7 @@ static int listener_adopt(struct listener *l, int fd, const struct config_socket
 
 static int listener_open(struct listener *l, const struct config_socket *c, struct manager *m)
 {
-        static const char *const names[ROLE_COUNT] = { "client", "admin", "monitor" };
+        static const char *const names[ROLE_COUNT] = { "client", "admin", "monitor", "lease" };
         int fd = m ? manager_take(m, names[l->role]) : -1;
 
         return fd >= 0 ? listener_adopt(l, fd, c) : listener_bind(l, c);
@@ -691,16 +691,21 @@ static int server_keep_sessions(struct server *s, char *ret_sentence, size_t n_s
 int server_listen(struct server *s, struct broker *b, const struct config *c, struct manager *m,
                   char *ret_sentence, size_t n_sentence)
 {
-        const struct config_socket *sockets[ROLE_COUNT] = { &c->socket, &c->admin_socket,
-                                                            &c->monitor_socket };
+        const struct config_socket *sockets[ROLE_COUNT] = { &c->socket, &c->admin_socket, &c->monitor_socket,
+                                                            &c->lease_socket };
 
         s->broker = s->host.broker = b;
         s->manager = m;
         for (size_t i = 0; i < ROLE_COUNT; i++) {
                 struct listener *l = &s->listeners[i];
                 struct sched_key key = { .kind = SCHED_PENDING, .role = l->role };
-                int r = listener_open(l, sockets[i], m);
+                int r = 0;
 
+                uv_timer_init(&s->loop, &l->pause);
+                l->pause.data = l;
+                if (!sockets[i]->path)
+                        continue;
+                r = listener_open(l, sockets[i], m);
                 if (r == 0)
                         r = sched_join(&s->host.sched, &l->pending, &key);
                 l->item.fd = l->fd;
@@ -711,8 +716,6 @@ int server_listen(struct server *s, struct broker *b, const struct config *c, st
                                  listener_trouble(r));
                         return r;
                 }
-                uv_timer_init(&s->loop, &l->pause);
-                l->pause.data = l;
         }
         return server_keep_sessions(s, ret_sentence, n_sentence);
 }

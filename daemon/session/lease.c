@@ -23,13 +23,20 @@
 #include "daemon/session/shared.h"
 #include "daemon/session/trim.h"
 
-/* ==== leases that users make: an operator's session may do all of it =========== */
+/* ==== who makes leases: users of their own, schedulers for jobs, operators all ==== */
 
 #define PREFIX_BYTES 16u
 
 static size_t make_prefix(const struct session *s, char ret[static PREFIX_BYTES])
 {
         return (size_t)snprintf(ret, PREFIX_BYTES, "u%u:", (unsigned)s->who.uid);
+}
+
+static enum ledger_lease_maker maker_of(const struct session *s)
+{
+        return s->role == ROLE_CLIENT      ? LEASE_BY_USER
+               : s->role == ROLE_SCHEDULER ? LEASE_BY_SCHEDULER
+                                           : LEASE_BY_OPERATOR;
 }
 
 /* True: the session may not make leases at all; the request was refused. what: "leases are made". */
@@ -48,8 +55,15 @@ static bool lease_self_owns(const struct session *s, const struct lease *lease)
 {
         const struct ledger_lease *record = lease_record(s->broker, lease);
 
-        return s->role != ROLE_CLIENT || (lease->tenant == s->tenant && record->maker == LEASE_BY_USER &&
-                                          record->maker_uid == s->who.uid);
+        switch (s->role) {
+        case ROLE_CLIENT:
+                return lease->tenant == s->tenant && record->maker == LEASE_BY_USER &&
+                       record->maker_uid == s->who.uid;
+        case ROLE_SCHEDULER:
+                return record->maker == LEASE_BY_SCHEDULER;
+        default:
+                return true;
+        }
 }
 
 /* The name without the prefix. */
@@ -147,9 +161,9 @@ static int lease_self_check(const struct session *s, const struct quota *parent,
 {
         int r;
 
+        facts->maker = maker_of(s);
         if (s->role != ROLE_CLIENT)
                 return 0;
-        facts->maker = LEASE_BY_USER;
         facts->maker_uid = s->who.uid;
         r = check_match(s, facts, why, n);
         if (r == 0)
@@ -502,7 +516,7 @@ static const char *match_text(const struct ledger_lease *record, char ret[static
 /* Users cause leases at will. */
 static void log_lease(struct tenant *t, enum ledger_lease_maker maker, const char *line)
 {
-        if (maker == LEASE_BY_OPERATOR)
+        if (!lease_maker_is_bounded(maker))
                 log_info("%s", line);
         else
                 log_limited(&t->lease_log, LOG_LEVEL_INFO, "%s", line);
@@ -589,14 +603,14 @@ static struct lease *find_lease(struct session *s, uint64_t id, const char *name
 
         if (lease && lease_self_owns(s, lease))
                 return lease;
-        if (s->role != ROLE_CLIENT)
+        if (s->role == ROLE_ADMIN)
                 session_refuse_format(s, id, -ENOENT,
                                       "there is no lease '%.63s'; 'bfcctl lease list' shows all", name);
         else /* it does not tell whether others have a lease of that name */
                 session_refuse_format(s, id, -ENOENT,
-                                      "there is no lease '%.63s' that was made by this user; operators "
-                                      "change all leases",
-                                      name);
+                                      "there is no lease '%.63s' that was made by %s; operators change all "
+                                      "leases",
+                                      name, s->role == ROLE_CLIENT ? "this user" : "a scheduler");
         return NULL;
 }
 
@@ -645,7 +659,7 @@ int handle_lease_set(struct session *s, const Bfcd__Request *r, const char **ret
 {
         const Bfcd__LeaseSet *m = r->lease_set;
         struct lease *lease;
-        enum ledger_lease_maker maker = s->role != ROLE_CLIENT ? LEASE_BY_OPERATOR : LEASE_BY_USER;
+        enum ledger_lease_maker maker = maker_of(s);
         struct quota_limits limits;
         struct tree tree = { 0 };
         char why[EXPLAIN_SENTENCE], by[LEASE_BY_BYTES];

@@ -175,7 +175,7 @@ static bool is_recent(uint64_t looked_ms, uint64_t now_ms)
 
 void report_partition_stats(const struct session *viewer, const struct partition *p, Bfcd__Statistics *f)
 {
-        struct partition_report *kept = viewer->role == ROLE_MONITOR ? find_kept(viewer, p) : NULL;
+        struct partition_report *kept = role_is_bounded(viewer->role) ? find_kept(viewer, p) : NULL;
         uint64_t now_ms = kept ? clock_ms() : 0;
 
         if (kept && is_recent(kept->looked_ms, now_ms)) {
@@ -527,7 +527,7 @@ static const struct own_memory *report_own_memory(const struct session *viewer)
         struct own_memory *m = &viewer->broker->reports.own_memory;
         uint64_t now_ms = clock_ms();
 
-        if (viewer->role == ROLE_MONITOR && m->looked_ms != 0 && now_ms - m->looked_ms < REPORT_MEMORY_MS)
+        if (role_is_bounded(viewer->role) && m->looked_ms != 0 && now_ms - m->looked_ms < REPORT_MEMORY_MS)
                 return m;
         m->looked_ms = now_ms;
         m->allocated_bytes = allocated_bytes();
@@ -1045,6 +1045,7 @@ static void report_whoami(const struct session *viewer, uint64_t cursor, struct 
         r->whoami.pid = (uint64_t)viewer->who.pid;
         r->whoami.admin = viewer->role == ROLE_ADMIN;
         r->whoami.monitor = viewer->role == ROLE_MONITOR;
+        r->whoami.scheduler = viewer->role == ROLE_SCHEDULER;
         for (size_t i = 0; i < viewer->who.matches.n_tenants && !report_is_full(r); i++)
                 report_add_row(r, report_borrow(b->selection.order[viewer->who.matches.tenants[i]]->name));
         r->whoami.n_matching_tenants = r->n_rows;
@@ -1077,7 +1078,7 @@ int report_list(const struct session *viewer, const Bfcd__List *request, struct 
         if (kind >= sizeof(reports) / sizeof(reports[0]) || !reports[kind])
                 return -EINVAL;
         ret->n_rows = 0;
-        ret->end_ns = viewer->role == ROLE_MONITOR ? clock_ns() + REPORT_MONITOR_NS : 0;
+        ret->end_ns = role_is_bounded(viewer->role) ? clock_ns() + REPORT_MONITOR_NS : 0;
         bfcd__list_reply__init(&ret->list);
         reports[kind](viewer, request->cursor, ret);
         return 0;

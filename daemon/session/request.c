@@ -286,6 +286,32 @@ static bool monitor_may_send(size_t body)
         return body < sizeof(monitor_requests) / sizeof(monitor_requests[0]) && monitor_requests[body];
 }
 
+/* What a scheduler needs to know where leases have room, and which ones there are. */
+static bool scheduler_may_list(Bfcd__List__Kind kind)
+{
+        return kind == BFCD__LIST__KIND__STATUS || kind == BFCD__LIST__KIND__PARTITIONS ||
+               kind == BFCD__LIST__KIND__TENANTS || kind == BFCD__LIST__KIND__LEASES ||
+               kind == BFCD__LIST__KIND__WHOAMI;
+}
+
+static bool scheduler_may_send(const Bfcd__Request *request)
+{
+        switch ((int)request->body_case) {
+        case BFCD__REQUEST__BODY_HELLO:
+        case BFCD__REQUEST__BODY_ACK:
+        case BFCD__REQUEST__BODY_GOODBYE:
+        case BFCD__REQUEST__BODY_CANCEL:
+        case BFCD__REQUEST__BODY_LEASE_CREATE:
+        case BFCD__REQUEST__BODY_LEASE_SET:
+        case BFCD__REQUEST__BODY_LEASE_END:
+                return true;
+        case BFCD__REQUEST__BODY_LIST:
+                return scheduler_may_list(request->list->kind);
+        default:
+                return false;
+        }
+}
+
 bool session_is_full(const struct session *s)
 {
         return s->requests.n >= SESSION_MAX_PENDING;
@@ -334,6 +360,13 @@ int session_handle(struct session *s, const Bfcd__Request *request, const char *
                         s, request->id, -EACCES,
                         "the monitor socket only shows the daemon's state and changes nothing: use the "
                         "admin socket to administer, and the client socket for memory");
+                return 0;
+        }
+        if (s->role == ROLE_SCHEDULER && !scheduler_may_send(request)) {
+                session_refuse(
+                        s, request->id, -EACCES,
+                        "the lease socket is only for leases, and lists of devices, partitions, tenants "
+                        "and leases: use the admin socket to administer, and the client socket for memory");
                 return 0;
         }
         return handler(s, request, ret_why);

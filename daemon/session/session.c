@@ -92,7 +92,9 @@ const char *session_state_name(const struct session *s)
 
 const char *session_label(const struct session *s, struct session_label *ret)
 {
-        const char *role = s->role == ROLE_MONITOR ? "monitor" : "operator";
+        const char *role = s->role == ROLE_MONITOR     ? "monitor"
+                           : s->role == ROLE_SCHEDULER ? "scheduler"
+                                                       : "operator";
         char *end = ret->text + sizeof(ret->text),
              *at = ret->text + snprintf(ret->text, sizeof(ret->text), "session %" PRIu64 " (", s->id);
 

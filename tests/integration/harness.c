@@ -176,6 +176,7 @@ char *rig_config_text(const struct rig *rig, const struct rig_config *config)
         ck_assert_ptr_nonnull(out);
         fprintf(out, "socket: {path: %s, mode: \"0666\"}\n", rig->socket);
         fprintf(out, "admin_socket: {path: %s, mode: \"0600\"}\n", rig->admin_socket);
+        fprintf(out, "lease_socket: {path: %s}\n", rig->lease_socket);
         put_filled_in(out, config->top ? config->top : "");
         if (!config->top || !strstr(config->top, "timeouts:"))
                 fputs("timeouts: {reclaim: 30s, quarantine: 60m}\n",
@@ -417,6 +418,7 @@ struct rig *rig_folder(void)
         ck_assert_int_eq(chmod(rig->folder, 0755), 0);
         snprintf(rig->socket, sizeof(rig->socket), "%s/bfcd.sock", rig->folder);
         snprintf(rig->admin_socket, sizeof(rig->admin_socket), "%s/admin.sock", rig->folder);
+        snprintf(rig->lease_socket, sizeof(rig->lease_socket), "%s/lease.sock", rig->folder);
         snprintf(rig->monitor_socket, sizeof(rig->monitor_socket), "%s/monitor.sock", rig->folder);
         snprintf(rig->config_path, sizeof(rig->config_path), "%s/bfcd.yaml", rig->folder);
         snprintf(rig->log_path, sizeof(rig->log_path), "%s/log", rig->folder);
@@ -697,6 +699,7 @@ void rig_terminate(struct rig *rig)
         ck_assert_msg(exit_code(status) == 0, "the daemon ended with status %d", exit_code(status));
         ck_assert_msg(access(rig->socket, F_OK) < 0, "the daemon left its socket behind");
         ck_assert_msg(access(rig->admin_socket, F_OK) < 0, "the daemon left its admin socket behind");
+        ck_assert_msg(access(rig->lease_socket, F_OK) < 0, "the daemon left its lease socket behind");
         ck_assert_msg(access(rig->monitor_socket, F_OK) < 0, "the daemon left its monitor socket behind");
         rig_assert_clean_log(rig);
 }

@@ -74,6 +74,7 @@ struct rig {
         char socket[96];
         char admin_socket[96];
         char monitor_socket[96]; /* where the config does not say */
+        char lease_socket[96];
         char config_path[96];
         char log_path[96];
         char memory[96]; /* folder of the machine that the fake driver pretends */

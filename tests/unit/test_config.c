@@ -271,7 +271,7 @@ struct mistake {
 static const struct mistake MISTAKES[] = {
         /* keys and shapes */
         { TOP("max_session: 100", 1,
-              "unknown key 'max_session' in the config; known here: socket, admin_socket, monitor_socket, records, timeouts, max_sessions, devices, tenants, default_tenant") },
+              "unknown key 'max_session' in the config; known here: socket, admin_socket, monitor_socket, lease_socket, records, timeouts, max_sessions, devices, tenants, default_tenant") },
         { "max_sessions: 100", "max_sessions: 1\nmax_sessions: 1", 2, 1,
           "key 'max_sessions' is defined twice, first on line 1" },
         { TOP("[a]: 1", 1, "a key must be a single value, this is a list") },
@@ -486,6 +486,9 @@ static const struct mistake MISTAKES[] = {
               "admin_socket and monitor_socket have the same path '/run/bfcd/admin.sock'; they must differ") },
         { TOP("socket: {path: /run/bfcd/monitor.sock}", 16,
               "socket and monitor_socket have the same path '/run/bfcd/monitor.sock'; they must differ") },
+        { TOP("lease_socket: {path: /run/bfcd/admin.sock}", 22,
+              "admin_socket and lease_socket have the same path '/run/bfcd/admin.sock'; they must differ") },
+        { TOP("lease_socket: {mode: \"0600\"}", 15, "lease_socket has no key 'path'") },
         { "max_sessions: 100", "socket: {path: /a}\nadmin_socket: {path: /a}", 2, 22,
           "have the same path '/a'" },
         { TOP("socket: {mode: 666}", 16,
@@ -1467,6 +1470,16 @@ TEST(test_monitor_socket)
         c = parse_good(edit("max_sessions: 100", "monitor_socket: {path: /m, mode: \"0600\"}"));
         ck_assert_str_eq(c->monitor_socket.path, "/m");
         ck_assert_uint_eq(c->monitor_socket.mode, 0600);
+}
+
+TEST(test_lease_socket)
+{
+        struct config *c = parse_good(GOOD);
+
+        ck_assert_ptr_null(c->lease_socket.path);
+        c = parse_good(edit("max_sessions: 100", "lease_socket: {path: /l}"));
+        ck_assert_str_eq(c->lease_socket.path, "/l");
+        ck_assert_uint_eq(c->lease_socket.mode, 0600);
 }
 
 /* ---- files ---------------------------------------------------------------- */
