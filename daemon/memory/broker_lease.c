@@ -199,8 +199,14 @@ static int match_process(const struct broker *b, const struct ledger_lease *reco
         return peer->n_ancestors < 0 ? peer->n_ancestors : 0;
 }
 
-/* Above all others: a user's lease lifts no limit of an operator's or of the config's. */
-#define RANK_NOT_BY_USER ((int)(CGROUP_PATH_BYTES + 4 + PROCESS_MAX_ANCESTORS))
+/* Makers come before what matches: a scheduler's lease lifts no limit of an operator's or of the config's, and a user's
+ * lease none of theirs. Above each rank of a match. */
+#define RANKS_OF_A_MAKER ((int)(CGROUP_PATH_BYTES + 4 + PROCESS_MAX_ANCESTORS))
+
+static int maker_rank(enum ledger_lease_maker maker)
+{
+        return maker == LEASE_BY_USER ? 0 : maker == LEASE_BY_SCHEDULER ? 1 : 2;
+}
 
 /* 0: the process does not match. The larger, the more specific: a process tree, the nearest ancestor first; a
  * control group, the deepest first; a unit; a user. -errno: it is not known whether it matches. */
@@ -276,8 +282,8 @@ int lease_match(const struct broker *b, const struct quota *parent, struct lease
                 rank = match_rank(b, lease_record(b, lease), peer);
                 if (rank < 0)
                         return refuse_unknown(lease, peer, rank, sentence, n_sentence);
-                if (rank > 0 && lease_record(b, lease)->maker != LEASE_BY_USER)
-                        rank += RANK_NOT_BY_USER;
+                if (rank > 0)
+                        rank += maker_rank(lease_record(b, lease)->maker) * RANKS_OF_A_MAKER;
                 if (rank < best_rank)
                         continue;
                 best = lease;

@@ -925,12 +925,13 @@ void lease_gone(const struct lease_end *end)
 
 #define NAME_PART 40 /* bytes of the control group in the name */
 
-/* Whether the lease is for the control group or further inside. */
+/* Whether an operator's or the config's lease is for the control group or further inside. Others' would replace the limit
+ * of the config. */
 static bool is_as_deep(const struct broker *b, const struct lease *lease, const char *group)
 {
         const struct ledger_lease *record = lease_record(b, lease);
 
-        return record->maker != LEASE_BY_USER &&
+        return (record->maker == LEASE_BY_OPERATOR || record->maker == LEASE_BY_CONFIG) &&
                (record->kind == LEASE_PID ||
                 (record->kind == LEASE_CGROUP && lease_path_depth(record->match) >= lease_path_depth(group)));
 }

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "tests/integration/json.h"
 
@@ -141,6 +142,38 @@ RIG_TEST(it_does_not_touch_leases_of_operators, two_tenants)
         ck_assert_int_eq(set(rig->admin, "ours", 8 * MIB), 0); /* an operator may do all */
         ck_assert_int_eq(end(rig->admin, "ours"), 0);
         ck_assert_int_eq(end(rig->admin, "theirs"), 0);
+        session_end(raw);
+}
+
+/* A new session gets so much, and no more, by this lease. */
+static void limited_by(struct rig *rig, uint64_t n_bytes, const char *lease)
+{
+        struct raw *client = session_open(rig->socket, "red");
+        Bfcd__Block block;
+
+        ck_assert_int_eq(raw_malloc(client, 0, n_bytes + 2 * MIB, &block), -EDQUOT);
+        ck_assert_msg(strstr(raw_refusal(), lease), "%s", raw_refusal());
+        session_end(client);
+}
+
+RIG_TEST(its_lease_lifts_no_limit_of_an_operator, two_tenants)
+{
+        struct raw *raw = session_open(rig->lease_socket, NULL);
+        Bfcd__LeaseCreate m = lease_of("wide", "red", "/");
+
+        ck_assert_int_eq(make(rig->admin, "narrow", "red", "/"), 0);
+        m.bytes_limit = 64 * MIB;
+        ck_assert_int_eq(create(raw, &m), 0);
+        limited_by(rig, 4 * MIB, "lease 'narrow'");
+        ck_assert_int_eq(end(raw, "wide"), 0);
+        m.match_case = BFCD__LEASE_CREATE__MATCH_PID;
+        m.pid = (uint64_t)getpid();
+        ck_assert_int_eq(create(raw, &m), 0);
+        limited_by(rig, 4 * MIB, "lease 'narrow'");
+        ck_assert_int_eq(end(rig->admin, "narrow"), 0);
+        ck_assert_int_eq(set(raw, "wide", 8 * MIB), 0);
+        limited_by(rig, 8 * MIB, "lease 'wide'");
+        ck_assert_int_eq(end(raw, "wide"), 0);
         session_end(raw);
 }
 

@@ -230,6 +230,40 @@ TEST_OF(lease_auto, the_number_of_leases_is_bounded)
         }
 }
 
+static struct peer *open_scheduler(void)
+{
+        struct peer *p = peer_new(b, 0, true);
+
+        p->session->role = ROLE_SCHEDULER;
+        return say_hello(p);
+}
+
+static void schedules(struct peer *p, const struct wanted *w, int error)
+{
+        ck_assert_int_eq(peer_error(p, ask_create(p, w)), error);
+}
+
+/* The limit that the config sets for the control group stays. */
+TEST_OF(lease_auto, a_scheduler_lifts_no_limit_of_the_config)
+{
+        struct peer *scheduler = open_scheduler(), *p;
+        const struct wanted wide = { .name = "wide", .cgroup = "/pods/x/1", .limit = 40 * MIB },
+                            tree = { .name = "tree", .pid = (uint64_t)getpid(), .limit = 40 * MIB };
+
+        schedules(scheduler, &wide, 0);
+        schedules(scheduler, &tree, 0);
+        p = join("/pods/x/1", "/pods/x/1");
+        ck_assert_uint_eq(quota_in(p)->account.limit_bytes, 8 * MIB);
+        ck_assert_int_eq((int)lease_record(b, lease_of(quota_in(p)))->maker, LEASE_BY_CONFIG);
+        must_close(p);
+        must_close(join("/pods/x/1", "/pods/x/1"));
+        ck_assert_uint_eq(b->leases.n, 3);
+        end("wide");
+        end("tree");
+        tick();
+        must_close(scheduler);
+}
+
 /* What leases need of the tables is bounded for each tenant, too, so that others and operators have room. */
 TEST_OF(lease_auto, tenants_share_the_room_in_tables)
 {
