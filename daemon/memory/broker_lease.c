@@ -41,7 +41,7 @@ const char *lease_maker_name(enum ledger_lease_maker maker)
 
 bool lease_maker_is_bounded(enum ledger_lease_maker maker)
 {
-        return maker == LEASE_BY_CONFIG || maker == LEASE_BY_USER;
+        return maker != LEASE_BY_OPERATOR;
 }
 
 struct lease *lease_find(const struct broker *b, const char *name)
@@ -70,7 +70,7 @@ size_t lease_count_by(const struct broker *b, const struct tenant *t, enum ledge
         for (size_t i = 0; i < b->leases.n; i++) {
                 const struct ledger_lease *record = lease_record(b, b->leases.list[i]);
 
-                n += b->leases.list[i]->tenant == t && record->maker == maker &&
+                n += (!t || b->leases.list[i]->tenant == t) && record->maker == maker &&
                      (!uid || record->maker_uid == *uid);
         }
         return n;
@@ -398,19 +398,17 @@ void leases_forget(struct broker *b, bool leave)
         b->leases.list = NULL;
 }
 
-/* ---- bounds of leases that processes cause ------------------------------------- */
+/* ---- bounds of leases that no operator makes ------------------------------------ */
 
-/* Of each tenant whose processes may cause leases; at least 1. A quarter of a tenant's places are for operators. */
-static size_t share_of_tenant(const struct broker *b)
+static size_t share_in_all(const struct broker *b)
 {
-        size_t share = LEASE_BOUNDS_ALL / max_u64(b->own.capacity->n_lease_tenants, 1);
-
-        return max_u64(1, min_u64(share, LEASES_PER_TENANT / 4 * 3));
+        return LEASE_BOUNDS_ALL / max_u64(b->own.capacity->n_lease_shares, 1);
 }
 
-static uint32_t *births_by(struct tenant *t, enum ledger_lease_maker maker)
+/* Of each tenant whose processes may cause leases, and of schedulers for a tenant; at least 1. */
+static size_t share_of_tenant(const struct broker *b)
 {
-        return maker == LEASE_BY_USER ? &t->lease_births.n_by_users : &t->lease_births.n_by_config;
+        return max_u64(1, min_u64(share_in_all(b), LEASES_PER_TENANT / 4 * 3));
 }
 
 int lease_bounds_take(struct tenant *t, enum ledger_lease_maker maker, char *why, size_t n)
@@ -421,26 +419,40 @@ int lease_bounds_take(struct tenant *t, enum ledger_lease_maker maker, char *why
                 return 0;
         if (t->lease_births.since_ms == 0 || now_ms - t->lease_births.since_ms >= LEASE_BOUNDS_MS)
                 t->lease_births = (struct tenant_births){ .since_ms = now_ms };
-        if (*births_by(t, maker) < LEASES_PER_TENANT) {
-                ++*births_by(t, maker);
+        if (t->lease_births.n_by[maker] < LEASES_PER_TENANT) {
+                t->lease_births.n_by[maker]++;
                 return 0;
         }
         snprintf(
                 why, n,
-                "processes of tenant '%s' asked %u times in %u s for a lease or a change of one, which is the most, also "
+                "%s of tenant '%s' asked %u times in %u s for a lease or a change of one, which is the most, also "
                 "where they were refused: try again later",
-                t->name, LEASES_PER_TENANT, LEASE_BOUNDS_MS / 1000);
+                maker == LEASE_BY_SCHEDULER ? "schedulers" : "processes", t->name, LEASES_PER_TENANT,
+                LEASE_BOUNDS_MS / 1000);
         return -EDQUOT;
 }
 
-int lease_bounds_check(const struct broker *b, const struct tenant *t, enum ledger_lease_maker maker,
-                       char *why, size_t n)
+static int check_schedulers(const struct broker *b, const struct tenant *t, char *why, size_t n)
+{
+        size_t all = max_u64(1, share_in_all(b)), share = share_of_tenant(b);
+
+        if (lease_count_by(b, NULL, LEASE_BY_SCHEDULER, NULL) >= all) {
+                snprintf(why, n, "schedulers have %zu leases, which is the most: end some of them", all);
+                return -EDQUOT;
+        }
+        if (lease_count_by(b, t, LEASE_BY_SCHEDULER, NULL) < share)
+                return 0;
+        snprintf(why, n, "schedulers have %zu leases of tenant '%s', which is the most: end some of them",
+                 share, t->name);
+        return -EDQUOT;
+}
+
+static int check_processes(const struct broker *b, const struct tenant *t, enum ledger_lease_maker maker,
+                           char *why, size_t n)
 {
         size_t share = share_of_tenant(b), of_users = max_u64(1, share / 3 * 2);
         size_t n_by_users = lease_count_by(b, t, LEASE_BY_USER, NULL);
 
-        if (!lease_maker_is_bounded(maker))
-                return 0;
         if (maker == LEASE_BY_USER && n_by_users >= of_users) {
                 snprintf(why, n, "users of tenant '%s' have %zu leases, which is the most for all of them",
                          t->name, of_users);
@@ -456,6 +468,22 @@ int lease_bounds_check(const struct broker *b, const struct tenant *t, enum ledg
         return -EDQUOT;
 }
 
+int lease_bounds_check(const struct broker *b, const struct tenant *t, enum ledger_lease_maker maker,
+                       char *why, size_t n)
+{
+        if (!lease_maker_is_bounded(maker))
+                return 0;
+        if (t->n_leases - lease_count_by(b, t, LEASE_BY_OPERATOR, NULL) >= LEASE_BOUNDS_TENANT) {
+                snprintf(why, n,
+                         "tenant '%s' has %u leases that operators did not make, which is the most: end some "
+                         "of them",
+                         t->name, LEASE_BOUNDS_TENANT);
+                return -EDQUOT;
+        }
+        return maker == LEASE_BY_SCHEDULER ? check_schedulers(b, t, why, n)
+                                           : check_processes(b, t, maker, why, n);
+}
+
 /* ---- room in the tables, and file descriptors ---------------------------------- */
 
 static struct capacity_lease lease_in(const struct broker *b, const struct partition *p, uint64_t limit)
@@ -463,16 +491,27 @@ static struct capacity_lease lease_in(const struct broker *b, const struct parti
         return (struct capacity_lease){ (size_t)(p - b->partitions), limit };
 }
 
-/* The leases that processes of a tenant caused leave room to operators and other tenants: of the extents and file
- * descriptors that the config's quotas do not need, each tenant whose processes may cause leases has an equal share, and
+/* Whether a lease counts in the share of those that `maker` makes for the tenant. */
+static bool is_in_share(const struct broker *b, const struct lease *lease, const struct tenant *t,
+                        enum ledger_lease_maker maker)
+{
+        enum ledger_lease_maker by = lease_record(b, lease)->maker;
+
+        if (maker == LEASE_BY_SCHEDULER || by == LEASE_BY_SCHEDULER)
+                return by == maker;
+        return lease->tenant == t && lease_maker_is_bounded(by);
+}
+
+/* The leases that no operator makes leave room to operators and others: of the extents and file descriptors that the config's
+ * quotas do not need, each tenant whose processes may cause leases has an equal share, schedulers have one, and
  * operators have one, too. */
 static int check_share(const struct tree *tree, const struct tree_node *node, const struct tenant *t,
-                       char *why, size_t n)
+                       enum ledger_lease_maker maker, char *why, size_t n)
 {
         const struct broker *b = tree->b;
-        struct capacity_lease leases[LEASES_PER_TENANT + 1];
+        struct capacity_lease leases[CAPACITY_LEASES + 1];
         uint64_t n_extents = node->n_extents;
-        uint64_t n_shares = b->own.capacity->n_lease_tenants + 1, n_usable = fd_reserve_usable();
+        uint64_t n_shares = b->own.capacity->n_lease_shares + 1, n_usable = fd_reserve_usable();
         uint64_t n_fds = capacity_fds(b->own.capacity, b->sessions.n_clients, NULL, 0), n_more;
         size_t k = 0;
 
@@ -480,9 +519,8 @@ static int check_share(const struct tree *tree, const struct tree_node *node, co
         for (size_t i = b->n_partitions; i < tree->n; i++) {
                 const struct tree_node *each = &tree->nodes[i];
 
-                if (!each->parent->parent || each == node || each->tenant != t ||
-                    k == sizeof(leases) / sizeof(leases[0]) ||
-                    !lease_maker_is_bounded(lease_record(b, lease_of(each->quota))->maker))
+                if (!each->parent->parent || each == node || k == sizeof(leases) / sizeof(leases[0]) ||
+                    !is_in_share(b, lease_of(each->quota), t, maker))
                         continue;
                 n_extents += each->n_extents;
                 leases[k++] = lease_in(b, each->partition, each->to.limit_bytes);
@@ -493,9 +531,11 @@ static int check_share(const struct tree *tree, const struct tree_node *node, co
                 return 0;
         snprintf(
                 why, n,
-                "a lease of %s would exceed what processes of tenant '%s' may take of the daemon's tables and file "
-                "descriptors with leases: choose a lower limit, or end other leases",
-                NUMBER_SIZE(node->to.limit_bytes), t->name);
+                "a lease of %s would exceed what %s%s%s may take of the daemon's tables and file descriptors with "
+                "leases: choose a lower limit, or end other leases",
+                NUMBER_SIZE(node->to.limit_bytes),
+                maker == LEASE_BY_SCHEDULER ? "schedulers" : "processes of tenant '",
+                maker == LEASE_BY_SCHEDULER ? "" : t->name, maker == LEASE_BY_SCHEDULER ? "" : "'");
         return -EDQUOT;
 }
 
@@ -535,7 +575,7 @@ static int check_fds(const struct tree *tree, const struct tree_node *node, stru
 int lease_check_room(const struct tree *tree, const struct tree_node *node, struct tenant *t,
                      enum ledger_lease_maker maker, char *why, size_t n)
 {
-        int r = !lease_maker_is_bounded(maker) ? 0 : check_share(tree, node, t, why, n);
+        int r = !lease_maker_is_bounded(maker) ? 0 : check_share(tree, node, t, maker, why, n);
 
         if (r < 0)
                 return r;

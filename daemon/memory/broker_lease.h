@@ -94,7 +94,7 @@ void lease_tell_gone(const struct broker *b, const struct lease_end *end);
 /* All of them, without their quotas. leave: their records stay for the next daemon. */
 void leases_forget(struct broker *b, bool leave);
 
-/* Leases of the tenant by this maker; uid: only those of this user. */
+/* Leases of the tenant, or of all (NULL), by this maker; uid: only those of this user. */
 size_t lease_count_by(const struct broker *b, const struct tenant *t, enum ledger_lease_maker maker,
                       const uint32_t *uid);
 
@@ -104,15 +104,17 @@ const char *lease_kind_name(enum ledger_lease_kind kind);
 
 /* ---- bounds -------------------------------------------------------------------- */
 
-/* How many leases processes may cause, by control groups (`per: cgroup`) and by requests (`leases: self`), so that they leave
- * places to operators and other tenants, and the log readable. Operators and schedulers have no such bounds. */
+/* How many leases there may be that no operator makes, so that operators and other tenants have places, and the log stays
+ * readable. Processes cause them by control groups (`per: cgroup`) and by requests (`leases: self`); schedulers make them for
+ * jobs. Each tenant whose processes may cause leases has a share, and all schedulers together have one. */
 
 bool lease_maker_is_bounded(enum ledger_lease_maker maker);
 
-#define LEASE_BOUNDS_ALL                                                                                     \
-        768u /* places for such leases; tenants whose processes may cause leases have equal shares */
+#define LEASE_BOUNDS_ALL 768u /* places for such leases, in equal shares */
+#define LEASE_BOUNDS_TENANT                                                                                  \
+        (LEASES_PER_TENANT / 16 * 15) /* of a tenant; the others are left to operators */
 #define LEASE_BOUNDS_MS                                                                                      \
-        60000u /* an interval; in each, a tenant's processes may ask LEASES_PER_TENANT times */
+        60000u /* an interval; in each, each kind of maker may ask LEASES_PER_TENANT times for a tenant */
 
 struct broker;
 struct tenant;

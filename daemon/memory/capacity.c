@@ -168,6 +168,7 @@ struct capacity *capacity_new(const struct config *c)
         if (!sums)
                 return NULL;
         sums->n_other_fds = MORE_FDS + (uint64_t)c->n_tenants * TENANT_FDS;
+        sums->n_lease_shares = c->lease_socket.path != NULL;
         sums->n_partitions = c->n_partitions;
         for (size_t i = 0; i < c->n_partitions; i++)
                 sums->partitions[i] = (struct capacity_partition){
@@ -182,7 +183,7 @@ struct capacity *capacity_new(const struct config *c)
 
                         add_quota(&sums->partitions[q->partition], q->limit_bytes);
                 }
-                sums->n_lease_tenants += may_cause_leases(&c->tenants[i]);
+                sums->n_lease_shares += may_cause_leases(&c->tenants[i]);
         }
         for (size_t i = 0; i < c->n_partitions; i++)
                 if (capacity_share(&c->partitions[i]) != DEVICE_SHARE_FD)

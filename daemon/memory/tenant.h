@@ -12,6 +12,7 @@
 
 #include "daemon/base/log.h"
 #include "daemon/config/config.h"
+#include "daemon/ledger/ledger.h"
 #include "daemon/memory/pages.h"
 #include "daemon/memory/quota.h"
 
@@ -77,10 +78,10 @@ struct tenant_suppressed {
         bool is_mixed;
 };
 
-/* How often its processes asked for leases and changes of them in the current interval; see broker_lease.h. */
+/* How often leases and changes of them were asked for in the current interval, but by operators; see broker_lease.h. */
 struct tenant_births {
         uint64_t since_ms; /* 0: none */
-        uint32_t n_by_users, n_by_config;
+        uint32_t n_by[LEASE_MAKERS];
 };
 
 /* The last refusals of its requests, for its users, who may not read the journal. */

@@ -487,7 +487,7 @@ static int check_make(struct broker *b, struct tenant *t, const struct quota *pa
                 r = check_count(b, t, parent, why, n);
         if (r == 0)
                 r = lease_bounds_check(b, t, facts->maker, why, n);
-        if (r == 0 && facts->maker == LEASE_BY_CONFIG) /* users' requests have been counted */
+        if (r == 0 && facts->maker == LEASE_BY_CONFIG) /* requests have been counted */
                 r = lease_bounds_take(t, facts->maker, why, n);
         if (r == 0)
                 r = lease_check_room(&tree, node, t, facts->maker, why, n);
@@ -513,7 +513,7 @@ static const char *match_text(const struct ledger_lease *record, char ret[static
         return ret;
 }
 
-/* Users cause leases at will. */
+/* Users and schedulers cause leases at will. */
 static void log_lease(struct tenant *t, enum ledger_lease_maker maker, const char *line)
 {
         if (!lease_maker_is_bounded(maker))
@@ -549,11 +549,13 @@ static int lease_make(struct broker *b, struct tenant *t, struct quota *parent,
         return 0;
 }
 
-/* A user's request counts whatever becomes of it. True: there were too many, and it was refused. */
-static bool refuse_often(struct session *s, uint64_t id)
+/* A request counts whatever becomes of it: a scheduler's for the tenant of the lease, which may be NULL. True: there were too
+ * many, and it was refused. */
+static bool refuse_often(struct session *s, uint64_t id, struct tenant *of_lease)
 {
         char why[EXPLAIN_SENTENCE];
-        int r = s->role != ROLE_CLIENT ? 0 : lease_bounds_take(s->tenant, LEASE_BY_USER, why, sizeof(why));
+        struct tenant *t = s->tenant ? s->tenant : of_lease;
+        int r = t ? lease_bounds_take(t, maker_of(s), why, sizeof(why)) : 0;
 
         if (r < 0)
                 session_refuse(s, id, r, why);
@@ -570,7 +572,8 @@ int handle_lease_create(struct session *s, const Bfcd__Request *r, const char **
         int result;
 
         (void)ret_why;
-        if (lease_self_refuse(s, r->id, "leases are made") || refuse_often(s, r->id))
+        if (lease_self_refuse(s, r->id, "leases are made") ||
+            refuse_often(s, r->id, find_tenant(s->broker, m->tenant)))
                 return 0;
         result = check_create(s, m, &new, why, sizeof(why));
         if (result < 0) {
@@ -666,7 +669,9 @@ int handle_lease_set(struct session *s, const Bfcd__Request *r, const char **ret
         int result;
 
         (void)ret_why;
-        if (lease_self_refuse(s, r->id, "leases are changed") || refuse_often(s, r->id))
+        lease = lease_find(s->broker, m->name);
+        if (lease_self_refuse(s, r->id, "leases are changed") ||
+            refuse_often(s, r->id, lease ? lease->tenant : NULL))
                 return 0;
         lease = find_lease(s, r->id, m->name);
         if (!lease)

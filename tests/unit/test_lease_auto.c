@@ -264,6 +264,122 @@ TEST_OF(lease_auto, a_scheduler_lifts_no_limit_of_the_config)
         must_close(scheduler);
 }
 
+static void end_all(void)
+{
+        while (b->leases.n > 0) {
+                char name[LEDGER_NAME_BYTES];
+
+                snprintf(name, sizeof(name), "%s", b->leases.list[0]->name);
+                end(name);
+        }
+}
+
+static void schedules_many(struct peer *p, const char *tenant, unsigned n, const char *told)
+{
+        char name[64], group[64];
+        struct wanted w = { .name = name, .cgroup = group, .limit = 2 * MIB, .tenant = tenant };
+
+        for (unsigned i = 0; i < n + 1; i++) {
+                uint64_t id;
+
+                snprintf(name, sizeof(name), "%s-%u", tenant, i);
+                snprintf(group, sizeof(group), "/jobs/%u", i);
+                id = ask_create(p, &w);
+                if (i < n)
+                        ck_assert_int_eq(peer_error(p, id), 0);
+                else
+                        ck_assert_msg(strstr(refusal_of(p, id, EDQUOT), told), "%u: %s", i,
+                                      refusal_of(p, id, EDQUOT));
+        }
+}
+
+/* Operators, and the control groups of this tenant. */
+TEST_OF(lease_auto, schedulers_leave_places_to_others)
+{
+        struct peer *scheduler = open_scheduler();
+        char group[64];
+
+        ck_assert_int_eq(reload(CONFIG(PER("limit: 2MiB")), "limit 2MiB"), 0);
+        schedules_many(scheduler, "red", 192, "schedulers have 192 leases of tenant 'red', which is the most");
+        for (unsigned i = 0; i < 240 - 192; i++) {
+                snprintf(group, sizeof(group), "/pods/x/%u", i);
+                must_close(join(group, group));
+        }
+        refused("/pods/x/more", EDQUOT, "tenant 'red' has 240 leases that operators did not make");
+        create("operators", "/jobs/more", NULL);
+        must_close(scheduler);
+        end_all();
+}
+
+/* All of them together have as much as one tenant whose processes make leases. */
+TEST_OF(lease_auto, schedulers_have_a_share_of_all_places)
+{
+        char text[4096];
+        struct peer *scheduler = open_scheduler();
+        size_t n = (size_t)snprintf(text, sizeof(text), "%s", CONFIG(PER("limit: 2MiB")));
+
+        for (unsigned i = 0; i < 15; i++)
+                n += (size_t)snprintf(
+                        text + n, sizeof(text) - n,
+                        "  - {name: t%u, match: {uid: %u}, leases: self, quotas: [{partition: a}]}\n", i,
+                        100 + i);
+        ck_assert_int_eq(reload(text, "tenant 't14' is new"), 0);
+        schedules_many(scheduler, "blue", 768 / 16, "schedulers have 48 leases");
+        schedules_many(scheduler, "t0", 0, "schedulers have 48 leases, which is the most");
+        must_close(join("/pods/x/1", "/pods/x/1"));
+        must_close(scheduler);
+        end_all();
+}
+
+/* Of all tenants: the leases of two count. */
+TEST_OF(lease_auto, schedulers_have_a_share_of_the_tables)
+{
+        const struct wanted w = { .name = "1", .cgroup = "/jobs/1", .limit = 8 * MIB };
+        const struct wanted next = { .name = "2", .tenant = "blue", .cgroup = "/jobs/2", .limit = 8 * MIB };
+        struct peer *scheduler = open_scheduler();
+        const struct quota *first;
+        uint64_t n_extents = 0;
+
+        for (size_t i = 0; i < b->n_tenants; i++)
+                for (size_t k = 0; k < b->tenants[i].n_quotas; k++)
+                        n_extents += arena_extent_room(b->tenants[i].quotas[k]->arena,
+                                                       b->tenants[i].quotas[k]->account.limit_bytes);
+        schedules(scheduler, &w, 0);
+        first = b->leases.list[0]->quota; /* two of them, and as much for operators */
+        room = broker_room(b);
+        room.n_extents =
+                (uint32_t)(n_extents + 4 * arena_extent_room(first->arena, first->account.limit_bytes) - 1);
+        schedules(scheduler, &next, EDQUOT);
+        create("operators", "/jobs/2", NULL);
+        end("operators");
+        room.n_extents++;
+        schedules(scheduler, &next, 0);
+        room.n_quotas = 0;
+        must_close(scheduler);
+        end_all();
+}
+
+/* A refused request counts, and other tenants have requests of their own. */
+TEST_OF(lease_auto, schedulers_ask_so_often)
+{
+        const struct wanted w = { .name = "1", .cgroup = "/jobs/1", .limit = 1 },
+                            blue = { .name = "2", .tenant = "blue", .cgroup = "/jobs/2", .limit = 2 * MIB };
+        struct peer *scheduler = open_scheduler();
+        Bfcd__LeaseSet m = BFCD__LEASE_SET__INIT;
+
+        for (unsigned i = 0; i < LEASES_PER_TENANT; i++)
+                schedules(scheduler, &w, EINVAL);
+        schedules(scheduler, &w, EDQUOT);
+        create("operators", "/jobs/1", NULL);
+        ck_assert_int_eq(peer_error(scheduler, ask_set(scheduler, "operators", &m)), EDQUOT);
+        must_close(join("/pods/x/1", "/pods/x/1"));
+        schedules(scheduler, &blue, 0);
+        still_clock_pass(LEASE_BOUNDS_MS);
+        schedules(scheduler, &w, EINVAL);
+        must_close(scheduler);
+        end_all();
+}
+
 /* What leases need of the tables is bounded for each tenant, too, so that others and operators have room. */
 TEST_OF(lease_auto, tenants_share_the_room_in_tables)
 {
