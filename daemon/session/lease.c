@@ -146,16 +146,18 @@ static int lease_self_check_reserve(const struct session *s, const struct quota 
         const struct account *a = &parent->account;
         uint64_t others = a->promised_bytes - from_bytes;
 
-        if (s->role != ROLE_CLIENT || to_bytes <= from_bytes || others + to_bytes <= a->reserve_bytes)
+        if (s->role == ROLE_ADMIN || to_bytes <= from_bytes || others + to_bytes <= a->reserve_bytes)
                 return 0;
         snprintf(why, n,
-                 "a user guarantees only what is guaranteed to its tenant: of the reserve of tenant '%s' in "
+                 "a %s tenant: of the reserve of tenant '%s' in "
                  "partition '%s', %s, other leases have %s",
+                 s->role == ROLE_SCHEDULER ? "scheduler guarantees only what is guaranteed to the"
+                                           : "user guarantees only what is guaranteed to its",
                  parent->tenant, parent->partition->name, NUMBER_SIZE(a->reserve_bytes), NUMBER_SIZE(others));
         return -EACCES;
 }
 
-/* Whether the user may make the lease; notes who makes it. */
+/* Whether the session may make the lease; notes who makes it. */
 static int lease_self_check(const struct session *s, const struct quota *parent, struct ledger_lease *facts,
                             char *why, size_t n)
 {
@@ -163,7 +165,7 @@ static int lease_self_check(const struct session *s, const struct quota *parent,
 
         facts->maker = maker_of(s);
         if (s->role != ROLE_CLIENT)
-                return 0;
+                return lease_self_check_reserve(s, parent, 0, facts->reserve_bytes, why, n);
         facts->maker_uid = s->who.uid;
         r = check_match(s, facts, why, n);
         if (r == 0)

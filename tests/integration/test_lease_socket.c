@@ -14,7 +14,7 @@ static const struct rig_config two_tenants = {
         .partitions = "      - {name: train, limit: 96MiB, growth: on-demand}\n"
                       "      - {name: serve, limit: 32MiB, growth: on-demand}\n",
         .tenants = TENANT("red", "@UID@", "train, limit: 64MiB") TENANT_OF(
-                "blue", "@UID@", "{partition: train, limit: 64MiB}, {partition: serve, limit: 8MiB}"),
+                "blue", "@UID@", "{partition: train, limit: 64MiB}, {partition: serve, limit: 8MiB, reserve: 4MiB}"),
 };
 
 /* ---- requests about leases ---------------------------------------------------- */
@@ -262,6 +262,44 @@ RIG_TEST(a_scheduler_sees_leases_and_where_they_have_room, two_tenants)
         session_end(raw);
 }
 
+/* ---- how much ------------------------------------------------------------------ */
+
+static int set_reserve(struct raw *raw, const char *name, uint64_t bytes_reserve)
+{
+        Bfcd__LeaseSet m = BFCD__LEASE_SET__INIT;
+        Bfcd__Request r = BFCD__REQUEST__INIT;
+
+        m.name = (char *)(uintptr_t)name;
+        m.sets_reserve = true;
+        m.bytes_reserve = bytes_reserve;
+        r.body_case = BFCD__REQUEST__BODY_LEASE_SET;
+        r.lease_set = &m;
+        return raw_do(raw, &r);
+}
+
+/* The rest of the partition stays for others. */
+RIG_TEST(it_guarantees_what_the_tenant_has_guaranteed, two_tenants)
+{
+        struct raw *raw = session_open(rig->lease_socket, NULL);
+        Bfcd__LeaseCreate m = lease_of("job", "red", "/jobs/1");
+
+        m.bytes_reserve = 2 * MIB;
+        ck_assert_int_eq(create(raw, &m), -EACCES);
+        ck_assert_ptr_nonnull(strstr(raw_refusal(), "a scheduler guarantees only what is guaranteed to the "
+                                                    "tenant: of the reserve of tenant 'red'"));
+        ck_assert_int_eq(create(rig->admin, &m), 0);
+        m = lease_of("job-2", "blue", "/jobs/1");
+        m.partition = (char *)(uintptr_t) "serve";
+        m.bytes_reserve = 2 * MIB;
+        ck_assert_int_eq(create(raw, &m), 0);
+        m.name = (char *)(uintptr_t) "job-3";
+        ck_assert_int_eq(create(raw, &m), 0);
+        ck_assert_int_eq(set_reserve(raw, "job-3", 4 * MIB), -EACCES);
+        ck_assert_int_eq(set_reserve(raw, "job-3", 0), 0);
+        ck_assert_int_eq(set_reserve(raw, "job-2", 4 * MIB), 0);
+        session_end(raw);
+}
+
 /* ---- hostile requests ----------------------------------------------------------- */
 
 RIG_TEST(a_bad_lease_is_refused_whole, two_tenants)
@@ -291,8 +329,10 @@ RIG_TEST(a_bad_lease_is_refused_whole, two_tenants)
         ck_assert_int_eq(create(raw, &m), -EINVAL);
         m.bytes_limit = UINT64_MAX;
         ck_assert_int_eq(create(raw, &m), -EINVAL);
-        m.bytes_limit = 4 * MIB;
-        m.bytes_reserve = 8 * MIB;
+        m = lease_of("job", "blue", "/a");
+        m.partition = (char *)(uintptr_t) "serve";
+        m.bytes_limit = 2 * MIB;
+        m.bytes_reserve = 4 * MIB;
         ck_assert_int_eq(create(raw, &m), -EINVAL);
         m.bytes_reserve = 0;
         m.ttl_ms = UINT64_MAX;
@@ -323,6 +363,35 @@ RIG_TEST(schedulers_have_few_places, two_tenants)
         session_end(client);
         for (unsigned i = 0; i < MAX_OF_USER; i++)
                 session_end(raws[i]);
+}
+
+static unsigned count_lines(const struct rig *rig, const char *words)
+{
+        FILE *f = fopen(rig->log_path, "r");
+        char *line = NULL;
+        unsigned n = 0;
+        size_t size = 0;
+
+        ck_assert_ptr_nonnull(f);
+        while (getline(&line, &size, f) >= 0)
+                n += strstr(line, words) != NULL;
+        free(line);
+        fclose(f);
+        return n;
+}
+
+RIG_TEST(its_leases_do_not_fill_the_log, two_tenants)
+{
+        enum { N = 200 };
+        struct raw *raw = session_open(rig->lease_socket, NULL);
+
+        for (unsigned i = 0; i < N; i++) {
+                ck_assert_int_eq(make(raw, "job", "red", "/jobs/1"), 0);
+                ck_assert_int_eq(end(raw, "job"), 0);
+        }
+        session_end(raw);
+        ck_assert_uint_le(count_lines(rig, "lease 'job' made"), N / 2);
+        ck_assert_uint_le(count_lines(rig, "' ends: requested"), N / 2);
 }
 
 RIG_TEST(only_the_daemons_user_opens_it, two_tenants)
