@@ -327,10 +327,11 @@ bool session_looks_at_many(const struct session *s, const Bfcd__Request *request
         switch ((int)request->body_case) {
         case BFCD__REQUEST__BODY_LIST:
         case BFCD__REQUEST__BODY_EXPLAIN:
+                return s->tenant != NULL;
         case BFCD__REQUEST__BODY_LEASE_CREATE:
         case BFCD__REQUEST__BODY_LEASE_SET:
         case BFCD__REQUEST__BODY_LEASE_END:
-                return s->tenant != NULL;
+                return s->role != ROLE_ADMIN;
         default:
                 return false;
         }

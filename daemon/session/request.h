@@ -26,7 +26,8 @@ int session_handle_event(struct session *s, const Bfcd__EventReply *reply, const
  * may be read again. Negative: disconnect it, *ret_why says why. */
 int session_work(struct session *s, size_t n_blocks, const char **ret_why);
 
-/* True: a client's request that costs more than others, because it looks at many objects. */
+/* True: a request that costs more than others, because it looks at many objects. Those of admins are not charged, nor are
+ * pages of monitors and schedulers, which are short. */
 bool session_looks_at_many(const struct session *s, const Bfcd__Request *request);
 
 /* While SESSION_MAX_PENDING requests wait, only a request that cancels one of them may be handled. */

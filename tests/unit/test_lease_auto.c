@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "daemon/session/lease.h"
+#include "daemon/session/request.h"
 #include "daemon/session/share.h"
 #include "daemon/memory/broker_lease.h"
 #include "daemon/base/clock.h"
@@ -378,6 +379,23 @@ TEST_OF(lease_auto, schedulers_ask_so_often)
         schedules(scheduler, &w, EINVAL);
         must_close(scheduler);
         end_all();
+}
+
+/* So the scheduling class owes for them, and others have turns. */
+TEST_OF(lease_auto, requests_of_schedulers_are_charged)
+{
+        static const Bfcd__Request__BodyCase bodies[] = { BFCD__REQUEST__BODY_LEASE_CREATE,
+                                                          BFCD__REQUEST__BODY_LEASE_SET,
+                                                          BFCD__REQUEST__BODY_LEASE_END };
+        struct peer *scheduler = open_scheduler();
+        Bfcd__Request r = BFCD__REQUEST__INIT;
+
+        for (size_t i = 0; i < sizeof(bodies) / sizeof(bodies[0]); i++) {
+                r.body_case = bodies[i];
+                ck_assert(session_looks_at_many(scheduler->session, &r));
+                ck_assert(!session_looks_at_many(admin->session, &r));
+        }
+        must_close(scheduler);
 }
 
 /* What leases need of the tables is bounded for each tenant, too, so that others and operators have room. */
