@@ -1341,9 +1341,9 @@ TEST(the_admin_socket_is_served_without_fds)
 /* Logged at the start if the limit on fds is lower than what the config allows. */
 TEST(a_low_fd_limit_is_logged)
 {
-        /* 5 for each session, 2 for the tenant, 192, and 33 at most for extents of 64 MiB, which are
+        /* 5 for each session, 2 for the tenant, 320, and 33 at most for extents of 64 MiB, which are
          * fds unless they are shared by handles. */
-        unsigned n_extents = rig_device() != ON_CUDA_IPC ? 33 : 0, n = 40 * 5 + 2 + 192 + n_extents;
+        unsigned n_extents = rig_device() != ON_CUDA_IPC ? 33 : 0, n = 40 * 5 + 2 + 320 + n_extents;
         struct rig_config config = { .top = "max_sessions: 40\n", .max_fds = n };
         struct rig *rig;
         char wanted[64];
