@@ -159,7 +159,8 @@ int ask_open(struct ask *a, const char *socket, const char *tenant)
                 return r;
         }
         a->monitor = reply->hello->is_monitor;
-        a->admin = !*reply->hello->tenant && !a->monitor;
+        a->scheduler = reply->hello->is_scheduler;
+        a->admin = !*reply->hello->tenant && !a->monitor && !a->scheduler;
         a->session_id = reply->hello->session_id;
         bfcd__reply__free_unpacked(reply, NULL);
         return 0;
@@ -419,11 +420,12 @@ int ask_lease_name(struct ask *a, const char *name, char ret[static ASK_NAME_BYT
 {
         char prefix[24] = "";
         struct list *l;
-        int r = a->admin ? 0 : ask_list(a, BFCD__LIST__KIND__WHOAMI, &l);
+        bool is_whole = a->admin || a->scheduler;
+        int r = is_whole ? 0 : ask_list(a, BFCD__LIST__KIND__WHOAMI, &l);
 
         if (r < 0)
                 return r;
-        if (!a->admin) {
+        if (!is_whole) {
                 snprintf(prefix, sizeof(prefix), "u%llu:", (unsigned long long)l->whoami->uid);
                 list_free(l);
         }

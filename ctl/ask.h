@@ -18,6 +18,7 @@ struct ask {
         const char *socket;
         bool admin;
         bool monitor;        /* it sees everything as well, and changes nothing */
+        bool scheduler;      /* it is only for leases, of all tenants */
         uint64_t session_id; /* its own */
         char error[1024];
 };

@@ -245,7 +245,10 @@ static int lacks_rights(const struct command *c, const struct ask *a)
         if (!path || !*path)
                 path = c->needs == ADMIN ? PATHS_ADMIN_SOCKET : PATHS_MONITOR_SOCKET;
         fprintf(stderr, "bfcctl: \"%s\" needs the %s socket, and %s is the %s socket. ", c->name, kind,
-                a->socket, a->monitor ? "monitor" : "client");
+                a->socket,
+                a->monitor     ? "monitor"
+                : a->scheduler ? "lease"
+                               : "client");
         if (access(path, R_OK | W_OK) == 0 || errno != EACCES)
                 fprintf(stderr, "Set --socket or %s to it\n", variable);
         else if (stat(path, &st) == 0 && (st.st_mode & S_IWGRP) && st.st_gid != 0 &&

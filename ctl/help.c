@@ -96,7 +96,7 @@ static const char views[] =
 
 static const char options[] =
         "\n"
-        "  -s, --socket PATH  the socket to talk to, for clients, admins or monitors\n"
+        "  -s, --socket PATH  the socket to talk to, for clients, admins, monitors or leases\n"
         "  -j, --json         print JSON\n"
         "  -w, --wide         print all columns, without a cut at 80 columns\n"
         "  -h, --help         print this; after a command that of the command\n"

@@ -91,11 +91,12 @@ static int print_done(const struct invocation *i, const char *name, const char *
 static int create(struct ask *a, const struct invocation *i, const char *name)
 {
         Bfcd__LeaseCreate m = BFCD__LEASE_CREATE__INIT;
+        bool needs_tenant = a->admin || a->scheduler;
         int r;
 
-        if ((!i->tenant && a->admin) || !i->partition || !i->lease.limit)
-                return command_usage(a->admin ? "--tenant, --partition and --limit are needed"
-                                              : "--partition and --limit are needed",
+        if ((!i->tenant && needs_tenant) || !i->partition || !i->lease.limit)
+                return command_usage(needs_tenant ? "--tenant, --partition and --limit are needed"
+                                                  : "--partition and --limit are needed",
                                      NULL, i->use);
         r = read_match(i, &m);
         if (r == EXIT_SUCCESS)

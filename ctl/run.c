@@ -123,7 +123,7 @@ static int read_run(const struct invocation *i, const struct command *c, struct 
         return EXIT_SUCCESS;
 }
 
-/* The user's tenant on this socket; the admin and the monitor socket have none. */
+/* The user's tenant on this socket; the admin, the monitor and the lease socket have none. */
 static int ask_tenant(struct ask *a, const char *socket, struct run *run)
 {
         struct list *l;
@@ -427,10 +427,10 @@ static int make_lease(struct run *run)
                 return status;
         if (ask_open(&a, run->socket, run->tenant) < 0) {
                 status = complain(&a);
-        } else if (a.monitor) {
-                say("\"run\" needs the admin socket or the client socket, and %s is the monitor socket. Set "
+        } else if (a.monitor || a.scheduler) {
+                say("\"run\" needs the admin socket or the client socket, and %s is the %s socket. Set "
                     "--socket or BFC_ADMIN_SOCKET to one of these",
-                    a.socket);
+                    a.socket, a.monitor ? "monitor" : "lease");
                 status = EXIT_RUN_FAILED;
         } else if (run->has_own_name && name_lease(&a, run) < 0) {
                 status = complain(&a);

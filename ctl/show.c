@@ -282,6 +282,7 @@ static const struct table_column whoami_columns[] = {
         COLUMN("Process", "pid", 0, TABLE_NUMBER, Bfcd__Whoami, pid),
         COLUMN("Admin", "admin", 0, TABLE_BOOL, Bfcd__Whoami, admin),
         COLUMN("Monitor", "monitor", 0, TABLE_BOOL, Bfcd__Whoami, monitor),
+        COLUMN("Scheduler", "scheduler", 0, TABLE_BOOL, Bfcd__Whoami, scheduler),
         { "Matching tenants", "matching_tenants", .type = TABLE_MADE, .text = matching_text,
           .json = matching_json },
         { 0 },

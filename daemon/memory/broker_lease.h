@@ -110,9 +110,8 @@ const char *lease_kind_name(enum ledger_lease_kind kind);
 
 bool lease_maker_is_bounded(enum ledger_lease_maker maker);
 
-#define LEASE_BOUNDS_ALL 768u /* places for such leases, in equal shares */
-#define LEASE_BOUNDS_TENANT                                                                                  \
-        (LEASES_PER_TENANT / 16 * 15) /* of a tenant; the others are left to operators */
+#define LEASE_BOUNDS_ALL    768u                          /* places for such leases, in equal shares */
+#define LEASE_BOUNDS_TENANT (LEASES_PER_TENANT / 16 * 15) /* of a tenant; the others are left to operators */
 #define LEASE_BOUNDS_MS                                                                                      \
         60000u /* an interval; in each, each kind of maker may ask LEASES_PER_TENANT times for a tenant */
 

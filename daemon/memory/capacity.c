@@ -13,10 +13,10 @@
 
 #define MORE_SESSIONS 192u /* admins, monitors and schedulers, 64 of each, also when max_sessions are there */
 #define MAX_RECORDS   (UINT64_C(1) << 30) /* of one table; only those used take memory */
-#define SESSION_FDS   5u   /* its socket, its process, its events' socket, its page, its page's pipe */
-#define TENANT_FDS    2u   /* its usage page, and what pins it */
+#define SESSION_FDS   5u /* its socket, its process, its events' socket, its page, its page's pipe */
+#define TENANT_FDS    2u /* its usage page, and what pins it */
 /* The daemon's own, monitors, schedulers, pending connections, extents that are being made. */
-#define MORE_FDS      320u
+#define MORE_FDS 320u
 /* Records that a later config may need beyond twice what this one does. */
 #define MORE_QUOTAS   4096u
 #define MORE_EXTENTS  65536u

@@ -39,7 +39,7 @@ uint64_t capacity_refs(const struct config *c);
 #define CAPACITY_SIZES                                                                                       \
         43u /* of extents: CONFIG_GRANULARITY, and each twice the one before, up to UINT64_MAX */
 struct capacity {
-        uint64_t n_other_fds;  /* beside sessions and extents of quotas */
+        uint64_t n_other_fds; /* beside sessions and extents of quotas */
         size_t n_lease_shares; /* each tenant whose processes may cause leases has one, and all schedulers one */
         size_t n_partitions;
         struct capacity_partition {

@@ -262,6 +262,7 @@ static void describe(const struct session *s, size_t share, Bfcd__PartitionInfo 
         ret->can_resume = record->can_resume != 0;
         ret->takes_charges = s->tenant != NULL;
         ret->is_monitor = s->role == ROLE_MONITOR;
+        ret->is_scheduler = s->role == ROLE_SCHEDULER;
 }
 
 static void welcome(struct session *s, uint64_t id, size_t share, const struct welcome_fds *fds)

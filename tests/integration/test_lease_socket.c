@@ -13,8 +13,9 @@
 static const struct rig_config two_tenants = {
         .partitions = "      - {name: train, limit: 96MiB, growth: on-demand}\n"
                       "      - {name: serve, limit: 32MiB, growth: on-demand}\n",
-        .tenants = TENANT("red", "@UID@", "train, limit: 64MiB") TENANT_OF(
-                "blue", "@UID@", "{partition: train, limit: 64MiB}, {partition: serve, limit: 8MiB, reserve: 4MiB}"),
+        .tenants = TENANT("red", "@UID@", "train, limit: 64MiB")
+                TENANT_OF("blue", "@UID@",
+                          "{partition: train, limit: 64MiB}, {partition: serve, limit: 8MiB, reserve: 4MiB}"),
 };
 
 /* ---- requests about leases ---------------------------------------------------- */
@@ -298,6 +299,49 @@ RIG_TEST(it_guarantees_what_the_tenant_has_guaranteed, two_tenants)
         ck_assert_int_eq(set_reserve(raw, "job-3", 0), 0);
         ck_assert_int_eq(set_reserve(raw, "job-2", 4 * MIB), 0);
         session_end(raw);
+}
+
+/* ---- bfcctl --------------------------------------------------------------------- */
+
+enum { REFUSED = 1 };
+
+static void lease_ctl_refuses(struct rig *rig, const char *const *words, const char *part)
+{
+        char *err;
+
+        ck_assert_int_eq(ctl(rig->lease_socket, words, NULL, &err), REFUSED);
+        ck_assert_msg(strstr(err, part), "%s", err);
+        free(err);
+}
+
+RIG_TEST(bfcctl_by_the_lease_socket, two_tenants)
+{
+        json_t *rows;
+        char *err;
+
+        ck_assert_int_eq(ctl(rig->lease_socket,
+                             WORDS("lease", "create", "job", "--tenant", "red", "--partition", "train",
+                                   "--limit", "4MiB", "--cgroup", "/jobs/1"),
+                             NULL, NULL),
+                         0);
+        ck_assert_int_eq(ctl(rig->lease_socket, WORDS("lease", "set", "job", "--limit", "8MiB"), NULL, NULL),
+                         0);
+        ck_assert_int_eq(ctl(rig->lease_socket, WORDS("lease", "list"), NULL, NULL), 0);
+        ck_assert_int_eq(ctl(rig->lease_socket, WORDS("lease", "end", "job"), NULL, NULL), 0);
+        ck_assert_int_ne(ctl(rig->lease_socket,
+                             WORDS("lease", "create", "job", "--partition", "train", "--limit", "4MiB",
+                                   "--cgroup", "/jobs/1"),
+                             NULL, &err),
+                         0);
+        ck_assert_msg(strstr(err, "--tenant, --partition and --limit are needed"), "%s", err);
+        free(err);
+        lease_ctl_refuses(rig, WORDS("trim"), "is the lease socket");
+        lease_ctl_refuses(rig, WORDS("config"), "is the lease socket");
+        lease_ctl_refuses(rig, WORDS("sessions"), "the lease socket is only for leases");
+        rows = ctl_json(rig->lease_socket, WORDS("--json", "whoami"));
+        ck_assert(json_is_true(json_object_get(rows, "scheduler")));
+        ck_assert(json_is_false(json_object_get(rows, "admin")));
+        json_decref(rows);
 }
 
 /* ---- hostile requests ----------------------------------------------------------- */

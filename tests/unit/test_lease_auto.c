@@ -301,7 +301,8 @@ TEST_OF(lease_auto, schedulers_leave_places_to_others)
         char group[64];
 
         ck_assert_int_eq(reload(CONFIG(PER("limit: 2MiB")), "limit 2MiB"), 0);
-        schedules_many(scheduler, "red", 192, "schedulers have 192 leases of tenant 'red', which is the most");
+        schedules_many(scheduler, "red", 192,
+                       "schedulers have 192 leases of tenant 'red', which is the most");
         for (unsigned i = 0; i < 240 - 192; i++) {
                 snprintf(group, sizeof(group), "/pods/x/%u", i);
                 must_close(join(group, group));
