@@ -239,8 +239,8 @@ static void on_ready(const struct broker *b)
 
 static void on_unknown_fd(const char *name)
 {
-        log_warning("the service manager passed an unknown fd '%s'; the known names are 'client', 'admin' "
-                    "and 'monitor'",
+        log_warning("the service manager passed an unknown fd '%s'; the known names are 'client', 'admin', "
+                    "'monitor' and 'lease'",
                     name);
 }
 

@@ -59,7 +59,7 @@ struct connection {
         bool is_blocked;   /* the next of these may be handled only when fewer requests wait */
         char failure[192]; /* not empty: to be dropped for this. The daemon's texts are shorter than 128 */
         struct sched_member member;
-        struct places_member place; /* of a client while it is_new, or of a monitor */
+        struct places_member place; /* of a client while it is_new, or of a monitor or scheduler */
         TAILQ_ENTRY(connection) of_all, of_working;
 };
 
@@ -108,7 +108,7 @@ static void connection_make_working(struct connection *c)
  *   connection_end()       leaves all lists; libuv's close callbacks free the struct
  *
  * connection_leave() drops a connection whose session is reaped, for example after a goodbye: it writes the answer first.
- * connection_evict() frees the place of a connection for another one: it drops a monitor, and also finishes a client without a
+ * connection_evict() frees the place of a connection for another one: it drops a monitor or scheduler, and also finishes a client without a
  * hello. on_session_resume_kept() ends the connection without a socket of a session that is resumed, but not the session. */
 
 static void connection_fail(void *userdata, const char *why)

@@ -11,7 +11,7 @@
  * Bounds: a turn is a few requests, or some microseconds. Tenants have turns one after the other, however
  * many connections each has. Nothing is read while stream_is_full(): more than 128 KiB of replies, or too many fds,
  * wait for the peer to read. While a session has SESSION_MAX_PENDING waiting requests, only a Cancel is handled.
- * Connections before the hello and to the monitor socket are limited (places.h).
+ * Connections before the hello and to the monitor and lease sockets are limited (places.h).
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFCD_CONNECTION_H
@@ -51,7 +51,7 @@ struct connection_host {
 /* host->poller is the caller's to run and to free. -ENOMEM, -EMFILE, -ENFILE. */
 int connection_host_init(struct connection_host *host);
 
-/* Takes over fd, also on failure. May close another connection that has not sent a hello, or of a monitor. -EUSERS:
+/* Takes over fd, also on failure. May close another connection that has not sent a hello, or of a monitor or scheduler. -EUSERS:
  * there are too many of these, and none may be displaced, or too many on the admin socket; logged. -ECONNABORTED:
  * the peer has already hung up. */
 int connection_new(struct connection_host *host, int fd, enum role role);

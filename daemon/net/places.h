@@ -1,4 +1,4 @@
-/* Places of connections that are few: of clients before their hello, and of monitors. And which connection is closed
+/* Places of connections that are few: of clients before their hello, of monitors, and of schedulers. And which connection is closed
  * when one is needed.
  *
  * Connections whose processes match the same tenant are a class, and those that match none are another. So a user with

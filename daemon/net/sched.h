@@ -1,7 +1,7 @@
 /* Scheduling classes: members of one class share its turns.
  *
  * The sessions of a lease are one class, those of a tenant without a lease another, those of admins a third, those
- * of monitors a fourth. Before the hello each user's connections to the client socket are a class. The pending connections of
+ * of monitors a fourth, those of schedulers a fifth. Before the hello each user's connections to the client socket are a class. The pending connections of
  * a listening socket are a class too. Classes with work take turns, one member's turn each. So a class with many members
  * delays itself, and no other class.
  *
@@ -17,7 +17,7 @@
  * took: this would include the time in which the processor worked for others.
  *
  * All sessions of a tenant share one debt, whatever their leases. So do all unauthenticated connections, of whichever
- * user; the sessions of admins; and those of monitors. A tenant that comes begins with the longest debt of those that
+ * user; the sessions of admins; those of monitors; and those of schedulers. A tenant that comes begins with the longest debt of those that
  * have left, as it may be one of them. A debt ends SCHED_DEBT_MAX_NS after the last charge at the latest. But who shares
  * one has to wait for as long after each charge of another, while others without debt have turns.
  *

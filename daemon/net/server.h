@@ -22,7 +22,7 @@ int server_new(struct server **ret);
 void server_notify(void *userdata);
 void server_wake(void *userdata);
 
-/* Opens all sockets. The service manager may pass them as "client", "admin" and "monitor"; they must have the
+/* Opens all sockets. The service manager may pass them as "client", "admin", "monitor" and "lease"; they must have the
  * config's paths. Others are bound here. A stale socket file is replaced; a socket that another daemon serves is an
  * error. On failure one sentence in ret_sentence. m may be NULL; it outlives the server and is told the
  * daemon's status. */

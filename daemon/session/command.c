@@ -67,7 +67,7 @@ int handle_evict(struct session *s, const Bfcd__Request *r, const char **ret_why
                 snprintf(sentence, sizeof(sentence), "session %" PRIu64 " cannot be evicted: %s%s",
                          r->evict->session_id, other ? "it is " : "",
                          !other                       ? "there is no such session"
-                         : other->role != ROLE_CLIENT ? "an operator's session"
+                         : other->role != ROLE_CLIENT ? "not a client's session"
                                                       : session_state_name(other));
                 session_refuse(s, r->id, -ENOENT, sentence);
                 return 0;

@@ -45,8 +45,8 @@ static bool lease_self_refuse(struct session *s, uint64_t id, const char *what)
         if (s->role != ROLE_CLIENT || (s->tenant->config && s->tenant->config->leases_self))
                 return false;
         session_refuse_format(s, id, -EACCES,
-                              "%s only by operators, on the admin socket: the configuration does not have "
-                              "'leases: self' for tenant '%s'",
+                              "%s only by operators and schedulers, on the admin and lease sockets: "
+                              "the configuration does not have 'leases: self' for tenant '%s'",
                               what, s->tenant->name);
         return true;
 }
@@ -132,7 +132,8 @@ static int check_match(const struct session *s, const struct ledger_lease *facts
                 snprintf(why, n, "a user makes leases only for its own processes");
                 return -EACCES;
         default:
-                snprintf(why, n, "leases for units are made only by operators: use a process (--pid)");
+                snprintf(why, n,
+                         "leases for units are made only by operators and schedulers: use a process (--pid)");
                 return -EACCES;
         }
 }

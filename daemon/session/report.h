@@ -1,6 +1,6 @@
 /* Reports: the rows of lists for a viewer. A tenant's session sees its tenant, an admin session sees
  * all. A page fits in a frame. A page may be empty and still have a next one, because the number of
- * records that it looks at is bounded, too. For monitors, who may ask for pages as fast as they can, a page is also
+ * records that it looks at is bounded, too. For monitors and schedulers, who may ask for pages as fast as they can, a page is also
  * bounded by time.
  *
  * SPDX-License-Identifier: Apache-2.0 */

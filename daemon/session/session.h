@@ -275,9 +275,9 @@ struct session {
         enum session_state state; /* session_transit() sets it */
         uint64_t deadline_ms;     /* of the state; 0: none */
         bool is_watched;          /* the connection will report the exit of the client's process */
-        enum role role; /* admins and monitors have no tenant, and see everything; see session_handle() */
+        enum role role;           /* only clients have a tenant; see session_handle() */
         struct credentials who;
-        struct tenant *tenant; /* NULL before the hello, and of admins and monitors */
+        struct tenant *tenant; /* NULL before the hello, and of other roles than clients */
         uint32_t index;        /* in the ledger; LEDGER_NONE before the hello */
         uint64_t id;
         char name[64];
