@@ -51,6 +51,10 @@ shellcheck            cmd:shellcheck
 clang-format          cmd:clang-format
 codespell             cmd:codespell
 '
+# Only scripts/test-kubernetes. Go is no package of it: Debian's is too old.
+needs_kubernetes='
+protobuf-compiler     cmd:protoc
+'
 # Only .ci/run asks for these.
 needs_ci="$needs_test$needs_lint
 abigail-tools         cmd:abidw

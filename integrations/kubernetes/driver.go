@@ -1,0 +1,336 @@
+// The driver: what the kubelet asks of it, and what it tells the API server.
+//
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+	"k8s.io/klog/v2"
+
+	"bfcd/integrations/kubernetes/internal/bfcd"
+)
+
+const leaseNameMax = 63 // bytes
+
+type driver struct {
+	config *Config
+	node   string
+	period time.Duration // between looks at bfcd
+	helper *kubeletplugin.Helper
+
+	mutex      sync.Mutex
+	partitions map[string]*partition // by the names of their devices; as bfcd last said
+	isAway     bool
+}
+
+// startDriver registers with the kubelet and publishes until the context ends; then call stop().
+func startDriver(ctx context.Context, c *Config, node string, client kubernetes.Interface, period time.Duration,
+	options ...kubeletplugin.Option) (*driver, error) {
+	d := &driver{config: c, node: node, period: period, isAway: true}
+	helper, err := kubeletplugin.Start(ctx, d, append([]kubeletplugin.Option{
+		kubeletplugin.DriverName(driverName), kubeletplugin.NodeName(node), kubeletplugin.KubeClient(client)}, options...)...)
+	if err != nil {
+		return nil, err
+	}
+	d.helper = helper
+	go d.publish(ctx)
+	return d, nil
+}
+
+func (d *driver) stop() { d.helper.Stop() }
+
+// look asks bfcd for its state, and makes leases again that it has lost.
+func (d *driver) look(ctx context.Context) (err error) {
+	defer func() {
+		d.mutex.Lock()
+		d.isAway = err != nil
+		d.mutex.Unlock()
+	}()
+	s, err := bfcd.Open(ctx, d.config.Socket)
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	state, err := s.State()
+	if err != nil {
+		return err
+	}
+	partitions, err := partitionsOf(state, d.tenants())
+	if err != nil {
+		return err
+	}
+	d.mutex.Lock()
+	d.partitions = partitions
+	d.mutex.Unlock()
+	d.remake(ctx, s)
+	return nil
+}
+
+func (d *driver) tenants() map[string]bool {
+	names := map[string]bool{}
+	for _, tenant := range d.config.Tenants {
+		names[tenant] = true
+	}
+	return names
+}
+
+// remake makes the leases of prepared claims that bfcd no longer has, as after a loss of its ledger. One whose pod has ended is
+// not needed.
+func (d *driver) remake(ctx context.Context, s *bfcd.Session) {
+	leases, err := d.config.recordedLeases()
+	if err != nil {
+		runtime.HandleErrorWithContext(ctx, err, "leases of prepared claims cannot be read")
+	}
+	for _, l := range leases {
+		if _, err := os.Stat(d.config.CgroupMount + l.Cgroup); err != nil {
+			continue
+		}
+		if _, err := os.Stat(d.config.cdiFile(uidOf(l.Name))); err != nil {
+			continue // it was unprepared meanwhile
+		}
+		if err := s.Ensure(l); err != nil {
+			runtime.HandleErrorWithContext(ctx, err, "a lease of a prepared claim cannot be made", "lease", l.Name)
+		}
+	}
+}
+
+// publish keeps the ResourceSlices as bfcd's partitions are.
+func (d *driver) publish(ctx context.Context) {
+	var published *resourceslice.DriverResources
+	for {
+		err := d.look(ctx)
+		if err != nil && ctx.Err() == nil {
+			runtime.HandleErrorWithContext(ctx, err, "bfcd's devices get no new pods")
+		}
+		resources := d.resources()
+		if !reflect.DeepEqual(resources, published) {
+			if err := d.helper.PublishResources(ctx, *resources); err == nil {
+				published = resources
+			} else if ctx.Err() == nil {
+				runtime.HandleErrorWithContext(ctx, err, "ResourceSlices cannot be published")
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(d.period):
+		}
+	}
+}
+
+// resources: one pool with the devices of this node. While bfcd is away they are those that it last had.
+func (d *driver) resources() *resourceslice.DriverResources {
+	d.mutex.Lock()
+	defer d.mutex.Unlock()
+	slice := resourceslice.Slice{}
+	for _, name := range slices.Sorted(maps.Keys(d.partitions)) {
+		slice.Devices = append(slice.Devices, deviceOf(name, d.partitions[name], d.isAway))
+	}
+	return &resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{d.node: {Slices: []resourceslice.Slice{slice}}}}
+}
+
+// ---- claims
+
+// A lease's name begins with the pod's, for people, and has the claim's UID, by which it is found again.
+func leaseName(pod string, uid types.UID, i int) string {
+	end := fmt.Sprintf(".%s.%d", uid, i)
+	pod = pod[:min(len(pod), leaseNameMax-len(end))]
+	return pod + end
+}
+
+func partOfName(uid types.UID) string { return "." + string(uid) + "." }
+
+func uidOf(lease string) string {
+	parts := strings.Split(lease, ".")
+	return parts[max(0, len(parts)-2)]
+}
+
+// podOf is the pod for which the claim is reserved. A lease is for one control group.
+func podOf(claim *resourceapi.ResourceClaim) (*resourceapi.ResourceClaimConsumerReference, error) {
+	users := claim.Status.ReservedFor
+	if len(users) != 1 || users[0].Resource != "pods" || users[0].APIGroup != "" {
+		return nil, fmt.Errorf("the claim is reserved for %d users, and bfcd's memory is for one pod: use a "+
+			"ResourceClaimTemplate, which makes a claim for each pod", len(users))
+	}
+	return &users[0], nil
+}
+
+// leasesOf returns the leases that the claim needs, and what the kubelet is told of each.
+func (d *driver) leasesOf(claim *resourceapi.ResourceClaim) ([]*bfcd.Lease, []kubeletplugin.Device, error) {
+	tenant := d.config.Tenants[claim.Namespace]
+	if tenant == "" {
+		return nil, nil, fmt.Errorf("namespace '%s' has no tenant of bfcd: an operator adds it to 'tenants' of the driver's config",
+			claim.Namespace)
+	}
+	pod, err := podOf(claim)
+	if err != nil {
+		return nil, nil, err
+	}
+	cgroup, err := d.config.podCgroup(string(pod.UID))
+	if err != nil {
+		return nil, nil, err
+	}
+	var leases []*bfcd.Lease
+	var devices []kubeletplugin.Device
+	d.mutex.Lock()
+	defer d.mutex.Unlock()
+	for _, result := range claim.Status.Allocation.Devices.Results {
+		if result.Driver != driverName {
+			continue
+		}
+		p := d.partitions[result.Device]
+		if p == nil || result.Pool != d.node {
+			return nil, nil, fmt.Errorf("bfcd has no partition for device '%s' of pool '%s'", result.Device, result.Pool)
+		}
+		for _, l := range leases {
+			if l.Partition == p.name {
+				return nil, nil, fmt.Errorf("the claim has two requests in partition '%s', where a pod has one lease", p.name)
+			}
+		}
+		memory := result.ConsumedCapacity[capacity]
+		if memory.Value() <= 0 || memory.Value()%bfcd.Granularity != 0 {
+			return nil, nil, fmt.Errorf("request '%s' has %s of memory, which is not a multiple of 2Mi", result.Request, memory.String())
+		}
+		i := len(leases)
+		ids := []string{cdiKind + "=" + cdiName(string(claim.UID), i)}
+		for _, id := range d.config.GPUDevices {
+			if p.isGPU() {
+				ids = append(ids, strings.ReplaceAll(id, "{uuid}", p.uuid()))
+			}
+		}
+		leases = append(leases, &bfcd.Lease{Name: leaseName(pod.Name, claim.UID, i), Tenant: tenant, Partition: p.name,
+			Cgroup: cgroup, Limit: uint64(memory.Value())})
+		devices = append(devices, kubeletplugin.Device{Requests: []string{result.Request}, PoolName: result.Pool,
+			DeviceName: result.Device, CDIDeviceIDs: ids, ShareID: result.ShareID})
+	}
+	return leases, devices, nil
+}
+
+func (d *driver) makeLeases(s *bfcd.Session, claim *resourceapi.ResourceClaim, leases []*bfcd.Lease) error {
+	for _, l := range leases {
+		if err := s.Ensure(l); err != nil {
+			return err
+		}
+	}
+	return d.config.writeCDI(string(claim.UID), leases)
+}
+
+func (d *driver) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
+	if err := d.look(ctx); err != nil {
+		return nil, err
+	}
+	leases, devices, err := d.leasesOf(claim)
+	if err != nil {
+		return nil, err
+	}
+	s, err := bfcd.Open(ctx, d.config.Socket)
+	if err != nil {
+		return nil, err
+	}
+	defer s.Close()
+	_, err = os.Stat(d.config.cdiFile(string(claim.UID)))
+	isNew := errors.Is(err, fs.ErrNotExist) // else its containers may run, and keep what they have
+	if err := d.makeLeases(s, claim, leases); err != nil {
+		if isNew {
+			err = errors.Join(err, s.End(partOfName(claim.UID)))
+		}
+		return nil, err
+	}
+	klog.FromContext(ctx).Info("Prepared", "claim", klog.KObj(claim), "leases", len(leases))
+	return devices, nil
+}
+
+// unprepare removes the record first: else the leases could be made again.
+func (d *driver) unprepare(ctx context.Context, uid types.UID) error {
+	if err := d.config.removeCDI(string(uid)); err != nil {
+		return err
+	}
+	s, err := bfcd.Open(ctx, d.config.Socket)
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	return s.End(partOfName(uid))
+}
+
+// PrepareResourceClaims is called before the containers of a pod start, also again.
+func (d *driver) PrepareResourceClaims(ctx context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
+	results := map[types.UID]kubeletplugin.PrepareResult{}
+	for _, claim := range claims {
+		devices, err := d.prepare(ctx, claim)
+		results[claim.UID] = kubeletplugin.PrepareResult{Devices: devices, Err: err}
+	}
+	return results, nil
+}
+
+// UnprepareResourceClaims is called after they have ended, also again.
+func (d *driver) UnprepareResourceClaims(ctx context.Context, claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
+	results := map[types.UID]error{}
+	for _, claim := range claims {
+		results[claim.UID] = d.unprepare(ctx, claim.UID)
+	}
+	return results, nil
+}
+
+// HandleError ends the driver where trying again cannot help.
+func (d *driver) HandleError(ctx context.Context, err error, msg string) {
+	runtime.HandleErrorWithContext(ctx, err, msg)
+	if !errors.Is(err, kubeletplugin.ErrRecoverable) {
+		klog.FlushAndExit(klog.ExitFlushTimeout, 1)
+	}
+}
+
+// ---- health
+
+// WatchHealthStatus tells the kubelet how the devices are, which it shows in the status of pods.
+func (d *driver) WatchHealthStatus(ctx context.Context, reports chan<- kubeletplugin.DeviceHealthReport) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case reports <- d.health():
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(d.period):
+		}
+	}
+}
+
+func (d *driver) health() kubeletplugin.DeviceHealthReport {
+	d.mutex.Lock()
+	defer d.mutex.Unlock()
+	report := kubeletplugin.DeviceHealthReport{}
+	for name, p := range d.partitions {
+		h := kubeletplugin.DeviceHealth{PoolName: d.node, DeviceName: name, Health: kubeletplugin.HealthStatusHealthy,
+			LastUpdated: time.Now(), HealthCheckTimeout: 3*d.period + 10*time.Second}
+		h.Message, _ = p.problem()
+		switch {
+		case d.isAway:
+			h.Health, h.Message = kubeletplugin.HealthStatusUnknown, "bfcd does not answer"
+		case p.device.State == "lost" || p.device.State == "hung":
+			h.Health = kubeletplugin.HealthStatusUnhealthy
+		}
+		report.Devices = append(report.Devices, h)
+	}
+	return report
+}
