@@ -323,6 +323,8 @@ void config_set(const struct config_field *field, void *object, uint64_t value)
                 memcpy(at, &value, sizeof(value));
 }
 
+_Static_assert(TOP_DEFAULT + 1 < CONFIG_MAX_KEYS, "the last field of a section has no key");
+
 void config_init(const struct config_section *s, void *object)
 {
         for (const struct config_field *f = s->fields; f->key; f++) {

@@ -10,7 +10,7 @@
 
 #include "daemon/config/config.h"
 
-#define CONFIG_MAX_KEYS   10  /* of one mapping, the one without a key at the end included */
+#define CONFIG_MAX_KEYS   11  /* of one mapping, the one without a key at the end included */
 #define CONFIG_TEXT_BYTES 192 /* enough for the text of any value */
 
 struct yamltree_node;
