@@ -176,7 +176,11 @@ char *rig_config_text(const struct rig *rig, const struct rig_config *config)
         ck_assert_ptr_nonnull(out);
         fprintf(out, "socket: {path: %s, mode: \"0666\"}\n", rig->socket);
         fprintf(out, "admin_socket: {path: %s, mode: \"0600\"}\n", rig->admin_socket);
-        fprintf(out, "lease_socket: {path: %s}\n", rig->lease_socket);
+        if (!config->has_no_lease_socket) {
+                fprintf(out, "lease_socket: {path: %s", rig->lease_socket);
+                put_filled_in(out, config->lease_keys ? config->lease_keys : "");
+                fputs("}\n", out);
+        }
         put_filled_in(out, config->top ? config->top : "");
         if (!config->top || !strstr(config->top, "timeouts:"))
                 fputs("timeouts: {reclaim: 30s, quarantine: 60m}\n",

@@ -65,8 +65,10 @@ struct rig_config {
         const char *tenants;    /* items; {name: red, match: {uid: @UID@}, quota of 64MiB in train} */
         const char *top;        /* more keys of the top level, whole lines */
         const char *device;     /* more keys of the device, whole lines */
-        unsigned max_fds;       /* RLIMIT_NOFILE of the daemon; as it is */
-        bool moves_clock;       /* the test calls rig_pass() */
+        const char *lease_keys; /* more keys of lease_socket, as ", mode: ..." */
+        bool has_no_lease_socket;
+        unsigned max_fds; /* RLIMIT_NOFILE of the daemon; as it is */
+        bool moves_clock; /* the test calls rig_pass() */
 };
 
 struct rig {

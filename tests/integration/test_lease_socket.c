@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "tests/integration/json.h"
+#include "tests/integration/kept.h"
 
 static const struct rig_config two_tenants = {
         .partitions = "      - {name: train, limit: 96MiB, growth: on-demand}\n"
@@ -110,6 +111,24 @@ RIG_TEST(a_scheduler_makes_changes_and_ends_leases, two_tenants)
         raw = session_open(rig->lease_socket, NULL); /* leases do not end with the session */
         ck_assert_int_eq(end(raw, "job-2"), 0);
         session_end(raw);
+}
+
+TEST(its_leases_survive_the_daemon)
+{
+        struct kept *k = kept_start(&two_tenants);
+        struct raw *raw = session_open(k->rig->lease_socket, NULL);
+
+        ck_assert_int_eq(make(raw, "job", "red", "/jobs/1"), 0);
+        ck_assert_int_eq(make(k->rig->admin, "theirs", "red", "/jobs/2"), 0);
+        kept_restart(k, SIGKILL);
+        (void)raw_close(raw);
+        raw = session_open(k->rig->lease_socket, NULL);
+        ck_assert(has(raw, "job", "scheduler") && has(raw, "theirs", "operator"));
+        ck_assert_int_eq(end(raw, "theirs"), -ENOENT);
+        ck_assert_int_eq(end(raw, "job"), 0);
+        ck_assert_int_eq(end(k->rig->admin, "theirs"), 0);
+        session_end(raw);
+        kept_stop(k);
 }
 
 /* All processes of the test are below the root of the control groups. */
@@ -438,10 +457,48 @@ RIG_TEST(its_leases_do_not_fill_the_log, two_tenants)
         ck_assert_uint_le(count_lines(rig, "' ends: requested"), N / 2);
 }
 
-RIG_TEST(only_the_daemons_user_opens_it, two_tenants)
+/* ---- the socket ---------------------------------------------------------------- */
+
+static const struct rig_config of_group = { .lease_keys = ", mode: \"0660\", group: @GID@" };
+static const struct rig_config no_socket = { .has_no_lease_socket = true };
+
+static bool config_says(struct rig *rig, const char *part)
+{
+        char *text = ctl_text(rig, WORDS("config"));
+        bool says = strstr(text, part) != NULL;
+
+        free(text);
+        return says;
+}
+
+static unsigned mode_of(const struct rig *rig)
 {
         struct stat st;
 
         ck_assert_int_eq(stat(rig->lease_socket, &st), 0);
-        ck_assert_uint_eq(st.st_mode & 07777, 0600);
+        ck_assert_uint_eq(st.st_gid, getgid());
+        return st.st_mode & 07777;
+}
+
+RIG_TEST(only_the_daemons_user_opens_it, two_tenants)
+{
+        ck_assert_uint_eq(mode_of(rig), 0600);
+        ck_assert(config_says(rig, rig->lease_socket));
+}
+
+RIG_TEST(its_mode_and_group_are_those_of_the_config, of_group)
+{
+        char *text = ctl_text(rig, WORDS("config")), *at = strstr(text, "lease_socket:"), group[32];
+
+        ck_assert_uint_eq(mode_of(rig), 0660);
+        snprintf(group, sizeof(group), "group: %u", (unsigned)getgid());
+        ck_assert_msg(at && strstr(at, rig->lease_socket) && strstr(at, "0660") && strstr(at, group), "%s",
+                      text);
+        free(text);
+}
+
+RIG_TEST(there_is_none_without_the_key, no_socket)
+{
+        ck_assert_int_lt(access(rig->lease_socket, F_OK), 0);
+        ck_assert(!config_says(rig, "lease_socket"));
 }
