@@ -87,6 +87,21 @@ static bool has_one(const Bfcd__LeaseRow *row)
                strlen(row->match) < PATH_BYTES - sizeof(CGROUPS);
 }
 
+/* A scheduler's lease has no session where one of an operator or of the config is for the control group: it must not lift
+ * the sum. */
+static bool is_of_no_use(const struct list *l, const Bfcd__LeaseRow *row)
+{
+        for (size_t i = 0; strcmp(row->made_by, "scheduler") == 0 && i < l->n_leases; i++) {
+                const Bfcd__LeaseRow *other = l->leases[i];
+
+                if (has_one(other) && strcmp(other->made_by, "scheduler") != 0 &&
+                    strcmp(other->match, row->match) == 0 && strcmp(other->tenant, row->tenant) == 0 &&
+                    strcmp(other->partition, row->partition) == 0)
+                        return true;
+        }
+        return false;
+}
+
 /* With room for those of `before`. */
 static int collect(const struct list *l, struct limits *ret)
 {
@@ -96,7 +111,7 @@ static int collect(const struct list *l, struct limits *ret)
                 const Bfcd__LeaseRow *row = l->leases[i];
                 const Bfcd__DeviceRow *device = device_of(l, row->partition, next->uuid);
 
-                if (!device || !has_one(row))
+                if (!device || !has_one(row) || is_of_no_use(l, row))
                         continue;
                 snprintf(next->folder, sizeof(next->folder), CGROUPS "%s", row->match);
                 same = find(ret, next->uuid, next->folder);

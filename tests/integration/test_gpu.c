@@ -214,6 +214,16 @@ static void create_lease(const struct rig *rig, const char *name, const char *pa
                                  "--limit", limit, kind, match)));
 }
 
+/* One that an operator's lease replaces. */
+static void create_scheduled(const struct rig *rig, const char *name, const char *match)
+{
+        ck_assert_int_eq(ctl(rig->lease_socket,
+                             WORDS("lease", "create", name, "--tenant", "red", "--partition", "train",
+                                   "--limit", "4MiB", "--cgroup", match),
+                             NULL, NULL),
+                         0);
+}
+
 static void say_limits(const struct rig *rig, const char *limits)
 {
         char *out, *err;
@@ -227,6 +237,7 @@ static void say_limits(const struct rig *rig, const char *limits)
         text_has(err, "of /sys/fs/cgroup/ on cuda:1 cannot be set: bfcd's own processes are in that");
         ck_assert(were_set(limits, FIRST "jobs/a 0 25165824\n"));
         ck_assert(were_set(limits, SECOND "jobs/a 0 4194304\n"));
+        ck_assert(were_set(limits, FIRST "jobs/s 0 4194304\n"));
         ck_assert(!were_set(limits, "d.service") && !were_set(limits, "cgroup/ "));
 }
 
@@ -277,6 +288,8 @@ RIG_TEST(limits_of_the_driver, two_gpus)
         create_lease(rig, "a", "train", "16MiB", "--cgroup", "/jobs/a");
         create_lease(rig, "b", "infer", "8MiB", "--cgroup", "/jobs/a");
         create_lease(rig, "c", "other", "4MiB", "--cgroup", "/jobs/a");
+        create_scheduled(rig, "s-1", "/jobs/a");
+        create_scheduled(rig, "s-2", "/jobs/s");
         create_lease(rig, "d", "other", "4MiB", "--unit", "d.service");
         create_lease(rig, "e", "other", "4MiB", "--cgroup", "/none");
         create_lease(rig, "f", "other", "4MiB", "--cgroup", "/");
