@@ -638,7 +638,8 @@ TEST(whoami_output)
         check_json(
                 BFCD__LIST__KIND__WHOAMI, l,
                 "{\"schema\":1,\"whoami\":{\"tenant\":\"vision\",\"session_id\":4,\"uid\":1000,\"gid\":100,"
-                "\"pid\":77,\"admin\":false,\"monitor\":false,\"matching_tenants\":[\"vision\",\"speech\"]}}");
+                "\"pid\":77,\"admin\":false,\"monitor\":false,\"scheduler\":false,"
+                "\"matching_tenants\":[\"vision\",\"speech\"]}}");
         CHECK_PARTS(table_of(BFCD__LIST__KIND__WHOAMI, l), "Matching tenants vision, speech\n");
         list_free(l);
 }
