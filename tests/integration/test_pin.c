@@ -156,12 +156,15 @@ static void say_hello(void *arg)
 static void assert_only_who_connected(bool before)
 {
         struct rig *rig = rig_start(&plain);
+        size_t n_fds = process_count_fds(rig->pid);
         struct raw *raw;
         pid_t pid;
 
         if (before)
                 child_stop(rig->pid);
         ck_assert_int_eq(raw_open(rig->socket, &raw), 0);
+        if (!before) /* it asks the kernel for senders when it has the pidfd; what is sent just before that has none */
+                ck_assert(WAIT_FOR(process_count_fds(rig->pid) == n_fds + 2, SETTLE_MS));
         pid = child_start(say_hello, raw);
         if (before) {
                 ck_assert(WAIT_FOR(is_unread(raw), SETTLE_MS));
