@@ -304,14 +304,11 @@ def check_partition(session: Session, name: str, device: str, kind: str, ordinal
     is_default = name == session.partition
     if kind == "cuda" and ordinal is None:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        why = (
-            "this process has no driver or does not see that GPU"
-            if visible is None
-            else f"CUDA_VISIBLE_DEVICES is '{visible}'"
-        )
-        remedy = (
-            "see the line gpu" if visible is None else "correct CUDA_VISIBLE_DEVICES, or choose another BFC_PARTITION"
-        )
+        why = "this process has no driver or does not see that GPU"
+        remedy = "see the line gpu, or choose another BFC_PARTITION"
+        if visible is not None:
+            why += f"; CUDA_VISIBLE_DEVICES is '{visible}'"
+            remedy = f"correct CUDA_VISIBLE_DEVICES, {remedy}"
         return (failed if is_default else note)("partition", f"{where} cannot be used: {why}", remedy)
     try:
         free, limit = _in_child(lambda: _use_block(name), _ANSWER_S if kind == "host" else _LOAD_S)
