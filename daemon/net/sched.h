@@ -37,14 +37,14 @@
 
 #include "daemon/base/role.h"
 
-/* Charges: about twice the time that the work takes. With less, the debts of several classes end together, and a cheap
- * turn waits for an expensive one of each of them. */
+/* Charges: several times what the work takes. With less, the debts of several classes end together, and a cheap turn waits
+ * for an expensive one of each of them. */
 #define SCHED_ACCEPT_NS   50000u
 #define SCHED_HELLO_NS    100000u
-#define SCHED_END_NS      100000u /* of a connection */
-#define SCHED_DROP_NS     100000u /* of some of what it had not read */
+#define SCHED_END_NS      200000u /* of a connection */
+#define SCHED_DROP_NS     200000u /* of some of what it had not read */
 #define SCHED_LOOK_NS     100000u /* of a request that looks at many objects */
-#define SCHED_DEBT_MAX_NS 400000u /* the charges of a few ends */
+#define SCHED_DEBT_MAX_NS 800000u /* the charges of a few ends */
 
 #define SCHED_LOOKS 16u /* at most as many classes are asked whether they owe */
 
