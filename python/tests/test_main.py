@@ -8,6 +8,7 @@ import pathlib
 import pty
 import re
 import select
+import shlex
 import shutil
 import signal
 import socket
@@ -439,7 +440,7 @@ def test_the_tour_is_interrupted(tour, number, until):
 def test_a_step_of_the_tour_fails(tour, tmp_path):
     (tmp_path / "bfcd").symlink_to(BFCD)
     bfcctl = tmp_path / "bfcctl"
-    bfcctl.write_text(f'#!/bin/sh\ncase "$*" in *refused) echo broken >&2; exit 3 ;; esac\nexec {BFCCTL} "$@"\n')
+    bfcctl.write_text(f'#!/bin/sh\ncase "$*" in *refused) echo broken >&2; exit 3 ;; esac\nexec {shlex.quote(str(BFCCTL))} "$@"\n')
     bfcctl.chmod(0o755)
     process = piped(tour, PATH=f"{tmp_path}:/usr/bin:/bin")
     out, _ = process.communicate(timeout=LIMIT_S)

@@ -12,7 +12,7 @@ import pytest
 from bfcd import _native
 
 PACKAGE = pathlib.Path(_native.__file__).parent
-LOADED = 'print(*sorted({line.split()[-1] for line in open("/proc/self/maps") if "libbfcclient" in line}))'
+LOADED = 'print(*sorted({line.split(maxsplit=5)[5].strip() for line in open("/proc/self/maps") if "libbfcclient" in line}))'
 
 
 @pytest.fixture
