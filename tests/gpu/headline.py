@@ -6,7 +6,7 @@ usage: headline.py steps BYTES own|run|pool|install    training steps, a capture
        headline.py fill BYTES                          takes memory until it is refused, and what it had
        headline.py several N BYTES                     that many processes that fill
        headline.py model PATH BYTES                    writes a model
-       headline.py weights load|bfcd PATH              loads it, says ready, and ends at SIGUSR1
+       headline.py weights load|bfcd PATH              loads it, says ready, and at SIGUSR1 what the GPU has in use
        headline.py park BYTES                          parks and wakes a pool
        headline.py loop BYTES                          steps until SIGUSR1, and the longest
 
@@ -165,7 +165,6 @@ def until_told():
 
 def weights(how, path):
     told = until_told()
-    free = torch.cuda.mem_get_info()[0]
     begin = time.monotonic()
     if how == "load":
         from safetensors.torch import load_file
@@ -180,9 +179,8 @@ def weights(how, path):
     print("ready", flush=True)
     while not told:
         time.sleep(0.05)
-    used = free - torch.cuda.mem_get_info()[0]
-    total = sum(int(t[:1].cpu()) for t in tensors.values())
-    answer(seconds=round(seconds, 3), bytes_used=used, sum=total)
+    free, total = torch.cuda.mem_get_info()
+    answer(seconds=round(seconds, 3), bytes_in_use=total - free, sum=sum(int(t[:1].cpu()) for t in tensors.values()))
 
 
 def park(n_bytes):
