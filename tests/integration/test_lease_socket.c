@@ -50,16 +50,22 @@ static int make(struct raw *raw, const char *name, const char *tenant, const cha
         return create(raw, &m);
 }
 
+static int change(struct raw *raw, const char *name, Bfcd__LeaseSet *m)
+{
+        Bfcd__Request r = BFCD__REQUEST__INIT;
+
+        m->name = (char *)(uintptr_t)name;
+        r.body_case = BFCD__REQUEST__BODY_LEASE_SET;
+        r.lease_set = m;
+        return raw_do(raw, &r);
+}
+
 static int set(struct raw *raw, const char *name, uint64_t bytes_limit)
 {
         Bfcd__LeaseSet m = BFCD__LEASE_SET__INIT;
-        Bfcd__Request r = BFCD__REQUEST__INIT;
 
-        m.name = (char *)(uintptr_t)name;
         m.bytes_limit = bytes_limit;
-        r.body_case = BFCD__REQUEST__BODY_LEASE_SET;
-        r.lease_set = &m;
-        return raw_do(raw, &r);
+        return change(raw, name, &m);
 }
 
 static int end(struct raw *raw, const char *name)
@@ -291,14 +297,10 @@ RIG_TEST(a_scheduler_sees_leases_and_where_they_have_room, two_tenants)
 static int set_reserve(struct raw *raw, const char *name, uint64_t bytes_reserve)
 {
         Bfcd__LeaseSet m = BFCD__LEASE_SET__INIT;
-        Bfcd__Request r = BFCD__REQUEST__INIT;
 
-        m.name = (char *)(uintptr_t)name;
         m.sets_reserve = true;
         m.bytes_reserve = bytes_reserve;
-        r.body_case = BFCD__REQUEST__BODY_LEASE_SET;
-        r.lease_set = &m;
-        return raw_do(raw, &r);
+        return change(raw, name, &m);
 }
 
 /* The rest of the partition stays for others. */

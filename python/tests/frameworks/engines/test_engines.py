@@ -259,14 +259,31 @@ def environment(daemon):
     return daemon.environment() | {"BFC_PRELOAD": preload}
 
 
+# Behind a program with engine(step): an engine for each line, until it is killed.
+FORKS = """
+import json, os, sys, time
+
+def timed(step):
+    began = time.monotonic()
+    step()
+    return time.monotonic() - began
+
+for line in sys.stdin:
+    pid = os.fork()
+    if pid == 0:
+        engine(line.strip())
+    os.waitpid(pid, 0)
+"""
+
+
 def kill_in_steps(daemon, program, python_path, steps):
-    """The program forks for each line, a step's name, and prints the child's pid and the seconds that the step took. The child
-    takes the step once more, and is killed in it: 20 times in each step, each a little later. Nothing stays charged."""
+    """engine(step) of the program prints its pid and the seconds that the step took, and takes it once more. It is killed in it: 20
+    times in each step, each a little later. Nothing stays charged."""
     import bfcd
 
     log = open(daemon.folder / "killed", "w+")
     process = subprocess.Popen(
-        command(daemon, program, limit_mib=None),
+        command(daemon, program + FORKS, limit_mib=None),
         env=environment(daemon) | {"PYTHONPATH": python_path},
         text=True,
         stdin=subprocess.PIPE,

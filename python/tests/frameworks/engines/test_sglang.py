@@ -228,18 +228,11 @@ def path(daemon):
     return FOLDER + ":" + daemon.environment()["PYTHONPATH"]
 
 
-# A child is forked before it uses CUDA.
+# It is forked before it uses CUDA.
 KILLED = """
-import json, os, sys, time
-
 def engine(which):
     import torch
     from torch_memory_saver import torch_memory_saver as saver
-
-    def timed(step):
-        began = time.monotonic()
-        step()
-        return time.monotonic() - began
 
     def tensor(n_mib):
         return torch.empty(n_mib << 20, dtype=torch.uint8, device="cuda")
@@ -255,12 +248,6 @@ def engine(which):
     print(json.dumps([os.getpid(), took[which]]), flush=True)
     saver.pause() if which == "pause" else saver.resume()
     time.sleep(1000)
-
-for line in sys.stdin:
-    pid = os.fork()
-    if pid == 0:
-        engine(line.strip())
-    os.waitpid(pid, 0)
 """
 
 

@@ -395,17 +395,12 @@ def test_pressure_parks_an_idle_engine(daemon):
     two.close()
 
 
-# Forks an engine for each line, "sleep" or "wake": vLLM is imported once. It says how long both take, and when it begins.
+# vLLM is imported once.
 KILLED = (
     BEGIN
     + """
 import bfcd.vllm
 from vllm.device_allocator.cumem import CuMemAllocator
-
-def timed(step):
-    began = time.monotonic()
-    step()
-    return time.monotonic() - began
 
 def engine(which):
     CuMemAllocator.instance = allocator = bfcd.vllm.Allocator()
@@ -422,12 +417,6 @@ def engine(which):
     print(json.dumps([os.getpid(), took[which]]), flush=True)
     backend.suspend() if which == "sleep" else backend.resume()
     time.sleep(1000)
-
-for line in sys.stdin:
-    pid = os.fork()
-    if pid == 0:
-        engine(line.strip())
-    os.waitpid(pid, 0)
 """
 )
 
