@@ -4,7 +4,7 @@
  *
  * The daemon speaks no HTTP. This program runs as a user of its own that may open the monitor socket and nothing else of
  * the daemon. It has neither encryption nor authentication, so it listens on loopback addresses and Unix sockets
- * only. */
+ * only, unless it serves nothing but metrics. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <getopt.h>
@@ -30,7 +30,7 @@ enum { EXIT_USAGE = 2 };
 
 static void print_help(FILE *out)
 {
-        fputs("Usage: bfc-exporter [--listen ADDRESS:PORT | --listen PATH] [--socket PATH]\n"
+        fputs("Usage: bfc-exporter [--listen ADDRESS:PORT | --listen PATH] [--metrics-only] [--socket PATH]\n"
               "\n"
               "Serves the state of bfcd over HTTP: /metrics for Prometheus, and /api/status, partitions,\n"
               "tenants, sessions, keep, grants, waiting, leases, explain and hour (the last hour, sampled) as\n"
@@ -38,6 +38,7 @@ static void print_help(FILE *out)
               "\n"
               "  -l, --listen WHERE  a loopback address and a port, or the path of a Unix socket;\n"
               "                      default " DEFAULT_LISTEN "\n"
+              "  -m, --metrics-only  serve /metrics only; the address may be any\n"
               "  -s, --socket PATH   bfcd's monitor socket; default $BFC_MONITOR_SOCKET, else\n"
               "                      " PATHS_MONITOR_SOCKET "\n"
               "  -h, --help          print this\n"
@@ -109,8 +110,8 @@ static int listen_on_path(const char *path)
         return fd;
 }
 
-/* "127.0.0.1:80", "[::1]:80". */
-static int listen_on_address(const char *where)
+/* "127.0.0.1:80", "[::1]:80". any: also one that is no loopback address. */
+static int listen_on_address(const char *where, bool any)
 {
         const struct addrinfo hints = { .ai_flags = AI_NUMERICHOST | AI_NUMERICSERV,
                                         .ai_socktype = SOCK_STREAM };
@@ -128,11 +129,11 @@ static int listen_on_address(const char *where)
         }
         if (getaddrinfo(host, colon + 1, &hints, &found) != 0)
                 return fail(where, "it is not a numeric address with a port");
-        if (is_loopback(found->ai_addr))
+        if (any || is_loopback(found->ai_addr))
                 fd = open_socket(where, found->ai_addr, found->ai_addrlen);
         else
                 fd = fail(where, "it is not a loopback address, and there is neither encryption nor "
-                                 "authentication; use a reverse proxy");
+                                 "authentication; use a reverse proxy, or --metrics-only");
         freeaddrinfo(found);
         return fd;
 }
@@ -141,31 +142,35 @@ static int listen_on_address(const char *where)
 
 struct options {
         const char *listen, *socket;
+        bool metrics_only;
 };
 
 /* An exit status; -1: go on. */
 static int read_options(int argc, char **argv, struct options *o)
 {
         static const struct option longs[] = {
-                { "listen", required_argument, NULL, 'l' },
-                { "socket", required_argument, NULL, 's' },
-                { "help", no_argument, NULL, 'h' },
-                { "version", no_argument, NULL, 'v' },
-                { NULL, 0, NULL, 0 },
+                { "listen", required_argument, NULL, 'l' }, { "metrics-only", no_argument, NULL, 'm' },
+                { "socket", required_argument, NULL, 's' }, { "help", no_argument, NULL, 'h' },
+                { "version", no_argument, NULL, 'v' },      { NULL, 0, NULL, 0 },
         };
         bool is_given[256] = { false };
         int option;
 
-        while ((option = getopt_long(argc, argv, "l:s:h", longs, NULL)) >= 0) {
+        while ((option = getopt_long(argc, argv, "l:ms:h", longs, NULL)) >= 0) {
                 if (option != '?' && is_given[option]) {
                         fprintf(stderr, "bfc-exporter: an option is given twice: --%s; give it once\n",
-                                option == 'l' ? "listen" : "socket");
+                                option == 'l'   ? "listen"
+                                : option == 'm' ? "metrics-only"
+                                                : "socket");
                         return EXIT_USAGE;
                 }
                 is_given[option] = true;
                 switch (option) {
                 case 'l':
                         o->listen = optarg;
+                        break;
+                case 'm':
+                        o->metrics_only = true;
                         break;
                 case 's':
                         o->socket = optarg;
@@ -201,7 +206,7 @@ static int run(const struct options *o, int fd)
         sigaddset(&endings, SIGINT);
         sigprocmask(SIG_BLOCK, &endings, NULL); /* before the thread is made */
         signal(SIGPIPE, SIG_IGN);
-        if (serve_start(fd, o->socket, &s) < 0) {
+        if (serve_start(fd, o->socket, o->metrics_only, &s) < 0) {
                 (void)fail(o->listen, "the HTTP server could not be started");
                 close(fd);
                 return EXIT_FAILURE;
@@ -223,7 +228,7 @@ int main(int argc, char **argv)
                 return status;
         if (!o.socket || !*o.socket)
                 o.socket = PATHS_MONITOR_SOCKET;
-        fd = o.listen[0] == '/' ? listen_on_path(o.listen) : listen_on_address(o.listen);
+        fd = o.listen[0] == '/' ? listen_on_path(o.listen) : listen_on_address(o.listen, o.metrics_only);
         if (fd < 0)
                 return EXIT_FAILURE;
         status = run(&o, fd);

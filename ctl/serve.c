@@ -38,6 +38,7 @@
 struct serve {
         struct MHD_Daemon *http;
         const char *socket;
+        bool metrics_only;
         pthread_mutex_t turn; /* for asking the daemon, and of the hour */
         struct hour *hour;
         uint64_t due_ms; /* the next sample */
@@ -334,6 +335,8 @@ static enum MHD_Result on_request(void *userdata, struct MHD_Connection *c, cons
                 *n_body = 0;
                 return MHD_YES;
         }
+        if (((const struct serve *)userdata)->metrics_only && strcmp(url, "/metrics") != 0)
+                return send_error(c, MHD_HTTP_NOT_FOUND, "There is only /metrics.");
         if (strcmp(url, "/") == 0)
                 return send_page(c);
         if (strcmp(url, "/api/hour") == 0)
@@ -349,13 +352,14 @@ static enum MHD_Result on_request(void *userdata, struct MHD_Connection *c, cons
 
 /* ---- start and end ----------------------------------------------------------------- */
 
-int serve_start(int fd, const char *socket, struct serve **ret)
+int serve_start(int fd, const char *socket, bool metrics_only, struct serve **ret)
 {
         struct serve *s = calloc(1, sizeof(*s));
 
         if (!s)
                 return -ENOMEM;
         s->socket = socket;
+        s->metrics_only = metrics_only;
         pthread_mutex_init(&s->turn, NULL);
         if (hour_new(&s->hour) < 0) {
                 free(s);

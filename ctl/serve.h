@@ -9,14 +9,16 @@
 #ifndef BFC_CTL_SERVE_H
 #define BFC_CTL_SERVE_H
 
+#include <stdbool.h>
+
 #define SERVE_CONNECTIONS 32u
 #define SERVE_TIMEOUT_S   10u /* of a connection on which nothing happens */
 
 struct serve;
 
-/* fd: a listening socket, taken over on success. socket: the daemon's, borrowed. -ENOMEM: it could not be
- * started. */
-int serve_start(int fd, const char *socket, struct serve **ret);
+/* fd: a listening socket, taken over on success. socket: the daemon's, borrowed. metrics_only: all other paths are not found.
+ * -ENOMEM: it could not be started. */
+int serve_start(int fd, const char *socket, bool metrics_only, struct serve **ret);
 
 /* Samples the daemon for /api/hour if it is time. Called about once a second, whether or not a page is open. It waits
  * for a request that is being answered, and as long as the daemon may take. */
