@@ -50,12 +50,13 @@ struct options {
         bool stops_keepers;
         bool strict;
         bool no_memory;
+        bool external_keepers;
         enum log_level log_level;
 };
 
 static void print_help(FILE *f)
 {
-        fputs("Usage: bfcd [--config FILE] [--log-level LEVEL] [--no-memory]\n"
+        fputs("Usage: bfcd [--config FILE] [--log-level LEVEL] [--external-keepers | --no-memory]\n"
               "       bfcd --check [FILE] [--strict] [--user NAME]\n"
               "       bfcd --stop-keepers [ADMIN-SOCKET]\n"
               "\n"
@@ -63,6 +64,8 @@ static void print_help(FILE *f)
               "\n"
               "  -c, --config FILE    the configuration; default " DEFAULT_CONFIG "\n"
               "  --log-level LEVEL    error, warning, notice, info (default), debug\n"
+              "  --external-keepers   another program starts the keepers (bfcd-keeper DEVICE --socket PATH)\n"
+              "                       and starts them again; bfcd waits for them, and leaves them running\n"
               "  --no-memory          devices of sizes only, for plans: GPUs need not be there\n"
               "  --check [FILE]       report every error of the configuration and exit\n"
               "  --strict             with --check: fail on warnings, too\n"
@@ -122,6 +125,9 @@ static int take_option(int option, int argc, char **argv, struct options *ret)
         case 'n':
                 ret->no_memory = true;
                 return 0;
+        case 'x':
+                ret->external_keepers = true;
+                return 0;
         case 'e':
                 ret->stops_keepers = true;
                 return 0;
@@ -160,6 +166,7 @@ static int parse_options(int argc, char **argv, struct options *ret)
                 { "user", required_argument, NULL, 'u' },
                 { "log-level", required_argument, NULL, 'l' },
                 { "no-memory", no_argument, NULL, 'n' },
+                { "external-keepers", no_argument, NULL, 'x' },
                 { "stop-keepers", no_argument, NULL, 'e' },
                 { "version", no_argument, NULL, 'v' },
                 { "help", no_argument, NULL, 'h' },
@@ -198,6 +205,10 @@ static int parse_options(int argc, char **argv, struct options *ret)
                 fprintf(stderr,
                         "bfcd: --stop-keepers reads no configuration: give it the path of the admin socket "
                         "instead of --config\n");
+                return -EINVAL;
+        }
+        if (ret->external_keepers && (ret->no_memory || ret->stops_keepers)) {
+                fprintf(stderr, "bfcd: --external-keepers is not for --no-memory and --stop-keepers\n");
                 return -EINVAL;
         }
         if (ret->user && (geteuid() != 0 || !getpwnam(ret->user))) {
@@ -431,6 +442,8 @@ static enum devices_kind find_kind(const struct options *options)
 
         if (options->no_memory)
                 return DEVICES_NO_MEMORY;
+        if (options->external_keepers && !options->check)
+                return DEVICES_EXTERNAL;
         return options->check || (word && strcmp(word, "0") == 0) ? DEVICES_OWN : DEVICES_KEPT;
 }
 

@@ -1,4 +1,5 @@
-/* bfcd-keeper: owns the memory of one device for bfcd, which starts it with a socket as its standard input.
+/* bfcd-keeper: owns the memory of one device for bfcd, which starts it with a socket as its standard input. Another program
+ * may start it, too, with anything else as its standard input: then it makes the socket itself.
  *
  *   bfcd-keeper DEVICE [--allow-mps]
  *                                      The socket is connected: it ends with bfcd, whatever its device does then.
@@ -8,6 +9,7 @@
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
+#include <libgen.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -19,6 +21,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include "device/device.h"
@@ -46,6 +49,13 @@ static void *watch(void *userdata)
         _exit(EXIT_SUCCESS);
 }
 
+/* As the first process of a container it has no default action of signals. */
+static void end_now(int number)
+{
+        (void)number;
+        _exit(EXIT_SUCCESS);
+}
+
 /* What ends bfcd, as a signal from a terminal or a service manager does, ends this process with it and not before. One that
  * outlives bfcd is ended by SIGTERM, as at the end of the machine. */
 static void ignore_signals(bool is_named)
@@ -54,7 +64,7 @@ static void ignore_signals(bool is_named)
 
         for (size_t i = 0; i < sizeof(signals) / sizeof(signals[0]); i++)
                 signal(signals[i], SIG_IGN);
-        signal(SIGTERM, is_named ? SIG_DFL : SIG_IGN);
+        signal(SIGTERM, is_named ? end_now : SIG_IGN);
 }
 
 /* ---- one that outlives bfcd ---------------------------------------------------- */
@@ -73,6 +83,38 @@ static bool is_ours(int fd)
         socklen_t n = sizeof(who);
 
         return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &n) == 0 && who.uid == geteuid();
+}
+
+/* With its folder, as bfcd makes it. The socket of one that has ended is replaced. -EADDRINUSE: one listens. */
+static int make_socket(const char *path)
+{
+        struct sockaddr_un address = { .sun_family = AF_UNIX };
+        char folder[sizeof(address.sun_path)];
+        int fd, r = 0;
+
+        if (strlen(path) >= sizeof(address.sun_path))
+                return -ENAMETOOLONG;
+        strcpy(address.sun_path, path);
+        strcpy(folder, path);
+        if (mkdir(dirname(folder), 0700) < 0 && errno != EEXIST)
+                return -errno;
+        fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+        if (fd < 0)
+                return -errno;
+        if (connect(fd, (struct sockaddr *)&address, sizeof(address)) == 0 || errno == EAGAIN)
+                r = -EADDRINUSE;
+        else if (errno == ECONNREFUSED && unlink(path) < 0)
+                r = -errno;
+        close(fd);
+        if (r < 0)
+                return r;
+        fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+        if (fd < 0)
+                return -errno;
+        if (bind(fd, (struct sockaddr *)&address, sizeof(address)) < 0 || dup2(fd, STDIN_FILENO) < 0)
+                r = -errno;
+        close(fd);
+        return r;
 }
 
 /* One bfcd after the other. */
@@ -125,9 +167,14 @@ int main(int argc, char **argv)
         struct keeper *k;
         int r;
 
-        if ((argc != n && !allows_mps) || !is_socket(STDIN_FILENO)) {
+        if ((argc != n && !allows_mps) || (!is_named && !is_socket(STDIN_FILENO))) {
                 fprintf(stderr,
                         "bfcd-keeper owns a device's memory for bfcd, which starts it; see bfcd(8)\n");
+                return EXIT_FAILURE;
+        }
+        r = is_socket(STDIN_FILENO) ? 0 : make_socket(argv[3]);
+        if (r < 0) {
+                fprintf(stderr, "bfcd-keeper: %s: %s\n", argv[3], strerror(-r));
                 return EXIT_FAILURE;
         }
         if (allows_mps)

@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -30,9 +31,11 @@ struct remote {
         pthread_mutex_t mutex;      /* guards a call, and what follows */
         struct keepers *keepers;    /* borrowed; NULL: it ends with this process */
         bool is_lost;               /* it has not answered */
+        int lost_by;                /* the error: why */
         struct keeper_link link;    /* changed with link_mutex, too */
         pthread_mutex_t link_mutex; /* never held during a call */
         int watched;                /* an epoll set, with the keeper's process or else its connection */
+        int end;                    /* an eventfd: device_end() */
         int64_t end_ms; /* of device_end(), which all devices have had before the first is closed; 0: not yet */
 };
 
@@ -136,7 +139,7 @@ static int start_keeper(struct remote *d)
 {
         const char *const more[] = { allows_mps ? KEEPER_ALLOW_MPS : NULL, NULL };
         struct keeper_link link;
-        int r = d->keepers ? keepers_connect(d->keepers, d->id, more, -1, &link)
+        int r = d->keepers ? keepers_connect(d->keepers, d->id, more, d->end, &link)
                            : keeper_start_own(d->id, more, &link);
 
         return r < 0 ? r : set_link(d, &link);
@@ -198,6 +201,7 @@ static int call_locked(struct remote *d, const struct keeper_request *request, c
                 return r < 0 ? -ECANCELED : ret->result;
         if (r == 0 || r == -EMFILE)
                 return r < 0 ? r : ret->result;
+        d->lost_by = r;
         return lose(d);
 }
 
@@ -496,6 +500,14 @@ static void remote_end(struct device *device)
         if (d->link.fd >= 0)
                 shutdown(d->link.fd, SHUT_RDWR);
         pthread_mutex_unlock(&d->link_mutex);
+        (void)eventfd_write(d->end, 1);
+}
+
+/* To end it would bring one of the same version. */
+static bool is_other_external(const struct remote *d, int r)
+{
+        return r == -ENODEV && d->is_lost && d->lost_by == -EPROTO && d->keepers &&
+               keepers_are_external(d->keepers);
 }
 
 static int hello(struct remote *d, struct keeper_reply *reply, char *ret_sentence, size_t n_sentence)
@@ -505,6 +517,12 @@ static int hello(struct remote *d, struct keeper_reply *reply, char *ret_sentenc
 
         if (r == 0)
                 keeper_pass_key(reply->n_bytes);
+        else if (is_other_external(d, r))
+                snprintf(
+                        ret_sentence, n_sentence,
+                        "%s: its bfcd-keeper, which another program starts, is of another version: end all jobs, "
+                        "then the keepers, and start those of this version",
+                        d->id);
         else if (r == -ENODEV && d->is_lost)
                 snprintf(ret_sentence, n_sentence,
                          "%s: its bfcd-keeper ended before it had opened the device; if bfcd was upgraded "
@@ -524,9 +542,13 @@ static int meet(struct remote *d, struct keeper_reply *reply, char *ret_sentence
         int r = start_keeper(d);
 
         if (r < 0) {
-                snprintf(ret_sentence, n_sentence,
-                         "%s: bfcd-keeper, which must be beside bfcd, cannot be started: %s", d->id,
-                         strerror(-r));
+                if (r == -ETIMEDOUT)
+                        snprintf(ret_sentence, n_sentence,
+                                 "%s: no bfcd-keeper listens, which another program starts", d->id);
+                else
+                        snprintf(ret_sentence, n_sentence,
+                                 "%s: bfcd-keeper, which must be beside bfcd, cannot be started: %s", d->id,
+                                 strerror(-r));
                 return r;
         }
         if (!d->link.is_new)
@@ -541,7 +563,7 @@ static int open_locked(struct remote *d, char *ret_sentence, size_t n_sentence)
         struct keeper_reply reply = { .sentence = "" };
         int r = meet(d, &reply, ret_sentence, n_sentence);
 
-        if (r == -ENODEV && d->is_lost && !d->link.is_new) {
+        if (r == -ENODEV && d->is_lost && !d->link.is_new && !is_other_external(d, r)) {
                 end_keeper(d);
                 r = meet(d, &reply, ret_sentence, n_sentence);
         }
@@ -553,7 +575,7 @@ static int open_locked(struct remote *d, char *ret_sentence, size_t n_sentence)
         }
         if (r == 0)
                 d->granularity = reply.granularity;
-        else if (d->link.is_new || r == -ENODEV)
+        else if ((d->link.is_new || r == -ENODEV) && !is_other_external(d, r))
                 end_keeper(d);
         else
                 leave_keeper(d); /* with what jobs have */
@@ -584,6 +606,8 @@ static struct device *remote_free(struct device *device)
         pthread_mutex_destroy(&d->mutex);
         if (d->watched >= 0)
                 close(d->watched);
+        if (d->end >= 0)
+                close(d->end);
         free(d->id);
         free(d);
         return NULL;
@@ -626,10 +650,11 @@ int keeper_device_new(struct keepers *keepers, const char *id, struct device **r
                               .keepers = keepers,
                               .id = copy,
                               .watched = epoll_create1(EPOLL_CLOEXEC),
+                              .end = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK),
                               .link = KEEPER_LINK_NONE };
         pthread_mutex_init(&d->mutex, NULL);
         pthread_mutex_init(&d->link_mutex, NULL);
-        r = d->watched < 0 ? -errno : 0;
+        r = d->watched < 0 || d->end < 0 ? -errno : 0;
         if (r < 0)
                 snprintf(ret_sentence, n_sentence, "%s: %s", id, strerror(-r));
         else

@@ -31,6 +31,9 @@
 #define MORE_MS   100
 #define START_MS  30000 /* in which a new process listens */
 #define LOOK_MS   1
+/* Of an external keeper. The kubelet waits 5 minutes at most before it starts a container again. */
+#define EXTERNAL_MS      600000
+#define EXTERNAL_LOOK_MS 50
 
 enum { MAX_ENDING = 64 };
 
@@ -141,6 +144,7 @@ int keeper_start_own(const char *id, const char *const *more, struct keeper_link
 struct keepers {
         char path[PATH_MAX];
         int fd; /* locked */
+        bool are_external;
 };
 
 static int find_folder(const char *admin_socket, char ret[static PATH_MAX])
@@ -185,7 +189,7 @@ static int become_owner(const char *path)
 static int open_keepers(const char *admin_socket, bool makes, struct keepers **ret, char *ret_sentence,
                         size_t n_sentence)
 {
-        struct keepers *k = malloc(sizeof(*k));
+        struct keepers *k = calloc(1, sizeof(*k));
         int r = k ? find_folder(admin_socket, k->path) : -ENOMEM;
 
         if (r == 0 && makes && mkdir(k->path, 0700) < 0 && errno != EEXIST)
@@ -219,6 +223,16 @@ int keepers_open(const char *admin_socket, struct keepers **ret, char *ret_sente
 int keepers_open_left(const char *admin_socket, struct keepers **ret, char *ret_sentence, size_t n_sentence)
 {
         return open_keepers(admin_socket, false, ret, ret_sentence, n_sentence);
+}
+
+void keepers_set_external(struct keepers *k)
+{
+        k->are_external = true;
+}
+
+bool keepers_are_external(const struct keepers *k)
+{
+        return k->are_external;
 }
 
 struct keepers *keepers_close(struct keepers *k)
@@ -301,6 +315,28 @@ static int start_named(struct keepers *k, const char *id, const char *const *mor
         return r;
 }
 
+static bool is_absent(int r)
+{
+        return r == -ECONNREFUSED || r == -ENOENT;
+}
+
+static int await_external(const struct keepers *k, const char *id, int cancel)
+{
+        struct pollfd p = { .fd = cancel, .events = POLLIN };
+        int64_t until_ms = keeper_now_ms() + EXTERNAL_MS;
+
+        for (;;) {
+                int fd = try_connect(k->fd, id, 0);
+
+                if (!is_absent(fd))
+                        return fd;
+                if (keeper_now_ms() >= until_ms)
+                        return -ETIMEDOUT;
+                if (poll(&p, 1, EXTERNAL_LOOK_MS) > 0)
+                        return -ECANCELED;
+        }
+}
+
 /* -ECONNRESET: it has ended. -ECANCELED: the fd `cancel` is readable. */
 static int connect_new(const struct keepers *k, const char *id, pid_t pid, int cancel)
 {
@@ -354,8 +390,8 @@ int keepers_connect(struct keepers *k, const char *id, const char *const *more, 
         struct keeper_link link = KEEPER_LINK_NONE;
         int r;
 
-        link.fd = try_connect(k->fd, id, 0);
-        if (link.fd == -ECONNREFUSED || link.fd == -ENOENT) {
+        link.fd = k->are_external ? await_external(k, id, cancel) : try_connect(k->fd, id, 0);
+        if (!k->are_external && is_absent(link.fd)) {
                 r = start_named(k, id, more, &link.pid);
                 if (r < 0)
                         return r;
@@ -466,7 +502,8 @@ void keeper_end(struct keeper_link *link, int timeout_ms)
 
 void keepers_forget(const struct keepers *k, const char *id)
 {
-        (void)unlinkat(k->fd, id, 0);
+        if (!k->are_external)
+                (void)unlinkat(k->fd, id, 0);
 }
 
 int keepers_end(struct keepers *k, int timeout_ms, bool (*is_used)(const void *userdata, const char *id),
@@ -495,7 +532,7 @@ int keepers_end(struct keepers *k, int timeout_ms, bool (*is_used)(const void *u
                         ask_to_end(&link);
                         links[n++] = link;
                 }
-                (void)unlinkat(k->fd, e->d_name, 0);
+                keepers_forget(k, e->d_name);
         }
         closedir(folder);
         /* All together: the others have had their time, too, when the first one has. */

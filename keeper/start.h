@@ -49,13 +49,18 @@ int keepers_open_left(const char *admin_socket, struct keepers **ret, char *ret_
 
 struct keepers *keepers_close(struct keepers *k); /* they stay; takes NULL */
 
+/* From now on they are external: another program starts them, and again when they have ended. */
+void keepers_set_external(struct keepers *k);
+bool keepers_are_external(const struct keepers *k);
+
 /* True: one listens there, which an earlier bfcd has left, or another one uses. */
 bool keepers_have(const char *admin_socket, const char *id);
 
 bool keepers_listen(const struct keepers *k, const char *id); /* the same */
 
-/* Connects to that of the device, which is started with these arguments (NULL at the end) if none listens. A new
- * one is waited for only until the fd `cancel` is readable (-1: never). -ECONNRESET: the new one has ended; -ECANCELED; -errno. */
+/* Connects to that of the device, which is started with these arguments (NULL at the end) if none listens; an external one is
+ * waited for. That is until the fd `cancel` is readable (-1: never). -ECONNRESET: the new one has ended; -ETIMEDOUT: no external
+ * one has come; -ECANCELED; -errno. */
 int keepers_connect(struct keepers *k, const char *id, const char *const *more, int cancel,
                     struct keeper_link *ret);
 
@@ -74,7 +79,8 @@ void keeper_end(struct keeper_link *link, int timeout_ms);
 /* As keeper_end(), but waits, and kills, only until the fd `cancel` is readable. */
 void keeper_end_unless(struct keeper_link *link, int timeout_ms, int cancel);
 
-/* No connection reaches the one that listens there any more, and it ends by itself when it can. */
+/* No connection reaches the one that listens there any more, and it ends by itself when it can. The socket of an external one
+ * may already be its successor's, and stays. */
 void keepers_forget(const struct keepers *k, const char *id);
 
 /* Ends all that there are and that are not used, and removes their sockets. is_used: NULL: none is. Returns their number;

@@ -228,6 +228,11 @@ bool store_is_new(const struct store *s)
         return s->is_new;
 }
 
+bool store_is_external(const struct store *s)
+{
+        return s && keepers_are_external(s->keepers);
+}
+
 /* At the start, which must not wait for ever. -EPROTO: a reply without an fd. */
 static int take(struct store *s, enum keeper_op op, uint64_t key)
 {
@@ -422,7 +427,7 @@ static int meet(struct store *s)
 {
         int r = connect_to(s);
 
-        if (!is_useless(r) || s->link.fd < 0)
+        if (!is_useless(r) || s->link.fd < 0 || (r == -EPROTO && store_is_external(s)))
                 return r;
         log_error("the keeper of host memory %s: it is ended, with what it has of an earlier bfcd",
                   trouble(r));
@@ -629,9 +634,15 @@ int store_new(struct keepers *k, struct store **ret, char *ret_sentence, size_t 
         r = meet(s);
         s->is_new = s->link.is_new;
         if (r < 0) {
-                snprintf(ret_sentence, n_sentence,
-                         "bfcd-keeper, which must be beside bfcd, cannot be used for host memory: %s",
-                         r == -EAGAIN ? "it does not answer" : strerror(-r));
+                if (store_is_external(s) && (r == -EPROTO || r == -ETIMEDOUT))
+                        snprintf(ret_sentence, n_sentence, "bfcd-keeper, which another program starts, %s",
+                                 r == -EPROTO ? "is of another version: end all jobs, then the keepers, and "
+                                                "start those of this version"
+                                              : "does not listen for host memory");
+                else
+                        snprintf(ret_sentence, n_sentence,
+                                 "bfcd-keeper, which must be beside bfcd, cannot be used for host memory: %s",
+                                 r == -EAGAIN ? "it does not answer" : strerror(-r));
                 store_free(s);
                 return r;
         }

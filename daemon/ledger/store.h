@@ -25,7 +25,8 @@
 struct store;
 
 /* Connects to the keeper, which is started if there is none. One that does not answer in time is ended, with
- * what it has, which is logged, and another one is started. k is borrowed. -errno, with a sentence. */
+ * what it has, which is logged, and another one is started. An external one of another version would be so again, and is not
+ * ended. k is borrowed. -errno, with a sentence. */
 int store_new(struct keepers *k, struct store **ret, char *ret_sentence, size_t n_sentence);
 struct store *store_free(struct store *s); /* the keeper keeps what it has; takes NULL */
 
@@ -42,6 +43,8 @@ uint64_t store_silent_since_ns(const struct store *s);
 
 bool store_keeps(const struct store *s);
 bool store_is_new(const struct store *s); /* there was no keeper */
+bool store_is_external(
+        const struct store *s); /* another program starts the keeper, which stays therefore; takes NULL */
 
 /* Fds that the caller then owns. -ENOENT: none; -errno: it is unknown whether there is one. A key that was
  * requested is never returned by store_next_key(). */

@@ -241,8 +241,8 @@ static bool owes_memory(const struct broker *b)
 bool broker_has_heirs(const struct broker *b)
 {
         return store_keeps(b->options.store) &&
-               (b->sessions.n_clients > 0 || b->shared.n_kept > 0 || b->leases.n > 0 ||
-                b->restored.closed_bytes > 0 || owes_memory(b));
+               (store_is_external(b->options.store) || b->sessions.n_clients > 0 || b->shared.n_kept > 0 ||
+                b->leases.n > 0 || b->restored.closed_bytes > 0 || owes_memory(b));
 }
 
 void broker_promise(struct broker *b)

@@ -39,11 +39,13 @@ int devices_new(enum devices_kind kind, struct devices **ret)
 int devices_keepers(struct devices *d, const char *admin_socket, struct keepers **ret, char *ret_sentence,
                     size_t n_sentence)
 {
-        if (d->kind == DEVICES_KEPT && !d->keepers) {
+        if ((d->kind == DEVICES_KEPT || d->kind == DEVICES_EXTERNAL) && !d->keepers) {
                 int r = keepers_open(admin_socket, &d->keepers, ret_sentence, n_sentence);
 
                 if (r < 0)
                         return r;
+                if (d->kind == DEVICES_EXTERNAL)
+                        keepers_set_external(d->keepers);
                 d->have_left = keepers_listen(d->keepers, KEEPER_HOST);
         }
         *ret = d->keepers;

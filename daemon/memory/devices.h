@@ -15,6 +15,7 @@ struct devices;
 
 enum devices_kind {
         DEVICES_KEPT,      /* what keepers have outlives this process, for the next one */
+        DEVICES_EXTERNAL,  /* as DEVICES_KEPT, and another program starts the keepers */
         DEVICES_OWN,       /* all ends with this process */
         DEVICES_NO_MEMORY, /* as DEVICES_OWN, and of sizes only */
 };
