@@ -1,0 +1,94 @@
+{{- define "bfcd.name" -}}
+{{- if contains .Chart.Name .Release.Name }}{{ .Release.Name }}{{ else }}{{ .Release.Name }}-{{ .Chart.Name }}{{ end }}
+{{- end }}
+
+{{- define "bfcd.selector" -}}
+app.kubernetes.io/name: {{ .Chart.Name }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "bfcd.labels" -}}
+{{ include "bfcd.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end }}
+
+{{- define "bfcd.image" -}}
+image: {{ printf "%s:%s" .Values.image.repository (.Values.image.tag | default .Chart.AppVersion) | quote }}
+imagePullPolicy: {{ .Values.image.pullPolicy }}
+{{- end }}
+
+{{- /* What all containers have; the image's user is bfcd. */}}
+{{- define "bfcd.security" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+{{- end }}
+
+{{- /* What both pods have. The PID namespace: bfcd identifies clients by their pids, and the driver of a GPU tells pids of
+the host. */}}
+{{- define "bfcd.pod" -}}
+hostPID: true
+securityContext:
+  runAsUser: 9470
+  runAsGroup: 9470
+  seccompProfile: {type: RuntimeDefault}
+{{- with .Values.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with .Values.imagePullSecrets }}
+imagePullSecrets: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.affinity }}
+affinity: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+initContainers:
+  # The kubelet makes /run/bfcd for root.
+  - name: folder
+    {{- include "bfcd.image" . | nindent 4 }}
+    command:
+      - install
+      - --directory
+      - --owner=bfcd
+      - --group=bfcd
+      - /run/bfcd
+      - /run/bfcd/client
+    securityContext:
+      {{- include "bfcd.security" . | replace "{drop: [ALL]}" "{drop: [ALL], add: [CHOWN, DAC_OVERRIDE, FOWNER]}" | nindent 6 }}
+      runAsUser: 0
+      runAsGroup: 0
+    volumeMounts:
+      - {name: run, mountPath: /run/bfcd}
+{{- end }}
+
+{{- define "bfcd.runVolume" -}}
+- name: run
+  hostPath: {path: /run/bfcd, type: DirectoryOrCreate}
+{{- end }}
+
+{{- define "bfcd.bfcdConfig" -}}
+socket: {path: /run/bfcd/client/bfcd.sock, mode: "0666"}
+admin_socket: {path: /run/bfcd/admin.sock, mode: "0600"}
+monitor_socket: {path: /run/bfcd/monitor.sock, mode: "0660", group: bfcd-monitor}
+lease_socket: {path: /run/bfcd/lease.sock, mode: "0660", group: bfcd-lease}
+{{ toYaml .Values.config }}
+{{- end }}
+
+{{- define "bfcd.driverConfig" -}}
+socket: /run/bfcd/lease.sock
+clientFolder: /run/bfcd/client
+cdiFolder: {{ .Values.cdiFolder }}
+gpuDevices: {{ toJson .Values.gpu.devices }}
+tenants: {{ toJson .Values.tenants }}
+{{- end }}
+
+{{- define "bfcd.hasGPU" -}}
+{{- range .Values.config.devices }}{{ if ne .id "host" }}true{{ end }}{{ end }}
+{{- end }}
