@@ -464,7 +464,7 @@ pid_t rig_spawn_daemon_with(const struct rig *rig, void (*prepare)(void *), void
         setenv("BFCD_KEEP", "0", 0); /* it leaves nothing */
         if (prepare)
                 prepare(arg);
-        execl(rig->bfcd, "bfcd", "--config", rig->config_path, (char *)NULL);
+        execl(rig->bfcd, "bfcd", "--config", rig->config_path, rig->option, (char *)NULL);
         dprintf(STDERR_FILENO, "error: %s: %s\n", rig->bfcd, strerror(errno));
         _exit(127);
 }

@@ -82,6 +82,7 @@ struct rig {
         char memory[96]; /* folder of the machine that the fake driver pretends */
         pid_t pid;
         const char *bfcd;           /* the program */
+        const char *option;         /* one more of its command line; NULL: none */
         struct moved_clock *clock;  /* of the daemon; NULL: the machine's */
         unsigned max_fds;           /* as configured; 0: as it is */
         struct raw *admin;          /* our one session on the admin socket */

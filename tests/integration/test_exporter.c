@@ -70,7 +70,7 @@ static bool is_up(const char *path)
         return true;
 }
 
-static struct exporter exporter_start(const struct rig *rig)
+static struct exporter exporter_start_with(const struct rig *rig, const char *option)
 {
         struct exporter e;
         pid_t parent = getpid();
@@ -82,11 +82,16 @@ static struct exporter exporter_start(const struct rig *rig)
                 prctl(PR_SET_PDEATHSIG, SIGKILL);
                 if (getppid() == parent)
                         execl(rig->clock ? program_or(BUILT_EXPORTER_MOVED_CLOCK) : program(), "bfc-exporter",
-                              "--listen", e.path, "--socket", rig->monitor_socket, (char *)NULL);
+                              "--listen", e.path, "--socket", rig->monitor_socket, option, (char *)NULL);
                 _exit(127);
         }
         ck_assert(WAIT_FOR(is_up(e.path), SETTLE_MS));
         return e;
+}
+
+static struct exporter exporter_start(const struct rig *rig)
+{
+        return exporter_start_with(rig, NULL);
 }
 
 /* It ends by itself, and removes its socket. */
@@ -623,6 +628,24 @@ RIG_TEST(only_the_monitor_socket_will_do, one_tenant)
         exporter_stop(&e);
 }
 
+/* It need not be private then. */
+RIG_TEST(only_metrics_are_served, one_tenant)
+{
+        static const char *const others[] = { "/",         "/api/status",  "/api/sessions",
+                                              "/api/hour", "/api/columns", "/api/map.svg?partition=train" };
+        struct exporter e = exporter_start_with(rig, "--metrics-only");
+        struct reply r;
+
+        ck_assert(is_served(&e));
+        for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++) {
+                get(&e, others[i], &r);
+                ck_assert_int_eq(r.status, 404);
+                ck_assert_ptr_nonnull(strstr(r.body, "There is only /metrics."));
+                free(r.all);
+        }
+        exporter_stop(&e);
+}
+
 /* ---- the command line ---------------------------------------------------------------------- */
 
 TEST(wrong_options)
@@ -645,6 +668,11 @@ TEST(wrong_options)
                 ck_assert_msg(strstr(err, wrong[i].said), "%s: %s", wrong[i].where, err);
                 free(err);
         }
+        /* An address of documentation, which no machine has. */
+        ck_assert_int_eq(
+                program_run(WORDS(program(), "--metrics-only", "--listen", "192.0.2.1:9477"), NULL, &err), 1);
+        ck_assert_msg(strstr(err, strerror(EADDRNOTAVAIL)), "%s", err);
+        free(err);
         ck_assert_int_eq(program_run(WORDS(program(), "--no-such"), NULL, NULL), 2);
         ck_assert_int_eq(program_run(WORDS(program(), "more"), NULL, NULL), 2);
         ck_assert_int_eq(program_run(WORDS(program(), "--help"), NULL, NULL), 0);

@@ -3,10 +3,15 @@
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "tests/integration/tools.h"
 #include "tests/keeper_caller.h"
@@ -453,6 +458,135 @@ LOOP_TEST(a_keeper_that_does_not_answer_is_replaced, getenv("BFC_TEST_LONG") ? 1
         bfc_disconnect(client);
         rig_terminate(rig); /* what red had stays charged */
         rig_discard(rig);
+}
+
+/* ---- keepers that another program starts ----------------------------------------- */
+
+static pid_t start_external(const struct rig *rig, const char *id)
+{
+        char program[256], socket[128];
+        pid_t pid = fork();
+
+        ck_assert_int_ge(pid, 0);
+        if (pid > 0)
+                return pid;
+        snprintf(program, sizeof(program), "%s", rig->bfcd);
+        snprintf(strrchr(program, '/'), sizeof("/bfcd-keeper"), "/bfcd-keeper");
+        snprintf(socket, sizeof(socket), "%s/keepers/%s", rig->folder, id);
+        execl(program, "bfcd-keeper", id, "--socket", socket, (char *)NULL);
+        _exit(127);
+}
+
+/* As the kubelet: starts each, and again when it has ended. It ends with what it started, or with this process. */
+static pid_t start_manager(const struct rig *rig)
+{
+        static const char *const ids[] = { "host", "cuda:0", "cuda:1" };
+        pid_t parent = getpid(), pids[3], manager = fork(), ended;
+        int null;
+
+        ck_assert_int_ge(manager, 0);
+        if (manager > 0)
+                return manager;
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        if (getppid() != parent)
+                _exit(1);
+        null = open("/dev/null", O_RDWR);
+        for (int fd = 0; fd <= 2; fd++)
+                dup2(null, fd);
+        for (size_t i = 0; i < 3; i++)
+                pids[i] = start_external(rig, ids[i]);
+        while ((ended = waitpid(-1, NULL, 0)) > 0)
+                for (size_t i = 0; i < 3; i++)
+                        if (pids[i] == ended) {
+                                usleep(200000);
+                                pids[i] = start_external(rig, ids[i]);
+                        }
+        _exit(1);
+}
+
+static bool has_keepers(const struct rig *rig)
+{
+        return keeper_pid_in(rig->folder, "host") > 0 && keeper_pid_in(rig->folder, "cuda:0") > 0 &&
+               keeper_pid_in(rig->folder, "cuda:1") > 0;
+}
+
+/* bfcd starts before them and after them, is killed and ended, and they are: jobs lose what a lost GPU had, and no more. */
+TEST(external_keepers_outlive_bfcd)
+{
+        static const char *const names[] = { "train", "other", "memory" };
+        struct rig *rig = rig_folder();
+        char *text = rig_config_text(rig, &each_kind), *blocks[3];
+        bfc_client *clients[3];
+        pid_t manager, host, gpu;
+        void *more;
+
+        rig_write_config(rig, text);
+        free(text);
+        rig->option = "--external-keepers";
+        setenv("BFC_RETURN_MS", "300000", 1);
+        rig->pid = rig_spawn_daemon(rig);
+        manager = start_manager(rig);
+        ck_assert(WAIT_FOR(rig_answers(rig), SETTLE_MS));
+        rig_meet(rig);
+        host = keeper_pid_in(rig->folder, "host");
+        ck_assert_int_ne(host, 0);
+        for (unsigned k = 0; k < 3; k++) {
+                clients[k] = client_open(rig, NULL, names[k]);
+                ck_assert_ok(bfc_malloc(clients[k], 30 * MIB, (void **)&blocks[k]));
+        }
+        for (unsigned i = 0; i < 4; i++) {
+                for (unsigned k = 0; k < 3; k++)
+                        pattern_write(blocks[k], 30 * MIB, i + k);
+                if (i % 2 == 0) {
+                        child_kill(rig->pid);
+                        rig->admin = raw_close(rig->admin);
+                } else {
+                        rig_terminate(rig);
+                }
+                start_bfcd(rig);
+                for (unsigned k = 0; k < 3; k++) {
+                        ck_assert_ok(bfc_malloc(clients[k], 5 * MIB, &more));
+                        ck_assert_ok(bfc_free(clients[k], more));
+                        ck_assert(pattern_holds(blocks[k], 30 * MIB, i + k));
+                }
+                ck_assert_int_eq(keeper_pid_in(rig->folder, "host"), host);
+        }
+
+        /* A new host keeper gets all that the first one had, which the next bfcd finds there. */
+        ck_assert_int_eq(kill(host, SIGKILL), 0);
+        ck_assert_ok(bfc_malloc(clients[2], 5 * MIB, &more));
+        ck_assert(WAIT_FOR(rig_logged(rig, "another keeper of host memory has the ledger"), SETTLE_MS));
+        ck_assert(host_keeper_is_next(rig, host));
+        child_kill(rig->pid);
+        rig->admin = raw_close(rig->admin);
+        start_bfcd(rig);
+        ck_assert_ok(bfc_free(clients[2], more));
+        ck_assert(pattern_holds(blocks[2], 30 * MIB, 5));
+
+        /* A GPU is opened again by the keeper that comes next. */
+        gpu = keeper_pid_in(rig->folder, "cuda:1");
+        rig->forgiven = "error: ";
+        ck_assert_int_eq(kill(gpu, SIGKILL), 0);
+        ck_assert(WAIT_FOR(!state_is(rig, "cuda:1", "ok"), SETTLE_MS));
+        bfc_disconnect(clients[1]);
+        ck_assert(WAIT_FOR(state_is(rig, "cuda:1", "ok"), SETTLE_MS));
+        clients[1] = client_open(rig, NULL, "other");
+        ck_assert_ok(bfc_malloc(clients[1], 30 * MIB, (void **)&blocks[1]));
+        ck_assert(pattern_holds(blocks[0], 30 * MIB, 3));
+
+        /* Without jobs they stay as well. */
+        for (unsigned k = 0; k < 3; k++) {
+                bfc_disconnect(clients[k]);
+                ck_assert(WAIT_FOR(rig_charge(rig, "red", names[k]) == 0, SETTLE_MS));
+        }
+        host = keeper_pid_in(rig->folder, "host");
+        gpu = keeper_pid_in(rig->folder, "cuda:0");
+        rig_terminate(rig);
+        ck_assert(has_keepers(rig));
+        ck_assert_int_eq(keeper_pid_in(rig->folder, "host"), host);
+        ck_assert_int_eq(keeper_pid_in(rig->folder, "cuda:0"), gpu);
+        child_kill(manager);
+        rig_discard(rig); /* they end without their sockets */
 }
 
 #define MIG(n) "MIG-fa4ec0da-0000-4000-8000-00000000000" n

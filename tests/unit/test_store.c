@@ -498,6 +498,160 @@ TEST(looking_for_a_keeper_does_not_wait)
         change_process(false);
 }
 
+/* ---- keepers that another program starts -------------------------------------------- */
+
+static pid_t start_external(void)
+{
+        int null = open("/dev/null", O_RDWR | O_CLOEXEC);
+        char socket[80];
+        pid_t pid;
+
+        snprintf(socket, sizeof(socket), "%s/host", path);
+        ck_assert_int_eq(
+                keeper_spawn("host", (const char *const[]){ KEEPER_SOCKET, socket, NULL }, null, true, &pid),
+                0);
+        close(null);
+        return pid;
+}
+
+/* As a service manager does: when this one has ended (0: there was none), and not at once. */
+static void *start_external_after(void *userdata)
+{
+        pid_t was = *(const pid_t *)userdata;
+
+        if (was > 0)
+                (void)waitpid(was, NULL, 0); /* unless that was done */
+        usleep(20000);
+        (void)start_external();
+        return NULL;
+}
+
+static void open_external(void)
+{
+        ks = keepers_close(ks);
+        open_keepers();
+        keepers_set_external(ks);
+}
+
+/* So that the teardown ends them. */
+static void close_external(void)
+{
+        s = store_free(s);
+        ks = keepers_close(ks);
+        open_keepers();
+}
+
+TEST(an_external_keeper_makes_the_folder)
+{
+        ks = keepers_close(ks);
+        ck_assert_int_eq(rmdir(path), 0);
+        (void)start_external();
+        while (!keepers_have(admin, KEEPER_HOST))
+                usleep(1000);
+        open_external();
+        open_store(false);
+        ck_assert(store_is_external(s));
+        close_external();
+}
+
+/* bfcd is there first; the keeper is killed, and started again; and bfcd is. */
+TEST(an_external_keeper_is_waited_for)
+{
+        pid_t pid = 0;
+        pthread_t thread;
+        uint64_t key;
+        int fd = memfd();
+
+        open_external();
+        ck_assert_int_eq(pthread_create(&thread, NULL, start_external_after, &pid), 0);
+        open_store(false);
+        ck_assert_int_eq(pthread_join(thread, NULL), 0);
+        ck_assert_int_eq(store_tend(s), 0);
+        key = put_next(fd);
+        pid = keeper_pid_in(folder, "host");
+        ck_assert_int_eq(pthread_create(&thread, NULL, start_external_after, &pid), 0);
+        ck_assert_int_eq(kill(pid, SIGKILL), 0);
+        ck_assert_int_eq(pthread_join(thread, NULL), 0);
+        (void)put_next(fd);
+        ck_assert_int_ne(keeper_pid_in(folder, "host"), pid);
+        s = store_free(s);
+        open_external();
+        open_store(false);
+        expect_same(store_take_extent(s, key), fd);
+        close(fd);
+        close_external();
+}
+
+/* It is not asked to end. */
+static void *be_another_external(void *userdata)
+{
+        static struct keeper_request request;
+        int fd = accept4(*(int *)userdata, NULL, NULL, SOCK_CLOEXEC);
+
+        ck_assert_int_eq(recv(fd, &request, sizeof(request), 0), sizeof(request));
+        ck_assert_uint_eq(request.op, KEEPER_HELLO);
+        ck_assert_int_eq(send(fd, "?", 1, 0), 1);
+        ck_assert_int_eq(recv(fd, &request, sizeof(request), 0), 0);
+        close(fd);
+        return NULL;
+}
+
+/* What starts it again starts the same. */
+TEST(an_external_keeper_of_another_version_is_not_ended)
+{
+        int listener = listen_as(path, "host");
+        pthread_t thread;
+
+        keepers_set_external(ks);
+        ck_assert_int_eq(pthread_create(&thread, NULL, be_another_external, &listener), 0);
+        ck_assert_int_eq(store_new(ks, &s, sentence, sizeof(sentence)), -EPROTO);
+        ck_assert_msg(strstr(sentence, "of another version: end all jobs"), "%s", sentence);
+        s = NULL;
+        ck_assert_int_eq(pthread_join(thread, NULL), 0);
+        ck_assert(keepers_have(admin, KEEPER_HOST));
+        close(listener);
+        close_external();
+}
+
+/* Its socket may already be the next one's. */
+TEST(the_socket_of_an_external_keeper_stays)
+{
+        char socket[80];
+
+        keepers_set_external(ks);
+        close(listen_as(path, "host"));
+        keepers_forget(ks, KEEPER_HOST);
+        ck_assert_int_eq(keepers_end(ks, MUCH_MS, NULL, NULL), 0);
+        snprintf(socket, sizeof(socket), "%s/host", path);
+        ck_assert_int_eq(access(socket, F_OK), 0);
+        close_external();
+}
+
+TEST(the_end_ends_the_wait_for_an_external_keeper)
+{
+        int cancel = eventfd(1, EFD_CLOEXEC);
+        struct keeper_link link;
+
+        keepers_set_external(ks);
+        ck_assert_int_eq(keepers_connect(ks, KEEPER_HOST, NULL, cancel, &link), -ECANCELED);
+        close(cancel);
+        close_external();
+}
+
+/* The second of two that were started for one device ends, and takes nothing from the first. */
+TEST(one_keeper_listens)
+{
+        pid_t first = start_external(), second;
+        int status;
+
+        while (!keepers_have(admin, KEEPER_HOST))
+                usleep(1000);
+        second = start_external();
+        ck_assert_int_eq(waitpid(second, &status, 0), second);
+        ck_assert(WIFEXITED(status) && WEXITSTATUS(status) == 1);
+        ck_assert_int_eq(keeper_pid_in(folder, "host"), first);
+}
+
 /* ---- the end of keepers ------------------------------------------------------------- */
 
 static bool is_ended(pid_t pid)
