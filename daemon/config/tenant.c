@@ -363,7 +363,7 @@ void config_check_matches(struct config_reader *r, bool default_known)
                         config_fail(
                                 r, note->place.node,
                                 "tenant '%s' lacks match and is not the default_tenant; no process can be "
-                                "this tenant",
+                                "this tenant: write match, or 'match: {}' where only sockets of leases lead to it",
                                 t->name);
                 else if (t->names_ids && t->n_uids == 0 && t->n_gids == 0 && !r->has_failed)
                         config_warn(r, note->place.node, "tenant '%s' matches no process", t->name);
@@ -530,32 +530,28 @@ bool config_read_match(struct config_reader *r, struct config_place *in, const s
                        const struct yamltree_node *n)
 {
         struct config_place p = config_inner(in, field, n);
-        bool has_any = false;
 
         if (!n || !config_read_mapping(r, &p))
                 return false;
-        for (size_t i = 0; CONFIG_MATCH.fields[i].key; i++) {
-                has_any = has_any || p.at[i];
+        for (size_t i = 0; CONFIG_MATCH.fields[i].key; i++)
                 if (p.at[i])
                         read_values(r, &CONFIG_MATCH.fields[i], p.at[i], in->object);
-        }
-        return has_any || config_fail(r, n, "match is empty; write user, group, uid, gid, unit or cgroup");
+        return true; /* without any, no process matches: the tenant is reached by sockets of leases */
 }
 
-/* Without any key a mapping is an error. Empty lists of ids are written only where the config has ids: with
- * patterns they would match no process. */
+/* Empty lists of ids are written only where the config has ids: with patterns they would match no process. */
 void config_put_match(FILE *f, const void *object)
 {
         const struct config_tenant *t = object;
-        bool has_ids = t->names_ids || (t->n_units == 0 && t->n_cgroups == 0);
-        const char *before = "{";
+        const char *before = "";
 
+        fputc('{', f);
         for (const struct config_field *field = CONFIG_MATCH.fields; field->key; field++) {
                 bool is_id = field->type == CONFIG_MATCH_ID;
                 size_t first = is_id ? *count_of(field - (MATCH_UID - MATCH_USER), t) : 0;
                 size_t n = *count_of(field, t);
 
-                if (is_id ? !has_ids : n == 0)
+                if (is_id ? !t->names_ids : n == 0)
                         continue;
                 fprintf(f, "%s%s: [", before, field->key);
                 for (size_t i = first; i < n; i++) {

@@ -312,7 +312,6 @@ static const struct mistake MISTAKES[] = {
         { MATCH("{uid: [[1]]}", 19, "uid must be a single value, this is a list") },
         { MATCH("{user: [[x]]}", 20, "a user must be a single value, this is a list") },
         { MATCH("{group: [[x]]}", 21, "a group must be a single value, this is a list") },
-        { MATCH("{}", 12, "match is empty; write user, group, uid, gid, unit or cgroup") },
         { MATCH("{uid: 1000, unit: []}", 30, "unit is empty; leave it out") },
         { MATCH("{unit: a/b.service}", 19, "is not a unit name, because it contains '/'") },
         { MATCH("{unit: \"a\\tb\"}", 19, "contains a control character") },
@@ -1430,6 +1429,20 @@ TEST(test_default_tenant)
 
         ck_assert_int_eq(c->default_tenant, 0);
         ck_assert_str_eq(errors, "");
+}
+
+/* Only sockets of leases lead to such a tenant. */
+TEST(a_tenant_may_match_no_process)
+{
+        struct config *c, *again;
+        const char *text = format_twice(edit("match: {uid: 1000}", "match: {}"), &c, &again);
+
+        ck_assert_ptr_null(strstr(errors, "match"));
+        ck_assert_ptr_nonnull(strstr(text, "match: {}\n"));
+        ck_assert_uint_eq(c->tenants[0].n_uids + c->tenants[0].n_gids + c->tenants[0].n_units +
+                                  c->tenants[0].n_cgroups,
+                          0);
+        ck_assert(!c->tenants[0].names_ids && config_match_is_alike(&c->tenants[0], &again->tenants[0]));
 }
 
 TEST(records_have_one_destination)
