@@ -45,6 +45,7 @@ struct connection_host {
         struct places unauth, monitors, schedulers; /* unauth: clients before their hello */
         size_t n_connections[ROLE_COUNT];
         struct log_limits unauth_logs, disconnect_logs;
+        struct log_limit accept_log;
         void (*wake)(struct connection_host *host); /* work is due in a list */
 };
 
