@@ -47,6 +47,7 @@ enum {
         CGROUP,
         UNIT,
         PID,
+        SOCKET_NAME,
         USER,
         TTL,
         EVICT,
@@ -120,6 +121,7 @@ static const struct {
         [CGROUP] = { "cgroup", required_argument, OWN(lease.cgroup), OF_LEASE },
         [UNIT] = { "unit", required_argument, OWN(lease.unit), OF_LEASE },
         [PID] = { "pid", required_argument, OWN(lease.pid), OF_LEASE },
+        [SOCKET_NAME] = { "socket-name", required_argument, OWN(lease.socket_name), OF_LEASE },
         [USER] = { "user", required_argument, OWN(lease.user), OF_LEASE },
         [TTL] = { "ttl", required_argument, OWN(lease.ttl), OF_LEASE },
         [EVICT] = { "evict", no_argument, OWN(lease.evict), OF_LEASE },
@@ -208,9 +210,10 @@ static const struct verb {
 } verbs[] = {
         { "lease", "create", 2,
           BIT(TENANT) | BIT(PARTITION) | BIT(LIMIT) | BIT(RESERVE) | BIT(CGROUP) | BIT(UNIT) | BIT(PID) |
-                  BIT(USER) | BIT(TTL) | BIT(EVICT) | BIT(GRACE),
+                  BIT(USER) | BIT(SOCKET_NAME) | BIT(TTL) | BIT(EVICT) | BIT(GRACE),
           "usage: bfcctl lease create NAME [--tenant TENANT] --partition NAME --limit SIZE [--reserve SIZE] "
-          "(--cgroup PATH | --unit UNIT | --pid PID | --user USER) [--ttl TIME] [--evict] [--grace TIME]" },
+          "(--cgroup PATH | --unit UNIT | --pid PID | --user USER | --socket-name NAME) [--ttl TIME] [--evict] "
+          "[--grace TIME]" },
         { "lease", "list", 1, OF_A_LIST,
           "usage: bfcctl lease list [--watch [TIME]] [--sort COLUMN] [--columns COLUMN,...]" },
         { "lease", "set", 2, BIT(LIMIT) | BIT(RESERVE) | BIT(TTL),

@@ -36,7 +36,8 @@ struct invocation {
                 const char *openmetrics, *each_lease;
         } metrics; /* the same */
         struct {
-                const char *name, *limit, *reserve, *cgroup, *unit, *pid, *user, *ttl, *evict, *grace;
+                const char *name, *limit, *reserve, *cgroup, *unit, *socket_name, *pid, *user, *ttl, *evict,
+                        *grace;
         } lease;
         struct {
                 const char *watch, *sort, *columns;

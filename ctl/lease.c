@@ -61,18 +61,22 @@ static int read_user(const char *value, uint64_t *ret)
 static int read_match(const struct invocation *i, Bfcd__LeaseCreate *m)
 {
         int n = (i->lease.cgroup != NULL) + (i->lease.unit != NULL) + (i->lease.pid != NULL) +
-                (i->lease.user != NULL);
+                (i->lease.user != NULL) + (i->lease.socket_name != NULL);
 
         if (n != 1)
-                return command_usage("one of --cgroup, --unit, --pid and --user is needed", NULL, i->use);
-        m->match_case = i->lease.cgroup ? BFCD__LEASE_CREATE__MATCH_CGROUP
-                        : i->lease.unit ? BFCD__LEASE_CREATE__MATCH_UNIT
-                        : i->lease.pid  ? BFCD__LEASE_CREATE__MATCH_PID
-                                        : BFCD__LEASE_CREATE__MATCH_UID;
+                return command_usage("one of --cgroup, --unit, --pid, --user and --socket-name is needed",
+                                     NULL, i->use);
+        m->match_case = i->lease.cgroup        ? BFCD__LEASE_CREATE__MATCH_CGROUP
+                        : i->lease.unit        ? BFCD__LEASE_CREATE__MATCH_UNIT
+                        : i->lease.pid         ? BFCD__LEASE_CREATE__MATCH_PID
+                        : i->lease.socket_name ? BFCD__LEASE_CREATE__MATCH_SOCKET
+                                               : BFCD__LEASE_CREATE__MATCH_UID;
         if (i->lease.cgroup)
                 m->cgroup = (char *)(uintptr_t)i->lease.cgroup;
         if (i->lease.unit)
                 m->unit = (char *)(uintptr_t)i->lease.unit;
+        if (i->lease.socket_name)
+                m->socket = (char *)(uintptr_t)i->lease.socket_name;
         return i->lease.pid    ? read_pid(i->lease.pid, &m->pid)
                : i->lease.user ? read_user(i->lease.user, &m->uid)
                                : EXIT_SUCCESS;

@@ -286,6 +286,8 @@ static int serve(const struct options *from, const struct config *config, struct
                 .devices = devices,
                 .notify = server_notify,
                 .wake = server_wake,
+                .open_socket = server_open_socket,
+                .close_socket = server_close_socket,
                 .upcalls = &upcalls,
         };
         struct server *server = NULL;

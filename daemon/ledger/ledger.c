@@ -789,3 +789,11 @@ void ledger_count(const struct ledger *l, struct ledger_counts *ret)
         LIMITED_TABLES(READ_COUNT)
 #undef READ_COUNT
 }
+
+bool ledger_is_socket_name(const char *name)
+{
+        static const char allowed[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-.";
+        size_t n = strspn(name, allowed);
+
+        return n > 0 && n < LEDGER_NAME_BYTES && name[n] == '\0' && name[0] != '.';
+}

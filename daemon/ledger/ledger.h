@@ -188,7 +188,7 @@ struct ledger_block {
         } links;
 };
 
-enum ledger_lease_kind { LEASE_CGROUP = 1, LEASE_UNIT, LEASE_PID, LEASE_USER, LEASE_KINDS };
+enum ledger_lease_kind { LEASE_CGROUP = 1, LEASE_UNIT, LEASE_PID, LEASE_USER, LEASE_SOCKET, LEASE_KINDS };
 
 enum ledger_lease_maker {
         LEASE_BY_OPERATOR,
@@ -198,13 +198,16 @@ enum ledger_lease_maker {
         LEASE_MAKERS
 };
 
+/* The name of a lease's socket, which is a folder: 1 to 63 letters, digits, '_', '-' and '.', and no '.' first. */
+bool ledger_is_socket_name(const char *name);
+
 /* A lease: what makes a quota one, and which processes it is for. The limits are words that change. */
 struct ledger_lease {
         _Atomic uint64_t id;
         char name[LEDGER_NAME_BYTES]; /* unique */
         uint32_t quota;
         uint32_t kind;                  /* enum ledger_lease_kind */
-        char match[LEDGER_PLACE_BYTES]; /* the control group, or the unit */
+        char match[LEDGER_PLACE_BYTES]; /* the control group, the unit, or the name of the socket */
         char place[LEDGER_PLACE_BYTES]; /* the control group whose end ends the lease; "": not known yet */
         uint64_t start_time;            /* of the process */
         uint32_t pid, uid;              /* by kind */

@@ -228,6 +228,8 @@ static const char *lease_fault(struct opening *o, uint32_t index)
         if (!memchr(lease->match, '\0', sizeof(lease->match)) ||
             !memchr(lease->place, '\0', sizeof(lease->place)))
                 return "its match is not terminated";
+        if (lease->kind == LEASE_SOCKET && !ledger_is_socket_name(lease->match))
+                return "its socket has no valid name";
         if (lease->limit_bytes == 0 || lease->limit_bytes % LEDGER_STEP_BYTES != 0 ||
             lease->reserve_bytes % LEDGER_STEP_BYTES != 0)
                 return "its limit or reserve is invalid";

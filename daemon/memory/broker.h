@@ -31,6 +31,7 @@
 
 struct broker;
 struct inherited;
+struct lease_socket; /* see broker_lease.h */
 struct session;
 TAILQ_HEAD(session_list, session);
 struct reloads; /* the session layer's, see reload.h; NULL: nothing can be reloaded */
@@ -64,6 +65,10 @@ struct broker_options {
         bool inline_workers;            /* for tests, see worker.h */
         void (*notify)(void *userdata); /* from a worker's thread: call broker_poll() soon */
         void (*wake)(void *userdata);   /* from the caller's own: call broker_turn() and shared_turn() soon */
+        /* Listens on the socket of leases, and ends that; NULL: there are no sockets. open_socket: -errno. The sockets of inherited
+         * leases are the caller's to open. */
+        int (*open_socket)(void *userdata, struct lease_socket *socket);
+        void (*close_socket)(void *userdata, struct lease_socket *socket);
         void *userdata;
         const struct upcalls *upcalls; /* NULL: there are no sessions */
 };
@@ -104,9 +109,12 @@ struct broker_needs {
 };
 
 struct lease;
+TAILQ_HEAD(lease_socket_list, lease_socket);
 struct broker_leases {
         struct lease **list; /* the oldest first */
         size_t n;
+        struct lease_socket_list sockets; /* of these */
+        uint64_t n_sockets;               /* that were made, ever */
         /* The session layer's. */
         size_t next_look; /* at whether their control groups and processes exist */
         bool may_evict;   /* sessions may be left that are to be evicted */

@@ -21,7 +21,8 @@
 const char *lease_kind_name(enum ledger_lease_kind kind)
 {
         static const char *const names[LEASE_KINDS] = {
-                [LEASE_CGROUP] = "cgroup", [LEASE_UNIT] = "unit", [LEASE_PID] = "pid", [LEASE_USER] = "user"
+                [LEASE_CGROUP] = "cgroup", [LEASE_UNIT] = "unit",     [LEASE_PID] = "pid",
+                [LEASE_USER] = "user",     [LEASE_SOCKET] = "socket",
         };
 
         return names[kind];
@@ -76,6 +77,69 @@ size_t lease_count_by(const struct broker *b, const struct tenant *t, enum ledge
         return n;
 }
 
+/* ---- sockets -------------------------------------------------------------------- */
+
+struct lease_socket *lease_socket_find(const struct broker *b, const char *name)
+{
+        struct lease_socket *socket;
+
+        TAILQ_FOREACH(socket, &b->leases.sockets, link)
+        if (strcmp(socket->name, name) == 0)
+                return socket;
+        return NULL;
+}
+
+struct lease_socket *lease_socket_numbered(const struct broker *b, uint64_t number)
+{
+        struct lease_socket *socket;
+
+        TAILQ_FOREACH(socket, &b->leases.sockets, link)
+        if (socket->number == number)
+                return socket;
+        return NULL;
+}
+
+/* The lease is none of the socket's any more. stays: the next daemon makes it again. */
+static void leave_socket(struct broker *b, struct lease_socket *socket, bool stays)
+{
+        if (!socket || --socket->n_leases > 0)
+                return;
+        TAILQ_REMOVE(&b->leases.sockets, socket, link);
+        if (b->options.close_socket && !stays)
+                b->options.close_socket(b->options.userdata, socket);
+        free(socket);
+}
+
+/* The socket of the lease, if it is for one. is_new: a new socket listens at once. */
+static int take_socket(struct broker *b, struct tenant *t, const struct ledger_lease *record, bool is_new,
+                       struct lease_socket **ret)
+{
+        struct lease_socket *socket = NULL;
+        int r = 0;
+
+        if (record->kind == LEASE_SOCKET)
+                socket = lease_socket_find(b, record->match);
+        if (record->kind == LEASE_SOCKET && !socket) {
+                socket = calloc(1, sizeof(*socket));
+                if (!socket)
+                        return -ENOMEM;
+                memcpy(socket->name, record->match, strnlen(record->match, sizeof(socket->name) - 1));
+                socket->tenant = t;
+                socket->number = ++b->leases.n_sockets;
+                if (is_new && b->options.open_socket)
+                        r = b->options.open_socket(b->options.userdata, socket);
+                if (r < 0) {
+                        free(socket);
+                        return r;
+                }
+                TAILQ_INSERT_TAIL(&b->leases.sockets, socket, link);
+        }
+        if (socket)
+                socket->n_leases++;
+        *ret = socket;
+        return 0;
+}
+
 /* ---- making one ---------------------------------------------------------------- */
 
 static int lease_alloc(struct broker *b, struct tenant *t, const char *name, struct lease **ret)
@@ -120,8 +184,14 @@ int lease_new(struct broker *b, struct tenant *t, struct quota *parent, const st
         if (r < 0)
                 return r;
         options.lease = lease->name;
+        r = take_socket(b, t, facts, true, &lease->socket);
+        if (r < 0) {
+                free(lease);
+                return r;
+        }
         r = broker_make_quota(b, t, (size_t)(parent->partition - b->partitions), &options);
         if (r < 0) {
+                leave_socket(b, lease->socket, false);
                 free(lease);
                 return r;
         }
@@ -129,6 +199,7 @@ int lease_new(struct broker *b, struct tenant *t, struct quota *parent, const st
         r = ledger_lease_add(b->ledger, &record, &index);
         if (r < 0) {
                 quota_free(t->quotas[--t->n_quotas]);
+                leave_socket(b, lease->socket, false);
                 free(lease);
                 return r;
         }
@@ -144,6 +215,11 @@ int lease_adopt(struct broker *b, struct tenant *t, struct quota *q, uint32_t in
 
         if (r < 0)
                 return r;
+        r = take_socket(b, t, ledger_lease_at(b->ledger, index), false, &lease->socket);
+        if (r < 0) {
+                free(lease);
+                return r;
+        }
         q->lease = lease->name;
         lease_enlist(b, lease, q, index);
         *ret = lease;
@@ -209,12 +285,16 @@ static int maker_rank(enum ledger_lease_maker maker)
 }
 
 /* 0: the process does not match. The larger, the more specific: a process tree, the nearest ancestor first; a
- * control group, the deepest first; a unit; a user. -errno: it is not known whether it matches. */
-static int match_rank(const struct broker *b, const struct ledger_lease *record, struct lease_peer *peer)
+ * control group, the deepest first; a unit; a user. A process that came by a socket of leases is in these, and in no others.
+ * -errno: it is not known whether it matches. */
+static int match_rank(const struct broker *b, const struct lease *lease, struct lease_peer *peer)
 {
+        const struct ledger_lease *record = lease_record(b, lease);
         const struct credentials *who = peer->who;
         char unit[CGROUP_UNIT_BYTES];
 
+        if (peer->socket != 0)
+                return lease->socket && lease->socket->number == peer->socket;
         if (record->maker == LEASE_BY_USER && who->uid != record->maker_uid)
                 return 0;
         switch ((enum ledger_lease_kind)record->kind) {
@@ -229,8 +309,10 @@ static int match_rank(const struct broker *b, const struct ledger_lease *record,
                         return -ENODATA;
                 cgroup_unit(who->cgroup, unit);
                 return strcmp(unit, record->match) == 0 ? 2 : 0;
-        default:
+        case LEASE_USER:
                 return who->uid == record->uid ? 1 : 0;
+        default: /* of a socket by which it did not come */
+                return 0;
         }
 }
 
@@ -279,10 +361,10 @@ int lease_match(const struct broker *b, const struct quota *parent, struct lease
 
                 if (quota_parent(lease->quota) != parent)
                         continue;
-                rank = match_rank(b, lease_record(b, lease), peer);
+                rank = match_rank(b, lease, peer);
                 if (rank < 0)
                         return refuse_unknown(lease, peer, rank, sentence, n_sentence);
-                if (rank > 0)
+                if (rank > 0 && peer->socket == 0)
                         rank += maker_rank(lease_record(b, lease)->maker) * RANKS_OF_A_MAKER;
                 if (rank < best_rank)
                         continue;
@@ -380,6 +462,7 @@ void lease_free(struct broker *b, struct lease *lease)
         b->leases.n--;
         lease->tenant->n_leases--;
         memmove(&b->leases.list[i], &b->leases.list[i + 1], (b->leases.n - i) * sizeof(*b->leases.list));
+        leave_socket(b, lease->socket, false);
         ledger_lease_clear(b->ledger, lease->index);
         quota_free(q);
         free(lease);
@@ -392,6 +475,7 @@ void leases_forget(struct broker *b, bool leave)
 
                 if (!leave)
                         ledger_lease_clear(b->ledger, lease->index);
+                leave_socket(b, lease->socket, leave);
                 free(lease);
         }
         free(b->leases.list);

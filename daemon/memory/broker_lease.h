@@ -1,7 +1,7 @@
 /* Leases: quotas that are made at run time within the quotas of tenants.
  *
  * A lease says which processes of its tenant it is for: those in a control group or unit, descendants of a
- * process, or processes of a user. A session is matched at its hello, to the innermost lease in each partition, and
+ * process, processes of a user, or those that connect to its socket. A session is matched at its hello, to the innermost lease in each partition, and
  * stays in it. A lease that has ended refuses its processes' new sessions and is charged no more.
  * It disappears with its last session.
  *
@@ -14,6 +14,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/queue.h>
 
 #include "daemon/base/process.h"
 #include "daemon/ledger/ledger.h"
@@ -27,11 +28,23 @@ struct quota;
 struct quota_limits;
 struct tenant;
 
+/* The socket of leases of one tenant (LEASE_SOCKET). A process that connects to it is in these leases, whatever the config
+ * says of whom tenants match, and gets nothing outside of them. It exists as long as a lease has its name. */
+struct lease_socket {
+        char name[LEDGER_NAME_BYTES];
+        struct tenant *tenant;
+        uint64_t number; /* that no other socket of this process has or had, so never 0 */
+        size_t n_leases;
+        void *listener; /* the server's; NULL: it does not listen */
+        TAILQ_ENTRY(lease_socket) link;
+};
+
 struct lease {
         char name[LEDGER_NAME_BYTES];
         struct tenant *tenant;
         struct quota *quota;
-        uint32_t index; /* in the ledger */
+        struct lease_socket *socket; /* NULL: it is for processes that match it */
+        uint32_t index;              /* in the ledger */
 };
 
 /* NULL: there is none of that name. */
@@ -42,8 +55,12 @@ struct lease *lease_of(const struct quota *q);
 
 struct ledger_lease *lease_record(const struct broker *b, const struct lease *lease);
 
-/* Makes a lease of these facts, whose limits the caller has checked, within a quota of the tenant. Fails as quota_new()
- * does; -ENOSPC: the ledger is full. */
+/* NULL: there is none of that name, or number. */
+struct lease_socket *lease_socket_find(const struct broker *b, const char *name);
+struct lease_socket *lease_socket_numbered(const struct broker *b, uint64_t number);
+
+/* Makes a lease of these facts, whose limits and socket the caller has checked, within a quota of the tenant. Fails as
+ * quota_new() does; -ENOSPC: the ledger is full; -errno of its socket. */
 int lease_new(struct broker *b, struct tenant *t, struct quota *parent, const struct ledger_lease *facts,
               struct lease **ret);
 
@@ -55,6 +72,7 @@ int lease_adopt(struct broker *b, struct tenant *t, struct quota *q, uint32_t in
 struct lease_peer {
         const struct credentials *who;
         const struct tenant *tenant;
+        uint64_t socket; /* of leases, by which it came: its number; 0: none */
         struct process ancestors[PROCESS_MAX_ANCESTORS];
         int n_ancestors;    /* -errno: unknown */
         bool has_ancestors; /* they were looked up */

@@ -199,6 +199,7 @@ int broker_new(const struct broker_options *options, struct broker **ret, char *
         b->config = options->config;
         b->options = *options;
         TAILQ_INIT(&b->sessions.mapped);
+        TAILQ_INIT(&b->leases.sockets);
         for (size_t i = 0; i < RECALL_KINDS; i++)
                 TAILQ_INIT(&b->recalls.lists[i]);
         TAILQ_INIT(&b->shared.due);

@@ -195,7 +195,8 @@ struct capacity *capacity_new(const struct config *c)
 uint64_t capacity_fds(const struct capacity *sums, uint64_t n_sessions, const struct capacity_lease *leases,
                       size_t n_leases)
 {
-        uint64_t n = n_sessions * SESSION_FDS + sums->n_other_fds;
+        uint64_t n =
+                n_sessions * SESSION_FDS + sums->n_other_fds + n_leases; /* each lease may have a socket */
 
         for (size_t i = 0; i < sums->n_partitions; i++) {
                 struct capacity_partition p = sums->partitions[i];

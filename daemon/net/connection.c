@@ -19,6 +19,7 @@
 #include "daemon/base/log.h"
 #include "daemon/net/events.h"
 #include "daemon/base/fd_reserve.h"
+#include "daemon/memory/broker_lease.h"
 #include "daemon/net/peer_process.h"
 #include "daemon/net/poller.h"
 #include "daemon/net/stream.h"
@@ -629,7 +630,8 @@ static int connection_refuse(struct connection *c, const struct credentials *who
         return -EUSERS;
 }
 
-static int connection_find_place(struct connection *c, int fd, struct credentials *who)
+static int connection_find_place(struct connection *c, int fd, const struct lease_socket *socket,
+                                 struct credentials *who)
 {
         struct connection_host *host = c->host;
         struct places *places = c->role == ROLE_CLIENT    ? &host->unauth
@@ -641,6 +643,8 @@ static int connection_find_place(struct connection *c, int fd, struct credential
 
         if (r < 0)
                 return r;
+        if (socket)
+                tenant = socket->tenant;
         r = places_look(places, tenant, who->uid, &user);
         if (r < 0)
                 return connection_refuse(c, who, r);
@@ -652,7 +656,8 @@ static int connection_find_place(struct connection *c, int fd, struct credential
 /* ---- what the server calls ----------------------------------------------- */
 
 /* All but libuv's handles. */
-static int connection_prepare(struct connection *c, int fd, const struct fd_guard *guard)
+static int connection_prepare(struct connection *c, int fd, const struct lease_socket *socket,
+                              const struct fd_guard *guard)
 {
         struct connection_host *host = c->host;
         struct credentials who = { .pid = 0 };
@@ -663,11 +668,13 @@ static int connection_prepare(struct connection *c, int fd, const struct fd_guar
         if (r == -ESRCH) /* as stream_has_hung_up() */
                 r = -ECONNABORTED;
         if (r == 0 && c->role != ROLE_ADMIN)
-                r = connection_find_place(c, fd, &who);
+                r = connection_find_place(c, fd, socket, &who);
         else if (r == 0 && host->n_connections[ROLE_ADMIN] >= CONNECTION_ADMINS)
                 r = connection_refuse(c, &who, -EUSERS);
         if (r == 0)
                 r = session_new(host->broker, c->role, &who, &connection_session_ops, c, &c->session);
+        if (r == 0 && socket)
+                c->session->lease_socket = socket->number;
         if (r == 0 && c->role == ROLE_CLIENT)
                 key = (struct sched_key){ .kind = SCHED_HELLO,
                                           .tenant = c->place.user->class->tenant,
@@ -680,7 +687,7 @@ static int connection_prepare(struct connection *c, int fd, const struct fd_guar
         return r;
 }
 
-int connection_new(struct connection_host *host, int fd, enum role role)
+int connection_new(struct connection_host *host, int fd, enum role role, const struct lease_socket *socket)
 {
         struct connection *c = NULL;
         struct fd_guard guard;
@@ -699,7 +706,7 @@ int connection_new(struct connection_host *host, int fd, enum role role)
         c->member.turn = connection_take_turn;
         c->role = role;
         c->process.pidfd = -1;
-        r = connection_prepare(c, fd, &guard);
+        r = connection_prepare(c, fd, socket, &guard);
         if (r < 0) {
                 peer_process_close(&c->process);
                 places_leave(&c->place);

@@ -215,7 +215,7 @@ static int listener_take(struct listener *l)
                         listener_pause(l, LOG_LEVEL_ERROR, strerror(errno));
                 return 1;
         }
-        r = connection_new(l->host, fd, l->role);
+        r = connection_new(l->host, fd, l->role, l->socket);
         sched_owe(&l->pending, clock_ns(), SCHED_ACCEPT_NS);
         if (is_shortage(r)) {
                 listener_pause(l, LOG_LEVEL_ERROR, strerror(-r));

@@ -1,5 +1,5 @@
 /* A listener: a listening socket, which accepts connections in turns of the scheduler. One of the config is bound here, or
- * comes from the service manager.
+ * comes from the service manager. Those of leases share the turns of the client socket, one accepts after the other.
  *
  * Accepting pauses while file descriptors are short, or too many ended connections wait to be closed.
  *
@@ -17,10 +17,12 @@
 #define LISTENER_BACKLOG 1024
 
 struct connection_host;
+struct lease_socket;
 
 struct listener {
         struct connection_host *host;
         enum role role;
+        const struct lease_socket *socket; /* of leases, in its folder (lease_folder.h); NULL: the config's */
         int fd;
         int lock_fd;
         char *path;              /* NULL: not bound here, so not ours to remove */

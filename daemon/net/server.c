@@ -14,11 +14,13 @@
 #include "daemon/base/clock.h"
 #include "daemon/session/accounting.h"
 #include "daemon/net/connection.h"
+#include "daemon/net/lease_folder.h"
 #include "daemon/net/listener.h"
 #include "daemon/net/peer_process.h"
 #include "daemon/net/watched.h"
 #include "daemon/base/log.h"
 #include "daemon/session/command.h"
+#include "daemon/memory/broker_lease.h"
 #include "daemon/session/lease.h"
 #include "daemon/record/records.h"
 #include "daemon/session/resume.h"
@@ -33,6 +35,13 @@
 #define SERVER_ACCOUNT_MS 250u
 #define SERVER_WELL_MS    10000u /* after that a start has succeeded */
 
+/* Of a socket of leases. */
+struct lease_listener {
+        struct listener listener;
+        TAILQ_ENTRY(lease_listener) link;
+};
+TAILQ_HEAD(lease_listener_list, lease_listener);
+
 /* Many fields: the listeners, the host of connections and a timer for each thing that is due at times. */
 struct server {
         uv_loop_t loop;
@@ -42,6 +51,8 @@ struct server {
         uv_async_t async;             /* a worker has finished something */
         uv_signal_t signals[3];
         struct listener listeners[ROLE_COUNT];
+        struct lease_folder folder;
+        struct lease_listener_list lease_listeners;
         struct watched *watched;
         struct connection_host host;
         struct broker *broker;
@@ -232,6 +243,75 @@ static void on_wake(struct connection_host *host)
         server_wake((char *)host - offsetof(struct server, host));
 }
 
+/* ---- sockets of leases ------------------------------------------------------ */
+
+int server_open_socket(void *userdata, struct lease_socket *socket)
+{
+        struct server *s = userdata;
+        struct lease_listener *l = calloc(1, sizeof(*l));
+        int fd = -1, r = l ? lease_folder_listen(&s->folder, socket->name, &fd) : -ENOMEM;
+
+        if (r == 0) {
+                listener_init(&l->listener, &s->host, ROLE_CLIENT);
+                l->listener.socket = socket;
+                l->listener.fd = fd;
+                r = listener_start(&l->listener);
+                TAILQ_INSERT_TAIL(&s->lease_listeners, l, link);
+                socket->listener = l;
+                if (r < 0)
+                        server_close_socket(s, socket);
+        } else {
+                free(l);
+        }
+        if (r < 0)
+                log_limited(&s->host.accept_log, LOG_LEVEL_ERROR,
+                            "the socket of leases %s/%s/bfcd.sock could not be made: %s", s->folder.path,
+                            socket->name, lease_folder_trouble(r));
+        return r;
+}
+
+static void free_lease_listener(uv_handle_t *handle)
+{
+        struct listener *l = handle->data;
+
+        free((char *)l - offsetof(struct lease_listener, listener));
+}
+
+static void server_drop_lease_listener(struct server *s, struct lease_listener *l)
+{
+        TAILQ_REMOVE(&s->lease_listeners, l, link);
+        listener_close(&l->listener);
+        uv_close((uv_handle_t *)&l->listener.pause, free_lease_listener);
+}
+
+void server_close_socket(void *userdata, struct lease_socket *socket)
+{
+        struct server *s = userdata;
+
+        if (!socket->listener)
+                return;
+        server_drop_lease_listener(s, socket->listener);
+        lease_folder_remove(&s->folder, socket->name);
+        socket->listener = NULL;
+}
+
+static bool is_used_socket(void *userdata, const char *name)
+{
+        const struct server *s = userdata;
+
+        return lease_socket_find(s->broker, name) != NULL;
+}
+
+/* Of the inherited leases. Without its socket a lease is still charged for the sessions that it has. */
+static void server_open_sockets(struct server *s)
+{
+        struct lease_socket *socket;
+
+        lease_folder_clean(&s->folder, is_used_socket, s);
+        TAILQ_FOREACH(socket, &s->broker->leases.sockets, link)
+        (void)server_open_socket(s, socket);
+}
+
 /* ---- reloads -------------------------------------------------------------- */
 
 static void run_reading(uv_work_t *work)
@@ -419,6 +499,8 @@ int server_new(struct server **ret)
                 s->signals[i].data = s;
                 uv_signal_start(&s->signals[i], on_signal, numbers[i]);
         }
+        TAILQ_INIT(&s->lease_listeners);
+        s->folder.fd = -1;
         for (int i = 0; i < ROLE_COUNT; i++)
                 listener_init(&s->listeners[i], &s->host, (enum role)i);
         *ret = s;
@@ -466,11 +548,18 @@ int server_listen(struct server *s, struct broker *b, const struct config *c, st
                         return r;
                 }
         }
+        if (lease_folder_init(&s->folder, c->admin_socket.path) < 0) {
+                snprintf(ret_sentence, n_sentence, "out of memory");
+                return -ENOMEM;
+        }
+        server_open_sockets(s);
         return server_keep_sessions(s, ret_sentence, n_sentence);
 }
 
 int server_run(struct server *s, void (*ready)(const struct broker *b))
 {
+        struct lease_listener *l;
+
         s->ready = ready;
         uv_timer_start(&s->start, on_start, 0, 0);
         uv_timer_start(&s->well, on_well, SERVER_WELL_MS, 0);
@@ -484,6 +573,8 @@ int server_run(struct server *s, void (*ready)(const struct broker *b))
                 manager_ending(s->manager, s->broker->sessions.n_clients);
         for (size_t i = 0; i < ROLE_COUNT; i++)
                 listener_stop(&s->listeners[i]);
+        TAILQ_FOREACH(l, &s->lease_listeners, link)
+        listener_stop(&l->listener);
         if (broker_has_heirs(s->broker)) {
                 broker_prepare_leave(s->broker);
                 connection_leave_all(&s->host, "the daemon restarts");
@@ -505,10 +596,14 @@ static void close_handle(uv_handle_t *handle, void *unused)
 
 struct server *server_free(struct server *s)
 {
+        struct lease_listener *l;
         sigset_t endings;
 
         if (!s)
                 return NULL;
+        while ((l = TAILQ_FIRST(&s->lease_listeners)))
+                server_drop_lease_listener(s, l);
+        lease_folder_deinit(&s->folder);
         sigemptyset(&endings);
         sigaddset(&endings, SIGTERM);
         sigaddset(&endings, SIGINT);

@@ -1,4 +1,4 @@
-/* The server: the event loop, the three listening sockets, signals, and the list
+/* The server: the event loop, the listening sockets, signals, and the list
  * of connections. One thread runs it; only workers run beside it.
  *
  * SPDX-License-Identifier: Apache-2.0 */
@@ -22,7 +22,11 @@ int server_new(struct server **ret);
 void server_notify(void *userdata);
 void server_wake(void *userdata);
 
-/* Opens all sockets. The service manager may pass them as "client", "admin", "monitor" and "lease"; they must have the
+/* For the broker: listens on the socket of leases, in its folder, and ends that. -errno, logged. */
+int server_open_socket(void *userdata, struct lease_socket *socket);
+void server_close_socket(void *userdata, struct lease_socket *socket);
+
+/* Opens all sockets, also those of leases that the broker has. The service manager may pass them as "client", "admin", "monitor" and "lease"; they must have the
  * config's paths. Others are bound here. A stale socket file is replaced; a socket that another daemon serves is an
  * error. On failure one sentence in ret_sentence. m may be NULL; it outlives the server and is told the
  * daemon's status. */
@@ -36,7 +40,8 @@ int server_set_config_path(struct server *s, const char *path);
  * once the loop runs. */
 int server_run(struct server *s, void (*ready)(const struct broker *b));
 
-/* Removes the sockets' files. Takes NULL. */
+/* Removes the files of the config's sockets. Those of leases that are left to the next daemon stay, with their folders,
+ * because these are mounted. Takes NULL. */
 struct server *server_free(struct server *s);
 
 #endif

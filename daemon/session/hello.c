@@ -51,10 +51,12 @@ static int match_lease(struct session *s, struct quota *parent, struct lease_pee
 {
         int r = lease_match(s->broker, parent, peer, ret, sentence, n_sentence);
 
-        if (r == 0)
+        if (r == 0 && s->lease_socket == 0)
                 r = lease_auto(s, parent, ret, sentence, n_sentence);
         return r;
 }
+
+static const char socket_has_ended[] = "the leases of this socket have ended";
 
 static int refuse_ended(const struct lease *lease, char *sentence, size_t n_sentence)
 {
@@ -69,12 +71,13 @@ static bool is_default(const struct session *s, const struct quota *q, const cha
         return partition[0] == '\0' ? s->n_shares == 0 : strcmp(partition, q->partition->name) == 0;
 }
 
-/* One share for each quota of the session's tenant, or for the lease in it that the session matches. Where
+/* One share for each quota of the session's tenant, or for the lease in it that the session matches; by a socket of leases,
+ * only for these. Where
  * none can be chosen, or the lease has ended, the session gets no memory; in the session's default partition that is an
  * error, and the sentence says why. partition: the default; "": the tenant's first. -ENOMEM. */
 static int session_take_shares(struct session *s, const char *partition, char *sentence, size_t n_sentence)
 {
-        struct lease_peer peer = { .who = &s->who, .tenant = s->tenant };
+        struct lease_peer peer = { .who = &s->who, .tenant = s->tenant, .socket = s->lease_socket };
         const struct tenant *t = s->tenant;
         size_t n_noted = 0;
         int r = shares_alloc(s);
@@ -86,8 +89,10 @@ static int session_take_shares(struct session *s, const char *partition, char *s
 
                 if (q->is_removed || quota_parent(q))
                         continue;
-                is_first_choice = is_default(s, q, partition);
                 r = match_lease(s, q, &peer, &lease, sentence, n_sentence);
+                if (r == 0 && !lease && s->lease_socket != 0)
+                        continue;
+                is_first_choice = is_default(s, q, partition);
                 if (r == 0 && is_first_choice && lease && quota_has_ended(lease->quota))
                         r = refuse_ended(lease, sentence, n_sentence);
                 n_noted += r < 0 || lease;
@@ -95,6 +100,10 @@ static int session_take_shares(struct session *s, const char *partition, char *s
                         return r;
                 take_share(s, r == 0 && lease ? lease->quota : q)->is_barred = r < 0;
                 r = 0;
+        }
+        if (r == 0 && s->lease_socket != 0 && s->n_shares == 0) {
+                snprintf(sentence, n_sentence, "%s", socket_has_ended);
+                r = -EACCES;
         }
         return r;
 }
@@ -112,6 +121,28 @@ static struct quota *innermost(const struct session *s, const struct ledger_sess
         return q;
 }
 
+/* The socket of the leases that the session was in; 0: they have none. *ret_has_lost: a lease could not be restored. */
+static uint64_t find_socket(const struct session *s, const struct ledger_session *record, bool *ret_has_lost)
+{
+        uint64_t number = 0;
+
+        *ret_has_lost = false;
+        for (size_t k = 0; k < LEDGER_SESSION_LEASES; k++) {
+                const struct quota *found = NULL;
+
+                if (record->leases[k] == 0 || (record->leases[k] & LEDGER_BARRED))
+                        continue;
+                for (size_t i = 0; i < s->tenant->n_quotas && !found; i++)
+                        if (record->leases[k] ==
+                            ledger_quota_at(s->broker->ledger, s->tenant->quotas[i]->index)->id)
+                                found = s->tenant->quotas[i];
+                if (found && found->lease && lease_of(found)->socket)
+                        number = lease_of(found)->socket->number;
+                *ret_has_lost = *ret_has_lost || !found;
+        }
+        return number;
+}
+
 static bool was_barred(const struct ledger_session *record, uint64_t quota_id)
 {
         for (size_t k = 0; k < LEDGER_SESSION_LEASES; k++)
@@ -123,13 +154,19 @@ static bool was_barred(const struct ledger_session *record, uint64_t quota_id)
 int session_take_shares_again(struct session *s, const struct ledger_session *record)
 {
         const struct tenant *t = s->tenant;
+        bool has_lost;
         int r = shares_alloc(s);
 
+        s->lease_socket = find_socket(s, record, &has_lost);
         for (size_t i = 0; r == 0 && i < t->n_quotas; i++) {
                 uint64_t id = ledger_quota_at(s->broker->ledger, t->quotas[i]->index)->id;
+                struct quota *q;
 
-                if (!quota_parent(t->quotas[i]) && id < record->quotas_end)
-                        take_share(s, innermost(s, record, t->quotas[i]))->is_barred = was_barred(record, id);
+                if (quota_parent(t->quotas[i]) || id >= record->quotas_end)
+                        continue;
+                q = innermost(s, record, t->quotas[i]);
+                if (s->lease_socket == 0 || q != t->quotas[i])
+                        take_share(s, q)->is_barred = has_lost || was_barred(record, id);
         }
         return r;
 }
@@ -321,9 +358,11 @@ static void refuse_partition(struct session *s, const Bfcd__Request *r)
 {
         char sentence[SESSION_SENTENCE_BYTES];
 
-        snprintf(sentence, sizeof(sentence),
-                 "tenant '%s' has no quota in partition '%.63s'; its partitions are:", s->tenant->name,
-                 r->hello->partition);
+        snprintf(sentence, sizeof(sentence), "%s '%s' has no %s in partition '%.63s'; its partitions are:",
+                 s->lease_socket != 0 ? "socket" : "tenant",
+                 s->lease_socket != 0 ? lease_socket_numbered(s->broker, s->lease_socket)->name
+                                      : s->tenant->name,
+                 s->lease_socket != 0 ? "lease" : "quota", r->hello->partition);
         for (size_t i = 0; i < s->n_shares; i++) {
                 size_t used = strlen(sentence);
 
@@ -363,6 +402,22 @@ static int admit_without_memory(struct session *s, uint64_t id)
         return -EDQUOT;
 }
 
+/* The tenant of the leases by whose socket the session came. NULL, with a sentence. */
+static struct tenant *find_socket_tenant(const struct session *s, const char *name, char *sentence, size_t n)
+{
+        const struct lease_socket *socket = lease_socket_numbered(s->broker, s->lease_socket);
+
+        if (!socket || !socket->tenant->config) {
+                snprintf(sentence, n, "%s", socket_has_ended);
+                return NULL;
+        }
+        if (name[0] == '\0' || strcmp(name, socket->tenant->name) == 0)
+                return socket->tenant;
+        snprintf(sentence, n, "socket '%s' is of leases of tenant '%s': nobody gets another tenant by it",
+                 socket->name, socket->tenant->name);
+        return NULL;
+}
+
 /* Finds the tenant and joins a quota. Refuses the hello where that fails. */
 static int find_place(struct session *s, const Bfcd__Request *r, size_t *ret_share)
 {
@@ -374,8 +429,10 @@ static int find_place(struct session *s, const Bfcd__Request *r, size_t *ret_sha
                 session_refuse(s, r->id, -ENOMEM, "the daemon is out of memory");
                 return -ENOMEM;
         }
-        s->tenant = tenant_select(b->selection.order, b->selection.n, b->selection.fallback, r->hello->tenant,
-                                  &s->who, sentence, sizeof(sentence));
+        s->tenant = s->lease_socket != 0
+                            ? find_socket_tenant(s, r->hello->tenant, sentence, sizeof(sentence))
+                            : tenant_select(b->selection.order, b->selection.n, b->selection.fallback,
+                                            r->hello->tenant, &s->who, sentence, sizeof(sentence));
         if (!s->tenant) {
                 accounting_refuse_hello(s, "tenant", sentence);
                 session_refuse(s, r->id, -EACCES, sentence);

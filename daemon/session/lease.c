@@ -42,6 +42,10 @@ static enum ledger_lease_maker maker_of(const struct session *s)
 /* True: the session may not make leases at all; the request was refused. what: "leases are made". */
 static bool lease_self_refuse(struct session *s, uint64_t id, const char *what)
 {
+        if (s->lease_socket != 0) {
+                session_refuse_format(s, id, -EACCES, "no %s by the socket of leases", what);
+                return true;
+        }
         if (s->role != ROLE_CLIENT || (s->tenant->config && s->tenant->config->leases_self))
                 return false;
         session_refuse_format(s, id, -EACCES,
@@ -133,7 +137,8 @@ static int check_match(const struct session *s, const struct ledger_lease *facts
                 return -EACCES;
         default:
                 snprintf(why, n,
-                         "leases for units are made only by operators and schedulers: use a process (--pid)");
+                         "leases for units and with sockets are made only by operators and schedulers: use a "
+                         "process (--pid)");
                 return -EACCES;
         }
 }
@@ -275,6 +280,20 @@ static int read_pid(uint64_t pid, struct ledger_lease *ret, char *why, size_t n)
         return 0;
 }
 
+static int read_socket(const char *name, struct ledger_lease *ret, char *why, size_t n)
+{
+        if (!ledger_is_socket_name(name)) {
+                snprintf(why, n,
+                         "the name of a socket has 1 to %d letters, digits, '_', '-' and '.', and does not "
+                         "begin with '.'",
+                         LEDGER_NAME_BYTES - 1);
+                return -EINVAL;
+        }
+        ret->kind = LEASE_SOCKET;
+        strcpy(ret->match, name);
+        return 0;
+}
+
 static int read_match(const Bfcd__LeaseCreate *m, struct ledger_lease *ret, char *why, size_t n)
 {
         switch (m->match_case) {
@@ -291,10 +310,12 @@ static int read_match(const Bfcd__LeaseCreate *m, struct ledger_lease *ret, char
                         return 0;
                 snprintf(why, n, "%" PRIu64 " is not a uid", m->uid);
                 return -EINVAL;
+        case BFCD__LEASE_CREATE__MATCH_SOCKET:
+                return read_socket(m->socket, ret, why, n);
         default:
                 snprintf(why, n,
                          "the lease does not say which processes it is for: a control group, a unit, a "
-                         "pid or a user");
+                         "pid, a user or a socket");
                 return -EINVAL;
         }
 }
@@ -405,6 +426,35 @@ static int check_name(const struct session *s, const char *name, char *why, size
         return -EEXIST;
 }
 
+/* Whether the lease may have its socket, which others can have already: one tenant's, and one in each partition. */
+static int check_socket(const struct broker *b, const struct tenant *t, const struct quota *parent,
+                        const struct ledger_lease *facts, char *why, size_t n)
+{
+        const struct lease_socket *socket =
+                facts->kind == LEASE_SOCKET ? lease_socket_find(b, facts->match) : NULL;
+
+        if (!socket)
+                return 0;
+        if (socket->tenant != t) {
+                snprintf(why, n, "socket '%s' is of a lease of tenant '%s': choose another name",
+                         socket->name, socket->tenant->name);
+                return -EEXIST;
+        }
+        for (size_t i = 0; i < b->leases.n; i++) {
+                const struct lease *each = b->leases.list[i];
+
+                if (each->socket == socket && quota_parent(each->quota) == parent &&
+                    !quota_has_ended(each->quota)) {
+                        snprintf(why, n,
+                                 "socket '%s' is of lease '%s' in partition '%s': end it, or choose another "
+                                 "name",
+                                 socket->name, each->name, parent->partition->name);
+                        return -EEXIST;
+                }
+        }
+        return 0;
+}
+
 /* A lease that is asked for. */
 struct new_lease {
         struct tenant *tenant;
@@ -448,6 +498,8 @@ static int check_create(const struct session *s, const Bfcd__LeaseCreate *m, str
                 return -EOPNOTSUPP;
         }
         r = read_match(m, &ret->facts, why, n);
+        if (r == 0)
+                r = check_socket(b, ret->tenant, parent, &ret->facts, why, n);
         if (r == 0)
                 r = check_time("time-out", m->ttl_ms, ", or 0 for none", why, n);
         if (r == 0)

@@ -1046,7 +1046,10 @@ static void report_whoami(const struct session *viewer, uint64_t cursor, struct 
         r->whoami.admin = viewer->role == ROLE_ADMIN;
         r->whoami.monitor = viewer->role == ROLE_MONITOR;
         r->whoami.scheduler = viewer->role == ROLE_SCHEDULER;
-        for (size_t i = 0; i < viewer->who.matches.n_tenants && !report_is_full(r); i++)
+        if (viewer->lease_socket != 0)
+                report_add_row(r, report_borrow(viewer->tenant->name));
+        for (size_t i = 0;
+             viewer->lease_socket == 0 && i < viewer->who.matches.n_tenants && !report_is_full(r); i++)
                 report_add_row(r, report_borrow(b->selection.order[viewer->who.matches.tenants[i]]->name));
         r->whoami.n_matching_tenants = r->n_rows;
         r->whoami.matching_tenants = (char **)r->pointers;

@@ -160,6 +160,12 @@ static struct session *find_own(struct session *s, const Bfcd__Request *r)
                 return NULL;
         }
 
+        if (kept->lease_socket != s->lease_socket) {
+                refuse_return(s, r, -EACCES, 4, "it came by another socket",
+                              "this session began on another socket: resume it there");
+                return NULL;
+        }
+
         /* This is the session's own process: it learns why it cannot resume, and whether to try again
          * (-EAGAIN). */
         if (kept->eviction) {

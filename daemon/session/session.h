@@ -276,6 +276,7 @@ struct session {
         uint64_t deadline_ms;     /* of the state; 0: none */
         bool is_watched;          /* the connection will report the exit of the client's process */
         enum role role;           /* only clients have a tenant; see session_handle() */
+        uint64_t lease_socket;    /* of leases, by which it came: its number; 0: none */
         struct credentials who;
         struct tenant *tenant; /* NULL before the hello, and of other roles than clients */
         uint32_t index;        /* in the ledger; LEDGER_NONE before the hello */

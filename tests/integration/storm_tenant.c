@@ -571,6 +571,9 @@ static int act_lease_create(struct hostile *h)
         } else if (one_in(h, 10)) {
                 body.match_case = BFCD__LEASE_CREATE__MATCH_CGROUP;
                 body.cgroup = (char *)(uintptr_t) "/";
+        } else if (one_in(h, 20)) { /* which users may not */
+                body.match_case = BFCD__LEASE_CREATE__MATCH_SOCKET;
+                body.socket = (char *)(uintptr_t)(one_in(h, 2) ? "../client" : "s");
         } else {
                 body.match_case = BFCD__LEASE_CREATE__MATCH_PID;
                 body.pid = (uint64_t)(one_in(h, 10) ? 1 : one_in(h, 4) ? getppid() : getpid());
