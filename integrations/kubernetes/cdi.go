@@ -1,5 +1,5 @@
-// CDI files: what containers of a claim get. A claim's file is also the driver's record of the leases that it made for it,
-// which outlives the driver.
+// CDI files: what containers of a claim get. A claim's file is also the driver's record of the claim and its leases, which
+// outlives the driver.
 //
 // SPDX-License-Identifier: Apache-2.0
 
@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"k8s.io/apimachinery/pkg/types"
 	cdi "tags.cncf.io/container-device-interface/specs-go"
 
 	"bfcd/integrations/kubernetes/internal/bfcd"
@@ -21,7 +22,7 @@ import (
 const (
 	cdiKind        = "bfcd/claim"
 	cdiPrefix      = "bfcd-claim-"
-	leasesOfClaim  = "bfcd.leases"
+	recordOfClaim  = "bfcd.claim"
 	oldestCDI      = "0.6.0" // with annotations
 	clientSocket   = "bfcd.sock"
 	cdiPermissions = 0o644
@@ -34,19 +35,28 @@ func (c *Config) cdiFile(uid string) string {
 // cdiName is the name of the device for one lease of a claim, as the kubelet gives it to the container runtime.
 func cdiName(uid string, i int) string { return fmt.Sprintf("%s-%d", uid, i) }
 
+// record is a claim that is prepared on this node.
+type record struct {
+	UID       types.UID     `json:"uid"`
+	Namespace string        `json:"namespace"`
+	Claim     string        `json:"claim"`
+	Pod       string        `json:"pod"` // that owns the claim, the only one; "": pods can share it
+	Leases    []*bfcd.Lease `json:"leases"`
+}
+
 // writeCDI replaces the claim's file.
-func (c *Config) writeCDI(uid string, leases []*bfcd.Lease) error {
-	record, err := json.Marshal(leases)
+func (c *Config) writeCDI(r *record) error {
+	own, err := json.Marshal(r)
 	if err != nil {
 		return err
 	}
-	spec := cdi.Spec{Version: oldestCDI, Kind: cdiKind, Annotations: map[string]string{leasesOfClaim: string(record)}}
-	for i, l := range leases {
+	uid := string(r.UID)
+	spec := cdi.Spec{Version: oldestCDI, Kind: cdiKind, Annotations: map[string]string{recordOfClaim: string(own)}}
+	for i, l := range r.Leases {
 		spec.Devices = append(spec.Devices, cdi.Device{Name: cdiName(uid, i), ContainerEdits: cdi.ContainerEdits{
-			Env: []string{"BFC_SOCKET=" + filepath.Join(c.ClientFolder, clientSocket),
-				"BFC_TENANT=" + l.Tenant, "BFC_PARTITION=" + l.Partition},
+			Env: []string{"BFC_SOCKET=" + filepath.Join(c.ClientFolder, clientSocket), "BFC_PARTITION=" + l.Partition},
 			// The folder, so that a container finds the socket of a daemon that was started later.
-			Mounts: []*cdi.Mount{{HostPath: c.ClientFolder, ContainerPath: c.ClientFolder,
+			Mounts: []*cdi.Mount{{HostPath: filepath.Join(c.LeasesFolder, l.Socket), ContainerPath: c.ClientFolder,
 				Options: []string{"bind", "ro", "nosuid", "nodev", "noexec"}}},
 		}})
 	}
@@ -86,16 +96,16 @@ func (c *Config) removeCDI(uid string) error {
 	return err
 }
 
-// recordedLeases are those of all claims that are prepared on this node.
-func (c *Config) recordedLeases() ([]*bfcd.Lease, error) {
+// records are those of all claims that are prepared on this node.
+func (c *Config) records() ([]*record, error) {
 	files, err := filepath.Glob(filepath.Join(c.CDIFolder, cdiPrefix+"*.json"))
 	if err != nil {
 		return nil, err
 	}
-	var all []*bfcd.Lease
+	var all []*record
 	for _, file := range files {
 		var spec cdi.Spec
-		var leases []*bfcd.Lease
+		r := &record{}
 		text, err := os.ReadFile(file)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
@@ -104,12 +114,12 @@ func (c *Config) recordedLeases() ([]*bfcd.Lease, error) {
 			err = json.Unmarshal(text, &spec)
 		}
 		if err == nil {
-			err = json.Unmarshal([]byte(spec.Annotations[leasesOfClaim]), &leases)
+			err = json.Unmarshal([]byte(spec.Annotations[recordOfClaim]), r)
 		}
 		if err != nil {
 			return all, fmt.Errorf("%s: %w", file, err)
 		}
-		all = append(all, leases...)
+		all = append(all, r)
 	}
 	return all, nil
 }

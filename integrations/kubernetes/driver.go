@@ -5,6 +5,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -18,6 +19,7 @@ import (
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/client-go/kubernetes"
@@ -33,18 +35,20 @@ const leaseNameMax = 63 // bytes
 type driver struct {
 	config *Config
 	node   string
+	client kubernetes.Interface
 	period time.Duration // between looks at bfcd
 	helper *kubeletplugin.Helper
 
 	mutex      sync.Mutex
 	partitions map[string]*partition // by the names of their devices; as bfcd last said
 	isAway     bool
+	claims     map[types.UID]*preparedClaim // at the last look
 }
 
 // startDriver registers with the kubelet and publishes until the context ends; then call stop().
 func startDriver(ctx context.Context, c *Config, node string, client kubernetes.Interface, period time.Duration,
 	options ...kubeletplugin.Option) (*driver, error) {
-	d := &driver{config: c, node: node, period: period, isAway: true}
+	d := &driver{config: c, node: node, client: client, period: period, isAway: true}
 	helper, err := kubeletplugin.Start(ctx, d, append([]kubeletplugin.Option{
 		kubeletplugin.DriverName(driverName), kubeletplugin.NodeName(node), kubeletplugin.KubeClient(client)}, options...)...)
 	if err != nil {
@@ -92,22 +96,20 @@ func (d *driver) tenants() map[string]bool {
 	return names
 }
 
-// remake makes the leases of prepared claims that bfcd no longer has, as after a loss of its ledger. One whose pod has ended is
-// not needed.
+// remake makes the leases of prepared claims that bfcd no longer has, as after a loss of its ledger.
 func (d *driver) remake(ctx context.Context, s *bfcd.Session) {
-	leases, err := d.config.recordedLeases()
+	records, err := d.config.records()
 	if err != nil {
-		runtime.HandleErrorWithContext(ctx, err, "leases of prepared claims cannot be read")
+		runtime.HandleErrorWithContext(ctx, err, "records of prepared claims cannot be read")
 	}
-	for _, l := range leases {
-		if _, err := os.Stat(d.config.CgroupMount + l.Cgroup); err != nil {
-			continue
-		}
-		if _, err := os.Stat(d.config.cdiFile(uidOf(l.Name))); err != nil {
-			continue // it was unprepared meanwhile
-		}
-		if err := s.Ensure(l); err != nil {
-			runtime.HandleErrorWithContext(ctx, err, "a lease of a prepared claim cannot be made", "lease", l.Name)
+	for _, r := range records {
+		for _, l := range r.Leases {
+			if _, err := os.Stat(d.config.cdiFile(string(r.UID))); err != nil {
+				break // it was unprepared meanwhile
+			}
+			if err := s.Ensure(l); err != nil {
+				runtime.HandleErrorWithContext(ctx, err, "a lease of a prepared claim cannot be made", "lease", l.Name)
+			}
 		}
 	}
 }
@@ -120,6 +122,7 @@ func (d *driver) publish(ctx context.Context) {
 		if err != nil && ctx.Err() == nil {
 			runtime.HandleErrorWithContext(ctx, err, "bfcd's devices get no new pods")
 		}
+		d.lookAtClaims(ctx)
 		resources := d.resources()
 		if !reflect.DeepEqual(resources, published) {
 			if err := d.helper.PublishResources(ctx, *resources); err == nil {
@@ -149,46 +152,27 @@ func (d *driver) resources() *resourceslice.DriverResources {
 
 // ---- claims
 
-// A lease's name begins with the pod's, for people, and has the claim's UID, by which it is found again.
-func leaseName(pod string, uid types.UID, i int) string {
-	end := fmt.Sprintf(".%s.%d", uid, i)
-	pod = pod[:min(len(pod), leaseNameMax-len(end))]
-	return pod + end
+// A lease's name begins with that of the pod or the claim, for people, and has the claim's UID, by which it is found again.
+func leaseName(r *record, i int) string {
+	end := fmt.Sprintf(".%s.%d", r.UID, i)
+	name := cmp.Or(r.Pod, r.Claim)
+	return name[:min(len(name), leaseNameMax-len(end))] + end
 }
 
 func partOfName(uid types.UID) string { return "." + string(uid) + "." }
 
-func uidOf(lease string) string {
-	parts := strings.Split(lease, ".")
-	return parts[max(0, len(parts)-2)]
-}
-
-// podOf is the pod for which the claim is reserved. A lease is for one control group.
-func podOf(claim *resourceapi.ResourceClaim) (*resourceapi.ResourceClaimConsumerReference, error) {
-	users := claim.Status.ReservedFor
-	if len(users) != 1 || users[0].Resource != "pods" || users[0].APIGroup != "" {
-		return nil, fmt.Errorf("the claim is reserved for %d users, and bfcd's memory is for one pod: use a "+
-			"ResourceClaimTemplate, which makes a claim for each pod", len(users))
-	}
-	return &users[0], nil
-}
-
 // leasesOf returns the leases that the claim needs, and what the kubelet is told of each.
-func (d *driver) leasesOf(claim *resourceapi.ResourceClaim) ([]*bfcd.Lease, []kubeletplugin.Device, error) {
+func (d *driver) leasesOf(claim *resourceapi.ResourceClaim) (*record, []kubeletplugin.Device, error) {
 	tenant := d.config.Tenants[claim.Namespace]
 	if tenant == "" {
 		return nil, nil, fmt.Errorf("namespace '%s' has no tenant of bfcd: an operator adds it to 'tenants' of the driver's config",
 			claim.Namespace)
 	}
-	pod, err := podOf(claim)
-	if err != nil {
-		return nil, nil, err
+	r := &record{UID: claim.UID, Namespace: claim.Namespace, Claim: claim.Name}
+	// What is reserved for one pod can be so for others later. A claim of a template is its pod's for ever.
+	if owner := metav1.GetControllerOf(claim); owner != nil && owner.Kind == "Pod" {
+		r.Pod = owner.Name
 	}
-	cgroup, err := d.config.podCgroup(string(pod.UID))
-	if err != nil {
-		return nil, nil, err
-	}
-	var leases []*bfcd.Lease
 	var devices []kubeletplugin.Device
 	d.mutex.Lock()
 	defer d.mutex.Unlock()
@@ -200,44 +184,44 @@ func (d *driver) leasesOf(claim *resourceapi.ResourceClaim) ([]*bfcd.Lease, []ku
 		if p == nil || result.Pool != d.node {
 			return nil, nil, fmt.Errorf("bfcd has no partition for device '%s' of pool '%s'", result.Device, result.Pool)
 		}
-		for _, l := range leases {
+		for _, l := range r.Leases {
 			if l.Partition == p.name {
-				return nil, nil, fmt.Errorf("the claim has two requests in partition '%s', where a pod has one lease", p.name)
+				return nil, nil, fmt.Errorf("the claim has two requests in partition '%s', where it has one lease", p.name)
 			}
 		}
 		memory := result.ConsumedCapacity[capacity]
 		if memory.Value() <= 0 || memory.Value()%bfcd.Granularity != 0 {
 			return nil, nil, fmt.Errorf("request '%s' has %s of memory, which is not a multiple of 2Mi", result.Request, memory.String())
 		}
-		i := len(leases)
+		i := len(r.Leases)
 		ids := []string{cdiKind + "=" + cdiName(string(claim.UID), i)}
 		for _, id := range d.config.GPUDevices {
 			if p.isGPU() {
 				ids = append(ids, strings.ReplaceAll(id, "{uuid}", p.uuid()))
 			}
 		}
-		leases = append(leases, &bfcd.Lease{Name: leaseName(pod.Name, claim.UID, i), Tenant: tenant, Partition: p.name,
-			Cgroup: cgroup, Limit: uint64(memory.Value())})
+		r.Leases = append(r.Leases, &bfcd.Lease{Name: leaseName(r, i), Tenant: tenant, Partition: p.name,
+			Socket: string(claim.UID), Limit: uint64(memory.Value())})
 		devices = append(devices, kubeletplugin.Device{Requests: []string{result.Request}, PoolName: result.Pool,
 			DeviceName: result.Device, CDIDeviceIDs: ids, ShareID: result.ShareID})
 	}
-	return leases, devices, nil
+	return r, devices, nil
 }
 
-func (d *driver) makeLeases(s *bfcd.Session, claim *resourceapi.ResourceClaim, leases []*bfcd.Lease) error {
-	for _, l := range leases {
+func (d *driver) makeLeases(s *bfcd.Session, r *record) error {
+	for _, l := range r.Leases {
 		if err := s.Ensure(l); err != nil {
 			return err
 		}
 	}
-	return d.config.writeCDI(string(claim.UID), leases)
+	return d.config.writeCDI(r)
 }
 
 func (d *driver) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
 	if err := d.look(ctx); err != nil {
 		return nil, err
 	}
-	leases, devices, err := d.leasesOf(claim)
+	r, devices, err := d.leasesOf(claim)
 	if err != nil {
 		return nil, err
 	}
@@ -248,13 +232,13 @@ func (d *driver) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 	defer s.Close()
 	_, err = os.Stat(d.config.cdiFile(string(claim.UID)))
 	isNew := errors.Is(err, fs.ErrNotExist) // else its containers may run, and keep what they have
-	if err := d.makeLeases(s, claim, leases); err != nil {
+	if err := d.makeLeases(s, r); err != nil {
 		if isNew {
 			err = errors.Join(err, s.End(partOfName(claim.UID)))
 		}
 		return nil, err
 	}
-	klog.FromContext(ctx).Info("Prepared", "claim", klog.KObj(claim), "leases", len(leases))
+	klog.FromContext(ctx).Info("Prepared", "claim", klog.KObj(claim), "leases", len(r.Leases))
 	return devices, nil
 }
 

@@ -7,11 +7,14 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"net/http/httptest"
 	"os"
 	"slices"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -31,14 +34,15 @@ import (
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 	cdi "tags.cncf.io/container-device-interface/specs-go"
 
+	"bfcd/integrations/kubernetes/internal/bfcd"
 	"bfcd/integrations/kubernetes/internal/rig"
+	"bfcd/integrations/kubernetes/internal/wire"
 )
 
 const (
 	node     = "node1"
 	podUID   = "0a1b2c3d-0000-4000-8000-00000000000a"
 	claimUID = "9f8e7d6c-0000-4000-8000-00000000000c"
-	group    = "/kubepods/besteffort/pod" + podUID
 	mib      = 1 << 20
 )
 
@@ -49,6 +53,7 @@ type stage struct {
 	config  *Config
 	client  *fake.Clientset
 	kubelet *grpc.ClientConn
+	driver  *driver
 	end     func() // of the driver
 }
 
@@ -58,9 +63,8 @@ func newStage(t *testing.T, keeps bool) *stage {
 	rig.Must(t, os.WriteFile(s.Folder+"/dra.yaml", []byte("tenants: {team-a: vision, team-b: speech}\n"), 0o644))
 	config, err := readConfig(s.Folder + "/dra.yaml")
 	rig.Must(t, err)
-	config.Socket, config.CgroupMount, config.CDIFolder = s.Socket, s.Folder+"/cgroup", s.Folder+"/cdi"
+	config.Socket, config.LeasesFolder, config.CDIFolder = s.Socket, s.Folder+"/leases", s.Folder+"/cdi"
 	s.config = config
-	rig.Must(t, os.MkdirAll(s.config.CgroupMount+group, 0o755))
 	rig.Must(t, os.MkdirAll(s.Folder+"/plugin", 0o755))
 	rig.Must(t, os.MkdirAll(s.Folder+"/registry", 0o755))
 
@@ -84,7 +88,7 @@ func (s *stage) start() {
 	d, err := startDriver(ctx, s.config, node, s.client, 50*time.Millisecond,
 		kubeletplugin.PluginDataDirectoryPath(s.Folder+"/plugin"), kubeletplugin.RegistrarDirectoryPath(s.Folder+"/registry"))
 	rig.Must(s.t, err)
-	s.kubelet = s.connect("/plugin/dra.sock")
+	s.kubelet, s.driver = s.connect("/plugin/dra.sock"), d
 	s.end = func() { cancel(); d.stop() }
 }
 
@@ -96,11 +100,12 @@ func (s *stage) connect(socket string) *grpc.ClientConn {
 	return conn
 }
 
-// addClaim puts an allocated claim into the API server.
+// addClaim puts an allocated claim of a pod's template into the API server.
 func (s *stage) addClaim(change func(*resourceapi.ResourceClaim)) *dra.Claim {
 	s.t.Helper()
 	claim := &resourceapi.ResourceClaim{
-		ObjectMeta: metav1.ObjectMeta{Name: "memory", Namespace: "team-a", UID: claimUID},
+		ObjectMeta: metav1.ObjectMeta{Name: "memory", Namespace: "team-a", UID: claimUID, OwnerReferences: []metav1.OwnerReference{
+			{APIVersion: "v1", Kind: "Pod", Name: "train-0", UID: podUID, Controller: new(true)}}},
 		Status: resourceapi.ResourceClaimStatus{
 			Allocation: &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
 				Results: []resourceapi.DeviceRequestAllocationResult{requestOf("train", "train-1", 8*mib)}}},
@@ -184,7 +189,7 @@ func TestPrepareMakesTheLeaseAndUnprepareEndsIt(t *testing.T) {
 	}
 	rows, err := s.Session().Leases("")
 	rig.Must(t, err)
-	if l := rows[0]; l.Tenant != "vision" || l.Partition != "Train_1" || l.Match != group || l.GetStats().GetBytesLimit() != 8*mib {
+	if l := rows[0]; l.Tenant != "vision" || l.Partition != "Train_1" || l.MatchKind != "socket" || l.Match != claimUID || l.GetStats().GetBytesLimit() != 8*mib {
 		t.Fatalf("the lease is %v", l)
 	}
 	for range 2 {
@@ -205,21 +210,135 @@ func TestContainersGetTheClientSocket(t *testing.T) {
 		*results = append(*results, requestOf("serve", "serve", 4*mib))
 	}))
 	s.expectLeases(leaseOfClaim, "train-0."+claimUID+".1")
-	text, err := os.ReadFile(s.config.CDIFolder + "/bfcd-claim-" + claimUID + ".json")
-	rig.Must(t, err)
-	var spec cdi.Spec
-	rig.Must(t, json.Unmarshal(text, &spec))
+	spec := s.cdiOf(claimUID)
 	if spec.Kind != "bfcd/claim" || len(spec.Devices) != 2 {
-		t.Fatalf("the file is %s", text)
+		t.Fatalf("the file is %v", spec)
 	}
 	for i, partition := range []string{"Train_1", "serve"} {
 		d := spec.Devices[i]
 		if d.Name != fmt.Sprintf("%s-%d", claimUID, i) || len(d.ContainerEdits.Mounts) != 1 ||
-			d.ContainerEdits.Mounts[0].HostPath != "/run/bfcd/client" || !slices.Contains(d.ContainerEdits.Mounts[0].Options, "ro") ||
+			d.ContainerEdits.Mounts[0].HostPath != s.Folder+"/leases/"+claimUID ||
+			d.ContainerEdits.Mounts[0].ContainerPath != "/run/bfcd/client" || !slices.Contains(d.ContainerEdits.Mounts[0].Options, "ro") ||
 			!slices.Equal(d.ContainerEdits.Env,
-				[]string{"BFC_SOCKET=/run/bfcd/client/bfcd.sock", "BFC_TENANT=vision", "BFC_PARTITION=" + partition}) {
+				[]string{"BFC_SOCKET=/run/bfcd/client/bfcd.sock", "BFC_PARTITION=" + partition}) {
 			t.Fatalf("device %d is %v", i, d)
 		}
+	}
+	client := s.join(s.Folder+"/leases/"+claimUID+"/bfcd.sock", "", "serve")
+	if client.Tenant != "vision" || len(client.Partitions) != 2 || client.Partitions[client.DefaultPartition].BytesLimit != 4*mib {
+		t.Fatalf("a container gets %v", client)
+	}
+}
+
+func (s *stage) cdiOf(uid string) *cdi.Spec {
+	s.t.Helper()
+	text, err := os.ReadFile(s.config.CDIFolder + "/bfcd-claim-" + uid + ".json")
+	rig.Must(s.t, err)
+	spec := &cdi.Spec{}
+	rig.Must(s.t, json.Unmarshal(text, spec))
+	return spec
+}
+
+// join is the hello of a process; its session ends with the test.
+func (s *stage) join(socket, tenant, partition string) *wire.HelloReply {
+	s.t.Helper()
+	client, err := bfcd.Join(s.t.Context(), socket, &wire.Hello{Tenant: tenant, Partition: partition})
+	rig.Must(s.t, err)
+	s.t.Cleanup(client.Close)
+	return client.Hello
+}
+
+func (s *stage) metrics() string {
+	s.t.Helper()
+	reply := httptest.NewRecorder()
+	s.driver.metricsHandler().ServeHTTP(reply, httptest.NewRequest("GET", "/metrics", nil))
+	if reply.Code != 200 {
+		s.t.Fatalf("/metrics: %d %s", reply.Code, reply.Body)
+	}
+	return reply.Body.String()
+}
+
+// shared is a claim that no pod owns.
+func shared(c *resourceapi.ResourceClaim) { c.Name, c.OwnerReferences = "team", nil }
+
+func (s *stage) update(claim *dra.Claim, change func(*resourceapi.ResourceClaim)) {
+	s.t.Helper()
+	claims := s.client.ResourceV1().ResourceClaims(claim.Namespace)
+	changed, err := claims.Get(s.t.Context(), claim.Name, metav1.GetOptions{})
+	rig.Must(s.t, err)
+	change(changed)
+	_, err = claims.Update(s.t.Context(), changed, metav1.UpdateOptions{})
+	rig.Must(s.t, err)
+}
+
+// The kubelet asks only for the first pod of a claim.
+func TestPodsShareAClaim(t *testing.T) {
+	const lease = "team." + claimUID + ".0"
+	s := newStage(t, false)
+	claim := s.addClaim(shared)
+	if reply := s.prepare(claim); reply.Error != "" {
+		t.Fatal(reply.Error)
+	}
+	s.expectLeases(lease)
+	s.update(claim, func(c *resourceapi.ResourceClaim) {
+		c.Status.ReservedFor = append(c.Status.ReservedFor,
+			resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: "train-1", UID: "b"},
+			resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: "train-1", UID: "c"},
+			resourceapi.ResourceClaimConsumerReference{Resource: "other", Name: "no-pod", UID: "d"})
+	})
+	if reply := s.prepare(claim); reply.Error != "" { // as after a restart of the kubelet
+		t.Fatal(reply.Error)
+	}
+	s.expectLeases(lease)
+	for range 2 { // one container of each pod
+		if hello := s.join(s.Folder+"/leases/"+claimUID+"/bfcd.sock", "", ""); hello.Partitions[0].Lease != lease {
+			t.Fatalf("a container gets %v", hello)
+		}
+	}
+	series := `bfcd_claim_info{claim="team",lease="` + lease + `",namespace="team-a",partition="Train_1",pod="%s",tenant="vision"} 1`
+	s.Wait("the series of both pods", func() bool {
+		text := s.metrics()
+		return strings.Contains(text, fmt.Sprintf(series, "train-0")) && strings.Contains(text, fmt.Sprintf(series, "train-1"))
+	})
+	s.update(claim, func(c *resourceapi.ResourceClaim) { c.Status.ReservedFor = c.Status.ReservedFor[:1] })
+	s.Wait("one series", func() bool { return strings.Count(s.metrics(), "bfcd_claim_info{") == 1 })
+	if sentence := s.unprepare(claim); sentence != "" {
+		t.Fatal(sentence)
+	}
+	s.Wait("no series", func() bool { return !strings.Contains(s.metrics(), "bfcd_claim_info{") })
+}
+
+// Tenants of two namespaces, both of which match all processes here.
+func TestAPodGetsNoOtherTenant(t *testing.T) {
+	s := newStage(t, false)
+	s.prepare(s.addClaim(nil))
+	_, err := bfcd.Join(t.Context(), s.Folder+"/leases/"+claimUID+"/bfcd.sock", &wire.Hello{Tenant: "speech"})
+	if !errors.Is(err, syscall.EACCES) {
+		t.Fatalf("the answer is %v", err)
+	}
+	if hello := s.join(s.Folder+"/client/bfcd.sock", "speech", ""); hello.Partitions[0].Lease != "" {
+		t.Fatalf("beside the claim a process gets %v", hello)
+	}
+}
+
+// A kubelet that has lost its state does not unprepare.
+func TestLeasesOfClaimsThatAreGoneEnd(t *testing.T) {
+	s := newStage(t, false)
+	claim := s.addClaim(shared)
+	other := s.addClaim(func(c *resourceapi.ResourceClaim) { c.Name, c.UID, c.OwnerReferences = "other", podUID, nil })
+	s.prepare(claim)
+	s.prepare(other)
+	claims := s.client.ResourceV1().ResourceClaims("team-a")
+	s.client.PrependReactor("get", "resourceclaims", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		if action.(clienttesting.GetAction).GetName() == other.Name {
+			return true, nil, errors.New("the API server is busy") // which tells nothing
+		}
+		return false, nil, nil
+	})
+	rig.Must(t, claims.Delete(t.Context(), claim.Name, metav1.DeleteOptions{}))
+	s.Wait("the end of the lease", func() bool { return slices.Equal(s.Leases(), []string{"other." + podUID + ".0"}) })
+	if _, err := os.Stat(s.config.cdiFile(claimUID)); !os.IsNotExist(err) {
+		t.Fatalf("the CDI file: %v", err)
 	}
 }
 
@@ -230,12 +349,6 @@ func TestPrepareRefuses(t *testing.T) {
 		change   func(*resourceapi.ResourceClaim)
 	}{
 		{"namespace 'team-c' has no tenant", func(c *resourceapi.ResourceClaim) { c.Namespace = "team-c" }},
-		{"is reserved for 2 users", func(c *resourceapi.ResourceClaim) {
-			c.Status.ReservedFor = append(c.Status.ReservedFor, c.Status.ReservedFor[0])
-		}},
-		{"is reserved for 0 users", func(c *resourceapi.ResourceClaim) { c.Status.ReservedFor = nil }},
-		{"is not the UID of a pod", func(c *resourceapi.ResourceClaim) { c.Status.ReservedFor[0].UID = "*" }},
-		{"has no control group", func(c *resourceapi.ResourceClaim) { c.Status.ReservedFor[0].UID = claimUID }},
 		{"no partition for device 'fixed'", func(c *resourceapi.ResourceClaim) {
 			c.Status.Allocation.Devices.Results[0].Device = "fixed"
 		}},
@@ -273,12 +386,9 @@ func TestAFailedRepetitionChangesNothing(t *testing.T) {
 	s := newStage(t, false)
 	claim := s.addClaim(nil)
 	s.prepare(claim)
-	claims := s.client.ResourceV1().ResourceClaims("team-a")
-	changed, err := claims.Get(t.Context(), claim.Name, metav1.GetOptions{})
-	rig.Must(t, err)
-	changed.Status.Allocation.Devices.Results[0] = requestOf("train", "train-1", 16*mib)
-	_, err = claims.Update(t.Context(), changed, metav1.UpdateOptions{})
-	rig.Must(t, err)
+	s.update(claim, func(c *resourceapi.ResourceClaim) {
+		c.Status.Allocation.Devices.Results[0] = requestOf("train", "train-1", 16*mib)
+	})
 	if reply := s.prepare(claim); !strings.Contains(reply.Error, "exists already") {
 		t.Fatalf("the answer is %v", reply)
 	}
@@ -350,21 +460,14 @@ func TestARestartOfTheDriverKeepsLeases(t *testing.T) {
 	s.expectLeases()
 }
 
-// A bfcd that starts without its ledger has no lease. Pods that run get theirs again, others do not.
+// A bfcd that starts without its ledger has no lease.
 func TestLostLeasesAreMadeAgain(t *testing.T) {
 	s := newStage(t, false)
-	gone := strings.Replace(podUID, "a", "b", 1)
-	rig.Must(t, os.MkdirAll(s.config.CgroupMount+"/kubepods/pod"+gone, 0o755))
 	s.prepare(s.addClaim(nil))
-	other := s.addClaim(func(c *resourceapi.ResourceClaim) {
-		c.Name, c.UID = "other", types.UID(gone)
-		c.Status.ReservedFor[0] = resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: "short", UID: types.UID(gone)}
-	})
-	if reply := s.prepare(other); reply.Error != "" {
-		t.Fatal(reply.Error)
-	}
+	other := s.addClaim(func(c *resourceapi.ResourceClaim) { c.Name, c.UID = "other", podUID })
+	s.prepare(other)
 	s.Kill()
-	rig.Must(t, os.RemoveAll(s.config.CgroupMount+"/kubepods/pod"+gone))
+	rig.Must(t, s.config.removeCDI(podUID)) // unprepared
 	s.Run()
 	s.Wait("the lease", func() bool { return len(s.Leases()) > 0 })
 	s.waitForTaint("")
@@ -393,26 +496,12 @@ func TestTheKubeletFindsTheDriverAndItsHealth(t *testing.T) {
 	s.Wait("unknown health", is(drahealth.HealthStatus_UNKNOWN))
 }
 
-func TestControlGroupsOfBothDriversAreFound(t *testing.T) {
-	c := &Config{CgroupRoots: []string{"/kubepods", "/kubepods.slice"}, CgroupMount: t.TempDir()}
-	const underscored = "0a1b2c3d_0000_4000_8000_00000000000a"
-	for _, path := range []string{
-		"/kubepods/pod" + podUID, "/kubepods/burstable/pod" + podUID, "/kubepods.slice/kubepods-pod" + underscored + ".slice",
-		"/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod" + underscored + ".slice"} {
-		rig.Must(t, os.MkdirAll(c.CgroupMount+path, 0o755))
-		if got, err := c.podCgroup(podUID); err != nil || got != path {
-			t.Errorf("%s: %s, %v", path, got, err)
-		}
-		rig.Must(t, os.Remove(c.CgroupMount+path))
-	}
-}
-
 func TestABadConfigIsRefused(t *testing.T) {
 	for text, sentence := range map[string]string{
-		"tenants: {}":                                "tenants is empty",
-		"tenants: {a: b}\nsocket: lease.sock":        "'lease.sock' is not an absolute path",
-		"tenants: {a: b}\ncolour: red":               "unknown field \"colour\"",
-		"tenants: {a: b}\ncgroupRoots: [kubepods]\n": "'kubepods' is not an absolute path",
+		"tenants: {}":                           "tenants is empty",
+		"tenants: {a: b}\nsocket: lease.sock":   "'lease.sock' is not an absolute path",
+		"tenants: {a: b}\ncolour: red":          "unknown field \"colour\"",
+		"tenants: {a: b}\nleasesFolder: leases": "'leases' is not an absolute path",
 	} {
 		path := t.TempDir() + "/dra.yaml"
 		rig.Must(t, os.WriteFile(path, []byte(text), 0o644))

@@ -27,6 +27,7 @@ func run() error {
 	kubeconfig := flag.String("kubeconfig", "", "how to reach the API server; default: as a pod")
 	kubelet := flag.String("kubelet-folder", "/var/lib/kubelet", "the folder of the kubelet")
 	period := flag.Duration("period", 5*time.Second, "the time between looks at bfcd")
+	metrics := flag.String("metrics", "", "the address of metrics for Prometheus, such as :9846; default: none")
 	klog.InitFlags(nil)
 	flag.Parse()
 	if flag.NArg() > 0 || *node == "" {
@@ -65,8 +66,11 @@ func run() error {
 	if err != nil {
 		return err
 	}
+	defer d.stop()
+	if *metrics != "" {
+		return d.serveMetrics(ctx, *metrics)
+	}
 	<-ctx.Done()
-	d.stop()
 	return nil
 }
 

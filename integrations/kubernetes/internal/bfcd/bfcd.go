@@ -42,13 +42,19 @@ func (r *Refusal) Is(target error) bool { return target == r.Errno }
 
 // Session is one connection. A session is short, so a restart of bfcd ends none that waits.
 type Session struct {
-	conn net.Conn
-	in   *bufio.Reader
-	id   uint64
+	Hello *wire.HelloReply
+	conn  net.Conn
+	in    *bufio.Reader
+	id    uint64
 }
 
-// Open connects and says hello.
+// Open begins a session without memory.
 func Open(ctx context.Context, path string) (*Session, error) {
+	return Join(ctx, path, &wire.Hello{NoMemory: true})
+}
+
+// Join connects and says this hello.
+func Join(ctx context.Context, path string, hello *wire.Hello) (*Session, error) {
 	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
 	if err != nil {
 		return nil, fmt.Errorf("cannot reach bfcd: %w", err)
@@ -59,11 +65,13 @@ func Open(ctx context.Context, path string) (*Session, error) {
 	}
 	s := &Session{conn: conn, in: bufio.NewReader(conn)}
 	_ = conn.SetDeadline(deadline)
-	hello := &wire.Hello{Version: protocolVersion, Name: "bfcd-dra", NoMemory: true}
-	if _, err := s.call(&wire.Request{Body: &wire.Request_Hello{Hello: hello}}); err != nil {
+	hello.Version, hello.Name = protocolVersion, "bfcd-dra"
+	reply, err := s.call(&wire.Request{Body: &wire.Request_Hello{Hello: hello}})
+	if err != nil {
 		_ = conn.Close()
 		return nil, fmt.Errorf("hello at %s: %w", path, err)
 	}
+	s.Hello = reply.GetHello()
 	return s, nil
 }
 
@@ -168,13 +176,13 @@ func (s *Session) State() (*State, error) {
 	return state, err
 }
 
-// Lease is a quota for the processes of a control group, within the quota of a tenant in a partition.
+// Lease is a quota for the processes that connect to a socket of bfcd, within the quota of a tenant in a partition.
 type Lease struct {
 	Name      string `json:"name"`
 	Tenant    string `json:"tenant"`
 	Partition string `json:"partition"`
-	Cgroup    string `json:"cgroup"`
-	Limit     uint64 `json:"limit"` // bytes
+	Socket    string `json:"socket"` // its name: a folder in bfcd's folder of such sockets
+	Limit     uint64 `json:"limit"`  // bytes
 }
 
 // Leases are those that schedulers made and whose names contain the part, also those that are ending.
@@ -193,7 +201,7 @@ func (s *Session) Leases(part string) ([]*wire.LeaseRow, error) {
 // Ensure makes the lease if there is none like it. An error: one of its name differs, or has ended.
 func (s *Session) Ensure(l *Lease) error {
 	create := &wire.LeaseCreate{Name: l.Name, Tenant: l.Tenant, Partition: l.Partition, BytesLimit: l.Limit,
-		Match: &wire.LeaseCreate_Cgroup{Cgroup: l.Cgroup}}
+		Match: &wire.LeaseCreate_Socket{Socket: l.Socket}}
 	_, err := s.call(&wire.Request{Body: &wire.Request_LeaseCreate{LeaseCreate: create}})
 	if err == nil || !errors.Is(err, syscall.EEXIST) {
 		return err
@@ -204,7 +212,7 @@ func (s *Session) Ensure(l *Lease) error {
 	}
 	for _, row := range rows {
 		if row.Name == l.Name && row.State == "active" && row.Tenant == l.Tenant && row.Partition == l.Partition &&
-			row.Match == l.Cgroup && row.GetStats().GetBytesLimit() == l.Limit {
+			row.MatchKind == "socket" && row.Match == l.Socket && row.GetStats().GetBytesLimit() == l.Limit {
 			return nil
 		}
 	}

@@ -17,7 +17,7 @@ import (
 )
 
 func lease(name string, limit uint64) *bfcd.Lease {
-	return &bfcd.Lease{Name: name, Tenant: "vision", Partition: "Train_1", Cgroup: "/kubepods/pod1", Limit: limit}
+	return &bfcd.Lease{Name: name, Tenant: "vision", Partition: "Train_1", Socket: name, Limit: limit}
 }
 
 func TestStateHasDevicesPartitionsAndQuotas(t *testing.T) {
@@ -35,7 +35,7 @@ func TestEnsureMakesALeaseOnce(t *testing.T) {
 	}
 	rows, err := s.Leases("jo")
 	rig.Must(t, err)
-	if len(rows) != 1 || rows[0].Match != "/kubepods/pod1" || rows[0].GetStats().GetBytesLimit() != 4<<20 {
+	if len(rows) != 1 || rows[0].MatchKind != "socket" || rows[0].Match != "job" || rows[0].GetStats().GetBytesLimit() != 4<<20 {
 		t.Fatalf("leases are %v", rows)
 	}
 	if err := s.Ensure(lease("job", 6<<20)); !errors.Is(err, syscall.EEXIST) {
