@@ -121,7 +121,8 @@ static struct quota *innermost(const struct session *s, const struct ledger_sess
         return q;
 }
 
-/* The socket of the leases that the session was in; 0: they have none. *ret_has_lost: a lease could not be restored. */
+/* The socket of the leases that the session was in; 0: they have none. *ret_has_lost: a lease could not be restored, and the
+ * session is not to have the tenant's whole quota instead. */
 static uint64_t find_socket(const struct session *s, const struct ledger_session *record, bool *ret_has_lost)
 {
         uint64_t number = 0;
@@ -166,7 +167,8 @@ int session_take_shares_again(struct session *s, const struct ledger_session *re
                         continue;
                 q = innermost(s, record, t->quotas[i]);
                 if (s->lease_socket == 0 || q != t->quotas[i])
-                        take_share(s, q)->is_barred = has_lost || was_barred(record, id);
+                        take_share(s, q)->is_barred =
+                                (has_lost && q == t->quotas[i]) || was_barred(record, id);
         }
         return r;
 }

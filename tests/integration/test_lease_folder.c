@@ -214,7 +214,7 @@ RIG_TEST(a_mount_of_it_is_enough, config)
 
         child_join(child_start(try_to_unshare, can));
         if (!*can) {
-                printf("# skipped: a_mount_of_it_is_enough: this process may not make a mount namespace\n");
+                printf("# skipped: this process may not make a mount namespace\n");
                 return;
         }
         ck_assert_int_eq(make(rig->admin, "claim", "pod", "c-1"), 0);
@@ -507,6 +507,27 @@ TEST(it_survives_a_restart)
         restart_with_sessions(SIGTERM);
 }
 
+/* A program goes on by the library. */
+TEST(a_program_at_the_socket_survives_a_kill)
+{
+        struct kept *k = kept_start(&config);
+        bfc_client *client;
+        void *p, *more;
+
+        ck_assert_int_eq(make(k->rig->admin, "claim", "pod", "c-1"), 0);
+        client = client_with(.socket = socket_of(k->rig, "c-1"));
+        ck_assert_ok(bfc_malloc(client, 2 * MIB, &p));
+        block_fill(client, p, 2 * MIB, 7);
+        kept_restart(k, SIGKILL);
+        ck_assert_ok(bfc_malloc(client, MIB, &more));
+        ck_assert(block_has(client, p, 2 * MIB, 7));
+        ck_assert_int_eq(bfc_malloc(client, 4 * MIB, &more), -EDQUOT);
+        ck_assert_msg(strstr(bfc_last_error(), "lease 'claim'"), "%s", bfc_last_error());
+        bfc_disconnect(client);
+        ck_assert_int_eq(end(k->rig->admin, "claim"), 0);
+        kept_stop(k);
+}
+
 static void make_file(const char *folder, const char *name)
 {
         char path[256];
@@ -554,6 +575,56 @@ TEST(what_is_left_in_the_folder_is_removed)
         session_end(session_open(socket_of(k->rig, "c-1"), NULL));
         ck_assert_int_eq(end(k->rig->admin, "claim"), 0);
         kept_stop(k);
+}
+
+/* Of somebody who may write beside the admin socket. */
+RIG_TEST(a_folder_that_is_a_link_is_refused, config)
+{
+        char path[160], victim[160];
+
+        snprintf(path, sizeof(path), "%s/leases", rig->folder);
+        snprintf(victim, sizeof(victim), "%s/victim", rig->folder);
+        ck_assert_int_eq(mkdir(victim, 0755), 0);
+        ck_assert_int_eq(symlink(victim, path), 0);
+        rig->forgiven = "the socket of leases";
+        ck_assert_int_ne(make(rig->admin, "claim", "pod", "c-1"), 0);
+        ck_assert_ptr_nonnull(strstr(raw_refusal(), "lease 'claim' could not be made"));
+        ck_assert(rig_logged(rig, "/leases/c-1/bfcd.sock could not be made"));
+        ck_assert_int_eq(rmdir(victim), 0); /* it is empty */
+        ck_assert_int_eq(unlink(path), 0);
+        ck_assert_int_eq(make(rig->admin, "claim", "pod", "c-1"), 0);
+        ck_assert_int_eq(end(rig->admin, "claim"), 0);
+}
+
+static const struct rig_config few_fds = {
+        .tenants = TENANT("red", "@UID@",
+                          "train, limit: 64MiB") "  - name: pod\n    match: {}\n"
+                                                 "    quotas: [{partition: train, limit: 8MiB}]\n",
+        .top = "max_sessions: 8\n",
+        .max_fds = 640,
+};
+
+/* Each counts among what the daemon may open: there is room for sessions. */
+RIG_TEST(file_descriptors_bound_their_number, few_fds)
+{
+        struct raw *client;
+        unsigned n = 0;
+        char name[32];
+        int r;
+
+        for (r = 0; r == 0; n += r == 0) {
+                snprintf(name, sizeof(name), "c-%u", n);
+                r = make(rig->admin, name, n % 2 ? "pod" : "red", name);
+        }
+        ck_assert_msg(r == -EMFILE, "%d: %s", r, raw_refusal());
+        client = session_open(socket_of(rig, "c-0"), NULL);
+        gets_at_most(client, 0, 4 * MIB, "lease 'c-0'");
+        session_end(client);
+        while (n-- > 0) {
+                snprintf(name, sizeof(name), "c-%u", n);
+                ck_assert_int_eq(end(rig->admin, name), 0);
+        }
+        ck_assert(WAIT_FOR(count_names(rig) == 0, SETTLE_MS));
 }
 
 /* A process for which the folder was mounted without "ro", and which is root there. */

@@ -1113,6 +1113,25 @@ TEST_OF(lease, a_restart_forgets_a_lease_that_was_not_made)
         end("x", false, 0);
 }
 
+/* Its session is not in the tenant's quota instead, without the limit of the lease. */
+TEST_OF(lease, a_session_of_a_closed_lease_gets_no_memory)
+{
+        struct peer *x;
+        uint64_t id;
+
+        CREATE(.name = "x", .cgroup = "/x", .limit = 16 * MIB);
+        x = join(1, "/x", "x");
+        x->session->is_watched = true;
+        id = x->session->id;
+        ledger_quota_close(b->ledger, quota_of("x")->index);
+        peer_drop(x);
+        restart(config_text);
+        ck_assert_ptr_null(lease_find(b, "x"));
+        ck_assert(session_with(id)->shares[0].is_barred);
+        end_sessions();
+        settle();
+}
+
 /* Its bytes are charged to the tenant as long as it is in the ledger, and no longer. */
 TEST_OF(lease, the_charge_of_a_closed_lease_ends)
 {
