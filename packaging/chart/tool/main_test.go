@@ -216,7 +216,7 @@ func checkPod(t *testing.T, spec *corev1.PodSpec) {
 		if len(s.Capabilities.Add) > 0 && c.Name != "folder" {
 			t.Errorf("the container %s has the capabilities %v", c.Name, s.Capabilities.Add)
 		}
-		if s.RunAsUser != nil && *s.RunAsUser == 0 && c.Name != "folder" && c.Name != "dra" {
+		if s.RunAsUser != nil && *s.RunAsUser == 0 && !slices.Contains([]string{"folder", "proxy", "cdi", "dra"}, c.Name) {
 			t.Errorf("the container %s runs as root", c.Name)
 		}
 		for _, m := range c.VolumeMounts {
@@ -278,6 +278,40 @@ config:
 	containers := find[*appsv1.DaemonSet](t, objects, "bfcd-keepers").Spec.Template.Spec.Containers
 	if len(containers) != 2 || containers[1].Name != "keeper-host" {
 		t.Errorf("the keepers are %v", containers)
+	}
+}
+
+// What the CDI file mounts is what the container "proxy" installs.
+func TestProxy(t *testing.T) {
+	_, objects := renderPlain(t, gpus)
+	var cdi struct {
+		Devices []struct {
+			ContainerEdits struct {
+				Mounts []struct{ HostPath, ContainerPath string }
+			}
+		}
+	}
+	if err := yaml.Unmarshal([]byte(find[*corev1.ConfigMap](t, objects, "bfcd").Data["cdi.yaml"]), &cdi); err != nil {
+		t.Fatal(err)
+	}
+	var mounted, installed []string
+	for _, m := range cdi.Devices[0].ContainerEdits.Mounts {
+		mounted = append(mounted, m.HostPath)
+		if filepath.Base(m.HostPath) != filepath.Base(m.ContainerPath) {
+			t.Errorf("%s is mounted as %s", m.HostPath, m.ContainerPath)
+		}
+	}
+	for _, c := range find[*appsv1.DaemonSet](t, objects, "bfcd").Spec.Template.Spec.InitContainers {
+		if c.Name == "proxy" {
+			for _, file := range c.Command[2:] {
+				installed = append(installed, "/var/lib/bfcd/"+filepath.Base(file))
+			}
+		}
+	}
+	slices.Sort(mounted)
+	slices.Sort(installed)
+	if len(mounted) != 3 || !slices.Equal(mounted, installed) {
+		t.Errorf("mounted: %v; installed: %v", mounted, installed)
 	}
 }
 

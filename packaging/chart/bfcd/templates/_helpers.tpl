@@ -85,10 +85,31 @@ lease_socket: {path: /run/bfcd/lease.sock, mode: "0660", group: bfcd-lease}
 socket: /run/bfcd/lease.sock
 clientFolder: /run/bfcd/client
 cdiFolder: {{ .Values.cdiFolder }}
-gpuDevices: {{ toJson .Values.gpu.devices }}
+gpuDevices: {{ concat (.Values.gpu.proxy | ternary (list "bfcd/client=proxy") list) .Values.gpu.devices | toJson }}
 tenants: {{ toJson .Values.tenants }}
 {{- end }}
 
 {{- define "bfcd.hasGPU" -}}
 {{- range .Values.config.devices }}{{ if ne .id "host" }}true{{ end }}{{ end }}
+{{- end }}
+
+{{- define "bfcd.hasProxy" -}}
+{{- if .Values.gpu.proxy }}{{ include "bfcd.hasGPU" . }}{{ end }}
+{{- end }}
+
+{{- /* As integrations/containers/bfcd.yaml.in, for the files that the container "proxy" installs. */}}
+{{- define "bfcd.cdi" -}}
+cdiVersion: "0.3.0"
+kind: bfcd/client
+devices:
+  - name: proxy
+    containerEdits:
+      env:
+        - LD_LIBRARY_PATH=/usr/lib/bfcd/preload:/usr/lib/bfcd/preload/nvml:/usr/lib/bfcd
+      mounts:
+        {{- range $file, $folder := dict "libcuda.so.1" "preload/" "libnvidia-ml.so.1" "preload/nvml/" "libbfcclient.so.0" "" }}
+        - hostPath: {{ $.Values.gpu.proxyFolder }}/{{ $file }}
+          containerPath: /usr/lib/bfcd/{{ $folder }}{{ $file }}
+          options: [bind, ro, nosuid, nodev]
+        {{- end }}
 {{- end }}
