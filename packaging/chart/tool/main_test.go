@@ -143,7 +143,7 @@ gpu: {runtimeClassName: "", visibleDevices: "", devices: []}
 kubeletFolder: /var/lib/k0s/kubelet
 cdiFolder: /etc/cdi
 deviceClass: {create: false, name: memory}
-metrics: {port: 9000, serviceMonitor: {enabled: true, interval: 10s, labels: {release: prometheus}}}
+metrics: {port: 9000, driverPort: 9001, serviceMonitor: {enabled: true, interval: 10s, labels: {release: prometheus}}}
 nodeSelector: {bfcd: "true"}
 affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{matchExpressions: [{key: a, operator: Exists}]}]}}}
 tolerations: [{key: nvidia.com/gpu, operator: Exists}]
