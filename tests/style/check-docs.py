@@ -8,6 +8,7 @@
 import glob
 import os
 import re
+import subprocess
 import sys
 
 SKIP = {".git", "corpus"}
@@ -77,7 +78,9 @@ def packaged(root):
         yield os.path.basename(line)
     for pattern, where in re.findall(r"^(\S+) usr/share/doc/bfcd(\S*)$", read(root, "packaging/debian/bfcd.install"), re.M):
         for path in glob.glob(os.path.join(root, pattern)):
-            yield os.path.join(where.lstrip("/"), os.path.basename(path))
+            to = os.path.join(where.lstrip("/"), os.path.basename(path))
+            yield to
+            yield from (os.path.join(to, name) for name in (os.listdir(path) if os.path.isdir(path) else ()))
     yield from re.findall(r"\S+ usr/share/doc/bfcd/(\S+)$", read(root, "packaging/debian/bfcd.links"), re.M)
 
 
@@ -95,13 +98,50 @@ def check_installed(folder):
             yield f"{folder}/README.md: {target} leads nowhere"
 
 
-def check_program(root):
-    """The program in the README is the one that the tests compile."""
-    blocks = re.findall(r"```c\n(.*?)```", read(root, "README.md"), re.S)
-    if not os.path.exists(os.path.join(root, "examples/hello.c")):
-        yield "examples/hello.c is missing"
-    elif read(root, "examples/hello.c") not in blocks:
-        yield "README.md: its program is not examples/hello.c"
+def rows(text):
+    return [line for line in text.splitlines() if line.startswith("|")]
+
+
+def check_benchmarks(root):
+    """The table of docs/benchmarks.md is what its raw results say, and the README's figures are some of them."""
+    path = os.path.join(root, "docs/benchmarks/host.json")
+    made = subprocess.run([sys.executable, os.path.join(root, "scripts/bench"), "--table", path], capture_output=True, text=True)
+    if made.returncode != 0 or made.stdout not in read(root, "docs/benchmarks.md"):
+        yield f"docs/benchmarks.md: its table is not that of scripts/bench --table docs/benchmarks/host.json {made.stderr}"
+    shown = rows(read(root, "README.md").partition("\n## Measured\n")[2].partition("\n## ")[0])
+    if len(shown) < 4:
+        yield "README.md: there is no table of what was measured"
+    for line in shown:
+        if line not in made.stdout.splitlines():
+            yield f"README.md: not in docs/benchmarks.md: {line}"
+
+
+def check_readme(root):
+    n_lines = len(read(root, "README.md").splitlines())
+    if n_lines > 120:
+        yield f"README.md: it has {n_lines} lines, more than 120"
+
+
+def check_third_party(root):
+    """THIRD-PARTY.md lists what the build files name: libraries, what the wheel carries, and Go's modules."""
+    text = read(root, "THIRD-PARTY.md")
+    libraries = [row for row in rows(text.partition("\n## Programs and libraries\n")[2].partition("\n## ")[0])][2:]
+    listed = {name for row in libraries for name in re.findall(r"^\| `([^`]+)`", row)}
+    used = set(re.findall(r"\bdependency\('([^']+)'", read(root, "meson.build"))) - {"check", "threads"}
+    for name in sorted(listed ^ used):
+        yield f"THIRD-PARTY.md: '{name}' is not both there and in meson.build"
+    carried = set(re.search(r"for package in ([^;]+); do\n.*/copyright", read(root, "scripts/wheel"))[1].split())
+    for name in sorted(carried ^ {row.strip("| ").split("|")[-1].strip() for row in libraries} - {"no"}):
+        yield f"THIRD-PARTY.md: '{name}' is not both there and in scripts/wheel"
+    needs = re.findall(r"^dependencies\b.*", read(root, "python/pyproject.toml"), re.M)
+    if needs:
+        yield f"THIRD-PARTY.md: says that the Python package installs nothing else, and pyproject.toml has {needs[0]}"
+    modules = set(re.findall(r"`([^`]+)`", "".join(rows(text.partition("\n## bfcd-dra\n")[2].partition("\n## ")[0]))))
+    required = re.findall(r"^\t(\S+) v\S+( // indirect)?", read(root, "integrations/kubernetes/go.mod"), re.M)
+    for name in sorted(modules - {module for module, _ in required}):
+        yield f"THIRD-PARTY.md: '{name}' is not in go.mod"
+    for name in sorted({module for module, indirect in required if not indirect} - modules):
+        yield f"THIRD-PARTY.md: '{name}' of go.mod is missing"
 
 
 def check_examples(root):
@@ -168,7 +208,9 @@ RULES = (
     ("links in documents lead somewhere", check_links),
     ("decisions are named by their titles", check_decisions),
     ("the README's links lead somewhere in the package", check_packaged),
-    ("the README's program is examples/hello.c", check_program),
+    ("the README is short", check_readme),
+    ("figures are those of the raw results", check_benchmarks),
+    ("third-party software is listed", check_third_party),
     ("libbfcclient(3)'s programs are those in examples/", check_examples),
     ("the programs of docs/cpp.md are those in examples/", check_examples_cpp),
     ("manual pages are complete", check_pages),

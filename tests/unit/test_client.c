@@ -296,7 +296,7 @@ TEST(two_clients_in_one_process)
         bfc_disconnect(first);
 }
 
-/* The README's program, as a process of its own with the shared library. */
+/* examples/hello.c, as a process of its own with the shared library. */
 TEST(example_program_runs)
 {
         const char *program = getenv("BFC_EXAMPLE");
