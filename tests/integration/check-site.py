@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-# The site of the documents in Chromium: no page is wider than a narrow or a wide window, none asks another host for
-# anything, and the search finds pages.
+# The site of the documents: man pages are whole. In Chromium no page is wider than a narrow or a wide window, none asks
+# another host for anything, and the search finds pages.
 #
 # SPDX-License-Identifier: Apache-2.0
 #
 # usage: check-site.py FOLDER        what scripts/site has made; TAP on standard output; skipped without a browser
 import functools
+import html
 import http.server
 import pathlib
+import re
 import sys
 import tempfile
 import threading
@@ -77,11 +79,24 @@ def check_search(browser, url):
             ok(any(page in address for address in found), f'the search for a quota finds {page} at {width}', found)
 
 
+def letters(text):
+    return ''.join(re.findall(r'[A-Za-z0-9]+', text))
+
+
+def check_manuals(folder):
+    """docs/site/scdoc.py reads them. Their markup has neither letters nor digits."""
+    for source in sorted((web.ROOT / 'docs/man').glob('*.scd')):
+        page = (folder / f'docs/man/{source.stem}.html').read_text()
+        shown = re.sub('<[^>]+>', ' ', page[page.index('<article'):page.index('</article>')])
+        ok(letters(html.unescape(shown)) == letters(source.read_text()), f'the page of {source.stem} has each word of it')
+
+
 def main():
     if web.missing():
         print(f'1..0 # skipped: needs {web.missing()}')
         return 0
     folder = pathlib.Path(sys.argv[1]).resolve()
+    check_manuals(folder)
     with tempfile.TemporaryDirectory(prefix='bfcd-site-') as own:
         browser = web.Browser(own)
         try:
