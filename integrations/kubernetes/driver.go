@@ -96,14 +96,27 @@ func (d *driver) tenants() map[string]bool {
 	return names
 }
 
-// remake makes the leases of prepared claims that bfcd no longer has, as after a loss of its ledger.
+// remake makes the leases of prepared claims that bfcd no longer has, as after a loss of its ledger. It does not ask for those
+// that are there: bfcd counts refused requests.
 func (d *driver) remake(ctx context.Context, s *bfcd.Session) {
+	rows, err := s.Leases("")
+	if err != nil {
+		runtime.HandleErrorWithContext(ctx, err, "leases cannot be listed")
+		return
+	}
+	exists := map[string]bool{}
+	for _, row := range rows {
+		exists[row.Name] = true
+	}
 	records, err := d.config.records()
 	if err != nil {
 		runtime.HandleErrorWithContext(ctx, err, "records of prepared claims cannot be read")
 	}
 	for _, r := range records {
 		for _, l := range r.Leases {
+			if exists[l.Name] {
+				continue
+			}
 			if _, err := os.Stat(d.config.cdiFile(string(r.UID))); err != nil {
 				break // it was unprepared meanwhile
 			}

@@ -460,6 +460,18 @@ func TestARestartOfTheDriverKeepsLeases(t *testing.T) {
 	s.expectLeases()
 }
 
+// bfcd serves a tenant's schedulers 256 requests for leases in a minute, also those that it refuses.
+func TestLooksUseUpNoRequests(t *testing.T) {
+	s := newStage(t, false)
+	s.prepare(s.addClaim(nil))
+	for range 300 {
+		rig.Must(t, s.driver.look(t.Context()))
+	}
+	if reply := s.prepare(s.addClaim(func(c *resourceapi.ResourceClaim) { c.Name, c.UID = "other", podUID })); reply.Error != "" {
+		t.Fatal(reply.Error)
+	}
+}
+
 // A bfcd that starts without its ledger has no lease.
 func TestLostLeasesAreMadeAgain(t *testing.T) {
 	s := newStage(t, false)
