@@ -163,17 +163,19 @@ static int make_socket(int at, const char *name, int *ret_fd)
         return r;
 }
 
-static int remove_socket(int at, const char *name)
+/* keeps: the folder stays if it had a socket. */
+static int remove_socket(int at, const char *name, bool keeps)
 {
         int folder = openat(at, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+        bool had_socket;
 
         if (folder < 0 && (errno == ENOTDIR || errno == ELOOP))
                 return unlinkat(at, name, 0) < 0 ? -errno : 0;
         if (folder < 0)
                 return -errno;
-        (void)unlinkat(folder, SOCKET_NAME, 0);
+        had_socket = unlinkat(folder, SOCKET_NAME, 0) == 0;
         close(folder);
-        return unlinkat(at, name, AT_REMOVEDIR) < 0 ? -errno : 0;
+        return (!keeps || !had_socket) && unlinkat(at, name, AT_REMOVEDIR) < 0 ? -errno : 0;
 }
 
 int lease_folder_listen(struct lease_folder *f, const char *name, int *ret_fd)
@@ -198,9 +200,9 @@ const char *lease_folder_trouble(int r)
                                 : strerror(-r);
 }
 
-static void remove_logged(const struct lease_folder *f, const char *name)
+static void remove_logged(const struct lease_folder *f, const char *name, bool keeps)
 {
-        int r = remove_socket(f->fd, name);
+        int r = remove_socket(f->fd, name, keeps);
 
         if (r < 0)
                 log_warning("the folder %s/%s of a lease's socket could not be removed: %s", f->path, name,
@@ -209,7 +211,7 @@ static void remove_logged(const struct lease_folder *f, const char *name)
 
 void lease_folder_remove(struct lease_folder *f, const char *name)
 {
-        remove_logged(f, name);
+        remove_logged(f, name, false);
         f->n_sockets--;
         close_unused(f);
 }
@@ -236,7 +238,7 @@ void lease_folder_clean(struct lease_folder *f, bool (*is_used)(void *userdata, 
         while (list && (entry = readdir(list)))
                 if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0 &&
                     !is_used(userdata, entry->d_name))
-                        remove_logged(f, entry->d_name);
+                        remove_logged(f, entry->d_name, true);
         if (list)
                 closedir(list);
         close_unused(f);

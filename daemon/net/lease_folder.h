@@ -33,7 +33,8 @@ const char *lease_folder_trouble(int r);
 /* Removes what lease_folder_listen() made. */
 void lease_folder_remove(struct lease_folder *f, const char *name);
 
-/* Removes what earlier daemons left, except for names that are still used. */
+/* Removes what earlier daemons left, except for names that are still used. A folder with a socket stays until the next start: where
+ * the ledger was lost, its lease may be made again, and the folder may still be mounted. */
 void lease_folder_clean(struct lease_folder *f, bool (*is_used)(void *userdata, const char *name),
                         void *userdata);
 

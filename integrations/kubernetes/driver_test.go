@@ -478,12 +478,18 @@ func TestLostLeasesAreMadeAgain(t *testing.T) {
 	s.prepare(s.addClaim(nil))
 	other := s.addClaim(func(c *resourceapi.ResourceClaim) { c.Name, c.UID = "other", podUID })
 	s.prepare(other)
+	mounted, err := os.Stat(s.Folder + "/leases/" + claimUID) // in containers that run
+	rig.Must(t, err)
 	s.Kill()
 	rig.Must(t, s.config.removeCDI(podUID)) // unprepared
 	s.Run()
 	s.Wait("the lease", func() bool { return len(s.Leases()) > 0 })
 	s.waitForTaint("")
 	s.expectLeases(leaseOfClaim)
+	s.join(s.Folder+"/leases/"+claimUID+"/bfcd.sock", "", "")
+	if again, err := os.Stat(s.Folder + "/leases/" + claimUID); err != nil || !os.SameFile(mounted, again) {
+		t.Fatalf("the folder is another one, or %v", err)
+	}
 }
 
 func TestTheKubeletFindsTheDriverAndItsHealth(t *testing.T) {

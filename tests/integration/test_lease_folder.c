@@ -539,12 +539,14 @@ static void make_file(const char *folder, const char *name)
         fclose(f);
 }
 
-/* What was left there by an earlier boot, or by somebody else, is removed, or not followed. */
+/* What was left there by an earlier daemon, or by somebody else, is removed, or not followed. A folder that may be mounted stays
+ * for the next lease. */
 TEST(what_is_left_in_the_folder_is_removed)
 {
         struct kept *k = kept_start(&config);
         char path[160], aside[160], victim[160];
         struct stat st;
+        ino_t inode;
 
         ck_assert_int_eq(make(k->rig->admin, "claim", "pod", "c-1"), 0);
         kept_away(k, SIGKILL);
@@ -556,8 +558,11 @@ TEST(what_is_left_in_the_folder_is_removed)
         make_file(victim, "bfcd.sock");
         snprintf(path, sizeof(path), "%s/leases/link", k->rig->folder);
         ck_assert_int_eq(symlink(victim, path), 0);
+        inode = inode_of(k->rig, "old");
         kept_back(k);
-        ck_assert_uint_eq(count_names(k->rig), 1);
+        ck_assert_uint_eq(count_names(k->rig), 2);
+        ck_assert(!is_there(socket_of(k->rig, "old")));
+        ck_assert_uint_eq(inode_of(k->rig, "old"), inode);
         session_end(session_open(socket_of(k->rig, "c-1"), NULL));
 
         /* The folder of a socket became a link: it is made again, and the target stays as it is. */
@@ -567,6 +572,7 @@ TEST(what_is_left_in_the_folder_is_removed)
         ck_assert_int_eq(rename(path, aside), 0);
         ck_assert_int_eq(symlink(victim, path), 0);
         kept_back(k);
+        ck_assert_uint_eq(count_names(k->rig), 1);
         strcat(victim, "/bfcd.sock");
         ck_assert_int_eq(stat(victim, &st), 0);
         ck_assert(S_ISREG(st.st_mode));
