@@ -415,7 +415,7 @@ static struct tenant *find_socket_tenant(const struct session *s, const char *na
         }
         if (name[0] == '\0' || strcmp(name, socket->tenant->name) == 0)
                 return socket->tenant;
-        snprintf(sentence, n, "socket '%s' is of leases of tenant '%s': nobody gets another tenant by it",
+        snprintf(sentence, n, "socket '%s' is of leases of tenant '%s' and leads to no other tenant",
                  socket->name, socket->tenant->name);
         return NULL;
 }
