@@ -50,12 +50,14 @@ func render(c *chart.Chart, values map[string]any, namespace string) (map[string
 	return manifests, notes, nil
 }
 
-// plain is one file for kubectl apply.
+// plain is one file for kubectl apply, without what only Helm does.
 func plain(manifests map[string]string) string {
 	var out bytes.Buffer
 	names := []string{}
-	for name := range manifests {
-		names = append(names, name)
+	for name, text := range manifests {
+		if !strings.Contains(text, "helm.sh/hook:") {
+			names = append(names, name)
+		}
 	}
 	slices.Sort(names)
 	for _, name := range names {

@@ -110,7 +110,7 @@ func find[T interface {
 	panic("")
 }
 
-func renderPlain(t *testing.T, values string) (string, []runtime.Object) {
+func renderAll(t *testing.T, values string) []runtime.Object {
 	t.Helper()
 	manifests, notes, err := render(load(t), valuesOf(t, values), "bfcd")
 	if err != nil {
@@ -119,8 +119,14 @@ func renderPlain(t *testing.T, values string) (string, []runtime.Object) {
 	if !strings.Contains(notes, "kubectl --namespace bfcd exec daemonset/bfcd ") {
 		t.Errorf("the notes are:\n%s", notes)
 	}
-	text := plain(manifests)
-	return text, decode(t, text)
+	var text strings.Builder
+	for _, manifest := range manifests {
+		text.WriteString("---\n" + manifest + "\n")
+	}
+	if n, all := len(decode(t, plain(manifests))), len(decode(t, text.String())); n != all-2 { // the ConfigMap and the Job of a hook
+		t.Errorf("the plain manifests have %d objects, of %d", n, all)
+	}
+	return decode(t, text.String())
 }
 
 const gpus = `
@@ -230,8 +236,12 @@ func checkPod(t *testing.T, spec *corev1.PodSpec) {
 func TestRender(t *testing.T) {
 	for name, values := range cases(t) {
 		t.Run(name, func(t *testing.T) {
-			_, objects := renderPlain(t, values)
-			check(t, find[*corev1.ConfigMap](t, objects, "bfcd").Data["bfcd.yaml"])
+			objects := renderAll(t, values)
+			config := find[*corev1.ConfigMap](t, objects, "bfcd").Data["bfcd.yaml"]
+			check(t, config)
+			if checked := find[*corev1.ConfigMap](t, objects, "bfcd-check").Data["bfcd.yaml"]; checked != config {
+				t.Errorf("another configuration is checked:\n%s", checked)
+			}
 			for _, set := range []string{"bfcd", "bfcd-keepers"} {
 				checkPod(t, &find[*appsv1.DaemonSet](t, objects, set).Spec.Template.Spec)
 			}
@@ -245,7 +255,7 @@ func TestRender(t *testing.T) {
 }
 
 func TestKeepers(t *testing.T) {
-	_, objects := renderPlain(t, gpus)
+	objects := renderAll(t, gpus)
 	set := find[*appsv1.DaemonSet](t, objects, "bfcd-keepers")
 	if set.Spec.UpdateStrategy.Type != appsv1.OnDeleteDaemonSetStrategyType {
 		t.Errorf("an upgrade ends keepers: %v", set.Spec.UpdateStrategy)
@@ -270,7 +280,7 @@ func TestKeepers(t *testing.T) {
 		t.Errorf("the keepers are %v", found)
 	}
 	// Without host memory there is the ledger.
-	_, objects = renderPlain(t, `
+	objects = renderAll(t, `
 config:
   devices: [{id: "cuda:0", partitions: [{name: train, limit: 1GiB}]}]
   tenants: [{name: default, match: {uid: [1]}, quotas: [{partition: train}]}]
@@ -283,7 +293,7 @@ config:
 
 // What the CDI file mounts is what the container "proxy" installs.
 func TestProxy(t *testing.T) {
-	_, objects := renderPlain(t, gpus)
+	objects := renderAll(t, gpus)
 	var cdi struct {
 		Devices []struct {
 			ContainerEdits struct {
@@ -315,11 +325,20 @@ func TestProxy(t *testing.T) {
 	}
 }
 
+func TestTenants(t *testing.T) {
+	for values, want := range map[string]string{"": `{"default":"default"}`, gpus: `{"vision":"vision","vision-test":"vision"}`} {
+		objects := renderAll(t, values)
+		if got := find[*corev1.ConfigMap](t, objects, "bfcd").Data["dra.yaml"]; !strings.Contains(got, "tenants: "+want+"\n") {
+			t.Errorf("the driver has\n%s", got)
+		}
+	}
+}
+
 // Another configuration starts bfcd again, and no keeper.
 func TestConfigIsRolledOut(t *testing.T) {
-	_, before := renderPlain(t, "")
+	before := renderAll(t, "")
 	for _, change := range []string{"tenants: {default: default, more: default}", "config: {max_sessions: 7}"} {
-		_, after := renderPlain(t, change)
+		after := renderAll(t, change)
 		for set, differs := range map[string]bool{"bfcd": true, "bfcd-keepers": false} {
 			x := find[*appsv1.DaemonSet](t, before, set).Spec.Template.String()
 			y := find[*appsv1.DaemonSet](t, after, set).Spec.Template.String()
@@ -336,7 +355,7 @@ func TestWrongValuesAreRefused(t *testing.T) {
 		"config: {admin_socket: {path: /x}}":                    "config",
 		"config: {devices: []}":                                 "devices",
 		"config: {devices: [{id: gpu0}]}":                       "devices",
-		"tenants: {default: null}":                              "tenants",
+		"tenants: {vision: speech}":                             "which is not in config.tenants",
 		"tenants: {vision: 1}":                                  "vision",
 		"metrics: {port: 0}":                                    "port",
 		"gpu: {devices: [nvidia]}":                              "gpu",

@@ -26,17 +26,11 @@ readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
 {{- end }}
 
-{{- /* What both pods have. The PID namespace: bfcd identifies clients by their pids, and the driver of a GPU tells pids of
-the host. */}}
-{{- define "bfcd.pod" -}}
-hostPID: true
+{{- define "bfcd.where" -}}
 securityContext:
   runAsUser: 9470
   runAsGroup: 9470
   seccompProfile: {type: RuntimeDefault}
-{{- with .Values.priorityClassName }}
-priorityClassName: {{ . }}
-{{- end }}
 {{- with .Values.imagePullSecrets }}
 imagePullSecrets: {{- toYaml . | nindent 2 }}
 {{- end }}
@@ -49,6 +43,16 @@ affinity: {{- toYaml . | nindent 2 }}
 {{- with .Values.tolerations }}
 tolerations: {{- toYaml . | nindent 2 }}
 {{- end }}
+{{- end }}
+
+{{- /* What both pods have. The PID namespace: bfcd identifies clients by their pids, and the driver of a GPU tells pids of
+the host. */}}
+{{- define "bfcd.pod" -}}
+hostPID: true
+{{- with .Values.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{ include "bfcd.where" . }}
 initContainers:
   # The kubelet makes /run/bfcd for root.
   - name: folder
@@ -86,7 +90,20 @@ socket: /run/bfcd/lease.sock
 clientFolder: /run/bfcd/client
 cdiFolder: {{ .Values.cdiFolder }}
 gpuDevices: {{ concat (.Values.gpu.proxy | ternary (list "bfcd/client=proxy") list) .Values.gpu.devices | toJson }}
-tenants: {{ toJson .Values.tenants }}
+tenants: {{ include "bfcd.tenants" . }}
+{{- end }}
+
+{{- /* Not a default value, which Helm would add to those that are given. */}}
+{{- define "bfcd.tenants" -}}
+{{- $known := list }}
+{{- range .Values.config.tenants }}{{ $known = append $known .name }}{{ end }}
+{{- $tenants := .Values.tenants | default (dict "default" "default") }}
+{{- range $namespace, $tenant := $tenants }}
+{{- if not (has $tenant $known) }}
+{{- fail (printf "tenants: the namespace '%s' has the tenant '%s', which is not in config.tenants" $namespace $tenant) }}
+{{- end }}
+{{- end }}
+{{- toJson $tenants }}
 {{- end }}
 
 {{- define "bfcd.hasGPU" -}}
