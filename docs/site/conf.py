@@ -17,7 +17,7 @@ PAGES = (
     ("For operators", "docs/operations docs/monitoring integrations/grafana/README docs/containers SECURITY"),
     ("For clusters", "docs/kubernetes docs/slurm docs/ray"),
     ("Reference", "docs/man/bfcd.8 docs/man/bfcd.yaml.5 docs/man/bfcctl.1 docs/man/bfc-replay.1 docs/man/bfc-exporter.8 "
-                  "docs/man/libbfcclient.3 docs/site/bfcd"),
+                  "docs/man/libbfcclient.3 docs/site/bfcclient docs/site/bfcd"),
     ("For developers", "CONTRIBUTING docs/first-change docs/architecture docs/protocol docs/allocator docs/cuda"),
     ("The project", "CHANGELOG ROADMAP SUPPORT GOVERNANCE MAINTAINERS CODE_OF_CONDUCT THIRD-PARTY"),
 )
@@ -44,14 +44,17 @@ html_domain_indices = html_use_index = False
 
 
 def add_pages(app, docname, source):
-    """The first page has the list of all, and the page of the Python package what is made from its sources. They are not in
-    the files, which are also read where they would be shown as text."""
+    """The first page has the list of all, and two pages have what is made from sources. They are not in the files, which are
+    also read where they would be shown as text."""
     if docname == root_doc:
         for title, pages in PAGES:
             rows = "\n".join("/" + page for page in pages.split())
             source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: {title}\n\n{rows}\n```\n"
     if docname == "docs/site/bfcd":
         source[0] += "\n" + docstrings.reference(ROOT / "python/bfcd")
+    if docname == "docs/site/bfcclient":
+        for name, language in (("bfcclient.h", "c"), ("bfcclient.hpp", "cpp")):
+            source[0] += f"\n## {name}\n\n```{language}\n{(ROOT / 'include' / name).read_text(encoding='utf-8')}```\n"
 
 
 def make_index(app, exception):

@@ -86,9 +86,9 @@ def letters(text):
 def check_manuals(folder):
     """docs/site/scdoc.py reads them. Their markup has neither letters nor digits."""
     for source in sorted((web.ROOT / 'docs/man').glob('*.scd')):
-        page = (folder / f'docs/man/{source.stem}.html').read_text()
+        page = (folder / f'docs/man/{source.stem}.html').read_text(encoding='utf-8')
         shown = re.sub('<[^>]+>', ' ', page[page.index('<article'):page.index('</article>')])
-        ok(letters(html.unescape(shown)) == letters(source.read_text()), f'the page of {source.stem} has each word of it')
+        ok(letters(html.unescape(shown)) == letters(source.read_text(encoding='utf-8')), f'the page of {source.stem} has each word of it')
 
 
 def main():
