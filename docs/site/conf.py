@@ -11,13 +11,13 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "docs/site"))
 import docstrings  # noqa: E402
 
+MANUALS = " ".join(f"docs/man/{path.stem}" for path in sorted((ROOT / "docs/man").glob("*.scd")))
 PAGES = (
     ("Start", "docs/start docs/concepts docs/limits docs/comparison docs/benchmarks"),
     ("For jobs", "docs/python docs/frameworks docs/cpp docs/preload docs/vllm docs/sglang"),
     ("For operators", "docs/operations docs/monitoring integrations/grafana/README docs/containers SECURITY"),
     ("For clusters", "docs/kubernetes docs/slurm docs/ray"),
-    ("Reference", "docs/man/bfcd.8 docs/man/bfcd.yaml.5 docs/man/bfcctl.1 docs/man/bfc-replay.1 docs/man/bfc-exporter.8 "
-                  "docs/man/libbfcclient.3 docs/site/bfcclient docs/site/bfcd"),
+    ("Reference", f"{MANUALS} docs/site/bfcclient docs/site/bfcd"),
     ("For developers", "CONTRIBUTING docs/first-change docs/architecture docs/protocol docs/allocator docs/cuda"),
     ("The project", "CHANGELOG ROADMAP SUPPORT GOVERNANCE MAINTAINERS CODE_OF_CONDUCT THIRD-PARTY"),
 )
