@@ -203,9 +203,9 @@ func check(t *testing.T, config string) {
 }
 
 // checkPod finds what nobody may get by a change of the chart unseen: a container with more rights than today.
-func checkPod(t *testing.T, spec *corev1.PodSpec) {
+func checkPod(t *testing.T, spec *corev1.PodSpec, seesProcesses bool) {
 	t.Helper()
-	if spec.HostNetwork || spec.HostIPC || !spec.HostPID || *spec.SecurityContext.RunAsUser != 9470 {
+	if spec.HostNetwork || spec.HostIPC || spec.HostPID != seesProcesses || *spec.SecurityContext.RunAsUser != 9470 {
 		t.Errorf("the pod shares %+v", spec)
 	}
 	for _, v := range spec.Volumes {
@@ -243,8 +243,9 @@ func TestRender(t *testing.T) {
 				t.Errorf("another configuration is checked:\n%s", checked)
 			}
 			for _, set := range []string{"bfcd", "bfcd-keepers"} {
-				checkPod(t, &find[*appsv1.DaemonSet](t, objects, set).Spec.Template.Spec)
+				checkPod(t, &find[*appsv1.DaemonSet](t, objects, set).Spec.Template.Spec, true)
 			}
+			checkPod(t, &find[*batchv1.Job](t, objects, "bfcd-check").Spec.Template.Spec, false)
 			for _, rule := range find[*rbacv1.ClusterRole](t, objects, "bfcd-bfcd").Rules {
 				if slices.Contains(rule.Verbs, "*") || slices.Contains(rule.Resources, "*") || slices.Contains(rule.Resources, "secrets") {
 					t.Errorf("the role has %v", rule)
