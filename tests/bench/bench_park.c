@@ -192,8 +192,9 @@ static bool report(double ms[N_WAYS][MAX_ROUNDS])
         json_t *root = json_object();
         bool is_good = true;
 
-        for (enum way i = 0; i < N_WAYS; i++) {
+        for (enum way i = 0; i < N_WAYS; i++)
                 medians[i] = quantile(ms[i], (size_t)o.n_rounds, 50);
+        for (enum way i = 0; i < N_WAYS; i++) {
                 is_good = is_good && (i < PARK || medians[WARM] / medians[i] >= o.min_ratio);
                 json_object_set_new(root, way_names[i],
                                     json_pack("{s:f,s:f,s:f,s:f}", "ms", medians[i], "gib_per_s",
