@@ -110,34 +110,43 @@ static void leave_socket(struct broker *b, struct lease_socket *socket, bool sta
         free(socket);
 }
 
-/* The socket of the lease, if it is for one. is_new: a new socket listens at once. */
+static int make_socket(struct broker *b, struct tenant *t, const char *name, struct lease_socket **ret)
+{
+        struct lease_socket *socket = calloc(1, sizeof(*socket));
+
+        if (!socket)
+                return -ENOMEM;
+        memcpy(socket->name, name, strnlen(name, sizeof(socket->name) - 1));
+        socket->tenant = t;
+        socket->number = ++b->leases.n_sockets;
+        TAILQ_INSERT_TAIL(&b->leases.sockets, socket, link);
+        *ret = socket;
+        return 0;
+}
+
+/* The socket of the lease, if it is for one. is_new: it listens, or that is an error; that of an inherited lease may not listen. */
 static int take_socket(struct broker *b, struct tenant *t, const struct ledger_lease *record, bool is_new,
                        struct lease_socket **ret)
 {
-        struct lease_socket *socket = NULL;
+        struct lease_socket *socket;
         int r = 0;
 
-        if (record->kind == LEASE_SOCKET)
-                socket = lease_socket_find(b, record->match);
-        if (record->kind == LEASE_SOCKET && !socket) {
-                socket = calloc(1, sizeof(*socket));
-                if (!socket)
-                        return -ENOMEM;
-                memcpy(socket->name, record->match, strnlen(record->match, sizeof(socket->name) - 1));
-                socket->tenant = t;
-                socket->number = ++b->leases.n_sockets;
-                if (is_new && b->options.open_socket)
-                        r = b->options.open_socket(b->options.userdata, socket);
-                if (r < 0) {
-                        free(socket);
-                        return r;
-                }
-                TAILQ_INSERT_TAIL(&b->leases.sockets, socket, link);
-        }
-        if (socket)
-                socket->n_leases++;
-        *ret = socket;
-        return 0;
+        *ret = NULL;
+        if (record->kind != LEASE_SOCKET)
+                return 0;
+        socket = lease_socket_find(b, record->match);
+        if (!socket)
+                r = make_socket(b, t, record->match, &socket);
+        if (r < 0)
+                return r;
+        socket->n_leases++;
+        if (is_new && !socket->listener && b->options.open_socket)
+                r = b->options.open_socket(b->options.userdata, socket);
+        if (r < 0)
+                leave_socket(b, socket, false);
+        else
+                *ret = socket;
+        return r;
 }
 
 /* ---- making one ---------------------------------------------------------------- */

@@ -590,7 +590,10 @@ static int lease_make(struct broker *b, struct tenant *t, struct quota *parent,
                 return r;
         r = lease_new(b, t, parent, facts, ret);
         if (r < 0) {
-                snprintf(why, n, "lease '%s' could not be made: %s", facts->name, strerror(-r));
+                snprintf(why, n, "lease '%s' could not be made: %s%s", facts->name, strerror(-r),
+                         facts->kind == LEASE_SOCKET
+                                 ? "; where that is of its socket, the daemon's log says what to do"
+                                 : "");
                 return r;
         }
         (void)lease_has_lost_match(b, *ret); /* notes that its control group exists */
