@@ -43,7 +43,7 @@ void lease_folder_deinit(struct lease_folder *f)
         *f = (struct lease_folder){ .fd = -1 };
 }
 
-/* A folder of the daemon's user, with this mode. */
+/* A folder of the daemon's user, with this mode. -EEXIST: other users may enter the outer one, so the daemon did not make it. */
 static int open_own(int at, const char *path, mode_t mode, int *ret_fd)
 {
         int fd = openat(at, path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
@@ -56,7 +56,10 @@ static int open_own(int at, const char *path, mode_t mode, int *ret_fd)
                 r = -errno;
         else if (st.st_uid != geteuid())
                 r = -EPERM;
-        else if ((st.st_mode & 07777) != mode && fchmod(fd, mode) < 0) /* a umask narrowed it */
+        else if (mode == FOLDER_MODE && (st.st_mode & 077) != 0)
+                r = -EEXIST;
+        else if ((st.st_mode & 07777) != mode &&
+                 fchmod(fd, mode) < 0) /* by a umask, or a process that has it mounted */
                 r = -errno;
         if (r < 0)
                 close(fd);
@@ -137,12 +140,7 @@ static int listen_in(int folder, int fd)
 /* The folder of this name. One that is there stays the same, because it may be mounted. */
 static int make_folder(int at, const char *name, int *ret_fd)
 {
-        int r = mkdirat(at, name, NAME_MODE) < 0 && errno != EEXIST ? -errno
-                                                                    : open_own(at, name, NAME_MODE, ret_fd);
-
-        if (r != -ENOTDIR && r != -ELOOP)
-                return r;
-        if (unlinkat(at, name, 0) < 0 || mkdirat(at, name, NAME_MODE) < 0)
+        if (mkdirat(at, name, NAME_MODE) < 0 && errno != EEXIST)
                 return -errno;
         return open_own(at, name, NAME_MODE, ret_fd);
 }
@@ -169,8 +167,6 @@ static int remove_socket(int at, const char *name, bool keeps)
         int folder = openat(at, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
         bool had_socket;
 
-        if (folder < 0 && (errno == ENOTDIR || errno == ELOOP))
-                return unlinkat(at, name, 0) < 0 ? -errno : 0;
         if (folder < 0)
                 return -errno;
         had_socket = unlinkat(folder, SOCKET_NAME, 0) == 0;
@@ -196,8 +192,11 @@ int lease_folder_listen(struct lease_folder *f, const char *name, int *ret_fd)
 const char *lease_folder_trouble(int r)
 {
         return r == -EADDRINUSE ? "another daemon has sockets in this folder"
-               : r == -EPERM    ? "another user owns this folder, or that of the socket"
-                                : strerror(-r);
+               : r == -EPERM    ? "another user owns this folder, or that of the socket: remove it"
+               : r == -EEXIST   ? "other users may enter this folder, so bfcd did not make it: move it"
+               : r == -ENOTDIR || r == -ELOOP
+                       ? "a file or a symbolic link has the name of this folder, or of that of the socket: remove it"
+                       : strerror(-r);
 }
 
 static void remove_logged(const struct lease_folder *f, const char *name, bool keeps)
@@ -205,8 +204,8 @@ static void remove_logged(const struct lease_folder *f, const char *name, bool k
         int r = remove_socket(f->fd, name, keeps);
 
         if (r < 0)
-                log_warning("the folder %s/%s of a lease's socket could not be removed: %s", f->path, name,
-                            strerror(-r));
+                log_warning("%s/%s, in the folder of leases' sockets, could not be removed: %s", f->path,
+                            name, strerror(-r));
 }
 
 void lease_folder_remove(struct lease_folder *f, const char *name)
@@ -231,7 +230,7 @@ void lease_folder_clean(struct lease_folder *f, bool (*is_used)(void *userdata, 
         list = fd < 0 ? NULL : fdopendir(fd);
         if (!list) {
                 log_warning("the folder %s of leases' sockets could not be cleaned: %s", f->path,
-                            strerror(r < 0 ? -r : errno));
+                            lease_folder_trouble(r < 0 ? r : -errno));
                 if (fd >= 0)
                         close(fd);
         }

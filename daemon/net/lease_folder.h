@@ -23,18 +23,18 @@ struct lease_folder {
 int lease_folder_init(struct lease_folder *f, const char *admin_socket);
 void lease_folder_deinit(struct lease_folder *f); /* leaves all files */
 
-/* Makes the folder of this name, or takes it as it is, with a socket that listens. The name has been checked.
- * -EADDRINUSE: another daemon has sockets in the folder. -EPERM: another user has it. -errno. */
+/* Makes the folder of this name, or takes it as it is, with a socket that listens. The name has been checked. -errno:
+ * lease_folder_trouble(). */
 int lease_folder_listen(struct lease_folder *f, const char *name, int *ret_fd);
 
-/* What its error means. */
 const char *lease_folder_trouble(int r);
 
 /* Removes what lease_folder_listen() made. */
 void lease_folder_remove(struct lease_folder *f, const char *name);
 
-/* Removes what earlier daemons left, except for names that are still used. A folder with a socket stays until the next start: where
- * the ledger was lost, its lease may be made again, and the folder may still be mounted. */
+/* Removes what earlier daemons left, except for names that are still used: sockets, and folders without anything else. A folder
+ * with a socket stays until the next start: where the ledger was lost, its lease may be made again, and the folder may still be
+ * mounted. */
 void lease_folder_clean(struct lease_folder *f, bool (*is_used)(void *userdata, const char *name),
                         void *userdata);
 

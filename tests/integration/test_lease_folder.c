@@ -539,47 +539,78 @@ static void make_file(const char *folder, const char *name)
         fclose(f);
 }
 
-/* What was left there by an earlier daemon, or by somebody else, is removed, or not followed. A folder that may be mounted stays
- * for the next lease. */
+/* A folder that may be mounted stays for the next lease. What the daemon did not make is neither removed nor followed. */
 TEST(what_is_left_in_the_folder_is_removed)
 {
         struct kept *k = kept_start(&config);
-        char path[160], aside[160], victim[160];
+        char path[160], victim[160];
         struct stat st;
         ino_t inode;
 
         ck_assert_int_eq(make(k->rig->admin, "claim", "pod", "c-1"), 0);
+        ck_assert_int_eq(make(k->rig->admin, "linked", "pod", "c-2"), 0);
         kept_away(k, SIGKILL);
         snprintf(path, sizeof(path), "%s/leases/old", k->rig->folder);
         ck_assert_int_eq(mkdir(path, 0755), 0);
         make_file(path, "bfcd.sock");
+        inode = inode_of(k->rig, "old");
+        snprintf(path, sizeof(path), "%s/leases", k->rig->folder);
+        make_file(path, "thesis");
         snprintf(victim, sizeof(victim), "%s/victim", k->rig->folder);
         ck_assert_int_eq(mkdir(victim, 0755), 0);
         make_file(victim, "bfcd.sock");
         snprintf(path, sizeof(path), "%s/leases/link", k->rig->folder);
         ck_assert_int_eq(symlink(victim, path), 0);
-        inode = inode_of(k->rig, "old");
+        snprintf(path, sizeof(path), "%s/leases/c-2", k->rig->folder);
+        ck_assert_int_eq(unlink(socket_of(k->rig, "c-2")), 0);
+        ck_assert_int_eq(rmdir(path), 0);
+        ck_assert_int_eq(symlink(victim, path), 0);
+        k->rig->forgiven = "socket";
         kept_back(k);
-        ck_assert_uint_eq(count_names(k->rig), 2);
+        ck_assert(kept_logged(
+                k, "/leases/c-2/bfcd.sock could not be made: a file or a symbolic link has the name"));
+        ck_assert_uint_eq(count_names(k->rig), 5);
         ck_assert(!is_there(socket_of(k->rig, "old")));
         ck_assert_uint_eq(inode_of(k->rig, "old"), inode);
-        session_end(session_open(socket_of(k->rig, "c-1"), NULL));
-
-        /* The folder of a socket became a link: it is made again, and the target stays as it is. */
-        kept_away(k, SIGKILL);
-        snprintf(path, sizeof(path), "%s/leases/c-1", k->rig->folder);
-        snprintf(aside, sizeof(aside), "%s/aside", k->rig->folder);
-        ck_assert_int_eq(rename(path, aside), 0);
-        ck_assert_int_eq(symlink(victim, path), 0);
-        kept_back(k);
-        ck_assert_uint_eq(count_names(k->rig), 1);
         strcat(victim, "/bfcd.sock");
         ck_assert_int_eq(stat(victim, &st), 0);
         ck_assert(S_ISREG(st.st_mode));
-        ck_assert_int_eq(lstat(path, &st), 0);
-        ck_assert(S_ISDIR(st.st_mode));
         session_end(session_open(socket_of(k->rig, "c-1"), NULL));
+
+        /* Without its socket a lease does not get another one, until there is room for it. */
+        ck_assert_int_eq(make_in(k->rig->admin, "linked-2", "serve", "c-2"), -ENOTDIR);
+        ck_assert_int_eq(unlink(path), 0);
+        ck_assert_int_eq(make_in(k->rig->admin, "linked-2", "serve", "c-2"), 0);
+        session_end(session_open(socket_of(k->rig, "c-2"), NULL));
         ck_assert_int_eq(end(k->rig->admin, "claim"), 0);
+        ck_assert_int_eq(end(k->rig->admin, "linked"), 0);
+        ck_assert_int_eq(end(k->rig->admin, "linked-2"), 0);
+        kept_stop(k);
+}
+
+/* A user who starts bfcd with the admin socket in the home folder may have one of this name. */
+TEST(a_folder_of_others_stays_as_it_is)
+{
+        struct kept *k = kept_start(&config);
+        char path[160], file[176];
+        struct stat st;
+
+        kept_away(k, SIGKILL);
+        snprintf(path, sizeof(path), "%s/leases", k->rig->folder);
+        ck_assert_int_eq(mkdir(path, 0700), 0);
+        ck_assert_int_eq(chmod(path, 0755), 0);
+        make_file(path, "thesis");
+        snprintf(file, sizeof(file), "%s/empty", path);
+        ck_assert_int_eq(mkdir(file, 0755), 0);
+        k->rig->forgiven = "socket";
+        kept_back(k);
+        ck_assert(kept_logged(k, "could not be cleaned: other users may enter this folder"));
+        ck_assert_int_ne(make(k->rig->admin, "claim", "pod", "c-1"), 0);
+        ck_assert(
+                kept_logged(k, "/leases/c-1/bfcd.sock could not be made: other users may enter this folder"));
+        ck_assert_uint_eq(count_names(k->rig), 2);
+        ck_assert_int_eq(stat(path, &st), 0);
+        ck_assert_uint_eq(st.st_mode & 07777, 0755);
         kept_stop(k);
 }
 
