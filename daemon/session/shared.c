@@ -770,7 +770,13 @@ static void refuse_foreign(struct session *s, uint64_t id, const struct quota *q
 {
         size_t share;
 
-        if (session_find_share(s, q->partition->name, &share) < 0)
+        if (s->lease_socket != 0 && session_find_share(s, q->partition->name, &share) < 0)
+                session_refuse_format(
+                        s, id, -ENOENT,
+                        "the shared block is in partition '%s', where the socket of this session has "
+                        "no lease",
+                        q->partition->name);
+        else if (session_find_share(s, q->partition->name, &share) < 0)
                 session_refuse(s, id, -ENOENT,
                                "the shared block is in a partition in which the tenant had no quota "
                                "when this session started: connect again");

@@ -421,6 +421,75 @@ RIG_TEST(a_scheduler_makes_many, config)
         session_end(raw);
 }
 
+/* ---- reloads -------------------------------------------------------------------- */
+
+static const struct rig_config without_pod = {
+        .partitions = "      - {name: train, limit: 96MiB, growth: on-demand}\n"
+                      "      - {name: serve, limit: 32MiB, growth: on-demand}\n",
+        .tenants = TENANT_OF("red", "@UID@",
+                             "{partition: train, limit: 64MiB}, {partition: serve, limit: 8MiB}"),
+};
+
+static void reload(struct rig *rig, const struct rig_config *to)
+{
+        rig_rewrite_config(rig, to);
+        free(ctl_text(rig, WORDS("reload")));
+}
+
+/* Its sessions go on with what they have. Connections that had said no hello get nothing, also when the tenant is there again. */
+RIG_TEST(its_tenant_is_removed, config)
+{
+        struct raw *client, *early;
+        Bfcd__Block block;
+
+        ck_assert_int_eq(make(rig->admin, "claim", "pod", "c-1"), 0);
+        client = session_open(socket_of(rig, "c-1"), NULL);
+        ck_assert_int_eq(raw_malloc(client, 0, 2 * MIB, &block), 0);
+        ck_assert_int_eq(raw_open(socket_of(rig, "c-1"), &early), 0);
+        reload(rig, &without_pod);
+        hello_refused(socket_of(rig, "c-1"), NULL, NULL, -EACCES, "the leases of this socket have ended");
+        ck_assert_int_eq(raw_malloc(client, 0, 2 * MIB, &block), -EDQUOT);
+        ck_assert_int_eq(make(rig->admin, "theirs", "red", "c-1"), -EEXIST);
+        reload(rig, &config);
+        ck_assert_int_eq(raw_hello(early, NULL, NULL), -EACCES);
+        ck_assert_ptr_nonnull(strstr(raw_refusal(), "lease 'claim' in partition 'train' has ended"));
+        raw_close(early);
+        session_end(client);
+        ck_assert(WAIT_FOR(count_names(rig) == 0, SETTLE_MS));
+}
+
+/* ---- shared blocks --------------------------------------------------------------- */
+
+/* Names are the tenant's, blocks the lease's. */
+RIG_TEST(blocks_are_shared_within_a_lease, config)
+{
+        bfc_client *a, *b, *c;
+        void *p, *q;
+
+        ck_assert_int_eq(make(rig->admin, "a", "pod", "c-1"), 0);
+        ck_assert_int_eq(make(rig->admin, "b", "pod", "c-2"), 0);
+        ck_assert_int_eq(make_in(rig->admin, "c", "serve", "c-3"), 0);
+        a = client_with(.socket = socket_of(rig, "c-1"));
+        b = client_with(.socket = socket_of(rig, "c-2"));
+        c = client_with(.socket = socket_of(rig, "c-3"));
+        ck_assert_ok(bfc_malloc(a, MIB, &p));
+        ck_assert_ok(bfc_publish(a, p, "w"));
+        ck_assert_int_eq(bfc_attach(b, "w", 0, &q, NULL), -EXDEV);
+        ck_assert_int_eq(bfc_attach(c, "w", 0, &q, NULL), -ENOENT);
+        ck_assert_msg(strstr(bfc_last_error(),
+                             "in partition 'train', where the socket of this session has no lease"),
+                      "%s", bfc_last_error());
+        bfc_disconnect(b);
+        b = client_with(.socket = socket_of(rig, "c-1"));
+        ck_assert_ok(bfc_attach(b, "w", 0, &q, NULL));
+        bfc_disconnect(a);
+        bfc_disconnect(b);
+        bfc_disconnect(c);
+        ck_assert_int_eq(end(rig->admin, "a"), 0);
+        ck_assert_int_eq(end(rig->admin, "b"), 0);
+        ck_assert_int_eq(end(rig->admin, "c"), 0);
+}
+
 /* ---- restarts ------------------------------------------------------------------- */
 
 /* kept_raw() and others use the rig's client socket. */
