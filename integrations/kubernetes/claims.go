@@ -14,6 +14,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"golang.org/x/net/netutil"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -24,6 +25,10 @@ import (
 const (
 	goneLook    = time.Minute      // between looks whether a claim of one pod still exists
 	looksAtMost = 10 * time.Second // while the API server does not answer, bfcd is looked at
+
+	// All pods of the cluster can connect, and each connection costs the driver memory and a file descriptor.
+	metricsConnections = 32
+	metricsTimeout     = 10 * time.Second
 )
 
 type preparedClaim struct {
@@ -117,17 +122,13 @@ func (d *driver) metricsHandler() http.Handler {
 	return promhttp.HandlerFor(registry, promhttp.HandlerOpts{})
 }
 
-// serveMetrics serves /metrics until the context ends.
-func (d *driver) serveMetrics(ctx context.Context, address string) error {
-	listener, err := net.Listen("tcp", address)
-	if err != nil {
-		return err
-	}
+// serveMetrics serves /metrics until the context ends, and closes the listener.
+func (d *driver) serveMetrics(ctx context.Context, listener net.Listener) error {
 	mux := http.NewServeMux()
 	mux.Handle("/metrics", d.metricsHandler())
-	server := &http.Server{Handler: mux, ReadTimeout: 10 * time.Second, WriteTimeout: 10 * time.Second}
+	server := &http.Server{Handler: mux, ReadTimeout: metricsTimeout, WriteTimeout: metricsTimeout}
 	context.AfterFunc(ctx, func() { _ = server.Close() })
-	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+	if err := server.Serve(netutil.LimitListener(listener, metricsConnections)); !errors.Is(err, http.ErrServerClosed) {
 		return err
 	}
 	return nil

@@ -9,10 +9,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"net/http/httptest"
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -306,6 +309,66 @@ func TestPodsShareAClaim(t *testing.T) {
 		t.Fatal(sentence)
 	}
 	s.Wait("no series", func() bool { return !strings.Contains(s.metrics(), "bfcd_claim_info{") })
+}
+
+// counter counts the connections that a listener has accepted and that are open.
+type counter struct {
+	net.Listener
+	open, most atomic.Int64
+}
+
+type counted struct {
+	net.Conn
+	of   *counter
+	once sync.Once
+}
+
+func (c *counter) Accept() (net.Conn, error) {
+	conn, err := c.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	c.most.Store(max(c.most.Load(), c.open.Add(1)))
+	return &counted{Conn: conn, of: c}, nil
+}
+
+func (c *counted) Close() error {
+	c.once.Do(func() { c.of.open.Add(-1) })
+	return c.Conn.Close()
+}
+
+// Each pod of the cluster can ask for metrics.
+func TestACrowdAsksForMetrics(t *testing.T) {
+	s := newStage(t, false)
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	rig.Must(t, err)
+	c := &counter{Listener: listener}
+	ended := make(chan error)
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() { ended <- s.driver.serveMetrics(ctx, c) }()
+	var crowd []net.Conn
+	for range 4 * metricsConnections {
+		conn, err := net.Dial("tcp", listener.Addr().String())
+		rig.Must(t, err)
+		defer conn.Close()
+		crowd = append(crowd, conn)
+	}
+	s.Wait("connections", func() bool { return c.most.Load() >= metricsConnections })
+	for _, conn := range crowd {
+		_, err := io.WriteString(conn, "GET /metrics HTTP/1.0\r\n\r\n")
+		rig.Must(t, err)
+	}
+	for _, conn := range crowd {
+		answer, err := io.ReadAll(conn)
+		if err != nil || !strings.Contains(string(answer), "200 OK") {
+			t.Fatalf("%q, %v", answer, err)
+		}
+	}
+	if most := c.most.Load(); most > metricsConnections {
+		t.Errorf("%d connections at once", most)
+	}
+	cancel()
+	rig.Must(t, <-ended)
 }
 
 // Tenants of two namespaces, both of which match all processes here.

@@ -8,6 +8,7 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"net"
 	"os"
 	"os/signal"
 	"syscall"
@@ -68,7 +69,11 @@ func run() error {
 	}
 	defer d.stop()
 	if *metrics != "" {
-		return d.serveMetrics(ctx, *metrics)
+		listener, err := net.Listen("tcp", *metrics)
+		if err != nil {
+			return err
+		}
+		return d.serveMetrics(ctx, listener)
 	}
 	<-ctx.Done()
 	return nil

@@ -54,7 +54,7 @@ func Start(t *testing.T, keeps bool) *Rig {
 	t.Helper()
 	program := os.Getenv("BFCD")
 	if program == "" {
-		t.Skip("BFCD is not set to the program bfcd: use scripts/test-kubernetes --unit")
+		t.Skip("BFCD is not set to the program bfcd: use scripts/test-kubernetes")
 	}
 	folder, err := os.MkdirTemp("/tmp", "bfcd-dra-") // paths of sockets are short
 	Must(t, err)
