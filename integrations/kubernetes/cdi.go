@@ -32,6 +32,12 @@ func (c *Config) cdiFile(uid string) string {
 	return filepath.Join(c.CDIFolder, cdiPrefix+uid+".json")
 }
 
+// isPrepared says whether the claim has its file. If that is unknown, it has.
+func (c *Config) isPrepared(uid types.UID) bool {
+	_, err := os.Stat(c.cdiFile(string(uid)))
+	return !errors.Is(err, fs.ErrNotExist)
+}
+
 // cdiName is the name of the device for one lease of a claim, as the kubelet gives it to the container runtime.
 func cdiName(uid string, i int) string { return fmt.Sprintf("%s-%d", uid, i) }
 

@@ -9,9 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
-	"os"
 	"reflect"
 	"slices"
 	"strings"
@@ -117,12 +115,20 @@ func (d *driver) remake(ctx context.Context, s *bfcd.Session) {
 			if exists[l.Name] {
 				continue
 			}
-			if _, err := os.Stat(d.config.cdiFile(string(r.UID))); err != nil {
-				break // it was unprepared meanwhile
+			if !d.config.isPrepared(r.UID) {
+				break
 			}
 			if err := s.Ensure(l); err != nil {
 				runtime.HandleErrorWithContext(ctx, err, "a lease of a prepared claim cannot be made", "lease", l.Name)
 			}
+			if d.config.isPrepared(r.UID) {
+				continue
+			}
+			// It was unprepared meanwhile, maybe before the lease was made.
+			if err := s.End(partOfName(r.UID)); err != nil {
+				runtime.HandleErrorWithContext(ctx, err, "a lease of a claim that was unprepared cannot be ended", "lease", l.Name)
+			}
+			break
 		}
 	}
 }
@@ -243,8 +249,7 @@ func (d *driver) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 		return nil, err
 	}
 	defer s.Close()
-	_, err = os.Stat(d.config.cdiFile(string(claim.UID)))
-	isNew := errors.Is(err, fs.ErrNotExist) // else its containers may run, and keep what they have
+	isNew := !d.config.isPrepared(claim.UID) // else its containers may run, and keep what they have
 	if err := d.makeLeases(s, r); err != nil {
 		if isNew {
 			err = errors.Join(err, s.End(partOfName(claim.UID)))
