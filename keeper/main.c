@@ -85,11 +85,13 @@ static bool is_ours(int fd)
         return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &n) == 0 && who.uid == geteuid();
 }
 
-/* With its folder, as bfcd makes it. The socket of one that has ended is replaced. -EADDRINUSE: one listens. */
+/* With its folder, as bfcd makes it. The socket of one that has ended is replaced. -EADDRINUSE: one listens. -ENOTSOCK: it is
+ * another file, which stays. */
 static int make_socket(const char *path)
 {
         struct sockaddr_un address = { .sun_family = AF_UNIX };
         char folder[sizeof(address.sun_path)];
+        struct stat st;
         int fd, r = 0;
 
         if (strlen(path) >= sizeof(address.sun_path))
@@ -98,6 +100,8 @@ static int make_socket(const char *path)
         strcpy(folder, path);
         if (mkdir(dirname(folder), 0700) < 0 && errno != EEXIST)
                 return -errno;
+        if (lstat(path, &st) == 0 && !S_ISSOCK(st.st_mode)) /* connect() would say ECONNREFUSED */
+                return -ENOTSOCK;
         fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
         if (fd < 0)
                 return -errno;

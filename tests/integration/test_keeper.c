@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -587,6 +588,26 @@ TEST(external_keepers_outlive_bfcd)
         ck_assert_int_eq(keeper_pid_in(rig->folder, "cuda:0"), gpu);
         child_kill(manager);
         rig_discard(rig); /* they end without their sockets */
+}
+
+TEST(an_external_keeper_replaces_no_other_file)
+{
+        struct rig *rig = rig_folder();
+        char path[160];
+        struct stat st;
+        int status, fd;
+
+        snprintf(path, sizeof(path), "%s/keepers", rig->folder);
+        ck_assert_int_eq(mkdir(path, 0700), 0);
+        strcat(path, "/host");
+        fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+        ck_assert_int_ge(fd, 0);
+        close(fd);
+        ck_assert_int_ge(waitpid(start_external(rig, "host"), &status, 0), 0);
+        ck_assert(WIFEXITED(status) && WEXITSTATUS(status) == 1);
+        ck_assert_int_eq(lstat(path, &st), 0);
+        ck_assert(S_ISREG(st.st_mode));
+        rig_discard(rig);
 }
 
 #define MIG(n) "MIG-fa4ec0da-0000-4000-8000-00000000000" n
