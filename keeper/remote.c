@@ -546,8 +546,10 @@ static int meet(struct remote *d, struct keeper_reply *reply, char *ret_sentence
                         snprintf(ret_sentence, n_sentence,
                                  "%s: no bfcd-keeper listens, which another program starts", d->id);
                 else
-                        snprintf(ret_sentence, n_sentence,
-                                 "%s: bfcd-keeper, which must be beside bfcd, cannot be started: %s", d->id,
+                        snprintf(ret_sentence, n_sentence, "%s: bfcd-keeper, which %s: %s", d->id,
+                                 d->keepers && keepers_are_external(d->keepers)
+                                         ? "another program starts as bfcd's user, cannot be reached"
+                                         : "must be beside bfcd, cannot be started",
                                  strerror(-r));
                 return r;
         }

@@ -622,6 +622,29 @@ static int store_make(struct keepers *k, struct store **ret)
         return 0;
 }
 
+/* Why there is no keeper. */
+static void explain(const struct store *s, int r, char *ret_sentence, size_t n_sentence)
+{
+        const char *why = r == -EAGAIN ? "it does not answer" : strerror(-r);
+
+        if (!store_is_external(s))
+                snprintf(ret_sentence, n_sentence,
+                         "bfcd-keeper, which must be beside bfcd, cannot be used for host memory: %s", why);
+        else if (r == -EPROTO)
+                snprintf(
+                        ret_sentence, n_sentence,
+                        "bfcd-keeper, which another program starts, is of another version: end all jobs, then the "
+                        "keepers, and start those of this version");
+        else if (r == -ETIMEDOUT)
+                snprintf(ret_sentence, n_sentence,
+                         "bfcd-keeper, which another program starts, does not listen for host memory");
+        else
+                snprintf(
+                        ret_sentence, n_sentence,
+                        "bfcd-keeper, which another program starts as bfcd's user, cannot be used for host memory: %s",
+                        why);
+}
+
 int store_new(struct keepers *k, struct store **ret, char *ret_sentence, size_t n_sentence)
 {
         struct store *s = NULL;
@@ -634,15 +657,7 @@ int store_new(struct keepers *k, struct store **ret, char *ret_sentence, size_t 
         r = meet(s);
         s->is_new = s->link.is_new;
         if (r < 0) {
-                if (store_is_external(s) && (r == -EPROTO || r == -ETIMEDOUT))
-                        snprintf(ret_sentence, n_sentence, "bfcd-keeper, which another program starts, %s",
-                                 r == -EPROTO ? "is of another version: end all jobs, then the keepers, and "
-                                                "start those of this version"
-                                              : "does not listen for host memory");
-                else
-                        snprintf(ret_sentence, n_sentence,
-                                 "bfcd-keeper, which must be beside bfcd, cannot be used for host memory: %s",
-                                 r == -EAGAIN ? "it does not answer" : strerror(-r));
+                explain(s, r, ret_sentence, n_sentence);
                 store_free(s);
                 return r;
         }

@@ -613,6 +613,32 @@ TEST(an_external_keeper_of_another_version_is_not_ended)
         close_external();
 }
 
+static void *refuse_all(void *userdata)
+{
+        int fd;
+
+        while ((fd = accept4(*(int *)userdata, NULL, NULL, SOCK_CLOEXEC)) >= 0)
+                close(fd);
+        return NULL;
+}
+
+TEST(an_external_keeper_of_another_user_is_named)
+{
+        int listener = listen_as(path, "host");
+        pthread_t thread;
+
+        keepers_set_external(ks);
+        ck_assert_int_eq(pthread_create(&thread, NULL, refuse_all, &listener), 0);
+        ck_assert_int_lt(store_new(ks, &s, sentence, sizeof(sentence)), 0);
+        ck_assert_msg(strstr(sentence, "which another program starts as bfcd's user, cannot be used"), "%s",
+                      sentence);
+        s = NULL;
+        ck_assert_int_eq(shutdown(listener, SHUT_RDWR), 0);
+        ck_assert_int_eq(pthread_join(thread, NULL), 0);
+        close(listener);
+        close_external();
+}
+
 /* Its socket may already be the next one's. */
 TEST(the_socket_of_an_external_keeper_stays)
 {
