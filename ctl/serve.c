@@ -384,7 +384,7 @@ void serve_sample(struct serve *s)
         struct list *l;
         struct ask a;
 
-        if (clock_ms() < s->due_ms)
+        if (s->metrics_only || clock_ms() < s->due_ms)
                 return;
         s->due_ms = clock_ms() + HOUR_SAMPLE_MS;
         pthread_mutex_lock(&s->turn);
