@@ -43,7 +43,11 @@ static enum ledger_lease_maker maker_of(const struct session *s)
 static bool lease_self_refuse(struct session *s, uint64_t id, const char *what)
 {
         if (s->lease_socket != 0) {
-                session_refuse_format(s, id, -EACCES, "no %s by the socket of leases", what);
+                session_refuse_format(
+                        s, id, -EACCES,
+                        "%s only by operators and schedulers: this process came by a socket of leases, "
+                        "which are its limits",
+                        what);
                 return true;
         }
         if (s->role != ROLE_CLIENT || (s->tenant->config && s->tenant->config->leases_self))
