@@ -202,14 +202,21 @@ func check(t *testing.T, config string) {
 	}
 }
 
-// checkPod finds what nobody may get by a change of the chart unseen: a container with more rights than today.
-func checkPod(t *testing.T, spec *corev1.PodSpec, seesProcesses bool) {
+// Of the node, in the values here.
+var nodeFolders = []string{"/run/bfcd", "/var/lib/bfcd", "/var/run/cdi", "/etc/cdi",
+	"/var/lib/kubelet/plugins/memory.bfcd", "/var/lib/kubelet/plugins_registry",
+	"/var/lib/k0s/kubelet/plugins/memory.bfcd", "/var/lib/k0s/kubelet/plugins_registry"}
+
+// checkPod finds what nobody may get by a change of the chart unseen: a pod or a container with more rights than today. isOfNode:
+// it may see the node's processes, and have folders of it.
+func checkPod(t *testing.T, spec *corev1.PodSpec, isOfNode bool) {
 	t.Helper()
-	if spec.HostNetwork || spec.HostIPC || spec.HostPID != seesProcesses || *spec.SecurityContext.RunAsUser != 9470 {
+	if spec.HostNetwork || spec.HostIPC || spec.HostPID != isOfNode || *spec.SecurityContext.RunAsUser != 9470 {
 		t.Errorf("the pod shares %+v", spec)
 	}
 	for _, v := range spec.Volumes {
-		if v.HostPath != nil && (*v.HostPath.Type != corev1.HostPathDirectoryOrCreate || v.HostPath.Path == "/") {
+		if v.HostPath != nil && (*v.HostPath.Type != corev1.HostPathDirectoryOrCreate || !slices.Contains(nodeFolders, v.HostPath.Path) ||
+			!isOfNode) {
 			t.Errorf("the volume %s is of the node's %s", v.Name, v.HostPath.Path)
 		}
 	}
@@ -245,7 +252,11 @@ func TestRender(t *testing.T) {
 			for _, set := range []string{"bfcd", "bfcd-keepers"} {
 				checkPod(t, &find[*appsv1.DaemonSet](t, objects, set).Spec.Template.Spec, true)
 			}
-			checkPod(t, &find[*batchv1.Job](t, objects, "bfcd-check").Spec.Template.Spec, false)
+			job := find[*batchv1.Job](t, objects, "bfcd-check").Spec.Template.Spec
+			checkPod(t, &job, false)
+			if *job.AutomountServiceAccountToken {
+				t.Error("the job has the rights of an account")
+			}
 			for _, rule := range find[*rbacv1.ClusterRole](t, objects, "bfcd-bfcd").Rules {
 				if slices.Contains(rule.Verbs, "*") || slices.Contains(rule.Resources, "*") || slices.Contains(rule.Resources, "secrets") {
 					t.Errorf("the role has %v", rule)
