@@ -43,8 +43,9 @@ uint64_t store_silent_since_ns(const struct store *s);
 
 bool store_keeps(const struct store *s);
 bool store_is_new(const struct store *s); /* there was no keeper */
-bool store_is_external(
-        const struct store *s); /* another program starts the keeper, which stays therefore; takes NULL */
+
+/* Another program starts the keeper, so it stays. Takes NULL. */
+bool store_is_external(const struct store *s);
 
 /* Fds that the caller then owns. -ENOENT: none; -errno: it is unknown whether there is one. A key that was
  * requested is never returned by store_next_key(). */

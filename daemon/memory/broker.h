@@ -65,8 +65,8 @@ struct broker_options {
         bool inline_workers;            /* for tests, see worker.h */
         void (*notify)(void *userdata); /* from a worker's thread: call broker_poll() soon */
         void (*wake)(void *userdata);   /* from the caller's own: call broker_turn() and shared_turn() soon */
-        /* Listens on the socket of leases, and ends that; NULL: there are no sockets. open_socket: -errno. The sockets of inherited
-         * leases are the caller's to open. */
+        /* Listens on the socket of leases, and ends that; NULL: there are no sockets. open_socket: -errno. The
+         * sockets of inherited leases are the caller's to open. */
         int (*open_socket)(void *userdata, struct lease_socket *socket);
         void (*close_socket)(void *userdata, struct lease_socket *socket);
         void *userdata;

@@ -124,7 +124,8 @@ static int make_socket(struct broker *b, struct tenant *t, const char *name, str
         return 0;
 }
 
-/* The socket of the lease, if it is for one. is_new: it listens, or that is an error; that of an inherited lease may not listen. */
+/* The socket of the lease, if it is for one. is_new: it listens, or that is an error. Otherwise the lease is inherited, and the
+ * server opens its socket. */
 static int take_socket(struct broker *b, struct tenant *t, const struct ledger_lease *record, bool is_new,
                        struct lease_socket **ret)
 {

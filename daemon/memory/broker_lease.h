@@ -1,9 +1,9 @@
 /* Leases: quotas that are made at run time within the quotas of tenants.
  *
- * A lease says which processes of its tenant it is for: those in a control group or unit, descendants of a
- * process, processes of a user, or those that connect to its socket. A session is matched at its hello, to the innermost lease in each partition, and
- * stays in it. A lease that has ended refuses its processes' new sessions and is charged no more.
- * It disappears with its last session.
+ * A lease says which processes of its tenant it is for: those in a control group or unit, descendants of a process, processes of
+ * a user, or those that connect to its socket. A session is matched at its hello, to the innermost lease in each partition, and
+ * stays in it. A lease that has ended refuses its processes' new sessions and is charged no more. It disappears with its last
+ * session.
  *
  * All facts of a lease are in its record of the ledger.
  *
@@ -146,10 +146,8 @@ int lease_bounds_take(struct tenant *t, enum ledger_lease_maker maker, char *why
 
 /* ---- room ---------------------------------------------------------------------- */
 
-/* Room in the daemon's tables, and file descriptors, for a lease.
- * */
+/* Room in the daemon's tables, and file descriptors, for a lease. */
 
-struct tenant;
 struct tree;
 struct tree_node;
 

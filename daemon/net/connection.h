@@ -53,9 +53,9 @@ struct connection_host {
 /* host->poller is the caller's to run and to free. -ENOMEM, -EMFILE, -ENFILE. */
 int connection_host_init(struct connection_host *host);
 
-/* Takes over fd, also on failure. socket: of leases, to which it connected; or NULL. May close another connection that has not sent a hello, or of a monitor or scheduler. -EUSERS:
- * there are too many of these, and none may be displaced, or too many on the admin socket; logged. -ECONNABORTED:
- * the peer has already hung up. */
+/* Takes over fd, also on failure. socket: of leases, to which it connected; or NULL. May close another connection that has not
+ * sent a hello, or of a monitor or scheduler. -EUSERS: there are too many of these, and none may be displaced, or too many on the
+ * admin socket; logged. -ECONNABORTED: the peer has already hung up. */
 int connection_new(struct connection_host *host, int fd, enum role role, const struct lease_socket *socket);
 
 /* A connection without a socket, for a session of the previous daemon. It watches the client's process, and

@@ -1,8 +1,9 @@
 /* Scheduling classes: members of one class share its turns.
  *
  * The sessions of a lease are one class, those of a tenant without a lease another, those of admins a third, those
- * of monitors a fourth, those of schedulers a fifth. Before the hello each user's connections to the client socket are a class. The pending connections of
- * a listening socket are a class too. Classes with work take turns, one member's turn each. So a class with many members
+ * of monitors a fourth, those of schedulers a fifth. Before the hello each user's connections to the client socket are a class.
+ * The pending connections of a listening socket are a class, too; those of the client socket and of all sockets of leases are
+ * one. Classes with work take turns, one member's turn each. So a class with many members
  * delays itself, and no other class.
  *
  * Classes are in groups. A group counts as one class among the others of its own group, and its classes use its turns one

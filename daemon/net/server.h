@@ -26,9 +26,9 @@ void server_wake(void *userdata);
 int server_open_socket(void *userdata, struct lease_socket *socket);
 void server_close_socket(void *userdata, struct lease_socket *socket);
 
-/* Opens all sockets, also those of leases that the broker has. The service manager may pass them as "client", "admin", "monitor" and "lease"; they must have the
- * config's paths. Others are bound here. A stale socket file is replaced; a socket that another daemon serves is an
- * error. On failure one sentence in ret_sentence. m may be NULL; it outlives the server and is told the
+/* Opens all sockets, also those of leases that the broker has. The service manager may pass them as "client", "admin", "monitor"
+ * and "lease"; they must have the config's paths. Others are bound here. A stale socket file is replaced; a socket that another
+ * daemon serves is an error. On failure one sentence in ret_sentence. m may be NULL; it outlives the server and is told the
  * daemon's status. */
 int server_listen(struct server *s, struct broker *b, const struct config *c, struct manager *m,
                   char *ret_sentence, size_t n_sentence);

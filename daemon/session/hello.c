@@ -71,10 +71,9 @@ static bool is_default(const struct session *s, const struct quota *q, const cha
         return partition[0] == '\0' ? s->n_shares == 0 : strcmp(partition, q->partition->name) == 0;
 }
 
-/* One share for each quota of the session's tenant, or for the lease in it that the session matches; by a socket of leases,
- * only for these. Where
- * none can be chosen, or the lease has ended, the session gets no memory; in the session's default partition that is an
- * error, and the sentence says why. partition: the default; "": the tenant's first. -ENOMEM. */
+/* One share for each quota of the session's tenant, or for the lease in it that the session matches; by a socket of leases, only
+ * for these. Where none can be chosen, or the lease has ended, the session gets no memory; in the session's default partition
+ * that is an error, and the sentence says why. partition: the default; "": the first of the session. -ENOMEM. */
 static int session_take_shares(struct session *s, const char *partition, char *sentence, size_t n_sentence)
 {
         struct lease_peer peer = { .who = &s->who, .tenant = s->tenant, .socket = s->lease_socket };

@@ -646,7 +646,7 @@ TEST(what_is_left_in_the_folder_is_removed)
         ck_assert(S_ISREG(st.st_mode));
         session_end(session_open(socket_of(k->rig, "c-1"), NULL));
 
-        /* Without its socket a lease does not get another one, until there is room for it. */
+        /* No lease is made for a socket that cannot listen. */
         ck_assert_int_eq(make_in(k->rig->admin, "linked-2", "serve", "c-2"), -ENOTDIR);
         ck_assert_int_eq(unlink(path), 0);
         ck_assert_int_eq(make_in(k->rig->admin, "linked-2", "serve", "c-2"), 0);
