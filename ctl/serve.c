@@ -365,10 +365,11 @@ int serve_start(int fd, const char *socket, bool metrics_only, struct serve **re
                 free(s);
                 return -ENOMEM;
         }
-        s->http = MHD_start_daemon(MHD_USE_AUTO_INTERNAL_THREAD, 0, NULL, NULL, on_request, s,
-                                   MHD_OPTION_LISTEN_SOCKET, fd, MHD_OPTION_CONNECTION_LIMIT,
-                                   SERVE_CONNECTIONS, MHD_OPTION_CONNECTION_TIMEOUT, SERVE_TIMEOUT_S,
-                                   MHD_OPTION_CONNECTION_MEMORY_LIMIT, CONNECTION_BYTES, MHD_OPTION_END);
+        s->http = MHD_start_daemon(
+                MHD_USE_AUTO_INTERNAL_THREAD, 0, NULL, NULL, on_request, s, MHD_OPTION_LISTEN_SOCKET, fd,
+                MHD_OPTION_CONNECTION_LIMIT, SERVE_CONNECTIONS, MHD_OPTION_PER_IP_CONNECTION_LIMIT,
+                metrics_only ? SERVE_CONNECTIONS_OF_ADDRESS : 0, MHD_OPTION_CONNECTION_TIMEOUT,
+                SERVE_TIMEOUT_S, MHD_OPTION_CONNECTION_MEMORY_LIMIT, CONNECTION_BYTES, MHD_OPTION_END);
         if (!s->http) {
                 hour_free(s->hour);
                 free(s);

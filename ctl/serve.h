@@ -11,8 +11,9 @@
 
 #include <stdbool.h>
 
-#define SERVE_CONNECTIONS 32u
-#define SERVE_TIMEOUT_S   10u /* of a connection on which nothing happens */
+#define SERVE_CONNECTIONS            32u
+#define SERVE_CONNECTIONS_OF_ADDRESS 8u  /* with metrics_only, when other machines and pods can connect */
+#define SERVE_TIMEOUT_S              10u /* of a connection on which nothing happens */
 
 struct serve;
 

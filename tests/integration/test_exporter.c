@@ -1,7 +1,9 @@
 /* bfc-exporter beside a real daemon: what it serves, what it refuses, and what it does without a daemon.
  *
  * SPDX-License-Identifier: Apache-2.0 */
+#include <arpa/inet.h>
 #include <errno.h>
+#include <netinet/in.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -644,6 +646,83 @@ RIG_TEST(only_metrics_are_served, one_tenant)
                 free(r.all);
         }
         exporter_stop(&e);
+}
+
+static int connect_from(in_addr_t from, in_port_t port)
+{
+        struct sockaddr_in source = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(from) };
+        struct sockaddr_in address = { .sin_family = AF_INET,
+                                       .sin_addr.s_addr = htonl(INADDR_LOOPBACK),
+                                       .sin_port = port };
+        struct timeval limit = { .tv_sec = SETTLE_MS / 1000 };
+        int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+        ck_assert_int_ge(fd, 0);
+        (void)setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
+        ck_assert_int_eq(bind(fd, (struct sockaddr *)&source, sizeof(source)), 0);
+        if (connect(fd, (struct sockaddr *)&address, sizeof(address)) == 0)
+                return fd;
+        close(fd);
+        return -1;
+}
+
+static bool is_port_up(in_port_t port)
+{
+        int fd = connect_from(INADDR_LOOPBACK, port);
+
+        if (fd >= 0)
+                close(fd);
+        return fd >= 0;
+}
+
+/* A port that was free a moment ago. */
+static in_port_t find_port(void)
+{
+        struct sockaddr_in address = { .sin_family = AF_INET };
+        socklen_t n = sizeof(address);
+        int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+        ck_assert_int_eq(bind(fd, (struct sockaddr *)&address, sizeof(address)), 0);
+        ck_assert_int_eq(getsockname(fd, (struct sockaddr *)&address, &n), 0);
+        close(fd);
+        return address.sin_port;
+}
+
+/* A pod that keeps its connections leaves some to Prometheus. */
+RIG_TEST(one_address_has_few_connections, one_tenant)
+{
+        static const char get[] = "GET /metrics HTTP/1.0\r\n\r\n";
+        in_port_t port = find_port();
+        int fds[SERVE_CONNECTIONS - 2], fd;
+        pid_t parent = getpid(), pid = fork();
+        unsigned n_fds;
+        char where[32];
+        struct reply r;
+
+        ck_assert_int_ge(pid, 0);
+        if (pid == 0) {
+                prctl(PR_SET_PDEATHSIG, SIGKILL);
+                snprintf(where, sizeof(where), "0.0.0.0:%u", ntohs(port));
+                if (getppid() == parent)
+                        execl(program(), "bfc-exporter", "--metrics-only", "--listen", where, "--socket",
+                              rig->monitor_socket, (char *)NULL);
+                _exit(127);
+        }
+        ck_assert(WAIT_FOR(is_port_up(port), SETTLE_MS));
+        n_fds = process_count_fds(pid);
+        for (size_t i = 0; i < sizeof(fds) / sizeof(fds[0]); i++)
+                fds[i] = connect_from(INADDR_LOOPBACK, port);
+        fd = connect_from(INADDR_LOOPBACK + 1, port);
+        ck_assert_int_ge(fd, 0);
+        ck_assert_int_eq(send(fd, get, sizeof(get) - 1, MSG_NOSIGNAL), (ssize_t)sizeof(get) - 1);
+        reply_read(fd, &r);
+        ck_assert_int_eq(r.status, 200); /* so all that came before were accepted, or closed */
+        free(r.all);
+        ck_assert_uint_le(process_count_fds(pid), n_fds + SERVE_CONNECTIONS_OF_ADDRESS + 1);
+        close(fd);
+        for (size_t i = 0; i < sizeof(fds) / sizeof(fds[0]); i++)
+                close(fds[i]);
+        child_kill(pid);
 }
 
 /* ---- the command line ---------------------------------------------------------------------- */
