@@ -70,7 +70,7 @@ static int open_own(int at, const char *path, mode_t mode, int *ret_fd)
 
 static int folder_open(struct lease_folder *f)
 {
-        int fd, r;
+        int fd = -1, r;
 
         if (f->fd >= 0)
                 return 0;
