@@ -266,7 +266,7 @@ TEST(columns_of_the_page)
 static void check_pages(Bfcd__ListReply *page, const char *pages)
 {
         struct list *l = list_of(BFCD__LIST__KIND__PARTITIONS, page);
-        char expected[32];
+        char expected[64];
 
         snprintf(expected, sizeof(expected), " %s 2 4.0 MiB 8.0 MiB 4.0 MiB\n", pages);
         CHECK_PARTS(table_of(BFCD__LIST__KIND__PARTITIONS, l), expected);
