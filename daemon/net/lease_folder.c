@@ -194,6 +194,7 @@ const char *lease_folder_trouble(int r)
         return r == -EADDRINUSE ? "another daemon has sockets in this folder"
                : r == -EPERM    ? "another user owns this folder, or that of the socket: remove it"
                : r == -EEXIST   ? "other users may enter this folder, so bfcd did not make it: move it"
+               : r == -EISDIR ? "a process that has the folder of the socket mounted wrote into it: empty it"
                : r == -ENOTDIR || r == -ELOOP
                        ? "a file or a symbolic link has the name of this folder, or of that of the socket: remove it"
                        : strerror(-r);

@@ -750,9 +750,14 @@ RIG_TEST(what_processes_make_in_it_is_not_followed, config)
         ck_assert_int_eq(symlink(victim, path), 0);
         snprintf(path, sizeof(path), "%s/leases/c-1/keep", rig->folder);
         ck_assert_int_eq(mkdir(path, 0755), 0); /* so that the folder cannot be removed */
-        rig->forgiven = "could not be removed";
+        rig->forgiven = "/leases/c-1";
         ck_assert_int_eq(end(rig->admin, "claim"), 0);
         ck_assert(WAIT_FOR(rig_logged(rig, "could not be removed"), SETTLE_MS));
+        ck_assert_int_eq(mkdir(socket_of(rig, "c-1"), 0700), 0);
+        ck_assert_int_eq(make(rig->admin, "claim", "pod", "c-1"), -EISDIR);
+        ck_assert(rig_logged(rig,
+                             "a process that has the folder of the socket mounted wrote into it: empty it"));
+        ck_assert_int_eq(rmdir(socket_of(rig, "c-1")), 0);
         ck_assert_int_eq(symlink(victim, socket_of(rig, "c-1")), 0);
         ck_assert_int_eq(make(rig->admin, "claim", "pod", "c-1"), 0);
         ck_assert_int_eq(stat(victim, &st), 0);
