@@ -4,10 +4,14 @@
 SPDX-License-Identifier: Apache-2.0
 
 usage: behaviour.py BUILD_FOLDER [--seeds N] [--traces FOLDER] >FILE
+       behaviour.py BUILD_FOLDER --interfaces >FILE
+       behaviour.py BUILD_FOLDER --holds FILE
 
-The lines: keys of the JSON of each command, exported functions, families of metrics, the limits that bfc-replay plans and the peaks
-that it tells for each trace, what N walks did (tests/unit/test_walk.c), and sentences in the programs. Only a sentence may differ
-without a reason: its text.
+The lines: keys of the JSON of each command, exported functions, families of metrics, keys of the configuration, options, the limits
+that bfc-replay plans and the peaks that it tells for each trace, what N walks did (tests/unit/test_walk.c), and sentences in the
+programs. Only a sentence may differ without a reason: its text.
+
+With --interfaces: only what programs of others and configurations rely on. --holds fails if a line of the file is no more.
 """
 
 import argparse
@@ -17,6 +21,7 @@ import pathlib
 import re
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 
@@ -98,6 +103,22 @@ def of_daemon(build):
                 daemon.send_signal(signal.SIGTERM)
 
 
+def of_sources():
+    """Keys of the configuration, by the tables of its grammar."""
+    text = (ROOT / "daemon/config/schema.c").read_text()
+    for section, fields in re.findall(r"^const struct config_section CONFIG_(\w+) = \{(.*?)^\};", text, re.M | re.S):
+        for key in re.findall(r'\{ "(\w+)",', fields):
+            yield f"config {section.lower()}.{key}"
+
+
+def of_commands(build):
+    for program in ("daemon/bfcd", "ctl/bfcctl", "ctl/bfc-replay", "ctl/bfc-exporter"):
+        for option in set(re.findall(r"--[a-z][a-z-]+", run(build / program, "--help"))):
+            yield f"option {os.path.basename(program)} {option}"
+    for command in re.findall(r"^  ([a-z][a-z-]+) ", run(build / "ctl/bfcctl", "--help"), re.M):
+        yield f"command bfcctl {command}"
+
+
 def of_programs(build):
     for library in ("client/libbfcclient.so.0", "integrations/preload/libcuda.so.1"):
         for line in run("nm", "-D", "--defined-only", "--format=posix", build / library).splitlines():
@@ -135,11 +156,21 @@ def main():
     parser.add_argument("build", type=lambda text: pathlib.Path(text).resolve())
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--traces", type=pathlib.Path)
+    parser.add_argument("--interfaces", action="store_true")
+    parser.add_argument("--holds", type=pathlib.Path)
     arguments = parser.parse_args()
-    traces = sorted(arguments.traces.glob("*.csv")) if arguments.traces else []
-    with tempfile.TemporaryDirectory() as folder:
-        found = {*of_daemon(arguments.build), *of_programs(arguments.build), *of_traces(arguments.build, traces, folder)}
-    found.update(of_walks(arguments.build, arguments.seeds))
+    found = {*of_daemon(arguments.build), *of_sources(), *of_commands(arguments.build)}
+    if arguments.holds or arguments.interfaces:  # texts may change
+        found = {line for line in found if not line.startswith("metric HELP")}
+    if arguments.holds:
+        gone = [line for line in arguments.holds.read_text().splitlines() if not line.startswith("#") and line not in found]
+        print("1..1", *(f"# gone, or changed: {line}" for line in gone), f"{'not ' if gone else ''}ok 1 - interfaces", sep="\n")
+        sys.exit(1 if gone else 0)
+    if not arguments.interfaces:
+        traces = sorted(arguments.traces.glob("*.csv")) if arguments.traces else []
+        with tempfile.TemporaryDirectory() as folder:
+            found.update(of_programs(arguments.build), of_traces(arguments.build, traces, folder))
+        found.update(of_walks(arguments.build, arguments.seeds))
     print("\n".join(sorted(found)))
 
 

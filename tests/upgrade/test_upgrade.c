@@ -3,7 +3,7 @@
  * fields of a later version. Answers are read by the schema of version 1, as an old program reads them.
  *
  * With BFC_RECORD_V1=FILE the exchange is recorded to that file instead: the job and bfcctl talk to the
- * daemon through a proxy. This is for the time before the first tag; see CONTRIBUTING.md.
+ * daemon through a proxy, as for a new version of the protocol; see CONTRIBUTING.md.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
