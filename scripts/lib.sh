@@ -55,6 +55,16 @@ codespell             cmd:codespell
 needs_kubernetes='
 protobuf-compiler     cmd:protoc
 '
+# Only scripts/test-kubernetes --cluster.
+needs_cluster='
+runc                  cmd:runc
+containernetworking-plugins  file:/usr/lib/cni/bridge
+iptables              cmd:iptables
+iproute2              cmd:ip
+openssl               cmd:openssl
+busybox-static        cmd:busybox
+prometheus            cmd:prometheus
+'
 # Only .ci/run asks for these.
 needs_ci="$needs_test$needs_lint
 abigail-tools         cmd:abidw
