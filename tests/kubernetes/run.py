@@ -3,7 +3,7 @@
 #
 # SPDX-License-Identifier: Apache-2.0
 #
-# usage: run.py --build FOLDER --programs FOLDER [--image FILE] [--seed N] [CASE...]       as root
+# usage: run.py --build FOLDER --programs FOLDER [--seed N] [CASE...]       as root
 #        run.py --up ...     leaves it up, for a person
 #        run.py --down       ends what was left up, or by a killed run
 #        run.py --list
@@ -188,7 +188,8 @@ def inside(folder, options):
         traceback.print_exc()
         keep_logs(folder)
         return 1
-    print(f'{"up":12} ok, {time.monotonic() - start:.0f} s: {len(it.nodes)} nodes of Kubernetes {it.get("/version")["gitVersion"]}',
+    version = it.get('/version')['gitVersion']
+    print(f'{"up":12} ok, {time.monotonic() - start:.0f} s: {len(it.nodes)} nodes of Kubernetes {version}; --seed {options.seed}',
           flush=True)
     if options.up:
         write(f'{folder}/up', json.dumps({name: node.holder.pid for name, node in it.nodes.items()}))
@@ -238,7 +239,7 @@ def main():
     parser.add_argument('--seed', type=int, default=None)
     parser.add_argument('--build', default=os.path.join(ROOT, 'build-test'))
     parser.add_argument('--programs', default=None)
-    parser.add_argument('--image', default='')
+    parser.add_argument('--image', default='', help=argparse.SUPPRESS)
     parser.add_argument('cases', nargs='*')
     options = parser.parse_args()
     if options.list:
@@ -256,6 +257,13 @@ def main():
     if options.inside:
         return inside(options.inside, options)
     options.build = os.path.realpath(options.build)
+    if 'upgrade' in (options.cases or cases.CASES) and not options.up:
+        done = subprocess.run([os.path.join(ROOT, 'scripts/image'), os.path.join(options.build, 'kubernetes')], check=False,
+                              stdout=subprocess.PIPE, text=True)
+        if done.returncode != 0:
+            print(f'the image cannot be built: {done.stdout}')
+            return 1
+        options.image = done.stdout.splitlines()[-1]
     seed = options.seed if options.seed is not None else random.randrange(1 << 32)
     arguments = ['--build', options.build, '--programs', options.programs, '--image', options.image, '--seed', str(seed), *options.cases]
     return outside(arguments + (['--up'] if options.up else []), options)
