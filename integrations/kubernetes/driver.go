@@ -236,6 +236,21 @@ func (d *driver) makeLeases(s *bfcd.Session, r *record) error {
 	return d.config.writeCDI(r)
 }
 
+// checkDevices returns why a device gets no new pods. The scheduler learns of it later, by a taint, and may have placed a pod
+// there. The kubelet asks again, so the pod waits, where its requests for memory would fail.
+func (d *driver) checkDevices(devices []kubeletplugin.Device) error {
+	d.mutex.Lock()
+	defer d.mutex.Unlock()
+	for _, device := range devices {
+		if p := d.partitions[device.DeviceName]; p != nil {
+			if problem, _ := p.problem(); problem != "" {
+				return fmt.Errorf("partition '%s' gets no new pods: %s", p.name, problem)
+			}
+		}
+	}
+	return nil
+}
+
 func (d *driver) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
 	if err := d.look(ctx); err != nil {
 		return nil, err
@@ -244,12 +259,17 @@ func (d *driver) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 	if err != nil {
 		return nil, err
 	}
+	isNew := !d.config.isPrepared(claim.UID) // else its containers may run, and keep what they have
+	if isNew {
+		if err := d.checkDevices(devices); err != nil {
+			return nil, err
+		}
+	}
 	s, err := bfcd.Open(ctx, d.config.Socket)
 	if err != nil {
 		return nil, err
 	}
 	defer s.Close()
-	isNew := !d.config.isPrepared(claim.UID) // else its containers may run, and keep what they have
 	if err := d.makeLeases(s, r); err != nil {
 		if isNew {
 			err = errors.Join(err, s.End(partOfName(claim.UID)))

@@ -445,6 +445,20 @@ func TestPrepareRefuses(t *testing.T) {
 }
 
 // A claim whose containers may run keeps its lease, whatever is asked later.
+// The scheduler may not have heard of it yet. scripts/test-kubernetes --cluster drains a real one.
+func TestADeviceInTroubleGetsNoNewPods(t *testing.T) {
+	device := &wire.DeviceRow{Id: "cuda:0", State: "ok"}
+	d := &driver{partitions: map[string]*partition{"infer": {name: "infer", device: device}}}
+	devices := []kubeletplugin.Device{{DeviceName: "infer"}}
+	rig.Must(t, d.checkDevices(devices))
+	for state, words := range map[string]string{"lost": "is lost", "hung": "is hung", "draining": "drains"} {
+		device.State = state
+		if err := d.checkDevices(devices); err == nil || !strings.Contains(err.Error(), words) {
+			t.Errorf("state '%s': %v", state, err)
+		}
+	}
+}
+
 func TestAFailedRepetitionChangesNothing(t *testing.T) {
 	s := newStage(t, false)
 	claim := s.addClaim(nil)
