@@ -98,7 +98,7 @@ static int use_until(bfc_client *client, const char *file)
 
                 if (r == 0)
                         r = bfc_free(client, block);
-                if (r < 0 && r != -ENOMEM && r != -EDQUOT) {
+                if (r < 0 && r != -ENOMEM && r != -EDQUOT && r != -EBUSY) {
                         printf("lost: %s\n", bfc_last_error());
                         return -1;
                 }

@@ -338,6 +338,29 @@ def shared_claim(it, _):
     return f'{", ".join(figures)}: 120 + 60 of 200 MiB, one lease'
 
 
+@case
+def drained(it, _):
+    """A pod that was placed on a device that is then drained waits for it; one that runs there goes on."""
+    node = it.nodes[NODES[0]]
+    runs = job(it, 100, device='gpu')
+    runs.wait('has 100')
+    node.processes['bfcd-dra'].end()
+    placed = job(it, 100, device='gpu')
+    wait_for(lambda: placed.get()['spec'].get('nodeName'), 'node of the pod')
+    node.ctl('drain', 'cuda:0')
+    node.processes['bfcd-dra'].start()
+    event = wait_for(lambda: re.search(r"partition 'infer' gets no new pods: [^\n]*", placed.describe()), lambda: placed.describe())
+    wait_same(it, [runs])
+    waits = job(it, 100, device='gpu')
+    wait_for(lambda: 'cannot allocate all claims' in waits.describe(), 'reason of the scheduler, which sees the taint')
+    expect(runs.phase() == 'Running', 'the first goes on', runs.text())
+    node.ctl('resume', 'cuda:0')
+    for pod in (placed, waits):
+        pod.wait('has 100')
+    expect(runs.phase() == 'Running' and 'lost' not in runs.text(), 'the first goes on', runs.text())
+    return f'"{event[0]}"'
+
+
 # ---- kills ---------------------------------------------------------------------------
 
 
