@@ -790,10 +790,14 @@ void ledger_count(const struct ledger *l, struct ledger_counts *ret)
 #undef READ_COUNT
 }
 
+bool ledger_is_name(const char *name)
+{
+        size_t n = strspn(name, LEDGER_NAME_CHARACTERS);
+
+        return n > 0 && n < LEDGER_NAME_BYTES && name[n] == '\0';
+}
+
 bool ledger_is_socket_name(const char *name)
 {
-        static const char allowed[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-.";
-        size_t n = strspn(name, allowed);
-
-        return n > 0 && n < LEDGER_NAME_BYTES && name[n] == '\0' && name[0] != '.';
+        return ledger_is_name(name) && name[0] != '.';
 }

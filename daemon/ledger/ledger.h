@@ -198,7 +198,11 @@ enum ledger_lease_maker {
         LEASE_MAKERS
 };
 
-/* The name of a lease's socket, which is a folder: 1 to 63 letters, digits, '_', '-' and '.', and no '.' first. */
+/* What names have that come by requests, and those of the config: 1 to 63 of these. */
+#define LEDGER_NAME_CHARACTERS "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-."
+bool ledger_is_name(const char *name);
+
+/* The name of a lease's socket, which is a folder: such a name, and no '.' first. */
 bool ledger_is_socket_name(const char *name);
 
 /* A lease: what makes a quota one, and which processes it is for. The limits are words that change. */

@@ -199,15 +199,6 @@ static int lease_self_check(const struct session *s, const struct quota *parent,
 
 /* ---- create ---------------------------------------------------------------- */
 
-/* As names of tenants and partitions are. */
-static bool name_is_valid(const char *name)
-{
-        static const char allowed[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-.";
-        size_t n = strspn(name, allowed);
-
-        return n > 0 && n <= CONFIG_NAME_MAX && name[n] == '\0';
-}
-
 static bool is_printable(const char *text)
 {
         for (; *text; text++)
@@ -411,7 +402,7 @@ static int check_name(const struct session *s, const char *name, char *why, size
 {
         const struct lease *other = lease_find(s->broker, name);
 
-        if (!name_is_valid(lease_self_name(s, name))) {
+        if (!ledger_is_name(lease_self_name(s, name))) {
                 snprintf(why, n, "the name of a lease has 1 to %d letters, digits, '_', '-' and '.'",
                          CONFIG_NAME_MAX);
                 return -EINVAL;
@@ -1007,12 +998,11 @@ static bool is_as_deep(const struct broker *b, const struct lease *lease, const 
  * '::'. */
 static void make_auto_name(const struct broker *b, const char *group, char ret[static LEDGER_NAME_BYTES])
 {
-        static const char allowed[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-.";
         const char *last = strrchr(group, '/') + 1;
 
         snprintf(ret, LEDGER_NAME_BYTES, "%.*s", NAME_PART, *last ? last : "root");
         for (char *c = ret; *c; c++)
-                if (!strchr(allowed, *c))
+                if (!strchr(LEDGER_NAME_CHARACTERS, *c))
                         *c = '_';
         snprintf(ret + strlen(ret), LEDGER_NAME_BYTES - strlen(ret), "::%" PRIu64,
                  ledger_quotas_end(b->ledger));
