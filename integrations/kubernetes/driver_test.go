@@ -444,7 +444,6 @@ func TestPrepareRefuses(t *testing.T) {
 	}
 }
 
-// A claim whose containers may run keeps its lease, whatever is asked later.
 // The scheduler may not have heard of it yet. scripts/test-kubernetes --cluster drains a real one.
 func TestADeviceInTroubleGetsNoNewPods(t *testing.T) {
 	device := &wire.DeviceRow{Id: "cuda:0", State: "ok"}
@@ -459,6 +458,7 @@ func TestADeviceInTroubleGetsNoNewPods(t *testing.T) {
 	}
 }
 
+// A claim whose containers may run keeps its lease, whatever is asked later.
 func TestAFailedRepetitionChangesNothing(t *testing.T) {
 	s := newStage(t, false)
 	claim := s.addClaim(nil)

@@ -596,21 +596,30 @@ static void *be_another_external(void *userdata)
         return NULL;
 }
 
-/* What starts it again starts the same. */
-TEST(an_external_keeper_of_another_version_is_not_ended)
+/* The store is refused by an external keeper whose part `keeper` plays; that still listens afterwards. */
+static int refuse_external(void *(*keeper)(void *listener), const char *words)
 {
-        int listener = listen_as(path, "host");
+        int listener = listen_as(path, "host"), r;
         pthread_t thread;
 
         keepers_set_external(ks);
-        ck_assert_int_eq(pthread_create(&thread, NULL, be_another_external, &listener), 0);
-        ck_assert_int_eq(store_new(ks, &s, sentence, sizeof(sentence)), -EPROTO);
-        ck_assert_msg(strstr(sentence, "of another version: end all jobs"), "%s", sentence);
+        ck_assert_int_eq(pthread_create(&thread, NULL, keeper, &listener), 0);
+        r = store_new(ks, &s, sentence, sizeof(sentence));
+        ck_assert_int_lt(r, 0);
+        ck_assert_msg(strstr(sentence, words), "%s", sentence);
         s = NULL;
-        ck_assert_int_eq(pthread_join(thread, NULL), 0);
         ck_assert(keepers_have(admin, KEEPER_HOST));
+        ck_assert_int_eq(shutdown(listener, SHUT_RDWR), 0);
+        ck_assert_int_eq(pthread_join(thread, NULL), 0);
         close(listener);
         close_external();
+        return r;
+}
+
+/* What starts it again starts the same. */
+TEST(an_external_keeper_of_another_version_is_not_ended)
+{
+        ck_assert_int_eq(refuse_external(be_another_external, "of another version: end all jobs"), -EPROTO);
 }
 
 static void *refuse_all(void *userdata)
@@ -624,19 +633,9 @@ static void *refuse_all(void *userdata)
 
 TEST(an_external_keeper_of_another_user_is_named)
 {
-        int listener = listen_as(path, "host");
-        pthread_t thread;
-
-        keepers_set_external(ks);
-        ck_assert_int_eq(pthread_create(&thread, NULL, refuse_all, &listener), 0);
-        ck_assert_int_lt(store_new(ks, &s, sentence, sizeof(sentence)), 0);
-        ck_assert_msg(strstr(sentence, "which another program starts as bfcd's user, cannot be used"), "%s",
-                      sentence);
-        s = NULL;
-        ck_assert_int_eq(shutdown(listener, SHUT_RDWR), 0);
-        ck_assert_int_eq(pthread_join(thread, NULL), 0);
-        close(listener);
-        close_external();
+        ck_assert_int_lt(
+                refuse_external(refuse_all, "which another program starts as bfcd's user, cannot be used"),
+                0);
 }
 
 /* Its socket may already be the next one's. */
