@@ -12,6 +12,10 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 unset BFC_ADMIN_SOCKET BFC_CACHE BFC_INHERIT BFC_MONITOR_SOCKET BFC_PARTITION BFC_PRELOAD BFC_RETURN_MS BFC_SOCKET \
         BFC_STRICT BFC_TENANT BFC_TRACE BFC_WAIT_MS
 
+# The version of the project, and the time of its files: that of the last commit, or of 1980, from which archives have times.
+project_version() { sed -n "s/^  version: '\(.*\)',/\1/p" "$root/meson.build" | head -n 1; }
+set_time() { export SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git -C "$root" log -1 --format=%ct 2>/dev/null || echo 315532800)}; }
+
 say() { printf '%s\n' "$*"; }
 die() {
         printf '%s: %s\n' "${0##*/}" "$*" >&2
