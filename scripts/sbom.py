@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import zipfile
 
 from spdx_tools.spdx.model import (Actor, ActorType, Checksum, ChecksumAlgorithm, CreationInfo, Document,
                                    ExternalPackageRef, ExternalPackageRefCategory, File, Package, PackagePurpose,
@@ -28,8 +29,6 @@ from spdx_tools.spdx.parser.parse_anything import parse_file
 from spdx_tools.spdx.validation.document_validator import validate_full_spdx_document
 from spdx_tools.spdx.writer.write_anything import write_file
 
-# scripts/wheel links these statically.
-STATIC = ["libuv1-dev", "libprotobuf-c-dev", "libyaml-dev", "libjansson-dev", "libncurses-dev"]
 Component = tuple[str, str, str]  # name, version, package URL
 
 
@@ -37,8 +36,13 @@ def debian(name: str, version: str) -> Component:
     return name, version, f"pkg:deb/debian/{name}@{version.replace('+', '%2B').replace(':', '%3A')}"
 
 
-def static_libraries() -> list[Component]:
-    said = subprocess.run(["dpkg-query", "-W", "-f", "${Package} ${Version}\n", *STATIC], check=True, text=True,
+def static_libraries(wheel: pathlib.Path) -> list[Component]:
+    """The packages whose licences the wheel has."""
+    with zipfile.ZipFile(wheel) as z:
+        packages = re.findall(r"/LICENSE\.(\S+)$", "\n".join(z.namelist()), re.MULTILINE)
+    if not packages:
+        sys.exit(f"{wheel} has no licences of what is linked statically")
+    said = subprocess.run(["dpkg-query", "-W", "-f", "${Package} ${Version}\n", *packages], check=True, text=True,
                           stdout=subprocess.PIPE).stdout
     return [debian(*line.split()) for line in said.splitlines()]
 
@@ -98,7 +102,7 @@ def main(folder: pathlib.Path, version: str) -> None:
         relationships.append(Relationship(of.spdx_id, RelationshipType.GENERATED_FROM, product.spdx_id))
         parts, how = [], RelationshipType.CONTAINS
         if path.suffix == ".whl":
-            parts, how = static_libraries(), RelationshipType.STATIC_LINK
+            parts, how = static_libraries(path), RelationshipType.STATIC_LINK
         elif path.name.endswith(".oci.tar"):
             parts = parts_of_image(path)
         for name, of_version, url in parts:
